@@ -29,7 +29,8 @@ __all__ = [
 
 
 ZIGLANG = "ziglang==0.15.1"
-"""The C compiler that is fetched where the machine has none: one version, so that no later one is run unseen."""
+"""The C compiler that is fetched where the machine has none: one version, so that no later one is
+run unseen."""
 
 
 def has_c_compiler() -> bool:

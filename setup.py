@@ -1,11 +1,16 @@
-"""Build of the compiled loops and of the package's description; everything else stands in ``pyproject.toml``.
+"""Build of the compiled loops and of the package's description.
 
-The modules of ``tracekit/_loops`` are compiled by Cython. They are optional: where no compiler or no ``Python.h`` can
-be found the installation still succeeds, a warning says what is missing, and the same modules run uncompiled.
+Everything else stands in ``pyproject.toml``.
+
+The modules of ``tracekit/_loops`` are compiled by Cython. They are optional: where no compiler or
+no ``Python.h`` can be found the installation still succeeds, a warning says what is missing, and
+the same modules run uncompiled.
 
 Environment variables:
-    TRACEKIT_CHECKED=1: build for fuzzing, with every bounds check on, also those that a loop switches off, and with the
-        address sanitizer (start Python with its library in LD_PRELOAD, as ``make fuzz-checked`` does).
+    TRACEKIT_CHECKED=1: build for fuzzing, with every bounds check on, also those that a loop
+    switches off, and with the
+        address sanitizer (start Python with its library in LD_PRELOAD, as ``make fuzz-checked``
+        does).
 """
 
 from __future__ import annotations
@@ -30,7 +35,8 @@ ROOT = Path(__file__).parent
 SOURCE_URL = "https://github.com/tracekit-ml/tracekit"
 RELATIVE_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)")
 SHARED_CODE = "tracekit._loops._cyutility"
-"""Module for what Cython would otherwise compile into each of the others; building takes half as long with it."""
+"""Module for what Cython would otherwise compile into each of the others; building takes half as
+long with it."""
 CHECKED = os.environ.get("TRACEKIT_CHECKED") == "1"
 SANITIZER_FLAGS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
 
@@ -39,7 +45,10 @@ def readme_with_absolute_links() -> str:
     """Return the README with its links pointing into the repository, as the package index shows it."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     return RELATIVE_LINK.sub(
-        lambda link: f"{link[1]}[{link[2]}]({SOURCE_URL}/{'raw' if link[1] else 'blob'}/main/{link[3]})", text
+        lambda link: (
+            f"{link[1]}[{link[2]}]({SOURCE_URL}/{'raw' if link[1] else 'blob'}/main/{link[3]})"
+        ),
+        text,
     )
 
 
@@ -56,7 +65,10 @@ def checked_source(module: str) -> str:
     source = ROOT / f"{module.replace('.', '/')}.py"
     copy = ROOT / "build/checked" / source.relative_to(ROOT)
     copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text(source.read_text(encoding="utf-8").replace("boundscheck(False)", "boundscheck(True)"), "utf-8")
+    copy.write_text(
+        source.read_text(encoding="utf-8").replace("boundscheck(False)", "boundscheck(True)"),
+        "utf-8",
+    )
     types = source.with_suffix(".pxd")
     if types.exists():
         copy.with_suffix(".pxd").write_text(types.read_text(encoding="utf-8"), "utf-8")
@@ -68,7 +80,8 @@ def extensions() -> list[Extension]:
     if cythonize is None:
         return []
     sources = {
-        module: checked_source(module) if CHECKED else f"{module.replace('.', '/')}.py" for module in loop_modules()
+        module: checked_source(module) if CHECKED else f"{module.replace('.', '/')}.py"
+        for module in loop_modules()
     }
     sources[SHARED_CODE] = f"{SHARED_CODE.replace('.', '/')}.c"  # Cython writes it
     loops = [
@@ -108,7 +121,10 @@ class BuildLoops(build_ext):
         if not has_c_compiler():
             zig = [sys.executable, "-m", "ziglang", "cc"]
             self.compiler.set_executables(
-                compiler=zig, compiler_so=[*zig, "-fPIC"], linker_so=[*zig, "-shared"], linker_exe=zig
+                compiler=zig,
+                compiler_so=[*zig, "-fPIC"],
+                linker_so=[*zig, "-shared"],
+                linker_exe=zig,
             )
         super().build_extensions()
         missing = [name for name in self.get_outputs() if not Path(name).exists()]

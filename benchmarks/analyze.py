@@ -2,10 +2,10 @@
 
     python benchmarks/analyze.py [--folder FOLDER] [TRACE…]
 
-The store is built from the 1F1B sample: each of its ranks repeated, step after step, until it holds 2 M events, and
-the four ranks twice; it holds what ``tracekit ingest`` writes, the measured tables too. They are taken for all steps;
-where only some are asked for, the labelled events are measured. Further paths are timed too, each as a whole command in
-a fresh process.
+The store is built from the 1F1B sample: each of its ranks repeated, step after step, until it holds
+2 M events, and the four ranks twice; it holds what ``tracekit ingest`` writes, the measured tables
+too. They are taken for all steps; where only some are asked for, the labelled events are measured.
+Further paths are timed too, each as a whole command in a fresh process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def repeat(frame, times, stride_ns):
     """Put *frame* after itself, as further steps."""
     times_columns = [c for c in ("start_ns", "end_ns", "launch_ns") if c in frame.columns]
     return pl.concat(
-        frame.with_columns(*(pl.col(c) + n * stride_ns for c in times_columns), step=pl.col("step") + n)
+        frame.with_columns(
+            *(pl.col(c) + n * stride_ns for c in times_columns), step=pl.col("step") + n
+        )
         for n in range(times)
     )
 
@@ -76,7 +78,10 @@ def build(store):
 
 
 def timed(words):
-    """Run one command in a fresh process; return seconds, processor seconds and the peak memory of its processes."""
+    """Run one command in a fresh process.
+
+    Return seconds, processor seconds and the peak memory of its processes.
+    """
     began, before = time.perf_counter(), os.times()
     subprocess.run(
         [sys.executable, "-c", "from tracekit.cli import main; main()", *words],
@@ -84,7 +89,9 @@ def timed(words):
         stdout=subprocess.DEVNULL,
     )
     took, after = time.perf_counter() - began, os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    cpu = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
     return took, cpu, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/changes.py BEFORE AFTER CHANGE…
 
-Prints a row of docs/whatif.md: the time per step of both recordings, what was predicted, and its error; then the error
-with the measured ratio of the transfers as one more change, because the links of two recordings differ. ``RUN@STEPS``
-takes some steps of a recording. Exits 1 where the prediction misses by more than 10 %.
+Prints a row of docs/whatif.md: the time per step of both recordings, what was predicted, and its
+error; then the error with the measured ratio of the transfers as one more change, because the links
+of two recordings differ. ``RUN@STEPS`` takes some steps of a recording. Exits 1 where the
+prediction misses by more than 10 %.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def transfer_ns(run):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("before", help="recording that is predicted from")
     parser.add_argument("after", help="recording of the same program with the changes")
     parser.add_argument("changes", nargs="+", metavar="CHANGE")

@@ -3,8 +3,9 @@
     python benchmarks/classify.py                      # 812 MB of the sample
     python benchmarks/classify.py --megabytes 400 --trace my.pt.trace.json.gz
 
-Sizes double, so that a cost that grows faster than the trace would show. Prints what a rank of the sample costs, a
-table, and exits 1 if labelling the largest took longer than parsing it, by the clock and by CPU time.
+Sizes double, so that a cost that grows faster than the trace would show. Prints what a rank of the
+sample costs, a table, and exits 1 if labelling the largest took longer than parsing it, by the
+clock and by CPU time.
 """
 
 from __future__ import annotations
@@ -49,14 +50,20 @@ def small(runs: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=int, default=812)
     parser.add_argument("--trace", type=Path, default=SAMPLE)
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
     first, later = small(20)  # this also loads what is compiled
-    print(f"the sample, CPU ms: {first:.0f} for the first rank of a process, {later:.0f} for each after it\n")
-    print("| MB | events | on the GPU | parse s (CPU) | label s (CPU) | label / parse (CPU) | peak MB |")
+    print(
+        f"the sample, CPU ms: {first:.0f} for the first rank of a process, {later:.0f} for each after it\n"
+    )
+    print(
+        "| MB | events | on the GPU | parse s (CPU) | label s (CPU) | label / parse (CPU) | peak MB |"
+    )
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for share in (4, 2, 1):

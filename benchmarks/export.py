@@ -42,14 +42,18 @@ print(json.dumps({"events": done.events, **parts}))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=int, nargs="+", default=[250, 500, 1000])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for megabytes in args.megabytes:
             trace, out = Path(folder) / "rank0.json", Path(folder) / "out.json.gz"
             make(trace, megabytes)
-            ran = subprocess.run([sys.executable, "-c", CODE, trace, out], capture_output=True, text=True, check=True)
+            ran = subprocess.run(
+                [sys.executable, "-c", CODE, trace, out], capture_output=True, text=True, check=True
+            )
             found = json.loads(ran.stdout)
             print(f"{megabytes} MB in, {out.stat().st_size / 1e6:.0f} MB out: {found}", flush=True)
 

@@ -1,13 +1,14 @@
 """Throughput, memory and shares of ``tracekit ingest`` and ``analyze`` against the number of ranks.
 
     python benchmarks/fleet.py curves [--ranks 16 32 64 128 256] [--megabytes 20] [--folder FOLDER]
-    python benchmarks/fleet.py store STORE [--ranks 1024]  # one pipeline ingested, the others' tables made from its own
-    python benchmarks/fleet.py combine STORE [--ranks 16 64 256 1024] [--workers 2]    # a store's tables put together
-    python benchmarks/fleet.py shares [--megabytes 20] [--trace TRACE]     # where one rank's time goes
-    python benchmarks/fleet.py same [--ranks 256]          # one answer: serially, from processes, from Dask
+    python benchmarks/fleet.py store STORE [--ranks 1024] # one pipeline ingested, the others'
+    tables made from its own python benchmarks/fleet.py combine STORE [--ranks 16 64 256 1024]
+    [--workers 2] # a store's tables put together python benchmarks/fleet.py shares [--megabytes 20]
+    [--trace TRACE] # where one rank's time goes python benchmarks/fleet.py same [--ranks 256] # one
+    answer: serially, from processes, from Dask
 
-The run is synthetic (``fleet_inputs.py``). Processor seconds are what counts on a busy machine; wall seconds are
-printed beside them.
+The run is synthetic (``fleet_inputs.py``). Processor seconds are what counts on a busy machine;
+wall seconds are printed beside them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ def timed(words, **options):
         "sys.stdout.write(done.stdout)"
     )
     out = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, text=True, check=True, **options
+        [sys.executable, "-c", code, *map(str, words)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        **options,
     ).stdout
     first, _, rest = out.partition("\n")
     code, *figures = json.loads(first)
@@ -60,7 +65,9 @@ def curves(wanted):
     folder = wanted.folder or Path(tempfile.mkdtemp(prefix="tracekit-fleet-"))
     made, texts = stages(wanted.megabytes)
     print(f"load {os.getloadavg()[0]:.1f}; {wanted.workers} workers")
-    print("| ranks | GB | ingest s | CPU s | MB a CPU s | peak MB a process | analyze CPU s | its peak MB |")
+    print(
+        "| ranks | GB | ingest s | CPU s | MB a CPU s | peak MB a process | analyze CPU s | its peak MB |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for ranks in wanted.ranks:
         store = folder / f"store-{ranks}"
@@ -78,20 +85,39 @@ def curves(wanted):
 
 def ingested(made, texts, store, ranks, wanted):
     """Write the traces and ingest them, a piece at a time: megabytes, wall and processor seconds, the largest peak."""
-    total, replicas, traces = [0.0, 0.0, 0.0, 0.0], range(ranks // PP), store.with_name(f"traces-{ranks}")
+    total, replicas, traces = (
+        [0.0, 0.0, 0.0, 0.0],
+        range(ranks // PP),
+        store.with_name(f"traces-{ranks}"),
+    )
     for first in replicas[:: wanted.piece // PP]:
         write(made, texts, traces, ranks, replicas[first : first + wanted.piece // PP])
         size = sum(file.stat().st_size for file in traces.iterdir()) / 1e6
-        words = ["ingest", traces, "-o", store, "--workers", wanted.workers, *(["--resume"] if first else [])]
+        words = [
+            "ingest",
+            traces,
+            "-o",
+            store,
+            "--workers",
+            wanted.workers,
+            *(["--resume"] if first else []),
+        ]
         (wall, cpu, peak), _ = timed([*COMMAND, *words])
         total = [total[0] + size, total[1] + wall, total[2] + cpu, max(total[3], peak)]
-        print(f"{first * PP} of {ranks}: {wall:.0f} s, {cpu:.1f} CPU s, {peak:.0f} MB", file=sys.stderr, flush=True)
+        print(
+            f"{first * PP} of {ranks}: {wall:.0f} s, {cpu:.1f} CPU s, {peak:.0f} MB",
+            file=sys.stderr,
+            flush=True,
+        )
         shutil.rmtree(traces)
     return total
 
 
 def store(wanted):
-    """Ingest the first pipeline of a run; write the tables of the others, which differ in numbers alone."""
+    """Ingest the first pipeline of a run.
+
+    Write the tables of the others, which differ in numbers alone.
+    """
     from tracekit.analysis.persistence import read_tables
     from tracekit.store.files import open_store
     from tracekit.store.writer import StoreWriter
@@ -108,20 +134,36 @@ def store(wanted):
     for replica in range(ranks // PP):
         for entry, own in zip(one.entries, tables, strict=True):
             entries.append(copied(entry, own, replica, place))
-    StoreWriter(place, one.labelled_by, entries={entry.rank: entry for entry in entries}, complete=True).write()
+    StoreWriter(
+        place, one.labelled_by, entries={entry.rank: entry for entry in entries}, complete=True
+    ).write()
     shutil.rmtree(first)
 
 
 def combine(wanted):
     """Processor seconds of reading a store's tables and putting them together: its first pipelines, alone or shared."""
     print(f"load {os.getloadavg()[0]:.1f}")
-    print("| ranks | workers | reading, CPU s | combining, CPU s | of it workers | s | peak MB | of a worker | JSON |")
+    print(
+        "| ranks | workers | reading, CPU s | combining, CPU s | of it workers | s | peak MB | of a worker | JSON |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for ranks in wanted.ranks:
         for workers in sorted({1, wanted.workers}):
-            words = [sys.executable, __file__, "combine-one", wanted.store, "--ranks", ranks, "--workers", workers]
+            words = [
+                sys.executable,
+                __file__,
+                "combine-one",
+                wanted.store,
+                "--ranks",
+                ranks,
+                "--workers",
+                workers,
+            ]
             words = list(map(str, words))
-            print(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.strip(), flush=True)
+            print(
+                subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.strip(),
+                flush=True,
+            )
 
 
 def combine_one(wanted):
@@ -159,7 +201,10 @@ def combine_one(wanted):
 
 
 def peak_mb(process):
-    """The most memory a process has had; what it was forked from does not count, as it does for its parent."""
+    """The most memory a process has had.
+
+    What it was forked from does not count, as it does for its parent.
+    """
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
 
@@ -203,17 +248,28 @@ def shares(wanted):
             at.append(time.process_time())
             target = Path(folder) / str(turn)
             target.mkdir()
-            write_rank(target, part, labelled, beside=lambda place, tables=tables: write_tables(tables, place))
+            write_rank(
+                target,
+                part,
+                labelled,
+                beside=lambda place, tables=tables: write_tables(tables, place),
+            )
             at.append(time.process_time())
             parts = ("parse", "label", "measure", "write")
-            spent = {name: b - a for name, (a, b) in zip(parts, itertools.pairwise(at), strict=True)}
+            spent = {
+                name: b - a for name, (a, b) in zip(parts, itertools.pairwise(at), strict=True)
+            }
             if turn:
                 best = {name: min(s, best.get(name, s)) for name, s in spent.items()}
         total = sum(best.values())
         size = Path(ref.path).stat().st_size / 1e6
-        print(f"one rank of {size:.1f} MB, {len(part.events):,} events, {len(labelled):,} of them on the GPU:")
+        print(
+            f"one rank of {size:.1f} MB, {len(part.events):,} events, {len(labelled):,} of them on the GPU:"
+        )
         for name, seconds in best.items():
-            print(f"  {name:8} {seconds:6.2f} s  {seconds / total:5.1%}  {size / seconds:7.1f} MB/s")
+            print(
+                f"  {name:8} {seconds:6.2f} s  {seconds / total:5.1%}  {size / seconds:7.1f} MB/s"
+            )
         kilobytes = (target / f"rank={ref.rank}" / "tables.zip").stat().st_size / 1e3
         print(
             f"  all      {total:6.2f} s          {size / total:7.1f} MB/s; tables that cross ranks: {kilobytes:.0f} kB"
@@ -226,18 +282,30 @@ def same(wanted):
         place = Path(folder)
         ranks = wanted.ranks[-1]
         tiny = Recipe(
-            generate("1f1b", pp=PP, microbatches=2), replicas=ranks // PP, layers=1, jitter=0.05, p2p_ns=20_000
+            generate("1f1b", pp=PP, microbatches=2),
+            replicas=ranks // PP,
+            layers=1,
+            jitter=0.05,
+            p2p_ns=20_000,
         )
         write_run(tiny, place / "traces")
         answers = {}
-        (wall, cpu, _), answers["serially"] = timed([*COMMAND, "analyze", place / "traces", "--json", "--workers", 1])
+        (wall, cpu, _), answers["serially"] = timed(
+            [*COMMAND, "analyze", place / "traces", "--json", "--workers", 1]
+        )
         print(f"serially: {wall:.0f} s, {cpu:.0f} CPU s", flush=True)
-        (wall, cpu, _), answers["processes"] = timed([*COMMAND, "analyze", place / "traces", "--json", "--workers", 2])
+        (wall, cpu, _), answers["processes"] = timed(
+            [*COMMAND, "analyze", place / "traces", "--json", "--workers", 2]
+        )
         print(f"two processes: {wall:.0f} s, {cpu:.0f} CPU s", flush=True)
         with dask(place) as address:
-            (wall, _, _), answers["Dask"] = timed([*COMMAND, "analyze", place / "traces", "--json", "--dask", address])
+            (wall, _, _), answers["Dask"] = timed(
+                [*COMMAND, "analyze", place / "traces", "--json", "--dask", address]
+            )
             print(f"Dask, two workers: {wall:.0f} s", flush=True)
-    digests = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in answers.items()}
+    digests = {
+        name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in answers.items()
+    }
     print(f"{ranks} ranks, {len(answers['serially']) / 1e6:.1f} MB of JSON: {digests}")
     if len(set(digests.values())) > 1:
         raise SystemExit("the answers differ")
@@ -249,15 +317,35 @@ def dask(place):
     started = []
     try:
         file = place / "scheduler.json"
-        words = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+        words = [
+            sys.executable,
+            "-m",
+            "distributed.cli.dask_scheduler",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+        ]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": place}
-        started.append(subprocess.Popen([*words, "--no-dashboard", "--scheduler-file", str(file)], **quiet))
+        started.append(
+            subprocess.Popen([*words, "--no-dashboard", "--scheduler-file", str(file)], **quiet)
+        )
         while not (file.exists() and file.read_text().strip().endswith("}")):
             time.sleep(0.1)
         address = json.loads(file.read_text())["address"]
-        worker = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-dashboard"]
+        worker = [
+            sys.executable,
+            "-m",
+            "distributed.cli.dask_worker",
+            address,
+            "--nthreads",
+            "1",
+            "--no-dashboard",
+        ]
         started += [subprocess.Popen(worker, **quiet) for _ in range(2)]
-        ready = f"from distributed import Client\nClient('{address}').wait_for_workers(2, timeout=120)"
+        ready = (
+            f"from distributed import Client\nClient('{address}').wait_for_workers(2, timeout=120)"
+        )
         subprocess.run([sys.executable, "-c", ready], check=True)
         yield address
     finally:
@@ -267,16 +355,26 @@ def dask(place):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("what", choices=("curves", "store", "combine", "combine-one", "shares", "same"))
-    options.add_argument("store", nargs="?", help="combine: a store that ingest wrote; store: where to write one")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "what", choices=("curves", "store", "combine", "combine-one", "shares", "same")
+    )
+    options.add_argument(
+        "store", nargs="?", help="combine: a store that ingest wrote; store: where to write one"
+    )
     options.add_argument("--ranks", type=int, nargs="+", default=[16, 32, 64, 128, 256])
     options.add_argument("--megabytes", type=float, default=20)
-    options.add_argument("--trace", type=Path, help="shares: of this trace instead of a synthetic one")
+    options.add_argument(
+        "--trace", type=Path, help="shares: of this trace instead of a synthetic one"
+    )
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--piece", type=int, default=128, help="traces on disk at a time")
     options.add_argument("--folder", type=Path)
-    options.add_argument("--keep", action="store_true", help="leave traces and stores in the folder")
+    options.add_argument(
+        "--keep", action="store_true", help="leave traces and stores in the folder"
+    )
     wanted = options.parse_args()
     parts = {
         "curves": curves,

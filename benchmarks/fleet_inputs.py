@@ -1,7 +1,7 @@
 """Synthetic run of many ranks: independent 1F1B pipelines of four ranks each.
 
-Ranks of one stage have the same events; each file says its own rank, peers and process groups, so that operations match
-as in a real run.
+Ranks of one stage have the same events; each file says its own rank, peers and process groups, so
+that operations match as in a real run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,17 @@ def recipe(*, steps, layers=24, replicas=MOST):
 
 
 def stages(megabytes):
-    """The text of each stage's trace as PyTorch lays it out, for the first replica; about *megabytes* each."""
+    """The text of each stage's trace as PyTorch lays it out, for the first replica.
+
+    About *megabytes* each.
+    """
     steps = 1
     while True:
         made = recipe(steps=steps)
         texts = [_text(made, position) for position in range(PP)]
-        size = sum(len(_renumbered(made, text, at, 0, 16)) for at, text in enumerate(texts)) / PP / 1e6
+        size = (
+            sum(len(_renumbered(made, text, at, 0, 16)) for at, text in enumerate(texts)) / PP / 1e6
+        )
         if size > 0.9 * megabytes:
             return made, texts
         steps = max(steps + 1, round(steps * megabytes / size))
@@ -73,7 +78,10 @@ def _renumbered(made, text, position, replica, replicas):
     swaps = [(_quoted(a, tight), _quoted(b, tight)) for a, b in lists for tight in (True, False)]
     for way in ("Dst", "Src"):
         for end in ("\n", ","):
-            swaps += [(f'"{way} Rank": {a}{end}', f'"{way} Rank": {b}{end}') for a, b in zip(old, new, strict=True)]
+            swaps += [
+                (f'"{way} Rank": {a}{end}', f'"{way} Rank": {b}{end}')
+                for a, b in zip(old, new, strict=True)
+            ]
     swaps.append(('"pp0"', f'"pp{replica}"'))
     # Two passes, so that a number that was put in is not taken for one still to be replaced.
     for n, (a, _) in enumerate(swaps):
@@ -90,16 +98,23 @@ def _quoted(ranks, tight):
 
 def copied(entry, tables, replica, place):
     """Write the tables of the rank that stands in another replica where that of *tables* does in the first."""
-    new = {rank: rank + replica for rank in tables.pipeline.groups[0].ranks}  # of the pipeline; experts keep theirs
+    new = {
+        rank: rank + replica for rank in tables.pipeline.groups[0].ranks
+    }  # of the pipeline; experts keep theirs
     rank, pipeline = new[entry.rank], f"pp{replica}"
     groups = tuple(structs.replace(group, name=pipeline, ranks=tuple(new.values())) if group.name == "pp0" else group
                    for group in entry.source.groups)  # fmt: skip
     source = structs.replace(entry.source, rank=rank, groups=groups, path=entry.source.path.replace(
         f"rank{entry.rank}.", f"rank{rank}."))  # fmt: skip
     own = {"rank": pl.lit(rank, pl.Int32)}
-    lists = {str(list(old)).replace(" ", ""): str(list(to)).replace(" ", "") for old, to in [(new, new.values())]}
+    lists = {
+        str(list(old)).replace(" ", ""): str(list(to)).replace(" ", "")
+        for old, to in [(new, new.values())]
+    }
     message = pl.element().struct
-    peers = pl.col("messages").list.eval(pl.struct(send=message.field("send"), peer=message.field("peer").replace(new)))
+    peers = pl.col("messages").list.eval(
+        pl.struct(send=message.field("send"), peer=message.field("peer").replace(new))
+    )
     named = pl.col("group").replace("pp0", pipeline)
     messages = tables.pipeline.messages.with_columns(named, pl.col("peer").replace(new))
     changed = replace(
@@ -122,5 +137,9 @@ def copied(entry, tables, replica, place):
     folder.mkdir(parents=True)
     write_tables(changed, folder)
     return structs.replace(
-        entry, rank=rank, source=source, together=(rank,), digests={FILE: file_checksum(folder / FILE)}
+        entry,
+        rank=rank,
+        source=source,
+        together=(rank,),
+        digests={FILE: file_checksum(folder / FILE)},
     )

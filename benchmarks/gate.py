@@ -2,11 +2,13 @@
 
     python benchmarks/gate.py [--pairs 4000]
 
-Steps are real: data/steps.json holds what record_steps.py measured on an H200, every run in a process of its own. A
-pair is eight steps from each of two processes of the same program: consecutive ones at the same place, as a gate in CI
-compares them, or any eight of each (``shuffled``). The slowdown is injected into all the times of one side. In
-``offload`` the GPU sets the pace; in ``1f1b`` (loopback sockets) and ``host-bound`` equal runs differ by 2 % to 24 %,
-almost all of it waiting. Of plain steps only the time is known; the share that waits is the process's profiled one.
+Steps are real: data/steps.json holds what record_steps.py measured on an H200, every run in a
+process of its own. A pair is eight steps from each of two processes of the same program:
+consecutive ones at the same place, as a gate in CI compares them, or any eight of each
+(``shuffled``). The slowdown is injected into all the times of one side. In ``offload`` the GPU sets
+the pace; in ``1f1b`` (loopback sockets) and ``host-bound`` equal runs differ by 2 % to 24 %, almost
+all of it waiting. Of plain steps only the time is known; the share that waits is the process's
+profiled one.
 """
 
 from __future__ import annotations
@@ -50,7 +52,11 @@ def profiled(run) -> Samples:
         if all(f"{key}_us" in r for r in ranks):
             ran = np.mean([r[f"{key}_us"] for r in ranks], axis=0)
             hidden = np.mean([r.get(f"{key}_hidden_us", 0 * ran) for r in ranks], axis=0)
-            found |= {f"label_ms.{label}": ran, f"exposed_ms.{label}": ran - hidden, f"overlap.{label}": hidden / ran}
+            found |= {
+                f"label_ms.{label}": ran,
+                f"exposed_ms.{label}": ran - hidden,
+                f"overlap.{label}": hidden / ran,
+            }
     if "exposed_ms.pp_comm" in found:
         found["exposed_ms.communication"] = found["exposed_ms.pp_comm"]
     return found
@@ -77,7 +83,9 @@ def outcome(candidate: Samples, baseline: list[Samples], *, calibrated: bool) ->
     return next((v for v in ("regressed", "inconclusive") if v in verdicts), "pass")
 
 
-def measure(draw: Callable[[], tuple[Samples, list[Samples]]], pairs: int, factors, *, calibrated=False) -> dict:
+def measure(
+    draw: Callable[[], tuple[Samples, list[Samples]]], pairs: int, factors, *, calibrated=False
+) -> dict:
     counts = {factor: Counter() for factor in factors}
     for _ in range(pairs):
         candidate, baseline = draw()
@@ -86,17 +94,23 @@ def measure(draw: Callable[[], tuple[Samples, list[Samples]]], pairs: int, facto
     return counts
 
 
-def from_runs(runs: list[Samples], seed: np.random.Generator, baselines: int = 1, *, shuffled: bool = False):
+def from_runs(
+    runs: list[Samples], seed: np.random.Generator, baselines: int = 1, *, shuffled: bool = False
+):
     length = min(len(v) for run in runs for v in run.values())
 
     def draw():
         chosen = seed.permutation(len(runs))[: baselines + 1]
         first = int(seed.integers(0, length - STEPS + 1))
         at = [
-            np.sort(seed.choice(length, STEPS, replace=False)) if shuffled else slice(first, first + STEPS)
+            np.sort(seed.choice(length, STEPS, replace=False))
+            if shuffled
+            else slice(first, first + STEPS)
             for _ in chosen
         ]
-        return part(runs[chosen[0]], at[0]), [part(runs[i], a) for i, a in zip(chosen[1:], at[1:], strict=True)]
+        return part(runs[chosen[0]], at[0]), [
+            part(runs[i], a) for i, a in zip(chosen[1:], at[1:], strict=True)
+        ]
 
     return draw
 
@@ -108,13 +122,17 @@ def line(name: str, counts: dict, pairs: int, seconds: float) -> None:
             parts.append(f"false alarms {100 * count['regressed'] / pairs:5.2f} %")
             parts.append(f"inconclusive {100 * count['inconclusive'] / pairs:5.2f} %")
         else:
-            parts.append(f"+{100 * (factor - 1):.0f} % caught {100 * count['regressed'] / pairs:6.2f} %")
+            parts.append(
+                f"+{100 * (factor - 1):.0f} % caught {100 * count['regressed'] / pairs:6.2f} %"
+            )
             parts.append(f"passed {100 * count['pass'] / pairs:5.2f} %")
     print(f"{name:<46} {pairs:>5} pairs  " + "  ".join(parts) + f"  ({seconds:.0f} s)", flush=True)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=4000)
     options = parser.parse_args()
     programs = json.loads(DATA.read_text())["programs"]
@@ -134,7 +152,12 @@ def main():
     for name, draw, factors, calibrated in cases:
         started = time.perf_counter()
         pairs = options.pairs
-        line(name, measure(draw, pairs, factors, calibrated=calibrated), pairs, time.perf_counter() - started)
+        line(
+            name,
+            measure(draw, pairs, factors, calibrated=calibrated),
+            pairs,
+            time.perf_counter() - started,
+        )
 
 
 if __name__ == "__main__":

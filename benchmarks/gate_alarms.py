@@ -2,14 +2,17 @@
 
     python benchmarks/gate_alarms.py [--trials 1000] [--steps 8 20]
 
-A trial draws the steps of two runs from recorded steps and asks for the verdict on all default metrics. An alarm is a
-verdict ``regressed`` on two equal runs; found is the same verdict after all times of one side were made 10 % longer.
+A trial draws the steps of two runs from recorded steps and asks for the verdict on all default
+metrics. An alarm is a verdict ``regressed`` on two equal runs; found is the same verdict after all
+times of one side were made 10 % longer.
 
-- ``one process``: both runs are made of blocks of consecutive steps of one process, drawn with replacement, so that
-  they differ by chance alone and neighbouring steps still resemble each other.
-- ``two processes``: consecutive steps of two processes of the same program, each at a place of its own.
+- ``one process``: both runs are made of blocks of consecutive steps of one process, drawn with
+  replacement, so that they differ by chance alone and neighbouring steps still resemble each other.
+- ``two processes``: consecutive steps of two processes of the same program, each at a place of its
+  own.
 
-Steps are those of data/steps.json (record_steps.py, NVIDIA H200), and of traces or folders that are named.
+Steps are those of data/steps.json (record_steps.py, NVIDIA H200), and of traces or folders that are
+named.
 """
 
 from __future__ import annotations
@@ -34,13 +37,17 @@ SLOWDOWN = 1.1
 Pair = tuple[Samples, Samples]
 
 
-def one_process(runs: Sequence[Samples], steps: int, random: np.random.Generator) -> Callable[[], Pair]:
+def one_process(
+    runs: Sequence[Samples], steps: int, random: np.random.Generator
+) -> Callable[[], Pair]:
     """Return what draws two runs of *steps* steps each from blocks of one process."""
 
     def draw() -> Pair:
         process = runs[int(random.integers(len(runs)))]
         length = len(process["step_ms"])
-        return part(process, blocks(length, steps, random)), part(process, blocks(length, steps, random))
+        return part(process, blocks(length, steps, random)), part(
+            process, blocks(length, steps, random)
+        )
 
     return draw
 
@@ -52,7 +59,9 @@ def blocks(length: int, steps: int, random: np.random.Generator) -> np.ndarray:
     return positions.ravel()[:steps]
 
 
-def two_processes(runs: Sequence[Samples], steps: int, random: np.random.Generator) -> Callable[[], Pair]:
+def two_processes(
+    runs: Sequence[Samples], steps: int, random: np.random.Generator
+) -> Callable[[], Pair]:
     """Return what draws consecutive steps of two processes, each at a place of its own."""
 
     def draw() -> Pair:
@@ -93,7 +102,13 @@ def rates(draw: Callable[[], Pair], trials: int) -> tuple[Counter[str], Counter[
 
 def print_row(name: str, equal: Counter[str], slow: Counter[str], seconds: float) -> None:
     trials = equal.total()
-    shares = [equal["regressed"], equal["inconclusive"], slow["regressed"], slow["inconclusive"], slow["pass"]]
+    shares = [
+        equal["regressed"],
+        equal["inconclusive"],
+        slow["regressed"],
+        slow["inconclusive"],
+        slow["pass"],
+    ]
     cells = " | ".join(f"{100 * count / trials:.1f} %" for count in shares)
     print(f"| {name} | {trials} | {cells} |  ({seconds:.0f} s)", flush=True)
 
@@ -115,14 +130,20 @@ def complete(samples: Samples) -> Samples:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="*", help="recordings to resample beside those of data/steps.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "paths", nargs="*", help="recordings to resample beside those of data/steps.json"
+    )
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--steps", type=int, nargs="+", default=[8, 20])
     parser.add_argument("--seed", type=int, default=4)
     options = parser.parse_args()
     random = np.random.default_rng(options.seed)
-    print("| recording | trials | equal: alarms | inconclusive | 10 % slower: found | inconclusive | passed |")
+    print(
+        "| recording | trials | equal: alarms | inconclusive | 10 % slower: found | inconclusive | passed |"
+    )
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name, runs in programs(options.paths).items():
         for steps in options.steps:
@@ -132,7 +153,9 @@ def main() -> None:
             for how, draw in draws.items():
                 started = time.perf_counter()
                 equal, slow = rates(draw, options.trials)
-                print_row(f"{name}, {how}, {steps} steps", equal, slow, time.perf_counter() - started)
+                print_row(
+                    f"{name}, {how}, {steps} steps", equal, slow, time.perf_counter() - started
+                )
 
 
 if __name__ == "__main__":

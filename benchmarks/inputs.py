@@ -2,7 +2,8 @@
 
     python benchmarks/inputs.py big.json --megabytes 800
 
-Repeating keeps the real mix of events, names and arguments; shifting keeps the copies apart, as in a long recording.
+Repeating keeps the real mix of events, names and arguments; shifting keeps the copies apart, as in
+a long recording.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from pathlib import Path
 
 SAMPLE = Path(__file__).parent.parent / "sample_traces/1f1b/rank0.pt.trace.json.gz"
 
-_NUMBER = re.compile(rb'("ts"|"id"|"correlation"|"External id"|"Ev Idx"|"Sequence number"): ?(\d+)(\.\d+)?')
+_NUMBER = re.compile(
+    rb'("ts"|"id"|"correlation"|"External id"|"Ev Idx"|"Sequence number"): ?(\d+)(\.\d+)?'
+)
 _STEP = re.compile(rb"ProfilerStep#(\d+)")
 
 
 def make(out: Path, megabytes: int, trace: Path = SAMPLE) -> int:
-    """Write about *megabytes* of JSON to *out* (gzipped if its name says so); returns the number of copies."""
+    """Write about *megabytes* of JSON to *out* (gzipped if its name says so).
+
+    Returns the number of copies.
+    """
     raw = trace.read_bytes()
     raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     start = raw.index(b"[", raw.index(b'"traceEvents"')) + 1
@@ -57,7 +63,9 @@ def _copy(template, copy, span, stride):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--megabytes", type=int, default=800)
     parser.add_argument("--trace", type=Path, default=SAMPLE)

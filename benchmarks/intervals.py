@@ -2,7 +2,8 @@
 
     python benchmarks/intervals.py [--hta]
 
-``--hta`` also runs Holistic Trace Analysis's own overlap (``pip install traceinsight``) on the 5 M set.
+``--hta`` also runs Holistic Trace Analysis's own overlap (``pip install traceinsight``) on the 5 M
+set.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ GROUPS, STEPS = 10, 200
 
 
 def data(n, *, shuffled):
-    """Two label sets on ten streams; trace-like (each stream in order of time) or in random order."""
+    """Two label sets on ten streams.
+
+    Trace-like (each stream in order of time) or in random order.
+    """
     rng = np.random.default_rng(0)
     start = np.sort(rng.integers(0, n * 500, n))
     end = start + rng.integers(100, 9_000, n)
@@ -45,7 +49,9 @@ def hta(start, end, group, compute):
     from hta.analyzers.communication_analysis import CommunicationAnalysis
 
     names = ["ncclDevKernel_AllReduce", "gemm"]
-    frame = pd.DataFrame({"ts": start, "dur": end - start, "name": compute.astype(int), "stream": 7})
+    frame = pd.DataFrame(
+        {"ts": start, "dur": end - start, "name": compute.astype(int), "stream": 7}
+    )
     table = SimpleNamespace(get_sym_table=lambda: names)
     ranks = {g: frame[group == g] for g in range(GROUPS)}
     return CommunicationAnalysis.get_comm_comp_overlap(
@@ -64,7 +70,9 @@ def main():
             work(*columns)
             took = time.perf_counter() - began
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            print(f"{n:>11,} intervals {'shuffled' if shuffled else 'in order'}: {took:.2f} s, peak {peak:,.0f} MB")
+            print(
+                f"{n:>11,} intervals {'shuffled' if shuffled else 'in order'}: {took:.2f} s, peak {peak:,.0f} MB"
+            )
             if wanted.hta and n == 5_000_000 and not shuffled:
                 began = time.perf_counter()
                 start, end, group, _, compute = columns

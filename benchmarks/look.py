@@ -2,9 +2,9 @@
 
     python benchmarks/look.py [--repeat 5]
 
-Every command runs in a fresh process and is measured from its start to its end, with its workers; the least of the
-repeats counts. Beside the seconds stands how often one could have started Python and imported numpy and polars, which
-says more than seconds do on a machine that is shared.
+Every command runs in a fresh process and is measured from its start to its end, with its workers;
+the least of the repeats counts. Beside the seconds stands how often one could have started Python
+and imported numpy and polars, which says more than seconds do on a machine that is shared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ def looks(folder):
         "Python alone": ["-c", ""],
         "numpy and polars imported": ["-c", "import numpy, polars"],
         "`tracekit --help`": [*TRACEKIT, "--help"],
-        "`tracekit analyze recompute --brief`, one rank": [*TRACEKIT, "analyze", str(SAMPLES / "recompute"), "--brief"],
+        "`tracekit analyze recompute --brief`, one rank": [
+            *TRACEKIT,
+            "analyze",
+            str(SAMPLES / "recompute"),
+            "--brief",
+        ],
         "`tracekit analyze 1f1b`, four ranks": [*TRACEKIT, "analyze", str(SAMPLES / "1f1b")],
         "`make demo`, after installing": [*TRACEKIT, "analyze", str(SAMPLES / "1f1b"), "-o", page],
         "`tracekit demo`": [*TRACEKIT, "demo", "-o", str(folder / "demo")],
@@ -38,7 +43,9 @@ def looks(folder):
 def measured(words):
     """Run one command; return its CPU seconds, its workers' too, and its seconds on the clock."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, took
 

@@ -1,10 +1,11 @@
 """Time to read an Nsight export into the events table, against pandas reading the same columns.
 
-    python benchmarks/nsight.py [--kernels 5000000] [--launches] [--formats sqlite parquetdir arrowdir] [--keep FOLDER]
+    python benchmarks/nsight.py [--kernels 5000000] [--launches] [--formats sqlite parquetdir
+    arrowdir] [--keep FOLDER]
 
-Makes exports with the tables and all columns that nsys writes, then reads them in fresh processes. Seconds are the best
-of three runs, memory is the peak above what the imports take. Exits with 1 if an sqlite export is not read at least
-4 times faster than with ``pandas.read_sql``.
+Makes exports with the tables and all columns that nsys writes, then reads them in fresh processes.
+Seconds are the best of three runs, memory is the peak above what the imports take. Exits with 1 if
+an sqlite export is not read at least 4 times faster than with ``pandas.read_sql``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ KERNEL = """
     dynamicSharedMemory localMemoryPerThread localMemoryTotal gridId sharedMemoryExecuted graphNodeId
     sharedMemoryLimitConfig
 """.split()  # noqa: SIM905
-RUNTIME = ["start", "end", "eventClass", "globalTid", "correlationId", "nameId", "returnValue", "callchainId"]
+RUNTIME = [
+    "start",
+    "end",
+    "eventClass",
+    "globalTid",
+    "correlationId",
+    "nameId",
+    "returnValue",
+    "callchainId",
+]
 READ = {
     "CUPTI_ACTIVITY_KIND_KERNEL": [*KERNEL[:3], *KERNEL[5:9]],
     "CUPTI_ACTIVITY_KIND_RUNTIME": RUNTIME[:6],
@@ -47,12 +57,21 @@ def make(path: Path, kernels: int, launches: bool) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode=OFF")
     connection.execute("PRAGMA synchronous=OFF")
-    connection.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
-    connection.executemany("INSERT INTO StringIds VALUES (?, ?)", enumerate([*names, "cudaLaunchKernel_v7000"]))
+    connection.execute(
+        "CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)"
+    )
+    connection.executemany(
+        "INSERT INTO StringIds VALUES (?, ?)", enumerate([*names, "cudaLaunchKernel_v7000"])
+    )
     connection.execute("CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER)")
     connection.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (1700000000000000000)")
-    for table, columns in (("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL), ("CUPTI_ACTIVITY_KIND_RUNTIME", RUNTIME)):
-        connection.execute(f"CREATE TABLE {table} ({', '.join(f'{name} INTEGER' for name in columns)})")
+    for table, columns in (
+        ("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL),
+        ("CUPTI_ACTIVITY_KIND_RUNTIME", RUNTIME),
+    ):
+        connection.execute(
+            f"CREATE TABLE {table} ({', '.join(f'{name} INTEGER' for name in columns)})"
+        )
     for first in range(0, kernels, CHUNK):
         count = min(CHUNK, kernels - first)
         number = np.arange(first, first + count)
@@ -72,9 +91,18 @@ def make(path: Path, kernels: int, launches: bool) -> None:
         columns = [kernel[name].tolist() for name in KERNEL]
         columns[KERNEL.index("graphNodeId")] = [None] * count
         marks = ", ".join("?" * len(KERNEL))
-        connection.executemany(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({marks})", zip(*columns, strict=True))
+        connection.executemany(
+            f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({marks})", zip(*columns, strict=True)
+        )
         if launches:
-            calls = [start - 3000, start - 1000, number * 0, number * 0 + PID + 3070, number + 1, number * 0 + 200]
+            calls = [
+                start - 3000,
+                start - 1000,
+                number * 0,
+                number * 0 + PID + 3070,
+                number + 1,
+                number * 0 + 200,
+            ]
             connection.executemany(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?, ?, 0, NULL)",
                 zip(*(c.tolist() for c in calls), strict=True),
@@ -103,13 +131,17 @@ def convert(path: Path, folder: Path) -> None:
 
 def size_of(path: Path) -> float:
     """Return the megabytes of a file, or of all files of a folder."""
-    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir())) / 2**20
+    return (
+        sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir())) / 2**20
+    )
 
 
 def with_tracekit(path: str) -> dict[str, float]:
     from tracekit.parsers import nsight
 
-    nsight.read(Path(__file__).parent.parent / "sample_traces" / "nsys-1f1b" / "rank0.sqlite")  # imports and first use
+    nsight.read(
+        Path(__file__).parent.parent / "sample_traces" / "nsys-1f1b" / "rank0.sqlite"
+    )  # imports and first use
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, busy = time.perf_counter(), time.process_time()
     (rank,) = nsight.read(path)
@@ -135,7 +167,13 @@ def with_pandas(path: str) -> dict[str, float]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     table = sum(frame.memory_usage().sum() for frame in frames)
     rows = sum(len(frame) for frame in frames)
-    return {"seconds": seconds, "cpu": cpu, "rows": rows, "peak_mb": peak / 1024, "table_mb": table / 2**20}
+    return {
+        "seconds": seconds,
+        "cpu": cpu,
+        "rows": rows,
+        "peak_mb": peak / 1024,
+        "table_mb": table / 2**20,
+    }
 
 
 def _pandas(pd, path: Path, table: str, columns: list[str]):
@@ -152,27 +190,39 @@ def measure(reader: str, path: Path, times: int) -> dict[str, float]:
     runs = []
     for _ in range(times):
         process = subprocess.run(
-            [sys.executable, __file__, "--task", reader, "--keep", str(path)], capture_output=True, check=True
+            [sys.executable, __file__, "--task", reader, "--keep", str(path)],
+            capture_output=True,
+            check=True,
         )
         runs.append(json.loads(process.stdout))
     return min(runs, key=lambda run: run["seconds"])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kernels", type=int, default=5_000_000)
     parser.add_argument("--launches", action="store_true", help="with an API call for each kernel")
     parser.add_argument("--formats", nargs="+", default=["sqlite", "parquetdir", "arrowdir"])
-    parser.add_argument("--keep", type=Path, help="write the exports here and keep them; read them if they exist")
+    parser.add_argument(
+        "--keep", type=Path, help="write the exports here and keep them; read them if they exist"
+    )
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--task", choices=["make", "convert", "tracekit", "pandas"], help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--task", choices=["make", "convert", "tracekit", "pandas"], help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.task == "make":
         make(options.keep, options.kernels, options.launches)
     elif options.task == "convert":
         convert(options.keep.with_suffix(".sqlite"), options.keep)
     elif options.task:
-        print(json.dumps({"tracekit": with_tracekit, "pandas": with_pandas}[options.task](str(options.keep))))
+        print(
+            json.dumps(
+                {"tracekit": with_tracekit, "pandas": with_pandas}[options.task](str(options.keep))
+            )
+        )
     else:
         with tempfile.TemporaryDirectory() as folder:
             return compare(options, options.keep or Path(folder))
@@ -204,7 +254,9 @@ def show(path: Path, repeat: int) -> float:
             f"peak {run['peak_mb']:,.0f} MB  table {run['table_mb']:,.0f} MB  "
             f"peak/table {run['peak_mb'] / run['table_mb']:.2f}"
         )
-    seconds_ratio, cpu_ratio = (runs["pandas"][unit] / runs["tracekit"][unit] for unit in ("seconds", "cpu"))
+    seconds_ratio, cpu_ratio = (
+        runs["pandas"][unit] / runs["tracekit"][unit] for unit in ("seconds", "cpu")
+    )
     print(f"pandas / tracekit: {seconds_ratio:.1f} in seconds, {cpu_ratio:.1f} in CPU seconds")
     return seconds_ratio
 

@@ -2,8 +2,8 @@
 
     python benchmarks/page.py
 
-The analysis is a real one blown up: its pipeline is 1F1B on 64 ranks with 1000 micro-batches, every rank's lanes are as
-long as they get.
+The analysis is a real one blown up: its pipeline is 1F1B on 64 ranks with 1000 micro-batches, every
+rank's lanes are as long as they get.
 """
 
 from __future__ import annotations
@@ -92,13 +92,17 @@ def measure(file, times):
             page.wait_for_selector("html[data-ready=true]")
             ready.append(page.evaluate("performance.now()"))
             page.wait_for_timeout(300)
-            paint.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            paint.append(
+                page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+            )
             browser.close()
     return paint, ready
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--cells", type=int, default=2000, help="a rank")
     parser.add_argument("--times", type=int, default=3)
@@ -110,11 +114,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "page.html"
         file.write_text(page, encoding="utf-8")
-        print(f"{args.ranks} ranks × {args.cells} cells: {file.stat().st_size / 1e6:.2f} MB, made in {made:.1f} s")
+        print(
+            f"{args.ranks} ranks × {args.cells} cells: {file.stat().st_size / 1e6:.2f} MB, made in {made:.1f} s"
+        )
         paint, ready = measure(file, args.times)
     middle = [round(statistics.median(taken)) for taken in (paint, ready)]
     print(f"first paint {middle[0]} ms, ready {middle[1]} ms, median of {args.times}")
-    print(f"  paint {[round(ms) for ms in paint]}, ready {[round(ms) for ms in ready]}", file=sys.stderr)
+    print(
+        f"  paint {[round(ms) for ms in paint]}, ready {[round(ms) for ms in ready]}",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
     python -m venv /tmp/hta && /tmp/hta/bin/pip install traceinsight
     python benchmarks/parse.py --hta /tmp/hta/bin/python        # HTA's loader too (minutes, 4 GB)
 
-Every measurement is a process of its own, so that memory is its own too. Times leave out imports unless the row says
-"from start". The best of several runs counts: on a shared machine it is the one least disturbed.
+Every measurement is a process of its own, so that memory is its own too. Times leave out imports
+unless the row says "from start". The best of several runs counts: on a shared machine it is the one
+least disturbed.
 """
 
 from __future__ import annotations
@@ -94,18 +95,25 @@ def bar(name, value, limit, *, least=False, unit=""):
 
 
 def run(folder, args):
-    big, packed, middle, small = (folder / n for n in ("big.json", "big.json.gz", "middle.json", "small.json"))
+    big, packed, middle, small = (
+        folder / n for n in ("big.json", "big.json.gz", "middle.json", "small.json")
+    )
     make(big, args.megabytes, args.trace)
     make(middle, 50, args.trace)
     make(small, 1, folder / "reload.json")
-    with big.open("rb") as source, gzip.open(packed, "wb") as target:  # as hard as PyTorch's profiler packs its own
+    with (
+        big.open("rb") as source,
+        gzip.open(packed, "wb") as target,
+    ):  # as hard as PyTorch's profiler packs its own
         shutil.copyfileobj(source, target, 1 << 20)
     size = big.stat().st_size
     plain = measure("tracekit", big, runs=args.runs)
     zipped = measure("tracekit", packed, runs=args.runs)
     medium = measure("tracekit", middle, runs=args.runs)
     loads = measure("json", big)
-    again = measure("tracekit", big, runs=args.runs)  # before and after, so that a busy spell does not decide
+    again = measure(
+        "tracekit", big, runs=args.runs
+    )  # before and after, so that a busy spell does not decide
     plain = min(plain, again, key=lambda r: r["seconds"])
     hta = measure("hta", big, python=args.hta) if args.hta else None
     if hta:
@@ -113,7 +121,13 @@ def run(folder, args):
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     print(f"{machine}; {size / 1e6:.0f} MB of JSON\n")
     print("| way | seconds | CPU seconds | peak MB | rows |\n|---|---|---|---|---|")
-    ways = {"tracekit": plain, "tracekit, .json.gz": zipped, "tracekit, 50 MB": medium, "json.loads": loads, "HTA": hta}
+    ways = {
+        "tracekit": plain,
+        "tracekit, .json.gz": zipped,
+        "tracekit, 50 MB": medium,
+        "json.loads": loads,
+        "HTA": hta,
+    }
     for name, result in ways.items():
         if result:
             times = f"{result['seconds']:.2f} | {result['cpu']:.2f}"
@@ -132,7 +146,9 @@ def run(folder, args):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=int, default=800)
     parser.add_argument("--trace", type=Path, default=SAMPLE, help="the real trace to repeat")
     parser.add_argument("--hta", help="a Python that has traceinsight")
@@ -140,7 +156,9 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "reload.json"
-        copy.write_bytes(gzip.decompress((SAMPLE.parent.parent / "reload/rank0.pt.trace.json.gz").read_bytes()))
+        copy.write_bytes(
+            gzip.decompress((SAMPLE.parent.parent / "reload/rank0.pt.trace.json.gz").read_bytes())
+        )
         raise SystemExit(0 if run(Path(folder), args) else 1)
 
 

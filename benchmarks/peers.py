@@ -6,8 +6,9 @@
     python benchmarks/peers.py big.json --hta /tmp/hta/bin/python --peers /tmp/peers/bin/python
     python benchmarks/peers.py rank0.sqlite --peers /tmp/peers/bin/python
 
-Whole processes, imports and all, as their user waits for them: processor seconds (what counts on a busy machine), wall
-seconds and peak memory. A tool that is not there, or cannot read the trace, has a row that says why.
+Whole processes, imports and all, as their user waits for them: processor seconds (what counts on a
+busy machine), wall seconds and peak memory. A tool that is not there, or cannot read the trace, has
+a row that says why.
 """
 
 from __future__ import annotations
@@ -69,13 +70,17 @@ def measure(python, code, trace):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("trace", type=Path)
     parser.add_argument("--hta", help="a Python that has traceinsight")
     parser.add_argument("--peers", help="a Python that has TraceLens, nsys-ai and perfetto")
     wanted = parser.parse_args()
     pythons = {"tracekit": sys.executable, "hta": wanted.hta, "peers": wanted.peers}
-    print(f"{wanted.trace.stat().st_size / 1e6:.0f} MB\n\n| tool | CPU s | s | peak MB |\n|---|---|---|---|")
+    print(
+        f"{wanted.trace.stat().st_size / 1e6:.0f} MB\n\n| tool | CPU s | s | peak MB |\n|---|---|---|---|"
+    )
     for name, (which, code) in (NSIGHT if wanted.trace.suffix == ".sqlite" else KINETO).items():
         if pythons[which] is None:
             print(f"| {name} | not installed | | |", flush=True)
@@ -83,7 +88,10 @@ def main() -> None:
         failed, cpu, seconds, peak, said = measure(pythons[which], code, wanted.trace)
         last = (said.strip().splitlines() or ["it failed"])[-1][:80]
         print(
-            f"| {name} | {last} | | |" if failed else f"| {name} | {cpu:.1f} | {seconds:.1f} | {peak:.0f} |", flush=True
+            f"| {name} | {last} | | |"
+            if failed
+            else f"| {name} | {cpu:.1f} | {seconds:.1f} | {peak:.0f} |",
+            flush=True,
         )
 
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.perfetto sample_traces/megatron-moe/rank7.pt.trace.json.gz …
 
-The Perfetto trace is written from the JSON trace (``tests/pftrace.py``). Perfetto's classes parse it, and the values
-that the reader needs are taken from them, without building a table. The readers build their tables; all inflate gzip.
+The Perfetto trace is written from the JSON trace (``tests/pftrace.py``). Perfetto's classes parse
+it, and the values that the reader needs are taken from them, without building a table. The readers
+build their tables; all inflate gzip.
 """
 
 import argparse
@@ -33,7 +34,9 @@ def read_with_classes(path):
             for annotation in event.debug_annotations:
                 if annotation.name in KEYS:
                     kind = annotation.WhichOneof("value")
-                    values[annotation.name] = str(annotation) if kind is None else getattr(annotation, kind)
+                    values[annotation.name] = (
+                        str(annotation) if kind is None else getattr(annotation, kind)
+                    )
             rows.append((packet.timestamp, event.type, event.track_uuid, event.name_iid, values))
         elif packet.HasField("gpu_render_stage_event"):
             stage = packet.gpu_render_stage_event
@@ -62,7 +65,9 @@ def main(paths):
             json_s = best_time(partial(kineto.read, path))
             packets_s = best_time(partial(perfetto.read, written))
             classes_s = best_time(partial(read_with_classes, written))
-            figures = " ".join(f"{seconds / events * 1e9:10,.0f}" for seconds in (json_s, packets_s, classes_s))
+            figures = " ".join(
+                f"{seconds / events * 1e9:10,.0f}" for seconds in (json_s, packets_s, classes_s)
+            )
             ratios = f"Perfetto/JSON {packets_s / json_s:.2f}, classes/Perfetto {classes_s / packets_s:.1f}"
             print(f"{str(path)[-44:]:44} {events:8,} {figures}   {ratios}")
 

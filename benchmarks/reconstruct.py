@@ -2,7 +2,8 @@
 
     python benchmarks/reconstruct.py [--ranks 64] [--cells 2000]
 
-The target: 64 ranks of 2000 cells in under 20 s, one process. Making and labelling the events is not counted.
+The target: 64 ranks of 2000 cells in under 20 s, one process. Making and labelling the events is
+not counted.
 """
 
 from __future__ import annotations

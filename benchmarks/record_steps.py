@@ -2,15 +2,17 @@
 
     python benchmarks/record_steps.py FOLDER [--runs 8] [--steps 48]
 
-Two programs, each started afresh for every run, because two processes differ more than two steps of one do:
+Two programs, each started afresh for every run, because two processes differ more than two steps of
+one do:
 
-- ``offload``: a two-block transformer on one GPU whose activations are copied to pinned host memory in the forward
-  pass and back in the backward pass, on streams of their own. ``blocking`` is the same program with the copies on
-  the compute stream: the mistake that a gate is there to catch.
+- ``offload``: a two-block transformer on one GPU whose activations are copied to pinned host memory
+  in the forward pass and back in the backward pass, on streams of their own. ``blocking`` is the
+  same program with the copies on the compute stream: the mistake that a gate is there to catch.
 - ``1f1b``: PyTorch's own 1F1B schedule on four ranks that share the GPU (run it under MPS).
 
-Every run first takes a few hundred steps with CUDA events alone, then ``--steps`` under the PyTorch profiler, which
-are reduced here to a few numbers a step. Of ``offload`` and ``blocking`` the short traces are kept too.
+Every run first takes a few hundred steps with CUDA events alone, then ``--steps`` under the PyTorch
+profiler, which are reduced here to a few numbers a step. Of ``offload`` and ``blocking`` the short
+traces are kept too.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ from pathlib import Path
 
 import numpy as np
 
-DIM, HIDDEN, TOKENS, BATCH = 2048, 8192, 4096, 4  # large enough that the GPU, not the host, sets the pace
+DIM, HIDDEN, TOKENS, BATCH = (
+    2048,
+    8192,
+    4096,
+    4,
+)  # large enough that the GPU, not the host, sets the pace
 COMPUTE, COMM, COPY = "compute", "comm", "copy"
 
 
@@ -61,14 +68,18 @@ def reduce_trace(path):
             launches[args.get("correlation")] = float(e["ts"])
         elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
             kind = COMM if "nccl" in e["name"] else COPY if category != "kernel" else COMPUTE
-            gpu.append((args.get("correlation"), float(e["ts"]), float(e["ts"]) + float(e["dur"]), kind))
+            gpu.append(
+                (args.get("correlation"), float(e["ts"]), float(e["ts"]) + float(e["dur"]), kind)
+            )
     marks.sort()
     starts = np.array([m[0] for m in marks])
     rows = {}
     for correlation, start, end, kind in gpu:
         at = np.searchsorted(starts, launches.get(correlation, -1.0), side="right") - 1
         if at >= 0:
-            rows.setdefault(marks[at][1], {COMPUTE: [], COMM: [], COPY: []})[kind].append((start, end))
+            rows.setdefault(marks[at][1], {COMPUTE: [], COMM: [], COPY: []})[kind].append(
+                (start, end)
+            )
     table = []
     for step in sorted(rows):
         u = {k: union(np.array(v).reshape(-1, 2)) for k, v in rows[step].items()}
@@ -95,8 +106,14 @@ def block():
         def __init__(self):
             super().__init__()
             self.norm_a, self.norm_m = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-            self.qkv, self.proj = nn.Linear(DIM, 3 * DIM, bias=False), nn.Linear(DIM, DIM, bias=False)
-            self.up, self.down = nn.Linear(DIM, HIDDEN, bias=False), nn.Linear(HIDDEN, DIM, bias=False)
+            self.qkv, self.proj = (
+                nn.Linear(DIM, 3 * DIM, bias=False),
+                nn.Linear(DIM, DIM, bias=False),
+            )
+            self.up, self.down = (
+                nn.Linear(DIM, HIDDEN, bias=False),
+                nn.Linear(HIDDEN, DIM, bias=False),
+            )
 
         def forward(self, x):
             b, t, d = x.shape
@@ -115,8 +132,12 @@ def offload_step(blocking):
 
     main = torch.cuda.current_stream()
     out, back = (main, main) if blocking else (torch.cuda.Stream(), torch.cuda.Stream())
-    host = [torch.empty(BATCH, TOKENS, DIM, dtype=torch.bfloat16, pin_memory=True) for _ in range(2)]
-    device = [torch.empty(BATCH, TOKENS, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+    host = [
+        torch.empty(BATCH, TOKENS, DIM, dtype=torch.bfloat16, pin_memory=True) for _ in range(2)
+    ]
+    device = [
+        torch.empty(BATCH, TOKENS, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2)
+    ]
 
     class Travel(torch.autograd.Function):
         @staticmethod
@@ -207,7 +228,9 @@ def record(mode, folder, steps, plain, keep):
         for _ in range(steps + 3):
             step()
             profiler.step()
-    Path(folder, f"rank{rank}.json").write_text(json.dumps({"plain_ms": times, "profiled": reduce_trace(trace)}))
+    Path(folder, f"rank{rank}.json").write_text(
+        json.dumps({"plain_ms": times, "profiled": reduce_trace(trace)})
+    )
     if not keep:
         trace.unlink()
     if world > 1:
@@ -216,8 +239,22 @@ def record(mode, folder, steps, plain, keep):
 
 def launch(mode, folder, steps, plain, world, *, keep):
     folder.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, __file__, str(folder), "--one", mode, "--steps", str(steps), "--plain", str(plain)]
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29500 + int(time.time()) % 2000)}
+    words = [
+        sys.executable,
+        __file__,
+        str(folder),
+        "--one",
+        mode,
+        "--steps",
+        str(steps),
+        "--plain",
+        str(plain),
+    ]
+    shared = {
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(29500 + int(time.time()) % 2000),
+    }
     shared |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_MAX_NCHANNELS": "2"}
     if world > 1:
         shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // world)
@@ -233,12 +270,16 @@ def launch(mode, folder, steps, plain, world, *, keep):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--plain", type=int, default=300)
-    parser.add_argument("--only", default="samples,offload,1f1b", help="which of samples, offload, 1f1b")
+    parser.add_argument(
+        "--only", default="samples,offload,1f1b", help="which of samples, offload, 1f1b"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--keep", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -250,10 +291,24 @@ def main():
             launch(mode, options.folder / "gate" / name, 10, 20, 1, keep=True)
     if "offload" in options.only:
         for run in range(options.runs):
-            launch("offload", options.folder / "offload" / str(run), options.steps, options.plain, 1, keep=False)
+            launch(
+                "offload",
+                options.folder / "offload" / str(run),
+                options.steps,
+                options.plain,
+                1,
+                keep=False,
+            )
     if "1f1b" in options.only:
         for run in range(max(2, options.runs // 2)):
-            launch("1f1b", options.folder / "1f1b" / str(run), options.steps, options.plain, 4, keep=False)
+            launch(
+                "1f1b",
+                options.folder / "1f1b" / str(run),
+                options.steps,
+                options.plain,
+                4,
+                keep=False,
+            )
 
 
 if __name__ == "__main__":

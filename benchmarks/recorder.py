@@ -24,7 +24,9 @@ def main() -> None:
         for _ in range(CALLS):
             recorder.step()
         each_ns = (time.perf_counter() - began) / CALLS * 1e9
-    print(f"a step outside the recorded ones: {each_ns:.0f} ns, {each_ns / 1e8:.7%} of a step of 100 ms")
+    print(
+        f"a step outside the recorded ones: {each_ns:.0f} ns, {each_ns / 1e8:.7%} of a step of 100 ms"
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Dumps of a large run and memory snapshots with long histories: processor time and memory of the answers.
 
-    python benchmarks/recordings.py [FOLDER] [--ranks 1024] [--collectives 1000000] [--snapshots 8] [--events 60000]
+    python benchmarks/recordings.py [FOLDER] [--ranks 1024] [--collectives 1000000] [--snapshots 8]
+    [--events 60000]
 
-Both inputs are made up. A dump holds the collectives of one rank, of which one is late in every third step. A snapshot
-holds the allocations of many steps: a pool of weights, and activations that are allocated in the forward and freed in
-the backward, each with a stack of a dozen frames. Each answer is computed in a process of its own; bars: 60 s and 1 GB
-for the dumps, 10 s for the snapshots. Exits with 1 if one is missed.
+Both inputs are made up. A dump holds the collectives of one rank, of which one is late in every
+third step. A snapshot holds the allocations of many steps: a pool of weights, and activations that
+are allocated in the forward and freed in the backward, each with a stack of a dozen frames. Each
+answer is computed in a process of its own; bars: 60 s and 1 GB for the dumps, 10 s for the
+snapshots. Exits with 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -69,7 +71,10 @@ def snapshot_of(rank: int, events: int) -> dict:
     choose = random.Random(rank)
     stacks = []
     for line in range(ACTIVATIONS):
-        frames = [{"name": f"f{depth}", "filename": f"torch/nn/{depth}.py", "line": depth} for depth in range(11)]
+        frames = [
+            {"name": f"f{depth}", "filename": f"torch/nn/{depth}.py", "line": depth}
+            for depth in range(11)
+        ]
         stacks.append([*frames, {"name": "forward", "filename": "model.py", "line": line}])
     trace = []
     annotations = []
@@ -95,7 +100,9 @@ def snapshot_of(rank: int, events: int) -> dict:
     add("segment_alloc", segment["address"], segment["total_size"], stacks[0])
     step = 0
     while len(trace) < events:
-        annotations.append({"stage": "START", "name": f"ProfilerStep#{step}", "device": rank, "time_us": time_us})
+        annotations.append(
+            {"stage": "START", "name": f"ProfilerStep#{step}", "device": rank, "time_us": time_us}
+        )
         live = []
         for i in range(ACTIVATIONS):
             address = segment["address"] + (i << 24)
@@ -105,13 +112,28 @@ def snapshot_of(rank: int, events: int) -> dict:
         for address, size, stack in reversed(live):
             add("free_requested", address, size, stack)
             add("free_completed", address, size, stack)
-        annotations.append({"stage": "END", "name": f"ProfilerStep#{step}", "device": rank, "time_us": time_us})
+        annotations.append(
+            {"stage": "END", "name": f"ProfilerStep#{step}", "device": rank, "time_us": time_us}
+        )
         step += 1
-    block = {"address": segment["address"], "size": segment["total_size"], "requested_size": 0, "state": "inactive"}
+    block = {
+        "address": segment["address"],
+        "size": segment["total_size"],
+        "requested_size": 0,
+        "state": "inactive",
+    }
     sizes = {"allocated_size": 0, "active_size": 0, "requested_size": 0}
-    kind = {"device": rank, "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False}
+    kind = {
+        "device": rank,
+        "stream": 0,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+    }
     return {
-        "segments": [{**segment, **sizes, **kind, "frames": [], "blocks": [{**block, "frames": []}]}],
+        "segments": [
+            {**segment, **sizes, **kind, "frames": [], "blocks": [{**block, "frames": []}]}
+        ],
         "device_traces": [[] for _ in range(rank)] + [trace],
         "allocator_settings": {"expandable_segments": False},
         "external_annotations": annotations,
@@ -143,19 +165,32 @@ def measure(name: str, folder: Path) -> bool:
     """Print what an answer takes; return whether it is within its bar."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     code = f"{ANSWERS[name]}; import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)"
-    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder], capture_output=True, text=True, check=True
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     *answer, megabytes = done.stdout.split("\n")[:2]
     most_seconds, most_megabytes = BARS[name]
-    is_within = seconds <= most_seconds and (most_megabytes is None or float(megabytes) <= most_megabytes)
-    print(f"{name}: {seconds:.1f} CPU s, {float(megabytes):,.0f} MB; {answer[0]}{'' if is_within else '  MISSED'}")
+    is_within = seconds <= most_seconds and (
+        most_megabytes is None or float(megabytes) <= most_megabytes
+    )
+    print(
+        f"{name}: {seconds:.1f} CPU s, {float(megabytes):,.0f} MB; {answer[0]}{'' if is_within else '  MISSED'}"
+    )
     return is_within
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, help="where inputs are written; by default a temporary folder")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        help="where inputs are written; by default a temporary folder",
+    )
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--collectives", type=int, default=1_000_000)
     parser.add_argument("--snapshots", type=int, default=8)

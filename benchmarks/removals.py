@@ -1,7 +1,7 @@
 """Remove communication kernels from recordings, one at a time, and print what is said differently about waits.
 
-A change counts if the kernel that is missing does not explain it. Ten kernels of each of 18 recordings are 180 runs of
-the analysis: some minutes on two cores.
+A change counts if the kernel that is missing does not explain it. Ten kernels of each of 18
+recordings are 180 runs of the analysis: some minutes on two cores.
 """
 
 import argparse
@@ -22,14 +22,21 @@ def main():
     options = parser.parse_args()
     removed, changed = 0, 0
     for folder in options.folders:
-        for removal in try_removals(read_run(folder), options.count, with_launch=options.with_launch):
+        for removal in try_removals(
+            read_run(folder), options.count, with_launch=options.with_launch
+        ):
             removed += 1
             changed += bool(removal.changes)
             kernel = removal.kernel
             for change in removal.changes:
-                what = f"{kernel.label} {kernel.id} of rank {kernel.rank}, {in_ms(kernel.duration_ns)}"
+                what = (
+                    f"{kernel.label} {kernel.id} of rank {kernel.rank}, {in_ms(kernel.duration_ns)}"
+                )
                 print(f"{folder.name}: without {what}: {change}", flush=True)
-        print(f"{folder.name}: {removed} kernels removed so far, {changed} of them change more", flush=True)
+        print(
+            f"{folder.name}: {removed} kernels removed so far, {changed} of them change more",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

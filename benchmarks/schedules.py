@@ -11,9 +11,25 @@ from pathlib import Path
 from tracekit.report.schedule.write import write_schedule
 from tracekit.schedules import generate, simulate
 
-NAMES = ("1f1b", "interleaved", "interleaved-overlap", "interleaved-zb", "zb-v", "chimera", "dualpipe", "dualpipev")
+NAMES = (
+    "1f1b",
+    "interleaved",
+    "interleaved-overlap",
+    "interleaved-zb",
+    "zb-v",
+    "chimera",
+    "dualpipe",
+    "dualpipev",
+)
 RANKS = 64
-HEADS = (("micro-batches", 13), ("cells", 8), ("generate", 9), ("simulate", 9), ("replay", 7), ("µs/cell", 8))
+HEADS = (
+    ("micro-batches", 13),
+    ("cells", 8),
+    ("generate", 9),
+    ("simulate", 9),
+    ("replay", 7),
+    ("µs/cell", 8),
+)
 
 
 def timed(work):
@@ -34,7 +50,9 @@ def main() -> None:
     print(f"{'schedule':<20}{heads}")
     for name in NAMES:
         for microbatches in (256, 512, 1024):
-            plan, generating = timed(lambda n=name, m=microbatches: generate(n, pp=RANKS, microbatches=m))
+            plan, generating = timed(
+                lambda n=name, m=microbatches: generate(n, pp=RANKS, microbatches=m)
+            )
             done, simulating = timed(lambda p=plan: simulate(p))
             _, reading = timed(lambda d=done: everything(d))
             _, replaying = timed(lambda p=plan: simulate(p))

@@ -4,10 +4,10 @@
     python benchmarks/timeline.py --events 20000              # the bar: 95 % of frames within 50 ms
     python benchmarks/timeline.py --ranks 64 --events 20000   # a line per rank
 
-The events are made up: a step of layers on a compute stream with communication beside it, durations and gaps drawn at
-random, 400 kernel names, operator chains and ranges that name the layer. Frames are measured while panning and zooming
-from the whole step down to single kernels, while all events are on the screen, and while ranks are scrolled during a
-search.
+The events are made up: a step of layers on a compute stream with communication beside it, durations
+and gaps drawn at random, 400 kernel names, operator chains and ranges that name the layer. Frames
+are measured while panning and zooming from the whole step down to single kernels, while all events
+are on the screen, and while ranks are scrolled during a search.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ import polars as pl
 from msgspec import structs
 from playwright.sync_api import sync_playwright
 
-from tracekit.analysis.measure.rank_timeline import EVENT_TIMES, HOST_LANES, HOST_RANGES, RankTimeline
+from tracekit.analysis.measure.rank_timeline import (
+    EVENT_TIMES,
+    HOST_LANES,
+    HOST_RANGES,
+    RankTimeline,
+)
 from tracekit.metrics.causes import EVENT_CAUSES
 from tracekit.report.html.page import render_html
 from tracekit.run.analyze import analyze
@@ -38,7 +43,8 @@ LAYERS = 60
 MAX_PAGE_MB, MAX_OPEN_S, MAX_FRAME_MS = 25, 2, 50
 """Limits: size of the page, time until it answers (of the sample), time of a frame."""
 MAX_EVENTS_FOR_LIMIT = 160_000
-"""Events on the page up to which 95 % of frames are to be within the limit; of more, the median is."""
+"""Events on the page up to which 95 % of frames are to be within the limit; of more, the median
+is."""
 
 
 def synthetic_timeline(rank: int, count: int, base_ns: int) -> RankTimeline:
@@ -69,7 +75,9 @@ def synthetic_timeline(rank: int, count: int, base_ns: int) -> RankTimeline:
     launch = start - noise.integers(5_000, 400_000, count)
     columns = {"id": np.arange(count), "start_ns": start, "end_ns": start + duration, "launch_ns": launch,
                "description": number.reshape(-1)}  # fmt: skip
-    events = pl.DataFrame(columns).select(pl.col(name).cast(dtype) for name, dtype in EVENT_TIMES.items())
+    events = pl.DataFrame(columns).select(
+        pl.col(name).cast(dtype) for name, dtype in EVENT_TIMES.items()
+    )
     host_start = start[:: max(1, count // 5000)]
     host = pl.DataFrame({"start_ns": host_start, "end_ns": host_start + 3000}).with_columns(
         lane=pl.lit(HOST_LANES[1]), name=pl.lit("aten::linear")
@@ -81,7 +89,9 @@ def synthetic_timeline(rank: int, count: int, base_ns: int) -> RankTimeline:
         "cause": np.tile(EXPOSURE_CAUSES[:2], len(exposed)),
         "ns": np.repeat(duration[exposed] // 2, 2),
     }
-    return RankTimeline(rank, events, descriptions, host, len(host), pl.DataFrame(causes, schema=EVENT_CAUSES))
+    return RankTimeline(
+        rank, events, descriptions, host, len(host), pl.DataFrame(causes, schema=EVENT_CAUSES)
+    )
 
 
 def synthetic_analysis(ranks: int, count: int):
@@ -92,7 +102,8 @@ def synthetic_analysis(ranks: int, count: int):
     first_step = analysis.tables["steps"].head(1)
     steps = [
         first_step.with_columns(
-            rank=pl.lit(timeline.rank, pl.Int32), end_ns=pl.lit(int(timeline.events["end_ns"].max()), pl.Int64)
+            rank=pl.lit(timeline.rank, pl.Int32),
+            end_ns=pl.lit(int(timeline.events["end_ns"].max()), pl.Int64),
         )
         for timeline in timelines
     ]
@@ -167,7 +178,9 @@ def report(name: str, file: Path, times: int, *, events: int) -> bool:
     """Print the figures of one page; return whether they are within the limits."""
     measured = measure(file, times)
     size = file.stat().st_size / 1e6
-    opened, pan, zoom = (statistics.median(measured[key]) for key in ("open_s", "pan_ms", "zoom_ms"))
+    opened, pan, zoom = (
+        statistics.median(measured[key]) for key in ("open_s", "pan_ms", "zoom_ms")
+    )
     frames = sorted(measured["pan_ms"] + measured["zoom_ms"] + measured["scroll_ms"])
     most_frames = frames[int(0.95 * (len(frames) - 1))]
     print(f"{name}: {size:.2f} MB, answers after {opened:.2f} s, frame {pan:.1f} ms panning, {zoom:.1f} ms zooming"
@@ -177,7 +190,9 @@ def report(name: str, file: Path, times: int, *, events: int) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--events", type=int, default=200_000, help="a rank")
     parser.add_argument("--times", type=int, default=1)
@@ -187,7 +202,9 @@ def main() -> None:
         file = args.page or Path(folder) / "page.html"
         if args.page is None:
             began = time.perf_counter()
-            file.write_text(render_html(synthetic_analysis(args.ranks, args.events)), encoding="utf-8")
+            file.write_text(
+                render_html(synthetic_analysis(args.ranks, args.events)), encoding="utf-8"
+            )
             print(f"made in {time.perf_counter() - began:.1f} s", file=sys.stderr)
         name = str(args.page) if args.page else f"{args.ranks} ranks × {args.events:,} events"
         if not report(name, file, args.times, events=args.ranks * args.events):

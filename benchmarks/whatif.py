@@ -2,13 +2,14 @@
 
     python benchmarks/whatif.py RECORDINGS…
 
-Each folder holds one model's recordings, a folder per schedule with a trace per rank. Every recorded schedule is
-predicted from each of the others and held against what it took; following the first of the rows that were recorded
-costs its makespan over the best one (regret). Exits 1 where a goal is missed: median error 10 %, none above 30 %,
-regret 5 %.
+Each folder holds one model's recordings, a folder per schedule with a trace per rank. Every
+recorded schedule is predicted from each of the others and held against what it took; following the
+first of the rows that were recorded costs its makespan over the best one (regret). Exits 1 where a
+goal is missed: median error 10 %, none above 30 %, regret 5 %.
 
-``--parts`` prints what each error consists of: the GPU times of ops, the times of hosts and the messages are replaced
-by those of the predicted recording, in all orders; what is left then is the engine's own error.
+``--parts`` prints what each error consists of: the GPU times of ops, the times of hosts and the
+messages are replaced by those of the predicted recording, in all orders; what is left then is the
+engine's own error.
 """
 
 from __future__ import annotations
@@ -55,20 +56,28 @@ def rows(runs):
 
 def regret(runs, source):
     """Return by what share the first row that was recorded is slower than the best, from *source*'s trace."""
-    first = next(r for r in runs[source].what_if if r.change == "schedule" and (r.name, r.virtual) in runs)
+    first = next(
+        r for r in runs[source].what_if if r.change == "schedule" and (r.name, r.virtual) in runs
+    )
     best = min(run.head.measured_ns for run in runs.values())
     return first.name, runs[first.name, first.virtual].head.measured_ns / best - 1
 
 
 def report(folder, runs):
     """Print the table of one folder; return its errors and regrets."""
-    print(f"\n{folder.name}: " + ", ".join(f"{k[0]} {r.head.measured_ns / 1e6:.1f}" for k, r in runs.items()) + " ms")
+    print(
+        f"\n{folder.name}: "
+        + ", ".join(f"{k[0]} {r.head.measured_ns / 1e6:.1f}" for k, r in runs.items())
+        + " ms"
+    )
     print("\n| from | to | measured ms | predicted ms | between | error | ideal ms | its error |")
     print("|---|---|--:|--:|--:|--:|--:|--:|")
     errors, inside = [], 0
     for source, target, measured, predicted, low, high, ideal in rows(runs):
         if predicted is None:
-            print(f"| {source} | {target} | {measured / 1e6:.1f} | – | – | – | {ideal / 1e6:.1f} | |")
+            print(
+                f"| {source} | {target} | {measured / 1e6:.1f} | – | – | – | {ideal / 1e6:.1f} | |"
+            )
             continue
         errors.append(predicted / measured - 1)
         inside += low <= measured <= high
@@ -79,24 +88,40 @@ def report(folder, runs):
         )
     regrets = {source[0]: regret(runs, source) for source in runs}
     sizes = [abs(e) for e in errors]
-    print(f"\nmedian error {median(sizes):.1%}, worst {max(sizes):.1%}; {inside} of {len(errors)} within their range")
-    print("first row: " + "; ".join(f"from {k} {name} (regret {cost:.1%})" for k, (name, cost) in regrets.items()))
+    print(
+        f"\nmedian error {median(sizes):.1%}, worst {max(sizes):.1%}; {inside} of {len(errors)} within their range"
+    )
+    print(
+        "first row: "
+        + "; ".join(f"from {k} {name} (regret {cost:.1%})" for k, (name, cost) in regrets.items())
+    )
     return sizes, [cost for _, cost in regrets.values()]
 
 
 PARTS = {
     "gpu": ("gpu_ns", "gpu_slowdowns", "block_factor"),
-    "host": ("launch_ns", "before_ns", "post_ns", "last_launch_to_end_ns", "host_waits", "host_starts", "gpu_starts"),
+    "host": (
+        "launch_ns",
+        "before_ns",
+        "post_ns",
+        "last_launch_to_end_ns",
+        "host_waits",
+        "host_starts",
+        "gpu_starts",
+    ),
     "messages": (),
 }
-"""Parts of a predictor, and the fields of ``MeasuredOps`` that belong to each; messages are those of the machine."""
+"""Parts of a predictor, and the fields of ``MeasuredOps`` that belong to each; messages are those
+of the machine."""
 
 
 def with_parts(source, target, parts):
     """Return the predictor of *source* with some parts of that of *target*."""
     fields = [field for part in parts for field in PARTS[part]]
     ops = list(source.ops)
-    ops[MIDDLE] = replace(ops[MIDDLE], **{field: getattr(target.ops[MIDDLE], field) for field in fields})
+    ops[MIDDLE] = replace(
+        ops[MIDDLE], **{field: getattr(target.ops[MIDDLE], field) for field in fields}
+    )
     machine = target.machine if "messages" in parts else source.machine
     return type(source)(source.own, machine, tuple(ops), source.measured_ns, source.own_program)
 
@@ -133,14 +158,22 @@ def report_parts(folder, runs):
             if source_name == target_name or isinstance(source, str) or isinstance(target, str):
                 continue
             parts = error_parts(source, target)
-            shares = [f"{math.expm1(value):+.1%}" for value in (*parts.values(), sum(parts.values()))]
+            shares = [
+                f"{math.expm1(value):+.1%}" for value in (*parts.values(), sum(parts.values()))
+            ]
             print(f"| {source_name} | {target_name} | " + " | ".join(shares) + " |")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recordings", nargs="+", type=Path, help="folders with a folder per schedule")
-    parser.add_argument("--parts", action="store_true", help="print what the error of every pair consists of")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "recordings", nargs="+", type=Path, help="folders with a folder per schedule"
+    )
+    parser.add_argument(
+        "--parts", action="store_true", help="print what the error of every pair consists of"
+    )
     asked = parser.parse_args()
     missed = False
     for folder in asked.recordings:

@@ -2,8 +2,9 @@
 
     python benchmarks/whole.py [--trace TRACE] [--megabytes 250 812] [--repeat 3] [--only analyze]
 
-Inputs are made by repeating a trace (``inputs.py``), without ``--trace`` the slimmed sample. Every command runs in a
-process of its own, imports and all, and the least of the repeats counts; the first round, which warms up, does not.
+Inputs are made by repeating a trace (``inputs.py``), without ``--trace`` the slimmed sample. Every
+command runs in a process of its own, imports and all, and the least of the repeats counts; the
+first round, which warms up, does not.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ def commands(trace, store):
 
 def measured(words):
     """Run one command; return its processor seconds and its peak memory in MB."""
-    child = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise SystemExit(f"{' '.join(words[2:])}: exit code {child.returncode}")
-    return used.ru_utime + used.ru_stime, used.ru_maxrss * (1024 if sys.platform == "linux" else 1) / 1e6
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * (
+        1024 if sys.platform == "linux" else 1
+    ) / 1e6
 
 
 def least(trace, folder, repeat, only):
@@ -57,13 +62,19 @@ def least(trace, folder, repeat, only):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--trace", type=Path, default=SAMPLE)
     options.add_argument("--megabytes", type=int, nargs="+", default=[250, 812])
     options.add_argument("--repeat", type=int, default=3)
-    options.add_argument("--only", nargs="+", choices=list(MAX_CPU_OVER_LOAD), default=list(MAX_CPU_OVER_LOAD))
+    options.add_argument(
+        "--only", nargs="+", choices=list(MAX_CPU_OVER_LOAD), default=list(MAX_CPU_OVER_LOAD)
+    )
     args = options.parse_args()
-    print("| MB | command | CPU s | over `load` | peak MB | of the JSON |\n|--:|---|--:|--:|--:|--:|")
+    print(
+        "| MB | command | CPU s | over `load` | peak MB | of the JSON |\n|--:|---|--:|--:|--:|--:|"
+    )
     missed = []
     for megabytes in args.megabytes:
         with tempfile.TemporaryDirectory(prefix="tracekit-whole-") as folder:
@@ -74,9 +85,12 @@ def main():
             for name, (cpu, peak) in best.items():
                 ratio = cpu / best["load"][0]
                 print(
-                    f"| {size:.0f} | `{name}` | {cpu:.2f} | {ratio:.2f} | {peak:.0f} | {peak / size:.2f} |", flush=True
+                    f"| {size:.0f} | `{name}` | {cpu:.2f} | {ratio:.2f} | {peak:.0f} | {peak / size:.2f} |",
+                    flush=True,
                 )
-                if name in MAX_CPU_OVER_LOAD and (ratio > MAX_CPU_OVER_LOAD[name] or peak > MAX_PEAK_OVER_JSON * size):
+                if name in MAX_CPU_OVER_LOAD and (
+                    ratio > MAX_CPU_OVER_LOAD[name] or peak > MAX_PEAK_OVER_JSON * size
+                ):
                     missed.append(f"{name} on {size:.0f} MB")
     if missed:
         raise SystemExit(f"bars missed: {', '.join(missed)}")

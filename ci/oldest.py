@@ -25,5 +25,7 @@ def oldest(requirements: list[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    about = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    about = tomllib.loads(
+        (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    )
     sys.stdout.write("\n".join(oldest(about["project"]["dependencies"])) + "\n")

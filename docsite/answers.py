@@ -1,7 +1,8 @@
 """Answers shown in the README and in documents, written again from what the command prints.
 
-``python -m docsite.answers`` rewrites every block that begins with ``$ tracekit``; tests hold the blocks against the
-same output. A block may show parts of an answer: a line ``…`` stands for what is left out.
+``python -m docsite.answers`` rewrites every block that begins with ``$ tracekit``; tests hold the
+blocks against the same output. A block may show parts of an answer: a line ``…`` stands for what is
+left out.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def shown_lines(shown: str, printed: list[str]) -> list[str]:
             continue
         begins_part = i == 0 or old[i - 1] == LEFT_OUT
         if begins_part:
-            row = next(j for j in range(row, len(printed)) if _first_word(printed[j]) == _first_word(line))
+            row = next(
+                j for j in range(row, len(printed)) if _first_word(printed[j]) == _first_word(line)
+            )
         lines.append(printed[row])
         row += 1
     return lines

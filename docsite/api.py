@@ -53,7 +53,9 @@ def page() -> str:
 def names(module: types.ModuleType) -> list[str]:
     """Return a module's public names: functions and classes, then its modules."""
     public = [name for name in getattr(module, "__all__", ()) if not name.startswith("_")]
-    return sorted(public, key=lambda name: (isinstance(getattr(module, name), types.ModuleType), name.lower()))
+    return sorted(
+        public, key=lambda name: (isinstance(getattr(module, name), types.ModuleType), name.lower())
+    )
 
 
 def _entry(name: str, value: Any, level: str) -> list[str]:
@@ -61,7 +63,12 @@ def _entry(name: str, value: Any, level: str) -> list[str]:
     if inspect.isclass(value):
         return out + _class(name, value, level)
     if callable(value):
-        return [*out, *_signature(name.rpartition(".")[2], value), "", markdown(inspect.getdoc(value))]
+        return [
+            *out,
+            *_signature(name.rpartition(".")[2], value),
+            "",
+            markdown(inspect.getdoc(value)),
+        ]
     return [*out, f"`{type(value).__name__}`", *_list(value)]
 
 
@@ -70,7 +77,9 @@ def _class(name: str, cls: type, level: str) -> list[str]:
     error = issubclass(cls, BaseException)
     out = [] if error else [*_signature(short, cls), ""]
     out.append(markdown(cls.__dict__.get("__doc__")))
-    declared = fields(cls) if dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct) else []
+    declared = (
+        fields(cls) if dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct) else []
+    )
     if declared:
         out += ["", *table("field", "type", "meaning")]
         out += [row(f"`{field}`", f"`{kind}`", markdown(text)) for field, kind, text in declared]
@@ -94,7 +103,11 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _list(value: Any) -> list[str]:
-    return ["", ", ".join(f"`{item}`" for item in value)] if isinstance(value, tuple | list | dict) else []
+    return (
+        ["", ", ".join(f"`{item}`" for item in value)]
+        if isinstance(value, tuple | list | dict)
+        else []
+    )
 
 
 def _signature(name: str, value: Any) -> list[str]:
@@ -104,7 +117,11 @@ def _signature(name: str, value: Any) -> list[str]:
         return []
     parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
     returns = signature.return_annotation
-    end = "" if inspect.isclass(value) or returns is signature.empty else f" -> {_annotation_text(returns)}"
+    end = (
+        ""
+        if inspect.isclass(value) or returns is signature.empty
+        else f" -> {_annotation_text(returns)}"
+    )
     parts = list(_parameters(parameters))
     line = f"{name}({', '.join(parts)}){end}"
     if len(line) > 100:
@@ -120,7 +137,9 @@ def _parameters(parameters: list[inspect.Parameter]) -> Iterator[str]:
             yield "*"
         starred |= p.kind is p.VAR_POSITIONAL
         mark = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-        text = f"{mark}{p.name}" + ("" if p.annotation is p.empty else f": {_annotation_text(p.annotation)}")
+        text = f"{mark}{p.name}" + (
+            "" if p.annotation is p.empty else f": {_annotation_text(p.annotation)}"
+        )
         yield text if p.default is p.empty else f"{text} = {_default(p.default)}"
 
 

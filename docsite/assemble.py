@@ -1,7 +1,8 @@
 """Assembly of the site's pages in one folder, with links that work there.
 
-A page of ``docs/`` keeps its path. Pages from elsewhere in the repository (such as the README) get a path of their own,
-and links to them are rewritten. Links to other files of the repository lead to the repository's web address.
+A page of ``docs/`` keeps its path. Pages from elsewhere in the repository (such as the README) get
+a path of their own, and links to them are rewritten. Links to other files of the repository lead to
+the repository's web address.
 """
 
 from __future__ import annotations
@@ -50,8 +51,14 @@ def repository() -> str:
 def sources() -> dict[str, Path]:
     """Return the handwritten pages: file by path on the site."""
     docs = ROOT / "docs"
-    own = {file.relative_to(docs).as_posix(): file for file in sorted(docs.rglob("*.md")) if file.name not in NOT_PAGES}
-    return own | {page_path: ROOT / file for file, page_path in MOVED.items() if (ROOT / file).exists()}
+    own = {
+        file.relative_to(docs).as_posix(): file
+        for file in sorted(docs.rglob("*.md"))
+        if file.name not in NOT_PAGES
+    }
+    return own | {
+        page_path: ROOT / file for file, page_path in MOVED.items() if (ROOT / file).exists()
+    }
 
 
 def assemble(folder: Path) -> list[str]:
@@ -59,7 +66,9 @@ def assemble(folder: Path) -> list[str]:
     pages = sources()
     for page_path, file in pages.items():
         text = file.read_text(encoding="utf-8")
-        _write(folder / page_path, rewrite(text, partial(_site_link, file=file, page_path=page_path)))
+        _write(
+            folder / page_path, rewrite(text, partial(_site_link, file=file, page_path=page_path))
+        )
     for page_path, make in GENERATED.items():
         _write(folder / page_path, make())
     for part in ("img", "schemas"):
@@ -78,7 +87,9 @@ def _site_link(target: str, file: Path, page_path: str) -> str:
     if linked_page is None and inside.startswith("docs/") and Path(inside).name not in NOT_PAGES:
         linked_page = inside.removeprefix("docs/")
     if linked_page is not None:
-        return os.path.relpath(linked_page, page_folder).replace(os.sep, "/") + (f"#{anchor}" if anchor else "")
+        return os.path.relpath(linked_page, page_folder).replace(os.sep, "/") + (
+            f"#{anchor}" if anchor else ""
+        )
     kind = "tree" if (ROOT / inside).is_dir() else "blob"
     return f"{repository()}/{kind}/main/{inside}"
 

@@ -79,7 +79,9 @@ def comments(module: Any, variable: str) -> dict[str, str]:
     source = inspect.getsource(module)
     lines = source.splitlines()
     for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and any(getattr(target, "id", None) == variable for target in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            getattr(target, "id", None) == variable for target in node.targets
+        ):
             return dict(_keys(lines[node.lineno - 1 : node.end_lineno]))
     raise LookupError(variable)
 
@@ -95,15 +97,25 @@ def docstring_under(module: Any, variable: str) -> str:
     """Return the string under an assignment in *module*; empty where there is none."""
     body = ast.parse(inspect.getsource(module)).body
     for node, after in pairwise(body):
-        names = [getattr(target, "id", None) for target in getattr(node, "targets", [getattr(node, "target", None)])]
-        if variable in names and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        names = [
+            getattr(target, "id", None)
+            for target in getattr(node, "targets", [getattr(node, "target", None)])
+        ]
+        if (
+            variable in names
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
             return str(after.value.value)
     return ""
 
 
 @cache
 def _classes_of(path: str) -> tuple[list[str], dict[str, ast.ClassDef]]:
-    """Return a module's lines and its classes by name; ``inspect.getsource`` reads the whole module for each class."""
+    """Return a module's lines and its classes by name.
+
+    ``inspect.getsource`` reads the whole module for each class.
+    """
     source = Path(path).read_text(encoding="utf-8")
     classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
     return source.splitlines(), {node.name: node for node in classes}
@@ -115,7 +127,11 @@ def fields(cls: type) -> list[tuple[str, str, str]]:
     body = classes[cls.__name__]
     out = []
     for node, after in zip(body.body, [*body.body[1:], None], strict=True):
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id[0] == "_":
+        if (
+            not isinstance(node, ast.AnnAssign)
+            or not isinstance(node.target, ast.Name)
+            or node.target.id[0] == "_"
+        ):
             continue
         text = ""
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):

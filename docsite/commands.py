@@ -30,9 +30,19 @@ def _command(name: str, command: Any) -> list[str]:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option"]
     words = " ".join(_word(p) for p in arguments)
-    out = [_plain(command.help), "", "```console", f"$ tracekit {name} {words} [OPTIONS]".replace("  ", " "), "```"]
+    out = [
+        _plain(command.help),
+        "",
+        "```console",
+        f"$ tracekit {name} {words} [OPTIONS]".replace("  ", " "),
+        "```",
+    ]
     if arguments:
-        out += ["", *table("argument", "meaning"), *(row(f"`{_word(p)}`", _plain(p.help)) for p in arguments)]
+        out += [
+            "",
+            *table("argument", "meaning"),
+            *(row(f"`{_word(p)}`", _plain(p.help)) for p in arguments),
+        ]
     if options:
         out += ["", *table("option", "meaning", "default"), *(_option(p) for p in options)]
     return out
@@ -44,10 +54,16 @@ def _word(argument: Any) -> str:
 
 
 def _option(option: Any) -> str:
-    names = ", ".join(f"`{name}`" for name in sorted([*option.opts, *option.secondary_opts], key=len))
+    names = ", ".join(
+        f"`{name}`" for name in sorted([*option.opts, *option.secondary_opts], key=len)
+    )
     value = "" if option.is_flag else f" `{option.metavar or 'WORD'}`"
     default = option.default
-    shown = "" if callable(default) or default in (None, False, (), []) or option.required else f"`{default}`"
+    shown = (
+        ""
+        if callable(default) or default in (None, False, (), []) or option.required
+        else f"`{default}`"
+    )
     return row(names + value, _plain(option.help), "required" if option.required else shown)
 
 

@@ -57,8 +57,12 @@ def json_schema(name: str) -> Schema:
     for struct_type in _struct_types(document_type, {}).values():
         definition = schema["$defs"][struct_type.__name__]
         for cls in struct_type.__mro__:
-            for field, _, text in fields(cls) if issubclass(cls, msgspec.Struct) and cls is not msgspec.Struct else ():
-                key = msgspec.structs.fields(struct_type)[struct_type.__struct_fields__.index(field)].encode_name
+            for field, _, text in (
+                fields(cls) if issubclass(cls, msgspec.Struct) and cls is not msgspec.Struct else ()
+            ):
+                key = msgspec.structs.fields(struct_type)[
+                    struct_type.__struct_fields__.index(field)
+                ].encode_name
                 if text:
                     definition["properties"][key]["description"] = " ".join(text.split())
     format_key = schema["$defs"][document_type.__name__]["properties"].get("format")
@@ -66,9 +70,15 @@ def json_schema(name: str) -> Schema:
     return {"$schema": DRAFT, "title": title, **schema}
 
 
-def _struct_types(annotation: Any, seen: dict[str, type[msgspec.Struct]]) -> dict[str, type[msgspec.Struct]]:
+def _struct_types(
+    annotation: Any, seen: dict[str, type[msgspec.Struct]]
+) -> dict[str, type[msgspec.Struct]]:
     """Return all struct types inside a type, by name."""
-    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct) and annotation.__name__ not in seen:
+    if (
+        isinstance(annotation, type)
+        and issubclass(annotation, msgspec.Struct)
+        and annotation.__name__ not in seen
+    ):
         seen[annotation.__name__] = annotation
         for field in msgspec.structs.fields(annotation):
             _struct_types(field.type, seen)
@@ -107,8 +117,13 @@ def page() -> str:
     return "\n".join(out) + "\n"
 
 
-def _keys(schema: Schema, root: Schema, prefix: str, parents: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield key, type, whether it is always there, and meaning of every key; *parents* are the types around it."""
+def _keys(
+    schema: Schema, root: Schema, prefix: str, parents: tuple[str, ...]
+) -> Iterator[tuple[str, ...]]:
+    """Yield key, type, whether it is always there, and meaning of every key.
+
+    *parents* are the types around it.
+    """
     reference = schema.get("$ref", "").rpartition("/")[2]
     if reference and reference not in parents:
         definition = root["$defs"][reference]
@@ -118,7 +133,9 @@ def _keys(schema: Schema, root: Schema, prefix: str, parents: tuple[str, ...]) -
             yield from _inside(inner, root, f"{prefix}{name}", (*parents, reference))
 
 
-def _inside(schema: Schema, root: Schema, path: str, parents: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _inside(
+    schema: Schema, root: Schema, path: str, parents: tuple[str, ...]
+) -> Iterator[tuple[str, ...]]:
     yield from _keys(schema, root, f"{path}.", parents)
     for choice in schema.get("anyOf", ()):
         yield from _inside(choice, root, path, parents)

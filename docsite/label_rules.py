@@ -39,5 +39,9 @@ def _all(conditions: Mapping[str, Any]) -> str:
 
 
 def _code(value: Any) -> str:
-    words = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else str(value),)
+    words = (
+        value
+        if isinstance(value, tuple)
+        else (str(value).lower() if isinstance(value, bool) else str(value),)
+    )
     return ", ".join(f"`{word}`" for word in words)

@@ -17,7 +17,13 @@ UNIT_PX, ROW_PX = 12, 34
 """Width of a unit of time, height of a row."""
 LEFT_PX, TOP_PX = 118, 26
 """Space for the names of the rows and for the title."""
-COLOURS = {**LABEL_COLOURS, "idle": IDLE_COLOUR, "ideal": UNRECORDED_COLOUR, "wait": "#F6D2BB", "all": COMPUTE_COLOUR}
+COLOURS = {
+    **LABEL_COLOURS,
+    "idle": IDLE_COLOUR,
+    "ideal": UNRECORDED_COLOUR,
+    "wait": "#F6D2BB",
+    "all": COMPUTE_COLOUR,
+}
 """Colours of kinds of boxes: those of all pictures; waiting is a paler pp_comm."""
 LIGHT_KINDS = frozenset({"forward", "wait", "idle", "ideal", "ep_dispatch"})
 """Kinds of boxes whose text is dark."""
@@ -54,7 +60,10 @@ class Picture:
         for row, (name, boxes) in enumerate(self.rows):
             y = TOP_PX + row * ROW_PX
             parts.append(f'<text x="8" y="{y + 20}" fill="#333">{escape(name)}</text>')
-            parts += [_draw_bracket(box, y) if box.kind == "bracket" else _draw_box(box, y) for box in boxes]
+            parts += [
+                _draw_bracket(box, y) if box.kind == "bracket" else _draw_box(box, y)
+                for box in boxes
+            ]
         return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -1,8 +1,9 @@
 """Published results beside tracekit's own, from the same input: ``make proof`` writes ``docs/proof.md``.
 
-Results that need nothing but the repository are computed every time. Those of public inputs are computed where
-``TRACEKIT_CORPUS`` names the folder that holds them, and kept in ``docs/proof.json`` for everyone else. Figures of
-other tools are measured with ``--hta PYTHON`` and ``--tracelens PYTHON``, which name interpreters that have them.
+Results that need nothing but the repository are computed every time. Those of public inputs are
+computed where ``TRACEKIT_CORPUS`` names the folder that holds them, and kept in ``docs/proof.json``
+for everyone else. Figures of other tools are measured with ``--hta PYTHON`` and ``--tracelens
+PYTHON``, which name interpreters that have them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ TRACELENS_TRACES = {
     "tracelens/resnet_act_checkpoint.json.gz": False,
     "tracelens/qwen3_30b_a3b_B300_TP-0-DECODE.trace.json.gz": True,
 }
-"""Traces of TraceLens' tests, and whether memsets have a flow from their launch: it links GPU events by flows."""
+"""Traces of TraceLens' tests, and whether memsets have a flow from their launch: it links GPU
+events by flows."""
 
 FiguresOf = Callable[[Path], tuple[dict[str, float], pl.DataFrame]]
 """Returns a tool's figures for a trace, and the labelled events as the tool counts them."""
@@ -106,7 +108,9 @@ def schedule_section() -> Section:
         results.append(Result(what, ZERO_BUBBLE, "", share, done.bubble_fraction, 1e-9))
         third = simulate(generate("zb-h1", pp=pp, microbatches=microbatches), Times(F=1, I=1, W=1))
         what = f"ZB-H1, p = {pp}, m = {microbatches}: a third of the bubble of 1F1B"
-        results.append(Result(what, ZERO_BUBBLE, "F", 3 * (pp - 1) / 3, max(third.span) - third.busy[0], 1e-9))
+        results.append(
+            Result(what, ZERO_BUBBLE, "F", 3 * (pp - 1) / 3, max(third.span) - third.busy[0], 1e-9)
+        )
         none = simulate(generate("zb-v", pp=pp, microbatches=microbatches), Times(F=1, I=1, W=1))
         what = f"ZB-V, p = {pp}, m = {microbatches}: bubble of each rank's own time"
         results.append(Result(what, ZERO_BUBBLE, "", 0.0, none.bubble_rate_zb, 0.0))
@@ -125,7 +129,12 @@ def _paper_rates() -> Iterator[Result]:
     for name, rate in published.items():
         done = simulate(generate(name, pp=8, microbatches=24, times=times), times)
         yield Result(
-            f"{name}, measured durations: bubble rate", ZERO_BUBBLE_PAPER, "", rate, done.bubble_rate_zb, 0.002
+            f"{name}, measured durations: bubble rate",
+            ZERO_BUBBLE_PAPER,
+            "",
+            rate,
+            done.bubble_rate_zb,
+            0.002,
         )
 
 
@@ -135,7 +144,9 @@ def _deepseek_formulas() -> Iterator[Result]:
     forward, backward, weights, both, pp = 2, 4, 2, 5, 8
     dual = simulate(generate("dualpipe", pp=pp, microbatches=24), times)
     wanted = (pp // 2 - 1) * (both + backward - 3 * weights)
-    yield Result("DualPipe, p = 8: (p/2−1)(F&B+B−3W)", DEEPSEEK, "F/2", wanted, max(dual.bubble), 1e-9)
+    yield Result(
+        "DualPipe, p = 8: (p/2−1)(F&B+B−3W)", DEEPSEEK, "F/2", wanted, max(dual.bubble), 1e-9
+    )
     one = simulate(generate("1f1b", pp=pp, microbatches=24), times)
     wanted = (pp - 1) * (forward + backward)
     yield Result("1F1B, p = 8: (p−1)(F+B)", DEEPSEEK, "F/2", wanted, one.bubble[0], 1e-9)
@@ -149,7 +160,8 @@ def dualpipe_section() -> Section:
     durations = pl.col("ideal_end_ns") - pl.col("ideal_start_ns")
     by_kind = comparison.head.cells.group_by(pl.col("op").cast(pl.String)).agg(durations.median())
     cell_ns = dict(by_kind.iter_rows())
-    # The overlapped pair of the formula is one cell; in the recording its forward and its backward are two.
+    # The overlapped pair of the formula is one cell; in the recording its forward and its backward
+    # are two.
     cell_ns["FB"] = cell_ns["F"] + cell_ns["B"]
     wanted_ns = (comparison.pp // 2 - 1) * (cell_ns["FB"] + cell_ns["B"] - 3 * cell_ns["W"])
     schedule = generate("dualpipe", pp=comparison.pp, microbatches=comparison.microbatches)
@@ -170,9 +182,15 @@ def straggler_section(corpus: Path) -> Section:
     results = []
     for name in ("ST", "SE", "AR"):
         job = Job(corpus / "bytedance-stragglers", name)
-        done = measure_slowdown(job.graph.step_times, job.durations, job.usual, groups_of(job), min_ratio=1.0)
+        done = measure_slowdown(
+            job.graph.step_times, job.durations, job.usual, groups_of(job), min_ratio=1.0
+        )
         published = float(job.published["blocking_slowdown"])
-        results.append(Result(f"job {name}: slowdown by stragglers", STRAGGLERS, "×", published, done.ratio, 0.02))
+        results.append(
+            Result(
+                f"job {name}: slowdown by stragglers", STRAGGLERS, "×", published, done.ratio, 0.02
+            )
+        )
     return Section(
         "Stragglers",
         "Operation tables of three jobs, and the slowdown that the authors' simulator found in each.",
@@ -206,7 +224,8 @@ EXPOSED_REASONS = {
     "ep_combine": "of its 2.0 ms without compute 0.7 ms lie in the first two, before both chunks are under way; the "
     "rest are gaps of microseconds between kernels",
 }
-"""Why the exchanges of DeepSeek's profile, published as overlapped, are not so for all of their time."""
+"""Why the exchanges of DeepSeek's profile, published as overlapped, are not so for all of their
+time."""
 
 
 def deepseek_section(corpus: Path) -> Section:
@@ -253,11 +272,15 @@ print("FIGURES", json.dumps({
 
 def peer_figures(python: Path, script: str, trace: Path) -> dict[str, float]:
     """Return the figures that another tool prints for a trace."""
-    done = subprocess.run([python, "-c", script, trace], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python, "-c", script, trace], capture_output=True, text=True, check=False
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("FIGURES ")]
     if not lines:
         raise SystemExit(f"{python} printed no figures for {trace}:\n{done.stderr[-500:]}")
-    figures: dict[str, float] = msgspec.json.decode(lines[-1].removeprefix("FIGURES ").replace("NaN", "null"))
+    figures: dict[str, float] = msgspec.json.decode(
+        lines[-1].removeprefix("FIGURES ").replace("NaN", "null")
+    )
     return {name: value for name, value in figures.items() if value is not None}
 
 
@@ -270,7 +293,8 @@ def has_launch(events: pl.DataFrame) -> pl.Expr:
 def gpu_times_ms(labelled: pl.DataFrame) -> dict[str, float]:
     """Return idle, compute and exposed communication, and the overlap, as HTA and TraceLens define them.
 
-    Compute is every kernel that does not communicate; idle is what no GPU event covers between the first and the last.
+    Compute is every kernel that does not communicate; idle is what no GPU event covers between the
+    first and the last.
     """
     is_communication = pl.col("label").cast(pl.String).is_in(COMMUNICATION_LABELS)
     busy = union_of(labelled)
@@ -297,8 +321,8 @@ class TraceHeader(msgspec.Struct):
 def shrink_to_microseconds(labelled: pl.DataFrame, base_ns: int) -> pl.DataFrame:
     """Return the events from the first to the last whole microsecond in each, as HTA reads them.
 
-    HTA holds a file's times as 64-bit floating-point microseconds. Where they count from 1970 and not from the file's
-    own base, these are multiples of a quarter of a microsecond.
+    HTA holds a file's times as 64-bit floating-point microseconds. Where they count from 1970 and
+    not from the file's own base, these are multiples of a quarter of a microsecond.
 
     Args:
         labelled: Labelled GPU events.
@@ -309,7 +333,9 @@ def shrink_to_microseconds(labelled: pl.DataFrame, base_ns: int) -> pl.DataFrame
     duration_us = (pl.col("end_ns") - pl.col("start_ns")) / 1000
     first_us = start_us.ceil().cast(pl.Int64)
     last_us = (start_us + duration_us).floor().cast(pl.Int64)
-    return labelled.with_columns(start_ns=first_us * 1000, end_ns=pl.max_horizontal(first_us, last_us) * 1000)
+    return labelled.with_columns(
+        start_ns=first_us * 1000, end_ns=pl.max_horizontal(first_us, last_us) * 1000
+    )
 
 
 FIGURE_NAMES = {
@@ -320,7 +346,9 @@ FIGURE_NAMES = {
 }
 
 
-def peer_section(title: str, text: str, source: str, traces: Sequence[Path], figures_of: FiguresOf) -> Section:
+def peer_section(
+    title: str, text: str, source: str, traces: Sequence[Path], figures_of: FiguresOf
+) -> Section:
     """Return another tool's figures beside tracekit's by the same definition, and tracekit's own.
 
     Args:
@@ -370,7 +398,9 @@ def tracelens_section(corpus: Path, python: Path) -> Section:
         counted = classify(events).filter(has_launch(events))
         if not TRACELENS_TRACES[trace.relative_to(corpus).as_posix()]:
             counted = counted.filter(pl.col("kind") != "memset")
-        as_kernels = pl.when(pl.col("kind") == "memset").then(pl.lit("kernel")).otherwise(pl.col("kind"))
+        as_kernels = (
+            pl.when(pl.col("kind") == "memset").then(pl.lit("kernel")).otherwise(pl.col("kind"))
+        )
         return peer_figures(python, TRACELENS_SCRIPT, trace), counted.with_columns(kind=as_kernels)
 
     return peer_section(
@@ -470,7 +500,10 @@ def _figure(value: float, unit: str) -> str:
 
 
 def main() -> None:
-    """Write the page; exit with 1 if a figure differs by more than promised and no reason is given."""
+    """Write the page.
+
+    Exit with 1 if a figure differs by more than promised and no reason is given.
+    """
     parser = argparse.ArgumentParser(description="Write docs/proof.md.")
     parser.add_argument("--hta", type=Path, help="a Python that has HTA (traceinsight)")
     parser.add_argument("--tracelens", type=Path, help="a Python that has TraceLens")
@@ -478,7 +511,9 @@ def main() -> None:
     all_sections = sections(hta=options.hta, tracelens=options.tracelens)
     KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(all_sections), indent=1) + b"\n")
     PAGE.write_text(page(all_sections), encoding="utf-8")
-    missed = [result for section in all_sections for result in section.results if not result.is_shown]
+    missed = [
+        result for section in all_sections for result in section.results if not result.is_shown
+    ]
     for result in missed:
         sys.stderr.write(f"{result.what}: {result.ours:.6g}, published {result.published:.6g}\n")
     sys.exit(1 if missed else 0)

@@ -19,7 +19,8 @@ SCHEMA_TABLES = {
     "Pipeline cells": ("CELLS", "the first columns of the table `cells` of an analysis"),
 }
 MEANINGS_FILE = Path(__file__).with_name("columns.toml")
-"""Contents of the tables of an analysis and meanings of their columns; a name means the same in every table."""
+"""Contents of the tables of an analysis and meanings of their columns; a name means the same in
+every table."""
 
 
 def page() -> str:
@@ -65,8 +66,18 @@ def _analysis() -> list[str]:
         " `tracekit analyze … -o tables.parquet`.",
     ]
     for name, frame in _tables().items():
-        out += ["", f"### {name}", "", known["table"][name], "", *table("column", "type", "meaning")]
-        out += [row(f"`{column}`", _type(kind), meaning(known, name, column)) for column, kind in frame.schema.items()]
+        out += [
+            "",
+            f"### {name}",
+            "",
+            known["table"][name],
+            "",
+            *table("column", "type", "meaning"),
+        ]
+        out += [
+            row(f"`{column}`", _type(kind), meaning(known, name, column))
+            for column, kind in frame.schema.items()
+        ]
     return out
 
 
@@ -88,4 +99,10 @@ def meaning(known: dict[str, Any], name: str, column: str) -> str:
 
 def _type(kind: Any) -> str:
     text = str(kind)
-    return "Enum" if text.startswith("Enum") else "Categorical" if text.startswith("Categorical") else text
+    return (
+        "Enum"
+        if text.startswith("Enum")
+        else "Categorical"
+        if text.startswith("Categorical")
+        else text
+    )

@@ -20,7 +20,9 @@ from tracekit.report.html.page import render_html
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs/img"
-SELECT_LONGEST_SEND = "document.getElementById('path-longest').click(), tracekit.timeline.chart.setWindow(0, 330)"
+SELECT_LONGEST_SEND = (
+    "document.getElementById('path-longest').click(), tracekit.timeline.chart.setWindow(0, 330)"
+)
 SHOW_TIMELINE = "document.getElementById('timeline').scrollIntoView()"
 
 
@@ -28,25 +30,43 @@ def main() -> None:
     """Write the pages of a few samples and take their pictures."""
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         pages = Path(folder)
         dualpipe = tracekit.analyze("sample_traces/dualpipe", critical_path=True)
         (pages / "page.html").write_text(render_html(dualpipe), encoding="utf-8")
-        tracekit.diff("sample_traces/steps/a", "sample_traces/steps/straggler").save(pages / "diff.html")
-        run_command("watch", "sample_traces/steps", "--idle", "0", "-o", str(pages / "history.html"))
+        tracekit.diff("sample_traces/steps/a", "sample_traces/steps/straggler").save(
+            pages / "diff.html"
+        )
+        run_command(
+            "watch", "sample_traces/steps", "--idle", "0", "-o", str(pages / "history.html")
+        )
         baseline = ("--baseline", "sample_traces/steps/a")
-        run_command("gate", "sample_traces/steps/straggler", *baseline, "--history", str(pages / "history.html"))
+        run_command(
+            "gate",
+            "sample_traces/steps/straggler",
+            *baseline,
+            "--history",
+            str(pages / "history.html"),
+        )
 
         def take(name: str, height: int, *, show: str = "", part: str = "") -> None:
             page = browser.new_page(viewport={"width": 1240, "height": height})
-            page.goto((pages / f"{name.rsplit('-', maxsplit=1)[-1].replace('timeline', 'page')}.html").as_uri())
+            page.goto(
+                (
+                    pages / f"{name.rsplit('-', maxsplit=1)[-1].replace('timeline', 'page')}.html"
+                ).as_uri()
+            )
             page.wait_for_selector("html[data-ready=true]")
             if show:
                 page.evaluate(show)
             page.wait_for_timeout(500)
             shown = page.locator(part).screenshot() if part else page.screenshot()
             # No palette: it would merge the colours of small marks.
-            Image.open(io.BytesIO(shown)).convert("RGB").save(PICTURES / f"{name}.png", optimize=True)
+            Image.open(io.BytesIO(shown)).convert("RGB").save(
+                PICTURES / f"{name}.png", optimize=True
+            )
             page.close()
 
         take("page", 1250)

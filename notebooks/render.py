@@ -1,4 +1,6 @@
-"""Notebooks run from top to bottom and stored with their outputs; their pictures, small, for docs/notebooks.md.
+"""Notebooks run from top to bottom and stored with their outputs.
+
+Their pictures, small, for docs/notebooks.md.
 
 python notebooks/render.py
 """
@@ -31,14 +33,21 @@ def run_notebook(path: Path) -> nbformat.NotebookNode:
 def notebook_pictures(notebook: nbformat.NotebookNode) -> list[bytes]:
     """Return the PNGs in the outputs of a notebook, in order."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    return [base64.b64decode(output.data["image/png"]) for output in outputs if "image/png" in output.get("data", {})]
+    return [
+        base64.b64decode(output.data["image/png"])
+        for output in outputs
+        if "image/png" in output.get("data", {})
+    ]
 
 
 def shrink_picture(png: bytes) -> Image.Image:
     """Return a picture no wider than a page, with few colours."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
     if image.width > MAX_WIDTH_PX:
-        image = image.resize((MAX_WIDTH_PX, round(image.height * MAX_WIDTH_PX / image.width)), Image.Resampling.LANCZOS)
+        image = image.resize(
+            (MAX_WIDTH_PX, round(image.height * MAX_WIDTH_PX / image.width)),
+            Image.Resampling.LANCZOS,
+        )
     # The method keeps colours that cover little: the colour of a label has a meaning everywhere.
     return image.quantize(MAX_COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
 

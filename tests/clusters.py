@@ -13,14 +13,23 @@ from functools import partial
 
 @contextlib.contextmanager
 def dask_cluster(folder, workers):
-    """A scheduler and worker processes on loopback; yields its address, the workers, and how to start another."""
+    """A scheduler and worker processes on loopback.
+
+    Yields its address, the workers, and how to start another.
+    """
     started = []
-    environment = {**os.environ, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "5", "PYTHONWARNINGS": "ignore"}
+    environment = {
+        **os.environ,
+        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "5",
+        "PYTHONWARNINGS": "ignore",
+    }
 
     def start(module, *words):
         with (folder / f"{len(started)}.log").open("w") as log:
             command = [sys.executable, "-m", f"distributed.cli.{module}", *words, "--no-dashboard"]
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=environment))
+            started.append(
+                subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=environment)
+            )
         return started[-1]
 
     try:

@@ -21,7 +21,8 @@ from tests.kept import SHARED, example_analysis_of
 from tracekit import cli
 from tracekit.schema import LABELLED, conform
 
-# Commands that tests run start twice as fast where compiled modules may be kept; some machines forbid it by default.
+# Commands that tests run start twice as fast where compiled modules may be kept; some machines
+# forbid it by default.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 settings.register_profile("patient", deadline=None)  # a busy machine is not a failure
@@ -33,7 +34,10 @@ class SharedExamples:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
-        """Let examples in docstrings share analyses; that of ``analyze`` itself, which imports nothing, does not."""
+        """Let examples in docstrings share analyses.
+
+        That of ``analyze`` itself, which imports nothing, does not.
+        """
         if not isinstance(item, pytest.DoctestItem):
             return (yield)
         with mock.patch.object(tracekit, "analyze", example_analysis_of):
@@ -41,7 +45,11 @@ class SharedExamples:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--cpu-times", metavar="FILE", help="write the processor time of each test, the dearest first")
+    parser.addoption(
+        "--cpu-times",
+        metavar="FILE",
+        help="write the processor time of each test, the dearest first",
+    )
 
 
 def pytest_configure(config):
@@ -49,7 +57,9 @@ def pytest_configure(config):
         config.pluginmanager.register(CpuTimes(file))
     config.pluginmanager.register(SharedExamples())
     if not hasattr(config, "workerinput"):
-        os.environ[SHARED] = tempfile.mkdtemp(prefix="tracekit-tests-")  # xdist's workers inherit it
+        os.environ[SHARED] = tempfile.mkdtemp(
+            prefix="tracekit-tests-"
+        )  # xdist's workers inherit it
 
 
 LONGEST_FILES = (
@@ -88,7 +98,10 @@ SAMPLES = Path(__file__).parent.parent / "sample_traces"
 
 @pytest.fixture(scope="session")
 def snapshots():
-    """Memory snapshots with what the allocator counted while they were recorded; some with traces."""
+    """Memory snapshots with what the allocator counted while they were recorded.
+
+    Some with traces.
+    """
     return Path(__file__).parent / "data/memory"
 
 
@@ -113,10 +126,15 @@ def labelled():
 
     def build(*rows, **common):
         dicts = [
-            row if isinstance(row, dict) else dict(zip(("label", "start_ns", "end_ns"), row, strict=True))
+            row
+            if isinstance(row, dict)
+            else dict(zip(("label", "start_ns", "end_ns"), row, strict=True))
             for row in rows
         ]
-        full = [{"rank": 0, "kind": "kernel", "name": "k", "launch_ns": r["start_ns"], **common, **r} for r in dicts]
+        full = [
+            {"rank": 0, "kind": "kernel", "name": "k", "launch_ns": r["start_ns"], **common, **r}
+            for r in dicts
+        ]
         return conform(pl.DataFrame(full, infer_schema_length=None), LABELLED)
 
     return build
@@ -128,9 +146,14 @@ def run_command(monkeypatch, capfd):
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, words)])
-        monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # else `python -m pytest` is the program
+        monkeypatch.setattr(
+            sys.modules["__main__"], "__package__", None
+        )  # else `python -m pytest` is the program
         capfd.readouterr()
-        with mock.patch.dict(os.environ), pytest.raises(SystemExit) as ending:  # a command may set variables
+        with (
+            mock.patch.dict(os.environ),
+            pytest.raises(SystemExit) as ending,
+        ):  # a command may set variables
             cli.main()
         out, err = capfd.readouterr()
         return subprocess.CompletedProcess(words, ending.value.code, out, err)

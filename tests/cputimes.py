@@ -1,7 +1,8 @@
 """How much processor time each test takes, its fixtures and the processes it starts included.
 
-``pytest --cpu-times FILE`` writes one line per test, the dearest first. Unlike the clock on the wall this says nearly
-the same on a busy machine: a test above a second or two gets the marker ``slow``.
+``pytest --cpu-times FILE`` writes one line per test, the dearest first. Unlike the clock on the
+wall this says nearly the same on a busy machine: a test above a second or two gets the marker
+``slow``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ def spent_s():
 
 
 class CpuTimes:
-    """Adds up what set-up, call and teardown of each test take; xdist's workers tell their controller."""
+    """Adds up what set-up, call and teardown of each test take.
+
+    Xdist's workers tell their controller.
+    """
 
     def __init__(self, file):
         self.file = Path(file)
@@ -41,4 +45,6 @@ class CpuTimes:
     def pytest_sessionfinish(self, session):
         if not hasattr(session.config, "workerinput"):
             lines = sorted(((spent, name) for name, spent in self.seconds.items()), reverse=True)
-            self.file.write_text("".join(f"{spent:8.2f} {name}\n" for spent, name in lines), encoding="utf-8")
+            self.file.write_text(
+                "".join(f"{spent:8.2f} {name}\n" for spent, name in lines), encoding="utf-8"
+            )

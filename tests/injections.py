@@ -30,16 +30,30 @@ def trace(rank, *, scale=1):
     """Return a trace of two steps whose kernels, operators, groups, devices and keys are called so."""
     events, t, c = [], 1000, 0
     for step in (2, 3):
-        events.append(_event("user_annotation", f"ProfilerStep#{step}", t - 5, len(NAMES) * 200 + 400))
+        events.append(
+            _event("user_annotation", f"ProfilerStep#{step}", t - 5, len(NAMES) * 200 + 400)
+        )
         events.append(_event("user_annotation", "ann " + NAMES[step - 2], t - 4, len(NAMES) * 200))
         for name in NAMES:
             c += 2
             events += [
                 _event("cpu_op", "op" + name, t, 50, **{"External id": c, "Sequence number": c}),
-                _event("cuda_runtime", "cudaLaunchKernel", t + 5, 5, **{"correlation": c, "External id": c}),
+                _event(
+                    "cuda_runtime",
+                    "cudaLaunchKernel",
+                    t + 5,
+                    5,
+                    **{"correlation": c, "External id": c},
+                ),
                 _gpu(name, t + 20, 150 * scale, 7, **{"correlation": c, "External id": c}),
                 _event("cuda_runtime", "cudaLaunchKernel", t + 11, 5, correlation=c + 1),
-                _gpu("ncclDevKernel_AllReduce" + name, t + 60, 130 * scale, 9, **_collective(name, c + 1)),
+                _gpu(
+                    "ncclDevKernel_AllReduce" + name,
+                    t + 60,
+                    130 * scale,
+                    9,
+                    **_collective(name, c + 1),
+                ),
             ]
             t += 200
         t += 500
@@ -65,11 +79,24 @@ def trace(rank, *, scale=1):
 
 
 def _event(cat, name, ts, dur, **args):
-    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": args}
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": 1,
+        "tid": 1,
+        "ts": ts,
+        "dur": dur,
+        "args": args,
+    }
 
 
 def _gpu(name, ts, dur, stream, **args):
-    return {**_event("kernel", name, ts, dur, device=0, stream=stream, **args), "pid": 0, "tid": stream}
+    return {
+        **_event("kernel", name, ts, dur, device=0, stream=stream, **args),
+        "pid": 0,
+        "tid": stream,
+    }
 
 
 def _collective(name, correlation):

@@ -13,7 +13,8 @@ from tracekit import analyze, load
 from tracekit.classify import classify
 
 SHARED = "TRACEKIT_TEST_RUN"
-"""Environment variable: a folder that the workers of one run share (``conftest`` makes it and takes it away)."""
+"""Environment variable: a folder that the workers of one run share (``conftest`` makes it and takes
+it away)."""
 WITH_ROLES = ("checkpoint-engine", "rl")
 """Samples of several roles, each of which has a critical path of its own."""
 _in_memory = {}
@@ -26,12 +27,17 @@ def kept(key, compute):
         if folder is None:
             _in_memory[key] = compute()
         else:
-            _in_memory[key] = _shared(Path(folder, hashlib.sha256(key.encode()).hexdigest()[:24]), compute)
+            _in_memory[key] = _shared(
+                Path(folder, hashlib.sha256(key.encode()).hexdigest()[:24]), compute
+            )
     return _in_memory[key]
 
 
 def _shared(file, compute):
-    """Return the result in a file, or compute it and write it there; another worker that needs it waits meanwhile."""
+    """Return the result in a file, or compute it and write it there.
+
+    Another worker that needs it waits meanwhile.
+    """
     with file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if file.exists():
@@ -46,7 +52,8 @@ def _shared(file, compute):
 def analysis_of(path, *, critical_path=False, **options):
     """Return ``analyze(path, **options)``, analysed once in a run, with and without its critical path.
 
-    For tests of what is done with an analysis. A test of how it comes about calls ``analyze`` itself.
+    For tests of what is done with an analysis. A test of how it comes about calls ``analyze``
+    itself.
     """
     key = f"{Path(path).resolve()} {sorted(options.items())}"
     if critical_path or Path(path).name not in WITH_ROLES:
@@ -59,7 +66,10 @@ def analysis_of(path, *, critical_path=False, **options):
 
 
 def example_analysis_of(path, **options):
-    """Return ``analyze(path, **options)`` for an example in a docstring; it may show the path as it is spelled."""
+    """Return ``analyze(path, **options)`` for an example in a docstring.
+
+    It may show the path as it is spelled.
+    """
     return kept(f"example {path} {sorted(options.items())}", lambda: analyze(path, **options))
 
 
@@ -73,6 +83,9 @@ def labelled_of(path):
 
     def label():
         trace = load(path)
-        return {rank: (classify(trace.rank(rank).events), trace.rank(rank).source) for rank in trace.ranks}
+        return {
+            rank: (classify(trace.rank(rank).events), trace.rank(rank).source)
+            for rank in trace.ranks
+        }
 
     return kept(f"labelled {Path(path).resolve()}", label)

@@ -26,7 +26,13 @@ def event(action, address, size, us, *, frames=FRAMES, stream=0):
 
 
 def block(address, size, state="active_allocated", frames=()):
-    return {"address": address, "size": size, "requested_size": size, "state": state, "frames": list(frames)}
+    return {
+        "address": address,
+        "size": size,
+        "requested_size": size,
+        "state": state,
+        "frames": list(frames),
+    }
 
 
 def segment(address, blocks, *, total=SEGMENT, device=0):

@@ -1,7 +1,7 @@
 """Good recordings made worse, one hint at a time: what is then said must be right, a bound, or nothing.
 
-Each mutation takes a run's ranks as the readers return them and gives them back with something gone. ``MUTATIONS``
-lists them by name; ``answer`` analyses what is left.
+Each mutation takes a run's ranks as the readers return them and gives them back with something
+gone. ``MUTATIONS`` lists them by name; ``answer`` analyses what is left.
 """
 
 from __future__ import annotations
@@ -70,7 +70,13 @@ def renamed_collectives(events: pl.DataFrame) -> pl.DataFrame:
     """Return the events with NCCL's kernels called what no rule knows, and without what NCCL said about them."""
     nccl = ON_GPU & NAME.str.contains("(?i)nccl")
     told = [pl.when(~nccl).then(pl.col(name)).alias(name) for name in _TOLD]
-    kernel = pl.when(nccl).then(pl.lit("device_kernel_17")).otherwise(NAME).cast(pl.Categorical).alias("name")
+    kernel = (
+        pl.when(nccl)
+        .then(pl.lit("device_kernel_17"))
+        .otherwise(NAME)
+        .cast(pl.Categorical)
+        .alias("name")
+    )
     return events.with_columns(kernel, *told)
 
 
@@ -105,7 +111,10 @@ def one_rank(ranks: Ranks) -> Ranks:
 def shifted(ranks: Ranks) -> Ranks:
     """Return the run with every second rank's clock three seconds ahead."""
     times = pl.col("start_ns", "end_ns")
-    return [replace(r, events=r.events.with_columns(times + 3_000_000_000 * (i % 2))) for i, r in enumerate(ranks)]
+    return [
+        replace(r, events=r.events.with_columns(times + 3_000_000_000 * (i % 2)))
+        for i, r in enumerate(ranks)
+    ]
 
 
 def drifting(ranks: Ranks) -> Ranks:
@@ -113,7 +122,12 @@ def drifting(ranks: Ranks) -> Ranks:
     times = pl.col("start_ns", "end_ns")
     begin = min(int(rank.events["start_ns"].min() or 0) for rank in ranks)
     return [
-        replace(r, events=r.events.with_columns(times + ((times - begin) * (1e-5 * (i % 2))).cast(pl.Int64)))
+        replace(
+            r,
+            events=r.events.with_columns(
+                times + ((times - begin) * (1e-5 * (i % 2))).cast(pl.Int64)
+            ),
+        )
         for i, r in enumerate(ranks)
     ]
 

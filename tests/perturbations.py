@@ -1,8 +1,9 @@
 """Small damage to recordings, of which the true answer is known: shared by tests of many packages.
 
-Profilers lose kernels, or what belongs to them; clocks of machines differ and drift; ranks enter a step at different
-times. Each function takes a run's ranks as the readers return them and returns the run with one such change. Nothing
-else changes, so that what is said about everything else must stay.
+Profilers lose kernels, or what belongs to them; clocks of machines differ and drift; ranks enter a
+step at different times. Each function takes a run's ranks as the readers return them and returns
+the run with one such change. Nothing else changes, so that what is said about everything else must
+stay.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def communication_kernels(ranks: Ranks, *, label: str | None = None) -> list[Ker
         labelled = classify(rank.events).filter(pl.col("label").is_in(COMMUNICATION_LABELS))
         if labelled["step"].null_count() < len(labelled):
             labelled = labelled.filter(pl.col("step").is_not_null())
-        rows = labelled.select("rank", "id", pl.col("label").cast(pl.String), "step", "start_ns", "end_ns").rows()
+        rows = labelled.select(
+            "rank", "id", pl.col("label").cast(pl.String), "step", "start_ns", "end_ns"
+        ).rows()
         kernels += [Kernel(*row) for row in rows]
     return [kernel for kernel in kernels if label in (None, kernel.label)]
 
@@ -74,7 +77,9 @@ def drop_args(ranks: Ranks, kernel: Kernel) -> Ranks:
 
     def drop(events: pl.DataFrame) -> pl.DataFrame:
         is_other = (pl.col("id") != kernel.id) | ~ON_GPU
-        return events.with_columns(pl.when(is_other).then(pl.col(name)).alias(name) for name in RECORDED_ARGS)
+        return events.with_columns(
+            pl.when(is_other).then(pl.col(name)).alias(name) for name in RECORDED_ARGS
+        )
 
     return _change_rank(ranks, kernel.rank, drop)
 
@@ -84,7 +89,9 @@ def move_clock(ranks: Ranks, rank: int, offset_ns: int) -> Ranks:
     times = pl.col("start_ns", "end_ns") + offset_ns
     moved = _change_rank(ranks, rank, lambda events: events.with_columns(times))
     return [
-        replace(r, memory=r.memory.with_columns(pl.col("at_ns") + offset_ns)) if r.source.rank == rank else r
+        replace(r, memory=r.memory.with_columns(pl.col("at_ns") + offset_ns))
+        if r.source.rank == rank
+        else r
         for r in moved
     ]
 
@@ -103,8 +110,8 @@ def stretch_clock(ranks: Ranks, rank: int, rate: float) -> Ranks:
 def enter_step_earlier(ranks: Ranks, rank: int, by_ns: int) -> Ranks:
     """Return the run with one rank that entered its first step earlier, and waited as much longer for the others.
 
-    What the rank did before its first communication kernel happened earlier by *by_ns*; that kernel began as much
-    earlier and ended when it did.
+    What the rank did before its first communication kernel happened earlier by *by_ns*; that kernel
+    began as much earlier and ended when it did.
     """
     first = communication_kernels([each for each in ranks if each.source.rank == rank])[0]
 
@@ -114,7 +121,9 @@ def enter_step_earlier(ranks: Ranks, rank: int, by_ns: int) -> Ranks:
         is_before = pl.col("end_ns") <= first.start_ns
         launch_ns = events.filter(is_first & CALLS)["end_ns"].max()
         is_before |= ~ON_GPU & (pl.col("end_ns") <= launch_ns)
-        contains_first = (pl.col("start_ns") <= launch_ns) & (pl.col("end_ns") > launch_ns) & ~ON_GPU
+        contains_first = (
+            (pl.col("start_ns") <= launch_ns) & (pl.col("end_ns") > launch_ns) & ~ON_GPU
+        )
         starts_earlier = is_before | contains_first | is_first
         ends_earlier = is_before | (is_first & CALLS)
         return events.with_columns(
@@ -126,4 +135,7 @@ def enter_step_earlier(ranks: Ranks, rank: int, by_ns: int) -> Ranks:
 
 
 def _change_rank(ranks: Ranks, rank: int, change) -> Ranks:
-    return [replace(each, events=change(each.events)) if each.source.rank == rank else each for each in ranks]
+    return [
+        replace(each, events=change(each.events)) if each.source.rank == rank else each
+        for each in ranks
+    ]

@@ -1,8 +1,9 @@
 """A writer of Perfetto traces from PyTorch's JSON traces, in the two layouts that PyTorch has used.
 
-It follows ``torch/profiler/_cuspy/trace.py`` and ``cuspy_pftrace.cpp`` (layout "stages"), and the first version of
-``monitor_pftrace.cpp`` (layout "slices"), with Perfetto's own classes for the messages. Unlike PyTorch it writes all
-arguments of a recording and the names of copies, so that nothing of the JSON trace is lost but its header.
+It follows ``torch/profiler/_cuspy/trace.py`` and ``cuspy_pftrace.cpp`` (layout "stages"), and the
+first version of ``monitor_pftrace.cpp`` (layout "slices"), with Perfetto's own classes for the
+messages. Unlike PyTorch it writes all arguments of a recording and the names of copies, so that
+nothing of the JSON trace is lost but its header.
 """
 
 from __future__ import annotations
@@ -22,8 +23,22 @@ FIRST_QUEUE = 100
 EXTRA_NAMES = {"device": "device id", "stream": "stream id", "context": "context id"}
 WITHOUT_CATEGORY = ("cuda_sync", "overhead")
 HEADER_KEYS = (
-    *("distributedInfo", "deviceProperties", "cuda_runtime_version", "cuda_driver_version", "record_shapes"),
-    *("profile_memory", "with_stack", "with_flops", "with_modules", "trace_id", "host_name", "tracekit"),
+    *(
+        "distributedInfo",
+        "deviceProperties",
+        "cuda_runtime_version",
+        "cuda_driver_version",
+        "record_shapes",
+    ),
+    *(
+        "profile_memory",
+        "with_stack",
+        "with_flops",
+        "with_modules",
+        "trace_id",
+        "host_name",
+        "tracekit",
+    ),
 )
 """Keys of a JSON trace that PyTorch does not write to a Perfetto trace."""
 
@@ -55,16 +70,28 @@ class Writer:
         self.base_ns = int(raw.get("baseTimeNanoseconds") or 0)
         self.layout = layout
         events = raw["traceEvents"]
-        self.complete = [event for event in events if event.get("ph") == "X" and event.get("cat") != "Trace"]
-        self.allocations = [event for event in events if event.get("ph") == "i" and event.get("name") == "[memory]"]
+        self.complete = [
+            event for event in events if event.get("ph") == "X" and event.get("cat") != "Trace"
+        ]
+        self.allocations = [
+            event for event in events if event.get("ph") == "i" and event.get("name") == "[memory]"
+        ]
         self.trace = pb.Trace()
         self.names, self.categories, self.kernels = {}, {}, {}
         self.tracks, self.queues = {}, {}
 
     def write(self):
         """The packets in PyTorch's order: clock, tracks, names, slices by group, render stages."""
-        stages = [event for event in self.complete if event["cat"] in STAGES] if self.layout == "stages" else []
-        slices = [event for event in self.complete if self.layout != "stages" or event["cat"] not in STAGES]
+        stages = (
+            [event for event in self.complete if event["cat"] in STAGES]
+            if self.layout == "stages"
+            else []
+        )
+        slices = [
+            event
+            for event in self.complete
+            if self.layout != "stages" or event["cat"] not in STAGES
+        ]
         groups = {}
         for event in slices:
             apart = event["cat"] in ("cuda_runtime", "cuda_driver", *WITHOUT_CATEGORY, *STAGES)
@@ -86,7 +113,9 @@ class Writer:
 
     def _write_slices(self, body, group):
         for event in group:
-            packet = body.packet.add(timestamp=self._start(event), trusted_packet_sequence_id=1, sequence_flags=2)
+            packet = body.packet.add(
+                timestamp=self._start(event), trusted_packet_sequence_id=1, sequence_flags=2
+            )
             slice_ = packet.track_event
             slice_.type = pb.TrackEvent.TYPE_SLICE_BEGIN
             slice_.track_uuid = self._track(event)
@@ -101,28 +130,41 @@ class Writer:
             packet.track_event.track_uuid = self._track(event)
 
     def _write_stage(self, body, event, number):
-        packet = body.packet.add(timestamp=self._start(event), trusted_packet_sequence_id=1, sequence_flags=2)
+        packet = body.packet.add(
+            timestamp=self._start(event), trusted_packet_sequence_id=1, sequence_flags=2
+        )
         stage, args = packet.gpu_render_stage_event, dict(event.get("args") or {})
         stage.event_id = number
         stage.duration = self._end(event) - self._start(event)
         stage.gpu_id = args.get("device", event["pid"])
-        stage.hw_queue_iid = FIRST_QUEUE + _number(self.queues, (stage.gpu_id, args.get("stream", event["tid"])))
+        stage.hw_queue_iid = FIRST_QUEUE + _number(
+            self.queues, (stage.gpu_id, args.get("stream", event["tid"]))
+        )
         stage.stage_iid = STAGES[event["cat"]]
         stage.context = 1
         stage.name_iid = _number(self.names, str(event["name"]))
         grid, block = args.pop("grid", None), args.pop("block", None)
         if event["cat"] == "kernel" and grid and block:
             stage.kernel_iid = _number(self.kernels, str(event["name"]))
-            for size, numbers in ((stage.launch.grid_size, grid), (stage.launch.workgroup_size, block)):
+            for size, numbers in (
+                (stage.launch.grid_size, grid),
+                (stage.launch.workgroup_size, block),
+            ):
                 size.x, size.y, size.z = (int(value) for value in numbers)
         if "stream" not in args:
             args["stream"] = event["tid"]
         for key, value in args.items():
-            text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=float)
+            text = (
+                value
+                if isinstance(value, str)
+                else json.dumps(value, separators=(",", ":"), default=float)
+            )
             stage.extra_data.add(name=EXTRA_NAMES.get(key, key), value=text)
 
     def _write_allocation(self, body, event):
-        packet = body.packet.add(timestamp=self._start(event), trusted_packet_sequence_id=1, sequence_flags=2)
+        packet = body.packet.add(
+            timestamp=self._start(event), trusted_packet_sequence_id=1, sequence_flags=2
+        )
         packet.track_event.type = pb.TrackEvent.TYPE_INSTANT
         packet.track_event.track_uuid = self._track(event)
         packet.track_event.name_iid = _number(self.names, "[memory]")
@@ -158,9 +200,14 @@ class Writer:
         for number, name in enumerate(STAGE_NAMES, 1):
             interned.gpu_specifications.add(iid=number, name=name)
         for (_, stream), number in self.queues.items():
-            interned.gpu_specifications.add(iid=FIRST_QUEUE + number, name=f"[{stream:04}] stream {stream}")
+            interned.gpu_specifications.add(
+                iid=FIRST_QUEUE + number, name=f"[{stream:04}] stream {stream}"
+            )
         raw = b""
-        for name, number in self.kernels.items():  # field 1000, which Perfetto's Python classes do not know
+        for (
+            name,
+            number,
+        ) in self.kernels.items():  # field 1000, which Perfetto's Python classes do not know
             kernel = pb.InternedComputeKernel(iid=number, demangled_name=name).SerializeToString()
             raw += b"\xc2\x3e" + _varint(len(kernel)) + kernel
         interned.MergeFromString(raw)

@@ -1,10 +1,10 @@
 """Delays planted into recordings: a rank comes later to a collective, and all others wait for it there.
 
-The delay is inserted into the time of every rank at a moment of its own: on the late rank before the collective, where
-the kernel before it takes longer if that is compute, on the others inside the collective. All that begins afterwards
-moves, and what the host was doing meanwhile takes longer. Nothing else may run on a GPU at that moment, and no other
-operation may move on some of its ranks alone: then the run is one that could have happened, and what must be said about
-it can be counted.
+The delay is inserted into the time of every rank at a moment of its own: on the late rank before
+the collective, where the kernel before it takes longer if that is compute, on the others inside the
+collective. All that begins afterwards moves, and what the host was doing meanwhile takes longer.
+Nothing else may run on a GPU at that moment, and no other operation may move on some of its ranks
+alone: then the run is one that could have happened, and what must be said about it can be counted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Site:
 def find_sites(ranks: Ranks) -> dict[int, Site]:
     """Return for each rank a collective of all ranks before which it can be delayed, as far as there is one."""
     labelled = {rank.source.rank: classify(rank.events) for rank in ranks}
-    members = match(pl.concat([operations(table, Lanes.of(table)) for table in labelled.values()])).members
+    members = match(
+        pl.concat([operations(table, Lanes.of(table)) for table in labelled.values()])
+    ).members
     collectives = members.filter(pl.col("sends").is_null(), pl.col("step").is_not_null())
     sites: dict[int, Site] = {}
     for (number,), operation in collectives.group_by("match", maintain_order=True):
@@ -69,7 +71,9 @@ def find_sites(ranks: Ranks) -> dict[int, Site]:
 
 
 def _site(labelled: pl.DataFrame, rank: int, operation: pl.DataFrame) -> Site | None:
-    id_of, start, end = (dict(operation.select("rank", column).rows()) for column in ("id", "start_ns", "end_ns"))
+    id_of, start, end = (
+        dict(operation.select("rank", column).rows()) for column in ("id", "start_ns", "end_ns")
+    )
     before = labelled.filter(pl.col("end_ns") <= start[rank]).sort("end_ns")
     if before.is_empty() or max(start.values()) >= end[rank]:
         return None
@@ -85,14 +89,24 @@ def _can_happen(labelled: dict[int, pl.DataFrame], others: pl.DataFrame, site: S
     for rank, table in labelled.items():
         operation = pl.col("id") == site.operation[rank]
         moment = begin = until = site.moment_ns[rank]
-        if rank != site.late_rank:  # what hides some of the transfer would hide some of the waiting instead
+        if (
+            rank != site.late_rank
+        ):  # what hides some of the transfer would hide some of the waiting instead
             begin = min(moment, max(site.start_ns.values()))
         elif site.slack_ns:  # the collective alone begins later by the slack
             until = table.filter(operation)["end_ns"].item()
-        if table.select(((pl.col("start_ns") < until) & (pl.col("end_ns") > begin) & ~operation).any()).item():
+        if table.select(
+            ((pl.col("start_ns") < until) & (pl.col("end_ns") > begin) & ~operation).any()
+        ).item():
             return False
-        moved.append(others.filter(pl.col("rank") == rank).select("match", moved=pl.col("start_ns") >= moment))
-    return bool((pl.concat(moved).group_by("match").agg(pl.col("moved").n_unique())["moved"] == 1).all())
+        moved.append(
+            others.filter(pl.col("rank") == rank).select(
+                "match", moved=pl.col("start_ns") >= moment
+            )
+        )
+    return bool(
+        (pl.concat(moved).group_by("match").agg(pl.col("moved").n_unique())["moved"] == 1).all()
+    )
 
 
 def plant(ranks: Ranks, site: Site, delay_ns: int) -> Ranks:
@@ -111,7 +125,15 @@ def _delayed(rank: RankEvents, site: Site, delay_ns: int) -> RankEvents:
     return replace(
         rank,
         events=rank.events.with_columns(
-            start_ns=pl.when(moves & operation).then(start + slack).when(moves).then(start).otherwise("start_ns"),
-            end_ns=pl.when(longer).then(end + slack).when(moves | host_waits).then(end).otherwise("end_ns"),
+            start_ns=pl.when(moves & operation)
+            .then(start + slack)
+            .when(moves)
+            .then(start)
+            .otherwise("start_ns"),
+            end_ns=pl.when(longer)
+            .then(end + slack)
+            .when(moves | host_waits)
+            .then(end)
+            .otherwise("end_ns"),
         ),
     )

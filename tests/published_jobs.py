@@ -1,6 +1,7 @@
 """Three jobs published with ByteDance's StragglerAnalysis: operations, their dependences and the published figures.
 
-The dependences are those of the published simulator, read from its description. Used by tests and by the proof table.
+The dependences are those of the published simulator, read from its description. Used by tests and
+by the proof table.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class OperationGraph:
 
     Args:
         waits_for: Operations that must have ended before each operation starts.
-        transfers: Operations that are one transfer: each takes its duration from the start of the last of them.
+        transfers: Operations that are one transfer: each takes its duration from the start of the
+            last of them.
         joint: Transfers in which all lanes of a step take part.
         lane_step: Step of each lane, counted from 0.
     """
@@ -46,7 +48,8 @@ class OperationGraph:
         self.units = [*transfers, *([op] for op in range(len(waits_for)) if op not in in_transfers)]
         unit_of = {op: unit for unit, ops in enumerate(self.units) for op in ops}
         waiting = {
-            unit: {unit_of[before] for op in ops for before in waits_for[op]} for unit, ops in enumerate(self.units)
+            unit: {unit_of[before] for op in ops for before in waits_for[op]}
+            for unit, ops in enumerate(self.units)
         }
         self.order = list(TopologicalSorter(waiting).static_order())
 
@@ -82,9 +85,9 @@ class Job:
         self.workers = json.loads((folder / f"mw-{name}.json").read_text())
         self.last_stage = json.loads((folder / f"ms-{name}.json").read_text())
         steps = sorted(table["step"].unique())
-        first_lane = table.filter((pl.col("dp_rank") == 0) & (pl.col("step") == steps[0])).with_columns(
-            end_ts=pl.col("start_ts") + pl.col("duration")
-        )
+        first_lane = table.filter(
+            (pl.col("dp_rank") == 0) & (pl.col("step") == steps[0])
+        ).with_columns(end_ts=pl.col("start_ts") + pl.col("duration"))
         self.ops = first_lane["op"].to_list()
         index = {op: row for row, op in enumerate(self.ops)}
         lanes = table.select("step", "dp_rank").unique().sort("step", "dp_rank")
@@ -152,7 +155,9 @@ def dependencies(first_lane: pl.DataFrame) -> tuple[dict[str, list[str]], list[l
                     else:
                         waits.setdefault(work, []).append(message)
                         if number:
-                            waits.setdefault(message, []).append(f"{kind}-compute/{number - 1}/{stage}")
+                            waits.setdefault(message, []).append(
+                                f"{kind}-compute/{number - 1}/{stage}"
+                            )
         # The first messages of the backward are posted two computations before it.
         kinds = compute["optype"].to_list()
         first_backward = kinds.index("backward-compute")
@@ -167,7 +172,11 @@ def dependencies(first_lane: pl.DataFrame) -> tuple[dict[str, list[str]], list[l
             first_forward = compute.filter(pl.col("optype") == "forward-compute")["op"][0]
             waits.setdefault(first_forward, []).append(gathers[-1])
         last_compute = compute.sort("end_ts")["op"][-1]
-        end = [f"gc/0/{stage}", f"layernorm-grads-all-reduce/0/{stage}", f"embedding-grads-all-reduce/0/{stage}"]
+        end = [
+            f"gc/0/{stage}",
+            f"layernorm-grads-all-reduce/0/{stage}",
+            f"embedding-grads-all-reduce/0/{stage}",
+        ]
         if overlapped:
             waits.setdefault(scatters[0], []).append(last_compute)
             waits.setdefault(end[1], []).append(scatters[-1])
@@ -176,15 +185,23 @@ def dependencies(first_lane: pl.DataFrame) -> tuple[dict[str, list[str]], list[l
             end += scatters
         end += [f"optimizer-clip-main-grad/0/{stage}", f"optimizer/0/{stage}"]
         chain([last_compute, *(name for name in end if name in names)])
-        transfers += [[op] for op in (*gathers, *scatters, f"separate-grads-all-reduce/0/{stage}") if op in names]
+        transfers += [
+            [op]
+            for op in (*gathers, *scatters, f"separate-grads-all-reduce/0/{stage}")
+            if op in names
+        ]
     for (name, stage), sent in real.items():
         kind, way = name.split("-")
         if way != "send":
             continue
         peer = stage + 1 if kind == "forward" else stage - 1
-        transfers += [list(pair) for pair in zip(sent, real.get((f"{kind}-recv", peer), []), strict=True)]
+        transfers += [
+            list(pair) for pair in zip(sent, real.get((f"{kind}-recv", peer), []), strict=True)
+        ]
     paired = {op for ops in transfers for op in ops}
-    transfers += [[op] for op in first_lane.filter(pl.col("optype").is_in(MESSAGES))["op"] if op not in paired]
+    transfers += [
+        [op] for op in first_lane.filter(pl.col("optype").is_in(MESSAGES))["op"] if op not in paired
+    ]
     transfers.append([op for op in sorted(names) if op.startswith("embedding-grads-all-reduce")])
     transfers.append([op for op in sorted(names) if op.startswith("optimizer-clip-main-grad")])
     return waits, transfers

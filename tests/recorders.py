@@ -10,7 +10,17 @@ MS = 1_000_000
 EPOCH_NS = 1_700_000_000_000_000_000
 
 
-def entry(number, op="all_reduce", *, at_ms=0.0, took_ms=None, sizes=(1000,), group="0", state="completed", **fields):
+def entry(
+    number,
+    op="all_reduce",
+    *,
+    at_ms=0.0,
+    took_ms=None,
+    sizes=(1000,),
+    group="0",
+    state="completed",
+    **fields,
+):
     """An entry of the flight recorder; *number* counts collectives from 1."""
     enqueued = EPOCH_NS + round(at_ms * MS)
     made = {
@@ -58,7 +68,9 @@ def dump(entries, *, ranks=(0, 1), version="2.10", **keys):
         name, description = made["process_group"]
         groups[name] = {"name": name, "desc": description, "ranks": str(list(ranks))}
     last = str(max((made["collective_seq_id"] for made in entries), default=0))
-    status = {"0": {f"last_{what}_collective": last for what in ("enqueued", "started", "completed")}}
+    status = {
+        "0": {f"last_{what}_collective": last for what in ("enqueued", "started", "completed")}
+    }
     made = {"version": version, "pg_config": groups, "pg_status": status, "entries": list(entries)}
     return {**made, **keys}
 
@@ -76,7 +88,18 @@ def write_dumps(folder, dumps, *, as_json=False):
     return folder
 
 
-def log_line(number, op="AllReduce", *, rank=0, ranks=2, at_ms=0.0, took_ms=1.0, waits_ms=0.0, size=1 << 20, **options):
+def log_line(
+    number,
+    op="AllReduce",
+    *,
+    rank=0,
+    ranks=2,
+    at_ms=0.0,
+    took_ms=1.0,
+    waits_ms=0.0,
+    size=1 << 20,
+    **options,
+):
     """A line of an Inspector log; with ``verbose=False`` without times, with ``peer`` a message."""
     start_us = EPOCH_NS // 1_000 + round(at_ms * 1_000)
     kernel_us = start_us + round(waits_ms * 1_000)
@@ -85,7 +108,9 @@ def log_line(number, op="AllReduce", *, rank=0, ranks=2, at_ms=0.0, took_ms=1.0,
     times = {
         f"{kind}_start_ts": start_us,
         f"{kind}_stop_ts": start_us + 5,
-        "kernel_events": [{"channel_id": 0, "kernel_start_ts": kernel_us, "kernel_stop_ts": end_us}],
+        "kernel_events": [
+            {"channel_id": 0, "kernel_start_ts": kernel_us, "kernel_stop_ts": end_us}
+        ],
     }
     operation = {
         kind: op,
@@ -99,7 +124,12 @@ def log_line(number, op="AllReduce", *, rank=0, ranks=2, at_ms=0.0, took_ms=1.0,
     if options.get("verbose", True):
         operation["event_trace_ts"] = times
     return {
-        "header": {"id": options.get("group", "0xabc"), "comm_name": "unknown", "rank": rank, "n_ranks": ranks},
+        "header": {
+            "id": options.get("group", "0xabc"),
+            "comm_name": "unknown",
+            "rank": rank,
+            "n_ranks": ranks,
+        },
         "metadata": {
             "inspector_output_format_version": options.get("version", "v4.0"),
             "dump_timestamp_us": end_us + 400,
@@ -184,7 +214,10 @@ def ddp_dumps(
             )
     for step in range(1 if warm_up else 0, steps + (1 if warm_up else 0)):
         start = now
-        calls = [start + compute_ms + late_ms(rank, step) + choose.random() * jitter_ms for rank in range(ranks)]
+        calls = [
+            start + compute_ms + late_ms(rank, step) + choose.random() * jitter_ms
+            for rank in range(ranks)
+        ]
         ready = [call + gpu_late_ms(rank, step) for rank, call in enumerate(calls)]
         for size in sizes:
             add("all_reduce", calls, ready, took=transfer_ms(step), size=size, step=step)

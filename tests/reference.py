@@ -65,10 +65,15 @@ def read(path, rank=0):
     events = data["traceEvents"] if isinstance(data, dict) else data
     info = data.get("distributedInfo", {}) if isinstance(data, dict) else {}
     rank = info.get("rank", rank)
-    rows = [_row(i, e, base) for i, e in enumerate(e for e in events if e.get("ph", "X") == "X" and "ts" in e)]
+    rows = [
+        _row(i, e, base)
+        for i, e in enumerate(e for e in events if e.get("ph", "X") == "X" and "ts" in e)
+    ]
     for row in rows:
         row["group"] = None if row["group"] is None else str(row["group"])
-    frame = conform(pl.DataFrame(rows, infer_schema_length=None).with_columns(rank=pl.lit(rank)), EVENTS)
+    frame = conform(
+        pl.DataFrame(rows, infer_schema_length=None).with_columns(rank=pl.lit(rank)), EVENTS
+    )
     return _steps(frame)
 
 
@@ -92,7 +97,10 @@ def read_memory(path, rank=0):
             "address": e["args"].get("Addr"),
         }
         for e in events
-        if e.get("ph") == "i" and e.get("name") == "[memory]" and "Bytes" in (e.get("args") or {}) and "ts" in e
+        if e.get("ph") == "i"
+        and e.get("name") == "[memory]"
+        and "Bytes" in (e.get("args") or {})
+        and "ts" in e
     ]
     frame = pl.DataFrame(rows, schema=MEMORY, infer_schema_length=None)
     return frame.sort("at_ns", maintain_order=True)
@@ -119,12 +127,18 @@ def _row(index, event, base):
         "collective": args.get("Collective name"),
         "group": args.get("Process Group Name", args.get("Process Group ID")),
         "group_desc": args.get("Process Group Description"),
-        "group_ranks": args["Process Group Ranks"].replace(" ", "") if "Process Group Ranks" in args else None,
+        "group_ranks": args["Process Group Ranks"].replace(" ", "")
+        if "Process Group Ranks" in args
+        else None,
         "peer": args.get("Dst Rank", args.get("Src Rank")),
         "bytes": int(args["bytes"]) if "bytes" in args else None,
         "graph": args.get("graph node id") or args.get("graph id") or None,
-        "shapes": json.dumps(args["Input Dims"], separators=(",", ":")) if "Input Dims" in args else None,
-        "dtypes": json.dumps(args["Input type"], separators=(",", ":")) if "Input type" in args else None,
+        "shapes": json.dumps(args["Input Dims"], separators=(",", ":"))
+        if "Input Dims" in args
+        else None,
+        "dtypes": json.dumps(args["Input type"], separators=(",", ":"))
+        if "Input type" in args
+        else None,
     }
     if gpu:
         row["device"] = _whole(args.get("device", event["pid"]))

@@ -47,13 +47,17 @@ class Statements:
             },
             offsets_ns=analysis.clocks.offset_ns,
             topics=topics,
-            findings={(finding.code, finding.ranks): finding.share for finding in analysis.findings},
+            findings={
+                (finding.code, finding.ranks): finding.share for finding in analysis.findings
+            },
         )
 
 
 def time_in_operation(analysis: Analysis, kernel: Kernel) -> dict[int, int]:
     """Return by rank the time of the kernels that took part in the operations of *kernel*, itself included."""
-    matched = analysis.tables["matched"].select("match", "rank", "id", ns=pl.col("end_ns") - pl.col("start_ns"))
+    matched = analysis.tables["matched"].select(
+        "match", "rank", "id", ns=pl.col("end_ns") - pl.col("start_ns")
+    )
     own_matches = matched.filter(rank=kernel.rank, id=kernel.id)["match"]
     members = matched.filter(pl.col("match").is_in(own_matches.implode())).unique(["rank", "id"])
     times = dict(members.group_by("rank").agg(pl.col("ns").sum()).iter_rows())
@@ -82,7 +86,10 @@ def find_changes(before: Statements, after: Statements, explained_ns: dict[int, 
             changes.append(f"waits of rank {rank} in {label}: {in_ms(old_ns)} → {in_ms(new_ns)}")
     all_ns = sum(explained_ns.values()) + ROUNDING_NS
     for rank, label in sorted(before.caused_ns.keys() | after.caused_ns.keys()):
-        old_ns, new_ns = before.caused_ns.get((rank, label), 0), after.caused_ns.get((rank, label), 0)
+        old_ns, new_ns = (
+            before.caused_ns.get((rank, label), 0),
+            after.caused_ns.get((rank, label), 0),
+        )
         if abs(new_ns - old_ns) > all_ns:
             changes.append(f"caused by rank {rank} in {label}: {in_ms(old_ns)} → {in_ms(new_ns)}")
     if before.offsets_ns != after.offsets_ns:

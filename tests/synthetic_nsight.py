@@ -64,13 +64,27 @@ def _fill_tables(database: sqlite3.Connection, events: pl.DataFrame, rank: int) 
             kernels.append((*common, text(row["name"]), text(row["name"])))
         elif row["kind"] == "memcpy":
             to_host = "DtoH" in row["name"]
-            copies.append((*common, row["bytes"], 2 if to_host else 1, *((2, 1) if to_host else (1, 2))))
+            copies.append(
+                (*common, row["bytes"], 2 if to_host else 1, *((2, 1) if to_host else (1, 2)))
+            )
         elif row["kind"] == "runtime":
-            calls.append((start, end, 0, thread, row["correlation"], text(f"{row['name']}_v7000"), 0))
+            calls.append(
+                (start, end, 0, thread, row["correlation"], text(f"{row['name']}_v7000"), 0)
+            )
         else:
             ranges.append((start, end, 59, _nvtx(row, number), thread, 0, None))
             if row["kind"] == "cpu_op" and row["collective"] in ("send", "recv"):
-                ranges.append((start + 10, end - 10, 59, f"nccl{row['collective'].title()}", thread, 1, _payload(row)))
+                ranges.append(
+                    (
+                        start + 10,
+                        end - 10,
+                        59,
+                        f"nccl{row['collective'].title()}",
+                        thread,
+                        1,
+                        _payload(row),
+                    )
+                )
     rows_by_table: dict[str, Sequence[tuple[Any, ...]]] = {
         "CUPTI_ACTIVITY_KIND_KERNEL": kernels,
         "CUPTI_ACTIVITY_KIND_MEMCPY": copies,
@@ -80,11 +94,15 @@ def _fill_tables(database: sqlite3.Connection, events: pl.DataFrame, rank: int) 
         "PROCESSES": [(process, pid, "python")],
         "TARGET_INFO_SESSION_START_TIME": [(EPOCH_NS,)],
         "TARGET_INFO_GPU": [(0, "Synthetic GPU")],
-        "META_DATA_EXPORT": [(f"EXPORT_SCHEMA_VERSION_{part}", number) for part, number in SCHEMA_VERSION.items()],
+        "META_DATA_EXPORT": [
+            (f"EXPORT_SCHEMA_VERSION_{part}", number) for part, number in SCHEMA_VERSION.items()
+        ],
     }
     for table, rows in rows_by_table.items():
         if rows:
-            database.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
+            database.executemany(
+                f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows
+            )
 
 
 def _nvtx(row: dict[str, Any], number: int) -> str:
@@ -106,5 +124,9 @@ def _payload(row: dict[str, Any]) -> str | None:
         return None
     peer = json.loads(row["group_ranks"]).index(row["peer"])
     return json.dumps(
-        {"NCCL communicator ID": 7 + int(row["group"][2:]), "Message size [bytes]": 4_194_304, "Peer rank": peer}
+        {
+            "NCCL communicator ID": 7 + int(row["group"][2:]),
+            "Message size [bytes]": 4_194_304,
+            "Peer rank": peer,
+        }
     )

@@ -1,4 +1,7 @@
-"""The library's face: every public name exists, says what it does and shows it; results save, read back and draw."""
+"""The library's face: every public name exists, says what it does and shows it.
+
+Results save, read back and draw.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,9 @@ def test_every_public_name_is_documented_with_an_example(package, name):
     assert text, f"{package}.{name} has no docstring"
     if inspect.isclass(found):  # an example of a method is one too
         own = [value for key, value in vars(found).items() if not key.startswith("_")]
-        text += "".join(getattr(getattr(value, "fget", value), "__doc__", None) or "" for value in own)
+        text += "".join(
+            getattr(getattr(value, "fget", value), "__doc__", None) or "" for value in own
+        )
     assert doctest.DocTestParser().get_examples(text), f"{package}.{name} shows no example"
 
 
@@ -60,7 +65,11 @@ def test_every_public_name_is_documented_with_an_example(package, name):
 def test_nothing_public_is_left_out(package):
     """Whatever a package holds that is neither a module nor marked private is in its ``__all__``."""
     module = importlib.import_module(package)
-    held = {name for name, value in vars(module).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    held = {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
     held -= {"annotations", "TYPE_CHECKING", "Any"}
     if package == "tracekit":
         held -= {"wire"}
@@ -72,7 +81,9 @@ def test_nothing_public_is_left_out(package):
 def test_every_call_has_its_name_whatever_was_imported_before():
     """A room named as a call would take its place on the package once it is imported."""
     calls = [
-        name for name in tracekit.__all__ if name in tracekit._MODULE_OF_NAME and name not in tracekit._SUBPACKAGES
+        name
+        for name in tracekit.__all__
+        if name in tracekit._MODULE_OF_NAME and name not in tracekit._SUBPACKAGES
     ]
     rooms = (
         "diffs.explanation",
@@ -92,7 +103,11 @@ def test_every_call_has_its_name_whatever_was_imported_before():
 
 def test_classify_can_be_called_whatever_was_imported_before():
     check = "events = tracekit.load('sample_traces/reload', ranks=[0]).events; assert len(tracekit.classify(events))"
-    for first in ("import tracekit", "import tracekit.classify.rules", "from tracekit import classify"):
+    for first in (
+        "import tracekit",
+        "import tracekit.classify.rules",
+        "from tracekit import classify",
+    ):
         code = f"{first}; import tracekit; {check}; import tracekit.classify.explain; {check}"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
@@ -145,7 +160,9 @@ def test_an_analysis_comes_back_from_its_json(samples, tmp_path, name):
     back = tracekit.read_analysis(file)
     assert back.to_dict() == whole.to_dict()
     # What follows is computed again from the parts that were read, not copied from the file.
-    assert list(map(rank_document, back.rank_results)) == list(map(rank_document, whole.rank_results))
+    assert list(map(rank_document, back.rank_results)) == list(
+        map(rank_document, whole.rank_results)
+    )
     assert back.total.budget == whole.total.budget
     assert back.step == whole.step
     assert back._repr_html_() == whole._repr_html_()
@@ -157,7 +174,13 @@ def test_an_analysis_comes_back_from_its_json(samples, tmp_path, name):
 def test_the_schedule_comes_back(run, saved):
     back = tracekit.read_analysis(saved).schedule
     held = run.schedule
-    assert (back.name, back.pp, back.microbatches, back.virtual, back.exact) == ("1f1b", 4, 8, 1, True)
+    assert (back.name, back.pp, back.microbatches, back.virtual, back.exact) == (
+        "1f1b",
+        4,
+        8,
+        1,
+        True,
+    )
     assert back.measured.makespan_ns == held.head.measured_ns
     assert (back.ideal.makespan_ns, back.gap_ns) == (held.head.ideal_ns, held.gap_ns)
     assert tuple(back.what_if) == held.what_if
@@ -180,8 +203,14 @@ def test_results_are_frozen(run, saved):
         ("{", "is not complete JSON"),
         ("[1]", "$: expected object, got array"),
         ('{"traceEvents": []}', "has no format, not tracekit.analysis/1"),
-        ('{"format": "tracekit.diff/1"}', "its format is 'tracekit.diff/1', not tracekit.analysis/1"),
-        ('{"format": "tracekit.analysis/2"}', "its format is 'tracekit.analysis/2', not tracekit.analysis/1"),
+        (
+            '{"format": "tracekit.diff/1"}',
+            "its format is 'tracekit.diff/1', not tracekit.analysis/1",
+        ),
+        (
+            '{"format": "tracekit.analysis/2"}',
+            "its format is 'tracekit.analysis/2', not tracekit.analysis/1",
+        ),
         (
             '{"format": "tracekit.analysis/1", "tracekit": "0.0.1"}',
             "$: lacks the key source (written by tracekit 0.0.1",
@@ -238,7 +267,10 @@ def test_every_picture_is_a_method(run):
         drawn = inspect.signature(PLOTS[name]).parameters
         given = inspect.signature(getattr(Plots, name)).parameters
         assert list(given)[1:] == list(drawn)[1:], f"{name}: other options than its picture has"
-    titles = {show: run.plot.schedule(show=show).axes[0].get_title(loc="left") for show in ("measured", "ideal")}
+    titles = {
+        show: run.plot.schedule(show=show).axes[0].get_title(loc="left")
+        for show in ("measured", "ideal")
+    }
     assert all(titles.values())
 
 
@@ -267,7 +299,9 @@ def test_the_gate_takes_the_same(run, saved, tmp_path):
         verdict.save(tmp_path / f"gate{suffix}")
     assert json.loads((tmp_path / "gate.json").read_text())["verdict"] == verdict.verdict
     assert json.loads(verdict.to_json())["format"] == "tracekit.gate/1"
-    assert tracekit.gate(saved, require=["step_ms < 1000"]).verdict == "pass"  # a limit needs no baseline
+    assert (
+        tracekit.gate(saved, require=["step_ms < 1000"]).verdict == "pass"
+    )  # a limit needs no baseline
     assert tracekit.gate(saved, require=["step_ms < 1"]).verdict == "regressed"
     with pytest.raises(InputError, match="there is no candidate"):
         tracekit.gate([])

@@ -34,7 +34,9 @@ def test_a_workflow_may_only_read_and_pins_its_actions(file):
     assert flow["permissions"] == {"contents": "read"}
     used = [step["uses"] for step in steps(file) if "uses" in step]
     assert [action for action in used if not PINNED.match(action)] == []
-    checkouts = [step for step in steps(file) if step.get("uses", "").startswith("actions/checkout@")]
+    checkouts = [
+        step for step in steps(file) if step.get("uses", "").startswith("actions/checkout@")
+    ]
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
     assert all("timeout-minutes" in job or file.stem == "gate" for job in flow["jobs"].values())
 
@@ -46,8 +48,12 @@ def test_no_script_is_made_of_words_from_outside(file):
 
 
 def test_the_matrix_has_every_python_that_the_package_names():
-    matrix = read(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
-    named = [c.rpartition(" ")[2] for c in ABOUT["project"]["classifiers"] if re.search(r":: 3\.\d+$", c)]
+    matrix = read(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"][
+        "python"
+    ]
+    named = [
+        c.rpartition(" ")[2] for c in ABOUT["project"]["classifiers"] if re.search(r":: 3\.\d+$", c)
+    ]
     assert set(named) == set(matrix)
 
 
@@ -57,7 +63,9 @@ def test_the_matrix_has_every_system_that_the_package_names():
     runners = [*matrix[on], *(entry[on] for entry in matrix["include"])]
     tested = {"MacOS" if runner.startswith("macos") else "POSIX :: Linux" for runner in runners}
     prefix = "Operating System :: "
-    assert {c.removeprefix(prefix) for c in ABOUT["project"]["classifiers"] if c.startswith(prefix)} == tested
+    assert {
+        c.removeprefix(prefix) for c in ABOUT["project"]["classifiers"] if c.startswith(prefix)
+    } == tested
 
 
 def test_oldest_names_every_dependency():

@@ -23,7 +23,9 @@ pairs = st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 2)), max_size=30)
 def test_rows_alike_are_numbered_as_they_are_first_seen(raw, apart):
     """Numbers far apart take another way than numbers close together, in either column."""
     wide = [tuple(one * apart if one > 0 else one for one in row) for row in raw]
-    code, first = group_rows(*(np.array([row[column] for row in wide], np.int64) for column in (0, 1)))
+    code, first = group_rows(
+        *(np.array([row[column] for row in wide], np.int64) for column in (0, 1))
+    )
     distinct = list(dict.fromkeys(wide))
     assert code.tolist() == [distinct.index(row) for row in wide]
     assert [wide[row] for row in first.tolist()] == distinct
@@ -55,7 +57,9 @@ def test_a_column_of_few_values_can_be_empty():
     assert sparse(0, nothing, nothing).to_list() == []
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what memory is used")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="the system does not say what memory is used"
+)
 def test_memory_is_taken_where_values_are():
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

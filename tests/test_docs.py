@@ -24,7 +24,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = sorted(typer.main.get_command(make_app()).commands)
 NOT_RUN = re.compile(r"^(pip |git |make |python -m venv|cd |tracekit demo |# |$)")
-"""What needs the network or another folder, the demonstration (tests/cli/test_demo.py), and comments."""
+"""What needs the network or another folder, the demonstration (tests/cli/test_demo.py), and
+comments."""
 
 
 API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -41,7 +42,9 @@ def shell_lines():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_in_the_readme(command):
-    assert re.search(rf"^\| `tracekit {command} ", README, re.MULTILINE), f"no row for {command} in the table"
+    assert re.search(rf"^\| `tracekit {command} ", README, re.MULTILINE), (
+        f"no row for {command} in the table"
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -80,7 +83,9 @@ def one_rank(tmp_path):
 def test_the_readmes_shell_examples_run(run_command, one_rank, monkeypatch):
     lines = shell_lines()
     assert lines, "the README shows no command"
-    assert shutil.which("tracekit", path=Path(sys.executable).parent), "tracekit is not installed beside this Python"
+    assert shutil.which("tracekit", path=Path(sys.executable).parent), (
+        "tracekit is not installed beside this Python"
+    )
     monkeypatch.chdir(one_rank)
     for line in lines:
         program, *words = shlex.split(line, comments=True)
@@ -89,7 +94,11 @@ def test_the_readmes_shell_examples_run(run_command, one_rank, monkeypatch):
         assert out.returncode == 0, f"{line}\n{out.stdout}\n{out.stderr}"
 
 
-SHOWN = [(page, *block) for page in WIDTHS for block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))]
+SHOWN = [
+    (page, *block)
+    for page in WIDTHS
+    for block in BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+]
 ANALYZE = re.compile(r"analyze (?P<path>[\w/-]+)(?P<full> --full)?")
 
 
@@ -108,7 +117,9 @@ def test_the_first_install_command_comes_early():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "words", "shown"), SHOWN, ids=[f"{page} {words}" for page, words, _ in SHOWN])
+@pytest.mark.parametrize(
+    ("page", "words", "shown"), SHOWN, ids=[f"{page} {words}" for page, words, _ in SHOWN]
+)
 def test_an_answer_that_is_shown_is_what_the_command_prints(monkeypatch, page, words, shown):
     """An analysis is rendered here; that the command prints the same is a test of the command.
 
@@ -139,7 +150,9 @@ def test_python_examples_run(workplace, monkeypatch, text):
 @pytest.mark.slow
 def test_the_worked_trace_gives_the_answers_that_are_shown(monkeypatch):
     monkeypatch.chdir(ROOT)
-    examples = "\n".join(blocks("python", (ROOT / "docs/worked-trace.md").read_text(encoding="utf-8")))
+    examples = "\n".join(
+        blocks("python", (ROOT / "docs/worked-trace.md").read_text(encoding="utf-8"))
+    )
     shown = doctest.DocTestParser().get_doctest(examples, {}, "worked-trace", None, None)
     assert len(shown.examples) > 12
     assert doctest.DocTestRunner(verbose=False).run(shown).failed == 0
@@ -147,18 +160,28 @@ def test_the_worked_trace_gives_the_answers_that_are_shown(monkeypatch):
 
 def test_links_inside_the_repository_lead_somewhere():
     for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", document.read_text(encoding="utf-8")):
+        for target in re.findall(
+            r"\]\((?!https?:|#|mailto:)([^)#\s]+)", document.read_text(encoding="utf-8")
+        ):
             assert (document.parent / target).exists(), f"{document.name} points at {target}"
 
 
 def test_every_call_the_documents_name_is_there():
     """In a process of its own: what another test imported must not help."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    code = "\n".join(block for page in pages for block in re.findall(r"`[^`]+`", page.read_text(encoding="utf-8")))
-    code += "\n".join(block for page in pages for block in blocks("py", page.read_text(encoding="utf-8")))
+    code = "\n".join(
+        block
+        for page in pages
+        for block in re.findall(r"`[^`]+`", page.read_text(encoding="utf-8"))
+    )
+    code += "\n".join(
+        block for page in pages for block in blocks("py", page.read_text(encoding="utf-8"))
+    )
     named = sorted(set(re.findall(r"\btracekit((?:\.[a-z_]+)+)\(", code)))
     assert ".profiler" in named
     check = "import functools, sys, tracekit\n"
     check += "for n in sys.argv[1:]:\n    functools.reduce(getattr, n.split('.')[1:], tracekit)"
-    done = subprocess.run([sys.executable, "-c", check, *named], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", check, *named], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr.splitlines()[-1]

@@ -13,7 +13,14 @@ from rich.console import Console
 
 import tracekit
 from tracekit.doctor.diagnose import diagnose, examine
-from tracekit.doctor.findings import EXTRA_RULES, FINDING_RULES, RECIPES, TEXTS, find_extras, find_problems
+from tracekit.doctor.findings import (
+    EXTRA_RULES,
+    FINDING_RULES,
+    RECIPES,
+    TEXTS,
+    find_extras,
+    find_problems,
+)
 from tracekit.errors import InputError, Notice
 from tracekit.report.terminal.doctor import render
 from tracekit.schema import EVENTS, RankEvents
@@ -38,7 +45,8 @@ def part(samples):
 def found(part, **columns):
     """The findings on a rank whose columns were overwritten."""
     worse = RankEvents(
-        part.events.with_columns(**columns).cast(dict(EVENTS)), structs.replace(part.source, world_size=None)
+        part.events.with_columns(**columns).cast(dict(EVENTS)),
+        structs.replace(part.source, world_size=None),
     )
     return {finding.code for finding in find_problems([examine(worse)])}
 
@@ -52,7 +60,10 @@ def test_a_full_recording_lacks_nothing(samples):
     assert facts["world_size"] == 4
     assert facts["steps"] == [2]
     assert facts["devices"] == ["NVIDIA H200"]
-    assert [group["description"] for group in facts["groups"]] == ["default_pg", "PIPELINE_MODEL_PARALLEL_GROUP"]
+    assert [group["description"] for group in facts["groups"]] == [
+        "default_pg",
+        "PIPELINE_MODEL_PARALLEL_GROUP",
+    ]
     assert facts["counts"]["kernel"] == 971 + 993 + 991 + 1074
     assert facts["by_rank"][0]["launched"] == facts["by_rank"][0]["gpu_events"] == 971 + 216
 
@@ -67,12 +78,18 @@ def test_each_lack_is_found_when_its_evidence_is_taken_away(part):
     assert found(part, step=none) == {"no-steps"}
     assert found(part, sequence=none) == {"no-autograd"}
     assert "no-cpu-ops" in found(part, kind=other)
-    assert found(part, kind=pl.when(gpu).then(pl.lit("other")).otherwise(pl.col("kind").cast(pl.String))) == {
-        "no-gpu-events"
+    assert found(
+        part, kind=pl.when(gpu).then(pl.lit("other")).otherwise(pl.col("kind").cast(pl.String))
+    ) == {"no-gpu-events"}
+    assert found(part, correlation=pl.when(gpu).then(None).otherwise(pl.col("correlation"))) == {
+        "no-launches"
     }
-    assert found(part, correlation=pl.when(gpu).then(None).otherwise(pl.col("correlation"))) == {"no-launches"}
     assert found(part, graph=pl.when(gpu).then(7)) == {"cuda-graphs"}
-    whole = pl.when(pl.col("kind") == "kernel").then(pl.lit("graph")).otherwise(pl.col("kind").cast(pl.String))
+    whole = (
+        pl.when(pl.col("kind") == "kernel")
+        .then(pl.lit("graph"))
+        .otherwise(pl.col("kind").cast(pl.String))
+    )
     assert found(part, kind=whole) == {"graphs-unseen"}
 
 
@@ -88,7 +105,9 @@ def test_groups_without_names_or_descriptions(part):
 
 def test_what_readers_noticed_is_a_finding(part):
     cut = structs.replace(
-        part.source, notices=(Notice("truncated", values={"case": "list", "cut_event": False}),), world_size=None
+        part.source,
+        notices=(Notice("truncated", values={"case": "list", "cut_event": False}),),
+        world_size=None,
     )
     (finding,) = find_problems([examine(RankEvents(part.events, cut))])
     assert (finding.code, finding.problem, finding.ranks) == (
@@ -99,7 +118,9 @@ def test_what_readers_noticed_is_a_finding(part):
 
 
 def test_missing_ranks_are_listed_and_named(samples):
-    diagnosis = diagnose([samples / "1f1b/rank0.pt.trace.json.gz", samples / "1f1b/rank2.pt.trace.json.gz"])
+    diagnosis = diagnose(
+        [samples / "1f1b/rank0.pt.trace.json.gz", samples / "1f1b/rank2.pt.trace.json.gz"]
+    )
     (finding,) = diagnosis.findings
     assert (finding.code, finding.ranks) == ("missing-ranks", (1, 3))
     assert codes(diagnose(samples / "1f1b", ranks=[0])) == set()
@@ -187,7 +208,9 @@ def test_an_nsight_recording_says_first_what_it_answers_then_what_one_option_mor
     assert command[:2] == ["nsys", "export"]
     assert "--include-blobs=true" in command
     assert command[-1].endswith("rank0.nsys-rep")
-    assert {"no-operators", "no-peers", "no-steps"} <= {finding.code for finding in diagnosis.findings}
+    assert {"no-operators", "no-peers", "no-steps"} <= {
+        finding.code for finding in diagnosis.findings
+    }
 
 
 def test_with_operators_the_answers_rest_on_them(samples):
@@ -222,7 +245,11 @@ def test_what_could_be_recorded_too_is_no_lack(samples):
 
 def test_nothing_is_promised_that_the_files_do_not_have(samples):
     """Memory was not recorded: the sentence names what can be had, and not every answer."""
-    sentence = next(line for line in text(diagnosis_of(samples / "1f1b")).splitlines() if line.startswith("Nothing is"))
+    sentence = next(
+        line
+        for line in text(diagnosis_of(samples / "1f1b")).splitlines()
+        if line.startswith("Nothing is")
+    )
     assert sentence.rstrip() == "Nothing is missing that labels, budget, overlap and waits need."
 
 

@@ -1,6 +1,7 @@
 """Engines that docs/fleet.md shows: its own code, run in each engine's local mode, gives the answer of one process.
 
-Each is skipped where its package is not installed (`pip install --group engines`); CI has a job that installs them.
+Each is skipped where its package is not installed (`pip install --group engines`); CI has a job
+that installs them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
 PAGE = (Path(__file__).parent.parent / "docs" / "fleet.md").read_text(encoding="utf-8")
-LOCAL_CLUSTER = {"SLURMCluster": "LocalCluster", "dask_jobqueue import": "dask_jobqueue.local import"}
+LOCAL_CLUSTER = {
+    "SLURMCluster": "LocalCluster",
+    "dask_jobqueue import": "dask_jobqueue.local import",
+}
 """What turns dask-jobqueue's example into its local mode: the same job scripts, run by a shell."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the engines' own
@@ -39,7 +43,11 @@ def answer(traces):
 
 def example(word):
     """Return the Python block of the page that imports *word*."""
-    return next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if f"import {word}" in block)
+    return next(
+        block
+        for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+        if f"import {word}" in block
+    )
 
 
 def names_of(word):
@@ -50,7 +58,9 @@ def names_of(word):
 
 def test_submitit(traces, answer, tmp_path):
     pytest.importorskip("submitit")
-    executor = names_of("submitit")["Submitit"](tmp_path / "jobs", cluster="local", poll_s=0.1, timeout_min=5)
+    executor = names_of("submitit")["Submitit"](
+        tmp_path / "jobs", cluster="local", poll_s=0.1, timeout_min=5
+    )
     ingest(traces, tmp_path / "store", executor=executor, workers=2)
     assert analyze(tmp_path / "store").to_dict()["ranks"] == answer
 
@@ -60,7 +70,9 @@ def test_ray(traces, answer, tmp_path):
     with warnings.catch_warnings(action="ignore"):
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         try:
-            ingest(traces, tmp_path / "store", executor=names_of("ray")["Ray"](num_cpus=1), workers=2)
+            ingest(
+                traces, tmp_path / "store", executor=names_of("ray")["Ray"](num_cpus=1), workers=2
+            )
         finally:
             ray.shutdown()
     assert analyze(tmp_path / "store").to_dict()["ranks"] == answer
@@ -69,12 +81,19 @@ def test_ray(traces, answer, tmp_path):
 def test_dask_jobqueue(traces, answer, tmp_path):
     pytest.importorskip("dask_jobqueue")
     text = example("SLURMCluster").replace("/scratch/run.store", str(tmp_path / "store"))
-    text = text.replace("/scratch/run", str(traces)).replace("cores=8, processes=8", "cores=1, processes=1")
+    text = text.replace("/scratch/run", str(traces)).replace(
+        "cores=8, processes=8", "cores=1, processes=1"
+    )
     for ours, local in LOCAL_CLUSTER.items():
         text = text.replace(ours, local)
-    text = text.replace("jobs=4", "jobs=1").replace('memory="64GB", walltime="01:00:00"', 'memory="2GB"')
+    text = text.replace("jobs=4", "jobs=1").replace(
+        'memory="64GB", walltime="01:00:00"', 'memory="2GB"'
+    )
     script = tmp_path / "script.py"
-    script.write_text(f"if __name__ == '__main__':\n    {text.replace(chr(10), chr(10) + '    ')}\n", encoding="utf-8")
+    script.write_text(
+        f"if __name__ == '__main__':\n    {text.replace(chr(10), chr(10) + '    ')}\n",
+        encoding="utf-8",
+    )
     subprocess.run([sys.executable, str(script)], cwd=tmp_path, timeout=120, check=True)
     assert analyze(tmp_path / "store").to_dict()["ranks"] == answer
 
@@ -85,7 +104,14 @@ def test_mpi(traces, answer, tmp_path):
     text = example("MPIPoolExecutor").replace("/scratch/run.store", str(tmp_path / "store"))
     script.write_text(text.replace("/scratch/run", str(traces)), encoding="utf-8")
     mpiexec = Path(sys.executable).with_name("mpiexec")
-    command = [str(mpiexec) if mpiexec.exists() else "mpiexec", "-n", "3", sys.executable, "-m", "mpi4py.futures"]
+    command = [
+        str(mpiexec) if mpiexec.exists() else "mpiexec",
+        "-n",
+        "3",
+        sys.executable,
+        "-m",
+        "mpi4py.futures",
+    ]
     subprocess.run([*command, str(script)], timeout=120, check=True)
     assert analyze(tmp_path / "store").to_dict()["ranks"] == answer
 

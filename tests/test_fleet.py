@@ -1,4 +1,7 @@
-"""Many ranks: the same answer from this process, from processes and from Dask; faults cost only their rank."""
+"""Many ranks: the same answer from this process, from processes and from Dask.
+
+Faults cost only their rank.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,13 @@ COMMAND = [sys.executable, "-c", "from tracekit.cli import main; main()"]
 def traces(tmp_path_factory):
     """Small ranks, two pipelines of 4; one file is cut off inside its first event."""
     folder = tmp_path_factory.mktemp("fleet") / "traces"
-    recipe = Recipe(generate("1f1b", pp=4, microbatches=2), replicas=RANKS // 4, layers=1, jitter=0.05, p2p_ns=20_000)
+    recipe = Recipe(
+        generate("1f1b", pp=4, microbatches=2),
+        replicas=RANKS // 4,
+        layers=1,
+        jitter=0.05,
+        p2p_ns=20_000,
+    )
     files = write_run(recipe, folder)
     text = gzip.decompress(files[BAD].read_bytes())
     files[BAD].write_bytes(gzip.compress(text[: text.index(b'"traceEvents"') + 40]))
@@ -62,7 +71,9 @@ def serial(traces):
 
 
 def run(*words):
-    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(
+        [*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=200, check=False
+    )
 
 
 def without_paths(text):
@@ -120,7 +131,9 @@ def test_the_pieces_of_the_path_stay_in_the_store_until_they_are_loaded(samples,
     assert tables.path.load().height > 100
     assert len(pickle.dumps(tables.path)) < 1000  # the position travels, not the content
     os.utime(tmp_path / "tables.zip", ns=(1, 1))
-    with pytest.raises(InputError, match=r"tables\.zip: cannot be read: it was written again since"):
+    with pytest.raises(
+        InputError, match=r"tables\.zip: cannot be read: it was written again since"
+    ):
         tables.path.load()
 
 
@@ -147,10 +160,14 @@ def test_tables_that_lack_a_field_are_measured_again(samples, tmp_path):
     assert read_tables(tmp_path) is None
 
 
-def test_an_analysis_of_a_store_takes_its_tables_and_measures_where_it_must(samples, tmp_path, monkeypatch):
+def test_an_analysis_of_a_store_takes_its_tables_and_measures_where_it_must(
+    samples, tmp_path, monkeypatch
+):
     tracekit.ingest(samples / "steps/a", tmp_path / "store")
     whole, some = analysis_of(samples / "steps/a"), analyze(samples / "steps/a", steps="3:5")
-    assert without_paths(analyze(tmp_path / "store", steps="3:5").to_json()) == without_paths(some.to_json())
+    assert without_paths(analyze(tmp_path / "store", steps="3:5").to_json()) == without_paths(
+        some.to_json()
+    )
     monkeypatch.setattr("tracekit.run.measure.rank_tables", None)  # measuring would fail
     assert without_paths(analyze(tmp_path / "store").to_json()) == without_paths(whole.to_json())
     assert analyze(tmp_path / "store", schedule="none").schedule is None
@@ -162,10 +179,14 @@ def test_an_analysis_of_a_store_takes_its_tables_and_measures_where_it_must(samp
 def test_the_bad_rank_is_listed_by_path_and_the_rest_is_analyzed(serial, traces):
     assert len(serial.rank_results) == RANKS - 1
     said = {notice.code: notice.message for notice in serial.notices}
-    assert said["rank-failed"].startswith(f"rank {BAD} is left out: {traces}/rank{BAD}.pt.trace.json.gz: ")
+    assert said["rank-failed"].startswith(
+        f"rank {BAD} is left out: {traces}/rank{BAD}.pt.trace.json.gz: "
+    )
     assert said["missing-ranks"] == f"1 of {RANKS} ranks is not here: {BAD}"
     assert serial.schedule.name == "1f1b"
-    assert [held.gap_ns is None for held in serial.schedule.all].count(True) == 1  # its pipeline's causes
+    assert [held.gap_ns is None for held in serial.schedule.all].count(
+        True
+    ) == 1  # its pipeline's causes
 
 
 def test_a_store_gives_the_same_json(serial, traces, tmp_path):
@@ -202,7 +223,9 @@ def ranks_in(store):
     return len(list(Path(store).glob("rank=*")))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="dask.distributed is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("distributed") is None, reason="dask.distributed is not installed"
+)
 def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, traces, tmp_path):
     store = tmp_path / "store"
     with dask_cluster(tmp_path, 2) as (address, workers, _):
@@ -232,13 +255,21 @@ def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, t
 
 def test_no_scheduler_is_one_line_and_exit_code_2(traces, tmp_path, monkeypatch):
     pytest.importorskip("distributed")
-    code = "from tracekit.run import dask\ndask.CONNECT_S = 1\nfrom tracekit.cli import main; main()"
+    code = (
+        "from tracekit.run import dask\ndask.CONNECT_S = 1\nfrom tracekit.cli import main; main()"
+    )
     words = ["ingest", traces, "-o", tmp_path / "store", "--dask", "tcp://127.0.0.1:9"]
     out = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", code, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert out.returncode == 2
-    assert out.stderr.splitlines()[-1].startswith("error: --dask tcp://127.0.0.1:9: no scheduler answers")
+    assert out.stderr.splitlines()[-1].startswith(
+        "error: --dask tcp://127.0.0.1:9: no scheduler answers"
+    )
     assert not (tmp_path / "store").exists()
 
 
@@ -288,11 +319,15 @@ def test_ctrl_c_leaves_a_usable_store_and_resume_finishes_it(serial, traces, tmp
     found = analyze(store)
     assert len(found.rank_results) == len(left.ranks)
     assert found.notices[0].code == "store-incomplete"
-    written = {folder: (folder / "events.parquet").stat().st_mtime_ns for folder in store.glob("rank=*")}
+    written = {
+        folder: (folder / "events.parquet").stat().st_mtime_ns for folder in store.glob("rank=*")
+    }
     out = run("ingest", traces, "-o", store, "--resume", "--workers", "2")
     assert out.returncode == 0, out.stderr
     assert f"note: {len(written)} traces were in the store already" in out.stderr
-    assert all((folder / "events.parquet").stat().st_mtime_ns == then for folder, then in written.items())
+    assert all(
+        (folder / "events.parquet").stat().st_mtime_ns == then for folder, then in written.items()
+    )
     assert without_paths(analyze(store).to_json()) == without_paths(serial.to_json())
 
 
@@ -340,7 +375,9 @@ def test_resume_after_a_kill_takes_ranks_the_manifest_does_not_list(four, tmp_pa
     tracekit.ingest(four, tmp_path / "store")
     manifest = json.loads((tmp_path / "store/tracekit-store.json").read_text())
     manifest.pop(CHECKSUM_KEY)
-    early = with_checksum({**manifest, "ranks": [], "complete": False})  # as it was written before the first rank
+    early = with_checksum(
+        {**manifest, "ranks": [], "complete": False}
+    )  # as it was written before the first rank
     (tmp_path / "store/tracekit-store.json").write_text(json.dumps(early))
     with pytest.raises(InputError, match="holds no rank yet"):
         analyze(tmp_path / "store")
@@ -352,10 +389,14 @@ def test_resume_after_a_kill_takes_ranks_the_manifest_does_not_list(four, tmp_pa
 
 def test_a_trace_that_went_bad_leaves_no_stale_rank(four, tmp_path):
     tracekit.ingest(four, tmp_path / "store")
-    (four / "rank1.pt.trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [{"a": 1}, {"b": 2}]}'))
+    (four / "rank1.pt.trace.json.gz").write_bytes(
+        gzip.compress(b'{"traceEvents": [{"a": 1}, {"b": 2}]}')
+    )
     store = tracekit.ingest(four, tmp_path / "store", resume=True)
     assert store.ranks == (0, 2, 3)
-    assert "rank 1 is left out" in next(notice.message for notice in store.notices if notice.code == "rank-failed")
+    assert "rank 1 is left out" in next(
+        notice.message for notice in store.notices if notice.code == "rank-failed"
+    )
 
 
 def test_resume_needs_something_to_go_on_with(four, tmp_path):
@@ -380,7 +421,12 @@ def test_progress_and_an_estimate_on_a_terminal(four, tmp_path):
     words = ["ingest", four, "-o", tmp_path / "store", "--workers", "1"]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     out = subprocess.run(
-        [*COMMAND, *map(str, words)], stdout=subprocess.PIPE, stderr=theirs, timeout=100, check=False, env=environment
+        [*COMMAND, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        timeout=100,
+        check=False,
+        env=environment,
     )
     os.close(theirs)
     shown = b""

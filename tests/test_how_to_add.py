@@ -23,7 +23,12 @@ from tracekit.synthetic import Recipe, write_run
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-ADDING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## How to add")[2].partition("\n## ")[0]
+ADDING = (
+    (ROOT / "CONTRIBUTING.md")
+    .read_text(encoding="utf-8")
+    .partition("## How to add")[2]
+    .partition("\n## ")[0]
+)
 
 
 def read_tiny(path, ref, stacks, lenient):
@@ -75,7 +80,9 @@ def test_a_reader(tiny, tmp_path, capsys):
 def test_a_rule(tiny):
     mine = RuleBook((Rule("my-gelu", label="forward", module="mlp", when={"name": "^my_gelu"}),))
     labelled = classify(load(tiny).events.filter(rank=0), rules=mine.before(builtin_rules()))
-    assert labelled.select("label", "module", "rule").unique().rows() == [("forward", "mlp", "my-gelu")]
+    assert labelled.select("label", "module", "rule").unique().rows() == [
+        ("forward", "mlp", "my-gelu")
+    ]
 
 
 def test_a_schedule_is_generated_simulated_and_found_in_a_trace(tmp_path):
@@ -85,7 +92,9 @@ def test_a_schedule_is_generated_simulated_and_found_in_a_trace(tmp_path):
     register("one-by-one", orders, summary="one micro-batch there and back, then the next")
     try:
         schedule = generate("one-by-one", pp=2, microbatches=3)
-        assert simulate(schedule).makespan == 3 * 2 * 3  # three micro-batches, two stages, F + B = 3
+        assert (
+            simulate(schedule).makespan == 3 * 2 * 3
+        )  # three micro-batches, two stages, F + B = 3
         write_run(Recipe(schedule), tmp_path)
         found = analyze(tmp_path, workers=1).schedule
         assert (found.name, found.microbatches, found.exact) == ("one-by-one", 3, True)
@@ -102,5 +111,7 @@ def test_a_command_is_a_function_of_words():
         """Print the ranks that are there."""
         typer.echo(" ".join(map(str, load(path).ranks)))
 
-    said = typer.testing.CliRunner().invoke(added, ["ranks", str(ROOT / "sample_traces" / "reload")])
+    said = typer.testing.CliRunner().invoke(
+        added, ["ranks", str(ROOT / "sample_traces" / "reload")]
+    )
     assert said.stdout.strip() == "0 1 2 3"

@@ -47,7 +47,9 @@ def test_a_store_can_be_ingested_again(samples, trace, tmp_path):
 
 def one_bad_of_two(samples, tmp_path):
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/rank0.json.gz").write_bytes((samples / "reload/rank0.pt.trace.json.gz").read_bytes())
+    (tmp_path / "in/rank0.json.gz").write_bytes(
+        (samples / "reload/rank0.pt.trace.json.gz").read_bytes()
+    )
     (tmp_path / "in/rank1.json").write_text('{"traceEvents": [{"a": 1}, {"b": 2}]}')
     return tmp_path / "in"
 
@@ -62,7 +64,9 @@ def test_a_trace_that_cannot_be_read_is_listed_and_left_out(samples, tmp_path):
 
 def test_strict_stops_and_keeps_what_was_done(samples, tmp_path):
     with pytest.raises(InputError, match=r"rank1\.json"):
-        tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store", on_damage="error", workers=1)
+        tracekit.ingest(
+            one_bad_of_two(samples, tmp_path), tmp_path / "store", on_damage="error", workers=1
+        )
     left = tracekit.open_store(tmp_path / "store")
     assert (left.ranks, left.complete) == ((0,), False)
 
@@ -70,7 +74,9 @@ def test_strict_stops_and_keeps_what_was_done(samples, tmp_path):
 def test_a_failure_leaves_the_store_that_was_there(samples, tmp_path):
     tracekit.ingest(samples / "reload", tmp_path / "store", ranks=[3])
     with pytest.raises(InputError, match=r"rank1\.json"):
-        tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store", overwrite=True, on_damage="error")
+        tracekit.ingest(
+            one_bad_of_two(samples, tmp_path), tmp_path / "store", overwrite=True, on_damage="error"
+        )
     assert tracekit.open_store(tmp_path / "store").ranks == (3,)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "store"]
 

@@ -104,7 +104,9 @@ def find_running_order(rng):
 def run_ops(rng):
     made = schedule(rng)
     edges = made.edges
-    dependencies = np.stack([edges.previous, edges.forward, edges.backward, edges.own]).astype(np.int64)
+    dependencies = np.stack([edges.previous, edges.forward, edges.backward, edges.own]).astype(
+        np.int64
+    )
     dtype = (np.int64, np.float64)[rng.integers(2)]
     duration = rng.integers(1, 9, dependencies.shape[1]).astype(dtype)
     latency = rng.integers(0, 3, dependencies.shape).astype(dtype)
@@ -120,7 +122,10 @@ def run_ops(rng):
 def fill_gaps(rng):
     pp, microbatches = int(rng.integers(1, 5)), int(rng.integers(1, 6))
     shift = 0 if pp % 2 else 3  # the block of V-Half
-    blocks = [(2 * i, 3 * pp - i - 2, 3 * pp + shift + 2 * i - 1, 6 * pp + shift - i - 2) for i in range(pp)]
+    blocks = [
+        (2 * i, 3 * pp - i - 2, 3 * pp + shift + 2 * i - 1, 6 * pp + shift - i - 2)
+        for i in range(pp)
+    ]
     orders = controllable._repeat_block(blocks, microbatches)
     first = np.cumsum([0, *map(len, orders)])
     kind, stage, microbatch = np.concatenate(orders).T.copy()
@@ -145,7 +150,12 @@ def fill_gaps(rng):
 
 def count_edits(rng):
     limit = int(rng.integers(2, 30))
-    return [rng.integers(0, 4, 15), rng.integers(0, 4, rng.integers(0, 20)), limit, np.zeros(2 * limit + 3, np.int64)]
+    return [
+        rng.integers(0, 4, 15),
+        rng.integers(0, 4, rng.integers(0, 20)),
+        limit,
+        np.zeros(2 * limit + 3, np.int64),
+    ]
 
 
 def number_walks(rng):
@@ -157,7 +167,14 @@ def number_walks(rng):
 def renumber_walks(rng):
     number, size = rng.integers(-1, 9, 40), 40
     walk, (repeats, first) = np.zeros(size, np.int64), np.full((2, size + 1), -1)
-    return [number, rng.integers(0, 5, size), np.sort(rng.integers(0, 4, size)), walk, repeats, first]
+    return [
+        number,
+        rng.integers(0, 5, size),
+        np.sort(rng.integers(0, 4, size)),
+        walk,
+        repeats,
+        first,
+    ]
 
 
 def host_ranges(rng, size=40):
@@ -195,11 +212,23 @@ def find_nearest_marked(rng):
 
 def find_nearest_named(rng):
     name, rows = rng.integers(-1, 4, 30).astype(np.int32), rng.integers(-1, 30, 20)
-    return [parents(rng, 30).astype(np.int32), flags(rng, 30), name, flags(rng, 5), rows, np.zeros(20, np.int64)]
+    return [
+        parents(rng, 30).astype(np.int32),
+        flags(rng, 30),
+        name,
+        flags(rng, 5),
+        rows,
+        np.zeros(20, np.int64),
+    ]
 
 
 def assign_lines(rng):
-    return [*host_ranges(rng), np.zeros(40, np.int64), np.zeros(4, np.int64), np.zeros(40, np.int64)]
+    return [
+        *host_ranges(rng),
+        np.zeros(40, np.int64),
+        np.zeros(4, np.int64),
+        np.zeros(40, np.int64),
+    ]
 
 
 def find_nodes(rng):
@@ -283,7 +312,10 @@ def walk_steps(rng):
 
 
 def replay_events(rng):
-    """Events that each start after those with smaller numbers; every third has a launch, some are in a match."""
+    """Events that each start after those with smaller numbers.
+
+    Every third has a launch, some are in a match.
+    """
     size, match_count = 40, 6
     start = np.cumsum(rng.integers(1, 9, size))
     launch = np.where(np.arange(size) % 3 == 0, start - rng.integers(0, 5, size), NO_LIMIT)
@@ -294,11 +326,15 @@ def replay_events(rng):
     before[3, launched[1:]] = np.where(rng.random(len(launched) - 1) < 0.3, launched[:-1], -1)
     nodes = np.concatenate([launched + size, np.arange(size)])
     times = np.concatenate([launch[launched], start])
-    decisive = np.where(rng.random(size) < 0.3, rng.integers(0, match_count, size), -1).astype(np.int32)
+    decisive = np.where(rng.random(size) < 0.3, rng.integers(0, match_count, size), -1).astype(
+        np.int32
+    )
     small = rng.integers(0, 4, (3, size))
     return {
         "order": nodes[np.argsort(times, kind="stable")].astype(np.uint32),
-        "times": np.stack([start, start + rng.integers(1, 9, size), launch, *small, np.full(size, start[0])]),
+        "times": np.stack(
+            [start, start + rng.integers(1, 9, size), launch, *small, np.full(size, start[0])]
+        ),
         "before": before,
         "factors": np.stack([rng.random(size), rng.choice([-1.0, 1.0, 0.5], size)]),
         "first_match": np.cumsum(np.append(0, decisive >= 0)).astype(np.int32),
@@ -325,14 +361,24 @@ def walk_replayed_step(rng):
 
 def check_pickle(rng):
     """A pickle of plain values with a few bytes changed."""
-    value = {"entries": [{"id": n, "sizes": [[n, 2]], "name": "nccl:send", "pair": ("a", n)} for n in range(4)]}
+    value = {
+        "entries": [
+            {"id": n, "sizes": [[n, 2]], "name": "nccl:send", "pair": ("a", n)} for n in range(4)
+        ]
+    }
     data = bytearray(pickle.dumps(value, protocol=int(rng.integers(2, 6))))
     for _ in range(rng.integers(0, 4)):
         data[rng.integers(len(data))] = rng.integers(256)
     scratch = {name: np.zeros(len(data), np.int32) for name in ("stack", "memo", "depths")}
     scratch |= {name: np.zeros(len(data), np.uint8) for name in ("kinds", "shared")}
     scratch |= {"expanded": np.zeros(len(data), np.int64), "position_out": int64s(0)}
-    return {"data": np.array(data), "max_depth": 6, "max_integer_bytes": 16, "max_expanded": 1_000, **scratch}
+    return {
+        "data": np.array(data),
+        "max_depth": 6,
+        "max_integer_bytes": 16,
+        "max_expanded": 1_000,
+        **scratch,
+    }
 
 
 CASES = {
@@ -359,7 +405,9 @@ CASES = {
 def why_uncompiled():
     """Return which loops run uncompiled, and whether this machine has a compiler and Python's headers."""
     files = {module: str(importlib.import_module(module).__file__) for module in _loops.MODULES}
-    uncompiled = [module.rpartition(".")[2] for module, file in files.items() if file.endswith(".py")]
+    uncompiled = [
+        module.rpartition(".")[2] for module, file in files.items() if file.endswith(".py")
+    ]
     headers = Path(sysconfig.get_path("include"), "Python.h")
     return f"not compiled: {', '.join(uncompiled)} (cc: {shutil.which('cc')}, Python.h: {headers.exists()})"
 
@@ -376,13 +424,17 @@ def called(function, arguments):
 
 
 @needs_compiled_loops
-@pytest.mark.parametrize(("module", "make"), [(module, make) for module, makes in CASES.items() for make in makes])
+@pytest.mark.parametrize(
+    ("module", "make"), [(module, make) for module, makes in CASES.items() for make in makes]
+)
 def test_compiled_and_uncompiled_give_the_same(module, make):
     name = make.__name__
     compiled = getattr(importlib.import_module(f"tracekit._loops.{module}"), name)
     for seed in range(30):
         arguments = make(np.random.default_rng(seed))
-        assert called(compiled, arguments) == called(getattr(uncompiled(module), name), arguments), seed
+        assert called(compiled, arguments) == called(
+            getattr(uncompiled(module), name), arguments
+        ), seed
 
 
 def test_compiled_modules_do_not_import_cython():
@@ -400,7 +452,11 @@ def test_every_module_can_run_uncompiled_without_cython(module):
 @pytest.mark.parametrize("module", CASES)
 def test_every_loop_is_compared(module):
     functions = inspect.getmembers(uncompiled(module), inspect.isfunction)
-    own = {name for name, function in functions if not name.startswith("_") and function.__module__.endswith(module)}
+    own = {
+        name
+        for name, function in functions
+        if not name.startswith("_") and function.__module__.endswith(module)
+    }
     assert {make.__name__ for make in CASES[module]} == own
 
 
@@ -420,7 +476,9 @@ def test_edits_are_as_many_as_the_longest_common_subsequence_leaves():
         common = np.zeros((len(a) + 1, len(b) + 1), int)
         for i, left in enumerate(a):
             for j, right in enumerate(b):
-                common[i + 1, j + 1] = common[i, j] + 1 if left == right else max(common[i, j + 1], common[i + 1, j])
+                common[i + 1, j + 1] = (
+                    common[i, j] + 1 if left == right else max(common[i, j + 1], common[i + 1, j])
+                )
         assert count(a, b, limit, reach) == min(len(a) + len(b) - 2 * common[-1, -1], limit + 1)
 
 

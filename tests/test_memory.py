@@ -15,7 +15,12 @@ from rich.console import Console
 import tracekit
 from tests.kept import analysis_of
 from tests.unpack import unpacked
-from tracekit.analysis.combine.memory import HeldMemory, RunMemory, memory_with_microbatches, with_memory
+from tracekit.analysis.combine.memory import (
+    HeldMemory,
+    RunMemory,
+    memory_with_microbatches,
+    with_memory,
+)
 from tracekit.documents.analysis import ChangedStep, Peak
 from tracekit.documents.coding import to_plain
 from tracekit.metrics.memory import ChunkMemory, RankMemory
@@ -66,7 +71,9 @@ def test_a_chunk_holds_what_a_forward_cell_grew_by(run, truth):
 
 
 def test_without_a_named_schedule_no_chunk_is_told(samples):
-    memory = analyze(samples / "memory/rank0.pt.trace.json.gz", schedule="none").to_document().memory
+    memory = (
+        analyze(samples / "memory/rank0.pt.trace.json.gz", schedule="none").to_document().memory
+    )
     (rank,) = memory.ranks
     assert rank.peak_bytes == 1527521280
     assert (rank.chunk_bytes, rank.chunks, rank.base_bytes, rank.ideal_chunks) == (None,) * 4
@@ -94,12 +101,16 @@ def test_another_schedule_needs_what_it_was_seen_to_need(run):
 def held(capacity, *, base=100, chunk=10, chunks=4, optimizer=None):
     phases = {} if optimizer is None else {"optimizer": Peak(optimizer, optimizer)}
     peak = base + chunk * chunks
-    found = RankMemory(0, peak, peak + 5, base, phases, ChunkMemory(chunk, chunk, base, 0, 0, chunks))
+    found = RankMemory(
+        0, peak, peak + 5, base, phases, ChunkMemory(chunk, chunk, base, 0, 0, chunks)
+    )
     return RunMemory((HeldMemory(0, found, capacity),))
 
 
 @pytest.mark.parametrize(
-    ("capacity", "fits"), [(179, False), (180, None), (184, None), (185, True), (None, None)], ids=str
+    ("capacity", "fits"),
+    [(179, False), (180, None), (184, None), (185, True), (None, None)],
+    ids=str,
 )  # GPipe holds 8 chunks of 10 over 100; the allocator reserves 5 more than tensors hold
 def test_what_does_not_fit_is_marked(run, capacity, fits):
     rows = with_memory(run.schedule, held(capacity)).what_if
@@ -115,16 +126,24 @@ def test_the_optimizer_is_the_least_that_any_schedule_needs(run):
 def test_without_a_known_chunk_nothing_is_said_of_other_schedules(run):
     known = held(100).ranks[0]
     unknown = structs.replace(known.measured.chunks, low=None, high=None)
-    bare = RunMemory((structs.replace(known, measured=structs.replace(known.measured, chunks=unknown)),))
+    bare = RunMemory(
+        (structs.replace(known, measured=structs.replace(known.measured, chunks=unknown)),)
+    )
     plain = structs.replace(
-        run.schedule, what_if=tuple(structs.replace(r, peak_bytes=None, fits=None) for r in run.schedule.what_if)
+        run.schedule,
+        what_if=tuple(structs.replace(r, peak_bytes=None, fits=None) for r in run.schedule.what_if),
     )
     assert all(row.peak_bytes is None for row in with_memory(plain, bare).what_if)
 
 
 @pytest.mark.parametrize(
     ("name", "count", "needs"),
-    [("1f1b", 16, (140, False)), ("1f1b", 2, (120, True)), ("1f1b", 8, (140, False)), ("gpipe", 16, (260, False))],
+    [
+        ("1f1b", 16, (140, False)),
+        ("1f1b", 2, (120, True)),
+        ("1f1b", 8, (140, False)),
+        ("gpipe", 16, (260, False)),
+    ],
     ids=str,
 )  # 1F1B on 4 ranks holds at most 4 chunks of 10 over 100, GPipe one for every micro-batch
 def test_other_numbers_of_micro_batches_need_what_they_hold(run, name, count, needs):
@@ -137,7 +156,9 @@ def test_other_numbers_of_micro_batches_need_what_they_hold(run, name, count, ne
 
 
 def test_a_change_that_does_not_fit_is_named(run):
-    step = ChangedStep("microbatches 64", ("microbatches 64",), 1, peak_bytes=(10**9, 2 * 10**9), fits=False)
+    step = ChangedStep(
+        "microbatches 64", ("microbatches 64",), 1, peak_bytes=(10**9, 2 * 10**9), fits=False
+    )
     (note,) = (n for n in view_of(replace(run, changed_steps=(step,))).changes.notes if "GB" in n)
     assert note == "microbatches 64: the fullest rank needs 1.00 – 2.00 GB, which does not fit"
 
@@ -152,7 +173,9 @@ def test_the_terminal_names_what_does_not_fit(run):
 
 def test_the_page_holds_a_line_for_every_rank_on_its_lanes_axis(run):
     found = to_plain(timeline_data(run, PageClock(run)))
-    assert [entry["rank"] for entry in found["ranks"]] == [memory.rank for memory in run.memory.ranks]
+    assert [entry["rank"] for entry in found["ranks"]] == [
+        memory.rank for memory in run.memory.ranks
+    ]
     for entry, memory in zip(found["ranks"], run.memory.ranks, strict=True):
         line = unpacked(entry["memory"])
         assert (np.diff(line["time"]) >= 0).all()

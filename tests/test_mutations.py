@@ -16,7 +16,16 @@ pytestmark = pytest.mark.slow
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 CORPUS = os.environ.get("TRACEKIT_CORPUS")
 ALL = tuple(MUTATIONS)
-OF_STEPS = ("gpu-only", "bare-kernels", "no-operators", "no-runtime", "lost", "cut-start", "cut-end", "no-marks")
+OF_STEPS = (
+    "gpu-only",
+    "bare-kernels",
+    "no-operators",
+    "no-runtime",
+    "lost",
+    "cut-start",
+    "cut-end",
+    "no-marks",
+)
 """Mutations by which steps are lost or no longer known."""
 HARDEST = ("gpu-only", "bare-kernels", "renamed", "lost", "cut-end", "one-rank")
 CAPTURES = {
@@ -28,7 +37,16 @@ CAPTURES = {
     "frameworks/titan-ac": HARDEST,  # another framework's pipeline
 }
 """Good recordings, and what is taken from each."""
-SAME_WORK = ("no-runtime", "no-marks", "shifted", "drifting", "gpu-only", "bare-kernels", "no-operators", "renamed")
+SAME_WORK = (
+    "no-runtime",
+    "no-marks",
+    "shifted",
+    "drifting",
+    "gpu-only",
+    "bare-kernels",
+    "no-operators",
+    "renamed",
+)
 """Mutations that leave every GPU event where it is, up to the clock."""
 LOUD = {
     "lost": {"gpu-events-lost", "recording-cut"},
@@ -54,7 +72,9 @@ def truth(name):
     return answer(ranks_of(name))
 
 
-@pytest.fixture(scope="module", params=[(c, m) for c, some in CAPTURES.items() for m in some], ids="/".join)
+@pytest.fixture(
+    scope="module", params=[(c, m) for c, some in CAPTURES.items() for m in some], ids="/".join
+)
 def pair(request):
     """The whole run's answer, and that of the run with something gone."""
     capture, mutation = request.param
@@ -95,7 +115,8 @@ def check_budget(mutation, right, found):
 
 
 MEMSETS_NS = 5_000
-"""Memsets leave no trace when they are lost: their calls have no event of their own in older profilers."""
+"""Memsets leave no trace when they are lost: their calls have no event of their own in older
+profilers."""
 
 
 def check_bubble(mutation, right, found):
@@ -118,7 +139,11 @@ def check_schedule(whole, left):
         assert whole.schedule is None or said & WHY, f"a reason for no schedule, not {said}"
         return
     assert whole.schedule is not None
-    names = {whole.schedule.name, *whole.schedule.head.match.ambiguous_with, *held.head.match.ambiguous_with}
+    names = {
+        whole.schedule.name,
+        *whole.schedule.head.match.ambiguous_with,
+        *held.head.match.ambiguous_with,
+    }
     assert held.name in names
     assert (held.pp, held.microbatches) == (whole.schedule.pp, whole.schedule.microbatches)
     assert held.head.ideal_ns <= 1.01 * held.head.measured_ns or held.gap_ns is None

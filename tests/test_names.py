@@ -12,7 +12,9 @@ from pathlib import Path
 import tracekit
 
 PACKAGE = Path(tracekit.__file__).parent
-LISTED = tomllib.loads((Path(__file__).parent / "names_used_twice.toml").read_text(encoding="utf-8"))
+LISTED = tomllib.loads(
+    (Path(__file__).parent / "names_used_twice.toml").read_text(encoding="utf-8")
+)
 DATA_FILES = {"toml", "txt", "json", "zip", "py"}
 REFERENCE = re.compile(r"``(?:tracekit\.)?([a-z_]\w*(?:\.\w+)+)``")
 """A dotted name in a docstring, such as ``metrics.budget.Budget``."""
@@ -55,7 +57,9 @@ def check_list(twice, listed):
     assert twice - set(listed) == set(), (
         "the name stands for something else already: choose one that says what it holds"
     )
-    assert set(listed) - twice == set(), "no longer used twice: delete it from tests/names_used_twice.toml"
+    assert set(listed) - twice == set(), (
+        "no longer used twice: delete it from tests/names_used_twice.toml"
+    )
 
 
 def test_no_class_name_is_defined_twice():
@@ -63,7 +67,9 @@ def test_no_class_name_is_defined_twice():
 
 
 def test_no_constant_has_two_values():
-    check_list({name for name, values in constant_values().items() if len(values) > 1}, LISTED["constants"])
+    check_list(
+        {name for name, values in constant_values().items() if len(values) > 1}, LISTED["constants"]
+    )
 
 
 def test_the_lists_of_names_used_twice_only_shrink():
@@ -72,7 +78,11 @@ def test_the_lists_of_names_used_twice_only_shrink():
 
 
 def test_module_docstrings_are_noun_phrases():
-    questions = [name for name, tree in modules().items() if (ast.get_docstring(tree) or "").startswith("What ")]
+    questions = [
+        name
+        for name, tree in modules().items()
+        if (ast.get_docstring(tree) or "").startswith("What ")
+    ]
     assert questions == []
 
 
@@ -101,9 +111,16 @@ def names_by_ending():
 
 
 def leads_somewhere(reference):
-    """Whether a dotted name is a module, or a name in a module; of names that begin with no module nothing is known."""
+    """Whether a dotted name is a module, or a name in a module.
+
+    Of names that begin with no module nothing is known.
+    """
     parts = reference.split(".")
-    if reference in names_by_ending() or parts[0] not in names_by_ending() or parts[-1] in DATA_FILES:
+    if (
+        reference in names_by_ending()
+        or parts[0] not in names_by_ending()
+        or parts[-1] in DATA_FILES
+    ):
         return True
     longest = max(i for i in range(1, len(parts)) if ".".join(parts[:i]) in names_by_ending())
     return parts[longest] in names_by_ending()[".".join(parts[:longest])]
@@ -112,7 +129,11 @@ def leads_somewhere(reference):
 def docstrings(tree):
     """Every text that stands alone in a module: docstrings of modules, functions, classes and constants."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             yield node.value.value
 
 

@@ -53,11 +53,19 @@ def test_the_first_runs_in_jupyter_and_shows_its_pictures(render):
     notebook = render.run_notebook(NOTEBOOKS[0])
     cells = code_cells(notebook)
     assert all(cell.execution_count for cell in cells)
-    errors = [out for cell in cells for out in cell.outputs if out.output_type == "stream" and out.name == "stderr"]
+    errors = [
+        out
+        for cell in cells
+        for out in cell.outputs
+        if out.output_type == "stream" and out.name == "stderr"
+    ]
     assert [out.text for out in errors] == []
     pictures = render.notebook_pictures(notebook)
     check_pictures(pictures, NOTEBOOKS[0])
-    assert len(render.shrink_picture(pictures[0]).convert("RGB").getcolors(1 << 24)) <= render.MAX_COLOURS
+    assert (
+        len(render.shrink_picture(pictures[0]).convert("RGB").getcolors(1 << 24))
+        <= render.MAX_COLOURS
+    )
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +92,9 @@ def shell():
         patch.setitem(sys.modules, "notebook", ModuleType("notebook"))
         patch.setattr(tracekit, "analyze", analysis_of)
         patch.chdir(ROOT / "notebooks")
-        shell = Shell.instance(user_module=sys.modules["notebook"], config=Config(HistoryManager={"enabled": False}))
+        shell = Shell.instance(
+            user_module=sys.modules["notebook"], config=Config(HistoryManager={"enabled": False})
+        )
         yield shell
         shell.restore_sys_module_state()
         Shell.clear_instance()
@@ -106,7 +116,9 @@ def test_it_runs_and_shows_its_pictures(shell, path):
         assert captured.stderr == ""
         shell.shown += [output.data for output in captured.outputs]
     pictures = [data["image/png"] for data in shell.shown if "image/png" in data]
-    check_pictures([base64.b64decode(png) if isinstance(png, str) else png for png in pictures], path)
+    check_pictures(
+        [base64.b64decode(png) if isinstance(png, str) else png for png in pictures], path
+    )
 
 
 def test_each_leads_to_the_next():
@@ -122,8 +134,13 @@ def test_it_can_be_read_without_running(path):
     notebook = json.loads(text)
     code = code_cells(notebook)
     assert all(cell["execution_count"] for cell in code)
-    assert sum(bool(cell["outputs"]) for cell in code) >= len(code) - 2  # imports and folders show nothing
-    assert sum("image/png" in out.get("data", {}) for cell in code for out in cell["outputs"]) == PICTURES[path.stem]
+    assert (
+        sum(bool(cell["outputs"]) for cell in code) >= len(code) - 2
+    )  # imports and folders show nothing
+    assert (
+        sum("image/png" in out.get("data", {}) for cell in code for out in cell["outputs"])
+        == PICTURES[path.stem]
+    )
     assert not [out for cell in code for out in cell["outputs"] if out["output_type"] == "error"]
     assert all(cell["metadata"] == {} for cell in notebook["cells"])
     assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
@@ -134,7 +151,11 @@ def test_it_can_be_read_without_running(path):
 def test_the_documentation_shows_every_picture():
     text = (ROOT / "docs/notebooks.md").read_text(encoding="utf-8")
     shown = re.findall(r"\]\(img/(notebook-\d\d-\d\.png)\)", text)
-    made = [f"notebook-{stem[:2]}-{i}.png" for stem, count in PICTURES.items() for i in range(1, count + 1)]
+    made = [
+        f"notebook-{stem[:2]}-{i}.png"
+        for stem, count in PICTURES.items()
+        for i in range(1, count + 1)
+    ]
     assert sorted(shown) == made
     for name in made:
         assert (ROOT / "docs/img" / name).stat().st_size < 100_000

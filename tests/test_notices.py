@@ -13,7 +13,11 @@ def codes():
     """The codes that the package gives notices."""
     for file in (ROOT / "tracekit").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Notice" and node.args:
+            if (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", "") == "Notice"
+                and node.args
+            ):
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
                     yield first.value

@@ -1,7 +1,8 @@
 """No module of the package uses a private name of another package.
 
-Private names (one leading underscore) may change in any release. Two things are looked for in the syntax tree: a
-private name reached through an import, and a private attribute that no code of tracekit defines, on any object.
+Private names (one leading underscore) may change in any release. Two things are looked for in the
+syntax tree: a private name reached through an import, and a private attribute that no code of
+tracekit defines, on any object.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ def is_private(name: str) -> bool:
 
 
 def is_foreign(module: str | None, level: int = 0) -> bool:
-    own = ("tracekit", "__future__", "cython.cimports.tracekit")  # Cython's way to name our own declarations
+    own = (
+        "tracekit",
+        "__future__",
+        "cython.cimports.tracekit",
+    )  # Cython's way to name our own declarations
     return level == 0 and not any(f"{module}.".startswith(f"{package}.") for package in own)
 
 
@@ -77,7 +82,10 @@ def attribute_accesses(tree: ast.Module) -> Iterator[tuple[ast.expr, str, int]]:
         match node:
             case ast.Attribute():
                 yield node.value, node.attr, node.lineno
-            case ast.Call(func=ast.Name("getattr" | "setattr" | "hasattr"), args=[obj, ast.Constant(str(name)), *_]):
+            case ast.Call(
+                func=ast.Name("getattr" | "setattr" | "hasattr"),
+                args=[obj, ast.Constant(str(name)), *_],
+            ):
                 yield obj, name, node.lineno
 
 
@@ -86,7 +94,11 @@ def defined_names(tree: ast.Module) -> set[str]:
     names = set()
     for node in nodes_of(tree):
         match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 names.add(name)
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 names.add(name)
@@ -101,7 +113,9 @@ def private_imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
             paths = [f"{node.module}.{a.name}" for a in node.names]
         else:
             continue
-        yield from ((p, node.lineno) for p in paths if is_foreign(p) and any(map(is_private, p.split("."))))
+        yield from (
+            (p, node.lineno) for p in paths if is_foreign(p) and any(map(is_private, p.split(".")))
+        )
 
 
 def private_uses(tree: ast.Module, own_names: set[str], module: str = "") -> list[tuple[str, int]]:

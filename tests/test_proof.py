@@ -12,18 +12,24 @@ def kept():
     return {section.title: section for section in proof.read_kept()}
 
 
-@pytest.mark.parametrize("make", [proof.schedule_section, proof.dualpipe_section], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [proof.schedule_section, proof.dualpipe_section], ids=lambda make: make.__name__
+)
 def test_figures_of_the_repository_are_as_published_and_as_written(make, kept):
     section = make()
     assert all(abs(result.difference) <= result.within for result in section.results)
     written = kept[section.title]
-    assert [result.what for result in section.results] == [result.what for result in written.results]
+    assert [result.what for result in section.results] == [
+        result.what for result in written.results
+    ]
     for now, then in zip(section.results, written.results, strict=True):
         assert now.ours == pytest.approx(then.ours, rel=1e-6)
 
 
 def test_every_kept_figure_agrees_or_says_why_not(kept):
-    assert {"Stragglers", "HTA on its own test traces", "TraceLens on its own test traces"} <= set(kept)
+    assert {"Stragglers", "HTA on its own test traces", "TraceLens on its own test traces"} <= set(
+        kept
+    )
     for section in kept.values():
         assert [result.what for result in section.results if not result.is_shown] == []
 
@@ -35,5 +41,9 @@ def test_the_page_is_what_was_kept(kept):
 def test_a_figure_beyond_its_promise_needs_a_reason():
     result = proof.Result("x", "S", "ms", published=100.0, ours=103.0, within=0.02)
     assert not result.is_shown
-    assert proof.Result("x", "S", "ms", published=100.0, ours=103.0, within=0.02, reason="rounded").is_shown
-    assert proof.Result("x", "S", "ms", published=0.0, ours=1.0, within=0.5).difference == float("inf")
+    assert proof.Result(
+        "x", "S", "ms", published=100.0, ours=103.0, within=0.02, reason="rounded"
+    ).is_shown
+    assert proof.Result("x", "S", "ms", published=0.0, ours=1.0, within=0.5).difference == float(
+        "inf"
+    )

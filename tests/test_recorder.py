@@ -52,7 +52,9 @@ def test_both_ends_of_every_message_agree(plans, tmp_path, run):
     schedule = generate(name, pp=pp, microbatches=microbatches, virtual=virtual)
     plan = planned(plans, tmp_path, schedule.orders(), name)
     for rank, actions in enumerate(plan.actions):
-        assert [action.text for action in actions if isinstance(action, plans.Op)] == schedule.orders()[rank]
+        assert [
+            action.text for action in actions if isinstance(action, plans.Op)
+        ] == schedule.orders()[rank]
     messages = [[a for a in actions if isinstance(a, plans.Message)] for actions in plan.actions]
     for a in range(pp):
         for b in range(a):
@@ -65,9 +67,19 @@ def test_both_ends_of_every_message_agree(plans, tmp_path, run):
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run[0])
 def test_messages_leave_after_their_op_and_arrive_before_it(plans, tmp_path, run):
     name, pp, microbatches, virtual = run
-    plan = planned(plans, tmp_path, generate(name, pp=pp, microbatches=microbatches, virtual=virtual).orders(), name)
+    plan = planned(
+        plans,
+        tmp_path,
+        generate(name, pp=pp, microbatches=microbatches, virtual=virtual).orders(),
+        name,
+    )
     for rank, actions in enumerate(plan.actions):
-        at = {part: i for i, action in enumerate(actions) if isinstance(action, plans.Op) for part in action.parts}
+        at = {
+            part: i
+            for i, action in enumerate(actions)
+            if isinstance(action, plans.Op)
+            for part in action.parts
+        }
         for i, message in enumerate(actions):
             if not isinstance(message, plans.Message):
                 continue
@@ -78,7 +90,9 @@ def test_messages_leave_after_their_op_and_arrive_before_it(plans, tmp_path, run
                 assert any(at.get((kind, made, message.microbatch), i) < i for kind in kinds)
             else:
                 kinds = "F" if forward else "BI"
-                assert any(at.get((kind, message.stage, message.microbatch), -1) > i for kind in kinds)
+                assert any(
+                    at.get((kind, message.stage, message.microbatch), -1) > i for kind in kinds
+                )
 
 
 def test_an_order_that_waits_for_itself_is_refused(plans, tmp_path):

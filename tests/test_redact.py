@@ -21,11 +21,30 @@ from tracekit.redaction.names import NameRedactor
 
 pytestmark = pytest.mark.slow
 
-SECRETS = ("zoe", "gpu-node-17", "/home", "/mnt", "secret", "10.1.2.3", "TOKEN", "model.py", "C:\\\\Users")
+SECRETS = (
+    "zoe",
+    "gpu-node-17",
+    "/home",
+    "/mnt",
+    "secret",
+    "10.1.2.3",
+    "TOKEN",
+    "model.py",
+    "C:\\\\Users",
+)
 
 
 def event(name="aten::mm", cat="cpu_op", **args):
-    return {"ph": "X", "cat": cat, "name": name, "ts": 1.5, "dur": 2.25, "pid": 1, "tid": 1, "args": args}
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "ts": 1.5,
+        "dur": 2.25,
+        "pid": 1,
+        "tid": 1,
+        "args": args,
+    }
 
 
 SECRETIVE = {
@@ -43,7 +62,14 @@ SECRETIVE = {
         event("from 10.1.2.3 on gpu-node-17", "user_annotation"),
         event("read C:\\Users\\zoe\\x.bin", "user_annotation"),
         event("Torch-Compiled Region: 0/0", "cpu_op", **{"memory bandwidth (GB/s)": 1.5, "N/A": 1}),
-        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "python /mnt/secret/a.py"}},
+        {
+            "ph": "M",
+            "name": "process_name",
+            "pid": 1,
+            "tid": 0,
+            "ts": 0,
+            "args": {"name": "python /mnt/secret/a.py"},
+        },
     ],
     "username": "zoe",
     "host_name": "gpu-node-17",
@@ -111,7 +137,9 @@ def redacted_pipeline(samples, tmp_path_factory):
 
 
 def test_real_traces_read_the_same(samples, redacted_pipeline):
-    assert sorted(p.name for p in redacted_pipeline.iterdir()) == [f"rank{i}.pt.trace.json.gz" for i in range(4)]
+    assert sorted(p.name for p in redacted_pipeline.iterdir()) == [
+        f"rank{i}.pt.trace.json.gz" for i in range(4)
+    ]
     before, after = tracekit.load(samples / "1f1b"), tracekit.load(redacted_pipeline)
     same_events(before, after)
     for one, other in zip(before.sources, after.sources, strict=True):
@@ -129,9 +157,17 @@ def numbers_of(value):
     What fills memory rests on addresses, which are not kept.
     """
     if isinstance(value, dict):
-        return {key: numbers_of(inner) for key, inner in value.items() if key not in ("warnings", "source", "contents")}
+        return {
+            key: numbers_of(inner)
+            for key, inner in value.items()
+            if key not in ("warnings", "source", "contents")
+        }
     if isinstance(value, list):
-        return [numbers_of(inner) for inner in value if not (isinstance(inner, dict) and inner.get("cost_bytes"))]
+        return [
+            numbers_of(inner)
+            for inner in value
+            if not (isinstance(inner, dict) and inner.get("cost_bytes"))
+        ]
     return None if isinstance(value, str) else value
 
 
@@ -148,14 +184,17 @@ def test_an_analysis_of_a_pipeline_gives_the_same_figures(samples, redacted_pipe
 def test_analyses_of_two_ranks_give_the_same_figures(samples, tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
-    for file in [file for rank in (0, 1) for file in (samples / name).glob(f"rank{rank}.*") if file.is_file()]:
+    for file in [
+        file for rank in (0, 1) for file in (samples / name).glob(f"rank{rank}.*") if file.is_file()
+    ]:
         shutil.copy(file, folder)
     run(folder, tmp_path / "out")
     check_figures(*(tracekit.analyze(path, timeline=False) for path in (folder, tmp_path / "out")))
 
 
 @pytest.mark.parametrize(
-    "name", ["frameworks/meg-moe-vpp", "frameworks/titan-fsdp", "frameworks/ds-pipe", "h200/dualpipe"]
+    "name",
+    ["frameworks/meg-moe-vpp", "frameworks/titan-fsdp", "frameworks/ds-pipe", "h200/dualpipe"],
 )
 def test_analyses_of_captures_give_the_same_figures(corpus, tmp_path, name):
     run(corpus.parent / name, tmp_path / "out")
@@ -205,11 +244,18 @@ def test_events_that_are_not_quite_json_are_kept_and_cleaned(tmp_path):
 
 def test_text_that_is_not_ascii_is_read_as_utf8(tmp_path):
     source = tmp_path / "in.json"
-    source.write_bytes(b'{"traceEvents": [{"ph": "X", "name": "caf\xc3\xa9 step \xff\xfe", "ts": 1, "dur": 1}]}')
+    source.write_bytes(
+        b'{"traceEvents": [{"ph": "X", "name": "caf\xc3\xa9 step \xff\xfe", "ts": 1, "dur": 1}]}'
+    )
     run(source, tmp_path / "out.json")
-    assert json.loads((tmp_path / "out.json").read_bytes())["traceEvents"][0]["name"] == "x1 step x2"
+    assert (
+        json.loads((tmp_path / "out.json").read_bytes())["traceEvents"][0]["name"] == "x1 step x2"
+    )
     run(source, tmp_path / "out.json", keep=["annotations"])
-    assert json.loads((tmp_path / "out.json").read_bytes())["traceEvents"][0]["name"] == "caf\xe9 step \ufffd\ufffd"
+    assert (
+        json.loads((tmp_path / "out.json").read_bytes())["traceEvents"][0]["name"]
+        == "caf\xe9 step \ufffd\ufffd"
+    )
 
 
 def test_events_with_stray_backslashes_are_kept(tmp_path):
@@ -255,7 +301,10 @@ def test_bytes_after_the_trace_are_counted(tmp_path):
 def test_chunks_may_end_anywhere(tmp_path, samples, monkeypatch):
     monkeypatch.setattr("tracekit.redaction.kineto.CHUNK_CHARACTERS", 97)
     run(samples / "reload/rank0.pt.trace.json.gz", tmp_path / "out.json")
-    same_events(tracekit.load(samples / "reload/rank0.pt.trace.json.gz"), tracekit.load(tmp_path / "out.json"))
+    same_events(
+        tracekit.load(samples / "reload/rank0.pt.trace.json.gz"),
+        tracekit.load(tmp_path / "out.json"),
+    )
 
 
 def test_memory_is_bounded(tmp_path):
@@ -279,7 +328,10 @@ HOSTILE = {
     "a string that never ends": '{"traceEvents": [{"name": "' + "x" * 3_000_000,
     "escapes that never end": '{"traceEvents": [{"name": "' + "\\n" * 1_500_000,
     "a deep value": '{"deep": ' + "[" * 200_000,
-    "a value that is too deep to write": '{"traceEvents": [{"args": {"Input Dims": ' + "[" * 700 + "]" * 700 + "}}]}",
+    "a value that is too deep to write": '{"traceEvents": [{"args": {"Input Dims": '
+    + "[" * 700
+    + "]" * 700
+    + "}}]}",
     "a deep event": '{"traceEvents": [' + '{"a":' * 200_000,
     "nothing but brackets": '{"traceEvents": [' + "]" * 200_000,
 }
@@ -305,19 +357,27 @@ def test_nsight_environment_output_and_machine_go(samples, tmp_path):
     source = tmp_path / "rank1.sqlite"
     source.write_bytes((samples / "nsys-1f1b/rank1.sqlite").read_bytes())
     with sqlite3.connect(source) as report:
-        report.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (1, 'Host', 'HOME', 1, '/home/zoe')")
-        report.execute("INSERT INTO META_DATA_CAPTURE VALUES ('COMMAND_LINE', 'python /home/zoe/train.py')")
+        report.execute(
+            "INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (1, 'Host', 'HOME', 1, '/home/zoe')"
+        )
+        report.execute(
+            "INSERT INTO META_DATA_CAPTURE VALUES ('COMMAND_LINE', 'python /home/zoe/train.py')"
+        )
         report.execute("INSERT INTO StringIds VALUES (99990, 'stdout: secret of zoe')")
         report.execute("INSERT INTO ProcessStreams VALUES (1, 99990, 99990)")
         report.execute("UPDATE PROCESSES SET name = '/home/zoe/python'")
         report.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 1, 1, 1, 'secret', 1)")
-        report.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 1, 2, 2, 'events of zoe were lost', 1)")
+        report.execute(
+            "INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 1, 2, 2, 'events of zoe were lost', 1)"
+        )
         report.execute("UPDATE NVTX_EVENTS SET text = 'load /home/zoe/secret.pt' WHERE rowid = 5")
         uuid = report.execute("SELECT uuid FROM TARGET_INFO_GPU").fetchone()[0]
     report.close()
     run(source, tmp_path / "out.sqlite")
     raw = (tmp_path / "out.sqlite").read_bytes()
-    assert not [s for s in (b"zoe", b"secret", b"/home", uuid.encode(), b"COMMAND_LINE") if s in raw]
+    assert not [
+        s for s in (b"zoe", b"secret", b"/home", uuid.encode(), b"COMMAND_LINE") if s in raw
+    ]
     with sqlite3.connect(tmp_path / "out.sqlite") as report:
         text = report.execute("SELECT text FROM NVTX_EVENTS WHERE text LIKE 'load%'").fetchone()[0]
         assert re.fullmatch(r"load x\d+", text)
@@ -350,7 +410,13 @@ def test_what_cannot_be_redacted_is_one_line(samples, tmp_path):
 
 
 def test_numbers_of_the_allocator_stay(tmp_path):
-    numbers = {"Device Type": 1, "Device Id": 0, "Bytes": 64, "Total Allocated": 128, "Total Reserved": 256}
+    numbers = {
+        "Device Type": 1,
+        "Device Id": 0,
+        "Bytes": 64,
+        "Total Allocated": 128,
+        "Total Reserved": 256,
+    }
     memory_event = {
         "ph": "i",
         "name": "[memory]",
@@ -361,7 +427,9 @@ def test_numbers_of_the_allocator_stay(tmp_path):
         "args": {**numbers, "stack": "zoe"},
     }
     named = {**memory_event, "name": "secret"}
-    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [event(), memory_event, named]}))
+    (tmp_path / "rank0.json").write_text(
+        json.dumps({"traceEvents": [event(), memory_event, named]})
+    )
     run(tmp_path / "rank0.json", tmp_path / "shared.json")
     kept = json.loads((tmp_path / "shared.json").read_text())["traceEvents"]
     assert [(one["name"], one["args"]) for one in kept[1:]] == [("[memory]", numbers)]
@@ -389,7 +457,11 @@ def test_keep_says_otherwise(tmp_path):
     ]
     events.append({"ph": "M", "name": "process_name", "args": {"name": "trainer"}})
     source.write_text(json.dumps({"job_note": "night run", "traceEvents": events}))
-    run(source, tmp_path / "out.json", keep=["annotations", "arguments", "frames", "header", "metadata"])
+    run(
+        source,
+        tmp_path / "out.json",
+        keep=["annotations", "arguments", "frames", "header", "metadata"],
+    )
     data = json.loads(content(tmp_path / "out.json"))
     assert data["job_note"] == "night run"
     assert data["traceEvents"][0]["name"] == "zeppelin x1"
@@ -422,7 +494,9 @@ def test_a_long_name_of_any_pattern_takes_time_linear_in_its_length(piece):
     assert redact_s(20_000) < 8 * redact_s(5_000) + 0.1  # quadratic time would be 16 times as long
 
 
-@pytest.mark.parametrize("text", ["~ann/zeppelin", "see ~/zeppelin/a.pt", "(~ann/x)", "a~/home/ann", "x~ann/zeppelin"])
+@pytest.mark.parametrize(
+    "text", ["~ann/zeppelin", "see ~/zeppelin/a.pt", "(~ann/x)", "a~/home/ann", "x~ann/zeppelin"]
+)
 def test_folders_of_users_are_replaced(text):
     redacted = NameRedactor().redact(text)
     assert "ann" not in redacted

@@ -46,7 +46,17 @@ def test_a_trace_without_its_secrets_has_the_same_figures(tmp_path, seed):
     before = tracekit.analyze(tmp_path / "with", file_rank=0).to_dict()
     after = tracekit.analyze(tmp_path / "without", file_rank=0).to_dict()
     assert before["total"]["span_ns"] > 0
-    for key in ("ranks", "total", "schedule", "hiding", "stragglers", "clocks", "copies", "reload", "memory"):
+    for key in (
+        "ranks",
+        "total",
+        "schedule",
+        "hiding",
+        "stragglers",
+        "clocks",
+        "copies",
+        "reload",
+        "memory",
+    ):
         assert before[key] == after[key], key
 
 
@@ -63,10 +73,16 @@ def test_no_kind_of_secret_is_left_in_any_name(kind):
     names = NameRedactor()
     secrets = [planting.KINDS[kind](random.Random(f"{kind} {seed}")) for seed in range(20)]
     texts = {shape.format(secret): secret for shape in planting.SHAPES for secret in secrets}
-    assert [text for text, secret in texts.items() if secret in names.redact(text) + names.redact_code(text)] == []
+    assert [
+        text
+        for text, secret in texts.items()
+        if secret in names.redact(text) + names.redact_code(text)
+    ] == []
 
 
-@pytest.mark.parametrize("kind", ["e-mail address", "IPv4 address", "home folder", "Windows folder", "URL"])
+@pytest.mark.parametrize(
+    "kind", ["e-mail address", "IPv4 address", "home folder", "Windows folder", "URL"]
+)
 def test_what_is_kept_on_request_still_has_no_paths_and_addresses(kind):
     secret = planting.KINDS[kind](random.Random(kind))
     assert secret not in NameRedactor().redact_kept(f"zeppelin {secret}")
@@ -83,10 +99,32 @@ def test_what_is_kept_on_request_still_has_no_paths_and_addresses(kind):
             "MmBackward0",
             "TBackward0",
         ),
-        *("autograd::engine::evaluate_function: AddmmBackward0", "FSDP::pre_forward (layers.12)", "nccl:all_reduce"),
-        *("nccl:send 0->1", "PP:2F0", "PP:(0F7;7B3)OVERLAP_F_B", "ProfilerStep#1234567", "Forward 3", "mlp(W)"),
-        *("Optimizer.step#AdamW.step", "Torch-Compiled Region: 0/0", "DistributedDataParallel.forward", "step 17"),
-        *("EXPERT_MODEL_PARALLEL_GROUP", "all_to_allv", "c10::BFloat16", "NVIDIA H200", "NVIDIA A100-SXM4-80GB"),
+        *(
+            "autograd::engine::evaluate_function: AddmmBackward0",
+            "FSDP::pre_forward (layers.12)",
+            "nccl:all_reduce",
+        ),
+        *(
+            "nccl:send 0->1",
+            "PP:2F0",
+            "PP:(0F7;7B3)OVERLAP_F_B",
+            "ProfilerStep#1234567",
+            "Forward 3",
+            "mlp(W)",
+        ),
+        *(
+            "Optimizer.step#AdamW.step",
+            "Torch-Compiled Region: 0/0",
+            "DistributedDataParallel.forward",
+            "step 17",
+        ),
+        *(
+            "EXPERT_MODEL_PARALLEL_GROUP",
+            "all_to_allv",
+            "c10::BFloat16",
+            "NVIDIA H200",
+            "NVIDIA A100-SXM4-80GB",
+        ),
     ],
 )
 def test_names_that_an_analysis_reads_stay(name):
@@ -121,7 +159,11 @@ def test_words_that_classification_rules_ask_for_are_known(pack):
     entries = tomllib.loads(pack.read_text())
     conditions = [
         text
-        for entry in (*entries.get("rule", ()), *entries.get("group", ()), *entries.get("module", ()))
+        for entry in (
+            *entries.get("rule", ()),
+            *entries.get("group", ()),
+            *entries.get("module", ()),
+        )
         for part in ("when", "unless")
         for column, value in entry.get(part, {}).items()
         for text in (value if isinstance(value, list) else [value])
@@ -136,15 +178,21 @@ def test_rules_still_find_their_words_inside_unknown_ones():
     assert re.fullmatch(r"x\d+attnx\d+", NameRedactor().redact("zeppelinattnkernel"))
 
 
-@pytest.mark.parametrize("word", ["xy", "root", "admin", "a", "ZeppelinCorp", "Müller", "flash", "STRASSE", "東京"])
+@pytest.mark.parametrize(
+    "word", ["xy", "root", "admin", "a", "ZeppelinCorp", "Müller", "flash", "STRASSE", "東京"]
+)
 @pytest.mark.parametrize("ensure_ascii", [True, False])
 def test_words_that_are_named_always_go(tmp_path, word, ensure_ascii):
     source = tmp_path / "in.json"
     texts = [word, word.upper(), word.lower(), "straße", "Mu\u0308ller", "flash_attn", "root"]
     events = [
-        event(f"void {text}::gemm<1>({text}_t)", kind) for text in texts for kind in ("kernel", "user_annotation")
+        event(f"void {text}::gemm<1>({text}_t)", kind)
+        for text in texts
+        for kind in ("kernel", "user_annotation")
     ]
-    source.write_text(json.dumps({"traceEvents": events}, ensure_ascii=ensure_ascii), encoding="utf-8")
+    source.write_text(
+        json.dumps({"traceEvents": events}, ensure_ascii=ensure_ascii), encoding="utf-8"
+    )
     for keep in ((), ("annotations", "arguments")):
         run(source, tmp_path / "out.json", words=[word], keep=keep)
         for redacted in json.loads(content(tmp_path / "out.json"))["traceEvents"]:
@@ -163,12 +211,16 @@ def test_a_number_that_is_named_goes(tmp_path):
     source = tmp_path / "in.json"
     source.write_text(json.dumps({"traceEvents": [event(bytes=41555, correlation=7)]}))
     run(source, tmp_path / "out.json", words=["41555"])
-    assert json.loads(content(tmp_path / "out.json"))["traceEvents"][0]["args"] == {"correlation": 7}
+    assert json.loads(content(tmp_path / "out.json"))["traceEvents"][0]["args"] == {
+        "correlation": 7
+    }
 
 
 def test_a_group_has_one_name_on_every_rank(tmp_path):
     (tmp_path / "in").mkdir()
-    for rank, first in enumerate(("zeppelin", "other")):  # another unknown word comes first on rank 1
+    for rank, first in enumerate(
+        ("zeppelin", "other")
+    ):  # another unknown word comes first on rank 1
         args = {"Process Group Name": "zeppelin_tp", "Collective name": "allreduce"}
         events = [event(first), event("nccl", "kernel", **args)]
         (tmp_path / f"in/rank{rank}.json").write_text(json.dumps({"traceEvents": events}))
@@ -188,7 +240,9 @@ def test_a_report_keeps_only_listed_tables_and_columns(tmp_path, samples):
         report.execute("CREATE TABLE NVTX_zeppelin (a)")
         report.execute("ALTER TABLE NVTX_EVENTS ADD COLUMN zeppelin")
         report.execute("CREATE VIEW zeppelin AS SELECT 1")
-        report.execute("CREATE TRIGGER zeppelin_trigger AFTER DELETE ON StringIds BEGIN SELECT 1; END")
+        report.execute(
+            "CREATE TRIGGER zeppelin_trigger AFTER DELETE ON StringIds BEGIN SELECT 1; END"
+        )
     report.close()
     run(source, tmp_path / "out.sqlite")
     with sqlite3.connect(tmp_path / "out.sqlite") as report:

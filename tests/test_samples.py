@@ -21,7 +21,9 @@ pytestmark = pytest.mark.slow
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 GEMM = r"nvjet|gemm|cutlass"
-FOLDERS = sorted(path.parent.relative_to(SAMPLES).as_posix() for path in SAMPLES.glob("**/truth.json"))
+FOLDERS = sorted(
+    path.parent.relative_to(SAMPLES).as_posix() for path in SAMPLES.glob("**/truth.json")
+)
 PRIVATE = {
     "a home folder": (rb"/home/[A-Za-z]", rb"/Users/[A-Za-z]", rb"/root/"),
     "an environment variable": (
@@ -35,7 +37,8 @@ PRIVATE = {
     ),
     "a mail address": (rb"@(?<=[\w.+-]@)[\w-]+\.[a-z]{2,}",),
 }  # fmt: skip
-"""Patterns of what is private. Each begins with fixed characters, because a search for those is quick."""
+"""Patterns of what is private. Each begins with fixed characters, because a search for those is
+quick."""
 
 
 def truth(folder):
@@ -65,7 +68,9 @@ def test_every_sample_is_described():
         assert f"`{folder}`" in text, folder
 
 
-@pytest.mark.parametrize("path", sorted(SAMPLES.glob("**/rank*")), ids=lambda p: p.relative_to(SAMPLES).as_posix())
+@pytest.mark.parametrize(
+    "path", sorted(SAMPLES.glob("**/rank*")), ids=lambda p: p.relative_to(SAMPLES).as_posix()
+)
 def test_nothing_private_is_in_a_sample(path):
     files = [path] if path.is_file() else sorted(path.glob("*"))
     for file in files:
@@ -77,13 +82,17 @@ def test_nothing_private_is_in_a_sample(path):
                 assert match is None, f"{file.name}: {what}: {match and match[0]!r}"
 
 
-@pytest.mark.parametrize("folder", [f for f in FOLDERS if "gemms" in truth(f) or "rank0_counts" in truth(f)])
+@pytest.mark.parametrize(
+    "folder", [f for f in FOLDERS if "gemms" in truth(f) or "rank0_counts" in truth(f)]
+)
 def test_gemms_are_told_apart_on_every_rank(folder):
     known = truth(folder)
     wanted = known.get("gemms") or {
         k: v for k, v in known["rank0_counts"].items() if k in ("forward", "dgrad", "wgrad")
     }
-    gemms = labelled(folder).filter((pl.col("kind") == "kernel") & pl.col("name").cast(pl.String).str.contains(GEMM))
+    gemms = labelled(folder).filter(
+        (pl.col("kind") == "kernel") & pl.col("name").cast(pl.String).str.contains(GEMM)
+    )
     ranks = gemms["rank"].unique().sort().to_list() if "gemms" in known else [0]
     assert ranks == (list(range(known.get("world_size", 1))) if "gemms" in known else [0])
     for rank in ranks:
@@ -102,8 +111,12 @@ def test_the_schedule_and_every_order_come_back(folder):
         known["microbatches"],
     )
     assert found["exact"], found["differences"]
-    if known["schedule"] != "dualpipe":  # its F and B ran one after the other here; the notice says so
-        assert [halves(order) for order in found["ranks"]] == [halves(order) for order in known["orders"]]
+    if (
+        known["schedule"] != "dualpipe"
+    ):  # its F and B ran one after the other here; the notice says so
+        assert [halves(order) for order in found["ranks"]] == [
+            halves(order) for order in known["orders"]
+        ]
 
 
 def halves(order):
@@ -127,7 +140,12 @@ def test_the_recorded_overlap_shows_its_lanes():
         "ep_combine forward": known["combine_forward"],
         "ep_combine backward": known["combine_backward"],
     }
-    copies = dict(rows.filter(pl.col("label").is_in(["offload", "onload"])).group_by("label").len().iter_rows())
+    copies = dict(
+        rows.filter(pl.col("label").is_in(["offload", "onload"]))
+        .group_by("label")
+        .len()
+        .iter_rows()
+    )
     assert copies == {"offload": known["offload"], "onload": known["onload"]}
     phases = set(analysis("vpp-overlap").schedule.lanes["phase"].cast(pl.String))
     assert {"warm-up", "steady", "cool-down"} <= phases
@@ -137,7 +155,11 @@ def test_the_recorded_overlap_shows_its_lanes():
 def test_the_weight_update_comes_back(folder):
     known, found = truth(folder), analysis(folder).reload
     assert found is not None
-    assert (found.rounds, found.buckets, list(found.sources)) == (known["rounds"], known["buckets"], known["sources"])
+    assert (found.rounds, found.buckets, list(found.sources)) == (
+        known["rounds"],
+        known["buckets"],
+        known["sources"],
+    )
     counts = known.get("counts") or known["counts_per_rank"]
     for one in analysis(folder).rank_results:
         assert {label: one.whole.label_count.get(label) for label in counts} == counts
@@ -146,7 +168,10 @@ def test_the_weight_update_comes_back(folder):
 def test_products_cost_what_pytorchs_own_counter_says():
     known, rates = truth("rates"), analysis("rates").rates
     assert rates.total.flop == known["steps"] * known["flop_per_step"]
-    by_op = {name: flop / known["steps"] for name, flop in rates.by("op").select("op", "flop").iter_rows()}
+    by_op = {
+        name: flop / known["steps"]
+        for name, flop in rates.by("op").select("op", "flop").iter_rows()
+    }
     assert by_op["aten::mm"] == known["flop_by_op"]["mm"]
     assert by_op["aten::cudnn_convolution"] == known["flop_by_op"]["convolution"]
     assert by_op["aten::convolution_backward"] == known["flop_by_op"]["convolution_backward"]
@@ -162,14 +187,18 @@ def test_the_favoured_rank_receives_what_the_router_sent_it():
     known, experts = truth("router"), analysis("router").rates.experts
     received = {str(rank): count for rank, count in experts.select("rank", "received").iter_rows()}
     per_token = known["steps"] * known["bytes_per_token"]
-    assert received == {rank: tokens * per_token for rank, tokens in known["tokens_received_per_step"].items()}
+    assert received == {
+        rank: tokens * per_token for rank, tokens in known["tokens_received_per_step"].items()
+    }
     assert experts["rank"][0] == 0
 
 
 def test_the_recorded_router_is_uneven_where_it_was_made_so():
     """Every second layer sends 55 % of all tokens to rank 0: 2.2 times the mean of four ranks."""
     rates = analysis("router").rates
-    first = rates.expert_layers.filter(pl.col("rank") == 0).sort("expert_over_mean", descending=True)
+    first = rates.expert_layers.filter(pl.col("rank") == 0).sort(
+        "expert_over_mean", descending=True
+    )
     assert set(first["exchange"].head(2)) == {0, 2}
     assert first["received_over_mean"].round(1).head(2).to_list() == [2.2, 2.2]
     assert (first["expert_over_mean"].head(2) > 1.9).all()

@@ -6,9 +6,19 @@ import ast
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "tracekit"
-READING_METHODS = {"split", "partition", "rpartition", "startswith", "endswith", "find", "index", "replace"}
+READING_METHODS = {
+    "split",
+    "partition",
+    "rpartition",
+    "startswith",
+    "endswith",
+    "find",
+    "index",
+    "replace",
+}
 ERRORS = {"error", "problem", "internal"}
-"""Names of errors: the path in front of their message may be looked at, so that it is not written twice."""
+"""Names of errors: the path in front of their message may be looked at, so that it is not written
+twice."""
 
 
 def reads_of_messages(tree):
@@ -17,13 +27,21 @@ def reads_of_messages(tree):
     def is_message(node):
         if not (isinstance(node, ast.Attribute) and node.attr == "message"):
             return False
-        owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+        owner = (
+            node.value.attr
+            if isinstance(node.value, ast.Attribute)
+            else getattr(node.value, "id", "")
+        )
         return owner not in ERRORS
 
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and any(map(is_message, [node.left, *node.comparators])):
             yield node.lineno
-        if isinstance(node, ast.Attribute) and node.attr in READING_METHODS and is_message(node.value):
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr in READING_METHODS
+            and is_message(node.value)
+        ):
             yield node.lineno
         if isinstance(node, ast.Subscript) and is_message(node.value):
             yield node.lineno

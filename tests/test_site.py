@@ -25,7 +25,9 @@ from tracekit.cli import make_app
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = tomllib.loads((ROOT / "docsite" / "zensical.toml").read_text(encoding="utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "docsite" / "zensical.toml").read_text(encoding="utf-8"))[
+    "project"
+]
 ABOUT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -53,7 +55,9 @@ def public():
         value = getattr(tracekit, name)
         yield f"tracekit.{name}", value
         if isinstance(value, types.ModuleType):
-            yield from ((f"tracekit.{name}.{inner}", getattr(value, inner)) for inner in names(value))
+            yield from (
+                (f"tracekit.{name}.{inner}", getattr(value, inner)) for inner in names(value)
+            )
 
 
 def test_every_page_is_in_the_navigation_once(site):
@@ -72,7 +76,9 @@ def test_every_link_and_anchor_leads_somewhere(site, text):
             else:
                 path, _, anchor = target.partition("#")
                 goal = (folder / page).parent / path if path else folder / page
-                sound = goal.is_file() and (not anchor or anchor in anchors(goal.read_text(encoding="utf-8")))
+                sound = goal.is_file() and (
+                    not anchor or anchor in anchors(goal.read_text(encoding="utf-8"))
+                )
             if not sound:
                 broken.append(f"{page}: {target}")
     assert broken == []
@@ -105,13 +111,19 @@ def test_every_table_of_an_analysis_and_no_other_is_explained(text):
     assert shown == list(dict.fromkeys(shown))
     assert set(shown) == set(known["table"])
     used = set(
-        re.findall(r"^\| `(\w+)`", text["reference/tables.md"].partition("## Tables of an analysis")[2], re.MULTILINE)
+        re.findall(
+            r"^\| `(\w+)`",
+            text["reference/tables.md"].partition("## Tables of an analysis")[2],
+            re.MULTILINE,
+        )
     )
     assert used == set(known["column"])
 
 
 def test_every_rule_and_every_key_is_in_the_reference(text):
-    assert all(f"| `{rule.name}` |" in text["reference/label-rules.md"] for rule in builtin_rules().rules)
+    assert all(
+        f"| `{rule.name}` |" in text["reference/label-rules.md"] for rule in builtin_rules().rules
+    )
     for name in DOCUMENTS:
         schema = schema_of(name)
         keys = schema["$defs"][DOCUMENTS[name].__name__]["properties"]
@@ -129,4 +141,6 @@ def test_one_address_for_the_repository():
     source = ABOUT["urls"]["Source"]
     assert SETTINGS["site_url"] == ABOUT["urls"]["Documentation"]
     assert all(link["link"] == source for link in SETTINGS["extra"]["social"])
-    assert all(url.startswith(source) for name, url in ABOUT["urls"].items() if name != "Documentation")
+    assert all(
+        url.startswith(source) for name, url in ABOUT["urls"].items() if name != "Documentation"
+    )

@@ -40,7 +40,9 @@ def source(rank):
 
 @pytest.fixture(scope="module")
 def ranks(samples):
-    return [RankEvents(read(samples / f"reload/rank{r}.pt.trace.json.gz"), source(r)) for r in (0, 1)]
+    return [
+        RankEvents(read(samples / f"reload/rank{r}.pt.trace.json.gz"), source(r)) for r in (0, 1)
+    ]
 
 
 @pytest.fixture
@@ -57,7 +59,10 @@ def test_events_and_sources_come_back_identical(store, ranks):
 
 
 def test_labelled_events_come_back_identical(tmp_path, ranks):
-    labelled = [conform(r.events.with_columns(label=pl.lit("other"), confidence=pl.lit(0.5)), LABELLED) for r in ranks]
+    labelled = [
+        conform(r.events.with_columns(label=pl.lit("other"), confidence=pl.lit(0.5)), LABELLED)
+        for r in ranks
+    ]
     store = write_store(tmp_path / "store", ranks, labelled=labelled, labelled_by="me")
     assert store.labelled_by == "me"
     assert store.labelled(1).equals(labelled[1])
@@ -116,8 +121,12 @@ def table_of(schema, rows):
 @pytest.mark.parametrize("rows", [1, 5, 300_000], ids=["one row", "five rows", "two row groups"])
 def test_every_column_type_is_read_back_as_it_was_written(tmp_path, rows):
     events = table_of(EVENTS, rows)
-    labelled, memory = (table_of(schema, min(rows, 5)) for schema in (LABELLED, MEMORY))  # their writer is the same
-    store = write_store(tmp_path / "store", [RankEvents(events, source(0), memory)], labelled=[labelled])
+    labelled, memory = (
+        table_of(schema, min(rows, 5)) for schema in (LABELLED, MEMORY)
+    )  # their writer is the same
+    store = write_store(
+        tmp_path / "store", [RankEvents(events, source(0), memory)], labelled=[labelled]
+    )
     for written, read_back in (
         (events, store.rank(0).events),
         (labelled, store.labelled(0)),
@@ -132,7 +141,10 @@ MINIMAL = ("id", "kind", "start_ns", "end_ns")
 
 @pytest.mark.parametrize("rows", [0, 7])
 def test_columns_without_a_value_are_read_back(tmp_path, rows):
-    checked = {name: ([0] * rows if name in ("id", "start_ns", "end_ns") else ["kernel"] * rows) for name in MINIMAL}
+    checked = {
+        name: ([0] * rows if name in ("id", "start_ns", "end_ns") else ["kernel"] * rows)
+        for name in MINIMAL
+    }
     events = conform(pl.DataFrame(checked), EVENTS)
     labelled = conform(events.with_columns(label=pl.lit("forward")), LABELLED)
     store = write_store(tmp_path / "store", [RankEvents(events, source(0))], labelled=[labelled])
@@ -159,7 +171,11 @@ def test_a_store_of_an_older_format_is_refused_in_one_line(run_command, tmp_path
 
 
 @pytest.mark.parametrize(
-    "words", [["export", "{store}", "-o", "{store}.json"], ["query", "{store}", "select count(*) from events"]]
+    "words",
+    [
+        ["export", "{store}", "-o", "{store}.json"],
+        ["query", "{store}", "select count(*) from events"],
+    ],
 )
 def test_a_damaged_file_is_one_line_and_exit_code_2(run_command, tmp_path, ranks, words):
     pytest.importorskip("duckdb")
@@ -174,7 +190,9 @@ def test_a_damaged_file_is_one_line_and_exit_code_2(run_command, tmp_path, ranks
 
 def interrupted_build(path, ranks):
     with replace_store(path) as folder:
-        StoreWriter(folder, entries={0: write_rank(folder, ranks[0], LABELLED.to_frame())}, complete=True).write()
+        StoreWriter(
+            folder, entries={0: write_rank(folder, ranks[0], LABELLED.to_frame())}, complete=True
+        ).write()
         raise KeyboardInterrupt
 
 
@@ -232,7 +250,10 @@ def test_other_peoples_files_are_not_replaced(tmp_path, ranks):
 
 def test_one_rank_twice_is_an_error(tmp_path, ranks):
     with pytest.raises(InputError, match="rank 0 was found twice"):
-        write_store(tmp_path / "s", [ranks[0], replace(ranks[1], source=structs.replace(ranks[1].source, rank=0))])
+        write_store(
+            tmp_path / "s",
+            [ranks[0], replace(ranks[1], source=structs.replace(ranks[1].source, rank=0))],
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -259,7 +280,9 @@ def test_a_folder_without_or_with_another_manifest_is_no_store(tmp_path, store):
         open_store(tmp_path)
     manifest = json.loads((store.path / MANIFEST).read_text())
     (store.path / MANIFEST).write_text(json.dumps(manifest | {"format": "tracekit.store/9"}))
-    with pytest.raises(InputError, match=r"its format is 'tracekit\.store/9', not tracekit\.store/3"):
+    with pytest.raises(
+        InputError, match=r"its format is 'tracekit\.store/9', not tracekit\.store/3"
+    ):
         open_store(store.path)
     (store.path / MANIFEST).write_text('{"format": "tracekit.store/3"')
     with pytest.raises(InputError, match="is not complete JSON"):
@@ -283,7 +306,9 @@ def test_every_flipped_bit_is_found_before_it_is_read(tmp_path, ranks, name):
     read_back = store.rank if name == "events.parquet" else store.labelled
     for place in range(88):
         file.write_bytes(flipped(raw, place / 87))
-        with pytest.raises(InputError, match="is damaged: its bytes are not those that were written"):
+        with pytest.raises(
+            InputError, match="is damaged: its bytes are not those that were written"
+        ):
             read_back(0)
     file.write_bytes(raw)
     assert read_back(0) is not None
@@ -317,8 +342,14 @@ def test_damaged_tables_are_measured_again_from_the_labels(samples, tmp_path):
 
 
 FORGERIES = {
-    "a time beyond all clocks": (lambda events: events.with_columns(end_ns=pl.lit(2**63 - 1)), "no clock shows"),
-    "an event that ends before it starts": (lambda events: events.with_columns(end_ns=pl.col("start_ns") - 1), "ends"),
+    "a time beyond all clocks": (
+        lambda events: events.with_columns(end_ns=pl.lit(2**63 - 1)),
+        "no clock shows",
+    ),
+    "an event that ends before it starts": (
+        lambda events: events.with_columns(end_ns=pl.col("start_ns") - 1),
+        "ends",
+    ),
     "no times": (lambda events: events.drop("start_ns"), "start_ns has rows without a value"),
     "no kinds": (lambda events: events.drop("kind"), "kind has rows without a value"),
     "texts as times": (lambda events: events.with_columns(start_ns=pl.lit("soon")), "conversion"),
@@ -334,7 +365,9 @@ def test_a_forged_table_with_a_fitting_checksum_is_one_line(tmp_path, monkeypatc
     forge, message = FORGERIES[case]
     path = write_store(tmp_path / "store", ranks).path
     if case == "more rows than any memory holds":
-        monkeypatch.setattr("tracekit.store.checks.available_memory", lambda: 100 * ranks[0].events.height)
+        monkeypatch.setattr(
+            "tracekit.store.checks.available_memory", lambda: 100 * ranks[0].events.height
+        )
     reseal(path, 0, "events", forge(ranks[0].events))
     with pytest.raises(TracekitError, match=message) as raised:
         open_store(path).rank(0)
@@ -344,14 +377,18 @@ def test_a_forged_table_with_a_fitting_checksum_is_one_line(tmp_path, monkeypatc
 
 def test_tables_of_which_half_the_memory_holds_every_row_are_read(tmp_path, monkeypatch, ranks):
     store = write_store(tmp_path / "store", ranks)
-    monkeypatch.setattr("tracekit.store.checks.available_memory", lambda: 400 * ranks[0].events.height)
+    monkeypatch.setattr(
+        "tracekit.store.checks.available_memory", lambda: 400 * ranks[0].events.height
+    )
     assert store.rank(0).events.equals(ranks[0].events)
 
 
 def test_a_file_that_shrinks_after_it_was_read_changes_nothing(tmp_path, ranks):
     store = write_store(tmp_path / "store", ranks)
     events = store.scan(0)
-    os.truncate(store.path / "rank=0/events.parquet", 100)  # of a mapped file the missing pages would end the process
+    os.truncate(
+        store.path / "rank=0/events.parquet", 100
+    )  # of a mapped file the missing pages would end the process
     assert events.collect().equals(ranks[0].events)
     with pytest.raises(InputError, match="its bytes are not those that were written"):
         store.rank(0)

@@ -39,7 +39,9 @@ def test_a_plain_recipe_is_the_simulation():
     events = rank_events(made, 0)
     work = events.filter(pl.col("name").cast(pl.String).str.starts_with("nvjet"))
     assert work["start_ns"].min() == EPOCH_NS
-    assert (work["end_ns"] - work["start_ns"]).sum() == 8 * 3_000_000  # 4 micro-batches × 2 chunks, F + B each
+    assert (
+        work["end_ns"] - work["start_ns"]
+    ).sum() == 8 * 3_000_000  # 4 micro-batches × 2 chunks, F + B each
 
 
 def test_kineto_files_hold_exactly_the_events(tmp_path):
@@ -55,11 +57,16 @@ def test_both_forms_are_read_and_labelled_alike(tmp_path, reader):
     if reader == "kineto":
         files = write_run(RICH, tmp_path)
     else:
-        files = [write_nsys(RICH, rank, tmp_path / f"rank{rank}.sqlite") for rank in range(RICH.world_size)]
+        files = [
+            write_nsys(RICH, rank, tmp_path / f"rank{rank}.sqlite")
+            for rank in range(RICH.world_size)
+        ]
     trace = load(files)
     assert trace.ranks == (0, 1, 2, 3)
     assert {source.reader for source in trace.sources} == {reader}
-    ranks = [rank_pipeline(classify(trace.rank(r).events), trace.rank(r).source) for r in trace.ranks]
+    ranks = [
+        rank_pipeline(classify(trace.rank(r).events), trace.rank(r).source) for r in trace.ranks
+    ]
     found, _ = compare_pipelines(ranks)
     assert (found.name, found.exact) == ("interleaved", True)
     assert found.head.orders() == PLAN.orders()
@@ -87,9 +94,14 @@ def test_troubles_are_injected_as_asked():
     assert (slow.work_ns[table.rank == 1] == 2 * plain.work_ns[table.rank == 1]).all()
     changed = slow.work_ns[table.rank == 0] != plain.work_ns[table.rank == 0]
     assert changed.sum() == 1
-    shifted = rank_events(Recipe(PLAN, skew_ns={1: 500}), 1)["start_ns"] - rank_events(plain, 1)["start_ns"]
+    shifted = (
+        rank_events(Recipe(PLAN, skew_ns={1: 500}), 1)["start_ns"]
+        - rank_events(plain, 1)["start_ns"]
+    )
     assert shifted.unique().to_list() == [500]
-    assert rank_events(Recipe(PLAN, jitter=0.1, seed=1), 0).equals(rank_events(Recipe(PLAN, jitter=0.1, seed=1), 0))
+    assert rank_events(Recipe(PLAN, jitter=0.1, seed=1), 0).equals(
+        rank_events(Recipe(PLAN, jitter=0.1, seed=1), 0)
+    )
 
 
 def test_impossible_recipes_are_refused():

@@ -20,7 +20,9 @@ def found():
 
 def view_with(found):
     schedule = None if found is None else ScheduleView(found)
-    return SimpleNamespace(schedule=schedule, analysis=SimpleNamespace(schedule=found), below_peak=None)
+    return SimpleNamespace(
+        schedule=schedule, analysis=SimpleNamespace(schedule=found), below_peak=None
+    )
 
 
 def drawn(found, width):
@@ -44,12 +46,16 @@ def test_it_fits_and_says_all_of_it(found, width):
 
 def test_the_waterfall_adds_up(found):
     gap = found.gap_ns
-    lines = [line for line in drawn(found, 120).splitlines() if line.lstrip().startswith(("+", "−"))]
+    lines = [
+        line for line in drawn(found, 120).splitlines() if line.lstrip().startswith(("+", "−"))
+    ]
     shown = 0.0
     for line in lines:
         figure = re.search(r"(\d[\d,]*\.\d+)", line)[1].replace(",", "")
         shown += -float(figure) if line.lstrip().startswith("−") else float(figure)
-    assert shown == pytest.approx(sum(gap.values()) / 1e6, abs=0.05 * len(lines)), "each is rounded to a tenth"
+    assert shown == pytest.approx(sum(gap.values()) / 1e6, abs=0.05 * len(lines)), (
+        "each is rounded to a tenth"
+    )
 
 
 def test_the_gantt_draws_every_rank_twice_and_begins_with_its_first_forward(found):

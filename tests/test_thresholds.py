@@ -34,7 +34,9 @@ combining = importlib.import_module("tracekit.analysis.combine.combine_ranks")
 
 
 def measured(**figures):
-    return Measured(Budget(1_000, 900), {"other": 0, **figures}, {}, {}, {}, {}, Bubble(1_000, 100, None))
+    return Measured(
+        Budget(1_000, 900), {"other": 0, **figures}, {}, {}, {}, {}, Bubble(1_000, 100, None)
+    )
 
 
 @pytest.mark.parametrize(("other_ns", "said"), [(10, False), (11, True)])
@@ -50,7 +52,9 @@ def test_weak_labels_are_loud_above_one_percent_of_gpu_time(monkeypatch, share, 
     assert bool(combining.weak_label_notices([rank])) is said
 
 
-@pytest.mark.parametrize(("confidence", "ns"), [(MIN_STRONG_CONFIDENCE - 0.01, 5), (MIN_STRONG_CONFIDENCE, 0)])
+@pytest.mark.parametrize(
+    ("confidence", "ns"), [(MIN_STRONG_CONFIDENCE - 0.01, 5), (MIN_STRONG_CONFIDENCE, 0)]
+)
 def test_evidence_below_the_line_is_weak(confidence, ns):
     event = {"label": ["forward"], "confidence": [confidence], "start_ns": [0], "end_ns": [5]}
     assert weak_ns(pl.DataFrame(event)) == (ns,)
@@ -58,17 +62,29 @@ def test_evidence_below_the_line_is_weak(confidence, ns):
 
 def chunks(gap, *, block=None, between=0):
     """A forward and, after some chunks of neither kind, a backward whose GPU time overlaps the forward's by -gap."""
-    filler = [{"op": "W", "pair": -1, "launch_ns": 900, "last_ns": 901, "start_ns": 900, "end_ns": 901}] * between
+    filler = [
+        {"op": "W", "pair": -1, "launch_ns": 900, "last_ns": 901, "start_ns": 900, "end_ns": 901}
+    ] * between
     rows = [
         {"op": "F", "pair": 9, "launch_ns": 0, "last_ns": 1, "start_ns": 0, "end_ns": 100},
         *filler,
-        {"op": "B", "pair": 8, "launch_ns": 50, "last_ns": 60, "start_ns": 100 + gap, "end_ns": 200 + gap},
+        {
+            "op": "B",
+            "pair": 8,
+            "launch_ns": 50,
+            "last_ns": 60,
+            "start_ns": 100 + gap,
+            "end_ns": 200 + gap,
+        },
     ]
-    return pl.DataFrame([{"block": block, **row} for row in rows], schema_overrides={"block": pl.String})
+    return pl.DataFrame(
+        [{"block": block, **row} for row in rows], schema_overrides={"block": pl.String}
+    )
 
 
 @pytest.mark.parametrize(
-    ("between", "found"), [(beside.MAX_CHUNKS_BETWEEN_HALVES - 1, True), (beside.MAX_CHUNKS_BETWEEN_HALVES, False)]
+    ("between", "found"),
+    [(beside.MAX_CHUNKS_BETWEEN_HALVES - 1, True), (beside.MAX_CHUNKS_BETWEEN_HALVES, False)],
 )
 def test_the_other_half_is_looked_for_among_the_nearest_chunks(between, found):
     partner = beside.find_partners(chunks(-50, between=between), from_ranges=False)[0]
@@ -114,19 +130,24 @@ def runs(*centres):
 
 
 @pytest.mark.parametrize(
-    ("after", "sure"), [((102.0, 104.0, 106.0), False), ((104.0, 106.0, 108.0), True)], ids=["may be chance", "is not"]
+    ("after", "sure"),
+    [((102.0, 104.0, 106.0), False), ((104.0, 106.0, 108.0), True)],
+    ids=["may be chance", "is not"],
 )
 def test_runs_must_agree_seven_and_a_half_times_better_than_steps(after, sure):
     """BETWEEN_RUNS_P_FACTOR: a p-value from the spread between runs counts twice against alpha."""
     before = runs(99.0, 101.0, 103.0)
     baseline, candidate = (
-        [Run(str(i), {"step_ms": tuple(run)}) for i, run in enumerate(s)] for s in (before, runs(*after))
+        [Run(str(i), {"step_ms": tuple(run)}) for i, run in enumerate(s)]
+        for s in (before, runs(*after))
     )
     case = verdict._make_case(
         resolve("step_ms"), None, (candidate, baseline), GateSettings(floors={"step_ms": 1.0}), None
     )
     deviation = prior_deviation(case.floor, case.uncertainty)
-    spread = stats.between_runs(runs(*after), before, prior=deviation, prior_df=PRIOR_DEGREES_OF_FREEDOM)
+    spread = stats.between_runs(
+        runs(*after), before, prior=deviation, prior_df=PRIOR_DEGREES_OF_FREEDOM
+    )
     chance = spread.p_not_above(case.tested_change)
     result = verdict._test(case, 0.02)
     assert chance < 0.02
@@ -168,7 +189,9 @@ def test_a_bound_is_called_low_below_half_of_what_the_table_shows(monkeypatch, o
     assert bool(bound_notices([SimpleNamespace(rank=0, whole=whole)], held)) is said
 
 
-@pytest.mark.parametrize(("size", "use"), [((1 << 18) - 1, "host-read"), (1 << 18, "offload-stream")])
+@pytest.mark.parametrize(
+    ("size", "use"), [((1 << 18) - 1, "host-read"), (1 << 18, "offload-stream")]
+)
 def test_a_copy_of_a_quarter_of_a_mebibyte_is_no_longer_a_scalar(size, use):
     """LARGE, on a stream of its own."""
     program = Program()
@@ -177,7 +200,9 @@ def test_a_copy_of_a_quarter_of_a_mebibyte_is_no_longer_a_scalar(size, use):
 
 
 @pytest.mark.parametrize(("uncounted_ns", "counted"), [(10, True), (11, False)])
-def test_rates_are_given_where_all_but_a_hundredth_of_the_products_is_counted(uncounted_ns, counted):
+def test_rates_are_given_where_all_but_a_hundredth_of_the_products_is_counted(
+    uncounted_ns, counted
+):
     """UNCOUNTED, of 1,000 ns of products."""
     assert Rates(1, 1, 1_000, uncounted_ns, None, 2_000).counted is counted
 
@@ -194,7 +219,9 @@ def test_a_stream_is_for_copies_if_they_fill_three_quarters_of_its_busy_time(cop
     length = np.array([5_000, copied_ns, 1_000 - copied_ns])
     times = {"start_ns": np.zeros(3, np.int64), "end_ns": length}
     gpu = SimpleNamespace(stream_number=np.array([0, 1, 1]), int64=times.__getitem__)
-    uses = copies._stream_uses(gpu, is_copy=np.array([False, True, False]), communicates=np.zeros(3, bool))
+    uses = copies._stream_uses(
+        gpu, is_copy=np.array([False, True, False]), communicates=np.zeros(3, bool)
+    )
     assert uses.any_of(use)[1]
 
 
@@ -208,7 +235,12 @@ def test_a_sum_belongs_to_the_two_products_before_it(products, added):
 @pytest.mark.parametrize(("kernels", "tokens"), [(4, 1), (5, 5)])
 def test_kernels_of_an_operator_that_launches_up_to_four_are_one_kind(kernels, tokens):
     rows = pl.DataFrame(
-        {"name": [f"k{i}" for i in range(kernels)], "op": "aten::mm", "op_id": 1, "host_ns": range(kernels)}
+        {
+            "name": [f"k{i}" for i in range(kernels)],
+            "op": "aten::mm",
+            "op_id": 1,
+            "host_ns": range(kernels),
+        }
     ).with_columns(part=pl.lit("F"), label=pl.lit("forward"), number=1, chunk=0, turn=0)
     (chunk,) = layers._split_chunks(rows, "F")
     assert chunk["token"].n_unique() == tokens
@@ -218,26 +250,37 @@ UNDEFENDED = Path(__file__).parent / "mutants/undefended.toml"
 
 
 def test_every_constant_that_decides_is_defended_or_listed_and_the_list_shrinks():
-    """``chosen.toml`` names the defended ones; a new constant gets a mutant, and a defended one leaves the list."""
+    """``chosen.toml`` names the defended ones.
+
+    A new constant gets a mutant, and a defended one leaves the list.
+    """
     chosen = {constant for entry in read_chosen()["threshold"] for constant in entry["constants"]}
     defended_names = {constant.split(":")[1] for constant in chosen}
     listed = tomllib.loads(UNDEFENDED.read_text(encoding="utf-8"))
     known = {*listed["not_thresholds"], *listed["undefended"]}
     undefended = set()
     for module, name in numeric_constants():
-        is_of_whatif = module == "tracekit.whatif.constants"  # its constants are moved where they are used
+        is_of_whatif = (
+            module == "tracekit.whatif.constants"
+        )  # its constants are moved where they are used
         if f"{module}:{name}" not in chosen and not (is_of_whatif and name in defended_names):
             undefended.add(f"{module}:{name}")
     assert undefended - known == set(), "move it in a test and add it to tests/mutants/chosen.toml"
-    assert known - undefended == set(), "defended, renamed or gone: delete it from tests/mutants/undefended.toml"
+    assert known - undefended == set(), (
+        "defended, renamed or gone: delete it from tests/mutants/undefended.toml"
+    )
     assert len(listed["undefended"]) <= listed["most"], "the list may only shrink"
 
 
 def test_every_threshold_of_the_mutation_tests_exists():
     missing = []
-    for constant in (constant for entry in read_chosen()["threshold"] for constant in entry["constants"]):
+    for constant in (
+        constant for entry in read_chosen()["threshold"] for constant in entry["constants"]
+    ):
         try:
             constant_value(*constant.split(":"))
         except LookupError as error:
             missing.append(error.args[0])
-    assert not missing, "renamed? write the new names into tests/mutants/chosen.toml:\n" + "\n".join(missing)
+    assert not missing, (
+        "renamed? write the new names into tests/mutants/chosen.toml:\n" + "\n".join(missing)
+    )

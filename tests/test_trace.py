@@ -41,9 +41,19 @@ def trace(samples):
 
 
 def text(rank, *, start=1.79e15, size=2, stray=""):
-    event = {"ph": "X", "cat": "kernel", "name": f"k{stray}", "ts": int(start), "dur": 5, "pid": 0, "tid": 7}
+    event = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": f"k{stray}",
+        "ts": int(start),
+        "dur": 5,
+        "pid": 0,
+        "tid": 7,
+    }
     event["args"] = {"device": 0, "stream": 7}
-    return json.dumps({"distributedInfo": {"rank": rank, "world_size": size}, "traceEvents": [event]})
+    return json.dumps(
+        {"distributedInfo": {"rank": rank, "world_size": size}, "traceEvents": [event]}
+    )
 
 
 def test_a_trace_holds_every_rank(trace, samples):
@@ -177,7 +187,9 @@ def web(samples):
             pass
 
         def send_head(self):
-            knows_password = self.headers["Authorization"] == "Basic " + base64.b64encode(b"me:s3cret").decode()
+            knows_password = (
+                self.headers["Authorization"] == "Basic " + base64.b64encode(b"me:s3cret").decode()
+            )
             if not (knows_password or "token=s3cret" in self.path):
                 self.send_error(403)
                 return None
@@ -215,7 +227,12 @@ def test_the_secrets_of_a_url_are_used_and_kept_nowhere(web, tmp_path, capfd, ur
 
 
 @pytest.mark.parametrize(
-    "url", ["http://me:s3cre1@{web}/rank1.pt.trace.json.gz", "http://{web}/x.json?token=s3cre1", "http://s3cre1@{web}/"]
+    "url",
+    [
+        "http://me:s3cre1@{web}/rank1.pt.trace.json.gz",
+        "http://{web}/x.json?token=s3cre1",
+        "http://s3cre1@{web}/",
+    ],
 )
 def test_the_secrets_of_a_url_are_not_printed_where_it_fails(web, url):
     with pytest.raises(InputError) as raised:
@@ -257,7 +274,9 @@ def test_a_refused_connection_is_said_to_be_one(host):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # a port at which nobody listens
         port = unused.getsockname()[1]
-        with pytest.raises(InputError, match=rf"{host}:{port}/rank0.json: connection refused \(check"):
+        with pytest.raises(
+            InputError, match=rf"{host}:{port}/rank0.json: connection refused \(check"
+        ):
             tracekit.load(f"http://{host}:{port}/rank0.json")
 
 
@@ -279,10 +298,16 @@ def test_a_server_may_think_for_a_minute():
 def test_a_redirect_from_a_public_to_a_private_address_is_refused(source, location, refused):
     yarl = pytest.importorskip("yarl")
     response = SimpleNamespace(headers={"Location": location})
-    check = remote._check_redirect(None, None, SimpleNamespace(url=yarl.URL(source), response=response))
-    with ThreadPoolExecutor(1) as apart:  # a browser of other tests may have a loop running in this thread
+    check = remote._check_redirect(
+        None, None, SimpleNamespace(url=yarl.URL(source), response=response)
+    )
+    with ThreadPoolExecutor(
+        1
+    ) as apart:  # a browser of other tests may have a loop running in this thread
         outcome = apart.submit(asyncio.run, check)
-    with pytest.raises(InputError, match="private address") if refused else contextlib.nullcontext():
+    with (
+        pytest.raises(InputError, match="private address") if refused else contextlib.nullcontext()
+    ):
         outcome.result()
 
 
@@ -301,9 +326,17 @@ def test_the_rank_given_reaches_the_table(tmp_path):
     (tmp_path / "worker4").mkdir()
     (tmp_path / "worker4/t.json").write_text(json.dumps({"traceEvents": event}))
     given = tracekit.load(tmp_path / "t.json", file_rank=3)
-    assert (given.ranks, given.events["rank"].to_list(), given.sources[0].rank_from) == ((3,), [3], "option")
+    assert (given.ranks, given.events["rank"].to_list(), given.sources[0].rank_from) == (
+        (3,),
+        [3],
+        "option",
+    )
     named = tracekit.load(tmp_path / "worker4")
-    assert (named.ranks, named.events["rank"].to_list(), named.sources[0].rank_from) == ((4,), [4], "name")
+    assert (named.ranks, named.events["rank"].to_list(), named.sources[0].rank_from) == (
+        (4,),
+        [4],
+        "name",
+    )
     alone = tracekit.load(tmp_path / "t.json")
     assert (alone.ranks, alone.sources[0].rank_from) == ((0,), "only file")
 
@@ -318,7 +351,9 @@ def test_missing_ranks_are_noticed(tmp_path):
 def test_ranks_of_two_days_are_two_runs(tmp_path):
     (tmp_path / "rank0.json").write_text(text(0))
     (tmp_path / "rank1.json").write_text(text(1, start=1.79e15 + 86400e6))
-    with pytest.raises(InputError, match=r"different runs: .*rank1\.json begins 24 h after .*rank0\.json ends"):
+    with pytest.raises(
+        InputError, match=r"different runs: .*rank1\.json begins 24 h after .*rank0\.json ends"
+    ):
         tracekit.load(tmp_path)
 
 

@@ -40,15 +40,18 @@ def values_of(items, **options):
 def test_results_name_their_item_and_failures_are_results(workers):
     results = results_of(["1", FAIL, "'three'"], workers=workers)
     assert [result.value for result in results] == [1, None, "three"]
-    assert results[1].error.message.startswith("a fault in tracekit: ZeroDivisionError: division by zero")
+    assert results[1].error.message.startswith(
+        "a fault in tracekit: ZeroDivisionError: division by zero"
+    )
     assert [result.item for result in results] == ["1", FAIL, "'three'"]
 
 
 def test_large_results_arrive_too_and_leave_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert [len(value) for value in values_of([f"'x' * {MAX_PIPE_BYTES * n}" for n in range(4)], workers=2)] == [
-        MAX_PIPE_BYTES * n for n in range(4)
-    ]
+    assert [
+        len(value)
+        for value in values_of([f"'x' * {MAX_PIPE_BYTES * n}" for n in range(4)], workers=2)
+    ] == [MAX_PIPE_BYTES * n for n in range(4)]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -109,7 +112,10 @@ def test_an_executor_that_is_broken_or_shut_down_is_the_failure_of_each_item():
         assert all(result.error is not None for result in results_of(["1", "2"], executor=executor))
     with ThreadPoolExecutor(1) as executor:
         executor.shutdown()
-        assert all("shutdown" in result.error.message for result in results_of(["1", "2"], executor=executor))
+        assert all(
+            "shutdown" in result.error.message
+            for result in results_of(["1", "2"], executor=executor)
+        )
 
 
 def test_only_a_few_items_per_worker_are_handed_out_at_a_time():
@@ -151,7 +157,9 @@ def test_a_script_without_a_main_guard_is_one_clear_error(tmp_path):
         "from tracekit._util.workers import map_items\nfrom tracekit.errors import OptionError\n"
         "try:\n    list(map_items(len, ['a', 'bb', 'c'], workers=2))\nexcept OptionError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.count("\n") == 1
     assert 'if __name__ == "__main__"' in done.stdout
     assert done.stderr == ""
@@ -163,11 +171,15 @@ def test_a_script_with_a_main_guard_uses_processes(tmp_path):
         "from tracekit._util.workers import map_items\ndef double(x):\n    return 2 * x\n"
         "if __name__ == '__main__':\n    print(sorted(r.value for r in map_items(double, [1, 2, 3], workers=2)))\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=60, check=True
+    )
     assert (done.stdout, done.stderr) == ("[2, 4, 6]\n", "")
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this machine has no signal masks")
+@pytest.mark.skipif(
+    not hasattr(signal, "pthread_sigmask"), reason="this machine has no signal masks"
+)
 def test_every_worker_is_started_with_ctrl_c_blocked():
     """The process that multiprocessing starts beside the first worker must not unblock the signal for it."""
     blocked = "__import__('signal').SIGINT in __import__('signal').pthread_sigmask(0, [])"
@@ -175,7 +187,9 @@ def test_every_worker_is_started_with_ctrl_c_blocked():
         "from tracekit._util.workers import map_items\n"
         f"print([result.value for result in map_items(eval, [{blocked!r}] * 4, workers=2)])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert done.stdout.strip() == "[True, True, True, True]"
 
 
@@ -185,7 +199,11 @@ def working(tmp_path):
     begin = f"open({str(tmp_path)!r} + '/' + str({PID}), 'w').close() or {SLEEP}"
     code = f"from tracekit._util.workers import map_items\nlist(map_items(eval, [{begin!r}] * 4, workers=2))"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
     yield process
@@ -206,7 +224,9 @@ def alive_in_session(session):
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, IndexError):
             if entry.name.isdecimal():
-                state, _, _, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                state, _, _, its_session = (
+                    (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                )
                 if int(its_session) == session and state != "Z":
                     alive.append(int(entry.name))
     return alive

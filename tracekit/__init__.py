@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     classify: CallablePackage
 
-# Public names are imported on first use (PEP 562), so that `import tracekit` and `tracekit --help` take milliseconds.
-# No module may be called like a public function: importing it would replace the function on this package. The package
-# classify is the exception, and can be called itself.
+# Public names are imported on first use (PEP 562), so that `import tracekit` and `tracekit --help`
+# take milliseconds. No module may be called like a public function: importing it would replace the
+# function on this package. The package classify is the exception, and can be called itself.
 _SUBPACKAGES = ("classify", "metrics", "record", "schedules", "weight_updates")
 _NAMES_OF_MODULE = {
     "tracekit.analysis": ("Analysis", "SavedAnalysis", "read_analysis"),
@@ -48,7 +48,10 @@ _NAMES_OF_MODULE = {
     "tracekit.run.memory_snapshots": ("diff_memory", "memory"),
     "tracekit.store.files": ("Store", "open_store"),
     "tracekit.store.trace": ("Trace",),
-    **{f"tracekit.run.{name}": (name,) for name in ("analyze", "ingest", "late", "load", "query", "watch")},
+    **{
+        f"tracekit.run.{name}": (name,)
+        for name in ("analyze", "ingest", "late", "load", "query", "watch")
+    },
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 

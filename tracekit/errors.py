@@ -10,8 +10,8 @@
     ├── MachineError         memory ran out, or a worker process died
     └── InternalError        a fault of tracekit's own
 
-The command line prints ``message`` and ``hint`` on one line, below it what ``quote`` holds, and exits with the class's
-``exit_code``: 2, or 70 where the fault is tracekit's own.
+The command line prints ``message`` and ``hint`` on one line, below it what ``quote`` holds, and
+exits with the class's ``exit_code``: 2, or 70 where the fault is tracekit's own.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ def is_quiet() -> bool:
 
 
 def _raising_line(error: BaseException) -> str:
-    """Return " (module, line N)" for the innermost frame of this package in the traceback; "" if there is none."""
+    """Return " (module, line N)" for the innermost frame of this package in the traceback.
+
+    "" if there is none.
+    """
     location, frame = "", error.__traceback__
     while frame is not None:
         module = str(frame.tb_frame.f_globals.get("__name__", ""))
@@ -131,7 +134,9 @@ NoticeValues = dict[str, NoticeValue]
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """A warning that travels with the result, as data; ``tracekit.report.notices`` makes its sentence.
+    """A warning that travels with the result, as data.
+
+    ``tracekit.report.notices`` makes its sentence.
 
     >>> notice = Notice("partial-step", ranks=(3,), values={"step": 7, "events": 12})
     >>> notice.message
@@ -150,7 +155,9 @@ class Notice(msgspec.Struct, frozen=True):
     """Whether the values are those of the first rank alone, and other ranks have other values."""
 
     def __hash__(self) -> int:
-        return hash((self.code, self.ranks, self.labels, frozenset(self.values.items()), self.varies))
+        return hash(
+            (self.code, self.ranks, self.labels, frozenset(self.values.items()), self.varies)
+        )
 
     @property
     def message(self) -> str:

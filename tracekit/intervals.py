@@ -1,8 +1,9 @@
 """Sets of half-open intervals of time, [start, end), many groups at once.
 
-``_loops.interval_sets`` joins intervals in order of start, subtracts sets, and measures how much of other intervals a
-set covers, each in one pass over sorted input (traces are nearly sorted already). An interval belongs to a group (a
-rank, step or label); groups are kept apart in the same pass, so a thousand of them cost no more than one.
+``_loops.interval_sets`` joins intervals in order of start, subtracts sets, and measures how much of
+other intervals a set covers, each in one pass over sorted input (traces are nearly sorted already).
+An interval belongs to a group (a rank, step or label); groups are kept apart in the same pass, so a
+thousand of them cost no more than one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from tracekit._loops.interval_sets import join, measure_covered, subtract
 from tracekit._util.arrays import Bools, Ints, as_int64
 
 _MAX_EMPTY_GROUPS = 1024
-"""Empty groups up to which ``union`` takes group numbers as they are; beyond, it numbers the groups that occur."""
+"""Empty groups up to which ``union`` takes group numbers as they are; beyond, it numbers the groups
+that occur."""
 _MAX_REPR = 8
 """Intervals shown by ``repr``."""
 
@@ -50,7 +52,10 @@ class Intervals:
 
     def __repr__(self) -> str:
         several = len(self) > 0 and bool(self.group.any())
-        rows = zip(*(column[:_MAX_REPR] for column in (self.group, self.start_ns, self.end_ns)), strict=True)
+        rows = zip(
+            *(column[:_MAX_REPR] for column in (self.group, self.start_ns, self.end_ns)),
+            strict=True,
+        )
         parts = [f"{f'{group}: ' if several else ''}[{start}, {end})" for group, start, end in rows]
         return f"Intervals({', '.join(parts)}{', …' if len(self) > _MAX_REPR else ''})"
 
@@ -70,7 +75,11 @@ class Intervals:
 
     def __or__(self, other: Intervals) -> Intervals:
         """Return the time that either set covers, group by group."""
-        pairs = ((self.start_ns, other.start_ns), (self.end_ns, other.end_ns), (self.group, other.group))
+        pairs = (
+            (self.start_ns, other.start_ns),
+            (self.end_ns, other.end_ns),
+            (self.group, other.group),
+        )
         return union(*(np.concatenate(pair) for pair in pairs))
 
     def __and__(self, other: Intervals) -> Intervals:
@@ -107,7 +116,8 @@ class Intervals:
         """
         if not len(self):
             return self
-        # Rows are sorted by group: a group's first row is where the group number changes, its last is just before.
+        # Rows are sorted by group: a group's first row is where the group number changes, its last
+        # is just before.
         first = np.flatnonzero(np.diff(self.group, prepend=self.group[0] - 1))
         last = np.append(first[1:], len(self)) - 1
         return Intervals(self.group[first], self.start_ns[first], self.end_ns[last])
@@ -119,7 +129,9 @@ class Intervals:
         Intervals([2, 5), [9, 20))
         """
         same_group = self.group[1:] == self.group[:-1]
-        return Intervals(self.group[1:][same_group], self.end_ns[:-1][same_group], self.start_ns[1:][same_group])
+        return Intervals(
+            self.group[1:][same_group], self.end_ns[:-1][same_group], self.start_ns[1:][same_group]
+        )
 
     def of(self, group: int) -> Intervals:
         """Return one group's intervals, as group 0."""
@@ -134,8 +146,12 @@ class Intervals:
         rows = slice(*np.searchsorted(self.group, [low, high]))
         return Intervals(self.group[rows] - low, self.start_ns[rows], self.end_ns[rows])
 
-    def covered_ns(self, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, group: npt.ArrayLike | None = None) -> Ints:
-        """Return how much of each query interval [start, end) this set covers. Query intervals may overlap.
+    def covered_ns(
+        self, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, group: npt.ArrayLike | None = None
+    ) -> Ints:
+        """Return how much of each query interval [start, end) this set covers.
+
+        Query intervals may overlap.
 
         >>> union([0, 20], [10, 30]).covered_ns([5, 0, 12], [25, 40, 15]).tolist()
         [10, 20, 0]
@@ -143,7 +159,9 @@ class Intervals:
         start, end, query_group = _as_arrays(start_ns, end_ns, group)
         covered = np.zeros(len(start), np.int64)
         if len(self):
-            measure_covered(*self._columns(), self._running_total(), query_group, start, end, covered)
+            measure_covered(
+                *self._columns(), self._running_total(), query_group, start, end, covered
+            )
         return covered
 
     def to_frame(self) -> pl.DataFrame:
@@ -153,7 +171,9 @@ class Intervals:
     def _running_total(self) -> Ints:
         """Return the running total of covered time; computed once."""
         if not self._cumulative:
-            self._cumulative.append(np.concatenate([[0], np.cumsum(self.end_ns - self.start_ns)]).astype(np.int64))
+            self._cumulative.append(
+                np.concatenate([[0], np.cumsum(self.end_ns - self.start_ns)]).astype(np.int64)
+            )
         return self._cumulative[0]
 
     def _columns(self) -> tuple[Ints, Ints, Ints]:
@@ -175,8 +195,12 @@ def sum_by_group(values: Ints, group: Ints, groups: int) -> Ints:
 EMPTY = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-def union(start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, group: npt.ArrayLike | None = None) -> Intervals:
-    """Return the time covered by any of these intervals, in each group. Empty intervals cover nothing.
+def union(
+    start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, group: npt.ArrayLike | None = None
+) -> Intervals:
+    """Return the time covered by any of these intervals, in each group.
+
+    Empty intervals cover nothing.
 
     >>> union([0, 5, 3], [4, 9, 6], [0, 0, 1])
     Intervals(0: [0, 4), 0: [5, 9), 1: [3, 6))
@@ -186,7 +210,8 @@ def union(start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, group: npt.ArrayLike |
         return EMPTY
     groups = int(code.max()) + 1
     if groups > len(code) + _MAX_EMPTY_GROUPS or code.min() < 0:
-        # The loop needs memory for every group from 0 on: number those that occur, and translate the result back.
+        # The loop needs memory for every group from 0 on: number those that occur, and translate
+        # the result back.
         occurring, dense = np.unique(code, return_inverse=True)
         joined = union(start, end, dense)
         return Intervals(occurring[joined.group], joined.start_ns, joined.end_ns)
@@ -198,13 +223,16 @@ def union(start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, group: npt.ArrayLike |
     return _from_rows(out, count)
 
 
-def overlaps_any(start_ns: Ints, end_ns: Ints, stretch_start_ns: Ints, stretch_end_ns: Ints) -> Bools:
+def overlaps_any(
+    start_ns: Ints, end_ns: Ints, stretch_start_ns: Ints, stretch_end_ns: Ints
+) -> Bools:
     """Return which intervals overlap one of some stretches of time, which ascend and do not overlap each other.
 
     >>> overlaps_any(np.array([0, 4]), np.array([3, 6]), np.array([2, 9]), np.array([4, 12])).tolist()
     [True, False]
     """
-    # The only candidate is the first stretch that ends after the interval's start; behind the last there is none.
+    # The only candidate is the first stretch that ends after the interval's start; behind the last
+    # there is none.
     candidate = np.searchsorted(stretch_end_ns, start_ns, side="right")
     return np.append(stretch_start_ns, np.iinfo(np.int64).max)[candidate] < end_ns
 
@@ -233,8 +261,8 @@ def _as_arrays(start_ns: Any, end_ns: Any, group: Any) -> tuple[Ints, Ints, Ints
 def _sort_by_start(start: Ints) -> Ints:
     """Return the rows in order of start.
 
-    numpy's stable sort is nearly free for nearly sorted input. Polars sorts on every core, which pays for long input in
-    no order.
+    numpy's stable sort is nearly free for nearly sorted input. Polars sorts on every core, which
+    pays for long input in no order.
     """
     falls = int(np.count_nonzero(start[1:] < start[:-1]))
     if falls < len(start) // 16 or len(start) < 100_000:

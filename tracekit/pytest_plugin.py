@@ -36,7 +36,9 @@ class MeasuredRun(msgspec.Struct, frozen=True):
 
         values = self.steps(metric)
         if not values:
-            raise KeyError(f"{metric}: this run does not have it; it has {', '.join(sorted(self.run.samples))}")
+            raise KeyError(
+                f"{metric}: this run does not have it; it has {', '.join(sorted(self.run.samples))}"
+            )
         return stats.pseudomedian(values)
 
     def steps(self, metric: str) -> tuple[float, ...]:
@@ -65,9 +67,16 @@ class Tracekit:
         return MeasuredRun(runs[0])
 
     def gate(
-        self, candidate: Path | Sequence[Path], *, baseline: Path | Sequence[Path], require: Sequence[str] = ()
+        self,
+        candidate: Path | Sequence[Path],
+        *,
+        baseline: Path | Sequence[Path],
+        require: Sequence[str] = (),
     ) -> GateResult:
-        """Fail the test if *candidate* regressed against *baseline*; skip it if that cannot be decided."""
+        """Fail the test if *candidate* regressed against *baseline*.
+
+        Skip it if that cannot be decided.
+        """
         from tracekit.diffs import gate, load_config
 
         result = gate(candidate, baseline, require=require, config=load_config())
@@ -80,9 +89,15 @@ def _assert_passed(result: GateResult) -> None:
     from tracekit.report.ci import words as gate_words
 
     document = result.to_dict()
-    lines = [gate_words.explain(c) for c in document["checks"] if c["verdict"] == result.verdict and not c["waiver"]]
+    lines = [
+        gate_words.explain(c)
+        for c in document["checks"]
+        if c["verdict"] == result.verdict and not c["waiver"]
+    ]
     text = "\n".join([gate_words.headline(document), *(f"  {line}" for line in lines)])
-    if result.verdict == "regressed" or (result.verdict == "inconclusive" and result.config.inconclusive == "fail"):
+    if result.verdict == "regressed" or (
+        result.verdict == "inconclusive" and result.config.inconclusive == "fail"
+    ):
         pytest.fail(text, pytrace=False)
     if result.verdict == "inconclusive" and result.config.inconclusive != "pass":
         pytest.skip(text)

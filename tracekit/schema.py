@@ -1,7 +1,8 @@
 """Schemas of the tables, label sets and the records that accompany events.
 
-Every parser ends in ``conform(frame, EVENTS)``; nothing behind it checks again. Times are Int64 nanoseconds
-since the Unix epoch. Text that repeats is Categorical (dictionary-encoded). Unknown is null, never 0 or "".
+Every parser ends in ``conform(frame, EVENTS)``; nothing behind it checks again. Times are Int64
+nanoseconds since the Unix epoch. Text that repeats is Categorical (dictionary-encoded). Unknown is
+null, never 0 or "".
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ import polars as pl
 from tracekit.errors import Notice
 
 GPU_KINDS = ("kernel", "memcpy", "memset", "graph")
-"""Kinds of events that occupy a GPU. ``graph`` is a whole CUDA-graph launch recorded without its kernels."""
+"""Kinds of events that occupy a GPU. ``graph`` is a whole CUDA-graph launch recorded without its
+kernels."""
 
 KINDS = (
     *GPU_KINDS,
@@ -33,18 +35,38 @@ PATH_SEPARATOR = " > "
 """Separates the names of nested operators, ranges or modules, outermost first."""
 
 COMPUTE_LABELS = ("forward", "dgrad", "wgrad", "backward", "recompute", "optimizer")
-_COLLECTIVE_LABELS = ("ep_dispatch", "ep_combine", "pp_comm", "tp_comm", "dp_comm", "cp_comm", "comm")
+_COLLECTIVE_LABELS = (
+    "ep_dispatch",
+    "ep_combine",
+    "pp_comm",
+    "tp_comm",
+    "dp_comm",
+    "cp_comm",
+    "comm",
+)
 COMMUNICATION_LABELS = (*_COLLECTIVE_LABELS, "broadcast")
 COPY_LABELS = ("offload", "onload", "reload", "memory")
-LABELS = (*COMPUTE_LABELS, *_COLLECTIVE_LABELS, "offload", "onload", "broadcast", "reload", "memory", "other")
-"""Every label. Time covered by two exposed labels is attributed to the one that comes first here."""
+LABELS = (
+    *COMPUTE_LABELS,
+    *_COLLECTIVE_LABELS,
+    "offload",
+    "onload",
+    "broadcast",
+    "reload",
+    "memory",
+    "other",
+)
+"""Every label. Time covered by two exposed labels is attributed to the one that comes first
+here."""
 
 NAMELESS = "[unknown kernel]"
-"""Name of a kernel whose name the file lacks: it cannot be told whether it computes or communicates."""
+"""Name of a kernel whose name the file lacks: it cannot be told whether it computes or
+communicates."""
 UNTIMED = "GPU events without usable times"
 """Key of ``Source.skipped``: GPU events in the file whose start or duration is unusable."""
 DAMAGED = "damaged events"
-"""Key of ``Source.skipped``: events that cannot be read at all, whether of the host or of the GPU."""
+"""Key of ``Source.skipped``: events that cannot be read at all, whether of the host or of the
+GPU."""
 
 LABEL_WORDS = {
     "ep_dispatch": "expert dispatch",
@@ -66,7 +88,8 @@ LABEL_WORDS = {
 PASSES = ("forward", "backward")
 
 PHASES = ("warm-up", "steady", "cool-down")
-"""Phases of a rank's pipeline: before its first backward, until its last forward, until its last backward."""
+"""Phases of a rank's pipeline: before its first backward, until its last forward, until its last
+backward."""
 STEP_PHASES = (*PHASES, "rest")
 """Phases of a whole step: after the pipeline come gradient sync and optimizer."""
 
@@ -76,8 +99,8 @@ IDLE_CAUSES = {
     "warm_up": "slow launch",
     "unknown": "unknown",
 }
-"""Causes of idle GPU time, with the word for each: the host launched late, launched work was not ready, or the launch
-call itself took long (code was loaded)."""
+"""Causes of idle GPU time, with the word for each: the host launched late, launched work was not
+ready, or the launch call itself took long (code was loaded)."""
 
 GAP_CAUSES = {
     "order": "another order of ops",
@@ -92,8 +115,8 @@ GAP_CAUSES = {
     "other_work": "work outside the pipeline",
     "unexplained": "unexplained",
 }
-"""Parts of the gap in the order in which they are replayed, with words for the lost time. ``order`` is the cost of
-running the ops in another order than the schedule's."""
+"""Parts of the gap in the order in which they are replayed, with words for the lost time. ``order``
+is the cost of running the ops in another order than the schedule's."""
 
 STALL_CAUSES = ("p2p", "exposed_ep", "offload", "exposed_comm", "host", "other_work")
 """Gap causes that stop a GPU at some moment; a moment with several belongs to the first."""
@@ -105,7 +128,8 @@ EXPOSURE_CAUSES = ("same_stream", "one_queue", "launched_late", "nothing_to_hide
 _TEXT = pl.Categorical()
 
 MESSAGE_LIST = pl.List(pl.Struct({"send": pl.Boolean(), "peer": pl.Int32()}))
-"""Messages of one point-to-point kernel in the order of issue; ``peer`` is null where the recording names none."""
+"""Messages of one point-to-point kernel in the order of issue; ``peer`` is null where the recording
+names none."""
 
 EVENTS = pl.Schema(
     {
@@ -202,7 +226,9 @@ ALLOCATOR_BLOCKS = pl.Schema(
     }
 )
 """One row per block of a memory snapshot's segments."""
-SNAPSHOT_ANNOTATIONS = pl.Schema({"at_ns": pl.Int64(), "name": pl.String(), "is_start": pl.Boolean()})
+SNAPSHOT_ANNOTATIONS = pl.Schema(
+    {"at_ns": pl.Int64(), "name": pl.String(), "is_start": pl.Boolean()}
+)
 """Begins and ends of the ranges that a memory snapshot recorded."""
 
 EVIDENCE = pl.Schema(
@@ -246,7 +272,9 @@ CELLS = pl.Schema(
     {
         "rank": pl.Int32(),  # the rank it ran on
         "step": pl.Int64(),  # the step
-        "op": pl.Enum(("F", "I", "W", "B", "FB")),  # forward, backward for input, for weights, both; F and B at once
+        "op": pl.Enum(
+            ("F", "I", "W", "B", "FB")
+        ),  # forward, backward for input, for weights, both; F and B at once
         "stage": pl.Int32(),  # of the pipeline, from 0
         "microbatch": pl.Int32(),  # from 0
         "b_stage": pl.Int32(),  # FB only: stage of its backward half
@@ -263,7 +291,8 @@ RECORDERS = ("flight_recorder", "nccl_inspector", "profiler")
 """Recorders of collectives."""
 
 SYMMETRIC_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""Operations that no member can complete before all have joined: they end on all members at about the same time."""
+"""Operations that no member can complete before all have joined: they end on all members at about
+the same time."""
 
 COLLECTIVE_STATES = ("scheduled", "started", "timed_out", "completed")
 """How far an operation had come when it was recorded, as its rank knew."""
@@ -289,7 +318,8 @@ COLLECTIVES = pl.Schema(
         "step": pl.Int64(),  # as the profiler numbers steps; null for other recorders
     }
 )
-"""Collectives and messages of a rank, from an always-on recorder or from a profiler; on the rank's host clock."""
+"""Collectives and messages of a rank, from an always-on recorder or from a profiler; on the rank's
+host clock."""
 
 
 def conform(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
@@ -323,7 +353,8 @@ class ProcessGroup(msgspec.Struct, frozen=True):
 
 
 PYTORCH_READERS = ("kineto", "perfetto")
-"""Readers of what PyTorch's profiler writes, as JSON or as Perfetto trace: each file holds one rank."""
+"""Readers of what PyTorch's profiler writes, as JSON or as Perfetto trace: each file holds one
+rank."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -339,15 +370,23 @@ class Source(msgspec.Struct, frozen=True):
     groups: tuple[ProcessGroup, ...] = ()
     run: str | None = None  # what files of one run share and files of two runs do not
     record_shapes: bool | None = None
-    recording_overhead: float | None = None  # share by which recording lengthened a step; None: not measured
-    multiprocessors: int | None = None  # of the GPU, as many as this process may use; None: all, or not said
+    recording_overhead: float | None = (
+        None  # share by which recording lengthened a step; None: not measured
+    )
+    multiprocessors: int | None = (
+        None  # of the GPU, as many as this process may use; None: all, or not said
+    )
     memory_bytes: int | None = None  # of the GPU; None where it is not said, or GPUs differ
     counts: Mapping[str, int] = {}  # events by kind
     skipped: Mapping[str, int] = {}  # what the file held and the table does not
     notices: tuple[Notice, ...] = ()
     role: str | None = None  # of a run whose ranks have several processes
-    pid: int | None = None  # of the process that ran the model; None where several did, or none is said
-    clock_base_ns: int | None = None  # added to the file's own times, for ns since 1970; None: not known
+    pid: int | None = (
+        None  # of the process that ran the model; None where several did, or none is said
+    )
+    clock_base_ns: int | None = (
+        None  # added to the file's own times, for ns since 1970; None: not known
+    )
 
 
 Frame = tuple[str, str, int]
@@ -368,7 +407,8 @@ class MemorySnapshot:
     blocks: pl.DataFrame
     """``ALLOCATOR_BLOCKS``: the contents of these segments."""
     annotations: pl.DataFrame
-    """``SNAPSHOT_ANNOTATIONS``: ranges such as ``ProfilerStep#2``, by which it is placed on a trace's clock."""
+    """``SNAPSHOT_ANNOTATIONS``: ranges such as ``ProfilerStep#2``, by which it is placed on a
+    trace's clock."""
     stacks: tuple[tuple[Frame, ...], ...]
     """Stacks by their number in ``events`` and ``blocks``, innermost frame first."""
     expandable: bool = False
@@ -412,7 +452,10 @@ class RankEvents:
 
 
 class GroupProgress(msgspec.Struct, frozen=True):
-    """Sequence numbers that a group had reached on one rank when the flight recorder was dumped; None: not said."""
+    """Sequence numbers that a group had reached on one rank when the flight recorder was dumped.
+
+    None: not said.
+    """
 
     enqueued: int | None = None
     started: int | None = None
@@ -428,10 +471,16 @@ class Recording(msgspec.Struct, frozen=True):
     rank_from: str = "content"  # as in ``Source``
     version: str | None = None  # of the format
     groups: tuple[ProcessGroup, ...] = ()
-    group_ranks: Mapping[str, int] = {}  # rank of this process within each group, where the file says it
-    group_sizes: Mapping[str, int] = {}  # number of members of each group, where the file says only this
+    group_ranks: Mapping[
+        str, int
+    ] = {}  # rank of this process within each group, where the file says it
+    group_sizes: Mapping[
+        str, int
+    ] = {}  # number of members of each group, where the file says only this
     progress: Mapping[str, GroupProgress] = {}  # by group
-    last_stack: tuple[str, ...] = ()  # where the last operation was called, innermost frame first; empty: not recorded
+    last_stack: tuple[
+        str, ...
+    ] = ()  # where the last operation was called, innermost frame first; empty: not recorded
     last_ns: int | None = None  # latest time in the file, on the clock of its host
     host: str | None = None
     pid: int | None = None
@@ -443,5 +492,6 @@ class RankCollectives:
     """One process as a reader of dumps or logs returns it."""
 
     collectives: pl.DataFrame
-    """Columns: ``COLLECTIVES``; in the order of recording. ``rank`` is null where the file does not say it."""
+    """Columns: ``COLLECTIVES``; in the order of recording. ``rank`` is null where the file does not
+    say it."""
     source: Recording

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-LAYERS, WIDTH, HEADS, HIDDEN, WORDS, TOKENS, BATCH, MICROBATCHES = 6, 1024, 16, 4096, 8192, 512, 4, 2
+LAYERS, WIDTH, HEADS, HIDDEN, WORDS, TOKENS, BATCH, MICROBATCHES = (
+    6,
+    1024,
+    16,
+    4096,
+    8192,
+    512,
+    4,
+    2,
+)
 
 
 class Attention(nn.Module):
@@ -17,7 +26,10 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.qkv, self.proj = (
+            nn.Linear(WIDTH, 3 * WIDTH, bias=False),
+            nn.Linear(WIDTH, WIDTH, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend within each sequence."""
@@ -33,7 +45,10 @@ class Mlp(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.up, self.down = (
+            nn.Linear(WIDTH, HIDDEN, bias=False),
+            nn.Linear(HIDDEN, WIDTH, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Feed forward."""
@@ -62,7 +77,10 @@ class Gpt(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
-        self.layers, self.norm = nn.ModuleList([Layer() for _ in range(LAYERS)]), nn.LayerNorm(WIDTH)
+        self.layers, self.norm = (
+            nn.ModuleList([Layer() for _ in range(LAYERS)]),
+            nn.LayerNorm(WIDTH),
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return a score for every word."""
@@ -90,7 +108,9 @@ def main() -> None:
         for _ in range(4):
             for batch in tokens:
                 scores = model(batch)
-                nn.functional.cross_entropy(scores.view(-1, WORDS).float(), batch.view(-1)).backward()
+                nn.functional.cross_entropy(
+                    scores.view(-1, WORDS).float(), batch.view(-1)
+                ).backward()
             optimizer.step()
             optimizer.zero_grad()
             torch.cuda.synchronize()

@@ -2,8 +2,8 @@
 
     python record/memory.py OUT
 
-Four ranks of PyTorch's 1F1B on one GPU; start MPS first (see ``record.sh``), so that they run side by side. Writes
-``OUT/rankK.pt.trace.json.gz`` and ``OUT/truth-rankK.json``.
+Four ranks of PyTorch's 1F1B on one GPU; start MPS first (see ``record.sh``), so that they run side
+by side. Writes ``OUT/rankK.pt.trace.json.gz`` and ``OUT/truth-rankK.json``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,14 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.n1, self.n2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+        self.qkv, self.proj = (
+            nn.Linear(WIDTH, 3 * WIDTH, bias=False),
+            nn.Linear(WIDTH, WIDTH, bias=False),
+        )
+        self.up, self.down = (
+            nn.Linear(WIDTH, 4 * WIDTH, bias=False),
+            nn.Linear(4 * WIDTH, WIDTH, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention, then the feed-forward part."""

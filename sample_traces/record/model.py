@@ -1,7 +1,8 @@
 """A small transformer stage whose communication, weight gradients and saved activations can be moved about.
 
-``forward`` and ``backward`` are generators: they yield wherever expert communication is in flight, so that a runtime
-can drive a forward and a backward by turns and hide one's communication under the other's compute.
+``forward`` and ``backward`` are generators: they yield wherever expert communication is in flight,
+so that a runtime can drive a forward and a backward by turns and hide one's communication under the
+other's compute.
 """
 
 from __future__ import annotations
@@ -127,7 +128,10 @@ class Stage(nn.Module):
         self.repeats = 1  # above 1, a straggler: the feed-forward part runs that often
 
     def run_forward(self, x: Tensor, tape: list[Any], saving: Callable[[], Any]) -> Turn:
-        """Forward; *tape* keeps what the backward needs, *saving* decides where activations are kept."""
+        """Forward.
+
+        *tape* keeps what the backward needs, *saving* decides where activations are kept.
+        """
         for layer in self.layers:
             x = _leaf(x)
             with saving():
@@ -151,7 +155,10 @@ class Stage(nn.Module):
         return x
 
     def run_backward(self, grad: Tensor, tape: list[Any]) -> Turn:
-        """Backward for the inputs; weight gradients run under communication or stay with ``weights``."""
+        """Backward for the inputs.
+
+        Weight gradients run under communication or stay with ``weights``.
+        """
         while tape:
             x, residual, tokens, arrived, done = tape.pop()
             to_experts, work = self.exchange.start(grad.reshape(done.shape), "combine_backward")

@@ -23,7 +23,8 @@ class _Kept:
 class Offload:
     """One rank's offload lanes: a stream out, a stream in, and a pool of pinned buffers that never grows in a step.
 
-    Allocating pinned memory can wait for the device while a peer waits for us, so ``fill`` takes it all beforehand.
+    Allocating pinned memory can wait for the device while a peer waits for us, so ``fill`` takes it
+    all beforehand.
     """
 
     def __init__(self, smallest: int) -> None:
@@ -37,11 +38,15 @@ class Offload:
         """Allocate *copies* chunks' worth of the buffers that one chunk was seen to need."""
         for (shape, dtype), count in self.seen.items():
             missing = count * copies - len(self.pool[shape, dtype])
-            self.pool[shape, dtype] += [torch.empty(shape, dtype=dtype, pin_memory=True) for _ in range(missing)]
+            self.pool[shape, dtype] += [
+                torch.empty(shape, dtype=dtype, pin_memory=True) for _ in range(missing)
+            ]
 
     def saving(self, chunk: tuple[int, int]) -> torch.autograd.graph.saved_tensors_hooks:
         """Hooks under which a forward's saved activations leave the GPU."""
-        return torch.autograd.graph.saved_tensors_hooks(lambda t: self._pack(t, chunk), self._unpack)
+        return torch.autograd.graph.saved_tensors_hooks(
+            lambda t: self._pack(t, chunk), self._unpack
+        )
 
     def fetch(self, chunk: tuple[int, int]) -> None:
         """Start bringing a chunk's activations back, before its backward asks for them."""
@@ -53,7 +58,11 @@ class Offload:
             return tensor
         shape = (tensor.shape, tensor.dtype)
         self.seen[shape] += 1
-        host = self.pool[shape].pop() if self.pool[shape] else torch.empty_like(tensor, device="cpu", pin_memory=True)
+        host = (
+            self.pool[shape].pop()
+            if self.pool[shape]
+            else torch.empty_like(tensor, device="cpu", pin_memory=True)
+        )
         self.out.wait_stream(torch.cuda.current_stream())
         self.out.wait_stream(self.back)  # the buffer may still be on its way in
         with torch.cuda.stream(self.out):

@@ -3,7 +3,8 @@
     tracekit schedule interleaved-overlap --pp 4 --microbatches 8 --virtual 2 --json > plan.json
     python record/pipeline.py plan.json out/ --expert 2 --offload
 
-Each rank writes ``out/rankK.pt.trace.json.gz``; rank 0 writes ``out/truth.json``: what was run, counted where it ran.
+Each rank writes ``out/rankK.pt.trace.json.gz``; rank 0 writes ``out/truth.json``: what was run,
+counted where it ran.
 """
 
 from __future__ import annotations
@@ -27,12 +28,23 @@ from runtime import Runtime
 
 def options() -> argparse.Namespace:
     """Read the words of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("plan", type=Path, help="the JSON of tracekit schedule")
     parser.add_argument("out", type=Path, help="folder for the traces")
-    parser.add_argument("--expert", type=int, default=1, help="expert-parallel size: that many pipelines side by side")
-    parser.add_argument("--offload", action="store_true", help="move activations to host memory and back")
-    parser.add_argument("--annotate", action="store_true", help="write PP: ranges, the truth about every op")
+    parser.add_argument(
+        "--expert",
+        type=int,
+        default=1,
+        help="expert-parallel size: that many pipelines side by side",
+    )
+    parser.add_argument(
+        "--offload", action="store_true", help="move activations to host memory and back"
+    )
+    parser.add_argument(
+        "--annotate", action="store_true", help="write PP: ranges, the truth about every op"
+    )
     parser.add_argument("--no-shapes", action="store_true", help="record no input shapes")
     parser.add_argument("--profiler", choices=("torch", "nsys"), default="torch")
     parser.add_argument("--steps", type=int, default=1, help="steps recorded after the warm-up")
@@ -41,8 +53,18 @@ def options() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=12288)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=1, help="sequences a micro-batch")
-    parser.add_argument("--straggler", type=int, default=None, help="a stage that does its feed-forward part 12 times")
-    parser.add_argument("--rank", type=int, default=None, help="run this rank alone (started by hand, one a process)")
+    parser.add_argument(
+        "--straggler",
+        type=int,
+        default=None,
+        help="a stage that does its feed-forward part 12 times",
+    )
+    parser.add_argument(
+        "--rank",
+        type=int,
+        default=None,
+        help="run this rank alone (started by hand, one a process)",
+    )
     parser.add_argument("--port", type=int, default=29500 + os.getpid() % 1000)
     return parser.parse_args()
 
@@ -73,10 +95,14 @@ def run_rank(rank: int, wanted: argparse.Namespace) -> None:
         torch.manual_seed(stage)
         module = Stage(wanted.layers, wanted.width, wanted.hidden, expert)
         module.repeats = 12 if stage == wanted.straggler else 1
-        stages[stage] = module.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+        stages[stage] = module.to(
+            device, torch.bfloat16 if device.type == "cuda" else torch.float32
+        )
     torch.manual_seed(rank)
     shape = (plan.microbatches, wanted.batch, wanted.tokens, wanted.width)
-    inputs = torch.randn(shape, device=device, dtype=next(iter(stages.values())).layers[0].norm1.weight.dtype)  # type: ignore[index,union-attr]
+    inputs = torch.randn(
+        shape, device=device, dtype=next(iter(stages.values())).layers[0].norm1.weight.dtype
+    )  # type: ignore[index,union-attr]
     runtime = Runtime(
         plan,
         stage_rank,
@@ -98,22 +124,35 @@ def run_rank(rank: int, wanted: argparse.Namespace) -> None:
 
 def join(rank: int, world: int, port: int) -> torch.device:
     """Join the others: a GPU a rank where there are enough, else all on one GPU, else CPUs (to try the code)."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world)
+    )
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
         dist.init_process_group("gloo", rank=rank, world_size=world)
         return torch.device("cpu")
     if torch.cuda.device_count() < world:
-        # NCCL refuses two ranks on one GPU of one host; a host name each lets them talk over loopback.
-        os.environ.update(NCCL_HOSTID=f"h{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1", NCCL_MAX_NCHANNELS="2")
+        # NCCL refuses two ranks on one GPU of one host; a host name each lets them talk over
+        # loopback.
+        os.environ.update(
+            NCCL_HOSTID=f"h{rank}",
+            NCCL_SOCKET_IFNAME="lo",
+            NCCL_IB_DISABLE="1",
+            NCCL_MAX_NCHANNELS="2",
+        )
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", rank=rank, world_size=world)  # no device_id: each pair talks on its own
+    dist.init_process_group(
+        "nccl", rank=rank, world_size=world
+    )  # no device_id: each pair talks on its own
     return device
 
 
 def groups(rank: int, world: int, expert: int) -> tuple[Any, Any]:
-    """Make this rank's pipeline group and expert group; neighbours share experts, as in Megatron's order."""
+    """Make this rank's pipeline group and expert group.
+
+    Neighbours share experts, as in Megatron's order.
+    """
     mine: list[Any] = [None, None]
     for replica in range(expert):
         members = list(range(replica, world, expert))
@@ -140,7 +179,11 @@ def rehearse(stages: dict[int, Stage], inputs: torch.Tensor, offload: Offload, c
 
 
 def train(
-    runtime: Runtime, stages: dict[int, Stage], rank: int, wanted: argparse.Namespace, device: torch.device
+    runtime: Runtime,
+    stages: dict[int, Stage],
+    rank: int,
+    wanted: argparse.Namespace,
+    device: torch.device,
 ) -> None:
     """Warm up, then record."""
     parameters = [parameter for stage in stages.values() for parameter in stage.parameters()]

@@ -1,8 +1,9 @@
 """What each rank does, and in which order: a schedule's orders plus the messages between ranks.
 
-The orders come from ``tracekit schedule NAME … --json``. Every message gets a place in one total order over the whole
-pipeline (the time its producer would finish if all ops took one unit), and every rank issues its ops and messages in
-that order. A message then only ever waits for things before it, so no set of ranks can wait for each other.
+The orders come from ``tracekit schedule NAME … --json``. Every message gets a place in one total
+order over the whole pipeline (the time its producer would finish if all ops took one unit), and
+every rank issues its ops and messages in that order. A message then only ever waits for things
+before it, so no set of ranks can wait for each other.
 """
 
 from __future__ import annotations
@@ -91,7 +92,13 @@ class Plan:
 
 
 def _actions(orders: tuple[tuple[Op, ...], ...]) -> tuple[tuple[Op | Message, ...], ...]:
-    owner = {(s, m): rank for rank, order in enumerate(orders) for op in order for k, s, m in op.parts if k == "F"}
+    owner = {
+        (s, m): rank
+        for rank, order in enumerate(orders)
+        for op in order
+        for k, s, m in op.parts
+        if k == "F"
+    }
     last = max(stage for stage, _ in owner)
     start, end = _unit_times(orders, owner, last)
     timed: list[list[tuple[tuple[float, ...], Op | Message]]] = [[] for _ in orders]
@@ -105,10 +112,15 @@ def _actions(orders: tuple[tuple[Op, ...], ...]) -> tuple[tuple[Op | Message, ..
                     key = (end[op], 0, message.kind == "gradient", stage, microbatch)
                     timed[rank].append((key, message))
                     timed[message.target].append((key, message))
-    return tuple(tuple(action for _, action in sorted(actions, key=lambda item: item[0])) for actions in timed)
+    return tuple(
+        tuple(action for _, action in sorted(actions, key=lambda item: item[0]))
+        for actions in timed
+    )
 
 
-def _message(part: tuple[str, int, int], rank: int, owner: dict[tuple[int, int], int], last: int) -> Message | None:
+def _message(
+    part: tuple[str, int, int], rank: int, owner: dict[tuple[int, int], int], last: int
+) -> Message | None:
     kind, stage, microbatch = part
     if kind == "F" and stage < last:
         what, needs = "activation", stage + 1
@@ -143,7 +155,11 @@ def _unit_times(
                 at[rank] += 1
                 moved = True
         if not moved:
-            stuck = [order[position].text for position, order in zip(at, orders, strict=True) if position < len(order)]
+            stuck = [
+                order[position].text
+                for position, order in zip(at, orders, strict=True)
+                if position < len(order)
+            ]
             raise SystemExit(f"this order deadlocks: {', '.join(stuck)} wait for each other")
     return start, end
 

@@ -21,7 +21,9 @@ class PyTorch:
         self.path = folder / f"rank{rank}.pt.trace.json.gz"
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         when = schedule(wait=0, warmup=WARM_UP, active=steps)
-        self.profile = profile(activities=activities, record_shapes=shapes, schedule=when, on_trace_ready=self._write)
+        self.profile = profile(
+            activities=activities, record_shapes=shapes, schedule=when, on_trace_ready=self._write
+        )
 
     def __enter__(self) -> PyTorch:
         self.profile.__enter__()
@@ -53,7 +55,10 @@ class Nsight:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.ranges.__exit__(kind, error, trace)
 

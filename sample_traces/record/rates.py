@@ -1,7 +1,8 @@
 """Records runs whose rates are known: a slow shape among fast ones, and a router that favours one rank's experts.
 
-``python record/rates.py rates out/``: one GPU; also counts the step's FLOP with PyTorch's own counter.
-``python record/rates.py router out/ RANK WORLD``: one process per rank, started with MASTER_ADDR and MASTER_PORT set.
+``python record/rates.py rates out/``: one GPU; also counts the step's FLOP with PyTorch's own
+counter. ``python record/rates.py router out/ RANK WORLD``: one process per rank, started with
+MASTER_ADDR and MASTER_PORT set.
 """
 
 from __future__ import annotations
@@ -26,13 +27,21 @@ class Block(nn.Module):
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        self.qkv, self.proj = (
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
+        self.up, self.down = (
+            nn.Linear(width, hidden, bias=False),
+            nn.Linear(hidden, width, bias=False),
+        )
 
     def attend(self, x: Tensor) -> Tensor:
         """Attend within each sequence."""
         batch, tokens, width = x.shape
-        q, k, v = self.qkv(self.norm(x)).view(batch, tokens, 3, 16, width // 16).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm(x)).view(batch, tokens, 3, 16, width // 16).permute(2, 0, 3, 1, 4)
+        )
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.proj(mixed.transpose(1, 2).reshape(batch, tokens, width))
 
@@ -55,8 +64,14 @@ def recorded(path: Path) -> profile:
 
 def rates(out: Path) -> None:
     """Record four blocks, one of an odd width, and two convolutions."""
-    body = nn.Sequential(*(Block(1024, ODD_WIDTH if n == 2 else 4096) for n in range(4))).to("cuda", torch.bfloat16)
-    filters = [nn.Conv2d(16, 64, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1)]
+    body = nn.Sequential(*(Block(1024, ODD_WIDTH if n == 2 else 4096) for n in range(4))).to(
+        "cuda", torch.bfloat16
+    )
+    filters = [
+        nn.Conv2d(16, 64, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, padding=1),
+    ]
     images = nn.Sequential(*filters).to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW([*body.parameters(), *images.parameters()], lr=1e-4)
     text = torch.randn(4, 512, 1024, device="cuda", dtype=torch.bfloat16)
@@ -82,7 +97,9 @@ class Exchange(torch.autograd.Function):
     """An all-to-all of rows, and its way back."""
 
     @staticmethod
-    def forward(ctx: object, x: Tensor, group: object, sent: list[int], received: list[int]) -> Tensor:
+    def forward(
+        ctx: object, x: Tensor, group: object, sent: list[int], received: list[int]
+    ) -> Tensor:
         """Send *sent* rows to each rank, receive *received* from each."""
         ctx.about = (group, sent, received)  # type: ignore[attr-defined]
         out = x.new_empty(sum(received), x.shape[1])

@@ -2,10 +2,10 @@
 
     python record/reload.py out/ --ranks 4 --rounds 2
 
-Every rank owns one bucket a round. A round: all ranks copy their bucket from pinned memory into the H2D buffer; then,
-owner by owner, the bucket goes into one of two IPC buffers, is broadcast, and is copied into the weights on another
-stream. So the broadcast of one bucket runs beside the reload of the bucket before it, and the next round's H2D beside
-the last reload.
+Every rank owns one bucket a round. A round: all ranks copy their bucket from pinned memory into the
+H2D buffer; then, owner by owner, the bucket goes into one of two IPC buffers, is broadcast, and is
+copied into the weights on another stream. So the broadcast of one bucket runs beside the reload of
+the bucket before it, and the next round's H2D beside the last reload.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from profilers import WARM_UP, PyTorch
 
 def options() -> argparse.Namespace:
     """Read the words of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
@@ -59,7 +61,12 @@ def run_rank(rank: int, wanted: argparse.Namespace) -> None:
     device = join(rank, wanted.ranks, wanted.port)
     group = dist.new_group(list(range(wanted.ranks)), group_desc="CHECKPOINT_ENGINE")
     update = Update(
-        rank, wanted.ranks, rounds=wanted.rounds, size=(wanted.megabytes << 20) // 2, device=device, group=group
+        rank,
+        wanted.ranks,
+        rounds=wanted.rounds,
+        size=(wanted.megabytes << 20) // 2,
+        device=device,
+        group=group,
     )
     with PyTorch(wanted.out, rank, steps=1, shapes=True) as profiler:
         for _ in range(WARM_UP + 1):
@@ -73,7 +80,9 @@ def run_rank(rank: int, wanted: argparse.Namespace) -> None:
 class Update:
     """One rank's buffers: its shards in pinned memory, one H2D buffer, two IPC buffers, the weights."""
 
-    def __init__(self, rank: int, ranks: int, *, rounds: int, size: int, device: torch.device, group: object) -> None:
+    def __init__(
+        self, rank: int, ranks: int, *, rounds: int, size: int, device: torch.device, group: object
+    ) -> None:
         self.rank, self.ranks, self.rounds, self.group = rank, ranks, rounds, group
 
         def bucket() -> torch.Tensor:

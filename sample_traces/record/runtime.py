@@ -49,7 +49,11 @@ class Runtime:
             if isinstance(action, Message):
                 self._communicate(action)
             else:
-                with torch.profiler.record_function(f"PP:{action.text}") if self.annotate else contextlib.nullcontext():
+                with (
+                    torch.profiler.record_function(f"PP:{action.text}")
+                    if self.annotate
+                    else contextlib.nullcontext()
+                ):
                     self._run(action, actions[position + 1 :])
         for _, work in self.sent:
             work.wait()
@@ -63,14 +67,20 @@ class Runtime:
         else:
             ready = self.activations if message.kind == "activation" else self.gradients
             tensor = ready.pop(chunk).contiguous()
-            self.sent.append((tensor, dist.isend(tensor, self.peers[message.target], group=self.group)))
+            self.sent.append(
+                (tensor, dist.isend(tensor, self.peers[message.target], group=self.group))
+            )
             # What was held back runs beside the send.
             weights.run()
 
     def _run(self, op: Op, rest: tuple[Op | Message, ...]) -> None:
         if self.offload is not None:
             self._fetch_for(op, rest)
-        turns = [self._turn(kind, (stage, microbatch)) for kind, stage, microbatch in op.parts if kind != "W"]
+        turns = [
+            self._turn(kind, (stage, microbatch))
+            for kind, stage, microbatch in op.parts
+            if kind != "W"
+        ]
         while turns:
             turns = [turn for turn in turns if next(turn, "end") != "end"]
         for kind, stage, microbatch in op.parts:
@@ -85,19 +95,29 @@ class Runtime:
     def _sends_next(self, rest: tuple[Op | Message, ...]) -> bool:
         """Whether a send comes before the next op, for the last weight gradients to run beside."""
         messages = itertools.takewhile(lambda action: isinstance(action, Message), rest)
-        return any(isinstance(message, Message) and message.source == self.rank for message in messages)
+        return any(
+            isinstance(message, Message) and message.source == self.rank for message in messages
+        )
 
     def _turn(self, kind: str, chunk: Chunk) -> Turn:
         return self._forward(chunk) if kind == "F" else self._backward(chunk)
 
     def _forward(self, chunk: Chunk) -> Turn:
         stage, microbatch = chunk
-        x = self.inputs[microbatch] if stage == 0 else self._take("activation", self.activations, chunk)
+        x = (
+            self.inputs[microbatch]
+            if stage == 0
+            else self._take("activation", self.activations, chunk)
+        )
         tape = self.tapes[chunk] = []
-        saving = contextlib.nullcontext if self.offload is None else lambda: self.offload.saving(chunk)
+        saving = (
+            contextlib.nullcontext if self.offload is None else lambda: self.offload.saving(chunk)
+        )
         out = yield from self.stages[stage].run_forward(x, tape, saving)
         if stage == self.last:
-            self.gradients[chunk] = (out * 1e-3).detach()  # the gradient of a mean square, without its graph
+            self.gradients[chunk] = (
+                out * 1e-3
+            ).detach()  # the gradient of a mean square, without its graph
         else:
             self.activations[stage + 1, microbatch] = out
         return out
@@ -120,7 +140,9 @@ class Runtime:
     def _fetch_for(self, op: Op, rest: tuple[Op | Message, ...]) -> None:
         """Bring back what this op's backward needs, if nobody has, and start on the next backward's."""
         assert self.offload is not None
-        following = next((action for action in rest if isinstance(action, Op) and action.kind != "W"), None)
+        following = next(
+            (action for action in rest if isinstance(action, Op) and action.kind != "W"), None
+        )
         for candidate in (op, following):
             for kind, stage, microbatch in candidate.parts if candidate else ():
                 if kind in "BI":

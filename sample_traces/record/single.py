@@ -1,7 +1,8 @@
 """Records one GPU training a small transformer in two ways that change what a trace shows.
 
-``python record/single.py recompute out/``: activation checkpointing, forwards run again inside the backward.
-``python record/single.py compile out/``: torch.compile, fused kernels, compiled forward and backward regions.
+``python record/single.py recompute out/``: activation checkpointing, forwards run again inside the
+backward. ``python record/single.py compile out/``: torch.compile, fused kernels, compiled forward
+and backward regions.
 """
 
 from __future__ import annotations
@@ -24,13 +25,21 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.qkv, self.proj = (
+            nn.Linear(WIDTH, 3 * WIDTH, bias=False),
+            nn.Linear(WIDTH, WIDTH, bias=False),
+        )
+        self.up, self.down = (
+            nn.Linear(WIDTH, HIDDEN, bias=False),
+            nn.Linear(HIDDEN, WIDTH, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend, then feed forward."""
         batch, tokens, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, tokens, 3, 16, width // 16).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm1(x)).view(batch, tokens, 3, 16, width // 16).permute(2, 0, 3, 1, 4)
+        )
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(mixed.transpose(1, 2).reshape(batch, tokens, width))
         down: Tensor = self.down(nn.functional.gelu(self.up(self.norm2(x))))
@@ -70,9 +79,15 @@ def main() -> None:
             torch.cuda.synchronize()
             profiler.step()
     linears = 4 * LAYERS * 2  # four a block, two steps
-    # A checkpoint stops recomputing at the last activation the backward needs: the final linear's output is not one.
+    # A checkpoint stops recomputing at the last activation the backward needs: the final linear's
+    # output is not one.
     again = {"recompute": 3 * LAYERS * 2} if way == "recompute" else {}
-    truth = {"way": way, "layers": LAYERS, "steps": 2, "gemms": dict.fromkeys(("forward", "dgrad", "wgrad"), linears)}
+    truth = {
+        "way": way,
+        "layers": LAYERS,
+        "steps": 2,
+        "gemms": dict.fromkeys(("forward", "dgrad", "wgrad"), linears),
+    }
     truth["gemms"] |= again
     (out / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
 

@@ -1,10 +1,12 @@
-"""Makes a PyTorch trace small: drops arguments, flows and Python frames that no analysis reads; times stay as they are.
+"""Makes a PyTorch trace small: drops arguments, flows and Python frames that no analysis reads.
+
+Times stay as they are.
 
     python record/slim.py rank0.json.gz small/rank0.json.gz [STEP | launched | inference]
 
-With a step, only that one is kept, and of its operators those that launched something; ``launched`` keeps all steps and
-only such operators, ``inference`` of these only products, attention and copies. The result is framed as the profiler
-frames its files.
+With a step, only that one is kept, and of its operators those that launched something; ``launched``
+keeps all steps and only such operators, ``inference`` of these only products, attention and copies.
+The result is framed as the profiler frames its files.
 """
 
 from __future__ import annotations
@@ -20,9 +22,28 @@ CALLS = ("cuda_runtime", "cuda_driver")
 HOST = (*CALLS, "cpu_op", "user_annotation", "fwdbwd")
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 WHOLE = ("launched", "inference")
-NEEDED_OPS = ("aten::mm", "aten::scaled_dot_product_attention", "aten::copy_", "aten::index_select", "aten::argmax")
-IDLE_CALLS = ("cudaStreamIsCapturing", "cudaEventQuery", "cudaThreadExchangeStreamCaptureMode", "cudaGetErrorString")
-SIZES = ("registers per thread", "shared memory", "blocks per SM", "warps per SM", "grid", "block", "context")
+NEEDED_OPS = (
+    "aten::mm",
+    "aten::scaled_dot_product_attention",
+    "aten::copy_",
+    "aten::index_select",
+    "aten::argmax",
+)
+IDLE_CALLS = (
+    "cudaStreamIsCapturing",
+    "cudaEventQuery",
+    "cudaThreadExchangeStreamCaptureMode",
+    "cudaGetErrorString",
+)
+SIZES = (
+    "registers per thread",
+    "shared memory",
+    "blocks per SM",
+    "warps per SM",
+    "grid",
+    "block",
+    "context",
+)
 OCCUPANCY = (*SIZES, "est. achieved occupancy %", "priority")
 UNREAD = ("Input Strides", "Concrete Inputs", "Ev Idx", "Record function id", "cbid", "queued")
 
@@ -39,7 +60,9 @@ def slim(trace: dict[str, Any], name: str) -> bytes:
 def _is_read(event: dict[str, Any]) -> bool:
     """Whether any analysis reads an event; of Python frames, only calls of modules are."""
     frame = event.get("cat") == "python_function"
-    return event.get("cat") != "ac2g" and not (frame and not event["name"].startswith("nn.Module: "))
+    return event.get("cat") != "ac2g" and not (
+        frame and not event["name"].startswith("nn.Module: ")
+    )
 
 
 def _framed(event: dict[str, Any]) -> str:
@@ -59,11 +82,17 @@ def one_step(trace: dict[str, Any], number: str) -> dict[str, Any]:
     if number in WHOLE:
         host = [e for e in host if e["name"] not in IDLE_CALLS]
     else:
-        mark = next(e for e in host if e["cat"] == "user_annotation" and e["name"] == f"ProfilerStep#{number}")
+        mark = next(
+            e
+            for e in host
+            if e["cat"] == "user_annotation" and e["name"] == f"ProfilerStep#{number}"
+        )
         host = [e for e in host if mark["ts"] <= e["ts"] <= mark["ts"] + mark["dur"]]
     calls = [e for e in host if e["cat"] in CALLS and e.get("args", {}).get("correlation")]
     wanted = {e["args"]["correlation"] for e in calls}
-    gpu = [e for e in events if e.get("cat") in GPU and e.get("args", {}).get("correlation") in wanted]
+    gpu = [
+        e for e in events if e.get("cat") in GPU and e.get("args", {}).get("correlation") in wanted
+    ]
     starts: dict[Any, list[float]] = {}
     for call in sorted(calls, key=lambda e: e["ts"]):
         starts.setdefault(call["tid"], []).append(call["ts"])

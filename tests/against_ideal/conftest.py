@@ -26,13 +26,16 @@ SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 
 def strip(events, source):
     """Return the events without pipeline ranges, shapes and group descriptions."""
-    ranges = pl.col("kind").is_in(["annotation", "gpu_annotation"]) & pl.col("name").cast(pl.String).str.contains(
-        r"^PP:|^Forward |^Backward "
-    )
+    ranges = pl.col("kind").is_in(["annotation", "gpu_annotation"]) & pl.col("name").cast(
+        pl.String
+    ).str.contains(r"^PP:|^Forward |^Backward ")
     stripped = events.filter(~ranges).with_columns(
-        shapes=pl.lit(None, events.schema["shapes"]), group_desc=pl.lit(None, events.schema["group_desc"])
+        shapes=pl.lit(None, events.schema["shapes"]),
+        group_desc=pl.lit(None, events.schema["group_desc"]),
     )
-    return stripped, replace(source, groups=tuple(replace(g, description=None) for g in source.groups))
+    return stripped, replace(
+        source, groups=tuple(replace(g, description=None) for g in source.groups)
+    )
 
 
 def pipelines(name, bare=False, pattern="*.gz"):
@@ -42,12 +45,18 @@ def pipelines(name, bare=False, pattern="*.gz"):
 
 def _pipelines(name, bare, pattern):
     if not bare and pattern == "*.gz":
-        return tuple(rank_pipeline(table, source) for table, source in labelled_of(SAMPLES / name).values())
+        return tuple(
+            rank_pipeline(table, source) for table, source in labelled_of(SAMPLES / name).values()
+        )
     trace = load(sorted((SAMPLES / name).glob(pattern)))
     tables = []
     for rank in trace.ranks:
         rank_trace = trace.rank(rank)
-        events, source = strip(rank_trace.events, rank_trace.source) if bare else (rank_trace.events, rank_trace.source)
+        events, source = (
+            strip(rank_trace.events, rank_trace.source)
+            if bare
+            else (rank_trace.events, rank_trace.source)
+        )
         tables.append(rank_pipeline(classify(events), source))
     return tuple(tables)
 
@@ -69,7 +78,9 @@ def compare_with_options(ranks, *, what_if=False, **options):
     comparison, notices = compare_pipelines(ranks, **options)
     if comparison is None or not what_if:
         return comparison, notices
-    comparison, more_notices = with_predictions(comparison, fit_to_comparison(comparison), rows=True)
+    comparison, more_notices = with_predictions(
+        comparison, fit_to_comparison(comparison), rows=True
+    )
     return comparison, notices + more_notices
 
 
@@ -95,8 +106,13 @@ def compare_recipe():
     """Compare a synthetic run with its ideal: ``compare_recipe(recipe, …)`` returns the comparison and notices."""
 
     def compare_synthetic(recipe, *, only=None, **options):
-        labelled = synthetic_ranks(recipe, tuple(range(recipe.world_size) if only is None else only))
-        ranks = [rank_pipeline(table, Source(f"rank{r}", "kineto", r, "name")) for r, table in labelled.items()]
+        labelled = synthetic_ranks(
+            recipe, tuple(range(recipe.world_size) if only is None else only)
+        )
+        ranks = [
+            rank_pipeline(table, Source(f"rank{r}", "kineto", r, "name"))
+            for r, table in labelled.items()
+        ]
         return compare_with_options(ranks, clocks=clocks(labelled), **options)
 
     return compare_synthetic

@@ -19,11 +19,16 @@ def of_run(path):
     tables = [table for ref in find_sources(path)[0] for table in Options().source_tables(ref)]
     ranks = {table.source.rank: table.pipeline for table in tables}
     lines = find_parallel_groups(list(ranks.values())).pipelines
-    steps = [sorted(set.intersection(*(set(ranks[r].chunks["step"].to_list()) for r in line))) for line in lines]
+    steps = [
+        sorted(set.intersection(*(set(ranks[r].chunks["step"].to_list()) for r in line)))
+        for line in lines
+    ]
     return ranks, list(zip(lines, steps, strict=True))
 
 
-@pytest.mark.parametrize(("schedule", "steps"), [("1f1b", 3), ("interleaved", 1), ("zb-h1", 1), ("dualpipev", 1)])
+@pytest.mark.parametrize(
+    ("schedule", "steps"), [("1f1b", 3), ("interleaved", 1), ("zb-h1", 1), ("dualpipev", 1)]
+)
 def test_pipelines_and_steps_at_once_are_those_one_by_one(tmp_path, schedule, steps):
     virtual = {"virtual": 2} if schedule == "interleaved" else {}
     plan = generate(schedule, pp=2, microbatches=4, **virtual)
@@ -40,5 +45,13 @@ def test_pipelines_and_steps_at_once_are_those_one_by_one(tmp_path, schedule, st
             for other in (pipeline, once_more):
                 assert other.detail.equals(alone.detail)
                 assert (other.numbers == alone.numbers).all()
-                for name in ("ranks", "step", "stages_from", "notices", "weights_counted", "traffic", "peers_recorded"):
+                for name in (
+                    "ranks",
+                    "step",
+                    "stages_from",
+                    "notices",
+                    "weights_counted",
+                    "traffic",
+                    "peers_recorded",
+                ):
                     assert getattr(other, name) == getattr(alone, name)

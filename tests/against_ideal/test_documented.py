@@ -16,12 +16,17 @@ PAGE = (ROOT / "docs" / "reconstruction.md").read_text(encoding="utf-8")
 
 
 def test_every_part_of_the_gap_is_explained_in_its_order():
-    rows = re.findall(r"^\| `(\w+)` \|", PAGE.split("## Ideal and gap")[1].split("## Lanes")[0], re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \|", PAGE.split("## Ideal and gap")[1].split("## Lanes")[0], re.MULTILINE
+    )
     assert tuple(rows) == PARTS
 
 
 def test_every_warning_is_explained():
-    code = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tracekit" / "against_ideal").glob("*.py"))
+    code = "\n".join(
+        file.read_text(encoding="utf-8")
+        for file in (ROOT / "tracekit" / "against_ideal").glob("*.py")
+    )
     used = set(re.findall(r'Notice\(\s*"([a-z-]+)"', code))
     assert used
     assert {name for name in used if f"`{name}`" not in PAGE} == set()

@@ -59,7 +59,9 @@ def test_a_part_of_a_pipeline_is_not_judged_by_the_whole_ideal():
 
 
 @pytest.mark.parametrize(("crossed_ns", "overlaps"), [(10, False), (11, True)])
-def test_a_rank_overlaps_micro_batches_where_a_tenth_runs_beside_the_other_pass(crossed_ns, overlaps):
+def test_a_rank_overlaps_micro_batches_where_a_tenth_runs_beside_the_other_pass(
+    crossed_ns, overlaps
+):
     rows = {"phase": ["steady", "FB"], "lane": "communication", "pass": "forward", "total_ns": [100, 100],
             "beside_other_pass_ns": [crossed_ns, 100]}  # fmt: skip
     assert stalls.MIN_CROSSED_SHARE == 0.1

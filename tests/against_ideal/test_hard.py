@@ -1,4 +1,7 @@
-"""Traces with missing evidence: the right schedule is named, or none with the reason; never a wrong one."""
+"""Traces with missing evidence: the right schedule is named, or none with the reason.
+
+Never a wrong one.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def run(request):
 
 def compare(ranks, **options):
     numbered = [number_steps(classify(events)) for events, _ in ranks]
-    parts = [rank_pipeline(labelled, source) for (labelled, _), (_, source) in zip(numbered, ranks, strict=True)]
+    parts = [
+        rank_pipeline(labelled, source)
+        for (labelled, _), (_, source) in zip(numbered, ranks, strict=True)
+    ]
     comparison, notices = compare_pipelines(parts, **options)
     notices = [*notices, *(notice for _, step_notices in numbered for notice in step_notices)]
     for step in comparison.all if comparison else ():
@@ -43,12 +49,19 @@ def compare(ranks, **options):
 
 
 def assert_schedule(comparison, name, *, ranks=((0, 1, 2, 3),)):
-    assert (comparison.name, comparison.pp, comparison.microbatches, comparison.exact) == (name, 4, 8, True)
+    assert (comparison.name, comparison.pp, comparison.microbatches, comparison.exact) == (
+        name,
+        4,
+        8,
+        True,
+    )
     assert {h.pipeline.ranks for h in comparison.all} == set(ranks)
 
 
 def without_step_marks(events):
-    return events.filter(~NAME.str.starts_with("ProfilerStep")).with_columns(step=pl.lit(None, events.schema["step"]))
+    return events.filter(~NAME.str.starts_with("ProfilerStep")).with_columns(
+        step=pl.lit(None, events.schema["step"])
+    )
 
 
 def without_peers(events, source, *, groups=True):
@@ -70,8 +83,11 @@ def test_a_first_rank_alone_fits_more_than_one_schedule_and_says_so(run):
     name, ranks = run
     comparison, codes = compare(ranks[:1])
     assert comparison.name == name
-    # What zb-h1 does there, with whole backwards, and the overlapped schedule, with its blocks run apart, is the same.
-    assert {"1f1b": "zb-h1", "interleaved": "interleaved-overlap"}[name] in comparison.head.match.ambiguous_with
+    # What zb-h1 does there, with whole backwards, and the overlapped schedule, with its blocks run
+    # apart, is the same.
+    assert {"1f1b": "zb-h1", "interleaved": "interleaved-overlap"}[
+        name
+    ] in comparison.head.match.ambiguous_with
     assert "schedule-ambiguous" in codes
 
 
@@ -103,7 +119,10 @@ def test_two_replicas_of_one_pipeline(run):
     name, ranks = run
     both = list(ranks)
     for events, source in ranks:
-        groups = tuple(replace(g, name=f"{g.name}b", ranks=tuple(r + 4 for r in g.ranks)) for g in source.groups)
+        groups = tuple(
+            replace(g, name=f"{g.name}b", ranks=tuple(r + 4 for r in g.ranks))
+            for g in source.groups
+        )
         moved = events.with_columns(
             pl.col("peer") + 4,
             pl.col("rank") + 4,
@@ -115,7 +134,8 @@ def test_two_replicas_of_one_pipeline(run):
 
 
 @pytest.mark.parametrize(
-    ("part", "end", "bare"), [(0.3, False, True), (0.3, True, False), (0.6, False, False), (0.6, True, True)]
+    ("part", "end", "bare"),
+    [(0.3, False, True), (0.3, True, False), (0.6, False, False), (0.6, True, True)],
 )
 def test_a_window_that_ends_or_begins_inside_the_step_is_none_with_the_reason(run, part, end, bare):
     _, ranks = run
@@ -123,7 +143,9 @@ def test_a_window_that_ends_or_begins_inside_the_step_is_none_with_the_reason(ru
     cut_ns = times.min() + part * (times.max() - times.min())
     inside_window = pl.col("start_ns") > cut_ns if end else pl.col("start_ns") < cut_ns
     recorded = [strip(*rank) if bare else rank for rank in ranks]
-    comparison, codes = compare([(events.filter(inside_window), source) for events, source in recorded])
+    comparison, codes = compare(
+        [(events.filter(inside_window), source) for events, source in recorded]
+    )
     assert comparison is None
     assert codes & {"step-cut", "forward-only"}
 
@@ -133,7 +155,9 @@ def test_forwards_alone_are_no_training_schedule(run):
     cut = []
     for events, source in ranks:
         labelled = classify(events)
-        back = pl.col("label").is_in(["dgrad", "wgrad", "backward", "optimizer"]) | (pl.col("pass") == "backward")
+        back = pl.col("label").is_in(["dgrad", "wgrad", "backward", "optimizer"]) | (
+            pl.col("pass") == "backward"
+        )
         removed = labelled.filter(back)["id"]
         engine = NAME.str.contains("Backward|autograd::engine|Optimizer")
         cut.append((events.filter(~pl.col("id").is_in(removed.implode()) & ~engine), source))
@@ -144,7 +168,10 @@ def test_forwards_alone_are_no_training_schedule(run):
 
 def synthetic(plan, *, only=None, **more):
     recipe = Recipe(plan, TIMES, **{"p2p_ns": 50_000, **more})
-    return [(rank_events(recipe, r), Source(f"rank{r}", "kineto", r, "name")) for r in only or range(recipe.world_size)]
+    return [
+        (rank_events(recipe, r), Source(f"rank{r}", "kineto", r, "name"))
+        for r in only or range(recipe.world_size)
+    ]
 
 
 def test_iterations_without_marks_are_told_apart_by_their_optimizer():
@@ -185,7 +212,9 @@ def test_the_step_shown_is_a_whole_one():
     whole = synthetic(generate("1f1b", pp=3, microbatches=6), steps=2)
     kernel_starts = [events.filter(kind="kernel")["start_ns"] for events, _ in whole]
     end = max(int(starts.quantile(0.7)) for starts in kernel_starts)
-    comparison, codes = compare([(events.filter(pl.col("start_ns") < end), source) for events, source in whole])
+    comparison, codes = compare(
+        [(events.filter(pl.col("start_ns") < end), source) for events, source in whole]
+    )
     assert (comparison.name, comparison.microbatches, comparison.exact) == ("1f1b", 6, True)
     assert comparison.head.pipeline.step == 0
     assert "step-cut" in codes
@@ -199,7 +228,9 @@ def test_one_micro_batch_fits_several_names_and_says_which(name):
     assert "schedule-ambiguous" in codes
 
 
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe", "interleaved", "interleaved-zb"])
+@pytest.mark.parametrize(
+    "name", ["1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe", "interleaved", "interleaved-zb"]
+)
 def test_two_ranks(name):
     plan = generate(name, pp=2, microbatches=4)
     comparison, _ = compare(synthetic(plan))
@@ -226,8 +257,16 @@ def test_gradients_scaled_at_the_end_are_no_forward():
 
 def test_other_peoples_runs_have_no_pipeline(corpus):
     """Data parallel, recommendation and inference runs: no schedule is named."""
-    for pattern in ("dlrm-8ranks/*.gz", "hta/rank-0*.gz", "kineto/resnet*.gz", "tracelens/q*.gz", "tracelens/r*.gz"):
+    for pattern in (
+        "dlrm-8ranks/*.gz",
+        "hta/rank-0*.gz",
+        "kineto/resnet*.gz",
+        "tracelens/q*.gz",
+        "tracelens/r*.gz",
+    ):
         trace = load(sorted(corpus.glob(pattern)))
-        comparison, codes = compare([(trace.rank(r).events, trace.rank(r).source) for r in trace.ranks])
+        comparison, codes = compare(
+            [(trace.rank(r).events, trace.rank(r).source) for r in trace.ranks]
+        )
         assert comparison is None
         assert codes & {"no-pipeline", "order-unknown", "forward-only", "step-cut"}

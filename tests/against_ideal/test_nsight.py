@@ -17,8 +17,8 @@ from tracekit.schedules import generate
 pytestmark = pytest.mark.slow
 
 PYTORCH = {"forward": 29.9, "dgrad": 36.6, "wgrad": 18.3, "optimizer": 15.1}
-"""Shares of rank 1's compute in a PyTorch profile of the same program on the same card, by autograd's nodes; products
-of attention, which have no weights, as dgrad."""
+"""Shares of rank 1's compute in a PyTorch profile of the same program on the same card, by
+autograd's nodes; products of attention, which have no weights, as dgrad."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,9 @@ def without_payloads(recorded, tmp_path_factory):
         copy = folder / path.name
         shutil.copyfile(path, copy)
         with closing(sqlite3.connect(copy)) as connection, connection:
-            connection.execute("UPDATE NVTX_EVENTS SET jsonText = NULL, jsonTextId = NULL, binaryData = NULL")
+            connection.execute(
+                "UPDATE NVTX_EVENTS SET jsonText = NULL, jsonTextId = NULL, binaryData = NULL"
+            )
             connection.execute("DELETE FROM NVTX_EVENTS WHERE text LIKE 'megatron%' OR textId IN "
                                "(SELECT id FROM StringIds WHERE value LIKE 'megatron%')")  # fmt: skip
     return analyze(folder)
@@ -55,7 +57,10 @@ def test_the_schedule_is_1f1b_in_both_steps(request, fixture):
     assert (data["name"], data["pp"], data["microbatches"], data["virtual"]) == ("1f1b", 4, 8, 1)
     assert data["exact"]
     assert data["ranks"] == generate("1f1b", pp=4, microbatches=8).orders()
-    assert [(step.pipeline.step, step.match.exact) for step in comparison.all] == [(0, True), (1, True)]
+    assert [(step.pipeline.step, step.match.exact) for step in comparison.all] == [
+        (0, True),
+        (1, True),
+    ]
     assert abs(data["gap_ns"]["unexplained"]) < 0.01 * data["measured"]["makespan_ns"]
 
 
@@ -65,14 +70,22 @@ def test_payloads_change_the_confidence_and_not_the_answer(with_payloads, withou
     waits = [run["total"]["wait_ns"]["pp_comm"] for run in (with_them, without)]
     assert waits[0] == waits[1]
     assert not without["total"]["bubble"]["lower_bound"]
-    # Sizes come from payloads: without them a few bytes cannot be told from gradients of the same group.
+    # Sizes come from payloads: without them a few bytes cannot be told from gradients of the same
+    # group.
     with_ns, without_ns = with_them["total"]["label_ns"], without["total"]["label_ns"]
-    unlike = {label for label in with_ns | without_ns if with_ns.get(label) != without_ns.get(label)}
+    unlike = {
+        label for label in with_ns | without_ns if with_ns.get(label) != without_ns.get(label)
+    }
     assert unlike == {"comm", "dp_comm"}
-    assert with_ns["comm"] + with_ns.get("dp_comm", 0) == without_ns.get("comm", 0) + without_ns["dp_comm"]
+    assert (
+        with_ns["comm"] + with_ns.get("dp_comm", 0)
+        == without_ns.get("comm", 0) + without_ns["dp_comm"]
+    )
     assert with_them["schedule"]["ranks"] == without["schedule"]["ranks"]
     assert with_them["schedule"]["confidence"] > without["schedule"]["confidence"]
-    codes_with, codes_without = ({note.code for note in a.notices} for a in (with_payloads, without_payloads))
+    codes_with, codes_without = (
+        {note.code for note in a.notices} for a in (with_payloads, without_payloads)
+    )
     assert "peers-by-order" in codes_without - codes_with
 
 
@@ -80,7 +93,9 @@ def test_payloads_change_the_confidence_and_not_the_answer(with_payloads, withou
 def test_passes_are_those_of_the_pytorch_profiler_within_two_points(request, fixture):
     times = request.getfixturevalue(fixture).rank(1).whole.label_ns
     compute = sum(times[label] for label in PYTORCH)
-    assert {label: 100 * times[label] / compute for label in PYTORCH} == pytest.approx(PYTORCH, abs=2)
+    assert {label: 100 * times[label] / compute for label in PYTORCH} == pytest.approx(
+        PYTORCH, abs=2
+    )
 
 
 def test_the_bubble_of_the_plain_recording_is_about_half(samples):

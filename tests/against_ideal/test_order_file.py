@@ -15,4 +15,6 @@ def test_an_order_file_of_another_size_is_said(samples, tmp_path, ranks, size):
     order.write_text("".join(f"{stage}F0 {stage}B0\n" for stage in range(ranks)))
     analysis = analyze(samples / "1f1b", schedule=str(order))
     assert analysis.schedule is None
-    assert f"{order} is an order of {size}, and the pipeline has 4" in [notice.message for notice in analysis.notices]
+    assert f"{order} is an order of {size}, and the pipeline has 4" in [
+        notice.message for notice in analysis.notices
+    ]

@@ -97,9 +97,14 @@ def test_nearest_lists_what_differs():
 
 
 def test_a_whole_backward_for_its_halves_is_no_difference():
-    """Of both splits the first is granularity alone; the second also moves the W behind the next forward."""
+    """Of both splits the first is granularity alone.
+
+    The second also moves the W behind the next forward.
+    """
     measured, planned = ops("0F0 0B0 0F1 0B1 0F2"), ops("0F0 0I0 0W0 0F1 0I1 0F2 0W1")
-    listed = [(d.rank, d.position, d.measured, d.expected) for d in find_differences(3, measured, planned)]
+    listed = [
+        (d.rank, d.position, d.measured, d.expected) for d in find_differences(3, measured, planned)
+    ]
     assert listed == [(3, 3, ("0B1",), ("0I1",)), (3, 5, (), ("0W1",))]
 
 

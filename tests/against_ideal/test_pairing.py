@@ -71,4 +71,9 @@ def test_a_rank_that_ran_another_number_of_backwards_leaves_all_as_they_are():
 
 def test_a_send_carries_what_was_launched_last_and_two_at_once_one_each():
     work = pl.DataFrame({"last_ns": [10, 20, 30]})
-    assert find_senders(work, pl.DataFrame({"launch_ns": [5, 12, 35, 35]})).tolist() == [-1, 0, 1, 2]
+    assert find_senders(work, pl.DataFrame({"launch_ns": [5, 12, 35, 35]})).tolist() == [
+        -1,
+        0,
+        1,
+        2,
+    ]

@@ -9,7 +9,12 @@ import pytest
 from tracekit.against_ideal.replay import CellGraph
 from tracekit.errors import OptionError
 from tracekit.reconstruct.messages import MESSAGES
-from tracekit.reconstruct.parallel_groups import find_parallel_groups, mesh_positions, parse_layout, split_layout
+from tracekit.reconstruct.parallel_groups import (
+    find_parallel_groups,
+    mesh_positions,
+    parse_layout,
+    split_layout,
+)
 from tracekit.reconstruct.rank_pipeline import rank_pipeline, sample_steps
 from tracekit.reconstruct.stage_assignment import assign_stages, forward_destinations
 from tracekit.reconstruct.stalls import measure_lanes
@@ -45,7 +50,10 @@ def test_delays_and_early_outputs_are_replayed():
     assert cells.run(duration)[1].max() == 16
     delay = np.array([0, 0, 3, 0])  # rank 1's forward starts 3 late
     assert cells.run(duration, delay)[1].max() == 19
-    start, end = np.array([0, 10, 2, 6]), np.array([4, 14, 6, 10])  # its forward started while rank 0's ran
+    start, end = (
+        np.array([0, 10, 2, 6]),
+        np.array([4, 14, 6, 10]),
+    )  # its forward started while rank 0's ran
     ready, early = cells.find_ready_times(start, end)
     assert ready.tolist() == [0, 10, 2, 6]
     assert cells.run(duration, None, early)[0].tolist() == start.tolist()
@@ -53,7 +61,12 @@ def test_delays_and_early_outputs_are_replayed():
 
 def test_cells_that_wait_for_each_other_are_let_go_and_counted():
     cells = pl.DataFrame(
-        {"position": [0, 0, 1, 1], "op": ["B", "F", "F", "B"], "stage": [0, 0, 1, 1], "microbatch": [0] * 4},
+        {
+            "position": [0, 0, 1, 1],
+            "op": ["B", "F", "F", "B"],
+            "stage": [0, 0, 1, 1],
+            "microbatch": [0] * 4,
+        },
     ).with_columns(b_stage=pl.lit(None, pl.Int32), b_microbatch=pl.lit(None, pl.Int32))
     ring = CellGraph.of(cells)
     assert ring.broken > 0
@@ -76,18 +89,28 @@ def sent(*pairs):
 
 def test_a_send_belongs_to_the_work_launched_last():
     assert forward_destinations(chunks("F0 F1 B0"), sent((0, 2), (1, 2), (2, 0))) == [2, 2]
-    assert forward_destinations(chunks("F0 F1 B0 F2"), sent((0, 2), (2, 0), (2, 2), (3, 2))) == [2, 2, 2]
+    assert forward_destinations(chunks("F0 F1 B0 F2"), sent((0, 2), (2, 0), (2, 2), (3, 2))) == [
+        2,
+        2,
+        2,
+    ]
 
 
 def test_one_stage_a_rank_is_a_line():
-    result = assign_stages({0: chunks("F0 F1"), 1: chunks("F0 F1")}, {0: sent((0, 1), (1, 1)), 1: sent()}, 2)
+    result = assign_stages(
+        {0: chunks("F0 F1"), 1: chunks("F0 F1")}, {0: sent((0, 1), (1, 1)), 1: sent()}, 2
+    )
     assert result.shape == "line"
     assert result.places[1] == {0: (1, 0), 1: (1, 1)}
 
 
 def test_the_last_rank_tells_the_chunks_of_a_loop():
     far = chunks("F0 F1 F2 F3")
-    near = {0: sent(*((k, 1) for k in range(4))), 1: sent(*((k, 2) for k in range(4))), 2: sent((0, 0), (1, 0))}
+    near = {
+        0: sent(*((k, 1) for k in range(4))),
+        1: sent(*((k, 2) for k in range(4))),
+        2: sent((0, 0), (1, 0)),
+    }
     result = assign_stages({0: far, 1: far, 2: far}, near, 3)
     assert (result.shape, result.virtual) == ("loop", 2)
     assert [result.places[1][k] for k in range(4)] == [(1, 0), (1, 1), (4, 0), (4, 1)]
@@ -125,7 +148,9 @@ def test_groups_give_ranks_their_places():
         ProcessGroup("3", "mesh_tp", (3,)),
     )
     table = {"label": ["forward"], "start_ns": [0], "end_ns": [1]}
-    rank = rank_pipeline(conform(pl.DataFrame(table), LABELLED), Source("x", "kineto", 3, "name", groups=groups))
+    rank = rank_pipeline(
+        conform(pl.DataFrame(table), LABELLED), Source("x", "kineto", 3, "name", groups=groups)
+    )
     assert find_parallel_groups([rank]).positions[3] == {"pp": 1, "ep": 1, "tp": 0}
 
 
@@ -153,7 +178,9 @@ def test_lanes_by_phase():
         }
     )
     result = measure_lanes(rows, work)
-    assert result.filter(label="offload").select("phase", "total_ns", "hidden_ns").rows() == [("warm-up", 10, 5)]
+    assert result.filter(label="offload").select("phase", "total_ns", "hidden_ns").rows() == [
+        ("warm-up", 10, 5)
+    ]
     assert result.filter(label="ep_dispatch").select("phase", "total_ns", "hidden_ns").rows() == [
         ("steady", 12, 12),
         ("cool-down", 4, 0),

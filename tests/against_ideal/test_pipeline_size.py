@@ -1,4 +1,7 @@
-"""Size of pipelines with missing ranks, with and without evidence for it; layouts that contradict the messages."""
+"""Size of pipelines with missing ranks, with and without evidence for it.
+
+Layouts that contradict the messages.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +48,18 @@ def compare(tables, **options):
         ("interleaved", (0, 3), False),
     ],
 )
-def test_a_size_that_nothing_tells_is_never_claimed_wrongly(sample_ranks, name, recorded_ranks, bare):
-    comparison, messages = compare([without_groups(t) for t in sample_ranks(name, bare) if t.rank in recorded_ranks])
+def test_a_size_that_nothing_tells_is_never_claimed_wrongly(
+    sample_ranks, name, recorded_ranks, bare
+):
+    comparison, messages = compare(
+        [without_groups(t) for t in sample_ranks(name, bare) if t.rank in recorded_ranks]
+    )
     if comparison is None:
         assert "pipeline-size-unknown" in messages
-        assert "1f1b of 2" in messages["pipeline-size-unknown"] or "of 4" in messages["pipeline-size-unknown"]
+        assert (
+            "1f1b of 2" in messages["pipeline-size-unknown"]
+            or "of 4" in messages["pipeline-size-unknown"]
+        )
     else:
         assert (comparison.name, comparison.pp, comparison.microbatches) == (name, 4, 8)
         assert messages.keys() & SIZE_CODES
@@ -72,7 +82,11 @@ def test_the_last_rank_alone_fits_several_sizes_and_is_none(sample_ranks):
 
 
 def test_gpipe_looks_the_same_at_every_size():
-    recipe = Recipe(generate("gpipe", pp=4, microbatches=8), Times(F=1_000_000, I=900_000, W=700_000), p2p_ns=50_000)
+    recipe = Recipe(
+        generate("gpipe", pp=4, microbatches=8),
+        Times(F=1_000_000, I=900_000, W=700_000),
+        p2p_ns=50_000,
+    )
     table = rank_pipeline(classify(rank_events(recipe, 0)), Source("rank0", "kineto", 0, "name"))
     comparison, messages = compare([without_groups(table)])
     assert comparison is None

@@ -1,4 +1,7 @@
-"""Cells a run names itself: what the ranges say is one cell, whatever ran inside; counted on fingers."""
+"""Cells a run names itself: what the ranges say is one cell, whatever ran inside.
+
+Counted on fingers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ def cells(text):
                 "label": LABEL[kind],
                 "node": "MmBackward0" if kind in "DV" else None,
                 "autograd_sequence": number if kind in "FDV" else None,
-                "annotations": " > ".join(f"PP:{name}" for name in path.split(">")) if path else None,
+                "annotations": " > ".join(f"PP:{name}" for name in path.split(">"))
+                if path
+                else None,
                 "launch_ns": index * 10,
                 "start_ns": 1000 + index * 10,
                 "end_ns": 1008 + index * 10,
@@ -35,7 +40,9 @@ def cells(text):
 
 
 def order(text):
-    return " ".join(f"{s}{op}{m}" for s, op, m in cells(text).select("stage", "op", "microbatch").rows())
+    return " ".join(
+        f"{s}{op}{m}" for s, op, m in cells(text).select("stage", "op", "microbatch").rows()
+    )
 
 
 def test_weight_gradients_in_several_engine_calls_are_one_cell():
@@ -83,7 +90,14 @@ def test_weight_gradients_held_back_past_the_range_are_the_backwards():
 
 def test_weight_gradients_nobody_named_are_counted_as_without_ranges():
     result = cells("F1@0F0 F2@0F1 D1@0I0 D2@0I1 L L")
-    assert [f"{op}{pair}" for op, pair in result.select("op", "pair").rows()] == ["F0", "F1", "I0", "I1", "W0", "W1"]
+    assert [f"{op}{pair}" for op, pair in result.select("op", "pair").rows()] == [
+        "F0",
+        "F1",
+        "I0",
+        "I1",
+        "W0",
+        "W1",
+    ]
 
 
 def test_the_same_names_again_are_the_next_iterations():
@@ -94,7 +108,10 @@ def test_the_same_names_again_are_the_next_iterations():
 
 def test_ranges_around_a_part_alone_do_not_decide():
     result = cells("F1@0F0 F2 F3 D3 D2 D1@0B0")
-    assert result.select("op", "start_ns", "end_ns").rows() == [("F", 1000, 1028), ("B", 1030, 1058)]
+    assert result.select("op", "start_ns", "end_ns").rows() == [
+        ("F", 1000, 1028),
+        ("B", 1030, 1058),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +132,9 @@ def test_a_named_block_is_one_where_its_halves_ran_together(launched, ran, block
             "start_ns": [0, ran[0]], "end_ns": [100, ran[1]],
         }
     )  # fmt: skip
-    assert find_partners(chunks, from_ranges=from_ranges).to_list() == ([1, 0] if block else [-1, -1])
+    assert find_partners(chunks, from_ranges=from_ranges).to_list() == (
+        [1, 0] if block else [-1, -1]
+    )
 
 
 def test_a_block_whose_halves_did_not_meet_is_one_where_others_are():

@@ -57,13 +57,20 @@ def test_interleaved_is_named_with_and_without_its_ranges(compare_sample, bare):
 def test_dualpipe_is_named_and_says_that_pairs_ran_apart(compare_sample, bare):
     comparison, notices = compare_sample("dualpipe", bare=bare)
     plan = generate("dualpipe", pp=8, microbatches=20)
-    assert (comparison.name, comparison.pp, comparison.microbatches, comparison.exact) == ("dualpipe", 8, 20, True)
+    assert (comparison.name, comparison.pp, comparison.microbatches, comparison.exact) == (
+        "dualpipe",
+        8,
+        20,
+        True,
+    )
     assert "fb-run-apart" in codes(notices)
     for run_order, order in zip(comparison.head.orders(), plan.ranks, strict=True):
         split = []
         for op in order:  # what the run did: F, then B
             split += (
-                [f"{op.stage}F{op.microbatch}", f"{op.b_stage}B{op.b_microbatch}"] if op.kind == "FB" else [str(op)]
+                [f"{op.stage}F{op.microbatch}", f"{op.b_stage}B{op.b_microbatch}"]
+                if op.kind == "FB"
+                else [str(op)]
             )
         assert run_order == split
     pairs = sum(op.kind == "FB" for order in plan.ranks for op in order)
@@ -74,7 +81,12 @@ def test_dualpipe_is_named_and_says_that_pairs_ran_apart(compare_sample, bare):
 @pytest.mark.parametrize("bare", [False, True])
 def test_nsight_1f1b_without_peers_is_named_by_its_pattern(compare_sample, bare):
     comparison, notices = compare_sample("nsys-1f1b", bare=bare, pattern="*.sqlite")
-    assert (comparison.name, comparison.pp, comparison.microbatches, comparison.exact) == ("1f1b", 4, 8, True)
+    assert (comparison.name, comparison.pp, comparison.microbatches, comparison.exact) == (
+        "1f1b",
+        4,
+        8,
+        True,
+    )
     assert comparison.head.orders() == generate("1f1b", pp=4, microbatches=8).orders()
     assert "stages-from-pattern" in codes(notices) or "peers-unknown" not in codes(notices)
     assert to_plain(schedule_document(comparison))["confidence"] <= 0.95
@@ -88,7 +100,9 @@ def test_recorded_vpp_overlap_comes_back_with_its_lanes(compare_sample, bare):
     assert comparison.exact
     assert len({h.pipeline.ranks for h in comparison.all}) == 2  # two expert-parallel replicas
     steady = comparison.lanes.filter(phase="steady")
-    assert {"ep_dispatch", "ep_combine", "offload", "onload", "pp_comm"} <= set(steady["label"].to_list())
+    assert {"ep_dispatch", "ep_combine", "offload", "onload", "pp_comm"} <= set(
+        steady["label"].to_list()
+    )
 
 
 @pytest.mark.parametrize("name", ["1f1b-noshapes", "vpp-overlap"])
@@ -141,7 +155,9 @@ def test_a_schedule_that_was_not_run_is_held_against_anyway(compare_sample):
 
 def test_an_order_file_can_be_the_ideal(compare_sample, tmp_path):
     file = tmp_path / "mine.txt"
-    file.write_text("\n".join(" ".join(order) for order in generate("1f1b", pp=4, microbatches=8).orders()))
+    file.write_text(
+        "\n".join(" ".join(order) for order in generate("1f1b", pp=4, microbatches=8).orders())
+    )
     comparison, _ = compare_sample("1f1b", schedule=str(file))
     assert (comparison.name, comparison.exact) == ("mine", True)
 
@@ -150,7 +166,9 @@ def test_without_sequence_numbers_order_alone_ties_pairs_and_says_so(samples):
     trace = load(sorted((samples / "1f1b").glob("*.gz")))
     ranks = []
     for rank in trace.ranks:
-        labelled = classify(trace.rank(rank).events).with_columns(autograd_sequence=pl.lit(None, pl.Int64))
+        labelled = classify(trace.rank(rank).events).with_columns(
+            autograd_sequence=pl.lit(None, pl.Int64)
+        )
         ranks.append(rank_pipeline(labelled, trace.rank(rank).source))
     comparison, notices = compare_pipelines(ranks)
     assert (comparison.name, comparison.exact) == ("1f1b", True)
@@ -165,7 +183,9 @@ def test_other_peoples_traces_never_break_it(corpus):
         sorted(corpus.glob("dlrm-8ranks/*.gz"))
     ]:
         trace = load(files)
-        ranks = [rank_pipeline(classify(trace.rank(r).events), trace.rank(r).source) for r in trace.ranks]
+        ranks = [
+            rank_pipeline(classify(trace.rank(r).events), trace.rank(r).source) for r in trace.ranks
+        ]
         comparison, notices = compare_with_options(ranks, what_if=True)
         assert comparison is not None or notices
 
@@ -184,11 +204,14 @@ def test_the_engine_under_what_if_runs_a_real_run_again(sample_ranks, compare_sa
     assert predictor.machine.machines[1].queues == "one"
     # PyTorch's order of messages, which other schedules get, runs this one again as well.
     program = write_program(head.match.schedule, "one")
-    assert predictor.simulate(program, head.match.schedule).makespan == pytest.approx(head.measured_ns, rel=0.05)
+    assert predictor.simulate(program, head.match.schedule).makespan == pytest.approx(
+        head.measured_ns, rel=0.05
+    )
     assert predictor.replay_error < 0.05
     assert predictor.machine.machines[1].eager  # senders are gone before late receivers come
     assert (
-        layers_per_stage(head.pipeline.detail, head.match.schedule.stages).tolist() == [3] * head.match.schedule.stages
+        layers_per_stage(head.pipeline.detail, head.match.schedule.stages).tolist()
+        == [3] * head.match.schedule.stages
     )
 
 
@@ -198,11 +221,19 @@ def test_orders_nobody_wrote_down_are_run_again_as_recorded(sample_ranks, compar
     assert fitted(comparison, sample_ranks(name)).replay_error < 0.08
 
 
-@pytest.mark.parametrize(("name", "waits"), [("meg-recompute", True), ("titan-ac", False), ("ds-pipe", False)])
+@pytest.mark.parametrize(
+    ("name", "waits"), [("meg-recompute", True), ("titan-ac", False), ("ds-pipe", False)]
+)
 def test_runs_limited_by_their_hosts_are_run_again(corpus, name, waits):
-    """Megatron's host stands still until each message is there; those of PyTorch and DeepSpeed run ahead."""
+    """Megatron's host stands still until each message is there.
+
+    Those of PyTorch and DeepSpeed run ahead.
+    """
     trace = load(sorted((corpus.parent / "frameworks" / name).glob("*.gz")))
-    ranks = [rank_pipeline(classify(trace.rank(rank).events), trace.rank(rank).source) for rank in trace.ranks]
+    ranks = [
+        rank_pipeline(classify(trace.rank(rank).events), trace.rank(rank).source)
+        for rank in trace.ranks
+    ]
     comparison, _ = compare_pipelines(ranks)
     predictor = fitted(comparison, ranks)
     assert predictor.replay_error < 0.08
@@ -226,7 +257,16 @@ def test_both_profilers_show_the_same_schedule_cells_and_labels(compare_sample, 
     """The same program (three blocks a stage under one profiler, two under the other) recorded both ways."""
     torch, _ = compare_sample("1f1b")
     nsys, _ = compare_sample("nsys-1f1b", pattern="*.sqlite")
-    same = ("name", "pp", "microbatches", "virtual", "ranks", "exact", "differences", "fb_run_apart")
+    same = (
+        "name",
+        "pp",
+        "microbatches",
+        "virtual",
+        "ranks",
+        "exact",
+        "differences",
+        "fb_run_apart",
+    )
     assert {k: to_plain(schedule_document(torch))[k] for k in same} == {
         k: to_plain(schedule_document(nsys))[k] for k in same
     }
@@ -236,11 +276,15 @@ def test_both_profilers_show_the_same_schedule_cells_and_labels(compare_sample, 
     labels = {}
     for folder, pattern, blocks in (("1f1b", "*.gz", 3), ("nsys-1f1b", "*.sqlite", 2)):
         trace = load(sorted((samples / folder).glob(pattern)))
-        table = pl.concat(classify(trace.rank(r).events).with_columns(rank=pl.lit(r)) for r in trace.ranks)
+        table = pl.concat(
+            classify(trace.rank(r).events).with_columns(rank=pl.lit(r)) for r in trace.ranks
+        )
         matrix = table.filter(pl.col("name").cast(pl.String).str.contains("nvjet|gemm|cutlass"))
         counts = matrix.group_by("rank", "label").len().with_columns(pl.col("len") / blocks)
         kinds = table.select("rank", "label", "pass").unique()
         sends = table.filter(label="pp_comm").group_by("rank").len()
-        labels[folder] = [sorted(t.cast({pl.Enum: pl.String}).rows(), key=str) for t in (counts, kinds, sends)]
+        labels[folder] = [
+            sorted(t.cast({pl.Enum: pl.String}).rows(), key=str) for t in (counts, kinds, sends)
+        ]
     assert labels["1f1b"] == labels["nsys-1f1b"]
     assert labels["1f1b"][0][0] == (0, "dgrad", 32.0)

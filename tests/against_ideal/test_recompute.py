@@ -16,7 +16,12 @@ def test_a_checkpoint_that_differentiates_inside_its_node_is_one_backward():
     """Megatron-Core, 1F1B of eight micro-batches, every layer recomputed: a backward inside each layer's node."""
     analysis = tracekit.analyze(ROOT / "meg-recompute")
     schedule = analysis.to_dict()["schedule"]
-    assert (schedule["name"], schedule["pp"], schedule["microbatches"], schedule["exact"]) == ("1f1b", 4, 8, True)
+    assert (schedule["name"], schedule["pp"], schedule["microbatches"], schedule["exact"]) == (
+        "1f1b",
+        4,
+        8,
+        True,
+    )
     assert not {"step-cut", "pairs-by-order"} & {notice.code for notice in analysis.notices}
     recompute, forward = (analysis.total.label_ns[label] for label in ("recompute", "forward"))
     assert 0.9 < recompute / forward < 1.05

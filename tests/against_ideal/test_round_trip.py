@@ -34,10 +34,15 @@ def test_every_schedule_comes_back(compare_recipe, name):
     assert comparison.name in SAME.get(name, {name})
     assert comparison.exact
     schedule = run_recipe.schedule
-    assert (comparison.microbatches, comparison.virtual) == (schedule.microbatches, schedule.virtual)
+    assert (comparison.microbatches, comparison.virtual) == (
+        schedule.microbatches,
+        schedule.virtual,
+    )
     assert comparison.head.orders() == schedule.orders()
     assert comparison.head.measured_ns == run_recipe.simulation().makespan
-    assert set(comparison.gap_ns) - {"p2p"} == {k for k, ns in comparison.gap_ns.items() if k != "p2p" and ns == 0}
+    assert set(comparison.gap_ns) - {"p2p"} == {
+        k for k, ns in comparison.gap_ns.items() if k != "p2p" and ns == 0
+    }
 
 
 @pytest.mark.parametrize("name", ["zb-h1", "zb-v", "dualpipe", "interleaved-zb"])
@@ -92,8 +97,12 @@ def test_imbalance_comes_back_by_stage(compare_recipe):
 
 
 def test_a_straggling_rank_and_a_slow_cell_are_found(compare_recipe):
-    comparison, _ = compare_recipe(Recipe(PLAN, TIMES, rank_factor={1: 1.3}, slow_cells={(3, "B", 3, 4): 2.0}))
-    assert comparison.factors["stage"][1] / comparison.factors["stage"][0] == pytest.approx(1.3, rel=0.02)
+    comparison, _ = compare_recipe(
+        Recipe(PLAN, TIMES, rank_factor={1: 1.3}, slow_cells={(3, "B", 3, 4): 2.0})
+    )
+    assert comparison.factors["stage"][1] / comparison.factors["stage"][0] == pytest.approx(
+        1.3, rel=0.02
+    )
     slow = comparison.factors["slow_cells"]
     assert [(c["rank"], c["op"], c["microbatch"]) for c in slow] == [(3, "B", 4)]
     assert slow[0]["factor"] == pytest.approx(2.0, rel=0.02)
@@ -113,11 +122,15 @@ def test_jitter_is_variation_and_is_measured(compare_recipe):
     run_recipe = Recipe(generate("1f1b", pp=4, microbatches=32), TIMES, jitter=0.1, seed=3)
     comparison, _ = compare_recipe(run_recipe)
     assert comparison.exact
-    # The median distance from the middle of a normal distribution is 0.6745 of its standard deviation.
+    # The median distance from the middle of a normal distribution is 0.6745 of its standard
+    # deviation.
     assert comparison.factors["spread"] == pytest.approx(0.06745, rel=0.2)
     assert comparison.head.measured_ns == run_recipe.simulation().makespan
     parts = comparison.gap_ns
-    assert parts["imbalance"] + parts["variation"] == comparison.head.measured_ns - comparison.head.ideal_ns
+    assert (
+        parts["imbalance"] + parts["variation"]
+        == comparison.head.measured_ns - comparison.head.ideal_ns
+    )
 
 
 def test_everything_at_once_still_sums_up(compare_recipe):
@@ -187,11 +200,15 @@ MIXED_RUNS = [
     ("1f1b", 3, Mixed(jitter=0.1, p2p_ns=300_000, skew_ns=-5_000_000, slow=2.0, host_ns=100_000)),
     ("gpipe", 3, Mixed(jitter=0.05, p2p_ns=150_000, skew_ns=4_000_000, slow=1.5, host_ns=50_000)),
     ("zb-h1", 3, Mixed(jitter=0.1, p2p_ns=300_000, skew_ns=3_000_000, slow=1.9, host_ns=70_000)),
-    ("interleaved", 2, Mixed(jitter=0.07, p2p_ns=40_000, skew_ns=2_000_000, slow=1.1, host_ns=90_000)),
+    (
+        "interleaved",
+        2,
+        Mixed(jitter=0.07, p2p_ns=40_000, skew_ns=2_000_000, slow=1.1, host_ns=90_000),
+    ),
     ("zb-v", 3, Mixed(jitter=0.1, p2p_ns=300_000, skew_ns=-1_549_065, slow=1.6, host_ns=60_000)),
 ]
-"""Schedule, ranks and what is mixed in. A clock is right, or off by more than a message and its acknowledgement take: a
-smaller skew breaks no bound, and is not found."""
+"""Schedule, ranks and what is mixed in. A clock is right, or off by more than a message and its
+acknowledgement take: a smaller skew breaks no bound, and is not found."""
 
 
 @pytest.mark.parametrize(("name", "pp", "mixed"), MIXED_RUNS)
@@ -214,15 +231,26 @@ def test_whatever_is_mixed_in_the_parts_sum_to_the_gap(compare_recipe, name, pp,
 
 
 @pytest.mark.parametrize(("pp", "skew_ns"), [(2, 1_119_606), (2, -1_119_606), (3, -1_549_065)])
-def test_a_skewed_clock_is_found_where_receives_are_posted_in_another_order_than_the_sends(tmp_path, pp, skew_ns):
-    """Messages of two stages go the same way between the ranks of a V; by their order alone some change partners."""
+def test_a_skewed_clock_is_found_where_receives_are_posted_in_another_order_than_the_sends(
+    tmp_path, pp, skew_ns
+):
+    """Messages of two stages go the same way between the ranks of a V.
+
+    By their order alone some change partners.
+    """
     plan = generate("zb-v", pp=pp, microbatches=2 * pp)
-    run_recipe = Recipe(plan, TIMES, p2p_ns=254_331, skew_ns={1: skew_ns}, stage_factor={1: 2.0}, host_ns=43_462)
+    run_recipe = Recipe(
+        plan, TIMES, p2p_ns=254_331, skew_ns={1: skew_ns}, stage_factor={1: 2.0}, host_ns=43_462
+    )
     write_run(run_recipe, tmp_path)
     analysis = analyze(tmp_path)
-    offset_ns, uncertainty_ns = analysis.clocks.table.filter(rank=1).select("offset_ns", "uncertainty_ns").row(0)
+    offset_ns, uncertainty_ns = (
+        analysis.clocks.table.filter(rank=1).select("offset_ns", "uncertainty_ns").row(0)
+    )
     assert abs(offset_ns - skew_ns) <= uncertainty_ns <= MAX_ACKNOWLEDGE_NS
     assert analysis.schedule.head.measured_ns == run_recipe.simulation().makespan
     matched = analysis.tables["matched"]
-    apart_ns = matched.group_by("match").agg(pl.col("end_ns").max() - pl.col("end_ns").min())["end_ns"]
+    apart_ns = matched.group_by("match").agg(pl.col("end_ns").max() - pl.col("end_ns").min())[
+        "end_ns"
+    ]
     assert set(apart_ns) == {0}

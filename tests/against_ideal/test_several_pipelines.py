@@ -25,7 +25,9 @@ def folder(tmp_path_factory):
     target = tmp_path_factory.mktemp("run")
     schedule = generate("1f1b", pp=2, microbatches=4)
     write_run(Recipe(schedule, replicas=2, ep_ns=0), target, ranks=[0, 2])
-    write_run(Recipe(schedule, replicas=2, ep_ns=0, stage_factor={0: 1.5, 1: 1.5}), target, ranks=[1, 3])
+    write_run(
+        Recipe(schedule, replicas=2, ep_ns=0, stage_factor={0: 1.5, 1: 1.5}), target, ranks=[1, 3]
+    )
     return target
 
 
@@ -64,4 +66,6 @@ def test_pipelines_that_tie_are_alike(analysis):
     comparison = analysis.schedule
     same = [structs.replace(step, pipeline=replace(step.pipeline, ranks=ranks)) for step, ranks in
             ((comparison.head, comparison.head.pipeline.ranks), (comparison.head, (0, 2)))]  # fmt: skip
-    assert describe_choice(structs.replace(comparison, all=tuple(same))).endswith(" (of 0 and 1), both alike")
+    assert describe_choice(structs.replace(comparison, all=tuple(same))).endswith(
+        " (of 0 and 1), both alike"
+    )

@@ -6,12 +6,23 @@ import numpy as np
 import polars as pl
 
 from tests import kept
-from tracekit.against_ideal.replay import CellGraph, measure_slowdown, pipeline_slowdown, replay_cells
+from tracekit.against_ideal.replay import (
+    CellGraph,
+    measure_slowdown,
+    pipeline_slowdown,
+    replay_cells,
+)
 
 
 def test_a_step_ends_with_its_last_cell_on_any_lane() -> None:
-    # Two stages and one micro-batch: F on stage 0, F and B on stage 1, B on stage 0, one after the other.
-    columns = {"position": [0, 0, 1, 1], "op": ["F", "B", "F", "B"], "stage": [0, 0, 1, 1], "microbatch": [0] * 4}
+    # Two stages and one micro-batch: F on stage 0, F and B on stage 1, B on stage 0, one after the
+    # other.
+    columns = {
+        "position": [0, 0, 1, 1],
+        "op": ["F", "B", "F", "B"],
+        "stage": [0, 0, 1, 1],
+        "microbatch": [0] * 4,
+    }
     none = pl.lit(None, pl.Int32)
     graph = CellGraph.of(pl.DataFrame(columns).with_columns(b_stage=none, b_microbatch=none))
     durations = np.array([[1.0, 1.0], [2.0, 5.0], [1.0, 1.0], [2.0, 2.0]])
@@ -24,7 +35,9 @@ def test_a_slow_rank_explains_the_whole_slowdown() -> None:
     durations = np.array([[1.0, 1.0], [1.0, 1.0], [1.0, 4.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
     usual = np.ones_like(durations)
     rank = np.repeat(np.array([0, 1, 2, 0, 1, 2])[:, None], 2, axis=1)
-    slowdown = measure_slowdown(lambda ns: ns[:3].max(axis=0) + ns[3:].max(axis=0), durations, usual, {"rank": rank})
+    slowdown = measure_slowdown(
+        lambda ns: ns[:3].max(axis=0) + ns[3:].max(axis=0), durations, usual, {"rank": rank}
+    )
     assert slowdown.step_ratios == [1.0, 2.5]
     assert slowdown.ratio == 1.75  # (2 + 5) / (2 + 2)
     assert [(part.name, part.alone, part.explains) for part in slowdown.groups] == [

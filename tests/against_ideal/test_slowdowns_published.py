@@ -13,7 +13,8 @@ from tracekit.against_ideal.replay import measure_slowdown, replay_group
 
 FOLDER = Path(os.environ.get("TRACEKIT_CORPUS", "")) / "public/bytedance-stragglers"
 pytestmark = pytest.mark.skipif(
-    not os.environ.get("TRACEKIT_CORPUS") or not FOLDER.is_dir(), reason="set TRACEKIT_CORPUS to the folder of traces"
+    not os.environ.get("TRACEKIT_CORPUS") or not FOLDER.is_dir(),
+    reason="set TRACEKIT_CORPUS to the folder of traces",
 )
 TOLERANCE = 0.02
 
@@ -24,29 +25,42 @@ def job(request: pytest.FixtureRequest) -> Job:
 
 
 def test_slowdowns_match_the_published_ones(job: Job) -> None:
-    result = measure_slowdown(job.graph.step_times, job.durations, job.usual, groups_of(job), min_ratio=1.0)
+    result = measure_slowdown(
+        job.graph.step_times, job.durations, job.usual, groups_of(job), min_ratio=1.0
+    )
     assert result.ratio == pytest.approx(job.published["blocking_slowdown"], rel=TOLERANCE)
     by_step = job.published["blocking_step_slowdown"]
     assert sorted(result.step_ratios) == pytest.approx(sorted(by_step.values()), rel=TOLERANCE)
     for by in ("optype", "stage", "dp_rank"):
         published = job.published[f"blocking_decompose_by_{by}"]
         computed = {str(part.name): part.alone for part in result.groups if part.by == by}
-        assert computed == pytest.approx({str(name): value for name, value in published.items()}, rel=TOLERANCE), by
+        assert computed == pytest.approx(
+            {str(name): value for name, value in published.items()}, rel=TOLERANCE
+        ), by
 
 
 def test_worst_workers_and_the_last_stage_explain_what_was_published(job: Job) -> None:
-    result = measure_slowdown(job.graph.step_times, job.durations, job.usual, groups_of(job), min_ratio=1.0)
+    result = measure_slowdown(
+        job.graph.step_times, job.durations, job.usual, groups_of(job), min_ratio=1.0
+    )
     alone = {(part.by, part.name): part.alone for part in result.groups}
 
     def score(rank: float) -> float:
         row, lane = (index[0] for index in np.nonzero(job.rank == rank))
-        return min(alone["dp_rank", int(job.replica[row, lane])], alone["stage", int(job.stage[row])])
+        return min(
+            alone["dp_rank", int(job.replica[row, lane])], alone["stage", int(job.stage[row])]
+        )
 
     ranks = np.unique(job.rank).tolist()
-    worst = sorted(ranks, key=lambda rank: (score(rank), -rank), reverse=True)[: -(-len(ranks) * 3 // 100)]
+    worst = sorted(ranks, key=lambda rank: (score(rank), -rank), reverse=True)[
+        : -(-len(ranks) * 3 // 100)
+    ]
     cases = [
         (np.isin(job.rank, worst), job.workers),
-        (np.repeat((job.stage == job.stage.max())[:, None], len(job.lane_step), axis=1), job.last_stage),
+        (
+            np.repeat((job.stage == job.stage.max())[:, None], len(job.lane_step), axis=1),
+            job.last_stage,
+        ),
     ]
     for selected, published in cases:
         only, without = replay_group(job.graph.step_times, job.durations, job.usual, selected)

@@ -24,7 +24,10 @@ PIPELINES = 6
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """Six pipelines of two ranks and two steps; pipelines 1 and 4 run another schedule, and 5 is slower."""
+    """Six pipelines of two ranks and two steps.
+
+    Pipelines 1 and 4 run another schedule, and 5 is slower.
+    """
     target = tmp_path_factory.mktemp("run")
     for number in range(PIPELINES):
         plan = generate("gpipe" if number in (1, 4) else "1f1b", pp=2, microbatches=4)

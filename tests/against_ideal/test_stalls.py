@@ -30,7 +30,9 @@ def table(rows):
         }
         for index, (label, launch, start, end, number, p2p, step) in enumerate(rows)
     ]
-    frame = pl.DataFrame(kernels, infer_schema_length=None).with_columns(pl.col("label").cast(LABELLED["label"]))
+    frame = pl.DataFrame(kernels, infer_schema_length=None).with_columns(
+        pl.col("label").cast(LABELLED["label"])
+    )
     return conform(frame, LABELLED)
 
 
@@ -40,7 +42,9 @@ def stalls(rows, *, around=None):
     by_cause = {}
     for cause, part in result.stalls.group_by(pl.col("cause").cast(pl.String)):
         merged = union(part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
-        by_cause[cause[0]] = [(a // 1000, b // 1000) for a, b in zip(merged.start_ns, merged.end_ns, strict=True)]
+        by_cause[cause[0]] = [
+            (a // 1000, b // 1000) for a, b in zip(merged.start_ns, merged.end_ns, strict=True)
+        ]
     return by_cause
 
 
@@ -50,7 +54,10 @@ def kernel(launch, start, end, *, label="forward", number=1, p2p=None, step=0):
 
 def test_an_idle_gpu_whose_next_kernel_comes_late_waits_for_its_host_until_it_starts():
     rows = [kernel(0, 10, 100), kernel(150, 170, 200), kernel(160, 200, 300, label="dgrad")]
-    assert stalls(rows)["host"] == [(-280, 10), (100, 170)]  # the step's length before its first kernel, and the gap
+    assert stalls(rows)["host"] == [
+        (-280, 10),
+        (100, 170),
+    ]  # the step's length before its first kernel, and the gap
 
 
 def test_a_kernel_launched_just_before_the_gap_could_not_start_before_its_launch_arrived():
@@ -80,7 +87,10 @@ def test_a_short_breath_after_a_message_is_the_messages():
 
 
 def pipeline(*, late, launched=True):
-    """Two ranks, one micro-batch; the second rank's host begins its step so many µs after its input was there."""
+    """Two ranks, one micro-batch.
+
+    The second rank's host begins its step so many µs after its input was there.
+    """
     first = [
         kernel(0, 10, 1010),
         kernel(5, 1010, 1020, label="pp_comm", number=None, p2p="send:1"),
@@ -89,12 +99,29 @@ def pipeline(*, late, launched=True):
     ]
     index = 1010 + late
     second = [
-        kernel(index if launched else None, index, index + 30, label="pp_comm", number=None, p2p="recv:0"),
+        kernel(
+            index if launched else None,
+            index,
+            index + 30,
+            label="pp_comm",
+            number=None,
+            p2p="recv:0",
+        ),
         kernel(index + 1 if launched else None, index + 30, index + 1030),
         kernel(index + 2 if launched else None, index + 1030, index + 2030, label="dgrad"),
-        kernel(index + 3 if launched else None, index + 2030, index + 2130, label="pp_comm", number=None, p2p="send:0"),
+        kernel(
+            index + 3 if launched else None,
+            index + 2030,
+            index + 2130,
+            label="pp_comm",
+            number=None,
+            p2p="send:0",
+        ),
     ]
-    ranks = [rank_pipeline(table(rows), Source("x", "kineto", r, "name")) for r, rows in enumerate((first, second))]
+    ranks = [
+        rank_pipeline(table(rows), Source("x", "kineto", r, "name"))
+        for r, rows in enumerate((first, second))
+    ]
     return compare_pipelines(ranks)
 
 
@@ -106,12 +133,17 @@ def test_a_rank_that_begins_its_step_late_is_held_up_by_its_host(late):
     assert result.gap_ns["unexplained"] == 0
     messages = [n.message for n in notices if n.code == "late-start"]
     assert messages == (
-        ["step 0: rank 1 began 0.7 ms late: its host had not launched anything (counted as host)"] if late else []
+        ["step 0: rank 1 began 0.7 ms late: its host had not launched anything (counted as host)"]
+        if late
+        else []
     )
 
 
 def test_without_launches_a_late_start_stays_unexplained_and_the_gap_is_not_split():
-    """More than a tenth of the makespan is unexplained; the order is exactly a schedule's all the same."""
+    """More than a tenth of the makespan is unexplained.
+
+    The order is exactly a schedule's all the same.
+    """
     result, notices = pipeline(late=700, launched=False)
     assert result.exact
     assert result.gap_ns is None

@@ -16,7 +16,9 @@ FOLDER = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere")) / "public/bytedance-
 AGREEMENT = 0.02
 
 
-def write_timeline(path, *, name="1f1b", pp=3, microbatches=5, times=None, replicas=2, steps=(4, 7)):
+def write_timeline(
+    path, *, name="1f1b", pp=3, microbatches=5, times=None, replicas=2, steps=(4, 7)
+):
     """A timeline of a simulated schedule in µs; messages lie between the cells that they join."""
     times = times or Times(F=100, B=200, P2P=10)
     simulation = simulate(generate(name, pp=pp, microbatches=microbatches), times)
@@ -26,7 +28,9 @@ def write_timeline(path, *, name="1f1b", pp=3, microbatches=5, times=None, repli
         for rank in range(pp):
             for tid, kind in ((2 * rank, "compute"), (2 * rank + 1, "pp-comm")):
                 thread = {"name": f"PP rank {rank}, TP rank 0, {kind}"}
-                events.append({"name": "thread_name", "pid": replica, "tid": tid, "ph": "M", "args": thread})
+                events.append(
+                    {"name": "thread_name", "pid": replica, "tid": tid, "ph": "M", "args": thread}
+                )
         for number, step in enumerate(steps):
             origin = 100_000 * number
             for cell in cells:
@@ -36,7 +40,14 @@ def write_timeline(path, *, name="1f1b", pp=3, microbatches=5, times=None, repli
                 args = {"step": step, "model_chunk": 0, "mb_id": microbatch, "seq_id": microbatch}
                 start, end = origin + cell["start"], origin + cell["end"]
                 events.append(
-                    {"name": f"{kind}-compute", "tid": 2 * rank, "ts": start, "dur": end - start, "args": args, **place}
+                    {
+                        "name": f"{kind}-compute",
+                        "tid": 2 * rank,
+                        "ts": start,
+                        "dur": end - start,
+                        "args": args,
+                        **place,
+                    }
                 )
                 if rank != last:
                     peer = rank + (1 if kind == "forward" else -1)
@@ -60,7 +71,12 @@ def test_a_simulated_timeline_is_its_own_ideal_of_averages(tmp_path):
     simulation = write_timeline(tmp_path / "timeline.json")
     done = compare_timeline(tmp_path / "timeline.json")
     comparison = done.comparison
-    assert (comparison.name, comparison.exact, comparison.pp, comparison.microbatches) == ("1f1b", True, 3, 5)
+    assert (comparison.name, comparison.exact, comparison.pp, comparison.microbatches) == (
+        "1f1b",
+        True,
+        3,
+        5,
+    )
     assert comparison.pipelines == ((0, 1, 2), (3, 4, 5))
     assert len(comparison.all) == 4
     assert comparison.head.measured_ns == simulation.makespan * 1000
@@ -96,19 +112,28 @@ def test_several_chunks_per_rank_are_refused(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="set TRACEKIT_CORPUS to the folder of traces")
-@pytest.mark.parametrize(("job", "stages", "microbatches", "replicas"), [("ST", 4, 4, 2), ("SE", 2, 8, 32)])
+@pytest.mark.parametrize(
+    ("job", "stages", "microbatches", "replicas"), [("ST", 4, 4, 2), ("SE", 2, 8, 32)]
+)
 def test_published_ideals_are_repeated_from_the_same_input(job, stages, microbatches, replicas):
     done = compare_timeline(FOLDER / f"timeline-{job}.json.gz")
     published = compare_timeline(FOLDER / f"ideal-timeline-{job}.json.gz")
     comparison = done.comparison
     assert (comparison.name, comparison.exact) == ("1f1b", True)
-    assert (comparison.pp, comparison.microbatches, len(comparison.pipelines)) == (stages, microbatches, replicas)
+    assert (comparison.pp, comparison.microbatches, len(comparison.pipelines)) == (
+        stages,
+        microbatches,
+        replicas,
+    )
     theirs_ns = {step.measured_ns for step in published.comparison.all}
-    assert max(theirs_ns) - min(theirs_ns) < 10_000  # all steps of all replicas are alike, but for rounding
+    assert (
+        max(theirs_ns) - min(theirs_ns) < 10_000
+    )  # all steps of all replicas are alike, but for rounding
     assert abs(done.average_ideal_ns / max(theirs_ns) - 1) < AGREEMENT
     # Simulated with the very averages of their ideal, nothing is left of the difference.
     assert abs(published.average_ideal_ns / max(theirs_ns) - 1) < 1e-4
-    # Where micro-batches differ so much that the typical ones take longer than the run, there is no gap to split.
+    # Where micro-batches differ so much that the typical ones take longer than the run, there is no
+    # gap to split.
     split = [step for step in comparison.all if step.gap_ns is not None]
     assert len(split) > 0.95 * len(comparison.all)
     for step in split:

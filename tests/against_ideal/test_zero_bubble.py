@@ -65,9 +65,16 @@ class Rank:
         first = self.first[stage, microbatch]
         walk = [first + k for k in reversed(range(LAYERS - 1))]
         inputs = [("dgrad", n, f"d{n - first}") for n in walk]
-        # One engine call for every parameter, the lowest number first, each with a sum outside the engine before it.
-        weights = [w for n in reversed(walk) for w in (("wgrad", None, "add"), ("wgrad", n, f"w{n - first}"))]
-        whole = [k for n in walk for k in (("dgrad", n, f"d{n - first}"), ("wgrad", n, f"w{n - first}"))]
+        # One engine call for every parameter, the lowest number first, each with a sum outside the
+        # engine before it.
+        weights = [
+            w
+            for n in reversed(walk)
+            for w in (("wgrad", None, "add"), ("wgrad", n, f"w{n - first}"))
+        ]
+        whole = [
+            k for n in walk for k in (("dgrad", n, f"d{n - first}"), ("wgrad", n, f"w{n - first}"))
+        ]
         if stage == 0 and kind == "I":
             return
         if stage == 0 or kind == "I":
@@ -80,7 +87,9 @@ class Rank:
 def run(name, *, pp, microbatches, ranges):
     schedule = generate(name, pp=pp, microbatches=microbatches)
     ranks = []
-    for rank, cells in simulate(schedule).cells.sort("rank", "start").group_by("rank", maintain_order=True):
+    for rank, cells in (
+        simulate(schedule).cells.sort("rank", "start").group_by("rank", maintain_order=True)
+    ):
         recorded = Rank(schedule, rank[0], ranges=ranges)
         for cell in cells.iter_rows(named=True):
             start, end = int(cell["start"] * NS), int(cell["end"] * NS)
@@ -93,17 +102,28 @@ def run(name, *, pp, microbatches, ranges):
 
 def fused_on_the_first_stage(order):
     """What such a run shows: on stage 0 nothing under I, and all of the backward under W."""
-    return [op.replace("0W", "0B") if op.startswith("0W") else op for op in order if not op.startswith("0I")]
+    return [
+        op.replace("0W", "0B") if op.startswith("0W") else op
+        for op in order
+        if not op.startswith("0I")
+    ]
 
 
 @pytest.mark.parametrize("ranges", [False, True])
 @pytest.mark.parametrize(
-    ("name", "pp", "microbatches"), [("zb-v", 4, 8), ("interleaved-zb", 4, 8), ("zb-h1", 3, 6), ("zb-v", 2, 5)]
+    ("name", "pp", "microbatches"),
+    [("zb-v", 4, 8), ("interleaved-zb", 4, 8), ("zb-h1", 3, 6), ("zb-v", 2, 5)],
 )
 def test_it_comes_back_whole(name, pp, microbatches, ranges):
     schedule, comparison, codes = run(name, pp=pp, microbatches=microbatches, ranges=ranges)
-    assert (comparison.name, comparison.exact, comparison.microbatches) == (name, True, microbatches)
-    assert comparison.head.orders() == [fused_on_the_first_stage(order) for order in schedule.orders()]
+    assert (comparison.name, comparison.exact, comparison.microbatches) == (
+        name,
+        True,
+        microbatches,
+    )
+    assert comparison.head.orders() == [
+        fused_on_the_first_stage(order) for order in schedule.orders()
+    ]
     assert "backward-fused" in codes
     assert "weights-counted" not in codes
     assert comparison.head.pipeline.stages_from == ("annotations" if ranges else "messages")

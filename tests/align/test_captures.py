@@ -53,13 +53,16 @@ def matched(folder):
 def operations_of(folder):
     reports = sorted(folder.glob("rank*.sqlite"))  # a folder may hold their export to Parquet too
     ranks = [labelled_of(path) for path in reports or [folder]]
-    tables = [operations(table, Lanes.of(table)) for by_rank in ranks for table, _ in by_rank.values()]
+    tables = [
+        operations(table, Lanes.of(table)) for by_rank in ranks for table, _ in by_rank.values()
+    ]
     return pl.concat(tables).sort("rank", maintain_order=True)
 
 
 def changed(table, rank, change):
     times = [
-        pl.when(pl.col("rank") == rank).then(change(pl.col(c))).otherwise(c).alias(c) for c in ("start_ns", "end_ns")
+        pl.when(pl.col("rank") == rank).then(change(pl.col(c))).otherwise(c).alias(c)
+        for c in ("start_ns", "end_ns")
     ]
     return table.with_columns(times)
 
@@ -69,9 +72,14 @@ def ranks_of(table):
 
 
 def fastest(table, rank):
-    """The fastest transfer between *rank* and another, start of send to end of receive; no less than 0.1 ms."""
+    """The fastest transfer between *rank* and another, start of send to end of receive.
+
+    No less than 0.1 ms.
+    """
     compared = Compared.of(table)
-    each = compared.table(*compared.pairs()).filter((pl.col("low") == rank) | (pl.col("high") == rank))
+    each = compared.table(*compared.pairs()).filter(
+        (pl.col("low") == rank) | (pl.col("high") == rank)
+    )
     least = [*each.filter("is_most")["most_ns"], *(-each.filter("is_least")["least_ns"])]
     durations = table.filter(pl.col("rank") == rank)["transfer_ns"]
     return max(min(least), 100_000) if least else durations.min()
@@ -91,13 +99,19 @@ def test_a_shifted_clock_is_found_or_within_the_uncertainty(members, shift_ms):
     for rank in ranks[1:]:
         clocks = align(changed(members, rank, lambda time: time + shift), ranks)
         row = clocks.table.filter(rank=rank).row(0, named=True)
-        assert row["uncertainty_ns"] is None or abs(row["offset_ns"] - shift) <= row["uncertainty_ns"]
+        assert (
+            row["uncertainty_ns"] is None or abs(row["offset_ns"] - shift) <= row["uncertainty_ns"]
+        )
 
 
 def match_sets(operations):
     """The members of each match, as events of ranks; of a message with its direction."""
-    members = match(operations).members.group_by("match").agg(pl.struct("rank", "id", "sends", "peer"))
-    return {frozenset(tuple(member.values()) for member in match) for match in members["rank"].to_list()}
+    members = (
+        match(operations).members.group_by("match").agg(pl.struct("rank", "id", "sends", "peer"))
+    )
+    return {
+        frozenset(tuple(member.values()) for member in match) for match in members["rank"].to_list()
+    }
 
 
 REMOVED = [(SAMPLES / "overlapped", True), (SAMPLES / "router", True), (SAMPLES / "1f1b", False),
@@ -106,16 +120,24 @@ REMOVED = [(SAMPLES / "overlapped", True), (SAMPLES / "router", True), (SAMPLES 
            (CORPUS / "frameworks/ds-pipe", False)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("folder", "is_clear"), REMOVED, ids=lambda value: getattr(value, "name", None))
+@pytest.mark.parametrize(
+    ("folder", "is_clear"), REMOVED, ids=lambda value: getattr(value, "name", None)
+)
 def test_without_one_event_the_others_keep_their_partners_or_have_none(folder, is_clear):
-    """Every 9th operation is removed in turn, also from the host's calls; sizes and times tell which one is missing."""
+    """Every 9th operation is removed in turn, also from the host's calls.
+
+    Sizes and times tell which one is missing.
+    """
     if not folder.is_dir():
         pytest.skip("TRACEKIT_CORPUS is not set: the captures are not in this repository")
     operations = operations_of(folder)
     complete = match_sets(operations)
     for row in range(0, len(operations), 9):
         event = operations.row(row, named=True)
-        kept = {frozenset(m for m in match if m[:2] != (event["rank"], event["id"])) for match in complete}
+        kept = {
+            frozenset(m for m in match if m[:2] != (event["rank"], event["id"]))
+            for match in complete
+        }
         others = {match for match in kept if len({member[0] for member in match}) > 1}
         remaining = match_sets(operations.filter(pl.int_range(pl.len()) != row))
         if is_clear:
@@ -131,7 +153,10 @@ LOST = [*(SAMPLES / name for name in ("1f1b", "interleaved", "steps/straggler", 
 
 @pytest.mark.parametrize("folder", LOST, ids=lambda path: path.name)
 def test_a_kernel_that_was_not_recorded_changes_no_other_match(folder):
-    """Communication kernels are removed from the recording in turn; the host's calls say which operation they were."""
+    """Communication kernels are removed from the recording in turn.
+
+    The host's calls say which operation they were.
+    """
     if not folder.is_dir():
         pytest.skip("TRACEKIT_CORPUS is not set: the captures are not in this repository")
     parts = {part.source.rank: part for ref in find([str(folder)])[0] for part in read_ref(ref)}
@@ -148,13 +173,16 @@ def test_a_kernel_that_was_not_recorded_changes_no_other_match(folder):
 
 @pytest.mark.parametrize("name", ["1f1b", "overlapped"])
 def test_two_ranks_that_each_lack_another_kernel_keep_all_other_matches(name):
-    parts = {part.source.rank: part for ref in find([str(SAMPLES / name)])[0] for part in read_ref(ref)}
+    parts = {
+        part.source.rank: part for ref in find([str(SAMPLES / name)])[0] for part in read_ref(ref)
+    }
     operations_of_rank = {rank: operations_with_lost(part.events) for rank, part in parts.items()}
     complete = match_sets(pl.concat(operations_of_rank.values()))
     (first, *_), (*_, second) = (operations_of_rank[rank]["id"][2:9] for rank in (1, 2))
     removed = {1: first, 2: second}
     less = {
-        rank: operations_with_lost(parts[rank].events.filter(pl.col("id") != event)) for rank, event in removed.items()
+        rank: operations_with_lost(parts[rank].events.filter(pl.col("id") != event))
+        for rank, event in removed.items()
     }
     kept = {frozenset(m for m in match if m[1] != removed.get(m[0])) for match in complete}
     remaining = match_sets(pl.concat((operations_of_rank | less).values()))
@@ -163,21 +191,36 @@ def test_two_ranks_that_each_lack_another_kernel_keep_all_other_matches(name):
 
 def operations_with_lost(events):
     tables = [classify(events), classify_lost_kernels(events)]
-    return pl.concat([operations(table, Lanes.of(table)) for table in tables]).filter(pl.col("step").is_not_null())
+    return pl.concat([operations(table, Lanes.of(table)) for table in tables]).filter(
+        pl.col("step").is_not_null()
+    )
 
 
 def kernels_in_steps(path):
     """Start, duration and group of the file's NCCL kernels that were launched within a step."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     steps = [
-        (e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == "user_annotation" and "Step#" in e["name"]
+        (e["ts"], e["ts"] + e["dur"])
+        for e in events
+        if e.get("cat") == "user_annotation" and "Step#" in e["name"]
     ]
-    launch = {e["args"].get("correlation"): e["ts"] for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")}
-    for event in sorted((e for e in events if e.get("cat") == "kernel" and "nccl" in e["name"]), key=lambda e: e["ts"]):
+    launch = {
+        e["args"].get("correlation"): e["ts"]
+        for e in events
+        if e.get("cat") in ("cuda_runtime", "cuda_driver")
+    }
+    for event in sorted(
+        (e for e in events if e.get("cat") == "kernel" and "nccl" in e["name"]),
+        key=lambda e: e["ts"],
+    ):
         args = event["args"]
         launched = launch.get(args.get("correlation"), -1)
         if any(start <= launched <= end for start, end in steps):
-            yield event["ts"], event["dur"], (args.get("Collective name"), args.get("Process Group Name"))
+            yield (
+                event["ts"],
+                event["dur"],
+                (args.get("Collective name"), args.get("Process Group Name")),
+            )
 
 
 @pytest.mark.parametrize("name", ["titan-fsdp", "slow-ddp", "once-ddp", "varlen-ddp", "fp8-fsdp"])
@@ -219,7 +262,9 @@ def test_a_drifting_rank_is_found_to_within_the_fastest_transfer(members):
     count = members["match"].max() + 1
     longer = pl.concat(
         [
-            members.with_columns(pl.col("match") + n * count, pl.col("start_ns", "end_ns") + n * ROUND_NS)
+            members.with_columns(
+                pl.col("match") + n * count, pl.col("start_ns", "end_ns") + n * ROUND_NS
+            )
             for n in range(ROUNDS)
         ]
     )
@@ -227,7 +272,9 @@ def test_a_drifting_rank_is_found_to_within_the_fastest_transfer(members):
     straight = align(longer, ranks).table
     assert (straight["offset_ns"].abs() <= straight["uncertainty_ns"]).all()
     rank = ranks[len(ranks) // 2]
-    drifted = changed(longer, rank, lambda time: time + ((time - first) * DRIFT).round().cast(pl.Int64) + SHIFT_NS)
+    drifted = changed(
+        longer, rank, lambda time: time + ((time - first) * DRIFT).round().cast(pl.Int64) + SHIFT_NS
+    )
     back = align(drifted, ranks).align(drifted, "end_ns")
     off = (back["end_ns"] - longer["end_ns"]).filter(longer["rank"] == rank).abs().max()
     assert off <= fastest(members, rank)

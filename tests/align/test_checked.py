@@ -1,4 +1,7 @@
-"""Recordings whose waits and clocks were worked out independently from the files; all of one host, so offsets are 0."""
+"""Recordings whose waits and clocks were worked out independently from the files.
+
+All of one host, so offsets are 0.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def codes(analysis):
 
 
 def test_a_kernel_without_args_is_matched_by_its_hosts_record():
-    """Rank 5 of eight has one of 96 exchanges without args; all of them are known from all sides."""
+    """Rank 5 of eight has one of 96 exchanges without args.
+
+    All of them are known from all sides.
+    """
     analysis = analysed("meg-kimi")
     operations = analysis.tables["operations"]
     exchanges = operations.filter(pl.col("what").str.starts_with("all_to_all"))
@@ -42,7 +48,10 @@ def test_a_kernel_without_args_is_matched_by_its_hosts_record():
 
 
 def test_ranks_that_take_turns_on_one_gpu_keep_their_clocks():
-    """Four ranks recorded 96 collectives of the same sizes; no collective contradicts equal clocks."""
+    """Four ranks recorded 96 collectives of the same sizes.
+
+    No collective contradicts equal clocks.
+    """
     analysis = analysed("ep")
     assert set(analysis.clocks.offset_ns.values()) == {0}
     assert "uneven-operations" not in codes(analysis)

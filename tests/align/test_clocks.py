@@ -28,14 +28,20 @@ MS = 1_000_000
 
 def members(rows, **common):
     """Members from (match, rank, sends, start, end)."""
-    made = [dict(zip(("match", "rank", "sends", "start_ns", "end_ns"), row, strict=True)) for row in rows]
-    return conform(pl.DataFrame(made, infer_schema_length=None).with_columns(**common), MEMBERS).sort(
-        "match", "rank", maintain_order=True
-    )
+    made = [
+        dict(zip(("match", "rank", "sends", "start_ns", "end_ns"), row, strict=True))
+        for row in rows
+    ]
+    return conform(
+        pl.DataFrame(made, infer_schema_length=None).with_columns(**common), MEMBERS
+    ).sort("match", "rank", maintain_order=True)
 
 
 def collectives(rows):
-    return members([(match, rank, None, start, end) for match, rank, start, end in rows], what=pl.lit("all_reduce"))
+    return members(
+        [(match, rank, None, start, end) for match, rank, start, end in rows],
+        what=pl.lit("all_reduce"),
+    )
 
 
 def messages(rows):
@@ -83,7 +89,12 @@ def test_drift_comes_back():
 
 
 def test_equal_clocks_are_left_alone():
-    assert align(clocked([0, 0, 0, 0], noise=3_000), range(4)).table["offset_ns"].to_list() == [0, 0, 0, 0]
+    assert align(clocked([0, 0, 0, 0], noise=3_000), range(4)).table["offset_ns"].to_list() == [
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_scattered_ends_move_no_clock():
@@ -102,10 +113,19 @@ def test_a_chain_of_messages_aligns_its_far_end():
     """Rank 0 talks to 1, 1 to 2: both directions, receivers 20 µs late, rank 2's clock 3 ms ahead of 1's."""
     offset = {0: 0, 1: 1_000_000, 2: 4_000_000}
     rows = []
-    for n, (a, b) in enumerate(itertools.chain.from_iterable([[(0, 1), (1, 0), (1, 2), (2, 1)]] * 12)):
+    for n, (a, b) in enumerate(
+        itertools.chain.from_iterable([[(0, 1), (1, 0), (1, 2), (2, 1)]] * 12)
+    ):
         end = 10 * MS * n
         rows.append(
-            (a, b, end - 30_000 + offset[a], end + offset[a], end - 30_000 + offset[b], end + 20_000 + offset[b])
+            (
+                a,
+                b,
+                end - 30_000 + offset[a],
+                end + offset[a],
+                end - 30_000 + offset[b],
+                end + 20_000 + offset[b],
+            )
         )
     assert align(messages(rows), range(3)).table["offset_ns"].to_list() == [0, 1_000_000, 4_000_000]
 
@@ -115,7 +135,12 @@ def test_a_chain_of_messages_aligns_its_far_end():
 
 def test_the_fastest_message_of_each_direction_gives_the_offset():
     """Forward 30 at best, backward 10: the clocks differ by 10 (and by 20 µs more where the send began)."""
-    rows = [(0, 1, 0, 5, 100, 135), (0, 1, 200, 205, 300, 390), (1, 0, 400, 405, 300, 315), (1, 0, 600, 605, 400, 690)]
+    rows = [
+        (0, 1, 0, 5, 100, 135),
+        (0, 1, 200, 205, 300, 390),
+        (1, 0, 400, 405, 300, 315),
+        (1, 0, 600, 605, 400, 690),
+    ]
     pair = find_clock_bounds(shifted(messages(rows), 1, 100_000))
     assert pair == [ClockBounds(0, 1, 5, (100_130 - -100_090) // 2, 400 + 100_000 - 315, 100_135)]
     assert align(shifted(messages(rows), 1, 100_000), [0, 1]).offset_ns == {0: 0, 1: 100_110}
@@ -133,34 +158,54 @@ ROUND_TRIP = [(0, 1, 0, 10, 0, 60), (1, 0, 80, 90, 0, 120)]
 
 @pytest.mark.parametrize(("shift", "stays"), [(-60, True), (-61, False), (40, True), (41, False)])
 def test_a_clock_is_moved_from_the_first_nanosecond_that_breaks_a_bound(shift, stays):
-    """Sent from 0, received till 60; sent back from 80, received till 120; other messages share their kernels."""
+    """Sent from 0, received till 60; sent back from 80, received till 120.
+
+    Other messages share their kernels.
+    """
     table = shifted(messages(ROUND_TRIP).with_columns(messages=pl.lit(2, pl.Int64)), 1, shift)
     assert (align(table, [0, 1]).offset_ns[1] == 0) is stays
 
 
-@pytest.mark.parametrize(("late", "stays"), [(MAX_ACKNOWLEDGE_NS, True), (MAX_ACKNOWLEDGE_NS + 1, False)])
+@pytest.mark.parametrize(
+    ("late", "stays"), [(MAX_ACKNOWLEDGE_NS, True), (MAX_ACKNOWLEDGE_NS + 1, False)]
+)
 def test_a_receive_ends_no_earlier_than_its_send_but_for_the_acknowledgement(late, stays):
     rows = [(0, 1, 0, 90_000, 0, 90_000 - late), (1, 0, 100_000, 190_000, 0, 190_000 + late)]
     assert (align(messages(rows), [0, 1]).offset_ns[1] == 0) is stays
 
 
 def test_messages_of_one_direction_move_a_clock_only_where_they_must():
-    rows = [(0, 1, 10_000 * n, 10_000 * n + 5_000, 10_000 * n, 10_000 * n + 5_900) for n in range(9)]
+    rows = [
+        (0, 1, 10_000 * n, 10_000 * n + 5_000, 10_000 * n, 10_000 * n + 5_900) for n in range(9)
+    ]
     assert align(messages(rows), [0, 1]).offset_ns == {0: 0, 1: 0}
-    assert align(shifted(messages(rows), 1, 8 * MS), [0, 1]).offset_ns == {0: 0, 1: 0}  # or the receiver was late
+    assert align(shifted(messages(rows), 1, 8 * MS), [0, 1]).offset_ns == {
+        0: 0,
+        1: 0,
+    }  # or the receiver was late
     back = align(shifted(messages(rows), 1, -8 * MS), [0, 1])
     assert back.offset_ns[1] == pytest.approx(-8 * MS, abs=5_900)
     assert back.table["uncertainty_ns"].to_list() == [0, None]
 
 
 def test_a_collective_bounds_both_ways_and_its_ends_give_the_offset():
-    rows = [(0, 0, 0, 100), (0, 1, 5_000_070, 5_000_100), (1, 0, 180, 200), (1, 1, 5_000_110, 5_000_202)]
+    rows = [
+        (0, 0, 0, 100),
+        (0, 1, 5_000_070, 5_000_100),
+        (1, 0, 180, 200),
+        (1, 1, 5_000_110, 5_000_202),
+    ]
     (pair,) = find_clock_bounds(collectives(rows))
     assert (pair.least_ns, pair.offset_ns, pair.most_ns) == (4_999_970, 5_000_001, 5_000_022)
 
 
 def test_a_broadcast_may_be_over_on_its_root_before_another_begins():
-    rows = [(0, 0, None, 0, 10), (0, 1, None, 50, 60), (1, 0, None, 100, 110), (1, 1, None, 170, 180)]
+    rows = [
+        (0, 0, None, 0, 10),
+        (0, 1, None, 50, 60),
+        (1, 0, None, 100, 110),
+        (1, 1, None, 170, 180),
+    ]
     table = members(rows, what=pl.lit("broadcast"))
     assert align(table, [0, 1]).offset_ns == {0: 0, 1: 0}
     assert align(table.head(2), [0, 1]).offset_ns == {0: 0, 1: 0}
@@ -168,8 +213,15 @@ def test_a_broadcast_may_be_over_on_its_root_before_another_begins():
 
 @pytest.mark.parametrize(("shift", "stays"), [(60, True), (61, False)])
 def test_a_rank_does_not_lag_a_whole_round_of_broadcasts_behind(shift, stays):
-    """Rounds of 100; rank 1 begins 40 after rank 0 has ended: up to 100 that may be so, more is its clock."""
-    rows = [(n, rank, None, 100 * n + 50 * rank, 100 * n + 10 + 50 * rank) for n in range(3) for rank in (0, 1)]
+    """Rounds of 100.
+
+    Rank 1 begins 40 after rank 0 has ended: up to 100 that may be so, more is its clock.
+    """
+    rows = [
+        (n, rank, None, 100 * n + 50 * rank, 100 * n + 10 + 50 * rank)
+        for n in range(3)
+        for rank in (0, 1)
+    ]
     table = shifted(members(rows, what=pl.lit("broadcast")), 1, shift)
     assert (align(table, [0, 1]).offset_ns[1] == 0) is stays
 
@@ -206,7 +258,9 @@ def test_the_residual_lies_among_those_of_its_table():
     spread = table.group_by("match").agg(ns=pl.col("end_ns").max() - pl.col("end_ns").min())["ns"]
     assert clocks.residual_ns == round(spread.median())
     assert clocks.worst_ns == spread.max()
-    assert clocks.table["residual_ns"].min() <= clocks.residual_ns <= clocks.table["residual_ns"].max()
+    assert (
+        clocks.table["residual_ns"].min() <= clocks.residual_ns <= clocks.table["residual_ns"].max()
+    )
 
 
 def test_the_uncertainty_holds_the_truth():
@@ -216,8 +270,13 @@ def test_the_uncertainty_holds_the_truth():
         for n in range(20):
             a, b = ((0, 1), (1, 0), (1, 2), (2, 1))[n % 4]
             sent = 10 * MS * n
-            gone, began = sent + int(rng.integers(1_000, 500_000)), sent + int(rng.integers(-200_000, 900_000))
-            rows.append((a, b, sent, gone, began, max(gone, began) + int(rng.integers(1_000, 300_000))))
+            gone, began = (
+                sent + int(rng.integers(1_000, 500_000)),
+                sent + int(rng.integers(-200_000, 900_000)),
+            )
+            rows.append(
+                (a, b, sent, gone, began, max(gone, began) + int(rng.integers(1_000, 300_000)))
+            )
         truth = {0: 0, 1: int(rng.integers(-3 * MS, 3 * MS)), 2: int(rng.integers(-3 * MS, 3 * MS))}
         table = messages(rows)
         for rank, ns in truth.items():
@@ -256,7 +315,10 @@ def test_drift_that_is_negligible_is_left(share, found):
 @pytest.mark.parametrize(("share", "found"), [(0.8, False), (1.3, True)])
 def test_drift_must_stand_out_from_the_scatter(share, found):
     grown = 150_000  # ns, over the recording
-    assert (drift_of(drifting(grown / 15e9, wobble=round(grown / MIN_DRIFT_TO_SCATTER_RATIO / share))) != 0) is found
+    assert (
+        drift_of(drifting(grown / 15e9, wobble=round(grown / MIN_DRIFT_TO_SCATTER_RATIO / share)))
+        != 0
+    ) is found
 
 
 @pytest.mark.parametrize(("share", "found"), [(0.98, True), (1.02, False)])
@@ -265,7 +327,10 @@ def test_what_is_faster_than_any_clock_is_no_drift(share, found):
 
 
 def test_times_go_to_the_common_clock_and_back():
-    table = conform(pl.DataFrame({"rank": [0, 1], "offset_ns": [0, 3_000 * MS], "drift_ppm": [0.0, 40.0]}), CLOCKS)
+    table = conform(
+        pl.DataFrame({"rank": [0, 1], "offset_ns": [0, 3_000 * MS], "drift_ppm": [0.0, 40.0]}),
+        CLOCKS,
+    )
     clocks = Clocks(table, origin_ns=10**18)
     common = np.array([10**18, 10**18 + 10**12], np.int64)
     own = clocks.to_recorded_each(np.array([1, 1]), common)
@@ -274,12 +339,16 @@ def test_times_go_to_the_common_clock_and_back():
     frame = pl.DataFrame({"rank": [1, 1], "t": own}, schema={"rank": pl.Int32, "t": pl.Int64})
     assert np.abs(clocks.align(frame, "t")["t"].to_numpy() - common).max() <= 1
     assert np.abs(frame.with_columns(clocks.moved(1, "t"))["t"].to_numpy() - common).max() <= 1
-    assert clocks.to_common(7, common).tolist() == common.tolist()  # a rank nobody knows keeps its times
+    assert (
+        clocks.to_common(7, common).tolist() == common.tolist()
+    )  # a rank nobody knows keeps its times
 
 
 @pytest.mark.parametrize("drift", [0.0, 40.0])
 def test_times_of_many_ranks_at_once_are_those_of_each(drift):
-    table = pl.DataFrame({"rank": [0, 1, 2], "offset_ns": [0, 3_000 * MS, None], "drift_ppm": [0.0, drift, None]})
+    table = pl.DataFrame(
+        {"rank": [0, 1, 2], "offset_ns": [0, 3_000 * MS, None], "drift_ppm": [0.0, drift, None]}
+    )
     clocks = Clocks(conform(table, CLOCKS), origin_ns=10**18)
     ranks = np.array([1, 0, 7, 1, 2])  # 7: a rank nobody knows
     times = np.arange(5) * 10**9 + 10**18 + 7
@@ -299,7 +368,12 @@ def test_a_shifted_clock_is_found_or_within_the_uncertainty(shift, scatter_ms):
     rows = []
     for n in range(60):
         for rank in (0, 1):
-            end = 100 * MS * n + 16 * MS + round(rng.normal(0, scatter_ms * MS)) + (round(shift * MS) if rank else 0)
+            end = (
+                100 * MS * n
+                + 16 * MS
+                + round(rng.normal(0, scatter_ms * MS))
+                + (round(shift * MS) if rank else 0)
+            )
             rows.append((n, rank, end - 16 * MS, end))
     clocks = align(collectives(rows), [0, 1])
     offset, uncertainty = clocks.offset_ns[1], clocks.table["uncertainty_ns"][1]
@@ -320,9 +394,15 @@ def test_the_spread_of_ends_needs_enough_operations(count, moved):
     assert (align(collectives(rows), [0, 1]).offset_ns[1] != 0) is moved
 
 
-@pytest.mark.parametrize(("apart_ns", "moved"), [(MIN_END_SCATTER_NS, False), (MIN_END_SCATTER_NS + 1, True)])
+@pytest.mark.parametrize(
+    ("apart_ns", "moved"), [(MIN_END_SCATTER_NS, False), (MIN_END_SCATTER_NS + 1, True)]
+)
 def test_ends_that_lie_apart_by_little_move_no_clock(apart_ns, moved):
-    rows = [(n, rank, 100 * MS * n, 100 * MS * n + 16 * MS + n + apart_ns * rank) for n in range(20) for rank in (0, 1)]
+    rows = [
+        (n, rank, 100 * MS * n, 100 * MS * n + 16 * MS + n + apart_ns * rank)
+        for n in range(20)
+        for rank in (0, 1)
+    ]
     assert (align(collectives(rows), [0, 1]).offset_ns[1] != 0) is moved
 
 
@@ -332,7 +412,10 @@ def test_a_rank_that_mostly_ends_first_is_no_clock_that_is_behind(shift_ms):
     shift, rows = shift_ms * MS, []
     for n in range(24):
         end = 100 * MS * n + 5 * MS
-        rows += [(n, 0, end - 4 * MS, end), (n, 1, end - 4 * MS + shift, end - (n % 12) * MS // 20 + shift)]
+        rows += [
+            (n, 0, end - 4 * MS, end),
+            (n, 1, end - 4 * MS + shift, end - (n % 12) * MS // 20 + shift),
+        ]
     clocks = align(collectives(rows), [0, 1])
     offset, uncertainty = clocks.offset_ns[1], clocks.table["uncertainty_ns"][1]
     assert abs(offset - shift) <= uncertainty < MS
@@ -354,20 +437,29 @@ def test_ranks_that_share_a_gpu_keep_their_clocks():
             rows.append((n, rank, 100 * MS * n, end))
     clocks = align(collectives(rows), [0, 1, 2, 3])
     assert set(clocks.offset_ns.values()) == {0}
-    (pair,) = (bounds for bounds in find_clock_bounds(collectives(rows)) if (bounds.low, bounds.high) == (1, 2))
+    (pair,) = (
+        bounds
+        for bounds in find_clock_bounds(collectives(rows))
+        if (bounds.low, bounds.high) == (1, 2)
+    )
     assert pair.least_ns <= 0 <= 2.2 * MS <= pair.most_ns
 
 
 def test_two_ranks_alone_whose_ends_always_lie_apart_have_different_clocks():
     """The same two ranks without the others: nothing speaks against a clock that is ahead."""
     rows = [
-        (n, rank, 100 * MS * n, 100 * MS * n + 20 * MS + rank * 22 * MS // 10) for n in range(32) for rank in (0, 1)
+        (n, rank, 100 * MS * n, 100 * MS * n + 20 * MS + rank * 22 * MS // 10)
+        for n in range(32)
+        for rank in (0, 1)
     ]
     assert align(collectives(rows), [0, 1]).offset_ns[1] == 22 * MS // 10
 
 
 def pairs_with(count):
-    """Two groups of two ranks: of one so many collectives, of the other eight. They last 14 ms and end together."""
+    """Two groups of two ranks: of one so many collectives, of the other eight.
+
+    They last 14 ms and end together.
+    """
     groups = (((0, 1), count), ((2, 3), 8))
     rows, match = [], 0
     for ranks, collective_count in groups:
@@ -380,7 +472,9 @@ def pairs_with(count):
 
 
 @pytest.mark.parametrize(("count", "is_tight"), [(3, False), (4, True), (7, True)])
-def test_few_collectives_bound_clocks_by_their_ends_if_others_show_how_well_these_agree(count, is_tight):
+def test_few_collectives_bound_clocks_by_their_ends_if_others_show_how_well_these_agree(
+    count, is_tight
+):
     first, _ = find_clock_bounds(pairs_with(count))
     assert (first.width_ns < MS) is is_tight
     assert first.least_ns <= 0 <= first.most_ns
@@ -395,15 +489,25 @@ def test_few_collectives_of_a_whole_run_say_nothing_about_how_well_ends_agree():
 
 @pytest.mark.parametrize("messages_too", [True, False])
 def test_collectives_of_unnamed_groups_move_no_clock_if_others_are_named(messages_too):
-    """Ranks 0 and 1 reduce in different groups, 6 ms apart: without names they look like one. Messages allow 0 too."""
+    """Ranks 0 and 1 reduce in different groups, 6 ms apart: without names they look like one.
+
+    Messages allow 0 too.
+    """
     unnamed = [
         (100 + n, rank, None, 100 * MS * n + rank * 6 * MS, (100 * n + 20) * MS + rank * 6 * MS)
         for n in range(20)
         for rank in (0, 1)
     ]
     sent = [(0, True, 0, 1), (1, False, 5, 10)], [(0, False, 15, 20), (1, True, 11, 12)]
-    named = [(n, rank, sends, a * MS, b * MS) for n, sides in enumerate(sent) for rank, sends, a, b in sides]
+    named = [
+        (n, rank, sends, a * MS, b * MS)
+        for n, sides in enumerate(sent)
+        for rank, sends, a, b in sides
+    ]
     rows = members([*(named if messages_too else []), *unnamed])
     what = pl.when(pl.col("sends").is_null()).then(pl.lit("all_reduce")).otherwise(pl.lit("p2p"))
-    clocks = align(rows.with_columns(what=what, messages=pl.when(pl.col("sends").is_not_null()).then(1)), [0, 1])
+    clocks = align(
+        rows.with_columns(what=what, messages=pl.when(pl.col("sends").is_not_null()).then(1)),
+        [0, 1],
+    )
     assert clocks.offset_ns[1] == (0 if messages_too else 6 * MS)

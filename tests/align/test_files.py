@@ -17,7 +17,9 @@ GROUP = {"Collective name": "allreduce", "Process Group Name": "0", "Process Gro
 
 def write_rank(folder, rank, operations, *, kernel_args=None, call_args=None, world_size=3):
     """Write a rank's file: a step in which each operation (start and end in µs) is launched 20 µs before it starts."""
-    (folder / f"rank{rank}.json").write_text(json.dumps(trace(rank, operations, kernel_args, call_args, world_size)))
+    (folder / f"rank{rank}.json").write_text(
+        json.dumps(trace(rank, operations, kernel_args, call_args, world_size))
+    )
 
 
 def trace(rank, operations, kernel_args=None, call_args=None, world_size=3):
@@ -42,7 +44,16 @@ def trace(rank, operations, kernel_args=None, call_args=None, world_size=3):
 
 def _event(cat, name, ts, dur, rank, **args):
     pid, tid = (rank, args["stream"]) if cat == "kernel" else (100 + rank, 1)
-    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+        "args": args,
+    }
 
 
 STARTS = [1_000, 11_000, 21_000, 31_000]
@@ -66,7 +77,9 @@ def test_several_processes_in_one_file_are_refused_with_the_reason(tmp_path):
     merged = trace(0, [(t, t + 500) for t in STARTS])
     merged["traceEvents"] += trace(1, [(t, t + 500) for t in STARTS])["traceEvents"]
     (tmp_path / "merged.json").write_text(json.dumps(merged))
-    with pytest.raises(InputError, match=r"merged.json: holds several processes .*GPUs 0, 1.*not one rank") as error:
+    with pytest.raises(
+        InputError, match=r"merged.json: holds several processes .*GPUs 0, 1.*not one rank"
+    ) as error:
         analyze(tmp_path / "merged.json")
     assert error.value.hint == "give the file that each rank's profiler wrote"
     one = trace(0, [(t, t + 500) for t in STARTS])
@@ -75,8 +88,13 @@ def test_several_processes_in_one_file_are_refused_with_the_reason(tmp_path):
 
 
 @pytest.mark.parametrize(("apart_us", "candidates"), [(50, [1, 2]), (300, [2])])
-def test_ranks_that_arrive_within_what_clocks_may_be_off_are_both_named(tmp_path, apart_us, candidates):
-    """Rank 0 waits 2 ms in each of 12 collectives; rank 2 comes after rank 1, whose clocks may be off by 0.1 ms."""
+def test_ranks_that_arrive_within_what_clocks_may_be_off_are_both_named(
+    tmp_path, apart_us, candidates
+):
+    """Rank 0 waits 2 ms in each of 12 collectives.
+
+    Rank 2 comes after rank 1, whose clocks may be off by 0.1 ms.
+    """
     times = [10_000 * n + 1_000 for n in range(12)]
     for rank, late in enumerate((0, 2_000 - apart_us, 2_000)):
         write_rank(tmp_path, rank, [(t + late, t + 3_000 + n) for n, t in enumerate(times)])
@@ -94,4 +112,6 @@ def test_ranks_that_arrive_within_what_clocks_may_be_off_are_both_named(tmp_path
     for extension in ("html", "md"):
         analysis.save(tmp_path / f"out.{extension}")
     assert f"| {named} |" in (tmp_path / "out.md").read_text()
-    assert ('<th scope="row">1 or 2</th>' in (tmp_path / "out.html").read_text()) is (len(candidates) > 1)
+    assert ('<th scope="row">1 or 2</th>' in (tmp_path / "out.html").read_text()) is (
+        len(candidates) > 1
+    )

@@ -21,7 +21,9 @@ def test_a_member_says_what_it_is_and_how_its_time_divides():
     )  # fmt: skip
     assert conform(found, MEMBERS).equals(found.cast({pl.Categorical: pl.String}))
     assert found.columns == MEMBERS.names()
-    assert found.select("match", "rank", "id", "what", "sends", "peer", "messages", "bytes").rows() == [
+    assert found.select(
+        "match", "rank", "id", "what", "sends", "peer", "messages", "bytes"
+    ).rows() == [
         (0, 0, 7, "all_reduce", None, None, None, 64),
         (0, 1, 9, "all_reduce", None, None, None, 64),
         (1, 0, 8, "p2p", True, 1, 1, 16),
@@ -34,7 +36,9 @@ def test_a_member_says_what_it_is_and_how_its_time_divides():
 
 def test_the_bytes_of_a_kernel_with_several_messages_belong_to_none_of_them():
     found = members(
-        message(0, "send:1,recv:1", 0, 100, bytes=32), message(1, "recv:0", 0, 40), message(1, "send:0", 50, 100)
+        message(0, "send:1,recv:1", 0, 100, bytes=32),
+        message(1, "recv:0", 0, 40),
+        message(1, "send:0", 50, 100),
     )
     own = found.filter(rank=0)
     assert own["messages"].to_list() == [2, 2]
@@ -44,21 +48,31 @@ def test_the_bytes_of_a_kernel_with_several_messages_belong_to_none_of_them():
 
 def test_one_collective_in_two_spellings_is_one():
     """A kernel that lost its args has the name that its own name gives."""
-    rows = [collective(rank, 100 * n, 100 * n + 50, what="all_to_allv") for n in range(3) for rank in (0, 1)]
+    rows = [
+        collective(rank, 100 * n, 100 * n + 50, what="all_to_allv")
+        for n in range(3)
+        for rank in (0, 1)
+    ]
     rows[3]["what"] = "all_to_all"
     operations = table(*(row | {"call": "all_to_all"} for row in rows))
     assert len(match(operations).members) == 6
-    assert len(match(table(*rows)).members) == 4  # without the common spelling one operation stays alone on each side
+    assert (
+        len(match(table(*rows)).members) == 4
+    )  # without the common spelling one operation stays alone on each side
 
 
 def test_an_operation_of_one_rank_alone_has_no_members():
-    assert members(collective(0, 0, 100), message(0, "send:1", 0, 9), message(1, "send:0", 0, 9)).is_empty()
+    assert members(
+        collective(0, 0, 100), message(0, "send:1", 0, 9), message(1, "send:0", 0, 9)
+    ).is_empty()
 
 
 def test_a_rank_that_began_late_is_matched_from_the_end():
     """Rank 1 lacks the first two operations; their ends say so."""
     ends = [100, 250, 330, 480, 700]
-    rows = [collective(0, end - 20, end) for end in ends] + [collective(1, end - 10, end) for end in ends[2:]]
+    rows = [collective(0, end - 20, end) for end in ends] + [
+        collective(1, end - 10, end) for end in ends[2:]
+    ]
     matching = match(table(*rows))
     assert matching.members["row"].to_list() == [2, 5, 3, 6, 4, 7]
     assert matching.members["wait_ns"].to_list() == [10, 0] * 3
@@ -83,7 +97,12 @@ def test_operations_of_unnamed_groups_must_agree():
 
 @pytest.mark.parametrize(
     ("duration_ns", "scatter_ns", "agrees"),
-    [(50_000, 99_000, True), (50_000, 101_000, False), (4_000_000, 990_000, True), (4_000_000, 1_010_000, False)],
+    [
+        (50_000, 99_000, True),
+        (50_000, 101_000, False),
+        (4_000_000, 990_000, True),
+        (4_000_000, 1_010_000, False),
+    ],
 )
 def test_how_well_ends_of_unnamed_groups_must_agree(duration_ns, scatter_ns, agrees):
     """Within 100 µs, or within a quarter of the operation's own time."""
@@ -103,7 +122,11 @@ ENDS = [100, 250, 330, 480, 700, 760, 900, 990]
 def test_a_missing_operation_leaves_a_hole_where_it_is_missing(lost, clock_ns):
     """Rank 1, whose clock may differ, lacks one operation of eight: all others keep their partners."""
     rows = [collective(0, end - 20, end, id=n) for n, end in enumerate(ENDS)]
-    rows += [collective(1, end - 10 + clock_ns, end + clock_ns, id=n) for n, end in enumerate(ENDS) if n != lost]
+    rows += [
+        collective(1, end - 10 + clock_ns, end + clock_ns, id=n)
+        for n, end in enumerate(ENDS)
+        if n != lost
+    ]
     found = match(table(*rows))
     by_rank = {rank: found.members.filter(rank=rank)["id"].to_list() for rank in (0, 1)}
     assert by_rank[0] == by_rank[1] == [n for n in range(len(ENDS)) if n != lost]
@@ -111,10 +134,17 @@ def test_a_missing_operation_leaves_a_hole_where_it_is_missing(lost, clock_ns):
 
 
 def test_sizes_tell_where_an_operation_is_missing_if_ends_do_not():
-    """Ends scatter by more than the time between two operations; the sizes come in an order of their own."""
+    """Ends scatter by more than the time between two operations.
+
+    The sizes come in an order of their own.
+    """
     sizes, late = [8, 16, 8, 32, 16, 8], [0, 90, 10, 95, 5, 80]
     rows = [collective(0, 100 * n, 100 * n + 50, id=n, bytes=size) for n, size in enumerate(sizes)]
-    rows += [collective(1, 100 * n, 100 * n + 50 + late[n], id=n, bytes=size) for n, size in enumerate(sizes) if n != 3]
+    rows += [
+        collective(1, 100 * n, 100 * n + 50 + late[n], id=n, bytes=size)
+        for n, size in enumerate(sizes)
+        if n != 3
+    ]
     assert members(*rows).filter(rank=0)["id"].to_list() == [0, 1, 2, 4, 5]
 
 
@@ -151,7 +181,10 @@ def test_of_equal_intervals_clocks_are_moved_no_further_than_they_must_be():
 
 
 def test_recorded_sequence_numbers_decide():
-    """By order, rank 1's operations would be 0 and 1; their numbers say 1 and 2, although no end agrees."""
+    """By order, rank 1's operations would be 0 and 1.
+
+    Their numbers say 1 and 2, although no end agrees.
+    """
     rows = [collective(0, 1_000 * n, 1_000 * n + 50, id=n, collective_seq=40 + n) for n in range(3)]
     rows += [collective(1, 10 + n, 20 + n, id=n, collective_seq=40 + n) for n in (1, 2)]
     found = members(*rows)
@@ -170,8 +203,13 @@ def test_a_message_is_not_matched_with_a_send_that_began_after_it_ended():
 
 @pytest.mark.parametrize(("first", "second"), [(2, 6), (6, 2), (3, 4), (0, 9), (9, 0)])
 @pytest.mark.parametrize("offset_ns", [0, 7_000_000_000])
-def test_two_ranks_that_each_lack_another_collective_keep_their_other_matches(first, second, offset_ns):
-    """Ten collectives at uneven intervals; both ranks recorded nine, and their numbers do not tell."""
+def test_two_ranks_that_each_lack_another_collective_keep_their_other_matches(
+    first, second, offset_ns
+):
+    """Ten collectives at uneven intervals.
+
+    Both ranks recorded nine, and their numbers do not tell.
+    """
     ends = [1_000_000 * n + 130_000 * (n * n % 7) for n in range(1, 11)]
     rows = [collective(0, end - 90_000, end, id=n) for n, end in enumerate(ends) if n != first]
     rows += [collective(1, end - 40_000 + offset_ns, end + 300 * n + offset_ns, id=n)
@@ -186,7 +224,13 @@ def test_two_ranks_that_each_lack_another_collective_keep_their_other_matches(fi
 @pytest.mark.parametrize(("sent", "received"), [(0, 7), (7, 0), (1, 6)])
 def test_sends_and_receives_that_each_lack_another_message_keep_their_other_matches(sent, received):
     ends = [1_000_000 * n + 130_000 * (n * n % 7) for n in range(1, 11)]
-    rows = [message(0, "send:1", end - 90_000, end, id=n) for n, end in enumerate(ends) if n != sent]
-    rows += [message(1, "recv:0", end - 80_000, end + 900, id=n) for n, end in enumerate(ends) if n != received]
+    rows = [
+        message(0, "send:1", end - 90_000, end, id=n) for n, end in enumerate(ends) if n != sent
+    ]
+    rows += [
+        message(1, "recv:0", end - 80_000, end + 900, id=n)
+        for n, end in enumerate(ends)
+        if n != received
+    ]
     pairs = members(*rows).group_by("match").agg("id")["id"].to_list()
     assert sorted(pairs) == [[n, n] for n in range(10) if n not in (sent, received)]

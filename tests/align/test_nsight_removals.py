@@ -45,11 +45,18 @@ def match_sets(ranks):
     named, _ = with_peers(ranks, None)
     operations = pl.concat([rank.operations for rank in named])
     members = match(operations, by_step=all(rank.steps_marked for rank in ranks)).members
-    groups = members.group_by("match").agg(pl.struct("rank", "start_ns", "sends", "peer").alias("member"))
-    return {frozenset(tuple(member.values()) for member in group) for group in groups["member"].to_list()}
+    groups = members.group_by("match").agg(
+        pl.struct("rank", "start_ns", "sends", "peer").alias("member")
+    )
+    return {
+        frozenset(tuple(member.values()) for member in group)
+        for group in groups["member"].to_list()
+    }
 
 
-@pytest.mark.parametrize("rows", [(KERNEL_ROW,), (KERNEL_ROW, LAUNCH_ROW)], ids=["kernel", "kernel and launch"])
+@pytest.mark.parametrize(
+    "rows", [(KERNEL_ROW,), (KERNEL_ROW, LAUNCH_ROW)], ids=["kernel", "kernel and launch"]
+)
 @pytest.mark.parametrize("folder", RUNS, ids=lambda path: path.name)
 def test_without_one_kernel_all_other_matches_stay(folder, rows, tmp_path):
     if not folder.is_dir():
@@ -66,8 +73,12 @@ def test_without_one_kernel_all_other_matches_stay(folder, rows, tmp_path):
                 export.execute(row, kernel)
         less = rank_of(copy)
         is_recorded = pl.col("id") >= 0
-        removed = set(rank.operations["start_ns"]) - set(less.operations.filter(is_recorded)["start_ns"])
+        removed = set(rank.operations["start_ns"]) - set(
+            less.operations.filter(is_recorded)["start_ns"]
+        )
         assert len(removed) == 1
-        kept = {frozenset(m for m in match if (m[0], m[1]) != (number, *removed)) for match in complete}
+        kept = {
+            frozenset(m for m in match if (m[0], m[1]) != (number, *removed)) for match in complete
+        }
         remaining = match_sets([*(ranks | {path: less}).values()])
         assert remaining == {match for match in kept if len({member[0] for member in match}) > 1}

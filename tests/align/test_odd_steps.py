@@ -34,7 +34,8 @@ def test_without_marks_the_time_is_the_extent_and_called_so() -> None:
 
 
 def test_work_that_overlaps_the_next_step_ends_no_step() -> None:
-    # A step lasts until the next one's first work: 30 - 0, 60 - 30. The last one from the end of step 2's work, 80.
+    # A step lasts until the next one's first work: 30 - 0, 60 - 30. The last one from the end of
+    # step 2's work, 80.
     assert times(gpu_events((1, 0, 50), (2, 30, 80), (3, 60, 90))) == [30, 30, 10]
 
 
@@ -46,18 +47,25 @@ def test_a_step_inside_another_has_no_time_and_is_not_counted() -> None:
 
 
 def test_host_ranges_that_overlap_give_no_negative_time() -> None:
-    # Step 2's host range ends at 70 and its GPU work at 45: it runs from the end of step 1, at 40, to 70.
+    # Step 2's host range ends at 70 and its GPU work at 45: it runs from the end of step 1, at 40,
+    # to 70.
     assert times(gpu_events((1, 0, 20), (2, 30, 45)), (1, 0, 40), (2, 25, 70)) == [30, 30]
 
 
 def test_a_step_that_began_before_the_recording_is_cut_and_not_counted() -> None:
     # One event of step 4 was recorded, of the others four each; they begin at 10, 30 and 60.
     whole_steps = [
-        (step, start + 2 * i, start + 2 * i + 1) for step, start in ((5, 10), (6, 30), (7, 60)) for i in range(4)
+        (step, start + 2 * i, start + 2 * i + 1)
+        for step, start in ((5, 10), (6, 30), (7, 60))
+        for i in range(4)
     ]
     cut = summary(gpu_events((4, 8, 9), *whole_steps))
     assert [step.step for step in cut.per_step] == [5, 6, 7]
-    assert [step.time_ns for step in cut.per_step] == [20, 30, 30]  # the last: from 37 (end of 6) to 67
+    assert [step.time_ns for step in cut.per_step] == [
+        20,
+        30,
+        30,
+    ]  # the last: from 37 (end of 6) to 67
     assert cut.time_ns == 30
 
 

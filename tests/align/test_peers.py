@@ -7,7 +7,13 @@ import itertools
 import polars as pl
 import pytest
 
-from tracekit.align.peers import MAX_EARLY_SHARE, MESSAGES, MIN_MET_SHARE, along_pipelines, by_communicator
+from tracekit.align.peers import (
+    MAX_EARLY_SHARE,
+    MESSAGES,
+    MIN_MET_SHARE,
+    along_pipelines,
+    by_communicator,
+)
 from tracekit.schedules import Times, generate, simulate
 from tracekit.schema import conform
 
@@ -24,8 +30,18 @@ def chatter(order, group="7"):
     for at, rank in enumerate(order[:-1]):
         for k in range(at + 1):
             time = 100 * at + k
-            rows.append({"rank": rank, "group": group, "send": True, "peer": at + 1, "launch_ns": time})
-            rows.append({"rank": order[at + 1], "group": group, "send": False, "peer": at, "launch_ns": time})
+            rows.append(
+                {"rank": rank, "group": group, "send": True, "peer": at + 1, "launch_ns": time}
+            )
+            rows.append(
+                {
+                    "rank": order[at + 1],
+                    "group": group,
+                    "send": False,
+                    "peer": at,
+                    "launch_ns": time,
+                }
+            )
     return rows
 
 
@@ -48,7 +64,10 @@ def test_a_member_without_a_trace_leaves_peers_unknown():
 
 
 def test_counts_that_fit_no_order_leave_peers_unknown():
-    rows = [{"rank": r, "group": "7", "send": True, "peer": p, "launch_ns": 0} for r, p in ((0, 1), (1, 0))]
+    rows = [
+        {"rank": r, "group": "7", "send": True, "peer": p, "launch_ns": 0}
+        for r, p in ((0, 1), (1, 0))
+    ]
     assert by_communicator(table(rows)).to_list() == [None, None]
 
 
@@ -64,14 +83,19 @@ def test_ranks_in_order_where_any_order_would_do():
 
 
 def run(lines, name="1f1b", *, microbatches=8, streams=False, **sizes):
-    """Messages of pipelines that run a schedule: each is sent when its cell ends; its receive was posted long before.
+    """Messages of pipelines that run a schedule: each is sent when its cell ends.
 
-    One tick a cell, in the schedule's own simulated times. Returns the messages and the peers they had.
+    Its receive was posted long before.
+
+    One tick a cell, in the schedule's own simulated times. Returns the messages and the peers they
+    had.
     """
     schedule = generate(name, pp=len(lines[0]), microbatches=microbatches, **sizes)
     rows, peers = [], []
     for number, line in enumerate(lines):
-        for rank, kind, stage, end in simulate(schedule, Times()).cells.select("rank", "op", "stage", "end").rows():
+        for rank, kind, stage, end in (
+            simulate(schedule, Times()).cells.select("rank", "op", "stage", "end").rows()
+        ):
             last = schedule.pp * schedule.virtual - 1
             to_stage = stage + 1 if kind == "F" else stage - 1
             if kind not in ("F", "B") or not 0 <= to_stage <= last:
@@ -81,9 +105,23 @@ def run(lines, name="1f1b", *, microbatches=8, streams=False, **sizes):
                 continue
             start = (end + number) * 100
             common = {"step": 0, "start_ns": start, "end_ns": start + LASTS}
-            stream = {"stream": 1000 + to if streams else 20}, {"stream": 1000 + rank if streams else 20}
-            rows.append({"rank": line[rank], "send": True, "made": kind, "launch_ns": start, **common, **stream[0]})
-            rows.append({"rank": line[to], "send": False, "launch_ns": start + HOP, **common, **stream[1]})
+            stream = (
+                {"stream": 1000 + to if streams else 20},
+                {"stream": 1000 + rank if streams else 20},
+            )
+            rows.append(
+                {
+                    "rank": line[rank],
+                    "send": True,
+                    "made": kind,
+                    "launch_ns": start,
+                    **common,
+                    **stream[0],
+                }
+            )
+            rows.append(
+                {"rank": line[to], "send": False, "launch_ns": start + HOP, **common, **stream[1]}
+            )
             peers += [line[to], line[rank]]
     return table(rows), peers
 
@@ -144,32 +182,44 @@ def test_messages_that_arrive_before_they_were_sent_are_not_believed():
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
 def test_without_one_message_the_others_keep_their_peers_or_have_none(name):
     messages, peers = run([[0, 1, 2]], name, microbatches=6)
-    messages = messages.with_columns(pl.col("launch_ns", "start_ns", "end_ns") * 100_000)  # a message takes 1 ms
+    messages = messages.with_columns(
+        pl.col("launch_ns", "start_ns", "end_ns") * 100_000
+    )  # a message takes 1 ms
     for row in range(len(messages)):
         kept = [index for index in range(len(messages)) if index != row]
         named = along_pipelines(messages[kept])
         assert named.pipelines == ((0, 1, 2),)
         pairs = [*zip(named.peer.to_list(), [peers[index] for index in kept], strict=True)]
         assert all(peer in (None, true_peer) for peer, true_peer in pairs)
-        assert sum(peer is None for peer, _ in pairs) <= 1  # the other side of the one that is missing
+        assert (
+            sum(peer is None for peer, _ in pairs) <= 1
+        )  # the other side of the one that is missing
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
 def test_a_send_has_no_peer_where_nothing_tells_what_it_carries(name):
     messages, peers = run([[0, 1, 2]], name, microbatches=6)
-    messages = messages.with_columns(pl.col("launch_ns", "start_ns", "end_ns") * 100_000)  # a message takes 1 ms
+    messages = messages.with_columns(
+        pl.col("launch_ns", "start_ns", "end_ns") * 100_000
+    )  # a message takes 1 ms
     for row in messages["send"].arg_true():
-        named = along_pipelines(messages.with_columns(pl.when(pl.int_range(pl.len()) != row).then("made")))
+        named = along_pipelines(
+            messages.with_columns(pl.when(pl.int_range(pl.len()) != row).then("made"))
+        )
         assert named.pipelines == ((0, 1, 2),)
         assert named.peer[row] is None
         pairs = [*zip(named.peer.to_list(), peers, strict=True)]
         assert all(peer in (None, true_peer) for peer, true_peer in pairs)
-        assert sum(peer is None for peer, _ in pairs) <= 2  # the receive of that send may have none either
+        assert (
+            sum(peer is None for peer, _ in pairs) <= 2
+        )  # the receive of that send may have none either
 
 
 def test_of_two_ranks_each_sends_to_the_other_whatever_it_carries():
     messages, peers = run([[0, 1]])
-    assert along_pipelines(messages.with_columns(made=pl.lit(None, pl.String))).peer.to_list() == peers
+    assert (
+        along_pipelines(messages.with_columns(made=pl.lit(None, pl.String))).peer.to_list() == peers
+    )
 
 
 @pytest.mark.parametrize("streams", [False, True])

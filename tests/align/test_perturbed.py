@@ -58,7 +58,11 @@ def test_without_one_kernel_all_other_waits_stay(folder):
         analysis = answer(remove_kernel(ranks, kernel))
         explained_ns = time_in_operation(complete(folder), kernel)
         assert find_changes(statements(folder), Statements.of(analysis), explained_ns) == []
-        named = [notice for notice in analysis.notices if notice.code in ("operations-lost", "uneven-operations")]
+        named = [
+            notice
+            for notice in analysis.notices
+            if notice.code in ("operations-lost", "uneven-operations")
+        ]
         assert any(kernel.rank in notice.ranks for notice in named)
 
 
@@ -92,15 +96,23 @@ def test_a_clock_that_runs_fast_by_less_than_a_millisecond_changes_little(folder
     before = statements(folder)
     after = Statements.of(answer(stretch_clock(ranks, ranks[-1].source.rank, 1e-5)))
     assert after.topics == before.topics
-    assert [key for key, ns in after.wait_ns.items() if ns is None and before.wait_ns.get(key) is not None] == []
+    assert [
+        key
+        for key, ns in after.wait_ns.items()
+        if ns is None and before.wait_ns.get(key) is not None
+    ] == []
 
 
-@pytest.mark.parametrize("folder", [SAMPLES / "overlapped", SAMPLES / "steps/straggler"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder", [SAMPLES / "overlapped", SAMPLES / "steps/straggler"], ids=lambda path: path.name
+)
 def test_a_rank_that_enters_a_step_earlier_waits_as_much_longer(folder):
     """The rank that arrives first at the first operation arrives still earlier: nobody waits for it."""
     ranks = recorded(folder)
     by_ns = 20 * MS
-    first = min((communication_kernels([rank])[0] for rank in ranks), key=lambda kernel: kernel.start_ns)
+    first = min(
+        (communication_kernels([rank])[0] for rank in ranks), key=lambda kernel: kernel.start_ns
+    )
     rank = first.rank
     before = statements(folder)
     after = Statements.of(answer(enter_step_earlier(ranks, rank, by_ns)))
@@ -108,4 +120,6 @@ def test_a_rank_that_enters_a_step_earlier_waits_as_much_longer(folder):
     assert grown_ns == pytest.approx(by_ns, rel=0.05)
     assert after.offsets_ns == before.offsets_ns
     others = [key for key in before.wait_ns if key[0] != rank]
-    assert {key: after.wait_ns[key] for key in others} == {key: before.wait_ns[key] for key in others}
+    assert {key: after.wait_ns[key] for key in others} == {
+        key: before.wait_ns[key] for key in others
+    }

@@ -40,10 +40,19 @@ def the_trace(*, offset_us=0, ranges=(), operators=True, memory=()):
     if operators:
         for us in TIMES_US:
             start_ns = (BASE_US + us + offset_us - 2) * 1000
-            rows.append({"kind": "cpu_op", "name": "aten::empty", "start_ns": start_ns, "end_ns": start_ns + 5000})
+            rows.append(
+                {
+                    "kind": "cpu_op",
+                    "name": "aten::empty",
+                    "start_ns": start_ns,
+                    "end_ns": start_ns + 5000,
+                }
+            )
     for name, us in ranges:
         start_ns = (BASE_US + us + offset_us) * 1000
-        rows.append({"kind": "annotation", "name": name, "start_ns": start_ns, "end_ns": start_ns + 9})
+        rows.append(
+            {"kind": "annotation", "name": name, "start_ns": start_ns, "end_ns": start_ns + 9}
+        )
     events = conform(pl.DataFrame(rows), EVENTS)
     allocations = []
     for address, us in memory:
@@ -65,7 +74,9 @@ def test_ranges_of_the_same_name_tell_the_offset():
 
 def test_allocations_of_the_trace_tell_it_before_ranges_do():
     memory = [(4096 * (i + 1), us) for i, us in enumerate(TIMES_US)]
-    place = place_snapshot(the_snapshot(ranges=RANGES), the_trace(offset_us=300, ranges=RANGES, memory=memory))
+    place = place_snapshot(
+        the_snapshot(ranges=RANGES), the_trace(offset_us=300, ranges=RANGES, memory=memory)
+    )
     assert (place.source, place.pairs) == ("allocations", COUNT)
 
 
@@ -86,22 +97,35 @@ def test_a_range_that_was_interrupted_widens_the_uncertainty():
 
 def test_a_snapshot_of_another_time_is_refused():
     seconds = 2 * MAX_OFFSET_NS // 1000
-    assert place_snapshot(the_snapshot(ranges=RANGES), the_trace(offset_us=seconds, ranges=RANGES)) is None
+    assert (
+        place_snapshot(the_snapshot(ranges=RANGES), the_trace(offset_us=seconds, ranges=RANGES))
+        is None
+    )
     near = MAX_OFFSET_NS // 2000
-    assert place_snapshot(the_snapshot(ranges=RANGES), the_trace(offset_us=near, ranges=RANGES)) is not None
+    assert (
+        place_snapshot(the_snapshot(ranges=RANGES), the_trace(offset_us=near, ranges=RANGES))
+        is not None
+    )
 
 
 def test_a_snapshot_whose_allocations_lie_outside_operators_is_refused():
     """Its ranges fit, as those of another rank of the same run may."""
     moved = [us + 50 for us in TIMES_US]
-    assert place_snapshot(the_snapshot(ranges=RANGES, times_us=moved), the_trace(ranges=RANGES)) is None
+    assert (
+        place_snapshot(the_snapshot(ranges=RANGES, times_us=moved), the_trace(ranges=RANGES))
+        is None
+    )
 
 
-@pytest.mark.parametrize(("inside", "with_ranges", "without"), [(3, False, False), (10, True, False), (16, True, True)])
+@pytest.mark.parametrize(
+    ("inside", "with_ranges", "without"), [(3, False, False), (10, True, False), (16, True, True)]
+)
 def test_how_many_allocations_must_lie_inside_operators(inside, with_ranges, without):
     """Of forty: a fifth if ranges tell the offset, a third if operators are all there is."""
     times = [us if i < inside else us + 11 * (i % 7) + 13 for i, us in enumerate(TIMES_US)]
-    by_ranges = place_snapshot(the_snapshot(ranges=RANGES, times_us=times), the_trace(ranges=RANGES))
+    by_ranges = place_snapshot(
+        the_snapshot(ranges=RANGES, times_us=times), the_trace(ranges=RANGES)
+    )
     by_operators = place_snapshot(the_snapshot(times_us=times), the_trace())
     assert (by_ranges is not None, by_operators is not None) == (with_ranges, without)
 
@@ -143,7 +167,9 @@ def test_recorded_snapshots_fit_their_own_rank_alone(rank, monkeypatch):
     for other in range(4):
         if other != rank:
             assert place_snapshot(recorded(other)[1], trace) is None
-    monkeypatch.setattr(snapshot_clock, "_annotation_pairs", lambda *_: snapshot_clock.PAIRS.to_frame())
+    monkeypatch.setattr(
+        snapshot_clock, "_annotation_pairs", lambda *_: snapshot_clock.PAIRS.to_frame()
+    )
     without_ranges = place_snapshot(own, trace)
     assert without_ranges.source == "operators"
     assert abs(without_ranges.offset_ns - place.offset_ns) < AGREEMENT_NS

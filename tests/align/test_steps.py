@@ -24,7 +24,10 @@ def test_a_step_runs_to_the_end_of_its_last_kernel_even_past_the_next_start(labe
         {"label": "forward", "start_ns": 60, "end_ns": 100, "step": 2},
     )
     _, table, notices = assign_parts(events)
-    assert table.select("step", "start_ns", "end_ns", "span_ns").rows() == [(1, 0, 90, 90), (2, 60, 100, 40)]
+    assert table.select("step", "start_ns", "end_ns", "span_ns").rows() == [
+        (1, 0, 90, 90),
+        (2, 60, 100, 40),
+    ]
     assert not notices
 
 
@@ -57,7 +60,9 @@ def test_work_launched_outside_every_step_is_left_out_and_said(labelled):
 
 
 def test_only_the_steps_asked_for(labelled):
-    rows = [{"label": "forward", "start_ns": 10 * s, "end_ns": 10 * s + 5, "step": s} for s in (3, 4, 5)]
+    rows = [
+        {"label": "forward", "start_ns": 10 * s, "end_ns": 10 * s + 5, "step": s} for s in (3, 4, 5)
+    ]
     kept, table, _ = assign_parts(labelled(*rows), "4:")
     assert table["step"].to_list() == [4, 5]
     assert kept["part"].to_list() == [0, 1]
@@ -102,12 +107,25 @@ def test_asking_for_steps_where_there_are_none_is_an_error(labelled):
 
 
 def unmarked(labelled, *labels):
-    return labelled(*({"label": label, "start_ns": 10 * n, "end_ns": 10 * n + 5} for n, label in enumerate(labels)))
+    return labelled(
+        *(
+            {"label": label, "start_ns": 10 * n, "end_ns": 10 * n + 5}
+            for n, label in enumerate(labels)
+        )
+    )
 
 
 def test_without_marks_a_forward_after_an_optimizer_begins_a_step(labelled):
     events = unmarked(
-        labelled, "forward", "dgrad", "optimizer", "dp_comm", "forward", "backward", "optimizer", "memory"
+        labelled,
+        "forward",
+        "dgrad",
+        "optimizer",
+        "dp_comm",
+        "forward",
+        "backward",
+        "optimizer",
+        "memory",
     )
     found, notices = number_steps(events)
     assert found["step"].to_list() == [0, 0, 0, 1, 1, 1, 1, 1]
@@ -116,7 +134,9 @@ def test_without_marks_a_forward_after_an_optimizer_begins_a_step(labelled):
 
 
 def test_gradients_scaled_between_backwards_end_no_step(labelled):
-    found, notices = number_steps(unmarked(labelled, "forward", "dgrad", "optimizer", "dgrad", "wgrad", "optimizer"))
+    found, notices = number_steps(
+        unmarked(labelled, "forward", "dgrad", "optimizer", "dgrad", "wgrad", "optimizer")
+    )
     assert found["step"].null_count() == 6
     assert not notices
 
@@ -138,7 +158,12 @@ def test_without_marks_kernels_launched_before_the_recording_began_are_outside_i
         {"label": "optimizer", "start_ns": 20, "end_ns": 25, "launch_ns": None},
         {"label": "forward", "start_ns": 40, "end_ns": 45, "launch_ns": 10},
         {"label": "forward", "start_ns": 50, "end_ns": 55, "launch_ns": 25},
-        {"label": "memory", "start_ns": 56, "end_ns": 57, "launch_ns": None},  # of a CUDA graph, say
+        {
+            "label": "memory",
+            "start_ns": 56,
+            "end_ns": 57,
+            "launch_ns": None,
+        },  # of a CUDA graph, say
         {"label": "dgrad", "start_ns": 60, "end_ns": 65, "launch_ns": 30},
         {"label": "optimizer", "start_ns": 70, "end_ns": 75, "launch_ns": 35},
         {"label": "forward", "start_ns": 80, "end_ns": 85, "launch_ns": 40},
@@ -153,13 +178,26 @@ def test_without_marks_kernels_launched_before_the_recording_began_are_outside_i
 
 def test_kernels_like_those_of_an_optimizer_between_forwards_begin_no_step(labelled):
     """Sharded weights are gathered with the same kernels that update them."""
-    step = ("optimizer", "forward", "optimizer", "forward", "dgrad", "optimizer", "dgrad", "optimizer")
-    numbered = number_steps(unmarked(labelled, "forward", "dgrad", "optimizer", *step, "forward"))[0]
+    step = (
+        "optimizer",
+        "forward",
+        "optimizer",
+        "forward",
+        "dgrad",
+        "optimizer",
+        "dgrad",
+        "optimizer",
+    )
+    numbered = number_steps(unmarked(labelled, "forward", "dgrad", "optimizer", *step, "forward"))[
+        0
+    ]
     assert numbered["step"].to_list() == [0] * 4 + [1] * 7 + [2]
 
 
 def test_a_recording_that_begins_in_the_optimizer_begins_with_the_end_of_a_step(labelled):
-    numbered = number_steps(unmarked(labelled, "optimizer", "forward", "dgrad", "optimizer", "forward"))[0]
+    numbered = number_steps(
+        unmarked(labelled, "optimizer", "forward", "dgrad", "optimizer", "forward")
+    )[0]
     assert numbered["step"].to_list() == [0, 1, 1, 1, 2]
 
 
@@ -187,8 +225,13 @@ def cut_marks(samples):
     """Two ranks of several steps, as they are and without their marks."""
     trace = load(samples / "steps/a")
     whole = [trace.rank(rank) for rank in trace.ranks]
-    bare = [RankEvents(one.events.with_columns(step=pl.lit(None, pl.Int64)), one.source) for one in whole]
-    return [combine([rank_tables(one) for one in ranks], schedule="auto") for ranks in (whole, bare)]
+    bare = [
+        RankEvents(one.events.with_columns(step=pl.lit(None, pl.Int64)), one.source)
+        for one in whole
+    ]
+    return [
+        combine([rank_tables(one) for one in ranks], schedule="auto") for ranks in (whole, bare)
+    ]
 
 
 @pytest.mark.slow
@@ -201,8 +244,13 @@ def test_without_marks_budget_and_pipeline_count_the_same_steps(cut_marks):
     assert len(steps) == 8
     assert [list(one.steps) for one in bare.rank_results] == [steps, steps]
     assert sorted({held.pipeline.step for held in bare.schedule.all}) == steps
-    assert [held.measured_ns for held in bare.schedule.all] == [held.measured_ns for held in marked.schedule.all]
-    assert bare.tables["operations"]["wait_ns"].to_list() == marked.tables["operations"]["wait_ns"].to_list()
+    assert [held.measured_ns for held in bare.schedule.all] == [
+        held.measured_ns for held in marked.schedule.all
+    ]
+    assert (
+        bare.tables["operations"]["wait_ns"].to_list()
+        == marked.tables["operations"]["wait_ns"].to_list()
+    )
 
 
 def test_report_and_gate_agree_on_how_long_a_step_takes(cut_marks):

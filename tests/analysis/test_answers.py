@@ -31,8 +31,12 @@ def test_1f1b_wait_and_transfer_sum_to_the_kernels_and_give_the_bubble(run):
     for one in found.rank_results:
         whole = one.whole
         assert not whole.lower_bound
-        assert whole.bubble_fraction == (whole.budget.idle_ns + whole.bubble.wait_ns) / whole.budget.span_ns
-        # A rank of a 4-deep pipeline with 8 micro-batches cannot lose less than (p-1)/(m+p-1), transfers apart.
+        assert (
+            whole.bubble_fraction
+            == (whole.budget.idle_ns + whole.bubble.wait_ns) / whole.budget.span_ns
+        )
+        # A rank of a 4-deep pipeline with 8 micro-batches cannot lose less than (p-1)/(m+p-1),
+        # transfers apart.
         assert 3 / 11 < whole.bubble_fraction < 0.45
         assert whole.bubble.wait_ns <= whole.wait_ns["pp_comm"]
 
@@ -75,14 +79,18 @@ def test_overlapped_copies_report(run):
 
 def read_copies(path, way):
     events = read(path)
-    return events.filter(pl.col("kind") == "memcpy", pl.col("name").cast(pl.String).str.contains(way))
+    return events.filter(
+        pl.col("kind") == "memcpy", pl.col("name").cast(pl.String).str.contains(way)
+    )
 
 
 def test_reload(run):
     found = run("reload").reload
     assert (found.rounds, found.buckets, found.owners) == (2, 8, 4)
     assert found.sources == (0, 1, 2, 3, 0, 1, 2, 3)
-    assert found.hidden["reload_under_broadcast"].to_list() == [0.0] * 4  # this run waits for every reload
+    assert (
+        found.hidden["reload_under_broadcast"].to_list() == [0.0] * 4
+    )  # this run waits for every reload
     lanes = {(r["rank"], r["lane"]): r for r in found.lanes.iter_rows(named=True)}
     assert lanes[0, "h2d"]["bytes"] == 2 * (32 << 20)
     assert lanes[3, "broadcast"]["count"] == lanes[3, "reload"]["count"] == 8

@@ -71,7 +71,9 @@ def without_frames():
 
 def renamed():
     """The trace with its layers as named ranges in the place of module calls."""
-    events = rank().events.with_columns(pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String))
+    events = rank().events.with_columns(
+        pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String)
+    )
     number = pl.col("name").str.extract(r"^nn\.Module: Layer_(\d+)$")
     mine = (pl.col("kind") == "python") & number.is_not_null()
     named = events.with_columns(
@@ -96,7 +98,9 @@ def test_without_sequence_numbers_the_backward_repeats_in_reverse():
     mute = labelled().with_columns(autograd_sequence=pl.lit(None, pl.Int64))
     mine = layers_by_repetition(events, mute)
     placed = mine >= 0
-    assert (mine[placed] == stack[placed]).mean() > 0.9  # where a backward's layers begin is known to a few kernels
+    assert (
+        mine[placed] == stack[placed]
+    ).mean() > 0.9  # where a backward's layers begin is known to a few kernels
     heavy = placed & labelled()["name"].cast(pl.String).str.contains("nvjet").to_numpy()
     assert (mine[heavy] == stack[heavy]).all()
     assert placed.sum() > 0.9 * (stack >= 0).sum()
@@ -109,9 +113,13 @@ def test_rows_add_up_and_flop_are_the_hand_count():
     layers = rows.filter(pl.col("layer").is_not_null())
     assert layers["layer"].to_list() == list(range(TRUTH["layers"]))
     known = TRUTH["flop_per_layer_and_microbatch"]
-    # Three products of a size per linear: forward, input's and weight's gradient; attention multiplies 2 and 5 times.
+    # Three products of a size per linear: forward, input's and weight's gradient; attention
+    # multiplies 2 and 5 times.
     each = 3 * known["mm"] + known["attention"] * 7 // 2
-    assert layers["flop"].to_list() == [each * TRUTH["microbatches"] * TRUTH["steps"]] * TRUTH["layers"]
+    assert (
+        layers["flop"].to_list()
+        == [each * TRUTH["microbatches"] * TRUTH["steps"]] * TRUTH["layers"]
+    )
     by_label = sum(layers[f"{label}_ns"].sum() for label in ("forward", "dgrad", "wgrad"))
     assert by_label == layers["compute_ns"].sum()
     assert rows.filter(name="not placed")["share"][0] < 0.01
@@ -119,9 +127,15 @@ def test_rows_add_up_and_flop_are_the_hand_count():
 
 def test_modules_have_their_own_time_and_that_of_what_they_call():
     rows = analysis_of(SAMPLES / "layers", by="module", schedule="none").by.rows
-    paths = {path: (own, whole) for path, own, whole in rows.select("path", "ns", "inclusive_ns").iter_rows() if path}
+    paths = {
+        path: (own, whole)
+        for path, own, whole in rows.select("path", "ns", "inclusive_ns").iter_rows()
+        if path
+    }
     for layer in range(TRUTH["layers"]):
-        inside = sum(own for path, (own, _) in paths.items() if f"Layer_{layer}" in path.split(" > "))
+        inside = sum(
+            own for path, (own, _) in paths.items() if f"Layer_{layer}" in path.split(" > ")
+        )
         assert paths[f"Gpt_0 > Layer_{layer}"][1] == inside
     assert paths["Gpt_0 > Linear_24"][0] == paths["Gpt_0 > Linear_24"][1]
 
@@ -142,8 +156,12 @@ def test_nothing_to_go_by_is_one_line_and_no_rows():
 
 def test_stages_of_a_pipeline_hold_layers_of_their_own():
     rows = analysis_of(SAMPLES / "1f1b", by="layer").by.rows.filter(pl.col("layer").is_not_null())
-    assert rows.select("stage", "layer").rows() == [(stage, layer) for stage in range(4) for layer in range(3)]
-    assert rows["calls"].to_list() == [112] * 12  # 4 linears and attention, forward and backward, 8 micro-batches
+    assert rows.select("stage", "layer").rows() == [
+        (stage, layer) for stage in range(4) for layer in range(3)
+    ]
+    assert (
+        rows["calls"].to_list() == [112] * 12
+    )  # 4 linears and attention, forward and backward, 8 micro-batches
 
 
 def test_a_loaded_trace_and_annotations():
@@ -170,7 +188,9 @@ def test_numbers_of_layers_in_names(name, number):
 
 
 def calls(*rows):
-    return Frames.of(pl.DataFrame([{"tid": 1, "start_ns": s, "end_ns": e, "name": n} for n, s, e in rows]))
+    return Frames.of(
+        pl.DataFrame([{"tid": 1, "start_ns": s, "end_ns": e, "name": n} for n, s, e in rows])
+    )
 
 
 def layers_of_calls(frames):
@@ -197,7 +217,10 @@ def stages(inner_ns):
         rows.append((f"Stage_{stage}", at, at + 100))
         for half in range(2):
             begin = at + half * inner_ns // 2
-            rows += [(f"Block_{block}", begin, begin + inner_ns // 2), (f"Linear_{block}", begin + 1, begin + 2)]
+            rows += [
+                (f"Block_{block}", begin, begin + inner_ns // 2),
+                (f"Linear_{block}", begin + 1, begin + 2),
+            ]
             block += 1
     return calls(*rows)
 
@@ -215,7 +238,9 @@ def test_leaves_are_layers_only_where_nothing_else_is():
 
 
 def test_fsdp_hooks_of_a_framework(corpus):
-    result = analyze(corpus.parent / "frameworks" / "titan-fsdp", by="layer", schedule="none", ranks=[0])
+    result = analyze(
+        corpus.parent / "frameworks" / "titan-fsdp", by="layer", schedule="none", ranks=[0]
+    )
     rows = result.by.rows.filter(pl.col("layer").is_not_null())
     # 57 forward products: 7 in each of 8 layers, and the head.
     assert rows["layer"].to_list() == list(range(8))
@@ -259,12 +284,16 @@ def test_forwards_must_agree(labelled_layers):
     [((5, 6, 7), [-1, -1, -1]), ((5, 45, 85), [0, 1, 2]), ((5, 6, 45), [0, 0, 1])],
     ids=["all in layer 0", "one in each", "in two of three"],
 )
-def test_communication_belongs_to_layers_that_each_launch_their_own(labelled_layers, launches, layers):
+def test_communication_belongs_to_layers_that_each_launch_their_own(
+    labelled_layers, launches, layers
+):
     gathers = [
         {"id": 100 + n, "kind": "kernel", "name": "nccl", "label": "dp_comm", "launch_ns": ns, "launch_tid": 1,
          "start_ns": ns, "end_ns": ns + 1} for n, ns in enumerate(launches)
     ]  # fmt: skip
-    kernels = labelled_layers([3])[0].with_columns(launch_tid=pl.lit(1, pl.Int64))  # a layer is launched in 40 ns
+    kernels = labelled_layers([3])[0].with_columns(
+        launch_tid=pl.lit(1, pl.Int64)
+    )  # a layer is launched in 40 ns
     events = pl.concat([kernels, conform(pl.DataFrame(gathers), LABELLED)])
     assert layers_by_repetition(EVENTS.to_frame(), events)[-3:].tolist() == layers
 
@@ -279,14 +308,27 @@ def labelled_layers():
             [[f"x{n}" for n in range(others)]] * bool(others)
         ):
             for name in names:
-                rows.append({"label": "forward", "name": name, "launch_ns": at, "autograd_sequence": number})
+                rows.append(
+                    {"label": "forward", "name": name, "launch_ns": at, "autograd_sequence": number}
+                )
                 at, number = at + 10, number + 1
             for back in range(len(names)):
-                low = {"label": "dgrad", "name": f"d{back}", "node": "N", "autograd_sequence": number - 1 - back}
+                low = {
+                    "label": "dgrad",
+                    "name": f"d{back}",
+                    "node": "N",
+                    "autograd_sequence": number - 1 - back,
+                }
                 rows.append({**low, "launch_ns": at})
                 at += 10
         made = [
-            {"id": n, "kind": "kernel", "start_ns": r["launch_ns"], "end_ns": r["launch_ns"] + 5, **r}
+            {
+                "id": n,
+                "kind": "kernel",
+                "start_ns": r["launch_ns"],
+                "end_ns": r["launch_ns"] + 5,
+                **r,
+            }
             for n, r in enumerate(rows)
         ]
         return conform(pl.DataFrame(made), LABELLED), Host.of(EVENTS.to_frame())
@@ -308,4 +350,8 @@ def test_a_graph_launches_all_layers_at_one_moment(corpus):
 
 
 def test_thresholds_are_what_they_are():
-    assert (MAX_KERNELS_PER_OPERATOR, MIN_STACK_TO_NAME_RATIO, MIN_STACK_TO_RULE_RATIO) == (4, 0.99, 0.5)
+    assert (MAX_KERNELS_PER_OPERATOR, MIN_STACK_TO_NAME_RATIO, MIN_STACK_TO_RULE_RATIO) == (
+        4,
+        0.99,
+        0.5,
+    )

@@ -34,7 +34,9 @@ def test_the_budget_is_conserved_on_every_rank_and_step(run, name):
             assert scope.budget.span_ns > 0
             assert scope.budget.conserved
             exposed = {label: ns for label, ns in scope.budget.exposed_ns.items() if ns}
-            assert {label: sum(causes.values()) for label, causes in scope.because_ns.items()} == exposed
+            assert {
+                label: sum(causes.values()) for label, causes in scope.because_ns.items()
+            } == exposed
         assert sum(one.idle_causes.values()) == one.whole.budget.idle_ns
         assert [s.step for s in one.per_step] == list(one.steps) or one.steps == ()
     assert found.total.budget.conserved
@@ -53,7 +55,9 @@ def test_public_traces_conserve_too(corpus):
             for scope in (one.whole, *one.per_step):
                 assert scope.budget.conserved, path
                 exposed = {label: ns for label, ns in scope.budget.exposed_ns.items() if ns}
-                assert {label: sum(causes.values()) for label, causes in scope.because_ns.items()} == exposed, path
+                assert {
+                    label: sum(causes.values()) for label, causes in scope.because_ns.items()
+                } == exposed, path
 
 
 def test_intervals_of_the_reference_reader_agree(samples):

@@ -10,9 +10,18 @@ from tracekit.critical_path.path import labels_with_unknown_path
 
 
 def waits_of(*operations):
-    """Waits of rank 0 in dp_comm, and its open time; operations of 100 ns are (wait, open, hole)."""
+    """Waits of rank 0 in dp_comm, and its open time.
+
+    Operations of 100 ns are (wait, open, hole).
+    """
     rows = [
-        {"start_ns": 1000 * n, "end_ns": 1000 * n + 100, "wait_ns": wait, "open": is_open, "hole": is_hole}
+        {
+            "start_ns": 1000 * n,
+            "end_ns": 1000 * n + 100,
+            "wait_ns": wait,
+            "open": is_open,
+            "hole": is_hole,
+        }
         for n, (wait, is_open, is_hole) in enumerate(operations)
     ]
     frame = pl.DataFrame(rows, schema_overrides={"wait_ns": pl.Int64})
@@ -20,7 +29,12 @@ def waits_of(*operations):
     return waits[0]["dp_comm"], open_ns[0].get("dp_comm")
 
 
-COMPLETE, BOUNDED, ALONE, WITHOUT_TRACE = (40, False, False), (30, True, True), (None, True, True), (None, True, False)
+COMPLETE, BOUNDED, ALONE, WITHOUT_TRACE = (
+    (40, False, False),
+    (30, True, True),
+    (None, True, True),
+    (None, True, False),
+)
 
 
 def test_waits_of_complete_operations_are_exact():
@@ -37,8 +51,12 @@ def test_without_the_trace_of_a_peer_waits_are_unknown():
     assert waits_of(COMPLETE, COMPLETE, COMPLETE, WITHOUT_TRACE) == (None, None)
 
 
-@pytest.mark.parametrize(("alone", "complete", "is_known"), [(1, 2, True), (1, 1, True), (4, 3, False), (2, 0, False)])
-def test_traces_that_have_less_than_half_of_their_time_in_common_tell_no_waits(alone, complete, is_known):
+@pytest.mark.parametrize(
+    ("alone", "complete", "is_known"), [(1, 2, True), (1, 1, True), (4, 3, False), (2, 0, False)]
+)
+def test_traces_that_have_less_than_half_of_their_time_in_common_tell_no_waits(
+    alone, complete, is_known
+):
     wait, _ = waits_of(*[COMPLETE] * complete, *[ALONE] * alone)
     assert (wait is not None) is is_known
 
@@ -53,7 +71,13 @@ def path_through(hole_ns, *, is_hole=True):
             "end_ns": [1000 - hole_ns, 1000],
         }
     )
-    unmatched = {"rank": [0], "label": ["pp_comm"], "start_ns": [1000 - hole_ns], "end_ns": [5000], "hole": [is_hole]}
+    unmatched = {
+        "rank": [0],
+        "label": ["pp_comm"],
+        "start_ns": [1000 - hole_ns],
+        "end_ns": [5000],
+        "hole": [is_hole],
+    }
     return labels_with_unknown_path(pl.DataFrame(unmatched), segments)
 
 

@@ -1,7 +1,7 @@
 """Memory of recorded runs, held against what the programs that recorded them asked the allocator while they ran.
 
-``truth_rankN.json`` has the peaks of each step (``torch.cuda.memory_stats``), the allocated bytes around each cell, and
-kind and address of every tensor of the model when the snapshot was written.
+``truth_rankN.json`` has the peaks of each step (``torch.cuda.memory_stats``), the allocated bytes
+around each cell, and kind and address of every tensor of the model when the snapshot was written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def block_bytes(size):
 
 
 def true_bytes(run, rank, kind):
-    return sum(block_bytes(row["bytes"]) for row in truth(run, rank)["tensors"] if row["kind"] == kind)
+    return sum(
+        block_bytes(row["bytes"]) for row in truth(run, rank)["tensors"] if row["kind"] == kind
+    )
 
 
 def bytes_by_category(contents):
@@ -48,7 +50,9 @@ def bytes_by_category(contents):
     return dict(zip(table["category"].to_list(), table["bytes"].to_list(), strict=True))
 
 
-@pytest.mark.parametrize(("run", "steps"), [("zbv", [3]), ("leak", [2, 3, 4, 5]), ("fsdp", [3, 4, 5])])
+@pytest.mark.parametrize(
+    ("run", "steps"), [("zbv", [3]), ("leak", [2, 3, 4, 5]), ("fsdp", [3, 4, 5])]
+)
 def test_peaks_are_the_allocators_own(run, steps):
     for rank in memory_of(run):
         counted = [truth(run, rank.rank)["steps"][step] for step in steps]
@@ -66,7 +70,8 @@ def test_weights_and_optimizer_state_are_the_models_own(run):
         assert found["weights"] == true_bytes(run, rank.rank, "weight")
         # AdamW's step counts are on the host.
         assert found["optimizer_state"] == true_bytes(run, rank.rank, "optimizer_state")
-        # At the peak of a pipeline its gradients are there, and messages with gradients of other micro-batches.
+        # At the peak of a pipeline its gradients are there, and messages with gradients of other
+        # micro-batches.
         gradients = true_bytes(run, rank.rank, "gradient")
         assert gradients <= found["gradients"] <= 1.35 * gradients
 
@@ -74,7 +79,9 @@ def test_weights_and_optimizer_state_are_the_models_own(run):
 def test_what_was_there_before_the_history_began_is_not_guessed():
     for rank in memory_of("fsdp"):
         found = bytes_by_category(rank.measured.contents)
-        kept = sum(true_bytes("fsdp", rank.rank, kind) for kind in ("weight", "optimizer_state", "input"))
+        kept = sum(
+            true_bytes("fsdp", rank.rank, kind) for kind in ("weight", "optimizer_state", "input")
+        )
         workspaces = 2 * 32 * MIB  # of cuBLAS, one per thread
         assert found["before_recording"] == kept + workspaces
         assert "weights" not in found
@@ -95,7 +102,9 @@ def test_activations_in_flight_are_what_zbv_asks_for():
         in_memory = most = 0
         for row in cells:
             in_memory += row["op"] == "forward_one_chunk"
-            in_memory -= row["op"] == "backward_weight_one_chunk" or (row["op"] == "backward_one_chunk" and row["full"])
+            in_memory -= row["op"] == "backward_weight_one_chunk" or (
+                row["op"] == "backward_one_chunk" and row["full"]
+            )
             most = max(most, in_memory)
         assert rank.measured.contents.in_flight == rank.ideal_chunks == most == 8
 
@@ -105,7 +114,11 @@ def test_the_peak_is_in_the_cell_that_the_program_was_in():
     for run in ("zbv", "leak"):
         for rank in memory_of(run):
             peak = rank.measured.contents.peak
-            inside = [row for row in truth(run, rank.rank)["cells"] if row["start_ns"] <= peak.at_ns <= row["end_ns"]]
+            inside = [
+                row
+                for row in truth(run, rank.rank)["cells"]
+                if row["start_ns"] <= peak.at_ns <= row["end_ns"]
+            ]
             assert [row["step"] for row in inside] == [peak.step]
             assert peak.op in names[inside[0]["op"]]
             shown = rank.contents.peak
@@ -118,14 +131,22 @@ def test_activations_at_the_peak_are_named_by_stage_and_micro_batch():
         at_ns = rank.contents.peak.at_ns
         cells = [row for row in truth("zbv", rank.rank)["cells"] if row["step"] == 3]
         place = lambda row: (row["stage"], row["microbatch"])  # noqa: E731
-        begun = {place(row) for row in cells if row["op"] == "forward_one_chunk" and row["start_ns"] < at_ns}
+        begun = {
+            place(row)
+            for row in cells
+            if row["op"] == "forward_one_chunk" and row["start_ns"] < at_ns
+        }
         ended = set()
         for row in cells:
-            is_last = row["op"] == "backward_weight_one_chunk" or (row["op"] == "backward_one_chunk" and row["full"])
+            is_last = row["op"] == "backward_weight_one_chunk" or (
+                row["op"] == "backward_one_chunk" and row["full"]
+            )
             if is_last and row["end_ns"] < at_ns:
                 ended.add(place(row))
         shown = {(cell.stage, cell.microbatch): cell.bytes for cell in rank.contents.activations}
-        large = {key for key, size in shown.items() if size > 16 * MIB}  # outputs that the last stage keeps are 2 MiB
+        large = {
+            key for key, size in shown.items() if size > 16 * MIB
+        }  # outputs that the last stage keeps are 2 MiB
         assert large == begun - ended
 
 
@@ -140,7 +161,8 @@ def test_the_planted_leak_is_found_with_its_line_and_micro_batch():
     assert lines["line"].item().startswith("model.py:")
     assert leak["module"] == "mlp"
     assert leak["phase"] == "forward"
-    # The model keeps the third of every four calls, and the first call only infers shapes: micro-batch 1.
+    # The model keeps the third of every four calls, and the first call only infers shapes:
+    # micro-batch 1.
     assert leak["pairs"] == [1]
     (shown,) = second.contents.leaks
     assert (shown.stage, shown.microbatches, shown.bytes_per_step) == (1, (1,), kept[0])
@@ -150,16 +172,23 @@ def test_the_planted_leak_is_found_with_its_line_and_micro_batch():
 
 
 def test_the_planted_fragmentation_is_found():
-    """120 tensors of 5 MiB, three of four freed; then 400 MiB asked for, with more than that free in pieces."""
+    """120 tensors of 5 MiB, three of four freed.
+
+    Then 400 MiB asked for, with more than that free in pieces.
+    """
     (rank,) = memory_of("fragmentation")
     found = rank.measured.contents.fragmentation
     assert found.largest_request_bytes == 400 * MIB
     assert found.largest_request_free_bytes >= 400 * MIB
-    assert found.reserved_bytes == max(step["reserved_peak"] for step in truth("fragmentation", 0)["steps"])
+    assert found.reserved_bytes == max(
+        step["reserved_peak"] for step in truth("fragmentation", 0)["steps"]
+    )
     planted = truth("fragmentation", 0)
     assert planted["reserved_after_large"] - planted["reserved_before_large"] == 400 * MIB
     assert found.fragmented_bytes > 0.2 * found.reserved_bytes
-    frames = rank.measured.contents.stacks.filter(pl.col("stack") == found.largest_request_stack)["frames"].item()
+    frames = rank.measured.contents.stacks.filter(pl.col("stack") == found.largest_request_stack)[
+        "frames"
+    ].item()
     assert frames[-1].endswith(" fragment")
 
 
@@ -167,7 +196,11 @@ def test_the_planted_fragmentation_is_found():
 def test_the_sample_holds_what_1f1b_asks_for(rank, in_flight):
     """Counted from the snapshot alone: bytes that forwards of recorded steps allocated, while they were allocated."""
     content = pickle.loads(gzip.decompress((SAMPLE / f"memory_rank{rank}.pickle.gz").read_bytes()))
-    marks = {row["name"]: row["time_us"] for row in content["external_annotations"] if row["stage"] == "START"}
+    marks = {
+        row["name"]: row["time_us"]
+        for row in content["external_annotations"]
+        if row["stage"] == "START"
+    }
     living: dict[int, int] = {}
     most = 0
     for row in content["device_traces"][0]:
@@ -190,10 +223,18 @@ def test_the_sample_holds_what_1f1b_asks_for(rank, in_flight):
 def test_the_sample_peaks_in_the_backward_that_the_trace_shows():
     """Counted without tracekit: at the time of most memory the trace's host is in operators of the backward."""
     for rank in analysis_of(SAMPLE).memory.ranks:
-        content = pickle.loads(gzip.decompress((SAMPLE / f"memory_rank{rank.rank}.pickle.gz").read_bytes()))
-        trace = json.loads(gzip.decompress((SAMPLE / f"rank{rank.rank}.pt.trace.json.gz").read_bytes()))
+        content = pickle.loads(
+            gzip.decompress((SAMPLE / f"memory_rank{rank.rank}.pickle.gz").read_bytes())
+        )
+        trace = json.loads(
+            gzip.decompress((SAMPLE / f"rank{rank.rank}.pt.trace.json.gz").read_bytes())
+        )
         base_us = trace["baseTimeNanoseconds"] / 1000
-        marks = {row["name"]: row["time_us"] for row in content["external_annotations"] if row["stage"] == "START"}
+        marks = {
+            row["name"]: row["time_us"]
+            for row in content["external_annotations"]
+            if row["stage"] == "START"
+        }
         level = most = at_us = 0
         for row in content["device_traces"][0]:
             change = {"alloc": 1, "free_requested": -1}.get(row["action"], 0)

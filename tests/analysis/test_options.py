@@ -42,7 +42,9 @@ def test_steps_are_named_as_in_python_too(samples, asked):
 
 
 def test_one_step_is_a_number(samples):
-    assert list(analysis_of(samples / "steps/a", ranks=[0], steps=2, schedule="none").rank(0).steps) == [2]
+    assert list(
+        analysis_of(samples / "steps/a", ranks=[0], steps=2, schedule="none").rank(0).steps
+    ) == [2]
     with pytest.raises(OptionError, match="leaves steps out"):
         analysis_of(samples / "steps/a", ranks=[0], steps=slice(2, 9, 2), schedule="none")
 
@@ -63,7 +65,16 @@ def test_large_runs_have_no_single_events(tmp_path, monkeypatch, ranks, with_eve
     assert Options(keep_events=True).for_ranks(64).keep_events
     assert not Options(keep_events=True).for_ranks(65).keep_events
     monkeypatch.setattr("tracekit.run.measure.MAX_RANKS_WITH_EVENTS", 2)
-    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 5, "args": {"device": 0}}
+    kernel = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "k",
+        "pid": 0,
+        "tid": 7,
+        "ts": 1,
+        "dur": 5,
+        "args": {"device": 0},
+    }
     for rank in range(ranks):
         (tmp_path / f"rank{rank}.json").write_text(json.dumps({"traceEvents": [kernel]}))
     for traces in (tmp_path, load(tmp_path)):
@@ -80,12 +91,18 @@ def test_rules_made_in_python(samples):
 
 
 def test_a_trace_in_memory_gives_the_same_as_its_path(samples, run):
-    assert analyze(load(samples / "reload"), schedule="none").to_dict()["ranks"] == run("reload").to_dict()["ranks"]
+    assert (
+        analyze(load(samples / "reload"), schedule="none").to_dict()["ranks"]
+        == run("reload").to_dict()["ranks"]
+    )
 
 
 def test_a_store_gives_the_same_as_its_traces(samples, run, tmp_path):
     ingest(samples / "1f1b", tmp_path / "store")
-    assert analyze(tmp_path / "store", schedule="none").to_dict()["ranks"] == run("1f1b").to_dict()["ranks"]
+    assert (
+        analyze(tmp_path / "store", schedule="none").to_dict()["ranks"]
+        == run("1f1b").to_dict()["ranks"]
+    )
 
 
 def test_the_rank_of_a_single_file_is_an_option(samples, tmp_path):
@@ -109,7 +126,11 @@ def test_a_damaged_rank_is_used_left_out_or_an_error(one_cut_off, tmp_path):
     skipped = analyze(one_cut_off, schedule="none", on_damage="skip")
     assert [result.rank for result in skipped.rank_results] == [0]
     assert any(notice.code == "rank-failed" for notice in skipped.notices)
-    for read in (analyze, load, lambda path, **options: ingest(path, tmp_path / "store", **options)):
+    for read in (
+        analyze,
+        load,
+        lambda path, **options: ingest(path, tmp_path / "store", **options),
+    ):
         with pytest.raises(InputError, match=r"rank1\.json"):
             read(one_cut_off, on_damage="error")
     with pytest.raises(OptionError, match="on_damage cannot be 'ignore'"):

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.analysis.measure.by.layers import MAX_SHARE_BESIDE, MIN_LAYER_KERNELS, MIN_REPEATED_SHARE, find_layers
+from tracekit.analysis.measure.by.layers import (
+    MAX_SHARE_BESIDE,
+    MIN_LAYER_KERNELS,
+    MIN_REPEATED_SHARE,
+    find_layers,
+)
 
 
 def result(text, heavy="g"):
@@ -65,7 +70,9 @@ def test_nearly_one_more_layer_beside_them_is_silence():
 
 @given(st.integers(4, 9), st.integers(2, 6), st.integers(0, 3), st.integers(0, 3))
 def test_distinct_kernels_are_always_found(period, count, before, behind):
-    tokens = np.concatenate([100 + np.arange(before), np.tile(np.arange(period), count), 200 + np.arange(behind)])
+    tokens = np.concatenate(
+        [100 + np.arange(before), np.tile(np.arange(period), count), 200 + np.arange(behind)]
+    )
     layers = find_layers(tokens, tokens == 0)
     assert (layers.first, layers.period, layers.count, layers.spare) == (before, period, count, 0)
 

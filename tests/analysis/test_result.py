@@ -32,10 +32,23 @@ def test_json_has_every_key_of_the_contract(run):
     assert one["overlap"]["copy"] is not None
     assert set(one["per_step"][0]) >= keys | {"step"}
     assert one["per_step"][0]["step"] == 2
-    spent = one["budget_ns"]["compute"] + sum(one["budget_ns"]["exposed"].values()) + one["budget_ns"]["idle"]
+    spent = (
+        one["budget_ns"]["compute"]
+        + sum(one["budget_ns"]["exposed"].values())
+        + one["budget_ns"]["idle"]
+    )
     assert spent == one["span_ns"]
     assert data["schedule"]["name"] == "1f1b"
-    assert set(data["schedule"]) >= {"name", "pp", "microbatches", "virtual", "ranks", "measured", "ideal", "gap_ns"}
+    assert set(data["schedule"]) >= {
+        "name",
+        "pp",
+        "microbatches",
+        "virtual",
+        "ranks",
+        "measured",
+        "ideal",
+        "gap_ns",
+    }
 
 
 def test_totals_are_sums_and_ratios_of_sums(run):
@@ -100,4 +113,7 @@ def test_tables_name_themselves_and_an_unknown_one_names_those_there_are(run):
 
 def test_an_analysis_shows_its_ranks_steps_and_step_time(run):
     analysis = run("steps/a")
-    assert repr(analysis) == f"<Analysis: 2 ranks, 8 steps, step time {analysis.step.time_ns / 1e6:,.3f} ms>"
+    assert (
+        repr(analysis)
+        == f"<Analysis: 2 ranks, 8 steps, step time {analysis.step.time_ns / 1e6:,.3f} ms>"
+    )

@@ -22,7 +22,9 @@ MS = 1_000_000
 STEP_MS = 100
 DATA = Path(__file__).parents[1] / "data"
 CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", ""))
-needs_corpus = pytest.mark.skipif(not os.environ.get("TRACEKIT_CORPUS"), reason="set TRACEKIT_CORPUS")
+needs_corpus = pytest.mark.skipif(
+    not os.environ.get("TRACEKIT_CORPUS"), reason="set TRACEKIT_CORPUS"
+)
 
 
 class Run:
@@ -35,7 +37,19 @@ class Run:
         self.kernels_per_call = {}
         self.operations = []
 
-    def wait(self, last, rank, step, ms, *, label="dp_comm", group="dp", bound=False, what="allreduce", transfer=5):
+    def wait(
+        self,
+        last,
+        rank,
+        step,
+        ms,
+        *,
+        label="dp_comm",
+        group="dp",
+        bound=False,
+        what="allreduce",
+        transfer=5,
+    ):
         self.operations.append(
             {
                 "rank": rank, "last_rank": last, "step": step, "label": label, "group": group, "group_ranks": None,
@@ -51,16 +65,22 @@ class Run:
             calls = self.calls.get((rank, step), self.calls.get(rank, 10))
             ns = round(calls * 4 * MS * self.speed.get((rank, step), self.speed.get(rank, 1.0)))
             count = round(calls * self.kernels_per_call.get(rank, 1))
-            kernels.append({"key": 1, "kernel": 1, "step": step, "calls": calls, "count": count, "ns": ns})
+            kernels.append(
+                {"key": 1, "kernel": 1, "step": step, "calls": calls, "count": count, "ns": ns}
+            )
             idle = round(self.idle.get((rank, step), 0) * MS)
             start_ns = (step + self.first_step.get(rank, 0)) * STEP_MS * MS
             steps.append(
                 {"step": step, "span_ns": STEP_MS * MS, "start_ns": start_ns, "launch_ns": start_ns,
                  "follows": step > 0, "compute_ns": ns, "host_late_ns": idle}
             )  # fmt: skip
-            tokens.append({"step": step, "microbatch": 0, "tokens": self.tokens.get((rank, step), 512)})
+            tokens.append(
+                {"step": step, "microbatch": 0, "tokens": self.tokens.get((rank, step), 512)}
+            )
         frames = (
-            conform(pl.DataFrame(kernels), KERNEL_TIMES) if self.shapes else KERNEL_TIMES.to_frame(),
+            conform(pl.DataFrame(kernels), KERNEL_TIMES)
+            if self.shapes
+            else KERNEL_TIMES.to_frame(),
             conform(pl.DataFrame(steps), STEP_LATENESS),
             conform(pl.DataFrame(tokens), TOKENS),
         )
@@ -72,7 +92,9 @@ class Run:
 
     def explain(self, *, uncertain=False):
         text = dict.fromkeys(("label", "group", "group_ranks", "what"), pl.String)
-        operations = pl.DataFrame(self.operations, schema_overrides={**text, "rank": pl.Int32, "last_rank": pl.Int32})
+        operations = pl.DataFrame(
+            self.operations, schema_overrides={**text, "rank": pl.Int32, "last_rank": pl.Int32}
+        )
         table = (
             operations.filter((pl.col("rank") != pl.col("last_rank")) & (pl.col("wait_ns") > 0))
             .group_by(rank="last_rank", label="label")
@@ -114,9 +136,15 @@ def test_a_call_that_launches_more_kernels_does_not_make_a_gpu_slow():
 
 @pytest.mark.parametrize(
     ("multiprocessors", "named"),
-    [({0: 32, 1: 33, 2: 12}, (12, 32)), ({0: 12, 1: 33, 2: 12}, (None, None)), ({0: 32, 2: 12}, (None, None))],
+    [
+        ({0: 32, 1: 33, 2: 12}, (12, 32)),
+        ({0: 12, 1: 33, 2: 12}, (None, None)),
+        ({0: 32, 2: 12}, (None, None)),
+    ],
 )
-def test_fewer_multiprocessors_are_evidence_where_every_other_rank_is_known_to_have_more(multiprocessors, named):
+def test_fewer_multiprocessors_are_evidence_where_every_other_rank_is_known_to_have_more(
+    multiprocessors, named
+):
     run = Run()
     run.multiprocessors = multiprocessors
     run.speed[2] = 1.5
@@ -143,9 +171,19 @@ def test_more_work_is_told_from_a_slow_gpu_by_calls_and_tokens():
 
 
 def test_tokens_of_the_others_are_their_mean_whoever_waits_how_long():
-    """Rank 1 has twice the work in steps 1 and 2. Rank 2 has as much in step 2 and does not wait there."""
+    """Rank 1 has twice the work in steps 1 and 2.
+
+    Rank 2 has as much in step 2 and does not wait there.
+    """
     run = Run()
-    for rank, step, tokens in ((1, 1, 1024), (1, 2, 1024), (0, 1, 128), (2, 1, 512), (0, 2, 512), (2, 2, 1024)):
+    for rank, step, tokens in (
+        (1, 1, 1024),
+        (1, 2, 1024),
+        (0, 1, 128),
+        (2, 1, 512),
+        (0, 2, 512),
+        (2, 2, 1024),
+    ):
         run.tokens[rank, step] = tokens
         run.calls[rank, step] = 20 if tokens == 1024 else 10
     run.wait(1, 0, 1, 40)
@@ -202,7 +240,15 @@ def test_longer_transfers_of_equal_size_are_a_slow_link():
     run = Run(ranks=6)
     for step in range(4):
         for rank in range(6):
-            run.wait(rank, rank, step, 0, label="tp_comm", group=f"tp{rank}", transfer=25 if rank == 2 else 5)
+            run.wait(
+                rank,
+                rank,
+                step,
+                0,
+                label="tp_comm",
+                group=f"tp{rank}",
+                transfer=25 if rank == 2 else 5,
+            )
         run.wait(2, 0, step, 20)
     rows = {row.rank: row for row in run.explain().rows}
     assert causes(rows[2]) == {"slow_link": 80}
@@ -213,8 +259,17 @@ def test_an_exchange_of_unequal_sizes_says_nothing_about_links():
     run = Run(ranks=6)
     for step in range(4):
         for rank in range(6):
-            run.wait(rank, rank, step, 0, label="ep_dispatch", group=f"ep{rank}", transfer=25 if rank == 2 else 5)
-            # A member of the same exchange that moves more: a different member of each group decides how long it takes.
+            run.wait(
+                rank,
+                rank,
+                step,
+                0,
+                label="ep_dispatch",
+                group=f"ep{rank}",
+                transfer=25 if rank == 2 else 5,
+            )
+            # A member of the same exchange that moves more: a different member of each group
+            # decides how long it takes.
             run.operations.append(run.operations[-1] | {"rank": rank ^ 1, "bytes": 1000 + rank})
         run.wait(2, 0, step, 20)
     rows = {row.rank: row for row in run.explain().rows}
@@ -227,7 +282,15 @@ def test_a_link_is_slow_from_a_tenth_more_time(transfer, named):
     run = Run(ranks=6)
     for step in range(4):
         for rank in range(6):
-            run.wait(rank, rank, step, 0, label="tp_comm", group=f"tp{rank}", transfer=transfer if rank == 2 else 200)
+            run.wait(
+                rank,
+                rank,
+                step,
+                0,
+                label="tp_comm",
+                group=f"tp{rank}",
+                transfer=transfer if rank == 2 else 200,
+            )
         run.wait(2, 0, step, 10, transfer=200)
     assert causes({row.rank: row for row in run.explain().rows}[2]).keys() == named
 
@@ -309,7 +372,12 @@ def test_a_rank_that_is_very_late_once_and_a_little_always_has_a_worst_step():
         for rank in (0, 1):
             run.wait(2, rank, step, ms)
     [row] = run.explain().rows
-    assert (row.kind, row.steps, row.worst_step, row.worst_ns) == ("chronic", [0, 1, 2, 3], 2, 60 * MS)
+    assert (row.kind, row.steps, row.worst_step, row.worst_ns) == (
+        "chronic",
+        [0, 1, 2, 3],
+        2,
+        60 * MS,
+    )
 
 
 @pytest.mark.parametrize("waits", [(15, 10, 10, 10), (0, 0, 60, 0), (60, 0, 5, 0)])
@@ -366,7 +434,11 @@ def test_the_lateness_table_has_every_rank_and_step():
     run.wait(2, 1, 1, 10)
     lateness = run.explain().lateness
     assert lateness.shape[0] == 12
-    late = lateness.filter(pl.col("late_ns") > 0).select("rank", "step", "late_ns", "caused_ns", "share").rows()
+    late = (
+        lateness.filter(pl.col("late_ns") > 0)
+        .select("rank", "step", "late_ns", "caused_ns", "share")
+        .rows()
+    )
     assert late == [(2, 1, 15 * MS, 30 * MS, 0.15)]
 
 
@@ -377,7 +449,9 @@ def test_a_rank_is_late_from_two_percent_of_the_step(ms, late):
     assert bool(run.explain().rows[0].steps) is late
 
 
-@pytest.mark.parametrize(("idle", "named"), [(0.99, {"slow_gpu"}), (1.01, {"slow_gpu", "host_late"})])
+@pytest.mark.parametrize(
+    ("idle", "named"), [(0.99, {"slow_gpu"}), (1.01, {"slow_gpu", "host_late"})]
+)
 def test_a_cause_of_less_than_a_tenth_stays_unknown(idle, named):
     run = Run()
     run.speed[2, 1], run.idle[2, 1] = 1 + (10 - idle) / 40, idle
@@ -385,7 +459,9 @@ def test_a_cause_of_less_than_a_tenth_stays_unknown(idle, named):
     assert causes(run.explain().rows[0]).keys() - {"unknown"} == named
 
 
-@pytest.mark.parametrize(("ratio", "named"), [(1.029, {"unknown"}), (1.031, {"slow_gpu", "unknown"})])
+@pytest.mark.parametrize(
+    ("ratio", "named"), [(1.029, {"unknown"}), (1.031, {"slow_gpu", "unknown"})]
+)
 def test_a_gpu_is_slow_from_three_percent(ratio, named):
     run = Run()
     run.speed[2] = ratio
@@ -447,7 +523,12 @@ def test_a_slow_gpu_and_a_late_host_in_one_recording_are_split():
     analysis = analyze(DATA / "slow-once", schedule="none", workers=1)
     slow, slow_causes = explained(analysis, 2)
     late, late_causes = explained(analysis, 1)
-    assert (slow.kind, slow.steps, slow.uncertain, slow.candidates) == ("chronic", [5, 7], False, [2])
+    assert (slow.kind, slow.steps, slow.uncertain, slow.candidates) == (
+        "chronic",
+        [5, 7],
+        False,
+        [2],
+    )
     assert slow_causes["slow_gpu"] > 0.9
     assert 1.6 < slow.why[0].evidence.ratio < 2.1
     assert (late.kind, late.steps) == ("one_off", [6])
@@ -458,16 +539,22 @@ def test_a_slow_gpu_and_a_late_host_in_one_recording_are_split():
 
 
 def test_a_slow_gpu_and_unequal_tokens_in_one_recording_are_split():
-    """Recorded on an H200: rank 3 on half the multiprocessors; tokens by step and rank are known."""
+    """Recorded on an H200: rank 3 on half the multiprocessors.
+
+    Tokens by step and rank are known.
+    """
     analysis = analyze(DATA / "slow-uneven", schedule="none", workers=1)
-    tokens = analysis.tables["tokens"].pivot("rank", index="step", values="tokens").drop("step").rows()
+    tokens = (
+        analysis.tables["tokens"].pivot("rank", index="step", values="tokens").drop("step").rows()
+    )
     assert tokens == [(512, 1024, 512, 3072), (2048, 512, 3072, 512), (1024, 3072, 512, 3072)]
     row, shares = explained(analysis, 3)
     assert row.kind == "chronic"
     assert shares.keys() <= {"slow_gpu", "more_work", "unknown"}
     assert shares["slow_gpu"] + shares["more_work"] > 0.9
     assert 1.6 < next(part.evidence.ratio for part in row.why if part.cause == "slow_gpu") < 2.1
-    # In step 5 the slow rank has the fewest tokens: whatever it is late there, its work does not explain.
+    # In step 5 the slow rank has the fewest tokens: whatever it is late there, its work does not
+    # explain.
     step_5 = analysis.tables["lateness"].filter(pl.col("step") == 5)
     work = dict(step_5.select("rank", "work_ns").iter_rows())
     assert work[3] == min(work.values())
@@ -494,12 +581,18 @@ def test_the_late_host_of_a_recording_and_its_other_steps():
 
 @needs_corpus
 def test_the_tokens_and_the_most_loaded_ranks_of_a_recording():
-    truth = json.loads((CORPUS / "frameworks/truth.json").read_text())["varlen-ddp"]["tokens_by_step_and_rank"]
+    truth = json.loads((CORPUS / "frameworks/truth.json").read_text())["varlen-ddp"][
+        "tokens_by_step_and_rank"
+    ]
     analysis = analyze(CORPUS / "frameworks/varlen-ddp", schedule="none")
-    tokens = analysis.tables["tokens"].pivot("rank", index="step", values="tokens").drop("step").rows()
+    tokens = (
+        analysis.tables["tokens"].pivot("rank", index="step", values="tokens").drop("step").rows()
+    )
     assert tokens == [tuple(step) for step in truth]
     for row in analysis.stragglers.rows:
         assert {part.cause for part in row.why} <= {"more_work", "unknown"}
     most = [max(step) for step in truth]
-    loaded = zip(analysis.stragglers.imbalance["most_work_rank"].to_list(), truth, most, strict=True)
+    loaded = zip(
+        analysis.stragglers.imbalance["most_work_rank"].to_list(), truth, most, strict=True
+    )
     assert all(step[rank] == tokens for rank, step, tokens in loaded)

@@ -25,7 +25,10 @@ def test_without_its_peers_the_bubble_is_a_lower_bound(samples):
 
 
 def test_why_waiting_is_not_known(run):
-    """All four ranks of the Nsight run are there, so giving more would not help; of the other, one of four is."""
+    """All four ranks of the Nsight run are there, so giving more would not help.
+
+    Of the other, one of four is.
+    """
     said = {n.code: n.message for n in run("nsys-1f1b", schedule="none").notices}["wait-unknown"]
     assert said.startswith("60 of 60 sends and receives do not name their peer: ")
     assert said.endswith("; record the peers")
@@ -39,7 +42,9 @@ def test_ranks_of_two_recordings_of_one_program(samples, tmp_path):
     for run, rank in (("a", 0), ("b", 1)):
         name = f"rank{rank}.pt.trace.json.gz"
         (tmp_path / name).write_bytes((samples / "steps" / run / name).read_bytes())
-    said = [n.message for n in analyze(tmp_path, schedule="none").notices if n.code == "clocks-apart"]
+    said = [
+        n.message for n in analyze(tmp_path, schedule="none").notices if n.code == "clocks-apart"
+    ]
     assert len(said) == 1
     assert said[0].startswith("rank 1 was recorded 8.2 s after rank 0: ")
     assert not [n for n in analysis_of(samples / "steps/a").notices if n.code == "clocks-apart"]
@@ -78,7 +83,10 @@ def test_graph_launches_without_kernels_give_null_not_idle(tmp_path):
 def test_a_file_that_lost_its_kernels_gives_null_not_idle(tmp_path):
     """Cut off in the middle of the GPU's part: launches are there, most kernels are not."""
     calls = [launch(10 * n, n) for n in range(100)]
-    found = analyze(write(tmp_path / "rank0.json.gz", [*calls, kernel(5, 9, 0), kernel(995, 9, 99)]), schedule="none")
+    found = analyze(
+        write(tmp_path / "rank0.json.gz", [*calls, kernel(5, 9, 0), kernel(995, 9, 99)]),
+        schedule="none",
+    )
     assert found.rank(0).whole.bubble_fraction is None
     assert "gpu-events-lost" in {note.code for note in found.notices}
     whole = [*calls, *(kernel(10 * n + 5, 9, n) for n in range(100))]
@@ -88,11 +96,19 @@ def test_a_file_that_lost_its_kernels_gives_null_not_idle(tmp_path):
 
 
 @pytest.mark.parametrize(("every", "cause"), [(1, "nothing_to_hide"), (2, "unknown")])
-def test_where_kernels_were_lost_it_is_not_known_that_no_compute_could_run_beside_a_copy(tmp_path, every, cause):
-    """A copy to the host after all compute; then every second kernel of the compute is missing from the file."""
+def test_where_kernels_were_lost_it_is_not_known_that_no_compute_could_run_beside_a_copy(
+    tmp_path, every, cause
+):
+    """A copy to the host after all compute.
+
+    Then every second kernel of the compute is missing from the file.
+    """
     calls = [launch(10 * n, n) for n in range(100)]
     kernels = [kernel(10 * n + 5, 9, n) for n in range(every - 1, 100, every)]
-    copy = kernel(1010, 500, 200, stream=20) | {"cat": "gpu_memcpy", "name": "Memcpy DtoH (Device -> Pinned)"}
+    copy = kernel(1010, 500, 200, stream=20) | {
+        "cat": "gpu_memcpy",
+        "name": "Memcpy DtoH (Device -> Pinned)",
+    }
     events = [*calls, *kernels, launch(1001, 200, "cudaMemcpyAsync"), copy]
     data = analyze(write(tmp_path / "rank0.json.gz", events), schedule="none").to_dict()["ranks"][0]
     assert data["exposed_because_ns"]["offload"] == {cause: 500_000}
@@ -109,7 +125,10 @@ def test_graph_kernels_fill_the_graph(tmp_path):
 
 def test_no_gpu_events_at_all_is_an_error(tmp_path):
     path = write(tmp_path / "rank0.json.gz", [launch(0, 1)])
-    with pytest.raises(InputError, match=r"rank0\.json\.gz: there are no GPU events: record with CUDA activities on"):
+    with pytest.raises(
+        InputError,
+        match=r"rank0\.json\.gz: there are no GPU events: record with CUDA activities on",
+    ):
         analyze(path, schedule="none")
 
 
@@ -125,5 +144,7 @@ def test_a_file_cut_before_its_gpu_events_is_an_error(samples, tmp_path):
     """The profiler writes GPU events last, so half a file has none: recording CUDA activities would not help."""
     whole = gzip.decompress((samples / "1f1b/rank0.pt.trace.json.gz").read_bytes())
     (tmp_path / "rank0.json").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match="there are no GPU events: the file ends before them: copy it again"):
+    with pytest.raises(
+        InputError, match="there are no GPU events: the file ends before them: copy it again"
+    ):
         analyze(tmp_path, schedule="none")

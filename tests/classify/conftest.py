@@ -34,10 +34,19 @@ class Program:
         self.op(NODE + name, start, end, tid=tid, sequence=sequence, fwd_thread=1)
         return self.op(name, start + 0.1, end - 0.1, tid=tid, sequence=sequence, fwd_thread=1)
 
-    def kernel(self, name, launch_us, *, tid=MAIN, kind="kernel", stream=7, lasts=1, launched=True, **more):
+    def kernel(
+        self, name, launch_us, *, tid=MAIN, kind="kernel", stream=7, lasts=1, launched=True, **more
+    ):
         correlation = len(self.rows)
         if launched:
-            self.add("runtime", "cudaLaunchKernel", launch_us, launch_us + 0.2, tid=tid, correlation=correlation)
+            self.add(
+                "runtime",
+                "cudaLaunchKernel",
+                launch_us,
+                launch_us + 0.2,
+                tid=tid,
+                correlation=correlation,
+            )
         more = {"device": 0, "stream": stream, "correlation": correlation} | more
         return self.add(kind, name, launch_us + 0.3, launch_us + 0.3 + lasts, **more)
 
@@ -96,7 +105,9 @@ def renamed(events):
     """Every matrix kernel under one name that says nothing."""
     name = pl.col("name").cast(pl.String)
     gemm = (pl.col("kind") == "kernel") & name.str.contains("nvjet|gemm|xmma|cutlass")
-    return events.with_columns(name=pl.when(gemm).then(pl.lit("gemm_kernel")).otherwise(name).cast(pl.Categorical()))
+    return events.with_columns(
+        name=pl.when(gemm).then(pl.lit("gemm_kernel")).otherwise(name).cast(pl.Categorical())
+    )
 
 
 def unannotated(events):
@@ -116,7 +127,10 @@ def bare(events):
     return without_shapes(renamed(events))
 
 
-@pytest.fixture(params=[nothing, without_shapes, renamed, bare, unannotated, undescribed], ids=lambda f: f.__name__)
+@pytest.fixture(
+    params=[nothing, without_shapes, renamed, bare, unannotated, undescribed],
+    ids=lambda f: f.__name__,
+)
 def stripped(request):
     """A way to take evidence out of a trace."""
     return request.param

@@ -24,8 +24,18 @@ NAMES = {
     "memcpy": ["Memcpy PtoP (Device -> Device)", "Memcpy DtoH (Device -> Pinned)"],
     "memset": ["Memset (Device)"],
     "graph": ["graph"],
-    "cpu_op": ["aten::mm", "_LinearBackward", "record_param_comms", "autograd::engine::evaluate_function: MmBackward0"],
-    "annotation": ["Optimizer.step#Adam.step", "PP:1F0", "FSDP::post_backward (x)", "nccl:coalesced"],
+    "cpu_op": [
+        "aten::mm",
+        "_LinearBackward",
+        "record_param_comms",
+        "autograd::engine::evaluate_function: MmBackward0",
+    ],
+    "annotation": [
+        "Optimizer.step#Adam.step",
+        "PP:1F0",
+        "FSDP::post_backward (x)",
+        "nccl:coalesced",
+    ],
     "runtime": ["cudaLaunchKernel"],
     "driver": ["cuLaunchKernel"],
 }

@@ -9,7 +9,9 @@ from tests.classify.conftest import ENGINE, NODE, event_row
 from tracekit.classify import classify
 
 
-def test_gradients_scaled_before_the_optimizer_are_no_forward_though_the_next_step_takes_their_number(program):
+def test_gradients_scaled_before_the_optimizer_are_no_forward_though_the_next_step_takes_their_number(
+    program,
+):
     """They repeat the number of the next node to come, and that is made after the next step's first receive."""
     program.op("aten::relu", 0, 5, sequence=5)
     program.kernel("k", 1)
@@ -27,7 +29,11 @@ def test_gradients_scaled_before_the_optimizer_are_no_forward_though_the_next_st
     program.op("aten::relu", 90, 91, sequence=8)
     program.node("ReluBackward0", 100, 110, 7)
     labelled = classify(program.events())
-    assert [event_row(labelled, k)["label"] for k in (*scaled, forward)] == ["optimizer", "optimizer", "forward"]
+    assert [event_row(labelled, k)["label"] for k in (*scaled, forward)] == [
+        "optimizer",
+        "optimizer",
+        "forward",
+    ]
 
 
 def test_a_node_knows_its_forward(program):
@@ -73,11 +79,18 @@ def zero_bubble(program, node="MmBackward0", turned="TBackward0"):
     number, ids = 100, []
     for start in (0, 20):
         program.op("aten::t", start, start + 2, sequence=number)
-        program.op("aten::mm", start + 5, start + 15, sequence=number + 1, shapes="[[64,64],[64,64]]")
+        program.op(
+            "aten::mm", start + 5, start + 15, sequence=number + 1, shapes="[[64,64],[64,64]]"
+        )
         ids.append((program.kernel("gemm_kernel", start + 6), "forward"))
         number += 2
     program.op("aten::relu", 40, 41, sequence=number)
-    for start, made, label in ((100, 101, "dgrad"), (120, 103, "dgrad"), (140, 101, "wgrad"), (160, 103, "wgrad")):
+    for start, made, label in (
+        (100, 101, "dgrad"),
+        (120, 103, "dgrad"),
+        (140, 101, "wgrad"),
+        (160, 103, "wgrad"),
+    ):
         program.node(node, start, start + 8, made)
         program.op("aten::mm", start + 1, start + 7, tid=ENGINE, shapes="[[64,64],[64,64]]")
         ids.append((program.kernel("gemm_kernel", start + 2, tid=ENGINE), label))
@@ -91,7 +104,8 @@ def zero_bubble(program, node="MmBackward0", turned="TBackward0"):
 
 
 @pytest.mark.parametrize(
-    ("node", "turned"), [("MmBackward0", "TBackward0"), ("MmBackward0", None), ("LinBackward", None)]
+    ("node", "turned"),
+    [("MmBackward0", "TBackward0"), ("MmBackward0", None), ("LinBackward", None)],
 )
 def test_a_node_that_runs_twice_serves_the_input_then_the_weight(program, node, turned):
     """Square matrices, and names that say nothing: only the engine's two visits tell."""
@@ -109,7 +123,11 @@ def test_norm_weights_under_the_inputs_range(program):
     program.op(NODE + "torch::autograd::AccumulateGrad", 21, 30, tid=ENGINE)
     added = program.kernel("add", 22, tid=ENGINE)
     labelled = classify(program.events())
-    assert [event_row(labelled, i)["label"] for i in (dgrad, wgrad, added)] == ["dgrad", "wgrad", "wgrad"]
+    assert [event_row(labelled, i)["label"] for i in (dgrad, wgrad, added)] == [
+        "dgrad",
+        "wgrad",
+        "wgrad",
+    ]
 
 
 def test_files_without_numbers(program):
@@ -117,7 +135,9 @@ def test_files_without_numbers(program):
     ids = zero_bubble(program)
     program.op("aten::linear", 4.5, 15.5)
     program.op("aten::linear", 24.5, 35.5)
-    events = program.events().with_columns(sequence=pl.lit(None, pl.Int64), shapes=pl.lit(None, pl.Categorical()))
+    events = program.events().with_columns(
+        sequence=pl.lit(None, pl.Int64), shapes=pl.lit(None, pl.Categorical())
+    )
     labelled = classify(events)
     products = [(i, label) for i, label in ids if event_row(labelled, i)["op"] == "aten::mm"]
     assert len(products) == 6
@@ -128,7 +148,12 @@ def test_a_window_that_ends_before_the_weights_turn(program):
     ids = zero_bubble(program)
     cut = program.events().filter(pl.col("start_ns") < 140_000)
     labelled = classify(cut)
-    assert [event_row(labelled, i)["label"] for i, _ in ids[:4]] == ["forward", "forward", "dgrad", "dgrad"]
+    assert [event_row(labelled, i)["label"] for i, _ in ids[:4]] == [
+        "forward",
+        "forward",
+        "dgrad",
+        "dgrad",
+    ]
 
 
 def test_a_graph_kept_and_run_twice_is_no_split(program):
@@ -168,4 +193,7 @@ def test_forward_work_inside_a_node_is_recompute(program):
     program.node("GeluBackward0", 20, 30, 50)
     back = program.kernel("gelu_backward", 21, tid=ENGINE)
     labelled = classify(program.events())
-    assert (event_row(labelled, again)["label"], event_row(labelled, back)["label"]) == ("recompute", "dgrad")
+    assert (event_row(labelled, again)["label"], event_row(labelled, back)["label"]) == (
+        "recompute",
+        "dgrad",
+    )

@@ -26,6 +26,8 @@ def test_a_rule_decides_up_to_its_bound(rule, last, first_beyond):
     target = EXAMPLES[rule](program)
     for size, decides in ((last, True), (first_beyond, False)):
         rows = pl.col("id") == target
-        events = program.events().with_columns(bytes=pl.when(rows).then(size).otherwise(pl.col("bytes")))
+        events = program.events().with_columns(
+            bytes=pl.when(rows).then(size).otherwise(pl.col("bytes"))
+        )
         winner = classify(events).filter(rows)["rule"].item()
         assert (winner == rule) is decides, f"{size} bytes: {winner}"

@@ -10,7 +10,10 @@ from tracekit.classify.evidence import gather_evidence
 
 
 def test_small_saved_tensors_are_offloaded_too(program):
-    """Statistics of a norm leave in the forward and return inside the backward; a loss that is read does not."""
+    """Statistics of a norm leave in the forward and return inside the backward.
+
+    A loss that is read does not.
+    """
     gone, back = [], []
     for i in range(3):
         program.op("aten::native_layer_norm", 20 * i, 20 * i + 10, sequence=10 + i)

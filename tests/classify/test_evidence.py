@@ -12,7 +12,10 @@ from tracekit.classify import classify
 from tracekit.classify.host_ranges import nest
 
 RANGES = st.lists(
-    st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(0, 20), st.sampled_from([OP, ANNOTATION])), max_size=25
+    st.tuples(
+        st.integers(0, 1), st.integers(0, 40), st.integers(0, 20), st.sampled_from([OP, ANNOTATION])
+    ),
+    max_size=25,
 )
 POINTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), max_size=10)
 
@@ -35,14 +38,22 @@ def test_nesting_agrees_with_a_search_of_all_ranges(rows, points):
     )
 
     def around(t, at, kind, before):
-        containing = [j for j, (u, a, b, w) in enumerate(rows[:before]) if w == kind and u == t and a <= at < b]
+        containing = [
+            j
+            for j, (u, a, b, w) in enumerate(rows[:before])
+            if w == kind and u == t and a <= at < b
+        ]
         return containing[-1] if containing else -1
 
     for i, (t, s, _, _) in enumerate(rows):
         assert nested.op_of[i] == around(t, s, OP, i)
         assert nested.ann_of[i] == around(t, s, ANNOTATION, i)
     for i, (t, _, _, w) in enumerate(rows):
-        same = [j for j, row in enumerate(rows) if (row[0], row[3], nested.op_of[j]) == (t, OP, nested.op_of[i])]
+        same = [
+            j
+            for j, row in enumerate(rows)
+            if (row[0], row[3], nested.op_of[j]) == (t, OP, nested.op_of[i])
+        ]
         assert nested.previous_op[i] == max((j for j in same if j < i and w == OP), default=-1)
         assert nested.next_op[i] == min((j for j in same if j > i and w == OP), default=-1)
     for i, (t, at) in enumerate(points):
@@ -90,7 +101,10 @@ def test_a_launch_the_file_lost_is_known_by_its_namesakes(program):
     program.kernel("relu_kernel", 1)
     program.node("ReluBackward0", 20, 30, 5)
     program.kernel("other_kernel", 21, tid=ENGINE)
-    lost, stranger = program.kernel("relu_kernel", 100, launched=False), program.kernel("new", 50, launched=False)
+    lost, stranger = (
+        program.kernel("relu_kernel", 100, launched=False),
+        program.kernel("new", 50, launched=False),
+    )
     labelled = classify(program.events())
     assert event_row(labelled, lost)["label"] == "forward"
     assert event_row(labelled, stranger)["label"] == "other"

@@ -18,7 +18,10 @@ def test_the_backward_of_combine_runs_a_dispatch_kernel(program):
     second = program.kernel(dispatch, 6, stream=27)
     third, fourth = program.kernel(combine, 8, stream=27), program.kernel(combine, 10, stream=27)
     labelled = classify(program.events())
-    got = [(event_row(labelled, i)["label"], event_row(labelled, i)["pass"]) for i in (first, second, third, fourth)]
+    got = [
+        (event_row(labelled, i)["label"], event_row(labelled, i)["pass"])
+        for i in (first, second, third, fourth)
+    ]
     assert got == [
         ("ep_combine", "backward"),
         ("ep_dispatch", "forward"),
@@ -28,9 +31,12 @@ def test_the_backward_of_combine_runs_a_dispatch_kernel(program):
 
 
 def train_moe(program, parts, *, counts=False):
-    """Two layers forward and backward; *parts* says how many all-to-alls a dispatch takes. Returns roles by id.
+    """Two layers forward and backward; *parts* says how many all-to-alls a dispatch takes.
 
-    With *counts* the ranks tell each other beforehand, in the forward alone, how many tokens they will send.
+    Returns roles by id.
+
+    With *counts* the ranks tell each other beforehand, in the forward alone, how many tokens they
+    will send.
     """
     clock, number, expected, backward = 0, 100, {}, []
 
@@ -49,7 +55,10 @@ def train_moe(program, parts, *, counts=False):
         run("aten::_flash_attention_forward", "flash_fwd")
         run("aten::mm", "gemm")
         if counts:
-            expected[program.nccl("all_to_all", clock, group="5", bytes=32)] = ("ep_dispatch", "forward")
+            expected[program.nccl("all_to_all", clock, group="5", bytes=32)] = (
+                "ep_dispatch",
+                "forward",
+            )
             clock += 10
         for _ in range(parts):
             run("AllToAll", "", "dispatch")
@@ -58,10 +67,15 @@ def train_moe(program, parts, *, counts=False):
     program.op("aten::sum", clock, clock + 1, sequence=number)
     for name, kernel, role, made in reversed(backward):
         clock += 20
-        node = {"aten::mm": "MmBackward0", "AllToAll": "AllToAllBackward"}.get(name, "FlashAttentionBackward0")
+        node = {"aten::mm": "MmBackward0", "AllToAll": "AllToAllBackward"}.get(
+            name, "FlashAttentionBackward0"
+        )
         program.node(node, clock, clock + 10, made)
         if role:
-            expected[program.nccl("all_to_all", clock + 2, tid=ENGINE, group="5")] = (f"ep_{role}", "backward")
+            expected[program.nccl("all_to_all", clock + 2, tid=ENGINE, group="5")] = (
+                f"ep_{role}",
+                "backward",
+            )
         else:
             if name == "aten::mm":
                 program.op("aten::mm", clock + 1, clock + 9, tid=ENGINE)
@@ -77,7 +91,9 @@ def test_all_to_alls_take_turns(program, described, counts):
         for row in program.rows:
             row["group_desc"] = "mesh_ep" if row.get("group") else None
     labelled = classify(program.events())
-    assert {i: (event_row(labelled, i)["label"], event_row(labelled, i)["pass"]) for i in expected} == expected
+    assert {
+        i: (event_row(labelled, i)["label"], event_row(labelled, i)["pass"]) for i in expected
+    } == expected
 
 
 def test_a_dispatch_in_two_parts(program):
@@ -86,7 +102,9 @@ def test_a_dispatch_in_two_parts(program):
     for row in program.rows:
         row["group_desc"] = "EXPERT_MODEL_PARALLEL_GROUP" if row.get("group") else None
     labelled = classify(program.events())
-    assert {i: (event_row(labelled, i)["label"], event_row(labelled, i)["pass"]) for i in expected} == expected
+    assert {
+        i: (event_row(labelled, i)["label"], event_row(labelled, i)["pass"]) for i in expected
+    } == expected
 
 
 @pytest.mark.parametrize("group", ["5", None])
@@ -115,7 +133,9 @@ def test_all_to_alls_around_attention_exchange_heads_and_not_tokens(program, inp
     program.op("aten::sum", clock, clock + 1, sequence=number)
     for name, kernel, made in reversed(backward):
         clock += 20
-        node = {"aten::mm": "MmBackward0", "AllToAll": "AllToAllBackward"}.get(name, "FlashAttentionBackward0")
+        node = {"aten::mm": "MmBackward0", "AllToAll": "AllToAllBackward"}.get(
+            name, "FlashAttentionBackward0"
+        )
         program.node(node, clock, clock + 10, made)
         if kernel is None:
             exchanges.append(program.nccl("all_to_all", clock + 2, tid=ENGINE, group=group))
@@ -127,14 +147,30 @@ def test_all_to_alls_around_attention_exchange_heads_and_not_tokens(program, inp
 
 @pytest.mark.parametrize("group", ["5", None])
 def test_keys_that_go_round_between_attentions_are_no_pipeline_not_even_the_first(program, group):
-    """A layer's first message follows its projections; the messages of a pipeline are between products."""
+    """A layer's first message follows its projections.
+
+    The messages of a pipeline are between products.
+    """
     program.trained()
-    kernels = ["gemm", "ring", "flash_fwd", "ring", "flash_fwd", "ring", "flash_fwd", "gemm", "stage", "gemm"]
+    kernels = [
+        "gemm",
+        "ring",
+        "flash_fwd",
+        "ring",
+        "flash_fwd",
+        "ring",
+        "flash_fwd",
+        "gemm",
+        "stage",
+        "gemm",
+    ]
     messages = {"ring": [], "stage": []}
     for k, kernel in enumerate(kernels):
         if kernel in messages:
             stream = 20 if kernel == "ring" else 21
-            messages[kernel].append(program.nccl("send", 10 * k, stream=stream, group=group and f"{group}{stream}"))
+            messages[kernel].append(
+                program.nccl("send", 10 * k, stream=stream, group=group and f"{group}{stream}")
+            )
         else:
             program.kernel(kernel, 10 * k)
     labelled = classify(program.events())

@@ -27,7 +27,9 @@ def test_a_name_in_any_case(events):
     ],
 )
 def test_a_word_that_names_nothing(events, word, hint):
-    with pytest.raises(OptionError, match="no GPU event has the id, the label or a name with") as error:
+    with pytest.raises(
+        OptionError, match="no GPU event has the id, the label or a name with"
+    ) as error:
         explain(events, word)
     assert error.value.hint == hint
 
@@ -35,11 +37,26 @@ def test_a_word_that_names_nothing(events, word, hint):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('label = "forwrad"\nwhen = { name = "x" }', "my.toml:3: unknown label 'forwrad' (did you mean forward?)"),
-        ('label = "gpu"\nwhen = { name = "x" }', "my.toml:3: unknown label 'gpu' (one of forward, dgrad, "),
-        ('label = "forward"\nwhen = { nme = "x" }', "my.toml:4: unknown evidence 'nme' (did you mean name?)"),
-        ('label = "forward"\nwhen = { name = "(" }', "my.toml:4: 'name' is not a regular expression: unclosed group"),
-        ('label = "forward"\nwhem = { name = "x" }', "my.toml:4: rule: unknown key whem (did you mean when?)"),
+        (
+            'label = "forwrad"\nwhen = { name = "x" }',
+            "my.toml:3: unknown label 'forwrad' (did you mean forward?)",
+        ),
+        (
+            'label = "gpu"\nwhen = { name = "x" }',
+            "my.toml:3: unknown label 'gpu' (one of forward, dgrad, ",
+        ),
+        (
+            'label = "forward"\nwhen = { nme = "x" }',
+            "my.toml:4: unknown evidence 'nme' (did you mean name?)",
+        ),
+        (
+            'label = "forward"\nwhen = { name = "(" }',
+            "my.toml:4: 'name' is not a regular expression: unclosed group",
+        ),
+        (
+            'label = "forward"\nwhem = { name = "x" }',
+            "my.toml:4: rule: unknown key whem (did you mean when?)",
+        ),
     ],
 )
 def test_a_mistake_in_a_rules_file_names_the_nearest_word(tmp_path, text, said):

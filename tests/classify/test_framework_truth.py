@@ -39,7 +39,10 @@ def labels(events):
 
 
 def exchanges():
-    """A layer of experts sends tokens out and brings results back; its backward goes the other way."""
+    """A layer of experts sends tokens out and brings results back.
+
+    Its backward goes the other way.
+    """
     ahead, back = (
         cycle(["ep_dispatch", "ep_dispatch", "ep_combine"]),
         cycle(["ep_combine", "ep_dispatch", "ep_dispatch"]),
@@ -51,7 +54,9 @@ def exchanges():
             inside = any(e["name"].startswith(truth.NODE) for e in stack)
             return {next(back if inside else ahead)}
         if "AllReduce" in event["name"] and event["args"].get("In msg nelems") == 1:
-            return {"comm"}  # one number, the loss or a norm: it says nothing about what its group is for
+            return {
+                "comm"
+            }  # one number, the loss or a norm: it says nothing about what its group is for
         if "SendRecv" in event["name"] or group.startswith(("PIPELINE", "MODEL_PARALLEL")):
             return {"pp_comm"}
         return {"ep_dispatch"} if group.startswith("EXPERT_TENSOR_AND_MODEL") else {"dp_comm"}
@@ -61,13 +66,18 @@ def exchanges():
 
 def right(name, trace):
     pipeline = {"ds-pipe", "titan-ac"}
-    if name in pipeline:  # no replicas: what is not a message is the norm or the loss, among the pipeline's ranks
+    if (
+        name in pipeline
+    ):  # no replicas: what is not a message is the norm or the loss, among the pipeline's ranks
         return truth.expected(trace, lambda _event, _stack: {"pp_comm"})
     return truth.expected(trace, exchanges())
 
 
 def compute_alone(trace, expected):
-    return [e if "nccl" not in k["name"].lower() else None for k, e in zip(trace.gpu, expected, strict=True)]
+    return [
+        e if "nccl" not in k["name"].lower() else None
+        for k, e in zip(trace.gpu, expected, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("name", "rank"), RANKS)
@@ -83,17 +93,22 @@ def ranges_renamed(events):
     """The program's own ranges under one name that says nothing."""
     name = pl.col("name").cast(pl.String)
     own = (pl.col("kind") == "annotation") & ~name.str.starts_with("ProfilerStep")
-    return events.with_columns(name=pl.when(own).then(pl.lit("mine")).otherwise(name).cast(pl.Categorical()))
+    return events.with_columns(
+        name=pl.when(own).then(pl.lit("mine")).otherwise(name).cast(pl.Categorical())
+    )
 
 
 @pytest.mark.parametrize(("name", "rank"), RANKS)
 def test_with_less_evidence_labels_get_coarser_but_not_wrong(name, rank):
     trace, events = recording(name, rank)
     exact = right(name, trace)
-    coarse = [e and e | {"other", "comm"} | ({"backward"} if e & GRADIENTS else set()) for e in exact]
+    coarse = [
+        e and e | {"other", "comm"} | ({"backward"} if e & GRADIENTS else set()) for e in exact
+    ]
     for strip in (without_shapes, renamed, undescribed, unannotated, ranges_renamed):
         actual = labels(strip(events))
-        # Without sizes, gradients that the caller adds up before the optimizer look like a part of it.
+        # Without sizes, gradients that the caller adds up before the optimizer look like a part of
+        # it.
         least = 0.97 if (name, strip) == ("ds-pipe", without_shapes) else 0.99
         share, wrong = truth.agreement(trace, actual, compute_alone(trace, coarse))
         assert share > least, (strip.__name__, wrong)

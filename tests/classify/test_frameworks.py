@@ -17,7 +17,10 @@ MUTE = ("gemm_kernel",) * 3
 def check(program, expected):
     """Every event of *expected* (id → label, or label and pass) is labelled so."""
     rows = {row["id"]: row for row in classify(program.events()).iter_rows(named=True)}
-    actual = {i: (rows[i]["label"], rows[i]["pass"]) if isinstance(w, tuple) else rows[i]["label"] for i, w in expected}
+    actual = {
+        i: (rows[i]["label"], rows[i]["pass"]) if isinstance(w, tuple) else rows[i]["label"]
+        for i, w in expected
+    }
     assert actual == dict(expected)
 
 
@@ -59,7 +62,9 @@ def test_transformer_engine_with_delayed_weight_gradients(program, names):
         expected += [(program.kernel(dgrad, start + at, tid=ENGINE), "dgrad") for at in (3, 6)]
         bwd = "void transformer_engine::normalization::rmsnorm_bwd_{}kernel<x>"
         expected.append((program.kernel(bwd.format("general_"), start + 8, tid=ENGINE), "dgrad"))
-        expected.append((program.kernel(bwd.format("finalize_general_"), start + 10, tid=ENGINE), "wgrad"))
+        expected.append(
+            (program.kernel(bwd.format("finalize_general_"), start + 10, tid=ENGINE), "wgrad")
+        )
     for start in (300, 320):
         program.note("_LayerNormMLP_wgrad", start, start + 10)
         expected += [(program.kernel(wgrad, start + at), "wgrad") for at in (1, 4)]
@@ -90,7 +95,9 @@ def test_fully_sharded_layers(program):
         program.note("FSDP::post_backward_reduce (layers)", start + 13, start + 29, tid=ENGINE)
         program.op("fsdp::chunk_cat", start + 14, start + 16, tid=ENGINE)
         expected.append((program.kernel("chunk_cat", start + 15, tid=ENGINE), "memory"))
-        expected.append((program.nccl("_reduce_scatter_base", start + 18, tid=ENGINE, group="3"), "dp_comm"))
+        expected.append(
+            (program.nccl("_reduce_scatter_base", start + 18, tid=ENGINE, group="3"), "dp_comm")
+        )
         program.op("aten::add_", start + 20, start + 22, tid=ENGINE)
         expected.append((program.kernel("add", start + 21, tid=ENGINE), "wgrad"))
     check(program, expected)
@@ -128,13 +135,19 @@ def replay(program, start, names, *, correlation):
     ids = []
     for i, name in enumerate(names):
         begin = start + 2 + 3 * i
-        ids.append(program.add("kernel", name, begin, begin + 2, device=0, stream=7, correlation=correlation))
+        ids.append(
+            program.add(
+                "kernel", name, begin, begin + 2, device=0, stream=7, correlation=correlation
+            )
+        )
     return ids
 
 
 @pytest.mark.parametrize(("tables", "label"), [(1, "forward"), (2, "forward"), (3, "dgrad")])
 def test_a_graph_that_begins_with_products_for_tables_begins_with_a_forward(program, tables, label):
-    """Rotary embeddings multiply in the layout of an input's gradient; a backward has gradients of weights, too.
+    """Rotary embeddings multiply in the layout of an input's gradient.
+
+    A backward has gradients of weights, too.
 
     The replay before ended with a backward: what begins the next replay does not continue it.
     """
@@ -162,8 +175,12 @@ def test_a_call_that_launches_eight_kernels_replays_a_graph(program, launched, l
     check(program, [(ids[0], label)])
 
 
-@pytest.mark.parametrize(("others", "label"), [(0, "wgrad"), (2, "wgrad"), (3, "other"), (6, "other")])
-def test_products_outside_the_engine_are_deferred_gradients_if_most_have_their_layout(program, others, label):
+@pytest.mark.parametrize(
+    ("others", "label"), [(0, "wgrad"), (2, "wgrad"), (3, "other"), (6, "other")]
+)
+def test_products_outside_the_engine_are_deferred_gradients_if_most_have_their_layout(
+    program, others, label
+):
     """Three products in the layout of weight gradients, and others between them, as an optimizer multiplies."""
     program.op("aten::mm", 0, 3, sequence=5)
     program.kernel("nvjet_h_TNN", 1)
@@ -184,7 +201,10 @@ def test_products_outside_the_engine_are_deferred_gradients_if_most_have_their_l
 
 
 def test_stages_wrapped_in_fsdp_pack_gradients_and_scale_them(program):
-    """Under a stage's own range FSDP's copies are copies, as without a pipeline; scaling belongs to the gradients."""
+    """Under a stage's own range FSDP's copies are copies, as without a pipeline.
+
+    Scaling belongs to the gradients.
+    """
     program.note("PP:1F0", 0, 20)
     program.note("FSDP::all_gather_copy_out (layers.0)", 1, 9)
     program.op("fsdp::split_with_sizes_copy", 2, 8)
@@ -198,7 +218,9 @@ def test_stages_wrapped_in_fsdp_pack_gradients_and_scale_them(program):
     addresses = program.copy("HtoD (Pinned -> Device)", 42, bytes=426464)
     pack = program.kernel("chunk_cat_cuda_kernel", 44)
     program.trained()
-    check(program, [(row, "memory") for row in (sizes, unpack, addresses, pack)] + [(scale, "wgrad")])
+    check(
+        program, [(row, "memory") for row in (sizes, unpack, addresses, pack)] + [(scale, "wgrad")]
+    )
 
 
 def test_sizes_that_fsdp_writes_while_it_prefetches_weights_are_no_onload(program):
@@ -217,7 +239,8 @@ def test_layouts_of_a_replayed_forward_say_nothing_of_gradients(program):
     names = ["nvjet_h_TNN"] * 6 + ["nvjet_h_NNN"]
     graph_launch = {"device": 0, "stream": 7, "correlation": 77, "graph": 3}
     expected = [
-        (program.add("kernel", n, 10 + 3 * i, 12 + 3 * i, **graph_launch), "forward") for i, n in enumerate(names)
+        (program.add("kernel", n, 10 + 3 * i, 12 + 3 * i, **graph_launch), "forward")
+        for i, n in enumerate(names)
     ]
     check(program, expected)
 
@@ -229,11 +252,17 @@ def test_layouts_of_a_replayed_forward_say_nothing_of_gradients(program):
             "void deep_ep::intranode::dispatch<8, 768, 8192, false>(int4*)",
             "void deep_ep::intranode::combine<bf16, 8>(x)",
         ),
-        ("void deep_ep::internode_ll::dispatch<true, 7168>(void*)", "void deep_ep::internode_ll::combine<7168>(void*)"),
+        (
+            "void deep_ep::internode_ll::dispatch<true, 7168>(void*)",
+            "void deep_ep::internode_ll::combine<7168>(void*)",
+        ),
         ("_ZN7deep_ep9intranode8dispatchILi8EEEvPi", "_ZN7deep_ep9intranode7combineILi8EEEvPi"),
         ("void hybrid_ep::dispatch_kernel<16>(x)", "void hybrid_ep::combine_kernel<16>(x)"),
         ("void pplx::a2a_dispatch_send_kernel<x>(y)", "void pplx::a2a_combine_send_kernel<x>(y)"),
-        ("mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>", "mori::moe::EpCombineIntraNodeKernel<hip_bfloat16>"),
+        (
+            "mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>",
+            "mori::moe::EpCombineIntraNodeKernel<hip_bfloat16>",
+        ),
     ],
 )
 def test_exchange_kernels_by_many_names(program, dispatch, combine):
@@ -244,14 +273,23 @@ def test_exchange_kernels_by_many_names(program, dispatch, combine):
     expected.append((program.kernel(combine, 21, stream=27), ("ep_combine", "forward")))
     program.op("aten::sum", 40, 41, sequence=7)
     program.node("CombineBackward", 50, 60, 6)
-    expected.append((program.kernel(dispatch, 51, stream=27, tid=ENGINE), ("ep_combine", "backward")))
+    expected.append(
+        (program.kernel(dispatch, 51, stream=27, tid=ENGINE), ("ep_combine", "backward"))
+    )
     program.node("DispatchBackward", 70, 80, 5)
-    expected.append((program.kernel(combine, 71, stream=27, tid=ENGINE), ("ep_dispatch", "backward")))
+    expected.append(
+        (program.kernel(combine, 71, stream=27, tid=ENGINE), ("ep_dispatch", "backward"))
+    )
     check(program, expected)
 
 
 @pytest.mark.parametrize(
-    "name", ["rcclGenericKernel<2, false>(x)", "mscclKernel_Sum_half_Simple(x)", "ncclDevKernel_Generic_1(x)"]
+    "name",
+    [
+        "rcclGenericKernel<2, false>(x)",
+        "mscclKernel_Sum_half_Simple(x)",
+        "ncclDevKernel_Generic_1(x)",
+    ],
 )
 def test_communication_of_other_vendors(program, name):
     program.trained()

@@ -1,7 +1,8 @@
 """Replays of CUDA and HIP graphs joined with the trace of their capture.
 
-``step``: one GPT step (six layers, AdamW) as one CUDA graph, which is replayed on one stream. ``ddp``: rank 0 of two,
-the same step under DDP, which is replayed on 27 streams. ``eager``: the same programs without graphs.
+``step``: one GPT step (six layers, AdamW) as one CUDA graph, which is replayed on one stream.
+``ddp``: rank 0 of two, the same step under DDP, which is replayed on 27 streams. ``eager``: the
+same programs without graphs.
 """
 
 import gzip
@@ -22,7 +23,11 @@ from tracekit.classify.classify_events import classify_rank, classify_with_lost
 from tracekit.classify.graph_replays import join_replays
 from tracekit.classify.kernel_words import find_related
 from tracekit.errors import InputError
-from tracekit.parsers.kineto.captures import MAX_GPU_EVENTS_PER_LAUNCH, holds_capture, read_kernel_blocks
+from tracekit.parsers.kineto.captures import (
+    MAX_GPU_EVENTS_PER_LAUNCH,
+    holds_capture,
+    read_kernel_blocks,
+)
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.report.terminal.explain import explain_text
 from tracekit.schema import CAPTURED_KERNELS, KERNEL_BLOCKS, GraphCapture
@@ -56,14 +61,19 @@ def labels_of_kernels(table):
     labels = defaultdict(Counter)
     steps = table["step"].n_unique()
     columns = ("name", "label", "pass", "module")
-    for name, *label in table.select(pl.col(column).cast(pl.String) for column in columns).iter_rows():
+    for name, *label in table.select(
+        pl.col(column).cast(pl.String) for column in columns
+    ).iter_rows():
         labels[name][tuple(label)] += 1 / steps
     return labels
 
 
 @pytest.mark.parametrize("run", ["step", "ddp"])
 def test_kernels_of_a_replay_have_the_labels_of_the_same_program_without_graphs(labelled, run):
-    """AdamW launches other kernels where it can be captured; all others have the same name with and without graphs."""
+    """AdamW launches other kernels where it can be captured.
+
+    All others have the same name with and without graphs.
+    """
     replayed = labels_of_kernels(labelled[run])
     eager = labels_of_kernels(labelled[f"{run}-eager"])
     common = set(replayed) & set(eager)
@@ -80,7 +90,12 @@ def test_every_kernel_of_a_replay_has_operator_and_shapes(labelled, run):
 def test_launches_stay_those_of_the_graph(labelled):
     """What is measured about launches rests on the replay: all nodes of a replay were launched by one call."""
     table = labelled["step"]
-    assert table["launch_ns"].n_unique() == table["correlation"].n_unique() == table["step"].n_unique() == 2
+    assert (
+        table["launch_ns"].n_unique()
+        == table["correlation"].n_unique()
+        == table["step"].n_unique()
+        == 2
+    )
 
 
 # ---- an independent join, from the files alone
@@ -111,9 +126,13 @@ def captured_ops(path):
             ops_of_thread[event["tid"]].append(event)
     ops = []
     for call in sorted(calls, key=lambda call: call["ts"]):
-        around = [op for op in ops_of_thread[call["tid"]] if op["ts"] <= call["ts"] < op["ts"] + op["dur"]]
+        around = [
+            op for op in ops_of_thread[call["tid"]] if op["ts"] <= call["ts"] < op["ts"] + op["dur"]
+        ]
         innermost = max(around, key=lambda op: op["ts"])
-        ops.append((innermost["name"], innermost["args"].get("Input Dims"), call["args"].get("kernel")))
+        ops.append(
+            (innermost["name"], innermost["args"].get("Input Dims"), call["args"].get("kernel"))
+        )
     return ops
 
 
@@ -121,7 +140,9 @@ def check_against_file(table, ops):
     """Check operators and shapes of one replay, by start, against the captured launches in order."""
     assert len(table) == len(ops)
     for (op, shapes, name), (captured_op, captured_shapes, kernel) in zip(
-        table.sort("start_ns").select(pl.col("op", "shapes", "name").cast(pl.String)).iter_rows(), ops, strict=True
+        table.sort("start_ns").select(pl.col("op", "shapes", "name").cast(pl.String)).iter_rows(),
+        ops,
+        strict=True,
     ):
         assert op == captured_op
         assert json.loads(shapes) == captured_shapes
@@ -138,13 +159,19 @@ def test_nodes_on_several_streams_are_the_launches_of_the_file(labelled):
     """No order to check by here: each operator with its shapes has the kernels that it has without graphs."""
 
     def kernels(table):
-        counted = table.filter(pl.col("label") != "optimizer").group_by("op", "shapes", "name").len()
+        counted = (
+            table.filter(pl.col("label") != "optimizer").group_by("op", "shapes", "name").len()
+        )
         steps = table["step"].n_unique()
-        rows = counted.select(pl.col("op", "shapes", "name").cast(pl.String), pl.col("len") // steps).rows()
+        rows = counted.select(
+            pl.col("op", "shapes", "name").cast(pl.String), pl.col("len") // steps
+        ).rows()
         return {(op, shapes, name): count for op, shapes, name, count in rows if "zero_" not in op}
 
     replayed, eager = kernels(labelled["ddp"]), kernels(labelled["ddp-eager"])
-    differing = {key for key in replayed.keys() | eager.keys() if replayed.get(key) != eager.get(key)}
+    differing = {
+        key for key in replayed.keys() | eager.keys() if replayed.get(key) != eager.get(key)
+    }
     assert not differing
 
 
@@ -156,7 +183,9 @@ def test_a_replay_of_sglang_has_operators_and_shapes_for_nearly_all_of_its_time(
     table = classify_rank(rank)
     graph_calls = [event for event in read_json(SGLANG_REPLAY) if event["name"] == "hipGraphLaunch"]
     (correlation,) = (call["args"]["correlation"] for call in graph_calls)
-    check_against_file(table.filter(pl.col("correlation") == correlation), captured_ops(SGLANG_CAPTURE))
+    check_against_file(
+        table.filter(pl.col("correlation") == correlation), captured_ops(SGLANG_CAPTURE)
+    )
     duration = pl.col("end_ns") - pl.col("start_ns")
     known = table.filter(pl.col("op").is_not_null() & pl.col("shapes").is_not_null())
     assert known.select(duration.sum()).item() >= 0.95 * table.select(duration.sum()).item()
@@ -199,12 +228,16 @@ def capture_of(ops, *, kernels=None):
         start = 10 + 10 * i
         program.op(op, start, start + 8, shapes=shapes)
         correlations.append(1000 + i)
-        program.add("runtime", "cudaLaunchKernel", start + 1, start + 2, tid=1, correlation=1000 + i)
+        program.add(
+            "runtime", "cudaLaunchKernel", start + 1, start + 2, tid=1, correlation=1000 + i
+        )
     end = 20 + 10 * len(ops)
     program.add("runtime", "cudaStreamEndCapture", end, end + 1, tid=1)
     table = CAPTURED_KERNELS.to_frame()
     if kernels is not None:
-        table = pl.DataFrame({"correlation": correlations, "kernel": kernels}, schema=CAPTURED_KERNELS)
+        table = pl.DataFrame(
+            {"correlation": correlations, "kernel": kernels}, schema=CAPTURED_KERNELS
+        )
     return GraphCapture(program.events(), "capture.json", table)
 
 
@@ -247,14 +280,17 @@ def test_a_shifted_order_is_refused_by_the_words_of_the_names():
 def test_a_replay_cut_in_the_middle_is_joined_as_far_as_it_goes():
     whole, cut = KERNELS * 5, (KERNELS * 5)[:4]
     replays = join_replays(
-        replay_of(["first", *whole], ["first", *cut]), capture_of([("aten::first", "[]"), *LAYER * 5])
+        replay_of(["first", *whole], ["first", *cut]),
+        capture_of([("aten::first", "[]"), *LAYER * 5]),
     )
     assert replays.joined.filter(pl.col("replay") == 1)["launch"].to_list() == [0, 1, 2, 3, 4]
 
 
 def test_a_cut_replay_alone_is_not_joined():
     replays = join_replays(replay_of((KERNELS * 5)[:4]), capture_of(LAYER * 5))
-    assert [(m.case, m.captured, m.replayed) for m in replays.mismatches] == [("kernel_count", 10, 4)]
+    assert [(m.case, m.captured, m.replayed) for m in replays.mismatches] == [
+        ("kernel_count", 10, 4)
+    ]
 
 
 def test_graphs_of_equal_length_are_told_apart_by_recorded_names():
@@ -263,7 +299,9 @@ def test_graphs_of_equal_length_are_told_apart_by_recorded_names():
     second = capture_of([("aten::mm", "[[64,16],[16,16]]"), LAYER[1]] * 5, kernels=large_names * 5)
     shift = 10**9
     later = second.events.with_columns(
-        pl.col("id") + len(small.events), pl.col("start_ns", "end_ns") + shift, pl.col("correlation") + 500
+        pl.col("id") + len(small.events),
+        pl.col("start_ns", "end_ns") + shift,
+        pl.col("correlation") + 500,
     )
     both = GraphCapture(
         pl.concat([small.events, later]),
@@ -271,7 +309,10 @@ def test_graphs_of_equal_length_are_told_apart_by_recorded_names():
         pl.concat([small.kernels, second.kernels.with_columns(pl.col("correlation") + 500)]),
     )
     replays = join_replays(replay_of(large_names * 5, KERNELS * 5), both)
-    assert replays.joined.group_by("replay", "graph").len().sort("replay").rows() == [(0, 1, 10), (1, 0, 10)]
+    assert replays.joined.group_by("replay", "graph").len().sort("replay").rows() == [
+        (0, 1, 10),
+        (1, 0, 10),
+    ]
 
 
 def test_graphs_that_nothing_tells_apart_are_refused():
@@ -279,9 +320,13 @@ def test_graphs_that_nothing_tells_apart_are_refused():
     small = capture_of(LAYER * 5)
     larger = capture_of([("aten::mm", "[[64,16],[16,16]]"), ("aten::gelu", "[[64,16]]")] * 5)
     later = larger.events.with_columns(
-        pl.col("id") + len(small.events), pl.col("start_ns", "end_ns") + 10**9, pl.col("correlation") + 500
+        pl.col("id") + len(small.events),
+        pl.col("start_ns", "end_ns") + 10**9,
+        pl.col("correlation") + 500,
     )
-    replays = join_replays(replay_of(KERNELS * 5), GraphCapture(pl.concat([small.events, later]), "capture.json"))
+    replays = join_replays(
+        replay_of(KERNELS * 5), GraphCapture(pl.concat([small.events, later]), "capture.json")
+    )
     assert not replays.replays_joined
     assert [(m.case, m.captured) for m in replays.mismatches] == [("several_graphs", 2)]
 
@@ -319,7 +364,9 @@ def test_one_in_twenty_recorded_names_may_differ(other, accepted):
 def test_short_words_relate_nothing():
     """``sm`` and ``bf`` are architectures and types, ``add`` says what is computed."""
     kernels = ["CUDAFunctor_add", "sm_bf_kernel"]
-    assert find_related(["aten::add_", "aten::bf_sm"], kernels) == {("aten::add_", "CUDAFunctor_add")}
+    assert find_related(["aten::add_", "aten::bf_sm"], kernels) == {
+        ("aten::add_", "CUDAFunctor_add")
+    }
 
 
 # ---- another batch size
@@ -363,7 +410,11 @@ def test_a_tenth_of_the_norms_may_have_other_blocks(odd, accepted):
     ("kernel", "shapes", "blocks"),
     [
         ("void at::native::elementwise_kernel<128, 4, add>(int)", "[[1000,1000],[]]", 1954),
-        ("void (anonymous namespace)::cunn_SoftMaxForward<4, float>(float*)", "[[8,512,1000],[],[]]", 4096),
+        (
+            "void (anonymous namespace)::cunn_SoftMaxForward<4, float>(float*)",
+            "[[8,512,1000],[],[]]",
+            4096,
+        ),
         ("void vllm::rms_norm_kernel<c10::BFloat16, 8>(int)", "[[32,4096],[4096]]", 32),
     ],
 )
@@ -373,8 +424,22 @@ def test_blocks_follow_from_shapes(kernel, shapes, blocks):
 
 
 def test_blocks_are_read_from_the_file(tmp_path):
-    kernel = {"ph": "X", "cat": "kernel", "name": "k", "ts": 2, "dur": 1, "args": {"grid": [4, 3, 2], "correlation": 1}}
-    call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 1, "dur": 1, "args": {"correlation": 1}}
+    kernel = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "k",
+        "ts": 2,
+        "dur": 1,
+        "args": {"grid": [4, 3, 2], "correlation": 1},
+    }
+    call = {
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": "cudaGraphLaunch",
+        "ts": 1,
+        "dur": 1,
+        "args": {"correlation": 1},
+    }
     flow = {"ph": "s", "id": 1, "cat": "ac2g", "ts": 1}
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps({"traceEvents": [call, flow, kernel]}))
@@ -404,7 +469,9 @@ def test_an_explanation_names_the_captured_operator():
 def test_a_launch_call_needs_room_for_the_order_of_the_capture(pause_ns, joined):
     """A call of 30 ns, and 10 operators and launches with 40 starts and ends between them."""
     events = replay_of(KERNELS * 5)
-    call_end = pl.when(pl.col("kind") == "runtime").then(pl.col("start_ns") + 30).otherwise("end_ns")
+    call_end = (
+        pl.when(pl.col("kind") == "runtime").then(pl.col("start_ns") + 30).otherwise("end_ns")
+    )
     events = events.with_columns(end_ns=call_end)
     following = events.filter(pl.col("kind") == "runtime").with_columns(
         pl.lit(10_000, pl.Int64).alias("id"),
@@ -414,4 +481,6 @@ def test_a_launch_call_needs_room_for_the_order_of_the_capture(pause_ns, joined)
     )
     replays = join_replays(pl.concat([events, following]), capture_of(LAYER * 5))
     assert bool(replays.replays_joined) is joined
-    assert [mismatch.case for mismatch in replays.mismatches] == ([] if joined else ["short_launch"])
+    assert [mismatch.case for mismatch in replays.mismatches] == (
+        [] if joined else ["short_launch"]
+    )

@@ -1,7 +1,7 @@
 """A recorded step that one CUDA graph replays: forward, backward and optimizer without any operator.
 
-The program: four layers of width 512 with RMS norms, rotary embeddings whose table is a product, flash attention and an
-MLP; cross entropy; AdamW. Three steps were recorded.
+The program: four layers of width 512 with RMS norms, rotary embeddings whose table is a product,
+flash attention and an MLP; cross entropy; AdamW. Three steps were recorded.
 """
 
 from pathlib import Path
@@ -18,7 +18,11 @@ LAYERS = 4
 @pytest.fixture(scope="module")
 def labelled():
     folder = Path(__file__).parents[1] / "data" / "graph-step"
-    return load(folder, file_rank=0).labelled.sort("start_ns").with_columns(pl.col("name").cast(pl.String))
+    return (
+        load(folder, file_rank=0)
+        .labelled.sort("start_ns")
+        .with_columns(pl.col("name").cast(pl.String))
+    )
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -28,7 +32,8 @@ def test_everything_before_the_loss_is_forward(labelled, step):
     loss = int(kernels["name"].str.contains("SoftMaxForward").arg_max())
     forward = kernels.head(loss + 1)
     assert "gather" in forward["name"][0]
-    # Four linear layers and one attention per layer, the head, and the product for the rotary table.
+    # Four linear layers and one attention per layer, the head, and the product for the rotary
+    # table.
     assert forward["name"].str.contains("nvjet|gemm").sum() == 4 * LAYERS + 1 + 1
     assert forward["name"].str.contains("sdpa").sum() == LAYERS
     assert forward["label"].unique().to_list() == ["forward"]

@@ -55,7 +55,8 @@ def labels(program, ids):
 def test_as_described():
     program = Program().trained()
     kernels = [
-        program.nccl("_allgather_base", 20 * k, group=str(k), group_desc=desc) for k, (desc, _) in enumerate(DESCRIBED)
+        program.nccl("_allgather_base", 20 * k, group=str(k), group_desc=desc)
+        for k, (desc, _) in enumerate(DESCRIBED)
     ]
     actual = labels(program, kernels)
     assert list(zip([d for d, _ in DESCRIBED], actual, strict=True)) == DESCRIBED
@@ -86,7 +87,10 @@ def test_where_gradients_are_summed_weights_are_gathered(summed):
 
 
 def test_a_gather_between_forward_work_is_of_weights_or_of_activations_as_its_group_reduces(summed):
-    """Weights are gathered on group 3, which sums gradients; group 5 reduces activations in the forward as well."""
+    """Weights are gathered on group 3, which sums gradients.
+
+    Group 5 reduces activations in the forward as well.
+    """
     summed.op("aten::mm", 1, 10, sequence=5)
     summed.kernel("gemm_kernel", 2)
     ranks = {"group_ranks": "[0, 1]", "bytes": 1 << 22}
@@ -94,20 +98,35 @@ def test_a_gather_between_forward_work_is_of_weights_or_of_activations_as_its_gr
     activations = summed.nccl("_allgather_base", 13, group="5", stream=21, **ranks)
     reduction = summed.nccl("_reduce_scatter_base", 14, group="5", stream=21, **ranks)
     unknown = summed.nccl("_allgather_base", 15, group="6", stream=22, **ranks)
-    for start, group in ((16, "3"), (17, "5"), (18, "5"), (19, "6"), (1020, "3")):  # a wait for every call
+    for start, group in (
+        (16, "3"),
+        (17, "5"),
+        (18, "5"),
+        (19, "6"),
+        (1020, "3"),
+    ):  # a wait for every call
         summed.op("record_param_comms", start, start + 1, collective="wait", group=group)
     summed.op("aten::mm", 20, 29, sequence=6)
     summed.kernel("gemm_kernel", 21)
-    summed.nccl("barrier", 40, group="0", stream=23, group_ranks="[0, 1, 2, 3]")  # the run has four ranks
+    summed.nccl(
+        "barrier", 40, group="0", stream=23, group_ranks="[0, 1, 2, 3]"
+    )  # the run has four ranks
     summed.node("MmBackward0", 500, 510, 6)
     summed.node("MmBackward0", 520, 530, 5)
-    assert labels(summed, [weights, activations, reduction, unknown]) == ["dp_comm", "tp_comm", "tp_comm", "comm"]
+    assert labels(summed, [weights, activations, reduction, unknown]) == [
+        "dp_comm",
+        "tp_comm",
+        "tp_comm",
+        "comm",
+    ]
 
 
 def test_a_kernel_without_a_launch_belongs_to_the_group_of_its_stream(summed):
     own_kernel = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=20, launched=False)
     other = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=21, launched=False)
-    messages = summed.kernel("ncclDevKernel_SendRecv(x)", 3, stream=20, launched=False)  # or an all-to-all
+    messages = summed.kernel(
+        "ncclDevKernel_SendRecv(x)", 3, stream=20, launched=False
+    )  # or an all-to-all
     assert labels(summed, [own_kernel, other, messages]) == ["dp_comm", "comm", "comm"]
 
 
@@ -141,7 +160,11 @@ def test_a_stream_that_computes_is_no_groups_own(summed):
 
 def test_the_description_of_a_streams_group_serves_its_lost_kernels():
     program = Program().trained()
-    wanted = {"PIPELINE_MODEL_PARALLEL_GROUP": "pp_comm", "mesh_tp": "tp_comm", "mesh_cp": "cp_comm"}
+    wanted = {
+        "PIPELINE_MODEL_PARALLEL_GROUP": "pp_comm",
+        "mesh_tp": "tp_comm",
+        "mesh_cp": "cp_comm",
+    }
     lost = []
     for stream, desc in enumerate(wanted, 30):
         program.nccl("allreduce", 10 * stream, group=str(stream), group_desc=desc, stream=stream)
@@ -149,7 +172,9 @@ def test_the_description_of_a_streams_group_serves_its_lost_kernels():
     assert labels(program, lost) == list(wanted.values())
 
 
-@pytest.mark.parametrize("around", ["FullyShardedDataParallel.forward", "DistributedDataParallel.forward"])
+@pytest.mark.parametrize(
+    "around", ["FullyShardedDataParallel.forward", "DistributedDataParallel.forward"]
+)
 def test_a_wrapper_around_the_whole_forward_says_nothing_of_the_models_own_calls(around):
     """Tensor-parallel reductions run inside the wrapper's range too."""
     program = Program().trained()
@@ -167,17 +192,33 @@ def test_a_wrapper_around_the_whole_forward_says_nothing_of_the_models_own_calls
 def test_an_exchange_kernel_does_not_answer_another_librarys_call():
     """A call that its own kernel answered says nothing of what another library launches next on that thread."""
     program = Program().trained()
-    program.op("record_param_comms", 0, 10, collective="allreduce", group="3", group_desc="DATA_PARALLEL_GROUP")
+    program.op(
+        "record_param_comms",
+        0,
+        10,
+        collective="allreduce",
+        group="3",
+        group_desc="DATA_PARALLEL_GROUP",
+    )
     program.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", 1, stream=20)
     exchange = program.kernel("void deep_ep::intranode::dispatch<8>(int4*)", 20, stream=27)
     row = classify(program.events()).filter(pl.col("id") == exchange)
-    assert row.select(pl.col("label", "group_desc").cast(pl.String)).rows() == [("ep_dispatch", None)]
+    assert row.select(pl.col("label", "group_desc").cast(pl.String)).rows() == [
+        ("ep_dispatch", None)
+    ]
 
 
 def test_copies_between_devices_that_a_collective_asked_for():
     """Copy engines move a collective's data without a kernel; copies the model makes are none."""
     program = Program().trained()
-    program.op("record_param_comms", 0, 10, collective="_allgather_base", group="3", group_desc="DATA_PARALLEL_GROUP")
+    program.op(
+        "record_param_comms",
+        0,
+        10,
+        collective="_allgather_base",
+        group="3",
+        group_desc="DATA_PARALLEL_GROUP",
+    )
     peer_copy = program.copy("PtoP (Device -> Device)", 1, bytes=1 << 20)
     program.op("aten::copy_", 20, 30)
     plain = program.copy("PtoP (Device -> Device)", 21, bytes=1 << 20)
@@ -212,7 +253,12 @@ def test_what_a_differentiable_operator_gathers_is_no_weight(summed):
     summed.op("HookedLayer", 30, 31, sequence=6)
     summed.node("HookedLayerBackward", 600, 610, 6)
     hooked = summed.nccl("_reduce_scatter_base", 601, tid=ENGINE, group="3", bytes=1 << 22)
-    assert labels(summed, [weights, activations, scattered, hooked]) == ["dp_comm", "tp_comm", "tp_comm", "dp_comm"]
+    assert labels(summed, [weights, activations, scattered, hooked]) == [
+        "dp_comm",
+        "tp_comm",
+        "tp_comm",
+        "dp_comm",
+    ]
 
 
 def test_keys_and_values_gathered_right_before_attention_are_context_parallel(program):

@@ -5,7 +5,12 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.classify.messages import format_messages, list_ranks, parse_group_ranks, parse_messages
+from tracekit.classify.messages import (
+    format_messages,
+    list_ranks,
+    parse_group_ranks,
+    parse_messages,
+)
 from tracekit.schema import MESSAGE_LIST
 
 
@@ -19,9 +24,16 @@ def received(peer):
 
 @pytest.mark.parametrize("dtype", [pl.String, pl.Categorical])
 def test_messages_are_read_in_the_order_of_issue(dtype):
-    lists = parse_messages(pl.Series(["send:2,recv:0", None, "recv:?", "send:2,recv:0"], dtype=dtype))
+    lists = parse_messages(
+        pl.Series(["send:2,recv:0", None, "recv:?", "send:2,recv:0"], dtype=dtype)
+    )
     assert lists.dtype == MESSAGE_LIST
-    assert lists.to_list() == [[sent(2), received(0)], None, [received(None)], [sent(2), received(0)]]
+    assert lists.to_list() == [
+        [sent(2), received(0)],
+        None,
+        [received(None)],
+        [sent(2), received(0)],
+    ]
 
 
 def test_a_peer_that_is_no_rank_is_unknown():

@@ -58,7 +58,10 @@ def test_by_whom_it_is_sent_to(story, peers, expected):
 
 @pytest.mark.parametrize("rank", [0, 2, 5, 6])
 def test_an_overlapped_ring_sends_activations_ahead_and_gradients_back(samples, load, rank):
-    """Pipelines of ranks 0, 2, 4, 6 and of 1, 3, 5, 7, each a ring; forward and backward run side by side."""
+    """Pipelines of ranks 0, 2, 4, 6 and of 1, 3, 5, 7, each a ring.
+
+    Forward and backward run side by side.
+    """
     events = load(samples / f"vpp-overlap/rank{rank}.pt.trace.json.gz")
     for table in (events, unannotated(events)):
         rows = classify(table).filter(pl.col("label") == "pp_comm")

@@ -1,7 +1,7 @@
 """A step of each framework in miniature, laid out as its traces are: who launches what, where, in which order.
 
-PyTorch's profiler records operators, autograd nodes and ``record_function`` ranges. It does not record NVTX ranges, so
-nothing here is annotated that only Nsight would see.
+PyTorch's profiler records operators, autograd nodes and ``record_function`` ranges. It does not
+record NVTX ranges, so nothing here is annotated that only Nsight would see.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from tracekit.classify import classify
 
 
 class Step(Program):
-    """A program whose clock moves on by itself; what each kernel must be labelled is written beside it."""
+    """A program whose clock moves on by itself.
+
+    What each kernel must be labelled is written beside it.
+    """
 
     def __init__(self):
         super().__init__()
@@ -59,7 +62,15 @@ class Step(Program):
         return rows
 
 
-CALLS = ("all_to_all", "_allgather_base", "_reduce_scatter_base", "allreduce", "broadcast", "send", "recv")
+CALLS = (
+    "all_to_all",
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "allreduce",
+    "broadcast",
+    "send",
+    "recv",
+)
 MUTE = "gemm_kernel"
 EP = {"group": "7", "group_desc": "EXPERT_MODEL_PARALLEL_GROUP"}
 DP = {"group": "3", "group_desc": "DATA_PARALLEL_GROUP_WITH_CP"}
@@ -89,7 +100,10 @@ def moe_backward(step, first, *, group=EP, delayed=True):
 
 @pytest.mark.parametrize("group", [EP, {"group": "7"}], ids=["described", "undescribed"])
 def test_megatron_overlaps_experts_of_two_micro_batches(group):
-    """Combined 1F1B: a layer's forward beside another micro-batch's backward; weight gradients run after, unnamed."""
+    """Combined 1F1B: a layer's forward beside another micro-batch's backward.
+
+    Weight gradients run after, unnamed.
+    """
     step = Step()
     for first in (100, 200):
         moe_forward(step, first, group=group)
@@ -112,7 +126,11 @@ def test_megatron_overlaps_experts_of_two_micro_batches(group):
         step.run(FP8, "wgrad")
         step.run(FP8, "wgrad")
     step.hook(("_reduce_scatter_base", "dp_comm", DP))
-    step.within(step.note, "Optimizer.step#FusedAdam.step", ("multi_tensor_apply_kernel<AdamFunctor>", "optimizer"))
+    step.within(
+        step.note,
+        "Optimizer.step#FusedAdam.step",
+        ("multi_tensor_apply_kernel<AdamFunctor>", "optimizer"),
+    )
     step.run("_allgather_base", "dp_comm", **DP)
     step.check()
 
@@ -158,7 +176,9 @@ def test_transformer_engine_leaves_weight_gradients_for_later(name):
     for _ in range(sum(PRODUCTS.values())):
         step.run(name, "wgrad")
     step.ahead("aten::sum", 111)
-    evaluated = step.kernel(name, step.clock + 10)  # everything owed is paid: this is somebody else's
+    evaluated = step.kernel(
+        name, step.clock + 10
+    )  # everything owed is paid: this is somebody else's
     rows = step.check()
     assert rows[evaluated]["label"] != "wgrad"
 
@@ -177,7 +197,10 @@ def test_transformer_engine_multiplies_for_both_gradients_at_once(name):
 
 
 def test_products_cut_to_overlap_with_communication_are_not_told_apart():
-    """Userbuffers cut one product into chunks; four chunks and one whole product say nothing of which is which."""
+    """Userbuffers cut one product into chunks.
+
+    Four chunks and one whole product say nothing of which is which.
+    """
     step = Step()
     step.ahead("_Linear", 100, *[(FP8, "forward"), ("kuserbuffers_pushsend", "tp_comm")] * 4)
     step.ahead("aten::sum", 110)
@@ -196,14 +219,22 @@ def test_deepspeed_gathers_weights_in_both_passes():
         step.ahead("aten::mm", 100 + k, (MUTE, "forward"))
     step.ahead("aten::sum", 110)
     for k in (1, 0):
-        step.back("PreBackwardFunctionForModuleBackward", None, ("_allgather_base", "dp_comm", UNDESCRIBED))
+        step.back(
+            "PreBackwardFunctionForModuleBackward",
+            None,
+            ("_allgather_base", "dp_comm", UNDESCRIBED),
+        )
         start = step.clock
         for label in ("wgrad", "dgrad"):
             step.within(step.op, "aten::mm", (MUTE, label), tid=ENGINE)
         step.node("MmBackward0", start - 0.5, step.clock, 100 + k)
         step.clock += 1
         step.hook(("_reduce_scatter_base", "dp_comm", UNDESCRIBED))
-    step.within(step.note, "Optimizer.step#FusedAdam.step", ("multi_tensor_apply_kernel<AdamFunctor>", "optimizer"))
+    step.within(
+        step.note,
+        "Optimizer.step#FusedAdam.step",
+        ("multi_tensor_apply_kernel<AdamFunctor>", "optimizer"),
+    )
     step.check()
 
 
@@ -213,11 +244,23 @@ def test_fsdp_copies_in_and_out_of_its_buffers(ops):
     step = Step()
     for k in range(2):
         start = step.clock
-        step.within(step.op, "fsdp::all_gather_copy_in" if ops else "aten::_foreach_copy_", ("copy_in", "memory"))
+        step.within(
+            step.op,
+            "fsdp::all_gather_copy_in" if ops else "aten::_foreach_copy_",
+            ("copy_in", "memory"),
+        )
         step.note(f"FSDP::all_gather_copy_in (layers.{k})", start - 0.5, step.clock)
-        step.within(step.note, f"FSDP::all_gather (layers.{k})", ("_allgather_base", "dp_comm", {"group": "3"}))
+        step.within(
+            step.note,
+            f"FSDP::all_gather (layers.{k})",
+            ("_allgather_base", "dp_comm", {"group": "3"}),
+        )
         start = step.clock
-        step.within(step.op, "fsdp::split_with_sizes_copy" if ops else "aten::split_with_sizes_copy", ("cut", "memory"))
+        step.within(
+            step.op,
+            "fsdp::split_with_sizes_copy" if ops else "aten::split_with_sizes_copy",
+            ("cut", "memory"),
+        )
         step.note(f"FSDP::all_gather_copy_out (layers.{k})", start - 0.5, step.clock)
         step.ahead("aten::mm", 100 + k, (MUTE, "forward"))
     step.ahead("aten::sum", 110)
@@ -234,7 +277,10 @@ def test_rocm_names_and_copies():
     step.ahead("aten::sum", 102)
     step.back("ReluBackward0", 101, ("void at::native::vectorized_elementwise_kernel<4>", "dgrad"))
     start = step.clock
-    products = ("Cijk_Ailk_Bjlk_BBS_BH_MT128x128x64", "wgrad"), ("Cijk_Ailk_Bljk_BBS_BH_MT128x128x64", "dgrad")
+    products = (
+        ("Cijk_Ailk_Bjlk_BBS_BH_MT128x128x64", "wgrad"),
+        ("Cijk_Ailk_Bljk_BBS_BH_MT128x128x64", "dgrad"),
+    )
     for name, label in products:
         step.within(step.op, "aten::mm", (name, label), tid=ENGINE)
     step.node("MmBackward0", start - 0.5, step.clock, 100)
@@ -252,7 +298,9 @@ def test_serving_a_model():
         step.run("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>", "tp_comm", stream=7)
         step.within(step.op, "aten::_foreach_mul_", ("multi_tensor_apply_kernel", "forward"))
     rows = step.check()
-    assert {rows[i]["pass"] for i, label in step.wanted.items() if label == "forward"} == {"forward"}
+    assert {rows[i]["pass"] for i, label in step.wanted.items() if label == "forward"} == {
+        "forward"
+    }
 
 
 def test_confidence_falls_with_the_evidence():
@@ -272,7 +320,9 @@ def test_confidence_falls_with_the_evidence():
         rows = step.check()
         actual.append(next(r["confidence"] for r in rows.values() if r["label"] == "wgrad"))
     letters = Step()
-    letters.back("MyFunctionBackward", 5, ("nvjet_h_128x64_NTN", "wgrad"), ("nvjet_h_128x64_NNN", "dgrad"))
+    letters.back(
+        "MyFunctionBackward", 5, ("nvjet_h_128x64_NTN", "wgrad"), ("nvjet_h_128x64_NNN", "dgrad")
+    )
     actual.append(next(r["confidence"] for r in letters.check().values() if r["label"] == "wgrad"))
     assert actual == sorted(actual, reverse=True)
     assert len(set(actual)) == 3
@@ -281,4 +331,6 @@ def test_confidence_falls_with_the_evidence():
 def test_a_part_that_nobody_knows_is_other():
     program = Program().trained()
     program.kernel("mystery", 1)
-    assert classify(program.events()).select(pl.col("label").cast(pl.String)).to_series().to_list() == ["other"]
+    assert classify(program.events()).select(
+        pl.col("label").cast(pl.String)
+    ).to_series().to_list() == ["other"]

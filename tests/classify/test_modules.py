@@ -32,21 +32,38 @@ def test_the_head_follows_the_last_layer():
     assert last.modules((SQUARE,) * 3) == ["attention", "mlp", "mlp", "mlp", "head"]
     # The next pass begins right behind it, on the same thread.
     both = stretch(SQUARE, UP, UP, DOWN, HEAD, SQUARE, SQUARE, SQUARE)
-    assert both.modules((SQUARE,) * 3) == ["attention", "mlp", "mlp", "mlp", "head", *["attention"] * 3]
+    assert both.modules((SQUARE,) * 3) == [
+        "attention",
+        "mlp",
+        "mlp",
+        "mlp",
+        "head",
+        *["attention"] * 3,
+    ]
 
 
 def test_what_is_not_proven_has_no_module():
-    crossing = stretch(SQUARE, SQUARE, SQUARE)  # no width to return from: two attentions follow each other
+    crossing = stretch(
+        SQUARE, SQUARE, SQUARE
+    )  # no width to return from: two attentions follow each other
     assert crossing.modules(()) == ["attention", None, "attention"]
     low_rank = (HIDDEN, 2), (2, HIDDEN)  # an adapter: narrow, and no activation
     assert stretch(SQUARE, *low_rank, SQUARE).modules(()) == ["attention", None, None, "attention"]
     assert stretch(SQUARE, *low_rank, SQUARE, activation=True).modules(())[1:3] == ["mlp", "mlp"]
     unknown = (0, 0)
-    assert stretch(unknown, unknown, unknown, unknown).modules(()) == ["attention", None, None, "attention"]
+    assert stretch(unknown, unknown, unknown, unknown).modules(()) == [
+        "attention",
+        None,
+        None,
+        "attention",
+    ]
 
 
 def write_layer(program, start):
-    """Launch a layer as operators without names: attention, projection, up, activation, down; return the ids."""
+    """Launch a layer as operators without names: attention, projection, up, activation, down.
+
+    Return the ids.
+    """
     names = (
         ("aten::mm", "gemm", [[4, 8], [8, 24]]),
         ("aten::_flash_attention_forward", "flash_fwd_kernel", [[1, 4, 1, 8]] * 3),
@@ -74,7 +91,14 @@ def modules_of(table, ids):
 def test_shapes_tell_where_nothing_names_products(program, layers):
     table = classify(program.events())
     for ids in layers:
-        assert modules_of(table, ids) == ["attention", "attention", "attention", "mlp", "mlp", "mlp"]
+        assert modules_of(table, ids) == [
+            "attention",
+            "attention",
+            "attention",
+            "mlp",
+            "mlp",
+            "mlp",
+        ]
     assert event_row(table, layers[1][2])["module_from"] == "shapes"
 
 
@@ -82,8 +106,16 @@ def test_calls_of_modules_come_first(program, layers):
     """Classes are asked from the innermost outwards; a model's own name says nothing."""
     program.add("python", "nn.Module: MyMoeForCausalLM_0", -1, 40, tid=1)
     for layer in range(3):
-        program.add("python", f"nn.Module: MyMoeDecoderLayer_{layer}", 10 * layer - 0.5, 10 * layer + 8, tid=1)
-        program.add("python", f"nn.Module: Router_{layer}", 10 * layer + 2.95, 10 * layer + 3.95, tid=1)
+        program.add(
+            "python",
+            f"nn.Module: MyMoeDecoderLayer_{layer}",
+            10 * layer - 0.5,
+            10 * layer + 8,
+            tid=1,
+        )
+        program.add(
+            "python", f"nn.Module: Router_{layer}", 10 * layer + 2.95, 10 * layer + 3.95, tid=1
+        )
     table = classify(program.events())
     row = event_row(table, layers[2][3])
     assert (row["module"], row["module_from"], row["layer"]) == ("router", "module stack", 2)

@@ -33,8 +33,12 @@ def test_between_forwards_it_is_forward_but_not_in_a_range_for_messages(program)
     assert label(program, received) == "other"
 
 
-@pytest.mark.parametrize(("note", "expected"), [(None, "optimizer"), ("## NEMetric:update ##", "other")])
-def test_what_the_caller_does_before_the_optimizer_is_its_unless_a_range_says_something_else(program, note, expected):
+@pytest.mark.parametrize(
+    ("note", "expected"), [(None, "optimizer"), ("## NEMetric:update ##", "other")]
+)
+def test_what_the_caller_does_before_the_optimizer_is_its_unless_a_range_says_something_else(
+    program, note, expected
+):
     forward(program, 10)
     if note:
         program.note(note, 6000, 6050)
@@ -71,7 +75,10 @@ def test_nothing_is_said_of_a_stream_on_which_nothing_is_known(program):
 
 
 def test_an_operator_that_only_a_forward_calls_is_forward_without_any_number(program):
-    """As in recordings of PyTorch 1.8, which has no sequence numbers; a layout in the kernel's name does not count."""
+    """As in recordings of PyTorch 1.8, which has no sequence numbers.
+
+    A layout in the kernel's name does not count.
+    """
     program.op("aten::cudnn_convolution", 0, 10)
     ahead = program.kernel("volta_sgemm_128x64_nt", 1)
     program.node("CudnnConvolutionBackward", 50, 60)

@@ -51,7 +51,10 @@ def again(forward, backward):
     return [products.tolist() for products in recomputed_products(tuple(forward), tuple(backward))]
 
 
-UP, DOWN = (8, 2, 6), (8, 6, 2)  # rows × inner × columns; each is the shape of the other's input gradient
+UP, DOWN = (
+    (8, 2, 6),
+    (8, 6, 2),
+)  # rows × inner × columns; each is the shape of the other's input gradient
 WUP, WDOWN = (2, 8, 6), (6, 8, 2)
 
 
@@ -81,12 +84,18 @@ def test_products_do_not_have_to_be_known():
     [
         ("[[16,8],[8,4]]", "[[4,8],[8,4]]", True),  # a weight's gradient times itself
         ("[[16,8],[8,4]]", "[[4,4],[4,8]]", True),
-        ("[[16,8],[8,4]]", "[[8,16],[16,4]]", False),  # contracts the tokens: the gradient itself, computed later
+        (
+            "[[16,8],[8,4]]",
+            "[[8,16],[16,4]]",
+            False,
+        ),  # contracts the tokens: the gradient itself, computed later
         ("[[16,8],[8,4]]", "[[2,8],[8,4]]", False),  # a forward of 2 other tokens
         ("[[8,8],[8,4]]", "[[4,8],[8,4]]", False),  # 8 may be the tokens
     ],
 )
-def test_products_of_weights_alone_outside_the_engine_are_the_optimizers(program, forward, later, is_optimizer):
+def test_products_of_weights_alone_outside_the_engine_are_the_optimizers(
+    program, forward, later, is_optimizer
+):
     program.op("aten::mm", 0, 10, sequence=5, shapes=forward)
     program.kernel("gemm_kernel", 1)
     program.node("MmBackward0", 20, 30, 5)

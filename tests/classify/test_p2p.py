@@ -13,7 +13,13 @@ def test_a_batch_of_messages_names_one_peer_or_none(program):
     def batch(at, *messages):
         for i, (way, peer) in enumerate(messages):
             program.op(
-                "record_param_comms", at + i, at + i + 0.5, collective=way, peer=peer, group="1", group_desc="pp"
+                "record_param_comms",
+                at + i,
+                at + i + 0.5,
+                collective=way,
+                peer=peer,
+                group="1",
+                group_desc="pp",
             )
         program.note("nccl:coalesced", at + 5, at + 9)
         return program.kernel("ncclDevKernel_SendRecv(args)", at + 6, stream=20)
@@ -23,19 +29,34 @@ def test_a_batch_of_messages_names_one_peer_or_none(program):
     apart = batch(40, ("recv", 1), ("send", 3))
     labelled = classify(program.events())
     assert [event_row(labelled, i)["peer"] for i in (both, sent, apart)] == [2, 1, None]
-    assert [event_row(labelled, i)["collective"] for i in (both, sent, apart)] == ["coalesced", "send", "coalesced"]
+    assert [event_row(labelled, i)["collective"] for i in (both, sent, apart)] == [
+        "coalesced",
+        "send",
+        "coalesced",
+    ]
     assert {event_row(labelled, i)["label"] for i in (both, sent, apart)} == {"pp_comm"}
     assert {event_row(labelled, i)["group_desc"] for i in (both, sent, apart)} == {"pp"}
 
 
 def messages(program, plan, *, wait):
-    """Point-to-point kernels of one rank in turn: (way, peer, pass of the compute around it). Returns their ids."""
+    """Point-to-point kernels of one rank in turn: (way, peer, pass of the compute around it).
+
+    Returns their ids.
+    """
     ids = []
     for i, (way, peer, work) in enumerate(plan):
         at = 100 * i
         if way == "send":
             _compute(program, at, work)
-        program.op("record_param_comms", at + 30, at + 31, collective=way, peer=peer, group="1", group_desc="pp")
+        program.op(
+            "record_param_comms",
+            at + 30,
+            at + 31,
+            collective=way,
+            peer=peer,
+            group="1",
+            group_desc="pp",
+        )
         program.note("nccl:coalesced", at + 32, at + 40)
         ids.append(program.kernel("ncclDevKernel_SendRecv(args)", at + 33, stream=20))
         if wait:
@@ -61,22 +82,42 @@ def _compute(program, at, work):
 
 def test_a_receive_answers_what_is_sent_to_its_peer(program):
     """Forward work goes to rank 1 and backward work to rank 0: what comes from them is the other way round."""
-    plan = [("send", 1, "forward"), ("send", 0, "backward"), ("recv", 1, "forward"), ("recv", 0, "backward")]
+    plan = [
+        ("send", 1, "forward"),
+        ("send", 0, "backward"),
+        ("recv", 1, "forward"),
+        ("recv", 0, "backward"),
+    ]
     ids = messages(program, plan, wait=False)
     labelled = classify(program.events())
-    assert [event_row(labelled, i)["pass"] for i in ids] == ["forward", "backward", "backward", "forward"]
+    assert [event_row(labelled, i)["pass"] for i in ids] == [
+        "forward",
+        "backward",
+        "backward",
+        "forward",
+    ]
 
 
 def test_a_receive_between_ranks_that_send_both_ways(program):
-    """Waited for in turn, the work after the wait tells; waited for at the end, nothing does, and none is made up."""
-    plan = [("send", 1, "forward"), ("send", 1, "backward"), ("recv", 1, "forward"), ("recv", 1, "backward")] * 3
+    """Waited for in turn, the work after the wait tells.
+
+    Waited for at the end, nothing does, and none is made up.
+    """
+    plan = [
+        ("send", 1, "forward"),
+        ("send", 1, "backward"),
+        ("recv", 1, "forward"),
+        ("recv", 1, "backward"),
+    ] * 3
     ids = messages(program, plan, wait=True)
     labelled = classify(program.events())
     assert [event_row(labelled, i)["pass"] for i in ids] == [work for _, _, work in plan]
     late = type(program)()
     ids = messages(late, plan, wait=False)
     labelled = classify(late.events())
-    assert [event_row(labelled, i)["pass"] for i in ids] == [None if way == "recv" else w for way, _, w in plan]
+    assert [event_row(labelled, i)["pass"] for i in ids] == [
+        None if way == "recv" else w for way, _, w in plan
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +154,9 @@ def test_sendrecv_is_nothing_by_its_name_alone(program):
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_messages_whose_kernel_and_launch_are_missing_are_not_those_of_the_next_kernel(program, grouped):
+def test_messages_whose_kernel_and_launch_are_missing_are_not_those_of_the_next_kernel(
+    program, grouped
+):
     """Of four batches the second was lost: other work is launched after it, or NCCL's group ends without a launch."""
     kernels = []
     for i in range(4):
@@ -121,14 +164,26 @@ def test_messages_whose_kernel_and_launch_are_missing_are_not_those_of_the_next_
         if grouped:
             program.note("ncclGroupStart", start, start + 1)
             program.note("ncclGroupEnd", start + 20, start + 30)
-        program.op("record_param_comms", start + 10, start + 11, collective="send", peer=i, group="1", group_desc="pp")
+        program.op(
+            "record_param_comms",
+            start + 10,
+            start + 11,
+            collective="send",
+            peer=i,
+            group="1",
+            group_desc="pp",
+        )
         if i != 1:
             kernels.append(program.kernel("ncclDevKernel_SendRecv(args)", start + 25, stream=20))
         if not grouped:
             program.kernel("relu", start + 50)
     events = program.events()
     labelled = classify(events)
-    assert [event_row(labelled, kernel)["p2p"] for kernel in kernels] == ["send:0", "send:2", "send:3"]
+    assert [event_row(labelled, kernel)["p2p"] for kernel in kernels] == [
+        "send:0",
+        "send:2",
+        "send:3",
+    ]
     assert classify_lost_kernels(events)["p2p"].to_list() == ["send:1"]
 
 
@@ -139,7 +194,9 @@ def test_what_a_kernel_lacks_is_taken_from_the_hosts_record(program):
     kernels = []
     for launch_us, recorded in ((10, args | sizes), (30, {})):
         program.op("record_param_comms", launch_us - 1, launch_us + 3, **args, **sizes)
-        kernels.append(program.kernel("ncclDevKernel_SendRecv(args)", launch_us, stream=20, **recorded))
+        kernels.append(
+            program.kernel("ncclDevKernel_SendRecv(args)", launch_us, stream=20, **recorded)
+        )
     labelled = classify(program.events())
     complete, bare = (event_row(labelled, kernel) for kernel in kernels)
     names = (*args, *sizes)
@@ -149,6 +206,8 @@ def test_what_a_kernel_lacks_is_taken_from_the_hosts_record(program):
 def test_a_kernel_that_runs_several_calls_has_the_size_of_none(program):
     """A batch of two sends, each of 64 bytes, runs as one kernel."""
     for k in range(2):
-        program.op("record_param_comms", k, k + 0.5, collective="send", peer=k + 1, group="1", bytes=64)
+        program.op(
+            "record_param_comms", k, k + 0.5, collective="send", peer=k + 1, group="1", bytes=64
+        )
     kernel = program.kernel("ncclDevKernel_SendRecv(args)", 3, stream=20)
     assert event_row(classify(program.events()), kernel)["bytes"] is None

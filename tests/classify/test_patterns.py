@@ -1,4 +1,7 @@
-"""Patterns of a rules file: each ends, whatever it is tried on; a bad one is an error on its line."""
+"""Patterns of a rules file: each ends, whatever it is tried on.
+
+A bad one is an error on its line.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,24 @@ SOON_S = 20
 
 
 def kernels(*names):
-    rows = [{"id": i, "kind": "kernel", "name": n, "start_ns": i, "end_ns": i + 1} for i, n in enumerate(names)]
+    rows = [
+        {"id": i, "kind": "kernel", "name": n, "start_ns": i, "end_ns": i + 1}
+        for i, n in enumerate(names)
+    ]
     return conform(pl.DataFrame(rows), EVENTS)
 
 
 def rules(folder, pattern):
     path = folder / "rules.toml"
-    path.write_text(f"[[rule]]\nname = \"mine\"\nlabel = \"forward\"\nwhen = {{ name = '''{pattern}''' }}\n")
+    path.write_text(
+        f"[[rule]]\nname = \"mine\"\nlabel = \"forward\"\nwhen = {{ name = '''{pattern}''' }}\n"
+    )
     return load_rules(path)
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "(.*a){25}b", r"^(\w+\s?)*$", "(x+x+)+y"])
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+$", "(a|aa)+$", "(.*a){25}b", r"^(\w+\s?)*$", "(x+x+)+y"]
+)
 def test_a_pattern_that_never_ends_in_python_ends(tmp_path, pattern):
     began = time.monotonic()
     labelled = classify(kernels("a" * 5000 + "!", "x" * 5000, "a"), rules=rules(tmp_path, pattern))
@@ -47,7 +57,9 @@ def test_a_pattern_that_never_ends_in_python_ends(tmp_path, pattern):
     ],
 )
 def test_a_pattern_that_cannot_be_used_is_an_error_on_its_line(tmp_path, pattern, said):
-    with pytest.raises(RuleError, match=r"rules\.toml:4: 'name' is not a regular expression") as caught:
+    with pytest.raises(
+        RuleError, match=r"rules\.toml:4: 'name' is not a regular expression"
+    ) as caught:
         rules(tmp_path, pattern)
     assert said in caught.value.message
     assert "\n" not in caught.value.message
@@ -57,19 +69,25 @@ def test_both_engines_find_the_same():
     """Every pattern of ours that the other engine knows too, on every name of the list of kernels."""
     from pathlib import Path
 
-    names = CategoryColumn.from_series(pl.Series((Path(__file__).parent / "kernel_names.txt").read_text().splitlines()))
+    names = CategoryColumn.from_series(
+        pl.Series((Path(__file__).parent / "kernel_names.txt").read_text().splitlines())
+    )
     compared = 0
     for rule in builtin_rules().rules:
         for condition in (*rule.when.values(), *rule.unless.values()):
             if isinstance(condition, str) and not LinearPattern(condition).problem():
-                assert names.matches(condition).tolist() == names.matches(LinearPattern(condition)).tolist(), condition
+                assert (
+                    names.matches(condition).tolist()
+                    == names.matches(LinearPattern(condition)).tolist()
+                ), condition
                 compared += 1
     assert compared > 50
 
 
 def test_our_own_patterns_end_on_names_that_nobody_wrote():
     hostile = [
-        seed * (200_000 // len(seed)) for seed in ("a", "_", "<", "gemm_", "nccl", "void at::native::", " ", "\\")
+        seed * (200_000 // len(seed))
+        for seed in ("a", "_", "<", "gemm_", "nccl", "void at::native::", " ", "\\")
     ]
     began = time.monotonic()
     labelled = classify(kernels(*hostile))

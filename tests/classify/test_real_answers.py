@@ -34,7 +34,10 @@ def split(number, **more):
 
 def share(labelled, label):
     length = pl.col("end_ns") - pl.col("start_ns")
-    return labelled.filter(pl.col("label") == label).select(length.sum()).item() / labelled.select(length.sum()).item()
+    return (
+        labelled.filter(pl.col("label") == label).select(length.sum()).item()
+        / labelled.select(length.sum()).item()
+    )
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -143,17 +146,26 @@ def test_deepseek_as_annotated(corpus, load):
     )
     # Casts that prepare a message move nothing between ranks: they are compute of the pass.
     exchange = pl.col("part").is_in(["dispatch", "combine"]) & pl.col("moves")
-    expected = pl.when(exchange).then("ep_" + pl.col("part")).otherwise(pl.col("way").replace_strict(SAYS))
+    expected = (
+        pl.when(exchange).then("ep_" + pl.col("part")).otherwise(pl.col("way").replace_strict(SAYS))
+    )
     assert rows.filter(pl.col("label").cast(pl.String) != expected).is_empty()
     assert rows.filter((pl.col("pass") == "forward") != (pl.col("way") == "F")).is_empty()
-    assert set(rows.filter(pl.col("part") == "attn", pl.col("kind") == "kernel")["module"]) == {"attention"}
+    assert set(rows.filter(pl.col("part") == "attn", pl.col("kind") == "kernel")["module"]) == {
+        "attention"
+    }
 
 
 def test_deepseek_published_times(corpus, load):
     labelled = classify(load(corpus / "deepseek/train.json.gz"))
 
     def union(labels):
-        rows = labelled.filter(pl.col("label").is_in(labels)).sort("start_ns").select("start_ns", "end_ns").rows()
+        rows = (
+            labelled.filter(pl.col("label").is_in(labels))
+            .sort("start_ns")
+            .select("start_ns", "end_ns")
+            .rows()
+        )
         total, reached = 0, 0
         for start, end in rows:
             total += max(0, end - max(start, reached))
@@ -174,7 +186,10 @@ def test_deepseek_without_annotations(corpus, load):
     undivided = pl.col("label").is_in(["dgrad", "wgrad"]) & (pl.col("label_bare") == "backward")
     same = passes & ((pl.col("label") == pl.col("label_bare")) | undivided)
     assert pair.filter(same).select(length.sum()).item() > 0.98 * pair.select(length.sum()).item()
-    assert pair.filter(same & undivided).select(length.sum()).item() < 0.1 * pair.select(length.sum()).item()
+    assert (
+        pair.filter(same & undivided).select(length.sum()).item()
+        < 0.1 * pair.select(length.sum()).item()
+    )
 
 
 PUBLIC = [
@@ -203,8 +218,12 @@ def test_convolutions_agree_with_the_calls_that_name_them(corpus, load):
     (path,) = corpus.glob("kineto/resnet50*")
     labelled = classify(load(path)).filter(pl.col("kind") == "kernel")
     op = pl.col("op").cast(pl.String)
-    assert set(labelled.filter(op.str.ends_with("convolution_backward_weight"))["label"]) == {"wgrad"}
-    assert set(labelled.filter(op.str.ends_with("convolution_backward_input"))["label"]) == {"dgrad"}
+    assert set(labelled.filter(op.str.ends_with("convolution_backward_weight"))["label"]) == {
+        "wgrad"
+    }
+    assert set(labelled.filter(op.str.ends_with("convolution_backward_input"))["label"]) == {
+        "dgrad"
+    }
 
 
 @pytest.mark.parametrize("name", ["perlmutter-cloverleaf-cuda", "saxpy-mpi-cuda_nsys_perlmutter0"])
@@ -216,7 +235,9 @@ def test_a_program_that_is_no_model_is_not_called_forward(corpus, name):
 
 def test_ulysses_all_to_all_is_context_parallel(corpus):
     rank = nsight.read(corpus / "nsight" / "mfu_2gpu_before.sqlite")[0]
-    actual = classify(rank.events).filter(pl.col("chain").cast(pl.String).str.contains("AllToAll4D"))
+    actual = classify(rank.events).filter(
+        pl.col("chain").cast(pl.String).str.contains("AllToAll4D")
+    )
     kernels = actual.filter(pl.col("name").cast(pl.String).str.contains("nccl"))
     assert set(kernels["label"].cast(pl.String)) == {"cp_comm"}
 
@@ -232,6 +253,8 @@ def test_fsdp_packs_gradients_in_a_pipeline_as_elsewhere(corpus):
     for order in schedule.head.orders():
         assert len(order) == 32
     kernels = analysis.tables["kernels"]
-    packs = kernels.filter(pl.col("name").cast(pl.String).str.contains("chunk_cat|split_with_sizes"))
+    packs = kernels.filter(
+        pl.col("name").cast(pl.String).str.contains("chunk_cat|split_with_sizes")
+    )
     assert len(packs)
     assert packs["label"].cast(pl.String).unique().to_list() == ["memory"]

@@ -105,18 +105,58 @@ def load_groups():
     ("text", "line", "says"),
     [
         ("[[rule]]\nname = 'a'\nlabel = \n", 3, "Invalid value"),
-        ("[[rule]]\nname = 'a'\nlabel = 'forwards'\nwhen = { name = 'x' }\n", 3, "unknown label 'forwards'"),
+        (
+            "[[rule]]\nname = 'a'\nlabel = 'forwards'\nwhen = { name = 'x' }\n",
+            3,
+            "unknown label 'forwards'",
+        ),
         ("\n\n[[rule]]\nlabel = 'forward'\nwhen = { name = 'x' }\n", 3, "rule: lacks the key name"),
-        ("[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { nam = 'x' }\n", 4, "unknown evidence 'nam'"),
-        ("[[rule]]\nname = 'a'\nlabel = 'forward'\n\n[rule.when]\nname = '('\n", 6, "not a regular expression"),
-        ("[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { gemm = 'yes' }\n", 4, "'gemm' is true or false"),
-        ("[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { bytes = 'many' }\n", 4, "'bytes' is a whole number"),
-        ("[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { name = 3 }\n", 4, "'name' is a regular expression"),
+        (
+            "[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { nam = 'x' }\n",
+            4,
+            "unknown evidence 'nam'",
+        ),
+        (
+            "[[rule]]\nname = 'a'\nlabel = 'forward'\n\n[rule.when]\nname = '('\n",
+            6,
+            "not a regular expression",
+        ),
+        (
+            "[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { gemm = 'yes' }\n",
+            4,
+            "'gemm' is true or false",
+        ),
+        (
+            "[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { bytes = 'many' }\n",
+            4,
+            "'bytes' is a whole number",
+        ),
+        (
+            "[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { name = 3 }\n",
+            4,
+            "'name' is a regular expression",
+        ),
         ("[[rule]]\nname = 'a'\nlabel = 'forward'\n", 1, "rule: lacks the key when"),
-        ("[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = 'x'\n", 4, "rule: expected object, got str"),
-        ("[[rule]]\nname = 'a'\nlabel = 'forward'\nconfidence = 2\nwhen = { name = 'x' }\n", 4, "from 0 to 1"),
-        ("[[rule]]\nname = 'a'\nlabel = 'forward'\npass = 'up'\nwhen = { name = 'x' }\n", 4, "unknown pass 'up'"),
-        ("[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { name = 'x' }\nif = 1\n", 5, "rule: unknown key if"),
+        (
+            "[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = 'x'\n",
+            4,
+            "rule: expected object, got str",
+        ),
+        (
+            "[[rule]]\nname = 'a'\nlabel = 'forward'\nconfidence = 2\nwhen = { name = 'x' }\n",
+            4,
+            "from 0 to 1",
+        ),
+        (
+            "[[rule]]\nname = 'a'\nlabel = 'forward'\npass = 'up'\nwhen = { name = 'x' }\n",
+            4,
+            "unknown pass 'up'",
+        ),
+        (
+            "[[rule]]\nname = 'a'\nlabel = 'forward'\nwhen = { name = 'x' }\nif = 1\n",
+            5,
+            "rule: unknown key if",
+        ),
         ("[[rules]]\nname = 'a'\n", 1, "unknown key rules"),
         ("[rule]\nname = 'a'\n", 1, "rule: expected array, got object"),
         ("[[group]]\nkind = 'ep'\nwho = 'x'\n", 3, "group: unknown key who"),
@@ -164,11 +204,21 @@ def test_every_column_and_tier_is_documented(request):
 
 
 @pytest.mark.parametrize(
-    "kinds", [[], ["cpu_op"], ["annotation"], ["kernel"], ["memcpy"], ["kernel", "cpu_op", "runtime"]]
+    "kinds",
+    [[], ["cpu_op"], ["annotation"], ["kernel"], ["memcpy"], ["kernel", "cpu_op", "runtime"]],
 )
 def test_meagre_tables(kinds):
     rows = [
-        {"rank": 0, "id": i, "kind": kind, "name": "x", "start_ns": i, "end_ns": i + 5, "pid": 1, "tid": 1}
+        {
+            "rank": 0,
+            "id": i,
+            "kind": kind,
+            "name": "x",
+            "start_ns": i,
+            "end_ns": i + 5,
+            "pid": 1,
+            "tid": 1,
+        }
         for i, kind in enumerate(kinds)
     ]
     events = conform(pl.DataFrame(rows), EVENTS) if rows else EVENTS.to_frame()

@@ -49,8 +49,19 @@ IN_CAPTURES = (
 
 @pytest.mark.slow
 def test_every_rule_is_exercised(samples, load):
-    captures = ["1f1b/rank1", "dualpipe/rank0", "interleaved/rank1", "overlapped/rank0", "reload/rank0"]
-    captures += ["compile/rank0", "recompute/rank0", "vpp-overlap/rank6", "checkpoint-engine/worker0"]
+    captures = [
+        "1f1b/rank1",
+        "dualpipe/rank0",
+        "interleaved/rank1",
+        "overlapped/rank0",
+        "reload/rank0",
+    ]
+    captures += [
+        "compile/rank0",
+        "recompute/rank0",
+        "vpp-overlap/rank6",
+        "checkpoint-engine/worker0",
+    ]
     seen = set(EXAMPLES)
     for name in captures:
         events = load(samples / f"{name}.pt.trace.json.gz")

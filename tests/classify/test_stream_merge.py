@@ -50,7 +50,11 @@ def test_each_stream_keeps_its_order():
 
 
 def test_kernels_of_one_stream_stay_as_they_are():
-    assert merge_streams(np.array([1, 2, 3]), np.array([9, 8, 7]), np.zeros(3)).tolist() == [0, 1, 2]
+    assert merge_streams(np.array([1, 2, 3]), np.array([9, 8, 7]), np.zeros(3)).tolist() == [
+        0,
+        1,
+        2,
+    ]
 
 
 def finds_early_kernel(places):

@@ -10,7 +10,10 @@ from tests.classify.conftest import ENGINE, MAIN, Program
 from tracekit.classify import classify
 from tracekit.classify.pass_direction import name_windows
 
-FORWARD, BACKWARD = "void at::native::softmax_warp_forward<x>(y)", "void at::native::softmax_warp_backward<x>(y)"
+FORWARD, BACKWARD = (
+    "void at::native::softmax_warp_forward<x>(y)",
+    "void at::native::softmax_warp_backward<x>(y)",
+)
 ATTENTION = "void flash::flash_fwd_kernel<x>(flash::Flash_fwd_params)"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 PASSES = {"dgrad": "backward", "wgrad": "backward", "backward": "backward"}
@@ -25,17 +28,34 @@ def labels(story, **more):
 
 
 def test_the_thread_that_runs_what_is_named_backward_runs_the_backward():
-    story = [(FORWARD, MAIN), ("relu", MAIN), (FORWARD, MAIN), ("relu", ENGINE), (BACKWARD, ENGINE), ("relu", ENGINE)]
+    story = [
+        (FORWARD, MAIN),
+        ("relu", MAIN),
+        (FORWARD, MAIN),
+        ("relu", ENGINE),
+        (BACKWARD, ENGINE),
+        ("relu", ENGINE),
+    ]
     assert labels(story) == ["forward"] * 3 + ["backward"] * 3
 
 
 def test_its_products_go_by_their_layouts():
-    story = [(FORWARD, MAIN), (BACKWARD, ENGINE), ("nvjet_h_128x64_NNN", ENGINE), ("nvjet_h_128x64_NTN", ENGINE)]
+    story = [
+        (FORWARD, MAIN),
+        (BACKWARD, ENGINE),
+        ("nvjet_h_128x64_NNN", ENGINE),
+        ("nvjet_h_128x64_NTN", ENGINE),
+    ]
     assert labels(story) == ["forward", "backward", "dgrad", "wgrad"]
 
 
 def test_attention_run_ahead_on_that_thread_is_the_forward_run_again():
-    story = [(ATTENTION, MAIN), (ATTENTION, ENGINE), ("nvjet_h_1_TNN", ENGINE), ("nvjet_h_1_NNN", ENGINE)]
+    story = [
+        (ATTENTION, MAIN),
+        (ATTENTION, ENGINE),
+        ("nvjet_h_1_TNN", ENGINE),
+        ("nvjet_h_1_NNN", ENGINE),
+    ]
     story += [("void flash::flash_bwd_dot_do_o_kernel<x>(y)", ENGINE)]
     assert labels(story) == ["forward", "recompute", "recompute", "dgrad", "dgrad"]
 
@@ -54,7 +74,10 @@ def test_one_thread_for_all_says_nothing():
 
 
 def test_a_thread_that_prepares_data_does_not_make_the_other_the_engines():
-    """One thread replays whole steps; another launches a few kernels that happen to be called forward."""
+    """One thread replays whole steps.
+
+    Another launches a few kernels that happen to be called forward.
+    """
     step = [(FORWARD, MAIN), ("relu", MAIN), (BACKWARD, MAIN)] * 8
     actual = labels([*step, ("image_forward", 9)])
     assert [actual[k] for k in (0, 3, 6)] == ["forward"] * 3
@@ -62,11 +85,17 @@ def test_a_thread_that_prepares_data_does_not_make_the_other_the_engines():
     assert [labels(whole)[k] for k in (0, 3, 6)] == ["forward"] * 3
 
 
-@pytest.mark.parametrize("name", ["1f1b/rank1", "overlapped/rank0", "compile/rank0", "dualpipe/rank3"])
+@pytest.mark.parametrize(
+    "name", ["1f1b/rank1", "overlapped/rank0", "compile/rank0", "dualpipe/rank3"]
+)
 def test_captures_without_their_operators_keep_their_passes(samples, load, name):
     events = load(samples / f"{name}.pt.trace.json.gz")
     bare = classify(events.filter(~pl.col("kind").is_in(["cpu_op", "annotation"])))
-    both = classify(events).filter(pl.col("label").is_in(["forward", *PASSES])).join(bare, on="id", suffix="_bare")
+    both = (
+        classify(events)
+        .filter(pl.col("label").is_in(["forward", *PASSES]))
+        .join(bare, on="id", suffix="_bare")
+    )
     length = pl.col("end_ns") - pl.col("start_ns")
     whole = both.select(length.sum()).item()
     same, silent = pl.col("pass").eq_missing(pl.col("pass_bare")), pl.col("label_bare") == "other"
@@ -77,7 +106,12 @@ def test_captures_without_their_operators_keep_their_passes(samples, load, name)
 def test_inference_is_no_optimizer_though_it_copies_many_tensors_at_once():
     """Engines that serve models update many small tensors with the kernel that optimizers use."""
     multi = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<x>(y)"
-    story = [("fmhaSm100fKernel_x", MAIN), ("nvjet_h_1_TNN", MAIN), (multi, MAIN), ("nvjet_h_1_NTN", MAIN)]
+    story = [
+        ("fmhaSm100fKernel_x", MAIN),
+        ("nvjet_h_1_TNN", MAIN),
+        (multi, MAIN),
+        ("nvjet_h_1_NTN", MAIN),
+    ]
     assert labels(story) == ["forward"] * 4
 
 
@@ -117,7 +151,10 @@ def test_without_sums_what_is_no_product_stays_undivided():
 
 
 def test_a_stretch_of_the_forward_on_the_engines_thread_is_run_again():
-    """Kernel by kernel the same, with a product in it; elementwise kernels alone may be alike by chance."""
+    """Kernel by kernel the same, with a product in it.
+
+    Elementwise kernels alone may be alike by chance.
+    """
     layer = [NORM, TN, SCALE, FORWARD, NN, TN]
     back = [NN, NT, SUM, BACKWARD, SCALE, NN, NT, SUM]
     story = [(name, MAIN) for name in layer] + [(name, ENGINE) for name in layer + back]
@@ -131,12 +168,19 @@ def summed(program, at, group, size, *, tid, call="allreduce"):
     """An NCCL call in a range of its own, and its kernel."""
     facts = {"collective": call, "group": group, "bytes": size}
     program.op("record_param_comms", at, at + 2, tid=tid, **facts)
-    kernel = {"allreduce": "AllReduce", "reduce_scatter": "ReduceScatter", "all_gather": "AllGather"}[call]
+    kernel = {
+        "allreduce": "AllReduce",
+        "reduce_scatter": "ReduceScatter",
+        "all_gather": "AllGather",
+    }[call]
     return program.kernel(f"ncclDevKernel_{kernel}_Sum(args)", at + 1, tid=tid, stream=20, **facts)
 
 
 def test_communicators_are_told_by_what_is_summed_on_them_and_when():
-    """Activations are summed in both passes, gradients at the end; what replicas gather is theirs too."""
+    """Activations are summed in both passes, gradients at the end.
+
+    What replicas gather is theirs too.
+    """
     program, large = Program(), 4 << 20
     kinds: dict[str, list[int]] = {"tp_comm": [], "dp_comm": []}
     for step in range(3):
@@ -147,9 +191,13 @@ def test_communicators_are_told_by_what_is_summed_on_them_and_when():
         for k, name in enumerate((BACKWARD, NN, NT, SUM)):
             program.kernel(name, at + 50 + 10 * k, tid=ENGINE)
         kinds["tp_comm"].append(summed(program, at + 64, "tensor", large, tid=ENGINE))
-        kinds["dp_comm"].append(summed(program, at + 95, "data", large, tid=MAIN, call="reduce_scatter"))
+        kinds["dp_comm"].append(
+            summed(program, at + 95, "data", large, tid=MAIN, call="reduce_scatter")
+        )
         program.kernel("multi_tensor_apply_kernel<Adam>", at + 110)
-        kinds["dp_comm"].append(summed(program, at + 120, "data", large, tid=MAIN, call="all_gather"))
+        kinds["dp_comm"].append(
+            summed(program, at + 120, "data", large, tid=MAIN, call="all_gather")
+        )
     actual = dict(classify(program.events()).select("id", pl.col("label").cast(pl.String)).rows())
     for label, ids in kinds.items():
         assert {actual[i] for i in ids} == {label}
@@ -158,7 +206,10 @@ def test_communicators_are_told_by_what_is_summed_on_them_and_when():
 @pytest.mark.parametrize(("summed", "alone", "told"), [(4, 4, True), (4, 5, False)])
 def test_sums_tell_weights_where_half_of_their_products_are_summed(summed, alone, told):
     """MOST: else a product goes by its layout alone."""
-    linear, attention = [(NN, ENGINE), (NT, ENGINE), (SUM, ENGINE)], [(BACKWARD, ENGINE), (NT, ENGINE), (SCALE, ENGINE)]
+    linear, attention = (
+        [(NN, ENGINE), (NT, ENGINE), (SUM, ENGINE)],
+        [(BACKWARD, ENGINE), (NT, ENGINE), (SCALE, ENGINE)],
+    )
     ahead = [(FORWARD, MAIN), (TN, MAIN)] * 4
     actual = labels([*ahead, *linear * summed, *attention * alone])[len(ahead) + 3 * summed :]
     assert (actual[1] == "dgrad") is told
@@ -169,13 +220,23 @@ def test_four_kernels_in_a_row_make_a_repetition():
     assert [len(name_windows(np.arange(count))) for count in (3, 4, 5)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("forward_sums", "backward_label"), [(0, "dp_comm"), (1, "dp_comm"), (2, "comm")])
-def test_without_groups_a_run_that_sums_in_the_forward_too_need_not_sum_gradients(forward_sums, backward_label):
-    """Tensor parallelism sums activations in both passes, maybe on two streams; a loss is summed once."""
+@pytest.mark.parametrize(
+    ("forward_sums", "backward_label"), [(0, "dp_comm"), (1, "dp_comm"), (2, "comm")]
+)
+def test_without_groups_a_run_that_sums_in_the_forward_too_need_not_sum_gradients(
+    forward_sums, backward_label
+):
+    """Tensor parallelism sums activations in both passes, maybe on two streams.
+
+    A loss is summed once.
+    """
     program = Program()
     story = [(FORWARD, MAIN, 7), *[(ALL_REDUCE, MAIN, 21), (FORWARD, MAIN, 7)] * forward_sums]
     story += [(BACKWARD, ENGINE, 7), *[(ALL_REDUCE, ENGINE, 20), (BACKWARD, ENGINE, 7)] * 2]
     for k, (name, thread, stream) in enumerate(story):
         program.kernel(name, 10 * k, tid=thread, stream=stream)
     labelled = classify(program.events()).sort("launch_ns").filter(pl.col("stream") >= 20)
-    assert labelled["label"].cast(pl.String).to_list() == ["comm"] * forward_sums + [backward_label] * 2
+    assert (
+        labelled["label"].cast(pl.String).to_list()
+        == ["comm"] * forward_sums + [backward_label] * 2
+    )

@@ -42,7 +42,9 @@ NAME_FLAGS = np.array(
 )
 """Seven names, and none."""
 OPS = st.lists(
-    st.tuples(st.integers(-1, 30), st.booleans(), st.integers(-1, 6), st.integers(-1, 3)), min_size=1, max_size=25
+    st.tuples(st.integers(-1, 30), st.booleans(), st.integers(-1, 6), st.integers(-1, 3)),
+    min_size=1,
+    max_size=25,
 )
 
 
@@ -75,16 +77,22 @@ def test_nodes_agree_with_a_search_of_the_parents(rows):
 
     def node(i):
         evaluated = any(own_flags[j] & EVALUATION_NAME for j in chain(parent, i))
-        return bool(own_flags[i] & EVALUATION_NAME or (own_flags[i] & BACKWARD_NAME and not evaluated))
+        return bool(
+            own_flags[i] & EVALUATION_NAME or (own_flags[i] & BACKWARD_NAME and not evaluated)
+        )
 
     nodes = [node(i) for i in range(len(rows))]
     for i in range(len(rows)):
         around = next((j for j in chain(parent, i) if nodes[j]), -1)
         assert walk.node_of[i] == around
         assert bool(walk.flags[i] & NODE) == nodes[i]
-        assert bool(walk.flags[i] & FORWARD) == bool(own_flags[i] & FORWARD_ONLY_NAME and around < 0)
+        assert bool(walk.flags[i] & FORWARD) == bool(
+            own_flags[i] & FORWARD_ONLY_NAME and around < 0
+        )
         evaluates = own_flags[i] & EVALUATION_NAME
-        own_ranges = [j for j in range(len(rows)) if evaluates and parent[j] == i and own_flags[j] & NODE_NAME]
+        own_ranges = [
+            j for j in range(len(rows)) if evaluates and parent[j] == i and own_flags[j] & NODE_NAME
+        ]
         own = next((n for n in (sequence[i], *sequence[own_ranges]) if n >= 0), -1)
         assert walk.number[i] == (own if nodes[i] else -1)
     numbered = [i for i in range(len(rows)) if is_op[i] and sequence[i] >= 0 and not nodes[i]]
@@ -100,7 +108,9 @@ def test_nodes_agree_with_a_search_of_the_parents(rows):
 @given(
     OPS,
     st.lists(
-        st.sampled_from([0, NODE, FORWARD, MADE_NODE_THAT_RAN, MADE_NODE, RERUN, MADE_NODE_THAT_RAN | MADE_NODE]),
+        st.sampled_from(
+            [0, NODE, FORWARD, MADE_NODE_THAT_RAN, MADE_NODE, RERUN, MADE_NODE_THAT_RAN | MADE_NODE]
+        ),
         min_size=25,
     ),
 )
@@ -119,13 +129,17 @@ def test_marks_are_handed_down_to_what_lies_inside(rows, marks):
 
 
 @settings(deadline=None, max_examples=60)
-@given(OPS, st.lists(st.integers(-1, 24), max_size=12), st.lists(st.booleans(), min_size=7, max_size=7))
+@given(
+    OPS, st.lists(st.integers(-1, 24), max_size=12), st.lists(st.booleans(), min_size=7, max_size=7)
+)
 def test_climbing_finds_the_nearest_that_is_wanted(rows, queried, wanted):
     parent, is_op, name, _ = tree(rows)
     queried = [a for a in queried if a < len(rows)]
     hits = np.array([*wanted, False])
     nearest = nearest_named_op(parent, is_op, name, np.array(queried, np.int64), hits)
-    assert nearest.tolist() == [next((j for j in chain(parent, a) if is_op[j] and hits[name[j]]), -1) for a in queried]
+    assert nearest.tolist() == [
+        next((j for j in chain(parent, a) if is_op[j] and hits[name[j]]), -1) for a in queried
+    ]
 
 
 @settings(deadline=None, max_examples=60)
@@ -146,13 +160,26 @@ def test_values_are_found_where_they_first_stand(values, known):
 
 def test_more_pairs_than_there_is_room_for_at_first():
     one = np.arange(5000) % 4999
-    assert rank_pairs(one, one[::-1].copy()).max() == len({(a, b) for a, b in zip(one, one[::-1], strict=True)}) - 1
+    assert (
+        rank_pairs(one, one[::-1].copy()).max()
+        == len({(a, b) for a, b in zip(one, one[::-1], strict=True)}) - 1
+    )
 
 
 def test_a_table_reads_numbers_and_text_of_any_rows():
     frame = pl.DataFrame(
-        {"n": [1, None, 3], "correlation": [None, 5, 6], "word": ["a", None, "b"], "none": [None] * 3},
-        schema={"n": pl.Int32, "correlation": pl.Int64, "word": pl.Categorical, "none": pl.Categorical},
+        {
+            "n": [1, None, 3],
+            "correlation": [None, 5, 6],
+            "word": ["a", None, "b"],
+            "none": [None] * 3,
+        },
+        schema={
+            "n": pl.Int32,
+            "correlation": pl.Int64,
+            "word": pl.Categorical,
+            "none": pl.Categorical,
+        },
     )
     table = ColumnReader(frame, ("n", "word"))
     assert table.int64("n").tolist() == [1, -1, 3]

@@ -1,7 +1,8 @@
 """True labels of recordings, worked out from the programs by other means than tracekit's.
 
-Reads PyTorch's JSON with the standard library alone. What is known comes from the frameworks' own code: which functions
-a backward calls in which order, which operators only a forward calls, and what a training loop does between its passes.
+Reads PyTorch's JSON with the standard library alone. What is known comes from the frameworks' own
+code: which functions a backward calls in which order, which operators only a forward calls, and
+what a training loop does between its passes.
 """
 
 from __future__ import annotations
@@ -60,12 +61,18 @@ class Recording:
 
 
 def expected(recording, exchange=None):
-    """For every GPU event the labels that are right, in order of start; None where the program does not tell.
+    """For every GPU event the labels that are right, in order of start.
 
-    *exchange* labels a collective that is neither a pipeline's message nor a memory copy, by its arguments.
+    None where the program does not tell.
+
+    *exchange* labels a collective that is neither a pipeline's message nor a memory copy, by its
+    arguments.
     """
     nodes = [i for i in recording.order if _node(recording.stacks[i])]
-    first_forward = min((recording.at[i] for i in recording.order if _calls(recording.stacks[i], FORWARD)), default=0)
+    first_forward = min(
+        (recording.at[i] for i in recording.order if _calls(recording.stacks[i], FORWARD)),
+        default=0,
+    )
     ended = max((recording.at[i] for i in nodes), default=0)
     products, out = defaultdict(int), [None] * len(recording.gpu)
     backward = _recomputed(recording, nodes)
@@ -73,7 +80,9 @@ def expected(recording, exchange=None):
         event, stack = recording.gpu[i], recording.stacks[i]
         if "nccl" in event["name"].lower():
             out[i] = exchange(event, stack) if exchange else None
-        elif event["cat"] != "kernel" or any("fsdp::" in e["name"] or "FSDP::all_gather" in e["name"] for e in stack):
+        elif event["cat"] != "kernel" or any(
+            "fsdp::" in e["name"] or "FSDP::all_gather" in e["name"] for e in stack
+        ):
             out[i] = {"memory"}
         elif _node(stack) and stack[-1]["name"] == "aten::_foreach_zero_":
             out[i] = {"optimizer"}  # a hook
@@ -81,7 +90,10 @@ def expected(recording, exchange=None):
             out[i] = {"recompute"} if i in backward else _gradient(event, stack, products)
         elif (done := _by_caller(stack)) is not None:
             out[i] = done
-        elif any(re.match(r"Optimizer\.(step|zero_grad)", e["name"]) for e in stack) or recording.at[i] > ended:
+        elif (
+            any(re.match(r"Optimizer\.(step|zero_grad)", e["name"]) for e in stack)
+            or recording.at[i] > ended
+        ):
             out[i] = {"optimizer"}
         elif recording.at[i] >= first_forward:
             out[i] = {"forward"}
@@ -106,7 +118,13 @@ def _by_caller(stack):
 
 def _matrix(op):
     """Whether an operator works on more numbers than a loss or a count has."""
-    return max((n for shape in op["args"].get("Input Dims", []) for n in shape if isinstance(n, int)), default=0) > 1
+    return (
+        max(
+            (n for shape in op["args"].get("Input Dims", []) for n in shape if isinstance(n, int)),
+            default=0,
+        )
+        > 1
+    )
 
 
 def _calls(stack, pattern):
@@ -121,34 +139,58 @@ def _recomputed(recording, nodes):
         inside = recording.stacks[i][recording.stacks[i].index(node) + 1 :]
         key = (node["tid"], node["ts"])
         parts[key].append(i)
-        # A compiled graph says nothing of its products; the forward's read a transposed weight, no gradient does.
+        # A compiled graph says nothing of its products; the forward's read a transposed weight, no
+        # gradient does.
         product = "CompiledFunction" in node["name"] and recording.gpu[i]["name"].endswith("_TNN")
         if _calls(inside, FORWARD) or product or "CheckpointFunction" in node["name"]:
             last[key] = recording.at[i]
-    return {i for key, rows in parts.items() if key in last for i in rows if recording.at[i] <= last[key]}
+    return {
+        i
+        for key, rows in parts.items()
+        if key in last
+        for i in rows
+        if recording.at[i] <= last[key]
+    }
 
 
 def _gradient(event, stack, products):
     """Labels that are right for work of a backward."""
     node = _node(stack)["name"].removeprefix(NODE)
-    if node.endswith("AccumulateGrad") or node.startswith("Embedding") or "GammaBeta" in event["name"]:
+    if (
+        node.endswith("AccumulateGrad")
+        or node.startswith("Embedding")
+        or "GammaBeta" in event["name"]
+    ):
         return {"wgrad"}
-    if not any(e["name"] in ("aten::mm", "aten::bmm") for e in stack) or "nvjet" not in event["name"]:
+    if (
+        not any(e["name"] in ("aten::mm", "aten::bmm") for e in stack)
+        or "nvjet" not in event["name"]
+    ):
         return ANY_GRADIENT
     key = id(_node(stack))
     count, products[key] = products[key], products[key] + 1
     orders = {  # as the formulas run their products
         "Bmm": ["dgrad", "dgrad"],
         "Baddbmm": ["dgrad", "dgrad"],
-        "LinearWithGradAccumulation": ["dgrad", "wgrad"],  # grad_output × weight, then grad_outputᵀ × input
+        "LinearWithGradAccumulation": [
+            "dgrad",
+            "wgrad",
+        ],  # grad_output × weight, then grad_outputᵀ × input
         "Mm": ["wgrad", "dgrad"],  # that of the second operand first
         "Addmm": ["dgrad", "wgrad"],
     }
     order = next((order for name, order in orders.items() if node.startswith(name)), None)
     if order:
         return {order[count]}
-    compiled = {"NNN": {"dgrad"}, "NTN": {"wgrad"}}  # there only the kernel says how its operands lie
-    return compiled.get(event["name"][-3:], ANY_GRADIENT) if node.startswith("CompiledFunction") else ANY_GRADIENT
+    compiled = {
+        "NNN": {"dgrad"},
+        "NTN": {"wgrad"},
+    }  # there only the kernel says how its operands lie
+    return (
+        compiled.get(event["name"][-3:], ANY_GRADIENT)
+        if node.startswith("CompiledFunction")
+        else ANY_GRADIENT
+    )
 
 
 def agreement(recording, labels, right):

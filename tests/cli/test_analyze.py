@@ -44,7 +44,9 @@ def printed(analysis, width, **options):
 def test_the_report_fits_its_terminal(found, width):
     text = printed(found, width)
     lines = [line.rstrip() for line in text.splitlines()]
-    assert max(len(line) for line in lines if not line.startswith("     tracekit ")) <= width  # commands are whole
+    assert (
+        max(len(line) for line in lines if not line.startswith("     tracekit ")) <= width
+    )  # commands are whole
     assert "Where the step went" in text
     assert "118.8" in text
 
@@ -72,7 +74,9 @@ def test_bars_are_full_and_told_apart_without_colour(found):
 
 def test_the_answer_comes_first_and_alone_when_brief(found):
     lines = printed(found, 100).splitlines()
-    assert lines[1].startswith("Time      A step takes 121.9 ms (4 ranks, their own steps 120–123 ms):")
+    assert lines[1].startswith(
+        "Time      A step takes 121.9 ms (4 ranks, their own steps 120–123 ms):"
+    )
     console = Console(width=100, file=io.StringIO(), highlight=False)
     render(found, console, brief=True, full=False)
     brief = console.file.getvalue().splitlines()
@@ -99,7 +103,10 @@ def test_many_ranks_are_summarised(samples):
     from msgspec import structs
 
     one = analysis_of(samples / "reload")
-    many = replace(one, rank_results=tuple(structs.replace(one.rank_results[n % 4], rank=n) for n in range(100)))
+    many = replace(
+        one,
+        rank_results=tuple(structs.replace(one.rank_results[n % 4], rank=n) for n in range(100)),
+    )
     text = printed(many, 100)
     table = text.split("Where the step went")[1].split("\n\n")[0].splitlines()
     assert len(table) < 16
@@ -134,7 +141,10 @@ def test_output_by_extension(samples, tmp_path):
     csv, parquet = pl.read_csv(paths[1]), pl.read_parquet(paths[2])
     assert len(csv) == len(parquet)
     row = parquet.filter(rank=0, figure="budget", label="broadcast").row(0, named=True)
-    assert (row["value"], row["unit"]) == (data["ranks"][0]["budget_ns"]["exposed"]["broadcast"], "ns")
+    assert (row["value"], row["unit"]) == (
+        data["ranks"][0]["budget_ns"]["exposed"]["broadcast"],
+        "ns",
+    )
 
 
 def test_figures_of_every_step(samples):

@@ -42,7 +42,9 @@ def test_a_rank_whose_file_is_empty_is_named_with_the_reason(run_command, sample
 
 
 def test_redact_says_what_went(run_command, samples, tmp_path):
-    out = run_command("redact", samples / "reload/rank0.pt.trace.json.gz", "-o", tmp_path / "r.json.gz")
+    out = run_command(
+        "redact", samples / "reload/rank0.pt.trace.json.gz", "-o", tmp_path / "r.json.gz"
+    )
     assert out.returncode == 0
     assert out.stdout.startswith(f"Wrote {tmp_path}/r.json.gz (")
 
@@ -85,7 +87,9 @@ def test_bad_input_is_one_line_and_exit_code_2(run_command, samples, tmp_path, c
 def test_closed_standard_streams_change_no_exit_code(words, code, closed):
     """Without a stream of its own on descriptor 2, a file that is opened later would get it."""
     command = shlex.join([sys.executable, "-m", "tracekit", *words])
-    out = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, check=False)
+    out = subprocess.run(
+        ["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, check=False
+    )
     assert out.returncode == code
     assert out.stdout == ""
     assert bool(out.stderr) == (code == 2 and closed == ">&-")
@@ -94,7 +98,9 @@ def test_closed_standard_streams_change_no_exit_code(words, code, closed):
 def test_workers_need_no_standard_error(samples):
     words = ["analyze", str(samples / "reload"), "--ranks", "0-1", "--workers", "2", "--brief"]
     command = shlex.join([sys.executable, "-m", "tracekit", *words])
-    out = subprocess.run(["sh", "-c", f"{command} 2>&-"], capture_output=True, text=True, check=False)
+    out = subprocess.run(
+        ["sh", "-c", f"{command} 2>&-"], capture_output=True, text=True, check=False
+    )
     assert out.returncode == 0
     assert len(out.stdout.splitlines()) == 5
 
@@ -108,7 +114,9 @@ def test_ranks_are_numbers_and_spans():
 
 
 def test_quiet_commands_print_neither_notes_nor_what_they_wrote(run_command, samples, tmp_path):
-    out = run_command("ingest", samples / "nsys-1f1b", "--ranks", "0", "-o", tmp_path / "store", "-q")
+    out = run_command(
+        "ingest", samples / "nsys-1f1b", "--ranks", "0", "-o", tmp_path / "store", "-q"
+    )
     assert (out.returncode, out.stdout, out.stderr) == (0, "", "")
     out = run_command("analyze", tmp_path / "store", "--quiet", "-o", tmp_path / "run.json")
     assert (out.returncode, out.stdout, out.stderr) == (0, "", "")
@@ -150,4 +158,6 @@ def test_of_a_label_the_rules_that_decided_are_listed(run_command, samples):
     out = run_command("analyze", samples / "compile", "--explain", "forward")
     assert "decided by" in out.stdout
     assert "✗" not in out.stdout
-    assert "✗" in run_command("analyze", samples / "compile", "--explain", "forward", "--full").stdout
+    assert (
+        "✗" in run_command("analyze", samples / "compile", "--explain", "forward", "--full").stdout
+    )

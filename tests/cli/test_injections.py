@@ -20,7 +20,9 @@ from tracekit import cli
 
 pytestmark = pytest.mark.slow
 
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff]")
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff]"
+)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,10 @@ def test_json_and_files(run, runs, tmp_path):
         assert code == 0, err
         check(out)
         json.loads(out)
-    outputs = [tmp_path / f"report{kind}" for kind in (".md", ".csv", ".json", ".html", ".parquet", ".svg", ".png")]
+    outputs = [
+        tmp_path / f"report{kind}"
+        for kind in (".md", ".csv", ".json", ".html", ".parquet", ".svg", ".png")
+    ]
     code, _, err = run("analyze", runs[0], *(word for path in outputs for word in ("-o", path)))
     assert code == 0, err
     for path in outputs[:3]:
@@ -99,7 +104,16 @@ def test_json_and_files(run, runs, tmp_path):
     code, _, err = run("diff", *runs, "-o", tmp_path / "diff.md", "-o", tmp_path / "diff.html")
     assert code == 0, err
     check((tmp_path / "diff.md").read_text(encoding="utf-8"))
-    run("gate", runs[1], "--baseline", runs[0], "-o", tmp_path / "gate.xml", "-o", tmp_path / "gate.md")
+    run(
+        "gate",
+        runs[1],
+        "--baseline",
+        runs[0],
+        "-o",
+        tmp_path / "gate.xml",
+        "-o",
+        tmp_path / "gate.md",
+    )
     ElementTree.fromstring((tmp_path / "gate.xml").read_text(encoding="utf-8"))
     for name in ("report.md", "diff.md", "gate.md"):
         text = (tmp_path / name).read_text(encoding="utf-8")
@@ -146,7 +160,9 @@ def test_rows_of_a_query_are_no_formulas(run, store, tmp_path, sql):
     assert not [cell for cell in cells if re.match(r"\s*[=+@-]|[\t\r\n]", cell)]
     if sql == QUERIES[0]:
         assert "'=cmd|' /C calc'!A0" in cells
-        assert ";" not in re.sub(r'"[^"]*"', "", target.read_text(encoding="utf-8"))  # where it separates cells
+        assert ";" not in re.sub(
+            r'"[^"]*"', "", target.read_text(encoding="utf-8")
+        )  # where it separates cells
 
 
 def test_a_negative_number_stays_a_number(run, store, tmp_path):
@@ -154,10 +170,14 @@ def test_a_negative_number_stays_a_number(run, store, tmp_path):
     assert (tmp_path / "rows.csv").read_text() == '"n","text"\n-5,"\'-5"\n'
 
 
-@pytest.mark.parametrize("column", ["'ab'::BLOB", "['ab'::BLOB]", "INTERVAL 1 DAY", "union_value(n := 2)", "'1'::BIT"])
+@pytest.mark.parametrize(
+    "column", ["'ab'::BLOB", "['ab'::BLOB]", "INTERVAL 1 DAY", "union_value(n := 2)", "'1'::BIT"]
+)
 @pytest.mark.parametrize("words", [[], ["--json"], ["-o", "{tmp}/x.csv"], ["-o", "{tmp}/x.json"]])
 def test_a_column_that_cannot_be_shown_is_one_line(run, store, tmp_path, column, words):
-    code, _, err = run("query", store, f"SELECT {column} AS c", *(word.format(tmp=tmp_path) for word in words))
+    code, _, err = run(
+        "query", store, f"SELECT {column} AS c", *(word.format(tmp=tmp_path) for word in words)
+    )
     assert code == 2
     assert err.startswith("error: query: ")
     assert err.count("\n") == 1
@@ -198,7 +218,9 @@ def test_a_fault_of_ours_has_its_own_exit_code(run, runs, monkeypatch):
     monkeypatch.setattr("tracekit.run.analyze.combine", fail)
     code, _, err = run("analyze", runs[0])
     assert code == 70
-    assert re.fullmatch(r"error: a fault in tracekit: KeyError: 'x\\ny' \(tracekit\.\S+, line \d+\); .*\n", err)
+    assert re.fullmatch(
+        r"error: a fault in tracekit: KeyError: 'x\\ny' \(tracekit\.\S+, line \d+\); .*\n", err
+    )
     monkeypatch.setattr("tracekit.diffs.run_samples.analyze", fail, raising=False)
     monkeypatch.setattr("tracekit.diffs.gate", fail)
     assert run("gate", runs[0], "--baseline", runs[0])[0] == 70
@@ -210,7 +232,10 @@ def test_no_memory_is_one_line(run, runs, monkeypatch):
 
     monkeypatch.setattr("tracekit.run.analyze.combine", fail)
     code, _, err = run("analyze", runs[0])
-    assert (code, err) == (2, "error: memory ran out; use fewer workers (--workers 1), or fewer ranks (--ranks)\n")
+    assert (code, err) == (
+        2,
+        "error: memory ran out; use fewer workers (--workers 1), or fewer ranks (--ranks)\n",
+    )
 
 
 def test_text_that_no_encoding_takes_is_written_all_the_same():

@@ -25,7 +25,9 @@ def ask(*calls):
             names = {tool.name for tool in (await client.list_tools()).tools}
             return names, [await client.call_tool(name, arguments) for name, arguments in calls]
 
-    with ThreadPoolExecutor(1) as apart:  # a browser of other tests may have a loop running in this thread
+    with ThreadPoolExecutor(
+        1
+    ) as apart:  # a browser of other tests may have a loop running in this thread
         return apart.submit(asyncio.run, talk()).result()
 
 
@@ -44,7 +46,8 @@ def test_an_agent_can_go_from_a_run_to_its_rows():
 
 def test_doctor_and_schedule_answer():
     _, [doctor, schedule] = ask(
-        ("doctor", {"path": "1f1b-noshapes"}), ("schedule", {"name": "1f1b", "pp": 4, "microbatches": 8})
+        ("doctor", {"path": "1f1b-noshapes"}),
+        ("schedule", {"name": "1f1b", "pp": 4, "microbatches": 8}),
     )
     assert [finding["code"] for finding in data(doctor)["findings"]] == ["no-shapes"]
     assert data(schedule)["makespan"] == 33
@@ -69,10 +72,17 @@ def test_a_link_inside_a_folder_must_not_lead_out(tmp_path):
     (run / "rank0.pt.trace.json.gz").symlink_to(SAMPLES / "reload/rank0.pt.trace.json.gz")
     with pytest.raises(InputError, match="not in the folders"):
         Tools([tmp_path / "folder"]).doctor("run")
-    assert Tools([tmp_path, SAMPLES.parent]).doctor(str(SAMPLES / "reload"))["ranks"] == [0, 1, 2, 3]
+    assert Tools([tmp_path, SAMPLES.parent]).doctor(str(SAMPLES / "reload"))["ranks"] == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
-@pytest.mark.parametrize("path", ["a\0b", "x" * 10_000, "reload/" * 2_000, "~", "file:///etc", "http://127.0.0.1/x"])
+@pytest.mark.parametrize(
+    "path", ["a\0b", "x" * 10_000, "reload/" * 2_000, "~", "file:///etc", "http://127.0.0.1/x"]
+)
 def test_an_odd_path_is_one_error_of_one_type(path):
     with pytest.raises(InputError, match="not in the folders"):
         Tools([SAMPLES]).doctor(path)

@@ -17,7 +17,9 @@ def test_the_answer_names_what_grows(run_command, snapshots):
     done = run_command("memory", str(snapshots / "leak-plain/memory_rank0.pickle.gz"))
     assert done.returncode == 0
     assert "Rank 0 holds 566.8 MB" in done.stdout
-    assert "every step leaves 4.2 MB behind, allocated at model.py:25" in " ".join(done.stdout.split())
+    assert "every step leaves 4.2 MB behind, allocated at model.py:25" in " ".join(
+        done.stdout.split()
+    )
 
 
 def test_the_json_is_the_document(run_command, snapshots):
@@ -34,8 +36,12 @@ def test_peaks_are_those_that_the_allocator_counted(snapshots):
         for measured in tracekit.memory(snapshots / run, ranks=[0]).snapshots:
             if "early" in measured.path:
                 continue
-            truth = json.loads(gzip.decompress((snapshots / run / "truth_rank0.json.gz").read_bytes()))
-            assert measured.contents.peak.bytes == max(step["allocated_peak"] for step in truth["steps"])
+            truth = json.loads(
+                gzip.decompress((snapshots / run / "truth_rank0.json.gz").read_bytes())
+            )
+            assert measured.contents.peak.bytes == max(
+                step["allocated_peak"] for step in truth["steps"]
+            )
 
 
 def test_a_history_that_was_cut_says_what_it_does_not_know(run_command, snapshots):
@@ -43,7 +49,8 @@ def test_a_history_that_was_cut_says_what_it_does_not_know(run_command, snapshot
     assert "before the snapshot's history began" in " ".join(done.stderr.split())
     (only,) = tracekit.memory(snapshots / "cut").snapshots
     truth = json.loads(gzip.decompress((snapshots / "cut/truth_rank0.json.gz").read_bytes()))
-    # Its 150 events are frees after the last step: the level before them is what the allocator counted at its end.
+    # Its 150 events are frees after the last step: the level before them is what the allocator
+    # counted at its end.
     assert only.contents.peak.bytes == truth["steps"][-1]["allocated_end"]
     assert only.contents.end_difference_bytes == 0
 
@@ -52,9 +59,15 @@ def test_without_stacks_and_profiler_the_optimizer_is_still_known(snapshots):
     document = tracekit.memory(snapshots / "no-stacks").to_document()
     contents = document.snapshots[0].contents
     truth = json.loads(gzip.decompress((snapshots / "no-stacks/truth_rank0.json.gz").read_bytes()))
-    state = sum(-(-row["bytes"] // 512) * 512 for row in truth["tensors"] if row["kind"] == "optimizer_state")
+    state = sum(
+        -(-row["bytes"] // 512) * 512
+        for row in truth["tensors"]
+        if row["kind"] == "optimizer_state"
+    )
     assert contents.by_category["optimizer_state"] == state
-    assert [step.peak_bytes for step in contents.steps] == [step["allocated_peak"] for step in truth["steps"]]
+    assert [step.peak_bytes for step in contents.steps] == [
+        step["allocated_peak"] for step in truth["steps"]
+    ]
     assert "memory-no-stacks" in [warning.code for warning in document.warnings]
 
 
@@ -78,13 +91,19 @@ def test_two_snapshots_of_one_process_differ_by_what_grew(run_command, snapshots
 
 def test_a_flame_graph_is_written(run_command, snapshots, tmp_path):
     path = tmp_path / "peak.svg"
-    done = run_command("memory", str(snapshots / "leak-plain/memory_rank0.pickle.gz"), "-o", str(path))
+    done = run_command(
+        "memory", str(snapshots / "leak-plain/memory_rank0.pickle.gz"), "-o", str(path)
+    )
     assert done.returncode == 0
     assert "model.py" in path.read_text()
 
 
 def test_each_moment_counts_what_is_there(tmp_path):
-    events = [event("alloc", 0, 512, 1), event("alloc", 512, 1024, 2), event("free_requested", 512, 1024, 3)]
+    events = [
+        event("alloc", 0, 512, 1),
+        event("alloc", 512, 1024, 2),
+        event("free_requested", 512, 1024, 3),
+    ]
     content = snapshot(events, [segment(0, [block(0, 512)])])
     path = write(tmp_path / "rank0.pickle", content)
     contents = tracekit.memory(path).snapshots[0].contents
@@ -112,7 +131,10 @@ def test_a_snapshot_without_any_allocation_is_an_error(tmp_path):
 
 
 def test_a_snapshot_that_cannot_be_read_is_left_out_beside_one_that_can(tmp_path):
-    write(tmp_path / "rank0.pickle", snapshot([event("alloc", 0, 512, 1)], [segment(0, [block(0, 512)])]))
+    write(
+        tmp_path / "rank0.pickle",
+        snapshot([event("alloc", 0, 512, 1)], [segment(0, [block(0, 512)])]),
+    )
     (tmp_path / "rank1.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [7]}))
     report = tracekit.memory(tmp_path)
     assert [measured.rank for measured in report.snapshots] == [0]

@@ -30,7 +30,9 @@ def terminal(out):
 
 
 @pytest.mark.parametrize(
-    "words", [["analyze", "-o", "{}/no/report.html"], ["export", "-o", "{}/no/t.json.gz"]], ids=lambda w: w[0]
+    "words",
+    [["analyze", "-o", "{}/no/report.html"], ["export", "-o", "{}/no/t.json.gz"]],
+    ids=lambda w: w[0],
 )
 def test_a_folder_that_is_not_there(run_command, samples, tmp_path, words):
     said = terminal(run_command(words[0], samples / "reload", words[1], words[2].format(tmp_path)))
@@ -64,7 +66,10 @@ def test_a_folder_one_may_not_write_in(tmp_path):
 
 
 def test_a_place_that_refuses_files():
-    with pytest.raises(OutputError, match=r"/proc/x\.html: cannot be written"), atomic_write("/proc/x.html"):
+    with (
+        pytest.raises(OutputError, match=r"/proc/x\.html: cannot be written"),
+        atomic_write("/proc/x.html"),
+    ):
         pass
 
 
@@ -129,14 +134,20 @@ def test_what_was_there_before_stays_when_writing_fails(tmp_path):
 
 
 def test_a_curve_is_predicted_without_being_asked_for(run_command, samples, tmp_path):
-    out = run_command("analyze", samples / "steps/a", "-o", tmp_path / "x.svg", "--plot", "curve", "--brief")
+    out = run_command(
+        "analyze", samples / "steps/a", "-o", tmp_path / "x.svg", "--plot", "curve", "--brief"
+    )
     assert out.returncode == 0
     assert "Nothing was predicted" not in (tmp_path / "x.svg").read_text()
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [("tp_comm x0.5", "labels "), ("rank 9 like others", "ranks 0–3"), ("faster", "links x2, rank N like others")],
+    [
+        ("tp_comm x0.5", "labels "),
+        ("rank 9 like others", "ranks 0–3"),
+        ("faster", "links x2, rank N like others"),
+    ],
 )
 def test_a_change_that_cannot_be_made_is_one_line(run_command, samples, change, words):
     out = run_command("analyze", samples / "reload", "--change", change)
@@ -147,10 +158,25 @@ def test_a_change_that_cannot_be_made_is_one_line(run_command, samples, change, 
 
 def test_changes_are_shown_and_written(run_command, samples, tmp_path):
     page = tmp_path / "x.html"
-    out = run_command("analyze", samples / "reload", "--change", "broadcast x0.5", "--change", "links x2", "-o", page)
+    out = run_command(
+        "analyze",
+        samples / "reload",
+        "--change",
+        "broadcast x0.5",
+        "--change",
+        "links x2",
+        "-o",
+        page,
+    )
     assert "What a change would give" in out.stdout
-    rows = [line for line in out.stdout.splitlines() if line.startswith(("broadcast x0.5", "links x2"))]
-    assert [row.split("  ")[0] for row in rows] == ["broadcast x0.5", "links x2", "broadcast x0.5, links x2"]
+    rows = [
+        line for line in out.stdout.splitlines() if line.startswith(("broadcast x0.5", "links x2"))
+    ]
+    assert [row.split("  ")[0] for row in rows] == [
+        "broadcast x0.5",
+        "links x2",
+        "broadcast x0.5, links x2",
+    ]
     text = page.read_text()
     assert 'id="changes"' in text
     assert text.count("<summary>") >= 3
@@ -159,14 +185,19 @@ def test_changes_are_shown_and_written(run_command, samples, tmp_path):
 @pytest.mark.parametrize("suffix", [".html", ".HTML"])
 def test_a_page_that_is_written_is_not_suggested(run_command, samples, tmp_path, suffix):
     page = tmp_path / f"x{suffix}"
-    assert "writes a page" not in run_command("analyze", samples / "reload", "--ranks", "0", "-o", page).stdout
+    assert (
+        "writes a page"
+        not in run_command("analyze", samples / "reload", "--ranks", "0", "-o", page).stdout
+    )
     assert "<html" in page.read_text()[:200]
 
 
 @pytest.mark.parametrize("plot", [None, "budget"])
 def test_a_picture_from_the_command_line(run_command, samples, tmp_path, plot):
     words = ["--plot", plot] if plot else []
-    out = run_command("analyze", samples / "reload", "--ranks", "0-1", "-o", tmp_path / "x.svg", *words)
+    out = run_command(
+        "analyze", samples / "reload", "--ranks", "0-1", "-o", tmp_path / "x.svg", *words
+    )
     assert out.returncode == 0
     text = (tmp_path / "x.svg").read_text()
     assert text.startswith("<?xml")

@@ -18,9 +18,25 @@ from tracekit.errors import OptionError
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'tracekit'; from tracekit.cli import main; main()"]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; sys.argv[0] = 'tracekit'; from tracekit.cli import main; main()",
+]
 COMMANDS = [
-    *("analyze", "ingest", "diff", "gate", "export", "open", "late", "memory", "doctor", "redact", "schedule"),
+    *(
+        "analyze",
+        "ingest",
+        "diff",
+        "gate",
+        "export",
+        "open",
+        "late",
+        "memory",
+        "doctor",
+        "redact",
+        "schedule",
+    ),
     *("demo", "watch", "query", "mcp"),
 ]
 
@@ -35,21 +51,45 @@ WRONG = {
         ["analyze", "x", "--jsn"],
         "no such option: --jsn (possible options: --json); see tracekit analyze",
     ),
-    "no option is near": (["analyze", "x", "--qq"], "no such option: --qq; see tracekit analyze --help"),
+    "no option is near": (
+        ["analyze", "x", "--qq"],
+        "no such option: --qq; see tracekit analyze --help",
+    ),
     "misspelt command": (["analyse", "x"], "did you mean 'analyze'?"),
-    "an option without its value": (["analyze", "x", "--rank"], "option '--rank' requires an argument"),
+    "an option without its value": (
+        ["analyze", "x", "--rank"],
+        "option '--rank' requires an argument",
+    ),
     "nothing named": (["analyze"], "missing argument 'PATH'; see tracekit analyze --help"),
     "no output": (["ingest", "x"], "missing option '-o' / '--output'; see tracekit ingest --help"),
-    "no number": (["schedule", "1f1b", "--pp", "4.5", "--microbatches", "4"], "invalid value for '--pp'"),
+    "no number": (
+        ["schedule", "1f1b", "--pp", "4.5", "--microbatches", "4"],
+        "invalid value for '--pp'",
+    ),
     "no worker": (["analyze", "x", "--workers", "0"], "invalid value for '--workers'"),
     "a rank below 0": (["analyze", "x", "--rank", "-3"], "invalid value for '--rank'"),
     "no port": (["open", "x", "--port", "99999"], "invalid value for '--port'"),
     "no policy": (["gate", "x", "--inconclusive", "maybe"], "'maybe' is not one of 'pass', 'fail'"),
-    "ranks without end": (["analyze", "x", "--ranks", "0-99999999999"], "99999999999 is more than any run has"),
-    "a plot without a picture": (["analyze", "x", "--plot", "gap"], "--plot gap needs a picture to draw; add -o gap"),
-    "a plot on a page": (["analyze", "x", "--plot", "gap", "-o", "x.html"], "--plot gap needs a picture to draw"),
-    "reasons as JSON": (["analyze", "x", "--explain", "a", "--json"], "--explain prints text; leave --json out"),
-    "reasons in a file": (["analyze", "x", "--explain", "a", "-o", "x.md"], "--explain prints text; leave -o out"),
+    "ranks without end": (
+        ["analyze", "x", "--ranks", "0-99999999999"],
+        "99999999999 is more than any run has",
+    ),
+    "a plot without a picture": (
+        ["analyze", "x", "--plot", "gap"],
+        "--plot gap needs a picture to draw; add -o gap",
+    ),
+    "a plot on a page": (
+        ["analyze", "x", "--plot", "gap", "-o", "x.html"],
+        "--plot gap needs a picture to draw",
+    ),
+    "reasons as JSON": (
+        ["analyze", "x", "--explain", "a", "--json"],
+        "--explain prints text; leave --json out",
+    ),
+    "reasons in a file": (
+        ["analyze", "x", "--explain", "a", "-o", "x.md"],
+        "--explain prints text; leave -o out",
+    ),
 }
 
 
@@ -71,7 +111,9 @@ def test_without_words_the_help_is_shown(run_command):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_in_which_options_name_their_value(run_command, monkeypatch, command):
+def test_every_command_has_help_in_which_options_name_their_value(
+    run_command, monkeypatch, command
+):
     monkeypatch.setenv("COLUMNS", "120")
     out = run_command(command, "--help")
     assert out.returncode == 0
@@ -91,7 +133,11 @@ def test_each_command_fits_on_a_line_of_help(run_command, monkeypatch):
 
 def test_a_full_disk_behind_standard_output_is_one_line(saved):
     """In a gate, 1 would mean that the run regressed."""
-    for words in (["--help"], ["schedule", "--list"], ["gate", saved("reload"), "--require", "step_ms < 1000"]):
+    for words in (
+        ["--help"],
+        ["schedule", "--list"],
+        ["gate", saved("reload"), "--require", "step_ms < 1000"],
+    ):
         with open("/dev/full", "w") as full:  # noqa: PTH123
             out = run(*words, stdout=full)
         assert out.returncode == 2
@@ -99,7 +145,9 @@ def test_a_full_disk_behind_standard_output_is_one_line(saved):
         assert "Traceback" not in out.stderr
 
 
-def test_a_folder_that_may_not_be_written_in_is_one_line(run_command, samples, tmp_path, monkeypatch):
+def test_a_folder_that_may_not_be_written_in_is_one_line(
+    run_command, samples, tmp_path, monkeypatch
+):
     """Root may write anywhere, so the answer of the system is made up."""
 
     def refuse(self, *_, **__):
@@ -113,11 +161,16 @@ def test_a_folder_that_may_not_be_written_in_is_one_line(run_command, samples, t
         out = run_command(*words)
         assert out.returncode == 2
         assert out.stderr.count("\n") == 1
-        assert out.stderr.endswith("permission denied; check the permissions there, or choose another place\n")
+        assert out.stderr.endswith(
+            "permission denied; check the permissions there, or choose another place\n"
+        )
 
 
 def left_early(*words):
-    """Run a command whose reader closes the pipe before the first byte; return its exit code and stderr."""
+    """Run a command whose reader closes the pipe before the first byte.
+
+    Return its exit code and stderr.
+    """
     read, write = os.pipe()
     os.close(read)
     try:
@@ -159,13 +212,17 @@ def test_ranks_are_counted_only_as_far_as_runs_go():
 def test_one_rank_is_one_rank(run_command, samples, tmp_path):
     out = run_command("ingest", samples / "compile", "-o", tmp_path / "store")
     assert out.stdout.startswith(f"Wrote {tmp_path}/store: 1 rank, ")
-    out = run_command("gate", samples / "compile", "--update-baseline", "--baseline", tmp_path / "base.json")
+    out = run_command(
+        "gate", samples / "compile", "--update-baseline", "--baseline", tmp_path / "base.json"
+    )
     assert out.stdout.startswith(f"wrote {tmp_path}/base.json: 1 run, 2 steps, noise of 0 metrics")
 
 
 @pytest.fixture(scope="module")
 def sources(samples, tmp_path_factory):
-    store = tracekit.ingest(samples / "reload", tmp_path_factory.mktemp("words") / "store", ranks=[0, 1])
+    store = tracekit.ingest(
+        samples / "reload", tmp_path_factory.mktemp("words") / "store", ranks=[0, 1]
+    )
     return {"store": store.path, "nsight": samples / "nsys-1f1b/rank0.sqlite"}
 
 
@@ -174,7 +231,10 @@ def sources(samples, tmp_path_factory):
 def test_a_rank_that_is_not_there(run_command, tmp_path, sources, command, kind):
     """Which ranks a store or a report of Nsight Systems holds is known only once it was opened."""
     source = sources[kind]
-    words = {"explain": ["analyze", source, "--explain", "a"], "export": ["export", source, "-o", tmp_path / "x.json"]}
+    words = {
+        "explain": ["analyze", source, "--explain", "a"],
+        "export": ["export", source, "-o", tmp_path / "x.json"],
+    }
     words["ingest"] = ["ingest", source, "-o", tmp_path / "other"]
     out = run_command(*words.get(command, [command, source]), "--ranks", "9")
     assert out.returncode == 2
@@ -194,21 +254,29 @@ def test_what_was_drawn_is_not_measured(run_command, samples, tmp_path, name):
     run_command("export", samples / "reload", "--ranks", "0", "-o", tmp_path / name)
     out = run_command("analyze", tmp_path / name)
     assert out.returncode == 2
-    assert out.stderr.startswith(f"error: {tmp_path}/{name}: was written by tracekit for ui.perfetto.dev; name the")
+    assert out.stderr.startswith(
+        f"error: {tmp_path}/{name}: was written by tracekit for ui.perfetto.dev; name the"
+    )
     shutil.copy(samples / "compile/rank0.pt.trace.json.gz", tmp_path / "real.json.gz")
     out = run_command("analyze", tmp_path, "--json", "--schedule", "none")
     assert json.loads(out.stdout)["source"]["paths"] == [f"{tmp_path}/real.json.gz"]
 
 
 def test_a_drawn_schedule_is_no_trace(run_command, tmp_path):
-    run_command("schedule", "1f1b", "--pp", "2", "--microbatches", "2", "-o", tmp_path / "s.trace.json")
+    run_command(
+        "schedule", "1f1b", "--pp", "2", "--microbatches", "2", "-o", tmp_path / "s.trace.json"
+    )
     out = run_command("analyze", tmp_path / "s.trace.json")
     assert out.returncode == 2
     assert "was written by tracekit" in out.stderr
 
 
 def test_the_command_is_a_module_too():
-    out = subprocess.run([sys.executable, "-m", "tracekit", "--version"], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-m", "tracekit", "--version"], capture_output=True, text=True, check=True
+    )
     assert out.stdout == f"tracekit {tracekit.__version__}\n"
-    out = subprocess.run([sys.executable, "-m", "tracekit", "analyze"], capture_output=True, text=True, check=False)
+    out = subprocess.run(
+        [sys.executable, "-m", "tracekit", "analyze"], capture_output=True, text=True, check=False
+    )
     assert "see tracekit analyze --help" in out.stderr.replace("python -m tracekit", "tracekit")

@@ -8,7 +8,9 @@ from tracekit.diffs import Run, Side, diff
 
 
 def side(name, step_ms, **facts):
-    steps = tuple(step_ms * factor for factor in (1.0, 1.001, 0.999, 1.002, 0.998, 1.0, 1.001, 0.999))
+    steps = tuple(
+        step_ms * factor for factor in (1.0, 1.001, 0.999, 1.002, 0.998, 1.0, 1.001, 0.999)
+    )
     return Side((Run(name, {"step_ms": steps, "compute_ms": steps}, facts),), {})
 
 
@@ -40,8 +42,18 @@ def run_with_cells(stages_by_rank, ns):
     [
         ({0: [0], 1: [1]}, {0: [0], 1: [1]}, [(0, 0), (1, 1)], None),
         # The same four parts of the model on other ranks: stages 0 and 1 stayed where they were.
-        ({0: [0, 2], 1: [1, 3]}, {0: [0, 3], 1: [1, 2]}, [(0, 0), (1, 1)], "4 cells are on one side only"),
-        ({0: [0], 1: [1]}, {0: [0, 2], 1: [1, 3]}, [], "hold different parts of the model (2 stages before, 4 after)"),
+        (
+            {0: [0, 2], 1: [1, 3]},
+            {0: [0, 3], 1: [1, 2]},
+            [(0, 0), (1, 1)],
+            "4 cells are on one side only",
+        ),
+        (
+            {0: [0], 1: [1]},
+            {0: [0, 2], 1: [1, 3]},
+            [],
+            "hold different parts of the model (2 stages before, 4 after)",
+        ),
         # Two directions: two stages on each rank, but of two in all and not of four.
         (
             {0: [0, 1], 1: [1, 0]},
@@ -49,8 +61,18 @@ def run_with_cells(stages_by_rank, ns):
             [],
             "hold different parts of the model (2 stages before, 4 after)",
         ),
-        ({0: [0], 1: [1]}, {0: [0], 1: [1], 2: [2]}, [], "may hold different parts of the model (2 stages before, 3"),
-        ({0: [0], 1: [1]}, {0: [0, 1], 1: [1, 0]}, [], "of the model (up to 1 stage on a rank before, 2 after)"),
+        (
+            {0: [0], 1: [1]},
+            {0: [0], 1: [1], 2: [2]},
+            [],
+            "may hold different parts of the model (2 stages before, 3",
+        ),
+        (
+            {0: [0], 1: [1]},
+            {0: [0, 1], 1: [1, 0]},
+            [],
+            "of the model (up to 1 stage on a rank before, 2 after)",
+        ),
     ],
 )
 def test_cells_are_compared_only_where_the_model_is_cut_alike(before, after, compared, note):

@@ -25,9 +25,18 @@ def _rank(rank: int, label_ms: dict[str, int], exposed_ms: int) -> RankFigures:
 
 
 def _run(name: str, forward_ms: tuple[int, int], mlp_ms: float) -> Run:
-    """Return two ranks that compute nothing but forward; the mlp's part of it is a mean over them."""
+    """Return two ranks that compute nothing but forward.
+
+    The mlp's part of it is a mean over them.
+    """
     tables = {"modules": [{"module": "mlp", "label": "forward", "ns": mlp_ms * MS}]}
-    return Run(name, {}, {}, tables, tuple(_rank(rank, {"forward": ms}, 0) for rank, ms in enumerate(forward_ms)))
+    return Run(
+        name,
+        {},
+        {},
+        tables,
+        tuple(_rank(rank, {"forward": ms}, 0) for rank, ms in enumerate(forward_ms)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,8 +49,11 @@ def _run(name: str, forward_ms: tuple[int, int], mlp_ms: float) -> Run:
         (-45.0, "rank 1's forward grew by 100.0 ms"),
     ],
 )
-def test_a_module_has_the_labels_number_only_where_it_is_its_change(mlp_grew_ms: float, said: str) -> None:
-    # Rank 1's forward grows by 100 ms, rank 0's by none: 50 ms in the mean, of which the mlp's 45 are nine tenths.
+def test_a_module_has_the_labels_number_only_where_it_is_its_change(
+    mlp_grew_ms: float, said: str
+) -> None:
+    # Rank 1's forward grows by 100 ms, rank 0's by none: 50 ms in the mean, of which the mlp's 45
+    # are nine tenths.
     before, after = _run("a", (200, 200), 100), _run("b", (200, 300), 100 + mlp_grew_ms)
     assert explain_change([before], [after]) == [said]
 
@@ -60,10 +72,14 @@ def test_where_every_rank_changed_the_number_is_the_most() -> None:
         ((-40, -30, -30), "rank 1's compute shrank by 100.0 ms, 40.0 ms of it dgrad"),
     ],
 )
-def test_labels_that_changed_together_are_summed(grew_ms: tuple[int, int, int], sentence: str) -> None:
+def test_labels_that_changed_together_are_summed(
+    grew_ms: tuple[int, int, int], sentence: str
+) -> None:
     base = dict.fromkeys(("dgrad", "wgrad", "forward"), 100)
     changed = {label: ms + more for (label, ms), more in zip(base.items(), grew_ms, strict=True)}
-    before, after = (Run("", {}, {}, {}, (_rank(0, base, 0), _rank(1, labels, 0))) for labels in (base, changed))
+    before, after = (
+        Run("", {}, {}, {}, (_rank(0, base, 0), _rank(1, labels, 0))) for labels in (base, changed)
+    )
     assert explain_change([before], [after]) == [sentence]
 
 

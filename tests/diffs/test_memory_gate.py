@@ -26,4 +26,7 @@ def test_a_run_that_keeps_nothing_passes_a_limit_on_leaks(snapshots):
 
 def test_leaks_of_a_trace_of_few_steps_are_not_known(samples):
     inconclusive = 3
-    assert tracekit.gate(analysis_of(samples / "memory"), require=["leaked_bytes < 1000"]).exit_code == inconclusive
+    assert (
+        tracekit.gate(analysis_of(samples / "memory"), require=["leaked_bytes < 1000"]).exit_code
+        == inconclusive
+    )

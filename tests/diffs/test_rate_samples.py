@@ -49,7 +49,9 @@ def held(**by_phase):
 
 def test_bandwidths_are_weighed_by_transfer_time(document):
     rows = [moved("dp_comm", 10.0, 100), moved("dp_comm", 40.0, 300), moved("ep_dispatch", None, 5)]
-    assert rate_samples(replace(document, rates=rates(communication=rows))) == {"bus_gb_s.dp_comm": (32.5,)}
+    assert rate_samples(replace(document, rates=rates(communication=rows))) == {
+        "bus_gb_s.dp_comm": (32.5,)
+    }
 
 
 def test_copies_are_bytes_of_all_ranks_over_their_time(document):
@@ -71,7 +73,10 @@ def test_a_peak_that_is_a_range_is_no_sample(document):
 def test_uneven_experts_by_their_worst_rank_and_a_step(document):
     loads = [ExpertLoad(rank, None, 1, None, load, 0, None) for rank, load in enumerate((1.6, 0.8))]
     uneven = rates(experts=loads, expert_cost=ExpertCost(1, None, 0, 4_000_000))
-    assert rate_samples(replace(document, rates=uneven)) == {"expert_over_mean": (1.6,), "expert_cost_ms": (2.0,)}
+    assert rate_samples(replace(document, rates=uneven)) == {
+        "expert_over_mean": (1.6,),
+        "expert_cost_ms": (2.0,),
+    }
 
 
 def test_an_analysis_without_them_has_none(document):

@@ -20,11 +20,20 @@ def test_two_ranks_counted_by_hand(make):
     other |= {
         "span_ns": 12_000_000,
         "time_ns": 12_000_000,
-        "time_budget_ns": {"compute": 5_000_000, "exposed": {"pp_comm": 4_000_000}, "idle": 3_000_000},
+        "time_budget_ns": {
+            "compute": 5_000_000,
+            "exposed": {"pp_comm": 4_000_000},
+            "idle": 3_000_000,
+        },
     }
     other["label_ns"] = {"pp_comm": 5_000_000}
     other["set_ns"] = {"communication": 5_000_000}
-    other["bubble"] = {"idle_ns": 3_000_000, "wait_ns": 1_000_000, "fraction": 4 / 12, "lower_bound": False}
+    other["bubble"] = {
+        "idle_ns": 3_000_000,
+        "wait_ns": 1_000_000,
+        "fraction": 4 / 12,
+        "lower_bound": False,
+    }
     data["ranks"][1]["per_step"] = [other]
     got = {name: values[0] for name, values in from_analysis(data, name="x").samples.items()}
     assert got["step_ms"] == 11.0  # the median over ranks
@@ -41,7 +50,9 @@ def test_two_ranks_counted_by_hand(make):
 def test_exposed_time_by_cause_is_there_when_asked_for(make):
     data = make([10.0], ranks=2)
     for rank, ns in zip(data["ranks"], (1_000_000, 500_000), strict=True):
-        rank["per_step"] = [{**rank["per_step"][0], "exposed_because_ns": {"pp_comm": {"peer_late": ns}}}]
+        rank["per_step"] = [
+            {**rank["per_step"][0], "exposed_because_ns": {"pp_comm": {"peer_late": ns}}}
+        ]
     run = from_analysis(data, name="x")
     named = resolve("exposed_ms.pp_comm.peer_late")
     assert run.values(named) == (0.75,)
@@ -96,7 +107,9 @@ def test_the_gap_of_every_step(make):
     assert samples["gap_ms.p2p"] == (1.5,)
 
 
-@pytest.mark.parametrize("damage", [{"format": "tracekit.analysis/9"}, {"ranks": []}, {"ranks": [{"rank": 0}]}])
+@pytest.mark.parametrize(
+    "damage", [{"format": "tracekit.analysis/9"}, {"ranks": []}, {"ranks": [{"rank": 0}]}]
+)
 def test_a_damaged_analysis_is_refused(make, damage):
     with pytest.raises(InputError, match="x: "):
         from_analysis({**make(), **damage}, name="x")
@@ -113,9 +126,15 @@ def test_a_lower_bound_of_the_bubble_is_no_sample(make, least, there):
 
 def test_lateness_and_unequal_work_are_samples_by_step(make):
     data = make([10.0, 10.0, 10.0], ranks=2)
-    data["lateness"] = {"steps": [1, 2, 3], "ranks": [{"rank": 1, "late_ns": [0, 4_000_000, 1_000_000]}]}
+    data["lateness"] = {
+        "steps": [1, 2, 3],
+        "ranks": [{"rank": 1, "late_ns": [0, 4_000_000, 1_000_000]}],
+    }
     step = {"group": None, "most_work_rank": 1, "tokens_max": 9, "tokens_mean": 8.0, "cost_ns": 1}
-    data["imbalance"] = {"share": 0.2, "steps": [{**step, "step": 1, "share": 0.3}, {**step, "step": 2, "share": 0.1}]}
+    data["imbalance"] = {
+        "share": 0.2,
+        "steps": [{**step, "step": 1, "share": 0.3}, {**step, "step": 2, "share": 0.1}],
+    }
     run = from_analysis(data, name="x")
     assert run.values(resolve("late_ms.rank")) == (0.0, 4.0, 1.0)
     assert run.values(resolve("late_ms.rank@1")) == (0.0, 4.0, 1.0)

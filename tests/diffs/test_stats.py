@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from tracekit.diffs import stats
 
-values = st.lists(st.floats(0, 100, allow_nan=False).map(lambda v: round(v, 3)), min_size=2, max_size=12)
+values = st.lists(
+    st.floats(0, 100, allow_nan=False).map(lambda v: round(v, 3)), min_size=2, max_size=12
+)
 
 HOLLANDER_WOLFE_TERM = [0.80, 0.83, 1.89, 1.04, 1.45, 1.38, 1.91, 1.64, 0.73, 1.46]
 HOLLANDER_WOLFE_EARLY = [1.15, 0.88, 0.90, 0.74, 1.21]
@@ -25,7 +27,11 @@ HOLLANDER_WOLFE_EARLY = [1.15, 0.88, 0.90, 0.74, 1.21]
 def test_rank_test_gives_the_published_table_for_four_and_four(u, orders):
     """Mann and Whitney 1947, table I: of the 70 orders, so many have a U as extreme."""
     largest_rank_sum = 8 + 7 + 6 + 5
-    worse = next(ranks for ranks in itertools.combinations(range(1, 9), 4) if sum(ranks) == largest_rank_sum - u)
+    worse = next(
+        ranks
+        for ranks in itertools.combinations(range(1, 9), 4)
+        if sum(ranks) == largest_rank_sum - u
+    )
     better = [rank for rank in range(1, 9) if rank not in worse]
     assert stats.rank_test(worse, better) == pytest.approx(orders / 70, abs=1e-9)
 
@@ -41,7 +47,9 @@ def test_rank_test_by_counting_orders():
     u = sum(a > b for a in x for b in y)
     pool = x + y
     splits = [set(c) for c in itertools.combinations(range(7), 3)]
-    as_large = sum(sum(pool[i] > pool[j] for i in c for j in range(7) if j not in c) >= u for c in splits)
+    as_large = sum(
+        sum(pool[i] > pool[j] for i in c for j in range(7) if j not in c) >= u for c in splits
+    )
     assert stats.rank_test(x, y) == pytest.approx(as_large / len(splits))
 
 
@@ -85,7 +93,8 @@ def test_student_cdf_agrees_with_its_closed_forms(t):
         3: 0.5 + (angle[3] + math.sin(angle[3]) * math.cos(angle[3])) / math.pi,
         4: 0.5 + math.sin(angle[4]) * (1 + math.cos(angle[4]) ** 2 / 2) / 2,
     }
-    # scipy computes with t squared, which has no digits left beside 1 for t below 1e-7: there it is 2.4e-9 off.
+    # scipy computes with t squared, which has no digits left beside 1 for t below 1e-7: there it is
+    # 2.4e-9 off.
     tolerance = 1e-9 if abs(t) > 1e-7 else 3e-9
     for df, expected in closed_forms.items():
         assert stats.student_cdf(t, df) == pytest.approx(expected, abs=tolerance)
@@ -100,7 +109,8 @@ def test_student_quantile_agrees_with_its_closed_forms(probability):
 
 
 @pytest.mark.parametrize(
-    ("df", "published"), [(1, 12.706), (2, 4.303), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (120, 1.980)]
+    ("df", "published"),
+    [(1, 12.706), (2, 4.303), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (120, 1.980)],
 )
 def test_student_quantile_gives_the_printed_table(df, published):
     assert round(stats.student_quantile(0.975, df), 3) == published
@@ -142,7 +152,9 @@ def test_bootstrap_covers_the_truth():
     seed = np.random.default_rng(4)
     inside = 0
     for _ in range(300):
-        low, high = stats.bootstrap([list(seed.normal(1, 1, 12))], [list(seed.normal(0, 1, 12))]).interval(0.95)
+        low, high = stats.bootstrap(
+            [list(seed.normal(1, 1, 12))], [list(seed.normal(0, 1, 12))]
+        ).interval(0.95)
         inside += low <= 1 <= high
     assert 0.9 < inside / 300 <= 1.0
 

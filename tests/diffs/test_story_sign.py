@@ -14,7 +14,12 @@ def run_with(samples, *, compute_ms, exposed_ms):
     run = from_analysis(analysis_of(samples / "steps/a").to_document(), name="x")
 
     def changed(figures):
-        budget = replace(figures.budget_ns, compute=compute_ms * 10**6, exposed={"dp_comm": exposed_ms * 10**6}, idle=0)
+        budget = replace(
+            figures.budget_ns,
+            compute=compute_ms * 10**6,
+            exposed={"dp_comm": exposed_ms * 10**6},
+            idle=0,
+        )
         span_ns = (compute_ms + exposed_ms) * 10**6
         labels = {"optimizer": compute_ms * 10**6, "dp_comm": exposed_ms * 10**6}
         return replace(figures, span_ns=span_ns, budget_ns=budget, label_ns=labels)
@@ -23,7 +28,10 @@ def run_with(samples, *, compute_ms, exposed_ms):
         step = changed(figures)
         return replace(step, time_ns=step.span_ns, time_budget_ns=step.budget_ns)
 
-    ranks = [replace(changed(rank), per_step=tuple(map(changed_step, rank.per_step))) for rank in run.ranks]
+    ranks = [
+        replace(changed(rank), per_step=tuple(map(changed_step, rank.per_step)))
+        for rank in run.ranks
+    ]
     return replace(run, ranks=ranks)
 
 

@@ -43,7 +43,9 @@ def test_the_unit_is_the_first_that_agrees_with_the_flop(before, after, unit, ra
     assert work.change_relative == pytest.approx(1.5 / ratio - 1)
 
 
-@pytest.mark.parametrize(("before", "after"), [({}, {"tflop": 1.0}), ({"microbatches": 4}, {"tokens": 9})])
+@pytest.mark.parametrize(
+    ("before", "after"), [({}, {"tflop": 1.0}), ({"microbatches": 4}, {"tokens": 9})]
+)
 def test_work_that_one_side_does_not_know_is_unknown(before, after):
     assert compare_work([run(1.0, **before)], [run(1.0, **after)]) is None
 
@@ -53,14 +55,18 @@ def test_products_of_equal_shape_are_compared_by_call():
     # ``mm`` with a third input, into which it writes, is the same product.
     after = products("forward", "[[8,4],[4,2],[8,2]]", calls=40, ns=6000)
     assert product_slowdown(before, after) == pytest.approx(1.5)
-    assert product_slowdown(before, products("forward", "[[16,4],[4,2]]", calls=10, ns=1000)) is None
+    assert (
+        product_slowdown(before, products("forward", "[[16,4],[4,2]]", calls=10, ns=1000)) is None
+    )
 
 
 def scaled(original, *, step, compute, exposed):
     """The run with one step on every rank, of this compute and this exposed dp_comm in milliseconds."""
 
     def figures(rank):
-        budget = replace(rank.budget_ns, compute=compute * 10**6, exposed={"dp_comm": exposed * 10**6}, idle=0)
+        budget = replace(
+            rank.budget_ns, compute=compute * 10**6, exposed={"dp_comm": exposed * 10**6}, idle=0
+        )
         return replace(rank, span_ns=step * 10**6, budget_ns=budget, label_ns={}, per_step=[])
 
     ranks = tuple(replace(figures(rank), steps=[1]) for rank in original.ranks)
@@ -86,7 +92,8 @@ def test_the_story_of_twice_the_work_is_per_micro_batch(samples):
 
 CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", "/nowhere"))
 PAIRS = [
-    # Their programs say: twice the model; 20 micro-batches on 8 GPUs; 8 micro-batches of 1024 tokens against 4.
+    # Their programs say: twice the model; 20 micro-batches on 8 GPUs; 8 micro-batches of 1024
+    # tokens against 4.
     ("h200/1f1b", "h200/interleaved", "TFLOP", 2.0),
     ("h200/1f1b", "h200/dualpipe", "TFLOP", None),
     ("frameworks/titan-ac", "frameworks/titan-fsdp", "token", 0.5),

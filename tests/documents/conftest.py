@@ -25,7 +25,18 @@ from tracekit.store.files import MANIFEST
 from tracekit.weight_updates import weight_reload
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-RUNS = ("1f1b", "memory", "reload", "rates", "router", "compile", "1f1b-noshapes", "steps/a", "nsys-1f1b", "dualpipe")
+RUNS = (
+    "1f1b",
+    "memory",
+    "reload",
+    "rates",
+    "router",
+    "compile",
+    "1f1b-noshapes",
+    "steps/a",
+    "nsys-1f1b",
+    "dualpipe",
+)
 
 
 def analyses():
@@ -54,37 +65,62 @@ def settings():
 
 def rules():
     """A rules file with rules, groups and modules."""
-    rule = RuleTable("mine", "dp_comm", {"name": "nccl", "in_graph": True, "peers": 2}, {"op": "mm"}, "forward", "mlp")
-    return RulesDocument((rule,) * 12, (GroupTable("dp", {"size": 4}),), (ModuleTable("mlp", {"annotations": "mlp"}),))
+    rule = RuleTable(
+        "mine",
+        "dp_comm",
+        {"name": "nccl", "in_graph": True, "peers": 2},
+        {"op": "mm"},
+        "forward",
+        "mlp",
+    )
+    return RulesDocument(
+        (rule,) * 12,
+        (GroupTable("dp", {"size": 4}),),
+        (ModuleTable("mlp", {"annotations": "mlp"}),),
+    )
 
 
 def history():
     """A history of many recordings."""
-    points = [HistoryPoint(f"run {i}", "2026-01-01T00:00:00", {"step_ms": 1.5 * i}, "4f2a", "pass") for i in range(24)]
+    points = [
+        HistoryPoint(f"run {i}", "2026-01-01T00:00:00", {"step_ms": 1.5 * i}, "4f2a", "pass")
+        for i in range(24)
+    ]
     return HistoryDocument(HISTORY_FORMAT, points, {"forward": "#123456"})
 
 
 @pytest.fixture(scope="session")
 def documents(tmp_path_factory):
     """By name, as in the site's list: some documents."""
-    before, after = (side_of(analysis_of(SAMPLES / "steps" / name), what="run") for name in ("a", "straggler"))
+    before, after = (
+        side_of(analysis_of(SAMPLES / "steps" / name), what="run") for name in ("a", "straggler")
+    )
     store = tmp_path_factory.mktemp("documents") / "store"
     ingest(SAMPLES / "reload", store, ranks=[0, 1])
     texts = {"baseline": baseline.dump(before).encode(), "store": (store / MANIFEST).read_bytes()}
     return {
         "analysis": list(analyses()),
         "schedule": [
-            *(simulate(generate(name, pp=4, microbatches=8)).to_document() for name in ("zb-v", "dualpipe")),
+            *(
+                simulate(generate(name, pp=4, microbatches=8)).to_document()
+                for name in ("zb-v", "dualpipe")
+            ),
             weight_reload(2, 2).to_document(),
         ],
         "diff": [diff(before, after).document],
         "gate": [gate(after, before).to_document()],
-        "doctor": [diagnose(SAMPLES / name).to_document() for name in ("1f1b-noshapes", "nsys-1f1b")],
+        "doctor": [
+            diagnose(SAMPLES / name).to_document() for name in ("1f1b-noshapes", "nsys-1f1b")
+        ],
         "memory": [memory(SAMPLES / "memory-snapshot").to_document()],
         "memory-diff": [
-            diff_memory(*(SAMPLES / f"memory-snapshot/memory_rank{rank}.pickle.gz" for rank in (0, 3))).to_document()
+            diff_memory(
+                *(SAMPLES / f"memory-snapshot/memory_rank{rank}.pickle.gz" for rank in (0, 3))
+            ).to_document()
         ],
-        "late": [late(SAMPLES / "always-on" / name).to_document() for name in ("late", "hang", "1f1b")],
+        "late": [
+            late(SAMPLES / "always-on" / name).to_document() for name in ("late", "hang", "1f1b")
+        ],
         "history": [history()],
         "gate-settings": [settings()],
         "rules": [rules()],
@@ -95,4 +131,6 @@ def documents(tmp_path_factory):
 @pytest.fixture(scope="session")
 def plain(documents):
     """The same as plain data."""
-    return {name: [to_plain(document) for document in of_name] for name, of_name in documents.items()}
+    return {
+        name: [to_plain(document) for document in of_name] for name, of_name in documents.items()
+    }

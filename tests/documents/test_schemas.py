@@ -32,7 +32,9 @@ def test_the_published_file_is_the_codes(name):
     schema = schema_of(name)
     Draft202012Validator.check_schema(schema)
     published = ROOT / "docs" / "schemas" / f"{schema['title'].replace('/', '-')}.json"
-    assert json.loads(published.read_text()) == json.loads(json.dumps(schema)), "write it again: see CONTRIBUTING"
+    assert json.loads(published.read_text()) == json.loads(json.dumps(schema)), (
+        "write it again: see CONTRIBUTING"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,7 +43,9 @@ def test_documents_of_samples_fit_and_are_read_back(name, documents, plain):
     for document, data in zip(documents[name], plain[name], strict=True):
         text = encode(document)
         validator.validate(with_distinct_rows(json.loads(text)))
-        assert decode(text.encode(), DOCUMENTS[name], name, hint="") == document  # checks the type of every row
+        assert (
+            decode(text.encode(), DOCUMENTS[name], name, hint="") == document
+        )  # checks the type of every row
         assert json.loads(text) == json.loads(json.dumps(data))
 
 
@@ -56,7 +60,13 @@ def test_every_number_in_a_document_is_finite(name, plain):
 def values(data, path=()):
     """Yield the path and value of everything in plain data."""
     yield path, data
-    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list | tuple) else ()
+    items = (
+        data.items()
+        if isinstance(data, dict)
+        else enumerate(data)
+        if isinstance(data, list | tuple)
+        else ()
+    )
     for key, item in items:
         yield from values(item, (*path, key))
 
@@ -67,7 +77,9 @@ def with_distinct_rows(data):
         return {key: with_distinct_rows(item) for key, item in data.items()}
     if not isinstance(data, list):
         return data
-    rows = {shape(item) if isinstance(item, dict) else index: item for index, item in enumerate(data)}
+    rows = {
+        shape(item) if isinstance(item, dict) else index: item for index, item in enumerate(data)
+    }
     return [with_distinct_rows(item) for item in rows.values()]
 
 
@@ -142,7 +154,11 @@ def required(schema, path):
         inner = []
         for node in nodes:
             inner += [node["properties"][key]] if key in node.get("properties", {}) else []
-            inner += [node[word] for word in ("items", "additionalProperties") if isinstance(node.get(word), dict)]
+            inner += [
+                node[word]
+                for word in ("items", "additionalProperties")
+                if isinstance(node.get(word), dict)
+            ]
         nodes = inner
     return []
 
@@ -150,7 +166,11 @@ def required(schema, path):
 def choices(schema, node):
     if "$ref" in node:
         return choices(schema, schema["$defs"][node["$ref"].rpartition("/")[2]])
-    return [choice for part in node["anyOf"] for choice in choices(schema, part)] if "anyOf" in node else [node]
+    return (
+        [choice for part in node["anyOf"] for choice in choices(schema, part)]
+        if "anyOf" in node
+        else [node]
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -162,7 +182,9 @@ def test_mutations_are_refused_by_the_type_and_by_the_schema(name, plain):
     assert len(mutations) >= MUTATIONS
     for path, change in spread(mutations, MUTATIONS):
         mutation = changed(data, path, change)
-        with pytest.raises(InputError, match=r"^x\.json: (\$|its format is|has no format)") as caught:
+        with pytest.raises(
+            InputError, match=r"^x\.json: (\$|its format is|has no format)"
+        ) as caught:
             decode(json.dumps(mutation).encode(), DOCUMENTS[name], "x.json", hint="write it again")
         assert "\n" not in str(caught.value)
         assert not validator.is_valid(mutation), path
@@ -172,10 +194,17 @@ def test_mutations_are_refused_by_the_type_and_by_the_schema(name, plain):
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_that_are_not_finite_are_refused(name, word, plain):
     data = shortened(plain[name][0])
-    numbers = [path for path, value in values(data) if isinstance(value, int | float) and not isinstance(value, bool)]
+    numbers = [
+        path
+        for path, value in values(data)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
     for path in spread(numbers, 20):
         text = json.dumps(changed(data, path, put("@@")), indent=1).replace('"@@"', word)
-        with pytest.raises(InputError, match=r"^x\.json: (line \d+, byte \d+: (NaN|Infinity) is not a number|\$.*: )"):
+        with pytest.raises(
+            InputError,
+            match=r"^x\.json: (line \d+, byte \d+: (NaN|Infinity) is not a number|\$.*: )",
+        ):
             decode(text.encode(), DOCUMENTS[name], "x.json", hint="write it again")
 
 
@@ -195,7 +224,12 @@ def test_the_error_names_file_place_types_and_next_step(plain):
     data = plain["analysis"][0]
     data = changed(data, ("ranks", 0, "span_ns"), put("long"))
     with pytest.raises(InputError) as caught:
-        decode(msgspec.json.encode(data), DOCUMENTS["analysis"], "run.json", hint="analyze the traces again")
+        decode(
+            msgspec.json.encode(data),
+            DOCUMENTS["analysis"],
+            "run.json",
+            hint="analyze the traces again",
+        )
     version = data["tracekit"]
     assert str(caught.value).startswith(
         f"run.json: $.ranks[0].span_ns: expected int, got str (written by tracekit {version})"

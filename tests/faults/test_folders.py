@@ -22,7 +22,9 @@ DROP_FROM_BOUNDING_SET, MAY_WRITE_ANYWHERE = 24, 1
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="takes a right from the superuser, as Linux does it"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="takes a right from the superuser, as Linux does it"
+    ),
 ]
 
 
@@ -51,7 +53,9 @@ def locked(tmp_path, samples):
     folder.mkdir()
     shutil.copy(samples / "reload/rank0.pt.trace.json.gz", folder)
     folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    probe = subprocess.run(["/bin/sh", "-c", f": > {folder}/x"], capture_output=True, check=False, preexec_fn=as_anyone)
+    probe = subprocess.run(
+        ["/bin/sh", "-c", f": > {folder}/x"], capture_output=True, check=False, preexec_fn=as_anyone
+    )
     if probe.returncode == 0:
         folder.chmod(stat.S_IRWXU)
         pytest.skip("this machine lets the superuser write everywhere")

@@ -28,7 +28,10 @@ KILLS = int(os.environ.get("TRACEKIT_KILLS", "1"))
 SOON_S = 120
 """Far more than anything here takes: what takes longer hangs."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
+]
 
 
 def start(*words, **options):
@@ -84,7 +87,11 @@ def test_a_killed_parent_leaves_no_worker_and_the_work_goes_on(traces, tmp_path)
     store = tmp_path / "store"
     for _ in range(KILLS):
         running = start("ingest", traces, "-o", store, "--workers", 2, "--resume")
-        wait_for(lambda running=running: running.poll() is not None or any(w for _, w in members(running.pid)))
+        wait_for(
+            lambda running=running: (
+                running.poll() is not None or any(w for _, w in members(running.pid))
+            )
+        )
         time.sleep(choose.uniform(0, 1.5))
         running.kill()
         running.communicate()
@@ -95,7 +102,11 @@ def test_a_killed_parent_leaves_no_worker_and_the_work_goes_on(traces, tmp_path)
     found = open_store(store)
     assert found.complete
     assert found.ranks == (0, 1, 2, 3)
-    assert all(found.intact(rank, name) for rank in found.ranks for name in ("events.parquet", "tables.zip"))
+    assert all(
+        found.intact(rank, name)
+        for rank in found.ranks
+        for name in ("events.parquet", "tables.zip")
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
     assert not [path for path in store.iterdir() if path.name.startswith(".")]
 
@@ -103,7 +114,9 @@ def test_a_killed_parent_leaves_no_worker_and_the_work_goes_on(traces, tmp_path)
 def test_a_killed_worker_costs_nothing(traces, answer):
     for _ in range(KILLS):
         running = start("analyze", traces, "--json", "--schedule", "none", "--workers", 2)
-        workers = wait_for(lambda running=running: [pid for pid, worker in members(running.pid) if worker])
+        workers = wait_for(
+            lambda running=running: [pid for pid, worker in members(running.pid) if worker]
+        )
         time.sleep(random.Random(2).uniform(0, 0.5))
         with contextlib.suppress(ProcessLookupError):
             os.kill(workers[0], signal.SIGKILL)
@@ -117,7 +130,11 @@ def test_ctrl_c_ends_everything(traces):
     choose = random.Random(3)
     for _ in range(KILLS):
         running = start("analyze", traces, "--json", "--workers", 2)
-        wait_for(lambda running=running: running.poll() is not None or any(w for _, w in members(running.pid)))
+        wait_for(
+            lambda running=running: (
+                running.poll() is not None or any(w for _, w in members(running.pid))
+            )
+        )
         time.sleep(choose.uniform(0, 1))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGINT)
@@ -162,8 +179,11 @@ def small_files():
 )
 def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(traces, tmp_path, words):
     words = [word.format(traces=traces, folder=tmp_path) for word in words]
-    # Compiled modules are not kept: Python would cut them short too, and the next process would read them.
-    running = start(*words, preexec_fn=small_files, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    # Compiled modules are not kept: Python would cut them short too, and the next process would
+    # read them.
+    running = start(
+        *words, preexec_fn=small_files, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    )
     _, err = running.communicate(timeout=SOON_S)
     assert running.returncode == 2, err
     assert err.count("\n") == 1
@@ -194,7 +214,9 @@ def test_files_that_go_away_are_left_out_and_named(traces, tmp_path, monkeypatch
     monkeypatch.setattr(module, "find_sources", find)
     result = tracekit.analyze(folder, schedule="none")
     assert [one.rank for one in result.rank_results] == [0, 1, 3]
-    assert any(n.code == "rank-failed" and "rank2.pt.trace.json.gz" in n.message for n in result.notices)
+    assert any(
+        n.code == "rank-failed" and "rank2.pt.trace.json.gz" in n.message for n in result.notices
+    )
 
 
 def test_a_clock_that_jumps_changes_no_answer(traces, tmp_path, answer, monkeypatch):

@@ -24,7 +24,17 @@ class Recording:
 
     def _add(self, category, name, start, end, *, pid=100, tid=MAIN, **args):
         times = {"ts": start * 1000, "dur": (end - start) * 1000}
-        self.events.append({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, **times, "args": args})
+        self.events.append(
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": pid,
+                "tid": tid,
+                **times,
+                "args": args,
+            }
+        )
 
     def step(self, number, start, end):
         self._add("user_annotation", f"ProfilerStep#{number}", start, end)
@@ -38,15 +48,46 @@ class Recording:
     def frame(self, name, start, end):
         self._add("python_function", name, start, end)
 
-    def kernel(self, launch, start, end, *, op="aten::mm", name="gemm_bf16", stream=COMPUTE_STREAM, args=None, **more):
+    def kernel(
+        self,
+        launch,
+        start,
+        end,
+        *,
+        op="aten::mm",
+        name="gemm_bf16",
+        stream=COMPUTE_STREAM,
+        args=None,
+        **more,
+    ):
         """A kernel, its launch (which takes 0.01 ms) and the operator around the launch."""
         correlation = len(self.events) + 1
         self.op(op, launch - 0.005, launch + 0.015, **{"External id": correlation}, **(args or {}))
-        self.call("cudaLaunchKernel", launch, launch + 0.01, correlation=correlation, **{"External id": correlation})
-        on_gpu = {"correlation": correlation, "stream": stream, "device": 0, "External id": correlation}
+        self.call(
+            "cudaLaunchKernel",
+            launch,
+            launch + 0.01,
+            correlation=correlation,
+            **{"External id": correlation},
+        )
+        on_gpu = {
+            "correlation": correlation,
+            "stream": stream,
+            "device": 0,
+            "External id": correlation,
+        }
         self._add("kernel", name, start, end, pid=0, tid=stream, **on_gpu, **more)
 
-    def copy(self, launch, launched, start, end, *, name="Memcpy HtoD (Pageable -> Device)", stream=COMPUTE_STREAM):
+    def copy(
+        self,
+        launch,
+        launched,
+        start,
+        end,
+        *,
+        name="Memcpy HtoD (Pageable -> Device)",
+        stream=COMPUTE_STREAM,
+    ):
         """A copy whose call lasts from *launch* to *launched*."""
         correlation = len(self.events) + 1
         self.op("aten::copy_", launch, launched, **{"External id": correlation})

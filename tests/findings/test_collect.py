@@ -14,7 +14,17 @@ from tracekit.report.findings import MIN_SHARE_TO_SHOW
 from tracekit.report.write import render_json
 
 MS = 1_000_000
-SAMPLES = ["1f1b", "compile", "interleaved", "layers", "megatron-moe", "nsys-1f1b", "overlapped", "slow-ddp", "steps/a"]
+SAMPLES = [
+    "1f1b",
+    "compile",
+    "interleaved",
+    "layers",
+    "megatron-moe",
+    "nsys-1f1b",
+    "overlapped",
+    "slow-ddp",
+    "steps/a",
+]
 EVERYDAY = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere")) / "everyday"
 EVERYDAY_RUNS = [
     "good",
@@ -40,7 +50,9 @@ def test_the_first_finding_has_the_largest_predicted_saving(samples, name):
     findings = analysis_of(samples / name).findings
     savings = [finding.saves_ns or 0 for finding in findings]
     assert savings == sorted(savings, reverse=True)
-    assert all((finding.cost_ns or finding.cost_bytes) and finding.saves_ns != 0 for finding in findings)
+    assert all(
+        (finding.cost_ns or finding.cost_bytes) and finding.saves_ns != 0 for finding in findings
+    )
 
 
 @pytest.mark.slow
@@ -73,7 +85,9 @@ def test_the_first_finding_of_an_everyday_run_is_the_planted_fault_and_its_savin
     truth = json.loads((EVERYDAY / "truth.json").read_text())["runs"][name]
     analysis = analyze(EVERYDAY / name)
     if truth["code"] is None:
-        shown = {finding.code for finding in analysis.findings if finding.share >= MIN_SHARE_TO_SHOW}
+        shown = {
+            finding.code for finding in analysis.findings if finding.share >= MIN_SHARE_TO_SHOW
+        }
         assert shown <= ONLY_POSSIBLE
         return
     first = analysis.findings[0]
@@ -83,7 +97,9 @@ def test_the_first_finding_of_an_everyday_run_is_the_planted_fault_and_its_savin
     step_ns = analysis.step.time_ns
     assert step_ns is not None
     if first.code == "slow_step":  # its saving is per recorded step, of the mean of all steps
-        step_ns = round(sum(step.time_ns for step in analysis.step.per_step) / len(analysis.step.per_step))
+        step_ns = round(
+            sum(step.time_ns for step in analysis.step.per_step) / len(analysis.step.per_step)
+        )
     low_ns, high_ns = (step_ns - saving for saving in reversed(first.saves_range_ns))
     is_close = step_ns - first.saves_ns == pytest.approx(truth["without_ms"] * MS, rel=0.25)
     is_narrow = high_ns - low_ns <= 0.4 * step_ns

@@ -10,7 +10,11 @@ import pytest
 from tests.findings.conftest import Recording
 from tests.kept import analysis_of
 from tracekit import analyze
-from tracekit.findings.communication import count_repetitions, drop_single_sizes, repeated_reductions
+from tracekit.findings.communication import (
+    count_repetitions,
+    drop_single_sizes,
+    repeated_reductions,
+)
 from tracekit.schema import COPY_LABELS
 
 
@@ -21,10 +25,15 @@ def reduction_context(sizes, starts, forward_starts, *, steps=(0,), saves_ns=70,
         for size, start in zip(sizes, starts, strict=True):
             rows.append({"rank": 0, "step": step, "bytes": size, "start_ns": start + 100 * step})
     operations = pl.DataFrame(rows).with_columns(
-        label=pl.lit("dp_comm"), what=pl.lit("all_reduce"), end_ns=pl.col("start_ns") + 1, hidden_ns=pl.lit(0)
+        label=pl.lit("dp_comm"),
+        what=pl.lit("all_reduce"),
+        end_ns=pl.col("start_ns") + 1,
+        hidden_ns=pl.lit(0),
     )
     forwards = [start + 100 * step for step in steps for start in forward_starts]
-    timeline = pl.DataFrame({"rank": [0] * len(forwards), "label": ["forward"] * len(forwards), "start_ns": forwards})
+    timeline = pl.DataFrame(
+        {"rank": [0] * len(forwards), "label": ["forward"] * len(forwards), "start_ns": forwards}
+    )
     predicted = SimpleNamespace(saves_ns=saves_ns, predicted_range_ns=(120, 140))
     return SimpleNamespace(
         analysis=SimpleNamespace(tables={"operations": operations, "timeline": timeline}),
@@ -44,15 +53,24 @@ def test_gradients_reduced_after_each_of_four_micro_batches_cost_three_quarters_
     assert finding.evidence["times_per_step"] == 4
     assert finding.evidence["bytes_per_step"] == 48
     assert (finding.cost_ns, finding.share) == (90, 0.45)
-    assert (finding.change, finding.saves_ns, finding.saves_range_ns) == ("dp_comm x0.25", 70, (60, 80))
+    assert (finding.change, finding.saves_ns, finding.saves_range_ns) == (
+        "dp_comm x0.25",
+        70,
+        (60, 80),
+    )
 
 
 @pytest.mark.parametrize(("lost", "times"), [([0], [4]), ([0, 1], [])])
 def test_a_kernel_that_one_rank_lost_does_not_hide_what_the_other_shows(lost, times):
     """Two ranks reduce four times; the first reduction is missing in the ranks of *lost*."""
     context = reduction_context(*ONCE_PER_MICROBATCH)
-    operations, timeline = context.analysis.tables["operations"], context.analysis.tables["timeline"]
-    both_ranks = pl.concat([operations, operations.with_columns(rank=pl.lit(1, operations["rank"].dtype))])
+    operations, timeline = (
+        context.analysis.tables["operations"],
+        context.analysis.tables["timeline"],
+    )
+    both_ranks = pl.concat(
+        [operations, operations.with_columns(rank=pl.lit(1, operations["rank"].dtype))]
+    )
     is_lost = pl.col("rank").is_in(lost) & (pl.col("start_ns") == 10)
     context.analysis.tables["operations"] = both_ranks.filter(~is_lost)
     context.analysis.tables["timeline"] = pl.concat(
@@ -110,7 +128,9 @@ def two_ranks(folder, *, compute_end):
                 name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", **ALL_REDUCE,
             )  # fmt: skip
             recording.kernel(start + 0.5, start + 18.1, start + 19.9)
-            recording.call("cudaDeviceSynchronize", start + 0.6, start + 19.95)  # the host follows the GPU
+            recording.call(
+                "cudaDeviceSynchronize", start + 0.6, start + 19.95
+            )  # the host follows the GPU
         recording.write(folder)
     return {finding.code: finding for finding in analyze(folder).findings}
 
@@ -128,7 +148,13 @@ def test_an_all_reduce_beside_compute_costs_nothing(tmp_path):
 
 def test_hints_about_collectives_are_not_given_for_copies(findings_of):
     def fill(recording, start, _):
-        recording.copy(start + 0.1, start + 0.2, start + 0.3, start + 9.3, name="Memcpy HtoD (Pinned -> Device)")
+        recording.copy(
+            start + 0.1,
+            start + 0.2,
+            start + 0.3,
+            start + 9.3,
+            name="Memcpy HtoD (Pinned -> Device)",
+        )
         recording.kernel(start + 0.4, start + 9.3, start + 19.9)
 
     finding = findings_of(fill)["exposed_copy"]

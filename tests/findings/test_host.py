@@ -35,7 +35,9 @@ def host_beside_gpu(name, add="op"):
     def fill(recording, start, _):
         for number in range(19):
             begin = start + 0.2 + number
-            recording.kernel(start + 0.01 + number * 0.03, begin, begin + (1 if number < 18 else 1.79))
+            recording.kernel(
+                start + 0.01 + number * 0.03, begin, begin + (1 if number < 18 else 1.79)
+            )
         getattr(recording, add)(name, start + 2.0, start + 11.8)
 
     return fill
@@ -96,7 +98,10 @@ def test_the_host_in_no_range_is_in_python(findings_of):
 
 
 def short_stretches(length):
-    """Return a step of launches with *length* ms without any range between them; each kernel takes 0.1 ms."""
+    """Return a step of launches with *length* ms without any range between them.
+
+    Each kernel takes 0.1 ms.
+    """
 
     def fill(recording, start, _):
         count = int(19 / (length + 0.02))
@@ -127,12 +132,16 @@ def test_stacks_that_were_not_read_are_asked_for_and_not_recorded_again(findings
     assert "with_stack" not in finding.advice
 
 
-def test_half_a_millisecond_without_a_range_is_python_and_less_lies_between_two_launches(findings_of):
+def test_half_a_millisecond_without_a_range_is_python_and_less_lies_between_two_launches(
+    findings_of,
+):
     longer = findings_of(short_stretches(0.6))
     assert longer["python"].cost_ns > 10 * MS
     shorter = findings_of(short_stretches(0.4))
     assert shorter["launch_bound"].cost_ns > 10 * MS
-    assert longer["python"].cost_ns > 5 * shorter["python"].cost_ns  # what is left is the end of the step
+    assert (
+        longer["python"].cost_ns > 5 * shorter["python"].cost_ns
+    )  # what is left is the end of the step
 
 
 def cpu_operators(length):
@@ -140,19 +149,26 @@ def cpu_operators(length):
 
     def fill(recording, start, _):
         for number in range(int(9 / length)):
-            recording.op("aten::mul", start + 0.1 + number * length, start + 0.1 + (number + 1) * length)
+            recording.op(
+                "aten::mul", start + 0.1 + number * length, start + 0.1 + (number + 1) * length
+            )
         launch_ten(recording, start)
 
     return fill
 
 
-def test_an_operator_that_launches_nothing_works_on_the_cpu_from_a_fifth_of_a_millisecond_on(findings_of):
+def test_an_operator_that_launches_nothing_works_on_the_cpu_from_a_fifth_of_a_millisecond_on(
+    findings_of,
+):
     assert findings_of(cpu_operators(0.25))["host_compute"].cost_ns > 8 * MS
     assert "host_compute" not in findings_of(cpu_operators(0.15))
 
 
 def pageable(name):
-    """Return a step that copies for 9 ms before it works; the call returns when the copy is through."""
+    """Return a step that copies for 9 ms before it works.
+
+    The call returns when the copy is through.
+    """
 
     def fill(recording, start, _):
         recording.copy(start + 0.1, start + 9.5, start + 0.3, start + 9.3, name=name)
@@ -204,7 +220,8 @@ def slow_after_sync(sync_ms):
 def test_idle_time_after_a_synchronisation_is_its_cost_unless_the_host_alone_is_slow(findings_of):
     """The host needs 14 ms of its own beside 6.1 ms of GPU work, or 16.5 beside 3.6.
 
-    Even if it took a sixth less, it would be slower than the GPU by 40 % of its idle time, or by 61 %.
+    Even if it took a sixth less, it would be slower than the GPU by 40 % of its idle time, or by 61
+    %.
     """
     shared = findings_of(slow_after_sync(6.0))
     assert shared["host_sync"].cost_ns > 5 * MS
@@ -244,6 +261,8 @@ def test_a_finding_names_the_five_longest_places(findings_of):
 def test_without_events_of_the_host_nothing_is_said_about_it(findings_of):
     def fill(recording, start, _):
         launch_ten(recording, start)
-        recording.events = [event for event in recording.events if event["cat"] in ("kernel", "user_annotation")]
+        recording.events = [
+            event for event in recording.events if event["cat"] in ("kernel", "user_annotation")
+        ]
 
     assert not set(findings_of(fill)) & {*STOPS, "python", "launch_bound", "pageable_copy"}

@@ -15,17 +15,23 @@ BF16 = "c10::BFloat16"
 SQUARE_NS = 2 * 4096**3 / 989.4e3
 """Time of a product of two matrices of 4,096 rows and columns at peak: 139 µs."""
 ADD_NS = 3 * 8192 * 8192 * 4 / 4800
-"""Time of an addition of two matrices of 8,192 rows and columns in FP32 at the memory's bandwidth: 168 µs."""
+"""Time of an addition of two matrices of 8,192 rows and columns in FP32 at the memory's bandwidth:
+168 µs."""
 
 
 def calls_of(op, shapes, dtype, ns, *, count=4, name="gemm_bf16"):
     """Return a step of *count* calls of an operator, each of which takes *ns*, one behind the other."""
 
     def fill(recording, start, _):
-        args = {"Input Dims": shapes, "Input type": [dtype if shape else "Scalar" for shape in shapes]}
+        args = {
+            "Input Dims": shapes,
+            "Input type": [dtype if shape else "Scalar" for shape in shapes],
+        }
         for number in range(count):
             begin = start + 2 + number * ns / 1e6
-            recording.kernel(start + 0.1 + number * 0.05, begin, begin + ns / 1e6, op=op, name=name, args=args)
+            recording.kernel(
+                start + 0.1 + number * 0.05, begin, begin + ns / 1e6, op=op, name=name, args=args
+            )
 
     return fill
 
@@ -35,7 +41,9 @@ def product(ns, size=4096):
 
 
 def addition(ns, size=8192):
-    return calls_of("aten::add", [[size, size], [size, size], []], "float", ns, name="vectorized_elementwise")
+    return calls_of(
+        "aten::add", [[size, size], [size, size], []], "float", ns, name="vectorized_elementwise"
+    )
 
 
 def test_a_product_at_half_the_peak_has_the_time_above_seven_tenths_to_gain(findings_of):
@@ -68,7 +76,9 @@ def test_a_skinny_product_is_limited_by_the_memory(findings_of):
     fill = calls_of("aten::mm", [[131072, 32], [32, 32]], BF16, 14_000)
     finding = findings_of(fill)["slow_kernel"]
     assert (finding.case, finding.evidence["limit"]) == ("skinny", "bandwidth")
-    assert finding.evidence["share_of_limit"] == pytest.approx(2 * 131072 * 32 * 2 / 4800 / 14_000, rel=0.02)
+    assert finding.evidence["share_of_limit"] == pytest.approx(
+        2 * 131072 * 32 * 2 / 4800 / 14_000, rel=0.02
+    )
 
 
 def test_without_shapes_or_a_known_gpu_no_kernel_is_slow(findings_of):
@@ -101,18 +111,29 @@ def test_the_ten_operators_with_most_to_gain_are_counted(findings_of):
         ("[[4096,40],[40,4096]]", "skinny"),
         ("[[512,4096],[4096,1920]]", "few_tiles"),  # 60 tiles for 132 multiprocessors
         ("[[512,4096],[4096,2304]]", "product"),  # 72
-        ("[[1024,4096],[4096,1152]]", "product"),  # 72 tiles of 128 rows; with tiles of 256 it would be 20
-        ("[[256,4096],[4096,2048]]", "few_tiles"),  # 32 tiles of 128 rows; with tiles of 64 it would be 128
+        (
+            "[[1024,4096],[4096,1152]]",
+            "product",
+        ),  # 72 tiles of 128 rows; with tiles of 256 it would be 20
+        (
+            "[[256,4096],[4096,2048]]",
+            "few_tiles",
+        ),  # 32 tiles of 128 rows; with tiles of 64 it would be 128
     ],
 )
 def test_sizes_say_why_a_product_is_slow(shapes, reason):
     assert reason_of("aten::mm", "product", shapes, multiprocessors=132) == reason
 
 
-@pytest.mark.parametrize(("length", "reason"), [(128, "short_sequence"), (400, "short_sequence"), (800, "attention")])
+@pytest.mark.parametrize(
+    ("length", "reason"), [(128, "short_sequence"), (400, "short_sequence"), (800, "attention")]
+)
 def test_sequences_of_up_to_512_are_short(length, reason):
     shapes = str([[16, length, 32, 128]] * 3)
-    assert reason_of("aten::_flash_attention_forward", "attention", shapes, multiprocessors=132) == reason
+    assert (
+        reason_of("aten::_flash_attention_forward", "attention", shapes, multiprocessors=132)
+        == reason
+    )
 
 
 def test_a_gpu_without_known_peaks_is_refused(samples):
@@ -130,7 +151,9 @@ EVALUATIONS = {
 CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere")) / "public/tracelens-evals"
 
 
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="TRACEKIT_CORPUS is not set: the traces are not in this repository")
+@pytest.mark.skipif(
+    not CORPUS.is_dir(), reason="TRACEKIT_CORPUS is not set: the traces are not in this repository"
+)
 @pytest.mark.parametrize(("name", "case"), EVALUATIONS.items())
 def test_evaluation_traces_show_the_problem_in_their_name(name, case):
     findings = analyze(CORPUS / f"{name}.json.gz", gpu="MI300X").findings

@@ -69,7 +69,9 @@ def test_a_run_with_room_and_its_schedules_memory_has_no_finding():
     assert found() == []
 
 
-@pytest.mark.parametrize(("share", "is_found"), [(NEARLY_FULL_SHARE, True), (NEARLY_FULL_SHARE / 2, False)])
+@pytest.mark.parametrize(
+    ("share", "is_found"), [(NEARLY_FULL_SHARE, True), (NEARLY_FULL_SHARE / 2, False)]
+)
 def test_a_gpu_is_nearly_full_by_what_is_reserved(share, is_found):
     capacity = round(PEAK / share)
     assert cases(capacity=capacity) == [("memory_peak", "nearly_full")] * is_found
@@ -98,7 +100,15 @@ def test_activations_that_outlive_their_backward_are_a_finding(factor, is_found)
 
 def the_leak(bytes_per_step):
     return MemoryLeak(
-        "model.py:40 forward", "aten::linear", "mlp", "forward", 1, (2,), 4 * bytes_per_step, bytes_per_step, (0, 1)
+        "model.py:40 forward",
+        "aten::linear",
+        "mlp",
+        "forward",
+        1,
+        (2,),
+        4 * bytes_per_step,
+        bytes_per_step,
+        (0, 1),
     )
 
 
@@ -121,10 +131,14 @@ def fragmented(size, *, forced=1):
     return MemoryFragmentation(5, PEAK, PEAK - size, 0, 0, size, forced, 20, 300, 400, "a.py:1 f")
 
 
-@pytest.mark.parametrize(("factor", "forced", "is_found"), [(1.0, 1, True), (0.5, 1, False), (1.0, 0, False)])
+@pytest.mark.parametrize(
+    ("factor", "forced", "is_found"), [(1.0, 1, True), (0.5, 1, False), (1.0, 0, False)]
+)
 def test_fragmentation_is_a_finding_if_it_is_large_and_forced_a_segment(factor, forced, is_found):
     size = round(factor * MIN_FRAGMENTED_SHARE * PEAK)
-    assert cases(fragmentation=fragmented(size, forced=forced)) == [("fragmentation", "")] * is_found
+    assert (
+        cases(fragmentation=fragmented(size, forced=forced)) == [("fragmentation", "")] * is_found
+    )
 
 
 def test_the_advice_names_the_module_whose_recomputation_is_cheapest():
@@ -137,7 +151,12 @@ def test_the_advice_names_the_module_whose_recomputation_is_cheapest():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "expected"),
-    [("leak", [("leak", (1,))]), ("fragmentation", [("fragmentation", (0,))]), ("zbv", []), ("fsdp", [])],
+    [
+        ("leak", [("leak", (1,))]),
+        ("fragmentation", [("fragmentation", (0,))]),
+        ("zbv", []),
+        ("fsdp", []),
+    ],
 )
 def test_recordings_have_the_findings_that_were_planted(snapshots, run, expected):
     findings = find(analysis_of(snapshots / run))

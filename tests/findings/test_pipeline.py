@@ -25,7 +25,10 @@ OPERATIONS = pl.DataFrame(
 
 def context(gap_ns, *, ideal_bubble=0.0, exact=True, saves_ns=None, graphs=False):
     head = SimpleNamespace(
-        match=SimpleNamespace(exact=exact), gap_ns=sum(gap_ns.values()), ideal_bubble=ideal_bubble, ideal_ns=1_000
+        match=SimpleNamespace(exact=exact),
+        gap_ns=sum(gap_ns.values()),
+        ideal_bubble=ideal_bubble,
+        ideal_ns=1_000,
     )
     predicted = None if saves_ns is None else SimpleNamespace(saves_ns=saves_ns)
     schedule = SimpleNamespace(gap_ns=gap_ns, head=head, compared_with="1f1b")
@@ -40,7 +43,12 @@ def context(gap_ns, *, ideal_bubble=0.0, exact=True, saves_ns=None, graphs=False
 
 def test_each_removable_part_of_the_gap_is_a_finding_with_at_most_its_own_time_as_saving():
     (finding,) = schedule_findings(context({"p2p": 300, "unexplained": 50}, saves_ns=400))
-    assert (finding.case, finding.cost_ns, finding.saves_ns, finding.change) == ("p2p", 300, 300, "hide pp_comm")
+    assert (finding.case, finding.cost_ns, finding.saves_ns, finding.change) == (
+        "p2p",
+        300,
+        300,
+        "hide pp_comm",
+    )
     assert finding.evidence["gap_ns"] == 350
     assert [(place.rank, place.name) for place in finding.where] == [(0, "send"), (1, "recv")]
 
@@ -62,7 +70,9 @@ def test_a_late_host_under_cuda_graphs_gets_no_advice_to_use_them():
 
 @pytest.mark.parametrize(("bubble", "cases"), [(0.06, ["own_bubble"]), (0.04, [])])
 def test_a_bubble_of_a_twentieth_is_a_finding(bubble, cases):
-    assert [finding.case for finding in schedule_findings(context({}, ideal_bubble=bubble))] == cases
+    assert [
+        finding.case for finding in schedule_findings(context({}, ideal_bubble=bubble))
+    ] == cases
 
 
 def test_the_bubble_of_a_schedule_that_does_not_match_is_not_its_own():

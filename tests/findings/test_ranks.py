@@ -10,7 +10,11 @@ from tests.kept import analysis_of
 from tracekit.findings.ranks import CODES, rank_findings
 
 NO_EVIDENCE = SimpleNamespace(
-    ratio=2.0, multiprocessors=None, multiprocessors_of_others=None, tokens=None, tokens_of_others=None
+    ratio=2.0,
+    multiprocessors=None,
+    multiprocessors_of_others=None,
+    tokens=None,
+    tokens_of_others=None,
 )
 
 
@@ -18,7 +22,13 @@ def straggler(rank, *causes, label="dp_comm", steps=(1, 2), uncertain=False):
     why = [SimpleNamespace(cause=cause, ns=ns, evidence=NO_EVIDENCE) for cause, ns in causes]
     caused_ns = sum(ns for _, ns in causes)
     return SimpleNamespace(
-        rank=rank, label=label, steps=steps, uncertain=uncertain, why=why, late_ns=100, caused_ns=caused_ns
+        rank=rank,
+        label=label,
+        steps=steps,
+        uncertain=uncertain,
+        why=why,
+        late_ns=100,
+        caused_ns=caused_ns,
     )
 
 
@@ -27,7 +37,9 @@ def context(*rows, pipeline_cause=None):
     return SimpleNamespace(
         analysis=SimpleNamespace(stragglers=stragglers),
         step=SimpleNamespace(per_step=(1, 2, 3, 4)),
-        predict=lambda change: SimpleNamespace(saves_ns=40) if change == "rank 3 like others" else None,
+        predict=lambda change: (
+            SimpleNamespace(saves_ns=40) if change == "rank 3 like others" else None
+        ),
         share=lambda ns: ns / 1_000,
     )
 
@@ -65,5 +77,9 @@ def test_a_rank_is_named_once():
 
 
 def test_the_slow_rank_of_a_recorded_run_is_named(samples):
-    slow = [finding for finding in analysis_of(samples / "slow-ddp").findings if finding.code == "slow_rank"]
+    slow = [
+        finding
+        for finding in analysis_of(samples / "slow-ddp").findings
+        if finding.code == "slow_rank"
+    ]
     assert [finding.ranks for finding in slow] == [(2,)]

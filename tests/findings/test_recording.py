@@ -14,7 +14,10 @@ from tracekit.findings.recording import recording_findings
 
 
 def context(*, wait_ns=None, ranks=(0, 1), world_size=2, notices=(), group="g"):
-    results = [SimpleNamespace(rank=rank, whole=SimpleNamespace(budget=SimpleNamespace(span_ns=9))) for rank in ranks]
+    results = [
+        SimpleNamespace(rank=rank, whole=SimpleNamespace(budget=SimpleNamespace(span_ns=9)))
+        for rank in ranks
+    ]
     exposed = SimpleNamespace(exposed_ns={"dp_comm": 30})
     return SimpleNamespace(
         analysis=SimpleNamespace(
@@ -59,4 +62,6 @@ def test_known_waits_lack_nothing():
 def test_one_rank_of_four_lacks_the_others_and_all_four_lack_nothing(samples):
     alone = analyze(samples / "1f1b", ranks=[1])
     assert [finding.case for finding in alone.findings if finding.code == "recording"] == ["ranks"]
-    assert not any(finding.code == "recording" for finding in analysis_of(samples / "1f1b").findings)
+    assert not any(
+        finding.code == "recording" for finding in analysis_of(samples / "1f1b").findings
+    )

@@ -48,7 +48,9 @@ def slow_step_of(tmp_path):
                 slow_step(recording, work_end)
             start = end
         recording.write(tmp_path)
-        return next((finding for finding in analyze(tmp_path).findings if finding.code == "slow_step"), None)
+        return next(
+            (finding for finding in analyze(tmp_path).findings if finding.code == "slow_step"), None
+        )
 
     return find
 
@@ -59,7 +61,9 @@ def copies(length, name="Memcpy DtoH (Device -> Pageable)"):
     def slow_step(recording, end):
         for number in range(5):
             begin = end + 1 + number * length / 5
-            recording.copy(begin, begin + 0.9 * length / 5, begin + 0.01, begin + 0.8 * length / 5, name=name)
+            recording.copy(
+                begin, begin + 0.9 * length / 5, begin + 0.01, begin + 0.8 * length / 5, name=name
+            )
 
     return slow_step
 
@@ -88,7 +92,9 @@ def test_a_slow_steps_cost_is_its_excess_divided_by_the_recorded_steps(slow_step
 
 
 @pytest.mark.parametrize(("length", "is_checkpoint"), [(3.4, True), (1.5, False)])
-def test_copies_to_the_host_explain_a_slow_step_from_a_tenth_of_its_excess_on(slow_step_of, length, is_checkpoint):
+def test_copies_to_the_host_explain_a_slow_step_from_a_tenth_of_its_excess_on(
+    slow_step_of, length, is_checkpoint
+):
     assert (slow_step_of(copies(length)).case == "checkpoint") is is_checkpoint
 
 
@@ -101,7 +107,9 @@ def test_copies_to_the_host_in_every_step_are_no_slow_step(analysis_of_steps):
         end = train(recording, start)
         recording.copy(end, end + 1, end + 0.1, end + 0.9, name="Memcpy DtoH (Device -> Pageable)")
 
-    assert all(finding.code != "slow_step" for finding in analysis_of_steps(fill, period=14.0).findings)
+    assert all(
+        finding.code != "slow_step" for finding in analysis_of_steps(fill, period=14.0).findings
+    )
 
 
 @pytest.mark.parametrize(("more", "is_evaluation"), [(8, True), (3, False)])
@@ -113,7 +121,9 @@ def test_as_much_more_backward_is_no_evaluation(slow_step_of):
     assert slow_step_of(lambda recording, end: train(recording, end + 0.1)).case != "evaluation"
 
 
-@pytest.mark.parametrize(("name", "case"), [("cudaMalloc", "allocator"), ("cudaDeviceSynchronize", "host_sync")])
+@pytest.mark.parametrize(
+    ("name", "case"), [("cudaMalloc", "allocator"), ("cudaDeviceSynchronize", "host_sync")]
+)
 def test_what_the_host_does_longer_is_the_cause(slow_step_of, name, case):
     finding = slow_step_of(call(name, 15.0))
     assert finding.case == case

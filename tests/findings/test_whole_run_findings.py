@@ -64,7 +64,10 @@ def test_a_rank_that_a_finding_of_the_traces_names_is_left_to_it(monkeypatch):
     named = Finding(code="late_host", cost_ns=1, share=0.1, ranks=(1,), saves_ns=None)
     monkeypatch.setattr("tracekit.findings.whole_run.rank_findings", lambda context: iter([named]))
     assert findings(run) == []
-    monkeypatch.setattr("tracekit.findings.whole_run.rank_findings", lambda context: iter([replace(named, saves_ns=0)]))
+    monkeypatch.setattr(
+        "tracekit.findings.whole_run.rank_findings",
+        lambda context: iter([replace(named, saves_ns=0)]),
+    )
     assert len(findings(run)) == 1  # what saves nothing is not shown
 
 

@@ -29,8 +29,34 @@ TEXTS = (
         "a\0b",
         "x" * 5000,
     ),
-    *("file:///etc/passwd", "http://127.0.0.1:1/x", "s3://a/b", "*", "run/*", "[", "run\n", "\ud800", "é" * 300, "-1"),
-    *("auto", "none", "1f1b", "gpipe", "0", "0:1", ":", "9" * 40, "1:0", "nan", "forward", "gemm", "(a+)+$", "\x1b[2J"),
+    *(
+        "file:///etc/passwd",
+        "http://127.0.0.1:1/x",
+        "s3://a/b",
+        "*",
+        "run/*",
+        "[",
+        "run\n",
+        "\ud800",
+        "é" * 300,
+        "-1",
+    ),
+    *(
+        "auto",
+        "none",
+        "1f1b",
+        "gpipe",
+        "0",
+        "0:1",
+        ":",
+        "9" * 40,
+        "1:0",
+        "nan",
+        "forward",
+        "gemm",
+        "(a+)+$",
+        "\x1b[2J",
+    ),
     *(
         "timeline",
         "budget",
@@ -89,7 +115,9 @@ def make(choose: random.Random) -> bytes:
     arguments: dict[str, Any] = {}
     for name in ARGUMENTS[tool]:
         if name in _COUNTS:
-            values = [value for value in NUMBERS if value is not None or name not in _REQUIRED_COUNTS]
+            values = [
+                value for value in NUMBERS if value is not None or name not in _REQUIRED_COUNTS
+            ]
             arguments[name] = choose.choice(values)
         elif name == "steps" and choose.random() < 0.5:
             arguments[name] = None

@@ -1,4 +1,7 @@
-"""Changed saved analyses and baselines: an error in one line, or the values of their JSON; no slow run passes."""
+"""Changed saved analyses and baselines: an error in one line, or the values of their JSON.
+
+No slow run passes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,22 @@ SLOWDOWN = 1.10
 CLEAR_SLOWDOWN = 1.05
 """Ratio of median step times from which no gate may pass; the floor of the gate is 1.0285."""
 WORDS = (
-    *("NaN", "Infinity", "-Infinity", "1e999", "-1", "0", "null", "true", '""', '"x"', "[]", "{}", "1e308", "-0.0"),
+    *(
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e999",
+        "-1",
+        "0",
+        "null",
+        "true",
+        '""',
+        '"x"',
+        "[]",
+        "{}",
+        "1e308",
+        "-0.0",
+    ),
     *(
         "9223372036854775807",
         "9223372036854775808",
@@ -56,7 +74,13 @@ def _files() -> dict[str, bytes]:
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the paths of all values in plain data."""
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [path, *(below for key, child in children for below in _paths(child, (*path, key)))]
 
 
@@ -117,14 +141,24 @@ def _step_ms(plain: Any) -> list[float]:
     """Return the step times in a document: of a baseline file, or of the slowest rank of an analysis."""
     if plain["format"] == "tracekit.baseline/1":
         return [value for run in plain["runs"] for value in run["samples"].get("step_ms", ())]
-    by_rank = [{step["step"]: step["span_ns"] / 1e6 for step in rank["per_step"]} for rank in plain["ranks"]]
+    by_rank = [
+        {step["step"]: step["span_ns"] / 1e6 for step in rank["per_step"]}
+        for rank in plain["ranks"]
+    ]
     if not all(by_rank):
-        return [max(rank["span_ns"] for rank in plain["ranks"]) / 1e6 / max(len(plain["ranks"][0]["steps"]), 1)]
+        return [
+            max(rank["span_ns"] for rank in plain["ranks"])
+            / 1e6
+            / max(len(plain["ranks"][0]["steps"]), 1)
+        ]
     return [max(rank[step] for rank in by_rank) for step in set.intersection(*map(set, by_rank))]
 
 
 def _check_same(read: Any, plain: Any, path: str = "$") -> None:
-    """Raise if a value was read as another one; keys that only one of the two has are of other versions."""
+    """Raise if a value was read as another one.
+
+    Keys that only one of the two has are of other versions.
+    """
     if isinstance(read, dict):
         for key in read.keys() & plain.keys():
             _check_same(read[key], plain[key], f"{path}.{key}")
@@ -133,7 +167,11 @@ def _check_same(read: Any, plain: Any, path: str = "$") -> None:
         for i, (item, other) in enumerate(zip(read, plain, strict=True)):
             _check_same(item, other, f"{path}[{i}]")
     else:
-        same = math.isclose(read, plain) if isinstance(read, float) and isinstance(plain, int) else read == plain
+        same = (
+            math.isclose(read, plain)
+            if isinstance(read, float) and isinstance(plain, int)
+            else read == plain
+        )
         assert same, f"{path}: {plain!r} was read as {read!r}"
 
 
@@ -141,7 +179,9 @@ def _check_finite(value: Any) -> None:
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             _check_finite(item)
-    assert not isinstance(value, float) or math.isfinite(value), "a verdict rests on a number that is not finite"
+    assert not isinstance(value, float) or math.isfinite(value), (
+        "a verdict rests on a number that is not finite"
+    )
 
 
 def check_saved(raw: bytes, folder: Path) -> None:
@@ -164,7 +204,10 @@ def check_saved(raw: bytes, folder: Path) -> None:
 
 
 def check(raw: bytes, folder: Path) -> None:
-    """Gate the slow candidate with one file changed; raise if it passes while its steps are still slower."""
+    """Gate the slow candidate with one file changed.
+
+    Raise if it passes while its steps are still slower.
+    """
     changed_name, _, text = raw.partition(b"\n")
     files = {**_files(), changed_name.decode(): text}
     baseline = "file" if changed_name == b"file" else "baseline"
@@ -184,7 +227,9 @@ def check(raw: bytes, folder: Path) -> None:
         assert verdict["verdict"] == "regressed", "the same file got another verdict"
     if plain.get("noise") != sound.get("noise"):
         return  # more noise explains more
-    candidate_ms = _step_ms(plain if changed_name == b"candidate" else json.loads(files["candidate"]))
+    candidate_ms = _step_ms(
+        plain if changed_name == b"candidate" else json.loads(files["candidate"])
+    )
     baseline_ms = _step_ms(plain if changed_name != b"candidate" else json.loads(files[baseline]))
     if verdict["verdict"] == "pass":
         assert candidate_ms, "a candidate without steps passed"

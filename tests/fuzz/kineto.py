@@ -31,14 +31,56 @@ WORDS = (
     '"\\/',
     "nccl:send 0->1",
 )
-CATEGORIES = ("kernel", "cpu_op", "cuda_runtime", "Memcpy", "user_annotation", "gpu_memset", "python_function", "new")
+CATEGORIES = (
+    "kernel",
+    "cpu_op",
+    "cuda_runtime",
+    "Memcpy",
+    "user_annotation",
+    "gpu_memset",
+    "python_function",
+    "new",
+)
 ODD = (
-    *(None, True, "", "x", "-5000", "9" * 30, [], [1], {}, {"a": []}, -1, -(2**63), 2**63, 2**64, 10**40, 1e308, 0.1),
+    *(
+        None,
+        True,
+        "",
+        "x",
+        "-5000",
+        "9" * 30,
+        [],
+        [1],
+        {},
+        {"a": []},
+        -1,
+        -(2**63),
+        2**63,
+        2**64,
+        10**40,
+        1e308,
+        0.1,
+    ),
     *("\ud800", "\x00", "[" * 500, [[[[[1]]]]], "stream 7", "inf", 1.5e-300, 2**31, -(2**31) - 1),
 )
 ARGS = (
-    *("correlation", "External id", "Sequence number", "Fwd thread id", "Input Dims", "Collective name", "bytes"),
-    *("Process Group Name", "Process Group Description", "Process Group Ranks", "Dst Rank", "Src Rank", "stream"),
+    *(
+        "correlation",
+        "External id",
+        "Sequence number",
+        "Fwd thread id",
+        "Input Dims",
+        "Collective name",
+        "bytes",
+    ),
+    *(
+        "Process Group Name",
+        "Process Group Description",
+        "Process Group Ranks",
+        "Dst Rank",
+        "Src Rank",
+        "stream",
+    ),
     *(
         "device",
         "In msg nelems",
@@ -59,7 +101,9 @@ def valid(choose: random.Random) -> tuple[bytes, int]:
     base = choose.choice((0, 1_700_000_000_000_000_000, choose.randrange(-(10**17), 10**17)))
     pairs = [("baseTimeNanoseconds", base), ("traceEvents", events), ("displayTimeUnit", "ms")]
     choose.shuffle(pairs)
-    form = choose.choice(({}, {"indent": 1}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False}))
+    form = choose.choice(
+        ({}, {"indent": 1}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False})
+    )
     return json.dumps(dict(pairs), **form).encode(), base
 
 
@@ -73,8 +117,17 @@ def _allocation(choose: random.Random) -> dict[str, object]:
         "Device Id": -1,
         "Addr": 9,
     }
-    args: dict[str, object] = {key: numbers[key] for key in choose.sample(list(numbers), choose.randrange(1, 7))}
-    return {"ph": "i", "name": "[memory]", "pid": 1, "tid": "stream 3", "ts": choose.randrange(10**12), "args": args}
+    args: dict[str, object] = {
+        key: numbers[key] for key in choose.sample(list(numbers), choose.randrange(1, 7))
+    }
+    return {
+        "ph": "i",
+        "name": "[memory]",
+        "pid": 1,
+        "tid": "stream 3",
+        "ts": choose.randrange(10**12),
+        "args": args,
+    }
 
 
 def _event(choose: random.Random) -> dict[str, object]:
@@ -101,7 +154,8 @@ def _event(choose: random.Random) -> dict[str, object]:
         args[key] = choose.choice(WORDS)
     if choose.random() < 0.3:
         args["Input Dims"] = [
-            [choose.randrange(9) for _ in range(choose.randrange(4))] for _ in range(choose.randrange(3))
+            [choose.randrange(9) for _ in range(choose.randrange(4))]
+            for _ in range(choose.randrange(3))
         ]
     if args or choose.random() < 0.5:
         one["args"] = args
@@ -111,7 +165,9 @@ def _event(choose: random.Random) -> dict[str, object]:
 
 
 def _odd(choose: random.Random) -> object:
-    return copy.deepcopy(choose.choice(ODD))  # what is put into it must not be in the next input too
+    return copy.deepcopy(
+        choose.choice(ODD)
+    )  # what is put into it must not be in the next input too
 
 
 def odd(choose: random.Random) -> bytes:
@@ -125,10 +181,15 @@ def odd(choose: random.Random) -> bytes:
             one.update({"comment": _odd(choose)}, **moved)
         while choose.random() < 0.5:
             if choose.random() < 0.5:
-                one[choose.choice(("ph", "cat", "name", "pid", "tid", "ts", "dur", "args"))] = _odd(choose)
+                one[choose.choice(("ph", "cat", "name", "pid", "tid", "ts", "dur", "args"))] = _odd(
+                    choose
+                )
             elif isinstance(one.get("args"), dict):
                 one["args"][choose.choice(ARGS)] = _odd(choose)
-    info = {key: choose.choice((0, 2, *ODD)) for key in ("rank", "world_size", "pg_config", "nccl_version")}
+    info = {
+        key: choose.choice((0, 2, *ODD))
+        for key in ("rank", "world_size", "pg_config", "nccl_version")
+    }
     info["pg_config"] = choose.choice(([{"pg_name": _odd(choose), "ranks": _odd(choose)}], *ODD))
     head["distributedInfo"] = choose.choice((info, *ODD))
     head["deviceProperties"] = choose.choice(([{"name": _odd(choose)}], *ODD))
@@ -160,7 +221,9 @@ def damaged(choose: random.Random) -> bytes:
 
 
 def broken(choose: random.Random) -> bytes:
-    """A trace one event of which is damaged by a byte; the first byte says how many events it lists.
+    """A trace one event of which is damaged by a byte.
+
+    The first byte says how many events it lists.
 
     The byte is no opening brace: behind a comma, another event would seem to start there.
     """
@@ -203,16 +266,29 @@ def check(raw: bytes, folder) -> None:
     assert got.memory.schema == MEMORY
     assert got.memory["at_ns"].is_between(-LATEST_NS, LATEST_NS).all()
     assert events["id"].n_unique() == events.height
-    lost = sum(got.source.skipped.get(key, 0) for key in got.source.skipped if "usable" in key or "damaged" in key)
+    lost = sum(
+        got.source.skipped.get(key, 0)
+        for key in got.source.skipped
+        if "usable" in key or "damaged" in key
+    )
     codes = {notice.code for notice in got.source.notices}
     assert not lost or "bad-events" in codes, "events were lost without a word"
     listed = listed or count_listed(text)
     if listed is not None:
-        was_cut = sum(n.values.get("cut_event", False) for n in got.source.notices if n.code == "truncated")
-        behind = sum(int(n.values["count"]) for n in got.source.notices if n.values.get("case") == "behind")
-        accounted = events.height + got.memory.height + sum(got.source.skipped.values()) + was_cut - behind
+        was_cut = sum(
+            n.values.get("cut_event", False) for n in got.source.notices if n.code == "truncated"
+        )
+        behind = sum(
+            int(n.values["count"]) for n in got.source.notices if n.values.get("case") == "behind"
+        )
+        accounted = (
+            events.height + got.memory.height + sum(got.source.skipped.values()) + was_cut - behind
+        )
         assert accounted == listed, f"{accounted} events read, skipped or lost of {listed} listed"
-        said = sum(int(n.values["count"]) for n in got.source.notices if n.code == "bad-events") - behind
+        said = (
+            sum(int(n.values["count"]) for n in got.source.notices if n.code == "bad-events")
+            - behind
+        )
         assert said == lost - behind, f"the notice says {said} lost, and {lost - behind} are"
     msgspec.json.encode(got.source)
     if kind == b"V":

@@ -9,7 +9,8 @@ import re
 def count_listed(raw: bytes) -> int | None:
     """Return how many elements an independent reader counts in the list of events, None where there is a doubt.
 
-    A file that ends early counts as well if it is valid up to its end: the element that its end cuts in two is one.
+    A file that ends early counts as well if it is valid up to its end: the element that its end
+    cuts in two is one.
     """
     if raw.count(b"traceEvents") != 1:
         return None
@@ -25,7 +26,10 @@ def count_listed(raw: bytes) -> int | None:
 
 
 def _count_cut(text: str) -> int | None:
-    """Return how many elements start in a list of events that the end of the text cuts off; None if it is not valid."""
+    """Return how many elements start in a list of events that the end of the text cuts off.
+
+    None if it is not valid.
+    """
     decoder = json.JSONDecoder(parse_constant=lambda word: 1 / 0)
     begin = re.match(r'\s*\{\s*"traceEvents"\s*:\s*\[', text)
     if not begin:
@@ -36,7 +40,9 @@ def _count_cut(text: str) -> int | None:
         i = separator.end()
         if i == len(text):
             return count
-        if text[i] != "{" or (count and "," not in separator.group()):  # whether a cut value is one is open
+        if text[i] != "{" or (
+            count and "," not in separator.group()
+        ):  # whether a cut value is one is open
             return None
         try:
             _, i = decoder.raw_decode(text, i)

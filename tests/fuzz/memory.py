@@ -16,7 +16,9 @@ SMALL = {
 @contextmanager
 def small_memory() -> Iterator[None]:
     """Give the scanner so little room that small inputs fill it, many times over."""
-    before = {(module, name): getattr(module, name) for module, names in SMALL.items() for name in names}
+    before = {
+        (module, name): getattr(module, name) for module, names in SMALL.items() for name in names
+    }
     for module, names in SMALL.items():
         for name, value in names.items():
             setattr(module, name, value)

@@ -21,7 +21,12 @@ from tracekit.schema import EVENTS, LABELLED, RankEvents, Source, conform
 from tracekit.store.files import open_store
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-READ_TABLES = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds")
+READ_TABLES = (
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
+    "NVTX_EVENTS",
+    "StringIds",
+)
 ID_ENDINGS = ("id", "pid", "tid", "name")
 VALUES = (
     None,
@@ -58,7 +63,9 @@ def _report() -> bytes:
     whole.close()
     for (name,) in small.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
         if not name.startswith(("ENUM", "StringIds", "sqlite", "META", "TARGET")):
-            small.execute(f'DELETE FROM "{name}" WHERE rowid > (SELECT min(rowid) + 30 FROM "{name}")')
+            small.execute(
+                f'DELETE FROM "{name}" WHERE rowid > (SELECT min(rowid) + 30 FROM "{name}")'
+            )
     small.execute("DELETE FROM StringIds WHERE id > 400")
     small.commit()
     small.execute("VACUUM")
@@ -74,8 +81,14 @@ def make_nsight(choose: random.Random) -> bytes:
         return bytes(data[: choose.randrange(len(data))] if choose.random() < 0.2 else data)
     made = sqlite3.connect(":memory:")
     made.deserialize(_report())
-    tables = [name for (name,) in made.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    used = [t for t in tables if t.startswith(("CUPTI", "NVTX", "StringIds", "TARGET", "META", "PROC", "DIAG"))]
+    tables = [
+        name for (name,) in made.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    ]
+    used = [
+        t
+        for t in tables
+        if t.startswith(("CUPTI", "NVTX", "StringIds", "TARGET", "META", "PROC", "DIAG"))
+    ]
     for _ in range(choose.randrange(1, 6)):
         table = choose.choice(used)
         columns = [row[1] for row in made.execute(f'PRAGMA table_info("{table}")')]
@@ -97,16 +110,27 @@ def make_nsight(choose: random.Random) -> bytes:
                     f'SELECT * FROM "renamed {table}", n'
                 )
             elif kind < 8:  # ids that point nowhere, at each other, or are no numbers
-                column = choose.choice([name for name in columns if name.lower().endswith(ID_ENDINGS)] or columns)
+                column = choose.choice(
+                    [name for name in columns if name.lower().endswith(ID_ENDINGS)] or columns
+                )
                 value = choose.choice(
-                    (*VALUES, "rowid", "-rowid", f"rowid % {choose.randrange(1, 9)}", "rowid * 4294967296")
+                    (
+                        *VALUES,
+                        "rowid",
+                        "-rowid",
+                        f"rowid % {choose.randrange(1, 9)}",
+                        "rowid * 4294967296",
+                    )
                 )
                 is_expression = isinstance(value, str) and "rowid" in value
                 made.execute(f'UPDATE "{table}" SET "{column}" = {value if is_expression else "?"}',
                              () if is_expression else (value,))  # fmt: skip
             else:
                 where = choose.choice(("", f" WHERE rowid % {choose.randrange(1, 5)} = 0"))
-                made.execute(f'UPDATE "{table}" SET "{choose.choice(columns)}" = ?{where}', (choose.choice(VALUES),))
+                made.execute(
+                    f'UPDATE "{table}" SET "{choose.choice(columns)}" = ?{where}',
+                    (choose.choice(VALUES),),
+                )
         except sqlite3.Error:
             continue
     made.commit()
@@ -117,10 +141,15 @@ def _count_kernels(path: Path) -> tuple[int | None, bool]:
     """Return the rows in the table of kernels (None if it cannot be read), and whether a view has a table's name."""
     with contextlib.closing(sqlite3.connect(path)) as report:
         try:
-            views = [name for (name,) in report.execute("SELECT name FROM sqlite_master WHERE type = 'view'")]
+            views = [
+                name
+                for (name,) in report.execute("SELECT name FROM sqlite_master WHERE type = 'view'")
+            ]
             if views:
                 return None, any(name in READ_TABLES for name in views)
-            return report.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()[0], False
+            return report.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()[
+                0
+            ], False
         except (sqlite3.Error, UnicodeDecodeError):
             return None, False
 
@@ -150,7 +179,8 @@ def check_nsight(raw: bytes, folder: Path) -> None:
 @cache
 def _store() -> tuple[RankEvents, pl.DataFrame]:
     rows = [
-        {"id": i, "kind": "kernel", "name": f"k{i % 7}", "start_ns": 10 * i, "end_ns": 10 * i + 5} for i in range(300)
+        {"id": i, "kind": "kernel", "name": f"k{i % 7}", "start_ns": 10 * i, "end_ns": 10 * i + 5}
+        for i in range(300)
     ]
     events = conform(pl.DataFrame(rows), EVENTS)
     labelled = conform(events.with_columns(label=pl.lit("forward")), LABELLED)
@@ -160,9 +190,17 @@ def _store() -> tuple[RankEvents, pl.DataFrame]:
 def make_store(choose: random.Random) -> bytes:
     """Which file, and what to do to it, as JSON."""
     name = choose.choice(
-        ("tracekit-store.json", "rank=0/events.parquet", "rank=0/labelled.parquet", "rank=0/entry.json")
+        (
+            "tracekit-store.json",
+            "rank=0/events.parquet",
+            "rank=0/labelled.parquet",
+            "rank=0/entry.json",
+        )
     )
-    changes = [(choose.random(), choose.choice("fidc"), choose.randrange(256)) for _ in range(choose.randrange(1, 4))]
+    changes = [
+        (choose.random(), choose.choice("fidc"), choose.randrange(256))
+        for _ in range(choose.randrange(1, 4))
+    ]
     return json.dumps([name, changes]).encode()
 
 
@@ -221,7 +259,22 @@ PIECES = (
         "[",
         "\\d",
     ),
-    *("nccl", "gemm", " ", "\\", "é", "(?P<n>a)", "(a|aa)*", "\\b", "(?:", "[[:alpha:]]", "\\p{L}", "(?<!a)", "*", "+"),
+    *(
+        "nccl",
+        "gemm",
+        " ",
+        "\\",
+        "é",
+        "(?P<n>a)",
+        "(a|aa)*",
+        "\\b",
+        "(?:",
+        "[[:alpha:]]",
+        "\\p{L}",
+        "(?<!a)",
+        "*",
+        "+",
+    ),
 )
 
 
@@ -229,7 +282,9 @@ def make_rules(choose: random.Random) -> bytes:
     pattern = "".join(choose.choice(PIECES) for _ in range(choose.randrange(1, 12)))
     label = choose.choice(("forward", "dgrad", "other", "nonsense"))
     column = choose.choice(("name", "name", "name", "op", "stream", "nonsense"))
-    text = f"[[rule]]\nname = \"mine\"\nlabel = \"{label}\"\nwhen = {{ {column} = '''{pattern}''' }}\n"
+    text = (
+        f"[[rule]]\nname = \"mine\"\nlabel = \"{label}\"\nwhen = {{ {column} = '''{pattern}''' }}\n"
+    )
     data = bytearray(text.encode())
     while choose.random() < 0.3:
         data[choose.randrange(len(data))] = choose.randrange(256)
@@ -238,8 +293,18 @@ def make_rules(choose: random.Random) -> bytes:
 
 @cache
 def _kernels() -> pl.DataFrame:
-    names = ["a" * 3000 + "!", "x" * 3000, "ncclDevKernel_AllReduce", "void gemm<1>(a b c)", "é" * 500, ""]
-    rows = [{"id": i, "kind": "kernel", "name": n, "start_ns": i, "end_ns": i + 1} for i, n in enumerate(names)]
+    names = [
+        "a" * 3000 + "!",
+        "x" * 3000,
+        "ncclDevKernel_AllReduce",
+        "void gemm<1>(a b c)",
+        "é" * 500,
+        "",
+    ]
+    rows = [
+        {"id": i, "kind": "kernel", "name": n, "start_ns": i, "end_ns": i + 1}
+        for i, n in enumerate(names)
+    ]
     return conform(pl.DataFrame(rows), EVENTS)
 
 

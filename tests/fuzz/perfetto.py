@@ -21,8 +21,25 @@ from tracekit.parsers import kineto, perfetto
 from tracekit.parsers.kineto.table import LATEST_NS
 from tracekit.schema import EVENTS, MEMORY
 
-NAMES = ("aten::mm", "ncclDevKernel_AllReduce", "ProfilerStep#3", "", "é\u2028", "x" * 70, "nn.Module: A_0", "a\tb")
-CATEGORIES = ("kernel", "cpu_op", "cuda_runtime", "gpu_memcpy", "user_annotation", "gpu_memset", "python_function")
+NAMES = (
+    "aten::mm",
+    "ncclDevKernel_AllReduce",
+    "ProfilerStep#3",
+    "",
+    "é\u2028",
+    "x" * 70,
+    "nn.Module: A_0",
+    "a\tb",
+)
+CATEGORIES = (
+    "kernel",
+    "cpu_op",
+    "cuda_runtime",
+    "gpu_memcpy",
+    "user_annotation",
+    "gpu_memset",
+    "python_function",
+)
 NUMBERS = ("correlation", "External id", "bytes", "Dst Rank", "Sequence number", "In msg nelems")
 TEXTS = ("Collective name", "Process Group Name", "Process Group Description", "dtype")
 ODD_NUMBERS = (0, 1, 5, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
@@ -31,11 +48,15 @@ ODD_NUMBERS = (0, 1, 5, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 def _json_event(choose: random.Random) -> dict[str, object]:
     category = choose.choice(CATEGORIES)
     is_on_gpu = category in ("kernel", "gpu_memcpy", "gpu_memset")
-    args: dict[str, object] = {key: choose.randrange(100) for key in choose.sample(NUMBERS, choose.randrange(4))}
+    args: dict[str, object] = {
+        key: choose.randrange(100) for key in choose.sample(NUMBERS, choose.randrange(4))
+    }
     args |= {key: choose.choice(NAMES) for key in choose.sample(TEXTS, choose.randrange(3))}
     if choose.random() < 0.3:
         rows = range(choose.randrange(3))
-        args["Input Dims"] = [[choose.randrange(9) for _ in range(choose.randrange(4))] for _ in rows]
+        args["Input Dims"] = [
+            [choose.randrange(9) for _ in range(choose.randrange(4))] for _ in rows
+        ]
         args["Input type"] = [choose.choice(("float", 'c10::"x"', "")) for _ in rows]
     if is_on_gpu:
         args |= {"device": 0, "stream": choose.choice((7, 9))}
@@ -54,11 +75,23 @@ def _json_event(choose: random.Random) -> dict[str, object]:
 def valid(choose: random.Random) -> bytes:
     """A JSON trace, whose Perfetto trace must give the same events.
 
-    The first event is the last in time: of slices in the order of time, which may nest, not all could be told apart.
+    The first event is the last in time: of slices in the order of time, which may nest, not all
+    could be told apart.
     """
-    last = {"ph": "X", "cat": "cpu_op", "name": "last", "pid": 77, "tid": 1, "ts": 2 * 10**9, "dur": 1, "args": {}}
+    last = {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "last",
+        "pid": 77,
+        "tid": 1,
+        "ts": 2 * 10**9,
+        "dur": 1,
+        "args": {},
+    }
     events = [last, *(_json_event(choose) for _ in range(choose.randrange(1, 12)))]
-    return json.dumps({"baseTimeNanoseconds": choose.randrange(10**18), "traceEvents": events}).encode()
+    return json.dumps(
+        {"baseTimeNanoseconds": choose.randrange(10**18), "traceEvents": events}
+    ).encode()
 
 
 def odd(choose: random.Random) -> bytes:
@@ -96,12 +129,18 @@ def _fill(packet: pb.TracePacket, choose: random.Random) -> None:
         stage.duration = choose.choice((3, *ODD_NUMBERS))
         stage.gpu_id = choose.choice((0, -1, 2**31 - 1))
         stage.stage_iid = choose.choice((1, *ODD_NUMBERS))
-        stage.extra_data.add(name=choose.choice((*NUMBERS, *TEXTS, "stream id")), value=choose.choice(("7", "-", "x")))
+        stage.extra_data.add(
+            name=choose.choice((*NUMBERS, *TEXTS, "stream id")),
+            value=choose.choice(("7", "-", "x")),
+        )
     elif kind == 4:
         names = packet.interned_data
         for table in (names.event_names, names.event_categories, names.gpu_specifications):
             if choose.random() < 0.7:
-                table.add(iid=choose.choice((1, 2, *ODD_NUMBERS)), name=choose.choice((*NAMES, *CATEGORIES)))
+                table.add(
+                    iid=choose.choice((1, 2, *ODD_NUMBERS)),
+                    name=choose.choice((*NAMES, *CATEGORIES)),
+                )
     elif kind == 5:
         track = packet.track_descriptor
         track.uuid = choose.choice((1, 2, *ODD_NUMBERS))
@@ -110,7 +149,9 @@ def _fill(packet: pb.TracePacket, choose: random.Random) -> None:
         track.thread.tid = choose.choice((1, -(2**63), 2**63 - 1))
     else:
         for clock in choose.sample((1, 3, 6, 64), choose.randrange(4)):
-            packet.clock_snapshot.clocks.add(clock_id=clock, timestamp=choose.choice((0, 10**18, *ODD_NUMBERS)))
+            packet.clock_snapshot.clocks.add(
+                clock_id=clock, timestamp=choose.choice((0, 10**18, *ODD_NUMBERS))
+            )
 
 
 def _annotate(annotation: pb.DebugAnnotation, choose: random.Random, depth: int) -> None:
@@ -140,13 +181,21 @@ def make(choose: random.Random) -> bytes:
         return b"V" + valid(choose)
     if kind == 1:
         return b"O" + odd(choose)
-    raw = odd(choose) if choose.random() < 0.5 else Writer(json.loads(valid(choose), parse_float=Decimal)).write()
+    raw = (
+        odd(choose)
+        if choose.random() < 0.5
+        else Writer(json.loads(valid(choose), parse_float=Decimal)).write()
+    )
     raw = gzip.compress(raw, mtime=0) if choose.random() < 0.1 else raw
     return b"D" + changed(raw, choose, times=choose.randrange(1, 8))
 
 
 def _comparable(events: pl.DataFrame) -> pl.DataFrame:
-    return events.drop("id").with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String)).sort(pl.all())
+    return (
+        events.drop("id")
+        .with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
+        .sort(pl.all())
+    )
 
 
 def check(raw: bytes, folder) -> None:

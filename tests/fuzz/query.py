@@ -19,7 +19,11 @@ from tracekit.schema import EVENTS, LABELLED, RankEvents, Source, conform
 
 FILES = (
     "tracekit-store.json",
-    *(f"rank={rank}/{name}" for rank in (0, 1) for name in ("events.parquet", "labelled.parquet", "entry.json")),
+    *(
+        f"rank={rank}/{name}"
+        for rank in (0, 1)
+        for name in ("events.parquet", "labelled.parquet", "entry.json")
+    ),
 )
 SQL = {
     "events": "select rank, count(*), sum(end_ns - start_ns), max(name) from events group by 1 order by 1",
@@ -30,17 +34,32 @@ SQL = {
 
 def _rank(rank: int) -> tuple[RankEvents, pl.DataFrame]:
     rows = [
-        {"rank": rank, "id": i, "kind": "kernel", "name": f"k{i % 7}", "start_ns": 10 * i, "end_ns": 10 * i + 5 + rank}
+        {
+            "rank": rank,
+            "id": i,
+            "kind": "kernel",
+            "name": f"k{i % 7}",
+            "start_ns": 10 * i,
+            "end_ns": 10 * i + 5 + rank,
+        }
         for i in range(100)
     ]
     events = conform(pl.DataFrame(rows), EVENTS)
-    return RankEvents(events, Source(f"rank{rank}.json", "kineto", rank, "name")), conform(events, LABELLED)
+    return RankEvents(events, Source(f"rank{rank}.json", "kineto", rank, "name")), conform(
+        events, LABELLED
+    )
 
 
 def make(choose: random.Random) -> bytes:
     """Return the SQL's name and what to do to which files, as JSON."""
     changes = [
-        (choose.choice(FILES), choose.choice("fffidcrom"), choose.random(), choose.randrange(256), choose.choice(FILES))
+        (
+            choose.choice(FILES),
+            choose.choice("fffidcrom"),
+            choose.random(),
+            choose.randrange(256),
+            choose.choice(FILES),
+        )
         for _ in range(choose.randrange(1, 3))
     ]
     return json.dumps([choose.choice(list(SQL)), changes]).encode()

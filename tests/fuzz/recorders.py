@@ -33,7 +33,9 @@ def _dump() -> dict:
 
 @cache
 def _pipeline_dump() -> bytes:
-    return pickle.dumps(json.loads(gzip.decompress((SAMPLES / "1f1b/fr_rank0.json.gz").read_bytes())))
+    return pickle.dumps(
+        json.loads(gzip.decompress((SAMPLES / "1f1b/fr_rank0.json.gz").read_bytes()))
+    )
 
 
 @cache
@@ -99,7 +101,10 @@ def make(choose: random.Random) -> bytes:
 
 
 def check(raw: bytes, folder: Path) -> None:
-    """Read it beside a sound dump of another rank; raise for anything but an error of one line or a result."""
+    """Read it beside a sound dump of another rank.
+
+    Raise for anything but an error of one line or a result.
+    """
     forbidden = Path(FORBIDDEN)
     run = folder / "run"
     run.mkdir(exist_ok=True)

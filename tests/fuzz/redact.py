@@ -57,29 +57,86 @@ KINDS: dict[str, Callable[[Choose], str]] = {
     "network share": lambda choose: f"\\\\files\\{_letters(choose, 6)}",
     "relative path": lambda choose: f"checkpoints/{_letters(choose, 6)}/step.pt",
     "URL": lambda choose: f"s3://{_letters(choose, 6)}/data/train",
-    "API token": lambda choose: "sk-proj-" + _letters(choose, 24, string.ascii_letters + string.digits),
-    "access key": lambda choose: "AKIA" + _letters(choose, 16, string.ascii_uppercase + string.digits),
-    "password": lambda choose: _letters(choose, 14, string.ascii_letters + string.digits + "!$%&*+-_=?"),
+    "API token": lambda choose: (
+        "sk-proj-" + _letters(choose, 24, string.ascii_letters + string.digits)
+    ),
+    "access key": lambda choose: (
+        "AKIA" + _letters(choose, 16, string.ascii_uppercase + string.digits)
+    ),
+    "password": lambda choose: _letters(
+        choose, 14, string.ascii_letters + string.digits + "!$%&*+-_=?"
+    ),
     "codename": lambda choose: f"Acme{_letters(choose, 5).title()}Secret",
     "C++ name": lambda choose: f"{_letters(choose, 7)}::{_letters(choose, 6)}_kernel",
     "Python name": lambda choose: f"{_letters(choose, 6)}.{_letters(choose, 6)}_layer",
     "name with umlauts": lambda choose: f"M{choose.choice('üöä')}ller-{_letters(choose, 4)}ß",
-    "name in Chinese": lambda choose: "".join(chr(choose.randrange(0x4E00, 0x9FA5)) for _ in range(4)),
-    "name in Cyrillic": lambda choose: "".join(chr(choose.randrange(0x430, 0x450)) for _ in range(6)),
-    "name in Devanagari": lambda choose: "".join(chr(choose.randrange(0x905, 0x94D)) for _ in range(6)),
+    "name in Chinese": lambda choose: "".join(
+        chr(choose.randrange(0x4E00, 0x9FA5)) for _ in range(4)
+    ),
+    "name in Cyrillic": lambda choose: "".join(
+        chr(choose.randrange(0x430, 0x450)) for _ in range(6)
+    ),
+    "name in Devanagari": lambda choose: "".join(
+        chr(choose.randrange(0x905, 0x94D)) for _ in range(6)
+    ),
     "emoji": lambda choose: "".join(chr(choose.randrange(0x1F300, 0x1F5FF)) for _ in range(3)),
     "Arabic digits": lambda choose: "".join(chr(choose.randrange(0x660, 0x66A)) for _ in range(4)),
-    "customer number": lambda choose: f"{_letters(choose, 2, string.ascii_uppercase)}-{_digits(choose, 8)}",
+    "customer number": lambda choose: (
+        f"{_letters(choose, 2, string.ascii_uppercase)}-{_digits(choose, 8)}"
+    ),
 }
 SHAPES = (
-    *("{}", "{}", "load {}", "aten::{}", "void k<{}>(int)", "void gemm<128, {}>", "{}Backward0", "cuda{}", "nccl:{}"),
-    *("layer {}", "layers.{}.mlp", "step {}", "rank {}", "ProfilerStep#{}", "PP:{}F0", "triton_poi_fused_{}_3"),
-    *("torch::autograd::{}", "## {} ##", "flash_{}_attn", "Optimizer.step#{}.step", "NVIDIA {}", "2.9.0+{}", "[{}]"),
+    *(
+        "{}",
+        "{}",
+        "load {}",
+        "aten::{}",
+        "void k<{}>(int)",
+        "void gemm<128, {}>",
+        "{}Backward0",
+        "cuda{}",
+        "nccl:{}",
+    ),
+    *(
+        "layer {}",
+        "layers.{}.mlp",
+        "step {}",
+        "rank {}",
+        "ProfilerStep#{}",
+        "PP:{}F0",
+        "triton_poi_fused_{}_3",
+    ),
+    *(
+        "torch::autograd::{}",
+        "## {} ##",
+        "flash_{}_attn",
+        "Optimizer.step#{}.step",
+        "NVIDIA {}",
+        "2.9.0+{}",
+        "[{}]",
+    ),
     *("{}, seq = 3, op_id = 4, sizes = [[1, 2]]", "forward,{}", "(bool){}", "v{}", "sm90_{}_gemm"),
 )
 NAMED_CATEGORIES = (
-    *("kernel", "gpu_memcpy", "cpu_op", "user_annotation", "gpu_user_annotation", "cuda_runtime", "cuda_driver"),
-    *("python_function", "Python_function", "overhead", "cuda_sync", "ac2g", "trace", "unheard_of", ""),
+    *(
+        "kernel",
+        "gpu_memcpy",
+        "cpu_op",
+        "user_annotation",
+        "gpu_user_annotation",
+        "cuda_runtime",
+        "cuda_driver",
+    ),
+    *(
+        "python_function",
+        "Python_function",
+        "overhead",
+        "cuda_sync",
+        "ac2g",
+        "trace",
+        "unheard_of",
+        "",
+    ),
 )
 ARGUMENTS = (
     *(
@@ -93,11 +150,25 @@ ARGUMENTS = (
         "bytes",
         "Call stack",
     ),
-    *("Collective name", "Process Group Name", "Process Group Description", "dtype", "Input type", "Concrete Inputs"),
+    *(
+        "Collective name",
+        "Process Group Name",
+        "Process Group Description",
+        "dtype",
+        "Input type",
+        "Concrete Inputs",
+    ),
     *("kernel_file", "Addr", "name", "env"),
 )
 HEADER_KEYS = (
-    *("schemaVersion", "cuda_driver_version", "torch_version", "nccl_version", "traceName", "displayTimeUnit"),
+    *(
+        "schemaVersion",
+        "cuda_driver_version",
+        "torch_version",
+        "nccl_version",
+        "traceName",
+        "displayTimeUnit",
+    ),
     *("hostname", "env", "with_stack", "baseTimeNanoseconds", "record_shapes", "trace_id"),
 )
 
@@ -112,7 +183,15 @@ def _trace(*, whole: bool) -> str:
 
 
 def _nested(value: Any, choose: Choose) -> Any:
-    return choose.choice((value, [value], {"a": value}, {value: 1} if isinstance(value, str) else value, [[value, 1]]))
+    return choose.choice(
+        (
+            value,
+            [value],
+            {"a": value},
+            {value: 1} if isinstance(value, str) else value,
+            [[value, 1]],
+        )
+    )
 
 
 def _plant_in_header(data: dict[str, Any], secret: str, choose: Choose) -> None:
@@ -144,16 +223,24 @@ def _plant_in_event(data: dict[str, Any], secret: str, choose: Choose) -> None:
     if place < 3:
         event |= {"ph": "X", "cat": choose.choice(NAMED_CATEGORIES), "name": secret}
     elif place == 3:
-        event[choose.choice(("cat", "ph", "pid", "tid", "id", "bp", "s", "ts", "dur", "note", secret))] = secret
+        event[
+            choose.choice(("cat", "ph", "pid", "tid", "id", "bp", "s", "ts", "dur", "note", secret))
+        ] = secret
     elif place < 6:
         event["args"][choose.choice((*ARGUMENTS, secret))] = _nested(secret, choose)
     elif place == 6:
         label = choose.choice(("process_name", "thread_name", "process_labels", secret))
         event |= {"ph": "M", "name": label, "args": {"name": secret, "labels": secret}}
     elif place == 7:
-        event |= {"ph": choose.choice("iCbnO"), "name": choose.choice(("[memory]", secret)), "args": {"stack": secret}}
+        event |= {
+            "ph": choose.choice("iCbnO"),
+            "name": choose.choice(("[memory]", secret)),
+            "args": {"stack": secret},
+        }
     elif secret.isdecimal():
-        event["args"][choose.choice(("phone", "device", "Src Rank", "External id", "Input Dims"))] = int(secret)
+        event["args"][
+            choose.choice(("phone", "device", "Src Rank", "External id", "Input Dims"))
+        ] = int(secret)
     else:
         event["args"] = secret
 
@@ -166,7 +253,9 @@ def _spelled(text: str, choose: Choose) -> str:
     if way == 1:
         return json.dumps(text, ensure_ascii=False)
     units = text.encode("utf-16-be")
-    return '"' + "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2)) + '"'
+    return (
+        '"' + "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2)) + '"'
+    )
 
 
 def plant_in_trace(choose: Choose, count: int, *, whole: bool = False) -> tuple[bytes, list[str]]:
@@ -205,7 +294,9 @@ def _report() -> bytes:
     whole.close()
     for (name,) in small.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
         if not name.startswith(("ENUM", "StringIds", "sqlite", "META", "TARGET")):
-            small.execute(f'DELETE FROM "{name}" WHERE rowid > (SELECT min(rowid) + 30 FROM "{name}")')
+            small.execute(
+                f'DELETE FROM "{name}" WHERE rowid > (SELECT min(rowid) + 30 FROM "{name}")'
+            )
     small.commit()
     small.execute("VACUUM")
     return small.serialize()
@@ -216,17 +307,23 @@ def _quoted(name: str) -> str:
 
 
 def _plant_in_report(report: sqlite3.Connection, secret: str, choose: Choose) -> None:
-    tables = [name for (name,) in report.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    tables = [
+        name for (name,) in report.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    ]
     quoted, literal = _quoted(secret), "'" + secret.replace("'", "''") + "'"
     number = choose.randrange(10**6, 10**9)
     place = choose.randrange(10)
     if place < 4:  # any cell of any table, text or not
         table = choose.choice(tables)
-        columns = [_quoted(row[1]) for row in report.execute(f"PRAGMA table_info({_quoted(table)})")]
+        columns = [
+            _quoted(row[1]) for row in report.execute(f"PRAGMA table_info({_quoted(table)})")
+        ]
         value: Any = choose.choice((secret, secret, secret.encode(), secret.encode("utf-16-le")))
         row = choose.choice(("", " WHERE rowid % 3 = 0"))
         report.execute(f"INSERT OR IGNORE INTO {_quoted(table)} DEFAULT VALUES")
-        report.execute(f"UPDATE OR IGNORE {_quoted(table)} SET {choose.choice(columns)} = ?{row}", (value,))
+        report.execute(
+            f"UPDATE OR IGNORE {_quoted(table)} SET {choose.choice(columns)} = ?{row}", (value,)
+        )
     elif place == 4:
         report.execute("INSERT INTO StringIds VALUES (?, ?)", (number, secret))
         table, column = choose.choice(
@@ -245,10 +342,13 @@ def _plant_in_report(report: sqlite3.Connection, secret: str, choose: Choose) ->
         payload = json.dumps({choose.choice(("Rank", "token", secret)): secret, "Peer rank": 1})
         report.execute("UPDATE NVTX_EVENTS SET jsonText = ? WHERE rowid % 5 = 2", (payload,))
         report.execute(
-            "UPDATE NVTX_EVENTS SET binaryData = ? WHERE rowid % 5 = 3", (b"\0" * 8 + b"\1\0\0\0" + secret.encode(),)
+            "UPDATE NVTX_EVENTS SET binaryData = ? WHERE rowid % 5 = 3",
+            (b"\0" * 8 + b"\1\0\0\0" + secret.encode(),),
         )
     elif place == 6:
-        report.execute(f"ALTER TABLE {_quoted(choose.choice(tables))} ADD COLUMN {quoted} DEFAULT {literal}")
+        report.execute(
+            f"ALTER TABLE {_quoted(choose.choice(tables))} ADD COLUMN {quoted} DEFAULT {literal}"
+        )
     elif place == 7:
         report.execute(
             f"CREATE TABLE IF NOT EXISTS {quoted} (a TEXT DEFAULT {literal} /* {secret.replace('*', '')} */)"
@@ -256,8 +356,12 @@ def _plant_in_report(report: sqlite3.Connection, secret: str, choose: Choose) ->
         report.execute(f"INSERT INTO {quoted} VALUES (?)", (secret,))
     elif place == 8:
         report.execute(f"CREATE VIEW IF NOT EXISTS {quoted} AS SELECT {literal}")
-        report.execute(f'CREATE TRIGGER "on {number}" AFTER DELETE ON StringIds BEGIN SELECT {literal}; END')
-        report.execute(f'CREATE INDEX "index {number}" ON StringIds (value) WHERE value = {literal}')
+        report.execute(
+            f'CREATE TRIGGER "on {number}" AFTER DELETE ON StringIds BEGIN SELECT {literal}; END'
+        )
+        report.execute(
+            f'CREATE INDEX "index {number}" ON StringIds (value) WHERE value = {literal}'
+        )
     else:
         report.execute("INSERT INTO StringIds VALUES (?, ?)", (number, secret * 400))
         report.commit()

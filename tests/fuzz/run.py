@@ -1,4 +1,6 @@
-"""Fuzz for a while: ``python -m tests.fuzz.run --seconds 60 --seed 1``; what fails is kept in ``tests/fuzz/found``.
+"""Fuzz for a while: ``python -m tests.fuzz.run --seconds 60 --seed 1``.
+
+What fails is kept in ``tests/fuzz/found``.
 
 Each input follows from the seed and its number alone, so that a failure can be made again anywhere.
 """
@@ -19,7 +21,18 @@ from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz import agents, gate, kineto, others, perfetto, query, recorders, redact, scan, snapshots
+from tests.fuzz import (
+    agents,
+    gate,
+    kineto,
+    others,
+    perfetto,
+    query,
+    recorders,
+    redact,
+    scan,
+    snapshots,
+)
 
 FOUND = Path(__file__).parent / "found"
 LONGEST_S = 60
@@ -59,8 +72,13 @@ def keep(target: str, raw: bytes) -> Path:
     return path
 
 
-def fuzz(target: str, *, seed: int, seconds: float, first: int = 0, every: int = 1) -> tuple[int, int]:
-    """Try inputs *first*, *first* + *every*, … for some seconds; how many were tried, and how many failed."""
+def fuzz(
+    target: str, *, seed: int, seconds: float, first: int = 0, every: int = 1
+) -> tuple[int, int]:
+    """Try inputs *first*, *first* + *every*, … for some seconds.
+
+    How many were tried, and how many failed.
+    """
     make, check = TARGETS[target]
     until, tried, failures = time.monotonic() + seconds, 0, 0
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +102,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=1, help="processes; each takes every n-th input")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes; each takes every n-th input"
+    )
     parser.add_argument("--target", choices=TARGETS, action="append")
     options = parser.parse_args()
     targets = options.target or list(TARGETS)
@@ -96,10 +116,15 @@ def main() -> int:
         for target in targets:
             began = time.monotonic()
             same = partial(fuzz, target, seed=options.seed, seconds=share, every=options.jobs)
-            done = [one.result() for one in [pool.submit(same, first=first) for first in range(options.jobs)]]
+            done = [
+                one.result()
+                for one in [pool.submit(same, first=first) for first in range(options.jobs)]
+            ]
             took = time.monotonic() - began
             failures += sum(failed for _, failed in done)
-            sys.stdout.write(f"{target}: {sum(n for n, _ in done):,} inputs, seed {options.seed}, {took:.0f} s\n")
+            sys.stdout.write(
+                f"{target}: {sum(n for n, _ in done):,} inputs, seed {options.seed}, {took:.0f} s\n"
+            )
             sys.stdout.flush()
     return 1 if failures else 0
 

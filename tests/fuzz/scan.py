@@ -44,6 +44,10 @@ def check(raw: bytes, folder: object) -> None:
     for part in scanned.parts:
         assert 0 <= part.bad <= part.events, "more damaged events than events"
         assert 0 <= part.complete <= part.events, "more complete events than events"
-        assert sum(chunk.rows for chunk in part.chunks) <= part.complete + part.bad, "a row of no event"
+        assert sum(chunk.rows for chunk in part.chunks) <= part.complete + part.bad, (
+            "a row of no event"
+        )
     if expected is not None:
-        assert sum(part.events for part in scanned.parts) == expected, "another count than the independent reader's"
+        assert sum(part.events for part in scanned.parts) == expected, (
+            "another count than the independent reader's"
+        )

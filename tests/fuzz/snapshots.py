@@ -90,7 +90,10 @@ def make(choose: random.Random) -> bytes:
 
 
 def check(raw: bytes, folder: Path) -> None:
-    """Read it, alone and against a sound one; raise for anything but an error of one line or a result."""
+    """Read it, alone and against a sound one.
+
+    Raise for anything but an error of one line or a result.
+    """
     path = folder / "memory_rank0.pickle"
     path.write_bytes(raw)
     sound = folder / "sound.pickle"

@@ -9,7 +9,14 @@ import pytest
 from tracekit.analysis.measured import total_of
 from tracekit.intervals import EMPTY, union
 from tracekit.metrics.bandwidth import copies
-from tracekit.metrics.budget import Bubble, add_slow_launch_ends, budgets, find_exposed_waits, gaps, phases
+from tracekit.metrics.budget import (
+    Bubble,
+    add_slow_launch_ends,
+    budgets,
+    find_exposed_waits,
+    gaps,
+    phases,
+)
 from tracekit.metrics.host_calls import MIN_SLOW_LAUNCH_NS
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.overlap import label_times
@@ -31,7 +38,9 @@ def test_bubble_is_a_lower_bound_without_wait():
 
 
 def test_gpipe_has_no_steady_phase(labelled):
-    events = labelled(("forward", 0, 10), ("forward", 10, 20), ("backward", 25, 35), ("backward", 35, 45))
+    events = labelled(
+        ("forward", 0, 10), ("forward", 10, 20), ("backward", 25, 35), ("backward", 35, 45)
+    )
     table = phases(Lanes.of(events))
     assert table.select("phase", "span_ns", "idle_ns").rows() == [
         ("warm-up", 25, 5),
@@ -46,16 +55,37 @@ def test_phases_need_a_backward(labelled):
 
 
 def test_phases_cover_the_span(labelled):
-    events = labelled(("pp_comm", 0, 5), ("forward", 5, 9), ("dgrad", 12, 20), ("wgrad", 21, 23), ("dp_comm", 24, 30))
+    events = labelled(
+        ("pp_comm", 0, 5),
+        ("forward", 5, 9),
+        ("dgrad", 12, 20),
+        ("wgrad", 21, 23),
+        ("dp_comm", 24, 30),
+    )
     assert phases(Lanes.of(events))["span_ns"].sum() == 30
 
 
 def test_idle_is_launch_bound_until_the_next_event_is_launched(labelled):
     events = labelled(
         {"label": "forward", "start_ns": 0, "end_ns": 10, "launch_ns": 0},
-        {"label": "forward", "start_ns": 30, "end_ns": 40, "launch_ns": 25},  # 15 of 20 not yet launched
-        {"label": "forward", "start_ns": 50, "end_ns": 60, "launch_ns": 1},  # launched long ago: a dependency
-        {"label": "forward", "start_ns": 90, "end_ns": 99, "launch_ns": None},  # no launch in the file
+        {
+            "label": "forward",
+            "start_ns": 30,
+            "end_ns": 40,
+            "launch_ns": 25,
+        },  # 15 of 20 not yet launched
+        {
+            "label": "forward",
+            "start_ns": 50,
+            "end_ns": 60,
+            "launch_ns": 1,
+        },  # launched long ago: a dependency
+        {
+            "label": "forward",
+            "start_ns": 90,
+            "end_ns": 99,
+            "launch_ns": None,
+        },  # no launch in the file
     )
     result = gaps(events, Lanes.of(events))
     assert result.select("ns", "launch_bound_ns", "dependency_ns", "unknown_ns").rows() == [
@@ -67,7 +97,9 @@ def test_idle_is_launch_bound_until_the_next_event_is_launched(labelled):
     assert len(result) == 3
     assert (
         result["ns"].sum()
-        == result["launch_bound_ns"].sum() + result["dependency_ns"].sum() + result["unknown_ns"].sum()
+        == result["launch_bound_ns"].sum()
+        + result["dependency_ns"].sum()
+        + result["unknown_ns"].sum()
     )
 
 
@@ -97,12 +129,22 @@ def test_time_inside_a_slow_launch_call_is_warm_up(labelled, took, warm):
     """A kernel that starts 1 ms after its launch: what of that the call itself took is no dependency."""
     events = labelled(
         {"label": "forward", "start_ns": 0, "end_ns": 10, "launch_ns": 0, "correlation": 1},
-        {"label": "forward", "start_ns": 1_000_010, "end_ns": 1_000_020, "launch_ns": 10, "correlation": 2},
+        {
+            "label": "forward",
+            "start_ns": 1_000_010,
+            "end_ns": 1_000_020,
+            "launch_ns": 10,
+            "correlation": 2,
+        },
     )
-    calls = pl.DataFrame({"name": "hipLaunchKernel", "correlation": [2], "start_ns": [10], "end_ns": [10 + took]})
+    calls = pl.DataFrame(
+        {"name": "hipLaunchKernel", "correlation": [2], "start_ns": [10], "end_ns": [10 + took]}
+    )
     result = gaps(add_slow_launch_ends(events, calls), Lanes.of(events))
     assert MIN_SLOW_LAUNCH_NS == 100_000
-    assert result.select("ns", "warm_up_ns", "dependency_ns").rows() == [(1_000_000, warm, 1_000_000 - warm)]
+    assert result.select("ns", "warm_up_ns", "dependency_ns").rows() == [
+        (1_000_000, warm, 1_000_000 - warm)
+    ]
 
 
 def test_a_wait_unknown_on_one_rank_is_unknown_in_the_sum_and_what_is_known_stays_a_bound():

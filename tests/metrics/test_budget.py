@@ -14,7 +14,9 @@ from tracekit.schema import LABELS
 
 WIDTH = 50
 rows = st.lists(
-    st.tuples(st.sampled_from(LABELS), st.integers(0, 1), st.integers(0, WIDTH), st.integers(0, 15)),
+    st.tuples(
+        st.sampled_from(LABELS), st.integers(0, 1), st.integers(0, WIDTH), st.integers(0, 15)
+    ),
     min_size=1,
     max_size=25,
 )
@@ -71,13 +73,18 @@ def test_times_hidden_and_exposed_by_label_and_set(raw):
         assert row["exposed_ns"] == (own & ~compute).sum()
         if row["label"] not in LABEL_SETS:
             assert row["count"] == sum(r[0] == row["label"] and r[1] == row["part"] for r in raw)
-            assert row["bytes"] == sum(r[3] for r in raw if r[0] == row["label"] and r[1] == row["part"])
+            assert row["bytes"] == sum(
+                r[3] for r in raw if r[0] == row["label"] and r[1] == row["part"]
+            )
 
 
 @given(rows)
 def test_the_matrix_is_pairwise_intersection(raw):
     result = hidden(table(raw), part="part")
-    plain = {(r["part"], r["label"], r["by"]): r["ns"] for r in result.filter(~pl.col("detail")).iter_rows(named=True)}
+    plain = {
+        (r["part"], r["label"], r["by"]): r["ns"]
+        for r in result.filter(~pl.col("detail")).iter_rows(named=True)
+    }
     for part in (0, 1):
         for label in EXPOSABLE_LABELS:
             for by in COMPUTE_SET:
@@ -87,7 +94,10 @@ def test_the_matrix_is_pairwise_intersection(raw):
 
 @given(rows)
 def test_the_detailed_matrix_splits_by_pass_and_module(raw):
-    keys = [(r[0], r[1], "forward" if r[3] % 2 else "backward", "mlp" if r[2] % 2 else None) for r in raw]
+    keys = [
+        (r[0], r[1], "forward" if r[3] % 2 else "backward", "mlp" if r[2] % 2 else None)
+        for r in raw
+    ]
 
     def canvas(label, part, which, module=...):
         wanted = [
@@ -105,10 +115,18 @@ def test_the_detailed_matrix_splits_by_pass_and_module(raw):
 
 def test_the_matrix_of_thousands_of_parts():
     parts = [0, 512, 1537]
-    columns = {"label": ["dgrad", "pp_comm"], "start_ns": [0, 4], "end_ns": [6, 8], "pass": None, "module": None}
+    columns = {
+        "label": ["dgrad", "pp_comm"],
+        "start_ns": [0, 4],
+        "end_ns": [6, 8],
+        "pass": None,
+        "module": None,
+    }
     events = pl.concat([pl.DataFrame({**columns, "part": [part] * 2}) for part in parts])
     result = hidden(events, part="part").filter(~pl.col("detail"))
-    assert result.select("part", "label", "by", "ns", "of_ns").rows() == [(p, "pp_comm", "dgrad", 2, 4) for p in parts]
+    assert result.select("part", "label", "by", "ns", "of_ns").rows() == [
+        (p, "pp_comm", "dgrad", 2, 4) for p in parts
+    ]
 
 
 def test_time_under_two_exposed_labels_goes_to_the_first():
@@ -117,7 +135,9 @@ def test_time_under_two_exposed_labels_goes_to_the_first():
 
 
 def test_what_no_rule_knows_counts_as_compute():
-    events = pl.DataFrame({"label": ["other", "ep_combine"], "start_ns": [0, 5], "end_ns": [10, 20]})
+    events = pl.DataFrame(
+        {"label": ["other", "ep_combine"], "start_ns": [0, 5], "end_ns": [10, 20]}
+    )
     assert budgets(Lanes.of(events))[0] == Budget(20, 10, {"ep_combine": 10}, 0)
 
 

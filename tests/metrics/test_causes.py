@@ -11,7 +11,13 @@ from tracekit import analyze
 from tracekit.analysis.measure.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.intervals import union
-from tracekit.metrics.causes import COMPUTE_STREAM_SHARE, Rank, causes_by_event, exposure_causes, with_peers
+from tracekit.metrics.causes import (
+    COMPUTE_STREAM_SHARE,
+    Rank,
+    causes_by_event,
+    exposure_causes,
+    with_peers,
+)
 from tracekit.metrics.host_calls import WAITING_CALLS, ApiCalls, find_waiting_calls
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, Lanes
 from tracekit.metrics.start_constraints import (
@@ -42,7 +48,9 @@ def why(labelled):
         if steps is not None:
             events = events.with_columns(part=pl.col("step").rank("dense").cast(pl.Int64) - 1)
         host_calls = [("cudaStreamWaitEvent", 1, time * US, time * US, False) for time in waits]
-        host_calls += [("cudaStreamSynchronize", 1, time * US, end * US, True) for time, end in blocks]
+        host_calls += [
+            ("cudaStreamSynchronize", 1, time * US, end * US, True) for time, end in blocks
+        ]
         calls = pl.DataFrame(host_calls, schema=WAITING_CALLS, orient="row").sort("start_ns")
         lanes = Lanes.of(events)
         rank = Rank.of(events, calls)
@@ -52,7 +60,9 @@ def why(labelled):
         result: dict[str, dict[str, int]] = {}
         for *_, label, cause, ns in with_peers({0: pieces}, peers).iter_rows():
             result.setdefault(label, {})[cause] = ns // US
-        exposed = {label: lane.total_ns // US for label, lane in lanes.exposed.items() if lane.total_ns}
+        exposed = {
+            label: lane.total_ns // US for label, lane in lanes.exposed.items() if lane.total_ns
+        }
         assert {label: sum(causes.values()) for label, causes in result.items()} == exposed
         find.by_event = {}
         for event, cause, ns in causes_by_event(pieces, peers).iter_rows():
@@ -63,56 +73,102 @@ def why(labelled):
 
 
 def test_a_collective_on_the_compute_stream_is_queued_there(why):
-    rows = [("dgrad", COMPUTE, 0, 10, 100), ("dp_comm", COMPUTE, 20, 102, 302), ("dgrad", COMPUTE, 40, 304, 400)]
+    rows = [
+        ("dgrad", COMPUTE, 0, 10, 100),
+        ("dp_comm", COMPUTE, 20, 102, 302),
+        ("dgrad", COMPUTE, 40, 304, 400),
+    ]
     assert why(*rows) == {"dp_comm": {"same_stream": 200}}
-    assert why(*rows[:2]) == {"dp_comm": {"same_stream": 200}}  # the end of the step changes nothing about that
+    assert why(*rows[:2]) == {
+        "dp_comm": {"same_stream": 200}
+    }  # the end of the step changes nothing about that
 
 
 def test_waiting_for_a_late_peer_is_waiting_on_any_stream(why):
-    rows = [("dgrad", COMPUTE, 0, 10, 100), ("dp_comm", COMPUTE, 20, 102, 302), ("dgrad", COMPUTE, 40, 304, 400)]
+    rows = [
+        ("dgrad", COMPUTE, 0, 10, 100),
+        ("dp_comm", COMPUTE, 20, 102, 302),
+        ("dgrad", COMPUTE, 40, 304, 400),
+    ]
     assert why(*rows, wait_us=150) == {"dp_comm": {"peer_late": 150, "same_stream": 50}}
     assert why(*rows, wait_us=None) == {"dp_comm": {"unknown": 200}}
 
 
 def test_where_members_were_not_recorded_only_the_known_wait_has_a_cause(why):
-    rows = [("dgrad", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("optimizer", COMPUTE, 40, 1507, 1600)]
-    assert why(*rows, waits=[15, 30], wait_us=300, is_open=True) == {"dp_comm": {"peer_late": 300, "unknown": 700}}
+    rows = [
+        ("dgrad", COMPUTE, 0, 10, 500),
+        ("dp_comm", COMM, 20, 503, 1503),
+        ("optimizer", COMPUTE, 40, 1507, 1600),
+    ]
+    assert why(*rows, waits=[15, 30], wait_us=300, is_open=True) == {
+        "dp_comm": {"peer_late": 300, "unknown": 700}
+    }
 
 
 def test_compute_that_was_told_to_wait_at_once(why):
-    """The all-gather runs on its own stream; the forward that needs it was launched next, with a wait before it."""
-    rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("forward", COMPUTE, 40, 1507, 1600)]
+    """The all-gather runs on its own stream.
+
+    The forward that needs it was launched next, with a wait before it.
+    """
+    rows = [
+        ("forward", COMPUTE, 0, 10, 500),
+        ("dp_comm", COMM, 20, 503, 1503),
+        ("forward", COMPUTE, 40, 1507, 1600),
+    ]
     assert why(*rows, waits=[15, 30]) == {"dp_comm": {"compute_waited": 1000}}
 
 
 def test_the_wait_part_is_the_peers(why):
-    rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("forward", COMPUTE, 40, 1507, 1600)]
-    assert why(*rows, waits=[15, 30], wait_us=700) == {"dp_comm": {"peer_late": 700, "compute_waited": 300}}
+    rows = [
+        ("forward", COMPUTE, 0, 10, 500),
+        ("dp_comm", COMM, 20, 503, 1503),
+        ("forward", COMPUTE, 40, 1507, 1600),
+    ]
+    assert why(*rows, waits=[15, 30], wait_us=700) == {
+        "dp_comm": {"peer_late": 700, "compute_waited": 300}
+    }
     assert why(*rows, waits=[15, 30], wait_us=None) == {"dp_comm": {"unknown": 1000}}
 
 
 def test_without_a_wait_in_the_trace_it_was_the_queue(why):
     """One wait was recorded, the collective's own: nothing told the compute stream to wait, and yet it did."""
-    rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("forward", COMPUTE, 40, 1507, 1600)]
+    rows = [
+        ("forward", COMPUTE, 0, 10, 500),
+        ("dp_comm", COMM, 20, 503, 1503),
+        ("forward", COMPUTE, 40, 1507, 1600),
+    ]
     assert why(*rows, waits=[15]) == {"dp_comm": {"one_queue": 1000}}
-    # Where waits are never recorded the same picture is a wait as well as a queue, and a wait is what people write.
+    # Where waits are never recorded the same picture is a wait as well as a queue, and a wait is
+    # what people write.
     assert "one_queue" not in why(*rows)["dp_comm"]
 
 
 def test_the_host_had_not_launched_the_compute(why):
-    rows = [("forward", COMPUTE, 0, 10, 100), ("dp_comm", COMM, 20, 60, 1060), ("forward", COMPUTE, 900, 910, 1200)]
+    rows = [
+        ("forward", COMPUTE, 0, 10, 100),
+        ("dp_comm", COMM, 20, 60, 1060),
+        ("forward", COMPUTE, 900, 910, 1200),
+    ]
     assert why(*rows, waits=[15]) == {"dp_comm": {"launched_late": 810}}
-    # A host that stood in a synchronisation meanwhile was waiting for the collective, and so was the compute; what
-    # passed between the end of the synchronisation and the compute's start was the host's.
-    assert why(*rows, waits=[15], blocks=[(90, 880)]) == {"dp_comm": {"launched_late": 30, "compute_waited": 780}}
+    # A host that stood in a synchronisation meanwhile was waiting for the collective, and so was
+    # the compute; what passed between the end of the synchronisation and the compute's start was
+    # the host's.
+    assert why(*rows, waits=[15], blocks=[(90, 880)]) == {
+        "dp_comm": {"launched_late": 30, "compute_waited": 780}
+    }
     halves = why(*rows, waits=[15], blocks=[(200, 300), (400, 500)])
     assert halves == {"dp_comm": {"launched_late": 610, "compute_waited": 200}}
 
 
 def test_a_copy_of_pageable_memory_blocks_the_host_until_its_stream_is_there():
-    """The call returns when its copy has begun, 800 µs later; that of pinned memory, and one in time, do not wait."""
+    """The call returns when its copy has begun, 800 µs later.
+
+    That of pinned memory, and one in time, do not wait.
+    """
     times = [(1, 100, 905), (2, 910, 915), (3, 920, 925)]
-    calls = [("cudaMemcpyAsync", correlation, start * US, end * US) for correlation, start, end in times]
+    calls = [
+        ("cudaMemcpyAsync", correlation, start * US, end * US) for correlation, start, end in times
+    ]
     schema = {"name": pl.String, "correlation": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
     api = pl.DataFrame(calls, schema=schema, orient="row").with_columns(tid=pl.lit(1, pl.Int64))
     pageable, pinned = "Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pinned -> Device)"
@@ -123,54 +179,91 @@ def test_a_copy_of_pageable_memory_blocks_the_host_until_its_stream_is_there():
 
 
 def test_a_slow_launch_blocks_the_host_where_the_queue_is_full():
-    """600 kernels of 1 ms are launched within 6 ms, then a launch takes 3 ms; so does one after they all ran."""
-    quick = [("cudaLaunchKernel", number, 10 * number * US, (10 * number + 5) * US) for number in range(600)]
+    """600 kernels of 1 ms are launched within 6 ms, then a launch takes 3 ms.
+
+    So does one after they all ran.
+    """
+    quick = [
+        ("cudaLaunchKernel", number, 10 * number * US, (10 * number + 5) * US)
+        for number in range(600)
+    ]
     slow = [
-        ("cudaLaunchKernel", number, start_ms * MS, (start_ms + 3) * MS) for number, start_ms in ((600, 6), (601, 700))
+        ("cudaLaunchKernel", number, start_ms * MS, (start_ms + 3) * MS)
+        for number, start_ms in ((600, 6), (601, 700))
     ]
     schema = {"name": pl.String, "correlation": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
-    api = pl.DataFrame([*quick, *slow], schema=schema, orient="row").with_columns(tid=pl.lit(1, pl.Int64))
+    api = pl.DataFrame([*quick, *slow], schema=schema, orient="row").with_columns(
+        tid=pl.lit(1, pl.Int64)
+    )
     begins = [number * MS for number in range(601)] + [703 * MS]
     gpu = pl.DataFrame({"name": ["gemm"] * 602, "correlation": range(602), "start_ns": begins})
     waiting = find_waiting_calls(ApiCalls(api), gpu)
     assert waiting.select("start_ns", "end_ns", "blocks").rows() == [(6 * MS, 9 * MS, True)]
-    shallow = gpu.with_columns(pl.col("start_ns") - 100 * MS)  # 100 kernels had begun before the first launch
+    shallow = gpu.with_columns(
+        pl.col("start_ns") - 100 * MS
+    )  # 100 kernels had begun before the first launch
     assert find_waiting_calls(ApiCalls(api), shallow).is_empty()
 
 
 def test_an_operation_launched_after_the_host_stood_still_was_not_launched_late(why):
     """Compute ran long enough to hide the copy, but the host waited for it and could not launch the copy earlier."""
-    rows = [("forward", COMPUTE, 0, 10, 500), ("onload", COMM, 400, 410, 900), ("forward", COMPUTE, 420, 904, 1600)]
+    rows = [
+        ("forward", COMPUTE, 0, 10, 500),
+        ("onload", COMM, 400, 410, 900),
+        ("forward", COMPUTE, 420, 904, 1600),
+    ]
     assert why(*rows, waits=[415], blocks=[(20, 395)]) == {"onload": {"compute_waited": 400}}
 
 
 def test_an_operation_launched_beside_compute_that_could_have_hidden_more(why):
-    rows = [("forward", COMPUTE, 0, 10, 500), ("onload", COMM, 400, 410, 900), ("forward", COMPUTE, 420, 904, 1600)]
-    assert why(*rows, waits=[415]) == {"onload": {"launched_late": 400}}  # 400 µs of compute ran before it began
+    rows = [
+        ("forward", COMPUTE, 0, 10, 500),
+        ("onload", COMM, 400, 410, 900),
+        ("forward", COMPUTE, 420, 904, 1600),
+    ]
+    assert why(*rows, waits=[415]) == {
+        "onload": {"launched_late": 400}
+    }  # 400 µs of compute ran before it began
     longer = [*rows[:1], ("onload", COMM, 400, 410, 901), ("forward", COMPUTE, 420, 905, 1600)]
-    assert why(*longer, waits=[415]) == {"onload": {"compute_waited": 401}}  # that could not have hidden all of it
+    assert why(*longer, waits=[415]) == {
+        "onload": {"compute_waited": 401}
+    }  # that could not have hidden all of it
 
 
 def test_the_last_bucket_of_the_backward_has_nothing_to_hide_it(why):
-    rows = [("dgrad", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("optimizer", COMPUTE, 40, 1507, 1600)]
+    rows = [
+        ("dgrad", COMPUTE, 0, 10, 500),
+        ("dp_comm", COMM, 20, 503, 1503),
+        ("optimizer", COMPUTE, 40, 1507, 1600),
+    ]
     assert why(*rows, waits=[15, 30]) == {"dp_comm": {"nothing_to_hide": 1000}}
     assert why(*rows[:2], waits=[15]) == {"dp_comm": {"nothing_to_hide": 1000}}
 
 
 def test_compute_launched_since_then_ran_out(why):
-    """A second forward was launched behind the all-gather and hid 200 µs of it; the third one needs it."""
+    """A second forward was launched behind the all-gather and hid 200 µs of it.
+
+    The third one needs it.
+    """
     rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("forward", COMPUTE, 30, 502, 703),
             ("forward", COMPUTE, 40, 1507, 1600)]  # fmt: skip
     assert why(*rows, waits=[15, 35]) == {"dp_comm": {"nothing_to_hide": 800}}
 
 
 def test_compute_of_the_next_step_does_not_count(why):
-    rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("forward", COMPUTE, 40, 1507, 1600)]
+    rows = [
+        ("forward", COMPUTE, 0, 10, 500),
+        ("dp_comm", COMM, 20, 503, 1503),
+        ("forward", COMPUTE, 40, 1507, 1600),
+    ]
     assert why(*rows, waits=[15, 30], steps=[1, 1, 2]) == {"dp_comm": {"nothing_to_hide": 1000}}
 
 
 def test_time_that_another_operation_holds_up_is_not_this_ones(why):
-    """Compute waits for the all-gather; the dispatch beside it pays for the time both take, and has nothing beside."""
+    """Compute waits for the all-gather.
+
+    The dispatch beside it pays for the time both take, and has nothing beside.
+    """
     rows = [("forward", COMPUTE, 0, 10, 500), ("ep_dispatch", 30, 18, 503, 1000), ("dp_comm", COMM, 20, 503, 1503),
             ("forward", COMPUTE, 40, 1507, 1600)]  # fmt: skip
     result = why(*rows, waits=[15, 16, 30])
@@ -181,20 +274,34 @@ def test_a_chain_of_holders_is_followed_back(why):
     """Compute waits for a copy that waits for the collective: the collective is what it waited for."""
     rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("onload", COMM, 30, 1505, 1605),
             ("forward", COMPUTE, 40, 1608, 1700)]  # fmt: skip
-    assert why(*rows, waits=[15, 35]) == {"dp_comm": {"compute_waited": 1000}, "onload": {"compute_waited": 100}}
+    assert why(*rows, waits=[15, 35]) == {
+        "dp_comm": {"compute_waited": 1000},
+        "onload": {"compute_waited": 100},
+    }
 
 
 def test_without_launches_nothing_is_known(why):
-    rows = [("forward", COMPUTE, None, 10, 500), ("dp_comm", COMM, None, 503, 1503), ("memory", COMPUTE, None, 1505, 9)]
+    rows = [
+        ("forward", COMPUTE, None, 10, 500),
+        ("dp_comm", COMM, None, 503, 1503),
+        ("memory", COMPUTE, None, 1505, 9),
+    ]
     assert why(*rows[:2]) == {"dp_comm": {"unknown": 1000}}
-    assert why(("forward", COMPUTE, None, 10, 50), ("offload", COMPUTE, None, 51, 61)) == {"offload": {"unknown": 10}}
+    assert why(("forward", COMPUTE, None, 10, 50), ("offload", COMPUTE, None, 51, 61)) == {
+        "offload": {"unknown": 10}
+    }
     # One launch is lost: what that compute waited for is not known.
-    lost = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503), ("forward", COMPUTE, None, 1507, 1600)]
+    lost = [
+        ("forward", COMPUTE, 0, 10, 500),
+        ("dp_comm", COMM, 20, 503, 1503),
+        ("forward", COMPUTE, None, 1507, 1600),
+    ]
     assert why(*lost, waits=[15]) == {"dp_comm": {"unknown": 1000}}
 
 
 @pytest.mark.parametrize(
-    ("pause", "cause"), [(MAX_REACTION_NS // US - 1, "compute_waited"), (MAX_REACTION_NS // US + 1, "unknown")]
+    ("pause", "cause"),
+    [(MAX_REACTION_NS // US - 1, "compute_waited"), (MAX_REACTION_NS // US + 1, "unknown")],
 )
 def test_what_ended_long_before_did_not_hold(why, pause, cause):
     rows = [("forward", COMPUTE, 0, 10, 500), ("dp_comm", COMM, 20, 503, 1503),
@@ -202,7 +309,9 @@ def test_what_ended_long_before_did_not_hold(why, pause, cause):
     assert why(*rows, waits=[15, 30]) == {"dp_comm": {cause: 1000}}
 
 
-@pytest.mark.parametrize(("pause", "how"), [(MAX_BACK_TO_BACK_NS, "stream"), (MAX_BACK_TO_BACK_NS + 1, "other")])
+@pytest.mark.parametrize(
+    ("pause", "how"), [(MAX_BACK_TO_BACK_NS, "stream"), (MAX_BACK_TO_BACK_NS + 1, "other")]
+)
 def test_right_behind_on_its_stream_another_end_is_chance(labelled, pause, how):
     first, second = 500_000, 500_000 + pause
     events = labelled(
@@ -215,7 +324,10 @@ def test_right_behind_on_its_stream_another_end_is_chance(labelled, pause, how):
 
 @pytest.mark.parametrize(("ns", "cause"), [(0.9, "compute_waited"), (1.2, "same_stream")])
 def test_a_few_small_kernels_make_no_compute_stream(why, ns, cause):
-    """After the collective a small kernel of its own stream divides; whether that is compute is a matter of share."""
+    """After the collective a small kernel of its own stream divides.
+
+    Whether that is compute is a matter of share.
+    """
     small = round(1000 * ns * COMPUTE_STREAM_SHARE)
     rows = [("forward", COMPUTE, 0, 10, 910), ("dp_comm", COMM, 20, 913, 1913), ("other", COMM, 30, 1914, 1914 + small),
             ("forward", COMPUTE, 40, 1917 + small, 2000 + small)]  # fmt: skip
@@ -253,9 +365,16 @@ def test_each_event_has_the_causes_of_its_own_exposed_time(why):
 
 
 def test_exposed_time_of_two_operations_at_once_belongs_to_one(why):
-    rows = [("dgrad", COMPUTE, 0, 10, 100), ("dp_comm", 20, 20, 110, 210), ("dp_comm", 21, 30, 150, 310)]
+    rows = [
+        ("dgrad", COMPUTE, 0, 10, 100),
+        ("dp_comm", 20, 20, 110, 210),
+        ("dp_comm", 21, 30, 150, 310),
+    ]
     why(*rows)
-    assert {event: sum(causes.values()) for event, causes in why.by_event.items()} == {1: 40, 2: 160}
+    assert {event: sum(causes.values()) for event, causes in why.by_event.items()} == {
+        1: 40,
+        2: 160,
+    }
 
 
 def test_pieces_are_carried_by_the_event_that_runs(labelled):
@@ -275,21 +394,32 @@ def test_pieces_are_carried_by_the_event_that_runs(labelled):
         for label, lane in paid.items():
             of_label = pieces.filter(pl.col("label") == label)
             assert of_label["ns"].sum() == lane.total_ns
-            covered = union(of_label["start_ns"].to_numpy(), (of_label["start_ns"] + of_label["ns"]).to_numpy())
+            covered = union(
+                of_label["start_ns"].to_numpy(), (of_label["start_ns"] + of_label["ns"]).to_numpy()
+            )
             assert (covered - lane).total_ns == 0
             for row in of_label.iter_rows(named=True):
                 event = rows[row["id"]]
                 assert event["label"] == label
-                assert event["start_ns"] <= row["start_ns"] <= row["start_ns"] + row["ns"] <= event["end_ns"]
+                assert (
+                    event["start_ns"]
+                    <= row["start_ns"]
+                    <= row["start_ns"] + row["ns"]
+                    <= event["end_ns"]
+                )
 
 
 def check_sums(result, name=""):
     for rank_result in result.rank_results:
         for scope in (rank_result.whole, *rank_result.per_step):
             exposed = {label: ns for label, ns in scope.budget.exposed_ns.items() if ns}
-            assert {label: sum(c.values()) for label, c in scope.because_ns.items()} == exposed, name
+            assert {label: sum(c.values()) for label, c in scope.because_ns.items()} == exposed, (
+                name
+            )
             assert set(scope.because_ns) <= set(EXPOSABLE_LABELS)
-            assert {c for causes in scope.because_ns.values() for c in causes} <= set(EXPOSURE_CAUSES)
+            assert {c for causes in scope.because_ns.values() for c in causes} <= set(
+                EXPOSURE_CAUSES
+            )
 
 
 @pytest.mark.slow
@@ -316,9 +446,13 @@ def test_a_straggler_makes_its_peer_wait(samples):
         .to_numpy()
         .T
     )
-    computing = classify(load(samples / "steps/straggler").rank(0).events).filter(pl.col("label").is_in(COMPUTE_SET))
+    computing = classify(load(samples / "steps/straggler").rank(0).events).filter(
+        pl.col("label").is_in(COMPUTE_SET)
+    )
     compute = union(computing["start_ns"].to_numpy(), computing["end_ns"].to_numpy())
-    assert causes["peer_late"] == pytest.approx((union(start, np.minimum(last, end)) - compute).total_ns, rel=0.01)
+    assert causes["peer_late"] == pytest.approx(
+        (union(start, np.minimum(last, end)) - compute).total_ns, rel=0.01
+    )
 
 
 def test_ring_attention_on_the_compute_stream(corpus):
@@ -331,13 +465,25 @@ def test_ring_attention_on_the_compute_stream(corpus):
 
 
 def test_the_tail_of_ddp_has_nothing_to_hide_it(corpus):
-    """All-reduces go on for 39 ms after the last backward kernel of rank 0; before it the host launched too slowly."""
+    """All-reduces go on for 39 ms after the last backward kernel of rank 0.
+
+    Before it the host launched too slowly.
+    """
     rank = load(corpus.parent / "frameworks/hf-ddp-ckpt").rank(0)
     events = classify(rank.events)
-    last = events.filter(pl.col("pass") == "backward", pl.col("label") != "dp_comm")["start_ns"].max()
-    pieces = rank_tables(rank, labelled=events, pipeline=False).window.exposed.filter(pl.col("label") == "dp_comm")
+    last = events.filter(pl.col("pass") == "backward", pl.col("label") != "dp_comm")[
+        "start_ns"
+    ].max()
+    pieces = rank_tables(rank, labelled=events, pipeline=False).window.exposed.filter(
+        pl.col("label") == "dp_comm"
+    )
     tail = pieces.filter(pl.col("start_ns") > last)
     assert tail["ns"].sum() == pytest.approx(39_100_000, rel=0.01)
     assert set(tail["cause"]) == {"nothing_to_hide"}
-    before = pieces.filter(pl.col("start_ns") <= last).group_by("cause").agg(pl.col("ns").sum()).sort("ns")
+    before = (
+        pieces.filter(pl.col("start_ns") <= last)
+        .group_by("cause")
+        .agg(pl.col("ns").sum())
+        .sort("ns")
+    )
     assert before["cause"][-1] == "launched_late"

@@ -1,4 +1,7 @@
-"""Launches without their work: captured, cut off, lost inside, or a graph's nodes; each threshold on both sides."""
+"""Launches without their work: captured, cut off, lost inside, or a graph's nodes.
+
+Each threshold on both sides.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,13 @@ def recorded(calls, gpu):
 
 def calls(n, *, every=10 * US, name="cudaLaunchKernel", step=None):
     return pl.DataFrame(
-        {"kind": "runtime", "name": name, "correlation": range(n), "tid": 1, "start_ns": [i * every for i in range(n)]},
+        {
+            "kind": "runtime",
+            "name": name,
+            "correlation": range(n),
+            "tid": 1,
+            "start_ns": [i * every for i in range(n)],
+        },
     ).with_columns(end_ns=pl.col("start_ns") + US, step=pl.lit(step, pl.Int64))
 
 
@@ -33,7 +42,9 @@ def ran(which, *, every=10 * US, length=8 * US, stream=7):
             "device": 0,
         },
         schema_overrides={"correlation": pl.Int64, "launch_ns": pl.Int64},
-    ).with_columns(start_ns=pl.col("launch_ns") + 2 * US, end_ns=pl.col("launch_ns") + 2 * US + length)
+    ).with_columns(
+        start_ns=pl.col("launch_ns") + 2 * US, end_ns=pl.col("launch_ns") + 2 * US + length
+    )
 
 
 def codes(result):
@@ -78,21 +89,36 @@ def before_the_recording(n, *, starts_at):
     )
 
 
-@pytest.mark.parametrize(("starts_at", "noticed"), [(-100 * US, ["gpu-events-lost"]), (3000 * US, [])])
+@pytest.mark.parametrize(
+    ("starts_at", "noticed"), [(-100 * US, ["gpu-events-lost"]), (3000 * US, [])]
+)
 def test_kernels_launched_before_the_recording_are_not_those_of_its_launches(starts_at, noticed):
-    """A whole stream is lost, every tenth launch. 40 kernels without a launch come before or after all others."""
-    gpu = pl.concat([ran([i for i in range(200) if i % 10 != 5]), before_the_recording(40, starts_at=starts_at)])
+    """A whole stream is lost, every tenth launch.
+
+    40 kernels without a launch come before or after all others.
+    """
+    gpu = pl.concat(
+        [ran([i for i in range(200) if i % 10 != 5]), before_the_recording(40, starts_at=starts_at)]
+    )
     result = recorded(calls(200), gpu)
     assert codes(result) == noticed
     assert result.idle_known == (not noticed)
 
 
-@pytest.mark.parametrize(("last_on_other", "code"), [(189, "recording-cut"), (170, "gpu-events-lost")])
+@pytest.mark.parametrize(
+    ("last_on_other", "code"), [(189, "recording-cut"), (170, "gpu-events-lost")]
+)
 def test_a_stream_must_have_work_near_the_end_to_be_cut_there(last_on_other, code):
-    """EDGE_SHARE: a tenth of 200 launches. The other stream's next kernel, launched before the end, is missing."""
+    """EDGE_SHARE: a tenth of 200 launches.
+
+    The other stream's next kernel, launched before the end, is missing.
+    """
     lost = {last_on_other + 1, 199}
     gpu = pl.concat(
-        [ran([last_on_other], stream=9), ran([i for i in range(199) if i not in lost and i != last_on_other])]
+        [
+            ran([last_on_other], stream=9),
+            ran([i for i in range(199) if i not in lost and i != last_on_other]),
+        ]
     )
     assert module.EDGE_SHARE == 0.1
     assert code in codes(recorded(calls(200), gpu))
@@ -112,14 +138,21 @@ def test_one_lost_launch_is_said_and_its_time_is_not_recorded():
     assert codes(result) == ["gpu-events-lost"]
     assert result.idle_known
     # From the end of kernel 499 (or its own launch) to the start of kernel 501.
-    assert list(zip(result.unrecorded.start_ns, result.unrecorded.end_ns, strict=True)) == [(5000 * US, 5012 * US)]
+    assert list(zip(result.unrecorded.start_ns, result.unrecorded.end_ns, strict=True)) == [
+        (5000 * US, 5012 * US)
+    ]
 
 
 @pytest.mark.parametrize(("apart", "counts"), [(64, True), (65, False)])
 def test_a_stream_used_long_before_and_after_does_not_hold_the_lost_work(apart, counts):
     """MAX_LAUNCHES_TO_NEIGHBOUR: so many launches on either side of the lost one."""
     on_other = {500 - apart, 500 + apart}
-    gpu = pl.concat([ran(sorted(on_other), stream=9), ran(i for i in range(1000) if i != 500 and i not in on_other)])
+    gpu = pl.concat(
+        [
+            ran(sorted(on_other), stream=9),
+            ran(i for i in range(1000) if i != 500 and i not in on_other),
+        ]
+    )
     result = recorded(calls(1000), gpu)
     assert module.MAX_LAUNCHES_TO_NEIGHBOUR == 64
     wide = result.unrecorded.totals_ns(1)[0] > 100 * US
@@ -168,7 +201,9 @@ def test_a_queued_graph_that_begins_late_on_an_idle_gpu_lacks_its_first_nodes(wa
 
 
 def test_a_graph_that_left_nothing_makes_idle_unknown():
-    host = calls(3).with_columns(name=pl.Series(["cudaLaunchKernel", "cudaGraphLaunch", "cudaLaunchKernel"]))
+    host = calls(3).with_columns(
+        name=pl.Series(["cudaLaunchKernel", "cudaGraphLaunch", "cudaLaunchKernel"])
+    )
     result = recorded(host, ran([0, 2]))
     assert codes(result) == ["graphs-unseen"]
     assert not result.idle_known

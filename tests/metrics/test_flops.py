@@ -40,10 +40,16 @@ UNKNOWN = {
     "operands that do not fit": ("aten::mm", "[[2,3],[4,5]]"),
     "an operand without sizes": ("aten::mm", "[[2,3],[]]"),
     "one operand": ("aten::bmm", "[[7,2,3]]"),
-    "sequences packed into one tensor": ("aten::_flash_attention_forward", "[[100,4,8],[100,4,8],[100,4,8]]"),
+    "sequences packed into one tensor": (
+        "aten::_flash_attention_forward",
+        "[[100,4,8],[100,4,8],[100,4,8]]",
+    ),
     "not JSON": ("aten::mm", "[[2,3],"),
     "not a list": ("aten::mm", "7"),
-    "a forward convolution whose output nothing tells": ("aten::convolution", "[[8,3,9,9],[4,3,3,3],[],[]]"),
+    "a forward convolution whose output nothing tells": (
+        "aten::convolution",
+        "[[8,3,9,9],[4,3,3,3],[],[]]",
+    ),
 }
 
 

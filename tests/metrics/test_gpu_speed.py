@@ -11,7 +11,13 @@ from tracekit.reconstruct.messages import CONTENTION
 
 def contention(alone_ns, alone=3):
     """Kernels of one forward on a rank, each of which ran alone *alone* times and then took so long."""
-    rows = {"op": "F", "size": len(alone_ns), "place": range(len(alone_ns)), "alone": alone, "alone_ns": alone_ns}
+    rows = {
+        "op": "F",
+        "size": len(alone_ns),
+        "place": range(len(alone_ns)),
+        "alone": alone,
+        "alone_ns": alone_ns,
+    }
     return pl.DataFrame({**rows, "beside": 0, "took_ns": 0, "beside_ns": 0}, schema=CONTENTION)
 
 
@@ -20,7 +26,8 @@ def test_a_gpu_is_slow_if_most_of_its_kernels_are():
     usual = contention([10.0] * 40)
     assert gpu_slowdowns([usual, usual, contention([40.0] * 15 + [10.0] * 25)]) == {}
     assert gpu_slowdowns([usual, usual, contention([20.0] * 25 + [10.0] * 15)]) == {2: 2.0}
-    # Ten kernels after which the GPU waits for experts, as on all ranks, are most of the time, not most of the kernels.
+    # Ten kernels after which the GPU waits for experts, as on all ranks, are most of the time, not
+    # most of the kernels.
     waits = contention([900.0] * 10 + [10.0] * 30)
     assert gpu_slowdowns([waits, waits, contention([300.0] * 10 + [10.0] * 30)]) == {}
 
@@ -44,7 +51,8 @@ def test_a_gpu_is_compared_by_thirty_kernels_or_more(kernels, slowdowns):
 
 
 @pytest.mark.parametrize(
-    ("slow_ns", "slowdowns"), [(10.6, {}), (10.9, {}), (11.5, {2: 1.15}), (9.2, {}), (8.0, {2: 0.8})]
+    ("slow_ns", "slowdowns"),
+    [(10.6, {}), (10.9, {}), (11.5, {2: 1.15}), (9.2, {}), (8.0, {2: 0.8})],
 )
 def test_gpus_that_differ_by_less_than_a_tenth_are_equal(slow_ns, slowdowns):
     usual = contention([10.0] * 40)

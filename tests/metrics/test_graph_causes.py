@@ -55,15 +55,23 @@ def step(*, comm_stream, forward_stream=7, optimizer_stream=7, kernels=MIN_GRAPH
 
 
 def test_streams_of_a_branched_replay_are_no_cause():
-    """By its stream the backward kernel is queued behind the all-reduce; the stream is the driver's choice."""
-    assert causes(step(comm_stream=9)) == {("dp_comm", "unknown"): 10, ("dp_comm", "nothing_to_hide"): 5}
+    """By its stream the backward kernel is queued behind the all-reduce.
+
+    The stream is the driver's choice.
+    """
+    assert causes(step(comm_stream=9)) == {
+        ("dp_comm", "unknown"): 10,
+        ("dp_comm", "nothing_to_hide"): 5,
+    }
 
 
 def test_a_replay_on_one_stream_is_a_queue():
     assert causes(step(comm_stream=7)) == {("dp_comm", "same_stream"): 15}
 
 
-@pytest.mark.parametrize(("kernels", "branched"), [(MIN_GRAPH_EVENTS - 1, False), (MIN_GRAPH_EVENTS, True)])
+@pytest.mark.parametrize(
+    ("kernels", "branched"), [(MIN_GRAPH_EVENTS - 1, False), (MIN_GRAPH_EVENTS, True)]
+)
 def test_a_launch_of_few_kernels_is_no_graph(kernels, branched):
     assert (("dp_comm", "unknown") in causes(step(comm_stream=9, kernels=kernels))) is branched
 

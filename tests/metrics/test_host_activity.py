@@ -17,10 +17,16 @@ from tracekit.schema import EVENTS, LABELLED, conform
 
 
 def find(*ranges, gap=(0, 100), tid=1, threads=(1,)):
-    """Return {(what it did, name): ns} of one launch-bound gap; ranges are (kind, name, tid, start, end)."""
+    """Return {(what it did, name): ns} of one launch-bound gap.
+
+    Ranges are (kind, name, tid, start, end).
+    """
     columns = ("kind", "name", "tid", "start_ns", "end_ns")
     host = conform(pl.DataFrame([dict(zip(columns, row, strict=True)) for row in ranges]), EVENTS)
-    gpu = [{"start_ns": gap[1], "launch_tid": tid}, *({"start_ns": 0, "launch_tid": other} for other in threads)]
+    gpu = [
+        {"start_ns": gap[1], "launch_tid": tid},
+        *({"start_ns": 0, "launch_tid": other} for other in threads),
+    ]
     holes = pl.DataFrame({"start_ns": [gap[0]], "launch_bound_ns": [gap[1] - gap[0]], "next": [0]})
     rows = find_host_activity(host, conform(pl.DataFrame(gpu), LABELLED), holes)
     assert rows["ns"].sum() in (0, gap[1] - gap[0])
@@ -40,16 +46,25 @@ def test_the_innermost_range_gets_the_time():
 
 
 def test_an_item_is_named_where_it_waits():
-    inside = [("cpu_op", "aten::_local_scalar_dense", 1, 0, 90), ("runtime", "cudaStreamSynchronize", 1, 10, 80)]
+    inside = [
+        ("cpu_op", "aten::_local_scalar_dense", 1, 0, 90),
+        ("runtime", "cudaStreamSynchronize", 1, 10, 80),
+    ]
     assert find(*inside)["sync", "aten::_local_scalar_dense"] == 70
-    assert find(("runtime", "cudaDeviceSynchronize", 1, 10, 80))["sync", "cudaDeviceSynchronize"] == 70
+    assert (
+        find(("runtime", "cudaDeviceSynchronize", 1, 10, 80))["sync", "cudaDeviceSynchronize"] == 70
+    )
 
 
 def test_loading_and_collecting_are_what_they_are_whatever_runs_inside():
     loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     result = find(("cpu_op", loader, 1, 0, 50), ("cpu_op", "aten::to", 1, 10, 40), ("cpu_op", "aten::copy_", 1, 15, 35),
                  ("annotation", "Python GC", 1, 60, 80))  # fmt: skip
-    assert result == {("data_loading", loader): 50, ("garbage_collection", "Python GC"): 20, ("python", None): 30}
+    assert result == {
+        ("data_loading", loader): 50,
+        ("garbage_collection", "Python GC"): 20,
+        ("python", None): 30,
+    }
 
 
 def test_a_step_mark_is_python_and_a_range_of_the_user_is_not():
@@ -61,8 +76,14 @@ def test_where_the_launching_thread_had_nothing_another_one_was_at_work():
     """The engine's thread launches; until it begins the main thread sums up the loss."""
     ranges = [("cpu_op", "aten::sum", 1, 0, 30), ("cpu_op", "MmBackward0", 2, 40, 100)]
     result = find(*ranges, tid=2, threads=(1, 2))
-    assert result == {("operator", "aten::sum"): 30, ("python", None): 10, ("operator", "MmBackward0"): 60}
-    assert find(("cpu_op", "aten::sum", 7, 0, 30), ("cpu_op", "x", 1, 0, 1))["python", None] == 99  # launches nothing
+    assert result == {
+        ("operator", "aten::sum"): 30,
+        ("python", None): 10,
+        ("operator", "MmBackward0"): 60,
+    }
+    assert (
+        find(("cpu_op", "aten::sum", 7, 0, 30), ("cpu_op", "x", 1, 0, 1))["python", None] == 99
+    )  # launches nothing
 
 
 def test_frames_say_the_line():
@@ -89,7 +110,9 @@ def test_without_a_host_nothing_is_said():
     )
     nothing = EVENTS.to_frame()
     assert find_host_activity(nothing, gpu, holes).is_empty()
-    assert add_time_inside_launches(find_api_calls(nothing), gpu, holes)["dependency_ns"].to_list() == [10]
+    assert add_time_inside_launches(find_api_calls(nothing), gpu, holes)[
+        "dependency_ns"
+    ].to_list() == [10]
 
 
 def test_shortening_keeps_the_sums():
@@ -106,5 +129,8 @@ def test_shortening_keeps_the_sums():
 @pytest.mark.parametrize("name", ["1f1b", "compile", "steps/a"])
 def test_on_real_runs_the_parts_sum_to_launch_bound_idle_time(samples, name):
     for rank_result in analysis_of(samples / name).rank_results:
-        assert sum((rank_result.idle_host_ns or {}).values()) == rank_result.idle_causes["launch_bound"]
+        assert (
+            sum((rank_result.idle_host_ns or {}).values())
+            == rank_result.idle_causes["launch_bound"]
+        )
         assert 0 <= rank_result.inside_launch_ns <= rank_result.whole.budget.idle_ns

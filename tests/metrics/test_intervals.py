@@ -14,7 +14,9 @@ from tracekit import intervals
 from tracekit.intervals import EMPTY, Intervals, overlaps_any, union
 
 WIDTH = 40
-rows = st.lists(st.tuples(st.integers(0, 2), st.integers(0, WIDTH), st.integers(0, 12)), max_size=25)
+rows = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, WIDTH), st.integers(0, 12)), max_size=25
+)
 
 
 def columns(raw):
@@ -61,7 +63,9 @@ def test_two_sets(raw_a, raw_b):
 @given(rows, rows, rows)
 def test_three_sets(raw_a, raw_b, raw_c):
     a, b, c = (union(*columns(raw)) for raw in (raw_a, raw_b, raw_c))
-    assert (painted(a & b & c) == ((paint(raw_a) > 0) & (paint(raw_b) > 0) & (paint(raw_c) > 0))).all()
+    assert (
+        painted(a & b & c) == ((paint(raw_a) > 0) & (paint(raw_b) > 0) & (paint(raw_c) > 0))
+    ).all()
 
 
 @given(rows)
@@ -97,8 +101,15 @@ def test_groups_far_apart(raw_a, raw_b):
     (sa, ea, ga), (sb, eb, gb) = columns(raw_a), columns(raw_b)
     a, b = union(sa + ga * far, ea + ga * far, ga), union(sb + gb * far, eb + gb * far, gb)
     near_a, near_b = union(sa, ea, ga), union(sb, eb, gb)
-    for got, wanted in ((a, near_a), (a & b, near_a & near_b), (a | b, near_a | near_b), (a - b, near_a - near_b)):
-        assert got == Intervals(wanted.group, wanted.start_ns + wanted.group * far, wanted.end_ns + wanted.group * far)
+    for got, wanted in (
+        (a, near_a),
+        (a & b, near_a & near_b),
+        (a | b, near_a | near_b),
+        (a - b, near_a - near_b),
+    ):
+        assert got == Intervals(
+            wanted.group, wanted.start_ns + wanted.group * far, wanted.end_ns + wanted.group * far
+        )
     query = a.covered_ns(sb + gb * far, eb + gb * far, gb)
     assert query.tolist() == near_a.covered_ns(sb, eb, gb).tolist()
 
@@ -112,7 +123,9 @@ def test_large_random_sets_take_the_other_sorts():
     for g in range(5):
         order = np.argsort(start[group == g])
         s, e = start[group == g][order], end[group == g][order]
-        reached = np.concatenate([s[:1], np.maximum.accumulate(e)[:-1]])  # the classic one-pass sweep, as the oracle
+        reached = np.concatenate(
+            [s[:1], np.maximum.accumulate(e)[:-1]]
+        )  # the classic one-pass sweep, as the oracle
         assert result.of(g).total_ns == np.maximum(e - np.maximum(s, reached), 0).sum()
 
 

@@ -27,7 +27,11 @@ def memory(*rows, device_type=1, device=0):
 
 def ops(*rows):
     records = [{"kind": "cpu_op", "tid": tid, "start_ns": a, "end_ns": b} for tid, a, b in rows]
-    return conform(pl.DataFrame(records, schema_overrides={"tid": pl.Int64}), EVENTS) if records else EVENTS.to_frame()
+    return (
+        conform(pl.DataFrame(records, schema_overrides={"tid": pl.Int64}), EVENTS)
+        if records
+        else EVENTS.to_frame()
+    )
 
 
 def launched(labelled, *rows):
@@ -42,10 +46,17 @@ def phases(own, gpu, host):
 
 def test_the_gpu_with_most_events_counts_and_the_host_does_not():
     both = pl.concat(
-        [memory((1, 5), (2, 5), device_type=0), memory((3, 7), device=1), memory((4, 1), (5, 1), device=2)]
+        [
+            memory((1, 5), (2, 5), device_type=0),
+            memory((3, 7), device=1),
+            memory((4, 1), (5, 1), device=2),
+        ]
     )
     assert gpu_memory(both)["at_ns"].to_list() == [4, 5]
-    assert measure_rank_memory(memory((1, 5), device_type=0), pl.DataFrame(), EVENTS.to_frame()) is None
+    assert (
+        measure_rank_memory(memory((1, 5), device_type=0), pl.DataFrame(), EVENTS.to_frame())
+        is None
+    )
 
 
 def test_files_without_totals_say_nothing():
@@ -60,7 +71,13 @@ def test_an_allocation_inside_an_operator_has_the_phase_of_what_it_launches(labe
 
 
 def test_between_operators_both_sides_must_agree(labelled):
-    gpu = launched(labelled, ("forward", 10, MAIN), ("forward", 20, MAIN), ("wgrad", 30, ENGINE), ("dgrad", 40, ENGINE))
+    gpu = launched(
+        labelled,
+        ("forward", 10, MAIN),
+        ("forward", 20, MAIN),
+        ("wgrad", 30, ENGINE),
+        ("dgrad", 40, ENGINE),
+    )
     own = memory((15, 1), (25, 1), (35, 1, ENGINE), (45, 1, ENGINE))
     assert phases(own, gpu, ops()) == ["forward", None, "backward", None]
 
@@ -72,7 +89,13 @@ def test_a_free_by_the_main_thread_after_a_backward_is_not_of_the_forward(labell
 
 
 def test_a_thread_that_launches_something_else_is_not_drawn_in(labelled):
-    gpu = launched(labelled, ("forward", 10, MAIN), ("forward", 20, MAIN), ("dgrad", 5, ENGINE), ("dgrad", 40, ENGINE))
+    gpu = launched(
+        labelled,
+        ("forward", 10, MAIN),
+        ("forward", 20, MAIN),
+        ("dgrad", 5, ENGINE),
+        ("dgrad", 40, ENGINE),
+    )
     assert phases(memory((15, 1, ENGINE)), gpu, ops()) == [None]
 
 
@@ -88,8 +111,16 @@ def test_communication_counts_by_its_pass_and_unknown_work_not_at_all(labelled):
 
 
 def test_the_peak_of_a_phase_is_a_range_where_moments_belong_to_none(labelled):
-    gpu = launched(labelled, ("forward", 10, MAIN), ("forward", 20, MAIN), ("dgrad", 30, ENGINE), ("dgrad", 40, ENGINE))
-    own = memory((15, 50), (25, 30), (35, -60, ENGINE))  # 150, then 180 between the phases, then 120 from 180
+    gpu = launched(
+        labelled,
+        ("forward", 10, MAIN),
+        ("forward", 20, MAIN),
+        ("dgrad", 30, ENGINE),
+        ("dgrad", 40, ENGINE),
+    )
+    own = memory(
+        (15, 50), (25, 30), (35, -60, ENGINE)
+    )  # 150, then 180 between the phases, then 120 from 180
     assert phase_peaks(add_phases(gpu_memory(own), gpu, ops())) == {
         "forward": Peak(150, 180),
         "backward": Peak(180, 180),  # what was held when it began
@@ -106,7 +137,9 @@ def test_a_rank_in_bytes(labelled):
 
 def test_without_launches_there_is_a_peak_and_no_phase(labelled):
     own = memory((11, 50), (12, -80))
-    bare = launched(labelled, ("forward", 10, MAIN)).with_columns(pl.lit(None, pl.Int64).alias("launch_ns"))
+    bare = launched(labelled, ("forward", 10, MAIN)).with_columns(
+        pl.lit(None, pl.Int64).alias("launch_ns")
+    )
     for gpu in (bare, bare.clear()):
         result = measure_rank_memory(own, gpu, ops())
         assert (result.peak_bytes, dict(result.by_phase), result.chunks) == (150, {}, None)
@@ -125,8 +158,17 @@ def test_a_thinned_line_keeps_its_peak(points):
 def cells(*rows):
     """(op, pair, first launch, last launch)"""
     return pl.DataFrame(
-        [{"step": 0, "op": op, "pair": pair, "launch_ns": a, "last_ns": b} for op, pair, a, b in rows],
-        schema={"step": pl.Int64, "op": pl.String, "pair": pl.Int64, "launch_ns": pl.Int64, "last_ns": pl.Int64},
+        [
+            {"step": 0, "op": op, "pair": pair, "launch_ns": a, "last_ns": b}
+            for op, pair, a, b in rows
+        ],
+        schema={
+            "step": pl.Int64,
+            "op": pl.String,
+            "pair": pl.Int64,
+            "launch_ns": pl.Int64,
+            "last_ns": pl.Int64,
+        },
     )
 
 
@@ -143,7 +185,9 @@ def alternate(grow, fall, *, kinds="FFFFBBBB", passing=0):
 
 def test_a_chunk_grows_by_its_forward_and_falls_by_its_backward():
     assert measure_chunk_memory(*alternate(20, 20)) == ChunkMemory(20, 20, 100, 0, 0, 4)
-    assert measure_chunk_memory(*alternate(20, 20, passing=500)) == ChunkMemory(20, 20, 100, 500, 500, 4)
+    assert measure_chunk_memory(*alternate(20, 20, passing=500)) == ChunkMemory(
+        20, 20, 100, 500, 500, 4
+    )
 
 
 def test_a_backward_in_two_counts_as_one():

@@ -8,7 +8,11 @@ import json
 import pytest
 
 from tests.memory_snapshots import block, event, segment, snapshot
-from tracekit.metrics.memory.block_sizes import MAX_SMALL_BLOCK_BYTES, ROUNDING_BYTES, find_block_sizes
+from tracekit.metrics.memory.block_sizes import (
+    MAX_SMALL_BLOCK_BYTES,
+    ROUNDING_BYTES,
+    find_block_sizes,
+)
 from tracekit.metrics.memory.replay import replay_snapshot
 from tracekit.parsers.memory_snapshot import parse_memory_snapshot, read_memory_snapshot
 
@@ -22,11 +26,17 @@ def sizes(events, segments=(), *, expandable=False):
 
 
 def test_sizes_are_rounded_up():
-    events = [event("segment_alloc", 0, 2 * MIB, 0), event("alloc", 0, 1, 1), event("alloc", ROUNDING_BYTES, 600, 2)]
+    events = [
+        event("segment_alloc", 0, 2 * MIB, 0),
+        event("alloc", 0, 1, 1),
+        event("alloc", ROUNDING_BYTES, 600, 2),
+    ]
     assert sizes(events) == [0, 512, 1024]
 
 
-@pytest.mark.parametrize(("rest", "stays"), [(MAX_SMALL_BLOCK_BYTES, True), (MAX_SMALL_BLOCK_BYTES + 512, False)])
+@pytest.mark.parametrize(
+    ("rest", "stays"), [(MAX_SMALL_BLOCK_BYTES, True), (MAX_SMALL_BLOCK_BYTES + 512, False)]
+)
 def test_a_small_rest_of_a_large_segment_stays_with_its_block(rest, stays):
     events = [event("segment_alloc", 0, 4 * MIB + rest, 0), event("alloc", 0, 4 * MIB, 1)]
     assert sizes(events) == [0, 4 * MIB + rest * stays]
@@ -46,7 +56,9 @@ def test_a_region_ends_at_the_next_block_in_use():
         event("alloc", 5 * MIB, 5 * MIB, 2),
         event("free_requested", 0, 5 * MIB, 3),
         event("free_completed", 0, 5 * MIB, 3),
-        event("alloc", 0, 4 * MIB + 512, 4),  # its rest is smaller than 1 MiB and ends at the second block
+        event(
+            "alloc", 0, 4 * MIB + 512, 4
+        ),  # its rest is smaller than 1 MiB and ends at the second block
     ]
     assert sizes(events)[-1] == 5 * MIB
     still_in_use = [*events[:3], event("alloc", 10 * MIB, 4 * MIB, 4)]
@@ -73,14 +85,18 @@ def test_an_expandable_segment_is_one_range_however_often_it_grew():
     assert sizes(events, expandable=True)[2] == 4 * MIB
 
 
-@pytest.mark.parametrize("path", ["leak/memory_rank1", "fragmentation/memory_rank0", "streams/memory_rank0"])
+@pytest.mark.parametrize(
+    "path", ["leak/memory_rank1", "fragmentation/memory_rank0", "streams/memory_rank0"]
+)
 def test_levels_are_those_that_the_allocator_counted(snapshots, path):
     """The program that recorded it asked ``torch.cuda.memory_stats`` for the peaks of every step."""
     name = path.replace("memory_", "truth_")
     truth = json.loads(gzip.decompress((snapshots / f"{name}.json.gz").read_bytes()))
     replay = replay_snapshot(read_memory_snapshot(snapshots / f"{path}.pickle.gz"))
     for step in truth["steps"]:
-        levels = replay.levels.filter(replay.levels["at_ns"].is_between(step["start_ns"], step["end_ns"]))
+        levels = replay.levels.filter(
+            replay.levels["at_ns"].is_between(step["start_ns"], step["end_ns"])
+        )
         assert levels["allocated"].max() == step["allocated_peak"]
         assert levels["active"].max() == step["active_peak"]
         assert levels["reserved"].max() == step["reserved_peak"]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.metrics.memory.activations import MIN_SHARE_IN_FLIGHT, measure_activations, most_in_flight
+from tracekit.metrics.memory.activations import (
+    MIN_SHARE_IN_FLIGHT,
+    measure_activations,
+    most_in_flight,
+)
 from tracekit.metrics.memory.contents import contents_at, find_purposes
 from tracekit.metrics.memory.host_work import HOST_WORK
 from tracekit.metrics.memory.leaks import find_leaks
@@ -17,7 +21,10 @@ MODULE = "site-packages/torch/nn/modules/module.py"
 FORWARD = (("forward", "model.py", 25), ("_call_impl", MODULE, 1790), ("main", "train.py", 9))
 WEIGHTS = (("convert", MODULE, 1370), ("_apply", MODULE, 965), ("main", "train.py", 3))
 OPTIMIZER = (("_init_group", "site-packages/torch/optim/adam.py", 180), ("main", "train.py", 12))
-GATHER = (("foreach_all_gather", "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py", 7), *FORWARD)
+GATHER = (
+    ("foreach_all_gather", "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py", 7),
+    *FORWARD,
+)
 STACKS = (FORWARD, WEIGHTS, OPTIMIZER, GATHER)
 IN_FORWARD, IN_SETUP, IN_OPTIMIZER, IN_GATHER = range(4)
 
@@ -45,7 +52,8 @@ def replay_of(*rows):
 
 def steps(*starts):
     return pl.DataFrame(
-        {"step": range(len(starts)), "start_ns": starts}, schema={"step": pl.Int64, "start_ns": pl.Int64}
+        {"step": range(len(starts)), "start_ns": starts},
+        schema={"step": pl.Int64, "start_ns": pl.Int64},
     )
 
 
@@ -55,7 +63,9 @@ def purposes_of(*rows, starts=(0,), work=None, chunks=None, stacks=STACKS):
     if work is not None:
         host_rows = [{"row": position[time], **values} for time, values in work.items()]
         host_work = conform(pl.DataFrame(host_rows, infer_schema_length=None), HOST_WORK)
-    return find_purposes(replay, host_work, stacks=stacks, chunks=chunks, step_starts=steps(*starts)), position
+    return find_purposes(
+        replay, host_work, stacks=stacks, chunks=chunks, step_starts=steps(*starts)
+    ), position
 
 
 def categories(*rows, **options):
@@ -106,13 +116,20 @@ def test_stacks_and_lifetimes_tell_contents_without_a_trace():
 
 
 def test_what_has_neither_time_nor_stack_is_from_before_the_recording():
-    assert categories((None, 5, 1, None), (None, None, 2, IN_SETUP)) == ["before_recording", "weights"]
+    assert categories((None, 5, 1, None), (None, None, 2, IN_SETUP)) == [
+        "before_recording",
+        "weights",
+    ]
 
 
 def test_launches_tell_what_stacks_do_not():
     work = {1: {"phase": "forward"}, 2: {"phase": "backward"}, 3: {"phase": "optimizer"}}
     rows = [(1, 9, 1, None), (2, 3, 1, None), (3, None, 1, None)]
-    assert categories(*rows, work=work, stacks=()) == ["activations", "gradients", "optimizer_state"]
+    assert categories(*rows, work=work, stacks=()) == [
+        "activations",
+        "gradients",
+        "optimizer_state",
+    ]
 
 
 def test_what_the_backward_frees_again_is_workspace():
@@ -130,19 +147,29 @@ def test_what_an_operator_frees_before_it_ends_is_workspace():
 def chunk_table(*rows):
     """Rows (op, pair, first launch, last launch)."""
     columns = ("op", "pair", "launch_ns", "last_ns")
-    table = pl.DataFrame(rows, schema=dict(zip(columns, (pl.String, *[pl.Int64] * 3), strict=True)), orient="row")
+    table = pl.DataFrame(
+        rows, schema=dict(zip(columns, (pl.String, *[pl.Int64] * 3), strict=True)), orient="row"
+    )
     return table.with_columns(step=pl.lit(0, pl.Int64))
 
 
 def test_what_a_split_backward_keeps_for_its_weight_gradient_is_an_activation_of_its_micro_batch():
     chunks = chunk_table(("F", 0, 0, 4), ("I", 0, 10, 14), ("F", 1, 20, 24), ("W", 0, 30, 34))
-    work = {11: {"phase": "backward", "chunk": 1, "step": 0}, 31: {"phase": "backward", "chunk": 3, "step": 0}}
+    work = {
+        11: {"phase": "backward", "chunk": 1, "step": 0},
+        31: {"phase": "backward", "chunk": 3, "step": 0},
+    }
     found, _ = purposes_of((11, 31, 1, None), work=work, chunks=chunks, stacks=())
     assert found.select("category", "pair").row(0) == ("activations", 0)
 
 
 def test_workspaces_of_libraries_are_kept_and_no_gradients_or_activations():
-    rows = [(1, 35, 5, IN_SETUP), (2, None, 6, IN_SETUP), (11, None, 32, None), (12, None, 32, IN_FORWARD)]
+    rows = [
+        (1, 35, 5, IN_SETUP),
+        (2, None, 6, IN_SETUP),
+        (11, None, 32, None),
+        (12, None, 32, IN_FORWARD),
+    ]
     assert categories(*rows, starts=(10, 20, 30))[2:] == ["workspace", "workspace"]
 
 
@@ -153,9 +180,14 @@ def test_gradients_that_are_never_freed_are_as_many_as_weights():
 
 
 def test_contents_are_those_of_the_moment():
-    found, position = purposes_of((1, 5, 10, IN_SETUP), (2, 3, 4, IN_FORWARD), (2, 6, 3, IN_FORWARD))
+    found, position = purposes_of(
+        (1, 5, 10, IN_SETUP), (2, 3, 4, IN_FORWARD), (2, 6, 3, IN_FORWARD)
+    )
     at_two = contents_at(found, position[2])
-    assert at_two.select("category", "bytes", "count").rows() == [("weights", 10, 1), ("activations", 7, 2)]
+    assert at_two.select("category", "bytes", "count").rows() == [
+        ("weights", 10, 1),
+        ("activations", 7, 2),
+    ]
     assert contents_at(found, position[3])["bytes"].to_list() == [10, 3]
     assert contents_at(found, position[6]).is_empty()
 
@@ -179,7 +211,14 @@ def test_what_every_step_leaves_behind_is_a_leak():
 
 @pytest.mark.parametrize(
     ("leaking_steps", "is_leak"),
-    [([0], False), ([0, 1, 2, 3], True), ([1, 2, 3], True), ([2, 3], True), ([0, 3], True), ([4, 5], False)],
+    [
+        ([0], False),
+        ([0, 1, 2, 3], True),
+        ([1, 2, 3], True),
+        ([2, 3], True),
+        ([0, 3], True),
+        ([4, 5], False),
+    ],
     ids=str,
 )
 def test_one_step_is_no_leak_and_half_of_the_steps_are(leaking_steps, is_leak):
@@ -192,7 +231,9 @@ def test_two_of_eight_steps_are_no_leak():
 
 def test_what_is_freed_before_the_end_is_no_leak():
     assert leaking(steps_that_leak=range(4), kept_until=49).is_empty()
-    assert len(leaking(steps_that_leak=range(4), kept_until=51))  # by the last step, which may be the program's end
+    assert len(
+        leaking(steps_that_leak=range(4), kept_until=51)
+    )  # by the last step, which may be the program's end
 
 
 def test_three_steps_are_too_few_to_tell():
@@ -210,7 +251,10 @@ def in_flight(*rows):
 def test_a_micro_batch_is_in_flight_until_half_of_it_is_gone():
     assert MIN_SHARE_IN_FLIGHT == 0.5
     found = in_flight((0, 1, 50, 10), (0, 2, 40, 10), (0, 3, 60, 10), (1, 45, None, 8))
-    assert found.select("pair", "bytes", "start_ns", "end_ns").rows() == [(0, 30, 1, 50), (1, 8, 45, None)]
+    assert found.select("pair", "bytes", "start_ns", "end_ns").rows() == [
+        (0, 30, 1, 50),
+        (1, 8, 45, None),
+    ]
     assert most_in_flight(found) == 2
 
 

@@ -28,7 +28,10 @@ def freed(address, size, us):
 
 
 def history(*, second_request):
-    """A segment of 20 MiB whose second half was freed; then more is asked for, and a segment is reserved."""
+    """A segment of 20 MiB whose second half was freed.
+
+    Then more is asked for, and a segment is reserved.
+    """
     return [
         event("segment_alloc", BASE, 20 * MIB, 1),
         event("alloc", BASE, 10 * MIB, 2),
@@ -71,10 +74,16 @@ def test_free_memory_of_another_stream_or_kind_does_not_count():
 def test_free_memory_beside_blocks_in_use_is_fragmented_and_an_empty_segment_is_cached():
     events = [event("segment_alloc", BASE, 20 * MIB, 1), event("alloc", BASE, 5 * MIB, 2)]
     empty = segment(2 * BASE, [block(2 * BASE, 8 * MIB, "inactive")], total=8 * MIB)
-    used = segment(BASE, [block(BASE, 5 * MIB), block(BASE + 5 * MIB, 15 * MIB, "inactive")], total=20 * MIB)
+    used = segment(
+        BASE, [block(BASE, 5 * MIB), block(BASE + 5 * MIB, 15 * MIB, "inactive")], total=20 * MIB
+    )
     found = measured(snapshot(events, [used, empty]))
     assert (found.reserved_bytes, found.allocated_bytes) == (28 * MIB, 5 * MIB)
-    assert (found.fragmented_bytes, found.cached_bytes, found.pending_bytes) == (15 * MIB, 8 * MIB, 0)
+    assert (found.fragmented_bytes, found.cached_bytes, found.pending_bytes) == (
+        15 * MIB,
+        8 * MIB,
+        0,
+    )
 
 
 def test_what_a_stream_still_uses_is_pending():
@@ -86,7 +95,11 @@ def test_what_a_stream_still_uses_is_pending():
     ]
     used = segment(BASE, [block(BASE, 5 * MIB, "active_pending_free")], total=20 * MIB)
     found = measured(snapshot(events, [used, segment(2 * BASE, [], total=2 * MIB)]))
-    assert (found.pending_bytes, found.allocated_bytes, found.reserved_bytes) == (5 * MIB, 0, 22 * MIB)
+    assert (found.pending_bytes, found.allocated_bytes, found.reserved_bytes) == (
+        5 * MIB,
+        0,
+        22 * MIB,
+    )
 
 
 def test_segments_that_grow_are_not_told_apart():
@@ -94,7 +107,11 @@ def test_segments_that_grow_are_not_told_apart():
     content = snapshot(events, [segment(BASE, [block(BASE, 5 * MIB)], total=20 * MIB)])
     content["allocator_settings"]["expandable_segments"] = True
     found = measured(content)
-    assert (found.fragmented_bytes, found.cached_bytes, found.forced_segments) == (None, 15 * MIB, 0)
+    assert (found.fragmented_bytes, found.cached_bytes, found.forced_segments) == (
+        None,
+        15 * MIB,
+        0,
+    )
 
 
 def test_the_most_reserved_is_looked_for_within_the_time_asked_for():
@@ -104,7 +121,9 @@ def test_the_most_reserved_is_looked_for_within_the_time_asked_for():
         event("segment_free", 2 * BASE, 20 * MIB, 3),
         event("segment_alloc", 3 * BASE, 2 * MIB, 9),
     ]
-    content = snapshot(events, [segment(BASE, [], total=20 * MIB), segment(3 * BASE, [], total=2 * MIB)])
+    content = snapshot(
+        events, [segment(BASE, [], total=20 * MIB), segment(3 * BASE, [], total=2 * MIB)]
+    )
     read = parse_memory_snapshot(content, name="a")
     replay = replay_snapshot(read)
     late_ns = int(replay.levels["at_ns"][2])

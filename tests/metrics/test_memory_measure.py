@@ -20,7 +20,9 @@ def notice_codes(monkeypatch, *, uncertainty_ns=0, launches_ns=()):
     """Notices about a snapshot whose events last from 0 to 1 ms, on a clock with this uncertainty."""
     clock = SnapshotClock(0, uncertainty_ns, "annotations", 3, 2)
     monkeypatch.setattr(measure, "place_snapshot", lambda snapshot, rank: clock)
-    read = parse_memory_snapshot(snapshot([event("alloc", 0, 8, 0), event("alloc", 512, 8, 1_000)]), name="a")
+    read = parse_memory_snapshot(
+        snapshot([event("alloc", 0, 8, 0), event("alloc", 512, 8, 1_000)]), name="a"
+    )
     rank = SimpleNamespace(snapshots=(read,), memory=MEMORY.to_frame())
     launches = pl.Series([BASE_NS + at_ns for at_ns in launches_ns], dtype=pl.Int64)
     _, notices = measure._choose_snapshot(rank, launches)
@@ -29,11 +31,15 @@ def notice_codes(monkeypatch, *, uncertainty_ns=0, launches_ns=()):
 
 @pytest.mark.parametrize(("uncertainty_ns", "is_said"), [(1_000_000, False), (1_000_001, True)])
 def test_a_clock_known_to_less_than_a_millisecond_is_said(monkeypatch, uncertainty_ns, is_said):
-    assert ("memory-clock-uncertain" in notice_codes(monkeypatch, uncertainty_ns=uncertainty_ns)) is is_said
+    assert (
+        "memory-clock-uncertain" in notice_codes(monkeypatch, uncertainty_ns=uncertainty_ns)
+    ) is is_said
 
 
 @pytest.mark.parametrize(("seen", "is_said"), [(90, False), (89, True)])
-def test_a_snapshot_that_saw_less_than_nine_tenths_of_the_launches_is_short(monkeypatch, seen, is_said):
+def test_a_snapshot_that_saw_less_than_nine_tenths_of_the_launches_is_short(
+    monkeypatch, seen, is_said
+):
     launches = [10_000] * seen + [5_000_000] * (100 - seen)
     assert ("memory-history-short" in notice_codes(monkeypatch, launches_ns=launches)) is is_said
 

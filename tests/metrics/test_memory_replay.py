@@ -49,7 +49,10 @@ def test_an_address_that_is_used_again_is_another_allocation():
         event("alloc", 0, 30 * K, 3),
     ]
     replay = replayed(snapshot(events, [segment(0, [block(0, 30 * K)])]))
-    assert replay.allocations.select("bytes", "alloc_row", "free_row").rows() == [(10 * K, 0, 1), (30 * K, 3, None)]
+    assert replay.allocations.select("bytes", "alloc_row", "free_row").rows() == [
+        (10 * K, 0, 1),
+        (30 * K, 3, None),
+    ]
 
 
 def test_what_was_allocated_before_the_history_is_known_from_its_free_or_its_block():
@@ -85,7 +88,11 @@ def test_the_peak_is_looked_for_within_the_time_asked_for():
         events.append(event(action, place * 100 * K, abs(size) * K, us))
     replay = replayed(snapshot(events, [segment(0, [])]))
     late_ns = int(replay.levels["at_ns"][2])
-    assert (replay.peak_row(), replay.peak_row(start_ns=late_ns), replay.peak_row(start_ns=late_ns * 2)) == (1, 3, None)
+    assert (
+        replay.peak_row(),
+        replay.peak_row(start_ns=late_ns),
+        replay.peak_row(start_ns=late_ns * 2),
+    ) == (1, 3, None)
 
 
 def test_random_histories_cut_anywhere_have_the_level_of_the_whole():
@@ -99,7 +106,11 @@ def test_random_histories_cut_anywhere_have_the_level_of_the_whole():
             action = rng.choice(["alloc", "alloc", "free_requested", "free_completed"])
             if action == "alloc":
                 places = [place * 10 * K for place in range(40)]
-                free = [address for address in places if address not in living and address not in pending]
+                free = [
+                    address
+                    for address in places
+                    if address not in living and address not in pending
+                ]
                 address, size = rng.choice(free), rng.randint(1, 9) * K
                 living[address] = size
             elif action == "free_requested" and living:
@@ -135,12 +146,25 @@ def test_events_of_a_trace_are_allocations_too():
         for at, size, level, address in rows
     ]
     replay = replay_trace(conform(pl.DataFrame(table), MEMORY))
-    assert replay.allocations.select("bytes", "alloc_ns", "free_ns").rows() == [(5, 1, 3), (10, None, 2)]
+    assert replay.allocations.select("bytes", "alloc_ns", "free_ns").rows() == [
+        (5, 1, 3),
+        (10, None, 2),
+    ]
     assert (replay.first_allocated, replay.end_allocated) == (10, 0)
 
 
 def test_memory_that_no_event_of_a_trace_touches_is_one_allocation():
-    table = [{"at_ns": 1, "device_type": 1, "device": 0, "bytes": 5, "allocated": 105, "reserved": 200, "address": 7}]
+    table = [
+        {
+            "at_ns": 1,
+            "device_type": 1,
+            "device": 0,
+            "bytes": 5,
+            "allocated": 105,
+            "reserved": 200,
+            "address": 7,
+        }
+    ]
     replay = replay_trace(conform(pl.DataFrame(table), MEMORY))
     assert replay.allocations.select("bytes", "alloc_ns").rows() == [(100, None), (5, 1)]
 
@@ -170,5 +194,12 @@ def test_the_recorded_history_ends_in_the_snapshots_own_segments(rank):
     assert allocated == sum(row["allocated_size"] for row in content["segments"])
     assert active == sum(row["active_size"] for row in content["segments"])
     replay = replay_snapshot(read_memory_snapshot(RECORDED / f"memory_rank{rank}.pickle"))
-    assert (replay.end_allocated, replay.end_active, replay.difference_bytes) == (allocated, active, 0)
-    assert (replay.levels["requested"].max(), replay.levels["allocated"].max()) == (peak, block_peak)
+    assert (replay.end_allocated, replay.end_active, replay.difference_bytes) == (
+        allocated,
+        active,
+        0,
+    )
+    assert (replay.levels["requested"].max(), replay.levels["allocated"].max()) == (
+        peak,
+        block_peak,
+    )

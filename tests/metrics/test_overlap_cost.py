@@ -21,10 +21,20 @@ def costs(labelled, alone, beside, *, cover=1.0, **more):
     rows, now = [], 0
     for lengths, share in ((alone, 0.0), (beside, cover)):
         for ns in lengths:
-            rows.append({"label": "forward", "name": "gemm", "start_ns": now, "end_ns": now + ns, **more})
+            rows.append(
+                {"label": "forward", "name": "gemm", "start_ns": now, "end_ns": now + ns, **more}
+            )
             if share:
                 end = now + round(ns * share)
-                rows.append({"label": "dp_comm", "name": "nccl", "stream": 9, "start_ns": now, "end_ns": end})
+                rows.append(
+                    {
+                        "label": "dp_comm",
+                        "name": "nccl",
+                        "stream": 9,
+                        "start_ns": now,
+                        "end_ns": end,
+                    }
+                )
             now += ns + 10
     events = labelled(*rows)
     return measure_overlap_costs(events, Lanes.of(events))
@@ -33,28 +43,42 @@ def costs(labelled, alone, beside, *, cover=1.0, **more):
 def test_the_slow_down_and_the_net_gain(labelled):
     result = combine_overlap_costs([costs(labelled, [100] * 3, [120] * 4)] * 2, saved_ns=960)
     (row,) = result.by_label
-    assert (row.label, row.kernels, row.beside_ns, row.alone_ns, row.all_ns) == ("forward", 8, 960, 800, 960)
+    assert (row.label, row.kernels, row.beside_ns, row.alone_ns, row.all_ns) == (
+        "forward",
+        8,
+        960,
+        800,
+        960,
+    )
     assert row.slowdown == pytest.approx(1.2)
     assert (result.extra_ns, result.net_ns, result.compared) == (160, 800, 1.0)
 
 
 @pytest.mark.parametrize(
     ("alone", "kernels"),
-    [([100] * MIN_KERNELS_TO_COMPARE, MIN_KERNELS_TO_COMPARE), ([100] * (MIN_KERNELS_TO_COMPARE - 1), 0)],
+    [
+        ([100] * MIN_KERNELS_TO_COMPARE, MIN_KERNELS_TO_COMPARE),
+        ([100] * (MIN_KERNELS_TO_COMPARE - 1), 0),
+    ],
 )
 def test_few_kernels_alone_are_not_enough(labelled, alone, kernels):
     assert costs(labelled, alone, [120] * MIN_KERNELS_TO_COMPARE)["kernels"].to_list() == [kernels]
 
 
 @pytest.mark.parametrize(
-    ("longest", "kernels"), [(100 * MAX_SPREAD_ALONE, MIN_KERNELS_TO_COMPARE), (100 * MAX_SPREAD_ALONE + 10, 0)]
+    ("longest", "kernels"),
+    [(100 * MAX_SPREAD_ALONE, MIN_KERNELS_TO_COMPARE), (100 * MAX_SPREAD_ALONE + 10, 0)],
 )
 def test_times_that_scatter_alone_say_nothing(labelled, longest, kernels):
-    result = costs(labelled, [100, 100, 100, int(longest), int(longest)], [120] * MIN_KERNELS_TO_COMPARE)
+    result = costs(
+        labelled, [100, 100, 100, int(longest), int(longest)], [120] * MIN_KERNELS_TO_COMPARE
+    )
     assert result["kernels"].to_list() == [kernels]
 
 
-@pytest.mark.parametrize(("cover", "counted"), [(MIN_OVERLAPPED_SHARE, 1), (MIN_OVERLAPPED_SHARE - 0.05, 0)])
+@pytest.mark.parametrize(
+    ("cover", "counted"), [(MIN_OVERLAPPED_SHARE, 1), (MIN_OVERLAPPED_SHARE - 0.05, 0)]
+)
 def test_kernels_that_are_only_partly_beside_do_not_count(labelled, cover, counted):
     assert len(costs(labelled, [1000] * 3, [1200] * 3, cover=cover)) == counted
 
@@ -65,7 +89,9 @@ def test_other_shapes_are_other_kernels(labelled):
     large = [{**row, "shapes": "[[9,9]]", "start_ns": row["start_ns"] + 1000, "end_ns": row["start_ns"] + 1180}
              for row in small]  # fmt: skip
     events = labelled(
-        *small, *large, {"label": "dp_comm", "name": "nccl", "stream": 9, "start_ns": 1000, "end_ns": 1600}
+        *small,
+        *large,
+        {"label": "dp_comm", "name": "nccl", "stream": 9, "start_ns": 1000, "end_ns": 1600},
     )
     assert measure_overlap_costs(events, Lanes.of(events))["kernels"].to_list() == [0]
 
@@ -83,6 +109,12 @@ def test_where_little_can_be_compared_there_is_no_net_gain(labelled):
 @pytest.mark.parametrize(("compared_ns", "given"), [(50, True), (49, False)])
 def test_a_net_gain_is_given_where_half_of_the_time_could_be_compared(compared_ns, given):
     """MIN_COMPARED_SHARE: of 100 ns beside communication."""
-    row = {"label": "forward", "kernels": 3, "beside_ns": compared_ns, "alone_ns": 40, "all_ns": 100}
+    row = {
+        "label": "forward",
+        "kernels": 3,
+        "beside_ns": compared_ns,
+        "alone_ns": 40,
+        "all_ns": 100,
+    }
     hiding = combine_overlap_costs([pl.DataFrame([row], schema=OVERLAP_COSTS)], saved_ns=1_000)
     assert (hiding.net_ns is not None) is given

@@ -7,7 +7,8 @@ import pytest
 from tracekit.metrics.peaks import BUILT_IN_PEAKS, find_gpu, peak_tflop_s
 
 SHEETS = [
-    # name that the driver gives, type, TFLOP/s of the sheet, GPUs that they are of, whether with sparsity
+    # name that the driver gives, type, TFLOP/s of the sheet, GPUs that they are of, whether with
+    # sparsity
     ("NVIDIA GB300", "fp8", 720_000, 72, True),
     ("NVIDIA GB300", "bf16", 360_000, 72, True),
     ("NVIDIA GB300", "tf32", 180_000, 72, True),
@@ -65,7 +66,9 @@ BANDWIDTHS = {
 
 
 @pytest.mark.parametrize(("device", "dtype", "sheet_tflop_s", "gpus", "with_sparsity"), SHEETS)
-def test_a_peak_is_that_of_one_gpu_without_sparsity(device, dtype, sheet_tflop_s, gpus, with_sparsity):
+def test_a_peak_is_that_of_one_gpu_without_sparsity(
+    device, dtype, sheet_tflop_s, gpus, with_sparsity
+):
     dense = sheet_tflop_s / gpus / (2 if with_sparsity else 1)
     assert peak_tflop_s(device, dtype) == pytest.approx(dense, rel=2e-3)
 

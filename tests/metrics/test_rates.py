@@ -16,19 +16,36 @@ from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 from tracekit.metrics.rates import MAX_UNCOUNTED_SHARE, products
 from tracekit.schema import GAP_CAUSES, LABELLED, conform
 
-MM = {"kind": "kernel", "name": "gemm", "label": "forward", "op": "aten::mm", "shapes": "[[1000,1000],[1000,1000]]"}
+MM = {
+    "kind": "kernel",
+    "name": "gemm",
+    "label": "forward",
+    "op": "aten::mm",
+    "shapes": "[[1000,1000],[1000,1000]]",
+}
 BF16 = '["c10::BFloat16","c10::BFloat16"]'
 
 
 def labelled(*rows):
-    return conform(pl.DataFrame([{"id": n, "op_id": n, **row} for n, row in enumerate(rows)]), LABELLED)
+    return conform(
+        pl.DataFrame([{"id": n, "op_id": n, **row} for n, row in enumerate(rows)]), LABELLED
+    )
 
 
 def test_a_call_of_two_kernels_counts_once_over_both_times():
     first = {**MM, "op_id": 7, "start_ns": 0, "end_ns": 8_000}
-    reduce = {**MM, "op_id": 7, "name": "splitKreduce", "label": "other", "start_ns": 8_000, "end_ns": 10_000}
+    reduce = {
+        **MM,
+        "op_id": 7,
+        "name": "splitKreduce",
+        "label": "other",
+        "start_ns": 8_000,
+        "end_ns": 10_000,
+    }
     table, rates = products(labelled(first, reduce))
-    assert table.select("label", "calls", "flop", "ns").rows() == [("forward", 1, 2_000_000_000, 10_000)]
+    assert table.select("label", "calls", "flop", "ns").rows() == [
+        ("forward", 1, 2_000_000_000, 10_000)
+    ]
     assert rates.tflop_s == pytest.approx(200)
 
 
@@ -39,13 +56,29 @@ def test_products_at_once_share_their_time():
 
 
 def test_a_memset_longer_than_its_product_does_not_name_it():
-    memset = {**MM, "op_id": 7, "kind": "memset", "name": "Memset", "label": "memory", "start_ns": 0, "end_ns": 7_000}
+    memset = {
+        **MM,
+        "op_id": 7,
+        "kind": "memset",
+        "name": "Memset",
+        "label": "memory",
+        "start_ns": 0,
+        "end_ns": 7_000,
+    }
     table, _ = products(labelled(memset, {**MM, "op_id": 7, "start_ns": 7_000, "end_ns": 10_000}))
     assert table.select("label", "calls", "ns").rows() == [("forward", 1, 10_000)]
 
 
 def test_a_memset_in_another_row_does_not_count_its_product_again():
-    memset = {**MM, "op_id": 7, "kind": "memset", "name": "Memset", "label": "memory", "start_ns": 0, "end_ns": 1_000}
+    memset = {
+        **MM,
+        "op_id": 7,
+        "kind": "memset",
+        "name": "Memset",
+        "label": "memory",
+        "start_ns": 0,
+        "end_ns": 1_000,
+    }
     events = labelled(memset, {**MM, "op_id": 7, "start_ns": 1_000, "end_ns": 10_000})
     table, _ = products(events.with_columns(place=pl.Series([1, 2])), key="place")
     assert table.select("place", "calls", "flop", "ns").rows() == [(2, 1, 2_000_000_000, 10_000)]
@@ -54,8 +87,17 @@ def test_a_memset_in_another_row_does_not_count_its_product_again():
 @pytest.mark.parametrize("label", ["recompute", "optimizer"])
 def test_utilisation_is_the_models_work_at_peak_over_the_span(label):
     again = {**MM, "label": label, "dtypes": BF16, "start_ns": 10_000, "end_ns": 20_000}
-    rest = {"kind": "kernel", "name": "relu", "label": "forward", "start_ns": 20_000, "end_ns": 40_000}
-    _, rates = products(labelled({**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 10_000}, again, rest), device="H100")
+    rest = {
+        "kind": "kernel",
+        "name": "relu",
+        "label": "forward",
+        "start_ns": 20_000,
+        "end_ns": 40_000,
+    }
+    _, rates = products(
+        labelled({**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 10_000}, again, rest),
+        device="H100",
+    )
     assert rates.utilisation == pytest.approx(2e9 / 989.4e3 / 40_000)
     assert (rates.model_flop, rates.flop) == (2_000_000_000, 4_000_000_000)
 
@@ -73,33 +115,50 @@ def test_utilisation_is_the_models_work_at_peak_over_the_span(label):
     ],
 )
 def test_the_type_is_the_operands_or_what_the_kernel_is_called(dtypes, name, expected):
-    table, _ = products(labelled({**MM, "name": name, "dtypes": dtypes, "start_ns": 0, "end_ns": 10_000}))
+    table, _ = products(
+        labelled({**MM, "name": name, "dtypes": dtypes, "start_ns": 0, "end_ns": 10_000})
+    )
     assert table["dtype"].to_list() == [expected]
 
 
 def test_faster_than_the_peak_is_not_a_share():
-    table, rates = products(labelled({**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 100}), device="NVIDIA H100")
+    table, rates = products(
+        labelled({**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 100}), device="NVIDIA H100"
+    )
     assert table["at_peak_ns"].to_list() == [None]
     assert rates.utilisation is None
 
 
 @pytest.mark.parametrize(
-    ("unknown_ns", "stated"), [(10_000 * MAX_UNCOUNTED_SHARE, True), (10_000 * MAX_UNCOUNTED_SHARE * 2, False)]
+    ("unknown_ns", "stated"),
+    [(10_000 * MAX_UNCOUNTED_SHARE, True), (10_000 * MAX_UNCOUNTED_SHARE * 2, False)],
 )
 def test_products_without_shapes_leave_totals_unsaid(unknown_ns, stated):
     known = {**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 10_000 - int(unknown_ns)}
-    bare = {**MM, "op": None, "op_id": None, "shapes": None, "start_ns": 10_000 - int(unknown_ns), "end_ns": 10_000}
+    bare = {
+        **MM,
+        "op": None,
+        "op_id": None,
+        "shapes": None,
+        "start_ns": 10_000 - int(unknown_ns),
+        "end_ns": 10_000,
+    }
     _, rates = products(labelled(known, bare), device="NVIDIA H100")
     assert (rates.tflop_s is not None, rates.utilisation is not None) == (stated, stated)
 
 
 def test_nothing_is_said_without_products():
-    _, rates = products(labelled({"kind": "kernel", "name": "relu", "label": "forward", "start_ns": 0, "end_ns": 9}))
+    _, rates = products(
+        labelled({"kind": "kernel", "name": "relu", "label": "forward", "start_ns": 0, "end_ns": 9})
+    )
     assert (rates.tflop_s, rates.utilisation) == (None, None)
 
 
 def test_the_real_runs_flop_are_the_models(samples):
-    """Three blocks per stage of width 2048, 8192 inside, 16 heads; 8 micro-batches of 2 sequences of 512 tokens."""
+    """Three blocks per stage of width 2048, 8192 inside, 16 heads.
+
+    8 micro-batches of 2 sequences of 512 tokens.
+    """
     result = analysis_of(samples / "1f1b").rates
     tokens, gemms = 2 * 512, 2048 * (6144 + 2048 + 8192 + 8192)
     pairs = 2 * 16 * 512 * 512
@@ -140,7 +199,15 @@ def members(*rows):
 )
 def test_bus_bandwidth_scales_with_what_a_link_carries(what, ranks, factor):
     rows = [
-        {"match": 0, "rank": r, "label": "comm", "what": what, "bytes": 4_000, "transfer_ns": 1_000, "wait_ns": 0}
+        {
+            "match": 0,
+            "rank": r,
+            "label": "comm",
+            "what": what,
+            "bytes": 4_000,
+            "transfer_ns": 1_000,
+            "wait_ns": 0,
+        }
         for r in range(ranks)
     ]
     [row] = bandwidth(members(*rows)).to_dicts()
@@ -159,7 +226,10 @@ def test_a_bucket_begins_at_its_lower_end():
 
 def test_the_rank_that_receives_most_comes_first():
     ops = conform(
-        pl.DataFrame([{"rank": r, "received": n, "pass": "forward"} for r, n in ((0, 30), (1, 10))]), OPERATIONS
+        pl.DataFrame(
+            [{"rank": r, "received": n, "pass": "forward"} for r, n in ((0, 30), (1, 10))]
+        ),
+        OPERATIONS,
     )
     rows = [
         {"match": 0, "row": r, "rank": r, "label": "ep_dispatch", "group": "ep", "wait_ns": w}
@@ -183,7 +253,9 @@ def exchange(match, ranks, *, what="allreduce", group_ranks=None, peer=None):
         "bytes": 8_000_000,
         "transfer_ns": 1_000_000,
     }
-    return [{**row, "rank": rank, "group_ranks": listed, "peer": peer, "wait_ns": 5} for rank in ranks]
+    return [
+        {**row, "rank": rank, "group_ranks": listed, "peer": peer, "wait_ns": 5} for rank in ranks
+    ]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +272,9 @@ def exchange(match, ranks, *, what="allreduce", group_ranks=None, peer=None):
 )
 def test_operations_are_in_a_node_or_across(members, where):
     table = bandwidth(conform(pl.DataFrame(members, infer_schema_length=None), MEMBERS), node=8)
-    assert table.select("where", "count", "bytes", "algorithm_gb_s", "wait_ns").rows() == [(where, 1, 8_000_000, 8, 10)]
+    assert table.select("where", "count", "bytes", "algorithm_gb_s", "wait_ns").rows() == [
+        (where, 1, 8_000_000, 8, 10)
+    ]
 
 
 def test_without_a_layout_nothing_is_said_of_nodes():
@@ -229,8 +303,15 @@ def test_a_link_without_a_number_is_one_line(tmp_path, monkeypatch):
 
 
 def test_below_peak_is_the_products_time_beyond_their_time_at_peak_and_no_part_of_the_gap():
-    slow = {**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 10_000}  # 2 GFLOP: 2,021 ns at 989.4 TFLOP/s
-    table, _ = products(labelled(slow, {**slow, "start_ns": 20_000, "end_ns": 25_000}), device="NVIDIA H200")
+    slow = {
+        **MM,
+        "dtypes": BF16,
+        "start_ns": 0,
+        "end_ns": 10_000,
+    }  # 2 GFLOP: 2,021 ns at 989.4 TFLOP/s
+    table, _ = products(
+        labelled(slow, {**slow, "start_ns": 20_000, "end_ns": 25_000}), device="NVIDIA H200"
+    )
     assert below_peak_ns(table) == int(15_000 - 2 * 2e9 / 989.4e3)
     assert below_peak_ns(products(labelled(slow), device="Abacus")[0]) is None
     assert not any("peak" in cause for cause in GAP_CAUSES)

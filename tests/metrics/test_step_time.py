@@ -14,7 +14,13 @@ from tracekit import analyze
 from tracekit.align.steps import STEPS, add_step_intervals, assign_parts, host_ranges
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.label_intervals import Lanes
-from tracekit.metrics.step_time import StepTime, TimedStep, find_unusual, step_budgets, summarize_steps
+from tracekit.metrics.step_time import (
+    StepTime,
+    TimedStep,
+    find_unusual,
+    step_budgets,
+    summarize_steps,
+)
 
 MS = 1_000_000
 
@@ -23,13 +29,18 @@ def bounds(*rows, rank=0):
     """Steps of one rank as (step, GPU start, GPU end, host start, host end), in ms."""
     names = ("step", "start_ns", "end_ns", "host_start_ns", "host_end_ns")
     columns = {
-        name: [None if row[i] is None else row[i] * (MS if i else 1) for row in rows] for i, name in enumerate(names)
+        name: [None if row[i] is None else row[i] * (MS if i else 1) for row in rows]
+        for i, name in enumerate(names)
     }
-    return pl.DataFrame(columns, schema=dict.fromkeys(names, pl.Int64)).with_columns(rank=pl.lit(rank))
+    return pl.DataFrame(columns, schema=dict.fromkeys(names, pl.Int64)).with_columns(
+        rank=pl.lit(rank)
+    )
 
 
 def times_ms(steps):
-    return [None if ns is None else ns / MS for ns in add_step_intervals(steps)["time_ns"].to_list()]
+    return [
+        None if ns is None else ns / MS for ns in add_step_intervals(steps)["time_ns"].to_list()
+    ]
 
 
 def test_time_between_two_steps_belongs_to_the_first():
@@ -55,7 +66,9 @@ def test_a_single_step_begins_where_its_host_range_does():
 
 def test_a_step_that_was_not_recorded_belongs_to_no_other():
     """Steps 4 and 5, then 9 and 10: step 5 ends with its own work, not with the start of step 9."""
-    steps = bounds((4, 0, 9, 0, 9), (5, 10, 19, 10, 19), (9, 500, 509, 500, 509), (10, 510, 519, 510, 519))
+    steps = bounds(
+        (4, 0, 9, 0, 9), (5, 10, 19, 10, 19), (9, 500, 509, 500, 509), (10, 510, 519, 510, 519)
+    )
     assert times_ms(steps) == [10, 10, 10, 10]
 
 
@@ -81,7 +94,9 @@ def test_host_ranges_leave_out_the_gpu_and_end_before_the_next_begins():
 
 
 def test_a_step_that_was_asked_for_ends_where_the_next_recorded_one_begins():
-    events = pl.DataFrame({"step": [1, 2], "start_ns": [0, 50], "end_ns": [10, 60], "launch_ns": [0, 1]})
+    events = pl.DataFrame(
+        {"step": [1, 2], "start_ns": [0, 50], "end_ns": [10, 60], "launch_ns": [0, 1]}
+    )
     kept, table, _ = assign_parts(events, "1")
     assert kept.height == 1
     assert table.schema == STEPS
@@ -89,8 +104,12 @@ def test_a_step_that_was_asked_for_ends_where_the_next_recorded_one_begins():
 
 
 def test_the_budget_of_a_step_sums_to_its_time_whatever_runs_over_its_edges():
-    events = pl.DataFrame({"label": ["forward", "dp_comm", "forward"], "start_ns": [0, 5, 20], "end_ns": [10, 23, 26]})
-    steps = pl.DataFrame({"interval_start_ns": [0, 20], "interval_end_ns": [20, 40], "time_ns": [20, 20]})
+    events = pl.DataFrame(
+        {"label": ["forward", "dp_comm", "forward"], "start_ns": [0, 5, 20], "end_ns": [10, 23, 26]}
+    )
+    steps = pl.DataFrame(
+        {"interval_start_ns": [0, 20], "interval_end_ns": [20, 40], "time_ns": [20, 20]}
+    )
     first, second = step_budgets(steps, Lanes.of(events))
     assert first == Budget(20, 10, {"dp_comm": 10}, 0)
     assert second == Budget(20, 6, {"dp_comm": 0}, 14)
@@ -101,7 +120,9 @@ def timed(*times, partial=()):
 
 
 def test_the_step_time_is_the_median_over_steps_of_the_median_over_ranks():
-    summary = summarize_steps({0: timed(100, 110, 120), 1: timed(104, 112, 130), 2: timed(90, 111, 140)})
+    summary = summarize_steps(
+        {0: timed(100, 110, 120), 1: timed(104, 112, 130), 2: timed(90, 111, 140)}
+    )
     assert [step.time_ns for step in summary.per_step] == [100, 111, 130]
     assert summary.time_ns == 111
     assert summary.by_rank == {0: 110, 1: 112, 2: 111}
@@ -149,7 +170,9 @@ def test_the_budget_of_the_run_leaves_out_what_stands_out():
     ],
 )
 def test_a_step_stands_out_by_a_quarter_and_by_four_times_what_steps_vary(times, unusual):
-    assert [step.step for step in find_unusual([StepTime(n, ns) for n, ns in enumerate(times)])] == unusual
+    assert [
+        step.step for step in find_unusual([StepTime(n, ns) for n, ns in enumerate(times)])
+    ] == unusual
 
 
 EVERYDAY = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere")) / "everyday"

@@ -11,7 +11,13 @@ from tracekit.align.matching import match
 from tracekit.align.waits import find_stragglers, with_waits
 from tracekit.classify.messages import format_messages
 from tracekit.metrics.label_intervals import Lanes
-from tracekit.metrics.operations import add_waits, has_unknown_wait, has_unseen_messages, may_be_message, operations
+from tracekit.metrics.operations import (
+    add_waits,
+    has_unknown_wait,
+    has_unseen_messages,
+    may_be_message,
+    operations,
+)
 
 MS = 1_000_000
 
@@ -35,7 +41,10 @@ def test_collectives_match_by_group_and_order():
 
 
 def test_uneven_ends_are_no_waiting():
-    """Rank 1 arrives last, at 70 ms, and ends 30 ms after rank 0: that is transfer. Nine others tie the clocks."""
+    """Rank 1 arrives last, at 70 ms, and ends 30 ms after rank 0: that is transfer.
+
+    Nine others tie the clocks.
+    """
     rows = [collective(rank, (200 + n) * MS, (201 + n) * MS) for n in range(9) for rank in (0, 1)]
     result, *_ = waited(collective(0, 0, 100 * MS), collective(1, 70 * MS, 130 * MS), *rows)
     assert result["wait_ns"].to_list() == [70 * MS, *[0] * 19]
@@ -44,7 +53,10 @@ def test_uneven_ends_are_no_waiting():
 
 
 def waited_with_lost(*rows):
-    """Operations with their waits on exact clocks, and stragglers; rows of negative id were launched, not recorded."""
+    """Operations with their waits on exact clocks, and stragglers.
+
+    Rows of negative id were launched, not recorded.
+    """
     recorded = table(*(row for row in rows if row["id"] >= 0))
     lost = table(*(row for row in rows if row["id"] < 0))
     clocks = Clocks.recorded({row["rank"] for row in rows})
@@ -67,15 +79,24 @@ def test_a_kernel_that_was_lost_is_waited_for_until_its_launch_at_least():
 
 
 def test_a_message_whose_other_side_was_lost_is_open():
-    result, _ = waited_with_lost(message(0, "send:1", 0, 100, id=1), message(1, "recv:0", 30, 30, id=-1))
+    result, _ = waited_with_lost(
+        message(0, "send:1", 0, 100, id=1), message(1, "recv:0", 30, 30, id=-1)
+    )
     assert result.select("wait_ns", "open", "hole").row(0) == (30, True, True)
 
 
 def test_what_needs_a_trace_that_is_not_there_is_no_hole():
-    """Rank 2 has no trace; rank 1 has one and lacks the last collective, and nothing tells that it took part in it."""
+    """Rank 2 has no trace.
+
+    Rank 1 has one and lacks the last collective, and nothing tells that it took part in it.
+    """
     three = {"group": "2", "group_ranks": "[0,1,2]"}
     rows = [collective(rank, 0, 50, id=rank, **three) for rank in (0, 1)]
-    rows += [message(0, "send:2", 60, 70, id=5), message(0, "send:?", 80, 90, id=6), collective(0, 100, 150, id=7)]
+    rows += [
+        message(0, "send:2", 60, 70, id=5),
+        message(0, "send:?", 80, 90, id=6),
+        collective(0, 100, 150, id=7),
+    ]
     result, *_ = waited(*rows)
     assert result.select("id", "open", "hole").sort("id").rows() == [
         (0, True, False),
@@ -127,7 +148,10 @@ def waited_for(*rows):
 
 
 def test_a_member_of_a_broadcast_waits_for_no_one_who_begins_after_its_own_end():
-    """Rank 0 leaves at 5 ms, rank 1 at 30 ms, and rank 2 begins at 40 ms; rank 1 waited for rank 0 from 0 to 3 ms."""
+    """Rank 0 leaves at 5 ms, rank 1 at 30 ms, and rank 2 begins at 40 ms.
+
+    Rank 1 waited for rank 0 from 0 to 3 ms.
+    """
     assert waited_for(*broadcasts([(3, 5), (0, 30), (40, 41)])) == [(0, 0), (3, 0), (0, 2)]
 
 
@@ -141,7 +165,11 @@ def test_a_rank_that_still_receives_the_broadcast_before_is_not_late():
     It receives the first until 20 ms. What it then does until 26 ms, the others wait for.
     """
     first = [(0, 5), (0, 15), (0, 20)]
-    assert waited_for(*broadcasts(first, [(5, 30), (15, 30), (20, 30)]))[3:] == [(0, 2), (0, 2), (0, 2)]
+    assert waited_for(*broadcasts(first, [(5, 30), (15, 30), (20, 30)]))[3:] == [
+        (0, 2),
+        (0, 2),
+        (0, 2),
+    ]
     late = broadcasts(first, [(5, 30), (15, 30), (26, 30)])
     unlisted = [row | {"group_ranks": None} for row in late]
     assert waited_for(*late)[3:] == waited_for(*unlisted)[3:] == [(6, 2), (6, 2), (0, 2)]
@@ -158,12 +186,19 @@ def test_waits_below_the_uncertainty_of_clocks_are_bounds():
     rows = []
     for n in range(10):
         begin, end = 100 * MS * n, 100 * MS * n + 10 * MS
-        rows += [collective(0, begin, end + (n % 5) * MS // 2), collective(1, begin + MS // 10, end)]
+        rows += [
+            collective(0, begin, end + (n % 5) * MS // 2),
+            collective(1, begin + MS // 10, end),
+        ]
     result, members, clocks = waited(*rows)
     assert clocks.table["uncertainty_ns"][1] > MS
     assert result["wait_is_bound"].all()
     durations = (result["end_ns"] - result["start_ns"]).to_list()
-    bounds = [own - min(pair) for pair in zip(durations[::2], durations[1::2], strict=True) for own in pair]
+    bounds = [
+        own - min(pair)
+        for pair in zip(durations[::2], durations[1::2], strict=True)
+        for own in pair
+    ]
     assert result["wait_ns"].to_list() == bounds
     straggler = find_stragglers(members, clocks).row(0, named=True)
     assert (straggler["uncertain"], straggler["candidates"]) == (True, [0, 1])
@@ -180,7 +215,10 @@ def test_a_member_that_was_not_recorded_leaves_the_wait_open():
 
 
 def test_an_operation_without_a_match_is_open_whatever_others_match():
-    """Rank 0 alone recorded a collective of ranks 0 and 2; the last match is one of two ranks, all recorded."""
+    """Rank 0 alone recorded a collective of ranks 0 and 2.
+
+    The last match is one of two ranks, all recorded.
+    """
     result, *_ = waited(
         collective(0, 0, 80, group="2", group_ranks="[0,2]"), collective(0, 100, 200), collective(1, 150, 200)
     )  # fmt: skip
@@ -208,11 +246,21 @@ def test_messages_match_by_pair_direction_and_order():
         message(1, "recv:0", 5, 12), message(1, "recv:0", 22, 31), message(1, "send:0", 80, 90),
     )  # fmt: skip
     assert result["match"].null_count() == 0
-    assert result["wait_ns"].to_list() == [5, 2, 40, 0, 0, 0]  # a send waits for its receiver as well
+    assert result["wait_ns"].to_list() == [
+        5,
+        2,
+        40,
+        0,
+        0,
+        0,
+    ]  # a send waits for its receiver as well
 
 
 def test_a_batched_kernel_matches_each_of_its_messages():
-    """Rank 1 exchanges with 0 and 2 in one kernel; the shortest of those it talks to is its transfer."""
+    """Rank 1 exchanges with 0 and 2 in one kernel.
+
+    The shortest of those it talks to is its transfer.
+    """
     result, members, _ = waited(
         message(0, "send:1,recv:1", 0, 100),
         message(1, "recv:0,send:0,send:2,recv:2", 40, 100),
@@ -223,12 +271,16 @@ def test_a_batched_kernel_matches_each_of_its_messages():
 
 
 def test_without_the_peers_trace_wait_is_null():
-    result, *_ = waited(message(0, "send:1", 0, 10), message(0, "send:7", 20, 30), message(1, "recv:0", 0, 10))
+    result, *_ = waited(
+        message(0, "send:1", 0, 10), message(0, "send:7", 20, 30), message(1, "recv:0", 0, 10)
+    )
     assert result["wait_ns"].to_list() == [0, None, 0]
 
 
 def test_a_message_whose_peer_is_unknown_stays_unmatched():
-    result, *_ = waited(message(0, "send:?", 0, 10), message(1, "recv:?", 0, 10), message(1, None, 0, 10))
+    result, *_ = waited(
+        message(0, "send:?", 0, 10), message(1, "recv:?", 0, 10), message(1, None, 0, 10)
+    )
     assert result["wait_ns"].to_list() == [None, None, None]
 
 
@@ -246,7 +298,13 @@ def test_the_straggler_is_named_on_aligned_clocks():
 def test_operations_of_a_labelled_table(labelled):
     events = labelled(
         {"label": "forward", "start_ns": 0, "end_ns": 10},
-        {"label": "ep_dispatch", "start_ns": 5, "end_ns": 25, "collective": "all_to_allv", "group": "3"},
+        {
+            "label": "ep_dispatch",
+            "start_ns": 5,
+            "end_ns": 25,
+            "collective": "all_to_allv",
+            "group": "3",
+        },
         {"label": "pp_comm", "start_ns": 30, "end_ns": 40, "collective": "send", "peer": 1},
         {"label": "pp_comm", "start_ns": 50, "end_ns": 60, "name": "ncclDevKernel_SendRecv"},
         {"label": "dp_comm", "start_ns": 70, "end_ns": 80, "name": "ncclKernel_AllReduce_RING_LL"},
@@ -254,13 +312,20 @@ def test_operations_of_a_labelled_table(labelled):
     )
     result = operations(events, Lanes.of(events))
     assert result["what"].to_list() == ["all_to_allv", "p2p", "p2p", "allreduce", "p2p"]
-    assert format_messages(result["messages"]).to_list() == [None, "send:1", None, None, "send:2,recv:2"]
+    assert format_messages(result["messages"]).to_list() == [
+        None,
+        "send:1",
+        None,
+        None,
+        "send:2,recv:2",
+    ]
     assert result["hidden_ns"].to_list() == [5, 0, 0, 0, 0]
 
 
 def operation(label, what, *, wait=None, open_=False):
     return pl.DataFrame(
-        [{"label": label, "what": what, "wait_ns": wait, "open": open_}], schema_overrides={"wait_ns": pl.Int64}
+        [{"label": label, "what": what, "wait_ns": wait, "open": open_}],
+        schema_overrides={"wait_ns": pl.Int64},
     )
 
 

@@ -1,6 +1,7 @@
 """Mutation testing: ``python -m tests.mutants`` changes one threshold or rule at a time and runs its tests.
 
-chosen.toml names the thresholds and the tests that should fail. A mutant that no test notices is reported as survived.
+chosen.toml names the thresholds and the tests that should fail. A mutant that no test notices is
+reported as survived.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PACKS = ROOT / "tracekit" / "classify" / "packs"
 EXAMPLE = "tests/classify/test_rules_covered.py::test_the_example_is_decided_by_its_rule"
-PYTEST_OPTIONS = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", "-o", "addopts=", "--import-mode=importlib")
+PYTEST_OPTIONS = (
+    "-x",
+    "-q",
+    "--no-header",
+    "-p",
+    "no:cacheprovider",
+    "-o",
+    "addopts=",
+    "--import-mode=importlib",
+)
 MAX_INTEGER_MOVED_BY_ONE = 8
 """Integers up to which a threshold is moved by one; larger ones are moved by a share."""
 
@@ -124,7 +134,9 @@ def rule_mutants(chosen):
         text = pack.read_text(encoding="utf-8")
         for rule in tomllib.loads(text).get("rule", ()):
             change = {"kind": "rule", "pack": pack.name, "name": rule["name"]}
-            yield Mutant(f"without rule {rule['name']}", change, (f"{EXAMPLE}[{rule['name']}]", *tests))
+            yield Mutant(
+                f"without rule {rule['name']}", change, (f"{EXAMPLE}[{rule['name']}]", *tests)
+            )
         for index, match in enumerate(BOUND.finditer(text)):
             for value in moved_values(int(match[0])):
                 change = {"kind": "bound", "pack": pack.name, "index": index, "to": str(value)}
@@ -138,7 +150,15 @@ def is_noticed(mutant):
             return any(_fails(test) for test in mutant.tests)
     change = json.dumps(mutant.change) if mutant.change else "null"
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.mutants.plugin", *PYTEST_OPTIONS, *mutant.tests],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "tests.mutants.plugin",
+            *PYTEST_OPTIONS,
+            *mutant.tests,
+        ],
         cwd=ROOT,
         env={**os.environ, "TRACEKIT_MUTANT": change, "POLARS_MAX_THREADS": "1"},
         capture_output=True,
@@ -147,14 +167,21 @@ def is_noticed(mutant):
         check=False,
     )
     if result.returncode not in (0, 1):
-        raise SystemExit(f"{mutant.name}: the tests do not run\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+        raise SystemExit(
+            f"{mutant.name}: the tests do not run\n{result.stdout[-2000:]}{result.stderr[-2000:]}"
+        )
     return result.returncode == 1
 
 
 def _fails(test):
-    """Return whether *test* fails in this process; a rule without an example of its own does not fail."""
+    """Return whether *test* fails in this process.
+
+    A rule without an example of its own does not fail.
+    """
     with contextlib.redirect_stdout(io.StringIO()):
-        return pytest.main([*PYTEST_OPTIONS, "--assert=plain", test]) == pytest.ExitCode.TESTS_FAILED
+        return (
+            pytest.main([*PYTEST_OPTIONS, "--assert=plain", test]) == pytest.ExitCode.TESTS_FAILED
+        )
 
 
 def main():
@@ -173,7 +200,9 @@ def main():
     if options.list:
         sys.stdout.write("".join(f"{mutant.name}\n" for mutant in mutants))
         return 0
-    for tests in sorted({mutant.tests for mutant in mutants if mutant.change["kind"] == "threshold"}):
+    for tests in sorted(
+        {mutant.tests for mutant in mutants if mutant.change["kind"] == "threshold"}
+    ):
         if is_noticed(Mutant("no change", {}, tests)):
             raise SystemExit(f"{' '.join(tests)}: fail without any change")
     survivors = []
@@ -186,7 +215,9 @@ def main():
         sys.stdout.flush()
     count = len(mutants) - len(survivors)
     share = 100 * count / max(1, len(mutants))
-    sys.stdout.write(f"{count} of {len(mutants)} noticed ({share:.0f} %), {len(survivors)} survived\n")
+    sys.stdout.write(
+        f"{count} of {len(mutants)} noticed ({share:.0f} %), {len(survivors)} survived\n"
+    )
     return 1 if set(survivors) - excused else 0
 
 

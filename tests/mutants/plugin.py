@@ -1,8 +1,8 @@
 """Pytest plugin that applies one mutant in the process that runs the tests; no file is changed.
 
-``pytest -p tests.mutants.plugin`` reads the threshold to move from ``TRACEKIT_MUTANT``. The value is replaced where the
-constant is used and not where it is defined, so that a test written with ``LIMIT + 1`` must notice too. Rules are data:
-they are changed when they are read.
+``pytest -p tests.mutants.plugin`` reads the threshold to move from ``TRACEKIT_MUTANT``. The value
+is replaced where the constant is used and not where it is defined, so that a test written with
+``LIMIT + 1`` must notice too. Rules are data: they are changed when they are read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ def replace_uses(source, name, to):
     'A = 3\\ndef f(x):\\n    return x > 4\\n'
     """
     lines = source.encode().split(b"\n")
-    uses = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name) and node.id == name]
+    uses = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Name) and node.id == name
+    ]
     uses = [node for node in uses if isinstance(node.ctx, ast.Load)]
     if not uses:
         raise ValueError(f"{name} is not used")
@@ -41,7 +45,9 @@ def replace_uses(source, name, to):
 class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname):
         path = self.get_filename(fullname)
-        return self.source_to_code(replace_uses(self.get_data(path).decode(), CHANGE["name"], CHANGE["to"]), path)
+        return self.source_to_code(
+            replace_uses(self.get_data(path).decode(), CHANGE["name"], CHANGE["to"]), path
+        )
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -78,7 +84,11 @@ def rules_changed(change):
         packs = read()
         text = packs[change["pack"]]
         drop = change["kind"] == "rule"
-        text = without_rule(text, change["name"]) if drop else move_bound(text, change["index"], change["to"])
+        text = (
+            without_rule(text, change["name"])
+            if drop
+            else move_bound(text, change["index"], change["to"])
+        )
         return packs | {change["pack"]: text}
 
     read, rules.shipped_packs = rules.shipped_packs, changed

@@ -33,7 +33,16 @@ def event():
     """A complete event with sensible defaults."""
 
     def make(name="aten::mm", *, ts=10, dur=5, cat="cpu_op", pid=1, tid=1, **args):
-        return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+        return {
+            "ph": "X",
+            "cat": cat,
+            "name": name,
+            "pid": pid,
+            "tid": tid,
+            "ts": ts,
+            "dur": dur,
+            "args": args,
+        }
 
     return make
 

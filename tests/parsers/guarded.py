@@ -1,6 +1,7 @@
 """Run the scanner on mutated bytes that end right before memory nobody may touch.
 
-A read or write past the buffer ends the process with a segmentation fault. Run by test_kineto_fuzz.py.
+A read or write past the buffer ends the process with a segmentation fault. Run by
+test_kineto_fuzz.py.
 """
 
 from __future__ import annotations
@@ -73,9 +74,16 @@ def main(path, rounds):
             size = len(data) if k % 2 else len(data) + 64
             buffer = (guarded.at_start, guarded.at_end)[k % 2](size)
             buffer[:] = np.frombuffer(data + filling * (size - len(data)), np.uint8)
-            part = worker.Worker(0, stacks=True).scan(memoryview(buffer), 0, len(data), is_last=True)
-            rows = [(c.rows, {name: p.values.tobytes() for name, p in c.columns.items()}) for c in part.chunks]
-            results.add(repr((part.status, part.position, part.events, part.bad, part.bad_values, rows)))
+            part = worker.Worker(0, stacks=True).scan(
+                memoryview(buffer), 0, len(data), is_last=True
+            )
+            rows = [
+                (c.rows, {name: p.values.tobytes() for name, p in c.columns.items()})
+                for c in part.chunks
+            ]
+            results.add(
+                repr((part.status, part.position, part.events, part.bad, part.bad_values, rows))
+            )
             assert 0 <= part.position <= len(data)
         assert len(results) == 1, "what lies behind the end changed the result"
 

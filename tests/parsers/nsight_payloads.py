@@ -17,12 +17,27 @@ def payload(schema, *fields):
 def with_schemas(report):
     """The report, with the schemas of both payloads."""
     named = {
-        SEND: [("NCCL communicator ID", 18, None), ("Message size [bytes]", 22, 8), ("Peer rank", 5, 16)],
-        INIT: [("NCCL communicator ID", 18, None), ("No. of ranks", 5, 8), ("Rank", 5, 12), ("CUDA device", 5, 16)],
+        SEND: [
+            ("NCCL communicator ID", 18, None),
+            ("Message size [bytes]", 22, 8),
+            ("Peer rank", 5, 16),
+        ],
+        INIT: [
+            ("NCCL communicator ID", 18, None),
+            ("No. of ranks", 5, 8),
+            ("Rank", 5, 12),
+            ("CUDA device", 5, 16),
+        ],
     }
     for schema, fields in named.items():
         for i, (name, kind, offset) in enumerate(fields):
             report.add(
-                "NVTX_PAYLOAD_SCHEMA_ENTRIES", domainId=1, schemaId=schema, idx=i, type=kind, name=name, offset=offset
+                "NVTX_PAYLOAD_SCHEMA_ENTRIES",
+                domainId=1,
+                schemaId=schema,
+                idx=i,
+                type=kind,
+                name=name,
+                offset=offset,
             )
     return report

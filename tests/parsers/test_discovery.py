@@ -21,7 +21,11 @@ def trace(rank=None, size=None, *, late=False, array=False):
     """The text of a small trace; with *late*, the header comes after the events."""
     if array:
         return json.dumps([EVENT])
-    info = {} if rank is None else {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": size}}
+    info = (
+        {}
+        if rank is None
+        else {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": size}}
+    )
     events = {"traceEvents": [EVENT]}
     return json.dumps({**events, **info} if late else {"schemaVersion": 1, **info, **events})
 
@@ -40,20 +44,35 @@ def lay(folder, files):
 FOUND = {
     "content beats name": ({"rank9.json": trace(3, 4)}, [(3, "content")]),
     "content after the events": ({"rank9.json": trace(3, 4, late=True)}, [(3, "content")]),
-    "gzip": ({"a.json.gz": trace(1, 2), "b.json.gz": trace(0, 2)}, [(0, "content"), (1, "content")]),
+    "gzip": (
+        {"a.json.gz": trace(1, 2), "b.json.gz": trace(0, 2)},
+        [(0, "content"), (1, "content")],
+    ),
     "rank3": ({"rank3.json": trace()}, [(3, "name")]),
     "rank-3": ({"rank-3.Apr_03.pt.trace.json": trace()}, [(3, "name")]),
     "rank_3": ({"rank_3.json": trace()}, [(3, "name")]),
     "rank3_trace": ({"run7_rank3_trace.json": trace()}, [(3, "name")]),
     "worker3": ({"worker3_step_12.169.pt.trace.json": trace()}, [(3, "name")]),
-    "a folder per rank": ({"rank0/t.json": trace(), "rank1/t.json": trace()}, [(0, "name"), (1, "name")]),
+    "a folder per rank": (
+        {"rank0/t.json": trace(), "rank1/t.json": trace()},
+        [(0, "name"), (1, "name")],
+    ),
     "only file": ({"host_4242.169412.pt.trace.json": trace()}, [(0, "only file")]),
     "bare array": ({"t.json": trace(array=True)}, [(0, "only file")]),
     "unrelated files are skipped": (
-        {"rank0.json": trace(), "README.md": "# hi", "truth.json": '{"answer": 42}', "notes.txt": "[1]", ".x": "y"},
+        {
+            "rank0.json": trace(),
+            "README.md": "# hi",
+            "truth.json": '{"answer": 42}',
+            "notes.txt": "[1]",
+            ".x": "y",
+        },
         [(0, "name")],
     ),
-    "world size unknown in one": ({"rank0.json": trace(0, 2), "rank1.json": trace()}, [(0, "content"), (1, "name")]),
+    "world size unknown in one": (
+        {"rank0.json": trace(0, 2), "rank1.json": trace()},
+        [(0, "content"), (1, "name")],
+    ),
 }
 
 
@@ -74,7 +93,10 @@ REFUSED = {
         "these look like 2 runs in .*: after, before",
     ),
     "two runs, one of them by host": (
-        {f"{folder}/t{n}.json": trace(n, 2) for folder, n in (("a/h0", 0), ("a/h1", 1), ("b", 0), ("b", 1))},
+        {
+            f"{folder}/t{n}.json": trace(n, 2)
+            for folder, n in (("a/h0", 0), ("a/h1", 1), ("b", 0), ("b", 1))
+        },
         r"these look like 2 runs in .*: a, b \(",
     ),
     "three runs, two in one folder": (
@@ -86,9 +108,18 @@ REFUSED = {
         "these look like 2 runs in ",
     ),
     "name against content": ({"a.json": trace(1, 2), "rank1.json": trace()}, "rank 1 has 2 files"),
-    "two world sizes": ({"a.json": trace(0, 2), "b.json": trace(1, 4)}, "different runs .*world sizes.*2: .*4: "),
-    "two tools": ({"rank0.json": trace(), "rank1.sqlite": b"SQLite format 3\0"}, "different runs .*different tools"),
-    "no ranks": ({"x_1.1690000000.json": trace(), "x_2.1690000000.json": trace()}, "2 files do not say their rank"),
+    "two world sizes": (
+        {"a.json": trace(0, 2), "b.json": trace(1, 4)},
+        "different runs .*world sizes.*2: .*4: ",
+    ),
+    "two tools": (
+        {"rank0.json": trace(), "rank1.sqlite": b"SQLite format 3\0"},
+        "different runs .*different tools",
+    ),
+    "no ranks": (
+        {"x_1.1690000000.json": trace(), "x_2.1690000000.json": trace()},
+        "2 files do not say their rank",
+    ),
     "no traces": ({"README.md": "# hi", "truth.json": "{}"}, r"holds no traces \(2 other files\)"),
     "a png among none": ({"rank0.json": b"\x89PNG\r\n\x1a\n"}, "holds no traces"),
 }
@@ -153,7 +184,10 @@ def test_links_to_traces_elsewhere_are_followed(tmp_path):
 
 def test_a_trace_that_names_no_rank_is_missed_too(tmp_path):
     """A file the profiler named after its host, cut to nothing: it was one of the ranks."""
-    lay(tmp_path, {"rank0.json": trace(0, 2), "node7_4242.169412.pt.trace.json": b"", "config.json": b"{}"})
+    lay(
+        tmp_path,
+        {"rank0.json": trace(0, 2), "node7_4242.169412.pt.trace.json": b"", "config.json": b"{}"},
+    )
     notices = discover(tmp_path).notices
     assert [n.message for n in notices] == ["skipped node7_4242.169412.pt.trace.json is empty"]
 
@@ -215,14 +249,18 @@ def test_only_the_ranks_asked_for(samples):
 
 def test_one_report_in_several_formats_is_read_once(samples):
     found = discover(samples / "nsys-1f1b")
-    assert [(ref.rank, ref.name) for ref in found.refs] == [(i, f"rank{i}.sqlite") for i in range(4)]
+    assert [(ref.rank, ref.name) for ref in found.refs] == [
+        (i, f"rank{i}.sqlite") for i in range(4)
+    ]
     (notice,) = found.notices
     assert notice.code == "several-exports"
     assert "rank0.parquetdir" in notice.message
 
 
 def test_of_two_runs_the_hint_says_what_to_type(tmp_path):
-    folder = lay(tmp_path, {f"{run}/rank{n}.json": trace(n, 2) for run in ("my run", "b") for n in (0, 1)})
+    folder = lay(
+        tmp_path, {f"{run}/rank{n}.json": trace(n, 2) for run in ("my run", "b") for n in (0, 1)}
+    )
     with pytest.raises(InputError) as caught:
         discover(folder)
     one, two = f"{tmp_path}/b", f"'{tmp_path}/my run'"
@@ -245,7 +283,10 @@ def test_naming_two_exports_of_one_rank_is_an_error(samples):
 
 def test_a_url_is_listed_and_read_through_fsspec(tmp_path):
     pytest.importorskip("fsspec")
-    lay(tmp_path, {"run/rank0.json": trace(0, 2), "run/rank1.json.gz": trace(1, 2), "run/README.md": "x"})
+    lay(
+        tmp_path,
+        {"run/rank0.json": trace(0, 2), "run/rank1.json.gz": trace(1, 2), "run/README.md": "x"},
+    )
     found = discover(f"file://{tmp_path}/run")
     assert [(ref.rank, ref.name) for ref in found.refs] == [(0, "rank0.json"), (1, "rank1.json.gz")]
     assert found.skipped == 1
@@ -293,7 +334,10 @@ def test_files_of_which_none_is_a_trace_are_refused(tmp_path):
 
 UNREADABLE = {
     "empty": (b"", "is empty"),
-    "noise": (bytes(range(128, 256)), "neither JSON nor a Perfetto trace nor an Nsight Systems export"),
+    "noise": (
+        bytes(range(128, 256)),
+        "neither JSON nor a Perfetto trace nor an Nsight Systems export",
+    ),
     "a damaged gzip file": (b"\x1f\x8b" + b"x" * 200, "is a damaged gzip file"),
 }
 
@@ -310,7 +354,15 @@ def test_a_ranks_file_of_which_nothing_can_be_read_is_a_failed_rank(tmp_path, ca
 
 
 def test_an_unreadable_file_beside_a_trace_of_its_rank_is_skipped_and_named(tmp_path):
-    lay(tmp_path, {"rank0.json": trace(0, 2), "rank1.json": trace(1, 2), "rank1.old.json": b"", "host_7.json.gz": ""})
+    lay(
+        tmp_path,
+        {
+            "rank0.json": trace(0, 2),
+            "rank1.json": trace(1, 2),
+            "rank1.old.json": b"",
+            "host_7.json.gz": "",
+        },
+    )
     (tmp_path / "host_7.json.gz").write_bytes(b"\x00\x01")
     notices = discover(tmp_path).notices
     assert [notice.code for notice in notices] == ["not-a-trace"]
@@ -320,7 +372,9 @@ def test_an_unreadable_file_beside_a_trace_of_its_rank_is_skipped_and_named(tmp_
 
 def test_a_folder_of_unreadable_files_names_them(tmp_path):
     lay(tmp_path, {"rank0.json": b"", "rank1.json": b"", "rank2.json": b"", "README.md": "# hi"})
-    with pytest.raises(InputError, match=r"4 other files: rank0\.json is empty, rank1\.json is empty"):
+    with pytest.raises(
+        InputError, match=r"4 other files: rank0\.json is empty, rank1\.json is empty"
+    ):
         discover(tmp_path)
 
 

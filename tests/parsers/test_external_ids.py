@@ -18,12 +18,16 @@ def ids(frame):
 
 
 def test_calls_and_kernels_with_ids_of_their_own_are_linked_and_operators_are_not():
-    frame = events(("cpu_op", 2, None), ("runtime", 2, None), ("runtime", 3, None), ("kernel", 3, None))
+    frame = events(
+        ("cpu_op", 2, None), ("runtime", 2, None), ("runtime", 3, None), ("kernel", 3, None)
+    )
     assert ids(link_by_external_id(frame)) == [(None, 2), (2, None), (3, None), (3, None)]
 
 
 def test_ids_that_several_calls_share_name_their_operator():
-    frame = events(("cpu_op", 2, None), ("runtime", 2, None), ("runtime", 2, None), ("kernel", 2, None))
+    frame = events(
+        ("cpu_op", 2, None), ("runtime", 2, None), ("runtime", 2, None), ("kernel", 2, None)
+    )
     assert ids(link_by_external_id(frame)) == ids(frame)
 
 

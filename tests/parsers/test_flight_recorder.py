@@ -53,7 +53,11 @@ def test_json_and_pickle_give_the_same(tmp_path):
     content = dump([entry(1, took_ms=2.5), message(2, "send 1->0"), batch_end(3)])
     tables = [
         read(tmp_path, raw).collectives
-        for raw in (pickle.dumps(content), json.dumps(content).encode(), gzip.compress(pickle.dumps(content)))
+        for raw in (
+            pickle.dumps(content),
+            json.dumps(content).encode(),
+            gzip.compress(pickle.dumps(content)),
+        )
     ]
     assert tables[0].equals(tables[1])
     assert tables[0].equals(tables[2])
@@ -61,7 +65,11 @@ def test_json_and_pickle_give_the_same(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "op"),
-    [("nccl:_all_gather_base", "all_gather"), ("nccl:all_reduce_barrier", "barrier"), ("gloo:broadcast", "broadcast")],
+    [
+        ("nccl:_all_gather_base", "all_gather"),
+        ("nccl:all_reduce_barrier", "barrier"),
+        ("gloo:broadcast", "broadcast"),
+    ],
 )
 def test_operations_have_one_name(tmp_path, name, op):
     assert read(tmp_path, dump([entry(1, profiling_name=name)])).collectives["op"].to_list() == [op]
@@ -133,7 +141,9 @@ def test_fields_that_old_versions_lack_are_unknown(tmp_path):
         "state": "started",
     }
     table = read(tmp_path, {"version": "2.0", "entries": [old]}).collectives
-    assert table.select("rank", "group", "sequence", "is_message", "peer").rows() == [(1, "0", 4, True, 0)]
+    assert table.select("rank", "group", "sequence", "is_message", "peer").rows() == [
+        (1, "0", 4, True, 0)
+    ]
 
 
 def test_another_major_version_is_refused(tmp_path):
@@ -142,7 +152,13 @@ def test_another_major_version_is_refused(tmp_path):
 
 
 def test_impossible_numbers_are_unknown(tmp_path):
-    made = entry(1, time_created_ns=2**70, duration_ms=float("nan"), time_discovered_completed_ns=0, input_sizes=[[-4]])
+    made = entry(
+        1,
+        time_created_ns=2**70,
+        duration_ms=float("nan"),
+        time_discovered_completed_ns=0,
+        input_sizes=[[-4]],
+    )
     (row,) = read(tmp_path, dump([made])).collectives.rows(named=True)
     assert (row["enqueued_ns"], row["duration_ns"], row["completed_by_ns"]) == (None, None, None)
 
@@ -169,7 +185,15 @@ def test_the_last_stack_is_kept(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[1]", b"{", b'{"entries": 5}', pickle.dumps([1]), pickle.dumps({"entries": "x"}), b"\x1f\x8bxx"],
+    [
+        b"",
+        b"[1]",
+        b"{",
+        b'{"entries": 5}',
+        pickle.dumps([1]),
+        pickle.dumps({"entries": "x"}),
+        b"\x1f\x8bxx",
+    ],
 )
 def test_other_content_is_refused_in_one_line(tmp_path, content):
     with pytest.raises(InputError) as error:
@@ -183,7 +207,9 @@ def test_damaged_dumps_are_refused_or_read(tmp_path):
     values = [None, -1, 2**80, 0.5, float("inf"), "", "x", [], [[]], [["a"]], {}, True, {"name": 5}]
     for _ in range(300):
         content = dump([entry(1), message(2, "send 0->1"), batch_end(3)])
-        target = choose.choice([content, *content["entries"], content["pg_config"]["0"], content["pg_status"]])
+        target = choose.choice(
+            [content, *content["entries"], content["pg_config"]["0"], content["pg_status"]]
+        )
         target[choose.choice(list(target))] = choose.choice(values)
         try:
             part = read(tmp_path, content)

@@ -1,4 +1,7 @@
-"""The compiled scanner and the same file uncompiled; keys and lists that JSON allows and profilers do not write."""
+"""The compiled scanner and the same file uncompiled.
+
+Keys and lists that JSON allows and profilers do not write.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ def test_uncompiled_gives_the_same_table_and_says_so(real_bytes, tmp_path):
     path, out = tmp_path / "rank0.json", tmp_path / "events.arrow"
     path.write_bytes(damaged)
     done = subprocess.run(
-        [sys.executable, "-c", READ_UNCOMPILED, SOURCE, out, path], capture_output=True, text=True, check=False
+        [sys.executable, "-c", READ_UNCOMPILED, SOURCE, out, path],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("runs uncompiled") == 1
@@ -77,7 +83,9 @@ def test_uncompiled_gives_the_same_table_and_says_so(real_bytes, tmp_path):
     got = pl.read_ipc(out)
     for name in expected.events.columns:
         assert got[name].cast(pl.String).equals(expected.events[name].cast(pl.String)), name
-    assert done.stdout.strip() == str(f"{[n.message for n in expected.source.notices]} {dict(expected.source.skipped)}")
+    assert done.stdout.strip() == str(
+        f"{[n.message for n in expected.source.notices]} {dict(expected.source.skipped)}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +94,9 @@ def test_uncompiled_gives_the_same_table_and_says_so(real_bytes, tmp_path):
         EVENT.replace('"name"', r'"n\u0061me"'),
         EVENT.replace('"name"', r'"\u006E\u0061\u006d\u0065"').replace('"ph"', r'"\u0070h"'),
         EVENT.replace('"args"', r'"ar\u0067s"').replace('"stream"', r'"strea\u006d"'),
-        EVENT.replace('"device": 3', r'"n\\u0061me": "x", "nam\u00e9": 1, "name\u12": 2, "device": 3, "\"": 4'),
+        EVENT.replace(
+            '"device": 3', r'"n\\u0061me": "x", "nam\u00e9": 1, "name\u12": 2, "device": 3, "\"": 4'
+        ),
     ],
 )
 def test_escaped_keys_are_the_keys_they_spell(event):
@@ -103,7 +113,9 @@ def test_escaped_keys_beside_the_events():
     assert got.events["start_ns"].to_list() == [1007]
 
 
-@pytest.mark.parametrize("values", ["null", "null, 5 , true", '"]"', "[]", '["a", [{}]]', '"\\"", -1.5e3'])
+@pytest.mark.parametrize(
+    "values", ["null", "null, 5 , true", '"]"', "[]", '["a", [{}]]', '"\\"", -1.5e3']
+)
 def test_a_list_that_ends_in_something_else_is_not_truncated(values):
     text = f'{{"traceEvents": [{EVENT}, {values}\n], "baseTimeNanoseconds": 7}}'.encode()
     got = kineto.read(io.BytesIO(text))
@@ -113,7 +125,9 @@ def test_a_list_that_ends_in_something_else_is_not_truncated(values):
         kineto.read(io.BytesIO(text), lenient=False)
 
 
-@pytest.mark.parametrize("value", ["null", "true", "-1.5e3", '"a"', '"]}"', "[]", "[[1], 2]", '["a", [{}]]'])
+@pytest.mark.parametrize(
+    "value", ["null", "true", "-1.5e3", '"a"', '"]}"', "[]", "[[1], 2]", '["a", [{}]]']
+)
 @pytest.mark.parametrize("gap", ["", "\n  "])
 def test_events_behind_an_element_that_is_none_are_read(value, gap):
     other = EVENT.replace('{"ph"', '{"comment": 1, "ph"')  # begins with a key that no event has
@@ -151,7 +165,9 @@ def names_in_one_slot(count):
     """Return names of eight bytes that lay in one slot of the hash table when the hash had no seed."""
     mix = 0x9E3779B97F4A7C15
     random = np.random.default_rng(1)
-    hashes = random.integers(0, 2**64, size=5 * count, dtype=np.uint64) & ~np.uint64((2**24 - 1) << 32)
+    hashes = random.integers(0, 2**64, size=5 * count, dtype=np.uint64) & ~np.uint64(
+        (2**24 - 1) << 32
+    )
     with np.errstate(over="ignore"):
         words = (hashes * np.uint64(pow(mix, -1, 2**64))) ^ np.uint64(8 * mix % 2**64)
     letters = words.astype("<u8").view(np.uint8).reshape(-1, 8)

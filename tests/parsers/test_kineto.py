@@ -20,9 +20,11 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces"
 REAL = sorted(
     path
     for path in SAMPLES.glob("*/rank0.pt.trace.json.gz")
-    if path.parent.name not in ("dualpipe", "interleaved", "overlapped", "reload-overlap", "slow-ddp")
+    if path.parent.name
+    not in ("dualpipe", "interleaved", "overlapped", "reload-overlap", "slow-ddp")
 )
-"""Those that are left out were recorded as another one was, with the same options of the profiler."""
+"""Those that are left out were recorded as another one was, with the same options of the
+profiler."""
 PUBLIC = [
     "deepseek/train.json.gz",
     "dlrm-8ranks/worker0_step_12.1694128201545.pt.trace.json.gz",
@@ -42,11 +44,15 @@ def same(found: pl.DataFrame, expected: pl.DataFrame) -> None:
     """Both tables, row by row; on a difference, say in which column."""
     assert found.schema == EVENTS
     assert found.height == expected.height
-    different = [c for c in EVENTS if not found[c].cast(pl.String).equals(expected[c].cast(pl.String))]
+    different = [
+        c for c in EVENTS if not found[c].cast(pl.String).equals(expected[c].cast(pl.String))
+    ]
     assert different == []
 
 
-IS_READ = (pl.col("kind") != "python") | pl.col("name").cast(pl.String).str.starts_with("nn.Module: ")
+IS_READ = (pl.col("kind") != "python") | pl.col("name").cast(pl.String).str.starts_with(
+    "nn.Module: "
+)
 """Events that are read by default: of Python frames only calls of modules."""
 
 
@@ -93,7 +99,12 @@ def test_header_of_a_real_trace(samples):
     source = kineto.read(samples / "1f1b/rank2.pt.trace.json.gz").source
     assert (source.rank, source.rank_from, source.world_size) == (2, "content", 4)
     assert source.devices == ("NVIDIA H200",)
-    assert dict(source.versions) == {"cuda_driver": "13.0", "cuda_runtime": "13.0", "cupti": "130001", "nccl": "2.28.9"}
+    assert dict(source.versions) == {
+        "cuda_driver": "13.0",
+        "cuda_runtime": "13.0",
+        "cupti": "130001",
+        "nccl": "2.28.9",
+    }
     assert [(g.name, g.description, g.ranks) for g in source.groups] == [
         ("0", "default_pg", (0, 1, 2, 3)),
         ("1", "PIPELINE_MODEL_PARALLEL_GROUP", (0, 1, 2, 3)),
@@ -108,14 +119,32 @@ def test_header_of_a_real_trace(samples):
     ("ts", "dur", "base", "start", "end"),
     [
         ("1740461679471303", "52", 0, 1740461679471303000, 1740461679471355000),  # whole epoch µs
-        ("1712195495896244.499", "0.039", 0, 1712195495896244499, 1712195495896244538),  # decimal epoch µs
-        ("4458676983423.243", "41.407", 1711964646000000000, 1716423322983423243, 1716423322983464650),  # relative
+        (
+            "1712195495896244.499",
+            "0.039",
+            0,
+            1712195495896244499,
+            1712195495896244538,
+        ),  # decimal epoch µs
+        (
+            "4458676983423.243",
+            "41.407",
+            1711964646000000000,
+            1716423322983423243,
+            1716423322983464650,
+        ),  # relative
         ("1.0000009", "0", 0, 1000, 1000),  # under a nanosecond is cut
         ("12.5e3", "1E-3", 0, 12500000, 12500001),
         ("-3.25", "0.5", 10000, 6750, 7250),
         ('"17.5"', '"2"', 0, 17500, 19500),  # numbers in quotes
         ("0", "0.001", 0, 0, 1),
-        ("4503599627370497.001", "0", 0, 4503599627370497001, 4503599627370497001),  # past what a double holds
+        (
+            "4503599627370497.001",
+            "0",
+            0,
+            4503599627370497001,
+            4503599627370497001,
+        ),  # past what a double holds
     ],
 )
 def test_times_are_exact(ts, dur, base, start, end):
@@ -161,8 +190,12 @@ def test_args_of_a_collective(trace, event):
 
 
 def test_args_of_cpu_ops(trace, event):
-    send = event(**{"Collective name": "send", "Dst Rank": 3, "Sequence number": 8, "Fwd thread id": 2})
-    receive = event(**{"Collective name": "recv", "Src Rank": 1, "Input Dims": [[2, 512], [], [[4], [4]]]})
+    send = event(
+        **{"Collective name": "send", "Dst Rank": 3, "Sequence number": 8, "Fwd thread id": 2}
+    )
+    receive = event(
+        **{"Collective name": "recv", "Src Rank": 1, "Input Dims": [[2, 512], [], [[4], [4]]]}
+    )
     events = kineto.read(trace(send, receive)).events
     assert events["peer"].to_list() == [3, 1]
     assert events["sequence"].to_list() == [8, None]
@@ -174,7 +207,9 @@ def test_args_of_cpu_ops(trace, event):
 def test_dialect_of_2021(trace, event):
     step = event("ProfilerStep#4", ts=0, dur=100, cat="Operator", tid="77")
     launch = event("cudaLaunchKernel", ts=10, cat="Runtime", tid="77", correlation=5)
-    kernel = event("k", ts=200, cat="Kernel", pid=0, tid="stream 7", correlation=5, **{"external id": 9})
+    kernel = event(
+        "k", ts=200, cat="Kernel", pid=0, tid="stream 7", correlation=5, **{"external id": 9}
+    )
     copy = event("c", ts=300, cat="Memcpy", pid=0, tid="stream 8", device=1, stream=9, bytes=64)
     events = kineto.read(trace(step, launch, kernel, copy)).events
     assert events["kind"].to_list() == ["cpu_op", "runtime", "kernel", "memcpy"]
@@ -196,7 +231,9 @@ def test_dialect_of_rocm(trace, event):
 
 
 def test_process_group_before_it_had_a_name(trace, event):
-    events = kineto.read(trace(event(**{"Process Group ID": 3}), event(**{"Process Group Name": "x"}), event())).events
+    events = kineto.read(
+        trace(event(**{"Process Group ID": 3}), event(**{"Process Group Name": "x"}), event())
+    ).events
     assert events["group"].to_list() == ["3", "x", None]
 
 
@@ -215,7 +252,14 @@ def test_only_complete_events_become_rows(trace):
         {"ph": "f", "name": "ac2g", "ts": 5, "id": 3, "bp": "e"},
         {"ph": "f", "name": "ac2g", "ts": 5, "id": 4, "bp": "e"},
         {"ph": "X", "cat": "python_function", "name": "f.py(1): g", "ts": 6, "dur": 1},
-        {"ph": "X", "cat": "Trace", "name": "z", "ts": 7, "pid": "Spans", "tid": "PyTorch Profiler"},
+        {
+            "ph": "X",
+            "cat": "Trace",
+            "name": "z",
+            "ts": 7,
+            "pid": "Spans",
+            "tid": "PyTorch Profiler",
+        },
     ]
     got = kineto.read(trace(*events))
     assert got.events["name"].to_list() == ["a", "no phase", "z"]
@@ -223,7 +267,12 @@ def test_only_complete_events_become_rows(trace):
     assert got.events["pid"].to_list() == [None, None, None]
     assert got.events["end_ns"].to_list() == [2000, 2000, 7000]
     assert dict(got.source.skipped) == {"M": 1, "s": 1, "f": 2, "python": 1}
-    assert kineto.read(trace(*events), stacks=True).events["kind"].to_list() == ["other", "other", "python", "other"]
+    assert kineto.read(trace(*events), stacks=True).events["kind"].to_list() == [
+        "other",
+        "other",
+        "python",
+        "other",
+    ]
 
 
 def test_text_is_unescaped(trace, event):
@@ -257,7 +306,10 @@ def layouts(raw):
     yield "one line", json.dumps({**data, "traceEvents": events}).encode()
     yield "no spaces", json.dumps(first, separators=(",", ":")).encode()
     for indent in (1, 2, 4, "\t"):
-        yield f"indent {indent!r}", json.dumps({**data, "traceEvents": events}, indent=indent).encode()
+        yield (
+            f"indent {indent!r}",
+            json.dumps({**data, "traceEvents": events}, indent=indent).encode(),
+        )
     yield "header behind, indented", json.dumps(first, indent=1).encode()
     yield "windows line ends", raw.replace(b"\n", b"\r\n")
     yield "byte order mark", b"\xef\xbb\xbf" + raw
@@ -289,7 +341,11 @@ def test_objects_nested_at_the_events_own_indent(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)
     monkeypatch.setattr(kineto.header, "FIRST_READ", 1024)
     inner = ",\n".join('  {\n    "name": "inner", "ts": 5\n  }' for _ in range(40))
-    one = '  {\n    "ph": "X", "name": "outer", "ts": 1, "dur": 1, "args": {"list": [\n' + inner + "\n  ]}\n  }"
+    one = (
+        '  {\n    "ph": "X", "name": "outer", "ts": 1, "dur": 1, "args": {"list": [\n'
+        + inner
+        + "\n  ]}\n  }"
+    )
     text = '{"traceEvents": [\n' + ",\n".join([one] * 30) + "\n]}"
     got = kineto.read(io.BytesIO(text.encode()), lenient=False)
     assert got.events["name"].to_list() == ["outer"] * 30
@@ -319,7 +375,10 @@ def test_small_rows_blocks_and_dictionary_change_nothing(samples, monkeypatch):
 
 
 def test_equal_hashes_do_not_merge_text():
-    """Among 200 000 names some share the 32 bits of hash the dictionary keeps; each must come back as itself."""
+    """Among 200 000 names some share the 32 bits of hash the dictionary keeps.
+
+    Each must come back as itself.
+    """
     rng = np.random.default_rng(0)
     names = [f"n{a:016x}" for a in rng.integers(0, 2**63, 200_000)]
     text = "[" + ",".join(f'{{"ph":"X","name":"{name}","ts":1,"dur":1}}' for name in names) + "]"
@@ -346,7 +405,9 @@ def test_a_long_name_is_kept_whole(trace, event):
 )
 def test_where_the_rank_comes_from(tmp_path, event, name, info, option, expected):  # noqa: PLR0917
     path = tmp_path / name
-    path.write_text(json.dumps({"traceEvents": [event()], **({"distributedInfo": info} if info else {})}))
+    path.write_text(
+        json.dumps({"traceEvents": [event()], **({"distributedInfo": info} if info else {})})
+    )
     got = kineto.read(path, rank=option)
     assert (got.source.rank, got.source.rank_from) == expected
     assert got.events["rank"].to_list() == [expected[0]]

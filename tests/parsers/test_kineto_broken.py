@@ -93,7 +93,9 @@ def test_damage_that_costs_no_event(real_bytes, whole, target, defect):
     assert codes(got) == [code]
     assert count(got, code) == how_many
     assert got.events.drop("name").equals(whole.drop("name"))
-    changed = (got.events["name"].cast(pl.String) != whole["name"].cast(pl.String)).arg_true().to_list()
+    changed = (
+        (got.events["name"].cast(pl.String) != whole["name"].cast(pl.String)).arg_true().to_list()
+    )
     assert changed == ([target[2]] if code == "bad-text" else [])
     with pytest.raises(InputError, match=r"trace: \d+ (damaged event|value|name)s? "):
         read(raw, lenient=False)
@@ -115,7 +117,11 @@ def test_bad_texts_are_counted(monkeypatch, first, indent, block):
     monkeypatch.setattr(blocks, "BLOCK_BYTES", block)
     monkeypatch.setattr(header, "FIRST_READ", min(block, header.FIRST_READ))
     plain = {"ph": "X", "cat": "kernel", "name": "k", "ts": 10, "dur": 1, "pid": 0, "tid": 7}
-    events = [{"ph": "M", "name": "process_name", "pid": 0}, *[plain] * 300, {**plain, "cat": "python_function"}] * 3
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 0},
+        *[plain] * 300,
+        {**plain, "cat": "python_function"},
+    ] * 3
     events[500] = {**plain, **first}
     events[700] = {**plain, "name": "later\\q"}
     raw = json.dumps({"traceEvents": events}, indent=indent).replace("\\\\q", "\\q").encode()
@@ -161,7 +167,9 @@ def test_brackets_inside_text_are_text(real_bytes, whole, target):
 
 
 def test_many_damaged_events(real_bytes, whole):
-    raw = real_bytes.replace(b'"ph": "X", "cat": "cuda_runtime"', b'"ph": "X" "cat": "cuda_runtime"')
+    raw = real_bytes.replace(
+        b'"ph": "X", "cat": "cuda_runtime"', b'"ph": "X" "cat": "cuda_runtime"'
+    )
     got = read(raw)
     assert count(got, "bad-events") == 203
     assert got.events.height == ROWS - 203
@@ -177,7 +185,9 @@ def test_truncated(real_bytes, whole, share, packed):
     assert codes(got)[0] == "truncated"
     n = got.events.height
     assert 0 < n < ROWS
-    assert got.events.drop("step").equals(whole[:n].drop("step"))  # all that was whole, and nothing else
+    assert got.events.drop("step").equals(
+        whole[:n].drop("step")
+    )  # all that was whole, and nothing else
     assert n + sum(got.source.skipped.values()) + count(got, "truncated") == begun
     with pytest.raises(InputError, match="ends before its list of events does"):
         read(raw, lenient=False)
@@ -314,12 +324,18 @@ class Long(io.RawIOBase):
 
 EVENT = b'{"ph": "X", "name": "a", "ts": 1, "dur": 1}'
 PLACES = {
-    "a name": (b'{"traceEvents": [' + EVENT + b', {"ph": "X", "name": "', b'", "ts": 2, "dur": 1}, ' + EVENT + b"]}"),
+    "a name": (
+        b'{"traceEvents": [' + EVENT + b', {"ph": "X", "name": "',
+        b'", "ts": 2, "dur": 1}, ' + EVENT + b"]}",
+    ),
     "a name, on lines": (
         b'{"traceEvents": [\n  {\n    "ph": "X", "name": "a", "ts": 1\n  },\n  {\n    "ph": "X", "ts": 2, "name": "',
         b'"\n  },\n  {\n    "ph": "X", "name": "a", "ts": 1\n  }\n]}',
     ),
-    "an argument": (b"[" + EVENT + b', {"ph": "X", "ts": 2, "args": {"x": ["', b'"]}}, ' + EVENT + b"]"),
+    "an argument": (
+        b"[" + EVENT + b', {"ph": "X", "ts": 2, "args": {"x": ["',
+        b'"]}}, ' + EVENT + b"]",
+    ),
     "a key": (b"[" + EVENT + b', {"ph": "X", "ts": 2, "', b'": 4}, ' + EVENT + b"]"),
 }
 
@@ -348,7 +364,11 @@ def test_a_huge_string_beside_the_events(monkeypatch):
     with pytest.raises(InputError, match="no traceEvents in the first 4 MB"):
         kineto.read(Long(b'{"x": "', 100_000_000, b'", "traceEvents": [' + EVENT + b"]}"))
     got = kineto.read(
-        Long(b'{"traceEvents": [' + EVENT + b'], "x": "', 100_000_000, b'", "distributedInfo": {"rank": 1}}')
+        Long(
+            b'{"traceEvents": [' + EVENT + b'], "x": "',
+            100_000_000,
+            b'", "distributedInfo": {"rank": 1}}',
+        )
     )
     assert got.events.height == 1
     assert "unread-keys" in codes(got)
@@ -356,7 +376,9 @@ def test_a_huge_string_beside_the_events(monkeypatch):
 
 # --- events behind the end of their list ---
 
-FOUR = ", ".join(f'{{"ph": "X", "cat": "kernel", "name": "k", "ts": {at}, "dur": 1}}' for at in range(4))
+FOUR = ", ".join(
+    f'{{"ph": "X", "cat": "kernel", "name": "k", "ts": {at}, "dur": 1}}' for at in range(4)
+)
 BEHIND = {
     "a bracket too many": FOUR.replace("}, {", "}], {", 1).join(('{"traceEvents": [', "]}")),
     "a second list": f'{{"traceEvents": [{FOUR}], "traceEvents": [{FOUR}]}}',

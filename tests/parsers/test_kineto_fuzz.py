@@ -23,7 +23,9 @@ pytestmark = pytest.mark.slow
 
 edits = st.lists(
     st.tuples(
-        st.floats(0, 1, exclude_max=True), st.sampled_from("swdc"), st.binary(max_size=6) | st.sampled_from(TOKENS)
+        st.floats(0, 1, exclude_max=True),
+        st.sampled_from("swdc"),
+        st.binary(max_size=6) | st.sampled_from(TOKENS),
     ),
     min_size=1,
     max_size=15,
@@ -54,7 +56,9 @@ def test_damaged_bytes_never_crash_or_hang(real_bytes, monkeypatch, block, lenie
     short = real_bytes[:30_000] + real_bytes[-3000:]
     single = json.dumps(json.loads(real_bytes)).encode()[:30_000]
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(
+        max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    )
     @given(st.sampled_from([short, single]), edits)
     def check(raw, changes):
         try:
@@ -71,7 +75,13 @@ def test_damaged_bytes_never_crash_or_hang(real_bytes, monkeypatch, block, lenie
 
 def test_never_reads_past_the_buffer(samples):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.parsers.guarded", samples / "reload/rank0.pt.trace.json.gz", "300"],
+        [
+            sys.executable,
+            "-m",
+            "tests.parsers.guarded",
+            samples / "reload/rank0.pt.trace.json.gz",
+            "300",
+        ],
         cwd=samples.parent,
         capture_output=True,
         text=True,
@@ -118,18 +128,26 @@ event = st.fixed_dictionaries(
     },
     optional={
         "ph": st.sampled_from("XXXXsfMi"),
-        "cat": st.sampled_from(["kernel", "cpu_op", "cuda_runtime", "Memcpy", "user_annotation", "new"]),
+        "cat": st.sampled_from(
+            ["kernel", "cpu_op", "cuda_runtime", "Memcpy", "user_annotation", "new"]
+        ),
         "dur": st.integers(0, 10**6) | st.decimals(0, 1000, places=3).map(float),
         "args": args,
         "id": anything,
         "cname": anything,
     },
 )
-events = st.lists(event.flatmap(lambda e: st.permutations(list(e.items())).map(dict)), min_size=1, max_size=8)
-forms = st.sampled_from([{}, {"indent": 1}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False}])
+events = st.lists(
+    event.flatmap(lambda e: st.permutations(list(e.items())).map(dict)), min_size=1, max_size=8
+)
+forms = st.sampled_from(
+    [{}, {"indent": 1}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False}]
+)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
 @given(events, forms, st.integers(-(10**18), 10**18), st.booleans())
 def test_valid_json_equals_the_reference(tmp_path_factory, many, form, base, keys_first):
     data = {"baseTimeNanoseconds": base, "traceEvents": many}

@@ -100,7 +100,11 @@ def test_the_memory_of_the_gpu_is_known_where_all_listed_are_alike():
 
 
 @pytest.mark.parametrize(
-    "name", ["hta/df_index_resolver.json.gz", "kineto/resnet50_num_workers_0.worker0.1623143089861.pt.trace.json.gz"]
+    "name",
+    [
+        "hta/df_index_resolver.json.gz",
+        "kineto/resnet50_num_workers_0.worker0.1623143089861.pt.trace.json.gz",
+    ],
 )
 def test_real_files_as_the_independent_reader_reads_them(corpus, name):
     path = corpus / name

@@ -35,7 +35,9 @@ TWO = [launch(100, 1), kernel("a", 110, 10, 1), launch(101, 2), kernel("b", 130,
 def write(tmp_path):
     def make(events, *, base=BASE_NS, **head):
         path = tmp_path / "trace.json"
-        text = json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": base, **head, "traceEvents": events})
+        text = json.dumps(
+            {"schemaVersion": 1, "baseTimeNanoseconds": base, **head, "traceEvents": events}
+        )
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
         return path
 
@@ -84,7 +86,11 @@ def test_the_last_time_a_clock_shows(write, edge, kept):
 
 
 def test_figures_that_rest_on_a_lost_kernel_are_null(write):
-    many = [event for k in range(200) for event in (launch(100 + 20 * k, k), kernel("a", 110 + 20 * k, 10, k))]
+    many = [
+        event
+        for k in range(200)
+        for event in (launch(100 + 20 * k, k), kernel("a", 110 + 20 * k, 10, k))
+    ]
     whole = tracekit.analyze(write(many), schedule="none").to_dict()["ranks"][0]
     assert whole["budget_ns"]["idle"] is not None
     many[201]["dur"] = "-5000"
@@ -98,7 +104,11 @@ def test_figures_that_rest_on_a_lost_kernel_are_null(write):
 
 
 def test_an_event_that_cannot_be_read_may_have_run_on_the_gpu(write):
-    many = [event for k in range(200) for event in (launch(100 + 20 * k, k), kernel("a", 110 + 20 * k, 10, k))]
+    many = [
+        event
+        for k in range(200)
+        for event in (launch(100 + 20 * k, k), kernel("a", 110 + 20 * k, 10, k))
+    ]
     path = write(many)
     path.write_text(path.read_text().replace('"correlation": 7}', '"correlation": 7 7}'))
     got = kineto.read(path)
@@ -121,7 +131,9 @@ def test_a_base_time_is_used_or_named(write, base, start, code):
 def test_a_base_time_behind_damage_is_never_cut(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(
-        '{"traceEvents": ' + json.dumps(TWO) + ', "x": oops, "baseTimeNanoseconds": 17000000000000000000123}'
+        '{"traceEvents": '
+        + json.dumps(TWO)
+        + ', "x": oops, "baseTimeNanoseconds": 17000000000000000000123}'
     )
     assert kineto.read(path).events["start_ns"][0] == 100_000
 
@@ -129,22 +141,38 @@ def test_a_base_time_behind_damage_is_never_cut(tmp_path):
 def test_halves_of_letters_are_replaced(write):
     head = {
         "deviceProperties": [{"name": "\ud800GPU é"}],
-        "distributedInfo": {"rank": 0, "pg_config": [{"pg_name": "\ud800", "pg_desc": "\udfff", "ranks": [0, 1]}]},
+        "distributedInfo": {
+            "rank": 0,
+            "pg_config": [{"pg_name": "\ud800", "pg_desc": "\udfff", "ranks": [0, 1]}],
+        },
     }
     got = kineto.read(write([*TWO[:3], {**TWO[3], "name": "x\ud800y"}], **head))
     assert got.events["name"][3] == "x\ufffdy"
     assert notices(got)["bad-text"].startswith("1 name repaired")
     assert got.source.devices == ("\ufffdGPU é",)
     assert (got.source.groups[0].name, got.source.groups[0].description) == ("\ufffd", "\ufffd")
-    assert kineto.read(write([{**TWO[0], "name": "\ue000 whole \U0001f600"}])).events["name"][0].startswith("\ue000")
+    assert (
+        kineto.read(write([{**TWO[0], "name": "\ue000 whole \U0001f600"}]))
+        .events["name"][0]
+        .startswith("\ue000")
+    )
 
 
 @pytest.mark.parametrize(
     ("raw", "dtypes"),
-    [(rb'["\ud800"]', '["\ufffd"]'), (b'["\xff"]', '["\ufffd"]'), (b'["\xff\\ud800"]', '["\ufffd\ufffd"]')],
+    [
+        (rb'["\ud800"]', '["\ufffd"]'),
+        (b'["\xff"]', '["\ufffd"]'),
+        (b'["\xff\\ud800"]', '["\ufffd\ufffd"]'),
+    ],
 )
 def test_half_a_letter_in_a_list_is_replaced_and_counted(write, raw, dtypes):
-    op = {**launch(99, 1), "cat": "cpu_op", "name": "aten::mm", "args": {"External id": 1, "Input type": "TYPES"}}
+    op = {
+        **launch(99, 1),
+        "cat": "cpu_op",
+        "name": "aten::mm",
+        "args": {"External id": 1, "Input type": "TYPES"},
+    }
     path = write([op, *TWO])
     path.write_bytes(path.read_bytes().replace(b'"TYPES"', raw))
     got = kineto.read(path)
@@ -163,7 +191,12 @@ SHAPES = {
 
 @pytest.mark.parametrize("case", SHAPES)
 def test_odd_shapes_are_no_shapes(write, case):
-    op = {**launch(99, 1), "cat": "cpu_op", "name": "aten::mm", "args": {"External id": 1, "Input Dims": "SHAPE"}}
+    op = {
+        **launch(99, 1),
+        "cat": "cpu_op",
+        "name": "aten::mm",
+        "args": {"External id": 1, "Input Dims": "SHAPE"},
+    }
     path = write([op, *TWO])
     path.write_text(path.read_text().replace('"SHAPE"', SHAPES[case]))
     found = tracekit.analyze(path)
@@ -192,16 +225,32 @@ def test_a_large_world_is_counted_and_not_listed(write):
 
 
 def test_bytes_that_overflow_are_unknown(write):
-    args = {"Collective name": "allreduce", "In msg nelems": 9_223_372_036_854_775_000, "dtype": "Float"}
-    got = kineto.read(write([launch(100, 1), {**kernel("nccl", 110, 10, 1), "args": {**args, "stream": 7}}]))
+    args = {
+        "Collective name": "allreduce",
+        "In msg nelems": 9_223_372_036_854_775_000,
+        "dtype": "Float",
+    }
+    got = kineto.read(
+        write([launch(100, 1), {**kernel("nccl", 110, 10, 1), "args": {**args, "stream": 7}}])
+    )
     assert got.events["bytes"].to_list() == [None, None]
 
 
 @pytest.mark.parametrize(
-    ("recorder", "overhead"), [({"recording_overhead": 0.07}, 0.07), ({"recording_overhead": "x"}, None), ([1], None)]
+    ("recorder", "overhead"),
+    [({"recording_overhead": 0.07}, 0.07), ({"recording_overhead": "x"}, None), ([1], None)],
 )
 def test_the_overhead_that_the_recorder_stored_is_read(tmp_path, recorder, overhead):
     file = tmp_path / "rank0.pt.trace.json"
-    event = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 2, "args": {}}
+    event = {
+        "ph": "X",
+        "cat": "kernel",
+        "name": "k",
+        "pid": 0,
+        "tid": 7,
+        "ts": 1,
+        "dur": 2,
+        "args": {},
+    }
     file.write_text(json.dumps({"schemaVersion": 1, "tracekit": recorder, "traceEvents": [event]}))
     assert tracekit.load(file).sources[0].recording_overhead == overhead

@@ -16,11 +16,21 @@ pytestmark = pytest.mark.slow
 
 
 def step(name, ts, dur):
-    return {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur}
+    return {
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": name,
+        "pid": 1,
+        "tid": 1,
+        "ts": ts,
+        "dur": dur,
+    }
 
 
 def text(events, **head):
-    return json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, **head, "traceEvents": events})
+    return json.dumps(
+        {"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, **head, "traceEvents": events}
+    )
 
 
 def with_args(event, **args):
@@ -31,7 +41,10 @@ def streams(count):
     return [
         event
         for k in range(count)
-        for event in (launch(100 + k, k), with_args(kernel(f"k{k}", 110 + k, 10, k), stream=k, device=k % 7))
+        for event in (
+            launch(100 + k, k),
+            with_args(kernel(f"k{k}", 110 + k, 10, k), stream=k, device=k % 7),
+        )
     ]
 
 
@@ -44,7 +57,8 @@ COLLECTIVE = {
 }
 GROUP = {"rank": 0, "pg_config": [{"pg_name": "0", "pg_desc": "x", "ranks": [0, 10**30]}]}
 NESTED = [*TWO, *(step(f"ProfilerStep#{k}", 90 - k, 1000) for k in range(50))]
-# by case: the file's text, and the span, compute, exposed communication and idle time in microseconds
+# by case: the file's text, and the span, compute, exposed communication and idle time in
+# microseconds
 FIGURES = {
     "a step of 23 digits": (text([*TWO, step(f"ProfilerStep#{'9' * 23}", 90, 100)]), 30, 20, 0, 10),
     "a step of 18 digits": (text([*TWO, step(f"ProfilerStep#{'9' * 18}", 90, 100)]), 30, 20, 0, 10),
@@ -83,7 +97,12 @@ def test_the_figures_are_those_one_counts(tmp_path, case):
     (tmp_path / "rank0.json").write_text(raw, encoding="utf-8")
     found = tracekit.analyze(tmp_path / "rank0.json", schedule="none")
     spent = found.to_dict()["total"]["budget_ns"]
-    figures = [found.total.budget.span_ns, spent["compute"], spent["exposed"].get("comm", 0), spent["idle"]]
+    figures = [
+        found.total.budget.span_ns,
+        spent["compute"],
+        spent["exposed"].get("comm", 0),
+        spent["idle"],
+    ]
     assert figures == [1000 * figure for figure in expected]
     assert SAID.get(case, "no-steps") in {notice.code for notice in found.notices} or "step" in case
     json.loads(found.to_json())
@@ -114,7 +133,10 @@ def test_numbers_no_column_holds_are_null(tmp_path):
 
 @pytest.mark.parametrize(("more", "said"), [(0, False), (1, True)])
 def test_events_that_stand_twice_are_named_above_a_share(tmp_path, more, said):
-    """Of 1000 events ten may be alike, as short ones are whose times were rounded; eleven were written twice."""
+    """Of 1000 events ten may be alike, as short ones are whose times were rounded.
+
+    Eleven were written twice.
+    """
     twice = int(1000 * MAX_DAMAGED_SHARE) + more
     once = [kernel("a", 100 + 20 * k, 10, k) for k in range(1000 - twice)]
     (tmp_path / "rank0.json").write_text(text([*once, *once[:twice]]))

@@ -8,19 +8,32 @@ import pickle
 
 import pytest
 
-from tests.memory_snapshots import BASE_US, FRAMES, annotation, block, event, segment, snapshot, write
+from tests.memory_snapshots import (
+    BASE_US,
+    FRAMES,
+    annotation,
+    block,
+    event,
+    segment,
+    snapshot,
+    write,
+)
 from tracekit.errors import InputError
 from tracekit.parsers.memory_snapshot import MAX_BYTES, parse_memory_snapshot, read_memory_snapshot
 
 
 def test_every_event_and_block_is_a_row(tmp_path):
     events = [event("segment_alloc", 4096, 1 << 20, 1, frames=[]), event("alloc", 4096, 512, 2)]
-    content = snapshot(events, [segment(4096, [block(4096, 512, frames=FRAMES), block(4608, 99, "inactive")])])
+    content = snapshot(
+        events, [segment(4096, [block(4096, 512, frames=FRAMES), block(4608, 99, "inactive")])]
+    )
     read = read_memory_snapshot(write(tmp_path / "a.pickle", content))
     assert read.events["action"].to_list() == ["segment_alloc", "alloc"]
     assert read.events["at_ns"].to_list() == [(BASE_US + 1) * 1000, (BASE_US + 2) * 1000]
     assert read.events["stack"].to_list() == [None, 0]
-    assert read.stacks == ((("forward", "site-packages/torch/nn/modules/linear.py", 134), ("forward", "model.py", 25)),)
+    assert read.stacks == (
+        (("forward", "site-packages/torch/nn/modules/linear.py", 134), ("forward", "model.py", 25)),
+    )
     assert read.blocks["state"].to_list() == ["active_allocated", "inactive"]
     assert read.blocks["stack"].to_list() == [0, None]
     assert read.segments.select("bytes", "allocated", "active").row(0) == (1 << 20, 512, 512)
@@ -46,7 +59,11 @@ def test_of_several_gpus_the_busiest_is_read():
     traces = [[event("alloc", 1, 1, 1)], [event("alloc", 1, 7, 1), event("alloc", 2, 7, 2)], []]
     segments = [segment(1, [block(1, 1)]), segment(1, [block(1, 7), block(2, 7)], device=1)]
     read = parse_memory_snapshot(snapshot(segments=segments, traces=traces), name="a")
-    assert (read.device, read.events["bytes"].to_list(), read.segments["allocated"].to_list()) == (1, [7, 7], [14])
+    assert (read.device, read.events["bytes"].to_list(), read.segments["allocated"].to_list()) == (
+        1,
+        [7, 7],
+        [14],
+    )
     assert [notice.code for notice in read.notices] == ["memory-several-devices"]
 
 
@@ -62,8 +79,13 @@ def test_missing_stacks_are_said():
 
 
 def test_events_of_kinds_of_the_future_are_counted():
-    read = parse_memory_snapshot(snapshot([event("alloc", 1, 1, 1), event("teleport", 1, 1, 1)]), name="a")
-    assert (len(read.events), [notice.code for notice in read.notices]) == (1, ["memory-unknown-events"])
+    read = parse_memory_snapshot(
+        snapshot([event("alloc", 1, 1, 1), event("teleport", 1, 1, 1)]), name="a"
+    )
+    assert (len(read.events), [notice.code for notice in read.notices]) == (
+        1,
+        ["memory-unknown-events"],
+    )
 
 
 class Hostile:
@@ -128,7 +150,9 @@ def test_a_size_beyond_a_pebibyte_is_damage(size, is_read):
 def test_a_time_beyond_the_year_2255_is_damage(time_us, is_read):
     content = snapshot([{**event("alloc", 0, 8, 1), "time_us": time_us}])
     if is_read:
-        assert parse_memory_snapshot(content, name="a").events["at_ns"].to_list() == [time_us * 1_000]
+        assert parse_memory_snapshot(content, name="a").events["at_ns"].to_list() == [
+            time_us * 1_000
+        ]
     else:
         with pytest.raises(InputError, match="impossible time"):
             parse_memory_snapshot(content, name="a")

@@ -24,7 +24,12 @@ def test_a_verbose_line_becomes_a_row(tmp_path):
     assert part.collectives.schema == COLLECTIVES
     (row,) = part.collectives.rows(named=True)
     assert row["op"] == "all_reduce"
-    assert (row["group"], row["sequence"], row["bytes"], row["state"]) == ("0xabc", 4, 4096, "completed")
+    assert (row["group"], row["sequence"], row["bytes"], row["state"]) == (
+        "0xabc",
+        4,
+        4096,
+        "completed",
+    )
     assert row["enqueued_ns"] == EPOCH_NS + 2 * MS
     assert row["started_ns"] == EPOCH_NS + 3 * MS
     assert row["completed_ns"] == EPOCH_NS + 6 * MS
@@ -55,20 +60,30 @@ def test_the_kernel_runs_from_its_first_channel_to_its_last(tmp_path):
 
 def test_a_wrapped_size_is_unknown(tmp_path):
     part = read(tmp_path, log_line(1, "Send", peer=1, size=18446744073709551502))
-    assert part.collectives.select("op", "is_message", "peer", "bytes").rows() == [("send", True, 1, None)]
+    assert part.collectives.select("op", "is_message", "peer", "bytes").rows() == [
+        ("send", True, 1, None)
+    ]
 
 
 def test_the_time_of_the_call_is_no_duration_on_the_gpu(tmp_path):
-    assert read(tmp_path, log_line(1, timing="collective_cpu")).collectives["duration_ns"].to_list() == [None]
+    assert read(tmp_path, log_line(1, timing="collective_cpu")).collectives[
+        "duration_ns"
+    ].to_list() == [None]
 
 
 def test_a_file_may_have_several_communicators(tmp_path):
-    part = read(tmp_path, log_line(1, rank=3, ranks=8, pid=7), log_line(1, group="0xdef", rank=1, ranks=2, pid=7))
+    part = read(
+        tmp_path,
+        log_line(1, rank=3, ranks=8, pid=7),
+        log_line(1, group="0xdef", rank=1, ranks=2, pid=7),
+    )
     assert part.source.group_ranks == {"0xabc": 3, "0xdef": 1}
     assert part.source.group_sizes == {"0xabc": 8, "0xdef": 2}
 
 
-@pytest.mark.parametrize(("version", "noted"), [("v4.0", False), ("v5.1", False), ("v6.0", True), (None, True)])
+@pytest.mark.parametrize(
+    ("version", "noted"), [("v4.0", False), ("v5.1", False), ("v6.0", True), (None, True)]
+)
 def test_versions_4_and_5_are_known(tmp_path, version, noted):
     assert bool(read(tmp_path, log_line(1, version=version)).source.notices) is noted
 

@@ -27,7 +27,9 @@ def readable(path, table="CUPTI_ACTIVITY_KIND_KERNEL"):
     with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
         for order in ("ASC", "DESC"):
             with contextlib.suppress(sqlite3.DatabaseError):
-                for row in connection.execute(f"SELECT start, end FROM {table} ORDER BY rowid {order}"):
+                for row in connection.execute(
+                    f"SELECT start, end FROM {table} ORDER BY rowid {order}"
+                ):
                     found.add(row)
     return found
 
@@ -38,14 +40,20 @@ def test_a_truncated_file_gives_what_is_left_or_one_clear_line(sample, tmp_path,
     path = tmp_path / "rank0.sqlite"
     path.write_bytes(whole[: int(len(whole) * share)])
     left = readable(path)
-    if not left and not readable(path, "NVTX_EVENTS") and not readable(path, "CUPTI_ACTIVITY_KIND_RUNTIME"):
+    if (
+        not left
+        and not readable(path, "NVTX_EVENTS")
+        and not readable(path, "CUPTI_ACTIVITY_KIND_RUNTIME")
+    ):
         assert "damaged" in refused(path).message
         return
     (rank,) = nsight.read(path)
     assert "truncated" in {notice.code for notice in rank.source.notices}
     (complete,) = nsight.read(sample / "rank0.sqlite")
     kept = rank.events.filter(pl.col("kind") == "kernel").select("start_ns", "end_ns")
-    assert len(left) - 64 <= kept.height <= len(left)  # it stops at most a batch short of the damage, at either end
+    assert (
+        len(left) - 64 <= kept.height <= len(left)
+    )  # it stops at most a batch short of the damage, at either end
     if "no-clock" not in {notice.code for notice in rank.source.notices}:
         assert kept.join(complete.events, on=["start_ns", "end_ns"], how="anti").is_empty()
     refused(path, lenient=False)
@@ -67,7 +75,9 @@ def test_a_table_damaged_in_the_middle_keeps_its_sound_rows(tmp_path):
 
 @pytest.mark.parametrize("name", ["rank0.sqlite", "rank0.arrow"])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_damage_never_ends_in_anything_but_a_table_or_one_line(sample, arrow_file, tmp_path, name, seed):
+def test_random_damage_never_ends_in_anything_but_a_table_or_one_line(
+    sample, arrow_file, tmp_path, name, seed
+):
     rng = random.Random(f"{name}{seed}")
     data = bytearray((arrow_file if name.endswith("arrow") else sample / name).read_bytes())
     for _ in range(rng.choice([1, 10, 100])):

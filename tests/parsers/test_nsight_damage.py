@@ -29,7 +29,9 @@ def program():
     report = Report()
     for i in range(KERNELS):
         name = NCCL if i % 3 == 0 else "gemm"
-        report.kernel(name, 10 * i, 10 * i + 6, corr=i).call("cudaLaunchKernel", 10 * i - 5, 10 * i - 4, corr=i)
+        report.kernel(name, 10 * i, 10 * i + 6, corr=i).call(
+            "cudaLaunchKernel", 10 * i - 5, 10 * i - 4, corr=i
+        )
     return report
 
 
@@ -43,7 +45,9 @@ def damaged(tmp_path):
     def make(*statements, **options):
         path = program().save(tmp_path / "rank0.sqlite", **options)
         with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute(f"CREATE TABLE loose AS SELECT * FROM {KERNEL}")  # columns that take any type
+            connection.execute(
+                f"CREATE TABLE loose AS SELECT * FROM {KERNEL}"
+            )  # columns that take any type
             connection.execute(f"DROP TABLE {KERNEL}")
             connection.execute(f"ALTER TABLE loose RENAME TO {KERNEL}")
             for statement in statements:
@@ -75,7 +79,9 @@ def test_the_sound_file_says_how_long_it_computes(sound):
     assert not said.keys() & {"damaged-rows", "gpu-events-lost", "unnamed"}
 
 
-@pytest.mark.parametrize("way", ["null", "text", "reversed", "huge", "text start", "null start", "long"])
+@pytest.mark.parametrize(
+    "way", ["null", "text", "reversed", "huge", "text start", "null start", "long"]
+)
 def test_a_kernel_without_usable_times_is_counted_and_leaves_idle_null(damaged, way):
     change = {
         "null": "end = NULL",
@@ -114,7 +120,9 @@ def test_times_at_the_edge_of_what_can_be_are_kept(damaged):
     (rank,) = nsight.read(damaged_start := rank.source.path)
     assert rank.events.filter(pl.col("kind") == "kernel").height == KERNELS
     with closing(sqlite3.connect(damaged_start)) as connection, connection:
-        connection.execute(f"UPDATE {KERNEL} SET start = {MAX_TIME_NS}, end = {MAX_TIME_NS} WHERE correlationId = 299")
+        connection.execute(
+            f"UPDATE {KERNEL} SET start = {MAX_TIME_NS}, end = {MAX_TIME_NS} WHERE correlationId = 299"
+        )
     (rank,) = nsight.read(damaged_start)
     assert rank.source.skipped == {UNTIMED: 1}
 
@@ -164,7 +172,9 @@ def test_names_that_are_not_utf8_are_lost_names(damaged):
 
 def test_nameless_calls_and_ranges_are_counted_too(tmp_path):
     report = program().range("step 1", 0, 3000, registered=True)
-    report.strings = {text: i for text, i in report.strings.items() if text not in ("cudaLaunchKernel", "step 1")}
+    report.strings = {
+        text: i for text, i in report.strings.items() if text not in ("cudaLaunchKernel", "step 1")
+    }
     (rank,) = nsight.read(report.save(tmp_path / "rank0.sqlite"))
     said = sorted(note.message for note in rank.source.notices if note.code == "unnamed")
     assert len(said) == 2
@@ -201,12 +211,17 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
         ("META_DATA_EXPORT", f"{ENDLESS} name, i AS value FROM n"),
     ],
 )
-@pytest.mark.parametrize("use", [lambda p: analyze(p, schedule="none"), lambda p: redact(p, p.parent / "out.sqlite")])
+@pytest.mark.parametrize(
+    "use", [lambda p: analyze(p, schedule="none"), lambda p: redact(p, p.parent / "out.sqlite")]
+)
 def test_a_view_in_place_of_a_table_is_refused(damaged, use, table, rows):
     path = damaged(f"ALTER TABLE {table} RENAME TO loose", f"CREATE VIEW {table} AS {rows}")
     with pytest.raises(InputError) as caught:
         use(path)
-    assert caught.value.message == f"{path}: {table} is a view or a virtual table, not a table with rows"
+    assert (
+        caught.value.message
+        == f"{path}: {table} is a view or a virtual table, not a table with rows"
+    )
     assert "nsys export" in caught.value.hint
 
 
@@ -232,15 +247,30 @@ def test_calls_with_ends_before_their_starts_are_counted(damaged):
 SOUND = {"compute": 1200, "exposed": {"comm": 600}, "idle": 1196}
 STRANGE = {
     "no types": ([], SOUND, None),
-    "times with fractions": ([f"UPDATE {KERNEL} SET start = start + 0.5 WHERE correlationId % 3 = 0"], SOUND, None),
-    "a stream of more than 32 bits": ([f"UPDATE {KERNEL} SET streamId = 5000000000 WHERE rowid % 2"], SOUND, None),
+    "times with fractions": (
+        [f"UPDATE {KERNEL} SET start = start + 0.5 WHERE correlationId % 3 = 0"],
+        SOUND,
+        None,
+    ),
+    "a stream of more than 32 bits": (
+        [f"UPDATE {KERNEL} SET streamId = 5000000000 WHERE rowid % 2"],
+        SOUND,
+        None,
+    ),
     "no processes": ([f"ALTER TABLE {KERNEL} DROP COLUMN globalPid"], SOUND, None),
     "no correlations": ([f"ALTER TABLE {KERNEL} DROP COLUMN correlationId"], SOUND, "no-launch"),
     "one correlation for all": (
-        [f"UPDATE {table} SET correlationId = 5" for table in (KERNEL, "CUPTI_ACTIVITY_KIND_RUNTIME")],
+        [
+            f"UPDATE {table} SET correlationId = 5"
+            for table in (KERNEL, "CUPTI_ACTIVITY_KIND_RUNTIME")
+        ],
         *(SOUND, None),
     ),
-    "every kernel twice": ([f"INSERT INTO {KERNEL} SELECT * FROM {KERNEL}"], SOUND, "repeated-events"),
+    "every kernel twice": (
+        [f"INSERT INTO {KERNEL} SELECT * FROM {KERNEL}"],
+        SOUND,
+        "repeated-events",
+    ),
     "no ranges": (["DROP TABLE IF EXISTS NVTX_EVENTS"], SOUND, "no-ranges"),
 }
 
@@ -254,7 +284,9 @@ def test_strange_exports_give_the_figures_of_the_sound_one(damaged, case):
     assert (code == "repeated-events") == ("repeated-events" in said)
 
 
-@pytest.mark.parametrize("change", ["end = NULL", "end = 'abc'", "start = NULL", "end = start - 1000000"])
+@pytest.mark.parametrize(
+    "change", ["end = NULL", "end = 'abc'", "start = NULL", "end = start - 1000000"]
+)
 def test_every_third_kernel_without_times_and_the_file_is_refused(damaged, change):
     text = refused(damaged(f"UPDATE {KERNEL} SET {change} WHERE correlationId % 3 = 0"))
     assert "100 of 300 GPU events have no usable start or end" in text
@@ -263,7 +295,9 @@ def test_every_third_kernel_without_times_and_the_file_is_refused(damaged, chang
 # --- write-ahead logs ---
 
 
-@pytest.mark.parametrize("use", [lambda p: analyze(p, schedule="none"), lambda p: redact(p, p.parent / "out.sqlite")])
+@pytest.mark.parametrize(
+    "use", [lambda p: analyze(p, schedule="none"), lambda p: redact(p, p.parent / "out.sqlite")]
+)
 def test_a_file_in_wal_mode_is_used_without_a_trace(sound, tmp_path, use):
     folder = tmp_path / "in"
     folder.mkdir()

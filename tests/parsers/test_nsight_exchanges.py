@@ -69,9 +69,16 @@ def test_messages_to_every_member_in_one_group_are_an_all_to_all(tmp_path, paylo
     calls.messages(("ncclSend", 1), ("ncclRecv", 1))
     said, kernels = answers(calls, tmp_path)
     peer, size = (1, 64) if payloads else (None, None)
-    assert said == [("all_to_allv", None, 192 if payloads else None), ("send", peer, size), ("recv", peer, size)]
+    assert said == [
+        ("all_to_allv", None, 192 if payloads else None),
+        ("send", peer, size),
+        ("recv", peer, size),
+    ]
     name = peer if payloads else "?"
-    assert [row[:2] for row in kernels] == [("all_to_allv", None), ("coalesced", f"send:{name},recv:{name}")]
+    assert [row[:2] for row in kernels] == [
+        ("all_to_allv", None),
+        ("coalesced", f"send:{name},recv:{name}"),
+    ]
     assert kernels[1][2] == "pp_comm"
     assert kernels[0][2] != "pp_comm"
 

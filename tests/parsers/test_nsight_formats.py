@@ -27,7 +27,10 @@ def arrowdir(source, target, *, stream):
     for name, frame in frames(source).items():
         table = frame.to_arrow()
         new = ipc.new_stream if stream else ipc.new_file
-        with pa.OSFile(str(target / f"{name}.arrow"), "wb") as sink, new(sink, table.schema) as writer:
+        with (
+            pa.OSFile(str(target / f"{name}.arrow"), "wb") as sink,
+            new(sink, table.schema) as writer,
+        ):
             writer.write_table(table)
     return target
 
@@ -51,12 +54,16 @@ def test_the_exporters_own_arrow_file(corpus):
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_arrowdir_too(sample, tmp_path, stream):
     (expected,) = nsight.read(sample / "rank0.sqlite")
-    (found,) = nsight.read(arrowdir(sample / "rank0.parquetdir", tmp_path / "rank0.arrowdir", stream=stream))
+    (found,) = nsight.read(
+        arrowdir(sample / "rank0.parquetdir", tmp_path / "rank0.arrowdir", stream=stream)
+    )
     assert_frame_equal(found.events, expected.events)
 
 
 def test_unsigned_ids_are_the_same_ids(tmp_path):
-    (expected,) = nsight.read(Report().kernel("k", 5, 9, pid=77, machine=200).save(tmp_path / "a.sqlite"))
+    (expected,) = nsight.read(
+        Report().kernel("k", 5, 9, pid=77, machine=200).save(tmp_path / "a.sqlite")
+    )
     folder = tmp_path / "a.parquetdir"
     folder.mkdir()
     unsigned = pl.Series([packed(77, machine=200)]).reinterpret(signed=False)
@@ -69,9 +76,13 @@ def test_unsigned_ids_are_the_same_ids(tmp_path):
         "correlationId": [None],
         "demangledName": [10],
     }
-    pl.DataFrame({**kernel, "globalPid": unsigned}).write_parquet(folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet")
+    pl.DataFrame({**kernel, "globalPid": unsigned}).write_parquet(
+        folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet"
+    )
     pl.DataFrame({"id": [10], "value": ["k"]}).write_parquet(folder / "StringIds.parquet")
-    pl.DataFrame({"utcEpochNs": [EPOCH]}).write_parquet(folder / "TARGET_INFO_SESSION_START_TIME.parquet")
+    pl.DataFrame({"utcEpochNs": [EPOCH]}).write_parquet(
+        folder / "TARGET_INFO_SESSION_START_TIME.parquet"
+    )
     (found,) = nsight.read(folder)
     assert_frame_equal(found.events, expected.events)
 
@@ -79,7 +90,11 @@ def test_unsigned_ids_are_the_same_ids(tmp_path):
 def test_large_tables_are_read_in_two_ranges(tmp_path, monkeypatch):
     report = Report()
     for i in range(999):
-        row = {"corr": None if i % 5 == 0 else 2**32 - 2 - i, "stream": NONE if i % 9 == 0 else i, "device": i % 3}
+        row = {
+            "corr": None if i % 5 == 0 else 2**32 - 2 - i,
+            "stream": NONE if i % 9 == 0 else i,
+            "device": i % 3,
+        }
         report.kernel(f"k{i % 7}", 10 * i, 10 * i + 5, pid=100 + i % 2, machine=200, **row)
     whole = nsight.read(report.save(tmp_path / "a.sqlite"))
     monkeypatch.setattr("tracekit.parsers.nsight.exports.MIN_ROWS_FOR_TWO_THREADS", 10)
@@ -92,7 +107,9 @@ def test_large_tables_are_read_in_two_ranges(tmp_path, monkeypatch):
 
 def test_the_benchmarks_export_is_one(tmp_path):
     """The benchmark measures the reader on a file it makes itself, which must be what it says."""
-    spec = importlib.util.spec_from_file_location("benchmark", Path(__file__).parents[2] / "benchmarks" / "nsight.py")
+    spec = importlib.util.spec_from_file_location(
+        "benchmark", Path(__file__).parents[2] / "benchmarks" / "nsight.py"
+    )
     assert spec is not None
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)

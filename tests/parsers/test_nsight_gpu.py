@@ -25,7 +25,11 @@ def test_ids_with_the_top_bit_set_are_negative_in_sqlite(path):
 
 
 def test_several_calls_can_share_a_correlation(path):
-    report = Report().call("cudaLaunchKernel_v7000", 1, 9, corr=1).call("cuLaunchKernel", 2, 8, corr=1, driver=1)
+    report = (
+        Report()
+        .call("cudaLaunchKernel_v7000", 1, 9, corr=1)
+        .call("cuLaunchKernel", 2, 8, corr=1, driver=1)
+    )
     rank = only(report.kernel("k", 20, 30, corr=1), path)
     assert len(rows(rank, "kernel", "name")) == 1
     assert rank.source.counts == {"runtime": 1, "driver": 1, "kernel": 1}
@@ -37,7 +41,12 @@ def test_no_stream_is_null(path):
 
 
 def test_kernels_without_a_launch_are_kept_and_counted(path):
-    report = Report().call("cudaLaunchKernel", 1, 2, corr=1).kernel("in", 5, 6, corr=1).kernel("out", 3, 4, corr=99)
+    report = (
+        Report()
+        .call("cudaLaunchKernel", 1, 2, corr=1)
+        .kernel("in", 5, 6, corr=1)
+        .kernel("out", 3, 4, corr=99)
+    )
     rank = only(report, path)
     assert rows(rank, "kernel", "name") == ["out", "in"]
     (notice,) = [n for n in rank.source.notices if n.code == "no-launch"]
@@ -75,7 +84,11 @@ def test_kernel_names_spell_template_arguments_as_pytorch_does(path):
 def test_call_versions_go_but_a_v2_that_is_part_of_the_name_stays(path):
     report = Report().kernel("k", 9, 10)
     for i, name in enumerate(
-        ["cudaStreamGetCaptureInfo_v2_v11030", "cudaLaunchKernel_ptsz_v7000", "cuMemcpyDtoHAsync_v2"]
+        [
+            "cudaStreamGetCaptureInfo_v2_v11030",
+            "cudaLaunchKernel_ptsz_v7000",
+            "cuMemcpyDtoHAsync_v2",
+        ]
     ):
         report.call(name, i, i + 1)
     assert rows(only(report, path), "runtime", "name") == [
@@ -89,9 +102,16 @@ def test_a_synchronisation_goes_by_its_call_not_by_its_type(path):
     report = Report().kernel("k", 0, 1).call("cudaDeviceSynchronize_v3020", 2, 9, corr=4)
     wrong = 1  # "event sync"
     report.add(
-        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", start=3, end=8, correlationId=4, globalPid=packed(100), syncType=wrong
+        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+        start=3,
+        end=8,
+        correlationId=4,
+        globalPid=packed(100),
+        syncType=wrong,
     )
-    assert rows(only(report, path), "sync", "name", "start_ns") == [("cudaDeviceSynchronize", EPOCH + 3)]
+    assert rows(only(report, path), "sync", "name", "start_ns") == [
+        ("cudaDeviceSynchronize", EPOCH + 3)
+    ]
 
 
 # --- CUDA graphs ---
@@ -99,7 +119,9 @@ def test_a_synchronisation_goes_by_its_call_not_by_its_type(path):
 
 def test_graph_mode_is_said_and_never_idle(path):
     rank = only(Report().graph(10, 50, corr=1).call("cudaGraphLaunch_v10000", 1, 2, corr=1), path)
-    assert rows(rank, "graph", "name", "start_ns", "end_ns", "graph") == [("CUDA graph 5", EPOCH + 10, EPOCH + 50, 5)]
+    assert rows(rank, "graph", "name", "start_ns", "end_ns", "graph") == [
+        ("CUDA graph 5", EPOCH + 10, EPOCH + 50, 5)
+    ]
     assert "graph-mode" in codes(rank)
 
 

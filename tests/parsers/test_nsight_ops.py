@@ -39,7 +39,9 @@ PIECES += [
 
 
 def ops(*texts, **other):
-    frame = pl.DataFrame({"kind": "annotation", "tid": 1, "domain_id": 0, "text": list(texts)} | other)
+    frame = pl.DataFrame(
+        {"kind": "annotation", "tid": 1, "domain_id": 0, "text": list(texts)} | other
+    )
     return parse_ops(frame).select("kind", "name", "sequence", "external_id", "shapes").rows()
 
 
@@ -60,7 +62,11 @@ def expected(text):
 
 def test_any_text_is_taken_apart_as_the_patterns_say():
     @settings(max_examples=40, deadline=None, derandomize=True)
-    @given(st.lists(st.lists(st.sampled_from(PIECES), max_size=9).map("".join), min_size=1, max_size=40))
+    @given(
+        st.lists(
+            st.lists(st.sampled_from(PIECES), max_size=9).map("".join), min_size=1, max_size=40
+        )
+    )
     def check(texts):
         assert [row[1:] for row in ops(*texts)] == [expected(text) for text in texts]
 
@@ -70,8 +76,14 @@ def test_any_text_is_taken_apart_as_the_patterns_say():
 @pytest.mark.parametrize(
     ("text", "row"),
     [
-        ("aten::mm, seq = 5, op_id = 1, sizes = [[2, 3], [3, 4]]", ("cpu_op", "aten::mm", 5, 1, "[[2,3],[3,4]]")),
-        ("aten::t, op_id = 7, sizes = [[2, 3]], input_op_ids = [(1,0)]", ("cpu_op", "aten::t", None, 7, "[[2,3]]")),
+        (
+            "aten::mm, seq = 5, op_id = 1, sizes = [[2, 3], [3, 4]]",
+            ("cpu_op", "aten::mm", 5, 1, "[[2,3],[3,4]]"),
+        ),
+        (
+            "aten::t, op_id = 7, sizes = [[2, 3]], input_op_ids = [(1,0)]",
+            ("cpu_op", "aten::t", None, 7, "[[2,3]]"),
+        ),
         ("aten::empty, sizes = []", ("cpu_op", "aten::empty", None, None, "[]")),
         ("step, seq = 12", ("cpu_op", "step", 12, None, None)),
         ("load batch 3", ("annotation", "load batch 3", None, None, None)),
@@ -88,7 +100,11 @@ def test_texts_by_hand(text, row):
 def test_only_ranges_of_a_thread_in_the_default_domain_are_ops():
     text = "aten::mm, seq = 5"
     assert (
-        ops(text, domain_id=3) == ops(text, kind="annotation", domain_id=9) == [("annotation", text, None, None, None)]
+        ops(text, domain_id=3)
+        == ops(text, kind="annotation", domain_id=9)
+        == [("annotation", text, None, None, None)]
     )
     assert ops(text, kind="mark") == [("mark", text, None, None, None)]
-    assert ops(text, tid=pl.Series([None], dtype=pl.Int64)) == [("annotation", text, None, None, None)]
+    assert ops(text, tid=pl.Series([None], dtype=pl.Int64)) == [
+        ("annotation", text, None, None, None)
+    ]

@@ -24,7 +24,10 @@ def test_lost_events_are_said_without_the_text(path):
     ]:
         report.add("DIAGNOSTIC_EVENT", severity=severity, text=text, timestamp=0)
     said = [n.message for n in only(report, path).source.notices if n.code == "profiler-warnings"]
-    assert [message.split(" (")[0] for message in said] == ["some events were lost", "the profiler reported a problem"]
+    assert [message.split(" (")[0] for message in said] == [
+        "some events were lost",
+        "the profiler reported a problem",
+    ]
     assert "2 such warnings" in said[0]
     assert not any("SECRET" in message for message in said)
 

@@ -78,8 +78,17 @@ def test_ranks_by_what_nccl_said(path):
     report = with_schemas(Report()).domain("NCCL", 1, pid=100).domain("NCCL", 1, pid=200)
     for pid, number in ((100, 3), (200, 2)):
         report.kernel("k", 1, 2, pid=pid)
-        report.range("ncclCommInitRank", 0, 1, pid=pid, domain=1, binaryData=payload(INIT, 9, 2, number % 2, 0))
-        report.range("ncclCommInitRank", 0, 1, pid=pid, domain=1, binaryData=payload(INIT, 7, 4, number, 0))
+        report.range(
+            "ncclCommInitRank",
+            0,
+            1,
+            pid=pid,
+            domain=1,
+            binaryData=payload(INIT, 9, 2, number % 2, 0),
+        )
+        report.range(
+            "ncclCommInitRank", 0, 1, pid=pid, domain=1, binaryData=payload(INIT, 7, 4, number, 0)
+        )
     first, second = nsight.read(report.save(path))
     assert [(r.source.rank, r.source.rank_from, r.source.world_size) for r in (first, second)] == [
         (3, "content", 4),
@@ -89,7 +98,10 @@ def test_ranks_by_what_nccl_said(path):
 
 def test_ranks_by_mpi_by_name_by_order_and_as_asked(tmp_path):
     def numbers(report, name, **options):
-        return [(r.source.rank, r.source.rank_from) for r in nsight.read(report.save(tmp_path / name), **options)]
+        return [
+            (r.source.rank, r.source.rank_from)
+            for r in nsight.read(report.save(tmp_path / name), **options)
+        ]
 
     alone = Report().kernel("k", 1, 2)
     assert numbers(alone, "report.sqlite") == [(0, "only file")]

@@ -47,33 +47,57 @@ def test_rank_0_spans_88_804_ms_with_42_870_ms_of_communication(pipeline):
 
 
 def test_a_file_a_rank_by_name(pipeline):
-    assert [(r.source.rank, r.source.rank_from) for r in pipeline] == [(r, "name") for r in range(4)]
-    assert all(r.source.reader == "nsight" and r.source.devices == ("NVIDIA H200",) for r in pipeline)
+    assert [(r.source.rank, r.source.rank_from) for r in pipeline] == [
+        (r, "name") for r in range(4)
+    ]
+    assert all(
+        r.source.reader == "nsight" and r.source.devices == ("NVIDIA H200",) for r in pipeline
+    )
     assert {(r.source.multiprocessors, r.source.memory_bytes) for r in pipeline} == {
         (32, 150_109_880_320)
     }  # a fourth of it
 
 
 def test_the_step_is_the_one_the_pytorch_recording_of_this_run_names(pipeline):
-    """The program marks ``step 3`` after its third iteration; PyTorch's profiler calls that iteration 2."""
+    """The program marks ``step 3`` after its third iteration.
+
+    PyTorch's profiler calls that iteration 2.
+    """
     for rank in pipeline:
         assert gpu(rank.events)["step"].unique().to_list() == [2]
 
 
 def test_ops_look_as_they_do_in_a_pytorch_trace(pipeline, samples):
     """The same program with three blocks a stage instead of two: the same ops, half as many again of each block's."""
-    pytorch = read_pytorch(samples / "1f1b" / "rank0.pt.trace.json.gz").filter(pl.col("kind") == "cpu_op")
+    pytorch = read_pytorch(samples / "1f1b" / "rank0.pt.trace.json.gz").filter(
+        pl.col("kind") == "cpu_op"
+    )
     ours = pipeline[0].events.filter(pl.col("kind") == "cpu_op")
 
     def shape(frame):
-        rows = frame.select(pl.col("name").cast(pl.String), pl.col("sequence").is_not_null(), pl.col("fwd_thread") > 0)
-        return {name: (numbered, backward) for name, numbered, backward in sorted(set(rows.rows()), key=str)}
+        rows = frame.select(
+            pl.col("name").cast(pl.String),
+            pl.col("sequence").is_not_null(),
+            pl.col("fwd_thread") > 0,
+        )
+        return {
+            name: (numbered, backward)
+            for name, numbered, backward in sorted(set(rows.rows()), key=str)
+        }
 
     assert shape(ours) == shape(pytorch)
     mine, theirs = (Counter(frame["name"].cast(pl.String).to_list()) for frame in (ours, pytorch))
-    for op in ("MmBackward0", "aten::linear", "aten::gelu", "autograd::engine::evaluate_function: GeluBackward0"):
+    for op in (
+        "MmBackward0",
+        "aten::linear",
+        "aten::gelu",
+        "autograd::engine::evaluate_function: GeluBackward0",
+    ):
         assert 3 * mine[op] == 2 * theirs[op]
-    gemms = [set(named(frame, "^aten::mm$")["shapes"].cast(pl.String).to_list()) for frame in (ours, pytorch)]
+    gemms = [
+        set(named(frame, "^aten::mm$")["shapes"].cast(pl.String).to_list())
+        for frame in (ours, pytorch)
+    ]
     assert gemms[0] == gemms[1]
 
 
@@ -81,13 +105,20 @@ def test_annotations_and_messages_look_as_they_do_in_a_pytorch_trace(pipeline, s
     pytorch = read_pytorch(samples / "1f1b" / "rank0.pt.trace.json.gz")
     notes = [
         Counter(
-            frame.filter(pl.col("kind") == "annotation", pl.col("domain").is_null())["name"].cast(pl.String).to_list()
+            frame.filter(pl.col("kind") == "annotation", pl.col("domain").is_null())["name"]
+            .cast(pl.String)
+            .to_list()
         )
         for frame in (pipeline[0].events, pytorch)
     ]
-    assert notes[0] == {name: n for name, n in notes[1].items() if not name.startswith("ProfilerStep")}
+    assert notes[0] == {
+        name: n for name, n in notes[1].items() if not name.startswith("ProfilerStep")
+    }
     messages = [
-        named(frame, "^record_param_comms$").sort("start_ns")["collective"].cast(pl.String).to_list()
+        named(frame, "^record_param_comms$")
+        .sort("start_ns")["collective"]
+        .cast(pl.String)
+        .to_list()
         for frame in (pipeline[0].events, pytorch)
     ]
     assert messages[0] == messages[1]
@@ -124,7 +155,8 @@ def test_two_processes_in_one_report(corpus):
     assert [k["pid"].unique().to_list() for k in kernels] == [[144], [145]]
     assert [k["device"].unique().to_list() for k in kernels] == [[0], [1]]
     calls = [
-        r.events.filter(pl.col("kind").is_in(["runtime", "driver"]))["pid"].unique().to_list() for r in (first, second)
+        r.events.filter(pl.col("kind").is_in(["runtime", "driver"]))["pid"].unique().to_list()
+        for r in (first, second)
     ]
     assert calls == [[144], [145]]
     for found in kernels:  # the first was launched before the window that the file holds
@@ -167,7 +199,9 @@ def overlap(one, other):
 
 
 def computing(frame):
-    return frame.filter(pl.col("label").is_in([*COMPUTE_LABELS, "other"]), pl.col("kind") == "kernel")
+    return frame.filter(
+        pl.col("label").is_in([*COMPUTE_LABELS, "other"]), pl.col("kind") == "kernel"
+    )
 
 
 def test_every_gemm_and_every_message_of_the_pipeline_is_known(pipeline):
@@ -188,9 +222,13 @@ def test_an_op_has_the_same_labels_under_both_profilers(pipeline, samples):
     pytorch = classify(read_pytorch(samples / "1f1b" / "rank0.pt.trace.json.gz"))
 
     def labels(frame):
-        known = pl.when(pl.col("label") != "pp_comm").then("pass")  # a message's direction takes peers, which one lacks
+        known = pl.when(pl.col("label") != "pp_comm").then(
+            "pass"
+        )  # a message's direction takes peers, which one lacks
         return set(
-            frame.select("kind", pl.col("op").cast(pl.String), pl.col("node").cast(pl.String), "label", known).rows()
+            frame.select(
+                "kind", pl.col("op").cast(pl.String), pl.col("node").cast(pl.String), "label", known
+            ).rows()
         )
 
     def messages(frame):

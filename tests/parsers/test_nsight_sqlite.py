@@ -42,7 +42,10 @@ ODD_VALUES = [
 
 
 def read_as(value, expected, declared):
-    """Return what is read of *value*; in a column of text SQLite stores the text 7.5, which is no integer."""
+    """Return what is read of *value*.
+
+    In a column of text SQLite stores the text 7.5, which is no integer.
+    """
     return None if declared == "TEXT" and isinstance(value, float) else expected
 
 
@@ -74,7 +77,9 @@ def test_text_is_text_whatever_its_type(path, column):
 
 def test_text_that_is_not_utf_8_keeps_what_can_be_read_of_it(path):
     change = f"UPDATE {TABLE} SET text = CAST(x'636166e9' AS TEXT) WHERE rowid = 2"
-    assert read(write(path, change, values=["tea", "x"], declared="TEXT", column="text"), "text") == [
+    assert read(
+        write(path, change, values=["tea", "x"], declared="TEXT", column="text"), "text"
+    ) == [
         "tea",
         "caf\ufffd",
     ]
@@ -118,7 +123,9 @@ def test_a_column_that_was_added_later_has_its_default(path):
     assert read(path, "end") == [41] * 5
 
 
-@pytest.mark.parametrize(("value", "second_half"), [("start + 0.5", [*range(100, 200)]), ("'text'", [None] * 100)])
+@pytest.mark.parametrize(
+    ("value", "second_half"), [("start + 0.5", [*range(100, 200)]), ("'text'", [None] * 100)]
+)
 def test_odd_values_in_one_half_of_a_large_table(path, monkeypatch, value, second_half):
     monkeypatch.setattr(exports, "MIN_ROWS_FOR_TWO_THREADS", 10)
     write(path, f"UPDATE {TABLE} SET start = {value} WHERE rowid > 100", values=range(200))
@@ -127,5 +134,9 @@ def test_odd_values_in_one_half_of_a_large_table(path, monkeypatch, value, secon
 
 def test_a_large_table_with_gaps_between_its_rowids_is_read_whole(path, monkeypatch):
     monkeypatch.setattr(exports, "MIN_ROWS_FOR_TWO_THREADS", 10)
-    write(path, f"UPDATE {TABLE} SET rowid = rowid - 9000000000000000000 WHERE rowid < 5", values=range(200))
+    write(
+        path,
+        f"UPDATE {TABLE} SET rowid = rowid - 9000000000000000000 WHERE rowid < 5",
+        values=range(200),
+    )
     assert sorted(read(path)) == list(range(200))

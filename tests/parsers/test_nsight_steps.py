@@ -13,7 +13,9 @@ pytestmark = pytest.mark.slow
 def stepped(path, *marks):
     report = Report()
     for at in (10, 30, 50):
-        report.call("cudaLaunchKernel", at, at + 1, corr=at).kernel("k", at + 100, at + 110, corr=at)
+        report.call("cudaLaunchKernel", at, at + 1, corr=at).kernel(
+            "k", at + 100, at + 110, corr=at
+        )
     for text, start, end in marks:
         report.range(text, start, end) if end else report.mark(text, start)
     return rows(only(report, path), "kernel", "step")
@@ -48,7 +50,9 @@ def test_without_marks_there_are_no_steps(path):
     assert stepped(path, ("forward", 5, 60)) == [None] * 3
 
 
-@pytest.mark.parametrize("name", ["train_step", "[pl][profile]run_training_batch", "PipelineEngine.train_batch"])
+@pytest.mark.parametrize(
+    "name", ["train_step", "[pl][profile]run_training_batch", "PipelineEngine.train_batch"]
+)
 def test_ranges_of_trainers_that_have_no_number_are_counted(path, name):
     assert stepped(path, (name, 5, 20), (name, 25, 40), (name, 45, 60)) == [0, 1, 2]
 
@@ -66,7 +70,9 @@ def test_starts_and_stops_of_the_profiler_are_steps(path):
     report = Report()
     for at in (10, 30, 50):
         report.call("cudaProfilerStart", at - 4, at - 3).call("cudaProfilerStop", at + 5, at + 6)
-        report.call("cudaLaunchKernel", at, at + 1, corr=at).kernel("k", at + 100, at + 110, corr=at)
+        report.call("cudaLaunchKernel", at, at + 1, corr=at).kernel(
+            "k", at + 100, at + 110, corr=at
+        )
     assert rows(only(report, path), "kernel", "step") == [0, 1, 2]
 
 

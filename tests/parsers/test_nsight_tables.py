@@ -15,13 +15,19 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_gives_the_same_table(path, version):
     rank = only(training(), path, version)
-    assert rows(rank, "kernel", "name", "start_ns", "end_ns", "device", "stream", "correlation") == [
+    assert rows(
+        rank, "kernel", "name", "start_ns", "end_ns", "device", "stream", "correlation"
+    ) == [
         ("gemm_f", EPOCH + 30, EPOCH + 40, 0, 7, 1),
         ("gemm_b", EPOCH + 60, EPOCH + 75, 0, 7, 2),
     ]
     assert rows(rank, "memcpy", "name", "bytes") == [("Memcpy DtoH (Device -> Pinned)", 64)]
     assert rows(rank, "memset", "name", "bytes") == [("Memset (Device)", 4)]
-    assert rows(rank, "runtime", "name") == ["cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync"]
+    assert rows(rank, "runtime", "name") == [
+        "cudaLaunchKernel",
+        "cudaMemcpyAsync",
+        "cudaMemsetAsync",
+    ]
     assert rows(rank, "driver", "name", "tid", "pid") == [("cuLaunchKernelEx", 2, 100)]
     assert rows(rank, "cpu_op", "name", "tid", "sequence", "fwd_thread", "shapes") == [
         ("aten::mm", 1, 5, 0, "[[2,3],[3,4]]"),
@@ -68,7 +74,13 @@ def test_a_missing_table_costs_only_its_own_events(path, gone):
 
 
 def test_missing_columns_become_null_or_the_next_best(path):
-    gone = ["KERNEL.demangledName", "KERNEL.graphNodeId", "MEMCPY.srcKind", "MEMCPY.dstKind", "RUNTIME.eventClass"]
+    gone = [
+        "KERNEL.demangledName",
+        "KERNEL.graphNodeId",
+        "MEMCPY.srcKind",
+        "MEMCPY.dstKind",
+        "RUNTIME.eventClass",
+    ]
     rank = only(training(), path, without=[f"CUPTI_ACTIVITY_KIND_{name}" for name in gone])
     assert rows(rank, "kernel", "name", "graph") == [("gemm_f", None), ("gemm_b", None)]
     assert rows(rank, "memcpy", "name") == ["Memcpy DtoH (Device -> Unknown)"]

@@ -64,7 +64,10 @@ sys.stdin.read()
 def test_a_file_that_is_being_written_is_refused_and_read_afterwards(tmp_path):
     path = Report().kernel("k", 1, 2).save(tmp_path / "a.sqlite")
     with subprocess.Popen(
-        [sys.executable, "-c", LOCKER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LOCKER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as locker:
         assert locker.stdout is not None
         assert locker.stdout.readline() == "locked\n"

@@ -18,10 +18,22 @@ def thread(pid, tid, name):
 
 def operation(name, ts=1.0, dur=2.0, pid=0, tid=1, **args):
     given = {"step": 3, "model_chunk": 0, "mb_id": 5, "seq_id": 6, **args}
-    return {"name": name, "cat": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "ph": "X", "args": given}
+    return {
+        "name": name,
+        "cat": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+        "ph": "X",
+        "args": given,
+    }
 
 
-THREADS = [thread(0, 1, "PP rank 0, TP rank 1, compute"), thread(2, 1, "PP rank 3, TP rank 0, pp-comm")]
+THREADS = [
+    thread(0, 1, "PP rank 0, TP rank 1, compute"),
+    thread(2, 1, "PP rank 3, TP rank 0, pp-comm"),
+]
 
 
 def read(tmp_path, events, *, compress=False):
@@ -40,7 +52,16 @@ def test_an_operation_has_its_rank_step_and_times(tmp_path, compress):
         operation("forward-recv", pid=2, mb_id=-1, model_chunk=-1),
     ]
     timeline = read(tmp_path, events, compress=compress)
-    columns = ("replica", "pipeline_rank", "tensor_rank", "step", "name", "number", "chunk", "microbatch")
+    columns = (
+        "replica",
+        "pipeline_rank",
+        "tensor_rank",
+        "step",
+        "name",
+        "number",
+        "chunk",
+        "microbatch",
+    )
     assert timeline.operations.select(columns).rows() == [
         (0, 0, 1, 3, "forward-compute", 6, 0, 5),
         (2, 3, 0, 3, "forward-recv", 6, None, None),
@@ -50,7 +71,9 @@ def test_an_operation_has_its_rank_step_and_times(tmp_path, compress):
 
 
 def test_an_operation_that_ends_before_it_starts_is_left_out_and_counted(tmp_path):
-    timeline = read(tmp_path, [*THREADS, operation("forward-compute"), operation("optimizer", dur=-0.1)])
+    timeline = read(
+        tmp_path, [*THREADS, operation("forward-compute"), operation("optimizer", dur=-0.1)]
+    )
     assert timeline.operations["name"].to_list() == ["forward-compute"]
     assert timeline.left_out == 1
 
@@ -61,8 +84,14 @@ def test_an_operation_that_ends_before_it_starts_is_left_out_and_counted(tmp_pat
         ([], "is not a timeline of operations: no forward-compute or backward-compute"),
         ([*THREADS, operation("optimizer")], "is not a timeline of operations: no forward-compute"),
         ([operation("forward-compute")], "thread 1 of process 0 has no name"),
-        ([*THREADS, operation("forward-compute", step=None)], "1 of 1 operations have no step or number"),
-        ([*THREADS, operation("forward-compute", seq_id=None)], "1 of 1 operations have no step or number"),
+        (
+            [*THREADS, operation("forward-compute", step=None)],
+            "1 of 1 operations have no step or number",
+        ),
+        (
+            [*THREADS, operation("forward-compute", seq_id=None)],
+            "1 of 1 operations have no step or number",
+        ),
         ({"traceEvents": []}, "is not a timeline of operations"),
         ([{"name": "forward-compute", "pid": "x"}], "is not a timeline of operations"),
     ],

@@ -26,9 +26,15 @@ from tracekit.parsers.perfetto import packets
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere"))
 RECORDINGS = [
-    *(SAMPLES / name for name in ("1f1b", "dualpipe", "megatron-moe", "reload", "memory", "slow-ddp", "compile")),
+    *(
+        SAMPLES / name
+        for name in ("1f1b", "dualpipe", "megatron-moe", "reload", "memory", "slow-ddp", "compile")
+    ),
     *(SAMPLES / name for name in ("vpp-overlap",)),
-    *(CORPUS / "frameworks" / name for name in ("titan-fsdp", "graph-trees", "fp8-fsdp", "ds-pipe")),
+    *(
+        CORPUS / "frameworks" / name
+        for name in ("titan-fsdp", "graph-trees", "fp8-fsdp", "ds-pipe")
+    ),
 ]
 
 
@@ -56,8 +62,12 @@ def spans(part):
 
 def comparable(events):
     """Events in an order of their own, without PyTorch's mark of the whole recording, which it does not export."""
-    text = events.drop("id").with_columns(pl.col(pl.Categorical).cast(pl.String), pl.col("kind").cast(pl.String))
-    kept = text.filter(~((pl.col("kind") == "other") & pl.col("name").str.starts_with("PyTorch Profiler")))
+    text = events.drop("id").with_columns(
+        pl.col(pl.Categorical).cast(pl.String), pl.col("kind").cast(pl.String)
+    )
+    kept = text.filter(
+        ~((pl.col("kind") == "other") & pl.col("name").str.starts_with("PyTorch Profiler"))
+    )
     return kept.sort(pl.all(), maintain_order=True)
 
 
@@ -67,7 +77,10 @@ def test_a_file_has_the_same_events_as_its_json(folder, tmp_path):
         pytest.skip("TRACEKIT_CORPUS is not set: the recordings are not in this repository")
     path = sorted(folder.glob("*.json.gz"))[0]
     written = write_pftrace(path, tmp_path / "trace.pftrace")
-    of_json, of_packets = kineto.read(path), perfetto.read(written, rank=kineto.read(path).source.rank)
+    of_json, of_packets = (
+        kineto.read(path),
+        perfetto.read(written, rank=kineto.read(path).source.rank),
+    )
     expected, found = comparable(of_json.events), comparable(of_packets.events)
     assert expected.equals(found), [c for c in expected.columns if not expected[c].equals(found[c])]
     assert of_json.memory.sort(pl.all()).equals(of_packets.memory.sort(pl.all()))
@@ -100,14 +113,22 @@ def test_a_run_gives_the_same_answer_as_its_json(folder, tmp_path):
 def test_events_without_categories_are_told_apart_by_their_arguments(name, tmp_path):
     path = sorted((SAMPLES / name).glob("*.json.gz"))[0]
     written = write_pftrace(path, tmp_path / "trace.pftrace", layout="slices")
-    of_json, of_packets = kineto.read(path), perfetto.read(written, rank=kineto.read(path).source.rank)
+    of_json, of_packets = (
+        kineto.read(path),
+        perfetto.read(written, rank=kineto.read(path).source.rank),
+    )
     expected, found = comparable(of_json.events), comparable(of_packets.events)
-    # Whether a range without arguments is an operator or an annotation is not written in this layout.
+    # Whether a range without arguments is an operator or an annotation is not written in this
+    # layout.
     unclear = ("cpu_op", "annotation")
-    for kinds in ([kind for kind in expected["kind"].unique().sort() if kind not in unclear], unclear):
+    for kinds in (
+        [kind for kind in expected["kind"].unique().sort() if kind not in unclear],
+        unclear,
+    ):
         columns = pl.all() if kinds is not unclear else pl.exclude("kind", "step")
         one, other = (
-            table.filter(pl.col("kind").is_in(kinds)).select(columns).sort(pl.all()) for table in (expected, found)
+            table.filter(pl.col("kind").is_in(kinds)).select(columns).sort(pl.all())
+            for table in (expected, found)
         )
         assert one.equals(other)
 
@@ -204,13 +225,19 @@ def test_numbers_of_names_belong_to_a_writer_until_they_are_forgotten():
     named(2, 20)
     trace.packet.add(trusted_packet_sequence_id=1, sequence_flags=1)
     named(1, 30)
-    trace.packet.add(trusted_packet_sequence_id=1).interned_data.event_names.add(iid=5, name="second")
+    trace.packet.add(trusted_packet_sequence_id=1).interned_data.event_names.add(
+        iid=5, name="second"
+    )
     named(1, 40)
-    trace.packet.add(trusted_packet_sequence_id=2).interned_data.event_names.add(iid=5, name="changed")
+    trace.packet.add(trusted_packet_sequence_id=2).interned_data.event_names.add(
+        iid=5, name="changed"
+    )
     named(2, 50)
     part = read(trace)
     assert [name for name, _, _ in spans(part)] == ["first", "other", None, "second", "changed"]
-    assert [(notice.code, notice.values["count"]) for notice in part.source.notices] == [("unknown-names", 1)]
+    assert [(notice.code, notice.values["count"]) for notice in part.source.notices] == [
+        ("unknown-names", 1)
+    ]
 
 
 def test_a_track_inherits_process_and_thread_and_a_circle_of_tracks_ends():
@@ -227,7 +254,10 @@ def test_a_track_inherits_process_and_thread_and_a_circle_of_tracks_ends():
     for track in (3, 4, 6, 99):
         begin(trace.packet.add(), track, track)
         end(trace.packet.add(), track + 1, track)
-    assert read(trace).events.sort("id").select("pid", "tid").rows() == [(77, 78), *[(None, None)] * 3]
+    assert read(trace).events.sort("id").select("pid", "tid").rows() == [
+        (77, 78),
+        *[(None, None)] * 3,
+    ]
 
 
 def test_times_are_those_of_the_wall_clock_where_the_file_relates_the_clocks():
@@ -263,7 +293,9 @@ def test_defaults_of_a_writer_are_its_track_and_clock():
     for packet, mark, ts in ((trace.packet.add(), begin, 5), (trace.packet.add(), end, 6)):
         mark(packet, ts, 7)
         packet.track_event.ClearField("track_uuid")
-    assert read(trace).events.select("start_ns", "end_ns", "pid", "tid").rows() == [(1_005, 1_006, 1, 2)]
+    assert read(trace).events.select("start_ns", "end_ns", "pid", "tid").rows() == [
+        (1_005, 1_006, 1, 2)
+    ]
 
 
 def test_a_copy_is_named_after_its_kind():
@@ -273,10 +305,17 @@ def test_a_copy_is_named_after_its_kind():
     packet = trace.packet.add(timestamp=5, trusted_packet_sequence_id=1)
     stage = packet.gpu_render_stage_event
     stage.duration, stage.stage_iid, stage.gpu_id = 3, 2, 1
-    for key, value in (("stream id", "9"), ("copy kind", "HtoD"), ("src kind", "pinned"), ("dst kind", "device")):
+    for key, value in (
+        ("stream id", "9"),
+        ("copy kind", "HtoD"),
+        ("src kind", "pinned"),
+        ("dst kind", "device"),
+    ):
         stage.extra_data.add(name=key, value=value)
     columns = ("kind", "name", "device", "stream", "start_ns", "end_ns")
-    assert read(trace).events.select(columns).rows() == [("memcpy", "Memcpy HtoD (Pinned -> Device)", 1, 9, 5, 8)]
+    assert read(trace).events.select(columns).rows() == [
+        ("memcpy", "Memcpy HtoD (Pinned -> Device)", 1, 9, 5, 8)
+    ]
 
 
 def test_arguments_with_numbered_names_are_counted():
@@ -300,7 +339,9 @@ def test_a_file_cut_anywhere_gives_what_is_before_the_cut(whole):
         except InputError:
             continue
         counts.append(part.events.height)
-        assert part.source.notices[0].code == "truncated" or part.source.notices[0].code == "no-events"
+        assert (
+            part.source.notices[0].code == "truncated" or part.source.notices[0].code == "no-events"
+        )
     assert counts == sorted(counts)
     assert counts[-1] > counts[len(counts) // 2] > 0
 
@@ -335,7 +376,10 @@ def test_a_length_of_exabytes_in_a_short_file_is_a_cut(whole):
 
 def test_bytes_that_are_no_packet_end_the_file(whole):
     part = read(whole + b"\x0f" * 40 + whole)
-    assert part.source.notices[0].message == f"the file is damaged behind byte {len(whole):,}: the rest was not read"
+    assert (
+        part.source.notices[0].message
+        == f"the file is damaged behind byte {len(whole):,}: the rest was not read"
+    )
 
 
 def test_a_damaged_packet_is_stepped_over():
@@ -357,11 +401,15 @@ def test_an_argument_nested_without_end_is_damage(depth, codes):
         annotation = annotation.array_values.add()
     end(trace.packet.add(), 2, 7)
     part = read(trace)
-    assert part.events["shapes"].to_list() == ["" if codes else "[" * (depth + 1) + "]" * (depth + 1)]
+    assert part.events["shapes"].to_list() == [
+        "" if codes else "[" * (depth + 1) + "]" * (depth + 1)
+    ]
     assert [notice.code for notice in part.source.notices] == codes
 
 
-@pytest.mark.parametrize("raw", [b"", b"PK\x03\x04", b"\x0a", b"\xff" * 50], ids=["empty", "zip", "byte", "ones"])
+@pytest.mark.parametrize(
+    "raw", [b"", b"PK\x03\x04", b"\x0a", b"\xff" * 50], ids=["empty", "zip", "byte", "ones"]
+)
 def test_other_files_are_refused(raw):
     with pytest.raises(InputError, match="not a Perfetto trace"):
         read(raw)
@@ -383,10 +431,15 @@ for name, out in zip(sys.argv[2::2], sys.argv[3::2]):
 def test_uncompiled_gives_the_same_table(whole, tmp_path):
     source = Path(perfetto.__file__).parents[2] / "_loops/packet_scanner.py"
     words = []
-    for name, raw in (("rank0.pftrace", whole[:200_000]), ("rank1.pftrace", whole[:60_000] + b"\x0a\x03\x5a\x70\x01")):
+    for name, raw in (
+        ("rank0.pftrace", whole[:200_000]),
+        ("rank1.pftrace", whole[:60_000] + b"\x0a\x03\x5a\x70\x01"),
+    ):
         (tmp_path / name).write_bytes(raw)
         words += [tmp_path / name, tmp_path / f"{name}.arrow"]
-    subprocess.run([sys.executable, "-W", "ignore", "-c", READ_UNCOMPILED, source, *words], check=True)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", READ_UNCOMPILED, source, *words], check=True
+    )
     for path, table in zip(words[::2], words[1::2], strict=True):
         expected = perfetto.read(path).events
         assert comparable(pl.read_ipc(table)).equals(comparable(expected))

@@ -1,4 +1,7 @@
-"""Pickles of plain values: loaded as Python loads them; everything else is refused before it is loaded."""
+"""Pickles of plain values: loaded as Python loads them.
+
+Everything else is refused before it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from tracekit.parsers.plain_pickle import MAX_DEPTH, MAX_INTEGER_BYTES, is_pickl
 
 PLAIN = {
     "version": "2.10",
-    "entries": [{"process_group": ("0", "default_pg"), "sizes": [[1, 2], []], "ms": 0.5, "retired": True}] * 3,
+    "entries": [
+        {"process_group": ("0", "default_pg"), "sizes": [[1, 2], []], "ms": 0.5, "retired": True}
+    ]
+    * 3,
     "numbers": [0, -1, 255, 65_536, 2**31, -(2**31), 2**63, 18446744073709551502],
     "others": [None, False, "é", "x" * 300, ()],
     7: "a number as a key",
@@ -49,7 +55,13 @@ def test_values_made_at_random_are_loaded_as_python_loads_them():
 
     def value(depth):
         kind = choose.randrange(8 if depth else 5)
-        scalars = [None, True, choose.randrange(-(2**70), 2**70), choose.random(), "t" * choose.randrange(300)]
+        scalars = [
+            None,
+            True,
+            choose.randrange(-(2**70), 2**70),
+            choose.random(),
+            "t" * choose.randrange(300),
+        ]
         if kind < 5:
             return scalars[kind]
         members = [value(depth - 1) for _ in range(choose.randrange(4))]
@@ -74,7 +86,8 @@ def test_a_pickle_that_calls_something_is_refused(protocol, capfd):
 
 
 @pytest.mark.parametrize(
-    "opcode", [b"cos\nsystem\n", b"ios\nsystem\n", b"P0\n", b"NQ", b"\x82\x01", b"Nb", b"))\x81", b"\x97"]
+    "opcode",
+    [b"cos\nsystem\n", b"ios\nsystem\n", b"P0\n", b"NQ", b"\x82\x01", b"Nb", b"))\x81", b"\x97"],
 )
 def test_opcodes_that_name_or_fetch_are_refused(opcode):
     assert "names or calls" in refusal(proto2(b"(" + opcode))
@@ -169,7 +182,9 @@ def test_a_list_changed_after_it_was_shared_is_refused():
     assert "elsewhere" in refusal(proto2(b"]q\x00]q\x01h\x00ah\x00h\x01a0"))
 
 
-@pytest.mark.parametrize(("length", "accepted"), [(MAX_INTEGER_BYTES, True), (MAX_INTEGER_BYTES + 1, False)])
+@pytest.mark.parametrize(
+    ("length", "accepted"), [(MAX_INTEGER_BYTES, True), (MAX_INTEGER_BYTES + 1, False)]
+)
 def test_integers_have_at_most_16_bytes(length, accepted):
     data = proto2(b"\x8a" + bytes([length]) + b"\x01" * length)
     assert (load(data) > 2**100) if accepted else refusal(data)
@@ -197,7 +212,9 @@ def test_changed_bytes_are_refused_or_give_a_plain_value():
             load(bytes(changed))
 
 
-@pytest.mark.parametrize("body", [b"", b"NN", b"(", b"s", b"a", b"Na", b"}Na", b"]NNs", b"(Nu", b"e", b"t", b"q\x00"])
+@pytest.mark.parametrize(
+    "body", [b"", b"NN", b"(", b"s", b"a", b"Na", b"}Na", b"]NNs", b"(Nu", b"e", b"t", b"q\x00"]
+)
 def test_values_that_do_not_fit_together_are_damage(body):
     refusal(proto2(body))
 

@@ -84,11 +84,15 @@ def test_a_damaged_dump_is_left_out_with_its_reason(tmp_path):
 
 def test_the_communicator_of_all_processes_tells_the_rank(tmp_path):
     """Four processes in two communicators of two, and in one of four, in another order than their process ids."""
-    for pid, (rank, small, small_rank) in enumerate([(2, "0xa", 0), (3, "0xa", 1), (0, "0xb", 0), (1, "0xb", 1)]):
+    for pid, (rank, small, small_rank) in enumerate(
+        [(2, "0xa", 0), (3, "0xa", 1), (0, "0xb", 0), (1, "0xb", 1)]
+    ):
         lines = [
             log_line(1, rank=small_rank, ranks=2, group=small, pid=pid),
             log_line(1, rank=rank, ranks=4, group="0xw", pid=pid),
-            log_line(2, "Send", peer=1 - small_rank, rank=small_rank, ranks=2, group=small, pid=pid),
+            log_line(
+                2, "Send", peer=1 - small_rank, rank=small_rank, ranks=2, group=small, pid=pid
+            ),
         ]
         write_log(tmp_path / f"node0-pid{pid}.log", lines)
     recordings = read(tmp_path)
@@ -105,13 +109,23 @@ def test_without_such_a_communicator_processes_are_numbered_and_a_notice_says_so
             line = log_line(1, rank=rank, group=f"0x{host}", host=host, pid=9 - rank)
             write_log(tmp_path / f"{host}-pid{9 - rank}.log", [line])
     recordings = read(tmp_path)
-    assert [(source.host, source.pid) for source in recordings.sources] == [("a", 8), ("a", 9), ("b", 8), ("b", 9)]
+    assert [(source.host, source.pid) for source in recordings.sources] == [
+        ("a", 8),
+        ("a", 9),
+        ("b", 8),
+        ("b", 9),
+    ]
     assert [notice.code for notice in recordings.notices] == ["ranks-by-order"]
 
 
 def test_two_starts_of_a_process_are_named(tmp_path):
     for pid in (1, 2):
-        write_log(tmp_path / f"node0-pid{pid}.log", [log_line(1, rank=0, pid=pid), log_line(1, group="0xs", pid=pid)])
+        write_log(
+            tmp_path / f"node0-pid{pid}.log",
+            [log_line(1, rank=0, pid=pid), log_line(1, group="0xs", pid=pid)],
+        )
     write_log(tmp_path / "node0-pid3.log", [log_line(1, rank=1, pid=3)])
-    with pytest.raises(InputError, match=r"two logs are of rank 0 of one communicator.*pid1\.log, node0-pid2\.log"):
+    with pytest.raises(
+        InputError, match=r"two logs are of rank 0 of one communicator.*pid1\.log, node0-pid2\.log"
+    ):
         read(tmp_path)

@@ -12,7 +12,9 @@ from tracekit.schema import EVENTS, conform
 
 def table(rows):
     names = ("kind", "name", "start_ns", "end_ns", "correlation")
-    return conform(pl.DataFrame(rows, schema=list(names), orient="row", infer_schema_length=None), EVENTS)
+    return conform(
+        pl.DataFrame(rows, schema=list(names), orient="row", infer_schema_length=None), EVENTS
+    )
 
 
 def test_by_hand():
@@ -34,7 +36,22 @@ def test_by_hand():
             ("memcpy", "launched outside", 25, 26, 3),
         ]
     )
-    assert assign_steps(events)["step"].to_list() == [1, 2, None, None, 1, 2, None, 1, 1, None, None, 1, None, None]
+    assert assign_steps(events)["step"].to_list() == [
+        1,
+        2,
+        None,
+        None,
+        1,
+        2,
+        None,
+        1,
+        1,
+        None,
+        None,
+        1,
+        None,
+        None,
+    ]
 
 
 def test_marks_within_a_mark():
@@ -66,7 +83,12 @@ def test_marks_of_ones_own():
 times = st.integers(0, 60)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["cpu_op", "runtime", "kernel"]), times, st.integers(0, 4)), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["cpu_op", "runtime", "kernel"]), times, st.integers(0, 4)),
+        max_size=20,
+    )
+)
 def test_equals_looking_it_up_one_by_one(rows):
     steps = [(n, 10 * n, 10 * n + 7) for n in range(1, 5)]
     marks = [("annotation", f"ProfilerStep#{n}", s, e, None) for n, s, e in steps]
@@ -76,5 +98,7 @@ def test_equals_looking_it_up_one_by_one(rows):
         return next((n for n, s, e in steps if s <= time < e), None)
 
     launches = {c: start for kind, start, c in rows if kind == "runtime" and c}
-    expected = [at(launches.get(c, -1)) if kind == "kernel" else at(start) for kind, start, c in rows]
+    expected = [
+        at(launches.get(c, -1)) if kind == "kernel" else at(start) for kind, start, c in rows
+    ]
     assert assign_steps(events)["step"].to_list()[4:] == expected

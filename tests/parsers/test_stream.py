@@ -11,7 +11,9 @@ import pytest
 from tracekit.errors import InputError
 from tracekit.parsers.kineto.stream import Stream
 
-TEXT = b"".join(b'{"ph": "X", "ts": %d, "name": "kernel %d"},\n' % (k * 977, k % 89) for k in range(40_000))
+TEXT = b"".join(
+    b'{"ph": "X", "ts": %d, "name": "kernel %d"},\n' % (k * 977, k % 89) for k in range(40_000)
+)
 PACKED = gzip.compress(TEXT)
 
 

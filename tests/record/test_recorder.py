@@ -30,7 +30,12 @@ class FakeProfile:
     made: ClassVar[list[FakeProfile]] = []
 
     def __init__(self, *, activities, schedule, on_trace_ready, **options):
-        self.activities, self.options, self.when, self.ready = activities, options, schedule, on_trace_ready
+        self.activities, self.options, self.when, self.ready = (
+            activities,
+            options,
+            schedule,
+            on_trace_ready,
+        )
         self.steps, self.metadata = 0, {}
         self.running = False
         FakeProfile.made.append(self)
@@ -76,7 +81,10 @@ def test_only_the_asked_steps_are_recorded(torch, tmp_path):
             recorder.step()
     [made] = FakeProfile.made
     assert begun == [0, 0, 1, 1, 1, 1, 1, 1]  # from the step before the first: its warm-up
-    assert made.when(made.step_num) == ({"wait": 0, "warmup": WARM_UP_STEPS, "active": 2, "repeat": 1}, 0)
+    assert made.when(made.step_num) == (
+        {"wait": 0, "warmup": WARM_UP_STEPS, "active": 2, "repeat": 1},
+        0,
+    )
     assert made.step_num == 3 - WARM_UP_STEPS  # the trace numbers its steps as the training does
     assert (made.steps, made.running) == (WARM_UP_STEPS + 2, False)
     assert made.options == {"record_shapes": True, "with_stack": False, "profile_memory": False}
@@ -96,7 +104,8 @@ def test_the_trace_says_how_much_recording_lengthened_its_steps(torch, tmp_path,
     monkeypatch.setattr("tracekit.record.recorder.time.perf_counter", lambda: clock[0])
     with profiler(tmp_path / "t", steps=(5, 2), answer=False) as recorder:
         for step in range(7):
-            # The first step of a training is slow, the profiler's warm-up too; recorded steps take 7 % longer.
+            # The first step of a training is slow, the profiler's warm-up too; recorded steps take
+            # 7 % longer.
             clock[0] += {0: 9.0, 4: 3.0, 5: 1.07, 6: 1.07}.get(step, 1.0)
             recorder.step()
     assert FakeProfile.made[0].metadata == {"tracekit": {"recording_overhead": 0.07}}
@@ -141,9 +150,14 @@ def test_a_trace_that_is_too_large_is_thrown_away_with_a_word(torch, tmp_path, c
 
 def test_rank_0_prints_the_answer_and_logs_figures(torch, tmp_path, capsys):
     logged = []
-    ready = handler(tmp_path / "t", rank=0, world_size=2, log=logged.append, background=False, wait_s=0.0)
+    ready = handler(
+        tmp_path / "t", rank=0, world_size=2, log=logged.append, background=False, wait_s=0.0
+    )
     (tmp_path / "t").mkdir()
-    shutil.copy(SAMPLES / "steps" / "a" / "rank1.pt.trace.json.gz", tmp_path / "t" / "rank1.pt.trace.json.gz")
+    shutil.copy(
+        SAMPLES / "steps" / "a" / "rank1.pt.trace.json.gz",
+        tmp_path / "t" / "rank1.pt.trace.json.gz",
+    )
     ready(FakeProfile(activities=[], schedule=None, on_trace_ready=None))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("tracekit: [rank 0] wrote ")
@@ -151,9 +165,13 @@ def test_rank_0_prints_the_answer_and_logs_figures(torch, tmp_path, capsys):
     assert logged[0]["tracekit/step_ms"] > 0
 
 
-def test_the_answer_is_computed_in_another_process_at_low_priority(torch, tmp_path, monkeypatch, capsys):
+def test_the_answer_is_computed_in_another_process_at_low_priority(
+    torch, tmp_path, monkeypatch, capsys
+):
     report = tmp_path / "process"
-    code = f"import os; os.nice = lambda n: open({str(report)!r}, 'w').write(f'{{os.getpid()}} {{n}}')"
+    code = (
+        f"import os; os.nice = lambda n: open({str(report)!r}, 'w').write(f'{{os.getpid()}} {{n}}')"
+    )
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     ready = handler(tmp_path / "t", rank=0, world_size=1)
@@ -166,7 +184,9 @@ def test_the_answer_is_computed_in_another_process_at_low_priority(torch, tmp_pa
 
 
 def test_a_failed_analysis_is_one_line(torch, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(FakeProfile, "export_chrome_trace", lambda self, path: Path(path).write_bytes(b"{}"))
+    monkeypatch.setattr(
+        FakeProfile, "export_chrome_trace", lambda self, path: Path(path).write_bytes(b"{}")
+    )
     ready = handler(tmp_path / "t", rank=0, world_size=1, background=False)
     ready(FakeProfile(activities=[], schedule=None, on_trace_ready=None))
     lines = [line for line in capsys.readouterr().err.splitlines() if "no answer" in line]
@@ -181,11 +201,16 @@ def test_a_rank_that_never_comes_is_named(torch, tmp_path, capsys):
 
 
 def test_tables_are_gathered_on_the_first_rank(torch):
-    sent = {2: pickle.dumps(gather_tables(SAMPLES / "reload" / "rank2.pt.trace.json.gz")[0])}  # one process alone
+    sent = {
+        2: pickle.dumps(gather_tables(SAMPLES / "reload" / "rank2.pt.trace.json.gz")[0])
+    }  # one process alone
 
     def gather_object(own, gathered, dst):
         if gathered is not None:
-            gathered[:] = [own, *(pickle.loads(sent[rank]) if rank in sent else None for rank in (1, 2))]
+            gathered[:] = [
+                own,
+                *(pickle.loads(sent[rank]) if rank in sent else None for rank in (1, 2)),
+            ]
 
     rank = 0
     torch.distributed = types.SimpleNamespace(
@@ -216,7 +241,9 @@ def test_two_recorders_at_once_are_refused(torch, tmp_path):
 
 
 def test_a_folder_of_another_run_is_refused(torch, tmp_path):
-    shutil.copy(SAMPLES / "steps" / "a" / "rank0.pt.trace.json.gz", tmp_path / "rank0.pt.trace.json.gz")
+    shutil.copy(
+        SAMPLES / "steps" / "a" / "rank0.pt.trace.json.gz", tmp_path / "rank0.pt.trace.json.gz"
+    )
     with pytest.raises(OptionError, match="name a new folder"):
         profiler(tmp_path)
 
@@ -236,8 +263,16 @@ def test_steps_that_record_nothing_are_refused(tmp_path, steps):
 @pytest.mark.parametrize(
     ("make", "base", "events"),
     [
-        (transformers_callback, "transformers:TrainerCallback", ("on_train_begin", "on_step_end", "on_train_end")),
-        (lightning_callback, "lightning.pytorch:Callback", ("on_train_start", "on_train_batch_end", "on_train_end")),
+        (
+            transformers_callback,
+            "transformers:TrainerCallback",
+            ("on_train_begin", "on_step_end", "on_train_end"),
+        ),
+        (
+            lightning_callback,
+            "lightning.pytorch:Callback",
+            ("on_train_start", "on_train_batch_end", "on_train_end"),
+        ),
     ],
 )
 @pytest.mark.usefixtures("torch")
@@ -257,7 +292,8 @@ def test_callbacks_step_with_their_trainer(tmp_path, monkeypatch, make, base, ev
 
 
 @pytest.mark.parametrize(
-    ("make", "package"), [(transformers_callback, "transformers"), (lightning_callback, "lightning")]
+    ("make", "package"),
+    [(transformers_callback, "transformers"), (lightning_callback, "lightning")],
 )
 def test_a_callback_without_its_trainer_says_so(monkeypatch, tmp_path, make, package):
     for name in ("transformers", "lightning.pytorch", "pytorch_lightning"):

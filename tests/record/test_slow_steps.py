@@ -19,7 +19,9 @@ from tracekit.run.late import late
 def torch(monkeypatch):
     """A PyTorch whose flight recorder has one operation."""
     recorder = ModuleType("torch._C._distributed_c10d")
-    recorder._dump_nccl_trace = lambda collectives, stacks, active: pickle.dumps(dump([entry(1, took_ms=1.0)]))
+    recorder._dump_nccl_trace = lambda collectives, stacks, active: pickle.dumps(
+        dump([entry(1, took_ms=1.0)])
+    )
     for name, module in {
         "torch": ModuleType("torch"),
         "torch._C": ModuleType("torch._C"),
@@ -54,7 +56,10 @@ def written(folder):
 
 def test_a_dump_says_its_rank_and_can_be_read(tmp_path, torch):
     for rank in range(2):
-        assert dump_flight_recorder(tmp_path / "dumps", rank=rank, world_size=2).name == f"nccl_trace_rank_{rank}"
+        assert (
+            dump_flight_recorder(tmp_path / "dumps", rank=rank, world_size=2).name
+            == f"nccl_trace_rank_{rank}"
+        )
     assert late(tmp_path / "dumps").ranks == (0, 1)
 
 

@@ -80,7 +80,12 @@ with tracekit.profiler({folder!r}, steps=(2, 2)) as recorder:
             recorder.step()
 """
 
-PROGRAMS = {"torch": PLAIN, "transformers": TRANSFORMERS, "lightning": LIGHTNING, "accelerate": ACCELERATE}
+PROGRAMS = {
+    "torch": PLAIN,
+    "transformers": TRANSFORMERS,
+    "lightning": LIGHTNING,
+    "accelerate": ACCELERATE,
+}
 
 
 @pytest.mark.parametrize("package", PROGRAMS)
@@ -99,4 +104,7 @@ def test_the_asked_steps_are_recorded_under_their_own_numbers(package, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "tracekit: no GPU is visible" in done.stderr
     assert "tracekit: recorded 2 steps" in done.stderr
-    assert tracekit.load(folder).rank(0).events["step"].drop_nulls().unique().sort().to_list() == [2, 3]
+    assert tracekit.load(folder).rank(0).events["step"].drop_nulls().unique().sort().to_list() == [
+        2,
+        3,
+    ]

@@ -1,8 +1,9 @@
 """Check an archive for Perfetto, packet by packet, without tracekit: ``python check_archive.py run.tar SOURCE…``.
 
-The sources are the ranks' own files in the order of their ranks. Checked is what Perfetto's documentation of the
-manifest (version 1) demands, that members are the ranks' files, that their packets are whole, and that every measured
-cell of the pipeline begins and ends with a kernel of its rank once all files are on one clock. Prints counts as JSON.
+The sources are the ranks' own files in the order of their ranks. Checked is what Perfetto's
+documentation of the manifest (version 1) demands, that members are the ranks' files, that their
+packets are whole, and that every measured cell of the pipeline begins and ends with a kernel of its
+rank once all files are on one clock. Prints counts as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 MANIFEST = "perfetto_manifest.json"
 RESULTS = "tracekit.json"
-CLOCKS = {"REALTIME", "REALTIME_COARSE", "MONOTONIC", "MONOTONIC_COARSE", "MONOTONIC_RAW", "BOOTTIME"}
+CLOCKS = {
+    "REALTIME",
+    "REALTIME_COARSE",
+    "MONOTONIC",
+    "MONOTONIC_COARSE",
+    "MONOTONIC_RAW",
+    "BOOTTIME",
+}
 
 
 def check_manifest(raw, members):
@@ -101,7 +109,10 @@ def read_json(raw):
 
 
 def check_results(raw, offset, kernels_by_rank):
-    """Check that measured cells begin and end with kernels of their rank; returns how many events each track has."""
+    """Check that measured cells begin and end with kernels of their rank.
+
+    Returns how many events each track has.
+    """
     trace = json.loads(raw, parse_float=Decimal)
     assert trace["otherData"]["tracekit"]
     names = {}
@@ -119,8 +130,12 @@ def check_results(raw, offset, kernels_by_rank):
         start = int(Decimal(event["ts"]) * 1000) + offset
         end = start + int(Decimal(event["dur"]) * 1000)
         starts, ends = kernels_by_rank[rank]
-        assert starts[bisect.bisect_left(starts, start)] == start, f"rank {rank}: no kernel starts with the cell"
-        assert ends[bisect.bisect_left(ends, end)] == end, f"rank {rank}: no kernel ends with the cell"
+        assert starts[bisect.bisect_left(starts, start)] == start, (
+            f"rank {rank}: no kernel starts with the cell"
+        )
+        assert ends[bisect.bisect_left(ends, end)] == end, (
+            f"rank {rank}: no kernel ends with the cell"
+        )
     return counts
 
 
@@ -133,7 +148,9 @@ def main(archive, sources):
     for rank, (name, source) in enumerate(zip(ranks, sources, strict=True)):
         raw = Path(source).read_bytes()
         assert contents[name] == (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-        kernels, packets[name] = (read_packets if name.endswith(".pftrace") else read_json)(contents[name])
+        kernels, packets[name] = (read_packets if name.endswith(".pftrace") else read_json)(
+            contents[name]
+        )
         starts = sorted(start + offsets[name] for start, _ in kernels)
         kernels_by_rank[rank] = starts, sorted(end + offsets[name] for _, end in kernels)
     counts = check_results(contents[RESULTS], offsets[RESULTS], kernels_by_rank)

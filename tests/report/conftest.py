@@ -11,7 +11,9 @@ import pytest
 from tests.kept import analysis_of
 from tracekit.report.html.page import render_html
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -78,7 +80,9 @@ def pages(tmp_path_factory, analysed):
         target = folder / f"{name.replace('/', '-')}{'-path' * path}.html"
         if not target.exists():
             found = analysed(name)
-            target.write_text(render_html(found if path else replace(found, critical=None)), encoding="utf-8")
+            target.write_text(
+                render_html(found if path else replace(found, critical=None)), encoding="utf-8"
+            )
         return target
 
     return write

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def small(samples):
-    return replace(analysis_of(samples / "reload"), reload=None, role_results=RoleResults(), walked_path=None)
+    return replace(
+        analysis_of(samples / "reload"), reload=None, role_results=RoleResults(), walked_path=None
+    )
 
 
 def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, wait=None, late=()):
@@ -44,19 +46,29 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         label_count={},
         wait_ns=ns(wait or {}),
     )
-    budget = Budget(1_000_000, compute * 1000, {label: us * 1000 for label, us in exposed.items()}, idle * 1000)
+    budget = Budget(
+        1_000_000, compute * 1000, {label: us * 1000 for label, us in exposed.items()}, idle * 1000
+    )
     each = tuple(structs.replace(whole, budget=budget, step=step) for step in range(steps))
     timed = tuple(TimedStep(step, budget.span_ns, budget) for step in range(steps))
     made = tuple(
         structs.replace(
-            one, rank=rank, steps=tuple(range(steps)), whole=whole, per_step=each, timed_steps=timed, idle_causes={}
+            one,
+            rank=rank,
+            steps=tuple(range(steps)),
+            whole=whole,
+            per_step=each,
+            timed_steps=timed,
+            idle_causes={},
         )
         for rank in range(ranks)
     )
     rows = tuple(sorted(late, key=lambda row: -row.caused_ns))
     stragglers = replace(small.stragglers, rows=rows)
     tables = Tables.of({name: table for name, table in small.tables.items() if "host" not in name})
-    tables = Tables.of({**tables, **{name: small.tables[name].clear() for name in ("host_time", "host_places")}})
+    tables = Tables.of(
+        {**tables, **{name: small.tables[name].clear() for name in ("host_time", "host_places")}}
+    )
     run = replace(small, rank_results=made, stragglers=stragglers, tables=tables)
     return replace(run, changed_steps=(), replay_graph=None, rates=None)
 
@@ -75,13 +87,19 @@ def slower(run, *, by, steps=None):
 
     def longer(measured):
         return structs.replace(
-            measured, budget=structs.replace(measured.budget, span_ns=round(measured.budget.span_ns * (1 + by)))
+            measured,
+            budget=structs.replace(
+                measured.budget, span_ns=round(measured.budget.span_ns * (1 + by))
+            ),
         )
 
     one = run.rank_results[1]
-    each = tuple(longer(step) if steps is None or step.step in steps else step for step in one.per_step)
+    each = tuple(
+        longer(step) if steps is None or step.step in steps else step for step in one.per_step
+    )
     whole = structs.replace(
-        one.whole, budget=structs.replace(one.whole.budget, span_ns=sum(step.budget.span_ns for step in each))
+        one.whole,
+        budget=structs.replace(one.whole.budget, span_ns=sum(step.budget.span_ns for step in each)),
     )
     timed = tuple(TimedStep(step.step, step.budget.span_ns, step.budget) for step in each)
     longer_rank = structs.replace(one, per_step=each, whole=whole, timed_steps=timed)
@@ -104,14 +122,22 @@ def test_a_rank_is_called_the_slowest_only_beyond_noise(small):
     run = run_of(small, ranks=3, steps=3)
     assert Pace(slower(run, by=0.009)).slowest is None
     assert Pace(slower(run, by=0.012)).slowest == 1
-    assert "(3 ranks, their own steps 1.00–1.01 ms, rank 1 the slowest" in said(slower(run, by=0.012))["Time"]
+    assert (
+        "(3 ranks, their own steps 1.00–1.01 ms, rank 1 the slowest"
+        in said(slower(run, by=0.012))["Time"]
+    )
     assert Pace(slower(run, by=0.5, steps=[0])).slowest is None  # one odd step makes no rank slow
 
 
 def test_two_ranks_that_tie_for_the_slowest_are_not_one(small):
     run = slower(run_of(small, ranks=3), by=0.1)
     both = replace(
-        run, rank_results=(run.rank_results[0], run.rank_results[1], structs.replace(run.rank_results[1], rank=2))
+        run,
+        rank_results=(
+            run.rank_results[0],
+            run.rank_results[1],
+            structs.replace(run.rank_results[1], rank=2),
+        ),
     )
     assert Pace(both).slowest is None
     assert "(3 ranks, their own steps 1.0–1.1 ms)" in said(both)["Time"]
@@ -128,8 +154,14 @@ def test_the_bubble_is_said_where_a_pipeline_runs(small):
 
 
 def test_whom_the_others_wait_for(small):
-    rows = [Straggler(0, "comm", 10, 1), Straggler(3, "comm", 500_000, 4), Straggler(1, "dp_comm", 900_000, 2)]
-    run = run_of(small, exposed={"comm": 200, "dp_comm": 60}, wait={"comm": 150, "dp_comm": 40}, late=rows)
+    rows = [
+        Straggler(0, "comm", 10, 1),
+        Straggler(3, "comm", 500_000, 4),
+        Straggler(1, "dp_comm", 900_000, 2),
+    ]
+    run = run_of(
+        small, exposed={"comm": 200, "dp_comm": 60}, wait={"comm": 150, "dp_comm": 40}, late=rows
+    )
     assert said(run)["Waits"] == (
         "75.0 % of the time in comm is waiting for another rank; "
         "the others wait longest for rank 3 (0.5 ms summed over them, in 4 operations)."
@@ -160,7 +192,9 @@ def test_why_a_rank_is_late(small):
     )
 
 
-def test_ranks_of_which_clocks_do_not_tell_the_latest_are_all_named_if_the_cause_of_each_is_known(small):
+def test_ranks_of_which_clocks_do_not_tell_the_latest_are_all_named_if_the_cause_of_each_is_known(
+    small,
+):
     def late(rank, step, **more):
         why = [WaitCause("host_late", 900_000, WaitEvidence(idle_ns=50_000_000))]
         return Straggler(
@@ -168,25 +202,39 @@ def test_ranks_of_which_clocks_do_not_tell_the_latest_are_all_named_if_the_cause
         )  # fmt: skip
 
     rows = [late(1, 0, uncertain=True, candidates=[1, 3]), late(3, 1)]
-    waits = said(run_of(small, steps=2, exposed={"comm": 200}, wait={"comm": 150}, late=rows))["Waits"]
+    waits = said(run_of(small, steps=2, exposed={"comm": 200}, wait={"comm": 150}, late=rows))[
+        "Waits"
+    ]
     assert "rank 1 is late in step 0 (53.0 ms)" in waits
     assert "rank 3 is late in step 1 (53.0 ms)" in waits
-    waits = said(run_of(small, steps=2, exposed={"comm": 200}, wait={"comm": 150}, late=rows[:1]))["Waits"]
+    waits = said(run_of(small, steps=2, exposed={"comm": 200}, wait={"comm": 150}, late=rows[:1]))[
+        "Waits"
+    ]
     assert "rank 1 or rank 3" in waits
 
 
 @pytest.mark.parametrize(
     ("why", "words"),
     [
-        (WaitCause("slow_gpu", 400_000, WaitEvidence(ratio=2.0)), "in 4 operations): its GPU runs the same kernels"),
+        (
+            WaitCause("slow_gpu", 400_000, WaitEvidence(ratio=2.0)),
+            "in 4 operations): its GPU runs the same kernels",
+        ),
         (WaitCause("slow_gpu", 100_000, WaitEvidence(ratio=2.0)), "in 4 operations)."),
-        (WaitCause("waited_itself", 400_000, WaitEvidence(chain=[3, 0])), "), which waits for rank 0 itself: it has"),
+        (
+            WaitCause("waited_itself", 400_000, WaitEvidence(chain=[3, 0])),
+            "), which waits for rank 0 itself: it has",
+        ),
     ],
 )
-def test_the_rank_that_a_pipeline_waits_for_has_its_cause_where_that_is_not_the_schedule(small, why, words):
+def test_the_rank_that_a_pipeline_waits_for_has_its_cause_where_that_is_not_the_schedule(
+    small, why, words
+):
     rows = [Straggler(3, "pp_comm", 900_000, 4, kind="chronic", steps=[0, 1], late_ns=9, why=[why])]
     root = [WaitCause("more_work", 300_000, WaitEvidence(ratio=2.0))]
-    rows.append(Straggler(0, "pp_comm", 600_000, 4, kind="chronic", steps=[0, 1], late_ns=9, why=root))
+    rows.append(
+        Straggler(0, "pp_comm", 600_000, 4, kind="chronic", steps=[0, 1], late_ns=9, why=root)
+    )
     run = run_of(small, steps=2, exposed={"pp_comm": 200}, wait={"pp_comm": 150}, late=rows)
     assert words in said(run)["Waits"]
 
@@ -203,25 +251,37 @@ def test_the_rank_that_a_pipeline_waits_for_has_its_cause_where_that_is_not_the_
         ("host_late", WaitEvidence(idle_ns=80_000_000), "its GPU is empty for 80.0 ms"),
         ("slow_link", WaitEvidence(ratio=3.0), "3.00 times as long as others of their size"),
         ("waited_itself", WaitEvidence(chain=[3, 1, 0]), "it waits for rank 0 itself"),
-        ("unknown", WaitEvidence(reason="no cause explains it"), "the cause is not known (no cause explains it)"),
+        (
+            "unknown",
+            WaitEvidence(reason="no cause explains it"),
+            "the cause is not known (no cause explains it)",
+        ),
     ],
 )
 def test_every_cause_has_words(cause, evidence, words):
-    row = Straggler(3, "comm", 9, 4, kind="one_off", steps=[5], late_ns=9, why=[WaitCause(cause, 9, evidence)])
+    row = Straggler(
+        3, "comm", 9, 4, kind="one_off", steps=[5], late_ns=9, why=[WaitCause(cause, 9, evidence)]
+    )
     assert words in late_rank(row, 4)
     assert late_rank(row, 4).startswith("rank 3 is late in step 5 (")
 
 
-@pytest.mark.parametrize(("overhead", "words"), [(0.07, "recording made these steps 7 % longer"), (0.004, None)])
+@pytest.mark.parametrize(
+    ("overhead", "words"), [(0.07, "recording made these steps 7 % longer"), (0.004, None)]
+)
 def test_the_cost_of_recording_is_said_where_it_is_known(small, overhead, words):
-    sources = tuple(structs.replace(source, recording_overhead=overhead) for source in small.sources)
+    sources = tuple(
+        structs.replace(source, recording_overhead=overhead) for source in small.sources
+    )
     text = said(replace(run_of(small), sources=sources))["Time"]
     assert (words in text) if words else ("recording" not in text)
 
 
 def test_unknown_work_above_one_per_cent_is_said_first_thing(small):
     loud = run_of(small, labels={"other": 20})
-    assert said(loud)["Time"].endswith("2.0 % of the span is work that no rule knows (other), counted as compute.")
+    assert said(loud)["Time"].endswith(
+        "2.0 % of the span is work that no rule knows (other), counted as compute."
+    )
     quiet = run_of(small, labels={"other": 9})
     assert "other" not in str(said(quiet))
     assert view_of(quiet).advice == ()
@@ -229,9 +289,18 @@ def test_unknown_work_above_one_per_cent_is_said_first_thing(small):
 
 def test_what_to_do_next_is_the_first_advice(samples):
     view = view_of(analysis_of(samples / "1f1b"))
-    assert [line.topic for line in view.answer] == ["Time", "Blocked", "Exposed", "Schedule", "Waits", "Next"]
+    assert [line.topic for line in view.answer] == [
+        "Time",
+        "Blocked",
+        "Exposed",
+        "Schedule",
+        "Waits",
+        "Next",
+    ]
     assert view.answer[-1].text == view.advice[0].text
-    assert (samples / "1f1b").samefile(view.input_path)  # other tests may have named it from another folder
+    assert (samples / "1f1b").samefile(
+        view.input_path
+    )  # other tests may have named it from another folder
 
 
 @pytest.mark.parametrize(
@@ -244,5 +313,7 @@ def test_what_to_do_next_is_the_first_advice(samples):
 def test_two_steps_that_differ_by_more_than_twice_are_both_given(late_ms, words):
     late_ns = [value * 1_000_000 for value in late_ms]
     why = [WaitCause("host_late", 1, WaitEvidence(idle_ns=1))]
-    row = Straggler(3, "dp_comm", 1, 1, kind="chronic", steps=[4, 5], late_ns=sum(late_ns) // 2, why=why)
+    row = Straggler(
+        3, "dp_comm", 1, 1, kind="chronic", steps=[4, 5], late_ns=sum(late_ns) // 2, why=why
+    )
     assert late_rank(structs.replace(row, late_ns_by_step=late_ns), 2).startswith(words)

@@ -26,7 +26,16 @@ CHECK = Path(__file__).with_name("check_archive.py")
 SKEW_NS = {1: 5_000_000, 2: -3_000_000}
 
 TEXT = {"type": "string", "minLength": 1}
-CLOCK = {"enum": ["REALTIME", "REALTIME_COARSE", "MONOTONIC", "MONOTONIC_COARSE", "MONOTONIC_RAW", "BOOTTIME"]}
+CLOCK = {
+    "enum": [
+        "REALTIME",
+        "REALTIME_COARSE",
+        "MONOTONIC",
+        "MONOTONIC_COARSE",
+        "MONOTONIC_RAW",
+        "BOOTTIME",
+    ]
+}
 SCHEMA = {  # https://perfetto.dev/docs/reference/perfetto-manifest, without what tracekit has no use for
     "type": "object",
     "required": ["perfetto_manifest"],
@@ -38,7 +47,10 @@ SCHEMA = {  # https://perfetto.dev/docs/reference/perfetto-manifest, without wha
             "additionalProperties": False,
             "properties": {
                 "version": {"const": 1},
-                "attributes": {"type": "object", "additionalProperties": {"type": ["string", "integer"]}},
+                "attributes": {
+                    "type": "object",
+                    "additionalProperties": {"type": ["string", "integer"]},
+                },
                 "files": {
                     "type": "array",
                     "items": {
@@ -47,7 +59,11 @@ SCHEMA = {  # https://perfetto.dev/docs/reference/perfetto-manifest, without wha
                         "additionalProperties": False,
                         "properties": {
                             "path": TEXT,
-                            "machine": {"type": "object", "required": ["name"], "properties": {"name": TEXT}},
+                            "machine": {
+                                "type": "object",
+                                "required": ["name"],
+                                "properties": {"name": TEXT},
+                            },
                             "clocks": {
                                 "type": "object",
                                 "required": ["sync_to"],
@@ -87,7 +103,11 @@ def offsets_of(archive):
 
 def checked(archive, sources):
     done = subprocess.run(
-        [sys.executable, CHECK, archive, *sources], capture_output=True, text=True, check=False, cwd=CHECK.parents[2]
+        [sys.executable, CHECK, archive, *sources],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=CHECK.parents[2],
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -105,7 +125,8 @@ def as_packets(folder, target):
     """The same run as Perfetto traces; returns their paths."""
     target.mkdir(exist_ok=True)
     return [
-        write_pftrace(path, target / f"{path.name.partition('.')[0]}.pftrace") for path in sorted(folder.glob("*.gz"))
+        write_pftrace(path, target / f"{path.name.partition('.')[0]}.pftrace")
+        for path in sorted(folder.glob("*.gz"))
     ]
 
 
@@ -117,7 +138,10 @@ def test_offsets_are_those_that_analyze_reports(skewed, tmp_path, format_):
         folder = tmp_path / "packets"
     export(folder, tmp_path / "run.tar", workers=1)
     offsets = list(offsets_of(tmp_path / "run.tar").values())
-    clocks = {clock["rank"]: clock["offset_ns"] for clock in analyze(folder, workers=1).to_dict()["clocks"]["ranks"]}
+    clocks = {
+        clock["rank"]: clock["offset_ns"]
+        for clock in analyze(folder, workers=1).to_dict()["clocks"]["ranks"]
+    }
     assert abs(clocks[1] - SKEW_NS[1]) < 1_000_000
     # A clock that is ahead shows later times: moving its file earlier puts it right.
     assert offsets == [clocks[0] - clocks[rank] for rank in sorted(clocks)]
@@ -146,7 +170,9 @@ def test_files_whose_times_count_from_different_starts_are_put_right(skewed, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format_", ["json", "packets"])
-def test_an_archive_of_eight_ranks_holds_packet_by_packet_without_tracekit(samples, tmp_path, format_):
+def test_an_archive_of_eight_ranks_holds_packet_by_packet_without_tracekit(
+    samples, tmp_path, format_
+):
     sources = sorted((samples / "dualpipe").glob("*.gz"))
     if format_ == "packets":
         sources = as_packets(samples / "dualpipe", tmp_path / "packets")
@@ -190,7 +216,10 @@ def test_chosen_ranks_alone_are_written(skewed, tmp_path):
     done = export(skewed, part, ranks=[1, 2], workers=1)
     assert done.ranks == (1, 2)
     offsets = offsets_of(whole)
-    assert offsets_of(part) == {"rank1.json": 0, "rank2.json": offsets["rank2.json"] - offsets["rank1.json"]}
+    assert offsets_of(part) == {
+        "rank1.json": 0,
+        "rank2.json": offsets["rank2.json"] - offsets["rank1.json"],
+    }
 
 
 def test_ranks_that_are_not_there_are_an_error(skewed, tmp_path):
@@ -206,7 +235,12 @@ def test_a_rank_whose_file_is_gone_is_an_error(skewed, tmp_path):
     with pytest.raises(InputError, match="the trace of rank 2 cannot be read"):
         export(store.path, tmp_path / "run.tar", workers=1)
     assert not (tmp_path / "run.tar").exists()
-    assert offsets_of(export(store.path, tmp_path / "two.tar", ranks=[0, 1], workers=1).path)["rank0.json"] == 0
+    assert (
+        offsets_of(export(store.path, tmp_path / "two.tar", ranks=[0, 1], workers=1).path)[
+            "rank0.json"
+        ]
+        == 0
+    )
 
 
 def test_a_run_that_lacks_ranks_is_written_with_those_that_are_there(skewed, tmp_path):
@@ -233,7 +267,10 @@ def test_files_of_several_processes_per_rank_have_names_of_their_own(samples, tm
 
 def test_an_archive_is_not_read_as_a_trace(skewed, tmp_path):
     export(skewed, tmp_path / "run.tar", workers=1)
-    assert detect_file_type((tmp_path / "run.tar").read_bytes()).why == "is an archive; unpack it and name the folder"
+    assert (
+        detect_file_type((tmp_path / "run.tar").read_bytes()).why
+        == "is an archive; unpack it and name the folder"
+    )
     with tarfile.open(tmp_path / "run.tar") as tar:
         tar.extractall(tmp_path / "unpacked", filter="data")
     again = analyze(tmp_path / "unpacked", workers=1)

@@ -23,15 +23,28 @@ MS = 1_000_000
 def with_path(samples):
     """Return the analysis of a sample whose critical path is replaced: pieces as (rank, kind, what, label, ms)."""
     analysis = analysis_of(samples / "1f1b")
-    start_ns = int(analysis.clocks.align(analysis.tables["timeline"], "end_ns")["end_ns"].max()) + 10 * MS
+    start_ns = (
+        int(analysis.clocks.align(analysis.tables["timeline"], "end_ns")["end_ns"].max()) + 10 * MS
+    )
 
     def build(*pieces, chain=None, unknown=(), notices=(), uncertain=False, launched=None):
         rows, end_ns = [], start_ns  # after all GPU events, so that no GPU works beside the host
         for rank, kind, what, label, length_ms in pieces:
             times = {"start_ns": end_ns, "end_ns": (end_ns := end_ns + int(length_ms * MS))}
             length_ns = times["end_ns"] - times["start_ns"]
-            row = {"step": 2, "rank": rank, "kind": kind, "what": what, "label": label, "chain": chain, **times}
-            idle = {"idle_ns": length_ns if kind == "host" else 0, "launched": launched if kind == "host" else None}
+            row = {
+                "step": 2,
+                "rank": rank,
+                "kind": kind,
+                "what": what,
+                "label": label,
+                "chain": chain,
+                **times,
+            }
+            idle = {
+                "idle_ns": length_ns if kind == "host" else 0,
+                "launched": launched if kind == "host" else None,
+            }
             rows.append({**row, **idle, "uncertain": uncertain, "exposed_ns": 0})
         table = pl.DataFrame(rows, schema=SEGMENTS)
         path = CriticalPath(table, table, SLACK.to_frame(), tuple(notices), frozenset(unknown))
@@ -50,7 +63,10 @@ def test_the_labels_that_hold_the_path_longest_are_named_with_their_share(with_p
     text = blocking(analysis).text
     assert text.startswith("By pipeline communication (pp_comm) and the backward for inputs")
     assert "(dgrad): 80.0 % of the critical path, mostly on rank 1;" in text
-    assert "nccl SendRecv on rank 1, 50.0 ms at 20.0 ms of the step, launched by Outer > c10d::recv_." in text
+    assert (
+        "nccl SendRecv on rank 1, 50.0 ms at 20.0 ms of the step, launched by Outer > c10d::recv_."
+        in text
+    )
 
 
 def test_the_host_is_named_with_what_it_launched(with_path):
@@ -62,7 +78,10 @@ def test_the_host_is_named_with_what_it_launched(with_path):
     )
     text = blocking(analysis).text
     assert text.startswith("By the host, before it launches work: 80.0 %")
-    assert "the host of rank 3, 80.0 ms at the start of the step, before it launched Memcpy HtoD" in text
+    assert (
+        "the host of rank 3, 80.0 ms at the start of the step, before it launched Memcpy HtoD"
+        in text
+    )
     assert "its GPU worked" not in text
 
 
@@ -71,7 +90,9 @@ def test_host_time_in_which_the_gpu_works_is_not_the_longest_piece(samples):
     analysis = analysis_of(samples / "megatron-moe")
     piece = blocking(analysis).piece
     longest = (
-        analysis.walked_path.pieces.filter(kind="host").select((pl.col("end_ns") - pl.col("start_ns")).max()).item()
+        analysis.walked_path.pieces.filter(kind="host")
+        .select((pl.col("end_ns") - pl.col("start_ns")).max())
+        .item()
     )
     assert (piece["kind"], piece["label"], piece["rank"]) == ("collective", "ep_combine", 6)
     assert piece["end_ns"] - piece["start_ns"] < longest
@@ -83,28 +104,41 @@ def test_host_time_in_which_the_gpu_works_is_not_the_longest_piece(samples):
         {"unknown": ["pp_comm"]},
         {
             "notices": [
-                Notice("path-ends", ranks=(0,), values={"case": "stopped", "step": 1, "remaining_ns": 3_000_000})
+                Notice(
+                    "path-ends",
+                    ranks=(0,),
+                    values={"case": "stopped", "step": 1, "remaining_ns": 3_000_000},
+                )
             ]
         },
     ],
 )
 def test_nothing_is_said_where_the_path_does_not_tell(with_path, doubt):
-    analysis = with_path((1, "message", "recv", "pp_comm", 50), (0, "kernel", "gemm", "forward", 20), **doubt)
+    analysis = with_path(
+        (1, "message", "recv", "pp_comm", 50), (0, "kernel", "gemm", "forward", 20), **doubt
+    )
     assert blocking(analysis) is None
     assert "Blocked" not in [line.topic for line in view_of(analysis).answer]
 
 
 def test_a_path_of_unknown_cause_names_nothing(with_path):
-    assert blocking(with_path((0, "unknown", None, None, 60), (0, "kernel", "gemm", "forward", 20))) is None
+    assert (
+        blocking(with_path((0, "unknown", None, None, 60), (0, "kernel", "gemm", "forward", 20)))
+        is None
+    )
 
 
 def test_time_of_unknown_cause_is_not_named_beside_a_known_blocker(with_path):
-    text = blocking(with_path((0, "kernel", "gemm", "forward", 60), (0, "unknown", None, None, 40))).text
+    text = blocking(
+        with_path((0, "kernel", "gemm", "forward", 60), (0, "unknown", None, None, 40))
+    ).text
     assert text.startswith("By the forward pass (forward): 60.0 % of the critical path")
 
 
 def test_work_that_may_lie_on_another_rank_is_not_placed(with_path):
-    analysis = with_path((0, "kernel", "gemm", "forward", 60), (1, "kernel", "gemm", "forward", 50), uncertain=True)
+    analysis = with_path(
+        (0, "kernel", "gemm", "forward", 60), (1, "kernel", "gemm", "forward", 50), uncertain=True
+    )
     text = blocking(analysis).text
     assert "mostly on" not in text
     assert "longest of these" not in text
@@ -113,9 +147,14 @@ def test_work_that_may_lie_on_another_rank_is_not_placed(with_path):
 
 def test_communication_that_could_not_be_followed_is_named_beside_a_known_blocker(with_path):
     analysis = with_path(
-        (0, "kernel", "gemm", "forward", 80), (0, "collective", "x", "dp_comm", 20), unknown=["dp_comm"]
+        (0, "kernel", "gemm", "forward", 80),
+        (0, "collective", "x", "dp_comm", 20),
+        unknown=["dp_comm"],
     )
-    assert "Whether dp_comm on it (20.0 %) waits for another rank is not known." in blocking(analysis).text
+    assert (
+        "Whether dp_comm on it (20.0 %) waits for another rank is not known."
+        in blocking(analysis).text
+    )
 
 
 @pytest.mark.parametrize("sample", ["1f1b", "slow-ddp"])
@@ -142,7 +181,9 @@ def test_the_link_opens_the_piece_that_is_named(look, pages, analysed, sample):
     topics, texts = (page.locator(f"#details {name}").all_inner_texts() for name in ("dt", "dd"))
     facts = dict(zip(topics, texts, strict=True))
     assert facts["where"].startswith(f"rank {piece['rank']}")
-    from_ms, to_ms = (float(time) for time in re.match(r"([\d.]+) to ([\d.]+) ms", facts["when"]).groups())
+    from_ms, to_ms = (
+        float(time) for time in re.match(r"([\d.]+) to ([\d.]+) ms", facts["when"]).groups()
+    )
     assert to_ms - from_ms == pytest.approx((piece["end_ns"] - piece["start_ns"]) / 1e6, rel=0.01)
     assert facts.get("operators") == piece["chain"]
     if piece["kind"] != "host":

@@ -13,7 +13,11 @@ COLOUR = re.compile(r"""["'](?:bold )?(red|green|yellow|blue|cyan|magenta)["']""
 
 def test_no_renderer_names_a_colour_itself():
     folder = Path(tracekit.__file__).parent
-    files = [*folder.glob("report/terminal/*.py"), *folder.glob("report/schedule/*.py"), *folder.glob("cli/*.py")]
+    files = [
+        *folder.glob("report/terminal/*.py"),
+        *folder.glob("report/schedule/*.py"),
+        *folder.glob("cli/*.py"),
+    ]
     named = {file.name: COLOUR.findall(file.read_text(encoding="utf-8")) for file in files}
     assert {name: colours for name, colours in named.items() if colours} == {}
 

@@ -33,7 +33,9 @@ FRAMEWORKS = ("cp-ring", "ds-pipe", "fp8-fsdp", "graph-trees", "hf-ddp-ckpt", "m
               "meg-moe-vpp/rank0.pt.trace.json.gz", "titan-ac/rank3.pt.trace.json.gz")  # fmt: skip
 MAX_LINES = 60
 CODE_WORDS = re.compile(
-    r"\b(" + "|".join(code for code in (*EXPOSURE_CAUSES, *GAP_CAUSES, *IDLE_CAUSES) if "_" in code) + r")\b"
+    r"\b("
+    + "|".join(code for code in (*EXPOSURE_CAUSES, *GAP_CAUSES, *IDLE_CAUSES) if "_" in code)
+    + r")\b"
 )
 
 
@@ -42,8 +44,14 @@ def contradictions(analysis):
     view = view_of(analysis)
     bad = []
     for bar in (*view.budget.bars, view.budget.mean):
-        if bar.span_ns and bar.whole.idle_known and abs(sum(part.share for part in bar.parts) - 1) > 1e-6:
-            bad.append(f"{bar.name}: shares of the budget add up to {sum(part.share for part in bar.parts)}")
+        if (
+            bar.span_ns
+            and bar.whole.idle_known
+            and abs(sum(part.share for part in bar.parts) - 1) > 1e-6
+        ):
+            bad.append(
+                f"{bar.name}: shares of the budget add up to {sum(part.share for part in bar.parts)}"
+            )
     for row in view.labels:
         if row.because_ns and abs(sum(row.because_ns.values()) - row.exposed_ns) > 1000:
             bad.append(f"{row.label}: causes do not add up to its exposed time")
@@ -56,7 +64,12 @@ def contradictions(analysis):
         bad.append("a gap is neither split nor said not to be")
     texts = [*(line.text for line in view.answer), *(advice.text for advice in view.advice)]
     shown = {row.label for row in view.labels}
-    named = {label for text in texts for label in LABELS if "_" in label and re.search(rf"\b{label}\b", text)}
+    named = {
+        label
+        for text in texts
+        for label in LABELS
+        if "_" in label and re.search(rf"\b{label}\b", text)
+    }
     bad += [f"{label} is named and not shown" for label in named - shown]
     ranks = {int(number) for text in texts for number in re.findall(r"\branks? (\d+)", text)}
     known = {source.rank for source in analysis.sources} | set(range(analysis.world_size or 0))
@@ -66,7 +79,9 @@ def contradictions(analysis):
     hint = "" if view.what_if_hint is None else view.what_if_hint.text
     if schedule is not None and schedule.no_prediction_reason and "`--what-if`" in hint:
         bad.append("predictions are advertised that cannot be made")
-    if not analysis.total.pipeline and any(notice.code == "no-pipeline" for notice in view.warnings):
+    if not analysis.total.pipeline and any(
+        notice.code == "no-pipeline" for notice in view.warnings
+    ):
         bad.append("a run without a pipeline is warned that it has none")
     return [*bad, *_findings(analysis, view, advice), *_order_of_ranks(view), *_savings(analysis)]
 
@@ -76,9 +91,13 @@ def _findings(analysis, view, advice):
     findings = analysis.findings
     one_sided = {finding.evidence["labels"] for finding in findings if finding.code == "recording"}
     for finding in findings:
-        if finding.code == "exposed_comm" and finding.evidence["label"] in " ".join(map(str, one_sided)):
+        if finding.code == "exposed_comm" and finding.evidence["label"] in " ".join(
+            map(str, one_sided)
+        ):
             yield "transfer is advised about while not all sides were recorded"
-    if analysis.tables["reasons"]["in_graph"].any() and re.search("CUDA graphs or|: CUDA graphs", advice):
+    if analysis.tables["reasons"]["in_graph"].any() and re.search(
+        "CUDA graphs or|: CUDA graphs", advice
+    ):
         yield "CUDA graphs are recommended to a run that uses them"
     savings = [finding.saves_ns or 0 for finding in findings]
     if savings != sorted(savings, reverse=True):
@@ -100,13 +119,19 @@ def _savings(analysis):
     """Return predictions that save more than the compute beside which communication could be hidden."""
     ranks = analysis.rank_results
     free_ns = [
-        max(0, scope.budget.compute_ns - sum(scope.hidden_ns.get(kind, 0) for kind in ("communication", "copy")))
+        max(
+            0,
+            scope.budget.compute_ns
+            - sum(scope.hidden_ns.get(kind, 0) for kind in ("communication", "copy")),
+        )
         for rank in ranks
         for scope in rank.per_step
     ]
     stages = analysis.schedule.pp if analysis.schedule is not None else 1
     for row in analysis.changed_steps:
-        if row.change.startswith("hide ") and (row.saves_ns or 0) > 1.05 * stages * max(free_ns, default=0):
+        if row.change.startswith("hide ") and (row.saves_ns or 0) > 1.05 * stages * max(
+            free_ns, default=0
+        ):
             yield f"{row.change} saves {row.saves_ns} ns, more than the compute that could hide it"
 
 
@@ -172,7 +197,10 @@ def test_nothing_contradicts_its_evidence_in_a_damaged_trace(samples, tmp_path, 
     check(analyze(folder, workers=1))
 
 
-PAIRS = [*itertools.permutations(("steps/a", "steps/b", "steps/straggler"), 2), ("1f1b", "interleaved")]
+PAIRS = [
+    *itertools.permutations(("steps/a", "steps/b", "steps/straggler"), 2),
+    ("1f1b", "interleaved"),
+]
 
 
 def misfits(result):
@@ -182,7 +210,11 @@ def misfits(result):
     text = "\n".join([words.step_sentence(result), *story, *result["obstacles"], *result["notes"]])
     if re.search(r"\b[0-9a-f]{8,}\b", text):
         yield "a digest is shown"
-    if story and step["verdict"] == "regressed" and not re.search("grew|more|longer|slower|wait|added|late", story[0]):
+    if (
+        story
+        and step["verdict"] == "regressed"
+        and not re.search("grew|more|longer|slower|wait|added|late", story[0])
+    ):
         yield f"a slower step is explained by: {story[0]}"
     if story and step["verdict"] == "improved" and re.search(r"\b(grew|slower|longer)\b", story[0]):
         yield f"a faster step is explained by: {story[0]}"
@@ -198,9 +230,15 @@ def test_the_story_of_a_diff_fits_its_numbers(samples, before, after):
 
 @pytest.mark.parametrize("sample", ["1f1b", "overlapped", "router"])
 def test_what_if_is_advertised_only_where_it_predicts(samples, sample):
-    advertised = "`--what-if`" in getattr(view_of(analysis_of(samples / sample)).what_if_hint, "text", "")
+    advertised = "`--what-if`" in getattr(
+        view_of(analysis_of(samples / sample)).what_if_hint, "text", ""
+    )
     schedule = analysis_of(samples / sample, what_if=True).schedule
-    rows = [] if schedule is None else [row for row in schedule.what_if if row.change == "schedule" and not row.ran]
+    rows = (
+        []
+        if schedule is None
+        else [row for row in schedule.what_if if row.change == "schedule" and not row.ran]
+    )
     assert advertised == any(row.predicted_ns is not None for row in rows)
 
 
@@ -238,7 +276,10 @@ def test_the_short_report_says_how_to_get_the_rest(samples):
     ("options", "first_line"),
     [
         ({}, "tracekit 4 ranks · step 2"),
-        ({"ranks": (0, 1, 3), "schedule": "none"}, "tracekit 3 of 4 ranks (rank 2 missing) · step 2"),
+        (
+            {"ranks": (0, 1, 3), "schedule": "none"},
+            "tracekit 3 of 4 ranks (rank 2 missing) · step 2",
+        ),
     ],
 )
 def test_missing_ranks_are_in_the_first_line_of_the_shortest_output(samples, options, first_line):

@@ -1,7 +1,8 @@
 """Tests of the exported trace, field by field, against the rules of Perfetto's JSON reader and the trace itself.
 
-The rules are those of Perfetto's documentation of the Chrome JSON format and of its importer: numbers of processes and
-threads in 32 bits, threads looked up by number, microseconds, slices of a thread that nest.
+The rules are those of Perfetto's documentation of the Chrome JSON format and of its importer:
+numbers of processes and threads in 32 bits, threads looked up by number, microseconds, slices of a
+thread that nest.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def check_rules(events):
         assert isinstance(event["cat"], str)
         assert event["cat"]
         assert ns(event["ts"]) >= 0
-        assert round(float(event["ts"]) * 1000) == ns(event["ts"]), "a reader of doubles loses a nanosecond"
+        assert round(float(event["ts"]) * 1000) == ns(event["ts"]), (
+            "a reader of doubles loses a nanosecond"
+        )
         if event["ph"] == "X":
             assert ns(event["dur"]) >= 0
         elif event["ph"] == "i":
@@ -117,12 +120,24 @@ def test_places_of_findings_are_on_a_track_with_their_advice(exported, analysis)
     events = document["traceEvents"]
     threads, base = names(events, "thread_name"), document["baseTimeNanoseconds"]
     found = {
-        (threads[e["pid"], e["tid"]], e["name"], ns(e["ts"]) + base, ns(e["dur"]), e["args"]["advice"])
+        (
+            threads[e["pid"], e["tid"]],
+            e["name"],
+            ns(e["ts"]) + base,
+            ns(e["dur"]),
+            e["args"]["advice"],
+        )
         for e in events
         if e.get("cat") == "finding"
     }
     expected = {  # all clocks of this run are alike
-        (f"rank {place.rank}", finding.text, place.start_ns, place.end_ns - place.start_ns, finding.advice)
+        (
+            f"rank {place.rank}",
+            finding.text,
+            place.start_ns,
+            place.end_ns - place.start_ns,
+            finding.advice,
+        )
         for finding in analysis.findings
         for place in finding.where
         if finding.share >= 0.01
@@ -149,13 +164,18 @@ def test_every_event_of_the_trace_is_there_with_its_exact_times(exported, sample
     trace = tracekit.load(samples / "1f1b")
     assert done.events == trace.events.height
     for rank in trace.ranks:
-        columns = trace.rank(rank).events.select(pl.col("name").cast(pl.String), "start_ns", "end_ns")
+        columns = trace.rank(rank).events.select(
+            pl.col("name").cast(pl.String), "start_ns", "end_ns"
+        )
         assert found[rank] == Counter(columns.iter_rows())
 
 
 def test_details_of_a_kernel_carry_its_label_and_rule(exported):
     kernels = [e for e in exported[1]["traceEvents"] if e.get("cat") == "kernel"]
-    assert all({"label", "rule", "confidence", "correlation", "stream", "step"} <= set(e["args"]) for e in kernels)
+    assert all(
+        {"label", "rule", "confidence", "correlation", "stream", "step"} <= set(e["args"])
+        for e in kernels
+    )
     assert all(v is not None for e in kernels for v in e["args"].values())
 
 
@@ -178,14 +198,26 @@ def test_cells_stand_where_the_comparison_has_them(exported, analysis, which):
     threads = names(events, "thread_name")
     cells = analysis.schedule.cells
     origin = cells["start_ns"].min()
-    start, end = ("start_ns", "end_ns") if which == "measured" else ("ideal_start_ns", "ideal_end_ns")
+    start, end = (
+        ("start_ns", "end_ns") if which == "measured" else ("ideal_start_ns", "ideal_end_ns")
+    )
     shift = 0 if which == "measured" else origin
     expected = {
-        (f"rank {r['rank']}", f"{r['stage']}{r['op']}{r['microbatch']}", r[start] + shift, r[end] + shift)
+        (
+            f"rank {r['rank']}",
+            f"{r['stage']}{r['op']}{r['microbatch']}",
+            r[start] + shift,
+            r[end] + shift,
+        )
         for r in cells.iter_rows(named=True)
     }
     found = {
-        (threads[e["pid"], e["tid"]], e["name"], ns(e["ts"]) + base, ns(e["ts"]) + ns(e["dur"]) + base)
+        (
+            threads[e["pid"], e["tid"]],
+            e["name"],
+            ns(e["ts"]) + base,
+            ns(e["ts"]) + ns(e["dur"]) + base,
+        )
         for e in events
         if e.get("cat") == f"cell_{which}"
     }
@@ -194,7 +226,13 @@ def test_cells_stand_where_the_comparison_has_them(exported, analysis, which):
 
 def test_the_pipeline_stands_above_the_ranks(exported):
     first = [e["args"]["name"] for e in exported[1]["traceEvents"] if e["name"] == "process_name"]
-    assert first[:5] == ["pipeline · measured", "pipeline · ideal", "critical path", "findings", "rank 0 · labels"]
+    assert first[:5] == [
+        "pipeline · measured",
+        "pipeline · ideal",
+        "critical path",
+        "findings",
+        "rank 0 · labels",
+    ]
 
 
 def test_arrows_lead_from_a_launch_to_what_it_launched(exported):
@@ -238,10 +276,17 @@ def test_other_traces_keep_the_rules_too(samples, tmp_path, file):
 
 
 def test_ranks_that_were_given_are_not_asked_for(samples, tmp_path):
-    """Two of four ranks are written; the other two were read, so that nothing is unknown for want of them."""
+    """Two of four ranks are written.
+
+    The other two were read, so that nothing is unknown for want of them.
+    """
     done = export(samples / "1f1b", tmp_path / "a.json", ranks=[0, 1])
     assert done.ranks == (0, 1)
-    assert not [notice.message for notice in done.notices if "add rank" in notice.message or "give" in notice.message]
+    assert not [
+        notice.message
+        for notice in done.notices
+        if "add rank" in notice.message or "give" in notice.message
+    ]
     with pytest.raises(InputError, match="rank 9"):
         export(samples / "1f1b", tmp_path / "b.json", ranks=[9])
 
@@ -269,14 +314,20 @@ def synthetic(path, spans):
 
 
 def test_names_are_kept_whatever_they_hold(tmp_path):
-    trace = synthetic(tmp_path / "rank0.json", [(name, 10 * i, 10 * i + 5) for i, name in enumerate(HOSTILE)])
+    trace = synthetic(
+        tmp_path / "rank0.json", [(name, 10 * i, 10 * i + 5) for i, name in enumerate(HOSTILE)]
+    )
     export(trace, tmp_path / "out.json")
-    kernels = [e["name"] for e in read(tmp_path / "out.json")["traceEvents"] if e.get("cat") == "kernel"]
+    kernels = [
+        e["name"] for e in read(tmp_path / "out.json")["traceEvents"] if e.get("cat") == "kernel"
+    ]
     assert kernels == HOSTILE
 
 
 def test_kernels_that_overlap_on_a_stream_are_drawn_beside_each_other(tmp_path):
-    trace = synthetic(tmp_path / "rank0.json", [("a", 0, 10), ("b", 5, 15), ("c", 11, 20), ("d", 12, 13)])
+    trace = synthetic(
+        tmp_path / "rank0.json", [("a", 0, 10), ("b", 5, 15), ("c", 11, 20), ("d", 12, 13)]
+    )
     export(trace, tmp_path / "out.json")
     events = read(tmp_path / "out.json")["traceEvents"]
     check_rules(events)

@@ -15,11 +15,26 @@ from tracekit.findings import Finding
 from tracekit.findings.host import OFFENCES
 from tracekit.findings.ranks import CODES
 from tracekit.metrics.host_time import HOST_CODES
-from tracekit.report.findings import MAX_STEPS_NAMED, finding_line, finding_text, shown_findings, templates
+from tracekit.report.findings import (
+    MAX_STEPS_NAMED,
+    finding_line,
+    finding_text,
+    shown_findings,
+    templates,
+)
 from tracekit.schema import LABEL_WORDS
 
 PACKAGE = Path(tracekit.findings.__file__).parent
-SAMPLES = ["1f1b", "compile", "megatron-moe", "nsys-1f1b", "overlapped", "slow-ddp", "steps/a", "steps/straggler"]
+SAMPLES = [
+    "1f1b",
+    "compile",
+    "megatron-moe",
+    "nsys-1f1b",
+    "overlapped",
+    "slow-ddp",
+    "steps/a",
+    "steps/straggler",
+]
 
 
 def codes_in_source():
@@ -30,7 +45,11 @@ def codes_in_source():
             if isinstance(node, ast.Call):
                 for keyword in node.keywords:
                     if keyword.arg == "code" and not isinstance(keyword.value, ast.Name):
-                        codes |= {leaf.value for leaf in ast.walk(keyword.value) if isinstance(leaf, ast.Constant)}
+                        codes |= {
+                            leaf.value
+                            for leaf in ast.walk(keyword.value)
+                            if isinstance(leaf, ast.Constant)
+                        }
     return codes - {"label"}
 
 
@@ -44,15 +63,25 @@ def test_every_case_has_a_text_and_an_advice_in_one_sentence(code):
     cases = [value for value in of_code.values() if isinstance(value, Mapping)]
     texts = [*cases, *([of_code] if "text" in of_code else [])]
     for case in texts:
-        assert case["text"][0].islower() or case["text"].startswith("{") or case["text"].startswith("torch")
+        assert (
+            case["text"][0].islower()
+            or case["text"].startswith("{")
+            or case["text"].startswith("torch")
+        )
         assert not case["text"].endswith(".")
         assert not case["advice"].endswith(".")
-        assert [name for _, name, _, _ in string.Formatter().parse(case["text"] + case["advice"]) if name == ""] == []
+        assert [
+            name
+            for _, name, _, _ in string.Formatter().parse(case["text"] + case["advice"])
+            if name == ""
+        ] == []
 
 
 @pytest.mark.parametrize("case", [*HOST_CODES, "checkpoint", "evaluation", "unknown"])
 def test_every_cause_of_a_slow_step_has_a_sentence(case):
-    evidence = dict.fromkeys(("step", "time_ns", "usual_ns", "extra_ns", "copies_to_host", "forward_events"), 7_000_000)
+    evidence = dict.fromkeys(
+        ("step", "time_ns", "usual_ns", "extra_ns", "copies_to_host", "forward_events"), 7_000_000
+    )
     finding = Finding(code="slow_step", case=case, cost_ns=1, share=0.1, evidence=evidence)
     assert "unknown" not in finding.text + finding.advice
     assert case == "unknown" or case in templates()["slow_step"]
@@ -85,7 +114,8 @@ def test_findings_of_real_runs_fill_every_name(samples, name):
 def test_how_often_reads_as_people_say_it(count, words):
     finding = Finding(code="host_sync", cost_ns=1, share=0.1, evidence={"calls_per_step": count})
     assert (
-        finding_text(finding) == f"the CPU stops {words} to wait for the GPU; after each stop the GPU runs out of work"
+        finding_text(finding)
+        == f"the CPU stops {words} to wait for the GPU; after each stop the GPU runs out of work"
     )
 
 
@@ -96,7 +126,14 @@ def test_findings_below_one_percent_are_not_shown(share, is_shown):
 
 def test_a_line_ends_with_the_saving():
     evidence = {"gap_ns": 9, "part_ns": 2_500_000, "schedule": "1f1b"}
-    finding = Finding(code="schedule_gap", case="order", cost_ns=9, share=0.1, evidence=evidence, saves_ns=2_000_000)
+    finding = Finding(
+        code="schedule_gap",
+        case="order",
+        cost_ns=9,
+        share=0.1,
+        evidence=evidence,
+        saves_ns=2_000_000,
+    )
     assert finding_line(finding) == (
         "2.50 ms longer than 1f1b needs: operations run in another order: run the operations in the order of 1f1b "
         "(saves up to 2.00 ms per step)"
@@ -105,7 +142,9 @@ def test_a_line_ends_with_the_saving():
 
 def test_a_sentence_names_four_steps():
     evidence = {"late_ns": 1_000_000, "late_steps": 6, "recorded_steps": 9}
-    finding = Finding(code="late_host", cost_ns=1, share=0.1, ranks=(2,), steps=tuple(range(6)), evidence=evidence)
+    finding = Finding(
+        code="late_host", cost_ns=1, share=0.1, ranks=(2,), steps=tuple(range(6)), evidence=evidence
+    )
     assert MAX_STEPS_NAMED == 4
     assert "in step 0, 1, 2, 3" in finding.text
     assert "4, 5" not in finding.text

@@ -82,7 +82,9 @@ def test_parts_below_half_a_percent_are_not_named():
 
 
 def test_further_exposed_labels_are_summed():
-    parts = budget_parts(Budget(100, 40, {"dp_comm": 30, "pp_comm": 20, "tp_comm": 6, "cp_comm": 4}, 0))
+    parts = budget_parts(
+        Budget(100, 40, {"dp_comm": 30, "pp_comm": 20, "tp_comm": 6, "cp_comm": 4}, 0)
+    )
     assert [(name, ns) for name, _, ns, _ in parts][-1] == ("other exposed", 10)
 
 
@@ -94,7 +96,12 @@ def test_a_finding_without_a_predicted_saving_shows_its_cost():
 def view(**values):
     """Return what the first screen reads of a run of one rank and one step of 100 ms, with *values* instead."""
     step = SimpleNamespace(
-        time_ns=100 * MS, is_marked=True, per_step=[1], usual=[], unusual=(), budget=Budget(100 * MS, 100 * MS, {}, 0)
+        time_ns=100 * MS,
+        is_marked=True,
+        per_step=[1],
+        usual=[],
+        unusual=(),
+        budget=Budget(100 * MS, 100 * MS, {}, 0),
     )
     kernels = pl.DataFrame(schema={"label": pl.String, "module": pl.String, "ns": pl.Float64})
     analysis = SimpleNamespace(
@@ -122,13 +129,17 @@ def finding(share, **values):
 
 @pytest.mark.parametrize(("share", "is_shown"), [(0.029, False), (0.031, True)])
 def test_a_finding_below_three_percent_is_left_to_the_full_report(share, is_shown):
-    text = "\n".join(line.plain for line in first_screen(view(findings=(finding(0.5), finding(share))), 80))
+    text = "\n".join(
+        line.plain for line in first_screen(view(findings=(finding(0.5), finding(share))), 80)
+    )
     assert (f"≤ {share * 100:.2f} ms" in text) is is_shown
     assert ("--full (1 smaller finding)" in text) is not is_shown
 
 
 def test_the_first_finding_is_shown_however_small_it_is():
-    assert "≤ 1.50 ms" in "\n".join(line.plain for line in first_screen(view(findings=(finding(0.015),)), 80))
+    assert "≤ 1.50 ms" in "\n".join(
+        line.plain for line in first_screen(view(findings=(finding(0.015),)), 80)
+    )
 
 
 def test_advice_is_not_repeated():
@@ -138,7 +149,12 @@ def test_advice_is_not_repeated():
 
 @pytest.mark.parametrize(("compute", "is_split"), [(79, False), (81, True)])
 def test_a_run_that_mostly_computes_shows_which_part_of_the_model_does(compute, is_split):
-    rows = [("forward", "mlp", 60.0), ("forward", "attention", 38.0), ("forward", "norm", 2.1), ("pp_comm", "x", 50.0)]
+    rows = [
+        ("forward", "mlp", 60.0),
+        ("forward", "attention", 38.0),
+        ("forward", "norm", 2.1),
+        ("pp_comm", "x", 50.0),
+    ]
     kernels = pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")
     shown = view(tables={"kernels": kernels})
     shown.analysis.step.budget = Budget(100, compute, {}, 100 - compute)
@@ -148,8 +164,14 @@ def test_a_run_that_mostly_computes_shows_which_part_of_the_model_does(compute, 
 
 @pytest.mark.parametrize(("share", "is_named"), [(1.9, False), (2.1, True)])
 def test_parts_of_the_model_below_two_percent_of_compute_are_not_named(share, is_named):
-    rows = [("forward", "mlp", 60.0), ("forward", "attention", 40.0 - share), ("forward", "norm", share)]
-    shown = view(tables={"kernels": pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")})
+    rows = [
+        ("forward", "mlp", 60.0),
+        ("forward", "attention", 40.0 - share),
+        ("forward", "norm", share),
+    ]
+    shown = view(
+        tables={"kernels": pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")}
+    )
     assert ("norm" in compute_by_module(shown)) is is_named
 
 

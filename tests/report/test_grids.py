@@ -88,13 +88,19 @@ def test_rows_that_were_asked_for_are_in_the_markdown(run):
 
 
 def test_a_note_about_a_column_goes_with_it(run):
-    wide, narrow = (text_of(run("router"), width).split("Experts: what")[1].split("Whom")[0] for width in (160, 60))
+    wide, narrow = (
+        text_of(run("router"), width).split("Experts: what")[1].split("Whom")[0]
+        for width in (160, 60)
+    )
     assert "most in: exchanges" in wide
     assert "most in" not in narrow
 
 
 def test_a_run_without_a_pipeline_has_no_phases_to_choose(run):
-    phases = {name: timeline_data(run(name), PageClock(run(name))).ranks[0].phases for name in ("router", "1f1b")}
+    phases = {
+        name: timeline_data(run(name), PageClock(run(name))).ranks[0].phases
+        for name in ("router", "1f1b")
+    }
     assert phases["router"] == []
     assert [name for _, name, _, _ in phases["1f1b"]][:3] == ["warm-up", "steady", "cool-down"]
 
@@ -118,7 +124,12 @@ def test_an_operation_is_named_once(run):
 
 @pytest.mark.parametrize("width", [80, 120, 160])
 def test_no_table_is_broader_than_the_terminal_and_no_label_is_cut(run, width):
-    for name, options in (("1f1b", {}), ("router", {}), ("reload", {}), ("layers", {"by": "layer"})):
+    for name, options in (
+        ("1f1b", {}),
+        ("router", {}),
+        ("reload", {}),
+        ("layers", {"by": "layer"}),
+    ):
         for line in text_of(run(name, **options), width).splitlines():
             assert len(line) <= width or "tracekit analyze" in line
             assert line.strip() != "■"
@@ -129,9 +140,14 @@ def test_bandwidths_that_no_link_or_memory_has_are_marked(run):
     analysis = run("router")
     rates = analysis.rates
     assert not any("not plausible" in note for note in view_of(analysis).communication.notes)
-    fast = rates.communication.with_columns(algorithm_gb_s=pl.lit(9000.0))  # an H200's memory moves 4,800 GB/s
+    fast = rates.communication.with_columns(
+        algorithm_gb_s=pl.lit(9000.0)
+    )  # an H200's memory moves 4,800 GB/s
     marked = replace(analysis, rates=structs.replace(rates, communication=fast))
-    assert any("not plausible" in note and "9,000 GB/s" in note for note in view_of(marked).communication.notes)
+    assert any(
+        "not plausible" in note and "9,000 GB/s" in note
+        for note in view_of(marked).communication.notes
+    )
 
 
 def test_copies_faster_than_their_link_are_marked(run):
@@ -143,4 +159,7 @@ def test_copies_faster_than_their_link_are_marked(run):
 
 
 def test_shares_of_peak_say_which_peak(run):
-    assert "peak of NVIDIA H200 with 32 of its 132 multiprocessors" in view_of(run("router")).products.notes[0]
+    assert (
+        "peak of NVIDIA H200 with 32 of its 132 multiprocessors"
+        in view_of(run("router")).products.notes[0]
+    )

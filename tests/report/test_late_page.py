@@ -58,7 +58,9 @@ def test_other_extensions_are_refused():
 def test_the_command_prints_the_answer_and_json(run_command):
     shown = run_command("late", SAMPLES / "late")
     assert shown.returncode == 0
-    assert shown.stdout.startswith("Rank 1 (node0) joins 30.4 ms late in every third step from step 3 on")
+    assert shown.stdout.startswith(
+        "Rank 1 (node0) joins 30.4 ms late in every third step from step 3 on"
+    )
     document = json.loads(run_command("late", SAMPLES / "late", "--json").stdout)
     assert document["late"][0]["period"] == 3
 
@@ -81,7 +83,8 @@ def test_the_page_draws_the_collectives_around_the_latest_step(tmp_path):
     page = render_late_page(late(write_dumps(tmp_path, dumps)))
     assert "Collectives of steps 5 to 7" in page
     waiting = re.findall(
-        r"<title>rank (\d), step 6, all_reduce of 4.0 MB: waits 10.0 ms, transfer 5.0 ms</title>", page
+        r"<title>rank (\d), step 6, all_reduce of 4.0 MB: waits 10.0 ms, transfer 5.0 ms</title>",
+        page,
     )
     assert sorted(set(waiting)) == ["0", "2", "3"]
 
@@ -103,7 +106,10 @@ def test_the_page_of_an_analysis_has_a_section_that_leads_to_the_recorded_steps(
     page = render_html(analyze(folder, schedule="none"))
     section = page.split('<section id="whole-run">')[1].split("</section>")[0]
     assert "in every third step from step 3 on" in section
-    assert re.findall(r'<a href="#timeline" data-rank="(\d)" data-step="(\d+)">', section) == [("1", "21"), ("1", "24")]
+    assert re.findall(r'<a href="#timeline" data-rank="(\d)" data-step="(\d+)">', section) == [
+        ("1", "21"),
+        ("1", "24"),
+    ]
     assert "Lateness by rank and step" in section
     assert "Collectives of steps" in section
     assert '<a href="#whole-run">' in page

@@ -50,7 +50,9 @@ def test_the_map_sums_to_the_stragglers_and_counts_every_candidate():
         for rank in row.candidates if row.uncertain else [row.rank]:
             expected[rank] = expected.get(rank, 0) + row.caused_ns
     assert any(row.uncertain for row in analysis.stragglers.rows)
-    assert {rank: sum(waits_ns) for rank, waits_ns in view_of(analysis).lateness["rows"]} == expected
+    assert {
+        rank: sum(waits_ns) for rank, waits_ns in view_of(analysis).lateness["rows"]
+    } == expected
     page = render_html(analysis)
     assert "which of several ranks came last, each of them is counted" in page
     assert page.count("the cause is not known (one step was recorded") == 1
@@ -73,7 +75,11 @@ def test_terminal_and_markdown_name_the_cause(slow_uneven):
 def test_unequal_work_and_what_equal_work_saves_are_told_apart(slow_uneven):
     """The replay hides a part of the work under communication: what it saves is what the table of changes says."""
     balance = next(row for row in slow_uneven.changed_steps if row.change == "balance")
-    work_ns = slow_uneven.stragglers.imbalance.group_by("step").agg(pl.col("cost_ns").max())["cost_ns"].mean()
+    work_ns = (
+        slow_uneven.stragglers.imbalance.group_by("step")
+        .agg(pl.col("cost_ns").max())["cost_ns"]
+        .mean()
+    )
     line = next(line.text for line in view_of(slow_uneven).answer if line.topic == "Balance")
     assert f"{work_ns / 1e6:.1f} ms more than the mean" in line
     assert f"equal work saves up to {balance.saves_ns / 1e6:.1f} ms of a step" in line

@@ -32,7 +32,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def small(samples):
-    return replace(analysis_of(samples / "reload"), walked_path=None)  # its path is not that of the ranks made here
+    return replace(
+        analysis_of(samples / "reload"), walked_path=None
+    )  # its path is not that of the ranks made here
 
 
 def run_of(small, compute, *, span=1000):
@@ -44,18 +46,24 @@ def run_of(small, compute, *, span=1000):
         return structs.replace(
             one,
             rank=number,
-            whole=structs.replace(one.whole, budget=budget, bubble=Bubble(span, span - busy, 0), pipeline=True),
+            whole=structs.replace(
+                one.whole, budget=budget, bubble=Bubble(span, span - busy, 0), pipeline=True
+            ),
         )
 
     # A run of many ranks keeps no events, so that no changes are listed.
-    return replace(small, rank_results=tuple(rank(*pair) for pair in enumerate(compute)), changed_steps=())
+    return replace(
+        small, rank_results=tuple(rank(*pair) for pair in enumerate(compute)), changed_steps=()
+    )
 
 
 @pytest.fixture(scope="module")
 def pipelines(tmp_path_factory):
     """17 pipelines of two ranks; the trace of rank 3 (stage 0, replica 3) is missing."""
     folder = tmp_path_factory.mktemp("pipelines")
-    recipe = Recipe(generate("1f1b", pp=2, microbatches=2), replicas=17, layers=1, stage_factor={1: 2.0})
+    recipe = Recipe(
+        generate("1f1b", pp=2, microbatches=2), replicas=17, layers=1, stage_factor={1: 2.0}
+    )
     write_run(recipe, folder, ranks=[rank for rank in range(34) if rank != 3])
     return analyze(folder, workers=1)
 
@@ -71,7 +79,11 @@ def test_quantiles_and_histogram_can_be_counted(small):
     compute = next(one for one in found.figures if one.name == "compute")
     assert (compute.least, compute.median, compute.most) == (0.4, 0.5, 0.9)
     assert (compute.least_rank, compute.most_rank) == (38, 39)
-    assert (compute.counts[0], compute.counts[4], compute.counts[-1]) == (1, 38, 1)  # 20 bins of 0.025 from 0.4
+    assert (compute.counts[0], compute.counts[4], compute.counts[-1]) == (
+        1,
+        38,
+        1,
+    )  # 20 bins of 0.025 from 0.4
     assert sum(compute.counts) == 40
     bars = histogram(compute)
     assert (bars[0], bars[4], bars[1]) == ("▁", "█", " ")
@@ -82,7 +94,9 @@ def test_only_ranks_that_differ_are_named(small):
     assert spread(run_of(small, jitter)).different == ()
     slow = spread(run_of(small, [*jitter[:20], 440, *jitter[21:]])).different
     assert [(one.rank, one.like) for one in slow] == [(20, "all ranks")]
-    expected = {"compute": (0.44, 0.502), "bubble": (0.56, 0.498)}[slow[0].figure]  # equally far in both
+    expected = {"compute": (0.44, 0.502), "bubble": (0.56, 0.498)}[
+        slow[0].figure
+    ]  # equally far in both
     assert (slow[0].value, slow[0].median) == pytest.approx(expected)
 
 
@@ -91,14 +105,22 @@ def test_a_rank_whose_peer_is_missing_is_not_called_different(small):
     run = run_of(small, [500] * 40)
     one = run.rank_results[7]
     unsure = structs.replace(one.whole, bubble=Bubble(1000, 100, None), lower_bound=True)
-    run = replace(run, rank_results=(*run.rank_results[:7], structs.replace(one, whole=unsure), *run.rank_results[8:]))
+    run = replace(
+        run,
+        rank_results=(
+            *run.rank_results[:7],
+            structs.replace(one, whole=unsure),
+            *run.rank_results[8:],
+        ),
+    )
     found = spread(run)
     assert found.different == ()
     assert next(figure.least for figure in found.figures if figure.name == "bubble") == 0.5
     alone = replace(
         run,
         rank_results=tuple(
-            structs.replace(r, whole=structs.replace(r.whole, lower_bound=True)) for r in run.rank_results
+            structs.replace(r, whole=structs.replace(r.whole, lower_bound=True))
+            for r in run.rank_results
         ),
     )
     assert next(figure.least for figure in spread(alone).figures if figure.name == "bubble") == 0.1
@@ -116,7 +138,8 @@ def test_without_pipelines_the_heat_map_shows_idle_time(small):
     alone = replace(
         run,
         rank_results=tuple(
-            structs.replace(r, whole=structs.replace(r.whole, pipeline=False)) for r in run.rank_results
+            structs.replace(r, whole=structs.replace(r.whole, pipeline=False))
+            for r in run.rank_results
         ),
     )
     assert spread(run).heat.name == "bubble"
@@ -159,7 +182,9 @@ def test_the_page_shows_a_cell_for_each_rank(pipelines, small):
 def test_a_thousand_ranks_stay_readable(small):
     many = run_of(small, [500 + rank % 7 for rank in range(1024)])
     noisy = [Notice("no-steps", ranks=(rank,)) for rank in range(1024)]
-    failed = Notice("rank-failed", ranks=(7,), values={"case": "rank", "error": "a/b.json: ends early"})
+    failed = Notice(
+        "rank-failed", ranks=(7,), values={"case": "rank", "error": "a/b.json: ends early"}
+    )
     many = replace(many, notices=(*noisy, failed))
     text, page = text_of(many), render_html(many)
     assert len(text.splitlines()) < 160  # a section a line of thought: the host's is one of them
@@ -171,8 +196,13 @@ def test_a_thousand_ranks_stay_readable(small):
 
 
 def test_failures_are_all_listed_and_others_shortened():
-    failed = [Notice("rank-failed", ranks=(n,), values={"case": "rank", "error": "ends early"}) for n in range(8)]
-    assert [line.message for line in shorten_notices(failed)] == [f"rank {n} is left out: ends early" for n in range(8)]
+    failed = [
+        Notice("rank-failed", ranks=(n,), values={"case": "rank", "error": "ends early"})
+        for n in range(8)
+    ]
+    assert [line.message for line in shorten_notices(failed)] == [
+        f"rank {n} is left out: ends early" for n in range(8)
+    ]
     cut = [Notice("graphs-whole", values={"graphs": n}) for n in range(7)]
     lines = shorten_notices([*cut[:6], Notice("no-events"), cut[6]])
     assert [line.code for line in lines] == ["graphs-whole"] * 6 + ["no-events"]
@@ -183,7 +213,8 @@ def test_failures_are_all_listed_and_others_shortened():
 def test_the_terminals_bars_and_names_are_whole_at_any_rank_number(small):
     many = run_of(small, [500 + rank % 7 for rank in range(1024)])
     unsure = tuple(
-        structs.replace(one, whole=structs.replace(one.whole, lower_bound=one.rank == 9)) for one in many.rank_results
+        structs.replace(one, whole=structs.replace(one.whole, lower_bound=one.rank == 9))
+        for one in many.rank_results
     )
     for width in (80, 120):
         text = text_of(replace(many, rank_results=unsure), width)
@@ -192,7 +223,9 @@ def test_the_terminals_bars_and_names_are_whole_at_any_rank_number(small):
         assert max(map(len, text.splitlines())) <= width
 
 
-def test_every_rank_of_the_heat_map_tells_its_figures_and_the_way_to_its_lanes(look, pipelines, tmp_path, monkeypatch):
+def test_every_rank_of_the_heat_map_tells_its_figures_and_the_way_to_its_lanes(
+    look, pipelines, tmp_path, monkeypatch
+):
     """33 ranks without single events, 16 of them in the file: those open, of the others a command makes a page."""
     monkeypatch.setattr(charts, "MAX_RANKS", 16)
     path = tmp_path / "page.html"

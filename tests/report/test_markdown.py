@@ -63,18 +63,32 @@ def seen(analysis):
 def test_the_answer_comes_first(analysis):
     lines = render_markdown(analysis).splitlines()
     assert lines[0] == "## tracekit: 1f1b on 4 ranks"
-    said = [f"- **{line.topic}**: {line.text}" for line in view_of(analysis).answer if line.topic != "Next"]
+    said = [
+        f"- **{line.topic}**: {line.text}"
+        for line in view_of(analysis).answer
+        if line.topic != "Next"
+    ]
     assert [html.unescape(line).replace("\\", "") for line in lines[2 : 2 + len(said)]] == said
     assert lines[3 + len(said)] == "**What to do next**"
 
 
 def test_the_budget_table_has_every_rank_and_its_shares(seen, analysis):
     budget = seen.tables[0]
-    assert budget[0] == ["", "span", "compute", "exposed pp_comm", "exposed memory", "idle", "bubble"]
+    assert budget[0] == [
+        "",
+        "span",
+        "compute",
+        "exposed pp_comm",
+        "exposed memory",
+        "idle",
+        "bubble",
+    ]
     assert [row[0] for row in budget[1:]] == ["mean", "rank 0", "rank 1", "rank 2", "rank 3"]
     for row, one in zip(budget[2:], analysis.rank_results, strict=True):
         assert row[1] == f"{one.whole.budget.span_ns / 1e6:.1f} ms"
-        assert row[2] == f"{one.whole.budget.compute_ns / one.whole.budget.span_ns:.1%}".replace("%", " %")
+        assert row[2] == f"{one.whole.budget.compute_ns / one.whole.budget.span_ns:.1%}".replace(
+            "%", " %"
+        )
         shares = [float(cell.split()[0]) for cell in row[2:-1]]
         assert sum(shares) == pytest.approx(100, abs=0.2)
 

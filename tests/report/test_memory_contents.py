@@ -18,19 +18,25 @@ def leaking(snapshots):
 
 
 def cells(table, row):
-    return {column.name: value for column, value in zip(table.columns, table.rows[row], strict=True)}
+    return {
+        column.name: value for column, value in zip(table.columns, table.rows[row], strict=True)
+    }
 
 
 def test_the_answer_names_the_fullest_rank_and_what_fills_it(leaking):
     line = next(line for line in view_of(leaking).answer if line.topic == "Memory")
-    assert line.text.startswith("Rank 0 holds 436.6 MB of 150.1 GB at its peak, in 0B1: activations 31 %")
+    assert line.text.startswith(
+        "Rank 0 holds 436.6 MB of 150.1 GB at its peak, in 0B1: activations 31 %"
+    )
     assert line.text.endswith("activations of 2 forwards at once, as its schedule asks.")
 
 
 def test_the_parts_of_the_peak_add_up_to_it(leaking):
     table = view_of(leaking).memory_contents
     row = cells(table, 0)
-    parts = [row[name] for name in ("weights", "gradients", "optimizer state", "activations", "rest")]
+    parts = [
+        row[name] for name in ("weights", "gradients", "optimizer state", "activations", "rest")
+    ]
     assert sum(map(float, parts)) == pytest.approx(float(row["peak"]), rel=0.01)
     assert (row["in"], row["in flight"]) == ("0B1", "2")
 

@@ -19,11 +19,14 @@ def test_memory_stands_above_the_cells_on_one_time_axis(samples):
     (axes,) = figure.axes
     curves = [line for line in axes.get_lines() if len(line.get_xdata()) > 10]
     assert len(curves) == 4
-    # Lower is larger on this axis: rows of cells are counted downwards from 0, memory stands above them.
+    # Lower is larger on this axis: rows of cells are counted downwards from 0, memory stands above
+    # them.
     assert all(max(line.get_ydata()) < 0 for line in curves)
     highest = [min(line.get_ydata()) for line in curves]
     peaks = [rank.measured.peak_bytes for rank in analysis.memory.ranks]
-    assert sorted(range(4), key=lambda rank: highest[rank]) == sorted(range(4), key=lambda rank: -peaks[rank])
+    assert sorted(range(4), key=lambda rank: highest[rank]) == sorted(
+        range(4), key=lambda rank: -peaks[rank]
+    )
     assert "rank 3" in texts(figure)
 
 

@@ -49,11 +49,18 @@ def specs_in(template):
 
 def all_templates():
     for code, entry in templates().items():
-        yield from [(code, None, entry)] if isinstance(entry, str) else [(code, *case) for case in entry.items()]
+        yield from (
+            [(code, None, entry)]
+            if isinstance(entry, str)
+            else [(code, *case) for case in entry.items()]
+        )
 
 
 def keys_of(node, function):
-    """Keys of the values of a notice, and its case if that is written in place; None where they are computed."""
+    """Keys of the values of a notice, and its case if that is written in place.
+
+    None where they are computed.
+    """
     if isinstance(node, ast.Name):
         keys, case = set(), None
         for assignment in ast.walk(function):
@@ -82,10 +89,16 @@ def notice_calls():
             if not isinstance(function, ast.FunctionDef):
                 continue
             for node in ast.walk(function):
-                if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Notice" and node.args):
+                if not (
+                    isinstance(node, ast.Call)
+                    and getattr(node.func, "id", "") == "Notice"
+                    and node.args
+                ):
                     continue
                 if isinstance(node.args[0], ast.Constant):
-                    assert len(node.args) == 1, f"{file}:{node.lineno}: what follows the code is named"
+                    assert len(node.args) == 1, (
+                        f"{file}:{node.lineno}: what follows the code is named"
+                    )
                     arguments = {keyword.arg: keyword.value for keyword in node.keywords}
                     values = arguments.get("values")
                     keys = (set(), None) if values is None else keys_of(values, function)
@@ -193,8 +206,13 @@ def test_ranks_with_other_numbers_are_named_behind_the_first():
 
 
 def test_notices_that_differ_in_words_stay_apart():
-    names = [{"case": "left_out", "file": f"rank{rank}.sqlite", "table": table} for rank, table in enumerate("aab")]
-    merged = merge_notices([(rank, [Notice("damaged-table", values=values)]) for rank, values in enumerate(names)])
+    names = [
+        {"case": "left_out", "file": f"rank{rank}.sqlite", "table": table}
+        for rank, table in enumerate("aab")
+    ]
+    merged = merge_notices(
+        [(rank, [Notice("damaged-table", values=values)]) for rank, values in enumerate(names)]
+    )
     assert [notice.ranks for notice in merged] == [(0, 1), (2,)]
 
 
@@ -229,13 +247,19 @@ def test_recording_peers_is_advised_where_messages_do_not_name_them(case, unname
 
 def test_a_title_names_every_rank_whose_file_is_truncated():
     analysis = analysis_of("sample_traces/reload")
-    truncated = Notice("truncated", ranks=(0, 2), values={"case": "list", "cut_event": True}, varies=True)
-    assert describe_ranks(replace(analysis, notices=(truncated,))) == "4 ranks (ranks 0, 2 truncated)"
+    truncated = Notice(
+        "truncated", ranks=(0, 2), values={"case": "list", "cut_event": True}, varies=True
+    )
+    assert (
+        describe_ranks(replace(analysis, notices=(truncated,))) == "4 ranks (ranks 0, 2 truncated)"
+    )
 
 
 def test_a_notice_survives_json_with_its_sentence():
     for notice, sentence in SENTENCES:
-        (entry,) = msgspec.json.decode(msgspec.json.encode(warning_entries([notice])), type=list[WarningEntry])
+        (entry,) = msgspec.json.decode(
+            msgspec.json.encode(warning_entries([notice])), type=list[WarningEntry]
+        )
         assert entry.message == sentence
         assert entry.to_notice() == notice
         assert hash(entry.to_notice()) == hash(notice)

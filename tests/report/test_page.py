@@ -35,7 +35,9 @@ def test_it_loads_alone_and_silently(look, pages, name):
 def test_it_fits_a_phone_in_the_dark(look, pages):
     page = look(pages("1f1b"), dark=True)
     page.set_viewport_size({"width": 390, "height": 800})
-    page.wait_for_function("document.documentElement.scrollWidth <= 390")  # charts are drawn anew a moment later
+    page.wait_for_function(
+        "document.documentElement.scrollWidth <= 390"
+    )  # charts are drawn anew a moment later
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == "rgb(20, 25, 29)"
 
@@ -86,12 +88,20 @@ def test_one_rank_without_steps_or_peers_has_no_empty_parts(look, tmp_path):
     assert "The trace spans 2.0 ms: 100.0 % compute and 0.0 % idle" in answer
     assert "100.0 % of the span is work that no rule knows (other)" in answer
     assert page.locator("tr.loud").count() == 1
-    assert page.locator("#budget tbody tr").count() == 1  # a mean of one rank would say the same again
+    assert (
+        page.locator("#budget tbody tr").count() == 1
+    )  # a mean of one rank would say the same again
     assert not page.locator("#timeline-ranks").is_visible()
     assert not page.locator("#timeline-phase").is_visible()
 
 
-ODD = ["\"quoted\" & 'both'", "kernel 🚀 名前", "\N{RIGHT-TO-LEFT OVERRIDE}drawkcab<b>", "x" * 2048, "{{ 7 * 7 }}"]
+ODD = [
+    "\"quoted\" & 'both'",
+    "kernel 🚀 名前",
+    "\N{RIGHT-TO-LEFT OVERRIDE}drawkcab<b>",
+    "x" * 2048,
+    "{{ 7 * 7 }}",
+]
 
 
 def test_odd_and_long_names_stay_whole_and_inside_the_page(look, tmp_path, kernels_named):
@@ -99,12 +109,16 @@ def test_odd_and_long_names_stay_whole_and_inside_the_page(look, tmp_path, kerne
     path = tmp_path / "page.html"
     path.write_text(render_html(analyze(trace)), encoding="utf-8")
     page = look(path)
-    shown = {name.replace("\N{RIGHT-TO-LEFT OVERRIDE}", "\N{REPLACEMENT CHARACTER}") for name in ODD}
+    shown = {
+        name.replace("\N{RIGHT-TO-LEFT OVERRIDE}", "\N{REPLACEMENT CHARACTER}") for name in ODD
+    }
     assert set(page.locator("#kernels th.kernel").all_text_contents()) == shown
     assert {one.get_attribute("title") for one in page.locator("#kernels th.kernel").all()} == shown
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     page.set_viewport_size({"width": 390, "height": 800})
-    page.wait_for_function("document.documentElement.scrollWidth <= 390")  # charts are drawn anew a moment later
+    page.wait_for_function(
+        "document.documentElement.scrollWidth <= 390"
+    )  # charts are drawn anew a moment later
     assert page.said == []
 
 
@@ -132,7 +146,10 @@ def test_every_budget_bar_adds_up_on_the_page(pages):
 def test_commands_are_whole_and_copied(look, pages):
     page = look(pages("1f1b"))
     commands = [one.get_attribute("data-copy") for one in page.locator("[data-copy]").all()]
-    assert any(re.fullmatch(r"tracekit analyze (sample_traces/)?1f1b --what-if", words) for words in commands)
+    assert any(
+        re.fullmatch(r"tracekit analyze (sample_traces/)?1f1b --what-if", words)
+        for words in commands
+    )
     assert sum("--explain" in words for words in commands) == page.locator("[data-why]").count() > 0
     page.locator("[data-copy]").first.click()
     page.locator("#said", has_text="copied").wait_for(state="attached")

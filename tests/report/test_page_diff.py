@@ -40,10 +40,21 @@ def test_both_runs_begin_at_their_steps_start(look, page_path, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for number in (0, 1):
         chosen = page.locator(f"#step-{('before', 'after')[number]} option:checked").inner_text()
-        start = side(page, number, f"run.data.steps.find(({{ step }}) => step === {chosen}).from_ms + source.shift")
+        start = side(
+            page,
+            number,
+            f"run.data.steps.find(({{ step }}) => step === {chosen}).from_ms + source.shift",
+        )
         assert start == pytest.approx(0, abs=1e-9)
-    groups = page.evaluate("[...new Set(tracekit.timeline.chart.rows().map((row) => row.group.name))]")
-    assert groups == ["1 before", "1 after", "0 before", "0 after"]  # rank 1 changed, rank 0 waits for it
+    groups = page.evaluate(
+        "[...new Set(tracekit.timeline.chart.rows().map((row) => row.group.name))]"
+    )
+    assert groups == [
+        "1 before",
+        "1 after",
+        "0 before",
+        "0 after",
+    ]  # rank 1 changed, rank 0 waits for it
 
 
 def test_the_page_begins_with_the_rank_that_changed(look, page_path, changed):
@@ -52,13 +63,19 @@ def test_the_page_begins_with_the_rank_that_changed(look, page_path, changed):
     assert (waterfall.rank, waterfall.compute_changed) == (1, True)
     assert waterfall.changes[0].part == "compute"
     page = look(page_path)
-    assert page.locator(".waterfall caption").inner_text().startswith("A step of rank 1 (its compute changed most)")
+    assert (
+        page.locator(".waterfall caption")
+        .inner_text()
+        .startswith("A step of rank 1 (its compute changed most)")
+    )
 
 
 def test_kernels_are_matched_by_name_and_order_within_the_step(look, page_path, changed):
     page = look(page_path)
     before, after = (analysis.events for analysis in changed.analyses)
-    pairs = side(page, 0, "[...run.ranks[0].events.counterpart.entries()].filter(([, other]) => other >= 0)")
+    pairs = side(
+        page, 0, "[...run.ranks[0].events.counterpart.entries()].filter(([, other]) => other >= 0)"
+    )
     assert len(pairs) > 50
 
     def names(rank):
@@ -76,7 +93,10 @@ def test_kernels_are_matched_by_name_and_order_within_the_step(look, page_path, 
 def test_differences_are_coloured(look, tmp_path):
     """In the second run rank 1 takes twice as long; rank 0 is as before."""
     for name, factor in (("a", 1.0), ("b", 2.0)):
-        write_run(Recipe(generate("1f1b", pp=2, microbatches=2), layers=1, rank_factor={1: factor}), tmp_path / name)
+        write_run(
+            Recipe(generate("1f1b", pp=2, microbatches=2), layers=1, rank_factor={1: factor}),
+            tmp_path / name,
+        )
     changed = diff(tmp_path / "a", tmp_path / "b")
     path = tmp_path / "diff.html"
     path.write_text(render_diff(changed.to_dict(), analyses=changed.analyses), encoding="utf-8")
@@ -94,7 +114,9 @@ def test_differences_are_coloured(look, tmp_path):
     assert set(kinds[0]) == {"about the same"}
     assert set(kinds[1]) == {"takes over 10 % longer after"}
     cells = side(
-        page, 1, "[...source.cells.kind].map((kind, i) => [source.cells.rank[i], tracekit.timeline.kinds[kind].name])"
+        page,
+        1,
+        "[...source.cells.kind].map((kind, i) => [source.cells.rank[i], tracekit.timeline.kinds[kind].name])",
     )
     assert {name for rank, name in cells if rank == 1} == {"takes over 10 % longer after"}
 
@@ -102,7 +124,9 @@ def test_differences_are_coloured(look, tmp_path):
 def test_a_click_tells_both_durations_and_leads_to_the_other_run(look, page_path):
     page = look(page_path, width=1440, height=1000)
     page.evaluate("document.getElementById('timeline').scrollIntoView()")
-    number, other = side(page, 0, "[...run.ranks[1].events.counterpart.entries()].find(([, other]) => other >= 0)")
+    number, other = side(
+        page, 0, "[...run.ranks[1].events.counterpart.entries()].find(([, other]) => other >= 0)"
+    )
     page.evaluate(
         f"(() => {{ const source = tracekit.timeline.sources[0]; tracekit.timeline.select("
         f"{{ source, rank: source.run.ranks[1], event: {number} }}, {{ reveal: true }}); }})()"
@@ -131,7 +155,10 @@ def test_a_cell_of_the_table_is_selected_and_linked_with_the_other_run(look, pag
     page.wait_for_selector("html[data-ready=true]")
     assert details.locator("h3").inner_text() == cell
     # The cell and its counterpart are outlined.
-    assert page.evaluate("tracekit.timeline.state.marked.map(({ source }) => source.name)") == ["before", "after"]
+    assert page.evaluate("tracekit.timeline.state.marked.map(({ source }) => source.name)") == [
+        "before",
+        "after",
+    ]
     page.locator("section a[data-rank='1']").click()
     assert page.evaluate("[...tracekit.timeline.state.ranks]") == [1]
     assert page.said == []
@@ -165,15 +192,21 @@ def test_saved_analyses_have_no_timeline_and_no_empty_section(look, samples, tmp
 def test_cells_of_other_parts_of_the_model_are_not_compared(look, tmp_path):
     """One run has one stage on each rank, the other two: their cells keep the colours of their ops."""
     for name, virtual in (("1f1b", None), ("interleaved", 2)):
-        write_run(Recipe(generate(name, pp=2, microbatches=2, virtual=virtual), layers=1), tmp_path / name)
+        write_run(
+            Recipe(generate(name, pp=2, microbatches=2, virtual=virtual), layers=1), tmp_path / name
+        )
     path = tmp_path / "diff.html"
     diff(tmp_path / "1f1b", tmp_path / "interleaved").save(path)
     page = look(path)
     assert page.said == []
     assert page.locator("h2", has_text="Cells").count() == 0
-    assert "hold different parts of the model" in page.locator(".note", has_text="Cells are not compared").inner_text()
+    assert (
+        "hold different parts of the model"
+        in page.locator(".note", has_text="Cells are not compared").inner_text()
+    )
     kinds = "[...source.cells.kind].map((kind, i) => kind === source.cells.opKind[i])"
     assert all(set(side(page, number, kinds)) == {True} for number in (0, 1))
     assert all(
-        set(side(page, number, "[...source.cells.counterpart].map((i) => i < 0)")) == {True} for number in (0, 1)
+        set(side(page, number, "[...source.cells.counterpart].map((i) => i < 0)")) == {True}
+        for number in (0, 1)
     )

@@ -14,16 +14,27 @@ from tracekit.report.html.history import add_to_history, check_history, history_
 
 
 def run_of(name, step_ms, **samples):
-    return Run(name, {"step_ms": (step_ms,), **{key.replace("__", "."): (value,) for key, value in samples.items()}})
+    return Run(
+        name,
+        {
+            "step_ms": (step_ms,),
+            **{key.replace("__", "."): (value,) for key, value in samples.items()},
+        },
+    )
 
 
 def test_points_are_added_in_order_of_time_and_replaced_if_the_same(tmp_path):
     path = tmp_path / "history.html"
     add_to_history(path, [history_point(run_of("late", 3.0), time_s=2_000)])
-    add_to_history(path, [history_point(run_of("early", 2.0, exposed_ms__pp_comm=0.5), time_s=1_000)])
+    add_to_history(
+        path, [history_point(run_of("early", 2.0, exposed_ms__pp_comm=0.5), time_s=1_000)]
+    )
     add_to_history(path, [history_point(run_of("late", 4.0), time_s=2_000, verdict="regressed")])
     points = read_history(path)
-    assert [(point.name, point.values["step_ms"]) for point in points] == [("early", 2.0), ("late", 4.0)]
+    assert [(point.name, point.values["step_ms"]) for point in points] == [
+        ("early", 2.0),
+        ("late", 4.0),
+    ]
     assert points[0].values["exposed_ms.pp_comm"] == 0.5
     assert points[0].time == "1970-01-01T00:16:40+00:00"
     assert points[1].verdict == "regressed"
@@ -43,11 +54,20 @@ def test_watch_and_gate_add_to_one_page(samples, tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_SHA", "0123456789abcdef")
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     path, runner = tmp_path / "history.html", CliRunner()
-    watched = runner.invoke(make_app(), ["watch", str(samples / "steps"), "--idle", "0", "-o", str(path)])
+    watched = runner.invoke(
+        make_app(), ["watch", str(samples / "steps"), "--idle", "0", "-o", str(path)]
+    )
     assert watched.exit_code == 0, watched.output
     judged = runner.invoke(
         make_app(),
-        ["gate", str(samples / "steps/straggler"), "--baseline", str(samples / "steps/a"), "--history", str(path)],
+        [
+            "gate",
+            str(samples / "steps/straggler"),
+            "--baseline",
+            str(samples / "steps/a"),
+            "--history",
+            str(path),
+        ],
     )
     assert judged.exit_code == 1
     points = read_history(path)
@@ -71,7 +91,9 @@ def test_a_point_leads_to_its_report(look, tmp_path, width):
     figures = {"exposed_ms__pp_comm": 0.5, "bubble_fraction": 0.2, "utilisation": 0.4}
     runs = [run_of(f"run {i} <b>", 10 + i, **figures) for i in range(12)]
     points = [
-        history_point(run, time_s=1e9 + 20 * i, report=f"r{i}.html", verdict="regressed" if i == 7 else None)
+        history_point(
+            run, time_s=1e9 + 20 * i, report=f"r{i}.html", verdict="regressed" if i == 7 else None
+        )
         for i, run in enumerate(runs)
     ]
     add_to_history(path, points)
@@ -87,7 +109,11 @@ def test_a_point_leads_to_its_report(look, tmp_path, width):
     assert any(re.fullmatch(r"0(\.0+)? ms", text) for text in ticks)  # the axis starts at zero
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     # 20 s apart: minutes alone would be the same below several points.
-    axis = [text for text in page.locator("#curves svg").first.locator("text").all_text_contents() if ":" in text]
+    axis = [
+        text
+        for text in page.locator("#curves svg").first.locator("text").all_text_contents()
+        if ":" in text
+    ]
     assert len(set(axis)) == len(axis) >= 2
     point = page.locator("#curves section").first.locator("a").nth(3)
     point.hover()

@@ -24,12 +24,17 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    for name, scale in (("a <img src=x onerror=window.PWNED=5>", 1), ("b</title><script>window.PWNED=6</script>", 1.5)):
+    for name, scale in (
+        ("a <img src=x onerror=window.PWNED=5>", 1),
+        ("b</title><script>window.PWNED=6</script>", 1.5),
+    ):
         run = folder / name.replace("/", "\N{DIVISION SLASH}")
         run.mkdir()
         for rank in (0, 1):
             text = trace(rank, scale=scale)
-            (run / f"<svg onload=window.PWNED=7> rank{rank}.json").write_text(text, encoding="utf-8")
+            (run / f"<svg onload=window.PWNED=7> rank{rank}.json").write_text(
+                text, encoding="utf-8"
+            )
     runs = sorted(path for path in folder.iterdir() if path.is_dir())
     changed = diff(*(read_side([str(run)], what="run") for run in runs)).to_dict()
     texts = {"report": render_html(analyze(runs[0])), "diff": diff_page.render_diff(changed)}
@@ -68,7 +73,10 @@ def test_a_served_export_is_a_file_to_a_browser_and_json_to_a_reader(browser, pa
         waiting.start()
         page = browser.new_page()
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
-        with page.expect_download() as download, contextlib.suppress(Exception):  # goto ends where a download begins
+        with (
+            page.expect_download() as download,
+            contextlib.suppress(Exception),
+        ):  # goto ends where a download begins
             page.goto(offer.url)
         waiting.join(10)
         assert Path(download.value.path()).read_bytes() == file.read_bytes()

@@ -57,13 +57,19 @@ def test_places_and_rules_are_those_of_the_events(samples, analysed):
     events = classify(load(samples / "1f1b", ranks=[1]).rank(1).events)
     kernel = view_of(analysed("1f1b")).kernels[1]
     own = events.filter(
-        (pl.col("name") == kernel.name) & (pl.col("label") == kernel.label) & (pl.col("module") == kernel.module)
+        (pl.col("name") == kernel.name)
+        & (pl.col("label") == kernel.label)
+        & (pl.col("module") == kernel.module)
     )
     place = next(row for row in kernel.places if row["rank"] == 1)
     took = own["end_ns"] - own["start_ns"]
     longest_ns = place["end_ns"] - place["start_ns"]
     assert (place["count"], place["ns"], longest_ns) == (len(own), took.sum(), took.max())
-    decided = own.group_by("rule").agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum()).sort("ns")["rule"][-1]
+    decided = (
+        own.group_by("rule")
+        .agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
+        .sort("ns")["rule"][-1]
+    )
     assert f"by rule {decided} " in dict(kernel.facts)["label"]
 
 
@@ -72,7 +78,10 @@ def test_a_rule_of_ones_own_and_no_rule_at_all_are_said(tmp_path, kernels_named)
     rules = tmp_path / "mine.toml"
     rules.write_text('[[rule]]\nname = "mine"\nlabel = "forward"\nwhen = { name = "^my_kernel" }\n')
     found = {row.name: dict(row.facts) for row in view_of(analyze(trace, rules=rules)).kernels}
-    assert found["my_kernel"]["label"] == "forward: by rule mine (name evidence, mine rules), confidence 0.90"
+    assert (
+        found["my_kernel"]["label"]
+        == "forward: by rule mine (name evidence, mine rules), confidence 0.90"
+    )
     assert found["my_kernel"]["the rule asks"] == "name matches ^my_kernel"
     assert found["mystery"]["label"] == "other: no rule knows it"
 

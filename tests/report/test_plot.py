@@ -46,7 +46,9 @@ def rectangles(ax, colour=None):
 
 
 def words(figure):
-    return [t.get_text() for ax in figure.axes for t in ax.texts] + [ax.get_title(loc="left") for ax in figure.axes]
+    return [t.get_text() for ax in figure.axes for t in ax.texts] + [
+        ax.get_title(loc="left") for ax in figure.axes
+    ]
 
 
 @pytest.mark.parametrize("name", plot.PLOTS)
@@ -69,12 +71,18 @@ def test_every_plot_is_a_figure_and_takes_axes(pipeline, reload, name):
 def test_cells_are_drawn_where_they_ran(pipeline, which):
     figure = plot.schedule(pipeline, show=which)
     cells = pipeline.schedule.head.cells
-    start, end = ("start_ns", "end_ns") if which == "measured" else ("ideal_start_ns", "ideal_end_ns")
+    start, end = (
+        ("start_ns", "end_ns") if which == "measured" else ("ideal_start_ns", "ideal_end_ns")
+    )
     origin = cells[start].min()
     for op in ("F", "B"):
         rows = cells.filter(pl.col("op") == op).sort("rank", start)
-        drawn = sorted(rectangles(figure.axes[0], CELL_COLOURS[op]), key=lambda r: (round(r[2]), r[0]))
-        expected = [((a - origin) / 1e6, (b - origin) / 1e6) for a, b in rows.select(start, end).iter_rows()]
+        drawn = sorted(
+            rectangles(figure.axes[0], CELL_COLOURS[op]), key=lambda r: (round(r[2]), r[0])
+        )
+        expected = [
+            ((a - origin) / 1e6, (b - origin) / 1e6) for a, b in rows.select(start, end).iter_rows()
+        ]
         np.testing.assert_allclose([r[:2] for r in drawn], expected, atol=1e-6)
 
 
@@ -85,7 +93,8 @@ def test_both_stand_on_one_time_axis(pipeline):
     assert {"measured", "ideal"} <= {t.get_text() for t in ax.texts}
     idle = rectangles(ax, IDLE_COLOUR)
     assert sorted({round(r[1], 6) for r in idle}) == sorted(
-        round(ns / 1e6, 6) for ns in (pipeline.schedule.head.ideal_ns, pipeline.schedule.head.measured_ns)
+        round(ns / 1e6, 6)
+        for ns in (pipeline.schedule.head.ideal_ns, pipeline.schedule.head.measured_ns)
     )
 
 
@@ -96,7 +105,9 @@ def test_overlapped_pairs_show_forward_above_backward(samples):
     halves = [r for r in rectangles(figure.axes[0], CELL_COLOURS["F"]) if r[3] - r[2] < 0.5]
     below = [r for r in rectangles(figure.axes[0], CELL_COLOURS["B"]) if r[3] - r[2] < 0.5]
     assert len(halves) == len(below) == pairs
-    assert all(f[3] <= b[2] + 1e-9 for f, b in zip(sorted(halves), sorted(below), strict=True))  # y grows downwards
+    assert all(
+        f[3] <= b[2] + 1e-9 for f, b in zip(sorted(halves), sorted(below), strict=True)
+    )  # y grows downwards
 
 
 def test_budget_bars_are_the_budget(pipeline):
@@ -117,7 +128,9 @@ def test_the_waterfall_leads_from_the_ideal_to_the_run(pipeline):
     assert bars[0].get_width() == pytest.approx(held.head.ideal_ns / 1e6)
     assert bars[-1].get_width() == pytest.approx(held.head.measured_ns / 1e6)
     gap = {name: ns for name, ns in held.gap_ns.items() if ns}
-    assert sorted(round(p.get_width(), 6) for p in bars[1:-1]) == sorted(round(abs(ns) / 1e6, 6) for ns in gap.values())
+    assert sorted(round(p.get_width(), 6) for p in bars[1:-1]) == sorted(
+        round(abs(ns) / 1e6, 6) for ns in gap.values()
+    )
 
 
 def test_the_matrix_says_the_share_that_is_hidden(pipeline):
@@ -167,7 +180,9 @@ def test_what_is_not_there_is_named(pipeline):
         plot.timeline(pipeline, start_ms=5, end_ms=4)
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")]
+)
 def test_formats_follow_the_extension_and_are_reproducible(pipeline, tmp_path, suffix, magic):
     paths = [tmp_path / f"{i}{suffix}" for i in range(2)]
     for path in paths:
@@ -193,7 +208,10 @@ def inside(figure):
     ]
     parts += [ax._left_title for ax in figure.axes]
     boxes = [part.get_window_extent() for part in parts]
-    return all(box.x0 >= whole.x0 - 1 and box.x1 <= whole.x1 + 1 and box.y0 >= whole.y0 - 1 for box in boxes)
+    return all(
+        box.x0 >= whole.x0 - 1 and box.x1 <= whole.x1 + 1 and box.y0 >= whole.y0 - 1
+        for box in boxes
+    )
 
 
 @pytest.mark.parametrize("name", plot.PLOTS)
@@ -209,4 +227,8 @@ def test_a_small_schedules_legend_is_not_cut(name):
 
 def test_lanes_on_which_nothing_runs_are_left_out(pipeline):
     names = [label.get_text() for label in plot.lanes(pipeline).axes[0].get_yticklabels()]
-    assert names == ["Computation", "Communication", "Copies"]  # memory alone: nothing was offloaded
+    assert names == [
+        "Computation",
+        "Communication",
+        "Copies",
+    ]  # memory alone: nothing was offloaded

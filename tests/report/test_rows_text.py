@@ -10,7 +10,10 @@ ROWS = pl.DataFrame({"rank": [0, 1], "label": ["forward", None], "ns": [12, 3]})
 
 
 def test_rows_that_fit_are_printed_side_by_side():
-    assert rows_text(ROWS, most=2, width=17) == "rank  label    ns\n   0  forward  12\n   1  –         3"
+    assert (
+        rows_text(ROWS, most=2, width=17)
+        == "rank  label    ns\n   0  forward  12\n   1  –         3"
+    )
 
 
 def test_what_does_not_fit_goes_on_below():

@@ -13,7 +13,13 @@ from matplotlib.collections import PolyCollection
 
 from tests.kept import analysis_of
 from tracekit.report.palette import CELL_COLOURS
-from tracekit.report.schedule.layout import LOWER, UPPER, layout_pipeline, layout_simulation, stage_chunks
+from tracekit.report.schedule.layout import (
+    LOWER,
+    UPPER,
+    layout_pipeline,
+    layout_simulation,
+    stage_chunks,
+)
 from tracekit.report.schedule.plot import draw_phases, draw_schedule
 from tracekit.report.schedule.write import (
     EXTENSIONS,
@@ -56,7 +62,9 @@ def test_halves_of_a_pair_share_the_row(dualpipe):
     assert set(upper["op"]) == {"F"}
     assert set(lower["op"]) == {"B"}
     assert len(upper) == len(lower) == (layout.cells["op"] == "FB").sum() > 0
-    assert upper.select("cell", "row", "start", "end").equals(lower.select("cell", "row", "start", "end"))
+    assert upper.select("cell", "row", "start", "end").equals(
+        lower.select("cell", "row", "start", "end")
+    )
 
 
 def test_measured_and_ideal_layouts_hold_the_cells_of_the_comparison(samples):
@@ -66,7 +74,9 @@ def test_measured_and_ideal_layouts_hold_the_cells_of_the_comparison(samples):
     measured, ideal = layouts["measured"].cells, layouts["ideal"].cells
     assert (measured["start"] + origin).to_list() == held.cells["start_ns"].to_list()
     assert ideal["end"].to_list() == held.cells["ideal_end_ns"].to_list()
-    assert [layouts["measured"].ranks[row] for row in measured["row"]] == held.cells["rank"].to_list()
+    assert [layouts["measured"].ranks[row] for row in measured["row"]] == held.cells[
+        "rank"
+    ].to_list()
     assert layouts["measured"].in_ms().end == held.measured_ns / 1e6
     assert layouts["measured"].boxes["label"][0] == str(held.cells["microbatch"][0])
 
@@ -75,7 +85,11 @@ def test_chunks_are_told_apart():
     assert stage_chunks(generate("zb-v", pp=2, microbatches=2)).tolist() == [0, 0, 1, 1]
     axes = draw_schedule(simulate(generate("dualpipev", pp=2, microbatches=4))).axes[0]
     assert {"0", "0′"} <= set(numbers(axes))  # B and I side by side: a lighter green would mislead
-    cells = draw_schedule(simulate(generate("interleaved", pp=2, microbatches=2))).axes[0].collections[1]
+    cells = (
+        draw_schedule(simulate(generate("interleaved", pp=2, microbatches=2)))
+        .axes[0]
+        .collections[1]
+    )
     assert len({tuple(colour) for colour in cells.get_facecolor()}) == 4  # F and B, two shades each
 
 
@@ -92,24 +106,38 @@ def test_large_pictures_drop_the_numbers_and_stay_small(tmp_path):
 def test_phases_of_kimi_k2():
     figure = draw_phases(generate("interleaved-overlap", pp=4, microbatches=8, virtual=2))
     warm, steady, cool, grid = figure.axes
-    assert [t.get_text() for t in warm.get_yticklabels()] == ["Computation", "Communication", "Offload"]
-    shown = {axes: {t.get_text().replace("\n", "") for t in axes.texts} for axes in (warm, steady, cool)}
+    assert [t.get_text() for t in warm.get_yticklabels()] == [
+        "Computation",
+        "Communication",
+        "Offload",
+    ]
+    shown = {
+        axes: {t.get_text().replace("\n", "") for t in axes.texts} for axes in (warm, steady, cool)
+    }
     assert shown[warm] == {"attn(F)", "dispatch(F)", "mlp(F)", "combine(F)", "PP", "offload"}
     assert {"combine(B)", "mlp(W)", "offload", "onload", "PP"} <= shown[steady]
     assert "onload" in shown[cool]
     assert "offload" not in shown[cool]
-    assert set(numbers(grid)) == {str(microbatch) for microbatch in range(8)}, "counted from 0, as everywhere"
+    assert set(numbers(grid)) == {str(microbatch) for microbatch in range(8)}, (
+        "counted from 0, as everywhere"
+    )
 
 
 def test_reload_picture():
     axes = draw_schedule(weight_reload(4, 2)).axes[0]
     rows = [t.get_text() for t in axes.get_yticklabels()]
     assert len(rows) == 12
-    assert rows[:3] == ["device 0 · H2D buffer", "device 0 · IPC buffer 0", "device 0 · IPC buffer 1"]
+    assert rows[:3] == [
+        "device 0 · H2D buffer",
+        "device 0 · IPC buffer 0",
+        "device 0 · IPC buffer 1",
+    ]
     assert len(numbers(axes)) == 4 * (2 + 8 + 8)
     boxes = layout_simulation(weight_reload(4, 2)).boxes
     assert len(boxes.filter(op="D")) == 8 * 3  # every bucket is received by three devices
-    assert draw_schedule(weight_reload(32, 3)).axes[0].get_xlim()[1] == weight_reload(32, 3).makespan
+    assert (
+        draw_schedule(weight_reload(32, 3)).axes[0].get_xlim()[1] == weight_reload(32, 3).makespan
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name != "weight-reload"])
@@ -155,7 +183,9 @@ def test_perfetto_trace(dualpipe):
     events = json.loads(schedule_trace(dualpipe))["traceEvents"]
     spans = [e for e in events if e["ph"] == "X"]
     assert len(spans) == len(dualpipe.start)
-    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {f"rank {r}" for r in range(8)}
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {
+        f"rank {r}" for r in range(8)
+    }
     assert max(e["ts"] + e["dur"] for e in spans) == 66_000
     pair = next(e for e in spans if e["name"] == "(0F7;7B13)")
     assert pair["args"] == {"stage": 0, "microbatch": 7, "b_stage": 7, "b_microbatch": 13}
@@ -166,7 +196,9 @@ def test_perfetto_trace(dualpipe):
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(track))
     reload = json.loads(schedule_trace(weight_reload(4, 2)))["traceEvents"]
     assert sum(e["ph"] == "X" for e in reload) == 4 * (2 + 8 + 8)
-    assert len({e["tid"] for e in reload if e["ph"] == "X"}) == 4 * 3  # a viewer looks a thread up by its number alone
+    assert (
+        len({e["tid"] for e in reload if e["ph"] == "X"}) == 4 * 3
+    )  # a viewer looks a thread up by its number alone
 
 
 def test_terminal_picture():
@@ -178,7 +210,12 @@ def test_terminal_picture():
     assert gantt(done, width=40, letters=False).plain.splitlines()[0] == " 0 0 1 .... 0  .. 1  "
     assert gantt(done, width=8) is None
     assert (
-        gantt(layout_simulation(simulate(generate("1f1b", pp=2, microbatches=2), Times(F=0.001, B=50))), width=200)
+        gantt(
+            layout_simulation(
+                simulate(generate("1f1b", pp=2, microbatches=2), Times(F=0.001, B=50))
+            ),
+            width=200,
+        )
         is None
     )
 
@@ -188,7 +225,11 @@ def test_terminal_text_at_any_width(width, dualpipe):
     from rich.console import Console
 
     console = Console(width=width, file=io.StringIO())
-    for done in (dualpipe, weight_reload(4, 2), simulate(generate("gpipe", pp=40, microbatches=100))):
+    for done in (
+        dualpipe,
+        weight_reload(4, 2),
+        simulate(generate("gpipe", pp=40, microbatches=100)),
+    ):
         console.print(schedule_text(done, width=width), soft_wrap=True)
     text = console.file.getvalue()
     assert "makespan  66" in text

@@ -36,7 +36,9 @@ def offer(tmp_path):
 
 def get(url, **headers):
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=10
+        ) as answer:
             return answer.status, dict(answer.headers), answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -55,7 +57,9 @@ def test_the_one_reader_gets_the_file_and_the_viewer_may_read_it(offer):
 def test_a_second_reader_finds_nobody(offer):
     assert get(offer.url)[0] == 200
     offer.waiting.join(10)
-    again = threading.Thread(target=offer.serve_forever, args=(0.1,), daemon=True)  # were it still answering
+    again = threading.Thread(
+        target=offer.serve_forever, args=(0.1,), daemon=True
+    )  # were it still answering
     again.start()
     assert get(offer.url)[0] == 404
     offer.shutdown()
@@ -103,11 +107,16 @@ def test_a_reader_that_leaves_early_can_come_back(tmp_path):
 
 def test_of_two_readers_at_once_one_gets_the_file(tmp_path):
     file = tmp_path / "big.json"
-    file.write_bytes(b"x" * 30_000_000)  # more than sockets hold, so that the first reader is not done at once
+    file.write_bytes(
+        b"x" * 30_000_000
+    )  # more than sockets hold, so that the first reader is not done at once
     with SingleDownloadServer(file, port=0) as offer:
         waiting = threading.Thread(target=offer.wait, daemon=True)
         waiting.start()
-        with socket.create_connection(("127.0.0.1", offer.server_port)) as first, ThreadPoolExecutor(1) as second:
+        with (
+            socket.create_connection(("127.0.0.1", offer.server_port)) as first,
+            ThreadPoolExecutor(1) as second,
+        ):
             first.sendall(f"GET {offer.path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             received = len(first.recv(1000))
             answer = second.submit(get, offer.url)
@@ -120,8 +129,13 @@ def test_of_two_readers_at_once_one_gets_the_file(tmp_path):
         waiting.join(10)
 
 
-def test_a_file_that_is_missing_is_an_error_and_one_that_is_deleted_meanwhile_is_read(offer, tmp_path):
-    with SingleDownloadServer(tmp_path / "nowhere.json", port=0) as other, pytest.raises(FileNotFoundError):
+def test_a_file_that_is_missing_is_an_error_and_one_that_is_deleted_meanwhile_is_read(
+    offer, tmp_path
+):
+    with (
+        SingleDownloadServer(tmp_path / "nowhere.json", port=0) as other,
+        pytest.raises(FileNotFoundError),
+    ):
         other.wait()
     assert get(offer.url.replace(offer.path, "/"))[0] == 404  # it is being served
     offer.file.unlink()
@@ -130,7 +144,9 @@ def test_a_file_that_is_missing_is_an_error_and_one_that_is_deleted_meanwhile_is
 
 def test_it_listens_on_loopback_only(offer):
     assert offer.socket.getsockname()[0] == "127.0.0.1"
-    others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {"127.0.0.1"}
+    others = {
+        info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+    } - {"127.0.0.1"}
     for address in [*others, "127.0.0.2"]:
         with pytest.raises(OSError, match="refused"):
             socket.create_connection((address, offer.server_port), timeout=5).close()
@@ -144,7 +160,9 @@ def test_a_port_in_use_is_one_clear_error(offer, tmp_path):
 def test_the_command_prints_the_link_and_ends_once_read(samples):
     command = [sys.executable, "-c", "from tracekit.cli import main; main()"]
     words = ["open", samples / "reload", "--ranks", "0", "--port", "0"]
-    with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         link = running.stdout.readline().strip()
         assert link.startswith("https://ui.perfetto.dev/#!/?url=http://127.0.0.1:")
         status, _, body = get(link.partition("?url=")[2])
@@ -166,7 +184,12 @@ def test_an_exported_file_is_known_and_a_trace_is_not(samples, tmp_path):
     assert not is_export(tmp_path / "nowhere.json")
 
 
-NAMES = ("a\r\nX-Pwned: 1.json", "<script>alert(1)<\N{DIVISION SLASH}script>.json", "é ü #?&.json", "\x1b[31m.json.gz")
+NAMES = (
+    "a\r\nX-Pwned: 1.json",
+    "<script>alert(1)<\N{DIVISION SLASH}script>.json",
+    "é ü #?&.json",
+    "\x1b[31m.json.gz",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,14 @@ import polars as pl
 import pytest
 
 from tracekit.errors import OptionError
-from tracekit.report.write import MAX_CELL_LENGTH, MAX_EXACT_INTEGER, as_cells, check_output, sheets, write
+from tracekit.report.write import (
+    MAX_CELL_LENGTH,
+    MAX_EXACT_INTEGER,
+    as_cells,
+    check_output,
+    sheets,
+    write,
+)
 from tracekit.run.analyze import analyze
 
 pytestmark = pytest.mark.slow
@@ -49,7 +56,11 @@ def test_cells_hold_what_tables_do():
 
 def test_what_is_missing_is_one_line(monkeypatch, tmp_path):
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "xlsxwriter" else found(name, *a))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == "xlsxwriter" else found(name, *a),
+    )
     with pytest.raises(OptionError, match="spreadsheets need XlsxWriter") as error:
         check_output(tmp_path / "run.xlsx")
     assert "[xlsx]" in error.value.hint

@@ -74,14 +74,19 @@ def test_a_column_that_is_empty_in_every_row_is_left_out():
 
 
 def test_a_note_goes_with_its_column():
-    table = Table((Column("name", "name"), Column("peak", "figure", 1, note="chunks held")), (("n" * 20, "8"),))
+    table = Table(
+        (Column("name", "name"), Column("peak", "figure", 1, note="chunks held")),
+        (("n" * 20, "8"),),
+    )
     assert any("peak: chunks held" in line for line in printed(render_table(table, 80), 80))
     assert not any("chunks held" in line for line in printed(render_table(table, 24), 80))
 
 
 def test_names_are_shortened_apart_and_never_below_what_tells_them():
     names = ["kernel<" + "x" * 40 + f", {kind}>" for kind in ("add", "mul")]
-    table = Table((Column("ms", "figure"), Column("what", "name")), tuple(("1.0", name) for name in names))
+    table = Table(
+        (Column("ms", "figure"), Column("what", "name")), tuple(("1.0", name) for name in names)
+    )
     lines = printed(render_table(table, 40), 40)
     assert max(map(len, lines)) <= 40
     assert lines[1] != lines[2]
@@ -90,7 +95,10 @@ def test_names_are_shortened_apart_and_never_below_what_tells_them():
 
 
 def test_columns_that_say_something_only_together_go_together():
-    assert shown_headings(table_of("long_name_of_a_row", "1", "2", "3", a=2, b=2, c=1), 26) == ["name", "c"]
+    assert shown_headings(table_of("long_name_of_a_row", "1", "2", "3", a=2, b=2, c=1), 26) == [
+        "name",
+        "c",
+    ]
 
 
 def test_names_stay_whole_as_long_as_there_are_columns_to_spare():
@@ -102,7 +110,10 @@ def test_names_stay_whole_as_long_as_there_are_columns_to_spare():
 
 
 def test_cells_that_are_styled_already_are_printed_as_they_are():
-    table = Table((Column("label", "label"), Column("saves", "figure")), (("forward", Text("  1.0", style="dim")),))
+    table = Table(
+        (Column("label", "label"), Column("saves", "figure")),
+        (("forward", Text("  1.0", style="dim")),),
+    )
     assert printed(render_table(table, 80), 80)[1] == "■ forward    1.0"
 
 
@@ -119,7 +130,12 @@ def test_what_if_at_80_columns_names_every_schedule_and_its_prediction():
             ideal_ns=8,
             outside_cells=0.5,
         ),
-        row("interleaved-zb", virtual=2, predicted_range_ns=(900_000_000, 1_100_000_000), saves_ns=-12_300_000),
+        row(
+            "interleaved-zb",
+            virtual=2,
+            predicted_range_ns=(900_000_000, 1_100_000_000),
+            saves_ns=-12_300_000,
+        ),
         row("interleaved", virtual=2, ran=True, saves_ns=0),
     ]
     text = printed(render_what_if(rows, 80), 80)
@@ -131,7 +147,9 @@ def test_what_if_at_80_columns_names_every_schedule_and_its_prediction():
     assert all("1,000.0" in line for line in text[1:4])
     assert text[2].endswith("−12.3")  # the head names the unit, the sign says slower
     assert "peak:" not in " ".join(text)  # a column that is not there needs no explanation
-    assert "peak: micro-batches held" in " ".join(printed(render_what_if([row("gpipe", peak_activations=8)], 80), 80))
+    assert "peak: micro-batches held" in " ".join(
+        printed(render_what_if([row("gpipe", peak_activations=8)], 80), 80)
+    )
 
 
 def test_a_kernel_is_called_by_what_tells_it_apart():
@@ -157,7 +175,12 @@ def test_layers_keep_their_names_and_are_split_by_label_whole_or_not_at_all(widt
         {"name": "layer 1", **LAYER, "forward_ns": 0.0, "dgrad_ns": 0.0, "wgrad_ns": 2e6},
     ]
     by = types.SimpleNamespace(
-        kind="layer", rows=pl.DataFrame(rows), placed=True, notes=(), steps=1, is_place=lambda name: True
+        kind="layer",
+        rows=pl.DataFrame(rows),
+        placed=True,
+        notes=(),
+        steps=1,
+        is_place=lambda name: True,
     )
     table = by_table(types.SimpleNamespace(by=by, rank_results=[None]))
     text = "\n".join(printed(render_table(table, width), width))
@@ -172,6 +195,9 @@ def test_a_short_ideal_keeps_its_cells():
     compared = analysis_of("sample_traces/megatron-moe").schedule.head
     lines = printed(gantt(compared, 160), 160)
     title = next(i for i, line in enumerate(lines) if line.strip().startswith("ideal"))
-    assert lines[title].strip() == f"ideal, drawn {compared.measured_ns / compared.ideal_ns:.0f} times as wide"
+    assert (
+        lines[title].strip()
+        == f"ideal, drawn {compared.measured_ns / compared.ideal_ns:.0f} times as wide"
+    )
     for line in lines[title + 1 : title + 5]:
         assert len(re.findall("[FB]", line)) >= 30

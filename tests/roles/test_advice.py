@@ -14,7 +14,9 @@ MS = 1_000_000
 
 def advice(**results):
     clocks = SimpleNamespace(table=pl.DataFrame({"uncertainty_ns": [0]}))
-    return role_advice(SimpleNamespace(role_results=RoleResults(**results), clocks=clocks, reload=None))
+    return role_advice(
+        SimpleNamespace(role_results=RoleResults(**results), clocks=clocks, reload=None)
+    )
 
 
 def iteration(index, tail_rank):
@@ -25,7 +27,10 @@ def iteration(index, tail_rank):
 
 @pytest.mark.parametrize(
     ("ranks", "named"),
-    [((3, 3), "the rollout of rank 3 takes 20.0 ms"), ((3, 1), "not always the same rank's) takes 20.0 ms")],
+    [
+        ((3, 3), "the rollout of rank 3 takes 20.0 ms"),
+        ((3, 1), "not always the same rank's) takes 20.0 ms"),
+    ],
 )
 def test_a_tail_is_a_ranks_only_if_it_is_in_every_iteration(ranks, named):
     (text,) = advice(iterations=tuple(iteration(index, rank) for index, rank in enumerate(ranks)))
@@ -36,7 +41,9 @@ def test_a_tail_is_a_ranks_only_if_it_is_in_every_iteration(ranks, named):
 def update(start_ms, took_ms, ideal_ms):
     gap = {"host_and_rpc": (took_ms - ideal_ms) * MS}
     begin, end = start_ms * MS, (start_ms + took_ms) * MS
-    return WeightUpdate(begin, end, 1000, 1, 0, 0, 0, 0, ideal_ms * MS, 1.0, None, None, 1000, (0,), gap, None)
+    return WeightUpdate(
+        begin, end, 1000, 1, 0, 0, 0, 0, ideal_ms * MS, 1.0, None, None, 1000, (0,), gap, None
+    )
 
 
 def test_the_longest_weight_update_is_the_one_to_shorten():

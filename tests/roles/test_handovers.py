@@ -13,7 +13,10 @@ from tracekit.roles.handovers import StepWindow, explain_by_handovers, find_hand
 
 
 def straggler(rank, *late_ns, host_late=80, uncertain=False):
-    """Return a rank that one other waits for, by *late_ns* in each step; the host is late for *host_late* of it."""
+    """Return a rank that one other waits for, by *late_ns* in each step.
+
+    The host is late for *host_late* of it.
+    """
     caused_ns = sum(late_ns)
     unknown = WaitCause("unknown", caused_ns - host_late, Evidence(reason="no cause explains it"))
     return Straggler(
@@ -31,22 +34,34 @@ def straggler(rank, *late_ns, host_late=80, uncertain=False):
 
 
 def iteration(number, rollout_ends, trainer_starts, *, end):
-    """Return the bands of one iteration that begins at 1000 times its number; times count from there."""
+    """Return the bands of one iteration that begins at 1000 times its number.
+
+    Times count from there.
+    """
     begin = 1000 * number
     bands = []
     for rank, (rollout_end, start) in enumerate(zip(rollout_ends, trainer_starts, strict=True)):
-        bands.append(PhaseBand("rollout", rank, "rollout", begin, begin + rollout_end, rollout_end, number))
-        bands.append(PhaseBand("trainer", rank, "train", begin + start, begin + end, end - start, number))
+        bands.append(
+            PhaseBand("rollout", rank, "rollout", begin, begin + rollout_end, rollout_end, number)
+        )
+        bands.append(
+            PhaseBand("trainer", rank, "train", begin + start, begin + end, end - start, number)
+        )
     return bands
 
 
 def handovers(*iterations):
-    """Return the handovers to the trainer; each rank has a step from its training to that of the next iteration."""
+    """Return the handovers to the trainer.
+
+    Each rank has a step from its training to that of the next iteration.
+    """
     bands = [band for bands in iterations for band in bands]
     windows = []
     for band in bands:
         if band.role == "trainer":
-            windows.append(StepWindow(band.rank, band.iteration, band.start_ns, 1000 * (band.iteration + 1)))
+            windows.append(
+                StepWindow(band.rank, band.iteration, band.start_ns, 1000 * (band.iteration + 1))
+            )
     return find_handovers("trainer", bands, windows)
 
 
@@ -57,7 +72,9 @@ def causes(row, *iterations):
 
 
 def test_a_trainer_that_starts_when_its_rollout_ends_waited_for_it():
-    assert causes(straggler(1, 100), iteration(0, [50, 150], [60, 160], end=300)) == {("waited_itself", "rollout"): 100}
+    assert causes(straggler(1, 100), iteration(0, [50, 150], [60, 160], end=300)) == {
+        ("waited_itself", "rollout"): 100
+    }
 
 
 def test_the_part_that_the_rollout_does_not_explain_stays_with_the_host():
@@ -92,19 +109,31 @@ def test_a_handover_below_a_tenth_of_the_lateness_is_not_named(waited, named):
 
 def test_the_last_rank_of_each_iteration_is_the_one_that_is_waited_for():
     """In iteration 0 rank 0 begins 90 after the mean of the others, in iteration 1 rank 1 begins 35 after them."""
-    both = (iteration(0, [150, 50, 50], [160, 80, 60], end=300), iteration(1, [60, 100, 50], [70, 110, 80], end=300))
+    both = (
+        iteration(0, [150, 50, 50], [160, 80, 60], end=300),
+        iteration(1, [60, 100, 50], [70, 110, 80], end=300),
+    )
     found = handovers(*both)
-    assert [(one.iteration, one.rank, one.step, one.waited_ns) for one in found] == [(0, 0, 0, 90), (1, 1, 1, 35)]
+    assert [(one.iteration, one.rank, one.step, one.waited_ns) for one in found] == [
+        (0, 0, 0, 90),
+        (1, 1, 1, 35),
+    ]
     rows = (straggler(0, 90, 10, host_late=70), straggler(1, 0, 35, host_late=0))
     first, second = explain_by_handovers(Stragglers(rows=rows), found).rows
-    assert (first.why[0].cause, first.why[0].ns, first.why[0].evidence.iterations) == ("waited_itself", 90, [0])
+    assert (first.why[0].cause, first.why[0].ns, first.why[0].evidence.iterations) == (
+        "waited_itself",
+        90,
+        [0],
+    )
     assert (second.why[0].ns, second.why[0].evidence.iterations) == (35, [1])
 
 
 def test_a_step_in_which_the_rank_is_late_for_another_reason_keeps_it():
     """Of 90 + 60, the handover explains the 90 of step 0."""
     row = straggler(0, 90, 60, host_late=150)
-    assert causes(row, iteration(0, [150, 60], [160, 70], end=300), iteration(1, [60, 60], [70, 70], end=300)) == {
+    assert causes(
+        row, iteration(0, [150, 60], [160, 70], end=300), iteration(1, [60, 60], [70, 70], end=300)
+    ) == {
         ("waited_itself", "rollout"): 90,
         ("host_late", None): 60,
     }
@@ -116,7 +145,10 @@ def test_without_iterations_there_are_no_handovers():
 
 
 def test_three_ranks_that_are_last_in_turn(corpus):
-    """Rank 0's rollout starts 1.4 s late in iteration 0; in iteration 1 that of rank 1 ends last, by 6 ms."""
+    """Rank 0's rollout starts 1.4 s late in iteration 0.
+
+    In iteration 1 that of rank 1 ends last, by 6 ms.
+    """
     folder = corpus.parent / "checked" / "rl-3"
     if not folder.is_dir():
         pytest.skip("the checked recordings are not here")

@@ -15,10 +15,18 @@ from tracekit.roles.assign import find_roles
 
 def trace(start_us, end_us, *, rank=0, marks=True):
     """Return a trace of one kernel, with the marks that the profiler writes last."""
-    events = [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": start_us + 1, "dur": 1}]
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": start_us + 1, "dur": 1}
+    ]
     if marks:
         events += [
-            {"name": "Iteration Start: PyTorch Profiler", "ph": "i", "pid": "Traces", "tid": "", "ts": start_us},
+            {
+                "name": "Iteration Start: PyTorch Profiler",
+                "ph": "i",
+                "pid": "Traces",
+                "tid": "",
+                "ts": start_us,
+            },
             {"name": "Record Window End", "ph": "i", "pid": "", "tid": "", "ts": end_us},
         ]
     document = {"distributedInfo": {"rank": rank, "world_size": 2}, "baseTimeNanoseconds": 10**18}

@@ -55,13 +55,20 @@ def check_rl(analysis, *, roles=("trainer", "rollout")):
         assert all(ns > 0 for ns in iteration.phase_ns.values())
         assert iteration.rollout_tail.rank == 3
         assert iteration.rollout_tail.decode_steps == expected["decode_steps"][3]
-        assert {wait.role: wait.waits_for for wait in iteration.roles} == {roles[0]: roles[1], roles[1]: roles[0]}
+        assert {wait.role: wait.waits_for for wait in iteration.roles} == {
+            roles[0]: roles[1],
+            roles[1]: roles[0],
+        }
 
 
 def without_annotations(source, target):
     """Copy a trace without any annotation."""
     trace = json.loads(gzip.decompress(source.read_bytes()))
-    kept = [e for e in trace["traceEvents"] if e.get("cat") not in ("user_annotation", "gpu_user_annotation")]
+    kept = [
+        e
+        for e in trace["traceEvents"]
+        if e.get("cat") not in ("user_annotation", "gpu_user_annotation")
+    ]
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(gzip.compress(json.dumps({**trace, "traceEvents": kept}).encode(), 1))
 
@@ -82,7 +89,9 @@ def renamed(target, names, *, ranks=TWO_RANKS):
 
 
 def part_of_rl(folder, *, ranks=TWO_RANKS):
-    return renamed(folder / "rl", lambda role, rank: f"{('trainer', 'rollout')[role]}/rank{rank}", ranks=ranks)
+    return renamed(
+        folder / "rl", lambda role, rank: f"{('trainer', 'rollout')[role]}/rank{rank}", ranks=ranks
+    )
 
 
 def test_checkpoint_engine_as_its_program_ran():
@@ -102,7 +111,9 @@ def test_labels_of_a_weight_update():
     labels = {role.name: role.analysis.total.label_count for role in analysis.role_results.roles}
     server, worker = labels["parameter_server"], labels["inference_worker"]
     assert (server["broadcast"], server["onload"]) == (4 * 12, 4 * 3)
-    assert not {"forward", "backward", "tp_comm"} & {name for name, count in server.items() if count}
+    assert not {"forward", "backward", "tp_comm"} & {
+        name for name, count in server.items() if count
+    }
     assert worker["reload"] == 4 * 48
 
 
@@ -113,21 +124,33 @@ def test_an_rl_loop_without_annotations(tmp_path):
 
 
 def test_files_renamed_after_processes(tmp_path):
-    check_rl(analyze_roles(renamed(tmp_path, lambda role, rank: f"node7_{4000 + 13 * rank + 7 * role}.{99 - rank}")))
+    check_rl(
+        analyze_roles(
+            renamed(tmp_path, lambda role, rank: f"node7_{4000 + 13 * rank + 7 * role}.{99 - rank}")
+        )
+    )
 
 
 def test_folders_renamed(tmp_path):
-    check_rl(analyze_roles(renamed(tmp_path, lambda role, rank: f"{'xy'[role]}/{rank}")), roles=("x", "y"))
+    check_rl(
+        analyze_roles(renamed(tmp_path, lambda role, rank: f"{'xy'[role]}/{rank}")),
+        roles=("x", "y"),
+    )
 
 
 def test_folders_flattened(tmp_path):
-    check_rl(analyze_roles(renamed(tmp_path, lambda role, rank: f"{'ab'[role]}_rank{rank}")), roles=("a", "b"))
+    check_rl(
+        analyze_roles(renamed(tmp_path, lambda role, rank: f"{'ab'[role]}_rank{rank}")),
+        roles=("a", "b"),
+    )
 
 
 def test_workers_without_annotations_and_ranks_are_numbered_by_name_and_that_is_noted(tmp_path):
     for rank in range(4):
         without_annotations(ENGINE / f"rank{rank}{SUFFIX}", tmp_path / f"s{rank * 17 + 3}{SUFFIX}")
-        without_annotations(ENGINE / f"worker{rank}{SUFFIX}", tmp_path / f"w{rank * 19 + 5}{SUFFIX}")
+        without_annotations(
+            ENGINE / f"worker{rank}{SUFFIX}", tmp_path / f"w{rank * 19 + 5}{SUFFIX}"
+        )
     analysis = analyze_roles(tmp_path)
     check_engine(analysis)
     assert "role-order" in {notice.code for notice in analysis.notices}
@@ -143,7 +166,10 @@ def test_roles_that_the_caller_names_may_do_the_same_work_also_with_a_store(tmp_
     replicas = {"first": "sample_traces/1f1b", "second": "sample_traces/1f1b"}
     for store in (None, tmp_path / "store"):
         results = analyze(replicas, schedule="none", store=store, ranks=[0]).role_results
-        assert [(role.name, role.kind) for role in results.roles] == [("first", "trainer"), ("second", "trainer")]
+        assert [(role.name, role.kind) for role in results.roles] == [
+            ("first", "trainer"),
+            ("second", "trainer"),
+        ]
 
 
 def test_a_trace_of_several_roles():
@@ -171,14 +197,21 @@ def test_the_export_has_tracks_of_phases_and_buffers(tmp_path):
     export(part_of_rl(tmp_path, ranks=[3]), tmp_path / "out.json")
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert {"phases", "weight updates", "trainer · rank 3 · labels", "rollout · rank 3 · labels"} <= names
+    assert {
+        "phases",
+        "weight updates",
+        "trainer · rank 3 · labels",
+        "rollout · rank 3 · labels",
+    } <= names
 
 
 def test_a_redacted_copy_is_analysed_like_the_original(tmp_path):
     redact(part_of_rl(tmp_path, ranks=[3]), tmp_path / "red")
     results = analyze_roles(tmp_path / "red").role_results
     assert sorted(role.kind for role in results.roles) == ["rollout", "trainer"]
-    assert [update.bytes for update in results.weight_updates] == [truth(RL)["bytes_per_update"]] * 2
+    assert [update.bytes for update in results.weight_updates] == [
+        truth(RL)["bytes_per_update"]
+    ] * 2
 
 
 def test_diff_and_gate_compare_role_by_role():
@@ -197,10 +230,18 @@ def test_the_json_names_roles_iterations_and_updates():
     assert [role["name"] for role in document["roles"]] == ["trainer", "rollout"]
     assert document["roles"][1]["analysis"]["format"] == document["format"]
     assert document["ranks"] == document["roles"][0]["analysis"]["ranks"]
-    assert {"index", "start_ns", "end_ns", "phase_ns", "rollout_tail"} <= document["iterations"][0].keys()
-    assert {"bytes", "buckets", "h2d_ns", "broadcast_ns", "reload_ns", "host_ns", "ideal_ns"} <= document[
-        "weight_updates"
-    ][0].keys()
+    assert {"index", "start_ns", "end_ns", "phase_ns", "rollout_tail"} <= document["iterations"][
+        0
+    ].keys()
+    assert {
+        "bytes",
+        "buckets",
+        "h2d_ns",
+        "broadcast_ns",
+        "reload_ns",
+        "host_ns",
+        "ideal_ns",
+    } <= document["weight_updates"][0].keys()
 
 
 def test_servers_alone_say_what_cannot_be_answered():

@@ -23,7 +23,9 @@ def store(tmp_path_factory, samples):
 
 
 def test_counts_are_those_of_the_tables(store, samples):
-    rows = query(store, "select label, count(*) n from labelled where rank = 0 group by label order by label")
+    rows = query(
+        store, "select label, count(*) n from labelled where rank = 0 group by label order by label"
+    )
     own = classify(load(samples / "reload", ranks=[0]).rank(0).events)
     assert dict(rows.iter_rows()) == dict(own["label"].cast(str).value_counts().iter_rows())
 

@@ -42,7 +42,9 @@ def test_a_store_of_dumps_alone_answers_as_the_dumps_do(dumps, tmp_path):
 def test_a_store_of_dumps_alone_needs_late(dumps, tmp_path):
     store = ingest(dumps, tmp_path / "store").path
     assert has_recordings_alone(store)
-    with pytest.raises(InputError, match=r"holds dumps and logs, but no trace \(tracekit late reads it\)"):
+    with pytest.raises(
+        InputError, match=r"holds dumps and logs, but no trace \(tracekit late reads it\)"
+    ):
         analyze(store)
 
 
@@ -55,7 +57,9 @@ def test_dumps_beside_traces_are_in_the_store(tmp_path):
     store = ingest(folder, tmp_path / "store")
     assert store.ranks == (0, 1, 2, 3)
     run = late(store.path)
-    assert [(fact.ranks, fact.period, fact.profiled_steps) for fact in run.late] == [((1,), 3, (21, 24))]
+    assert [(fact.ranks, fact.period, fact.profiled_steps) for fact in run.late] == [
+        ((1,), 3, (21, 24))
+    ]
     whole_run = analyze(store.path, schedule="none").whole_run
     assert [(fact.ranks, fact.period) for fact in whole_run.late] == [((1,), 3)]
 
@@ -63,10 +67,14 @@ def test_dumps_beside_traces_are_in_the_store(tmp_path):
 def test_query_counts_the_entries_of_the_dumps(dumps, tmp_path):
     pytest.importorskip("duckdb")
     store = ingest(dumps, tmp_path / "store").path
-    rows = query(store, "select rank, op::varchar, count(*) from collectives group by 1, 2 order by 1, 2")
+    rows = query(
+        store, "select rank, op::varchar, count(*) from collectives group by 1, 2 order by 1, 2"
+    )
     # Three broadcasts of the warm-up and two all-reduces in each of 12 steps.
     assert rows.rows() == [
-        (rank, op, count) for rank in range(4) for op, count in (("all_reduce", 24), ("broadcast", 3))
+        (rank, op, count)
+        for rank in range(4)
+        for op, count in (("all_reduce", 24), ("broadcast", 3))
     ]
     assert query(store, "select count(*) from events").item() == 0
     assert query(store, "select count(*) from ranks").item() == 0
@@ -87,11 +95,24 @@ def test_ranks_that_are_not_asked_for_are_left_out(dumps, tmp_path):
 def test_both_recorders_keep_their_sources(tmp_path):
     folder = write_dumps(tmp_path / "run", ddp_dumps(2, 8))
     for rank in range(2):
-        write_log(folder / f"node0-pid{100 + rank}.log", [log_line(i, rank=rank, at_ms=60 * i) for i in range(8)])
+        write_log(
+            folder / f"node0-pid{100 + rank}.log",
+            [log_line(i, rank=rank, at_ms=60 * i) for i in range(8)],
+        )
     stored = read_stored_recordings(ingest(folder, tmp_path / "store").path)
     recorders = [(source.recorder, source.rank) for source in stored.sources]
-    assert recorders == [("flight_recorder", 0), ("flight_recorder", 1), ("nccl_inspector", 0), ("nccl_inspector", 1)]
-    assert [part.collectives.height for part in stored.parts] == [19, 19, 8, 8]  # 3 + 2 · 8 entries, 8 lines
+    assert recorders == [
+        ("flight_recorder", 0),
+        ("flight_recorder", 1),
+        ("nccl_inspector", 0),
+        ("nccl_inspector", 1),
+    ]
+    assert [part.collectives.height for part in stored.parts] == [
+        19,
+        19,
+        8,
+        8,
+    ]  # 3 + 2 · 8 entries, 8 lines
 
 
 def test_ingesting_again_replaces_the_dumps(dumps, tmp_path):
@@ -105,14 +126,18 @@ def test_ingesting_again_replaces_the_dumps(dumps, tmp_path):
 def test_a_store_of_a_store_keeps_the_dumps(dumps, tmp_path):
     first = ingest(dumps, tmp_path / "first").path
     second = ingest(first, tmp_path / "second").path
-    assert read_stored_recordings(second).collectives.equals(read_stored_recordings(first).collectives)
+    assert read_stored_recordings(second).collectives.equals(
+        read_stored_recordings(first).collectives
+    )
 
 
 def test_dumps_that_cannot_be_used_are_a_notice_beside_traces_and_an_error_with_strict(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     shutil.copy(PROFILED / "rank0.json.gz", folder)
-    (folder / "fr_rank0.pickle").write_bytes((ROOT / "sample_traces/always-on/late/fr_rank0.pickle").read_bytes()[:900])
+    (folder / "fr_rank0.pickle").write_bytes(
+        (ROOT / "sample_traces/always-on/late/fr_rank0.pickle").read_bytes()[:900]
+    )
     store = ingest(folder, tmp_path / "store", ranks=[0])
     assert any(notice.code == "recordings-unused" for notice in store.notices)
     assert read_stored_recordings(store.path) is None

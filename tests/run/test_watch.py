@@ -38,7 +38,9 @@ def test_a_rank_that_turns_slow_is_named(tmp_path):
     [landed] = watch(tmp_path, idle_s=0)
     run = run_of(landed)
     assert "is late" not in line(landed, first=run)
-    on_time = {name: values for name, values in run.samples.items() if not name.startswith("late_ms.rank@")}
+    on_time = {
+        name: values for name, values in run.samples.items() if not name.startswith("late_ms.rank@")
+    }
     before = structs.replace(run, name="before", samples=on_time)
     text = line(landed, first=before)
     assert "<< rank 1 is late in step 6" in text
@@ -60,7 +62,9 @@ def test_a_file_still_being_written_waits(tmp_path):
 def test_a_recording_whose_file_grows_is_read_again_and_said_so(tmp_path):
     file = tmp_path / "rank0.pt.trace.json.gz"
     whole = (STEPS / "a" / file.name).read_bytes()
-    file.write_bytes(whole[: len(whole) // 3])  # half-written, and quiet for longer than a file may take to settle
+    file.write_bytes(
+        whole[: len(whole) // 3]
+    )  # half-written, and quiet for longer than a file may take to settle
     aged(file, 60)
     landed = watch(tmp_path, every_s=0.01, idle_s=5)
     assert not next(landed).read_again
@@ -96,7 +100,11 @@ def test_recordings_of_two_formats_are_all_told(tmp_path):
     for number, sample in enumerate(("steps/a", "nsys-1f1b", "steps/b")):
         folder = tmp_path / f"{number}"
         folder.mkdir()
-        file = STEPS.parent / sample / ("rank0.sqlite" if sample == "nsys-1f1b" else "rank0.pt.trace.json.gz")
+        file = (
+            STEPS.parent
+            / sample
+            / ("rank0.sqlite" if sample == "nsys-1f1b" else "rank0.pt.trace.json.gz")
+        )
         shutil.copy(file, folder)
         aged(folder / file.name, 100 - number)
     recordings = list(watch(tmp_path, idle_s=0))
@@ -121,4 +129,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
 
 
 def test_labels_of_prometheus_hold_no_quotes():
-    assert prometheus({'tracekit/overlap.a"b': 1.0}).splitlines()[1] == 'tracekit_overlap{of="a_b"} 1.0'
+    assert (
+        prometheus({'tracekit/overlap.a"b': 1.0}).splitlines()[1]
+        == 'tracekit_overlap{of="a_b"} 1.0'
+    )

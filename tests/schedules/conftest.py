@@ -19,7 +19,9 @@ def exact_case(request):
     return request.param
 
 
-@pytest.fixture(params=[c for c in ORDERS if c.get("exact", True) and "simulated" in c], ids=case_name)
+@pytest.fixture(
+    params=[c for c in ORDERS if c.get("exact", True) and "simulated" in c], ids=case_name
+)
 def timed_case(request):
     return request.param
 
@@ -54,7 +56,9 @@ def slow_simulate():
                         ready = max(ready, end + (latency if made[0] != r else 0.0))
                     if ready > start[r, k] + 1e-9:
                         start[r, k], moved = ready, True
-        return {at: (begin, begin + duration(*at, orders[at[0]][at[1]])) for at, begin in start.items()}
+        return {
+            at: (begin, begin + duration(*at, orders[at[0]][at[1]])) for at, begin in start.items()
+        }
 
     def pieces(op):
         if op.startswith("("):

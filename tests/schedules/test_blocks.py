@@ -44,7 +44,10 @@ def test_forward_alone_has_nothing_to_hide_behind():
 
 
 def test_phases_have_their_copies():
-    tasks = {kind: block(kind).cells.filter(lane="Offload")["task"].to_list() for kind in ("F", "FB", "B")}
+    tasks = {
+        kind: block(kind).cells.filter(lane="Offload")["task"].to_list()
+        for kind in ("F", "FB", "B")
+    }
     assert tasks == {"F": ["offload"], "FB": ["offload", "onload"], "B": ["onload"]}
 
 
@@ -56,7 +59,11 @@ def test_slow_communication_is_exposed():
     assert block("FB", BlockTimes(dispatch=5)).exposed > 0
 
 
-@given(st.sampled_from(["F", "B", "FB"]), st.integers(1, 4), st.lists(st.integers(1, 9), min_size=11, max_size=11))
+@given(
+    st.sampled_from(["F", "B", "FB"]),
+    st.integers(1, 4),
+    st.lists(st.integers(1, 9), min_size=11, max_size=11),
+)
 @settings(max_examples=50, deadline=None)
 def test_lanes_in_order_and_needs_met(kind, layers, numbers):
     done = block(kind, BlockTimes(**dict(zip(FIELDS, numbers, strict=True))), layers=layers)
@@ -80,7 +87,9 @@ def test_overlap_is_never_slower_than_one_after_the_other():
 
 
 def test_tasks_that_wait_for_each_other():
-    stuck = Block("mine", (Task("a", LANES[0], "forward", 1, ("b",)), Task("b", LANES[1], "comm", 1, ("a",))))
+    stuck = Block(
+        "mine", (Task("a", LANES[0], "forward", 1, ("b",)), Task("b", LANES[1], "comm", 1, ("a",)))
+    )
     with pytest.raises(DeadlockError, match="a, b wait for each other"):
         _ = stuck.cells
 

@@ -36,20 +36,36 @@ class Run(NamedTuple):
 
 
 def test_installed_command(tmp_path):
-    command = [Path(sys.executable).parent / "tracekit", "schedule", "dualpip", "--pp", "2", "--microbatches", "4"]
-    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    command = [
+        Path(sys.executable).parent / "tracekit",
+        "schedule",
+        "dualpip",
+        "--pp",
+        "2",
+        "--microbatches",
+        "4",
+    ]
+    run = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
     assert run.returncode == 2
     assert run.stderr == "error: no schedule is called 'dualpip'; did you mean dualpipe?\n"
     assert run.stdout == ""
 
 
 def test_json_and_files_at_once(tmp_path, tracekit):
-    outputs = [tmp_path / f"d{end}" for end in (".svg", ".png", ".html", ".json", ".trace.json", ".txt")]
+    outputs = [
+        tmp_path / f"d{end}" for end in (".svg", ".png", ".html", ".json", ".trace.json", ".txt")
+    ]
     words = [word for path in outputs for word in ("-o", str(path))]
     run = tracekit("dualpipe", "--pp", "4", "--microbatches", "8", "--json", *words)
     assert run.returncode == 0, run.stderr
     data = json.loads(run.stdout)
-    assert (data["format"], data["makespan"], data["bubble"]) == ("tracekit.schedule/1", 26, [2] * 4)
+    assert (data["format"], data["makespan"], data["bubble"]) == (
+        "tracekit.schedule/1",
+        26,
+        [2] * 4,
+    )
     assert run.stderr.splitlines() == [f"Wrote {path}" for path in outputs]
     assert all(path.stat().st_size for path in outputs)
     again = tracekit(str(tmp_path / "d.txt"), "--json")
@@ -61,13 +77,24 @@ def test_text_times_and_lanes(tracekit):
     run = tracekit("1f1b", "--pp", "2", "--microbatches", "2", "--time", "F=1,B=2,P2P=0.5")
     assert "makespan  10" in run.stdout
     assert "1: 1F0 1B0 1F1 1B1" in run.stdout
-    run = tracekit("interleaved-overlap", "--pp", "4", "--microbatches", "8", "--lanes", "--block-time", "dispatch=4")
+    run = tracekit(
+        "interleaved-overlap",
+        "--pp",
+        "4",
+        "--microbatches",
+        "8",
+        "--lanes",
+        "--block-time",
+        "dispatch=4",
+    )
     assert run.returncode == 0
     assert "FB=" in run.stdout
 
 
 def test_weight_reload(tracekit):
-    run = tracekit("weight-reload", "--ranks", "4", "--rounds", "2", "--time", "H2D=4,BROADCAST=1,RELOAD=1")
+    run = tracekit(
+        "weight-reload", "--ranks", "4", "--rounds", "2", "--time", "H2D=4,BROADCAST=1,RELOAD=1"
+    )
     assert "makespan  17" in run.stdout
     run = tracekit("weight-reload", "--ranks", "4", "--rounds", "2", "--json")
     assert json.loads(run.stdout)["makespan"] == 17
@@ -84,8 +111,14 @@ def test_list(tracekit):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("dualpip --pp 4 --microbatches 8", "no schedule is called 'dualpip'; did you mean dualpipe?"),
-        ("dualpipe --pp 8 --microbatches 12", "at least 2×pp micro-batches; got pp=8, microbatches=12"),
+        (
+            "dualpip --pp 4 --microbatches 8",
+            "no schedule is called 'dualpip'; did you mean dualpipe?",
+        ),
+        (
+            "dualpipe --pp 8 --microbatches 12",
+            "at least 2×pp micro-batches; got pp=8, microbatches=12",
+        ),
         ("1f1b --pp 0 --microbatches 8", "pp must be 1 or more; got 0"),
         ("1f1b --pp 2", "1f1b needs --pp and --microbatches"),
         ("1f1b --pp 2 --microbatches 2 --time F=0", "time F must be more than 0"),

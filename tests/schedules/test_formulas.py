@@ -49,7 +49,9 @@ def test_interleaved(p, n, v, f, b):
     done = simulate(generate("interleaved", pp=p, microbatches=m, virtual=v), Times(F=f, B=b))
     assert done.bubble == [(p - 1) * (f + b)] * p
     assert done.bubble_over_work == pytest.approx((p - 1) / (m * v))
-    assert done.peak_activations == [min((v - 1) * p + 2 * (p - 1 - r) + 1, m * v) for r in range(p)]
+    assert done.peak_activations == [
+        min((v - 1) * p + 2 * (p - 1 - r) + 1, m * v) for r in range(p)
+    ]
 
 
 def test_interleaved_groups_as_megatron_tables_them():
@@ -64,7 +66,9 @@ def test_interleaved_with_overlap(p, n, v, times, data):
     f, b = times
     fb = data.draw(st.integers(max(f, b), f + b))
     m = p * n
-    done = simulate(generate("interleaved-overlap", pp=p, microbatches=m, virtual=v), Times(F=f, B=b, FB=fb))
+    done = simulate(
+        generate("interleaved-overlap", pp=p, microbatches=m, virtual=v), Times(F=f, B=b, FB=fb)
+    )
     assert done.makespan == p * v * (f + b) + (m * v - (v - 1) * p - 1) * fb
     assert done.bubble == [(p - 1) * (f + b) - 2 * (p - 1 - r) * (f + b - fb) for r in range(p)]
     plain = simulate(generate("interleaved", pp=p, microbatches=m, virtual=v))
@@ -104,7 +108,10 @@ def test_looped_bfs(p, n, v, f, b):
 def test_zero_bubble_h1_and_h2(p, n, f, data):
     m = 2 * p * n
     w = data.draw(st.integers(1, f))
-    h1, h2 = (simulate(generate(name, pp=p, microbatches=m), Times(F=f, I=f, W=w)) for name in ("zb-h1", "zb-h2"))
+    h1, h2 = (
+        simulate(generate(name, pp=p, microbatches=m), Times(F=f, I=f, W=w))
+        for name in ("zb-h1", "zb-h2")
+    )
     assert inner(h1) == (p - 1) * (f + f - w)
     assert inner(h2) == (p - 1) * (f + f - 2 * w)
     assert max(h1.peak_activations) == p
@@ -116,7 +123,9 @@ def test_zero_bubble_h1_and_h2(p, n, f, data):
 def test_interleaved_zero_bubble(p, n, v, f, data):
     m = p * n
     w = data.draw(st.integers(1, f))
-    done = simulate(generate("interleaved-zb", pp=p, microbatches=m, virtual=v), Times(F=f, I=f, W=w))
+    done = simulate(
+        generate("interleaved-zb", pp=p, microbatches=m, virtual=v), Times(F=f, I=f, W=w)
+    )
     assert inner(done) == (p - 1) * (f + f - w)
     assert max(done.peak_activations) == p * v
 
@@ -133,7 +142,9 @@ def test_zb_v_has_no_bubble_at_equal_times(p, extra, t):
 @settings(max_examples=15, deadline=None)
 def test_searched_schedules_at_unit_times(p, n):
     m = 2 * p * n
-    h1, one, two = (simulate(generate(name, pp=p, microbatches=m)) for name in ("zb-h1", "zb-1p", "zb-2p"))
+    h1, one, two = (
+        simulate(generate(name, pp=p, microbatches=m)) for name in ("zb-h1", "zb-1p", "zb-2p")
+    )
     assert max(one.span) == max(h1.span)
     assert two.bubble_rate_zb == pytest.approx(0)
     assert max(one.peak_activations) <= p
@@ -179,7 +190,9 @@ def test_dualpipev(p, extra, f, data):
     w = data.draw(st.integers(1, f))
     b = f + w
     fb = data.draw(st.integers(b, f + b))
-    done = simulate(generate("dualpipev", pp=p, microbatches=2 * p + extra), Times(F=f, I=f, W=w, FB=fb))
+    done = simulate(
+        generate("dualpipev", pp=p, microbatches=2 * p + extra), Times(F=f, I=f, W=w, FB=fb)
+    )
     assert max(done.bubble) == (p - 1) * (fb + b - 3 * w)
     assert max(done.peak_activations) == min(2 * p + 1, 2 * (2 * p + extra))
 
@@ -190,6 +203,8 @@ def test_deepseeks_table():
     p, m = 8, 24
     f, b, w, fb = 2, 4, 2, 5
     assert simulate(generate("1f1b", pp=p, microbatches=m), times).bubble[0] == (p - 1) * (f + b)
-    assert inner(simulate(generate("zb-h1", pp=p, microbatches=m), times)) == (p - 1) * (f + b - 2 * w)
+    assert inner(simulate(generate("zb-h1", pp=p, microbatches=m), times)) == (p - 1) * (
+        f + b - 2 * w
+    )
     dual = simulate(generate("dualpipe", pp=p, microbatches=m), times)
     assert max(dual.bubble) == (p // 2 - 1) * (fb + b - 3 * w)

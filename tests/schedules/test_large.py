@@ -36,17 +36,25 @@ def starts_by_repetition(schedule, durations, forward_latency, backward_latency)
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("times", [Times(F=3, I=4, W=2, B=6, FB=8, P2P=1), Times(F=0.5, I=0.25, W=0.5, P2P=0.125)])
+@pytest.mark.parametrize(
+    "times", [Times(F=3, I=4, W=2, B=6, FB=8, P2P=1), Times(F=0.5, I=0.25, W=0.5, P2P=0.125)]
+)
 def test_every_op_starts_as_soon_as_its_inputs_are_there(name, times):
     schedule = generate(name, pp=4, microbatches=8)
     done = simulate(schedule, times)
     edges = schedule.edges
-    latencies = [times.latencies(schedule.table, edge).tolist() for edge in (edges.forward, edges.backward)]
-    assert done.start.tolist() == starts_by_repetition(schedule, times.durations(schedule).tolist(), *latencies)
+    latencies = [
+        times.latencies(schedule.table, edge).tolist() for edge in (edges.forward, edges.backward)
+    ]
+    assert done.start.tolist() == starts_by_repetition(
+        schedule, times.durations(schedule).tolist(), *latencies
+    )
 
 
 def test_times_that_are_not_whole_keep_their_clock():
-    assert simulate(generate("1f1b", pp=2, microbatches=2), Times(F=0.5, I=0.5, W=0.5)).makespan == 4.5
+    assert (
+        simulate(generate("1f1b", pp=2, microbatches=2), Times(F=0.5, I=0.5, W=0.5)).makespan == 4.5
+    )
 
 
 @pytest.mark.parametrize("name", ["v-half", "v-min"])

@@ -38,11 +38,15 @@ def test_searched_orders_are_no_worse(searched_case):
     done = simulate(make(searched_case, times), times)
     assert done.makespan <= wanted["makespan"] + 1e-9
     assert max(done.span) <= wanted["longest_stage_time"] + 1e-9
-    assert all(mine <= theirs for mine, theirs in zip(done.peak_activations, wanted["peak_act_chunks"], strict=True))
+    assert all(
+        mine <= theirs
+        for mine, theirs in zip(done.peak_activations, wanted["peak_act_chunks"], strict=True)
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "rate"), [("1f1b", 0.2431), ("zb-h1", 0.1585), ("zb-h2", 0.1083), ("zb-1p", 0.1585), ("zb-2p", 0.0433)]
+    ("name", "rate"),
+    [("1f1b", 0.2431), ("zb-h1", 0.1585), ("zb-h2", 0.1083), ("zb-1p", 0.1585), ("zb-2p", 0.0433)],
 )
 def test_the_zero_bubble_papers_rates(name, rate):
     times = Times(F=18.522, I=18.086, W=9.337, P2P=0.601)

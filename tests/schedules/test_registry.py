@@ -57,7 +57,8 @@ def test_all_are_there_and_say_what_they_are():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("dualpip", "dualpipe"), ("1f1", "1f1b"), ("zbv", "zb-v"), ("interleave", "interleaved")]
+    ("wrong", "right"),
+    [("dualpip", "dualpipe"), ("1f1", "1f1b"), ("zbv", "zb-v"), ("interleave", "interleaved")],
 )
 def test_unknown_names_suggest_the_nearest(wrong, right):
     with pytest.raises(ScheduleError, match=f"did you mean {right}"):
@@ -78,11 +79,23 @@ def test_a_name_like_nothing_lists_them():
             "dualpipe needs an even number of ranks and at least 2×pp micro-batches; got pp=8, microbatches=12",
         ),
         ("dualpipe", {"pp": 3, "microbatches": 12}, "even number of ranks"),
-        ("dualpipe", {"pp": 2, "microbatches": 5}, "dualpipe needs an even number of micro-batches; got pp=2, micro"),
-        ("dualpipev", {"pp": 4, "microbatches": 7}, "at least 2×pp micro-batches; got pp=4, microbatches=7"),
+        (
+            "dualpipe",
+            {"pp": 2, "microbatches": 5},
+            "dualpipe needs an even number of micro-batches; got pp=2, micro",
+        ),
+        (
+            "dualpipev",
+            {"pp": 4, "microbatches": 7},
+            "at least 2×pp micro-batches; got pp=4, microbatches=7",
+        ),
         ("chimera", {"pp": 4, "microbatches": 6}, "multiples of pp"),
         ("chimera", {"pp": 3, "microbatches": 6}, "even number of ranks"),
-        ("interleaved", {"pp": 2, "microbatches": 5}, "interleaved needs micro-batches that divide"),
+        (
+            "interleaved",
+            {"pp": 2, "microbatches": 5},
+            "interleaved needs micro-batches that divide",
+        ),
         ("interleaved", {"pp": 4, "microbatches": 8, "group": 3}, "group=3"),
         ("interleaved", {"pp": 4, "microbatches": 9, "group": 8}, "rest is 0 or at least pp"),
         ("1f1b", {"pp": 4, "microbatches": 8, "group": 4}, "has no groups"),
@@ -111,7 +124,8 @@ def test_register_your_own():
     def last_first(sizes):
         order = range(sizes.microbatches)
         return [
-            [*(f"{r}F{i}" for i in order), *(f"{r}B{i}" for i in reversed(order))] for r in range(sizes.pp)
+            [*(f"{r}F{i}" for i in order), *(f"{r}B{i}" for i in reversed(order))]
+            for r in range(sizes.pp)
         ]  # lists of words are not ops: joined below
 
     register(
@@ -122,7 +136,12 @@ def test_register_your_own():
         holds=lambda sizes: sizes.pp == 2,
     )
     try:
-        assert generate("last-first", pp=2, microbatches=2).orders()[1] == ["1F0", "1F1", "1B1", "1B0"]
+        assert generate("last-first", pp=2, microbatches=2).orders()[1] == [
+            "1F0",
+            "1F1",
+            "1B1",
+            "1B0",
+        ]
         assert simulate(generate("last-first", pp=2, microbatches=2)).makespan == 9
         with pytest.raises(ScheduleError, match="last-first needs two ranks; got pp=3"):
             generate("last-first", pp=3, microbatches=2)
@@ -185,14 +204,17 @@ def test_times_that_are_not_times(text):
         Times.parse(text)
 
 
-@pytest.mark.parametrize("times", [{"F": 0}, {"W": -1}, {"I": float("inf")}, {"P2P": -0.1}, {"F": "1"}, {"F": []}])
+@pytest.mark.parametrize(
+    "times", [{"F": 0}, {"W": -1}, {"I": float("inf")}, {"P2P": -0.1}, {"F": "1"}, {"F": []}]
+)
 def test_times_out_of_range(times):
     with pytest.raises(OptionError):
         Times(**times)
 
 
 @pytest.mark.parametrize(
-    "times", [{"F": (1, 2, 3)}, {"F": [[1, 2, 3], [1, 2, 3]]}, {"P2P": [[0]]}, {"rank_factor": (1,)}]
+    "times",
+    [{"F": (1, 2, 3)}, {"F": [[1, 2, 3], [1, 2, 3]]}, {"P2P": [[0]]}, {"rank_factor": (1,)}],
 )
 def test_times_of_the_wrong_shape(times):
     with pytest.raises(ScheduleError, match="shape"):
@@ -202,7 +224,14 @@ def test_times_of_the_wrong_shape(times):
 def test_times_stay_hashable():
     assert hash(Times(F=[[1, 2], [3, 4]])) == hash(Times(F=((1, 2), (3, 4))))
     assert Times(I=2, W=3).B == 5
-    assert Times.parse(" f=2 , P2P=0.5 ").scalars() == {"F": 2, "I": 1, "W": 1, "B": 2, "FB": 4, "P2P": 0.5}
+    assert Times.parse(" f=2 , P2P=0.5 ").scalars() == {
+        "F": 2,
+        "I": 1,
+        "W": 1,
+        "B": 2,
+        "FB": 4,
+        "P2P": 0.5,
+    }
 
 
 def test_json_of_a_schedule():
@@ -210,7 +239,8 @@ def test_json_of_a_schedule():
     assert data["format"] == "tracekit.schedule/1"
     assert json.loads(json.dumps(data)) == data
     wanted = (
-        "name pp microbatches virtual time ranks cells makespan bubble bubble_fraction bubble_rate_zb peak_activations"
+        "name pp microbatches virtual time ranks cells makespan "
+        "bubble bubble_fraction bubble_rate_zb peak_activations"
     )
     assert set(wanted.split()) <= set(data)
     assert data["time"] == {"F": 1, "I": 1, "W": 1, "B": 2, "FB": 3, "P2P": 0}

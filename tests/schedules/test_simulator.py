@@ -32,7 +32,9 @@ def schedules(draw):
 
 
 def plan(*lines, microbatches=1):
-    return Schedule("mine", len(lines), microbatches, 1, tuple(parse_orders(line) for line in lines))
+    return Schedule(
+        "mine", len(lines), microbatches, 1, tuple(parse_orders(line) for line in lines)
+    )
 
 
 @given(schedules())
@@ -60,7 +62,9 @@ def test_against_the_slow_simulator(slow_simulate, schedule, data):
     done = simulate(schedule, Times(P2P=latency), durations=durations)
     wanted = slow_simulate(schedule.orders(), lambda r, k, _: durations[r][k], latency)
     mine = {}
-    for r, (a, b) in enumerate(zip(schedule.table.offsets[:-1], schedule.table.offsets[1:], strict=True)):
+    for r, (a, b) in enumerate(
+        zip(schedule.table.offsets[:-1], schedule.table.offsets[1:], strict=True)
+    ):
         mine |= {(r, k): (int(done.start[a + k]), int(done.end[a + k])) for k in range(b - a)}
     assert mine == wanted
 
@@ -68,12 +72,18 @@ def test_against_the_slow_simulator(slow_simulate, schedule, data):
 @given(schedules(), st.data())
 @settings(max_examples=60, deadline=None)
 def test_bounds_nothing_can_beat(schedule, data):
-    t = Times(**{key: data.draw(st.integers(1, 20)) for key in ("F", "I", "W")}, P2P=data.draw(st.integers(0, 5)))
+    t = Times(
+        **{key: data.draw(st.integers(1, 20)) for key in ("F", "I", "W")},
+        P2P=data.draw(st.integers(0, 5)),
+    )
     done = simulate(schedule, t)
     assert all(done.makespan >= work for work in done.busy)
     assert all(bubble >= 0 for bubble in done.bubble)
     assert done.makespan >= critical_path(schedule, t)
-    assert done.idle_by_phase.select("warm_up", "steady", "cool_down").sum_horizontal().to_list() == done.bubble
+    assert (
+        done.idle_by_phase.select("warm_up", "steady", "cool_down").sum_horizontal().to_list()
+        == done.bubble
+    )
     total = schedule.stages * schedule.microbatches * (t.F + t.I + t.W)
     assert sum(done.busy) == total
 
@@ -113,7 +123,9 @@ def test_p2p_counts_only_between_ranks():
 def test_p2p_by_link_and_by_bytes():
     orders = plan("0F0 0B0", "1F0 1B0")
     assert simulate(orders, Times(F=1, B=1, P2P=[[0, 3], [5, 0]])).makespan == 4 + 3 + 5
-    assert simulate(orders, Times(F=1, B=1, P2P=1, p2p_bytes=100, p2p_bandwidth=50)).makespan == 4 + 2 * (1 + 2)
+    assert simulate(
+        orders, Times(F=1, B=1, P2P=1, p2p_bytes=100, p2p_bandwidth=50)
+    ).makespan == 4 + 2 * (1 + 2)
 
 
 def test_times_by_stage_micro_batch_and_rank():
@@ -164,7 +176,9 @@ def test_idle_by_phase_of_gpipe():
     assert done.idle_by_phase.rows() == [(0, 2 + 4, 0, 0), (1, 1 + 1 + 2, 0, 2), (2, 2, 0, 4)]
 
 
-@pytest.mark.parametrize("durations", [[[1, 1], [1]], [[1, 1]], [[1, 1], [1, -1]], [[1, 1], [1, float("nan")]]])
+@pytest.mark.parametrize(
+    "durations", [[[1, 1], [1]], [[1, 1]], [[1, 1], [1, -1]], [[1, 1], [1, float("nan")]]]
+)
 def test_wrong_durations(durations):
     with pytest.raises((ScheduleError, OptionError)):
         simulate(plan("0F0 0B0", "1F0 1B0"), durations=durations)
@@ -172,7 +186,12 @@ def test_wrong_durations(durations):
 
 def test_a_schedule_that_takes_no_time():
     done = simulate(plan("0F0 0B0"), durations=[[0, 0]])
-    assert (done.makespan, done.bubble_fraction, done.bubble_rate_zb, done.bubble_over_work) == (0, 0, 0, 0)
+    assert (done.makespan, done.bubble_fraction, done.bubble_rate_zb, done.bubble_over_work) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 def test_searched_schedules_take_times_by_stage():
@@ -185,7 +204,16 @@ def test_searched_schedules_take_times_by_stage():
 
 def test_cells_table():
     cells = simulate(plan("0F0 (0F1;0B0) 0B1", microbatches=2)).cells
-    assert cells.columns == ["rank", "op", "stage", "microbatch", "b_stage", "b_microbatch", "start", "end"]
+    assert cells.columns == [
+        "rank",
+        "op",
+        "stage",
+        "microbatch",
+        "b_stage",
+        "b_microbatch",
+        "start",
+        "end",
+    ]
     assert cells.rows()[1] == (0, "FB", 0, 1, 0, 0, 1, 4)
     assert cells.rows()[0][4:6] == (None, None)
 
@@ -209,9 +237,13 @@ def test_ops_are_hashable_and_read_back():
         assert str(Op.parse(text)) == text
         assert hash(Op.parse(text)) == hash(Op.parse(text))
     assert Op.parse("(0F7;7B3)OVERLAP_F_B") == Op("FB", 0, 7, 7, 3)
-    assert len({generate("1f1b", pp=2, microbatches=2), generate("1f1b", pp=2, microbatches=2)}) == 1
+    assert (
+        len({generate("1f1b", pp=2, microbatches=2), generate("1f1b", pp=2, microbatches=2)}) == 1
+    )
 
 
 def test_numpy_durations_are_taken():
     orders = plan("0F0 0B0", "1F0 1B0")
-    assert simulate(orders, durations=[np.array([1, 2]), np.array([3, 4])]).makespan == 1 + 3 + 4 + 2
+    assert (
+        simulate(orders, durations=[np.array([1, 2]), np.array([3, 4])]).makespan == 1 + 3 + 4 + 2
+    )

@@ -1,7 +1,8 @@
 """Answers from a recording's own JSON, worked out without tracekit: stacks around launches, sizes of products.
 
-Reads PyTorch's JSON with the standard library alone. What counts as right comes from the published architecture
-(classes of modules by hand, per model), from hand counts, or from ``torch.utils.flop_counter`` beside a recording.
+Reads PyTorch's JSON with the standard library alone. What counts as right comes from the published
+architecture (classes of modules by hand, per model), from hand counts, or from
+``torch.utils.flop_counter`` beside a recording.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ class Recording:
         self.gpu = sorted((e for e in events if e.get("cat") in GPU), key=lambda e: e["ts"])
         calls = {}
         for e in events:
-            if e.get("cat") in ("cuda_runtime", "cuda_driver", "hip_runtime") and "correlation" in e.get("args", {}):
+            if e.get("cat") in (
+                "cuda_runtime",
+                "cuda_driver",
+                "hip_runtime",
+            ) and "correlation" in e.get("args", {}):
                 calls.setdefault(e["args"]["correlation"], e)
         ranges = defaultdict(list)
         for e in events:
@@ -45,7 +50,9 @@ class Recording:
         stack, following = [], 0
         for time, index in launches:
             while following < len(ranges) and ranges[following]["ts"] <= time:
-                stack = [e for e in stack if e["ts"] + e["dur"] > ranges[following]["ts"]] + [ranges[following]]
+                stack = [e for e in stack if e["ts"] + e["dur"] > ranges[following]["ts"]] + [
+                    ranges[following]
+                ]
                 following += 1
             self.stacks[index] = [e for e in stack if e["ts"] + e["dur"] >= time]
 
@@ -56,7 +63,9 @@ class Recording:
 
     def operator(self, index):
         """The innermost operator around a launch."""
-        return next((e for e in reversed(self.stacks[index] or ()) if e.get("cat") == "cpu_op"), None)
+        return next(
+            (e for e in reversed(self.stacks[index] or ()) if e.get("cat") == "cpu_op"), None
+        )
 
     def product_time(self):
         """Time of each operator in ``PRODUCTS`` by its weight's sizes: the sum of what it launched, in ms."""
@@ -70,7 +79,11 @@ class Recording:
 
     def product_flop(self):
         """Two per multiply-add of every call in ``PRODUCTS`` that launched a kernel."""
-        calls = {id(op): op for i in range(len(self.gpu)) if (op := self.operator(i)) and op["name"] in PRODUCTS}
+        calls = {
+            id(op): op
+            for i in range(len(self.gpu))
+            if (op := self.operator(i)) and op["name"] in PRODUCTS
+        }
         sizes = [[s for s in op["args"]["Input Dims"] if len(s) > 1][:2] for op in calls.values()]
         return sum(2 * prod(left) * right[-1] for left, right in sizes)
 
@@ -86,7 +99,10 @@ def modules_by_class(recording, kinds):
 
 
 def agreement(recording, modules, right):
-    """Shares of the time the truth tells of: placed in the right module, and in a wrong one; and the worst mistakes."""
+    """Shares of the time the truth tells of: placed in the right module, and in a wrong one.
+
+    And the worst mistakes.
+    """
     total = good = bad = 0.0
     wrong = Counter()
     for event, module, allowed in zip(recording.gpu, modules, right, strict=True):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 SHIPPED = Path(__file__).parent.parent / "data/frameworks"
 TRUTH = json.loads((SHIPPED / "truth.json").read_text(encoding="utf-8"))
-"""What each program ran, by the name of its recording; written down from the programs, not from tracekit."""
+"""What each program ran, by the name of its recording; written down from the programs, not from
+tracekit."""
 
 
 def framework_folder():

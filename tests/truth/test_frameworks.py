@@ -30,8 +30,8 @@ def products(table, *keys):
     return Counter(rows.select(pl.col(keys).cast(pl.String)).rows())
 
 
-# Each layer has query, key, value and output, gate, up and down. Recomputation stops before the last product of a
-# checkpointed block, whose result nothing needs.
+# Each layer has query, key, value and output, gate, up and down. Recomputation stops before the
+# last product of a checkpointed block, whose result nothing needs.
 LLAMAS = {"titan-fsdp": (8, 1, 1), "hf-ddp-ckpt": (6, 1, 1), "titan-ac": (2, 8, 0)}
 """Layers, passes and heads of a rank."""
 
@@ -40,9 +40,16 @@ LLAMAS = {"titan-fsdp": (8, 1, 1), "hf-ddp-ckpt": (6, 1, 1), "titan-ac": (2, 8, 
 def test_modules_of_gated_layers(labelled, name):
     layers, passes, heads = LLAMAS[name]
     each = {"attention": 4 * layers * passes, "mlp": 3 * layers * passes}
-    expected = {(label, module): count for label in ("forward", "dgrad", "wgrad") for module, count in each.items()}
+    expected = {
+        (label, module): count
+        for label in ("forward", "dgrad", "wgrad")
+        for module, count in each.items()
+    }
     expected |= {(label, "head"): heads for label in ("forward", "dgrad", "wgrad") if heads}
-    expected |= {("recompute", "attention"): each["attention"], ("recompute", "mlp"): 2 * layers * passes}
+    expected |= {
+        ("recompute", "attention"): each["attention"],
+        ("recompute", "mlp"): 2 * layers * passes,
+    }
     assert products(labelled(name, 0)[1], "label", "module") == expected
 
 
@@ -68,4 +75,6 @@ def test_packed_gradients_are_memory_of_the_backward(labelled):
     for name in ("titan-fsdp", "fp8-fsdp"):
         table = labelled(name, 0)[1]
         packing = table.filter(pl.col("name").cast(pl.String).str.contains("chunk_cat"))
-        assert set(packing.select(pl.col("label", "pass").cast(pl.String)).rows()) == {("memory", "backward")}
+        assert set(packing.select(pl.col("label", "pass").cast(pl.String)).rows()) == {
+            ("memory", "backward")
+        }

@@ -14,7 +14,12 @@ from tracekit.parsers import kineto
 
 pytestmark = pytest.mark.slow
 
-QWEN = {"Qwen2Attention": "attention", "Qwen2MLP": "mlp", "Qwen2RMSNorm": "norm", "Embedding": "embedding"}
+QWEN = {
+    "Qwen2Attention": "attention",
+    "Qwen2MLP": "mlp",
+    "Qwen2RMSNorm": "norm",
+    "Embedding": "embedding",
+}
 VIT = {
     "ViTSdpaAttention": "attention",
     "ViTIntermediate": "mlp",
@@ -38,7 +43,12 @@ BERT = {
     "BertEmbeddings": "embedding",
     "BertOnlyMLMHead": {"head", "mlp"},  # its activation is a GELU
 }
-GPT_OSS = {"OAIAttention": "attention", "MLPBlock": {"mlp", "router"}, "RMSNorm": "norm", "LogitsProcessor": "head"}
+GPT_OSS = {
+    "OAIAttention": "attention",
+    "MLPBlock": {"mlp", "router"},
+    "RMSNorm": "norm",
+    "LogitsProcessor": "head",
+}
 MODELS = {
     "h100_Qwen_Qwen1.5-0.5B-Chat__1016005": (QWEN, 24),
     "mi300_Qwen_Qwen1.5-0.5B-Chat__1016005": (QWEN, 24),
@@ -70,7 +80,11 @@ def test_modules_are_those_of_the_stack(corpus, model):
     good, bad, wrong = raw.agreement(trace, gpu_events["module"].to_list(), right)
     assert good > 0.97, wrong
     assert bad < 0.01, wrong
-    assert set(gpu_events.filter(pl.col("label") != "memory")["label"]) <= {"forward", "tp_comm", "other"}
+    assert set(gpu_events.filter(pl.col("label") != "memory")["label"]) <= {
+        "forward",
+        "tp_comm",
+        "other",
+    }
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -87,7 +101,9 @@ def test_layers_are_those_of_the_model(corpus, model):
     assert rows["layer"].drop_nulls().to_list() == list(range(MODELS[model][1]))
 
 
-@pytest.mark.parametrize(("model", "layers"), [("hta_alexnet", 0), ("sglang_decode", 36), ("compile_triton", 0)])
+@pytest.mark.parametrize(
+    ("model", "layers"), [("hta_alexnet", 0), ("sglang_decode", 36), ("compile_triton", 0)]
+)
 def test_whole_passes_are_no_layers(corpus, model, layers):
     """AlexNet runs once to warm up and once to be measured."""
     rows = analyze(corpus / "models" / f"{model}.json.gz", by="layer", schedule="none").by.rows
@@ -96,12 +112,19 @@ def test_whole_passes_are_no_layers(corpus, model, layers):
 
 @pytest.mark.parametrize("gpu", ["h100", "mi300"])
 def test_products_of_a_gated_mlp(corpus, gpu):
-    """By shape: 1024×2816 and back are the MLP's, 1024×1024 the attention's; helpers of an operator are its time."""
+    """By shape: 1024×2816 and back are the MLP's, 1024×1024 the attention's.
+
+    Helpers of an operator are its time.
+    """
     path = corpus / "models" / f"{gpu}_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz"
     times = recording(path)[0].product_time()
     mlp, attention = times[1024, 2816] + times[2816, 1024], times[1024, 1024]
-    products = analyze(path, schedule="none").rates.products.filter(pl.col("op").is_in(["aten::mm", "aten::addmm"]))
-    found = {module: ns / 1e6 for module, ns in products.group_by("module").agg(pl.sum("ns")).iter_rows()}
+    products = analyze(path, schedule="none").rates.products.filter(
+        pl.col("op").is_in(["aten::mm", "aten::addmm"])
+    )
+    found = {
+        module: ns / 1e6 for module, ns in products.group_by("module").agg(pl.sum("ns")).iter_rows()
+    }
     assert found["mlp"] == pytest.approx(mlp, rel=0.001)
     assert found["attention"] == pytest.approx(attention, rel=0.001)
 
@@ -110,9 +133,13 @@ def test_products_of_a_gated_mlp(corpus, gpu):
 def test_flop_are_the_hand_count(corpus, gpu):
     """24 layers: four square projections, three of the MLP, and attention of every token with every other."""
     trace, _ = recording(corpus / "models" / f"{gpu}_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz")
-    rates = analyze(corpus / "models" / f"{gpu}_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", schedule="none").rates
+    rates = analyze(
+        corpus / "models" / f"{gpu}_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", schedule="none"
+    ).rates
     operators = filter(None, map(trace.operator, range(len(trace.gpu))))
-    query = next(op["args"]["Input Dims"][0] for op in operators if "attention_forward" in op["name"])
+    query = next(
+        op["args"]["Input Dims"][0] for op in operators if "attention_forward" in op["name"]
+    )
     batch, tokens, heads, width = query
     linear = 24 * 2 * batch * tokens * (4 * 1024 * 1024 + 3 * 1024 * 2816)
     attention = 24 * 4 * batch * heads * tokens * tokens * width
@@ -131,4 +158,7 @@ def test_products_without_shapes_make_totals_lower_bounds(corpus):
     assert rates.total.uncounted_ns / 1000 == pytest.approx(sum(named), rel=0.01)  # some overlap
     assert rates.total.flop == trace.product_flop()
     assert analysis.to_document().rates.lower_bound
-    assert set(rates.uncounted["kernel"]) == {"TensorRT-LLM batched product", "TensorRT-LLM attention"}
+    assert set(rates.uncounted["kernel"]) == {
+        "TensorRT-LLM batched product",
+        "TensorRT-LLM attention",
+    }

@@ -1,8 +1,8 @@
 """Passes, modules, layers and FLOP of training recordings whose truth stands beside them in JSON.
 
-``NAME.truth.json`` beside ``NAME.pt.trace.json.gz`` holds what ``torch.utils.flop_counter`` counted in one step
-(``forward_flop_per_step``, ``backward_flop_per_step``, ``forward_by_module``), and the numbers of ``steps`` and
-``layers``.
+``NAME.truth.json`` beside ``NAME.pt.trace.json.gz`` holds what ``torch.utils.flop_counter`` counted
+in one step (``forward_flop_per_step``, ``backward_flop_per_step``, ``forward_by_module``), and the
+numbers of ``steps`` and ``layers``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def test_forward_flop_by_module(name):
             if re.search(pattern, module):
                 counted[kind] += truth["steps"] * sum(by_operator.values())
     products = analysis(name).rates.products.filter(label="forward")
-    found = {row["module"]: row["flop"] for row in products.group_by("module").agg(pl.sum("flop")).to_dicts()}
+    found = {
+        row["module"]: row["flop"]
+        for row in products.group_by("module").agg(pl.sum("flop")).to_dicts()
+    }
     for kind, flop in counted.items():
         if flop:
             assert found[kind] == flop
@@ -75,7 +78,9 @@ def test_layers_are_right_or_absent(name):
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_without_shapes_no_module_is_wrong(name):
     events = kineto.read(FOLDER / f"{name}.pt.trace.json.gz").events
-    exact = classify(events).select("id", pl.col("module").cast(pl.String), ns=pl.col("end_ns") - pl.col("start_ns"))
+    exact = classify(events).select(
+        "id", pl.col("module").cast(pl.String), ns=pl.col("end_ns") - pl.col("start_ns")
+    )
     bare = classify(events.with_columns(shapes=pl.lit(None, pl.Categorical()))).select(
         "id", other=pl.col("module").cast(pl.String)
     )

@@ -43,7 +43,10 @@ def test_exchanges_between_attentions_are_context_parallel_and_nothing_else_is()
     assert table.filter(is_exchange).height > 0
     assert table.filter(is_exchange)["label"].unique().to_list() == ["cp_comm"]
     assert table.filter(~is_exchange & (pl.col("label") == "cp_comm")).is_empty()
-    assert set(table.filter(pl.col("name").str.contains("AllReduce"))["label"]) <= {"dp_comm", "comm"}
+    assert set(table.filter(pl.col("name").str.contains("AllReduce"))["label"]) <= {
+        "dp_comm",
+        "comm",
+    }
 
 
 @pytest.mark.slow
@@ -52,7 +55,11 @@ def test_schedules_are_those_of_the_program(name):
     truth = TRUTH[name]
     schedule = analysis_of(SHIPPED / name).to_dict()["schedule"]
     assert schedule["name"] == truth["schedule"]
-    assert (schedule["pp"], schedule["microbatches"], schedule["exact"]) == (truth["pp"], truth["microbatches"], True)
+    assert (schedule["pp"], schedule["microbatches"], schedule["exact"]) == (
+        truth["pp"],
+        truth["microbatches"],
+        True,
+    )
 
 
 @pytest.mark.slow

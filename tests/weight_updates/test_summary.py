@@ -13,13 +13,18 @@ from tracekit.weight_updates.transfers import RELOAD_EVENTS
 
 def process(rank, *transfers):
     """Return a process with transfers (lane, start, end), each of one byte."""
-    table = pl.DataFrame(list(transfers), schema=["lane", "start_ns", "end_ns"], orient="row").sort("start_ns")
+    table = pl.DataFrame(list(transfers), schema=["lane", "start_ns", "end_ns"], orient="row").sort(
+        "start_ns"
+    )
     transfers = conform(table.with_columns(rank=pl.lit(rank), bytes=pl.lit(1)), RELOAD_EVENTS)
     return UpdateProcess("", rank, STRETCHES.to_frame(), transfers)
 
 
 def two_rounds(rank):
-    """Return the transfers of two rounds of two owners: H2D 4, broadcast 2, reload 1; a rank stages its own bucket."""
+    """Return the transfers of two rounds of two owners: H2D 4, broadcast 2, reload 1.
+
+    A rank stages its own bucket.
+    """
     rows = []
     now = 0
     for _ in range(2):
@@ -36,18 +41,35 @@ def two_rounds(rank):
 
 def test_a_summary_is_put_together_from_its_ranks():
     summary = summarize_longest_update([two_rounds(0), two_rounds(1)])
-    assert (summary.rounds, summary.buckets, summary.owners, summary.sources) == (2, 4, 2, (0, 1, 0, 1))
+    assert (summary.rounds, summary.buckets, summary.owners, summary.sources) == (
+        2,
+        4,
+        2,
+        (0, 1, 0, 1),
+    )
     assert (summary.h2d_ns, summary.broadcast_ns, summary.reload_ns) == (4, 2, 1)
     assert summary.ideal_ns == summary.measured_ns == 2 * (4 + 2 * 2) + 1
-    assert summary.hidden["reload_under_broadcast"].to_list() == [0.5, 0.5]  # every other one is under an H2D, or last
-    of_rank_1 = {row["lane"]: (row["count"], row["bytes"], row["ns"]) for row in summary.lanes.rows(named=True)[4:]}
-    assert of_rank_1 == {"h2d": (2, 2, 8), "stage": (2, 2, 0), "broadcast": (4, 4, 8), "reload": (4, 4, 4)}
+    assert summary.hidden["reload_under_broadcast"].to_list() == [
+        0.5,
+        0.5,
+    ]  # every other one is under an H2D, or last
+    of_rank_1 = {
+        row["lane"]: (row["count"], row["bytes"], row["ns"])
+        for row in summary.lanes.rows(named=True)[4:]
+    }
+    assert of_rank_1 == {
+        "h2d": (2, 2, 8),
+        "stage": (2, 2, 0),
+        "broadcast": (4, 4, 8),
+        "reload": (4, 4, 4),
+    }
 
 
 def test_a_broadcast_lasts_until_the_last_rank_has_the_bucket():
     """The source leaves the broadcast at 6, but rank 1 has the bucket at 9 only: nothing can be saved.
 
-    An ideal from the shortest participant (2) would end at 7, two before rank 1 has what it is to reload.
+    An ideal from the shortest participant (2) would end at 7, two before rank 1 has what it is to
+    reload.
     """
     source = process(0, ("h2d", 0, 4), ("stage", 4, 4), ("broadcast", 4, 6), ("reload", 9, 10))
     destination = process(1, ("h2d", 0, 4), ("broadcast", 4, 9), ("reload", 9, 10))
@@ -65,7 +87,10 @@ def test_waiting_for_the_last_member_is_no_part_of_a_broadcast():
 
 
 def test_an_update_is_measured_from_the_first_copy_of_any_rank_to_the_last_reload_of_any():
-    """Each rank alone takes 9 and 8; the update takes 10, from rank 0's copy at 0 to rank 1's reload at 10."""
+    """Each rank alone takes 9 and 8.
+
+    The update takes 10, from rank 0's copy at 0 to rank 1's reload at 10.
+    """
     first = process(0, ("h2d", 0, 4), ("stage", 4, 4), ("broadcast", 6, 8), ("reload", 8, 9))
     second = process(1, ("h2d", 2, 6), ("broadcast", 6, 8), ("reload", 8, 10))
     assert summarize_longest_update([first, second]).measured_ns == 10
@@ -81,7 +106,9 @@ def test_of_several_updates_the_longest_is_summarized():
         ("broadcast", 34, 42),
         ("reload", 42, 44),
     ]
-    phases = pl.DataFrame({"phase": ["train"], "start_ns": [20], "end_ns": [25], "busy_ns": [5], "annotated": [False]})
+    phases = pl.DataFrame(
+        {"phase": ["train"], "start_ns": [20], "end_ns": [25], "busy_ns": [5], "annotated": [False]}
+    )
     parts = [UpdateProcess("", 0, conform(phases, STRETCHES), process(0, *rows).transfers)]
     summary = summarize_longest_update(parts)
     assert (summary.measured_ns, summary.rounds, summary.buckets) == (14, 1, 1)
@@ -114,4 +141,10 @@ def test_lanes_are_told_from_labels_kinds_and_streams(labelled):
     )
     assert reload_events(events)["lane"].to_list() == ["h2d", "stage", "broadcast", "reload"]
     sync = pl.DataFrame({"phase": ["weight_sync"], "start_ns": [0], "end_ns": [9]})
-    assert reload_events(events, sync)["lane"].to_list() == ["h2d", "stage", "broadcast", "reload", "other"]
+    assert reload_events(events, sync)["lane"].to_list() == [
+        "h2d",
+        "stage",
+        "broadcast",
+        "reload",
+        "other",
+    ]

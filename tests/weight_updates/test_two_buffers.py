@@ -25,7 +25,9 @@ def test_the_published_figure():
     assert ("RELOAD", 3, 8) in beside.rows()
 
 
-@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+@given(
+    st.integers(1, 9), st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)
+)
 @settings(max_examples=60, deadline=None)
 def test_totals(n, r, h, b, reload):
     total = weight_reload(n, r, ReloadTimes(H2D=h, BROADCAST=b, RELOAD=reload)).makespan
@@ -37,7 +39,9 @@ def test_totals(n, r, h, b, reload):
         assert total > r * (h + b + (n - 1) * reload)
 
 
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+@given(
+    st.integers(1, 6), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)
+)
 @settings(max_examples=50, deadline=None)
 def test_a_buffer_holds_one_bucket_at_a_time(n, r, h, b, reload):
     cells = weight_reload(n, r, ReloadTimes(H2D=h, BROADCAST=b, RELOAD=reload)).cells
@@ -49,7 +53,9 @@ def test_a_buffer_holds_one_bucket_at_a_time(n, r, h, b, reload):
     assert moves.filter(op="H2D")["len"].to_list() == [r] * n
 
 
-@pytest.mark.parametrize("times", [{"H2D": 0}, {"RELOAD": -1}, {"BROADCAST": float("inf")}, {"H2D": float("nan")}])
+@pytest.mark.parametrize(
+    "times", [{"H2D": 0}, {"RELOAD": -1}, {"BROADCAST": float("inf")}, {"H2D": float("nan")}]
+)
 def test_wrong_times(times):
     with pytest.raises(OptionError):
         ReloadTimes(**times)

@@ -20,7 +20,9 @@ def process(role, rank, *transfers, stretches=()):
     return Process(
         role,
         rank,
-        conform(phases.cast({"phase": pl.String}).with_columns(busy_ns=0, annotated=False), STRETCHES),
+        conform(
+            phases.cast({"phase": pl.String}).with_columns(busy_ns=0, annotated=False), STRETCHES
+        ),
         conform(table.with_columns(rank=pl.lit(rank)), RELOAD_EVENTS),
         DECODE_STEPS.to_frame(),
         shapes_recorded=False,
@@ -39,7 +41,13 @@ def two_ranks(*, late=0):
     )  # fmt: skip
     end = 44 + late
     workers = [
-        process("worker", rank, ("reload", 23, 24, 600), ("reload", 24, 26, 400), ("reload", 42 + late, end, 1000))
+        process(
+            "worker",
+            rank,
+            ("reload", 23, 24, 600),
+            ("reload", 24, 26, 400),
+            ("reload", 42 + late, end, 1000),
+        )
         for rank in (0, 1)
     ]
     return [one, two, *workers]
@@ -49,7 +57,12 @@ def test_an_update_from_the_first_copy_to_the_last_reload():
     (update,), notices = find_weight_updates(two_ranks())
     assert notices == []
     assert (update.start_ns, update.end_ns, update.bytes, update.buckets) == (0, 44, 2000, 2)
-    assert (update.server, update.worker, update.sources, update.reloaded_bytes) == ("server", "worker", (0, 1), 2000)
+    assert (update.server, update.worker, update.sources, update.reloaded_bytes) == (
+        "server",
+        "worker",
+        (0, 1),
+        2000,
+    )
     assert update.h2d_ns == 9  # 10 and 8 on two ranks
     assert (update.broadcast_ns, update.reload_ns) == (20, 5)
     assert update.gb_s == pytest.approx(2000 / 44, abs=1e-3)
@@ -77,12 +90,19 @@ def test_the_causes_of_the_gap_sum_to_it():
 def test_only_buckets_that_all_ranks_have_are_counted():
     """Rank 1 lacks the second bucket, so rank 0's copy (13 to 29), broadcast and reload for it are left out."""
     full, cut, *workers = two_ranks()
-    copy = full.transfers.filter(lane="h2d").with_columns(start_ns=pl.lit(13, pl.Int64), end_ns=pl.lit(29, pl.Int64))
+    copy = full.transfers.filter(lane="h2d").with_columns(
+        start_ns=pl.lit(13, pl.Int64), end_ns=pl.lit(29, pl.Int64)
+    )
     full = replace(full, transfers=pl.concat([full.transfers, copy]).sort("start_ns"))
     cut = replace(cut, transfers=cut.transfers.filter(pl.col("start_ns") < 24))
     (update,), notices = find_weight_updates([full, cut, *workers])
     assert (update.start_ns, update.end_ns, update.bytes, update.buckets) == (0, 26, 1000, 1)
-    assert (update.h2d_ns, update.broadcast_ns, update.reload_ns, update.reloaded_bytes) == (9, 10, 3, 1000)
+    assert (update.h2d_ns, update.broadcast_ns, update.reload_ns, update.reloaded_bytes) == (
+        9,
+        10,
+        3,
+        1000,
+    )
     assert update.host_ns == 3  # 11-12 on rank 0, which copies up to 29; 8-12 and 22-23 on rank 1
     assert sum(update.gap_ns.values()) == update.measured_ns - update.ideal_ns
     assert notices == []
@@ -92,18 +112,27 @@ def test_copies_after_the_last_broadcast_are_no_part_of_the_update():
     late_copy = process("server", 0, ("broadcast", 0, 5, 10), ("h2d", 7, 9, 10))
     assert find_weight_updates([late_copy])[0] == []
     (update,), _ = find_weight_updates([late_copy, process("worker", 0, ("reload", 6, 7, 10))])
-    assert (update.start_ns, update.end_ns, update.h2d_ns, update.gb_s) == (0, 7, 0, round(10 / 7, 3))
+    assert (update.start_ns, update.end_ns, update.h2d_ns, update.gb_s) == (
+        0,
+        7,
+        0,
+        round(10 / 7, 3),
+    )
 
 
 def test_an_update_ends_with_its_last_broadcast_if_the_reload_of_it_is_missing():
-    server = process("server", 0, ("broadcast", 0, 5, 10), ("h2d", 8, 9, 10), ("broadcast", 10, 15, 10))
+    server = process(
+        "server", 0, ("broadcast", 0, 5, 10), ("h2d", 8, 9, 10), ("broadcast", 10, 15, 10)
+    )
     (update,), _ = find_weight_updates([server, process("worker", 0, ("reload", 6, 7, 10))])
     assert (update.start_ns, update.end_ns) == (8, 15)
 
 
 def test_copies_are_taken_from_the_bucket_their_bytes_lie_in():
     (update,), _ = find_weight_updates(two_ranks())
-    reloads = [(cell.bucket, cell.start_ns, cell.end_ns) for cell in update.cells if cell.op == "RELOAD"]
+    reloads = [
+        (cell.bucket, cell.start_ns, cell.end_ns) for cell in update.cells if cell.op == "RELOAD"
+    ]
     assert reloads == [(0, 23, 26), (1, 42, 44)] * 2
     held = {(cell.op, cell.bucket): cell.held_until_ns for cell in update.cells if cell.rank == 0}
     assert held["H2D", 0] == 11  # until it is staged
@@ -111,7 +140,9 @@ def test_copies_are_taken_from_the_bucket_their_bytes_lie_in():
 
 
 def test_tensors_that_are_padded_in_their_bucket():
-    server = process("server", 0, ("h2d", 0, 5, 512), ("broadcast", 6, 8, 512), ("broadcast", 20, 22, 256))
+    server = process(
+        "server", 0, ("h2d", 0, 5, 512), ("broadcast", 6, 8, 512), ("broadcast", 20, 22, 256)
+    )
     copies = [("reload", 9, 10, 100), ("reload", 10, 11, 256), ("reload", 23, 24, 200)]
     (update,), notices = find_weight_updates([server, process("worker", 0, *copies)])
     assert [cell.bucket for cell in update.cells if cell.op == "RELOAD"] == [0, 1]
@@ -125,7 +156,10 @@ def test_training_separates_two_updates():
     server = process("trainer", 0, *first, *second, stretches=[("train", 50, 90)])
     worker = process("rollout", 0, ("reload", 6, 7, 10), ("reload", 106, 107, 10))
     updates, _ = find_weight_updates([server, worker])
-    assert [(update.start_ns, update.end_ns, update.buckets) for update in updates] == [(0, 7, 1), (100, 107, 1)]
+    assert [(update.start_ns, update.end_ns, update.buckets) for update in updates] == [
+        (0, 7, 1),
+        (100, 107, 1),
+    ]
 
 
 def test_barriers_separate_updates_that_repeat_their_buckets():
@@ -141,9 +175,14 @@ def test_ranks_with_another_number_of_updates_are_left_out():
     first = [("h2d", 0, 2, 10), ("broadcast", 3, 5, 10)]
     second = [("h2d", 100, 102, 20), ("broadcast", 103, 105, 20)]
     cut = process("server", 0, *second)  # its recording began after the first update
-    whole = [process("server", rank, *first, *second, stretches=[("train", 50, 90)]) for rank in (1, 2)]
+    whole = [
+        process("server", rank, *first, *second, stretches=[("train", 50, 90)]) for rank in (1, 2)
+    ]
     updates, notices = find_weight_updates([cut, *whole])
-    assert [(update.start_ns, update.end_ns, update.bytes) for update in updates] == [(0, 5, 10), (100, 105, 20)]
+    assert [(update.start_ns, update.end_ns, update.bytes) for update in updates] == [
+        (0, 5, 10),
+        (100, 105, 20),
+    ]
     assert [notice.code for notice in notices] == ["role-missing", "weight-updates-differ"]
 
 

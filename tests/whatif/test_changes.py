@@ -30,7 +30,13 @@ def kernel(label, start, end, launch=-1.0, **more):
     """One event; times in milliseconds. A negative launch is before everything."""
     stream = COMM if label.endswith("_comm") or label.startswith("ep_") else COMPUTE
     times = {"start_ns": start, "end_ns": end, "launch_ns": launch}
-    return {"label": label, "name": label, "stream": stream, **{k: int(v * MS) for k, v in times.items()}, **more}
+    return {
+        "label": label,
+        "name": label,
+        "stream": stream,
+        **{k: int(v * MS) for k, v in times.items()},
+        **more,
+    }
 
 
 class Tables:
@@ -39,27 +45,55 @@ class Tables:
     def __init__(self, rank, rows, syncs=(), host_start_ns=None):
         self.source = Source(f"rank{rank}.json", "kineto", rank, "name")
         numbers = sorted({row.get("step", 0) for row in rows})
-        start_ns = [min(row["start_ns"] for row in rows if row.get("step", 0) == number) for number in numbers]
-        end_ns = [max(row["end_ns"] for row in rows if row.get("step", 0) == number) for number in numbers]
+        start_ns = [
+            min(row["start_ns"] for row in rows if row.get("step", 0) == number)
+            for number in numbers
+        ]
+        end_ns = [
+            max(row["end_ns"] for row in rows if row.get("step", 0) == number) for number in numbers
+        ]
         host = {"host_start_ns": host_start_ns, "host_end_ns": None}
-        self.steps = pl.DataFrame({"step": numbers, "start_ns": start_ns, "end_ns": end_ns}).with_columns(
-            pl.lit(value, pl.Int64).alias(name) for name, value in host.items()
-        )
+        self.steps = pl.DataFrame(
+            {"step": numbers, "start_ns": start_ns, "end_ns": end_ns}
+        ).with_columns(pl.lit(value, pl.Int64).alias(name) for name, value in host.items())
         part = [row.get("step", 0) - self.steps["step"][0] for row in rows]
-        frame = [{"rank": rank, "kind": "kernel", "id": number, **row} for number, row in enumerate(rows)]
-        frame = [{key: value for key, value in row.items() if key not in ("match", "step")} for row in frame]
-        labelled = conform(pl.DataFrame(frame, infer_schema_length=None), LABELLED).with_columns(part=pl.Series(part))
-        calls = [("cudaStreamSynchronize", None, int(start * MS), int(end * MS), True) for start, end in syncs]
+        frame = [
+            {"rank": rank, "kind": "kernel", "id": number, **row} for number, row in enumerate(rows)
+        ]
+        frame = [
+            {key: value for key, value in row.items() if key not in ("match", "step")}
+            for row in frame
+        ]
+        labelled = conform(pl.DataFrame(frame, infer_schema_length=None), LABELLED).with_columns(
+            part=pl.Series(part)
+        )
+        calls = [
+            ("cudaStreamSynchronize", None, int(start * MS), int(end * MS), True)
+            for start, end in syncs
+        ]
         waiting = pl.DataFrame(calls, schema=WAITING_CALLS, orient="row")
         self.graph_events = find_rank_events(Rank.of(labelled, waiting))
 
 
 def graph_of(*ranks, syncs=(), host_start_ns=None, **more):
-    """The graph of ranks as lists of kernels; communication with the same ``match`` is one operation."""
-    rows = [(rank, number, row) for rank, events in enumerate(ranks) for number, row in enumerate(events)]
-    matched = [(row["match"], rank, number, row["start_ns"]) for rank, number, row in rows if "match" in row]
+    """The graph of ranks as lists of kernels.
+
+    Communication with the same ``match`` is one operation.
+    """
+    rows = [
+        (rank, number, row)
+        for rank, events in enumerate(ranks)
+        for number, row in enumerate(events)
+    ]
+    matched = [
+        (row["match"], rank, number, row["start_ns"])
+        for rank, number, row in rows
+        if "match" in row
+    ]
     operations = pl.DataFrame(
-        [(rank, number) for _, rank, number, _ in matched], schema={"rank": pl.Int32, "id": pl.Int64}, orient="row"
+        [(rank, number) for _, rank, number, _ in matched],
+        schema={"rank": pl.Int32, "id": pl.Int64},
+        orient="row",
     )
     members = pl.DataFrame(
         [(match, row, start) for row, (match, *_, start) in enumerate(matched)],
@@ -79,7 +113,8 @@ def step_of_ranks(*compute_ms, transfer=5):
     """Ranks that compute for some time, then reduce their gradients together, which takes *transfer*."""
     last = max(compute_ms)
     return [
-        [kernel("forward", 0, ms), kernel("dp_comm", ms, last + transfer, match=0, name="nccl")] for ms in compute_ms
+        [kernel("forward", 0, ms), kernel("dp_comm", ms, last + transfer, match=0, name="nccl")]
+        for ms in compute_ms
     ]
 
 
@@ -88,13 +123,22 @@ def test_a_kernel_that_takes_half_its_time_ends_the_step_earlier():
     step = graph.predict(["wgrad x0.5"])
     assert (step.measured_ns, step.predicted_ns, step.saves_ns) == (30 * MS, 20 * MS, 10 * MS)
     low, high = step.predicted_range_ns
-    assert (low, high) == (round(20 * MS * (1 - MIN_VARIATION)), round(20 * MS * (1 + MIN_VARIATION)))
-    assert [(part.label, part.ns) for part in step.critical_path] == [("forward", 10 * MS), ("wgrad", 10 * MS)]
+    assert (low, high) == (
+        round(20 * MS * (1 - MIN_VARIATION)),
+        round(20 * MS * (1 + MIN_VARIATION)),
+    )
+    assert [(part.label, part.ns) for part in step.critical_path] == [
+        ("forward", 10 * MS),
+        ("wgrad", 10 * MS),
+    ]
     assert predicted_ms(graph, "wgrad x2") == 50
 
 
 def test_transfers_on_the_critical_path_widen_the_range():
-    """Of two steps of 100, one computes; the other transfers for 80, which may take 15 % more or less the next time."""
+    """Of two steps of 100, one computes.
+
+    The other transfers for 80, which may take 15 % more or less the next time.
+    """
     step_ms, transfer_ms = 100, 80
     computes = graph_of(*[[kernel("forward", 0, step_ms)]] * 2)
     transfers = graph_of(*step_of_ranks(20, 20, transfer=transfer_ms))
@@ -125,11 +169,16 @@ def test_a_straggler_like_the_others_lets_all_ranks_go_on():
     step = graph.predict(["rank 2 like others"])
     assert (step.measured_ns, step.predicted_ns) == (35 * MS, 15 * MS)
     assert {part.label for part in step.critical_path} == {"forward", "dp_comm"}
-    assert predicted_ms(graph, "rank 0 like others") == 35  # (10 + 30) / 2, and rank 2 still takes 30
+    assert (
+        predicted_ms(graph, "rank 0 like others") == 35
+    )  # (10 + 30) / 2, and rank 2 still takes 30
 
 
 def test_a_host_like_the_others_is_late_no_more():
-    """Rank 1 launches its forward at 20, the others before the step; its reduction is launched 1 later."""
+    """Rank 1 launches its forward at 20, the others before the step.
+
+    Its reduction is launched 1 later.
+    """
     ranks = step_of_ranks(10, 10, 10)
     ranks[1] = [kernel("forward", 20, 30, launch=20), kernel("dp_comm", 30, 35, match=0, launch=21)]
     for rank in (0, 2):
@@ -149,7 +198,10 @@ def test_a_rank_that_enters_the_step_later_is_not_late():
 
 
 def test_ranks_are_compared_with_their_position_in_other_pipelines():
-    """Rank 2 holds the second stage as rank 3 does, which takes longer than the first; only rank 3 is like it."""
+    """Rank 2 holds the second stage as rank 3 does, which takes longer than the first.
+
+    Only rank 3 is like it.
+    """
     ranks = graph_of(*step_of_ranks(10, 10, 30, 20), positions={0: 0, 1: 0, 2: 1, 3: 1})
     assert predicted_ms(ranks, "rank 2 like others") == 25
 
@@ -160,8 +212,16 @@ def test_equal_tokens_take_the_mean():
 
 def test_experts_are_balanced_between_two_dispatches():
     """Rank 0 has the tokens of the first layer, rank 1 those of the second: 30 and 10, then 10 and 30."""
-    first = [kernel("ep_dispatch", 0, 1, match=0), kernel("forward", 1, 31), kernel("ep_dispatch", 31, 32, match=1)]
-    second = [kernel("ep_dispatch", 0, 1, match=0), kernel("forward", 1, 11), kernel("ep_dispatch", 11, 32, match=1)]
+    first = [
+        kernel("ep_dispatch", 0, 1, match=0),
+        kernel("forward", 1, 31),
+        kernel("ep_dispatch", 31, 32, match=1),
+    ]
+    second = [
+        kernel("ep_dispatch", 0, 1, match=0),
+        kernel("forward", 1, 11),
+        kernel("ep_dispatch", 11, 32, match=1),
+    ]
     first += [kernel("forward", 32, 42), kernel("dp_comm", 42, 67, match=2)]
     second += [kernel("forward", 32, 62), kernel("dp_comm", 62, 67, match=2)]
     assert predicted_ms(graph_of(first, second), "balance") == 1 + 20 + 1 + 20 + 5
@@ -188,7 +248,11 @@ def test_no_more_is_hidden_than_there_is_compute_to_hide_it():
     """Compute of 10 ms, then 30 ms of one label and 30 ms of another: hiding one saves the 10 ms of the compute."""
     first, second = {"match": 0, "name": "reduce"}, {"match": 1, "name": "gather"}
     ranks = [
-        [kernel("forward", 0, 10), kernel("dp_comm", 10, 40, **first), kernel("tp_comm", 40, 70, **second)]
+        [
+            kernel("forward", 0, 10),
+            kernel("dp_comm", 10, 40, **first),
+            kernel("tp_comm", 40, 70, **second),
+        ]
         for _ in range(2)
     ]
     assert graph_of(*ranks).predict(["hide dp_comm"]).saves_ns == 10 * MS
@@ -201,7 +265,9 @@ def test_several_changes_act_together():
 
 def test_a_host_that_waited_for_the_gpu_goes_on_earlier():
     """The host waits for the forward until 10, launches the optimizer at 12."""
-    graph = graph_of([kernel("forward", 0, 10), kernel("optimizer", 12, 15, launch=12)], syncs=[(1, 10)])
+    graph = graph_of(
+        [kernel("forward", 0, 10), kernel("optimizer", 12, 15, launch=12)], syncs=[(1, 10)]
+    )
     assert graph.measured_ns == 15 * MS
     assert predicted_ms(graph, "forward x0.5") == 5 + 2 + 3
 
@@ -223,16 +289,31 @@ def test_time_between_steps_that_follow_each_other_counts():
 
 
 def test_other_numbers_of_microbatches_are_another_amount_of_work():
-    graph = graph_of(*step_of_ranks(10, 10), microbatches=lambda count: (count * MS, 2 * count * MS, 3 * count * MS))
+    graph = graph_of(
+        *step_of_ranks(10, 10),
+        microbatches=lambda count: (count * MS, 2 * count * MS, 3 * count * MS),
+    )
     step = graph.predict(["microbatches 4"])
     assert (step.predicted_ns, step.saves_ns) == (23 * MS, None)
-    assert step.predicted_range_ns[0] < 15 * MS + 4 * MS < 15 * MS + 12 * MS < step.predicted_range_ns[1]
+    assert (
+        step.predicted_range_ns[0]
+        < 15 * MS + 4 * MS
+        < 15 * MS + 12 * MS
+        < step.predicted_range_ns[1]
+    )
 
 
 def test_the_memory_of_another_number_of_microbatches_is_told_even_where_the_time_is_not():
-    graph = graph_of(*step_of_ranks(10, 10), microbatches=lambda _: "no", memory=lambda n: ((n, 2 * n), n < 5))
+    graph = graph_of(
+        *step_of_ranks(10, 10), microbatches=lambda _: "no", memory=lambda n: ((n, 2 * n), n < 5)
+    )
     step = graph.predict(["microbatches 8"])
-    assert (step.predicted_ns, step.why_not, step.peak_bytes, step.fits) == (None, "no", (8, 16), False)
+    assert (step.predicted_ns, step.why_not, step.peak_bytes, step.fits) == (
+        None,
+        "no",
+        (8, 16),
+        False,
+    )
     both = graph.predict(["microbatches 4", "microbatches 8"])
     assert both.peak_bytes is None
 
@@ -272,7 +353,9 @@ def test_an_unknown_name_is_answered_with_the_names_there_are(change, names):
     assert names in raised.value.hint
 
 
-@pytest.mark.parametrize("text", ["", "faster", "links", "rank two like others", "links x-1", "links x0", "hide"])
+@pytest.mark.parametrize(
+    "text", ["", "faster", "links", "rank two like others", "links x-1", "links x0", "hide"]
+)
 def test_what_is_no_change_is_refused_before_any_work(text):
     with pytest.raises(OptionError):
         parse_change(text)
@@ -286,14 +369,18 @@ def test_the_changes_that_save_most_come_first():
 
 
 def test_lanes_of_the_changed_step_are_drawn_on_the_measured_scale():
-    lanes = graph_of([kernel("forward", 0, 10), kernel("wgrad", 10, 30)]).lanes(["wgrad x0.5"], max_ranks=1)
+    lanes = graph_of([kernel("forward", 0, 10), kernel("wgrad", 10, 30)]).lanes(
+        ["wgrad x0.5"], max_ranks=1
+    )
     drawn = [(label, round(start, 2), round(width, 2)) for label, start, width in lanes[0]]
     assert drawn == [("forward", 0.0, 0.33), ("wgrad", 0.33, 0.33), (None, 0.67, 0.33)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["1f1b", "overlapped", "router", "reload", "steps/a", "nsys-1f1b"])
-def test_an_unchanged_run_replays_to_the_nanosecond_and_nothing_faster_makes_it_slower(samples, name):
+def test_an_unchanged_run_replays_to_the_nanosecond_and_nothing_faster_makes_it_slower(
+    samples, name
+):
     analysis = analysis_of(samples / name, what_if=True)
     graph = analysis.graph.graph
     replay = graph.replay()
@@ -302,7 +389,8 @@ def test_an_unchanged_run_replays_to_the_nanosecond_and_nothing_faster_makes_it_
     faster = graph.replay(np.full(len(graph.start), 0.5))
     assert (faster.start <= graph.start).all()
     bounds = graph.step_bounds(graph.start, graph.end)
-    # The path ends where the last rank does, and begins where the rank that it starts on began the step.
+    # The path ends where the last rank does, and begins where the rank that it starts on began the
+    # step.
     last = bounds.sort("end_ns").group_by("step").last()
     longest = (last["end_ns"] - last["start_ns"]).mean()
     assert graph.path_parts(replay)["ns"].sum() == pytest.approx(longest, rel=0.05)

@@ -45,12 +45,18 @@ def test_every_constant_says_where_it_is_from_and_when_it_was_set():
         if name is None or name in NEEDS_NO_SOURCE:
             continue
         text = " ".join(ast.unparse(following).replace("\\n", " ").split())
-        if not re.search(r"(By choice|[Ff]rom |Median of|Set with|a guess|seen).*20\d\d-\d\d-\d\d", text, re.DOTALL):
+        if not re.search(
+            r"(By choice|[Ff]rom |Median of|Set with|a guess|seen).*20\d\d-\d\d-\d\d",
+            text,
+            re.DOTALL,
+        ):
             without_source.append(name)
     assert without_source == []
 
 
-@pytest.mark.parametrize("module", sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "constants"))
+@pytest.mark.parametrize(
+    "module", sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "constants")
+)
 def test_no_other_module_has_figures_of_its_own(module):
     body = ast.parse((PACKAGE / f"{module}.py").read_text()).body
     assert [assigned_name(node) for node in body if is_figure(node)] == []

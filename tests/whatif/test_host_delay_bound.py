@@ -1,7 +1,8 @@
 """`no host delay` saves no more than GPUs computed nothing before launches, with what follows from it on other ranks.
 
-How long they were is counted here from the events alone. A delay of one rank holds up others at most as long as it
-lasts, and a chain of ranks passes through each delay once: the sum over ranks is the most that can be saved.
+How long they were is counted here from the events alone. A delay of one rank holds up others at
+most as long as it lasts, and a chain of ranks passes through each delay once: the sum over ranks is
+the most that can be saved.
 """
 
 from __future__ import annotations
@@ -44,14 +45,24 @@ def idle_before_launches(events: pl.DataFrame) -> int:
     """
     calls = events.filter(CALLS & pl.col("correlation").is_not_null())
     returned = calls.group_by("correlation").agg(returned_ns=pl.col("end_ns").max())
-    on_gpu = classify(events).drop_nulls("step").join(returned, on="correlation", how="left").sort("start_ns")
+    on_gpu = (
+        classify(events)
+        .drop_nulls("step")
+        .join(returned, on="correlation", how="left")
+        .sort("start_ns")
+    )
     is_communication = on_gpu["label"].is_in(COMMUNICATION_LABELS).to_numpy()
     start = on_gpu["start_ns"].to_numpy()
-    computed_until = np.maximum.accumulate(np.where(is_communication, start[0], on_gpu["end_ns"].to_numpy()))[:-1]
+    computed_until = np.maximum.accumulate(
+        np.where(is_communication, start[0], on_gpu["end_ns"].to_numpy())
+    )[:-1]
     launched = np.minimum(on_gpu["returned_ns"].fill_null(0).to_numpy(), start)[1:]
     is_late = launched > computed_until
     steps, step = np.unique(on_gpu["step"].to_numpy()[1:][is_late], return_inverse=True)
-    return max(union(computed_until[is_late], launched[is_late], step).totals_ns(len(steps)).tolist(), default=0)
+    return max(
+        union(computed_until[is_late], launched[is_late], step).totals_ns(len(steps)).tolist(),
+        default=0,
+    )
 
 
 def check_bound(folder: Path) -> None:

@@ -53,7 +53,9 @@ def unit_work(program):
     return [{"F": 1.0, "I": 1.0, "W": 1.0, "B": 2.0}[piece.kind] for piece in program.pieces]
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "interleaved-zb", "zb-v", "v-half", "zb-h1"])
+@pytest.mark.parametrize(
+    "name", ["gpipe", "1f1b", "interleaved", "interleaved-zb", "zb-v", "v-half", "zb-h1"]
+)
 def test_with_free_messages_on_queues_of_their_own_it_is_the_simulator(name):
     plan = generate(name, pp=4, microbatches=8)
     program = write_posted(plan)
@@ -63,7 +65,13 @@ def test_with_free_messages_on_queues_of_their_own_it_is_the_simulator(name):
 
 def a_forward_and_its_backward():
     """A forward and a backward, each launched in 100 ns, 50 ns apart; each runs for 200 ns."""
-    columns = {"op": ["F", "B"], "stage": [0, 0], "microbatch": [0, 0], "position": [0, 0], "launch_ns": [0, 150]}
+    columns = {
+        "op": ["F", "B"],
+        "stage": [0, 0],
+        "microbatch": [0, 0],
+        "position": [0, 0],
+        "launch_ns": [0, 150],
+    }
     return pl.DataFrame(columns).with_columns(
         last_ns=pl.col("launch_ns") + 100,
         start_ns=pl.col("launch_ns") + 500,
@@ -77,12 +85,22 @@ def a_forward_and_its_backward():
 
 
 def test_waiting_for_room_in_the_queue_is_no_time_of_the_host():
-    """The forward's launches take 100 ns, 50 of them in a full queue; then 50 pass to the backward, 20 of them so."""
+    """The forward's launches take 100 ns, 50 of them in a full queue.
+
+    Then 50 pass to the backward, 20 of them so.
+    """
     cells = a_forward_and_its_backward()
     no_lead = pl.Series([0, 0])
-    for full, launch_ns, before_ns in ((union([20, 110], [70, 130]), 50.0, 30.0), (EMPTY, 100.0, 50.0)):
+    for full, launch_ns, before_ns in (
+        (union([20, 110], [70, 130]), 50.0, 30.0),
+        (EMPTY, 100.0, 50.0),
+    ):
         ops = measure_ops(cells, {}, FREE, stages=1, lead_ns=no_lead, full_queue={0: full})
-        assert (ops.launch_ns["F"][0], ops.launch_ns["B"][0], ops.before_ns["B"][0]) == (launch_ns, 100.0, before_ns)
+        assert (ops.launch_ns["F"][0], ops.launch_ns["B"][0], ops.before_ns["B"][0]) == (
+            launch_ns,
+            100.0,
+            before_ns,
+        )
 
 
 def test_splitting_a_backward_costs_its_host_a_search_before_it():
@@ -93,7 +111,10 @@ def test_splitting_a_backward_costs_its_host_a_search_before_it():
 
 
 def test_a_forward_after_a_backward_takes_its_host_longer():
-    """Rank 0 runs F F B F B: its forwards take 100, 100 and, after the backward, 110; in GPipe none comes after one."""
+    """Rank 0 runs F F B F B: its forwards take 100, 100 and, after the backward, 110.
+
+    In GPipe none comes after one.
+    """
     cells = pl.DataFrame(
         {"op": ["F", "F", "B", "F", "B"], "stage": 0, "microbatch": [0, 1, 0, 2, 1], "position": 0}
     ).with_columns(
@@ -112,14 +133,23 @@ def test_a_forward_after_a_backward_takes_its_host_longer():
         schedule = generate(name, pp=1, microbatches=3)
         program = write_just_in_time(schedule)
         times = ops.times(program, schedule)
-        launch_ns = [op.launch_ns for piece, op in zip(program.pieces, times, strict=True) if piece.kind == "F"]
+        launch_ns = [
+            op.launch_ns
+            for piece, op in zip(program.pieces, times, strict=True)
+            if piece.kind == "F"
+        ]
         assert launch_ns == pytest.approx(forwards)
 
 
 def test_a_few_whole_backwards_among_split_ones_count_as_many_as_they_are():
     """Three backwards take 50 + 60 in halves, one takes 40 as a whole: (3 × (50 / 1.05 + 60 / 1.2) + 40) / 4."""
     cells = pl.DataFrame(
-        {"op": ["I", "W"] * 3 + ["B"], "stage": 0, "microbatch": [0, 0, 1, 1, 2, 2, 3], "position": 0}
+        {
+            "op": ["I", "W"] * 3 + ["B"],
+            "stage": 0,
+            "microbatch": [0, 0, 1, 1, 2, 2, 3],
+            "position": 0,
+        }
     ).with_columns(
         launch_ns=pl.int_range(7) * 1000,
         last_ns=pl.int_range(7) * 1000 + 1,
@@ -138,7 +168,12 @@ def test_a_few_whole_backwards_among_split_ones_count_as_many_as_they_are():
 def test_a_slow_gpu_stays_slow_whatever_stage_it_runs():
     """The same forward takes 10 on three ranks and 20 on the last, which in Chimera runs the first stage as well."""
     cells = pl.DataFrame(
-        {"op": "F", "stage": range(4), "microbatch": 0, "position": pl.Series(range(4), dtype=pl.Int32)}
+        {
+            "op": "F",
+            "stage": range(4),
+            "microbatch": 0,
+            "position": pl.Series(range(4), dtype=pl.Int32),
+        }
     ).with_columns(
         launch_ns=pl.lit(-9),
         last_ns=pl.lit(-5),
@@ -151,13 +186,21 @@ def test_a_slow_gpu_stays_slow_whatever_stage_it_runs():
         busy_ns=10,
     )
     lead_ns = pl.Series([0] * 4)
-    ops = measure_ops(cells, {}, FREE, stages=4, lead_ns=lead_ns, full_queue={}, gpu_slowdowns={3: 2.0})
+    ops = measure_ops(
+        cells, {}, FREE, stages=4, lead_ns=lead_ns, full_queue={}, gpu_slowdowns={3: 2.0}
+    )
     for name in ("gpipe", "chimera"):
         schedule = generate(name, pp=4, microbatches=4)
         program = write_just_in_time(schedule)
         work = [op.gpu_ns for op in ops.times(program, schedule)]
-        numbers = {rank: [n for action, n in steps if action == RUN] for rank, steps in enumerate(program.steps)}
-        by_rank = {rank: {work[n] for n in ns if program.pieces[n].kind == "F"} for rank, ns in numbers.items()}
+        numbers = {
+            rank: [n for action, n in steps if action == RUN]
+            for rank, steps in enumerate(program.steps)
+        }
+        by_rank = {
+            rank: {work[n] for n in ns if program.pieces[n].kind == "F"}
+            for rank, ns in numbers.items()
+        }
         assert by_rank == {0: {10}, 1: {10}, 2: {10}, 3: {20}}
 
 
@@ -181,7 +224,8 @@ def test_a_host_that_runs_ahead_goes_on_when_it_has_launched_all_but_no_further_
     program = write_just_in_time(schedule)
     own = ops.host_times(ops.times(program, schedule, own=True), own=True)
     assert (own.starts, own.gpu_starts) == ((-100, 40), (0, 50))
-    # The first host was 100 ahead, the second 10: it has launched all 30 before the end, which is not allowed again.
+    # The first host was 100 ahead, the second 10: it has launched all 30 before the end, which is
+    # not allowed again.
     assert ops.next_starts([500, 570], [450, 540]) == ([-50, 60], [0, 70])
     assert ops.next_starts([500, 570], [300, 590]) == ([-100, 90], [0, 70])
 
@@ -201,7 +245,12 @@ def two_ranks(first, second, messages=((0, 1),)):
     pieces = tuple(Piece("F", 0, n) for n in range(4))
     kernels = [MessageKernel(source, sends=(n,)) for n, (source, _) in enumerate(messages)]
     kernels += [MessageKernel(target, receives=(n,)) for n, (_, target) in enumerate(messages)]
-    return Program((tuple(first), tuple(second)), pieces, tuple(kernels), tuple(Message(*ends) for ends in messages))
+    return Program(
+        (tuple(first), tuple(second)),
+        pieces,
+        tuple(kernels),
+        tuple(Message(*ends) for ends in messages),
+    )
 
 
 def test_a_message_arrives_latency_after_its_send_or_receive_after_its_receiver():
@@ -215,10 +264,18 @@ def test_a_message_arrives_latency_after_its_send_or_receive_after_its_receiver(
 @pytest.mark.parametrize("eager", [True, False])
 def test_messages_both_ways_at_once_take_longer_whoever_came_last(eager):
     """Each rank posts one kernel that sends to the other and receives from it: rank 0 at 10, rank 1 at 50."""
-    kernels = (MessageKernel(0, sends=(0,), receives=(1,)), MessageKernel(1, sends=(1,), receives=(0,)))
-    first, second = [(RUN, 0), (POST, 0), (WAIT, 0), (RUN, 1)], [(RUN, 2), (POST, 1), (WAIT, 1), (RUN, 3)]
+    kernels = (
+        MessageKernel(0, sends=(0,), receives=(1,)),
+        MessageKernel(1, sends=(1,), receives=(0,)),
+    )
+    first, second = (
+        [(RUN, 0), (POST, 0), (WAIT, 0), (RUN, 1)],
+        [(RUN, 2), (POST, 1), (WAIT, 1), (RUN, 3)],
+    )
     pieces = tuple(Piece("F", 0, n) for n in range(4))
-    program = Program((tuple(first), tuple(second)), pieces, kernels, (Message(0, 1), Message(1, 0)))
+    program = Program(
+        (tuple(first), tuple(second)), pieces, kernels, (Message(0, 1), Message(1, 0))
+    )
     machine = Machine(send_ns=5, receive_ns=4, latency_ns=6, eager=eager, duplex=2.0)
     outcome = run_program(program, [10, 1, 50, 1], machine)
     assert outcome.start[1] == 50 + 2 * 6  # rank 0 waited for the message of rank 1
@@ -233,7 +290,9 @@ def test_a_queue_is_in_order_so_a_receive_blocks_the_send_behind_it():
     program = two_ranks(first, second, messages)
     one_queue = Machine(send_ns=1, receive_ns=1, latency_ns=2)
     work = [100, 1, 10, 1]
-    assert run_program(program, work, one_queue).start[1] == 100 + 2 + 2  # sent only after the receive ended at 102
+    assert (
+        run_program(program, work, one_queue).start[1] == 100 + 2 + 2
+    )  # sent only after the receive ended at 102
     assert (
         run_program(program, work, Machine(1, 1, 2, queues="direction")).start[1] == 101
     )  # there long before: receive takes 1
@@ -257,16 +316,25 @@ def test_compute_beside_a_message_is_slower_while_it_runs():
 
 def test_a_host_that_is_late_holds_up_the_start_and_the_end():
     program = two_ranks([(RUN, 0), (RUN, 1)], [(RUN, 2), (RUN, 3)], ())
-    # The host launches the first piece from 0 to 5, the second from 30 to 85, whose end comes 5 after its last launch.
+    # The host launches the first piece from 0 to 5, the second from 30 to 85, whose end comes 5
+    # after its last launch.
     host = HostTimes([0, 25, 0, 0], [5, 55, 0, 0], post_ns=0, last_launch_to_end_ns=5)
     outcome = run_program(program, [10, 10, 1, 1], FREE, host)
     assert (outcome.start[1], outcome.end[1]) == (30, 90)
 
 
 def test_a_gpu_that_is_busy_with_the_step_before_starts_when_it_is_free():
-    """Both hosts launch long before; the first rank is free at 40, the second, which waits for no message, at 0."""
+    """Both hosts launch long before.
+
+    The first rank is free at 40, the second, which waits for no message, at 0.
+    """
     program = two_ranks([(RUN, 0), (RUN, 1)], [(RUN, 2), (RUN, 3)], ())
-    times = {"post_ns": 0, "last_launch_to_end_ns": 0, "starts": [-900, -900], "gpu_starts": [40, 0]}
+    times = {
+        "post_ns": 0,
+        "last_launch_to_end_ns": 0,
+        "starts": [-900, -900],
+        "gpu_starts": [40, 0],
+    }
     outcome = run_program(program, [10, 10, 1, 1], FREE, HostTimes([0] * 4, [100] * 4, **times))
     assert outcome.start.tolist() == [40, 50, 0, 1]
 
@@ -275,8 +343,12 @@ def test_a_gpu_that_is_busy_with_the_step_before_starts_when_it_is_free():
 def test_a_host_that_waits_for_a_message_launches_only_then(waits, start):
     """The message is there at 16, and the host needs 20 before its last launch: from 0 on, or from 16 on."""
     program = two_ranks([(RUN, 0), (POST, 0)], [(RUN, 1), (POST, 1), (WAIT, 1), (RUN, 2)])
-    host = HostTimes([0, 0, 20, 0], [0] * 4, post_ns=0, last_launch_to_end_ns=0, waits_for_messages=waits)
-    outcome = run_program(program, [10, 5, 1, 0], Machine(send_ns=1, receive_ns=4, latency_ns=6), host)
+    host = HostTimes(
+        [0, 0, 20, 0], [0] * 4, post_ns=0, last_launch_to_end_ns=0, waits_for_messages=waits
+    )
+    outcome = run_program(
+        program, [10, 5, 1, 0], Machine(send_ns=1, receive_ns=4, latency_ns=6), host
+    )
     assert outcome.start[2] == start
 
 
@@ -290,7 +362,9 @@ def test_messages_on_the_compute_stream_stop_it():
 
 def test_what_waits_for_itself_is_stuck_and_not_endless():
     program = two_ranks(
-        [(POST, 2), (WAIT, 2), (POST, 0), (RUN, 0)], [(POST, 3), (WAIT, 3), (POST, 1), (RUN, 1)], ((1, 0), (0, 1))
+        [(POST, 2), (WAIT, 2), (POST, 0), (RUN, 0)],
+        [(POST, 3), (WAIT, 3), (POST, 1), (RUN, 1)],
+        ((1, 0), (0, 1)),
     )
     assert run_program(program, [1, 1, 1, 1], FREE).stuck
 
@@ -307,26 +381,49 @@ def test_a_model_cut_again_keeps_its_work():
 
 def table(rows):
     names = ("kernel", "send", "peer", "launch_ns", "start_ns", "end_ns")
-    messages = [dict(zip(names, row, strict=True)) | {"step": 0, "stream": 7, "inline": False} for row in rows]
+    messages = [
+        dict(zip(names, row, strict=True)) | {"step": 0, "stream": 7, "inline": False}
+        for row in rows
+    ]
     return pl.DataFrame(messages, schema=MESSAGES)
 
 
 def crossing(late):
-    """Rank 0 sends at 100 and 200 (2 long); rank 1 receives from 0 on, and the second one from *late* on."""
+    """Rank 0 sends at 100 and 200 (2 long).
+
+    Rank 1 receives from 0 on, and the second one from *late* on.
+    """
     sends = table([(1, True, 1, 0, 100, 102), (2, True, 1, 1, 200, 202)])
-    receives = table([(1, False, 0, 0, 0, 105), (2, False, 0, 1, late, late + 3 if late > 200 else 205)])
+    receives = table(
+        [(1, False, 0, 0, 0, 105), (2, False, 0, 1, late, late + 3 if late > 200 else 205)]
+    )
     return match_messages({0: sends, 1: receives})
 
 
 def test_costs_are_fitted_with_waiting_taken_out():
     machine = fit_machine(crossing(300), [], "one").machines[1]
-    assert (machine.send_ns, machine.latency_ns, machine.receive_ns, machine.eager) == (2, 5, 3, True)
+    assert (machine.send_ns, machine.latency_ns, machine.receive_ns, machine.eager) == (
+        2,
+        5,
+        3,
+        True,
+    )
 
 
 def test_a_send_that_was_over_before_its_receive_says_nothing_of_sends_that_wait():
-    """Three sends wait for receivers at 300, 400, 500 and end 2 after that; one was over before its receiver came."""
-    sends = table([(k, True, 1, k, 100 * k, end) for k, end in ((1, 302), (2, 402), (3, 502), (6, 605))])
-    receives = table([(k, False, 0, k, start, start + 3) for k, start in ((1, 300), (2, 400), (3, 500), (6, 700))])
+    """Three sends wait for receivers at 300, 400, 500 and end 2 after that.
+
+    One was over before its receiver came.
+    """
+    sends = table(
+        [(k, True, 1, k, 100 * k, end) for k, end in ((1, 302), (2, 402), (3, 502), (6, 605))]
+    )
+    receives = table(
+        [
+            (k, False, 0, k, start, start + 3)
+            for k, start in ((1, 300), (2, 400), (3, 500), (6, 700))
+        ]
+    )
     low, middle, high = fit_machine(match_messages({0: sends, 1: receives}), [], "one").machines
     assert not middle.eager
     assert (low.send_ns, middle.send_ns, high.send_ns) == (2, 2, 2)
@@ -349,21 +446,48 @@ def test_what_no_message_shows_is_said():
     assert fitted.machines[1].slowdown["F"] == UNKNOWN_SLOWDOWN[1]
 
 
-@pytest.mark.parametrize("kernels", [MIN_KERNELS_TO_MEASURE_SLOWDOWN - 1, MIN_KERNELS_TO_MEASURE_SLOWDOWN])
+@pytest.mark.parametrize(
+    "kernels", [MIN_KERNELS_TO_MEASURE_SLOWDOWN - 1, MIN_KERNELS_TO_MEASURE_SLOWDOWN]
+)
 def test_a_slowdown_needs_enough_kernels(kernels):
-    row = {"op": ["F"], "size": [1], "place": [0], "alone": [9], "alone_ns": [10.0], "beside": [kernels]}
-    ranks = [pl.DataFrame({**row, "took_ns": [kernels * 15], "beside_ns": [kernels * 15]}, schema=CONTENTION)]
+    row = {
+        "op": ["F"],
+        "size": [1],
+        "place": [0],
+        "alone": [9],
+        "alone_ns": [10.0],
+        "beside": [kernels],
+    }
+    ranks = [
+        pl.DataFrame(
+            {**row, "took_ns": [kernels * 15], "beside_ns": [kernels * 15]}, schema=CONTENTION
+        )
+    ]
     slowdown = fit_machine(crossing(300), ranks, "one").machines[1].slowdown["F"]
-    assert slowdown == pytest.approx(1.5 if kernels >= MIN_KERNELS_TO_MEASURE_SLOWDOWN else UNKNOWN_SLOWDOWN[1])
+    assert slowdown == pytest.approx(
+        1.5 if kernels >= MIN_KERNELS_TO_MEASURE_SLOWDOWN else UNKNOWN_SLOWDOWN[1]
+    )
 
 
 @pytest.mark.parametrize(
-    ("took_ns", "low", "middle", "high"), [(20, 1.9, 2.0, 2.1), (30, 2.8, 3.0, 3.2), (90, 3.7, 4.0, 4.3)]
+    ("took_ns", "low", "middle", "high"),
+    [(20, 1.9, 2.0, 2.1), (30, 2.8, 3.0, 3.2), (90, 3.7, 4.0, 4.3)],
 )
 def test_a_slowdown_has_a_tenth_of_its_excess_as_range_and_ends_at_four(took_ns, low, middle, high):
     """Kernels that take 10 alone take two, three or nine times as long beside messages."""
-    row = {"op": ["F"], "size": [1], "place": [0], "alone": [9], "alone_ns": [10.0], "beside": [100]}
-    ranks = [pl.DataFrame({**row, "took_ns": [100 * took_ns], "beside_ns": [100 * took_ns]}, schema=CONTENTION)]
+    row = {
+        "op": ["F"],
+        "size": [1],
+        "place": [0],
+        "alone": [9],
+        "alone_ns": [10.0],
+        "beside": [100],
+    }
+    ranks = [
+        pl.DataFrame(
+            {**row, "took_ns": [100 * took_ns], "beside_ns": [100 * took_ns]}, schema=CONTENTION
+        )
+    ]
     machines = fit_machine(crossing(300), ranks, "one").machines
     assert [machine.slowdown["F"] for machine in machines] == pytest.approx([low, middle, high])
 
@@ -375,7 +499,10 @@ def test_messages_without_their_other_side_are_no_evidence():
 
 @pytest.mark.parametrize(("count", "is_evidence"), [(20, True), (11, True), (10, False)])
 def test_one_message_without_its_other_side_is_left_out_if_there_are_many(count, is_evidence):
-    """Rank 1 lacks the fourth receive: one side of 39 or 21 has no other; of 19 that is more than one in twenty."""
+    """Rank 1 lacks the fourth receive: one side of 39 or 21 has no other.
+
+    Of 19 that is more than one in twenty.
+    """
     sends = table([(k, True, 1, 100 * k, 100 * k, 100 * k + 2) for k in range(count)])
     receives = table([(k, False, 0, 100 * k, 100 * k, 100 * k + 3) for k in range(count) if k != 3])
     matched = match_messages({0: sends, 1: receives})
@@ -394,7 +521,10 @@ CELLS = pl.DataFrame(schema={"position": pl.Int32, "launch_ns": pl.Int64, "end_n
 
 @pytest.mark.parametrize(("early", "queues"), [(1, "one"), (3, "free")])
 def test_receives_that_wait_for_no_compute_are_seen(early, queues):
-    """Rank 0 launched an op at 0 that ends at 1000; of 20 receives launched after it some begin before that."""
+    """Rank 0 launched an op at 0 that ends at 1000.
+
+    Of 20 receives launched after it some begin before that.
+    """
     rows = [(n, False, 1, 1 + n, 500 if n < early else 2000, 3000) for n in range(20)]
     cells = pl.DataFrame({"position": [0], "launch_ns": [0], "end_ns": [1000]}, schema=CELLS.schema)
     assert (early / 20 > MAX_SHARE_OF_EARLY_RECEIVES) == (queues == "free")
@@ -402,8 +532,13 @@ def test_receives_that_wait_for_no_compute_are_seen(early, queues):
 
 
 def test_the_recorded_program_launches_and_waits_as_the_run_did():
-    """Rank 0 runs a forward and sends it; rank 1 receives it, runs a block FB and posts a receive it does not need."""
-    schema = dict.fromkeys(("stage", "microbatch", "b_stage", "b_microbatch", "launch_ns", "start_ns"), pl.Int64)
+    """Rank 0 runs a forward and sends it.
+
+    Rank 1 receives it, runs a block FB and posts a receive it does not need.
+    """
+    schema = dict.fromkeys(
+        ("stage", "microbatch", "b_stage", "b_microbatch", "launch_ns", "start_ns"), pl.Int64
+    )
     cells = pl.DataFrame(
         [(0, "F", 0, 3, None, None, 0, 5), (1, "FB", 1, 3, 1, 2, 4, 40)],
         schema={"position": pl.Int32, "op": pl.String, **schema},
@@ -414,9 +549,16 @@ def test_the_recorded_program_launches_and_waits_as_the_run_did():
         1: table([(3, False, 0, 2, 6, 30), (4, False, 0, 3, 30, 90)]),
     }
     program = recorded_program(cells, messages, host_waits=False)
-    assert program.steps == (((RUN, 0), (POST, 0)), ((POST, 1), (POST, 2), (WAIT, 1), (RUN, 1), (RUN, 2)))
+    assert program.steps == (
+        ((RUN, 0), (POST, 0)),
+        ((POST, 1), (POST, 2), (WAIT, 1), (RUN, 1), (RUN, 2)),
+    )
     assert program.pieces == (Piece("F", 0, 3), Piece("F", 1, 3, True), Piece("B", 1, 2, True))
-    assert [(kernel.sends, kernel.receives) for kernel in program.kernels] == [((0,), ()), ((), (0,)), ((), (1,))]
+    assert [(kernel.sends, kernel.receives) for kernel in program.kernels] == [
+        ((0,), ()),
+        ((), (0,)),
+        ((), (1,)),
+    ]
     waiting = recorded_program(cells, messages, host_waits=True)
     assert waiting.steps[1] == ((POST, 1), (WAIT, 1), (POST, 2), (WAIT, 2), (RUN, 1), (RUN, 2))
 
@@ -432,7 +574,9 @@ def test_the_best_split_is_no_worse_than_any_other(total):
         for split in itertools.product(range(1, total), repeat=4)
         if sum(split) == total
     }
-    assert slowest[tuple(best_split(per_layer, extra, total))] == pytest.approx(min(slowest.values()))
+    assert slowest[tuple(best_split(per_layer, extra, total))] == pytest.approx(
+        min(slowest.values())
+    )
 
 
 def test_layers_are_counted_where_most_stages_show_them():
@@ -476,7 +620,8 @@ class PredictorWithSlowHost(FixedPredictor):
     ("kind", "ends"),
     [
         (FixedPredictor, (88, 119)),  # √(5² + 11²) = 12.08 below, √(16² + 11²) = 19.42 above
-        # The host's 40 become 28.57 or 56: √(11.43² + 11²) = 15.86 below, √(16² + 11²) = 19.42 above.
+        # The host's 40 become 28.57 or 56: √(11.43² + 11²) = 15.86 below, √(16² + 11²) = 19.42
+        # above.
         (PredictorWithSlowHost, (84, 119)),
         (PredictorOfShortOps, (0, 119)),  # √(100² + 11²) is more than all of it
     ],
@@ -484,6 +629,8 @@ class PredictorWithSlowHost(FixedPredictor):
 def test_the_independent_parts_of_a_range_add_up_as_squares(kind, ends):
     assert (MIN_ERROR_SHARE, HOST_SPEED_FACTOR) == (0.11, 1.4)
     plan = generate("1f1b", pp=2, microbatches=2)
-    prediction = kind(plan, FittedMachine((FREE, FREE, FREE), ()), (), 100, write_posted(plan)).predict(plan)
+    prediction = kind(
+        plan, FittedMachine((FREE, FREE, FREE), ()), (), 100, write_posted(plan)
+    ).predict(plan)
     assert prediction.ns == 100
     assert (prediction.low_ns, prediction.high_ns) == ends

@@ -14,7 +14,9 @@ TIMES = Times(F=1_000_000, I=1_000_000, W=1_000_000)
 
 
 def test_what_if_ranks_schedules(compare_recipe):
-    comparison, _ = compare_recipe(Recipe(PLAN, TIMES, p2p_ns=200_000, stage_factor={2: 1.2}), what_if=True)
+    comparison, _ = compare_recipe(
+        Recipe(PLAN, TIMES, p2p_ns=200_000, stage_factor={2: 1.2}), what_if=True
+    )
     schedules = [line for line in comparison.what_if if line.change == "schedule"]
     assert [s.predicted_ns for s in schedules] == sorted(s.predicted_ns for s in schedules)
     own = next(s for s in schedules if s.ran)
@@ -22,12 +24,21 @@ def test_what_if_ranks_schedules(compare_recipe):
     assert own.ideal_ns == pytest.approx(comparison.head.ideal_ns, rel=0.01)
     better = next(s for s in schedules if s.name == "zb-h1")
     assert better.saves_ns == comparison.head.measured_ns - better.predicted_ns > 0
-    assert better.ideal_ns < better.predicted_range_ns[0] <= better.predicted_ns <= better.predicted_range_ns[1]
+    assert (
+        better.ideal_ns
+        < better.predicted_range_ns[0]
+        <= better.predicted_ns
+        <= better.predicted_range_ns[1]
+    )
     assert all(line.rests_on for line in comparison.what_if)
 
 
-@pytest.mark.parametrize(("own", "other"), [("1f1b", "interleaved"), ("interleaved", "gpipe"), ("gpipe", "1f1b")])
-def test_what_if_predicts_what_another_schedule_takes_on_the_same_machine(compare_recipe, own, other):
+@pytest.mark.parametrize(
+    ("own", "other"), [("1f1b", "interleaved"), ("interleaved", "gpipe"), ("gpipe", "1f1b")]
+)
+def test_what_if_predicts_what_another_schedule_takes_on_the_same_machine(
+    compare_recipe, own, other
+):
     """Made-up runs of one model on one machine, so that a prediction can be held against a run."""
 
     def recipe(name):
@@ -43,7 +54,9 @@ def test_what_if_predicts_what_another_schedule_takes_on_the_same_machine(compar
 
 def test_what_if_proposes_another_split_where_a_stage_is_slow_and_draws_a_curve(compare_recipe):
     """Stage 2 takes half as long again: of its four layers it gives one away."""
-    comparison, _ = compare_recipe(Recipe(PLAN, TIMES, layers=4, p2p_ns=10_000, stage_factor={2: 1.5}), what_if=True)
+    comparison, _ = compare_recipe(
+        Recipe(PLAN, TIMES, layers=4, p2p_ns=10_000, stage_factor={2: 1.5}), what_if=True
+    )
     (line,) = (line for line in comparison.what_if if line.change == "layout")
     assert line.name == "layers per stage 5,4,3,4"
     assert line.layout == "Et*5|t*4|t*3|t*4L"
@@ -57,15 +70,22 @@ def test_what_if_proposes_another_split_where_a_stage_is_slow_and_draws_a_curve(
 
 @pytest.mark.parametrize(
     ("only", "options", "why"),
-    [([0, 1, 3], {}, "traces of some"), (None, {"schedule": "gpipe"}, "not that of a known schedule")],
+    [
+        ([0, 1, 3], {}, "traces of some"),
+        (None, {"schedule": "gpipe"}, "not that of a known schedule"),
+    ],
 )
 def test_what_if_gives_ideals_alone_and_says_why(compare_recipe, only, options, why):
-    comparison, notices = compare_recipe(Recipe(PLAN, TIMES, p2p_ns=30_000), only=only, what_if=True, **options)
+    comparison, notices = compare_recipe(
+        Recipe(PLAN, TIMES, p2p_ns=30_000), only=only, what_if=True, **options
+    )
     reported = next(n.message for n in notices if n.code == "what-if-ideal-only")
     assert why in reported
     others = [line for line in comparison.what_if if line.change == "schedule" and not line.ran]
     assert others
-    assert all(line.ideal_ns and line.predicted_ns is None and line.saves_ns is None for line in others)
+    assert all(
+        line.ideal_ns and line.predicted_ns is None and line.saves_ns is None for line in others
+    )
     assert [line.ideal_ns for line in others] == sorted(line.ideal_ns for line in others)
 
 
@@ -86,13 +106,25 @@ def layouts(compare_recipe, **problems):
 
 
 def test_waiting_for_experts_is_no_work_that_another_split_could_move(compare_recipe):
-    """Every stage computes 3 ms a micro-batch; the exchanges of the first and third wait for 2.4 ms on top."""
+    """Every stage computes 3 ms a micro-batch.
+
+    The exchanges of the first and third wait for 2.4 ms on top.
+    """
     waits = {0: 600_000, 2: 600_000}
     assert layouts(compare_recipe, ep_ns=100_000, ep_exposed_ns=100_000, ep_wait_ns=waits) == []
 
 
 def test_a_split_follows_compute_where_another_stage_waits(compare_recipe):
-    """Stage 2 computes half as long again, 4.5 ms; stage 3 computes 3 ms and waits for 0.8: it keeps its layers."""
+    """Stage 2 computes half as long again, 4.5 ms.
+
+    Stage 3 computes 3 ms and waits for 0.8: it keeps its layers.
+    """
     waits = {3: 200_000}
-    (line,) = layouts(compare_recipe, ep_ns=100_000, ep_exposed_ns=100_000, ep_wait_ns=waits, stage_factor={2: 1.5})
+    (line,) = layouts(
+        compare_recipe,
+        ep_ns=100_000,
+        ep_exposed_ns=100_000,
+        ep_wait_ns=waits,
+        stage_factor={2: 1.5},
+    )
     assert line.name == "layers per stage 5,4,3,4"

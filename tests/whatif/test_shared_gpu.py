@@ -17,7 +17,9 @@ from tracekit.whatif.shared_gpu import SharedGpu, count_ranks_beside_messages, f
 
 def cells(*rows: tuple[int, int, int]) -> pl.DataFrame:
     """Cells of (position, start, end)."""
-    return pl.DataFrame(list(rows), {"position": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}, orient="row")
+    return pl.DataFrame(
+        list(rows), {"position": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}, orient="row"
+    )
 
 
 def times(*rows: tuple[int, int]) -> pl.DataFrame:
@@ -25,9 +27,12 @@ def times(*rows: tuple[int, int]) -> pl.DataFrame:
 
 
 def test_other_ranks_count_while_they_compute_beside_a_message():
-    # Rank 1 computes from 0 to 60 with a message from 40 to 80: 20 of the 100 of rank 0; rank 2 has no messages.
+    # Rank 1 computes from 0 to 60 with a message from 40 to 80: 20 of the 100 of rank 0; rank 2 has
+    # no messages.
     table = cells((0, 0, 100), (1, 0, 60), (2, 0, 100))
-    counts = count_ranks_beside_messages(table, {0: times((50, 60)), 1: times((40, 80)), 2: times()})
+    counts = count_ranks_beside_messages(
+        table, {0: times((50, 60)), 1: times((40, 80)), 2: times()}
+    )
     assert counts.tolist() == pytest.approx([0.2, 10 / 60, 0.1 + 0.2])
 
 
@@ -45,7 +50,8 @@ def planted_ops(*, slowdown: float, other_cost: float, own_share: float, count: 
 @pytest.mark.parametrize(("slowdown", "other_cost"), [(1.3, 0.2), (1.6, 0.05), (1.1, 0.0)])
 def test_planted_costs_are_found_whatever_was_expected(slowdown, other_cost):
     shared = fit_shared_gpu(
-        *planted_ops(slowdown=slowdown, other_cost=other_cost, own_share=0.45), expected_slowdown=1.7
+        *planted_ops(slowdown=slowdown, other_cost=other_cost, own_share=0.45),
+        expected_slowdown=1.7,
     )
     assert shared.measured
     assert shared.own_slowdown == pytest.approx(slowdown, abs=0.04)
@@ -54,7 +60,9 @@ def test_planted_costs_are_found_whatever_was_expected(slowdown, other_cost):
 
 def test_a_run_that_keeps_compute_and_messages_apart_says_nothing_of_their_costs():
     ops = planted_ops(slowdown=1.3, other_cost=0.9, own_share=0.02)
-    assert fit_shared_gpu(*ops, expected_slowdown=1.5) == SharedGpu(1.5, pytest.approx(1 / 6), measured=False)
+    assert fit_shared_gpu(*ops, expected_slowdown=1.5) == SharedGpu(
+        1.5, pytest.approx(1 / 6), measured=False
+    )
 
 
 @pytest.mark.parametrize(("factor", "measured"), [(0.75, False), (1.33, True)])
@@ -91,16 +99,31 @@ def test_slowdowns_of_kinds_keep_their_order_and_unmeasured_costs_are_named():
     assert shared.machines[1].slowdown == pytest.approx({"F": 1.2, "B": 1.4})
     assert shared.machines[1].other_cost == 0.2
     assert shared.unknown == ("a",)
-    assert "other ranks on the same GPU" in fitted.on_shared_gpu(SharedGpu(1.3, 0.2, measured=False)).unknown[1]
+    assert (
+        "other ranks on the same GPU"
+        in fitted.on_shared_gpu(SharedGpu(1.3, 0.2, measured=False)).unknown[1]
+    )
 
 
 @pytest.mark.parametrize(
     ("device", "multiprocessors", "shares"),
-    [("NVIDIA H200", 33, True), ("NVIDIA H200", 132, False), ("NVIDIA H200", None, False), ("Abacus", 33, False)],
+    [
+        ("NVIDIA H200", 33, True),
+        ("NVIDIA H200", 132, False),
+        ("NVIDIA H200", None, False),
+        ("Abacus", 33, False),
+    ],
 )
-def test_a_process_with_a_part_of_the_multiprocessors_shares_its_gpu(device, multiprocessors, shares):
+def test_a_process_with_a_part_of_the_multiprocessors_shares_its_gpu(
+    device, multiprocessors, shares
+):
     source = Source(
-        rank=0, path="x", reader="kineto", rank_from="name", devices=(device,), multiprocessors=multiprocessors
+        rank=0,
+        path="x",
+        reader="kineto",
+        rank_from="name",
+        devices=(device,),
+        multiprocessors=multiprocessors,
     )
     pipeline = rank_pipeline(pl.DataFrame(schema=LABELLED), source)
     assert isinstance(pipeline, RankPipeline)

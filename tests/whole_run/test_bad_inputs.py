@@ -25,9 +25,16 @@ def test_a_clock_ten_minutes_off_is_named(tmp_path, minutes, named):
 
 
 def test_clocks_hours_apart_are_named_and_lateness_is_still_told(tmp_path):
-    run = late(write_dumps(tmp_path, ddp_dumps(4, 12, clock_ms=lambda rank: 5 * HOUR_MS * (rank == 3), **LATE)))
+    run = late(
+        write_dumps(
+            tmp_path, ddp_dumps(4, 12, clock_ms=lambda rank: 5 * HOUR_MS * (rank == 3), **LATE)
+        )
+    )
     (notice,) = run.notices
-    assert notice.message == "rank 3: the clock is 5.0 h off: it is wrong, or the record is of another run"
+    assert (
+        notice.message
+        == "rank 3: the clock is 5.0 h off: it is wrong, or the record is of another run"
+    )
     assert [fact.ranks for fact in run.late] == [(1,)]  # from durations, which need no clock
 
 
@@ -35,7 +42,9 @@ def test_two_runs_in_one_folder_are_named(tmp_path):
     write_dumps(tmp_path / "run/a", ddp_dumps(2, 12))
     later = ddp_dumps(2, 12, clock_ms=lambda rank: 3 * HOUR_MS)
     write_dumps(tmp_path / "run/b", later)
-    with pytest.raises(InputError, match=r"rank 0 has dumps of several runs.*a/nccl_trace.*b/nccl_trace"):
+    with pytest.raises(
+        InputError, match=r"rank 0 has dumps of several runs.*a/nccl_trace.*b/nccl_trace"
+    ):
         late(tmp_path / "run")
 
 
@@ -48,7 +57,10 @@ def test_a_rank_that_restarted_is_named(tmp_path):
 
 @pytest.mark.parametrize(("starts_at_ms", "refused"), [(1_000, True), (100, False)])
 def test_logs_of_a_run_that_was_started_again_are_named(tmp_path, starts_at_ms, refused):
-    """Each start has a communicator of its own; those of one run, of two replicas say, run at the same time."""
+    """Each start has a communicator of its own.
+
+    Those of one run, of two replicas say, run at the same time.
+    """
     for start, first_ms in enumerate((0, starts_at_ms)):
         for rank in range(2):
             pid = 100 * start + rank
@@ -56,7 +68,9 @@ def test_logs_of_a_run_that_was_started_again_are_named(tmp_path, starts_at_ms, 
             lines = [log_line(i, at_ms=first_ms + 60 * i, **options) for i in range(8)]
             write_log(tmp_path / f"node0-pid{pid}.log", lines)
     if refused:
-        with pytest.raises(InputError, match=r"of several runs, one after the other.*pid0\.log.*pid100\.log"):
+        with pytest.raises(
+            InputError, match=r"of several runs, one after the other.*pid0\.log.*pid100\.log"
+        ):
             late(tmp_path)
     else:
         assert len(late(tmp_path).ranks) == 4
@@ -76,7 +90,10 @@ def test_a_cut_dump_is_left_out_by_name(tmp_path, cut):
 
 def test_a_cut_line_of_a_log_is_counted(tmp_path):
     for rank in range(2):
-        write_log(tmp_path / f"node0-pid{100 + rank}.log", [log_line(i, rank=rank, at_ms=60 * i) for i in range(8)])
+        write_log(
+            tmp_path / f"node0-pid{100 + rank}.log",
+            [log_line(i, rank=rank, at_ms=60 * i) for i in range(8)],
+        )
     path = tmp_path / "node0-pid101.log"
     path.write_bytes(path.read_bytes()[:-40])
     (notice,) = late(tmp_path).notices

@@ -71,7 +71,9 @@ def test_members_that_call_different_operations_are_named(tmp_path):
     assert hang.kind == "mismatch"
     assert [(state.rank, state.op) for state in hang.different] == [(2, "broadcast")]
     assert hang.waiting == (0, 1, 3)
-    assert hang_sentence(hang).startswith("rank 2 called broadcast of 4.0 kB, number 24 where ranks 0–1, 3 called")
+    assert hang_sentence(hang).startswith(
+        "rank 2 called broadcast of 4.0 kB, number 24 where ranks 0–1, 3 called"
+    )
 
 
 @pytest.mark.parametrize("fields", [{"sizes": (999,)}, {"input_dtypes": ["Int"]}])

@@ -93,7 +93,10 @@ def test_dumps_that_cannot_be_used_do_not_stop_the_analysis_of_traces(tmp_path):
 
 @pytest.mark.parametrize("missing", [["duration_ns"], ["duration_ns", "completed_by_ns"]])
 def test_times_of_calls_alone_find_the_same(tmp_path, missing):
-    """The recorder without TORCH_NCCL_ENABLE_TIMING; then without what the watchdog saw, so without clocks."""
+    """The recorder without TORCH_NCCL_ENABLE_TIMING.
+
+    Then without what the watchdog saw, so without clocks.
+    """
     keys = {"duration_ns": "duration_ms", "completed_by_ns": "time_discovered_completed_ns"}
     for rank, path in enumerate(sorted((SAMPLES / "late").glob("fr_rank*"))):
         from tracekit.parsers.plain_pickle import load_plain_pickle
@@ -163,7 +166,9 @@ def test_the_pattern_in_time_is_told(tmp_path, case, timing):
     delay, kind, period, since, until = KINDS[case]
     if case == "constant" and not timing:
         pytest.skip("calls alone do not tell a rank that is always late from a clock that is")
-    fact = only(write_dumps(tmp_path, ddp_dumps(4, 40, late_ms=delay, jitter_ms=1.0, timing=timing)))
+    fact = only(
+        write_dumps(tmp_path, ddp_dumps(4, 40, late_ms=delay, jitter_ms=1.0, timing=timing))
+    )
     assert fact.ranks == (2,)
     assert (fact.kind, fact.period) == (kind, period)
     assert abs(fact.since_step - since) <= (6 if kind == "drifting" else 0)
@@ -181,7 +186,10 @@ def test_lateness_needs_no_clocks(tmp_path):
     run = late(write_dumps(tmp_path, ddp_dumps(4, 30, late_ms=delay, clock_ms=clocks)))
     assert [(fact.ranks, fact.period, fact.cause) for fact in run.late] == [((3,), 3, "host")]
     for rank, clock in run.clocks.items():
-        assert abs(clock.offset_ns - run.clocks[0].offset_ns + 3_600_000 * MS * rank) <= clock.uncertainty_ns
+        assert (
+            abs(clock.offset_ns - run.clocks[0].offset_ns + 3_600_000 * MS * rank)
+            <= clock.uncertainty_ns
+        )
 
 
 def test_the_host_and_the_gpu_are_told_apart(tmp_path):
@@ -193,7 +201,9 @@ def test_the_host_and_the_gpu_are_told_apart(tmp_path):
 
 def test_a_gpu_that_is_always_late_looks_like_a_clock_that_is_off(tmp_path):
     """The record has only bounds of ends: the cause stays open, the lateness does not."""
-    fact = only(write_dumps(tmp_path, ddp_dumps(4, 20, gpu_late_ms=lambda rank, step: 10.0 * (rank == 1))))
+    fact = only(
+        write_dumps(tmp_path, ddp_dumps(4, 20, gpu_late_ms=lambda rank, step: 10.0 * (rank == 1)))
+    )
     assert (fact.ranks, fact.kind, fact.cause) == ((1,), "constant", None)
 
 
@@ -268,7 +278,9 @@ def test_dumps_of_different_times_are_named(tmp_path):
     dumps = ddp_dumps(3, 40)
     dumps[2]["entries"] = [made for made in dumps[2]["entries"] if made["collective_seq_id"] > 60]
     for rank in (0, 1):
-        dumps[rank]["entries"] = [made for made in dumps[rank]["entries"] if made["collective_seq_id"] < 50]
+        dumps[rank]["entries"] = [
+            made for made in dumps[rank]["entries"] if made["collective_seq_id"] < 50
+        ]
     run = late(write_dumps(tmp_path, dumps))
     assert [(notice.code, notice.ranks) for notice in run.notices] == [("records-apart", (2,))]
 
@@ -287,7 +299,13 @@ def test_waiting_in_another_group_is_not_blamed_on_the_rank_that_waited(tmp_path
             pair_end = start + pair_delay + 1
             joined = start + 20 + pair_delay
             number = step + 1
-            pair = entry(number, at_ms=ready, took_ms=pair_end - ready, sizes=(100,), group=str(1 + rank // 2))
+            pair = entry(
+                number,
+                at_ms=ready,
+                took_ms=pair_end - ready,
+                sizes=(100,),
+                group=str(1 + rank // 2),
+            )
             large = entry(number, at_ms=joined, took_ms=now - joined, sizes=(5_000,))
             entries[rank] += [{**pair, "record_id": 2 * step}, {**large, "record_id": 2 * step + 1}]
     dumps = []
@@ -299,7 +317,10 @@ def test_waiting_in_another_group_is_not_blamed_on_the_rank_that_waited(tmp_path
     run = late(write_dumps(tmp_path, dumps))
     causes = {rank: fact.cause for fact in run.late for rank in fact.ranks}
     assert causes[0] == "waited_itself"
-    assert causes[1] in ("host", None)  # the watchdog looked 200 ms later: clocks are not known well
+    assert causes[1] in (
+        "host",
+        None,
+    )  # the watchdog looked 200 ms later: clocks are not known well
 
 
 def test_inspector_hosts_are_named(tmp_path):
@@ -308,7 +329,17 @@ def test_inspector_hosts_are_named(tmp_path):
         for step in range(12):
             at = 100.0 * step + (20.0 if rank > 1 and step > 3 else 0.0)
             took = 10.0 if rank > 1 or step <= 3 else 30.0
-            lines.append(log_line(step, rank=rank, ranks=4, at_ms=at, took_ms=took, host=f"node{rank // 2}", pid=rank))
+            lines.append(
+                log_line(
+                    step,
+                    rank=rank,
+                    ranks=4,
+                    at_ms=at,
+                    took_ms=took,
+                    host=f"node{rank // 2}",
+                    pid=rank,
+                )
+            )
         write_log(tmp_path / f"node{rank // 2}-pid{rank}.log", lines)
     run = late(tmp_path)
     assert run.operations == 12
@@ -317,7 +348,9 @@ def test_inspector_hosts_are_named(tmp_path):
 
 
 def test_no_record_is_one_clear_line(tmp_path):
-    (tmp_path / "memory.pickle").write_bytes(__import__("pickle").dumps({"segments": [], "device_traces": []}))
+    (tmp_path / "memory.pickle").write_bytes(
+        __import__("pickle").dumps({"segments": [], "device_traces": []})
+    )
     with pytest.raises(InputError, match="no record of collectives"):
         late(tmp_path)
 
@@ -326,7 +359,10 @@ def test_the_document_has_the_answer():
     document = late(SAMPLES / "late").to_dict()
     assert document["format"] == "tracekit.late/1"
     assert document["late"][0]["ranks"] == [1]
-    assert [record["recorder"] for record in document["records"]] == ["flight_recorder", "nccl_inspector"]
+    assert [record["recorder"] for record in document["records"]] == [
+        "flight_recorder",
+        "nccl_inspector",
+    ]
     assert document["steps"]["count"] == 26
     assert len(document["distributions"]) == 4
 
@@ -336,7 +372,9 @@ def test_the_matrix_has_a_row_per_rank_and_a_column_per_span_of_steps():
     ranks, steps, matrix = lateness_matrix(run, max_columns=100)
     assert ranks == [0, 1, 2, 3]
     assert steps == list(range(1, 27))
-    assert [step for step, value in zip(steps, matrix[1], strict=True) if value > 20 * MS] == list(run.late[0].steps)
+    assert [step for step, value in zip(steps, matrix[1], strict=True) if value > 20 * MS] == list(
+        run.late[0].steps
+    )
     _, steps, matrix = lateness_matrix(run, max_columns=10)
     assert steps == list(range(1, 27, 3))
     assert (matrix[1] > 20 * MS).sum() == 8
@@ -350,8 +388,13 @@ def test_recordings_of_the_samples_are_found():
 
 
 def test_waits_are_those_until_the_last_member_joins(tmp_path):
-    """Three ranks ready at 0, 4 and 10 ms: they wait 10, 6 and 0 ms; the last is 8 ms behind the median of others."""
-    dumps = [dump([entry(1, at_ms=at, took_ms=15.0 - at)], ranks=range(3)) for at in (0.0, 4.0, 10.0)]
+    """Three ranks ready at 0, 4 and 10 ms: they wait 10, 6 and 0 ms.
+
+    The last is 8 ms behind the median of others.
+    """
+    dumps = [
+        dump([entry(1, at_ms=at, took_ms=15.0 - at)], ranks=range(3)) for at in (0.0, 4.0, 10.0)
+    ]
     members = late(write_dumps(tmp_path, dumps)).arrivals.members.sort("rank")
     assert members["wait_ns"].to_list() == [10 * MS, 6 * MS, 0]
     assert members["late_ns"].to_list() == [-7 * MS, -1 * MS, 8 * MS]

@@ -14,7 +14,10 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces/always-on"
 
 
 def test_the_real_run_is_1f1b_or_its_double_zb_h1():
-    """Truth: 1F1B on 4 ranks, 8 micro-batches, 4 steps. ZB-H1 differs in weight gradients, which send nothing."""
+    """Truth: 1F1B on 4 ranks, 8 micro-batches, 4 steps.
+
+    ZB-H1 differs in weight gradients, which send nothing.
+    """
     (pipeline,) = late(str(SAMPLES / "1f1b/fr_rank*")).pipelines
     assert pipeline.ranks == (0, 1, 2, 3)
     assert (pipeline.microbatches, pipeline.steps) == (8, 4)
@@ -22,7 +25,10 @@ def test_the_real_run_is_1f1b_or_its_double_zb_h1():
 
 
 def pipeline_dumps(name, *, stages, microbatches, steps=3, ranks=None, lost=0):
-    """Dumps of a pipeline in which every message is a batch of its own; *lost*: entries that the ring lost."""
+    """Dumps of a pipeline in which every message is a batch of its own.
+
+    *lost*: entries that the ring lost.
+    """
     ranks = ranks or list(range(stages))
     schedule = generate(name, pp=stages, microbatches=microbatches)
     dumps = []
@@ -65,12 +71,16 @@ def test_schedules_of_one_chunk_per_rank_are_named(tmp_path, name, stages, micro
 
 
 def test_stages_need_not_be_in_the_order_of_ranks(tmp_path):
-    folder = write_dumps(tmp_path, pipeline_dumps("1f1b", stages=4, microbatches=8, ranks=[2, 0, 3, 1]))
+    folder = write_dumps(
+        tmp_path, pipeline_dumps("1f1b", stages=4, microbatches=8, ranks=[2, 0, 3, 1])
+    )
     assert late(folder).pipelines[0].ranks == (2, 0, 3, 1)
 
 
 def test_a_ring_that_lost_the_beginning_still_tells(tmp_path):
-    folder = write_dumps(tmp_path, pipeline_dumps("1f1b", stages=4, microbatches=8, steps=5, lost=20))
+    folder = write_dumps(
+        tmp_path, pipeline_dumps("1f1b", stages=4, microbatches=8, steps=5, lost=20)
+    )
     (pipeline,) = late(folder).pipelines
     assert "1f1b" in pipeline.schedules
     assert pipeline.microbatches == 8

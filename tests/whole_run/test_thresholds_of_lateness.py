@@ -43,17 +43,23 @@ def late_in(steps, count):
 
 
 @pytest.mark.parametrize(("duration_ns", "is_reported"), [(1_000_000, True), (1_010_000, False)])
-def test_lateness_that_repeats_is_reported_from_a_thousandth_of_the_record_on(duration_ns, is_reported):
+def test_lateness_that_repeats_is_reported_from_a_thousandth_of_the_record_on(
+    duration_ns, is_reported
+):
     assert late_ranks._is_worth_reporting(FACT, duration_ns, 1_000.0) is is_reported
 
 
 @pytest.mark.parametrize(("duration_ns", "is_reported"), [(100_000, True), (101_000, False)])
-def test_lateness_that_does_not_repeat_is_reported_from_a_hundredth_of_the_record_on(duration_ns, is_reported):
+def test_lateness_that_does_not_repeat_is_reported_from_a_hundredth_of_the_record_on(
+    duration_ns, is_reported
+):
     occasional = replace(FACT, kind="occasional")
     assert late_ranks._is_worth_reporting(occasional, duration_ns, 1_000.0) is is_reported
 
 
-@pytest.mark.parametrize(("steps", "kind"), [(range(3, 6), "occasional"), (range(3, 7), "constant")])
+@pytest.mark.parametrize(
+    ("steps", "kind"), [(range(3, 6), "occasional"), (range(3, 7), "constant")]
+)
 def test_four_late_steps_make_a_pattern(steps, kind):
     assert late_ranks._find_kind(late_in(steps, 40))[0] == kind
 
@@ -73,7 +79,9 @@ def test_one_step_on_time_weighs_three_late_ones(runs_of_late, hits):
     assert late_ranks._densest_span(late_in(steps, 30))[2] == hits
 
 
-@pytest.mark.parametrize(("last_third", "drifts"), [((151, 152, 153), True), ((149, 150, 151), False)])
+@pytest.mark.parametrize(
+    ("last_third", "drifts"), [((151, 152, 153), True), ((149, 150, 151), False)]
+)
 def test_lateness_drifts_from_half_as_much_again_on(last_third, drifts):
     amount = np.array([100, 101, 102, 120, 121, 122, *last_third], float)
     assert late_ranks._drifts(amount) is drifts
@@ -98,7 +106,9 @@ def test_ranks_are_late_together_if_four_fifths_of_their_late_steps_are_the_same
     assert late_ranks._are_late_together(FACT, other) is together
 
 
-@pytest.mark.parametrize(("count", "period", "kind"), [(4_096, 1_024, "periodic"), (8_192, 2_048, "occasional")])
+@pytest.mark.parametrize(
+    ("count", "period", "kind"), [(4_096, 1_024, "periodic"), (8_192, 2_048, "occasional")]
+)
 def test_a_period_is_looked_for_in_the_last_4096_steps(count, period, kind):
     assert late_ranks._find_kind(late_in(range(0, count, period), count))[0] == kind
 
@@ -173,7 +183,18 @@ def test_a_group_is_compared_with_two_others(groups, found):
     rows = []
     for group in range(groups):
         for i in range(12):
-            rows.append((str(group), "all_reduce", 1 << 20, 100 * group + i, i, 2, 300 if group == 0 else 100, i))
+            rows.append(
+                (
+                    str(group),
+                    "all_reduce",
+                    1 << 20,
+                    100 * group + i,
+                    i,
+                    2,
+                    300 if group == 0 else 100,
+                    i,
+                )
+            )
     table = pl.DataFrame(rows, schema=transfers.TRANSFERS, orient="row")
     assert bool(transfers.find_slow_links(table, {})) is found
 

@@ -24,7 +24,11 @@ def test_without_late_ranks_the_last_steps_are_shown(tmp_path):
 
 
 def test_a_late_rank_joins_when_all_have_joined_and_the_others_wait(tmp_path):
-    run = late(write_dumps(tmp_path, ddp_dumps(4, 12, late_ms=lambda rank, step: 10.0 * (rank == 1 and step == 6))))
+    run = late(
+        write_dumps(
+            tmp_path, ddp_dumps(4, 12, late_ms=lambda rank, step: 10.0 * (rank == 1 and step == 6))
+        )
+    )
     bars = collective_bars(run).filter(pl.col("step") == 6)
     first = bars.filter(pl.col("op_id") == bars["op_id"].min()).sort("rank")
     waits = (first["all_joined_ns"] - first["joined_ns"]).to_list()
@@ -37,7 +41,9 @@ def test_a_late_rank_joins_when_all_have_joined_and_the_others_wait(tmp_path):
 def test_calls_are_on_one_clock(tmp_path):
     dumps = ddp_dumps(4, 12, clock_ms=lambda rank: 1_000.0 * rank)
     bars = collective_bars(late(write_dumps(tmp_path, dumps)))
-    spread = bars.group_by("op_id").agg(spread=pl.col("called_ns").max() - pl.col("called_ns").min())
+    spread = bars.group_by("op_id").agg(
+        spread=pl.col("called_ns").max() - pl.col("called_ns").min()
+    )
     assert spread["spread"].max() < 60 * MS  # seen through what the clocks may be off, not seconds
 
 
@@ -48,7 +54,10 @@ def test_without_durations_only_calls_are_shown(tmp_path):
 
 
 def test_of_many_operations_the_last_are_shown(tmp_path):
-    entries = [entry(number, at_ms=number * number, sizes=(number,), took_ms=1.0) for number in range(1, 400)]
+    entries = [
+        entry(number, at_ms=number * number, sizes=(number,), took_ms=1.0)
+        for number in range(1, 400)
+    ]
     run = late(write_dumps(tmp_path, [dump(entries), dump(entries)]))
     assert shown_steps(run) is None  # sizes never repeat
     bars = collective_bars(run)

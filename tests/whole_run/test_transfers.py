@@ -13,7 +13,9 @@ LARGE = (2_000_000,)
 
 def test_a_transfer_is_the_duration_on_the_rank_that_joined_last(tmp_path):
     dumps = ddp_dumps(4, 20, late_ms=lambda rank, step: 10.0 * (rank == 1), sizes=LARGE)
-    (transfer,) = [entry for entry in late(write_dumps(tmp_path, dumps)).transfers if entry.op == "all_reduce"]
+    (transfer,) = [
+        entry for entry in late(write_dumps(tmp_path, dumps)).transfers if entry.op == "all_reduce"
+    ]
     assert transfer.median_ns == 5 * MS
     assert transfer.operations == 20
     # 8,000,000 bytes, 2 * 3/4 of them over a link, in 5 ms.
@@ -33,13 +35,17 @@ def test_a_link_that_became_slow_is_dated(tmp_path):
 
 @pytest.mark.parametrize(("factor", "found"), [(1.2, False), (1.5, True)])
 def test_a_link_is_slow_from_thirty_percent_on(tmp_path, factor, found):
-    dumps = ddp_dumps(2, 40, transfer_ms=lambda step: 5.0 if step < 20 else 5.0 * factor, sizes=LARGE)
+    dumps = ddp_dumps(
+        2, 40, transfer_ms=lambda step: 5.0 if step < 20 else 5.0 * factor, sizes=LARGE
+    )
     assert bool(late(write_dumps(tmp_path, dumps)).slow_links) is found
 
 
 @pytest.mark.parametrize(("steps", "found"), [(10, False), (20, True)])
 def test_a_dozen_transfers_are_needed(tmp_path, steps, found):
-    dumps = ddp_dumps(2, steps, transfer_ms=lambda step: 5.0 if step < steps / 2 else 20.0, sizes=LARGE)
+    dumps = ddp_dumps(
+        2, steps, transfer_ms=lambda step: 5.0 if step < steps / 2 else 20.0, sizes=LARGE
+    )
     assert bool(late(write_dumps(tmp_path, dumps)).slow_links) is found
 
 
@@ -60,7 +66,9 @@ def pairs(folder, slow_ms):
     for rank in range(8):
         group = str(rank // 2 + 1)
         took = slow_ms if rank // 2 == 2 else 5.0
-        entries = [entry(n + 1, at_ms=50.0 * n, took_ms=took, sizes=LARGE, group=group) for n in range(20)]
+        entries = [
+            entry(n + 1, at_ms=50.0 * n, took_ms=took, sizes=LARGE, group=group) for n in range(20)
+        ]
         content = dump(entries)
         content["pg_config"][group]["ranks"] = str([rank - rank % 2, rank - rank % 2 + 1])
         dumps.append(content)
@@ -70,4 +78,6 @@ def pairs(folder, slow_ms):
 @pytest.mark.parametrize(("slow_ms", "found"), [(6.0, False), (8.0, True)])
 def test_a_group_slower_than_the_others_is_named(tmp_path, slow_ms, found):
     links = pairs(tmp_path, slow_ms)
-    assert [(link.kind, link.ranks) for link in links] == ([("slower_than_others", (4, 5))] if found else [])
+    assert [(link.kind, link.ranks) for link in links] == (
+        [("slower_than_others", (4, 5))] if found else []
+    )

@@ -1,14 +1,14 @@
 """Hot loops, written in Cython's pure Python mode and compiled when tracekit is built.
 
-Each module is plain Python with C types as annotations. ``setup.py`` compiles every module listed in ``MODULES``; where
-that was not possible the same files run uncompiled, with the same results, about a hundred times slower; ``uncompiled``
-then stands in for Cython, which only building needs.
+Each module is plain Python with C types as annotations. ``setup.py`` compiles every module listed
+in ``MODULES``; where that was not possible the same files run uncompiled, with the same results,
+about a hundred times slower; ``uncompiled`` then stands in for Cython, which only building needs.
 
-Rules for code in this package: a loop reads and writes the arrays it is given, allocates nothing, and returns an
-integer or nothing. Types of variables are inferred; one that holds the result of ``and``, ``or`` or ``max`` is
-declared, because Cython would infer a Python object. Constants are copied to typed variables before a loop that needs
-them: a module's own are Python objects. Bounds checks are on (see ``setup.py``) except in functions that switch them
-off and say why that is safe.
+Rules for code in this package: a loop reads and writes the arrays it is given, allocates nothing,
+and returns an integer or nothing. Types of variables are inferred; one that holds the result of
+``and``, ``or`` or ``max`` is declared, because Cython would infer a Python object. Constants are
+copied to typed variables before a loop that needs them: a module's own are Python objects. Bounds
+checks are on (see ``setup.py``) except in functions that switch them off and say why that is safe.
 """
 
 from __future__ import annotations
@@ -38,12 +38,18 @@ MODULES = (
 
 def is_compiled() -> bool:
     """Return whether all loops run as compiled code."""
-    return all(str(import_module(module).__file__).endswith(tuple(EXTENSION_SUFFIXES)) for module in MODULES)
+    return all(
+        str(import_module(module).__file__).endswith(tuple(EXTENSION_SUFFIXES))
+        for module in MODULES
+    )
 
 
 @cache
 def warn_if_uncompiled() -> None:
-    """Say once on stderr that the loops run uncompiled, and what to install; worker processes say nothing."""
+    """Say once on stderr that the loops run uncompiled, and what to install.
+
+    Worker processes say nothing.
+    """
     if parent_process() is None and not is_compiled():
         sys.stderr.write(
             "tracekit: runs uncompiled, about a hundred times slower; install a C compiler and Python's headers "

@@ -1,7 +1,7 @@
 """Autograd nodes among host ranges, and the operators inside and outside of them.
 
-Ranges come with parents before children (``tracekit.classify.host_ranges``), so that one pass over the rows sees the
-result of a parent before it needs it.
+Ranges come with parents before children (``tracekit.classify.host_ranges``), so that one pass over
+the rows sees the result of a parent before it needs it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ RERUN = 16  # it runs forward work again
 @cython.cfunc
 @cython.inline
 def _flags_of(
-    row: cython.Py_ssize_t, name: cython.const[cython.int][::1], name_flags: cython.const[cython.longlong][::1]
+    row: cython.Py_ssize_t,
+    name: cython.const[cython.int][::1],
+    name_flags: cython.const[cython.longlong][::1],
 ) -> cython.longlong:
     """Return the flags of a range's name; the last are those of ranges without a name."""
     return name_flags[name[row] if name[row] >= 0 else name_flags.shape[0] - 1]
@@ -86,8 +88,8 @@ def find_nodes(
         node_of[i] = i if is_node else node_around
         number[i] = sequence[i] if is_node else -1
         flags[i] = node if is_node else 0
-        # Some evaluations have no number, only the node's own range inside has. The node's hooks before and behind that
-        # range run ops with other numbers.
+        # Some evaluations have no number, only the node's own range inside has. The node's hooks
+        # before and behind that range run ops with other numbers.
         is_own_range = (own_flags & node_name) != 0 and (flags_around & evaluation_name) != 0
         if is_own_range and node_around == parent_row and number[parent_row] < 0:
             number[parent_row] = sequence[i]
@@ -114,10 +116,11 @@ def spread_flags(
 
     Args:
         parent: Op around each range; -1: none.
-        flags: Flags of each range. Ranges inside a ``FORWARD`` or ``MADE_NODE`` op get that flag too.
+        flags: Flags of each range. Ranges inside a ``FORWARD`` or ``MADE_NODE`` op get that flag
+            too.
         made_node: Result: nearest ``MADE_NODE_THAT_RAN`` op at or above each range; -1: none.
-        rerun: Result: nearest ``RERUN`` op at or above each range with no node between them; -1: none. A node inside
-            forward work that runs again is backward work.
+        rerun: Result: nearest ``RERUN`` op at or above each range with no node between them; -1:
+            none. A node inside forward work that runs again is backward work.
 
     """
     ran_flag: cython.uchar = MADE_NODE_THAT_RAN

@@ -22,19 +22,21 @@ def number_walks(
 ) -> int:
     """Assign kernels to descending walks over sequence numbers.
 
-    A walk ends where the number rises, where it comes to numbers that another walk has been over, and where it leaves
-    such numbers again.
+    A walk ends where the number rises, where it comes to numbers that another walk has been over,
+    and where it leaves such numbers again.
 
     Args:
         number: Sequence number of each kernel, in launch order; -1: none.
-        loose_wgrads_before: Weight gradients outside autograd launched before each kernel. One between two kernels of
-            the same number shows that the node was run twice, unless the walk goes on downwards after it.
+        loose_wgrads_before: Weight gradients outside autograd launched before each kernel. One
+            between two kernels of the same number shows that the node was run twice, unless the
+            walk goes on downwards after it.
         first_number: Smallest sequence number.
-        first_walk: Walk that was first at each number, counted from ``first_number``; -1 at the call.
+        first_walk: Walk that was first at each number, counted from ``first_number``; -1 at the
+            call.
         next_number: Scratch space, one number for each kernel.
         walk: Result: walk of each kernel; -1 before the first number.
-        repeated_walk: Result: for each walk the earlier walk whose numbers it goes over again, or itself. One longer
-            than the kernels, -1 at the call.
+        repeated_walk: Result: for each walk the earlier walk whose numbers it goes over again, or
+            itself. One longer than the kernels, -1 at the call.
 
     Returns:
         Number of walks.
@@ -63,9 +65,14 @@ def number_walks(
             walk[i] = current
             continue
         earlier = first_walk[n - first_number]
-        continues_down = next_number[i] >= 0 and next_number[i] < n and first_walk[next_number[i] - first_number] < 0
+        continues_down = (
+            next_number[i] >= 0
+            and next_number[i] < n
+            and first_walk[next_number[i] - first_number] < 0
+        )
         goes_back = n > last  # a walk never goes up; true of the first number too
-        # A weight gradient outside autograd separates two runs of a node, unless the walk continues to new numbers.
+        # A weight gradient outside autograd separates two runs of a node, unless the walk continues
+        # to new numbers.
         runs_twice = n == last and loose_wgrads_before[i] > last_loose_wgrads and not continues_down
         # Down to numbers of an earlier walk, other than the one that is being repeated.
         enters_other = n < last and earlier >= 0 and repeated_walk[current] != earlier
@@ -97,8 +104,10 @@ def renumber_walks(
         first_visitor: Walk, after cutting, that was first at the kernel's number.
         uncut_walk: Walk of each kernel before cutting.
         walk: Result: walk of each kernel; 0 before the first number.
-        repeated_walk: Result: for each walk the first walk with the same first visitor. -1 at the call.
-        first_walk: Scratch space: for each first visitor its first walk in the result; -1 at the call.
+        repeated_walk: Result: for each walk the first walk with the same first visitor. -1 at the
+            call.
+        first_walk: Scratch space: for each first visitor its first walk in the result; -1 at the
+            call.
 
     Returns:
         Number of walks, at least 1.
@@ -110,7 +119,12 @@ def renumber_walks(
     last_uncut_walk: cython.longlong = -1
     for i in range(number.shape[0]):
         if number[i] >= 0:
-            if current < 0 or first_visitor[i] != last_visitor or number[i] > last or uncut_walk[i] != last_uncut_walk:
+            if (
+                current < 0
+                or first_visitor[i] != last_visitor
+                or number[i] > last
+                or uncut_walk[i] != last_uncut_walk
+            ):
                 current += 1
                 last_visitor = first_visitor[i]
                 if first_walk[last_visitor] < 0:

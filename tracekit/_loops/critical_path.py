@@ -1,8 +1,8 @@
 """Walks along the critical path: from an event back to what held it back, within a rank and across ranks.
 
-Within a rank (``tracekit.critical_path.pieces``) events that follow each other without a choice form a piece. Across
-ranks (``tracekit.critical_path.links``) a walk goes back from piece to piece; where a communication waited for a peer
-it continues with the peer's piece.
+Within a rank (``tracekit.critical_path.pieces``) events that follow each other without a choice
+form a piece. Across ranks (``tracekit.critical_path.links``) a walk goes back from piece to piece;
+where a communication waited for a peer it continues with the peer's piece.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ except ImportError:
 NO_LIMIT = 2**63 - 1
 """Later than every time of a trace."""
 
-# Rows of the arrays of ``replay_events``, as C variables: of ``times`` and (the first three) ``replayed``,
+# Rows of the arrays of ``replay_events``, as C variables: of ``times`` and (the first three)
+# ``replayed``,
 _START = cython.declare(cython.int, 0)
 _END = cython.declare(cython.int, 1)
 _LAUNCH = cython.declare(cython.int, 2)
@@ -129,23 +130,29 @@ def walk_steps(
     """Walk back from the end of every step to its beginning, piece by piece, over all ranks.
 
     Args:
-        start, end, before, kind: Pieces of all ranks: times, the piece each followed (-1: none), and its kind.
-        communication_kind, unknown_kind: Kinds of a communication, and of time that no piece explains.
+        start, end, before, kind: Pieces of all ranks: times, the piece each followed (-1: none),
+            and its kind.
+        communication_kind, unknown_kind: Kinds of a communication, and of time that no piece
+            explains.
         comm_piece: Piece of each communication, ascending.
         comm_rank: Index of each communication's rank.
         comm_kind: Kind that a communication's segment gets.
         last_to_arrive: The communication of the peer that arrived last; -1: none other.
         last_arrival, own_arrival: When the last peer and when this rank arrived.
         has_step: [step, rank index]: whether the rank recorded the step.
-        step_begin: [step, rank index]: begin of the step on the rank; a walk ends where its rank began the step.
-        final_time, final_piece, final_rank: Of each step: when it ended, the piece to walk back from, and that piece's
-            rank.
-        stopped_rank, stopped_ns: Results: where a walk ended before the step's begin, and how long before; -1 and 0 at
-            the call.
-        least_margin: Result: [step, rank index]: least time by which the rank arrived before the last; -1 at the call.
-        operations: Result: [step, rank index]: communications of the path at which it did; 0 at the call.
+        step_begin: [step, rank index]: begin of the step on the rank; a walk ends where its rank
+            began the step.
+        final_time, final_piece, final_rank: Of each step: when it ended, the piece to walk back
+            from, and that piece's rank.
+        stopped_rank, stopped_ns: Results: where a walk ended before the step's begin, and how long
+            before; -1 and 0 at the call.
+        least_margin: Result: [step, rank index]: least time by which the rank arrived before the
+            last; -1 at the call.
+        operations: Result: [step, rank index]: communications of the path at which it did; 0 at the
+            call.
         seen: Scratch space, one number for each communication; -1 at the call.
-        segments: Result: rows of step, piece, kind, index of the peer's rank (-1: none), start and end.
+        segments: Result: rows of step, piece, kind, index of the peer's rank (-1: none), start and
+            end.
 
     Returns:
         Number of segments; -1 if ``segments`` has too few rows.
@@ -174,7 +181,9 @@ def walk_steps(
                     else:
                         high = middle
                 segment_kind = comm_kind[comm]
-                seen[comm] = step  # clocks that disagree could send the walk in a circle: go to each only once
+                seen[comm] = (
+                    step  # clocks that disagree could send the walk in a circle: go to each only once
+                )
                 peer = last_to_arrive[comm]
                 if peer >= 0 and has_step[step, comm_rank[peer]] and seen[peer] != step:
                     seen[peer] = step
@@ -230,23 +239,31 @@ def replay_events(
     """Run all events again with other durations: each starts when all it waits for has happened, plus its own delay.
 
     Args:
-        order: Event numbers in order of start, and (plus the number of events) in order of launch, merged by time.
-        times: Measured times of each event on one clock: start; end; launch (``NO_LIMIT``: not known); delay (from the
-            last of what it waited for to its start); blocked (time since the launch before in which the host waited for
-            the GPU); transfer (from the arrival of the last member to its end); begin (first start on its rank, before
-            which nothing of the rank starts that waits for nothing).
-        before: What each event waits for, -1: nothing: event of the same stream; event of another stream; event
-            launched before it by the same host; GPU event whose end let the host go on to its launch.
-        factors: New over measured duration of each event (of a matched one: of its transfer); and of the host's time
-            before its launch, negative: the event does not wait for its launch.
-        first_match, matches: Matched operations of event i: ``matches[first_match[i]:first_match[i + 1]]``.
-        decisive: The match of each event that was complete last; -1: its duration does not depend on others.
-        replayed: Result: start; end; launch; what held the start back (an event, or the launch: number of events +
-            event; -1: nothing); what held the launch back (the event that released the host; -1: the host itself).
-        arrivals: Result: last start of a member of each match (smaller than all times at the call); that member.
+        order: Event numbers in order of start, and (plus the number of events) in order of launch,
+            merged by time.
+        times: Measured times of each event on one clock: start; end; launch (``NO_LIMIT``: not
+            known); delay (from the last of what it waited for to its start); blocked (time since
+            the launch before in which the host waited for the GPU); transfer (from the arrival of
+            the last member to its end); begin (first start on its rank, before which nothing of the
+            rank starts that waits for nothing).
+        before: What each event waits for, -1: nothing: event of the same stream; event of another
+            stream; event launched before it by the same host; GPU event whose end let the host go
+            on to its launch.
+        factors: New over measured duration of each event (of a matched one: of its transfer); and
+            of the host's time before its launch, negative: the event does not wait for its launch.
+        first_match, matches: Matched operations of event i: ``matches[first_match[i]:first_match[i
+            + 1]]``.
+        decisive: The match of each event that was complete last; -1: its duration does not depend
+            on others.
+        replayed: Result: start; end; launch; what held the start back (an event, or the launch:
+            number of events + event; -1: nothing); what held the launch back (the event that
+            released the host; -1: the host itself).
+        arrivals: Result: last start of a member of each match (smaller than all times at the call);
+            that member.
 
     """
-    # In order of measured times: what an event waited for, and all members of that match, started before it.
+    # In order of measured times: what an event waited for, and all members of that match, started
+    # before it.
     events = times.shape[1]
     for i in range(order.shape[0]):
         event = cython.cast(cython.longlong, order[i])
@@ -278,7 +295,9 @@ def _replay_launch(
     released_by = before[_RELEASED_BY, event]
     launch = times[_LAUNCH, event]
     begin = times[_BEGIN, event]
-    host_factor: cython.double = abs(factors[_HOST_FACTOR, event])  # its sign says whether the start waits for it
+    host_factor: cython.double = abs(
+        factors[_HOST_FACTOR, event]
+    )  # its sign says whether the start waits for it
     host_ns: cython.longlong
     ready = launch
     if previous >= 0:
@@ -312,11 +331,14 @@ def _replay_start(
     start = times[_START, event]
     launch = times[_LAUNCH, event]
     held_by: cython.longlong = -1
-    # The first value counts only for an event that waits for nothing; one whose launch is not known stays in its place.
+    # The first value counts only for an event that waits for nothing; one whose launch is not known
+    # stays in its place.
     ready: cython.longlong = start if launch == _NO_LAUNCH else times[_BEGIN, event]
     previous_end: cython.longlong
     if launch != _NO_LAUNCH and factors[_HOST_FACTOR, event] >= 0:
-        ready = replayed[_LAUNCH, event] + min(start - launch, 0)  # clocks may put a start before its launch
+        ready = replayed[_LAUNCH, event] + min(
+            start - launch, 0
+        )  # clocks may put a start before its launch
         held_by = times.shape[1] + event
     for k in range(_LAUNCH_BEFORE):  # the events of the same stream and of another stream
         previous = before[k, event]
@@ -344,7 +366,8 @@ def _replayed_end(
     """Return the end of an event that has started: of a matched one, its transfer after the last member's arrival."""
     if decisive[event] < 0:
         return replayed[_START, event] + cython.cast(
-            cython.longlong, (times[_END, event] - times[_START, event]) * factors[_DURATION_FACTOR, event]
+            cython.longlong,
+            (times[_END, event] - times[_START, event]) * factors[_DURATION_FACTOR, event],
         )
     return max(replayed[_START, event], arrivals[_LAST_START, decisive[event]]) + cython.cast(
         cython.longlong, times[_TRANSFER, event] * factors[_DURATION_FACTOR, event]
@@ -371,7 +394,8 @@ def walk_replayed_step(
         launch_before: Event launched before each event by the same host; -1: none.
         decisive, replayed, arrivals: As for ``replay_events``.
         part: Number that the time of each event is summed under.
-        part_ns: Result: time on the path by that number: of events; of hosts before the launch of such events.
+        part_ns: Result: time on the path by that number: of events; of hosts before the launch of
+            such events.
 
     """
     events: cython.longlong = replayed.shape[1]
@@ -401,7 +425,9 @@ def walk_replayed_step(
             until = replayed[_START, event]
             following = replayed[_START_HELD_BY, event]
             if decisive[event] >= 0 and arrivals[_LAST_START, decisive[event]] > until:
-                until = arrivals[_LAST_START, decisive[event]]  # before that it waited for the last member
+                until = arrivals[
+                    _LAST_START, decisive[event]
+                ]  # before that it waited for the last member
                 following = replayed[_START_HELD_BY, arrivals[_LAST_MEMBER, decisive[event]]]
         part_ns[1 if is_host else 0, part[event]] += max(now - max(until, begin), 0)
         now = min(now, until)

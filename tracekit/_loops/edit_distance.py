@@ -25,8 +25,9 @@ def count_edits(
         Number of edits, or ``limit`` + 1 if there are more than ``limit``.
 
     """
-    # A diagonal holds the pairs (x, y) of positions in a and b with x - y = diagonal. reach[diagonal + limit + 1] is
-    # the farthest x on it that the edits so far lead to; an edit leads to a neighbouring diagonal.
+    # A diagonal holds the pairs (x, y) of positions in a and b with x - y = diagonal.
+    # reach[diagonal + limit + 1] is the farthest x on it that the edits so far lead to; an edit
+    # leads to a neighbouring diagonal.
     for edits in range(limit + 1):
         for diagonal in range(-edits, edits + 1, 2):
             k = diagonal + limit + 1

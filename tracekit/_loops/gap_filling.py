@@ -24,7 +24,9 @@ def _cost(
     has_forwards_left: cython.bint,
     eager: cython.bint,
 ) -> cython.longlong:
-    """Return how much running a ready op costs; the op with the lowest cost is run, among equals the first.
+    """Return how much running a ready op costs.
+
+    The op with the lowest cost is run, among equals the first.
 
     | mode                           | 0                          | 1           | 2           | 3           |
     |--------------------------------|----------------------------|-------------|-------------|-------------|
@@ -78,10 +80,12 @@ def fill_gaps(
     eager: cython.bint,
     order: cython.longlong[::1],
 ) -> int:
-    """Run all ranks slot by slot; a rank whose next op is not ready runs a later one, if memory allows.
+    """Run all ranks slot by slot.
 
-    While a rank has forwards to run, it leaves its order only to fill a gap (``eager``: also to run I before W).
-    Without any it runs I before W, because other ranks wait only for I.
+    A rank whose next op is not ready runs a later one, if memory allows.
+
+    While a rank has forwards to run, it leaves its order only to fill a gap (``eager``: also to run
+    I before W). Without any it runs I before W, because other ranks wait only for I.
 
     Args:
         kind, stage, microbatch: The ops, rank after rank in their given order.
@@ -91,8 +95,8 @@ def fill_gaps(
         next_row: Row of ``order`` for each rank's next op.
         forwards_left: Forwards each rank has to run.
         activations: Activations that each rank holds; 0 at the call.
-        f_done, i_done: [stage, microbatch]: slot from which the result of F and I can be used; ``UNSTARTED`` at the
-            call.
+        f_done, i_done: [stage, microbatch]: slot from which the result of F and I can be used;
+            ``UNSTARTED`` at the call.
         max_activations: Activations a rank may hold when it runs a forward out of order.
         window: Ops to look ahead.
         eager: Whether a rank with forwards to run may run I before a W that is next.
@@ -118,19 +122,25 @@ def fill_gaps(
             before_op = -1
             op = head[rank]
             looked_at = 0
-            activations_in_order = activations[rank]  # after the ops looked at so far, run in their order
+            activations_in_order = activations[
+                rank
+            ]  # after the ops looked at so far, run in their order
             peak_in_order = activations_in_order
             while op < rank_end[rank] and looked_at < window:
-                # A forward that is run early adds an activation to all that the skipped ops will hold.
+                # A forward that is run early adds an activation to all that the skipped ops will
+                # hold.
                 may_run = kind[op] != F or looked_at == 0 or peak_in_order < max_activations
                 if may_run and _is_ready(kind[op], stage[op], microbatch[op], f_done, i_done, now):
-                    cost = _cost(kind[op], kind[head[rank]], looked_at == 0, forwards_left[rank] > 0, eager)
+                    cost = _cost(
+                        kind[op], kind[head[rank]], looked_at == 0, forwards_left[rank] > 0, eager
+                    )
                     if cost < best_cost:
                         best = op
                         before_best = before_op
                         best_cost = cost
-                    # The head at no cost is run at once. Behind it the search ends at a cost of 1: it goes through the
-                    # ops in their order, and leaving the order further than needed delays what was to come first.
+                    # The head at no cost is run at once. Behind it the search ends at a cost of 1:
+                    # it goes through the ops in their order, and leaving the order further than
+                    # needed delays what was to come first.
                     if best_cost == 0 or (looked_at > 0 and best_cost == 1):
                         break
                 if kind[op] == F:
@@ -160,7 +170,9 @@ def fill_gaps(
             order[next_row[rank]] = best
             next_row[rank] += 1
             ops_left -= 1
-        if ops_left == ops_left_before:  # no result is outstanding, so that the next slot would be the same
+        if (
+            ops_left == ops_left_before
+        ):  # no result is outstanding, so that the next slot would be the same
             raise ValueError(f"none of the {ops_left} ops that are left can run")
         now += 1
     return int(now)

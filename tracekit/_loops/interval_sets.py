@@ -1,6 +1,7 @@
 """Passes over intervals of time, and over interval sets.
 
-An interval set holds disjoint half-open intervals [start, end), sorted by group and start (``tracekit.intervals``).
+An interval set holds disjoint half-open intervals [start, end), sorted by group and start
+(``tracekit.intervals``).
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def join(
     """
     groups: cython.Py_ssize_t = state.shape[1] - 1
     never: cython.longlong = NEVER
-    # Count each group's joined intervals. state[0] has the count of group g at g + 1, so that the running sum below
-    # gives the first output row of each group; state[1] is how far the group's last interval reaches, state[2] its last
-    # start.
+    # Count each group's joined intervals. state[0] has the count of group g at g + 1, so that the
+    # running sum below gives the first output row of each group; state[1] is how far the group's
+    # last interval reaches, state[2] its last start.
     for g in range(groups + 1):
         state[0, g] = 0
         state[1, g] = never
@@ -55,8 +56,8 @@ def join(
     for g in range(groups):
         state[0, g + 1] += state[0, g]
         state[1, g] = never
-    # Write them. state[0, g] is now the output row of the group's next interval; it ends where the next group's rows
-    # begin, so the total stays in the last column.
+    # Write them. state[0, g] is now the output row of the group's next interval; it ends where the
+    # next group's rows begin, so the total stays in the last column.
     for i in range(start.shape[0]):
         g = group[i]
         if end[i] > start[i]:
@@ -91,10 +92,13 @@ def subtract(
 
     """
     count: cython.Py_ssize_t = 0
-    first: cython.Py_ssize_t = 0  # of the other set's intervals, the first that may overlap the present one
+    first: cython.Py_ssize_t = (
+        0  # of the other set's intervals, the first that may overlap the present one
+    )
     for i in range(start_a.shape[0]):
         while first < start_b.shape[0] and (
-            group_b[first] < group_a[i] or (group_b[first] == group_a[i] and end_b[first] <= start_a[i])
+            group_b[first] < group_a[i]
+            or (group_b[first] == group_a[i] and end_b[first] <= start_a[i])
         ):
             first += 1
         rest = start_a[i]  # start of what is left of the present interval
@@ -135,12 +139,15 @@ def measure_covered(
         covered: Result, one number for each query interval, 0 at the call.
 
     """
-    # Time covered up to the query's end, minus time covered up to its start. Both searches begin at the result of the
-    # query before, because queries mostly ascend; the two must not share it, so there are two passes.
+    # Time covered up to the query's end, minus time covered up to its start. Both searches begin at
+    # the result of the query before, because queries mostly ascend; the two must not share it, so
+    # there are two passes.
     count = 0
     for i in range(query_start.shape[0]):
         count = _count_started(group, start, query_group[i], query_start[i], count)
-        covered[i] -= _covered_until(group, end, running_total, query_group[i], query_start[i], count)
+        covered[i] -= _covered_until(
+            group, end, running_total, query_group[i], query_start[i], count
+        )
     count = 0
     for i in range(query_end.shape[0]):
         count = _count_started(group, start, query_group[i], query_end[i], count)
@@ -158,7 +165,10 @@ def _count_started(
 ) -> cython.Py_ssize_t:
     """Return how many intervals lie in earlier groups, or in the query's group and start at or before ``time``."""
     step: cython.Py_ssize_t = 1
-    if guess > 0 and (group[guess - 1] > query_group or (group[guess - 1] == query_group and start[guess - 1] > time)):
+    if guess > 0 and (
+        group[guess - 1] > query_group
+        or (group[guess - 1] == query_group and start[guess - 1] > time)
+    ):
         low = 0
         high = guess - 1
     else:  # gallop forward from the guess

@@ -1,11 +1,12 @@
 """Scanner of PyTorch profiler traces: the JSON text of events to rows of integers.
 
-``Scanner.scan`` walks the events in one buffer and writes one row of ``len(Column)`` integers per complete event. A
-text is stored once in a dictionary; rows hold its code. The scanner checks only what it needs to find its way: an event
-that is not JSON is counted and stepped over.
+``Scanner.scan`` walks the events in one buffer and writes one row of ``len(Column)`` integers per
+complete event. A text is stored once in a dictionary; rows hold its code. The scanner checks only
+what it needs to find its way: an event that is not JSON is counted and stepped over.
 
-Every method reads ``self.buffer`` only at indexes below ``self.end``, which ``scan`` checks against the buffer's
-length. Loops that run once per byte therefore switch Cython's bounds checks off; everything else keeps them.
+Every method reads ``self.buffer`` only at indexes below ``self.end``, which ``scan`` checks against
+the buffer's length. Loops that run once per byte therefore switch Cython's bounds checks off;
+everything else keeps them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if cython.compiled:
     from cython.cimports.tracekit._loops.json_scanner import fold_product, load_word, trailing_zeros
 
 NULL = -(2**63) + 2**31
-"""Stands for "no value" in a row. Its low 32 bits are ``NULL32``, so a column cast to 32 bits keeps its nulls."""
+"""Stands for "no value" in a row. Its low 32 bits are ``NULL32``, so a column cast to 32 bits keeps
+its nulls."""
 
 NULL32 = -(2**31)
 """``NULL`` in a column of 32-bit integers."""
@@ -69,7 +71,9 @@ class Target(IntEnum):
 
     PHASE = len(Column)  # one letter that says what kind of event it is
     ARGS = len(Column) + 1  # an object whose keys are looked up as well
-    IGNORED = len(Column) + 2  # a key that only events have: it helps to find the next event behind damage
+    IGNORED = (
+        len(Column) + 2
+    )  # a key that only events have: it helps to find the next event behind damage
     NONE = len(Column) + 3  # the key is not known
 
 
@@ -93,18 +97,20 @@ class Status(IntEnum):
 
 _SEED = secrets.randbits(64)
 _SECOND_SEED = secrets.randbits(64)
-"""Random numbers of this process. They decide where texts lie in the hash table, so that no file can be made whose
-texts all lie in one place; what is read does not depend on them."""
+"""Random numbers of this process. They decide where texts lie in the hash table, so that no file
+can be made whose texts all lie in one place; what is read does not depend on them."""
 
 FIXED_TEXTS = ("python_function", "[memory]", "stream ", "nn.Module: ")
-"""Texts that the scanner compares with. The caller adds them to the dictionary first: their codes are 0, 1, 2 and 3."""
+"""Texts that the scanner compares with. The caller adds them to the dictionary first: their codes
+are 0, 1, 2 and 3."""
 
 GAP_ROWS = 4 * (len(Level) * (len(Column) + len(Target)) + 1)
 """Rows of the table of gaps: a few for each context, see ``Scanner._find_gap``."""
 GAP_FIELDS = 5
 
 if not cython.compiled:
-    # The constants of json_scanner.pxd, which code without the interpreter lock can read; a test compares the values.
+    # The constants of json_scanner.pxd, which code without the interpreter lock can read; a test
+    # compares the values.
     _NULL = NULL
     _WIDTH, _FIRST_TEXT = len(Column), Column.NAME.value
     _TEXT_COLUMNS = _WIDTH - _FIRST_TEXT
@@ -116,13 +122,17 @@ if not cython.compiled:
     _EVENT_LEVEL, _ARGS_LEVEL, _MEMORY_LEVEL = range(3)
     _MORE, _END, _PARTIAL, _ROWS_FULL, _TEXT_FULL = range(5)
     _PYTHON_FUNCTION, _MEMORY, _STREAM, _MODULE_CALL = range(4)  # codes of FIXED_TEXTS
-    # Results of methods that return an index: the buffer ends first; the text is not JSON (``broken_at`` says where).
+    # Results of methods that return an index: the buffer ends first; the text is not JSON
+    # (``broken_at`` says where).
     _CUT, _BROKEN = -1, -2
     _LONGEST_KEY = 32  # bytes; no known key is longer
     _UNKNOWN_PHASE = 1  # of an event whose "ph" is not one letter
     _LARGEST = 2**63 - 1
-    _MAX_BEFORE_DIGIT = _LARGEST // 10 - 1  # the largest number to which another digit can be appended
-    # Gaps: contexts per level, the context of an event's first key, gaps per context, bytes, and the fields of a gap.
+    _MAX_BEFORE_DIGIT = (
+        _LARGEST // 10 - 1
+    )  # the largest number to which another digit can be appended
+    # Gaps: contexts per level, the context of an event's first key, gaps per context, bytes, and
+    # the fields of a gap.
     _CONTEXTS = len(Column) + len(Target)
     _START_CONTEXT = len(Level) * _CONTEXTS
     _GAPS_PER_CONTEXT = 4
@@ -141,17 +151,20 @@ if not cython.compiled:
 class Scanner:
     """One thread's scanner: its dictionary of texts, the rows it fills, and counts of what it has seen.
 
-    The arrays belong to the caller, who passes ``memoryview`` objects, and calls ``set_dictionary`` first.
+    The arrays belong to the caller, who passes ``memoryview`` objects, and calls ``set_dictionary``
+    first.
 
     Args:
-        targets: ``Column`` or ``Target`` by ``Level`` and by the code of the key, ``[len(Level), keys]``.
-        tile: A few rows and behind each the ends of its texts, ``[rows, len(Column) + texts]``. They stay in the
-            fastest cache until they are copied to ``columns``.
+        targets: ``Column`` or ``Target`` by ``Level`` and by the code of the key, ``[len(Level),
+            keys]``.
+        tile: A few rows and behind each the ends of its texts, ``[rows, len(Column) + texts]``.
+            They stay in the fastest cache until they are copied to ``columns``.
         columns: Rows, column by column, ``[len(Column), rows]``.
-        bounds: Least value, greatest value and number of values of each column, ``[3, len(Column)]``.
+        bounds: Least value, greatest value and number of values of each column, ``[3,
+            len(Column)]``.
         memory_rows: Rows of the allocator's events, numbers only.
-        phases: Number of events that were not kept by the byte of their phase. 0 counts events without a phase, 1 those
-            whose phase is not one letter.
+        phases: Number of events that were not kept by the byte of their phase. 0 counts events
+            without a phase, 1 those whose phase is not one letter.
         gaps: Texts between two values, ``[GAP_ROWS, GAP_FIELDS]``, see ``_find_gap``.
 
     """
@@ -219,7 +232,10 @@ class Scanner:
             self._insert(self._hash(starts[code], starts[code + 1]), code)
 
     def add_text(self, text: cython.const[cython.uchar][::1]) -> int:
-        """Return the code of a text, which is added if it is new; the dictionary must have room for it."""
+        """Return the code of a text, which is added if it is new.
+
+        The dictionary must have room for it.
+        """
         self.buffer = text
         return int(self._intern(0, text.shape[0]))
 
@@ -235,10 +251,12 @@ class Scanner:
         """Scan ``buffer[start:end]`` and return the ``Status``; ``position`` says where it stopped.
 
         Args:
-            buffer: Text of events, from behind an event or behind the bracket that opens their list.
+            buffer: Text of events, from behind an event or behind the bracket that opens their
+                list.
             start: Index of the first byte.
             end: Index behind the last byte.
-            is_last: No bytes follow: an event that runs to the end is damaged if another event starts inside it.
+            is_last: No bytes follow: an event that runs to the end is damaged if another event
+                starts inside it.
             keep_stacks: Whether all Python frames become rows, not only calls of modules.
 
         """
@@ -295,7 +313,10 @@ class Scanner:
                 i = stop
 
     def _may_follow_event(self, i: cython.Py_ssize_t) -> cython.bint:
-        """Return whether what comes next from *i* may stand behind an event; the comma between two may be missing."""
+        """Return whether what comes next from *i* may stand behind an event.
+
+        The comma between two may be missing.
+        """
         i = self._skip_space(i)
         if i >= self.end:
             return True
@@ -318,7 +339,9 @@ class Scanner:
         self.broken_at = i
         return _BROKEN
 
-    def _step_over_damage(self, i: cython.Py_ssize_t, failure: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    def _step_over_damage(
+        self, i: cython.Py_ssize_t, failure: cython.Py_ssize_t
+    ) -> cython.Py_ssize_t:
         """Return where to go on behind the damaged event at *i*, or ``_CUT`` if that takes more bytes."""
         after: cython.Py_ssize_t = _CUT
         if failure == _CUT:
@@ -373,8 +396,8 @@ class Scanner:
     def _other_value_end(self, i: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Return the index behind the value at *i*, an element of the list that is no object, ``_CUT`` or ``_BROKEN``.
 
-        Valid lists can hold ``null``, for example. What may be the rest of a damaged event is not such a value: a list
-        in which an event seems to start, and a value that a key follows.
+        Valid lists can hold ``null``, for example. What may be the rest of a damaged event is not
+        such a value: a list in which an event seems to start, and a value that a key follows.
         """
         stop: cython.Py_ssize_t
         after: cython.Py_ssize_t
@@ -420,14 +443,22 @@ class Scanner:
             bracket = self._skip_space(i + 1)
             if bracket < self.end and self.buffer[bracket] == ord("]"):
                 after = self._skip_space(bracket + 1)
-                if after >= self.end or self.buffer[after] == ord(",") or self.buffer[after] == ord("}"):
+                if (
+                    after >= self.end
+                    or self.buffer[after] == ord(",")
+                    or self.buffer[after] == ord("}")
+                ):
                     return bracket
             i += 1
 
     def _keep_event(self, i: cython.Py_ssize_t) -> cython.int:
-        """Make a row of the event at *i*, which was read last, or count it; returns ``_MORE`` or what is full."""
+        """Make a row of the event at *i*, which was read last, or count it.
+
+        Returns ``_MORE`` or what is full.
+        """
         has_time: cython.bint = self.tile[self.tile_rows, _TS] != _NULL
-        # An event without a phase is complete if it has a time: one that lacks both is of no known kind.
+        # An event without a phase is complete if it has a time: one that lacks both is of no known
+        # kind.
         is_complete: cython.bint = self.phase == ord("X") or (self.phase == 0 and has_time)
         is_memory: cython.bint = self.phase == ord("i") and self._has_text(_NAME, _MEMORY)
         is_timed: cython.bint = has_time and not self.has_bad_time
@@ -437,7 +468,10 @@ class Scanner:
             if not (is_memory and self._keep_memory(i)):
                 self.phases[self.phase] += 1
         elif (
-            not self.keep_stacks and is_timed and self._has_text(_CAT, _PYTHON_FUNCTION) and not self._is_module_call()
+            not self.keep_stacks
+            and is_timed
+            and self._has_text(_CAT, _PYTHON_FUNCTION)
+            and not self._is_module_call()
         ):
             self.python_frames += 1
             self.complete += 1
@@ -451,7 +485,10 @@ class Scanner:
         return _MORE
 
     def _append_row(self, has_time: cython.bint) -> cython.int:
-        """Add the row of the event that was read last to the tile; returns ``_MORE`` or ``_TEXT_FULL``."""
+        """Add the row of the event that was read last to the tile.
+
+        Returns ``_MORE`` or ``_TEXT_FULL``.
+        """
         row: cython.Py_ssize_t = self.tile_rows
         column: cython.int
         text_bytes: cython.longlong = 0
@@ -465,7 +502,9 @@ class Scanner:
             return _TEXT_FULL
         for column in range(_FIRST_TEXT, _WIDTH):
             if self.tile[row, column] != _NULL:
-                self.tile[row, column] = self._intern(self.tile[row, column], self._text_end(column))
+                self.tile[row, column] = self._intern(
+                    self.tile[row, column], self._text_end(column)
+                )
         self.tile[row, _ID] = self.complete
         self.tile[row, _EVENT] = self.events
         if has_time:
@@ -479,7 +518,10 @@ class Scanner:
         return _MORE
 
     def _keep_memory(self, i: cython.Py_ssize_t) -> cython.int:
-        """Read the allocator's event at *i* again for its own arguments; keep it if it has a time and a size."""
+        """Read the allocator's event at *i* again for its own arguments.
+
+        Keep it if it has a time and a size.
+        """
         row: cython.Py_ssize_t = self.tile_rows
         k: cython.Py_ssize_t
         self._read_event(i, _MEMORY_LEVEL)
@@ -490,7 +532,9 @@ class Scanner:
         self.memory_count += 1
         return 1
 
-    @cython.boundscheck(False)  # _walk stops before the tile and the columns hold more rows than they have
+    @cython.boundscheck(
+        False
+    )  # _walk stops before the tile and the columns hold more rows than they have
     def _flush_tile(self) -> cython.int:
         """Copy the rows of the tile behind those in the columns, and update the bounds.
 
@@ -532,17 +576,20 @@ class Scanner:
         self.tile_columns = 0
         return 0
 
-    # Every read is behind a check of i < self.end, and targets below _WIDTH are columns of the tile.
+    # Every read is behind a check of i < self.end, and targets below _WIDTH are columns of the
+    # tile.
     @cython.boundscheck(False)
     def _read_event(self, start: cython.Py_ssize_t, args_level: cython.int) -> cython.Py_ssize_t:
         """Read the object at *start* into the next row of the tile: numbers, and of texts the bounds in the buffer.
 
-        Returns the index behind it, ``_CUT`` or ``_BROKEN``. *args_level* is the level of its arguments' keys.
+        Returns the index behind it, ``_CUT`` or ``_BROKEN``. *args_level* is the level of its
+        arguments' keys.
 
-        A key's target says where its value goes: below ``_FIRST_TEXT`` a column of numbers, below ``_WIDTH`` a column
-        of texts, above no column. The bytes between two values (a gap) are the same in most events of a file: they
-        are remembered with the target that they lead to, under the key before them (the context), so that most keys are
-        found by comparing bytes (``_find_gap``).
+        A key's target says where its value goes: below ``_FIRST_TEXT`` a column of numbers, below
+        ``_WIDTH`` a column of texts, above no column. The bytes between two values (a gap) are the
+        same in most events of a file: they are remembered with the target that they lead to, under
+        the key before them (the context), so that most keys are found by comparing bytes
+        (``_find_gap``).
         """
         i: cython.Py_ssize_t = start + 1
         begin: cython.Py_ssize_t
@@ -550,7 +597,8 @@ class Scanner:
         context: cython.Py_ssize_t = _START_CONTEXT
         level: cython.int = _EVENT_LEVEL
         target: cython.int
-        # Not used when an allocator's event is read again: remembered gaps hold targets of _ARGS_LEVEL.
+        # Not used when an allocator's event is read again: remembered gaps hold targets of
+        # _ARGS_LEVEL.
         uses_known_gaps: cython.bint = args_level == _ARGS_LEVEL
         self._clear_row(self.tile_rows)
         self.phase = 0
@@ -570,12 +618,16 @@ class Scanner:
                     return i
                 target = self.next_target
                 level = self.next_level
-                if uses_known_gaps and target != _ARGS:  # what follows "args" decides whether its keys are looked up
+                if (
+                    uses_known_gaps and target != _ARGS
+                ):  # what follows "args" decides whether its keys are looked up
                     self._remember_gap(context, begin, i - begin)
             if target == _CLOSED:
                 return i
             context = level * _CONTEXTS + target
-            if self.buffer[i] <= ord(" "):  # behind a gap that was remembered without blanks at its end
+            if self.buffer[i] <= ord(
+                " "
+            ):  # behind a gap that was remembered without blanks at its end
                 i = self._skip_space(i)
                 if i >= self.end:
                     return _CUT
@@ -586,7 +638,10 @@ class Scanner:
     # As in _read_event; the caller has checked that i < self.end.
     @cython.boundscheck(False)
     def _read_value(self, i: cython.Py_ssize_t, target: cython.int) -> cython.Py_ssize_t:
-        """Read the value at *i* into the row, as its key's target says; returns the index behind it or a failure."""
+        """Read the value at *i* into the row, as its key's target says.
+
+        Returns the index behind it or a failure.
+        """
         row: cython.Py_ssize_t = self.tile_rows
         first: cython.Py_ssize_t = i
         last: cython.Py_ssize_t
@@ -606,7 +661,9 @@ class Scanner:
             elif target < _FIRST_TEXT:
                 self._read_quoted_number(first, last, target)
                 self.tile[row, target] = self.number
-                if (target == _TS and self.number == _NULL) or (target == _DUR and self.number < 0):  # _NULL is < 0
+                if (target == _TS and self.number == _NULL) or (
+                    target == _DUR and self.number < 0
+                ):  # _NULL is < 0
                     self.has_bad_time = True
             return last + 1
         if c == ord("{") or c == ord("["):
@@ -620,7 +677,8 @@ class Scanner:
             return last
         if target < _FIRST_TEXT:
             i = self._read_number(first, self.end, is_time)
-            # Nearly all numbers end here; negative and cut ones and what is no number (_NULL < 0) are looked at below.
+            # Nearly all numbers end here; negative and cut ones and what is no number (_NULL < 0)
+            # are looked at below.
             if self.number >= 0 and i < self.end and self._ends_scalar(self.buffer[i]):
                 self.tile[row, target] = self.number
                 return i
@@ -655,12 +713,17 @@ class Scanner:
         return _FIRST_TEXT <= target < _WIDTH
 
     def _next_value(
-        self, i: cython.Py_ssize_t, is_first_key: cython.bint, level: cython.int, args_level: cython.int
+        self,
+        i: cython.Py_ssize_t,
+        is_first_key: cython.bint,
+        level: cython.int,
+        args_level: cython.int,
     ) -> cython.Py_ssize_t:
         """Find the next value from *i*, which is behind a value or behind the brace that opens the event.
 
-        Returns its index, ``_CUT`` or ``_BROKEN``; ``next_target`` and ``next_level`` say what the value is used for.
-        If the event ended, ``next_target`` is ``_CLOSED``, and the index is that behind the event.
+        Returns its index, ``_CUT`` or ``_BROKEN``; ``next_target`` and ``next_level`` say what the
+        value is used for. If the event ended, ``next_target`` is ``_CLOSED``, and the index is that
+        behind the event.
         """
         first: cython.Py_ssize_t
         last: cython.Py_ssize_t
@@ -712,14 +775,16 @@ class Scanner:
             self.next_level = level
             return i
 
-    @cython.boundscheck(False)  # both texts lie before self.end: _LONGEST_GAP bytes follow i, and gaps were read before
+    @cython.boundscheck(
+        False
+    )  # both texts lie before self.end: _LONGEST_GAP bytes follow i, and gaps were read before
     def _find_gap(self, context: cython.Py_ssize_t, i: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Return the row of ``gaps`` whose text stands at *i* too, or -1.
 
-        A profiler writes the same few texts between two values again and again, such as ``, "tid": `` or a line break
-        and ``"args": {``. They are remembered by the key before them ("context"), so that most keys need only a
-        comparison, which saves a quarter of the time. A text means the same wherever its bytes and its context are the
-        same.
+        A profiler writes the same few texts between two values again and again, such as ``, "tid":
+        `` or a line break and ``"args": {``. They are remembered by the key before them
+        ("context"), so that most keys need only a comparison, which saves a quarter of the time. A
+        text means the same wherever its bytes and its context are the same.
         """
         gap: cython.Py_ssize_t
         k: cython.Py_ssize_t
@@ -764,7 +829,9 @@ class Scanner:
         self.gaps[gap, _LEVEL] = self.next_level
         return 0
 
-    def _set_text(self, column: cython.int, first: cython.Py_ssize_t, last: cython.Py_ssize_t) -> cython.int:
+    def _set_text(
+        self, column: cython.int, first: cython.Py_ssize_t, last: cython.Py_ssize_t
+    ) -> cython.int:
         """Note that the text of a column of this row is ``buffer[first:last]``."""
         self.tile[self.tile_rows, column] = first
         self.tile[self.tile_rows, column + _TEXT_COLUMNS] = last
@@ -782,9 +849,15 @@ class Scanner:
     def _is_module_call(self) -> cython.bint:
         """Return whether the event read last is the Python frame of a call of an ``nn.Module``."""
         first: cython.longlong = self.tile[self.tile_rows, _NAME]
-        return first != _NULL and self._text_end(_NAME) - first > 11 and self._equals(first, first + 11, _MODULE_CALL)
+        return (
+            first != _NULL
+            and self._text_end(_NAME) - first > 11
+            and self._equals(first, first + 11, _MODULE_CALL)
+        )
 
-    def _target(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, level: cython.int) -> cython.int:
+    def _target(
+        self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, level: cython.int
+    ) -> cython.int:
         """Return what the value of the key ``buffer[first:last]`` is used for."""
         code: cython.Py_ssize_t = -1
         if last - first <= _LONGEST_KEY:
@@ -793,7 +866,9 @@ class Scanner:
             code = self._lookup_escaped(first, last)
         return self.targets[level, code] if 0 <= code < self.targets.shape[1] else _NO_TARGET
 
-    def _lookup_escaped(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    def _lookup_escaped(
+        self, first: cython.Py_ssize_t, last: cython.Py_ssize_t
+    ) -> cython.Py_ssize_t:
         """Return the code of the known key that ``buffer[first:last]`` spells with escapes, or -1."""
         code: cython.Py_ssize_t
         i: cython.Py_ssize_t
@@ -806,7 +881,9 @@ class Scanner:
         for code in range(self.targets.shape[1]):
             k = self.starts[code]
             i = first
-            while i < last and k < self.starts[code + 1] and self._unescape(i, last) == self.heap[k]:
+            while (
+                i < last and k < self.starts[code + 1] and self._unescape(i, last) == self.heap[k]
+            ):
                 i += self._escape_length(i)
                 k += 1
             if i >= last and k == self.starts[code + 1]:
@@ -820,7 +897,10 @@ class Scanner:
         return 6 if self.buffer[i + 1] == ord("u") else 2
 
     def _unescape(self, i: cython.Py_ssize_t, last: cython.Py_ssize_t) -> cython.int:
-        """Return the character at *i* of a string that ends at *last*; -1 if it is not one that known keys have."""
+        """Return the character at *i* of a string that ends at *last*.
+
+        -1 if it is not one that known keys have.
+        """
         k: cython.Py_ssize_t
         digit: cython.int
         character: cython.int = 0
@@ -859,7 +939,9 @@ class Scanner:
         return code
 
     @cython.boundscheck(False)  # the mask keeps every slot inside the table
-    def _lookup(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, hashed: cython.ulonglong) -> cython.Py_ssize_t:
+    def _lookup(
+        self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, hashed: cython.ulonglong
+    ) -> cython.Py_ssize_t:
         """Return the code of ``buffer[first:last]``, or -1 if the dictionary does not have it."""
         mask: cython.ulonglong = self.slots.shape[0] - 1
         slot: cython.ulonglong = (hashed >> 32) & mask
@@ -882,8 +964,9 @@ class Scanner:
         self.slots[slot] = (hashed >> 32 << 32) | (code + 1)
         return 0
 
-    # The methods below look at every byte, so Cython's bounds checks would cost most here. They are safe without: all
-    # callers pass 0 <= i, first, last <= self.end, and no index is read that was not compared with one of them.
+    # The methods below look at every byte, so Cython's bounds checks would cost most here. They are
+    # safe without: all callers pass 0 <= i, first, last <= self.end, and no index is read that was
+    # not compared with one of them.
 
     @cython.boundscheck(False)
     def _clear_row(self, row: cython.Py_ssize_t) -> cython.int:
@@ -894,7 +977,9 @@ class Scanner:
         return 0
 
     @cython.boundscheck(False)
-    def _equals(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, code: cython.Py_ssize_t) -> cython.bint:
+    def _equals(
+        self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, code: cython.Py_ssize_t
+    ) -> cython.bint:
         """Return whether ``buffer[first:last]`` is the text of *code*, which is in the dictionary."""
         begin: cython.Py_ssize_t = self.starts[code]
         length: cython.Py_ssize_t = last - first
@@ -902,7 +987,11 @@ class Scanner:
             return False
         if cython.compiled:
             return (
-                length == 0 or memcmp(cython.address(self.buffer[first]), cython.address(self.heap[begin]), length) == 0
+                length == 0
+                or memcmp(
+                    cython.address(self.buffer[first]), cython.address(self.heap[begin]), length
+                )
+                == 0
             )
         return bytes(self.buffer[first:last]) == bytes(self.heap[begin : begin + length])
 
@@ -939,7 +1028,8 @@ class Scanner:
     def _mix(self, a: cython.ulonglong, b: cython.ulonglong) -> cython.ulonglong:
         """Return both halves of a product of 128 bits, xored: every bit of it depends on every bit of *a* and *b*.
 
-        One of them depends on a seed, so that nobody who does not know the seed can choose texts with the same hash.
+        One of them depends on a seed, so that nobody who does not know the seed can choose texts
+        with the same hash.
         """
         product: cython.ulonglong
         if cython.compiled:
@@ -992,7 +1082,10 @@ class Scanner:
         return _CUT
 
     def _zero_bytes(self, word: cython.ulonglong) -> cython.ulonglong:
-        """Return a word with the high bit of each zero byte of *word* set; bits above the first one may be wrong."""
+        """Return a word with the high bit of each zero byte of *word* set.
+
+        Bits above the first one may be wrong.
+        """
         return ((word - _ONES) & _64_BITS) & ~word & _HIGHS
 
     def _first_byte(self, hits: cython.ulonglong) -> cython.Py_ssize_t:
@@ -1005,7 +1098,8 @@ class Scanner:
     def _skip_nested(self, i: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Return the index behind the array or object at *i*, ``_CUT`` or ``_BROKEN``.
 
-        Behind a string there must be what JSON allows there: else texts behind a lost quote would count as structure.
+        Behind a string there must be what JSON allows there: else texts behind a lost quote would
+        count as structure.
         """
         depth: cython.Py_ssize_t = 0
         c: cython.uchar
@@ -1044,7 +1138,9 @@ class Scanner:
         return c <= ord(" ") or c == ord(",") or c == ord("]") or c == ord("}")
 
     def _is_json_scalar(self, i: cython.Py_ssize_t) -> cython.bint:
-        """Return whether the bare word at *i* starts as a number, true, false or null; ``NaN`` and ``N/A`` do not.
+        """Return whether the bare word at *i* starts as a number, true, false or null.
+
+        ``NaN`` and ``N/A`` do not.
 
         The byte behind a bare word is in the buffer, see ``_scalar_end``.
         """
@@ -1055,8 +1151,13 @@ class Scanner:
             return self.buffer[i + 1] == ord("u")
         return ord("0") <= c <= ord("9") or c == ord("t") or c == ord("f")
 
-    def _read_quoted_number(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, column: cython.int) -> cython.int:
-        """Read the number in the string ``buffer[first:last]``; as a thread, "stream 7" counts too (files of 2021)."""
+    def _read_quoted_number(
+        self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, column: cython.int
+    ) -> cython.int:
+        """Read the number in the string ``buffer[first:last]``.
+
+        As a thread, "stream 7" counts too (files of 2021).
+        """
         if column == _TID and last - first > 7 and self._equals(first, first + 7, _STREAM):
             first += 7
         if self._read_number(first, last, column == _TS or column == _DUR) != last:
@@ -1067,15 +1168,18 @@ class Scanner:
     def _read_number(
         self, i: cython.Py_ssize_t, end: cython.Py_ssize_t, in_thousandths: cython.bint
     ) -> cython.Py_ssize_t:
-        """Read the number at *i* into ``number``, never by way of a float; returns the index behind it.
+        """Read the number at *i* into ``number``, never by way of a float.
 
-        The result is truncated to an integer; with *in_thousandths* it is multiplied by 1,000 first, so that three
-        decimals are kept. ``number`` is ``NULL`` if there is no number, or if it does not fit into 64 bits; then the
-        index may lie inside the number.
+        Returns the index behind it.
+
+        The result is truncated to an integer; with *in_thousandths* it is multiplied by 1,000
+        first, so that three decimals are kept. ``number`` is ``NULL`` if there is no number, or if
+        it does not fit into 64 bits; then the index may lie inside the number.
         """
         value: cython.longlong = 0
         exponent: cython.int = 0
-        # Power of ten by which value is multiplied in the end; as wide as an index, as each decimal lowers it by one.
+        # Power of ten by which value is multiplied in the end; as wide as an index, as each decimal
+        # lowers it by one.
         scale: cython.Py_ssize_t = 3 if in_thousandths else 0
         first_digit: cython.Py_ssize_t
         is_negative: cython.bint = i < end and self.buffer[i] == ord("-")
@@ -1094,7 +1198,9 @@ class Scanner:
         if i < end and self.buffer[i] == ord("."):
             i += 1
             while i < end and ord("0") <= self.buffer[i] <= ord("9"):
-                if value <= _MAX_BEFORE_DIGIT:  # further digits change no thousandth of a number that fits
+                if (
+                    value <= _MAX_BEFORE_DIGIT
+                ):  # further digits change no thousandth of a number that fits
                     value = value * 10 + (self.buffer[i] - ord("0"))
                     scale -= 1
                 i += 1
@@ -1105,7 +1211,8 @@ class Scanner:
                 i += 1
             first_digit = i
             while i < end and ord("0") <= self.buffer[i] <= ord("9"):
-                # No number with an exponent of 99 or more fits, so that larger ones need not be told apart.
+                # No number with an exponent of 99 or more fits, so that larger ones need not be
+                # told apart.
                 exponent = min(exponent * 10 + (self.buffer[i] - ord("0")), 99)
                 i += 1
             if i == first_digit:

@@ -1,7 +1,7 @@
 """Nesting of host ranges, found in one pass with a stack of open ranges.
 
-Ranges of one thread nest like calls. A pass visits them by thread and start and keeps the open ranges on a stack, so
-that the innermost range around anything is on top.
+Ranges of one thread nest like calls. A pass visits them by thread and start and keeps the open
+ranges on a stack, so that the innermost range around anything is on top.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def _count_open(
     end: cython.const[cython.longlong][::1],
     now: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Return how many of the *count* ranges on a stack are open at *now*; it is the innermost ones that were closed."""
+    """Return how many of the *count* ranges on a stack are open at *now*.
+
+    It is the innermost ones that were closed.
+    """
     while count > 0 and end[stack[count - 1]] <= now:
         count -= 1
     return count
@@ -56,14 +59,16 @@ def nest(
     Args:
         thread, start, end, kind, name: Ranges by thread, then start, the longer first.
         point_thread, point_time: Points by thread, then time.
-        stacks: Scratch space: three rows, one longer than the ranges: the depth inside the innermost is written too.
-        op_around, annotation_around: Results: row of the range around every range; -1 where there is none.
-        path_hash: Result: hash of the names of the ops (of an annotation: of the annotations) from the outermost to the
-            range itself.
-        siblings: Result: op before and op after each op in the same op; -1 where there is none. Not computed if it has
-            no columns.
-        op_around_point, annotation_around_point: Results: row of the range around every point. Must be filled with -1
-            by the caller, and stays so where there is none.
+        stacks: Scratch space: three rows, one longer than the ranges: the depth inside the
+            innermost is written too.
+        op_around, annotation_around: Results: row of the range around every range; -1 where there
+            is none.
+        path_hash: Result: hash of the names of the ops (of an annotation: of the annotations) from
+            the outermost to the range itself.
+        siblings: Result: op before and op after each op in the same op; -1 where there is none. Not
+            computed if it has no columns.
+        op_around_point, annotation_around_point: Results: row of the range around every point. Must
+            be filled with -1 by the caller, and stays so where there is none.
 
     """
     range_count: cython.Py_ssize_t = start.shape[0]
@@ -76,16 +81,18 @@ def nest(
     point: cython.Py_ssize_t = 0
     current_thread: cython.longlong = -1
     parent_hash: cython.ulonglong
-    # The open ranges of the current thread, the innermost last. Entries behind these were closed and do not count.
+    # The open ranges of the current thread, the innermost last. Entries behind these were closed
+    # and do not count.
     op_stack: cython.int[::1] = stacks[0]
     open_ops: cython.Py_ssize_t = 0
     annotation_stack: cython.int[::1] = stacks[1]
     open_annotations: cython.Py_ssize_t = 0
-    # The last op seen at each depth, a possible sibling of the next op there; -1: none since the op around was opened.
+    # The last op seen at each depth, a possible sibling of the next op there; -1: none since the op
+    # around was opened.
     last_op_at_depth: cython.int[::1] = stacks[2]
     for i in range(range_count + 1):
-        # Points before this range. One at its start lies inside, and is assigned after that range was opened; behind
-        # the last range come all points that are left.
+        # Points before this range. One at its start lies inside, and is assigned after that range
+        # was opened; behind the last range come all points that are left.
         while point < point_count and (
             i == range_count
             or point_thread[point] < thread[i]
@@ -93,7 +100,9 @@ def nest(
         ):
             if point_thread[point] == current_thread:
                 open_ops = _count_open(op_stack, open_ops, end, point_time[point])
-                open_annotations = _count_open(annotation_stack, open_annotations, end, point_time[point])
+                open_annotations = _count_open(
+                    annotation_stack, open_annotations, end, point_time[point]
+                )
                 if open_ops > 0:
                     op_around_point[point] = op_stack[open_ops - 1]
                 if open_annotations > 0:
@@ -109,13 +118,15 @@ def nest(
         open_ops = _count_open(op_stack, open_ops, end, start[i])
         open_annotations = _count_open(annotation_stack, open_annotations, end, start[i])
         op_around[i] = op_stack[open_ops - 1] if open_ops > 0 else -1
-        annotation_around[i] = annotation_stack[open_annotations - 1] if open_annotations > 0 else -1
+        annotation_around[i] = (
+            annotation_stack[open_annotations - 1] if open_annotations > 0 else -1
+        )
         parent = op_around[i] if kind[i] == op_kind else annotation_around[i]
         parent_hash = 0
         if parent >= 0:
             parent_hash = cython.cast(cython.ulonglong, path_hash[parent])
-        # Names are numbered from 0, and -1 is no name: one more is never negative. The product wraps around at 64 bits:
-        # by itself in C, by the mask where this file is run as Python.
+        # Names are numbered from 0, and -1 is no name: one more is never negative. The product
+        # wraps around at 64 bits: by itself in C, by the mask where this file is run as Python.
         parent_hash ^= cython.cast(cython.ulonglong, name[i] + 1)
         path_hash[i] = (parent_hash * factor + offset) & low_64_bits
         if want_siblings:
@@ -137,7 +148,9 @@ def nest(
 
 
 def find_nearest_marked(
-    parent: cython.const[cython.int][::1], marked: cython.const[cython.uchar][::1], nearest: cython.int[::1]
+    parent: cython.const[cython.int][::1],
+    marked: cython.const[cython.uchar][::1],
+    nearest: cython.int[::1],
 ) -> None:
     """Find for every row the nearest marked row at or above it.
 
@@ -199,8 +212,8 @@ def assign_lines(
     Args:
         track, start, end: Events by track, then start, the longer first.
         around: Scratch space: the event that each event lies in, on its line.
-        innermost: Scratch space: innermost open event of each line. Its length is the number of lines; what nests on
-            none of them goes to the last.
+        innermost: Scratch space: innermost open event of each line. Its length is the number of
+            lines; what nests on none of them goes to the last.
         line: Result.
 
     """

@@ -1,15 +1,17 @@
 """Scanner of Perfetto traces: protobuf packets to rows of integers.
 
-A trace is a sequence of ``TracePacket`` messages. ``PacketScanner.scan`` walks those in one buffer. It writes one row
-for each slice that begins, each instant and each render stage of a GPU, one row of ``ends`` for each slice that ends,
-and one row of ``state`` for each packet that says something about others (names, tracks, clocks): these are few and the
-caller decodes them. A text is stored once in a dictionary; rows hold its code.
+A trace is a sequence of ``TracePacket`` messages. ``PacketScanner.scan`` walks those in one buffer.
+It writes one row for each slice that begins, each instant and each render stage of a GPU, one row
+of ``ends`` for each slice that ends, and one row of ``state`` for each packet that says something
+about others (names, tracks, clocks): these are few and the caller decodes them. A text is stored
+once in a dictionary; rows hold its code.
 
-Perfetto's own Python classes take 13 to 24 µs per event, the reader built on this scanner 2.2 to 5 µs with its table
-(``benchmarks/pftrace.py``).
+Perfetto's own Python classes take 13 to 24 µs per event, the reader built on this scanner 2.2 to 5
+µs with its table (``benchmarks/pftrace.py``).
 
-Every method reads ``self.buffer`` only between two indexes that ``scan`` checked against the buffer's length, or that
-were checked against such indexes. Methods that run once per field therefore switch Cython's bounds checks off.
+Every method reads ``self.buffer`` only between two indexes that ``scan`` checked against the
+buffer's length, or that were checked against such indexes. Methods that run once per field
+therefore switch Cython's bounds checks off.
 """
 
 from __future__ import annotations
@@ -124,7 +126,9 @@ _LARGEST_LENGTH = cython.declare(cython.ulonglong, 2**62)
 _MAX_BEFORE_DIGIT = cython.declare(cython.longlong, (2**63 - 1) // 10 - 1)
 _64_BITS = cython.declare(cython.ulonglong, 2**64 - 1)
 _32_BITS = cython.declare(cython.ulonglong, 2**32 - 1)
-_MIX = cython.declare(cython.ulonglong, 0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads hashes over the table
+_MIX = cython.declare(
+    cython.ulonglong, 0x9E3779B97F4A7C15
+)  # 2**64 / golden ratio: spreads hashes over the table
 
 # Results of methods that return an index or a status.
 _CUT = cython.declare(cython.int, -1)  # the message ends inside a field
@@ -146,10 +150,12 @@ _OTHER = cython.declare(cython.int, 3)
 class PacketScanner:
     """Scanner with its dictionary of texts, the rows it fills, and counts of what it has seen.
 
-    The arrays belong to the caller, who passes ``memoryview`` objects, and calls ``set_dictionary`` first.
+    The arrays belong to the caller, who passes ``memoryview`` objects, and calls ``set_dictionary``
+    first.
 
     Args:
-        targets: Column, trait or ``NO_TARGET`` by ``PacketLevel`` and by the code of the argument's key.
+        targets: Column, trait or ``NO_TARGET`` by ``PacketLevel`` and by the code of the argument's
+            key.
         rows: Rows of events, ``[rows, WIDTH]``.
         ends: Rows of slices that end, ``[rows, END_COLUMNS]``.
         state: Rows of packets that the caller decodes, ``[rows, STATE_COLUMNS]``.
@@ -210,12 +216,23 @@ class PacketScanner:
             self._insert(self._hash(starts[code], starts[code + 1], is_message[code]), code)
 
     def add_text(self, text: cython.const[cython.uchar][::1]) -> int:
-        """Return the code of a text, which is added if it is new; -2 if the dictionary has no room for it."""
+        """Return the code of a text, which is added if it is new.
+
+        -2 if the dictionary has no room for it.
+        """
         self.buffer = text
         return int(self._intern(0, text.shape[0], 0))
 
-    def scan(self, buffer: cython.const[cython.uchar][::1], start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> int:
-        """Scan the packets in ``buffer[start:end]`` and return the ``PacketStatus``; ``position``: where it stopped."""
+    def scan(
+        self,
+        buffer: cython.const[cython.uchar][::1],
+        start: cython.Py_ssize_t,
+        end: cython.Py_ssize_t,
+    ) -> int:
+        """Scan the packets in ``buffer[start:end]`` and return the ``PacketStatus``.
+
+        ``position``: where it stopped.
+        """
         i: cython.Py_ssize_t
         tag: cython.ulonglong
         length: cython.ulonglong
@@ -261,7 +278,10 @@ class PacketScanner:
             self.position = i + cython.cast(cython.Py_ssize_t, length)
 
     def _read_packet(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t) -> cython.int:
-        """Read the packet in ``buffer[first:last]``; returns 0, or ``_FULL`` before anything was kept of it."""
+        """Read the packet in ``buffer[first:last]``.
+
+        Returns 0, or ``_FULL`` before anything was kept of it.
+        """
         i: cython.Py_ssize_t = first
         event: cython.Py_ssize_t = -1
         event_end: cython.Py_ssize_t = -1
@@ -294,7 +314,8 @@ class PacketScanner:
                 stage = self.first
                 stage_end = i
             elif field == 12 or field == 60 or field == 6 or field == 59 or field == 41:
-                # interned_data, track_descriptor, clock_snapshot, trace_packet_defaults, incremental_state_cleared
+                # interned_data, track_descriptor, clock_snapshot, trace_packet_defaults,
+                # incremental_state_cleared
                 is_state = True
         if event >= 0:
             done = self._read_track_event(event, event_end)
@@ -334,7 +355,9 @@ class PacketScanner:
                 self.rows[row, _TRACK] = self.number
             elif field == 10:  # name_iid
                 self.rows[row, _NAME_ID] = self.number
-            elif field == 3 and self.rows[row, _CATEGORY_ID] == _NULL:  # category_iids: the first counts
+            elif (
+                field == 3 and self.rows[row, _CATEGORY_ID] == _NULL
+            ):  # category_iids: the first counts
                 if self.tag & 7 == 2:
                     if self._varint(self.first, i) < 0:
                         return _CUT
@@ -358,7 +381,9 @@ class PacketScanner:
         while i < last:
             i = self._field(i, last)
             if self.tag >> 3 == 4 and self.tag & 7 == 2:  # debug_annotations
-                done = self._read_argument(self.first, i, _INSTANT_LEVEL if kind == _INSTANT else _EVENT_LEVEL)
+                done = self._read_argument(
+                    self.first, i, _INSTANT_LEVEL if kind == _INSTANT else _EVENT_LEVEL
+                )
                 if done < 0:
                     return done
         self.rows[row, _TYPE] = kind
@@ -405,7 +430,9 @@ class PacketScanner:
         self._keep_row()
         return 0
 
-    def _read_argument(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, level: cython.int) -> cython.int:
+    def _read_argument(
+        self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, level: cython.int
+    ) -> cython.int:
         """Read a ``DebugAnnotation`` into the next row; returns 0, ``_CUT`` or ``_FULL``."""
         i: cython.Py_ssize_t = first
         key: cython.Py_ssize_t = -1
@@ -423,7 +450,9 @@ class PacketScanner:
             if field == 10 and self.tag & 7 == 2:  # name
                 key = self.first
                 key_end = i
-            elif field == 2 or field == 3 or field == 4 or field == 7:  # bool, unsigned, signed, pointer
+            elif (
+                field == 2 or field == 3 or field == 4 or field == 7
+            ):  # bool, unsigned, signed, pointer
                 value = _NUMBER
                 number = self.number
             elif field == 6 and self.tag & 7 == 2:  # string_value
@@ -435,7 +464,9 @@ class PacketScanner:
         if key < 0:
             self.unnamed_arguments += 1
             return 0
-        return self._keep_argument(self._target(key, key_end, level), value, number, text, text_end, first, last)
+        return self._keep_argument(
+            self._target(key, key_end, level), value, number, text, text_end, first, last
+        )
 
     def _read_extra(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t) -> cython.int:
         """Read an ``ExtraData`` into the next row; returns 0, ``_CUT`` or ``_FULL``."""
@@ -483,7 +514,11 @@ class PacketScanner:
             self.rows[row, _TRAITS] |= cython.cast(cython.longlong, 1) << (target - _FIRST_TRAIT)
             return 0
         if _FIRST_TEXT <= target <= _LAST_TEXT or target >= _FIRST_EXTRA_TEXT:
-            code = self._intern(text, text_end, 0) if value == _STRING else self._intern(first, last, 1)
+            code = (
+                self._intern(text, text_end, 0)
+                if value == _STRING
+                else self._intern(first, last, 1)
+            )
             if code < 0:
                 return _FULL
             self.rows[row, target] = code
@@ -558,7 +593,9 @@ class PacketScanner:
             return i + cython.cast(cython.Py_ssize_t, self.value)
         return self._skip(i, last, kind)
 
-    def _skip(self, i: cython.Py_ssize_t, last: cython.Py_ssize_t, kind: cython.int) -> cython.Py_ssize_t:
+    def _skip(
+        self, i: cython.Py_ssize_t, last: cython.Py_ssize_t, kind: cython.int
+    ) -> cython.Py_ssize_t:
         """Return the index behind a number of the wire type *kind* at *i*, or ``_CUT``."""
         if kind == _VARINT:
             return self._varint(i, last)
@@ -585,7 +622,9 @@ class PacketScanner:
         while i < last and shift < 70:
             byte = self.buffer[i]
             i += 1
-            self.value = (self.value | (byte & 0x7F) << shift) & _64_BITS if shift < 64 else self.value
+            self.value = (
+                (self.value | (byte & 0x7F) << shift) & _64_BITS if shift < 64 else self.value
+            )
             if byte < 0x80:
                 return i
             shift += 7
@@ -609,13 +648,20 @@ class PacketScanner:
         return -value if is_negative else value
 
     @cython.boundscheck(False)  # codes below targets.shape[1] are columns of it
-    def _target(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, level: cython.int) -> cython.int:
+    def _target(
+        self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, level: cython.int
+    ) -> cython.int:
         """Return what the argument with the key ``buffer[first:last]`` is used for."""
         code: cython.Py_ssize_t = self._lookup(first, last, 0, self._hash(first, last, 0))
         return self.targets[level, code] if 0 <= code < self.targets.shape[1] else _NO_TARGET
 
-    def _intern(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, is_message: cython.uchar) -> cython.Py_ssize_t:
-        """Return the code of ``buffer[first:last]``, which is added if it is new; ``_FULL`` if there is no room."""
+    def _intern(
+        self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, is_message: cython.uchar
+    ) -> cython.Py_ssize_t:
+        """Return the code of ``buffer[first:last]``, which is added if it is new.
+
+        ``_FULL`` if there is no room.
+        """
         hashed: cython.ulonglong = self._hash(first, last, is_message)
         code: cython.Py_ssize_t = self._lookup(first, last, is_message, hashed)
         begin: cython.Py_ssize_t
@@ -623,7 +669,10 @@ class PacketScanner:
         if code >= 0:
             return code
         code = self.text_count
-        if code + 1 >= self.starts.shape[0] or self.starts[code] + last - first > self.heap.shape[0]:
+        if (
+            code + 1 >= self.starts.shape[0]
+            or self.starts[code] + last - first > self.heap.shape[0]
+        ):
             return _FULL
         begin = self.starts[code]
         for k in range(last - first):
@@ -649,7 +698,11 @@ class PacketScanner:
         code: cython.Py_ssize_t
         while entry != 0:
             code = cython.cast(cython.Py_ssize_t, entry & _32_BITS) - 1
-            if entry >> 32 == hashed >> 32 and self.is_message[code] == is_message and self._equals(first, last, code):
+            if (
+                entry >> 32 == hashed >> 32
+                and self.is_message[code] == is_message
+                and self._equals(first, last, code)
+            ):
                 return code
             slot = (slot + 1) & mask
             entry = self.slots[slot]
@@ -665,7 +718,9 @@ class PacketScanner:
         return 0
 
     @cython.boundscheck(False)  # both texts lie inside their arrays
-    def _equals(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, code: cython.Py_ssize_t) -> cython.bint:
+    def _equals(
+        self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, code: cython.Py_ssize_t
+    ) -> cython.bint:
         """Return whether ``buffer[first:last]`` is the text of *code*."""
         begin: cython.Py_ssize_t = self.starts[code]
         length: cython.Py_ssize_t = last - first
@@ -673,7 +728,11 @@ class PacketScanner:
             return False
         if cython.compiled:
             return (
-                length == 0 or memcmp(cython.address(self.buffer[first]), cython.address(self.heap[begin]), length) == 0
+                length == 0
+                or memcmp(
+                    cython.address(self.buffer[first]), cython.address(self.heap[begin]), length
+                )
+                == 0
             )
         return bytes(self.buffer[first:last]) == bytes(self.heap[begin : begin + length])
 
@@ -688,7 +747,9 @@ class PacketScanner:
         return word
 
     @cython.boundscheck(False)  # first <= i < last
-    def _hash(self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, is_message: cython.uchar) -> cython.ulonglong:
+    def _hash(
+        self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, is_message: cython.uchar
+    ) -> cython.ulonglong:
         """Return the hash of ``buffer[first:last]``."""
         hashed: cython.ulonglong = ((last - first + is_message) * _MIX) & _64_BITS
         word: cython.ulonglong = 0

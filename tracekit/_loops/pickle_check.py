@@ -1,8 +1,9 @@
 """Check of a pickle before it is loaded: opcodes of plain values alone, within limits.
 
-The pickle is carried out without making its values: the stack and the memo hold, for each value, only whether it is a
-container, and which. A container can be changed only until the memo hands it out a second time. So no container can
-come to hold itself, and the size and depth noted when it was last changed stay true.
+The pickle is carried out without making its values: the stack and the memo hold, for each value,
+only whether it is a container, and which. A container can be changed only until the memo hands it
+out a second time. So no container can come to hold itself, and the size and depth noted when it was
+last changed stay true.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _LIST, _DICT, _TUPLE = range(3)
 """Kinds of containers."""
 
 _CALLING_OPCODES = memoryview(b"cRbioPQ\x81\x82\x83\x84\x92\x93\x97\x98")
-"""GLOBAL, REDUCE, BUILD, INST, OBJ, PERSID, BINPERSID, NEWOBJ, EXT1, EXT2, EXT4, NEWOBJ_EX, STACK_GLOBAL and the two
-opcodes of buffers outside the pickle: they name, call or fetch what the file does not hold."""
+"""GLOBAL, REDUCE, BUILD, INST, OBJ, PERSID, BINPERSID, NEWOBJ, EXT1, EXT2, EXT4, NEWOBJ_EX,
+STACK_GLOBAL and the two opcodes of buffers outside the pickle: they name, call or fetch what the
+file does not hold."""
 
 
 @cython.cfunc
@@ -32,7 +34,10 @@ opcodes of buffers outside the pickle: they name, call or fetch what the file do
 def _read_unsigned(
     data: cython.const[cython.uchar][::1], start: cython.Py_ssize_t, count: cython.Py_ssize_t
 ) -> cython.longlong:
-    """Return *count* bytes, at most 8, as a number; a length of 2**62 bytes and more is cut to that."""
+    """Return *count* bytes, at most 8, as a number.
+
+    A length of 2**62 bytes and more is cut to that.
+    """
     number: cython.longlong = 0
     i: cython.Py_ssize_t = count - 1
     while i >= 0:
@@ -128,7 +133,9 @@ def check_pickle(
         elif opcode == 0x47:  # BINFLOAT
             pushes_scalar = True
             argument_bytes = 8
-        elif opcode == 0x8C or opcode == 0x43 or opcode == 0x8A:  # SHORT_BINUNICODE, SHORT_BINBYTES, LONG1
+        elif (
+            opcode == 0x8C or opcode == 0x43 or opcode == 0x8A
+        ):  # SHORT_BINUNICODE, SHORT_BINBYTES, LONG1
             pushes_scalar = True
             length_bytes = 1
         elif opcode == 0x58 or opcode == 0x42 or opcode == 0x8B:  # BINUNICODE, BINBYTES, LONG4

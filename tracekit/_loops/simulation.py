@@ -24,14 +24,18 @@ def find_running_order(
 ) -> int:
     """Find an order of all ops in which every op comes after those it depends on.
 
-    Each rank runs its ops in sequence until one has to wait for an op of another rank. It then joins the list of ranks
-    that wait for this op, and continues when the op has run. So every op is looked at once, or once for each wait.
+    Each rank runs its ops in sequence until one has to wait for an op of another rank. It then
+    joins the list of ranks that wait for this op, and continues when the op has run. So every op is
+    looked at once, or once for each wait.
 
     Args:
-        dependencies: [k, op]: ops that an op waits for besides the one before it on its rank; -1: none.
+        dependencies: [k, op]: ops that an op waits for besides the one before it on its rank; -1:
+            none.
         rank_end: Op behind the last of each rank.
-        next_op: Next op of each rank; its first at the call, and where it is stuck if there is a deadlock.
-        first_waiting: First rank that waits for each op, -1 at the call: none. ``DONE`` once the op has run.
+        next_op: Next op of each rank; its first at the call, and where it is stuck if there is a
+            deadlock.
+        first_waiting: First rank that waits for each op, -1 at the call: none. ``DONE`` once the op
+            has run.
         next_waiting: The rank behind each rank in the list it is in, -1 at the call: none.
         order: Result.
 

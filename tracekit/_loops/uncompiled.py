@@ -1,7 +1,8 @@
 """Stand-in for the module ``cython`` where the loops run uncompiled and Cython is not installed.
 
-It has the names that the loops use when they run as plain Python. Annotations are not evaluated, so that most C types
-need no name here; the types below only stand as the first argument of ``cast`` and ``declare``.
+It has the names that the loops use when they run as plain Python. Annotations are not evaluated, so
+that most C types need no name here; the types below only stand as the first argument of ``cast``
+and ``declare``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from tracekit._loops import grouping
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
-"""Row numbers or codes. There are many of them, and no trace has as many rows as 32 bits can count."""
+"""Row numbers or codes. There are many of them, and no trace has as many rows as 32 bits can
+count."""
 Floats = npt.NDArray[np.float64]
 AnyInts = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
@@ -25,7 +26,9 @@ def as_int64(values: npt.NDArray[Any]) -> Ints:
 
 
 def as_int32(values: npt.NDArray[Any]) -> Int32s:
-    """Return *values*, which are row numbers or codes, as contiguous 32-bit integers; a copy only where they are not.
+    """Return *values*, which are row numbers or codes, as contiguous 32-bit integers.
+
+    A copy only where they are not.
 
     >>> as_int32(np.array([3, -1])).dtype
     dtype('int32')
@@ -43,7 +46,9 @@ def as_flags(mask: Bools) -> npt.NDArray[np.uint8]:
 
 
 def find_sorted(values: AnyInts, ordered: AnyInts) -> Ints:
-    """Return the first index of each of *values* in *ordered*, which ascends; -1 where it does not occur.
+    """Return the first index of each of *values* in *ordered*, which ascends.
+
+    -1 where it does not occur.
 
     >>> find_sorted(np.array([3, 4]), np.array([1, 4])).tolist()
     [-1, 1]
@@ -51,7 +56,9 @@ def find_sorted(values: AnyInts, ordered: AnyInts) -> Ints:
     if not len(ordered):
         return np.full(len(values), -1, np.int64)
     index = np.searchsorted(ordered, values)
-    occurs = ordered.take(index, mode="clip") == values  # clip: a value behind the last is compared with the last
+    occurs = (
+        ordered.take(index, mode="clip") == values
+    )  # clip: a value behind the last is compared with the last
     return np.where(occurs, index, -1)
 
 
@@ -74,7 +81,9 @@ def take_or_missing(values: AnyInts, rows: AnyInts, missing: int = -1) -> Ints:
 
 
 def find_ids(wanted: Ints, ids: Ints) -> Ints:
-    """Return the first row of each wanted id among *ids*, which are in any order; -1 if it is negative or not there.
+    """Return the first row of each wanted id among *ids*, which are in any order.
+
+    -1 if it is negative or not there.
 
     >>> find_ids(np.array([4, 5, -1]), np.array([9, 4, -1, 4])).tolist()
     [1, -1, -1]

@@ -1,8 +1,9 @@
 """Text columns as codes, for columns of millions of rows and a few hundred distinct values.
 
-A regular expression runs once over the distinct values; the result for each row is a lookup by its code. A pattern that
-ships with tracekit is a plain ``str`` and runs on Python's ``re``. A pattern from a user's rules file is a
-``LinearPattern``: it runs on the regex engine of polars, whose time grows linearly with the text.
+A regular expression runs once over the distinct values; the result for each row is a lookup by its
+code. A pattern that ships with tracekit is a plain ``str`` and runs on Python's ``re``. A pattern
+from a user's rules file is a ``LinearPattern``: it runs on the regex engine of polars, whose time
+grows linearly with the text.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ import polars as pl
 from tracekit._util.arrays import AnyInts, Bools, Int32s, Ints, take_same_type
 
 MAX_SEARCHED_CHARS = 8192
-"""Characters of a name that shipped patterns look at. No compiler writes longer names; damaged files hold millions."""
+"""Characters of a name that shipped patterns look at. No compiler writes longer names; damaged
+files hold millions."""
 
 
 class LinearPattern(str):
     """A user's regular expression, matched in time linear in the text.
 
-    Python's engine backtracks: a pattern such as ``(a+)+$`` can keep it busy for ever. The engine of polars does not;
-    in return it supports neither look-around nor back-references.
+    Python's engine backtracks: a pattern such as ``(a+)+$`` can keep it busy for ever. The engine
+    of polars does not; in return it supports neither look-around nor back-references.
 
     >>> LinearPattern("^mine_").search_all(["mine_gemm", "other"]).tolist()
     [True, False]
@@ -87,10 +89,13 @@ Query = str | tuple[str, ...]
 class CategoryColumn:
     """A text column: distinct *values*, and for every row the index of its value (-1 for null).
 
-    Results of patterns are cached and must not be written to; columns with the same values share the masks over values.
+    Results of patterns are cached and must not be written to; columns with the same values share
+    the masks over values.
     """
 
-    def __init__(self, values: tuple[str, ...], codes: AnyInts, value_masks: dict[Query, Bools] | None = None) -> None:
+    def __init__(
+        self, values: tuple[str, ...], codes: AnyInts, value_masks: dict[Query, Bools] | None = None
+    ) -> None:
         self.values = values
         self.codes: Int32s = codes.astype(np.int32, copy=False)
         self._value_masks = {} if value_masks is None else value_masks
@@ -105,21 +110,28 @@ class CategoryColumn:
         """
         if series.null_count() == len(series):
             return cls.constant(None, len(series))
-        return cls.from_physical(series, series.to_frame().select(physical_codes(series)).to_series().to_numpy())
+        return cls.from_physical(
+            series, series.to_frame().select(physical_codes(series)).to_series().to_numpy()
+        )
 
     @classmethod
     def from_physical(
         cls, column: pl.Series, physical: npt.NDArray[Any], rows: AnyInts | None = None
     ) -> CategoryColumn:
         """Convert a text column, or some *rows* of it, whose ``physical_codes`` on all rows are *physical*."""
-        old_codes = np.ascontiguousarray(physical if rows is None else physical.take(rows), np.uint32)
+        old_codes = np.ascontiguousarray(
+            physical if rows is None else physical.take(rows), np.uint32
+        )
         largest = int(old_codes.max(initial=0))
         if largest == NULL_CODE:
             largest = int(old_codes.max(where=old_codes != NULL_CODE, initial=0))
-        # Codes of a categorical column count the values of all columns: number those that occur here from 0.
+        # Codes of a categorical column count the values of all columns: number those that occur
+        # here from 0.
         filled = np.flatnonzero(old_codes != NULL_CODE)
         first_row = np.full(largest + 1, -1, np.int64)
-        first_row[old_codes[filled[::-1]]] = filled[::-1]  # backwards: the first row of each code stays
+        first_row[old_codes[filled[::-1]]] = filled[
+            ::-1
+        ]  # backwards: the first row of each code stays
         used_codes = np.flatnonzero(first_row >= 0)
         used_codes = used_codes[np.argsort(first_row[used_codes])]
         new_code, codes = np.full(largest + 1, -1, np.int32), np.full(len(old_codes), -1, np.int32)
@@ -131,7 +143,9 @@ class CategoryColumn:
     @classmethod
     def constant(cls, value: str | None, rows: int) -> CategoryColumn:
         """Return a column with one value, or null, on every row."""
-        return cls(() if value is None else (value,), np.full(rows, -1 if value is None else 0, np.int32))
+        return cls(
+            () if value is None else (value,), np.full(rows, -1 if value is None else 0, np.int32)
+        )
 
     @classmethod
     def choose(cls, rows: int, cases: Sequence[tuple[str, Bools]]) -> CategoryColumn:
@@ -155,7 +169,10 @@ class CategoryColumn:
         return self.codes >= 0
 
     def map(self, test: Callable[[str], bool]) -> Bools:
-        """Return the mask of rows whose value passes *test*, which runs once per distinct value; null never passes."""
+        """Return the mask of rows whose value passes *test*, which runs once per distinct value.
+
+        Null never passes.
+        """
         return self._mask_rows(_mask_values(test(value) for value in self.values))
 
     def look_up(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -188,7 +205,8 @@ class CategoryColumn:
 
     def answers(self, query: Query) -> Bools:
         """Return which distinct values match a query; the last element, for null, is False."""
-        # A LinearPattern equals a plain string of the same text, but another engine runs it: the key must differ.
+        # A LinearPattern equals a plain string of the same text, but another engine runs it: the
+        # key must differ.
         key = (query, "") if isinstance(query, LinearPattern) else query
         if key not in self._value_masks:
             if isinstance(query, tuple):
@@ -209,7 +227,9 @@ class CategoryColumn:
         if distinct == tuple(values):
             return CategoryColumn(distinct, self.codes)
         code_of = {value: code for code, value in enumerate(distinct)}
-        new_code = np.array([*(-1 if value is None else code_of[value] for value in values), -1], np.int32)
+        new_code = np.array(
+            [*(-1 if value is None else code_of[value] for value in values), -1], np.int32
+        )
         return CategoryColumn(distinct, self.look_up(new_code))
 
     def take(self, rows: AnyInts) -> CategoryColumn:
@@ -235,14 +255,18 @@ class CategoryColumn:
         filled = np.flatnonzero(other.present & ~self.present)
         if not len(filled):
             return self
-        code_of = {value: code for code, value in enumerate(dict.fromkeys(self.values + other.values))}
+        code_of = {
+            value: code for code, value in enumerate(dict.fromkeys(self.values + other.values))
+        }
         new_code, codes = np.array([code_of[value] for value in other.values]), self.codes.copy()
         codes[filled] = new_code[other.codes[filled]]
         return CategoryColumn(tuple(code_of), codes)
 
     def numbers(self) -> Ints:
         """Return the values as integers; -1 for null and for numbers that do not fit in 64 bits."""
-        return self.look_up(np.array([*(int(v) if len(v) < 19 else -1 for v in self.values), -1], np.int64))
+        return self.look_up(
+            np.array([*(int(v) if len(v) < 19 else -1 for v in self.values), -1], np.int64)
+        )
 
     def value(self, row: int) -> str | None:
         """Return the value of one row."""
@@ -287,18 +311,25 @@ def _mask_values(matches: Iterable[bool]) -> Bools:
     return np.array([*matches, False], np.bool_)
 
 
-def group_by_values(rows: Ints, *columns: CategoryColumn) -> list[tuple[tuple[str | None, ...], Ints]]:
+def group_by_values(
+    rows: Ints, *columns: CategoryColumn
+) -> list[tuple[tuple[str | None, ...], Ints]]:
     """Split *rows* by their values in all *columns*, in the order in which each combination first appears.
 
     >>> column = CategoryColumn.from_series(pl.Series(["b", "a", "b"]))
     >>> [(values, rows.tolist()) for values, rows in group_by_values(np.arange(3), column)]
     [(('b',), [0, 2]), (('a',), [1])]
     """
-    # One number per combination: codes start at -1, so that each column adds a digit of its number of values + 1.
+    # One number per combination: codes start at -1, so that each column adds a digit of its number
+    # of values + 1.
     key = np.zeros(len(rows), np.int64)
     for column in columns:
         key = key * (len(column.values) + 1) + column.codes[rows] + 1
     order = np.argsort(key, kind="stable")
     edges = [*np.flatnonzero(np.diff(key[order], prepend=-1)).tolist(), len(order)]
-    parts = sorted((order[start:stop] for start, stop in pairwise(edges)), key=lambda part: int(part[0]))
-    return [(tuple(column.value(rows[part[0]]) for column in columns), rows[part]) for part in parts]
+    parts = sorted(
+        (order[start:stop] for start, stop in pairwise(edges)), key=lambda part: int(part[0])
+    )
+    return [
+        (tuple(column.value(rows[part[0]]) for column in columns), rows[part]) for part in parts
+    ]

@@ -1,6 +1,7 @@
 """Conversion of polars columns to numpy arrays and back.
 
-Conversions of small tables must be cheap as well: a pipeline's cells are read thousands of times, a few rows each.
+Conversions of small tables must be cheap as well: a pipeline's cells are read thousands of times, a
+few rows each.
 """
 
 import mmap
@@ -23,7 +24,9 @@ _MIN_SPARSE_BYTES = 1 << 19  # smaller columns gain nothing from pages that are 
 
 
 def to_int64(column: pl.Series, missing: int = -1) -> Ints:
-    """Return a column of integers with *missing* in place of null. The result must not be written to.
+    """Return a column of integers with *missing* in place of null.
+
+    The result must not be written to.
 
     >>> to_int64(pl.Series([3, None], dtype=pl.Int32), -1).tolist()
     [3, -1]
@@ -32,7 +35,9 @@ def to_int64(column: pl.Series, missing: int = -1) -> Ints:
         return column.to_numpy().astype(np.int64, copy=False)
     if column.dtype != pl.Int32:
         return column.fill_null(missing).to_numpy().astype(np.int64, copy=False)
-    values = column.to_numpy()  # floats with NaN for null: exact for 32 bits, in a tenth of the time of fill_null
+    values = (
+        column.to_numpy()
+    )  # floats with NaN for null: exact for 32 bits, in a tenth of the time of fill_null
     return np.where(np.isnan(values), missing, values).astype(np.int64)
 
 
@@ -48,7 +53,9 @@ def present(column: pl.Series) -> Bools:
 
 
 def with_nulls(values: npt.NDArray[Any], valid: Bools) -> pl.Series:
-    """Return a column of numbers that is null outside the mask *valid*; few values take little memory.
+    """Return a column of numbers that is null outside the mask *valid*.
+
+    Few values take little memory.
 
     >>> with_nulls(np.array([3, 4]), np.array([True, False])).to_list()
     [3, None]
@@ -63,7 +70,9 @@ def with_nulls(values: npt.NDArray[Any], valid: Bools) -> pl.Series:
 
 
 def sparse(size: int, rows: Ints, values: npt.NDArray[Any]) -> pl.Series:
-    """Return a column of *size* rows with *values* at *rows* and null elsewhere; only pages with values take memory.
+    """Return a column of *size* rows with *values* at *rows* and null elsewhere.
+
+    Only pages with values take memory.
 
     >>> sparse(4, np.array([2]), np.array([7])).to_list()
     [None, None, 7, None]
@@ -97,7 +106,9 @@ def concat_ranks(tables: Mapping[int, pl.DataFrame], schema: pl.Schema) -> pl.Da
 
 
 class ColumnReader:
-    """Columns of a table as arrays. The columns named at construction are read in one polars query, which saves time.
+    """Columns of a table as arrays.
+
+    The columns named at construction are read in one polars query, which saves time.
 
     >>> reader = ColumnReader(pl.DataFrame({"start_ns": [3, None], "name": ["a", None]}), ("start_ns", "name"))
     >>> reader.int64("start_ns").tolist(), reader.text("name").strings()

@@ -1,7 +1,8 @@
 """Files: the start of an input, and atomic outputs, written under a temporary name beside the target, then renamed.
 
-A failure never leaves half a file. A process that is killed leaves its temporary file behind; the next one that writes
-the same target removes it. A lock, which ends with the process that holds it, tells abandoned files from those in use.
+A failure never leaves half a file. A process that is killed leaves its temporary file behind; the
+next one that writes the same target removes it. A lock, which ends with the process that holds it,
+tells abandoned files from those in use.
 """
 
 import contextlib
@@ -19,7 +20,9 @@ from tracekit.errors import OutputError
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path in the folder of *path*; rename it to *path* on success, remove it on failure.
+    """Yield a temporary path in the folder of *path*.
+
+    Rename it to *path* on success, remove it on failure.
 
     >>> import tempfile, pathlib
     >>> target = pathlib.Path(tempfile.mkdtemp()) / "x.txt"
@@ -44,7 +47,9 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the folder *path*, made if needed; if the block fails or is interrupted, what is new in it is removed.
+    """Yield the folder *path*, made if needed.
+
+    If the block fails or is interrupted, what is new in it is removed.
 
     Half of a run's ranks would look like a run.
     """
@@ -106,7 +111,11 @@ def read_start(path: Path, max_bytes: int) -> bytes | None:
     try:
         with path.open("rb") as file:
             start = file.read(max_bytes)
-        return zlib.decompressobj(31).decompress(start, max_bytes) if start[:2] == b"\x1f\x8b" else start
+        return (
+            zlib.decompressobj(31).decompress(start, max_bytes)
+            if start[:2] == b"\x1f\x8b"
+            else start
+        )
     except (OSError, zlib.error):
         return None
 
@@ -124,12 +133,18 @@ def check_output_path(path: str | os.PathLike[str]) -> Path:
     if target.is_dir():
         raise OutputError(f"{target}: is a folder", hint="name a file")
     if not os.access(target.parent, os.W_OK):
-        raise OutputError(f"{target}: cannot be written: no permission in {target.parent}", hint="choose another place")
+        raise OutputError(
+            f"{target}: cannot be written: no permission in {target.parent}",
+            hint="choose another place",
+        )
     return target
 
 
 def _try_lock(handle: int) -> bool:
-    """Take a lock that ends with the process; return False if another process has it, or locks are not supported."""
+    """Take a lock that ends with the process.
+
+    Return False if another process has it, or locks are not supported.
+    """
     try:
         import fcntl
 

@@ -25,7 +25,8 @@ def cores() -> int:
 def give_back_memory(*, worth: bool = True) -> None:
     """Return freed memory to the system; otherwise the C library keeps it, and the peak grows.
 
-    Pages that are needed again must then be mapped again, so that it is not *worth* the time for small data.
+    Pages that are needed again must then be mapped again, so that it is not *worth* the time for
+    small data.
 
     >>> give_back_memory()
     """
@@ -44,7 +45,9 @@ def available_memory() -> int:
     bounds = [_container_memory(), _limited_memory()]
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = (SYSTEM / "meminfo").read_text(encoding="ascii").splitlines()
-        bounds.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")))
+        bounds.append(
+            next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        )
     if len(bounds) == 2:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             bounds.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
@@ -53,25 +56,39 @@ def available_memory() -> int:
 
 
 def _limited_memory() -> int | None:
-    """Return what the limit of the shell (``ulimit -v``) leaves of the address space; None without a limit."""
+    """Return what the limit of the shell (``ulimit -v``) leaves of the address space.
+
+    None without a limit.
+    """
     try:
         import resource
 
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit == resource.RLIM_INFINITY:
             return None
-        used = int((SYSTEM / "self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        used = (
+            int((SYSTEM / "self/statm").read_text(encoding="ascii").split()[0])
+            * resource.getpagesize()
+        )
     except (ImportError, OSError, ValueError, IndexError):
         return None
     return limit - used
 
 
 def _container_memory() -> int | None:
-    """Return what the container (cgroup 2 or 1) allows beyond what is in use; None without a limit."""
+    """Return what the container (cgroup 2 or 1) allows beyond what is in use.
+
+    None without a limit.
+    """
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
     ):
         with contextlib.suppress(OSError, ValueError):
-            return int(Path(limit).read_text(encoding="ascii")) - int(Path(used).read_text(encoding="ascii"))
+            return int(Path(limit).read_text(encoding="ascii")) - int(
+                Path(used).read_text(encoding="ascii")
+            )
     return None

@@ -8,10 +8,13 @@ from msgspec.structs import replace
 from tracekit.errors import Notice
 
 VALUES_OF_A_RANK = frozenset(["file"])
-"""Names of values that are no numbers and differ from rank to rank, though the notices say the same."""
+"""Names of values that are no numbers and differ from rank to rank, though the notices say the
+same."""
 
 
-def merge_notices(by_rank: Iterable[tuple[int, Sequence[Notice]]], *, ranks: int | None = None) -> list[Notice]:
+def merge_notices(
+    by_rank: Iterable[tuple[int, Sequence[Notice]]], *, ranks: int | None = None
+) -> list[Notice]:
     """Merge notices that differ in nothing but numbers, and name the ranks that have them.
 
     Args:

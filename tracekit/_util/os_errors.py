@@ -24,7 +24,9 @@ _OS_ERROR = re.compile(r"os error (\d+)")
 
 
 def explain_os_error(error: BaseException) -> tuple[str, str] | None:
-    """Return reason and hint for an error of the operating system; None if *error* is about something else.
+    """Return reason and hint for an error of the operating system.
+
+    None if *error* is about something else.
 
     Libraries wrap such errors in exceptions of their own, with the number in the text.
 
@@ -53,7 +55,9 @@ def write_error(error: BaseException, path: object) -> OutputError:
 
 
 def read_error(error: BaseException, path: object, *, hint: str) -> TracekitError:
-    """Return the error for an input that could not be read; *hint* is used if the system gave no reason.
+    """Return the error for an input that could not be read.
+
+    *hint* is used if the system gave no reason.
 
     >>> read_error(OSError(errno.EACCES, "Permission denied"), "a.json", hint="check the path").message
     'a.json: cannot be read: permission denied'

@@ -7,7 +7,8 @@ from typing import Any
 MAX_DIMENSION = 1 << 31
 """Upper bound of one dimension of a tensor."""
 MAX_ELEMENTS = 1 << 62
-"""Upper bound of the elements of a tensor. A larger shape is damage, and its product would not fit into 64 bits."""
+"""Upper bound of the elements of a tensor. A larger shape is damage, and its product would not fit
+into 64 bits."""
 
 
 def parse_list(text: str) -> list[Any]:
@@ -29,6 +30,8 @@ def is_shape(value: Any) -> bool:
     >>> is_shape([2, 3]), is_shape([]), is_shape([10**40]), is_shape([2**30] * 3), is_shape([-1]), is_shape("x")
     (True, True, False, False, False, False)
     """
-    if not isinstance(value, list) or any(type(n) is not int or not 0 <= n < MAX_DIMENSION for n in value):
+    if not isinstance(value, list) or any(
+        type(n) is not int or not 0 <= n < MAX_DIMENSION for n in value
+    ):
         return False
     return prod(n or 1 for n in value) < MAX_ELEMENTS

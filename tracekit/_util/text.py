@@ -1,7 +1,8 @@
 """Text that packages below the reports need too: words and numbers of messages, and safe text for a terminal.
 
-A share is written as ``12.3 %``, a time as ``1.2 ms``, a change with a minus sign (not a hyphen), an unknown value as
-``–``. A value other than zero is never rounded to zero. ``tracekit.report.text`` has the rest of what reports write.
+A share is written as ``12.3 %``, a time as ``1.2 ms``, a change with a minus sign (not a hyphen),
+an unknown value as ``–``. A value other than zero is never rounded to zero.
+``tracekit.report.text`` has the rest of what reports write.
 """
 
 import difflib
@@ -64,7 +65,9 @@ def format_ranges(numbers: Iterable[int], *, most: int = 12) -> str:
             ranges[-1] = ranges[-1][0], number
         else:
             ranges.append((number, number))
-    return listing((f"{first}–{last}" if first != last else f"{first}" for first, last in ranges), most=most)
+    return listing(
+        (f"{first}–{last}" if first != last else f"{first}" for first, last in ranges), most=most
+    )
 
 
 def ranks_named(numbers: Iterable[int], *, most: int = 8) -> str:
@@ -142,7 +145,9 @@ def terminal(text: object) -> str:
 
 
 def terminal_lines(text: object) -> str:
-    r"""Return text for a terminal with its line breaks and tabs; other control characters become visible signs.
+    r"""Return text for a terminal with its line breaks and tabs.
+
+    Other control characters become visible signs.
 
     >>> terminal_lines("a\n\x1b[31mb\u202e\ud800")
     'a\n␛[31mb��'
@@ -160,26 +165,40 @@ def one_line(text: object) -> str:
 
 
 def json_text(text: str) -> str:
-    r"""Return JSON text with control characters and lone surrogates as escapes; other characters stay as they are.
+    r"""Return JSON text with control characters and lone surrogates as escapes.
+
+    Other characters stay as they are.
 
     So do the signs that begin a command to a machine that runs jobs (``##[group]``).
 
     >>> json_text('{"name": "é\x9b\ud800", "ranks": "##[group]"}')
     '{"name": "é\\u009b\\ud800", "ranks": "#\\u0023[group]"}'
     """
-    escaped = _INVISIBLE_SIGN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)  # ``translate`` takes 15 times as long
+    escaped = _INVISIBLE_SIGN.sub(
+        lambda match: f"\\u{ord(match[0]):04x}", text
+    )  # ``translate`` takes 15 times as long
     return BUILD_COMMAND.sub(r"#\\u0023", escaped) if "##" in escaped else escaped
 
 
 _INVISIBLE = (
     *range(0x7F, 0xA0),  # control characters
-    *(0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),  # marks that change the writing direction
+    *(
+        0x61C,
+        0x200E,
+        0x200F,
+        *range(0x202A, 0x202F),
+        *range(0x2066, 0x206A),
+    ),  # marks that change the writing direction
     *(0x2028, 0x2029),  # line and paragraph separators
     *range(0xD800, 0xE000),  # surrogates, which no file can hold
 )
 """Characters above ASCII that a terminal would obey instead of showing them."""
-_VISIBLE_SIGNS = dict.fromkeys(_INVISIBLE, "\N{REPLACEMENT CHARACTER}") | {0x7F: "\N{SYMBOL FOR DELETE}"}
-_VISIBLE_SIGNS |= {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}  # all but tab and line break
+_VISIBLE_SIGNS = dict.fromkeys(_INVISIBLE, "\N{REPLACEMENT CHARACTER}") | {
+    0x7F: "\N{SYMBOL FOR DELETE}"
+}
+_VISIBLE_SIGNS |= {
+    code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)
+}  # all but tab and line break
 BUILD_COMMAND = re.compile(r"##(?=\w*\[)")
 """How commands to a machine that runs jobs begin, such as ``##vso[`` and ``##teamcity[``."""
 _INVISIBLE_SIGN = re.compile(f"[{''.join(map(chr, _INVISIBLE))}]")

@@ -1,11 +1,13 @@
 """A function mapped over many items: in this process, in worker processes or on any executor.
 
-A failed item is a result with an error, not an exception: the caller decides whether one unreadable rank of a thousand
-is fatal. Only a few items per worker are in flight, so that memory is bounded by the workers and not by the items.
+A failed item is a result with an error, not an exception: the caller decides whether one unreadable
+rank of a thousand is fatal. Only a few items per worker are in flight, so that memory is bounded by
+the workers and not by the items.
 
-Worker processes are those of ``concurrent.futures.ProcessPoolExecutor``, which lacks three things that are added here:
-workers end at once when their parent ends or stops early, Ctrl-C reaches the parent alone, and a worker that dies
-(usually killed because memory ran out) costs only the item that it died of.
+Worker processes are those of ``concurrent.futures.ProcessPoolExecutor``, which lacks three things
+that are added here: workers end at once when their parent ends or stops early, Ctrl-C reaches the
+parent alone, and a worker that dies (usually killed because memory ran out) costs only the item
+that it died of.
 """
 
 from __future__ import annotations
@@ -36,14 +38,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MapFunction = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
-"""Calls a function on every item and returns the values in the order of the items, as the built-in ``map`` does."""
+"""Calls a function on every item and returns the values in the order of the items, as the built-in
+``map`` does."""
 
 ITEMS_IN_FLIGHT_PER_WORKER = 2
 """Items handed out per worker: one in work and one waiting."""
 ASSUMED_EXECUTOR_WORKERS = 32
-"""Workers of an executor if the caller does not give their number; it only bounds the items in flight."""
+"""Workers of an executor if the caller does not give their number; it only bounds the items in
+flight."""
 MAX_PIPE_BYTES = 8 << 10
-"""Size of a result that is sent through the executor's pipe, which a single write fills; larger ones go by file."""
+"""Size of a result that is sent through the executor's pipe, which a single write fills; larger
+ones go by file."""
 POLARS_THREADS = "POLARS_MAX_THREADS"
 
 
@@ -81,11 +86,13 @@ def map_items(
     Args:
         function: Called with one item; must be picklable unless the work is done in this process.
         items: The items, picklable as well.
-        workers: Number of worker processes, by default one per core; 1 works in this process. With *executor*: the
-            number of its workers, which bounds the items in flight.
-        executor: Any ``concurrent.futures.Executor``, used instead of worker processes; it stays open.
+        workers: Number of worker processes, by default one per core; 1 works in this process. With
+            *executor*: the number of its workers, which bounds the items in flight.
+        executor: Any ``concurrent.futures.Executor``, used instead of worker processes; it stays
+            open.
         progress: Label of a progress bar on stderr, shown on a terminal only.
-        isolate: Use a worker process even if one worker is enough, so that its death can be reported.
+        isolate: Use a worker process even if one worker is enough, so that its death can be
+            reported.
 
     >>> [result.value for result in map_items(len, ["a", "bb"], workers=1)]
     [1, 2]
@@ -120,7 +127,10 @@ def _call(function: Callable[[T], R], index: int, item: T) -> ItemResult[T, R]:
 
 
 def _map_on_executor(
-    function: Callable[[T], R], numbered: Sequence[tuple[int, T]], executor: Executor, max_in_flight: int
+    function: Callable[[T], R],
+    numbered: Sequence[tuple[int, T]],
+    executor: Executor,
+    max_in_flight: int,
 ) -> Generator[ItemResult[T, R], None, None]:
     waiting = deque(numbered)
     in_flight: dict[Future[ItemResult[T, R]], tuple[int, T]] = {}
@@ -147,10 +157,12 @@ def _map_on_executor(
 def _map_in_processes(
     function: Callable[[T], R], numbered: Sequence[tuple[int, T]], count: int
 ) -> Generator[ItemResult[T, R], None, None]:
-    """Use one pool until a worker dies; then run the items in flight again, each alone, and go on with a new pool.
+    """Use one pool until a worker dies.
 
-    The executor does not tell which item a worker died of, and a worker may be killed because of the memory that the
-    others took.
+    Then run the items in flight again, each alone, and go on with a new pool.
+
+    The executor does not tell which item a worker died of, and a worker may be killed because of
+    the memory that the others took.
     """
     waiting = deque(numbered)
     while waiting:
@@ -199,7 +211,10 @@ class _WorkerPool:
         self._ours, self._theirs = context.Pipe()
         self._results = tempfile.TemporaryDirectory(prefix="tracekit-", ignore_cleanup_errors=True)
         self._executor = ProcessPoolExecutor(
-            count, mp_context=context, initializer=_start_worker, initargs=(self._theirs, self._results.name)
+            count,
+            mp_context=context,
+            initializer=_start_worker,
+            initargs=(self._theirs, self._results.name),
         )
 
     def __enter__(self) -> _WorkerPool:
@@ -214,10 +229,18 @@ class _WorkerPool:
         self._results.cleanup()
 
     def submit(self, function: Callable[[Any], Any], index: int, item: Any) -> Future[bytes | Path]:
-        """Hand out an item; the future of a pool that is broken fails with ``BrokenProcessPool``."""
+        """Hand out an item.
+
+        The future of a pool that is broken fails with ``BrokenProcessPool``.
+        """
         try:
-            with _sigint_blocked(), _polars_threads(self._count):  # for the process that this may start
-                return self._executor.submit(_call_in_worker, function, index, item, self._results.name)
+            with (
+                _sigint_blocked(),
+                _polars_threads(self._count),
+            ):  # for the process that this may start
+                return self._executor.submit(
+                    _call_in_worker, function, index, item, self._results.name
+                )
         except BrokenProcessPool as error:
             failed: Future[bytes | Path] = Future()
             failed.set_exception(error)
@@ -244,8 +267,9 @@ def _follow_parent(parent: connection.Connection, results: str) -> None:
 def _call_in_worker(function: Callable[[T], R], index: int, item: T, results: str) -> bytes | Path:
     """Return the pickled result, or the file that holds it.
 
-    A worker that is killed while it writes to the pipe that all workers share would leave half a message there, for
-    the rest of which the executor waits forever. What fits into the pipe is written at once.
+    A worker that is killed while it writes to the pipe that all workers share would leave half a
+    message there, for the rest of which the executor waits forever. What fits into the pipe is
+    written at once.
     """
     result = _call(function, index, item)
     try:
@@ -254,7 +278,9 @@ def _call_in_worker(function: Callable[[T], R], index: int, item: T, results: st
             return pickled
         file = Path(results, str(index))
         file.write_bytes(pickled)
-    except Exception as error:  # a value that cannot be pickled, or no room for the file, is the item's failure
+    except (
+        Exception
+    ) as error:  # a value that cannot be pickled, or no room for the file, is the item's failure
         return pickle.dumps(ItemResult(index, item, error=as_tracekit_error(error)))
     return file
 
@@ -275,8 +301,9 @@ def _received(future: Future[bytes | Path], index: int, item: T) -> ItemResult[T
 def _end_if_importing_main() -> None:
     """End this process if it is a worker that is still importing the caller's script.
 
-    A spawned process imports the script that started it. If the script calls tracekit without a main guard, that
-    import arrives here, and working on would start workers of workers. The parent then says what is wrong.
+    A spawned process imports the script that started it. If the script calls tracekit without a
+    main guard, that import arrives here, and working on would start workers of workers. The parent
+    then says what is wrong.
     """
     script = sys.modules.get("__mp_main__")
     if script is not None and sys.modules["__main__"] is not script:
@@ -301,7 +328,10 @@ def _sigint_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _polars_threads(processes: int) -> Iterator[None]:
-    """Let processes that start in this block share the cores; otherwise polars uses all of them in each."""
+    """Let processes that start in this block share the cores.
+
+    Otherwise polars uses all of them in each.
+    """
     if POLARS_THREADS in os.environ:
         yield
         return
@@ -318,9 +348,20 @@ def _progress_bar(label: str | None, total: int) -> Iterator[Callable[[], None]]
         yield lambda: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda: bar.advance(task)

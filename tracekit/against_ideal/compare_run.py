@@ -14,9 +14,19 @@ from tracekit._util.columns import concat_ranks
 from tracekit._util.notices import merge_notices
 from tracekit._util.workers import MapFunction
 from tracekit.against_ideal.comparison import ScheduleComparison, StepComparison
-from tracekit.against_ideal.find_schedule import ScheduleFinder, find_doubt, find_pipeline_size, order_differs_notice
+from tracekit.against_ideal.find_schedule import (
+    ScheduleFinder,
+    find_doubt,
+    find_pipeline_size,
+    order_differs_notice,
+)
 from tracekit.against_ideal.identify import Match
-from tracekit.against_ideal.replay import StepReplays, measure_stage_times, prepare_replays, split_gap
+from tracekit.against_ideal.replay import (
+    StepReplays,
+    measure_stage_times,
+    prepare_replays,
+    split_gap,
+)
 from tracekit.align.clocks import Clocks
 from tracekit.documents.analysis import RankBubble
 from tracekit.errors import Notice, NoticeValues, OptionError
@@ -67,7 +77,9 @@ def compare_all_pipelines(
     batches: list[_Batch] = []
     for start in range(PIPELINES_PER_BATCH, len(pipelines), PIPELINES_PER_BATCH):
         batch = pipelines[start : start + PIPELINES_PER_BATCH]
-        batches.append((batch, _tables_of(batch, ranks)))  # a worker gets the tables of its own ranks only
+        batches.append(
+            (batch, _tables_of(batch, ranks))
+        )  # a worker gets the tables of its own ranks only
     for result in spread(partial(_compare_batch_alone, finder, clocks), batches):
         compared += result
     return compared
@@ -77,7 +89,9 @@ _Batch = tuple[Sequence[PipelineRanks], Mapping[int, RankPipeline]]
 """Some pipelines, and the tables of their ranks."""
 
 
-def _compare_batch_alone(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> list[ComparedPipeline]:
+def _compare_batch_alone(
+    finder: ScheduleFinder, clocks: Clocks, batch: _Batch
+) -> list[ComparedPipeline]:
     """Compare a batch with a finder that learns on its own."""
     return _compare_batch(deepcopy(finder), clocks, batch)
 
@@ -105,12 +119,16 @@ def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> lis
         line_ranks = [ranks[rank] for rank in line if rank in ranks]
         recorded_ranks.append(line_ranks)
         steps.append(_common_steps(line_ranks))
-    assembled = assemble_steps(ranks, list(zip(pipelines, steps, strict=True)), clocks, finder.placed)
+    assembled = assemble_steps(
+        ranks, list(zip(pipelines, steps, strict=True)), clocks, finder.placed
+    )
 
     matched: list[_MatchedStep] = []
     notices: list[dict[int, list[Notice]]] = []  # by pipeline, then by step
     for index, pipeline_steps in enumerate(assembled):
-        cut_steps = _cut_steps(recorded_ranks[index], steps[index]) if finder.wanted == "auto" else set()
+        cut_steps = (
+            _cut_steps(recorded_ranks[index], steps[index]) if finder.wanted == "auto" else set()
+        )
         matched_steps, notices_by_step = _match_steps(finder, index, pipeline_steps, cut_steps)
         matched += matched_steps
         notices.append(notices_by_step)
@@ -118,7 +136,9 @@ def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> lis
     all_replays = prepare_replays([step.pipeline for step in matched], ranks, finder.graphs)
     compared: list[list[StepComparison]] = [[] for _ in pipelines]
     for step, replays in zip(matched, all_replays, strict=True):
-        comparison, step_notices = _compare_step(step.pipeline, step.match, step.notices, replays, wanted=finder.wanted)
+        comparison, step_notices = _compare_step(
+            step.pipeline, step.match, step.notices, replays, wanted=finder.wanted
+        )
         notices[step.index][step.pipeline.step] = step_notices
         if comparison is not None:
             compared[step.index].append(comparison)
@@ -138,7 +158,9 @@ def _match_steps(
         if not _is_pipeline(pipeline):
             continue
         if pipeline.step in cut_steps:
-            notices[pipeline.step] = [Notice("step-cut", values={"case": "not_recorded", "step": pipeline.step})]
+            notices[pipeline.step] = [
+                Notice("step-cut", values={"case": "not_recorded", "step": pipeline.step})
+            ]
             continue
         finding = finder.find(pipeline)
         notices[pipeline.step] = [*pipeline.notices, *finding.notices]
@@ -152,7 +174,9 @@ def _match_steps(
     return matched, notices
 
 
-def _tables_of(pipelines: Sequence[PipelineRanks], ranks: Mapping[int, RankPipeline]) -> dict[int, RankPipeline]:
+def _tables_of(
+    pipelines: Sequence[PipelineRanks], ranks: Mapping[int, RankPipeline]
+) -> dict[int, RankPipeline]:
     """Return the tables of those ranks of *pipelines* that have a trace."""
     tables: dict[int, RankPipeline] = {}
     for line in pipelines:
@@ -174,7 +198,11 @@ def _cut_steps(ranks: Sequence[RankPipeline], steps: Sequence[int]) -> set[int]:
 
 def _common_steps(ranks: Sequence[RankPipeline]) -> list[int]:
     """Return the steps that all of the ranks have."""
-    common = set.intersection(*(set(rank.chunks["step"].to_list()) for rank in ranks)) if ranks else set()
+    common = (
+        set.intersection(*(set(rank.chunks["step"].to_list()) for rank in ranks))
+        if ranks
+        else set()
+    )
     return sorted(common - {None})
 
 
@@ -229,14 +257,24 @@ def _match_notices(match: Match, pipeline: Pipeline) -> list[Notice]:
     name = match.schedule.name
     notices = []
     if match.exact and match.blocks_run_apart:
-        notices.append(Notice("fb-run-apart", values={"blocks": match.blocks_run_apart, "schedule": name}))
+        notices.append(
+            Notice("fb-run-apart", values={"blocks": match.blocks_run_apart, "schedule": name})
+        )
     if match.exact and match.backwards_run_whole:
-        notices.append(Notice("backward-fused", values={"backwards": match.backwards_run_whole, "schedule": name}))
+        notices.append(
+            Notice(
+                "backward-fused", values={"backwards": match.backwards_run_whole, "schedule": name}
+            )
+        )
     if not match.exact:
         notices.append(order_differs_notice(match, pipeline))
     if match.ambiguous_with:
         case = "on_these_ranks" if len(pipeline.positions) < len(pipeline.ranks) else "at_this_size"
-        values: NoticeValues = {"case": case, "others": tuple(match.ambiguous_with), "schedule": name}
+        values: NoticeValues = {
+            "case": case,
+            "others": tuple(match.ambiguous_with),
+            "schedule": name,
+        }
         notices.append(Notice("schedule-ambiguous", values=values))
     if pipeline.stages_from == "pattern":
         notices.append(Notice("stages-from-pattern"))
@@ -255,7 +293,11 @@ def _late_start_notices(pipeline: Pipeline, replays: StepReplays) -> list[Notice
     positions = position_of_cell[first_cells].tolist()
     late_ns = replays.before["host"][first_cells].tolist()
     return [
-        Notice("late-start", ranks=(pipeline.ranks[position],), values={"step": pipeline.step, "late_ns": ns})
+        Notice(
+            "late-start",
+            ranks=(pipeline.ranks[position],),
+            values={"step": pipeline.step, "late_ns": ns},
+        )
         for position, ns in zip(positions, late_ns, strict=True)
         if ns > MIN_LATE_SHARE_TO_REPORT * replays.makespan
     ]
@@ -272,7 +314,9 @@ class _Ideal(msgspec.Struct, frozen=True, eq=False):
     cells: pl.DataFrame | None = None  # of the schedule, if the run has another order
 
 
-def _simulate_ideal(pipeline: Pipeline, replays: StepReplays, match: Match, *, complete: bool) -> _Ideal:
+def _simulate_ideal(
+    pipeline: Pipeline, replays: StepReplays, match: Match, *, complete: bool
+) -> _Ideal:
     """Return the ideal: a replay of the run if it has the schedule's order, else the schedule simulated at its times.
 
     Cells of the run that do not correspond one by one to ops of the schedule keep the times of the
@@ -281,7 +325,11 @@ def _simulate_ideal(pipeline: Pipeline, replays: StepReplays, match: Match, *, c
     start, end = replays.graph.run(replays.balanced)
     if match.exact and complete:
         makespan = int(end.max(initial=0))
-        bubble = 1 - int(replays.balanced.sum()) / (makespan * len(pipeline.positions)) if makespan else 0.0
+        bubble = (
+            1 - int(replays.balanced.sum()) / (makespan * len(pipeline.positions))
+            if makespan
+            else 0.0
+        )
         return _Ideal(makespan, bubble, start, end, replays.graph.table.idle_by_phase(start, end))
     times = measure_stage_times(replays, pipeline.detail, len(pipeline.ranks)).for_chunks()
     simulation = simulate(match.schedule, times)
@@ -304,7 +352,9 @@ def _simulate_ideal(pipeline: Pipeline, replays: StepReplays, match: Match, *, c
     )
 
 
-def _rank_bubbles(pipeline: Pipeline, replays: StepReplays, ideal: _Ideal) -> tuple[RankBubble, ...]:
+def _rank_bubbles(
+    pipeline: Pipeline, replays: StepReplays, ideal: _Ideal
+) -> tuple[RankBubble, ...]:
     """Return the measured and ideal idle time of each rank by phase."""
     measured_idle = replays.graph.table.idle_by_phase(replays.start, replays.end)
     return tuple(
@@ -372,7 +422,9 @@ def compare_pipelines(
     rank_notices = merge_notices((rank.rank, rank.notices) for rank in with_work)
     notices = [*peer_notices, *groups.notices, *size_notices, *rank_notices]
 
-    results = compare_all_pipelines(groups.pipelines, by_rank, ScheduleFinder(schedule), clocks, spread)
+    results = compare_all_pipelines(
+        groups.pipelines, by_rank, ScheduleFinder(schedule), clocks, spread
+    )
     compared: list[StepComparison] = []
     for steps, notices_by_step in results:
         compared += steps
@@ -380,11 +432,18 @@ def compare_pipelines(
             notices += step_notices
     if schedule == "auto":
         cut_steps = _steps_cut_in_most(results)
-        compared = [comparison for comparison in compared if comparison.pipeline.step not in cut_steps]
+        compared = [
+            comparison for comparison in compared if comparison.pipeline.step not in cut_steps
+        ]
     if not compared:
-        return None, (*_unique(notices), *_no_schedule_notices(notices, groups.pipelines, with_work))
+        return None, (
+            *_unique(notices),
+            *_no_schedule_notices(notices, groups.pipelines, with_work),
+        )
 
-    head, head_notices = _choose_head(compared, pipeline_number)  # the step of one pipeline that reports show
+    head, head_notices = _choose_head(
+        compared, pipeline_number
+    )  # the step of one pipeline that reports show
     comparison = ScheduleComparison(
         head=head,
         chosen=pipeline_number is not None,
@@ -408,7 +467,11 @@ def _steps_cut_in_most(results: Sequence[ComparedPipeline]) -> set[int]:
         for step, step_notices in notices_by_step.items():
             if any(notice.code == "step-cut" for notice in step_notices):
                 cut_pipelines_by_step[step] += 1
-    return {step for step, cut_pipelines in cut_pipelines_by_step.items() if 2 * cut_pipelines >= len(results)}
+    return {
+        step
+        for step, cut_pipelines in cut_pipelines_by_step.items()
+        if 2 * cut_pipelines >= len(results)
+    }
 
 
 def _unique(notices: Sequence[Notice]) -> tuple[Notice, ...]:
@@ -421,7 +484,11 @@ def _no_schedule_notices(
     """Return a notice with the reason why there is no schedule, unless another notice has it already."""
     if any(notice.code in _CODES_THAT_EXPLAIN for notice in notices):
         return []
-    crossed = {rank.rank: share for rank in ranks if (share := crossed_share(rank.lanes)) > MIN_CROSSED_SHARE}
+    crossed = {
+        rank.rank: share
+        for rank in ranks
+        if (share := crossed_share(rank.lanes)) > MIN_CROSSED_SHARE
+    }
     if crossed:
         rank = max(crossed, key=lambda rank: crossed[rank])
         return [Notice("overlap-seen", ranks=(rank,), values={"share": crossed[rank]})]

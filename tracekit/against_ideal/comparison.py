@@ -37,7 +37,9 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
     gap_ns: Mapping[str, int] | None  # by cause; None if ranks are missing or the split is doubtful
     bubbles: tuple[RankBubble, ...]
     ideal_times: tuple[Ints, Ints]  # ideal start and end of every cell
-    ideal_cells: pl.DataFrame | None = None  # cells of the ideal, if it has another order than the run
+    ideal_cells: pl.DataFrame | None = (
+        None  # cells of the ideal, if it has another order than the run
+    )
     notices: tuple[Notice, ...] = ()
 
     @property
@@ -79,7 +81,10 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
         table = self.replays.graph.table
         typical = np.bincount(table.stage, replays.typical)
         balanced = np.bincount(table.stage, replays.balanced)
-        stages = {int(stage): float(typical[stage] / max(1, balanced[stage])) for stage in np.unique(table.stage)}
+        stages = {
+            int(stage): float(typical[stage] / max(1, balanced[stage]))
+            for stage in np.unique(table.stage)
+        }
         factor = replays.work / np.maximum(replays.typical, 1)
         columns = {"op": replays.graph.op, "stage": table.stage, "microbatch": table.microbatch}
         cells = pl.DataFrame({"rank": self.pipeline.detail["rank"], **columns, "factor": factor})
@@ -87,7 +92,9 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
         return {
             "stage": stages,
             "spread": float(np.median(np.abs(factor - 1))) if len(factor) else 0.0,
-            "slow_cells": slow_cells.sort("factor", descending=True, maintain_order=True)[:MAX_SLOW_CELLS].to_dicts(),
+            "slow_cells": slow_cells.sort("factor", descending=True, maintain_order=True)[
+                :MAX_SLOW_CELLS
+            ].to_dicts(),
         }
 
 
@@ -117,7 +124,9 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     positions: Mapping[int, Mapping[str, int]]  # of each rank in each kind of process group
     head_ranks: Mapping[int, RankPipeline]  # tables of the recorded ranks of the head's pipeline
     what_if: tuple[WhatIf, ...] = ()  # predictions of other schedules, if they were asked for
-    no_prediction_reason: str | None = None  # why other schedules cannot be predicted; None if they can
+    no_prediction_reason: str | None = (
+        None  # why other schedules cannot be predicted; None if they can
+    )
     factors: Mapping[str, Any] = {}  # see StepComparison.measure_imbalance
     chosen: bool = False  # whether the user chose the pipeline
 
@@ -177,7 +186,9 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
         from tracekit.report.text import html_table
 
         head = self.head
-        parts = sorted((head.gap_ns or {}).items(), key=lambda part: (part[0] == "unexplained", -part[1]))
+        parts = sorted(
+            (head.gap_ns or {}).items(), key=lambda part: (part[0] == "unexplained", -part[1])
+        )
         rows = [
             ("ideal", f"{head.ideal_ns / 1e6:,.1f} ms"),
             *((cause, f"{ns / 1e6:+,.1f} ms") for cause, ns in parts if ns),

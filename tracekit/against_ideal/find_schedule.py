@@ -12,7 +12,13 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit.against_ideal import identify
-from tracekit.against_ideal.identify import Match, Orders, candidates, forward_stages, named_candidates
+from tracekit.against_ideal.identify import (
+    Match,
+    Orders,
+    candidates,
+    forward_stages,
+    named_candidates,
+)
 from tracekit.against_ideal.replay import GraphCache
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice, NoticeValues
@@ -62,7 +68,8 @@ class ScheduleFinder:
             self._last_schedule = finding.match.schedule
         # Another pipeline may have had this order first: the notice names the ranks of this one.
         own_notices = [
-            _order_unknown(pipeline) if notice.code == "order-unknown" else notice for notice in finding.notices
+            _order_unknown(pipeline) if notice.code == "order-unknown" else notice
+            for notice in finding.notices
         ]
         return replace(finding, notices=own_notices)
 
@@ -71,7 +78,11 @@ class ScheduleFinder:
         key = (
             len(pipeline.ranks),
             pipeline.order_key,
-            tuple((sender, *message) for sender, sent in pipeline.traffic.items() for message in sorted(sent.items())),
+            tuple(
+                (sender, *message)
+                for sender, sent in pipeline.traffic.items()
+                for message in sorted(sent.items())
+            ),
             (pipeline.stages_from, pipeline.weights_counted, placement.shape, placement.virtual),
         )
         if key not in self._findings:
@@ -100,7 +111,11 @@ class OrderSearch:
         named = identify.named_candidates(wanted, self.pp, self.forwards)
         schedules = [schedule for schedule in named if schedule.pp == self.pp]
         if not schedules:
-            values: NoticeValues = {"schedule": wanted, "forwards": self.forwards, "pipeline_ranks": self.pp}
+            values: NoticeValues = {
+                "schedule": wanted,
+                "forwards": self.forwards,
+                "pipeline_ranks": self.pp,
+            }
             if named:
                 values |= {"case": "ranks", "schedule_ranks": named[0].pp}
             else:
@@ -108,7 +123,10 @@ class OrderSearch:
             return None, [Notice("schedule-other", values=values)]
         match = self.exact_match(schedules)
         if match is None and self.stages_known:
-            match = min((identify.match_with(self.orders, s) for s in schedules), key=lambda match: match.distance)
+            match = min(
+                (identify.match_with(self.orders, s) for s in schedules),
+                key=lambda match: match.distance,
+            )
             ran = self.exact_match(self._likely())
             match = replace(match, ran=ran.schedule if ran is not None else None)
         return match, [] if match else [_order_unknown(self.pipeline)]
@@ -120,12 +138,18 @@ class OrderSearch:
         """
         if last is not None and last.pp == self.pp and (match := self.exact_match([last])):
             return match, []
-        if match := self.exact_match(self._likely()) or self.exact_match(identify.candidates(self.pp, self.forwards)):
+        if match := self.exact_match(self._likely()) or self.exact_match(
+            identify.candidates(self.pp, self.forwards)
+        ):
             return self._with_ambiguous_names(match), []
         if notice := _find_cut(self.pipeline):
             return None, [notice]
         # The order of a single rank is near to that of any schedule: only an equal one is evidence.
-        nearest = identify.nearest_match(self.orders, self._likely()) if self.stages_known and self.pp > 1 else None
+        nearest = (
+            identify.nearest_match(self.orders, self._likely())
+            if self.stages_known and self.pp > 1
+            else None
+        )
         if nearest is None:
             return None, [_order_unknown(self.pipeline)]
         if misplaced_share(self.orders, nearest) <= MAX_MISPLACED_SHARE:
@@ -136,7 +160,9 @@ class OrderSearch:
 
     def _likely(self) -> Iterable[Schedule]:
         placement = self.pipeline.placement
-        return identify.likely_candidates(self.pp, self.forwards, placement.shape, placement.virtual)
+        return identify.likely_candidates(
+            self.pp, self.forwards, placement.shape, placement.virtual
+        )
 
     def exact_match(self, schedules: Iterable[Schedule]) -> Match | None:
         """Return the match with the schedule that has exactly this order."""
@@ -177,7 +203,9 @@ def _find_cut(pipeline: Pipeline) -> Notice | None:
     cells = pipeline.detail.with_columns(pl.col("op").cast(pl.String))
     forwards = cells.filter(pl.col("op").is_in(["F", "FB"])).select("position", "pair")
     blocks = cells.filter(pl.col("op") == "FB").select("position", pair="b_pair")
-    backwards = pl.concat([cells.filter(pl.col("op").is_in(["B", "I"])).select("position", "pair"), blocks])
+    backwards = pl.concat(
+        [cells.filter(pl.col("op").is_in(["B", "I"])).select("position", "pair"), blocks]
+    )
     if backwards.is_empty():
         return Notice("forward-only", values={"step": pipeline.step})
     without_backward = forwards.join(backwards, on=["position", "pair"], how="anti").height
@@ -222,10 +250,14 @@ def order_differs_notice(match: Match, pipeline: Pipeline) -> Notice:
 
 def _order_unknown(pipeline: Pipeline) -> Notice:
     stages_known = pipeline.stages_from != "nothing"
-    return Notice("order-unknown", ranks=tuple(pipeline.ranks), values={"stages_known": stages_known})
+    return Notice(
+        "order-unknown", ranks=tuple(pipeline.ranks), values={"stages_known": stages_known}
+    )
 
 
-def find_doubt(match: Match, *, measured_ns: int, ideal_ns: int, gap_ns: Mapping[str, int] | None) -> NoticeValues:
+def find_doubt(
+    match: Match, *, measured_ns: int, ideal_ns: int, gap_ns: Mapping[str, int] | None
+) -> NoticeValues:
     """Return why a comparison should not be shown, as the values of a notice; empty if it should.
 
     Args:
@@ -289,7 +321,9 @@ def pipeline_of(rank: int, size: int, stride: int) -> tuple[int, ...]:
     return tuple(range(first, first + block, stride))
 
 
-def find_pipeline_size(ranks: Sequence[RankPipeline], wanted: str) -> tuple[Pipelines, list[Notice]]:
+def find_pipeline_size(
+    ranks: Sequence[RankPipeline], wanted: str
+) -> tuple[Pipelines, list[Notice]]:
     """Find the pipelines of ranks by the size that explains their order best.
 
     Args:
@@ -320,11 +354,18 @@ def find_pipeline_size(ranks: Sequence[RankPipeline], wanted: str) -> tuple[Pipe
     if not others:
         return best[0].pipelines, [Notice("size-from-order", ranks=numbers, values=fitting)]
     other_schedules, other_sizes = _sizes_by_schedule(others)
-    values = {"case": "size", **fitting, "other_schedules": other_schedules, "other_sizes": other_sizes}
+    values = {
+        "case": "size",
+        **fitting,
+        "other_schedules": other_schedules,
+        "other_sizes": other_sizes,
+    }
     return best[0].pipelines, [Notice("schedule-ambiguous", ranks=numbers, values=values)]
 
 
-def _sizes_by_schedule(fits: Sequence[_FittingSize]) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+def _sizes_by_schedule(
+    fits: Sequence[_FittingSize],
+) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
     """Return the schedules that fit, and for each the sizes at which it does."""
     sizes: dict[str, list[int]] = {}
     for fit in fits:
@@ -349,7 +390,9 @@ def _fitting_sizes(ranks: Sequence[RankPipeline], wanted: str) -> Iterator[_Fitt
     for size in SIZES_TO_TRY:
         pipeline_of_rank = {rank: pipeline_of(rank, size, stride) for rank in by_rank}
         divides_world = all(world_size % (size * stride) == 0 for world_size in world_sizes)
-        holds_peers = all(peers_of_rank[rank] <= set(pipeline) for rank, pipeline in pipeline_of_rank.items())
+        holds_peers = all(
+            peers_of_rank[rank] <= set(pipeline) for rank, pipeline in pipeline_of_rank.items()
+        )
         if not divides_world or not holds_peers:
             continue
         pipelines = tuple(dict.fromkeys(pipeline_of_rank.values()))

@@ -71,7 +71,9 @@ def pattern(order: Sequence[Op]) -> list[Op]:
     ]
 
 
-def same_work(measured: Sequence[Op], expected: Sequence[Op], *, any_weight_gradient: bool = False) -> bool:
+def same_work(
+    measured: Sequence[Op], expected: Sequence[Op], *, any_weight_gradient: bool = False
+) -> bool:
     """Return whether two orders have the same units of work in the same order.
 
     The halves of an FB may come either way round. With *any_weight_gradient* a W equals any other
@@ -106,7 +108,10 @@ class _UnitOrder:
         for op in order:
             if op.kind == "FB":
                 self.block_starts.add(len(self.units))
-            self.units += [("W", -1, -1) if any_weight_gradient and unit[0] == "W" else unit for unit in units(op)]
+            self.units += [
+                ("W", -1, -1) if any_weight_gradient and unit[0] == "W" else unit
+                for unit in units(op)
+            ]
 
     def turn_block(self, i: int, other: Sequence[Unit]) -> bool:
         """Put the backward of the block at index *i* before its forward if *other* has that order there."""
@@ -141,7 +146,9 @@ def distance(measured: Sequence[Op], expected: Sequence[Op]) -> int:
     return edit_distance.count_edits(encode(measured), encode(expected), limit, scratch)
 
 
-def find_differences(position: int, measured: Sequence[Op], expected: Sequence[Op]) -> list[Difference]:
+def find_differences(
+    position: int, measured: Sequence[Op], expected: Sequence[Op]
+) -> list[Difference]:
     """Return where two orders of the rank at a *position* of the pipeline differ, apart from granularity.
 
     >>> find_differences(0, [Op.parse("0F1"), Op.parse("0B0")], [Op.parse("0B0"), Op.parse("0F1")])[0].expected
@@ -152,10 +159,14 @@ def find_differences(position: int, measured: Sequence[Op], expected: Sequence[O
     matcher = SequenceMatcher(None, measured_names, expected_names, autojunk=False)
     differences = []
     for tag, first, last, expected_first, expected_last in matcher.get_opcodes():
-        if tag == "equal" or same_work(measured[first:last], expected[expected_first:expected_last]):
+        if tag == "equal" or same_work(
+            measured[first:last], expected[expected_first:expected_last]
+        ):
             continue
         names = tuple(measured_names[first:last])
-        differences.append(Difference(position, first, names, tuple(expected_names[expected_first:expected_last])))
+        differences.append(
+            Difference(position, first, names, tuple(expected_names[expected_first:expected_last]))
+        )
     return differences
 
 
@@ -181,7 +192,9 @@ class Match(msgspec.Struct, frozen=True):
     differences: tuple[Difference, ...] = ()
     blocks_run_apart: int = 0  # FB blocks of the schedule that ran as F and B
     backwards_run_whole: int = 0  # split backwards of the schedule that ran as B
-    ambiguous_with: tuple[str, ...] = ()  # names of other schedules with this order on the ranks with a trace
+    ambiguous_with: tuple[
+        str, ...
+    ] = ()  # names of other schedules with this order on the ranks with a trace
     ran: Schedule | None = None  # another schedule, whose order the run has exactly
 
     @property
@@ -213,7 +226,9 @@ def likely_candidates(pp: int, forwards: int, shape: str, virtual: int) -> Itera
     return filter(has_shape, candidates(pp, forwards, only_virtual=only_virtual))
 
 
-def candidates(pp: int, forwards: int, *, only_virtual: int | None = None, searched: bool = True) -> Iterator[Schedule]:
+def candidates(
+    pp: int, forwards: int, *, only_virtual: int | None = None, searched: bool = True
+) -> Iterator[Schedule]:
     """Yield every known schedule in which a rank runs so many forwards.
 
     Args:
@@ -245,7 +260,9 @@ def _sizes(
             if only_virtual in (None, entry.virtual):
                 # With two chunks a micro-batch runs one forward on a rank or two, depending on the
                 # schedule.
-                counts = {forwards // 2, forwards} if entry.virtual == 2 else {forwards // entry.virtual}
+                counts = (
+                    {forwards // 2, forwards} if entry.virtual == 2 else {forwards // entry.virtual}
+                )
                 for microbatches in counts:
                     yield name, microbatches, None, None
             continue
@@ -256,7 +273,9 @@ def _sizes(
             microbatches = forwards // virtual
             yield name, microbatches, virtual, None
             if grouped:
-                groups = {group for group in (microbatches, 2 * pp, pp + 1) if pp <= group <= microbatches}
+                groups = {
+                    group for group in (microbatches, 2 * pp, pp + 1) if pp <= group <= microbatches
+                }
                 for group in groups - {pp}:
                     yield name, microbatches, virtual, group
     for name in searched_names() if searched else ():
@@ -310,8 +329,12 @@ def exact_match(
     best: Match | None = None
     least_objection: tuple[bool, bool, int] | None = None
     for schedule in schedules:
-        is_identical = stages_known and all(list(own) == list(schedule.ranks[i]) for i, own in orders.items())
-        if not is_identical and not _does_same_work(own_patterns, schedule, any_weight_gradient=any_weight_gradient):
+        is_identical = stages_known and all(
+            list(own) == list(schedule.ranks[i]) for i, own in orders.items()
+        )
+        if not is_identical and not _does_same_work(
+            own_patterns, schedule, any_weight_gradient=any_weight_gradient
+        ):
             continue
         if traffic and not _sends(schedule, traffic):
             continue
@@ -340,7 +363,10 @@ def _does_same_work(own_patterns: Orders, schedule: Schedule, *, any_weight_grad
 def _has_other_stages(orders: Orders, schedule: Schedule) -> bool:
     """Return whether a rank runs forwards of other stages than the *schedule* plans for its position."""
     own_stages = {position: forward_stages(order) for position, order in orders.items()}
-    return any(stages != forward_stages(schedule.ranks[position]) for position, stages in own_stages.items())
+    return any(
+        stages != forward_stages(schedule.ranks[position])
+        for position, stages in own_stages.items()
+    )
 
 
 def _count_difference(orders: Orders, schedule: Schedule) -> int:
@@ -379,7 +405,9 @@ def _sends(schedule: Schedule, traffic: Traffic) -> bool:
         np.add.at(messages, (table.rank[producers[consumers]], table.rank[consumers]), 1)
     np.fill_diagonal(messages, 0)  # a rank sends itself nothing
     for sender, sent in traffic.items():
-        sent_to_others = [0 if receiver == sender else sent.get(receiver, 0) for receiver in range(schedule.pp)]
+        sent_to_others = [
+            0 if receiver == sender else sent.get(receiver, 0) for receiver in range(schedule.pp)
+        ]
         if sent_to_others != messages[sender].tolist():
             return False
     return True
@@ -412,4 +440,6 @@ def match_with(orders: Orders, schedule: Schedule) -> Match:
             total += distance(order, schedule.ranks[position])
             if len(places) < MAX_DIFFERENCES:
                 places += find_differences(position, order, schedule.ranks[position])
-    return Match(schedule, total, tuple(places[:MAX_DIFFERENCES]), *_granularity_losses(orders, schedule))
+    return Match(
+        schedule, total, tuple(places[:MAX_DIFFERENCES]), *_granularity_losses(orders, schedule)
+    )

@@ -94,7 +94,9 @@ class CellGraph:
             latency[:, :cells] += delay
         if early is not None:
             lead = early.T * durations[waits[:, :cells]]
-            latency[:, :cells] -= lead.astype(durations.dtype)  # none is negative, so that this rounds down
+            latency[:, :cells] -= lead.astype(
+                durations.dtype
+            )  # none is negative, so that this rounds down
         start = run_ops(order, waits, durations, latency)[:cells]
         return start, start + duration
 
@@ -217,7 +219,9 @@ class StepReplays(msgspec.Struct, frozen=True, eq=False):
     balanced: Ints  # mean work of the op over all stages
     typical: Ints  # median work of the op on its stage
     inside: Mapping[str, Ints]  # by cause: time for which it stopped the cell while it ran
-    before: Mapping[str, Ints]  # by cause and "unexplained": time between the cell's readiness and its start
+    before: Mapping[
+        str, Ints
+    ]  # by cause and "unexplained": time between the cell's readiness and its start
     early: Floats  # [cell, k]: share of dependency k by which the cell started before its end; see CellGraph.run
 
     @property
@@ -279,7 +283,11 @@ def prepare_replays(
 
 
 def _stalls_before_start(
-    rank: npt.NDArray[np.int32], ranks: Mapping[int, RankPipeline], clocks: Clocks, ready: Ints, start: Ints
+    rank: npt.NDArray[np.int32],
+    ranks: Mapping[int, RankPipeline],
+    clocks: Clocks,
+    ready: Ints,
+    start: Ints,
 ) -> dict[str, Ints]:
     """Return by cause the stall time of each cell between its readiness and its start.
 
@@ -296,11 +304,17 @@ def _stalls_before_start(
     start_recorded = clocks.to_recorded_each(rank, np.maximum(start, ready))
     stalls = [ranks[number].stalls for number in distinct_ranks.tolist()]
     stall_rank_index = np.repeat(np.arange(len(distinct_ranks)), [table.height for table in stalls])
-    cause, stall_start, stall_end = (pl.concat(stalls)[name].to_physical().to_numpy() for name in STALLS)
+    cause, stall_start, stall_end = (
+        pl.concat(stalls)[name].to_physical().to_numpy() for name in STALLS
+    )
     # One set of intervals per cause and rank, numbered cause × ranks + rank index.
-    intervals = union(stall_start, stall_end, cause.astype(np.int64) * len(distinct_ranks) + stall_rank_index)
+    intervals = union(
+        stall_start, stall_end, cause.astype(np.int64) * len(distinct_ranks) + stall_rank_index
+    )
     before = {
-        name: intervals.covered_ns(ready_recorded, start_recorded, code * len(distinct_ranks) + rank_index)
+        name: intervals.covered_ns(
+            ready_recorded, start_recorded, code * len(distinct_ranks) + rank_index
+        )
         for code, name in enumerate(STALL_CAUSES)
     }
     before["unexplained"] = start - ready - sum(before.values())
@@ -312,7 +326,9 @@ def split_gap(replays: StepReplays, ideal_ns: int) -> dict[str, int]:
     names = ("order", "imbalance", "variation", "early_output", *STALL_CAUSES)
     # One replay per row: the order run with balanced work, then one more cause in each row.
     work = replays.work
-    durations = np.stack([replays.balanced, replays.typical, work, work, *[work] * len(STALL_CAUSES)])
+    durations = np.stack(
+        [replays.balanced, replays.typical, work, work, *[work] * len(STALL_CAUSES)]
+    )
     delays = np.zeros_like(durations)
     for row, cause in enumerate(STALL_CAUSES, names.index(STALL_CAUSES[0])):
         delays[row:] += replays.before[cause]
@@ -323,7 +339,10 @@ def split_gap(replays: StepReplays, ideal_ns: int) -> dict[str, int]:
         _, end = replays.graph.run(durations[row], delays[row], early)
         makespans.append(int(end.max(initial=0)))
     steps = pairwise([ideal_ns, *makespans, replays.makespan])
-    return {name: after - before for name, (before, after) in zip((*names, "unexplained"), steps, strict=True)}
+    return {
+        name: after - before
+        for name, (before, after) in zip((*names, "unexplained"), steps, strict=True)
+    }
 
 
 MAX_WEIGHT_GRADIENT_SHARE = 0.9
@@ -336,7 +355,9 @@ class StageTimes(msgspec.Struct, frozen=True):
     forward: int
     input_grad: int
     weight_grad: int
-    overlap: float | None  # time of an FB / time of its F and B one after the other; None if no FB ran
+    overlap: (
+        float | None
+    )  # time of an FB / time of its F and B one after the other; None if no FB ran
     split_known: bool  # whether the run shows how a backward splits into input and weight gradients
     chunks: float  # chunks per rank in the run
 
@@ -373,10 +394,14 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
     chunks = (last_stage + 1) / pp
     # All cells of one kind have the same balanced time.
     mean_ns = {
-        op: int(replays.balanced[graph.op == op][0]) for op in ("F", "I", "W", "B", "FB") if (graph.op == op).any()
+        op: int(replays.balanced[graph.op == op][0])
+        for op in ("F", "I", "W", "B", "FB")
+        if (graph.op == op).any()
     }
     is_backward = graph.op == "B"
-    weight_share = weight_gradient_share(cells["wgrad_ns"].to_numpy()[is_backward], replays.work[is_backward])
+    weight_share = weight_gradient_share(
+        cells["wgrad_ns"].to_numpy()[is_backward], replays.work[is_backward]
+    )
 
     def split_backward(backward: float) -> tuple[float, float]:
         weight_grad = round(backward * (0.5 if weight_share is None else weight_share))
@@ -513,7 +538,9 @@ def measure_slowdown(
     return Slowdown(ratio, (measured / ideal).tolist(), contributions)
 
 
-def replay_group(step_times: StepTimes, durations: Floats, usual: Floats, selected: Bools) -> tuple[float, float]:
+def replay_group(
+    step_times: StepTimes, durations: Floats, usual: Floats, selected: Bools
+) -> tuple[float, float]:
     """Return the mean step time with only the selected operations as measured, and with only them as usual."""
     alone = step_times(np.where(selected, durations, usual)).mean()
     without = step_times(np.where(selected, usual, durations)).mean()
@@ -564,4 +591,6 @@ def replay_cells(graph: CellGraph, lane_step: Ints, durations: Floats) -> Floats
 
 def _same_cells(graph: CellGraph, other: CellGraph) -> bool:
     names = ("rank", "kind", "stage", "microbatch")
-    return all(np.array_equal(getattr(graph.table, name), getattr(other.table, name)) for name in names)
+    return all(
+        np.array_equal(getattr(graph.table, name), getattr(other.table, name)) for name in names
+    )

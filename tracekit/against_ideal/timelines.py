@@ -42,10 +42,14 @@ def compare_timeline(path: str | Path, *, schedule: str = "auto") -> TimelineCom
         schedule: ``auto``, a schedule's name or a file of orders.
     """
     timeline = read_operation_timeline(path)
-    comparison, notices = compare_pipelines(pipelines_of_operations(timeline.operations), schedule=schedule)
+    comparison, notices = compare_pipelines(
+        pipelines_of_operations(timeline.operations), schedule=schedule
+    )
     if comparison is None:
         reason = notices[-1].message if notices else "no step has all operations"
-        raise InputError(f"{path}: no schedule was recognised: {reason}", hint="name one with schedule=")
+        raise InputError(
+            f"{path}: no schedule was recognised: {reason}", hint="name one with schedule="
+        )
     times = average_times(timeline.operations)
     ran = comparison.head.match.ran or comparison.head.match.schedule
     return TimelineComparison(

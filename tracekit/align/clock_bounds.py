@@ -110,7 +110,8 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
         members = _without_unnamed(members)
         members = members.with_columns(
             alone=(pl.col("messages") == 1).fill_null(False).all().over("match"),
-            meets=pl.Series(CategoryColumn.from_series(members["what"]).matches(MEETS)) & pl.col("sends").is_null(),
+            meets=pl.Series(CategoryColumn.from_series(members["what"]).matches(MEETS))
+            & pl.col("sends").is_null(),
         )
         return cls(members, members["rank"].to_numpy(), members.filter("meets")["match"].n_unique())
 
@@ -124,7 +125,9 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
         lows = [lowest]
         highs = [every]
         for distance in range(1, min(MAX_MEMBERS_FOR_ALL_PAIRS, int(size.max(initial=1)))):
-            own = every[every - lowest > distance]  # those at just this distance were compared with the lowest
+            own = every[
+                every - lowest > distance
+            ]  # those at just this distance were compared with the lowest
             own = own if distance == 1 else own[size[own] <= MAX_MEMBERS_FOR_ALL_PAIRS]
             lows.append(own - distance)
             highs.append(own)
@@ -136,7 +139,9 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
     def by_pair(self) -> Iterator[tuple[Int32s, Int32s]]:
         """Yield the same pair of ranks by pair of ranks, some at a time."""
         low, high = self.pairs()
-        key = self.rank[low].astype(np.int64) * (int(self.rank.max(initial=0)) + 1) + self.rank[high]
+        key = (
+            self.rank[low].astype(np.int64) * (int(self.rank.max(initial=0)) + 1) + self.rank[high]
+        )
         order = np.argsort(key, kind="stable")
         edges = [*np.flatnonzero(np.diff(key[order], prepend=-1)).tolist(), len(order)]
         begin = 0
@@ -155,8 +160,12 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
         last two are bounds of the clocks' difference where ``is_most`` and ``is_least`` say so.
         ``alone``: a message that has its kernels for itself on both sides.
         """
-        low_side = self.members.select(low="rank", low_start="start_ns", at_ns="end_ns", low_sends="sends")[low]
-        high_side = self.members.select("alone", "meets", "start_ns", "end_ns", high="rank", high_sends="sends")[high]
+        low_side = self.members.select(
+            low="rank", low_start="start_ns", at_ns="end_ns", low_sends="sends"
+        )[low]
+        high_side = self.members.select(
+            "alone", "meets", "start_ns", "end_ns", high="rank", high_sends="sends"
+        )[high]
         sent = pl.col("low_sends").fill_null(False)
         heard = pl.col("high_sends").fill_null(False)
         return pl.concat([low_side, high_side], how="horizontal").select(
@@ -174,7 +183,9 @@ def _without_unnamed(members: pl.DataFrame) -> pl.DataFrame:
 
     Operations of several groups look like one if their groups have no names.
     """
-    is_unnamed = (members["sends"].is_null() & members["group"].is_null() & members["group_ranks"].is_null()).to_numpy()
+    is_unnamed = (
+        members["sends"].is_null() & members["group"].is_null() & members["group_ranks"].is_null()
+    ).to_numpy()
     if not is_unnamed.any():
         return members
     match = members["match"].to_numpy()
@@ -199,7 +210,9 @@ def find_clock_bounds(members: pl.DataFrame) -> list[ClockBounds]:
     facts = [row for low, high in compared.by_pair() for row in _reduce(compared.table(low, high))]
     has_enough = compared.collectives >= MIN_OPERATIONS_FOR_SPREAD
     worst_spread_ns = _worst_spreads(facts)
-    usual_spread_ns = max(worst_spread_ns.values(), default=MIN_END_SCATTER_NS) if has_enough else None
+    usual_spread_ns = (
+        max(worst_spread_ns.values(), default=MIN_END_SCATTER_NS) if has_enough else None
+    )
     return [_clock_bounds(row, worst_spread_ns, usual_spread_ns) for row in facts]
 
 
@@ -207,7 +220,9 @@ def _reduce(table: pl.DataFrame) -> list[dict[str, Any]]:
     """Return one row of ``_extremes``, and the drift, for every two ranks of the *table*."""
     pair = ("low", "high")
     surest = pl.col("meets") | ~pl.col("meets").any().over(pair)
-    table = table.with_columns(since_ns=pl.col("at_ns") - pl.col("at_ns").min().over(pair), surest=surest)
+    table = table.with_columns(
+        since_ns=pl.col("at_ns") - pl.col("at_ns").min().over(pair), surest=surest
+    )
     drifts = _drifts(table)
     if drifts:
         rates = pl.DataFrame(
@@ -290,10 +305,14 @@ def _are_ends_a_clock(row: dict[str, Any], worst_spread_ns: dict[int, int]) -> b
     """
     if row["meetings"] < MIN_OPERATIONS_FOR_SPREAD:
         return False
-    return bool(abs(row["middle_ns"]) > max(worst_spread_ns[row["low"]], worst_spread_ns[row["high"]]))
+    return bool(
+        abs(row["middle_ns"]) > max(worst_spread_ns[row["low"]], worst_spread_ns[row["high"]])
+    )
 
 
-def _clock_bounds(row: dict[str, Any], worst_spread_ns: dict[int, int], usual_spread_ns: int | None) -> ClockBounds:
+def _clock_bounds(
+    row: dict[str, Any], worst_spread_ns: dict[int, int], usual_spread_ns: int | None
+) -> ClockBounds:
     """Return the bounds that one row of facts describes, and the likeliest offset within them.
 
     What happened in an order that one clock allows leaves one clock possible, unless ends rule it
@@ -368,7 +387,9 @@ def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
     windows = _drift_windows(table)
     is_long_enough = pl.len().over("low", "high") >= MIN_DRIFT_WINDOWS
     rates: dict[tuple[int, int], float] = {}
-    for (low, high), of_pair in windows.filter(is_long_enough).group_by("low", "high", maintain_order=True):
+    for (low, high), of_pair in windows.filter(is_long_enough).group_by(
+        "low", "high", maintain_order=True
+    ):
         fits = []
         for column in ("bounds", "ends"):
             points = of_pair.select("since_ns", column).drop_nulls()

@@ -75,7 +75,9 @@ class Clocks:
         offset, rate = self._each(frame["rank"].to_numpy())
         return frame.with_columns(self._moved(columns, pl.Series(offset), pl.Series(rate)))
 
-    def uncertainty_between(self, ranks: npt.NDArray[np.integer[Any]], others: npt.NDArray[np.integer[Any]]) -> Ints:
+    def uncertainty_between(
+        self, ranks: npt.NDArray[np.integer[Any]], others: npt.NDArray[np.integer[Any]]
+    ) -> Ints:
         """Return how far a time difference between each of *ranks* and the other one may be off.
 
         ``NO_BOUND_NS`` where nothing bounds it. Ranks without common operations are compared by way
@@ -133,9 +135,14 @@ class Clocks:
         """
         return self._moved(columns, *self._of(rank))
 
-    def _moved(self, columns: Iterable[str], offset: int | pl.Series, rate: float | pl.Series) -> list[pl.Expr]:
+    def _moved(
+        self, columns: Iterable[str], offset: int | pl.Series, rate: float | pl.Series
+    ) -> list[pl.Expr]:
         common = [pl.col(column) - offset for column in columns]
-        return [time - ((time - self.origin_ns) * (rate / (1 + rate))).round().cast(pl.Int64) for time in common]
+        return [
+            time - ((time - self.origin_ns) * (rate / (1 + rate))).round().cast(pl.Int64)
+            for time in common
+        ]
 
     def to_common(self, rank: int, times: Ints) -> Ints:
         """Return *rank*'s recorded times on the common clock."""
@@ -159,7 +166,9 @@ class Clocks:
     def _each(self, ranks: npt.NDArray[np.integer[Any]]) -> tuple[Ints, npt.NDArray[np.float64]]:
         distinct, which = np.unique(ranks, return_inverse=True)
         moves = [self._of(rank) for rank in distinct.tolist()]
-        return np.array([offset for offset, _ in moves])[which], np.array([rate for _, rate in moves])[which]
+        return np.array([offset for offset, _ in moves])[which], np.array(
+            [rate for _, rate in moves]
+        )[which]
 
     def _of(self, rank: int) -> tuple[int, float]:
         return self._moves.get(rank, (0, 0.0))
@@ -167,7 +176,9 @@ class Clocks:
     @cached_property
     def _moves(self) -> dict[int, tuple[int, float]]:
         rows = self.table.select("rank", "offset_ns", "drift_ppm").iter_rows()
-        return {rank: (offset, (ppm or 0.0) / 1e6) for rank, offset, ppm in rows if offset is not None}
+        return {
+            rank: (offset, (ppm or 0.0) / 1e6) for rank, offset, ppm in rows if offset is not None
+        }
 
 
 def align(members: pl.DataFrame, ranks: Iterable[int]) -> Clocks:
@@ -188,14 +199,26 @@ def align(members: pl.DataFrame, ranks: Iterable[int]) -> Clocks:
     settings = _settings(bounds, everyone, origin)
     matches = members.group_by("rank").agg(matches=pl.col("match").n_unique().cast(pl.Int64))
     pair_uncertainty, uncertainty = _uncertainty(bounds, settings)
-    rows = [(rank, setting.offset_ns, setting.drift * 1e6, uncertainty[rank]) for rank, setting in settings.items()]
-    columns = {"rank": pl.Int32, "offset_ns": pl.Int64, "drift_ppm": pl.Float64, "uncertainty_ns": pl.Int64}
+    rows = [
+        (rank, setting.offset_ns, setting.drift * 1e6, uncertainty[rank])
+        for rank, setting in settings.items()
+    ]
+    columns = {
+        "rank": pl.Int32,
+        "offset_ns": pl.Int64,
+        "drift_ppm": pl.Float64,
+        "uncertainty_ns": pl.Int64,
+    }
     table = pl.DataFrame({"rank": everyone}, schema={"rank": pl.Int32})
     for facts in (pl.DataFrame(rows, schema=columns, orient="row"), matches):
         table = table.join(facts, on="rank", how="left")
     is_bounded = pl.col("uncertainty_ns") < NO_BOUND_NS
-    table = table.with_columns(pl.col("matches").fill_null(0), pl.when(is_bounded).then("uncertainty_ns"))
-    return _with_residuals(Clocks(_table(table), origin, pair_uncertainty_ns=pair_uncertainty), members)
+    table = table.with_columns(
+        pl.col("matches").fill_null(0), pl.when(is_bounded).then("uncertainty_ns")
+    )
+    return _with_residuals(
+        Clocks(_table(table), origin, pair_uncertainty_ns=pair_uncertainty), members
+    )
 
 
 class _Setting(msgspec.Struct, frozen=True):
@@ -221,13 +244,18 @@ def _settings(bounds: list[ClockBounds], ranks: list[int], origin: int) -> dict[
         if rank not in clock or clock[rank] in settings:
             continue
         settings[clock[rank]] = _Setting(0, 0.0)
-        queue = [(link.width_ns, link.low, link.high, clock[rank]) for link in tightest.get(clock[rank], {}).values()]
+        queue = [
+            (link.width_ns, link.low, link.high, clock[rank])
+            for link in tightest.get(clock[rank], {}).values()
+        ]
         heapq.heapify(queue)
         while queue:  # the tightest bounds first: a minimum spanning tree
             _, low, high, near = heapq.heappop(queue)
             far = high if near == low else low
             if far not in settings:
-                settings[far] = _next_setting(settings[near], tightest[near][far], forward=near == low, origin=origin)
+                settings[far] = _next_setting(
+                    settings[near], tightest[near][far], forward=near == low, origin=origin
+                )
                 for link in tightest[far].values():
                     heapq.heappush(queue, (link.width_ns, link.low, link.high, far))
     return {rank: settings[representative] for rank, representative in clock.items()}
@@ -260,7 +288,9 @@ def _shared_clocks(bounds: list[ClockBounds]) -> dict[int, int]:
     return clock
 
 
-def _between_clocks(bounds: list[ClockBounds], clock: dict[int, int]) -> dict[int, dict[int, ClockBounds]]:
+def _between_clocks(
+    bounds: list[ClockBounds], clock: dict[int, int]
+) -> dict[int, dict[int, ClockBounds]]:
     """Return the tightest bounds between every two clocks, from each of them to the other."""
     tightest: dict[int, dict[int, ClockBounds]] = {}
     for link in sorted(bounds, key=lambda link: (link.width_ns, link.low, link.high)):
@@ -277,7 +307,9 @@ def _next_setting(near: _Setting, link: ClockBounds, *, forward: bool, origin: i
     sign = 1 if forward else -1
     low_offset_ns = near.offset_ns if forward else near.offset_ns - link.offset_ns
     drifted = round(link.drift * (origin + low_offset_ns - link.at_ns))
-    return _Setting(near.offset_ns + sign * (link.offset_ns + drifted), near.drift + sign * link.drift)
+    return _Setting(
+        near.offset_ns + sign * (link.offset_ns + drifted), near.drift + sign * link.drift
+    )
 
 
 def _uncertainty(
@@ -292,9 +324,15 @@ def _uncertainty(
     between: dict[tuple[int, int], int] = {}
     neighbours: dict[int, list[tuple[int, int]]] = {}
     for link in bounds:
-        used = link.offset_ns if link.drift else settings[link.high].offset_ns - settings[link.low].offset_ns
+        used = (
+            link.offset_ns
+            if link.drift
+            else settings[link.high].offset_ns - settings[link.low].offset_ns
+        )
         reach = max(link.most_ns - used, used - link.least_ns, 0)
-        reach = reach if reach < NO_BOUND_NS // 2 else NO_BOUND_NS  # a bound that does not exist, less the offset
+        reach = (
+            reach if reach < NO_BOUND_NS // 2 else NO_BOUND_NS
+        )  # a bound that does not exist, less the offset
         between[link.low, link.high] = reach
         neighbours.setdefault(link.low, []).append((reach, link.high))
         neighbours.setdefault(link.high, []).append((reach, link.low))
@@ -313,7 +351,9 @@ def _uncertainty(
 def _with_residuals(clocks: Clocks, members: pl.DataFrame) -> Clocks:
     """Return the clocks with how far apart matched ends lie on them."""
     spread = (pl.col("end_ns").max() - pl.col("end_ns").min()).over("match")
-    ends = clocks.align(members.select("match", "rank", "end_ns"), "end_ns").with_columns(spread=spread)
+    ends = clocks.align(members.select("match", "rank", "end_ns"), "end_ns").with_columns(
+        spread=spread
+    )
     median = pl.col("spread").median().round().cast(pl.Int64)
     own = ends.group_by("rank").agg(residual_ns=median)
     table = _table(clocks.table.drop("residual_ns").join(own, on="rank", how="left"))

@@ -104,7 +104,9 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
         # Keys in which all ranks recorded the same sequence say how the clocks stand; then the
         # others are aligned.
         in_uneven_key = np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
-        certain = _members(operations, sides, position, np.flatnonzero(~in_uneven_key & sides.recorded))
+        certain = _members(
+            operations, sides, position, np.flatnonzero(~in_uneven_key & sides.recorded)
+        )
         clocks = align(certain.select(MEMBERS.names()), np.unique(sides.rank).tolist())
         position = _align_uneven(sides, sequences, uneven, position, clocks)
         notices += _uneven_notices(sides, sequences, uneven, position)
@@ -163,13 +165,19 @@ def last_of_match(match: Ints, time_ns: Ints) -> npt.NDArray[np.int32]:
     """
     first = np.flatnonzero(np.diff(match, prepend=-1))
     of_match = np.repeat(np.arange(len(first), dtype=np.int32), np.diff(first, append=len(match)))
-    latest = np.flatnonzero(time_ns == np.maximum.reduceat(time_ns, first)[of_match]) if len(first) else first
+    latest = (
+        np.flatnonzero(time_ns == np.maximum.reduceat(time_ns, first)[of_match])
+        if len(first)
+        else first
+    )
     last = np.empty(len(first), np.int32)
     last[of_match[latest]] = latest  # they ascend: the last one stays
     return last[of_match]
 
 
-def _align_uneven(sides: Sides, sequences: Sequences, uneven: Ints, position: Ints, clocks: Clocks) -> Ints:
+def _align_uneven(
+    sides: Sides, sequences: Sequences, uneven: Ints, position: Ints, clocks: Clocks
+) -> Ints:
     """Return the positions with those of *uneven* sequences aligned to their reference.
 
     -1 for a side without partner.
@@ -196,7 +204,9 @@ def _align_uneven(sides: Sides, sequences: Sequences, uneven: Ints, position: In
         ]
         has_same_length = len(own) == len(references[0])
         if has_same_length and 2 * np.count_nonzero(own.size != references[0].size) >= len(own):
-            own = msgspec.structs.replace(own, size=np.full(len(own), -1))  # an exchange of uneven amounts
+            own = msgspec.structs.replace(
+                own, size=np.full(len(own), -1)
+            )  # an exchange of uneven amounts
         partners = pair_with_references(own, references)
         if not np.array_equal(partners, position[own_sides]):
             with_holes.append(sequence)
@@ -204,7 +214,9 @@ def _align_uneven(sides: Sides, sequences: Sequences, uneven: Ints, position: In
     return position
 
 
-def _operation_sequence(sides: Sides, rows: Ints, others: Ints, clocks: Clocks, *, against: int) -> OperationSequence:
+def _operation_sequence(
+    sides: Sides, rows: Ints, others: Ints, clocks: Clocks, *, against: int
+) -> OperationSequence:
     """Return the sides *rows* of one rank as a sequence on the common clock, to be paired with one of *against*."""
     rank = sides.rank[rows[:1]]
     end = clocks.to_common(int(rank[0]), sides.end[rows])
@@ -235,9 +247,13 @@ def _count_others(sides: Sides, sequences: Sequences, uneven: Ints) -> Ints:
     return others
 
 
-def _uneven_notices(sides: Sides, sequences: Sequences, uneven: Ints, position: Ints) -> list[Notice]:
+def _uneven_notices(
+    sides: Sides, sequences: Sequences, uneven: Ints, position: Ints
+) -> list[Notice]:
     missing = sequences.length[sequences.reference[uneven]] - sequences.length[uneven]
-    unmatched = [int((position[sequences.rows(sequence)] < 0).sum()) for sequence in uneven.tolist()]
+    unmatched = [
+        int((position[sequences.rows(sequence)] < 0).sum()) for sequence in uneven.tolist()
+    ]
     lacking = (missing > 0) | (np.array(unmatched) > 0)
     if not lacking.any():
         return []
@@ -247,7 +263,9 @@ def _uneven_notices(sides: Sides, sequences: Sequences, uneven: Ints, position: 
     return [Notice("uneven-operations", ranks=tuple(ranks), values=values)]
 
 
-def _drop_disagreeing(sides: Sides, position: Ints, placed: Ints, what: pl.Series) -> tuple[Ints, list[Notice]]:
+def _drop_disagreeing(
+    sides: Sides, position: Ints, placed: Ints, what: pl.Series
+) -> tuple[Ints, list[Notice]]:
     """Return the sides *placed* without collectives of unnamed groups whose ends do not agree."""
     loose = placed[sides.nameless[placed]]
     columns = {"key": sides.key, "n": position, "rank": sides.rank, "row": sides.row}
@@ -259,7 +277,9 @@ def _drop_disagreeing(sides: Sides, position: Ints, placed: Ints, what: pl.Serie
         scatter=(pl.col("apart") - pl.col("apart").median()).abs().median(),
         usual=pl.col("ns").median(),
     )
-    bad = scatter.filter(pl.col("scatter") > pl.max_horizontal(pl.lit(MAX_END_SCATTER_NS), pl.col("usual") / 4))
+    bad = scatter.filter(
+        pl.col("scatter") > pl.max_horizontal(pl.lit(MAX_END_SCATTER_NS), pl.col("usual") / 4)
+    )
     if bad.is_empty():
         return placed, []
     kinds = tuple(sorted(set(what.gather(bad["row"]))))
@@ -284,7 +304,9 @@ def _members(operations: pl.DataFrame, sides: Sides, position: Ints, kept: Ints)
     is_message = pl.Series(sides.sends[ordered] >= 0)
     duration = sides.end[ordered] - sides.start[ordered]
     first = np.flatnonzero(np.diff(match, prepend=-1))
-    recorded_duration = np.where(recorded, duration, NO_BOUND_NS)  # of a side that was not recorded nothing is known
+    recorded_duration = np.where(
+        recorded, duration, NO_BOUND_NS
+    )  # of a side that was not recorded nothing is known
     transfer = np.minimum.reduceat(recorded_duration, first)[match] if len(first) else duration
     transfer = np.minimum(transfer, duration)
     has_own_bytes = pl.col("messages").is_null() | (pl.col("messages") == 1)

@@ -70,7 +70,9 @@ class OperationSequence(msgspec.Struct, frozen=True, eq=False):
             self,
             start=self.start + offset_ns,
             end=self.end + offset_ns,
-            latest_end=np.where(self.latest_end < NO_END_NS, self.latest_end + offset_ns, NO_END_NS),
+            latest_end=np.where(
+                self.latest_end < NO_END_NS, self.latest_end + offset_ns, NO_END_NS
+            ),
         )
 
     @property
@@ -113,7 +115,10 @@ def pair_with_references(own: OperationSequence, references: list[OperationSeque
         return partners
     # The clocks may differ by more than one operation: see whether ends agree better with other
     # offsets.
-    moved = [reference.moved(_likely_offset(own, reference, partner, is_likely)) for reference in references]
+    moved = [
+        reference.moved(_likely_offset(own, reference, partner, is_likely))
+        for reference in references
+    ]
     cost_if_moved = _costs_with_references(own, moved, partner, is_likely)
     cost_if_moved[~is_inside] = np.inf
     lowest = np.where(is_likely, cost, np.inf).min(axis=1).sum()
@@ -123,7 +128,9 @@ def pair_with_references(own: OperationSequence, references: list[OperationSeque
     return partners
 
 
-def choose_sources(receives: OperationSequence, queues: tuple[OperationSequence, OperationSequence]) -> Ints:
+def choose_sources(
+    receives: OperationSequence, queues: tuple[OperationSequence, OperationSequence]
+) -> Ints:
     """Return for each receive which of two queues of sends it takes from: 0 or 1.
 
     -1 if that is not certain.
@@ -171,7 +178,9 @@ def _costs_with_references(
     own: OperationSequence, references: list[OperationSequence], partner: Ints, is_likely: Bools
 ) -> Floats:
     """Return the cost of pairing each operation with each *partner*: the lowest over the references."""
-    misfits, impossible = zip(*(_misfit(own, reference, partner) for reference in references), strict=True)
+    misfits, impossible = zip(
+        *(_misfit(own, reference, partner) for reference in references), strict=True
+    )
     misfit_ns = np.min(misfits, axis=0)
     best_ns = np.where(is_likely, misfit_ns, np.iinfo(np.int64).max).min(axis=1)
     cost = _time_costs(misfit_ns, best_ns, references[0])
@@ -182,8 +191,12 @@ def _costs_with_references(
     ]
     cost += SKIP_COST * np.all(sizes_differ, axis=0)
     cost += IMPOSSIBLE_COST * np.any(impossible, axis=0)
-    if own.sends < 0:  # ranks that share a collective run the same program; the two sides of a message do not
-        others_differ = [own.others[:, None] != reference.others[partner] for reference in references]
+    if (
+        own.sends < 0
+    ):  # ranks that share a collective run the same program; the two sides of a message do not
+        others_differ = [
+            own.others[:, None] != reference.others[partner] for reference in references
+        ]
         cost += SKIP_COST * np.all(others_differ, axis=0)
     return cost
 
@@ -193,11 +206,17 @@ def _costs_with_queues(
 ) -> tuple[Floats, Floats]:
     """Return the cost of pairing each receive with each send of two queues."""
     every_receive = np.zeros((len(receives), 1), np.int64)
-    first_misfit_ns, first_impossible = _misfit(receives, first, every_receive + np.arange(len(first)))
-    second_misfit_ns, second_impossible = _misfit(receives, second, every_receive + np.arange(len(second)))
+    first_misfit_ns, first_impossible = _misfit(
+        receives, first, every_receive + np.arange(len(first))
+    )
+    second_misfit_ns, second_impossible = _misfit(
+        receives, second, every_receive + np.arange(len(second))
+    )
     best_ns = np.concatenate([first_misfit_ns, second_misfit_ns], axis=1).min(axis=1)
     of_first = _time_costs(first_misfit_ns, best_ns, receives) + IMPOSSIBLE_COST * first_impossible
-    of_second = _time_costs(second_misfit_ns, best_ns, receives) + IMPOSSIBLE_COST * second_impossible
+    of_second = (
+        _time_costs(second_misfit_ns, best_ns, receives) + IMPOSSIBLE_COST * second_impossible
+    )
     return of_first, of_second
 
 
@@ -251,12 +270,16 @@ def _message_misfit(
     both_ready = np.maximum(sent.latest_end[sent_row], received.start[received_row])
     late_ns = np.maximum(received.end[received_row] - both_ready, 0)
     early_ns = np.maximum(sent_end - received_latest_end, 0)
-    ends_before_send = sent.has_own_kernel[sent_row] & (received_latest_end < sent_end - MAX_ACKNOWLEDGE_NS)
+    ends_before_send = sent.has_own_kernel[sent_row] & (
+        received_latest_end < sent_end - MAX_ACKNOWLEDGE_NS
+    )
     ends_before_begin = received_latest_end < sent.start[sent_row]
     return late_ns + early_ns, ends_before_send | ends_before_begin
 
 
-def _likely_offset(own: OperationSequence, other: OperationSequence, partner: Ints, is_likely: Bools) -> int:
+def _likely_offset(
+    own: OperationSequence, other: OperationSequence, partner: Ints, is_likely: Bools
+) -> int:
     """Return the offset of the clocks for which most ends agree, nearest to 0 if there are several such.
 
     Operations that follow each other at equal intervals agree with their neighbours nearly as well
@@ -296,23 +319,31 @@ def _certain_partners(cost: Floats, shifts: Ints, other_length: int) -> Ints:
 
     """
     position = np.arange(len(cost))
-    if len(shifts) > MAX_SHIFTS:  # a rank that began late or ended early: all its operations have one shift
+    if (
+        len(shifts) > MAX_SHIFTS
+    ):  # a rank that began late or ended early: all its operations have one shift
         k = int(np.argmin(np.minimum(cost, SKIP_COST).sum(axis=0)))
         return np.where(np.isfinite(cost[:, k]), position + shifts[k], -1)
-    rest = other_length - len(cost) - shifts  # of the other sequence, behind the partner of the last operation
+    rest = (
+        other_length - len(cost) - shifts
+    )  # of the other sequence, behind the partner of the last operation
     before = _least_costs_of_one(cost, shifts)
     # From behind, operation i of n is operation n - 1 - i, and what is left after a pair is what
     # came before it.
     after = _least_costs_of_one(cost[::-1, ::-1], rest[::-1])[::-1, ::-1]
     least = np.where(rest >= 0, before[-1] + SKIP_COST * rest, np.inf).min()
     cost_in_order = cost[:, shifts == 0].sum() if len(cost) == other_length else np.inf
-    if cost_in_order <= least + MIN_MARGIN:  # as many on both sides, and nothing speaks for a hole on either
+    if (
+        cost_in_order <= least + MIN_MARGIN
+    ):  # as many on both sides, and nothing speaks for a hole on either
         return position
     with_pair = before[:-1] + cost + after[1:]  # least cost of all alignments that contain the pair
     lowest, second = np.partition(with_pair, 1, axis=1)[:, :2].T
     is_certain = (lowest <= least + ROUNDING) & (second >= least + MIN_MARGIN)
     partner = position + shifts[with_pair.argmin(axis=1)]
-    _, number, claims = np.unique(np.where(is_certain, partner, -1), return_inverse=True, return_counts=True)
+    _, number, claims = np.unique(
+        np.where(is_certain, partner, -1), return_inverse=True, return_counts=True
+    )
     return np.where(is_certain & (claims[number] == 1), partner, -1)
 
 

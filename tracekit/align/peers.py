@@ -150,7 +150,9 @@ class _Traffic(msgspec.Struct, frozen=True, eq=False):
         return int(np.abs(self.sent[:, number] - self.received[:, number].T).sum())
 
 
-def along_pipelines(messages: pl.DataFrame, pipelines: Sequence[Sequence[int]] | None = None) -> PipelinePeers:
+def along_pipelines(
+    messages: pl.DataFrame, pipelines: Sequence[Sequence[int]] | None = None
+) -> PipelinePeers:
     """Return the peers of messages that only show their direction, by their order along a pipeline.
 
     *pipelines* holds the ranks of each in stage order; without it the ways to lay out all ranks are
@@ -166,7 +168,11 @@ def along_pipelines(messages: pl.DataFrame, pipelines: Sequence[Sequence[int]] |
         if met_share is not None and met_share > best.met_share:
             peers = pl.Series("peer", peer, dtype=pl.Int32).replace(-1, None)
             best = PipelinePeers(peers, tuple(tuple(pipeline) for pipeline in layout), met_share)
-    return best if best.met_share >= MIN_MET_SHARE else PipelinePeers(no_peers, met_share=best.met_share)
+    return (
+        best
+        if best.met_share >= MIN_MET_SHARE
+        else PipelinePeers(no_peers, met_share=best.met_share)
+    )
 
 
 def _layouts(ranks: list[int]) -> Iterator[list[list[int]]]:
@@ -260,7 +266,9 @@ class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
         )
 
 
-def _assign_peers_along(messages: _MessageArrays, pipelines: Sequence[Sequence[int]], peer: Ints) -> float | None:
+def _assign_peers_along(
+    messages: _MessageArrays, pipelines: Sequence[Sequence[int]], peer: Ints
+) -> float | None:
     """Write each message's *peer* if these are the pipelines, and return the share of messages that then meet.
 
     Returns None if they cannot be the pipelines: neighbours never speak to each other, too many
@@ -275,10 +283,15 @@ def _assign_peers_along(messages: _MessageArrays, pipelines: Sequence[Sequence[i
         previous_rank = {after: rank for rank, after in next_rank.items()}
         for rank in pipeline:
             _assign_send_peers(messages, rank, next_rank[rank], previous_rank[rank], peer)
-        if not all((peer[messages.of_rank(rank, sends=True)] == next_rank[rank]).any() for rank in pipeline[:-1]):
+        if not all(
+            (peer[messages.of_rank(rank, sends=True)] == next_rank[rank]).any()
+            for rank in pipeline[:-1]
+        ):
             return None  # ranks that never speak to each other are two pipelines
         for rank, step in product(pipeline, np.unique(messages.step).tolist()):
-            sources = [*dict.fromkeys((previous_rank[rank], next_rank[rank]))]  # of two ranks both are the same
+            sources = [
+                *dict.fromkeys((previous_rank[rank], next_rank[rank]))
+            ]  # of two ranks both are the same
             missing, met, early = _assign_receive_peers(messages, rank, step, sources, peer)
             missing_count += missing
             met_count += met
@@ -289,14 +302,18 @@ def _assign_peers_along(messages: _MessageArrays, pipelines: Sequence[Sequence[i
     return met_count / message_count if early_count <= MAX_EARLY_SHARE * message_count else None
 
 
-def _assign_send_peers(messages: _MessageArrays, rank: int, next_rank: int, previous_rank: int, peer: Ints) -> None:
+def _assign_send_peers(
+    messages: _MessageArrays, rank: int, next_rank: int, previous_rank: int, peer: Ints
+) -> None:
     """Write the *peer* of a rank's sends: activations go on, gradients go back.
 
     Of others only a sole neighbour's.
     """
     sends = messages.of_rank(rank, sends=True)
     carried = [messages.carries_activation[sends], messages.carries_gradient[sends]]
-    peer[sends] = np.select(carried, [next_rank, previous_rank], next_rank if next_rank == previous_rank else -1)
+    peer[sends] = np.select(
+        carried, [next_rank, previous_rank], next_rank if next_rank == previous_rank else -1
+    )
 
 
 def _assign_receive_peers(
@@ -318,9 +335,13 @@ def _assign_receive_peers(
     chosen = _match_by_stream(messages, rank, receives, sources, peer)
     # Streams that give a neighbour more or fewer receives than it sent tell nothing: then times
     # decide.
-    if chosen is None or (not missing and np.bincount(chosen, minlength=len(queues)).tolist() != [*map(len, queues)]):
+    if chosen is None or (
+        not missing and np.bincount(chosen, minlength=len(queues)).tolist() != [*map(len, queues)]
+    ):
         chosen = _choose_by_times(messages, receives, queues)
-    peer[receives] = np.array([*sources, -1])[chosen]  # -1, where the queue is not certain, takes the -1 at the end
+    peer[receives] = np.array([*sources, -1])[
+        chosen
+    ]  # -1, where the queue is not certain, takes the -1 at the end
     return missing, *_meetings(messages, receives, queues, chosen)
 
 
@@ -331,13 +352,18 @@ def _match_by_stream(
     sends = messages.of_rank(rank, sends=True)
     sends = sends[messages.recorded[sends] & (peer[sends] >= 0)]
     streams, peers = np.unique(np.stack([messages.stream[sends], peer[sends]]), axis=1)
-    has_stream_of_own = len(streams) > 1 and len(np.unique(streams)) == len(streams) and (streams >= 0).all()
+    has_stream_of_own = (
+        len(streams) > 1 and len(np.unique(streams)) == len(streams) and (streams >= 0).all()
+    )
     if not has_stream_of_own:
         return None
-    if not messages.recorded[receives].all():  # nothing tells the stream of a kernel that was not recorded
+    if not messages.recorded[
+        receives
+    ].all():  # nothing tells the stream of a kernel that was not recorded
         return None
     source_of_stream = {
-        stream: sources.index(rank) for stream, rank in zip(streams.tolist(), peers.tolist(), strict=True)
+        stream: sources.index(rank)
+        for stream, rank in zip(streams.tolist(), peers.tolist(), strict=True)
     }
     chosen = [source_of_stream.get(stream, -1) for stream in messages.stream[receives].tolist()]
     return None if -1 in chosen else np.array(chosen, np.int64)
@@ -354,7 +380,9 @@ def _choose_by_times(messages: _MessageArrays, receives: Ints, queues: list[Ints
     return choose_sources(messages.sequence(receives, sends=False), (first, second))
 
 
-def _meetings(messages: _MessageArrays, receives: Ints, queues: list[Ints], chosen: Ints) -> tuple[int, int]:
+def _meetings(
+    messages: _MessageArrays, receives: Ints, queues: list[Ints], chosen: Ints
+) -> tuple[int, int]:
     """Return how many receives ran at the same time as their send, and how many ended before it began.
 
     Where sends or receives of a queue are missing, a receive has that many neighbours of its send
@@ -369,7 +397,11 @@ def _meetings(messages: _MessageArrays, receives: Ints, queues: list[Ints], chos
         if len(queue):
             partner = queue[np.clip(np.arange(len(taken))[:, None] + shifts, 0, len(queue) - 1)]
             after = messages.start[partner] < messages.end[taken][:, None]
-            meets = after & (messages.start[taken][:, None] < messages.latest_end[partner]) & messages.recorded[partner]
+            meets = (
+                after
+                & (messages.start[taken][:, None] < messages.latest_end[partner])
+                & messages.recorded[partner]
+            )
             met += int((meets.any(axis=1) & messages.recorded[taken]).sum())
             early += int((~after.any(axis=1) & messages.recorded[taken]).sum())
     return met, early

@@ -59,7 +59,9 @@ def _ends(members: pl.DataFrame) -> pl.DataFrame:
     total = pl.col("duration_ns").fill_null(0).cum_sum().over("rank", "group")
     total_before = total - pl.col("duration_ns").fill_null(0)
     earliest_in_order = total + (known_start - total_before).cum_max().over("rank", "group")
-    ordered = members.sort("rank", "group", "order_ns", "op_id").with_columns(earliest_ns=earliest_in_order)
+    ordered = members.sort("rank", "group", "order_ns", "op_id").with_columns(
+        earliest_ns=earliest_in_order
+    )
     symmetric = ordered.filter(pl.col("op").cast(pl.String).is_in(SYMMETRIC_OPS))
     ends = symmetric.select(
         "op_id",

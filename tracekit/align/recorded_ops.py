@@ -123,8 +123,12 @@ def _merge(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame | None:
 
     None if that cannot be told.
     """
-    span = base.select(pl.col("order_ns").min().alias("first"), pl.col("order_ns").max().alias("last")).row(0)
-    within = other.filter(pl.col("order_ns").is_between(*span)) if span[0] is not None else other.clear()
+    span = base.select(
+        pl.col("order_ns").min().alias("first"), pl.col("order_ns").max().alias("last")
+    ).row(0)
+    within = (
+        other.filter(pl.col("order_ns").is_between(*span)) if span[0] is not None else other.clear()
+    )
     offset = 1 + (base["op_id"].max() or 0)  # type: ignore[operator]
     separate = other.with_columns(op_id=pl.col("op_id") + offset)
     if within.is_empty():  # the two are of different times: each tells about its own
@@ -136,7 +140,10 @@ def _merge(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame | None:
     if same.height < MIN_MERGED_SHARE * within["op_id"].n_unique():
         return None
     renumbered = separate.join(
-        same.with_columns(op_id=pl.col("op_id") + offset), on="op_id", how="left", maintain_order="left"
+        same.with_columns(op_id=pl.col("op_id") + offset),
+        on="op_id",
+        how="left",
+        maintain_order="left",
     ).with_columns(op_id=pl.coalesce("base_id", "op_id"))
     renamed = _rename_groups(renumbered, base)
     return pl.concat([base, renamed.select(base.columns)])
@@ -157,14 +164,23 @@ def _pairs_by_time(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
     It is the nearest call; of an operation whose call is not recorded, the last call before it
     started.
     """
-    calls = base.select("rank", "op", "bytes", time_ns="enqueued_ns", base_id="op_id").drop_nulls().sort("time_ns")
+    calls = (
+        base.select("rank", "op", "bytes", time_ns="enqueued_ns", base_id="op_id")
+        .drop_nulls()
+        .sort("time_ns")
+    )
     found = []
     strategies = (
         (pl.col("enqueued_ns").is_not_null(), "enqueued_ns", "nearest", MAX_ENQUEUE_DIFFERENCE_NS),
         (pl.col("enqueued_ns").is_null(), "started_ns", "backward", MAX_QUEUED_NS),
     )
     for is_meant, time, strategy, tolerance in strategies:
-        rows = other.filter(is_meant).select("rank", "op", "bytes", "op_id", time_ns=time).drop_nulls().sort("time_ns")
+        rows = (
+            other.filter(is_meant)
+            .select("rank", "op", "bytes", "op_id", time_ns=time)
+            .drop_nulls()
+            .sort("time_ns")
+        )
         if rows.is_empty() or calls.is_empty():
             continue
         joined = rows.join_asof(
@@ -193,7 +209,11 @@ def _pairs_by_number(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
     if not (is_whole and is_single):
         return other.clear().select("op_id", base_id=pl.col("op_id"))
     numbered = base.sort("rank", "sequence").select(
-        "rank", "op", "bytes", base_id="op_id", sequence=pl.int_range(pl.len()).over("rank", "op").cast(pl.Int64)
+        "rank",
+        "op",
+        "bytes",
+        base_id="op_id",
+        sequence=pl.int_range(pl.len()).over("rank", "op").cast(pl.Int64),
     )
     joined = other.join(numbered, on=["rank", "op", "sequence", "bytes"], how="inner")
     return joined.select("op_id", "base_id")
@@ -204,19 +224,27 @@ def _agreed(pairs: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
     sizes = other.group_by("op_id").agg(members=pl.len())
     votes = pairs.group_by("op_id", "base_id").agg(votes=pl.len()).join(sizes, on="op_id")
     best = votes.filter(pl.col("votes") >= MIN_AGREEING_SHARE * pl.col("members"))
-    best = best.sort("votes", "base_id", descending=[True, False]).unique("op_id", keep="first", maintain_order=True)
+    best = best.sort("votes", "base_id", descending=[True, False]).unique(
+        "op_id", keep="first", maintain_order=True
+    )
     return best.unique("base_id", keep="first", maintain_order=True).select("op_id", "base_id")
 
 
 def _combine_recorders(rows: pl.DataFrame) -> pl.DataFrame:
     """Return one row per operation and member, from all recorders that have it, numbered in the order of time."""
     bit = pl.col("source").to_physical().cast(pl.UInt8)
-    rows = rows.with_columns(sources=pl.lit(1, pl.UInt8) * pl.lit(2, pl.UInt8).pow(bit).cast(pl.UInt8))
+    rows = rows.with_columns(
+        sources=pl.lit(1, pl.UInt8) * pl.lit(2, pl.UInt8).pow(bit).cast(pl.UInt8)
+    )
     repeated = rows.select(pl.struct("op_id", "rank").is_duplicated()).to_series()
     if repeated.any():
         # Rows are in the order of RECORDERS: the first recorder that has a value decides, times of
         # the GPU excepted.
-        known_first = [pl.col(name).drop_nulls().first() for name in rows.columns if name not in _KEYS_OF_MEMBER]
+        known_first = [
+            pl.col(name).drop_nulls().first()
+            for name in rows.columns
+            if name not in _KEYS_OF_MEMBER
+        ]
         several = (
             rows.filter(repeated)
             .group_by("op_id", "rank", maintain_order=True)

@@ -96,7 +96,9 @@ def find_steps(members: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame
         number=pl.when(pl.col("number") >= 0).then(pl.col("number") - first + int(has_warm_up))
     )
     numbers, numbered_from = _number(numbered, from_start=from_start)
-    steps = RecordedSteps(numbers["number"].drop_nulls().n_unique(), has_warm_up, max(periods), numbered_from)
+    steps = RecordedSteps(
+        numbers["number"].drop_nulls().n_unique(), has_warm_up, max(periods), numbered_from
+    )
     return numbers.with_columns(step=pl.col("number")).drop("number"), steps
 
 
@@ -110,7 +112,10 @@ def _symbols(rows: pl.DataFrame) -> Ints:
     """
     size = pl.when(pl.col("op") != "all_to_all").then(pl.col("bytes"))
     return (
-        rows.select(pl.struct("group", "op", size.alias("size")).rank("dense")).to_series().to_numpy().astype(np.int64)
+        rows.select(pl.struct("group", "op", size.alias("size")).rank("dense"))
+        .to_series()
+        .to_numpy()
+        .astype(np.int64)
     )
 
 
@@ -162,7 +167,11 @@ def _find_pattern(symbols: Ints, order_ns: Ints, period: int) -> tuple[Ints, int
     position are compared.
     """
     window = np.lib.stride_tricks.sliding_window_view(symbols, period)
-    repeats = np.all(window[:-period] == window[period:], axis=1) if len(window) > period else np.zeros(0, bool)
+    repeats = (
+        np.all(window[:-period] == window[period:], axis=1)
+        if len(window) > period
+        else np.zeros(0, bool)
+    )
     starts = np.flatnonzero(repeats)
     if not len(starts):
         starts = np.array([max(0, len(symbols) - period)])
@@ -187,18 +196,27 @@ def _find_pattern(symbols: Ints, order_ns: Ints, period: int) -> tuple[Ints, int
 
 def _shifts(table: pl.DataFrame) -> pl.DataFrame:
     """Return what to add to each rank's cycles so that operations have one number on all their members."""
-    counts = table.drop_nulls("cycle").group_by("rank").len().sort(["len", "rank"], descending=[True, False])
+    counts = (
+        table.drop_nulls("cycle")
+        .group_by("rank")
+        .len()
+        .sort(["len", "rank"], descending=[True, False])
+    )
     rows = table.select("op_id", "rank", "cycle").drop_nulls()
     known = pl.DataFrame({"rank": counts["rank"][:1], "shift": pl.Series([0], dtype=pl.Int64)})
     while known.height < counts.height:
         numbers = (
-            rows.join(known, on="rank").group_by("op_id").agg(number=(pl.col("cycle") + pl.col("shift")).mode().min())
+            rows.join(known, on="rank")
+            .group_by("op_id")
+            .agg(number=(pl.col("cycle") + pl.col("shift")).mode().min())
         )
         shared = rows.join(known, on="rank", how="anti").join(numbers, on="op_id")
         added = shared.group_by("rank").agg(shift=(pl.col("number") - pl.col("cycle")).mode().min())
         if added.is_empty():
             # The remaining ranks share no operation with these: their own count is all there is.
-            rest = counts.join(known, on="rank", how="anti").select("rank", shift=pl.lit(0, pl.Int64))
+            rest = counts.join(known, on="rank", how="anti").select(
+                "rank", shift=pl.lit(0, pl.Int64)
+            )
             return pl.concat([known, rest])
         known = pl.concat([known, added])
     return known

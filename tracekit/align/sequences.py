@@ -32,13 +32,17 @@ class Sequences(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, sides: Sides) -> Sequences:
         """Divide the sides into sequences."""
-        group = (sides.key * (int(sides.rank.max(initial=0)) + 1) + sides.rank) * 3 + sides.sends + 1
+        group = (
+            (sides.key * (int(sides.rank.max(initial=0)) + 1) + sides.rank) * 3 + sides.sends + 1
+        )
         order = np.lexsort((sides.order, group))
         first = np.flatnonzero(np.diff(group[order], prepend=-1))
         length = np.diff(first, append=len(order))
         key = sides.key[order[first]]
         first_of_key = np.flatnonzero(np.diff(key, prepend=-1))
-        longest_first = np.lexsort((np.arange(len(key)), -length, key))  # of each key the longest comes first
+        longest_first = np.lexsort(
+            (np.arange(len(key)), -length, key)
+        )  # of each key the longest comes first
         reference = np.repeat(longest_first[first_of_key], np.diff(first_of_key, append=len(key)))
         return cls(order, first, length, reference, sides.bytes[order])
 
@@ -54,7 +58,9 @@ class Sequences(msgspec.Struct, frozen=True, eq=False):
 
     def references(self, sequence: int, with_holes: list[int]) -> list[int]:
         """Return other sequences of the same key that are as long as the longest, at most ``MAX_REFERENCES``."""
-        is_longest = (self.reference == self.reference[sequence]) & (self.length == self.length[self.reference])
+        is_longest = (self.reference == self.reference[sequence]) & (
+            self.length == self.length[self.reference]
+        )
         is_longest[[sequence, *with_holes]] = False
         references: list[int] = np.flatnonzero(is_longest)[:MAX_REFERENCES].tolist()
         return references
@@ -76,7 +82,9 @@ class Sequences(msgspec.Struct, frozen=True, eq=False):
         )
         longest_apart_ns = np.where(sides.meets, sides.end - sides.start, NO_BOUND_NS)[self.order]
         has_misfit = self._count(sequence, ends.find_misfits(longest_apart_ns)) > 0
-        return np.flatnonzero(is_shorter | self._has_other_sizes(sequence, counterpart) | has_misfit)
+        return np.flatnonzero(
+            is_shorter | self._has_other_sizes(sequence, counterpart) | has_misfit
+        )
 
     def _counterparts(self, sequence: Ints, is_shorter: Bools) -> Ints:
         """Return the counterpart of each side in the reference if both are complete.
@@ -147,7 +155,9 @@ class _Ends(msgspec.Struct, frozen=True, eq=False):
         own_ns = own.misfit_ns(clock_ns)
         neighbour_ns = np.minimum(before.misfit_ns(clock_ns), after.misfit_ns(clock_ns))
         fits_neighbour_better = neighbour_ns * MIN_FIT_RATIO < own_ns
-        most_ns = np.maximum(longest_apart_ns, longest_apart_ns[self.counterpart]) + MAX_ACKNOWLEDGE_NS
+        most_ns = (
+            np.maximum(longest_apart_ns, longest_apart_ns[self.counterpart]) + MAX_ACKNOWLEDGE_NS
+        )
         is_too_far_apart = own_ns > most_ns
         is_noticeable = own.is_usable & (own_ns > MAX_ACKNOWLEDGE_NS)
         return is_noticeable & (fits_neighbour_better | is_too_far_apart)
@@ -162,7 +172,9 @@ class _Ends(msgspec.Struct, frozen=True, eq=False):
         is_same_sequence = self.sequence[neighbour] == self.sequence[self.counterpart]
         may_be_partner = (size != size[self.counterpart]) | (size == size[neighbour])
         is_known = self.is_comparable & self.is_comparable[neighbour]
-        return _EndsApart(self.end_ns - self.end_ns[neighbour], is_same_sequence & may_be_partner & is_known)
+        return _EndsApart(
+            self.end_ns - self.end_ns[neighbour], is_same_sequence & may_be_partner & is_known
+        )
 
     def _likeliest_clocks(self, own: _EndsApart, before: _EndsApart, after: _EndsApart) -> Ints:
         """Return for each sequence by how much its clock differs from that of its reference.

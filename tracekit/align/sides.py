@@ -25,10 +25,18 @@ def _channels(operations: pl.DataFrame, p2p: Bools) -> Ints:
     The two sides of a message may name its group differently, or not at all; the pair itself is
     enough.
     """
-    kind = pl.coalesce(pl.col("call", "what").cast(pl.String)) if "call" in operations.columns else pl.col("what")
-    channels = operations.select(kind, pl.when(pl.Series(~p2p)).then(pl.col("group", "group_ranks")))
+    kind = (
+        pl.coalesce(pl.col("call", "what").cast(pl.String))
+        if "call" in operations.columns
+        else pl.col("what")
+    )
+    channels = operations.select(
+        kind, pl.when(pl.Series(~p2p)).then(pl.col("group", "group_ranks"))
+    )
     code, first = group_rows(*(CategoryColumn.from_series(column).codes for column in channels))
-    number = channels[first].cast(pl.String).select(pl.struct(pl.all()).rank("dense").cast(pl.Int64))
+    number = (
+        channels[first].cast(pl.String).select(pl.struct(pl.all()).rank("dense").cast(pl.Int64))
+    )
     return number.to_series().to_numpy()[code]
 
 
@@ -65,7 +73,11 @@ class Sides(msgspec.Struct, frozen=True, eq=False):
         what = CategoryColumn.from_series(operations["what"])
         is_message = what.any_of("p2p")
         channel = _channels(operations, is_message)
-        step = to_int64(operations["step"].rank("dense"), 0) if by_step else np.zeros(len(operations), np.int64)
+        step = (
+            to_int64(operations["step"].rank("dense"), 0)
+            if by_step
+            else np.zeros(len(operations), np.int64)
+        )
         bucket = _dense(channel * (int(step.max(initial=0)) + 1) + step)
         has_no_group = pl.col("group").is_null() & pl.col("group_ranks").is_null()
         frame = operations.select(
@@ -84,7 +96,9 @@ class Sides(msgspec.Struct, frozen=True, eq=False):
             bytes=pl.col("bytes").fill_null(-1),
             meets=pl.Series(what.matches(MEETS)),
         )
-        sides = _split_messages(frame).with_columns(nameless=pl.col("has_no_group") & (pl.col("sends") < 0))
+        sides = _split_messages(frame).with_columns(
+            nameless=pl.col("has_no_group") & (pl.col("sends") < 0)
+        )
         sides = sides.with_columns(key=pl.Series(_side_keys(sides)))
         return cls(**{name: sides[name].to_numpy() for name in cls.__struct_fields__})
 
@@ -103,7 +117,8 @@ def _split_messages(operations: pl.DataFrame) -> pl.DataFrame:
         .with_columns(message="messages", messages=pl.col("messages").list.len().cast(pl.Int64))
         .explode("message")
         .with_columns(
-            sends=pl.col("message").struct.field("send").cast(pl.Int8), peer=pl.col("message").struct.field("peer")
+            sends=pl.col("message").struct.field("send").cast(pl.Int8),
+            peer=pl.col("message").struct.field("peer"),
         )
         .filter(pl.col("peer").is_not_null())
         .select(collectives.columns)
@@ -140,5 +155,7 @@ def _split_by_sequence(bucket: Ints, channel: Ints, operations: pl.DataFrame, p2
     unnumbered = np.unique(channel[~has_number])
     usable = has_number & ~p2p & ~np.isin(channel, unnumbered)
     sequence = to_int64(number.rank("dense"), 0)
-    by_number = int(bucket.max(initial=0)) + 1 + channel * (int(sequence.max(initial=0)) + 1) + sequence
+    by_number = (
+        int(bucket.max(initial=0)) + 1 + channel * (int(sequence.max(initial=0)) + 1) + sequence
+    )
     return _dense(np.where(usable, by_number, bucket))

@@ -63,7 +63,9 @@ def place_snapshot(snapshot: MemorySnapshot, rank: RankEvents) -> SnapshotClock 
     """
     ops = rank.events.filter(pl.col("kind") == "cpu_op").select("name", "start_ns", "end_ns")
     first_ns, last_ns = rank.events.select(pl.col("start_ns").min(), pl.col("end_ns").max()).row(0)
-    allocating = ops.filter(pl.col("name").cast(pl.String).str.contains(_ALLOCATING)).sort("start_ns")
+    allocating = ops.filter(pl.col("name").cast(pl.String).str.contains(_ALLOCATING)).sort(
+        "start_ns"
+    )
     evidence = {
         "allocations": _allocation_pairs(snapshot, rank.memory),
         "annotations": _annotation_pairs(snapshot, rank.events),
@@ -79,8 +81,12 @@ def place_snapshot(snapshot: MemorySnapshot, rank: RankEvents) -> SnapshotClock 
         if agreed is None:
             continue
         offset_ns, uncertainty_ns, agreeing = agreed
-        placed = snapshot.events.filter(pl.col("at_ns").is_between(first_ns - offset_ns, last_ns - offset_ns))
-        fitted_ns = _fit_to_operators(placed, allocating, offset_ns, min_share=MIN_SHARE_IN_OPERATORS[source])
+        placed = snapshot.events.filter(
+            pl.col("at_ns").is_between(first_ns - offset_ns, last_ns - offset_ns)
+        )
+        fitted_ns = _fit_to_operators(
+            placed, allocating, offset_ns, min_share=MIN_SHARE_IN_OPERATORS[source]
+        )
         if fitted_ns is None or placed.is_empty():
             return None
         return SnapshotClock(fitted_ns, uncertainty_ns, source, agreeing, len(placed))
@@ -110,9 +116,15 @@ def _agreed_offset(pairs: pl.DataFrame, *, span: tuple[int, int]) -> tuple[int, 
     first = int(np.argmax(counts))
     mode_ns = int(np.median(ordered[first : first + int(counts[first])]))
     first_ns, last_ns = span
-    within = pairs.filter((pl.col("at_ns") - mode_ns).is_between(first_ns - AGREEMENT_NS, last_ns + AGREEMENT_NS))
-    nearest = within.group_by("row").agg(pl.col("offset_ns").sort_by((pl.col("offset_ns") - mode_ns).abs()).first())
-    agreeing = nearest.filter((pl.col("offset_ns") - mode_ns).abs() <= MAX_DEVIATION_NS)["offset_ns"].to_numpy()
+    within = pairs.filter(
+        (pl.col("at_ns") - mode_ns).is_between(first_ns - AGREEMENT_NS, last_ns + AGREEMENT_NS)
+    )
+    nearest = within.group_by("row").agg(
+        pl.col("offset_ns").sort_by((pl.col("offset_ns") - mode_ns).abs()).first()
+    )
+    agreeing = nearest.filter((pl.col("offset_ns") - mode_ns).abs() <= MAX_DEVIATION_NS)[
+        "offset_ns"
+    ].to_numpy()
     if not len(agreeing) or len(agreeing) < MIN_AGREEING_SHARE * len(nearest):
         return None
     offset_ns = int(np.median(agreeing))
@@ -133,7 +145,9 @@ def _allocation_pairs(snapshot: MemorySnapshot, memory: pl.DataFrame) -> pl.Data
     """Return ``PAIRS`` of allocations with the same address and size."""
     key = ["address", "bytes"]
     own = snapshot.events.filter(pl.col("action") == "alloc").select("at_ns", *key)
-    of_trace = memory.filter((pl.col("device_type") != 0) & (pl.col("bytes") > 0)).select("at_ns", *key)
+    of_trace = memory.filter((pl.col("device_type") != 0) & (pl.col("bytes") > 0)).select(
+        "at_ns", *key
+    )
     return _pairs(own, of_trace.drop_nulls(), key)
 
 
@@ -151,11 +165,15 @@ def _operator_pairs(snapshot: MemorySnapshot, allocating: pl.DataFrame) -> pl.Da
         return PAIRS.to_frame()
     starts = allocating["start_ns"].to_numpy()[:MAX_OPERATOR_TIMES]
     allocs = snapshot.events.filter(pl.col("action") == "alloc")["at_ns"]
-    near = allocs.filter(allocs.is_between(starts[0] - MAX_OFFSET_NS // 100, starts[-1] + MAX_OFFSET_NS // 100))
+    near = allocs.filter(
+        allocs.is_between(starts[0] - MAX_OFFSET_NS // 100, starts[-1] + MAX_OFFSET_NS // 100)
+    )
     times = near.to_numpy()[-MAX_OPERATOR_TIMES:]
     offsets = (starts[:, None] - times[None, :]).ravel()
     rows = np.repeat(np.arange(len(starts)), len(times))
-    return pl.DataFrame({"row": rows, "at_ns": np.repeat(starts, len(times)), "offset_ns": offsets}, schema=PAIRS)
+    return pl.DataFrame(
+        {"row": rows, "at_ns": np.repeat(starts, len(times)), "offset_ns": offsets}, schema=PAIRS
+    )
 
 
 def _fit_to_operators(

@@ -39,7 +39,9 @@ STEPS = pl.Schema(
         "time_ns": pl.Int64(),  # the step time; null for a step that would end before it starts
     }
 )
-HOST_RANGES = pl.Schema({"step": pl.Int64(), "host_start_ns": pl.Int64(), "host_end_ns": pl.Int64()})
+HOST_RANGES = pl.Schema(
+    {"step": pl.Int64(), "host_start_ns": pl.Int64(), "host_end_ns": pl.Int64()}
+)
 """When the host was in each step."""
 
 _BACKWARD = ("dgrad", "wgrad", "backward", "recompute")
@@ -74,7 +76,9 @@ def _as_text(asked: Steps) -> str:
         return str(asked)
     if isinstance(asked, slice):
         if asked.step not in (None, 1):
-            raise OptionError(f"steps: {asked} leaves steps out", hint="name the steps one by one: [2, 4, 6]")
+            raise OptionError(
+                f"steps: {asked} leaves steps out", hint="name the steps one by one: [2, 4, 6]"
+            )
         return ":".join("" if end is None else str(end) for end in (asked.start, asked.stop))
     return ",".join(map(str, asked))
 
@@ -96,12 +100,18 @@ def select_steps(present: list[int], text: str | None) -> list[int]:
     for part in parse_steps(text).split(","):
         if ":" in part:
             low, high = (_number(end, present) for end in part.split(":"))
-            chosen |= {s for s in present if (low is None or s >= low) and (high is None or s < high)}
+            chosen |= {
+                s for s in present if (low is None or s >= low) and (high is None or s < high)
+            }
         else:
             chosen |= {_number(part, present)} & set(present)  # type: ignore[arg-type]
     if not chosen:
         present_steps = listing(map(str, present), most=12)
-        hint = f"the trace has steps {present_steps}" if present else "the trace has no step marks: leave --steps out"
+        hint = (
+            f"the trace has steps {present_steps}"
+            if present
+            else "the trace has no step marks: leave --steps out"
+        )
         raise OptionError(f"steps: {text} selects none", hint=hint)
     return sorted(chosen)
 
@@ -155,7 +165,9 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     if last == 0:
         return labelled, []
     steps = pl.Series([None] * len(labelled), dtype=pl.Int64).scatter(order, number)
-    return labelled.with_columns(step=steps), [Notice("steps-by-optimizer", values={"steps": last + 1})]
+    return labelled.with_columns(step=steps), [
+        Notice("steps-by-optimizer", values={"steps": last + 1})
+    ]
 
 
 def host_ranges(events: pl.DataFrame) -> pl.DataFrame:
@@ -168,7 +180,9 @@ def host_ranges(events: pl.DataFrame) -> pl.DataFrame:
     >>> host_ranges(events).rows()
     [(4, 0, 10), (5, 10, 19)]
     """
-    is_host = pl.col("step").is_not_null() & ~pl.col("kind").cast(pl.String).is_in([*GPU_KINDS, "gpu_annotation"])
+    is_host = pl.col("step").is_not_null() & ~pl.col("kind").cast(pl.String).is_in(
+        [*GPU_KINDS, "gpu_annotation"]
+    )
     ranges = (
         events.lazy()
         .filter(is_host)
@@ -178,7 +192,9 @@ def host_ranges(events: pl.DataFrame) -> pl.DataFrame:
         .collect()
     )
     next_start = pl.col("host_start_ns").shift(-1)
-    return ranges.with_columns(host_end_ns=pl.min_horizontal("host_end_ns", next_start)).sort("step")
+    return ranges.with_columns(host_end_ns=pl.min_horizontal("host_end_ns", next_start)).sort(
+        "step"
+    )
 
 
 def add_step_intervals(steps: pl.DataFrame) -> pl.DataFrame:
@@ -254,7 +270,9 @@ def assign_parts(
     part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)
     is_chosen = np.array(chosen, np.int64)[part] == number
     kept = placed.with_columns(pl.Series("part", part))
-    kept = kept if is_chosen.all() else kept.filter(pl.Series(is_chosen))  # else nothing need be moved
+    kept = (
+        kept if is_chosen.all() else kept.filter(pl.Series(is_chosen))
+    )  # else nothing need be moved
     return kept, _table(kept, placed, present, host), notices
 
 
@@ -283,7 +301,9 @@ def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _table(kept: pl.DataFrame, recorded: pl.DataFrame, present: list[int], host: pl.DataFrame | None) -> pl.DataFrame:
+def _table(
+    kept: pl.DataFrame, recorded: pl.DataFrame, present: list[int], host: pl.DataFrame | None
+) -> pl.DataFrame:
     """Return the STEPS table of the events *kept*.
 
     A first or last step with under half the usual events is partial.
@@ -292,7 +312,10 @@ def _table(kept: pl.DataFrame, recorded: pl.DataFrame, present: list[int], host:
     one ended.
     """
     table = kept.group_by("part").agg(
-        pl.col("step").first(), pl.col("start_ns").min(), pl.col("end_ns").max(), events=pl.len().cast(pl.Int64)
+        pl.col("step").first(),
+        pl.col("start_ns").min(),
+        pl.col("end_ns").max(),
+        events=pl.len().cast(pl.Int64),
     )
     table = table.sort("part").with_columns(span_ns=pl.col("end_ns") - pl.col("start_ns"))
     at_edge = pl.col("step").is_in(present[:1] + present[-1:]) if present else pl.lit(False)
@@ -304,14 +327,24 @@ def _table(kept: pl.DataFrame, recorded: pl.DataFrame, present: list[int], host:
     return conform(timed, STEPS)
 
 
-def _intervals(recorded: pl.DataFrame, table: pl.DataFrame | None, host: pl.DataFrame | None) -> pl.DataFrame:
+def _intervals(
+    recorded: pl.DataFrame, table: pl.DataFrame | None, host: pl.DataFrame | None
+) -> pl.DataFrame:
     """Return the intervals of all recorded steps.
 
     *table* holds their bounds, if all of them were asked for.
     """
     if table is None:
-        is_counted = pl.col("step").is_not_null() if recorded["step"].null_count() < len(recorded) else pl.lit(True)
-        bounds = recorded.filter(is_counted).group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        is_counted = (
+            pl.col("step").is_not_null()
+            if recorded["step"].null_count() < len(recorded)
+            else pl.lit(True)
+        )
+        bounds = (
+            recorded.filter(is_counted)
+            .group_by("step")
+            .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        )
     else:
         bounds = table.select("step", "start_ns", "end_ns")
     ranges = HOST_RANGES.to_frame() if host is None else host

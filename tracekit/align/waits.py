@@ -35,7 +35,9 @@ STRAGGLERS = pl.Schema(
         "caused_ns": pl.Int64(),  # waiting of all other ranks in operations at which this rank arrived last
         "operations": pl.Int64(),
         "uncertain": pl.Boolean(),  # another rank may have been last
-        "candidates": pl.List(pl.Int32()),  # ranks that may have been last in more than half of that waiting
+        "candidates": pl.List(
+            pl.Int32()
+        ),  # ranks that may have been last in more than half of that waiting
     }
 )
 
@@ -57,7 +59,9 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """
     if members.is_empty():
         no_number = pl.lit(None, pl.Int64)
-        return members.with_columns(last=no_number, last_rank=pl.lit(None, pl.Int32), late_ns=no_number)
+        return members.with_columns(
+            last=no_number, last_rank=pl.lit(None, pl.Int32), late_ns=no_number
+        )
     match = members["match"].to_numpy()
     rank = members["rank"].to_numpy()
     duration = members["end_ns"].to_numpy() - members["start_ns"].to_numpy()
@@ -75,7 +79,9 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     latest = last_of_match(match, start)
     to_latest = clocks.uncertainty_between(rank, rank[latest])
     is_open = (latest != last) & (start[latest] - start - duration < to_latest)
-    possible, possible_error = np.where(is_open, (duration, np.maximum(duration, to_latest)), (by_arrival, uncertainty))
+    possible, possible_error = np.where(
+        is_open, (duration, np.maximum(duration, to_latest)), (by_arrival, uncertainty)
+    )
     is_bound = _is_bound(members["label"], possible, possible_error, error)
     at_most = duration - members["transfer_ns"].to_numpy()
     # Durations of a broadcast differ by transfer as well: arrival times bound the wait better.
@@ -115,14 +121,21 @@ def last_awaited(members: pl.DataFrame, start: Ints) -> Int32s:
         return last
     complete = np.empty(int(match.max()) + 1, np.int64)
     complete[match] = start[last]
-    arrived = pl.DataFrame({"match": match, "start": start, "row": np.arange(len(match))}).filter(rooted)
+    arrived = pl.DataFrame({"match": match, "start": start, "row": np.arange(len(match))}).filter(
+        rooted
+    )
     arrived = arrived.sort("start", "row")
     before = _match_before(members.with_columns(start=start).filter(rooted), len(complete))
     last[early] = early
     pending = pl.DataFrame({"own": early, "match": match[early], "end": end[early]}).sort("end")
     for _ in range(MAX_OPERATIONS_AHEAD):
         latest = pending.join_asof(
-            arrived, left_on="end", right_on="start", by="match", allow_exact_matches=False, check_sortedness=False
+            arrived,
+            left_on="end",
+            right_on="start",
+            by="match",
+            allow_exact_matches=False,
+            check_sortedness=False,
         ).filter(pl.col("row").is_not_null())
         own = latest["own"].to_numpy()
         row = latest["row"].to_numpy()
@@ -131,7 +144,9 @@ def last_awaited(members: pl.DataFrame, start: Ints) -> Int32s:
         # Go on to the operation before where someone had not arrived at this one yet.
         is_incomplete = pl.Series(complete[pending["match"].to_numpy()]) >= pending["end"]
         pending = pending.filter(is_incomplete)
-        pending = pending.with_columns(match=before[pending["match"].to_numpy()]).filter(pl.col("match") >= 0)
+        pending = pending.with_columns(match=before[pending["match"].to_numpy()]).filter(
+            pl.col("match") >= 0
+        )
         if pending.is_empty():
             break
     return last
@@ -149,8 +164,12 @@ def _is_rooted(members: pl.DataFrame) -> Bools:
 
 def _match_before(members: pl.DataFrame, matches: int) -> Ints:
     """Return for each match the one before it in its group; -1 if there is none."""
-    by_match = members.group_by("match").agg(pl.col(_GROUP).first(), pl.col("start").min()).sort("start")
-    ordered = by_match.with_columns(before=pl.col("match").shift(1).over(_GROUP)).drop_nulls("before")
+    by_match = (
+        members.group_by("match").agg(pl.col(_GROUP).first(), pl.col("start").min()).sort("start")
+    )
+    ordered = by_match.with_columns(before=pl.col("match").shift(1).over(_GROUP)).drop_nulls(
+        "before"
+    )
     before = np.full(matches, -1)
     before[ordered["match"].to_numpy()] = ordered["before"].to_numpy()
     return before
@@ -167,11 +186,17 @@ def _still_transferring(members: pl.DataFrame, start: Ints, last: Int32s) -> Int
     if not awaits.any():
         return busy_ns
     group = pl.col(_GROUP).cast(pl.String).fill_null("")  # a join takes no null for equal
-    table = members.select("rank", group, ns=pl.col("end_ns") - pl.col("start_ns")).with_columns(start=start)
+    table = members.select("rank", group, ns=pl.col("end_ns") - pl.col("start_ns")).with_columns(
+        start=start
+    )
     ordered = table.filter(members["sends"].is_null()).sort("start")
-    ordered = ordered.with_columns(before_ns=pl.col("ns").cum_sum().over("rank", *_GROUP) - pl.col("ns"))
+    ordered = ordered.with_columns(
+        before_ns=pl.col("ns").cum_sum().over("rank", *_GROUP) - pl.col("ns")
+    )
     in_operations = pl.col("before_ns") + pl.min_horizontal("ns", pl.col("time") - pl.col("start"))
-    sought = members.select(group).with_columns(rank=members["rank"].gather(last), row=np.arange(len(start)))
+    sought = members.select(group).with_columns(
+        rank=members["rank"].gather(last), row=np.arange(len(start))
+    )
 
     def until(time: Ints) -> Ints:
         """Return how long the last member of each row was in the group's operations until *time*."""
@@ -190,12 +215,16 @@ def _is_bound(label: pl.Series, by_arrival: Ints, uncertainty: Ints, error: Ints
     unbounded = uncertainty >= NO_BOUND_NS
     bounded_wait, bounded_error = np.where(unbounded, 0, (by_arrival, error))
     certain_wait = np.where(by_arrival > uncertainty, by_arrival, 0)
-    waits = pl.DataFrame({"label": label, "wait": bounded_wait, "certain": certain_wait, "error": bounded_error})
+    waits = pl.DataFrame(
+        {"label": label, "wait": bounded_wait, "certain": certain_wait, "error": bounded_error}
+    )
     certain = pl.col("certain").sum()
     wait = pl.col("wait").sum()
     error_sum = pl.col("error").sum()
     is_certain = waits.select(
-        ((certain >= MIN_CERTAIN_SHARE * wait) & (error_sum <= MAX_ERROR_SHARE * wait)).over("label")
+        ((certain >= MIN_CERTAIN_SHARE * wait) & (error_sum <= MAX_ERROR_SHARE * wait)).over(
+            "label"
+        )
     ).to_series()
     is_bound: Bools = ~is_certain.to_numpy() | unbounded
     return is_bound
@@ -217,7 +246,9 @@ def longest_waits(members: pl.DataFrame, operation_count: int) -> Ints:
     wait = members["wait_ns"].to_numpy()
     longest = np.full(operation_count, -1)
     np.maximum.at(longest, row, wait)
-    candidates = np.flatnonzero(wait == longest[row])[::-1]  # in reverse, so that the first one stays
+    candidates = np.flatnonzero(wait == longest[row])[
+        ::-1
+    ]  # in reverse, so that the first one stays
     member = np.full(operation_count, -1, np.int64)
     member[row[candidates]] = candidates
     return member
@@ -262,14 +293,20 @@ def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
         .filter(pl.col("wait_ns") > 0)
     )
     by_rank = in_match.group_by(key).agg(
-        pl.col("off_ns").sum(), caused_ns=pl.col("wait_ns").sum(), operations=pl.len().cast(pl.Int64)
+        pl.col("off_ns").sum(),
+        caused_ns=pl.col("wait_ns").sum(),
+        operations=pl.len().cast(pl.Int64),
     )
     by_rank = by_rank.sort("caused_ns", *key, descending=[True, False, False])
     arrivals = members.select("match", candidate="rank").with_columns(start_ns=start)
     compared = in_match.join(arrivals, on="match")
-    uncertainty = clocks.uncertainty_between(compared["rank"].to_numpy(), compared["candidate"].to_numpy())
+    uncertainty = clocks.uncertainty_between(
+        compared["rank"].to_numpy(), compared["candidate"].to_numpy()
+    )
     instead = (
-        compared.filter((compared["arrival_ns"] - compared["start_ns"]).abs() <= pl.Series(uncertainty))
+        compared.filter(
+            (compared["arrival_ns"] - compared["start_ns"]).abs() <= pl.Series(uncertainty)
+        )
         .group_by(*key, "candidate")
         .agg(possible_ns=pl.col("wait_ns").sum())
         .join(by_rank, on=key)
@@ -280,7 +317,9 @@ def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
         pl.col("caused_ns_other") + pl.col("off_ns_other") >= pl.col("caused_ns") - pl.col("off_ns")
     )
     itself = by_rank.select(*key, candidate="rank")
-    candidates = pl.concat([itself, instead.select(*key, "candidate"), as_much.select(*key, candidate="rank_other")])
+    candidates = pl.concat(
+        [itself, instead.select(*key, "candidate"), as_much.select(*key, candidate="rank_other")]
+    )
     candidates = candidates.group_by(key).agg(candidates=pl.col("candidate").unique().sort())
     joined = by_rank.join(candidates, on=key, how="left", maintain_order="left")
     return conform(joined.with_columns(uncertain=pl.col("candidates").list.len() > 1), STRAGGLERS)

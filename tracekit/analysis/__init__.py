@@ -1,7 +1,7 @@
 """Analysis of a run: each rank's events become small tables (``tables``), all ranks' tables one result (``combine``).
 
-Both steps are pure functions. The same analysis can therefore run in one process, in several, or on a cluster
-(``tracekit.run``).
+Both steps are pure functions. The same analysis can therefore run in one process, in several, or on
+a cluster (``tracekit.run``).
 """
 
 from tracekit.analysis.measured import Measured, RankResult

@@ -35,15 +35,22 @@ MAX_EXPERT_LAYERS = 256
 def build_document(analysis: Analysis) -> documents.AnalysisDocument:
     """Return the document of an analysis.
 
-    A key that depends on an option or on the kind of run is left out (``UNSET``) where it does not apply. All other
-    keys are always there, and null (None) where their result is unknown.
+    A key that depends on an option or on the kind of run is left out (``UNSET``) where it does not
+    apply. All other keys are always there, and null (None) where their result is unknown.
     """
-    critical, by, schedule, tables = analysis.critical, analysis.by, analysis.schedule, analysis.tables
+    critical, by, schedule, tables = (
+        analysis.critical,
+        analysis.by,
+        analysis.schedule,
+        analysis.tables,
+    )
     memory = analysis.memory
-    # The table is sorted by time, the longest first. Its figures are means over steps and ranks, so that counts are
-    # fractions where a kernel does not run equally often in all of them.
+    # The table is sorted by time, the longest first. Its figures are means over steps and ranks, so
+    # that counts are fractions where a kernel does not run equally often in all of them.
     longest_kernels = (
-        tables["kernels"].head(MAX_KERNELS).with_columns(pl.col("count").round(3), pl.col("ns").round().cast(pl.Int64))
+        tables["kernels"]
+        .head(MAX_KERNELS)
+        .with_columns(pl.col("count").round(3), pl.col("ns").round().cast(pl.Int64))
     )
     return documents.AnalysisDocument(
         tracekit=__version__,
@@ -56,7 +63,11 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
             devices=sorted({name for source in analysis.sources for name in source.devices}),
             shapes=list(analysis.shapes),
             recording_overhead=max(
-                (source.recording_overhead for source in analysis.sources if source.recording_overhead is not None),
+                (
+                    source.recording_overhead
+                    for source in analysis.sources
+                    if source.recording_overhead is not None
+                ),
                 default=None,
             ),
             tokens_per_step=analysis.tokens_per_step,
@@ -67,10 +78,13 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         total=documents.Figures(**_figures(analysis.total)),
         schedule=None if schedule is None else schedule_document(schedule),
         # A schedule has the lanes in its own part of the document.
-        lanes=UNSET if schedule is not None or "lanes" not in tables else rows(tables["lanes"], documents.Lane),
+        lanes=UNSET
+        if schedule is not None or "lanes" not in tables
+        else rows(tables["lanes"], documents.Lane),
         critical_path=UNSET if critical is None else rows(critical.segments, documents.PathSegment),
         critical_path_ns=UNSET if critical is None else _path_totals(critical),
-        # The graph is kept if changes were asked for: an empty list then says that none could be predicted.
+        # The graph is kept if changes were asked for: an empty list then says that none could be
+        # predicted.
         what_if=list(analysis.changed_steps) if analysis.graph or analysis.changed_steps else UNSET,
         by=UNSET if by is None else by_document(by),
         **_roles(analysis.role_results),
@@ -89,7 +103,9 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         copies=rows(tables["copies"], documents.Copy),
         reload=None if analysis.reload is None else _reload(analysis.reload),
         rates=None if analysis.rates is None else _rates(analysis.rates),
-        memory=None if memory is None else documents.Memory(memory.peak_bytes, list(map(_rank_memory, memory.ranks))),
+        memory=None
+        if memory is None
+        else documents.Memory(memory.peak_bytes, list(map(_rank_memory, memory.ranks))),
         warnings=warning_entries(analysis.notices),
     )
 
@@ -98,7 +114,10 @@ def _roles(results: RoleResults) -> dict[str, Any]:
     """Return the keys about roles that have a value."""
     keys: dict[str, Any] = {}
     if results.roles:
-        roles = [documents.RoleDocument(r.name, r.kind, r.ranks, build_document(r.analysis)) for r in results.roles]
+        roles = [
+            documents.RoleDocument(r.name, r.kind, r.ranks, build_document(r.analysis))
+            for r in results.roles
+        ]
         keys |= {"main_role": results.main_role, "roles": roles}
     if results.iterations:
         keys |= {"iterations": list(results.iterations), "phases": list(results.bands)}
@@ -109,7 +128,11 @@ def _roles(results: RoleResults) -> dict[str, Any]:
 
 def _imbalance(stragglers: Stragglers) -> documents.Imbalance | None:
     share = stragglers.imbalance_share
-    return None if share is None else documents.Imbalance(share, rows(stragglers.imbalance, documents.ImbalanceStep))
+    return (
+        None
+        if share is None
+        else documents.Imbalance(share, rows(stragglers.imbalance, documents.ImbalanceStep))
+    )
 
 
 def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
@@ -158,7 +181,9 @@ def _budget(budget: Budget, *, idle_known: bool) -> documents.Budget:
     """Return the parts of a span or of a step time."""
     idle_ns = budget.idle_ns if idle_known else None
     not_recorded = budget.unrecorded_ns or UNSET
-    return documents.Budget(budget.compute_ns, budget.exposed_ns, idle_ns, not_recorded=not_recorded)
+    return documents.Budget(
+        budget.compute_ns, budget.exposed_ns, idle_ns, not_recorded=not_recorded
+    )
 
 
 def step_document(analysis: Analysis) -> documents.Step:
@@ -174,7 +199,10 @@ def step_document(analysis: Analysis) -> documents.Step:
         marked=step.is_marked,
         by_rank=[documents.RankStepTime(rank, time_ns) for rank, time_ns in step.by_rank.items()],
         budget_ns=_budget(step.budget, idle_known=analysis.total.idle_known),
-        not_common=[documents.StepNotCommon(number, list(ranks)) for number, ranks in step.not_common.items()],
+        not_common=[
+            documents.StepNotCommon(number, list(ranks))
+            for number, ranks in step.not_common.items()
+        ],
     )
 
 
@@ -196,7 +224,10 @@ def _figures(measured: Measured) -> dict[str, Any]:
         "blocking_ns": measured.blocking_ns,
         "exposed_because_ns": measured.because_ns,
         "bubble": documents.Bubble(
-            idle_ns, measured.bubble.wait_ns, measured.bubble_fraction, lower_bound=measured.lower_bound
+            idle_ns,
+            measured.bubble.wait_ns,
+            measured.bubble_fraction,
+            lower_bound=measured.lower_bound,
         ),
         "wait_open_ns": measured.wait_open_ns or UNSET,
     }
@@ -229,7 +260,9 @@ def rank_document(result: RankResult) -> documents.RankFigures:
 
 
 def _path_totals(critical: CriticalPath) -> documents.PathTotals:
-    steps = critical.segments.group_by("step").agg(ns=pl.col("end_ns").max() - pl.col("start_ns").min())
+    steps = critical.segments.group_by("step").agg(
+        ns=pl.col("end_ns").max() - pl.col("start_ns").min()
+    )
     return documents.PathTotals(
         total=int(steps["ns"].sum()),
         **critical.totals(),
@@ -253,7 +286,11 @@ def _reload(reload: ReloadSummary) -> documents.Reload:
         sources=list(reload.sources),
         lanes=rows(reload.lanes, documents.ReloadLane),
         hidden=rows(reload.hidden, documents.ReloadHidden),
-        time_ns={"H2D": reload.h2d_ns, "BROADCAST": reload.broadcast_ns, "RELOAD": reload.reload_ns},
+        time_ns={
+            "H2D": reload.h2d_ns,
+            "BROADCAST": reload.broadcast_ns,
+            "RELOAD": reload.reload_ns,
+        },
         measured_ns=reload.measured_ns,
         ideal_ns=reload.ideal_ns,
     )
@@ -283,7 +320,11 @@ def _rates(rates: RunRates) -> documents.Rates:
 
 def _rank_memory(held: HeldMemory) -> documents.RankMemory:
     measured, chunks = held.measured, held.measured.chunks
-    bounds = None if chunks is None or chunks.low is None or chunks.high is None else [chunks.low, chunks.high]
+    bounds = (
+        None
+        if chunks is None or chunks.low is None or chunks.high is None
+        else [chunks.low, chunks.high]
+    )
     return documents.RankMemory(
         rank=held.rank,
         device=measured.device,

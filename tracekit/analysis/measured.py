@@ -25,7 +25,8 @@ from tracekit.metrics.step_time import TimedStep
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
 MAX_OPEN_SHARE = 0.5
-"""Share of a label's time in operations that no other rank recorded, up to which the others' waits are a bound."""
+"""Share of a label's time in operations that no other rank recorded, up to which the others' waits
+are a bound."""
 _SUMMED_FIELDS = ("budget", "label_ns", "label_count", "hidden_ns", "hidden_by_ns", "wait_ns", "bubble", "because_ns",
                   "blocking_ns", "weak_ns", "wait_open_ns")  # fmt: skip
 """Fields of ``Measured`` that are sums over ranks in the total."""
@@ -44,7 +45,8 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
     hidden_ns: Mapping[str, int]
     """By communication and copy label, and by both sets: the time that compute hides."""
     hidden_by_ns: Mapping[str, Mapping[str, int]]
-    """By communication and copy label: the hidden time by the label of the compute that hides it."""
+    """By communication and copy label: the hidden time by the label of the compute that hides
+    it."""
     wait_ns: Mapping[str, int | None]
     """By communication label: the time in which any operation waits for a peer; None if that is unknown.
 
@@ -52,21 +54,25 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
     """
     bubble: Bubble
     because_ns: Mapping[str, Mapping[str, int]] = {}
-    """By exposed label: its exposed time by cause (``metrics.causes``); the causes sum to the exposed time."""
+    """By exposed label: its exposed time by cause (``metrics.causes``); the causes sum to the
+    exposed time."""
     blocking_ns: Mapping[str, int | None] = {}
-    """By exposed label: the part of its exposed time on the critical path; None if that is unknown."""
+    """By exposed label: the part of its exposed time on the critical path; None if that is
+    unknown."""
     weak_ns: int = 0
     """Time whose label rests on weak evidence (``metrics.label_intervals``)."""
     idle_known: bool = True
     lower_bound: bool = False
-    """Whether the bubble is a lower bound: some waiting could not be measured, or work was not recorded."""
+    """Whether the bubble is a lower bound: some waiting could not be measured, or work was not
+    recorded."""
     pipeline: bool = True
     """False for a run without a pipeline, which has idle time and no bubble."""
     step: int | None = None
     partial: bool = False
     """Whether this is a first or last step that looks cut off."""
     wait_open_ns: Mapping[str, int] = {}
-    """By communication label: time beyond known waits in operations that another rank did not record."""
+    """By communication label: time beyond known waits in operations that another rank did not
+    record."""
 
     @property
     def overlap(self) -> dict[str, float | None]:
@@ -75,20 +81,30 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def weak_share(self) -> float | None:
-        """Share of the GPU's busy time whose label rests on weak evidence; None if the GPU is never busy."""
+        """Share of the GPU's busy time whose label rests on weak evidence.
+
+        None if the GPU is never busy.
+        """
         return ratio(self.weak_ns, self.budget.compute_ns + sum(self.budget.exposed_ns.values()))
 
     @property
     def bubble_fraction(self) -> float | None:
-        """Share of the span that is idle or exposed pipeline waiting; None without a pipeline or known idle time."""
+        """Share of the span that is idle or exposed pipeline waiting.
+
+        None without a pipeline or known idle time.
+        """
         return self.bubble.fraction if self.idle_known and self.pipeline else None
 
     @classmethod
     def total(cls, parts: Iterable[Measured]) -> Measured:
         """Return the sum over ranks: times are added, ratios are of the sums."""
         ranks = list(parts)
-        nothing = cls(Budget(0, 0), {}, {}, {"communication": 0, "copy": 0}, {}, {}, Bubble(0, 0, 0))
-        sums = total_of([{name: getattr(rank, name) for name in _SUMMED_FIELDS} for rank in (nothing, *ranks)])
+        nothing = cls(
+            Budget(0, 0), {}, {}, {"communication": 0, "copy": 0}, {}, {}, Bubble(0, 0, 0)
+        )
+        sums = total_of(
+            [{name: getattr(rank, name) for name in _SUMMED_FIELDS} for rank in (nothing, *ranks)]
+        )
         in_order = {name: _in_order(sums[name]) for name in ("hidden_by_ns", "because_ns")}
         exposed_ns = _in_order(sums["budget"].exposed_ns)
         return cls(
@@ -118,19 +134,27 @@ class RankResult(msgspec.Struct, frozen=True, eq=False):
     phases: tuple[Mapping[str, Any], ...]
     idle_causes: Mapping[str, int]
     instead: tuple[Mapping[str, Any], ...] = ()
-    """Launch-bound idle time by activity of the host (``metrics.host_calls``), the longest first."""
+    """Launch-bound idle time by activity of the host (``metrics.host_calls``), the longest
+    first."""
     inside_launch_ns: int = 0
     """Idle time inside the launch call of the work that ended it."""
 
     @property
     def idle_host_ns(self) -> dict[str, int] | None:
-        """Launch-bound idle time in ns by kind of host activity; None if the trace does not show the host."""
-        total: Mapping[str, int] = total_of([{}, *({row["instead"]: row["ns"]} for row in self.instead)])
+        """Launch-bound idle time in ns by kind of host activity.
+
+        None if the trace does not show the host.
+        """
+        total: Mapping[str, int] = total_of(
+            [{}, *({row["instead"]: row["ns"]} for row in self.instead)]
+        )
         return dict(total) if total or not self.idle_causes.get("launch_bound") else None
 
 
 def total_of(parts: Sequence[Any]) -> Any:
-    """Return the sum of numbers, None if any of them is None; of mappings by key, and of structs by field.
+    """Return the sum of numbers, None if any of them is None.
+
+    Of mappings by key, and of structs by field.
 
     >>> total_of([Bubble(100, 5, 20, 20), Bubble(100, 5, None, 1)])
     Bubble(span_ns=200, idle_ns=10, wait_ns=None, known_ns=21)
@@ -151,8 +175,8 @@ def _in_order(by_label: Mapping[str, Any]) -> dict[str, Any]:
 # ---- Figures of every rank by scope: its measures joined with its waits, for its whole window and for each of its
 # steps.
 #
-# A scope is one part of one rank: its window, or one of its steps. The operations of many ranks are handled at once,
-# because a call costs as much for those of one rank.
+# A scope is one part of one rank: its window, or one of its steps. The operations of many ranks are
+# handled at once, because a call costs as much for those of one rank.
 
 
 MAX_RANKS_AT_ONCE = 128
@@ -174,7 +198,9 @@ def rank_results(
 
     """
     is_message = pl.Series(may_be_message(operations))
-    unknown = pl.Series(has_unknown_wait(operations)) | (is_message & operations["wait_is_bound"].fill_null(False))
+    unknown = pl.Series(has_unknown_wait(operations)) | (
+        is_message & operations["wait_is_bound"].fill_null(False)
+    )
     operations = operations.with_columns(unknown=unknown, is_message=is_message)
     results: list[RankResult] = []
     for start in range(0, len(ranks), MAX_RANKS_AT_ONCE):
@@ -188,13 +214,24 @@ def _batch_results(
     ranks: Sequence[RankTables], operations: pl.DataFrame, critical: CriticalPath, *, pipeline: bool
 ) -> list[RankResult]:
     """Return the results of some ranks from their *operations*."""
-    rank_index = np.searchsorted([rank.source.rank for rank in ranks], operations["rank"].to_numpy())
-    message_counts = np.bincount(rank_index[operations["is_message"].to_numpy()], minlength=len(ranks)).tolist()
-    # From here on ``rank`` is the index in *ranks*, and ``part`` that of the step, or 0 for the window.
+    rank_index = np.searchsorted(
+        [rank.source.rank for rank in ranks], operations["rank"].to_numpy()
+    )
+    message_counts = np.bincount(
+        rank_index[operations["is_message"].to_numpy()], minlength=len(ranks)
+    ).tolist()
+    # From here on ``rank`` is the index in *ranks*, and ``part`` that of the step, or 0 for the
+    # window.
     operations = operations.with_columns(rank=pl.Series(rank_index))
-    unseen = [i for i, rank in enumerate(ranks) if has_unseen_messages(rank.messages_issued, message_counts[i])]
+    unseen = [
+        i
+        for i, rank in enumerate(ranks)
+        if has_unseen_messages(rank.messages_issued, message_counts[i])
+    ]
     by_step = _Waits.of(operations, [rank.by_step for rank in ranks], unseen)
-    window = _Waits.of(operations.with_columns(part=pl.lit(0, pl.Int64)), [rank.window for rank in ranks], unseen)
+    window = _Waits.of(
+        operations.with_columns(part=pl.lit(0, pl.Int64)), [rank.window for rank in ranks], unseen
+    )
     results = []
     for index, rank in enumerate(ranks):
         figures = partial(_figures, rank, index, critical=critical, pipeline=pipeline)
@@ -228,24 +265,35 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
     exposed_pp: Intervals
     """Waiting of the pipeline's messages that no compute hides; its groups are scopes."""
     unknown: frozenset[int]
-    """Scopes whose bubble is a lower bound: of unknown waits, or of messages whose kernels are not known."""
+    """Scopes whose bubble is a lower bound: of unknown waits, or of messages whose kernels are not
+    known."""
     exposure: Mapping[int, list[tuple[Any, ...]]]
     """Exposed time as (label, cause, ns)."""
 
     @classmethod
-    def of(cls, operations: pl.DataFrame, measures: Sequence[Measures], unseen: Sequence[int]) -> _Waits:
+    def of(
+        cls, operations: pl.DataFrame, measures: Sequence[Measures], unseen: Sequence[int]
+    ) -> _Waits:
         """Return the waits of all *operations*, whose ``rank`` and ``part`` are those of *measures*, from 0.
 
         *unseen* are the ranks whose hosts issued messages of which no kernel is known.
         """
         parts = max((len(rank_measures.budgets) for rank_measures in measures), default=0)
         scope_number = (pl.col("rank") * parts + pl.col("part")).alias("scope")
-        exposure = with_peers({i: rank_measures.exposed for i, rank_measures in enumerate(measures)}, operations)
+        exposure = with_peers(
+            {i: rank_measures.exposed for i, rank_measures in enumerate(measures)}, operations
+        )
         operations = operations.with_columns(scope_number)
         # A wait that is unknown, or known as an upper bound only, may be none.
-        least_wait_ns = pl.when(pl.col("wait_is_bound")).then(0).otherwise(pl.col("wait_ns")).fill_null(0)
-        pp_operations = operations.filter(pl.col("label") == "pp_comm").with_columns(wait_ns=least_wait_ns)
-        start, wait, scope = (pp_operations[name].to_numpy() for name in ("start_ns", "wait_ns", "scope"))
+        least_wait_ns = (
+            pl.when(pl.col("wait_is_bound")).then(0).otherwise(pl.col("wait_ns")).fill_null(0)
+        )
+        pp_operations = operations.filter(pl.col("label") == "pp_comm").with_columns(
+            wait_ns=least_wait_ns
+        )
+        start, wait, scope = (
+            pp_operations[name].to_numpy() for name in ("start_ns", "wait_ns", "scope")
+        )
         covered = [rank_measures.covered for rank_measures in measures]
         covered_by_scope = Intervals(
             np.concatenate([intervals.group + i * parts for i, intervals in enumerate(covered)]),
@@ -274,9 +322,9 @@ def waits_by_label(
 ) -> tuple[Mapping[int, Mapping[str, int | None]], Mapping[int, Mapping[str, int]]]:
     """Return by scope and label the time in which operations wait, and the time in operations with a hole.
 
-    The wait is None where it is unknown: a trace or the name of a peer is missing, or more than ``MAX_OPEN_SHARE`` of
-    the label's time is in operations that no other rank recorded, as in traces of different times. Where some rank did
-    not record a few, the wait is a lower bound.
+    The wait is None where it is unknown: a trace or the name of a peer is missing, or more than
+    ``MAX_OPEN_SHARE`` of the label's time is in operations that no other rank recorded, as in
+    traces of different times. Where some rank did not record a few, the wait is a lower bound.
     """
     is_known = pl.col("wait_ns").is_not_null() & ~pl.col("open")
     label_code = pl.col("label").cast(pl.Enum(COMMUNICATION_LABELS)).to_physical().cast(pl.Int64)
@@ -293,13 +341,18 @@ def waits_by_label(
         duration_ns=duration,
         open_ns=pl.when("hole").then(duration - least_wait).otherwise(0),
     )
-    start, wait, number = (rows[name].to_numpy() for name in ("start_ns", "least_wait_ns", "number"))
+    start, wait, number = (
+        rows[name].to_numpy() for name in ("start_ns", "least_wait_ns", "number")
+    )
     waited = union(start, start + wait, number).to_frame()
-    waited_ns = dict(waited.group_by("group").agg((pl.col("end_ns") - pl.col("start_ns")).sum()).iter_rows())
+    waited_ns = dict(
+        waited.group_by("group").agg((pl.col("end_ns") - pl.col("start_ns")).sum()).iter_rows()
+    )
     by_label = rows.group_by("number").agg(
         is_known=(pl.col("is_known") | pl.col("hole")).all(),
         open_ns=pl.col("open_ns").sum(),
-        is_mostly_open=pl.col("duration_ns").filter("is_alone").sum() > MAX_OPEN_SHARE * pl.col("duration_ns").sum(),
+        is_mostly_open=pl.col("duration_ns").filter("is_alone").sum()
+        > MAX_OPEN_SHARE * pl.col("duration_ns").sum(),
     )
     waits: dict[int, dict[str, int | None]] = defaultdict(dict)
     open_by_scope: dict[int, dict[str, int]] = defaultdict(dict)
@@ -325,15 +378,25 @@ def _figures(
     critical: CriticalPath,
     pipeline: bool,
 ) -> list[Measured]:
-    """Return the figures of every part of a rank; *steps* are the numbers of its steps, or [None] for its window."""
+    """Return the figures of every part of a rank.
+
+    *steps* are the numbers of its steps, or [None] for its window.
+    """
     labels_by_part = _rows_by(measures.labels, "part", "label", "ns", "count", "hidden_ns")
-    hidden_by_part = _rows_by(measures.hidden.filter(~pl.col("detail")), "part", "label", "by", "ns")
+    hidden_by_part = _rows_by(
+        measures.hidden.filter(~pl.col("detail")), "part", "label", "by", "ns"
+    )
     scopes = waits.scopes(rank_index)
-    exposed_waits_ns = waits.exposed_pp.section(scopes.start, scopes.stop).totals_ns(len(scopes)).tolist()
+    exposed_waits_ns = (
+        waits.exposed_pp.section(scopes.start, scopes.stop).totals_ns(len(scopes)).tolist()
+    )
     figures = []
-    for part, (step, scope) in enumerate(zip(steps, scopes, strict=False)):  # other ranks may have more steps
+    for part, (step, scope) in enumerate(
+        zip(steps, scopes, strict=False)
+    ):  # other ranks may have more steps
         budget, labels = measures.budgets[part], labels_by_part[part]
-        # Without a pipeline the wait is unknown too; then there is no bubble at all (Measured.bubble_fraction).
+        # Without a pipeline the wait is unknown too; then there is no bubble at all
+        # (Measured.bubble_fraction).
         wait_known = pipeline and scope not in waits.unknown
         least_wait_ns = exposed_waits_ns[part]
         exposed_labels = [label for label, ns in budget.exposed_ns.items() if ns]
@@ -345,13 +408,20 @@ def _figures(
                 label_ns={label: label_ns[label] for label in _LABEL_ORDER if label in label_ns},
                 label_count={label: count for label, _, count, _ in labels if count is not None},
                 hidden_ns={"communication": 0, "copy": 0, **hidden_ns},
-                hidden_by_ns=_nested((label for label in EXPOSABLE_LABELS if label in label_ns), hidden_by_part[part]),
+                hidden_by_ns=_nested(
+                    (label for label in EXPOSABLE_LABELS if label in label_ns), hidden_by_part[part]
+                ),
                 wait_ns=waits.by_label.get(scope, {}),
                 wait_open_ns=waits.open_ns.get(scope, {}),
                 weak_ns=measures.weak[part],
                 because_ns=_nested(exposed_labels, waits.exposure[scope]),
                 blocking_ns=critical.blocking_ns(rank.source.rank, exposed_labels, step),
-                bubble=Bubble(budget.span_ns, budget.idle_ns, least_wait_ns if wait_known else None, least_wait_ns),
+                bubble=Bubble(
+                    budget.span_ns,
+                    budget.idle_ns,
+                    least_wait_ns if wait_known else None,
+                    least_wait_ns,
+                ),
                 idle_known=rank.idle_known,
                 lower_bound=pipeline and (not wait_known or budget.unrecorded_ns > 0),
                 pipeline=pipeline,
@@ -362,7 +432,10 @@ def _figures(
 
 
 def _rows_by(table: pl.DataFrame, key: str, *names: str) -> Mapping[int, list[tuple[Any, ...]]]:
-    """Return the columns *names* as rows, by the column *key*; equal texts are one object: all ranks have the same."""
+    """Return the columns *names* as rows, by the column *key*.
+
+    Equal texts are one object: all ranks have the same.
+    """
     columns = []
     for name in names:
         values = table[name].to_list()

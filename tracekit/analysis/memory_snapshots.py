@@ -34,7 +34,10 @@ class RankSnapshot:
         """Measure a snapshot."""
         contents = measure_contents(MemoryHistory.of_snapshot(snapshot))
         if contents is None:
-            raise InputError(f"{snapshot.path}: holds no allocation", hint="write it while the model is in memory")
+            raise InputError(
+                f"{snapshot.path}: holds no allocation",
+                hint="write it while the model is in memory",
+            )
         return cls(snapshot.path, rank, len(snapshot.events), contents)
 
 
@@ -57,7 +60,11 @@ class SnapshotReport(HasDocument):
         for snapshot in self.snapshots:
             contents = contents_document(snapshot.contents)
             device = snapshot.contents.device
-            rows.append(documents.SnapshotMemory(snapshot.rank, snapshot.path, device, snapshot.events, contents))
+            rows.append(
+                documents.SnapshotMemory(
+                    snapshot.rank, snapshot.path, device, snapshot.events, contents
+                )
+            )
         return documents.MemoryDocument(
             tracekit=__version__,
             format=documents.FORMAT,
@@ -85,19 +92,26 @@ class SnapshotDiff(HasDocument):
 
 
 def compare_snapshots(before: SnapshotReport, after: SnapshotReport) -> SnapshotDiff:
-    """Return what changed between the snapshots of each rank; single snapshots are compared whatever their ranks."""
+    """Return what changed between the snapshots of each rank.
+
+    Single snapshots are compared whatever their ranks.
+    """
     pairs = _pair_up(before.snapshots, after.snapshots)
     changes = [_snapshot_change(first, second) for first, second in pairs]
     return SnapshotDiff(tuple(changes), (*before.notices, *after.notices))
 
 
-def _pair_up(before: Sequence[RankSnapshot], after: Sequence[RankSnapshot]) -> list[tuple[RankSnapshot, RankSnapshot]]:
+def _pair_up(
+    before: Sequence[RankSnapshot], after: Sequence[RankSnapshot]
+) -> list[tuple[RankSnapshot, RankSnapshot]]:
     if len(before) == len(after) == 1:
         return [(before[0], after[0])]
     by_rank = {snapshot.rank: snapshot for snapshot in after}
     pairs = [(first, by_rank[first.rank]) for first in before if first.rank in by_rank]
     if not pairs:
-        raise InputError("the two sides have no rank in common", hint="name snapshots of the same ranks")
+        raise InputError(
+            "the two sides have no rank in common", hint="name snapshots of the same ranks"
+        )
     return pairs
 
 
@@ -109,8 +123,12 @@ def _snapshot_change(before: RankSnapshot, after: RankSnapshot) -> documents.Sna
         after_path=after.path,
         peak=_moment_change(first, second, first.contents, second.contents),
         end=_moment_change(first, second, first.end_contents, second.end_contents),
-        before_reserved_bytes=None if first.fragmentation is None else first.fragmentation.reserved_bytes,
-        after_reserved_bytes=None if second.fragmentation is None else second.fragmentation.reserved_bytes,
+        before_reserved_bytes=None
+        if first.fragmentation is None
+        else first.fragmentation.reserved_bytes,
+        after_reserved_bytes=None
+        if second.fragmentation is None
+        else second.fragmentation.reserved_bytes,
     )
 
 
@@ -120,7 +138,9 @@ def _moment_change(
     """Return the change from one moment to another, by purpose and by source line."""
     sides = {"before": _by_line(before, first.stacks), "after": _by_line(after, second.stacks)}
     key = ["line", "category"]
-    lines = sides["before"].join(sides["after"], on=key, how="full", coalesce=True, nulls_equal=True, suffix="_after")
+    lines = sides["before"].join(
+        sides["after"], on=key, how="full", coalesce=True, nulls_equal=True, suffix="_after"
+    )
     lines = lines.select(
         *key,
         before_bytes=pl.col("bytes").fill_null(0),

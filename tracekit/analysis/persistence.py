@@ -2,11 +2,12 @@
 
 A saved analysis (``read_analysis``) holds every figure and none of the events behind them.
 
-A rank's tables (``write_tables``, ``read_tables``) are all that ``combine`` needs of a rank. Their file is a zip with
-one Arrow stream per table (as small as Parquet for small tables, and read in a fifth of the time) and ``tables.json``
-for everything else. It is one file and not forty, because a run of a thousand ranks would have forty thousand. Reading
-runs no code from the file: each field is built as the type that it is declared with. The pieces of the critical path,
-two thirds of a rank's tables, stay in the file until they are loaded.
+A rank's tables (``write_tables``, ``read_tables``) are all that ``combine`` needs of a rank. Their
+file is a zip with one Arrow stream per table (as small as Parquet for small tables, and read in a
+fifth of the time) and ``tables.json`` for everything else. It is one file and not forty, because a
+run of a thousand ranks would have forty thousand. Reading runs no code from the file: each field is
+built as the type that it is declared with. The pieces of the critical path, two thirds of a rank's
+tables, stay in the file until they are loaded.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import BaseAnalysis, Tables
 from tracekit.critical_path.pieces import LoadableTable
-from tracekit.documents.analysis import AnalysisDocument, Figures, RankFigures, Schedule, StepFigures
+from tracekit.documents.analysis import (
+    AnalysisDocument,
+    Figures,
+    RankFigures,
+    Schedule,
+    StepFigures,
+)
 from tracekit.documents.coding import decode, encode, read_document, to_plain, to_plain_rows
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
@@ -50,8 +57,8 @@ ANALYZE_AGAIN = "write it again with analyze -o FILE.json"
 class SavedAnalysis(BaseAnalysis):
     """An analysis read from JSON (``read_analysis``): the figures of every rank, and the small tables.
 
-    It can be compared (``tracekit.diff``, ``tracekit.gate``) like the analysis it was. Pages and pictures show events
-    that the JSON does not hold; they are made from the traces or a store.
+    It can be compared (``tracekit.diff``, ``tracekit.gate``) like the analysis it was. Pages and
+    pictures show events that the JSON does not hold; they are made from the traces or a store.
 
     >>> import tempfile
     >>> from tracekit import analyze, read_analysis
@@ -65,7 +72,8 @@ class SavedAnalysis(BaseAnalysis):
     rank_results: tuple[RankResult, ...]
     tables: Mapping[str, pl.DataFrame]
     schedule: Schedule | None
-    """The comparison of the run with its ideal, as the document has it. Drawing it needs the traces."""
+    """The comparison of the run with its ideal, as the document has it. Drawing it needs the
+    traces."""
     notices: tuple[Notice, ...]
     paths: tuple[str, ...]
 
@@ -73,11 +81,18 @@ class SavedAnalysis(BaseAnalysis):
     def of(cls, document: AnalysisDocument) -> SavedAnalysis:
         """Return the analysis that a document describes."""
         plain = to_plain(document)
-        rows = {name: plain[name] for name in _JSON_TABLES if name in plain} | {"clocks": plain["clocks"]["ranks"]}
+        rows = {name: plain[name] for name in _JSON_TABLES if name in plain} | {
+            "clocks": plain["clocks"]["ranks"]
+        }
         return cls(
             document=document,
             rank_results=tuple(_rank_result(rank) for rank in document.ranks),
-            tables=Tables.of({name: pl.DataFrame(table, infer_schema_length=None) for name, table in rows.items()}),
+            tables=Tables.of(
+                {
+                    name: pl.DataFrame(table, infer_schema_length=None)
+                    for name, table in rows.items()
+                }
+            ),
             schedule=document.schedule,
             notices=tuple(warning.to_notice() for warning in document.warnings),
             paths=tuple(document.source.paths),
@@ -109,7 +124,9 @@ def read_analysis(path: str | PathLike[str]) -> SavedAnalysis:
     try:
         return SavedAnalysis.of(document)
     except UnicodeEncodeError as error:  # paths may hold lone surrogates, names in tables may not
-        raise InputError(f"{path}: a name in its tables is not Unicode text", hint=ANALYZE_AGAIN) from error
+        raise InputError(
+            f"{path}: a name in its tables is not Unicode text", hint=ANALYZE_AGAIN
+        ) from error
 
 
 def _rank_result(rank: RankFigures) -> RankResult:
@@ -122,7 +139,9 @@ def _rank_result(rank: RankFigures) -> RankResult:
         rank=rank.rank,
         steps=tuple(rank.steps),
         whole=_measured(rank),
-        per_step=tuple(replace(_measured(step), step=step.step, partial=step.partial) for step in rank.per_step),
+        per_step=tuple(
+            replace(_measured(step), step=step.step, partial=step.partial) for step in rank.per_step
+        ),
         timed_steps=tuple(_timed_step(step) for step in rank.per_step),
         phases=tuple(to_plain_rows(rank.phases)),
         idle_causes=rank.idle_causes_ns or {},
@@ -134,7 +153,9 @@ def _rank_result(rank: RankFigures) -> RankResult:
 def _timed_step(step: StepFigures) -> TimedStep:
     """Return the time of one step of a rank."""
     parts = step.time_budget_ns
-    budget = Budget(step.time_ns or 0, parts.compute, parts.exposed, parts.idle or 0, parts.not_recorded or 0)
+    budget = Budget(
+        step.time_ns or 0, parts.compute, parts.exposed, parts.idle or 0, parts.not_recorded or 0
+    )
     return TimedStep(step.step, step.time_ns, budget, step.partial)
 
 
@@ -142,15 +163,21 @@ def _measured(figures: Figures) -> Measured:
     """Return the figures of a rank or a step."""
     budget, bubble, span_ns = figures.budget_ns, figures.bubble, figures.span_ns
     label_ns = {**figures.label_ns, **figures.set_ns}
-    # If the whole wait is unknown, its lower bound follows from the fraction: (idle + bound) / span.
+    # If the whole wait is unknown, its lower bound follows from the fraction: (idle + bound) /
+    # span.
     bound_ns = bubble.wait_ns or 0
     if bubble.wait_ns is None and bubble.fraction is not None:
         bound_ns = round(bubble.fraction * span_ns) - (budget.idle or 0)
     return Measured(
-        budget=Budget(span_ns, budget.compute, budget.exposed, budget.idle or 0, budget.not_recorded or 0),
+        budget=Budget(
+            span_ns, budget.compute, budget.exposed, budget.idle or 0, budget.not_recorded or 0
+        ),
         label_ns=label_ns,
         label_count=figures.label_count,
-        hidden_ns={name: round((share or 0) * label_ns.get(name, 0)) for name, share in figures.overlap.items()},
+        hidden_ns={
+            name: round((share or 0) * label_ns.get(name, 0))
+            for name, share in figures.overlap.items()
+        },
         hidden_by_ns=figures.hidden_ns,
         wait_ns=figures.wait_ns,
         wait_open_ns={} if figures.wait_open_ns is UNSET else figures.wait_open_ns,
@@ -169,13 +196,23 @@ def _measured(figures: Figures) -> Measured:
 FILE = "tables.zip"
 _JSON_MEMBER = "tables.json"
 _TABLE_SUFFIX = ".arrows"
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, pl.exceptions.PolarsError)
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    zipfile.BadZipFile,
+    pl.exceptions.PolarsError,
+)
 """Errors that reading a damaged file of tables may raise."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableInFile(LoadableTable):
-    """A table that stays in the zip file of a rank. Pickled, it takes its position along, not its content."""
+    """A table that stays in the zip file of a rank.
+
+    Pickled, it takes its position along, not its content.
+    """
 
     file: Path
     name: str
@@ -190,7 +227,9 @@ class TableInFile(LoadableTable):
             with zipfile.ZipFile(self.file) as archive:
                 return _read_frame(archive, self.name)
         except _UNREADABLE as error:
-            raise InputError(f"{self.file}: cannot be read: {error}", hint="analyze the store again") from error
+            raise InputError(
+                f"{self.file}: cannot be read: {error}", hint="analyze the store again"
+            ) from error
 
 
 def write_tables(tables: RankTables, folder: Path) -> Path:
@@ -206,7 +245,9 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     True
     """
     frames: dict[str, pl.DataFrame] = {}
-    has_one_step = tables.by_step is tables.window  # then one object stands for both, which is written once
+    has_one_step = (
+        tables.by_step is tables.window
+    )  # then one object stands for both, which is written once
     fields = _encode(tables, "", frames, without="by_step" if has_one_step else None)
     document = TablesDocument(TABLES_FORMAT, __version__, fields)
     # ZipInfo without a time: equal tables are equal bytes, and a clock before 1980 does no harm.
@@ -219,8 +260,12 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     return folder / FILE
 
 
-def _encode(value: Any, name: str, frames: dict[str, pl.DataFrame], *, without: str | None = None) -> Any:
-    """Return a value as plain data; its tables are put into *frames*, and their names stand in their place.
+def _encode(
+    value: Any, name: str, frames: dict[str, pl.DataFrame], *, without: str | None = None
+) -> Any:
+    """Return a value as plain data.
+
+    Its tables are put into *frames*, and their names stand in their place.
 
     Args:
         value: A field of ``RankTables``, or the whole.
@@ -234,7 +279,10 @@ def _encode(value: Any, name: str, frames: dict[str, pl.DataFrame], *, without: 
         value = value.to_frame()
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.name != without]
-        return {field: _encode(getattr(value, field), f"{name}.{field}".lstrip("."), frames) for field in names}
+        return {
+            field: _encode(getattr(value, field), f"{name}.{field}".lstrip("."), frames)
+            for field in names
+        }
 
     def put_table(table: pl.DataFrame) -> str:
         table_name = f"{name}.{len(frames)}"
@@ -245,15 +293,20 @@ def _encode(value: Any, name: str, frames: dict[str, pl.DataFrame], *, without: 
 
 
 def read_tables(folder: Path) -> RankTables | None:
-    """Return a rank's tables; None if there are none, they are damaged, or another version measured them.
+    """Return a rank's tables.
 
-    In these cases the rank must be measured again, from the labelled events in the same folder. All tables are read
-    but ``RankTables.path``, the largest, which stays in the file until it is loaded.
+    None if there are none, they are damaged, or another version measured them.
+
+    In these cases the rank must be measured again, from the labelled events in the same folder. All
+    tables are read but ``RankTables.path``, the largest, which stays in the file until it is
+    loaded.
     """
     file = (folder / FILE).absolute()
     try:
         with zipfile.ZipFile(file) as archive:
-            document = decode(archive.read(_JSON_MEMBER), TablesDocument, file, hint="analyze the store again")
+            document = decode(
+                archive.read(_JSON_MEMBER), TablesDocument, file, hint="analyze the store again"
+            )
             if document.tracekit != __version__:
                 return None
             return _decode(document.tables, archive, file)
@@ -280,9 +333,13 @@ def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> 
                 end_ns=covered["end_ns"].to_numpy(),
             )
             with_intervals = {**fields[name], "covered": intervals}
-            measures[name] = msgspec.convert(with_intervals, Measures, str_keys=True, dec_hook=get_table)
+            measures[name] = msgspec.convert(
+                with_intervals, Measures, str_keys=True, dec_hook=get_table
+            )
     measures.setdefault("by_step", measures["window"])
-    tables: RankTables = msgspec.convert({**fields, **measures}, RankTables, str_keys=True, dec_hook=get_table)
+    tables: RankTables = msgspec.convert(
+        {**fields, **measures}, RankTables, str_keys=True, dec_hook=get_table
+    )
     return tables
 
 

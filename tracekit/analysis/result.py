@@ -1,6 +1,7 @@
 """The result of an analysis, which every report, gate and picture is made from.
 
-``BaseAnalysis`` is what an ``Analysis`` and one read back from JSON (``analysis.persistence``) have in common.
+``BaseAnalysis`` is what an ``Analysis`` and one read back from JSON (``analysis.persistence``) have
+in common.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Tables(Mapping[str, pl.DataFrame]):
 
     def __getitem__(self, name: str) -> pl.DataFrame:
         if name not in self._functions:
-            raise UnknownTableError(f"there is no table {name!r}", hint=f"there are: {', '.join(self)}")
+            raise UnknownTableError(
+                f"there is no table {name!r}", hint=f"there are: {', '.join(self)}"
+            )
         return self._functions[name]()
 
     def __contains__(self, name: object) -> bool:
@@ -92,7 +95,10 @@ class Tables(Mapping[str, pl.DataFrame]):
 
 
 class BaseAnalysis(HasDocument):
-    """The figures of every rank. ``tables`` holds them as polars tables; ``to_dict`` is the JSON."""
+    """The figures of every rank.
+
+    ``tables`` holds them as polars tables; ``to_dict`` is the JSON.
+    """
 
     rank_results: tuple[RankResult, ...]
     tables: Mapping[str, pl.DataFrame]
@@ -133,8 +139,17 @@ class BaseAnalysis(HasDocument):
         rows = [_notebook_row("run", step.time_ns, step.budget, self.total)]
         for result in self.rank_results:
             budget = summarize_steps({result.rank: result.timed_steps}).budget
-            rows.append(_notebook_row(str(result.rank), step.by_rank.get(result.rank), budget, result.whole))
-        heads = ("rank", "step ms", "compute", "exposed", "idle", *(["bubble"] if self.total.pipeline else []))
+            rows.append(
+                _notebook_row(str(result.rank), step.by_rank.get(result.rank), budget, result.whole)
+            )
+        heads = (
+            "rank",
+            "step ms",
+            "compute",
+            "exposed",
+            "idle",
+            *(["bubble"] if self.total.pipeline else []),
+        )
         title = repr(self)[1:-1].partition(": ")[2]
         return html_table(title, heads, rows)
 
@@ -156,7 +171,11 @@ def _notebook_row(name: str, time_ns: int | None, budget: Budget, figures: Measu
         ratio(sum(budget.exposed_ns.values()), budget.span_ns),
         ratio(budget.idle_ns, budget.span_ns) if figures.idle_known else None,
     ]
-    bubble = [at_least(percent(figures.bubble_fraction), figures.lower_bound)] if figures.pipeline else []
+    bubble = (
+        [at_least(percent(figures.bubble_fraction), figures.lower_bound)]
+        if figures.pipeline
+        else []
+    )
     time = "–" if time_ns is None else f"{time_ns / 1e6:,.3f}"
     return [name, time, *map(percent, shares), *bubble]
 
@@ -166,8 +185,8 @@ class Role(msgspec.Struct, frozen=True, eq=False):
 
     name: str
     kind: str
-    """``trainer``, ``rollout``, ``inference`` (forward only, no growing cache), ``parameter_server``,
-    ``inference_worker`` (takes weights only) or ``unknown``."""
+    """``trainer``, ``rollout``, ``inference`` (forward only, no growing cache),
+    ``parameter_server``, ``inference_worker`` (takes weights only) or ``unknown``."""
     ranks: tuple[int, ...]
     analysis: Analysis
     clocks: Clocks
@@ -210,19 +229,23 @@ class Analysis(BaseAnalysis):
     memory: RunMemory | None = None
     """Memory that the ranks' allocators held; None if it was not recorded."""
     schedule: ScheduleComparison | None = None
-    """Comparison of the run with its ideal (``tracekit.against_ideal``); if None, the notices tell why."""
+    """Comparison of the run with its ideal (``tracekit.against_ideal``); if None, the notices tell
+    why."""
     stragglers: Stragglers = field(default_factory=Stragglers)
     """Ranks that others wait for, in which steps and why."""
     hiding: Hiding | None = None
-    """Time that hiding communication saved and cost; None if no compute ran beside communication."""
+    """Time that hiding communication saved and cost; None if no compute ran beside
+    communication."""
     critical: CriticalPath | None = None
     """The critical path across ranks, if it was asked for."""
     walked_path: CriticalPath | None = None
-    """The same path in any case, without pipeline cells and causes: what blocks the step is read from it."""
+    """The same path in any case, without pipeline cells and causes: what blocks the step is read
+    from it."""
     graph: WhatIfGraph | None = None
     """The run's events with what each waited for; with ``analyze(..., what_if=True)``."""
     replay_graph: WhatIfGraph | None = None
-    """The same in any case, for runs of few enough ranks: savings of findings are predicted with it."""
+    """The same in any case, for runs of few enough ranks: savings of findings are predicted with
+    it."""
     changed_steps: tuple[ChangedStep, ...] = ()
     """Predicted step times with the changes that were asked for, or that would save most."""
     by: By | None = None
@@ -232,18 +255,23 @@ class Analysis(BaseAnalysis):
     shapes: tuple[str, ...] = ()
     """Input shapes of the model's matrix products, if they were recorded."""
     tokens_per_step: float | None = None
-    """Tokens of a step over all ranks, a mean over steps; None if no token embedding was recorded."""
+    """Tokens of a step over all ranks, a mean over steps; None if no token embedding was
+    recorded."""
     events: tuple[RankTimeline, ...] = ()
     """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
     whole_run: WholeRun | None = None
-    """Lateness and hangs over the whole run, if flight-recorder dumps or NCCL Inspector logs lie beside the traces."""
+    """Lateness and hangs over the whole run, if flight-recorder dumps or NCCL Inspector logs lie
+    beside the traces."""
     role_results: RoleResults = field(default_factory=RoleResults)
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
 
     @property
     def world_size(self) -> int | None:
         """Number of ranks in the run, as far as the files show."""
-        return max((source.world_size for source in self.sources if source.world_size is not None), default=None)
+        return max(
+            (source.world_size for source in self.sources if source.world_size is not None),
+            default=None,
+        )
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -257,7 +285,13 @@ class Analysis(BaseAnalysis):
         if self.critical is None:
             return self
         hidden = {"critical_path", "slack"}
-        tables = Tables({name: partial(self.tables.__getitem__, name) for name in self.tables if name not in hidden})
+        tables = Tables(
+            {
+                name: partial(self.tables.__getitem__, name)
+                for name in self.tables
+                if name not in hidden
+            }
+        )
         notices = tuple(notice for notice in self.notices if notice not in self.critical.notices)
         return replace(self, critical=None, tables=tables, notices=notices)
 
@@ -279,7 +313,8 @@ class Analysis(BaseAnalysis):
     def what_if(self, *changes: str) -> ChangedStep:
         """Return the predicted step with all *changes* at once, such as ``rank 2 like others`` or ``dp_comm x0.5``.
 
-        The analysis must have been made with ``analyze(..., what_if=True)``, which keeps the run's events.
+        The analysis must have been made with ``analyze(..., what_if=True)``, which keeps the run's
+        events.
 
         >>> from tracekit.run.analyze import analyze
         >>> analysis = analyze("sample_traces/reload", schedule="none", what_if=True)
@@ -288,12 +323,16 @@ class Analysis(BaseAnalysis):
         True
         """
         if self.graph is None:
-            raise OptionError("the run's events were not kept", hint="use analyze(..., what_if=True)")
+            raise OptionError(
+                "the run's events were not kept", hint="use analyze(..., what_if=True)"
+            )
         return self.graph.predict(changes)
 
     @cached_property
     def view(self) -> View:
-        """Its content as reports show it: lines of the answer, tables, advice; made once for all of them.
+        """Its content as reports show it: lines of the answer, tables, advice.
+
+        Made once for all of them.
 
         >>> from tracekit.run.analyze import analyze
         >>> analyze("sample_traces/reload", schedule="none").view.title
@@ -313,9 +352,12 @@ class Analysis(BaseAnalysis):
         return Plots(self)
 
     def save(self, path: str | PathLike[str], *, plot: str | None = None) -> None:
-        """Write it to *path*; the extension selects the format: .html .json .md .parquet .csv .xlsx .png .svg .pdf.
+        """Write it to *path*.
 
-        *plot* names the content of a picture; by default the schedule if there is one, else the budget.
+        The extension selects the format: .html .json .md .parquet .csv .xlsx .png .svg .pdf.
+
+        *plot* names the content of a picture; by default the schedule if there is one, else the
+        budget.
 
         >>> import tempfile
         >>> from tracekit import analyze, read_analysis
@@ -330,7 +372,9 @@ class Analysis(BaseAnalysis):
 
 
 class Plots:
-    """The pictures of an analysis (``Analysis.plot``), one method each; a picture is drawn on *ax* if it is given.
+    """The pictures of an analysis (``Analysis.plot``), one method each.
+
+    A picture is drawn on *ax* if it is given.
 
     >>> from tracekit import analyze
     >>> figure = analyze("sample_traces/reload", schedule="none").plot.budget()
@@ -341,7 +385,9 @@ class Plots:
     def __init__(self, analysis: Analysis) -> None:
         self._analysis = analysis
 
-    def schedule(self, *, show: Literal["both", "measured", "ideal"] = "both", ax: Axes | None = None) -> Figure:
+    def schedule(
+        self, *, show: Literal["both", "measured", "ideal"] = "both", ax: Axes | None = None
+    ) -> Figure:
         """Draw the pipeline as it ran above its ideal, or one of them."""
         return self._draw("schedule", show=show, ax=ax)
 
@@ -357,8 +403,13 @@ class Plots:
         """Draw the way from the ideal makespan to the measured one, cause by cause."""
         return self._draw("gap", ax=ax)
 
-    def lanes(self, *, rank: int | None = None, step: int | None = None, ax: Axes | None = None) -> Figure:
-        """Draw one rank's compute, communication and copies in one step; by default the first rank's."""
+    def lanes(
+        self, *, rank: int | None = None, step: int | None = None, ax: Axes | None = None
+    ) -> Figure:
+        """Draw one rank's compute, communication and copies in one step.
+
+        By default the first rank's.
+        """
         return self._draw("lanes", rank=rank, step=step, ax=ax)
 
     def timeline(
@@ -369,7 +420,10 @@ class Plots:
         end_ms: float | None = None,
         ax: Axes | None = None,
     ) -> Figure:
-        """Draw several ranks' lanes between two times after the step's first event; by default from its middle."""
+        """Draw several ranks' lanes between two times after the step's first event.
+
+        By default from its middle.
+        """
         return self._draw("timeline", ranks=ranks, start_ms=start_ms, end_ms=end_ms, ax=ax)
 
     def memory(self, *, ax: Axes | None = None) -> Figure:
@@ -377,11 +431,17 @@ class Plots:
         return self._draw("memory", ax=ax)
 
     def flame(self, *, rank: int | None = None, ax: Axes | None = None) -> Figure:
-        """Draw what allocated the memory at the peak, by stack; by default that of the fullest rank."""
+        """Draw what allocated the memory at the peak, by stack.
+
+        By default that of the fullest rank.
+        """
         return self._draw("flame", rank=rank, ax=ax)
 
     def curve(self, *, ax: Axes | None = None) -> Figure:
-        """Draw the predicted time per micro-batch over their number; needs ``analyze(..., what_if=True)``."""
+        """Draw the predicted time per micro-batch over their number.
+
+        Needs ``analyze(..., what_if=True)``.
+        """
         return self._draw("curve", ax=ax)
 
     def __repr__(self) -> str:

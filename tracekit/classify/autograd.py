@@ -54,7 +54,9 @@ class Autograd:
     differentiable: Int32s  # of every range: nearest op at or above it that made a node which ran backward, -1 if none
     rerun: Int32s  # of every range: nearest op at or above it that re-runs forward work inside a node, -1 if none
     node_sequence: Ints  # of every range that is a node: its sequence number
-    runs_again: Bools  # of every range that is a node, and last for none: the same node runs again later
+    runs_again: (
+        Bools  # of every range that is a node, and last for none: the same node runs again later
+    )
     ran_before: Bools  # of every range that is a node, and last for none: the same node ran before
     # The remaining columns have one row per GPU event.
     node_row: Ints  # row of the node that launched it, -1 if none
@@ -96,7 +98,9 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     names = ranges.name.replace(
         [name.removeprefix(EVALUATE_NODE).removeprefix("torch::autograd::") for name in full_names]
     )
-    walk = find_nodes(ranges.op_of, ranges.is_op, ranges.name.codes, _name_flags(ranges.name), ranges.sequence)
+    walk = find_nodes(
+        ranges.op_of, ranges.is_op, ranges.name.codes, _name_flags(ranges.name), ranges.sequence
+    )
     node_of = walk.node_of
     number = walk.number
     flags = walk.flags
@@ -123,9 +127,13 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     node_number = take_or_missing(number, _outermost_nodes(ranges, node_of, node_row))
     sequence = np.where(in_node, node_number, take_or_missing(ranges.sequence, maker))
     is_rerun = in_node & (take_or_missing(rerun, op) >= 0)
-    site = CategoryColumn.choose(len(op), [("recompute", is_rerun), ("backward", in_node), ("forward", is_forward)])
+    site = CategoryColumn.choose(
+        len(op), [("recompute", is_rerun), ("backward", in_node), ("forward", is_forward)]
+    )
     runs_again, ran_before = _repeated_nodes(ranges, names, nodes, number)
-    forward_op = _forward_ops(ranges, names, walk.ops_outside_nodes[is_forward_op], node_row, number)
+    forward_op = _forward_ops(
+        ranges, names, walk.ops_outside_nodes[is_forward_op], node_row, number
+    )
     return Autograd(
         ranges=ranges,
         names=names,
@@ -145,7 +153,9 @@ def read_autograd(ranges: Ranges, launches: Launches) -> Autograd:
     )
 
 
-def find_nodes(parent: Int32s, is_op: Bools, name: Int32s, name_flags: Ints, sequence: Ints) -> NodeWalk:
+def find_nodes(
+    parent: Int32s, is_op: Bools, name: Int32s, name_flags: Ints, sequence: Ints
+) -> NodeWalk:
     """Find the nodes: evaluations, and ops named for a backward that no evaluation contains.
 
     Args:
@@ -174,7 +184,13 @@ def find_nodes(parent: Int32s, is_op: Bools, name: Int32s, name_flags: Ints, seq
         possible_reruns=possible_reruns,
         counts=counts,
     )
-    return NodeWalk(node_of, number, flags, ops_outside_nodes[: counts[0]].copy(), possible_reruns[: counts[1]].copy())
+    return NodeWalk(
+        node_of,
+        number,
+        flags,
+        ops_outside_nodes[: counts[0]].copy(),
+        possible_reruns[: counts[1]].copy(),
+    )
 
 
 def spread_flags(parent: Int32s, flags: _Flags) -> tuple[Int32s, Int32s]:
@@ -190,14 +206,17 @@ def spread_flags(parent: Int32s, flags: _Flags) -> tuple[Int32s, Int32s]:
 
 def _name_flags(names: CategoryColumn) -> Ints:
     """Return the flags of each distinct name, and last those of no name."""
-    evaluated = {name.removeprefix(EVALUATE_NODE) for name in names.values if name.startswith(EVALUATE_NODE)}
+    evaluated = {
+        name.removeprefix(EVALUATE_NODE) for name in names.values if name.startswith(EVALUATE_NODE)
+    }
     evaluation = names.answers(f"^{EVALUATE_NODE}")
     backward = names.answers(NODES["backward"])
     is_node = np.array([*(name in evaluated for name in names.values), False])
     never_rerun = evaluation | backward | is_node | names.answers(OPERATORS["bookkeeping"])
     flags: Ints = (
         evaluation * autograd_nodes.EVALUATION_NAME
-        + (backward & ~evaluation & ~names.answers(r"^(aten|c10d)::")) * autograd_nodes.BACKWARD_NAME
+        + (backward & ~evaluation & ~names.answers(r"^(aten|c10d)::"))
+        * autograd_nodes.BACKWARD_NAME
         + names.answers(r"^record_param_comms") * autograd_nodes.COMM_RECORD_NAME
         + names.answers(OPERATORS["forward_only"]) * autograd_nodes.FORWARD_ONLY_NAME
         + never_rerun * autograd_nodes.NEVER_RERUN_NAME
@@ -213,7 +232,9 @@ def _outermost_nodes(ranges: Ranges, node_of: Int32s, node: Ints) -> Ints:
     return node
 
 
-def _repeated_nodes(ranges: Ranges, names: CategoryColumn, nodes: Ints, number: Ints) -> tuple[Bools, Bools]:
+def _repeated_nodes(
+    ranges: Ranges, names: CategoryColumn, nodes: Ints, number: Ints
+) -> tuple[Bools, Bools]:
     """Return masks of the ranges, and last for none, whose node runs again later, and whose node ran before.
 
     A zero-bubble schedule differentiates by the inputs first and by the weights later, through the
@@ -223,15 +244,21 @@ def _repeated_nodes(ranges: Ranges, names: CategoryColumn, nodes: Ints, number: 
     runs = node_table(ranges, rows, number).with_columns(name=names.take(rows).codes)
     start = pl.col("start")
     same_node = ("name", "sequence", "thread")
-    repeated = runs.select(again=start < start.max().over(same_node), before=start > start.min().over(same_node))
-    runs_again, ran_before = (mask_of_rows(len(number) + 1, rows, column.to_numpy()) for column in repeated)
+    repeated = runs.select(
+        again=start < start.max().over(same_node), before=start > start.min().over(same_node)
+    )
+    runs_again, ran_before = (
+        mask_of_rows(len(number) + 1, rows, column.to_numpy()) for column in repeated
+    )
     return runs_again, ran_before
 
 
 def node_table(ranges: Ranges, rows: Ints, number: Ints) -> pl.DataFrame:
     """Return a table of some nodes: row, start, sequence number, and thread of the forward, -1 where unknown."""
     thread = ranges.column("fwd_thread", rows).fill_null(-1)
-    return pl.DataFrame({"row": rows, "start": ranges.start(rows), "sequence": number[rows], "thread": thread})
+    return pl.DataFrame(
+        {"row": rows, "start": ranges.start(rows), "sequence": number[rows], "thread": thread}
+    )
 
 
 def _node_makers(ranges: Ranges, rows: Int32s) -> tuple[Bools, Bools]:
@@ -242,7 +269,9 @@ def _node_makers(ranges: Ranges, rows: Int32s) -> tuple[Bools, Bools]:
     it. A number was taken if a higher one occurs on the thread, even where the window ends before
     the backward.
     """
-    ops = pl.DataFrame({"thread": ranges.thread[rows], "sequence": ranges.sequence[rows], "end": ranges.end(rows)})
+    ops = pl.DataFrame(
+        {"thread": ranges.thread[rows], "sequence": ranges.sequence[rows], "end": ranges.end(rows)}
+    )
     # Ops come by thread and start. One made the node if it ends no earlier than the last op of its
     # number: it is that op, or contains it.
     makers = ops.select(
@@ -269,16 +298,24 @@ def _rerun_ops(ranges: Ranges, names: CategoryColumn, nodes: Ints, walk: NodeWal
 def _own_node_runs_later(ranges: Ranges, names: CategoryColumn, nodes: Ints, rows: Int32s) -> Bools:
     """Return which functions (*rows*) have a node of their name and number that runs after them."""
     function = ranges.name.take(rows)
-    own_node = function.replace([f"{name}Backward" for name in function.values]).series("name", pl.String())
-    functions = pl.DataFrame({"name": own_node, "sequence": ranges.sequence[rows], "start": ranges.start(rows)})
+    own_node = function.replace([f"{name}Backward" for name in function.values]).series(
+        "name", pl.String()
+    )
+    functions = pl.DataFrame(
+        {"name": own_node, "sequence": ranges.sequence[rows], "start": ranges.start(rows)}
+    )
     node_name = names.take(nodes).series("name", pl.String())
-    runs = pl.DataFrame({"name": node_name, "sequence": ranges.sequence[nodes], "last_run": ranges.start(nodes)})
+    runs = pl.DataFrame(
+        {"name": node_name, "sequence": ranges.sequence[nodes], "last_run": ranges.start(nodes)}
+    )
     last_runs = runs.filter(pl.col("sequence") >= 0).group_by("name", "sequence").max()
     matched = functions.join(last_runs, on=("name", "sequence"), how="left", maintain_order="left")
     return (matched["last_run"] > matched["start"]).fill_null(False).to_numpy()
 
 
-def _forward_ops(ranges: Ranges, names: CategoryColumn, ops: Int32s, node_row: Ints, number: Ints) -> Ints:
+def _forward_ops(
+    ranges: Ranges, names: CategoryColumn, ops: Int32s, node_row: Ints, number: Ints
+) -> Ints:
     """Return for every GPU event inside a node the row of the forward op that the node belongs to.
 
     -1 where none.
@@ -294,9 +331,13 @@ def _forward_ops(ranges: Ranges, names: CategoryColumn, ops: Int32s, node_row: I
     candidates = _with_common_words(names, nodes, number).join(
         last_ops, on="sequence", how="left", maintain_order="left"
     )
-    candidates = candidates.join(fitting_ops, on=("sequence", "word"), how="left", maintain_order="left")
+    candidates = candidates.join(
+        fitting_ops, on=("sequence", "word"), how="left", maintain_order="left"
+    )
     forward_op = np.full(len(ranges) + 1, -1, np.int64)
-    forward_op[nodes] = candidates.select(pl.coalesce("fitting_op", "last_op", pl.lit(-1)).cast(pl.Int64)).to_series()
+    forward_op[nodes] = candidates.select(
+        pl.coalesce("fitting_op", "last_op", pl.lit(-1)).cast(pl.Int64)
+    ).to_series()
     return forward_op[node_row]
 
 

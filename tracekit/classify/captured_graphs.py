@@ -1,18 +1,20 @@
 """Captured graphs: the launches that a trace of a capture recorded, and which node of a replay each of them became.
 
-A replay of a CUDA or HIP graph has kernels, copies and memsets, and no operators: those ran once, while the graph was
-captured. The capture's trace has their launches, with operators and shapes around them, and no GPU events.
+A replay of a CUDA or HIP graph has kernels, copies and memsets, and no operators: those ran once,
+while the graph was captured. The capture's trace has their launches, with operators and shapes
+around them, and no GPU events.
 
 A launch is joined with a node of a replay by the first of these that the recordings allow:
 
 1. by the name of the kernel and the order, where launches record the name (HIP);
 2. by the order alone, where all nodes of the replay started in the order of the launches;
-3. by the order within each stream of the replay: graphs with branches run on several streams, whose kernels overlap.
-   Of the interleavings of the streams, the one is taken in which the same launch of the same operator with the same
-   shapes always is the same kernel (``merge_streams``).
+3. by the order within each stream of the replay: graphs with branches run on several streams, whose
+   kernels overlap. Of the interleavings of the streams, the one is taken in which the same launch
+   of the same operator with the same shapes always is the same kernel (``merge_streams``).
 
-A join is accepted only if that last condition holds for the repeated launches, and if operators and kernels share words
-(``aten::gelu_backward``, ``GeluBackwardCUDAKernelImpl``). Launches that contradict either stay without a node.
+A join is accepted only if that last condition holds for the repeated launches, and if operators and
+kernels share words (``aten::gelu_backward``, ``GeluBackwardCUDAKernelImpl``). Launches that
+contradict either stay without a node.
 """
 
 from collections import Counter, defaultdict
@@ -31,10 +33,11 @@ from tracekit.classify.stream_merge import merge_streams
 from tracekit.schema import GPU_KINDS, GraphCapture
 
 MIN_AGREEMENT = 0.9
-"""Minimum share of repeated launches that are the same kernel as their repetitions, to accept a join."""
+"""Minimum share of repeated launches that are the same kernel as their repetitions, to accept a
+join."""
 MIN_RELATED_SHARE = 0.8
-"""Minimum share of launches whose kernel shares a word with the operator, of those whose operator shares one with any
-kernel of the replay, to accept a join by order."""
+"""Minimum share of launches whose kernel shares a word with the operator, of those whose operator
+shares one with any kernel of the replay, to accept a join by order."""
 MIN_NAMED_SHARE = 0.95
 """Minimum share of launches whose recorded kernel name is the node's, to accept a join by names."""
 _NODE_KINDS = {"launch_kernel": "kernel", "copy": "memcpy", "memset": "memset"}
@@ -47,12 +50,14 @@ class CapturedGraph:
     """One captured graph: its launches in order, and the host's events during the capture."""
 
     host: pl.DataFrame
-    """Operators, annotations, calls of modules and launches during the capture, cut to its time (``EVENTS``)."""
+    """Operators, annotations, calls of modules and launches during the capture, cut to its time
+    (``EVENTS``)."""
     main_tid: int | None
     """Thread that captured; others, such as those of the autograd engine, launched for it."""
     launches: pl.DataFrame
-    """In order: ``correlation``, ``kind`` of node, ``key`` (number of the operator, its shapes and the launch in it),
-    ``op``, ``shapes``, ``communicates``, ``kernel`` (name of the kernel, where it was recorded)."""
+    """In order: ``correlation``, ``kind`` of node, ``key`` (number of the operator, its shapes and
+    the launch in it), ``op``, ``shapes``, ``communicates``, ``kernel`` (name of the kernel, where
+    it was recorded)."""
 
     def __len__(self) -> int:
         return len(self.launches)
@@ -86,9 +91,11 @@ class NodeMatch:
     launch: Ints
     """Launch of each node; -1 where it cannot be told."""
     agreement: float | None
-    """Share of repeated launches that are the same kernel as their repetitions; None without repetitions."""
+    """Share of repeated launches that are the same kernel as their repetitions; None without
+    repetitions."""
     related: float | None
-    """Share of kernels that share a word with their operator; None if no operator shares one with any kernel."""
+    """Share of kernels that share a word with their operator; None if no operator shares one with
+    any kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +109,17 @@ class Mismatch:
 
 
 def read_captured_graphs(capture: GraphCapture) -> tuple[CapturedGraph, ...]:
-    """Return the graphs whose capture was recorded, in order; graphs without launches are left out."""
+    """Return the graphs whose capture was recorded, in order.
+
+    Graphs without launches are left out.
+    """
     events = capture.events
     is_call = pl.col("kind").is_in(("runtime", "driver"))
     name = pl.col("name").cast(pl.String)
     ran = events.filter(pl.col("kind").is_in(GPU_KINDS))["correlation"].drop_nulls()
     node_kind = pl.coalesce(
-        pl.when(name.str.contains(HOST_CALLS[call])).then(pl.lit(kind)) for call, kind in _NODE_KINDS.items()
+        pl.when(name.str.contains(HOST_CALLS[call])).then(pl.lit(kind))
+        for call, kind in _NODE_KINDS.items()
     )
     launches = (
         events.with_row_index("row")
@@ -137,7 +148,10 @@ class _Window:
 
 
 def _capture_windows(events: pl.DataFrame) -> list[_Window]:
-    """Return the times between the begin and the end of each capture; the whole recording if it has neither."""
+    """Return the times between the begin and the end of each capture.
+
+    The whole recording if it has neither.
+    """
     name = pl.col("name").cast(pl.String)
     is_edge = pl.col("kind").is_in(("runtime", "driver")) & name.str.contains(HOST_CALLS["capture"])
     edges = events.filter(is_edge).sort("start_ns")
@@ -180,10 +194,13 @@ def _captured_graph(
         ranges.name.take(outermost).series("outermost", pl.String()),
         pl.Series("call", np.where(outermost >= 0, outermost, -1)),
         pl.Series("path", np.append(ranges.path, 0)[op]),
-        pl.Series("communicates", _communicates(ranges.text("collective", op).present, op_text.matches(_COMM_OPS))),
+        pl.Series(
+            "communicates",
+            _communicates(ranges.text("collective", op).present, op_text.matches(_COMM_OPS)),
+        ),
     )
-    # The n-th launch of an outermost operator with its path, shapes and types; without an operator, no launch is known
-    # to repeat another.
+    # The n-th launch of an outermost operator with its path, shapes and types; without an operator,
+    # no launch is known to repeat another.
     nth = pl.int_range(pl.len()).over("call", "kind")
     identity = pl.struct("kind", "outermost", "path", "shapes", "dtypes", "nth")
     number = identity.rank("dense").cast(pl.Int64)
@@ -225,8 +242,8 @@ def match_nodes(graph: CapturedGraph, nodes: pl.DataFrame) -> NodeMatch | Mismat
 
     Args:
         graph: The captured graph.
-        nodes: GPU events of the replay by start, with ``kind``, ``name``, ``device``, ``stream``, ``bytes`` and, of
-            kernels, thread ``blocks``.
+        nodes: GPU events of the replay by start, with ``kind``, ``name``, ``device``, ``stream``,
+            ``bytes`` and, of kernels, thread ``blocks``.
 
     """
     replayed = Counter(nodes["kind"].cast(pl.String).to_list())
@@ -234,16 +251,26 @@ def match_nodes(graph: CapturedGraph, nodes: pl.DataFrame) -> NodeMatch | Mismat
         if replayed[kind] != graph.kinds[kind]:
             return Mismatch(f"{kind}_count", graph.kinds[kind], replayed[kind])
     match = _match_by_evidence(graph, nodes)
-    if isinstance(match, NodeMatch) and (sizes := _find_other_size(graph, nodes, match)) is not None:
+    if (
+        isinstance(match, NodeMatch)
+        and (sizes := _find_other_size(graph, nodes, match)) is not None
+    ):
         return Mismatch("sizes", *sizes)
     return match
 
 
-def _find_other_size(graph: CapturedGraph, nodes: pl.DataFrame, match: NodeMatch) -> tuple[int, int] | None:
-    """Return the blocks that the captured shapes ask for and those replayed, if these differ; None if not."""
+def _find_other_size(
+    graph: CapturedGraph, nodes: pl.DataFrame, match: NodeMatch
+) -> tuple[int, int] | None:
+    """Return the blocks that the captured shapes ask for and those replayed, if these differ.
+
+    None if not.
+    """
     is_joined = match.launch >= 0
     shapes = graph.launches["shapes"].gather(match.launch[is_joined])
-    joined = nodes.filter(pl.Series(is_joined)).select(pl.col("name").cast(pl.String), shapes, "blocks")
+    joined = nodes.filter(pl.Series(is_joined)).select(
+        pl.col("name").cast(pl.String), shapes, "blocks"
+    )
     return find_other_size(joined.rows())
 
 
@@ -267,7 +294,10 @@ def _match_by_evidence(graph: CapturedGraph, nodes: pl.DataFrame) -> NodeMatch |
 
 
 def _is_accepted(match: NodeMatch | None) -> bool:
-    """Return whether a match agrees with itself well enough; without anything to check it by it does not."""
+    """Return whether a match agrees with itself well enough.
+
+    Without anything to check it by it does not.
+    """
     if match is None or (match.agreement is None and match.related is None):
         return False
     repeats_agree = match.agreement is None or match.agreement >= MIN_AGREEMENT
@@ -275,12 +305,19 @@ def _is_accepted(match: NodeMatch | None) -> bool:
     return repeats_agree and words_agree
 
 
-def _match_names(graph: CapturedGraph, nodes: pl.DataFrame, names: list[str]) -> NodeMatch | Mismatch:
-    """Join the n-th node of each name with the n-th launch of that name; copies and memsets by kind."""
+def _match_names(
+    graph: CapturedGraph, nodes: pl.DataFrame, names: list[str]
+) -> NodeMatch | Mismatch:
+    """Join the n-th node of each name with the n-th launch of that name.
+
+    Copies and memsets by kind.
+    """
     launch_names = graph.launches.select(pl.coalesce("kernel", "kind")).to_series().to_list()
     is_kernel = (nodes["kind"] == "kernel").to_list()
     kinds = nodes["kind"].cast(pl.String).to_list()
-    node_names = [name if kernel else kind for name, kernel, kind in zip(names, is_kernel, kinds, strict=True)]
+    node_names = [
+        name if kernel else kind for name, kernel, kind in zip(names, is_kernel, kinds, strict=True)
+    ]
     launches_of: dict[str, list[int]] = defaultdict(list)
     for row in range(len(launch_names) - 1, -1, -1):
         launches_of[launch_names[row]].append(row)
@@ -299,7 +336,10 @@ def _checked(graph: CapturedGraph, nodes: pl.DataFrame, launch: Ints) -> NodeMat
     is_kernel = pl.col("kind") == "kernel"
     size = pl.format("{} {}", pl.col("kind").cast(pl.String), pl.col("bytes").fill_null(-1))
     launch_row = pl.Series(np.where(launch >= 0, launch, 0))
-    table = nodes.select(name=pl.when(is_kernel).then(pl.col("name").cast(pl.String)).otherwise(size), kernel=is_kernel)
+    table = nodes.select(
+        name=pl.when(is_kernel).then(pl.col("name").cast(pl.String)).otherwise(size),
+        kernel=is_kernel,
+    )
     table = table.with_columns(
         graph.launches.select("key", "op").select(pl.all().gather(launch_row)),
         matched=pl.Series(launch >= 0),
@@ -314,7 +354,9 @@ def _checked(graph: CapturedGraph, nodes: pl.DataFrame, launch: Ints) -> NodeMat
     agreement = None if repeated.is_empty() else float(repeated["is_usual"].to_numpy().mean())
     related = _related_share(matched.filter("kernel"))
     contradicts = np.zeros(len(launch), np.bool_)
-    is_minority = (pl.col("times") > 2) & ~pl.col("is_usual") & (pl.col("same") * 2 < pl.col("times"))
+    is_minority = (
+        (pl.col("times") > 2) & ~pl.col("is_usual") & (pl.col("same") * 2 < pl.col("times"))
+    )
     contradicts[np.flatnonzero(launch >= 0)] = matched.select(is_minority).to_series().to_numpy()
     return NodeMatch(np.where(contradicts, -1, launch), agreement, related)
 
@@ -331,10 +373,13 @@ def _related_share(kernels: pl.DataFrame) -> float | None:
 def _match_streams(graph: CapturedGraph, nodes: pl.DataFrame) -> Ints:
     """Return the launch of each node of a replay on several streams, kind by kind.
 
-    Communication kernels are apart from compute: they have streams of their own, during the capture too.
+    Communication kernels are apart from compute: they have streams of their own, during the capture
+    too.
     """
     is_kernel = nodes["kind"] == "kernel"
-    by_library = (nodes["name"].cast(pl.String).str.contains(_LIBRARY_KERNELS) & is_kernel).to_numpy()
+    by_library = (
+        nodes["name"].cast(pl.String).str.contains(_LIBRARY_KERNELS) & is_kernel
+    ).to_numpy()
     node_kind = nodes["kind"].cast(pl.String).to_numpy()
     launch_kind = graph.launches["kind"].to_numpy()
     communicates = graph.launches["communicates"].to_numpy() & (launch_kind == "kernel")
@@ -347,7 +392,11 @@ def _match_streams(graph: CapturedGraph, nodes: pl.DataFrame) -> Ints:
     for key, op in zip(keys.tolist(), graph.launches["op"].to_list(), strict=True):
         keys_of_op[op].add(key)
     ops = [op for op in keys_of_op if op is not None]
-    related = [(key, number_of[name]) for op, name in find_related(ops, distinct.to_list()) for key in keys_of_op[op]]
+    related = [
+        (key, number_of[name])
+        for op, name in find_related(ops, distinct.to_list())
+        for key in keys_of_op[op]
+    ]
     streams = nodes.select(pl.struct("device", "stream").rank("dense")).to_series().to_numpy()
     launch = np.full(len(nodes), -1, np.int64)
     for kind in ("kernel", "memset", "memcpy"):

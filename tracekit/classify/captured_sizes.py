@@ -1,8 +1,8 @@
 """Sizes of captured tensors against the thread blocks of replayed kernels, to tell a capture of another batch size.
 
-The same model at another batch size often has the same kernels in the same order. How many blocks a kernel starts is
-recorded with it, and for some kernels it follows from the shapes: one block per row of a norm or a softmax, a fixed
-number of elements per block of an elementwise kernel.
+The same model at another batch size often has the same kernels in the same order. How many blocks a
+kernel starts is recorded with it, and for some kernels it follows from the shapes: one block per
+row of a norm or a softmax, a fixed number of elements per block of an elementwise kernel.
 """
 
 import math
@@ -26,7 +26,9 @@ def _element_blocks(shape: Sequence[int], template: re.Match[str]) -> int:
     return -(-math.prod(shape) // (int(template[1]) * int(template[2])))
 
 
-_BLOCKS_OF_KERNELS: tuple[tuple[re.Pattern[str], Callable[[Sequence[int], re.Match[str]], int]], ...] = (
+_BLOCKS_OF_KERNELS: tuple[
+    tuple[re.Pattern[str], Callable[[Sequence[int], re.Match[str]], int]], ...
+] = (
     (re.compile(r"\b(vectorized_layer_norm_kernel|layer_norm_grad_input_kernel)"), _rows),
     (re.compile(r"\bcunn_SoftMax(Forward|Backward)"), _rows),
     (re.compile(r"\bvllm::(fused_add_)?rms_norm_kernel"), _rows),
@@ -35,11 +37,16 @@ _BLOCKS_OF_KERNELS: tuple[tuple[re.Pattern[str], Callable[[Sequence[int], re.Mat
 """Kernels whose blocks follow from the largest input's shape, by name."""
 
 
-def find_other_size(launches: Sequence[tuple[str, str | None, int | None]]) -> tuple[int, int] | None:
-    """Return the blocks that captured shapes ask for and those that were replayed, if these differ; None if not.
+def find_other_size(
+    launches: Sequence[tuple[str, str | None, int | None]],
+) -> tuple[int, int] | None:
+    """Return the blocks that captured shapes ask for and those that were replayed, if these differ.
+
+    None if not.
 
     Args:
-        launches: Name of the kernel, shapes of the captured operator and blocks of the replayed kernel, of each launch.
+        launches: Name of the kernel, shapes of the captured operator and blocks of the replayed
+            kernel, of each launch.
 
     >>> find_other_size([("vectorized_layer_norm_kernel<float>", "[[16,512,64],[64]]", 4096)])
     (8192, 4096)

@@ -117,13 +117,17 @@ def decide(events: pl.DataFrame, rules: RuleBook | None) -> Classification:
     book = rules.before(builtin_rules()) if rules else builtin_rules()
     evidence = gather_evidence(events, book.groups)
     decisions = apply_rules(evidence.columns, book, len(evidence))
-    shared_label = find_shared_labels(evidence.gpu, evidence.launches, evidence.collectives, decisions.label)
+    shared_label = find_shared_labels(
+        evidence.gpu, evidence.launches, evidence.collectives, decisions.label
+    )
     if shared_label.present.any():
         evidence.columns["shared_label"] = shared_label
         decisions = apply_rules(evidence.columns, book, len(evidence))
     passes = _find_passes(evidence, decisions)
     modules = find_modules(evidence, decisions, book)
-    return Classification(book, evidence, decisions, passes, modules, *find_places(evidence, decisions))
+    return Classification(
+        book, evidence, decisions, passes, modules, *find_places(evidence, decisions)
+    )
 
 
 def _find_passes(evidence: Evidence, decisions: Decisions) -> CategoryColumn:
@@ -136,7 +140,9 @@ def _find_passes(evidence: Evidence, decisions: Decisions) -> CategoryColumn:
     is_message = call.any_of("send", "recv", "sendrecv", "coalesced")
     is_agreement = decisions.label.any_of("pp_comm") & call.present & ~is_message
     comm_pass = evidence.text("exchange_pass").fill(evidence.text("comm_pass"))
-    return decisions.passes.fill(comm_pass.where(~decisions.label.any_of("broadcast") & ~is_agreement))
+    return decisions.passes.fill(
+        comm_pass.where(~decisions.label.any_of("broadcast") & ~is_agreement)
+    )
 
 
 def _labelled_table(classification: Classification) -> pl.DataFrame:
@@ -150,8 +156,13 @@ def _labelled_table(classification: Classification) -> pl.DataFrame:
     texts = {
         **{name: evidence.text(name) for name in evidence_columns},
         "p2p": point_to_point_messages(gpu, evidence.ranges, launches),
-        "collective": gpu.text("collective").fill(comm.recorded_name.where(comm.library.present)).fill(comm.call),
-        **{name: gpu.text(name).fill(getattr(comm, name)) for name in ("group", "group_desc", "group_ranks")},
+        "collective": gpu.text("collective")
+        .fill(comm.recorded_name.where(comm.library.present))
+        .fill(comm.call),
+        **{
+            name: gpu.text(name).fill(getattr(comm, name))
+            for name in ("group", "group_desc", "group_ranks")
+        },
         "label": decisions.label,
         "pass": classification.passes,
         "rule": decisions.rule,

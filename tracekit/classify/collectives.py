@@ -132,7 +132,10 @@ def _find_libraries(gpu: GpuEvents, launches: Launches) -> CategoryColumn:
     return CategoryColumn.choose(
         len(gpu),
         [
-            *((library, names.matches(pattern) & is_kernel) for library, pattern in LIBRARIES.items()),
+            *(
+                (library, names.matches(pattern) & is_kernel)
+                for library, pattern in LIBRARIES.items()
+            ),
             ("nccl", (is_kernel & (has_record | in_call)) | (is_peer_copy & in_call)),
             ("custom", named_for_collective & ~no_collective & is_kernel),
         ],
@@ -151,7 +154,9 @@ def _communication_calls(ranges: Ranges) -> Ints:
     return np.union1d(calls, np.setdiff1d(in_domain[is_nccl & is_call], rows))
 
 
-def _calls_of_kernels(ranges: Ranges, launches: Launches, calls: Ints, library: CategoryColumn) -> tuple[Ints, Ints]:
+def _calls_of_kernels(
+    ranges: Ranges, launches: Launches, calls: Ints, library: CategoryColumn
+) -> tuple[Ints, Ints]:
     """Return for every communication kernel the index in *calls* of the first and the last call that it runs; -1: none.
 
     A call that contains the launch is run alone. Otherwise the kernel runs the batch of calls that
@@ -169,12 +174,16 @@ def _calls_of_kernels(ranges: Ranges, launches: Launches, calls: Ints, library: 
     # then by time.
     origin = min(int(ranges.start(calls).min()), int(launch.min()))
     call_key = call_thread * _THREAD_KEY_FACTOR + (ranges.start(calls) - origin)
-    until = np.searchsorted(call_key, thread * _THREAD_KEY_FACTOR + (launch - origin), side="right") - 1
+    until = (
+        np.searchsorted(call_key, thread * _THREAD_KEY_FACTOR + (launch - origin), side="right") - 1
+    )
     has_calls = (until >= 0) & (call_thread[until] == thread)
     # The batch begins after the last call that the thread's previous kernel ran.
     is_first_of_thread = np.append(True, thread[1:] != thread[:-1])
     thread_begin = np.searchsorted(call_thread, thread, side="left")
-    since = np.where(is_first_of_thread, thread_begin, np.maximum(np.append(-1, until[:-1]) + 1, thread_begin))
+    since = np.where(
+        is_first_of_thread, thread_begin, np.maximum(np.append(-1, until[:-1]) + 1, thread_begin)
+    )
     is_inside = has_calls & (ranges.end(calls[until]) > launch)
     # Two kernels may run one batch of messages. Kernels of other libraries run only the call that
     # contains them.
@@ -187,7 +196,14 @@ def _calls_of_kernels(ranges: Ranges, launches: Launches, calls: Ints, library: 
 
 
 def _call_names(
-    gpu: GpuEvents, ranges: Ranges, launches: Launches, calls: Ints, communicates: Bools, *, first: Ints, last: Ints
+    gpu: GpuEvents,
+    ranges: Ranges,
+    launches: Launches,
+    calls: Ints,
+    communicates: Bools,
+    *,
+    first: Ints,
+    last: Ints,
 ) -> CategoryColumn:
     """Return the call of everything that *communicates*: recorded, of its batch, around its launch, or in its name."""
     own = _normalize_calls(gpu.text("collective"))
@@ -207,7 +223,9 @@ def _call_names(
 
 def _calls_in_range_names(ranges: Ranges, launches: Launches, rows: Ints) -> CategoryColumn:
     """Return the call that the op or annotation around each launch is named for, as in older files."""
-    op = ranges.op_around(launches.op[rows], r"^c10d::\w*(reduce|gather|scatter|alltoall|broadcast|barrier|send|recv)")
+    op = ranges.op_around(
+        launches.op[rows], r"^c10d::\w*(reduce|gather|scatter|alltoall|broadcast|barrier|send|recv)"
+    )
     annotation = ranges.name.take(launches.annotation[rows]).extract(r"^nccl:(?!coalesced)(\w+)")
     return _normalize_calls(ranges.name.take(op)).fill(_normalize_calls(annotation))
 
@@ -225,7 +243,9 @@ def _peers_in_annotations(launches: Launches, group_ranks: CategoryColumn) -> In
         return peer
     # Global rank by group and number inside the group. The last row, for unknown groups, leaves
     # numbers as they are.
-    global_rank = np.array([*(ranks + [-1] * (size - len(ranks)) for ranks in members), list(range(size))], np.int64)
+    global_rank = np.array(
+        [*(ranks + [-1] * (size - len(ranks)) for ranks in members), list(range(size))], np.int64
+    )
     is_member = (peer >= 0) & (peer < size)
     return np.where(is_member, global_rank[group_ranks.codes, np.clip(peer, 0, size - 1)], peer)
 
@@ -235,9 +255,15 @@ def _differs(values: AnyInts, first: Ints, last: Ints) -> Bools:
 
     False where last is negative.
     """
-    changes = np.concatenate([[0], np.cumsum(values[1:] != values[:-1])]) if len(values) else np.zeros(1, np.int64)
+    changes = (
+        np.concatenate([[0], np.cumsum(values[1:] != values[:-1])])
+        if len(values)
+        else np.zeros(1, np.int64)
+    )
     has_values = last >= 0
-    differs: Bools = has_values & (changes[np.where(has_values, first, 0)] != changes[np.where(has_values, last, 0)])
+    differs: Bools = has_values & (
+        changes[np.where(has_values, first, 0)] != changes[np.where(has_values, last, 0)]
+    )
     return differs
 
 
@@ -271,7 +297,9 @@ def group_shapes(group_ranks: CategoryColumn) -> CategoryColumn:
     return group_ranks.replace([shape(ranks) for ranks in members])
 
 
-def _kinds_by_sums(comm: Collectives, passes: CategoryColumn, site: CategoryColumn, size: Ints) -> Ints:
+def _kinds_by_sums(
+    comm: Collectives, passes: CategoryColumn, site: CategoryColumn, size: Ints
+) -> Ints:
     """Return for each group (by its code) the kind that its sums show: index of ``tp`` or ``dp``, or -1.
 
     Ranks that share tensors sum activations, in the forward as well as in the backward. Gradients
@@ -297,7 +325,9 @@ def _kinds_by_sums(comm: Collectives, passes: CategoryColumn, site: CategoryColu
         _MAX_SUMS_PER_FORWARD_SUM * forward_sums >= count_per_group(is_sum)
     )
     is_replicas = ~shares_tensors & (backward_sums > 0) & (forward_sums + unsized_forward_sums == 0)
-    return np.where(shares_tensors, _KINDS.index("tp"), np.where(is_replicas, _KINDS.index("dp"), -1))
+    return np.where(
+        shares_tensors, _KINDS.index("tp"), np.where(is_replicas, _KINDS.index("dp"), -1)
+    )
 
 
 def _may_sum_activations(comm: Collectives, passes: CategoryColumn, size: Ints) -> Bools:
@@ -307,7 +337,9 @@ def _may_sum_activations(comm: Collectives, passes: CategoryColumn, size: Ints) 
     need not be of gradients. A sum of a few bytes does not count.
     """
     no_group = comm.library.present & ~comm.group.present
-    is_sum = comm.call.any_of("all_reduce", "reduce_scatter") & ((size < 0) | (size >= _MIN_ACTIVATION_BYTES))
+    is_sum = comm.call.any_of("all_reduce", "reduce_scatter") & (
+        (size < 0) | (size >= _MIN_ACTIVATION_BYTES)
+    )
     forward_sums = np.count_nonzero(no_group & is_sum & passes.any_of("forward"))
     return no_group if forward_sums >= _MIN_FORWARD_SUMS else np.zeros_like(no_group)
 
@@ -338,17 +370,27 @@ def group_columns(
     group = _communicators(gpu, comm)
     size = gpu.int64("bytes")
     # Kind of each group, last of no group. A description overrides hooks, which override sums.
-    kind_of_group = np.full(max(len(comm.group.values), int(group.max(initial=-1)) + 1) + 1, -1, np.int64)
-    if not autograd.active and autograd.site.present.any():  # no operators, but the backward's thread is known
+    kind_of_group = np.full(
+        max(len(comm.group.values), int(group.max(initial=-1)) + 1) + 1, -1, np.int64
+    )
+    if (
+        not autograd.active and autograd.site.present.any()
+    ):  # no operators, but the backward's thread is known
         kind_of_group[: len(comm.group.values)] = _kinds_by_sums(comm, passes, autograd.site, size)
-    kind_of_group[group[_sums_gradients(launches, autograd, comm) & (group >= 0)]] = _KINDS.index("dp")
+    kind_of_group[group[_sums_gradients(launches, autograd, comm) & (group >= 0)]] = _KINDS.index(
+        "dp"
+    )
     described_kind = codes_in(described, _KINDS)
     is_described = (described_kind >= 0) & (group >= 0)
     kind_of_group[group[is_described]] = described_kind[is_described]
-    same_ranks = np.where(described.any_of("several"), _kinds_of_same_ranks(comm, kind_of_group), -1)
+    same_ranks = np.where(
+        described.any_of("several"), _kinds_of_same_ranks(comm, kind_of_group), -1
+    )
     group = np.where((launches.start_ns < 0) & (group < 0), _groups_of_streams(gpu, comm), group)
     own = np.where(comm.library.present & ~described.present, kind_of_group[group], -1)
-    ambiguous = CategoryColumn.choose(len(gpu), [("activations", _may_sum_activations(comm, passes, size))])
+    ambiguous = CategoryColumn.choose(
+        len(gpu), [("activations", _may_sum_activations(comm, passes, size))]
+    )
     by_use = CategoryColumn(_KINDS, np.where(same_ranks >= 0, same_ranks, own)).fill(ambiguous)
     holds = _groups_with_pipeline_peers(comm, described, by_use)
     return {"group_kind": described, "group_use": by_use, "group_holds": holds}
@@ -356,7 +398,9 @@ def group_columns(
 
 def _sums_gradients(launches: Launches, autograd: Autograd, comm: Collectives) -> Bools:
     """Return the mask of kernels that sum gradients for the hook of a parameter, or gather and scatter its shards."""
-    in_hook = autograd.node.any_of("AccumulateGrad") | launches.annotations.matches(RANGES["gradient_hook"])
+    in_hook = autograd.node.any_of("AccumulateGrad") | launches.annotations.matches(
+        RANGES["gradient_hook"]
+    )
     after_shard_op = _follows_on_thread(launches, launches.chain.matches(OPERATORS["fill_shard"]))
     sums: Bools = in_hook & comm.call.any_of("all_reduce", "reduce_scatter", "reduce")
     return sums | (after_shard_op & comm.call.any_of("all_gather", "reduce_scatter"))
@@ -401,7 +445,9 @@ def _kinds_of_same_ranks(comm: Collectives, kind_of_group: Ints) -> Ints:
     return comm.group_ranks.look_up(kind_of_ranks)
 
 
-def _groups_with_pipeline_peers(comm: Collectives, described: CategoryColumn, by_use: CategoryColumn) -> CategoryColumn:
+def _groups_with_pipeline_peers(
+    comm: Collectives, described: CategoryColumn, by_use: CategoryColumn
+) -> CategoryColumn:
     """Return ``pp`` for communication on a group that contains a rank with which this one exchanges pipeline messages.
 
     A group that contains replicas, too, spans more than the pipeline and does not count.
@@ -410,7 +456,9 @@ def _groups_with_pipeline_peers(comm: Collectives, described: CategoryColumn, by
     is_message = comm.call.any_of(*_MESSAGE_CALLS) & ~kind.any_of(*_KINDS_WITHOUT_PIPELINE)
     peers = set(np.unique(comm.peer[is_message & (comm.peer >= 0)]).tolist())
     members = [frozenset(list_ranks(ranks)) for ranks in comm.group_ranks.values]
-    replicas = {members[code] for code in np.unique(comm.group_ranks.codes[kind.any_of("dp")]) if code >= 0}
+    replicas = {
+        members[code] for code in np.unique(comm.group_ranks.codes[kind.any_of("dp")]) if code >= 0
+    }
 
     def value(group: frozenset[int]) -> str | None:
         contains_replicas = any(len(other) > 1 and other <= group for other in replicas)
@@ -433,7 +481,9 @@ def _groups_of_streams(gpu: GpuEvents, comm: Collectives) -> Ints:
     return group[gpu.stream_number]
 
 
-def find_shared_labels(gpu: GpuEvents, launches: Launches, comm: Collectives, label: CategoryColumn) -> CategoryColumn:
+def find_shared_labels(
+    gpu: GpuEvents, launches: Launches, comm: Collectives, label: CategoryColumn
+) -> CategoryColumn:
     """Return for unresolved communication the label of its like, if all that are resolved have the same.
 
     Like it are the reductions, gathers and broadcasts of more than a few bytes on its group; for a
@@ -453,5 +503,7 @@ def find_shared_labels(gpu: GpuEvents, launches: Launches, comm: Collectives, la
     ):
         rows = np.flatnonzero(likes)
         open_rows = np.flatnonzero(targets)
-        codes[open_rows] = agreed_values(key[rows], label.codes[rows], int(key.max(initial=0)) + 1)[key[open_rows]]
+        codes[open_rows] = agreed_values(key[rows], label.codes[rows], int(key.max(initial=0)) + 1)[
+            key[open_rows]
+        ]
     return CategoryColumn(label.values, codes)

@@ -46,7 +46,11 @@ class CommPasses(NamedTuple):
 
 
 def find_comm_passes(
-    gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives, directions: FirstEvidence
+    gpu: GpuEvents,
+    launches: Launches,
+    autograd: Autograd,
+    comm: Collectives,
+    directions: FirstEvidence,
 ) -> CommPasses:
     """Find the pass of every communication kernel."""
     size = len(gpu)
@@ -54,8 +58,12 @@ def find_comm_passes(
     communicates = comm.library.present
     site = autograd.site
     direction = directions.value
-    engine = site.replace([_PASS_OF_DIRECTION.get(value, value) for value in site.values]).where(communicates)
-    reliable = direction.where(directions.evidence.any_of("autograd", "matmul", "name") & gpu.is_kernel)
+    engine = site.replace([_PASS_OF_DIRECTION.get(value, value) for value in site.values]).where(
+        communicates
+    )
+    reliable = direction.where(
+        directions.evidence.any_of("autograd", "matmul", "name") & gpu.is_kernel
+    )
     compute = reliable.replace([_PASS_OF_DIRECTION.get(value, value) for value in reliable.values])
 
     rows = np.flatnonzero(communicates)
@@ -67,8 +75,12 @@ def find_comm_passes(
     sendable = compute.where(~direction.any_of("wgrad"))  # gradients of weights are not sent on
     sent = sent_passes(launch, sendable, comm.call.any_of("send"), comm.peer)
     sent = sent.fill(producer.where(comm.call.any_of("all_reduce", "reduce_scatter", "reduce")))
-    received = _received_passes(comm, sent).fill(consumer.where(comm.call.any_of("recv", "all_gather")))
-    forward_only = CategoryColumn.choose(size, [("forward", communicates & direction.any_of("forward"))])
+    received = _received_passes(comm, sent).fill(
+        consumer.where(comm.call.any_of("recv", "all_gather"))
+    )
+    forward_only = CategoryColumn.choose(
+        size, [("forward", communicates & direction.any_of("forward"))]
+    )
     value = engine.fill(sent).fill(received).fill(forward_only)
     is_recompute = direction.any_of("recompute") | site.any_of("recompute")
     return CommPasses(value, engine, producer, consumer, compute, is_recompute)
@@ -91,7 +103,11 @@ def _received_passes(comm: Collectives, sent: CategoryColumn) -> CategoryColumn:
 
     forward, backward = (peer_is_sent(value) for value in PASSES)
     return CategoryColumn.choose(
-        len(peer), [("backward", is_receive & forward & ~backward), ("forward", is_receive & backward & ~forward)]
+        len(peer),
+        [
+            ("backward", is_receive & forward & ~backward),
+            ("forward", is_receive & backward & ~forward),
+        ],
     )
 
 
@@ -130,7 +146,9 @@ def _first_after(time: Ints, rows: Ints, moments: Ints) -> Ints:
 
     -1 where none or no moment.
     """
-    return np.where(moments >= 0, np.append(rows, -1)[np.searchsorted(time[rows], moments, side="right")], -1)
+    return np.where(
+        moments >= 0, np.append(rows, -1)[np.searchsorted(time[rows], moments, side="right")], -1
+    )
 
 
 def _last_before(time: Ints, rows: Ints, moments: Ints) -> Ints:
@@ -138,7 +156,9 @@ def _last_before(time: Ints, rows: Ints, moments: Ints) -> Ints:
 
     -1 where none or no moment.
     """
-    return np.where(moments >= 0, np.append(-1, rows)[np.searchsorted(time[rows], moments, side="left")], -1)
+    return np.where(
+        moments >= 0, np.append(-1, rows)[np.searchsorted(time[rows], moments, side="left")], -1
+    )
 
 
 def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints) -> CategoryColumn:
@@ -238,7 +258,12 @@ def _passes_by_peer(peer: Ints, code: Ints) -> Ints:
     """
     usable = (peer >= 0) & (code >= 0)
     peers = int(peer.max(initial=-1)) + 1
-    count = np.stack([np.bincount(peer[usable & (code == index)], minlength=peers) for index in range(len(PASSES))])
+    count = np.stack(
+        [
+            np.bincount(peer[usable & (code == index)], minlength=peers)
+            for index in range(len(PASSES))
+        ]
+    )
     pass_of_peer = np.where(count.any(axis=0), np.argmax(count, axis=0), -1)
     is_one_kind = _MIN_MESSAGES_PER_EXCEPTION * count.min(axis=0) <= count.max(axis=0)
     if not is_one_kind.all() or not {0, 1} <= set(pass_of_peer.tolist()):
@@ -267,7 +292,13 @@ class LayerMarks(NamedTuple):
 
 
 def read_exchanges(
-    gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives, *, passes: CommPasses, marks: LayerMarks
+    gpu: GpuEvents,
+    launches: Launches,
+    autograd: Autograd,
+    comm: Collectives,
+    *,
+    passes: CommPasses,
+    marks: LayerMarks,
 ) -> Exchanges:
     """Find the roles of DeepEP-like kernels, and of all-to-alls on groups that are or behave like expert groups."""
     named_role, named_pass = _named_exchanges(gpu, launches, autograd, comm)
@@ -275,7 +306,9 @@ def read_exchanges(
     return named_role.fill(plain_role), named_pass.fill(plain_pass)
 
 
-def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives) -> Exchanges:
+def _named_exchanges(
+    gpu: GpuEvents, launches: Launches, autograd: Autograd, comm: Collectives
+) -> Exchanges:
     """Find the exchanges whose kernels are named dispatch or combine, with their helper kernels."""
     names = gpu.names
     is_exchange = comm.library.any_of("deepep", "nvshmem", "custom")
@@ -294,13 +327,17 @@ def _named_exchanges(gpu: GpuEvents, launches: Launches, autograd: Autograd, com
     dispatches = is_main & ~combines
     site = autograd.site.take(order)
     reuses_layout = _dispatches_with_old_layout(names.take(order), is_main) & autograd.active
-    backward = dispatches & (site.any_of("backward") | (~site.any_of("forward", "recompute") & reuses_layout))
+    backward = dispatches & (
+        site.any_of("backward") | (~site.any_of("forward", "recompute") & reuses_layout)
+    )
     backward |= _combines_of_backward(site, combines, dispatches, backward)
 
     # A combine kernel that runs backward is dispatch, and the reverse. Forward work that runs again
     # keeps its roles.
     is_recompute = site.any_of("recompute")
-    role = np.where(combines != (backward & ~is_recompute), ROLES.index("combine"), ROLES.index("dispatch"))
+    role = np.where(
+        combines != (backward & ~is_recompute), ROLES.index("combine"), ROLES.index("dispatch")
+    )
     direction = (backward | is_recompute).astype(np.int64)  # index in PASSES
     # Helpers have the role of the main kernel after them, epilogues that of the one before.
     main = np.where(is_epilogue[order], *nearest_rows(is_main))
@@ -327,13 +364,23 @@ def _dispatches_with_old_layout(names: CategoryColumn, is_main: Bools) -> Bools:
 
     Helpers between two main kernels serve the second one.
     """
-    main_number: Ints = np.cumsum(is_main) - is_main  # number of the main kernel that each row serves
-    has_new = np.bincount(main_number, weights=names.matches(KERNELS["new_exchange_layout"]))[main_number] > 0
-    has_old = np.bincount(main_number, weights=names.matches(KERNELS["old_exchange_layout"]))[main_number] > 0
+    main_number: Ints = (
+        np.cumsum(is_main) - is_main
+    )  # number of the main kernel that each row serves
+    has_new = (
+        np.bincount(main_number, weights=names.matches(KERNELS["new_exchange_layout"]))[main_number]
+        > 0
+    )
+    has_old = (
+        np.bincount(main_number, weights=names.matches(KERNELS["old_exchange_layout"]))[main_number]
+        > 0
+    )
     return has_old & ~has_new
 
 
-def _combines_of_backward(site: CategoryColumn, combines: Bools, dispatches: Bools, backward: Bools) -> Bools:
+def _combines_of_backward(
+    site: CategoryColumn, combines: Bools, dispatches: Bools, backward: Bools
+) -> Bools:
     """Return which combine kernels run backward: as autograd tells, else as the oldest open dispatch.
 
     The combine closes that dispatch.
@@ -342,7 +389,9 @@ def _combines_of_backward(site: CategoryColumn, combines: Bools, dispatches: Boo
     closing = np.flatnonzero(combines)
     # The k-th combine closes the k-th dispatch, less the combines whose dispatch is before the
     # window.
-    surplus = np.maximum.accumulate(np.cumsum(combines.astype(np.int64) - dispatches.astype(np.int64)))
+    surplus = np.maximum.accumulate(
+        np.cumsum(combines.astype(np.int64) - dispatches.astype(np.int64))
+    )
     index = np.arange(len(closing)) - np.maximum(surplus, 0)[closing]
     is_matched = (index >= 0) & (index < len(opening))
     is_backward = np.zeros(len(combines), np.bool_)
@@ -396,8 +445,12 @@ def _assign_turns(
     engine = np.where(passes.is_recompute[rows], _RECOMPUTE, codes_in(passes.engine, PASSES)[rows])
     each_pass = (_FORWARD, _BACKWARD, _RECOMPUTE)
     products = np.stack([count_before(marks.product & (compute == value)) for value in each_pass])
-    attention = np.stack([count_before(marks.attention & (compute == value)) for value in each_pass])
-    if not products[:, -1].any():  # no product is recognised in this trace: roles alternate with every exchange
+    attention = np.stack(
+        [count_before(marks.attention & (compute == value)) for value in each_pass]
+    )
+    if not products[
+        :, -1
+    ].any():  # no product is recognised in this trace: roles alternate with every exchange
         products = np.tile(np.arange(1, len(rows) + 1), (len(each_pass), 1))
     return walk_exchanges(
         lane=lane,
@@ -411,7 +464,14 @@ def _assign_turns(
 
 
 def walk_exchanges(
-    *, lane: Ints, engine: Ints, producer: Ints, consumer: Ints, compute: Ints, products: Ints, attention: Ints
+    *,
+    lane: Ints,
+    engine: Ints,
+    producer: Ints,
+    consumer: Ints,
+    compute: Ints,
+    products: Ints,
+    attention: Ints,
 ) -> tuple[Ints, Ints]:
     """Walk exchanges in launch order and pair them within each lane and pass.
 

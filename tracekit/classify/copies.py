@@ -34,10 +34,12 @@ def read_copies(
     names = gpu.names
     is_copy = gpu.text("kind").any_of("memcpy")
     direction = CategoryColumn.choose(
-        len(gpu), [(value, is_copy & names.matches(pattern)) for value, pattern in COPY_DIRECTIONS.items()]
+        len(gpu),
+        [(value, is_copy & names.matches(pattern)) for value, pattern in COPY_DIRECTIONS.items()],
     )
     host = CategoryColumn.choose(
-        len(gpu), [(kind, is_copy & names.matches(f"(?i){kind}")) for kind in ("pinned", "pageable")]
+        len(gpu),
+        [(kind, is_copy & names.matches(f"(?i){kind}")) for kind in ("pinned", "pageable")],
     )
     to_host = direction.any_of("d2h")
     to_device = direction.any_of("h2d")
@@ -47,7 +49,9 @@ def read_copies(
     saved = _saved_tensor_sizes(size, to_host & ~in_backward, to_device & in_backward)
     is_round_trip = is_in_sorted(size, np.union1d(both_ways, saved))
     staged, loaded = _copies_around_broadcasts(launches, comm, direction)
-    for_broadcast = _copies_for_broadcasts(launches, comm, size, to_device & (size > MAX_FLAG_BYTES))
+    for_broadcast = _copies_for_broadcasts(
+        launches, comm, size, to_device & (size > MAX_FLAG_BYTES)
+    )
     shared = _copies_from_shared_memory(gpu, ranges, launches, direction.any_of("d2d", "p2p"))
     use = CategoryColumn.choose(
         len(gpu),
@@ -79,7 +83,9 @@ def _saved_tensor_sizes(size: Ints, leaving: Bools, fetched: Bools) -> Ints:
     return saved_sizes
 
 
-def _copies_around_broadcasts(launches: Launches, comm: Collectives, direction: CategoryColumn) -> tuple[Bools, Bools]:
+def _copies_around_broadcasts(
+    launches: Launches, comm: Collectives, direction: CategoryColumn
+) -> tuple[Bools, Bools]:
     """Return masks of the device copies launched just before a broadcast, which stage it, and just after it."""
     is_broadcast = comm.call.any_of("broadcast")
     is_device_copy = direction.any_of("d2d", "p2p")
@@ -91,7 +97,9 @@ def _copies_around_broadcasts(launches: Launches, comm: Collectives, direction: 
     return mask_of_rows(len(direction), order[before]), mask_of_rows(len(direction), order[after])
 
 
-def _copies_for_broadcasts(launches: Launches, comm: Collectives, size: Ints, to_device: Bools) -> Bools:
+def _copies_for_broadcasts(
+    launches: Launches, comm: Collectives, size: Ints, to_device: Bools
+) -> Bools:
     """Return the mask of copies from the host (*to_device*) that together fill what is broadcast later."""
     broadcast_sizes = np.unique(size[comm.call.any_of("broadcast")])
     if not len(broadcast_sizes) or not to_device.any():
@@ -105,11 +113,17 @@ def _copies_for_broadcasts(launches: Launches, comm: Collectives, size: Ints, to
     return mask_of_rows(len(to_device), order[copied & np.isin(total, broadcast_sizes)[run]])
 
 
-def _copies_from_shared_memory(gpu: GpuEvents, ranges: Ranges, launches: Launches, device_copy: Bools) -> Bools:
+def _copies_from_shared_memory(
+    gpu: GpuEvents, ranges: Ranges, launches: Launches, device_copy: Bools
+) -> Bools:
     """Return the mask of the device copies between opening another process's memory and closing it, or computing."""
     names = ranges.source.text("name")
-    opens = np.sort(ranges.source.int64("start_ns")[names.matches(HOST_CALLS["open_shared_memory"])])
-    closes = np.sort(ranges.source.int64("start_ns")[names.matches(HOST_CALLS["close_shared_memory"])])
+    opens = np.sort(
+        ranges.source.int64("start_ns")[names.matches(HOST_CALLS["open_shared_memory"])]
+    )
+    closes = np.sort(
+        ranges.source.int64("start_ns")[names.matches(HOST_CALLS["close_shared_memory"])]
+    )
     if not len(opens) or not device_copy.any():
         return np.zeros(len(gpu), np.bool_)
     launch = launches.start_ns
@@ -118,7 +132,9 @@ def _copies_from_shared_memory(gpu: GpuEvents, ranges: Ranges, launches: Launche
     # A copy belongs to the last opening before it, if nothing ended that in between.
     opened = np.searchsorted(opens, launch, side="right") - 1
     last_open = np.where(opened >= 0, opens[opened], np.iinfo(np.int64).max)
-    ended = np.searchsorted(ends, launch, side="right") > np.searchsorted(ends, last_open, side="right")
+    ended = np.searchsorted(ends, launch, side="right") > np.searchsorted(
+        ends, last_open, side="right"
+    )
     shared: Bools = device_copy & (launch >= 0) & (opened >= 0) & ~ended
     return shared
 

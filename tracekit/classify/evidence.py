@@ -91,7 +91,9 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     # 3. Direction of compute, to which the roles of matrix products lead, and pass of
     # communication.
     matmuls = read_matmuls(gpu, ranges, launches, autograd, compiled_products)
-    directions = read_directions(gpu, ranges, launches, autograd, matmuls, communicates=communicates)
+    directions = read_directions(
+        gpu, ranges, launches, autograd, matmuls, communicates=communicates
+    )
     comm_passes = find_comm_passes(gpu, launches, autograd, comm, directions)
     in_backward = directions.value.any_of("backward", "wgrad", "recompute")
     in_training = in_backward | directions.value.any_of("optimizer")
@@ -107,7 +109,9 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     # belongs to.
     is_forward = directions.value.any_of("forward") & gpu.is_kernel
     by_engine = in_backward | comm_passes.value.any_of("backward")
-    positions = find_positions(events, gpu, launches, autograd, is_forward=is_forward, by_engine=by_engine)
+    positions = find_positions(
+        events, gpu, launches, autograd, is_forward=is_forward, by_engine=by_engine
+    )
     copies = read_copies(gpu, ranges, launches, comm, in_backward=autograd.node_row >= 0)
     columns: dict[str, Column] = {
         "modules": positions.path,
@@ -144,21 +148,33 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
     # 5. Kinds of process groups, found by rules on the columns above. The remaining evidence needs
     # them.
     kinds = match_kinds(columns, group_kinds, np.flatnonzero(communicates), len(gpu))
-    columns |= group_columns(gpu, launches, autograd, comm, passes=comm_passes.value, described=kinds)
-    is_attention = gpu.names.matches(KERNELS["attention"]) | launches.chain.matches(KERNELS["attention"])
+    columns |= group_columns(
+        gpu, launches, autograd, comm, passes=comm_passes.value, described=kinds
+    )
+    is_attention = gpu.names.matches(KERNELS["attention"]) | launches.chain.matches(
+        KERNELS["attention"]
+    )
     # "activations" for communication of a differentiable operator, or of its node; "uploads" for a
     # broadcast of weights that were copied to the device for it.
     moves_activations = _in_differentiable_op(autograd, communicates)
     is_upload = copies["copy"].any_of("h2d") & (gpu.int64("bytes") >= _MIN_UPLOAD_BYTES)
-    sends_uploads = _follows_upload(launches, comm.call.any_of("broadcast"), is_upload, matmuls.is_gemm)
-    columns["moves"] = CategoryColumn.choose(len(gpu), [("activations", moves_activations), ("uploads", sends_uploads)])
+    sends_uploads = _follows_upload(
+        launches, comm.call.any_of("broadcast"), is_upload, matmuls.is_gemm
+    )
+    columns["moves"] = CategoryColumn.choose(
+        len(gpu), [("activations", moves_activations), ("uploads", sends_uploads)]
+    )
     # "attention" for communication of attention itself: a ring of keys and values, gathered ones,
     # or heads exchanged for positions.
-    next_to = _next_to_attention(gpu, launches, comm, is_attention, matmuls.is_gemm, moves_activations)
+    next_to = _next_to_attention(
+        gpu, launches, comm, is_attention, matmuls.is_gemm, moves_activations
+    )
     columns["next_to"] = next_to
     # 6. Exchanges of tokens with experts, and what is launched around them.
     marks = LayerMarks(is_attention, matmuls.is_gemm, kinds.any_of("ep"), next_to.present)
-    exchange, exchange_pass = read_exchanges(gpu, launches, autograd, comm, passes=comm_passes, marks=marks)
+    exchange, exchange_pass = read_exchanges(
+        gpu, launches, autograd, comm, passes=comm_passes, marks=marks
+    )
     columns |= {
         "exchange": exchange,
         "exchange_pass": exchange_pass,
@@ -198,7 +214,12 @@ def _event_classes(gpu: GpuEvents, communicates: Bools) -> CategoryColumn:
     """Return whether each event is communication, a copy or compute."""
     is_copy = gpu.text("kind").any_of("memcpy", "memset") | gpu.names.matches(KERNELS["copy"])
     return CategoryColumn.choose(
-        len(gpu), [("communication", communicates), ("copy", is_copy), ("compute", np.ones(len(gpu), np.bool_))]
+        len(gpu),
+        [
+            ("communication", communicates),
+            ("copy", is_copy),
+            ("compute", np.ones(len(gpu), np.bool_)),
+        ],
     )
 
 
@@ -208,11 +229,15 @@ def _in_differentiable_op(autograd: Autograd, communicates: Bools) -> Bools:
     A node that only holds a hook's communication has a forward without any.
     """
     in_forward = communicates & autograd.site.any_of("forward") & (autograd.sequence >= 0)
-    has_partner = np.isin(autograd.sequence, np.unique(autograd.sequence[in_forward])) & (autograd.node_row >= 0)
+    has_partner = np.isin(autograd.sequence, np.unique(autograd.sequence[in_forward])) & (
+        autograd.node_row >= 0
+    )
     return in_forward | (communicates & has_partner)
 
 
-def _follows_upload(launches: Launches, is_broadcast: Bools, is_upload: Bools, is_product: Bools) -> Bools:
+def _follows_upload(
+    launches: Launches, is_broadcast: Bools, is_upload: Bools, is_product: Bools
+) -> Bools:
     """Return the broadcasts before which large data was copied to the device, since the last matrix product.
 
     A weight update copies weights and broadcasts them. An optimizer that broadcasts what it updated
@@ -227,7 +252,12 @@ def _follows_upload(launches: Launches, is_broadcast: Bools, is_upload: Bools, i
 
 
 def _next_to_attention(  # noqa: PLR0917 - masks of the same events
-    gpu: GpuEvents, launches: Launches, comm: Collectives, is_attention: Bools, is_gemm: Bools, moves_activations: Bools
+    gpu: GpuEvents,
+    launches: Launches,
+    comm: Collectives,
+    is_attention: Bools,
+    is_gemm: Bools,
+    moves_activations: Bools,
 ) -> CategoryColumn:
     """Return ``attention`` for communication that is next to attention with no product between, on certain groups.
 
@@ -249,12 +279,16 @@ def _next_to_attention(  # noqa: PLR0917 - masks of the same events
         """Return which rows communicate and have attention of their thread as *neighbour* (-1: none)."""
         neighbour_is_attention = np.append(is_attention[order], False)[neighbour]
         neighbour_thread = np.append(thread, -1)[neighbour]
-        is_beside: Bools = communicates[order] & neighbour_is_attention & (neighbour_thread == thread)
+        is_beside: Bools = (
+            communicates[order] & neighbour_is_attention & (neighbour_thread == thread)
+        )
         return is_beside
 
     follows = is_beside_attention(previous_work)
     precedes = is_beside_attention(next_work)
-    group = np.where(comm.group.present, comm.group.codes, len(comm.group.values) + gpu.stream_number)[order]
+    group = np.where(
+        comm.group.present, comm.group.codes, len(comm.group.values) + gpu.stream_number
+    )[order]
 
     def has_any(mask: Bools) -> Bools:
         """Return whether *mask* holds for any communication of the same group."""
@@ -265,12 +299,18 @@ def _next_to_attention(  # noqa: PLR0917 - masks of the same events
     group_exchanges_after = has_any(follows & ~precedes & is_all_to_all)
     group_exchanges_before = has_any(precedes & ~follows & is_all_to_all)
     is_gathered = moves_activations[order] & comm.call.any_of("all_gather", "reduce_scatter")[order]
-    is_attentions_own = has_any(is_between) | (group_exchanges_after & group_exchanges_before) | is_gathered
+    is_attentions_own = (
+        has_any(is_between) | (group_exchanges_after & group_exchanges_before) | is_gathered
+    )
     is_marked = is_between | ((follows | precedes) & is_attentions_own)
-    return CategoryColumn.choose(len(order), [("attention", is_marked)]).spread(order, len(communicates))
+    return CategoryColumn.choose(len(order), [("attention", is_marked)]).spread(
+        order, len(communicates)
+    )
 
 
-def _next_exchange_roles(launches: Launches, comm: Collectives, role: CategoryColumn) -> CategoryColumn:
+def _next_exchange_roles(
+    launches: Launches, comm: Collectives, role: CategoryColumn
+) -> CategoryColumn:
     """Return for communication the role of the next communication, if that is on a group of the same ranks."""
     rows = launches.ordered(comm.library.present)
     current = rows[:-1]
@@ -289,7 +329,9 @@ def _next_passes_on_stream(gpu: GpuEvents, exchange_pass: CategoryColumn) -> Cat
     return CategoryColumn(exchange_pass.values, exchanges.select(code)["code"].to_numpy())
 
 
-def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, communicates: Bools) -> CategoryColumn:
+def _second_visits(
+    launches: Launches, autograd: Autograd, matmuls: Matmuls, communicates: Bools
+) -> CategoryColumn:
     """Return ``second`` for work of nodes that run a second time for the weights, ``beside`` for launches next to it.
 
     Products must show that the second run is for the weights: a graph that is kept and run through
@@ -299,8 +341,12 @@ def _second_visits(launches: Launches, autograd: Autograd, matmuls: Matmuls, com
     node = autograd.node_row
     in_node = node >= 0
     is_second = autograd.ran_before[node]
-    has_one_product = np.bincount(node[matmuls.is_gemm & in_node], minlength=len(autograd.node_of)) == 1
-    computes_wgrad = is_second & matmuls.role.any_of("wgrad") & np.append(has_one_product, False)[node]
+    has_one_product = (
+        np.bincount(node[matmuls.is_gemm & in_node], minlength=len(autograd.node_of)) == 1
+    )
+    computes_wgrad = (
+        is_second & matmuls.role.any_of("wgrad") & np.append(has_one_product, False)[node]
+    )
     if not computes_wgrad.any():
         return CategoryColumn.constant(None, size)
     # A stretch of the program's own launches ends at autograd's work and at communication. It is

@@ -55,7 +55,9 @@ class Explanation(msgspec.Struct, frozen=True):
     confidence: float
     evidence: Mapping[str, Value]
     tried: tuple[Tried, ...]  # in the order of the rules; the first that matched won
-    others: tuple[tuple[str, int], ...]  # labels of all events that the selector names, with their counts
+    others: tuple[
+        tuple[str, int], ...
+    ]  # labels of all events that the selector names, with their counts
 
     @property
     def winner(self) -> Tried | None:
@@ -68,10 +70,21 @@ class Explanation(msgspec.Struct, frozen=True):
         return plain
 
     def render(self, *, all_rules: bool = True) -> str:
-        """Return the text for a terminal; without *all_rules*, of the rules only those that match."""
+        """Return the text for a terminal.
+
+        Without *all_rules*, of the rules only those that match.
+        """
         width = max((len(name) for name in self.evidence), default=0)
         evidence = [f"  {name:<{width}}  {value}" for name, value in self.evidence.items()]
-        lines = [*self._head_lines(), "", "evidence", *evidence, "", "rules", *self._rule_lines(all_rules=all_rules)]
+        lines = [
+            *self._head_lines(),
+            "",
+            "evidence",
+            *evidence,
+            "",
+            "rules",
+            *self._rule_lines(all_rules=all_rules),
+        ]
         return "\n".join(map(one_line, lines))
 
     def _head_lines(self) -> list[str]:
@@ -97,7 +110,10 @@ class Explanation(msgspec.Struct, frozen=True):
         return lines
 
     def _rule_lines(self, *, all_rules: bool) -> list[str]:
-        """Return the rules up to the winner, and later ones that match too; without *all_rules* those that match."""
+        """Return the rules up to the winner, and later ones that match too.
+
+        Without *all_rules* those that match.
+        """
         lines = []
         has_winner = False
         for tried in self.tried:
@@ -112,7 +128,9 @@ class Explanation(msgspec.Struct, frozen=True):
         return lines if has_winner else [*lines, "  none matches: other"]
 
 
-def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = None) -> Explanation:
+def explain(
+    events: pl.DataFrame, selector: str | int, rules: RuleBook | None = None
+) -> Explanation:
     """Explain the label of one of a rank's GPU events.
 
     Args:
@@ -141,7 +159,11 @@ def explain(events: pl.DataFrame, selector: str | int, rules: RuleBook | None = 
     layer = evidence.positions.layer
     stage = classification.stage
     microbatch = classification.microbatch
-    numbers = {"stage": int(stage[row]), "microbatch": int(microbatch[row]), "layer": int(layer[row])}
+    numbers = {
+        "stage": int(stage[row]),
+        "microbatch": int(microbatch[row]),
+        "layer": int(layer[row]),
+    }
     values |= {name: number for name, number in numbers.items() if number >= 0}
     codes, counts = np.unique(decisions.label.codes[rows], return_counts=True)
     by_count = sorted(zip(codes.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1])
@@ -169,8 +191,12 @@ def _select_rows(evidence: Evidence, selector: str) -> Ints:
     if not len(rows):
         rows = np.flatnonzero(names.map(lambda name: selector.lower() in name.lower()))
     if not len(rows):
-        hint = did_you_mean(selector, LABELS, otherwise="give part of a kernel's name, a label or an event's id")
-        raise OptionError(f"no GPU event has the id, the label or a name with {selector!r}", hint=hint)
+        hint = did_you_mean(
+            selector, LABELS, otherwise="give part of a kernel's name, a label or an event's id"
+        )
+        raise OptionError(
+            f"no GPU event has the id, the label or a name with {selector!r}", hint=hint
+        )
     return rows
 
 
@@ -178,9 +204,16 @@ def _fusion_evidence(events: pl.DataFrame, kernel: str) -> dict[str, Value]:
     """Return the operators that a compiled kernel was fused from; nothing for other kernels."""
     if fused_operators(kernel) is None:
         return {}
-    ops = events.lazy().filter(pl.col("kind") == "cpu_op").select(pl.col("name").unique().cast(pl.String)).collect()
+    ops = (
+        events.lazy()
+        .filter(pl.col("kind") == "cpu_op")
+        .select(pl.col("name").unique().cast(pl.String))
+        .collect()
+    )
     op_names = ops["name"].drop_nulls().str.strip_prefix("aten::")
-    fusion = fused_operators(kernel, op_names.filter(op_names.str.contains("^[a-z0-9_]{2,40}$")).to_list())
+    fusion = fused_operators(
+        kernel, op_names.filter(op_names.str.contains("^[a-z0-9_]{2,40}$")).to_list()
+    )
     assert fusion is not None, "only the kernel's name decides that"
     kind, operators = fusion
     return {"fused_from": ", ".join(operators), "fused_into": f"{kind} kernel"}
@@ -191,7 +224,10 @@ def _try_rule(evidence: Evidence, rule: Rule, row: int, values: Mapping[str, Val
     failed = ""
     for conditions, wanted in ((rule.when, True), (rule.unless, False)):
         for column, condition in conditions.items():
-            if not failed and meets(evidence.columns[column], condition, np.array([row]))[0] != wanted:
+            if (
+                not failed
+                and meets(evidence.columns[column], condition, np.array([row]))[0] != wanted
+            ):
                 reason = f"not {_condition_text(condition)}" if wanted else "which rules it out"
                 failed = f"{column} is {_shorten(values.get(column))}, {reason}"
     return Tried(rule.name, rule.pack, rule.tier, rule.label, not failed, failed)
@@ -219,7 +255,10 @@ def describe_conditions(rule: Rule) -> str:
     >>> describe_conditions(rule)
     'name matches my_kernel; launched is true; op is not aten::mm'
     """
-    required = [f"{column} {_verb(condition)} {_condition_text(condition)}" for column, condition in rule.when.items()]
+    required = [
+        f"{column} {_verb(condition)} {_condition_text(condition)}"
+        for column, condition in rule.when.items()
+    ]
     excluded = [
         f"{column} {_verb(condition, negated=True)} {_condition_text(condition)}"
         for column, condition in rule.unless.items()

@@ -1,8 +1,9 @@
 """Replays of graphs with the launches of their capture, so that their kernels have operators, shapes and modules.
 
-Every replay gets a copy of the host's events during the capture, squeezed into the time of its graph launch, and each
-of its kernels is launched by the call that captured it. Labels are then found as for work without graphs. The copies
-serve classification alone: what is measured about the host and about launches rests on what the replay recorded.
+Every replay gets a copy of the host's events during the capture, squeezed into the time of its
+graph launch, and each of its kernels is launched by the call that captured it. Labels are then
+found as for work without graphs. The copies serve classification alone: what is measured about the
+host and about launches rests on what the replay recorded.
 """
 
 from collections import Counter
@@ -13,7 +14,13 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
-from tracekit.classify.captured_graphs import CapturedGraph, Mismatch, NodeMatch, match_nodes, read_captured_graphs
+from tracekit.classify.captured_graphs import (
+    CapturedGraph,
+    Mismatch,
+    NodeMatch,
+    match_nodes,
+    read_captured_graphs,
+)
 from tracekit.classify.names import HOST_CALLS
 from tracekit.schema import GPU_KINDS, GraphCapture, RankEvents
 
@@ -34,7 +41,8 @@ class Replays:
 
     graphs: tuple[CapturedGraph, ...]
     calls: pl.DataFrame
-    """Graph launches by time: ``replay``, ``correlation``, ``start_ns``, ``end_ns``, ``pid``, ``tid``, ``step``."""
+    """Graph launches by time: ``replay``, ``correlation``, ``start_ns``, ``end_ns``, ``pid``,
+    ``tid``, ``step``."""
     joined: pl.DataFrame
     """Columns: ``JOINED``."""
     mismatches: tuple[Mismatch, ...]
@@ -55,15 +63,23 @@ def join_replays(events: pl.DataFrame, capture: GraphCapture) -> Replays:
     graphs = read_captured_graphs(capture)
     calls, nodes = _read_replays(events)
     nodes = nodes.join(capture.blocks, on="id", how="left", maintain_order="left")
-    nodes_of = {replay: of_replay for (replay,), of_replay in nodes.partition_by("replay", as_dict=True).items()}
-    # 1. The graphs that fit each replay, and of the others the reason of the graph that comes closest.
+    nodes_of = {
+        replay: of_replay
+        for (replay,), of_replay in nodes.partition_by("replay", as_dict=True).items()
+    }
+    # 1. The graphs that fit each replay, and of the others the reason of the graph that comes
+    # closest.
     fitting: dict[int, dict[int, NodeMatch]] = {}
     reasons: dict[int, Mismatch] = {}
     for replay, of_replay in nodes_of.items():
         results = [match_nodes(graph, of_replay) for graph in graphs]
-        fitting[replay] = {i: match for i, match in enumerate(results) if isinstance(match, NodeMatch)}
+        fitting[replay] = {
+            i: match for i, match in enumerate(results) if isinstance(match, NodeMatch)
+        }
         if not fitting[replay]:
-            reasons[replay] = _closest([result for result in results if isinstance(result, Mismatch)])
+            reasons[replay] = _closest(
+                [result for result in results if isinstance(result, Mismatch)]
+            )
     # 2. One graph for each replay that some fit.
     matches: dict[int, tuple[int, NodeMatch]] = {}
     for fits, replays in _group_by_fits(fitting).items():
@@ -96,7 +112,9 @@ def join_replays(events: pl.DataFrame, capture: GraphCapture) -> Replays:
     )
 
 
-def _group_by_fits(fitting: Mapping[int, Mapping[int, NodeMatch]]) -> dict[tuple[int, ...], list[int]]:
+def _group_by_fits(
+    fitting: Mapping[int, Mapping[int, NodeMatch]],
+) -> dict[tuple[int, ...], list[int]]:
     """Return the replays by the graphs that fit them, without those that none fits."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for replay, matches in fitting.items():
@@ -112,8 +130,8 @@ def _match_cut_replays(
 ) -> dict[int, tuple[int, NodeMatch]]:
     """Join replays of which the recording has the begin or the end alone, by the names of a whole replay.
 
-    Only where a graph runs in the order of its launches does the n-th node of a part tell its launch, and only if the
-    names fit one end of one graph and nothing else.
+    Only where a graph runs in the order of its launches does the n-th node of a part tell its
+    launch, and only if the names fit one end of one graph and nothing else.
     """
     names_of_graph: dict[int, list[str]] = {}
     for replay, (graph, match) in matches.items():
@@ -125,7 +143,11 @@ def _match_cut_replays(
         candidates = []
         for graph, whole in names_of_graph.items():
             first_launches = {0, len(whole) - len(names)} if len(names) < len(whole) else set()
-            candidates += [(graph, first) for first in first_launches if whole[first : first + len(names)] == names]
+            candidates += [
+                (graph, first)
+                for first in first_launches
+                if whole[first : first + len(names)] == names
+            ]
         if len(candidates) == 1:
             ((graph, first),) = candidates
             joined[replay] = (graph, NodeMatch(first + np.arange(len(names)), None, None))
@@ -149,7 +171,17 @@ def _read_replays(events: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         .with_row_index("replay")
         .with_columns(pl.col("replay").cast(pl.Int64))
     )
-    columns = ("id", "kind", "name", "device", "stream", "bytes", "start_ns", "end_ns", "correlation")
+    columns = (
+        "id",
+        "kind",
+        "name",
+        "device",
+        "stream",
+        "bytes",
+        "start_ns",
+        "end_ns",
+        "correlation",
+    )
     nodes = (
         events.filter(pl.col("kind").is_in(GPU_KINDS))
         .select(columns)
@@ -166,11 +198,15 @@ def _closest(reasons: Sequence[Mismatch]) -> Mismatch:
     return min(reasons, key=lambda reason: abs(reason.captured - reason.replayed))
 
 
-def _choose_graphs(graphs: tuple[CapturedGraph, ...], fits: Sequence[int], replays: int) -> list[int] | None:
-    """Return the graph of each of several replays that the same graphs fit; None if that cannot be told.
+def _choose_graphs(
+    graphs: tuple[CapturedGraph, ...], fits: Sequence[int], replays: int
+) -> list[int] | None:
+    """Return the graph of each of several replays that the same graphs fit.
 
-    Graphs with the same operators and shapes, as those of the pieces of equal layers, are replayed in the order of
-    their captures.
+    None if that cannot be told.
+
+    Graphs with the same operators and shapes, as those of the pieces of equal layers, are replayed
+    in the order of their captures.
     """
     if len(fits) == 1:
         return [fits[0]] * replays
@@ -180,7 +216,9 @@ def _choose_graphs(graphs: tuple[CapturedGraph, ...], fits: Sequence[int], repla
     return list(fits) * (replays // len(fits))
 
 
-def _joined_table(nodes_of: Mapping[int, pl.DataFrame], matches: Mapping[int, tuple[int, NodeMatch]]) -> pl.DataFrame:
+def _joined_table(
+    nodes_of: Mapping[int, pl.DataFrame], matches: Mapping[int, tuple[int, NodeMatch]]
+) -> pl.DataFrame:
     """Return the nodes that are joined (``JOINED``), by replay."""
     tables = [JOINED.to_frame()]
     for replay, (graph, match) in sorted(matches.items()):
@@ -221,8 +259,12 @@ def add_captured_launches(events: pl.DataFrame, replays: Replays) -> pl.DataFram
                 start_ns=pl.Series(times[0]),
                 end_ns=pl.Series(times[1]),
                 pid=pl.lit(call["pid"], pl.Int64),
-                tid=pl.when(pl.col("tid") == graph.main_tid).then(pl.lit(call["tid"], pl.Int64)).otherwise("tid"),
-                correlation=pl.col("correlation").replace_strict(correlations, numbers, default=None),
+                tid=pl.when(pl.col("tid") == graph.main_tid)
+                .then(pl.lit(call["tid"], pl.Int64))
+                .otherwise("tid"),
+                correlation=pl.col("correlation").replace_strict(
+                    correlations, numbers, default=None
+                ),
                 external_id=pl.lit(None, pl.Int64),
                 sequence=pl.col("sequence") + next_sequence,
                 step=pl.lit(call["step"], pl.Int64),
@@ -252,7 +294,9 @@ def events_with_captured_launches(rank: RankEvents) -> pl.DataFrame:
 
 def restore_launches(labelled: pl.DataFrame, replays: Replays) -> pl.DataFrame:
     """Return labelled events with the launches that the replays recorded: those of their graphs."""
-    calls = replays.calls.select("replay", call_correlation="correlation", call_ns="start_ns", call_tid="tid")
+    calls = replays.calls.select(
+        "replay", call_correlation="correlation", call_ns="start_ns", call_tid="tid"
+    )
     of_event = replays.joined.select("id", "replay").join(calls, on="replay").drop("replay")
     restored = labelled.join(of_event, on="id", how="left", maintain_order="left").with_columns(
         correlation=pl.coalesce("call_correlation", "correlation"),
@@ -277,15 +321,17 @@ def _room_of_calls(events: pl.DataFrame, calls: pl.DataFrame) -> dict[int, int]:
     for replay, start_ns, end_ns in calls.select("replay", "start_ns", "end_ns").iter_rows():
         following = int(np.searchsorted(host_starts, end_ns, side="left"))
         is_last = following == len(host_starts)
-        room[replay] = np.iinfo(np.int64).max - start_ns if is_last else int(host_starts[following]) - start_ns
+        room[replay] = (
+            np.iinfo(np.int64).max - start_ns if is_last else int(host_starts[following]) - start_ns
+        )
     return room
 
 
 def _squeeze(host: pl.DataFrame, start_ns: int, room_ns: int) -> tuple[Ints, Ints]:
     """Return starts and ends of the copied events: their order alone, as nanoseconds from the launch on.
 
-    Times in order keep what lies in what. They need one nanosecond each, which launches have: the call takes longer for
-    each node, and the host's next event comes some time after it.
+    Times in order keep what lies in what. They need one nanosecond each, which launches have: the
+    call takes longer for each node, and the host's next event comes some time after it.
     """
     times = np.concatenate([host["start_ns"].to_numpy(), host["end_ns"].to_numpy()])
     distinct, order = np.unique(times, return_inverse=True)

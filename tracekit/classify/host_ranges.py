@@ -41,7 +41,9 @@ class Nested(NamedTuple):
     op_of: Int32s
     ann_of: Int32s
     path: Ints  # hash of the names from the outermost op down to an op; for an annotation, of the annotations
-    previous_op: Int32s  # of an op: the op before it in the same op; empty unless siblings were asked for
+    previous_op: (
+        Int32s  # of an op: the op before it in the same op; empty unless siblings were asked for
+    )
     next_op: Int32s
     point_op: Ints
     point_annotation: Ints
@@ -129,7 +131,9 @@ def nearest_marked_ancestor(parent: AnyInts, marked: Bools) -> Int32s:
     return nearest
 
 
-def nearest_named_op(parent: Int32s, is_op: Bools, name: Int32s, rows: AnyInts, wanted_name: Bools) -> Ints:
+def nearest_named_op(
+    parent: Int32s, is_op: Bools, name: Int32s, rows: AnyInts, wanted_name: Bools
+) -> Ints:
     """Return for each of *rows* the nearest op at or above it whose name is wanted; -1 where none.
 
     >>> tree = np.array([-1, 0, 1]), np.ones(3, np.bool_), np.array([0, 1, 0])
@@ -139,12 +143,19 @@ def nearest_named_op(parent: Int32s, is_op: Bools, name: Int32s, rows: AnyInts, 
     nearest = np.full(len(rows), -1, np.int64)
     if wanted_name.any():
         nesting.find_nearest_named(
-            as_int32(parent), as_flags(is_op), as_int32(name), as_flags(wanted_name), as_int64(rows), nearest
+            as_int32(parent),
+            as_flags(is_op),
+            as_int32(name),
+            as_flags(wanted_name),
+            as_int64(rows),
+            nearest,
         )
     return nearest
 
 
-def compose_paths(names: CategoryColumn, parents: AnyInts, path_hash: Ints, rows: AnyInts) -> CategoryColumn:
+def compose_paths(
+    names: CategoryColumn, parents: AnyInts, path_hash: Ints, rows: AnyInts
+) -> CategoryColumn:
     """Join the names from the outermost range down to each of *rows*; null for a negative row.
 
     Each distinct path, known by its *path_hash*, is built once.
@@ -280,7 +291,9 @@ class Ranges:
 
         -1 where none.
         """
-        return nearest_named_op(self.op_of, self.is_op, self.name.codes, rows, self.name.answers(pattern))
+        return nearest_named_op(
+            self.op_of, self.is_op, self.name.codes, rows, self.name.answers(pattern)
+        )
 
     @cached_property
     def accumulating(self) -> Ints:
@@ -525,7 +538,9 @@ def _ops_by_external_id(gpu: GpuEvents, ranges: Ranges, lost: Bools) -> Ints:
     none = np.full(len(gpu), -1, np.int64)
     if not lost.any() or gpu.is_all_null("external_id"):
         return none
-    if int((gpu.frame["external_id"] == gpu.frame["correlation"]).sum()) > _MAX_EQUAL_IDS_SHARE * len(gpu):
+    if int(
+        (gpu.frame["external_id"] == gpu.frame["correlation"]).sum()
+    ) > _MAX_EQUAL_IDS_SHARE * len(gpu):
         return none
     ids = ranges.column("external_id", np.arange(len(ranges)))
     ops = pl.DataFrame({"external_id": ids}).with_row_index("row").filter(pl.Series(ranges.is_op))

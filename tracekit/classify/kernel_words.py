@@ -1,7 +1,7 @@
 """Words that the names of operators and kernels share: what a kernel computes, without a table of kernels.
 
-``aten::gelu_backward`` launches ``GeluBackwardCUDAKernelImpl``, ``aten::cat`` launches ``CatArrayBatchedCopy``. Words
-that are in most names of either kind say nothing.
+``aten::gelu_backward`` launches ``GeluBackwardCUDAKernelImpl``, ``aten::cat`` launches
+``CatArrayBatchedCopy``. Words that are in most names of either kind say nothing.
 """
 
 import re
@@ -12,7 +12,20 @@ from tracekit.classify.names import OPERATORS
 MIN_WORD_LETTERS = 3
 """Letters from which on a word counts: shorter ones are types and template arguments."""
 COMMON_WORDS = frozenset(
-    ("aten", "native", "void", "kernel", "cuda", "hip", "impl", "functor", "forward", "backward", "launch", "const")
+    (
+        "aten",
+        "native",
+        "void",
+        "kernel",
+        "cuda",
+        "hip",
+        "impl",
+        "functor",
+        "forward",
+        "backward",
+        "launch",
+        "const",
+    )
 )
 _PRODUCT_WORD = "product"
 """Word for all names of matrix products, which have few words in common."""

@@ -20,7 +20,16 @@ kernels are launched by another thread, or other work is launched between the ca
 kernel."""
 _LAUNCH_COLUMNS = ("rank", "pid", "tid", "start_ns", "correlation", "step")
 """Columns that a kernel takes from the call that launched it."""
-CALL_COLUMNS = ("collective", "group", "group_desc", "group_ranks", "peer", "bytes", "received", "collective_seq")
+CALL_COLUMNS = (
+    "collective",
+    "group",
+    "group_desc",
+    "group_ranks",
+    "peer",
+    "bytes",
+    "received",
+    "collective_seq",
+)
 """Columns that a kernel takes from the call that contains its launch."""
 
 
@@ -47,7 +56,9 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
     on_gpu = events.select("kind", "name", "correlation", "device", "stream")
     on_gpu = on_gpu.filter(pl.col("kind").is_in(GPU_KINDS))
     is_lost = ~pl.col("correlation").is_in(on_gpu["correlation"].drop_nulls().implode())
-    is_launch = _has_name(host_calls, HOST_CALLS["launch_kernel"]) & pl.col("correlation").is_not_null()
+    is_launch = (
+        _has_name(host_calls, HOST_CALLS["launch_kernel"]) & pl.col("correlation").is_not_null()
+    )
     launches = (
         host_calls.filter(is_launch)
         .select(*_LAUNCH_COLUMNS, lost=is_lost)
@@ -55,7 +66,9 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
         .sort("start_ns")
     )
     without_launch = _messages_without_launch(calls, launches, on_gpu, _find_group_ends(events))
-    if launches["lost"].sum() <= on_gpu["correlation"].null_count():  # GPU events without a launch may be theirs
+    if (
+        launches["lost"].sum() <= on_gpu["correlation"].null_count()
+    ):  # GPU events without a launch may be theirs
         return without_launch
     lost = _kernels_of_lost_launches(launches, calls, host_calls).with_columns(
         device=pl.lit(on_gpu["device"].first(), pl.Int32),
@@ -65,7 +78,9 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([conform(lost, EVENTS), without_launch])
 
 
-def _kernels_of_lost_launches(launches: pl.DataFrame, calls: pl.DataFrame, host_calls: pl.DataFrame) -> pl.DataFrame:
+def _kernels_of_lost_launches(
+    launches: pl.DataFrame, calls: pl.DataFrame, host_calls: pl.DataFrame
+) -> pl.DataFrame:
     """Return a kernel for each lost launch that communicates; launches into a graph run nothing.
 
     Args:
@@ -82,9 +97,13 @@ def _kernels_of_lost_launches(launches: pl.DataFrame, calls: pl.DataFrame, host_
     calls = calls.sort("call_start_ns")
     launch_ns = pl.col("start_ns")
     candidates = (
-        launches.with_columns(previous_ns=launch_ns.shift(1).over("tid"), next_ns=launch_ns.shift(-1).over("tid"))
+        launches.with_columns(
+            previous_ns=launch_ns.shift(1).over("tid"), next_ns=launch_ns.shift(-1).over("tid")
+        )
         .filter("lost")
-        .join_asof(calls, left_on="start_ns", right_on="call_start_ns", by="tid", check_sortedness=False)
+        .join_asof(
+            calls, left_on="start_ns", right_on="call_start_ns", by="tid", check_sortedness=False
+        )
         .join_asof(captures, on="start_ns", by="tid", check_sortedness=False)
         .filter(~pl.col("capturing").fill_null(False))
     )
@@ -137,12 +156,22 @@ def _messages_without_launch(
     NCCL's group.
     """
     kernels = on_gpu.select("correlation", for_messages=_has_name(on_gpu, MESSAGE_KERNEL_PATTERN))
-    launched = launches.join(kernels.drop_nulls().unique("correlation"), on="correlation", how="left")
-    launched = launched.select("tid", "start_ns", "for_messages", next_launch="correlation", launch_ns="start_ns")
-    is_message = (pl.col("kind") == "cpu_op") & pl.col("collective").cast(pl.String).str.contains(MESSAGE_PATTERN)
+    launched = launches.join(
+        kernels.drop_nulls().unique("correlation"), on="correlation", how="left"
+    )
+    launched = launched.select(
+        "tid", "start_ns", "for_messages", next_launch="correlation", launch_ns="start_ns"
+    )
+    is_message = (pl.col("kind") == "cpu_op") & pl.col("collective").cast(pl.String).str.contains(
+        MESSAGE_PATTERN
+    )
     messages = calls.filter(is_message).sort("start_ns")
     messages = messages.join_asof(
-        launched.sort("start_ns"), on="start_ns", by="tid", strategy="forward", check_sortedness=False
+        launched.sort("start_ns"),
+        on="start_ns",
+        by="tid",
+        strategy="forward",
+        check_sortedness=False,
     )
     messages = messages.join_asof(groups, on="start_ns", by="tid", check_sortedness=False)
     in_group = pl.col("group_end_ns") > pl.col("start_ns")
@@ -151,7 +180,11 @@ def _messages_without_launch(
     batches = messages.drop_nulls("for_messages").n_unique(batch)
     is_later = (pl.col("launch_ns") > pl.col("group_end_ns")).fill_null(False)
     unlaunched = messages.filter(~pl.col("for_messages") | is_later)
-    if unlaunched.is_empty() or unlaunched.n_unique(batch) > 1 + MAX_UNLAUNCHED_SHARE * batches or batches < 3:
+    if (
+        unlaunched.is_empty()
+        or unlaunched.n_unique(batch) > 1 + MAX_UNLAUNCHED_SHARE * batches
+        or batches < 3
+    ):
         return EVENTS.to_frame()
     first_number = launches["correlation"].max() + 1  # type: ignore[operator]
     lost = (

@@ -39,7 +39,9 @@ _TURNS = ("first", "second")
 _RATIOS = ("once", "twice", "odd")
 
 
-def turns_and_halves(products: Bools, node: Ints, launch_ns: Ints) -> tuple[CategoryColumn, CategoryColumn]:
+def turns_and_halves(
+    products: Bools, node: Ints, launch_ns: Ints
+) -> tuple[CategoryColumn, CategoryColumn]:
     """Return the turn of each product in its node, and the half of its node's products that it is in.
 
     Turns alternate: first, second, first, second, and so on. The half is null where the number of
@@ -58,7 +60,9 @@ def turns_and_halves(products: Bools, node: Ints, launch_ns: Ints) -> tuple[Cate
     return turns, halves
 
 
-def backward_forward_ratio(products: Bools, node: Ints, sequence: Ints, forward: Bools) -> CategoryColumn:
+def backward_forward_ratio(
+    products: Bools, node: Ints, sequence: Ints, forward: Bools
+) -> CategoryColumn:
     """Compare the number of a node's products with that of its forward: ``once`` as many, ``twice``, or ``odd``.
 
     Args:
@@ -72,10 +76,16 @@ def backward_forward_ratio(products: Bools, node: Ints, sequence: Ints, forward:
         trace.
     """
     rows = np.flatnonzero(products & (node >= 0))
-    numbers, forward_counts = np.unique(sequence[products & forward & (sequence >= 0)], return_counts=True)
+    numbers, forward_counts = np.unique(
+        sequence[products & forward & (sequence >= 0)], return_counts=True
+    )
     own_count = np.bincount(node[rows])[node[rows]]
     forward_count = take_or_missing(forward_counts, find_sorted(sequence[rows], numbers))
-    ratio = np.select([forward_count < 0, own_count == forward_count, own_count == 2 * forward_count], [-1, 0, 1], 2)
+    ratio = np.select(
+        [forward_count < 0, own_count == forward_count, own_count == 2 * forward_count],
+        [-1, 0, 1],
+        2,
+    )
     return CategoryColumn(_RATIOS, ratio).spread(rows, len(products))
 
 
@@ -86,7 +96,9 @@ def match_owed(owing: Bools, candidates: Bools, time: Ints) -> Bools:
     the balance does not fall below zero.
     """
     order = np.argsort(time, kind="stable")
-    balance = np.cumsum(owing[order].astype(np.int64)) - np.cumsum(candidates[order].astype(np.int64))
+    balance = np.cumsum(owing[order].astype(np.int64)) - np.cumsum(
+        candidates[order].astype(np.int64)
+    )
     return mask_of_rows(len(time), order, candidates[order] & (balance >= 0))
 
 
@@ -105,14 +117,20 @@ class Matmuls(NamedTuple):
     whole: Bools  # products without the kernels that only add up the parts of a product
     ratio: CategoryColumn  # number of a node's products compared with its forward's: "once", "twice", "odd"
     role: CategoryColumn  # "forward", "dgrad", "wgrad", "optimizer"
-    after: CategoryColumn  # of any event: role of the product that the op before its own op computed
+    after: (
+        CategoryColumn  # of any event: role of the product that the op before its own op computed
+    )
     evidence: CategoryColumn
     """One of "operands", "shapes", "order", "consumer", "transpose", "owed", "layout", "pass",
     "convolution"."""
 
 
 def read_matmuls(
-    gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, graph_products: GraphProducts
+    gpu: GpuEvents,
+    ranges: Ranges,
+    launches: Launches,
+    autograd: Autograd,
+    graph_products: GraphProducts,
 ) -> Matmuls:
     """Find the role of every matrix product.
 
@@ -139,7 +157,14 @@ def read_matmuls(
     )
     index = np.where(kernels.is_gemm, find_sorted(kernels.call, calls), -1)
     roles = FirstEvidence(call_roles.value.take(index), call_roles.evidence.take(index))
-    _fill_kernel_roles(roles, kernels, gpu.names, launches, autograd, owing=kernels.without_op & ratio.any_of("once"))
+    _fill_kernel_roles(
+        roles,
+        kernels,
+        gpu.names,
+        launches,
+        autograd,
+        owing=kernels.without_op & ratio.any_of("once"),
+    )
 
     convolution = convolution_roles(gpu, ranges, launches)
     by_convolution = CategoryColumn.choose(len(gpu), [("convolution", convolution.present)])
@@ -171,7 +196,9 @@ class _ProductKernels(NamedTuple):
 def _find_product_kernels(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> _ProductKernels:
     """Find the matrix products: kernels that a product op launched, and those with the name of one."""
     call = ranges.op_around(launches.op, OPERATORS["product"])
-    has_product_name = gpu.names.matches(MATMUL_KERNELS) & ~gpu.names.matches(KERNELS["fused_attention"])
+    has_product_name = gpu.names.matches(MATMUL_KERNELS) & ~gpu.names.matches(
+        KERNELS["fused_attention"]
+    )
     is_gemm = gpu.is_kernel & ((call >= 0) | has_product_name)
     return _ProductKernels(call, is_gemm, whole=is_gemm & ~gpu.names.matches(r"(?i)split_?k"))
 
@@ -198,7 +225,9 @@ def _fill_kernel_roles(
     is_gemm = kernels.is_gemm
     without_op = kernels.without_op
     in_backward = autograd.site.any_of("backward")
-    roles.fill_mask("order", "wgrad", _fused_weight_gradients(roles.value, without_op, autograd.node_row))
+    roles.fill_mask(
+        "order", "wgrad", _fused_weight_gradients(roles.value, without_op, autograd.node_row)
+    )
 
     # In these nodes layouts do not tell the gradients apart.
     layouts_tell = ~autograd.node.matches(rf"(?i)conv|{NODES['batched_product']}")
@@ -218,7 +247,9 @@ def _fill_kernel_roles(
     if in_backward.any() and not autograd.active:
         # The backward is known by its thread: elsewhere nothing is dgrad.
         no_op_layout = no_op_layout.where(~autograd.site.present & ~no_op_layout.any_of("dgrad"))
-    is_lone = _lone_input_gradients(launches.ordered(no_op_layout.present), no_op_layout, launches.replay)
+    is_lone = _lone_input_gradients(
+        launches.ordered(no_op_layout.present), no_op_layout, launches.replay
+    )
     roles.fill("layout", no_op_layout.where(~is_lone))
 
 
@@ -300,7 +331,9 @@ def _layouts_without_ops(layout: CategoryColumn) -> CategoryColumn:
     return layout if is_trusted else CategoryColumn.constant(None, len(layout))
 
 
-def _roles_of_previous_op(ranges: Ranges, outer: Ints, role: CategoryColumn, ops: Ints) -> CategoryColumn:
+def _roles_of_previous_op(
+    ranges: Ranges, outer: Ints, role: CategoryColumn, ops: Ints
+) -> CategoryColumn:
     """Return for each of *ops* the role of the product that the op before it computed.
 
     *outer* are the outermost ops of the products that have a *role*.
@@ -330,7 +363,12 @@ def roles_by_layout(names: CategoryColumn) -> CategoryColumn:
 
 
 def _call_roles(
-    autograd: Autograd, calls: Ints, outer: Ints, *, graph_products: GraphProducts, nodes_without_op: Ints
+    autograd: Autograd,
+    calls: Ints,
+    outer: Ints,
+    *,
+    graph_products: GraphProducts,
+    nodes_without_op: Ints,
 ) -> FirstEvidence:
     """Find the roles of the ops that launched products.
 
@@ -347,7 +385,9 @@ def _call_roles(
     """
     ranges = autograd.ranges
     rerun = autograd.rerun[calls] >= 0
-    node = np.where(rerun, -1, autograd.node_of[calls])  # forward work that runs again is no part of its node
+    node = np.where(
+        rerun, -1, autograd.node_of[calls]
+    )  # forward work that runs again is no part of its node
     in_node = node >= 0
     made_node_that_ran = (autograd.differentiable[calls] >= 0) & ~rerun
     roles = FirstEvidence.empty(len(calls))
@@ -366,7 +406,9 @@ def _call_roles(
     in_linear = ranges.op_around(calls, r"^aten::linear\Z") >= 0
     # Not ~in_node, which holds for reruns too: they are inside the engine, whatever ``node`` says.
     roles.fill_mask("pass", "forward", in_linear & (autograd.node_of[calls] < 0) & autograd.active)
-    called_like_forward = np.isin(ranges.path[calls], ranges.path[calls[made_node_that_ran]]) | in_linear
+    called_like_forward = (
+        np.isin(ranges.path[calls], ranges.path[calls[made_node_that_ran]]) | in_linear
+    )
     may_be_owed = ~in_node & ~(called_like_forward | rerun)
     # A custom node with one product computed dgrad alone, and left its wgrad to a product outside
     # the engine, unless it also multiplied without an operator, which computes its wgrad.
@@ -426,14 +468,20 @@ def _nodes_followed_by_transpose(autograd: Autograd) -> Ints:
     # For each transpose the last run before it of the product whose number is one or two higher.
     runs = [
         transposes.with_columns(pl.col("sequence") + step).join_asof(
-            products, on="start", by=["thread", "sequence"], strategy="backward", check_sortedness=False
+            products,
+            on="start",
+            by=["thread", "sequence"],
+            strategy="backward",
+            check_sortedness=False,
         )
         for step in (1, 2)
     ]
     return pl.concat(runs)["row"].drop_nulls().to_numpy().astype(np.int64)
 
 
-def _roles_by_use(ranges: Ranges, outer: Ints, node: Ints, count: Ints) -> tuple[CategoryColumn, CategoryColumn]:
+def _roles_by_use(
+    ranges: Ranges, outer: Ints, node: Ints, count: Ints
+) -> tuple[CategoryColumn, CategoryColumn]:
     """Return the roles of a custom node's products by what uses the result, and by transposed operands.
 
     A product whose result is added in place is the gradient of a weight, and so is one of whose
@@ -455,7 +503,9 @@ def _split_node(node: Ints, is_layer: Bools, marked: Bools) -> CategoryColumn:
     marked_count = np.bincount(number, weights=marked)[number]
     count = np.bincount(number)[number]
     is_split = is_layer & (marked_count > 0) & (marked_count < count)
-    return CategoryColumn.choose(len(node), [("wgrad", is_split & marked), ("dgrad", is_split & ~marked)])
+    return CategoryColumn.choose(
+        len(node), [("wgrad", is_split & marked), ("dgrad", is_split & ~marked)]
+    )
 
 
 def _outermost_ops(ranges: Ranges, calls: Ints) -> Ints:

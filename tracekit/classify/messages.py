@@ -59,7 +59,11 @@ def format_messages(messages: pl.Series) -> pl.Series:
     message = pl.element().struct
     direction = pl.when(message.field("send")).then(pl.lit("send")).otherwise(pl.lit("recv"))
     peer = message.field("peer").cast(pl.String).fill_null("?")
-    texts = messages.rename("p2p").to_frame().select(pl.col("p2p").list.eval(pl.format("{}:{}", direction, peer)))
+    texts = (
+        messages.rename("p2p")
+        .to_frame()
+        .select(pl.col("p2p").list.eval(pl.format("{}:{}", direction, peer)))
+    )
     return texts.select(pl.col("p2p").list.join(",")).to_series()
 
 
@@ -70,7 +74,10 @@ def parse_group_ranks(group_ranks: pl.Series) -> pl.DataFrame:
     [('[0,4]', [0, 4], True), ('[0,1,...]', [0, 1], False)]
     """
     texts = CategoryColumn.from_series(group_ranks).values
-    rows = [(text, list_ranks(text), _RANK_LIST.fullmatch(text.replace(" ", "")) is not None) for text in texts]
+    rows = [
+        (text, list_ranks(text), _RANK_LIST.fullmatch(text.replace(" ", "")) is not None)
+        for text in texts
+    ]
     return pl.DataFrame(rows, schema=GROUP_MEMBERS, orient="row")
 
 
@@ -110,10 +117,17 @@ def point_to_point_messages(gpu: GpuEvents, ranges: Ranges, launches: Launches) 
     kernels = launches.ordered(is_p2p & launches.has_call & (launches.tid >= 0))
     # The first of the kernels that the thread of each message launched after the message was
     # issued.
-    launched = pl.DataFrame({"kernel": kernels, "tid": launches.tid[kernels], "launch_ns": launches.start_ns[kernels]})
+    launched = pl.DataFrame(
+        {"kernel": kernels, "tid": launches.tid[kernels], "launch_ns": launches.start_ns[kernels]}
+    )
     issued = ranges.source.frame.select("collective", "peer", "tid", "start_ns")[ranges.rows[calls]]
     issued = issued.with_columns(pl.col("tid").cast(pl.Int64)).join_asof(
-        launched, left_on="start_ns", right_on="launch_ns", by="tid", strategy="forward", check_sortedness=False
+        launched,
+        left_on="start_ns",
+        right_on="launch_ns",
+        by="tid",
+        strategy="forward",
+        check_sortedness=False,
     )
     sends = pl.col("collective").cast(pl.String).str.strip_prefix("i") == "send"
     by_kernel = (

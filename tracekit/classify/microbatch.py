@@ -35,7 +35,9 @@ class Place(msgspec.Struct, frozen=True):
 class PipelineRanges(msgspec.Struct, frozen=True):
     """The pipeline annotations around an event."""
 
-    forward: Place | None = None  # work of a forward event: of the innermost range of a single piece, else of a block
+    forward: Place | None = (
+        None  # work of a forward event: of the innermost range of a single piece, else of a block
+    )
     backward: Place | None = None  # the same of a backward event
     message: Place | None = None  # of the innermost range of a message: what it carries
     block: str | None = None  # name of the block
@@ -58,7 +60,10 @@ def parse_path(path: str) -> PipelineRanges:
             work, message = (work, position) if single[2] else (position, message)
         elif double := _BLOCK_RANGE.fullmatch(name):
             block = double[1]
-            halves = Place("F", int(double[2]), int(double[3])), Place(double[5], int(double[4]), int(double[6]))
+            halves = (
+                Place("F", int(double[2]), int(double[3])),
+                Place(double[5], int(double[4]), int(double[6])),
+            )
     forward, backward = halves if halves and not work else (work, work)
     return PipelineRanges(forward, backward, message, block)
 
@@ -68,8 +73,12 @@ def find_places(evidence: Evidence, decisions: Decisions) -> tuple[Ints, Ints]:
     annotations = evidence.text("annotations")
     # One row per distinct path, and last for none: stage and micro-batch for forward work, then for
     # backward work.
-    places = np.array([*map(_places_in_path, annotations.values), (-1,) * 4], np.int64).reshape(-1, 4)
-    forward_stage, forward_microbatch, backward_stage, backward_microbatch = annotations.look_up(places).T
+    places = np.array([*map(_places_in_path, annotations.values), (-1,) * 4], np.int64).reshape(
+        -1, 4
+    )
+    forward_stage, forward_microbatch, backward_stage, backward_microbatch = annotations.look_up(
+        places
+    ).T
     is_backward = decisions.passes.fill(evidence.text("comm_pass")).any_of("backward")
     stage = np.where(is_backward, backward_stage, forward_stage)
     microbatch = np.where(is_backward, backward_microbatch, forward_microbatch)

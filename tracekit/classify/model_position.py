@@ -21,12 +21,21 @@ from tracekit._loops.nesting import ANNOTATION
 from tracekit._util.arrays import Bools, Int32s, Ints, find_sorted, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.autograd import Autograd
-from tracekit.classify.host_ranges import GpuEvents, Launches, Nested, compose_paths, nearest_marked_ancestor, nest
+from tracekit.classify.host_ranges import (
+    GpuEvents,
+    Launches,
+    Nested,
+    compose_paths,
+    nearest_marked_ancestor,
+    nest,
+)
 
 MODULE_PREFIX = "nn.Module: "
 """Prefix of a module call in the profiler's trace: ``nn.Module: Linear_3`` is the fourth module of
 that class."""
-LAYER_NUMBER = re.compile(r"(?:(?:layers?|blocks?)[\s._#:=\[(-]*|(?<![a-z])h[.\[])(\d{1,5})(?!\d)", re.IGNORECASE)
+LAYER_NUMBER = re.compile(
+    r"(?:(?:layers?|blocks?)[\s._#:=\[(-]*|(?<![a-z])h[.\[])(\d{1,5})(?!\d)", re.IGNORECASE
+)
 """A layer's number in a name: ``layer 3``, ``model.layers.3.mlp``, ``TransformerBlock_3``,
 ``transformer.h.3``."""
 _HOOK = re.compile(r"(?:^|[^a-z])(pre|post)_(forward|backward) \((.+)\)$")
@@ -90,7 +99,9 @@ class Frames:
 
         Null for a negative one.
         """
-        return compose_paths(CategoryColumn(self.names, self.name_index), self.parent, self._nested.path, frames)
+        return compose_paths(
+            CategoryColumn(self.names, self.name_index), self.parent, self._nested.path, frames
+        )
 
     def _nest(self, tid: Ints, time_ns: Ints) -> Nested:
         """Nest the frames, and find the frames around points.
@@ -118,7 +129,9 @@ def module_frames(events: pl.DataFrame) -> pl.DataFrame:
     """Return the calls of modules among *events*, named by class and number such as ``Linear_3``."""
     python = events.lazy().filter(pl.col("kind") == "python").select(_COLUMNS).collect()
     names = python["name"].cast(pl.String)
-    return python.with_columns(name=names.str.strip_prefix(MODULE_PREFIX)).filter(names.str.starts_with(MODULE_PREFIX))
+    return python.with_columns(name=names.str.strip_prefix(MODULE_PREFIX)).filter(
+        names.str.starts_with(MODULE_PREFIX)
+    )
 
 
 def layer_ranges(events: pl.DataFrame) -> pl.DataFrame:
@@ -135,7 +148,11 @@ def layer_ranges(events: pl.DataFrame) -> pl.DataFrame:
     distinct = ranges["name"].unique().drop_nulls().to_list()
     numbered = [name for name in distinct if layer_number(name) is not None]
     ranges = ranges.filter(pl.col("name").is_in(numbered))
-    hook_names = [(name, *match.groups()) for name in numbered if (match := _HOOK.search(name[-_MAX_NAME_LETTERS:]))]
+    hook_names = [
+        (name, *match.groups())
+        for name in numbered
+        if (match := _HOOK.search(name[-_MAX_NAME_LETTERS:]))
+    ]
     if not hook_names:
         return ranges
     hook_table = pl.DataFrame(
@@ -148,7 +165,12 @@ def layer_ranges(events: pl.DataFrame) -> pl.DataFrame:
     before = hooks.filter(pl.col("side") == "pre").select(*keys, "start_ns")
     after = hooks.filter(pl.col("side") == "post").select(*keys, "end_ns", after_ns="start_ns")
     passes = before.join_asof(
-        after, left_on="start_ns", right_on="after_ns", by=keys, strategy="forward", check_sortedness=False
+        after,
+        left_on="start_ns",
+        right_on="after_ns",
+        by=keys,
+        strategy="forward",
+        check_sortedness=False,
     )
     passes = passes.drop_nulls("end_ns").rename({"path": "name"})
     return pl.concat([ranges, passes.select(_COLUMNS)])
@@ -229,9 +251,17 @@ def module_layers(frames: Frames, own_ns: Ints) -> Ints:
     layer_class = _layer_class(_module_classes(frames, own_ns), int(own_ns.sum()))
     if layer_class is None:
         return np.full(len(frames), -1, np.int64)
-    instances = {name: int(name[len(layer_class) + 1 :]) for name in frames.names if _class_of(name) == layer_class}
-    layer_of_instance = {instance: layer for layer, instance in enumerate(sorted(set(instances.values())))}
-    layer_of_name = [layer_of_instance[instances[name]] if name in instances else -1 for name in frames.names]
+    instances = {
+        name: int(name[len(layer_class) + 1 :])
+        for name in frames.names
+        if _class_of(name) == layer_class
+    }
+    layer_of_instance = {
+        instance: layer for layer, instance in enumerate(sorted(set(instances.values())))
+    }
+    layer_of_name = [
+        layer_of_instance[instances[name]] if name in instances else -1 for name in frames.names
+    ]
     layer = np.array(layer_of_name, np.int64)[frames.name_index]
     # A call of the class inside a call of the class is a part of that layer, not a layer.
     parent_is_layer = np.where(frames.parent >= 0, layer[frames.parent], -1) >= 0
@@ -253,13 +283,16 @@ def _module_classes(frames: Frames, own_ns: Ints) -> pl.DataFrame:
     parent = frames.parent
     depth = _depths(frames.parent)
     inclusive_ns = own_ns.copy()
-    for level in range(int(depth.max(initial=0)), 0, -1):  # add the time of all calls of a level to their callers
+    for level in range(
+        int(depth.max(initial=0)), 0, -1
+    ):  # add the time of all calls of a level to their callers
         rows = np.flatnonzero(depth == level)
         np.add.at(inclusive_ns, parent[rows], inclusive_ns[rows])
     calls_modules = np.zeros(len(frames), np.bool_)
     calls_modules[parent[parent >= 0]] = True
     class_of_name = pl.Series(
-        [_class_of(name) if _INSTANCE_NUMBER.search(name) else "" for name in frames.names], dtype=pl.String
+        [_class_of(name) if _INSTANCE_NUMBER.search(name) else "" for name in frames.names],
+        dtype=pl.String,
     )
     class_name = class_of_name.gather(frames.name_index)
     parent_class = class_name.gather(np.maximum(parent, 0)) if len(class_name) else class_name
@@ -278,8 +311,14 @@ def _module_classes(frames: Frames, own_ns: Ints) -> pl.DataFrame:
     ).filter(pl.col("name") != "")
     modules_per_parent = calls.group_by("name", "parent").agg(siblings=pl.col("module").n_unique())
     siblings = modules_per_parent.group_by("name").agg(pl.col("siblings").max())
-    classes = calls.group_by("name").agg(pl.col("depth").min(), pl.col("leaf").mean(), pl.col("ns", "gpu_ns").sum())
-    return classes.join(siblings, on="name").sort("depth", -pl.col("ns"), "name").with_columns(pl.col("leaf") > 0.5)
+    classes = calls.group_by("name").agg(
+        pl.col("depth").min(), pl.col("leaf").mean(), pl.col("ns", "gpu_ns").sum()
+    )
+    return (
+        classes.join(siblings, on="name")
+        .sort("depth", -pl.col("ns"), "name")
+        .with_columns(pl.col("leaf") > 0.5)
+    )
 
 
 def _depths(parent: Int32s) -> Ints:
@@ -297,8 +336,12 @@ def _layer_class(classes: pl.DataFrame, total_ns: int) -> str | None:
 
     None if no class of several modules side by side holds most of the time.
     """
-    repeated = classes.filter((pl.col("siblings") > 1) & (pl.col("gpu_ns") >= MIN_COMPUTE_SHARE * total_ns))
-    candidates = repeated.filter(~pl.col("leaf") | pl.col("leaf").all())  # leaves only if there is nothing else
+    repeated = classes.filter(
+        (pl.col("siblings") > 1) & (pl.col("gpu_ns") >= MIN_COMPUTE_SHARE * total_ns)
+    )
+    candidates = repeated.filter(
+        ~pl.col("leaf") | pl.col("leaf").all()
+    )  # leaves only if there is nothing else
     if candidates.is_empty():
         return None
     is_inside = pl.col("depth") >= pl.col("depth").first()  # the first is the outermost
@@ -326,7 +369,13 @@ class Positions(NamedTuple):
 
 
 def find_positions(
-    events: pl.DataFrame, gpu: GpuEvents, launches: Launches, autograd: Autograd, *, is_forward: Bools, by_engine: Bools
+    events: pl.DataFrame,
+    gpu: GpuEvents,
+    launches: Launches,
+    autograd: Autograd,
+    *,
+    is_forward: Bools,
+    by_engine: Bools,
 ) -> Positions:
     """Return the position of every GPU event of one rank.
 
@@ -343,7 +392,9 @@ def find_positions(
     ranges = Frames.of(layer_ranges(events))
     creators = node_creators(autograd) if len(calls) or len(ranges) else pl.DataFrame()
     by_engine = by_engine | (autograd.node_row >= 0)
-    placement = Placement(launches.tid, launches.start_ns, by_engine, autograd.node, autograd.sequence, creators)
+    placement = Placement(
+        launches.tid, launches.start_ns, by_engine, autograd.node, autograd.sequence, creators
+    )
     call = placement.frames(calls)
     named_range = placement.frames(ranges)
     own_ns = np.bincount(call[call >= 0], forward_ns[call >= 0], len(calls)).astype(np.int64)
@@ -355,7 +406,11 @@ def find_positions(
     placed_ns = [int(forward_ns[layer >= 0].sum()) for layer in layers]
     best = int(placed_ns[0] < MIN_STACK_TO_NAME_RATIO * placed_ns[1])
     source, frame, _ = candidates[best]
-    if not placed_ns[best] or placed_ns[best] < MIN_COMPUTE_SHARE * forward_ns.sum() or layers[best].max() < 1:
+    if (
+        not placed_ns[best]
+        or placed_ns[best] < MIN_COMPUTE_SHARE * forward_ns.sum()
+        or layers[best].max() < 1
+    ):
         nothing = np.full(len(call), -1, np.int64)
         return Positions(calls.paths(call), nothing, CategoryColumn.constant(None, len(call)))
     layer_from = CategoryColumn.choose(len(call), [(source, frame != UNKNOWN_FRAME)])
@@ -373,9 +428,13 @@ class Placement(NamedTuple):
     by_engine: Bools  # autograd's engine launched it
     node: CategoryColumn  # autograd node that launched it
     sequence: Ints  # autograd sequence number, -1 where none
-    creators: pl.DataFrame  # ``sequence, tid, start_ns`` of the operators that created nodes, by start
+    creators: (
+        pl.DataFrame
+    )  # ``sequence, tid, start_ns`` of the operators that created nodes, by start
 
-    def frames(self, frames: Frames, *, by_launch: Bools | None = None, by_sequence: bool = True) -> Ints:
+    def frames(
+        self, frames: Frames, *, by_launch: Bools | None = None, by_sequence: bool = True
+    ) -> Ints:
         """Return the frame of every GPU event: around its launch, else around the forward operator of its node.
 
         Args:
@@ -397,7 +456,9 @@ class Placement(NamedTuple):
 
     def _frames_by_sequence(self, frames: Frames) -> Ints:
         """Return the frame of the operator that created each event's autograd node, found by sequence number."""
-        around_creator = frames.around(self.creators["tid"].to_numpy(), self.creators["start_ns"].to_numpy())
+        around_creator = frames.around(
+            self.creators["tid"].to_numpy(), self.creators["start_ns"].to_numpy()
+        )
         # Every thread has its own sequence numbers: a number that two threads used is ambiguous.
         by_sequence = (
             self.creators.with_columns(frame=around_creator)
@@ -406,7 +467,9 @@ class Placement(NamedTuple):
             .filter(pl.col("threads") == 1)
         )
         sequences = pl.DataFrame({"sequence": self.sequence})
-        frame = sequences.join(by_sequence, on="sequence", how="left", maintain_order="left")["frame"]
+        frame = sequences.join(by_sequence, on="sequence", how="left", maintain_order="left")[
+            "frame"
+        ]
         return frame.fill_null(UNKNOWN_FRAME).to_numpy()
 
     def _with_accumulation(self, frame: Ints) -> Ints:
@@ -424,7 +487,9 @@ class Placement(NamedTuple):
         )["frame"]
         is_open = accumulates[order] & (frame[order] < 0)
         filled = frame.copy()
-        filled[order] = np.where(is_open, last_known.fill_null(UNKNOWN_FRAME).to_numpy(), frame[order])
+        filled[order] = np.where(
+            is_open, last_known.fill_null(UNKNOWN_FRAME).to_numpy(), frame[order]
+        )
         return filled
 
 
@@ -435,4 +500,6 @@ def node_creators(autograd: Autograd) -> pl.DataFrame:
     rows = np.unique(differentiable[differentiable >= 0])
     rows = rows[np.argsort(ranges.start(rows), kind="stable")]
     tid = ranges.column("tid", rows).fill_null(-1).cast(pl.Int64)
-    return pl.DataFrame({"sequence": ranges.sequence[rows], "tid": tid, "start_ns": ranges.start(rows)})
+    return pl.DataFrame(
+        {"sequence": ranges.sequence[rows], "tid": tid, "start_ns": ranges.start(rows)}
+    )

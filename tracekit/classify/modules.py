@@ -96,7 +96,9 @@ def usual_projections(stretches: Iterable[Stretch]) -> tuple[Width, ...]:
 
     Empty if none is proven.
     """
-    between = [stretch for stretch in stretches if stretch.before_attention and stretch.feed_forward_end]
+    between = [
+        stretch for stretch in stretches if stretch.before_attention and stretch.feed_forward_end
+    ]
     counts = Counter(stretch.widths[stretch.feed_forward_end :] for stretch in between)
     return counts.most_common(1)[0][0] if counts else ()
 
@@ -131,10 +133,14 @@ class Products:
         agreed = np.where(self.size.known & (agreed[key] < len(module.values)), agreed[key], -1)
         return CategoryColumn(module.values, agreed).spread(self.rows, len(module))
 
-    def modules_by_repetition(self, evidence: Evidence, module: CategoryColumn, is_forward: Bools) -> CategoryColumn:
+    def modules_by_repetition(
+        self, evidence: Evidence, module: CategoryColumn, is_forward: Bools
+    ) -> CategoryColumn:
         """Return the modules of forward products by the widths between two attentions."""
         is_attention = _is_attention(evidence, self.rows, is_forward)
-        neighbourhoods = _Neighbourhoods.find(evidence, is_attention, module.any_of("mlp"), is_forward)
+        neighbourhoods = _Neighbourhoods.find(
+            evidence, is_attention, module.any_of("mlp"), is_forward
+        )
         # One product per operator call: helper kernels share it with the product.
         kernels = np.flatnonzero((neighbourhoods.number[self.rows] >= 0) & ~is_attention[self.rows])
         begins_call = (self.call[kernels] < 0) | (np.diff(self.call[kernels], prepend=-2) != 0)
@@ -152,7 +158,13 @@ class Products:
 
     def _stretches(self, products: Ints, neighbourhoods: _Neighbourhoods) -> list[Stretch]:
         """Return the *products*, which are in launch order, as stretches between two attentions."""
-        widths = list(zip(self.size.inner[products].tolist(), self.size.columns[products].tolist(), strict=True))
+        widths = list(
+            zip(
+                self.size.inner[products].tolist(),
+                self.size.columns[products].tolist(),
+                strict=True,
+            )
+        )
         number = neighbourhoods.number[self.rows[products]]
         edges = [*np.flatnonzero(np.diff(number, prepend=-1)).tolist(), len(products)]
         stretches = []
@@ -181,7 +193,9 @@ class _Neighbourhoods:
     has_activation: Bools
 
     @classmethod
-    def find(cls, evidence: Evidence, is_attention: Bools, is_activation: Bools, is_forward: Bools) -> _Neighbourhoods:
+    def find(
+        cls, evidence: Evidence, is_attention: Bools, is_activation: Bools, is_forward: Bools
+    ) -> _Neighbourhoods:
         """Divide the forward events."""
         events = evidence.launches.by_thread(evidence.launches.ordered(is_forward))
         thread = evidence.launches.thread[events]
@@ -191,7 +205,9 @@ class _Neighbourhoods:
         number[events] = np.cumsum(begins_stretch) - 1
         first = events[np.flatnonzero(begins_stretch)]
         after_attention = is_attention[first]
-        is_next_on_thread = np.append(np.diff(evidence.launches.thread[first]) == 0, False)[: len(first)]
+        is_next_on_thread = np.append(np.diff(evidence.launches.thread[first]) == 0, False)[
+            : len(first)
+        ]
         next_is_attention = np.append(after_attention[1:], False)[: len(first)]
         activations = np.bincount(number[events], is_activation[events], len(first))
         return cls(number, after_attention, next_is_attention & is_next_on_thread, activations > 0)
@@ -204,13 +220,17 @@ def _is_attention(evidence: Evidence, products: Ints, is_forward: Bools) -> Bool
     """Return the mask of attention itself: kernels and operators of that name, or two products around a softmax."""
     op = evidence.text("op")
     attention = KERNELS["attention"]
-    is_attention: Bools = evidence.text("name").matches(attention) | evidence.text("chain").matches(attention)
+    is_attention: Bools = evidence.text("name").matches(attention) | evidence.text("chain").matches(
+        attention
+    )
     is_attention &= is_forward
     is_softmax = op.matches(OPERATORS["softmax"]) & is_forward
     if is_softmax.any():
         is_product = np.zeros(len(is_forward), np.bool_)
         is_product[products] = True
-        rows = evidence.launches.by_thread(evidence.launches.ordered(is_forward & (is_product | is_softmax)))
+        rows = evidence.launches.by_thread(
+            evidence.launches.ordered(is_forward & (is_product | is_softmax))
+        )
         batched = np.append((op.matches(OPERATORS["batched_product"]) & is_product)[rows], False)
         middle = np.flatnonzero(is_softmax[rows])
         middle = middle[batched[middle - 1] & batched[middle + 1]]
@@ -221,7 +241,9 @@ def _is_attention(evidence: Evidence, products: Ints, is_forward: Bools) -> Bool
 _FUSED_KERNEL = re.compile(r"^triton_(poi|red|per|tem|for|mix|spl)_fused_(.+?)(?:_(\d+))?$")
 
 
-def fused_operators(kernel: str, more_operators: Iterable[str] = ()) -> tuple[str, tuple[str, ...]] | None:
+def fused_operators(
+    kernel: str, more_operators: Iterable[str] = ()
+) -> tuple[str, tuple[str, ...]] | None:
     """Return the kind of a kernel that inductor compiled, and the operators it was fused from.
 
     None for other kernels.
@@ -271,7 +293,9 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> Fi
     has_module = evidence.text("class").any_of("compute") & ~decisions.label.any_of("optimizer")
     rows = np.flatnonzero(has_module)
     # Kernels that copy operands inside a product's operator are no products.
-    multiplies = evidence.text("op").matches(OPERATORS["product"]) | evidence.text("name").matches(MATMUL_KERNELS)
+    multiplies = evidence.text("op").matches(OPERATORS["product"]) | evidence.text("name").matches(
+        MATMUL_KERNELS
+    )
     is_gemm = np.asarray(evidence.columns["gemm"]).astype(np.bool_) & has_module & multiplies
     is_forward = decisions.label.any_of("forward") & has_module
 
@@ -284,8 +308,12 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> Fi
     modules.fill("rule", by_rule.where(decisions.rule.any_of(*own_rules)))
     modules.fill("rule", matching([kind for kind in book.modules if kind not in builtin.modules]))
     call_kinds = [kind for kind in builtin.modules if set(kind.when) == {"modules"}]
-    modules.fill(BY_MODULE_STACK, _modules_of_calls(evidence.text("modules"), call_kinds).where(has_module))
-    modules.fill(BY_NAME, matching([kind for kind in builtin.modules if set(kind.when) == {"annotation"}]))
+    modules.fill(
+        BY_MODULE_STACK, _modules_of_calls(evidence.text("modules"), call_kinds).where(has_module)
+    )
+    modules.fill(
+        BY_NAME, matching([kind for kind in builtin.modules if set(kind.when) == {"annotation"}])
+    )
     name_kinds = [kind for kind in builtin.modules if set(kind.when) & {"chain", "name"}]
     fused = _modules_of_fused_operators(evidence.text("name"), name_kinds)
     modules.fill("fused operators", fused.where(has_module))
@@ -297,7 +325,9 @@ def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> Fi
     modules.fill("neighbour", _next_to(evidence, modules.value, is_forward, is_gemm, ("router",)))
     products = Products.find(evidence, is_gemm)
     modules.fill("shapes", products.modules_by_repetition(evidence, modules.value, is_forward))
-    modules.fill("neighbour", _next_to(evidence, modules.value, is_forward, is_gemm, _MODULES_WITH_PRODUCTS))
+    modules.fill(
+        "neighbour", _next_to(evidence, modules.value, is_forward, is_gemm, _MODULES_WITH_PRODUCTS)
+    )
     inherited = _modules_of_forward(evidence, modules.value, is_forward).where(has_module)
     modules.fill("forward", inherited.where(~(is_gemm & inherited.any_of("norm"))))
     modules.fill("forward", products.modules_of_equal_shapes(modules.value, is_forward))
@@ -318,7 +348,9 @@ def _modules_of_calls(path: CategoryColumn, kinds: Sequence[NamedKind]) -> Categ
     return path.replace(modules)
 
 
-def _modules_of_fused_operators(kernel: CategoryColumn, kinds: Sequence[NamedKind]) -> CategoryColumn:
+def _modules_of_fused_operators(
+    kernel: CategoryColumn, kinds: Sequence[NamedKind]
+) -> CategoryColumn:
     """Return the module of kernels that inductor fused, if all their operators that tell agree."""
     operators_of_kernel: list[list[str]] = []
     for name in kernel.values:
@@ -326,7 +358,9 @@ def _modules_of_fused_operators(kernel: CategoryColumn, kinds: Sequence[NamedKin
         operators = fused[1] if fused is not None else ()
         operators_of_kernel.append([f"aten::{operator}" for operator in operators])
     chain_kinds = [kind for kind in kinds if set(kind.when) == {"chain"}]
-    module_of_operator = _match_texts(chain.from_iterable(operators_of_kernel), "chain", chain_kinds)
+    module_of_operator = _match_texts(
+        chain.from_iterable(operators_of_kernel), "chain", chain_kinds
+    )
     modules: list[str | None] = []
     for operators_with_prefix in operators_of_kernel:
         named = {module_of_operator[operator] for operator in operators_with_prefix} - {None}
@@ -334,7 +368,9 @@ def _modules_of_fused_operators(kernel: CategoryColumn, kinds: Sequence[NamedKin
     return kernel.replace(modules)
 
 
-def _match_texts(texts: Iterable[str], column: str, kinds: Sequence[NamedKind]) -> dict[str, str | None]:
+def _match_texts(
+    texts: Iterable[str], column: str, kinds: Sequence[NamedKind]
+) -> dict[str, str | None]:
     """Return the kind of each distinct text, taken as a value of *column*."""
     distinct = tuple(dict.fromkeys(texts))
     rows = np.arange(len(distinct))
@@ -343,7 +379,11 @@ def _match_texts(texts: Iterable[str], column: str, kinds: Sequence[NamedKind]) 
 
 
 def _next_to(
-    evidence: Evidence, module: CategoryColumn, is_forward: Bools, is_gemm: Bools, wanted: tuple[str, ...]
+    evidence: Evidence,
+    module: CategoryColumn,
+    is_forward: Bools,
+    is_gemm: Bools,
+    wanted: tuple[str, ...],
 ) -> CategoryColumn:
     """Return for forward products without a module that of the events around them, if it is one of those *wanted*.
 
@@ -373,17 +413,21 @@ def _next_to(
         previous = following
     agree = (previous == following) | (previous < 0) | (following < 0)
     is_open = is_product & (codes < 0) & agree
-    return CategoryColumn(module.values, np.where(is_open, np.maximum(previous, following), -1)).spread(
-        rows, len(module)
-    )
+    return CategoryColumn(
+        module.values, np.where(is_open, np.maximum(previous, following), -1)
+    ).spread(rows, len(module))
 
 
-def _modules_of_forward(evidence: Evidence, module: CategoryColumn, is_forward: Bools) -> CategoryColumn:
+def _modules_of_forward(
+    evidence: Evidence, module: CategoryColumn, is_forward: Bools
+) -> CategoryColumn:
     """Return for backward events the module of the forward with their sequence number, if that has only one module."""
     sequence = evidence.autograd.sequence
     forward = np.flatnonzero(is_forward & (sequence >= 0) & module.present)
     numbers, index = np.unique(sequence[forward], return_inverse=True)
-    agreed = np.append(agreed_values(index, module.codes[forward], len(numbers)), -1)  # last: number without forward
+    agreed = np.append(
+        agreed_values(index, module.codes[forward], len(numbers)), -1
+    )  # last: number without forward
     # Forward work that runs again has the number of the node that runs it, which may be of another
     # module.
     is_rerun = evidence.autograd.site.any_of("recompute")

@@ -7,8 +7,13 @@ import tomllib
 from pathlib import Path
 
 _TABLES = {
-    table: {name: "|".join([pattern] if isinstance(pattern, str) else pattern) for name, pattern in entries.items()}
-    for table, entries in tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8")).items()
+    table: {
+        name: "|".join([pattern] if isinstance(pattern, str) else pattern)
+        for name, pattern in entries.items()
+    }
+    for table, entries in tomllib.loads(
+        Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
+    ).items()
 }
 KERNELS = _TABLES["kernels"]
 OPERATORS = _TABLES["operators"]

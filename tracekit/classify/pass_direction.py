@@ -31,7 +31,13 @@ from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.matmul import MATMUL_KERNELS, Matmuls, roles_by_layout
 from tracekit.classify.names import KERNELS, OPERATORS, RANGES
 from tracekit.classify.product_shapes import leading_size
-from tracekit.classify.row_order import FirstEvidence, agreed_values, codes_in, mask_of_rows, nearest_rows
+from tracekit.classify.row_order import (
+    FirstEvidence,
+    agreed_values,
+    codes_in,
+    mask_of_rows,
+    nearest_rows,
+)
 from tracekit.schema import PATH_SEPARATOR
 
 FORWARD, BACKWARD, WGRAD, RECOMPUTE, OPTIMIZER = range(5)
@@ -58,15 +64,25 @@ class Neighbours(NamedTuple):
         # The appended element is what -1 (no neighbour) selects.
         value = np.append(value, -1)
         stretch_of = np.append(stretch, -1)
-        return cls(value[before], value[after], stretch_of[before] == stretch, stretch_of[after] == stretch)
+        return cls(
+            value[before], value[after], stretch_of[before] == stretch, stretch_of[after] == stretch
+        )
 
     def where(self, mask: Bools, other: Neighbours) -> Neighbours:
         """Return these neighbours in *mask* and those of *other* elsewhere."""
-        return Neighbours(*(np.where(mask, own, theirs) for own, theirs in zip(self, other, strict=True)))
+        return Neighbours(
+            *(np.where(mask, own, theirs) for own, theirs in zip(self, other, strict=True))
+        )
 
 
 def directions_by_neighbours(
-    value: Ints, gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, *, communicates: Bools
+    value: Ints,
+    gpu: GpuEvents,
+    ranges: Ranges,
+    launches: Launches,
+    autograd: Autograd,
+    *,
+    communicates: Bools,
 ) -> Iterator[Case]:
     """Yield directions that events share with their neighbours.
 
@@ -90,7 +106,9 @@ def directions_by_neighbours(
     # From here on: one row per launch, in launch order.
     in_engine = _engine_threads(ranges, launches, autograd)[launches.thread][order]
     without_op = (launches.op < 0)[order]
-    neighbours = _find_neighbours(value[order], without_op, _stretches(launches, in_engine, communicates))
+    neighbours = _find_neighbours(
+        value[order], without_op, _stretches(launches, in_engine, communicates)
+    )
     # A launch in an unknown annotation does something else. One in an annotation for communication
     # is no compute.
     annotation = launches.annotation_name.take(order)
@@ -138,7 +156,9 @@ def _find_neighbours(direction: Ints, without_op: Bools, stretch: Ints) -> Neigh
     return alike.where(has_alike, all_neighbours)
 
 
-def _between_agreeing(neighbours: Neighbours, *, in_engine: Bools, is_plain: Bools, in_comm: Bools) -> Iterator[Case]:
+def _between_agreeing(
+    neighbours: Neighbours, *, in_engine: Bools, is_plain: Bools, in_comm: Bools
+) -> Iterator[Case]:
     """Yield work whose two neighbours agree, and work on gradients between the backward and the optimizer."""
     before = neighbours.before
     after = neighbours.after
@@ -165,7 +185,11 @@ def _at_ends(neighbours: Neighbours, *, is_bare: Bools, is_plain: Bools) -> Iter
     leads_to_forward = is_bare & leads & (after == FORWARD)
     follows_forward = (is_bare | is_plain) & follows & (before == FORWARD)
     yield "between", FORWARD, leads_to_forward | follows_forward
-    yield "between", BACKWARD, is_bare & ((leads & IN_BACKWARD[after]) | (follows & IN_BACKWARD[before]))
+    yield (
+        "between",
+        BACKWARD,
+        is_bare & ((leads & IN_BACKWARD[after]) | (follows & IN_BACKWARD[before])),
+    )
 
 
 def _engine_threads(ranges: Ranges, launches: Launches, autograd: Autograd) -> Bools:
@@ -185,12 +209,20 @@ def _parameter_work(ranges: Ranges, launches: Launches, autograd: Autograd) -> t
     backward it adds the gradients to its own, and after its step it copies the weights back. The
     tensors may be views of one flat buffer.
     """
-    parameter_sizes = set(map(leading_size, ranges.text("shapes", ranges.accumulating).values)) - {0}
+    parameter_sizes = set(map(leading_size, ranges.text("shapes", ranges.accumulating).values)) - {
+        0
+    }
 
     def work_of(ops: str) -> Bools:
         is_outside = (launches.op >= 0) & (autograd.node_row < 0)
-        rows = np.flatnonzero(is_outside & launches.op_name.matches(ops)) if parameter_sizes else np.zeros(0, np.int64)
-        has_size = ranges.text("shapes", launches.op[rows]).map(lambda text: leading_size(text) in parameter_sizes)
+        rows = (
+            np.flatnonzero(is_outside & launches.op_name.matches(ops))
+            if parameter_sizes
+            else np.zeros(0, np.int64)
+        )
+        has_size = ranges.text("shapes", launches.op[rows]).map(
+            lambda text: leading_size(text) in parameter_sizes
+        )
         return mask_of_rows(len(launches.op), rows, has_size)
 
     return work_of(OPERATORS["add_in_place"]), work_of(OPERATORS["copy"])
@@ -201,7 +233,13 @@ _DIRECTIONS = ("forward", "backward", "wgrad", "recompute", "optimizer")
 
 
 def read_directions(
-    gpu: GpuEvents, ranges: Ranges, launches: Launches, autograd: Autograd, matmuls: Matmuls, *, communicates: Bools
+    gpu: GpuEvents,
+    ranges: Ranges,
+    launches: Launches,
+    autograd: Autograd,
+    matmuls: Matmuls,
+    *,
+    communicates: Bools,
 ) -> FirstEvidence:
     """Find the direction of every GPU event that does not communicate, as far as there is evidence.
 
@@ -222,14 +260,20 @@ def read_directions(
     assign("autograd", site.any_of("recompute"), RECOMPUTE)
     assign("autograd", site.any_of("backward"), BACKWARD)
     assign("autograd", site.any_of("forward"), FORWARD)
-    assign("seed", compute & chain.matches(r"^aten::ones_like > ") & _right_before_engine(launches, autograd), BACKWARD)
+    assign(
+        "seed",
+        compute & chain.matches(r"^aten::ones_like > ") & _right_before_engine(launches, autograd),
+        BACKWARD,
+    )
     assign("matmul", matmuls.role.any_of("wgrad"), WGRAD)
     assign("matmul", matmuls.role.any_of("optimizer"), OPTIMIZER)
     assign("autograd", autograd.made_node & ~matmuls.role.present, FORWARD)
     assign("matmul", matmuls.role.any_of("forward"), FORWARD)
     assign("matmul", matmuls.role.any_of("dgrad"), BACKWARD)
     named_optimizer = names.matches(KERNELS["optimizer"])
-    is_optimizer = in_optimizer | chain.matches(OPERATORS["optimizer"]) | (named_optimizer & without_op)
+    is_optimizer = (
+        in_optimizer | chain.matches(OPERATORS["optimizer"]) | (named_optimizer & without_op)
+    )
     assign("name", is_optimizer, OPTIMIZER)
     assign("name", without_op & names.matches(KERNELS["weight_gradient"]), WGRAD)
     assign("name", without_op & names.matches(KERNELS["backward"]), BACKWARD)
@@ -238,18 +282,25 @@ def read_directions(
     has_gradients = bool((directions.value.any_of("backward", "wgrad") & compute).any())
     if autograd.active or bool(in_optimizer.any()) or has_gradients:
         codes = codes_in(directions.value, _DIRECTIONS)
-        cases = directions_by_neighbours(codes, gpu, ranges, launches, autograd, communicates=communicates)
+        cases = directions_by_neighbours(
+            codes, gpu, ranges, launches, autograd, communicates=communicates
+        )
         for source, direction, mask in cases:
             assign(source, mask, direction)
         _assign_lost_launches(directions, gpu, (launches.start_ns < 0) & ~communicates)
     else:
         # Without a backward, kernels that update many tensors at once are no optimizer.
         is_kept = ~directions.value.any_of("optimizer")
-        directions = FirstEvidence(directions.value.where(is_kept), directions.evidence.where(is_kept))
+        directions = FirstEvidence(
+            directions.value.where(is_kept), directions.evidence.where(is_kept)
+        )
         # Without an operator or a framework's kernel nothing shows that this program runs a model.
         # A program whose kernels only fill and copy buffers, such as a parameter server, runs none.
         computes = bool((compute & ~chain.matches(OPERATORS["fill_or_copy"])).any())
-        if computes and (bool((launches.op >= 0).any()) or bool((names.matches(KERNELS["framework"]) & compute).any())):
+        if computes and (
+            bool((launches.op >= 0).any())
+            or bool((names.matches(KERNELS["framework"]) & compute).any())
+        ):
             assign("no backward in trace", np.ones(len(gpu), np.bool_), FORWARD)
     return directions
 
@@ -283,12 +334,17 @@ def _assign_lost_launches(directions: FirstEvidence, gpu: GpuEvents, lost: Bools
     rows = np.flatnonzero((codes >= 0) & names.present)
     # The last element, which no event fills, is for events without a name.
     direction_of_name = agreed_values(names.codes[rows], codes[rows], len(names.values) + 1)
-    directions.fill("namesake", CategoryColumn(_DIRECTIONS, names.look_up(direction_of_name)).where(lost))
+    directions.fill(
+        "namesake", CategoryColumn(_DIRECTIONS, names.look_up(direction_of_name)).where(lost)
+    )
     # The nearest event with a direction before and after each event on its stream. Rows are sorted
     # by start.
     code = pl.when(pl.col("code") >= 0).then("code")
-    neighbours = pl.DataFrame({"code": codes_in(directions.value, _DIRECTIONS), "stream": gpu.stream_number}).select(
-        before=code.forward_fill().over("stream").fill_null(-1), after=code.backward_fill().over("stream").fill_null(-1)
+    neighbours = pl.DataFrame(
+        {"code": codes_in(directions.value, _DIRECTIONS), "stream": gpu.stream_number}
+    ).select(
+        before=code.forward_fill().over("stream").fill_null(-1),
+        after=code.backward_fill().over("stream").fill_null(-1),
     )
     before = neighbours["before"].to_numpy()
     after = neighbours["after"].to_numpy()
@@ -310,7 +366,9 @@ _MAX_KERNELS_TO_SUM = 2
 """Distance of a sum from its product: at once, or after the one other product of its layer."""
 
 
-def read_engine_threads(gpu: GpuEvents, launches: Launches, autograd: Autograd, *, communicates: Bools) -> Autograd:
+def read_engine_threads(
+    gpu: GpuEvents, launches: Launches, autograd: Autograd, *, communicates: Bools
+) -> Autograd:
     """Fill in the pass of every kernel on a thread that runs the backward.
 
     Only where no operators were recorded.
@@ -319,15 +377,22 @@ def read_engine_threads(gpu: GpuEvents, launches: Launches, autograd: Autograd, 
     if autograd.active or bool((launches.op >= 0)[kernel].any()) or not kernel.any():
         return autograd
     names = gpu.names
-    named_backward = kernel & (names.matches(KERNELS["backward"]) | names.matches(KERNELS["weight_gradient"]))
+    named_backward = kernel & (
+        names.matches(KERNELS["backward"]) | names.matches(KERNELS["weight_gradient"])
+    )
     named_forward = kernel & names.matches(KERNELS["forward"]) & ~named_backward
     named_optimizer = kernel & names.matches(KERNELS["optimizer"]) & ~named_backward
-    engine = kernel & _on_engine_threads(launches, kernel, named_backward, named_forward, named_optimizer)
+    engine = kernel & _on_engine_threads(
+        launches, kernel, named_backward, named_forward, named_optimizer
+    )
     recompute = engine & named_forward & names.matches(KERNELS["forward_only"])
     backward = engine
     if recompute.any():
         telling = recompute | names.matches(MATMUL_KERNELS)
-        repeated = _repeats_of_forward(names.codes, launches, engine, kernel & ~engine, telling) & ~named_backward
+        repeated = (
+            _repeats_of_forward(names.codes, launches, engine, kernel & ~engine, telling)
+            & ~named_backward
+        )
         if not (repeated & ~recompute).any():
             # The forward does not run again kernel by kernel. A kernel whose name does not tell may
             # be part of it.
@@ -340,7 +405,11 @@ def read_engine_threads(gpu: GpuEvents, launches: Launches, autograd: Autograd, 
 
 
 def _on_engine_threads(
-    launches: Launches, kernel: Bools, named_backward: Bools, named_forward: Bools, named_optimizer: Bools
+    launches: Launches,
+    kernel: Bools,
+    named_backward: Bools,
+    named_forward: Bools,
+    named_optimizer: Bools,
 ) -> Bools:
     """Return the mask of events on threads that run the backward and no optimizer.
 
@@ -356,12 +425,17 @@ def _on_engine_threads(
     is_engine = runs_backward & (count_per_thread(named_optimizer) == 0)
     is_other = ~runs_backward & (count_per_thread(named_forward | named_optimizer) > 0)
     launched = count_per_thread(kernel)
-    if _MAX_ENGINE_KERNELS_PER_OTHER * launched[is_other].max(initial=0) < launched[is_engine].sum():
+    if (
+        _MAX_ENGINE_KERNELS_PER_OTHER * launched[is_other].max(initial=0)
+        < launched[is_engine].sum()
+    ):
         return np.zeros(len(kernel), np.bool_)
     return np.append(is_engine, False)[launches.thread]
 
 
-def _repeats_of_forward(name: Int32s, launches: Launches, engine: Bools, forward: Bools, telling: Bools) -> Bools:
+def _repeats_of_forward(
+    name: Int32s, launches: Launches, engine: Bools, forward: Bools, telling: Bools
+) -> Bools:
     """Return the kernels of the *engine* that repeat a stretch of the *forward*, name by name.
 
     A backward shares a few kernels in a row with its forward by chance: elementwise ones, and no
@@ -371,8 +445,12 @@ def _repeats_of_forward(name: Int32s, launches: Launches, engine: Bools, forward
     engine_rows = launches.by_thread(np.flatnonzero(engine))
     forward_windows = name_windows(name[forward_rows])
     engine_windows = name_windows(name[engine_rows])
-    begin = engine_windows.join(forward_windows, on=forward_windows.columns[1:], how="semi")["begin"].to_numpy()
-    is_repeated = mask_of_rows(len(engine_rows), (begin[:, None] + np.arange(RECOMPUTE_RUN_LENGTH)).ravel())
+    begin = engine_windows.join(forward_windows, on=forward_windows.columns[1:], how="semi")[
+        "begin"
+    ].to_numpy()
+    is_repeated = mask_of_rows(
+        len(engine_rows), (begin[:, None] + np.arange(RECOMPUTE_RUN_LENGTH)).ravel()
+    )
     run = np.cumsum(np.diff(is_repeated, prepend=False) != 0)
     run_tells = np.bincount(run, weights=telling[engine_rows] & is_repeated) > 0
     return mask_of_rows(len(name), engine_rows[is_repeated & run_tells[run]])
@@ -385,7 +463,9 @@ def name_windows(name: Int32s) -> pl.DataFrame:
     return pl.DataFrame({"begin": np.arange(count), **columns})
 
 
-def read_gradients(gpu: GpuEvents, launches: Launches, autograd: Autograd, matmuls: Matmuls) -> CategoryColumn:
+def read_gradients(
+    gpu: GpuEvents, launches: Launches, autograd: Autograd, matmuls: Matmuls
+) -> CategoryColumn:
     """Return ``weight`` or ``input`` for every kernel of a backward that is told by its thread.
 
     Null elsewhere.
@@ -419,7 +499,9 @@ def _sums_of_products(is_product: Bools, is_sum: Bools, thread: Ints) -> Ints:
     """
     row = np.arange(len(is_product))
     _, following = nearest_rows(~is_product)
-    is_near = (following >= 0) & (following - row <= _MAX_KERNELS_TO_SUM) & (thread[following] == thread)
+    is_near = (
+        (following >= 0) & (following - row <= _MAX_KERNELS_TO_SUM) & (thread[following] == thread)
+    )
     return np.where(is_product & is_near & is_sum[following], following, -1)
 
 
@@ -427,7 +509,9 @@ def _is_mostly_added(is_added: Bools, is_weight: Bools, is_no_sum: Bools, name: 
     """Return whether most products of a kernel's name between the same kernels, sums left out, are added."""
     rows = np.flatnonzero(is_no_sum)
     codes = np.concatenate([[-1], name[rows], [-1]])
-    kernels = pl.DataFrame({"before": codes[:-2], "own": codes[1:-1], "after": codes[2:], "added": is_added[rows]})
+    kernels = pl.DataFrame(
+        {"before": codes[:-2], "own": codes[1:-1], "after": codes[2:], "added": is_added[rows]}
+    )
     key = ["before", "own", "after"]
     products = kernels.filter(pl.Series(is_weight[rows]))
     mostly = products.group_by(key).agg(pl.col("added").mean() >= MIN_ADDED_SHARE)

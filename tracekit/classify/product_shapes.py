@@ -47,7 +47,9 @@ class Dims(NamedTuple):
         """Read the recorded input shapes of *calls*; every distinct text is parsed once."""
         shapes = ranges.text("shapes", calls)
         is_linear = ranges.name.take(calls).any_of("aten::linear")
-        parsed = np.array([*map(product_dims, shapes.values), (0, 0, 0, 0)], np.int64).reshape(-1, 4)
+        parsed = np.array([*map(product_dims, shapes.values), (0, 0, 0, 0)], np.int64).reshape(
+            -1, 4
+        )
         rows, inner, columns, transposed_columns = shapes.look_up(parsed).T
         return cls(rows, inner, np.where(is_linear, transposed_columns, columns))
 
@@ -73,14 +75,18 @@ def product_dims(text: str) -> tuple[int, int, int, int]:
         return 0, 0, 0, 0
     # The first operand of addmm is what is added: take the first two neighbours that can be
     # multiplied.
-    left, right = next(((a, b) for a, b in pairwise(matrices) if a[-1] == b[-2]), (matrices[0], matrices[1]))
+    left, right = next(
+        ((a, b) for a, b in pairwise(matrices) if a[-1] == b[-2]), (matrices[0], matrices[1])
+    )
     if left[-1] not in (right[-2], right[-1]):
         return 0, 0, 0, 0
     is_batched = len(right) > 2
     return left[-2] if is_batched else prod(left[:-1]), left[-1], right[-1], right[-2]
 
 
-def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, *, rerun: Bools) -> CategoryColumn:
+def roles_by_shape(
+    ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, *, rerun: Bools
+) -> CategoryColumn:
     """Return ``wgrad``, ``dgrad`` or ``optimizer`` for calls of products whose shapes tell.
 
     Contracting the forward's rows is wgrad, contracting its columns is dgrad. Where the forward
@@ -132,7 +138,9 @@ def roles_by_shape(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints, 
     return CategoryColumn.choose(len(calls), cases)
 
 
-def _forward_dims(autograd: Autograd, calls: Ints, size: Dims, node: Ints, is_forward: Bools) -> Dims:
+def _forward_dims(
+    autograd: Autograd, calls: Ints, size: Dims, node: Ints, is_forward: Bools
+) -> Dims:
     """Return for every call inside a node the sizes of the one forward product that the node belongs to."""
     maker = autograd.differentiable[calls]
     forward = np.flatnonzero(is_forward)
@@ -181,7 +189,9 @@ def _leading_shape(text: str) -> list[int]:
     return shape if is_shape(shape) else []
 
 
-def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -> tuple[CategoryColumn, Bools]:
+def batched_roles(
+    ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints
+) -> tuple[CategoryColumn, Bools]:
     """Return the roles of products in the backward of batched products, and the mask of these products.
 
     A node that no ``AccumulateGrad`` follows has no weight: its products are all dgrad. In a node
@@ -198,7 +208,9 @@ def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -
     result_size = number_values(ranges.text("shapes", calls[rows]), _batched_result_size)
     fits = (result_size == parameter_size) & (parameter_size > 0)
     position, count = positions_in_groups(nodes)
-    fitting = np.bincount(nodes, weights=fits, minlength=len(ranges) + 1)[nodes]  # products of the node that fit
+    fitting = np.bincount(nodes, weights=fits, minlength=len(ranges) + 1)[
+        nodes
+    ]  # products of the node that fit
     # Bmm's formula computes the gradient of the second operand first, baddbmm's computes it second.
     is_bmm = autograd.names.take(nodes).matches(r"^Bmm")
     of_second_operand = np.where(is_bmm, position == 0, position == 1)
@@ -208,7 +220,10 @@ def batched_roles(ranges: Ranges, autograd: Autograd, calls: Ints, node: Ints) -
     no_parameter = parameter_size == _NO_PARAMETER
     roles = CategoryColumn.choose(
         len(rows),
-        [("wgrad", is_certain & is_weight & ~no_parameter), ("dgrad", (is_certain & ~is_weight) | no_parameter)],
+        [
+            ("wgrad", is_certain & is_weight & ~no_parameter),
+            ("dgrad", (is_certain & ~is_weight) | no_parameter),
+        ],
     )
     return roles.spread(rows, len(calls)), is_batched
 
@@ -255,7 +270,9 @@ def _accumulated_sizes(ranges: Ranges, nodes: Ints) -> Ints:
     ``_UNKNOWN_SIZE`` for other nodes.
     """
     inner = ranges.accumulating
-    inner_size = number_values(ranges.text("shapes", inner), lambda text: leading_size(text) or _UNKNOWN_SIZE)
+    inner_size = number_values(
+        ranges.text("shapes", inner), lambda text: leading_size(text) or _UNKNOWN_SIZE
+    )
     sizes = np.full(len(ranges), _UNKNOWN_SIZE, np.int64)
     sizes[inner] = inner_size
     # Shapes are on the node's own range, nodes are rows of the evaluation around it.
@@ -274,8 +291,12 @@ def convolution_roles(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> Cat
     rows = rows[np.lexsort((launches.start_ns[rows], call[rows]))]
     op_name = ranges.name.take(call[rows])  # older versions have one operator for each gradient
     kernel_name = gpu.names.take(rows)
-    is_wgrad = op_name.matches(r"backward_weight") | kernel_name.matches(KERNELS["convolution_weight_gradient"])
-    is_dgrad = op_name.matches(r"backward_input") | kernel_name.matches(KERNELS["convolution_input_gradient"])
+    is_wgrad = op_name.matches(r"backward_weight") | kernel_name.matches(
+        KERNELS["convolution_weight_gradient"]
+    )
+    is_dgrad = op_name.matches(r"backward_input") | kernel_name.matches(
+        KERNELS["convolution_input_gradient"]
+    )
     named_role = CategoryColumn.choose(len(rows), [("wgrad", is_wgrad), ("dgrad", is_dgrad)])
     is_main = named_role.present | ~kernel_name.matches(KERNELS["convolution_helper"])
     role = named_role.fill(_roles_by_order(call[rows], is_main, named_role))
@@ -291,18 +312,35 @@ def _roles_by_order(call: Ints, is_main: Bools, named_role: CategoryColumn) -> C
     rows = np.flatnonzero(is_main)
     position, count = positions_in_groups(call[rows])
     is_wgrad = named_role.take(rows).any_of("wgrad")
-    kernels = pl.DataFrame({"call": call[rows], "position": position, "is_wgrad": is_wgrad, "is_pair": count == 2})
+    kernels = pl.DataFrame(
+        {"call": call[rows], "position": position, "is_wgrad": is_wgrad, "is_pair": count == 2}
+    )
     own_position = pl.col("position")
     first_wgrad = pl.when("is_wgrad").then("position").min().over("call")
     is_before = own_position < first_wgrad
     is_after = own_position > first_wgrad
-    code = pl.when(is_before).then(0).when(is_after).then(1).when("is_pair").then("position").otherwise(-1)
-    return CategoryColumn(("dgrad", "wgrad"), kernels.select(code).to_series().to_numpy()).spread(rows, len(call))
+    code = (
+        pl.when(is_before)
+        .then(0)
+        .when(is_after)
+        .then(1)
+        .when("is_pair")
+        .then("position")
+        .otherwise(-1)
+    )
+    return CategoryColumn(("dgrad", "wgrad"), kernels.select(code).to_series().to_numpy()).spread(
+        rows, len(call)
+    )
 
 
 def _share_with_helpers(call: Ints, role: CategoryColumn, is_main: Bools) -> CategoryColumn:
     """Give helpers the role of the next main kernel of their call, else of the one before."""
     main_code = pl.when("is_main").then("code")
-    code = main_code.backward_fill().over("call").fill_null(main_code.forward_fill().over("call")).fill_null(-1)
+    code = (
+        main_code.backward_fill()
+        .over("call")
+        .fill_null(main_code.forward_fill().over("call"))
+        .fill_null(-1)
+    )
     kernels = pl.DataFrame({"call": call, "code": role.codes, "is_main": is_main & role.present})
     return CategoryColumn(role.values, kernels.select(code)["code"].to_numpy())

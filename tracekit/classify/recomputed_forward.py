@@ -37,7 +37,9 @@ class GraphProducts(NamedTuple):
     weight_gradient: Bools
 
 
-def mark_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> tuple[Autograd, GraphProducts]:
+def mark_recomputed(
+    ranges: Ranges, launches: Launches, autograd: Autograd
+) -> tuple[Autograd, GraphProducts]:
     """Mark the forward work that nodes compute again.
 
     Returns:
@@ -57,7 +59,9 @@ def mark_recomputed(ranges: Ranges, launches: Launches, autograd: Autograd) -> t
         graph_products = _products_of_graphs(ranges, autograd, in_graph)
         products = graph_products.recomputed
         recomputed |= products
-        recomputed |= _work_before_recomputed(ranges, autograd, in_graph & ~is_node, products | is_forward_op)
+        recomputed |= _work_before_recomputed(
+            ranges, autograd, in_graph & ~is_node, products | is_forward_op
+        )
     if not recomputed.any():
         return autograd, graph_products
     # Everything inside a recomputed op is recomputed, but for what a node inside it runs.
@@ -74,7 +78,9 @@ def _products_of_graphs(ranges: Ranges, autograd: Autograd, in_graph: Bools) -> 
     """Return the products of compiled graphs."""
     calls = np.flatnonzero(ranges.is_op & ranges.name.matches(OPERATORS["graph_product"]))
     size = Dims.of(ranges, calls)
-    shapes: list[Shape] = list(zip(size.rows.tolist(), size.inner.tolist(), size.columns.tolist(), strict=True))
+    shapes: list[Shape] = list(
+        zip(size.rows.tolist(), size.inner.tolist(), size.columns.tolist(), strict=True)
+    )
 
     maker = autograd.differentiable[calls]
     is_forward = (maker >= 0) & (autograd.node_of[calls] < 0) & size.known
@@ -124,7 +130,11 @@ def gradients_by_order(
     """
     is_of_input = np.zeros(len(backward), np.bool_)
     is_of_weight = np.zeros(len(backward), np.bool_)
-    gradients = [shape for shape, is_left_out in zip(backward, left_out.tolist(), strict=True) if not is_left_out]
+    gradients = [
+        shape
+        for shape, is_left_out in zip(backward, left_out.tolist(), strict=True)
+        if not is_left_out
+    ]
     count = Counter(gradients)
     pairs = _expected_gradients(forward, count)
     order = _order_of_gradients(pairs, backward, count)
@@ -140,7 +150,9 @@ def gradients_by_order(
     return is_of_input, is_of_weight
 
 
-def _expected_gradients(forward: tuple[Shape, ...], gradients: Counter[Shape]) -> list[tuple[Shape, Shape]]:
+def _expected_gradients(
+    forward: tuple[Shape, ...], gradients: Counter[Shape]
+) -> list[tuple[Shape, Shape]]:
     """Return the shapes of the two gradients (input, weight) of each forward product.
 
     Empty if *gradients* differ.
@@ -178,7 +190,9 @@ def _order_of_gradients(
     return "input first" if orders == {True} else "weight first"
 
 
-def recomputed_products(forward: tuple[Shape, ...], backward: tuple[Shape, ...]) -> tuple[Bools, Bools]:
+def recomputed_products(
+    forward: tuple[Shape, ...], backward: tuple[Shape, ...]
+) -> tuple[Bools, Bools]:
     """Return which products of a *backward* repeat one of its *forward*, and which may.
 
     >>> recomputed, doubtful = recomputed_products(((8, 2, 2),), ((8, 2, 2), (8, 2, 2), (2, 8, 2)))
@@ -186,8 +200,12 @@ def recomputed_products(forward: tuple[Shape, ...], backward: tuple[Shape, ...])
     ([True, False, False], [False, False, False])
     """
     input_gradients = [(rows, columns, inner) for rows, inner, columns in reversed(forward)]
-    weight_gradients = [(min(inner, columns), rows, max(inner, columns)) for rows, inner, columns in forward]
-    shapes = [_undo_transpose(shape, set(input_gradients), set(weight_gradients)) for shape in backward]
+    weight_gradients = [
+        (min(inner, columns), rows, max(inner, columns)) for rows, inner, columns in forward
+    ]
+    shapes = [
+        _undo_transpose(shape, set(input_gradients), set(weight_gradients)) for shape in backward
+    ]
 
     # What exceeds the expected gradients is recomputed, at most as often as the forward has the
     # shape.
@@ -226,7 +244,9 @@ def _mark_first(shapes: list[Shape], excess: dict[Shape, int]) -> Bools:
     return is_marked
 
 
-def _undo_transpose(shape: Shape, input_gradients: set[Shape], weight_gradients: set[Shape]) -> Shape:
+def _undo_transpose(
+    shape: Shape, input_gradients: set[Shape], weight_gradients: set[Shape]
+) -> Shape:
     """Return a product's shape, with sorted outer sizes if it is a weight gradient, which may be transposed."""
     rows, inner, columns = shape
     turned = (min(rows, columns), inner, max(rows, columns))
@@ -239,14 +259,20 @@ def _is_subsequence(part: list[Shape], whole: tuple[Shape, ...]) -> bool:
     return all(shape in rest for shape in part)
 
 
-def _work_before_recomputed(ranges: Ranges, autograd: Autograd, in_graph: Bools, recomputed: Bools) -> Bools:
+def _work_before_recomputed(
+    ranges: Ranges, autograd: Autograd, in_graph: Bools, recomputed: Bools
+) -> Bools:
     """Return the other ops of compiled graphs that run before the last recomputed op of the graph.
 
     A recomputed op counts only if no product of a gradient ran before it.
     """
     node_of = autograd.node_of
-    gradients = np.flatnonzero(in_graph & ranges.is_op & ranges.name.matches(OPERATORS["graph_product"]) & ~recomputed)
-    first_gradient = np.full(len(ranges) + 1, np.iinfo(np.int64).max)  # start of each graph's first gradient product
+    gradients = np.flatnonzero(
+        in_graph & ranges.is_op & ranges.name.matches(OPERATORS["graph_product"]) & ~recomputed
+    )
+    first_gradient = np.full(
+        len(ranges) + 1, np.iinfo(np.int64).max
+    )  # start of each graph's first gradient product
     np.minimum.at(first_gradient, node_of[gradients], ranges.start(gradients))
     repeats = np.flatnonzero(in_graph & recomputed)
     repeats = repeats[ranges.start(repeats) < first_gradient[node_of[repeats]]]
@@ -255,4 +281,10 @@ def _work_before_recomputed(ranges: Ranges, autograd: Autograd, in_graph: Bools,
     is_compiled = ranges.name.matches(NODES["compiled"])
     is_graph_range = ranges.is_op & is_compiled & ~ranges.name.matches(f"^{EVALUATE_NODE}")
     in_graph_range = nearest_marked_ancestor(ranges.op_of, is_graph_range) >= 0
-    return in_graph & in_graph_range & ranges.is_op & ~is_compiled & (ranges.start() < last_repeat[node_of])
+    return (
+        in_graph
+        & in_graph_range
+        & ranges.is_op
+        & ~is_compiled
+        & (ranges.start() < last_repeat[node_of])
+    )

@@ -43,7 +43,9 @@ def positions_in_groups(group: Ints) -> tuple[Ints, Ints]:
     ([0, 0, 1], [2, 1, 2])
     """
     rows = pl.DataFrame({"group": group})
-    positions = rows.select(pl.int_range(pl.len()).over("group"), count=pl.len().cast(pl.Int64).over("group"))
+    positions = rows.select(
+        pl.int_range(pl.len()).over("group"), count=pl.len().cast(pl.Int64).over("group")
+    )
     position, count = (column.to_numpy() for column in positions)
     return position, count
 

@@ -23,7 +23,13 @@ from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn, LinearPattern
 from tracekit._util.text import did_you_mean
 from tracekit.documents.coding import problem_text
-from tracekit.documents.rules_file import Condition, GroupTable, ModuleTable, RulesDocument, RuleTable
+from tracekit.documents.rules_file import (
+    Condition,
+    GroupTable,
+    ModuleTable,
+    RulesDocument,
+    RuleTable,
+)
 from tracekit.errors import RuleError
 from tracekit.schema import LABELS, PASSES
 
@@ -126,7 +132,9 @@ def load_rules(path: str | Path) -> RuleBook:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise RuleError(f"{path}: {reason}", hint="give the path of a TOML file with [[rule]] tables") from None
+        raise RuleError(
+            f"{path}: {reason}", hint="give the path of a TOML file with [[rule]] tables"
+        ) from None
     return parse_rules(text, str(path), Path(path).stem)
 
 
@@ -145,9 +153,13 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"\(at line (\d+)", str(error))
         line = match.group(1) if match else str(text.count("\n") + 1)
-        raise RuleError(f"{source}:{line}: {str(error).split(' (at')[0]}", hint="this is not valid TOML") from None
+        raise RuleError(
+            f"{source}:{line}: {str(error).split(' (at')[0]}", hint="this is not valid TOML"
+        ) from None
     except RecursionError:
-        raise RuleError(f"{source}: tables are nested too deeply", hint="this is not a rules file") from None
+        raise RuleError(
+            f"{source}: tables are nested too deeply", hint="this is not a rules file"
+        ) from None
     try:
         document = msgspec.convert(data, RulesDocument)
     except msgspec.ValidationError as error:
@@ -159,9 +171,15 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
         last_word = message.rpartition(" ")[2]
         line = _find_line(text, table or last_word, int(index or 0), key or last_word)
         types = {"rule": RuleTable, "group": GroupTable, "module": ModuleTable}
-        keys = types.get(table, RulesDocument).__struct_fields__ if message.startswith("unknown key") else ()
+        keys = (
+            types.get(table, RulesDocument).__struct_fields__
+            if message.startswith("unknown key")
+            else ()
+        )
         hint = did_you_mean(last_word, keys, otherwise=_SEE_DOCS)
-        raise RuleError(f"{source}:{line}: {table or 'a rules file'}: {message}", hint=hint) from None
+        raise RuleError(
+            f"{source}:{line}: {table or 'a rules file'}: {message}", hint=hint
+        ) from None
 
     def check(table: str, index: int, problem: _Problem | None) -> None:
         if problem:
@@ -176,15 +194,25 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
 
     def read_rule(index: int, table: RuleTable) -> Rule:
         if not shipped:
-            table = replace(table, when=_with_linear_patterns(table.when), unless=_with_linear_patterns(table.unless))
+            table = replace(
+                table,
+                when=_with_linear_patterns(table.when),
+                unless=_with_linear_patterns(table.unless),
+            )
         needs_when = _Problem("rule needs a when table with at least one condition", "when")
         check("rule", index, _find_problem(table) if table.when else needs_when)
         return Rule(**asdict(table), pack=pack)
 
     return RuleBook(
         tuple(read_rule(index, table) for index, table in enumerate(document.rule)),
-        tuple(read_kind("group", index, table.kind, table.when) for index, table in enumerate(document.group)),
-        tuple(read_kind("module", index, table.name, table.when) for index, table in enumerate(document.module)),
+        tuple(
+            read_kind("group", index, table.kind, table.when)
+            for index, table in enumerate(document.group)
+        ),
+        tuple(
+            read_kind("module", index, table.name, table.when)
+            for index, table in enumerate(document.module)
+        ),
     )
 
 
@@ -219,7 +247,9 @@ def builtin_rules() -> RuleBook:
         for name, text in shipped_packs().items()
         if name != KERNEL_FAMILIES
     ]
-    rules = sorted((rule for book in books for rule in book.rules), key=lambda rule: TIERS.index(rule.tier))
+    rules = sorted(
+        (rule for book in books for rule in book.rules), key=lambda rule: TIERS.index(rule.tier)
+    )
     groups = tuple(kind for book in books for kind in book.groups)
     return RuleBook(tuple(rules), groups, tuple(kind for book in books for kind in book.modules))
 
@@ -235,21 +265,31 @@ class _Problem(NamedTuple):
 
 def _find_problem(rule: RuleTable) -> _Problem | None:
     """Return the first mistake in a rule; None if there is none."""
-    words = (("label", rule.label, LABELS), ("pass", rule.passes, PASSES), ("tier", rule.tier, TIERS))
+    words = (
+        ("label", rule.label, LABELS),
+        ("pass", rule.passes, PASSES),
+        ("tier", rule.tier, TIERS),
+    )
     for key, word, choices in words:
         if word is not None and word not in choices:
             hint = did_you_mean(word, choices, otherwise=f"one of {', '.join(choices)}")
             return _Problem(f"unknown {key} {word!r}", key, hint)
     if not 0 <= rule.confidence <= 1:
         return _Problem("confidence is a number from 0 to 1", "confidence", "leave it out for 0.9")
-    return _find_condition_problem("when", rule.when) or _find_condition_problem("unless", rule.unless)
+    return _find_condition_problem("when", rule.when) or _find_condition_problem(
+        "unless", rule.unless
+    )
 
 
 def _find_condition_problem(key: str, conditions: Mapping[str, Condition]) -> _Problem | None:
     """Return the first mistake in the conditions of the inner table *key*."""
     for column, condition in conditions.items():
         if problem := _condition_problem(column, condition):
-            hint = _SEE_DOCS if column in COLUMNS else did_you_mean(column, COLUMNS, otherwise=_SEE_DOCS)
+            hint = (
+                _SEE_DOCS
+                if column in COLUMNS
+                else did_you_mean(column, COLUMNS, otherwise=_SEE_DOCS)
+            )
             return _Problem(problem, column, hint, inside=key)
     return None
 
@@ -264,7 +304,11 @@ def _condition_problem(column: str, condition: object) -> str | None:
     if column_type == "number" and not _is_number_condition(condition):
         return f"{column!r} is a whole number, or a comparison such as '>= 1024'"
     if column_type == "text" and isinstance(condition, str):
-        if problem := condition.problem() if isinstance(condition, LinearPattern) else _pattern_problem(condition):
+        if (
+            problem := condition.problem()
+            if isinstance(condition, LinearPattern)
+            else _pattern_problem(condition)
+        ):
             return f"{column!r} is not a regular expression: {problem}"
     elif column_type == "text" and not isinstance(condition, (bool, tuple, list)):
         return f"{column!r} is a regular expression, a list of exact values, or true/false for present/absent"
@@ -292,9 +336,15 @@ def _find_line(text: str, table: str, index: int, key: str, inside: str = "") ->
     Else of the table's head.
     """
     lines = text.splitlines()
-    heads = [i for i, line in enumerate(lines) if re.match(rf"\s*\[\[?\s*{re.escape(table)}\s*\]\]?", line)]
+    heads = [
+        i
+        for i, line in enumerate(lines)
+        if re.match(rf"\s*\[\[?\s*{re.escape(table)}\s*\]\]?", line)
+    ]
     start = heads[index] if index < len(heads) else 0
-    stop = next((i for i in range(start + 1, len(lines)) if re.match(r"\s*\[\[", lines[i])), len(lines))
+    stop = next(
+        (i for i in range(start + 1, len(lines)) if re.match(r"\s*\[\[", lines[i])), len(lines)
+    )
     outer_key = re.escape(inside or key)
     outer = rf"^\s*[\"']?{outer_key}[\"']?\s*[=.]|^\s*\[{re.escape(table)}\.{outer_key}\]"
     first = next((i for i in range(start, stop) if re.search(outer, lines[i])), start)
@@ -333,7 +383,9 @@ def kernel_pattern(computes: str) -> str:
     >>> bool(re.search(kernel_pattern("attention"), "void ck_tile::kentry<FmhaFwdKernel<>>"))
     True
     """
-    return "|".join(f"(?i:{family.pattern})" for family in kernel_families() if family.computes == computes)
+    return "|".join(
+        f"(?i:{family.pattern})" for family in kernel_families() if family.computes == computes
+    )
 
 
 def family_of(kernel: str) -> str | None:
@@ -342,7 +394,9 @@ def family_of(kernel: str) -> str | None:
     >>> family_of("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2"), family_of("relu")
     ('TensorRT-LLM batched product', None)
     """
-    matches = (family.family for family in kernel_families() if re.search(f"(?i:{family.pattern})", kernel))
+    matches = (
+        family.family for family in kernel_families() if re.search(f"(?i:{family.pattern})", kernel)
+    )
     return next(matches, None)
 
 
@@ -355,7 +409,10 @@ Case = tuple[Conditions, Conditions]
 
 UNKNOWN = "other"
 """Label, and name of the rule, of events that no rule matches."""
-_PASS_OF_LABEL = {"forward": "forward", **dict.fromkeys(("dgrad", "wgrad", "backward", "recompute"), "backward")}
+_PASS_OF_LABEL = {
+    "forward": "forward",
+    **dict.fromkeys(("dgrad", "wgrad", "backward", "recompute"), "backward"),
+}
 
 
 class Decisions(NamedTuple):
@@ -371,7 +428,9 @@ class Decisions(NamedTuple):
 def apply_rules(columns: Columns, book: RuleBook, size: int) -> Decisions:
     """Give each of *size* events the label of the first rule that matches it."""
     rules = book.rules
-    winner = first_matching_case(columns, [(rule.when, rule.unless) for rule in rules], np.arange(size))
+    winner = first_matching_case(
+        columns, [(rule.when, rule.unless) for rule in rules], np.arange(size)
+    )
 
     def decided(values: Sequence[str | None]) -> CategoryColumn:
         """Return the value of the winning rule; the last value where none won."""
@@ -389,7 +448,9 @@ def apply_rules(columns: Columns, book: RuleBook, size: int) -> Decisions:
     )
 
 
-def match_kinds(columns: Columns, kinds: Sequence[NamedKind], rows: Ints, size: int) -> CategoryColumn:
+def match_kinds(
+    columns: Columns, kinds: Sequence[NamedKind], rows: Ints, size: int
+) -> CategoryColumn:
     """Return for *rows* the value of the first kind whose conditions all hold.
 
     Null for the other of *size* rows.

@@ -1,13 +1,15 @@
 """The order in which kernels on several streams were launched, from what each launch is known to be.
 
-Kernels of one stream ran in the order of their launches; those of different streams overlap. Each launch has a key:
-launches of one key are the same kernel. Which kernel that is has to be found together with the order. The search
-alternates between the two, as expectation maximisation does:
+Kernels of one stream ran in the order of their launches; those of different streams overlap. Each
+launch has a key: launches of one key are the same kernel. Which kernel that is has to be found
+together with the order. The search alternates between the two, as expectation maximisation does:
 
-1. guess the kernel of each key from what ran around the places of its launches, and from words that the names of
-   operator and kernel share;
-2. find the interleaving of the streams that fits the guess best (a beam search over the heads of the streams);
-3. take the kernels that this interleaving gives to each key as the next guess, until nothing changes.
+1. guess the kernel of each key from what ran around the places of its launches, and from words that
+   the names of operator and kernel share;
+2. find the interleaving of the streams that fits the guess best (a beam search over the heads of
+   the streams);
+3. take the kernels that this interleaving gives to each key as the next guess, until nothing
+   changes.
 """
 
 import math
@@ -20,8 +22,8 @@ import numpy as np
 from tracekit._util.arrays import AnyInts, Ints
 
 NEARBY_KERNELS = 8
-"""Kernels before and after a launch's place among which its own is looked for at first, and by which a kernel that
-started early may be ahead of its launch."""
+"""Kernels before and after a launch's place among which its own is looked for at first, and by
+which a kernel that started early may be ahead of its launch."""
 BEAM_WIDTH = 24
 """Interleavings that are followed at once."""
 MAX_ROUNDS = 8
@@ -31,8 +33,8 @@ RELATED_BONUS = 2.0
 _UNSEEN_SCORE = math.log(1e-3)
 """Score of a kernel that was not seen for a key."""
 _LEAD_COST = 0.02
-"""Cost of each kernel that started earlier and is launched later: of interleavings that fit alike, that in order of
-start is taken."""
+"""Cost of each kernel that started earlier and is launched later: of interleavings that fit alike,
+that in order of start is taken."""
 
 _Scores = dict[int, dict[int, float]]
 
@@ -46,7 +48,9 @@ class _State(NamedTuple):
     before: "_State | None"
 
 
-def merge_streams(keys: AnyInts, names: AnyInts, streams: AnyInts, related: Collection[tuple[int, int]] = ()) -> Ints:
+def merge_streams(
+    keys: AnyInts, names: AnyInts, streams: AnyInts, related: Collection[tuple[int, int]] = ()
+) -> Ints:
     """Return the kernels in the order of their launches: one per launch.
 
     Args:
@@ -71,7 +75,9 @@ def merge_streams(keys: AnyInts, names: AnyInts, streams: AnyInts, related: Coll
         if found == order:
             break
         order = found
-        scores = _add_bonus(_scores_of_order(launch_keys, [kernel_names[row] for row in order]), related)
+        scores = _add_bonus(
+            _scores_of_order(launch_keys, [kernel_names[row] for row in order]), related
+        )
     return np.array(order, np.int64)
 
 
@@ -114,7 +120,9 @@ def _add_bonus(scores: _Scores, related: Collection[tuple[int, int]]) -> _Scores
     return scores
 
 
-def _best_interleaving(keys: list[int], names: list[int], streams: list[int], scores: _Scores) -> list[int]:
+def _best_interleaving(
+    keys: list[int], names: list[int], streams: list[int], scores: _Scores
+) -> list[int]:
     """Return the interleaving of the streams with the best sum of scores, by beam search."""
     following: dict[int, int] = {}  # the next kernel on the same stream
     last_on_stream: dict[int, int] = {}

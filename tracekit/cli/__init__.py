@@ -1,6 +1,7 @@
 """The command line: one module per command, which parses its options, calls one function of the library and prints.
 
-Commands import what they need when they run, so that ``tracekit --help`` answers at once. Only ``main`` prints errors.
+Commands import what they need when they run, so that ``tracekit --help`` answers at once. Only
+``main`` prints errors.
 """
 
 import os
@@ -97,7 +98,9 @@ def _print_version(wanted: bool) -> None:
 
 def _root(
     ctx: typer.Context,
-    _: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    _: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help(), err=True)
@@ -120,7 +123,9 @@ def main() -> NoReturn:
         error.filename = error.filename or "standard output"
         code = _print_error(as_tracekit_error(error))
     except Exception as error:
-        if hasattr(error, "format_message"):  # typer's errors of usage, which share no public base class
+        if hasattr(
+            error, "format_message"
+        ):  # typer's errors of usage, which share no public base class
             print_line(f"error: {usage_message(error)}", err=True)
             code = WRONG_USAGE
         else:
@@ -131,7 +136,10 @@ def main() -> NoReturn:
 
 
 def _print_error(error: TracekitError) -> int:
-    """Print an error and its hint on one line of stderr, what it quotes below; return its exit code."""
+    """Print an error and its hint on one line of stderr, what it quotes below.
+
+    Return its exit code.
+    """
     if os.environ.get(DEBUG) and error.__cause__ is not None:
         traceback.print_exception(error.__cause__)
     print_line(f"error: {error.message}" + (f"; {error.hint}" if error.hint else ""), err=True)

@@ -16,8 +16,9 @@ from tracekit.report.text import in_ci_job, without_ci_commands
 def prepare_streams() -> None:
     """Make standard output and error safe to write to.
 
-    A stream that was closed (``2>&-``) is connected to the null device; otherwise the next file to be opened would get
-    its descriptor. Characters that a stream's encoding does not have are written in ASCII.
+    A stream that was closed (``2>&-``) is connected to the null device; otherwise the next file to
+    be opened would get its descriptor. Characters that a stream's encoding does not have are
+    written in ASCII.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -47,7 +48,10 @@ def print_text(text: str) -> None:
 
 
 def print_note(text: object) -> None:
-    """Print one line beside the result, on stderr, such as the name of a file that was written; not with --quiet."""
+    """Print one line beside the result, on stderr, such as the name of a file that was written.
+
+    Not with --quiet.
+    """
     if not is_quiet():
         print_line(text, err=True)
 
@@ -81,5 +85,7 @@ def note_partial_store(store: Path | None) -> Iterator[None]:
         if store is not None and is_store(store):
             partial = open_store(store)
             hint = "" if partial.complete else "; --resume goes on with it"
-            print_line(f"note: {store} holds {counted(len(partial.entries), 'rank')}{hint}", err=True)
+            print_line(
+                f"note: {store} holds {counted(len(partial.entries), 'rank')}{hint}", err=True
+            )
         raise

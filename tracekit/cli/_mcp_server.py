@@ -1,4 +1,7 @@
-"""The MCP server: tools over stdio, on the official SDK; answers are short, with handles to read further rows."""
+"""The MCP server: tools over stdio, on the official SDK.
+
+Answers are short, with handles to read further rows.
+"""
 
 import functools
 import importlib
@@ -39,7 +42,9 @@ def make_server(folders: Sequence[str | Path]) -> Any:
     return server
 
 
-def _with_tool_errors(function: Callable[..., Any], tool_error: type[Exception]) -> Callable[..., Any]:
+def _with_tool_errors(
+    function: Callable[..., Any], tool_error: type[Exception]
+) -> Callable[..., Any]:
     """Return *function* with errors of tracekit raised as the SDK's tool error, which an agent reads as one line."""
 
     @functools.wraps(function)
@@ -53,17 +58,24 @@ def _with_tool_errors(function: Callable[..., Any], tool_error: type[Exception])
 
 
 class Tools:
-    """Tools over the traces in some folders; nothing outside them is read, and nothing is written."""
+    """Tools over the traces in some folders.
+
+    Nothing outside them is read, and nothing is written.
+    """
 
     def __init__(self, folders: Sequence[str | Path]) -> None:
         self._roots = [Path(folder).resolve() for folder in folders]
         for root in self._roots:
             if not root.is_dir():
-                raise OptionError(f"{root}: there is no such folder", hint="name folders that hold traces")
+                raise OptionError(
+                    f"{root}: there is no such folder", hint="name folders that hold traces"
+                )
         self._analyses: dict[str, Analysis] = {}  # the oldest first
         self._numbers = itertools.count()
 
-    def analyze(self, path: str, schedule: str = "auto", steps: str | None = None) -> dict[str, Any]:
+    def analyze(
+        self, path: str, schedule: str = "auto", steps: str | None = None
+    ) -> dict[str, Any]:
         """Where the step of the run at *path* went: the answer in a few lines, the key figures, and a handle."""
         from tracekit.report.scalars import scalars
         from tracekit.report.view import view_of
@@ -77,20 +89,29 @@ class Tools:
         return {
             "handle": handle,
             "answer": [f"{line.topic}: {line.text}" for line in view.answer],
-            "figures": {name.partition("/")[2]: round(value, 4) for name, value in scalars(analysis).items()},
+            "figures": {
+                name.partition("/")[2]: round(value, 4) for name, value in scalars(analysis).items()
+            },
             "schedule": None if analysis.schedule is None else _schedule_summary(analysis.schedule),
             "tables": {name: len(table) for name, table in analysis.tables.items()},
             "warnings": [notice.message for notice in analysis.notices][:MAX_ROWS],
         }
 
-    def table(self, handle: str, name: str, offset: int = 0, rank: int | None = None) -> dict[str, Any]:
-        """Rows of one table of an analysis made before, from *offset* on; ``next_offset`` is where more begin."""
+    def table(
+        self, handle: str, name: str, offset: int = 0, rank: int | None = None
+    ) -> dict[str, Any]:
+        """Rows of one table of an analysis made before, from *offset* on.
+
+        ``next_offset`` is where more begin.
+        """
         analysis = self._analyses.get(handle)
         if analysis is None:
             hint = f"handles: {', '.join(self._analyses) or 'none yet'}"
             raise InputError(f"there is no analysis {handle[:200]!r}", hint=hint)
         if name not in analysis.tables:
-            raise InputError(f"there is no table {name[:200]!r}", hint=f"tables: {', '.join(analysis.tables)}")
+            raise InputError(
+                f"there is no table {name[:200]!r}", hint=f"tables: {', '.join(analysis.tables)}"
+            )
         rows = analysis.tables[name]
         if rank is not None and "rank" in rows.columns:
             rows = rows.filter(rank=rank)
@@ -104,21 +125,27 @@ class Tools:
     def what_if(self, path: str, changes: Sequence[str] = ()) -> dict[str, Any]:
         """Predict the run at *path* with *changes* and under other schedules.
 
-        A change is ``dp_comm x0.5`` (a label, module, operator or kernel takes half its time), ``links x2``,
-        ``rank 2 like others``, ``no host delay``, ``hide dp_comm``, ``balance`` or ``microbatches 16``. Without changes
-        those that would save most are listed. What a change saves is an upper bound.
+        A change is ``dp_comm x0.5`` (a label, module, operator or kernel takes half its time),
+        ``links x2``, ``rank 2 like others``, ``no host delay``, ``hide dp_comm``, ``balance`` or
+        ``microbatches 16``. Without changes those that would save most are listed. What a change
+        saves is an upper bound.
         """
         analysis = self._analysis(path, what_if=not changes, changes=changes)
         schedule = analysis.schedule
         return {
             "what_if": to_plain_rows(analysis.changed_steps[:MAX_ROWS]),
             "measured_ns": None if schedule is None else schedule.head.measured_ns,
-            "schedules": [] if schedule is None else to_plain_rows(schedule_document(schedule).what_if[:MAX_ROWS]),
+            "schedules": []
+            if schedule is None
+            else to_plain_rows(schedule_document(schedule).what_if[:MAX_ROWS]),
             "why_not": [notice.message for notice in analysis.notices] if schedule is None else [],
         }
 
     def explain(self, path: str, event: str, rank: int | None = None) -> str:
-        """Why events of the run at *path* got their labels; *event* is a kernel's name, a label or an event's id."""
+        """Why events of the run at *path* got their labels.
+
+        *event* is a kernel's name, a label or an event's id.
+        """
         from tracekit.report.terminal.explain import explain_text
         from tracekit.run.load import load
 
@@ -130,7 +157,10 @@ class Tools:
         from tracekit.diffs import diff
 
         changes = diff(self._inside(before), self._inside(after)).to_dict()
-        return {key: value[:MAX_ROWS] if isinstance(value, list) else value for key, value in changes.items()}
+        return {
+            key: value[:MAX_ROWS] if isinstance(value, list) else value
+            for key, value in changes.items()
+        }
 
     def doctor(self, path: str) -> dict[str, Any]:
         """What the traces at *path* hold and lack, and how to record better."""
@@ -138,16 +168,32 @@ class Tools:
 
         document = diagnose(self._inside(path)).to_dict()
         return {
-            key: document[key] for key in ("reader", "ranks", "world_size", "steps", "counts", "findings", "warnings")
+            key: document[key]
+            for key in ("reader", "ranks", "world_size", "steps", "counts", "findings", "warnings")
         }
 
-    def schedule(self, name: str, pp: int, microbatches: int, virtual: int | None = None) -> dict[str, Any]:
+    def schedule(
+        self, name: str, pp: int, microbatches: int, virtual: int | None = None
+    ) -> dict[str, Any]:
         """The ideal schedule *name*: its makespan and idle share at unit times, and its order per rank."""
         from tracekit.schedules import generate, simulate
 
-        document = simulate(generate(_registered(name), pp=pp, microbatches=microbatches, virtual=virtual)).to_dict()
-        keys = ("name", "pp", "microbatches", "virtual", "makespan", "bubble_fraction", "peak_activations")
-        return {**{key: document[key] for key in keys if key in document}, "ranks": document["ranks"][:MAX_ROWS]}
+        document = simulate(
+            generate(_registered(name), pp=pp, microbatches=microbatches, virtual=virtual)
+        ).to_dict()
+        keys = (
+            "name",
+            "pp",
+            "microbatches",
+            "virtual",
+            "makespan",
+            "bubble_fraction",
+            "peak_activations",
+        )
+        return {
+            **{key: document[key] for key in keys if key in document},
+            "ranks": document["ranks"][:MAX_ROWS],
+        }
 
     def _analysis(self, path: str, **options: Any) -> Analysis:
         from tracekit.run.analyze import analyze
@@ -158,7 +204,8 @@ class Tools:
         """Return the resolved *path* if it and all links in it lead into one of the folders."""
         roots = ", ".join(map(str, self._roots))
         outside = InputError(
-            f"{path[:200]!r}: not in the folders this server may read", hint=f"give a path under {roots}"
+            f"{path[:200]!r}: not in the folders this server may read",
+            hint=f"give a path under {roots}",
         )
         for root in self._roots:
             try:
@@ -174,10 +221,15 @@ class Tools:
 
 
 def _registered(schedule: str, *others: str) -> str:
-    """Return the name of a schedule if it is registered or one of *others*; files of orders are not read for agents."""
+    """Return the name of a schedule if it is registered or one of *others*.
+
+    Files of orders are not read for agents.
+    """
     names = (*others, *schedule_names())
     if schedule not in names:
-        raise OptionError(f"there is no schedule {schedule[:40]!r}", hint=f"schedules: {', '.join(names)}")
+        raise OptionError(
+            f"there is no schedule {schedule[:40]!r}", hint=f"schedules: {', '.join(names)}"
+        )
     return schedule
 
 

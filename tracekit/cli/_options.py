@@ -33,10 +33,18 @@ def parse_ranks(text: str | None) -> tuple[int, ...] | None:
     ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise OptionError(f"--ranks {text}: {part.strip()!r} is not a rank", hint="write 0,2 or 0-7")
+        if (
+            not first.isdecimal()
+            or (dash and not last.isdecimal())
+            or (dash and int(last) < int(first))
+        ):
+            raise OptionError(
+                f"--ranks {text}: {part.strip()!r} is not a rank", hint="write 0,2 or 0-7"
+            )
         if int(last or first) >= MAX_RANKS:
-            raise OptionError(f"--ranks {text}: {last or first} is more than any run has", hint="write 0,2 or 0-7")
+            raise OptionError(
+                f"--ranks {text}: {last or first} is more than any run has", hint="write 0,2 or 0-7"
+            )
         ranks.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(ranks))
 
@@ -58,7 +66,9 @@ def with_quiet(run: Callable[..., None]) -> Callable[..., None]:
         run(*args, **options)
 
     signature = inspect.signature(run, eval_str=True)
-    added = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    added = inspect.Parameter(
+        "quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet
+    )
     run_quietly.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*signature.parameters.values(), added]
     )
@@ -83,31 +93,50 @@ def flag(name: str, text: str) -> Any:
 
 
 Paths = Annotated[
-    list[str] | None, typer.Argument(help="Traces: files, a folder, a quoted glob, a URL or a store.", metavar="PATH")
+    list[str] | None,
+    typer.Argument(
+        help="Traces: files, a folder, a quoted glob, a URL or a store.", metavar="PATH"
+    ),
 ]
 Ranks = Annotated[str | None, value("Read only these ranks: 0,2 or 0-7.", "RANKS")]
 Rank = Annotated[int | None, value("The rank of a single file that does not name it.", "N", min=0)]
 Rules = Annotated[Path | None, value("Rules file to label with, before the built-in ones.", "FILE")]
-Workers = Annotated[int | None, value("Number of worker processes; by default as many as help.", "N", min=1)]
+Workers = Annotated[
+    int | None, value("Number of worker processes; by default as many as help.", "N", min=1)
+]
 _NSYS_HELP = "Path of nsys, which reads .nsys-rep reports, if it is not on the PATH."
 Nsys = Annotated[str | None, value(_NSYS_HELP, "PROGRAM", envvar=NSYS_VARIABLE, callback=set_nsys)]
-Strict = Annotated[bool, flag("--strict", "A damaged, unreadable or missing rank is an error, not a warning.")]
-Resume = Annotated[bool, flag("--resume", "Go on with the store: read only traces that are not in it or have changed.")]
+Strict = Annotated[
+    bool, flag("--strict", "A damaged, unreadable or missing rank is an error, not a warning.")
+]
+Resume = Annotated[
+    bool,
+    flag("--resume", "Go on with the store: read only traces that are not in it or have changed."),
+]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace the store even if it holds another run.")]
 Dask = Annotated[
-    str | None, value("Work on the Dask cluster whose scheduler is at this address: tcp://host:8786.", "ADDRESS")
+    str | None,
+    value(
+        "Work on the Dask cluster whose scheduler is at this address: tcp://host:8786.", "ADDRESS"
+    ),
 ]
 DrawnIdeal = Annotated[str, value("Ideal to draw: auto, a name, an order file or none.", "NAME")]
 DrawnStacks = Annotated[bool, flag("--stacks", "Include Python frames.")]
 _QUIET_HELP = "Print no notes and no progress, and with -o not the result either."
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help=_QUIET_HELP)]
 Json = Annotated[bool, flag("--json", "Print the result as JSON.")]
-_ROLES_HELP = "A role's traces, as NAME=PATH, repeated for each role; or the NAME of the role to read alone."
+_ROLES_HELP = (
+    "A role's traces, as NAME=PATH, repeated for each role; or the NAME of the role to read alone."
+)
 Roles = Annotated[list[str] | None, typer.Option("--role", help=_ROLES_HELP, metavar="ROLE")]
-Role = Annotated[str | None, value("Compare this role alone, where ranks have several processes.", "NAME")]
+Role = Annotated[
+    str | None, value("Compare this role alone, where ranks have several processes.", "NAME")
+]
 
 
-def role_paths(paths: list[str] | None, roles: list[str] | None, command: str) -> RunPaths | OneRole:
+def role_paths(
+    paths: list[str] | None, roles: list[str] | None, command: str
+) -> RunPaths | OneRole:
     """Return the paths that *command* reads: those named, of one role alone, or each role's own.
 
     >>> role_paths(None, ["trainer=a", "rollout=b"], "analyze")
@@ -120,11 +149,16 @@ def role_paths(paths: list[str] | None, roles: list[str] | None, command: str) -
     for role in roles or ():
         name, separator, path = role.partition("=")
         if separator and (not name or not path or "/" in name):
-            raise OptionError(f"--role {role}: write a name and its path", hint="as in --role trainer=runs/trainer")
+            raise OptionError(
+                f"--role {role}: write a name and its path",
+                hint="as in --role trainer=runs/trainer",
+            )
         if separator:
             by_role.setdefault(name, []).append(path)
     if by_role and (paths or chosen):
-        raise OptionError("--role NAME=PATH names all that is read", hint="leave the other paths and roles out")
+        raise OptionError(
+            "--role NAME=PATH names all that is read", hint="leave the other paths and roles out"
+        )
     if by_role:
         return by_role
     if not paths:

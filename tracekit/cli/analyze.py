@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tracekit.cli import _options as options
-from tracekit.cli._console import note_partial_store, print_left_out, print_note, print_text, shows_result
+from tracekit.cli._console import (
+    note_partial_store,
+    print_left_out,
+    print_note,
+    print_text,
+    shows_result,
+)
 from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError, TracekitError
 from tracekit.parsers.source_refs import unknown_rank_error
@@ -22,7 +28,9 @@ def run(
     *,
     output: Annotated[
         list[Path] | None,
-        options.output("Write the result: .html .json .md .parquet .csv .xlsx .png .svg .pdf; may be repeated."),
+        options.output(
+            "Write the result: .html .json .md .parquet .csv .xlsx .png .svg .pdf; may be repeated."
+        ),
     ] = None,
     plot: Annotated[
         str | None,
@@ -33,8 +41,12 @@ def run(
         ),
     ] = None,
     json: options.Json = False,
-    schedule: Annotated[str, value("Ideal to compare with: auto, a name, an order file or none.", "NAME")] = "auto",
-    steps: Annotated[str | None, value("Only these steps: 3, 2:4 (2 and 3), 1:, :-1 or 2,5.", "STEPS")] = None,
+    schedule: Annotated[
+        str, value("Ideal to compare with: auto, a name, an order file or none.", "NAME")
+    ] = "auto",
+    steps: Annotated[
+        str | None, value("Only these steps: 3, 2:4 (2 and 3), 1:, :-1 or 2,5.", "STEPS")
+    ] = None,
     ranks: options.Ranks = None,
     roles: options.Roles = None,
     rank: options.Rank = None,
@@ -42,13 +54,17 @@ def run(
     capture: Annotated[
         Path | None,
         value(
-            "Trace of the capture of the CUDA or HIP graphs that are replayed, or a folder with one per rank.", "PATH"
+            "Trace of the capture of the CUDA or HIP graphs that are replayed, or a folder with one per rank.",
+            "PATH",
         ),
     ] = None,
     layout: Annotated[
-        str | None, value("Override how ranks are arranged: pp=4,ep=2; node=8 for ranks per machine.", "SIZES")
+        str | None,
+        value("Override how ranks are arranged: pp=4,ep=2; node=8 for ranks per machine.", "SIZES"),
     ] = None,
-    what_if: Annotated[bool, flag("--what-if", "Show the changes that would save most, and other schedules.")] = False,
+    what_if: Annotated[
+        bool, flag("--what-if", "Show the changes that would save most, and other schedules.")
+    ] = False,
     change: Annotated[
         list[str] | None,
         value(
@@ -57,25 +73,39 @@ def run(
             "TEXT",
         ),
     ] = None,
-    pipeline: Annotated[int | None, value("Show this pipeline, counted from 0; by default the slowest.", "N")] = None,
-    gpu: Annotated[str | None, value("Name of the GPU, for traces that do not name it: H100, MI300X …", "NAME")] = None,
+    pipeline: Annotated[
+        int | None, value("Show this pipeline, counted from 0; by default the slowest.", "N")
+    ] = None,
+    gpu: Annotated[
+        str | None, value("Name of the GPU, for traces that do not name it: H100, MI300X …", "NAME")
+    ] = None,
     critical_path: Annotated[
-        bool, flag("--critical-path", "Show the chain of work across ranks that the step had to wait for.")
+        bool,
+        flag(
+            "--critical-path", "Show the chain of work across ranks that the step had to wait for."
+        ),
     ] = False,
-    by: Annotated[str | None, value("Show the step in rows: by layer, module, annotation or shape.", "ROWS")] = None,
+    by: Annotated[
+        str | None, value("Show the step in rows: by layer, module, annotation or shape.", "ROWS")
+    ] = None,
     explain: Annotated[
         str | None,
         value(
-            "Explain a finding by its number, or why an event got its label: a name, part of one, or a label.", "WHAT"
+            "Explain a finding by its number, or why an event got its label: a name, part of one, or a label.",
+            "WHAT",
         ),
     ] = None,
     brief: Annotated[bool, flag("--brief", "Print only the answer: five lines.")] = False,
     full: Annotated[bool, flag("--full", "Print every table and all warnings.")] = False,
-    definitions: Annotated[bool, flag("--definitions", "Print how each number is defined, after the tables.")] = False,
+    definitions: Annotated[
+        bool, flag("--definitions", "Print how each number is defined, after the tables.")
+    ] = False,
     workers: options.Workers = None,
     nsys: options.Nsys = None,
     strict: options.Strict = False,
-    store: Annotated[Path | None, value("Keep what is read in this store, as ingest does.", "STORE")] = None,
+    store: Annotated[
+        Path | None, value("Keep what is read in this store, as ingest does.", "STORE")
+    ] = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     dask: options.Dask = None,
@@ -84,7 +114,9 @@ def run(
     finding_number = int(explain) if explain is not None and explain.isdecimal() else None
     if explain is not None and finding_number is None:
         if json or output:
-            raise OptionError("--explain prints text", hint=f"leave {'--json' if json else '-o'} out")
+            raise OptionError(
+                "--explain prints text", hint=f"leave {'--json' if json else '-o'} out"
+            )
         run_paths = options.role_paths(paths, roles, "analyze")
         _explain(
             run_paths,
@@ -153,11 +185,21 @@ def run(
         from tracekit.report.terminal.analysis import render
         from tracekit.report.terminal.screen import Screen
 
-        render(other_outputs, Screen(), brief=brief, full=full, page_written=has_page, definitions=definitions)
+        render(
+            other_outputs,
+            Screen(),
+            brief=brief,
+            full=full,
+            page_written=has_page,
+            definitions=definitions,
+        )
 
 
 def _has_recordings_alone(paths: list[str]) -> bool:
-    """Return whether there are only dumps and logs; paths without anything are left to the analysis to report."""
+    """Return whether there are only dumps and logs.
+
+    Paths without anything are left to the analysis to report.
+    """
     from tracekit.run.recordings import has_recordings_alone
 
     try:
@@ -179,7 +221,9 @@ def _check_outputs(paths: list[Path], plot: str | None) -> None:
     for path in paths:
         check_output(path, plot=plot)
     if plot is not None and not any(path.suffix.lower() in PICTURES for path in paths):
-        raise OptionError(f"--plot {plot} needs a picture to draw", hint=f"add -o {plot}.svg (or .png, .pdf)")
+        raise OptionError(
+            f"--plot {plot} needs a picture to draw", hint=f"add -o {plot}.svg (or .png, .pdf)"
+        )
 
 
 def _explain(

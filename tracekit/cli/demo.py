@@ -10,7 +10,13 @@ from tracekit.cli._console import print_note, shows_result
 
 def run(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder to write the sample run and its page into.", metavar="FOLDER")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder to write the sample run and its page into.",
+            metavar="FOLDER",
+        ),
     ] = Path("tracekit-demo"),
 ) -> None:
     """Write a sample run of four ranks, analyse it, and write its page."""

@@ -23,7 +23,10 @@ def run(
     from tracekit.report.terminal.screen import Screen
 
     diagnosis = diagnose(
-        options.role_paths(paths, roles, "doctor"), ranks=options.parse_ranks(ranks), file_rank=rank, workers=workers
+        options.role_paths(paths, roles, "doctor"),
+        ranks=options.parse_ranks(ranks),
+        file_rank=rank,
+        workers=workers,
     )
     if json:
         typer.echo(diagnosis.to_json())

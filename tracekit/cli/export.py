@@ -12,7 +12,9 @@ from tracekit.report.text import size
 def run(
     paths: options.Paths = None,
     *,
-    output: Annotated[Path, options.output("File to write: .json.gz, .json, or .tar with the ranks' own files.")],
+    output: Annotated[
+        Path, options.output("File to write: .json.gz, .json, or .tar with the ranks' own files.")
+    ],
     schedule: options.DrawnIdeal = "auto",
     ranks: options.Ranks = None,
     roles: options.Roles = None,
@@ -22,7 +24,10 @@ def run(
     workers: options.Workers = None,
     nsys: options.Nsys = None,
 ) -> None:
-    """Write the trace with tracks of labels, pipeline cells and ideal cells; open it at ui.perfetto.dev."""
+    """Write the trace with tracks of labels, pipeline cells and ideal cells.
+
+    Open it at ui.perfetto.dev.
+    """
     from tracekit.report.perfetto.export import export
 
     exported = export(

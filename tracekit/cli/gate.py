@@ -31,7 +31,8 @@ class GateCommand(TyperCommand):
 def repeat_baseline(args: Sequence[str], options_with_value: set[str]) -> list[str]:
     """Insert ``--baseline`` before every further word of a ``--baseline`` option.
 
-    Only after a candidate was named: in ``gate --baseline base.json new/`` the second word is the candidate.
+    Only after a candidate was named: in ``gate --baseline base.json new/`` the second word is the
+    candidate.
 
     >>> repeat_baseline(["new", "--baseline", "a", "b", "--json"], {"--baseline"})
     ['new', '--baseline', 'a', '--baseline', 'b', '--json']
@@ -59,19 +60,28 @@ def repeat_baseline(args: Sequence[str], options_with_value: set[str]) -> list[s
 def run(
     candidates: Annotated[
         list[str] | None,
-        typer.Argument(help="Runs to judge: traces, stores, folders or saved analyses.", metavar="CANDIDATE"),
+        typer.Argument(
+            help="Runs to judge: traces, stores, folders or saved analyses.", metavar="CANDIDATE"
+        ),
     ] = None,
     *,
     baseline: Annotated[
-        list[str] | None, value("Runs to compare with, or a baseline file; several may follow.", "BASE")
+        list[str] | None,
+        value("Runs to compare with, or a baseline file; several may follow.", "BASE"),
     ] = None,
     require: Annotated[
         list[str] | None,
-        value("'bubble_fraction < 0.12', 'step_ms < +3%', 'overlap.ep_dispatch > -0.02'; may be repeated.", "EXPR"),
+        value(
+            "'bubble_fraction < 0.12', 'step_ms < +3%', 'overlap.ep_dispatch > -0.02'; may be repeated.",
+            "EXPR",
+        ),
     ] = None,
-    output: Annotated[list[Path] | None, options.output("Write .json, .xml (JUnit) or .md; may be repeated.")] = None,
+    output: Annotated[
+        list[Path] | None, options.output("Write .json, .xml (JUnit) or .md; may be repeated.")
+    ] = None,
     history: Annotated[
-        Path | None, value("Add the candidates to this page (.html) and write their reports beside it.", "FILE")
+        Path | None,
+        value("Add the candidates to this page (.html) and write their reports beside it.", "FILE"),
     ] = None,
     role: options.Role = None,
     nsys: options.Nsys = None,
@@ -81,10 +91,12 @@ def run(
         typer.Option(help="Exit with 0 (pass) or 1 (fail) instead of 3 when it cannot be decided."),
     ] = None,
     allow: Annotated[
-        list[str] | None, value("Compare even if this differs: world_size, schedule, shapes, gpu or damage.", "WHAT")
+        list[str] | None,
+        value("Compare even if this differs: world_size, schedule, shapes, gpu or damage.", "WHAT"),
     ] = None,
     config: Annotated[
-        Path | None, value("Settings file; by default tracekit.toml or pyproject.toml above here.", "FILE")
+        Path | None,
+        value("Settings file; by default tracekit.toml or pyproject.toml above here.", "FILE"),
     ] = None,
     update_baseline: Annotated[
         bool, flag("--update-baseline", "Write the candidates into the baseline file instead.")
@@ -94,7 +106,10 @@ def run(
     ] = False,
     metrics: Annotated[bool, flag("--metrics", "List every metric that can be required.")] = False,
 ) -> None:
-    """Judge runs against a baseline; exit code 0 pass, 1 regressed, 2 unusable input, 3 inconclusive."""
+    """Judge runs against a baseline.
+
+    Exit code 0 pass, 1 regressed, 2 unusable input, 3 inconclusive.
+    """
     if metrics:
         _print_metrics()
         return
@@ -138,7 +153,9 @@ def run(
     raise typer.Exit(result["exit_code"])
 
 
-def _write_result(result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False) -> None:
+def _write_result(
+    result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False
+) -> None:
     """Write the result to the files and print it; *quiet* prints no text."""
     from tracekit.report.ci.write import github, to_json, write_gate
     from tracekit.report.terminal.changes import show_gate
@@ -179,7 +196,9 @@ def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrat
     from tracekit.diffs.baseline import write_baseline
 
     if len(bases) != 1 or not bases[0].endswith(".json"):
-        raise OptionError("which baseline file should be written?", hint="give --baseline FILE.json")
+        raise OptionError(
+            "which baseline file should be written?", hint="give --baseline FILE.json"
+        )
     side = read_side(candidates, what="candidate")
     noise = write_baseline(bases[0], side.runs, calibrated=calibrate)
     steps = sum(run.steps for run in side.runs)
@@ -190,7 +209,9 @@ def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrat
             spread, centre = noise[metric]
             share = f" ({100 * spread.deviation / centre:.2f} %)" if centre else ""
             floor = spread.floor((1, 1))
-            print_line(f"  {metric}: runs differ by {spread.deviation:.4g}{share}; floor of a pair of runs {floor:.4g}")
+            print_line(
+                f"  {metric}: runs differ by {spread.deviation:.4g}{share}; floor of a pair of runs {floor:.4g}"
+            )
 
 
 def _print_metrics() -> None:
@@ -199,6 +220,8 @@ def _print_metrics() -> None:
     for family in FAMILIES:
         some_keys = ",".join(family.keys[:4]) + (",…" if len(family.keys) > 4 else "")
         keys = f".{{{some_keys}}}" if family.keys else ""
-        better = {"down": "lower is better", "up": "higher is better", "none": "no direction"}[family.better]
+        better = {"down": "lower is better", "up": "higher is better", "none": "no direction"}[
+            family.better
+        ]
         default = ", default" if family.default else ""
         print_line(f"{family.name}{keys}  [{family.unit}, {better}{default}]  {family.about}")

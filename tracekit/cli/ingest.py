@@ -28,7 +28,10 @@ def run(
     overwrite: options.Overwrite = False,
     dask: options.Dask = None,
 ) -> None:
-    """Write traces as a Parquet store, labelled, one folder per rank; reading it back needs no parsing."""
+    """Write traces as a Parquet store, labelled, one folder per rank.
+
+    Reading it back needs no parsing.
+    """
     from tracekit.run.dask import cluster
     from tracekit.run.ingest import ingest
     from tracekit.store.recordings import read_stored_recordings

@@ -15,7 +15,8 @@ def run(
     paths: Annotated[list[str], typer.Argument(help=PATH_HELP, metavar="PATH")],
     *,
     output: Annotated[
-        list[Path] | None, options.output("Write the result: .json, .html or .csv; may be repeated.")
+        list[Path] | None,
+        options.output("Write the result: .json, .html or .csv; may be repeated."),
     ] = None,
     ranks: options.Ranks = None,
     workers: options.Workers = None,

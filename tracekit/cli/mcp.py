@@ -6,9 +6,14 @@ import typer
 
 
 def run(
-    folders: Annotated[list[str], typer.Argument(help="Folders whose traces may be read.", metavar="FOLDER")],
+    folders: Annotated[
+        list[str], typer.Argument(help="Folders whose traces may be read.", metavar="FOLDER")
+    ],
 ) -> None:
-    """Serve tools for agents over standard input and output; read-only, and only under the given folders."""
+    """Serve tools for agents over standard input and output.
+
+    Read-only, and only under the given folders.
+    """
     from tracekit.cli._mcp_server import make_server
 
     make_server(folders).run("stdio")

@@ -16,7 +16,9 @@ def run(
     *,
     output: Annotated[
         list[Path] | None,
-        options.output("Write the result: .json, or a flame graph of the peak: .svg, .png, .pdf; may be repeated."),
+        options.output(
+            "Write the result: .json, or a flame graph of the peak: .svg, .png, .pdf; may be repeated."
+        ),
     ] = None,
     ranks: options.Ranks = None,
     json: options.Json = False,

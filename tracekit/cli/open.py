@@ -23,20 +23,29 @@ def run(
     workers: options.Workers = None,
     nsys: options.Nsys = None,
     port: Annotated[
-        int, options.value("Port to serve on; ui.perfetto.dev reads only from 9001.", "PORT", min=0, max=65535)
+        int,
+        options.value(
+            "Port to serve on; ui.perfetto.dev reads only from 9001.", "PORT", min=0, max=65535
+        ),
     ] = 9001,
     at: Annotated[
-        str | None, options.value("Show this moment, as the page's details copy it.", "START_NS[:END_NS]")
+        str | None,
+        options.value("Show this moment, as the page's details copy it.", "START_NS[:END_NS]"),
     ] = None,
 ) -> None:
-    """Print a link that opens the trace at ui.perfetto.dev; it is served on loopback only and ends once read."""
+    """Print a link that opens the trace at ui.perfetto.dev.
+
+    It is served on loopback only and ends once read.
+    """
     import tempfile
 
     from tracekit.report.perfetto.export import export
     from tracekit.report.perfetto.serve import SingleDownloadServer, is_export, moment_parameters
 
     moment = None if at is None else parse_moment(at)
-    exported = Path(paths[0]) if paths is not None and len(paths) == 1 and is_export(paths[0]) else None
+    exported = (
+        Path(paths[0]) if paths is not None and len(paths) == 1 and is_export(paths[0]) else None
+    )
     # The server is made first, so that a port in use is reported before the work.
     with (
         tempfile.TemporaryDirectory(prefix="tracekit-") as folder,
@@ -56,7 +65,9 @@ def run(
             print_notices(done.notices)
         print_line(server.link + (moment_parameters(server.file, *moment) if moment else ""))
         if command := ssh_forward_command(server.server_port):
-            print_note(f"over SSH: first run this on your own machine, then open the link there: {command}")
+            print_note(
+                f"over SSH: first run this on your own machine, then open the link there: {command}"
+            )
         print_note(f"serving {size(server.file.stat().st_size)} to one reader; Ctrl-C ends it")
         server.wait()
         print_note("read; done")
@@ -71,12 +82,17 @@ def parse_moment(text: str) -> tuple[int, int]:
     start, _, end = text.partition(":")
     is_moment = start.isdecimal() and (end or start).isdecimal() and int(start) <= int(end or start)
     if not is_moment:
-        raise OptionError(f"{text} is not a moment", hint="give --at START_NS:END_NS, as the page's details copy it")
+        raise OptionError(
+            f"{text} is not a moment",
+            hint="give --at START_NS:END_NS, as the page's details copy it",
+        )
     return int(start), int(end or start)
 
 
 def ssh_forward_command(port: int, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the command that forwards *port* to the reader's own machine; None if this is no SSH session.
+    """Return the command that forwards *port* to the reader's own machine.
+
+    None if this is no SSH session.
 
     >>> ssh_forward_command(9001, {"SSH_CONNECTION": "10.0.0.9 52514 10.0.0.7 22", "USER": "ada"})
     'ssh -N -L 9001:127.0.0.1:9001 ada@10.0.0.7'

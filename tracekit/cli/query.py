@@ -14,13 +14,30 @@ MAX_PRINTED_ROWS = 200
 
 def run(
     store: Annotated[Path, typer.Argument(help="A store that ingest wrote.", metavar="STORE")],
-    sql: Annotated[str, typer.Argument(help="A SELECT over events, labelled, collectives and ranks.", metavar="SQL")],
+    sql: Annotated[
+        str,
+        typer.Argument(
+            help="A SELECT over events, labelled, collectives and ranks.", metavar="SQL"
+        ),
+    ],
     *,
-    output: Annotated[Path | None, options.output("Write the rows: .csv, .json or .parquet.")] = None,
+    output: Annotated[
+        Path | None, options.output("Write the rows: .csv, .json or .parquet.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
-    """Answer SQL over the tables of a store; nothing is written, and nothing outside the store is read."""
-    from tracekit.report.write import ROW_FORMATS, check_extension, render_rows, rows_json, rows_text, write_file
+    """Answer SQL over the tables of a store.
+
+    Nothing is written, and nothing outside the store is read.
+    """
+    from tracekit.report.write import (
+        ROW_FORMATS,
+        check_extension,
+        render_rows,
+        rows_json,
+        rows_text,
+        write_file,
+    )
     from tracekit.run.query import query
 
     extension = "" if output is None else check_extension(output, ROW_FORMATS)
@@ -34,4 +51,8 @@ def run(
         from tracekit.report.terminal.screen import Screen
 
         screen = Screen()
-        print_text(rows_text(rows, most=MAX_PRINTED_ROWS, width=screen.columns if screen.is_terminal else None))
+        print_text(
+            rows_text(
+                rows, most=MAX_PRINTED_ROWS, width=screen.columns if screen.is_terminal else None
+            )
+        )

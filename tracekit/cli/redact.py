@@ -12,17 +12,29 @@ from tracekit.report.text import size
 
 def run(
     path: Annotated[str, typer.Argument(help="A trace, or a folder of traces.", metavar="PATH")],
-    output: Annotated[Path, options.output("File to write; for a folder of traces, a folder.", metavar="OUT")],
+    output: Annotated[
+        Path, options.output("File to write; for a folder of traces, a folder.", metavar="OUT")
+    ],
     words: Annotated[
         list[str] | None,
-        typer.Option("--word", help="Also replace this word although it is known; may be repeated.", metavar="WORD"),
+        typer.Option(
+            "--word",
+            help="Also replace this word although it is known; may be repeated.",
+            metavar="WORD",
+        ),
     ] = None,
     keep: Annotated[
         list[str] | None,
-        options.value("Also keep this: annotations, arguments, frames, header or metadata; may be repeated.", "WHAT"),
+        options.value(
+            "Also keep this: annotations, arguments, frames, header or metadata; may be repeated.",
+            "WHAT",
+        ),
     ] = None,
 ) -> None:
-    """Write the same trace with known names and numbers only; all other text is dropped or replaced."""
+    """Write the same trace with known names and numbers only.
+
+    All other text is dropped or replaced.
+    """
     from tracekit.redaction import redact_each
 
     for redacted in redact_each(path, output, words=words or (), keep=keep or ()):

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 def run(
     name: Annotated[
         str | None,
-        typer.Argument(help="A schedule's name (--list), or a file of orders, one line per rank.", metavar="NAME"),
+        typer.Argument(
+            help="A schedule's name (--list), or a file of orders, one line per rank.",
+            metavar="NAME",
+        ),
     ] = None,
     *,
     pp: Annotated[int | None, value("Pipeline ranks.", "P")] = None,
@@ -28,17 +31,25 @@ def run(
     virtual: Annotated[int | None, value("Model chunks per rank.", "V")] = None,
     group: Annotated[int | None, value("Micro-batches per group (interleaved).", "G")] = None,
     time: Annotated[
-        str, value("Durations: F=1,I=1,W=1,FB=3,P2P=0; B is I+W and FB is F+B unless given.", "TIMES")
+        str,
+        value("Durations: F=1,I=1,W=1,FB=3,P2P=0; B is I+W and FB is F+B unless given.", "TIMES"),
     ] = "",
     lanes: Annotated[
-        bool, flag("--lanes", "Time and draw the tasks inside each block: compute, communication, copies.")
+        bool,
+        flag(
+            "--lanes", "Time and draw the tasks inside each block: compute, communication, copies."
+        ),
     ] = False,
-    block_time: Annotated[str, value("With --lanes: attention=2,mlp=2,dispatch=1.5,…", "TIMES")] = "",
+    block_time: Annotated[
+        str, value("With --lanes: attention=2,mlp=2,dispatch=1.5,…", "TIMES")
+    ] = "",
     ranks: Annotated[int | None, value("Number of devices (weight-reload only).", "N")] = None,
     rounds: Annotated[int | None, value("Number of rounds (weight-reload only).", "R")] = None,
     output: Annotated[
         list[Path] | None,
-        options.output("Write .svg .png .pdf .html .json .txt, or .trace.json for Perfetto; may be repeated."),
+        options.output(
+            "Write .svg .png .pdf .html .json .txt, or .trace.json for Perfetto; may be repeated."
+        ),
     ] = None,
     as_json: Annotated[bool, flag("--json", "Print the schedule as JSON.")] = False,
     list_all: Annotated[bool, flag("--list", "List the names of all schedules.")] = False,
@@ -77,25 +88,36 @@ def run(
 
 
 def _pipeline(
-    name: str, sizes: tuple[int | None, int | None, int | None, int | None], time: str, blocks: BlockTimes | None
+    name: str,
+    sizes: tuple[int | None, int | None, int | None, int | None],
+    time: str,
+    blocks: BlockTimes | None,
 ) -> Simulation:
     from tracekit.schedules import Times, block_times, generate, simulate
 
     pp, microbatches, virtual, group = sizes
     if blocks is not None and time:
-        raise OptionError("--time and --lanes cannot be combined", hint="with --lanes, times come from --block-time")
+        raise OptionError(
+            "--time and --lanes cannot be combined",
+            hint="with --lanes, times come from --block-time",
+        )
     times: Times = Times.parse(time) if blocks is None else block_times(blocks)
     if _is_file(name):
-        _refuse_options("a file of orders", pp=pp, microbatches=microbatches, virtual=virtual, group=group)
+        _refuse_options(
+            "a file of orders", pp=pp, microbatches=microbatches, virtual=virtual, group=group
+        )
         from tracekit.schedules import read_orders
 
         schedule: Schedule = read_orders(name)
     else:
         if pp is None or microbatches is None:
             raise OptionError(
-                f"{name} needs --pp and --microbatches", hint=f"as in: tracekit schedule {name} --pp 4 --microbatches 8"
+                f"{name} needs --pp and --microbatches",
+                hint=f"as in: tracekit schedule {name} --pp 4 --microbatches 8",
             )
-        schedule = generate(name, pp=pp, microbatches=microbatches, virtual=virtual, group=group, times=times)
+        schedule = generate(
+            name, pp=pp, microbatches=microbatches, virtual=virtual, group=group, times=times
+        )
     return simulate(schedule, times)
 
 
@@ -131,7 +153,9 @@ def _print_list(as_json: bool) -> None:
         from tracekit.documents.coding import encode
         from tracekit.documents.schedule import ScheduleEntry
 
-        typer.echo(encode(msgspec.convert(entries, list[ScheduleEntry], from_attributes=True), indent=None))
+        typer.echo(
+            encode(msgspec.convert(entries, list[ScheduleEntry], from_attributes=True), indent=None)
+        )
         return
     from tracekit.report.schedule.write import list_text
     from tracekit.report.terminal.screen import Screen
@@ -145,4 +169,7 @@ def _print_schedule(simulated: Simulation | WeightReload) -> None:
     from tracekit.report.terminal.screen import Screen
 
     console = Screen()
-    console.print(schedule_text(simulated, width=console.width, letters=console.color_system is None), soft_wrap=True)
+    console.print(
+        schedule_text(simulated, width=console.width, letters=console.color_system is None),
+        soft_wrap=True,
+    )

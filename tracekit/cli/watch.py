@@ -11,21 +11,37 @@ from tracekit.cli._options import flag, value
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(help="The folder that traces land in.", metavar="FOLDER")],
+    folder: Annotated[
+        Path, typer.Argument(help="The folder that traces land in.", metavar="FOLDER")
+    ],
     *,
     every: Annotated[float, value("Seconds between looks.", "SECONDS", min=0.1)] = 2.0,
-    idle: Annotated[float | None, value("Stop after so long without a new recording.", "SECONDS", min=0)] = None,
+    idle: Annotated[
+        float | None, value("Stop after so long without a new recording.", "SECONDS", min=0)
+    ] = None,
     prometheus: Annotated[
-        Path | None, value("Write the last recording's figures to this file, for Prometheus.", "FILE")
+        Path | None,
+        value("Write the last recording's figures to this file, for Prometheus.", "FILE"),
     ] = None,
     output: Annotated[
-        Path | None, options.output("Add each recording to this page (.html) and write its report beside it.")
+        Path | None,
+        options.output("Add each recording to this page (.html) and write its report beside it."),
     ] = None,
-    json: Annotated[bool, flag("--json", "Print each recording's figures as a line of JSON.")] = False,
+    json: Annotated[
+        bool, flag("--json", "Print each recording's figures as a line of JSON.")
+    ] = False,
 ) -> None:
-    """Analyse each recording as it lands and print one line; one that is slower than the first is marked."""
+    """Analyse each recording as it lands and print one line.
+
+    One that is slower than the first is marked.
+    """
     from tracekit._util.files import check_output_path
-    from tracekit.report.html.history import add_to_history, check_history, history_point, write_report
+    from tracekit.report.html.history import (
+        add_to_history,
+        check_history,
+        history_point,
+        write_report,
+    )
     from tracekit.report.scalars import json_line, scalars
     from tracekit.report.scalars import prometheus as prometheus_text
     from tracekit.report.terminal.watch import line, run_of, verdict_of
@@ -46,7 +62,9 @@ def run(
             time_s = max(file.stat().st_mtime for file in recording.files)
             report = write_report(recording.analysis, output, recording.name)
             verdict = verdict_of(run, first)
-            add_to_history(output, [history_point(run, time_s=time_s, report=report, verdict=verdict)])
+            add_to_history(
+                output, [history_point(run, time_s=time_s, report=report, verdict=verdict)]
+            )
         if json:
             typer.echo(json_line(figures))
         else:

@@ -67,7 +67,10 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
 
         """
         numbers = [part.source.rank for part in parts]
-        operation_edges = [*np.searchsorted(operations["rank"].to_numpy(), numbers).tolist(), len(operations)]
+        operation_edges = [
+            *np.searchsorted(operations["rank"].to_numpy(), numbers).tolist(),
+            len(operations),
+        ]
         operation_ids = to_int64(operations["id"])
         with_pieces: list[PathTables] = []
         columns: dict[str, list[npt.NDArray[Any]]] = {}
@@ -84,7 +87,9 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             comm = np.flatnonzero(kind == _COMMUNICATION)
             row = find_ids(to_int64(path["id"][comm]), operation_ids[low:high])
             own_columns = {
-                "start": np.where(start < 0, start, clocks.to_common(rank, start)),  # before the trace: it stays
+                "start": np.where(
+                    start < 0, start, clocks.to_common(rank, start)
+                ),  # before the trace: it stays
                 "end": clocks.to_common(rank, end),
                 "before": np.where(before >= 0, before + first[-1], -1).astype(np.int32),
                 "kind": kind,
@@ -179,7 +184,9 @@ class OperationArrivals(msgspec.Struct, frozen=True, eq=False):
     two may be off."""
 
     @classmethod
-    def find(cls, operation_row: Int32s, members: pl.DataFrame, clocks: Clocks) -> OperationArrivals:
+    def find(
+        cls, operation_row: Int32s, members: pl.DataFrame, clocks: Clocks
+    ) -> OperationArrivals:
         """Return the arrivals at the matched operations (*members*: ``align.waits.with_waits``).
 
         *operation_row* is the operation that each communication is; -1: none.
@@ -240,7 +247,9 @@ class Walks(msgspec.Struct, frozen=True, eq=False):
 def walk_back(pieces: Pieces, arrivals: OperationArrivals) -> Walks:
     """Walk back from the end of every step."""
     ends = pieces.step_ends
-    by_step = ends.group_by("step", maintain_order=True).agg(pl.col("rank_index", "piece", "end").first())
+    by_step = ends.group_by("step", maintain_order=True).agg(
+        pl.col("rank_index", "piece", "end").first()
+    )
     steps = len(by_step)
     ranks = pieces.ranks
     has_step = np.zeros((steps, len(ranks)), np.uint8)
@@ -302,5 +311,9 @@ def _mark_uncertain(segments: pl.DataFrame, uncertain_piece: Bools) -> pl.DataFr
     """
     is_communication = pl.col("kind").is_in([_MESSAGE, _COLLECTIVE])
     flags = pl.Series("uncertain", uncertain_piece[segments["piece"].to_numpy()])
-    marked = segments.with_columns(flags).with_columns(pl.when(is_communication).then("uncertain").alias("uncertain"))
-    return marked.with_columns(pl.col("uncertain").shift(1).forward_fill().over("step").fill_null(False))
+    marked = segments.with_columns(flags).with_columns(
+        pl.when(is_communication).then("uncertain").alias("uncertain")
+    )
+    return marked.with_columns(
+        pl.col("uncertain").shift(1).forward_fill().over("step").fill_null(False)
+    )

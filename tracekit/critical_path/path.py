@@ -91,13 +91,19 @@ class CriticalPath:
     @cached_property
     def candidates(self) -> list[int]:
         """Ranks that may have the most work on the path: more than one if clocks leave it open which has."""
-        by_rank = self._work.group_by("rank").agg(pl.col("ns").sum()).sort("ns", "rank", descending=[True, False])
+        by_rank = (
+            self._work.group_by("rank")
+            .agg(pl.col("ns").sum())
+            .sort("ns", "rank", descending=[True, False])
+        )
         if not self.uncertain_ns:
             return by_rank["rank"].head(1).to_list()
         least_ns = int(by_rank["ns"].to_numpy().max(initial=0)) - 2 * self.uncertain_ns
         return sorted(by_rank.filter(pl.col("ns") >= least_ns)["rank"].to_list())
 
-    def blocking_ns(self, rank: int, labels: Sequence[str], step: int | None = None) -> dict[str, int | None]:
+    def blocking_ns(
+        self, rank: int, labels: Sequence[str], step: int | None = None
+    ) -> dict[str, int | None]:
         """Return the exposed time of each label that lies on the path, on one rank (and in one step).
 
         None where the path could not be followed, or where the label's waiting is unknown without a
@@ -106,7 +112,8 @@ class CriticalPath:
         on_path = self._exposed_on_path.get((rank, step), {})
         is_known = not self.broken and len(self.segments) > 0
         return {
-            label: on_path.get(label, 0) if is_known and label not in self.unknown_labels else None for label in labels
+            label: on_path.get(label, 0) if is_known and label not in self.unknown_labels else None
+            for label in labels
         }
 
     @cached_property
@@ -130,11 +137,19 @@ class CriticalPath:
         """
         # Waiting for peers is left out: on the path no rank waits for a peer, it continues with the
         # one that arrived last.
-        by_time = with_peers(exposed, waited).filter(pl.col("cause") != "peer_late").sort("ns", maintain_order=True)
-        main_causes = by_time.group_by("rank", "label").agg(pl.col("cause").last()).cast({pl.Enum: pl.String})
+        by_time = (
+            with_peers(exposed, waited)
+            .filter(pl.col("cause") != "peer_late")
+            .sort("ns", maintain_order=True)
+        )
+        main_causes = (
+            by_time.group_by("rank", "label").agg(pl.col("cause").last()).cast({pl.Enum: pl.String})
+        )
 
         def with_cause(table: pl.DataFrame) -> pl.DataFrame:
-            named = table.drop("cause").join(main_causes, on=["rank", "label"], how="left", maintain_order="left")
+            named = table.drop("cause").join(
+                main_causes, on=["rank", "label"], how="left", maintain_order="left"
+            )
             is_exposed = pl.col("exposed_ns") > 0
             return named.with_columns(cause=pl.when(is_exposed).then("cause")).select(table.columns)
 
@@ -148,8 +163,12 @@ class CriticalPath:
         totals = {}
         for column in ("label", "rank", "stage", "kind", "cause"):
             key = pl.coalesce(pl.col(column).cast(pl.String), "kind")
-            rows = self.pieces.group_by(key.alias("key")).agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
-            totals[f"by_{column}"] = dict(rows.sort("ns", "key", descending=[True, False]).iter_rows())
+            rows = self.pieces.group_by(key.alias("key")).agg(
+                ns=(pl.col("end_ns") - pl.col("start_ns")).sum()
+            )
+            totals[f"by_{column}"] = dict(
+                rows.sort("ns", "key", descending=[True, False]).iter_rows()
+            )
         return totals
 
 
@@ -175,12 +194,16 @@ def _join_by_cell(segments: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame:
     )
     # The cell of a kernel or copy is the last one that started before the segment's middle, if it
     # had not ended then.
-    is_inside = (pl.col("middle_ns") < pl.col("cell_end_ns")) & pl.col("kind").is_in(["kernel", "copy"])
+    is_inside = (pl.col("middle_ns") < pl.col("cell_end_ns")) & pl.col("kind").is_in(
+        ["kernel", "copy"]
+    )
     with_cells = (
         segments.with_row_index("row")
         .with_columns(middle_ns=(pl.col("start_ns") + pl.col("end_ns")) // 2)
         .sort("middle_ns")
-        .join_asof(cells.sort("middle_ns"), on="middle_ns", by=["rank", "step"], check_sortedness=False)
+        .join_asof(
+            cells.sort("middle_ns"), on="middle_ns", by=["rank", "step"], check_sortedness=False
+        )
         .sort("row")
         .with_columns(cell=pl.when(is_inside).then("cell"))
     )
@@ -224,13 +247,21 @@ def critical_path(
     walks = walk_back(pieces, OperationArrivals.find(pieces.row, members, clocks))
     segments = _build_segments(pieces, walks)
     slack = _measure_slack(pieces, walks)
-    stops = [(step, *stop) for step, stop in zip(pieces.steps, walks.stopped, strict=True) if stop is not None]
+    stops = [
+        (step, *stop)
+        for step, stop in zip(pieces.steps, walks.stopped, strict=True)
+        if stop is not None
+    ]
     longest_stop = max(stops, key=lambda stop: stop[2], default=None)
     unmatched = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
-    unknown_labels = labels_with_unknown_path(clocks.align(unmatched, "start_ns", "end_ns"), segments)
+    unknown_labels = labels_with_unknown_path(
+        clocks.align(unmatched, "start_ns", "end_ns"), segments
+    )
     without_launches = [part.source.rank for part in parts if not part.launches_known]
     all_recorded = len(parts) >= max((part.source.world_size or 0 for part in parts), default=0)
-    notices = tuple(_notices(longest_stop, unknown_labels, without_launches, all_recorded=all_recorded))
+    notices = tuple(
+        _notices(longest_stop, unknown_labels, without_launches, all_recorded=all_recorded)
+    )
     return _with_doubts(CriticalPath(segments, segments, slack, notices, unknown_labels))
 
 
@@ -248,8 +279,12 @@ def labels_with_unknown_path(unmatched: pl.DataFrame, segments: pl.DataFrame) ->
     """
     has_hole = pl.col("hole") if "hole" in unmatched.columns else pl.lit(False)
     without_trace = unmatched.filter(~has_hole)["label"].cast(pl.String).unique().to_list()
-    holes = unmatched.filter(has_hole).select("rank", pl.col("label").cast(pl.String), "start_ns", "end_ns")
-    overlap_ns = pl.min_horizontal("end_ns", "end_ns_of_hole") - pl.max_horizontal("start_ns", "start_ns_of_hole")
+    holes = unmatched.filter(has_hole).select(
+        "rank", pl.col("label").cast(pl.String), "start_ns", "end_ns"
+    )
+    overlap_ns = pl.min_horizontal("end_ns", "end_ns_of_hole") - pl.max_horizontal(
+        "start_ns", "start_ns_of_hole"
+    )
     on_path = (
         segments.select("rank", pl.col("label").cast(pl.String), "start_ns", "end_ns")
         .join(holes, on=["rank", "label"], suffix="_of_hole")
@@ -265,7 +300,11 @@ def _with_doubts(path: CriticalPath) -> CriticalPath:
     """Return the path with a notice if clocks leave open which rank it mostly runs along."""
     if len(path.candidates) < 2:
         return path
-    uncertain = Notice("path-uncertain", ranks=tuple(path.candidates), values={"uncertain_ns": int(path.uncertain_ns)})
+    uncertain = Notice(
+        "path-uncertain",
+        ranks=tuple(path.candidates),
+        values={"uncertain_ns": int(path.uncertain_ns)},
+    )
     return replace(path, notices=(*path.notices, uncertain))
 
 
@@ -282,12 +321,16 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
     ordered = walks.segments.reverse().sort("step", maintain_order=True)
     piece = ordered["piece"].to_numpy()
     table = pl.concat(
-        [ordered.with_columns(rank_index=pl.Series(pieces.rank_index(piece))), pieces.describe(piece)],
+        [
+            ordered.with_columns(rank_index=pl.Series(pieces.rank_index(piece))),
+            pieces.describe(piece),
+        ],
         how="horizontal",
     )
     joined_kinds = [SEGMENT_KINDS.index(kind) for kind in _JOINED_KINDS]
     is_same = pl.all_horizontal(
-        pl.col(name).eq_missing(pl.col(name).shift(1)) for name in ("step", "kind", "rank_index", "label", "uncertain")
+        pl.col(name).eq_missing(pl.col(name).shift(1))
+        for name in ("step", "kind", "rank_index", "label", "uncertain")
     )
     joins = pl.col("kind").is_in(joined_kinds) & is_same & (pl.int_range(pl.len()) > 0)
     joined = (
@@ -298,9 +341,14 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
             pl.col("step", "rank_index", "kind", "label", "peer", "uncertain").first(),
             pl.col("start").min(),
             pl.col("end").max(),
-            pl.col("what", "chain", "launched").last(),  # of the longest; of several as long, of the last
+            pl.col(
+                "what", "chain", "launched"
+            ).last(),  # of the longest; of several as long, of the last
             # A walk may enter a piece in its middle: no more of it than the segment counts.
-            *(pl.min_horizontal(name, "ns").sum().alias(name) for name in ("idle_ns", "exposed_ns")),
+            *(
+                pl.min_horizontal(name, "ns").sum().alias(name)
+                for name in ("idle_ns", "exposed_ns")
+            ),
         )
     )
     return conform(
@@ -342,7 +390,9 @@ def _measure_slack(pieces: Pieces, walks: Walks) -> pl.DataFrame:
             "operations": operations,
         }
     )
-    return conform(table.with_columns(slack_ns=pl.when(pl.col("operations") > 0).then("slack_ns")), SLACK)
+    return conform(
+        table.with_columns(slack_ns=pl.when(pl.col("operations") > 0).then("slack_ns")), SLACK
+    )
 
 
 def _notices(
@@ -364,12 +414,16 @@ def _notices(
     """
     notices = []
     if without_launches:
-        notices.append(Notice("path-ends", ranks=tuple(without_launches), values={"case": "no_launches"}))
+        notices.append(
+            Notice("path-ends", ranks=tuple(without_launches), values={"case": "no_launches"})
+        )
     if longest_stop is not None:
         step, rank, ns = longest_stop
         values: NoticeValues = {"case": "stopped", "step": step, "remaining_ns": int(ns)}
         notices.append(Notice("path-ends", ranks=(int(rank),), values=values))
     if unknown_labels:
         case = "no_counterpart" if all_recorded else "peers_missing"
-        notices.append(Notice("path-alone", labels=tuple(sorted(unknown_labels)), values={"case": case}))
+        notices.append(
+            Notice("path-alone", labels=tuple(sorted(unknown_labels)), values={"case": case})
+        )
     return notices

@@ -67,7 +67,9 @@ def find_path_pieces(
     chains = _find_chains(rank)
     gpu = _gpu_pieces(rank, chains, exposed)
     between, before = _pieces_between(rank, chains)
-    pieces = pl.concat([gpu, between]).with_columns(before=pl.Series(before)).select(PATH_PIECES.names())
+    pieces = (
+        pl.concat([gpu, between]).with_columns(before=pl.Series(before)).select(PATH_PIECES.names())
+    )
     return _with_idle_gpu(_with_host_tails(pieces, steps), steps, busy)
 
 
@@ -79,8 +81,18 @@ def is_followed(steps: pl.DataFrame) -> pl.Series:
 def _with_host_tails(pieces: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the pieces with the host's work behind the GPU's last in steps that no selected step follows."""
     tails = (
-        steps.select("end_ns", "interval_end_ns", "time_ns", followed=is_followed(steps), part=pl.int_range(pl.len()))
-        .filter(~pl.col("followed") & (pl.col("interval_end_ns") > pl.col("end_ns")) & pl.col("time_ns").is_not_null())
+        steps.select(
+            "end_ns",
+            "interval_end_ns",
+            "time_ns",
+            followed=is_followed(steps),
+            part=pl.int_range(pl.len()),
+        )
+        .filter(
+            ~pl.col("followed")
+            & (pl.col("interval_end_ns") > pl.col("end_ns"))
+            & pl.col("time_ns").is_not_null()
+        )
         .join(pieces.select("part", "last").with_row_index("before").filter("last"), on="part")
     )
     if tails.is_empty():
@@ -111,7 +123,9 @@ def _with_idle_gpu(pieces: pl.DataFrame, steps: pl.DataFrame, busy: Intervals) -
     end = np.maximum(pieces["end_ns"].to_numpy(), start)
     idle_ns = end - start - busy.covered_ns(start, end)
     is_host = pl.col("kind").is_in(["launch", "host"])
-    return pieces.with_columns(idle_ns=pl.when(is_host).then(pl.Series(idle_ns)).otherwise("idle_ns"))
+    return pieces.with_columns(
+        idle_ns=pl.when(is_host).then(pl.Series(idle_ns)).otherwise("idle_ns")
+    )
 
 
 class LoadableTable:
@@ -188,7 +202,9 @@ def _find_chains(rank: Rank) -> _Chains:
     release = find_release(rank)
     followed = np.where(constraints.kind == LAUNCH, release.event, constraints.blocker)
     # Overlapping events may name one that starts later: a walk must go back in time.
-    followed = as_int64(np.where((followed >= 0) & (rank.start_ns[followed] > rank.start_ns), -1, followed))
+    followed = as_int64(
+        np.where((followed >= 0) & (rank.start_ns[followed] > rank.start_ns), -1, followed)
+    )
     order = as_int64(rank.order)
     marked = (is_communication | is_first | is_last).astype(np.int64)
     mark_walks(order, followed, marked)
@@ -197,13 +213,21 @@ def _find_chains(rank: Rank) -> _Chains:
     # An event joins the piece of the event it followed if nothing else followed that one and both
     # are alike.
     followers = np.bincount(followed[on_walk & (followed >= 0)], minlength=count)
-    joins = on_walk & (constraints.kind == STREAM) & constraints.is_certain & ~is_communication & (followed >= 0)
+    joins = (
+        on_walk
+        & (constraints.kind == STREAM)
+        & constraints.is_certain
+        & ~is_communication
+        & (followed >= 0)
+    )
     joins &= (followers[followed] == 1) & (rank.label[followed] == rank.label)
     joins &= (rank.part[followed] == rank.part) & ~is_last[followed]
     piece = np.full(count, -1, np.int64)
     first, last, longest = np.empty((3, count), np.int64)
     duration = as_int64(rank.end_ns - rank.start_ns)
-    pieces = number_pieces(order, followed, marked, joins.astype(np.int64), duration, piece, first, last, longest)
+    pieces = number_pieces(
+        order, followed, marked, joins.astype(np.int64), duration, piece, first, last, longest
+    )
     return _Chains(
         followed=followed,
         on_walk=on_walk,
@@ -231,9 +255,13 @@ def _gpu_pieces(rank: Rank, chains: _Chains, exposed: Mapping[str, Intervals]) -
     is_direct = constraints.is_certain[first] & (constraints.kind[first] != LAUNCH)
     start = np.where(is_direct, constraints.since_ns[first], rank.start_ns[first])
     end = rank.end_ns[last]
-    busy = np.bincount(piece, weights=(rank.end_ns - rank.start_ns)[rows], minlength=pieces).astype(np.int64)
+    busy = np.bincount(piece, weights=(rank.end_ns - rank.start_ns)[rows], minlength=pieces).astype(
+        np.int64
+    )
     is_communication = chains.is_communication[first]
-    kind = np.where(is_communication, _COMMUNICATION, np.where(rank.labels(*COPY_LABELS)[first], _COPY, _KERNEL))
+    kind = np.where(
+        is_communication, _COMMUNICATION, np.where(rank.labels(*COPY_LABELS)[first], _COPY, _KERNEL)
+    )
     return pl.DataFrame(
         {
             "kind": pl.Series(PIECE_KINDS, dtype=PATH_PIECES["kind"])[kind],
@@ -279,7 +307,9 @@ def _pieces_between(rank: Rank, chains: _Chains) -> tuple[pl.DataFrame, Ints]:
     gap_event = first[gaps]
     host_event = first[hosts]
     host_start = np.where(followed[hosts] >= 0, chains.release.time_ns[host_event], BEFORE_TRACE_NS)
-    kind = np.concatenate([np.where(is_unexplained[gaps], _UNKNOWN, _LAUNCH), np.full(len(hosts), _HOST)])
+    kind = np.concatenate(
+        [np.where(is_unexplained[gaps], _UNKNOWN, _LAUNCH), np.full(len(hosts), _HOST)]
+    )
     event = np.concatenate([gap_event, host_event])
     op = _text(rank, "op", event)
     annotation = _text(rank, "annotation", event)
@@ -326,7 +356,9 @@ def _ends_part(rank: Rank) -> Bools:
     return is_last
 
 
-def _exposed_ns(rank: Rank, rows: Ints, piece: Ints, pieces: int, exposed: Mapping[str, Intervals]) -> Ints:
+def _exposed_ns(
+    rank: Rank, rows: Ints, piece: Ints, pieces: int, exposed: Mapping[str, Intervals]
+) -> Ints:
     """Return the exposed time of the communication and copies of each piece.
 
     *piece* is of each of *rows*.
@@ -335,7 +367,11 @@ def _exposed_ns(rank: Rank, rows: Ints, piece: Ints, pieces: int, exposed: Mappi
     for label, lane in exposed.items():
         has_label = rank.label[rows] == LABELS.index(label)
         events = rows[has_label]
-        np.add.at(exposed_ns, piece[has_label], lane.covered_ns(rank.start_ns[events], rank.end_ns[events]))
+        np.add.at(
+            exposed_ns,
+            piece[has_label],
+            lane.covered_ns(rank.start_ns[events], rank.end_ns[events]),
+        )
     return exposed_ns
 
 
@@ -348,7 +384,9 @@ def find_release(rank: Rank) -> Release:
     nothing = np.full(len(rank.start_ns), -1, np.int64)
     calls = rank.calls
     blocks = rank.calls["blocks"].to_numpy()
-    threads = rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()  # those that launch GPU work, if recorded
+    threads = (
+        rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()
+    )  # those that launch GPU work, if recorded
     if len(threads):
         blocks = blocks & (np.isin(to_int64(calls["tid"]), threads) | ~present(calls["tid"]))
     call_start = calls["start_ns"].to_numpy()[blocks]

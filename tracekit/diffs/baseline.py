@@ -1,7 +1,7 @@
 """Baseline files: small JSON files made to be kept in git.
 
-Keys are sorted, numbers are rounded to five digits, and each metric has its own line, so that git shows a readable
-difference between two baselines.
+Keys are sorted, numbers are rounded to five digits, and each metric has its own line, so that git
+shows a readable difference between two baselines.
 """
 
 import math
@@ -61,11 +61,19 @@ def _role_data(side: Side) -> dict[str, Any]:
     """Return the runs of one role as plain data (``RoleBaseline``): numbers are rounded, long runs and tables cut."""
     first = side.runs[0]
     kept = {
-        name: rows[:MAX_ROWS_KEPT] for name, rows in first.tables.items() if name in BaselineTables.__struct_fields__
+        name: rows[:MAX_ROWS_KEPT]
+        for name, rows in first.tables.items()
+        if name in BaselineTables.__struct_fields__
     }
-    noise = {metric: {"deviation": entry.deviation, "runs": entry.df + 1} for metric, entry in side.noise.items()}
+    noise = {
+        metric: {"deviation": entry.deviation, "runs": entry.df + 1}
+        for metric, entry in side.noise.items()
+    }
     runs = [
-        {"name": run.name, "samples": {name: _some_steps(values) for name, values in run.samples.items()}}
+        {
+            "name": run.name,
+            "samples": {name: _some_steps(values) for name, values in run.samples.items()},
+        }
         for run in side.runs
     ]
     return {
@@ -92,7 +100,8 @@ def write_baseline(
     Args:
         path: The baseline file.
         runs: Runs of the same code.
-        calibrated: Whether to measure the noise between *runs*; otherwise that of the replaced file is kept.
+        calibrated: Whether to measure the noise between *runs*; otherwise that of the replaced file
+            is kept.
 
     Returns:
         The noise written and the centre of the values it belongs to, by metric.
@@ -123,23 +132,33 @@ def write_baseline(
 
 
 def _read_replaced(path: str | os.PathLike[str]) -> Side:
-    """Return the baseline file at *path*, empty if there is none; raise rather than overwrite another file."""
+    """Return the baseline file at *path*, empty if there is none.
+
+    Raise rather than overwrite another file.
+    """
     if not Path(path).exists():
         return Side((), {})
     try:
         return read_baseline(str(path))
     except InputError as error:
-        raise InputError(f"{path}: exists and is not a baseline file", hint="name another, or remove it") from error
+        raise InputError(
+            f"{path}: exists and is not a baseline file", hint="name another, or remove it"
+        ) from error
 
 
 def _format(value: Any, indent: int = 0) -> str:
     """Return JSON with sorted keys, in which a list or object that holds no other one is on one line."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if not any(isinstance(item, dict | list) for item in items):
-        return encode(dict(sorted(value.items())) if isinstance(value, dict) else value, indent=None)
+        return encode(
+            dict(sorted(value.items())) if isinstance(value, dict) else value, indent=None
+        )
     brackets = "[]"
     if isinstance(value, dict):
-        parts = [f"{encode(key, indent=None)}: {_format(value[key], indent + 1)}" for key in sorted(value)]
+        parts = [
+            f"{encode(key, indent=None)}: {_format(value[key], indent + 1)}"
+            for key in sorted(value)
+        ]
         brackets = "{}"
     else:
         parts = [_format(item, indent + 1) for item in value]

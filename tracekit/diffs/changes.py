@@ -69,7 +69,9 @@ class Diff(HasDocument):
     @property
     def analyses(self) -> tuple[Analysis, Analysis] | None:
         """The first analysis of each side; None if a side was read from a file of results."""
-        before, after = (side.runs[0].analysis if side.runs else None for side in (self.before, self.after))
+        before, after = (
+            side.runs[0].analysis if side.runs else None for side in (self.before, self.after)
+        )
         return None if before is None or after is None else (before, after)
 
     def to_document(self) -> documents.DiffDocument:
@@ -90,7 +92,12 @@ class Diff(HasDocument):
             for row in self.document.metrics
         ]
         notes = [*(f"not comparable: {reason}" for reason in self.obstacles), *self.story]
-        return html_table(f"Diff: {self._title}", ("metric", "before", "after", "change", "verdict"), rows, notes=notes)
+        return html_table(
+            f"Diff: {self._title}",
+            ("metric", "before", "after", "change", "verdict"),
+            rows,
+            notes=notes,
+        )
 
     @property
     def _title(self) -> str:
@@ -99,8 +106,14 @@ class Diff(HasDocument):
 
     def __repr__(self) -> str:
         counts: Counter[str] = Counter(row.verdict for row in self.document.metrics)
-        verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _DIFF_VERDICT_ORDER if counts[verdict])
-        summary = f"not comparable: {self.obstacles[0]}" if self.obstacles else verdicts or "nothing to compare"
+        verdicts = ", ".join(
+            f"{counts[verdict]} {verdict}" for verdict in _DIFF_VERDICT_ORDER if counts[verdict]
+        )
+        summary = (
+            f"not comparable: {self.obstacles[0]}"
+            if self.obstacles
+            else verdicts or "nothing to compare"
+        )
         return f"<Diff: {self._title}: {summary}>"
 
 
@@ -111,16 +124,19 @@ def _format_level(value: float | None) -> str:
 def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> Diff:
     """Return the changes from *before* to *after*: by metric, label, rank, module, kernel and cell.
 
-    Either is a trace, a folder, a store, a saved analysis or a baseline file, by its path; an ``Analysis``; or several
-    runs in a list. Where ranks have several processes, the main role is compared, and below ``roles`` each other one;
-    *role* compares one alone.
+    Either is a trace, a folder, a store, a saved analysis or a baseline file, by its path; an
+    ``Analysis``; or several runs in a list. Where ranks have several processes, the main role is
+    compared, and below ``roles`` each other one; *role* compares one alone.
 
     >>> from tracekit import analyze
     >>> run = analyze("sample_traces/reload", schedule="none")
     >>> {row["verdict"] for row in diff(run, run).to_dict()["metrics"]} & {"regressed", "improved"}
     set()
     """
-    old, new = side_of(before, what="first run", keep=True), side_of(after, what="second run", keep=True)
+    old, new = (
+        side_of(before, what="first run", keep=True),
+        side_of(after, what="second run", keep=True),
+    )
     if role is not None:
         old, new = select_role(old, new, role)
     others = [name for name in old.other_roles if name in new.other_roles] if role is None else []
@@ -131,7 +147,9 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
         format=documents.FORMAT,
         before=side_summary(old),
         after=side_summary(new),
-        obstacles=comparability.find_obstacles(new.runs, old.runs, allow=comparability.DIFFERENCES_OF_A_DIFF),
+        obstacles=comparability.find_obstacles(
+            new.runs, old.runs, allow=comparability.DIFFERENCES_OF_A_DIFF
+        ),
         story=explain_change(old.runs, new.runs),
         work=work,
         waterfall=build_waterfall(old.runs, new.runs),
@@ -140,20 +158,31 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
         labels=_label_rows(old.runs, new.runs),
         ranks=_rank_rows(old.runs, new.runs),
         **structs.asdict(largest_changes(old.runs, new.runs, max_rows=100)),
-        roles={name: diff(old.of_role(name), new.of_role(name)).document for name in others} or UNSET,
+        roles={name: diff(old.of_role(name), new.of_role(name)).document for name in others}
+        or UNSET,
     )
     return Diff(old, new, document)
 
 
 def _timelines(before: Sequence[Run], after: Sequence[Run]) -> documents.Timelines | None:
-    """Return the pipeline cells of one step of both sides, to be drawn on one axis; None if a side has none."""
-    old, new = (next(filter(None, (run.tables.get("timeline") for run in side)), ()) for side in (before, after))
+    """Return the pipeline cells of one step of both sides, to be drawn on one axis.
+
+    None if a side has none.
+    """
+    old, new = (
+        next(filter(None, (run.tables.get("timeline") for run in side)), ())
+        for side in (before, after)
+    )
     if not old or not new:
         return None
-    return documents.Timelines(*([documents.TimelineCell(**cell) for cell in side] for side in (old, new)))
+    return documents.Timelines(
+        *([documents.TimelineCell(**cell) for cell in side] for side in (old, new))
+    )
 
 
-def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: int = 10) -> documents.LargestChanges:
+def largest_changes(
+    before: Sequence[Run], after: Sequence[Run], *, max_rows: int = 10
+) -> documents.LargestChanges:
     """Return the kernels, modules and cells whose time changed most, and notes on what could not be compared."""
     changes: dict[str, Any] = {"comparable_cells": None}
     notes = []
@@ -169,10 +198,15 @@ def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: in
         if table == "cells":
             reason = _cell_obstacle(old, new)
             changes["comparable_cells"] = not reason
-            # The pipeline of the other side was reconstructed with other cells: that is no change of time.
+            # The pipeline of the other side was reconstructed with other cells: that is no change
+            # of time.
             common = set() if reason else old.keys() & new.keys()
             left_out = len(old.keys() | new.keys()) - len(common)
-            notes += [reason or f"{left_out} cells are on one side only and are left out"] if left_out else []
+            notes += (
+                [reason or f"{left_out} cells are on one side only and are left out"]
+                if left_out
+                else []
+            )
             old, new = ({key: side[key] for key in side if key in common} for side in (old, new))
         changes[table] = _change_rows(old, new, row_type)[:max_rows]
     return documents.LargestChanges(**changes, notes=notes)
@@ -181,16 +215,20 @@ def largest_changes(before: Sequence[Run], after: Sequence[Run], *, max_rows: in
 def _cell_obstacle(old: Iterable[Key], new: Iterable[Key]) -> str:
     """Return why cells of the two sides are not the same work; empty if they may be.
 
-    The model is cut into stages, and a cell is the work of one stage on one micro-batch. With another number of stages,
-    or of stages on a rank that both sides have, the same name stands for another part of the model.
+    The model is cut into stages, and a cell is the work of one stage on one micro-batch. With
+    another number of stages, or of stages on a rank that both sides have, the same name stands for
+    another part of the model.
 
     Args:
         old: Keys of the cells before, in the order of the fields of ``CellChange``.
         new: Keys of the cells after.
     """
     before, after = _stages_by_rank(old), _stages_by_rank(new)
-    # Stages are numbered from 0; those of a rank without a trace are missed only if the last is among them.
-    stages = [1 + max(max(numbers, default=0) for numbers in side.values()) for side in (before, after)]
+    # Stages are numbered from 0; those of a rank without a trace are missed only if the last is
+    # among them.
+    stages = [
+        1 + max(max(numbers, default=0) for numbers in side.values()) for side in (before, after)
+    ]
     chunks = [max(map(len, side.values())) for side in (before, after)]
     if stages[0] != stages[1]:
         split = f"{counted(stages[0], 'stage')} before, {stages[1]} after"
@@ -212,7 +250,11 @@ def _stages_by_rank(cells: Iterable[Key]) -> dict[int, set[int]]:
 
 def _key_fields(row_type: type[documents.CountedChange]) -> tuple[str, ...]:
     """Return the fields by which rows of this type are told apart: all but the times and counts."""
-    return tuple(name for name in row_type.__struct_fields__ if name not in documents.CountedChange.__struct_fields__)
+    return tuple(
+        name
+        for name in row_type.__struct_fields__
+        if name not in documents.CountedChange.__struct_fields__
+    )
 
 
 def _change_rows(
@@ -223,8 +265,15 @@ def _change_rows(
     """Return one row per key whose time changed, the largest change first."""
     rows = []
     for key in {**old, **new}:
-        (old_ms, old_count), (new_ms, new_count) = old.get(key, (0.0, 0.0)), new.get(key, (0.0, 0.0))
-        named = {name: value for name, value in zip(_key_fields(row_type), key, strict=True) if value is not None}
+        (old_ms, old_count), (new_ms, new_count) = (
+            old.get(key, (0.0, 0.0)),
+            new.get(key, (0.0, 0.0)),
+        )
+        named = {
+            name: value
+            for name, value in zip(_key_fields(row_type), key, strict=True)
+            if value is not None
+        }
         counts = {"count_before": round(old_count, 3), "count_after": round(new_count, 3)}
         rows.append(row_type(**named, **_change(old_ms, new_ms), **counts))
     return _sort_by_change([row for row in rows if row.change_ms])
@@ -244,8 +293,12 @@ def _sort_by_change(rows: list[Change]) -> list[Change]:
     return sorted(rows, key=lambda row: -abs(row.change_ms))
 
 
-def _metric_rows(before: Side, after: Side, work: documents.WorkChange | None) -> list[documents.MetricChange]:
-    """Return every default metric with the gate's verdict; regressions first, then by change over noise floor.
+def _metric_rows(
+    before: Side, after: Side, work: documents.WorkChange | None
+) -> list[documents.MetricChange]:
+    """Return every default metric with the gate's verdict.
+
+    Regressions first, then by change over noise floor.
 
     Where the amount of work differs, times have no verdict; shares have.
     """
@@ -258,7 +311,9 @@ def _metric_rows(before: Side, after: Side, work: documents.WorkChange | None) -
     if work is not None and not comparability.is_equal_work(work):
         reason = f"the step does {work.ratio:.3g} times the work"
         undecided = {"verdict": "inconclusive", "reason": reason}
-        checks = [structs.replace(check, **undecided) if check.unit == "ms" else check for check in checks]
+        checks = [
+            structs.replace(check, **undecided) if check.unit == "ms" else check for check in checks
+        ]
     checks.sort(key=order)
     return msgspec.convert(checks, list[documents.MetricChange], from_attributes=True)
 
@@ -275,8 +330,12 @@ def _label_rows(before: Sequence[Run], after: Sequence[Run]) -> list[documents.L
             for family in ("exposed_ms", "overlap")
             for when, side in (("before", before), ("after", after))
         }
-        rounded: dict[str, Any] = {name: None if value is None else round(value, 6) for name, value in levels.items()}
-        rows.append(documents.LabelChange(label, **_change(old_ms or 0.0, new_ms or 0.0), **rounded))
+        rounded: dict[str, Any] = {
+            name: None if value is None else round(value, 6) for name, value in levels.items()
+        }
+        rows.append(
+            documents.LabelChange(label, **_change(old_ms or 0.0, new_ms or 0.0), **rounded)
+        )
     return _sort_by_change(rows)
 
 
@@ -286,10 +345,18 @@ def _rank_rows(before: Sequence[Run], after: Sequence[Run]) -> list[documents.Ra
     rows = []
     for rank in sorted(set(old_ranks) & set(new_ranks)):
         old, new = old_ranks[rank], new_ranks[rank]
-        parts = {part: new.get(part, 0.0) - old.get(part, 0.0) for part in {**old, **new} if part != "step_ms"}
+        parts = {
+            part: new.get(part, 0.0) - old.get(part, 0.0)
+            for part in {**old, **new}
+            if part != "step_ms"
+        }
         most = max(parts, key=lambda part: abs(parts[part]), default=None)
         most_ms = round(parts[most], 6) if most else None
-        rows.append(documents.RankChange(rank, **_change(old["step_ms"], new["step_ms"]), most=most, most_ms=most_ms))
+        rows.append(
+            documents.RankChange(
+                rank, **_change(old["step_ms"], new["step_ms"]), most=most, most_ms=most_ms
+            )
+        )
     return _sort_by_change(rows)
 
 
@@ -298,14 +365,22 @@ def _budget_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
     samples: dict[int, dict[str, list[tuple[float, ...]]]] = {}
     for run in runs:
         for rank in run.ranks:
-            by_name, exposed = per_step_samples([rank]), (f"exposed_ms.{label}" for label in rank.budget_ns.exposed)
+            by_name, exposed = (
+                per_step_samples([rank]),
+                (f"exposed_ms.{label}" for label in rank.budget_ns.exposed),
+            )
             for name in ("step_ms", "compute_ms", "idle_ms", *exposed):
                 if name in by_name:
                     samples.setdefault(rank.rank, {}).setdefault(name, []).append(by_name[name])
-    return {rank: {name: stats.centre(values) for name, values in by_name.items()} for rank, by_name in samples.items()}
+    return {
+        rank: {name: stats.centre(values) for name, values in by_name.items()}
+        for rank, by_name in samples.items()
+    }
 
 
 def side_summary(side: Side, *, calibrated: bool | UnsetType = UNSET) -> documents.SideEntry:
     """Return the runs and facts of a side."""
     runs = [documents.ComparedRun(run.name, run.steps or run.recorded_steps) for run in side.runs]
-    return documents.SideEntry(runs=runs, facts=side.runs[0].facts if side.runs else {}, calibrated=calibrated)
+    return documents.SideEntry(
+        runs=runs, facts=side.runs[0].facts if side.runs else {}, calibrated=calibrated
+    )

@@ -1,4 +1,7 @@
-"""Comparability of two sides. Where a fact differs, the verdict is inconclusive and names the fact."""
+"""Comparability of two sides.
+
+Where a fact differs, the verdict is inconclusive and names the fact.
+"""
 
 import re
 from collections import defaultdict
@@ -28,7 +31,9 @@ ASPECTS = {
 """Facts compared and their names, grouped by the names that the option ``allow`` accepts."""
 
 
-def find_obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: Sequence[str] = ()) -> list[str]:
+def find_obstacles(
+    candidate: Sequence[Run], baseline: Sequence[Run], *, allow: Sequence[str] = ()
+) -> list[str]:
     """Return why these runs cannot be compared, one sentence each; empty when they can.
 
     A fact that one side does not know is no obstacle.
@@ -46,7 +51,9 @@ def find_obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: 
         if aspect in allow:
             continue
         differing = [
-            key for key in fact_names if None not in (before.get(key), after.get(key)) and before[key] != after[key]
+            key
+            for key in fact_names
+            if None not in (before.get(key), after.get(key)) and before[key] != after[key]
         ]
         if not differing:
             continue
@@ -61,7 +68,10 @@ def find_obstacles(candidate: Sequence[Run], baseline: Sequence[Run], *, allow: 
 
 
 def _different_work(before: Sequence[Run], after: Sequence[Run], allow: Sequence[str]) -> list[str]:
-    """Return the sentence about different amounts of work per step; none if they are equal or unknown."""
+    """Return the sentence about different amounts of work per step.
+
+    None if they are equal or unknown.
+    """
     work = compare_work(before, after)
     if work is None or is_equal_work(work) or work.per_gpu:
         return []
@@ -69,14 +79,19 @@ def _different_work(before: Sequence[Run], after: Sequence[Run], allow: Sequence
     if work.unit == "micro-batch":
         return []
     if work.unit == "launch":
-        return [f"work differs: every kernel of the model runs {work.ratio:.3g} times as often in a step as before"]
+        return [
+            f"work differs: every kernel of the model runs {work.ratio:.3g} times as often in a step as before"
+        ]
     per_unit = f"per {work.unit} the step takes {1 + work.change_relative:.3g} times as long"
     units = work.unit if work.unit == "TFLOP" else f"{work.unit}s"
-    return [f"work per step differs: {work.before:,.4g} {units} before, {work.after:,.4g} after; {per_unit}"]
+    return [
+        f"work per step differs: {work.before:,.4g} {units} before, {work.after:,.4g} after; {per_unit}"
+    ]
 
 
 DIFFERENCES_OF_A_DIFF = ("world_size", "schedule", "shapes", "work")
-"""Aspects in which two runs that are explained side by side may differ; the explanation names them."""
+"""Aspects in which two runs that are explained side by side may differ; the explanation names
+them."""
 
 
 def find_differences(candidate: Sequence[Run], baseline: Sequence[Run]) -> list[str]:
@@ -111,7 +126,9 @@ def find_damage(runs: Sequence[Run], *, allow: Sequence[str] = ()) -> list[str]:
             sentences.append(f"{run.name} was not read whole: {', '.join(damage)}")
         if steps:
             named = listing(map(str, steps), most=MAX_STEPS_NAMED)
-            sentences.append(f"{run.name}: not every rank recorded {'step' if len(steps) == 1 else 'steps'} {named}")
+            sentences.append(
+                f"{run.name}: not every rank recorded {'step' if len(steps) == 1 else 'steps'} {named}"
+            )
     return list(dict.fromkeys(sentences))
 
 
@@ -126,7 +143,9 @@ def check_formats(candidate: Sequence[Run], baseline: Sequence[Run]) -> None:
     for run in (*candidate, *baseline):
         reader = run.facts.get("reader")
         if reader is not None:
-            profiler = "kineto" if reader in PYTORCH_READERS else str(reader)  # one profiler writes both formats
+            profiler = (
+                "kineto" if reader in PYTORCH_READERS else str(reader)
+            )  # one profiler writes both formats
             run_by_reader.setdefault(profiler, run.name)
     if len(run_by_reader) > 1:
         (first_reader, first_run), (second_reader, second_run) = list(run_by_reader.items())[:2]
@@ -142,7 +161,11 @@ def _merge_facts(runs: Sequence[Run]) -> dict[str, Any]:
         if key == "shapes" and values:
             merged[key] = list(dict.fromkeys(shape for shapes in values for shape in shapes))
         elif values:
-            merged[key] = values[0] if len(set(values)) == 1 else " and ".join(dict.fromkeys(map(str, values)))
+            merged[key] = (
+                values[0]
+                if len(set(values)) == 1
+                else " and ".join(dict.fromkeys(map(str, values)))
+            )
     return merged
 
 
@@ -155,32 +178,45 @@ def _listed_shapes(*sides: Sequence[str] | None) -> list[Sequence[str] | None]:
 def _differing_shapes(old: Sequence[str], new: Sequence[str]) -> str:
     """Return how many shapes only one side has, with the first of each side."""
     only_on_side = {"before": sorted(set(old) - set(new)), "after": sorted(set(new) - set(old))}
-    return ", ".join(f"{len(shapes)} only {side} ({shapes[0]})" for side, shapes in only_on_side.items() if shapes)
+    return ", ".join(
+        f"{len(shapes)} only {side} ({shapes[0]})"
+        for side, shapes in only_on_side.items()
+        if shapes
+    )
 
 
 # ---- Amount of work in the steps of two runs, by which steps of different size are compared.
 #
-# Work is counted in tokens, micro-batches or FLOP of the model per step: the first that both sides know and that
-# agrees with the FLOP. FLOP do not depend on how ranks share the model, so they also compare two schedules or two
-# layouts.
+# Work is counted in tokens, micro-batches or FLOP of the model per step: the first that both sides
+# know and that agrees with the FLOP. FLOP do not depend on how ranks share the model, so they also
+# compare two schedules or two layouts.
 
 
-FACT_OF_UNIT: dict[WorkUnit, str] = {"token": "tokens", "micro-batch": "microbatches", "TFLOP": "tflop"}
+FACT_OF_UNIT: dict[WorkUnit, str] = {
+    "token": "tokens",
+    "micro-batch": "microbatches",
+    "TFLOP": "tflop",
+}
 """Fact of a run that counts its work per step, by unit."""
 MAX_CHANGE_OF_EQUAL_WORK = 0.01
 """Largest change of the amount of work that counts as none."""
 MAX_FLOP_DISAGREEMENT = 0.05
-"""Largest difference between the change of a unit and of the FLOP: attention's FLOP grow faster than its tokens."""
+"""Largest difference between the change of a unit and of the FLOP: attention's FLOP grow faster
+than its tokens."""
 MODEL_LABELS = frozenset({"forward", "dgrad", "wgrad", "backward", "recompute"})
 """Labels of work that grows with the tokens of a step; an optimizer's does not."""
 MIN_SHARE_OF_EQUAL_RATIO = 0.8
-"""Share of the model's kernel time in kernels that run more often by one factor, to take it for that of work."""
+"""Share of the model's kernel time in kernels that run more often by one factor, to take it for
+that of work."""
 MIN_SHARE_OF_COMMON_PRODUCTS = 0.5
-"""Share of each side's product time that products of equal shape must take for their speed to be compared."""
+"""Share of each side's product time that products of equal shape must take for their speed to be
+compared."""
 
 
 def compare_work(before: Sequence[Run], after: Sequence[Run]) -> WorkChange | None:
-    """Return the amount of work per step of both sides, and the step time per unit of it; None if it is unknown.
+    """Return the amount of work per step of both sides, and the step time per unit of it.
+
+    None if it is unknown.
 
     If the sides have different numbers of ranks, it is the work of one GPU.
 
@@ -189,11 +225,15 @@ def compare_work(before: Sequence[Run], after: Sequence[Run]) -> WorkChange | No
     >>> work.unit, work.ratio, work.ms_before, work.ms_after
     ('micro-batch', 2.0, 10.0, 7.5)
     """
-    amounts = {unit: (_fact(before, fact), _fact(after, fact)) for unit, fact in FACT_OF_UNIT.items()}
+    amounts = {
+        unit: (_fact(before, fact), _fact(after, fact)) for unit, fact in FACT_OF_UNIT.items()
+    }
     ratios = {unit: new / old for unit, (old, new) in amounts.items() if old and new}
     flop_ratio = ratios.get("TFLOP")
     agreeing = [
-        unit for unit in ratios if flop_ratio is None or abs(ratios[unit] / flop_ratio - 1) <= MAX_FLOP_DISAGREEMENT
+        unit
+        for unit in ratios
+        if flop_ratio is None or abs(ratios[unit] / flop_ratio - 1) <= MAX_FLOP_DISAGREEMENT
     ]
     step_ms = centre_of_runs(before, "step_ms"), centre_of_runs(after, "step_ms")
     ranks = _fact(before, "ranks"), _fact(after, "ranks")
@@ -204,10 +244,15 @@ def compare_work(before: Sequence[Run], after: Sequence[Run]) -> WorkChange | No
         if ratio is None:
             return None
         new_ms = step_ms[1] / ratio
-        return WorkChange("launch", False, 1.0, ratio, ratio, step_ms[0], new_ms, new_ms / step_ms[0] - 1)
+        return WorkChange(
+            "launch", False, 1.0, ratio, ratio, step_ms[0], new_ms, new_ms / step_ms[0] - 1
+        )
     unit = agreeing[0]
     per_gpu = None not in ranks and ranks[0] != ranks[1]
-    old, new = (amount / (count if per_gpu else 1) for amount, count in zip(amounts[unit], ranks, strict=True))
+    old, new = (
+        amount / (count if per_gpu else 1)
+        for amount, count in zip(amounts[unit], ranks, strict=True)
+    )
     old_ms, new_ms = step_ms[0] / old, step_ms[1] / new
     return WorkChange(unit, per_gpu, old, new, new / old, old_ms, new_ms, new_ms / old_ms - 1)
 
@@ -215,7 +260,8 @@ def compare_work(before: Sequence[Run], after: Sequence[Run]) -> WorkChange | No
 def _launch_ratio(before: Sequence[Run], after: Sequence[Run]) -> float | None:
     """Return how many times as often the kernels of the model run in a step, if it is the same factor for most of them.
 
-    Most is by time, before. None if kernels are not known, run as often as before, or changed each in its own way.
+    Most is by time, before. None if kernels are not known, run as often as before, or changed each
+    in its own way.
     """
     old, new = (_model_kernels(side) for side in (before, after))
     share_of_ratio: defaultdict[float, float] = defaultdict(float)
@@ -252,7 +298,10 @@ def product_slowdown(before: Sequence[Run], after: Sequence[Run]) -> float | Non
     """
     old, new = _times_of_products(before), _times_of_products(after)
     common = old.keys() & new.keys()
-    shares = [sum(side[key][0] for key in common) / (sum(ns for ns, _ in side.values()) or 1) for side in (old, new)]
+    shares = [
+        sum(side[key][0] for key in common) / (sum(ns for ns, _ in side.values()) or 1)
+        for side in (old, new)
+    ]
     if min(shares) < MIN_SHARE_OF_COMMON_PRODUCTS:
         return None
     # The calls of the first side in the time per call of the second.

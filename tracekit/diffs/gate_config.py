@@ -34,7 +34,9 @@ class Config(GateSettings, frozen=True):
 
 
 def load_config(path: str | Path | None = None, *, start: Path | None = None) -> Config:
-    """Return the settings of *path*, or of the nearest file at or above *start*; the defaults if there is none.
+    """Return the settings of *path*, or of the nearest file at or above *start*.
+
+    The defaults if there is none.
 
     >>> load_config(start=Path("sample_traces")).inconclusive is None
     True
@@ -55,8 +57,13 @@ def load_config(path: str | Path | None = None, *, start: Path | None = None) ->
     return Config()
 
 
-def apply_waivers(checks: Sequence[CheckResult], waivers: Iterable[Waiver], today: date) -> list[CheckResult]:
-    """Return the checks with their active waivers; a waived check keeps its verdict, but does not decide the gate."""
+def apply_waivers(
+    checks: Sequence[CheckResult], waivers: Iterable[Waiver], today: date
+) -> list[CheckResult]:
+    """Return the checks with their active waivers.
+
+    A waived check keeps its verdict, but does not decide the gate.
+    """
     active = [waiver for waiver in waivers if waiver.status(today).status == "active"]
 
     def waived(check: CheckResult) -> CheckResult:
@@ -85,13 +92,21 @@ def _parse(table: Mapping[str, Any] | None, file: Path) -> Config:
         if key not in names:
             hint = did_you_mean(key, names, otherwise=f"one of {', '.join(names)}")
             raise OptionError(f"{file}: the gate has no setting {key}", hint=hint)
-    lists = {key: [value] for key, value in (table or {}).items() if key in _LISTS and isinstance(value, str)}
+    lists = {
+        key: [value]
+        for key, value in (table or {}).items()
+        if key in _LISTS and isinstance(value, str)
+    }
     try:
         settings = msgspec.convert({**(table or {}), **lists}, GateSettings)
     except msgspec.ValidationError as error:
-        raise OptionError(f"{file}: {problem_text(error).replace('$', 'gate', 1)}", hint="see docs/gate.md") from error
+        raise OptionError(
+            f"{file}: {problem_text(error).replace('$', 'gate', 1)}", hint="see docs/gate.md"
+        ) from error
     # Paths are relative to the file, unless they are addresses.
-    baseline = tuple(item if "://" in item else str(file.parent / item) for item in settings.baseline)
+    baseline = tuple(
+        item if "://" in item else str(file.parent / item) for item in settings.baseline
+    )
     return Config(**asdict(settings) | {"baseline": baseline, "path": str(file)})
 
 
@@ -101,7 +116,8 @@ def _parse(table: Mapping[str, Any] | None, file: Path) -> Config:
 #     step_ms < +3%                   a limit on the change, as a share of the baseline
 #     overlap.ep_dispatch > -0.02     a limit on the change, in the metric's own unit
 #
-# A sign makes it a change. ``%`` without a sign is a share (``bubble_fraction < 12%``) and means nothing for a time.
+# A sign makes it a change. ``%`` without a sign is a share (``bubble_fraction < 12%``) and means
+# nothing for a time.
 
 
 _TOKEN = re.compile(
@@ -123,12 +139,16 @@ def parse_requirement(text: str, *, known: Iterable[str] = ()) -> Requirement:
       step_ms << 3
                ^
     """
-    name = _match_token(text, 0, "name", "start with a metric, such as step_ms or overlap.ep_dispatch")
+    name = _match_token(
+        text, 0, "name", "start with a metric, such as step_ms or overlap.ep_dispatch"
+    )
     op = _match_token(text, name.end(), "op", "a comparison must follow the metric: <, <=, > or >=")
     number = _match_token(text, op.end(), "number", "a number must follow the comparison")
     if text[number.end() :].strip():
         position = _skip_spaces(text, number.end())
-        raise _error("nothing may follow the limit; give --require again for another", text, position)
+        raise _error(
+            "nothing may follow the limit; give --require again for another", text, position
+        )
     try:
         metric = resolve(name["name"], known=known)
     except OptionError as error:
@@ -173,7 +193,9 @@ def _parse_limit(
             return "relative", value / 100
         if metric.family.unit == "ratio":
             return "limit", value / 100
-        raise _error("a percentage of what? write +3% for a change against the baseline", text, position)
+        raise _error(
+            "a percentage of what? write +3% for a change against the baseline", text, position
+        )
     if unit and (metric.family.unit != "ms" or unit not in _MS_PER_UNIT):
         hint = f"its unit is {metric.family.unit}"
         raise _error(f"{metric.name} has no unit {unit}", text, number.start("unit"), hint=hint)

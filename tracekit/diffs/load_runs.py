@@ -1,7 +1,7 @@
 """Loading of the runs to compare: traces and stores are analysed, saved analyses and baseline files are read.
 
-Each argument is one run. Trace files named one by one form one run if they lie in the same folder, as the ranks of a
-run do.
+Each argument is one run. Trace files named one by one form one run if they lie in the same folder,
+as the ranks of a run do.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ class Side(msgspec.Struct, frozen=True):
 
     def of_role(self, role: str) -> Side:
         """Return the side of one role, with the runs that have it."""
-        runs = tuple(run.roles.get(role, run) for run in self.runs if role in run.roles or run.main_role == role)
+        runs = tuple(
+            run.roles.get(role, run)
+            for run in self.runs
+            if role in run.roles or run.main_role == role
+        )
         is_main = any(run.main_role == role for run in self.runs)
         return Side(runs, self.noise if is_main else self.role_noise.get(role, {}))
 
@@ -72,11 +76,14 @@ def select_role(before: Side, after: Side, role: str) -> tuple[Side, Side]:
 
 RunSource = str | os.PathLike[str] | BaseAnalysis
 Comparable = RunSource | Sequence[RunSource] | Side
-"""Input of a comparison: a path, an analysis (also one read back from JSON), several of them, or a ``Side``."""
+"""Input of a comparison: a path, an analysis (also one read back from JSON), several of them, or a
+``Side``."""
 
 
 def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
-    """Return *source* as one side of a comparison; *what* (candidate or baseline) is for the errors.
+    """Return *source* as one side of a comparison.
+
+    *what* (candidate or baseline) is for the errors.
 
     With *keep* the runs hold their analyses.
 
@@ -86,9 +93,15 @@ def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
     """
     if isinstance(source, Side):
         return source
-    sources: Sequence[RunSource] = [source] if isinstance(source, str | os.PathLike | BaseAnalysis) else source
+    sources: Sequence[RunSource] = (
+        [source] if isinstance(source, str | os.PathLike | BaseAnalysis) else source
+    )
     paths = [os.fspath(run) for run in sources if not isinstance(run, BaseAnalysis)]
-    analysed = tuple(_run_from_analysis(run, name=what, keep=keep) for run in sources if isinstance(run, BaseAnalysis))
+    analysed = tuple(
+        _run_from_analysis(run, name=what, keep=keep)
+        for run in sources
+        if isinstance(run, BaseAnalysis)
+    )
     if analysed and not paths:
         return Side(analysed, {})
     read = read_side(paths, what=what, keep=keep)
@@ -102,7 +115,9 @@ def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> 
     4
     """
     if not paths:
-        raise InputError(f"there is no {what}", hint=f"name a trace, a store or a saved analysis as the {what}")
+        raise InputError(
+            f"there is no {what}", hint=f"name a trace, a store or a saved analysis as the {what}"
+        )
     side = Side((), {})
     for run_paths in _group_by_run([str(path) for path in paths]):
         saved_as = saved_format(run_paths[0]) if len(run_paths) == 1 else None
@@ -114,12 +129,18 @@ def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> 
             whole_run = read_document(run_paths[0], LateDocument, hint="run tracekit late again")
             read = Side((from_whole_run(whole_run, name=run_paths[0]),), {})
         else:
-            document = read_document(run_paths[0], AnalysisDocument, hint="analyze the traces again")
+            document = read_document(
+                run_paths[0], AnalysisDocument, hint="analyze the traces again"
+            )
             read = Side((from_analysis(document, name=run_paths[0]),), {})
-        side = Side((*side.runs, *read.runs), side.noise | read.noise, side.role_noise | read.role_noise)
+        side = Side(
+            (*side.runs, *read.runs), side.noise | read.noise, side.role_noise | read.role_noise
+        )
     for run in side.runs:
         if any(step_ms <= 0 for step_ms in run.samples.get("step_ms", ())):
-            raise InputError(f"{run.name}: a step takes no time, or less", hint="analyze the traces again")
+            raise InputError(
+                f"{run.name}: a step takes no time, or less", hint="analyze the traces again"
+            )
     return side
 
 
@@ -143,14 +164,22 @@ def _side_of_baseline(document: RoleBaseline, path: str) -> Side:
     samples = []
     for run in document.runs:
         values = {name: tuple(row) for name, row in run.samples.items()}
-        # A file that an earlier version wrote has no samples of mean and slow steps, which follow from the step times.
+        # A file that an earlier version wrote has no samples of mean and slow steps, which follow
+        # from the step times.
         samples.append((run.name, slow_step_samples(values.get("step_ms", ())) | values))
-    noise = {metric: Noise(entry.deviation, entry.runs - 1) for metric, entry in document.noise.items()}
-    return Side(tuple(Run(f"{path}:{name}", values, facts, tables) for name, values in samples), noise)
+    noise = {
+        metric: Noise(entry.deviation, entry.runs - 1) for metric, entry in document.noise.items()
+    }
+    return Side(
+        tuple(Run(f"{path}:{name}", values, facts, tables) for name, values in samples), noise
+    )
 
 
 def saved_format(path: str) -> str | None:
-    """Return the ``format`` of a JSON file that tracekit wrote; None for a trace, a store or a folder."""
+    """Return the ``format`` of a JSON file that tracekit wrote.
+
+    None for a trace, a store or a folder.
+    """
     file = Path(path)
     if "://" in path or not file.is_file() or not file.name.endswith((".json", ".json.gz")):
         return None
@@ -177,7 +206,9 @@ def _analyze_run(paths: list[str], *, keep: bool) -> Run:
     name = public_url(paths[0]) if len(paths) == 1 else str(Path(paths[0]).parent)
     if has_recordings_alone(paths):
         return from_whole_run(late(paths).to_document(), name=name)
-    return _run_from_analysis(analyze(paths, critical_path=keep, timeline=keep), name=name, keep=keep)
+    return _run_from_analysis(
+        analyze(paths, critical_path=keep, timeline=keep), name=name, keep=keep
+    )
 
 
 def _run_from_analysis(analysis: BaseAnalysis, *, name: str, keep: bool) -> Run:
@@ -188,18 +219,28 @@ def _run_from_analysis(analysis: BaseAnalysis, *, name: str, keep: bool) -> Run:
         cells = _median_cells(analysis.schedule.cells)
         timeline = _timeline(typical_step) if len(typical_step) <= MAX_TIMELINE_CELLS else []
     run = from_analysis(analysis.to_document(), name=name, cells=cells, timeline=timeline)
-    return structs.replace(run, analysis=analysis) if keep and isinstance(analysis, Analysis) else run
+    return (
+        structs.replace(run, analysis=analysis) if keep and isinstance(analysis, Analysis) else run
+    )
 
 
 def _timeline(cells: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the cells of one step with their times counted from the start of the first."""
     origin = pl.col("start_ns").min()
-    table = cells.with_columns(pl.col("start_ns", "end_ns") - origin).select(*_CELL_KEYS, "start_ns", "end_ns")
+    table = cells.with_columns(pl.col("start_ns", "end_ns") - origin).select(
+        *_CELL_KEYS, "start_ns", "end_ns"
+    )
     return table.sort("rank", "start_ns").to_dicts()
 
 
 def _median_cells(cells: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the median time of each pipeline cell over the steps, without keys that do not apply to it."""
     duration = pl.col("end_ns") - pl.col("start_ns")
-    table = cells.group_by(_CELL_KEYS).agg(ns=duration.median().cast(pl.Int64)).sort(_CELL_KEYS, nulls_last=True)
-    return [{key: value for key, value in row.items() if value is not None} for row in table.to_dicts()]
+    table = (
+        cells.group_by(_CELL_KEYS)
+        .agg(ns=duration.median().cast(pl.Int64))
+        .sort(_CELL_KEYS, nulls_last=True)
+    )
+    return [
+        {key: value for key, value in row.items() if value is not None} for row in table.to_dicts()
+    ]

@@ -1,8 +1,9 @@
 """Metrics that can be compared and gated, and requirements on them.
 
-A metric has a name, a unit, a direction and a noise floor. It consists of a family and, for most families, a key:
-``overlap.ep_dispatch``. A suffix ``@3`` selects rank 3 alone. A run has one value per step: the mean over ranks for
-times (the median for ``step_ms``, as in the step time of the run), the ratio of sums over ranks for shares.
+A metric has a name, a unit, a direction and a noise floor. It consists of a family and, for most
+families, a key: ``overlap.ep_dispatch``. A suffix ``@3`` selects rank 3 alone. A run has one value
+per step: the mean over ranks for times (the median for ``step_ms``, as in the step time of the
+run), the ratio of sums over ranks for shares.
 """
 
 import difflib
@@ -19,14 +20,21 @@ import msgspec
 from tracekit.diffs.stats import Level
 from tracekit.errors import OptionError
 from tracekit.metrics.memory import MEMORY_PHASES
-from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, EXPOSURE_CAUSES, GAP_CAUSES, LABELS
+from tracekit.schema import (
+    COMMUNICATION_LABELS,
+    COMPUTE_LABELS,
+    COPY_LABELS,
+    EXPOSURE_CAUSES,
+    GAP_CAUSES,
+    LABELS,
+)
 
 Direction = Literal["down", "up", "none"]
 Nature = Literal["work", "pace", "waiting", "copying"]
 """Reason why runs of the same code differ in a metric.
 
-``work``: the GPU repeats the same work, so they hardly differ. ``pace``: the step contains waiting. ``waiting`` and
-``copying``: the metric itself measures time spent waiting or copying.
+``work``: the GPU repeats the same work, so they hardly differ. ``pace``: the step contains waiting.
+``waiting`` and ``copying``: the metric itself measures time spent waiting or copying.
 """
 _SETS = {
     "LABELS": LABELS,
@@ -72,7 +80,10 @@ def _read_families() -> tuple[Family, ...]:
         if "floor" in family:
             family["floor"] = tables["floors"][family["floor"]]
         for name in ("keys", "details"):
-            parts = [[_SETS.get(part, (part,)) for part in key.split(".")] for key in family.get(name, ())]
+            parts = [
+                [_SETS.get(part, (part,)) for part in key.split(".")]
+                for key in family.get(name, ())
+            ]
             family[name] = [".".join(members) for sets in parts for members in product(*sets)]
     return msgspec.convert(tables["families"], tuple[Family, ...])
 
@@ -125,7 +136,9 @@ class Requirement(msgspec.Struct, frozen=True):
     text: str
     metric: Metric
     op: Literal["<", "<=", ">", ">="]
-    kind: Literal["limit", "relative", "change"]  # on the level; on the change as a share, or in the metric's unit
+    kind: Literal[
+        "limit", "relative", "change"
+    ]  # on the level; on the change as a share, or in the metric's unit
     limit: float
 
     @property
@@ -168,7 +181,11 @@ def metric_names() -> list[str]:
     """
     names = []
     for family in FAMILIES:
-        names += [f"{family.name}.{key}" for key in (*family.keys, *family.details)] if family.keys else [family.name]
+        names += (
+            [f"{family.name}.{key}" for key in (*family.keys, *family.details)]
+            if family.keys
+            else [family.name]
+        )
     return names
 
 
@@ -177,8 +194,12 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     candidates = list(dict.fromkeys([*metric_names(), *known]))
     bare = name.split("@", maxsplit=1)[0]
     close = difflib.get_close_matches(bare, candidates, n=3, cutoff=0.6)
-    close += [c for c in candidates if bare and (c.startswith(bare) or c.endswith(f".{bare}"))][: 3 - len(close)]
+    close += [c for c in candidates if bare and (c.startswith(bare) or c.endswith(f".{bare}"))][
+        : 3 - len(close)
+    ]
     if not close:
-        families = (f"{family.name}.LABEL" if family.keys else family.name for family in FAMILIES[:7])
+        families = (
+            f"{family.name}.LABEL" if family.keys else family.name for family in FAMILIES[:7]
+        )
         return "names: " + ", ".join(families) + ", …"
     return "did you mean " + " or ".join(dict.fromkeys(close)) + "?"

@@ -1,7 +1,8 @@
 """Noise thresholds: the size from which a change of a metric counts.
 
-A noise floor is the largest of: a share of the baseline's value, an absolute amount, a share of the step (a label that
-takes 0.1 % of the step may double without consequence), and, once calibrated, the noise between runs of the same code.
+A noise floor is the largest of: a share of the baseline's value, an absolute amount, a share of the
+step (a label that takes 0.1 % of the step may double without consequence), and, once calibrated,
+the noise between runs of the same code.
 """
 
 from __future__ import annotations
@@ -21,19 +22,24 @@ from tracekit.errors import OptionError
 from tracekit.schema import COMMUNICATION_LABELS
 
 CALIBRATED_QUANTILE = 0.9975
-"""Quantile of the noise that a calibrated floor lies at: one pair of equal runs in 200 exceeds it in either direction
-(fewer than 1 % even with heavy tails)."""
+"""Quantile of the noise that a calibrated floor lies at: one pair of equal runs in 200 exceeds it
+in either direction (fewer than 1 % even with heavy tails)."""
 COMMUNICATION_FLOOR = Floor(relative=0.1, of_step=0.02)
-"""Communication includes waiting for peers; two recordings of the same code differed by 9 % there."""
+"""Communication includes waiting for peers; two recordings of the same code differed by 9 %
+there."""
 MAX_RELATIVE_DIFFERENCE_OF_EQUAL_RUNS = {"waiting": 1.25, "copying": 0.45}
-"""Largest difference of waiting (copying) between two runs of the same code, as a share of its level. Fewer than one
-pair in 100 of equal runs whose host or network sets the pace differed by more (docs/gate.md)."""
+"""Largest difference of waiting (copying) between two runs of the same code, as a share of its
+level. Fewer than one pair in 100 of equal runs whose host or network sets the pace differed by more
+(docs/gate.md)."""
 MAX_STEP_DEVIATIONS_BETWEEN_RUNS = 20.0
-"""Largest difference between two runs of the same code, in standard deviations of the steps inside a run."""
+"""Largest difference between two runs of the same code, in standard deviations of the steps inside
+a run."""
 MEAN_FLOOR_ERRORS = 2.0
-"""Standard errors of the difference of two means that the floor of a mean over steps has at least."""
+"""Standard errors of the difference of two means that the floor of a mean over steps has at
+least."""
 PRIOR_DEGREES_OF_FREEDOM = 4.0
-"""Degrees of freedom that the noise assumed by the default floor counts for, when pooled with measured noise."""
+"""Degrees of freedom that the noise assumed by the default floor counts for, when pooled with
+measured noise."""
 
 
 class Noise(msgspec.Struct, frozen=True):
@@ -63,7 +69,10 @@ class Noise(msgspec.Struct, frozen=True):
 
 
 def noise_floor(
-    metric: Metric, before: float, baseline: Sequence[Run], overrides: Mapping[str, str | float] | None = None
+    metric: Metric,
+    before: float,
+    baseline: Sequence[Run],
+    overrides: Mapping[str, str | float] | None = None,
 ) -> float:
     """Return the uncalibrated noise floor of *metric*, in its unit.
 
@@ -90,13 +99,18 @@ def noise_floor(
         # For an overlap, convert milliseconds of exposed time to a share of the label's time.
         label_ms = label_ms_per_step(metric.key, baseline)
         step_part = min(1.0, step_part / label_ms) if label_ms else 0.0
-    return max(floor.relative * abs(before), floor.absolute, step_part, _error_of_means(metric, baseline))
+    return max(
+        floor.relative * abs(before), floor.absolute, step_part, _error_of_means(metric, baseline)
+    )
 
 
 def _error_of_means(metric: Metric, baseline: Sequence[Run]) -> float:
-    """Return by how much two means over steps may differ, from the spread of the baseline's steps; 0 for other levels.
+    """Return by how much two means over steps may differ, from the spread of the baseline's steps.
 
-    The spread of the candidate does not count: slow steps that only the candidate has would widen their own limit.
+    0 for other levels.
+
+    The spread of the candidate does not count: slow steps that only the candidate has would widen
+    their own limit.
     """
     values = [run.values(metric) for run in baseline if run.values(metric)]
     if metric.family.level != "mean" or not values:
@@ -107,14 +121,17 @@ def _error_of_means(metric: Metric, baseline: Sequence[Run]) -> float:
 
 def label_ms_per_step(key: str, runs: Sequence[Run]) -> float:
     """Return the milliseconds per step that a label, or the labels of a set (communication, copy), ran."""
-    return sum(centre_of_runs(runs, f"label_ms.{label}") or 0.0 for label in LABEL_SETS.get(key, (key,)))
+    return sum(
+        centre_of_runs(runs, f"label_ms.{label}") or 0.0 for label in LABEL_SETS.get(key, (key,))
+    )
 
 
 def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> float:
     """Return the change, in the metric's unit, that may be chance where each side has one run.
 
-    It is 0 for the GPU's own work, which runs of the same code repeat to a percent. Time spent waiting for the host,
-    for a peer or for a bus differs between processes by more than the steps of one process show.
+    It is 0 for the GPU's own work, which runs of the same code repeat to a percent. Time spent
+    waiting for the host, for a peer or for a bus differs between processes by more than the steps
+    of one process show.
 
     >>> from tracekit.diffs.metrics import resolve
     >>> waits = Run("a", {"step_ms": (10.0, 11.0), "idle_ms": (4.0, 5.0), "label_ms.forward": (6.0, 6.0)})
@@ -125,7 +142,9 @@ def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> fl
     """
     if metric.nature == "work":
         return 0.0
-    series = [[values for run in side if len(values := _variable_part(metric, run))] for side in sides]
+    series = [
+        [values for run in side if len(values := _variable_part(metric, run))] for side in sides
+    ]
     if not all(series):
         return 0.0
     level = stats.centre(series[0])
@@ -133,7 +152,9 @@ def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> fl
     relative = MAX_RELATIVE_DIFFERENCE_OF_EQUAL_RUNS["copying" if copying else "waiting"]
     # A share cannot leave 0…1, so near either end it can differ by less.
     uncertainty = relative * (level * (1 - level) if metric.family.unit == "ratio" else abs(level))
-    if copying:  # steady within a run and still different in the next: the steps say nothing about it
+    if (
+        copying
+    ):  # steady within a run and still different in the next: the steps say nothing about it
         return uncertainty
     step_deviation = stats.within_run_deviation([run for side in series for run in side])
     return min(uncertainty, MAX_STEP_DEVIATIONS_BETWEEN_RUNS * step_deviation)
@@ -155,8 +176,10 @@ def prior_deviation(floor: float, uncertainty: float = 0.0) -> float:
     """Return the standard deviation between runs to assume before any is measured.
 
     Args:
-        floor: Uncalibrated noise floor; the deviation is at least the one that would calibrate to this floor.
-        uncertainty: Result of ``single_run_uncertainty``; the deviation is at least the one that makes it as rare.
+        floor: Uncalibrated noise floor; the deviation is at least the one that would calibrate to
+            this floor.
+        uncertainty: Result of ``single_run_uncertainty``; the deviation is at least the one that
+            makes it as rare.
 
     >>> round(Noise(prior_deviation(3.0), 4).floor((1, 1)), 6)
     3.0
@@ -165,7 +188,9 @@ def prior_deviation(floor: float, uncertainty: float = 0.0) -> float:
     """
     from_floor = floor / stats.student_quantile(CALIBRATED_QUANTILE, PRIOR_DEGREES_OF_FREEDOM)
     from_uncertainty = uncertainty / NormalDist().inv_cdf(CALIBRATED_QUANTILE)
-    return max(from_floor, from_uncertainty) / math.sqrt(2)  # of one run; both are about a difference of two
+    return max(from_floor, from_uncertainty) / math.sqrt(
+        2
+    )  # of one run; both are about a difference of two
 
 
 def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:
@@ -178,7 +203,9 @@ def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:
     noise = {}
     for name in runs[0].samples:
         level = resolve(name, known=[name]).family.level
-        centres = [stats.level_of(run.samples[name], level) for run in runs if run.samples.get(name)]
+        centres = [
+            stats.level_of(run.samples[name], level) for run in runs if run.samples.get(name)
+        ]
         if len(centres) == len(runs):
             noise[name] = Noise(float(np.std(centres, ddof=1)), len(centres) - 1)
     return noise
@@ -191,4 +218,6 @@ def _parse_floor(pattern: str, value: str | float, before: float) -> float:
             return abs(float(value.strip().rstrip("%")) / 100 * before)
         return abs(float(value))
     except ValueError:
-        raise OptionError(f"floor of {pattern}: {value!r} is not a number", hint='write "3%" or 0.02') from None
+        raise OptionError(
+            f"floor of {pattern}: {value!r} is not a number", hint='write "3%" or 0.02'
+        ) from None

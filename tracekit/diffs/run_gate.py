@@ -67,7 +67,9 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
             after=side_summary(self.candidate, calibrated=bool(self.candidate.noise)),
             story=explain_change(self.baseline.runs, self.candidate.runs),
             moved=largest_changes(self.baseline.runs, self.candidate.runs),
-            settings=Settings(config.alpha, config.min_steps, config.inconclusive, list(config.allow), config.path),
+            settings=Settings(
+                config.alpha, config.min_steps, config.inconclusive, list(config.allow), config.path
+            ),
         )
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -96,14 +98,14 @@ def gate(
     """Return the verdict on *candidate* against *baseline*.
 
     Args:
-        candidate: The path of a trace, a folder, a store, a saved analysis or a baseline file; an ``Analysis``; or
-            several runs in a list.
+        candidate: The path of a trace, a folder, a store, a saved analysis or a baseline file; an
+            ``Analysis``; or several runs in a list.
         baseline: The same for the baseline. Limits such as ``bubble_fraction < 0.12`` need none.
         require: Requirements; they replace those of *config*.
         config: Settings of the project, as ``load_config`` reads them.
         today: Date on which waivers are evaluated.
-        role: The role to judge alone, where ranks have several processes; by default each that both sides have, the
-            main one by its plain metrics and the others by ``ROLE/METRIC``.
+        role: The role to judge alone, where ranks have several processes; by default each that both
+            sides have, the main one by its plain metrics and the others by ``ROLE/METRIC``.
 
     >>> from tracekit.diffs.run_samples import Run
     >>> base = Side((Run("a", {"step_ms": (10.0, 10.1, 9.9, 10.0, 10.2, 9.8)}),), {})
@@ -115,22 +117,35 @@ def gate(
     config, today = config or Config(), today or date.today()
     candidate_side = side_of(candidate, what="candidate")
     baseline_side = Side((), {}) if baseline is None else side_of(baseline, what="baseline")
-    # What reading a run of several roles noticed is kept with its main role. It counts for every role: which of them
-    # the damage is in cannot be seen from it.
+    # What reading a run of several roles noticed is kept with its main role. It counts for every
+    # role: which of them the damage is in cannot be seen from it.
     run_damage = find_damage((*baseline_side.runs, *candidate_side.runs), allow=config.allow)
     if role is not None:
         baseline_side, candidate_side = select_role(baseline_side, candidate_side, role)
     check_formats(candidate_side.runs, baseline_side.runs)
-    metric_names = sorted({name for run in (*candidate_side.runs, *baseline_side.runs) for name in run.samples})
-    requirements = [parse_requirement(text, known=metric_names) for text in (require or config.require)]
+    metric_names = sorted(
+        {name for run in (*candidate_side.runs, *baseline_side.runs) for name in run.samples}
+    )
+    requirements = [
+        parse_requirement(text, known=metric_names) for text in (require or config.require)
+    ]
     _check_ranks(requirements, candidate_side)
-    only_limits = bool(requirements) and all(requirement.kind == "limit" for requirement in requirements)
+    only_limits = bool(requirements) and all(
+        requirement.kind == "limit" for requirement in requirements
+    )
     if not baseline_side.runs and not only_limits:
-        raise InputError("there is no baseline to compare with", hint="give --baseline, or only limits without a sign")
-    checks, obstacles = _judge_sides(candidate_side, baseline_side, requirements, run_damage, config)
-    # Limits are the main role's; every other role must not get worse than its baseline. A role that one side lacks was
-    # not recorded there: there is nothing to compare it with.
-    common_roles = [name for name in candidate_side.other_roles if name in baseline_side.other_roles]
+        raise InputError(
+            "there is no baseline to compare with",
+            hint="give --baseline, or only limits without a sign",
+        )
+    checks, obstacles = _judge_sides(
+        candidate_side, baseline_side, requirements, run_damage, config
+    )
+    # Limits are the main role's; every other role must not get worse than its baseline. A role that
+    # one side lacks was not recorded there: there is nothing to compare it with.
+    common_roles = [
+        name for name in candidate_side.other_roles if name in baseline_side.other_roles
+    ]
     for name in common_roles if role is None else ():
         sides = candidate_side.of_role(name), baseline_side.of_role(name)
         role_checks, role_obstacles = _judge_sides(*sides, [], run_damage, config)
@@ -138,11 +153,17 @@ def gate(
         checks += [replace(check, metric=f"{name}/{check.metric}") for check in role_checks]
     checks = apply_waivers(checks, config.waivers, today)
     verdict = _overall_verdict(checks)
-    return GateResult(verdict, tuple(checks), tuple(obstacles), candidate_side, baseline_side, config, today)
+    return GateResult(
+        verdict, tuple(checks), tuple(obstacles), candidate_side, baseline_side, config, today
+    )
 
 
 def _judge_sides(
-    candidate: Side, baseline: Side, requirements: Sequence[Requirement], run_damage: Sequence[str], config: Config
+    candidate: Side,
+    baseline: Side,
+    requirements: Sequence[Requirement],
+    run_damage: Sequence[str],
+    config: Config,
 ) -> tuple[list[CheckResult], list[str]]:
     """Return the checks of one role, and why its sides cannot be compared.
 
@@ -153,12 +174,16 @@ def _judge_sides(
         run_damage: Damage of the runs as a whole; every check is then inconclusive.
         config: Settings.
     """
-    obstacles = find_obstacles(candidate.runs, baseline.runs, allow=config.allow) if baseline.runs else []
+    obstacles = (
+        find_obstacles(candidate.runs, baseline.runs, allow=config.allow) if baseline.runs else []
+    )
     role_damage = find_damage((*baseline.runs, *candidate.runs), allow=config.allow)
     obstacle = "not comparable: " + "; ".join(obstacles) if obstacles else ""
     damage = "; ".join(dict.fromkeys([*run_damage, *role_damage]))
     runs, noise = (candidate.runs, baseline.runs), _noise(baseline)
-    return judge(*runs, requirements, rules=config, noise=noise, obstacle=obstacle, damage=damage), obstacles
+    return judge(
+        *runs, requirements, rules=config, noise=noise, obstacle=obstacle, damage=damage
+    ), obstacles
 
 
 def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
@@ -172,7 +197,10 @@ def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
 
 
 def _overall_verdict(checks: Sequence[CheckResult]) -> Verdict:
-    """Return the worst verdict of the checks without a waiver; without any check it is inconclusive."""
+    """Return the worst verdict of the checks without a waiver.
+
+    Without any check it is inconclusive.
+    """
     verdicts = {check.verdict for check in checks if check.waiver is None}
     if "regressed" in verdicts:
         return "regressed"
@@ -180,7 +208,10 @@ def _overall_verdict(checks: Sequence[CheckResult]) -> Verdict:
 
 
 def _noise(baseline: Side) -> dict[str, Noise]:
-    """Return the calibrated noise of the baseline; without it, the spread of its own runs if there are enough."""
+    """Return the calibrated noise of the baseline.
+
+    Without it, the spread of its own runs if there are enough.
+    """
     if baseline.noise or len(baseline.runs) < MIN_RUNS_TO_CALIBRATE_BY_DEFAULT:
         return baseline.noise
     return calibrate(baseline.runs)

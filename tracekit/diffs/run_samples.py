@@ -1,8 +1,8 @@
 """Samples of one run: one value per step for every metric, and the facts that make runs comparable.
 
-Everything is read from the document of an analysis (``documents.analysis``), so that a saved JSON file and a trace
-analysed just now give the same samples. Rates, copies and memory have one sample per run; a figure that is null in the
-analysis, or a range, gives none.
+Everything is read from the document of an analysis (``documents.analysis``), so that a saved JSON
+file and a trace analysed just now give the same samples. Rates, copies and memory have one sample
+per run; a figure that is null in the analysis, or a range, gives none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ DAMAGE_NOTICES = frozenset({
     "no-events", "partial-step", "rank-failed", "repeated-events", "step-cut", "store-incomplete",
     "truncated", "unnamed",
 })  # fmt: skip
-"""Notices of runs of which a part is lost: no verdict rests on them unless ``allow`` has ``damage``."""
+"""Notices of runs of which a part is lost: no verdict rests on them unless ``allow`` has
+``damage``."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -48,10 +49,16 @@ class Run(msgspec.Struct, frozen=True):
     name: str
     samples: Mapping[str, tuple[float, ...]]
     facts: Mapping[str, Any] = {}  # compared by ``comparability``
-    tables: Mapping[str, Any] = {}  # kernels, modules, products, cells and timeline, as far as the input has them
-    ranks: tuple[documents.RankFigures, ...] = ()  # the figures of each rank; empty for a run read from a baseline file
+    tables: Mapping[
+        str, Any
+    ] = {}  # kernels, modules, products, cells and timeline, as far as the input has them
+    ranks: tuple[
+        documents.RankFigures, ...
+    ] = ()  # the figures of each rank; empty for a run read from a baseline file
     analysis: Any = None  # the Analysis itself, where it is kept for the page of a diff
-    main_role: str | None = None  # where ranks have several processes: the role that these figures are of
+    main_role: str | None = (
+        None  # where ranks have several processes: the role that these figures are of
+    )
     roles: Mapping[str, Run] = {}  # … and the other roles
     recorded_steps: int = 0  # steps of dumps and logs, where there is no trace
 
@@ -64,14 +71,18 @@ class Run(msgspec.Struct, frozen=True):
         """Return the samples of *metric*, empty if this run does not have it."""
         if metric.name in self.samples or metric.rank is None:
             return self.samples.get(metric.name, ())
-        if metric.family.name == "late_ms":  # ranks that are never late have no samples of their own
+        if (
+            metric.family.name == "late_ms"
+        ):  # ranks that are never late have no samples of their own
             return tuple(0.0 for _ in self.samples.get("late_ms.rank", ()))
         ranks = [rank for rank in self.ranks if rank.rank == metric.rank]
         return per_step_samples(ranks).get(metric.name.split("@", maxsplit=1)[0], ())
 
 
 def centre_of_runs(runs: Sequence[Run], name: str) -> float | None:
-    """Return the centre of a metric over the runs that have it (``stats.centre``); None if none has.
+    """Return the centre of a metric over the runs that have it (``stats.centre``).
+
+    None if none has.
 
     >>> centre_of_runs([Run("a", {"step_ms": (10.0, 12.0)}), Run("b", {})], "step_ms")
     11.0
@@ -81,7 +92,9 @@ def centre_of_runs(runs: Sequence[Run], name: str) -> float | None:
     return stats.centre(values, level) if values else None
 
 
-def mean_times(runs: Sequence[Run], table: str, keys: Sequence[str]) -> dict[Key, tuple[float, float]]:
+def mean_times(
+    runs: Sequence[Run], table: str, keys: Sequence[str]
+) -> dict[Key, tuple[float, float]]:
     """Return (milliseconds, count) by key, the mean over the runs that have the table."""
     tables = [run.tables[table] for run in runs if run.tables.get(table)]
     means: dict[Key, tuple[float, float]] = {}
@@ -89,12 +102,19 @@ def mean_times(runs: Sequence[Run], table: str, keys: Sequence[str]) -> dict[Key
         for row in rows:
             key = tuple(row.get(name) for name in keys)
             ms, count = means.get(key, (0.0, 0.0))
-            means[key] = (ms + row["ns"] / 1e6 / len(tables), count + (row.get("count") or 1) / len(tables))
+            means[key] = (
+                ms + row["ns"] / 1e6 / len(tables),
+                count + (row.get("count") or 1) / len(tables),
+            )
     return means
 
 
 def from_analysis(
-    document: documents.AnalysisDocument | Mapping[str, Any], *, name: str, cells: Rows = (), timeline: Rows = ()
+    document: documents.AnalysisDocument | Mapping[str, Any],
+    *,
+    name: str,
+    cells: Rows = (),
+    timeline: Rows = (),
 ) -> Run:
     """Return the samples of one analysis, given as its document or as plain data.
 
@@ -110,10 +130,14 @@ def from_analysis(
     (1, 4, (0.0,))
     """
     if not isinstance(document, documents.AnalysisDocument):
-        document = decode(msgspec.json.encode(document), documents.AnalysisDocument, name, hint=_ANALYZE_AGAIN)
+        document = decode(
+            msgspec.json.encode(document), documents.AnalysisDocument, name, hint=_ANALYZE_AGAIN
+        )
     if not document.ranks:
         raise InputError(f"{name}: the analysis has no ranks", hint=_ANALYZE_AGAIN)
-    samples = per_step_samples(document.ranks) | _label_samples(document.ranks) | rate_samples(document)
+    samples = (
+        per_step_samples(document.ranks) | _label_samples(document.ranks) | rate_samples(document)
+    )
     samples |= _lateness_samples(document)
     if isinstance(document.late, LateDocument):
         samples |= whole_run_samples(document.late)
@@ -123,7 +147,9 @@ def from_analysis(
     roles = {role.name: from_analysis(role.analysis, name=f"{name}:{role.name}") for role in others}
     facts, tables = comparability_facts(document), _tables(document, cells, timeline)
     main_role = document.main_role or None
-    return Run(name, samples, facts, tables, tuple(document.ranks), main_role=main_role, roles=roles)
+    return Run(
+        name, samples, facts, tables, tuple(document.ranks), main_role=main_role, roles=roles
+    )
 
 
 def from_whole_run(document: LateDocument, *, name: str) -> Run:
@@ -160,7 +186,8 @@ def whole_run_samples(document: LateDocument) -> Samples:
 def comparability_facts(document: documents.AnalysisDocument) -> dict[str, Any]:
     """Return the facts that two runs are compared by, as far as they are known.
 
-    Tokens and TFLOP, both per step, are amounts of work (``diffs.comparability``); the others must agree.
+    Tokens and TFLOP, both per step, are amounts of work (``diffs.comparability``); the others must
+    agree.
     """
     source, schedule, rates = document.source, document.schedule, document.rates
     steps = max((len(rank.steps) for rank in document.ranks), default=0) or 1
@@ -188,29 +215,43 @@ def _tables(document: documents.AnalysisDocument, cells: Rows, timeline: Rows) -
     kernels = to_plain_rows(document.kernels)
     modules = [{k: row[k] for k in ("module", "label", "ns")} for row in kernels if row["module"]]
     products = [] if document.rates is None else to_plain_rows(document.rates.products)
-    tables = {"kernels": kernels, "modules": modules, "products": products, "cells": cells, "timeline": timeline}
+    tables = {
+        "kernels": kernels,
+        "modules": modules,
+        "products": products,
+        "cells": cells,
+        "timeline": timeline,
+    }
     return {name: rows for name, rows in tables.items() if rows}
 
 
 def per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
     """Return one value per step that every rank has and of which the time is known.
 
-    The step time and its parts (compute, exposed, idle) are those of the step's interval, so that they sum to it.
-    Shares of the bubble and times of labels are those of the GPU work launched in the step.
+    The step time and its parts (compute, exposed, idle) are those of the step's interval, so that
+    they sum to it. Shares of the bubble and times of labels are those of the GPU work launched in
+    the step.
     """
     if not ranks:
         return {}
-    by_rank = [{step.step: step for step in rank.per_step if step.time_ns is not None} for rank in ranks]
+    by_rank = [
+        {step.step: step for step in rank.per_step if step.time_ns is not None} for rank in ranks
+    ]
     common = set.intersection(*(set(steps) for steps in by_rank))
     records_of_step = {}
     for step in sorted(common, key=lambda number: (number is None, number or 0)):
         records_of_step[step] = [steps[step] for steps in by_rank]
     # As for the step time of the run: steps that are cut off count only where there are no others.
-    whole = [records for records in records_of_step.values() if not any(record.partial for record in records)]
+    whole = [
+        records
+        for records in records_of_step.values()
+        if not any(record.partial for record in records)
+    ]
     rows = [_step_values(records) for records in whole or records_of_step.values()]
     samples: Samples = {}
     for name in {name: None for row in rows for name in row}:
-        # A label missing in a step took no time in it. A share of no time is undefined, and its step is left out.
+        # A label missing in a step took no time in it. A share of no time is undefined, and its
+        # step is left out.
         steps = rows if "_ms" in name else [row for row in rows if name in row]
         samples[name] = tuple(row.get(name, 0.0) for row in steps)
     return samples | slow_step_samples(samples.get("step_ms", ()))
@@ -235,7 +276,9 @@ def _step_values(records: Sequence[documents.StepFigures]) -> dict[str, float]:
     span = sum(record.span_ns for record in records)
     times_ns = [record.time_ns or 0 for record in records]
     time_of_all_ns = sum(times_ns)
-    ms = 1e6 * len(records)  # divides a sum of nanoseconds over ranks to give the mean milliseconds per step
+    ms = 1e6 * len(
+        records
+    )  # divides a sum of nanoseconds over ranks to give the mean milliseconds per step
     compute = sum(record.time_budget_ns.compute for record in records)
     exposed_ns = _sum_by_label(record.time_budget_ns.exposed for record in records)
     label_ns = _sum_by_label(record.label_ns for record in records)
@@ -244,12 +287,18 @@ def _step_values(records: Sequence[documents.StepFigures]) -> dict[str, float]:
         "compute_ms": compute / ms,
         **{f"exposed_ms.{label}": ns / ms for label, ns in exposed_ns.items()},
         **_exposed_by_cause(records, ms),
-        **{f"label_ms.{label}": ns / ms for label, ns in label_ns.items() if label not in LABEL_SETS},
+        **{
+            f"label_ms.{label}": ns / ms
+            for label, ns in label_ns.items()
+            if label not in LABEL_SETS
+        },
     }
     waits_ns = [record.bubble.wait_ns for record in records if record.bubble.wait_ns is not None]
     if len(waits_ns) == len(records):
         values["wait_ms"] = sum(waits_ns) / ms
-    idle_ns = [record.time_budget_ns.idle for record in records if record.time_budget_ns.idle is not None]
+    idle_ns = [
+        record.time_budget_ns.idle for record in records if record.time_budget_ns.idle is not None
+    ]
     if len(idle_ns) == len(records):  # None where the trace lacks work that ran
         values["idle_ms"] = sum(idle_ns) / ms
     if time_of_all_ns:
@@ -258,7 +307,8 @@ def _step_values(records: Sequence[documents.StepFigures]) -> dict[str, float]:
             values["idle_fraction"] = sum(idle_ns) / time_of_all_ns
     if span:
         values["other_fraction"] = values.get("label_ms.other", 0.0) * ms / span
-        # A lower bound can show that a limit is broken, but never that it holds: it gives no sample.
+        # A lower bound can show that a limit is broken, but never that it holds: it gives no
+        # sample.
         bubbles_ns = [
             record.bubble.fraction * record.span_ns
             for record in records
@@ -334,7 +384,10 @@ def _lateness_samples(document: documents.AnalysisDocument) -> Samples:
 
 
 def _schedule_samples(schedule: documents.Schedule) -> Samples:
-    """Return makespan and gap of every step; of several pipelines in a step, those of the slowest."""
+    """Return makespan and gap of every step.
+
+    Of several pipelines in a step, those of the slowest.
+    """
     slowest: dict[int | None, documents.PipelineStep] = {}
     for pipeline in schedule.pipelines:
         current = slowest.setdefault(pipeline.step, pipeline)
@@ -360,7 +413,10 @@ def rate_samples(document: documents.AnalysisDocument) -> Samples:
     >>> list(rate_samples(analyze("sample_traces/memory", schedule="none").to_document()))[-2:]
     ['phase_gb.backward', 'phase_gb.optimizer']
     """
-    memory, steps = document.memory, max((len(rank.steps) for rank in document.ranks), default=0) or 1
+    memory, steps = (
+        document.memory,
+        max((len(rank.steps) for rank in document.ranks), default=0) or 1,
+    )
     values: dict[str, float | None] = {
         **(_rate_values(document.rates, steps) if document.rates is not None else {}),
         **_copy_bandwidths(document.copies),
@@ -378,12 +434,17 @@ def _rate_values(rates: documents.Rates, steps: int) -> dict[str, float | None]:
         "utilisation": rates.utilisation,
         **_bus_bandwidths(rates.communication),
         "expert_over_mean": max(loads, default=None),
-        "expert_cost_ms": None if rates.expert_cost is None else rates.expert_cost.step_ns / 1e6 / steps,
+        "expert_cost_ms": None
+        if rates.expert_cost is None
+        else rates.expert_cost.step_ns / 1e6 / steps,
     }
 
 
 def _bus_bandwidths(rows: Sequence[documents.Bandwidth]) -> dict[str, float]:
-    """Return the mean bus bandwidth by label, weighted by transfer time; none if an operation's is unknown."""
+    """Return the mean bus bandwidth by label, weighted by transfer time.
+
+    None if an operation's is unknown.
+    """
     values = {}
     for label in dict.fromkeys(row.label for row in rows):
         group = [row for row in rows if row.label == label]
@@ -399,7 +460,10 @@ def _copy_bandwidths(rows: Sequence[documents.Copy]) -> dict[str, float]:
     values = {}
     for label in ("offload", "onload"):
         group = [row for row in rows if row.label == label]
-        ns, sizes = sum(row.ns for row in group), [row.bytes for row in group if row.bytes is not None]
+        ns, sizes = (
+            sum(row.ns for row in group),
+            [row.bytes for row in group if row.bytes is not None],
+        )
         if ns and len(sizes) == len(group):
             values[f"copy_gb_s.{label}"] = sum(sizes) / ns  # bytes per ns = GB/s
     return values
@@ -420,7 +484,8 @@ def _memory_values(memory: documents.Memory) -> dict[str, float | None]:
 
 
 MIN_STEPS_TO_TELL_LEAKS = 4
-"""Steps from which a run without leaks is known to have none: two that could leave something, and two after each."""
+"""Steps from which a run without leaks is known to have none: two that could leave something, and
+two after each."""
 
 
 def _leaked_bytes(rank: documents.RankMemory) -> int | None:
@@ -438,4 +503,6 @@ def _phase_peaks(ranks: Iterable[documents.RankMemory]) -> dict[str, float]:
         for phase, peak in rank.by_phase.items():
             at_least[phase] = max(at_least[phase], peak.at_least)
             at_most[phase] = max(at_most[phase], peak.at_most)
-    return {f"phase_gb.{phase}": low / 1e9 for phase, low in at_least.items() if low == at_most[phase]}
+    return {
+        f"phase_gb.{phase}": low / 1e9 for phase, low in at_least.items() if low == at_most[phase]
+    }

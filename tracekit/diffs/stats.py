@@ -1,8 +1,8 @@
 """Statistics of diff and gate.
 
-Steps are compared with a rank test, because step times have long tails. Neighbouring steps resemble each other, so the
-p-value of the rank test is weakened by their correlation. Runs differ by more than their steps do, so where there are
-several runs, the spread between runs is used as well.
+Steps are compared with a rank test, because step times have long tails. Neighbouring steps resemble
+each other, so the p-value of the rank test is weakened by their correlation. Runs differ by more
+than their steps do, so where there are several runs, the spread between runs is used as well.
 
 ``scipy`` is imported by the functions that need it: no other command has to wait for it.
 """
@@ -58,7 +58,8 @@ def pseudomedian(values: Sequence[float] | Floats) -> float:
 def rank_test(worse: Sequence[float] | Floats, better: Sequence[float] | Floats) -> float:
     """Return the one-sided Mann-Whitney p-value of "the values of *worse* are larger than those of *better*".
 
-    Exact for small samples without ties; otherwise the normal approximation with tie and continuity correction.
+    Exact for small samples without ties; otherwise the normal approximation with tie and continuity
+    correction.
 
     >>> rank_test([5.0, 6.0, 7.0], [1.0, 2.0, 3.0])
     0.05
@@ -84,8 +85,9 @@ def smallest_p(n: int, m: int) -> float:
 def correlation(runs: Sequence[Sequence[float] | Floats]) -> float:
     """Return the lag-1 correlation of neighbouring steps inside runs, shrunk towards 0 for short runs.
 
-    With eight steps per run it counts a third. A drift that both sides share (GPU clocks that settle after the start)
-    looks like correlation too, and a gate that used it unshrunk would miss one slowdown in ten.
+    With eight steps per run it counts a third. A drift that both sides share (GPU clocks that
+    settle after the start) looks like correlation too, and a gate that used it unshrunk would miss
+    one slowdown in ten.
 
     >>> round(correlation([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]]), 2)
     0.21
@@ -97,7 +99,9 @@ def correlation(runs: Sequence[Sequence[float] | Floats]) -> float:
         covariance += float((deviations[1:] * deviations[:-1]).sum())
         variance += float((deviations * deviations).sum())
     steps = float(np.mean([len(run) for run in runs])) if len(runs) else 0.0
-    return covariance / variance * steps / (steps + CORRELATION_PRIOR_STEPS) if variance > 0 else 0.0
+    return (
+        covariance / variance * steps / (steps + CORRELATION_PRIOR_STEPS) if variance > 0 else 0.0
+    )
 
 
 def within_run_deviation(runs: Runs) -> float:
@@ -113,7 +117,8 @@ def within_run_deviation(runs: Runs) -> float:
 def weaken(p: float, rho: float) -> float:
     """Return the one-sided p-value *p* corrected for a step-to-step correlation *rho*.
 
-    Correlated steps carry less information: n of them count as n * (1 - rho) / (1 + rho) independent ones.
+    Correlated steps carry less information: n of them count as n * (1 - rho) / (1 + rho)
+    independent ones.
 
     >>> weaken(0.001, 0.0)
     0.001
@@ -121,7 +126,9 @@ def weaken(p: float, rho: float) -> float:
     0.037
     """
     rho = min(max(rho, 0.0), MAX_CORRELATION)
-    if rho == 0 or not 0 < p < 0.5:  # from 0.5 on the correction would lower p, and 0 has no normal quantile
+    if (
+        rho == 0 or not 0 < p < 0.5
+    ):  # from 0.5 on the correction would lower p, and 0 has no normal quantile
         return p
     return _NORMAL.cdf(_NORMAL.inv_cdf(p) * math.sqrt((1 - rho) / (1 + rho)))
 
@@ -154,20 +161,23 @@ class Estimate(msgspec.Struct, frozen=True):
 def bootstrap(candidate: Runs, baseline: Runs = (), *, level: Level = "pseudomedian") -> Estimate:
     """Estimate the change of centre, candidate minus baseline, with its error from resampled blocks of steps.
 
-    The error is used with Student's t, because a plain bootstrap of five values underestimates it. Without a baseline
-    the estimate is the candidate's level.
+    The error is used with Student's t, because a plain bootstrap of five values underestimates it.
+    Without a baseline the estimate is the candidate's level.
 
     >>> e = bootstrap([[11.0, 12.0, 11.5, 12.5, 11.2]], [[1.0, 2.0, 1.5, 2.5, 1.2]])
     >>> round(e.value, 3), 0.1 < e.error < 0.6, e.df
     (10.0, True, 8)
     """
-    generator = np.random.default_rng(20240229)  # a fixed seed: the same input gives the same verdict
+    generator = np.random.default_rng(
+        20240229
+    )  # a fixed seed: the same input gives the same verdict
     variance, df = 0.0, 0
     for runs in (candidate, baseline):
         for run in runs:
             steps = len(run)
             means = _resampled_means(np.asarray(run, float), generator)
-            # n / (n - 1) removes the bias of a bootstrap variance; a side's centre is the mean over its runs.
+            # n / (n - 1) removes the bias of a bootstrap variance; a side's centre is the mean over
+            # its runs.
             variance += float(means.var()) * steps / max(steps - 1, 1) / len(runs) ** 2
             df += steps - 1
     value = centre(candidate, level) - (centre(baseline, level) if baseline else 0.0)
@@ -188,9 +198,12 @@ def between_runs(
     Args:
         candidate: Step values of each run after the change.
         baseline: Step values of each run before the change.
-        prior: Standard deviation between runs assumed beforehand; few runs alone say little about it.
-        prior_df: Degrees of freedom that *prior* counts for when it is pooled with the spread of these runs.
-        calibrated: Whether *prior* was measured on the baseline's runs, which then must not count a second time.
+        prior: Standard deviation between runs assumed beforehand; few runs alone say little about
+            it.
+        prior_df: Degrees of freedom that *prior* counts for when it is pooled with the spread of
+            these runs.
+        calibrated: Whether *prior* was measured on the baseline's runs, which then must not count a
+            second time.
         level: How the level of a run is taken from its steps.
 
     >>> e = between_runs([[5.0], [5.2]], [[4.0], [4.2]], prior=0.1, prior_df=4)
@@ -218,13 +231,16 @@ def centre(runs: Runs, level: Level = "pseudomedian") -> float:
 def _resampled_means(values: Floats, generator: np.random.Generator) -> Floats:
     """Return ``BOOTSTRAP_DRAWS`` means of resampled *values*, drawn in blocks so that neighbours stay together.
 
-    A block has about the cube root of the number of values, the usual choice for a block bootstrap. Blocks wrap around
-    at the end, and the last block of a draw is cut so that each draw has as many values as the sample.
+    A block has about the cube root of the number of values, the usual choice for a block bootstrap.
+    Blocks wrap around at the end, and the last block of a draw is cut so that each draw has as many
+    values as the sample.
     """
     block = max(1, round(len(values) ** (1 / 3)))
     starts = generator.integers(0, len(values), (BOOTSTRAP_DRAWS, -(-len(values) // block)))
     # (draw, block, offset inside the block) flattened to one row of value indices per draw.
-    indices = ((starts[:, :, None] + np.arange(block)) % len(values)).reshape(BOOTSTRAP_DRAWS, -1)[:, : len(values)]
+    indices = ((starts[:, :, None] + np.arange(block)) % len(values)).reshape(BOOTSTRAP_DRAWS, -1)[
+        :, : len(values)
+    ]
     return np.asarray(values[indices].mean(axis=1), float)
 
 

@@ -1,7 +1,7 @@
 """Verdict on each metric.
 
-A metric regressed if its change is larger than the noise floor and, at the same time, statistically significant. What
-cannot be decided is inconclusive, with a reason.
+A metric regressed if its change is larger than the noise floor and, at the same time, statistically
+significant. What cannot be decided is inconclusive, with a reason.
 """
 
 import math
@@ -19,13 +19,17 @@ from tracekit.documents.diff import Verdict
 from tracekit.documents.gate import CheckResult, Counts, GateSettings
 
 NEEDED_ON_BOTH_SIDES = ("mean_step_ms", "slow_steps")
-"""Metrics that a run of an older file lacks: without them there is nothing to compare, and 0 would be wrong."""
+"""Metrics that a run of an older file lacks: without them there is nothing to compare, and 0 would
+be wrong."""
 WHOLE_STEP_METRICS = ("step_ms", "mean_step_ms", "slow_steps", "compute_ms")
-"""Metrics of the whole step and of all GPU work in it; corrected for multiple tests apart from the many labels."""
-_SINGLE_RUN_REASON = "one run per side may wait this much longer by chance: add runs, or --calibrate"
+"""Metrics of the whole step and of all GPU work in it; corrected for multiple tests apart from the
+many labels."""
+_SINGLE_RUN_REASON = (
+    "one run per side may wait this much longer by chance: add runs, or --calibrate"
+)
 BETWEEN_RUNS_P_FACTOR = 2.0
-"""Factor on p-values from the spread between runs: 1 % is required there where 2 % is required between steps, because
-a calibrated floor is no larger than that spread."""
+"""Factor on p-values from the spread between runs: 1 % is required there where 2 % is required
+between steps, because a calibrated floor is no larger than that spread."""
 MIN_RUNS_OF_RUN_METRIC = 3
 """Fewest runs on each side to compare a metric that has one value per run."""
 
@@ -45,7 +49,10 @@ class _Case(msgspec.Struct, frozen=True):
 
     @property
     def limit(self) -> float:
-        """Largest worsening that is accepted; negative if the requirement demands an improvement."""
+        """Largest worsening that is accepted.
+
+        Negative if the requirement demands an improvement.
+        """
         return self.sign * (self.check.limit or 0.0)
 
     def interval(self, estimate: stats.Estimate, level: float) -> list[float]:
@@ -90,8 +97,10 @@ def judge(
         requirements: What to check; without any, the default metrics against their noise floors.
         rules: Settings, of which the significance level, the fewest steps and the floors are used.
         noise: Calibrated noise by metric name.
-        obstacle: Reason why the sides cannot be compared at all; every comparison is then inconclusive.
-        damage: Reason why the figures themselves cannot be trusted; limits are then inconclusive too.
+        obstacle: Reason why the sides cannot be compared at all; every comparison is then
+            inconclusive.
+        damage: Reason why the figures themselves cannot be trusted; limits are then inconclusive
+            too.
 
     >>> base = Run("base", {"step_ms": (100.0, 101.0, 99.0, 100.5, 99.5, 100.2, 99.8, 100.1)})
     >>> slow = Run("slow", {"step_ms": tuple(1.06 * v for v in base.samples["step_ms"])})
@@ -100,21 +109,33 @@ def judge(
     >>> [(c.metric, c.verdict) for c in judge([base], [base])]
     [('step_ms', 'pass')]
     """
-    requested: list[tuple[Metric, Requirement | None]] = [(item.metric, item) for item in requirements]
-    requested = requested or [(metric, None) for metric in default_metrics(candidate, baseline, rules)]
+    requested: list[tuple[Metric, Requirement | None]] = [
+        (item.metric, item) for item in requirements
+    ]
+    requested = requested or [
+        (metric, None) for metric in default_metrics(candidate, baseline, rules)
+    ]
     sides, noise = (candidate, baseline), noise or {}
-    cases = [_make_case(metric, demand, sides, rules, noise.get(metric.name)) for metric, demand in requested]
+    cases = [
+        _make_case(metric, demand, sides, rules, noise.get(metric.name))
+        for metric, demand in requested
+    ]
     check_of_case = {
-        i: check for i, case in enumerate(cases) if (check := _check_without_test(case, rules, obstacle, damage))
+        i: check
+        for i, case in enumerate(cases)
+        if (check := _check_without_test(case, rules, obstacle, damage))
     }
-    # The rest is tested. Each group is corrected for its own number of tests, so that the many labels do not make the
-    # test of the whole step less sensitive. Requirements of the user are one group: none is more important.
+    # The rest is tested. Each group is corrected for its own number of tests, so that the many
+    # labels do not make the test of the whole step less sensitive. Requirements of the user are one
+    # group: none is more important.
     tested = [i for i in range(len(cases)) if i not in check_of_case]
-    whole_step = [i for i in tested if not requirements and cases[i].metric.name in WHOLE_STEP_METRICS]
+    whole_step = [
+        i for i in tested if not requirements and cases[i].metric.name in WHOLE_STEP_METRICS
+    ]
     parts = [i for i in tested if i not in whole_step]
     for group in (whole_step, parts):
-        # With few steps a rank test cannot give a p-value below this level: _test then takes another. The p-values
-        # themselves are corrected by Holm.
+        # With few steps a rank test cannot give a p-value below this level: _test then takes
+        # another. The p-values themselves are corrected by Holm.
         tests = [_test(cases[i], rules.alpha / len(group)) for i in group]
         worse_ps = stats.holm([test.p_worse for test in tests])
         better_ps = stats.holm([test.p_better for test in tests])
@@ -123,7 +144,9 @@ def judge(
     return [check_of_case[i] for i in range(len(cases))]
 
 
-def default_metrics(candidate: Sequence[Run], baseline: Sequence[Run], rules: GateSettings) -> list[Metric]:
+def default_metrics(
+    candidate: Sequence[Run], baseline: Sequence[Run], rules: GateSettings
+) -> list[Metric]:
     """Return the metrics checked without requirements: the default families, where a change can exceed its floor."""
 
     def all_values(metric: Metric) -> tuple[str, tuple[tuple[float, ...], ...]]:
@@ -135,24 +158,42 @@ def default_metrics(candidate: Sequence[Run], baseline: Sequence[Run], rules: Ga
         metric = resolve(name, known=[name])
         if not metric.family.default or metric.key in metric.family.details:
             continue
-        if name in NEEDED_ON_BOTH_SIDES and not all(any(run.values(metric) for run in side) for side in sides):
+        if name in NEEDED_ON_BOTH_SIDES and not all(
+            any(run.values(metric) for run in side) for side in sides
+        ):
             continue
         if metric.key is None or _can_exceed_floor(metric, candidate, baseline, rules):
             metrics.append(metric)
     labels = [metric for metric in metrics if metric.key not in LABEL_SETS]
-    # A set with the values of a single label is the same metric twice: it would only weaken the correction.
+    # A set with the values of a single label is the same metric twice: it would only weaken the
+    # correction.
     label_values = {all_values(metric) for metric in labels}
-    sets = [metric for metric in metrics if metric.key in LABEL_SETS and all_values(metric) not in label_values]
+    sets = [
+        metric
+        for metric in metrics
+        if metric.key in LABEL_SETS and all_values(metric) not in label_values
+    ]
     return sorted([*labels, *sets], key=lambda metric: metric.name != "step_ms")
 
 
-def _can_exceed_floor(metric: Metric, candidate: Sequence[Run], baseline: Sequence[Run], rules: GateSettings) -> bool:
-    before, after = ([values for run in side if (values := run.values(metric))] for side in (baseline, candidate))
+def _can_exceed_floor(
+    metric: Metric, candidate: Sequence[Run], baseline: Sequence[Run], rules: GateSettings
+) -> bool:
+    before, after = (
+        [values for run in side if (values := run.values(metric))] for side in (baseline, candidate)
+    )
     if metric.family.unit == "ratio":
-        # A share must be known on both sides, and its label must run long enough to cost the floor's part of the step.
+        # A share must be known on both sides, and its label must run long enough to cost the
+        # floor's part of the step.
         has_room = thresholds.noise_floor(metric, 0.0, baseline, rules.floors) < 1.0
-        return bool(before and after) and has_room and thresholds.label_ms_per_step(metric.key or "", baseline) > 0
-    old, new = (stats.centre(runs, metric.family.level) if runs else 0.0 for runs in (before, after))
+        return (
+            bool(before and after)
+            and has_room
+            and thresholds.label_ms_per_step(metric.key or "", baseline) > 0
+        )
+    old, new = (
+        stats.centre(runs, metric.family.level) if runs else 0.0 for runs in (before, after)
+    )
     return max(old, new) > thresholds.noise_floor(metric, old, baseline, rules.floors)
 
 
@@ -172,10 +213,13 @@ def _make_case(
     level = metric.family.level
     old, new = (stats.centre(runs, level) if runs else None for runs in (before, after))
     bounds_level = requirement is not None and requirement.kind == "limit"
-    # The floor is a share of a value: of the baseline's, or of the candidate's where its level is bounded.
+    # The floor is a share of a value: of the baseline's, or of the candidate's where its level is
+    # bounded.
     reference = new if bounds_level or old is None else old
     runs = (len(before), len(after))
-    floor = thresholds.noise_floor(metric, reference or 0.0, candidate if bounds_level else baseline, rules.floors)
+    floor = thresholds.noise_floor(
+        metric, reference or 0.0, candidate if bounds_level else baseline, rules.floors
+    )
     if noise and metric.nature == "work":
         noise = noise.with_prior(thresholds.prior_deviation(floor))
     if noise and all(runs):
@@ -184,7 +228,11 @@ def _make_case(
     sign = -1 if falls_when_worse else 1
     limit = sign * floor
     if requirement:
-        limit = requirement.limit * (old or 0.0) if requirement.kind == "relative" else requirement.limit
+        limit = (
+            requirement.limit * (old or 0.0)
+            if requirement.kind == "relative"
+            else requirement.limit
+        )
     change = None if old is None or new is None else new - old
     check = CheckResult(
         metric=metric.name,
@@ -207,10 +255,18 @@ def _make_case(
         limit=limit,
         limit_on="level" if bounds_level else "change",
     )
-    uncertainty = 0.0 if noise or bounds_level else thresholds.single_run_uncertainty(metric, (baseline, candidate))
+    uncertainty = (
+        0.0
+        if noise or bounds_level
+        else thresholds.single_run_uncertainty(metric, (baseline, candidate))
+    )
     # Turned so that larger is worse, whatever the metric.
-    turned_before, turned_after = ([[sign * value for value in run] for run in side] for side in (before, after))
-    return _Case(metric, requirement, sign, check, turned_before, turned_after, floor, noise, uncertainty)
+    turned_before, turned_after = (
+        [[sign * value for value in run] for run in side] for side in (before, after)
+    )
+    return _Case(
+        metric, requirement, sign, check, turned_before, turned_after, floor, noise, uncertainty
+    )
 
 
 def _samples(
@@ -221,7 +277,10 @@ def _samples(
     def zeros(runs: Sequence[Run]) -> list[list[float]]:
         return [[0.0] * runs[0].steps] if runs and runs[0].steps else []
 
-    before, after = ([list(values) for run in side if (values := run.values(metric))] for side in (baseline, candidate))
+    before, after = (
+        [list(values) for run in side if (values := run.values(metric))]
+        for side in (baseline, candidate)
+    )
     # A label that one side never ran took no time there.
     if metric.family.unit == "ms" and not metric.family.once_a_run:
         before = before or (zeros(baseline) if after else [])
@@ -229,7 +288,9 @@ def _samples(
     return before, after
 
 
-def _check_without_test(case: _Case, rules: GateSettings, obstacle: str, damage: str) -> CheckResult | None:
+def _check_without_test(
+    case: _Case, rules: GateSettings, obstacle: str, damage: str
+) -> CheckResult | None:
     """Return the check if it needs no comparison of samples: a limit on the candidate alone, or nothing to compare."""
     if damage or case.check.after is None:
         return case.undecided(damage or "the candidate has no such metric")
@@ -239,32 +300,56 @@ def _check_without_test(case: _Case, rules: GateSettings, obstacle: str, damage:
         return case.undecided(obstacle)
     if case.check.before is None:
         return case.undecided("the baseline has no such metric")
-    unit, least = ("run", MIN_RUNS_OF_RUN_METRIC) if case.metric.family.once_a_run else ("step", rules.min_steps)
+    unit, least = (
+        ("run", MIN_RUNS_OF_RUN_METRIC)
+        if case.metric.family.once_a_run
+        else ("step", rules.min_steps)
+    )
     steps = case.check.steps
     if min(steps.before, steps.after) < least:
-        return case.undecided(f"{counted(steps.before, unit)} before, {steps.after} after; at least {least} are needed")
+        return case.undecided(
+            f"{counted(steps.before, unit)} before, {steps.after} after; at least {least} are needed"
+        )
     return None
 
 
-def _check_limit(case: _Case, requirement: Requirement, value: float, rules: GateSettings) -> CheckResult:
+def _check_limit(
+    case: _Case, requirement: Requirement, value: float, rules: GateSettings
+) -> CheckResult:
     """Return the verdict on the candidate's own steps, with the level *value*, against a limit."""
     holds, steps = requirement.holds(value), case.check.steps.after
     if steps < rules.min_steps:
         # Too few steps to know their noise: only a distance larger than the floor decides.
-        few = "one value per run" if case.metric.family.once_a_run else f"only {counted(steps, 'step')}"
-        is_exact = case.floor == 0 and case.metric.family.unit == "count"  # a count without noise is what it is
+        few = (
+            "one value per run"
+            if case.metric.family.once_a_run
+            else f"only {counted(steps, 'step')}"
+        )
+        is_exact = (
+            case.floor == 0 and case.metric.family.unit == "count"
+        )  # a count without noise is what it is
         if abs(value - requirement.limit) <= case.floor and not is_exact:
             return case.undecided(f"{few}, and the limit is within the noise floor")
         verdict: Verdict = "pass" if holds else "regressed"
-        return replace(case.check, verdict=verdict, reason=f"{few}, but beyond the noise floor", method="floor")
+        return replace(
+            case.check, verdict=verdict, reason=f"{few}, but beyond the noise floor", method="floor"
+        )
     estimate = stats.bootstrap(case.after, level=case.metric.family.level)
     p = estimate.p_not_above(case.sign * requirement.limit)
-    check = replace(case.check, interval=case.interval(estimate, 1 - rules.alpha), method="bootstrap", p=p)
+    check = replace(
+        case.check, interval=case.interval(estimate, 1 - rules.alpha), method="bootstrap", p=p
+    )
     if holds:
         return check
     if p <= rules.alpha:
-        return replace(check, verdict="regressed", reason=f"the limit is {requirement.op} {requirement.limit:g}")
-    return replace(check, verdict="inconclusive", reason="past the limit, but the limit is within its noise")
+        return replace(
+            check,
+            verdict="regressed",
+            reason=f"the limit is {requirement.op} {requirement.limit:g}",
+        )
+    return replace(
+        check, verdict="inconclusive", reason="past the limit, but the limit is within its noise"
+    )
 
 
 class _Test(msgspec.Struct, frozen=True):
@@ -277,15 +362,20 @@ class _Test(msgspec.Struct, frozen=True):
 
 
 def _test(case: _Case, alpha: float) -> _Test:
-    """Test whether a metric got worse or better; *alpha* is the significance level of this one test.
+    """Test whether a metric got worse or better.
 
-    Steps are compared with a rank test, or with a bootstrap for their mean and where there are too few steps for the
-    rank test to reach *alpha*. Where there are several runs or calibrated noise, the difference must also be
-    significant given the spread between runs, because the steps of one run resemble each other.
+    *alpha* is the significance level of this one test.
+
+    Steps are compared with a rank test, or with a bootstrap for their mean and where there are too
+    few steps for the rank test to reach *alpha*. Where there are several runs or calibrated noise,
+    the difference must also be significant given the spread between runs, because the steps of one
+    run resemble each other.
     """
     after, before, level = case.after, case.before, case.metric.family.level
     estimate = stats.bootstrap(after, before, level=level)
-    after_steps, before_steps = ([value for run in runs for value in run] for runs in (after, before))
+    after_steps, before_steps = (
+        [value for run in runs for value in run] for runs in (after, before)
+    )
     # A rank test asks whether most steps are slower: a mean can grow although they are not.
     ranks_decide = case.metric.name != "mean_step_ms"
     correlation = stats.correlation([*after, *before])
@@ -300,20 +390,34 @@ def _test(case: _Case, alpha: float) -> _Test:
         p_worse = stats.weaken(estimate.p_not_above(case.tested_change), correlation)
         p_better = stats.weaken(replace(estimate, value=-estimate.value).p_not_above(), correlation)
     if case.noise or len(after) + len(before) > 2:
-        deviation = case.noise.deviation if case.noise else thresholds.prior_deviation(case.floor, case.uncertainty)
+        deviation = (
+            case.noise.deviation
+            if case.noise
+            else thresholds.prior_deviation(case.floor, case.uncertainty)
+        )
         df = float(case.noise.df) if case.noise else thresholds.PRIOR_DEGREES_OF_FREEDOM
         spread = stats.between_runs(
-            after, before, prior=deviation, prior_df=df, calibrated=case.noise is not None, level=level
+            after,
+            before,
+            prior=deviation,
+            prior_df=df,
+            calibrated=case.noise is not None,
+            level=level,
         )
         p_worse_runs = spread.p_not_above(case.tested_change)
         p_better_runs = replace(spread, value=-spread.value).p_not_above()
         p_worse = max(p_worse, min(1.0, BETWEEN_RUNS_P_FACTOR * p_worse_runs))
         p_better = max(p_better, min(1.0, BETWEEN_RUNS_P_FACTOR * p_better_runs))
-        estimate, method = max(estimate, spread, key=lambda candidate: candidate.error), f"{method}, over runs"
+        estimate, method = (
+            max(estimate, spread, key=lambda candidate: candidate.error),
+            f"{method}, over runs",
+        )
     return _Test(p_worse, p_better, case.interval(estimate, 1 - 2 * alpha), method)
 
 
-def _decide(case: _Case, test: _Test, p_worse: float, p_better: float, rules: GateSettings) -> CheckResult:
+def _decide(
+    case: _Case, test: _Test, p_worse: float, p_better: float, rules: GateSettings
+) -> CheckResult:
     """Return the verdict from the test and its corrected p-values."""
     check = replace(case.check, interval=test.interval, p=p_worse, method=test.method)
     if case.requirement is None:
@@ -329,12 +433,22 @@ def _decide(case: _Case, test: _Test, p_worse: float, p_better: float, rules: Ga
     return replace(check, reason="worse, within the limit") if is_worse else check
 
 
-def _decide_exceeded(case: _Case, test: _Test, p_worse: float, rules: GateSettings) -> tuple[Verdict, str]:
+def _decide_exceeded(
+    case: _Case, test: _Test, p_worse: float, rules: GateSettings
+) -> tuple[Verdict, str]:
     """Return the verdict on a change beyond its limit, and the reason: regressed, unless it may be noise."""
-    if case.requirement and case.noise and abs(case.worsening) <= case.noise.floor((len(case.before), len(case.after))):
+    if (
+        case.requirement
+        and case.noise
+        and abs(case.worsening) <= case.noise.floor((len(case.before), len(case.after)))
+    ):
         return "inconclusive", "past the limit, but within the calibrated noise"
     if p_worse <= rules.alpha:
-        return ("inconclusive", _SINGLE_RUN_REASON) if case.may_be_chance else ("regressed", _regression_reason(case))
+        return (
+            ("inconclusive", _SINGLE_RUN_REASON)
+            if case.may_be_chance
+            else ("regressed", _regression_reason(case))
+        )
     if test.p_worse <= 2 * rules.alpha and case.worsening > 2 * case.floor:
         return "inconclusive", "looks worse, but may be noise: record more"
     return "inconclusive", "past the limit, but it may be noise: record more"

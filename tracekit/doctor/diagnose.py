@@ -68,10 +68,15 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             for name, description in fact.groups.items():
                 if name not in in_headers:
                     descriptions[name, ()] = description
-        return [ProcessGroup(name, text, ranks) for (name, ranks), text in sorted(descriptions.items())]
+        return [
+            ProcessGroup(name, text, ranks) for (name, ranks), text in sorted(descriptions.items())
+        ]
 
     def step_time_ns(self) -> int | None:
-        """Return the step time of the run; None without marked steps, or where ranks have several roles."""
+        """Return the step time of the run.
+
+        None without marked steps, or where ranks have several roles.
+        """
         if len({fact.source.role for fact in self.facts}) > 1:
             return None
         return summarize_steps({fact.rank: fact.timed_steps for fact in self.facts}).time_ns
@@ -119,7 +124,9 @@ def diagnose(
     file_rank: int | None = None,
     workers: int | None = None,
 ) -> Diagnosis:
-    """Examine the traces at *paths*. A file that cannot be read is a finding, unless none can be read.
+    """Examine the traces at *paths*.
+
+    A file that cannot be read is a finding, unless none can be read.
 
     *file_rank* is the rank of a single file that does not name it.
 
@@ -127,7 +134,9 @@ def diagnose(
     ['no-shapes']
     """
     refs, notices = find_sources(paths, ranks=ranks, rank=file_rank)
-    results = map_sources(partial(_examine_ref, ranks=ranks), refs, workers=workers, progress="examining")
+    results = map_sources(
+        partial(_examine_ref, ranks=ranks), refs, workers=workers, progress="examining"
+    )
     failed = [result for result in results if result.error is not None]
     if len(failed) == len(results):
         raise_failures(results)
@@ -135,7 +144,9 @@ def diagnose(
     facts.sort(key=lambda fact: (fact.source.role or "", fact.rank))
     spans = [(fact.source, fact.start_ns, fact.end_ns) for fact in facts]
     check_run(spans, ranks=ranks, failed=bool(failed), named=isinstance(paths, Mapping))
-    unreadable = [(result.item.path, result.error.message) for result in failed if result.error is not None]
+    unreadable = [
+        (result.item.path, result.error.message) for result in failed if result.error is not None
+    ]
     findings = find_problems(facts, unreadable=unreadable, ranks=ranks)
     return Diagnosis(tuple(ref.path for ref in refs), tuple(facts), tuple(findings), notices)
 
@@ -144,7 +155,10 @@ def examine(part: RankEvents) -> RankFacts:
     """Return the facts about how one rank was recorded."""
     events = part.events
     kind = pl.col("kind").cast(pl.String)
-    gpu, launches = events.filter(kind.is_in(GPU_KINDS)), events.filter(kind.is_in(["runtime", "driver"]))
+    gpu, launches = (
+        events.filter(kind.is_in(GPU_KINDS)),
+        events.filter(kind.is_in(["runtime", "driver"])),
+    )
     is_annotated_op = kind.is_in(["cpu_op", "annotation"])
     is_message = (kind == "cpu_op") & pl.col("collective").cast(pl.String).is_in(["send", "recv"])
     # Named after the fields of ``RankFacts``.
@@ -168,7 +182,9 @@ def examine(part: RankEvents) -> RankFacts:
         events=events.height,
         source=part.source,
         lost=recording.notices,
-        counts={str(name): count for name, count in sorted(events["kind"].value_counts().iter_rows())},
+        counts={
+            str(name): count for name, count in sorted(events["kind"].value_counts().iter_rows())
+        },
         steps=events["step"].drop_nulls().unique().sort().to_list(),
         devices=gpu["device"].drop_nulls().unique().sort().to_list(),
         streams=gpu.select("device", "stream").n_unique(),
@@ -198,7 +214,10 @@ def _examine_ref(ref: SourceRef, *, ranks: Collection[int] | None) -> list[RankF
 
 
 def _count_named(rows: pl.DataFrame, pattern: str) -> int:
-    """Return how many rows have a name that matches; the pattern is tried once per distinct name."""
+    """Return how many rows have a name that matches.
+
+    The pattern is tried once per distinct name.
+    """
     names = rows.group_by("name").len().with_columns(pl.col("name").cast(pl.String))
     return int(names.filter(pl.col("name").str.contains(pattern))["len"].sum())
 
@@ -233,7 +252,9 @@ def _has_launches(fact: RankFacts) -> bool:
 
 
 ANSWERS: dict[str, Callable[[RankFacts], bool]] = {
-    "where GPU time went: compute, exposed communication and copies, idle": lambda f: f.gpu_events > 0,
+    "where GPU time went: compute, exposed communication and copies, idle": lambda f: (
+        f.gpu_events > 0
+    ),
     "forward, dgrad, wgrad and optimizer: by operators and autograd's numbers": (
         lambda f: _has_launches(f) and f.with_sequence > 0
     ),
@@ -241,27 +262,38 @@ ANSWERS: dict[str, Callable[[RankFacts], bool]] = {
         lambda f: _has_launches(f) and f.with_sequence == 0
     ),
     "pipeline cells, schedule and ideal": lambda f: _has_launches(f) and f.messages > 0,
-    "waits and the bubble: both sides of each message, by the recorded peers": lambda f: f.messages > 0 and f.peers > 0,
+    "waits and the bubble: both sides of each message, by the recorded peers": lambda f: (
+        f.messages > 0 and f.peers > 0
+    ),
     "waits and the bubble: messages matched by their order along the pipeline, where all ranks are here": (
         lambda f: f.messages > 0 and f.peers == 0
     ),
     "steps, by marks": lambda f: bool(f.steps),
     "steps, by the optimizer at their end": lambda f: f.gpu_events > 0 and not f.steps,
 }
-"""Answers in the order they are reported, and the condition under which a rank's events can give each."""
+"""Answers in the order they are reported, and the condition under which a rank's events can give
+each."""
 
 
 def available_answers(facts: Sequence[RankFacts]) -> list[str]:
     """Return the answers that are available for every rank."""
-    return [text for text, is_available in ANSWERS.items() if facts and all(map(is_available, facts))]
+    return [
+        text for text, is_available in ANSWERS.items() if facts and all(map(is_available, facts))
+    ]
 
 
 def suggest_reexport(facts: Sequence[RankFacts]) -> dict[str, str] | None:
-    """Return option, benefit and command of an export that adds NCCL's communicators; None if it adds nothing."""
+    """Return option, benefit and command of an export that adds NCCL's communicators.
+
+    None if it adds nothing.
+    """
     lacking = [
         fact
         for fact in facts
-        if fact.source.reader == "nsight" and fact.collectives > 0 and fact.nccl_calls > 0 and not fact.groups
+        if fact.source.reader == "nsight"
+        and fact.collectives > 0
+        and fact.nccl_calls > 0
+        and not fact.groups
     ]
     if not lacking:
         return None

@@ -1,7 +1,7 @@
 """Findings about a recording: what it lacks, which answers that rules out, and how to record it.
 
-Texts are in ``findings.toml``. A new finding is a condition in ``FINDING_RULES`` and its texts there, a new optional
-recording a condition in ``EXTRA_RULES`` and its texts.
+Texts are in ``findings.toml``. A new finding is a condition in ``FINDING_RULES`` and its texts
+there, a new optional recording a condition in ``EXTRA_RULES`` and its texts.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -53,7 +53,9 @@ class FindingText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     problem: str = ""
     rules_out: tuple[str, ...] = ()
 
-    def finding(self, code: str, problem: str, ranks: Sequence[int], reader: str = "") -> DoctorFinding:
+    def finding(
+        self, code: str, problem: str, ranks: Sequence[int], reader: str = ""
+    ) -> DoctorFinding:
         """Return the finding on some ranks, recorded by the tool *reader*."""
         tool = "kineto" if reader in PYTORCH_READERS else reader
         fix = self.fix if isinstance(self.fix, str) else self.fix.get(tool, "")
@@ -76,7 +78,9 @@ RECIPES = {**TEXTS.recipes, **dict.fromkeys(PYTORCH_READERS, TEXTS.recipes["kine
 
 def _lacks_group_descriptions(fact: RankFacts) -> bool:
     """Return whether collectives ran and no process group except the default one has a description."""
-    descriptions = {group.name: group.description for group in fact.source.groups} | dict(fact.groups)
+    descriptions = {group.name: group.description for group in fact.source.groups} | dict(
+        fact.groups
+    )
     own = [text for text in descriptions.values() if text != "default_pg"]
     return bool(fact.collectives and own) and all(text in (None, "", "undefined") for text in own)
 
@@ -87,18 +91,28 @@ FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
     "cuda-graphs": lambda f: (
         f.gpu_events > 0 and not f.counts.get("graph", 0) and (f.in_graphs or f.graph_launches) > 0
     ),
-    "no-cpu-ops": lambda f: f.gpu_events > 0 and f.cpu_ops == 0 and f.source.reader in PYTORCH_READERS,
+    "no-cpu-ops": lambda f: (
+        f.gpu_events > 0 and f.cpu_ops == 0 and f.source.reader in PYTORCH_READERS
+    ),
     "no-nvtx": lambda f: (
-        f.gpu_events > 0 and f.source.reader == "nsight" and not (f.counts.get("annotation", 0) or f.cpu_ops)
+        f.gpu_events > 0
+        and f.source.reader == "nsight"
+        and not (f.counts.get("annotation", 0) or f.cpu_ops)
     ),
     "no-operators": lambda f: (
-        f.source.reader == "nsight" and f.gpu_events > 0 and f.with_sequence == 0 and f.nccl_calls > 0
+        f.source.reader == "nsight"
+        and f.gpu_events > 0
+        and f.with_sequence == 0
+        and f.nccl_calls > 0
     ),
     "no-launches": lambda f: (
-        f.gpu_events > 0 and not (f.in_graphs or f.graph_launches) and f.launched < MIN_LAUNCHED_SHARE * f.gpu_events
+        f.gpu_events > 0
+        and not (f.in_graphs or f.graph_launches)
+        and f.launched < MIN_LAUNCHED_SHARE * f.gpu_events
     ),
     "no-shapes": lambda f: (
-        f.with_shapes == 0 and (f.cpu_ops > 0 if f.source.reader in PYTORCH_READERS else f.with_sequence > 0)
+        f.with_shapes == 0
+        and (f.cpu_ops > 0 if f.source.reader in PYTORCH_READERS else f.with_sequence > 0)
     ),
     "no-autograd": lambda f: (
         f.with_sequence == 0
@@ -109,29 +123,38 @@ FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
     "no-steps": lambda f: f.gpu_events > 0 and not f.steps,
     "no-groups": lambda f: f.collectives > 0 and not f.groups and not f.source.groups,
     "no-group-descriptions": _lacks_group_descriptions,
-    "stacks-recorded": lambda f: (f.source.skipped.get("python", 0) or f.counts.get("python", 0)) > 0,
+    "stacks-recorded": lambda f: (
+        (f.source.skipped.get("python", 0) or f.counts.get("python", 0)) > 0
+    ),
 }
 """Condition on a rank by the code of the finding, in the order they are reported."""
 
 
 def find_problems(
-    facts: Sequence[RankFacts], *, unreadable: Sequence[tuple[str, str]] = (), ranks: Collection[int] | None = None
+    facts: Sequence[RankFacts],
+    *,
+    unreadable: Sequence[tuple[str, str]] = (),
+    ranks: Collection[int] | None = None,
 ) -> list[DoctorFinding]:
-    """Return the findings over all ranks, the most severe first; a problem shared by several ranks is one finding.
+    """Return the findings over all ranks, the most severe first.
+
+    A problem shared by several ranks is one finding.
 
     Args:
         facts: Facts about each rank that could be read.
         unreadable: Path and message of each file that could not be read.
         ranks: Ranks the user selected; other ranks are then not reported as missing.
     """
-    # Notices of the readers are about truncation, damage and lost events. Launches without their GPU work have numbers
-    # of their own on every rank.
+    # Notices of the readers are about truncation, damage and lost events. Launches without their
+    # GPU work have numbers of their own on every rank.
     read = [(fact.rank, notice) for fact in facts for notice in fact.source.notices]
     lost = [(fact.rank, notice) for fact in facts for notice in fact.lost]
     findings = [
         *_unreadable_files(unreadable),
         *(_missing_ranks(facts) if ranks is None else ()),
-        *_from_notices([(rank, notice) for rank, notice in read if notice.code not in _COVERED_BY_RULES]),
+        *_from_notices(
+            [(rank, notice) for rank, notice in read if notice.code not in _COVERED_BY_RULES]
+        ),
         *_from_notices(lost, numbers_differ=True),
         *_apply_rules(facts),
     ]
@@ -144,7 +167,9 @@ def _apply_rules(facts: Sequence[RankFacts]) -> Iterable[DoctorFinding]:
         affected = [fact.source for fact in facts if applies(fact)]
         if affected:
             text = TEXTS.rules[code]
-            yield text.finding(code, text.problem, [source.rank for source in affected], affected[0].reader)
+            yield text.finding(
+                code, text.problem, [source.rank for source in affected], affected[0].reader
+            )
 
 
 MAX_MISSING_RANKS_LISTED = 1000
@@ -163,10 +188,13 @@ def _missing_ranks(facts: Sequence[RankFacts]) -> Iterable[DoctorFinding]:
 _COVERED_BY_RULES = frozenset(("no-gpu-events", "graph-mode", "no-launch", "no-ranges"))
 
 
-def _from_notices(notices: Iterable[tuple[int, Notice]], *, numbers_differ: bool = False) -> Iterable[DoctorFinding]:
+def _from_notices(
+    notices: Iterable[tuple[int, Notice]], *, numbers_differ: bool = False
+) -> Iterable[DoctorFinding]:
     """Return findings from the notices of ranks: one for equal notices.
 
-    If the numbers of ranks differ, there is one finding for each code, with the numbers of the first rank.
+    If the numbers of ranks differ, there is one finding for each code, with the numbers of the
+    first rank.
     """
     groups: dict[Notice | str, list[tuple[int, Notice]]] = {}
     for rank, notice in notices:
@@ -186,9 +214,13 @@ def _unreadable_files(files: Sequence[tuple[str, str]]) -> Iterable[DoctorFindin
 
 
 EXTRA_RULES: dict[str, Callable[[RankFacts], bool]] = {
-    "memory": lambda f: f.source.reader in PYTORCH_READERS and f.gpu_events > 0 and f.allocations == 0,
+    "memory": lambda f: (
+        f.source.reader in PYTORCH_READERS and f.gpu_events > 0 and f.allocations == 0
+    ),
     "memory-totals": lambda f: f.gpu_events > 0 and f.allocations > 0 and f.with_totals == 0,
-    "peaks": lambda f: f.gpu_events > 0 and f.with_shapes > 0 and not any(map(find_gpu, f.source.devices)),
+    "peaks": lambda f: (
+        f.gpu_events > 0 and f.with_shapes > 0 and not any(map(find_gpu, f.source.devices))
+    ),
 }
 """Whether a rank lacks an optional recording, by its code."""
 

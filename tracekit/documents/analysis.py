@@ -64,11 +64,13 @@ class Figures(Struct, frozen=True, kw_only=True):
     weak_share: float | None
     """The same as a share of the busy time."""
     overlap: Mapping[str, float | None]
-    """By communication and copy label, and set: share of its time that compute hides; null if it never ran."""
+    """By communication and copy label, and set: share of its time that compute hides; null if it
+    never ran."""
     hidden_ns: Mapping[str, Mapping[str, NotNegative]]
     """By communication and copy label: hidden time by the label of the compute that hides it."""
     wait_ns: Mapping[str, int | None]
-    """By communication label: time spent waiting for peers; null if unknown; at least that if wait_open_ns names it."""
+    """By communication label: time spent waiting for peers; null if unknown; at least that if
+    wait_open_ns names it."""
     blocking_ns: Mapping[str, int | None]
     """By exposed label: part of its exposed time on the critical path; null if unknown."""
     exposed_because_ns: Mapping[str, Mapping[str, int]]
@@ -76,18 +78,23 @@ class Figures(Struct, frozen=True, kw_only=True):
     bubble: Bubble
     """Pipeline bubble."""
     wait_open_ns: Mapping[str, NotNegative] | UnsetType = UNSET
-    """By communication label: time, beyond known waits, in operations that another rank did not record."""
+    """By communication label: time, beyond known waits, in operations that another rank did not
+    record."""
 
 
 class StepFigures(Figures, frozen=True):
-    """Figures of one step on one rank. Its own keys come first, because they are not keyword-only."""
+    """Figures of one step on one rank.
+
+    Its own keys come first, because they are not keyword-only.
+    """
 
     step: int | None
     """Number of the step; null without steps."""
     partial: bool
     """Whether this is a first or last step that looks cut off."""
     time_ns: int | None
-    """Step time on this rank: from the start of the step to the start of the next one; null if unknown."""
+    """Step time on this rank: from the start of the step to the start of the next one; null if
+    unknown."""
     time_budget_ns: Budget
     """Where the step time went."""
 
@@ -139,7 +146,8 @@ class RankFigures(_RankKeys, frozen=True, kw_only=True):
     phases: list[Phase]
     """Phases of each step, in a run with a pipeline."""
     idle_host_ns: Mapping[str, int] | None
-    """Launch-bound idle time by kind of host activity; null if the recording does not show the host."""
+    """Launch-bound idle time by kind of host activity; null if the recording does not show the
+    host."""
     idle_host: list[HostActivity]
     """The longest of them, with the calls."""
     inside_launch_ns: int
@@ -198,7 +206,8 @@ class Step(Struct, frozen=True, kw_only=True):
     budget_ns: Budget
     """Where the time of an ordinary step goes, a mean over ranks; sums to the step time."""
     not_common: list[StepNotCommon] = []
-    """Steps that some ranks recorded and others did not; no figure of the run's steps counts them."""
+    """Steps that some ranks recorded and others did not; no figure of the run's steps counts
+    them."""
 
 
 # ---- the schedule
@@ -260,7 +269,8 @@ class Factors(Struct, frozen=True):
     stage: Mapping[int, float]
     """By stage: its work over that of the mean stage."""
     spread: float
-    """Median distance of a cell's work from the median of its operation and stage, as a share of it."""
+    """Median distance of a cell's work from the median of its operation and stage, as a share of
+    it."""
     slow_cells: list[SlowCell]
     """The slowest cells."""
 
@@ -308,7 +318,8 @@ class WhatIf(Struct, frozen=True):
     predicted_range_ns: tuple[int, int] | None = None
     """Bounds of the prediction."""
     saves_ns: int | None = None
-    """Measured minus predicted makespan; negative if the change is slower, null for another amount of work."""
+    """Measured minus predicted makespan; negative if the change is slower, null for another amount
+    of work."""
     outside_cells: float | None = None
     """Share of ranks × predicted makespan in no cell."""
     peak_activations: float | None = None
@@ -353,7 +364,10 @@ class PipelineStep(Struct, frozen=True):
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
-    """The run's pipeline compared with its ideal. Figures are those of the median step of the slowest pipeline."""
+    """The run's pipeline compared with its ideal.
+
+    Figures are those of the median step of the slowest pipeline.
+    """
 
     name: str
     """Name of the schedule that ran; the nearest one if none is exactly it."""
@@ -584,7 +598,8 @@ class Evidence(Struct, frozen=True, omit_defaults=True):
     """Figures that a cause rests on; only those of the cause are present."""
 
     ratio: float | None = None
-    """slow_gpu: time of its kernels over the same kernels elsewhere; more_work: its work over that of the waiting."""
+    """slow_gpu: time of its kernels over the same kernels elsewhere; more_work: its work over that
+    of the waiting."""
     multiprocessors: int | None = None
     """slow_gpu: multiprocessors that the rank may use, where the others may use more."""
     multiprocessors_of_others: int | None = None
@@ -594,7 +609,8 @@ class Evidence(Struct, frozen=True, omit_defaults=True):
     tokens_of_others: int | None = None
     """Tokens per step of the ranks that waited, a mean over them and these steps."""
     idle_ns: int | None = None
-    """Time per step in which its GPU was empty until the host launched, beyond that of the others."""
+    """Time per step in which its GPU was empty until the host launched, beyond that of the
+    others."""
     chain: list[int] | None = None
     """waited_itself: ranks from this one to the one where the waiting begins."""
     role: str | None = None
@@ -632,7 +648,8 @@ class Straggler(Struct, frozen=True):
     candidates: list[int] = field(default_factory=list)
     """Ranks that may have been last in more than half of that time, this one included."""
     kind: Literal["chronic", "one_off", "mixed"] | None = None
-    """Whether it is late in most steps, in one or few, or in between; null if never, or if there is one step."""
+    """Whether it is late in most steps, in one or few, or in between; null if never, or if there is
+    one step."""
     steps: list[int | None] = field(default_factory=list)
     """Steps in which it is late by 2 % of the step or more."""
     late_ns: int = 0
@@ -640,7 +657,8 @@ class Straggler(Struct, frozen=True):
     late_ns_by_step: list[int] = field(default_factory=list)
     """The same in each of these steps."""
     worst_step: int | None = None
-    """Of several steps, the one in which it is later than in all others together; null if there is none."""
+    """Of several steps, the one in which it is later than in all others together; null if there is
+    none."""
     worst_ns: int | None = None
     """Time by which it is late in that step."""
     why: list[WaitCause] = field(default_factory=list)
@@ -701,9 +719,11 @@ class GroupSlowdown(Struct, frozen=True):
     name: int | str
     """Number of the stage or rank, or kind of cell."""
     alone: float
-    """Step time with the group as measured and everything else as usual, over the usual step time."""
+    """Step time with the group as measured and everything else as usual, over the usual step
+    time."""
     explains: float
-    """Share of the slowdown that goes if the group's durations are the usual ones; above 1 if all others are faster."""
+    """Share of the slowdown that goes if the group's durations are the usual ones; above 1 if all
+    others are faster."""
 
 
 class Slowdown(Struct, frozen=True):
@@ -723,7 +743,8 @@ class RankClock(Struct, frozen=True):
     rank: int
     """Number of the rank."""
     offset_ns: int | None
-    """To be subtracted from its times to read the first rank's clock; null if nothing ties it to the others."""
+    """To be subtracted from its times to read the first rank's clock; null if nothing ties it to
+    the others."""
     drift_ppm: float | None
     """Parts per million by which it runs faster than the first rank's clock."""
     uncertainty_ns: int | None
@@ -738,7 +759,8 @@ class Clocks(Struct, frozen=True):
     """Alignment of clocks across ranks."""
 
     residual_ns: int | None
-    """Median distance from the first to the last end of a matched operation; null without matches."""
+    """Median distance from the first to the last end of a matched operation; null without
+    matches."""
     worst_ns: int | None
     """The largest such distance."""
     ranks: list[RankClock]
@@ -833,12 +855,13 @@ class Reload(Struct, frozen=True):
     hidden: list[ReloadHidden]
     """Overlap by rank."""
     time_ns: Mapping[str, int]
-    """Median time of H2D, BROADCAST and RELOAD: over rounds of the slowest rank's copy; over buckets from the arrival
-    of the last member to the last end; over buckets of the median rank."""
+    """Median time of H2D, BROADCAST and RELOAD: over rounds of the slowest rank's copy; over
+    buckets from the arrival of the last member to the last end; over buckets of the median rank."""
     measured_ns: int
     """Time from the first copy on any rank to the last reload on any."""
     ideal_ns: int | None
-    """The same with two buffers and the measured time of each round and bucket, as in ``weight_updates``."""
+    """The same with two buffers and the measured time of each round and bucket, as in
+    ``weight_updates``."""
 
 
 # ---- rates
@@ -988,7 +1011,8 @@ class ExpertCost(Struct, frozen=True):
     exchanges: int
     """Dispatches that were matched and have a combine."""
     transfer_ns: int | None
-    """Time by which dispatches would be shorter if every rank received the mean and time were proportional to bytes."""
+    """Time by which dispatches would be shorter if every rank received the mean and time were
+    proportional to bytes."""
     wait_ns: int
     """Wait in combines that follow longer expert work, summed over ranks."""
     step_ns: int
@@ -1114,9 +1138,11 @@ class Source(Struct, frozen=True):
     shapes: list[str]
     """Input shapes of the model's matrix products."""
     recording_overhead: float | None = None
-    """Share by which recording lengthened a step, on the rank where it was most; null if it was not measured."""
+    """Share by which recording lengthened a step, on the rank where it was most; null if it was not
+    measured."""
     tokens_per_step: float | None = None
-    """Tokens that the ranks' token embeddings take in a step, a mean over steps; null if no embedding is recorded."""
+    """Tokens that the ranks' token embeddings take in a step, a mean over steps; null if no
+    embedding is recorded."""
 
 
 class PathPart(Struct, frozen=True):
@@ -1152,7 +1178,8 @@ class ChangedStep(Struct, frozen=True):
     why_not: str | None = None
     """Reason why there is no prediction."""
     peak_bytes: tuple[int, int | None] | None = None
-    """Bounds of the largest memory of a rank with another number of micro-batches; null if unknown."""
+    """Bounds of the largest memory of a rank with another number of micro-batches; null if
+    unknown."""
     fits: bool | None = None
     """Whether that memory fits the GPU; null if unknown."""
 
@@ -1262,9 +1289,11 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     phases: list[PhaseBand] | UnsetType = UNSET
     """Phases of each process, in a run with iterations."""
     late: LateDocument | UnsetType = UNSET
-    """Lateness and hangs over the whole run, if flight-recorder dumps or NCCL Inspector logs lie beside the traces."""
+    """Lateness and hangs over the whole run, if flight-recorder dumps or NCCL Inspector logs lie
+    beside the traces."""
     hiding: Hiding | None
-    """Time that hiding communication saved and cost; null if no compute ran beside communication."""
+    """Time that hiding communication saved and cost; null if no compute ran beside
+    communication."""
     stragglers: list[Straggler]
     """Ranks that others wait for."""
     lateness: Lateness | None = None

@@ -20,7 +20,10 @@ class RunSamples(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """Facts of runs, as far as they are known; those of candidate and baseline must agree, but for amounts of work."""
+    """Facts of runs, as far as they are known.
+
+    Those of candidate and baseline must agree, but for amounts of work.
+    """
 
     damage: list[str] | UnsetType = UNSET
     """Codes of notices about parts of the recording that are lost."""

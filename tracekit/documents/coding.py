@@ -20,7 +20,8 @@ Document = TypeVar("Document")
 Row = TypeVar("Row", bound=msgspec.Struct)
 _DTYPES = {int: pl.Int64(), float: pl.Float64(), str: pl.String(), bool: pl.Boolean()}
 MAX_MAGNITUDE = 1e30
-"""Largest number that a saved document may hold: its square is finite, and a table of integers can hold it."""
+"""Largest number that a saved document may hold: its square is finite, and a table of integers can
+hold it."""
 _NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
 
 
@@ -37,7 +38,9 @@ def to_plain(document: Any) -> dict[str, Any]:
     >>> to_plain({"positions": {0: {"dp": 1}}})
     {'positions': {'0': {'dp': 1}}}
     """
-    plain: dict[str, Any] = _with_lists(msgspec.to_builtins(document, str_keys=True, enc_hook=_to_python_number))
+    plain: dict[str, Any] = _with_lists(
+        msgspec.to_builtins(document, str_keys=True, enc_hook=_to_python_number)
+    )
     return plain
 
 
@@ -55,13 +58,19 @@ def to_plain_rows(rows: Iterable[Any]) -> list[dict[str, Any]]:
 
 def rows(frame: pl.DataFrame, row_type: type[Row]) -> list[Row]:
     """Return the rows of a table; columns that the type does not have are left out."""
-    field_of_key = dict(zip(row_type.__struct_encode_fields__, row_type.__struct_fields__, strict=True))
-    columns = [pl.col(key).alias(name) for key, name in field_of_key.items() if key in frame.columns]
+    field_of_key = dict(
+        zip(row_type.__struct_encode_fields__, row_type.__struct_fields__, strict=True)
+    )
+    columns = [
+        pl.col(key).alias(name) for key, name in field_of_key.items() if key in frame.columns
+    ]
     return [row_type(**row) for row in frame.select(columns).iter_rows(named=True)]
 
 
 def table_schema(row_type: type[msgspec.Struct]) -> pl.Schema:
-    """Return the columns of a table of such rows; a rank has 32 bits as in all tables, other integers have 64.
+    """Return the columns of a table of such rows.
+
+    A rank has 32 bits as in all tables, other integers have 64.
 
     >>> from tracekit.documents.analysis import Slack
     >>> table_schema(Slack).names()
@@ -69,13 +78,17 @@ def table_schema(row_type: type[msgspec.Struct]) -> pl.Schema:
     """
     dtypes: dict[str, pl.DataType] = {}
     for field in msgspec.structs.fields(row_type):
-        plain = next(option for option in get_args(field.type) or (field.type,) if option is not NoneType)
+        plain = next(
+            option for option in get_args(field.type) or (field.type,) if option is not NoneType
+        )
         dtypes[field.encode_name] = pl.Int32() if field.name == "rank" else _DTYPES[plain]
     return pl.Schema(dtypes)
 
 
 def encode(document: Any, *, indent: int | None = 1) -> str:
-    r"""Return a document as JSON text; on one line if *indent* is None. A number that is not finite becomes null.
+    r"""Return a document as JSON text; on one line if *indent* is None.
+
+    A number that is not finite becomes null.
 
     >>> encode({"name": "é\x9b", "p": float("nan")}, indent=None)
     '{"name": "é\\u009b", "p": null}'
@@ -83,7 +96,9 @@ def encode(document: Any, *, indent: int | None = 1) -> str:
     try:
         data = msgspec.json.encode(document, enc_hook=_to_python_number)
         text = msgspec.json.format(data, indent=indent or 0).decode()
-    except UnicodeEncodeError:  # a lone surrogate, as in a path that is not UTF-8: ``json_text`` writes an escape
+    except (
+        UnicodeEncodeError
+    ):  # a lone surrogate, as in a path that is not UTF-8: ``json_text`` writes an escape
         text = json.dumps(to_plain(document), indent=indent, ensure_ascii=False, allow_nan=False)
     return json_text(text)
 
@@ -106,7 +121,9 @@ class HasDocument:
         return encode(self.to_document(), indent=indent)
 
 
-def decode(data: bytes, document_type: type[Document], path: str | PathLike[str], *, hint: str) -> Document:
+def decode(
+    data: bytes, document_type: type[Document], path: str | PathLike[str], *, hint: str
+) -> Document:
     """Return the document in *data*, checked; *path* and *hint* are for the error.
 
     >>> decode(b'{"format": 3}', _Header, "run.json", hint="write it again")
@@ -124,14 +141,24 @@ def _decode(data: bytes, document_type: type[Document]) -> Document:
     try:
         return msgspec.json.decode(data, type=document_type)
     except msgspec.DecodeError as error:
-        # ``encode`` writes lone surrogates of paths that are not UTF-8 as escapes, which msgspec does not read.
-        if isinstance(error, msgspec.ValidationError) or b"\\ud" not in data or _NOT_FINITE.search(data):
+        # ``encode`` writes lone surrogates of paths that are not UTF-8 as escapes, which msgspec
+        # does not read.
+        if (
+            isinstance(error, msgspec.ValidationError)
+            or b"\\ud" not in data
+            or _NOT_FINITE.search(data)
+        ):
             raise
         return msgspec.convert(json.loads(data), document_type, str_keys=True)
 
 
-def read_document(path: str | PathLike[str], document_type: type[Document], *, hint: str) -> Document:
-    """Return the document in a JSON file, gzipped or not; numbers that sums and squares would overflow are refused."""
+def read_document(
+    path: str | PathLike[str], document_type: type[Document], *, hint: str
+) -> Document:
+    """Return the document in a JSON file, gzipped or not.
+
+    Numbers that sums and squares would overflow are refused.
+    """
     try:
         data = Path(path).read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
@@ -190,9 +217,13 @@ def _problem(data: bytes, document_type: type[Any], error: Exception) -> str:
         header = msgspec.json.decode(data, type=_Header)
     except msgspec.DecodeError:
         return problem_text(error)
-    expected = next((field for field in msgspec.structs.fields(document_type) if field.name == "format"), None)
+    expected = next(
+        (field for field in msgspec.structs.fields(document_type) if field.name == "format"), None
+    )
     if expected is not None and header.format not in expected.type.__args__:
-        format_name = "has no format" if header.format is None else f"its format is {header.format!r}"
+        format_name = (
+            "has no format" if header.format is None else f"its format is {header.format!r}"
+        )
         return f"{format_name}, not {expected.type.__args__[0]}"
     written_by = f" (written by tracekit {header.tracekit})" if header.tracekit else ""
     return f"{problem_text(error)}{written_by}"

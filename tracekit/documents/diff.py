@@ -45,7 +45,8 @@ class Waterfall(Struct, frozen=True):
     """Step time of one rank before and after, and the changes of its parts, which sum to the change."""
 
     rank: int
-    """Number of the rank: the one whose compute changed most if that explains the change, else the slowest after it."""
+    """Number of the rank: the one whose compute changed most if that explains the change, else the
+    slowest after it."""
     before_ms: float
     """Step time before."""
     after_ms: float
@@ -60,8 +61,8 @@ class WorkChange(Struct, frozen=True):
     """Work of a step before and after, and the step time per unit of work."""
 
     unit: WorkUnit
-    """Unit of work; TFLOP are those of the model's matrix products. Of launches, where nothing else is known, only the
-    ratio is."""
+    """Unit of work; TFLOP are those of the model's matrix products. Of launches, where nothing else
+    is known, only the ratio is."""
     per_gpu: bool
     """Whether amounts are those of one GPU, because the sides have different numbers of ranks."""
     before: float
@@ -238,7 +239,10 @@ class LargestChanges(Struct, frozen=True, kw_only=True):
 
 
 class DiffDocument(LargestChanges, frozen=True):
-    """What changed from one run to another. Its own keys come before those of the largest changes."""
+    """What changed from one run to another.
+
+    Its own keys come before those of the largest changes.
+    """
 
     tracekit: str
     """Version that wrote it."""

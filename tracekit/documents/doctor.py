@@ -97,7 +97,8 @@ class DoctorDocument(Struct, frozen=True):
     span_ns: int
     """Recorded time: from the first to the last event."""
     step_time_ns: int | None
-    """Step time of the run, from the start of a step to the start of the next one; null without marked steps."""
+    """Step time of the run, from the start of a step to the start of the next one; null without
+    marked steps."""
     groups: list[ProcessGroup]
     """Process groups."""
     counts: Mapping[str, int]

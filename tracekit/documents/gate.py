@@ -34,7 +34,10 @@ class WaiverStatus(Struct, frozen=True):
 
 
 class CheckResult(MetricChange, frozen=True):
-    """Verdict on one metric, with the numbers it rests on. The interval of a limit is one of the level."""
+    """Verdict on one metric, with the numbers it rests on.
+
+    The interval of a limit is one of the level.
+    """
 
     requirement: str | None
     """The requirement that was checked; null for a default metric."""
@@ -51,7 +54,8 @@ class CheckResult(MetricChange, frozen=True):
     waiver: WaiverStatus | None
     """The waiver that applies."""
     limit: float | None
-    """Largest change that is accepted, in the metric's unit; for a limit on the level, that level."""
+    """Largest change that is accepted, in the metric's unit; for a limit on the level, that
+    level."""
     limit_on: Literal["change", "level"]
     """Whether the limit is one on the change or on the level of the candidate."""
 
@@ -72,7 +76,10 @@ class Settings(Struct, frozen=True):
 
 
 class GateDocument(Struct, frozen=True, kw_only=True):
-    """Verdict on a candidate. If the input could not be used, ``error`` says why and the last keys are absent."""
+    """Verdict on a candidate.
+
+    If the input could not be used, ``error`` says why and the last keys are absent.
+    """
 
     tracekit: str
     """Version that wrote it."""
@@ -136,13 +143,15 @@ class GateSettings(Struct, frozen=True):
     require: tuple[str, ...] = ()
     """Requirements checked when the command gives none."""
     alpha: Annotated[float, Meta(gt=0, lt=0.5)] = 0.02
-    """Probability of a false alarm before the floors: of the whole step, and of all its parts together."""
+    """Probability of a false alarm before the floors: of the whole step, and of all its parts
+    together."""
     min_steps: Annotated[int, Meta(ge=3)] = 5
     """With fewer steps than this on either side nothing is decided."""
     inconclusive: Literal["pass", "fail"] | None = None
     """Exit with 0 or 1 instead of 3 when nothing regressed but something could not be decided."""
     floors: Mapping[str, str | Annotated[float, Meta(ge=0)]] = {}
-    """Smallest change that counts, by metric or pattern: ``"3%"``, or a number in the metric's unit."""
+    """Smallest change that counts, by metric or pattern: ``"3%"``, or a number in the metric's
+    unit."""
     allow: tuple[str, ...] = ()
     """Differences that do not stop a comparison: world_size, schedule, shapes, gpu."""
     waivers: tuple[Waiver, ...] = ()

@@ -34,8 +34,8 @@ class RecordedStepsEntry(Struct, frozen=True):
     last: int | None
     """Number of the last step."""
     numbered_from: str
-    """Start of the numbers: start (of the run; after warm-up steps are counted from 1), first recorded (what came
-    before is lost) or profiler (the numbers that it recorded)."""
+    """Start of the numbers: start (of the run; after warm-up steps are counted from 1), first
+    recorded (what came before is lost) or profiler (the numbers that it recorded)."""
     time_ns: int | None
     """Median time from the start of a step to the start of the next."""
     operations: int | None
@@ -50,7 +50,8 @@ class LateClockEntry(Struct, frozen=True):
     offset_ns: int
     """What to subtract from its times to read the reference rank's clock."""
     uncertainty_ns: int | None
-    """How far off that may be; null where the operations contradict each other, so that nothing rests on it."""
+    """How far off that may be; null where the operations contradict each other, so that nothing
+    rests on it."""
 
 
 class OperationPlace(Struct, frozen=True):
@@ -74,8 +75,8 @@ class LateRanks(Struct, frozen=True):
     hosts: tuple[str, ...]
     """Their hosts, if the record names them."""
     kind: Literal["constant", "periodic", "drifting", "occasional"]
-    """constant (in nearly every step), periodic (in every period-th), drifting (in nearly every step, by more and more)
-    or occasional."""
+    """constant (in nearly every step), periodic (in every period-th), drifting (in nearly every
+    step, by more and more) or occasional."""
     period: int | None
     """Steps from one late step to the next, if periodic."""
     steps: tuple[int, ...]
@@ -89,7 +90,8 @@ class LateRanks(Struct, frozen=True):
     from_beginning: bool
     """Whether it was late from the first step of the record on."""
     late_ns: int
-    """How long after the others' median it joins: the median over its late steps of the latest operation."""
+    """How long after the others' median it joins: the median over its late steps of the latest
+    operation."""
     late_range_ns: tuple[int, int]
     """The smallest and the largest of these."""
     at: OperationPlace
@@ -101,8 +103,8 @@ class LateRanks(Struct, frozen=True):
     share: float
     """cost_ns over the time of the record, 0 to 1."""
     cause: Literal["host", "gpu", "waited_itself"] | None
-    """host (it called the operation late), gpu (it called it in time, its GPU was not ready) or waited_itself (it had
-    waited for others in another group); null if clocks do not tell."""
+    """host (it called the operation late), gpu (it called it in time, its GPU was not ready) or
+    waited_itself (it had waited for others in another group); null if clocks do not tell."""
     uncertain: bool
     """Whether the lateness is within what clocks or ends of operations may be off."""
     growth_ns: int | None
@@ -216,7 +218,8 @@ class Hang(Struct, frozen=True):
     """An operation that did not complete."""
 
     kind: Literal["missing", "mismatch", "stuck"]
-    """missing (a member did not join), mismatch (members called different operations) or stuck (all joined)."""
+    """missing (a member did not join), mismatch (members called different operations) or stuck (all
+    joined)."""
     group: str
     """The group."""
     description: str | None
@@ -242,8 +245,8 @@ class Hang(Struct, frozen=True):
     waited_ns: int | None
     """How long the first has waited, at least: until the last time in any dump."""
     certain: bool
-    """Whether it is a hang: it timed out, or waited for much longer than a step takes. Otherwise the dumps may have
-    been written while it ran."""
+    """Whether it is a hang: it timed out, or waited for much longer than a step takes. Otherwise
+    the dumps may have been written while it ran."""
 
 
 class PipelineOrder(Struct, frozen=True):
@@ -256,7 +259,8 @@ class PipelineOrder(Struct, frozen=True):
     steps: int
     """Steps recorded."""
     schedules: tuple[str, ...]
-    """Schedules with exactly this order of forwards and backwards: several if messages do not tell them apart."""
+    """Schedules with exactly this order of forwards and backwards: several if messages do not tell
+    them apart."""
 
 
 class LateDocument(Struct, frozen=True):
@@ -279,8 +283,8 @@ class LateDocument(Struct, frozen=True):
     compared: int
     """Those of which it is known who joined last."""
     basis: Literal["durations", "calls", "changes of calls"] | None
-    """What lateness rests on: durations on the GPU (no clocks needed), times of the calls on aligned clocks, or only
-    changes of these, where clocks are not known."""
+    """What lateness rests on: durations on the GPU (no clocks needed), times of the calls on
+    aligned clocks, or only changes of these, where clocks are not known."""
     steps: RecordedStepsEntry
     """The steps."""
     clocks: tuple[LateClockEntry, ...]
@@ -302,7 +306,7 @@ class LateDocument(Struct, frozen=True):
     warnings: tuple[WarningEntry, ...]
     """What was left out or is not certain."""
     lost_ns: int | None = None
-    """Time that the run lost to the ranks in late: of each step the lateness of the latest; null if nothing could be
-    compared."""
+    """Time that the run lost to the ranks in late: of each step the lateness of the latest; null if
+    nothing could be compared."""
     lost_share: float | None = None
     """lost_ns over the time of the record, 0 to 1."""

@@ -23,7 +23,10 @@ class SnapshotPlace(Struct, frozen=True):
 
 
 class MemoryPeak(Struct, frozen=True):
-    """The moment at which most is allocated. Times, phases and cells are the host's: memory is allocated at launch."""
+    """The moment at which most is allocated.
+
+    Times, phases and cells are the host's: memory is allocated at launch.
+    """
 
     bytes: int
     """Allocated."""
@@ -66,9 +69,11 @@ class LineMemory(Struct, frozen=True):
     """What one source line holds at the peak."""
 
     line: str | None
-    """File, line and function: the innermost of the user's own code; null where no stack was recorded."""
+    """File, line and function: the innermost of the user's own code; null where no stack was
+    recorded."""
     category: str
-    """weights, gradients, optimizer_state, activations, communication, workspace, before_recording or other."""
+    """weights, gradients, optimizer_state, activations, communication, workspace, before_recording
+    or other."""
     bytes: int
     """Allocated."""
     count: int
@@ -91,7 +96,8 @@ class ModuleMemory(Struct, frozen=True):
     offload_ns: int | None
     """Time to copy what a step allocates to the host and back; null if the link is not known."""
     offload_bytes_per_ms: float | None
-    """Bytes saved per millisecond of copying, which may be hidden; null if the link is not known."""
+    """Bytes saved per millisecond of copying, which may be hidden; null if the link is not
+    known."""
 
 
 class MemoryLeak(Struct, frozen=True):
@@ -161,7 +167,8 @@ class MemoryContents(Struct, frozen=True):
     source: str
     """snapshot or trace."""
     clock: SnapshotPlace | None
-    """Place of the snapshot on the trace's clock; null for a trace's own events, or without a trace."""
+    """Place of the snapshot on the trace's clock; null for a trace's own events, or without a
+    trace."""
     peak: MemoryPeak
     """The moment at which most is allocated."""
     by_category: Mapping[str, int]
@@ -173,11 +180,13 @@ class MemoryContents(Struct, frozen=True):
     modules: list[ModuleMemory]
     """Activations by module; empty without a trace."""
     in_flight: int | None
-    """Most micro-batches of a chunk whose activations are in memory at once; null without a recognised schedule."""
+    """Most micro-batches of a chunk whose activations are in memory at once; null without a
+    recognised schedule."""
     ideal_in_flight: int | None
     """The same in the schedule."""
     microbatch_bytes: tuple[int, int] | None
-    """Smallest and largest activations that a forward of a chunk leaves; null without a recognised schedule."""
+    """Smallest and largest activations that a forward of a chunk leaves; null without a recognised
+    schedule."""
     outlived_bytes: int
     """Activations at the peak whose own backward had ended."""
     leaks: list[MemoryLeak]

@@ -19,13 +19,16 @@ class WarningEntry(Struct, frozen=True):
     labels: tuple[str, ...] = ()
     """Labels that it is about."""
     values: NoticeValues = {}
-    """Figures and names in the sentence, by what they are; ``case`` tells apart what a code can mean."""
+    """Figures and names in the sentence, by what they are; ``case`` tells apart what a code can
+    mean."""
     varies: bool = False
     """Whether the values are those of the first rank alone, and other ranks have other values."""
 
     def to_notice(self) -> Notice:
         """Return the notice."""
-        return Notice(self.code, ranks=self.ranks, labels=self.labels, values=self.values, varies=self.varies)
+        return Notice(
+            self.code, ranks=self.ranks, labels=self.labels, values=self.values, varies=self.varies
+        )
 
 
 def warning_entries(notices: Iterable[Notice]) -> list[WarningEntry]:

@@ -53,7 +53,8 @@ class RankTrack(Struct, frozen=True, omit_defaults=True):
     rank: int
     """The rank."""
     events: PackedColumns
-    """GPU events: start, length, description, and delay from the launch (0: unknown, else in 100 ns, from 1)."""
+    """GPU events: start, length, description, and delay from the launch (0: unknown, else in 100
+    ns, from 1)."""
     phases: Sequence[tuple[int | None, str, float, float]]
     """Phases of the pipeline: step, name, start and end in ms."""
     steps: Sequence[PageStepTime]
@@ -61,7 +62,8 @@ class RankTrack(Struct, frozen=True, omit_defaults=True):
     causes: PackedColumns | UnsetType = UNSET
     """Exposed time of its events by cause, in 100 ns."""
     operations: PackedColumns | UnsetType = UNSET
-    """Communication: hidden time, waiting (0: unknown, else in 100 ns, from 1) and size in KiB, from 1."""
+    """Communication: hidden time, waiting (0: unknown, else in 100 ns, from 1) and size in KiB,
+    from 1."""
     matches: PackedColumns | UnsetType = UNSET
     """Numbers of the operations across ranks that its events take part in."""
     label_causes: Mapping[str, Mapping[int, int]] | UnsetType = UNSET

@@ -17,11 +17,15 @@ class BucketCell(msgspec.Struct, frozen=True):
     start_ns: int
     end_ns: int
     held_until_ns: int | None = None
-    """When the buffer is free again: after its bucket is staged (H2D buffer) or reloaded (IPC buffers)."""
+    """When the buffer is free again: after its bucket is staged (H2D buffer) or reloaded (IPC
+    buffers)."""
 
 
 class WeightUpdate(msgspec.Struct, frozen=True):
-    """One weight update, from the first copy to a device to the last reload. Times by kind are means over ranks."""
+    """One weight update, from the first copy to a device to the last reload.
+
+    Times by kind are means over ranks.
+    """
 
     start_ns: int
     end_ns: int
@@ -32,7 +36,8 @@ class WeightUpdate(msgspec.Struct, frozen=True):
     broadcast_ns: int
     """Union of a rank's broadcasts, waiting for other ranks included."""
     reload_ns: int | None
-    """Union of a rank's copies into the engine's weights; None if the process that makes them is not recorded."""
+    """Union of a rank's copies into the engine's weights; None if the process that makes them is
+    not recorded."""
     host_ns: int
     """Time in which neither process of a rank has GPU work."""
     ideal_ns: int | None
@@ -44,7 +49,8 @@ class WeightUpdate(msgspec.Struct, frozen=True):
     worker: str | None
     """Role that takes the weights."""
     reloaded_bytes: int | None
-    """Bytes that each worker copied into its weights; None if they differ between ranks or are not recorded."""
+    """Bytes that each worker copied into its weights; None if they differ between ranks or are not
+    recorded."""
     sources: tuple[int | None, ...]
     """Rank that broadcasts each bucket."""
     gap_ns: dict[str, int] | None
@@ -97,7 +103,8 @@ class Iteration(msgspec.Struct, frozen=True):
     start_ns: int
     end_ns: int
     phase_ns: dict[str, int]
-    """Time by phase, a mean over GPUs; a GPU that roles share counts once. With ``idle`` they sum to the iteration."""
+    """Time by phase, a mean over GPUs; a GPU that roles share counts once. With ``idle`` they sum
+    to the iteration."""
     roles: tuple[RoleWait, ...]
     rollout_tail: RolloutTail | None
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 Condition = str | bool | int | tuple[str, ...]
-"""A regular expression, whether the evidence is present, a number or comparison, or a list of exact values."""
+"""A regular expression, whether the evidence is present, a number or comparison, or a list of exact
+values."""
 
 
 class RuleTable(Struct, frozen=True, forbid_unknown_fields=True):

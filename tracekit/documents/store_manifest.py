@@ -28,7 +28,8 @@ class StoreEntry(Struct, frozen=True):
     source: Source
     """Origin of its events."""
     key: str | None = None
-    """Digest of the trace's path, size and time and of the options it was read with: equal keys mean equal content."""
+    """Digest of the trace's path, size and time and of the options it was read with: equal keys
+    mean equal content."""
     together: tuple[int, ...] = ()
     """All ranks that the same trace holds."""
     digests: Mapping[str, str] = {}
@@ -36,7 +37,10 @@ class StoreEntry(Struct, frozen=True):
 
 
 class RecordingsEntry(Struct, frozen=True):
-    """Dumps and logs of a store: ``recordings/entry.json``. The key ``digest`` holds a checksum of all other keys."""
+    """Dumps and logs of a store: ``recordings/entry.json``.
+
+    The key ``digest`` holds a checksum of all other keys.
+    """
 
     rows: int
     """Rows of the collectives."""
@@ -49,7 +53,10 @@ class RecordingsEntry(Struct, frozen=True):
 
 
 class StoreManifest(Struct, frozen=True, kw_only=True):
-    """Ranks of a store and how they were labelled. The key ``digest`` holds a checksum of all other keys."""
+    """Ranks of a store and how they were labelled.
+
+    The key ``digest`` holds a checksum of all other keys.
+    """
 
     format: Literal["tracekit.store/3"]
     """Name and number of the format."""
@@ -66,11 +73,15 @@ class StoreManifest(Struct, frozen=True, kw_only=True):
 
 
 class TablesDocument(Struct, frozen=True):
-    """``tables.json`` in ``tables.zip``: all but the tables themselves; read only by the version that wrote it."""
+    """``tables.json`` in ``tables.zip``: all but the tables themselves.
+
+    Read only by the version that wrote it.
+    """
 
     format: Literal["tracekit.tables/7"]
     """Name and number of the format."""
     tracekit: str
     """Version that measured them."""
     tables: Mapping[str, Any]
-    """The fields of ``analysis.measure.tables.RankTables``, as ``analysis.persistence`` writes them."""
+    """The fields of ``analysis.measure.tables.RankTables``, as ``analysis.persistence`` writes
+    them."""

@@ -1,8 +1,8 @@
 """Findings: what costs time, why, what to do about it and what that would save, as one typed list.
 
-``find`` asks every entry of ``REGISTRY``. A finding is data (``Finding``); its sentences are made in
-``report.findings``. The list is ordered by predicted saving, then by cost. Costs and savings are per step, on the clock
-of the step time.
+``find`` asks every entry of ``REGISTRY``. A finding is data (``Finding``); its sentences are made
+in ``report.findings``. The list is ordered by predicted saving, then by cost. Costs and savings are
+per step, on the clock of the step time.
 """
 
 from tracekit.findings.collect import REGISTRY, find

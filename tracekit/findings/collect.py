@@ -45,7 +45,9 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     for make in REGISTRY.values():
         findings += make(context)
-    supported = [finding for finding in findings if _costs_something(finding) and finding.saves_ns != 0]
+    supported = [
+        finding for finding in findings if _costs_something(finding) and finding.saves_ns != 0
+    ]
     return tuple(sorted(supported, key=_order))
 
 

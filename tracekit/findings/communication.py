@@ -15,12 +15,15 @@ from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 REDUCTIONS = r"(?i)all_?reduce|reduce_?scatter"
 """Operations that sum gradients over ranks."""
 MIN_REPEATED_BYTES_SHARE = 0.5
-"""Share of a step's reduced bytes that repeated sizes must be, to be those of the gradients; the rest, such as a loss
-that is averaged once, is left out."""
+"""Share of a step's reduced bytes that repeated sizes must be, to be those of the gradients; the
+rest, such as a loss that is averaged once, is left out."""
 
 
 def exposed_findings(context: Context) -> Iterator[Finding]:
-    """Yield a finding for each label whose exposed time is worth one; copies of pageable memory are the host's."""
+    """Yield a finding for each label whose exposed time is worth one.
+
+    Copies of pageable memory are the host's.
+    """
     exposed_ns = context.step.budget.exposed_ns
     schedule = context.analysis.schedule
     pageable_share = exposed_pageable_share(context)
@@ -54,7 +57,12 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
     hide_saves_ns = 0 if hidden is None else hidden.saves_ns or 0
     link_saves_ns = 0 if faster is None else faster.saves_ns or 0
     wait_share = because_ns.get("peer_late", 0) / max(sum(because_ns.values()), 1)
-    evidence |= {"exposed_ns": exposed_ns, "cause": cause, "wait_share": round(wait_share, 4), "label": label}
+    evidence |= {
+        "exposed_ns": exposed_ns,
+        "cause": cause,
+        "wait_share": round(wait_share, 4),
+        "label": label,
+    }
     unhideable_ns = evidence.get("unhideable_ns")
     cannot_hide = isinstance(unhideable_ns, int) and unhideable_ns > 0 and cause != "peer_late"
     if cannot_hide and link_saves_ns > hide_saves_ns:
@@ -81,13 +89,18 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
     )
 
 
-def _transfer(context: Context, label: str, because_ns: Mapping[str, int]) -> dict[str, EvidenceValue]:
+def _transfer(
+    context: Context, label: str, because_ns: Mapping[str, int]
+) -> dict[str, EvidenceValue]:
     """Return how much of the exposed time is transfer, how fast that is, and the compute that could still hide it."""
     analysis = context.analysis
     total = analysis.total
     rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
-    # Waiting is no transfer; time of unknown cause is not counted, so that what cannot be hidden is a lower bound.
-    transfer_ns = sum(ns for cause, ns in because_ns.items() if cause not in ("peer_late", "unknown"))
+    # Waiting is no transfer; time of unknown cause is not counted, so that what cannot be hidden is
+    # a lower bound.
+    transfer_ns = sum(
+        ns for cause, ns in because_ns.items() if cause not in ("peer_late", "unknown")
+    )
     hidden_ns = sum(total.hidden_ns.get(name, 0) for name in ("communication", "copy"))
     free_ns = max(0, total.budget.compute_ns - hidden_ns)
     evidence: dict[str, EvidenceValue] = {
@@ -97,18 +110,26 @@ def _transfer(context: Context, label: str, because_ns: Mapping[str, int]) -> di
     }
     if analysis.rates is not None:
         rows = analysis.rates.communication.filter(
-            pl.col("label") == label, pl.col("algorithm_gb_s").is_not_null(), pl.col("transfer_ns") > 0
+            pl.col("label") == label,
+            pl.col("algorithm_gb_s").is_not_null(),
+            pl.col("transfer_ns") > 0,
         )
         if len(rows):
             weight = pl.col("transfer_ns") / pl.col("transfer_ns").sum()
-            evidence["gb_per_s"] = float(rows.select((pl.col("algorithm_gb_s") * weight).sum()).item())
+            evidence["gb_per_s"] = float(
+                rows.select((pl.col("algorithm_gb_s") * weight).sum()).item()
+            )
     return evidence
 
 
 def longest_operations(context: Context, label: str) -> tuple[Place, ...]:
     """Return the operations of a label with the longest exposed time."""
-    operations = context.analysis.tables["operations"].filter(pl.col("label").cast(pl.String) == label)
-    exposed = operations.with_columns(exposed_ns=pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns"))
+    operations = context.analysis.tables["operations"].filter(
+        pl.col("label").cast(pl.String) == label
+    )
+    exposed = operations.with_columns(
+        exposed_ns=pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns")
+    )
     rows = exposed.top_k(5, by="exposed_ns").select(
         "rank", "step", "start_ns", "end_ns", pl.col("what").cast(pl.String)
     )
@@ -118,20 +139,28 @@ def longest_operations(context: Context, label: str) -> tuple[Place, ...]:
 def repeated_reductions(context: Context) -> Iterator[Finding]:
     """Yield a finding if the gradients of one group are reduced several times in each step.
 
-    The sizes of a step's reductions are then the same sequence several times over, and a forward begins between two of
-    these sequences: buckets of equal size are no repetition.
+    The sizes of a step's reductions are then the same sequence several times over, and a forward
+    begins between two of these sequences: buckets of equal size are no repetition.
     """
-    operations = context.analysis.tables["operations"].with_columns(pl.col("label", "what").cast(pl.String))
-    reductions = operations.filter((pl.col("label") == "dp_comm") & pl.col("what").str.contains(REDUCTIONS))
+    operations = context.analysis.tables["operations"].with_columns(
+        pl.col("label", "what").cast(pl.String)
+    )
+    reductions = operations.filter(
+        (pl.col("label") == "dp_comm") & pl.col("what").str.contains(REDUCTIONS)
+    )
     if reductions.is_empty() or reductions["bytes"].null_count() == len(reductions):
         return
-    forwards = context.analysis.tables["timeline"].filter(pl.col("label").cast(pl.String) == "forward")
+    forwards = context.analysis.tables["timeline"].filter(
+        pl.col("label").cast(pl.String) == "forward"
+    )
     counts: dict[object, list[int]] = {}
     for (rank, step), of_step in reductions.group_by("rank", "step", maintain_order=True):
         ordered = of_step.sort("start_ns")
         starts = forwards.filter(pl.col("rank") == rank)["start_ns"].to_list()
         repeated_sizes = drop_single_sizes(ordered)
-        count = count_repetitions(repeated_sizes["bytes"].to_list(), repeated_sizes["start_ns"].to_list(), starts)
+        count = count_repetitions(
+            repeated_sizes["bytes"].to_list(), repeated_sizes["start_ns"].to_list(), starts
+        )
         counts.setdefault(step, []).append(count)
     # Ranks reduce together: where one lost a kernel and shows no sequence, the others still do.
     repeated = min((max(of_ranks) for of_ranks in counts.values()), default=1)
@@ -152,7 +181,9 @@ def repeated_reductions(context: Context) -> Iterator[Finding]:
         where=longest_operations(context, "dp_comm"),
         evidence={
             "times_per_step": repeated,
-            "bytes_per_step": int(reductions["bytes"].sum() // max(sum(map(len, counts.values())), 1)),
+            "bytes_per_step": int(
+                reductions["bytes"].sum() // max(sum(map(len, counts.values())), 1)
+            ),
             "framework": context.framework,
         },
         change=None if predicted is None else f"dp_comm x{1 / repeated:.4g}",
@@ -173,7 +204,9 @@ def drop_single_sizes(reductions: pl.DataFrame) -> pl.DataFrame:
     return several if share >= MIN_REPEATED_BYTES_SHARE else reductions
 
 
-def count_repetitions(sizes: list[int | None], start_ns: list[int], forward_start_ns: list[int]) -> int:
+def count_repetitions(
+    sizes: list[int | None], start_ns: list[int], forward_start_ns: list[int]
+) -> int:
     """Return how often a sequence of sizes repeats, with a forward that begins between two repetitions; 1 if never.
 
     >>> count_repetitions([8, 4, 8, 4], [10, 12, 30, 32], [0, 20])
@@ -187,6 +220,9 @@ def count_repetitions(sizes: list[int | None], start_ns: list[int], forward_star
         if rest or sizes != sizes[:period] * times:
             continue
         firsts = start_ns[::period]
-        if all(any(before < forward < behind for forward in forward_start_ns) for before, behind in pairwise(firsts)):
+        if all(
+            any(before < forward < behind for forward in forward_start_ns)
+            for before, behind in pairwise(firsts)
+        ):
             return times
     return 1

@@ -14,7 +14,8 @@ FRAMEWORK_PATTERNS = {
     "DeepSpeed": r"(?i)deepspeed",
     "DDP": r"DistributedDataParallel",
 }
-"""Frameworks by what their traces hold: group descriptions, annotations, operators, packs of rules that decided."""
+"""Frameworks by what their traces hold: group descriptions, annotations, operators, packs of rules
+that decided."""
 _GRAPH_NOTICES = ("graphs-whole", "graphs-unseen", "graph-nodes-missing")
 
 
@@ -32,7 +33,10 @@ class Context:
         return ns / self.step_ns if self.step_ns else 0.0
 
     def predict(self, change: str) -> ChangedStep | None:
-        """Return the step with a change; None if the run's events were not kept, or the change is refused."""
+        """Return the step with a change.
+
+        None if the run's events were not kept, or the change is refused.
+        """
         if change not in self._predictions:
             graph = self.analysis.replay_graph
             if graph is None:
@@ -54,9 +58,14 @@ class Context:
     @cached_property
     def framework(self) -> str | None:
         """The framework that the trace shows; the first of ``FRAMEWORK_PATTERNS`` that is seen."""
-        reasons = self.analysis.tables["reasons"].select("group_desc", "annotations", "chain", "pack")
+        reasons = self.analysis.tables["reasons"].select(
+            "group_desc", "annotations", "chain", "pack"
+        )
         texts = "\n".join(text for column in reasons for text in column.drop_nulls().unique())
-        return next((name for name, pattern in FRAMEWORK_PATTERNS.items() if re.search(pattern, texts)), None)
+        return next(
+            (name for name, pattern in FRAMEWORK_PATTERNS.items() if re.search(pattern, texts)),
+            None,
+        )
 
     @cached_property
     def has_unread_stacks(self) -> bool:

@@ -10,7 +10,8 @@ import msgspec
 from tracekit.documents.analysis import FindingEntry, FindingPlace
 
 Certainty = Literal["measured", "bounded", "possible"]
-"""How sure a saving is: measured or replayed; a bound; possible under an assumption that the text names."""
+"""How sure a saving is: measured or replayed; a bound; possible under an assumption that the text
+names."""
 EvidenceValue = str | int | float | bool | None
 
 

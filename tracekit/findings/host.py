@@ -1,7 +1,8 @@
 """Findings about the host: the GPU is idle because of what the host does.
 
-Once a synchronisation, an allocation or a slow loader is gone, the host runs ahead of the GPU again. So a saving is not
-the time of the offending calls: the step would take between the GPU's own work and the host's own time without them.
+Once a synchronisation, an allocation or a slow loader is gone, the host runs ahead of the GPU
+again. So a saving is not the time of the offending calls: the step would take between the GPU's own
+work and the host's own time without them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,19 @@ from tracekit.findings.finding import EvidenceValue, Finding, Place
 from tracekit.schema import COPY_LABELS
 from tracekit.whatif.constants import HOST_VARIATION
 
-OFFENCES = ("compile", "data_loading", "pageable_copy", "allocator", "host_sync", "host_compute", "python")
+OFFENCES = (
+    "compile",
+    "data_loading",
+    "pageable_copy",
+    "allocator",
+    "host_sync",
+    "host_compute",
+    "python",
+)
 """Activities of the host that can be removed or moved elsewhere; the rest is launching."""
 MIN_EXCESS_TO_BE_SLOW = 0.5
-"""Share of the idle time while launching by which the host alone is slower than the GPU, from which launching is the
-limit whatever else the host does."""
+"""Share of the idle time while launching by which the host alone is slower than the GPU, from which
+launching is the limit whatever else the host does."""
 
 
 class _StepMeans:
@@ -36,7 +45,9 @@ class _StepMeans:
         self.time_ns = sum(budget.span_ns for budget in budgets) / count
         self.idle_ns = sum(budget.idle_ns for budget in budgets) / count
         self.gpu_ns = self.time_ns - self.idle_ns
-        copied_ns = [sum(budget.exposed_ns.get(label, 0) for label in COPY_LABELS) for budget in budgets]
+        copied_ns = [
+            sum(budget.exposed_ns.get(label, 0) for label in COPY_LABELS) for budget in budgets
+        ]
         self.copied_ns = sum(copied_ns) / count
         """Exposed time of all copies."""
         table = context.analysis.tables["host_time"]
@@ -46,7 +57,8 @@ class _StepMeans:
             .group_by("code")
             .agg(
                 pl.col("host_ns", "idle_ns", "idle_after_ns", "count").sum() / count,
-                # Of names that are equally frequent the first by alphabet, so that an answer can be repeated.
+                # Of names that are equally frequent the first by alphabet, so that an answer can be
+                # repeated.
                 pl.col("name").drop_nulls().cast(pl.String).mode().min(),
                 pl.col("op").drop_nulls().cast(pl.String).mode().min(),
             )
@@ -84,7 +96,8 @@ def host_findings(context: Context) -> Iterator[Finding]:
     if not means.time_ns:
         return
     own_ns = means.time_ns - sum(means.value(code, "host_ns") for code in OFFENCES)
-    # What the host needs at least, even if nothing ever stopped it: more than the GPU's work is its own limit.
+    # What the host needs at least, even if nothing ever stopped it: more than the GPU's work is its
+    # own limit.
     excess_ns = max((1 - HOST_VARIATION) * own_ns - means.gpu_ns, 0.0)
     after_ns = sum(means.value(code, "idle_after_ns") for code in OFFENCES)
     shared_ns = min(after_ns, means.launching_idle_ns - excess_ns)
@@ -104,7 +117,9 @@ def host_findings(context: Context) -> Iterator[Finding]:
         yield _launch_bound(context, means, launch_cost_ns)
 
 
-def _offence(context: Context, means: _StepMeans, code: str, cost_ns: float, gpu_ns: float) -> Finding | None:
+def _offence(
+    context: Context, means: _StepMeans, code: str, cost_ns: float, gpu_ns: float
+) -> Finding | None:
     """Return the finding about one activity; None if it costs nothing."""
     if cost_ns <= 0:
         return None
@@ -149,7 +164,9 @@ def _case(context: Context, code: str, row: dict[str, object]) -> str:
 
 def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Finding:
     """Return the finding that the host only launches, and is slower at it than the GPU works."""
-    kernels = sum(sum(result.whole.label_count.values()) for result in context.analysis.rank_results)
+    kernels = sum(
+        sum(result.whole.label_count.values()) for result in context.analysis.rank_results
+    )
     steps = max(len(context.step.per_step), 1) * context.ranks
     return Finding(
         code="launch_bound",
@@ -172,5 +189,7 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
 def _places(context: Context, code: str) -> tuple[Place, ...]:
     """Return the five places where the GPU is idle longest."""
     table = context.analysis.tables["host_places"].filter(pl.col("code") == code)
-    rows = table.top_k(5, by="idle_ns").select("rank", "step", "start_ns", "end_ns", "name", "source")
+    rows = table.top_k(5, by="idle_ns").select(
+        "rank", "step", "start_ns", "end_ns", "name", "source"
+    )
     return tuple(Place(*row) for row in rows.iter_rows())

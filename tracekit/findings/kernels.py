@@ -21,9 +21,11 @@ GOOD_SHARE_OF_LIMIT = 0.7
 MIN_KERNEL_NS = 5_000
 """Time that a kernel may take whatever its work: it is started, and its last block ends."""
 ALIGNED_SIZE = 8
-"""Elements that a product's sizes must be a multiple of, for its rows to begin where the GPU reads fastest."""
+"""Elements that a product's sizes must be a multiple of, for its rows to begin where the GPU reads
+fastest."""
 MIN_TILES_SHARE = 0.5
-"""Tiles of a product's result over multiprocessors, below which most of these have nothing to do."""
+"""Tiles of a product's result over multiprocessors, below which most of these have nothing to
+do."""
 TILE_SIZE = 128
 """Rows and columns of the result that one multiprocessor computes at a time."""
 MAX_SKINNY_SIZE = 64
@@ -33,7 +35,10 @@ MAX_SHORT_SEQUENCE = 512
 
 
 class _SlowOperator(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one operator with equal sizes, and the time that they need at least; means per rank and step."""
+    """Calls of one operator with equal sizes, and the time that they need at least.
+
+    Means per rank and step.
+    """
 
     op: str
     module: str | None
@@ -55,7 +60,9 @@ def kernel_findings(context: Context) -> Iterator[Finding]:
         return
     first = slow[0]
     cost_ns = sum(operator.gain_ns for operator in slow)
-    reason = reason_of(first.op, first.kind, first.shapes, multiprocessors=_multiprocessors(context))
+    reason = reason_of(
+        first.op, first.kind, first.shapes, multiprocessors=_multiprocessors(context)
+    )
     rates = context.analysis.rates
     evidence: dict[str, EvidenceValue] = {
         "op": first.op,
@@ -98,7 +105,9 @@ def _memory_bound(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:
     """Yield operators that move memory and are slower than its bandwidth."""
     table = context.analysis.tables["memory_bound"]
     known = table.drop_nulls("limit_ns")
-    sums = known.group_by("kind", "op", "module", "shapes").agg(pl.col("calls", "ns").sum(), pl.col("limit_ns").sum())
+    sums = known.group_by("kind", "op", "module", "shapes").agg(
+        pl.col("calls", "ns").sum(), pl.col("limit_ns").sum()
+    )
     for row in sums.iter_rows(named=True):
         yield from _slower_than(row["limit_ns"], row, row["kind"], rank_steps, is_compute=False)
 
@@ -124,7 +133,9 @@ def _slower_than(
 
 
 def reason_of(op: str, kind: str, shapes: str, *, multiprocessors: int | None) -> str:
-    """Return why an operator is slow, as far as its sizes show; the kind of operator if they do not.
+    """Return why an operator is slow, as far as its sizes show.
+
+    The kind of operator if they do not.
 
     >>> reason_of("aten::mm", "product", "[[4097,4097],[4097,4097]]", multiprocessors=132)
     'misaligned'
@@ -142,7 +153,10 @@ def reason_of(op: str, kind: str, shapes: str, *, multiprocessors: int | None) -
     cases = [  # the first that holds decides
         (any(size % ALIGNED_SIZE for size in (rows, inner, columns)), "misaligned"),
         (min(rows, inner, columns) <= MAX_SKINNY_SIZE, "skinny"),
-        (multiprocessors is not None and tiles < MIN_TILES_SHARE * (multiprocessors or 0), "few_tiles"),
+        (
+            multiprocessors is not None and tiles < MIN_TILES_SHARE * (multiprocessors or 0),
+            "few_tiles",
+        ),
     ]
     return next((reason for holds, reason in cases if holds), "product")
 
@@ -163,6 +177,11 @@ def _device(context: Context) -> str | None:
 
 
 def _multiprocessors(context: Context) -> int | None:
-    """Return the multiprocessors that each rank may use, the fewest of all ranks; None if unknown."""
-    counts = [source.multiprocessors for source in context.analysis.sources if source.multiprocessors]
+    """Return the multiprocessors that each rank may use, the fewest of all ranks.
+
+    None if unknown.
+    """
+    counts = [
+        source.multiprocessors for source in context.analysis.sources if source.multiprocessors
+    ]
     return min(counts, default=None)

@@ -42,7 +42,9 @@ def _peak_findings(rank: HeldMemory, contents: MemoryContents) -> Iterator[Findi
     is_nearly_full = capacity is not None and reserved >= NEARLY_FULL_SHARE * capacity
     measured, ideal = contents.in_flight, contents.ideal_in_flight
     holds_too_many = measured is not None and ideal is not None and measured > ideal
-    keeps_after_backward = not contents.leaks and contents.outlived_bytes >= MIN_OUTLIVED_SHARE * contents.peak.bytes
+    keeps_after_backward = (
+        not contents.leaks and contents.outlived_bytes >= MIN_OUTLIVED_SHARE * contents.peak.bytes
+    )
     cases = [  # the first that holds decides
         (contents.failed_request_bytes is not None, "out_of_memory", contents.failed_request_bytes),
         (is_nearly_full, "nearly_full", contents.peak.bytes),
@@ -52,13 +54,24 @@ def _peak_findings(rank: HeldMemory, contents: MemoryContents) -> Iterator[Findi
     for holds, case, cost_bytes in cases:
         if holds:
             evidence = _peak_evidence(rank, contents)
-            yield _finding(rank, contents, code="memory_peak", case=case, cost_bytes=cost_bytes or 0, evidence=evidence)
+            yield _finding(
+                rank,
+                contents,
+                code="memory_peak",
+                case=case,
+                cost_bytes=cost_bytes or 0,
+                evidence=evidence,
+            )
             return
 
 
 def _excess_bytes(contents: MemoryContents) -> int:
     """Return the activations of the micro-batches in flight beyond those of the schedule."""
-    if contents.in_flight is None or contents.ideal_in_flight is None or contents.microbatch_bytes is None:
+    if (
+        contents.in_flight is None
+        or contents.ideal_in_flight is None
+        or contents.microbatch_bytes is None
+    ):
         return 0
     return (contents.in_flight - contents.ideal_in_flight) * contents.microbatch_bytes[0]
 
@@ -109,11 +122,21 @@ def _leaks(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
             "microbatch": leak.microbatches[0] if len(leak.microbatches) == 1 else None,
             "steps_until_full": _steps_until_full(rank, leak),
         }
-        yield _finding(rank, contents, code="leak", cost_bytes=leak.bytes_per_step, evidence=evidence, steps=leak.steps)
+        yield _finding(
+            rank,
+            contents,
+            code="leak",
+            cost_bytes=leak.bytes_per_step,
+            evidence=evidence,
+            steps=leak.steps,
+        )
 
 
 def _steps_until_full(rank: HeldMemory, leak: MemoryLeak) -> int | None:
-    """Return the number of steps after which the leak has filled the GPU; None if its memory is not known."""
+    """Return the number of steps after which the leak has filled the GPU.
+
+    None if its memory is not known.
+    """
     reserved = rank.measured.reserved_bytes
     if rank.capacity_bytes is None or reserved is None or not leak.bytes_per_step:
         return None
@@ -136,7 +159,9 @@ def _fragmentation(rank: HeldMemory, contents: MemoryContents) -> Iterator[Findi
         "free_bytes": found.largest_request_free_bytes,
         "line": found.largest_request_line,
     }
-    yield _finding(rank, contents, code="fragmentation", cost_bytes=found.fragmented_bytes, evidence=evidence)
+    yield _finding(
+        rank, contents, code="fragmentation", cost_bytes=found.fragmented_bytes, evidence=evidence
+    )
 
 
 def _finding(
@@ -155,7 +180,9 @@ def _finding(
     source = line if isinstance(line, str) else None
     where: tuple[Place, ...] = ()
     if at_ns is not None:
-        where = (Place(rank.rank, contents.peak.step, at_ns, at_ns, contents.peak.operator, source),)
+        where = (
+            Place(rank.rank, contents.peak.step, at_ns, at_ns, contents.peak.operator, source),
+        )
     return Finding(
         code=code,
         case=case,

@@ -54,6 +54,9 @@ def schedule_findings(context: Context) -> Iterator[Finding]:
             case="own_bubble",
             cost_ns=bubble_ns,
             share=context.share(bubble_ns),
-            evidence={"bubble_share": round(head.ideal_bubble, 4), "schedule": schedule.compared_with},
+            evidence={
+                "bubble_share": round(head.ideal_bubble, 4),
+                "schedule": schedule.compared_with,
+            },
             certain="possible",
         )

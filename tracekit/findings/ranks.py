@@ -8,15 +8,20 @@ from tracekit.documents.analysis import Straggler, WaitCause
 from tracekit.findings.context import Context
 from tracekit.findings.finding import EvidenceValue, Finding
 
-CODES = {"slow_gpu": "slow_rank", "more_work": "uneven_work", "host_late": "late_host", "slow_link": "slow_link"}
+CODES = {
+    "slow_gpu": "slow_rank",
+    "more_work": "uneven_work",
+    "host_late": "late_host",
+    "slow_link": "slow_link",
+}
 """Code of a finding by the cause of a rank's lateness."""
 
 
 def rank_findings(context: Context) -> Iterator[Finding]:
     """Yield a finding for each rank that is certainly late for a known reason; a rank once.
 
-    Stages of a pipeline wait for each other, and unequal stages are a part of the gap to the ideal: there only a slow
-    GPU or a late host counts, with the part of the waiting that it explains.
+    Stages of a pipeline wait for each other, and unequal stages are a part of the gap to the ideal:
+    there only a slow GPU or a late host counts, with the part of the waiting that it explains.
     """
     analysis = context.analysis
     seen: set[int] = set()

@@ -15,14 +15,21 @@ MAX_MISSING_NAMED = 64
 
 def is_about_unnamed_peers(notice: Notice) -> bool:
     """Return whether waits are unknown because messages do not name their peers."""
-    return notice.code == "wait-unknown" and notice.values.get("case") in ("unnamed", "peers_unnamed")
+    return notice.code == "wait-unknown" and notice.values.get("case") in (
+        "unnamed",
+        "peers_unnamed",
+    )
 
 
 def recording_findings(context: Context) -> Iterator[Finding]:
     """Yield a finding if waits are unknown because ranks are missing or messages and groups are not named."""
     analysis = context.analysis
     total = analysis.total
-    unknown = [label for label, ns in total.wait_ns.items() if ns is None and total.budget.exposed_ns.get(label)]
+    unknown = [
+        label
+        for label, ns in total.wait_ns.items()
+        if ns is None and total.budget.exposed_ns.get(label)
+    ]
     if not unknown:
         return
     ranks = [result.rank for result in analysis.rank_results if result.whole.budget.span_ns]

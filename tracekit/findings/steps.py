@@ -15,7 +15,8 @@ MIN_EXTRA_SHARE = 0.1
 COPY_TO_HOST = r"(?i)DtoH|DeviceToHost|Device -> (Host|Pageable|Pinned)"
 """Names of copies from the GPU to the host."""
 MIN_TIMES_MORE_WORK = 1.5
-"""Forward kernels of a step over those of the others, from which it did something else as well (an evaluation)."""
+"""Forward kernels of a step over those of the others, from which it did something else as well (an
+evaluation)."""
 
 
 def step_findings(context: Context) -> Iterator[Finding]:
@@ -48,21 +49,30 @@ def step_findings(context: Context) -> Iterator[Finding]:
         )
 
 
-def _cause(context: Context, step: StepTime, excess_ns: int) -> tuple[str, dict[str, EvidenceValue]]:
+def _cause(
+    context: Context, step: StepTime, excess_ns: int
+) -> tuple[str, dict[str, EvidenceValue]]:
     """Return what the step did that the others did not, and the figures that show it."""
     copied = _extra_copies_to_host(context, step)
     host_ns = _extra_host_time(context, step)
     forward, usual_forward = _events(context, step, "forward"), _usual_events(context, "forward")
     backward, usual_backward = _backward_events(context, step)
     largest = max(host_ns, key=lambda code: host_ns[code], default=None)
-    if copied > 0 and (host_ns.get("pageable_copy", 0) + host_ns.get("python", 0)) >= MIN_EXTRA_SHARE * excess_ns:
+    if (
+        copied > 0
+        and (host_ns.get("pageable_copy", 0) + host_ns.get("python", 0))
+        >= MIN_EXTRA_SHARE * excess_ns
+    ):
         return "checkpoint", {"copies_to_host": round(copied)}
     if (
         usual_forward
         and forward >= MIN_TIMES_MORE_WORK * usual_forward
         and backward < MIN_TIMES_MORE_WORK * usual_backward
     ):
-        return "evaluation", {"forward_events": round(forward), "usual_forward_events": round(usual_forward)}
+        return "evaluation", {
+            "forward_events": round(forward),
+            "usual_forward_events": round(usual_forward),
+        }
     if largest is not None and host_ns[largest] >= MIN_EXTRA_SHARE * excess_ns:
         return largest, {"extra_ns": round(host_ns[largest])}
     return "unknown", {}
@@ -72,8 +82,12 @@ def _extra_copies_to_host(context: Context, step: StepTime) -> float:
     """Return how many more copies to the host the step has than the others, mean of ranks: offloads, or pageable."""
     offloads = _events(context, step, "offload") - _usual_events(context, "offload")
     to_host = pl.col("name").str.contains(COPY_TO_HOST)
-    pageable = context.analysis.tables["host_time"].filter((pl.col("code") == "pageable_copy") & to_host)
-    counts: dict[int | None, float] = dict(pageable.group_by("step").agg(pl.col("count").mean()).iter_rows())
+    pageable = context.analysis.tables["host_time"].filter(
+        (pl.col("code") == "pageable_copy") & to_host
+    )
+    counts: dict[int | None, float] = dict(
+        pageable.group_by("step").agg(pl.col("count").mean()).iter_rows()
+    )
     usual = [counts.get(number, 0.0) for number in context.usual_steps]
     pageable_copies = counts.get(step.step, 0.0) - sum(usual) / max(len(usual), 1)
     return max(offloads, pageable_copies)
@@ -83,9 +97,13 @@ def _extra_host_time(context: Context, step: StepTime) -> dict[str, float]:
     """Return by activity of the host how much longer it took in the step than in the others, mean of ranks."""
     table = context.analysis.tables["host_time"]
     by_step = table.group_by("code", "step").agg(pl.col("host_ns").mean())
-    own = dict(by_step.filter(pl.col("step").eq_missing(step.step)).select("code", "host_ns").iter_rows())
+    own = dict(
+        by_step.filter(pl.col("step").eq_missing(step.step)).select("code", "host_ns").iter_rows()
+    )
     is_usual = pl.col("step").is_in(list(context.usual_steps), nulls_equal=True)
-    usual = dict(by_step.filter(is_usual).group_by("code").agg(pl.col("host_ns").mean()).iter_rows())
+    usual = dict(
+        by_step.filter(is_usual).group_by("code").agg(pl.col("host_ns").mean()).iter_rows()
+    )
     return {code: ns - usual.get(code, 0.0) for code, ns in own.items()}
 
 
@@ -116,5 +134,7 @@ def _backward_events(context: Context, step: StepTime) -> tuple[float, float]:
 def _places(context: Context, step: StepTime) -> tuple[Place, ...]:
     """Return the longest stretches of idle GPU in the step."""
     table = context.analysis.tables["host_places"].filter(pl.col("step").eq_missing(step.step))
-    rows = table.top_k(5, by="idle_ns").select("rank", "step", "start_ns", "end_ns", "name", "source")
+    rows = table.top_k(5, by="idle_ns").select(
+        "rank", "step", "start_ns", "end_ns", "name", "source"
+    )
     return tuple(Place(*row) for row in rows.iter_rows())

@@ -93,8 +93,12 @@ def _recorded_places(context: Context, fact: LateRanks) -> tuple[Place, ...]:
         & pl.col("step").is_in(fact.profiled_steps)
         & (pl.min_horizontal("bytes", "received") == fact.at.bytes)
     )
-    first = of_fact.sort("rank", "step", "start_ns").unique(["rank", "step"], keep="first", maintain_order=True)
-    rows = first.select("rank", "step", "start_ns", "end_ns", pl.col("what").cast(pl.String)).head(MAX_PLACES)
+    first = of_fact.sort("rank", "step", "start_ns").unique(
+        ["rank", "step"], keep="first", maintain_order=True
+    )
+    rows = first.select("rank", "step", "start_ns", "end_ns", pl.col("what").cast(pl.String)).head(
+        MAX_PLACES
+    )
     return tuple(Place(*row) for row in rows.iter_rows())
 
 

@@ -19,7 +19,8 @@ from tracekit.schema import COPY_LABELS, conform
 BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
     **dict.fromkeys(("allreduce", "all_reduce"), lambda ranks: 2 * (ranks - 1) / ranks),
     **dict.fromkeys(
-        ("allgather", "reducescatter", "reduce_scatter", "alltoall", "all_to_all"), lambda ranks: (ranks - 1) / ranks
+        ("allgather", "reducescatter", "reduce_scatter", "alltoall", "all_to_all"),
+        lambda ranks: (ranks - 1) / ranks,
     ),
     **dict.fromkeys(("p2p", "broadcast"), lambda ranks: 1.0),
 }
@@ -43,7 +44,9 @@ def bucket(size: int) -> str:
     """
     if size < 1024:
         return "below 1 kB"
-    power = (size.bit_length() - 1) // 2 * 2  # largest power of four up to the size, as a power of two
+    power = (
+        (size.bit_length() - 1) // 2 * 2
+    )  # largest power of four up to the size, as a power of two
     unit_power, unit = next(unit for unit in reversed(_UNIT_OF_POWER) if unit[0] <= power)
     low = 1 << (power - unit_power)
     return f"{low}–{4 * low} {unit}"
@@ -65,11 +68,17 @@ def bandwidth(members: pl.DataFrame, *, node: int | None = None) -> pl.DataFrame
     [('4–16 MB', 8.0, 8.0, 500)]
 
     """
-    sized = members.filter(pl.col("bytes").is_not_null().all().over("match") & (pl.col("transfer_ns") > 0))
+    sized = members.filter(
+        pl.col("bytes").is_not_null().all().over("match") & (pl.col("transfer_ns") > 0)
+    )
     groups = parse_group_ranks(sized["group_ranks"])
-    listed_ranks = groups.filter("all_listed").select("group_ranks", listed=pl.col("members").list.len())
+    listed_ranks = groups.filter("all_listed").select(
+        "group_ranks", listed=pl.col("members").list.len()
+    )
     operations = (
-        sized.with_columns(pl.col("group_ranks").cast(pl.String), where=_locate(sized, groups, node))
+        sized.with_columns(
+            pl.col("group_ranks").cast(pl.String), where=_locate(sized, groups, node)
+        )
         .join(listed_ranks, on="group_ranks", how="left", maintain_order="left")
         .group_by("match")
         .agg(
@@ -87,15 +96,25 @@ def bandwidth(members: pl.DataFrame, *, node: int | None = None) -> pl.DataFrame
             size_order=pl.col("bytes").log(4).fill_nan(0).floor(),
         )
         .group_by("label", "what", "group", "ranks", "where", "size")
-        .agg(pl.col("bytes", "transfer_ns", "wait_ns").sum(), pl.first("size_order"), count=pl.len().cast(pl.Int64))
+        .agg(
+            pl.col("bytes", "transfer_ns", "wait_ns").sum(),
+            pl.first("size_order"),
+            count=pl.len().cast(pl.Int64),
+        )
         .sort("label", "what", "group", "ranks", "where", "size_order")
     )
-    factors = [_bus_factor(what, ranks) for what, ranks in table.select("what", "ranks").iter_rows()]
-    algorithm_gb_s = pl.col("bytes") / pl.col("transfer_ns")  # bytes per nanosecond are GB per second
+    factors = [
+        _bus_factor(what, ranks) for what, ranks in table.select("what", "ranks").iter_rows()
+    ]
+    algorithm_gb_s = pl.col("bytes") / pl.col(
+        "transfer_ns"
+    )  # bytes per nanosecond are GB per second
     bus_gb_s = algorithm_gb_s * pl.Series(factors, dtype=pl.Float64)
     peaks = {where: link_gb_s(where) for where in (IN_NODE, ACROSS_NODES)}
     peak_gb_s = pl.col("where").replace_strict(peaks, default=None, return_dtype=pl.Float64)
-    rated = table.with_columns(algorithm_gb_s=algorithm_gb_s, bus_gb_s=bus_gb_s, share_of_link=bus_gb_s / peak_gb_s)
+    rated = table.with_columns(
+        algorithm_gb_s=algorithm_gb_s, bus_gb_s=bus_gb_s, share_of_link=bus_gb_s / peak_gb_s
+    )
     return conform(rated, BANDWIDTH)
 
 
@@ -108,9 +127,13 @@ def _locate(members: pl.DataFrame, groups: pl.DataFrame, node: int | None) -> pl
     if node is None:
         return pl.repeat(None, len(members), dtype=pl.String, eager=True)
     node_count = pl.col("members").list.eval(pl.element() // node).list.n_unique()
-    nodes_of_group = groups.filter("all_listed").select("group_ranks", group_nodes=node_count.cast(pl.Int64))
+    nodes_of_group = groups.filter("all_listed").select(
+        "group_ranks", group_nodes=node_count.cast(pl.Int64)
+    )
     members = members.with_columns(pl.col("group_ranks").cast(pl.String))
-    table = members.join(nodes_of_group, on="group_ranks", how="left", maintain_order="left").select(
+    table = members.join(
+        nodes_of_group, on="group_ranks", how="left", maintain_order="left"
+    ).select(
         "match",
         "group_nodes",
         is_message=pl.col("what") == "p2p",
@@ -123,13 +146,18 @@ def _locate(members: pl.DataFrame, groups: pl.DataFrame, node: int | None) -> pl
     message_across = is_message & (pl.col("own_node") != pl.col("peer_node"))
     is_across = members_across | group_across | message_across.fill_null(value=False)
     stays = is_message | (pl.col("group_nodes") == 1)
-    return table.select(pl.when(is_across).then(pl.lit(ACROSS_NODES)).when(stays).then(pl.lit(IN_NODE))).to_series()
+    return table.select(
+        pl.when(is_across).then(pl.lit(ACROSS_NODES)).when(stays).then(pl.lit(IN_NODE))
+    ).to_series()
 
 
 def _bus_factor(what: str | None, ranks: int) -> float | None:
     """Return the bus factor of an operation; None if it has none."""
     name = (what or "").lower().lstrip("_")
-    return next((factor(max(ranks, 1)) for start, factor in BUS_FACTORS.items() if name.startswith(start)), None)
+    return next(
+        (factor(max(ranks, 1)) for start, factor in BUS_FACTORS.items() if name.startswith(start)),
+        None,
+    )
 
 
 # ---- Copies: bytes, bandwidth, hidden share, and the stalls they cause.
@@ -142,7 +170,9 @@ HOST_LINK_LABELS = ("offload", "onload")
 """Copies over the link between a GPU and its host."""
 
 
-def copies(times: pl.DataFrame, exposed: Mapping[str, Intervals], *, link_gb_s: float | None = None) -> pl.DataFrame:
+def copies(
+    times: pl.DataFrame, exposed: Mapping[str, Intervals], *, link_gb_s: float | None = None
+) -> pl.DataFrame:
     """Return one row per copy label (``COPIES``).
 
     Args:

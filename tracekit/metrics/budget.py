@@ -37,7 +37,10 @@ class Budget(msgspec.Struct, frozen=True):
     @property
     def conserved(self) -> bool:
         """Whether the terms sum to the span."""
-        return self.compute_ns + sum(self.exposed_ns.values()) + self.idle_ns + self.unrecorded_ns == self.span_ns
+        return (
+            self.compute_ns + sum(self.exposed_ns.values()) + self.idle_ns + self.unrecorded_ns
+            == self.span_ns
+        )
 
 
 def budgets(lanes: Lanes, *, unrecorded: Intervals = EMPTY) -> list[Budget]:
@@ -112,7 +115,11 @@ class Bubble(msgspec.Struct, frozen=True):
         >>> Bubble(100, 5, 20).fraction, Bubble(100, 5, None, 10).fraction
         (0.25, 0.15)
         """
-        return (self.idle_ns + max(self.wait_ns or 0, self.known_ns)) / self.span_ns if self.span_ns else None
+        return (
+            (self.idle_ns + max(self.wait_ns or 0, self.known_ns)) / self.span_ns
+            if self.span_ns
+            else None
+        )
 
 
 def phases(lanes: Lanes) -> pl.DataFrame:
@@ -133,7 +140,10 @@ def phases(lanes: Lanes) -> pl.DataFrame:
     steady_end = np.maximum(_bounds(forward, parts)[1], backward_start)
     # One row per part with the five edges of its four phases; then all phases of all parts below
     # each other.
-    edges = np.stack([part_start, backward_start, steady_end, np.maximum(backward_end, steady_end), part_end], axis=1)
+    edges = np.stack(
+        [part_start, backward_start, steady_end, np.maximum(backward_end, steady_end), part_end],
+        axis=1,
+    )
     start = edges[:, :-1].ravel()
     end = edges[:, 1:].ravel()
     part = np.repeat(parts, len(STEP_PHASES))
@@ -209,10 +219,14 @@ def add_slow_launch_ends(labelled: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
     name = pl.col("name").cast(pl.String)
     slow_calls = took_long.filter(name.str.contains(LAUNCH_PATTERN) & (pl.col("correlation") >= 0))
     # If several calls have the same correlation, the last one counts.
-    ends = slow_calls.select("correlation", launch_end_ns=pl.when(name.str.contains("Launch")).then("end_ns"))
+    ends = slow_calls.select(
+        "correlation", launch_end_ns=pl.when(name.str.contains("Launch")).then("end_ns")
+    )
     ends = ends.unique("correlation", keep="last", maintain_order=True)
     return labelled.with_columns(
-        labelled.select("correlation").join(ends, on="correlation", how="left", maintain_order="left")["launch_end_ns"]
+        labelled.select("correlation").join(
+            ends, on="correlation", how="left", maintain_order="left"
+        )["launch_end_ns"]
     )
 
 
@@ -280,5 +294,8 @@ def name_next_events(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFram
     [(6, 'b', 'dgrad')]
     """
     rows = table["next"].to_numpy()
-    names = (labelled[column][rows].cast(pl.String).alias(f"next_{column}") for column in ("name", "label"))
+    names = (
+        labelled[column][rows].cast(pl.String).alias(f"next_{column}")
+        for column in ("name", "label")
+    )
     return table.drop("next").with_columns(*names)

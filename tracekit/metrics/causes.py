@@ -110,7 +110,9 @@ class Rank:
             to_int64(launch, 0),
             present(launch),
             label_codes(labelled),
-            to_int64(labelled["part"]) if "part" in labelled.columns else np.zeros(len(labelled), np.int64),
+            to_int64(labelled["part"])
+            if "part" in labelled.columns
+            else np.zeros(len(labelled), np.int64),
         )
 
     @cached_property
@@ -184,7 +186,9 @@ class Rank:
         graphs = launches.filter(pl.col("len") >= MIN_GRAPH_EVENTS).select("correlation")
         if graphs.is_empty():
             return np.zeros(len(events), np.bool_)
-        streams = events.join(graphs, on="correlation", how="semi").unique().group_by("correlation").len()
+        streams = (
+            events.join(graphs, on="correlation", how="semi").unique().group_by("correlation").len()
+        )
         branched = streams.filter(pl.col("len") > 1)["correlation"]
         return events["correlation"].is_in(branched.implode()).fill_null(value=False).to_numpy()
 
@@ -203,11 +207,17 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     With *parts* the groups of *paid* are the rank's parts, else all is one group.
     """
     group = rank.part if parts else np.zeros_like(rank.part)
-    tables = [_pieces_by_event(rank, label, exposed, group) for label, exposed in paid.items() if len(exposed)]
+    tables = [
+        _pieces_by_event(rank, label, exposed, group)
+        for label, exposed in paid.items()
+        if len(exposed)
+    ]
     if not tables:
         return PIECES.to_frame()
     pieces = pl.concat(tables)
-    pieces = pieces.with_columns(_judge(rank, pieces), id=rank.labelled["id"].gather(pieces["event"]))
+    pieces = pieces.with_columns(
+        _judge(rank, pieces), id=rank.labelled["id"].gather(pieces["event"])
+    )
     cause = pl.when("host_waited").then("if_host_waited").otherwise("if_host_ran")
     return _cut_where_host_waits(rank, pieces).select(
         pl.col("part").cast(pl.Int64),
@@ -222,7 +232,9 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
 def _judge(rank: Rank, pieces: pl.DataFrame) -> list[pl.Series]:
     """Return the cause of each piece if the host ran (``if_host_ran``), and if it waited for the GPU then."""
     if not rank.launched.any():
-        unknown = pl.Series("if_host_ran", ["unknown"], PIECES["cause"]).new_from_index(0, len(pieces))
+        unknown = pl.Series("if_host_ran", ["unknown"], PIECES["cause"]).new_from_index(
+            0, len(pieces)
+        )
         return [unknown, unknown.alias("if_host_waited")]
     evidence = _gather_evidence(
         rank, pieces["start_ns"].to_numpy(), pieces["end_ns"].to_numpy(), pieces["event"].to_numpy()
@@ -269,7 +281,9 @@ def _pieces_by_event(rank: Rank, label: str, exposed: Intervals, group: Ints) ->
 
     exposed_shift = exposed.group * stride_ns - origin_ns
     is_cut = np.ones(len(exposed), np.bool_)
-    cuts = _cut(exposed.start_ns + exposed_shift, exposed.end_ns + exposed_shift, carrier_start, is_cut)
+    cuts = _cut(
+        exposed.start_ns + exposed_shift, exposed.end_ns + exposed_shift, carrier_start, is_cut
+    )
     pieces = pl.DataFrame(
         {
             "part": exposed.group[cuts.interval],
@@ -326,7 +340,8 @@ class _Evidence(NamedTuple):
     """The next compute of the part is on the operation's stream; if there is none, the previous one
     is."""
     is_in_branched_graph: Bools
-    """The operation is part of a graph that was replayed on several streams: streams say nothing."""
+    """The operation is part of a graph that was replayed on several streams: streams say
+    nothing."""
     communicates: Bools
     launch_not_recorded: Bools
     """Of the operation, or of the next compute."""
@@ -363,13 +378,16 @@ def _gather_evidence(rank: Rank, start_ns: Ints, end_ns: Ints, operation: Ints) 
     is_certain = constraints.is_certain[held]
     held_by_operation = is_certain & (holder == operation)
     is_compute_on_other_stream = rank.computes[held] & (kind == OTHER_STREAM)
-    without_being_told = held_by_operation & is_compute_on_other_stream & ~constraints.may_wait[held]
+    without_being_told = (
+        held_by_operation & is_compute_on_other_stream & ~constraints.may_wait[held]
+    )
     is_launched_behind = rank.launch_ns[held] > rank.launch_ns[operation]
     return _Evidence(
         shares_stream_with_compute=np.where(is_followed, is_on_next_stream, is_on_previous_stream),
         is_in_branched_graph=rank.in_branched_graph[operation],
         communicates=rank.labels(*COMMUNICATION_LABELS)[operation],
-        launch_not_recorded=~rank.launched[operation] | (is_followed & ~rank.launched[next_compute]),
+        launch_not_recorded=~rank.launched[operation]
+        | (is_followed & ~rank.launched[next_compute]),
         is_followed_by_compute=is_followed,
         holder_unknown=(held < 0) | ~is_certain | (kind == NOTHING),
         held_by_launch=is_certain & (kind == LAUNCH),
@@ -388,11 +406,15 @@ def _is_launched_late(rank: Rank, operation: Ints, exposed_ns: Ints) -> Bools:
     Compute had run long enough beside it, its launch was what it waited for, and the host was free
     to launch it.
     """
-    is_held_by_launch = (rank.constraints.kind[operation] == LAUNCH) & rank.constraints.is_certain[operation]
+    is_held_by_launch = (rank.constraints.kind[operation] == LAUNCH) & rank.constraints.is_certain[
+        operation
+    ]
     start_ns = rank.start_ns[operation]
     compute_had_run_long_enough = _compute_running_since_ns(rank.runs, start_ns) >= exposed_ns
     earlier_ns = start_ns - exposed_ns
-    host_waited_ns = rank.blocked.covered_ns(earlier_ns, np.maximum(rank.launch_ns[operation], earlier_ns))
+    host_waited_ns = rank.blocked.covered_ns(
+        earlier_ns, np.maximum(rank.launch_ns[operation], earlier_ns)
+    )
     host_was_free = host_waited_ns * 2 < exposed_ns
     is_late: Bools = is_held_by_launch & compute_had_run_long_enough & host_was_free
     return is_late
@@ -460,7 +482,9 @@ def _compute_running_since_ns(runs: Intervals, time_ns: Ints) -> Ints:
 
 def _is_compute_launched_between(rank: Rank, operation: Ints, next_compute: Ints) -> Bools:
     """Return whether compute was launched after the operation and before the next compute."""
-    launched_until_operation = np.searchsorted(rank.launches, rank.launch_ns[operation], side="right")
+    launched_until_operation = np.searchsorted(
+        rank.launches, rank.launch_ns[operation], side="right"
+    )
     launched_before_next = np.searchsorted(rank.launches, rank.launch_ns[next_compute], side="left")
     return launched_before_next > launched_until_operation
 
@@ -527,6 +551,8 @@ def _split_waits(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
     peer_late = pl.lit("peer_late", PIECES["cause"])
     cause = pl.when(pl.Series(is_incomplete)).then(unknown).otherwise("cause")
     pieces = pieces.drop("start_ns")
-    rest = pieces.with_columns(cause=cause, ns=pl.Series(piece_ns - wait_ns)).filter(pl.col("ns") > 0)
+    rest = pieces.with_columns(cause=cause, ns=pl.Series(piece_ns - wait_ns)).filter(
+        pl.col("ns") > 0
+    )
     waits = pieces.with_columns(cause=peer_late, ns=pl.Series(wait_ns)).filter(pl.col("ns") > 0)
     return pl.concat([rest, waits])

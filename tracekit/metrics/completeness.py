@@ -57,7 +57,9 @@ def add_launch_times(events: pl.DataFrame) -> pl.DataFrame:
     >>> add_launch_times(events).select("start_ns", "launch_ns").rows()
     [(9, 3)]
     """
-    calls = events.filter(pl.col("kind").is_in(["runtime", "driver"]) & pl.col("correlation").is_not_null())
+    calls = events.filter(
+        pl.col("kind").is_in(["runtime", "driver"]) & pl.col("correlation").is_not_null()
+    )
     launches = calls.select("correlation", launch_ns="start_ns").unique("correlation", keep="last")
     gpu = events.filter(pl.col("kind").is_in(GPU_KINDS))
     return gpu.join(launches, on="correlation", how="left", maintain_order="left")
@@ -82,7 +84,9 @@ def check_completeness(api: ApiCalls, labelled: pl.DataFrame) -> Completeness:
     launch_rows = np.flatnonzero(api.named(LAUNCH_PATTERN) & present(api.calls["correlation"]))
     if not len(launch_rows) or labelled.is_empty():
         return Completeness()
-    has_event = api.calls["correlation"].is_in(labelled["correlation"].implode()).fill_null(value=False)
+    has_event = (
+        api.calls["correlation"].is_in(labelled["correlation"].implode()).fill_null(value=False)
+    )
     is_missing = ~has_event.to_numpy()[launch_rows]
     if not is_missing.any() and not api.named(HOST_CALLS["launch_graph"]).any():
         return Completeness()
@@ -101,7 +105,9 @@ def check_completeness(api: ApiCalls, labelled: pl.DataFrame) -> Completeness:
     graphs = launches.filter(is_graph)
     unrecorded = _find_graph_holes(gpu, graphs)
     if unseen := len(lost.filter(is_graph)):
-        return Completeness(False, unrecorded, (), (*notices, _unseen_graphs_notice(unseen, len(graphs))))
+        return Completeness(
+            False, unrecorded, (), (*notices, _unseen_graphs_notice(unseen, len(graphs)))
+        )
     # 3. Launches cut off with the recording's begin or end.
     cut_at_begin, cut_at_end = _find_cut_off(gpu, lost)
     is_cut = pl.Series(cut_at_begin | cut_at_end)
@@ -122,8 +128,14 @@ def _count_unlaunched_since(gpu: pl.DataFrame, time_ns: int) -> int:
 
     A stream runs in order: an event was launched before the next one on its stream.
     """
-    next_launch_ns = pl.col("launch_ns").backward_fill().over("device", "stream", order_by="start_ns")
-    return len(gpu.filter(pl.col("launch_ns").is_null() & (next_launch_ns.is_null() | (next_launch_ns > time_ns))))
+    next_launch_ns = (
+        pl.col("launch_ns").backward_fill().over("device", "stream", order_by="start_ns")
+    )
+    return len(
+        gpu.filter(
+            pl.col("launch_ns").is_null() & (next_launch_ns.is_null() | (next_launch_ns > time_ns))
+        )
+    )
 
 
 def _is_captured(captures: pl.DataFrame, lost: pl.DataFrame) -> Bools:
@@ -139,7 +151,9 @@ def _is_captured(captures: pl.DataFrame, lost: pl.DataFrame) -> Bools:
     launches = lost.select("tid", "start_ns").with_row_index("row").sort("start_ns")
     # The last capture call before a launch, on the same thread, tells whether a capture was under
     # way.
-    state = launches.join_asof(edges, on="start_ns", by="tid", strategy="backward", check_sortedness=False)
+    state = launches.join_asof(
+        edges, on="start_ns", by="tid", strategy="backward", check_sortedness=False
+    )
     return state.sort("row")["capturing"].fill_null(False).to_numpy()
 
 
@@ -156,7 +170,9 @@ def _find_cut_off(gpu: pl.DataFrame, lost: pl.DataFrame) -> tuple[Bools, Bools]:
         return np.zeros(len(time), np.bool_), np.zeros(len(time), np.bool_)
     early = launched["launch_ns"].quantile(EDGE_SHARE)
     late = launched["launch_ns"].quantile(1 - EDGE_SHARE)
-    streams = launched.group_by("device", "stream").agg(first=pl.col("launch_ns").min(), last=pl.col("launch_ns").max())
+    streams = launched.group_by("device", "stream").agg(
+        first=pl.col("launch_ns").min(), last=pl.col("launch_ns").max()
+    )
     recorded_from = streams.filter(pl.col("first") <= early)["first"].max()
     recorded_until = streams.filter(pl.col("last") >= late)["last"].min()
     # Nothing was cut off there if even the very first (last) launch has its kernel.
@@ -169,10 +185,14 @@ def _find_cut_steps(launches: pl.DataFrame, cut: pl.DataFrame) -> tuple[int | No
     """Return the steps of which more than ``MAX_LOST_SHARE`` of the launches were cut off."""
     totals = launches.group_by("step").agg(total=pl.len())
     counts = cut.group_by("step").len().join(totals, on="step", nulls_equal=True)
-    return tuple(counts.filter(pl.col("len") > MAX_LOST_SHARE * pl.col("total"))["step"].sort().to_list())
+    return tuple(
+        counts.filter(pl.col("len") > MAX_LOST_SHARE * pl.col("total"))["step"].sort().to_list()
+    )
 
 
-def _find_possible_times(lost: pl.DataFrame, launches: pl.DataFrame, gpu: pl.DataFrame) -> Intervals:
+def _find_possible_times(
+    lost: pl.DataFrame, launches: pl.DataFrame, gpu: pl.DataFrame
+) -> Intervals:
     """Return when lost work may have run, on any of the streams in use around its launch.
 
     A stream runs in order: the work ran after everything launched before it had ended, and before
@@ -180,12 +200,22 @@ def _find_possible_times(lost: pl.DataFrame, launches: pl.DataFrame, gpu: pl.Dat
     """
     turn = launches.select("correlation", turn=pl.int_range(pl.len(), dtype=pl.Int64))
     lost = lost.join(turn, on="correlation").select("turn", launch_ns="start_ns").sort("turn")
-    ran = gpu.join(turn, on="correlation").sort("turn").select("device", "stream", "turn", "start_ns", "end_ns")
-    windows = [lost.select("launch_ns", since="launch_ns", until=pl.lit(None, pl.Int64))] if ran.is_empty() else []
+    ran = (
+        gpu.join(turn, on="correlation")
+        .sort("turn")
+        .select("device", "stream", "turn", "start_ns", "end_ns")
+    )
+    windows = (
+        [lost.select("launch_ns", since="launch_ns", until=pl.lit(None, pl.Int64))]
+        if ran.is_empty()
+        else []
+    )
     for stream in ran.partition_by("device", "stream"):
         previous = stream.select("turn", since="end_ns", previous_turn="turn")
         following = stream.select("turn", until="start_ns", next_turn="turn")
-        window = lost.join_asof(previous, on="turn").join_asof(following, on="turn", strategy="forward")
+        window = lost.join_asof(previous, on="turn").join_asof(
+            following, on="turn", strategy="forward"
+        )
         in_use = (pl.col("turn") - pl.col("previous_turn") <= MAX_LAUNCHES_TO_NEIGHBOUR) | (
             pl.col("next_turn") - pl.col("turn") <= MAX_LAUNCHES_TO_NEIGHBOUR
         )
@@ -205,7 +235,12 @@ def _find_graph_holes(gpu: pl.DataFrame, graphs: pl.DataFrame) -> Intervals:
     ran = gpu.with_columns(graph=pl.when(is_of_graph).then("correlation"))
     # To each idle gap: the graph of the event that ends last before it, graph and launch of the
     # event that ends it, and the end of that graph's launch call.
-    left = ran.sort("end_ns").select(start_ns="end_ns", left="graph").unique("start_ns", keep="last").sort("start_ns")
+    left = (
+        ran.sort("end_ns")
+        .select(start_ns="end_ns", left="graph")
+        .unique("start_ns", keep="last")
+        .sort("start_ns")
+    )
     right = ran.sort("start_ns", "launch_ns").select("launch_ns", end_ns="start_ns", right="graph")
     launch_calls = graphs.select(right="correlation", call_end="end_ns")
     table = (
@@ -254,4 +289,6 @@ def _hole_notice(holes: Intervals, gpu: pl.DataFrame) -> tuple[Notice, ...]:
         return ()
     span = int(gpu["end_ns"].to_numpy().max() - gpu["start_ns"].to_numpy().min())
     hole_ns = int(holes.total_ns)
-    return (Notice("graph-nodes-missing", values={"hole_ns": hole_ns, "share": hole_ns / max(1, span)}),)
+    return (
+        Notice("graph-nodes-missing", values={"hole_ns": hole_ns, "share": hole_ns / max(1, span)}),
+    )

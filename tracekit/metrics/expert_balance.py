@@ -33,11 +33,15 @@ def measure_expert_balance(operations: pl.DataFrame, members: pl.DataFrame) -> p
             *operations*.
 
     """
-    received = operations.with_row_index("row").select(pl.col("row").cast(pl.Int64), "received", "pass")
+    received = operations.with_row_index("row").select(
+        pl.col("row").cast(pl.Int64), "received", "pass"
+    )
     dispatches = (
         members.filter(pl.col("label") == "ep_dispatch")
         .join(received, on="row", how="left")
-        .filter((pl.col("pass") == "forward") & pl.col("received").is_not_null().all().over("match"))
+        .filter(
+            (pl.col("pass") == "forward") & pl.col("received").is_not_null().all().over("match")
+        )
         .with_columns(
             mean=pl.col("received").mean().over("match"),
             # No rank received most where all received the same.
@@ -77,7 +81,9 @@ def measure_expert_work(labelled: pl.DataFrame) -> pl.DataFrame:
     order_ns = pl.coalesce("launch_ns", "start_ns").alias("order_ns")
     label = pl.col("label").cast(pl.String)
     is_exchange = label.is_in(["ep_dispatch", "ep_combine"]) & (pl.col("pass") == "forward")
-    exchanges = labelled.filter(is_exchange).select(order_ns, "rank", "id", is_dispatch=label == "ep_dispatch")
+    exchanges = labelled.filter(is_exchange).select(
+        order_ns, "rank", "id", is_dispatch=label == "ep_dispatch"
+    )
     if exchanges.is_empty():
         return EXPERT_WORK.to_frame()
     work = (
@@ -91,7 +97,9 @@ def measure_expert_work(labelled: pl.DataFrame) -> pl.DataFrame:
         return EXPERT_WORK.to_frame()
     ids, dispatch = np.unique(work["id"].to_numpy(), return_inverse=True)
     covered = union(work["start_ns"].to_numpy(), work["end_ns"].to_numpy(), dispatch)
-    table = pl.DataFrame({"rank": exchanges["rank"][0], "id": ids, "expert_ns": covered.totals_ns(len(ids))})
+    table = pl.DataFrame(
+        {"rank": exchanges["rank"][0], "id": ids, "expert_ns": covered.totals_ns(len(ids))}
+    )
     return conform(table, EXPERT_WORK)
 
 
@@ -124,24 +132,34 @@ def expert_cost(
         mean_received=pl.when(all_sized).then(pl.mean("received").over("match")),
         most_received=most_received,
         lead_ns=longest_work - pl.col("expert_ns"),
-        expected_lead_ns=pl.when(all_sized & (most_received > 0)).then(expected_lead).cast(pl.Int64),
+        expected_lead_ns=pl.when(all_sized & (most_received > 0))
+        .then(expected_lead)
+        .cast(pl.Int64),
     )
     exchanges = exchanges.with_columns(
         explained_ns=pl.min_horizontal("lead_ns", "combine_wait_ns", "expected_lead_ns").clip(0)
     ).with_columns(lost_ns=pl.min_horizontal("explained_ns", "combine_exposed_ns").clip(0))
     # Where no rank received any byte, an even dispatch would save nothing: 0 / 1.
-    saved_share = pl.first("most_received").sub(pl.first("mean_received")) / pl.first("most_received").clip(1)
-    by_match = exchanges.group_by("match").agg(pl.max("lost_ns"), saved_ns=pl.first("transfer_ns") * saved_share)
+    saved_share = pl.first("most_received").sub(pl.first("mean_received")) / pl.first(
+        "most_received"
+    ).clip(1)
+    by_match = exchanges.group_by("match").agg(
+        pl.max("lost_ns"), saved_ns=pl.first("transfer_ns") * saved_share
+    )
     cost = ExpertCost(
         exchanges=len(by_match),
-        transfer_ns=None if by_match["saved_ns"].null_count() else round(float(by_match["saved_ns"].sum())),
+        transfer_ns=None
+        if by_match["saved_ns"].null_count()
+        else round(float(by_match["saved_ns"].sum())),
         wait_ns=int(exchanges["explained_ns"].sum()),
         step_ns=int(by_match["lost_ns"].sum()),
     )
     return _sum_by_layer(exchanges), cost
 
 
-def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
+def _find_exchanges(
+    work: pl.DataFrame, operations: pl.DataFrame, members: pl.DataFrame
+) -> pl.DataFrame:
     """Return matched dispatches with their ranks' work and with the wait in the following combine.
 
     A model may dispatch in several operations (tokens, then weights): all dispatches of a rank
@@ -158,16 +176,36 @@ def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.Da
         combine_exposed_ns.
 
     """
-    is_exchange = operations["label"].is_in(["ep_dispatch", "ep_combine"]) & (operations["pass"] == "forward")
-    columns = ("rank", "id", "label", "step", "group", "order_ns", "start_ns", "end_ns", "hidden_ns", "received")
+    is_exchange = operations["label"].is_in(["ep_dispatch", "ep_combine"]) & (
+        operations["pass"] == "forward"
+    )
+    columns = (
+        "rank",
+        "id",
+        "label",
+        "step",
+        "group",
+        "order_ns",
+        "start_ns",
+        "end_ns",
+        "hidden_ns",
+        "received",
+    )
     # An operation may be a member of several matches: the first counts.
     first_match = members.unique("row", keep="first", maintain_order=True)
     is_combine = pl.col("label") == "ep_combine"
-    exchange_number = is_combine.cum_sum().over("rank") - is_combine.cast(pl.UInt32)  # combines before this one
+    exchange_number = is_combine.cum_sum().over("rank") - is_combine.cast(
+        pl.UInt32
+    )  # combines before this one
     exchange_ops = (
         operations.select(*columns, row=pl.int_range(pl.len()))
         .filter(is_exchange.fill_null(False))
-        .join(first_match.select("row", "match", "wait_ns", "transfer_ns"), on="row", how="left", maintain_order="left")
+        .join(
+            first_match.select("row", "match", "wait_ns", "transfer_ns"),
+            on="row",
+            how="left",
+            maintain_order="left",
+        )
         .sort("rank", "order_ns")
         .with_columns(exchange=exchange_number)
         .join(work, on=["rank", "id"], how="left", maintain_order="left")
@@ -183,12 +221,17 @@ def _find_exchanges(work: pl.DataFrame, operations: pl.DataFrame, members: pl.Da
         exchange_ops.filter(~is_combine)
         .group_by("rank", "exchange", maintain_order=True)
         .agg(
-            pl.col("match", "step", "group", "order_ns").last(),  # the last dispatch stands for the exchange
+            pl.col(
+                "match", "step", "group", "order_ns"
+            ).last(),  # the last dispatch stands for the exchange
             pl.sum("transfer_ns", "expert_ns"),
-            pl.when(pl.col("received").is_not_null().all()).then(pl.sum("received")).alias("received"),
+            pl.when(pl.col("received").is_not_null().all())
+            .then(pl.sum("received"))
+            .alias("received"),
             # The experts' work follows the last dispatch: one dispatch has it, so that any() is
             # meant.
-            is_complete=pl.col("match").is_not_null().all() & pl.col("expert_ns").is_not_null().any(),
+            is_complete=pl.col("match").is_not_null().all()
+            & pl.col("expert_ns").is_not_null().any(),
         )
         .filter("is_complete")
         .join(combines, on=["rank", "exchange"])
@@ -206,14 +249,22 @@ def _sum_by_layer(exchanges: pl.DataFrame) -> pl.DataFrame:
         exchanges.join(matches.select("match", exchange=exchange_in_step), on="match")
         .group_by("exchange", "group", "rank")
         .agg(
-            pl.when(pl.col("received").is_not_null().all()).then(pl.sum("received")).alias("received"),
+            pl.when(pl.col("received").is_not_null().all())
+            .then(pl.sum("received"))
+            .alias("received"),
             pl.col("expert_ns").sum(),
-            wait_ns=pl.col("explained_ns").sum(),  # of the wait in combines, the part that imbalance explains
+            wait_ns=pl.col(
+                "explained_ns"
+            ).sum(),  # of the wait in combines, the part that imbalance explains
             exposed_ns=pl.col("lost_ns").sum(),  # the part of that which no compute hides
         )
         .with_columns(
-            received_over_mean=_ratio(pl.col("received"), pl.mean("received").over("exchange", "group")),
-            expert_over_mean=_ratio(pl.col("expert_ns"), pl.mean("expert_ns").over("exchange", "group")),
+            received_over_mean=_ratio(
+                pl.col("received"), pl.mean("received").over("exchange", "group")
+            ),
+            expert_over_mean=_ratio(
+                pl.col("expert_ns"), pl.mean("expert_ns").over("exchange", "group")
+            ),
         )
     )
     unevenness = pl.max("expert_over_mean").over("exchange", "group")

@@ -54,7 +54,9 @@ def gpu_slowdowns(contention: Sequence[pl.DataFrame]) -> dict[int, float]:
     kernel = ["op", "size", "place"]
     table = pl.concat(t.with_columns(rank=pl.lit(rank)) for rank, t in enumerate(contention))
     table = table.filter(pl.col("alone") >= MIN_TIMES_ALONE)
-    table = table.with_columns(usual_ns=usual_ns("alone_ns").over(kernel), ranks=pl.len().over(kernel))
+    table = table.with_columns(
+        usual_ns=usual_ns("alone_ns").over(kernel), ranks=pl.len().over(kernel)
+    )
     shared = table.filter(pl.col("ranks") > 1)
     slowdown = (pl.col("alone_ns") / pl.col("usual_ns")).median()
     by_rank = shared.group_by("rank").agg(slowdown=slowdown, kernels=pl.len()).sort("rank")

@@ -102,7 +102,9 @@ def find_waiting_calls(api: ApiCalls, gpu_events: pl.DataFrame | None = None) ->
         blocks = blocks | _is_pageable_copy(api, gpu_events) | _waits_for_queue(api, gpu_events)
     rows = np.flatnonzero(api.named(HOST_CALLS["stream_wait"]) | blocks)
     rows = rows[np.argsort(api.calls["start_ns"].to_numpy()[rows], kind="stable")]
-    return api.calls.select(columns)[rows].with_columns(pl.col("name").cast(pl.String), blocks=pl.Series(blocks[rows]))
+    return api.calls.select(columns)[rows].with_columns(
+        pl.col("name").cast(pl.String), blocks=pl.Series(blocks[rows])
+    )
 
 
 def _is_pageable_copy(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
@@ -114,7 +116,11 @@ def _is_pageable_copy(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
     copies = CategoryColumn.from_series(gpu_events["name"]).matches("(?i)pageable")
     if not copies.any():
         return np.zeros(len(api.calls), np.bool_)
-    begun = gpu_events.select("correlation", copy_start_ns="start_ns").filter(pl.Series(copies)).drop_nulls()
+    begun = (
+        gpu_events.select("correlation", copy_start_ns="start_ns")
+        .filter(pl.Series(copies))
+        .drop_nulls()
+    )
     joined = api.calls.select("correlation", "end_ns").join(
         begun.unique("correlation"), on="correlation", how="left", maintain_order="left"
     )
@@ -130,8 +136,17 @@ def _waits_for_queue(api: ApiCalls, gpu_events: pl.DataFrame) -> Bools:
     is_slow: Bools = is_queued & (calls["end_ns"].to_numpy() - start_ns > MIN_SLOW_LAUNCH_NS)
     if not is_slow.any():
         return is_slow
-    begins = gpu_events.select("correlation", begin_ns="start_ns").drop_nulls().group_by("correlation").min()
-    launches = calls.select("correlation", "start_ns").filter(pl.Series(is_queued)).join(begins, on="correlation")
+    begins = (
+        gpu_events.select("correlation", begin_ns="start_ns")
+        .drop_nulls()
+        .group_by("correlation")
+        .min()
+    )
+    launches = (
+        calls.select("correlation", "start_ns")
+        .filter(pl.Series(is_queued))
+        .join(begins, on="correlation")
+    )
     # Launches of all streams before the call whose work had not begun: those launched less those
     # begun before it.
     launched = np.searchsorted(launches["start_ns"].sort().to_numpy(), start_ns[is_slow])
@@ -156,7 +171,16 @@ def find_full_queue_time(api: ApiCalls, gpu_events: pl.DataFrame) -> Intervals:
 # thread). The parts sum to the launch-bound idle time.
 
 
-ACTIVITIES = ("sync", "allocation", "launch", "garbage_collection", "data_loading", "operator", "annotation", "python")
+ACTIVITIES = (
+    "sync",
+    "allocation",
+    "launch",
+    "garbage_collection",
+    "data_loading",
+    "operator",
+    "annotation",
+    "python",
+)
 """Activities of the host: waiting for the GPU, managing its memory, launching other work, …, Python
 between ranges."""
 SYNC = ACTIVITIES.index("sync")
@@ -171,14 +195,21 @@ runs inside them."""
 _DATA_LOADING = r"(?i)dataloader|data_loader|dataset.*__next__|load_batch|next_batch"
 _GARBAGE_COLLECTION = r"(?i)\bpython gc\b|garbage.?collect|\bgc[.:_ ]?collect|^gc$"
 _STEP_MARK = r"^ProfilerStep#"
-_SYNCHRONIZING_OPS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero")
+_SYNCHRONIZING_OPS = (
+    "aten::item",
+    "aten::_local_scalar_dense",
+    "aten::is_nonzero",
+    "aten::nonzero",
+)
 """Operators that copy a value to the host: a synchronization inside them is shown under their
 name."""
 
 HOST_ACTIVITY = table_schema(HostActivity)
 
 
-def find_host_activity(events: pl.DataFrame, labelled: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
+def find_host_activity(
+    events: pl.DataFrame, labelled: pl.DataFrame, gaps: pl.DataFrame
+) -> pl.DataFrame:
     """Return the launch-bound idle time of a rank by what the host did (``HOST_ACTIVITY``), longest first.
 
     Args:
@@ -211,10 +242,14 @@ def find_host_activity(events: pl.DataFrame, labelled: pl.DataFrame, gaps: pl.Da
     pieces, innermost = _split_by_innermost_range(waiting, ranges, threads)
     activity, shown_range = _find_activities(ranges, innermost)
     frames = _HostRanges.overlapping(waiting, events, threads, ("python",))
-    has_functions = not frames.name.matches(r"^nn\.Module: ").all()  # calls of modules alone are read by default
+    has_functions = not frames.name.matches(
+        r"^nn\.Module: "
+    ).all()  # calls of modules alone are read by default
     none = np.full(len(pieces.start), -1, np.int64)
     frame = frames.find_innermost(pieces.tid, pieces.start) if has_functions else none
-    return _sum_by_activity(activity, ranges.name.take(shown_range), frames.name.take(frame), pieces.end - pieces.start)
+    return _sum_by_activity(
+        activity, ranges.name.take(shown_range), frames.name.take(frame), pieces.end - pieces.start
+    )
 
 
 def keep_longest(rows: pl.DataFrame, count: int = MAX_ROWS_PER_RANK) -> pl.DataFrame:
@@ -223,7 +258,9 @@ def keep_longest(rows: pl.DataFrame, count: int = MAX_ROWS_PER_RANK) -> pl.DataF
     return pl.concat([rows[:count], conform(rest, HOST_ACTIVITY)])
 
 
-def add_time_inside_launches(api: ApiCalls, labelled: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
+def add_time_inside_launches(
+    api: ApiCalls, labelled: pl.DataFrame, gaps: pl.DataFrame
+) -> pl.DataFrame:
     """Return the gaps with ``inside_launch_ns``: idle time inside the launch call of the event that ended the gap.
 
     That time is the host's: it moves from ``dependency_ns`` to ``launch_bound_ns``, unless it is
@@ -242,15 +279,22 @@ def add_time_inside_launches(api: ApiCalls, labelled: pl.DataFrame, gaps: pl.Dat
     # A call inside another has the same correlation: the outer one returns last, and counts.
     returns = calls.group_by("correlation").max()
     ended_by = labelled["correlation"][gaps["next"].to_numpy()].to_frame()
-    returned = ended_by.join(returns, on="correlation", how="left", maintain_order="left")["returned"]
-    inside_ns = pl.min_horizontal("returned", "end_ns") - pl.col("start_ns") - pl.col("launch_bound_ns")
+    returned = ended_by.join(returns, on="correlation", how="left", maintain_order="left")[
+        "returned"
+    ]
+    inside_ns = (
+        pl.min_horizontal("returned", "end_ns") - pl.col("start_ns") - pl.col("launch_bound_ns")
+    )
     is_known = pl.col("returned").is_not_null()
     with_returns = gaps.with_columns(returned).with_columns(
         inside_launch_ns=pl.when(is_known).then(inside_ns.clip(0)).otherwise(0)
     )
-    moved_ns = pl.min_horizontal(pl.col("inside_launch_ns") - pl.col("warm_up_ns"), "dependency_ns").clip(0)
+    moved_ns = pl.min_horizontal(
+        pl.col("inside_launch_ns") - pl.col("warm_up_ns"), "dependency_ns"
+    ).clip(0)
     return with_returns.with_columns(
-        launch_bound_ns=pl.col("launch_bound_ns") + moved_ns, dependency_ns=pl.col("dependency_ns") - moved_ns
+        launch_bound_ns=pl.col("launch_bound_ns") + moved_ns,
+        dependency_ns=pl.col("dependency_ns") - moved_ns,
     ).drop("returned")
 
 
@@ -277,7 +321,11 @@ class _HostRanges(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def overlapping(
-        cls, stretches: _Stretches, events: pl.DataFrame, threads: Sequence[int], kinds: Sequence[str]
+        cls,
+        stretches: _Stretches,
+        events: pl.DataFrame,
+        threads: Sequence[int],
+        kinds: Sequence[str],
     ) -> _HostRanges:
         """Return the events of some *kinds* on these *threads* that overlap a stretch."""
         start = events["start_ns"].to_numpy()
@@ -290,7 +338,9 @@ class _HostRanges(msgspec.Struct, frozen=True, eq=False):
         rows = rows[on_threads]
         tid = tid[on_threads]
         keys = pl.DataFrame({"tid": tid, "start_ns": start[rows], "end_ns": end[rows]})
-        order = keys.select(pl.arg_sort_by("tid", "start_ns", -pl.col("end_ns"))).to_series().to_numpy()
+        order = (
+            keys.select(pl.arg_sort_by("tid", "start_ns", -pl.col("end_ns"))).to_series().to_numpy()
+        )
         rows = rows[order]
         return cls(
             kind=kind[rows].astype(np.int64),
@@ -327,7 +377,9 @@ def _split_by_innermost_range(
 
     Return the pieces and the innermost range open in each.
     """
-    edges = np.sort(np.concatenate([ranges.start, ranges.end, waiting.start, waiting.end]), kind="stable")
+    edges = np.sort(
+        np.concatenate([ranges.start, ranges.end, waiting.start, waiting.end]), kind="stable"
+    )
     edges = edges[np.diff(edges, prepend=edges[0] - 1) > 0]
     # The stretch that each edge lies in; edges outside every stretch are dropped. A piece reaches
     # from its edge to the next one, and no further than its stretch.
@@ -338,10 +390,14 @@ def _split_by_innermost_range(
     end = np.minimum(edges[np.minimum(inside + 1, len(edges) - 1)], waiting.end[stretch])
     pieces = _Stretches(begin, end, waiting.tid[stretch])
     innermost = ranges.find_innermost(pieces.tid, begin)
-    for tid in threads:  # no range open on the launching thread: another thread may be at work for it
+    for (
+        tid
+    ) in threads:  # no range open on the launching thread: another thread may be at work for it
         unexplained = np.flatnonzero(innermost < 0)
         if len(unexplained):
-            innermost[unexplained] = ranges.find_innermost(np.full(len(unexplained), tid, np.int64), begin[unexplained])
+            innermost[unexplained] = ranges.find_innermost(
+                np.full(len(unexplained), tid, np.int64), begin[unexplained]
+            )
     return pieces, innermost
 
 
@@ -357,9 +413,12 @@ def _find_activities(ranges: _HostRanges, innermost: Ints) -> tuple[Ints, Ints]:
     group, first = group_rows(ranges.kind, ranges.name.codes)
     names = ranges.name.take(first).strings()
     activities = [
-        _activity(KINDS[kind], name or "") for kind, name in zip(ranges.kind[first].tolist(), names, strict=True)
+        _activity(KINDS[kind], name or "")
+        for kind, name in zip(ranges.kind[first].tolist(), names, strict=True)
     ]
-    activity_of_range = np.array([ACTIVITIES.index(activity) for activity in activities], np.int64)[group]
+    activity_of_range = np.array([ACTIVITIES.index(activity) for activity in activities], np.int64)[
+        group
+    ]
     no_queries = np.zeros(0, np.int64)
     parent = ranges.nest(no_queries, no_queries).op_of
     counted_range = _inherit_from_loading(activity_of_range, parent)[np.maximum(innermost, 0)]
@@ -367,7 +426,9 @@ def _find_activities(ranges: _HostRanges, innermost: Ints) -> tuple[Ints, Ints]:
     # A synchronization inside aten::item and the like is shown as that operator.
     outer = parent[counted_range]
     is_synchronizing_op = ranges.name.any_of(*_SYNCHRONIZING_OPS)[np.maximum(outer, 0)]
-    shown_range = np.where((activity == SYNC) & (outer >= 0) & is_synchronizing_op, outer, counted_range)
+    shown_range = np.where(
+        (activity == SYNC) & (outer >= 0) & is_synchronizing_op, outer, counted_range
+    )
     return activity, np.where(activity != PYTHON, shown_range, -1)
 
 
@@ -376,8 +437,12 @@ def _inherit_from_loading(activity: Ints, parent: Int32s) -> Ints:
     loading = [ACTIVITIES.index(name) for name in ("data_loading", "garbage_collection")]
     own = np.arange(len(activity))
     enclosing = np.where(np.isin(activity, loading), own, -1)
-    for _ in range(MAX_NESTING_DEPTH):  # pass it on from each range to those directly inside it, until nothing changes
-        passed_on = np.where((enclosing < 0) & (parent >= 0), enclosing[np.maximum(parent, 0)], enclosing)
+    for _ in range(
+        MAX_NESTING_DEPTH
+    ):  # pass it on from each range to those directly inside it, until nothing changes
+        passed_on = np.where(
+            (enclosing < 0) & (parent >= 0), enclosing[np.maximum(parent, 0)], enclosing
+        )
         if (passed_on == enclosing).all():
             break
         enclosing = passed_on
@@ -404,7 +469,9 @@ def _activity(kind: str, name: str) -> str:
     return "operator"
 
 
-def _sum_by_activity(activity: Ints, what: CategoryColumn, line: CategoryColumn, ns: Ints) -> pl.DataFrame:
+def _sum_by_activity(
+    activity: Ints, what: CategoryColumn, line: CategoryColumn, ns: Ints
+) -> pl.DataFrame:
     """Return time and count by activity, name and Python frame (``HOST_ACTIVITY``), longest first."""
     group, first = group_rows(activity, what.codes, line.codes)
     table = pl.DataFrame(

@@ -28,13 +28,19 @@ HOST_CODES = (
     "launch_bound",
 )
 """What the host can do, in order: time that two match belongs to the first."""
-COMPILATION = r"(?i)dynamo_timed|inductor_compile|compile_fx|entire_(frame|backward)_compile|autotun|do_bench"
+COMPILATION = (
+    r"(?i)dynamo_timed|inductor_compile|compile_fx|entire_(frame|backward)_compile|autotun|do_bench"
+)
 """Ranges of ``torch.compile`` and of Triton's benchmarks while they compile; a look into their
 cache is none."""
 DATA_LOADING = r"(?i)dataloader.*__next__|dataset.*__next__|load_batch|next_batch"
-SYNCHRONIZING_OPS = r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|equal|unique|_unique2)$"
+SYNCHRONIZING_OPS = (
+    r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|equal|unique|_unique2)$"
+)
 """Operators that ask the GPU for a value: without them their synchronisation is gone as well."""
-WRAPPERS = r"^(PythonSubclass|PythonDispatchMode|autograd::engine|Torch-Compiled Region|\[pytorch\|)"
+WRAPPERS = (
+    r"^(PythonSubclass|PythonDispatchMode|autograd::engine|Torch-Compiled Region|\[pytorch\|)"
+)
 """Ranges that say nothing about what they wrap."""
 MIN_CPU_OPERATOR_NS = 200_000
 """Time from which an operator that launches nothing works on the CPU: it takes a tenth of that to
@@ -136,10 +142,16 @@ def _launching_threads(events: pl.DataFrame, gpu_events: pl.DataFrame) -> pl.Dat
     """Return the ranges of the threads that launch GPU work, without marks of steps, as kind, name, tid and times."""
     threads = gpu_events["launch_tid"].drop_nulls().unique()
     kinds = ("cpu_op", "annotation", "runtime", "driver")
-    host = events.lazy().filter(pl.col("kind").is_in(kinds) & pl.col("tid").is_in(threads.implode()))
+    host = events.lazy().filter(
+        pl.col("kind").is_in(kinds) & pl.col("tid").is_in(threads.implode())
+    )
     columns = ("kind", "name", "tid", "correlation", "start_ns", "end_ns")
-    named = host.select(columns).with_columns(pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String))
-    is_mark = (pl.col("kind") == "annotation") & pl.col("name").str.contains(r"^ProfilerStep#|^PyTorch Profiler")
+    named = host.select(columns).with_columns(
+        pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String)
+    )
+    is_mark = (pl.col("kind") == "annotation") & pl.col("name").str.contains(
+        r"^ProfilerStep#|^PyTorch Profiler"
+    )
     return named.filter(~is_mark).sort("tid", "start_ns", maintain_order=True).collect()
 
 
@@ -150,13 +162,19 @@ def _ranges_by_code(host: pl.DataFrame, gpu_events: pl.DataFrame) -> dict[str, p
     """
     is_call = pl.col("kind").is_in(["runtime", "driver"])
     name = pl.col("name")
-    copies = gpu_events.select("correlation", copy=pl.col("name").cast(pl.String)).drop_nulls().unique("correlation")
+    copies = (
+        gpu_events.select("correlation", copy=pl.col("name").cast(pl.String))
+        .drop_nulls()
+        .unique("correlation")
+    )
     pageable = copies.filter(pl.col("copy").str.contains("(?i)pageable"))
     allocation = HOST_CALLS["allocation"]
     ranges = {
         "compile": host.filter(~is_call & name.str.contains(COMPILATION)),
         "data_loading": host.filter(~is_call & name.str.contains(DATA_LOADING)),
-        "pageable_copy": _named_after_copies(host.filter(is_call & name.str.contains(LAUNCH_PATTERN)), pageable),
+        "pageable_copy": _named_after_copies(
+            host.filter(is_call & name.str.contains(LAUNCH_PATTERN)), pageable
+        ),
         "allocator": host.filter(is_call & name.str.contains(allocation)),
         "host_sync": _synchronisations(host),
         "host_compute": _cpu_operators(host),
@@ -174,10 +192,14 @@ def _named_after_copies(calls: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFra
 
 def _synchronisations(host: pl.DataFrame) -> pl.DataFrame:
     """Return the calls that wait for the GPU, and the operators around them that ask for a value."""
-    calls = host.filter(pl.col("kind").is_in(["runtime", "driver"]) & pl.col("name").str.contains(BLOCKING_PATTERN))
+    calls = host.filter(
+        pl.col("kind").is_in(["runtime", "driver"]) & pl.col("name").str.contains(BLOCKING_PATTERN)
+    )
     if calls.is_empty():
         return calls.with_columns(op=pl.lit(None, pl.String))
-    asking = host.filter((pl.col("kind") == "cpu_op") & pl.col("name").str.contains(SYNCHRONIZING_OPS))
+    asking = host.filter(
+        (pl.col("kind") == "cpu_op") & pl.col("name").str.contains(SYNCHRONIZING_OPS)
+    )
     asking = asking.filter(pl.Series(_contains_any(asking, calls)))
     operators = asking.with_columns(op=pl.col("name"))
     return pl.concat([_with_operator(calls, host), operators])
@@ -186,10 +208,13 @@ def _synchronisations(host: pl.DataFrame) -> pl.DataFrame:
 def _cpu_operators(host: pl.DataFrame) -> pl.DataFrame:
     """Return the operators that launch nothing and take too long to be mere overhead: they run on the CPU."""
     operators = host.filter(
-        (pl.col("kind") == "cpu_op") & (pl.col("end_ns") - pl.col("start_ns") >= MIN_CPU_OPERATOR_NS)
+        (pl.col("kind") == "cpu_op")
+        & (pl.col("end_ns") - pl.col("start_ns") >= MIN_CPU_OPERATOR_NS)
     )
     calls = host.filter(pl.col("kind").is_in(["runtime", "driver"]))
-    return operators.filter(~pl.Series(_contains_any(operators, calls))).with_columns(op=pl.col("name"))
+    return operators.filter(~pl.Series(_contains_any(operators, calls))).with_columns(
+        op=pl.col("name")
+    )
 
 
 def _contains_any(ranges: pl.DataFrame, points: pl.DataFrame) -> Bools:
@@ -209,9 +234,15 @@ def _contains_any(ranges: pl.DataFrame, points: pl.DataFrame) -> Bools:
 
 def _with_operator(calls: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
     """Return calls with the operator that each is made in: the last one that began before it, if it had not ended."""
-    operators = host.filter(pl.col("kind") == "cpu_op").select("tid", "start_ns", op="name", op_end_ns="end_ns")
+    operators = host.filter(pl.col("kind") == "cpu_op").select(
+        "tid", "start_ns", op="name", op_end_ns="end_ns"
+    )
     joined = calls.sort("start_ns").join_asof(
-        operators.sort("start_ns"), on="start_ns", by="tid", strategy="backward", check_sortedness=False
+        operators.sort("start_ns"),
+        on="start_ns",
+        by="tid",
+        strategy="backward",
+        check_sortedness=False,
     )
     is_inside = pl.col("start_ns") < pl.col("op_end_ns")
     return joined.with_columns(op=pl.when(is_inside).then("op")).drop("op_end_ns")
@@ -227,7 +258,9 @@ def _idle_after_launches(gaps: pl.DataFrame) -> Intervals:
 def _long_stretches(intervals: Intervals) -> Intervals:
     """Return the stretches in which the host is in Python, without those between two launches."""
     is_long = intervals.end_ns - intervals.start_ns >= MIN_PYTHON_NS
-    return Intervals(intervals.group[is_long], intervals.start_ns[is_long], intervals.end_ns[is_long])
+    return Intervals(
+        intervals.group[is_long], intervals.start_ns[is_long], intervals.end_ns[is_long]
+    )
 
 
 def _times_of_lead(gpu_events: pl.DataFrame) -> Ints:
@@ -246,7 +279,13 @@ def _until_recovered(stopped_ns: Ints, recovered_ns: Ints, window: Intervals) ->
 
 
 def _time_by_part(
-    code: str, named: pl.DataFrame, steps: pl.DataFrame, *, covered: Intervals, idle: Intervals, after: Intervals
+    code: str,
+    named: pl.DataFrame,
+    steps: pl.DataFrame,
+    *,
+    covered: Intervals,
+    idle: Intervals,
+    after: Intervals,
 ) -> pl.DataFrame:
     """Return ``HOST_TIME`` of one activity."""
     start = steps["interval_start_ns"].to_numpy()
@@ -278,7 +317,9 @@ def _longest_name(ranges: pl.DataFrame, column: str) -> str | None:
         ranges.drop_nulls(column)
         .group_by(column)
         .agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
-        .sort(pl.col(column).str.starts_with("aten::"), "ns", column, descending=[True, True, False])
+        .sort(
+            pl.col(column).str.starts_with("aten::"), "ns", column, descending=[True, True, False]
+        )
     )
     return by_name[column][0] if len(by_name) else None
 
@@ -294,13 +335,24 @@ def _count_in(times: Ints, start: Ints, end: Ints) -> Ints:
     return np.searchsorted(ordered, end) - np.searchsorted(ordered, start)
 
 
-def _longest_places(code: str, covered: Intervals, named: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def _longest_places(
+    code: str, covered: Intervals, named: pl.DataFrame, steps: pl.DataFrame
+) -> pl.DataFrame:
     """Return ``HOST_PLACES`` of one activity: the longest stretches of idle GPU."""
-    stretches = covered.to_frame().select("start_ns", "end_ns", idle_ns=pl.col("end_ns") - pl.col("start_ns"))
+    stretches = covered.to_frame().select(
+        "start_ns", "end_ns", idle_ns=pl.col("end_ns") - pl.col("start_ns")
+    )
     longest = stretches.top_k(MAX_PLACES, by="idle_ns").sort("start_ns")
     names = named.select("start_ns", name="name", range_end_ns="end_ns").sort("start_ns")
-    part = np.searchsorted(steps["interval_start_ns"].to_numpy(), longest["start_ns"].to_numpy(), side="right") - 1
-    with_names = longest.join_asof(names, on="start_ns", strategy="backward", check_sortedness=False)
+    part = (
+        np.searchsorted(
+            steps["interval_start_ns"].to_numpy(), longest["start_ns"].to_numpy(), side="right"
+        )
+        - 1
+    )
+    with_names = longest.join_asof(
+        names, on="start_ns", strategy="backward", check_sortedness=False
+    )
     return with_names.select(
         code=pl.lit(code),
         part=steps["part"].cast(pl.Int64).gather(np.maximum(part, 0)),
@@ -317,7 +369,9 @@ def _source_lines(events: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
 
     None if only modules were recorded.
     """
-    frames = events.filter((pl.col("kind") == "python") & pl.col("tid").is_in(host["tid"].unique().implode()))
+    frames = events.filter(
+        (pl.col("kind") == "python") & pl.col("tid").is_in(host["tid"].unique().implode())
+    )
     named = frames.select("start_ns", "end_ns", name=pl.col("name").cast(pl.String))
     return named.filter(~pl.col("name").str.starts_with("nn.Module: ")).sort("start_ns")
 
@@ -328,7 +382,11 @@ def _with_lines(places: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
         return places
     start = frames["start_ns"].to_numpy()
     end = frames["end_ns"].to_numpy()
-    is_library = frames["name"].str.contains(r"site-packages|dist-packages|^<built-in|torch/|threading.py").to_numpy()
+    is_library = (
+        frames["name"]
+        .str.contains(r"site-packages|dist-packages|^<built-in|torch/|threading.py")
+        .to_numpy()
+    )
     lines: list[str | None] = []
     for place_start, place_end in places.select("start_ns", "end_ns").iter_rows():
         middle = (place_start + place_end) // 2

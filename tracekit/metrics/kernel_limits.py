@@ -18,10 +18,21 @@ import polars as pl
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.metrics.peaks import find_gpu
 
-_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("kernel_limits.toml").read_text(encoding="utf-8"))
+_TABLES: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("kernel_limits.toml").read_text(encoding="utf-8")
+)
 KINDS = ("elementwise", "normalization", "softmax", "reduction", "optimizer", "embedding")
 """Kinds of operators that move memory, by the patterns of ``kernel_limits.toml``."""
-BYTES_BY_DTYPE = {"fp4": 0.5, "fp8": 1, "int8": 1, "bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
+BYTES_BY_DTYPE = {
+    "fp4": 0.5,
+    "fp8": 1,
+    "int8": 1,
+    "bf16": 2,
+    "fp16": 2,
+    "tf32": 4,
+    "fp32": 4,
+    "fp64": 8,
+}
 """Bytes of one element by the short name of its type."""
 MIN_LIST_ELEMENT_BYTES = 2
 """Bytes of an element of a parameter, gradient or state, whose types lists of tensors do not
@@ -85,18 +96,33 @@ def find_memory_bound(
         moved = None if kind is None else moved_bytes(kind, group["shapes"], group["dtypes"] or "")
         if moved:
             rows.append({**group, "kind": kind, "bytes": moved * group["calls"]})
-    on_device = (pl.col("kind") == "memcpy") & pl.col("name").str.contains("(?i)DtoD|DeviceToDevice")
-    copies = named.filter(on_device).select(pl.col("ns", "bytes").sum(), calls=pl.len()).collect().row(0, named=True)
+    on_device = (pl.col("kind") == "memcpy") & pl.col("name").str.contains(
+        "(?i)DtoD|DeviceToDevice"
+    )
+    copies = (
+        named.filter(on_device)
+        .select(pl.col("ns", "bytes").sum(), calls=pl.len())
+        .collect()
+        .row(0, named=True)
+    )
     if copies["bytes"]:  # read and written
         rows.append({**copies, "kind": "copy", "op": "Memcpy DtoD", "bytes": 2 * copies["bytes"]})
-    table = pl.DataFrame(rows, schema_overrides=MEMORY_BOUND, infer_schema_length=None) if rows else pl.DataFrame()
+    table = (
+        pl.DataFrame(rows, schema_overrides=MEMORY_BOUND, infer_schema_length=None)
+        if rows
+        else pl.DataFrame()
+    )
     bandwidth = memory_gb_s(device, multiprocessors=multiprocessors)
     limit_ns = pl.lit(None, pl.Float64) if bandwidth is None else pl.col("bytes") / bandwidth
     if table.is_empty():
         return MEMORY_BOUND.to_frame()
     # A row that would be faster than the memory found its data in a cache: no claim.
     is_plausible = limit_ns <= pl.col("ns")
-    missing = [pl.lit(None, dtype).alias(name) for name, dtype in MEMORY_BOUND.items() if name not in table.columns]
+    missing = [
+        pl.lit(None, dtype).alias(name)
+        for name, dtype in MEMORY_BOUND.items()
+        if name not in table.columns
+    ]
     return (
         table.with_columns(missing)
         .with_columns(limit_ns=pl.when(is_plausible).then(limit_ns))
@@ -132,7 +158,12 @@ def moved_bytes(kind: str, shapes: str, dtypes: str) -> int | None:
         return None
     if kind == "embedding":
         width = element_bytes.get(str(types[0]))
-        if len(inputs) < 2 or width is None or not _is_tensor(inputs[0]) or not _is_tensor(inputs[1]):
+        if (
+            len(inputs) < 2
+            or width is None
+            or not _is_tensor(inputs[0])
+            or not _is_tensor(inputs[1])
+        ):
             return None
         return 2 * int(prod(inputs[1])) * int(prod(inputs[0][1:])) * width
     sizes: list[int] = []
@@ -142,7 +173,12 @@ def moved_bytes(kind: str, shapes: str, dtypes: str) -> int | None:
             if width is None:
                 return None
             sizes.append(prod(shape) * width)
-        elif kind == "optimizer" and isinstance(shape, list) and shape and all(map(_is_tensor, shape)):
+        elif (
+            kind == "optimizer"
+            and isinstance(shape, list)
+            and shape
+            and all(map(_is_tensor, shape))
+        ):
             # A list of tensors does not record its type: an element has two bytes or more.
             sizes.append(MIN_LIST_ELEMENT_BYTES * sum(prod(each) for each in shape))
     if not sizes:
@@ -151,7 +187,9 @@ def moved_bytes(kind: str, shapes: str, dtypes: str) -> int | None:
     return sum(sizes) + written
 
 
-def product_bytes(op: str, shapes: str, dtype: str | None, flop: int | None, calls: int) -> float | None:
+def product_bytes(
+    op: str, shapes: str, dtype: str | None, flop: int | None, calls: int
+) -> float | None:
     """Return the bytes that all calls of a product move at least: their inputs, and the result that FLOP tells.
 
     >>> product_bytes("aten::mm", "[[1024,64],[64,32]]", "bf16", 2 * 1024 * 64 * 32, 1)

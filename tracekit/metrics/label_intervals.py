@@ -17,7 +17,14 @@ import polars as pl
 from tracekit._util.arrays import Bools, Ints
 from tracekit._util.columns import to_int64
 from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS, COPY_LABELS, LABELLED, LABELS, PASSES
+from tracekit.schema import (
+    COMMUNICATION_LABELS,
+    COMPUTE_LABELS,
+    COPY_LABELS,
+    LABELLED,
+    LABELS,
+    PASSES,
+)
 
 COMPUTE_SET = (*COMPUTE_LABELS, "other")
 LABEL_SETS: Mapping[str, tuple[str, ...]] = {
@@ -45,7 +52,9 @@ def label_codes(labelled: pl.DataFrame) -> Ints:
     [0, 2]
     """
     label = labelled["label"]
-    return to_int64((label if label.dtype == _LABEL_DTYPE else label.cast(_LABEL_DTYPE)).to_physical())
+    return to_int64(
+        (label if label.dtype == _LABEL_DTYPE else label.cast(_LABEL_DTYPE)).to_physical()
+    )
 
 
 def has_label(codes: Ints, labels: Iterable[str]) -> Bools:
@@ -97,7 +106,9 @@ class Lanes:
         """
         start = labelled["start_ns"].to_numpy()
         end = labelled["end_ns"].to_numpy()
-        event_part = labelled[part].to_numpy() if part is not None else np.zeros(len(start), np.int64)
+        event_part = (
+            labelled[part].to_numpy() if part is not None else np.zeros(len(start), np.int64)
+        )
         code = label_codes(labelled)
 
         def unions(index: Ints, names: Sequence[str]) -> dict[str, Intervals]:
@@ -107,7 +118,9 @@ class Lanes:
             """
             # One pass with a group for every (name, part); then each name's groups are cut out.
             combined = union(start, end, index * parts + event_part)
-            return {name: combined.section(i * parts, (i + 1) * parts) for i, name in enumerate(names)}
+            return {
+                name: combined.section(i * parts, (i + 1) * parts) for i, name in enumerate(names)
+            }
 
         by_label = {label: lane for label, lane in unions(code, LABELS).items() if len(lane)}
         sets = unions(_SET_INDEX_OF_LABEL[code], tuple(LABEL_SETS))
@@ -155,7 +168,9 @@ def weak_ns(labelled: pl.DataFrame, *, parts: int = 1, part: str | None = None) 
     weak = labelled["confidence"].to_numpy() < np.float32(MIN_STRONG_CONFIDENCE)
     rows = np.flatnonzero(weak & (label_codes(labelled) != LABELS.index("other")))
     event_part = labelled[part].to_numpy()[rows] if part is not None else None
-    weak_time = union(labelled["start_ns"].to_numpy()[rows], labelled["end_ns"].to_numpy()[rows], event_part)
+    weak_time = union(
+        labelled["start_ns"].to_numpy()[rows], labelled["end_ns"].to_numpy()[rows], event_part
+    )
     return tuple(weak_time.totals_ns(parts).tolist())
 
 
@@ -184,7 +199,9 @@ def attribute_time(labelled: pl.DataFrame, lanes: Lanes) -> Ints:
     return attributed_ns
 
 
-def _attribute(labelled: pl.DataFrame, selected: Bools, within: Intervals, attributed_ns: Ints) -> None:
+def _attribute(
+    labelled: pl.DataFrame, selected: Bools, within: Intervals, attributed_ns: Ints
+) -> None:
     """Attribute the time of *within* to the *selected* events that cover it.
 
     Write it to *attributed_ns*.
@@ -205,10 +222,19 @@ def _attribute(labelled: pl.DataFrame, selected: Bools, within: Intervals, attri
 MAX_TIMELINE_INTERVALS = 3000
 """Intervals kept for one rank; a screen cannot resolve more."""
 
-TIMELINE = pl.Schema({"label": pl.Enum(LABELS), "pass": pl.Enum(PASSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
+TIMELINE = pl.Schema(
+    {
+        "label": pl.Enum(LABELS),
+        "pass": pl.Enum(PASSES),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+    }
+)
 
 
-def timeline(labelled: pl.DataFrame, *, max_intervals: int = MAX_TIMELINE_INTERVALS) -> pl.DataFrame:
+def timeline(
+    labelled: pl.DataFrame, *, max_intervals: int = MAX_TIMELINE_INTERVALS
+) -> pl.DataFrame:
     """Return unions by label and pass (``TIMELINE``).
 
     If there are more than *max_intervals*, nearest ones are joined.
@@ -226,7 +252,9 @@ def timeline(labelled: pl.DataFrame, *, max_intervals: int = MAX_TIMELINE_INTERV
     passes = len(PASSES) + 1
     label = labelled["label"].to_physical().to_numpy().astype(np.int64)
     pass_ = labelled["pass"].to_physical().fill_null(len(PASSES)).to_numpy().astype(np.int64)
-    intervals = union(labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy(), label * passes + pass_)
+    intervals = union(
+        labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy(), label * passes + pass_
+    )
     group = intervals.group
     start = intervals.start_ns
     end = intervals.end_ns

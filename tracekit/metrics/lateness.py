@@ -81,7 +81,9 @@ def measure_lateness(
     )
 
 
-def _kernel_times(gpu_events: pl.DataFrame, steps: pl.DataFrame, texts: CategoryColumns) -> pl.DataFrame:
+def _kernel_times(
+    gpu_events: pl.DataFrame, steps: pl.DataFrame, texts: CategoryColumns
+) -> pl.DataFrame:
     """Return ``KERNEL_TIMES``.
 
     Kernels are told apart by their operator where it is known: for the same operator and shapes a
@@ -109,7 +111,9 @@ def _kernel_times(gpu_events: pl.DataFrame, steps: pl.DataFrame, texts: Category
         {
             "key": [_digest(f"{op}\0{shape}") for op, shape in zip(ops, shape_texts, strict=True)],
             "step": steps["step"].gather(part[first]),
-            "kernel": [_digest(f"{name}\0{shape}") for name, shape in zip(names, shape_texts, strict=True)],
+            "kernel": [
+                _digest(f"{name}\0{shape}") for name, shape in zip(names, shape_texts, strict=True)
+            ],
             "calls": np.bincount(group[first_of_call], minlength=len(first)),
             "count": np.bincount(group),
             "ns": np.bincount(group, duration).astype(np.int64),
@@ -120,7 +124,9 @@ def _kernel_times(gpu_events: pl.DataFrame, steps: pl.DataFrame, texts: Category
 
 def _digest(text: str) -> int:
     """Return 64 bits that are the same in every process, so that tables of ranks can be joined without the text."""
-    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), "little"
+    )
 
 
 def _step_lateness(
@@ -138,7 +144,9 @@ def _step_lateness(
     # neighbour is known to be idle time only if nothing was left out between the two.
     next_event = idle_gaps["next"].to_numpy()
     late = (idle_gaps["launch_bound_ns"] + idle_gaps["warm_up_ns"]).to_numpy()
-    crosses = (start[next_event] == start[first_event][part[next_event]]) & ~follows[part[next_event]]
+    crosses = (start[next_event] == start[first_event][part[next_event]]) & ~follows[
+        part[next_event]
+    ]
     host_late = np.bincount(part[next_event], np.where(crosses, 0, late), minlength=len(steps))
     return pl.DataFrame(
         {
@@ -156,16 +164,24 @@ def _step_lateness(
 
 def _tokens(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the tokens of each call of the largest embedding table, in the order of calls."""
-    is_call = (events["kind"] == "cpu_op") & (events["name"] == "aten::embedding") & events["shapes"].is_not_null()
+    is_call = (
+        (events["kind"] == "cpu_op")
+        & (events["name"] == "aten::embedding")
+        & events["shapes"].is_not_null()
+    )
     calls = events.select("step", "start_ns", "shapes").filter(is_call).sort("start_ns")
-    parsed = {text: _embedding_size(text) for text in calls["shapes"].cast(pl.String).unique().to_list()}
+    parsed = {
+        text: _embedding_size(text) for text in calls["shapes"].cast(pl.String).unique().to_list()
+    }
     sizes = [parsed[text] for text in calls["shapes"].cast(pl.String).to_list()]
     vocabulary = max((size[0] for size in sizes), default=0)
     tokens = [size[1] if size[0] == vocabulary else 0 for size in sizes]
     numbered = (
         calls.select("step")
         .with_columns(tokens=pl.Series(tokens, dtype=pl.Int64))
-        .filter((pl.col("tokens") > 0) & pl.col("step").is_in(steps["step"].implode(), nulls_equal=True))
+        .filter(
+            (pl.col("tokens") > 0) & pl.col("step").is_in(steps["step"].implode(), nulls_equal=True)
+        )
     )
     return conform(numbered.with_columns(microbatch=pl.int_range(pl.len()).over("step")), TOKENS)
 

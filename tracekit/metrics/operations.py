@@ -38,7 +38,8 @@ OPERATIONS = pl.Schema(
 )
 
 _COLLECTIVE_IN_KERNEL_NAME = (
-    r"(?i)(allreduce|allgather|reducescatter|broadcast|alltoall|sendrecv|reduce|dispatch|combine|gather|scatter)"
+    r"(?i)(allreduce|allgather|reducescatter|broadcast|alltoall|sendrecv"
+    r"|reduce|dispatch|combine|gather|scatter)"
 )
 _PLAIN_KERNEL_NAME = r"^([^(<]{1,80})"
 
@@ -97,7 +98,11 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
         .then(exchange),
         order_ns=pl.coalesce("launch_ns", "start_ns"),
         hidden_ns=pl.Series(lanes.compute.covered_ns(start, end, event_part)),
-    ).with_columns(what=pl.when(pl.col("messages").is_not_null() | is_message).then(pl.lit("p2p")).otherwise(what))
+    ).with_columns(
+        what=pl.when(pl.col("messages").is_not_null() | is_message)
+        .then(pl.lit("p2p"))
+        .otherwise(what)
+    )
     comm = comm.with_columns(call=_normalize_calls(comm["what"]))
     return conform(comm.sort("order_ns", "start_ns"), OPERATIONS)
 
@@ -122,14 +127,19 @@ def _normalize_calls(what: pl.Series) -> pl.Series:
 
 
 _COLLECTIVE = (
-    r"(?i)all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|gather|scatter|reduce|dispatch|combine"
+    r"(?i)all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier"
+    r"|gather|scatter|reduce|dispatch|combine"
 )
 _MESSAGE_CALL = r"^(c10d::(i?send|i?recv)|nccl:(send|recv)|nccl(Send|Recv)\b)"
 _MESSAGE_COLLECTIVE = r"^i?(send|recv)$"
 
 
 def add_waits(
-    operations: pl.DataFrame, members: pl.DataFrame, *, ranks: Iterable[int] | None = None, all_recorded: bool = True
+    operations: pl.DataFrame,
+    members: pl.DataFrame,
+    *,
+    ranks: Iterable[int] | None = None,
+    all_recorded: bool = True,
 ) -> pl.DataFrame:
     """Return the operations with match, last_rank, late_ns, wait_ns, transfer_ns, wait_is_bound, open and hole.
 
@@ -179,20 +189,35 @@ def add_waits(
     has_other_side = recorded_sides[match] > 1
     lacks_message = message_count > np.bincount(row[has_other_side], minlength=len(operations))
     waits_for_nobody = pl.Series(is_collective & (group_size == 1))
-    waited = operations.with_columns(*own, pl.Series("open", np.where(is_collective, lacks_member, lacks_message)))
+    waited = operations.with_columns(
+        *own, pl.Series("open", np.where(is_collective, lacks_member, lacks_message))
+    )
     waited = waited.with_columns(
         match=pl.when(pl.Series(members_recorded > 1)).then("match"),
         wait_ns=pl.when(waits_for_nobody).then(pl.lit(0, pl.Int64)).otherwise("wait_ns"),
         open=pl.col("open") & ~waits_for_nobody,
     )
-    with_trace = pl.Series(sorted(set(operations["rank"] if ranks is None else ranks)), dtype=pl.Int32)
+    with_trace = pl.Series(
+        sorted(set(operations["rank"] if ranks is None else ranks)), dtype=pl.Int32
+    )
     of_groups = _traces_of_groups(operations, with_trace)
-    has_all_traces = pl.Series(np.where(is_collective, of_groups, _traces_of_peers(operations, with_trace)))
+    has_all_traces = pl.Series(
+        np.where(is_collective, of_groups, _traces_of_peers(operations, with_trace))
+    )
     transfer = pl.col("end_ns") - pl.col("start_ns") - pl.col("wait_ns")
     waited = waited.with_columns(
         transfer_ns=transfer, hole=has_all_traces & (pl.col("open") | pl.col("wait_ns").is_null())
     )
-    figure_names = ("match", "last_rank", "late_ns", "wait_ns", "transfer_ns", "wait_is_bound", "open", "hole")
+    figure_names = (
+        "match",
+        "last_rank",
+        "late_ns",
+        "wait_ns",
+        "transfer_ns",
+        "wait_is_bound",
+        "open",
+        "hole",
+    )
     return waited.select(*operations.columns, *figure_names)
 
 
@@ -202,7 +227,9 @@ def _traces_of_groups(operations: pl.DataFrame, ranks: pl.Series) -> Bools:
     False where these are not listed.
     """
     groups = parse_group_ranks(operations["group_ranks"])
-    in_traces = pl.col("members").list.eval(pl.element().is_in(ranks.cast(pl.Int64).implode())).list.all()
+    in_traces = (
+        pl.col("members").list.eval(pl.element().is_in(ranks.cast(pl.Int64).implode())).list.all()
+    )
     listed = groups.select(pl.col("all_listed") & in_traces).to_series().to_numpy()
     table = np.append(listed.astype(np.bool_), False)
     has_traces: Bools = CategoryColumn.from_series(operations["group_ranks"]).look_up(table)
@@ -215,7 +242,9 @@ def _traces_of_peers(operations: pl.DataFrame, ranks: pl.Series) -> Bools:
     False where one is not named.
     """
     peer = pl.element().struct.field("peer")
-    in_traces = pl.col("messages").list.eval(peer.is_in(ranks.implode()).fill_null(False)).list.all()
+    in_traces = (
+        pl.col("messages").list.eval(peer.is_in(ranks.implode()).fill_null(False)).list.all()
+    )
     return operations.select(in_traces.fill_null(False)).to_series().to_numpy()
 
 
@@ -253,7 +282,9 @@ def has_unknown_wait(operations: pl.DataFrame) -> Bools:
     >>> has_unknown_wait(ops).tolist()
     [False, True, True, True, False]
     """
-    unknown = operations.select(pl.col("wait_ns").is_null() | pl.col("open") | (pl.col("label") == "comm")).to_series()
+    unknown = operations.select(
+        pl.col("wait_ns").is_null() | pl.col("open") | (pl.col("label") == "comm")
+    ).to_series()
     has_unknown: Bools = may_be_of_pipeline(operations) & unknown.fill_null(False).to_numpy()
     return has_unknown
 
@@ -267,7 +298,9 @@ def may_be_of_pipeline(operations: pl.DataFrame) -> Bools:
     >>> may_be_of_pipeline(ops).tolist()
     [True, True, False]
     """
-    return may_be_message(operations) & CategoryColumn.from_series(operations["label"]).any_of("pp_comm", "comm")
+    return may_be_message(operations) & CategoryColumn.from_series(operations["label"]).any_of(
+        "pp_comm", "comm"
+    )
 
 
 def count_issued_messages(events: pl.DataFrame) -> int:
@@ -282,7 +315,9 @@ def count_issued_messages(events: pl.DataFrame) -> int:
     collective = events["collective"]
     is_message = CategoryColumn.from_series(collective.drop_nulls()).matches(_MESSAGE_COLLECTIVE)
     by_collective = np.flatnonzero(present(collective))[is_message]
-    return int(events["kind"][np.union1d(by_name, by_collective)].is_in(["cpu_op", "annotation"]).sum())
+    return int(
+        events["kind"][np.union1d(by_name, by_collective)].is_in(["cpu_op", "annotation"]).sum()
+    )
 
 
 def has_unseen_messages(issued: int, possible: int) -> bool:

@@ -14,7 +14,13 @@ from tracekit._util.columns import present, to_int64, with_nulls
 from tracekit.documents.analysis import Hiding, LabelSlowdown
 from tracekit.documents.coding import rows, table_schema
 from tracekit.intervals import Intervals, sum_by_group, union
-from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS, Lanes, has_label
+from tracekit.metrics.label_intervals import (
+    COMPUTE_SET,
+    EXPOSABLE_LABELS,
+    LABEL_SETS,
+    Lanes,
+    has_label,
+)
 from tracekit.schema import LABELS
 
 LABEL_TIMES = pl.Schema(
@@ -105,7 +111,9 @@ def label_times(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None
     )
 
 
-def hidden(labelled: pl.DataFrame, *, part: str | None = None, texts: CategoryColumns | None = None) -> pl.DataFrame:
+def hidden(
+    labelled: pl.DataFrame, *, part: str | None = None, texts: CategoryColumns | None = None
+) -> pl.DataFrame:
     """Return how long compute runs at the same time as communication and copies (``HIDDEN``).
 
     Two kernels that hide the same moment both count, so that a row of the matrix may sum to more
@@ -134,7 +142,10 @@ def hidden(labelled: pl.DataFrame, *, part: str | None = None, texts: CategoryCo
         return HIDDEN.to_frame()
     event_part = to_int64(labelled[part]) if part is not None else np.zeros(len(labelled), np.int64)
     tables = []
-    for detail, keys, by_keys in ((False, [label], [label]), (True, [label, pass_], [label, pass_, module])):
+    for detail, keys, by_keys in (
+        (False, [label], [label]),
+        (True, [label, pass_], [label, pass_, module]),
+    ):
         kinds = _Kinds.of(labelled, exposable, keys, ("label", "pass"), event_part)
         by_kinds = _Kinds.of(labelled, compute, by_keys, ("by", "by_pass", "by_module"), event_part)
         tables.append(_overlap_matrix(kinds, by_kinds, detail=detail))
@@ -154,16 +165,28 @@ class _Kinds(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(
-        cls, labelled: pl.DataFrame, rows: Ints, keys: list[CategoryColumn], names: tuple[str, ...], part: Ints
+        cls,
+        labelled: pl.DataFrame,
+        rows: Ints,
+        keys: list[CategoryColumn],
+        names: tuple[str, ...],
+        part: Ints,
     ) -> _Kinds:
         """Return the kinds of *rows* by their values in *keys*, which get these *names*."""
         kind, first = group_rows(*(key.codes[rows] for key in keys))
-        columns = [key.take(rows[first]).series(name, pl.String()) for key, name in zip(keys, names, strict=False)]
+        columns = [
+            key.take(rows[first]).series(name, pl.String())
+            for key, name in zip(keys, names, strict=False)
+        ]
         nulls = [pl.lit(None, pl.String).alias(name) for name in names[len(keys) :]]
         start = labelled["start_ns"].to_numpy()[rows]
         end = labelled["end_ns"].to_numpy()[rows]
         parts = int(part.max()) + 1
-        return cls(pl.DataFrame(columns).with_columns(nulls), parts, union(start, end, kind * parts + part[rows]))
+        return cls(
+            pl.DataFrame(columns).with_columns(nulls),
+            parts,
+            union(start, end, kind * parts + part[rows]),
+        )
 
 
 def _overlap_matrix(kinds: _Kinds, by_kinds: _Kinds, *, detail: bool) -> pl.DataFrame:
@@ -239,13 +262,21 @@ def measure_overlap_costs(
     if not len(rows) or not len(lanes.communication):
         return OVERLAP_COSTS.to_frame()
     texts = texts or CategoryColumns(labelled)
-    keys = [name for name in ("label", "name", "op", "shapes", "dtypes") if name in labelled.columns]
+    keys = [
+        name for name in ("label", "name", "op", "shapes", "dtypes") if name in labelled.columns
+    ]
     group, first = group_rows(*(texts[key].codes[rows] for key in keys))
     overlapped_ns = lanes.communication.covered_ns(start[rows], end[rows])
-    kernels = pl.DataFrame({"group": group, "ns": end[rows] - start[rows], "overlapped_ns": overlapped_ns})
+    kernels = pl.DataFrame(
+        {"group": group, "ns": end[rows] - start[rows], "overlapped_ns": overlapped_ns}
+    )
     is_beside = pl.col("overlapped_ns") >= MIN_OVERLAPPED_SHARE * pl.col("ns")
     is_alone = pl.col("overlapped_ns") == 0
-    beside = kernels.filter(is_beside).group_by("group").agg(kernels=pl.len().cast(pl.Int64), all_ns=pl.sum("ns"))
+    beside = (
+        kernels.filter(is_beside)
+        .group_by("group")
+        .agg(kernels=pl.len().cast(pl.Int64), all_ns=pl.sum("ns"))
+    )
     # Percentiles take time: only for groups with enough kernels beside communication.
     often_beside = beside.filter(pl.col("kernels") >= MIN_KERNELS_TO_COMPARE)
     alone = (
@@ -253,9 +284,14 @@ def measure_overlap_costs(
         .join(often_beside, on="group", how="semi")
         .group_by("group")
         .agg(pl.len(), *(pl.col("ns").quantile(q / 100).alias(f"q{q}") for q in (10, 50, 90)))
-        .filter((pl.col("len") >= MIN_KERNELS_TO_COMPARE) & (pl.col("q90") <= MAX_SPREAD_ALONE * pl.col("q10")))
+        .filter(
+            (pl.col("len") >= MIN_KERNELS_TO_COMPARE)
+            & (pl.col("q90") <= MAX_SPREAD_ALONE * pl.col("q10"))
+        )
     )
-    groups = pl.DataFrame({"label": pl.Series(texts["label"].take(rows[first]).strings(), dtype=pl.String)})
+    groups = pl.DataFrame(
+        {"label": pl.Series(texts["label"].take(rows[first]).strings(), dtype=pl.String)}
+    )
     is_compared = pl.col("q50").is_not_null()
     return (
         groups.with_columns(group=pl.int_range(pl.len()))
@@ -278,7 +314,11 @@ def combine_overlap_costs(costs: Iterable[pl.DataFrame], saved_ns: int) -> Hidin
     Kernels that were not compared are assumed to have slowed down like the others. If too little
     was compared, the net gain is unknown.
     """
-    total = pl.concat([OVERLAP_COSTS.to_frame(), *costs]).group_by("label", maintain_order=True).agg(pl.all().sum())
+    total = (
+        pl.concat([OVERLAP_COSTS.to_frame(), *costs])
+        .group_by("label", maintain_order=True)
+        .agg(pl.all().sum())
+    )
     if total.is_empty():
         return None
     extra = pl.col("beside_ns") - pl.col("alone_ns")

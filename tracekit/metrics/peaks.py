@@ -124,7 +124,9 @@ def _read_peaks(path: str | Path) -> _PeaksFile:
     if not path:
         return _PeaksFile()
     try:
-        peaks = msgspec.convert(tomllib.loads(Path(path).read_text(encoding="utf-8")), _PeaksFile, strict=False)
+        peaks = msgspec.convert(
+            tomllib.loads(Path(path).read_text(encoding="utf-8")), _PeaksFile, strict=False
+        )
         if not peaks.gpu and not peaks.link:
             raise ValueError("it has neither GPUs nor links")
     except (OSError, ValueError, re.error) as error:

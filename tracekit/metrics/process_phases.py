@@ -67,9 +67,16 @@ def find_stretches(labelled: pl.DataFrame) -> pl.DataFrame:
     trains = bool(labelled["label"].is_in(TRAINING_LABELS).any())
     is_model = pl.col("label").is_in(MODEL_LABELS)
     is_sync = pl.col("label").is_in(_SYNC_LABELS)
-    by_label = pl.when(is_model).then(pl.lit(TRAIN if trains else ROLLOUT)).when(is_sync).then(pl.lit(WEIGHT_SYNC))
+    by_label = (
+        pl.when(is_model)
+        .then(pl.lit(TRAIN if trains else ROLLOUT))
+        .when(is_sync)
+        .then(pl.lit(WEIGHT_SYNC))
+    )
     named = _annotated_phases(labelled["annotations"])
-    is_agreement = pl.col("label").is_in(COMMUNICATION_LABELS) & (pl.col("bytes") <= MAX_AGREEMENT_BYTES)
+    is_agreement = pl.col("label").is_in(COMMUNICATION_LABELS) & (
+        pl.col("bytes") <= MAX_AGREEMENT_BYTES
+    )
     events = labelled.select(
         named,
         by_label.alias("by_label"),
@@ -78,9 +85,13 @@ def find_stretches(labelled: pl.DataFrame) -> pl.DataFrame:
         "end_ns",
         "device",
     ).sort("start_ns")
-    events = events.with_columns(phase=pl.coalesce("named", "by_label"), annotated=pl.col("named").is_not_null())
+    events = events.with_columns(
+        phase=pl.coalesce("named", "by_label"), annotated=pl.col("named").is_not_null()
+    )
     # A stretch is a run of events of one phase.
-    runs = events.with_columns(_fill_neutral(events, trains=trains)).filter(pl.col("phase").is_not_null())
+    runs = events.with_columns(_fill_neutral(events, trains=trains)).filter(
+        pl.col("phase").is_not_null()
+    )
     runs = runs.with_columns(run=pl.col("phase").rle_id())
     table = runs.group_by("run", maintain_order=True).agg(
         pl.col("phase").first(),
@@ -105,7 +116,11 @@ def _annotated_phases(annotations: pl.Series) -> pl.Series:
             phases[text] = phase
     if not phases:
         return pl.Series("named", [None], pl.String).new_from_index(0, len(annotations))
-    return annotations.cast(pl.String).replace_strict(phases, default=None, return_dtype=pl.String).alias("named")
+    return (
+        annotations.cast(pl.String)
+        .replace_strict(phases, default=None, return_dtype=pl.String)
+        .alias("named")
+    )
 
 
 def _fill_neutral(events: pl.DataFrame, *, trains: bool) -> pl.Series:
@@ -158,7 +173,11 @@ def find_decode_steps(events: pl.DataFrame) -> pl.DataFrame:
     """
     names = events["name"].unique().cast(pl.String)
     attention = names.filter(names.str.contains(_ATTENTION)).to_list()
-    is_call = (pl.col("kind") == "cpu_op") & pl.col("shapes").is_not_null() & pl.col("name").is_in(attention)
+    is_call = (
+        (pl.col("kind") == "cpu_op")
+        & pl.col("shapes").is_not_null()
+        & pl.col("name").is_in(attention)
+    )
     calls = events.filter(is_call).select("start_ns", "shapes").sort("start_ns")
     # The first two inputs are the queries and the keys, as in "[[8,16,1,64],[8,16,129,64]".
     shapes = pl.col("shapes").cast(pl.String).str.replace_all(" ", "")

@@ -38,7 +38,9 @@ PRODUCTS = pl.Schema(
 """One rank's matrix products, attentions and convolutions, by label, module, operator, kernel,
 shapes and type."""
 
-_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("products.toml").read_text(encoding="utf-8"))
+_TABLES: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("products.toml").read_text(encoding="utf-8")
+)
 """Types of inputs, and operators by the formula of their FLOP."""
 DTYPES_NARROW_TO_WIDE = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32", "fp64")
 
@@ -75,7 +77,11 @@ class Rates(msgspec.Struct, frozen=True):
     @property
     def tflop_s(self) -> float | None:
         """FLOP over the products' own time; None without shapes."""
-        return self.flop / self.product_ns / 1e3 if self.flop and self.product_ns and self.counted else None
+        return (
+            self.flop / self.product_ns / 1e3
+            if self.flop and self.product_ns and self.counted
+            else None
+        )
 
     @property
     def counted(self) -> bool:
@@ -131,7 +137,9 @@ def products(
         model_flop=int(table["flop"].filter(is_model).sum()),
         product_ns=union(kernels.start_ns, kernels.end_ns).total_ns,
         uncounted_ns=int(table["ns"].filter(~is_counted).sum()),
-        at_peak_ns=float(at_peak_ns.sum()) if len(at_peak_ns) and not at_peak_ns.null_count() else None,
+        at_peak_ns=float(at_peak_ns.sum())
+        if len(at_peak_ns) and not at_peak_ns.null_count()
+        else None,
         span_ns=span_ns,
     )
     return table, rates
@@ -151,7 +159,10 @@ def describe_products(labelled: pl.DataFrame) -> pl.DataFrame:
     is_product = np.zeros(len(labelled), np.bool_)
     is_product[kernels.rows] = True
     columns = {"op": kernels.op, "shapes": kernels.shapes, "dtype": kernels.dtype}
-    spread = (text.spread(kernels.rows, len(labelled)).series(name, pl.String()) for name, text in columns.items())
+    spread = (
+        text.spread(kernels.rows, len(labelled)).series(name, pl.String())
+        for name, text in columns.items()
+    )
     return pl.DataFrame([pl.Series("product", is_product), *spread])
 
 
@@ -181,7 +192,9 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
         form no group.
         """
         has_formula = texts["op"].map(FORMULAS.__contains__)
-        named = texts["name"].matches(kernel_pattern("product")) | texts["name"].matches(kernel_pattern("attention"))
+        named = texts["name"].matches(kernel_pattern("product")) | texts["name"].matches(
+            kernel_pattern("attention")
+        )
         is_kernel = (labelled["kind"] == "kernel").to_numpy()
         # Other than kernels, only what certainly belongs to one product: one convolution's backward
         # is two.
@@ -195,8 +208,24 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
         # A memset may take longer than a short kernel: it is never the longest kernel.
         main = _longest_kernel_of_call(op, op_id, np.where(is_kernel[rows], end - start, -1))
         dtype = _input_dtypes(dtypes, name).take(main)
-        kernel = name.replace([family_of(text) for text in name.values]).take(main).where(~has_formula[rows])
-        return cls(rows, rows[main], label.take(main), module.take(main), op, kernel, shapes, dtype, op_id, start, end)
+        kernel = (
+            name.replace([family_of(text) for text in name.values])
+            .take(main)
+            .where(~has_formula[rows])
+        )
+        return cls(
+            rows,
+            rows[main],
+            label.take(main),
+            module.take(main),
+            op,
+            kernel,
+            shapes,
+            dtype,
+            op_id,
+            start,
+            end,
+        )
 
 
 def _longest_kernel_of_call(op: CategoryColumn, op_id: Ints, ns: Ints) -> Ints:
@@ -218,10 +247,17 @@ def _longest_kernel_of_call(op: CategoryColumn, op_id: Ints, ns: Ints) -> Ints:
 
 def _group_products(kernels: _ProductKernels, key: pl.Series | None) -> pl.DataFrame:
     """Return calls and busy time by label, module, operator, kernel, shapes and type, and by *key* if there is one."""
-    texts = {name: getattr(kernels, name) for name in ("label", "module", "op", "kernel", "shapes", "dtype")}
+    texts = {
+        name: getattr(kernels, name)
+        for name in ("label", "module", "op", "kernel", "shapes", "dtype")
+    }
     keys = [] if key is None else [key[kernels.main_rows]]
-    group, first = group_rows(*(text.codes for text in texts.values()), *(to_int64(column) for column in keys))
-    first_of_call = group_rows(group, kernels.op_id)[1]  # one row for each operator call of each group
+    group, first = group_rows(
+        *(text.codes for text in texts.values()), *(to_int64(column) for column in keys)
+    )
+    first_of_call = group_rows(group, kernels.op_id)[
+        1
+    ]  # one row for each operator call of each group
     return pl.DataFrame(
         [
             *(text.take(first).series(name, pl.String()) for name, text in texts.items()),
@@ -232,7 +268,9 @@ def _group_products(kernels: _ProductKernels, key: pl.Series | None) -> pl.DataF
     )
 
 
-def _add_flop_and_peak(groups: pl.DataFrame, device: str | None, multiprocessors: int | None) -> pl.DataFrame:
+def _add_flop_and_peak(
+    groups: pl.DataFrame, device: str | None, multiprocessors: int | None
+) -> pl.DataFrame:
     """Return ``PRODUCTS``: the groups with FLOP and with the time they would take at peak, longest first."""
     convolutions = groups.filter(pl.col("op") == CONVOLUTION_BACKWARD)["shapes"].drop_nulls()
     outputs = convolution_outputs(convolutions.to_list())
@@ -242,7 +280,9 @@ def _add_flop_and_peak(groups: pl.DataFrame, device: str | None, multiprocessors
         packed = 2 if dtype == "fp4" else 1  # a byte holds two numbers along the inner size
         return each * packed * calls if each is not None and each * calls < MAX_FLOP else None
 
-    flops = [group_flop(*row) for row in groups.select("op", "shapes", "dtype", "calls").iter_rows()]
+    flops = [
+        group_flop(*row) for row in groups.select("op", "shapes", "dtype", "calls").iter_rows()
+    ]
     peaks = {
         dtype: peak_tflop_s(device, dtype, multiprocessors=multiprocessors)
         for dtype in groups["dtype"].unique().drop_nulls().to_list()
@@ -258,7 +298,17 @@ def _add_flop_and_peak(groups: pl.DataFrame, device: str | None, multiprocessors
         groups.with_columns(flop=pl.Series(flops, dtype=pl.Int64))
         .with_columns(at_peak_ns=pl.when(is_plausible).then(at_peak_ns))
         .select(*PRODUCTS, *further_keys)
-        .sort(-pl.col("ns"), "label", "module", "op", "kernel", "shapes", "dtype", *further_keys, maintain_order=True)
+        .sort(
+            -pl.col("ns"),
+            "label",
+            "module",
+            "op",
+            "kernel",
+            "shapes",
+            "dtype",
+            *further_keys,
+            maintain_order=True,
+        )
     )
 
 
@@ -268,7 +318,10 @@ def _input_dtypes(recorded: CategoryColumn, name: CategoryColumn) -> CategoryCol
     # A column may share its values with a longer one: search only the names that occur.
     occurrences = np.bincount(name.codes + 1, minlength=len(name.values) + 1)[1:]
     from_name = name.replace(
-        [_dtype_in_name(text) if count else None for text, count in zip(name.values, occurrences, strict=True)]
+        [
+            _dtype_in_name(text) if count else None
+            for text, count in zip(name.values, occurrences, strict=True)
+        ]
     )
     # Products of 32-bit inputs may run on tensor cores in TF32: only the kernel's name tells.
     is_tf32 = from_record.any_of("fp32") & from_name.any_of("tf32")
@@ -278,12 +331,17 @@ def _input_dtypes(recorded: CategoryColumn, name: CategoryColumn) -> CategoryCol
 def _recorded_dtype(text: str) -> str | None:
     """Return the narrowest of the recorded types: a bias or scale may be wider than the operands of the product."""
     names: dict[str, str] = _TABLES["dtypes"]
-    dtypes = [names[dtype] for dtype in parse_list(text) if isinstance(dtype, str) and dtype in names]
+    dtypes = [
+        names[dtype] for dtype in parse_list(text) if isinstance(dtype, str) and dtype in names
+    ]
     return min(dtypes, key=DTYPES_NARROW_TO_WIDE.index, default=None)
 
 
 def _dtype_in_name(name: str) -> str | None:
-    return next((dtype for dtype, pattern in _TABLES["kernel_names"].items() if re.search(pattern, name)), None)
+    return next(
+        (dtype for dtype, pattern in _TABLES["kernel_names"].items() if re.search(pattern, name)),
+        None,
+    )
 
 
 # ---- Floating-point operations of an operator call, from its recorded input shapes.
@@ -373,7 +431,9 @@ def _grouped(dims: Dims) -> int | None:
     b = dims[1]
     if a[-1] != b[-2]:
         return None
-    rows = prod(a[1:]) if len(a) == 3 and len(b) == 2 else prod(a)  # experts cut the columns, not the rows
+    rows = (
+        prod(a[1:]) if len(a) == 3 and len(b) == 2 else prod(a)
+    )  # experts cut the columns, not the rows
     return 2 * rows * b[-1]
 
 
@@ -403,7 +463,10 @@ CONVOLUTION_BACKWARD = "aten::convolution_backward"
 
 FORMULAS: dict[str, Formula | None] = {
     **{op: _product(*inputs) for op, inputs in _TABLES["products"].items()},
-    **{op: _product(*inputs, transposed=True) for op, inputs in _TABLES["transposed_products"].items()},
+    **{
+        op: _product(*inputs, transposed=True)
+        for op, inputs in _TABLES["transposed_products"].items()
+    },
     **dict.fromkeys(_TABLES["grouped"], _grouped),
     **{
         op: _attention(int(backward), heads=int(heads), backward=backward)

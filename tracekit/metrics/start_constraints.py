@@ -62,7 +62,9 @@ class StartConstraints(msgspec.Struct, frozen=True, eq=False):
     launched."""
 
 
-def find_start_constraints(labelled: pl.DataFrame, wait_calls_ns: Ints | None = None) -> StartConstraints:
+def find_start_constraints(
+    labelled: pl.DataFrame, wait_calls_ns: Ints | None = None
+) -> StartConstraints:
     """Return the start constraint of each GPU event of one rank.
 
     Args:
@@ -97,7 +99,9 @@ def find_start_constraints(labelled: pl.DataFrame, wait_calls_ns: Ints | None = 
     # that other work ended just then is coincidence. Communication and copies wait for the work
     # that produced their data in any case.
     since_free_ns = start - stream_free_ns
-    is_coincidence = (since_free_ns <= MAX_BACK_TO_BACK_NS) | (~may_wait & (since_free_ns <= MAX_REACTION_NS))
+    is_coincidence = (since_free_ns <= MAX_BACK_TO_BACK_NS) | (
+        ~may_wait & (since_free_ns <= MAX_REACTION_NS)
+    )
     other_end_ns = np.where(is_compute & has_previous & is_coincidence, _NEVER, other_end_ns)
 
     last_ns = np.maximum(np.maximum(stream_free_ns, launched_ns), other_end_ns)

@@ -27,7 +27,9 @@ MIN_STEPS_TO_COMPARE = 3
 """Steps from which one of them can stand out."""
 
 
-def step_budgets(steps: pl.DataFrame, lanes: Lanes, *, unrecorded: Intervals = EMPTY) -> list[Budget]:
+def step_budgets(
+    steps: pl.DataFrame, lanes: Lanes, *, unrecorded: Intervals = EMPTY
+) -> list[Budget]:
     """Return the budget of each step's interval: its terms sum to the step time.
 
     All GPU work inside the interval counts, also that of a step before it which still runs.
@@ -187,7 +189,9 @@ def _is_whole(step: int | None, timed: Mapping[int, Mapping[int | None, TimedSte
     return not any(steps[step].partial for steps in timed.values())
 
 
-def _ranks_without(step: int | None, timed: Mapping[int, Mapping[int | None, TimedStep]]) -> tuple[int, ...]:
+def _ranks_without(
+    step: int | None, timed: Mapping[int, Mapping[int | None, TimedStep]]
+) -> tuple[int, ...]:
     """Return the ranks that have no time of a step."""
     return tuple(rank for rank, steps in timed.items() if step not in steps)
 

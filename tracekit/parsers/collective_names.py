@@ -130,7 +130,9 @@ def parse_ranks(ranks: object) -> tuple[int, ...]:
     if isinstance(ranks, str):
         numbers = re.findall(r"\d{1,9}", ranks)
         return tuple(int(number) for number in numbers)
-    if isinstance(ranks, list | tuple) and all(isinstance(rank, int) and rank >= 0 for rank in ranks):
+    if isinstance(ranks, list | tuple) and all(
+        isinstance(rank, int) and rank >= 0 for rank in ranks
+    ):
         return tuple(ranks)
     return ()
 
@@ -146,5 +148,7 @@ def group_identity(name: str, ranks: Sequence[int]) -> str:
     members = ",".join(map(str, ranks))
     stride = ranks[1] - ranks[0] if len(ranks) > 2 else 0
     if stride > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, stride)):
-        members = f"{ranks[0]}-{ranks[-1]}" if stride == 1 else f"{ranks[0]}-{ranks[-1]} by {stride}"
+        members = (
+            f"{ranks[0]}-{ranks[-1]}" if stride == 1 else f"{ranks[0]}-{ranks[-1]} by {stride}"
+        )
     return f"{name} [{members}]"

@@ -28,12 +28,19 @@ from tracekit.parsers.file_type import (
     detect_file_type,
     unreadable_file,
 )
-from tracekit.parsers.source_refs import MAX_FOLDER_DEPTH, SourceRef, check_single_run, rank_in_name, unknown_rank_error
+from tracekit.parsers.source_refs import (
+    MAX_FOLDER_DEPTH,
+    SourceRef,
+    check_single_run,
+    rank_in_name,
+    unknown_rank_error,
+)
 from tracekit.schema import PYTORCH_READERS
 
 STORE_MANIFEST = "tracekit-store.json"
 _TRACE_SUFFIX = re.compile(
-    r"\.(json|json\.gz|sqlite|arrow|nsys-rep|parquetdir|arrowdir|pftrace|pftrace\.gz|perfetto-trace)$", re.IGNORECASE
+    r"\.(json|json\.gz|sqlite|arrow|nsys-rep|parquetdir|arrowdir|pftrace|pftrace\.gz|perfetto-trace)$",
+    re.IGNORECASE,
 )
 
 
@@ -43,7 +50,9 @@ class Discovery(msgspec.Struct, frozen=True):
     refs: tuple[SourceRef, ...]
     skipped: int = 0
     notices: tuple[Notice, ...] = ()
-    recordings: tuple[SourceRef, ...] = ()  # dumps, logs and snapshots of the run (``file_type.RECORDINGS``)
+    recordings: tuple[
+        SourceRef, ...
+    ] = ()  # dumps, logs and snapshots of the run (``file_type.RECORDINGS``)
 
 
 def discover(
@@ -97,14 +106,20 @@ def _by_rank(refs: Iterable[SourceRef]) -> tuple[SourceRef, ...]:
     return tuple(sorted(refs, key=lambda ref: (ref.rank is None, ref.rank or 0, ref.path)))
 
 
-def _no_trace_error(paths: Sequence[str | os.PathLike[str]], recordings: Sequence[SourceRef]) -> InputError:
+def _no_trace_error(
+    paths: Sequence[str | os.PathLike[str]], recordings: Sequence[SourceRef]
+) -> InputError:
     """Return the error for paths without a trace; it names the recordings that are there."""
     if not recordings:
-        return InputError(f"none of the {len(paths)} files is a trace", hint="name traces, or their folder")
+        return InputError(
+            f"none of the {len(paths)} files is a trace", hint="name traces, or their folder"
+        )
     counts = Counter(RECORDINGS[ref.reader] for ref in recordings)
     kinds = listing(counted(count, kind) for kind, count in counts.items())
     name = os.fspath(paths[0]) if len(paths) == 1 else "these paths"
-    hints = {"memory_snapshot": "tracekit memory shows what they hold; with a profiler trace beside them, analyze does"}
+    hints = {
+        "memory_snapshot": "tracekit memory shows what they hold; with a profiler trace beside them, analyze does"
+    }
     hint = hints.get(recordings[0].reader, "tracekit late reads them")
     return InputError(f"{name}: no profiler trace, only {kinds}", hint=hint)
 
@@ -113,10 +128,15 @@ def _apply_rank_option(refs: list[SourceRef], rank: int | None) -> list[SourceRe
     """Give a single file without a rank the rank of the option, or rank 0."""
     if rank is not None:
         if len(refs) != 1:
-            raise OptionError(f"--rank names the rank of one file, and there are {len(refs)}", hint="leave it out")
+            raise OptionError(
+                f"--rank names the rank of one file, and there are {len(refs)}", hint="leave it out"
+            )
         if refs[0].rank not in (None, rank):
             origin = f"its {refs[0].rank_from} says so"
-            raise OptionError(f"{refs[0].path}: is rank {refs[0].rank} ({origin}), not {rank}", hint="leave --rank out")
+            raise OptionError(
+                f"{refs[0].path}: is rank {refs[0].rank} ({origin}), not {rank}",
+                hint="leave --rank out",
+            )
         if refs[0].rank is None:
             return [replace(refs[0], rank=rank, rank_from="option")]
     elif len(refs) == 1 and refs[0].rank is None and refs[0].reader in PYTORCH_READERS:
@@ -126,7 +146,11 @@ def _apply_rank_option(refs: list[SourceRef], rank: int | None) -> list[SourceRe
 
 def _select_ranks(refs: list[SourceRef], ranks: Collection[int]) -> list[SourceRef]:
     """Return the sources of *ranks*, and those whose ranks only reading can tell."""
-    selected = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader not in PYTORCH_READERS]
+    selected = [
+        ref
+        for ref in refs
+        if ref.rank is None or ref.rank in ranks or ref.reader not in PYTORCH_READERS
+    ]
     present = {ref.rank for ref in refs if ref.rank is not None}
     missing = set(ranks) - present
     if missing and all(ref.reader in PYTORCH_READERS for ref in refs):
@@ -153,7 +177,9 @@ def _expand(path: str, *, alone: bool) -> Discovery:
     *alone* tells whether no other path was named.
     """
     if not path:
-        raise InputError("an empty path was given", hint="name a trace or a folder; . means this one")
+        raise InputError(
+            "an empty path was given", hint="name a trace or a folder; . means this one"
+        )
     if "://" in path:
         return _expand_remote(path)
     if os.path.lexists(path):
@@ -161,7 +187,9 @@ def _expand(path: str, *, alone: bool) -> Discovery:
             return _from_file(path, alone=alone)
         members = list(_walk(Path(path), MAX_FOLDER_DEPTH))
         if not members:
-            raise InputError(f"{Path(path)}: is an empty folder", hint="name the folder that holds the traces")
+            raise InputError(
+                f"{Path(path)}: is an empty folder", hint="name the folder that holds the traces"
+            )
         return _from_many(str(Path(path)), members)
     if glob.has_magic(path):
         names = sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # patterns may be absolute
@@ -186,7 +214,9 @@ def _from_file(path: str, *, alone: bool) -> Discovery:
     """
     ref, file_type = _reference(Path(path), path)
     if ref is None and not alone and not _looks_like_trace(Path(path)):
-        notice = Notice("not-a-trace", values={"case": "named", "file": Path(path).name, "error": file_type.why})
+        notice = Notice(
+            "not-a-trace", values={"case": "named", "file": Path(path).name, "error": file_type.why}
+        )
         return Discovery((), 1, (notice,))
     if ref is None:
         hint = "tracekit reads PyTorch profiler traces and Nsight Systems exports"
@@ -199,7 +229,9 @@ def _from_file(path: str, *, alone: bool) -> Discovery:
 
 
 def _members(path: Path) -> Iterable[Path]:
-    return _walk(path, MAX_FOLDER_DEPTH) if _is_folder(path) and not _is_source(str(path)) else [path]
+    return (
+        _walk(path, MAX_FOLDER_DEPTH) if _is_folder(path) and not _is_source(str(path)) else [path]
+    )
 
 
 def _walk(folder: Path, depth: int, above: tuple[Path, ...] = ()) -> Iterable[Path]:
@@ -210,7 +242,9 @@ def _walk(folder: Path, depth: int, above: tuple[Path, ...] = ()) -> Iterable[Pa
     except OSError as error:
         if above:
             return  # a subfolder without permission does not stop the search
-        raise InputError(f"{folder}: cannot be read: {error.strerror}", hint="check its permissions") from error
+        raise InputError(
+            f"{folder}: cannot be read: {error.strerror}", hint="check its permissions"
+        ) from error
     for member in members:
         if member.name.startswith("."):
             continue
@@ -255,10 +289,17 @@ def _discovery(path: str, files: Mapping[str, tuple[SourceRef | None, FileType]]
                 unreadable.append(f"{file.name} {file_type.why}")
         reasons = f": {listing(unreadable, most=2)}" if unreadable else ""
         raise InputError(
-            f"{path}: holds no traces ({counted(skipped, 'other file')}{reasons})", hint="name the traces' own folder"
+            f"{path}: holds no traces ({counted(skipped, 'other file')}{reasons})",
+            hint="name the traces' own folder",
         )
-    if len(refs) == 1 and refs[0].rank is None and (number := rank_in_name(refs[0].path)) is not None:
-        refs = [replace(refs[0], rank=number, rank_from="name")]  # the only file, in a folder named after a rank
+    if (
+        len(refs) == 1
+        and refs[0].rank is None
+        and (number := rank_in_name(refs[0].path)) is not None
+    ):
+        refs = [
+            replace(refs[0], rank=number, rank_from="name")
+        ]  # the only file, in a folder named after a rank
     refs, notices = _drop_duplicate_exports(refs)
     notices += _skipped_files(others, {ref.rank for ref in refs if ref.rank is not None})
     return Discovery(tuple(refs), skipped, tuple(notices), tuple(recordings))
@@ -301,12 +342,16 @@ def _looks_like_trace(path: Path) -> bool:
 
 def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], list[Notice]]:
     """Return one source per report where reports were exported in several formats, with a notice about the others."""
-    exports: dict[str, list[tuple[int, SourceRef]]] = defaultdict(list)  # by report: preference and source
+    exports: dict[str, list[tuple[int, SourceRef]]] = defaultdict(
+        list
+    )  # by report: preference and source
     remaining = [ref for ref in refs if ref.reader != "nsight"]
     for ref in refs:
         if ref.reader == "nsight":
             suffix = next((suffix for suffix in NSIGHT_SUFFIXES if ref.path.endswith(suffix)), "")
-            exports[ref.path.removesuffix(suffix)].append(((*NSIGHT_SUFFIXES, "").index(suffix), ref))
+            exports[ref.path.removesuffix(suffix)].append(
+                ((*NSIGHT_SUFFIXES, "").index(suffix), ref)
+            )
     notices = []
     for report_exports in exports.values():
         best, *others = (ref for _, ref in sorted(report_exports, key=lambda export: export[0]))
@@ -341,7 +386,9 @@ def _reference(path: Path, shown: str) -> tuple[SourceRef | None, FileType]:
 def _detect_type(path: Path, status: os.stat_result) -> FileType:
     """Return the type of the file at *path*."""
     size = status.st_size
-    if not stat.S_ISREG(status.st_mode):  # opening a pipe would block until something writes into it
+    if not stat.S_ISREG(
+        status.st_mode
+    ):  # opening a pipe would block until something writes into it
         return FileType(None, why="is a pipe or a device; save it as a file first")
     if not size:  # not opened: reading a file of /proc with size 0 may block
         return unreadable_file("is empty")
@@ -378,11 +425,17 @@ def _expand_remote(url: str) -> Discovery:
     for file_url, size in remote.list_files(url, depth=MAX_FOLDER_DEPTH).items():
         path = remote.public_url(file_url)
         is_nsight = path.endswith((".nsys-rep", ".parquetdir", ".arrowdir"))
-        file_type = FileType("nsight") if is_nsight else detect_file_type(remote.read_head(file_url, HEAD_BYTES))
+        file_type = (
+            FileType("nsight")
+            if is_nsight
+            else detect_file_type(remote.read_head(file_url, HEAD_BYTES))
+        )
         ref = _make_reference(path, path, file_type, size)
         files[file_url] = ref and replace(ref, url=file_url), file_type
     (ref, file_type), *others = files.values()
     shown = remote.public_url(url)
     if ref is None and not others:
-        raise InputError(f"{shown}: {file_type.why}", hint="tracekit reads PyTorch and Nsight Systems traces")
+        raise InputError(
+            f"{shown}: {file_type.why}", hint="tracekit reads PyTorch and Nsight Systems traces"
+        )
     return _discovery(shown, files)

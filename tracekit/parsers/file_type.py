@@ -28,7 +28,9 @@ must be exported before it is read."""
 _TRACE_KEYS = re.compile(
     rb'"(?:traceEvents|schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|traceName)"\s*:'
 )
-_EVENT_KEYS = re.compile(rb'^\[\s*(?:\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s|cname)"\s*:|\])')
+_EVENT_KEYS = re.compile(
+    rb'^\[\s*(?:\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s|cname)"\s*:|\])'
+)
 _DISTRIBUTED_INFO = re.compile(r'"distributedInfo"\s*:\s*(?=\{)')
 _EVENTS_OF_OTHER_USE = (
     (
@@ -36,7 +38,9 @@ _EVENTS_OF_OTHER_USE = (
         "is a timeline of operations; read it with tracekit.against_ideal.compare_timeline",
     ),
     (
-        re.compile(rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:'),  # its tracks repeat events, which would count twice
+        re.compile(
+            rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:'
+        ),  # its tracks repeat events, which would count twice
         "was written by tracekit for ui.perfetto.dev; name the traces it was made from",
     ),
 )
@@ -53,7 +57,9 @@ RECORDINGS = {
 """Readers of files that may lie beside a run's traces and are not traces, with what a file is
 called."""
 
-_DUMP_KEYS = re.compile(rb'"entries"\s*:\s*\[.*"(?:profiling_name|pg_config|pg_status)"\s*:', re.DOTALL)
+_DUMP_KEYS = re.compile(
+    rb'"entries"\s*:\s*\[.*"(?:profiling_name|pg_config|pg_status)"\s*:', re.DOTALL
+)
 _PICKLED_DUMP_KEYS = (b"profiling_name", b"pg_config", b"pg_status")
 _PICKLED_SNAPSHOT_KEYS = (b"segments", b"device_traces")
 _INSPECTOR_KEY = re.compile(rb'"inspector_output_format_version"\s*:')
@@ -62,7 +68,9 @@ _INSPECTOR_KEY = re.compile(rb'"inspector_output_format_version"\s*:')
 class FileType(msgspec.Struct, frozen=True):
     """Reader of a file, and its rank and world size if they are easy to find."""
 
-    reader: str | None  # "kineto", "perfetto", "nsight", "store" or one of RECORDINGS; None if it is none of these
+    reader: (
+        str | None
+    )  # "kineto", "perfetto", "nsight", "store" or one of RECORDINGS; None if it is none of these
     rank: int | None = None
     world_size: int | None = None
     why: str = ""  # reason why the file is not a trace
@@ -104,7 +112,9 @@ def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:
         return FileType(None, why="is an archive; unpack it and name the folder")
     if is_pickle(head):
         return _detect_pickle(head)
-    reader = next((reader for first_bytes, reader in SIGNATURES.items() if head.startswith(first_bytes)), None)
+    reader = next(
+        (reader for first_bytes, reader in SIGNATURES.items() if head.startswith(first_bytes)), None
+    )
     if reader is None and starts_with_packet(head):
         reader = "perfetto"
     return FileType(reader) if reader else _detect_json(head, tail)
@@ -129,13 +139,17 @@ def _detect_pickle(head: bytes) -> FileType:
         return FileType(FLIGHT_RECORDER)
     if any(key in head for key in _PICKLED_SNAPSHOT_KEYS):
         return FileType(MEMORY_SNAPSHOT)
-    return FileType(None, why="is a pickle, but neither a flight-recorder dump nor a memory snapshot")
+    return FileType(
+        None, why="is a pickle, but neither a flight-recorder dump nor a memory snapshot"
+    )
 
 
 def _detect_json(head: bytes, tail: bytes) -> FileType:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] not in (b"{", b"["):
-        return unreadable_file("is not a trace: neither JSON nor a Perfetto trace nor an Nsight Systems export")
+        return unreadable_file(
+            "is not a trace: neither JSON nor a Perfetto trace nor an Nsight Systems export"
+        )
     if _INSPECTOR_KEY.search(text):
         return FileType(NCCL_INSPECTOR)
     is_trace = _TRACE_KEYS.search(text) or _EVENT_KEYS.match(text)
@@ -143,7 +157,9 @@ def _detect_json(head: bytes, tail: bytes) -> FileType:
         return FileType(FLIGHT_RECORDER)
     if not (_TRACE_KEYS.search(text) or _EVENT_KEYS.match(text) or _TRACE_KEYS.search(tail)):
         return FileType(None, why='is JSON but not a trace: it has no "traceEvents"')
-    other_use = next((why for pattern, why in _EVENTS_OF_OTHER_USE if pattern.search(text[:4096])), None)
+    other_use = next(
+        (why for pattern, why in _EVENTS_OF_OTHER_USE if pattern.search(text[:4096])), None
+    )
     if other_use:
         return FileType(None, why=other_use)
     info = _distributed_info(head) or _distributed_info(tail)

@@ -50,7 +50,9 @@ MAX_STACK_FRAMES = 32
 """Frames that are kept of the stack of a dump's last operation."""
 MAX_DURATION_MS = 1e12
 """Longest duration that is believed, 30 years: more is damage."""
-_COLUMN_TYPES = {name: dtype for name, dtype in COLLECTIVES.items() if dtype in (pl.Int64, pl.Boolean)}
+_COLUMN_TYPES = {
+    name: dtype for name, dtype in COLLECTIVES.items() if dtype in (pl.Int64, pl.Boolean)
+}
 _DUMP_AGAIN = "dump it again with torch._C._distributed_c10d._dump_nccl_trace()"
 
 
@@ -95,13 +97,16 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
     raw_entries = dump.get("entries", ())
     entries, damaged = _read_entries(raw_entries)
     if damaged:
-        notices.append(Notice("damaged-entries", values={"case": "entries", "file": shown, "count": damaged}))
+        notices.append(
+            Notice("damaged-entries", values={"case": "entries", "file": shown, "count": damaged})
+        )
     groups = _read_groups(dump.get("pg_config"))
     columns, content_rank = _columns(entries, groups)
     rank_from = "content" if content_rank is not None else "name"
     rank = content_rank if content_rank is not None else rank
     frame = pl.DataFrame(columns, schema_overrides=_COLUMN_TYPES, strict=False).with_columns(
-        rank=pl.lit(rank, COLLECTIVES["rank"]), source=pl.lit("flight_recorder", COLLECTIVES["source"])
+        rank=pl.lit(rank, COLLECTIVES["rank"]),
+        source=pl.lit("flight_recorder", COLLECTIVES["source"]),
     )
     frame = conform(frame, COLLECTIVES)
     source = Recording(
@@ -130,7 +135,9 @@ def _read_bytes(path: Path, shown: str) -> bytes:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{shown}: is a damaged gzip file", hint="copy it again") from error
     except OSError as error:
-        raise InputError(f"{shown}: cannot be read: {error.strerror}", hint="check its permissions") from error
+        raise InputError(
+            f"{shown}: cannot be read: {error.strerror}", hint="check its permissions"
+        ) from error
     return data
 
 
@@ -156,7 +163,12 @@ def _check_version(version: object, shown: str) -> tuple[str | None, list[Notice
     notices = []
     if int(minor) > NEWEST_MINOR_VERSION:
         known = f"{MAJOR_VERSION}.{NEWEST_MINOR_VERSION}"
-        values: NoticeValues = {"case": "newer", "file": shown, "version": str(version), "known": known}
+        values: NoticeValues = {
+            "case": "newer",
+            "file": shown,
+            "version": str(version),
+            "known": known,
+        }
         notices.append(Notice("recorder-version", values=values))
     return str(version), notices
 
@@ -217,7 +229,10 @@ def _columns(
     bytes_of_tensors: dict[_Tensors, int | None] = {}
     for entry in entries:  # names and sizes repeat from step to step: each is read once
         if entry.profiling_name not in ops:
-            ops[entry.profiling_name] = (operation_name(entry.profiling_name), message_ranks(entry.profiling_name))
+            ops[entry.profiling_name] = (
+                operation_name(entry.profiling_name),
+                message_ranks(entry.profiling_name),
+            )
         tensors = _tensors(entry)
         if tensors not in bytes_of_tensors:
             bytes_of_tensors[tensors] = _smaller_side(*tensors)
@@ -262,14 +277,19 @@ def _find_messages(entries: Sequence[_RecordedEntry], ops: _Ops) -> list[bool]:
         op, message = ops[entry.profiling_name]
         if op == "coalesced":
             follows_message = bool(is_message) and is_message[-1]
-            is_message.append(follows_message and entries[position - 1].p2p_seq_id == entry.p2p_seq_id)
+            is_message.append(
+                follows_message and entries[position - 1].p2p_seq_id == entry.p2p_seq_id
+            )
         else:
             is_message.append(message is not None if entry.is_p2p is None else entry.is_p2p)
     return is_message
 
 
 def _find_peers(
-    entries: Sequence[_RecordedEntry], names: Sequence[str], groups: Mapping[str, ProcessGroup], ops: _Ops
+    entries: Sequence[_RecordedEntry],
+    names: Sequence[str],
+    groups: Mapping[str, ProcessGroup],
+    ops: _Ops,
 ) -> tuple[list[int | None], int | None]:
     """Return the peers of messages, None for other operations, and the rank that the first message tells."""
     peers: list[int | None] = [None] * len(entries)
@@ -348,7 +368,9 @@ def _global_rank(group: ProcessGroup | None, number: int) -> int | None:
     return valid_rank(group.ranks[number]) if number < len(group.ranks) else None
 
 
-_Tensors = tuple[tuple[tuple[int, ...], ...], tuple[str, ...], tuple[tuple[int, ...], ...], tuple[str, ...]]
+_Tensors = tuple[
+    tuple[tuple[int, ...], ...], tuple[str, ...], tuple[tuple[int, ...], ...], tuple[str, ...]
+]
 
 
 def _tensors(entry: _RecordedEntry) -> _Tensors:
@@ -382,7 +404,8 @@ def _spread_states(columns: dict[str, list[Any]]) -> None:
             batch = position
         elif batch is not None:
             of_batch = all(
-                columns[name][position] == columns[name][batch] for name in ("group", "sequence", "is_message")
+                columns[name][position] == columns[name][batch]
+                for name in ("group", "sequence", "is_message")
             )
             if of_batch:
                 columns["state"][position] = columns["state"][batch]
@@ -407,7 +430,10 @@ def _read_progress(
             continue
         name = name_of_id.get(str(key), str(key))
         identity = groups[name].name if name in groups else name
-        values = (_number(numbers.get(f"last_{what}_collective")) for what in ("enqueued", "started", "completed"))
+        values = (
+            _number(numbers.get(f"last_{what}_collective"))
+            for what in ("enqueued", "started", "completed")
+        )
         progress[identity] = GroupProgress(*values)
     return progress
 
@@ -419,4 +445,8 @@ def _number(value: object) -> int | None:
     """
     if isinstance(value, str) and value.isdecimal() and len(value) < 19:
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else None
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+        else None
+    )

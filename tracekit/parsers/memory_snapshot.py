@@ -48,7 +48,9 @@ def read_memory_snapshot(path: str | Path, *, name: str | None = None) -> Memory
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise InputError(f"{shown}: cannot be read: {error.strerror}", hint="check its permissions") from error
+        raise InputError(
+            f"{shown}: cannot be read: {error.strerror}", hint="check its permissions"
+        ) from error
     if data.startswith(GZIP):
         data = inflate(data, MAX_PICKLE_BYTES)
     return parse_memory_snapshot(load_plain_pickle(data, name=shown), name=shown)
@@ -62,7 +64,9 @@ def parse_memory_snapshot(content: object, *, name: str) -> MemorySnapshot:
         name: What to call the file in messages.
 
     """
-    if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in SNAPSHOT_KEYS):
+    if not isinstance(content, dict) or not all(
+        isinstance(content.get(key), list) for key in SNAPSHOT_KEYS
+    ):
         hint = "torch.cuda.memory._dump_snapshot writes one"
         raise InputError(f"{name}: is not a memory snapshot", hint=hint)
     stacks = _Stacks(name)
@@ -86,7 +90,9 @@ def parse_memory_snapshot(content: object, *, name: str) -> MemorySnapshot:
     )
 
 
-def _busiest_device(histories: Sequence[Sequence[object]], segments: Iterable[Mapping[str, Any]]) -> int:
+def _busiest_device(
+    histories: Sequence[Sequence[object]], segments: Iterable[Mapping[str, Any]]
+) -> int:
     """Return the number of the GPU with most events.
 
     Without events, the one with most reserved memory.
@@ -122,7 +128,9 @@ class _Stacks:
             stack: tuple[Frame, ...] = tuple(map(_FRAME_VALUES, frames))  # type: ignore[call-overload]
             number = self._numbers.get(stack)
         except (TypeError, KeyError, IndexError):
-            raise InputError(f"{self._name}: has a frame without name, file or line", hint=_WRITE_AGAIN) from None
+            raise InputError(
+                f"{self._name}: has a frame without name, file or line", hint=_WRITE_AGAIN
+            ) from None
         if number is None:
             self._check(stack)
             number = self._numbers[stack] = len(self._numbers)
@@ -131,7 +139,9 @@ class _Stacks:
     def _check(self, stack: tuple[Frame, ...]) -> None:
         for function, file, line in stack:
             if not (isinstance(function, str) and isinstance(file, str) and isinstance(line, int)):
-                raise InputError(f"{self._name}: has a frame without name, file or line", hint=_WRITE_AGAIN)
+                raise InputError(
+                    f"{self._name}: has a frame without name, file or line", hint=_WRITE_AGAIN
+                )
 
 
 def _dicts(values: object, where: str) -> list[dict[str, Any]]:
@@ -183,7 +193,15 @@ def _block_table(segments: Sequence[Mapping[str, Any]], stacks: _Stacks, name: s
             state = str(block.get("state", ""))
             stream = segment.get("stream", 0)
             rows.append(
-                (segment.get("address"), block_address, size, block.get("requested_size", size), stream, state, stack)
+                (
+                    segment.get("address"),
+                    block_address,
+                    size,
+                    block.get("requested_size", size),
+                    stream,
+                    state,
+                    stack,
+                )
             )
             if isinstance(block_address, int) and isinstance(size, int):
                 address = block_address + size
@@ -193,7 +211,11 @@ def _block_table(segments: Sequence[Mapping[str, Any]], stacks: _Stacks, name: s
 
 
 def _annotation_table(annotations: object, device: int, name: str) -> pl.DataFrame:
-    own = [row for row in _dicts(annotations, f"{name}: external_annotations") if row.get("device", device) == device]
+    own = [
+        row
+        for row in _dicts(annotations, f"{name}: external_annotations")
+        if row.get("device", device) == device
+    ]
     columns: dict[str, list[Any]] = {
         "at_ns": [row.get("time_us") for row in own],
         "name": [str(row.get("name", "")) for row in own],
@@ -206,9 +228,13 @@ def _annotation_table(annotations: object, device: int, name: str) -> pl.DataFra
 def _table(columns: Mapping[str, list[Any]], schema: pl.Schema, where: str) -> pl.DataFrame:
     """Return a table of numbers and texts; raise if a value is missing or of another type."""
     try:
-        series = [pl.Series(name, columns[name], dtype, strict=True) for name, dtype in schema.items()]
+        series = [
+            pl.Series(name, columns[name], dtype, strict=True) for name, dtype in schema.items()
+        ]
     except (TypeError, OverflowError, ValueError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"{where} has a value that is no number or too large", hint=_WRITE_AGAIN) from error
+        raise InputError(
+            f"{where} has a value that is no number or too large", hint=_WRITE_AGAIN
+        ) from error
     table = pl.DataFrame(series)
     required = [name for name in schema if name != "stack"]
     for name in required:
@@ -231,13 +257,18 @@ MAX_TIME_US = 1 << 53
 
 
 def _notices(
-    histories: Sequence[Sequence[object]], history: Sequence[Mapping[str, Any]], device: int, stacks: _Stacks
+    histories: Sequence[Sequence[object]],
+    history: Sequence[Mapping[str, Any]],
+    device: int,
+    stacks: _Stacks,
 ) -> tuple[Notice, ...]:
     """Return notices about what the snapshot lacks."""
     notices = []
     others = [number for number, events in enumerate(histories) if events and number != device]
     if others:
-        notices.append(Notice("memory-several-devices", values={"gpus": len(others) + 1, "device": device}))
+        notices.append(
+            Notice("memory-several-devices", values={"gpus": len(others) + 1, "device": device})
+        )
     if not history:
         notices.append(Notice("memory-no-history"))
     elif not stacks.stacks:

@@ -97,7 +97,9 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
 
     """
     shown = name or str(path)
-    columns: dict[str, list[Any]] = {column: [] for column in COLLECTIVES if column not in ("rank", "source", "step")}
+    columns: dict[str, list[Any]] = {
+        column: [] for column in COLLECTIVES if column not in ("rank", "source", "step")
+    }
     group_ranks: dict[str, int] = {}
     group_sizes: dict[str, int] = {}
     problems: Counter[str] = Counter()
@@ -113,14 +115,20 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
         metadata = metadata or line.metadata
         processes.add((line.metadata.hostname, line.metadata.pid))
         header = line.header
-        if header.rank is not None and header.n_ranks is not None and 0 <= header.rank < header.n_ranks:
+        if (
+            header.rank is not None
+            and header.n_ranks is not None
+            and 0 <= header.rank < header.n_ranks
+        ):
             group_ranks[header.id] = header.rank
             group_sizes[header.id] = header.n_ranks
         _add_row(columns, line)
     if metadata is None:
         raise InputError(f"{shown}: has no line of an NCCL Inspector log", hint=_RECORD_AGAIN)
     if len(processes) > 1:
-        raise InputError(f"{shown}: holds lines of {len(processes)} processes", hint="name one log per process")
+        raise InputError(
+            f"{shown}: holds lines of {len(processes)} processes", hint="name one log per process"
+        )
     columns["rank"] = [rank] * len(columns["id"])
     columns["source"] = ["nccl_inspector"] * len(columns["id"])
     source = Recording(
@@ -141,10 +149,17 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
 def _notices(shown: str, problems: Counter[str], version: str | None) -> tuple[Notice, ...]:
     notices = []
     if not (version or "").startswith(KNOWN_VERSIONS):
-        values: NoticeValues = {"case": "inspector", "file": shown, "version": version, "known": KNOWN_VERSIONS}
+        values: NoticeValues = {
+            "case": "inspector",
+            "file": shown,
+            "version": version,
+            "known": KNOWN_VERSIONS,
+        }
         notices.append(Notice("recorder-version", values=values))
     for problem, count in problems.items():
-        notices.append(Notice("damaged-entries", values={"case": problem, "file": shown, "count": count}))
+        notices.append(
+            Notice("damaged-entries", values={"case": problem, "file": shown, "count": count})
+        )
     return tuple(notices)
 
 
@@ -164,7 +179,9 @@ def _lines(path: Path, shown: str) -> Iterator[bytes]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{shown}: is a damaged gzip file", hint="copy it again") from error
     except OSError as error:
-        raise InputError(f"{shown}: cannot be read: {error.strerror}", hint="check its permissions") from error
+        raise InputError(
+            f"{shown}: cannot be read: {error.strerror}", hint="check its permissions"
+        ) from error
 
 
 def _add_row(columns: dict[str, list[Any]], line: _InspectorLine) -> None:

@@ -102,7 +102,9 @@ def read_operation_timeline(path: str | Path) -> OperationTimeline:
             continue
         place = places.get((event.pid, event.tid))
         if place is None:
-            raise InputError(f"{path}: thread {event.tid} of process {event.pid} has no name", hint=_HINT)
+            raise InputError(
+                f"{path}: thread {event.tid} of process {event.pid} has no name", hint=_HINT
+            )
         arguments = event.args
         rows.append(
             (
@@ -118,7 +120,9 @@ def read_operation_timeline(path: str | Path) -> OperationTimeline:
             )
         )
     if not any(row[4] in COMPUTE for row in rows):
-        raise InputError(f"{path}: is not a timeline of operations: no {' or '.join(COMPUTE)}", hint=_HINT)
+        raise InputError(
+            f"{path}: is not a timeline of operations: no {' or '.join(COMPUTE)}", hint=_HINT
+        )
     start_ns = (pl.col("ts") * 1000).round().cast(pl.Int64)
     columns = [*list(OPERATIONS)[:8], "ts", "dur"]
     table = pl.DataFrame(rows, schema=columns, orient="row").with_columns(
@@ -141,7 +145,9 @@ def _decode(path: Path) -> list[_Event]:
             raw = zlib.decompressobj(wbits=31).decompress(raw, MAX_FILE_BYTES)
         return msgspec.json.decode(raw, type=list[_Event])
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}", hint="check the path") from error
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror}", hint="check the path"
+        ) from error
     except (msgspec.DecodeError, zlib.error, gzip.BadGzipFile, EOFError) as error:
         raise InputError(f"{path}: is not a timeline of operations: {error}", hint=_HINT) from error
 

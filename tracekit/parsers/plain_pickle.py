@@ -78,7 +78,9 @@ def load_plain_pickle(data: bytes, *, name: str) -> object:
             return _PlainUnpickler(io.BytesIO(data)).load()
         except (pickle.UnpicklingError, UnicodeDecodeError, ValueError, EOFError):
             problem = "is a damaged pickle"
-    raise InputError(f"{name}: {problem}", hint="dump it again with PyTorch; other pickles are not read")
+    raise InputError(
+        f"{name}: {problem}", hint="dump it again with PyTorch; other pickles are not read"
+    )
 
 
 def _find_problem(data: bytes) -> str | None:

@@ -107,7 +107,9 @@ def _check_groups(dumps: Sequence[RankCollectives]) -> None:
                 continue
             known, path = first_dump.setdefault(name, (group, dump.source.path))
             if known.ranks != group.ranks:
-                sizes = f"{len(known.ranks)} ranks in {path}, {len(group.ranks)} in {dump.source.path}"
+                sizes = (
+                    f"{len(known.ranks)} ranks in {path}, {len(group.ranks)} in {dump.source.path}"
+                )
                 raise InputError(f"these dumps are of different runs: {sizes}", hint=_NAME_ONE_RUN)
 
 
@@ -139,12 +141,16 @@ def _merge_rank(dumps: Sequence[RankCollectives]) -> RankCollectives:
     if (times_of_entry["enqueued_ns"] > 1).any():
         source = dumps[0].source
         problem = f"rank {source.rank} has dumps of several runs{file_listing([dump.source.path for dump in dumps])}"
-        raise InputError(problem, hint=f"{_NAME_ONE_RUN}; of a run that was restarted, those of one start")
+        raise InputError(
+            problem, hint=f"{_NAME_ONE_RUN}; of a run that was restarted, those of one start"
+        )
     progress_order = (
         pl.col("state")
         .cast(pl.String)
         .replace_strict(
-            {state: number for number, state in enumerate(COLLECTIVE_STATES)}, default=-1, return_dtype=pl.Int8
+            {state: number for number, state in enumerate(COLLECTIVE_STATES)},
+            default=-1,
+            return_dtype=pl.Int8,
         )
     )
     table = (
@@ -195,7 +201,9 @@ def _check_unique(logs: Sequence[RankCollectives], ranks: Sequence[int]) -> None
     """Raise if two processes have the same rank."""
     repeated = [rank for rank in set(ranks) if ranks.count(rank) > 1]
     if repeated:
-        paths = [log.source.path for log, rank in zip(logs, ranks, strict=True) if rank == repeated[0]]
+        paths = [
+            log.source.path for log, rank in zip(logs, ranks, strict=True) if rank == repeated[0]
+        ]
         problem = f"rank {repeated[0]} has logs of several processes{file_listing(paths)}"
         raise InputError(problem, hint=_OF_ONE_START)
 
@@ -203,8 +211,9 @@ def _check_unique(logs: Sequence[RankCollectives], ranks: Sequence[int]) -> None
 def _check_one_start(logs: Sequence[RankCollectives]) -> None:
     """Raise if logs are of several runs, or of several starts of one run.
 
-    Two processes cannot be the same member of a communicator. Processes that share communicators, directly or through
-    others, ran together; of several such sets in one run, none ends before another begins.
+    Two processes cannot be the same member of a communicator. Processes that share communicators,
+    directly or through others, ran together; of several such sets in one run, none ends before
+    another begins.
     """
     first_path: dict[tuple[str, int], str] = {}
     for log in logs:
@@ -212,10 +221,17 @@ def _check_one_start(logs: Sequence[RankCollectives]) -> None:
             known = first_path.setdefault(member, log.source.path)
             if known != log.source.path:
                 files = file_listing([known, log.source.path])
-                raise InputError(f"two logs are of rank {member[1]} of one communicator{files}", hint=_OF_ONE_START)
+                raise InputError(
+                    f"two logs are of rank {member[1]} of one communicator{files}",
+                    hint=_OF_ONE_START,
+                )
     spans: list[tuple[int, int, str]] = []  # start, end, and the path of one log
     for together in _connected(logs):
-        times = pl.concat([log.collectives["completed_by_ns"] for log in together]).drop_nulls().to_list()
+        times = (
+            pl.concat([log.collectives["completed_by_ns"] for log in together])
+            .drop_nulls()
+            .to_list()
+        )
         if times:
             spans.append((min(times), max(times), together[0].source.path))
     spans.sort()
@@ -223,7 +239,9 @@ def _check_one_start(logs: Sequence[RankCollectives]) -> None:
     for start, end, path in spans:
         if start > latest_end:
             files = file_listing([latest_path, path])
-            raise InputError(f"these logs are of several runs, one after the other{files}", hint=_OF_ONE_START)
+            raise InputError(
+                f"these logs are of several runs, one after the other{files}", hint=_OF_ONE_START
+            )
         if end > latest_end:
             latest_end, latest_path = end, path
 
@@ -258,7 +276,10 @@ def _process_ranks(sources: Sequence[Recording]) -> tuple[list[int], list[Notice
     if len(sources) == 1:
         return [_rank_in_largest_group(sources[0])], []
 
-    order = sorted(range(len(sources)), key=lambda i: (sources[i].host or "", sources[i].pid or 0, sources[i].path))
+    order = sorted(
+        range(len(sources)),
+        key=lambda i: (sources[i].host or "", sources[i].pid or 0, sources[i].path),
+    )
     ranks = [0] * len(sources)
     for number, i in enumerate(order):
         ranks[i] = number
@@ -281,7 +302,9 @@ def _rank_in_largest_group(source: Recording) -> int:
     return source.group_ranks[largest]
 
 
-def _with_ranks(table: pl.DataFrame, rank: int, members: Mapping[str, Mapping[int, int]]) -> pl.DataFrame:
+def _with_ranks(
+    table: pl.DataFrame, rank: int, members: Mapping[str, Mapping[int, int]]
+) -> pl.DataFrame:
     """Return a log's table with its rank, and with peers counted over all processes instead of in their group."""
     table = table.with_columns(rank=pl.lit(rank, COLLECTIVES["rank"]))
     if not table["is_message"].any():

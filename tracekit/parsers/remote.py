@@ -59,7 +59,9 @@ def list_files(url: str, *, depth: int) -> dict[str, int]:
             return {url: int(info.get("size") or 0)}
         sizes: dict[str, int] = {}
         for name, info in sorted(listed.items()):
-            source = _IN_EXPORTED_FOLDER.sub(r"\1", name)  # the files of an exported folder are one source
+            source = _IN_EXPORTED_FOLDER.sub(
+                r"\1", name
+            )  # the files of an exported folder are one source
             sizes[source] = sizes.get(source, 0) + int(info.get("size") or 0)
         if not sizes:
             raise InputError(f"{url}: holds nothing", hint="check the URL")
@@ -121,7 +123,9 @@ def fetch_to_local(path: str) -> Iterator[str]:
             if remote_path.endswith(_FOLDER_SUFFIXES):
                 system.get(remote_path, str(local), recursive=True)
             else:
-                system.get_file(remote_path, str(local))  # get would take the ? of a query for a pattern
+                system.get_file(
+                    remote_path, str(local)
+                )  # get would take the ? of a query for a pattern
         yield str(local)
 
 
@@ -140,7 +144,9 @@ async def _http_client(**options: Any) -> Any:
     """Return fsspec's HTTP client, with a check of every redirect before it is followed, and with time-outs."""
     import aiohttp
 
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=ANSWER_TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(
+        total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=ANSWER_TIMEOUT_S
+    )
 
     redirects = aiohttp.TraceConfig()
     redirects.on_request_redirect.append(_check_redirect)
@@ -171,7 +177,9 @@ def _is_private(host: str) -> bool:
         addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
     except OSError:
         return False
-    return any(not ipaddress.ip_address(str(address).partition("%")[0]).is_global for address in addresses)
+    return any(
+        not ipaddress.ip_address(str(address).partition("%")[0]).is_global for address in addresses
+    )
 
 
 @contextlib.contextmanager
@@ -190,21 +198,34 @@ def _one_line_errors(url: str) -> Iterator[None]:
 def _input_error(url: str, error: BaseException) -> InputError:
     """Return the error about a URL that cannot be read because of *error*."""
     shown = public_url(url)
-    is_gone = isinstance(error, FileNotFoundError) or getattr(error, "status", None) == HTTPStatus.NOT_FOUND
+    is_gone = (
+        isinstance(error, FileNotFoundError)
+        or getattr(error, "status", None) == HTTPStatus.NOT_FOUND
+    )
     if is_gone:
         return InputError(f"{shown}: there is no such file or folder", hint="check the URL")
     if isinstance(error, ImportError):
-        return InputError(f"{shown}: {_reason(error)}", hint="install that package, or copy the files here")
+        return InputError(
+            f"{shown}: {_reason(error)}", hint="install that package, or copy the files here"
+        )
     if isinstance(error, TimeoutError):
         problem = f"{shown}: the server did not answer within {ANSWER_TIMEOUT_S:.0f} s"
         return InputError(problem, hint="try again, or copy the files here")
     if _is_refused(error):
-        return InputError(f"{shown}: connection refused", hint="check that the server runs, and the port in the URL")
-    return InputError(f"{shown}: cannot be read: {_reason(error)}", hint="check the URL and your access to it")
+        return InputError(
+            f"{shown}: connection refused",
+            hint="check that the server runs, and the port in the URL",
+        )
+    return InputError(
+        f"{shown}: cannot be read: {_reason(error)}", hint="check the URL and your access to it"
+    )
 
 
 def _is_refused(error: BaseException) -> bool:
-    """Return whether nobody listens at the address; libraries wrap the error of the operating system."""
+    """Return whether nobody listens at the address.
+
+    Libraries wrap the error of the operating system.
+    """
     chain: BaseException | None = error
     while chain is not None:
         if getattr(chain, "errno", None) == errno.ECONNREFUSED:

@@ -35,11 +35,15 @@ def missing_ranks(present: Collection[int], size: int, *, most: int) -> tuple[in
     (3, [1, 3])
     """
     valid = {rank for rank in present if 0 <= rank < size}
-    missing = (rank for rank in range(size) if rank not in valid)  # lazy: a damaged size may be in the millions
+    missing = (
+        rank for rank in range(size) if rank not in valid
+    )  # lazy: a damaged size may be in the millions
     return size - len(valid), list(islice(missing, most))
 
 
-def unknown_rank_error(requested: Iterable[int], present: Iterable[int], *, where: str = "") -> InputError:
+def unknown_rank_error(
+    requested: Iterable[int], present: Iterable[int], *, where: str = ""
+) -> InputError:
     """Return the error for *requested* ranks that are not present, with those that are.
 
     >>> str(unknown_rank_error([9], [0, 1]))
@@ -74,7 +78,9 @@ class SourceRef(msgspec.Struct, frozen=True):
     world_size: int | None = None
     bytes: int = 0
     role: str | None = None  # of a run whose ranks have several processes
-    url: str | None = None  # where to read it, if it is not local; may hold secrets, so it is never shown or stored
+    url: str | None = (
+        None  # where to read it, if it is not local; may hold secrets, so it is never shown or stored
+    )
     snapshots: "tuple[SourceRef, ...]" = ()  # memory snapshots that may be of the same process
     capture: "SourceRef | None" = None  # trace of the capture of the graphs that this one replays
 
@@ -117,11 +123,15 @@ def check_single_run(refs: Sequence[SourceRef]) -> None:
                 " --role trainer=PATH --role rollout=PATH",
             )
     _check_same({ref.path: ref.reader for ref in refs}, "different tools")
-    _check_same({ref.path: ref.world_size for ref in refs if ref.world_size}, "different world sizes")
+    _check_same(
+        {ref.path: ref.world_size for ref in refs if ref.world_size}, "different world sizes"
+    )
     unknown = [ref.path for ref in refs if ref.rank is None and ref.reader in PYTORCH_READERS]
     if unknown and len(refs) > 1:
         hint = "put the rank into their names: rank0.json, rank1.json, …"
-        raise InputError(f"{len(unknown)} files do not say their rank{file_listing(unknown)}", hint=hint)
+        raise InputError(
+            f"{len(unknown)} files do not say their rank{file_listing(unknown)}", hint=hint
+        )
 
 
 def _run_folders(refs: Sequence[SourceRef]) -> list[str]:
@@ -165,9 +175,14 @@ def roles_by_name(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
     processes = max(Counter(ref.rank for ref in refs).values())
     folders = [folder.rpartition("/")[2].removeprefix("role=") for folder in _run_folders(refs)]
     for names in (folders, [_name_stem(ref.name) for ref in refs]):
-        each_rank_once = len({(name, ref.rank) for name, ref in zip(names, refs, strict=False)}) == len(refs)
+        each_rank_once = len(
+            {(name, ref.rank) for name, ref in zip(names, refs, strict=False)}
+        ) == len(refs)
         if names and all(names) and each_rank_once and len(set(names)) == processes > 1:
-            return [msgspec.structs.replace(ref, role=name) for ref, name in zip(refs, names, strict=True)]
+            return [
+                msgspec.structs.replace(ref, role=name)
+                for ref, name in zip(refs, names, strict=True)
+            ]
     return None
 
 
@@ -186,7 +201,8 @@ def several_runs_error(runs: Sequence[str]) -> InputError:
     """Return the error about the folders of several runs, of which one must be chosen."""
     if len(runs) < 2:
         return InputError(
-            f"the files in {', '.join(runs)} look like several runs", hint="name one file per rank of one run"
+            f"the files in {', '.join(runs)} look like several runs",
+            hint="name one file per rank of one run",
         )
     first, second = (shlex.quote(run) for run in runs[:2])
     return InputError(
@@ -203,7 +219,10 @@ def _check_same(values: dict[str, object], what: str) -> None:
         groups[value].append(path)
     if len(groups) > 1:
         shown = "; ".join(f"{value}: {listing(files, most=2)}" for value, files in groups.items())
-        raise InputError(f"these traces come from different runs ({what}): {shown}", hint="name the files of one run")
+        raise InputError(
+            f"these traces come from different runs ({what}): {shown}",
+            hint="name the files of one run",
+        )
 
 
 def file_listing(paths: Iterable[str], *, most: int = 4) -> str:
@@ -213,7 +232,11 @@ def file_listing(paths: Iterable[str], *, most: int = 4) -> str:
     (' in runs: a/0.json, b/0.json', ': a.json')
     """
     files = sorted(paths)
-    folder = os.path.commonpath([path.rpartition("/")[0] for path in files]) if "/" in files[0] else ""
+    folder = (
+        os.path.commonpath([path.rpartition("/")[0] for path in files]) if "/" in files[0] else ""
+    )
     if not folder or any("://" in path for path in files):
         return f": {listing(files, most=most)}"
-    return f" in {folder}: {listing([path[len(folder) :].lstrip('/') for path in files], most=most)}"
+    return (
+        f" in {folder}: {listing([path[len(folder) :].lstrip('/') for path in files], most=most)}"
+    )

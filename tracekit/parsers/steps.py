@@ -38,12 +38,16 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     steps, inside = _steps_at(starts, bounds, numbers, innermost >= 0)
     # GPU events take the step at the start of their launch instead of their own start.
     gpu_rows = np.flatnonzero(_of_kind(kind, *GPU_KINDS, "gpu_annotation"))
-    launch_rows = _find_launches(events["correlation"], _of_kind(kind, "runtime", "driver"), gpu_rows)
+    launch_rows = _find_launches(
+        events["correlation"], _of_kind(kind, "runtime", "driver"), gpu_rows
+    )
     inside[gpu_rows] = False
     has_launch = launch_rows >= 0
     gpu_rows = gpu_rows[has_launch]
     launch_rows = launch_rows[has_launch]
-    steps[gpu_rows], inside[gpu_rows] = _steps_at(starts[launch_rows], bounds, numbers, innermost >= 0)
+    steps[gpu_rows], inside[gpu_rows] = _steps_at(
+        starts[launch_rows], bounds, numbers, innermost >= 0
+    )
     step = pl.Series("step", steps)
     return events.with_columns(step if inside.all() else step.set(pl.Series(~inside), None))
 
@@ -67,7 +71,9 @@ def filter_by_name(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
     """Return the rows whose name matches *pattern*, which is matched once per distinct name."""
     names = frame["name"].unique()
     matching = names.filter(names.cast(pl.String).str.contains(pattern))
-    return frame.filter(pl.col("name").is_in(matching.implode())) if len(matching) else frame.clear()
+    return (
+        frame.filter(pl.col("name").is_in(matching.implode())) if len(matching) else frame.clear()
+    )
 
 
 def _profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
@@ -76,7 +82,9 @@ def _profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
     Files of 2021 list the steps among the operators. Copies of the marks on the GPU's tracks are
     not counted.
     """
-    named = events.select("kind", "name", "start_ns", "end_ns").filter(pl.col("kind").is_in(["annotation", "cpu_op"]))
+    named = events.select("kind", "name", "start_ns", "end_ns").filter(
+        pl.col("kind").is_in(["annotation", "cpu_op"])
+    )
     step = pl.col("name").cast(pl.String).str.extract(_PROFILER_STEP).cast(pl.Int64, strict=False)
     return filter_by_name(named, _PROFILER_STEP).select("start_ns", "end_ns", step=step)
 

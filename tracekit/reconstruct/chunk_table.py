@@ -48,7 +48,9 @@ def find_partners(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
     >>> find_partners(chunks, from_ranges=False).to_list()
     [1, 0]
     """
-    rows = chunks.select("block", "op", "pair", "launch_ns", "last_ns", "start_ns", "end_ns").rows(named=True)
+    rows = chunks.select("block", "op", "pair", "launch_ns", "last_ns", "start_ns", "end_ns").rows(
+        named=True
+    )
     backwards_near: dict[int, list[int]] = {}  # by forward
     for forward, row in enumerate(rows):
         if row["op"] == "F":
@@ -66,7 +68,9 @@ def find_partners(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
             is_taken = partner[backward] >= 0
             if (from_ranges and not is_named) or is_own_backward or is_taken:
                 continue
-            share = 2.0 if is_named else max(_shared_on_host(own, other), _shared_on_gpu(own, other))
+            share = (
+                2.0 if is_named else max(_shared_on_host(own, other), _shared_on_gpu(own, other))
+            )
             if share > best_share:
                 best = backward
                 best_share = share
@@ -104,7 +108,10 @@ def _named_blocks(
 
 def _is_real_block(forward: _Chunk, backward: _Chunk) -> bool:
     """Return whether the halves of a named block were launched interleaved, or on the GPU at the same time."""
-    return _shared_on_host(forward, backward) > 0 or _shared_on_gpu(forward, backward) > MIN_SHARED_GPU_TIME
+    return (
+        _shared_on_host(forward, backward) > 0
+        or _shared_on_gpu(forward, backward) > MIN_SHARED_GPU_TIME
+    )
 
 
 def _shared(start: str, end: str, a: _Chunk, b: _Chunk) -> float:
@@ -174,7 +181,9 @@ def cut_chunks(rows: pl.DataFrame) -> tuple[pl.DataFrame, Ints, Ints]:
     partners = []
     first = 0
     for table, is_from_ranges in zip(tables, from_ranges, strict=True):
-        partners.append(find_partners(chunks.slice(first, table.height), from_ranges=is_from_ranges))
+        partners.append(
+            find_partners(chunks.slice(first, table.height), from_ranges=is_from_ranges)
+        )
         first += table.height
     return _share_stages(chunks).with_columns(pl.concat(partners)), all_kernels, all_chunks
 
@@ -182,7 +191,14 @@ def cut_chunks(rows: pl.DataFrame) -> tuple[pl.DataFrame, Ints, Ints]:
 def _summarize(rows: pl.DataFrame, kernels: Ints, chunk: Ints) -> pl.DataFrame:
     """Return for every chunk its times, the stage, micro-batch and block that its kernels name, and its layers."""
     members = rows[kernels].select(
-        pl.Series("chunk", chunk), "category", "host_ns", "start_ns", "end_ns", "stage", "microbatch", "block"
+        pl.Series("chunk", chunk),
+        "category",
+        "host_ns",
+        "start_ns",
+        "end_ns",
+        "stage",
+        "microbatch",
+        "block",
     )
     needed_ns = pl.col("host_ns").filter(pl.col("category") != LOOSE_WGRAD)
     names = to_int64(rows["name"].to_physical())[kernels]
@@ -198,7 +214,10 @@ def _summarize(rows: pl.DataFrame, kernels: Ints, chunk: Ints) -> pl.DataFrame:
         .sort("chunk")
         .select(
             pl.exclude("chunk"),
-            pl.Series("layers", count_layers(chunk, names, (members["end_ns"] - members["start_ns"]).to_numpy())),
+            pl.Series(
+                "layers",
+                count_layers(chunk, names, (members["end_ns"] - members["start_ns"]).to_numpy()),
+            ),
         )
     )
 
@@ -234,12 +253,21 @@ def _share_stages(chunks: pl.DataFrame) -> pl.DataFrame:
     """Give backwards without a stage and micro-batch of their own those of their forward."""
     names = ("stage", "microbatch")
     has_both = pl.all_horizontal(pl.col(names).is_not_null())
-    of_forward = (pl.col(name).filter(has_both & (pl.col("op") == "F")).first().over("step", "pair") for name in names)
-    named = chunks.with_columns(pl.coalesce(name, own) for name, own in zip(names, of_forward, strict=True))
-    return named.with_columns(confidence=pl.when(has_both).then(pl.lit(CONFIDENCE_ANNOTATED)).otherwise("confidence"))
+    of_forward = (
+        pl.col(name).filter(has_both & (pl.col("op") == "F")).first().over("step", "pair")
+        for name in names
+    )
+    named = chunks.with_columns(
+        pl.coalesce(name, own) for name, own in zip(names, of_forward, strict=True)
+    )
+    return named.with_columns(
+        confidence=pl.when(has_both).then(pl.lit(CONFIDENCE_ANNOTATED)).otherwise("confidence")
+    )
 
 
-def measure_chunks(chunks: pl.DataFrame, rows: pl.DataFrame, stalls: Mapping[str, Intervals]) -> pl.DataFrame:
+def measure_chunks(
+    chunks: pl.DataFrame, rows: pl.DataFrame, stalls: Mapping[str, Intervals]
+) -> pl.DataFrame:
     """Return the chunks with their compute time (of *rows*) and stalls.
 
     Of an overlapped block, those of the block.
@@ -252,7 +280,9 @@ def measure_chunks(chunks: pl.DataFrame, rows: pl.DataFrame, stalls: Mapping[str
         "wgrad_ns": time_of(rows, ("wgrad",)).covered_ns(start, end),
         **{f"{cause}_ns": stall.covered_ns(start, end) for cause, stall in stalls.items()},
     }
-    return conform(chunks.with_columns(pl.Series(name, ns) for name, ns in measures.items()), CHUNKS)
+    return conform(
+        chunks.with_columns(pl.Series(name, ns) for name, ns in measures.items()), CHUNKS
+    )
 
 
 def _block_spans(chunks: pl.DataFrame) -> tuple[Ints, Ints]:
@@ -266,5 +296,8 @@ def _block_spans(chunks: pl.DataFrame) -> tuple[Ints, Ints]:
     beside = chunks["beside"].to_numpy()
     half = np.flatnonzero(beside >= 0)
     other = beside[half] + np.searchsorted(step, step[half])  # beside counts within the step
-    start[half], end[half] = np.minimum(start[half], start[other]), np.maximum(end[half], end[other])
+    start[half], end[half] = (
+        np.minimum(start[half], start[other]),
+        np.maximum(end[half], end[other]),
+    )
     return start, end

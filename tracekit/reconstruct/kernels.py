@@ -39,9 +39,13 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     >>> prepare(conform(pl.DataFrame(rows), LABELLED))["category"].to_list()
     [3, 1]
     """
-    rows = labelled.with_columns(host_ns=pl.coalesce("launch_ns", "start_ns")).sort("host_ns", maintain_order=True)
+    rows = labelled.with_columns(host_ns=pl.coalesce("launch_ns", "start_ns")).sort(
+        "host_ns", maintain_order=True
+    )
     codes = label_codes(rows)
-    annotations = CategoryColumn.from_series(rows["annotations"]).fill(CategoryColumn.from_series(rows["annotation"]))
+    annotations = CategoryColumn.from_series(rows["annotations"]).fill(
+        CategoryColumn.from_series(rows["annotation"])
+    )
     category = _categories(rows, codes, annotations)
     named = read_ranges(annotations, backward=(category == AUTOGRAD) | (category == LOOSE_WGRAD))
     # A stage or a micro-batch alone is the classifier's count, which does not look across ranks.
@@ -49,7 +53,10 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     is_numbered = pl.col("autograd_sequence").is_between(0, _MAX_SEQUENCE_NUMBER)
     is_recompute = pl.lit(pl.Series(codes == LABELS.index("recompute")))
     return rows.with_columns(
-        *(pl.coalesce(named[name], pl.when(both_known).then(name)).alias(name) for name in ("stage", "microbatch")),
+        *(
+            pl.coalesce(named[name], pl.when(both_known).then(name)).alias(name)
+            for name in ("stage", "microbatch")
+        ),
         pl.Series("category", category),
         pl.Series("code", codes),
         named["op"].alias("named_op"),
@@ -58,7 +65,9 @@ def prepare(labelled: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _categories(rows: pl.DataFrame, codes: Ints, annotations: CategoryColumn) -> npt.NDArray[np.int8]:
+def _categories(
+    rows: pl.DataFrame, codes: Ints, annotations: CategoryColumn
+) -> npt.NDArray[np.int8]:
     """Return the category of each row.
 
     Args:
@@ -66,7 +75,9 @@ def _categories(rows: pl.DataFrame, codes: Ints, annotations: CategoryColumn) ->
         codes: Index of the label in ``LABELS``, -1 without a label.
         annotations: Ranges around each event's launch.
     """
-    of_label = np.array([_CATEGORIES.get(label, UNUSED) for label in LABELS] + [UNUSED], np.int8)  # code -1: no label
+    of_label = np.array(
+        [_CATEGORIES.get(label, UNUSED) for label in LABELS] + [UNUSED], np.int8
+    )  # code -1: no label
     category = of_label[codes]
     category[(category == LOOSE_WGRAD) & present(rows["node"])] = AUTOGRAD
     # What is done once for the gradients of all micro-batches belongs to no cell.
@@ -86,13 +97,22 @@ def read_ranges(paths: CategoryColumn, *, backward: Bools) -> pl.DataFrame:
     >>> read_ranges(paths, backward=np.array([False, False, True])).rows()
     [('F', 2, 7, None), ('F', 0, 7, 'PP:(0F7;3B1)'), ('B', 3, 1, 'PP:(0F7;3B1)')]
     """
-    schema = {"op": pl.String(), "stage": pl.Int32(), "microbatch": pl.Int32(), "block": pl.String()}
-    named: list[tuple[Any, ...]] = []  # two rows for every distinct path: for a forward and for a backward kernel
+    schema = {
+        "op": pl.String(),
+        "stage": pl.Int32(),
+        "microbatch": pl.Int32(),
+        "block": pl.String(),
+    }
+    named: list[
+        tuple[Any, ...]
+    ] = []  # two rows for every distinct path: for a forward and for a backward kernel
     for ranges in map(parse_path, paths.values):
         for work in (ranges.forward, ranges.backward):
             op = (work.op, work.stage, work.microbatch) if work else (None, None, None)
             named.append((*op, ranges.block))
-    table = pl.DataFrame([*named, (None,) * len(schema)], schema=schema, orient="row")  # the last is for no path
+    table = pl.DataFrame(
+        [*named, (None,) * len(schema)], schema=schema, orient="row"
+    )  # the last is for no path
     return table[np.where(paths.present, 2 * paths.codes + backward, len(named))]
 
 
@@ -106,7 +126,9 @@ class Kernels:
         self.duration_ns: Ints = rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy()
         self.is_wgrad: Bools = rows["code"].to_numpy() == LABELS.index("wgrad")
         self.number = to_int64(rows["number"])
-        self.name: npt.NDArray[np.uint32] = rows["name"].to_physical().to_numpy()  # code of the kernel's name
+        self.name: npt.NDArray[np.uint32] = (
+            rows["name"].to_physical().to_numpy()
+        )  # code of the kernel's name
         self.p2p = rows["p2p"]
         self.named_op = CategoryColumn.from_series(rows["named_op"])
         self.stage = to_int64(rows["stage"])

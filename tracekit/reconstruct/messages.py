@@ -40,7 +40,9 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
         chunks: Forwards and backwards of the rank (``CHUNKS``).
 
     """
-    compute_streams = rows.filter(pl.col("category").is_in((FORWARD, AUTOGRAD, LOOSE_WGRAD)))["stream"].unique()
+    compute_streams = rows.filter(pl.col("category").is_in((FORWARD, AUTOGRAD, LOOSE_WGRAD)))[
+        "stream"
+    ].unique()
     kernels = rows.filter(pl.col("category") == MESSAGE)
     message = pl.col("messages").struct
     table = (
@@ -94,12 +96,15 @@ def batch_sends(work: pl.DataFrame, sends: pl.DataFrame) -> list[SendBatch]:
     >>> batch_sends(pl.DataFrame({"last_ns": [10, 20, 30]}), pl.DataFrame({"launch_ns": [12, 35, 35]}))
     [SendBatch(sends=range(0, 1), chunks=range(0, 1)), SendBatch(sends=range(1, 3), chunks=range(1, 3))]
     """
-    chunks_before = np.searchsorted(work["last_ns"].to_numpy(), sends["launch_ns"].to_numpy(), side="right")
+    chunks_before = np.searchsorted(
+        work["last_ns"].to_numpy(), sends["launch_ns"].to_numpy(), side="right"
+    )
     count_of_batch, first_send = np.unique(chunks_before, return_index=True)
     rows_of_batches = pairwise([*first_send.tolist(), sends.height])
     chunks_of_batches = pairwise([0, *count_of_batch.tolist()])
     return [
-        SendBatch(range(*rows), range(*chunks)) for rows, chunks in zip(rows_of_batches, chunks_of_batches, strict=True)
+        SendBatch(range(*rows), range(*chunks))
+        for rows, chunks in zip(rows_of_batches, chunks_of_batches, strict=True)
     ]
 
 
@@ -173,7 +178,9 @@ def measure_contention(kernels: pl.DataFrame, messages: Intervals) -> pl.DataFra
         until_ns=pl.when(is_next_prompt).then(next_start).otherwise("end_ns"),
     )
     covered_ns = messages.covered_ns(table["start_ns"].to_numpy(), table["until_ns"].to_numpy())
-    table = table.with_columns(pl.Series("covered_ns", covered_ns), took_ns=pl.col("until_ns") - pl.col("start_ns"))
+    table = table.with_columns(
+        pl.Series("covered_ns", covered_ns), took_ns=pl.col("until_ns") - pl.col("start_ns")
+    )
     is_alone = pl.col("covered_ns") == 0
     measured = table.group_by(_KERNEL).agg(
         alone=is_alone.sum(),
@@ -205,8 +212,12 @@ def contention_losses(ranks: Sequence[pl.DataFrame]) -> pl.DataFrame:
         .group_by("op", "size", "rank")
         .agg(slowdown=pl.col("alone_ns").sum() / pl.col("usual_ns").sum())
     )
-    beside = table.filter(pl.col("beside") > 0).join(slowdown, on=["op", "size", "rank"], how="left")
-    alone_ns = pl.col("usual_ns") * pl.col("slowdown").fill_null(1.0).fill_nan(1.0) * pl.col("beside")
+    beside = table.filter(pl.col("beside") > 0).join(
+        slowdown, on=["op", "size", "rank"], how="left"
+    )
+    alone_ns = (
+        pl.col("usual_ns") * pl.col("slowdown").fill_null(1.0).fill_nan(1.0) * pl.col("beside")
+    )
     return (
         beside.group_by("op")
         .agg(

@@ -14,7 +14,10 @@ LABELS = {
     "backward-compute": "backward",
     **dict.fromkeys(MESSAGES, "pp_comm"),
     **dict.fromkeys(("params-all-gather", "grads-reduce-scatter"), "dp_comm"),
-    **dict.fromkeys(("embedding-grads-all-reduce", "layernorm-grads-all-reduce", "separate-grads-all-reduce"), "comm"),
+    **dict.fromkeys(
+        ("embedding-grads-all-reduce", "layernorm-grads-all-reduce", "separate-grads-all-reduce"),
+        "comm",
+    ),
     "optimizer-clip-main-grad": "comm",
     "optimizer": "optimizer",
 }
@@ -37,14 +40,17 @@ def pipelines_of_operations(operations: pl.DataFrame) -> list[RankPipeline]:
     stages = int(operations["pipeline_rank"].to_numpy().max()) + 1
     tensor_ranks = int(operations["tensor_rank"].to_numpy().max()) + 1
     first_of_replica = pl.col("replica") * stages * tensor_ranks
-    rank = (first_of_replica + pl.col("pipeline_rank") * tensor_ranks + pl.col("tensor_rank")).cast(pl.Int32)
+    rank = (first_of_replica + pl.col("pipeline_rank") * tensor_ranks + pl.col("tensor_rank")).cast(
+        pl.Int32
+    )
     ranked = operations.with_columns(rank=rank)
     labelled = ranked.with_columns(**_label_columns(tensor_ranks)).drop_nulls("label")
     parts = []
     for (number,), rows in labelled.group_by("rank", maintain_order=True):
         first = rows.row(0, named=True)
         members = tuple(
-            (first["replica"] * stages + stage) * tensor_ranks + first["tensor_rank"] for stage in range(stages)
+            (first["replica"] * stages + stage) * tensor_ranks + first["tensor_rank"]
+            for stage in range(stages)
         )
         group = ProcessGroup("pipeline", "PIPELINE_MODEL_PARALLEL_GROUP", members)
         source = Source("", "operations", int(str(number)), "content", groups=(group,))
@@ -66,16 +72,24 @@ def _label_columns(tensor_ranks: int) -> dict[str, pl.Expr]:
     passes = {**COMPUTE, **{message: served for message, (served, _) in MESSAGES.items()}}
     letter = name.replace_strict(passes, default=None, return_dtype=pl.String)
     stages_away = name.replace_strict(
-        {message: away for message, (_, away) in MESSAGES.items()}, default=None, return_dtype=pl.Int32
+        {message: away for message, (_, away) in MESSAGES.items()},
+        default=None,
+        return_dtype=pl.Int32,
     )
     direction = name.str.extract("-(send|recv)$")
     microbatch = pl.coalesce("microbatch", "number")
-    verb = pl.when(name.is_in(list(MESSAGES))).then(direction.str.to_uppercase() + "_").otherwise(pl.lit(""))
+    verb = (
+        pl.when(name.is_in(list(MESSAGES)))
+        .then(direction.str.to_uppercase() + "_")
+        .otherwise(pl.lit(""))
+    )
     annotation = pl.format("PP:{}{}{}{}", "pipeline_rank", verb, letter, microbatch)
     label = name.replace_strict(LABELS, default=None, return_dtype=pl.String)
     return {
         "label": label,
-        "pass": letter.replace_strict({"F": "forward", "B": "backward"}, default=None, return_dtype=pl.String),
+        "pass": letter.replace_strict(
+            {"F": "forward", "B": "backward"}, default=None, return_dtype=pl.String
+        ),
         "stream": label.replace_strict(_STREAMS, default=_OTHER_STREAM, return_dtype=pl.Int64),
         "stage": pl.when(letter.is_not_null()).then("pipeline_rank"),
         "microbatch": pl.when(letter.is_not_null()).then(microbatch),

@@ -57,7 +57,9 @@ def split_layout(text: str | None) -> tuple[str | None, int | None]:
         return mesh, None
     size = nodes[0].partition("=")[2].strip()
     if len(nodes) > 1 or not re.fullmatch(r"[1-9]\d{0,5}", size):
-        raise OptionError(f"layout {text!r} does not say how many ranks a node has", hint="write it as node=8")
+        raise OptionError(
+            f"layout {text!r} does not say how many ranks a node has", hint="write it as node=8"
+        )
     if mesh is not None:
         parse_layout(mesh)
     return mesh, int(size)
@@ -76,7 +78,9 @@ def parse_layout(text: str) -> dict[str, int]:
     for word in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"([a-z]\w*)=([1-9]\d*)", word)
         if not match or match[1] in sizes:
-            raise OptionError(f"layout {text!r} is not NAME=size,…", hint="write it as pp=4,ep=2: slowest first")
+            raise OptionError(
+                f"layout {text!r} is not NAME=size,…", hint="write it as pp=4,ep=2: slowest first"
+            )
         sizes[match[1]] = int(match[2])
     if "pp" not in sizes:
         raise OptionError(f"layout {text!r} has no pp", hint="write it as pp=4,ep=2: slowest first")
@@ -115,7 +119,9 @@ def find_parallel_groups(
 ) -> ParallelGroups:
     """Return pipelines and positions, from the layout if given, else from messages and process groups."""
     if layout is not None:
-        return _from_layout(ranks, parse_layout(layout) if isinstance(layout, str) else dict(layout))
+        return _from_layout(
+            ranks, parse_layout(layout) if isinstance(layout, str) else dict(layout)
+        )
     pipelines, unsized, notices = _from_messages(ranks)
     positions = {rank.rank: _group_positions(rank) for rank in ranks}
     return add_pipelines(ParallelGroups((), positions, notices, unsized), pipelines)
@@ -128,10 +134,19 @@ def add_pipelines(groups: ParallelGroups, pipelines: Sequence[tuple[int, ...]]) 
     for pipeline in pipelines:
         missing = [rank for rank in pipeline if rank not in groups.positions]
         if missing:
-            notices.append(Notice("partial-pipeline", ranks=tuple(pipeline), values={"missing": tuple(missing)}))
+            notices.append(
+                Notice(
+                    "partial-pipeline", ranks=tuple(pipeline), values={"missing": tuple(missing)}
+                )
+            )
         for position, rank in enumerate(pipeline):
             positions.setdefault(rank, {})["pp"] = position
-    return replace(groups, pipelines=(*groups.pipelines, *pipelines), positions=positions, notices=tuple(notices))
+    return replace(
+        groups,
+        pipelines=(*groups.pipelines, *pipelines),
+        positions=positions,
+        notices=tuple(notices),
+    )
 
 
 def _from_layout(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> ParallelGroups:
@@ -148,7 +163,10 @@ def _from_layout(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Par
             hint="its sizes multiply to the number of ranks",
         )
     if world_size >= MAX_RANKS:
-        raise OptionError(f"the layout has {world_size} ranks, more than any run", hint="write sizes such as pp=4,ep=2")
+        raise OptionError(
+            f"the layout has {world_size} ranks, more than any run",
+            hint="write sizes such as pp=4,ep=2",
+        )
     with_trace = sorted({rank.rank for rank in ranks})
     pipelines = []
     notices = []
@@ -165,7 +183,11 @@ def _from_layout(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Par
 def _find_contradiction(ranks: Sequence[RankPipeline], line: Sequence[int]) -> Notice | None:
     """Return a notice if a rank exchanges messages with ranks outside the pipeline that the layout puts it in."""
     for rank in ranks:
-        others = {peer for peer in rank.peers if peer is not None and peer not in line} if rank.rank in line else set()
+        others = (
+            {peer for peer in rank.peers if peer is not None and peer not in line}
+            if rank.rank in line
+            else set()
+        )
         if others:
             values: NoticeValues = {"pipeline": tuple(line), "peers": tuple(sorted(others))}
             return Notice("layout-contradicted", ranks=(rank.rank,), values=values)
@@ -222,7 +244,9 @@ def _group_without_peers(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...],
     """
     members: dict[tuple[int, ...], list[int]] = {}
     for rank in ranks:
-        groups = [group for group in rank.groups if len(group.ranks) > 1 and rank.rank in group.ranks]
+        groups = [
+            group for group in rank.groups if len(group.ranks) > 1 and rank.rank in group.ranks
+        ]
         described = [group.ranks for group in groups if _kind_of_group(group.description) == "pp"]
         used = [group.ranks for group in groups if group.name == rank.group]
         members.setdefault(next(iter(described + used), ()), []).append(rank.rank)
@@ -254,7 +278,9 @@ def _find_pipeline_group(
             if len(group.ranks) < 2 or not set(members) <= set(group.ranks):
                 continue
             is_pipeline = _kind_of_group(group.description) == "pp"
-            if is_pipeline or (group.name == rank.group and _are_neighbours(group.ranks, ranks, peers)):
+            if is_pipeline or (
+                group.name == rank.group and _are_neighbours(group.ranks, ranks, peers)
+            ):
                 return group.ranks
     return None
 
@@ -265,7 +291,10 @@ def _are_neighbours(
     """Return whether all peers are neighbours in this order, the first and the last being neighbours too."""
     position = {rank: index for index, rank in enumerate(order)}
     distances = {
-        abs(position[peer] - position[rank.rank]) for rank in ranks for peer in peers[rank.rank] if peer is not None
+        abs(position[peer] - position[rank.rank])
+        for rank in ranks
+        for peer in peers[rank.rank]
+        if peer is not None
     }
     return distances <= {1, len(order) - 1}
 
@@ -306,16 +335,22 @@ def name_peers(
     local = {rank.rank: rank for rank in ranks if rank.peers_local and rank.messages.height}
     if not local:
         return list(ranks), ()
-    table = pl.concat([rank.messages.with_columns(rank=pl.lit(rank.rank, pl.Int32)) for rank in local.values()])
+    table = pl.concat(
+        [rank.messages.with_columns(rank=pl.lit(rank.rank, pl.Int32)) for rank in local.values()]
+    )
     is_lost = (pl.col("kernel") < 0).fill_null(False)
-    table = conform(table.with_columns(pl.when(~is_lost).then(pl.col("start_ns", "end_ns"))), MESSAGES)
+    table = conform(
+        table.with_columns(pl.when(~is_lost).then(pl.col("start_ns", "end_ns"))), MESSAGES
+    )
     table = table.with_columns(peer=by_communicator(table))
     notices: tuple[Notice, ...] = ()
     without_peers = [rank.rank for rank in local.values() if rank.messages["peer"].is_null().all()]
     if len(without_peers) > 1:
         is_unnamed = pl.col("rank").is_in(without_peers)
         unnamed = table.filter(is_unnamed)
-        named = along_pipelines(unnamed, None if layout is None else mesh_lines(without_peers, layout))
+        named = along_pipelines(
+            unnamed, None if layout is None else mesh_lines(without_peers, layout)
+        )
         if named.pipelines:
             notices = (_order_notice(named, len(unnamed)),)
             table = pl.concat([table.filter(~is_unnamed), unnamed.with_columns(named.peer)])

@@ -23,7 +23,10 @@ DETAILED = pl.Schema(
     {
         **CELLS,
         "position": pl.Int32(),
-        **dict.fromkeys(("pair", "b_pair", "launch_ns", "last_ns", "layers", "wgrad_ns", *STALL_COLUMNS), pl.Int64()),
+        **dict.fromkeys(
+            ("pair", "b_pair", "launch_ns", "last_ns", "layers", "wgrad_ns", *STALL_COLUMNS),
+            pl.Int64(),
+        ),
     }
 )
 """Cells with their position in the pipeline, pair, first and last launch, layers, weight gradients
@@ -47,7 +50,9 @@ class Pipeline:
     step: int
     placement: StagePlacement
     clocks: Clocks
-    stages_from: str  # "annotations", "messages", "order" (one rank), "pattern" (of a schedule) or "nothing"
+    stages_from: (
+        str  # "annotations", "messages", "order" (one rank), "pattern" (of a schedule) or "nothing"
+    )
     detail: pl.DataFrame = field(repr=False)
     """Cells with all columns of ``DETAILED``, sorted by position and start."""
     numbers: Ints = field(repr=False)
@@ -77,7 +82,9 @@ class Pipeline:
         detail = self.detail
         if self.stages_from == "nothing":
             zero = pl.lit(0, pl.Int32)
-            detail = detail.with_columns(stage=zero, microbatch="pair", b_stage=zero, b_microbatch="b_pair")
+            detail = detail.with_columns(
+                stage=zero, microbatch="pair", b_stage=zero, b_microbatch="b_pair"
+            )
         is_block = pl.col("op") == "FB"
         ops = detail.select(
             "position",
@@ -98,7 +105,9 @@ def identity_numbers(detail: pl.DataFrame) -> Ints:
 
 def has_same_order(pipeline: Pipeline, schedule: Schedule) -> bool:
     """Return whether every rank of the pipeline ran the schedule's ops in the schedule's order."""
-    return all(order == list(schedule.ranks[position]) for position, order in pipeline.orders.items())
+    return all(
+        order == list(schedule.ranks[position]) for position, order in pipeline.orders.items()
+    )
 
 
 def rename_cells(pipeline: Pipeline, schedule: Schedule, *, has_names: bool) -> Pipeline:
@@ -110,7 +119,9 @@ def rename_cells(pipeline: Pipeline, schedule: Schedule, *, has_names: bool) -> 
     already.
     """
     table = pipeline.detail if has_names else _with_names_of(schedule, pipeline)
-    by_pattern = pipeline.stages_from == "nothing" or not (has_names or _has_same_stages(pipeline.detail, table))
+    by_pattern = pipeline.stages_from == "nothing" or not (
+        has_names or _has_same_stages(pipeline.detail, table)
+    )
     # An order that fits a schedule on every rank makes a pair found by position likely, not
     # certain. Where messages were recorded with their peers, these confirm it a second time.
     most = CONFIDENCE_COUNTED if by_pattern else CONFIDENCE_ANNOTATED
@@ -130,19 +141,31 @@ def rename_cells(pipeline: Pipeline, schedule: Schedule, *, has_names: bool) -> 
 def _with_names_of(schedule: Schedule, pipeline: Pipeline) -> pl.DataFrame:
     """Return the cells with stages and micro-batches of the schedule's ops."""
     unknown = (None, None)
-    names: list[tuple[int | None, ...]] = []  # stage, micro-batch, and those of the backward of a block
+    names: list[
+        tuple[int | None, ...]
+    ] = []  # stage, micro-batch, and those of the backward of a block
     for position in pipeline.positions:
         order = schedule.ranks[position]
-        cells = pipeline.detail.filter(pl.col("position") == position).select("op", "pair", "b_pair").rows()
+        cells = (
+            pipeline.detail.filter(pl.col("position") == position)
+            .select("op", "pair", "b_pair")
+            .rows()
+        )
         forward_pairs = [pair for op, pair, _ in cells if op in ("F", "FB")]
         forward_places = [(op.stage, op.microbatch) for op in order if op.kind in ("F", "FB")]
         place_of_pair: dict[int, Place] = dict(zip(forward_pairs, forward_places, strict=True))
         # Weight gradients that were only counted take the schedule's order as well.
         weight_places = [(op.stage, op.microbatch) for op in order if op.kind == "W"]
-        use_weight_order = pipeline.weights_counted and len(weight_places) == sum(op == "W" for op, _, _ in cells)
+        use_weight_order = pipeline.weights_counted and len(weight_places) == sum(
+            op == "W" for op, _, _ in cells
+        )
         next_weight = iter(weight_places)
         for op, pair, b_pair in cells:
-            own = next(next_weight) if op == "W" and use_weight_order else place_of_pair.get(pair, unknown)
+            own = (
+                next(next_weight)
+                if op == "W" and use_weight_order
+                else place_of_pair.get(pair, unknown)
+            )
             names.append((*own, *(place_of_pair.get(b_pair, unknown) if op == "FB" else unknown)))
     columns = ("stage", "microbatch", "b_stage", "b_microbatch")
     named = pl.DataFrame(names, schema=dict.fromkeys(columns, pl.Int32), orient="row")
@@ -171,7 +194,9 @@ def _fuse_backwards(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     is_whole = pl.struct(key).is_in(whole_backwards.to_struct().implode())
     is_followed = pl.all_horizontal(pl.col(name) == pl.col(name).shift(-1) for name in key)
     is_followed &= pl.col("op").shift(-1) == "W"
-    cells = detail.with_columns(is_first=((pl.col("op") == "I") & is_whole & is_followed).fill_null(False))
+    cells = detail.with_columns(
+        is_first=((pl.col("op") == "I") & is_whole & is_followed).fill_null(False)
+    )
 
     def when_first(joined: pl.Expr, name: str) -> pl.Expr:
         return pl.when("is_first").then(joined).otherwise(name).alias(name)
@@ -179,7 +204,10 @@ def _fuse_backwards(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     fused = cells.with_columns(
         pl.when("is_first").then(pl.lit("B")).otherwise(pl.col("op").cast(pl.String)).alias("op"),
         *(when_first(pl.col(name).shift(-1), name) for name in ("end_ns", "last_ns")),
-        *(when_first(pl.col(name) + pl.col(name).shift(-1), name) for name in ("busy_ns", "wgrad_ns", *STALL_COLUMNS)),
+        *(
+            when_first(pl.col(name) + pl.col(name).shift(-1), name)
+            for name in ("busy_ns", "wgrad_ns", *STALL_COLUMNS)
+        ),
     )
     is_second = pl.col("is_first").shift(1).fill_null(False)
     return conform(fused.filter(~is_second), DETAILED)

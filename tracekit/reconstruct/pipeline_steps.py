@@ -24,7 +24,12 @@ from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.pipeline import DETAILED, STALL_COLUMNS, Pipeline, identity_numbers
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.reconstruct.segment import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
-from tracekit.reconstruct.stage_assignment import Place, StagePlacement, assign_stages, pair_by_messages
+from tracekit.reconstruct.stage_assignment import (
+    Place,
+    StagePlacement,
+    assign_stages,
+    pair_by_messages,
+)
 from tracekit.schema import conform
 
 Line = Sequence[int]
@@ -45,7 +50,9 @@ class _StepPart(NamedTuple):
 class StepTables:
     """Chunks and messages of pipelines. An *instance* is one pipeline in one step."""
 
-    def __init__(self, ranks: Mapping[int, RankPipeline], lines: Sequence[tuple[Line, Sequence[int]]]) -> None:
+    def __init__(
+        self, ranks: Mapping[int, RankPipeline], lines: Sequence[tuple[Line, Sequence[int]]]
+    ) -> None:
         """Collect the tables of *lines*, each with its steps, ascending.
 
         Ranks of a line may have no trace.
@@ -131,13 +138,18 @@ def _row_ranges(table: pl.DataFrame) -> dict[tuple[int, int], slice]:
     """Return the rows of each instance and position of a table sorted by these."""
     rows = table.with_row_index("row").group_by("instance", "position", maintain_order=True)
     ranges = rows.agg(pl.col("row").first(), pl.len())
-    return {(instance, position): slice(first, first + count) for instance, position, first, count in ranges.rows()}
+    return {
+        (instance, position): slice(first, first + count)
+        for instance, position, first, count in ranges.rows()
+    }
 
 
 def _encode_chunks(chunks: pl.DataFrame) -> Ints:
     """Return the columns of ``StepTables.chunk_codes``."""
     confidence = chunks["confidence"].fill_null(2.0).to_numpy()
-    doubt = (confidence <= CONFIDENCE_COUNTED).astype(np.int64) + (confidence <= CONFIDENCE_POSITION)
+    doubt = (confidence <= CONFIDENCE_COUNTED).astype(np.int64) + (
+        confidence <= CONFIDENCE_POSITION
+    )
     op = to_int64(chunks["op"].cast(_OPS).to_physical())
     numbers = [to_int64(chunks[name], -1) for name in ("pair", "beside", "stage", "microbatch")]
     return np.stack([op, doubt, *numbers], axis=1)
@@ -147,7 +159,9 @@ StepCache = dict[Hashable, "_StepResult"]
 """Results of steps already examined, by ``StepTables.look``."""
 
 
-def assemble(ranks: Mapping[int, RankPipeline], pipeline: Line, step: int, clocks: Clocks) -> Pipeline:
+def assemble(
+    ranks: Mapping[int, RankPipeline], pipeline: Line, step: int, clocks: Clocks
+) -> Pipeline:
     """Return the pipeline that the ranks *pipeline* (in stage order.
 
     Some may have no trace) form in one step.
@@ -156,7 +170,10 @@ def assemble(ranks: Mapping[int, RankPipeline], pipeline: Line, step: int, clock
 
 
 def assemble_steps(
-    ranks: Mapping[int, RankPipeline], lines: Sequence[tuple[Line, Sequence[int]]], clocks: Clocks, cache: StepCache
+    ranks: Mapping[int, RankPipeline],
+    lines: Sequence[tuple[Line, Sequence[int]]],
+    clocks: Clocks,
+    cache: StepCache,
 ) -> list[list[Pipeline]]:
     """Return for each line the pipeline it forms in each of its steps.
 
@@ -170,7 +187,9 @@ def assemble_steps(
 
     """
     tables = StepTables(ranks, lines)
-    results = [_examine_instance(tables, instance, cache) for instance in range(len(tables.instances))]
+    results = [
+        _examine_instance(tables, instance, cache) for instance in range(len(tables.instances))
+    ]
     detail = _make_cells(tables, results, clocks)
     numbers = identity_numbers(detail)
     first_cells = accumulate((len(result.stage) for result in results), initial=0)
@@ -188,7 +207,9 @@ def assemble_steps(
             traffic=result.traffic,
             peers_recorded=result.stages_from == "messages" and not tables.peers_by_order[line],
         )
-        for (line, step), result, (first, end) in zip(tables.instances, results, pairwise(first_cells), strict=True)
+        for (line, step), result, (first, end) in zip(
+            tables.instances, results, pairwise(first_cells), strict=True
+        )
     )
     return [[next(pipelines) for _ in steps] for _, steps in lines]
 
@@ -218,20 +239,27 @@ def _examine_instance(tables: StepTables, instance: int, cache: StepCache) -> _S
     chunks = {part.position: tables.chunks[part.chunks] for part in tables.parts[instance]}
     messages = {part.position: tables.messages[part.messages] for part in tables.parts[instance]}
     result = _examine_step(chunks, messages, len(tables.lines[line]))
-    if result.cells is None:  # times of cells differ from step to step, so they cannot be used again
+    if (
+        result.cells is None
+    ):  # times of cells differ from step to step, so they cannot be used again
         cache[look] = result
     return result
 
 
-def _examine_step(chunks: dict[int, pl.DataFrame], messages: dict[int, pl.DataFrame], pp: int) -> _StepResult:
+def _examine_step(
+    chunks: dict[int, pl.DataFrame], messages: dict[int, pl.DataFrame], pp: int
+) -> _StepResult:
     """Find stage and micro-batch of every chunk of a step.
 
     *chunks* and *messages* are by position.
     """
     is_annotated = all(
-        table["stage"].null_count() == table["microbatch"].null_count() == 0 for table in chunks.values()
+        table["stage"].null_count() == table["microbatch"].null_count() == 0
+        for table in chunks.values()
     )
-    placement = StagePlacement("annotated", 1, {}) if is_annotated else assign_stages(chunks, messages, pp)
+    placement = (
+        StagePlacement("annotated", 1, {}) if is_annotated else assign_stages(chunks, messages, pp)
+    )
     if is_annotated:
         stages_from = "annotations"
     elif not placement.places:
@@ -244,10 +272,14 @@ def _examine_step(chunks: dict[int, pl.DataFrame], messages: dict[int, pl.DataFr
     is_changed = paired is not chunks
     for position, table in sorted(paired.items()):
         places = placement.places.get(position, {})
-        lacks_stage = np.zeros(table.height, np.bool_) if places else table["stage"].is_null().to_numpy()
+        lacks_stage = (
+            np.zeros(table.height, np.bool_) if places else table["stage"].is_null().to_numpy()
+        )
         named = _fill_places(table, places)
         if (table["beside"] >= 0).any():
-            named = _join_blocks(named.with_columns(confidence=_limited_confidence(lacks_stage, CONFIDENCE_POSITION)))
+            named = _join_blocks(
+                named.with_columns(confidence=_limited_confidence(lacks_stage, CONFIDENCE_POSITION))
+            )
             lacks_stage = np.zeros(named.height, np.bool_)
             is_changed = True
         cells.append(named)
@@ -273,21 +305,30 @@ def _fill_places(chunks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFr
     stages = {pair: stage for pair, (stage, _) in places.items()}
     microbatches = {pair: microbatch for pair, (_, microbatch) in places.items()}
     return chunks.with_columns(
-        pl.coalesce(name, pl.col("pair").replace_strict(of_pair, default=None, return_dtype=pl.Int32))
+        pl.coalesce(
+            name, pl.col("pair").replace_strict(of_pair, default=None, return_dtype=pl.Int32)
+        )
         for name, of_pair in (("stage", stages), ("microbatch", microbatches))
     )
 
 
 def _join_blocks(chunks: pl.DataFrame) -> pl.DataFrame:
     """Join forwards and backwards that ran as one block; the other chunks stay as they are."""
-    halves = chunks.with_row_index("index").with_columns(pl.col("index").cast(pl.Int64)).filter(pl.col("beside") >= 0)
+    halves = (
+        chunks.with_row_index("index")
+        .with_columns(pl.col("index").cast(pl.Int64))
+        .filter(pl.col("beside") >= 0)
+    )
     forwards = halves.filter(pl.col("op") == "F")
     backwards = halves.filter(pl.col("op") != "F")
     blocks = forwards.join(backwards, left_on="beside", right_on="index", suffix="_b")
     # Both halves were measured over the whole block, so their measures are equal.
     joined = blocks.select(
         *("instance", "step", "rank", "position", "stage", "microbatch", "pair"),
-        *(pl.min_horizontal(name, f"{name}_b").alias(name) for name in ("start_ns", "launch_ns", "confidence")),
+        *(
+            pl.min_horizontal(name, f"{name}_b").alias(name)
+            for name in ("start_ns", "launch_ns", "confidence")
+        ),
         *(
             pl.max_horizontal(name, f"{name}_b").alias(name)
             for name in ("end_ns", "last_ns", "busy_ns", "wgrad_ns", *STALL_COLUMNS)
@@ -305,7 +346,10 @@ def _count_messages(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int,
 
     Empty where the trace does not show it.
     """
-    sent = {position: Counter(table.filter("send")["peer"].to_list()) for position, table in messages.items()}
+    sent = {
+        position: Counter(table.filter("send")["peer"].to_list())
+        for position, table in messages.items()
+    }
     if any(None in peers for peers in sent.values()) or not any(sent.values()):
         return {}
     return {position: dict(peers) for position, peers in sent.items()}
@@ -315,7 +359,9 @@ def _stages_unknown_notice(result: _StepResult) -> tuple[Notice, ...]:
     if result.stages_from != "nothing":
         return ()
     placement = result.placement
-    return (Notice("stages-unknown", values={"case": placement.reason, "virtual": placement.virtual}),)
+    return (
+        Notice("stages-unknown", values={"case": placement.reason, "virtual": placement.virtual}),
+    )
 
 
 def _make_cells(tables: StepTables, results: Sequence[_StepResult], clocks: Clocks) -> pl.DataFrame:
@@ -329,7 +375,10 @@ def _make_cells(tables: StepTables, results: Sequence[_StepResult], clocks: Cloc
         for (line, _), result in zip(tables.instances, results, strict=True)
     ]
     is_by_order = np.repeat(by_order, [len(result.stage) for result in results])
-    columns = {name: np.concatenate([getattr(result, name) for result in results]) for name in ("stage", "microbatch")}
+    columns = {
+        name: np.concatenate([getattr(result, name) for result in results])
+        for name in ("stage", "microbatch")
+    }
     table = table.with_columns(
         *(
             pl.when(pl.Series(values >= 0)).then(pl.Series(values, dtype=pl.Int32)).alias(name)
@@ -339,7 +388,9 @@ def _make_cells(tables: StepTables, results: Sequence[_StepResult], clocks: Cloc
     )
     table = table.with_columns(confidence=_limited_confidence(is_by_order, CONFIDENCE_COUNTED))
     table = clocks.align(table, "start_ns", "end_ns", "launch_ns", "last_ns")
-    return conform(table.sort("instance", "position", "start_ns", "end_ns", maintain_order=True), DETAILED)
+    return conform(
+        table.sort("instance", "position", "start_ns", "end_ns", maintain_order=True), DETAILED
+    )
 
 
 def _limited_confidence(is_limited: Bools, limit: float) -> pl.Expr:

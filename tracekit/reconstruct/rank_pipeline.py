@@ -1,7 +1,7 @@
 """Part of one rank in a pipeline: small tables that can be sent from the machine that has the trace.
 
-``rank_pipeline`` is the per-rank half of reconstruction. It finds chunks of work and messages, but no stages: those are
-found when the ranks of a pipeline are put together (``pipeline_steps``).
+``rank_pipeline`` is the per-rank half of reconstruction. It finds chunks of work and messages, but
+no stages: those are found when the ranks of a pipeline are put together (``pipeline_steps``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ TIMES = pl.Schema({"start_ns": pl.Int64(), "end_ns": pl.Int64()})
 STALLS = pl.Schema({"cause": pl.Enum(STALL_CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
 
 MAX_STEPS = 32
-"""Steps whose pipeline is reconstructed; a run follows one schedule, so more of them only cost time."""
+"""Steps whose pipeline is reconstructed; a run follows one schedule, so more of them only cost
+time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,19 +44,30 @@ class RankPipeline:
     groups: tuple[ProcessGroup, ...]
     group: str | None  # the communicator of most of its messages
     world_size: int | None
-    peers_local: bool = False  # peers are counted within the communicator, as NCCL does in Nsight's traces
-    peers_by_order: bool = False  # peers were derived from the order and times of messages, not recorded
-    cut: tuple[int | None, ...] = ()  # steps recorded only in part; None: the trace has no step marks
+    peers_local: bool = (
+        False  # peers are counted within the communicator, as NCCL does in Nsight's traces
+    )
+    peers_by_order: bool = (
+        False  # peers were derived from the order and times of messages, not recorded
+    )
+    cut: tuple[
+        int | None, ...
+    ] = ()  # steps recorded only in part; None: the trace has no step marks
     notices: tuple[Notice, ...] = ()
     contention: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CONTENTION))
     shares_gpu: bool = False  # its process may use a part of the GPU's multiprocessors only
-    full_queue: pl.DataFrame = field(default_factory=TIMES.to_frame)  # when the host waited for room in the GPU's queue
+    full_queue: pl.DataFrame = field(
+        default_factory=TIMES.to_frame
+    )  # when the host waited for room in the GPU's queue
 
     @cached_property
     def by_step(self) -> dict[int, tuple[pl.DataFrame, pl.DataFrame]]:
         """Chunks and messages of each step that has chunks."""
         chunks, messages = (
-            {int(part["step"][0]): part for part in table.drop_nulls("step").partition_by("step", maintain_order=True)}
+            {
+                int(part["step"][0]): part
+                for part in table.drop_nulls("step").partition_by("step", maintain_order=True)
+            }
             for table in (self.chunks, self.messages)
         )
         no_messages = self.messages.clear()
@@ -68,7 +80,10 @@ class RankPipeline:
 
     @property
     def peers(self) -> tuple[int | None, ...]:
-        """Ranks it exchanged messages with; None among them if some message does not name its peer."""
+        """Ranks it exchanged messages with.
+
+        None among them if some message does not name its peer.
+        """
         return tuple(self.messages["peer"].unique().to_list())
 
 
@@ -98,8 +113,10 @@ def rank_pipeline(
     Args:
         labelled: The rank's labelled GPU events in the steps to look at.
         source: Header of the rank's trace.
-        around: More of the rank's GPU events, such as all of them: work of the step before can stall this one.
-        lost: Communication kernels that were launched and not recorded: they keep their place in the order.
+        around: More of the rank's GPU events, such as all of them: work of the step before can
+            stall this one.
+        lost: Communication kernels that were launched and not recorded: they keep their place in
+            the order.
         full_queue: When the host waited for room in the GPU's queue.
 
     >>> from tracekit.schema import LABELLED, conform
@@ -113,8 +130,12 @@ def rank_pipeline(
 
     """
     all_events = labelled if around is None else around
-    with_lost = [table.select(_COLUMNS) for table in (labelled, lost) if table is not None and len(table)]
-    sampled, notices = sample_steps(pl.concat(with_lost) if with_lost else labelled.select(_COLUMNS))
+    with_lost = [
+        table.select(_COLUMNS) for table in (labelled, lost) if table is not None and len(table)
+    ]
+    sampled, notices = sample_steps(
+        pl.concat(with_lost) if with_lost else labelled.select(_COLUMNS)
+    )
     rows = prepare(sampled)
     if rows["step"].null_count() == rows.height:  # the whole trace is one step
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
@@ -126,7 +147,9 @@ def rank_pipeline(
     timed_kernels = rows[kernels].select(
         pl.Series("chunk", chunk), chunks["op"][chunk], "host_ns", "start_ns", "end_ns"
     )
-    named = rows.filter((pl.col("label") == "pp_comm") & pl.col("group").is_not_null())  # with known communicator
+    named = rows.filter(
+        (pl.col("label") == "pp_comm") & pl.col("group").is_not_null()
+    )  # with known communicator
     return RankPipeline(
         rank=source.rank,
         shares_gpu=_has_part_of_gpu(source),
@@ -140,14 +163,19 @@ def rank_pipeline(
         peers_local=source.reader == "nsight",
         notices=(*notices, *_pairing_notices(rows, chunks)),
         contention=measure_contention(timed_kernels, time_of(rows, ("pp_comm",))),
-        full_queue=pl.DataFrame({"start_ns": full_queue.start_ns, "end_ns": full_queue.end_ns}, schema=TIMES),
+        full_queue=pl.DataFrame(
+            {"start_ns": full_queue.start_ns, "end_ns": full_queue.end_ns}, schema=TIMES
+        ),
     )
 
 
-def sample_steps(labelled: pl.DataFrame, *, most: int = MAX_STEPS) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
+def sample_steps(
+    labelled: pl.DataFrame, *, most: int = MAX_STEPS
+) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
     """Return at most *most* steps, evenly spread, and a notice if some were left out.
 
-    The stride is a power of two and counts step numbers, so that ranks which differ in a step or two keep the same.
+    The stride is a power of two and counts step numbers, so that ranks which differ in a step or
+    two keep the same.
 
     >>> rows = pl.DataFrame({"step": [1, 2, 3, 4, 5, None]})
     >>> sampled, (notice,) = sample_steps(rows, most=2)
@@ -171,7 +199,10 @@ def sample_steps(labelled: pl.DataFrame, *, most: int = MAX_STEPS) -> tuple[pl.D
 def _stall_table(stalls: Mapping[str, Intervals]) -> pl.DataFrame:
     """Return the stalls of all causes as one table (``STALLS``)."""
     return pl.concat(
-        pl.DataFrame({"cause": [cause] * len(stall), "start_ns": stall.start_ns, "end_ns": stall.end_ns}, schema=STALLS)
+        pl.DataFrame(
+            {"cause": [cause] * len(stall), "start_ns": stall.start_ns, "end_ns": stall.end_ns},
+            schema=STALLS,
+        )
         for cause, stall in stalls.items()
     )
 
@@ -181,7 +212,9 @@ def _process_groups(source: Source, messages: pl.DataFrame) -> tuple[ProcessGrou
     listed = {group.name for group in source.groups if group.ranks}
     members = parse_group_ranks(messages["group_ranks"]).filter("all_listed")
     groups = messages.select(pl.col("group", "group_desc", "group_ranks").cast(pl.String))
-    groups = groups.join(members, on="group_ranks", maintain_order="left").unique("group", maintain_order=True)
+    groups = groups.join(members, on="group_ranks", maintain_order="left").unique(
+        "group", maintain_order=True
+    )
     more = [
         ProcessGroup(name, description, tuple(ranks))
         for name, description, ranks in groups.select("group", "group_desc", "members").rows()
@@ -199,7 +232,9 @@ def _pairing_notices(rows: pl.DataFrame, chunks: pl.DataFrame) -> tuple[Notice, 
     elif chunks.filter(is_whole_backward & (pl.col("confidence") <= CONFIDENCE_POSITION)).height:
         notices.append(Notice("pairs-by-order"))
     forwards = chunks.filter(pl.col("op") == "F")
-    with_backward = forwards.join(chunks.filter(pl.col("op") != "F"), on=["step", "pair"], how="semi")
+    with_backward = forwards.join(
+        chunks.filter(pl.col("op") != "F"), on=["step", "pair"], how="semi"
+    )
     if 0 < with_backward.height < forwards.height:
         notices.append(Notice("forward-without-backward"))
     return tuple(notices)

@@ -128,7 +128,10 @@ def segment_steps(rows: pl.DataFrame) -> list[tuple[int, Ints, StepChunks]]:
     """
     numbered = rows.with_row_index("row").drop_nulls("step").sort("step", maintain_order=True)
     steps = numbered.partition_by("step", maintain_order=True)
-    return [(step["step"][0], as_int64(step["row"].to_numpy()), segment_step(Kernels(step))) for step in steps]
+    return [
+        (step["step"][0], as_int64(step["row"].to_numpy()), segment_step(Kernels(step)))
+        for step in steps
+    ]
 
 
 def segment_step(kernels: Kernels) -> StepChunks:
@@ -207,8 +210,12 @@ def _place_unmatched_forwards(chunk_of_row: Ints, kernels: Kernels, owners: Chun
     for rows in split_at_barriers(unmatched, host_ns, barrier_ns):
         first = rows[0]
         following = int(np.searchsorted(placed, first))
-        neighbours = placed[max(following - 1, 0) : following + 1]  # the placed kernels right before and right behind
-        neighbours = neighbours[is_matched[neighbours] & (messages_before[neighbours] == messages_before[first])]
+        neighbours = placed[
+            max(following - 1, 0) : following + 1
+        ]  # the placed kernels right before and right behind
+        neighbours = neighbours[
+            is_matched[neighbours] & (messages_before[neighbours] == messages_before[first])
+        ]
         if len(neighbours):
             chunk_of_row[rows] = chunk_of_row[neighbours[0]]
         elif len(matched) and duration[rows].sum() < max_stray_ns:
@@ -233,7 +240,9 @@ def _pair_orphan_backwards(chunk_of_row: Ints, kernels: Kernels, owners: ChunkOw
     forward = np.flatnonzero((kernels.category == FORWARD) & (chunk_of_row >= 0))
     autograd = np.flatnonzero((kernels.category == AUTOGRAD) & (chunk_of_row >= 0))
     forward_chunks, first = np.unique(chunk_of_row[forward], return_index=True)
-    launch_of_forward = dict(zip(forward_chunks.tolist(), host_ns[forward[first]].tolist(), strict=True))
+    launch_of_forward = dict(
+        zip(forward_chunks.tolist(), host_ns[forward[first]].tolist(), strict=True)
+    )
     has_forward = np.isin(chunk_of_row[autograd], forward_chunks)
     orphan = autograd[~(has_forward | _is_weight(owners)[chunk_of_row[autograd]])]
     unpaired = launch_of_forward.keys() - set(chunk_of_row[autograd].tolist())
@@ -277,7 +286,9 @@ class ChunkAssembly:
     paired_by_position: set[int]  # chunks whose forward and backward only their position ties
     absorbed: set[int] = field(default_factory=set)  # chunks that loose weight gradients joined
     forward_rows: dict[int, Ints] = field(init=False)  # by chunk
-    autograd_rows: dict[int, Ints] = field(init=False)  # by chunk, with the loose weight gradients that joined
+    autograd_rows: dict[int, Ints] = field(
+        init=False
+    )  # by chunk, with the loose weight gradients that joined
 
     def __post_init__(self) -> None:
         """Group the rows by chunk."""
@@ -303,15 +314,24 @@ class ChunkAssembly:
         listed: list[_Chunk] = []
         for chunk, rows in self.forward_rows.items():
             is_sure = chunk in self.autograd_rows and chunk not in self.paired_by_position
-            listed.append(_Chunk("F", chunk, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_POSITION))
+            listed.append(
+                _Chunk("F", chunk, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_POSITION)
+            )
         for chunk, rows in self.autograd_rows.items():
             pair = self.owners[chunk]
             op = "W" if self._is_weight(chunk) else "I" if pair in split else "B"
-            confidence = CONFIDENCE_POSITION if pair in self.paired_by_position else CONFIDENCE_AUTOGRAD
+            confidence = (
+                CONFIDENCE_POSITION if pair in self.paired_by_position else CONFIDENCE_AUTOGRAD
+            )
             listed.append(_Chunk(op, pair, rows, confidence))
-        listed = sorted([*listed, *loose], key=lambda chunk: int(self.kernels.host_ns[chunk.rows[0]]))
+        listed = sorted(
+            [*listed, *loose], key=lambda chunk: int(self.kernels.host_ns[chunk.rows[0]])
+        )
         # Pairs are numbered in the order of their forwards; those without a forward come behind.
-        pairs = [*(chunk.pair for chunk in listed if chunk.op == "F"), *(chunk.pair for chunk in listed)]
+        pairs = [
+            *(chunk.pair for chunk in listed if chunk.op == "F"),
+            *(chunk.pair for chunk in listed),
+        ]
         number_of_pair = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
         chunk_of_row = np.full(len(self.chunk_of_row), -1, np.int64)
         for index, listed_chunk in enumerate(listed):
@@ -345,7 +365,9 @@ class ChunkAssembly:
                 continue
             waiting.remove(backward)
             is_sure = self._follows_directly(launch, backward, placed_ns)
-            weights.append(_Chunk("W", backward, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_COUNTED))
+            weights.append(
+                _Chunk("W", backward, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_COUNTED)
+            )
         return weights
 
     def _absorb(self, runs: list[Ints]) -> list[Ints]:
@@ -354,10 +376,15 @@ class ChunkAssembly:
         Return the other runs.
         """
         host_ns = self.kernels.host_ns
-        spans = sorted((host_ns[rows[0]], host_ns[rows[-1]], chunk) for chunk, rows in self.autograd_rows.items())
+        spans = sorted(
+            (host_ns[rows[0]], host_ns[rows[-1]], chunk)
+            for chunk, rows in self.autograd_rows.items()
+        )
         outside = []
         for rows in runs:
-            around = [chunk for first_ns, last_ns, chunk in spans if first_ns < host_ns[rows[0]] < last_ns]
+            around = [
+                chunk for first_ns, last_ns, chunk in spans if first_ns < host_ns[rows[0]] < last_ns
+            ]
             if around:
                 self._join(rows, around[-1])
             else:
@@ -399,14 +426,21 @@ class ChunkAssembly:
         """
         duration = self.kernels.duration_ns
         is_wgrad = self.kernels.is_wgrad
-        backwards = [c for c in self.autograd_rows if not self._is_weight(c) and c not in self.absorbed]
-        inside_ns = {chunk: float(duration[rows][is_wgrad[rows]].sum()) for chunk, rows in self.autograd_rows.items()}
+        backwards = [
+            c for c in self.autograd_rows if not self._is_weight(c) and c not in self.absorbed
+        ]
+        inside_ns = {
+            chunk: float(duration[rows][is_wgrad[rows]].sum())
+            for chunk, rows in self.autograd_rows.items()
+        }
         outside_ns = float(sum(duration[rows].sum() for rows in runs))
         candidates = backwards
         for _ in range(2):  # the mean outside depends on how many backwards share it
             max_inside_ns = _MAX_WGRAD_INSIDE_SPLIT_BACKWARD * outside_ns / max(1, len(candidates))
             candidates = [chunk for chunk in backwards if inside_ns[chunk] < max_inside_ns]
-        return sorted(candidates, key=lambda chunk: int(self.kernels.host_ns[self.autograd_rows[chunk][-1]]))
+        return sorted(
+            candidates, key=lambda chunk: int(self.kernels.host_ns[self.autograd_rows[chunk][-1]])
+        )
 
     def _follows_directly(self, launch: int, backward: int, placed_ns: Ints) -> bool:
         """Return whether nothing but the backward's own forward was launched between it and *launch*."""
@@ -418,7 +452,9 @@ class ChunkAssembly:
 
 def _count_between(ascending: Ints, after: int, before: int) -> int:
     """Return how many values lie strictly between two moments."""
-    return max(0, int(np.searchsorted(ascending, before) - np.searchsorted(ascending, after, side="right")))
+    return max(
+        0, int(np.searchsorted(ascending, before) - np.searchsorted(ascending, after, side="right"))
+    )
 
 
 def _split_evenly(runs: list[Ints], wanted: int) -> list[Ints]:
@@ -458,7 +494,9 @@ def cut_by_ranges(kernels: Kernels) -> StepChunks | None:
     """
     category = kernels.category
     is_named = np.isin(category, (FORWARD, AUTOGRAD, LOOSE_WGRAD)) & kernels.named_op.present
-    if not all(_is_covered(kernels.duration_ns, is_named, category == part) for part in (FORWARD, AUTOGRAD)):
+    if not all(
+        _is_covered(kernels.duration_ns, is_named, category == part) for part in (FORWARD, AUTOGRAD)
+    ):
         return None
     named = np.flatnonzero(is_named)
     cells, cell_of_named = _find_cells(kernels, named)
@@ -488,7 +526,10 @@ def cut_by_ranges(kernels: Kernels) -> StepChunks | None:
 def _is_covered(duration_ns: Ints, is_named: Bools, is_part: Bools) -> bool:
     """Return whether named kernels take enough of the time of a part of the kernels."""
     total = int(duration_ns[is_part].sum())
-    return total > 0 and int(duration_ns[is_part & is_named].sum()) >= MIN_SHARE_OF_TIME_IN_RANGES * total
+    return (
+        total > 0
+        and int(duration_ns[is_part & is_named].sum()) >= MIN_SHARE_OF_TIME_IN_RANGES * total
+    )
 
 
 def _find_cells(kernels: Kernels, named: Ints) -> tuple[list[_Cell], Ints]:
@@ -498,7 +539,9 @@ def _find_cells(kernels: Kernels, named: Ints) -> tuple[list[_Cell], Ints]:
     iteration's.
     """
     # Kernels in a row with the same op, stage and micro-batch are one run.
-    name = np.stack([kernels.named_op.codes[named], kernels.stage[named], kernels.microbatch[named]])
+    name = np.stack(
+        [kernels.named_op.codes[named], kernels.stage[named], kernels.microbatch[named]]
+    )
     begins_run = np.ones(len(named), np.bool_)
     begins_run[1:] = (name[:, 1:] != name[:, :-1]).any(axis=0)
     index_of_cell: dict[_Cell, int] = {}
@@ -529,7 +572,9 @@ def _rename_whole_backwards(cells: list[_Cell], chunk: Ints, kernels: Kernels) -
     W.
     """
     split = {pair for op, pair in cells if op == "I"}
-    with_backward = set(chunk[(chunk >= 0) & (kernels.category == AUTOGRAD) & ~kernels.is_wgrad].tolist())
+    with_backward = set(
+        chunk[(chunk >= 0) & (kernels.category == AUTOGRAD) & ~kernels.is_wgrad].tolist()
+    )
     return [
         "B" if op == "W" and index in with_backward and pair not in split else op
         for index, (op, pair) in enumerate(cells)

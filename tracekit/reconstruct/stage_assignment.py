@@ -62,7 +62,9 @@ class StagePlacement(msgspec.Struct, frozen=True):
     reason: StagesUnknown | None = None
 
 
-def assign_stages(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], pp: int) -> StagePlacement:
+def assign_stages(
+    chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], pp: int
+) -> StagePlacement:
     """Return stage and micro-batch of every pair.
 
     Args:
@@ -71,7 +73,9 @@ def assign_stages(chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.
         pp: Number of ranks in the pipeline.
 
     """
-    destinations = {position: forward_destinations(chunks[position], messages[position]) for position in chunks}
+    destinations = {
+        position: forward_destinations(chunks[position], messages[position]) for position in chunks
+    }
     if pp == 1:
         return _assign_line(destinations, chunks)
     if any(table.filter("send")["peer"].null_count() for table in messages.values()):
@@ -94,18 +98,26 @@ def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[i
     follows a forward and a backward and goes to different ranks, the direction of unambiguous
     forwards tells which message is the forward's.
     """
-    work = chunks.filter(pl.col("op") != "W").sort("last_ns", maintain_order=True)  # what has an output to send
+    work = chunks.filter(pl.col("op") != "W").sort(
+        "last_ns", maintain_order=True
+    )  # what has an output to send
     sends = messages.filter("send").sort("launch_ns", maintain_order=True)
     launched = work.select("op", "pair").rows()
     peers = sends["peer"].to_list()
     destination: dict[int, int] = {}  # by pair
-    ambiguous: list[tuple[list[int], list[int]]] = []  # pairs of the forwards, and the peers, of each such batch
+    ambiguous: list[
+        tuple[list[int], list[int]]
+    ] = []  # pairs of the forwards, and the peers, of each such batch
     for batch in batch_sends(work, sends):
         # At most one chunk per message, the last ones.
         carried = [launched[chunk] for chunk in batch.chunks[-len(batch.sends) :]]
         receivers = [peers[send] for send in batch.sends]
         if len(carried) == 1 or len(set(receivers)) == 1:
-            destination |= {pair: peer for (op, pair), peer in zip(carried, receivers, strict=False) if op == "F"}
+            destination |= {
+                pair: peer
+                for (op, pair), peer in zip(carried, receivers, strict=False)
+                if op == "F"
+            }
         else:
             ambiguous.append(([pair for op, pair in carried if op == "F"], receivers))
     usual = set(destination.values())
@@ -118,14 +130,18 @@ def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[i
 
 def _goes_both_ways(destinations: _Destinations, pp: int) -> bool:
     """Return whether forwards run through the ranks in both directions."""
-    goes_back = any(position - 1 in peers for position, peers in destinations.items() if 0 < position < pp - 1)
+    goes_back = any(
+        position - 1 in peers for position, peers in destinations.items() if 0 < position < pp - 1
+    )
     # Of two ranks none is inner: the first one sends some of its forwards on and ends others
     # itself.
     first = destinations.get(0, [])
     return goes_back or (pp == 2 and None in first and 1 in first)
 
 
-def _number_microbatches(stages: list[int], first_number: Mapping[int, int] | None = None) -> dict[int, Place]:
+def _number_microbatches(
+    stages: list[int], first_number: Mapping[int, int] | None = None
+) -> dict[int, Place]:
     """Return stage and micro-batch by pair: micro-batches are counted within each stage, from 0 unless given."""
     next_number = Counter(first_number or {})
     places = {}
@@ -163,7 +179,9 @@ def _assign_both_ways(destinations: _Destinations, pp: int) -> StagePlacement:
             stages = [position if is_down else mirrored for is_down in downwards]
             places[position] = _number_microbatches(stages, first_number)
         else:
-            places[position] = _number_microbatches([position if is_down else pp + mirrored for is_down in downwards])
+            places[position] = _number_microbatches(
+                [position if is_down else pp + mirrored for is_down in downwards]
+            )
     return StagePlacement("two-way" if is_opposite else "V", 2, places)
 
 
@@ -183,7 +201,10 @@ def _assign_loop(destinations: _Destinations, pp: int) -> StagePlacement:
         return StagePlacement("unknown", virtual, {}, "unknown_chunk_order")
     if any(len(peers) != total for peers in destinations.values()):
         return StagePlacement("unknown", virtual, {}, "uneven_forwards")
-    places = {position: _number_microbatches([chunk * pp + position for chunk in order]) for position in destinations}
+    places = {
+        position: _number_microbatches([chunk * pp + position for chunk in order])
+        for position in destinations
+    }
     return StagePlacement("loop", virtual, places)
 
 
@@ -203,7 +224,9 @@ def find_chunk_order(is_last_chunk: list[bool], virtual: int, pp: int) -> list[i
         return None
     if virtual == 2:
         return [int(is_last) for is_last in is_last_chunk]
-    for group in sorted(range(1, microbatches + 1), key=lambda size: (size != pp, size)):  # groups of pp are usual
+    for group in sorted(
+        range(1, microbatches + 1), key=lambda size: (size != pp, size)
+    ):  # groups of pp are usual
         order = [chunk for chunk, _ in chunk_order(microbatches, virtual, group)]
         if [chunk == virtual - 1 for chunk in order] == is_last_chunk:
             return order
@@ -214,13 +237,20 @@ _IS_BACKWARD = pl.col("op").is_in(("B", "I"))
 
 
 def pair_by_messages(
-    chunks: Mapping[int, pl.DataFrame], messages: Mapping[int, pl.DataFrame], placement: StagePlacement, pp: int
+    chunks: Mapping[int, pl.DataFrame],
+    messages: Mapping[int, pl.DataFrame],
+    placement: StagePlacement,
+    pp: int,
 ) -> Mapping[int, pl.DataFrame]:
     """Return the chunks of all positions, with backwards paired by messages if only their position paired them.
 
     Arguments are those of ``assign_stages``, and the *placement* it returned.
     """
-    if placement.shape != "loop" or 0 not in chunks or not all(map(_is_paired_by_position, chunks.values())):
+    if (
+        placement.shape != "loop"
+        or 0 not in chunks
+        or not all(map(_is_paired_by_position, chunks.values()))
+    ):
         return chunks
     work = chunks[0].filter(pl.col("op") != "W").sort("last_ns")
     senders = find_senders(work, messages[0].filter("send"))
@@ -245,7 +275,9 @@ def _is_paired_by_position(chunks: pl.DataFrame) -> bool:
     return len(confidence) > 0 and bool((confidence <= CONFIDENCE_POSITION).all())
 
 
-def _pair_in_order(chunks: pl.DataFrame, stages: list[int], places: Mapping[int, Place]) -> pl.DataFrame | None:
+def _pair_in_order(
+    chunks: pl.DataFrame, stages: list[int], places: Mapping[int, Place]
+) -> pl.DataFrame | None:
     """Pair one rank's backwards, in launch order, with the forwards of these *stages*.
 
     None if they do not fit.

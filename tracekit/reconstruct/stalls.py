@@ -35,7 +35,9 @@ _LABELS_OF_CAUSE = {
 """Labels of each cause. Time that two causes share belongs to the first."""
 
 
-def time_of(events: pl.DataFrame, labels: Sequence[str], *, among: Bools | None = None) -> Intervals:
+def time_of(
+    events: pl.DataFrame, labels: Sequence[str], *, among: Bools | None = None
+) -> Intervals:
     """Return the time in which any event of these labels ran.
 
     *among* is a mask of events to look at.
@@ -105,7 +107,9 @@ def _find_host_gaps(events: pl.DataFrame, covered: Intervals, windows: Intervals
     if not len(covered) or not len(windows) or launched.is_empty():
         return EMPTY
     # Each gap ends where covered time begins; the first gap begins with the windows.
-    gap_start = np.concatenate([[min(windows.start_ns[0], covered.start_ns[0])], covered.end_ns[:-1]])
+    gap_start = np.concatenate(
+        [[min(windows.start_ns[0], covered.start_ns[0])], covered.end_ns[:-1]]
+    )
     gap_end = covered.start_ns
     # The first kernel that starts at or after the end of each gap.
     starts = launched["start_ns"].to_numpy()
@@ -142,7 +146,11 @@ on a rank."""
 _COMPUTE_OF_OTHER_PASS = (("dgrad", "wgrad", "backward", "recompute"), ("forward",))
 """Compute labels of the other pass, for each of ``PASSES``."""
 _LANES = ("computation", "communication", "offload")
-_LANE_OF_LABEL = {label: lane for lane, labels in zip(_LANES, LABEL_SETS.values(), strict=True) for label in labels}
+_LANE_OF_LABEL = {
+    label: lane
+    for lane, labels in zip(_LANES, LABEL_SETS.values(), strict=True)
+    for label in labels
+}
 
 
 def measure_lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
@@ -213,11 +221,21 @@ def _windows(chunks: pl.DataFrame) -> pl.DataFrame:
     windows: list[tuple[int, str, int, int]] = []
     for step, first, first_backward, last_forward, last in steps.rows():
         edges = (first, first_backward, max(first_backward, last_forward), last)
-        windows += [(step, phase, low, high) for phase, (low, high) in zip(PHASES, pairwise(edges), strict=True)]
-    for (step,), halves in chunks.filter(pl.col("beside") >= 0).group_by("step", maintain_order=True):
+        windows += [
+            (step, phase, low, high)
+            for phase, (low, high) in zip(PHASES, pairwise(edges), strict=True)
+        ]
+    for (step,), halves in chunks.filter(pl.col("beside") >= 0).group_by(
+        "step", maintain_order=True
+    ):
         blocks = union(halves["start_ns"].to_numpy(), halves["end_ns"].to_numpy())
-        windows += [(step, "FB", *span) for span in zip(blocks.start_ns.tolist(), blocks.end_ns.tolist(), strict=True)]
-    schema = pl.Schema({"step": pl.Int64(), "phase": LANES["phase"], "start_ns": pl.Int64(), "end_ns": pl.Int64()})
+        windows += [
+            (step, "FB", *span)
+            for span in zip(blocks.start_ns.tolist(), blocks.end_ns.tolist(), strict=True)
+        ]
+    schema = pl.Schema(
+        {"step": pl.Int64(), "phase": LANES["phase"], "start_ns": pl.Int64(), "end_ns": pl.Int64()}
+    )
     return pl.DataFrame(windows, schema=schema, orient="row").filter(end > start)
 
 
@@ -228,7 +246,9 @@ def crossed_share(table: pl.DataFrame) -> float:
     ...                             "total_ns": [10], "beside_other_pass_ns": [7]}))
     0.7
     """
-    is_phase = pl.col("phase").cast(pl.String) != "FB"  # blocks are measured again inside their phases
+    is_phase = (
+        pl.col("phase").cast(pl.String) != "FB"
+    )  # blocks are measured again inside their phases
     is_communication = pl.col("lane").cast(pl.String) == "communication"
     with_pass = table.filter(is_communication & pl.col("pass").is_not_null() & is_phase)
     total_ns = int(with_pass["total_ns"].sum())

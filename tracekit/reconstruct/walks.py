@@ -35,7 +35,9 @@ def find_walks(kernels: Kernels) -> tuple[Ints, Ints]:
     is_first_visit = (number >= 0) & (owner[walk] == walk)
     cut_walk = _split_by_messages(walk, autograd, kernels)
     cut_walk = _split_repetitions(cut_walk, autograd, kernels, is_first_visit)
-    final_walk, owner = _renumber_walks(number, _first_visitors(cut_walk, number, is_first_visit), walk)
+    final_walk, owner = _renumber_walks(
+        number, _first_visitors(cut_walk, number, is_first_visit), walk
+    )
     barriers_before = np.cumsum((category == FORWARD) | (category == MESSAGE))[autograd]
     return _join_next_walk(final_walk, number >= 0, barriers_before), owner
 
@@ -54,9 +56,17 @@ def _number_walks(number: Ints, loose_wgrads_before: Ints) -> tuple[Ints, Ints]:
     next_number, walk = np.full((2, len(number)), -1, np.int64)
     repeated_walk = np.full(len(number) + 1, -1, np.int64)
     count = autograd_walks.number_walks(
-        as_int64(number), as_int64(loose_wgrads_before), first_number, first_walk, next_number, walk, repeated_walk
+        as_int64(number),
+        as_int64(loose_wgrads_before),
+        first_number,
+        first_walk,
+        next_number,
+        walk,
+        repeated_walk,
     )
-    return np.maximum(walk, 0), repeated_walk[:count]  # kernels before the first number join the first walk
+    return np.maximum(walk, 0), repeated_walk[
+        :count
+    ]  # kernels before the first number join the first walk
 
 
 def _split_by_messages(walk: Ints, autograd: Ints, kernels: Kernels) -> Ints:
@@ -108,7 +118,9 @@ def _split_repetitions(walk: Ints, autograd: Ints, kernels: Kernels, is_first_vi
     names = [tuple(kernels.name[autograd[part]].tolist()) for part in parts]
     count = Counter(names)
     most_frequent = count.most_common(1)[0][0]
-    doubled = sorted((walk_names for walk_names in count if _repeated_half(walk_names)), key=len, reverse=True)
+    doubled = sorted(
+        (walk_names for walk_names in count if _repeated_half(walk_names)), key=len, reverse=True
+    )
     to_cut = {walk_names for walk_names in doubled if _repeated_half(walk_names) == most_frequent}
     # The longest walks that, cut in two, make up for the backwards missing from the count of
     # messages.
@@ -117,7 +129,11 @@ def _split_repetitions(walk: Ints, autograd: Ints, kernels: Kernels, is_first_vi
         if total == missing:
             to_cut |= set(doubled[:used])
             break
-    middles = [int(part[len(part) // 2]) for part, part_names in zip(parts, names, strict=True) if part_names in to_cut]
+    middles = [
+        int(part[len(part) // 2])
+        for part, part_names in zip(parts, names, strict=True)
+        if part_names in to_cut
+    ]
     return _begin_walks(walk, np.array(middles, np.int64))
 
 
@@ -126,7 +142,9 @@ def _messages_received_at_end(kernels: Kernels) -> int:
 
     0 for any other rank.
     """
-    messages = parse_messages(kernels.p2p.filter(pl.Series(kernels.category == MESSAGE))).explode().struct
+    messages = (
+        parse_messages(kernels.p2p.filter(pl.Series(kernels.category == MESSAGE))).explode().struct
+    )
     if messages.field("peer").n_unique() != 1 or messages.field("peer").has_nulls():
         return 0
     return int((~messages.field("send")).sum())
@@ -151,7 +169,9 @@ def _first_visitors(walk: Ints, number: Ints, is_first_visit: Bools) -> Ints:
     -1 if the kernel has no number.
     """
     visits = np.flatnonzero(is_first_visit)[::-1]
-    visits = visits[np.argsort(number[visits], kind="stable")]  # of equal numbers the last visit comes first
+    visits = visits[
+        np.argsort(number[visits], kind="stable")
+    ]  # of equal numbers the last visit comes first
     return take_or_missing(walk[visits], find_sorted(number, number[visits]))
 
 
@@ -166,7 +186,12 @@ def _renumber_walks(number: Ints, first_visitor: Ints, uncut_walk: Ints) -> tupl
     walk = np.zeros(len(number), np.int64)
     repeated_walk, first_walk = np.full((2, len(number) + 1), -1, np.int64)
     count = autograd_walks.renumber_walks(
-        as_int64(number), as_int64(first_visitor), as_int64(uncut_walk), walk, repeated_walk, first_walk
+        as_int64(number),
+        as_int64(first_visitor),
+        as_int64(uncut_walk),
+        walk,
+        repeated_walk,
+        first_walk,
     )
     return walk, np.maximum(repeated_walk, 0)[:count]
 

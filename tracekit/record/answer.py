@@ -1,7 +1,8 @@
 """The answer to a recording, computed in a process of its own at the lowest priority.
 
-In the training's own process it would compete with the loop that launches kernels. The process prints the answer as
-JSON; ``python -m tracekit.record.answer FILE…`` is what ``analyse_apart`` starts.
+In the training's own process it would compete with the loop that launches kernels. The process
+prints the answer as JSON; ``python -m tracekit.record.answer FILE…`` is what ``analyse_apart``
+starts.
 
 For ranks without a shared folder, each rank measures its own trace and rank 0 gathers the tables.
 """
@@ -26,7 +27,10 @@ LOWEST_PRIORITY = 19
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Lines for the log of the training and figures by name; an error instead if there is no answer."""
+    """Lines for the log of the training and figures by name.
+
+    An error instead if there is no answer.
+    """
 
     lines: Sequence[str] = ()
     figures: Mapping[str, float] = {}
@@ -54,8 +58,14 @@ def answer_of(analysis: Analysis) -> Answer:
 
 
 def analyse_apart(files: Sequence[Path]) -> Answer:
-    """Return the answer to the traces *files*, from another process; the calling thread only waits."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "POLARS_MAX_THREADS": "1"}
+    """Return the answer to the traces *files*, from another process.
+
+    The calling thread only waits.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "POLARS_MAX_THREADS": "1",
+    }
     command = [sys.executable, "-m", "tracekit.record.answer", *map(str, files)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
     answer = msgspec.json.decode(done.stdout, type=Answer)
@@ -78,7 +88,10 @@ def main(files: Sequence[str]) -> None:
 
 
 def gather_tables(trace: Path | None) -> list[RankTables]:
-    """Measure this rank's *trace*; return the tables of all ranks that have one on rank 0, an empty list elsewhere."""
+    """Measure this rank's *trace*.
+
+    Return the tables of all ranks that have one on rank 0, an empty list elsewhere.
+    """
     distributed = import_torch().distributed
     own = None if trace is None else Options().source_tables(find(str(trace))[0][0])[0]
     if not (distributed.is_available() and distributed.is_initialized()):

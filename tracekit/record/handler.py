@@ -1,6 +1,7 @@
 """Handler of a finished recording: write the trace, wait for the other ranks, print the answer.
 
-Training must not be disturbed: a full disk, a missing rank or a failed analysis is one line in the log.
+Training must not be disturbed: a full disk, a missing rank or a failed analysis is one line in the
+log.
 """
 
 import os
@@ -28,7 +29,9 @@ POLL_INTERVAL_S = 0.5
 
 @dataclass(eq=False)
 class Handler:
-    """Writes the trace of a rank; on rank 0 analyses the run once all ranks have written. Use it as ``on_trace_ready``.
+    """Writes the trace of a rank; on rank 0 analyses the run once all ranks have written.
+
+    Use it as ``on_trace_ready``.
 
     >>> handler("traces", rank=0, world_size=2).process.file_of(0).name
     'rank0.pt.trace.json.gz'
@@ -55,7 +58,8 @@ class Handler:
         if not self.background:
             self._answer_all()
             return
-        # Not a daemon thread: a training that ends right after the recorded steps still prints its answer.
+        # Not a daemon thread: a training that ends right after the recorded steps still prints its
+        # answer.
         self._thread = threading.Thread(target=self._answer_all, name="tracekit-answer")
         self._thread.start()
 
@@ -65,9 +69,14 @@ class Handler:
             self._thread.join(timeout_s)
 
     def _write(self, profiled: Any) -> bool:
-        """Write the trace under a temporary name and rename it; log the outcome and return whether it was written."""
+        """Write the trace under a temporary name and rename it.
+
+        Log the outcome and return whether it was written.
+        """
         process = self.process
-        part = process.file.with_name(f".{process.file.name.removesuffix(TRACE_SUFFIX)}.{os.getpid()}{TRACE_SUFFIX}")
+        part = process.file.with_name(
+            f".{process.file.name.removesuffix(TRACE_SUFFIX)}.{os.getpid()}{TRACE_SUFFIX}"
+        )
         try:
             process.folder.mkdir(parents=True, exist_ok=True)
             profiled.export_chrome_trace(str(part))
@@ -93,23 +102,35 @@ class Handler:
             if missing:
                 ranks = f"{counted(len(missing), 'rank')} of {process.world_size}"
                 names = listing(map(str, missing))
-                log_line(process, f"{ranks} wrote no trace into {process.folder}: {names}; the answer is without them")
-            present = [process.file_of(rank) for rank in range(process.world_size) if rank not in missing]
+                log_line(
+                    process,
+                    f"{ranks} wrote no trace into {process.folder}: {names}; the answer is without them",
+                )
+            present = [
+                process.file_of(rank) for rank in range(process.world_size) if rank not in missing
+            ]
             self._report(analyse_apart(present))
         except Exception as error:  # training must go on, whatever fails here
             self._log_failure(error)
 
     def _answer_gathered(self, written: bool) -> None:
-        """Measure this rank's trace, send its tables to rank 0, and report there; needs no shared folder."""
+        """Measure this rank's trace, send its tables to rank 0, and report there.
+
+        Needs no shared folder.
+        """
         try:
             tables = gather_tables(self.process.file if written else None)
             if tables and (self.answer or self.log):
-                self._report(answer_of(combine(tables, paths=[str(self.process.folder)], schedule="auto")))
+                self._report(
+                    answer_of(combine(tables, paths=[str(self.process.folder)], schedule="auto"))
+                )
         except Exception as error:
             self._log_failure(error)
 
     def _log_failure(self, error: Exception) -> None:
-        reason = str(error) if isinstance(error, TracekitError) else f"{type(error).__name__}: {error}"
+        reason = (
+            str(error) if isinstance(error, TracekitError) else f"{type(error).__name__}: {error}"
+        )
         log_line(self.process, f"no answer: {reason}")
 
     def _wait_for_ranks(self) -> list[int]:
@@ -141,14 +162,17 @@ def handler(
 ) -> Handler:
     """Return an ``on_trace_ready`` for your own ``torch.profiler.profile``: one file per rank, the answer on rank 0.
 
-    Rank 0 reads the other ranks' files in *folder*, which all ranks must share. With *gather*, each rank measures its
-    own trace and sends small tables through the process group instead; all ranks must then take part.
+    Rank 0 reads the other ranks' files in *folder*, which all ranks must share. With *gather*, each
+    rank measures its own trace and sends small tables through the process group instead; all ranks
+    must then take part.
 
     >>> handler("traces", rank=0, world_size=2).process.file_of(1).name
     'rank1.pt.trace.json.gz'
     """
     process = find_process_info(folder, rank=rank, world_size=world_size)
-    return Handler(process, answer=answer, log=log, wait_s=wait_s, background=background, gather=gather)
+    return Handler(
+        process, answer=answer, log=log, wait_s=wait_s, background=background, gather=gather
+    )
 
 
 def log_line(process: ProcessInfo, text: str) -> None:

@@ -39,7 +39,9 @@ def import_torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError:
-        raise OptionError("recording needs PyTorch", hint="run this where the training runs") from None
+        raise OptionError(
+            "recording needs PyTorch", hint="run this where the training runs"
+        ) from None
 
 
 def find_process_info(
@@ -55,7 +57,9 @@ def find_process_info(
         rank = detected_rank if rank is None else rank
         world_size = detected_size if world_size is None else world_size
     if not 0 <= rank < world_size:
-        raise OptionError(f"rank {rank} of {world_size} ranks cannot be", hint="give rank= and world_size=")
+        raise OptionError(
+            f"rank {rank} of {world_size} ranks cannot be", hint="give rank= and world_size="
+        )
     return ProcessInfo(Path(folder), rank, world_size)
 
 
@@ -94,7 +98,9 @@ def describe_groups(groups: Mapping[str, Any]) -> list[str]:
         describe = getattr(group, "_set_group_desc", None)
         if describe is None:
             problem = f"groups[{name!r}] is a {type(group).__name__}, which cannot be described"
-            raise OptionError(problem, hint="give a torch.distributed process group, with PyTorch 2.4 or newer")
+            raise OptionError(
+                problem, hint="give a torch.distributed process group, with PyTorch 2.4 or newer"
+            )
         if group.group_desc in NO_DESCRIPTION:
             describe(name)
             described.append(name)

@@ -1,7 +1,7 @@
 """Recorder of a few training steps: PyTorch's profiler with the settings that an analysis needs.
 
-Outside the recorded steps it costs nothing but a counter and a clock. The steps before the recording are timed, so that
-the trace tells how much the recording lengthened its steps.
+Outside the recorded steps it costs nothing but a counter and a clock. The steps before the
+recording are timed, so that the trace tells how much the recording lengthened its steps.
 
 Callbacks are for trainers that own the training loop (Hugging Face, Lightning).
 """
@@ -24,14 +24,16 @@ from tracekit.record.process_info import describe_groups, find_process_info, imp
 from tracekit.report.text import size
 
 WARM_UP_STEPS = 1
-"""Steps profiled and discarded before the recorded ones, because the start of the profiler is slow."""
+"""Steps profiled and discarded before the recorded ones, because the start of the profiler is
+slow."""
 DEFAULT_MAX_MB = 2_000
 """Default size limit of a trace: a larger one fills disks and no viewer opens it."""
 
 MIN_TIMED_STEPS = 3
 """Steps outside the recording that must be timed to tell how much it lengthened a step."""
 MAX_TIMED_STEPS = 10
-"""Steps outside the recording that are kept, the last ones: the first steps of a training are slow."""
+"""Steps outside the recording that are kept, the last ones: the first steps of a training are
+slow."""
 
 _running: list[object] = []  # PyTorch has one profiler per process
 
@@ -44,7 +46,9 @@ class Recorder:
     True
     """
 
-    def __init__(self, handler: Handler, *, steps: tuple[int, int], shapes: bool, stacks: bool, memory: bool) -> None:
+    def __init__(
+        self, handler: Handler, *, steps: tuple[int, int], shapes: bool, stacks: bool, memory: bool
+    ) -> None:
         self._handler = handler
         self._first, self._count = steps
         self._options = {"record_shapes": shapes, "with_stack": stacks, "profile_memory": memory}
@@ -57,7 +61,10 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         if _running:
-            raise OptionError("a recorder is running in this process already", hint="leave it before starting another")
+            raise OptionError(
+                "a recorder is running in this process already",
+                hint="leave it before starting another",
+            )
         _running.append(self)
         self._begin_if_due()
         self._step_began_s = time.perf_counter()
@@ -68,7 +75,10 @@ class Recorder:
         self._finish()  # also after an exception in training, so that the recorded steps are written
 
     def step(self) -> None:
-        """Mark the end of a training step. Outside the recorded steps this only counts and takes the time."""
+        """Mark the end of a training step.
+
+        Outside the recorded steps this only counts and takes the time.
+        """
         duration_s = time.perf_counter() - self._step_began_s
         self._step += 1
         if self._profile is None:
@@ -91,14 +101,20 @@ class Recorder:
 
     def _store_overhead(self) -> None:
         """Write into the trace by which share the recording lengthened a step, if enough steps were timed before."""
-        plain_s = median(self._plain_steps_s) if len(self._plain_steps_s) >= MIN_TIMED_STEPS else 0.0
+        plain_s = (
+            median(self._plain_steps_s) if len(self._plain_steps_s) >= MIN_TIMED_STEPS else 0.0
+        )
         if plain_s <= 0:
             return
         overhead = round(median(self._recorded_steps_s) / plain_s - 1, 4)
         try:
-            self._profile.add_metadata_json("tracekit", json.dumps({"recording_overhead": overhead}))
+            self._profile.add_metadata_json(
+                "tracekit", json.dumps({"recording_overhead": overhead})
+            )
         except Exception as error:  # training must go on, whatever fails here
-            log_line(self._handler.process, f"the overhead of recording is not in the trace: {error}")
+            log_line(
+                self._handler.process, f"the overhead of recording is not in the trace: {error}"
+            )
 
     def _begin_if_due(self) -> None:
         if self._step == max(0, self._first - WARM_UP_STEPS):
@@ -111,7 +127,9 @@ class Recorder:
         if torch.cuda.is_available():
             activities.append(activity.CUDA)
         else:
-            log_line(self._handler.process, "no GPU is visible: the trace will hold CPU events alone")
+            log_line(
+                self._handler.process, "no GPU is visible: the trace will hold CPU events alone"
+            )
         warm_up = min(WARM_UP_STEPS, self._first)
         schedule = torch.profiler.schedule(wait=0, warmup=warm_up, active=self._count, repeat=1)
         began = self._step
@@ -136,7 +154,8 @@ class Recorder:
             log_line(self._handler.process, f"recording failed: {type(error).__name__}: {error}")
             return
         log_line(
-            self._handler.process, f"recorded {counted(self._count, 'step')} in {elapsed_s:.1f} s, profiling included"
+            self._handler.process,
+            f"recorded {counted(self._count, 'step')} in {elapsed_s:.1f} s, profiling included",
         )
 
 
@@ -187,7 +206,10 @@ def profiler(
 
 
 class _TrainingRecorder:
-    """Recorder that starts and stops with the training; its methods ignore what a trainer passes to a callback."""
+    """Recorder that starts and stops with the training.
+
+    Its methods ignore what a trainer passes to a callback.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], options: dict[str, Any]) -> None:
         self._folder, self._options = folder, options
@@ -207,7 +229,9 @@ class _TrainingRecorder:
 
 
 def transformers_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
-    """Return a callback for Hugging Face's ``Trainer``; takes what ``profiler`` takes. A step is an optimizer step.
+    """Return a callback for Hugging Face's ``Trainer``; takes what ``profiler`` takes.
+
+    A step is an optimizer step.
 
     >>> try:
     ...     callback = transformers_callback("traces", steps=(10, 3))
@@ -226,14 +250,18 @@ def transformers_callback(folder: str | os.PathLike[str], **options: Any) -> Any
 
 
 def lightning_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
-    """Return a callback for Lightning's ``Trainer``; takes what ``profiler`` takes. A step is a training batch.
+    """Return a callback for Lightning's ``Trainer``; takes what ``profiler`` takes.
+
+    A step is a training batch.
 
     >>> try:
     ...     callback = lightning_callback("traces", steps=(10, 3))
     ... except OptionError as error:  # where it is not installed
     ...     assert "lightning" in str(error)
     """
-    base = _import_base_class("Callback", ("lightning.pytorch", "pytorch_lightning"), package="lightning")
+    base = _import_base_class(
+        "Callback", ("lightning.pytorch", "pytorch_lightning"), package="lightning"
+    )
     recorder = _TrainingRecorder(folder, options)
 
     class TracekitCallback(base):  # type: ignore[misc,valid-type]

@@ -1,8 +1,9 @@
 """Dumps of the flight recorder: on request, and on all ranks when a step is slower than usual.
 
-PyTorch keeps the recorder itself (``TORCH_NCCL_TRACE_BUFFER_SIZE``). Each rank times its own steps. The rank that sees
-a slow one leaves a request in the folder that all ranks share, and every rank that finds a request at the end of a step
-writes its dump: ``tracekit late FOLDER/step120`` reads them.
+PyTorch keeps the recorder itself (``TORCH_NCCL_TRACE_BUFFER_SIZE``). Each rank times its own steps.
+The rank that sees a slow one leaves a request in the folder that all ranks share, and every rank
+that finds a request at the end of a step writes its dump: ``tracekit late FOLDER/step120`` reads
+them.
 """
 
 from __future__ import annotations
@@ -32,9 +33,15 @@ _REQUEST = "dump-requested"
 
 
 def dump_flight_recorder(
-    folder: str | os.PathLike[str], *, rank: int | None = None, world_size: int | None = None, stacks: bool = False
+    folder: str | os.PathLike[str],
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    stacks: bool = False,
 ) -> Path:
-    """Write this rank's flight recorder into *folder*, under a name that says the rank; return the file.
+    """Write this rank's flight recorder into *folder*, under a name that says the rank.
+
+    Return the file.
 
     Args:
         folder: Folder that all ranks write to; made if needed.
@@ -55,7 +62,9 @@ def dump_flight_recorder(
         recorder: Any = importlib.import_module("torch._C._distributed_c10d")
         dump = getattr(recorder, "_dump_nccl_trace")  # noqa: B009  # PyTorch has no other name for it
     except (ImportError, AttributeError):
-        raise OptionError("this PyTorch has no flight recorder", hint="use PyTorch 2.5 or later with NCCL") from None
+        raise OptionError(
+            "this PyTorch has no flight recorder", hint="use PyTorch 2.5 or later with NCCL"
+        ) from None
     content: bytes = dump(True, stacks, False)
     process.folder.mkdir(parents=True, exist_ok=True)
     file = process.folder / f"nccl_trace_rank_{process.rank}"
@@ -65,7 +74,9 @@ def dump_flight_recorder(
 
 
 class SlowStepDumps:
-    """Dumps the flight recorder of all ranks when a step is slower than usual; call ``step`` after each.
+    """Dumps the flight recorder of all ranks when a step is slower than usual.
+
+    Call ``step`` after each.
 
     >>> dumps = SlowStepDumps("run/dumps", rank=0, world_size=4)
     >>> dumps.step()  # after every training step, on every rank
@@ -81,7 +92,10 @@ class SlowStepDumps:
         world_size: int | None = None,
     ) -> None:
         if slower_than <= 1:
-            raise OptionError(f"slower_than={slower_than} is not above 1", hint="1.5 is half as long again as usual")
+            raise OptionError(
+                f"slower_than={slower_than} is not above 1",
+                hint="1.5 is half as long again as usual",
+            )
         self._process = find_process_info(folder, rank=rank, world_size=world_size)
         self._slower_than = slower_than
         self._stacks = stacks
@@ -105,7 +119,10 @@ class SlowStepDumps:
         self._began_s = time.perf_counter()  # what dumping took belongs to no step
 
     def _is_slow(self, duration_s: float) -> bool:
-        if len(self._times_s) < MIN_STEPS_TIMED or self._step - self._last_request < MIN_STEPS_BETWEEN_DUMPS:
+        if (
+            len(self._times_s) < MIN_STEPS_TIMED
+            or self._step - self._last_request < MIN_STEPS_BETWEEN_DUMPS
+        ):
             return False
         return duration_s > self._slower_than * median(self._times_s)
 
@@ -124,5 +141,10 @@ class SlowStepDumps:
             self._answered.add(name)
             self._last_request = self._step
             process = self._process
-            dump_flight_recorder(request.parent, rank=process.rank, world_size=process.world_size, stacks=self._stacks)
+            dump_flight_recorder(
+                request.parent,
+                rank=process.rank,
+                world_size=process.world_size,
+                stacks=self._stacks,
+            )
             log_line(process, f"the flight recorder of {name} is in {request.parent}")

@@ -44,7 +44,9 @@ class EventRedactor:
             elif key in fields.EVENT_NUMBERS:
                 redacted[key] = value if fields.is_event_number(value) else self._words(value)
             elif key in ("ph", "bp", "s"):
-                redacted[key] = value if _is_text(value) and len(value) == 1 and value.isascii() else None
+                redacted[key] = (
+                    value if _is_text(value) and len(value) == 1 and value.isascii() else None
+                )
             else:
                 self.dropped["arguments"] += 1
         return redacted
@@ -75,7 +77,11 @@ class EventRedactor:
         return redacted
 
     def _keeps_number(self, key: str, value: Any, limits: Mapping[str, int]) -> bool:
-        return key in limits and is_number(value, limits[key]) and not self._names.is_user_word(str(value))
+        return (
+            key in limits
+            and is_number(value, limits[key])
+            and not self._names.is_user_word(str(value))
+        )
 
     def _words(self, value: Any) -> Any:
         """Return text, or lists of text, with known words only.
@@ -84,7 +90,12 @@ class EventRedactor:
         """
         if isinstance(value, list):
             return [self._words(item) for item in value]
-        if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= MAX_GROUP_NUMBER_DIGITS:
+        if (
+            isinstance(value, str)
+            and value.isascii()
+            and value.isdecimal()
+            and len(value) <= MAX_GROUP_NUMBER_DIGITS
+        ):
             return value
         return self._names.redact(value) if _is_text(value) else None
 
@@ -117,7 +128,9 @@ class EventRedactor:
             return "trace.json"
         is_unit = key == "displayTimeUnit" and value in ("ms", "ns", "us")
         is_version_entry = key in fields.HEADER_VERSIONS and is_version(value)
-        is_number_entry = not isinstance(value, list) and self._keeps_number(key, value, fields.HEADER_NUMBERS)
+        is_number_entry = not isinstance(value, list) and self._keeps_number(
+            key, value, fields.HEADER_NUMBERS
+        )
         is_base_time = key == "baseTimeNanoseconds" and fields.is_base_time(value)
         return value if is_unit or is_version_entry or is_number_entry or is_base_time else None
 
@@ -131,11 +144,17 @@ class EventRedactor:
         self.dropped["header entries"] += len(info) - len(redacted)
         return redacted
 
-    def _entries(self, entries: list[Any], numbers: Mapping[str, int], texts: Any) -> list[dict[str, Any]]:
+    def _entries(
+        self, entries: list[Any], numbers: Mapping[str, int], texts: Any
+    ) -> list[dict[str, Any]]:
         """Return what stays of each object in a list of the header."""
-        return [self._entry(entry, numbers, texts) for entry in entries if isinstance(entry, Mapping)]
+        return [
+            self._entry(entry, numbers, texts) for entry in entries if isinstance(entry, Mapping)
+        ]
 
-    def _entry(self, entry: Mapping[str, Any], numbers: Mapping[str, int], texts: Any) -> dict[str, Any]:
+    def _entry(
+        self, entry: Mapping[str, Any], numbers: Mapping[str, int], texts: Any
+    ) -> dict[str, Any]:
         """Return the listed numbers and texts of an object in the header."""
         return {
             key: self._words(value) if key in texts else value
@@ -157,7 +176,11 @@ def to_json(value: Any) -> str:
     if isinstance(value, NumberText):
         return str(value)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)}: {to_json(inner)}" for key, inner in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(key)}: {to_json(inner)}" for key, inner in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(to_json, value)) + "]"
     return json.dumps(value)

@@ -61,7 +61,9 @@ DISTRIBUTED_NUMBERS = number_limits("distributed")
 GROUP_NUMBERS = number_limits("groups")
 
 MAX_VERSION_DIGITS = 6
-_VERSION = re.compile(r"\d{1,3}(?:\.\d{1,3}){1,2}(?:a0|rc\d)?(?:\+(?:cu\d{2,3}|rocm\d\.\d|cpu))?|\d{4,5}", re.ASCII)
+_VERSION = re.compile(
+    r"\d{1,3}(?:\.\d{1,3}){1,2}(?:a0|rc\d)?(?:\+(?:cu\d{2,3}|rocm\d\.\d|cpu))?|\d{4,5}", re.ASCII
+)
 _NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _NUMBERS = re.compile(r"\[[-\d\s,.\[\]]*\]", re.ASCII)
 
@@ -90,7 +92,9 @@ def is_number(value: Any, limit: int) -> bool:
                 return is_number(json.loads(value), limit)
             except (ValueError, RecursionError):
                 return False
-        return _NUMBER.fullmatch(value) is not None and abs(float(value)) < min(limit, MAX_NUMBER_AS_TEXT)
+        return _NUMBER.fullmatch(value) is not None and abs(float(value)) < min(
+            limit, MAX_NUMBER_AS_TEXT
+        )
     return value is None or (isinstance(value, bool | int | float) and abs(value) < limit)
 
 
@@ -106,7 +110,11 @@ def is_event_number(value: Any) -> bool:
 
 def is_base_time(value: Any) -> bool:
     """Return whether *value* can be the start of a profiler's clock: 0, or nanoseconds since 1970 from 2001 on."""
-    return is_number(value, ANY) and not isinstance(value, list) and (value == "0" or float(value or 0) >= 10**18)
+    return (
+        is_number(value, ANY)
+        and not isinstance(value, list)
+        and (value == "0" or float(value or 0) >= 10**18)
+    )
 
 
 def is_version(value: Any) -> bool:

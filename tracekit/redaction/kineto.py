@@ -25,7 +25,9 @@ MAX_VALUE_LENGTH = 1 << 25
 """Characters of an event or header entry; a longer one is damage."""
 
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'  # possessive: a string without an end must not be tried in many ways
-_NOT_JSON = re.compile(_STRING + r"|(?<=[:\[,\s])-?(?:N/A|inf|nan|Inf|INF|n/a|undefined|None)(?=[\s,\]}])", re.DOTALL)
+_NOT_JSON = re.compile(
+    _STRING + r"|(?<=[:\[,\s])-?(?:N/A|inf|nan|Inf|INF|n/a|undefined|None)(?=[\s,\]}])", re.DOTALL
+)
 _INVALID_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _BLANKS_AND_COMMAS = re.compile(r"[\s,]*")
 _BRACKETS_AND_STRINGS = re.compile(_STRING + r'|["{}\[\]]', re.DOTALL)
@@ -72,7 +74,9 @@ class JsonStream:
                 if closing is not None:
                     return self._mended(closing)
             else:
-                if end < len(self._window) or not self._read_more():  # a number may go on in the next chunk
+                if (
+                    end < len(self._window) or not self._read_more()
+                ):  # a number may go on in the next chunk
                     self._start = end
                     return value
                 continue
@@ -102,7 +106,8 @@ class JsonStream:
     def _mended(self, end: int) -> Any:
         """Take a value that is not JSON, with nulls for words such as N/A."""
         text = _NOT_JSON.sub(
-            lambda match: _escaped(match[0]) if match[0].startswith('"') else "null", self._window[self._start : end]
+            lambda match: _escaped(match[0]) if match[0].startswith('"') else "null",
+            self._window[self._start : end],
         )
         try:
             value = _decode(text, 0)[0]
@@ -177,7 +182,10 @@ def redact_kineto(
         raise stream.damage("a value is nested too deeply") from None
     characters_after = stream.skip_rest()
     replaced = names.replaced - replaced_before
-    return events.dropped | {"texts replaced": replaced, "characters after the trace": characters_after}
+    return events.dropped | {
+        "texts replaced": replaced,
+        "characters after the trace": characters_after,
+    }
 
 
 def _redacted_pieces(stream: JsonStream, events: EventRedactor) -> Iterator[str]:
@@ -224,5 +232,7 @@ def _write(target: Path, pieces: Iterator[str], *, compress: bool) -> None:
     """
     with target.open("wb") as file:
         output: Any = gzip_ng.GzipNGFile("", "wb", 6, file, mtime=0) if compress else file  # type: ignore[no-untyped-call]
-        with io.TextIOWrapper(io.BufferedWriter(output, CHUNK_CHARACTERS), encoding="ascii", newline="") as text:
+        with io.TextIOWrapper(
+            io.BufferedWriter(output, CHUNK_CHARACTERS), encoding="ascii", newline=""
+        ) as text:
             text.writelines(pieces)

@@ -77,7 +77,9 @@ def vocabulary() -> Vocabulary:
     """Return the words that may stay."""
     lines = Path(__file__).with_name("words.txt").read_text(encoding="ascii").splitlines()
     entries = [entry for line in lines if not line.startswith("#") for entry in line.split()]
-    stems = sorted((entry.strip("*#") for entry in entries if entry.startswith("*")), key=len, reverse=True)
+    stems = sorted(
+        (entry.strip("*#") for entry in entries if entry.startswith("*")), key=len, reverse=True
+    )
     return Vocabulary(
         frozenset(entry.strip("*#") for entry in entries),
         frozenset(entry.strip("*#") for entry in entries if entry.endswith("#")),
@@ -104,10 +106,16 @@ class NameRedactor:
         """Texts that were changed."""
         self._pseudonyms: dict[str, str] = {}
         self._cache: dict[tuple[str, str], str] = {}
-        folded = sorted({_normalised(word).casefold() for word in words if word}, key=len, reverse=True)
-        self._user_words = re.compile("|".join(map(_word_pattern, folded)), re.IGNORECASE) if folded else None
+        folded = sorted(
+            {_normalised(word).casefold() for word in words if word}, key=len, reverse=True
+        )
+        self._user_words = (
+            re.compile("|".join(map(_word_pattern, folded)), re.IGNORECASE) if folded else None
+        )
         squeezed = (_letters_and_digits(word) for word in folded)
-        self._squeezed_words = [word for word in squeezed if len(word) >= MIN_LETTERS_TO_REPLACE_INSIDE]
+        self._squeezed_words = [
+            word for word in squeezed if len(word) >= MIN_LETTERS_TO_REPLACE_INSIDE
+        ]
 
     def redact(self, text: str) -> str:
         """Return a range's or operator's name, or any other text, with known words and indices only."""
@@ -204,7 +212,9 @@ class _WordPass:
         """Replace an unknown word, but for the stems in it."""
         stems = self._vocabulary.stems
         pieces = [piece for piece in stems.split(unknown) if piece]
-        return "".join(piece if stems.fullmatch(piece) else self._pseudonym(piece) for piece in pieces)
+        return "".join(
+            piece if stems.fullmatch(piece) else self._pseudonym(piece) for piece in pieces
+        )
 
     def _pieces(self, word: str) -> list[tuple[str, bool]]:
         """Cut a word at underscores, digits and capitals.
@@ -228,7 +238,10 @@ class _WordPass:
             else:
                 self._expects_index = False
             pieces.append((piece, is_known))
-        pieces = [(piece, is_known or _is_lone_letter(pieces, i)) for i, (piece, is_known) in enumerate(pieces)]
+        pieces = [
+            (piece, is_known or _is_lone_letter(pieces, i))
+            for i, (piece, is_known) in enumerate(pieces)
+        ]
         return _without_accidental_words(pieces)
 
     def _count_known(self, parts: list[str]) -> int:
@@ -239,11 +252,17 @@ class _WordPass:
 
     def _is_index(self, digits: str) -> bool:
         self._index_digits += len(digits)
-        self._expects_index = self._expects_index and digits.isascii() and self._index_digits <= MAX_INDEX_DIGITS
+        self._expects_index = (
+            self._expects_index and digits.isascii() and self._index_digits <= MAX_INDEX_DIGITS
+        )
         return self._expects_index
 
     def _is_tile(self, text: str, before: list[tuple[str, bool]]) -> bool:
-        return self._code and _TILE.fullmatch(text) is not None and all(is_known for _, is_known in before[-1:])
+        return (
+            self._code
+            and _TILE.fullmatch(text) is not None
+            and all(is_known for _, is_known in before[-1:])
+        )
 
 
 def _is_lone_letter(pieces: list[tuple[str, bool]], i: int) -> bool:
@@ -258,7 +277,11 @@ def _without_accidental_words(pieces: list[tuple[str, bool]]) -> list[tuple[str,
     """Reject known pieces with digits beside unknown ones: f8 and a10 are words, but not in the hash f8a10d72."""
     runs = [list(run) for _, run in groupby(pieces, key=lambda piece: piece[0][0] == "_")]
     return [
-        (text, is_known and (text.isalpha() or text[0] == "_" or all(is_known_too for _, is_known_too in run)))
+        (
+            text,
+            is_known
+            and (text.isalpha() or text[0] == "_" or all(is_known_too for _, is_known_too in run)),
+        )
         for run in runs
         for text, is_known in run
     ]
@@ -275,4 +298,8 @@ def _letters_and_digits(text: str) -> str:
 def _word_pattern(word: str) -> str:
     """Return the pattern of a user's word: a short one is replaced only where no letter is beside it."""
     pattern = re.escape(word)
-    return pattern if len(word) >= MIN_LETTERS_TO_REPLACE_INSIDE else rf"(?<![^\W\d_]){pattern}(?![^\W\d_])"
+    return (
+        pattern
+        if len(word) >= MIN_LETTERS_TO_REPLACE_INSIDE
+        else rf"(?<![^\W\d_]){pattern}(?![^\W\d_])"
+    )

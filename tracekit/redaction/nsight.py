@@ -30,9 +30,17 @@ STRING_COLUMNS: dict[str, list[str]] = KEPT["nsight"]["strings"]
 """SQL function by the columns that refer to StringIds; a string that no kept row refers to is
 dropped."""
 METADATA_NAMES = frozenset(("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION"))
-PAYLOAD_LIMITS = {"communicator": ANY, "bytes": SIZE, "peer": SMALL, "ranks": SMALL, "own_rank": SMALL}
+PAYLOAD_LIMITS = {
+    "communicator": ANY,
+    "bytes": SIZE,
+    "peer": SMALL,
+    "ranks": SMALL,
+    "own_rank": SMALL,
+}
 _PRODUCT_VERSION = re.compile(r"20\d\d\.\d{1,2}\.\d{1,2}(?:\.\d{1,4})?")
-_LOST_EVENTS = re.compile(r"drop|lost|might have been|not all|incomplete|buffer|clock|timestamp|synchroni")
+_LOST_EVENTS = re.compile(
+    r"drop|lost|might have been|not all|incomplete|buffer|clock|timestamp|synchroni"
+)
 _EMITTED_NUMBERS = re.compile(
     r"((?:, seq = -?\d{1,10})?(?:, op_id = \d{1,10})?(?:, sizes = \[[\d, \[\]]*\])?)"
     r"(?:, input_op_ids = \[[-\d, ()]*\])?",
@@ -43,7 +51,9 @@ _EMITTED_START = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
 _LONG_NUMBER = re.compile(r"\d{11}")
 
 
-def redact_nsight(source: Path, target: Path, names: NameRedactor, *, keep: Collection[str] = ()) -> dict[str, int]:
+def redact_nsight(
+    source: Path, target: Path, names: NameRedactor, *, keep: Collection[str] = ()
+) -> dict[str, int]:
     """Write the redacted report *source* to *target*.
 
     Return how much was dropped or replaced, by kind.
@@ -54,20 +64,29 @@ def redact_nsight(source: Path, target: Path, names: NameRedactor, *, keep: Coll
     try:
         copy = sqlite3.connect(target.resolve().as_uri(), isolation_level=None, uri=True)
         try:
-            for name, function in _sql_functions(names, nccl.payload_layouts(open_export(source)), keep).items():
+            for name, function in _sql_functions(
+                names, nccl.payload_layouts(open_export(source)), keep
+            ).items():
                 copy.create_function(name, 1, function, deterministic=True)
             dropped = _copy_tables(copy, source)
         finally:
             copy.close()
     except sqlite3.Error as error:
-        raise InputError(f"{source}: is not a readable sqlite file: {error}", hint="export the report again") from error
+        raise InputError(
+            f"{source}: is not a readable sqlite file: {error}", hint="export the report again"
+        ) from error
     return dropped | {"texts replaced": names.replaced - replaced_before}
 
 
 def _copy_tables(copy: sqlite3.Connection, source: Path) -> dict[str, int]:
     copy.execute("ATTACH ? AS old", (f"{source.resolve().as_uri()}?mode=ro&immutable=1",))
     copy.execute("PRAGMA journal_mode = OFF")
-    listed = [name for (name,) in copy.execute("SELECT name FROM old.sqlite_master WHERE type IN ('table', 'view')")]
+    listed = [
+        name
+        for (name,) in copy.execute(
+            "SELECT name FROM old.sqlite_master WHERE type IN ('table', 'view')"
+        )
+    ]
     tables = [name for name in listed if name in NUMBER_COLUMNS]
     copy.execute("BEGIN")
     for table in tables:
@@ -98,7 +117,9 @@ def _copy_table(copy: sqlite3.Connection, table: str) -> None:
     if values:
         copy.execute(f"CREATE TABLE main.{table} ({', '.join(values)})")
         rows = " WHERE metadata_name(name) IS NOT NULL" if table in METADATA_TABLES else ""
-        copy.execute(f"INSERT INTO main.{table} SELECT {', '.join(values.values())} FROM old.{table}{rows}")
+        copy.execute(
+            f"INSERT INTO main.{table} SELECT {', '.join(values.values())} FROM old.{table}{rows}"
+        )
 
 
 def _copy_strings(copy: sqlite3.Connection, tables: Iterable[str]) -> int:
@@ -116,11 +137,16 @@ def _copy_strings(copy: sqlite3.Connection, tables: Iterable[str]) -> int:
                 f" WHERE typeof(id) = 'integer' AND id IN ({' UNION '.join(references)})"
                 " AND id NOT IN (SELECT id FROM main.StringIds)"
             )
-    counts = [copy.execute(f"SELECT count(*) FROM {schema}.StringIds").fetchone()[0] for schema in ("old", "main")]
+    counts = [
+        copy.execute(f"SELECT count(*) FROM {schema}.StringIds").fetchone()[0]
+        for schema in ("old", "main")
+    ]
     return int(counts[0] - counts[1])
 
 
-def _sql_functions(names: NameRedactor, layout: nccl.Layouts, keep: Collection[str]) -> dict[str, Callable[[Any], Any]]:
+def _sql_functions(
+    names: NameRedactor, layout: nccl.Layouts, keep: Collection[str]
+) -> dict[str, Callable[[Any], Any]]:
     """Return the functions that the copying statements call; each returns what stays of a value."""
 
     def of_text(function: Callable[[str], str | None]) -> Callable[[Any], Any]:
@@ -140,11 +166,17 @@ def _sql_functions(names: NameRedactor, layout: nccl.Layouts, keep: Collection[s
         "words": of_text(names.redact),
         "range_text": of_text(range_text),
         "payload": of_text(payload_fields),
-        "payload_bytes": lambda value: payload_bytes(value, layout) if isinstance(value, bytes) else None,
+        "payload_bytes": lambda value: (
+            payload_bytes(value, layout) if isinstance(value, bytes) else None
+        ),
         "payload_field": of_text(lambda text: text if text in nccl.FIELDS else None),
-        "diagnosis": of_text(lambda text: " ".join(sorted(set(_LOST_EVENTS.findall(text.lower())))) or "redacted"),
+        "diagnosis": of_text(
+            lambda text: " ".join(sorted(set(_LOST_EVENTS.findall(text.lower())))) or "redacted"
+        ),
         "metadata_name": of_text(lambda text: text if text in METADATA_NAMES else None),
-        "version": of_text(lambda text: text if is_version(text) or _PRODUCT_VERSION.fullmatch(text) else None),
+        "version": of_text(
+            lambda text: text if is_version(text) or _PRODUCT_VERSION.fullmatch(text) else None
+        ),
     }
 
 
@@ -170,7 +202,9 @@ def payload_bytes(blob: bytes, layout: nccl.Layouts) -> bytes | None:
     kept = bytearray(len(blob))
     kept[nccl.SCHEMA_ID] = blob[nccl.SCHEMA_ID]
     for _, dtype, offset in fields:
-        field_bytes = slice(nccl.HEADER_BYTES + offset, nccl.HEADER_BYTES + offset + np.dtype(dtype).itemsize)
+        field_bytes = slice(
+            nccl.HEADER_BYTES + offset, nccl.HEADER_BYTES + offset + np.dtype(dtype).itemsize
+        )
         if offset >= 0 and field_bytes.stop <= len(blob):
             kept[field_bytes] = blob[field_bytes]
     return bytes(kept)

@@ -34,7 +34,10 @@ class Redacted:
         >>> Redacted(Path("x"), 1, {"Python frames": 2142, "texts replaced": 1}).summary()
         '2,142 Python frames, 1 texts replaced'
         """
-        return ", ".join(f"{count:,} {what}" for what, count in self.dropped.items() if count) or "nothing was removed"
+        return (
+            ", ".join(f"{count:,} {what}" for what, count in self.dropped.items() if count)
+            or "nothing was removed"
+        )
 
 
 def redact(
@@ -78,14 +81,20 @@ def redact_each(
             hint = did_you_mean(option, KEEP_OPTIONS, otherwise=f"one of {', '.join(KEEP_OPTIONS)}")
             raise OptionError(f"--keep {option}: there is no such part", hint=hint)
     if source.exists() and target.exists() and source.resolve() == target.resolve():
-        raise OptionError(f"{target}: is the trace itself", hint="write the redacted trace somewhere else")
+        raise OptionError(
+            f"{target}: is the trace itself", hint="write the redacted trace somewhere else"
+        )
     names = NameRedactor(words)  # one for all files: a group has the same pseudonym on every rank
     refs = discover(source, check=False).refs
-    if len(refs) == 1 and Path(refs[0].path) == source:  # a file, or an export that is itself a folder
+    if (
+        len(refs) == 1 and Path(refs[0].path) == source
+    ):  # a file, or an export that is itself a folder
         yield _redact_file(refs[0], target, names, keep)
         return
     if target.is_file():
-        raise OutputError(f"{target}: is a file, and there are {len(refs)} traces", hint="name a folder")
+        raise OutputError(
+            f"{target}: is a file, and there are {len(refs)} traces", hint="name a folder"
+        )
     with output_folder(target):
         if len({ref.rank for ref in refs}) < len(refs):
             yield from _redact_roles(refs, source, target, names, keep)
@@ -95,10 +104,16 @@ def redact_each(
 
 
 def _redact_roles(
-    refs: Sequence[SourceRef], source: Path, target: Path, names: NameRedactor, keep: Collection[str]
+    refs: Sequence[SourceRef],
+    source: Path,
+    target: Path,
+    names: NameRedactor,
+    keep: Collection[str],
 ) -> Iterator[Redacted]:
     """Redact the files of several processes per rank: each folder becomes role0, role1, …, and so do name stems."""
-    keys = [(str(Path(ref.path).parent.relative_to(source)), _STEM.sub("", ref.name)) for ref in refs]
+    keys = [
+        (str(Path(ref.path).parent.relative_to(source)), _STEM.sub("", ref.name)) for ref in refs
+    ]
     numbers = {key: number for number, key in enumerate(sorted(set(keys)))}
     for position, (ref, key) in enumerate(zip(refs, keys, strict=True)):
         folder = target / f"role{numbers[key]}"
@@ -107,27 +122,38 @@ def _redact_roles(
         yield _redact_file(ref, folder / name, names, keep)
 
 
-def _redact_file(ref: SourceRef, target: Path, names: NameRedactor, keep: Collection[str]) -> Redacted:
+def _redact_file(
+    ref: SourceRef, target: Path, names: NameRedactor, keep: Collection[str]
+) -> Redacted:
     source = Path(ref.path)
     if ref.reader == "kineto":
         from tracekit.redaction.kineto import redact_kineto
 
         if not target.name.endswith((".json", ".json.gz")):
-            raise OptionError(f"{target}: a PyTorch trace is .json or .json.gz", hint="end the output's name with that")
+            raise OptionError(
+                f"{target}: a PyTorch trace is .json or .json.gz",
+                hint="end the output's name with that",
+            )
         with atomic_write(target) as part:
-            dropped = redact_kineto(source, part, names, compress=target.name.endswith(".gz"), keep=keep)
+            dropped = redact_kineto(
+                source, part, names, compress=target.name.endswith(".gz"), keep=keep
+            )
     elif ref.reader == "nsight" and source.suffix == SQLITE_SUFFIX:
         from tracekit.redaction.nsight import redact_nsight
 
         if target.suffix != SQLITE_SUFFIX:
-            raise OptionError(f"{target}: a redacted report is .sqlite", hint="end the output's name with that")
+            raise OptionError(
+                f"{target}: a redacted report is .sqlite", hint="end the output's name with that"
+            )
         with atomic_write(target) as part:
             dropped = redact_nsight(source, part, names, keep=keep)
     elif ref.reader == "perfetto":
         hint = "export the trace as JSON and redact that"
         raise InputError(f"{ref.path}: a Perfetto trace cannot be redacted", hint=hint)
     elif ref.reader == "store":
-        raise InputError(f"{ref.path}: a store cannot be redacted", hint="redact the traces it came from")
+        raise InputError(
+            f"{ref.path}: a store cannot be redacted", hint="redact the traces it came from"
+        )
     else:
         hint = "nsys export --type=sqlite, then redact that"
         raise InputError(f"{ref.path}: this export cannot be redacted", hint=hint)

@@ -45,7 +45,17 @@ def message_figure(ax: Axes | None, text: str) -> Figure:
     """Return a figure that tells why there is nothing to draw."""
     figure, ax = figure_and_axes(ax, width=7, height=2)
     ax.set_axis_off()
-    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", fontsize=10, color=QUIET_INK, wrap=True)
+    ax.text(
+        0.5,
+        0.5,
+        text,
+        transform=ax.transAxes,
+        ha="center",
+        va="center",
+        fontsize=10,
+        color=QUIET_INK,
+        wrap=True,
+    )
     return figure
 
 
@@ -53,7 +63,9 @@ def draw_title(ax: Axes, title: str, subtitle: str = "") -> None:
     """Write the title of a plot and, below it, its main figures."""
     ax.set_title(title, loc="left", fontsize=11, color=INK, pad=20 if subtitle else 8)
     if subtitle:
-        ax.text(0, 1.01, subtitle, transform=ax.transAxes, va="bottom", fontsize=8.5, color=QUIET_INK)
+        ax.text(
+            0, 1.01, subtitle, transform=ax.transAxes, va="bottom", fontsize=8.5, color=QUIET_INK
+        )
 
 
 def strip_axes(ax: Axes, *, x_label: str = "") -> None:
@@ -71,11 +83,13 @@ def draw_legend(ax: Axes, handles: Sequence[Artist], *, below_axes: bool = False
     figure = cast("Figure", ax.get_figure(root=True))
     if not below_axes:
         figure.legend(
-            loc="outside lower center", **legend_rows(handles, float(figure.get_size_inches()[0])), **_LEGEND_STYLE
+            loc="outside lower center",
+            **legend_rows(handles, float(figure.get_size_inches()[0])),
+            **_LEGEND_STYLE,
         )
         return
-    # The distance is in points, not a share of the axes: however low the axes are, the legend starts below the name of
-    # the time axis.
+    # The distance is in points, not a share of the axes: however low the axes are, the legend
+    # starts below the name of the time axis.
     anchor = ax.transAxes + ScaledTranslation(0, -AXIS_TEXT_POINTS / 72, figure.dpi_scale_trans)
     ax.legend(
         loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=anchor, borderaxespad=0,
@@ -94,20 +108,36 @@ def legend_rows(handles: Sequence[Artist], inches: float) -> dict[str, Any]:
     (3, ['a', 'd', 'b', 'e', 'c'])
     """
     longest = max((len(str(handle.get_label())) for handle in handles), default=1)
-    columns_that_fit = max(1, int(inches / (LEGEND_INCHES_PER_LETTER * longest + LEGEND_INCHES_PER_KEY)))
+    columns_that_fit = max(
+        1, int(inches / (LEGEND_INCHES_PER_LETTER * longest + LEGEND_INCHES_PER_KEY))
+    )
     rows = max(1, -(-len(handles) // columns_that_fit))
     columns = max(1, -(-len(handles) // rows))
-    return {"handles": [handle for column in range(columns) for handle in handles[column::columns]], "ncols": columns}
+    return {
+        "handles": [handle for column in range(columns) for handle in handles[column::columns]],
+        "ncols": columns,
+    }
 
 
 def draw_boxes(
-    ax: Axes, *, start: npt.ArrayLike, end: npt.ArrayLike, top: npt.ArrayLike, bottom: npt.ArrayLike, **style: Any
+    ax: Axes,
+    *,
+    start: npt.ArrayLike,
+    end: npt.ArrayLike,
+    top: npt.ArrayLike,
+    bottom: npt.ArrayLike,
+    **style: Any,
 ) -> None:
-    """Draw many rectangles as one collection; any edge may be one number for all. *top* is the smaller y."""
+    """Draw many rectangles as one collection; any edge may be one number for all.
+
+    *top* is the smaller y.
+    """
     start, end, top, bottom = np.broadcast_arrays(start, end, top, bottom)
     if start.size:
         # Shape (corner, x or y, box), turned into one (corner, x or y) array per box.
-        corners = np.stack([[start, top], [start, bottom], [end, bottom], [end, top]]).transpose(2, 0, 1)
+        corners = np.stack([[start, top], [start, bottom], [end, bottom], [end, top]]).transpose(
+            2, 0, 1
+        )
         ax.add_collection(PolyCollection(list(corners), **{"edgecolors": "none", **style}))
 
 
@@ -122,7 +152,10 @@ def text_colour_on(colour: str) -> str:
 
 
 def render_figure(figure: Figure, extension: str) -> bytes:
-    """Return the content of a file with this extension (.png, .svg, .pdf); equal figures give equal bytes."""
+    """Return the content of a file with this extension (.png, .svg, .pdf).
+
+    Equal figures give equal bytes.
+    """
     file_format = extension[1:]
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format)
     buffer = io.BytesIO()  # written to disk in one piece: matplotlib does not handle a full disk

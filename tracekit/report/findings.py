@@ -19,7 +19,8 @@ from tracekit.schema import LABEL_WORDS
 MIN_SHARE_TO_SHOW = 0.01
 """Share of the step from which a finding is shown unless all are asked for."""
 ONCE_A_STEP = 0.75
-"""Mean count per step from which something happens once a step; less is in one of two steps or more."""
+"""Mean count per step from which something happens once a step; less is in one of two steps or
+more."""
 MAX_STEPS_NAMED = 4
 """Steps that a sentence names."""
 
@@ -34,7 +35,9 @@ class Advice(msgspec.Struct, frozen=True):
 
 def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that cost or save enough to be shown."""
-    return tuple(finding for finding in findings if finding.share >= MIN_SHARE_TO_SHOW or finding.cost_bytes)
+    return tuple(
+        finding for finding in findings if finding.share >= MIN_SHARE_TO_SHOW or finding.cost_bytes
+    )
 
 
 ABSENCES = {
@@ -44,7 +47,8 @@ ABSENCES = {
     "allocator": "no allocations",
     "compile": "no compilation",
 }
-"""What is said of a run of which the host was recorded, by the code of a finding that it does not have."""
+"""What is said of a run of which the host was recorded, by the code of a finding that it does not
+have."""
 MAX_ABSENCES = 2
 """Absent costs that are named, the first of ``ABSENCES``."""
 MAX_EXPOSED_SHARE = 0.05
@@ -58,11 +62,19 @@ def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: 
     'nothing to gain outside compute: no waiting for data, no CPU waiting for the GPU, 0.5 % exposed transfers'
     """
     shown = {finding.code for finding in shown_findings(findings)}
-    absent = [words for code, words in ABSENCES.items() if code not in shown][:MAX_ABSENCES] if host_recorded else []
+    absent = (
+        [words for code, words in ABSENCES.items() if code not in shown][:MAX_ABSENCES]
+        if host_recorded
+        else []
+    )
     exposed_share = sum(budget.exposed_ns.values()) / budget.span_ns if budget.span_ns else 1.0
     is_hidden = exposed_share <= MAX_EXPOSED_SHARE
     if is_hidden:
-        exposed = f"{percent(exposed_share)} exposed transfers" if exposed_share else "no exposed transfers"
+        exposed = (
+            f"{percent(exposed_share)} exposed transfers"
+            if exposed_share
+            else "no exposed transfers"
+        )
         absent.append(exposed)
     if not absent or not budget.span_ns:
         return ""
@@ -97,7 +109,9 @@ def finding_in_a_log(finding: Finding) -> str:
 @cache
 def templates() -> Mapping[str, Any]:
     """Return the templates by code."""
-    return msgspec.toml.decode(Path(__file__).with_name("findings.toml").read_bytes(), type=dict[str, Any])
+    return msgspec.toml.decode(
+        Path(__file__).with_name("findings.toml").read_bytes(), type=dict[str, Any]
+    )
 
 
 def finding_text(finding: Finding) -> str:
@@ -171,12 +185,17 @@ def _rate(finding: Finding) -> str:
 
 
 def _option(finding: Finding) -> str:
-    options = framework_options(finding.evidence.get("framework"), str(finding.evidence.get("label")))
+    options = framework_options(
+        finding.evidence.get("framework"), str(finding.evidence.get("label"))
+    )
     return f" ({options})" if options else ""
 
 
 def _fewer_bytes(finding: Finding) -> str:
-    return framework_options(finding.evidence.get("framework"), "bytes") or "a narrower type, compression"
+    return (
+        framework_options(finding.evidence.get("framework"), "bytes")
+        or "a narrower type, compression"
+    )
 
 
 def _in_op(finding: Finding) -> str:
@@ -215,7 +234,11 @@ def _in_module(finding: Finding) -> str:
 
 def _utilisation(finding: Finding) -> str:
     share = finding.evidence.get("model_flop_utilisation")
-    return f" (the step reaches {percent(share, digits=0)} of peak FLOP/s)" if isinstance(share, float) else ""
+    return (
+        f" (the step reaches {percent(share, digits=0)} of peak FLOP/s)"
+        if isinstance(share, float)
+        else ""
+    )
 
 
 LIMIT_WORDS = {"peak": "peak rate", "bandwidth": "memory bandwidth"}
@@ -264,7 +287,11 @@ def _until_full(finding: Finding) -> str:
 def _late_steps(finding: Finding) -> str:
     """Return in which steps ranks are late over a whole run, and which of them the traces show."""
     recorded = sorted({place.step for place in finding.where if place.step is not None})
-    shown = f" (steps {listing(map(str, recorded), most=MAX_STEPS_NAMED)} are in the trace)" if recorded else ""
+    shown = (
+        f" (steps {listing(map(str, recorded), most=MAX_STEPS_NAMED)} are in the trace)"
+        if recorded
+        else ""
+    )
     period = finding.evidence.get("period")
     if isinstance(period, int):
         return f" every {period} steps since step {finding.evidence.get('since_step')}{shown}"

@@ -24,7 +24,9 @@ GAP_LABELS = {
 
 def relevant_notices(analysis: Analysis) -> tuple[Notice, ...]:
     """Return the notices for a reader: without those about the pipeline of a run that has none."""
-    return analysis.notices if analysis.total.pipeline else without_pipeline_notices(analysis.notices)
+    return (
+        analysis.notices if analysis.total.pipeline else without_pipeline_notices(analysis.notices)
+    )
 
 
 def missing_ranks_named(ranks: Sequence[int], world_size: int | None) -> str:
@@ -43,26 +45,39 @@ def largest_gap_cause(analysis: Analysis) -> str | None:
     schedule = analysis.schedule
     if schedule is None or schedule.gap_ns is None:
         return None
-    gap_ns = {cause: ns for cause, ns in schedule.gap_ns.items() if cause not in ("unexplained", "early_output")}
+    gap_ns = {
+        cause: ns
+        for cause, ns in schedule.gap_ns.items()
+        if cause not in ("unexplained", "early_output")
+    }
     cause = max(gap_ns, key=lambda name: gap_ns[name])
     return cause if gap_ns[cause] > MIN_GAP_SHARE * schedule.head.measured_ns else None
 
 
 def gap_words(analysis: Analysis, cause: str) -> str:
-    """Return a cause of the gap in words; other communication by the label that is exposed longest."""
+    """Return a cause of the gap in words.
+
+    Other communication by the label that is exposed longest.
+    """
     exposed_ns = analysis.total.budget.exposed_ns
     labels = [label for label in GAP_LABELS.get(cause, ()) if exposed_ns.get(label)]
     if not labels or cause != "exposed_comm":
         return GAP_CAUSES[cause]
     label = max(labels, key=lambda name: exposed_ns[name])
-    return f"exposed communication, mostly {label}" if len(labels) > 1 else f"exposed {LABEL_WORDS[label]} ({label})"
+    return (
+        f"exposed communication, mostly {label}"
+        if len(labels) > 1
+        else f"exposed {LABEL_WORDS[label]} ({label})"
+    )
 
 
 def gap_basis(analysis: Analysis, cause: str) -> str:
-    """Return how a part of the gap relates to the exposed time of its labels; empty for a cause without labels.
+    """Return how a part of the gap relates to the exposed time of its labels.
 
-    A part of the gap adds up along the chain of stages that the schedule span follows, so that it can be longer
-    than what is exposed on any rank, or shorter.
+    Empty for a cause without labels.
+
+    A part of the gap adds up along the chain of stages that the schedule span follows, so that it
+    can be longer than what is exposed on any rank, or shorter.
     """
     exposed_ns = analysis.total.budget.exposed_ns
     labels = [label for label in GAP_LABELS.get(cause, ()) if exposed_ns.get(label)]
@@ -73,7 +88,9 @@ def gap_basis(analysis: Analysis, cause: str) -> str:
 
 
 def of_the_gap(ns: float, total: float, where: str, words: str) -> str:
-    """Return what part of a gap one cause is; more than all of it where other causes shorten the run.
+    """Return what part of a gap one cause is.
+
+    More than all of it where other causes shorten the run.
 
     >>> of_the_gap(25_300_000, 26_200_000, "to the ideal", "late launches")
     '25.3 ms of the 26.2 ms to the ideal is late launches'
@@ -87,4 +104,6 @@ def of_the_gap(ns: float, total: float, where: str, words: str) -> str:
 
 def is_wait_bound(analysis: Analysis, label: str) -> bool:
     """Return whether the waits of a label are upper bounds."""
-    return any(notice.code == "wait-bound" and label in notice.labels for notice in analysis.notices)
+    return any(
+        notice.code == "wait-bound" and label in notice.labels for notice in analysis.notices
+    )

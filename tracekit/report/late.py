@@ -19,12 +19,16 @@ def check_late_output(path: Path) -> None:
     """Raise if a result cannot be written to a file of this name."""
     if path.suffix not in EXTENSIONS:
         raise OptionError(
-            f"{path}: cannot write {path.suffix or 'a file without extension'}", hint=f"use {', '.join(EXTENSIONS)}"
+            f"{path}: cannot write {path.suffix or 'a file without extension'}",
+            hint=f"use {', '.join(EXTENSIONS)}",
         )
 
 
 def write_late(run: WholeRun, path: Path) -> None:
-    """Write a result; the extension decides what: the document, the page, or the lateness of every rank and step."""
+    """Write a result.
+
+    The extension decides what: the document, the page, or the lateness of every rank and step.
+    """
     writers: dict[str, Callable[[], str]] = {
         ".json": run.to_json,
         ".html": partial(render_late_page, run),

@@ -21,7 +21,13 @@ from tracekit.report.view.pipeline import waterfall
 from tracekit.report.words import short_kernel
 
 Data = Mapping[str, Any]
-VERDICT_ICONS = {"pass": "✅", "improved": "🚀", "regressed": "❌", "inconclusive": "⚠️", "error": "⛔"}
+VERDICT_ICONS = {
+    "pass": "✅",
+    "improved": "🚀",
+    "regressed": "❌",
+    "inconclusive": "⚠️",
+    "error": "⛔",
+}
 MAX_VISIBLE_ROWS = 16
 """Rows of a table that are visible; the rest is folded."""
 MAX_NAME_LENGTH = 160
@@ -54,7 +60,10 @@ def render_table(table: Table, *, fold: bool = True) -> str:
 def _lines(table: Table, rows: Iterable[Sequence[Value]]) -> str:
     heads = [column.name for column in table.columns]
     rule = ["---" if column.words else "---:" for column in table.columns]
-    cells = [[_cell(column, value) for column, value in zip(table.columns, row, strict=True)] for row in rows]
+    cells = [
+        [_cell(column, value) for column, value in zip(table.columns, row, strict=True)]
+        for row in rows
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *cells))
 
 
@@ -91,7 +100,11 @@ def _title(view: View) -> str:
 
 
 def _answer(view: View) -> str:
-    return "\n".join(f"- **{line.topic}**: {_with_code(line.text)}" for line in view.answer if line.topic != "Next")
+    return "\n".join(
+        f"- **{line.topic}**: {_with_code(line.text)}"
+        for line in view.answer
+        if line.topic != "Next"
+    )
 
 
 def _with_code(text: str) -> str:
@@ -109,14 +122,19 @@ def _budget(view: View) -> str:
     parts = list(dict.fromkeys(part.name for bar in bars for part in bar.parts))
     parts.sort(key=lambda name: (name in _NOT_EXPOSED[1:], name != "compute"))
     columns = [Column(""), Column("span", "ms")]
-    columns += [Column(name if name in _NOT_EXPOSED else f"exposed {name}", "share") for name in parts]
+    columns += [
+        Column(name if name in _NOT_EXPOSED else f"exposed {name}", "share") for name in parts
+    ]
     columns += [Column("bubble", "figure")] if view.pipelined else []
     rows = []
     for bar in bars if len(view.budget.bars) > 1 else view.budget.bars:
         share = {part.name: part.share for part in bar.parts}
         row = (bar.name, bar.span_ns, *(share.get(name) for name in parts), bar.bubble)
         rows.append(row[: len(columns)])
-    steps, ranks = "steps" if view.steps else "step", "each" if len(view.analysis.rank_results) > 1 else "the"
+    steps, ranks = (
+        "steps" if view.steps else "step",
+        "each" if len(view.analysis.rank_results) > 1 else "the",
+    )
     table = render_table(Table(tuple(columns), tuple(rows)))
     return f"### Where the {steps} went\n\nShares of {ranks} rank's span.\n\n{table}"
 
@@ -134,7 +152,10 @@ def _gap(view: View) -> str:
         else (rung.name, signed_ms(rung.ns), percent(rung.share), "")
         for rung in rungs
     ]
-    columns = (Column(""), *(Column(name, "figure") for name in ("time", "share of the gap", "outside cells")))
+    columns = (
+        Column(""),
+        *(Column(name, "figure") for name in ("time", "share of the gap", "outside cells")),
+    )
     table = render_table(Table(columns, tuple(rows)), fold=False)
     hint = f"\n\n{_with_code(view.what_if_hint.text)}" if view.what_if_hint else ""
     meaning = f"Times are of the schedule span: {markdown(schedule.span_meaning)}."
@@ -149,7 +170,8 @@ def _reload(view: View) -> str:
 
 def _roles(view: View) -> str:
     return "\n\n".join(
-        _section(title, replace(table, notes=(meaning, *table.notes))) for title, (meaning, table) in view.roles.items()
+        _section(title, replace(table, notes=(meaning, *table.notes)))
+        for title, (meaning, table) in view.roles.items()
     )
 
 
@@ -173,8 +195,15 @@ def _kernels(view: View) -> str:
         Column("per step", "figure", value=lambda row: f"{row.count:,.1f}".removesuffix(".0")),
         Column("time per step", "ms", digits=2, value="ns"),
     )
-    table, over = make_table(columns, view.kernels), ", mean over ranks" if len(view.analysis.rank_results) > 1 else ""
-    return folded(f"The {len(view.kernels)} longest kernels{over}", render_table(table, fold=False)) if table else ""
+    table, over = (
+        make_table(columns, view.kernels),
+        ", mean over ranks" if len(view.analysis.rank_results) > 1 else "",
+    )
+    return (
+        folded(f"The {len(view.kernels)} longest kernels{over}", render_table(table, fold=False))
+        if table
+        else ""
+    )
 
 
 def _shorten(name: str) -> str:
@@ -185,7 +214,10 @@ def _warnings(view: View) -> str:
     if not view.warnings:
         return ""
     notices = relevant_notices(view.analysis)
-    return folded(counted(len(notices), "warning"), bullets(f"{notice.code}: {notice.message}" for notice in notices))
+    return folded(
+        counted(len(notices), "warning"),
+        bullets(f"{notice.code}: {notice.message}" for notice in notices),
+    )
 
 
 def _source(view: View) -> str:
@@ -223,13 +255,21 @@ SECTIONS: tuple[Callable[[View], str], ...] = (
 def render_diff(result: Data) -> str:
     """Return the changes by metric, label, module, rank, kernel and cell, the largest first."""
     parts = [f"# tracekit diff\n\n**{markdown(words.step_sentence(result))}**"]
-    parts += [words.story_lead(result), bullets(words.story(result)), markdown(words.compared_runs(result))]
+    parts += [
+        words.story_lead(result),
+        bullets(words.story(result)),
+        markdown(words.compared_runs(result)),
+    ]
     if result["obstacles"]:
         parts.append(f"> **Not comparable:** {markdown('; '.join(result['obstacles']))}")
     parts.append(_diff_section("Metrics", words.metric_table(result["metrics"][:MAX_DIFF_ROWS])))
-    parts += [words.TYPICAL_STEP_NOTE] if result["metrics"] and words.has_typical_steps(result) else []
+    parts += (
+        [words.TYPICAL_STEP_NOTE] if result["metrics"] and words.has_typical_steps(result) else []
+    )
     parts.append(_diff_section("Labels", words.label_table(result)))
-    parts += [_diff_section(key.capitalize(), words.moved_table(key, result[key])) for key in words.MOVED]
+    parts += [
+        _diff_section(key.capitalize(), words.moved_table(key, result[key])) for key in words.MOVED
+    ]
     parts += [f"{capitalize(note)}."] if (note := words.means_note(result)) else []
     parts.append(bullets(result["notes"]))
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -239,13 +279,19 @@ def _diff_section(title: str, table: Table | None) -> str:
     """Return a table with its title, without the rows after the first; empty if there is none."""
     if table is None:
         return ""
-    more = f"\n\n… and {len(table.rows) - MAX_DIFF_ROWS} more" if len(table.rows) > MAX_DIFF_ROWS else ""
+    more = (
+        f"\n\n… and {len(table.rows) - MAX_DIFF_ROWS} more"
+        if len(table.rows) > MAX_DIFF_ROWS
+        else ""
+    )
     return f"## {title}\n\n{render_table(replace(table, rows=table.rows[:MAX_DIFF_ROWS]))}{more}"
 
 
 def render_gate(result: Data) -> str:
     """Return a verdict: the sentence, before and after, what moved most, waivers, and what was compared."""
-    parts = [f"## {VERDICT_ICONS[result['verdict']]} tracekit gate: {markdown(words.headline(result))}"]
+    parts = [
+        f"## {VERDICT_ICONS[result['verdict']]} tracekit gate: {markdown(words.headline(result))}"
+    ]
     if result["verdict"] in ("regressed", "improved"):
         parts.append(bullets(words.story(result)))
     checks = result["checks"]
@@ -257,11 +303,17 @@ def render_gate(result: Data) -> str:
         count = counted(len(passing), "more metric" if telling else "metric")
         verb = "passes" if len(passing) == 1 else "pass"
         parts.append(folded(f"{count} {verb}", render_table(table, fold=False)))
-    parts += [f"<sub>{words.TYPICAL_STEP_NOTE}</sub>"] if checks and words.has_typical_steps(result) else []
+    parts += (
+        [f"<sub>{words.TYPICAL_STEP_NOTE}</sub>"]
+        if checks and words.has_typical_steps(result)
+        else []
+    )
     moved = result.get("moved") or {}
     for key in ("kernels", "cells"):
         if (table := words.moved_table(key, moved.get(key) or ())) is not None:
-            parts.append(folded(f"{key.capitalize()} that moved most", render_table(table, fold=False)))
+            parts.append(
+                folded(f"{key.capitalize()} that moved most", render_table(table, fold=False))
+            )
     parts.append(bullets(moved.get("notes") or ()))
     if result["waivers"]:
         columns = [Column(name) for name in ("metric", "status", "until", "reason")]

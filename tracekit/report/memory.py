@@ -23,7 +23,10 @@ def check_memory_output(path: Path, extensions: Collection[str] = EXTENSIONS) ->
 
 
 def write_memory(result: SnapshotReport | SnapshotDiff, path: Path) -> None:
-    """Write a result; the extension decides what: the document, or the flame graph of the fullest snapshot."""
+    """Write a result.
+
+    The extension decides what: the document, or the flame graph of the fullest snapshot.
+    """
     if path.suffix == ".json" or isinstance(result, SnapshotDiff):
         with atomic_write(path) as temporary:
             temporary.write_text(result.to_json(), encoding="utf-8")

@@ -76,9 +76,16 @@ def memory(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     handles: list[Patch | Line2D] = []
     if layout is not None:
         inches = 10.4 / max(end, 1e-9) if len(layout.cells) <= MAX_LABELLED_BOXES else 0
-        draw_grid(axes, {"": layout}, inches_per_unit=inches, x_label="time (ms) from the step's first cell")
+        draw_grid(
+            axes,
+            {"": layout},
+            inches_per_unit=inches,
+            x_label="time (ms) from the step's first cell",
+        )
         handles += cell_handles(layout)
-    ticks = dict(zip(axes.get_yticks(), [text.get_text() for text in axes.get_yticklabels()], strict=True))
+    ticks = dict(
+        zip(axes.get_yticks(), [text.get_text() for text in axes.get_yticklabels()], strict=True)
+    )
     ticks = {} if layout is None else ticks
     for i, number in enumerate(numbers):
         colour = RANK_COLOURS[i % len(RANK_COLOURS)]
@@ -104,11 +111,17 @@ def memory(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 
 def flame(analysis: Analysis, *, rank: int | None = None, ax: Axes | None = None) -> Figure:
     """Draw the flame graph of a rank's peak by stack; by default the fullest rank's."""
-    ranks = [] if analysis.memory is None else [held for held in analysis.memory.ranks if held.contents is not None]
+    ranks = (
+        []
+        if analysis.memory is None
+        else [held for held in analysis.memory.ranks if held.contents is not None]
+    )
     if rank is not None:
         ranks = [held for held in ranks if held.rank == rank]
     if not ranks:
-        return figures.message_figure(ax, "Single allocations are not known: record a memory snapshot.")
+        return figures.message_figure(
+            ax, "Single allocations are not known: record a memory snapshot."
+        )
     fullest = max(ranks, key=lambda held: held.measured.peak_bytes)
     contents = fullest.measured.contents
     assert contents is not None, "only ranks with contents are looked at"
@@ -154,13 +167,22 @@ def draw_flame_graph(contents: RankContents, *, rank: int | None, ax: Axes | Non
     figure, axes = figures.figure_and_axes(ax, width=12, height=height)
     for row, start, end, frame in boxes:
         colour = frame.colour
-        box = Rectangle((start, row), end - start, 1, facecolor=colour, edgecolor="white", linewidth=0.5)
+        box = Rectangle(
+            (start, row), end - start, 1, facecolor=colour, edgecolor="white", linewidth=0.5
+        )
         axes.add_patch(box)
         share = (end - start) / max(1, root.bytes)
         if share >= MIN_NAMED_SHARE:
             text = _fit(frame.name, share)
             ink = figures.text_colour_on(colour)
-            axes.text(start + 0.003 * root.bytes, row + 0.5, text, va="center_baseline", fontsize=6.5, color=ink)
+            axes.text(
+                start + 0.003 * root.bytes,
+                row + 0.5,
+                text,
+                va="center_baseline",
+                fontsize=6.5,
+                color=ink,
+            )
     axes.set_xlim(0, max(1, root.bytes))
     axes.set_ylim(0, depth)
     ticks = np.linspace(0, root.bytes, 5)
@@ -184,15 +206,24 @@ def _flame_tree(contents: RankContents) -> _Frame:
     """Return the tree of all stacks at the peak, the outermost frame at its root."""
     frames = dict(contents.stacks.select("stack", "frames").iter_rows())
     root = _Frame("all")
-    for stack, category, count in contents.contents.select("stack", "category", "bytes").iter_rows():
-        names = [name for name in frames.get(stack) or [] if name.rpartition(" ")[2] not in SKIPPED_FRAMES]
+    for stack, category, count in contents.contents.select(
+        "stack", "category", "bytes"
+    ).iter_rows():
+        names = [
+            name
+            for name in frames.get(stack) or []
+            if name.rpartition(" ")[2] not in SKIPPED_FRAMES
+        ]
         without_stack = f"{NO_STACK}: {WORDS.memory_categories[category]}"
         root.add(names[:MAX_FLAME_DEPTH] or [without_stack], category, count)
     return root
 
 
 def _flame_boxes(root: _Frame) -> Iterator[tuple[int, int, int, _Frame]]:
-    """Yield row, start, end and frame of each box, from the bottom up; frames too small to see are left out."""
+    """Yield row, start, end and frame of each box, from the bottom up.
+
+    Frames too small to see are left out.
+    """
     pending = [(0, 0, root)]
     while pending:
         row, start, frame = pending.pop()

@@ -13,7 +13,8 @@ from tracekit._util.text import counted, join_with_and, listing, ms, percent, ra
 from tracekit.errors import Notice
 
 MAX_RANKS_NAMED = 8
-"""Parts of a list of ranks that a sentence names (a range is one part); of the others it says how many there are."""
+"""Parts of a list of ranks that a sentence names (a range is one part); of the others it says how
+many there are."""
 
 MAX_PIPELINES_NAMED = 4
 """Pipelines that a sentence names; of the others it says how many there are."""
@@ -45,7 +46,11 @@ def notice_sentence(notice: Notice) -> str:
     try:
         template = _template(notice)
         sentence = fill_template(template, notice)
-    except (LookupError, TypeError, ValueError):  # it was read from a file of a version with other values
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+    ):  # it was read from a file of a version with other values
         return f"{notice.code} (a notice of another version of tracekit)"
     if not notice.ranks or "{ranks" in template:
         return sentence
@@ -138,7 +143,9 @@ def _cut_signs(fields: Fields) -> str:
     if fields["without_forward"]:
         signs.append(f"{fields['without_forward']} backwards have no forward")
     if fields["fewest_forwards"] != fields["most_forwards"]:
-        signs.append(f"the ranks ran {fields['fewest_forwards']} to {fields['most_forwards']} forwards")
+        signs.append(
+            f"the ranks ran {fields['fewest_forwards']} to {fields['most_forwards']} forwards"
+        )
     return ", ".join(signs)
 
 
@@ -149,7 +156,9 @@ def _list_sizes(schedules: Sequence[str], sizes: Sequence[Sequence[int]]) -> str
     '1f1b of 4 ranks, gpipe of 2, 3 ranks'
     """
     pairs = zip(schedules, sizes, strict=True)
-    return ", ".join(f"{schedule} of {listing(map(str, fitting))} ranks" for schedule, fitting in pairs)
+    return ", ".join(
+        f"{schedule} of {listing(map(str, fitting))} ranks" for schedule, fitting in pairs
+    )
 
 
 def _fitting(fields: Fields) -> str:
@@ -172,7 +181,9 @@ def _ranks_by_role(fields: Fields) -> str:
 
 def _pipelines(fields: Fields) -> str:
     pipelines = fields["pipelines"]
-    named = [listing(map(str, ranks), most=MAX_RANKS_NAMED) for ranks in pipelines[:MAX_PIPELINES_NAMED]]
+    named = [
+        listing(map(str, ranks), most=MAX_RANKS_NAMED) for ranks in pipelines[:MAX_PIPELINES_NAMED]
+    ]
     more = len(pipelines) - len(named)
     return "; ".join(named) + (f" and {more} more" if more else "")
 
@@ -197,7 +208,8 @@ PHRASES: Mapping[str, Callable[[Fields], str]] = {
     "ranks_by_role": _ranks_by_role,
     "pipelines_named": _pipelines,
 }
-"""Phrases that a template can name like a value; each is made of several values, or of a list of lists."""
+"""Phrases that a template can name like a value; each is made of several values, or of a list of
+lists."""
 
 
 class NoticeLine(NamedTuple):
@@ -208,7 +220,9 @@ class NoticeLine(NamedTuple):
 
 
 def shorten_notices(notices: Sequence[Notice]) -> list[NoticeLine]:
-    """Return the first notices of each code and how many more there are; failed ranks are all listed.
+    """Return the first notices of each code and how many more there are.
+
+    Failed ranks are all listed.
 
     >>> cut = [Notice("partial-step", values={"step": step, "events": 9}) for step in range(7)]
     >>> [line.message for line in shorten_notices(cut)][-2:]

@@ -1,14 +1,17 @@
 """Colours of labels and pipeline cells, the same in every picture, page and terminal.
 
-The hues start from Okabe and Ito's set, which readers with any common colour blindness can tell apart. Labels of one
-family share a hue and differ in lightness. Four colours follow DualPipe's published figure: orange forward, green
-backward, light green backward for input, blue backward for weights.
+The hues start from Okabe and Ito's set, which readers with any common colour blindness can tell
+apart. Labels of one family share a hue and differ in lightness. Four colours follow DualPipe's
+published figure: orange forward, green backward, light green backward for input, blue backward for
+weights.
 """
 
 import tomllib
 from pathlib import Path
 
-LABEL_COLOURS: dict[str, str] = tomllib.loads(Path(__file__).with_name("palette.toml").read_text("utf-8"))["labels"]
+LABEL_COLOURS: dict[str, str] = tomllib.loads(
+    Path(__file__).with_name("palette.toml").read_text("utf-8")
+)["labels"]
 
 
 LABEL_OF_OP = {"F": "forward", "B": "backward", "I": "dgrad", "W": "wgrad"}

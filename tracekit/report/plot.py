@@ -25,7 +25,13 @@ from tracekit.errors import OptionError
 from tracekit.report import figures
 from tracekit.report.memory_plot import flame, memory
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours
-from tracekit.report.schedule.layout import PART_EDGES, WHOLE, ScheduleLayout, headline, layout_pipeline
+from tracekit.report.schedule.layout import (
+    PART_EDGES,
+    WHOLE,
+    ScheduleLayout,
+    headline,
+    layout_pipeline,
+)
 from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, ROW_MARGIN, cell_handles, draw_grid
 from tracekit.report.text import signed_ms
 from tracekit.report.view import view_of
@@ -33,9 +39,25 @@ from tracekit.report.view.budget import BudgetView
 from tracekit.report.view.pipeline import Rung
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
-__all__ = ["PLOTS", "budget", "curve", "draw", "flame", "gap", "lanes", "memory", "overlap", "schedule", "timeline"]
+__all__ = [
+    "PLOTS",
+    "budget",
+    "curve",
+    "draw",
+    "flame",
+    "gap",
+    "lanes",
+    "memory",
+    "overlap",
+    "schedule",
+    "timeline",
+]
 
-MORE_COLOUR, LESS_COLOUR, TOTAL_COLOUR = LABEL_COLOURS["pp_comm"], LABEL_COLOURS["wgrad"], LABEL_COLOURS["memory"]
+MORE_COLOUR, LESS_COLOUR, TOTAL_COLOUR = (
+    LABEL_COLOURS["pp_comm"],
+    LABEL_COLOURS["wgrad"],
+    LABEL_COLOURS["memory"],
+)
 MIN_BAR_SHARE_FOR_TEXT = 0.055
 """Width, as a share of the axes, from which a part of a bar shows its percentage."""
 Show = Literal["both", "measured", "ideal"]
@@ -52,12 +74,14 @@ RANK_GAP_ROWS = 0.6
 MAX_VECTOR_BOXES = 2_000
 """More boxes of one label are drawn as pixels, so that the file stays small."""
 LANES: Lanes = {
-    "Computation": {label: 0 for label in LABELS if label not in (*COMMUNICATION_LABELS, *COPY_LABELS)},
+    "Computation": {
+        label: 0 for label in LABELS if label not in (*COMMUNICATION_LABELS, *COPY_LABELS)
+    },
     "Communication": {label: 1 if label.startswith("ep_") else 2 for label in COMMUNICATION_LABELS},
     "Offload": {label: 2 if label == "onload" else 1 for label in COPY_LABELS},
 }
-"""Labels of each lane and the part of it they are drawn in (0: the whole, 1 and 2: a half), so that labels that run at
-once do not cover each other."""
+"""Labels of each lane and the part of it they are drawn in (0: the whole, 1 and 2: a half), so that
+labels that run at once do not cover each other."""
 
 RELOAD_LANES: Lanes = {
     "H2D": {"onload": 0, "offload": 0, "memory": 0},
@@ -68,20 +92,39 @@ RELOAD_LANES: Lanes = {
 
 
 def budget(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
-    """Draw each rank's span as a bar: compute, exposed time by label, idle; shares are of the rank's own span."""
+    """Draw each rank's span as a bar: compute, exposed time by label, idle.
+
+    Shares are of the rank's own span.
+    """
     view = view_of(analysis).budget
     bars = view.bars
     longest_ms = max(bar.span_ns for bar in bars) / 1e6
-    figure, axes = figures.figure_and_axes(ax, width=9, height=float(np.clip(0.34 * len(bars) + 1.5, 2.2, 14)))
+    figure, axes = figures.figure_and_axes(
+        ax, width=9, height=float(np.clip(0.34 * len(bars) + 1.5, 2.2, 14))
+    )
     text_style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 8}
     for row, bar in enumerate(bars):
         left = 0.0
         for part in bar.parts:
             width = part.ns / 1e6
-            axes.barh(row, width, left=left, height=0.78, color=part.colour, edgecolor="white", linewidth=0.5)
+            axes.barh(
+                row,
+                width,
+                left=left,
+                height=0.78,
+                color=part.colour,
+                edgecolor="white",
+                linewidth=0.5,
+            )
             if width / longest_ms > MIN_BAR_SHARE_FOR_TEXT:
                 text = percent(part.share, digits=0)
-                axes.text(left + width / 2, row, text, color=figures.text_colour_on(part.colour), **text_style)
+                axes.text(
+                    left + width / 2,
+                    row,
+                    text,
+                    color=figures.text_colour_on(part.colour),
+                    **text_style,
+                )
             left += width
     axes.set_xlim(0, longest_ms)
     axes.set_ylim(len(bars) - 0.5, -0.5)
@@ -100,7 +143,9 @@ def _budget_facts(analysis: Analysis, view: BudgetView) -> str:
     if view.mean.whole.bubble_fraction is not None:
         facts.append(f"bubble {view.mean.bubble}")
     if view.hidden_ranks:
-        facts.append(f"{len(view.bars)} of {len(analysis.rank_results):,} ranks, from the least compute to the most")
+        facts.append(
+            f"{len(view.bars)} of {len(analysis.rank_results):,} ranks, from the least compute to the most"
+        )
     return " · ".join(facts)
 
 
@@ -113,33 +158,57 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     if matrix is None:
         return figures.message_figure(ax, "There is no communication or copy to hide.")
     columns = [*(column.name.removeprefix("by ") for column in matrix.columns[3:]), "exposed"]
-    width, height = max(1.1 * len(columns) + 3.2, 6.4), float(np.clip(0.42 * len(matrix.rows) + 1.4, 2, 12))
+    width, height = (
+        max(1.1 * len(columns) + 3.2, 6.4),
+        float(np.clip(0.42 * len(matrix.rows) + 1.4, 2, 12)),
+    )
     figure, axes = figures.figure_and_axes(ax, width=width, height=height)
     for y, (_, _, hidden, *cells) in enumerate(matrix.rows):
         for x, (column, share) in enumerate(zip(columns, [*cells, 1 - hidden], strict=True)):
             base = MORE_COLOUR if column == "exposed" else LABEL_COLOURS[column]
             # The exponent lifts small shares: 10 % must be seen beside 100 %.
             fill = mix_colours(IDLE_COLOUR, base, min(max(share, 0.0), 1.0) ** 0.7)
-            axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=fill, edgecolor="none"))
-            text, colour = (percent(share), figures.text_colour_on(fill)) if share else ("–", figures.FAINT_INK)
+            axes.add_patch(
+                Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=fill, edgecolor="none")
+            )
+            text, colour = (
+                (percent(share), figures.text_colour_on(fill))
+                if share
+                else ("–", figures.FAINT_INK)
+            )
             axes.text(x, y, text, ha="center", va="center", fontsize=8.5, color=colour)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(matrix.rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(matrix.rows)), [f"{label}  ({ms(ns)} per rank)" for label, ns, *_ in matrix.rows])
+    axes.set_yticks(
+        range(len(matrix.rows)), [f"{label}  ({ms(ns)} per rank)" for label, ns, *_ in matrix.rows]
+    )
     axes.set_xticks(range(len(columns)), columns)
     figures.strip_axes(axes)
     axes.xaxis.tick_top()
     axes.tick_params(axis="x", length=0)
     axes.spines["bottom"].set_visible(False)
-    axes.set_title("What hides what: share of the row's time", loc="left", fontsize=11, color=figures.INK, pad=12)
+    axes.set_title(
+        "What hides what: share of the row's time",
+        loc="left",
+        fontsize=11,
+        color=figures.INK,
+        pad=12,
+    )
     return figure
 
 
 def gap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
-    """Draw a waterfall from the ideal to the measured schedule span, one bar per cause; the parts sum to the gap."""
+    """Draw a waterfall from the ideal to the measured schedule span, one bar per cause.
+
+    The parts sum to the gap.
+    """
     view = view_of(analysis).schedule
     if view is None or not view.gap:
-        reason = "No pipeline schedule was found in these traces." if view is None else "Ranks are missing."
+        reason = (
+            "No pipeline schedule was found in these traces."
+            if view is None
+            else "Ranks are missing."
+        )
         return figures.message_figure(ax, f"There is no gap to split. {reason}")
     figure, axes = figures.figure_and_axes(ax, width=9, height=0.36 * len(view.gap) + 1.4)
     _draw_waterfall(axes, view.gap)
@@ -161,7 +230,9 @@ def _draw_waterfall(axes: Axes, bars: Sequence[Rung]) -> None:
         axes.text(high + widest_ms * 0.008, row, text, va="center", fontsize=8.5, color=figures.INK)
     level = bars[0].high_ns / 1e6  # a thin line joins each bar to the next at the level they share
     for row, bar in enumerate(bars[1:]):
-        axes.plot([level, level], [row + 0.33, row + 1 - 0.33], color=figures.FAINT_INK, linewidth=0.8)
+        axes.plot(
+            [level, level], [row + 0.33, row + 1 - 0.33], color=figures.FAINT_INK, linewidth=0.8
+        )
         level += bar.ns / 1e6 if bar.kind != "total" else 0
     axes.set_xlim(0, widest_ms * 1.14)
     axes.set_ylim(len(bars) - 0.5, -0.5)
@@ -182,17 +253,30 @@ def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None)
     if analysis.schedule is None:
         return figures.message_figure(ax, "No pipeline schedule was found in these traces.")
     compared = analysis.schedule.head
-    layouts = {name: layout.in_ms() for name, layout in layout_pipeline(compared).items() if show in ("both", name)}
+    layouts = {
+        name: layout.in_ms()
+        for name, layout in layout_pipeline(compared).items()
+        if show in ("both", name)
+    }
     *_, last = layouts.values()
     end = max(layout.end for layout in layouts.values())
     rows = len(layouts) * (len(last.rows) + 1) - 1  # one empty row between the sections
     width = _figure_width(list(layouts.values()), end)
-    figure, axes = figures.figure_and_axes(ax, width=width, height=float(np.clip(0.34 * rows + 1.6, 2.6, 14)))
+    figure, axes = figures.figure_and_axes(
+        ax, width=width, height=float(np.clip(0.34 * rows + 1.6, 2.6, 14))
+    )
     inches = width - MARGIN_INCHES if ax is None else axes.get_window_extent().width / figure.dpi
     labelled = sum(len(layout.cells) for layout in layouts.values()) <= MAX_LABELLED_BOXES and end
     inches_per_unit = inches / end if labelled else 0
-    draw_grid(axes, layouts, inches_per_unit=inches_per_unit, x_label="time (ms) from the step's first cell")
-    name = analysis.schedule.name if analysis.schedule.exact else f"{analysis.schedule.name}, nearly"
+    draw_grid(
+        axes,
+        layouts,
+        inches_per_unit=inches_per_unit,
+        x_label="time (ms) from the step's first cell",
+    )
+    name = (
+        analysis.schedule.name if analysis.schedule.exact else f"{analysis.schedule.name}, nearly"
+    )
     figures.draw_title(axes, headline(compared.match.schedule, name=name), _facts(compared, show))
     figures.draw_legend(axes, cell_handles(last), below_axes=ax is not None)
     return figure
@@ -208,7 +292,9 @@ def _figure_width(layouts: list[ScheduleLayout], end: float) -> float:
 
 
 def _facts(compared: StepComparison, show: Show) -> str:
-    measured = f"measured {ms(compared.measured_ns)}, {percent(compared.measured_bubble)} outside cells"
+    measured = (
+        f"measured {ms(compared.measured_ns)}, {percent(compared.measured_bubble)} outside cells"
+    )
     ideal = f"ideal {ms(compared.ideal_ns)}, {percent(compared.ideal_bubble)} outside cells"
     return {"both": f"{measured} · {ideal}", "measured": measured, "ideal": ideal}[show]
 
@@ -220,10 +306,14 @@ def curve(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     """
     comparison = analysis.schedule
     predictions = () if comparison is None else comparison.what_if
-    by_microbatches = [prediction for prediction in predictions if prediction.change == "microbatches"]
+    by_microbatches = [
+        prediction for prediction in predictions if prediction.change == "microbatches"
+    ]
     by_chunks = [prediction for prediction in predictions if prediction.change == "chunks"]
     if comparison is None or not by_microbatches:
-        text = "Nothing was predicted: analyze with what_if, and see the notices for what is missing."
+        text = (
+            "Nothing was predicted: analyze with what_if, and see the notices for what is missing."
+        )
         return figures.message_figure(ax, text)
     figure, axes = figures.figure_and_axes(ax, width=7, height=3.6)
     _draw_curves(axes, by_microbatches)
@@ -241,10 +331,15 @@ def curve(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 def _draw_curves(axes: Axes, predictions: Sequence[WhatIf]) -> None:
     """Draw the predicted time with its range as a band, and the ideal time dashed, both in ms per micro-batch."""
     counts = [prediction.microbatches or 1 for prediction in predictions]
-    predicted = [_ms_per_microbatch(prediction, prediction.predicted_ns) for prediction in predictions]
+    predicted = [
+        _ms_per_microbatch(prediction, prediction.predicted_ns) for prediction in predictions
+    ]
     ideal = [_ms_per_microbatch(prediction, prediction.ideal_ns) for prediction in predictions]
     low, high = (
-        [_ms_per_microbatch(prediction, (prediction.predicted_range_ns or (0, 0))[i]) for prediction in predictions]
+        [
+            _ms_per_microbatch(prediction, (prediction.predicted_range_ns or (0, 0))[i])
+            for prediction in predictions
+        ]
         for i in (0, 1)
     )
     axes.fill_between(counts, low, high, color=MORE_COLOUR, alpha=0.18, linewidth=0)
@@ -256,16 +351,25 @@ def _mark_chunks(axes: Axes, prediction: WhatIf) -> None:
     """Mark the time predicted for another number of chunks."""
     point = (prediction.microbatches or 1, _ms_per_microbatch(prediction, prediction.predicted_ns))
     axes.plot(*point, color=figures.INK, marker="_", markersize=12, linestyle="none")
-    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.5, "color": figures.INK, "va": "bottom"}
+    style: dict[str, Any] = {
+        "textcoords": "offset points",
+        "fontsize": 7.5,
+        "color": figures.INK,
+        "va": "bottom",
+    }
     text = axes.annotate(counted(prediction.virtual or 1, "chunk"), point, (8, 2), **style)
-    text.set_path_effects([withStroke(linewidth=3, foreground="white")])  # readable over a curve behind it
+    text.set_path_effects(
+        [withStroke(linewidth=3, foreground="white")]
+    )  # readable over a curve behind it
 
 
 def _ms_per_microbatch(prediction: WhatIf, ns: int | None) -> float:
     return (ns or 0) / (prediction.microbatches or 1) / 1e6
 
 
-def lanes(analysis: Analysis, *, rank: int | None = None, step: int | None = None, ax: Axes | None = None) -> Figure:
+def lanes(
+    analysis: Analysis, *, rank: int | None = None, step: int | None = None, ax: Axes | None = None
+) -> Figure:
     """Draw one rank's computation, communication and copies in one step, with the pipeline's phases above.
 
     The rank is the first where none is given; the step that of the schedule, else the first.
@@ -279,7 +383,9 @@ def lanes(analysis: Analysis, *, rank: int | None = None, step: int | None = Non
     axes.set_ylim(len(lanes), -0.35)
     axes.set_yticks(np.arange(len(lanes)) + 0.5, list(lanes))
     _draw_phases(axes, analysis, rank, step)
-    figures.draw_title(axes, f"Rank {rank}{'' if step is None else f', step {step}'}: what ran when")
+    figures.draw_title(
+        axes, f"Rank {rank}{'' if step is None else f', step {step}'}: what ran when"
+    )
     return figure
 
 
@@ -297,17 +403,25 @@ def timeline(
     """
     if ranks is None:
         ranks = [measured.rank for measured in analysis.rank_results][:MAX_RANKS]
-    ranks = [analysis.rank(rank).rank for rank in ranks]  # which raises for a rank that was not analysed
+    ranks = [
+        analysis.rank(rank).rank for rank in ranks
+    ]  # which raises for a rank that was not analysed
     if not ranks:
-        raise OptionError("there are no ranks to draw", hint="name at least one, or leave ranks out")
+        raise OptionError(
+            "there are no ranks to draw", hint="name at least one, or leave ranks out"
+        )
     table = analysis.tables["timeline"]
     lanes = lanes_for(labels_of(table))
     height = float(np.clip(0.24 * len(lanes) * len(ranks) + 1.5, 2.6, 14))
     figure, axes = figures.figure_and_axes(ax, width=12, height=height)
     windows = [_step_window(analysis, rank, None) for rank in ranks]
     origin_ns = min(begin_ns for _, begin_ns, _ in windows)
-    begin_ns, end_ns = _excerpt(origin_ns, max(end_ns for _, _, end_ns in windows), start_ms, end_ms)
-    tops = _draw_ranks(axes, table, ranks, lanes, (origin_ns, begin_ns, end_ns), below_axes=ax is not None)
+    begin_ns, end_ns = _excerpt(
+        origin_ns, max(end_ns for _, _, end_ns in windows), start_ms, end_ms
+    )
+    tops = _draw_ranks(
+        axes, table, ranks, lanes, (origin_ns, begin_ns, end_ns), below_axes=ax is not None
+    )
     axes.set_ylim(tops[-1] + len(lanes), 0)
     axes.set_yticks([top + len(lanes) / 2 for top in tops], [f"rank {rank}" for rank in ranks])
     figures.draw_title(axes, "What ran when, rank by rank", f"from above: {', '.join(lanes)}")
@@ -315,20 +429,34 @@ def timeline(
 
 
 def _step_window(analysis: Analysis, rank: int, step: int | None) -> tuple[int | None, int, int]:
-    """Return number, start and end of a step on a rank; for None, of the schedule's step, else of the first."""
+    """Return number, start and end of a step on a rank.
+
+    For None, of the schedule's step, else of the first.
+    """
     steps = analysis.tables["steps"].filter(rank=rank)
     of_schedule = None if analysis.schedule is None else analysis.schedule.head.pipeline.step
     window = steps.filter(pl.col("step").eq_missing(of_schedule if step is None else step))
     if window.is_empty() and step is not None:
         raise OptionError(f"rank {rank} has no step {step}", hint="see the table steps")
-    number, start_ns, end_ns = (steps if window.is_empty() else window).select("step", "start_ns", "end_ns").row(0)
+    number, start_ns, end_ns = (
+        (steps if window.is_empty() else window).select("step", "start_ns", "end_ns").row(0)
+    )
     return number, start_ns, end_ns
 
 
-def _excerpt(origin_ns: int, last_ns: int, start_ms: float | None, end_ms: float | None) -> tuple[int, int]:
-    """Return start and end of the excerpt; by default ``EXCERPT_SHARE`` of the step, from its middle."""
+def _excerpt(
+    origin_ns: int, last_ns: int, start_ms: float | None, end_ms: float | None
+) -> tuple[int, int]:
+    """Return start and end of the excerpt.
+
+    By default ``EXCERPT_SHARE`` of the step, from its middle.
+    """
     length = int((last_ns - origin_ns) * EXCERPT_SHARE)
-    begin = origin_ns + (last_ns - origin_ns - length) // 2 if start_ms is None else origin_ns + int(start_ms * 1e6)
+    begin = (
+        origin_ns + (last_ns - origin_ns - length) // 2
+        if start_ms is None
+        else origin_ns + int(start_ms * 1e6)
+    )
     end = begin + length if end_ms is None else origin_ns + int(end_ms * 1e6)
     if end <= begin:
         raise OptionError("the excerpt ends before it begins", hint="give start_ms < end_ms")
@@ -336,7 +464,13 @@ def _excerpt(origin_ns: int, last_ns: int, start_ms: float | None, end_ms: float
 
 
 def _draw_ranks(
-    axes: Axes, table: pl.DataFrame, ranks: Sequence[int], lanes: Lanes, times: Sequence[int], *, below_axes: bool
+    axes: Axes,
+    table: pl.DataFrame,
+    ranks: Sequence[int],
+    lanes: Lanes,
+    times: Sequence[int],
+    *,
+    below_axes: bool,
 ) -> list[float]:
     """Draw ranks one below the other, and the legend; return the top of each rank.
 
@@ -344,14 +478,20 @@ def _draw_ranks(
     """
     origin_ns, begin_ns, end_ns = times
     axes.set_xlim((begin_ns - origin_ns) / 1e6, (end_ns - origin_ns) / 1e6)
-    inside = pl.col("rank").is_in(ranks) & (pl.col("end_ns") > begin_ns) & (pl.col("start_ns") < end_ns)
+    inside = (
+        pl.col("rank").is_in(ranks) & (pl.col("end_ns") > begin_ns) & (pl.col("start_ns") < end_ns)
+    )
     start, end = pl.col("start_ns").clip(begin_ns), pl.col("end_ns").clip(None, end_ns)
-    events = table.filter(inside).with_columns(start=(start - origin_ns) / 1e6, end=(end - origin_ns) / 1e6)
+    events = table.filter(inside).with_columns(
+        start=(start - origin_ns) / 1e6, end=(end - origin_ns) / 1e6
+    )
     tops = [i * (len(lanes) + RANK_GAP_ROWS) for i in range(len(ranks))]
     for rank, top in zip(ranks, tops, strict=True):
         _draw_lanes(axes, events.filter(rank=rank), lanes, first_row=top)
     figures.strip_axes(axes, x_label="time (ms) from the step's first event")
-    handles: list[Any] = [Patch(facecolor=LABEL_COLOURS[label], label=label) for label in labels_of(events)]
+    handles: list[Any] = [
+        Patch(facecolor=LABEL_COLOURS[label], label=label) for label in labels_of(events)
+    ]
     handles.append(Patch(facecolor=IDLE_COLOUR, label="nothing"))
     figures.draw_legend(axes, handles, below_axes=below_axes)
     return tops
@@ -368,7 +508,13 @@ def _draw_lanes(axes: Axes, events: pl.DataFrame, lanes: Lanes, *, first_row: fl
     for lane, part_of_label in enumerate(lanes.values()):
         top = first_row + lane + ROW_MARGIN
         figures.draw_boxes(
-            axes, start=[left], end=right, top=top, bottom=top + height, facecolors=IDLE_COLOUR, zorder=0
+            axes,
+            start=[left],
+            end=right,
+            top=top,
+            bottom=top + height,
+            facecolors=IDLE_COLOUR,
+            zorder=0,
         )
         parts_used = {part for label, part in part_of_label.items() if label in present}
         for label, part in part_of_label.items():
@@ -386,15 +532,27 @@ def _draw_phases(axes: Axes, analysis: Analysis, rank: int, step: int | None) ->
     """Draw dashed lines between the pipeline's phases, and the names of those that are wide enough."""
     if not analysis.total.pipeline:
         return
-    phases = analysis.tables["phases"].filter((pl.col("rank") == rank) & pl.col("step").eq_missing(step))
+    phases = analysis.tables["phases"].filter(
+        (pl.col("rank") == rank) & pl.col("step").eq_missing(step)
+    )
     total_ns = int(phases["span_ns"].sum())
     start = 0.0
     for name, span_ns in phases.select("phase", "span_ns").iter_rows():
         end = start + span_ns / 1e6
         if start:
-            axes.axvline(start, color=figures.FAINT_INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
+            axes.axvline(
+                start, color=figures.FAINT_INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=3
+            )
         if span_ns > 0.05 * total_ns:
-            axes.text((start + end) / 2, -0.06, name, ha="center", va="bottom", fontsize=8.5, color=figures.QUIET_INK)
+            axes.text(
+                (start + end) / 2,
+                -0.06,
+                name,
+                ha="center",
+                va="bottom",
+                fontsize=8.5,
+                color=figures.QUIET_INK,
+            )
         start = end
 
 
@@ -405,15 +563,22 @@ def labels_of(table: pl.DataFrame) -> list[str]:
 
 
 def lanes_for(present: Sequence[str]) -> Lanes:
-    """Return the lanes on which something runs; a copy lane without copies to or from the host is called "Copies".
+    """Return the lanes on which something runs.
+
+    A copy lane without copies to or from the host is called "Copies".
 
     >>> list(lanes_for(["forward", "pp_comm", "offload"])), list(lanes_for(["forward", "memory"]))
     (['Computation', 'Communication', 'Offload'], ['Computation', 'Copies'])
     """
     lanes = RELOAD_LANES if "reload" in present else LANES
-    used = {name: halves for name, halves in lanes.items() if any(label in halves for label in present)}
+    used = {
+        name: halves for name, halves in lanes.items() if any(label in halves for label in present)
+    }
     copies_to_host = "offload" in present or "onload" in present
-    return {"Copies" if name == "Offload" and not copies_to_host else name: halves for name, halves in used.items()}
+    return {
+        "Copies" if name == "Offload" and not copies_to_host else name: halves
+        for name, halves in used.items()
+    }
 
 
 PLOTS: dict[str, Callable[..., Figure]] = {
@@ -446,7 +611,9 @@ def draw(analysis: Analysis, name: str | None = None, **options: Any) -> Figure:
         name = "schedule" if analysis.schedule is not None else "budget"
     function = check_plot(name)
     if not analysis.total.budget.span_ns:
-        return figures.message_figure(options.get("ax"), "The GPU events of these traces take no time.")
+        return figures.message_figure(
+            options.get("ax"), "The GPU events of these traces take no time."
+        )
     return function(analysis, **options)
 
 

@@ -10,7 +10,9 @@ from tracekit.diffs.run_samples import centre_of_runs
 
 
 def scalars(analysis: Analysis) -> dict[str, float]:
-    """Return the metrics of the gate for a run, at the levels that the gate compares; unknown metrics are left out.
+    """Return the metrics of the gate for a run, at the levels that the gate compares.
+
+    Unknown metrics are left out.
 
     >>> from tracekit import analyze
     >>> values = scalars(analyze("sample_traces/reload", schedule="none"))
@@ -32,7 +34,9 @@ def json_line(values: Mapping[str, float]) -> str:
 
 
 def prometheus(values: Mapping[str, float]) -> str:
-    """Return the values in the text format of Prometheus; the part after the first dot of a name becomes a label.
+    """Return the values in the text format of Prometheus.
+
+    The part after the first dot of a name becomes a label.
 
     >>> print(prometheus({"tracekit/step_ms": 12.5, "tracekit/overlap.ep_dispatch": 0.9}))
     # TYPE tracekit_overlap gauge

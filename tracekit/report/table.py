@@ -1,8 +1,9 @@
 """The table type of every report, and the text of its cells.
 
-A section of a report is a function that returns a ``Table``: columns that say what they hold, and rows of plain values.
-Terminal, page and Markdown each render it with one function. The terminal writes units into the headings and leaves out
-expendable columns if it is narrow; the page and Markdown write units into the cells.
+A section of a report is a function that returns a ``Table``: columns that say what they hold, and
+rows of plain values. Terminal, page and Markdown each render it with one function. The terminal
+writes units into the headings and leaves out expendable columns if it is narrow; the page and
+Markdown write units into the cells.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,7 +15,8 @@ from msgspec.structs import replace
 from tracekit._util.text import UNKNOWN, ms, percent
 
 Value = Any
-"""A string, a number or None (unknown); in the terminal also a ``rich.text.Text``, which is printed as it is."""
+"""A string, a number or None (unknown); in the terminal also a ``rich.text.Text``, which is printed
+as it is."""
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -27,20 +29,24 @@ class Column(msgspec.Struct, frozen=True):
 
     name: str
     kind: str = "word"
-    """What the values are: ``word``; ``name`` (a word that a narrow terminal may shorten); ``label``; ``code`` (a word
-    that Markdown shows as code); ``rank``; ``count``; ``ms`` (values are nanoseconds); ``MB`` (values are bytes);
-    ``share`` (0 to 1); ``rate`` (a number with one digit); ``figure`` (a number that is text already); ``change`` (a
-    figure with a sign, of which less is better); ``verdict`` (of a gate)."""
+    """What the values are: ``word``; ``name`` (a word that a narrow terminal may shorten);
+    ``label``; ``code`` (a word that Markdown shows as code); ``rank``; ``count``; ``ms`` (values
+    are nanoseconds); ``MB`` (values are bytes); ``share`` (0 to 1); ``rate`` (a number with one
+    digit); ``figure`` (a number that is text already); ``change`` (a figure with a sign, of which
+    less is better); ``verdict`` (of a gate)."""
     expendable: int = 0
-    """A narrow terminal leaves out the columns with the highest number first; those with 0 always stay."""
+    """A narrow terminal leaves out the columns with the highest number first; those with 0 always
+    stay."""
     note: str = ""
-    """The meaning of the column, where its name does not say it; columns with the same note share it."""
+    """The meaning of the column, where its name does not say it; columns with the same note share
+    it."""
     terminal_heading: str = ""
     """Heading in the terminal, where it is not the name with the unit."""
     digits: int = 1
     """Digits of a time that is shown with its unit."""
     value: str | Callable[[Any], Value] = ""
-    """Where an item has the value: an attribute or key (by default the column's name), or a function of the item."""
+    """Where an item has the value: an attribute or key (by default the column's name), or a
+    function of the item."""
 
     @property
     def heading(self) -> str:
@@ -87,7 +93,8 @@ class Table(msgspec.Struct, frozen=True):
         """Return the notes below the table, first what its columns mean.
 
         Args:
-            headings: The headings that are shown, if some columns are left out; their notes are left out as well.
+            headings: The headings that are shown, if some columns are left out; their notes are
+                left out as well.
 
         >>> Table((Column("bus", note="of links"), Column("a", note="b")), (), ("and more",)).remarks(["bus"])
         ('bus: of links', 'and more')
@@ -105,18 +112,27 @@ def _row_of(columns: Sequence[Column], item: Any) -> tuple[Value, ...]:
     keys = [column.value or column.name for column in columns]
     is_mapping = isinstance(item, Mapping)
     return tuple(
-        key(item) if not isinstance(key, str) else item[key] if is_mapping else getattr(item, key) for key in keys
+        key(item) if not isinstance(key, str) else item[key] if is_mapping else getattr(item, key)
+        for key in keys
     )
 
 
 def make_table(
-    columns: Sequence[Column], items: Iterable[Any], *, notes: Iterable[str] = (), totals: Iterable[int] = ()
+    columns: Sequence[Column],
+    items: Iterable[Any],
+    *,
+    notes: Iterable[str] = (),
+    totals: Iterable[int] = (),
 ) -> Table | None:
-    """Return a table without the columns in which every value is unknown or empty; None if there are no rows.
+    """Return a table without the columns in which every value is unknown or empty.
 
-    An item is a row as a tuple of values, or any object of which each column takes its value (``Column.value``).
+    None if there are no rows.
 
-    The first column always stays. All times get as many digits as the longest of them needs for three figures.
+    An item is a row as a tuple of values, or any object of which each column takes its value
+    (``Column.value``).
+
+    The first column always stays. All times get as many digits as the longest of them needs for
+    three figures.
 
     >>> make_table([Column("rank", "rank"), Column("of link", "share")], [(0, None), (1, None)]).columns[1:]
     ()
@@ -129,7 +145,9 @@ def make_table(
         for i, column in enumerate(columns)
         if i == 0 or any(column.shown(row[i]) not in ("", UNKNOWN) for row in all_rows)
     ]
-    digits = time_digits(row[i] for i, column in enumerate(columns) if column.kind == "ms" for row in all_rows)
+    digits = time_digits(
+        row[i] for i, column in enumerate(columns) if column.kind == "ms" for row in all_rows
+    )
     return Table(
         tuple(replace(columns[i], digits=digits) for i in informative),
         tuple(tuple(row[i] for i in informative) for row in all_rows),

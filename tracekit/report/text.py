@@ -105,32 +105,40 @@ def keep_units_together(text: str) -> str:
     >>> text.replace("\N{NO-BREAK SPACE}", "~")
     'takes 1.5~ms, <~3~%'
     """
-    return re.sub(r"(?<=\d) (?=ms|µs|%)|(?<=[<≥]) (?=\d)|(?<=\brank) (?=\d)", "\N{NO-BREAK SPACE}", text)
+    return re.sub(
+        r"(?<=\d) (?=ms|µs|%)|(?<=[<≥]) (?=\d)|(?<=\brank) (?=\d)", "\N{NO-BREAK SPACE}", text
+    )
 
 
 def wrap_text(text: str, width: int, *, first: str = "", rest: str = "") -> str:
-    """Wrap text for a terminal into lines of at most *width* characters; numbers stay with their units.
+    """Wrap text for a terminal into lines of at most *width* characters.
 
-    *first* and *rest* are the indents of the first and of the other lines. Control characters are escaped.
+    Numbers stay with their units.
+
+    *first* and *rest* are the indents of the first and of the other lines. Control characters are
+    escaped.
 
     >>> print(wrap_text("it takes 12.5 ms", 12, first="1. ", rest="   "))
     1. it takes
        12.5 ms
     """
-    # textwrap also breaks lines at no-break spaces: use a character it does not take for white space instead. The text
-    # cannot hold it, because terminal() escapes control characters.
+    # textwrap also breaks lines at no-break spaces: use a character it does not take for white
+    # space instead. The text cannot hold it, because terminal() escapes control characters.
     unbreakable = "\x1f"
     escaped = keep_units_together(terminal(text)).replace("\N{NO-BREAK SPACE}", unbreakable)
-    # Words are not broken at hyphens: --include-json must not become --include- at the end of a line.
-    lines = textwrap.wrap(escaped, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    # Words are not broken at hyphens: --include-json must not become --include- at the end of a
+    # line.
+    lines = textwrap.wrap(
+        escaped, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
+    )
     return "\n".join(lines or [first]).replace(unbreakable, " ")
 
 
 def shorten_distinct(names: Iterable[str], *, most: int) -> list[str]:
     """Shorten names to *most* characters such that different names stay different.
 
-    A name that is too long keeps its beginning and its end. If two names would then look alike, their common beginning
-    is left out; if that does not help either, they are numbered.
+    A name that is too long keeps its beginning and its end. If two names would then look alike,
+    their common beginning is left out; if that does not help either, they are numbered.
 
     >>> shorten_distinct(["short", "a_very_long_name_indeed"], most=12)
     ['short', 'a_very…ndeed']
@@ -144,7 +152,9 @@ def shorten_distinct(names: Iterable[str], *, most: int) -> list[str]:
         start = _common_prefix_length(colliding)
         replacements = {name: _shorten("…" + name[start:], most) for name in colliding}
         if len(set(replacements.values())) < len(colliding):
-            replacements = {name: _shorten(f"{i}: {name}", most) for i, name in enumerate(colliding, 1)}
+            replacements = {
+                name: _shorten(f"{i}: {name}", most) for i, name in enumerate(colliding, 1)
+            }
         shortened |= replacements
     return [shortened[name] for name in full_names]
 
@@ -164,13 +174,15 @@ def _shorten(name: str, most: int) -> str:
     return f"{name[: most - 1 - end_length]}…{name[-end_length:]}"
 
 
-# Escaping. Names of kernels, files and devices come from the trace: no output may take them for markup or commands.
+# Escaping. Names of kernels, files and devices come from the trace: no output may take them for
+# markup or commands.
 
 _MARKDOWN_ESCAPES = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {char: f"\\{char}" for char in "\\`*~[]$!|"}
 )
 _MENTIONS_AND_LINKS = re.compile(r"(?<=[@#])(?=\w)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", re.IGNORECASE)
-"""Where a zero-width space keeps ``@name``, ``#12`` and ``https://`` from becoming a mention or a link."""
+"""Where a zero-width space keeps ``@name``, ``#12`` and ``https://`` from becoming a mention or a
+link."""
 _EMPHASIS_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
 """Underscores that could begin or end emphasis: those that are not inside a word."""
 
@@ -238,7 +250,9 @@ def escape_workflow(text: object, *, also: str = "") -> str:
 
 
 def spreadsheet_cell(text: str) -> str:
-    """Return text of a CSV file that no spreadsheet takes for a formula; such text gets an apostrophe before it.
+    """Return text of a CSV file that no spreadsheet takes for a formula.
+
+    Such text gets an apostrophe before it.
 
     >>> spreadsheet_cell("=cmd|' /C calc'!A0"), spreadsheet_cell("a=b"), spreadsheet_cell(" @SUM(A1)")
     ("'=cmd|' /C calc'!A0", 'a=b', "' @SUM(A1)")
@@ -247,7 +261,8 @@ def spreadsheet_cell(text: str) -> str:
 
 
 FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
-"""Beginning of a text that spreadsheets may take for a formula; full-width signs count in Japanese ones."""
+"""Beginning of a text that spreadsheets may take for a formula; full-width signs count in Japanese
+ones."""
 
 
 def to_ascii(text: str) -> str:
@@ -257,14 +272,16 @@ def to_ascii(text: str) -> str:
     ('+ 3-4 -> +1.5 us ...', 'e', '?')
     """
     replaced = text.translate(_ASCII)
-    return unicodedata.normalize("NFKD", replaced).encode("ascii", "ignore").decode() or "?" * bool(replaced)
+    return unicodedata.normalize("NFKD", replaced).encode("ascii", "ignore").decode() or "?" * bool(
+        replaced
+    )
 
 
 def encode_as_ascii(error: UnicodeError) -> tuple[str, int]:
     """Replace the characters that an encoding lacks by ASCII: the codec error handler ``errors="tracekit"``.
 
-    The command line sets it on standard output and error, so that signs such as ``✓`` and ``→`` do not stop it on a
-    terminal that is not UTF-8.
+    The command line sets it on standard output and error, so that signs such as ``✓`` and ``→`` do
+    not stop it on a terminal that is not UTF-8.
 
     >>> "3–4 ✓".encode("ascii", errors="tracekit")
     b'3-4 +'
@@ -290,8 +307,12 @@ _ASCII = str.maketrans(
 MAX_ROWS = 16
 
 
-def html_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], *, notes: Iterable[str] = ()) -> str:
-    """Return a table with its title, the first ``MAX_ROWS`` rows and notes below it; all text is escaped.
+def html_table(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], *, notes: Iterable[str] = ()
+) -> str:
+    """Return a table with its title, the first ``MAX_ROWS`` rows and notes below it.
+
+    All text is escaped.
 
     >>> html_table("a < b", ["rank"], [[0]])
     '<p><b>a &lt; b</b></p><table><thead><tr><th>rank</th></tr></thead><tbody><tr><td>0</td></tr></tbody></table>'
@@ -309,6 +330,7 @@ def html_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]
 
 def _cell(value: object) -> str:
     text = str(value)
-    # Notebooks align cells to the right, which suits numbers but not sentences and lists of operations.
+    # Notebooks align cells to the right, which suits numbers but not sentences and lists of
+    # operations.
     style = ' style="text-align:left"' if text.count(" ") > 1 else ""
     return f"<td{style}>{html(text)}</td>"

@@ -26,7 +26,9 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 WORDS = msgspec.toml.decode(Path(__file__).with_name("words.toml").read_bytes(), type=Words)
-_NAMESPACES = re.compile(r"\b(?:at::native|at|c10|cutlass|std|cuda|thrust)::|\(anonymous namespace\)::")
+_NAMESPACES = re.compile(
+    r"\b(?:at::native|at|c10|cutlass|std|cuda|thrust)::|\(anonymous namespace\)::"
+)
 """Name spaces, which say nothing about what a kernel does."""
 _NCCL = re.compile("^ncclDevKernel_")
 _LAMBDAS = re.compile(r"::\{lambda\([^{}]*\)#\d+\}(?:::operator\(\)\([^()]*\) const)?")

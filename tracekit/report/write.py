@@ -1,8 +1,8 @@
 """Files of an analysis, whose format the extension of their path says, and its tables of data.
 
-The tables are all figures in one long table, a spreadsheet, and the rows of a query. Spreadsheets are written by polars
-and XlsxWriter (extra ``xlsx``). Every text in them stays text: a kernel whose name begins with an equals sign is no
-formula, and an address is no link.
+The tables are all figures in one long table, a spreadsheet, and the rows of a query. Spreadsheets
+are written by polars and XlsxWriter (extra ``xlsx``). Every text in them stays text: a kernel whose
+name begins with an equals sign is no formula, and an address is no link.
 """
 
 import importlib
@@ -44,7 +44,8 @@ MAX_SHEET_NAME_LENGTH = 31
 MAX_CELL_LENGTH = (1 << 15) - 1
 """Characters of a cell, a limit of the format."""
 MAX_EXACT_INTEGER = 1 << 53
-"""A cell's number is a 64-bit float: larger integers would lose their last digits, so they are written as text."""
+"""A cell's number is a 64-bit float: larger integers would lose their last digits, so they are
+written as text."""
 
 
 def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = None) -> None:
@@ -58,7 +59,9 @@ def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = N
 
 
 def write_by_extension(
-    subject: Subject, path: str | PathLike[str], renderers: Mapping[str, Callable[[Subject], str | bytes]]
+    subject: Subject,
+    path: str | PathLike[str],
+    renderers: Mapping[str, Callable[[Subject], str | bytes]],
 ) -> None:
     """Write *subject* to *path* with the one of the *renderers* that its extension names."""
     write_file(path, renderers[check_extension(path, renderers)](subject))
@@ -71,7 +74,10 @@ def write_file(path: str | PathLike[str], content: str | bytes) -> None:
 
 
 def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Renderer:
-    """Return the renderer for a path; raise an error if its extension, the plot or the folder cannot be used."""
+    """Return the renderer for a path.
+
+    Raise an error if its extension, the plot or the folder cannot be used.
+    """
     suffix = check_extension(path, (*WRITERS, *PICTURES))
     if suffix == ".xlsx":
         check_spreadsheet(path)
@@ -79,7 +85,9 @@ def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Rende
 
 
 def check_extension(path: str | PathLike[str], extensions: Collection[str]) -> str:
-    """Return the one of *extensions* that *path* ends in; raise if it is none of them, or if the folder cannot be used.
+    """Return the one of *extensions* that *path* ends in.
+
+    Raise if it is none of them, or if the folder cannot be used.
 
     >>> check_extension("a.trace.json", (".svg", ".trace.json", ".json"))
     '.trace.json'
@@ -88,7 +96,9 @@ def check_extension(path: str | PathLike[str], extensions: Collection[str]) -> s
     tracekit.errors.OptionError: gate.pdf: cannot write .pdf (use .json, .xml or .md)
     """
     target, (*first, last) = Path(path), extensions
-    extension = next((suffix for suffix in extensions if target.name.lower().endswith(suffix)), None)
+    extension = next(
+        (suffix for suffix in extensions if target.name.lower().endswith(suffix)), None
+    )
     if extension is None:
         problem = f"cannot write {target.suffix}" if target.suffix else "has no extension"
         raise OptionError(f"{path}: {problem}", hint=f"use {', '.join(first)} or {last}")
@@ -134,11 +144,15 @@ def figures(analysis: Analysis) -> pl.DataFrame:
     for rank in analysis.rank_results:
         rows += [(rank.rank, None, *row) for row in _figures_of(rank.whole)]
         if len(rank.per_step) > 1:
-            rows += [(rank.rank, step.step, *row) for step in rank.per_step for row in _figures_of(step)]
+            rows += [
+                (rank.rank, step.step, *row) for step in rank.per_step for row in _figures_of(step)
+            ]
     return pl.DataFrame(rows, schema=FIGURES, orient="row")
 
 
-def _figures_of(measured: Measured) -> Iterator[tuple[str, str | None, str | None, float | None, str]]:
+def _figures_of(
+    measured: Measured,
+) -> Iterator[tuple[str, str | None, str | None, float | None, str]]:
     """Yield figure, label, hiding label, value and unit."""
     budget = measured.budget
     yield "span", None, None, budget.span_ns, "ns"
@@ -166,7 +180,9 @@ def _figures_of(measured: Measured) -> Iterator[tuple[str, str | None, str | Non
 def check_spreadsheet(path: str | PathLike[str]) -> None:
     """Raise an error if the package that writes spreadsheets is not installed."""
     if importlib.util.find_spec("xlsxwriter") is None:
-        raise OptionError(f"{path}: spreadsheets need XlsxWriter", hint="pip install 'tracekit-ml[xlsx]'")
+        raise OptionError(
+            f"{path}: spreadsheets need XlsxWriter", hint="pip install 'tracekit-ml[xlsx]'"
+        )
 
 
 def sheets(analysis: Analysis) -> dict[str, pl.DataFrame]:
@@ -182,31 +198,49 @@ def sheets(analysis: Analysis) -> dict[str, pl.DataFrame]:
         tables[f"by {by.kind}"] = by.rows
     tables |= analysis.tables
     if rates is not None:
-        tables |= {"products": rates.products, "communication": rates.communication, "experts": rates.experts}
+        tables |= {
+            "products": rates.products,
+            "communication": rates.communication,
+            "experts": rates.experts,
+        }
     warnings = [(notice.code, notice.message) for notice in analysis.notices]
-    tables["warnings"] = pl.DataFrame(warnings, schema={"code": pl.String, "message": pl.String}, orient="row")
+    tables["warnings"] = pl.DataFrame(
+        warnings, schema={"code": pl.String, "message": pl.String}, orient="row"
+    )
     return {name[:MAX_SHEET_NAME_LENGTH]: table for name, table in tables.items() if table.width}
 
 
 def render_spreadsheet(analysis: Analysis) -> bytes:
     """Return a spreadsheet with every table of *analysis*, a sheet for each."""
     workbook: Any = importlib.import_module("xlsxwriter").Workbook
-    options = {"strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False, "in_memory": True}
-    # Written through memory: XlsxWriter reports a full disk by an error of its own, Python by OSError.
+    options = {
+        "strings_to_formulas": False,
+        "strings_to_urls": False,
+        "strings_to_numbers": False,
+        "in_memory": True,
+    }
+    # Written through memory: XlsxWriter reports a full disk by an error of its own, Python by
+    # OSError.
     buffer = io.BytesIO()
     with workbook(buffer, options) as book:
         for name, table in sheets(analysis).items():
-            as_cells(table).write_excel(book, worksheet=name, freeze_panes=(1, 0), table_style="Table Style Light 1")
+            as_cells(table).write_excel(
+                book, worksheet=name, freeze_panes=(1, 0), table_style="Table Style Light 1"
+            )
     return buffer.getvalue()
 
 
 def as_cells(table: pl.DataFrame) -> pl.DataFrame:
-    """Return a table as a sheet can hold it: text cut to the length of a cell; lists and large integers as text.
+    """Return a table as a sheet can hold it: text cut to the length of a cell.
+
+    Lists and large integers as text.
 
     >>> as_cells(pl.DataFrame({"ranks": [[0, 1]], "at": [1 << 60]})).rows()
     [('0, 1', '1152921504606846976')]
     """
-    return table.head(MAX_SHEET_ROWS).select(_cells(table, name, dtype) for name, dtype in table.schema.items())
+    return table.head(MAX_SHEET_ROWS).select(
+        _cells(table, name, dtype) for name, dtype in table.schema.items()
+    )
 
 
 def _cells(table: pl.DataFrame, name: str, dtype: pl.DataType) -> pl.Expr:
@@ -215,7 +249,11 @@ def _cells(table: pl.DataFrame, name: str, dtype: pl.DataType) -> pl.Expr:
         return column.cast(pl.List(pl.String)).list.join(", ").str.slice(0, MAX_CELL_LENGTH)
     if dtype.is_integer():
         largest = table[name].abs().max()
-        return column.cast(pl.String) if isinstance(largest, int) and largest > MAX_EXACT_INTEGER else column
+        return (
+            column.cast(pl.String)
+            if isinstance(largest, int) and largest > MAX_EXACT_INTEGER
+            else column
+        )
     if dtype.is_float():
         return pl.when(column.is_finite()).then(column).alias(name)
     if dtype == pl.Boolean:
@@ -229,8 +267,9 @@ def rows_text(rows: pl.DataFrame, *, most: int, width: int | None = None) -> str
     Args:
         rows: The frame.
         most: Rows to show.
-        width: Columns of the terminal. What is wider goes on below, a block of columns after the other; a cell that is
-            wider alone is continued in further lines. None: lines of any length, for another program to read.
+        width: Columns of the terminal. What is wider goes on below, a block of columns after the
+            other; a cell that is wider alone is continued in further lines. None: lines of any
+            length, for another program to read.
 
     >>> print(rows_text(pl.DataFrame({"rank": [0, 1], "label": ["forward", None]}), most=1))
     rank  label
@@ -276,12 +315,16 @@ def _column_blocks(widths: Sequence[int], width: int | None) -> list[list[int]]:
 
 
 def _row_lines(cells: Sequence[tuple[str, int, bool]]) -> list[str]:
-    """Return a row as lines: one, unless a cell is wider than its column. A cell is its text, width and alignment.
+    """Return a row as lines: one, unless a cell is wider than its column.
+
+    A cell is its text, width and alignment.
 
     >>> _row_lines([("abcdef", 4, False), ("7", 2, True)])
     ['abcd   7', 'ef']
     """
-    height = max([1, *(-(-len(text) // column_width) for text, column_width, _ in cells if column_width)])
+    height = max(
+        [1, *(-(-len(text) // column_width) for text, column_width, _ in cells if column_width)]
+    )
     lines = []
     for row in range(height):
         padded = []
@@ -317,9 +360,14 @@ def rows_json(rows: pl.DataFrame) -> str:
 def _as_csv_cells(rows: pl.DataFrame) -> pl.DataFrame:
     """Return rows whose texts and headings no spreadsheet takes for formulas."""
     cells = rows.rename(spreadsheet_cell)
-    nested = [name for name, dtype in cells.schema.items() if dtype.is_nested() or dtype == pl.Binary]
+    nested = [
+        name for name, dtype in cells.schema.items() if dtype.is_nested() or dtype == pl.Binary
+    ]
     if nested:
-        raise OptionError(f"a .csv file cannot hold the column {terminal(nested[0])}", hint="use .json or .parquet")
+        raise OptionError(
+            f"a .csv file cannot hold the column {terminal(nested[0])}",
+            hint="use .json or .parquet",
+        )
     texts = cs.by_dtype(pl.String, pl.Categorical, pl.Enum).cast(pl.String)
     is_formula = texts.str.contains(f"^(?:{FORMULA_START.pattern})")
     return cells.with_columns(pl.when(is_formula).then("'" + texts).otherwise(texts).name.keep())

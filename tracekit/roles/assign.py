@@ -34,7 +34,9 @@ from tracekit.store.sources import OneRole, Paths, Sources, find, read_ref, sepa
 from tracekit.weight_updates.transfers import RELOAD_EVENTS, reload_events
 
 
-def find_roles(paths: Paths | OneRole, *, ranks: Collection[int] | None = None, rank: int | None = None) -> Sources:
+def find_roles(
+    paths: Paths | OneRole, *, ranks: Collection[int] | None = None, rank: int | None = None
+) -> Sources:
     """Return the sources at *paths*, each with its rank and, if ranks have several processes, its role.
 
     >>> [ref.role for ref in find_roles({"a": "sample_traces/reload", "b": "sample_traces/1f1b"}, ranks=[0])[0]]
@@ -78,16 +80,22 @@ def _keep_role(sources: Sequence[SourceRef], role: str) -> tuple[SourceRef, ...]
     kept = tuple(ref for ref in sources if ref.role == role)
     if not kept:
         names = sorted({ref.role for ref in sources if ref.role is not None})
-        hint = f"there are: {', '.join(names)}" if names else "ranks have one process each: leave --role out"
+        hint = (
+            f"there are: {', '.join(names)}"
+            if names
+            else "ranks have one process each: leave --role out"
+        )
         raise OptionError(f"--role {role}: there is no such role", hint=hint)
     return kept
 
 
 def check_recorded_together(refs: Sequence[SourceRef]) -> None:
-    """Raise if folders that look like roles are several runs, recorded one after the other; nothing is parsed for it.
+    """Raise if folders that look like roles are several runs, recorded one after the other.
 
-    The smallest trace of each role is looked at first, the others only if those were not recorded at the same time.
-    Where a trace does not say when it was recorded, nothing is decided here.
+    Nothing is parsed for it.
+
+    The smallest trace of each role is looked at first, the others only if those were not recorded
+    at the same time. Where a trace does not say when it was recorded, nothing is decided here.
     """
     if any(ref.url is not None or ref.reader not in PYTORCH_READERS for ref in refs):
         return
@@ -100,7 +108,10 @@ def check_recorded_together(refs: Sequence[SourceRef]) -> None:
 
 
 def _follow_each_other(refs: Sequence[SourceRef]) -> bool:
-    """Return whether the recording of some role begins after that of another has ended; False if any is unknown."""
+    """Return whether the recording of some role begins after that of another has ended.
+
+    False if any is unknown.
+    """
     windows: dict[str | None, tuple[int, int]] = {}
     for ref in refs:
         window = recording_window(ref.path)
@@ -119,7 +130,9 @@ def _with_ranks(refs: list[SourceRef], notices: list[Notice]) -> Sources:
         notices += guessed
     for role in dict.fromkeys(ref.role for ref in refs):
         check_single_run([ref for ref in refs if ref.role == role])
-    order = sorted(refs, key=lambda ref: (ref.role or "", ref.rank is None, ref.rank or 0, ref.path))
+    order = sorted(
+        refs, key=lambda ref: (ref.role or "", ref.rank is None, ref.rank or 0, ref.path)
+    )
     return tuple(order), tuple(notices)
 
 
@@ -132,11 +145,15 @@ def _roles_by_content(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
         return None
     contents = {ref.path: _Content.of(ref) for ref in refs}
     kinds = {path: content.kind for path, content in contents.items()}
-    if len(set(kinds.values())) < 2 or share_a_process(content.part.source for content in contents.values()):
+    if len(set(kinds.values())) < 2 or share_a_process(
+        content.part.source for content in contents.values()
+    ):
         return None
     folders = {ref.path: Path(ref.path).parent.name for ref in refs}
     pairs = {(folders[path], kind) for path, kind in kinds.items()}
-    names = folders if len(pairs) == len(set(folders.values())) == len(set(kinds.values())) else kinds
+    names = (
+        folders if len(pairs) == len(set(folders.values())) == len(set(kinds.values())) else kinds
+    )
     return [replace(ref, role=names[ref.path]) for ref in refs]
 
 
@@ -168,7 +185,9 @@ class _Content:
 
     def copied_bytes(self, direction: str) -> Counter[int]:
         """Return how often each number of bytes was copied between host and device in this direction (``DtoH``)."""
-        copies = self.part.events.filter(pl.col("name").cast(pl.String).str.contains(direction), kind="memcpy")
+        copies = self.part.events.filter(
+            pl.col("name").cast(pl.String).str.contains(direction), kind="memcpy"
+        )
         return Counter(copies["bytes"].drop_nulls().to_list())
 
     @property
@@ -199,7 +218,9 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
     numbered = []
     for ref in refs:
         if ref.path in rank_of_path:
-            numbered.append(replace(ref, rank=rank_of_path[ref.path], rank_from=rank_from[ref.path]))
+            numbered.append(
+                replace(ref, rank=rank_of_path[ref.path], rank_from=rank_from[ref.path])
+            )
         else:
             numbered.append(ref)
     return numbered, notices
@@ -230,13 +251,17 @@ def _numbers_in_names(refs: Sequence[SourceRef]) -> dict[str, int] | None:
     numbers_of_names: list[list[int]] = []
     for ref in refs:
         numbers_of_names.append([int(digits) for digits in re.findall(r"\d+", ref.name)])
-    differing = [numbers for numbers in zip(*numbers_of_names, strict=True) if len(set(numbers)) > 1]
+    differing = [
+        numbers for numbers in zip(*numbers_of_names, strict=True) if len(set(numbers)) > 1
+    ]
     if len(differing) != 1 or sorted(differing[0]) != list(range(len(refs))):
         return None
     return {ref.path: number for ref, number in zip(refs, differing[0], strict=True)}
 
 
-def _match_content(members: Sequence[SourceRef], others: Sequence[SourceRef]) -> dict[str, int] | None:
+def _match_content(
+    members: Sequence[SourceRef], others: Sequence[SourceRef]
+) -> dict[str, int] | None:
     """Return the ranks of *members* by what they share with one process of another role alone.
 
     None if unclear.

@@ -23,7 +23,11 @@ KIND_ORDER = ("trainer", "parameter_server", "rollout", "inference_worker", "inf
 
 
 def combine_roles(
-    analyses: Mapping[str, Analysis], tables: Mapping[str, Sequence[RankTables]], *, main: str, named: bool
+    analyses: Mapping[str, Analysis],
+    tables: Mapping[str, Sequence[RankTables]],
+    *,
+    main: str,
+    named: bool,
 ) -> Analysis:
     """Return the main role's analysis with the results of all roles.
 
@@ -62,7 +66,9 @@ def combine_roles(
 
     roles: list[Role] = []
     if has_several_roles:
-        for role in sorted(tables, key=lambda role: (role != main, KIND_ORDER.index(kinds[role]), role)):
+        for role in sorted(
+            tables, key=lambda role: (role != main, KIND_ORDER.index(kinds[role]), role)
+        ):
             ranks = sorted(rank.source.rank for rank in tables[role])
             roles.append(Role(role, kinds[role], tuple(ranks), explained[role], clocks[role]))
         notices += _role_notices(roles)
@@ -75,7 +81,9 @@ def combine_roles(
         weight_updates=tuple(updates),
         bands=tuple(phase_bands) if has_comparable_phases else (),
     )
-    return replace_fields(explained[main], role_results=results, notices=(*notices, *explained[main].notices))
+    return replace_fields(
+        explained[main], role_results=results, notices=(*notices, *explained[main].notices)
+    )
 
 
 def main_role(tables: Mapping[str, Sequence[RankTables]]) -> str:
@@ -100,9 +108,13 @@ def _role_notices(roles: Sequence[Role]) -> list[Notice]:
         counts = tuple(len(role.ranks) for role in roles)
         notices.append(Notice("role-ranks", values={"roles": names, "counts": counts}))
     for role in roles:
-        without_gpu = [result.rank for result in role.analysis.rank_results if not result.whole.budget.span_ns]
+        without_gpu = [
+            result.rank for result in role.analysis.rank_results if not result.whole.budget.span_ns
+        ]
         if without_gpu:
-            notices.append(Notice("role-without-gpu", ranks=tuple(without_gpu), values={"role": role.name}))
+            notices.append(
+                Notice("role-without-gpu", ranks=tuple(without_gpu), values={"role": role.name})
+            )
         if role.kind == "unknown" and not without_gpu:
             notices.append(Notice("role-unknown", values={"role": role.name}))
     kinds = {role.kind for role in roles}
@@ -122,7 +134,11 @@ def check_roles(spans: Sequence[tuple[Source, int | None, int | None]], *, named
     >>> source = Source("a/rank0.json", "kineto", 0, "name", role="a", pid=7)
     >>> check_roles([(source, 0, 10), (replace(source, role="b", pid=8), 5, 20)], named=False)
     """
-    folders = {source.role: str(Path(source.path).parent) for source, _, _ in spans if source.role is not None}
+    folders = {
+        source.role: str(Path(source.path).parent)
+        for source, _, _ in spans
+        if source.role is not None
+    }
     if not named and share_a_process(source for source, _, _ in spans if source.role is not None):
         raise several_runs_error(sorted(set(folders.values())))
     times: dict[str, tuple[int, int]] = {}

@@ -53,7 +53,9 @@ def step_windows(ranks: Sequence[RankTables], clocks: Clocks) -> list[StepWindow
     return windows
 
 
-def find_handovers(role: str, bands: Sequence[PhaseBand], windows: Sequence[StepWindow]) -> list[Handover]:
+def find_handovers(
+    role: str, bands: Sequence[PhaseBand], windows: Sequence[StepWindow]
+) -> list[Handover]:
     """Return for each iteration the rank of *role* that began last, if another role of the rank ended later.
 
     Args:
@@ -74,7 +76,10 @@ def find_handovers(role: str, bands: Sequence[PhaseBand], windows: Sequence[Step
     for iteration in iterations:
         in_iteration = [band for band in bands if band.iteration == iteration]
         own_bands = [band for band in in_iteration if band.role == role]
-        starts = {rank: start for rank, (start, _) in band_spans(own_bands, lambda band: band.rank).items()}
+        starts = {
+            rank: start
+            for rank, (start, _) in band_spans(own_bands, lambda band: band.rank).items()
+        }
         if len(starts) < 2:
             continue
         last_rank = max(starts, key=lambda rank: starts[rank])
@@ -82,7 +87,9 @@ def find_handovers(role: str, bands: Sequence[PhaseBand], windows: Sequence[Step
         waits = []
         for other_role in sorted({band.role for band in in_iteration} - {role}):
             ends = _last_ends([band for band in in_iteration if band.role == other_role], starts)
-            waited_ns = min(_later_than_others(last_rank, starts), _later_than_others(last_rank, ends))
+            waited_ns = min(
+                _later_than_others(last_rank, starts), _later_than_others(last_rank, ends)
+            )
             waits.append(Handover(iteration, last_rank, step, other_role, waited_ns))
         longest = max(waits, key=lambda handover: handover.waited_ns, default=None)
         if longest is not None and longest.waited_ns > 0:
@@ -123,7 +130,9 @@ def _later_than_others(rank: int, times: Mapping[int, int]) -> int:
 
 def explain_by_handovers(stragglers: Stragglers, handovers: Sequence[Handover]) -> Stragglers:
     """Return the stragglers with ``waited_itself`` where a handover explains their lateness in a step."""
-    return replace_fields(stragglers, rows=tuple(_explain(row, handovers) for row in stragglers.rows))
+    return replace_fields(
+        stragglers, rows=tuple(_explain(row, handovers) for row in stragglers.rows)
+    )
 
 
 def _explain(row: Straggler, handovers: Sequence[Handover]) -> Straggler:
@@ -133,7 +142,9 @@ def _explain(row: Straggler, handovers: Sequence[Handover]) -> Straggler:
     what is unknown where clocks tell that the rank came last.
     """
     late_ns = dict(zip(row.steps, row.late_ns_by_step, strict=True))
-    own = [handover for handover in handovers if handover.rank == row.rank and handover.step in late_ns]
+    own = [
+        handover for handover in handovers if handover.rank == row.rank and handover.step in late_ns
+    ]
     explained = {handover: min(handover.waited_ns, late_ns[handover.step]) for handover in own}
     share = sum(explained.values()) / max(sum(late_ns.values()), 1)
     replaceable = ("host_late",) if row.uncertain else ("host_late", "unknown")
@@ -147,7 +158,11 @@ def _explain(row: Straggler, handovers: Sequence[Handover]) -> Straggler:
     # An iteration in which the rank is hardly late is not one that explains anything.
     least_ns = MIN_CAUSE_SHARE * sum(explained.values())
     iterations = sorted(handover.iteration for handover in own if explained[handover] >= least_ns)
-    why = [WaitCause("waited_itself", waited_ns, Evidence(role=named.other_role, iterations=iterations))]
+    why = [
+        WaitCause(
+            "waited_itself", waited_ns, Evidence(role=named.other_role, iterations=iterations)
+        )
+    ]
     left_ns = waited_ns
     for part in sorted(row.why, key=lambda part: part.cause == "unknown"):
         if part.cause not in replaceable:

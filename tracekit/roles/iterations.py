@@ -61,7 +61,9 @@ def find_iterations(
     return iterations, bands
 
 
-def band_spans(bands: Iterable[PhaseBand], key: Callable[[PhaseBand], Key]) -> dict[Key, tuple[int, int]]:
+def band_spans(
+    bands: Iterable[PhaseBand], key: Callable[[PhaseBand], Key]
+) -> dict[Key, tuple[int, int]]:
     """Return the first start and the last end of the bands with each key."""
     spans: dict[Key, tuple[int, int]] = {}
     for band in bands:
@@ -85,7 +87,9 @@ def _bands(process: Process, kind: str, updates: Sequence[WeightUpdate]) -> list
         elif phase == ROLLOUT and kind == "inference":
             name = OTHER
         if bands and bands[-1].phase == name:
-            bands[-1] = replace(bands[-1], end_ns=max(end, bands[-1].end_ns), busy_ns=bands[-1].busy_ns + busy)
+            bands[-1] = replace(
+                bands[-1], end_ns=max(end, bands[-1].end_ns), busy_ns=bands[-1].busy_ns + busy
+            )
         else:
             bands.append(PhaseBand(process.role, process.rank, name, start, end, busy, None))
     return bands
@@ -101,7 +105,9 @@ def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list
         return _number_by_own_updates(bands, updates)
     if updates:
         middles = [(update.start_ns + update.end_ns) // 2 for update in updates]
-        return [replace(band, iteration=int(np.searchsorted(middles, band.start_ns))) for band in bands]
+        return [
+            replace(band, iteration=int(np.searchsorted(middles, band.start_ns))) for band in bands
+        ]
     counts: Counter[str] = Counter()
     numbered = []
     for band in bands:
@@ -110,7 +116,9 @@ def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list
     return numbered
 
 
-def _number_by_own_updates(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list[PhaseBand]:
+def _number_by_own_updates(
+    bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]
+) -> list[PhaseBand]:
     """Return the bands with the number of the update at which their iteration ends.
 
     A synchronisation has the number of the run's update that it overlaps, else its own position.
@@ -162,7 +170,10 @@ def _colocated(processes: Sequence[Process]) -> bool:
         bands = union(work["start_ns"].to_numpy(), work["end_ns"].to_numpy(), number)
         by_role[process.role] = by_role[process.role] | bands if process.role in by_role else bands
     pairs = combinations(by_role.values(), 2)
-    return all(2 * (first & second).total_ns <= min(first.total_ns, second.total_ns) for first, second in pairs)
+    return all(
+        2 * (first & second).total_ns <= min(first.total_ns, second.total_ns)
+        for first, second in pairs
+    )
 
 
 def _union(bands: Sequence[PhaseBand]) -> Intervals:
@@ -186,8 +197,12 @@ class _Loop:
             start_ns=start,
             end_ns=end,
             phase_ns=self._phases(start, end, inside),
-            roles=tuple(self._role_wait(role, roles, union([start], [end]), inside) for role in roles),
-            rollout_tail=_tail([band for band in self.bands if band.iteration == index], self.processes),
+            roles=tuple(
+                self._role_wait(role, roles, union([start], [end]), inside) for role in roles
+            ),
+            rollout_tail=_tail(
+                [band for band in self.bands if band.iteration == index], self.processes
+            ),
         )
 
     def _phases(self, start: int, end: int, bands: Sequence[PhaseBand]) -> dict[str, int]:
@@ -195,7 +210,9 @@ class _Loop:
 
         With idle time they sum to the iteration.
         """
-        bands_of_gpu: dict[object, list[PhaseBand]] = {self._gpu(process): [] for process in self.processes}
+        bands_of_gpu: dict[object, list[PhaseBand]] = {
+            self._gpu(process): [] for process in self.processes
+        }
         for band in bands:
             bands_of_gpu[self._gpu(band)].append(band)
         totals: Counter[str] = Counter()
@@ -213,7 +230,9 @@ class _Loop:
         """Return what tells the GPU of a process or band from others."""
         return owner.rank if self.colocated else (owner.role, owner.rank)
 
-    def _role_wait(self, role: str, roles: Iterable[str], window: Intervals, bands: Sequence[PhaseBand]) -> RoleWait:
+    def _role_wait(
+        self, role: str, roles: Iterable[str], window: Intervals, bands: Sequence[PhaseBand]
+    ) -> RoleWait:
         """Return the idle time of a role and which roles ran meanwhile: on the same rank if colocated, else on any."""
         ranks = [process.rank for process in self.processes if process.role == role]
         bands_of_role: dict[str, list[PhaseBand]] = {other: [] for other in roles}
@@ -244,7 +263,9 @@ class _Loop:
 
 def _tail(bands: Sequence[PhaseBand], processes: Sequence[Process]) -> RolloutTail | None:
     """Return the rank whose rollout takes longest; None for fewer than two ranks."""
-    spans = band_spans([band for band in bands if band.phase == ROLLOUT], lambda band: (band.role, band.rank))
+    spans = band_spans(
+        [band for band in bands if band.phase == ROLLOUT], lambda band: (band.role, band.rank)
+    )
     if len(spans) < 2:
         return None
     durations_ns = {process: end - start for process, (start, end) in spans.items()}

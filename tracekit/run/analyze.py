@@ -56,38 +56,45 @@ def analyze(
     """Read, label, measure and compare traces; return where the time of a step went.
 
     Args:
-        traces: A path, folder, glob, URL or store, several of them, or a ``Trace``. For ranks with several processes
-            also the paths of each role by its name: ``{"trainer": "a/", "rollout": "b/"}``.
+        traces: A path, folder, glob, URL or store, several of them, or a ``Trace``. For ranks with
+            several processes also the paths of each role by its name: ``{"trainer": "a/",
+            "rollout": "b/"}``.
         steps: Steps to analyse: ``"2:4"`` is steps 2 and 3, as is ``[2, 3]``; by default all.
         ranks: Numbers of the ranks to read; by default all.
         file_rank: Rank of a single file that does not name it.
         rules: Rules file (or ``RuleBook``) to label with, before the built-in rules.
-        capture: Trace of the capture of the CUDA or HIP graphs that the traces replay, or a folder with one per rank:
-            replayed kernels get the operators, shapes and modules that were captured. A capture in the folder of the
-            traces is found without it.
-        schedule: Ideal to compare with: ``auto`` for the schedule that is recognised, a schedule's name, an order file,
-            or ``none`` for no comparison.
-        layout: Arrangement of ranks, such as ``pp=4,ep=2``, instead of the one derived from the traces; ``node=8`` is
-            the number of ranks per machine.
-        what_if: Predict this run under other schedules (``result.schedule.what_if``), and keep its events, so that
-            ``result.what_if("rank 2 like others")`` answers questions.
-        changes: Changes to predict the run with: ``dp_comm x0.5``, ``links x2``, ``rank 2 like others``,
-            ``no host delay``, ``hide dp_comm``, ``balance`` or ``microbatches 16`` (``result.changed_steps``); by
-            default those that would save most, for runs of up to 64 ranks.
+        capture: Trace of the capture of the CUDA or HIP graphs that the traces replay, or a folder
+            with one per rank: replayed kernels get the operators, shapes and modules that were
+            captured. A capture in the folder of the traces is found without it.
+        schedule: Ideal to compare with: ``auto`` for the schedule that is recognised, a schedule's
+            name, an order file, or ``none`` for no comparison.
+        layout: Arrangement of ranks, such as ``pp=4,ep=2``, instead of the one derived from the
+            traces; ``node=8`` is the number of ranks per machine.
+        what_if: Predict this run under other schedules (``result.schedule.what_if``), and keep its
+            events, so that ``result.what_if("rank 2 like others")`` answers questions.
+        changes: Changes to predict the run with: ``dp_comm x0.5``, ``links x2``, ``rank 2 like
+            others``, ``no host delay``, ``hide dp_comm``, ``balance`` or ``microbatches 16``
+            (``result.changed_steps``); by default those that would save most, for runs of up to 64
+            ranks.
         critical_path: Add the critical path across ranks (``result.critical``).
-        by: Add the step's time by ``layer``, ``module``, ``annotation`` or ``shape`` (``result.by``).
+        by: Add the step's time by ``layer``, ``module``, ``annotation`` or ``shape``
+            (``result.by``).
         pipeline: Pipeline to show, counted from 0; by default the slowest.
-        gpu: Name of the GPU for traces that do not name it, such as ``"H100"`` (rates and slow kernels).
-        timeline: Keep single events for the timeline of the page, in runs of up to 64 ranks; without them a page has no
-            timeline, and less time and memory is needed.
-        stacks: Read Python frames, for the source lines on the page; takes as long again where stacks were recorded.
+        gpu: Name of the GPU for traces that do not name it, such as ``"H100"`` (rates and slow
+            kernels).
+        timeline: Keep single events for the timeline of the page, in runs of up to 64 ranks;
+            without them a page has no timeline, and less time and memory is needed.
+        stacks: Read Python frames, for the source lines on the page; takes as long again where
+            stacks were recorded.
         store: Store to write the traces to, as ``ingest`` does, and to analyse.
         resume: Continue a store that was interrupted.
         overwrite: Replace a store of another run.
-        workers: Number of worker processes, or of the executor's workers; by default as many as pay.
+        workers: Number of worker processes, or of the executor's workers; by default as many as
+            pay.
         executor: Any ``concurrent.futures`` executor to measure ranks on; it stays open.
-        on_damage: ``warn`` uses what can be read of damaged files and leaves out missing and unreadable ranks, with
-            notices; ``skip`` leaves out damaged ranks as well; ``error`` raises.
+        on_damage: ``warn`` uses what can be read of damaged files and leaves out missing and
+            unreadable ranks, with notices; ``skip`` leaves out damaged ranks as well; ``error``
+            raises.
 
     >>> result = analyze("sample_traces/reload", schedule="none")
     >>> result.reload.rounds, result.reload.buckets, result.reload.sources
@@ -111,7 +118,8 @@ def analyze(
     if capture is not None and (store is not None or isinstance(traces, Trace)):
         raise OptionError("a capture is joined with trace files", hint="give paths, and no store")
     roles_named_by_caller = isinstance(traces, Mapping)
-    # Dumps and logs are looked for where the traces are, not in a store made of them or in those of several roles.
+    # Dumps and logs are looked for where the traces are, not in a store made of them or in those of
+    # several roles.
     run_paths = None if isinstance(traces, Trace | Mapping | OneRole) else traces
     original_paths: list[str] | None = None
     if store is not None:
@@ -119,7 +127,9 @@ def analyze(
             raise OptionError("a store is made from files", hint="give paths, and a rules file")
         from tracekit.run.ingest import ingest
 
-        original_paths = [ref.path for ref in driver.find_sources(traces, ranks=ranks, rank=file_rank)[0]]
+        original_paths = [
+            ref.path for ref in driver.find_sources(traces, ranks=ranks, rank=file_rank)[0]
+        ]
         written = ingest(
             traces,
             store,
@@ -133,13 +143,16 @@ def analyze(
             overwrite=overwrite,
             on_damage=on_damage,
         )
-        # From here on the store stands for the traces: it has their ranks and labels, and their damage was dealt with.
+        # From here on the store stands for the traces: it has their ranks and labels, and their
+        # damage was dealt with.
         traces = written.path
         file_rank = rules = None
         on_damage = "warn"
     options = Options(
         rules=rules,
-        base=str(Path.cwd()) if executor is not None else None,  # an executor's workers may run in another folder
+        base=str(Path.cwd())
+        if executor is not None
+        else None,  # an executor's workers may run in another folder
         steps=None if steps is None else parse_steps(steps),
         with_pipeline=schedule != "none",
         ranks=None if ranks is None else frozenset(ranks),
@@ -155,14 +168,18 @@ def analyze(
         measured, paths, notices = _measure_trace(traces, options)
     else:
         strict = on_damage == "error"
-        refs, notices = driver.find_sources(traces, ranks=options.ranks, rank=file_rank, strict=strict)
+        refs, notices = driver.find_sources(
+            traces, ranks=options.ranks, rank=file_rank, strict=strict
+        )
         refs = attach_named_capture(refs, capture)
         paths = [ref.path for ref in refs]
         work = options.for_ranks(len(refs)).source_tables
         results = driver.map_sources(
             work, refs, workers=workers, executor=executor, progress="analyzing", measures=True
         )
-        measured, run_notices = _check_results(results, options.ranks, strict=strict, named=roles_named_by_caller)
+        measured, run_notices = _check_results(
+            results, options.ranks, strict=strict, named=roles_named_by_caller
+        )
         notices = (*notices, *run_notices)
         _check_capture_used(capture, measured)
     tables_by_role: dict[str, list[RankTables]] = {}
@@ -170,13 +187,19 @@ def analyze(
         tables_by_role.setdefault(role or "", []).append(rank_tables)
     main = main_role(tables_by_role)
     paths = original_paths or paths
-    combine_role = partial(combine, paths=paths, map_function=driver.pipeline_map(workers, executor))
-    # The caller's options describe the main role (schedule, layout, pipeline) or ask about it (changes, what-if,
-    # critical path): its figures are the result's own. Notices from reading are listed once, with them. Every other
-    # role is compared with the schedule that is recognised in it, unless no comparison is wanted at all.
+    combine_role = partial(
+        combine, paths=paths, map_function=driver.pipeline_map(workers, executor)
+    )
+    # The caller's options describe the main role (schedule, layout, pipeline) or ask about it
+    # (changes, what-if, critical path): its figures are the result's own. Notices from reading are
+    # listed once, with them. Every other role is compared with the schedule that is recognised in
+    # it, unless no comparison is wanted at all.
     others = {role: tables for role, tables in tables_by_role.items() if role != main}
     compared = "none" if schedule == "none" else "auto"
-    analyses = {role: combine_role(tables, schedule=compared, best_changes=False) for role, tables in others.items()}
+    analyses = {
+        role: combine_role(tables, schedule=compared, best_changes=False)
+        for role, tables in others.items()
+    }
     analyses[main] = combine_role(
         tables_by_role[main],
         notices=notices,
@@ -192,7 +215,9 @@ def analyze(
     return analysis if run_paths is None else _with_whole_run(analysis, run_paths)
 
 
-def _check_capture_used(capture: PathList | None, measured: Sequence[tuple[str | None, RankTables]]) -> None:
+def _check_capture_used(
+    capture: PathList | None, measured: Sequence[tuple[str | None, RankTables]]
+) -> None:
     """Raise if the caller named a capture and it fits the replays of no rank."""
     if capture is None:
         return
@@ -207,7 +232,10 @@ def _check_capture_used(capture: PathList | None, measured: Sequence[tuple[str |
 
 
 def _with_whole_run(analysis: Analysis, paths: PathList) -> Analysis:
-    """Add what dumps and logs beside the traces tell about the whole run; those that cannot be used are a notice."""
+    """Add what dumps and logs beside the traces tell about the whole run.
+
+    Those that cannot be used are a notice.
+    """
     from tracekit.run.late import late_beside_traces
 
     try:
@@ -224,13 +252,22 @@ MeasuredRank = tuple[str | None, RankTables]
 """Role and tables of a rank."""
 
 
-def _measure_trace(trace: Trace, options: Options) -> tuple[list[MeasuredRank], list[str], tuple[Notice, ...]]:
-    """Measure the ranks of a trace in memory; return them, the paths they were read from, and notices."""
-    parts = [part for part in trace.parts if options.ranks is None or part.source.rank in options.ranks]
+def _measure_trace(
+    trace: Trace, options: Options
+) -> tuple[list[MeasuredRank], list[str], tuple[Notice, ...]]:
+    """Measure the ranks of a trace in memory.
+
+    Return them, the paths they were read from, and notices.
+    """
+    parts = [
+        part for part in trace.parts if options.ranks is None or part.source.rank in options.ranks
+    ]
     if absent := (options.ranks or frozenset()) - {part.source.rank for part in parts}:
         raise unknown_rank_error(absent, trace.ranks)
     options = options.for_ranks(len(parts))
-    measured = [(part.source.role, options.measure(part, frames=options.frames_of(part))) for part in parts]
+    measured = [
+        (part.source.role, options.measure(part, frames=options.frames_of(part))) for part in parts
+    ]
     return measured, [part.source.path for part in parts], trace.notices
 
 
@@ -241,19 +278,32 @@ def _check_results(
     strict: bool,
     named: bool,
 ) -> tuple[list[MeasuredRank], tuple[Notice, ...]]:
-    """Return the ranks that could be measured, and notices; *named* if the caller of ``analyze`` named the roles."""
+    """Return the ranks that could be measured, and notices.
+
+    *named* if the caller of ``analyze`` named the roles.
+    """
     failures = failure_notices(results, strict=strict)
-    pairs = [(result.item.role, tables) for result in results if result.error is None for tables in result.unwrap()]
+    pairs = [
+        (result.item.role, tables)
+        for result in results
+        if result.error is None
+        for tables in result.unwrap()
+    ]
     spans: list[driver.Span] = []
     for role, tables in pairs:
         first, last = tables.steps["start_ns"].min(), tables.steps["end_ns"].max()
         spans.append((msgspec.structs.replace(tables.source, role=role), first, last))  # type: ignore[arg-type]
-    run_notices = driver.check_run(spans, ranks=ranks, failed=bool(failures), strict=strict, named=named)
+    run_notices = driver.check_run(
+        spans, ranks=ranks, failed=bool(failures), strict=strict, named=named
+    )
     return pairs, (*failures, *run_notices)
 
 
 def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | None:
-    """Return the rules, a file as an absolute path; raise here if it is wrong, not once per rank."""
+    """Return the rules, a file as an absolute path.
+
+    Raise here if it is wrong, not once per rank.
+    """
     if not isinstance(rules, str | Path):
         return rules
     from tracekit.classify import load_rules

@@ -28,14 +28,20 @@ def cluster(address: str | None) -> Iterator[tuple[Executor | None, int | None]]
     try:
         connect: Any = importlib.import_module("distributed").Client
     except ImportError:
-        raise OptionError("--dask needs dask.distributed", hint="pip install 'tracekit-ml[dask]'") from None
+        raise OptionError(
+            "--dask needs dask.distributed", hint="pip install 'tracekit-ml[dask]'"
+        ) from None
     try:
         client = connect(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise InputError(f"--dask {address}: no scheduler answers ({reason})", hint="check the address") from error
+        raise InputError(
+            f"--dask {address}: no scheduler answers ({reason})", hint="check the address"
+        ) from error
     with client:
         threads = sum(client.nthreads().values())
         if not threads:
-            raise InputError(f"--dask {address}: the cluster has no workers", hint="start: dask worker ADDRESS")
+            raise InputError(
+                f"--dask {address}: the cluster has no workers", hint="start: dask worker ADDRESS"
+            )
         yield client.get_executor(pure=False), threads

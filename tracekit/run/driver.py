@@ -1,7 +1,8 @@
 """The steps that every call over traces shares: find the sources, map work over them, check the run.
 
-``load``, ``analyze``, ``ingest`` and ``diagnose`` call ``find_sources``, ``map_sources`` and ``check_run`` with their
-own work in the middle. The number of worker processes is decided here, once the sources are known.
+``load``, ``analyze``, ``ingest`` and ``diagnose`` call ``find_sources``, ``map_sources`` and
+``check_run`` with their own work in the middle. The number of worker processes is decided here,
+once the sources are known.
 """
 
 import contextlib
@@ -19,7 +20,14 @@ from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.roles.assign import find_roles
 from tracekit.roles.combine import check_roles
 from tracekit.schema import Source
-from tracekit.store.sources import OneRole, Paths, Sources, check_one_run, check_strict, missing_notice
+from tracekit.store.sources import (
+    OneRole,
+    Paths,
+    Sources,
+    check_one_run,
+    check_strict,
+    missing_notice,
+)
 
 R = TypeVar("R")
 
@@ -27,7 +35,8 @@ Span = tuple[Source, int | None, int | None]
 """A rank's source, and its first and last time in ns."""
 
 READ_BYTES_FOR_PROCESSES = 1 << 30
-"""Size of the traces' text from which worker processes pay if traces are only read: each takes a second to start."""
+"""Size of the traces' text from which worker processes pay if traces are only read: each takes a
+second to start."""
 MEASURE_BYTES_FOR_PROCESSES = 1 << 28
 """The same if ranks are labelled and measured too, which costs more than reading."""
 SHARES_FOR_PROCESSES = 4
@@ -39,7 +48,11 @@ MAX_MEMORY_RATIO = 4
 
 
 def find_sources(
-    paths: Paths | OneRole, *, ranks: Collection[int] | None = None, rank: int | None = None, strict: bool = False
+    paths: Paths | OneRole,
+    *,
+    ranks: Collection[int] | None = None,
+    rank: int | None = None,
+    strict: bool = False,
 ) -> Sources:
     """Return the sources to read, one per rank where the rank is known before reading, and notices about them.
 
@@ -68,10 +81,12 @@ def map_sources(
     Args:
         work: Reads one source; must be picklable.
         refs: The sources.
-        workers: Number of worker processes, or of the executor's workers; by default as many as pay.
+        workers: Number of worker processes, or of the executor's workers; by default as many as
+            pay.
         executor: Any ``concurrent.futures`` executor, used instead of worker processes.
         progress: Label of the progress bar; if there is one source, its name is added.
-        measures: Whether the work labels and measures ranks too, so that worker processes pay for smaller traces.
+        measures: Whether the work labels and measures ranks too, so that worker processes pay for
+            smaller traces.
         on_value: Called with each value as soon as it is there.
         stop_at_failure: Stop at the first source that fails.
 
@@ -83,7 +98,9 @@ def map_sources(
     isolate = executor is None and any(may_exceed_memory(ref) for ref in refs)
     label = f"{progress} {terminal(Path(refs[0].path).name)}" if len(refs) == 1 else progress
     results = []
-    stream = map_items(work, refs, workers=count, executor=executor, progress=label, isolate=isolate)
+    stream = map_items(
+        work, refs, workers=count, executor=executor, progress=label, isolate=isolate
+    )
     with contextlib.closing(stream):
         for result in stream:
             results.append(result)
@@ -94,7 +111,9 @@ def map_sources(
     return sorted(results, key=lambda result: result.index)
 
 
-def worker_count(refs: Sequence[SourceRef], workers: int | None = None, *, measures: bool = False) -> int:
+def worker_count(
+    refs: Sequence[SourceRef], workers: int | None = None, *, measures: bool = False
+) -> int:
     """Return the number of worker processes to read with: *workers* if given, else as many as pay and fit in memory.
 
     >>> worker_count([SourceRef("a.json", "kineto", bytes=1000)] * 4)
@@ -106,7 +125,11 @@ def worker_count(refs: Sequence[SourceRef], workers: int | None = None, *, measu
         return min(workers, max(1, len(refs))) if workers > 0 else workers
     sizes = [estimated_bytes(ref) for ref in refs]
     bytes_for_processes = MEASURE_BYTES_FOR_PROCESSES if measures else READ_BYTES_FOR_PROCESSES
-    if len(refs) < 2 or sum(sizes) < bytes_for_processes or all(ref.reader == "store" for ref in refs):
+    if (
+        len(refs) < 2
+        or sum(sizes) < bytes_for_processes
+        or all(ref.reader == "store" for ref in refs)
+    ):
         return 1
     bytes_per_worker = max(sizes) + WORKER_BYTES
     return max(1, min(cores(), len(refs), available_memory() * 3 // 4 // bytes_per_worker))
@@ -133,7 +156,8 @@ def may_exceed_memory(ref: SourceRef) -> bool:
 def pipeline_map(workers: int | None, executor: Executor | None) -> MapFunction:
     """Return the function that maps the comparison over shares of pipelines: on workers where that pays.
 
-    A share that fails, or whose worker dies twice, raises: the answer would be incomplete without it.
+    A share that fails, or whose worker dies twice, raises: the answer would be incomplete without
+    it.
 
     >>> list(pipeline_map(1, None)(len, ["a", "bb"]))
     [1, 2]
@@ -145,7 +169,9 @@ def pipeline_map(workers: int | None, executor: Executor | None) -> MapFunction:
             count = cores() if len(shares) >= SHARES_FOR_PROCESSES else 1
         if len(shares) < 2 or (executor is None and count == 1):
             return map(function, shares)
-        results = map_items(function, shares, workers=count, executor=executor, progress="comparing")
+        results = map_items(
+            function, shares, workers=count, executor=executor, progress="comparing"
+        )
         return [result.unwrap() for result in sorted(results, key=lambda result: result.index)]
 
     return map_shares
@@ -159,10 +185,13 @@ def check_run(
     strict: bool = False,
     named: bool = False,
 ) -> tuple[Notice, ...]:
-    """Return the notices of the sources and about missing ranks; raise if the ranks are of different runs.
+    """Return the notices of the sources and about missing ranks.
 
-    A rank of *ranks* that was not read raises, unless sources *failed*: their own notices tell why. Roles, which the
-    caller may have *named*, are checked one by one, and that they ran at the same time.
+    Raise if the ranks are of different runs.
+
+    A rank of *ranks* that was not read raises, unless sources *failed*: their own notices tell why.
+    Roles, which the caller may have *named*, are checked one by one, and that they ran at the same
+    time.
     """
     sources = [source for source, _, _ in spans]
     present = {source.rank for source in sources}
@@ -184,8 +213,8 @@ def check_run(
 
 
 OnDamage = Literal["warn", "skip", "error"]
-"""Treatment of damaged or missing ranks: use what can be read, with a notice (``warn``); leave out ranks whose file is
-damaged, with a notice (``skip``); or raise (``error``)."""
+"""Treatment of damaged or missing ranks: use what can be read, with a notice (``warn``); leave out
+ranks whose file is damaged, with a notice (``skip``); or raise (``error``)."""
 
 
 def check_on_damage(on_damage: str) -> None:

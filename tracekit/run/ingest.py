@@ -1,9 +1,10 @@
 """The ``ingest`` call: traces written into a store, by worker processes, a Dask cluster or any other executor.
 
-A worker gets a path. It reads, labels and measures that trace, writes its rank into the store, and returns only the
-rank's entry in the manifest. Analysis across ranks (clocks, waits, the pipeline and its ideal) then works on the small
-tables in the store. Traces that fail are listed by path; the ranks done so far are kept. Flight-recorder dumps and NCCL
-Inspector logs beside the traces, or alone, become the store's table of collectives.
+A worker gets a path. It reads, labels and measures that trace, writes its rank into the store, and
+returns only the rank's entry in the manifest. Analysis across ranks (clocks, waits, the pipeline
+and its ideal) then works on the small tables in the store. Traces that fail are listed by path; the
+ranks done so far are kept. Flight-recorder dumps and NCCL Inspector logs beside the traces, or
+alone, become the store's table of collectives.
 """
 
 import hashlib
@@ -31,7 +32,14 @@ from tracekit.parsers.recordings import Recordings
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.run import driver
 from tracekit.run.recordings import find_recordings, has_recordings_alone
-from tracekit.store.files import ROLE_PREFIX, Store, labelled_by, open_store, rank_folder, write_rank
+from tracekit.store.files import (
+    ROLE_PREFIX,
+    Store,
+    labelled_by,
+    open_store,
+    rank_folder,
+    write_rank,
+)
 from tracekit.store.recordings import write_recordings
 from tracekit.store.sources import OneRole, PathList, Paths, failure_notices, read_ref
 from tracekit.store.writer import StoreWriter, check_same_run, store_folder
@@ -39,7 +47,10 @@ from tracekit.store.writer import StoreWriter, check_same_run, store_folder
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """The work of one rank as a function of its source; picklable, so that any executor can run it."""
+    """The work of one rank as a function of its source.
+
+    Picklable, so that any executor can run it.
+    """
 
     folder: str
     """The store, which the workers must be able to reach."""
@@ -50,7 +61,10 @@ class RankWork:
     lenient: bool = True
 
     def __call__(self, ref: SourceRef) -> list[StoreEntry]:
-        """Read, label and measure a source; write its rank (the ranks of an Nsight report) into the store."""
+        """Read, label and measure a source.
+
+        Write its rank (the ranks of an Nsight report) into the store.
+        """
         key = self.key(ref)
         rules = None if self.rules is None else load_rules(Path(self.rules))
         parts = read_ref(ref, ranks=self.ranks, stacks=self.stacks, lenient=self.lenient)
@@ -96,9 +110,13 @@ def content_key(ref: SourceRef, options: object = None) -> str:
             path = rank_folder(path, ref.rank)
         try:
             files = sorted(path.iterdir()) if path.is_dir() else [path]
-            stamp = repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
+            stamp = repr(
+                [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+            )
         except OSError as error:
-            raise InputError(f"{ref.path}: cannot be read: {error.strerror}", hint="check the path") from error
+            raise InputError(
+                f"{ref.path}: cannot be read: {error.strerror}", hint="check the path"
+            ) from error
     key = (location, stamp, ref.reader, ref.rank, ref.rank_from, options)
     return hashlib.sha256(repr(key).encode()).hexdigest()
 
@@ -117,25 +135,31 @@ def ingest(
     overwrite: bool = False,
     on_damage: driver.OnDamage = "warn",
 ) -> Store:
-    """Write traces as a store (every rank's events, labels and tables); return it, with the notices of writing it.
+    """Write traces as a store (every rank's events, labels and tables).
 
-    A new store is written in place, so that an interruption leaves the ranks done so far. A store of the same traces is
-    replaced when the new one is complete, unless *resume* continues it; one of another run only with *overwrite*.
+    Return it, with the notices of writing it.
+
+    A new store is written in place, so that an interruption leaves the ranks done so far. A store
+    of the same traces is replaced when the new one is complete, unless *resume* continues it; one
+    of another run only with *overwrite*.
 
     Args:
-        paths: Files, a folder, a glob, a URL or a store; for ranks with several processes also the paths of each role
-            by its name.
-        store: Folder to write; with several roles, each has a folder of its own in it (``Store.roles``).
+        paths: Files, a folder, a glob, a URL or a store; for ranks with several processes also the
+            paths of each role by its name.
+        store: Folder to write; with several roles, each has a folder of its own in it
+            (``Store.roles``).
         ranks: Ranks to read; by default all.
         file_rank: Rank of a single file that does not name it.
-        workers: Number of worker processes, or of the executor's workers; by default as many as pay.
+        workers: Number of worker processes, or of the executor's workers; by default as many as
+            pay.
         executor: Any ``concurrent.futures`` executor; it stays open.
         stacks: Keep Python frames too.
         rules: Rules file to label with, before the built-in rules.
         resume: Read only traces that are not in the store or have changed since.
         overwrite: Replace the store of another run.
-        on_damage: ``warn`` uses what can be read of damaged files and leaves out missing and unreadable ranks, with
-            notices; ``skip`` leaves out damaged ranks as well; ``error`` raises.
+        on_damage: ``warn`` uses what can be read of damaged files and leaves out missing and
+            unreadable ranks, with notices; ``skip`` leaves out damaged ranks as well; ``error``
+            raises.
 
     >>> import tempfile
     >>> store = ingest("sample_traces/reload", tempfile.mkdtemp() + "/store", ranks=[0, 1])
@@ -152,7 +176,10 @@ def ingest(
         return _ingest_recordings(run_paths, Path(store).absolute(), ranks=ranks, resume=resume)
     refs, notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     target = Path(store).absolute()
-    refs = tuple(ref if ref.url is not None else replace(ref, path=str(Path(ref.path).absolute())) for ref in refs)
+    refs = tuple(
+        ref if ref.url is not None else replace(ref, path=str(Path(ref.path).absolute()))
+        for ref in refs
+    )
     if resume and any(Path(ref.path) == target for ref in refs):
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
     if not (resume or overwrite):
@@ -160,42 +187,59 @@ def ingest(
     named = isinstance(paths, Mapping)
     rules_file = None if rules is None else str(Path(rules).absolute())
     wanted = None if ranks is None else frozenset(ranks)
-    map_sources = partial(driver.map_sources, workers=workers, executor=executor, progress="ingesting", measures=True)
+    map_sources = partial(
+        driver.map_sources, workers=workers, executor=executor, progress="ingesting", measures=True
+    )
     resumed: list[Notice] = []
-    failures: list[Notice] = []  # ranks that could not be read; each writer has its own among its notices
+    failures: list[
+        Notice
+    ] = []  # ranks that could not be read; each writer has its own among its notices
     spans: list[driver.Span] = []
     run_notices: tuple[Notice, ...] = ()
     with store_folder(target, resume=resume) as folder:
-        # Without any source there is one round nevertheless, in which the checks say what is missing.
+        # Without any source there is one round nevertheless, in which the checks say what is
+        # missing.
         for role in dict.fromkeys(ref.role for ref in refs) or (None,):
             role_refs = [ref for ref in refs if ref.role == role]
             role_folder = folder if role is None else folder / f"{ROLE_PREFIX}{role}"
             role_folder.mkdir(exist_ok=True)
             lenient = on_damage == "warn"
-            work = RankWork(str(role_folder), rules=rules_file, ranks=wanted, stacks=stacks, lenient=lenient)
+            work = RankWork(
+                str(role_folder), rules=rules_file, ranks=wanted, stacks=stacks, lenient=lenient
+            )
             writer = StoreWriter(role_folder, labelled_by(rules), list(notices))
             pending = writer.resume(role_refs, work.key) if resume else role_refs
             if count := len(writer.unchanged):
                 resumed.append(Notice("resumed", values={"traces": count}))
             with writer:
                 results = map_sources(work, pending, on_value=writer.add, stop_at_failure=strict)
-                # Failures raise only if no source could be read. Those that a resumed store has already were read: they
-                # count as successes without new rows.
+                # Failures raise only if no source could be read. Those that a resumed store has
+                # already were read: they count as successes without new rows.
                 results += [ItemResult(0, ref, value=[]) for ref in writer.unchanged]
                 role_failures = failure_notices(results, strict=strict)
                 writer.notices += role_failures
                 failures += role_failures
-                spans += [(entry.source, entry.start_ns, entry.end_ns) for entry in writer.entries.values()]
-                # All roles so far are checked, so that a mistake is found early and leaves this store incomplete. The
-                # last check covers the whole run: its notices are the ones to return.
-                run_notices = driver.check_run(spans, ranks=ranks, failed=bool(failures), strict=strict, named=named)
+                spans += [
+                    (entry.source, entry.start_ns, entry.end_ns)
+                    for entry in writer.entries.values()
+                ]
+                # All roles so far are checked, so that a mistake is found early and leaves this
+                # store incomplete. The last check covers the whole run: its notices are the ones to
+                # return.
+                run_notices = driver.check_run(
+                    spans, ranks=ranks, failed=bool(failures), strict=strict, named=named
+                )
                 writer.complete = True  # last: what raises above leaves the store incomplete
         recording_notices = _store_recordings(run_paths, folder, ranks=ranks, strict=strict)
     opened = open_store(target)
-    return replace_fields(opened, notices=(*resumed, *opened.notices, *run_notices, *recording_notices))
+    return replace_fields(
+        opened, notices=(*resumed, *opened.notices, *run_notices, *recording_notices)
+    )
 
 
-def _ingest_recordings(paths: PathList, target: Path, *, ranks: Collection[int] | None, resume: bool) -> Store:
+def _ingest_recordings(
+    paths: PathList, target: Path, *, ranks: Collection[int] | None, resume: bool
+) -> Store:
     """Write a store of dumps and logs alone; return it."""
     recordings = find_recordings(paths)
     assert recordings is not None, "the caller has found some"
@@ -211,7 +255,9 @@ def _ingest_recordings(paths: PathList, target: Path, *, ranks: Collection[int] 
 def _store_recordings(
     paths: PathList | None, folder: Path, *, ranks: Collection[int] | None, strict: bool
 ) -> tuple[Notice, ...]:
-    """Write the dumps and logs that lie beside the traces into the store; return notices about them.
+    """Write the dumps and logs that lie beside the traces into the store.
+
+    Return notices about them.
 
     Those of a store that is resumed are written again, which takes seconds.
     """

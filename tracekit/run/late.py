@@ -18,11 +18,13 @@ from tracekit.whole_run.profiled import collectives_of_events, collectives_of_op
 from tracekit.whole_run.result import WholeRun
 
 
-def late(paths: PathList, *, ranks: Collection[int] | None = None, workers: int | None = None) -> WholeRun:
+def late(
+    paths: PathList, *, ranks: Collection[int] | None = None, workers: int | None = None
+) -> WholeRun:
     """Return who joins collectives late over a whole run, and hangs.
 
-    Flight-recorder dumps, NCCL Inspector logs and profiler traces are recognised by content. One kind is enough, and
-    several of the same run complete each other.
+    Flight-recorder dumps, NCCL Inspector logs and profiler traces are recognised by content. One
+    kind is enough, and several of the same run complete each other.
 
     Args:
         paths: Files, folders, globs or stores of one run.
@@ -40,7 +42,8 @@ def late(paths: PathList, *, ranks: Collection[int] | None = None, workers: int 
     recordings = read_found_recordings(found)
     if recordings is None and not found.refs:
         raise InputError(
-            "there is no record of collectives here", hint="name flight-recorder dumps, Inspector logs or traces"
+            "there is no record of collectives here",
+            hint="name flight-recorder dumps, Inspector logs or traces",
         )
     notices = list(found.notices)
     parts: list[RankCollectives] = []
@@ -56,7 +59,10 @@ def late(paths: PathList, *, ranks: Collection[int] | None = None, workers: int 
 
 
 def late_beside_traces(paths: PathList, analysis: Analysis) -> WholeRun | None:
-    """Return the result for dumps and logs that lie beside analysed traces; None if there are none."""
+    """Return the result for dumps and logs that lie beside analysed traces.
+
+    None if there are none.
+    """
     recordings = find_recordings(paths)
     if recordings is None:
         return None
@@ -64,7 +70,9 @@ def late_beside_traces(paths: PathList, analysis: Analysis) -> WholeRun | None:
     return measure_whole_run([*recordings.parts, *traces], recordings.notices)
 
 
-def _read_traces(refs: Sequence[SourceRef], *, workers: int | None) -> tuple[list[RankCollectives], tuple[Notice, ...]]:
+def _read_traces(
+    refs: Sequence[SourceRef], *, workers: int | None
+) -> tuple[list[RankCollectives], tuple[Notice, ...]]:
     """Return the collectives of profiler traces, and notices about those that cannot be read."""
     if not refs:
         return [], ()
@@ -73,7 +81,9 @@ def _read_traces(refs: Sequence[SourceRef], *, workers: int | None) -> tuple[lis
         if ref.reader == "store":
             store = open_store(ref.path)
             for source in store.sources:
-                expanded.append(SourceRef(ref.path, "store", source.rank, source.rank_from, role=source.role))
+                expanded.append(
+                    SourceRef(ref.path, "store", source.rank, source.rank_from, role=source.role)
+                )
         else:
             expanded.append(ref)
     if not expanded:

@@ -21,13 +21,15 @@ def load(
     """Read traces into a ``Trace``: a file, several, a folder, a glob, a URL or a store.
 
     Args:
-        paths: Files, a folder, a glob, a URL or a store; for ranks with several processes also the paths of each role
-            by its name.
+        paths: Files, a folder, a glob, a URL or a store; for ranks with several processes also the
+            paths of each role by its name.
         ranks: Ranks to read; by default all.
         file_rank: Rank of a single file that does not name it.
-        workers: Number of worker processes; by default one per rank if the files are large, within cores and memory.
+        workers: Number of worker processes; by default one per rank if the files are large, within
+            cores and memory.
         stacks: Read Python frames too.
-        on_damage: ``warn`` uses what can be read of a damaged file, with a notice; ``error`` raises.
+        on_damage: ``warn`` uses what can be read of a damaged file, with a notice; ``error``
+            raises.
 
     >>> trace = load("sample_traces/reload")
     >>> trace.ranks
@@ -41,5 +43,7 @@ def load(
     raise_failures(results)
     parts = [part for result in results for part in result.unwrap()]
     parts.sort(key=lambda part: (part.source.role or "", part.source.rank))
-    run_notices = check_run([span(part) for part in parts], ranks=ranks, named=isinstance(paths, Mapping))
+    run_notices = check_run(
+        [span(part) for part in parts], ranks=ranks, named=isinstance(paths, Mapping)
+    )
     return Trace(tuple(parts), (*notices, *run_notices))

@@ -43,16 +43,24 @@ class Options:
     gpu: str | None = None
     """Name of the GPU, for traces that do not name it."""
     graph: bool = False
-    """Keep what the events of each rank waited for (``whatif.event_graph``), for the changes asked about."""
+    """Keep what the events of each rank waited for (``whatif.event_graph``), for the changes asked
+    about."""
     best_changes: bool = False
     """Keep it for the changes that would save most."""
 
     def for_ranks(self, count: int) -> Options:
         """Return the options for a run of *count* ranks: those of large runs keep no single events."""
-        return self if count <= MAX_RANKS_WITH_EVENTS else replace(self, keep_events=False, best_changes=False)
+        return (
+            self
+            if count <= MAX_RANKS_WITH_EVENTS
+            else replace(self, keep_events=False, best_changes=False)
+        )
 
     def measure(
-        self, rank: RankEvents, labelled: pl.DataFrame | None = None, frames: pl.DataFrame | None = None
+        self,
+        rank: RankEvents,
+        labelled: pl.DataFrame | None = None,
+        frames: pl.DataFrame | None = None,
     ) -> RankTables:
         """Measure one rank that is in memory."""
         if self.gpu is not None and not rank.source.devices:
@@ -72,7 +80,8 @@ class Options:
     def source_tables(self, ref: SourceRef) -> list[RankTables]:
         """Read and measure one source; return the tables of each of its ranks.
 
-        Labels in a store are used unless other rules are given, and its tables unless steps are selected.
+        Labels in a store are used unless other rules are given, and its tables unless steps are
+        selected.
         """
         if self.base is None or ref.url is not None:
             return self._source_tables(ref)
@@ -80,10 +89,15 @@ class Options:
         try:
             tables = self._source_tables(absolute)
         except TracekitError as error:
-            raise type(error)(error.message.replace(absolute.path, ref.path), hint=error.hint) from error
+            raise type(error)(
+                error.message.replace(absolute.path, ref.path), hint=error.hint
+            ) from error
         if ref.reader == "store":
             return tables
-        return [replace(table, source=msgspec.structs.replace(table.source, path=ref.path)) for table in tables]
+        return [
+            replace(table, source=msgspec.structs.replace(table.source, path=ref.path))
+            for table in tables
+        ]
 
     def _source_tables(self, ref: SourceRef) -> list[RankTables]:
         if ref.reader == "store" and ref.rank is not None and self.rules is None:

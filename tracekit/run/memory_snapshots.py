@@ -6,7 +6,12 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from tracekit.analysis.memory_snapshots import RankSnapshot, SnapshotDiff, SnapshotReport, compare_snapshots
+from tracekit.analysis.memory_snapshots import (
+    RankSnapshot,
+    SnapshotDiff,
+    SnapshotReport,
+    compare_snapshots,
+)
 from tracekit.errors import InputError, Notice, TracekitError
 from tracekit.metrics.memory import history_notices
 from tracekit.parsers import remote
@@ -21,8 +26,8 @@ def memory(paths: PathList, *, ranks: Collection[int] | None = None) -> Snapshot
     """Return what fills the GPUs of a run, from its memory snapshots alone.
 
     Args:
-        paths: Files, folders or globs with snapshots of ``torch.cuda.memory._dump_snapshot``; traces beside them are
-            not read. ``analyze`` reads both.
+        paths: Files, folders or globs with snapshots of ``torch.cuda.memory._dump_snapshot``;
+            traces beside them are not read. ``analyze`` reads both.
         ranks: Ranks to read; by default all.
 
     >>> report = memory("sample_traces/memory-snapshot", ranks=[0])
@@ -55,12 +60,25 @@ def memory(paths: PathList, *, ranks: Collection[int] | None = None) -> Snapshot
 
 
 def _no_snapshot_error(paths: PathList) -> InputError:
-    """Return the error for paths without a memory snapshot; of a store it says what became of them."""
-    stores = [ref.path for ref in discover(paths, check=False, need_traces=False).refs if ref.reader == "store"]
+    """Return the error for paths without a memory snapshot.
+
+    Of a store it says what became of them.
+    """
+    stores = [
+        ref.path
+        for ref in discover(paths, check=False, need_traces=False).refs
+        if ref.reader == "store"
+    ]
     if stores:
-        problem = f"{stores[0]}: a store keeps what analyze tells of memory snapshots, not the snapshots"
-        return InputError(problem, hint=f"tracekit analyze {stores[0]}, or name the folder of the snapshots")
-    return InputError("there is no memory snapshot here", hint="torch.cuda.memory._dump_snapshot writes one")
+        problem = (
+            f"{stores[0]}: a store keeps what analyze tells of memory snapshots, not the snapshots"
+        )
+        return InputError(
+            problem, hint=f"tracekit analyze {stores[0]}, or name the folder of the snapshots"
+        )
+    return InputError(
+        "there is no memory snapshot here", hint="torch.cuda.memory._dump_snapshot writes one"
+    )
 
 
 def find_snapshots(paths: PathList) -> list[SourceRef]:

@@ -22,7 +22,9 @@ TABLES = {
 
 
 def query(store: str | Path, sql: str) -> pl.DataFrame:
-    """Run *sql* over a store's tables (``TABLES``) and return its rows. Files outside the store cannot be read.
+    """Run *sql* over a store's tables (``TABLES``) and return its rows.
+
+    Files outside the store cannot be read.
 
     >>> import tempfile
     >>> from tracekit import ingest
@@ -68,19 +70,31 @@ def _tables(store: Store) -> dict[str, Any]:
     """
     arrow: Any = importlib.import_module("pyarrow")
     datasets: Any = importlib.import_module("pyarrow.dataset")
-    by_role = datasets.partitioning(arrow.schema([("role", arrow.string())]), flavor="hive") if store.roles else None
+    by_role = (
+        datasets.partitioning(arrow.schema([("role", arrow.string())]), flavor="hive")
+        if store.roles
+        else None
+    )
     stores, base = list(store.roles.values()) or [store], str(store.path)
     tables: dict[str, Any] = {"ranks": _ranks_table(store)}
     tables["collectives"] = COLLECTIVES.to_frame().to_arrow()
     if holds_recordings(store.path):
-        tables["collectives"] = datasets.dataset([str(checked_collectives_file(store.path))], format="parquet")
+        tables["collectives"] = datasets.dataset(
+            [str(checked_collectives_file(store.path))], format="parquet"
+        )
     schemas = {"events": EVENTS, "labelled": LABELLED}
     for name, schema in schemas.items():
         tables[name] = schema.to_frame().to_arrow()
         # Arrow does not verify checksums, and would answer from a damaged file.
-        files = [str(of_role.checked_file(entry.rank, name)) for of_role in stores for entry in of_role.entries]
+        files = [
+            str(of_role.checked_file(entry.rank, name))
+            for of_role in stores
+            for entry in of_role.entries
+        ]
         if files:
-            tables[name] = datasets.dataset(files, format="parquet", partitioning=by_role, partition_base_dir=base)
+            tables[name] = datasets.dataset(
+                files, format="parquet", partitioning=by_role, partition_base_dir=base
+            )
     return tables
 
 
@@ -100,5 +114,8 @@ def _ranks_table(store: Store) -> Any:
         }
         for entry in store.entries
     ]
-    schema = dict.fromkeys(("rank", "rows", "start_ns", "end_ns"), pl.Int64) | {"path": pl.String, "reader": pl.String}
+    schema = dict.fromkeys(("rank", "rows", "start_ns", "end_ns"), pl.Int64) | {
+        "path": pl.String,
+        "reader": pl.String,
+    }
     return pl.DataFrame(rows, schema=None if rows else schema, infer_schema_length=None).to_arrow()

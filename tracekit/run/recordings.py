@@ -62,4 +62,8 @@ def has_recordings_alone(paths: PathList) -> bool:
 
 def _is_store_of_recordings(ref: SourceRef) -> bool:
     """Return whether a source is a store with dumps or logs, and without any rank's events."""
-    return ref.reader == "store" and holds_recordings(Path(ref.path)) and not open_store(ref.path).entries
+    return (
+        ref.reader == "store"
+        and holds_recordings(Path(ref.path))
+        and not open_store(ref.path).entries
+    )

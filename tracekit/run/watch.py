@@ -28,7 +28,11 @@ class WatchedRecording:
 
 
 def watch(
-    folder: str | Path, *, every_s: float = 2.0, idle_s: float | None = None, critical_path: bool = False
+    folder: str | Path,
+    *,
+    every_s: float = 2.0,
+    idle_s: float | None = None,
+    critical_path: bool = False,
 ) -> Iterator[WatchedRecording]:
     """Yield the recordings in *folder* and its subfolders as they become complete, and again if their files change.
 
@@ -46,7 +50,9 @@ def watch(
     """
     root = Path(folder)
     if not root.is_dir():
-        raise InputError(f"{root}: there is no such folder", hint="name the folder that traces land in")
+        raise InputError(
+            f"{root}: there is no such folder", hint="name the folder that traces land in"
+        )
     stamps_read: dict[tuple[Path, ...], list[_Stamp]] = {}
     clock = _QuietTimes()
     last_new_s = time.monotonic()
@@ -57,7 +63,10 @@ def watch(
             if stamps != last_stamps:
                 stamps_read[recording.files] = stamps
                 last_new_s = time.monotonic()
-                yield _analyzed(replace(recording, read_again=last_stamps is not None), critical_path=critical_path)
+                yield _analyzed(
+                    replace(recording, read_again=last_stamps is not None),
+                    critical_path=critical_path,
+                )
         if idle_s is not None and time.monotonic() - last_new_s >= idle_s:
             return
         time.sleep(every_s)
@@ -73,7 +82,8 @@ def _analyzed(recording: WatchedRecording, *, critical_path: bool) -> WatchedRec
 
 
 _Stamp = tuple[int, int]
-"""Size of a file and time of its last change in ns: a file whose stamp is the same has not changed."""
+"""Size of a file and time of its last change in ns: a file whose stamp is the same has not
+changed."""
 
 
 def _stamp(file: Path) -> _Stamp:
@@ -82,7 +92,10 @@ def _stamp(file: Path) -> _Stamp:
 
 
 class _QuietTimes:
-    """For how long files have not changed; of a file from the future since when it was first seen as it is."""
+    """For how long files have not changed.
+
+    Of a file from the future since when it was first seen as it is.
+    """
 
     def __init__(self) -> None:
         self._first_seen: dict[Path, tuple[_Stamp, float]] = {}
@@ -103,14 +116,23 @@ class _QuietTimes:
 
 def _complete_recordings(root: Path, clock: _QuietTimes) -> list[WatchedRecording]:
     """Return the recordings whose files are all complete, oldest first."""
-    folders = [root, *sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))]
-    recordings = [recording for folder in folders for recording in _recordings_in(folder, root, clock)]
-    return sorted(recordings, key=lambda recording: (max(map(_modified_s, recording.files)), recording.name))
+    folders = [
+        root,
+        *sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")),
+    ]
+    recordings = [
+        recording for folder in folders for recording in _recordings_in(folder, root, clock)
+    ]
+    return sorted(
+        recordings, key=lambda recording: (max(map(_modified_s, recording.files)), recording.name)
+    )
 
 
 def _recordings_in(folder: Path, root: Path, clock: _QuietTimes) -> list[WatchedRecording]:
     files_by_rank: dict[int | None, list[Path]] = {}
-    for file in sorted({file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file()}):
+    for file in sorted(
+        {file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file()}
+    ):
         if file.name != "truth.json" and not file.name.startswith("."):
             files_by_rank.setdefault(rank_in_name(file.name), []).append(file)
     if not files_by_rank:
@@ -126,7 +148,9 @@ def _recordings_in(folder: Path, root: Path, clock: _QuietTimes) -> list[Watched
         # Some ranks of the last of several recordings may not have been written yet.
         incomplete = count > 1 and i == count - 1 and len(files_of_recording) < len(files_by_rank)
         if not unsettled and not incomplete:
-            recordings.append(WatchedRecording(f"{name} #{i + 1}" if count > 1 else name, files_of_recording))
+            recordings.append(
+                WatchedRecording(f"{name} #{i + 1}" if count > 1 else name, files_of_recording)
+            )
     return recordings
 
 

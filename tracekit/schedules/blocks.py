@@ -74,9 +74,15 @@ class Block:
     def cells(self) -> pl.DataFrame:
         """One row per task: lane, task, label, start, end."""
         ends = _run(self.tasks)
-        rows = [(t.lane, t.name, t.label, ends[t.name] - t.duration, ends[t.name]) for t in self.tasks]
-        return pl.DataFrame(rows, schema=["lane", "task", "label", "start", "end"], orient="row").sort(
-            pl.col("lane").replace_strict(dict(zip(LANES, range(3), strict=True))), "start", maintain_order=True
+        rows = [
+            (t.lane, t.name, t.label, ends[t.name] - t.duration, ends[t.name]) for t in self.tasks
+        ]
+        return pl.DataFrame(
+            rows, schema=["lane", "task", "label", "start", "end"], orient="row"
+        ).sort(
+            pl.col("lane").replace_strict(dict(zip(LANES, range(3), strict=True))),
+            "start",
+            maintain_order=True,
         )
 
     @property
@@ -87,7 +93,9 @@ class Block:
     @property
     def exposed(self) -> float:
         """Time of the block in which no computation runs."""
-        busy = self.cells.filter(pl.col("lane") == "Computation").select((pl.col("end") - pl.col("start")).sum())
+        busy = self.cells.filter(pl.col("lane") == "Computation").select(
+            (pl.col("end") - pl.col("start")).sum()
+        )
         return self.duration - float(busy.item())
 
 
@@ -161,7 +169,10 @@ def _backward_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
 
 def _overlapped_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
     """Return forward and backward together: each communication beside the other micro-batch's computation."""
-    tasks = {task.name: task for task in (*_forward_tasks(t, layer, layers), *_backward_tasks(t, layer, layers))}
+    tasks = {
+        task.name: task
+        for task in (*_forward_tasks(t, layer, layers), *_backward_tasks(t, layer, layers))
+    }
     order = ("combine(B)", "attn(F)", "dispatch(F)", "mlp(B)", "dispatch(B)", "mlp(W)", "mlp(F)", "combine(F)",
              "attn(B)", "attn(W)")  # fmt: skip
     return [tasks[_name(task, layer, layers)] for task in order]
@@ -187,10 +198,16 @@ def _run(tasks: Sequence[Task]) -> dict[str, float]:
     ends: dict[str, float] = {}
     free = dict.fromkeys(lanes, 0.0)
     while any(lanes.values()):
-        ready = [lane for lane, waiting in lanes.items() if waiting and all(name in ends for name in waiting[0].after)]
+        ready = [
+            lane
+            for lane, waiting in lanes.items()
+            if waiting and all(name in ends for name in waiting[0].after)
+        ]
         if not ready:
             stuck = ", ".join(waiting[0].name for waiting in lanes.values() if waiting)
-            raise DeadlockError(f"block: {stuck} wait for each other", hint="change the order on a lane")
+            raise DeadlockError(
+                f"block: {stuck} wait for each other", hint="change the order on a lane"
+            )
         for lane in ready:
             task = lanes[lane].pop(0)
             start = max([free[lane], *(ends[name] for name in task.after)])

@@ -43,5 +43,7 @@ def chimera(pp: int, microbatches: int) -> list[list[Op]]:
             for stage in range(pp):
                 for rank, microbatch in ((stage, down), (pp - 1 - stage, up)):
                     slots[rank].append((first_slot + stage, forward(stage, microbatch)))
-                    slots[rank].append((first_slot + 2 * pp - 1 - stage, backward(stage, microbatch)))
+                    slots[rank].append(
+                        (first_slot + 2 * pp - 1 - stage, backward(stage, microbatch))
+                    )
     return [[op for _, op in sorted(ops, key=lambda slot_and_op: slot_and_op[0])] for ops in slots]

@@ -31,7 +31,10 @@ def v_half(pp: int, microbatches: int) -> list[list[Op]]:
     '0F0 1F0 1I0 0I0 1W0 0W0'
     """
     shift = 3 if pp % 2 == 0 else 0
-    blocks = [(2 * i, 3 * pp - i - 2, 3 * pp + shift + 2 * i - 1, 6 * pp + shift - i - 2) for i in range(pp)]
+    blocks = [
+        (2 * i, 3 * pp - i - 2, 3 * pp + shift + 2 * i - 1, 6 * pp + shift - i - 2)
+        for i in range(pp)
+    ]
     return _fill_gaps(_repeat_block(blocks, microbatches), limit=2 * ((pp + 2) // 2))
 
 
@@ -50,7 +53,9 @@ _CodedOp = tuple[int, int, int]
 """Number of the kind, stage and micro-batch."""
 
 
-def _repeat_block(blocks: list[tuple[int, int, int, int]], microbatches: int) -> list[list[_CodedOp]]:
+def _repeat_block(
+    blocks: list[tuple[int, int, int, int]], microbatches: int
+) -> list[list[_CodedOp]]:
     """Return the order of each rank: a block repeated for each micro-batch, with each W in the first free slot.
 
     *blocks* holds for each rank the slots of the first micro-batch's F and F (down, up), I and I
@@ -97,7 +102,9 @@ def _fill_gaps(orders: list[list[_CodedOp]], *, limit: int) -> list[list[Op]]:
 def _fill_gaps_one_way(ops: Ints, first: Ints, limit: int, *, eager: bool) -> tuple[int, Ints]:
     """Return how many slots the ranks take, and the ops in the order they run, rank after rank."""
     kind, stage, microbatch = ops.T.copy()
-    f_done, i_done = np.full((2, 2 * (len(first) - 1), microbatch.max() + 1), gap_filling.UNSTARTED, np.int64)
+    f_done, i_done = np.full(
+        (2, 2 * (len(first) - 1), microbatch.max() + 1), gap_filling.UNSTARTED, np.int64
+    )
     order = np.empty(len(kind), np.int64)
     slots = gap_filling.fill_gaps(
         kind=kind,

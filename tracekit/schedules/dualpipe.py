@@ -8,7 +8,14 @@ stages r and 2·pp-1-r.
 from collections import deque
 
 from tracekit.errors import ScheduleError
-from tracekit.schedules.ops import Op, backward, backward_input, backward_weight, forward, overlapped
+from tracekit.schedules.ops import (
+    Op,
+    backward,
+    backward_input,
+    backward_weight,
+    forward,
+    overlapped,
+)
 
 
 def dualpipe(pp: int, microbatches: int) -> list[list[Op]]:
@@ -20,7 +27,9 @@ def dualpipe(pp: int, microbatches: int) -> list[list[Op]]:
     '0F0 1F2 0F1 1B2 (1F3;0B0) 1B3 0I1 0W1'
     """
     if microbatches % 2:
-        raise ScheduleError(f"dualpipe needs an even number of micro-batches; got pp={pp}, microbatches={microbatches}")
+        raise ScheduleError(
+            f"dualpipe needs an even number of micro-batches; got pp={pp}, microbatches={microbatches}"
+        )
     half = microbatches // 2
     orders = []
     for rank in range(pp):
@@ -38,7 +47,9 @@ def dualpipev(pp: int, microbatches: int) -> list[list[Op]]:
     '0F0 1F0 0F1 1B0 (1F1;0B0) 1B1 0I1 0W1'
     """
     return [
-        _Streams((rank, 2 * pp - 1 - rank), (0, 0)).eight_steps(pp, rank, repeats=microbatches - 2 * pp + rank + 1)
+        _Streams((rank, 2 * pp - 1 - rank), (0, 0)).eight_steps(
+            pp, rank, repeats=microbatches - 2 * pp + rank + 1
+        )
         for rank in range(pp)
     ]
 
@@ -79,7 +90,9 @@ class _Streams:
             self.ops += [self.b(1), overlapped(self.f(1), self.b(0))]
         # 6. B1 B0, the second half of it split
         for k in range(q + 1):
-            self.ops.append(self.i(1) if k > (q + 1) // 2 or (k == (q + 1) // 2 and q % 2) else self.b(1))
+            self.ops.append(
+                self.i(1) if k > (q + 1) // 2 or (k == (q + 1) // 2 and q % 2) else self.b(1)
+            )
             self.ops.append(self.i(0) if k >= (q + 1) // 2 else self.b(0))
         # 7. W I0
         for _ in range(h - q - 1):

@@ -40,7 +40,9 @@ class _Plan:
     the paper counts, I frees what W does not need (*freed_by_i* = 1) and W the rest.
     """
 
-    def __init__(self, pp: int, microbatches: int, times: Times, limit: int, freed_by_i: int) -> None:
+    def __init__(
+        self, pp: int, microbatches: int, times: Times, limit: int, freed_by_i: int
+    ) -> None:
         self.pp = pp
         self.microbatches = microbatches
         self.limit = limit
@@ -61,7 +63,9 @@ class _Plan:
 
     def length(self) -> tuple[float, float]:
         """Return the longest rank's time and the makespan, less rounding noise."""
-        span = max(end - start for end, start in zip(self.busy_until, self.first_start, strict=True))
+        span = max(
+            end - start for end, start in zip(self.busy_until, self.first_start, strict=True)
+        )
         return round(span, 9), round(max(self.busy_until), 9)
 
     def run(self, *, overfill: bool, hold_back: bool, even_out: bool) -> None:
@@ -99,13 +103,17 @@ class _Plan:
         arrival = self.busy_until[-1] + self.i_time + self.p2p
         for rank in reversed(range(self.pp - 1)):
             end = self.busy_until[rank]
-            while more[rank] < most and (end < arrival if overfill else end + self.f_time <= arrival):
+            while more[rank] < most and (
+                end < arrival if overfill else end + self.f_time <= arrival
+            ):
                 more[rank] += 1
                 end += self.f_time
             arrival = max(end, arrival) + self.i_time + self.p2p
         # No rank places as many as the rank before it, unless it places all.
         for rank in range(1, self.pp):
-            while more[rank] and more[rank] >= more[rank - 1] and 1 + more[rank] < self.microbatches:
+            while (
+                more[rank] and more[rank] >= more[rank - 1] and 1 + more[rank] < self.microbatches
+            ):
                 more[rank] -= 1
         return more
 
@@ -120,12 +128,17 @@ class _Plan:
         if hold_back and rank + 1 < self.pp:
             following = len(self.f_end[rank + 1])
             is_ahead = placed >= following + 2
-            return not is_ahead or self.f_end[rank][following] + self.p2p + self.f_time > self.busy_until[rank + 1]
+            return (
+                not is_ahead
+                or self.f_end[rank][following] + self.p2p + self.f_time > self.busy_until[rank + 1]
+            )
         return True
 
     def is_full(self, rank: int, *, after: int = 0) -> bool:
         """Return whether one more forward would exceed the memory limit, even *after* so many more W."""
-        freed = self.freed_by_i * len(self.i_end[rank]) + self.freed_by_w * (self.w_done[rank] + after)
+        freed = self.freed_by_i * len(self.i_end[rank]) + self.freed_by_w * (
+            self.w_done[rank] + after
+        )
         return 2 * (len(self.f_end[rank]) + 1) - freed > 2 * self.limit
 
     def f_ready(self, rank: int) -> float:

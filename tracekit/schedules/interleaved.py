@@ -35,7 +35,9 @@ def chunk_order(microbatches: int, virtual: int, group: int) -> list[tuple[int, 
     ]
 
 
-def interleaved(pp: int, microbatches: int, virtual: int, group: int, *, overlap: bool = False) -> list[list[Op]]:
+def interleaved(
+    pp: int, microbatches: int, virtual: int, group: int, *, overlap: bool = False
+) -> list[list[Op]]:
     """Run a warm-up of forwards, then forwards and backwards in turn, then the backwards left.
 
     With *overlap* the warm-up has one forward more, so that forward and backward of a steady pair
@@ -67,7 +69,9 @@ def looped_bfs(pp: int, microbatches: int, virtual: int) -> list[list[Op]]:
     """
     orders = []
     for rank in range(pp):
-        forwards = [forward(chunk * pp + rank, i) for chunk in range(virtual) for i in range(microbatches)]
+        forwards = [
+            forward(chunk * pp + rank, i) for chunk in range(virtual) for i in range(microbatches)
+        ]
         orders.append(forwards + [backward(f.stage, f.microbatch) for f in reversed(forwards)])
     return orders
 
@@ -86,7 +90,9 @@ def interleaved_zero_bubble(pp: int, microbatches: int, virtual: int, group: int
     return orders
 
 
-def _passes(pp: int, rank: int, microbatches: int, virtual: int, group: int) -> tuple[list[Op], list[Op]]:
+def _passes(
+    pp: int, rank: int, microbatches: int, virtual: int, group: int
+) -> tuple[list[Op], list[Op]]:
     """Return a rank's forwards and backwards, each in the order they run.
 
     Backwards take the chunks from the last.

@@ -64,7 +64,9 @@ class Op(NamedTuple):
             return cls(kind, int(stage), int(microbatch))  # type: ignore[arg-type]
         if pair := _PAIR.fullmatch(text):
             return cls("FB", *map(int, pair.groups()))
-        raise ScheduleError(f"{text!r} is not an op", hint="write stage, kind, micro-batch as in 0F3, or (0F7;7B3)")
+        raise ScheduleError(
+            f"{text!r} is not an op", hint="write stage, kind, micro-batch as in 0F3, or (0F7;7B3)"
+        )
 
 
 def parse_orders(line: str) -> tuple[Op, ...]:
@@ -101,7 +103,9 @@ def passes(stage: int, microbatches: int) -> tuple[list[Op], list[Op]]:
     >>> passes(1, 2)
     ([Op(1F0), Op(1F1)], [Op(1B0), Op(1B1)])
     """
-    return [forward(stage, i) for i in range(microbatches)], [backward(stage, i) for i in range(microbatches)]
+    return [forward(stage, i) for i in range(microbatches)], [
+        backward(stage, i) for i in range(microbatches)
+    ]
 
 
 def one_by_one(forwards: Sequence[Op], backwards: Sequence[Op], *, warmup: int) -> list[Op]:

@@ -95,9 +95,18 @@ def _by_size(build: Callable[[int, int], Orders]) -> Callable[[Sizes], Orders]:
 
 def _grouped_entry(name: str, build: Callable[[int, int, int, int], Orders]) -> Entry:
     """Return the entry of an interleaved schedule, whose micro-batches run in groups."""
-    options = {"holds": _has_valid_group, "virtual": None, "default_group": interleaved.default_group}
+    options = {
+        "holds": _has_valid_group,
+        "virtual": None,
+        "default_group": interleaved.default_group,
+    }
     constraint = f"{name} {_GROUP_CONSTRAINT}"
-    return _entry(name, lambda n: build(n.pp, n.microbatches, n.virtual, n.group), constraint=constraint, **options)
+    return _entry(
+        name,
+        lambda n: build(n.pp, n.microbatches, n.virtual, n.group),
+        constraint=constraint,
+        **options,
+    )
 
 
 CATALOGUE = (
@@ -105,20 +114,42 @@ CATALOGUE = (
     _entry("1f1b", _by_size(classic.one_f_one_b)),
     _grouped_entry("interleaved", interleaved.interleaved),
     _grouped_entry("interleaved-overlap", partial(interleaved.interleaved, overlap=True)),
-    _entry("looped-bfs", lambda n: interleaved.looped_bfs(n.pp, n.microbatches, n.virtual), virtual=None),
+    _entry(
+        "looped-bfs",
+        lambda n: interleaved.looped_bfs(n.pp, n.microbatches, n.virtual),
+        virtual=None,
+    ),
     _entry("zb-h1", lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=1)),
     _entry("zb-h2", lambda n: zero_bubble.zb_h(n.pp, n.microbatches, h=2)),
-    _entry("zb-1p", lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=n.pp), searched=True),
-    _entry("zb-2p", lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=2 * n.pp), searched=True),
+    _entry(
+        "zb-1p", lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=n.pp), searched=True
+    ),
+    _entry(
+        "zb-2p",
+        lambda n: greedy.search(n.pp, n.microbatches, n.times, limit=2 * n.pp),
+        searched=True,
+    ),
     _grouped_entry("interleaved-zb", interleaved.interleaved_zero_bubble),
     _entry("zb-v", _by_size(zero_bubble.zb_v), virtual=2),
     _entry("v-half", _by_size(controllable.v_half), virtual=2),
     _entry("v-min", _by_size(controllable.v_min), virtual=2),
-    _entry("chimera", _by_size(classic.chimera), holds=lambda n: n.pp % 2 == 0 and n.microbatches % n.pp == 0),
     _entry(
-        "dualpipe", _by_size(dualpipe.dualpipe), holds=lambda n: n.pp % 2 == 0 and n.microbatches >= 2 * n.pp, virtual=2
+        "chimera",
+        _by_size(classic.chimera),
+        holds=lambda n: n.pp % 2 == 0 and n.microbatches % n.pp == 0,
     ),
-    _entry("dualpipev", _by_size(dualpipe.dualpipev), holds=lambda n: n.microbatches >= 2 * n.pp, virtual=2),
+    _entry(
+        "dualpipe",
+        _by_size(dualpipe.dualpipe),
+        holds=lambda n: n.pp % 2 == 0 and n.microbatches >= 2 * n.pp,
+        virtual=2,
+    ),
+    _entry(
+        "dualpipev",
+        _by_size(dualpipe.dualpipev),
+        holds=lambda n: n.microbatches >= 2 * n.pp,
+        virtual=2,
+    ),
     _entry("weight-reload", lambda _: (), pipeline=False),
 )
 """In the order ``names()`` lists them."""
@@ -151,7 +182,9 @@ def register(
     >>> unregister("one-by-one")
     """
     if name in _ENTRIES and not replace:
-        raise ScheduleError(f"there is already a schedule called {name}", hint="pass replace=True to take its place")
+        raise ScheduleError(
+            f"there is already a schedule called {name}", hint="pass replace=True to take its place"
+        )
     entry = Entry(name, build, summary, source, constraint, holds, virtual, default_group)
     _ENTRIES[name] = entry
     return entry
@@ -223,19 +256,29 @@ microbatches=12
     entry = describe(name)
     if not entry.pipeline:
         raise ScheduleError(
-            f"{entry.name} is not a pipeline schedule", hint="use tracekit.weight_updates.weight_reload"
+            f"{entry.name} is not a pipeline schedule",
+            hint="use tracekit.weight_updates.weight_reload",
         )
-    for size, value in (("pp", pp), ("microbatches", microbatches), ("virtual", virtual), ("group", group)):
+    for size, value in (
+        ("pp", pp),
+        ("microbatches", microbatches),
+        ("virtual", virtual),
+        ("group", group),
+    ):
         if value is not None and value < 1:
             raise ScheduleError(f"{size} must be 1 or more; got {value}")
     chosen_group = _choose_group(entry, pp, microbatches, group)
     sizes = Sizes(pp, microbatches, _choose_virtual(entry, virtual), chosen_group, times or Times())
     if pp * microbatches * sizes.virtual > MAX_FORWARDS:
         product = f"pp={pp} × microbatches={microbatches} × virtual={sizes.virtual}"
-        raise ScheduleError(f"{product} is more than {MAX_FORWARDS:,} forwards", hint="use smaller sizes")
+        raise ScheduleError(
+            f"{product} is more than {MAX_FORWARDS:,} forwards", hint="use smaller sizes"
+        )
     if not entry.holds(sizes):
         raise _constraint_error(entry, sizes, group)
-    ranks = tuple(parse_orders(rank) if isinstance(rank, str) else tuple(rank) for rank in entry.build(sizes))
+    ranks = tuple(
+        parse_orders(rank) if isinstance(rank, str) else tuple(rank) for rank in entry.build(sizes)
+    )
     if len(ranks) != pp:
         raise ScheduleError(f"{entry.name}: its generator made {len(ranks)} ranks, not {pp}")
     return Schedule(entry.name, pp, microbatches, sizes.virtual, ranks, sizes.group or None)
@@ -246,7 +289,9 @@ def _choose_virtual(entry: Entry, virtual: int | None) -> int:
     if entry.virtual is None:
         return 2 if virtual is None else virtual
     if virtual not in (None, entry.virtual):
-        raise ScheduleError(f"{entry.name} has virtual={entry.virtual}; got virtual={virtual}", hint="leave it out")
+        raise ScheduleError(
+            f"{entry.name} has virtual={entry.virtual}; got virtual={virtual}", hint="leave it out"
+        )
     return entry.virtual
 
 
@@ -257,7 +302,9 @@ def _choose_group(entry: Entry, pp: int, microbatches: int, group: int | None) -
     """
     if entry.default_group is None:
         if group is not None:
-            raise ScheduleError(f"{entry.name} has no groups; got group={group}", hint="leave it out")
+            raise ScheduleError(
+                f"{entry.name} has no groups; got group={group}", hint="leave it out"
+            )
         return 0
     return entry.default_group(pp, microbatches) or 0 if group is None else group
 
@@ -292,7 +339,9 @@ def read_orders(path: str | os.PathLike[str]) -> Schedule:
     ranks = tuple(_parse_line(file, number, line) for number, line in lines if line.strip())
     ops = [op for rank in ranks for op in rank]
     if not ops:
-        raise ScheduleError(f"{file}: has no ops", hint="write one line per rank, as in 0F0 0F1 0B0 0B1")
+        raise ScheduleError(
+            f"{file}: has no ops", hint="write one line per rank, as in 0F0 0F1 0B0 0B1"
+        )
     microbatches = 1 + max(max(op.microbatch, op.b_microbatch) for op in ops)
     virtual = max(len({op.stage for op in rank}) for rank in ranks)
     schedule = Schedule(file.stem, len(ranks), microbatches, virtual, ranks)
@@ -311,7 +360,9 @@ def write_orders(schedule: Schedule, path: str | os.PathLike[str]) -> None:
     '0F0 0B0\n1F0 1B0\n'
     """
     with atomic_write(path) as part:
-        part.write_text("".join(" ".join(rank) + "\n" for rank in schedule.orders()), encoding="utf-8")
+        part.write_text(
+            "".join(" ".join(rank) + "\n" for rank in schedule.orders()), encoding="utf-8"
+        )
 
 
 def _parse_line(file: Path, number: int, line: str) -> tuple[Op, ...]:

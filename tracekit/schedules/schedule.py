@@ -58,7 +58,15 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
         is_backward = np.isin(kind, (B, I, W))
         b_stage = np.where(is_backward, stage, b_stage)
         b_microbatch = np.where(is_backward, microbatch, b_microbatch)
-        return cls(rank, kind, stage, microbatch, b_stage, b_microbatch, np.searchsorted(rank, np.arange(ranks + 1)))
+        return cls(
+            rank,
+            kind,
+            stage,
+            microbatch,
+            b_stage,
+            b_microbatch,
+            np.searchsorted(rank, np.arange(ranks + 1)),
+        )
 
     def find_edges(self) -> Edges:
         """Return the ops that every op waits for, as far as the table has them."""
@@ -70,10 +78,14 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
         # more than the table has: the first stage looks for its input there (index -1), and the
         # last for its gradient.
         stages = int(max(self.stage.max(initial=0), self.b_stage.max(initial=0))) + 2
-        microbatches = int(max(self.microbatch.max(initial=0), self.b_microbatch.max(initial=0))) + 1
+        microbatches = (
+            int(max(self.microbatch.max(initial=0), self.b_microbatch.max(initial=0))) + 1
+        )
         outputs, input_grads = np.full((2, stages, microbatches), -1, np.int64)
         outputs[self.stage[has_forward], self.microbatch[has_forward]] = op[has_forward]
-        input_grads[self.b_stage[has_input_grad], self.b_microbatch[has_input_grad]] = op[has_input_grad]
+        input_grads[self.b_stage[has_input_grad], self.b_microbatch[has_input_grad]] = op[
+            has_input_grad
+        ]
         own_forward = outputs[self.b_stage, self.b_microbatch]
         own_input_grad = input_grads[self.b_stage, self.b_microbatch]
         return Edges(
@@ -112,7 +124,9 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
         np.maximum.at(cool_down, rank[is_forward], end[is_forward])
         has_ops = np.diff(self.offsets) > 0
         idle = []
-        for low, high in pairwise((begin, steady, np.maximum(steady, cool_down), np.full_like(begin, makespan))):
+        for low, high in pairwise(
+            (begin, steady, np.maximum(steady, cool_down), np.full_like(begin, makespan))
+        ):
             # Length of each phase, less the parts of ops inside it.
             inside = (np.minimum(end, high[rank]) - np.maximum(start, low[rank])).clip(0)
             work = np.zeros_like(begin)
@@ -153,7 +167,10 @@ class Schedule:
         from tracekit.report.text import html_table
 
         rows = [
-            (rank, " ".join(order[:MAX_OPS_IN_NOTEBOOK]) + " …" * (len(order) > MAX_OPS_IN_NOTEBOOK))
+            (
+                rank,
+                " ".join(order[:MAX_OPS_IN_NOTEBOOK]) + " …" * (len(order) > MAX_OPS_IN_NOTEBOOK),
+            )
             for rank, order in enumerate(self.orders())
         ]
         title = f"{self.name}: {self.pp} ranks, {self.microbatches} micro-batches"
@@ -174,11 +191,15 @@ class Schedule:
         """The ops as columns."""
         ops = [op for rank in self.ranks for op in rank]
         if not ops:
-            raise ScheduleError(f"{self.name}: has no ops", hint="write at least one forward and its backward")
+            raise ScheduleError(
+                f"{self.name}: has no ops", hint="write at least one forward and its backward"
+            )
         kinds, *numbers = zip(*ops, strict=True)
         kind = np.array([KINDS.index(name) for name in kinds], np.int64)
         rank = np.repeat(np.arange(len(self.ranks)), [len(order) for order in self.ranks])
-        return OpTable.of(rank, kind, (np.array(column, np.int64) for column in numbers), ranks=len(self.ranks))
+        return OpTable.of(
+            rank, kind, (np.array(column, np.int64) for column in numbers), ranks=len(self.ranks)
+        )
 
     @cached_property
     def stage_ranks(self) -> Ints:
@@ -220,19 +241,29 @@ class Schedule:
         stages = int(max(table.stage.max(), table.b_stage.max())) + 1
         largest = max(table.microbatch.max(), table.b_microbatch.max())
         if largest >= microbatches:
-            problem = f"{self.name}: micro-batch {largest} is beyond the {microbatches} of the schedule"
+            problem = (
+                f"{self.name}: micro-batch {largest} is beyond the {microbatches} of the schedule"
+            )
             raise ScheduleError(problem, hint="count micro-batches from 0")
         forwards = (F, FB), table.stage, table.microbatch
         input_grads = ((B, I, FB), table.b_stage, table.b_microbatch)
         weight_grads = ((B, W, FB), table.b_stage, table.b_microbatch)
         producers = []
-        for letter, (kinds, stage, microbatch) in zip("FBW", (forwards, input_grads, weight_grads), strict=True):
+        for letter, (kinds, stage, microbatch) in zip(
+            "FBW", (forwards, input_grads, weight_grads), strict=True
+        ):
             ops = np.flatnonzero(np.isin(table.kind, kinds))
             key = stage[ops] * microbatches + microbatch[ops]
             distinct, first, count = np.unique(key, return_index=True, return_counts=True)
-            if len(ops) < stages * microbatches:  # a typing error can name a far stage: make no table up to there
+            if (
+                len(ops) < stages * microbatches
+            ):  # a typing error can name a far stage: make no table up to there
                 gaps = np.flatnonzero(distinct != np.arange(len(distinct)))
-                raise _missing(self, letter, *divmod(int(gaps[0]) if len(gaps) else len(distinct), microbatches))
+                raise _missing(
+                    self,
+                    letter,
+                    *divmod(int(gaps[0]) if len(gaps) else len(distinct), microbatches),
+                )
             if len(distinct) < len(ops):
                 doubled = int(distinct[count > 1][0])
                 raise _doubled(self, letter, *divmod(doubled, microbatches), ops[key == doubled])
@@ -250,9 +281,13 @@ def _missing(schedule: Schedule, letter: str, stage: int, microbatch: int) -> Sc
     return ScheduleError(f"{schedule.name}: {stage}{letter}{microbatch} is missing", hint=hint)
 
 
-def _doubled(schedule: Schedule, letter: str, stage: int, microbatch: int, ops: Ints) -> ScheduleError:
+def _doubled(
+    schedule: Schedule, letter: str, stage: int, microbatch: int, ops: Ints
+) -> ScheduleError:
     """Return an error that names the *ops* which do the same piece of work."""
-    places = ", ".join(f"{schedule.op_at(op)} on rank {schedule.table.rank[op]}" for op in ops.tolist())
+    places = ", ".join(
+        f"{schedule.op_at(op)} on rank {schedule.table.rank[op]}" for op in ops.tolist()
+    )
     problem = f"{schedule.name}: {stage}{letter}{microbatch} appears {len(ops)} times ({places})"
     return ScheduleError(problem, hint="every op runs once")
 
@@ -265,7 +300,9 @@ def _check_ranks(schedule: Schedule, forwards: Ints, *others: Ints) -> None:
         if len(wrong):
             stage, microbatch = wrong[0]
             op = int(producers[stage, microbatch])
-            places = f"on rank {ranks[op]}, its forward on rank {ranks[forwards[stage, microbatch]]}"
+            places = (
+                f"on rank {ranks[op]}, its forward on rank {ranks[forwards[stage, microbatch]]}"
+            )
             problem = f"{schedule.name}: {schedule.op_at(op)} is {places}"
             raise ScheduleError(problem, hint="a backward runs where its forward ran")
 
@@ -285,7 +322,9 @@ def find_running_order(edges: Edges, offsets: Ints) -> tuple[Ints, dict[int, tup
     first_waiting = np.full(ops, -1, np.int64)
     next_waiting = np.full(ranks, -1, np.int64)
     order = np.empty(ops, np.int64)
-    simulation.find_running_order(dependencies, offsets[1:], next_op, first_waiting, next_waiting, order)
+    simulation.find_running_order(
+        dependencies, offsets[1:], next_op, first_waiting, next_waiting, order
+    )
     stuck = {}
     for rank, op in enumerate(next_op.tolist()):
         if op < offsets[rank + 1]:
@@ -314,4 +353,6 @@ def _deadlock(schedule: Schedule, stuck: Mapping[int, tuple[int, int]]) -> Deadl
         for rank, (op, awaited) in ((rank, stuck[rank]) for rank in ring[ring.index(rank) :])
     ]
     problem = f"{schedule.name}: deadlock: " + "; ".join(waits)
-    return DeadlockError(problem, hint="move one of the awaited ops before the op its rank is stuck at")
+    return DeadlockError(
+        problem, hint="move one of the awaited ops before the op its rank is stuck at"
+    )

@@ -54,7 +54,9 @@ class Simulation(HasDocument):
         names = ("rank", "stage", "microbatch", "b_stage", "b_microbatch")
         numbers = pl.DataFrame({name: getattr(table, name) for name in names}).cast(pl.Int32)
         ops = pl.Series("op", np.array(KINDS)[table.kind], pl.Enum(KINDS))
-        of_blocks = pl.when(ops == "FB").then(pl.col("b_stage", "b_microbatch"))  # null in other ops
+        of_blocks = pl.when(ops == "FB").then(
+            pl.col("b_stage", "b_microbatch")
+        )  # null in other ops
         times = {"start": self.start, "end": self.end}
         return numbers.select("rank", ops, "stage", "microbatch", of_blocks).with_columns(**times)
 
@@ -74,7 +76,10 @@ class Simulation(HasDocument):
     def span(self) -> list[Any]:
         """Time from the start of each rank's first op to the end of its last."""
         rows = itertools.pairwise(self.schedule.table.offsets.tolist())
-        return [(self.end[end - 1] - self.start[first]).item() if end > first else 0 for first, end in rows]
+        return [
+            (self.end[end - 1] - self.start[first]).item() if end > first else 0
+            for first, end in rows
+        ]
 
     @property
     def bubble(self) -> list[Any]:
@@ -127,7 +132,10 @@ class Simulation(HasDocument):
         from tracekit.report.text import html_table
 
         columns = zip(self.busy, self.bubble, self.peak_activations, strict=True)
-        rows = [(rank, f"{busy:g}", f"{idle:g}", peak) for rank, (busy, idle, peak) in enumerate(columns)]
+        rows = [
+            (rank, f"{busy:g}", f"{idle:g}", peak)
+            for rank, (busy, idle, peak) in enumerate(columns)
+        ]
         heads = ("rank", "work", "idle", "most activations held")
         return html_table(f"{repr(self)[1:-1]}, {percent(self.bubble_fraction)} idle", heads, rows)
 
@@ -180,7 +188,10 @@ def _ratio(part: Any, whole: Any) -> float:
 
 
 def simulate(
-    schedule: Schedule, times: Times | None = None, *, durations: Sequence[Sequence[Any]] | None = None
+    schedule: Schedule,
+    times: Times | None = None,
+    *,
+    durations: Sequence[Sequence[Any]] | None = None,
 ) -> Simulation:
     """Return start and end of every op of *schedule*.
 
@@ -203,7 +214,9 @@ def simulate(
     latency = np.stack([times.latencies(schedule.table, producers) for producers in schedule.edges])
     dtype = np.float64 if np.result_type(duration, latency).kind == "f" else np.int64
     duration = np.ascontiguousarray(duration, dtype)
-    start = run_ops(schedule.running_order, np.stack(schedule.edges), duration, latency.astype(dtype))
+    start = run_ops(
+        schedule.running_order, np.stack(schedule.edges), duration, latency.astype(dtype)
+    )
     return Simulation(schedule, times, start, start + duration)
 
 
@@ -229,9 +242,13 @@ def _flatten(schedule: Schedule, by_rank: Sequence[Sequence[Any]]) -> Numbers:
     lengths = [len(rank) for rank in by_rank]
     wanted = [len(rank) for rank in schedule.ranks]
     if lengths != wanted:
-        problem = f"{schedule.name}: durations for {lengths} ops per rank, the schedule has {wanted}"
+        problem = (
+            f"{schedule.name}: durations for {lengths} ops per rank, the schedule has {wanted}"
+        )
         raise ScheduleError(problem, hint="give one value for each op of schedule.ranks")
     values = np.asarray([value for rank in by_rank for value in rank])
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all() or (values < 0).any():
-        raise OptionError("durations must be numbers of 0 or more", hint="one for each op of schedule.ranks")
+        raise OptionError(
+            "durations must be numbers of 0 or more", hint="one for each op of schedule.ranks"
+        )
     return values

@@ -51,7 +51,9 @@ class Times:
         if self.B is None:
             object.__setattr__(self, "B", _freeze("B", _sum(self.I, self.W)))
         if self.p2p_bytes < 0 or (self.p2p_bandwidth is not None and self.p2p_bandwidth <= 0):
-            raise OptionError("p2p bytes and bandwidth must be positive", hint="bytes and bytes per unit of time")
+            raise OptionError(
+                "p2p bytes and bandwidth must be positive", hint="bytes and bytes per unit of time"
+            )
         if self.p2p_bytes and self.p2p_bandwidth is None:
             raise OptionError("p2p_bytes needs p2p_bandwidth", hint="bytes per unit of time")
 
@@ -77,7 +79,9 @@ class Times:
         shape = (schedule.stages, schedule.microbatches)
         grids = {key: _grid(key, getattr(self, key), shape) for key in ("F", "I", "W", "B")}
         fb = None if self.FB is None else _grid("FB", self.FB, shape)
-        duration = np.zeros(len(table.kind), np.result_type(*grids.values(), *([] if fb is None else [fb])))
+        duration = np.zeros(
+            len(table.kind), np.result_type(*grids.values(), *([] if fb is None else [fb]))
+        )
         for code, key in ((s.F, "F"), (s.I, "I"), (s.W, "W"), (s.B, "B")):
             rows = table.kind == code
             duration[rows] = grids[key][table.stage[rows], table.microbatch[rows]]
@@ -88,7 +92,9 @@ class Times:
         if self.rank_factor is not None:
             factor = np.asarray(self.rank_factor)
             if factor.shape not in ((), (schedule.pp,)):
-                raise ScheduleError(f"rank_factor has shape {factor.shape}", hint=f"give {schedule.pp} numbers")
+                raise ScheduleError(
+                    f"rank_factor has shape {factor.shape}", hint=f"give {schedule.pp} numbers"
+                )
             duration = duration * np.broadcast_to(factor, schedule.pp)[table.rank]
         return duration
 
@@ -100,12 +106,16 @@ class Times:
         pp = len(table.offsets) - 1
         links = np.asarray(self.P2P)
         if links.shape not in ((), (pp, pp)):
-            raise ScheduleError(f"P2P has shape {links.shape}", hint=f"give a number or a {pp}×{pp} table")
+            raise ScheduleError(
+                f"P2P has shape {links.shape}", hint=f"give a number or a {pp}×{pp} table"
+            )
         if self.p2p_bandwidth is not None:
             links = links + self.p2p_bytes / self.p2p_bandwidth
         source = table.rank[producers]
         crossing = (producers >= 0) & (source != table.rank)
-        return np.where(crossing, np.broadcast_to(links, (pp, pp))[source, table.rank], links.dtype.type(0))
+        return np.where(
+            crossing, np.broadcast_to(links, (pp, pp))[source, table.rank], links.dtype.type(0)
+        )
 
 
 def parse_times(text: str, keys: tuple[str, ...]) -> dict[str, float]:
@@ -161,7 +171,9 @@ def _freeze(key: str, value: Any) -> Any:
     except ValueError:  # ragged
         numeric = False
     if not numeric:
-        raise OptionError(f"time {key} must be a number, or a table of numbers", hint=f"got {value!r}")
+        raise OptionError(
+            f"time {key} must be a number, or a table of numbers", hint=f"got {value!r}"
+        )
     smallest = array.min()
     if not np.isfinite(array).all() or smallest < 0 or (smallest == 0 and key != "P2P"):
         wanted = "0 or more" if key == "P2P" else "more than 0"
@@ -175,7 +187,9 @@ def _tuples(value: Any) -> Any:
 
 def _sum(a: Any, b: Any) -> Any:
     """Return the sum of two times: numbers, one number per stage, or tables stages × micro-batches."""
-    return (np.asarray(a).T + np.asarray(b).T).T.tolist()  # transposed: the axis that both have is the last
+    return (
+        np.asarray(a).T + np.asarray(b).T
+    ).T.tolist()  # transposed: the axis that both have is the last
 
 
 def _grid(key: str, value: Any, shape: tuple[int, int]) -> npt.NDArray[Any]:
@@ -183,5 +197,7 @@ def _grid(key: str, value: Any, shape: tuple[int, int]) -> npt.NDArray[Any]:
     array = np.asarray(value)
     if array.shape not in ((), shape[:1], (shape[0], 1), shape):
         problem = f"time {key} has shape {array.shape}, the schedule has {shape[0]} stages and {shape[1]} micro-batches"
-        raise ScheduleError(problem, hint="give one number, one per stage, or a table stages × micro-batches")
+        raise ScheduleError(
+            problem, hint="give one number, one per stage, or a table stages × micro-batches"
+        )
     return np.broadcast_to(array.T, shape[::-1]).T

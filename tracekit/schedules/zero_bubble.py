@@ -3,7 +3,15 @@
 2023) and ZB-V (Qi et al. 2024).
 """
 
-from tracekit.schedules.ops import Op, backward_input, backward_weight, forward, one_by_one, passes, split_backwards
+from tracekit.schedules.ops import (
+    Op,
+    backward_input,
+    backward_weight,
+    forward,
+    one_by_one,
+    passes,
+    split_backwards,
+)
 
 
 def zb_h(pp: int, microbatches: int, *, h: int) -> list[list[Op]]:
@@ -13,7 +21,9 @@ def zb_h(pp: int, microbatches: int, *, h: int) -> list[list[Op]]:
     [Op(1F0), Op(1I0), Op(1F1), Op(1I1), Op(1W0), Op(1W1)]
     """
     # One forward and one backward in turn after the warm-up; each W runs *delay* backwards later.
-    orders = [one_by_one(*passes(rank, microbatches), warmup=h * (pp - 1 - rank)) for rank in range(pp)]
+    orders = [
+        one_by_one(*passes(rank, microbatches), warmup=h * (pp - 1 - rank)) for rank in range(pp)
+    ]
     return [split_backwards(order, delay=h * rank) for rank, order in enumerate(orders)]
 
 

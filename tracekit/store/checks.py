@@ -1,7 +1,8 @@
 """Checks of a store's tables when they are read: whoever writes a store can also write checksums that fit.
 
-A table is loaded only if its declared number of rows fits into memory. Its columns must have the types of its schema,
-and its times must be ones that a clock shows: everything behind relies on both without checking again.
+A table is loaded only if its declared number of rows fits into memory. Its columns must have the
+types of its schema, and its times must be ones that a clock shows: everything behind relies on both
+without checking again.
 """
 
 import polars as pl
@@ -14,7 +15,8 @@ LATEST_NS = 1 << 62
 NEVER_NULL = ("id", "kind", "start_ns", "end_ns", "at_ns", "label")
 """Columns that every row has, in the tables that have them."""
 MAX_BYTES_OF_A_VALUE = 16
-"""Bytes in memory of a value whose type does not tell: a text or a list, without what it points to."""
+"""Bytes in memory of a value whose type does not tell: a text or a list, without what it points
+to."""
 
 
 def check_size(rows: int, schema: pl.Schema) -> None:
@@ -28,7 +30,9 @@ def check_size(rows: int, schema: pl.Schema) -> None:
     needed = rows * sum(_bytes_of_value(dtype) for dtype in schema.values())
     available = available_memory()
     if needed > available:
-        problem = f"{rows:,} rows take {needed / 1e9:,.1f} GB, and {available / 1e9:,.1f} GB are free"
+        problem = (
+            f"{rows:,} rows take {needed / 1e9:,.1f} GB, and {available / 1e9:,.1f} GB are free"
+        )
         raise MachineError(problem, hint="use a machine with more memory")
 
 
@@ -38,7 +42,9 @@ def _bytes_of_value(dtype: pl.DataType) -> int:
         return 8
     if isinstance(dtype, pl.Int32 | pl.UInt32 | pl.Float32 | pl.Categorical):
         return 4
-    return 1 if isinstance(dtype, pl.Boolean | pl.Enum | pl.Int8 | pl.UInt8) else MAX_BYTES_OF_A_VALUE
+    return (
+        1 if isinstance(dtype, pl.Boolean | pl.Enum | pl.Int8 | pl.UInt8) else MAX_BYTES_OF_A_VALUE
+    )
 
 
 def check_table(table: pl.DataFrame, *, rank: int, rows: int | None) -> None:

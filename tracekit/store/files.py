@@ -1,16 +1,17 @@
 """Parquet store: one folder per rank, with the rank's events, labels and measured tables.
 
     STORE/tracekit-store.json          the manifest: format, ranks, and each rank's source
-    STORE/rank=3/events.parquet        the events table of rank 3 (its source in the file's metadata)
-    STORE/rank=3/memory.parquet        the allocator's events of rank 3, if it recorded them
-    STORE/rank=3/labelled.parquet      the labelled GPU events of rank 3
-    STORE/rank=3/tables.zip            the measured tables of rank 3 (analysis.persistence), if they were written
-    STORE/rank=3/entry.json            the manifest's entry for rank 3
-    STORE/recordings                   dumps and logs of the whole run, if there are any (``store.recordings``)
+    STORE/rank=3/events.parquet the events table of rank 3 (its source in the file's metadata)
+    STORE/rank=3/memory.parquet the allocator's events of rank 3, if it recorded them
+    STORE/rank=3/labelled.parquet the labelled GPU events of rank 3 STORE/rank=3/tables.zip the
+    measured tables of rank 3 (analysis.persistence), if they were written STORE/rank=3/entry.json
+    the manifest's entry for rank 3 STORE/recordings dumps and logs of the whole run, if there are
+    any (``store.recordings``)
 
-Every file's checksum is in its rank's entry and is verified before the file is read; the manifest and the entries have
-a checksum of their own. A rank is written into a temporary folder that is renamed when it is complete. A rank that the
-manifest does not list does not exist. ``tracekit.store.writer`` writes the manifest while ranks are added.
+Every file's checksum is in its rank's entry and is verified before the file is read; the manifest
+and the entries have a checksum of their own. A rank is written into a temporary folder that is
+renamed when it is complete. A rank that the manifest does not list does not exist.
+``tracekit.store.writer`` writes the manifest while ranks are added.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def matches_checksum(file: Path, expected: str | None) -> bool:
 
 @lru_cache(maxsize=4096)
 def _cached_checksum(file: Path, *_: int) -> str:
-    """Return a file's checksum. Its inode, time and size are in the cache's key: a changed file is read again."""
+    """Return a file's checksum.
+
+    Its inode, time and size are in the cache's key: a changed file is read again.
+    """
     return file_checksum(file)
 
 
@@ -92,7 +96,8 @@ ROLE_PREFIX = "role="
 SOURCE_KEY = "tracekit.source"
 ENTRY = "entry.json"
 ZSTD_LEVEL = 1
-"""Compression of the Parquet files: 12 % less CPU time than zstd's default level 3, for files 13 % larger."""
+"""Compression of the Parquet files: 12 % less CPU time than zstd's default level 3, for files 13 %
+larger."""
 INGEST_AGAIN = "ingest the traces again"
 
 
@@ -110,14 +115,17 @@ class Store:
     path: Path
     entries: tuple[StoreEntry, ...]
     labelled_by: str | None = None
-    """Version and rules that labelled it (``labelled_by``); for other rules the labels must be computed again."""
+    """Version and rules that labelled it (``labelled_by``); for other rules the labels must be
+    computed again."""
     complete: bool = True
-    """False while it is written, and if writing was interrupted: ``tracekit ingest --resume`` continues it."""
+    """False while it is written, and if writing was interrupted: ``tracekit ingest --resume``
+    continues it."""
     notices: tuple[Notice, ...] = ()
-    """Notices from when it was written, such as traces that could not be read; from ``ingest``, also what was resumed
-    and what the ranks together lack."""
+    """Notices from when it was written, such as traces that could not be read; from ``ingest``,
+    also what was resumed and what the ranks together lack."""
     roles: Mapping[str, Store] = field(default_factory=dict)
-    """The stores of a run's roles, by name; then the ranks' tables are in these. Empty if ranks have one process."""
+    """The stores of a run's roles, by name; then the ranks' tables are in these. Empty if ranks
+    have one process."""
 
     @cached_property
     def _by_rank(self) -> dict[int, StoreEntry]:
@@ -143,10 +151,15 @@ class Store:
 
     def rank(self, rank: int) -> RankEvents:
         """Read one rank: its events, its source and its allocator's events."""
-        return RankEvents(self._read(rank, "events", EVENTS), self._entry(rank).source, self.memory(rank))
+        return RankEvents(
+            self._read(rank, "events", EVENTS), self._entry(rank).source, self.memory(rank)
+        )
 
     def memory(self, rank: int) -> pl.DataFrame:
-        """Read one rank's allocator events; empty if they were not recorded, or the store is of an old version."""
+        """Read one rank's allocator events.
+
+        Empty if they were not recorded, or the store is of an old version.
+        """
         if "memory.parquet" not in self._entry(rank).digests:
             return MEMORY.to_frame()
         return self._read(rank, "memory", MEMORY)
@@ -180,7 +193,10 @@ class Store:
     def _entry(self, rank: int) -> StoreEntry:
         if self.roles:
             names = ", ".join(self.roles)
-            raise OptionError(f"{self.path}: is a store of several roles", hint=f"take one of store.roles: {names}")
+            raise OptionError(
+                f"{self.path}: is a store of several roles",
+                hint=f"take one of store.roles: {names}",
+            )
         try:
             return self._by_rank[rank]
         except KeyError:
@@ -189,7 +205,9 @@ class Store:
     def intact(self, rank: int, name: str) -> bool:
         """Return whether a file of a rank exists and matches its checksum."""
         try:
-            return matches_checksum(rank_folder(self.path, rank) / name, self._entry(rank).digests.get(name))
+            return matches_checksum(
+                rank_folder(self.path, rank) / name, self._entry(rank).digests.get(name)
+            )
         except OSError:
             return False
 
@@ -208,7 +226,9 @@ class Store:
 
 def damaged_file_error(file: Path) -> InputError:
     """Return the error about a file that does not match its checksum."""
-    return InputError(f"{file}: is damaged: its bytes are not those that were written", hint=INGEST_AGAIN)
+    return InputError(
+        f"{file}: is damaged: its bytes are not those that were written", hint=INGEST_AGAIN
+    )
 
 
 def rank_folder(store: Path, rank: int) -> Path:
@@ -232,7 +252,9 @@ def is_store(path: str | Path) -> bool:
 
 def _role_folders(root: Path) -> list[Path]:
     """Return the folders of a store's roles, ``role=NAME``, which are stores themselves."""
-    return sorted(folder for folder in root.glob(f"{ROLE_PREFIX}*") if (folder / MANIFEST).is_file())
+    return sorted(
+        folder for folder in root.glob(f"{ROLE_PREFIX}*") if (folder / MANIFEST).is_file()
+    )
 
 
 def open_store(path: str | Path) -> Store:
@@ -243,7 +265,9 @@ def open_store(path: str | Path) -> Store:
     tracekit.errors.InputError: sample_traces: ...
     """
     root = _root(Path(path))
-    if roles := {folder.name.removeprefix(ROLE_PREFIX): open_store(folder) for folder in _role_folders(root)}:
+    if roles := {
+        folder.name.removeprefix(ROLE_PREFIX): open_store(folder) for folder in _role_folders(root)
+    }:
         stores = roles.values()
         notices = tuple(dict.fromkeys(notice for store in stores for notice in store.notices))
         entries = tuple(entry for store in stores for entry in store.entries)
@@ -264,7 +288,10 @@ def open_single_store(path: str | Path) -> Store:
 
 @lru_cache(maxsize=8)
 def _read_manifest(root: Path, *_: int) -> Store:
-    """Return the store at *root*. Cached by the manifest's inode, time and size, because every rank opens its store."""
+    """Return the store at *root*.
+
+    Cached by the manifest's inode, time and size, because every rank opens its store.
+    """
     try:
         manifest = read_checked_document(root / MANIFEST, StoreManifest)
     except FileNotFoundError:
@@ -295,13 +322,16 @@ def write_rank(
     together: Sequence[int] = (),
     beside: Callable[[Path], object] | None = None,
 ) -> StoreEntry:
-    """Write one rank into a store; return its entry for the manifest. Any number of processes may do so at once.
+    """Write one rank into a store; return its entry for the manifest.
+
+    Any number of processes may do so at once.
 
     Args:
         folder: Folder of the store.
         rank: The rank's events and source.
         labelled: Its labelled events.
-        key: See ``Entry.key``. A rank that exists with the same key is left as it is: two workers did the same work.
+        key: See ``Entry.key``. A rank that exists with the same key is left as it is: two workers
+            did the same work.
         together: All ranks that the same trace holds.
         beside: Writes further files into the rank's folder.
 
@@ -327,7 +357,9 @@ def write_rank(
         write_table(labelled, temporary / "labelled.parquet", metadata)
         if beside is not None:
             beside(temporary)
-        entry = replace(entry, digests={file.name: file_checksum(file) for file in sorted(temporary.iterdir())})
+        entry = replace(
+            entry, digests={file.name: file_checksum(file) for file in sorted(temporary.iterdir())}
+        )
         (temporary / ENTRY).write_text(encode(with_checksum(entry)), encoding="utf-8")
         temporary.chmod(0o755)
         if not _move_to_target(temporary, target, key):
@@ -375,7 +407,9 @@ def labelled_by(rules: str | os.PathLike[str] | None = None) -> str:
     try:
         return f"tracekit {__version__}, rules {file_checksum(Path(rules))[:16]}"
     except OSError as error:
-        raise InputError(f"{os.fspath(rules)}: cannot be read: {error.strerror}", hint="check --rules") from error
+        raise InputError(
+            f"{os.fspath(rules)}: cannot be read: {error.strerror}", hint="check --rules"
+        ) from error
 
 
 def _root(path: Path) -> Path:

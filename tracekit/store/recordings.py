@@ -1,9 +1,10 @@
 """Dumps and logs of a run in its store: one table of collectives for all ranks and recorders.
 
-    STORE/recordings/collectives.parquet   the collectives of all ranks and recorders (``COLLECTIVES``)
-    STORE/recordings/entry.json            the dumps and logs they come from, and notices
+    STORE/recordings/collectives.parquet the collectives of all ranks and recorders
+    (``COLLECTIVES``) STORE/recordings/entry.json the dumps and logs they come from, and notices
 
-Both are written into a temporary folder that is renamed when it is complete, and carry checksums as ranks do.
+Both are written into a temporary folder that is renamed when it is complete, and carry checksums as
+ranks do.
 """
 
 from __future__ import annotations
@@ -97,7 +98,10 @@ def _read_entry(store: Path) -> RecordingsEntry:
     entry = read_checked_document(store / RECORDINGS_FOLDER / ENTRY, RecordingsEntry)
     ranks_and_recorders = [(source.rank, source.recorder) for source in entry.sources]
     if len(set(ranks_and_recorders)) < len(ranks_and_recorders):
-        raise InputError(f"{store / RECORDINGS_FOLDER / ENTRY}: is damaged: it lists a dump twice", hint=INGEST_AGAIN)
+        raise InputError(
+            f"{store / RECORDINGS_FOLDER / ENTRY}: is damaged: it lists a dump twice",
+            hint=INGEST_AGAIN,
+        )
     return entry
 
 

@@ -56,11 +56,13 @@ Sources = tuple[tuple[SourceRef, ...], tuple[Notice, ...]]
 """Sources to read, and notices about them."""
 
 
-def find(paths: PathList, *, ranks: Collection[int] | None = None, rank: int | None = None) -> Sources:
+def find(
+    paths: PathList, *, ranks: Collection[int] | None = None, rank: int | None = None
+) -> Sources:
     """Return the sources at *paths*, one per rank where the rank is known before reading, and notices about them.
 
-    A store becomes one source per rank. *rank* is the rank of a single file that does not name it. Several sources may
-    have the same rank (``roles.assign`` tells them apart).
+    A store becomes one source per rank. *rank* is the rank of a single file that does not name it.
+    Several sources may have the same rank (``roles.assign`` tells them apart).
 
     >>> [ref.rank for ref in find("sample_traces/reload", ranks=[1, 3])[0]]
     [1, 3]
@@ -79,7 +81,9 @@ def find(paths: PathList, *, ranks: Collection[int] | None = None, rank: int | N
         refs += _store_refs(ref, store.sources)
     refs = _with_snapshots(refs, sources.recordings)
     if ranks is not None:
-        refs = [ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader == "nsight"]
+        refs = [
+            ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader == "nsight"
+        ]
     return tuple(refs), tuple(notices)
 
 
@@ -107,22 +111,42 @@ def _folder(ref: SourceRef) -> str:
 def _store_refs(ref: SourceRef, sources: Sequence[Source]) -> list[SourceRef]:
     """Return one source per rank of a store."""
     if not sources and holds_recordings(Path(ref.path)):
-        raise InputError(f"{ref.path}: the store holds dumps and logs, but no trace", hint="tracekit late reads it")
+        raise InputError(
+            f"{ref.path}: the store holds dumps and logs, but no trace",
+            hint="tracekit late reads it",
+        )
     if not sources:
-        raise InputError(f"{ref.path}: the store holds no rank yet", hint="go on with: tracekit ingest --resume")
+        raise InputError(
+            f"{ref.path}: the store holds no rank yet", hint="go on with: tracekit ingest --resume"
+        )
     size = ref.bytes // max(1, len(sources))
     refs = []
     for source in sources:
-        role, rank, rank_from, world_size = ref.role or source.role, source.rank, source.rank_from, source.world_size
-        refs.append(replace(ref, rank=rank, rank_from=rank_from, world_size=world_size, bytes=size, role=role))
+        role, rank, rank_from, world_size = (
+            ref.role or source.role,
+            source.rank,
+            source.rank_from,
+            source.world_size,
+        )
+        refs.append(
+            replace(
+                ref, rank=rank, rank_from=rank_from, world_size=world_size, bytes=size, role=role
+            )
+        )
     return refs
 
 
 def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> None:
-    """Raise if ranks are of different runs; a span is a rank's source, first and last time in ns."""
+    """Raise if ranks are of different runs.
+
+    A span is a rank's source, first and last time in ns.
+    """
     sources = [source for source, _, _ in spans]
     check_single_run(
-        [SourceRef(source.path, source.reader, source.rank, source.rank_from, source.world_size) for source in sources]
+        [
+            SourceRef(source.path, source.reader, source.rank, source.rank_from, source.world_size)
+            for source in sources
+        ]
     )
     paths_by_run = defaultdict(list)
     for source in sources:
@@ -133,12 +157,19 @@ def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> Non
         problem = f"these traces come from {len(paths_by_run)} different runs: {examples}"
         raise InputError(problem, hint="name the files of one run")
     _check_gaps(
-        [(start, end or start, source.path) for source, start, end in spans if start and start > EARLIEST_DATE_NS]
+        [
+            (start, end or start, source.path)
+            for source, start, end in spans
+            if start and start > EARLIEST_DATE_NS
+        ]
     )
 
 
 def _check_gaps(spans: list[tuple[int, int, str]]) -> None:
-    """Raise if a recording starts long after all earlier ones have ended; a span is start, end and path."""
+    """Raise if a recording starts long after all earlier ones have ended.
+
+    A span is start, end and path.
+    """
     latest_end, latest_path = 0, ""
     for start, end, path in sorted(spans):
         if latest_path and start - latest_end > MAX_GAP_WITHIN_RUN_NS:
@@ -158,10 +189,17 @@ def span(part: RankEvents) -> tuple[Source, int | None, int | None]:
 def missing_notice(sources: Sequence[Source], *, role: str | None = None) -> tuple[Notice, ...]:
     """Return a notice of the ranks of a run, or of one of its roles, that are missing, if its world size is known."""
     size = max((source.world_size or 0 for source in sources), default=0)
-    count, first = missing_ranks({source.rank for source in sources}, size, most=MAX_MISSING_RANKS_KEPT)
+    count, first = missing_ranks(
+        {source.rank for source in sources}, size, most=MAX_MISSING_RANKS_KEPT
+    )
     if not count:
         return ()
-    values: NoticeValues = {"count": count, "world_size": size, "missing": tuple(first), "role": role}
+    values: NoticeValues = {
+        "count": count,
+        "world_size": size,
+        "missing": tuple(first),
+        "role": role,
+    }
     return (Notice("missing-ranks", values=values),)
 
 
@@ -184,7 +222,11 @@ MAX_UNLISTED_PATHS = 8
 
 
 def read_ref(
-    ref: SourceRef, *, ranks: Collection[int] | None = None, stacks: bool = False, lenient: bool = True
+    ref: SourceRef,
+    *,
+    ranks: Collection[int] | None = None,
+    stacks: bool = False,
+    lenient: bool = True,
 ) -> list[RankEvents]:
     """Read one source: one rank, or all ranks of an Nsight Systems report.
 
@@ -198,7 +240,9 @@ def read_ref(
     if ref.reader == "store":
         assert ref.rank is not None, "a store's sources name their rank"
         part = open_single_store(ref.path).rank(ref.rank)
-        parts = [replace_fields(part, source=replace(part.source, role=ref.role or part.source.role))]
+        parts = [
+            replace_fields(part, source=replace(part.source, role=ref.role or part.source.role))
+        ]
     else:
         with remote.fetch_to_local(ref.url or ref.path) as local:
             parts = READERS[ref.reader](local, ref, stacks, lenient)
@@ -247,7 +291,9 @@ def attach_captures(refs: Sequence[SourceRef], captures: Sequence[SourceRef]) ->
     return attached
 
 
-def attach_named_capture(refs: Sequence[SourceRef], capture: PathList | None) -> tuple[SourceRef, ...]:
+def attach_named_capture(
+    refs: Sequence[SourceRef], capture: PathList | None
+) -> tuple[SourceRef, ...]:
     """Return the sources with the capture at the path that the caller named, if there is one.
 
     The paths of captures are absolute: workers may run in another folder.
@@ -262,7 +308,9 @@ def attach_named_capture(refs: Sequence[SourceRef], capture: PathList | None) ->
 
 
 def separate_captures(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
-    """Return the sources that are not captures, with those that are attached; None if there are no captures.
+    """Return the sources that are not captures, with those that are attached.
+
+    None if there are no captures.
 
     Only ranks with several files are looked into, and files that do not say their rank.
     """
@@ -286,7 +334,10 @@ def separate_captures(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
 
 
 def _read_snapshots(part: RankEvents, refs: Sequence[SourceRef]) -> RankEvents:
-    """Return a rank with its memory snapshots; one that cannot be read is left out, with a notice."""
+    """Return a rank with its memory snapshots.
+
+    One that cannot be read is left out, with a notice.
+    """
     from tracekit.parsers.memory_snapshot import read_memory_snapshot
 
     snapshots = []
@@ -325,21 +376,33 @@ READERS: dict[str, Callable[[str, SourceRef, bool, bool], list[RankEvents]]] = {
     "perfetto": _read_perfetto,
     "nsight": _read_nsight,
 }
-"""The function of each reader that ``parsers.file_type`` names; arguments: local file, source, stacks, lenient."""
+"""The function of each reader that ``parsers.file_type`` names; arguments: local file, source,
+stacks, lenient."""
 
 
 def _with_discovered_rank(part: RankEvents, ref: SourceRef, *, only_rank: bool) -> RankEvents:
     """Return a rank with the path of its source and, if its file does not name it, the rank that discovery found."""
     source = replace(part.source, path=ref.path, role=ref.role)
-    if not only_rank or source.rank_from == "content" or ref.rank is None or ref.rank_from == "content":
+    if (
+        not only_rank
+        or source.rank_from == "content"
+        or ref.rank is None
+        or ref.rank_from == "content"
+    ):
         return replace_fields(part, source=source)
     events, memory = part.events, part.memory
     if source.rank != ref.rank:
-        events, memory = (table.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"])) for table in (events, memory))
-    return RankEvents(events, replace(source, rank=ref.rank, rank_from=ref.rank_from), memory, part.snapshots)
+        events, memory = (
+            table.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"])) for table in (events, memory)
+        )
+    return RankEvents(
+        events, replace(source, rank=ref.rank, rank_from=ref.rank_from), memory, part.snapshots
+    )
 
 
-def _failures(results: Sequence[ItemResult[SourceRef, Any]]) -> list[tuple[SourceRef, TracekitError]]:
+def _failures(
+    results: Sequence[ItemResult[SourceRef, Any]],
+) -> list[tuple[SourceRef, TracekitError]]:
     return [(result.item, result.error) for result in results if result.error is not None]
 
 
@@ -354,8 +417,12 @@ def raise_failures(results: Sequence[ItemResult[SourceRef, Any]]) -> None:
     raise type(error)(f"{path}{error.message}{more}", hint=error.hint) from error.__cause__
 
 
-def failure_notices(results: Sequence[ItemResult[SourceRef, Any]], *, strict: bool = False) -> tuple[Notice, ...]:
-    """Return notices of the sources that could not be read; raise if these are all, or with *strict* any.
+def failure_notices(
+    results: Sequence[ItemResult[SourceRef, Any]], *, strict: bool = False
+) -> tuple[Notice, ...]:
+    """Return notices of the sources that could not be read.
+
+    Raise if these are all, or with *strict* any.
 
     >>> from tracekit.errors import InputError
     >>> good, bad = SourceRef("rank0.json", "kineto", 0), SourceRef("rank1.json", "kineto", 1)
@@ -365,8 +432,8 @@ def failure_notices(results: Sequence[ItemResult[SourceRef, Any]], *, strict: bo
     """
     failures = _failures(results)
     all_failed = len(failures) == len(results)
-    # These errors are about the call (its rules, its store, its options) or the machine, not about the source that they
-    # came up at: which ranks would be left out is chance.
+    # These errors are about the call (its rules, its store, its options) or the machine, not about
+    # the source that they came up at: which ranks would be left out is chance.
     errors_of_call: tuple[type[TracekitError], ...] = (MachineError, OutputError, RuleError)
     if all_failed:
         errors_of_call += (OptionError,)
@@ -378,7 +445,9 @@ def failure_notices(results: Sequence[ItemResult[SourceRef, Any]], *, strict: bo
     notices = [_failure_notice(*failure) for failure in failures[:MAX_FAILURES_LISTED]]
     if unlisted := failures[MAX_FAILURES_LISTED:]:
         paths = tuple(ref.path for ref, _ in unlisted[:MAX_UNLISTED_PATHS])
-        notices.append(Notice("rank-failed", values={"case": "others", "count": len(unlisted), "paths": paths}))
+        notices.append(
+            Notice("rank-failed", values={"case": "others", "count": len(unlisted), "paths": paths})
+        )
     return tuple(notices)
 
 

@@ -31,7 +31,8 @@ class Trace:
     """
 
     parts: tuple[RankEvents, ...]
-    """Events and source of each rank, in the order of their numbers; of several roles, one role after the other."""
+    """Events and source of each rank, in the order of their numbers; of several roles, one role
+    after the other."""
     notices: tuple[Notice, ...] = ()
     """Notices about files and ranks that are damaged, missing or were left out."""
 
@@ -56,7 +57,10 @@ class Trace:
 
     @cached_property
     def memory(self) -> pl.DataFrame:
-        """All ranks' allocator events (columns: ``tracekit.schema.MEMORY``); empty if none were recorded."""
+        """All ranks' allocator events (columns: ``tracekit.schema.MEMORY``).
+
+        Empty if none were recorded.
+        """
         return pl.concat([part.memory for part in self.parts]) if self.parts else MEMORY.to_frame()
 
     @property
@@ -72,16 +76,23 @@ class Trace:
     @property
     def roles(self) -> tuple[str, ...]:
         """The names of the roles; empty if ranks have one process each."""
-        return tuple(dict.fromkeys(part.source.role for part in self.parts if part.source.role is not None))
+        return tuple(
+            dict.fromkeys(part.source.role for part in self.parts if part.source.role is not None)
+        )
 
     def role(self, name: str) -> Trace:
         """Return the trace of one role."""
         if name not in self.roles:
-            raise OptionError(f"there is no role {name!r}", hint=f"there are: {', '.join(self.roles) or 'none'}")
+            raise OptionError(
+                f"there is no role {name!r}", hint=f"there are: {', '.join(self.roles) or 'none'}"
+            )
         return Trace(tuple(part for part in self.parts if part.source.role == name), self.notices)
 
     def rank(self, rank: int) -> RankEvents:
-        """Return one rank's events and source; of a run with several roles, take a ``role`` first."""
+        """Return one rank's events and source.
+
+        Of a run with several roles, take a ``role`` first.
+        """
         parts = [part for part in self.parts if part.source.rank == rank]
         if not parts:
             raise unknown_rank_error([rank], self.ranks)
@@ -106,7 +117,9 @@ class Trace:
 
         heads = ("rank", "events", "GPU", "CPU", "steps", "span", "device", "source")
         notes = [notice.message for notice in self.notices[:8]]
-        return html_table(repr(self)[1:-1], heads, [_html_row(part) for part in self.parts], notes=notes)
+        return html_table(
+            repr(self)[1:-1], heads, [_html_row(part) for part in self.parts], notes=notes
+        )
 
 
 def _html_row(part: RankEvents) -> tuple[object, ...]:

@@ -1,7 +1,7 @@
 """Writing of a store: its folder, and its manifest while ranks are added.
 
-A store that replaces another is built in a folder beside it, which is renamed when the store is complete. A new store
-is written in place, so that an interruption leaves the ranks done so far.
+A store that replaces another is built in a folder beside it, which is renamed when the store is
+complete. A new store is written in place, so that an interruption leaves the ranks done so far.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, wit
 from tracekit.store.recordings import holds_recordings
 
 MANIFEST_INTERVAL_S = 5.0
-"""Seconds between two updates of the manifest while ranks are added: at most this much work is lost to a kill."""
+"""Seconds between two updates of the manifest while ranks are added: at most this much work is lost
+to a kill."""
 
 
 @contextlib.contextmanager
@@ -41,7 +42,9 @@ def store_folder(target: Path, *, resume: bool) -> Iterator[Path]:
     try:
         yield target
     finally:
-        is_empty = not is_store(target) or not (open_store(target).entries or holds_recordings(target))
+        is_empty = not is_store(target) or not (
+            open_store(target).entries or holds_recordings(target)
+        )
         if is_empty:  # nothing was written: leave things as they were
             shutil.rmtree(target, ignore_errors=True)
             if existed:
@@ -77,7 +80,9 @@ def check_target(target: Path) -> None:
     if target.is_file():
         raise OutputError(f"{target}: is a file; a store is a folder", hint="choose another place")
     if target.is_dir() and not is_store(target) and any(target.iterdir()):
-        raise OutputError(f"{target}: holds other files and is not a store", hint="name a new or an empty folder")
+        raise OutputError(
+            f"{target}: holds other files and is not a store", hint="name a new or an empty folder"
+        )
 
 
 def check_same_run(target: Path, refs: Sequence[SourceRef]) -> None:
@@ -96,10 +101,16 @@ def check_same_run(target: Path, refs: Sequence[SourceRef]) -> None:
         return
     given: set[str] = set()
     for ref in refs:
-        given |= {entry.source.path for entry in open_store(ref.path).entries} if ref.reader == "store" else {ref.path}
+        given |= (
+            {entry.source.path for entry in open_store(ref.path).entries}
+            if ref.reader == "store"
+            else {ref.path}
+        )
     if stored and not stored & given:
         problem = f"{target}: holds the store of another run{file_listing(stored, most=1)}"
-        raise OutputError(problem, hint="choose another folder, or --overwrite (overwrite=True) to replace it")
+        raise OutputError(
+            problem, hint="choose another folder, or --overwrite (overwrite=True) to replace it"
+        )
 
 
 def _move_to_target(temporary: Path, target: Path) -> None:
@@ -121,7 +132,9 @@ def _move_to_target(temporary: Path, target: Path) -> None:
             if target.exists():
                 shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
-        raise OutputError(f"{target}: cannot be replaced: {error.strerror}", hint="choose another place") from error
+        raise OutputError(
+            f"{target}: cannot be replaced: {error.strerror}", hint="choose another place"
+        ) from error
 
 
 @dataclass
@@ -151,7 +164,9 @@ class StoreWriter:
             shutil.rmtree(abandoned, ignore_errors=True)
 
     def resume(self, refs: Sequence[SourceRef], key: Callable[[SourceRef], str]) -> list[SourceRef]:
-        """Take over the ranks of sources that have not changed; return the sources that must be read.
+        """Take over the ranks of sources that have not changed.
+
+        Return the sources that must be read.
 
         Ranks of changed sources are removed. Ranks of sources that are not among *refs* stay.
 
@@ -169,14 +184,18 @@ class StoreWriter:
         for ref in refs:
             entries = ranks_by_key.get(key(ref), {})
             # A report with several ranks is complete only if all of them were written.
-            if entries and all(rank in entries for entry in entries.values() for rank in entry.together):
+            if entries and all(
+                rank in entries for entry in entries.values() for rank in entry.together
+            ):
                 self.unchanged.append(ref)
                 self.entries.update(entries)
             else:
                 pending.append(ref)
         pending_paths, pending_ranks = {ref.path for ref in pending}, {ref.rank for ref in pending}
         for folder, entry in entries_on_disk:
-            from_pending = entry is not None and (entry.source.path in pending_paths or entry.rank in pending_ranks)
+            from_pending = entry is not None and (
+                entry.source.path in pending_paths or entry.rank in pending_ranks
+            )
             if entry is None or (from_pending and entry.rank not in self.entries):
                 shutil.rmtree(folder, ignore_errors=True)
             else:

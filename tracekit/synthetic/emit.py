@@ -50,7 +50,9 @@ def rank_events(recipe: Recipe, rank: int) -> pl.DataFrame:
     for step in range(recipe.steps):
         writer.step(step, EPOCH_NS + step * period + recipe.skew_ns.get(rank, 0))
     rows = sorted(writer.rows, key=lambda row: row["start_ns"])
-    return pl.DataFrame([{"rank": rank, "id": i} | row for i, row in enumerate(rows)], schema=EVENTS)
+    return pl.DataFrame(
+        [{"rank": rank, "id": i} | row for i, row in enumerate(rows)], schema=EVENTS
+    )
 
 
 @dataclass
@@ -64,11 +66,17 @@ class _Writer:
     rows: list[Row] = field(default_factory=list)
     correlation: int = 0
     sequence: int = 1000
-    numbers: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # numbers of each forward's ops
+    numbers: dict[tuple[int, int], list[int]] = field(
+        default_factory=dict
+    )  # numbers of each forward's ops
     number: int = 0  # of the step
     host: int = 0  # time until which the host is busy
-    producers: dict[int, list[int]] = field(default_factory=dict)  # of each cell: cells of other ranks it receives from
-    consumers: dict[int, list[int]] = field(default_factory=dict)  # of each cell: cells of other ranks it sends to
+    producers: dict[int, list[int]] = field(
+        default_factory=dict
+    )  # of each cell: cells of other ranks it receives from
+    consumers: dict[int, list[int]] = field(
+        default_factory=dict
+    )  # of each cell: cells of other ranks it sends to
 
     def __post_init__(self) -> None:
         for producer, consumer in self.recipe.messages:
@@ -90,14 +98,20 @@ class _Writer:
             end = origin + int(done.end[i])
             for producer in self.producers.get(i, []):
                 ready = origin + int(done.end[producer])
-                self.message("recv", int(table.rank[producer]), min(free, ready), ready + recipe.p2p_ns)
-            self.cell(recipe.schedule.ranks[self.position][i - first], start, end, int(recipe.work_ns[i]))
+                self.message(
+                    "recv", int(table.rank[producer]), min(free, ready), ready + recipe.p2p_ns
+                )
+            self.cell(
+                recipe.schedule.ranks[self.position][i - first], start, end, int(recipe.work_ns[i])
+            )
             for consumer in self.consumers.get(i, []):
                 self.message("send", int(table.rank[consumer]), end, end + recipe.p2p_ns)
             free = end
         close = origin + int(done.makespan)
         self.annotated("Optimizer.step#AdamW.step", close, close + 60_000)
-        self.kernel("multi_tensor_apply_kernel", close + 10_000, close + 50_000, op="aten::_fused_adamw_")
+        self.kernel(
+            "multi_tensor_apply_kernel", close + 10_000, close + 50_000, op="aten::_fused_adamw_"
+        )
         self.annotated(f"ProfilerStep#{number}", origin - LEAD_NS - 20_000, close + GAP_NS // 2)
 
     # Cells
@@ -141,7 +155,9 @@ class _Writer:
         weights = [("W", *back, n) for n in reversed(layers)]
         both = [piece for pair in zip(inputs, weights, strict=True) for piece in pair]
         if op.kind == "FB":
-            return [piece for pair in zip(forward, both[::2], both[1::2], strict=True) for piece in pair]
+            return [
+                piece for pair in zip(forward, both[::2], both[1::2], strict=True) for piece in pair
+            ]
         return {"F": forward, "I": inputs, "W": weights, "B": both}[op.kind]
 
     def _stalls(self, op: Op, pieces: int) -> dict[int, list[tuple[str, int]]]:
@@ -150,9 +166,14 @@ class _Writer:
         recipe = self.recipe
         exposed_ns = recipe.exposed_exchange_ns(op.stage)
         if recipe.ep_ns and op.kind != "W":
-            names = {"F": ("dispatch", "combine"), "FB": ("dispatch", "combine", "combine", "dispatch")}
+            names = {
+                "F": ("dispatch", "combine"),
+                "FB": ("dispatch", "combine", "combine", "dispatch"),
+            }
             for k, name in enumerate(names.get(op.kind, ("combine", "dispatch"))):
-                stalls.setdefault(min(1 + k % max(1, pieces - 1), pieces - 1), []).append((name, exposed_ns))
+                stalls.setdefault(min(1 + k % max(1, pieces - 1), pieces - 1), []).append(
+                    (name, exposed_ns)
+                )
         if recipe.offload_exposed_ns and op.kind in ("B", "I", "FB"):
             stalls.setdefault(pieces - 1, []).append(("onload", recipe.offload_exposed_ns))
         if recipe.host_ns:
@@ -166,18 +187,41 @@ class _Writer:
         if what == "F":
             self.sequence += 1
             numbers.append(self.sequence)
-            shapes = [[TOKENS, WIDTH], [WIDTH, INNER]] if layer % 2 == 0 else [[TOKENS, INNER], [INNER, WIDTH]]
-            self.kernel(_GEMM + "TNN", start, end, op="aten::mm", shapes=shapes, sequence=self.sequence, late=late)
+            shapes = (
+                [[TOKENS, WIDTH], [WIDTH, INNER]]
+                if layer % 2 == 0
+                else [[TOKENS, INNER], [INNER, WIDTH]]
+            )
+            self.kernel(
+                _GEMM + "TNN",
+                start,
+                end,
+                op="aten::mm",
+                shapes=shapes,
+                sequence=self.sequence,
+                late=late,
+            )
             return
         rows, width = (INNER, WIDTH) if layer % 2 == 0 else (WIDTH, INNER)
-        shapes = [[TOKENS, rows], [rows, width]] if what == "I" else [[rows, TOKENS], [TOKENS, width]]
+        shapes = (
+            [[TOKENS, rows], [rows, width]] if what == "I" else [[rows, TOKENS], [TOKENS, width]]
+        )
         name = _GEMM + ("NNN" if what == "I" else "NTN")
         is_split = (self.position, stage, microbatch) in self.recipe.split_backwards
         if self.recipe.deferred and what == "W" and is_split:
             self.kernel(name, start, end, op="aten::mm", shapes=shapes, late=late)
             return
         sequence = numbers[layer] if layer < len(numbers) else 0
-        self.kernel(name, start, end, op="aten::mm", shapes=shapes, sequence=sequence, node="MmBackward0", late=late)
+        self.kernel(
+            name,
+            start,
+            end,
+            op="aten::mm",
+            shapes=shapes,
+            sequence=sequence,
+            node="MmBackward0",
+            late=late,
+        )
 
     # Events
 
@@ -218,9 +262,15 @@ class _Writer:
 
     def copy(self, way: str, start: int, end: int) -> None:
         """Write a copy of activations to the host or back."""
-        name, stream = ("DtoH (Device -> Pinned)", D2H) if way == "offload" else ("HtoD (Pinned -> Device)", H2D)
+        name, stream = (
+            ("DtoH (Device -> Pinned)", D2H)
+            if way == "offload"
+            else ("HtoD (Pinned -> Device)", H2D)
+        )
         size = TOKENS * INNER * 2
-        self.kernel(f"Memcpy {name}", start, end, op="aten::copy_", stream=stream, kind="memcpy", bytes=size)
+        self.kernel(
+            f"Memcpy {name}", start, end, op="aten::copy_", stream=stream, kind="memcpy", bytes=size
+        )
 
     def exchange(self, what: str, start: int, end: int, piece: tuple[str, int, int, int]) -> None:
         """Write an all-to-all of the expert group."""
@@ -232,8 +282,12 @@ class _Writer:
             "group_ranks": _compact_json(ranks),
         }
         call = self.host + 10
-        self.annotated(f"moe_{what} {'forward' if piece[0] == 'F' else 'backward'}", call, call + 1_000)
-        self.kernel("ncclDevKernel_SendRecv", start, end, op="record_param_comms", stream=EXPERT, **args)
+        self.annotated(
+            f"moe_{what} {'forward' if piece[0] == 'F' else 'backward'}", call, call + 1_000
+        )
+        self.kernel(
+            "ncclDevKernel_SendRecv", start, end, op="record_param_comms", stream=EXPERT, **args
+        )
         self.rows[-3].update(args)
 
     def message(self, way: str, position: int, start: int, end: int) -> None:
@@ -241,11 +295,22 @@ class _Writer:
         peer = self.recipe.rank(position, self.replica) if self.recipe.peers else None
         ranks = [self.recipe.rank(other, self.replica) for other in range(self.recipe.schedule.pp)]
         call = self.host + 10
-        args = {"collective": way, "peer": peer, "group": f"pp{self.replica}", "group_ranks": _compact_json(ranks)}
+        args = {
+            "collective": way,
+            "peer": peer,
+            "group": f"pp{self.replica}",
+            "group_ranks": _compact_json(ranks),
+        }
         self._add("cpu_op", "record_param_comms", call, call + 500, MAIN, **args)
         self.host = call + 600
         self.annotated("nccl:coalesced", call + 600, call + 1_800)
-        self.kernel("ncclDevKernel_SendRecv", start, max(end, start + 1), op="c10d::batch", stream=COMMUNICATION)
+        self.kernel(
+            "ncclDevKernel_SendRecv",
+            start,
+            max(end, start + 1),
+            op="c10d::batch",
+            stream=COMMUNICATION,
+        )
 
     def annotated(self, name: str, start: int, end: int) -> None:
         """Write a user annotation on the main thread."""
@@ -257,4 +322,6 @@ class _Writer:
         *more* are further columns, or other values of these.
         """
         times = {"start_ns": start, "end_ns": end, "step": self.number}
-        self.rows.append({"kind": kind, "name": name, **times, "pid": 1000 + self.rank, "tid": thread, **more})
+        self.rows.append(
+            {"kind": kind, "name": name, **times, "pid": 1000 + self.rank, "tid": thread, **more}
+        )

@@ -26,10 +26,14 @@ def groups(recipe: Recipe, rank: int) -> list[dict[str, Any]]:
     """Return the process groups a rank's file lists."""
     position, replica = divmod(rank, recipe.replicas)
     pipeline = [recipe.rank(other, replica) for other in range(recipe.schedule.pp)]
-    listed = [{"pg_name": f"pp{replica}", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": pipeline}]
+    listed = [
+        {"pg_name": f"pp{replica}", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": pipeline}
+    ]
     if recipe.replicas > 1:
         experts = [recipe.rank(position, r) for r in range(recipe.replicas)]
-        listed.append({"pg_name": f"ep{position}", "pg_desc": "EXPERT_MODEL_PARALLEL_GROUP", "ranks": experts})
+        listed.append(
+            {"pg_name": f"ep{position}", "pg_desc": "EXPERT_MODEL_PARALLEL_GROUP", "ranks": experts}
+        )
     return listed
 
 
@@ -94,7 +98,9 @@ def _event(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_run(recipe: Recipe, folder: str | os.PathLike[str], *, ranks: Iterable[int] | None = None) -> list[Path]:
+def write_run(
+    recipe: Recipe, folder: str | os.PathLike[str], *, ranks: Iterable[int] | None = None
+) -> list[Path]:
     """Write a run into *folder*, one rank after another, so that thousands of ranks take little memory.
 
     >>> import tempfile
@@ -105,7 +111,9 @@ def write_run(recipe: Recipe, folder: str | os.PathLike[str], *, ranks: Iterable
     """
     wanted = range(recipe.world_size) if ranks is None else ranks
     with output_folder(folder) as target:
-        return [write_kineto(recipe, rank, target / f"rank{rank}.pt.trace.json.gz") for rank in wanted]
+        return [
+            write_kineto(recipe, rank, target / f"rank{rank}.pt.trace.json.gz") for rank in wanted
+        ]
 
 
 def sample_recipe() -> Recipe:
@@ -126,7 +134,13 @@ def write_sample(folder: str | os.PathLike[str]) -> list[Path]:
     4
     """
     target = Path(folder)
-    wanted = {f"rank{rank}.pt.trace.json.gz" for rank in range(sample_recipe().world_size)} | {"report.html"}
-    if target.exists() and (not target.is_dir() or any(file.name not in wanted for file in target.iterdir())):
-        raise OutputError(f"{target}: already exists and contains other files", hint="name another folder with -o")
+    wanted = {f"rank{rank}.pt.trace.json.gz" for rank in range(sample_recipe().world_size)} | {
+        "report.html"
+    }
+    if target.exists() and (
+        not target.is_dir() or any(file.name not in wanted for file in target.iterdir())
+    ):
+        raise OutputError(
+            f"{target}: already exists and contains other files", hint="name another folder with -o"
+        )
     return write_run(sample_recipe(), target)

@@ -67,7 +67,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.ep_exposed_ns > self.ep_ns:
-            raise OptionError("ep_exposed_ns is more than ep_ns", hint="the exposed part is part of the whole")
+            raise OptionError(
+                "ep_exposed_ns is more than ep_ns", hint="the exposed part is part of the whole"
+            )
         if min(self.steps, self.replicas, self.layers) < 1:
             raise OptionError("steps, replicas and layers must be 1 or more")
 
@@ -86,8 +88,12 @@ class Recipe:
         kind = np.array([op.kind for rank in self.schedule.ranks for op in rank])
         halves = np.where(kind == "FB", 2, np.where(kind == "W", 0, 1))
         onload = np.isin(kind, ["B", "I", "FB"]).astype(np.int64)
-        exchange_ns = np.array([self.exposed_exchange_ns(int(stage)) for stage in self.schedule.table.stage])
-        return np.asarray(halves * 2 * exchange_ns + onload * self.offload_exposed_ns + self.host_ns, np.int64)
+        exchange_ns = np.array(
+            [self.exposed_exchange_ns(int(stage)) for stage in self.schedule.table.stage]
+        )
+        return np.asarray(
+            halves * 2 * exchange_ns + onload * self.offload_exposed_ns + self.host_ns, np.int64
+        )
 
     def exposed_exchange_ns(self, stage: int) -> int:
         """Return how much of each dispatch and combine of a stage no compute hides."""
@@ -103,7 +109,9 @@ class Recipe:
         if self.jitter:
             noise = np.random.default_rng(self.seed).normal(1.0, self.jitter, len(work))
             work = work * np.clip(noise, 0.2, 5.0)
-        cells = ((position, op) for position, order in enumerate(self.schedule.ranks) for op in order)
+        cells = (
+            (position, op) for position, order in enumerate(self.schedule.ranks) for op in order
+        )
         for i, (position, op) in enumerate(cells if self.slow_cells else ()):
             work[i] *= self.slow_cells.get((position, op.kind, op.stage, op.microbatch), 1.0)
         return np.maximum(np.rint(work), 1).astype(np.int64)

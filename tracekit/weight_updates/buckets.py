@@ -46,10 +46,15 @@ def split_updates(server: UpdateProcess, worker: UpdateProcess | None) -> list[p
     buckets.
     """
     processes = [server] if worker is None else [server, worker]
-    breaks = [process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy() for process in processes]
+    breaks = [
+        process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy()
+        for process in processes
+    ]
     groups = _split_at(server.transfers, np.sort(np.concatenate(breaks)))
     if len(groups) == 1:
-        barriers = server.lane("other").filter(pl.col("bytes") == 0)["start_ns"].to_numpy()  # they move nothing
+        barriers = (
+            server.lane("other").filter(pl.col("bytes") == 0)["start_ns"].to_numpy()
+        )  # they move nothing
         between_barriers = _split_at(server.transfers, barriers)
         sizes = [group.filter(lane="broadcast")["bytes"].to_list() for group in between_barriers]
         # With one bucket in each part the barriers may as well separate the buckets of one update.
@@ -60,7 +65,9 @@ def split_updates(server: UpdateProcess, worker: UpdateProcess | None) -> list[p
 
 def _split_at(transfers: pl.DataFrame, times: Ints) -> list[pl.DataFrame]:
     """Return the groups of transfers between *times* that broadcast."""
-    number = pl.Series("group", np.searchsorted(times, transfers["start_ns"].to_numpy(), side="right"))
+    number = pl.Series(
+        "group", np.searchsorted(times, transfers["start_ns"].to_numpy(), side="right")
+    )
     groups = transfers.with_columns(number).partition_by("group", maintain_order=True)
     return [group for group in groups if (group["lane"] == "broadcast").any()]
 
@@ -93,7 +100,9 @@ def match_buckets(
     following = np.searchsorted(start, stages["start_ns"].to_numpy())
     staged = {
         bucket: stage_end
-        for bucket, stage_end, size in zip(following.tolist(), stages["end_ns"], stages["bytes"], strict=True)
+        for bucket, stage_end, size in zip(
+            following.tolist(), stages["end_ns"], stages["bytes"], strict=True
+        )
         if bucket < bucket_count and size in (None, sizes[bucket])
     }
     # Copies from the host between two broadcasts belong to one round; those after the last
@@ -104,12 +113,16 @@ def match_buckets(
         .group_by("round", maintain_order=True)
         .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
     )
-    own = transfers.filter(pl.col("start_ns").is_between(min([start[0], *by_round["start_ns"]]), end[bucket_count - 1]))
+    own = transfers.filter(
+        pl.col("start_ns").is_between(min([start[0], *by_round["start_ns"]]), end[bucket_count - 1])
+    )
     copies = worker.lane("reload") if worker is not None else transfers.clear()
     if worker is not None:
         limit = min(until_ns, _next_phase_start(worker, int(start[-1])))
         copies = copies.filter(pl.col("start_ns").is_between(int(start[0]), limit))
-    copies = copies.with_columns(bucket=pl.Series(_buckets_of_copies(copies, end, sizes), dtype=pl.Int64))
+    copies = copies.with_columns(
+        bucket=pl.Series(_buckets_of_copies(copies, end, sizes), dtype=pl.Int64)
+    )
     copies = copies.filter(pl.col("bucket") < bucket_count)
     spans = copies.group_by("bucket").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
     return RankBuckets(
@@ -127,7 +140,9 @@ def match_buckets(
 
 def _next_phase_start(worker: UpdateProcess, after_ns: int) -> int:
     """Return when the worker's next stretch other than weight synchronisation begins."""
-    starts = worker.stretches.filter((pl.col("phase") != WEIGHT_SYNC) & (pl.col("start_ns") > after_ns))["start_ns"]
+    starts = worker.stretches.filter(
+        (pl.col("phase") != WEIGHT_SYNC) & (pl.col("start_ns") > after_ns)
+    )["start_ns"]
     return int(starts.min()) if len(starts) else np.iinfo(np.int64).max  # type: ignore[arg-type]
 
 

@@ -123,7 +123,9 @@ def _measure_lanes(transfers: pl.DataFrame) -> pl.DataFrame:
         bandwidth_gb_s = None if size is None else ratio(size, ns)  # bytes per ns are GB per s
         rows.append((rank, lane, len(events), size, ns, bandwidth_gb_s))
     lane_order = pl.col("lane").cast(pl.Enum(TRANSFER_LANES))
-    return pl.DataFrame(rows, schema=table_schema(ReloadLane), orient="row").sort("rank", lane_order)
+    return pl.DataFrame(rows, schema=table_schema(ReloadLane), orient="row").sort(
+        "rank", lane_order
+    )
 
 
 def _measure_hidden(transfers: pl.DataFrame) -> dict[str, Any]:

@@ -49,7 +49,9 @@ class UpdateProcess:
         return self.transfers.filter(pl.col("lane").is_in(names))
 
 
-def reload_events(labelled: pl.DataFrame, stretches: pl.DataFrame | None = None) -> pl.DataFrame | None:
+def reload_events(
+    labelled: pl.DataFrame, stretches: pl.DataFrame | None = None
+) -> pl.DataFrame | None:
     """Return the events of one process's part in weight updates (``RELOAD_EVENTS``).
 
     None if it has none.
@@ -70,7 +72,9 @@ def reload_events(labelled: pl.DataFrame, stretches: pl.DataFrame | None = None)
     is_copy = pl.col("kind") == "memcpy"
     is_from_host = pl.col("name").cast(pl.String).str.contains("(?i)HtoD|host.to.device")
     is_on_broadcast_stream = pl.col("stream").is_in(broadcasts["stream"].unique().to_list())
-    has_broadcast_size = pl.col("bytes").is_null() | pl.col("bytes").is_in(broadcasts["bytes"].unique().to_list())
+    has_broadcast_size = pl.col("bytes").is_null() | pl.col("bytes").is_in(
+        broadcasts["bytes"].unique().to_list()
+    )
     may_stage = label.is_in(["reload", "memory"])
     cases = [  # the first that holds decides
         (label == "broadcast", "broadcast"),

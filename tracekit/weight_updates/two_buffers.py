@@ -76,10 +76,14 @@ class WeightReload(HasDocument):
             for rank in range(self.ranks):
                 own_bucket = round_index * self.ranks + rank if op == "H2D" else bucket
                 lane = LANES[0] if op == "H2D" else LANES[1 + bucket % 2]
-                broadcast_role = ("source" if rank == owner else "destination") if op == "BROADCAST" else None
+                broadcast_role = (
+                    ("source" if rank == owner else "destination") if op == "BROADCAST" else None
+                )
                 rows.append((rank, lane, op, broadcast_role, own_bucket, round_index, start, end))
         columns = ["rank", "lane", "op", "role", "bucket", "round", "start", "end"]
-        return pl.DataFrame(rows, schema=columns, orient="row").sort("rank", "start", "lane", maintain_order=True)
+        return pl.DataFrame(rows, schema=columns, orient="row").sort(
+            "rank", "start", "lane", maintain_order=True
+        )
 
     def orders(self) -> list[list[str]]:
         """Return the ops of every device in order of start, as in ``H2D0 BROADCAST0 RELOAD0``."""

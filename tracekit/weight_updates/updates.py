@@ -23,7 +23,9 @@ MAX_RANKS_WITH_CELLS = 64
 """Ranks up to which the operations of an update are listed one by one."""
 
 
-def find_weight_updates(processes: Sequence[UpdateProcess]) -> tuple[list[WeightUpdate], list[Notice]]:
+def find_weight_updates(
+    processes: Sequence[UpdateProcess],
+) -> tuple[list[WeightUpdate], list[Notice]]:
     """Return the weight updates of a run in order of time, and what could not be matched.
 
     >>> import polars as pl
@@ -46,29 +48,47 @@ def find_weight_updates(processes: Sequence[UpdateProcess]) -> tuple[list[Weight
     notices: list[Notice] = []
     if not workers and any(len(process.lane("h2d")) for process in servers):
         notices.append(Notice("role-missing", values={"case": "inference"}))
-    updates_by_rank = [(process, split_updates(process, workers.get(process.rank))) for process in servers]
+    updates_by_rank = [
+        (process, split_updates(process, workers.get(process.rank))) for process in servers
+    ]
     counts = Counter(len(transfers) for _, transfers in updates_by_rank)
     update_count = counts.most_common(1)[0][0]
     if len(counts) > 1:
         values: NoticeValues = {"numbers": tuple(sorted(counts)), "counted": update_count}
         notices.append(Notice("weight-updates-differ", values=values))
     # The k-th update of one rank is the k-th of another only if both have the same number.
-    updates_by_rank = [(process, transfers) for process, transfers in updates_by_rank if len(transfers) == update_count]
+    updates_by_rank = [
+        (process, transfers)
+        for process, transfers in updates_by_rank
+        if len(transfers) == update_count
+    ]
     updates = []
     for number in range(update_count):
         # A rank's recording may lack the last buckets: only those that all ranks have can be
         # matched.
         sizes_by_rank = [
-            transfers[number].filter(lane="broadcast")["bytes"].to_numpy() for _, transfers in updates_by_rank
+            transfers[number].filter(lane="broadcast")["bytes"].to_numpy()
+            for _, transfers in updates_by_rank
         ]
         sizes = max(sizes_by_rank, key=len)  # of all buckets
         bucket_count = min(map(len, sizes_by_rank))  # those that can be matched
         ranks = []
         for process, transfers in updates_by_rank:
-            until = int(transfers[number + 1]["start_ns"][0]) if number + 1 < update_count else np.iinfo(np.int64).max
+            until = (
+                int(transfers[number + 1]["start_ns"][0])
+                if number + 1 < update_count
+                else np.iinfo(np.int64).max
+            )
             worker = workers.get(process.rank)
             ranks.append(
-                match_buckets(process, worker, transfers[number], sizes, bucket_count=bucket_count, until_ns=until)
+                match_buckets(
+                    process,
+                    worker,
+                    transfers[number],
+                    sizes,
+                    bucket_count=bucket_count,
+                    until_ns=until,
+                )
             )
         update = _measure(ranks, server_role, workers)
         if update is not None:
@@ -117,7 +137,9 @@ def _measure(
     with_worker = [part for part in ranks if part.rank in workers]
     has_reloads = any(part.reload for part in ranks)
     sources = _sources(ranks)
-    ideal = _ideal(ranks, sources) if has_reloads else None  # without reloads there is nothing to simulate
+    ideal = (
+        _ideal(ranks, sources) if has_reloads else None
+    )  # without reloads there is nothing to simulate
     late_intervals, wait_by_rank = _late_arrivals(ranks)
     late_rank = None
     if any(wait_by_rank.values()):
@@ -134,7 +156,9 @@ def _measure(
         bytes=update_bytes,
         buckets=len(sources),
         h2d_ns=round(mean(_union(part.h2d).total_ns for part in ranks)),
-        broadcast_ns=round(mean(union(part.broadcast_start, part.broadcast_end).total_ns for part in ranks)),
+        broadcast_ns=round(
+            mean(union(part.broadcast_start, part.broadcast_end).total_ns for part in ranks)
+        ),
         reload_ns=reload_ns,
         # While a rank's GPU runs nothing, its host is at work or waits for another process.
         host_ns=round(mean((whole - part.busy).total_ns for part in ranks)),
@@ -142,7 +166,9 @@ def _measure(
         gb_s=round(update_bytes / max(end - start, 1), 3),  # bytes per ns are GB per s
         server=server or None,  # a run without roles has one role without a name
         worker=worker or None,
-        reloaded_bytes=reloaded_bytes.pop() if len(reloaded_bytes) == 1 else None,  # unknown if the ranks disagree
+        reloaded_bytes=reloaded_bytes.pop()
+        if len(reloaded_bytes) == 1
+        else None,  # unknown if the ranks disagree
         sources=sources,
         gap_ns=_gap_by_cause(ranks, whole, late_intervals, ideal) if ideal else None,
         late_rank=late_rank,
@@ -212,7 +238,9 @@ def _broadcast_times(ranks: Sequence[RankBuckets]) -> tuple[Ints, Ints]:
     return starts, np.maximum(starts, ends)
 
 
-def _ideal(ranks: Sequence[RankBuckets], sources: Sequence[int | None]) -> list[tuple[str, int, int, int]]:
+def _ideal(
+    ranks: Sequence[RankBuckets], sources: Sequence[int | None]
+) -> list[tuple[str, int, int, int]]:
     """Simulate the two-buffer ideal with the measured times of each round and bucket.
 
     All ranks copy at once, so a round's copy lasts as long as the slowest. A broadcast lasts from
@@ -220,7 +248,10 @@ def _ideal(ranks: Sequence[RankBuckets], sources: Sequence[int | None]) -> list[
     """
     rounds = _rounds(sources)
     h2d = [
-        max((last - first for part in ranks for first, last in part.h2d[number : number + 1]), default=0)
+        max(
+            (last - first for part in ranks for first, last in part.h2d[number : number + 1]),
+            default=0,
+        )
         for number in range(max(rounds) + 1)
     ]
     starts, ends = _broadcast_times(ranks)
@@ -280,7 +311,9 @@ def _cells(ranks: Sequence[RankBuckets], sources: Sequence[int | None]) -> list[
         for number, (first, last) in enumerate(part.h2d):
             bucket = own[number] if number < len(own) else number
             held_until_ns = part.staged.get(bucket, last)
-            cells.append(BucketCell(part.rank, LANES[0], "H2D", None, bucket, first, last, held_until_ns))
+            cells.append(
+                BucketCell(part.rank, LANES[0], "H2D", None, bucket, first, last, held_until_ns)
+            )
         for bucket, source in enumerate(sources):
             lane = LANES[1 + bucket % 2]
             reload = part.reload.get(bucket)
@@ -288,7 +321,11 @@ def _cells(ranks: Sequence[RankBuckets], sources: Sequence[int | None]) -> list[
             start = int(part.broadcast_start[bucket])
             end = int(part.broadcast_end[bucket])
             reloaded_ns = None if reload is None else reload[1]
-            cells.append(BucketCell(part.rank, lane, "BROADCAST", role, bucket, start, end, reloaded_ns))
+            cells.append(
+                BucketCell(part.rank, lane, "BROADCAST", role, bucket, start, end, reloaded_ns)
+            )
             if reload is not None:
-                cells.append(BucketCell(part.rank, lane, "RELOAD", None, bucket, *reload, reload[1]))
+                cells.append(
+                    BucketCell(part.rank, lane, "RELOAD", None, bucket, *reload, reload[1])
+                )
     return cells

@@ -1,7 +1,8 @@
 """Changes to a run ("what if"): the step time that a replay of its events with the change predicts.
 
-A change is text: ``dp_comm x0.5`` (a label, module, operator or kernel takes half its time), ``rank 2 like others``,
-``no host delay``, ``links x2`` (twice the bandwidth), ``hide dp_comm``, ``balance`` and ``microbatches 16``.
+A change is text: ``dp_comm x0.5`` (a label, module, operator or kernel takes half its time), ``rank
+2 like others``, ``no host delay``, ``links x2`` (twice the bandwidth), ``hide dp_comm``,
+``balance`` and ``microbatches 16``.
 """
 
 import math
@@ -57,12 +58,16 @@ class ChangedGraph:
         """Return the time per step that hidden labels take by themselves on the rank where they take longest."""
         graph = self.graph
         sums = [
-            np.bincount(graph.rank_index, weights=graph.work_ns * (graph.label == label), minlength=1).max()
+            np.bincount(
+                graph.rank_index, weights=graph.work_ns * (graph.label == label), minlength=1
+            ).max()
             for label in self.hidden
         ]
         return round(max(sums, default=0.0) / len(graph.steps))
 
-    def scale_ranks(self, ranks: Collection[int], key: Ints, weights: Ints, *, like_others: bool) -> Floats:
+    def scale_ranks(
+        self, ranks: Collection[int], key: Ints, weights: Ints, *, like_others: bool
+    ) -> Floats:
         """Return for each event the factor that gives its rank the same sum of *weights* as the ranks like it have.
 
         Args:
@@ -75,12 +80,17 @@ class ChangedGraph:
         _, key = np.unique(key, return_inverse=True)
         keys = int(key.max(initial=0)) + 1
         count = len(graph.ranks)
-        sums = np.bincount(graph.rank_index * keys + key, weights, count * keys).reshape(count, keys)
+        sums = np.bincount(graph.rank_index * keys + key, weights, count * keys).reshape(
+            count, keys
+        )
         ratio = np.ones((count, keys))
         for index in ranks:
-            # Ranks of one position in several pipelines are alike; in a single pipeline all ranks count.
+            # Ranks of one position in several pipelines are alike; in a single pipeline all ranks
+            # count.
             position = self.positions.get(graph.ranks[index])
-            alike = [i for i, rank in enumerate(graph.ranks) if self.positions.get(rank) == position]
+            alike = [
+                i for i, rank in enumerate(graph.ranks) if self.positions.get(rank) == position
+            ]
             alike = alike if len(alike) > 1 else list(range(count))
             if like_others:
                 usual = np.median(sums[[i for i in alike if i != index]], axis=0)
@@ -105,9 +115,13 @@ def parse_change(text: str) -> Edit:
     for pattern, edit in _EDITS.items():
         if match := re.fullmatch(pattern, words):
             if match.groupdict().get("factor") and not float(match["factor"]):
-                raise OptionError(f"--change {text!r}: the factor must be above 0", hint=f"changes are {FORMS}")
+                raise OptionError(
+                    f"--change {text!r}: the factor must be above 0", hint=f"changes are {FORMS}"
+                )
             return edit(match)
-    raise OptionError(f"--change {text!r} is not a change that is known", hint=f"changes are {FORMS}")
+    raise OptionError(
+        f"--change {text!r} is not a change that is known", hint=f"changes are {FORMS}"
+    )
 
 
 def _scale(changed: ChangedGraph, name: str, factor: float) -> None:
@@ -118,30 +132,57 @@ def _scale(changed: ChangedGraph, name: str, factor: float) -> None:
 
 
 def _require_known_transfers(changed: ChangedGraph, events: Bools) -> None:
-    """Refuse where no peer tells how much of the communication among *events* is waiting; note where some do not."""
+    """Refuse where no peer tells how much of the communication among *events* is waiting.
+
+    Note where some do not.
+    """
     graph = changed.graph
     communication = events & graph.has_label(*COMMUNICATION_LABELS)
     is_matched = np.diff(graph.first_match) > 0
     if communication.any() and not (communication & is_matched).any():
-        raise RefusedError("no peer's trace tells how much of this communication is waiting: give all ranks")
+        raise RefusedError(
+            "no peer's trace tells how much of this communication is waiting: give all ranks"
+        )
     if (communication & ~is_matched).any():
         changed.rests_on.append("communication whose peers have no trace never waits")
 
 
 def _select(graph: EventGraph, name: str) -> Bools:
-    """Return the events of a label, a module, an operator or a kernel; of kernels, a part of the name is enough."""
-    for column, is_part in (("label", False), ("module", False), ("op", False), ("name", False), ("name", True)):
+    """Return the events of a label, a module, an operator or a kernel.
+
+    Of kernels, a part of the name is enough.
+    """
+    for column, is_part in (
+        ("label", False),
+        ("module", False),
+        ("op", False),
+        ("name", False),
+        ("name", True),
+    ):
         distinct = graph.events[column].unique().drop_nulls()
         texts = distinct.cast(pl.String)
-        matches = texts.str.contains(name, literal=True) if is_part else texts.str.to_lowercase() == name.lower()
+        matches = (
+            texts.str.contains(name, literal=True)
+            if is_part
+            else texts.str.to_lowercase() == name.lower()
+        )
         if matches.any():
-            return graph.events[column].is_in(distinct.filter(matches).implode()).fill_null(False).to_numpy()
+            return (
+                graph.events[column]
+                .is_in(distinct.filter(matches).implode())
+                .fill_null(False)
+                .to_numpy()
+            )
     raise _unknown_name_error(graph, name, "label", "module")
 
 
 def _unknown_name_error(graph: EventGraph, name: str, *columns: str) -> OptionError:
-    names = {c: graph.events[c].unique().drop_nulls().cast(pl.String).sort().to_list() for c in columns}
-    present = "; ".join(f"{column}s {', '.join(values)}" for column, values in names.items() if values)
+    names = {
+        c: graph.events[c].unique().drop_nulls().cast(pl.String).sort().to_list() for c in columns
+    }
+    present = "; ".join(
+        f"{column}s {', '.join(values)}" for column, values in names.items() if values
+    )
     return OptionError(f"nothing in this run is called {name!r}", hint=f"there are {present}")
 
 
@@ -164,7 +205,9 @@ def _faster_links(changed: ChangedGraph, factor: float) -> None:
 
 
 def _hide(changed: ChangedGraph, label: str) -> None:
-    """Hide the transfers of *label* behind the compute that nothing runs beside yet; the rest is still waited for.
+    """Hide the transfers of *label* behind the compute that nothing runs beside yet.
+
+    The rest is still waited for.
 
     The step still takes at least as long as the transfers do.
     """
@@ -182,7 +225,9 @@ def _hide(changed: ChangedGraph, label: str) -> None:
     parts = len(graph.ranks) * len(graph.steps)
     # Compute beside an operation that waits counts as hiding it, as in the budget.
     others = graph.has_label(*COMMUNICATION_LABELS, *COPY_LABELS)
-    free_ns = (compute - union(graph.start[others], graph.end[others], part[others])).totals_ns(parts)
+    free_ns = (compute - union(graph.start[others], graph.end[others], part[others])).totals_ns(
+        parts
+    )
     exposed_ns = (ran(events) - compute).totals_ns(parts)
     changed.factor[events] = np.maximum(0.0, 1 - free_ns / np.maximum(exposed_ns, 1))[part[events]]
     changed.hidden.append(LABELS.index(label))
@@ -195,7 +240,9 @@ def _like_others(changed: ChangedGraph, rank: int) -> None:
     """Give the work of each label, and the host, of one rank the time that they take on the other ranks, per step."""
     graph = changed.graph
     if rank not in graph.ranks:
-        raise OptionError(f"there is no rank {rank} in this run", hint=f"there are {ranks_named(graph.ranks)}")
+        raise OptionError(
+            f"there is no rank {rank} in this run", hint=f"there are {ranks_named(graph.ranks)}"
+        )
     _require_other_ranks(graph)
     ranks = [graph.ranks.index(rank)]
     step = graph.step_index.astype(np.int64)
@@ -207,14 +254,17 @@ def _like_others(changed: ChangedGraph, rank: int) -> None:
     late = graph.launched_late_ns > 0
     host_factor = changed.scale_ranks(ranks, step, graph.launched_late_ns, like_others=True)
     changed.host_factor[late] *= np.minimum(host_factor[late], 1.0)
-    changed.rests_on.append("in each step the rank's work and host take the median of the other ranks")
+    changed.rests_on.append(
+        "in each step the rank's work and host take the median of the other ranks"
+    )
 
 
 def _balance(changed: ChangedGraph) -> None:
     """Give the work of each label between two dispatches (in each step, without experts) the mean over ranks."""
     graph = changed.graph
     _require_other_ranks(graph)
-    # Number of dispatches launched before each event on its rank: ranks of an expert group have the same number.
+    # Number of dispatches launched before each event on its rank: ranks of an expert group have the
+    # same number.
     order = np.lexsort((np.minimum(graph.launch, graph.start), graph.rank_index))
     count = np.cumsum(graph.has_label("ep_dispatch")[order])
     first = np.searchsorted(graph.rank_index[order], np.arange(len(graph.ranks)))
@@ -225,7 +275,9 @@ def _balance(changed: ChangedGraph) -> None:
     work_ns = (graph.end - graph.start) * compute
     factor = changed.scale_ranks(range(len(graph.ranks)), key, work_ns, like_others=False)
     changed.factor[compute] *= factor[compute]
-    changed.rests_on.append("work of a label takes the mean over ranks; kernels scale with their tokens")
+    changed.rests_on.append(
+        "work of a label takes the mean over ranks; kernels scale with their tokens"
+    )
 
 
 def _require_other_ranks(graph: EventGraph) -> None:
@@ -233,23 +285,30 @@ def _require_other_ranks(graph: EventGraph) -> None:
     if len(graph.ranks) < 2:
         raise RefusedError("there is no other rank's trace to compare with: give all ranks")
     if not len(graph.matches):
-        raise RefusedError("no communication could be matched between ranks, so that it is unknown who waited for whom")
+        raise RefusedError(
+            "no communication could be matched between ranks, so that it is unknown who waited for whom"
+        )
 
 
 _NUMBER = r"(?P<factor>\d+(\.\d+)?)"
 _EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
     "no host delay": lambda _: _without_host_delay,
     "balance": lambda _: _balance,
-    r"micro-?batches (?P<count>\d+)": lambda match: lambda changed: changed.microbatches.append(int(match["count"])),
+    r"micro-?batches (?P<count>\d+)": lambda match: (
+        lambda changed: changed.microbatches.append(int(match["count"]))
+    ),
     r"rank (?P<rank>\d+) like others": lambda match: partial(_like_others, rank=int(match["rank"])),
     r"hide (?P<label>\S+)": lambda match: partial(_hide, label=match["label"]),
     rf"links [x×] ?{_NUMBER}": lambda match: partial(_faster_links, factor=float(match["factor"])),
-    rf"(?P<name>.+) [x×] ?{_NUMBER}": lambda match: partial(_scale, name=match["name"], factor=float(match["factor"])),
+    rf"(?P<name>.+) [x×] ?{_NUMBER}": lambda match: partial(
+        _scale, name=match["name"], factor=float(match["factor"])
+    ),
 }
 """Forms of a change, and what makes it; the first that fits counts."""
 
 Lane = list[tuple[str | None, float, float]]
-"""Parts of a rank's step in order: the label that takes most of it (None: idle), start and width as shares."""
+"""Parts of a rank's step in order: the label that takes most of it (None: idle), start and width as
+shares."""
 
 
 def _extents(graph: EventGraph, start: Ints, end: Ints) -> pl.DataFrame:
@@ -270,9 +329,11 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
     clock_error_ns: int = 0
     """Largest uncertainty of a clock."""
     microbatches: Callable[[int], tuple[int, int, int] | str] | None = None
-    """Change of the step by another number of micro-batches: low, likely and high, or why not; None: no pipeline."""
+    """Change of the step by another number of micro-batches: low, likely and high, or why not;
+    None: no pipeline."""
     memory: Callable[[int], tuple[tuple[int, int | None] | None, bool | None]] | None = None
-    """Bounds of the memory that another number of micro-batches needs, and whether it fits; None: no pipeline."""
+    """Bounds of the memory that another number of micro-batches needs, and whether it fits; None:
+    no pipeline."""
 
     def replayed_ns(self, replay: EventReplay) -> int:
         """Return the step time with the replayed times: the measured one, less what the replay took off the graph's."""
@@ -288,7 +349,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
             if len(changed.microbatches) == 1 and self.memory is not None:
                 peak_bytes, fits = self.memory(changed.microbatches[0])
                 step = msgspec.structs.replace(step, peak_bytes=peak_bytes, fits=fits)
-            added = sum((np.array(self._more_microbatches(n)) for n in changed.microbatches), np.zeros(3))
+            added = sum(
+                (np.array(self._more_microbatches(n)) for n in changed.microbatches), np.zeros(3)
+            )
         except RefusedError as refused:
             return msgspec.structs.replace(step, why_not=str(refused))
         if changed.microbatches:
@@ -301,7 +364,10 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         return msgspec.structs.replace(
             step,
             predicted_ns=predicted_ns,
-            predicted_range_ns=(round(replayed_ns - margin_ns + added[0]), round(replayed_ns + margin_ns + added[2])),
+            predicted_range_ns=(
+                round(replayed_ns - margin_ns + added[0]),
+                round(replayed_ns + margin_ns + added[2]),
+            ),
             saves_ns=None if changed.microbatches else step.measured_ns - predicted_ns,
             critical_path=tuple(PathPart(*row) for row in path_parts.head(MAX_PATH_PARTS).rows()),
             rests_on=tuple(changed.rests_on),
@@ -330,18 +396,28 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         """
         bounds = self.graph.step_bounds(self.graph.start, self.graph.end).drop_nulls("time_ns")
         times_ns = bounds.group_by("step").agg(pl.col("time_ns").median())["time_ns"].to_numpy()
-        low, middle, high = np.quantile(times_ns, [0.25, 0.5, 0.75]) if len(times_ns) else (0.0, 0.0, 0.0)
+        low, middle, high = (
+            np.quantile(times_ns, [0.25, 0.5, 0.75]) if len(times_ns) else (0.0, 0.0, 0.0)
+        )
         step_share = max(MIN_VARIATION, float((high - low) / 2 / max(middle, 1.0)))
         is_transfer = path_parts["label"].is_in(COMMUNICATION_LABELS).fill_null(False)
         transfer_ns = int(path_parts["ns"].filter(is_transfer).sum())
         host_ns = int(path_parts["ns"].filter(path_parts["label"].is_null()).sum())
-        margins_ns = (replayed_ns * step_share, transfer_ns * LINK_VARIATION, host_ns * HOST_VARIATION)
+        margins_ns = (
+            replayed_ns * step_share,
+            transfer_ns * LINK_VARIATION,
+            host_ns * HOST_VARIATION,
+        )
         return math.hypot(*margins_ns) + self.clock_error_ns
 
     def best_changes(self, *, without: Collection[str] = ()) -> list[ChangedStep]:
         """Return the changes that would save most, other than *without* and faster kernels."""
         rows = [self.predict([text]) for text in self._candidates() if text not in without]
-        worthwhile = [row for row in rows if (row.saves_ns or 0) > MIN_SAVED_SHARE_TO_PROPOSE * row.measured_ns]
+        worthwhile = [
+            row
+            for row in rows
+            if (row.saves_ns or 0) > MIN_SAVED_SHARE_TO_PROPOSE * row.measured_ns
+        ]
         return sorted(worthwhile, key=lambda row: -(row.saves_ns or 0))[:MAX_LISTED_CHANGES]
 
     def _candidates(self) -> Iterator[str]:
@@ -357,7 +433,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
             # The ranks with the most compute, and with the latest host.
             work_ns = (graph.end - graph.start) * graph.has_label(*COMPUTE_SET)
             rank_indices = {
-                int(np.bincount(graph.rank_index, weights).argmax()) for weights in (work_ns, graph.launched_late_ns)
+                int(np.bincount(graph.rank_index, weights).argmax())
+                for weights in (work_ns, graph.launched_late_ns)
             }
             yield from (f"rank {graph.ranks[index]} like others" for index in sorted(rank_indices))
 
@@ -367,22 +444,35 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         changed = self._changed(changes)
         replay = graph.replay(changed.factor, changed.host_factor)
         lengths = _extents(graph, graph.start, graph.end)
-        step = int((lengths["end_ns"] - lengths["start_ns"] - self.measured_ns).abs().arg_min() or 0)
+        step = int(
+            (lengths["end_ns"] - lengths["start_ns"] - self.measured_ns).abs().arg_min() or 0
+        )
         measured_ns = lengths["end_ns"][step] - lengths["start_ns"][step]
         replayed = _extents(graph, replay.start, replay.end)
         begin, end = replayed["start_ns"][step], replayed["end_ns"][step]
-        edges = np.linspace(begin, begin + max(measured_ns, end - begin), LANE_BINS + 1).astype(np.int64)
+        edges = np.linspace(begin, begin + max(measured_ns, end - begin), LANE_BINS + 1).astype(
+            np.int64
+        )
         lanes: dict[int, Lane] = {}
         for index, rank in enumerate(graph.ranks[:max_ranks]):
             events = (graph.rank_index == index) & (graph.step_index == step)
-            names: list[str | None] = [None, *(label for label in LABELS if graph.has_label(label)[events].any())]
-            covered = np.zeros((len(names), LANE_BINS))  # row 0: idle, where nothing else covers more
+            names: list[str | None] = [
+                None,
+                *(label for label in LABELS if graph.has_label(label)[events].any()),
+            ]
+            covered = np.zeros(
+                (len(names), LANE_BINS)
+            )  # row 0: idle, where nothing else covers more
             for row, label in enumerate(names):
                 if label is not None:
                     rows = events & graph.has_label(label)
-                    covered[row] = union(replay.start[rows], replay.end[rows]).covered_ns(edges[:-1], edges[1:])
+                    covered[row] = union(replay.start[rows], replay.end[rows]).covered_ns(
+                        edges[:-1], edges[1:]
+                    )
             bins, lanes[rank] = enumerate(covered.argmax(axis=0).tolist()), []
             for row, group in groupby(bins, key=lambda item: item[1]):
                 positions = [position for position, _ in group]
-                lanes[rank].append((names[row], positions[0] / LANE_BINS, len(positions) / LANE_BINS))
+                lanes[rank].append(
+                    (names[row], positions[0] / LANE_BINS, len(positions) / LANE_BINS)
+                )
         return lanes

@@ -1,9 +1,9 @@
 """Constants of predictions: every figure that was set rather than measured in the run at hand.
 
-Each names its source and the date on which it was set. "The eleven sets", "the later sets" and "the pairs of changes"
-are the recordings that docs/whatif.md lists with all figures: PyTorch's schedules of 2 to 4 ranks that share an H200,
-with NCCL over loopback sockets. A figure "by choice" rests on no recording: it says how much is computed or shown, or
-where an answer is refused.
+Each names its source and the date on which it was set. "The eleven sets", "the later sets" and "the
+pairs of changes" are the recordings that docs/whatif.md lists with all figures: PyTorch's schedules
+of 2 to 4 ranks that share an H200, with NCCL over loopback sockets. A figure "by choice" rests on
+no recording: it says how much is computed or shown, or where an answer is refused.
 """
 
 Estimate = tuple[float, float, float]
@@ -18,65 +18,71 @@ QUANTILES: Estimate = (0.25, 0.5, 0.75)
 # ---- Machine: messages, and compute beside them.
 
 MIN_KERNELS_TO_MEASURE_SLOWDOWN = 30
-"""Kernels that must have run beside messages before a slowdown is computed from them. By choice, 2026-11-15."""
+"""Kernels that must have run beside messages before a slowdown is computed from them. By choice,
+2026-11-15."""
 
 UNKNOWN_SLOWDOWN: Estimate = (1.0, 1.4, 2.0)
-"""Slowdown of compute if none ran beside messages: a kernel that fills the GPU takes as long as before, or twice. The
-likely value is a guess between these bounds, 2026-11-15."""
+"""Slowdown of compute if none ran beside messages: a kernel that fills the GPU takes as long as
+before, or twice. The likely value is a guess between these bounds, 2026-11-15."""
 
 MIN_SHARE_BESIDE_MESSAGES_TO_MEASURE = 0.2
-"""Share of the time of ops beside messages of their rank from which a run shows what that costs ranks on one GPU. By
-choice, 2026-11-18: schedules that hide messages have 0.4 to 0.55, those that do not 0.02 to 0.1."""
+"""Share of the time of ops beside messages of their rank from which a run shows what that costs
+ranks on one GPU. By choice, 2026-11-18: schedules that hide messages have 0.4 to 0.55, those that
+do not 0.02 to 0.1."""
 
 UNKNOWN_COST_TO_OTHER_RANKS = 0.5
-"""Cost of a message beside compute to each other rank on the same GPU, over its cost to the rank itself, where the run
-does not show it: another rank loses nothing, or as much. The value is a guess between these bounds, 2026-11-18; runs
-that show it have 0.3 to 1. It is also how uncertain both costs are taken to be before the run is looked at."""
+"""Cost of a message beside compute to each other rank on the same GPU, over its cost to the rank
+itself, where the run does not show it: another rank loses nothing, or as much. The value is a guess
+between these bounds, 2026-11-18; runs that show it have 0.3 to 1. It is also how uncertain both
+costs are taken to be before the run is looked at."""
 
 MAX_FIT_ROUNDS = 20
 """Rounds of the fit of costs on a shared GPU, which settles in a few. By choice, 2026-11-18."""
 
 MAX_SLOWDOWN = 4.0
-"""Largest slowdown of compute beside messages that is believed; more is an outlier. By choice, 2026-11-15."""
-
-SLOWDOWN_SPREAD = 0.1
-"""Distance of the low and the high slowdown from the measured one, as a share of what is above 1. By choice,
+"""Largest slowdown of compute beside messages that is believed; more is an outlier. By choice,
 2026-11-15."""
 
+SLOWDOWN_SPREAD = 0.1
+"""Distance of the low and the high slowdown from the measured one, as a share of what is above 1.
+By choice, 2026-11-15."""
+
 UNKNOWN_DUPLEX: Estimate = (1.0, 1.3, 2.0)
-"""Duplex factor if no two messages crossed: a link that carries both ways takes no longer, or as long as both. The
-likely value is a guess between these bounds, 2026-11-15."""
+"""Duplex factor if no two messages crossed: a link that carries both ways takes no longer, or as
+long as both. The likely value is a guess between these bounds, 2026-11-15."""
 
 MAX_SHARE_OF_EARLY_RECEIVES = 0.1
-"""Share of receives that start before the compute launched before them has ended, above which none wait for compute.
-By choice, 2026-11-15."""
+"""Share of receives that start before the compute launched before them has ended, above which none
+wait for compute. By choice, 2026-11-15."""
 
 # ---- Ops: GPU and host times.
 
 SPLIT_GPU_FACTORS = ((1.0, 1.0), (1.05, 1.2), (1.1, 1.4))
-"""GPU time of I and of W in a run that splits its backwards, over their shares of a whole backward by kernel labels;
-low, likely and high. Work that both halves need (the statistics of a norm, for example) runs twice. Set with
-the first recorded set in view, 2026-11-15."""
+"""GPU time of I and of W in a run that splits its backwards, over their shares of a whole backward
+by kernel labels; low, likely and high. Work that both halves need (the statistics of a norm, for
+example) runs twice. Set with the first recorded set in view, 2026-11-15."""
 
 SPLIT_HOST_FACTORS = ((0.6, 1.2), (0.65, 1.4), (0.7, 1.75))
 """Host time of I and of W over that of a whole backward; low, likely and high. Used if only whole backwards ran.
 
-PyTorch calls its autograd engine once for every group of parameters, so splitting costs the host more than the GPU. A
-run that does not split cannot show by how much. From 90 pairs of the first three sets, 2026-11-16.
+PyTorch calls its autograd engine once for every group of parameters, so splitting costs the host
+more than the GPU. A run that does not split cannot show by how much. From 90 pairs of the first
+three sets, 2026-11-16.
 """
 
 SPLIT_SEARCH_SHARE = 0.16
-"""Host time before an I beyond that before a whole backward, over the host time of that backward: PyTorch looks for the
-groups of parameters in the graph. From 90 pairs of the first three sets, 2026-11-16."""
+"""Host time before an I beyond that before a whole backward, over the host time of that backward:
+PyTorch looks for the groups of parameters in the graph. From 90 pairs of the first three sets,
+2026-11-16."""
 
 SWITCH_HOST_FACTOR = 1.1
-"""Host time of a forward after another op over that of one after a forward: PyTorch runs backwards on a thread of
-their own, and the caches of the forward's thread have to be filled again. Median of 208 ranks in 42 host-bound
-recordings of the eleven sets (quartiles 1.02 and 1.19), 2026-11-17."""
+"""Host time of a forward after another op over that of one after a forward: PyTorch runs backwards
+on a thread of their own, and the caches of the forward's thread have to be filled again. Median of
+208 ranks in 42 host-bound recordings of the eleven sets (quartiles 1.02 and 1.19), 2026-11-17."""
 
 MIN_SHARE_OF_LAUNCHES_AFTER_MESSAGES = 0.9
-"""Share of launches after a message kernel that must come after its end for the host to count as waiting for it. By
-choice, 2026-11-16."""
+"""Share of launches after a message kernel that must come after its end for the host to count as
+waiting for it. By choice, 2026-11-16."""
 
 # ---- Predictions of schedules, and their ranges.
 
@@ -84,33 +90,35 @@ MAX_OPS_TO_SIMULATE = 4_000
 """Ops of a schedule up to which it is simulated message by message. By choice, 2026-11-15."""
 
 MAX_REPLAY_ERROR = 0.08
-"""Error of the simulated makespan of the run itself, as a share of the measured one, up to which others are given. By
-choice, 2026-11-16: the replays of all samples are nearer."""
+"""Error of the simulated makespan of the run itself, as a share of the measured one, up to which
+others are given. By choice, 2026-11-16: the replays of all samples are nearer."""
 
 MAX_SIMULATED_STEPS = 3
-"""Steps simulated one after the other at most: a rank begins a step when it has ended the one before, and its host may
-run ahead. By choice, 2026-11-16."""
+"""Steps simulated one after the other at most: a rank begins a step when it has ended the one
+before, and its host may run ahead. By choice, 2026-11-16."""
 
 MAX_CHANGE_OF_STEADY_STEP = 0.002
-"""Change of the makespan from one step to the next, as a share, up to which steps count as equal. By choice,
-2026-11-15."""
+"""Change of the makespan from one step to the next, as a share, up to which steps count as equal.
+By choice, 2026-11-15."""
 
 HOST_SPEED_FACTOR = 1.4
-"""Factor by which the same host may be faster or slower in another recording of the same program. The largest seen
-between recordings of one op in the first two sets, 2026-11-15."""
+"""Factor by which the same host may be faster or slower in another recording of the same program.
+The largest seen between recordings of one op in the first two sets, 2026-11-15."""
 
 MIN_ERROR_SHARE = 0.11
-"""Distance of the range's ends from the prediction, as a share of it, if nothing else were unknown: two recordings of
-one program on one machine differ by that much. From the later sets (140 pairs), 2026-11-17."""
+"""Distance of the range's ends from the prediction, as a share of it, if nothing else were unknown:
+two recordings of one program on one machine differ by that much. From the later sets (140 pairs),
+2026-11-17."""
 
 # ---- Rows of --what-if.
 
 MIN_SAVED_SHARE_TO_PROPOSE = 0.01
-"""Share of the makespan that another split of layers, or of the step that a change, must save to be proposed. By
-choice, 2026-11-15."""
+"""Share of the makespan that another split of layers, or of the step that a change, must save to be
+proposed. By choice, 2026-11-15."""
 
 MAX_UNITS_TO_SEARCH = 4_000
-"""Units of work of a schedule up to which schedules whose order is searched for are tried. By choice, 2026-11-15."""
+"""Units of work of a schedule up to which schedules whose order is searched for are tried. By
+choice, 2026-11-15."""
 
 MICROBATCHES_PER_RANK_TO_TRY = (1, 2, 4, 8)
 """Micro-batches per rank that the curve over micro-batches has. By choice, 2026-11-15."""
@@ -119,8 +127,8 @@ CHUNKS_TO_TRY = (1, 2, 3, 4)
 """Chunks per rank that the curve over chunks has. By choice, 2026-11-15."""
 
 MAX_OPS_OF_CURVE_POINT = 600
-"""Ops of a schedule up to which it is a point of the curves over micro-batches and chunks; there are many points. By
-choice, 2026-11-15."""
+"""Ops of a schedule up to which it is a point of the curves over micro-batches and chunks; there
+are many points. By choice, 2026-11-15."""
 
 # ---- Changes of recorded events, and their ranges.
 
@@ -134,11 +142,12 @@ MIN_VARIATION = 0.05
 """Smallest half width of a range, as a share of the prediction. By choice, 2026-11-16."""
 
 LINK_VARIATION = 0.15
-"""Share by which the transfers of a run differ from one recording to the next. From the pairs of changes,
-2026-11-17."""
+"""Share by which the transfers of a run differ from one recording to the next. From the pairs of
+changes, 2026-11-17."""
 
 HOST_VARIATION = 0.2
-"""Share by which the times of a host differ from one recording to the next. From the pairs of changes, 2026-11-17."""
+"""Share by which the times of a host differ from one recording to the next. From the pairs of
+changes, 2026-11-17."""
 
 LANE_BINS = 240
 """Parts of a step that its lanes are drawn in. By choice, 2026-11-16."""

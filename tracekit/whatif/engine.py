@@ -1,8 +1,9 @@
 """Discrete-event simulation of rank programs on a machine.
 
-Every rank runs its pieces in order. Its message kernels run in order on one or several queues. A link between two ranks
-carries one message at a time. A piece runs slower while a message kernel runs on its rank, so its end is not fixed when
-it starts: its remaining work shrinks at the current speed, and its end is planned again whenever the speed changes.
+Every rank runs its pieces in order. Its message kernels run in order on one or several queues. A
+link between two ranks carries one message at a time. A piece runs slower while a message kernel
+runs on its rank, so its end is not fixed when it starts: its remaining work shrinks at the current
+speed, and its end is planned again whenever the speed changes.
 """
 
 import math
@@ -27,14 +28,23 @@ class HostTimes(msgspec.Struct, frozen=True, eq=False):
     before_ns: Sequence[float]  # of each piece: host time before its first launch
     launch_ns: Sequence[float]  # of each piece: from its first to its last launch
     post_ns: float = 0.0  # before the launch of a message kernel
-    last_launch_to_end_ns: float = 0.0  # from the last launch of a piece to its end, where the host is the limit
-    waits_for_messages: bool = False  # whether the host stands still until a message that compute waits for is there
+    last_launch_to_end_ns: float = (
+        0.0  # from the last launch of a piece to its end, where the host is the limit
+    )
+    waits_for_messages: bool = (
+        False  # whether the host stands still until a message that compute waits for is there
+    )
     starts: Sequence[float] | None = None  # of each rank: when its host begins the step; 0 if None
-    gpu_starts: Sequence[float] | None = None  # of each rank: when its GPU is free for the step; 0 if None
+    gpu_starts: Sequence[float] | None = (
+        None  # of each rank: when its GPU is free for the step; 0 if None
+    )
 
 
 class Outcome(msgspec.Struct, frozen=True, eq=False):
-    """Start and end of every piece. ``stuck`` counts pieces that never ran because they wait for each other."""
+    """Start and end of every piece.
+
+    ``stuck`` counts pieces that never ran because they wait for each other.
+    """
 
     start: Floats
     end: Floats
@@ -52,7 +62,9 @@ class Outcome(msgspec.Struct, frozen=True, eq=False):
         return max(0.0, 1 - busy / (ranks * self.makespan)) if self.makespan else 0.0
 
 
-def run_program(program: Program, work: Sequence[float], machine: Machine, host: HostTimes | None = None) -> Outcome:
+def run_program(
+    program: Program, work: Sequence[float], machine: Machine, host: HostTimes | None = None
+) -> Outcome:
     """Simulate a program.
 
     Args:
@@ -73,14 +85,22 @@ def run_program(program: Program, work: Sequence[float], machine: Machine, host:
 
 
 class _ProgramRun:
-    """State of a simulation. Pieces, kernels and messages are numbered as in the program; -1 stands for none."""
+    """State of a simulation.
 
-    def __init__(self, program: Program, work: Sequence[float], machine: Machine, host: HostTimes | None) -> None:
+    Pieces, kernels and messages are numbered as in the program; -1 stands for none.
+    """
+
+    def __init__(
+        self, program: Program, work: Sequence[float], machine: Machine, host: HostTimes | None
+    ) -> None:
         self.program, self.work, self.machine = program, work, machine
-        self.events: list[tuple[float, int, int, int, int]] = []  # heap: time, number, kind, rank or kernel, plan
+        self.events: list[
+            tuple[float, int, int, int, int]
+        ] = []  # heap: time, number, kind, rank or kernel, plan
         self.event_count = 0
         ranks, pieces, kernels = len(program.steps), len(program.pieces), len(program.kernels)
-        # Times at which the host has launched each step, by action; not known until the host gets there.
+        # Times at which the host has launched each step, by action; not known until the host gets
+        # there.
         self.host = host or HostTimes([0.0] * pieces, [0.0] * pieces)
         self.launches = {RUN: [math.inf] * pieces, POST: [math.inf] * kernels}
         self.last_launch = [0.0] * pieces
@@ -123,7 +143,9 @@ class _ProgramRun:
             self._start_all_receives()
         for rank in range(len(self.program.steps)):
             self._run_host(rank)
-            self._add_event(self.host.gpu_starts[rank] if self.host.gpu_starts else 0.0, _RANK_MAY_ADVANCE, rank)
+            self._add_event(
+                self.host.gpu_starts[rank] if self.host.gpu_starts else 0.0, _RANK_MAY_ADVANCE, rank
+            )
         while self.events:
             now, _, kind, number, plan = heappop(self.events)
             if kind == _KERNEL_ENDS:
@@ -133,7 +155,9 @@ class _ProgramRun:
             elif plan == self.plan[number]:  # else the end was planned again meanwhile
                 self._end_piece(number, now)
         end = np.array(self.piece_end)
-        return Outcome(np.array(self.piece_start), end, int(np.isnan(end).sum()), tuple(self.host_time))
+        return Outcome(
+            np.array(self.piece_start), end, int(np.isnan(end).sum()), tuple(self.host_time)
+        )
 
     def _start_all_receives(self) -> None:
         """Start every kernel that only receives at time 0, on no queue and without an effect on compute."""
@@ -144,10 +168,13 @@ class _ProgramRun:
                     self.receive_start[receive] = 0.0
 
     def _add_event(self, time: float, kind: int, number: int, plan: int = 0) -> None:
-        self.event_count += 1  # events at the same time happen in the order in which they were added
+        self.event_count += (
+            1  # events at the same time happen in the order in which they were added
+        )
         heappush(self.events, (time, self.event_count, kind, number, plan))
 
-    # host and compute ---------------------------------------------------------------------------------------------
+    # host and compute
+    # ---------------------------------------------------------------------------------------------
 
     def _run_host(self, rank: int) -> None:
         """Let the host of a rank launch steps until it has to wait for a message."""
@@ -203,11 +230,15 @@ class _ProgramRun:
         own_speed = self.slow_speed[self.running_piece[rank]] if self.active_kernels[rank] else 1.0
         if not self.ranks_share_gpu:
             return own_speed
-        beside_message = sum(self.active_kernels[other] > 0 for other in self._other_running_ranks(rank))
+        beside_message = sum(
+            self.active_kernels[other] > 0 for other in self._other_running_ranks(rank)
+        )
         return own_speed / (1.0 + self.machine.other_cost * beside_message)
 
     def _other_running_ranks(self, rank: int) -> list[int]:
-        return [other for other, piece in enumerate(self.running_piece) if piece >= 0 and other != rank]
+        return [
+            other for other, piece in enumerate(self.running_piece) if piece >= 0 and other != rank
+        ]
 
     def _settle(self, rank: int, now: float) -> None:
         """Take off the running piece what it did until now at its present speed."""
@@ -228,7 +259,10 @@ class _ProgramRun:
                 self._plan_piece_end(other, now)
 
     def _plan_piece_end(self, rank: int, now: float) -> None:
-        """Plan the end of the running piece at its current speed; it cannot end before its last kernel is launched."""
+        """Plan the end of the running piece at its current speed.
+
+        It cannot end before its last kernel is launched.
+        """
         self.plan[rank] += 1
         end = now + self.remaining_work[rank] / self._speed(rank)
         end = max(end, self.last_launch[self.running_piece[rank]])
@@ -252,7 +286,8 @@ class _ProgramRun:
         self._plan_other_ranks(rank, now)
         self._advance(rank, now)
 
-    # messages -----------------------------------------------------------------------------------------------------
+    # messages
+    # -----------------------------------------------------------------------------------------------------
 
     def _queue_of(self, kernel: int) -> int:
         """Return the queue a kernel is on: one for all, one per peer, or one per peer and direction."""
@@ -283,7 +318,10 @@ class _ProgramRun:
             self.receive_start[receive] = now
         self._plan_kernel_end(kernel, now)
         # The kernels at the other ends may have waited for this one.
-        for peer_kernel in (*(self.receiver[send] for send in sends), *(self.sender[receive] for receive in receives)):
+        for peer_kernel in (
+            *(self.receiver[send] for send in sends),
+            *(self.sender[receive] for receive in receives),
+        ):
             if peer_kernel >= 0 and self.kernel_started[peer_kernel]:
                 self._plan_kernel_end(peer_kernel, now)
 
@@ -307,14 +345,18 @@ class _ProgramRun:
                 return
             duplex = self._duplex(carrier, self.sender[receive])
             end = max(
-                end, self.departure[receive] + machine.latency_ns * duplex, received + machine.receive_ns * duplex
+                end,
+                self.departure[receive] + machine.latency_ns * duplex,
+                received + machine.receive_ns * duplex,
             )
         self.kernel_end_planned[kernel] = True
         self._add_event(end, _KERNEL_ENDS, kernel)
 
     def _duplex(self, carrier: MessageKernel, peer_kernel: int) -> float:
         """Return how much longer a message takes if a kernel at either end carries others with it."""
-        peer_carries_several = peer_kernel >= 0 and self.program.kernels[peer_kernel].carries_several
+        peer_carries_several = (
+            peer_kernel >= 0 and self.program.kernels[peer_kernel].carries_several
+        )
         return self.machine.duplex if carrier.carries_several or peer_carries_several else 1.0
 
     def _end_kernel(self, kernel: int, now: float) -> None:
@@ -326,9 +368,9 @@ class _ProgramRun:
             queue.popleft()
             if queue:
                 self._start_kernel(queue[0], now)
-        host_waited = self.host_step[rank] < len(self.program.steps[rank]) and self.program.steps[rank][
-            self.host_step[rank]
-        ] == (WAIT, kernel)
+        host_waited = self.host_step[rank] < len(self.program.steps[rank]) and self.program.steps[
+            rank
+        ][self.host_step[rank]] == (WAIT, kernel)
         if host_waited:
             self._run_host(rank)
         if host_waited or self.awaited_kernel[rank] == kernel:

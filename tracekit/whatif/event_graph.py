@@ -1,9 +1,10 @@
 """Graph of a run's GPU events: what each one waited for, so that the run can be replayed with other durations.
 
-An event starts after the event before it on its stream, after work of another stream that its stream was told to wait
-for, and after its launch. A launch comes after the one before it on the same host, and after GPU work that the host
-waited for. A matched communication transfers from the arrival of its last member on. Time between the last of these
-and the start of an event, which nothing explains, is kept; so the unchanged graph replays to the nanosecond.
+An event starts after the event before it on its stream, after work of another stream that its
+stream was told to wait for, and after its launch. A launch comes after the one before it on the
+same host, and after GPU work that the host waited for. A matched communication transfers from the
+arrival of its last member on. Time between the last of these and the start of an event, which
+nothing explains, is kept; so the unchanged graph replays to the nanosecond.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def find_rank_events(rank: Rank) -> pl.DataFrame:
     released_by[released] = release[released]
     blocked_ns = np.zeros(len(start), np.int64)
     released = released[launch_before[released] >= 0]
-    blocked_ns[released] = rank.blocked.covered_ns(launch[launch_before[released]], launch[released])
+    blocked_ns[released] = rank.blocked.covered_ns(
+        launch[launch_before[released]], launch[released]
+    )
     return pl.DataFrame(
         {
             "start_ns": start,
@@ -112,7 +115,10 @@ class EventReplay(msgspec.Struct, frozen=True, eq=False):
 
 
 class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """Events of all ranks, rank by rank, on the common clock. Numbers of events count over all ranks."""
+    """Events of all ranks, rank by rank, on the common clock.
+
+    Numbers of events count over all ranks.
+    """
 
     events: pl.DataFrame
     """``RANK_EVENTS`` and ``rank``; rows of events are numbers of events."""
@@ -134,19 +140,25 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     transfer_ns: Ints
     """Time of each event from that match's last arrival to its end."""
     host: pl.DataFrame
-    """By ``rank`` and ``step``: ``lead_ns`` from the host's start of the step to its first GPU work, and ``tail_ns``
-    from the end of its last GPU work to the host's end of the step, if that is later."""
+    """By ``rank`` and ``step``: ``lead_ns`` from the host's start of the step to its first GPU
+    work, and ``tail_ns`` from the end of its last GPU work to the host's end of the step, if that
+    is later."""
 
     @classmethod
     def build(
-        cls, parts: Sequence[PathTables], operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
+        cls,
+        parts: Sequence[PathTables],
+        operations: pl.DataFrame,
+        members: pl.DataFrame,
+        clocks: Clocks,
     ) -> EventGraph | None:
         """Join the events of all ranks; None if no rank kept its events.
 
         Args:
             parts: Tables of the ranks, in order of rank.
             operations: Operations of all ranks, in order of rank.
-            members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of *operations*.
+            members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of
+                *operations*.
             clocks: Clock offsets of the ranks.
         """
         frames: list[pl.DataFrame] = []
@@ -154,11 +166,16 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         for part in parts:
             if part.graph_events is None or part.graph_events.is_empty():
                 continue
-            step = part.steps["step"].gather(part.graph_events["part"].clip(upper_bound=part.steps.height - 1))
+            step = part.steps["step"].gather(
+                part.graph_events["part"].clip(upper_bound=part.steps.height - 1)
+            )
             frames.append(
                 part.graph_events.with_columns(
                     *clocks.moved(part.source.rank, "start_ns", "end_ns", "launch_ns"),
-                    *(pl.when(pl.col(name) >= 0).then(pl.col(name) + first).otherwise(-1) for name in BEFORE),
+                    *(
+                        pl.when(pl.col(name) >= 0).then(pl.col(name) + first).otherwise(-1)
+                        for name in BEFORE
+                    ),
                     step=step,
                     rank=pl.lit(part.source.rank, pl.Int32),
                 )
@@ -201,8 +218,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     def rank_begin(self) -> Ints:
         """Begin of the window on the rank of each event, before which none of its events can start.
 
-        Ranks enter a step at different times, which is nobody's delay. A single step begins with its host range,
-        several begin with the first GPU work.
+        Ranks enter a step at different times, which is nobody's delay. A single step begins with
+        its host range, several begin with the first GPU work.
         """
         begins = np.full(len(self.ranks), NO_LIMIT)
         np.minimum.at(begins, self.rank_index, self.start)
@@ -213,23 +230,32 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def gpu_ready(self) -> Ints:
-        """When all GPU work that each event waited for had ended; the begin of its rank if there is none."""
+        """When all GPU work that each event waited for had ended.
+
+        The begin of its rank if there is none.
+        """
         ready = self.rank_begin.copy()
         for before in self.before[:2]:
-            ready = np.maximum(ready, np.where(before >= 0, np.minimum(self.end[before], self.start), -NO_LIMIT))
+            ready = np.maximum(
+                ready, np.where(before >= 0, np.minimum(self.end[before], self.start), -NO_LIMIT)
+            )
         return ready
 
     @cached_property
     def launched_late_ns(self) -> Ints:
         """Time for which each event could have run but was not launched."""
-        launched = np.where(self.launch == NO_LIMIT, self.gpu_ready, np.minimum(self.launch, self.start))
+        launched = np.where(
+            self.launch == NO_LIMIT, self.gpu_ready, np.minimum(self.launch, self.start)
+        )
         return as_int64(np.maximum(launched - self.gpu_ready, 0))
 
     @cached_property
     def _times(self) -> Ints:
         """Times of events as ``replay_events`` takes them."""
         last = np.where((self.before[:2] >= 0).any(axis=0), self.gpu_ready, -NO_LIMIT)
-        last = np.maximum(last, np.where(self.launch == NO_LIMIT, -NO_LIMIT, np.minimum(self.launch, self.start)))
+        last = np.maximum(
+            last, np.where(self.launch == NO_LIMIT, -NO_LIMIT, np.minimum(self.launch, self.start))
+        )
         delay = np.where(last == -NO_LIMIT, 0, self.start - last)
         return np.stack(
             [
@@ -245,7 +271,10 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _order(self) -> npt.NDArray[np.uint32]:
-        """Events by start and launches (number of events + event) by time, merged; a launch before a start."""
+        """Events by start and launches (number of events + event) by time, merged.
+
+        A launch before a start.
+        """
         count = len(self.start)
         launched = np.flatnonzero(self.launch != NO_LIMIT)
         nodes = np.concatenate([launched + count, np.arange(count)]).astype(np.uint32)
@@ -259,23 +288,31 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     def step_bounds(self, start: Ints, end: Ints) -> pl.DataFrame:
         """Return when each rank was in each step, with step times (``align.steps.add_step_intervals``).
 
-        *start* and *end* are times of all events, as measured or replayed. The host's work around the GPU's keeps its
-        length. Columns ``rank_index`` and ``step_index`` are added.
+        *start* and *end* are times of all events, as measured or replayed. The host's work around
+        the GPU's keeps its length. Columns ``rank_index`` and ``step_index`` are added.
         """
         bounds = (
             pl.DataFrame(
-                {"rank_index": self.rank_index, "step_index": self.step_index, "start_ns": start, "end_ns": end}
+                {
+                    "rank_index": self.rank_index,
+                    "step_index": self.step_index,
+                    "start_ns": start,
+                    "end_ns": end,
+                }
             )
             .group_by("rank_index", "step_index")
             .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
         )
         ranks = pl.Series("rank", self.ranks, pl.Int32)
         steps = pl.Series("step", self.steps, pl.Int64)
-        named = bounds.with_columns(ranks.gather(bounds["rank_index"]), steps.gather(bounds["step_index"]))
+        named = bounds.with_columns(
+            ranks.gather(bounds["rank_index"]), steps.gather(bounds["step_index"])
+        )
         with_host = named.join(self.host, on=["rank", "step"], how="left", nulls_equal=True)
         return add_step_intervals(
             with_host.with_columns(
-                host_start_ns=pl.col("start_ns") - pl.col("lead_ns"), host_end_ns=pl.col("end_ns") + pl.col("tail_ns")
+                host_start_ns=pl.col("start_ns") - pl.col("lead_ns"),
+                host_end_ns=pl.col("end_ns") + pl.col("tail_ns"),
             )
         )
 
@@ -283,19 +320,26 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Return the step time: the median over ranks, and of that the median over steps."""
         of_ranks = self.step_bounds(start, end).drop_nulls("time_ns")
         of_steps = of_ranks.group_by("step_index").agg(pl.col("time_ns").median())
-        # Whole nanoseconds of each step, as the step time has them: two roundings give another figure than one.
+        # Whole nanoseconds of each step, as the step time has them: two roundings give another
+        # figure than one.
         step_ns = [round(ns) for ns in of_steps["time_ns"].to_list()]
         return round(median(step_ns)) if step_ns else 0
 
-    def replay(self, factor: Floats | None = None, host_factor: Floats | None = None) -> EventReplay:
+    def replay(
+        self, factor: Floats | None = None, host_factor: Floats | None = None
+    ) -> EventReplay:
         """Run the events again.
 
         Args:
-            factor: New over measured duration of each event, of matched communication of its transfer; 1 if None.
-            host_factor: New over measured time of the host before each launch, negative: no wait for it; 1 if None.
+            factor: New over measured duration of each event, of matched communication of its
+                transfer; 1 if None.
+            host_factor: New over measured time of the host before each launch, negative: no wait
+                for it; 1 if None.
         """
         count, matches = len(self.start), int(self.matches.max(initial=-1)) + 1
-        factors = np.stack([np.ones(count) if factors is None else factors for factors in (factor, host_factor)])
+        factors = np.stack(
+            [np.ones(count) if factors is None else factors for factors in (factor, host_factor)]
+        )
         replayed, arrivals = np.zeros((5, count), np.int64), np.full((2, matches), -NO_LIMIT)
         replay_events(
             self._order,
@@ -320,7 +364,9 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         bounds = self.step_bounds(replay.start, replay.end)
         for step in range(len(self.steps)):
             of_step = bounds.filter(pl.col("step_index") == step)
-            begins = np.full(len(self.ranks), NO_LIMIT)  # a rank without the step is never on the path
+            begins = np.full(
+                len(self.ranks), NO_LIMIT
+            )  # a rank without the step is never on the path
             begins[of_step["rank_index"].to_numpy()] = of_step["start_ns"].to_numpy()
             rows = np.flatnonzero(self.step_index == step)
             last = int(rows[replay.end[rows].argmax()])
@@ -358,9 +404,15 @@ def _match_events(
     events: pl.DataFrame, operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
 ) -> tuple[Int32s, Int32s, Int32s, Ints]:
     """Return ``first_match``, ``matches``, ``decisive`` and ``transfer_ns`` of an ``EventGraph``."""
-    numbers = events.select("rank", "id", event=pl.int_range(pl.len(), dtype=pl.Int64)).drop_nulls("id")
+    numbers = events.select("rank", "id", event=pl.int_range(pl.len(), dtype=pl.Int64)).drop_nulls(
+        "id"
+    )
     by_row = operations.select("rank", "id", row=pl.int_range(pl.len(), dtype=pl.Int64))
-    joined = members.select("match", "row", "start_ns").join(by_row, on="row").join(numbers, on=["rank", "id"])
+    joined = (
+        members.select("match", "row", "start_ns")
+        .join(by_row, on="row")
+        .join(numbers, on=["rank", "id"])
+    )
     joined = joined.sort("match")
     match, event = joined["match"].to_numpy(), joined["event"].to_numpy()
     start = clocks.to_common_each(joined["rank"].to_numpy(), joined["start_ns"].to_numpy())

@@ -26,8 +26,8 @@ OP_KINDS = ("F", "I", "W", "B", "FB")
 Queues = Literal["one", "peer", "direction", "compute", "free"]
 """Queues of a rank's message kernels.
 
-``one`` for all, one per ``peer``, one per peer and ``direction``; ``compute``: the compute stream itself;
-``free``: receives start at once and wait for nothing, sends are queued per peer.
+``one`` for all, one per ``peer``, one per peer and ``direction``; ``compute``: the compute stream
+itself; ``free``: receives start at once and wait for nothing, sends are queued per peer.
 """
 
 
@@ -41,7 +41,9 @@ class Machine(msgspec.Struct, frozen=True):
     duplex: float = 1.0  # latency beside a message in the other direction / latency alone
     queues: Queues = "one"
     slowdown: Mapping[str, float] = {}  # by op kind: time beside messages / time alone
-    other_cost: float = 0.0  # additional time for each other rank on the same GPU that computes beside a message
+    other_cost: float = (
+        0.0  # additional time for each other rank on the same GPU that computes beside a message
+    )
 
     @property
     def pooled_slowdown(self) -> float:
@@ -62,18 +64,24 @@ class FittedMachine(msgspec.Struct, frozen=True, eq=False):
         low, middle, high = (
             msgspec.structs.replace(
                 machine,
-                slowdown={kind: 1 + ratio * (factor - 1) for kind, factor in machine.slowdown.items()},
+                slowdown={
+                    kind: 1 + ratio * (factor - 1) for kind, factor in machine.slowdown.items()
+                },
                 other_cost=shared.other_cost,
             )
             for machine in self.machines
         )
         unknown = self.unknown
         if not shared.measured:
-            unknown += ("what messages beside compute cost other ranks on the same GPU: hardly any ran beside it",)
+            unknown += (
+                "what messages beside compute cost other ranks on the same GPU: hardly any ran beside it",
+            )
         return FittedMachine((low, middle, high), unknown)
 
 
-def fit_machine(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queues: Queues) -> FittedMachine:
+def fit_machine(
+    messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queues: Queues
+) -> FittedMachine:
     """Estimate the costs of messages from those of the run.
 
     Args:
@@ -96,7 +104,9 @@ def fit_machine(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queu
     rows = ungrouped if ungrouped.height else messages
 
     waited_for = rows.filter(receive_start <= send_start)
-    latency = _mean_with_quartiles(waited_for if waited_for.height else rows, receive_end - both_started)
+    latency = _mean_with_quartiles(
+        waited_for if waited_for.height else rows, receive_end - both_started
+    )
 
     receiver_late = rows.filter(receive_start >= send_start + latency[MIDDLE])
     receive, eager = latency, True
@@ -113,8 +123,9 @@ def fit_machine(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queu
     else:
         unknown.append("whether a send waits for its receiver: no receiver was late")
 
-    # A send that waits for its receiver takes time from there on; one that was over before shows nothing of that time.
-    # The median, because some sends wait for their receiver where most do not.
+    # A send that waits for its receiver takes time from there on; one that was over before shows
+    # nothing of that time. The median, because some sends wait for their receiver where most do
+    # not.
     begin = send_start if eager else both_started
     prompt = ungrouped.filter(send_end > begin, send_end <= both_started + latency[MIDDLE])
     send = _quartiles(prompt, send_end - begin) if prompt.height else latency
@@ -129,7 +140,15 @@ def fit_machine(messages: pl.DataFrame, contention: Sequence[pl.DataFrame], queu
 
     def machine(level: int) -> Machine:
         slowdown_at_level = {kind: estimate[level] for kind, estimate in slowdown.items()}
-        return Machine(send[level], receive[level], latency[level], eager, duplex[level], queues, slowdown_at_level)
+        return Machine(
+            send[level],
+            receive[level],
+            latency[level],
+            eager,
+            duplex[level],
+            queues,
+            slowdown_at_level,
+        )
 
     return FittedMachine((machine(LOW), machine(MIDDLE), machine(HIGH)), tuple(unknown))
 
@@ -164,7 +183,11 @@ def _slowdown_by_kind(contention: Sequence[pl.DataFrame]) -> tuple[dict[str, Est
     A kind with too few kernels beside messages gets the slowdown of all kinds together.
     """
     sums_by_kind = {str(kind): sums for kind, *sums in contention_losses(contention).rows()}
-    pooled = _slowdown(*(sum(column) for column in zip(*sums_by_kind.values(), strict=True))) if sums_by_kind else None
+    pooled = (
+        _slowdown(*(sum(column) for column in zip(*sums_by_kind.values(), strict=True)))
+        if sums_by_kind
+        else None
+    )
     slowdown = {}
     for kind in OP_KINDS:
         own = _slowdown(*sums_by_kind[kind]) if kind in sums_by_kind else None
@@ -173,7 +196,10 @@ def _slowdown_by_kind(contention: Sequence[pl.DataFrame]) -> tuple[dict[str, Est
 
 
 def _slowdown(kernels: int, beside_ns: int, lost_ns: int) -> Estimate | None:
-    """Return the slowdown of kernels that lost *lost_ns* in *beside_ns* beside messages; None if they are too few."""
+    """Return the slowdown of kernels that lost *lost_ns* in *beside_ns* beside messages.
+
+    None if they are too few.
+    """
     if kernels < MIN_KERNELS_TO_MEASURE_SLOWDOWN or beside_ns <= 0:
         return None
     without_messages_ns = max(beside_ns - lost_ns, beside_ns / MAX_SLOWDOWN)

@@ -12,11 +12,13 @@ def match_messages(messages_by_position: Mapping[int, pl.DataFrame]) -> pl.DataF
     """Join the sends of one step with their receives.
 
     Args:
-        messages_by_position: Messages (``MESSAGES``) of each rank on one clock, peers as positions in the pipeline.
+        messages_by_position: Messages (``MESSAGES``) of each rank on one clock, peers as positions
+            in the pipeline.
 
     Returns:
-        One row per message: start and end of its send and its receive, and whether a kernel carried it with others
-        (``grouped``). None if a message has no known peer, or if more than a few have no other side.
+        One row per message: start and end of its send and its receive, and whether a kernel carried
+        it with others (``grouped``). None if a message has no known peer, or if more than a few
+        have no other side.
     """
     tables = [
         table.with_columns(rank=pl.lit(position, pl.Int32))

@@ -10,10 +10,17 @@ from tracekit.whatif.schedule_rows import too_large_to_search, what_if_rows, wit
 
 
 def fit_to_comparison(comparison: ScheduleComparison) -> Predictor | str:
-    """Fit a predictor to the step that a comparison describes; a text with the reason if that is not possible."""
+    """Fit a predictor to the step that a comparison describes.
+
+    A text with the reason if that is not possible.
+    """
     head = comparison.head
     return fit_predictor(
-        head.pipeline, comparison.head_ranks, head.match.schedule, head.replays, exact=head.match.exact
+        head.pipeline,
+        comparison.head_ranks,
+        head.match.schedule,
+        head.replays,
+        exact=head.match.exact,
     )
 
 
@@ -25,7 +32,8 @@ def with_predictions(
     Args:
         comparison: Comparison of the run with its ideal.
         predictor: Predictor of the run, or the reason why there is none.
-        rows: Whether to predict other schedules (``what_if``), or only to say why they cannot be predicted.
+        rows: Whether to predict other schedules (``what_if``), or only to say why they cannot be
+            predicted.
     """
     reason = predictor if isinstance(predictor, str) else None
     comparison = replace(comparison, no_prediction_reason=reason)
@@ -38,7 +46,9 @@ def with_predictions(
         notices.append(Notice("what-if-limited", values={"schedules": tuple(searched_names())}))
     if reason is not None:
         notices.append(Notice("what-if-ideal-only", values={"reason": reason}))
-    table = what_if_rows(head.replays, head.pipeline.detail, schedule, predictor, ideal_ns=head.ideal_ns)
+    table = what_if_rows(
+        head.replays, head.pipeline.detail, schedule, predictor, ideal_ns=head.ideal_ns
+    )
     return replace(comparison, what_if=tuple(table)), tuple(notices)
 
 
@@ -46,7 +56,8 @@ def predict_microbatches(predictor: Predictor | str, count: int) -> tuple[int, i
     """Predict the run's schedule with another number of micro-batches of the same size.
 
     Returns:
-        Low, likely and high change of the makespan in nanoseconds; a text with the reason if it is not known.
+        Low, likely and high change of the makespan in nanoseconds; a text with the reason if it is
+        not known.
     """
     if isinstance(predictor, str):
         return predictor

@@ -44,7 +44,8 @@ from tracekit.whatif.rank_programs import (
 )
 
 _GPU_STALLS = ("exposed_ep", "offload", "exposed_comm", "other_work")
-"""Causes of a stall before a cell's start that count as GPU time of the cell; messages and hosts are simulated."""
+"""Causes of a stall before a cell's start that count as GPU time of the cell; messages and hosts
+are simulated."""
 
 
 class Prediction(NamedTuple):
@@ -71,26 +72,42 @@ class Predictor:
         if reason := _too_large(schedule):
             return reason
         program = write_program(schedule, self.machine.machines[MIDDLE].queues)
-        low, middle, high = (self.simulate(program, schedule, level) for level in (LOW, MIDDLE, HIGH))
+        low, middle, high = (
+            self.simulate(program, schedule, level) for level in (LOW, MIDDLE, HIGH)
+        )
         if low is None or middle is None or high is None:
             return "its messages would wait for each other in the order this runtime posts them"
-        # Host share of the makespan: what a host without launch cost would save; it scales with the host's speed.
+        # Host share of the makespan: what a host without launch cost would save; it scales with the
+        # host's speed.
         without_host = self.simulate(program, schedule, host=False)
         host_ns = 0.0 if without_host is None else max(0.0, middle.makespan - without_host.makespan)
         makespans = (low.makespan, middle.makespan, high.makespan)
         # The errors are independent: add their squares.
         model_error_ns = math.hypot(self.replay_error, MIN_ERROR_SHARE) * middle.makespan
-        faster_ns, slower_ns = host_ns * (1 - 1 / HOST_SPEED_FACTOR), host_ns * (HOST_SPEED_FACTOR - 1)
-        low_ns = max(0.0, middle.makespan - math.hypot(middle.makespan - min(makespans), faster_ns, model_error_ns))
-        high_ns = middle.makespan + math.hypot(max(makespans) - middle.makespan, slower_ns, model_error_ns)
-        return Prediction(round(middle.makespan), round(low_ns), round(high_ns), middle.outside_cells(schedule.pp))
+        faster_ns, slower_ns = (
+            host_ns * (1 - 1 / HOST_SPEED_FACTOR),
+            host_ns * (HOST_SPEED_FACTOR - 1),
+        )
+        low_ns = max(
+            0.0,
+            middle.makespan
+            - math.hypot(middle.makespan - min(makespans), faster_ns, model_error_ns),
+        )
+        high_ns = middle.makespan + math.hypot(
+            max(makespans) - middle.makespan, slower_ns, model_error_ns
+        )
+        return Prediction(
+            round(middle.makespan), round(low_ns), round(high_ns), middle.outside_cells(schedule.pp)
+        )
 
     def predict_change(self, base: Outcome, changed: Outcome) -> Prediction:
         """Predict the run with a change: the measured makespan times the ratio of the simulated ones."""
         ns = self.measured_ns * changed.makespan / base.makespan
         error = self.replay_error
         outside_cells = changed.outside_cells(self.own.pp)
-        return Prediction(round(ns), round(ns * (1 - error)), round(ns * (1 + error)), outside_cells)
+        return Prediction(
+            round(ns), round(ns * (1 - error)), round(ns * (1 + error)), outside_cells
+        )
 
     def messages_in_words(self) -> str:
         """Return the assumption about messages as text for users."""
@@ -98,7 +115,10 @@ class Predictor:
 
     @cached_property
     def replay_error(self) -> float:
-        """Error of the simulated makespan of the run itself, as a share of the measured one; it widens every range."""
+        """Error of the simulated makespan of the run itself, as a share of the measured one.
+
+        It widens every range.
+        """
         outcome = self.simulate(self.own_program, self.own, own=True)
         if outcome is None:
             return 1.0
@@ -122,7 +142,8 @@ class Predictor:
             level: Costs to take: ``LOW``, ``MIDDLE`` or ``HIGH``.
             work: Duration of each piece; the typical one of such pieces in the run if None.
             host: Whether launches take time.
-            own: Whether ops take what they took in the run, not what is typical, and hosts and GPUs begin as they did.
+            own: Whether ops take what they took in the run, not what is typical, and hosts and GPUs
+                begin as they did.
 
         Returns:
             The last step; None if pieces wait for each other.
@@ -135,10 +156,15 @@ class Predictor:
         for _ in range(MAX_SIMULATED_STEPS if host and not own else 1):
             previous_ns = outcome.makespan
             outcome = run_program(program, durations, self.machine.machines[level], hosts)
-            if outcome.stuck or abs(outcome.makespan - previous_ns) <= MAX_CHANGE_OF_STEADY_STEP * previous_ns:
+            if (
+                outcome.stuck
+                or abs(outcome.makespan - previous_ns) <= MAX_CHANGE_OF_STEADY_STEP * previous_ns
+            ):
                 break
             if hosts is not None:
-                rank_ends = [float(outcome.end[numbers].max(initial=0)) for numbers in program.rank_pieces]
+                rank_ends = [
+                    float(outcome.end[numbers].max(initial=0)) for numbers in program.rank_pieces
+                ]
                 host_starts, gpu_starts = ops.next_starts(rank_ends, outcome.host_ends)
                 hosts = replace(hosts, starts=host_starts, gpu_starts=gpu_starts)
         return None if outcome.stuck else outcome
@@ -152,7 +178,12 @@ def _too_large(schedule: Schedule) -> str | None:
 
 
 def fit_predictor(
-    pipeline: Pipeline, ranks: Mapping[int, RankPipeline], own: Schedule, replays: StepReplays, *, exact: bool
+    pipeline: Pipeline,
+    ranks: Mapping[int, RankPipeline],
+    own: Schedule,
+    replays: StepReplays,
+    *,
+    exact: bool,
 ) -> Predictor | str:
     """Fit a predictor to one step of a run.
 
@@ -169,14 +200,18 @@ def fit_predictor(
     if reason := _cannot_predict(pipeline, own, exact=exact):
         return reason
     messages = _messages_by_position(pipeline, ranks)
-    matched = match_messages({p: _sent_after_ops(table, pipeline.detail, p) for p, table in messages.items()})
+    matched = match_messages(
+        {p: _sent_after_ops(table, pipeline.detail, p) for p, table in messages.items()}
+    )
     if matched is None:
         return "not every message could be matched with its other side"
     queues = find_queues(messages, pipeline.detail)
     contention = [ranks[rank].contention for rank in pipeline.ranks]
     machine = fit_machine(matched, contention, queues)
     if any(ranks[rank].shares_gpu for rank in pipeline.ranks):
-        machine = machine.on_shared_gpu(fit_sharing(pipeline.detail, messages, machine.machines[MIDDLE]))
+        machine = machine.on_shared_gpu(
+            fit_sharing(pipeline.detail, messages, machine.machines[MIDDLE])
+        )
     slowdowns = gpu_slowdowns(contention)
     lead_ns = pl.Series(np.sum([replays.before[cause] for cause in _GPU_STALLS], axis=0))
     full_queue = _full_queue_by_position(pipeline, ranks)
@@ -212,7 +247,9 @@ def _cannot_predict(pipeline: Pipeline, own: Schedule, *, exact: bool) -> str | 
     return _too_large(own)
 
 
-def _messages_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> dict[int, pl.DataFrame]:
+def _messages_by_position(
+    pipeline: Pipeline, ranks: Mapping[int, RankPipeline]
+) -> dict[int, pl.DataFrame]:
     """Return the messages of each rank in the step by position, on the pipeline's clock, peers as positions."""
     position_of_rank = {rank: position for position, rank in enumerate(pipeline.ranks)}
     peer = pl.col("peer").replace_strict(position_of_rank, default=None, return_dtype=pl.Int32)
@@ -224,10 +261,14 @@ def _messages_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline])
     return messages
 
 
-def _full_queue_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline]) -> dict[int, Intervals]:
+def _full_queue_by_position(
+    pipeline: Pipeline, ranks: Mapping[int, RankPipeline]
+) -> dict[int, Intervals]:
     """Return when the host of each position waited for room in the GPU's queue, on the pipeline's clock."""
     return {
-        position: union_of(ranks[rank].full_queue.select(*pipeline.clocks.moved(rank, "start_ns", "end_ns")))
+        position: union_of(
+            ranks[rank].full_queue.select(*pipeline.clocks.moved(rank, "start_ns", "end_ns"))
+        )
         for position, rank in enumerate(pipeline.ranks)
     }
 
@@ -235,11 +276,17 @@ def _full_queue_by_position(pipeline: Pipeline, ranks: Mapping[int, RankPipeline
 def _sent_after_ops(messages: pl.DataFrame, cells: pl.DataFrame, position: int) -> pl.DataFrame:
     """Return the messages of a rank with no send before the end of the op launched before it.
 
-    A backward's output may leave before the backward ends. In a simulation it leaves at the end, so that the time it
-    takes from there on is what counts.
+    A backward's output may leave before the backward ends. In a simulation it leaves at the end, so
+    that the time it takes from there on is what counts.
     """
-    ops = cells.filter(pl.col("position") == position).select("launch_ns", op_end_ns="end_ns").sort("launch_ns")
+    ops = (
+        cells.filter(pl.col("position") == position)
+        .select("launch_ns", op_end_ns="end_ns")
+        .sort("launch_ns")
+    )
     with_ops = messages.sort("launch_ns", maintain_order=True).join_asof(ops, on="launch_ns")
     left_early = pl.col("send") & (pl.col("op_end_ns") < pl.col("end_ns")).fill_null(False)
-    start_ns = pl.when(left_early).then(pl.max_horizontal("start_ns", "op_end_ns")).otherwise("start_ns")
+    start_ns = (
+        pl.when(left_early).then(pl.max_horizontal("start_ns", "op_end_ns")).otherwise("start_ns")
+    )
     return with_ops.with_columns(start_ns=start_ns).drop("op_end_ns")

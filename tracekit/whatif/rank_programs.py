@@ -1,13 +1,14 @@
 """Programs of ranks: the ops of a schedule in order, and between them the kernels that send and receive.
 
-Runtimes differ in the order in which they post messages. Kernels on one queue run in that order, so a receive that is
-posted early blocks every send behind it. Three orders are known:
+Runtimes differ in the order in which they post messages. Kernels on one queue run in that order, so
+a receive that is posted early blocks every send behind it. Three orders are known:
 
-- ``just-in-time``: a receive is posted right before its op, a send right after it (PyTorch's GPipe);
-- ``grouped``: where forward and backward alternate, a send and the receive for the next op form one kernel (1F1B of
-  PyTorch and Megatron-Core);
-- ``posted``: a receive is posted when its sender posts the send, all ranks taken in turn (PyTorch's runtime for
-  schedules of several chunks).
+- ``just-in-time``: a receive is posted right before its op, a send right after it (PyTorch's
+  GPipe);
+- ``grouped``: where forward and backward alternate, a send and the receive for the next op form one
+  kernel (1F1B of PyTorch and Megatron-Core);
+- ``posted``: a receive is posted when its sender posts the send, all ranks taken in turn (PyTorch's
+  runtime for schedules of several chunks).
 """
 
 from collections import Counter
@@ -22,7 +23,8 @@ from tracekit.whatif.constants import MAX_SHARE_OF_EARLY_RECEIVES
 from tracekit.whatif.machine import Queues
 
 RUN, POST, WAIT = range(3)
-"""Actions of a program step: run a piece, post a message kernel, let compute wait for a message kernel."""
+"""Actions of a program step: run a piece, post a message kernel, let compute wait for a message
+kernel."""
 
 FORWARD, BACKWARD = "forward", "backward"
 """Directions in which data flows through the stages: activations and gradients."""
@@ -32,7 +34,10 @@ Output = tuple[str, int, int]
 
 
 class Piece(NamedTuple):
-    """A part of an op that runs by itself. An FB has two, its forward and its backward; every other op has one."""
+    """A part of an op that runs by itself.
+
+    An FB has two, its forward and its backward; every other op has one.
+    """
 
     kind: str  # F, I, W or B
     stage: int
@@ -99,10 +104,18 @@ class _ProgramWriter:
         self.steps[rank].append((RUN, len(self.pieces)))
         self.pieces.append(piece)
 
-    def post(self, rank: int, sends: Iterable[int | None] = (), receives: Iterable[int | None] = ()) -> int:
-        """Let a rank post a kernel with these messages, without those that are None; return the kernel's number."""
+    def post(
+        self, rank: int, sends: Iterable[int | None] = (), receives: Iterable[int | None] = ()
+    ) -> int:
+        """Let a rank post a kernel with these messages, without those that are None.
+
+        Return the kernel's number.
+        """
         self.steps[rank].append((POST, len(self.kernels)))
-        carried = (tuple(message for message in messages if message is not None) for messages in (sends, receives))
+        carried = (
+            tuple(message for message in messages if message is not None)
+            for messages in (sends, receives)
+        )
         self.kernels.append(MessageKernel(rank, *carried))
         return len(self.kernels) - 1
 
@@ -118,7 +131,9 @@ class _ProgramWriter:
     def program(self) -> Program:
         """Return the finished program."""
         messages = tuple(self.messages.values())
-        return Program(tuple(map(tuple, self.steps)), tuple(self.pieces), tuple(self.kernels), messages)
+        return Program(
+            tuple(map(tuple, self.steps)), tuple(self.pieces), tuple(self.kernels), messages
+        )
 
 
 class _ScheduleWriter(_ProgramWriter):
@@ -137,7 +152,10 @@ class _ScheduleWriter(_ProgramWriter):
         return (direction, producer, microbatch) if 0 <= producer < self.stages else None
 
     def message_of(self, output: Output | None) -> int | None:
-        """Return the number of the message that carries an output; None if no other rank needs it."""
+        """Return the number of the message that carries an output.
+
+        None if no other rank needs it.
+        """
         if output is None:
             return None
         direction, stage, microbatch = output
@@ -149,11 +167,17 @@ class _ScheduleWriter(_ProgramWriter):
 
 
 def _pieces_of(ops: Iterable[Op]) -> list[Piece]:
-    """Return the pieces of ops in order. The halves of an FB run one after the other, each when its input is there."""
+    """Return the pieces of ops in order.
+
+    The halves of an FB run one after the other, each when its input is there.
+    """
     pieces = []
     for op in ops:
         if op.kind == "FB":
-            pieces += [Piece("F", op.stage, op.microbatch, True), Piece("B", op.b_stage, op.b_microbatch, True)]
+            pieces += [
+                Piece("F", op.stage, op.microbatch, True),
+                Piece("B", op.b_stage, op.b_microbatch, True),
+            ]
         else:
             pieces.append(Piece(op.kind, op.stage, op.microbatch))
     return pieces
@@ -213,7 +237,9 @@ def write_grouped(schedule: Schedule) -> Program:
                 pending_send = None
             if sent is None:
                 continue
-            next_direction = next((later.direction for later in pieces[i + 1 :] if later.direction), None)
+            next_direction = next(
+                (later.direction for later in pieces[i + 1 :] if later.direction), None
+            )
             if next_direction not in (None, piece.direction):
                 delayed_send = sent
             else:
@@ -236,10 +262,12 @@ def write_posted(schedule: Schedule) -> Program:
     writer = _ScheduleWriter(schedule)
     turns = [_with_reduction_turns(order, schedule.microbatches) for order in schedule.ranks]
     next_turn = [0] * len(turns)
-    available: set[Output] = set()  # outputs on the rank that needs them, or whose receive is posted there
+    available: set[Output] = (
+        set()
+    )  # outputs on the rank that needs them, or whose receive is posted there
     receive_kernels: dict[Output, int] = {}
-    # An order in which an op waits for itself makes no more progress. Its program stays incomplete here; simulating
-    # the schedule reports the mistake.
+    # An order in which an op waits for itself makes no more progress. Its program stays incomplete
+    # here; simulating the schedule reports the mistake.
     progress = True
     while progress:
         progress = False
@@ -262,7 +290,9 @@ def write_posted(schedule: Schedule) -> Program:
                 message = writer.message_of(output)
                 if message is not None:
                     writer.post(rank, [message])
-                    receive_kernels[output] = writer.post(writer.messages[output].target, receives=[message])
+                    receive_kernels[output] = writer.post(
+                        writer.messages[output].target, receives=[message]
+                    )
             next_turn[rank] += 1
             progress = True
     return writer.program()
@@ -282,8 +312,12 @@ def _with_reduction_turns(order: Sequence[Op], microbatches: int) -> list[Op | N
     return turns
 
 
-PYTORCH_WRITERS: Mapping[str, Callable[[Schedule], Program]] = {"gpipe": write_just_in_time, "1f1b": write_grouped}
-"""Message orders of PyTorch's schedules; all schedules not listed have those of ``write_posted``."""
+PYTORCH_WRITERS: Mapping[str, Callable[[Schedule], Program]] = {
+    "gpipe": write_just_in_time,
+    "1f1b": write_grouped,
+}
+"""Message orders of PyTorch's schedules; all schedules not listed have those of
+``write_posted``."""
 
 QUEUES_IN_WORDS: Mapping[Queues, str] = {
     "one": "one queue of messages per rank",
@@ -301,18 +335,24 @@ def write_program(schedule: Schedule, queues: Queues) -> Program:
     return write(schedule)
 
 
-def recorded_program(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame], *, host_waits: bool) -> Program:
+def recorded_program(
+    cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame], *, host_waits: bool
+) -> Program:
     """Return the program that the run followed: every rank's ops and message kernels in the order of their launches.
 
-    An op waits for the receives launched before it that had ended when it started, as far as no earlier op did.
+    An op waits for the receives launched before it that had ended when it started, as far as no
+    earlier op did.
 
     Args:
         cells: Cells of the step (``DETAILED``).
-        messages: Messages (``MESSAGES``) of the step by position, peers as positions; every one has its other side.
+        messages: Messages (``MESSAGES``) of the step by position, peers as positions; every one has
+            its other side.
         host_waits: Whether the host waits for every message kernel before its next launch.
     """
     writer = _ProgramWriter(max(messages, default=-1) + 1)
-    sent: Counter[tuple[bool, int, int]] = Counter()  # messages so far by direction, source and target
+    sent: Counter[tuple[bool, int, int]] = (
+        Counter()
+    )  # messages so far by direction, source and target
 
     def message_number(send: bool, position: int, peer: int) -> int:
         source, target = (position, peer) if send else (peer, position)
@@ -321,11 +361,18 @@ def recorded_program(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame], 
         return writer.message((source, target, index), source, target)
 
     for position in sorted(messages):
-        open_receives: list[tuple[int, int]] = []  # end and number of kernels that no op has waited for
+        open_receives: list[
+            tuple[int, int]
+        ] = []  # end and number of kernels that no op has waited for
         for launched in _in_launch_order(position, cells, messages[position]):
             if "carried" in launched:
-                carried = [(send, message_number(send, position, peer)) for send, peer in launched["carried"]]
-                sends, receives = ([n for send, n in carried if send is side] for side in (True, False))
+                carried = [
+                    (send, message_number(send, position, peer))
+                    for send, peer in launched["carried"]
+                ]
+                sends, receives = (
+                    [n for send, n in carried if send is side] for side in (True, False)
+                )
                 kernel = writer.post(position, sends, receives)
                 if host_waits:
                     writer.wait(position, kernel)
@@ -341,23 +388,38 @@ def recorded_program(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame], 
     return writer.program()
 
 
-def _in_launch_order(position: int, cells: pl.DataFrame, messages: pl.DataFrame) -> list[dict[str, Any]]:
+def _in_launch_order(
+    position: int, cells: pl.DataFrame, messages: pl.DataFrame
+) -> list[dict[str, Any]]:
     """Return a rank's cells and message kernels (with what they carry) by launch."""
     kind, stage = pl.col("op").cast(pl.String).alias("kind"), pl.col("stage").fill_null(0)
     numbers = pl.col("microbatch", "b_stage", "b_microbatch").fill_null(-1)
-    ops = cells.filter(pl.col("position") == position).select(kind, stage, numbers, "launch_ns", "start_ns").to_dicts()
+    ops = (
+        cells.filter(pl.col("position") == position)
+        .select(kind, stage, numbers, "launch_ns", "start_ns")
+        .to_dicts()
+    )
     kernels = messages.group_by("kernel", maintain_order=True).agg(
-        pl.col("launch_ns").min(), pl.col("end_ns").max(), carried=pl.concat_list(pl.col("send").cast(pl.Int32), "peer")
+        pl.col("launch_ns").min(),
+        pl.col("end_ns").max(),
+        carried=pl.concat_list(pl.col("send").cast(pl.Int32), "peer"),
     )
     posts = [
-        {"launch_ns": launch_ns, "end_ns": end_ns, "carried": [(bool(send), peer) for send, peer in carried]}
+        {
+            "launch_ns": launch_ns,
+            "end_ns": end_ns,
+            "carried": [(bool(send), peer) for send, peer in carried],
+        }
         for launch_ns, end_ns, carried in kernels.select("launch_ns", "end_ns", "carried").rows()
     ]
     return sorted([*ops, *posts], key=lambda launched: launched["launch_ns"])
 
 
 def find_queues(messages: Mapping[int, pl.DataFrame], cells: pl.DataFrame) -> Queues:
-    """Return the queues of the run's messages, from their streams. Streams that are not recorded count as one."""
+    """Return the queues of the run's messages, from their streams.
+
+    Streams that are not recorded count as one.
+    """
     tables = [table for table in messages.values() if table.height]
     if _share_of_early_receives(messages, cells) > MAX_SHARE_OF_EARLY_RECEIVES:
         return "free"
@@ -365,7 +427,9 @@ def find_queues(messages: Mapping[int, pl.DataFrame], cells: pl.DataFrame) -> Qu
         return "compute"
     if all(table["stream"].n_unique() == 1 for table in tables):
         return "one"
-    streams_per_peer = [table.group_by("peer").agg(pl.col("stream").n_unique())["stream"] for table in tables]
+    streams_per_peer = [
+        table.group_by("peer").agg(pl.col("stream").n_unique())["stream"] for table in tables
+    ]
     return "peer" if all((streams == 1).all() for streams in streams_per_peer) else "direction"
 
 
@@ -373,7 +437,11 @@ def _share_of_early_receives(messages: Mapping[int, pl.DataFrame], cells: pl.Dat
     """Return the share of receives that started before the op launched before them had ended."""
     early, total = 0, 0
     for position, table in messages.items():
-        ops = cells.filter(pl.col("position") == position).sort("launch_ns").select("launch_ns", "end_ns")
+        ops = (
+            cells.filter(pl.col("position") == position)
+            .sort("launch_ns")
+            .select("launch_ns", "end_ns")
+        )
         receives = table.filter(~pl.col("send")).sort("launch_ns").select("launch_ns", "start_ns")
         # Each receive gets the end of the last op launched before it.
         with_op = receives.join_asof(ops, on="launch_ns", strategy="backward").drop_nulls("end_ns")

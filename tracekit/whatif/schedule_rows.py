@@ -1,7 +1,7 @@
 """Rows of a what-if: other schedules, layer splits and sizes.
 
-Predicted makespans are simulated with the run's own ops, messages and machine; ideals with its mean op times and free
-messages.
+Predicted makespans are simulated with the run's own ops, messages and machine; ideals with its mean
+op times and free messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,11 +34,16 @@ from tracekit.whatif.predictor import Prediction, Predictor
 def layers_per_stage(cells: pl.DataFrame, stages: int) -> Ints | None:
     """Return the number of layers of each stage; None if less than half of the stages show it.
 
-    A stage whose kernels do not divide into layers (one with a head, for example) gets the median of the others.
+    A stage whose kernels do not divide into layers (one with a head, for example) gets the median
+    of the others.
     """
     forwards = cells.filter((pl.col("op").cast(pl.String) == "F") & pl.col("stage").is_not_null())
     medians = forwards.group_by("stage").agg(pl.col("layers").median()).drop_nulls("layers").rows()
-    layers = {int(stage): round(count) for stage, count in medians if 0 <= stage < stages and round(count) > 1}
+    layers = {
+        int(stage): round(count)
+        for stage, count in medians
+        if 0 <= stage < stages and round(count) > 1
+    }
     if not layers or len(layers) * 2 < stages:
         return None
     usual = int(np.median(list(layers.values())))
@@ -73,7 +78,9 @@ def _time_per_layer(stage_ns: Floats, layers: Ints) -> tuple[Floats, Floats]:
     if len(stage_ns) > 2:
         usual_ns = float(np.median(layer_ns[1:-1]))
         for stage in (0, len(stage_ns) - 1):
-            additional_ns[stage] = max(0.0, float(stage_ns[stage]) - usual_ns * float(layers[stage]))
+            additional_ns[stage] = max(
+                0.0, float(stage_ns[stage]) - usual_ns * float(layers[stage])
+            )
             layer_ns[stage] = (stage_ns[stage] - additional_ns[stage]) / layers[stage]
     return layer_ns, additional_ns
 
@@ -92,7 +99,12 @@ def too_large_to_search(pp: int, microbatches: int) -> bool:
 
 
 def what_if_rows(
-    replays: StepReplays, cells: pl.DataFrame, own: Schedule, predictor: Predictor | str, *, ideal_ns: int
+    replays: StepReplays,
+    cells: pl.DataFrame,
+    own: Schedule,
+    predictor: Predictor | str,
+    *,
+    ideal_ns: int,
 ) -> list[WhatIf]:
     """Return all rows: schedules, best first; the layer split; the curves.
 
@@ -183,16 +195,26 @@ def _own_row(schedule: Schedule, times: StageTimes, replays: StepReplays, ideal_
         predicted_range_ns=(makespan, makespan),
         saves_ns=0,
         ran=True,
-        outside_cells=max(0.0, 1 - float(np.sum(replays.end - replays.start)) / max(1, schedule.pp * makespan)),
+        outside_cells=max(
+            0.0, 1 - float(np.sum(replays.end - replays.start)) / max(1, schedule.pp * makespan)
+        ),
         rests_on=("this run, measured",),
     )
 
 
 def _schedule_row(
-    schedule: Schedule, own: Schedule, times: StageTimes, measured_ns: int, predictor: Predictor | str
+    schedule: Schedule,
+    own: Schedule,
+    times: StageTimes,
+    measured_ns: int,
+    predictor: Predictor | str,
 ) -> WhatIf:
     """Return the row of another schedule."""
-    row = WhatIf("schedule", **_ideal_figures(schedule, times), rests_on=_assumptions(schedule, own, times, predictor))
+    row = WhatIf(
+        "schedule",
+        **_ideal_figures(schedule, times),
+        rests_on=_assumptions(schedule, own, times, predictor),
+    )
     prediction = predictor if isinstance(predictor, str) else predictor.predict(schedule)
     if isinstance(prediction, str):
         return replace(row, unknown=(f"the schedule span: {prediction}",))
@@ -203,7 +225,9 @@ def _schedule_row(
     return replace(row, **_predicted_figures(prediction, measured_ns), unknown=unknown)
 
 
-def _assumptions(schedule: Schedule, own: Schedule, times: StageTimes, predictor: Predictor | str) -> tuple[str, ...]:
+def _assumptions(
+    schedule: Schedule, own: Schedule, times: StageTimes, predictor: Predictor | str
+) -> tuple[str, ...]:
     """Return the assumptions behind the row of another schedule."""
     assumptions: list[str] = []
     chunks = schedule.stages / schedule.pp
@@ -211,7 +235,11 @@ def _assumptions(schedule: Schedule, own: Schedule, times: StageTimes, predictor
         cut = "in one chunk" if chunks == 1 else f"cut into {chunks:g} equal chunks"
         assumptions.append(f"a rank's layers {cut}")
     if count_ops(schedule.ranks[0], "FB"):
-        overlap = predictor.ops[MIDDLE].block_factor if isinstance(predictor, Predictor) else times.overlap
+        overlap = (
+            predictor.ops[MIDDLE].block_factor
+            if isinstance(predictor, Predictor)
+            else times.overlap
+        )
         if times.overlap is None or overlap is None:
             assumptions.append("FB takes F + B")
         else:
@@ -226,7 +254,10 @@ def _assumptions(schedule: Schedule, own: Schedule, times: StageTimes, predictor
 
 
 def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None:
-    """Return the row with the best split of layers over stages; None if the run's is about as good, or not known."""
+    """Return the row with the best split of layers over stages.
+
+    None if the run's is about as good, or not known.
+    """
     own, ops = predictor.own, predictor.ops[MIDDLE]
     layers = layers_per_stage(cells, own.stages)
     if layers is None or own.stages < 2:
@@ -236,16 +267,24 @@ def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None
     counts = best_split(layer_ns, additional_ns, int(layers.sum()))
     if counts == layers.tolist():
         return None
-    # Compute moves with the layers. Waits inside cells, for experts say, are no work: they stay where they are.
+    # Compute moves with the layers. Waits inside cells, for experts say, are no work: they stay
+    # where they are.
     program = predictor.own_program
     added_ns = np.array(counts) * layer_ns + additional_ns - compute_ns
     slowdowns = np.array([ops.gpu_slowdowns.get(int(rank), 1.0) for rank in own.stage_ranks[:, 0]])
     stage_ns = (ops.gpu_ns["F"] + ops.gpu_ns["B"]) * slowdowns
     stage_factor = np.maximum(1 + added_ns / np.maximum(stage_ns, 1.0), 0.0)
     typical = ops.times(program, own)
-    work = [op.gpu_ns * float(stage_factor[piece.stage]) for piece, op in zip(program.pieces, typical, strict=True)]
+    work = [
+        op.gpu_ns * float(stage_factor[piece.stage])
+        for piece, op in zip(program.pieces, typical, strict=True)
+    ]
     base, changed = predictor.simulate(program, own), predictor.simulate(program, own, work=work)
-    if base is None or changed is None or changed.makespan > (1 - MIN_SAVED_SHARE_TO_PROPOSE) * base.makespan:
+    if (
+        base is None
+        or changed is None
+        or changed.makespan > (1 - MIN_SAVED_SHARE_TO_PROPOSE) * base.makespan
+    ):
         return None
     return WhatIf(
         "layout",
@@ -253,7 +292,9 @@ def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None
         own.virtual,
         **_predicted_figures(predictor.predict_change(base, changed), predictor.measured_ns),
         layout=megatron_layout(counts),
-        rests_on=("layers of a stage take equal time; waits and other work of the first and last stage stay there",),
+        rests_on=(
+            "layers of a stage take equal time; waits and other work of the first and last stage stay there",
+        ),
     )
 
 
@@ -281,7 +322,9 @@ def _curve_rows(predictor: Predictor, cells: pl.DataFrame, times: StageTimes) ->
     """Return rows for the run's schedule over numbers of micro-batches, and for 1F1B over numbers of chunks."""
     own = predictor.own
     points = [("microbatches", schedule) for schedule in _over_microbatches(own)]
-    points += [("chunks", schedule) for schedule in _over_chunks(own, layers_per_stage(cells, own.stages))]
+    points += [
+        ("chunks", schedule) for schedule in _over_chunks(own, layers_per_stage(cells, own.stages))
+    ]
     rows = []
     for change, schedule in points:
         if sum(len(order) for order in schedule.ranks) > MAX_OPS_OF_CURVE_POINT:
@@ -289,16 +332,24 @@ def _curve_rows(predictor: Predictor, cells: pl.DataFrame, times: StageTimes) ->
         prediction = predictor.predict(schedule)
         if isinstance(prediction, str):
             continue
-        figures = _ideal_figures(schedule, times) | _predicted_figures(prediction, predictor.measured_ns)
+        figures = _ideal_figures(schedule, times) | _predicted_figures(
+            prediction, predictor.measured_ns
+        )
         if change == "microbatches":
-            figures |= {"saves_ns": None, "slower": False}  # another amount of work cannot be compared with the run
+            figures |= {
+                "saves_ns": None,
+                "slower": False,
+            }  # another amount of work cannot be compared with the run
         assumptions = ("micro-batches of this run's size", predictor.messages_in_words())
         rows.append(WhatIf(change, **figures, rests_on=assumptions))
     return rows
 
 
 def with_microbatches(own: Schedule, count: int) -> Schedule:
-    """Return the run's schedule with another number of micro-batches; raise if it does not exist in this size."""
+    """Return the run's schedule with another number of micro-batches.
+
+    Raise if it does not exist in this size.
+    """
     virtual = own.virtual if describe(own.name).virtual is None else None
     return generate(own.name, pp=own.pp, microbatches=count, virtual=virtual)
 
@@ -325,7 +376,10 @@ def _over_microbatches(own: Schedule) -> Iterator[Schedule]:
 
 
 def _over_chunks(own: Schedule, layers: Any) -> Iterator[Schedule]:
-    """Yield 1F1B with other numbers of chunks that divide the layers of a rank; up to two if these are not known."""
+    """Yield 1F1B with other numbers of chunks that divide the layers of a rank.
+
+    Up to two if these are not known.
+    """
     layers_per_rank = None if layers is None else int(layers.sum()) // own.pp
     for chunks in CHUNKS_TO_TRY:
         if chunks > 2 if layers_per_rank is None else layers_per_rank % chunks:

@@ -1,10 +1,11 @@
 """Ranks that share one GPU: what messages of a rank cost its own compute and that of the others, measured in the run.
 
-Processes that were given a part of a GPU's multiprocessors still share the rest of it. A kernel that gets fewer
-multiprocessors than it needs, because a message kernel of its rank holds some, holds up the kernels of other processes
-behind it. So the compute of a rank takes longer beside a message of its own, and also while other ranks compute beside
-theirs. Schedules that hide messages pay for it, those that leave compute and messages apart do not. Ranks with GPUs of
-their own do not have the second cost.
+Processes that were given a part of a GPU's multiprocessors still share the rest of it. A kernel
+that gets fewer multiprocessors than it needs, because a message kernel of its rank holds some,
+holds up the kernels of other processes behind it. So the compute of a rank takes longer beside a
+message of its own, and also while other ranks compute beside theirs. Schedules that hide messages
+pay for it, those that leave compute and messages apart do not. Ranks with GPUs of their own do not
+have the second cost.
 """
 
 from collections.abc import Mapping
@@ -29,12 +30,15 @@ class SharedGpu(msgspec.Struct, frozen=True):
     own_slowdown: float
     """Time of compute beside a message of its own rank / time alone."""
     other_cost: float
-    """Additional time for each other rank that computes beside a message of its own, as a share of the time alone."""
+    """Additional time for each other rank that computes beside a message of its own, as a share of
+    the time alone."""
     measured: bool = True
     """Whether the run shows the costs, or they are what is expected beforehand."""
 
 
-def count_ranks_beside_messages(cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame]) -> Floats:
+def count_ranks_beside_messages(
+    cells: pl.DataFrame, messages: Mapping[int, pl.DataFrame]
+) -> Floats:
     """Return for each cell how many other ranks computed beside a message of theirs during it, the mean over its time.
 
     Args:
@@ -54,21 +58,28 @@ def count_ranks_beside_messages(cells: pl.DataFrame, messages: Mapping[int, pl.D
 
 
 def fit_shared_gpu(
-    equal_ops: Floats, took_ns: Floats, own_share: Floats, other_ranks: Floats, *, expected_slowdown: float
+    equal_ops: Floats,
+    took_ns: Floats,
+    own_share: Floats,
+    other_ranks: Floats,
+    *,
+    expected_slowdown: float,
 ) -> SharedGpu:
     """Estimate both costs from equal ops that ran beside more or fewer messages.
 
-    An op takes ``alone * (1 + other_cost * other_ranks) / (1 - lost * own_share)``, where ``lost`` is the part of the
-    time beside an own message that would not have been needed without it. Least squares of the logarithms, ops of one
-    stage and kind compared with each other only. Beforehand the own cost is taken to be *expected_slowdown*, and that
-    of another rank ``UNKNOWN_COST_TO_OTHER_RANKS`` of it; the surer a cost can be told from the run, the less that
+    An op takes ``alone * (1 + other_cost * other_ranks) / (1 - lost * own_share)``, where ``lost``
+    is the part of the time beside an own message that would not have been needed without it. Least
+    squares of the logarithms, ops of one stage and kind compared with each other only. Beforehand
+    the own cost is taken to be *expected_slowdown*, and that of another rank
+    ``UNKNOWN_COST_TO_OTHER_RANKS`` of it; the surer a cost can be told from the run, the less that
     counts. A run whose compute hardly ever runs beside messages keeps it.
 
     Args:
         equal_ops: Number of the kind and stage of each op.
         took_ns: Time that it took, above 0.
         own_share: Share of that time beside a message of its own rank.
-        other_ranks: Other ranks that computed beside their messages (``count_ranks_beside_messages``).
+        other_ranks: Other ranks that computed beside their messages
+            (``count_ranks_beside_messages``).
         expected_slowdown: Time of kernels beside a message of their rank / time alone.
     """
     expected_loss = 1 - 1 / max(expected_slowdown, 1.0)
@@ -76,7 +87,10 @@ def fit_shared_gpu(
     expected = np.array([expected_loss, UNKNOWN_COST_TO_OTHER_RANKS * expected_loss])
     if not expected_loss:
         return SharedGpu(1.0, 0.0)
-    if not len(took_ns) or np.average(own_share, weights=took_ns) < MIN_SHARE_BESIDE_MESSAGES_TO_MEASURE:
+    if (
+        not len(took_ns)
+        or np.average(own_share, weights=took_ns) < MIN_SHARE_BESIDE_MESSAGES_TO_MEASURE
+    ):
         return SharedGpu(max(expected_slowdown, 1.0), float(expected[1]), measured=False)
     upper = np.array([1 - 1 / MAX_SLOWDOWN, MAX_SLOWDOWN])
     log_ns = np.log(took_ns)
@@ -94,7 +108,11 @@ def fit_shared_gpu(
         variance = float(np.mean(np.square(residuals)))
         weight = variance / uncertainty**2
         moments = slopes.T @ slopes + weight * np.eye(2)
-        step = np.linalg.solve(moments, slopes.T @ residuals + weight * (expected - costs)) if weight else np.zeros(2)
+        step = (
+            np.linalg.solve(moments, slopes.T @ residuals + weight * (expected - costs))
+            if weight
+            else np.zeros(2)
+        )
         costs = np.clip(costs + step, 0.0, upper)
     lost, other_cost = costs.tolist()
     return SharedGpu(1 / (1 - lost), other_cost)

@@ -79,13 +79,17 @@ def measure_arrivals(members: pl.DataFrame, clocks: Mapping[int, RecordedClock])
     if arriving.is_empty():
         return Arrivals(conform_arrivals(several.clear()), None)
     late, wait, is_last = _compare(arriving["op_id"].to_numpy(), arriving["arrival_ns"].to_numpy())
-    compared = arriving.with_columns(late_ns=pl.Series(late), wait_ns=pl.Series(wait), is_last=pl.Series(is_last))
+    compared = arriving.with_columns(
+        late_ns=pl.Series(late), wait_ns=pl.Series(wait), is_last=pl.Series(is_last)
+    )
     return Arrivals(_with_call_lateness(compared, clocks), basis)
 
 
 def conform_arrivals(members: pl.DataFrame) -> pl.DataFrame:
     """Return members with empty columns of ``ARRIVALS``."""
-    missing = {name: pl.lit(None, dtype) for name, dtype in ARRIVALS.items() if name not in members.columns}
+    missing = {
+        name: pl.lit(None, dtype) for name, dtype in ARRIVALS.items() if name not in members.columns
+    }
     return members.with_columns(**missing)
 
 
@@ -122,7 +126,9 @@ def _compare_calls(called: pl.DataFrame, clocks: Mapping[int, RecordedClock]) ->
     certain = pl.col("usual_ns").sign() * (pl.col("usual_ns").abs() - allowance).clip(lower_bound=0)
     relative = called.with_columns(difference_ns=difference).with_columns(usual_ns=usual)
     arrival = pl.col("difference_ns") - pl.col("usual_ns") + certain.fill_null(0)
-    return relative.with_columns(arrival_ns=arrival.cast(pl.Int64)).drop("called_ns", "difference_ns", "usual_ns")
+    return relative.with_columns(arrival_ns=arrival.cast(pl.Int64)).drop(
+        "called_ns", "difference_ns", "usual_ns"
+    )
 
 
 def _compare(op_id: Ints, arrival: Ints) -> tuple[Ints, Ints, np.ndarray]:
@@ -148,14 +154,18 @@ def _compare(op_id: Ints, arrival: Ints) -> tuple[Ints, Ints, np.ndarray]:
     return arrival - median_of_others, last_arrival - arrival, is_last
 
 
-def _with_call_lateness(compared: pl.DataFrame, clocks: Mapping[int, RecordedClock]) -> pl.DataFrame:
+def _with_call_lateness(
+    compared: pl.DataFrame, clocks: Mapping[int, RecordedClock]
+) -> pl.DataFrame:
     """Add how much later than the others' median the host called each operation, where clocks are known."""
     if not _all_known(clocks, compared) or compared["enqueued_ns"].null_count() == compared.height:
         return compared.with_columns(call_late_ns=pl.lit(None, pl.Int64))
     all_called = pl.col("enqueued_ns").is_not_null().all().over("op_id")
     is_called = compared.select(all_called).to_series()
     called = compared.filter(is_called)
-    called = called.with_columns(called_ns=_on_reference(called, clocks)).sort("op_id", "called_ns", "rank")
+    called = called.with_columns(called_ns=_on_reference(called, clocks)).sort(
+        "op_id", "called_ns", "rank"
+    )
     call_late, _, _ = _compare(called["op_id"].to_numpy(), called["called_ns"].to_numpy())
     called = called.with_columns(call_late_ns=pl.Series(call_late)).drop("called_ns")
     others = compared.filter(~is_called).with_columns(call_late_ns=pl.lit(None, pl.Int64))

@@ -83,7 +83,9 @@ def _first_called(stuck: pl.DataFrame, clocks: Mapping[int, RecordedClock]) -> t
     offsets = {rank: clock.offset_ns for rank, clock in clocks.items()}
     offset = pl.col("rank").replace_strict(offsets, default=0, return_dtype=pl.Int64)
     lowest = stuck.filter(pl.col("sequence") == pl.col("sequence").min().over("group"))
-    called = lowest.group_by("group", "sequence").agg(called_ns=(pl.col("enqueued_ns") - offset).min())
+    called = lowest.group_by("group", "sequence").agg(
+        called_ns=(pl.col("enqueued_ns") - offset).min()
+    )
     group, sequence, _ = called.sort("called_ns", "group", nulls_last=True).row(0)
     return str(group), int(sequence)
 
@@ -98,7 +100,9 @@ def _first_mismatch(operations: pl.DataFrame) -> tuple[str, int] | None:
     collectives = operations.filter(~pl.col("is_message") & (pl.col("op") != "coalesced"))
     size = pl.when(~pl.col("op").cast(pl.String).is_in(SIZES_MAY_DIFFER)).then(pl.col("bytes"))
     of_rank = (
-        collectives.with_columns(size=size, is_open=pl.col("state").cast(pl.String).is_in(OPEN_STATES))
+        collectives.with_columns(
+            size=size, is_open=pl.col("state").cast(pl.String).is_in(OPEN_STATES)
+        )
         .group_by("group", "sequence", "rank")
         .agg(
             pl.col("op").first(),
@@ -126,16 +130,28 @@ def _first_mismatch(operations: pl.DataFrame) -> tuple[str, int] | None:
 def _collective_hang(dumps: Dumps, group_name: str, sequence: int) -> Hang:
     """Describe a collective that did not complete."""
     in_group = dumps.operations.filter((pl.col("group") == group_name) & ~pl.col("is_message"))
-    joined = in_group.filter(pl.col("sequence") == sequence).sort("rank", "id").unique("rank", keep="first")
+    joined = (
+        in_group.filter(pl.col("sequence") == sequence)
+        .sort("rank", "id")
+        .unique("rank", keep="first")
+    )
     # What most members called is the operation; those that called something else stand out.
-    calls = joined.group_by("op", "bytes", "dtype").agg(pl.col("rank").sort(), first=pl.col("id").min())
-    op, size, dtype, agreeing, _ = calls.sort([pl.col("rank").list.len(), "first"], descending=[True, False]).row(0)
+    calls = joined.group_by("op", "bytes", "dtype").agg(
+        pl.col("rank").sort(), first=pl.col("id").min()
+    )
+    op, size, dtype, agreeing, _ = calls.sort(
+        [pl.col("rank").list.len(), "first"], descending=[True, False]
+    ).row(0)
     varies = str(op) in SIZES_MAY_DIFFER
     same_op = set(joined.filter(pl.col("op") == op)["rank"].to_list())
     waiting = sorted(same_op) if varies else list(agreeing)
     differing = sorted(set(joined["rank"].to_list()) - set(waiting))
     group = dumps.group(group_name)
-    members = sorted(group.ranks) if group is not None and group.ranks else sorted(in_group["rank"].unique().to_list())
+    members = (
+        sorted(group.ranks)
+        if group is not None and group.ranks
+        else sorted(in_group["rank"].unique().to_list())
+    )
     absent = [rank for rank in members if rank not in set(joined["rank"].to_list())]
     missing = [rank for rank in absent if rank in dumps.ranks]
     waited = _waited(dumps, joined)
@@ -166,7 +182,9 @@ def _message_hang(dumps: Dumps, stuck: pl.DataFrame) -> Hang | None:
     """Describe a message that did not complete: the first whose other side was not called."""
     if stuck.is_empty():
         return None
-    messages = dumps.operations.filter(pl.col("is_message") & (pl.col("op") != "coalesced")).sort("rank", "id")
+    messages = dumps.operations.filter(pl.col("is_message") & (pl.col("op") != "coalesced")).sort(
+        "rank", "id"
+    )
     one_sided = _first_one_sided(messages)
     row = one_sided or stuck.sort("enqueued_ns", nulls_last=True).row(0, named=True)
     peers = [] if one_sided is None or row["peer"] is None else [row["peer"]]
@@ -223,7 +241,9 @@ def _last_state(dumps: Dumps, rank: int, operations: pl.DataFrame) -> RankState:
     if of_rank.is_empty():
         return RankState(rank, None, None, None, None, None, stack)
     row = of_rank.row(-1, named=True)
-    return RankState(rank, str(row["op"]), row["sequence"], row["bytes"], row["state"], row["enqueued_ns"], stack)
+    return RankState(
+        rank, str(row["op"]), row["sequence"], row["bytes"], row["state"], row["enqueued_ns"], stack
+    )
 
 
 def _waited(dumps: Dumps, joined: pl.DataFrame) -> int | None:

@@ -76,7 +76,10 @@ class StepLateness:
 
     @property
     def duration_ns(self) -> float | None:
-        """Time of the record: from the start of the first step to the end of the last; None if it is not known."""
+        """Time of the record: from the start of the first step to the end of the last.
+
+        None if it is not known.
+        """
         if self.step_ns is None:
             return None
         return float(self.start_ns[-1] - self.start_ns[0]) + self.step_ns
@@ -139,13 +142,17 @@ def find_late_ranks(
     assert duration is not None, "the time of a step is known"
     costly = [one for one in found if _is_worth_reporting(one, duration, lateness.step_ns)]
     merged = _merge_ranks(costly, hosts)
-    return tuple(_with_share(one, duration) for one in sorted(merged, key=lambda one: (-one.cost_ns, one.ranks)))
+    return tuple(
+        _with_share(one, duration)
+        for one in sorted(merged, key=lambda one: (-one.cost_ns, one.ranks))
+    )
 
 
 def lost_time(facts: Sequence[LateRanks], lateness: StepLateness) -> int | None:
     """Return the time that a run lost to ranks that join late: of each step the lateness of the latest; in ns.
 
-    Ranks that are late because they had waited for others count with these others. None if nothing can be compared.
+    Ranks that are late because they had waited for others count with these others. None if nothing
+    can be compared.
     """
     if lateness.table.is_empty() or lateness.step_ns is None:
         return None
@@ -153,7 +160,11 @@ def lost_time(facts: Sequence[LateRanks], lateness: StepLateness) -> int | None:
     late_steps = [(rank, step) for fact in culprits for rank in fact.ranks for step in fact.steps]
     schema = {name: lateness.table.schema[name] for name in ("rank", "step")}
     wanted = pl.DataFrame(late_steps, schema=schema, orient="row")
-    latest = lateness.table.join(wanted, on=["rank", "step"], how="semi").group_by("step").agg(pl.col("late_ns").max())
+    latest = (
+        lateness.table.join(wanted, on=["rank", "step"], how="semi")
+        .group_by("step")
+        .agg(pl.col("late_ns").max())
+    )
     return int(latest["late_ns"].sum())
 
 
@@ -197,7 +208,9 @@ def _describe(
     pattern, period, span = _find_kind(is_late)
     kind: Literal["constant", "periodic", "drifting", "occasional"] = pattern
     growth = None
-    in_span = (np.searchsorted(lateness.steps, steps) >= span[0]) & (np.searchsorted(lateness.steps, steps) <= span[1])
+    in_span = (np.searchsorted(lateness.steps, steps) >= span[0]) & (
+        np.searchsorted(lateness.steps, steps) <= span[1]
+    )
     if kind == "constant" and _drifts(amount[in_span]):
         kind = "drifting"
         growth = round(_slope(steps[in_span], amount[in_span]))
@@ -287,14 +300,18 @@ def _waited_before(worst: pl.DataFrame, arrivals: Arrivals, rank: int) -> float:
     """Return how long a rank waited in other groups, in the same steps, before the operations it joined late."""
     moments = worst.select("step", late_op="op_id", late_group="group")
     waits = arrivals.members.filter(pl.col("rank") == rank).join(moments, on="step")
-    before = waits.filter((pl.col("op_id") < pl.col("late_op")) & (pl.col("group") != pl.col("late_group")))
+    before = waits.filter(
+        (pl.col("op_id") < pl.col("late_op")) & (pl.col("group") != pl.col("late_group"))
+    )
     return float(before["wait_ns"].sum())
 
 
 # Patterns in time
 
 
-def _find_kind(is_late: Bools) -> tuple[Literal["constant", "periodic", "occasional"], int | None, tuple[int, int]]:
+def _find_kind(
+    is_late: Bools,
+) -> tuple[Literal["constant", "periodic", "occasional"], int | None, tuple[int, int]]:
     """Return how late steps repeat, their period, and the first and last of them that belong to the pattern."""
     late = np.flatnonzero(is_late)
     span = (int(late[0]), int(late[-1]))

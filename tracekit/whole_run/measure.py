@@ -11,7 +11,13 @@ from msgspec import structs
 from tracekit.align.recorded_clocks import RecordedClock, align_recorded_clocks
 from tracekit.align.recorded_ops import match_operations
 from tracekit.align.recorded_steps import find_steps
-from tracekit.documents.late import GroupWaiting, LateRanks, PipelineOrder, RankDistribution, RecordingEntry
+from tracekit.documents.late import (
+    GroupWaiting,
+    LateRanks,
+    PipelineOrder,
+    RankDistribution,
+    RecordingEntry,
+)
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.source_refs import missing_ranks
 from tracekit.schema import COLLECTIVES, RECORDERS, ProcessGroup, RankCollectives, Recording
@@ -23,7 +29,8 @@ from tracekit.whole_run.result import WholeRun
 from tracekit.whole_run.transfers import find_slow_links, measure_transfers, summarise_transfers
 
 MAX_CLOCK_DIFFERENCE_NS = 600_000_000_000
-"""Largest difference (10 min) between clocks of one run; beyond it a clock is wrong, or dumps are of several runs."""
+"""Largest difference (10 min) between clocks of one run; beyond it a clock is wrong, or dumps are
+of several runs."""
 
 
 def measure_whole_run(parts: Sequence[RankCollectives], notices: Sequence[Notice] = ()) -> WholeRun:
@@ -35,7 +42,9 @@ def measure_whole_run(parts: Sequence[RankCollectives], notices: Sequence[Notice
 
     """
     sources = tuple(part.source for part in parts)
-    collectives = pl.concat([part.collectives for part in parts]) if parts else COLLECTIVES.to_frame()
+    collectives = (
+        pl.concat([part.collectives for part in parts]) if parts else COLLECTIVES.to_frame()
+    )
     if collectives.is_empty():
         raise InputError("the records hold no collective", hint="record a run that communicates")
     members, left_out = match_operations(collectives)
@@ -43,12 +52,20 @@ def measure_whole_run(parts: Sequence[RankCollectives], notices: Sequence[Notice
     members, steps = find_steps(members, from_start=_is_from_start(collectives))
     arrivals = measure_arrivals(members, clocks)
     lateness = measure_steps(arrivals, clocks)
-    hosts = {source.rank: source.host for source in sources if source.rank is not None and source.host is not None}
+    hosts = {
+        source.rank: source.host
+        for source in sources
+        if source.rank is not None and source.host is not None
+    }
     groups = _groups(sources)
     group_ranks = {name: group.ranks for name, group in groups.items()}
     transfers = measure_transfers(members)
-    world_size = max((max(group.ranks) + 1 for group in groups.values() if group.ranks), default=None)
-    run_notices = [Notice("recorder-left-out", values={"recorder": recorder}) for recorder in left_out]
+    world_size = max(
+        (max(group.ranks) + 1 for group in groups.values() if group.ranks), default=None
+    )
+    run_notices = [
+        Notice("recorder-left-out", values={"recorder": recorder}) for recorder in left_out
+    ]
     return WholeRun(
         sources=sources,
         records=_records(collectives),
@@ -67,11 +84,17 @@ def measure_whole_run(parts: Sequence[RankCollectives], notices: Sequence[Notice
         slow_links=find_slow_links(transfers, group_ranks),
         pipelines=_pipelines(collectives),
         world_size=world_size,
-        notices=(*notices, *run_notices, *_run_notices(sources, members, clocks, world_size, arrivals)),
+        notices=(
+            *notices,
+            *run_notices,
+            *_run_notices(sources, members, clocks, world_size, arrivals),
+        ),
     )
 
 
-def _with_profiled_steps(facts: Sequence[LateRanks], members: pl.DataFrame) -> tuple[LateRanks, ...]:
+def _with_profiled_steps(
+    facts: Sequence[LateRanks], members: pl.DataFrame
+) -> tuple[LateRanks, ...]:
     """Add which of the late steps a profiler's trace shows."""
     profiler_bit = 1 << RECORDERS.index("profiler")
     is_profiled = (pl.col("sources").cast(pl.Int64) & profiler_bit) > 0
@@ -85,7 +108,11 @@ def _with_profiled_steps(facts: Sequence[LateRanks], members: pl.DataFrame) -> t
 
 def _is_from_start(collectives: pl.DataFrame) -> bool:
     """Return whether the record begins with the first operation of every group on every rank."""
-    first = collectives.filter(~pl.col("is_message")).group_by("source", "rank", "group").agg(pl.col("sequence").min())
+    first = (
+        collectives.filter(~pl.col("is_message"))
+        .group_by("source", "rank", "group")
+        .agg(pl.col("sequence").min())
+    )
     return bool((first["sequence"].fill_null(2) <= 1).all())
 
 
@@ -177,19 +204,29 @@ def _distributions(arrivals: Arrivals) -> tuple[RankDistribution, ...]:
     )
 
 
-def _waiting_by_group(arrivals: Arrivals, groups: Mapping[str, ProcessGroup]) -> tuple[GroupWaiting, ...]:
+def _waiting_by_group(
+    arrivals: Arrivals, groups: Mapping[str, ProcessGroup]
+) -> tuple[GroupWaiting, ...]:
     """Return the waiting of each group, the largest first."""
     table = (
         _without_warm_up(arrivals.members)
         .group_by("group")
-        .agg(ranks=pl.col("rank").n_unique(), operations=pl.col("op_id").n_unique(), waited_ns=pl.col("wait_ns").sum())
+        .agg(
+            ranks=pl.col("rank").n_unique(),
+            operations=pl.col("op_id").n_unique(),
+            waited_ns=pl.col("wait_ns").sum(),
+        )
         .sort(["waited_ns", "group"], descending=[True, False])
     )
     entries = []
     for row in table.iter_rows(named=True):
         group = groups.get(str(row["group"]))
         description = group.description if group is not None else None
-        entries.append(GroupWaiting(str(row["group"]), description, row["ranks"], row["operations"], row["waited_ns"]))
+        entries.append(
+            GroupWaiting(
+                str(row["group"]), description, row["ranks"], row["operations"], row["waited_ns"]
+            )
+        )
     return tuple(entries)
 
 
@@ -206,18 +243,33 @@ def _run_notices(
     if world_size is not None:
         count, first = missing_ranks(ranks, world_size, most=4)
         if count:
-            values: NoticeValues = {"count": count, "world_size": world_size, "missing": tuple(first), "role": None}
+            values: NoticeValues = {
+                "count": count,
+                "world_size": world_size,
+                "missing": tuple(first),
+                "role": None,
+            }
             notices.append(Notice("missing-ranks", values=values))
     shared = members.filter(pl.len().over("op_id") > 1)
     alone = sorted(set(members["rank"].to_list()) - set(shared["rank"].to_list()))
     if alone and len(ranks) > 1:
         notices.append(Notice("records-apart", ranks=tuple(alone)))
-    offsets = {rank: clock.offset_ns for rank, clock in clocks.items() if clock.uncertainty_ns is not None}
+    offsets = {
+        rank: clock.offset_ns for rank, clock in clocks.items() if clock.uncertainty_ns is not None
+    }
     usual_ns = float(np.median(list(offsets.values()))) if offsets else 0.0
-    far = sorted(rank for rank, offset in offsets.items() if abs(offset - usual_ns) > MAX_CLOCK_DIFFERENCE_NS)
+    far = sorted(
+        rank for rank, offset in offsets.items() if abs(offset - usual_ns) > MAX_CLOCK_DIFFERENCE_NS
+    )
     if far:
         most_ns = max(abs(offsets[rank] - usual_ns) for rank in far)
-        notices.append(Notice("recorded-clocks-apart", ranks=tuple(far), values={"hours": round(most_ns / 3.6e12, 1)}))
+        notices.append(
+            Notice(
+                "recorded-clocks-apart",
+                ranks=tuple(far),
+                values={"hours": round(most_ns / 3.6e12, 1)},
+            )
+        )
     unknown = sorted(rank for rank, clock in clocks.items() if clock.uncertainty_ns is None)
     if unknown and arrivals.basis != "durations":
         notices.append(Notice("recorded-clocks-unknown", ranks=tuple(unknown)))

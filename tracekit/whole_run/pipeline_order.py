@@ -31,12 +31,18 @@ def find_pipelines(collectives: pl.DataFrame) -> tuple[PipelineOrder, ...]:
         collectives: Operations of all ranks, of one recorder (``COLLECTIVES``).
 
     """
-    messages = collectives.filter(pl.col("op").cast(pl.String).is_in(["send", "recv"]) & pl.col("peer").is_not_null())
+    messages = collectives.filter(
+        pl.col("op").cast(pl.String).is_in(["send", "recv"]) & pl.col("peer").is_not_null()
+    )
     if messages.is_empty():
         return ()
     # Activations and their gradients are the messages that recur; others exchange shapes once, or
     # flags.
-    sizes = messages.group_by("bytes").agg(count=pl.len()).sort("count", "bytes", descending=True, nulls_last=True)
+    sizes = (
+        messages.group_by("bytes")
+        .agg(count=pl.len())
+        .sort("count", "bytes", descending=True, nulls_last=True)
+    )
     messages = messages.filter(pl.col("bytes") == sizes["bytes"][0])
     orders = _message_orders(messages)
     pipelines: list[PipelineOrder] = []
@@ -57,8 +63,12 @@ def _message_orders(messages: pl.DataFrame) -> dict[int, list[tuple[str, int]]]:
     # The Inspector writes an operation when it has completed, and numbers messages in the order of
     # their calls.
     is_numbered = messages["source"][0] == "nccl_inspector"
-    batch = pl.col("sequence") if is_numbered else pl.col("id").min().over("rank", "group", "sequence")
-    ordered = messages.with_columns(batch=batch, is_recv=pl.col("op") == "recv").sort("rank", "batch", "is_recv", "id")
+    batch = (
+        pl.col("sequence") if is_numbered else pl.col("id").min().over("rank", "group", "sequence")
+    )
+    ordered = messages.with_columns(batch=batch, is_recv=pl.col("op") == "recv").sort(
+        "rank", "batch", "is_recv", "id"
+    )
     orders: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for rank, op, peer in ordered.select("rank", pl.col("op").cast(pl.String), "peer").iter_rows():
         orders[rank].append((op, peer))
@@ -94,9 +104,13 @@ def _follow_chain(rank: int, peers: Mapping[int, set[int]]) -> list[int]:
         chain += following
 
 
-def _recognise(chain: Sequence[int], orders: Mapping[int, Sequence[tuple[str, int]]]) -> PipelineOrder | None:
+def _recognise(
+    chain: Sequence[int], orders: Mapping[int, Sequence[tuple[str, int]]]
+) -> PipelineOrder | None:
     """Return the pipeline of a chain of ranks, None if no schedule has its order in all steps."""
-    works = [_forwards_and_backwards(chain, stage, orders[rank]) for stage, rank in enumerate(chain)]
+    works = [
+        _forwards_and_backwards(chain, stage, orders[rank]) for stage, rank in enumerate(chain)
+    ]
     microbatches = _count_microbatches(works[0])
     if microbatches is None:
         return None
@@ -113,13 +127,17 @@ def _recognise(chain: Sequence[int], orders: Mapping[int, Sequence[tuple[str, in
         if len(parts) != 1:
             return None
         step_orders.append(parts.pop())
-    schedules = tuple(name for name in _candidates() if _orders_of(name, len(chain), microbatches) == step_orders)
+    schedules = tuple(
+        name for name in _candidates() if _orders_of(name, len(chain), microbatches) == step_orders
+    )
     if not schedules:
         return None
     return PipelineOrder(tuple(chain), microbatches, steps, schedules)
 
 
-def _forwards_and_backwards(chain: Sequence[int], stage: int, order: Sequence[tuple[str, int]]) -> str:
+def _forwards_and_backwards(
+    chain: Sequence[int], stage: int, order: Sequence[tuple[str, int]]
+) -> str:
     """Return the forwards (F) and backwards (B) of a stage in order, as far as its messages tell them."""
     next_rank = chain[stage + 1] if stage + 1 < len(chain) else None
     previous_rank = chain[stage - 1] if stage else None

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import polars as pl
 
 from tracekit.parsers.collective_names import group_identity, operation_name, parse_ranks
-from tracekit.schema import COLLECTIVES, ProcessGroup, RankCollectives, RankEvents, Recording, Source, conform
+from tracekit.schema import (
+    COLLECTIVES,
+    ProcessGroup,
+    RankCollectives,
+    RankEvents,
+    Recording,
+    Source,
+    conform,
+)
 
 _MESSAGES = ("send", "recv", "coalesced")
 
@@ -38,7 +46,9 @@ def collectives_of_events(part: RankEvents) -> RankCollectives:
         bytes=pl.min_horizontal("bytes", "received"),
         dtype=pl.lit(None, pl.String),
         group=names,
-        op=kernels["collective"].replace_strict(ops, return_dtype=pl.String) if ops else pl.lit(None, pl.String),
+        op=kernels["collective"].replace_strict(ops, return_dtype=pl.String)
+        if ops
+        else pl.lit(None, pl.String),
     )
     frame = frame.with_columns(is_message=pl.col("op").is_in(_MESSAGES))
     last_ns: int | None = frame["completed_ns"].max()  # type: ignore[assignment]
@@ -82,20 +92,34 @@ def _identify_groups(
         ranks = parse_ranks(ranks_text) or (group.ranks if group is not None else ())
         identity = group_identity(name or "", ranks)
         identity_of_pair[name, ranks_text] = identity
-        groups[identity] = ProcessGroup(identity, group.description if group is not None else None, ranks)
+        groups[identity] = ProcessGroup(
+            identity, group.description if group is not None else None, ranks
+        )
     identities = [identity_of_pair[pair] for pair in pairs.iter_rows()]
     return pl.Series(identities, dtype=pl.String), tuple(groups.values())
 
 
-def collectives_of_operations(operations: pl.DataFrame, sources: Sequence[Source]) -> list[RankCollectives]:
+def collectives_of_operations(
+    operations: pl.DataFrame, sources: Sequence[Source]
+) -> list[RankCollectives]:
     """Return the operations of an analysis (``metrics.operations.OPERATIONS``) as the table that recorders have."""
     needed = operations.filter(pl.col("group").is_not_null() & (pl.col("id") >= 0))
-    groups = needed.select(pl.col("group").cast(pl.String), pl.col("group_ranks").cast(pl.String)).unique().rows()
-    identities = [(group, ranks, group_identity(group or "", parse_ranks(ranks))) for group, ranks in groups]
-    names = pl.DataFrame(
-        identities, schema={"group": pl.String, "group_ranks": pl.String, "identity": pl.String}, orient="row"
+    groups = (
+        needed.select(pl.col("group").cast(pl.String), pl.col("group_ranks").cast(pl.String))
+        .unique()
+        .rows()
     )
-    ops = {text: operation_name(text) for text in needed["what"].unique().to_list() if text is not None}
+    identities = [
+        (group, ranks, group_identity(group or "", parse_ranks(ranks))) for group, ranks in groups
+    ]
+    names = pl.DataFrame(
+        identities,
+        schema={"group": pl.String, "group_ranks": pl.String, "identity": pl.String},
+        orient="row",
+    )
+    ops = {
+        text: operation_name(text) for text in needed["what"].unique().to_list() if text is not None
+    }
     table = needed.with_columns(pl.col("group", "group_ranks").cast(pl.String)).join(
         names, on=["group", "group_ranks"], how="left", nulls_equal=True, maintain_order="left"
     )
@@ -118,6 +142,8 @@ def collectives_of_operations(operations: pl.DataFrame, sources: Sequence[Source
     parts = []
     for source in sources:
         rows = frame.filter(pl.col("rank") == source.rank)
-        recording = Recording(source.path, "profiler", rank=source.rank, rank_from=source.rank_from, pid=source.pid)
+        recording = Recording(
+            source.path, "profiler", rank=source.rank, rank_from=source.rank_from, pid=source.pid
+        )
         parts.append(RankCollectives(conform(rows, COLLECTIVES), recording))
     return parts

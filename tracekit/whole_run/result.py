@@ -115,7 +115,9 @@ class WholeRun:
             pipelines=self.pipelines,
             warnings=tuple(warning_entries(self.notices)),
             lost_ns=lost_ns,
-            lost_share=round(lost_ns / duration_ns, 6) if lost_ns is not None and duration_ns else None,
+            lost_share=round(lost_ns / duration_ns, 6)
+            if lost_ns is not None and duration_ns
+            else None,
         )
 
     def to_dict(self) -> dict[str, Any]:

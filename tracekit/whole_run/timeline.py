@@ -1,7 +1,7 @@
 """Collectives of a few steps over time: when each rank called, joined and completed them, on one clock.
 
-Where the record has no end of an operation, its end is the earliest that calls and durations allow: no member is done
-before its own call and its duration have passed, and all are done together.
+Where the record has no end of an operation, its end is the earliest that calls and durations allow:
+no member is done before its own call and its duration have passed, and all are done together.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ BARS = pl.Schema(
 
 
 def shown_steps(run: WholeRun) -> tuple[int, int] | None:
-    """Return the first and last step that a timeline of collectives shows; None if steps are not known.
+    """Return the first and last step that a timeline of collectives shows.
 
-    They are those around the step in which the rank that costs most is latest, or the last ones. Steps that a
-    profiler's trace shows are left to the trace's own timeline where there are others.
+    None if steps are not known.
+
+    They are those around the step in which the rank that costs most is latest, or the last ones.
+    Steps that a profiler's trace shows are left to the trace's own timeline where there are others.
     """
     steps = run.lateness.steps
     if not run.steps.count or not len(steps):
@@ -48,7 +50,9 @@ def shown_steps(run: WholeRun) -> tuple[int, int] | None:
 
 def _latest_step(run: WholeRun, fact: LateRanks) -> int:
     """Return the step in which the first of some late ranks is latest."""
-    of_rank = run.lateness.table.filter((pl.col("rank") == fact.ranks[0]) & pl.col("step").is_in(fact.steps))
+    of_rank = run.lateness.table.filter(
+        (pl.col("rank") == fact.ranks[0]) & pl.col("step").is_in(fact.steps)
+    )
     unprofiled = of_rank.filter(~pl.col("step").is_in(fact.profiled_steps))
     candidates = of_rank if unprofiled.is_empty() else unprofiled
     return int(candidates.sort("late_ns", "step", descending=[True, False])["step"][0])
@@ -71,9 +75,16 @@ def collective_bars(run: WholeRun) -> pl.DataFrame:
         completed_ns=pl.col("completed_ns") - offset,
     )
     earliest_end = pl.max_horizontal("called_ns", "started_ns") + pl.col("duration_ns").fill_null(0)
-    end = pl.coalesce(pl.col("completed_ns").median().over("op_id").cast(pl.Int64), earliest_end.max().over("op_id"))
+    end = pl.coalesce(
+        pl.col("completed_ns").median().over("op_id").cast(pl.Int64),
+        earliest_end.max().over("op_id"),
+    )
     timed = placed.with_columns(end_ns=end)
     joined = pl.coalesce(pl.col("end_ns") - pl.col("duration_ns"), "started_ns")
-    timed = timed.with_columns(joined_ns=joined).with_columns(all_joined_ns=pl.col("joined_ns").max().over("op_id"))
+    timed = timed.with_columns(joined_ns=joined).with_columns(
+        all_joined_ns=pl.col("joined_ns").max().over("op_id")
+    )
     drawable = timed.filter(pl.col("end_ns").is_not_null() | pl.col("called_ns").is_not_null())
-    return drawable.sort("op_id", "rank").select(pl.col(name).cast(dtype) for name, dtype in BARS.items())
+    return drawable.sort("op_id", "rank").select(
+        pl.col(name).cast(dtype) for name, dtype in BARS.items()
+    )

@@ -82,7 +82,13 @@ def summarise_transfers(transfers: pl.DataFrame) -> tuple[TransferEntry, ...]:
         rate = round(bus * 1e9 / median) if bus is not None and median > 0 else None
         entries.append(
             TransferEntry(
-                str(row["group"]), row["members"], str(row["op"]), row["bytes"], row["operations"], median, rate
+                str(row["group"]),
+                row["members"],
+                str(row["op"]),
+                row["bytes"],
+                row["operations"],
+                median,
+                rate,
             )
         )
     return tuple(entries)
@@ -108,7 +114,9 @@ def bus_bytes(op: str, size: int, members: int) -> float | None:
     return None if factor is None else size * factor
 
 
-def find_slow_links(transfers: pl.DataFrame, group_ranks: Mapping[str, tuple[int, ...]]) -> tuple[SlowLink, ...]:
+def find_slow_links(
+    transfers: pl.DataFrame, group_ranks: Mapping[str, tuple[int, ...]]
+) -> tuple[SlowLink, ...]:
     """Return transfers that became slow, and groups whose transfers are slower than the same ones of other groups."""
     links = []
     large = transfers.filter(pl.col("bytes") >= MIN_BYTES)
@@ -154,7 +162,9 @@ def _find_change(times: Floats) -> tuple[int, float, float] | None:
         # The split that explains most: least deviation from the median of either side.
         before = times[:split]
         after = times[split:]
-        deviation = np.abs(before - np.median(before)).sum() + np.abs(after - np.median(after)).sum()
+        deviation = (
+            np.abs(before - np.median(before)).sum() + np.abs(after - np.median(after)).sum()
+        )
         if best is None or deviation < best[0]:
             best = (float(deviation), int(split))
     assert best is not None, "there is at least one split"
@@ -172,7 +182,9 @@ def _find_change(times: Floats) -> tuple[int, float, float] | None:
     return int(np.argmax(from_row)), usual, slow
 
 
-def _slower_groups(transfers: pl.DataFrame, group_ranks: Mapping[str, tuple[int, ...]]) -> list[SlowLink]:
+def _slower_groups(
+    transfers: pl.DataFrame, group_ranks: Mapping[str, tuple[int, ...]]
+) -> list[SlowLink]:
     """Return groups whose transfers are slower than the same transfers (kind, size, members) of other groups."""
     medians = (
         transfers.group_by("op", "bytes", "members", "group")
@@ -186,7 +198,8 @@ def _slower_groups(transfers: pl.DataFrame, group_ranks: Mapping[str, tuple[int,
         usual = float(rows["median"].median())  # type: ignore[arg-type]
         noise = float((rows["median"] - usual).abs().median())  # type: ignore[arg-type]
         slow_rows = rows.filter(
-            (pl.col("median") >= MIN_SLOW_RATIO * usual) & (pl.col("median") - usual >= NOISE_SCALES * noise)
+            (pl.col("median") >= MIN_SLOW_RATIO * usual)
+            & (pl.col("median") - usual >= NOISE_SCALES * noise)
         )
         for row in slow_rows.iter_rows(named=True):
             links.append(

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from tests.classify.conftest import ENGINE
-from tests.classify.examples.writing import COMBINE, DEEPEP, EXAMPLES, H2D, LARGE, called, example, named
+from tests.classify.examples.writing import (
+    COMBINE,
+    DEEPEP,
+    EXAMPLES,
+    H2D,
+    LARGE,
+    called,
+    example,
+    named,
+)
 
 EXPERT = "EXPERT_MODEL_PARALLEL_GROUP"
 
@@ -79,7 +88,9 @@ def _(p):
 
 @example("scalar")
 def _(p):
-    return p.trained().nccl("allreduce", 3, group="2", group_desc="DATA_PARALLEL_GROUP", group_ranks="[0, 1]", bytes=4)
+    return p.trained().nccl(
+        "allreduce", 3, group="2", group_desc="DATA_PARALLEL_GROUP", group_ranks="[0, 1]", bytes=4
+    )
 
 
 def same_ranks(description):
@@ -87,7 +98,14 @@ def same_ranks(description):
 
     def write(p):
         p.trained().nccl("broadcast", 1, group="1", group_desc=description, group_ranks="[0, 1]")
-        return p.nccl("allreduce", 3, group="2", group_desc="MODEL_PARALLEL_GROUP", group_ranks="[0, 1]", bytes=LARGE)
+        return p.nccl(
+            "allreduce",
+            3,
+            group="2",
+            group_desc="MODEL_PARALLEL_GROUP",
+            group_ranks="[0, 1]",
+            bytes=LARGE,
+        )
 
     return write
 

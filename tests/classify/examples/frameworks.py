@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from tests.classify.conftest import ENGINE
-from tests.classify.examples.writing import COMBINE, DEEPEP, EXAMPLES, LARGE, called, example, named, noted
+from tests.classify.examples.writing import (
+    COMBINE,
+    DEEPEP,
+    EXAMPLES,
+    LARGE,
+    called,
+    example,
+    named,
+    noted,
+)
 
 noted("deepseek-dispatch-forward", "dispatch(F)", DEEPEP)
 noted("deepseek-dispatch-backward", "dispatch(B)", COMBINE)
@@ -70,16 +79,23 @@ def _(p):
 
 @example("pack-kernel")
 def _(p):
-    return p.kernel("void at::native::detail::chunk_cat_cuda_kernel<float, c10::BFloat16>(c10::BFloat16**)", 1)
+    return p.kernel(
+        "void at::native::detail::chunk_cat_cuda_kernel<float, c10::BFloat16>(c10::BFloat16**)", 1
+    )
 
 
 @example("unpack-kernel")
 def _(p):
-    return p.kernel("at::native::detail::split_with_sizes_copy_out_contiguous_no_cast_kernel(char**)", 1)
+    return p.kernel(
+        "at::native::detail::split_with_sizes_copy_out_contiguous_no_cast_kernel(char**)", 1
+    )
 
 
 def grouped(rule, place, count=4):
-    """Two experts' products in one layer; the backward's product at *place* is decided by *rule*."""
+    """Two experts' products in one layer.
+
+    The backward's product at *place* is decided by *rule*.
+    """
 
     def write(p):
         p.op("_GroupedLinear", 0, 10, sequence=5)

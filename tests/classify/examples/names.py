@@ -15,7 +15,9 @@ def _(p):
 
 @example("name-attention-dgrad")
 def _(p):
-    return p.trained().kernel("cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnBwdSm90<x>>>", 1)
+    return p.trained().kernel(
+        "cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnBwdSm90<x>>>", 1
+    )
 
 
 @example("name-norm-dgrad")

@@ -7,9 +7,18 @@ from tests.classify.examples.writing import EXAMPLES, example, inside
 
 inside("torch-batch-norm-backward", "CudnnBatchNormBackward0", op="aten::cudnn_batch_norm_backward")
 inside("torch-embedding-backward", "EmbeddingBackward0")
-inside("torch-convolution-wgrad", "ConvolutionBackward0", "xmma_wgrad", op="aten::convolution_backward")
-inside("torch-convolution-dgrad", "ConvolutionBackward0", "xmma_dgrad", op="aten::convolution_backward")
-inside("torch-convolution-backward", "ConvolutionBackward0", "implicit_kernel", op="aten::convolution_backward")
+inside(
+    "torch-convolution-wgrad", "ConvolutionBackward0", "xmma_wgrad", op="aten::convolution_backward"
+)
+inside(
+    "torch-convolution-dgrad", "ConvolutionBackward0", "xmma_dgrad", op="aten::convolution_backward"
+)
+inside(
+    "torch-convolution-backward",
+    "ConvolutionBackward0",
+    "implicit_kernel",
+    op="aten::convolution_backward",
+)
 inside("torch-bias-grad", "AddmmBackward0", op="aten::sum")
 inside("custom-wgrad-name", "MyFnBackward", "fused_wgrad")
 inside("custom-norm-dgrad", "_LayerNormLinearBackward", "normalization::rmsnorm_bwd_general_kernel")
@@ -22,7 +31,14 @@ inside("torch-attention-operator", "CompiledFunctionBackward", op="aten::_cudnn_
 
 def _launched_alone(p):
     """A forward, and a backward on a thread of its own whose product is summed, without any operator."""
-    names = ["void softmax_forward", "nvjet_h_TNN", "void softmax_backward", "nvjet_h_NNN", "nvjet_h_NTN", "sum<Add>"]
+    names = [
+        "void softmax_forward",
+        "nvjet_h_TNN",
+        "void softmax_backward",
+        "nvjet_h_NNN",
+        "nvjet_h_NTN",
+        "sum<Add>",
+    ]
     return [p.kernel(name, 10 * k, tid=ENGINE if k > 1 else 1) for k, name in enumerate(names)]
 
 
@@ -70,7 +86,10 @@ def _(p):
 
 
 def twice(p):
-    """A product's node that runs for the input, then again for the weight; a norm's node likewise."""
+    """A product's node that runs for the input, then again for the weight.
+
+    A norm's node likewise.
+    """
     p.op("aten::layer_norm", 0, 4, sequence=5)
     p.op("aten::mm", 5, 9, sequence=7)
     p.op("aten::relu", 10, 12, sequence=8)
@@ -134,7 +153,10 @@ def fed(node):
     return write
 
 
-EXAMPLES["torch-weight-cast"], EXAMPLES["torch-rows-backward"] = fed("ToCopyBackward0"), fed("IndexSelectBackward0")
+EXAMPLES["torch-weight-cast"], EXAMPLES["torch-rows-backward"] = (
+    fed("ToCopyBackward0"),
+    fed("IndexSelectBackward0"),
+)
 
 
 @example("matmul-wgrad-operands")

@@ -15,7 +15,10 @@ QUIET = (100.1, 100.6, 99.4, 100.2, 99.8, 100.4, 99.6, 99.9)
 
 
 def one_step(step, span_ms, *, compute=0.6, pp=0.25, hidden=0.2, scale=1.0):
-    """One rank's step: compute, then exposed pp_comm, then idle; pp_comm also runs *hidden* of itself under compute."""
+    """One rank's step: compute, then exposed pp_comm, then idle.
+
+    Pp_comm also runs *hidden* of itself under compute.
+    """
     span, exposed = round(span_ms * 1e6), round(span_ms * pp * 1e6)
     work = round(span_ms * compute * 1e6)
     ran = round(exposed / (1 - hidden))
@@ -24,7 +27,11 @@ def one_step(step, span_ms, *, compute=0.6, pp=0.25, hidden=0.2, scale=1.0):
         "step": step,
         "span_ns": span,
         "budget_ns": {"compute": work, "exposed": {"pp_comm": exposed}, "idle": idle},
-        "label_ns": {"forward": round(work * scale / 3), "backward": round(work * 2 / 3), "pp_comm": ran},
+        "label_ns": {
+            "forward": round(work * scale / 3),
+            "backward": round(work * 2 / 3),
+            "pp_comm": ran,
+        },
         "set_ns": {"compute": work, "communication": ran, "copy": 0},
         "label_count": {"forward": 10, "backward": 20, "pp_comm": 4},
         "weak_ns": 0,
@@ -71,9 +78,19 @@ def document(
     rows = []
     for rank in range(ranks):
         whole = {k: v for k, v in steps[0].items() if k not in ("step", "partial")}
-        whole["hidden_ns"] = {"pp_comm": {"forward": sum(s["hidden_ns"]["pp_comm"]["forward"] for s in steps)}}
-        idle = {"phases": [], "idle_host_ns": None, "idle_host": [], "inside_launch_ns": 0, "idle_causes_ns": None}
-        rows.append({"rank": rank, "steps": [s["step"] for s in steps], **whole, **idle, "per_step": steps})
+        whole["hidden_ns"] = {
+            "pp_comm": {"forward": sum(s["hidden_ns"]["pp_comm"]["forward"] for s in steps)}
+        }
+        idle = {
+            "phases": [],
+            "idle_host_ns": None,
+            "idle_host": [],
+            "inside_launch_ns": 0,
+            "idle_causes_ns": None,
+        }
+        rows.append(
+            {"rank": rank, "steps": [s["step"] for s in steps], **whole, **idle, "per_step": steps}
+        )
     makespans = {"measured_ns": 90_000_000, "ideal_ns": 80_000_000}
     gap_ns = {"imbalance": 4_000_000, "p2p": 5_000_000, "unexplained": 1_000_000}
     return {

@@ -82,7 +82,11 @@ def test_a_candidate_that_looks_like_an_option_is_a_file(tmp_path, save):
 
 def test_the_sample_workflow_gates_both_pairs():
     text = (ROOT / ".github" / "workflows" / "gate.yml").read_text()
-    for words in ("candidate: sample_traces/steps/b", "candidate: sample_traces/steps/straggler", 'expect: "1"'):
+    for words in (
+        "candidate: sample_traces/steps/b",
+        "candidate: sample_traces/steps/straggler",
+        'expect: "1"',
+    ):
         assert words in text
     for folder in ("a", "b", "straggler"):
         assert list((ROOT / "sample_traces" / "steps" / folder).glob("*.json.gz"))

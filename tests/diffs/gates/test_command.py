@@ -32,7 +32,9 @@ def test_a_slowdown_is_regressed(command, save, scaled):
 
 
 def test_a_speedup_is_improved_and_passes(command, save, scaled):
-    code, out, _ = command("gate", save("new.json", scaled(0.9)), "--baseline", save("old.json"), "--json")
+    code, out, _ = command(
+        "gate", save("new.json", scaled(0.9)), "--baseline", save("old.json"), "--json"
+    )
     assert code == 0
     assert verdicts(out)["step_ms"] == "improved"
 
@@ -46,7 +48,11 @@ def test_a_change_below_the_floor_passes(command, save, scaled):
 def test_a_change_past_the_floor_is_no_pass_even_if_it_may_be_noise(command, save):
     wild = (90.0, 140.0, 80.0, 130.0, 95.0, 120.0, 85.0, 110.0)
     code, out, _ = command(
-        "gate", save("new.json", (135, 85, 125, 90, 120, 100, 140, 80)), "--baseline", save("old.json", wild), "--json"
+        "gate",
+        save("new.json", (135, 85, 125, 90, 120, 100, 140, 80)),
+        "--baseline",
+        save("old.json", wild),
+        "--json",
     )
     step = next(c for c in json.loads(out)["checks"] if c["metric"] == "step_ms")
     assert step["change"] > step["floor"]
@@ -56,11 +62,15 @@ def test_a_change_past_the_floor_is_no_pass_even_if_it_may_be_noise(command, sav
 
 def test_lost_overlap_and_a_grown_bubble_are_named(command, save, scaled):
     old = save("old.json", pp=0.25, hidden=0.5)
-    code, out, _ = command("gate", save("new.json", scaled(1.0), pp=0.25, hidden=0.2), "--baseline", old, "--json")
+    code, out, _ = command(
+        "gate", save("new.json", scaled(1.0), pp=0.25, hidden=0.2), "--baseline", old, "--json"
+    )
     assert code == 1
     assert verdicts(out)["overlap.pp_comm"] == "regressed"
     assert verdicts(out)["step_ms"] == "pass"
-    code, out, _ = command("gate", save("new.json", scaled(1.0), compute=0.5, hidden=0.5), "--baseline", old, "--json")
+    code, out, _ = command(
+        "gate", save("new.json", scaled(1.0), compute=0.5, hidden=0.5), "--baseline", old, "--json"
+    )
     assert code == 1
     assert verdicts(out)["bubble_fraction"] == "regressed"
 
@@ -80,7 +90,11 @@ def test_few_steps_are_inconclusive(command, save):
         ({"world_size": 4}, "world size differs: 2 before, 4 after", "world_size"),
         ({"schedule": "gpipe"}, "schedule differs: 1f1b before, gpipe after", "schedule"),
         ({"gpu": "A100"}, "GPU differs: H200 before, A100 after", "gpu"),
-        ({"shapes": ("mm [[4,4],[4,4]]",)}, "model shapes differ: 1 only before (mm [[8,8],[8,8]])", "shapes"),
+        (
+            {"shapes": ("mm [[4,4],[4,4]]",)},
+            "model shapes differ: 1 only before (mm [[8,8],[8,8]])",
+            "shapes",
+        ),
     ],
 )
 def test_runs_that_cannot_be_compared_are_inconclusive(command, save, other, reason, aspect):
@@ -99,7 +113,9 @@ def test_an_inexact_schedule_is_no_obstacle(command, save, make, tmp_path):
 
 
 def test_a_rank_that_is_not_there_is_unusable(command, save):
-    code, _, err = command("gate", save("new.json"), "--baseline", save("old.json"), "--require", "step_ms@9 < +3%")
+    code, _, err = command(
+        "gate", save("new.json"), "--baseline", save("old.json"), "--require", "step_ms@9 < +3%"
+    )
     assert code == 2
     assert "step_ms@9: the candidate has no rank 9; it has ranks 0 to 1" in err
 
@@ -126,7 +142,10 @@ def test_several_runs_decide_together(command, save, scaled):
         ("step_ms@1 < 90", 1),
         ("overlap.pp_comm > 0.1", 0),
         ("overlap.pp_comm > 0.3", 1),
-        ("hidden_ms.pp_comm.forward > 1", 0),  # known once a run, and far beyond its floor: one value decides
+        (
+            "hidden_ms.pp_comm.forward > 1",
+            0,
+        ),  # known once a run, and far beyond its floor: one value decides
     ],
 )
 def test_limits_need_no_baseline(command, save, text, code):
@@ -162,13 +181,26 @@ def test_a_limit_inside_the_noise_is_inconclusive(command, save):
 )
 def test_limits_on_the_change(command, save, scaled, text, factor, code):  # noqa: PLR0917
     assert (
-        command("gate", save("new.json", scaled(factor)), "--baseline", save("old.json"), "--require", text)[0] == code
+        command(
+            "gate",
+            save("new.json", scaled(factor)),
+            "--baseline",
+            save("old.json"),
+            "--require",
+            text,
+        )[0]
+        == code
     )
 
 
 def test_what_one_side_lacks_is_inconclusive(command, save):
     code, out, _ = command(
-        "gate", save("new.json"), "--baseline", save("old.json"), "--require", "overlap.ep_dispatch > -0.02"
+        "gate",
+        save("new.json"),
+        "--baseline",
+        save("old.json"),
+        "--require",
+        "overlap.ep_dispatch > -0.02",
     )
     assert code == 3
     assert "the candidate has no such metric" in out
@@ -176,7 +208,12 @@ def test_what_one_side_lacks_is_inconclusive(command, save):
 
 def test_one_value_a_run_needs_several_runs(command, save):
     code, out, _ = command(
-        "gate", save("new.json"), "--baseline", save("old.json"), "--require", "label_count.forward < +1"
+        "gate",
+        save("new.json"),
+        "--baseline",
+        save("old.json"),
+        "--require",
+        "label_count.forward < +1",
     )
     assert code == 3
     assert "1 run before, 1 after; at least 3 are needed" in out
@@ -190,7 +227,10 @@ def test_one_value_a_run_needs_several_runs(command, save):
         (("--baseline", "nowhere"), "nowhere: there is no such file or folder"),
         (("--baseline", "empty.json"), "empty.json"),
         (("--baseline", "norun.json"), "the baseline is empty"),
-        (("--baseline", "nsight.json"), "mixed formats: new.json was read by kineto, nsight.json by nsight"),
+        (
+            ("--baseline", "nsight.json"),
+            "mixed formats: new.json was read by kineto, nsight.json by nsight",
+        ),
         (("--baseline", "cut.json"), "cut.json: is not complete JSON"),
         (("--baseline", "other.json"), "format is 'tracekit.schedule/1'"),
         (("--allow", "everything", "--baseline", "new.json"), "allow: there is no everything"),
@@ -236,7 +276,9 @@ def test_the_order_of_words_does_not_matter(command, save, scaled):
 @pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1.05, 1), (None, 3)])
 def test_outputs_are_written_whatever_the_verdict(command, save, scaled, tmp_path, factor, code):  # noqa: PLR0917
     new = save("new.json", scaled(factor) if factor else [100.0])
-    got, _, err = command("gate", new, "--baseline", save("old.json"), "-o", "g.json", "-o", "g.xml", "-o", "g.md")
+    got, _, err = command(
+        "gate", new, "--baseline", save("old.json"), "-o", "g.json", "-o", "g.xml", "-o", "g.md"
+    )
     assert got == code
     assert err.count("wrote g.") == 3
     data = json.loads((tmp_path / "g.json").read_text())
@@ -249,16 +291,22 @@ def test_outputs_are_written_whatever_the_verdict(command, save, scaled, tmp_pat
 
 
 def test_outputs_are_written_on_unusable_input_too(command, tmp_path):
-    code, out, err = command("gate", "nowhere", "--require", "step_ms < 1", "-o", "g.json", "-o", "g.xml", "-o", "g.md")
+    code, out, err = command(
+        "gate", "nowhere", "--require", "step_ms < 1", "-o", "g.json", "-o", "g.xml", "-o", "g.md"
+    )
     assert (code, out) == (2, "")
     assert json.loads((tmp_path / "g.json").read_text())["verdict"] == "error"
-    assert "nowhere" in ElementTree.parse(tmp_path / "g.xml").getroot().find(".//error").get("message")
+    assert "nowhere" in ElementTree.parse(tmp_path / "g.xml").getroot().find(".//error").get(
+        "message"
+    )
     assert "unusable input" in (tmp_path / "g.md").read_text()
     assert "error: nowhere" in err
 
 
 def test_an_output_that_cannot_be_written_leaves_nothing(command, save, tmp_path):
-    code, _, err = command("gate", save("new.json"), "--require", "step_ms < 120", "-o", "no/such/g.json")
+    code, _, err = command(
+        "gate", save("new.json"), "--require", "step_ms < 120", "-o", "no/such/g.json"
+    )
     assert code == 2
     assert "there is no folder" in err
 
@@ -291,7 +339,10 @@ def test_metrics_are_listed(command):
     code, out, _ = command("gate", "--metrics")
     assert code == 0
     assert "step_ms  [ms, lower is better, default]" in out
-    assert "overlap.{communication,copy,ep_dispatch,ep_combine,…}  [ratio, higher is better, default]" in out
+    assert (
+        "overlap.{communication,copy,ep_dispatch,ep_combine,…}  [ratio, higher is better, default]"
+        in out
+    )
 
 
 def test_as_a_process(save, scaled):

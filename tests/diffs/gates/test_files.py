@@ -53,7 +53,12 @@ def test_a_limit_inside_calibrated_noise_is_inconclusive(command, save, scaled):
     runs = [save(f"r{i}.json", scaled(f)) for i, f in enumerate((0.96, 0.98, 1.0, 1.02, 1.04))]
     command("gate", *runs, "--calibrate", "--baseline", "noisy.json")
     code, out, _ = command(
-        "gate", save("new.json", scaled(1.06)), "--baseline", "noisy.json", "--require", "step_ms < +3%"
+        "gate",
+        save("new.json", scaled(1.06)),
+        "--baseline",
+        "noisy.json",
+        "--require",
+        "step_ms < +3%",
     )
     assert code == 3
     assert "within the calibrated noise" in out
@@ -76,10 +81,19 @@ def test_an_update_keeps_the_calibration(command, save, scaled, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("a.json", "b.json", "--calibrate", "--baseline", "x.json"), "2 runs cannot show how runs differ"),
+        (
+            ("a.json", "b.json", "--calibrate", "--baseline", "x.json"),
+            "2 runs cannot show how runs differ",
+        ),
         (("a.json", "--update-baseline"), "which baseline file should be written?"),
-        (("a.json", "--update-baseline", "--baseline", "notes.json"), "exists and is not a baseline file"),
-        (("a.json", "wide.json", "--update-baseline", "--baseline", "x.json"), "cannot make one baseline: world size"),
+        (
+            ("a.json", "--update-baseline", "--baseline", "notes.json"),
+            "exists and is not a baseline file",
+        ),
+        (
+            ("a.json", "wide.json", "--update-baseline", "--baseline", "x.json"),
+            "cannot make one baseline: world size",
+        ),
     ],
 )
 def test_baselines_that_cannot_be_written(command, save, tmp_path, words, said):
@@ -112,13 +126,17 @@ def test_a_figure_that_cannot_be_is_unusable_input(command, save, scaled, tmp_pa
     else:
         data["ranks"][0]["per_step"][3]["span_ns"] = "@"
     broken.write_text(json.dumps(data).replace('"@"', word))
-    code, out, err = command("gate", new, "--baseline", tmp_path / "base.json" if side == "baseline file" else old)
+    code, out, err = command(
+        "gate", new, "--baseline", tmp_path / "base.json" if side == "baseline file" else old
+    )
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert str(broken) in err
 
 
-@pytest.mark.parametrize(("name", "head"), [("pyproject.toml", "[tool.tracekit.gate]"), ("tracekit.toml", "[gate]")])
+@pytest.mark.parametrize(
+    ("name", "head"), [("pyproject.toml", "[tool.tracekit.gate]"), ("tracekit.toml", "[gate]")]
+)
 def test_settings_are_found(command, save, scaled, tmp_path, name, head):  # noqa: PLR0917
     command("gate", save("old.json"), "--update-baseline", "--baseline", "base.json")
     new = save("new.json", scaled(1.05))
@@ -147,7 +165,10 @@ def test_settings_are_found(command, save, scaled, tmp_path, name, head):  # noq
             'waivers = [{ metric = "step_ms", until = 2030-01-01 }]',
             "gate.waivers[0]: lacks the key reason",
         ),
-        ('waivers = [{ metric = "step_ms", reason = "x" }]', "gate.waivers[0]: lacks the key until"),
+        (
+            'waivers = [{ metric = "step_ms", reason = "x" }]',
+            "gate.waivers[0]: lacks the key until",
+        ),
         (
             'waivers = [{ metric = "step_ms", reason = "x", until = "soon" }]',
             "gate.waivers[0].until: invalid",
@@ -166,7 +187,9 @@ def test_wrong_settings_are_one_line(command, save, tmp_path, text, said):
     assert err.count("\n") == 1
 
 
-WAIVER = '[gate]\n[[gate.waivers]]\nmetric = "{metric}"\nreason = "new fused kernel"\nuntil = {until}\n'
+WAIVER = (
+    '[gate]\n[[gate.waivers]]\nmetric = "{metric}"\nreason = "new fused kernel"\nuntil = {until}\n'
+)
 
 
 def test_a_waiver_lets_its_metric_pass_and_shows_in_every_report(command, save, scaled, tmp_path):
@@ -195,7 +218,9 @@ def test_a_waiver_of_another_metric_waives_nothing(command, save, scaled, tmp_pa
     assert command("gate", save("new.json", scaled(1.05)), "--baseline", save("old.json"))[0] == 1
 
 
-def test_an_expired_waiver_does_not_waive_and_is_shown(command, save, scaled, tmp_path, monkeypatch):
+def test_an_expired_waiver_does_not_waive_and_is_shown(
+    command, save, scaled, tmp_path, monkeypatch
+):
     (tmp_path / "tracekit.toml").write_text(WAIVER.format(metric="*", until="2020-01-01"))
     new, old = save("new.json", scaled(1.05)), save("old.json")
     code, out, _ = command("gate", new, "--baseline", old, "-o", "g.md")
@@ -206,7 +231,9 @@ def test_an_expired_waiver_does_not_waive_and_is_shown(command, save, scaled, tm
     assert "::warning title=waiver of * expired::" in command("gate", new, "--baseline", old)[1]
 
 
-@pytest.mark.parametrize(("fact", "value"), [("ranks", 0), ("world_size", -1), ("microbatches", 0), ("tokens", -1.0)])
+@pytest.mark.parametrize(
+    ("fact", "value"), [("ranks", 0), ("world_size", -1), ("microbatches", 0), ("tokens", -1.0)]
+)
 def test_a_baseline_with_an_impossible_amount_is_refused(command, save, tmp_path, fact, value):
     command("gate", save("run.json"), "--update-baseline", "--baseline", "base.json")
     data = json.loads((tmp_path / "base.json").read_text())

@@ -30,12 +30,20 @@ def before(ranks):
 
 def stall_between_steps(events):
     """Every step begins 50 ms later than the one before it did: nothing inside a step changes."""
-    marks = events.filter(pl.col("name").cast(pl.String).str.starts_with("ProfilerStep") & (pl.col("kind") != "kernel"))
-    starts = marks.group_by("step").agg(pl.col("start_ns").min()).sort("start_ns")["start_ns"].to_list()
-    # Work belongs to the step that launched it; what no step launched moves with the time around it.
+    marks = events.filter(
+        pl.col("name").cast(pl.String).str.starts_with("ProfilerStep")
+        & (pl.col("kind") != "kernel")
+    )
+    starts = (
+        marks.group_by("step").agg(pl.col("start_ns").min()).sort("start_ns")["start_ns"].to_list()
+    )
+    # Work belongs to the step that launched it; what no step launched moves with the time around
+    # it.
     number = {step: i for i, step in enumerate(events["step"].drop_nulls().unique().sort())}
     of_step = pl.col("step").replace_strict(number, default=None, return_dtype=pl.Int64)
-    by_time = pl.sum_horizontal((pl.col("start_ns") >= start).cast(pl.Int64) for start in starts) - 1
+    by_time = (
+        pl.sum_horizontal((pl.col("start_ns") >= start).cast(pl.Int64) for start in starts) - 1
+    )
     moved_ns = pl.coalesce(of_step, by_time) * STALL_MS * 1_000_000
     times = [name for name in ("start_ns", "end_ns", "launch_ns") if name in events.columns]
     return events.with_columns(pl.col(name) + moved_ns for name in times)
@@ -53,12 +61,16 @@ def test_a_stall_of_the_loader_before_every_step_regresses_by_its_length(before,
     assert checks["compute_ms"].verdict == "pass"
 
 
-def test_the_diff_says_that_the_ranks_are_idle_and_its_waterfall_sums_to_the_change(before, stalled):
+def test_the_diff_says_that_the_ranks_are_idle_and_its_waterfall_sums_to_the_change(
+    before, stalled
+):
     result = diff(before, stalled)
     assert "compute takes as long as before; rank" in result.story[0]
     assert "idle time grew by 50" in result.story[0]
     waterfall = result.document.waterfall
-    assert sum(row.change_ms for row in waterfall.changes) == pytest.approx(waterfall.after_ms - waterfall.before_ms)
+    assert sum(row.change_ms for row in waterfall.changes) == pytest.approx(
+        waterfall.after_ms - waterfall.before_ms
+    )
     assert waterfall.after_ms - waterfall.before_ms == pytest.approx(STALL_MS, rel=0.05)
     assert waterfall.changes[0].part == "idle"
 
@@ -103,7 +115,8 @@ def test_slow_steps_of_a_long_run_are_kept_in_a_baseline_file():
 
 @pytest.mark.parametrize("errors", [0.9, 1.1])
 def test_a_mean_may_grow_by_two_standard_errors_of_the_baselines_steps(errors):
-    # One of eight steps takes 100 ms more: a deviation of 35 ms, so two means differ by 35 * sqrt(2 / 8) = 17.7 ms.
+    # One of eight steps takes 100 ms more: a deviation of 35 ms, so two means differ by 35 * sqrt(2
+    # / 8) = 17.7 ms.
     noisy = [100.0, 100.0, 200.0, 100.0, 100.0, 100.0, 100.0, 100.0]
     more = errors * 2 * 35.36 * (2 / 8) ** 0.5
     check = checks_of([ms + more for ms in noisy], noisy)["mean_step_ms"]
@@ -134,7 +147,11 @@ KERNELS = [
 @pytest.mark.parametrize(
     ("facts_before", "facts_after", "reason"),
     [
-        ({"tokens": 8192.0}, {"tokens": 4096.0}, "work per step differs: 8,192 tokens before, 4,096 after"),
+        (
+            {"tokens": 8192.0},
+            {"tokens": 4096.0},
+            "work per step differs: 8,192 tokens before, 4,096 after",
+        ),
         ({"tflop": 10.0}, {"tflop": 5.0}, "work per step differs: 10 TFLOP before, 5 after"),
         ({}, {}, "every kernel of the model runs 0.5 times as often"),
     ],
@@ -153,7 +170,8 @@ def test_half_the_work_in_almost_the_same_time_is_no_improvement(facts_before, f
 def test_kernels_that_change_each_in_its_own_way_are_the_same_work():
     fused = [{**KERNELS[0], "count": 16}, *KERNELS[1:]]
     old, new = (
-        Run(name, timed(BASE_MS).samples, {}, {"kernels": rows}) for name, rows in (("a", KERNELS), ("b", fused))
+        Run(name, timed(BASE_MS).samples, {}, {"kernels": rows})
+        for name, rows in (("a", KERNELS), ("b", fused))
     )
     assert gate(_side(new), _side(old)).verdict == "pass"
 
@@ -175,7 +193,9 @@ def shortened(ranks):
     """The run with rank 1's file ending before its last three steps."""
     last = sorted(ranks[1].events["step"].drop_nulls().unique())[-3:]
     begin = ranks[1].events.filter(pl.col("step") == last[0])["start_ns"].min()
-    kept = ranks[1].events.filter((pl.col("start_ns") < begin) & ~pl.col("step").is_in(last).fill_null(False))
+    kept = ranks[1].events.filter(
+        (pl.col("start_ns") < begin) & ~pl.col("step").is_in(last).fill_null(False)
+    )
     return answer([ranks[0], replace(ranks[1], events=kept)]), last
 
 
@@ -183,8 +203,12 @@ def test_steps_that_one_rank_lacks_are_named_and_leave_the_verdict_open(before, 
     analysis, last = shortened
     (notice,) = [notice for notice in analysis.notices if notice.code == "steps-not-common"]
     named = ", ".join(map(str, last))
-    assert notice.message.startswith(f"rank 1: steps {named} are missing, which other ranks recorded")
-    assert analysis.to_dict()["step"]["not_common"] == [{"step": step, "missing_ranks": [1]} for step in last]
+    assert notice.message.startswith(
+        f"rank 1: steps {named} are missing, which other ranks recorded"
+    )
+    assert analysis.to_dict()["step"]["not_common"] == [
+        {"step": step, "missing_ranks": [1]} for step in last
+    ]
     result = gate(side_of(analysis, what="after"), before)
     assert result.verdict == "inconclusive"
     assert f"not every rank recorded steps {named}" in result.checks[0].reason
@@ -194,7 +218,10 @@ def test_the_level_of_the_step_time_is_that_of_the_run(ranks):
     analysis = answer(ranks)
     (run,) = side_of(analysis, what="x").runs
     check = judge([run], [run])[0]
-    assert (check.metric, check.before) == ("step_ms", pytest.approx(analysis.step.time_ns / 1e6, abs=1e-6))
+    assert (check.metric, check.before) == (
+        "step_ms",
+        pytest.approx(analysis.step.time_ns / 1e6, abs=1e-6),
+    )
     assert from_analysis(analysis.to_document(), name="x").steps == len(analysis.step.per_step)
 
 

@@ -19,7 +19,10 @@ pytest_plugins = ["pytester"]
 
 @pytest.fixture(scope="module")
 def recorded(samples):
-    return {name: side_of(analysis_of(samples / "steps" / name), what=name) for name in ("a", "b", "straggler")}
+    return {
+        name: side_of(analysis_of(samples / "steps" / name), what=name)
+        for name in ("a", "b", "straggler")
+    }
 
 
 def test_the_same_code_passes_both_ways(recorded):
@@ -38,7 +41,9 @@ def test_a_stage_that_works_twice_is_caught_and_named(recorded):
     ranks = {r["rank"]: r for r in diff(recorded["a"], recorded["straggler"]).to_dict()["ranks"]}
     assert set(ranks) == {0, 1}
     by_rank = gate(
-        recorded["straggler"], recorded["a"], require=["label_ms.forward@0 < +5%", "label_ms.forward@1 < +5%"]
+        recorded["straggler"],
+        recorded["a"],
+        require=["label_ms.forward@0 < +5%", "label_ms.forward@1 < +5%"],
     )
     assert [c.verdict for c in by_rank.checks] == ["pass", "regressed"]
 
@@ -65,7 +70,9 @@ def test_a_run_that_was_cut_is_inconclusive_also_against_limits(samples, tmp_pat
         text = gzip.decompress(file.read_bytes())
         cut = text[: int(len(text) * share)] if file.name.startswith("rank1") else text
         (tmp_path / file.name).write_bytes(gzip.compress(cut, 1))
-    result = gate(tmp_path, analysis_of(samples / "1f1b"), require=["step_ms < 1000", "step_ms < +50%"])
+    result = gate(
+        tmp_path, analysis_of(samples / "1f1b"), require=["step_ms < 1000", "step_ms < +50%"]
+    )
     assert result.exit_code == 3
     assert {check.verdict for check in result.checks} == {"inconclusive"}
     assert all("was not read whole: " in check.reason for check in result.checks)
@@ -97,7 +104,9 @@ def test_the_plugin(pytester, save):
                 tracekit.analyze(SAVED)["overlap.ep_dispatch"]
     """)
     installed = any(point.name == "tracekit" for point in entry_points(group="pytest11"))
-    named = [] if installed else ["-p", "tracekit.pytest_plugin"]  # an install older than the entry point
+    named = (
+        [] if installed else ["-p", "tracekit.pytest_plugin"]
+    )  # an install older than the entry point
     result = pytester.runpytest_subprocess(*named, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2, failed=1, skipped=1)
     result.stdout.fnmatch_lines(["*regressed: step_ms*"])

@@ -35,7 +35,9 @@ def test_at_most_ten_annotations(sides):
 
 
 def test_annotations_cannot_be_broken_by_what_they_say():
-    line = gate_github.github_annotations({"verdict": "error", "error": "a\nb%0A::", "checks": [], "waivers": []})[0]
+    line = gate_github.github_annotations(
+        {"verdict": "error", "error": "a\nb%0A::", "checks": [], "waivers": []}
+    )[0]
     assert "\n" not in line
     assert line.endswith("a%0Ab%250A::")
 
@@ -81,7 +83,9 @@ def test_diff_finds_label_module_rank_kernel_and_cell(make, scaled):
         Side((from_analysis(new, name="new", cells=[{**cells[0], "ns": 2_500_000}]),), {}),
     ).to_dict()
     assert got["labels"][0]["label"] == "forward"
-    assert got["labels"][0]["change_ms"] == pytest.approx(10.0, rel=0.01)  # a third of 60 ms, half as long again
+    assert got["labels"][0]["change_ms"] == pytest.approx(
+        10.0, rel=0.01
+    )  # a third of 60 ms, half as long again
     assert got["modules"] == [
         {"module": "mlp", "label": "forward", "before_ms": 20.0, "after_ms": 30.0, "change_ms": 10.0,
          "change_relative": 0.5, "count_before": 1, "count_after": 1}
@@ -89,7 +93,10 @@ def test_diff_finds_label_module_rank_kernel_and_cell(make, scaled):
     assert [k["name"] for k in got["kernels"]] == ["gemm<a|b>", "extra"]
     assert got["cells"][0]["change_ms"] == 0.5
     assert [r["rank"] for r in got["ranks"]] == [0, 1]
-    assert next(m for m in got["metrics"] if m["metric"] == "label_ms.forward")["verdict"] == "regressed"
+    assert (
+        next(m for m in got["metrics"] if m["metric"] == "label_ms.forward")["verdict"]
+        == "regressed"
+    )
     json.dumps(got, allow_nan=False)
 
 
@@ -129,7 +136,10 @@ def test_diff_command(command, save, scaled, tmp_path):
 def test_every_rendering_says_first_what_became_of_the_step(sides):
     got = diff(sides[0], sides[1]).to_dict()
     said = "Typical step 100.0 ms → 110.0 ms (+10.0 %): slower"
-    page, text = diff_html.render_diff(got).replace("\N{NO-BREAK SPACE}", " "), diff_markdown.render_diff(got)
+    page, text = (
+        diff_html.render_diff(got).replace("\N{NO-BREAK SPACE}", " "),
+        diff_markdown.render_diff(got),
+    )
     assert text.splitlines()[2] == f"**{said}**"
     assert page.index(said) < page.index("<table")
     assert "Content-Security-Policy" in page
@@ -151,7 +161,9 @@ def test_too_few_steps_are_inconclusive_in_every_rendering(make):
     outcome = "Step 100.0 ms → 150.0 ms (+50.0 %): inconclusive (1 step before, 1 after; at least 5 are needed)"
     terminal_text = "\n".join(printed(diff_terminal.show_diff, got))
     for text in (terminal_text, diff_markdown.render_diff(got), diff_html.render_diff(got)):
-        lines = [line for line in text.replace("\N{NO-BREAK SPACE}", " ").splitlines() if line.strip()]
+        lines = [
+            line for line in text.replace("\N{NO-BREAK SPACE}", " ").splitlines() if line.strip()
+        ]
         first = next(i for i, line in enumerate(lines) if outcome in line)
         assert "What differs:" in lines[first + 1]
         assert "grew by" in lines[first + 2]
@@ -162,14 +174,19 @@ def test_a_gate_names_both_sides_and_every_limit(sides):
     assert lines[0].rstrip() == "before: old (8 steps) · after: new (8 steps)"
     assert lines[1].startswith("regressed: step_ms")
     rows = {line.split()[1]: line for line in lines if line.startswith(("regressed ", "pass "))}
-    assert re.search(r"\+10\.0 %  +\+2\.9 %  +\+\d+\.\d … \+\d+\.\d %  worse by more than 2\.9 %", rows["step_ms"])
+    assert re.search(
+        r"\+10\.0 %  +\+2\.9 %  +\+\d+\.\d … \+\d+\.\d %  worse by more than 2\.9 %",
+        rows["step_ms"],
+    )
 
 
 def test_on_80_columns_names_of_metrics_are_whole_and_reasons_stand_below(sides):
     result = gate(sides[1], sides[0]).to_dict()
     lines = printed(diff_terminal.show_gate, result, width=80)
     rows = {line.split()[1] for line in lines if line.startswith(("regressed ", "pass "))}
-    assert {check["metric"] for check in result["checks"] if check["verdict"] == "regressed"} <= rows
+    assert {
+        check["metric"] for check in result["checks"] if check["verdict"] == "regressed"
+    } <= rows
     text = " ".join(" ".join(lines).split())
     assert re.search(r"step_ms[\w., ]*: worse by more than 2\.9 %", text)
     assert all(len(line.rstrip()) <= 80 for line in lines)
@@ -181,7 +198,9 @@ def test_below_110_columns_a_pass_without_reasons_keeps_its_likely_ranges(sides)
     assert not any(line.startswith("  step_ms: ") for line in lines)
 
 
-@pytest.mark.parametrize(("factor", "reason"), [(1.02, "worse, within the limit"), (1.0, ""), (0.98, "")])
+@pytest.mark.parametrize(
+    ("factor", "reason"), [(1.02, "worse, within the limit"), (1.0, ""), (0.98, "")]
+)
 def test_a_pass_says_that_it_got_worse(make, scaled, factor, reason):
     """Compute time has a floor of 3.25 % and steps that vary by half a percent: 2 % are certain, and accepted."""
     sides = [Side((from_analysis(make(scaled(scale)), name="x"),), {}) for scale in (1.0, factor)]

@@ -13,11 +13,20 @@ STEADY = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0, 1.001, 0.999)
 def run(trainer_ms, rollout_ms, name="run", damage=None, **rollout_facts):
     def role(ms, **facts):
         steps = tuple(ms * factor for factor in STEADY)
-        return Run(name, {"step_ms": steps, "compute_ms": steps}, {"reader": "kineto", **facts}, main_role="trainer")
+        return Run(
+            name,
+            {"step_ms": steps, "compute_ms": steps},
+            {"reader": "kineto", **facts},
+            main_role="trainer",
+        )
 
     main = role(trainer_ms, **({} if damage is None else {"damage": damage}))
     return Run(
-        name, main.samples, main.facts, main_role="trainer", roles={"rollout": role(rollout_ms, **rollout_facts)}
+        name,
+        main.samples,
+        main.facts,
+        main_role="trainer",
+        roles={"rollout": role(rollout_ms, **rollout_facts)},
     )
 
 

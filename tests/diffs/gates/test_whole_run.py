@@ -27,7 +27,9 @@ def dumps(tmp_path):
 def test_the_figures_are_those_that_were_planted(dumps):
     (run,) = read_side([dumps], what="candidate").runs
     assert run.samples["run_late_ms"] == pytest.approx((10.0,))
-    assert run.samples["run_step_ms"] == pytest.approx((70.0,), rel=1e-4)  # 50 of compute, 10 late, two transfers of 5
+    assert run.samples["run_step_ms"] == pytest.approx(
+        (70.0,), rel=1e-4
+    )  # 50 of compute, 10 late, two transfers of 5
     assert run.samples["run_late_fraction"] == pytest.approx((10.0 / 70.0,), rel=1e-3)
     assert run.samples["run_hangs"] == (0.0,)
     assert run.samples["run_slow_link_ms"] == (0.0,)
@@ -60,7 +62,9 @@ def test_a_hang_that_is_not_certain_is_inconclusive(tmp_path):
 
 
 def test_two_ranks_late_in_one_step_cost_it_once(tmp_path):
-    late_ms = lambda rank, step: (10.0 if rank == 1 else 6.0) * (rank in (1, 2) and step % (rank + 1) == 0)  # noqa: E731
+    def late_ms(rank, step):
+        return (10.0 if rank == 1 else 6.0) * (rank in (1, 2) and step % (rank + 1) == 0)
+
     run = late(write_dumps(tmp_path, ddp_dumps(6, 24, late_ms=late_ms)))
     document = run.to_document()
     assert [fact.ranks for fact in document.late] == [(1,), (2,)]

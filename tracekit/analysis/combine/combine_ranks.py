@@ -12,7 +12,12 @@ from tracekit._util.workers import MapFunction
 from tracekit.against_ideal import ScheduleComparison, compare_pipelines
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine.communication import Communication, with_peers
-from tracekit.analysis.combine.memory import RunMemory, memory_with_microbatches, run_memory, with_memory
+from tracekit.analysis.combine.memory import (
+    RunMemory,
+    memory_with_microbatches,
+    run_memory,
+    with_memory,
+)
 from tracekit.analysis.combine.notices import (
     bound_notices,
     bounded_wait_notices,
@@ -75,13 +80,17 @@ def combine(
         paths: Paths as the user gave them.
         notices: Notices from reading the traces.
         schedule: Ideal to compare with: ``auto``, a schedule's name, an order file or ``none``.
-        layout: Arrangement of ranks, such as ``pp=4,ep=2,node=8``; by default it is derived from the traces.
-        what_if: Predict the run under other schedules, and keep its events for questions about changes.
+        layout: Arrangement of ranks, such as ``pp=4,ep=2,node=8``; by default it is derived from
+            the traces.
+        what_if: Predict the run under other schedules, and keep its events for questions about
+            changes.
         changes: Changes to predict the run with (``whatif.changes``).
-        best_changes: If no *changes* are given, or with *what_if*, predict the run with those that would save most.
+        best_changes: If no *changes* are given, or with *what_if*, predict the run with those that
+            would save most.
         critical_path: Add the critical path.
         pipeline: Pipeline to show, counted from 0; by default the slowest.
-        map_function: Maps the comparison over the pipelines of a large run, for example in worker processes.
+        map_function: Maps the comparison over the pipelines of a large run, for example in worker
+            processes.
 
     Raises:
         InputError: No rank has GPU events.
@@ -108,7 +117,8 @@ def combine(
             pipeline_number=pipeline,
             spread=map_function,
         )
-    # Without a pipeline there is nothing to predict, and no reason why not; else a text is the reason.
+    # Without a pipeline there is nothing to predict, and no reason why not; else a text is the
+    # reason.
     predictor: Predictor | str | None = None
     if comparison is not None:
         predictor = fit_to_comparison(comparison)
@@ -166,7 +176,8 @@ def combine(
         changed_steps=changed_steps,
         stragglers=stragglers,
         hiding=combine_overlap_costs(
-            [rank.hiding for rank in ranks], sum(result.whole.hidden_ns["communication"] for result in results)
+            [rank.hiding for rank in ranks],
+            sum(result.whole.hidden_ns["communication"] for result in results),
         ),
         notices=all_notices,
         paths=tuple(paths),
@@ -178,7 +189,9 @@ def combine(
 
 def _check_gpu_events(ranks: Sequence[RankTables]) -> None:
     """Raise InputError if no rank has GPU events, because every figure would be zero or unknown."""
-    reasons = [next((n.message for n in rank.notices if n.code == "no-gpu-events"), None) for rank in ranks]
+    reasons = [
+        next((n.message for n in rank.notices if n.code == "no-gpu-events"), None) for rank in ranks
+    ]
     if reasons and None not in reasons:
         path = ranks[0].source.path
         raise InputError(f"{path}: {reasons[0]}", hint=f"what it holds: tracekit doctor {path}")
@@ -198,15 +211,22 @@ def _update_processes(ranks: Sequence[RankTables], clocks: Clocks) -> list[Updat
         if tables.reload is not None:
             rank = tables.source.rank
             times = clocks.moved(rank, "start_ns", "end_ns")
-            stretches, transfers = tables.stretches.with_columns(times), tables.reload.with_columns(times)
+            stretches, transfers = (
+                tables.stretches.with_columns(times),
+                tables.reload.with_columns(times),
+            )
             processes.append(UpdateProcess("", rank, stretches, transfers))
     return processes
 
 
 def _trains(results: Sequence[RankResult]) -> bool:
-    """Return whether anything runs backwards or updates weights; a trace without GPU work may be of training too."""
+    """Return whether anything runs backwards or updates weights.
+
+    A trace without GPU work may be of training too.
+    """
     return any(
-        LABELS_OF_TRAINING_ALONE & result.whole.label_ns.keys() or not result.whole.budget.span_ns for result in results
+        LABELS_OF_TRAINING_ALONE & result.whole.label_ns.keys() or not result.whole.budget.span_ns
+        for result in results
     )
 
 
@@ -217,15 +237,21 @@ def _shown_path(
     critical = communication.critical
     if comparison is not None:
         critical = join_cells(critical, comparison)
-    return critical.because({rank.source.rank: rank.window.exposed for rank in ranks}, communication.operations)
+    return critical.because(
+        {rank.source.rank: rank.window.exposed for rank in ranks}, communication.operations
+    )
 
 
-def _events_with_causes(ranks: Sequence[RankTables], operations: pl.DataFrame) -> tuple[RankTimeline, ...]:
+def _events_with_causes(
+    ranks: Sequence[RankTables], operations: pl.DataFrame
+) -> tuple[RankTimeline, ...]:
     """Return the single events of the ranks that kept them, with the causes of each event's exposed time."""
     return tuple(
         replace(
             rank.events,
-            causes=causes_by_event(rank.window.exposed, operations.filter(pl.col("rank") == rank.source.rank)),
+            causes=causes_by_event(
+                rank.window.exposed, operations.filter(pl.col("rank") == rank.source.rank)
+            ),
         )
         for rank in ranks
         if rank.events is not None
@@ -246,17 +272,25 @@ def _what_if_graph(
     return WhatIfGraph(
         graph=communication.graph,
         measured_ns=step_time_ns,
-        positions={rank: position["pp"] for rank, position in positions.items() if "pp" in position},
+        positions={
+            rank: position["pp"] for rank, position in positions.items() if "pp" in position
+        },
         clock_error_ns=communication.clocks.residual_ns or 0,
         microbatches=None if predictor is None else partial(predict_microbatches, predictor),
-        memory=None if comparison is None else partial(memory_with_microbatches, comparison, memory),
+        memory=None
+        if comparison is None
+        else partial(memory_with_microbatches, comparison, memory),
     )
 
 
-def _changed_steps(graph: WhatIfGraph | None, changes: Sequence[str], *, best: bool) -> tuple[ChangedStep, ...]:
+def _changed_steps(
+    graph: WhatIfGraph | None, changes: Sequence[str], *, best: bool
+) -> tuple[ChangedStep, ...]:
     """Return the step with each change, with all of them if there are several, and with the *best* other changes."""
     if graph is None:
-        return tuple(ChangedStep(text, (text,), 0, why_not="there are no GPU events") for text in changes)
+        return tuple(
+            ChangedStep(text, (text,), 0, why_not="there are no GPU events") for text in changes
+        )
     rows = [graph.predict([change]) for change in changes]
     if len(changes) > 1 and all(row.why_not is None for row in rows):
         rows.append(graph.predict(changes))
@@ -281,13 +315,20 @@ def _schedule_tables(
     elif any(notice.code == "overlap-seen" for notice in comparison_notices):
         # What each rank hid in each phase, which its own tables tell without a schedule.
         with_pipeline = [rank.pipeline for rank in ranks if rank.pipeline is not None]
-        functions["lanes"] = lambda: concat_ranks({part.rank: part.lanes for part in with_pipeline}, LANES)
+        functions["lanes"] = lambda: concat_ranks(
+            {part.rank: part.lanes for part in with_pipeline}, LANES
+        )
     if critical is not None:
-        functions |= {"critical_path": lambda: critical.segments.drop("chain"), "slack": lambda: critical.slack}
+        functions |= {
+            "critical_path": lambda: critical.segments.drop("chain"),
+            "slack": lambda: critical.slack,
+        }
     return functions
 
 
-def _by(ranks: Sequence[RankTables], comparison: ScheduleComparison | None, *, pipeline: bool) -> By | None:
+def _by(
+    ranks: Sequence[RankTables], comparison: ScheduleComparison | None, *, pipeline: bool
+) -> By | None:
     """Return the step by layer, module, annotation or shape; None if it was not asked for."""
     rows_by_rank = {rank.source.rank: rank.by for rank in ranks if rank.by is not None}
     if not rows_by_rank:
@@ -324,7 +365,9 @@ def run_tables(
         "budget": lambda: _budget_table(results),
         "labels": lambda: _window_and_steps(ranks, "labels"),
         "hidden": lambda: _window_and_steps(ranks, "hidden"),
-        "copies": lambda: _of_ranks(ranks, "copies").insert_column(1, pl.lit(None, pl.Int64).alias("step")),
+        "copies": lambda: _of_ranks(ranks, "copies").insert_column(
+            1, pl.lit(None, pl.Int64).alias("step")
+        ),
         "bubbles": lambda: _bubble_table(results),
         "phases": lambda: _phase_table(results),
         "operations": lambda: _operations_table(operations),
@@ -343,7 +386,9 @@ def run_tables(
 def _operations_table(operations: pl.DataFrame) -> pl.DataFrame:
     """Return the operations with their messages as text, so that the table can be written to any format."""
     messages = operations.get_column_index("messages")
-    table = operations.drop("messages").insert_column(messages, format_messages(operations["messages"]))
+    table = operations.drop("messages").insert_column(
+        messages, format_messages(operations["messages"])
+    )
     return table.drop("part", "order_ns").cast({pl.Categorical: pl.String})
 
 
@@ -370,10 +415,17 @@ def _window_and_steps(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
     for rank in ranks:
         number = pl.lit(rank.source.rank, pl.Int32).alias("rank")
         window: pl.DataFrame = getattr(rank.window, name)
-        frames.append(window.select(number, pl.lit(None, pl.Int64).alias("step"), pl.exclude("part")))
+        frames.append(
+            window.select(number, pl.lit(None, pl.Int64).alias("step"), pl.exclude("part"))
+        )
         if rank.by_step is not rank.window:
-            # ``part`` counts the steps of a rank from 0; the table of steps gives each its number in the run.
-            steps = rank.steps.select("step").with_row_index("part").with_columns(pl.col("part").cast(pl.Int64))
+            # ``part`` counts the steps of a rank from 0; the table of steps gives each its number
+            # in the run.
+            steps = (
+                rank.steps.select("step")
+                .with_row_index("part")
+                .with_columns(pl.col("part").cast(pl.Int64))
+            )
             by_step: pl.DataFrame = getattr(rank.by_step, name)
             numbered = by_step.join(steps, on="part", how="left", maintain_order="left")
             frames.append(numbered.select(number, "step", pl.exclude("part", "step")))
@@ -393,12 +445,23 @@ def _budget_table(results: Sequence[RankResult]) -> pl.DataFrame:
     rows: list[tuple[int, int | None, str, int | None, float | None]] = []
     for rank, step, scope in _scopes(results):
         budget = scope.budget
-        parts: list[tuple[str, int | None]] = [("compute", budget.compute_ns), *budget.exposed_ns.items()]
+        parts: list[tuple[str, int | None]] = [
+            ("compute", budget.compute_ns),
+            *budget.exposed_ns.items(),
+        ]
         parts.append(("idle", budget.idle_ns if scope.idle_known else None))
         if budget.unrecorded_ns:
             parts.append(("not recorded", budget.unrecorded_ns))
         for name, ns in parts:
-            rows.append((rank, step, name, ns, ns / budget.span_ns if budget.span_ns and ns is not None else None))
+            rows.append(
+                (
+                    rank,
+                    step,
+                    name,
+                    ns,
+                    ns / budget.span_ns if budget.span_ns and ns is not None else None,
+                )
+            )
     return pl.DataFrame(rows, schema=_BUDGET, orient="row")
 
 

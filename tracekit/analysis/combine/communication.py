@@ -1,7 +1,8 @@
 """Communication of all ranks: peers named, operations matched across ranks and set to one clock.
 
-NCCL in Nsight's traces numbers peers within their communicator. They become ranks of the run through the communicator's
-members, or, where these were not recorded, through the order of messages in the pipeline.
+NCCL in Nsight's traces numbers peers within their communicator. They become ranks of the run
+through the communicator's members, or, where these were not recorded, through the order of messages
+in the pipeline.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
     """The results of matching all ranks' operations."""
 
     operations: pl.DataFrame
-    """All ranks' operations, rank by rank, with their waits (``metrics.operations``); text is categorical."""
+    """All ranks' operations, rank by rank, with their waits (``metrics.operations``); text is
+    categorical."""
     lost: pl.DataFrame
     """Operations that were launched and not recorded, to match the others by their order."""
     clocks: Clocks
@@ -62,16 +64,25 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
         clocks = align(matching.members, [rank.source.rank for rank in ranks])
         members = with_waits(matching.members, clocks)
         rates = run_rates(ranks, operations, members, ranks_per_node=ranks_per_node)
-        with_lost = members if matching.with_lost is None else with_waits(matching.with_lost, clocks)
+        with_lost = (
+            members if matching.with_lost is None else with_waits(matching.with_lost, clocks)
+        )
         stragglers = find_stragglers(with_lost, clocks)
         figures = ("match", "row", "last_rank", "late_ns", "wait_ns", "wait_is_bound")
-        with_lost = with_lost.select(*figures, *(name for name in ("recorded",) if name in with_lost.columns))
+        with_lost = with_lost.select(
+            *figures, *(name for name in ("recorded",) if name in with_lost.columns)
+        )
         waited = add_waits(
-            operations, with_lost, ranks=[rank.source.rank for rank in ranks], all_recorded=_all_recorded(ranks)
+            operations,
+            with_lost,
+            ranks=[rank.source.rank for rank in ranks],
+            all_recorded=_all_recorded(ranks),
         )
         critical = critical_path(ranks, waited, members, clocks)
         graph = EventGraph.build(ranks, operations, members, clocks)
-        return cls(waited, lost, clocks, rates, critical, stragglers, by_step, matching.notices, graph)
+        return cls(
+            waited, lost, clocks, rates, critical, stragglers, by_step, matching.notices, graph
+        )
 
     def matched(self) -> pl.DataFrame:
         """Return the members of matched operations (``MEMBERS``) on the common clock.
@@ -93,38 +104,55 @@ def _all_operations(ranks: Sequence[RankTables]) -> tuple[pl.DataFrame, pl.DataF
 
     Text becomes categorical, because few texts repeat often.
     """
-    frames = [rank.operations.with_columns(pl.col(_TEXT_COLUMNS).cast(pl.Categorical)) for rank in ranks]
+    frames = [
+        rank.operations.with_columns(pl.col(_TEXT_COLUMNS).cast(pl.Categorical)) for rank in ranks
+    ]
     operations = pl.concat(frames, rechunk=True)
     is_lost = (pl.col("id") < 0).fill_null(False)
     return operations.filter(~is_lost), operations.filter(is_lost)
 
 
-def with_peers(ranks: Sequence[RankTables], layout: str | None) -> tuple[list[RankTables], tuple[Notice, ...]]:
+def with_peers(
+    ranks: Sequence[RankTables], layout: str | None
+) -> tuple[list[RankTables], tuple[Notice, ...]]:
     """Return the ranks' tables with every peer that can be named, and notices of how peers were found."""
     nsight_ranks = [rank for rank in ranks if rank.source.reader == "nsight"]
     if not nsight_ranks:
         return list(ranks), ()
-    pipelines, notices = name_peers([rank.pipeline for rank in nsight_ranks if rank.pipeline is not None], layout)
+    pipelines, notices = name_peers(
+        [rank.pipeline for rank in nsight_ranks if rank.pipeline is not None], layout
+    )
     messages = _split_messages(pl.concat([rank.operations for rank in nsight_ranks]))
     messages = messages.with_columns(by_communicator(messages))
     if notices:  # some peers follow from the order of messages
-        tables = {pipeline.rank: pipeline.messages for pipeline in pipelines if pipeline.peers_by_order}
+        tables = {
+            pipeline.rank: pipeline.messages for pipeline in pipelines if pipeline.peers_by_order
+        }
         index = pl.int_range(pl.len()).over("rank", "kernel")
-        by_order = concat_ranks(tables, MESSAGES).select("rank", peer_by_order="peer", id="kernel", index=index)
-        messages = messages.join(by_order, on=["rank", "id", "index"], how="left", maintain_order="left").with_columns(
-            peer=pl.coalesce("peer", "peer_by_order")
+        by_order = concat_ranks(tables, MESSAGES).select(
+            "rank", peer_by_order="peer", id="kernel", index=index
         )
-    named = messages.group_by("rank", "id", maintain_order=True).agg(named=pl.struct("send", "peer"))
+        messages = messages.join(
+            by_order, on=["rank", "id", "index"], how="left", maintain_order="left"
+        ).with_columns(peer=pl.coalesce("peer", "peer_by_order"))
+    named = messages.group_by("rank", "id", maintain_order=True).agg(
+        named=pl.struct("send", "peer")
+    )
     pipeline_of_rank = {pipeline.rank: pipeline for pipeline in pipelines}
     return [
-        _with_named_peers(rank, named, pipeline_of_rank) if rank in nsight_ranks else rank for rank in ranks
+        _with_named_peers(rank, named, pipeline_of_rank) if rank in nsight_ranks else rank
+        for rank in ranks
     ], notices
 
 
-def _with_named_peers(rank: RankTables, named: pl.DataFrame, pipeline_of_rank: dict[int, RankPipeline]) -> RankTables:
+def _with_named_peers(
+    rank: RankTables, named: pl.DataFrame, pipeline_of_rank: dict[int, RankPipeline]
+) -> RankTables:
     operations = rank.operations.join(named, on=["rank", "id"], how="left", maintain_order="left")
     operations = operations.with_columns(messages=pl.coalesce("named", "messages")).drop("named")
-    return replace(rank, operations=operations, pipeline=pipeline_of_rank.get(rank.source.rank, rank.pipeline))
+    return replace(
+        rank, operations=operations, pipeline=pipeline_of_rank.get(rank.source.rank, rank.pipeline)
+    )
 
 
 def _split_messages(operations: pl.DataFrame) -> pl.DataFrame:
@@ -133,7 +161,11 @@ def _split_messages(operations: pl.DataFrame) -> pl.DataFrame:
     ``index`` counts them within the operation.
     """
     return (
-        operations.filter((pl.col("what") == "p2p") & pl.col("messages").is_not_null() & pl.col("id").is_not_null())
+        operations.filter(
+            (pl.col("what") == "p2p")
+            & pl.col("messages").is_not_null()
+            & pl.col("id").is_not_null()
+        )
         .select("rank", "id", "group", "messages")
         .explode("messages")
         .unnest("messages")
@@ -152,11 +184,13 @@ class RunRates(msgspec.Struct, frozen=True, eq=False):
 
     total: Rates
     products: pl.DataFrame
-    """Matrix products by label, module, operator, shapes and dtype, over all ranks, most time first."""
+    """Matrix products by label, module, operator, shapes and dtype, over all ranks, most time
+    first."""
     communication: pl.DataFrame
     experts: pl.DataFrame
     expert_layers: pl.DataFrame
-    """Tokens received and computed per forward exchange and rank (``metrics.expert_balance.EXPERT_LAYERS``)."""
+    """Tokens received and computed per forward exchange and rank
+    (``metrics.expert_balance.EXPERT_LAYERS``)."""
     expert_cost: ExpertCost | None = None
     """Upper bound of the cost of imbalance; None if no dispatch and combine were matched."""
 
@@ -173,7 +207,11 @@ class RunRates(msgspec.Struct, frozen=True, eq=False):
 
 
 def run_rates(
-    ranks: Sequence[RankTables], operations: pl.DataFrame, members: pl.DataFrame, *, ranks_per_node: int | None
+    ranks: Sequence[RankTables],
+    operations: pl.DataFrame,
+    members: pl.DataFrame,
+    *,
+    ranks_per_node: int | None,
 ) -> RunRates:
     """Return the rates of all ranks together.
 
@@ -199,7 +237,10 @@ def run_rates(
 
 
 def below_peak_ns(products: pl.DataFrame) -> int | None:
-    """Return the time that products would save at the GPU's peak rate, over all ranks; None without a known peak."""
+    """Return the time that products would save at the GPU's peak rate, over all ranks.
+
+    None without a known peak.
+    """
     if products.is_empty() or products["at_peak_ns"].null_count():
         return None
     return int((products["ns"] - products["at_peak_ns"]).sum())
@@ -208,8 +249,8 @@ def below_peak_ns(products: pl.DataFrame) -> int | None:
 def _sum_products(products: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Return the sums of products with equal *keys*, most time first.
 
-    ``flop`` is a lower bound where ``uncounted_ns``, the time of products without known FLOP, is not 0; null if none is
-    known. The time at peak is null if it is unknown for any product.
+    ``flop`` is a lower bound where ``uncounted_ns``, the time of products without known FLOP, is
+    not 0; null if none is known. The time at peak is null if it is unknown for any product.
     """
     at_peak_ns, is_counted = pl.col("at_peak_ns"), pl.col("flop").is_not_null()
     grouped = products.group_by(keys, maintain_order=True).agg(

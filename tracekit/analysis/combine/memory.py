@@ -1,4 +1,7 @@
-"""Memory of all ranks, compared with the activations of the schedule; memory that other schedules would need."""
+"""Memory of all ranks, compared with the activations of the schedule.
+
+Memory that other schedules would need.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,17 @@ class HeldMemory(msgspec.Struct, frozen=True):
     capacity_bytes: int | None
     """Memory of its GPU, as recorded in the trace."""
     ideal_chunks: int | None = None
-    """Most chunks that the schedule holds on this rank at once; None without a recognised schedule."""
+    """Most chunks that the schedule holds on this rank at once; None without a recognised
+    schedule."""
     contents: MemoryContents | None = None
     """What fills it at its peak; None if single allocations are not known."""
 
 
 class RunMemory(msgspec.Struct, frozen=True):
-    """Memory that the allocators of all ranks held. Times are the hosts', because memory is allocated at launch."""
+    """Memory that the allocators of all ranks held.
+
+    Times are the hosts', because memory is allocated at launch.
+    """
 
     ranks: tuple[HeldMemory, ...]
 
@@ -50,10 +57,13 @@ class RunMemory(msgspec.Struct, frozen=True):
         return clocks.align(lines, "at_ns")
 
 
-def run_memory(ranks: Iterable[RankTables], comparison: ScheduleComparison | None) -> RunMemory | None:
+def run_memory(
+    ranks: Iterable[RankTables], comparison: ScheduleComparison | None
+) -> RunMemory | None:
     """Return the memory of all ranks that recorded it; None if none did.
 
-    Memory per chunk is kept only for ranks of a recognised schedule: other cells may be cut in the wrong places.
+    Memory per chunk is kept only for ranks of a recognised schedule: other cells may be cut in the
+    wrong places.
     """
     ideal_chunks = {} if comparison is None else _ideal_chunks(comparison)
     places = find_places(comparison)
@@ -73,7 +83,9 @@ def run_memory(ranks: Iterable[RankTables], comparison: ScheduleComparison | Non
                 forward_ns=_forward_ns(rank.kernels),
                 link_gb_s=None if device is None else host_link_gb_s(device),
             )
-        memories.append(HeldMemory(number, memory, rank.source.memory_bytes, ideal_chunks.get(number), contents))
+        memories.append(
+            HeldMemory(number, memory, rank.source.memory_bytes, ideal_chunks.get(number), contents)
+        )
     return RunMemory(tuple(memories)) if memories else None
 
 
@@ -96,7 +108,9 @@ def _ideal_chunks(comparison: ScheduleComparison) -> dict[int, int]:
     return chunks_by_rank
 
 
-def with_memory(comparison: ScheduleComparison | None, memory: RunMemory | None) -> ScheduleComparison | None:
+def with_memory(
+    comparison: ScheduleComparison | None, memory: RunMemory | None
+) -> ScheduleComparison | None:
     """Return the comparison with the memory that each other schedule would need, if that can be estimated."""
     if comparison is None or memory is None or not comparison.what_if:
         return comparison
@@ -123,8 +137,9 @@ def memory_with_microbatches(
 class _MemoryEstimate(msgspec.Struct, frozen=True):
     """Memory of a rank beside activations, and of the activations of a micro-batch, each as a range.
 
-    Gradients grow while activations shrink, so the schedule decides how much of them coincides with the most
-    activations: at least nothing, at most all, together with what a running cell takes temporarily.
+    Gradients grow while activations shrink, so the schedule decides how much of them coincides with
+    the most activations: at least nothing, at most all, together with what a running cell takes
+    temporarily.
     """
 
     beside_activations: tuple[int, int]
@@ -139,7 +154,9 @@ class _MemoryEstimate(msgspec.Struct, frozen=True):
     """Memory of the smallest GPU; None if any is unknown."""
 
     @classmethod
-    def of(cls, ranks: Sequence[HeldMemory], comparison: ScheduleComparison) -> _MemoryEstimate | None:
+    def of(
+        cls, ranks: Sequence[HeldMemory], comparison: ScheduleComparison
+    ) -> _MemoryEstimate | None:
         """Return the estimate of a run; None if the memory per chunk of any rank is unknown."""
         schedule = comparison.head.match.schedule
         chunks_per_rank = schedule.stages / schedule.pp
@@ -151,11 +168,16 @@ class _MemoryEstimate(msgspec.Struct, frozen=True):
             if chunks is None or chunks.low is None or chunks.high is None:
                 return None
             with_gradients = chunks.base_bytes + chunks.kept_bytes + chunks.passing_bytes
-            beside += [chunks.base_bytes, max(with_gradients, peak_bytes - chunks.peak_chunks * chunks.low)]
+            beside += [
+                chunks.base_bytes,
+                max(with_gradients, peak_bytes - chunks.peak_chunks * chunks.low),
+            ]
             microbatch += [chunks.low * chunks_per_rank, chunks.high * chunks_per_rank]
             if "optimizer" in rank.measured.by_phase:
                 optimizer_bytes = max(optimizer_bytes, rank.measured.by_phase["optimizer"].at_least)
-        unused = max((rank.measured.reserved_bytes or 0) - rank.measured.peak_bytes for rank in ranks)
+        unused = max(
+            (rank.measured.reserved_bytes or 0) - rank.measured.peak_bytes for rank in ranks
+        )
         capacities = [rank.capacity_bytes for rank in ranks if rank.capacity_bytes is not None]
         return cls(
             beside_activations=(min(beside), max(beside)),
@@ -170,9 +192,16 @@ class _MemoryEstimate(msgspec.Struct, frozen=True):
         """Return a prediction with the range of its peak memory, and whether that fits the GPU."""
         if row.peak_activations is None:
             return row
-        min_activations = row.peak_activations if row.least_activations is None else row.least_activations
-        low = max(self.optimizer_bytes, round(self.beside_activations[0] + min_activations * self.microbatch[0]))
-        high: int | None = max(low, round(self.beside_activations[1] + row.peak_activations * self.microbatch[1]))
+        min_activations = (
+            row.peak_activations if row.least_activations is None else row.least_activations
+        )
+        low = max(
+            self.optimizer_bytes,
+            round(self.beside_activations[0] + min_activations * self.microbatch[0]),
+        )
+        high: int | None = max(
+            low, round(self.beside_activations[1] + row.peak_activations * self.microbatch[1])
+        )
         if row.ran:
             low = high = self.peak_bytes
         elif TWO_STAGES_PER_RANK in row.rests_on:
@@ -185,4 +214,8 @@ class _MemoryEstimate(msgspec.Struct, frozen=True):
             return None
         if low > self.capacity_bytes:
             return False
-        return True if high is not None and high + self.max_unused_bytes <= self.capacity_bytes else None
+        return (
+            True
+            if high is not None and high + self.max_unused_bytes <= self.capacity_bytes
+            else None
+        )

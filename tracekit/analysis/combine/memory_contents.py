@@ -29,8 +29,12 @@ def find_places(comparison: ScheduleComparison | None) -> dict[int, dict[tuple[i
     for compared in () if comparison is None else comparison.all:
         detail = compared.pipeline.detail
         forward = detail.select("rank", "step", "pair", "stage", "microbatch")
-        backward = detail.select("rank", "step", pair="b_pair", stage="b_stage", microbatch="b_microbatch")
-        for rank, step, pair, stage, microbatch in pl.concat([forward, backward.cast(forward.schema)]).iter_rows():
+        backward = detail.select(
+            "rank", "step", pair="b_pair", stage="b_stage", microbatch="b_microbatch"
+        )
+        for rank, step, pair, stage, microbatch in pl.concat(
+            [forward, backward.cast(forward.schema)]
+        ).iter_rows():
             if pair is not None and stage is not None:
                 places.setdefault(rank, {})[step, pair] = (stage, microbatch)
     return places
@@ -65,7 +69,9 @@ def contents_document(
     clock = contents.clock
     return documents.MemoryContents(
         source=contents.source,
-        clock=None if clock is None else documents.SnapshotPlace(clock.offset_ns, clock.uncertainty_ns, clock.source),
+        clock=None
+        if clock is None
+        else documents.SnapshotPlace(clock.offset_ns, clock.uncertainty_ns, clock.source),
         peak=_peak(contents, places or {}),
         by_category=dict(by_category.cast({"category": pl.String}).iter_rows()),
         activations=_activations(contents, places or {}),
@@ -106,9 +112,16 @@ def _peak(contents: RankContents, places: Places) -> documents.MemoryPeak:
 
 
 def _activations(contents: RankContents, places: Places) -> list[documents.CellMemory]:
-    """Return the activations at the peak by micro-batch; nothing is known of micro-batches without a schedule."""
+    """Return the activations at the peak by micro-batch.
+
+    Nothing is known of micro-batches without a schedule.
+    """
     activations = contents.contents.filter(pl.col("category") == "activations")
-    by_pair = activations.group_by("step", "pair").agg(pl.sum("bytes")).sort("step", "pair", nulls_last=True)
+    by_pair = (
+        activations.group_by("step", "pair")
+        .agg(pl.sum("bytes"))
+        .sort("step", "pair", nulls_last=True)
+    )
     cells: dict[tuple[int | None, int | None, int | None], int] = {}
     for step, pair, size in by_pair.iter_rows():
         stage, microbatch = places.get((step, pair), UNKNOWN_PLACE)

@@ -12,7 +12,12 @@ from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.classify.messages import parse_group_ranks
 from tracekit.errors import Notice, NoticeValues
-from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message, may_be_of_pipeline
+from tracekit.metrics.operations import (
+    has_unknown_wait,
+    has_unseen_messages,
+    may_be_message,
+    may_be_of_pipeline,
+)
 from tracekit.metrics.step_time import StepSummary
 from tracekit.store.sources import EARLIEST_DATE_NS
 
@@ -21,7 +26,8 @@ MIN_UNLABELLED_SHARE_TO_WARN = 0.01
 MIN_WEAK_SHARE_TO_WARN = 0.01
 """Share of GPU time whose labels rest on weak evidence."""
 MIN_OUTSIDE_TO_BOUND_RATIO = 2.0
-"""Share of time outside cells over the lower bound of the bubble, from which the bound needs an explanation."""
+"""Share of time outside cells over the lower bound of the bubble, from which the bound needs an
+explanation."""
 MAX_STEPS_NAMED = 8
 """Most steps that a notice names one by one."""
 PIPELINE_NOTICES = ("no-pipeline", "no-sequence-numbers", "pairs-by-order")
@@ -42,7 +48,10 @@ def without_known_peers(notices: Sequence[Notice], operations: pl.DataFrame) -> 
 
 
 def _names_no_peer() -> pl.Expr:
-    """Return the condition that some message of an operation does not name its peer; null without messages."""
+    """Return the condition that some message of an operation does not name its peer.
+
+    Null without messages.
+    """
     return pl.col("messages").list.eval(pl.element().struct.field("peer").is_null()).list.any()
 
 
@@ -54,11 +63,12 @@ def without_pipeline_notices(notices: Iterable[Notice]) -> tuple[Notice, ...]:
 def clock_notices(ranks: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
     """Return notices of ranks that were recorded so far from the others in time that they may be of another run.
 
-    Clocks of machines differ, and are aligned; but a run that was recorded again a minute later has the same operations
-    and would be aligned as well. Times that are no dates tell nothing.
+    Clocks of machines differ, and are aligned; but a run that was recorded again a minute later has
+    the same operations and would be aligned as well. Times that are no dates tell nothing.
     """
     spans: dict[int, tuple[Any, Any]] = {
-        rank.source.rank: (rank.steps["start_ns"].min(), rank.steps["end_ns"].max()) for rank in ranks
+        rank.source.rank: (rank.steps["start_ns"].min(), rank.steps["end_ns"].max())
+        for rank in ranks
     }
     longest_ns = max((end - start for start, end in spans.values() if start is not None), default=0)
     first_rank = min(spans, default=0)
@@ -76,7 +86,9 @@ def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[
     messages = Counter(operations["rank"].filter(pl.Series(may_be_message(operations))).to_list())
     notices = []
     unseen = [
-        rank.source.rank for rank in ranks if has_unseen_messages(rank.messages_issued, messages[rank.source.rank])
+        rank.source.rank
+        for rank in ranks
+        if has_unseen_messages(rank.messages_issued, messages[rank.source.rank])
     ]
     if unseen:
         notices.append(Notice("wait-unknown", ranks=tuple(unseen), values={"case": "no_kernels"}))
@@ -90,7 +102,9 @@ def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[
 
 def bounded_wait_notices(operations: pl.DataFrame, clocks: Clocks) -> list[Notice]:
     """Return a notice of labels whose waits are upper bounds, because the clocks are not aligned well enough."""
-    bounded = operations.filter((pl.col("wait_is_bound") & (pl.col("wait_ns") > 0)).fill_null(False))
+    bounded = operations.filter(
+        (pl.col("wait_is_bound") & (pl.col("wait_ns") > 0)).fill_null(False)
+    )
     labels = sorted(bounded["label"].unique().to_list())
     if not labels:
         return []
@@ -183,7 +197,9 @@ def uncommon_step_notices(steps: StepSummary) -> list[Notice]:
     return notices
 
 
-def bound_notices(results: Sequence[RankResult], comparison: ScheduleComparison | None) -> list[Notice]:
+def bound_notices(
+    results: Sequence[RankResult], comparison: ScheduleComparison | None
+) -> list[Notice]:
     """Return a notice if the lower bound of the bubble is far below the share of time outside pipeline cells."""
     total = Measured.total(result.whole for result in results)
     bound = total.bubble_fraction

@@ -23,15 +23,18 @@ FIGURES = {
 """Figures by name, with their titles."""
 HISTOGRAM_BINS = 20
 MIN_OUTLIER_DEVIATIONS = 4.0
-"""Robust standard deviations from the median of comparable ranks, from which a rank is an outlier."""
+"""Robust standard deviations from the median of comparable ranks, from which a rank is an
+outlier."""
 MIN_OUTLIER_DIFFERENCE = 0.01
-"""Smallest difference from the median of an outlier: in shares of the span; for the span itself, over its median."""
+"""Smallest difference from the median of an outlier: in shares of the span; for the span itself,
+over its median."""
 MIN_RANKS_FOR_OUTLIERS = 4
 """Comparable ranks that are needed to tell which value is usual."""
 STANDARD_DEVIATIONS_PER_MAD = 1.4826
 """Standard deviation over median absolute deviation of normally distributed values."""
 MIN_SHADE_RANGE = 0.02
-"""Smallest range of shares that is stretched over all shades: smaller differences get similar shades."""
+"""Smallest range of shares that is stretched over all shades: smaller differences get similar
+shades."""
 RANKS_PER_ROW = 32
 """Ranks in a row of the mesh if no pipeline is known."""
 
@@ -64,7 +67,9 @@ class Figure(msgspec.Struct, frozen=True):
         >>> round(figure.deviation(0.7), 3), round(figure.deviation(0.2), 3)
         (1.0, -0.25)
         """
-        return (value - self.median) / max(self.most - self.median, self.median - self.least, MIN_SHADE_RANGE)
+        return (value - self.median) / max(
+            self.most - self.median, self.median - self.least, MIN_SHADE_RANGE
+        )
 
 
 class Different(msgspec.Struct, frozen=True):
@@ -120,25 +125,40 @@ def spread(analysis: Analysis) -> Spread:
     ['compute', 'communication', 'bubble', 'span_ns']
     """
     mesh = _mesh(analysis)
-    position = {rank: (row, column) for row, ranks in enumerate(mesh.cells) for column, rank in enumerate(ranks)}
-    # A lower bound of the bubble is not comparable with exact bubbles; if all are bounds, they are compared.
+    position = {
+        rank: (row, column)
+        for row, ranks in enumerate(mesh.cells)
+        for column, rank in enumerate(ranks)
+    }
+    # A lower bound of the bubble is not comparable with exact bubbles; if all are bounds, they are
+    # compared.
     exact_only = not all(result.whole.lower_bound for result in analysis.rank_results)
     rows = [
         (result.rank, *position[result.rank], *_figures(result, exact_only=exact_only))
         for result in analysis.rank_results
     ]
-    columns = {"rank": pl.Int64, "stage": pl.Int64, "replica": pl.Int64, **dict.fromkeys(FIGURES, pl.Float64)}
+    columns = {
+        "rank": pl.Int64,
+        "stage": pl.Int64,
+        "replica": pl.Int64,
+        **dict.fromkeys(FIGURES, pl.Float64),
+    }
     table = pl.DataFrame(rows, schema=columns, orient="row")
     figures = tuple(figure for name in FIGURES if (figure := _figure(table, name)) is not None)
     return Spread(table, figures, _outliers(table, by_stage=mesh.column == "replica"), mesh)
 
 
 def _figures(result: RankResult, *, exact_only: bool) -> tuple[float | None, ...]:
-    """Return a rank's figures in the order of ``FIGURES``; with *exact_only* no bubble that is a lower bound."""
+    """Return a rank's figures in the order of ``FIGURES``.
+
+    With *exact_only* no bubble that is a lower bound.
+    """
     figures, budget, span = result.whole, result.whole.budget, result.whole.budget.span_ns
     if not span:
         return None, None, None, None, 0.0
-    communication = sum(ns for label, ns in budget.exposed_ns.items() if label in COMMUNICATION_LABELS)
+    communication = sum(
+        ns for label, ns in budget.exposed_ns.items() if label in COMMUNICATION_LABELS
+    )
     bubble = None if exact_only and figures.lower_bound else figures.bubble_fraction
     idle = None if figures.pipeline or not figures.idle_known else budget.idle_ns / span
     return budget.compute_ns / span, communication / span, bubble, idle, float(span)
@@ -150,13 +170,21 @@ def _mesh(analysis: Analysis) -> Mesh:
     compared = analysis.schedule.all if analysis.schedule is not None else ()
     pipelines = sorted({comparison.pipeline.ranks for comparison in compared})
     in_pipelines = {rank for pipeline in pipelines for rank in pipeline}
-    if not pipelines or not in_pipelines.issuperset(ranks) or len({len(pipeline) for pipeline in pipelines}) > 1:
-        rows = [tuple(ranks[first : first + RANKS_PER_ROW]) for first in range(0, len(ranks), RANKS_PER_ROW)]
+    if (
+        not pipelines
+        or not in_pipelines.issuperset(ranks)
+        or len({len(pipeline) for pipeline in pipelines}) > 1
+    ):
+        rows = [
+            tuple(ranks[first : first + RANKS_PER_ROW])
+            for first in range(0, len(ranks), RANKS_PER_ROW)
+        ]
         return Mesh(tuple(f"ranks {row[0]}–{row[-1]}" for row in rows), tuple(rows), "rank")
     present = set(ranks)
     stages = range(len(pipelines[0]))
     cells = tuple(
-        tuple(pipeline[stage] if pipeline[stage] in present else None for pipeline in pipelines) for stage in stages
+        tuple(pipeline[stage] if pipeline[stage] in present else None for pipeline in pipelines)
+        for stage in stages
     )
     return Mesh(tuple(f"stage {stage}" for stage in stages), cells, "replica")
 
@@ -166,15 +194,33 @@ def _figure(table: pl.DataFrame, name: str) -> Figure | None:
     if with_value.is_empty():
         return None
     values = with_value[name].to_numpy()
-    least, low, median, high, most = np.quantile(values, [0, 0.05, 0.5, 0.95, 1], method="nearest").tolist()
+    least, low, median, high, most = np.quantile(
+        values, [0, 0.05, 0.5, 0.95, 1], method="nearest"
+    ).tolist()
     value_range = (least, most) if most > least else (least - 0.5, least + 0.5)
     counts, _ = np.histogram(values, bins=HISTOGRAM_BINS, range=value_range)
-    least_rank, most_rank = (with_value["rank"][int(row)] for row in (values.argmin(), values.argmax()))
-    return Figure(name, FIGURES[name], least, low, median, high, most, least_rank, most_rank, tuple(counts.tolist()))
+    least_rank, most_rank = (
+        with_value["rank"][int(row)] for row in (values.argmin(), values.argmax())
+    )
+    return Figure(
+        name,
+        FIGURES[name],
+        least,
+        low,
+        median,
+        high,
+        most,
+        least_rank,
+        most_rank,
+        tuple(counts.tolist()),
+    )
 
 
 def _outliers(table: pl.DataFrame, *, by_stage: bool) -> tuple[Different, ...]:
-    """Return the outliers among ranks of the same stage, which do the same work; each with its most unusual figure."""
+    """Return the outliers among ranks of the same stage, which do the same work.
+
+    Each with its most unusual figure.
+    """
     groups = table.partition_by("stage", maintain_order=True) if by_stage else [table]
     if any(len(group) < MIN_RANKS_FOR_OUTLIERS for group in groups):
         groups, by_stage = [table], False
@@ -183,7 +229,9 @@ def _outliers(table: pl.DataFrame, *, by_stage: bool) -> tuple[Different, ...]:
         like = f"stage {group['stage'][0]}" if by_stage else "all ranks"
         for name in FIGURES:
             with_value = group.filter(pl.col(name).is_not_null())
-            median, deviations = _deviations(with_value[name].to_numpy(), relative=name == "span_ns")
+            median, deviations = _deviations(
+                with_value[name].to_numpy(), relative=name == "span_ns"
+            )
             for row in np.flatnonzero(deviations > MIN_OUTLIER_DEVIATIONS).tolist():
                 rank, value = int(with_value["rank"][row]), float(with_value[name][row])
                 outlier = Different(rank, name, value, median, like, float(deviations[row]))
@@ -192,17 +240,25 @@ def _outliers(table: pl.DataFrame, *, by_stage: bool) -> tuple[Different, ...]:
     return tuple(sorted(outliers.values(), key=lambda outlier: (-outlier.deviations, outlier.rank)))
 
 
-def _deviations(values: npt.NDArray[np.float64], *, relative: bool) -> tuple[float, npt.NDArray[np.float64]]:
-    """Return the median, and each value's distance from it in robust standard deviations; zeros for few values.
+def _deviations(
+    values: npt.NDArray[np.float64], *, relative: bool
+) -> tuple[float, npt.NDArray[np.float64]]:
+    """Return the median, and each value's distance from it in robust standard deviations.
 
-    The standard deviation is at least so large that only differences above ``MIN_OUTLIER_DIFFERENCE`` are outliers.
+    Zeros for few values.
+
+    The standard deviation is at least so large that only differences above
+    ``MIN_OUTLIER_DIFFERENCE`` are outliers.
     """
     if len(values) < MIN_RANKS_FOR_OUTLIERS:
         return 0.0, np.zeros(len(values))
     median = float(np.median(values))
     distances = np.abs(values - median)
     min_difference = MIN_OUTLIER_DIFFERENCE * (abs(median) if relative else 1.0)
-    deviation = max(STANDARD_DEVIATIONS_PER_MAD * float(np.median(distances)), min_difference / MIN_OUTLIER_DEVIATIONS)
+    deviation = max(
+        STANDARD_DEVIATIONS_PER_MAD * float(np.median(distances)),
+        min_difference / MIN_OUTLIER_DEVIATIONS,
+    )
     return median, distances / deviation
 
 

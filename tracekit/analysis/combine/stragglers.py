@@ -1,10 +1,11 @@
 """Reasons why ranks wait for a rank, and in which steps.
 
-Where rank r arrives last, every other member i waits. Within a step the two are compared by what delays an arrival: the
-time of r's kernels against the same kernels with the same shapes elsewhere (slow GPU), its work at the usual speed of
-those kernels (more work), the time its GPU stood empty because the host launched late, the excess of its exposed
-transfers over transfers of the same size (slow link), and its own waiting for ranks outside the group. Each positive
-difference r − i explains as much of i's waiting; together at most all of it. The rest is unknown.
+Where rank r arrives last, every other member i waits. Within a step the two are compared by what
+delays an arrival: the time of r's kernels against the same kernels with the same shapes elsewhere
+(slow GPU), its work at the usual speed of those kernels (more work), the time its GPU stood empty
+because the host launched late, the excess of its exposed transfers over transfers of the same size
+(slow link), and its own waiting for ranks outside the group. Each positive difference r − i
+explains as much of i's waiting; together at most all of it. The rest is unknown.
 """
 
 import math
@@ -27,19 +28,24 @@ from tracekit.schema import conform
 CAUSES = ("slow_gpu", "more_work", "host_late", "slow_link", "waited_itself")
 """Causes that are looked for; what they leave is ``unknown``."""
 MIN_LATE_SHARE = 0.02
-"""Lateness, as a share of the step, from which a rank counts as late in it: equal ranks vary by less."""
+"""Lateness, as a share of the step, from which a rank counts as late in it: equal ranks vary by
+less."""
 MIN_CAUSE_SHARE = 0.1
-"""Share of a rank's lateness below which a cause is left among the unknown: comparing ranks is no more exact."""
+"""Share of a rank's lateness below which a cause is left among the unknown: comparing ranks is no
+more exact."""
 MIN_COMPARED_SHARE = 0.1
 """Share of a rank's compute in kernels that another rank runs too, for its speed to be known."""
 MIN_SLOW_LINK_RATIO = 1.1
-"""Transfers of a slow link take this many times as long as others of their size; equal ranks differ by less."""
+"""Transfers of a slow link take this many times as long as others of their size; equal ranks differ
+by less."""
 NOISE_SCALES = 3
 """Standard deviations that a difference must exceed."""
 MIN_SHARE_WITHOUT_CLOCKS = 0.5
-"""Share of the waiting that causes which need no clock explain, to be named where clocks do not tell who came last."""
+"""Share of the waiting that causes which need no clock explain, to be named where clocks do not
+tell who came last."""
 MIN_PIPELINE_CAUSE_SHARE = 0.25
-"""Share of the waiting for a rank of a pipeline that a cause explains, to be its cause: stages also wait by design."""
+"""Share of the waiting for a rank of a pipeline that a cause explains, to be its cause: stages also
+wait by design."""
 MAX_ONE_OFF_SHARE = 0.1
 """Share of steps up to which lateness in them is ``one_off``."""
 
@@ -98,33 +104,60 @@ class Stragglers:
     imbalance: pl.DataFrame = field(default_factory=IMBALANCE.to_frame)
     """``IMBALANCE``: unequal work in each step and group; empty if shapes were not recorded."""
     has_compared_collectives: bool = True
-    """Whether any operation beside the messages of a pipeline was compared across ranks; else lateness is unknown."""
+    """Whether any operation beside the messages of a pipeline was compared across ranks; else
+    lateness is unknown."""
 
     @property
     def imbalance_share(self) -> float | None:
-        """Work of the rank with the most above the mean, as a share of all steps; None if shapes were not recorded."""
-        worst = self.imbalance.group_by("step").agg(pl.col("cost_ns").max(), pl.col("step_ns").max())
+        """Work of the rank with the most above the mean, as a share of all steps.
+
+        None if shapes were not recorded.
+        """
+        worst = self.imbalance.group_by("step").agg(
+            pl.col("cost_ns").max(), pl.col("step_ns").max()
+        )
         total_ns = int(worst["step_ns"].sum())
         return int(worst["cost_ns"].sum()) / total_ns if total_ns else None
 
     def late_ranks(self) -> Lateness | None:
-        """Return the lateness by step of ranks that are late in any; None with one rank, and where it is unknown."""
+        """Return the lateness by step of ranks that are late in any.
+
+        None with one rank, and where it is unknown.
+        """
         if self.lateness["rank"].n_unique() < 2 or not self.has_compared_collectives:
             return None
         is_late = (pl.col("share") >= MIN_LATE_SHARE).any().over("rank")
         late = self.lateness.filter(is_late).select("rank", "step", "late_ns")
         steps = self.lateness["step"].unique().sort().to_list()
-        rows = {key[0]: dict(group.select("step", "late_ns").iter_rows()) for key, group in late.group_by("rank")}
+        rows = {
+            key[0]: dict(group.select("step", "late_ns").iter_rows())
+            for key, group in late.group_by("rank")
+        }
         return Lateness(
-            steps, [RankLateness(rank, [rows[rank].get(step, 0) for step in steps]) for rank in sorted(rows)]
+            steps,
+            [
+                RankLateness(rank, [rows[rank].get(step, 0) for step in steps])
+                for rank in sorted(rows)
+            ],
         )
 
     def pipeline_cause(self, rank: int) -> WaitCause | None:
-        """Return the main cause why the ranks of a pipeline wait for *rank*; None if their schedule alone may be it."""
+        """Return the main cause why the ranks of a pipeline wait for *rank*.
+
+        None if their schedule alone may be it.
+        """
         for row in self.rows:
             if (row.rank, row.label) == (rank, "pp_comm"):
-                main = max((part for part in row.why if part.cause != "unknown"), key=lambda p: p.ns, default=None)
-                return main if main is not None and main.ns >= MIN_PIPELINE_CAUSE_SHARE * row.caused_ns else None
+                main = max(
+                    (part for part in row.why if part.cause != "unknown"),
+                    key=lambda p: p.ns,
+                    default=None,
+                )
+                return (
+                    main
+                    if main is not None and main.ns >= MIN_PIPELINE_CAUSE_SHARE * row.caused_ns
+                    else None
+                )
         return None
 
     def tables(self) -> dict[str, Callable[[], pl.DataFrame]]:
@@ -141,7 +174,9 @@ class Stragglers:
         rows = []
         for row in self.rows:
             ns = {f"{part.cause}_ns": part.ns for part in row.why}
-            rows.append({name: getattr(row, name) for name in row.__struct_fields__ if name != "why"} | ns)
+            rows.append(
+                {name: getattr(row, name) for name in row.__struct_fields__ if name != "why"} | ns
+            )
         return conform(pl.DataFrame(rows, schema=_TABLE), _TABLE)
 
 
@@ -161,13 +196,21 @@ def explain_stragglers(
     figures = _rank_steps(ranks, clocks, tokens)
     if not _numbered_alike(ranks, figures):
         reason = "without marks, the ranks' recordings begin in different steps, which cannot be compared"
-        rows = [Straggler(**row, why=[_unknown(row["caused_ns"], reason)]) for row in stragglers.to_dicts()]
+        rows = [
+            Straggler(**row, why=[_unknown(row["caused_ns"], reason)])
+            for row in stragglers.to_dicts()
+        ]
         return Stragglers(tuple(rows))
     pairs = _pair_waits(operations)
-    is_message = pl.col("label") == "pp_comm"  # ranks of a pipeline wait for each other by design: apart from the rest
+    is_message = (
+        pl.col("label") == "pp_comm"
+    )  # ranks of a pipeline wait for each other by design: apart from the rest
     lateness = _lateness(pairs.filter(~is_message), figures)
-    # Waiting for a rank in a step, in messages or in collectives, as the mean of the ranks that waited.
-    late_ns = (pl.col("wait_ns").sum() / pl.col("rank").n_unique()).over("last_rank", "step", is_message)
+    # Waiting for a rank in a step, in messages or in collectives, as the mean of the ranks that
+    # waited.
+    late_ns = (pl.col("wait_ns").sum() / pl.col("rank").n_unique()).over(
+        "last_rank", "step", is_message
+    )
     step_ns = figures.group_by("step").agg(step_ns=pl.col("span_ns").max())
     is_late = late_ns / pl.col("step_ns") >= MIN_LATE_SHARE
     late_pairs = pairs.join(step_ns, on="step", nulls_equal=True).filter(is_late)
@@ -186,9 +229,17 @@ def explain_stragglers(
     rows = []
     for row, figures_of_row in zip(stragglers.to_dicts(), with_figures.to_dicts(), strict=True):
         slow_gpu = _fewer_multiprocessors(row["rank"], multiprocessors)
-        rows.append(Straggler(**row | _explanation(figures_of_row, waited_for, slow_gpu, has_shapes=has_shapes)))
-    has_compared_collectives = not operations.filter(~is_message & pl.col("wait_ns").is_not_null()).is_empty()
-    return Stragglers(tuple(rows), lateness, tokens, _imbalance(figures, operations), has_compared_collectives)
+        rows.append(
+            Straggler(
+                **row | _explanation(figures_of_row, waited_for, slow_gpu, has_shapes=has_shapes)
+            )
+        )
+    has_compared_collectives = not operations.filter(
+        ~is_message & pl.col("wait_ns").is_not_null()
+    ).is_empty()
+    return Stragglers(
+        tuple(rows), lateness, tokens, _imbalance(figures, operations), has_compared_collectives
+    )
 
 
 def _by_rank(ranks: Sequence[RankTables], name: str, schema: pl.Schema) -> pl.DataFrame:
@@ -199,17 +250,22 @@ def _by_rank(ranks: Sequence[RankTables], name: str, schema: pl.Schema) -> pl.Da
 def _rank_steps(ranks: Sequence[RankTables], clocks: Clocks, tokens: pl.DataFrame) -> pl.DataFrame:
     """Return by rank and step the figures that are compared between ranks."""
     steps = clocks.align(_by_rank(ranks, "steps", STEP_LATENESS), "start_ns", "launch_ns")
-    # Before the first recorded step there is no gap to measure. There, a rank whose first launch came after the
-    # first event of another rank was late by that much.
+    # Before the first recorded step there is no gap to measure. There, a rank whose first launch
+    # came after the first event of another rank was late by that much.
     first_start = pl.col("start_ns").min().over("step")
-    late_start = pl.when(~pl.col("follows")).then((pl.col("launch_ns") - first_start).clip(0)).otherwise(0).fill_null(0)
+    late_start = (
+        pl.when(~pl.col("follows"))
+        .then((pl.col("launch_ns") - first_start).clip(0))
+        .otherwise(0)
+        .fill_null(0)
+    )
     steps = steps.with_columns(host_late_ns=pl.col("host_late_ns") + late_start)
     keys = ["rank", "step"]
     joined = steps.join(_kernel_speed(ranks), on=keys, how="left", nulls_equal=True)
     sums = tokens.group_by(keys).agg(pl.col("tokens").sum())
     joined = joined.join(sums, on=keys, how="left", nulls_equal=True)
-    # Kernels of several streams run at the same time: scale sums of durations to the time that compute took. One
-    # factor for all ranks and steps, so that equal shapes are equal work.
+    # Kernels of several streams run at the same time: scale sums of durations to the time that
+    # compute took. One factor for all ranks and steps, so that equal shapes are equal work.
     scale = pl.col("compute_ns").sum() / pl.col("sum_ns").sum()
     usual = pl.col("usual_ns") + (pl.col("sum_ns") - pl.col("compared_ns")) / pl.col("ratio")
     return joined.with_columns(work_ns=usual * scale, slow_ns=(pl.col("sum_ns") - usual) * scale)
@@ -231,20 +287,24 @@ def _numbered_alike(ranks: Sequence[RankTables], figures: pl.DataFrame) -> bool:
 def _kernel_speed(ranks: Sequence[RankTables]) -> pl.DataFrame:
     """Return by rank and step the time of all kernels, of work that other ranks do too, and what is usual for it.
 
-    ``ratio`` is the time of that work over what is usual; ``kernel_ratio`` the same of kernels with the same name: a
-    library may choose other kernels on a GPU with fewer multiprocessors.
+    ``ratio`` is the time of that work over what is usual; ``kernel_ratio`` the same of kernels with
+    the same name: a library may choose other kernels on a GPU with fewer multiprocessors.
     """
     tables = _by_rank(ranks, "kernels", KERNEL_TIMES)
-    work = tables.group_by("rank", "step", "key").agg(pl.col("calls").sum().alias("count"), pl.col("ns").sum())
+    work = tables.group_by("rank", "step", "key").agg(
+        pl.col("calls").sum().alias("count"), pl.col("ns").sum()
+    )
     kernels = tables.select("rank", "step", pl.col("kernel").alias("key"), "count", "ns")
     speed, kernel_speed = _against_usual(work), _against_usual(kernels)
     ratio = pl.col("compared_ns") / pl.col("usual_ns")
     is_known = pl.col("compared_ns") >= MIN_COMPARED_SHARE * pl.col("sum_ns")
     speed = speed.with_columns(ratio=pl.when(is_known).then(ratio))
     most_is_slower = 2 * pl.col("slower_ns") > pl.col("usual_ns")
-    speed = speed.with_columns(is_slow=most_is_slower & (pl.col("ratio") - 1 > _noise(speed, "ratio")))
-    # A call that launches more kernels on one rank takes longer, too. The GPU is not slow if the same kernels, in most
-    # of the rank's time, take no longer than elsewhere.
+    speed = speed.with_columns(
+        is_slow=most_is_slower & (pl.col("ratio") - 1 > _noise(speed, "ratio"))
+    )
+    # A call that launches more kernels on one rank takes longer, too. The GPU is not slow if the
+    # same kernels, in most of the rank's time, take no longer than elsewhere.
     is_usual = (2 * pl.col("compared_ns") > pl.col("sum_ns")) & (ratio < MIN_SLOW_RATIO)
     kernels = kernel_speed.select("rank", "step", kernel_ratio=ratio, is_usual=is_usual)
     speed = speed.join(kernels, on=["rank", "step"], how="left", nulls_equal=True)
@@ -254,7 +314,8 @@ def _kernel_speed(ranks: Sequence[RankTables]) -> pl.DataFrame:
 def _against_usual(work: pl.DataFrame) -> pl.DataFrame:
     """Return by rank and step: all time, time of work that other ranks do too, its usual time, and that of slower work.
 
-    Usual for a key is the median over ranks (of two, the faster) of the median over steps of its mean duration.
+    Usual for a key is the median over ranks (of two, the faster) of the median over steps of its
+    mean duration.
     """
     mean = pl.col("ns") / pl.col("count")
     by_rank = work.group_by("key", "rank").agg(mean.median().alias("mean_ns"))
@@ -275,8 +336,8 @@ def _against_usual(work: pl.DataFrame) -> pl.DataFrame:
 def _noise(table: pl.DataFrame, column: str) -> float:
     """Return the difference that chance makes: ``NOISE_SCALES`` robust standard deviations of a rank between its steps.
 
-    Each rank is compared with the mean of the others in the step: a step that is longer on all ranks is no noise. With
-    fewer than three steps, of the ranks within a step.
+    Each rank is compared with the mean of the others in the step: a step that is longer on all
+    ranks is no noise. With fewer than three steps, of the ranks within a step.
     """
     value, center = pl.col(column), "step"
     if table["step"].n_unique() > 2:
@@ -317,15 +378,24 @@ def _imbalance(figures: pl.DataFrame, operations: pl.DataFrame) -> pl.DataFrame:
 
 def _pair_waits(operations: pl.DataFrame) -> pl.DataFrame:
     """Return by last rank, waiting rank, step, label and channel the time waited."""
-    waits = _with_channel(operations.filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank"))))
+    waits = _with_channel(
+        operations.filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
+    )
     return waits.group_by(_PAIR).agg(pl.col("wait_ns").sum(), bound=pl.col("wait_is_bound").any())
 
 
 def _with_channel(waits: pl.DataFrame) -> pl.DataFrame:
-    """Add ``channel``: the group of a collective, the two ranks of a message; label where the group has no name."""
+    """Add ``channel``: the group of a collective, the two ranks of a message.
+
+    Label where the group has no name.
+    """
     low, high = (pl.min_horizontal("rank", "last_rank"), pl.max_horizontal("rank", "last_rank"))
     group = pl.coalesce(pl.col("group").cast(pl.String), pl.col("label").cast(pl.String))
-    channel = pl.when(pl.col("what").cast(pl.String) == "p2p").then(pl.format("{}-{}", low, high)).otherwise(group)
+    channel = (
+        pl.when(pl.col("what").cast(pl.String) == "p2p")
+        .then(pl.format("{}-{}", low, high))
+        .otherwise(group)
+    )
     return waits.with_columns(pl.col("label").cast(pl.String), channel=channel)
 
 
@@ -343,7 +413,9 @@ def _lateness(pairs: pl.DataFrame, figures: pl.DataFrame) -> pl.DataFrame:
     return conform(table.with_columns(rounded).sort("rank", "step"), LATENESS)
 
 
-def _explain_pairs(pairs: pl.DataFrame, figures: pl.DataFrame, operations: pl.DataFrame) -> pl.DataFrame:
+def _explain_pairs(
+    pairs: pl.DataFrame, figures: pl.DataFrame, operations: pl.DataFrame
+) -> pl.DataFrame:
     """Return the pairs with the part of their waiting that each cause explains."""
     keys = ["rank", "step"]
     links = _excess_transfer(operations)
@@ -360,17 +432,21 @@ def _explain_pairs(pairs: pl.DataFrame, figures: pl.DataFrame, operations: pl.Da
     )
     for prefix in ("", "last_"):
         in_channel = waited.rename({"waited_ns": f"{prefix}in_channel_ns", "rank": f"{prefix}rank"})
-        joined = joined.join(in_channel, on=[f"{prefix}rank", "step", "channel"], how="left", nulls_equal=True)
+        joined = joined.join(
+            in_channel, on=[f"{prefix}rank", "step", "channel"], how="left", nulls_equal=True
+        )
     differences = {
         "slow_gpu": pl.when("last_is_slow").then(pl.col("last_slow_ns") - pl.col("slow_ns")),
         "more_work": pl.col("last_work_ns") - pl.col("work_ns"),
         "host_late": _beyond_noise(figures, "host_late_ns"),
-        "slow_link": pl.when(pl.col("last_link_ratio") >= MIN_SLOW_LINK_RATIO * pl.col("link_ratio")).then(
-            _beyond_noise(figures, "link_ns")
-        ),
+        "slow_link": pl.when(
+            pl.col("last_link_ratio") >= MIN_SLOW_LINK_RATIO * pl.col("link_ratio")
+        ).then(_beyond_noise(figures, "link_ns")),
         "waited_itself": _waited_elsewhere("last_") - _waited_elsewhere(""),
     }
-    parts = [difference.fill_null(0).clip(0).alias(cause) for cause, difference in differences.items()]
+    parts = [
+        difference.fill_null(0).clip(0).alias(cause) for cause, difference in differences.items()
+    ]
     joined = joined.with_columns(parts)
     # Causes that together exceed the wait share it.
     factor = pl.min_horizontal(1.0, pl.col("wait_ns") / pl.sum_horizontal(CAUSES))
@@ -402,23 +478,33 @@ def _waited(operations: pl.DataFrame) -> pl.DataFrame:
 def _most_waited_for(operations: pl.DataFrame) -> pl.DataFrame:
     """Return for each rank the rank that it waited for longest."""
     waits = operations.filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
-    sums = waits.group_by("rank", "last_rank").agg(pl.col("wait_ns").sum()).sort("wait_ns", "last_rank")
+    sums = (
+        waits.group_by("rank", "last_rank")
+        .agg(pl.col("wait_ns").sum())
+        .sort("wait_ns", "last_rank")
+    )
     return sums.group_by("rank", maintain_order=True).agg(pl.col("last_rank").last())
 
 
 def _excess_transfer(operations: pl.DataFrame) -> pl.DataFrame:
     """Return by rank and step how much longer exposed transfers took than the median of equal ones.
 
-    An exchange takes as long as its largest part: where members move unequal sizes, their own ones tell nothing.
+    An exchange takes as long as its largest part: where members move unequal sizes, their own ones
+    tell nothing.
     """
     usual = pl.col("transfer_ns").median().over("what", "bytes")
     excess = (pl.col("transfer_ns") - usual).clip(0).alias("excess_ns")
     is_equal = pl.col("bytes").n_unique().over("match") == 1
-    sized = operations.filter(is_equal & pl.col("bytes").is_not_null() & pl.col("transfer_ns").is_not_null())
+    sized = operations.filter(
+        is_equal & pl.col("bytes").is_not_null() & pl.col("transfer_ns").is_not_null()
+    )
     return (
         sized.with_columns(excess, usual_ns=usual)
         .group_by("rank", "step")
-        .agg(link_ns=_exposed("excess_ns").sum(), link_ratio=pl.col("transfer_ns").sum() / pl.col("usual_ns").sum())
+        .agg(
+            link_ns=_exposed("excess_ns").sum(),
+            link_ratio=pl.col("transfer_ns").sum() / pl.col("usual_ns").sum(),
+        )
     )
 
 
@@ -436,18 +522,24 @@ def _summary() -> list[pl.Expr]:
         weighted(pl.col("last_kernel_ratio"), "slow_gpu").alias("slow_ratio"),
         weighted(pl.col("last_work_ns") / pl.col("work_ns"), "more_work").alias("work_ratio"),
         weighted(pl.col("last_link_ratio") / pl.col("link_ratio"), "slow_link").alias("link_ratio"),
-        weighted((pl.col("last_host_late_ns") - pl.col("host_late_ns")).cast(pl.Float64), "host_late").alias("idle_ns"),
+        weighted(
+            (pl.col("last_host_late_ns") - pl.col("host_late_ns")).cast(pl.Float64), "host_late"
+        ).alias("idle_ns"),
     ]
 
 
 def _late_steps(explained: pl.DataFrame) -> pl.DataFrame:
     """Return by rank and label the late steps, the lateness in each, and the worst of them.
 
-    In the worst step the rank is later than in all others together. With two late steps one of them always is: three
-    are needed.
+    In the worst step the rank is later than in all others together. With two late steps one of them
+    always is: three are needed.
     """
     late_ns = (pl.col("wait_ns").sum() / pl.col("rank").n_unique()).round().cast(pl.Int64)
-    by_step = explained.group_by("step", rank="last_rank", label="label").agg(late_ns=late_ns).sort("step")
+    by_step = (
+        explained.group_by("step", rank="last_rank", label="label")
+        .agg(late_ns=late_ns)
+        .sort("step")
+    )
     is_worst = (2 * pl.col("late_ns") > pl.col("late_ns").sum()) & (pl.len() > 2)
     return by_step.group_by("rank", "label").agg(
         steps=pl.col("step"),
@@ -457,19 +549,30 @@ def _late_steps(explained: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _mean_tokens(pairs: pl.DataFrame, explained: pl.DataFrame, figures: pl.DataFrame) -> pl.DataFrame:
+def _mean_tokens(
+    pairs: pl.DataFrame, explained: pl.DataFrame, figures: pl.DataFrame
+) -> pl.DataFrame:
     """Return by rank and label its tokens per step and those of the others, as means over the steps it is late in.
 
-    The others are all ranks that ever wait for it in the label: in a step, one with as much work may not wait at all.
+    The others are all ranks that ever wait for it in the label: in a step, one with as much work
+    may not wait at all.
     """
     tokens = figures.select("rank", "step", "tokens")
     late_steps = explained.select("last_rank", "label", "step").unique()
     others = pairs.select("last_rank", "label", "rank").unique()
-    own = late_steps.join(tokens, left_on=["last_rank", "step"], right_on=["rank", "step"], nulls_equal=True)
-    of_others = others.join(late_steps, on=["last_rank", "label"]).join(tokens, on=["rank", "step"], nulls_equal=True)
+    own = late_steps.join(
+        tokens, left_on=["last_rank", "step"], right_on=["rank", "step"], nulls_equal=True
+    )
+    of_others = others.join(late_steps, on=["last_rank", "label"]).join(
+        tokens, on=["rank", "step"], nulls_equal=True
+    )
     own_mean = own.group_by("last_rank", "label").agg(pl.col("tokens").mean())
-    others_mean = of_others.group_by("last_rank", "label").agg(tokens_of_others=pl.col("tokens").mean())
-    return own_mean.join(others_mean, on=["last_rank", "label"], how="left").rename({"last_rank": "rank"})
+    others_mean = of_others.group_by("last_rank", "label").agg(
+        tokens_of_others=pl.col("tokens").mean()
+    )
+    return own_mean.join(others_mean, on=["last_rank", "label"], how="left").rename(
+        {"last_rank": "rank"}
+    )
 
 
 def _fewer_multiprocessors(rank: int, multiprocessors: Mapping[int, int | None]) -> Evidence:
@@ -487,19 +590,27 @@ def _explanation(
     """Return when one straggler is late (kind, steps, late_ns, worst step) and why.
 
     Causes that need no clock also settle that it came last (``uncertain``, ``candidates``).
-    *row* has the straggler's figures: ``STRAGGLERS``, ``_summary``, ``_late_steps`` and recorded_steps.
+    *row* has the straggler's figures: ``STRAGGLERS``, ``_summary``, ``_late_steps`` and
+    recorded_steps.
     """
-    # All waiting for this rank, and that in the steps in which it is clearly late; None if there are none.
+    # All waiting for this rank, and that in the steps in which it is clearly late; None if there
+    # are none.
     caused, waited_ns, steps = row["caused_ns"], row["wait_ns"], row["recorded_steps"] or 0
     if waited_ns is None:
         reason = f"never later than others by {MIN_LATE_SHARE:.0%} of a step"
         return {"why": [_unknown(caused, reason)]}
     late_steps = row["steps"]
-    when = {"kind": _kind(len(late_steps), steps), "steps": late_steps, "late_ns": round(row["late_ns"])}
+    when = {
+        "kind": _kind(len(late_steps), steps),
+        "steps": late_steps,
+        "late_ns": round(row["late_ns"]),
+    }
     when |= {name: row[name] for name in ("late_ns_by_step", "worst_step", "worst_ns")}
-    named = {cause: round(row[cause]) for cause in CAUSES if row[cause] >= MIN_CAUSE_SHARE * waited_ns}
-    # Times of kernels and of an empty GPU do not depend on clocks: where they explain most of the waiting, the rank was
-    # late even if clocks alone leave open which one came last.
+    named = {
+        cause: round(row[cause]) for cause in CAUSES if row[cause] >= MIN_CAUSE_SHARE * waited_ns
+    }
+    # Times of kernels and of an empty GPU do not depend on clocks: where they explain most of the
+    # waiting, the rank was late even if clocks alone leave open which one came last.
     explained = sum(named.get(cause, 0) for cause in ("slow_gpu", "more_work", "host_late"))
     min_share = MIN_PIPELINE_CAUSE_SHARE if row["label"] == "pp_comm" else MIN_SHARE_WITHOUT_CLOCKS
     if (row["bound"] or row["uncertain"]) and explained < min_share * waited_ns:
@@ -525,7 +636,9 @@ def _explanation(
     if rest:
         reason = "no cause explains it"
         if row["label"] == "pp_comm":
-            reason = "ranks of a pipeline wait for each other: the schedule tells how long they have to"
+            reason = (
+                "ranks of a pipeline wait for each other: the schedule tells how long they have to"
+            )
         elif not has_shapes:
             reason = "input shapes were not recorded: a slow GPU and more work cannot be told apart"
         why.append(_unknown(rest, reason))
@@ -547,7 +660,9 @@ def _whole(value: float | None) -> int | None:
 
 
 def _kind(late: int, steps: int) -> str | None:
-    """Return whether a rank that is late in some of its steps is so mostly, rarely or in between; None for one step.
+    """Return whether a rank that is late in some of its steps is so mostly, rarely or in between.
+
+    None for one step.
 
     >>> _kind(5, 5), _kind(1, 5), _kind(2, 5), _kind(8, 100), _kind(1, 1)
     ('chronic', 'one_off', 'mixed', 'one_off', None)

@@ -1,6 +1,7 @@
 """Every GPU event of one rank, and the host's ranges, as compact columns for the page's timeline.
 
-An event has its times and the number of its description; events with equal texts share a description.
+An event has its times and the number of its description; events with equal texts share a
+description.
 """
 
 from dataclasses import dataclass, field
@@ -55,7 +56,10 @@ class RankTimeline:
 
 
 def rank_timeline(
-    rank: RankEvents, gpu_events: pl.DataFrame, waiting_calls: pl.DataFrame, frames: pl.DataFrame | None = None
+    rank: RankEvents,
+    gpu_events: pl.DataFrame,
+    waiting_calls: pl.DataFrame,
+    frames: pl.DataFrame | None = None,
 ) -> RankTimeline:
     """Return the events of one rank for the page.
 
@@ -89,8 +93,13 @@ def rank_timeline(
         ),
         descriptions=described.with_columns(
             pl.col("annotations", "chain").cast(pl.String).str.tail(MAX_TEXT_LETTERS),
-            source=pl.Series([source_names[code] for code in source_codes[first_row]], dtype=pl.String),
-        ).select(*(pl.col(name).cast(pl.String) for name in DESCRIPTION_TEXTS), pl.col("stream").cast(pl.Int64)),
+            source=pl.Series(
+                [source_names[code] for code in source_codes[first_row]], dtype=pl.String
+            ),
+        ).select(
+            *(pl.col(name).cast(pl.String) for name in DESCRIPTION_TEXTS),
+            pl.col("stream").cast(pl.Int64),
+        ),
         host=host,
         host_count=host_count,
     )
@@ -99,14 +108,19 @@ def rank_timeline(
 def _launching_lines(
     gpu_events: pl.DataFrame, frames: pl.DataFrame | None
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str | None]]:
-    """Return the number of the innermost Python line around each launch, and the lines; number -1 is None, the last."""
+    """Return the number of the innermost Python line around each launch, and the lines.
+
+    Number -1 is None, the last.
+    """
     nowhere = np.full(len(gpu_events), -1, np.int64)
     if frames is None or frames.is_empty():
         return nowhere, [None]
     from tracekit.classify.model_position import MODULE_PREFIX, Frames
 
     lines = Frames.of(frames.filter(~pl.col("name").cast(pl.String).str.starts_with(MODULE_PREFIX)))
-    around = lines.around(to_int64(gpu_events["launch_tid"], -1), to_int64(gpu_events["launch_ns"], -1))
+    around = lines.around(
+        to_int64(gpu_events["launch_tid"], -1), to_int64(gpu_events["launch_ns"], -1)
+    )
     return np.append(lines.name_index, -1)[around].astype(np.int64), [*lines.names, None]
 
 
@@ -123,11 +137,25 @@ def _host_ranges(events: pl.DataFrame, waiting_calls: pl.DataFrame) -> tuple[pl.
     )
     # An operator is outermost if all operators that began before it on its thread have ended.
     reach_ns = pl.col("end_ns").cum_max().shift(1).over("kind", "tid")
-    ranges = ranges.filter((pl.col("kind") == "annotation") | (pl.col("start_ns") >= reach_ns).fill_null(value=True))
+    ranges = ranges.filter(
+        (pl.col("kind") == "annotation") | (pl.col("start_ns") >= reach_ns).fill_null(value=True)
+    )
     calls = waiting_calls.filter("blocks")
-    longest = [table.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns")) for table in (ranges, calls)]
+    longest = [
+        table.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns"))
+        for table in (ranges, calls)
+    ]
     lanes = (pl.col("kind").cast(pl.String).replace_strict(_RANGE_LANES), pl.lit("waiting calls"))
     columns = (pl.col("name").cast(pl.String), "start_ns", "end_ns")
-    host = pl.concat([table.select(lane.alias("lane"), *columns) for table, lane in zip(longest, lanes, strict=True)])
-    host = host.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns")).sort("start_ns", -pl.col("end_ns"))
-    return host.select(pl.col(name).cast(dtype) for name, dtype in HOST_RANGES.items()), len(ranges) + len(calls)
+    host = pl.concat(
+        [
+            table.select(lane.alias("lane"), *columns)
+            for table, lane in zip(longest, lanes, strict=True)
+        ]
+    )
+    host = host.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns")).sort(
+        "start_ns", -pl.col("end_ns")
+    )
+    return host.select(pl.col(name).cast(dtype) for name, dtype in HOST_RANGES.items()), len(
+        ranges
+    ) + len(calls)

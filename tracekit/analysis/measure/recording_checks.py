@@ -1,7 +1,8 @@
 """Checks of a rank's recording: damage, repeated events, missing GPU work, steps that are cut off.
 
-Kernels without a name may compute or communicate, and kernels without times ran at any moment. Above a small share of
-either, no figure of the rank can be trusted, and its file is refused; below it, idle time and the bubble are unknown.
+Kernels without a name may compute or communicate, and kernels without times ran at any moment.
+Above a small share of either, no figure of the rank can be trusted, and its file is refused; below
+it, idle time and the bubble are unknown.
 """
 
 from pathlib import Path
@@ -13,7 +14,8 @@ from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.schema import DAMAGED, GPU_KINDS, NAMELESS, UNTIMED, GraphCapture, RankEvents, Source
 
 MAX_DAMAGED_SHARE = 0.01
-"""Share of a rank's GPU events without times, or of its kernels' time without a name, above which it is refused."""
+"""Share of a rank's GPU events without times, or of its kernels' time without a name, above which
+it is refused."""
 MAX_UNLAUNCHED_PERCENT = 1
 """Per cent of GPU events without a launch, above which there is a notice."""
 _RECORD_AGAIN = {
@@ -55,7 +57,12 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
         return []
     if lost > MAX_DAMAGED_SHARE * total:
         raise InputError(f"{rank.source.path}: {problem}", hint=_record_again(rank.source))
-    values: NoticeValues = {"case": case, "count": lost, "total": total, "reader": rank.source.reader}
+    values: NoticeValues = {
+        "case": case,
+        "count": lost,
+        "total": total,
+        "reader": rank.source.reader,
+    }
     return [Notice("gpu-events-lost", values=values)]
 
 
@@ -90,13 +97,17 @@ def _why_untimed(source: Source) -> str:
     """Return why GPU events have no times, for an error message."""
     for notice in source.notices:
         if notice.code == "damaged-rows" and notice.values["case"] == "no_column":
-            return f"were left out: {notice.values['table']} has no column {notice.values['column']!r}"
+            return (
+                f"were left out: {notice.values['table']} has no column {notice.values['column']!r}"
+            )
     return "have no usable start or end"
 
 
 def _refuse_nameless(rank: RankEvents) -> None:
     """Raise if kernels without a name take too large a share of all kernels' time."""
-    kernels = rank.events.select("kind", "name", "start_ns", "end_ns").filter(pl.col("kind") == "kernel")
+    kernels = rank.events.select("kind", "name", "start_ns", "end_ns").filter(
+        pl.col("kind") == "kernel"
+    )
     is_nameless, ns = pl.col("name") == NAMELESS, pl.col("end_ns") - pl.col("start_ns")
     count, nameless_ns, total_ns = kernels.select(
         is_nameless.sum(), nameless=ns.filter(is_nameless).sum(), total=ns.sum()
@@ -130,7 +141,9 @@ def repetition_notices(labelled: pl.DataFrame, source: Source) -> list[Notice]:
     return [Notice("repeated-events", values=values)]
 
 
-def content_notices(gpu_events: pl.DataFrame, steps: pl.DataFrame, rank: RankEvents) -> list[Notice]:
+def content_notices(
+    gpu_events: pl.DataFrame, steps: pl.DataFrame, rank: RankEvents
+) -> list[Notice]:
     """Return notices about what the recording lacks.
 
     Args:
@@ -145,7 +158,9 @@ def content_notices(gpu_events: pl.DataFrame, steps: pl.DataFrame, rank: RankEve
     if gpu_events["step"].null_count() == len(gpu_events):
         notices.append(Notice("no-steps"))
     for row in steps.filter("partial").iter_rows(named=True):
-        notices.append(Notice("partial-step", values={"step": row["step"], "events": row["events"]}))
+        notices.append(
+            Notice("partial-step", values={"step": row["step"], "events": row["events"]})
+        )
     graphs = int((gpu_events["kind"] == "graph").sum())
     if graphs:
         notices.append(Notice("graphs-whole", values={"graphs": graphs}))

@@ -1,6 +1,7 @@
 """Tables of one rank: the part of an analysis that needs only the rank's own events.
 
-They are small and picklable, so that ranks can be measured in any process and combined in one (``analysis.combine``).
+They are small and picklable, so that ranks can be measured in any process and combined in one
+(``analysis.combine``).
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,14 @@ from tracekit.critical_path.pieces import PathTables, TableInMemory, find_path_p
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bandwidth import copies
-from tracekit.metrics.budget import Budget, add_slow_launch_ends, budgets, gaps, name_next_events, phases
+from tracekit.metrics.budget import (
+    Budget,
+    add_slow_launch_ends,
+    budgets,
+    gaps,
+    name_next_events,
+    phases,
+)
 from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.completeness import Completeness, check_completeness
 from tracekit.metrics.expert_balance import measure_expert_work
@@ -127,13 +135,16 @@ class RankTables(PathTables):
     inside_launch_ns: int
     """Idle time that lies inside the launch call of the work that ended it."""
     host_time: pl.DataFrame
-    """Time of the host by step and activity (``metrics.host_time``); empty if its events were not recorded."""
+    """Time of the host by step and activity (``metrics.host_time``); empty if its events were not
+    recorded."""
     host_places: pl.DataFrame
     """Where the GPU was idle longest meanwhile."""
     memory_bound: pl.DataFrame
-    """Operators that move memory, with the time that its bandwidth asks for (``metrics.kernel_limits``)."""
+    """Operators that move memory, with the time that its bandwidth asks for
+    (``metrics.kernel_limits``)."""
     hiding: pl.DataFrame
-    """Durations of kernels beside communication, and of the same kernels alone (``metrics.overlap``)."""
+    """Durations of kernels beside communication, and of the same kernels alone
+    (``metrics.overlap``)."""
     lateness: RankLateness
     """Figures that explain why others wait for it (``metrics.lateness``)."""
     steps_marked: bool = True
@@ -167,7 +178,8 @@ def rank_tables(
     Args:
         rank: Its events and source.
         labelled: Its labelled events, if they are known already.
-        lost: Its communication kernels that were launched and not recorded, if they are known as well.
+        lost: Its communication kernels that were launched and not recorded, if they are known as
+            well.
         rules: Rules file or book to label with, before the built-in rules.
         steps: Steps to measure, such as ``2:4``; by default all.
         pipeline: Reconstruct its part of the pipeline.
@@ -193,10 +205,16 @@ def rank_tables(
     api = find_api_calls(rank.events)
     recording = check_completeness(api, labelled)
     labelled = add_slow_launch_ends(labelled, api.calls)
-    labelled, unmarked = number_steps(pl.concat([labelled, lost], how="diagonal") if len(lost) else labelled)
+    labelled, unmarked = number_steps(
+        pl.concat([labelled, lost], how="diagonal") if len(lost) else labelled
+    )
     if len(lost):  # they were numbered with the others, by the order of launches
-        labelled, lost = (labelled.filter(is_lost) for is_lost in (pl.col("id") >= 0, pl.col("id") < 0))
-    gpu_events, step_table, step_notices = assign_parts(labelled, steps, host=host_ranges(rank.events))
+        labelled, lost = (
+            labelled.filter(is_lost) for is_lost in (pl.col("id") >= 0, pl.col("id") < 0)
+        )
+    gpu_events, step_table, step_notices = assign_parts(
+        labelled, steps, host=host_ranges(rank.events)
+    )
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
     other_steps = labelled if len(labelled) > len(gpu_events) else None
     tables = _measure_rank(
@@ -212,11 +230,15 @@ def rank_tables(
         graph=graph,
     )
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
-    events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
+    events = (
+        rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
+    )
     own_pipeline = None
     if pipeline:
         full_queue = find_full_queue_time(api, gpu_events)
-        own_pipeline = rank_pipeline(gpu_events, rank.source, around=labelled, lost=lost, full_queue=full_queue)
+        own_pipeline = rank_pipeline(
+            gpu_events, rank.source, around=labelled, lost=lost, full_queue=full_queue
+        )
         own_pipeline = replace(own_pipeline, cut=recording.cut_steps)
     memory, memory_notices = _memory(rank, gpu_events, own_pipeline, all_steps=steps is None)
     return replace(
@@ -241,11 +263,18 @@ def rank_tables(
 
 
 def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame | None:
-    """Return the GPU events of all steps of a rank with what each waited for (``RANK_EVENTS``); None if it has none."""
+    """Return the GPU events of all steps of a rank with what each waited for (``RANK_EVENTS``).
+
+    None if it has none.
+    """
     api = find_api_calls(rank.events)
     labelled, _ = number_steps(add_slow_launch_ends(labelled, api.calls))
     gpu_events, _, _ = assign_parts(labelled, None)
-    return find_rank_events(Rank.of(gpu_events, find_waiting_calls(api, gpu_events))) if len(gpu_events) else None
+    return (
+        find_rank_events(Rank.of(gpu_events, find_waiting_calls(api, gpu_events)))
+        if len(gpu_events)
+        else None
+    )
 
 
 def _measure_rank(
@@ -263,17 +292,21 @@ def _measure_rank(
 ) -> RankTables:
     """Measure the labelled GPU events of the selected steps, over the whole window and by step.
 
-    The pipeline, the memory and the notices are added by ``rank_tables``. *other_steps* are the GPU events of all
-    steps, if not all were selected: some may run while a selected step does.
+    The pipeline, the memory and the notices are added by ``rank_tables``. *other_steps* are the GPU
+    events of all steps, if not all were selected: some may run while a selected step does.
     """
     device = next(iter(rank.source.devices), None)
     work = Rank.of(gpu_events, find_waiting_calls(api, gpu_events))
 
     # The whole window.
     lanes = Lanes.of(gpu_events)
-    idle_gaps = add_time_inside_launches(api, gpu_events, gaps(gpu_events, lanes, unrecorded=recording.unrecorded))
+    idle_gaps = add_time_inside_launches(
+        api, gpu_events, gaps(gpu_events, lanes, unrecorded=recording.unrecorded)
+    )
     window = by_step = _measure_parts(work, lanes, None, recording)
-    copy_table = copies(window.labels, lanes.exposed, link_gb_s=None if device is None else host_link_gb_s(device))
+    copy_table = copies(
+        window.labels, lanes.exposed, link_gb_s=None if device is None else host_link_gb_s(device)
+    )
     path = find_path_pieces(work, lanes.exposed, steps=steps, busy=lanes.busy)
     hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
     host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
@@ -286,7 +319,8 @@ def _measure_rank(
     )
     of_steps = timed_steps(steps, step_budgets(steps, all_lanes, unrecorded=recording.unrecorded))
 
-    # Each step, if there are several. The window's lanes go first: those of the steps take as much memory.
+    # Each step, if there are several. The window's lanes go first: those of the steps take as much
+    # memory.
     if len(steps) > 1:
         del lanes, all_lanes
         lanes = Lanes.of(gpu_events, parts=len(steps), part="part")
@@ -295,7 +329,9 @@ def _measure_rank(
     product_table, rates = products(
         gpu_events, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts
     )
-    memory_bound = find_memory_bound(gpu_events, device=device, multiprocessors=rank.source.multiprocessors)
+    memory_bound = find_memory_bound(
+        gpu_events, device=device, multiprocessors=rank.source.multiprocessors
+    )
     stretches = find_stretches(gpu_events)
     return RankTables(
         source=rank.source,
@@ -307,11 +343,15 @@ def _measure_rank(
         idle_causes=idle_causes,
         copies=copy_table,
         operations=operations(gpu_events, lanes, part="part"),
-        gaps=name_next_events(idle_gaps.drop("inside_launch_ns").top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events),
+        gaps=name_next_events(
+            idle_gaps.drop("inside_launch_ns").top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events
+        ),
         timeline=timeline(gpu_events),
         reload=reload_events(gpu_events, stretches),
         stretches=stretches,
-        decode_steps=find_decode_steps(rank.events if ROLLOUT in stretches["phase"] else EVENTS.to_frame()),
+        decode_steps=find_decode_steps(
+            rank.events if ROLLOUT in stretches["phase"] else EVENTS.to_frame()
+        ),
         products=product_table,
         rates=rates,
         experts=measure_expert_work(gpu_events),
@@ -341,7 +381,10 @@ def _measure_rank(
 
 
 def _measure_parts(work: Rank, lanes: Lanes, part: str | None, recording: Completeness) -> Measures:
-    """Measure each part of a rank; *part* is the column that numbers the parts, None for the whole window."""
+    """Measure each part of a rank.
+
+    *part* is the column that numbers the parts, None for the whole window.
+    """
     labelled = work.labelled
     exposed = exposure_causes(work, lanes.exposed, parts=part is not None)
     if not recording.idle_known:  # compute that was lost may have been ready to run beside

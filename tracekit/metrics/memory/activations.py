@@ -36,8 +36,14 @@ def measure_activations(purposes: pl.DataFrame) -> pl.DataFrame:
     gone = pl.col("bytes").cum_sum().over(key)
     total = pl.col("bytes").sum().over(key)
     is_over = gone > (1 - MIN_SHARE_IN_FLIGHT) * total
-    ends = ordered.filter(is_over).group_by(key, maintain_order=True).agg(end_ns=pl.col("free_ns").first())
-    table = own.group_by(key, maintain_order=True).agg(pl.sum("bytes"), start_ns=pl.col("alloc_ns").min())
+    ends = (
+        ordered.filter(is_over)
+        .group_by(key, maintain_order=True)
+        .agg(end_ns=pl.col("free_ns").first())
+    )
+    table = own.group_by(key, maintain_order=True).agg(
+        pl.sum("bytes"), start_ns=pl.col("alloc_ns").min()
+    )
     table = table.join(ends, on=key, how="left").sort("start_ns")
     return conform(table.with_columns(pl.col("end_ns").replace(last_ns, None)), ACTIVATIONS)
 

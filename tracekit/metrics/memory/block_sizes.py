@@ -109,7 +109,9 @@ def _remove(starts: list[int], ends: list[int], start: int, end: int) -> None:
 def _used_before(snapshot: MemorySnapshot) -> list[int]:
     """Return the addresses of blocks in use before the first event, in order."""
     events = snapshot.events.select("address", pl.col("action").cast(pl.String))
-    first = events.filter(pl.col("action").is_in(["alloc", "free_completed"])).unique("address", keep="first")
+    first = events.filter(pl.col("action").is_in(["alloc", "free_completed"])).unique(
+        "address", keep="first"
+    )
     freed_first = first.filter(pl.col("action") == "free_completed")["address"]
     used_at_end = snapshot.blocks.filter(pl.col("state").str.starts_with("active"))["address"]
     always_used = used_at_end.filter(~used_at_end.is_in(first["address"].implode()))

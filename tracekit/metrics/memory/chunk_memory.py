@@ -68,7 +68,9 @@ def measure_chunk_memory(memory: pl.DataFrame, chunks: pl.DataFrame) -> ChunkMem
         step = cells.sort("launch_ns")
         first_launch = int(step["launch_ns"][0])
         changes.append(_measure_changes(step, level))
-        base = level.extremes(np.min, np.array([min(previous_end, first_launch)]), np.array([first_launch]))
+        base = level.extremes(
+            np.min, np.array([min(previous_end, first_launch)]), np.array([first_launch])
+        )
         base_bytes.append(int(base[0]))
         previous_end = max(first_launch, int(step["last_ns"].to_numpy().max()))
         kept_bytes.append(level.at(previous_end) - base_bytes[-1])
@@ -97,7 +99,10 @@ class _MemoryLevel(msgspec.Struct, frozen=True, eq=False):
     def build(cls, memory: pl.DataFrame) -> _MemoryLevel:
         """Return the level over time from the allocator's events."""
         time_ns = np.concatenate([[np.iinfo(np.int64).min], memory["at_ns"].to_numpy()])
-        return cls(time_ns, np.concatenate([memory["before"].to_numpy()[:1], memory["allocated"].to_numpy()]))
+        return cls(
+            time_ns,
+            np.concatenate([memory["before"].to_numpy()[:1], memory["allocated"].to_numpy()]),
+        )
 
     def at(self, time_ns: int) -> int:
         """Return the level at a time."""
@@ -107,7 +112,10 @@ class _MemoryLevel(msgspec.Struct, frozen=True, eq=False):
         """Return the lowest (``np.min``) or highest level in each period from *start* to *end*, both included."""
         first = np.maximum(np.searchsorted(self.time_ns, start, side="right") - 1, 0)
         stop = np.maximum(np.searchsorted(self.time_ns, end, side="right"), first + 1)
-        levels = (self.allocated[low:high] for low, high in zip(first.tolist(), stop.tolist(), strict=True))
+        levels = (
+            self.allocated[low:high]
+            for low, high in zip(first.tolist(), stop.tolist(), strict=True)
+        )
         return np.array([function(level) for level in levels], np.int64)
 
 
@@ -126,14 +134,19 @@ def _measure_changes(step: pl.DataFrame, level: _MemoryLevel) -> pl.DataFrame:
     peak = level.extremes(np.max, launch[is_measured], last[is_measured])
     cells = step.select(pl.col("op").cast(pl.String), pl.col("step", "pair").cast(pl.Int64))
     return cells.filter(pl.Series(is_measured)).with_columns(
-        change=pl.Series(after - before), passing=pl.Series(np.maximum(0, peak - np.maximum(before, after)))
+        change=pl.Series(after - before),
+        passing=pl.Series(np.maximum(0, peak - np.maximum(before, after))),
     )
 
 
 def _changes_over_backwards(table: pl.DataFrame) -> pl.Series:
     """Return the change over each backward; over I and W together where it is split."""
     whole = table.filter(pl.col("op") == "B")["change"]
-    split = table.filter(pl.col("op").is_in(["I", "W"])).group_by("step", "pair").agg(pl.sum("change"), pl.len())
+    split = (
+        table.filter(pl.col("op").is_in(["I", "W"]))
+        .group_by("step", "pair")
+        .agg(pl.sum("change"), pl.len())
+    )
     return pl.concat([whole, split.filter(pl.col("len") == 2)["change"]])
 
 

@@ -95,13 +95,17 @@ def find_purposes(
     # Gradients live until the optimizer has used them. Where its ranges were not recorded, the
     # phase tells.
     is_freed_in_phase = pl.col("free_phase").is_in(["forward", "backward", "recompute"])
-    is_freed_before_optimizer = pl.coalesce(~pl.col("lives_through_optimizer"), is_freed_in_phase & ~survives_step)
+    is_freed_before_optimizer = pl.coalesce(
+        ~pl.col("lives_through_optimizer"), is_freed_in_phase & ~survives_step
+    )
     is_communication = (
         origin.is_in(["communication", "reduced_gradients"])
         | pl.col("label").is_in(COMMUNICATION_LABELS)
         | pl.col("operator").str.contains("^(c10d::|nccl:|record_param_comms)")
     ).fill_null(False)
-    is_freed_by_own_chunk = (pl.col("free_pair") == pl.col("pair")) & (pl.col("free_step") == pl.col("step"))
+    is_freed_by_own_chunk = (pl.col("free_pair") == pl.col("pair")) & (
+        pl.col("free_step") == pl.col("step")
+    )
     # Libraries allocate workspaces once and keep them. Gradients may be kept as well, but then they
     # are as many as weights; and what every step leaves behind is no workspace.
     is_kept = (pl.col("steps_survived") >= MIN_STEPS_TO_BE_KEPT) & _is_of_one_step(rows)
@@ -122,7 +126,10 @@ def find_purposes(
         (origin.is_in(["forward", "recompute"]) & is_freed_in_work, "workspace"),
         (origin.is_in(["forward", "recompute"]), "activations"),
         ((origin == "backward") & is_freed_in_work, "workspace"),
-        ((origin == "backward") & is_freed_by_own_chunk, "activations"),  # kept for the weight gradient
+        (
+            (origin == "backward") & is_freed_by_own_chunk,
+            "activations",
+        ),  # kept for the weight gradient
         ((origin == "backward") & is_freed & is_freed_before_optimizer, "workspace"),
         (origin == "backward", "gradients"),
     ]
@@ -131,7 +138,8 @@ def find_purposes(
         category = pl.when(condition.fill_null(False)).then(pl.lit(name)).otherwise(category)
     phase = pl.coalesce("phase", pl.when(origin.is_in(_PHASES)).then(origin))
     return conform(
-        rows.with_columns(category=category, phase=phase), pl.Schema({**replay.allocations.schema, **PURPOSES})
+        rows.with_columns(category=category, phase=phase),
+        pl.Schema({**replay.allocations.schema, **PURPOSES}),
     )
 
 
@@ -142,7 +150,8 @@ def _add_optimizer_steps(rows: pl.DataFrame, times: pl.DataFrame | None) -> pl.D
     """
     if times is None or times.is_empty():
         return rows.with_columns(
-            is_of_optimizer=pl.lit(None, pl.Boolean), lives_through_optimizer=pl.lit(None, pl.Boolean)
+            is_of_optimizer=pl.lit(None, pl.Boolean),
+            lives_through_optimizer=pl.lit(None, pl.Boolean),
         )
     ordered = times.sort("start_ns")
     starts = ordered["start_ns"].to_numpy()
@@ -152,25 +161,38 @@ def _add_optimizer_steps(rows: pl.DataFrame, times: pl.DataFrame | None) -> pl.D
     begun = np.searchsorted(starts, alloc_ns, side="right")
     is_inside = (begun > 0) & (alloc_ns <= ends[np.maximum(begun - 1, 0)])
     begins_later = np.searchsorted(starts, free_ns, side="right") > begun
-    return rows.with_columns(is_of_optimizer=pl.Series(is_inside), lives_through_optimizer=pl.Series(begins_later))
+    return rows.with_columns(
+        is_of_optimizer=pl.Series(is_inside), lives_through_optimizer=pl.Series(begins_later)
+    )
 
 
 def _is_of_one_step(rows: pl.DataFrame) -> pl.Expr:
     """Return whether what survives steps, with the same stack and size, was allocated in one step alone."""
     key = ["stack", "bytes"]
     survivors = rows.filter(pl.col("steps_survived") >= MIN_STEPS_TO_BE_KEPT)
-    repeated = survivors.group_by(key).agg(pl.col("step").n_unique().alias("steps")).filter(pl.col("steps") > 1)
+    repeated = (
+        survivors.group_by(key)
+        .agg(pl.col("step").n_unique().alias("steps"))
+        .filter(pl.col("steps") > 1)
+    )
     return ~pl.struct(key).is_in(repeated.select(key).to_struct().implode())
 
 
 def _add_host_work(allocations: pl.DataFrame, work: pl.DataFrame | None) -> pl.DataFrame:
     """Add what the host was doing when each was allocated, and phase and chunk when it was freed."""
     if work is None:
-        nothing = {name: pl.lit(None, pl.String) for name in ("operator", "phase", "label", "module", "free_phase")}
-        numbers = {name: pl.lit(None, pl.Int64) for name in ("step", "chunk", "op_end_ns", "free_chunk")}
+        nothing = {
+            name: pl.lit(None, pl.String)
+            for name in ("operator", "phase", "label", "module", "free_phase")
+        }
+        numbers = {
+            name: pl.lit(None, pl.Int64) for name in ("step", "chunk", "op_end_ns", "free_chunk")
+        }
         return allocations.with_columns(**nothing, **numbers)
     at_free = work.select(free_row="row", free_phase="phase", free_chunk="chunk")
-    rows = allocations.join(work, left_on="alloc_row", right_on="row", how="left", maintain_order="left")
+    rows = allocations.join(
+        work, left_on="alloc_row", right_on="row", how="left", maintain_order="left"
+    )
     return rows.join(at_free, on="free_row", how="left", maintain_order="left")
 
 
@@ -189,7 +211,9 @@ def _origins(rows: pl.DataFrame, stacks: Sequence[Stack]) -> pl.Series:
     lasting = pl.when(pl.col("stack_origin").is_in(_PERSISTENT_ORIGINS)).then("stack_origin")
     by_absence = pl.when(is_engine).then(pl.lit("backward"))
     by_range = pl.when("is_of_optimizer").then(pl.lit("optimizer"))
-    return joined.select(origin=pl.coalesce(lasting, by_range, "phase", "stack_origin", by_absence))["origin"]
+    return joined.select(
+        origin=pl.coalesce(lasting, by_range, "phase", "stack_origin", by_absence)
+    )["origin"]
 
 
 def _add_chunks(rows: pl.DataFrame, chunks: pl.DataFrame | None) -> pl.DataFrame:
@@ -199,7 +223,9 @@ def _add_chunks(rows: pl.DataFrame, chunks: pl.DataFrame | None) -> pl.DataFrame
     """
     if chunks is None or chunks.is_empty():
         nothing = pl.lit(None, pl.Int64)
-        return rows.with_columns(pair=nothing, free_pair=nothing, free_step=nothing, work_end_ns=pl.col("op_end_ns"))
+        return rows.with_columns(
+            pair=nothing, free_pair=nothing, free_step=nothing, work_end_ns=pl.col("op_end_ns")
+        )
     # What a chunk needs only while it runs is freed before the next one begins.
     numbered = chunks.with_row_index("chunk").select(
         pl.col("chunk").cast(pl.Int64), pl.col("pair", "launch_ns", "step").cast(pl.Int64)
@@ -221,7 +247,9 @@ def _add_steps(rows: pl.DataFrame, step_starts: pl.DataFrame, replay: Replay) ->
     free_ns = rows["free_ns"].fill_null(last_ns).to_numpy()
     begun = np.searchsorted(starts, alloc_ns, side="right")
     survived = np.searchsorted(starts, free_ns, side="right") - begun
-    step = pl.Series("by_time", numbers[begun - 1] if len(numbers) else np.zeros(len(rows), np.int64))
+    step = pl.Series(
+        "by_time", numbers[begun - 1] if len(numbers) else np.zeros(len(rows), np.int64)
+    )
     is_in_step = pl.Series("is_in_step", begun > 0)
     return rows.with_columns(
         steps_survived=pl.Series(np.maximum(survived, 0)),
@@ -231,7 +259,10 @@ def _add_steps(rows: pl.DataFrame, step_starts: pl.DataFrame, replay: Replay) ->
 
 CONTENTS = pl.Schema(
     {
-        **{name: PURPOSES[name] for name in ("category", "phase", "step", "pair", "module", "operator")},
+        **{
+            name: PURPOSES[name]
+            for name in ("category", "phase", "step", "pair", "module", "operator")
+        },
         "stack": pl.Int32(),
         "bytes": pl.Int64(),
         "count": pl.Int64(),
@@ -247,4 +278,6 @@ def contents_at(purposes: pl.DataFrame, row: int) -> pl.DataFrame:
     living = purposes.filter(is_made & ~is_freed)
     key = [name for name in CONTENTS if name not in ("bytes", "count")]
     table = living.group_by(key).agg(pl.sum("bytes"), count=pl.len().cast(pl.Int64))
-    return conform(table.sort("bytes", *key, descending=[True, *[False] * len(key)], nulls_last=True), CONTENTS)
+    return conform(
+        table.sort("bytes", *key, descending=[True, *[False] * len(key)], nulls_last=True), CONTENTS
+    )

@@ -49,7 +49,11 @@ class Fragmentation(msgspec.Struct, frozen=True):
 
 
 def measure_fragmentation(
-    replay: Replay, snapshot: MemorySnapshot, *, start_ns: int | None = None, end_ns: int | None = None
+    replay: Replay,
+    snapshot: MemorySnapshot,
+    *,
+    start_ns: int | None = None,
+    end_ns: int | None = None,
 ) -> Fragmentation | None:
     """Return the fragmentation of a snapshot's history at the most that was reserved.
 
@@ -83,7 +87,11 @@ def measure_fragmentation(
         free_by_segment, is_used = _free_bytes(replay, segments, row)
         cached_bytes = int(free_by_segment[~is_used].sum())
         fragmented_bytes = int(free_by_segment[is_used].sum())
-    forced = [] if snapshot.expandable else _forced_segments(replay, snapshot, int(levels["row"][0]), row)
+    forced = (
+        []
+        if snapshot.expandable
+        else _forced_segments(replay, snapshot, int(levels["row"][0]), row)
+    )
     largest = max(forced, key=lambda request: request.bytes, default=None)
     return Fragmentation(
         at_ns=int(most["at_ns"]),
@@ -125,14 +133,20 @@ def _segment_lifetimes(snapshot: MemorySnapshot) -> pl.DataFrame:
     )
     at_end = lifetimes.filter(pl.col("last_row") == np.iinfo(np.int64).max)
     older = snapshot.segments.join(at_end, on="address", how="anti").select(
-        "address", "bytes", "stream", first_row=pl.lit(-1, pl.Int64), last_row=pl.lit(np.iinfo(np.int64).max, pl.Int64)
+        "address",
+        "bytes",
+        "stream",
+        first_row=pl.lit(-1, pl.Int64),
+        last_row=pl.lit(np.iinfo(np.int64).max, pl.Int64),
     )
     return pl.concat([lifetimes.drop("number"), older]).sort("address")
 
 
 def _free_bytes(replay: Replay, segments: pl.DataFrame, row: int) -> tuple[Ints, Bools]:
     """Return the free bytes of each segment that exists after an event, and whether any block of it is in use."""
-    existing = segments.filter((pl.col("first_row") <= row) & (pl.col("last_row") > row)).sort("address")
+    existing = segments.filter((pl.col("first_row") <= row) & (pl.col("last_row") > row)).sort(
+        "address"
+    )
     is_made = pl.col("alloc_row").is_null() | (pl.col("alloc_row") <= row)
     is_done = (pl.col("done_row") <= row).fill_null(False)
     active = replay.allocations.filter(is_made & ~is_done & pl.col("address").is_not_null())
@@ -144,7 +158,9 @@ def _free_bytes(replay: Replay, segments: pl.DataFrame, row: int) -> tuple[Ints,
     return np.maximum(existing["bytes"].to_numpy() - used, 0), used > 0
 
 
-def _forced_segments(replay: Replay, snapshot: MemorySnapshot, first_row: int, last_row: int) -> list[_Request]:
+def _forced_segments(
+    replay: Replay, snapshot: MemorySnapshot, first_row: int, last_row: int
+) -> list[_Request]:
     """Return the requests between two events that led to a new segment although as much was free in pieces.
 
     A block is cut from a segment of its own stream and kind (small or large), which make a pool.
@@ -154,18 +170,29 @@ def _forced_segments(replay: Replay, snapshot: MemorySnapshot, first_row: int, l
     is_small_segment = pl.col("bytes") == SMALL_SEGMENT_BYTES
     is_small_block = pl.col("bytes") <= MAX_SMALL_BLOCK_BYTES
     is_small = pl.when(is_segment).then(is_small_segment).otherwise(is_small_block)
-    sign = pl.col("action").cast(pl.String).replace_strict(_FREE_CHANGES, default=0, return_dtype=pl.Int64)
+    sign = (
+        pl.col("action")
+        .cast(pl.String)
+        .replace_strict(_FREE_CHANGES, default=0, return_dtype=pl.Int64)
+    )
     pool = ["stream", "is_small"]
     changes = events.with_columns(is_small=is_small, change=pl.col("bytes") * sign)
     free_after = pl.col("change").cum_sum().over(pool)
     pooled = changes.with_columns(free=free_after - pl.col("change"))
     pooled = pooled.join(_first_free(replay, snapshot), on=pool, how="left", maintain_order="left")
-    allocs = events.filter(pl.col("action") == "alloc").select("address", "row", requested="bytes", alloc_stack="stack")
+    allocs = events.filter(pl.col("action") == "alloc").select(
+        "address", "row", requested="bytes", alloc_stack="stack"
+    )
     is_new = (pl.col("action") == "segment_alloc") & pl.col("row").is_between(first_row, last_row)
-    new = pooled.filter(is_new).join_asof(allocs, on="row", by="address", strategy="forward", check_sortedness=False)
+    new = pooled.filter(is_new).join_asof(
+        allocs, on="row", by="address", strategy="forward", check_sortedness=False
+    )
     new = new.with_columns(free=pl.col("free") + pl.col("first_free").fill_null(0))
     forced = new.filter(pl.col("free") >= pl.col("requested"))
-    return [_Request(*values) for values in forced.select("requested", "bytes", "free", "alloc_stack").rows()]
+    return [
+        _Request(*values)
+        for values in forced.select("requested", "bytes", "free", "alloc_stack").rows()
+    ]
 
 
 _FREE_CHANGES = {"segment_alloc": 1, "segment_free": -1, "alloc": -1, "free_completed": 1}
@@ -175,7 +202,11 @@ _FREE_CHANGES = {"segment_alloc": 1, "segment_free": -1, "alloc": -1, "free_comp
 def _first_free(replay: Replay, snapshot: MemorySnapshot) -> pl.DataFrame:
     """Return by pool what was free before the first event (``first_free``)."""
     segments = _segment_lifetimes(snapshot).filter(pl.col("first_row") < 0)
-    reserved = segments.select("stream", is_small=pl.col("bytes") == SMALL_SEGMENT_BYTES, first_free="bytes")
+    reserved = segments.select(
+        "stream", is_small=pl.col("bytes") == SMALL_SEGMENT_BYTES, first_free="bytes"
+    )
     older = replay.allocations.filter(pl.col("alloc_row").is_null())
-    used = older.select("stream", is_small=pl.col("bytes") <= MAX_SMALL_BLOCK_BYTES, first_free=-pl.col("bytes"))
+    used = older.select(
+        "stream", is_small=pl.col("bytes") <= MAX_SMALL_BLOCK_BYTES, first_free=-pl.col("bytes")
+    )
     return pl.concat([reserved, used]).group_by("stream", "is_small").agg(pl.sum("first_free"))

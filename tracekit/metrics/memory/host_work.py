@@ -52,7 +52,9 @@ def find_host_work(
 def find_threads(times: pl.Series, ops: pl.DataFrame) -> pl.Series:
     """Return the thread of each moment: that of the operator around it; null between operators."""
     events = times.alias("at_ns").to_frame().with_row_index("row").cast({"row": pl.Int64})
-    placed = _place_in_operators(events.with_columns(tid=pl.lit(None, pl.Int64)), find_outermost_ops(ops))
+    placed = _place_in_operators(
+        events.with_columns(tid=pl.lit(None, pl.Int64)), find_outermost_ops(ops)
+    )
     return placed.sort("row")["tid"]
 
 
@@ -77,8 +79,12 @@ def _place_in_operators(events: pl.DataFrame, outermost: pl.DataFrame) -> pl.Dat
         candidates.append(joined.filter(is_inside & is_thread))
     if not candidates:
         nothing = pl.lit(None, pl.Int64)
-        return times.with_columns(op_ns=nothing, op_end_ns=nothing, operator=pl.lit(None, pl.String))
-    innermost = pl.concat(candidates).sort("row", "op_ns").unique("row", keep="last", maintain_order=True)
+        return times.with_columns(
+            op_ns=nothing, op_end_ns=nothing, operator=pl.lit(None, pl.String)
+        )
+    innermost = (
+        pl.concat(candidates).sort("row", "op_ns").unique("row", keep="last", maintain_order=True)
+    )
     operators = innermost.select("row", "op_tid", "op_ns", "op_end_ns", "operator")
     placed = times.join(operators, on="row", how="left", maintain_order="left")
     return placed.with_columns(tid=pl.coalesce("tid", "op_tid")).drop("op_tid")
@@ -93,8 +99,12 @@ def _add_launches(placed: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFrame:
         "step",
     )
     launches = launches.drop_nulls(["launch_ns", "tid"]).sort("launch_ns")
-    following = _nearest_launch(placed, launches, "forward").filter(pl.col("launch_ns") <= pl.col("op_end_ns"))
-    previous = _nearest_launch(placed, launches, "backward").filter(pl.col("launch_ns") >= pl.col("op_ns"))
+    following = _nearest_launch(placed, launches, "forward").filter(
+        pl.col("launch_ns") <= pl.col("op_end_ns")
+    )
+    previous = _nearest_launch(placed, launches, "backward").filter(
+        pl.col("launch_ns") >= pl.col("op_ns")
+    )
     nearest = pl.concat([following, previous]).unique("row", keep="first", maintain_order=True)
     nearest = nearest.select("row", "label", "module", "step", anchor_ns="launch_ns")
     joined = placed.join(nearest, on="row", how="left", maintain_order="left")
@@ -132,12 +142,18 @@ def _add_chunks(events: pl.DataFrame, chunks: pl.DataFrame | None) -> pl.DataFra
     candidates = []
     for part in spans.partition_by("is_forward"):
         joined = anchors.join_asof(
-            part.sort("launch_ns"), left_on="anchor_ns", right_on="launch_ns", check_sortedness=False, coalesce=False
+            part.sort("launch_ns"),
+            left_on="anchor_ns",
+            right_on="launch_ns",
+            check_sortedness=False,
+            coalesce=False,
         )
         candidates.append(joined.filter(pl.col("anchor_ns") <= pl.col("last_ns")))
     found = pl.concat(candidates)
     is_of_phase = pl.col("is_forward") == (pl.col("phase") == "forward")
     found = found.sort(is_of_phase.fill_null(False), pl.col("launch_ns"), descending=True)
-    found = found.unique("row", keep="first", maintain_order=True).select("row", "chunk", "chunk_step")
+    found = found.unique("row", keep="first", maintain_order=True).select(
+        "row", "chunk", "chunk_step"
+    )
     joined = events.join(found, on="row", how="left", maintain_order="left")
     return joined.with_columns(step=pl.coalesce("step", "chunk_step"))

@@ -47,8 +47,12 @@ def find_leaks(purposes: pl.DataFrame, step_starts: pl.DataFrame) -> pl.DataFram
         return LEAKS.to_frame()
     last_start_ns = int(step_starts["start_ns"][-1])
     is_there_at_end = pl.col("free_ns").is_null() | (pl.col("free_ns") > last_start_ns)
-    is_of_step = pl.col("step").is_in(telling_steps) & (pl.col("free_row").is_null() | (pl.col("free_row") >= 0))
-    left = purposes.filter(is_there_at_end & is_of_step & (pl.col("steps_survived") >= MIN_STEPS_TO_BE_KEPT))
+    is_of_step = pl.col("step").is_in(telling_steps) & (
+        pl.col("free_row").is_null() | (pl.col("free_row") >= 0)
+    )
+    left = purposes.filter(
+        is_there_at_end & is_of_step & (pl.col("steps_survived") >= MIN_STEPS_TO_BE_KEPT)
+    )
     # Without stacks the operator around an allocation tells its place, without a trace its size
     # alone.
     place = ["stack", pl.when(pl.col("stack").is_null()).then("operator").alias("place"), "bytes"]
@@ -61,9 +65,13 @@ def find_leaks(purposes: pl.DataFrame, step_starts: pl.DataFrame) -> pl.DataFram
         last_ns=pl.col("alloc_ns").max(),
     )
     order = pl.DataFrame({"step": telling_steps, "index": range(len(telling_steps))})
-    first_index = rows["steps"].list.first().replace_strict(order["step"], order["index"], default=0)
+    first_index = (
+        rows["steps"].list.first().replace_strict(order["step"], order["index"], default=0)
+    )
     possible_steps = len(telling_steps) - first_index
     count = pl.col("steps").list.len()
-    rows = rows.filter((count >= MIN_STEPS_OF_LEAK) & (count >= MIN_SHARE_OF_STEPS * possible_steps))
+    rows = rows.filter(
+        (count >= MIN_STEPS_OF_LEAK) & (count >= MIN_SHARE_OF_STEPS * possible_steps)
+    )
     rows = rows.with_columns(bytes=pl.col("total"), bytes_per_step=pl.col("total") // count)
     return conform(rows.sort("bytes", "first_ns", descending=[True, False]), LEAKS)

@@ -63,10 +63,18 @@ def measure_memory(
     measured = measure_rank_memory(memory, labelled, ops, window=window, chunks=chunks)
     if measured is None:
         return None, notices
-    if memory["address"].is_null().all():  # a redacted trace: nothing tells which allocation a free belongs to
+    if (
+        memory["address"].is_null().all()
+    ):  # a redacted trace: nothing tells which allocation a free belongs to
         return measured, notices
     contents = measure_contents(
-        history, labelled=labelled, ops=ops, tids=tids, chunks=chunks, step_starts=_step_starts(labelled), window=window
+        history,
+        labelled=labelled,
+        ops=ops,
+        tids=tids,
+        chunks=chunks,
+        step_starts=_step_starts(labelled),
+        window=window,
     )
     if contents is not None:
         notices = (*notices, *history_notices(contents))
@@ -107,11 +115,18 @@ def _choose_snapshot(
     if share < MIN_SEEN_SHARE:
         has_own_events = len(rank.memory) > 0
         case = "not_used" if has_own_events else "used"
-        notices.append(Notice("memory-history-short", values={"file": chosen[0].path, "share": share, "case": case}))
+        notices.append(
+            Notice(
+                "memory-history-short",
+                values={"file": chosen[0].path, "share": share, "case": case},
+            )
+        )
         if has_own_events:
             return None, tuple(notices)
     if chosen[1].uncertainty_ns > MAX_CLOCK_UNCERTAINTY_NS:
-        notices.append(Notice("memory-clock-uncertain", values={"uncertainty_ns": chosen[1].uncertainty_ns}))
+        notices.append(
+            Notice("memory-clock-uncertain", values={"uncertainty_ns": chosen[1].uncertainty_ns})
+        )
     return chosen, tuple(notices)
 
 
@@ -120,7 +135,9 @@ def _seen_share(snapshot: MemorySnapshot, clock: SnapshotClock, launches: pl.Ser
     if launches.is_empty() or snapshot.events.is_empty():
         return 1.0
     times = snapshot.events["at_ns"].to_numpy() + clock.offset_ns
-    is_seen = launches.is_between(int(times.min()) - clock.uncertainty_ns, int(times.max()) + clock.uncertainty_ns)
+    is_seen = launches.is_between(
+        int(times.min()) - clock.uncertainty_ns, int(times.max()) + clock.uncertainty_ns
+    )
     return int(is_seen.sum()) / len(launches)
 
 

@@ -39,7 +39,9 @@ def phase_peaks(phased: pl.DataFrame) -> dict[str, Peak]:
     peaks = {}
     for phase in dict.fromkeys(MEMORY_PHASES.values()):
         certain = levels.filter(pl.col("phase") == phase)["level"]
-        possible = ambiguous.filter((pl.col("previous") == phase) | (pl.col("following") == phase))["level"]
+        possible = ambiguous.filter((pl.col("previous") == phase) | (pl.col("following") == phase))[
+            "level"
+        ]
         if len(certain):
             at_least = _largest(certain)
             peaks[phase] = Peak(at_least, max(at_least, _largest(possible)))
@@ -68,13 +70,21 @@ def add_phases(events: pl.DataFrame, labelled: pl.DataFrame, ops: pl.DataFrame) 
     rows = _add_neighbours(rows, launches, "")
     rows = _add_neighbours(rows, launches, "own_", by="tid")
     rows = rows.sort("at_ns").join_asof(
-        find_outermost_ops(ops).drop("operator"), left_on="at_ns", right_on="op_ns", by="tid", check_sortedness=False
+        find_outermost_ops(ops).drop("operator"),
+        left_on="at_ns",
+        right_on="op_ns",
+        by="tid",
+        check_sortedness=False,
     )
     # Launches of the same thread before and after the event, if they are inside the operator around
     # it.
     in_op = pl.col("at_ns") <= pl.col("op_end_ns")
-    op_previous = pl.when(in_op & (pl.col("own_previous_ns") >= pl.col("op_ns"))).then("own_previous")
-    op_following = pl.when(in_op & (pl.col("own_following_ns") <= pl.col("op_end_ns"))).then("own_following")
+    op_previous = pl.when(in_op & (pl.col("own_previous_ns") >= pl.col("op_ns"))).then(
+        "own_previous"
+    )
+    op_following = pl.when(in_op & (pl.col("own_following_ns") <= pl.col("op_end_ns"))).then(
+        "own_following"
+    )
     has_op_launch = op_previous.is_not_null() | op_following.is_not_null()
     op_agrees = op_previous.is_null() | op_following.is_null() | (op_previous == op_following)
     op_phase = pl.when(op_agrees).then(pl.coalesce(op_previous, op_following))
@@ -87,8 +97,12 @@ def add_phases(events: pl.DataFrame, labelled: pl.DataFrame, ops: pl.DataFrame) 
         | (own_previous == pl.col("previous"))
         | (own_following == pl.col("previous"))
     ).fill_null(False)
-    phase_around = pl.when((pl.col("previous") == pl.col("following")) & is_consistent).then("previous")
-    return rows.with_columns(phase=pl.when(has_op_launch).then(op_phase).otherwise(phase_around)).sort("event")
+    phase_around = pl.when((pl.col("previous") == pl.col("following")) & is_consistent).then(
+        "previous"
+    )
+    return rows.with_columns(
+        phase=pl.when(has_op_launch).then(op_phase).otherwise(phase_around)
+    ).sort("event")
 
 
 def _find_launches(labelled: pl.DataFrame) -> pl.DataFrame:
@@ -96,11 +110,15 @@ def _find_launches(labelled: pl.DataFrame) -> pl.DataFrame:
     label = pl.col("label").cast(pl.String)
     compute_phase = label.replace_strict(MEMORY_PHASES, default=None, return_dtype=pl.String)
     comm_phase = pl.when(label != "other").then(pl.col("pass").cast(pl.String))
-    launches = labelled.select("launch_ns", tid="launch_tid", phase=pl.coalesce(compute_phase, comm_phase))
+    launches = labelled.select(
+        "launch_ns", tid="launch_tid", phase=pl.coalesce(compute_phase, comm_phase)
+    )
     return launches.drop_nulls(["launch_ns", "phase"]).sort("launch_ns")
 
 
-def _add_neighbours(rows: pl.DataFrame, launches: pl.DataFrame, prefix: str, by: str | None = None) -> pl.DataFrame:
+def _add_neighbours(
+    rows: pl.DataFrame, launches: pl.DataFrame, prefix: str, by: str | None = None
+) -> pl.DataFrame:
     """Add phase (*prefix* and ``previous``, ``following``) and time (``…_ns``) of the launches around each event.
 
     Args:
@@ -110,20 +128,33 @@ def _add_neighbours(rows: pl.DataFrame, launches: pl.DataFrame, prefix: str, by:
         by: A column that must be the same in both.
 
     """
-    neighbours: dict[str, Literal["backward", "forward"]] = {"previous": "backward", "following": "forward"}
+    neighbours: dict[str, Literal["backward", "forward"]] = {
+        "previous": "backward",
+        "following": "forward",
+    }
     for neighbour, strategy in neighbours.items():
         time = f"{prefix}{neighbour}_ns"
         phase = f"{prefix}{neighbour}"
-        renamed = launches.select(*([by] if by else []), pl.col("launch_ns").alias(time), pl.col("phase").alias(phase))
+        renamed = launches.select(
+            *([by] if by else []), pl.col("launch_ns").alias(time), pl.col("phase").alias(phase)
+        )
         rows = rows.join_asof(
-            renamed, left_on="at_ns", right_on=time, by=by, strategy=strategy, check_sortedness=False, coalesce=False
+            renamed,
+            left_on="at_ns",
+            right_on=time,
+            by=by,
+            strategy=strategy,
+            check_sortedness=False,
+            coalesce=False,
         )
     return rows
 
 
 def find_outermost_ops(ops: pl.DataFrame) -> pl.DataFrame:
     """Return the operators that are inside no other: thread, name, start and end."""
-    spans = ops.select("tid", op_ns="start_ns", op_end_ns="end_ns", operator=pl.col("name").cast(pl.String))
+    spans = ops.select(
+        "tid", op_ns="start_ns", op_end_ns="end_ns", operator=pl.col("name").cast(pl.String)
+    )
     spans = spans.drop_nulls(["tid", "op_ns", "op_end_ns"])
     spans = spans.sort("op_ns", "op_end_ns", descending=[False, True])
     previous_end = pl.col("op_end_ns").cum_max().shift(1).over("tid")

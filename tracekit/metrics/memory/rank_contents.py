@@ -125,21 +125,29 @@ class MemoryHistory:
         return () if self.snapshot is None else self.snapshot.stacks
 
     @classmethod
-    def of_snapshot(cls, snapshot: MemorySnapshot, clock: SnapshotClock | None = None) -> MemoryHistory:
+    def of_snapshot(
+        cls, snapshot: MemorySnapshot, clock: SnapshotClock | None = None
+    ) -> MemoryHistory:
         """Return the history of a snapshot, moved to the trace's clock."""
         replay = replay_snapshot(snapshot)
         if clock is not None:
             moved = pl.col("^.*_ns$") + clock.offset_ns
             allocations = replay.allocations.with_columns(moved)
-            replay = replace(replay, allocations=allocations, levels=replay.levels.with_columns(moved))
+            replay = replace(
+                replay, allocations=allocations, levels=replay.levels.with_columns(moved)
+            )
         return cls(replay, snapshot.device, snapshot, clock)
 
     def memory_events(self) -> pl.DataFrame:
         """Return the allocations and frees of a snapshot as a trace has them (``schema.MEMORY``)."""
         assert self.snapshot is not None, "a trace has them already"
-        events = self.snapshot.events.select("address", "action", device_type=pl.lit(1), device=pl.lit(self.device))
+        events = self.snapshot.events.select(
+            "address", "action", device_type=pl.lit(1), device=pl.lit(self.device)
+        )
         rows = pl.concat([events, self.replay.levels], how="horizontal")
-        change = pl.col("allocated") - pl.col("allocated").shift(1, fill_value=self.replay.first_allocated)
+        change = pl.col("allocated") - pl.col("allocated").shift(
+            1, fill_value=self.replay.first_allocated
+        )
         is_change = pl.col("action").is_in(["alloc", "free_requested"])
         return conform(rows.with_columns(bytes=change).filter(is_change), MEMORY)
 
@@ -204,7 +212,11 @@ def measure_contents(
         peak=peak,
         contents=contents,
         end_contents=end_contents,
-        stacks=_stack_table(history.stacks, [contents["stack"], end_contents["stack"], leaks["stack"]], fragmentation),
+        stacks=_stack_table(
+            history.stacks,
+            [contents["stack"], end_contents["stack"], leaks["stack"]],
+            fragmentation,
+        ),
         activations=activations,
         modules=_module_table(purposes, contents),
         in_flight=None if chunks is None or chunks.is_empty() else most_in_flight(activations),
@@ -239,12 +251,16 @@ def _step_starts(history: MemoryHistory, trace_starts: pl.DataFrame | None) -> p
     if trace_starts is not None and len(trace_starts):
         return trace_starts.select("step", "start_ns").drop_nulls().sort("start_ns").cast(schema)
     if snapshot is not None:
-        ends = snapshot.annotations.filter(~pl.col("is_start") & pl.col("name").str.contains(_OPTIMIZER_STEP))
+        ends = snapshot.annotations.filter(
+            ~pl.col("is_start") & pl.col("name").str.contains(_OPTIMIZER_STEP)
+        )
         times = sorted(set((ends["at_ns"] + offset_ns).to_list()))
         first_ns = history.replay.levels["at_ns"].to_list()[:1]
         if times:
             boundaries = [*first_ns, *times[:-1]]
-            return pl.DataFrame({"step": range(len(boundaries)), "start_ns": boundaries}, schema=schema)
+            return pl.DataFrame(
+                {"step": range(len(boundaries)), "start_ns": boundaries}, schema=schema
+            )
     return schema.to_frame()
 
 
@@ -253,7 +269,9 @@ def _optimizer_times(history: MemoryHistory) -> pl.DataFrame | None:
     if history.snapshot is None:
         return None
     offset_ns = 0 if history.clock is None else history.clock.offset_ns
-    ranges = history.snapshot.annotations.filter(pl.col("name").str.contains(_OPTIMIZER_STEP)).sort("at_ns")
+    ranges = history.snapshot.annotations.filter(pl.col("name").str.contains(_OPTIMIZER_STEP)).sort(
+        "at_ns"
+    )
     # Begins and ends alternate: an optimizer's step is not called inside another of the same
     # process.
     starts = ranges.filter("is_start")["at_ns"] + offset_ns
@@ -263,10 +281,14 @@ def _optimizer_times(history: MemoryHistory) -> pl.DataFrame | None:
     return pl.DataFrame({"start_ns": starts, "end_ns": ends})
 
 
-def _peak_moment(replay: Replay, row: int | None, work: pl.DataFrame | None, chunks: pl.DataFrame | None) -> PeakMoment:
+def _peak_moment(
+    replay: Replay, row: int | None, work: pl.DataFrame | None, chunks: pl.DataFrame | None
+) -> PeakMoment:
     """Return the moment after an event; without events, what is there is all there is."""
     if row is None:
-        return PeakMoment(replay.first_allocated, None, replay.end_active, None, replay.first_reserved)
+        return PeakMoment(
+            replay.first_allocated, None, replay.end_active, None, replay.first_reserved
+        )
     level = replay.levels.row(row, named=True)
     moment = PeakMoment(
         bytes=int(level["allocated"]),
@@ -278,11 +300,15 @@ def _peak_moment(replay: Replay, row: int | None, work: pl.DataFrame | None, chu
     if work is None:
         return moment
     host = work.row(row, named=True)
-    moment = structs.replace(moment, step=host["step"], phase=host["phase"], operator=host["operator"])
+    moment = structs.replace(
+        moment, step=host["step"], phase=host["phase"], operator=host["operator"]
+    )
     if chunks is None or host["chunk"] is None:
         return moment
     chunk = chunks.row(host["chunk"], named=True)
-    return structs.replace(moment, step=int(chunk["step"]), op=str(chunk["op"]), pair=int(chunk["pair"]))
+    return structs.replace(
+        moment, step=int(chunk["step"]), op=str(chunk["op"]), pair=int(chunk["pair"])
+    )
 
 
 def _module_table(purposes: pl.DataFrame, contents: pl.DataFrame) -> pl.DataFrame:
@@ -294,7 +320,9 @@ def _module_table(purposes: pl.DataFrame, contents: pl.DataFrame) -> pl.DataFram
     made = purposes.filter(is_activation & (pl.col("phase") == "forward"))
     steps = max(1, made["step"].n_unique())
     by_step = made.group_by("module").agg(step_bytes=pl.sum("bytes") // steps)
-    table = at_peak.join(by_step, on="module", how="left").with_columns(pl.col("step_bytes").fill_null(0))
+    table = at_peak.join(by_step, on="module", how="left").with_columns(
+        pl.col("step_bytes").fill_null(0)
+    )
     return conform(table.sort("bytes", "module", descending=[True, False]), MODULES)
 
 
@@ -314,13 +342,19 @@ def _stack_table(
     return pl.DataFrame(table, schema=STACKS)
 
 
-def _outlived_bytes(contents: pl.DataFrame, chunks: pl.DataFrame | None, peak_ns: int | None) -> int:
+def _outlived_bytes(
+    contents: pl.DataFrame, chunks: pl.DataFrame | None, peak_ns: int | None
+) -> int:
     """Return the bytes of activations at the peak whose own backward had been launched completely."""
     if chunks is None or chunks.is_empty() or peak_ns is None:
         return 0
     backwards = chunks.filter(pl.col("op").cast(pl.String) != "F")
-    ends = backwards.group_by(pl.col("step").cast(pl.Int64), pl.col("pair").cast(pl.Int64)).agg(pl.max("last_ns"))
-    activations = contents.filter(pl.col("category") == "activations").join(ends, on=["step", "pair"])
+    ends = backwards.group_by(pl.col("step").cast(pl.Int64), pl.col("pair").cast(pl.Int64)).agg(
+        pl.max("last_ns")
+    )
+    activations = contents.filter(pl.col("category") == "activations").join(
+        ends, on=["step", "pair"]
+    )
     return int(activations.filter(pl.col("last_ns") < peak_ns)["bytes"].sum())
 
 
@@ -330,8 +364,12 @@ def _step_levels(replay: Replay, starts: pl.DataFrame) -> pl.DataFrame:
         return STEP_LEVELS.to_frame()
     levels = replay.levels.select("at_ns", "allocated").sort("at_ns")
     starts = starts.filter(pl.col("start_ns") >= levels["at_ns"][0])
-    at_start = starts.join_asof(levels, left_on="start_ns", right_on="at_ns", check_sortedness=False)
-    at_start = at_start.select("step", "start_ns", first_bytes=pl.col("allocated").fill_null(replay.first_allocated))
+    at_start = starts.join_asof(
+        levels, left_on="start_ns", right_on="at_ns", check_sortedness=False
+    )
+    at_start = at_start.select(
+        "step", "start_ns", first_bytes=pl.col("allocated").fill_null(replay.first_allocated)
+    )
     within = levels.join_asof(starts, left_on="at_ns", right_on="start_ns", check_sortedness=False)
     peaks = within.drop_nulls("step").group_by("step").agg(peak_bytes=pl.max("allocated"))
     joined = at_start.join(peaks, on="step", how="left", maintain_order="left")

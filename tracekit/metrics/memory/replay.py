@@ -136,7 +136,11 @@ def replay_snapshot(snapshot: MemorySnapshot) -> Replay:
 
 def _add_up(events: pl.DataFrame, allocations: pl.DataFrame) -> pl.DataFrame:
     """Return ``LEVELS`` relative to those before the first event."""
-    sign = pl.col("action").cast(pl.String).replace_strict(RESERVED_CHANGES, default=0, return_dtype=pl.Int64)
+    sign = (
+        pl.col("action")
+        .cast(pl.String)
+        .replace_strict(RESERVED_CHANGES, default=0, return_dtype=pl.Int64)
+    )
     count = len(events)
     made = _changes_by_row(allocations, "alloc_row", count)
     freed = _changes_by_row(allocations, "free_row", count)
@@ -155,7 +159,9 @@ def _add_up(events: pl.DataFrame, allocations: pl.DataFrame) -> pl.DataFrame:
     return conform(levels, LEVELS)
 
 
-def _changes_by_row(allocations: pl.DataFrame, row: str, count: int, *, size: str = "bytes") -> Ints:
+def _changes_by_row(
+    allocations: pl.DataFrame, row: str, count: int, *, size: str = "bytes"
+) -> Ints:
     """Return for each event the bytes of the allocation that it makes or frees."""
     changed = allocations.filter(pl.col(row) >= 0)
     changes = np.zeros(count, np.int64)
@@ -195,7 +201,9 @@ def _pair_events(events: pl.DataFrame) -> pl.DataFrame:
     )
     is_completed_only = pl.col("free_row").is_null() & pl.col("done_row").is_not_null()
     return conform(
-        paired.with_columns(pl.when(is_completed_only).then(FREED_BEFORE).otherwise("free_row").alias("free_row")),
+        paired.with_columns(
+            pl.when(is_completed_only).then(FREED_BEFORE).otherwise("free_row").alias("free_row")
+        ),
         ALLOCATIONS,
     )
 
@@ -204,7 +212,9 @@ def _blocks_without_events(blocks: pl.DataFrame, allocations: pl.DataFrame) -> p
     """Return the blocks of a snapshot that were allocated before its first event and are still there."""
     active_at_end = allocations.filter(pl.col("done_row").is_null())
     is_active = pl.col("state").str.starts_with("active")
-    older = blocks.filter(is_active).join(active_at_end, on="address", how="anti", maintain_order="left")
+    older = blocks.filter(is_active).join(
+        active_at_end, on="address", how="anti", maintain_order="left"
+    )
     is_freed = pl.col("state") == "active_pending_free"
     return conform(older.with_columns(free_row=pl.when(is_freed).then(FREED_BEFORE)), ALLOCATIONS)
 
@@ -217,13 +227,23 @@ def gpu_memory(memory: pl.DataFrame) -> pl.DataFrame:
     >>> gpu_memory(pl.DataFrame(rows)).select("at_ns", "allocated", "before").rows()
     [(1, 15, 10), (2, 10, 15)]
     """
-    on_gpus = memory.filter((pl.col("device_type") != _HOST_DEVICE_TYPE) & pl.col("allocated").is_not_null())
+    on_gpus = memory.filter(
+        (pl.col("device_type") != _HOST_DEVICE_TYPE) & pl.col("allocated").is_not_null()
+    )
     if on_gpus.is_empty():
         return on_gpus.with_columns(before=pl.col("allocated"))
-    counts = on_gpus.group_by("device_type", "device").len().sort(["len", "device"], descending=[True, False])
+    counts = (
+        on_gpus.group_by("device_type", "device")
+        .len()
+        .sort(["len", "device"], descending=[True, False])
+    )
     device_type, device = counts.select("device_type", "device").row(0)
-    on_gpu = on_gpus.filter((pl.col("device_type") == device_type) & pl.col("device").eq_missing(device))
-    return on_gpu.with_columns(before=pl.col("allocated") - pl.col("bytes")).sort("at_ns", maintain_order=True)
+    on_gpu = on_gpus.filter(
+        (pl.col("device_type") == device_type) & pl.col("device").eq_missing(device)
+    )
+    return on_gpu.with_columns(before=pl.col("allocated") - pl.col("bytes")).sort(
+        "at_ns", maintain_order=True
+    )
 
 
 def replay_trace(memory: pl.DataFrame) -> Replay | None:
@@ -244,7 +264,9 @@ def replay_trace(memory: pl.DataFrame) -> Replay | None:
         pl.col("bytes").abs(),
         stream=pl.lit(None, pl.Int64),
         stack=pl.lit(None, pl.Int32),
-        action=pl.when(pl.col("bytes") > 0).then(pl.lit("alloc")).otherwise(pl.lit("free_requested")),
+        action=pl.when(pl.col("bytes") > 0)
+        .then(pl.lit("alloc"))
+        .otherwise(pl.lit("free_requested")),
     )
     allocations = _pair_events(rows)
     first_allocated = int(events["before"][0])

@@ -133,7 +133,9 @@ class BlockReader:
             self._carry = bytes(buffer)
 
 
-def scan_parallel(stream: Stream, head: bytes, start: int, separator: bytes, *, stacks: bool) -> Scanned:
+def scan_parallel(
+    stream: Stream, head: bytes, start: int, separator: bytes, *, stacks: bool
+) -> Scanned:
     """Scan blocks on threads.
 
     Each thread reads its own blocks, which are then still in the cache of its core.
@@ -154,14 +156,18 @@ def scan_parallel(stream: Stream, head: bytes, start: int, separator: bytes, *, 
                 part = worker.scan(memoryview(buffer), block.start, block.end, is_last=True)
                 parts[block.index] = part
                 if block.is_last:
-                    tails.append(bytes(buffer[part.position : min(block.end, part.position + TAIL_LIMIT)]))
+                    tails.append(
+                        bytes(buffer[part.position : min(block.end, part.position + TAIL_LIMIT)])
+                    )
                 elif part.status != Status.MORE:
                     raise OtherLayoutError
         except BaseException:
             reader.stop()
             raise
 
-    workers = [Worker(index, stacks=stacks) for index in range(min(MAX_THREADS, pl.thread_pool_size()))]
+    workers = [
+        Worker(index, stacks=stacks) for index in range(min(MAX_THREADS, pl.thread_pool_size()))
+    ]
     with ThreadPoolExecutor(max(len(workers) - 1, 1)) as pool:
         others = [pool.submit(work, worker) for worker in workers[1:]]
         work(workers[0])  # in this thread, the only one that Ctrl-C interrupts
@@ -201,7 +207,9 @@ def scan_in_order(stream: Stream, head: bytes, start: int, *, stacks: bool) -> S
         if is_last:
             return _finish(parts, [worker], b"")
         if carried >= patience and part.bad:
-            patience = max(patience // 4, _MIN_PATIENCE_BYTES)  # many such events must not each cost as much
+            patience = max(
+                patience // 4, _MIN_PATIENCE_BYTES
+            )  # many such events must not each cost as much
         carried = end - start
         if carried >= MAX_EVENT_BYTES and not is_passing_over:
             part.bad, part.events = part.bad + 1, part.events + 1

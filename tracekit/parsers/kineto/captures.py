@@ -14,7 +14,8 @@ from tracekit.parsers.kineto.stream import Stream
 from tracekit.schema import CAPTURED_KERNELS, KERNEL_BLOCKS
 
 MAX_GPU_EVENTS_PER_LAUNCH = 0.5
-"""GPU events per launch up to which a trace with a capture is taken for one of the capture alone."""
+"""GPU events per launch up to which a trace with a capture is taken for one of the capture
+alone."""
 _CHUNK_BYTES = 1 << 24
 _OVERLAP_BYTES = 256
 """Bytes of a chunk that are looked at again with the next: a key and its value may lie in both."""
@@ -30,7 +31,8 @@ def holds_capture(path: str) -> bool:
         rest = b""
         while chunk := stream.read(_CHUNK_BYTES):
             text = rest + chunk
-            # Matches that begin in the overlap are counted with the next chunk, which has all of them.
+            # Matches that begin in the overlap are counted with the next chunk, which has all of
+            # them.
             limit = len(text) - _OVERLAP_BYTES if len(chunk) == _CHUNK_BYTES else len(text)
             gpu_events += _count(_GPU_EVENT, text, limit)
             launches += _count(_LAUNCH, text, limit)
@@ -73,22 +75,36 @@ def _read_events(path: str) -> list[_Event]:
 
 
 def read_kernel_blocks(path: str) -> pl.DataFrame:
-    """Return the thread blocks of a trace's kernels (``KERNEL_BLOCKS``); none if the file is damaged."""
+    """Return the thread blocks of a trace's kernels (``KERNEL_BLOCKS``).
+
+    None if the file is damaged.
+    """
     rows = []
     complete_events = (event for event in _read_events(path) if event.ph == "X")
     for number, event in enumerate(complete_events):
         grid = None if event.args is None else event.args.grid
-        if event.cat == "kernel" and isinstance(grid, list) and all(isinstance(size, int) for size in grid):
+        if (
+            event.cat == "kernel"
+            and isinstance(grid, list)
+            and all(isinstance(size, int) for size in grid)
+        ):
             rows.append((number, math.prod(grid)))
     return pl.DataFrame(rows, schema=KERNEL_BLOCKS, orient="row")
 
 
 def read_launched_kernels(path: str) -> pl.DataFrame:
-    """Return the names of the kernels that launches record (``CAPTURED_KERNELS``); none if the file is damaged."""
+    """Return the names of the kernels that launches record (``CAPTURED_KERNELS``).
+
+    None if the file is damaged.
+    """
     rows = []
     for event in _read_events(path):
         args = event.args
-        if args is None or not isinstance(args.kernel, str) or not isinstance(args.correlation, int):
+        if (
+            args is None
+            or not isinstance(args.kernel, str)
+            or not isinstance(args.correlation, int)
+        ):
             continue
         if event.cat in {"cuda_runtime", "cuda_driver"}:
             rows.append((args.correlation, args.kernel))

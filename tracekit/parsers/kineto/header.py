@@ -39,7 +39,9 @@ def may_start_trace(text: bytes) -> bool:
     """
     first = text[:1]
     second = text[1:].lstrip()[:1]
-    return (first == b"{" and second in (b'"', b"", b"}")) or (first == b"[" and second in (b"{", b"", b"]"))
+    return (first == b"{" and second in (b'"', b"", b"}")) or (
+        first == b"[" and second in (b"{", b"", b"]")
+    )
 
 
 def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
@@ -62,7 +64,8 @@ def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
 
 def _not_a_trace(name: str, why: str) -> InputError:
     return InputError(
-        f"{name}: not a PyTorch profiler trace: {why}", hint="give the .json or .json.gz the profiler wrote"
+        f"{name}: not a PyTorch profiler trace: {why}",
+        hint="give the .json or .json.gz the profiler wrote",
     )
 
 
@@ -145,7 +148,11 @@ def parse_header(keys: Mapping[str, Any]) -> tuple[int | None, int, Source]:
     info = keys.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     devices = keys.get("deviceProperties")
-    devices = [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+    devices = (
+        [device for device in devices if isinstance(device, dict)]
+        if isinstance(devices, list)
+        else []
+    )
     shapes = keys.get("record_shapes")
     recorder = keys.get("tracekit")
     overhead = recorder.get("recording_overhead") if isinstance(recorder, dict) else None
@@ -224,7 +231,11 @@ def _versions(keys: Mapping[str, Any]) -> dict[str, str]:
     versions = {}
     for key, value in keys.items():
         match = _VERSION.fullmatch(key)
-        if match and isinstance(value, str | int | float) and re.fullmatch(r"[\w.+-]{1,40}", str(value)):
+        if (
+            match
+            and isinstance(value, str | int | float)
+            and re.fullmatch(r"[\w.+-]{1,40}", str(value))
+        ):
             name = match.group(1)
             versions[name] = str(value)
             if name.startswith("cuda_") and isinstance(value, int):
@@ -234,7 +245,9 @@ def _versions(keys: Mapping[str, Any]) -> dict[str, str]:
 
 def _groups(config: Any) -> tuple[tuple[ProcessGroup, ...], list[Notice]]:
     """Return the process groups, and one notice for all of those whose members cannot be ranks."""
-    entries = [entry for entry in config if isinstance(entry, dict)] if isinstance(config, list) else []
+    entries = (
+        [entry for entry in config if isinstance(entry, dict)] if isinstance(config, list) else []
+    )
     groups = []
     odd = 0
     for entry in entries:
@@ -250,5 +263,7 @@ def _groups(config: Any) -> tuple[tuple[ProcessGroup, ...], list[Notice]]:
 
 
 def _ranks(members: Any) -> list[int] | None:
-    are_ranks = isinstance(members, list) and all(type(r) is int and valid_rank(r) is not None for r in members)
+    are_ranks = isinstance(members, list) and all(
+        type(r) is int and valid_rank(r) is not None for r in members
+    )
     return members if are_ranks else None

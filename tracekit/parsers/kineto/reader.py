@@ -11,7 +11,13 @@ from msgspec.structs import replace
 from tracekit._loops import warn_if_uncompiled
 from tracekit._util.text import listing
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.kineto.blocks import OtherLayoutError, Scanned, find_separator, scan_in_order, scan_parallel
+from tracekit.parsers.kineto.blocks import (
+    OtherLayoutError,
+    Scanned,
+    find_separator,
+    scan_in_order,
+    scan_parallel,
+)
 from tracekit.parsers.kineto.header import TAIL_LIMIT, find_events, parse_header, parse_tail
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
@@ -19,12 +25,18 @@ from tracekit.parsers.source_refs import rank_in_name
 from tracekit.parsers.steps import assign_steps
 from tracekit.schema import DAMAGED, UNTIMED, RankEvents
 
-_EPOCH_NS = 10**18  # September 2001: no PyTorch trace is older, so a smaller time counts from some other start
+_EPOCH_NS = (
+    10**18
+)  # September 2001: no PyTorch trace is older, so a smaller time counts from some other start
 _DAMAGE_CODES = ("truncated", "bad-events", "bad-values", "bad-text")
 
 
 def read(
-    source: str | Path | BinaryIO, *, rank: int | None = None, stacks: bool = False, lenient: bool = True
+    source: str | Path | BinaryIO,
+    *,
+    rank: int | None = None,
+    stacks: bool = False,
+    lenient: bool = True,
 ) -> RankEvents:
     """Read a PyTorch profiler trace (``.json``, ``.json.gz``, or an open binary file) into one rank's events.
 
@@ -62,7 +74,10 @@ def read(
             rank=number,
             rank_from=rank_from,
             record_shapes=_record_shapes(header.record_shapes, events),
-            counts={str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()},
+            counts={
+                str(kind): count
+                for kind, count in events["kind"].value_counts(sort=True).iter_rows()
+            },
             pid=process_id(events),
             clock_base_ns=base_ns,
             skipped=_skipped(scanned, table, memory, unread),
@@ -97,21 +112,35 @@ def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
         raise InputError(f"{stream.name}: the list of events is empty", hint="re-record this rank")
     if total and total == without_time:
         hint = "give the .json or .json.gz the profiler wrote"
-        raise InputError(f"{stream.name}: not a PyTorch profiler trace: no event has a time", hint=hint)
+        raise InputError(
+            f"{stream.name}: not a PyTorch profiler trace: no event has a time", hint=hint
+        )
     return scanned, keys
 
 
 def refuse_several_processes(name: str, events: pl.DataFrame) -> None:
     """Raise an error if several processes, each with a GPU, were merged into one file: they are not one rank."""
-    devices = events["device"].filter(events["kind"] == "kernel").drop_nulls().unique().sort().to_list()
+    devices = (
+        events["device"].filter(events["kind"] == "kernel").drop_nulls().unique().sort().to_list()
+    )
     if len(devices) < 2:
         return
-    processes = events["pid"].filter(events["kind"].is_in(["runtime", "driver"])).drop_nulls().unique().sort().to_list()
+    processes = (
+        events["pid"]
+        .filter(events["kind"].is_in(["runtime", "driver"]))
+        .drop_nulls()
+        .unique()
+        .sort()
+        .to_list()
+    )
     if len(processes) < 2:
         return
     shown = f"GPUs {listing(map(str, devices))}, processes {listing(map(str, processes))}"
     hint = "give the file that each rank's profiler wrote"
-    raise InputError(f"{name}: holds several processes with a GPU each ({shown}), which are not one rank", hint=hint)
+    raise InputError(
+        f"{name}: holds several processes with a GPU each ({shown}), which are not one rank",
+        hint=hint,
+    )
 
 
 def _rank(own: int | None, name: str, option: int | None) -> tuple[int, str]:
@@ -123,7 +152,9 @@ def _rank(own: int | None, name: str, option: int | None) -> tuple[int, str]:
     return (0, "only file") if option is None else (option, "option")
 
 
-def _notices(stream: Stream, scanned: Scanned, table: EventTable, *, unread: int, base_ns: int) -> list[Notice]:
+def _notices(
+    stream: Stream, scanned: Scanned, table: EventTable, *, unread: int, base_ns: int
+) -> list[Notice]:
     """Return what was damaged or left out; *unread* events lie behind the list of events."""
     notices = []
     events = table.events
@@ -133,13 +164,19 @@ def _notices(stream: Stream, scanned: Scanned, table: EventTable, *, unread: int
         if scanned.is_event_cut:
             bad -= 1
         case = "gzip" if scanned.is_closed else "list"
-        notices.append(Notice("truncated", values={"case": case, "cut_event": scanned.is_event_cut}))
+        notices.append(
+            Notice("truncated", values={"case": case, "cut_event": scanned.is_event_cut})
+        )
         has_no_epoch = events.height and not base_ns and events["start_ns"][0] < _EPOCH_NS
         if has_no_epoch:
             notices.append(Notice("no-base-time", values={"case": "lost"}))
     if bad:
-        gpu_events = table.untimed.get(UNTIMED, 0)  # GPU events without a time; others have keys of their own
-        notices.append(Notice("bad-events", values={"case": "lost", "count": bad, "gpu_events": gpu_events}))
+        gpu_events = table.untimed.get(
+            UNTIMED, 0
+        )  # GPU events without a time; others have keys of their own
+        notices.append(
+            Notice("bad-events", values={"case": "lost", "count": bad, "gpu_events": gpu_events})
+        )
     if unread:
         notices.append(Notice("bad-events", values={"case": "behind", "count": unread}))
     if bad_values:
@@ -162,10 +199,14 @@ def _record_shapes(header_value: bool | None, events: pl.DataFrame) -> bool | No
     return False if (events["kind"] == "cpu_op").any() else None
 
 
-def _skipped(scanned: Scanned, table: EventTable, memory: pl.DataFrame, unread: int) -> Mapping[str, int]:
+def _skipped(
+    scanned: Scanned, table: EventTable, memory: pl.DataFrame, unread: int
+) -> Mapping[str, int]:
     """Count the events that are not in the table, by what they are, without one cut by the end of the file."""
     phases = np.sum([part.phases for part in scanned.parts], axis=0)
-    phases[ord("i")] += sum(len(rows) for part in scanned.parts for rows in part.memory) - memory.height
+    phases[ord("i")] += (
+        sum(len(rows) for part in scanned.parts for rows in part.memory) - memory.height
+    )
     names = {0: "no phase", 1: "unknown phase"}
     skipped = {names.get(k, chr(k)): int(phases[k]) for k in np.flatnonzero(phases).tolist()}
     python = sum(part.python_frames for part in scanned.parts)

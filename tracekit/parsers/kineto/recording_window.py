@@ -18,9 +18,12 @@ _BASE = re.compile(rb'"baseTimeNanoseconds":\s*([0-9]+)')
 
 
 def recording_window(path: str | Path) -> tuple[int, int] | None:
-    """Return when the recording in a trace begins and ends, in ns since 1970; None if its marks are not there.
+    """Return when the recording in a trace begins and ends, in ns since 1970.
 
-    The events are not parsed: of a compressed trace it takes decompressing, of another a look at its ends.
+    None if its marks are not there.
+
+    The events are not parsed: of a compressed trace it takes decompressing, of another a look at
+    its ends.
 
     >>> start_ns, end_ns = recording_window("sample_traces/compile/rank0.pt.trace.json.gz")
     >>> end_ns - start_ns

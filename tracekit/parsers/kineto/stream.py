@@ -37,7 +37,9 @@ class Stream:
             except OSError as error:
                 raise self._read_error(error) from None
         else:
-            self.name = str(getattr(source, "name", None) or getattr(source, "path", None) or "trace")
+            self.name = str(
+                getattr(source, "name", None) or getattr(source, "path", None) or "trace"
+            )
             self._file = source
         self._owned = isinstance(source, str | Path)
         self.restart()
@@ -62,7 +64,8 @@ class Stream:
     def _read_error(self, error: OSError) -> InputError:
         """Return the error for a file that cannot be opened, went away, or lies on a failing disk."""
         return InputError(
-            f"{self.name}: {(error.strerror or str(error)).lower()}", hint="give the path of a trace file"
+            f"{self.name}: {(error.strerror or str(error)).lower()}",
+            hint="give the path of a trace file",
         )
 
     def close(self) -> None:

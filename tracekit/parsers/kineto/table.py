@@ -90,12 +90,15 @@ def link_by_external_id(events: pl.DataFrame) -> pl.DataFrame:
     is_gpu = events["kind"].is_in(DEVICE_KINDS)
     calls = events["external_id"].filter(is_call).drop_nulls()
     launched = events["external_id"].filter(is_gpu).drop_nulls()
-    names_one_call = len(launched) > 0 and calls.is_unique().all() and launched.is_in(calls.implode()).all()
+    names_one_call = (
+        len(launched) > 0 and calls.is_unique().all() and launched.is_in(calls.implode()).all()
+    )
     if not names_one_call:
         return events
     is_linked = is_call | is_gpu
     return events.with_columns(
-        correlation=pl.when(is_linked).then("external_id"), external_id=pl.when(~is_linked).then("external_id")
+        correlation=pl.when(is_linked).then("external_id"),
+        external_id=pl.when(~is_linked).then("external_id"),
     )
 
 
@@ -130,10 +133,14 @@ class TableBuilder:
     def build(self, *, rank: int, base_ns: int) -> EventTable:
         """Return the table of events; *base_ns* is added to all times."""
         kinds = pl.Enum(KINDS)
-        kind = self._look_up(Column.CAT, self._decode, lambda category: CATEGORIES.get(category.lower()), kinds)
+        kind = self._look_up(
+            Column.CAT, self._decode, lambda category: CATEGORIES.get(category.lower()), kinds
+        )
         kind = kind.fill_null("other")
         is_gpu = kind.is_in(DEVICE_KINDS)
-        times = _event_times(self._series(self._take(Column.TS)), self._series(self._take(Column.DUR)), base_ns)
+        times = _event_times(
+            self._series(self._take(Column.TS)), self._series(self._take(Column.DUR)), base_ns
+        )
         columns = {
             "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, self._rows),
             "kind": kind,
@@ -153,13 +160,19 @@ class TableBuilder:
             gpu_count = int(is_gpu.filter(~times["is_usable"]).sum())
             counts = {UNTIMED: gpu_count, UNTIMED_CPU: int((~times["is_usable"]).sum()) - gpu_count}
             untimed = {key: count for key, count in counts.items() if count}
-            out_of_range = int(times.select(pl.col("is_number") & ~pl.col("is_usable")).to_series().sum())
-        return EventTable(link_by_external_id(conform(events, EVENTS)), self._bad_texts, untimed, out_of_range)
+            out_of_range = int(
+                times.select(pl.col("is_number") & ~pl.col("is_usable")).to_series().sum()
+            )
+        return EventTable(
+            link_by_external_id(conform(events, EVENTS)), self._bad_texts, untimed, out_of_range
+        )
 
     def _text_columns(self) -> dict[str, pl.Series]:
         """Return the columns of texts, and those that few rows have."""
         columns = {name: self._look_up(column, self._decode) for name, column in TEXTS.items()}
-        columns |= {name: self._look_up(column, shorten) for name, (column, shorten) in JSON_TEXTS.items()}
+        columns |= {
+            name: self._look_up(column, shorten) for name, (column, shorten) in JSON_TEXTS.items()
+        }
         columns["bytes"], columns["received"] = self._bytes()
         columns["group"] = _fill_groups(columns["group"], self._series(self._take(Column.GROUP_ID)))
         columns["peer"] = self._peer()
@@ -221,7 +234,9 @@ class TableBuilder:
             part = chunk.columns.pop(column, None)
             if part is not None:
                 present = np.flatnonzero(~part.is_null)
-                rows.append(first_row + (present if part.rows is None else part.rows.astype(np.int64)))
+                rows.append(
+                    first_row + (present if part.rows is None else part.rows.astype(np.int64))
+                )
                 values.append(part.values[present].astype(np.int64))
             first_row += chunk.rows
         return np.concatenate(rows), np.concatenate(values)
@@ -266,9 +281,15 @@ class TableBuilder:
 
     def _series(self, values: Ints | None) -> pl.Series:
         """Return a column of numbers that most rows have, or of nulls."""
-        return self._sparse(np.empty(0, np.int64), None) if values is None else with_nulls(values, values != NULL)
+        return (
+            self._sparse(np.empty(0, np.int64), None)
+            if values is None
+            else with_nulls(values, values != NULL)
+        )
 
-    def _sparse(self, rows: Ints, values: Ints | None, dtype: type[np.integer[Any]] = np.int64) -> pl.Series:
+    def _sparse(
+        self, rows: Ints, values: Ints | None, dtype: type[np.integer[Any]] = np.int64
+    ) -> pl.Series:
         """Return a column of the values of some rows, without those that do not fit into *dtype*."""
         if values is None:
             rows = values = np.empty(0, np.int64)
@@ -306,7 +327,9 @@ class TableBuilder:
         all_rows = np.union1d(rows, collective_rows)
         values = np.empty(len(all_rows), np.int64)
         values[np.searchsorted(all_rows, rows)] = moved
-        values[np.searchsorted(all_rows, collective_rows)] = _multiply(np.maximum(sent, received), sizes)
+        values[np.searchsorted(all_rows, collective_rows)] = _multiply(
+            np.maximum(sent, received), sizes
+        )
         received_bytes = np.where(received != NULL, _multiply(received, sizes), NULL)
         return self._sparse(all_rows, values), self._sparse(collective_rows, received_bytes)
 
@@ -330,7 +353,9 @@ def _event_times(start: pl.Series, duration: pl.Series, base_ns: int) -> pl.Data
     """
     earliest, latest = _clock_range(base_ns)
     start_ns = pl.col("start") + base_ns
-    is_usable = pl.col("start").is_between(earliest, latest) & (pl.col("duration") <= latest - pl.col("start"))
+    is_usable = pl.col("start").is_between(earliest, latest) & (
+        pl.col("duration") <= latest - pl.col("start")
+    )
     return pl.DataFrame({"start": start, "duration": duration.fill_null(0)}).select(
         start_ns=start_ns,
         end_ns=start_ns + pl.col("duration"),
@@ -360,4 +385,6 @@ def _fill_groups(names: pl.Series, numbers: pl.Series) -> pl.Series:
     """Return the groups' names, or else the numbers that files before mid 2024 have instead."""
     if numbers.null_count() == len(numbers):
         return names
-    return pl.select(pl.coalesce(names.cast(pl.String), numbers.cast(pl.String)).cast(pl.Categorical())).to_series()
+    return pl.select(
+        pl.coalesce(names.cast(pl.String), numbers.cast(pl.String)).cast(pl.Categorical())
+    ).to_series()

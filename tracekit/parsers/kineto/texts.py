@@ -16,7 +16,11 @@ def decode_string(raw: bytes) -> str:
     """
     try:
         text = raw.decode()
-        return _replace_surrogates(str(json.loads(f'"{text}"'))) if "\\" in text or not text.isprintable() else text
+        return (
+            _replace_surrogates(str(json.loads(f'"{text}"')))
+            if "\\" in text or not text.isprintable()
+            else text
+        )
     except ValueError:
         text = raw.decode("utf-8", "replace")
     try:

@@ -8,7 +8,10 @@ from tracekit._loops.json_scanner import Column, Level, Target
 _WORDS = tomllib.loads(Path(__file__).with_name("vocabulary.toml").read_text(encoding="utf-8"))
 _TARGETS: dict[str, Column | Target] = {**Column.__members__, **Target.__members__}
 
-KEYS = {Level[level]: {key: _TARGETS[name] for key, name in keys.items()} for level, keys in _WORDS["keys"].items()}
+KEYS = {
+    Level[level]: {key: _TARGETS[name] for key, name in keys.items()}
+    for level, keys in _WORDS["keys"].items()
+}
 """Keys that the scanner looks for, and the column each fills."""
 MEMORY_COLUMNS = {name: Column[column] for name, column in _WORDS["memory_columns"].items()}
 """Columns of ``schema.MEMORY``, and where the scanner puts their values (see

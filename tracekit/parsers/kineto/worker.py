@@ -31,7 +31,9 @@ FIRST_PAGES = 1 << 16
 MAX_PAGES = 2 << 20
 FIRST_TEXTS = 1 << 10
 FIRST_TEXT_BYTES = 1 << 20
-MAX_SPARSE_SHARE = 1 / 8  # of rows with a value, up to which a column is stored as row numbers and values
+MAX_SPARSE_SHARE = (
+    1 / 8
+)  # of rows with a value, up to which a column is stored as row numbers and values
 
 
 class ColumnPart(NamedTuple):
@@ -113,7 +115,9 @@ class Worker:
         part = ScannedPart(position=start)
         scanner.reset()
         while True:
-            status = scanner.scan(buffer, part.position, end, is_last=is_last, keep_stacks=self._stacks)
+            status = scanner.scan(
+                buffer, part.position, end, is_last=is_last, keep_stacks=self._stacks
+            )
             part.status = Status(status)
             part.position = scanner.position
             self._take_rows(part)
@@ -141,17 +145,27 @@ class Worker:
         """Move the rows of the scanner to a new chunk of *part*."""
         scanner = self._scanner
         if scanner.memory_count:
-            part.memory.append(self._memory_rows[: scanner.memory_count, list(MEMORY_COLUMNS.values())])
+            part.memory.append(
+                self._memory_rows[: scanner.memory_count, list(MEMORY_COLUMNS.values())]
+            )
         if scanner.row_count:
             columns: dict[Column, ColumnPart] = {}
-            for column, (least, greatest, count) in zip(Column, self._bounds.T.tolist(), strict=True):
-                if count and column != Column.EVENT:  # the number of an event in its part, which nobody needs
+            for column, (least, greatest, count) in zip(
+                Column, self._bounds.T.tolist(), strict=True
+            ):
+                if (
+                    count and column != Column.EVENT
+                ):  # the number of an event in its part, which nobody needs
                     fits = least > NULL32 and greatest < 2**31
-                    columns[column] = self._store(column, scanner.row_count, count, np.int32 if fits else np.int64)
+                    columns[column] = self._store(
+                        column, scanner.row_count, count, np.int32 if fits else np.int64
+                    )
             part.chunks.append(TextChunk(self.index, scanner.row_count, columns))
         scanner.clear_rows()
 
-    def _store(self, column: Column, rows: int, count: int, dtype: type[np.int32 | np.int64]) -> ColumnPart:
+    def _store(
+        self, column: Column, rows: int, count: int, dtype: type[np.int32 | np.int64]
+    ) -> ColumnPart:
         """Store the first *rows* rows of a column, *count* of which have a value."""
         values = self._columns[column, :rows]
         row_numbers = None
@@ -160,7 +174,9 @@ class Worker:
             present = np.flatnonzero(values != NULL)
             values = values[present]
             row_numbers = pages.copy(present, np.int32)
-        return ColumnPart(pages.copy(values, dtype), row_numbers, row_numbers is None and count < rows)
+        return ColumnPart(
+            pages.copy(values, dtype), row_numbers, row_numbers is None and count < rows
+        )
 
     def _grow_dictionary(self, rest_bytes: int) -> None:
         """Make room in the dictionary for the texts of the next event, in a buffer of which *rest_bytes* are left.
@@ -178,7 +194,9 @@ class Worker:
         """Make room in the dictionary for that many texts and bytes."""
         self._starts = np.concatenate([self._starts, np.zeros(texts - len(self._starts), np.int64)])
         self._heap = np.concatenate([self._heap, np.zeros(text_bytes - len(self._heap), np.uint8)])
-        slots = np.zeros(1 << (2 * texts).bit_length(), np.uint64)  # a power of two, at most half full
+        slots = np.zeros(
+            1 << (2 * texts).bit_length(), np.uint64
+        )  # a power of two, at most half full
         self._scanner.set_dictionary(slots.data, self._starts.data, self._heap.data)
 
 
@@ -197,13 +215,21 @@ class _ColumnPages:
         self._pages: mmap.mmap | bytes = b""
         self._used = 0
 
-    def copy(self, values: npt.NDArray[np.int64], dtype: type[np.int32 | np.int64]) -> npt.NDArray[np.int32 | np.int64]:
+    def copy(
+        self, values: npt.NDArray[np.int64], dtype: type[np.int32 | np.int64]
+    ) -> npt.NDArray[np.int32 | np.int64]:
         """Return a copy of *values*, cast to *dtype*, in these pages."""
-        size = -(-len(values) * np.dtype(dtype).itemsize // 8) * 8  # rounded up, so that all arrays are aligned
+        size = (
+            -(-len(values) * np.dtype(dtype).itemsize // 8) * 8
+        )  # rounded up, so that all arrays are aligned
         if self._used + size > len(self._pages):
-            self._pages = mmap.mmap(-1, max(min(2 * len(self._pages), MAX_PAGES), FIRST_PAGES, size))
+            self._pages = mmap.mmap(
+                -1, max(min(2 * len(self._pages), MAX_PAGES), FIRST_PAGES, size)
+            )
             self._used = 0
-        copied: npt.NDArray[np.int32 | np.int64] = np.frombuffer(self._pages, dtype, len(values), self._used)
+        copied: npt.NDArray[np.int32 | np.int64] = np.frombuffer(
+            self._pages, dtype, len(values), self._used
+        )
         self._used += size
         np.copyto(copied, values, casting="unsafe")
         return copied

@@ -43,7 +43,9 @@ def gpu_events(export: NsightExport, strings: Strings, base_ns: int) -> tuple[pl
         _memsets(export, base_ns),
         _graphs(export, base_ns),
     ]
-    return pl.concat([frame for frame, _ in tables], how="diagonal"), sum(dropped for _, dropped in tables)
+    return pl.concat([frame for frame, _ in tables], how="diagonal"), sum(
+        dropped for _, dropped in tables
+    )
 
 
 def _kernels(export: NsightExport, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
@@ -51,10 +53,16 @@ def _kernels(export: NsightExport, strings: Strings, base_ns: int) -> tuple[pl.D
     frame, dropped = read_gpu_events(export, _KERNEL, columns, noun="kernels")
     name_ids = frame["demangledName"]
     if not strings.contain(name_ids):  # rarely: two more columns would take a fifth more time
-        frame, dropped = read_gpu_events(export, _KERNEL, [*columns, *_OTHER_KERNEL_NAMES], noun="kernels")
-        name_ids = strings.first_named([frame[name] for name in ("demangledName", *_OTHER_KERNEL_NAMES)])
+        frame, dropped = read_gpu_events(
+            export, _KERNEL, [*columns, *_OTHER_KERNEL_NAMES], noun="kernels"
+        )
+        name_ids = strings.first_named(
+            [frame[name] for name in ("demangledName", *_OTHER_KERNEL_NAMES)]
+        )
     kernel_names = strings.names(name_ids, unknown=NAMELESS, rewrite=KERNEL_REWRITE, noun="kernels")
-    return _gpu_frame(frame, "kernel", kernel_names, base_ns, pl.col("graphNodeId").alias("graph")), dropped
+    return _gpu_frame(
+        frame, "kernel", kernel_names, base_ns, pl.col("graphNodeId").alias("graph")
+    ), dropped
 
 
 def _copies(export: NsightExport, base_ns: int) -> tuple[pl.DataFrame, int]:
@@ -68,17 +76,25 @@ def _memsets(export: NsightExport, base_ns: int) -> tuple[pl.DataFrame, int]:
     columns = [*_GPU_COLUMNS, "bytes", "memKind", "graphNodeId"]
     frame, dropped = read_gpu_events(export, _MEMSET, columns, noun="memsets")
     graph = pl.col("graphNodeId").alias("graph")
-    return _gpu_frame(frame, "memset", memset_names(frame["memKind"]), base_ns, pl.col("bytes"), graph), dropped
+    return _gpu_frame(
+        frame, "memset", memset_names(frame["memKind"]), base_ns, pl.col("bytes"), graph
+    ), dropped
 
 
 def _graphs(export: NsightExport, base_ns: int) -> tuple[pl.DataFrame, int]:
     """Read CUDA graph launches that were recorded whole, without their kernels."""
     frame, dropped = read_gpu_events(export, _GRAPH, [*_GPU_COLUMNS, "graphId"], noun="CUDA graphs")
-    names = frame.select(pl.format("CUDA graph {}", pl.col("graphId").fill_null(0))).to_series().cast(pl.Categorical)
+    names = (
+        frame.select(pl.format("CUDA graph {}", pl.col("graphId").fill_null(0)))
+        .to_series()
+        .cast(pl.Categorical)
+    )
     return _gpu_frame(frame, "graph", names, base_ns, pl.col("graphId").alias("graph")), dropped
 
 
-def _gpu_frame(frame: pl.DataFrame, kind: str, names: pl.Series, base_ns: int, *extra: pl.Expr) -> pl.DataFrame:
+def _gpu_frame(
+    frame: pl.DataFrame, kind: str, names: pl.Series, base_ns: int, *extra: pl.Expr
+) -> pl.DataFrame:
     return frame.select(
         _kind(kind).alias("kind"),
         names.alias("name"),
@@ -95,13 +111,17 @@ def _gpu_frame(frame: pl.DataFrame, kind: str, names: pl.Series, base_ns: int, *
 def api_events(export: NsightExport, strings: Strings, base_ns: int) -> pl.DataFrame:
     """Read CUDA calls, synchronisations and profiler overhead, with ``process``."""
     calls = _calls(export, strings, base_ns)
-    return pl.concat([calls, _syncs(export, calls, base_ns), _overhead(export, strings, base_ns)], how="diagonal")
+    return pl.concat(
+        [calls, _syncs(export, calls, base_ns), _overhead(export, strings, base_ns)], how="diagonal"
+    )
 
 
 def _calls(export: NsightExport, strings: Strings, base_ns: int) -> pl.DataFrame:
     columns = ["start", "end", "eventClass", "globalTid", "correlationId", "nameId"]
     frame = read_cpu_events(export, _RUNTIME, columns, noun="CUDA calls")
-    names = strings.names(frame["nameId"], unknown="[unknown call]", rewrite=CALL_REWRITE, noun="CUDA calls")
+    names = strings.names(
+        frame["nameId"], unknown="[unknown call]", rewrite=CALL_REWRITE, noun="CUDA calls"
+    )
     is_driver = pl.col("eventClass") == 1
     if frame["eventClass"].null_count():
         is_driver = is_driver.fill_null(names.cast(pl.String).str.contains("^cu[A-Z]"))
@@ -124,7 +144,11 @@ def _syncs(export: NsightExport, calls: pl.DataFrame, base_ns: int) -> pl.DataFr
         process_id("globalPid").alias("process"),
     )
     keys = ["process", "correlation"]
-    callers = calls.select(*keys, "name").join(frame, on=keys, how="semi") if frame.height else calls.clear()
+    callers = (
+        calls.select(*keys, "name").join(frame, on=keys, how="semi")
+        if frame.height
+        else calls.clear()
+    )
     names = callers.select(*keys, "name").unique(keys, keep="first", maintain_order=True)
     return frame.join(names, on=keys, how="left", maintain_order="left").with_columns(
         pl.col("name").fill_null("synchronization")

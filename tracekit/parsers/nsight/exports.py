@@ -44,7 +44,9 @@ class ArrowExport:
         self.tables = frozenset(self._positions)
 
     def _find_files(self) -> dict[str, tuple[Path, int]]:
-        files = [file for file in sorted(self.path.iterdir()) if file.suffix in (".parquet", ".arrow")]
+        files = [
+            file for file in sorted(self.path.iterdir()) if file.suffix in (".parquet", ".arrow")
+        ]
         return {file.stem: (file, 0) for file in files if file.is_file()}
 
     def _find_streams(self) -> dict[str, tuple[Path, int]]:
@@ -55,15 +57,23 @@ class ArrowExport:
                 while source.tell() < source.size():
                     offset = source.tell()
                     reader = ipc.open_stream(source)
-                    name = (reader.schema.metadata or {}).get(b"table_name", b"").decode("utf-8", "replace")
-                    for _ in reader:  # skips to the end of the stream; only the headers of batches are read
+                    name = (
+                        (reader.schema.metadata or {})
+                        .get(b"table_name", b"")
+                        .decode("utf-8", "replace")
+                    )
+                    for _ in (
+                        reader
+                    ):  # skips to the end of the stream; only the headers of batches are read
                         pass
                     positions[name] = self.path, offset
             except _ARROW_ERRORS as error:
                 if not positions:
                     hint = "give the file that `nsys export --type arrow` wrote"
                     raise InputError(f"{self.path}: is not an Arrow export", hint=hint) from error
-                self.notices.append(Notice("truncated", values={"case": "arrow", "file": self.path.name}))
+                self.notices.append(
+                    Notice("truncated", values={"case": "arrow", "file": self.path.name})
+                )
         return positions
 
     def columns(self, table: str) -> frozenset[str]:
@@ -116,13 +126,20 @@ def to_polars(table: Any, *, trusted: bool = False) -> pl.DataFrame:
     # polars takes over Arrow strings without checking that they are UTF-8; a cast from bytes checks
     # it.
     as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
-    schema = pa.schema([pa.field(field.name, as_bytes.get(field.type, field.type)) for field in table.schema])
-    raw = pa.table([column.cast(field.type) for column, field in zip(table.columns, schema, strict=True)], schema)
+    schema = pa.schema(
+        [pa.field(field.name, as_bytes.get(field.type, field.type)) for field in table.schema]
+    )
+    raw = pa.table(
+        [column.cast(field.type) for column, field in zip(table.columns, schema, strict=True)],
+        schema,
+    )
     if not trusted:
         raw.validate(full=True)
     frame = pl.from_arrow(raw, rechunk=False)
     assert isinstance(frame, pl.DataFrame)
-    return frame.with_columns(_decode(frame[field.name]) for field in table.schema if field.type in as_bytes)
+    return frame.with_columns(
+        _decode(frame[field.name]) for field in table.schema if field.type in as_bytes
+    )
 
 
 def _decode(column: pl.Series) -> pl.Series:
@@ -155,13 +172,19 @@ class SqliteExport:
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
                 names = [name for name, is_stored in _list_tables(connection) if is_stored]
-                self._columns = {name: _column_names(connection, name) for name in names if name in READ_TABLES}
+                self._columns = {
+                    name: _column_names(connection, name) for name in names if name in READ_TABLES
+                }
         except _SQLITE_ERRORS as error:
             hint = "export the report again with `nsys export`"
             raise InputError(f"{path}: the sqlite file is damaged", hint=hint) from error
         self.tables = frozenset(names)
         if missing_bytes := _missing_bytes(path):
-            values: NoticeValues = {"case": "sqlite", "file": path.name, "missing_bytes": missing_bytes}
+            values: NoticeValues = {
+                "case": "sqlite",
+                "file": path.name,
+                "missing_bytes": missing_bytes,
+            }
             self.notices.append(Notice("truncated", values=values))
 
     def columns(self, table: str) -> frozenset[str]:
@@ -175,7 +198,9 @@ class SqliteExport:
         query = f'SELECT {", ".join(map(_value, columns))} FROM "{table}"'
         try:
             with ThreadPoolExecutor(2) as pool:
-                halves = list(pool.map(self._query, [query + where for where in self._rowid_ranges(table)]))
+                halves = list(
+                    pool.map(self._query, [query + where for where in self._rowid_ranges(table)])
+                )
             numbers = [name for name in columns if name not in TEXT_COLUMNS]
             if all(half.schema[name] == pl.Int64 for half in halves for name in numbers):
                 return pl.concat(halves)
@@ -211,7 +236,13 @@ class SqliteExport:
         """Read a damaged table from both ends up to the damage, in small batches."""
         values: NoticeValues = {"case": "in_part", "file": self.path.name, "table": table}
         self.notices.append(Notice("damaged-table", values=values))
-        parts = [pl.DataFrame(schema={name: pl.String() if name in TEXT_COLUMNS else pl.Int64() for name in columns})]
+        parts = [
+            pl.DataFrame(
+                schema={
+                    name: pl.String() if name in TEXT_COLUMNS else pl.Int64() for name in columns
+                }
+            )
+        ]
         for order in (" ORDER BY rowid", " ORDER BY rowid DESC"):
             try:
                 parts.append(self._query(query + order, SALVAGE_BATCH_ROWS))
@@ -237,7 +268,11 @@ class SqliteExport:
                 for batch in reader:
                     batches.append(batch)
             except (AdbcError, pa.ArrowException, OSError) as error:
-                rows_before = to_polars(pa.Table.from_batches(batches), trusted=True) if batches else pl.DataFrame()
+                rows_before = (
+                    to_polars(pa.Table.from_batches(batches), trusted=True)
+                    if batches
+                    else pl.DataFrame()
+                )
                 raise _QueryError(rows_before) from error
             return to_polars(pa.Table.from_batches(batches, reader.schema), trusted=True)
 
@@ -279,7 +314,8 @@ def _checked_value(name: str) -> str:
 def refuse_unreadable(path: Path) -> None:
     """Raise ``InputError`` if *path* is still being written, or has a view in place of a table that is read."""
     being_written = InputError(
-        f"{path}: another program is writing to it", hint="wait until `nsys export` has finished, or read a copy"
+        f"{path}: another program is writing to it",
+        hint="wait until `nsys export` has finished, or read a copy",
     )
     for suffix in ("-wal", "-journal"):
         log = path.with_name(path.name + suffix)
@@ -293,7 +329,11 @@ def refuse_unreadable(path: Path) -> None:
     uri = _immutable_uri(path) if in_wal_mode else f"{path.absolute().as_uri()}?mode=ro"
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=1)) as connection:
-            computed = [name for name, is_stored in _list_tables(connection) if not is_stored and name in READ_TABLES]
+            computed = [
+                name
+                for name, is_stored in _list_tables(connection)
+                if not is_stored and name in READ_TABLES
+            ]
     except sqlite3.OperationalError as error:
         if "locked" in str(error) or "busy" in str(error):
             raise being_written from error
@@ -303,14 +343,21 @@ def refuse_unreadable(path: Path) -> None:
     if computed:
         # Rows of a view come from a query in the file, which can run without end.
         hint = "export the report again with `nsys export`"
-        raise InputError(f"{path}: {computed[0]} is a view or a virtual table, not a table with rows", hint=hint)
+        raise InputError(
+            f"{path}: {computed[0]} is a view or a virtual table, not a table with rows", hint=hint
+        )
 
 
 def _list_tables(connection: sqlite3.Connection) -> list[tuple[str, bool]]:
     """Return the name of each table and view, and whether its rows are stored in the file."""
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
-    rows = connection.execute("SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
-    return [(name, kind == "table" and not str(sql).upper().startswith("CREATE VIRTUAL")) for name, kind, sql in rows]
+    rows = connection.execute(
+        "SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view')"
+    ).fetchall()
+    return [
+        (name, kind == "table" and not str(sql).upper().startswith("CREATE VIRTUAL"))
+        for name, kind, sql in rows
+    ]
 
 
 def _column_names(connection: sqlite3.Connection, table: str) -> frozenset[str]:

@@ -10,7 +10,9 @@ from tracekit.parsers.nsight.tables import VOCABULARY, NsightExport, read_table
 NO_STREAM = 0xFFFFFFFF
 PID_MASK = 0xFFFFFF
 """Bits of the pid in a process id without thread, and of the thread in a packed id."""
-COPY_KINDS: dict[int, list[str]] = {int(kind): words for kind, words in VOCABULARY["copy_kinds"].items()}
+COPY_KINDS: dict[int, list[str]] = {
+    int(kind): words for kind, words in VOCABULARY["copy_kinds"].items()
+}
 """copyKind → direction, and the memory at both ends where srcKind and dstKind are missing."""
 MEMORY_KINDS: list[str] = VOCABULARY["memory_kinds"]
 
@@ -50,7 +52,9 @@ class Strings:
     def __init__(self, export: NsightExport) -> None:
         strings = read_table(export, "StringIds", ["id", "value"]).unique("id", keep="first")
         # A name with bytes that are not UTF-8 would be taken for another kernel: it counts as lost.
-        self._table = strings.filter(~pl.col("value").str.contains("\N{REPLACEMENT CHARACTER}", literal=True))
+        self._table = strings.filter(
+            ~pl.col("value").str.contains("\N{REPLACEMENT CHARACTER}", literal=True)
+        )
         self._file_name = export.path.name
         self._unnamed: dict[str, tuple[int, int]] = {}  # noun → events without a name, all events
 
@@ -82,7 +86,9 @@ class Strings:
         self._count_unnamed(texts, ids, noun)
         return texts
 
-    def names(self, ids: pl.Series, *, unknown: str, rewrite: Rewrite = (), noun: str | None = None) -> pl.Series:
+    def names(
+        self, ids: pl.Series, *, unknown: str, rewrite: Rewrite = (), noun: str | None = None
+    ) -> pl.Series:
         """Return the string of each id as a category, rewritten.
 
         *unknown* where the table has none.
@@ -99,7 +105,12 @@ class Strings:
         """Return a notice for each kind of event that had ids without a string."""
         notices = []
         for noun, (unnamed, total) in self._unnamed.items():
-            values: NoticeValues = {"file": self._file_name, "rows": noun, "count": unnamed, "total": total}
+            values: NoticeValues = {
+                "file": self._file_name,
+                "rows": noun,
+                "count": unnamed,
+                "total": total,
+            }
             notices.append(Notice("unnamed", values=values))
         return notices
 
@@ -110,12 +121,22 @@ class Strings:
             self._unnamed[noun] = previous + unnamed, max(total, len(ids))
 
     def _strings_of(self, ids: pl.Series) -> pl.DataFrame:
-        return ids.unique().drop_nulls().rename("id").to_frame().join(self._table, on="id", how="inner")
+        return (
+            ids.unique()
+            .drop_nulls()
+            .rename("id")
+            .to_frame()
+            .join(self._table, on="id", how="inner")
+        )
 
 
 def _look_up(ids: pl.Series, strings: pl.DataFrame) -> pl.Series:
     """Return the ``value`` of each id, null where *strings* has none."""
-    return ids.rename("id").to_frame().join(strings, on="id", how="left", maintain_order="left")["value"]
+    return (
+        ids.rename("id")
+        .to_frame()
+        .join(strings, on="id", how="left", maintain_order="left")["value"]
+    )
 
 
 def copy_names(copies: pl.DataFrame) -> pl.Series:
@@ -126,7 +147,9 @@ def copy_names(copies: pl.DataFrame) -> pl.Series:
     """
     keys = ["copyKind", "srcKind", "dstKind"]
     kinds = copies.select(keys).unique()
-    names = pl.Series("name", [_copy_name(*kind) for kind in kinds.rows()], dtype=pl.String).cast(pl.Categorical)
+    names = pl.Series("name", [_copy_name(*kind) for kind in kinds.rows()], dtype=pl.String).cast(
+        pl.Categorical
+    )
     return copies.select(keys).join(
         kinds.with_columns(names), on=keys, how="left", nulls_equal=True, maintain_order="left"
     )["name"]

@@ -34,13 +34,25 @@ FIELDS = {
     "Rank": "own_rank",
 }
 """Names of payload fields that are read, and the columns they fill."""
-_NUMPY_TYPES = {3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<i8", 8: "<u8", 17: "<i8", 18: "<u8", 22: "<u8"}
+_NUMPY_TYPES = {
+    3: "<i2",
+    4: "<u2",
+    5: "<i4",
+    6: "<u4",
+    7: "<i8",
+    8: "<u8",
+    17: "<i8",
+    18: "<u8",
+    22: "<u8",
+}
 """Field type → numpy type: short, int, long long, int64, uint64, size_t, signed and unsigned."""
 HEADER_BYTES = 32
 SCHEMA_ID = slice(8, 12)
 """Bytes of a payload's header that name its schema."""
 _NUMBERS = ("bytes", "peer", "ranks", "own_rank")
-_SCHEMA = pl.Schema({"_row": pl.UInt32(), "communicator": pl.String(), **dict.fromkeys(_NUMBERS, pl.Int64())})
+_SCHEMA = pl.Schema(
+    {"_row": pl.UInt32(), "communicator": pl.String(), **dict.fromkeys(_NUMBERS, pl.Int64())}
+)
 
 Layouts = dict[int, list[tuple[str, str, int]]]
 """Schema id → (column, numpy type, offset in bytes) of each field that is read."""
@@ -48,11 +60,15 @@ Layouts = dict[int, list[tuple[str, str, int]]]
 
 def payload_layouts(export: NsightExport) -> Layouts:
     """Return the layout of each payload schema in the file."""
-    entries = read_table(export, "NVTX_PAYLOAD_SCHEMA_ENTRIES", ["schemaId", "type", "name", "offset"])
+    entries = read_table(
+        export, "NVTX_PAYLOAD_SCHEMA_ENTRIES", ["schemaId", "type", "name", "offset"]
+    )
     layouts: Layouts = {}
     for schema_id, field_type, name, offset in entries.unique().rows():
         if name in FIELDS and field_type in _NUMPY_TYPES:
-            layouts.setdefault(schema_id, []).append((FIELDS[name], _NUMPY_TYPES[field_type], offset or 0))
+            layouts.setdefault(schema_id, []).append(
+                (FIELDS[name], _NUMPY_TYPES[field_type], offset or 0)
+            )
     return layouts
 
 
@@ -71,8 +87,12 @@ def _decode_json(rows: pl.DataFrame) -> pl.DataFrame:
     """Decode each distinct text once."""
     fields = {text: _json_fields(text) for text in rows["jsonText"].unique()}
     table = [{"jsonText": text, **values} for text, values in fields.items() if values]
-    schema = pl.Schema({"jsonText": pl.String(), **{k: v for k, v in _SCHEMA.items() if k != "_row"}})
-    return rows.join(pl.DataFrame(table, schema=schema), on="jsonText", how="inner").select(_SCHEMA.names())
+    schema = pl.Schema(
+        {"jsonText": pl.String(), **{k: v for k, v in _SCHEMA.items() if k != "_row"}}
+    )
+    return rows.join(pl.DataFrame(table, schema=schema), on="jsonText", how="inner").select(
+        _SCHEMA.names()
+    )
 
 
 def _json_fields(text: str) -> dict[str, Any]:
@@ -126,7 +146,9 @@ def _as_number(value: Any) -> int | None:
 
 def _decode_bytes(rows: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
     """Decode payloads, all of one length and schema at a time."""
-    rows = rows.select("_row", blob=_as_bytes(rows["binaryData"])).filter(pl.col("blob").bin.size() > HEADER_BYTES)
+    rows = rows.select("_row", blob=_as_bytes(rows["binaryData"])).filter(
+        pl.col("blob").bin.size() > HEADER_BYTES
+    )
     parts = [_SCHEMA.to_frame()]
     for _, group in rows.group_by(pl.col("blob").bin.size()):
         blob_bytes = len(group["blob"][0])
@@ -142,7 +164,11 @@ def _decode_bytes(rows: pl.DataFrame, layouts: Layouts) -> pl.DataFrame:
                 if end <= blob_bytes:
                     fields[column] = matrix[has_schema, start:end].copy().view(numpy_type).ravel()
             numbers = pl.DataFrame({"_row": group["_row"].filter(pl.Series(has_schema)), **fields})
-            parts.append(conform(numbers.cast({name: _SCHEMA[name] for name in fields}, strict=False), _SCHEMA))
+            parts.append(
+                conform(
+                    numbers.cast({name: _SCHEMA[name] for name in fields}, strict=False), _SCHEMA
+                )
+            )
     return pl.concat(parts)
 
 
@@ -175,9 +201,15 @@ def add_communication(ranges: pl.DataFrame) -> pl.DataFrame:
     records = ranges.filter(pl.col("kind") == "cpu_op", pl.col("name") == RECORD).select(
         "_row", *_THREAD, "start_ns", "end_ns", "shapes"
     )
-    calls = _join_covering(_nccl_calls(ranges), records.select(*_THREAD, "start_ns", "end_ns", record="_row"), "record")
-    communication = pl.concat([_communication_of_records(ranges, records, calls), _communication_of_calls(calls)])
-    own_ops = calls.filter(pl.col("record").is_null() & (pl.col("collective") != PART_OF_ALL_TO_ALL))["_row"]
+    calls = _join_covering(
+        _nccl_calls(ranges), records.select(*_THREAD, "start_ns", "end_ns", record="_row"), "record"
+    )
+    communication = pl.concat(
+        [_communication_of_records(ranges, records, calls), _communication_of_calls(calls)]
+    )
+    own_ops = calls.filter(
+        pl.col("record").is_null() & (pl.col("collective") != PART_OF_ALL_TO_ALL)
+    )["_row"]
     becomes_op = pl.col("_row").is_in(own_ops.implode())
     return (
         ranges.drop(FIELDS.values())
@@ -192,10 +224,14 @@ def add_communication(ranges: pl.DataFrame) -> pl.DataFrame:
 
 def created_communicators(ranges: pl.DataFrame) -> pl.DataFrame:
     """Return communicators whose creation was recorded: ``process``, ``communicator``, ``ranks``, ``own_rank``."""
-    return ranges.select("process", "communicator", "ranks", "own_rank").drop_nulls(["ranks", "own_rank"])
+    return ranges.select("process", "communicator", "ranks", "own_rank").drop_nulls(
+        ["ranks", "own_rank"]
+    )
 
 
-def add_to_kernels(kernels: pl.DataFrame, calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
+def add_to_kernels(
+    kernels: pl.DataFrame, calls: pl.DataFrame, records: pl.DataFrame
+) -> pl.DataFrame:
     """Give NCCL kernels launched inside a ``record_param_comms`` that op's collective, peer, size and group.
 
     Batched sends and receives are launched after their ops have ended and get nothing, as in a
@@ -209,11 +245,21 @@ def add_to_kernels(kernels: pl.DataFrame, calls: pl.DataFrame, records: pl.DataF
         return kernels
     facts = ["collective", "peer", "bytes", "group"]
     launches = calls.select("process", "correlation", "tid", "start_ns").unique("correlation")
-    launched = nccl_kernels.select("_row", "process", "correlation").join(launches, on=["process", "correlation"])
-    launched = _join_covering(launched, records.select(*_THREAD, "start_ns", "end_ns", *facts), *facts)
+    launched = nccl_kernels.select("_row", "process", "correlation").join(
+        launches, on=["process", "correlation"]
+    )
+    launched = _join_covering(
+        launched, records.select(*_THREAD, "start_ns", "end_ns", *facts), *facts
+    )
     return (
         kernels.with_row_index("_row")
-        .join(launched.select("_row", *facts), on="_row", how="left", maintain_order="left", suffix="_of_call")
+        .join(
+            launched.select("_row", *facts),
+            on="_row",
+            how="left",
+            maintain_order="left",
+            suffix="_of_call",
+        )
         .with_columns(bytes=pl.coalesce("bytes", "bytes_of_call"))  # copies have bytes of their own
         .drop("_row", "bytes_of_call")
     )
@@ -221,10 +267,16 @@ def add_to_kernels(kernels: pl.DataFrame, calls: pl.DataFrame, records: pl.DataF
 
 def _nccl_calls(ranges: pl.DataFrame) -> pl.DataFrame:
     """Return NCCL's own ranges with their payload."""
-    calls = ranges.filter(pl.col("domain") == "NCCL", pl.col("kind") == "annotation", pl.col("tid").is_not_null())
-    collective = pl.col("name").replace_strict(_COLLECTIVE_BY_CALL, default=None, return_dtype=pl.String)
+    calls = ranges.filter(
+        pl.col("domain") == "NCCL", pl.col("kind") == "annotation", pl.col("tid").is_not_null()
+    )
+    collective = pl.col("name").replace_strict(
+        _COLLECTIVE_BY_CALL, default=None, return_dtype=pl.String
+    )
     calls = join_all_to_alls(calls.with_columns(collective=collective))
-    return calls.select("_row", *_THREAD, "start_ns", "end_ns", "collective", "communicator", "bytes", "peer")
+    return calls.select(
+        "_row", *_THREAD, "start_ns", "end_ns", "collective", "communicator", "bytes", "peer"
+    )
 
 
 def _join_covering(points: pl.DataFrame, ranges: pl.DataFrame, *columns: str) -> pl.DataFrame:
@@ -233,18 +285,27 @@ def _join_covering(points: pl.DataFrame, ranges: pl.DataFrame, *columns: str) ->
     Ranges must not nest.
     """
     latest = points.sort("start_ns").join_asof(
-        ranges.rename({"end_ns": "_range_end_ns"}).sort("start_ns"), on="start_ns", by=_THREAD, check_sortedness=False
+        ranges.rename({"end_ns": "_range_end_ns"}).sort("start_ns"),
+        on="start_ns",
+        by=_THREAD,
+        check_sortedness=False,
     )
     is_covered = pl.col("start_ns") <= pl.col("_range_end_ns")
-    return latest.with_columns(pl.when(is_covered).then(name).alias(name) for name in columns).drop("_range_end_ns")
+    return latest.with_columns(pl.when(is_covered).then(name).alias(name) for name in columns).drop(
+        "_range_end_ns"
+    )
 
 
-def _communication_of_records(ranges: pl.DataFrame, records: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+def _communication_of_records(
+    ranges: pl.DataFrame, records: pl.DataFrame, calls: pl.DataFrame
+) -> pl.DataFrame:
     """Return one row per ``record_param_comms``: collective of the op around it, peer and size of the calls inside."""
     ops = ranges.filter(pl.col("kind") == "cpu_op", pl.col("name").str.contains(r"^_?c10d\w*::"))
     op = pl.col("name").str.extract(r"::(\w+?)_?$")
     collective = op.replace_strict(_COLLECTIVE_BY_OP, default=None, return_dtype=pl.String)
-    records = _join_covering(records, ops.select(*_THREAD, "start_ns", "end_ns", collective=collective), "collective")
+    records = _join_covering(
+        records, ops.select(*_THREAD, "start_ns", "end_ns", collective=collective), "collective"
+    )
     calls_inside = (
         calls.filter(pl.col("record").is_not_null(), pl.col("collective") != PART_OF_ALL_TO_ALL)
         .group_by(pl.col("record").alias("_row"))
@@ -299,25 +360,35 @@ def join_all_to_alls(calls: pl.DataFrame) -> pl.DataFrame:
         return calls
     # Calls between two edges of groups, opening or closing, form a section.
     is_edge = pl.col("name").is_in(["ncclGroupStart", "ncclGroupEnd"])
-    calls = calls.sort(*_THREAD, "start_ns", maintain_order=True).with_columns(_section=is_edge.cum_sum().over(_THREAD))
+    calls = calls.sort(*_THREAD, "start_ns", maintain_order=True).with_columns(
+        _section=is_edge.cum_sum().over(_THREAD)
+    )
     section = [*_THREAD, "_section"]
     # A library asks for the number of members right before an all-to-all: in the section before
     # that of the messages.
     counted = calls.group_by(*_THREAD, _section=pl.col("_section") + 1).agg(
-        _counted=(pl.col("name") == "ncclCommCount").any() & (pl.col("collective").is_in(_P2P).sum() == 0)
+        _counted=(pl.col("name") == "ncclCommCount").any()
+        & (pl.col("collective").is_in(_P2P).sum() == 0)
     )
     calls = calls.join(counted, on=section, how="left", maintain_order="left")
     is_send = pl.col("collective") == "send"
     is_receive = pl.col("collective") == "recv"
     is_balanced = (is_send.sum() >= 2) & (is_send.sum() == is_receive.sum())
-    reaches_all = _peers_are_all_members(is_send) & _peers_are_all_members(is_receive) | pl.col("peer").is_null().all()
-    is_section_of_all_to_all = (is_balanced & reaches_all) | pl.col("_counted").fill_null(False).any()
+    reaches_all = (
+        _peers_are_all_members(is_send) & _peers_are_all_members(is_receive)
+        | pl.col("peer").is_null().all()
+    )
+    is_section_of_all_to_all = (is_balanced & reaches_all) | pl.col("_counted").fill_null(
+        False
+    ).any()
     is_part = is_section_of_all_to_all.over(section) & pl.col("collective").is_in(_P2P)
     is_first = is_part & (is_part.cum_sum().over(section) == 1)
     sent_bytes = pl.col("bytes").filter(is_send)
     total_bytes = pl.when(sent_bytes.count() > 0).then(sent_bytes.sum()).over(section)
     last_end_ns = pl.col("end_ns").filter(is_send | is_receive).max().over(section)
-    exchange = pl.when("_first").then(pl.lit(ALL_TO_ALL)).when("_part").then(pl.lit(PART_OF_ALL_TO_ALL))
+    exchange = (
+        pl.when("_first").then(pl.lit(ALL_TO_ALL)).when("_part").then(pl.lit(PART_OF_ALL_TO_ALL))
+    )
     return (
         calls.with_columns(_part=is_part, _first=is_first)
         .with_columns(

@@ -25,12 +25,16 @@ _COLUMNS = (
 )
 
 _ENGINE = "autograd::engine::evaluate_function: "
-_TORCH_OPS = r"^(aten|c10d|_c10d_functional|c10d_functional|autograd|torch|prim|prims|quantized|profiler)::"
+_TORCH_OPS = (
+    r"^(aten|c10d|_c10d_functional|c10d_functional|autograd|torch|prim|prims|quantized|profiler)::"
+)
 _OPS_WITHOUT_NAMESPACE = ("record_param_comms", "detach", "detach_")
 _NAMESPACED = r"^[a-z_][a-z0-9_]*::[A-Za-z0-9_.]+$"
 
 
-def nvtx_events(export: NsightExport, strings: Strings, base_ns: int, end_ns: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def nvtx_events(
+    export: NsightExport, strings: Strings, base_ns: int, end_ns: int
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Read ranges and instants.
 
     Args:
@@ -54,8 +58,12 @@ def nvtx_events(export: NsightExport, strings: Strings, base_ns: int, end_ns: in
     domains = _domain_names(frame)
     frame = frame.filter(pl.col("eventType").is_in([*_MARK, *_PUSH_POP, *_START_END]))
     is_instant = pl.col("eventType").is_in(_MARK)
-    last_time = frame.select(pl.max_horizontal(pl.col("end").max(), pl.col("start").max())).item() or 0
-    end = pl.when(is_instant).then("start").otherwise(pl.col("end").fill_null(max(end_ns, last_time)))
+    last_time = (
+        frame.select(pl.max_horizontal(pl.col("end").max(), pl.col("start").max())).item() or 0
+    )
+    end = (
+        pl.when(is_instant).then("start").otherwise(pl.col("end").fill_null(max(end_ns, last_time)))
+    )
     events = (
         frame.join(domains, on=["process", "domainId"], how="left", maintain_order="left")
         .select(
@@ -63,7 +71,9 @@ def nvtx_events(export: NsightExport, strings: Strings, base_ns: int, end_ns: in
             pl.col("text").fill_null(""),
             (pl.col("start") + base_ns).alias("start_ns"),
             (pl.max_horizontal(end, "start") + base_ns).alias("end_ns"),
-            pl.when(~pl.col("eventType").is_in(_START_END)).then(thread_id("globalTid")).alias("tid"),
+            pl.when(~pl.col("eventType").is_in(_START_END))
+            .then(thread_id("globalTid"))
+            .alias("tid"),
             "process",
             "domain",
             pl.col("domainId").fill_null(0).alias("domain_id"),
@@ -90,7 +100,9 @@ def _domain_names(frame: pl.DataFrame) -> pl.DataFrame:
     Where a windowed file lacks the row with the name, guess it from the ranges.
     """
     keys = ["process", "domainId"]
-    recorded = frame.filter(pl.col("eventType") == _DOMAIN).select(*keys, pl.col("text").alias("domain"))
+    recorded = frame.filter(pl.col("eventType") == _DOMAIN).select(
+        *keys, pl.col("text").alias("domain")
+    )
     ranges = frame.filter(pl.col("domainId").fill_null(0) != 0, pl.col("eventType") != _DOMAIN)
     has_nccl = pl.col("text").str.contains("^nccl[A-Z]").any()
     has_mpi = pl.col("text").str.contains("^MPI_").any()
@@ -114,7 +126,9 @@ def parse_ops(ranges: pl.DataFrame) -> pl.DataFrame:
     >>> parse_ops(ranges).select("kind", "name", "sequence", "shapes").row(0)
     ('cpu_op', 'aten::mm', 883, '[[1024,2048],[2048,6144]]')
     """
-    can_be_op = (pl.col("kind") == "annotation") & pl.col("tid").is_not_null() & (pl.col("domain_id") == 0)
+    can_be_op = (
+        (pl.col("kind") == "annotation") & pl.col("tid").is_not_null() & (pl.col("domain_id") == 0)
+    )
     has_suffix = can_be_op & pl.col("text").str.contains(r", (?:seq = -?\d|op_id = \d|sizes = \[)")
     text = pl.when(has_suffix).then("text")
     parsed = ranges.with_columns(
@@ -122,13 +136,21 @@ def parse_ops(ranges: pl.DataFrame) -> pl.DataFrame:
         sequence=text.str.extract(", seq = ([0-9]+)").cast(pl.Int64, strict=False),
         external_id=text.str.extract(", op_id = ([0-9]+)").cast(pl.Int64, strict=False),
         # The ids of the inputs can follow the sizes.
-        shapes=text.str.extract(r"(?s), sizes = (\[.*?\])(?:, input_op_ids = .*)?$").str.replace_all(" ", ""),
+        shapes=text.str.extract(
+            r"(?s), sizes = (\[.*?\])(?:, input_op_ids = .*)?$"
+        ).str.replace_all(" ", ""),
     )
     name = pl.col("name")
     is_torch_op = name.str.contains(_TORCH_OPS) | name.is_in(_OPS_WITHOUT_NAMESPACE)
-    is_other_op = pl.col("sequence").is_not_null() | pl.col("shapes").is_not_null() | name.str.contains(_NAMESPACED)
+    is_other_op = (
+        pl.col("sequence").is_not_null()
+        | pl.col("shapes").is_not_null()
+        | name.str.contains(_NAMESPACED)
+    )
     is_op = can_be_op & (is_torch_op | (has_suffix & is_other_op))
-    return parsed.with_columns(kind=pl.when(is_op).then(pl.lit("cpu_op")).otherwise("kind")).drop("text")
+    return parsed.with_columns(kind=pl.when(is_op).then(pl.lit("cpu_op")).otherwise("kind")).drop(
+        "text"
+    )
 
 
 def link_autograd(ranges: pl.DataFrame) -> pl.DataFrame:
@@ -145,9 +167,13 @@ def link_autograd(ranges: pl.DataFrame) -> pl.DataFrame:
     is_engine = pl.col("name").str.starts_with(_ENGINE)
     is_inside_previous = (pl.col("start_ns") < pl.col("end_ns").shift(1)).over(thread)
     node_of_previous = name.str.strip_prefix(_ENGINE).shift(1).over(thread)
-    is_engine_node = is_inside_previous & (name == node_of_previous) & is_engine.shift(1).over(thread)
+    is_engine_node = (
+        is_inside_previous & (name == node_of_previous) & is_engine.shift(1).over(thread)
+    )
     # Older versions of PyTorch have no range of the engine around a node.
-    is_named_node = ~is_engine & name.str.contains(r"Backward\d*$") & pl.col("sequence").is_not_null()
+    is_named_node = (
+        ~is_engine & name.str.contains(r"Backward\d*$") & pl.col("sequence").is_not_null()
+    )
     is_node = (pl.col("kind") == "cpu_op") & (is_engine_node | is_named_node).fill_null(False)
     ranges = ranges.with_columns(_is_node=is_node)
     node_sequence = pl.when(pl.col("_is_node")).then("sequence")
@@ -157,17 +183,27 @@ def link_autograd(ranges: pl.DataFrame) -> pl.DataFrame:
     is_backward = (pl.col("_is_node") | is_engine) & pl.col("sequence").is_not_null()
     ranges = ranges.with_row_index("_row").with_columns(_is_backward=is_backward)
     is_forward = (pl.col("kind") == "cpu_op") & pl.col("sequence").is_not_null()
-    first_thread = pl.col("process") & PID_MASK  # the first thread of a process has the process's pid
+    first_thread = (
+        pl.col("process") & PID_MASK
+    )  # the first thread of a process has the process's pid
     of_backward = pl.when("_is_backward").then(pl.coalesce("_forward_tid", first_thread))
     fwd_thread = of_backward.when(is_forward).then(pl.lit(0, dtype=pl.Int64))
     linked = ranges.join(_forward_threads(ranges), on="_row", how="left", maintain_order="left")
-    return linked.with_columns(fwd_thread=fwd_thread).drop("_row", "_is_node", "_is_backward", "_forward_tid")
+    return linked.with_columns(fwd_thread=fwd_thread).drop(
+        "_row", "_is_node", "_is_backward", "_forward_tid"
+    )
 
 
 def _forward_threads(ranges: pl.DataFrame) -> pl.DataFrame:
     """Return the thread of the latest forward op before each backward op with the same sequence number."""
     keys = ["process", "sequence"]
     ops = ranges.filter(pl.col("kind") == "cpu_op", pl.col("sequence").is_not_null())
-    forward = ops.filter(~pl.col("_is_backward")).select(*keys, "start_ns", _forward_tid="tid").sort("start_ns")
+    forward = (
+        ops.filter(~pl.col("_is_backward"))
+        .select(*keys, "start_ns", _forward_tid="tid")
+        .sort("start_ns")
+    )
     backward = ops.filter("_is_backward").select("_row", *keys, "start_ns").sort("start_ns")
-    return backward.join_asof(forward, on="start_ns", by=keys, check_sortedness=False).select("_row", "_forward_tid")
+    return backward.join_asof(forward, on="start_ns", by=keys, check_sortedness=False).select(
+        "_row", "_forward_tid"
+    )

@@ -44,10 +44,24 @@ def find_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame | None
     """
     for kind in ("annotation", "mark"):
         for pattern in _NUMBERED:
-            step = pl.col("name").cast(pl.String).str.extract(pattern).cast(pl.Int64, strict=False).alias("step")
-            marks = ranges.filter(pl.col("kind") == kind).select(step, "start_ns", "end_ns").drop_nulls("step")
+            step = (
+                pl.col("name")
+                .cast(pl.String)
+                .str.extract(pattern)
+                .cast(pl.Int64, strict=False)
+                .alias("step")
+            )
+            marks = (
+                ranges.filter(pl.col("kind") == kind)
+                .select(step, "start_ns", "end_ns")
+                .drop_nulls("step")
+            )
             if marks.height:
-                return _steps_from_ranges(marks) if kind == "annotation" else _steps_between_instants(marks)
+                return (
+                    _steps_from_ranges(marks)
+                    if kind == "annotation"
+                    else _steps_between_instants(marks)
+                )
     return _unnumbered_steps(ranges, calls)
 
 
@@ -63,20 +77,28 @@ def _unnumbered_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame
     >>> _unnumbered_steps(ranges, calls).rows()
     [(0, 0, 9), (1, 20, 29)]
     """
-    named = filter_by_name(ranges.filter(pl.col("kind") == "annotation"), _UNNUMBERED).select("start_ns", "end_ns")
+    named = filter_by_name(ranges.filter(pl.col("kind") == "annotation"), _UNNUMBERED).select(
+        "start_ns", "end_ns"
+    )
     for candidates in (named, _profiler_captures(calls)):
         steps = candidates.unique().sort("start_ns")
         is_disjoint = bool((steps["start_ns"].shift(-1) >= steps["end_ns"]).fill_null(True).all())
         if len(steps) > 1 and is_disjoint and _contain_launches(steps, calls):
-            return steps.select(pl.int_range(pl.len(), dtype=pl.Int64).alias("step"), "start_ns", "end_ns")
+            return steps.select(
+                pl.int_range(pl.len(), dtype=pl.Int64).alias("step"), "start_ns", "end_ns"
+            )
     return None
 
 
 def _profiler_captures(calls: pl.DataFrame) -> pl.DataFrame:
     """Return the times from each start of the profiler to the stop that follows it."""
     action = pl.col("name").cast(pl.String).str.extract(_PROFILER_CALL)
-    profiler_calls = filter_by_name(calls, _PROFILER_CALL).select("start_ns", action=action).sort("start_ns")
-    following = profiler_calls.with_columns(end_ns=pl.col("start_ns").shift(-1), next_action=pl.col("action").shift(-1))
+    profiler_calls = (
+        filter_by_name(calls, _PROFILER_CALL).select("start_ns", action=action).sort("start_ns")
+    )
+    following = profiler_calls.with_columns(
+        end_ns=pl.col("start_ns").shift(-1), next_action=pl.col("action").shift(-1)
+    )
     return following.filter(action="Start", next_action="Stop").select("start_ns", "end_ns")
 
 
@@ -95,7 +117,11 @@ def _steps_from_ranges(marks: pl.DataFrame) -> pl.DataFrame:
 
     Overlapping ranges as they are.
     """
-    merged = marks.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
+    merged = (
+        marks.group_by("step")
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        .sort("start_ns")
+    )
     overlap = (merged["start_ns"] < merged["end_ns"].shift(1)).any()
     return marks.unique().sort("start_ns") if overlap else merged
 
@@ -119,10 +145,14 @@ def drop_idle_steps(events: pl.DataFrame) -> pl.DataFrame:
     >>> drop_idle_steps(events)["step"].to_list()
     [2, None]
     """
-    worked = events.select(pl.col("step").filter(pl.col("kind").is_in(GPU_KINDS)).unique().drop_nulls())["step"]
+    worked = events.select(
+        pl.col("step").filter(pl.col("kind").is_in(GPU_KINDS)).unique().drop_nulls()
+    )["step"]
     if not len(worked) or len(worked) == events["step"].n_unique():
         return events
-    return events.with_columns(pl.when(pl.col("step").is_in(worked.implode())).then("step").alias("step"))
+    return events.with_columns(
+        pl.when(pl.col("step").is_in(worked.implode())).then("step").alias("step")
+    )
 
 
 _RANK_IN_FILE_NAME = re.compile(r"(?<![a-z])rank[-_.= ]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -153,7 +183,9 @@ def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[Pair], dict[
         The GPU events of ranks, the pairs in order, and the number of events that were dropped, by
         reason.
     """
-    pairs = gpu.group_by(PAIR).agg(events=pl.len(), runs_code=pl.col("kind").is_in(["kernel", "graph"]).any())
+    pairs = gpu.group_by(PAIR).agg(
+        events=pl.len(), runs_code=pl.col("kind").is_in(["kernel", "graph"]).any()
+    )
     is_rank = pl.col("runs_code") | ~pl.col("runs_code").any().over("process")
     pairs = pairs.with_columns(is_rank=is_rank).sort(PAIR, nulls_last=True)
     ranks = pairs.filter("is_rank").select(PAIR)
@@ -165,7 +197,12 @@ def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[Pair], dict[
 
 
 def number_ranks(
-    pairs: list[Pair], path: Path, *, first: int | None, communicators: pl.DataFrame, threads: pl.DataFrame
+    pairs: list[Pair],
+    path: Path,
+    *,
+    first: int | None,
+    communicators: pl.DataFrame,
+    threads: pl.DataFrame,
 ) -> list[NsightRank]:
     """Number the ranks.
 
@@ -197,7 +234,9 @@ def number_ranks(
     else:
         numbers = [0] * len(pairs)
         number_from = "only file"
-    return [NsightRank(*pair, number, number_from) for pair, number in zip(pairs, numbers, strict=True)]
+    return [
+        NsightRank(*pair, number, number_from) for pair, number in zip(pairs, numbers, strict=True)
+    ]
 
 
 def _nccl_ranks(communicators: pl.DataFrame) -> dict[int, int]:
@@ -205,7 +244,11 @@ def _nccl_ranks(communicators: pl.DataFrame) -> dict[int, int]:
     if not communicators.height:
         return {}
     largest = communicators.filter(pl.col("ranks") == pl.col("ranks").max())
-    ranks = largest.group_by("process").agg(pl.col("own_rank").unique()).filter(pl.col("own_rank").list.len() == 1)
+    ranks = (
+        largest.group_by("process")
+        .agg(pl.col("own_rank").unique())
+        .filter(pl.col("own_rank").list.len() == 1)
+    )
     return {process: own_ranks[0] for process, own_ranks in ranks.rows()}
 
 
@@ -233,17 +276,22 @@ def rank_events(
     events = assign_steps(events, marks=find_steps(ranges, cuda_calls))
     for device, part in _split_by_device(events, list(ranks)):
         numbered = part.with_columns(
-            rank=pl.lit(ranks[device], dtype=EVENTS["rank"]), id=pl.int_range(pl.len(), dtype=pl.Int64)
+            rank=pl.lit(ranks[device], dtype=EVENTS["rank"]),
+            id=pl.int_range(pl.len(), dtype=pl.Int64),
         )
         yield drop_idle_steps(numbered)
 
 
-def _split_by_device(events: pl.DataFrame, devices: Sequence[int | None]) -> Iterator[tuple[int | None, pl.DataFrame]]:
+def _split_by_device(
+    events: pl.DataFrame, devices: Sequence[int | None]
+) -> Iterator[tuple[int | None, pl.DataFrame]]:
     """Yield for each device its GPU events together with all CPU events, in the order of *events*."""
     if len(devices) == 1:
         yield devices[0], events
         return
-    rows = events.select(row=pl.int_range(pl.len()), device="device", is_gpu=pl.col("kind").is_in(GPU_KINDS))
+    rows = events.select(
+        row=pl.int_range(pl.len()), device="device", is_gpu=pl.col("kind").is_in(GPU_KINDS)
+    )
     cpu_rows = rows.filter(~pl.col("is_gpu"))["row"]
     gpu_rows = rows.filter("is_gpu").partition_by("device", as_dict=True)
     for device in devices:
@@ -258,15 +306,28 @@ def _sorted_events(frames: list[pl.DataFrame]) -> pl.DataFrame:
     typed = []
     for frame in frames:
         with_pid = frame.with_columns(pid=pl.col("process") & PID_MASK)
-        columns = [pl.col(name).cast(dtype, strict=False) for name, dtype in EVENTS.items() if name in with_pid.columns]
+        columns = [
+            pl.col(name).cast(dtype, strict=False)
+            for name, dtype in EVENTS.items()
+            if name in with_pid.columns
+        ]
         typed.append(with_pid.select(columns))
     events = pl.concat(typed, how="diagonal")
-    tie_breakers = [name for name in ("kind", "tid", "correlation", "stream") if name in events.columns]
-    order = ("start_ns", -pl.col("end_ns"), *tie_breakers, "name")  # categories are sorted as their texts
+    tie_breakers = [
+        name for name in ("kind", "tid", "correlation", "stream") if name in events.columns
+    ]
+    order = (
+        "start_ns",
+        -pl.col("end_ns"),
+        *tie_breakers,
+        "name",
+    )  # categories are sorted as their texts
     return conform(events.sort(order), EVENTS)
 
 
-def rank_notices(events: pl.DataFrame, counts: Mapping[str, int], *, world: Collection[str] = ()) -> list[Notice]:
+def rank_notices(
+    events: pl.DataFrame, counts: Mapping[str, int], *, world: Collection[str] = ()
+) -> list[Notice]:
     """Return a notice for everything that a rank's events leave open.
 
     Args:
@@ -286,7 +347,9 @@ def rank_notices(events: pl.DataFrame, counts: Mapping[str, int], *, world: Coll
         notices.append(Notice("no-launch", values={"count": without_launch, "total": gpu_count}))
     if not counts.get("cpu_op") and not counts.get("annotation"):
         notices.append(Notice("no-ranges"))
-    messages = events.filter(pl.col("kind") == "cpu_op", pl.col("collective").cast(pl.String).is_in(["send", "recv"]))
+    messages = events.filter(
+        pl.col("kind") == "cpu_op", pl.col("collective").cast(pl.String).is_in(["send", "recv"])
+    )
     with_peer = messages.drop_nulls("peer")
     if messages.height and not with_peer.height:
         notices.append(Notice("no-peers"))
@@ -298,6 +361,8 @@ def rank_notices(events: pl.DataFrame, counts: Mapping[str, int], *, world: Coll
 def _count_without_launch(events: pl.DataFrame) -> int:
     """Count GPU events whose launch is not in the file, as is normal where only a window was recorded."""
     kind = pl.col("kind")
-    launches = events.select(pl.col("correlation").filter(kind.is_in(["runtime", "driver"])).unique())["correlation"]
+    launches = events.select(
+        pl.col("correlation").filter(kind.is_in(["runtime", "driver"])).unique()
+    )["correlation"]
     has_launch = pl.col("correlation").is_in(launches.implode()).fill_null(False)
     return int(events.select((kind.is_in(GPU_KINDS) & ~has_launch).sum()).item())

@@ -21,7 +21,13 @@ from tracekit.parsers.nsight.cuda import api_events, gpu_events
 from tracekit.parsers.nsight.exports import ArrowExport, SqliteExport
 from tracekit.parsers.nsight.names import PID_MASK, Strings
 from tracekit.parsers.nsight.nvtx import link_autograd, nvtx_events, parse_ops
-from tracekit.parsers.nsight.rank_events import NsightRank, keep_rank_events, number_ranks, rank_events, rank_notices
+from tracekit.parsers.nsight.rank_events import (
+    NsightRank,
+    keep_rank_events,
+    number_ranks,
+    rank_events,
+    rank_notices,
+)
 from tracekit.parsers.nsight.tables import IDENTIFYING_TABLES, NsightExport
 from tracekit.schema import UNTIMED, RankEvents, Source
 
@@ -29,7 +35,11 @@ SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
 def read(
-    path: str | os.PathLike[str], *, rank: int | None = None, nsys: str | None = None, lenient: bool = True
+    path: str | os.PathLike[str],
+    *,
+    rank: int | None = None,
+    nsys: str | None = None,
+    lenient: bool = True,
 ) -> list[RankEvents]:
     """Read an export or, through ``nsys export``, a report.
 
@@ -69,18 +79,26 @@ def _open_file(path: Path) -> NsightExport:
         with path.open("rb") as file:
             magic = file.read(len(SQLITE_MAGIC))
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}", hint="check the path") from error
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror}", hint="check the path"
+        ) from error
     if not magic:
-        raise InputError(f"{path}: is empty", hint="export the report again: nsys export --type sqlite REPORT")
+        raise InputError(
+            f"{path}: is empty", hint="export the report again: nsys export --type sqlite REPORT"
+        )
     if magic == SQLITE_MAGIC:
         return SqliteExport(path)
     if path.suffix == ".arrow":
         return ArrowExport(path)
     hint = "export the report: nsys export --type sqlite REPORT.nsys-rep"
-    raise InputError(f"{path}: is not an Nsight Systems export (neither sqlite nor Arrow)", hint=hint)
+    raise InputError(
+        f"{path}: is not an Nsight Systems export (neither sqlite nor Arrow)", hint=hint
+    )
 
 
-def _read_ranks(export: NsightExport, path: Path, first_rank: int | None, lenient: bool) -> list[RankEvents]:
+def _read_ranks(
+    export: NsightExport, path: Path, first_rank: int | None, lenient: bool
+) -> list[RankEvents]:
     """Read the ranks of an export; *path* is the file that the user gave."""
     session_start_ns = tables.session_start_ns(export)
     base_ns = session_start_ns or 0
@@ -99,12 +117,20 @@ def _read_ranks(export: NsightExport, path: Path, first_rank: int | None, lenien
     gpu, pairs, skipped = keep_rank_events(gpu)
     if not pairs:
         pairs = [(_busiest_process([calls, ranges], path, damaged=bool(export.notices)), None)]
-    ranks = number_ranks(pairs, path, first=first_rank, communicators=communicators, threads=threads)
+    ranks = number_ranks(
+        pairs, path, first=first_rank, communicators=communicators, threads=threads
+    )
     if export.notices and not lenient:
-        raise InputError(export.notices[0].message, hint="export the report again, or allow damaged files")
+        raise InputError(
+            export.notices[0].message, hint="export the report again, or allow damaged files"
+        )
     if untimed:
         skipped = skipped | {UNTIMED: untimed}
-    notices = [*dict.fromkeys(export.notices), *tables.profiler_warnings(export), *strings.notices()]
+    notices = [
+        *dict.fromkeys(export.notices),
+        *tables.profiler_warnings(export),
+        *strings.notices(),
+    ]
     if session_start_ns is None:
         notices.append(Notice("no-clock"))
     file_source = Source(
@@ -118,10 +144,14 @@ def _read_ranks(export: NsightExport, path: Path, first_rank: int | None, lenien
         notices=tuple(notices),
     )
     largest = communicators.filter(pl.col("ranks") == pl.col("ranks").max())
-    world = tuple(largest["communicator"].drop_nulls())  # communicators as large as the largest that was created
+    world = tuple(
+        largest["communicator"].drop_nulls()
+    )  # communicators as large as the largest that was created
     gpus = tables.find_gpus(export)
     result = []
-    for process, group in groupby(ranks, key=lambda rank: rank.process):  # pairs are sorted by process
+    for process, group in groupby(
+        ranks, key=lambda rank: rank.process
+    ):  # pairs are sorted by process
         ranks_of_process = list(group)
         events_of_ranks = rank_events(
             gpu.filter(process=process),
@@ -131,14 +161,22 @@ def _read_ranks(export: NsightExport, path: Path, first_rank: int | None, lenien
         )
         for rank, events in zip(ranks_of_process, events_of_ranks, strict=True):
             gpu_of_rank = (
-                gpus.get((process & PID_MASK, rank.device)) or gpus.get((-1, rank.device)) or tables.RecordedGpu()
+                gpus.get((process & PID_MASK, rank.device))
+                or gpus.get((-1, rank.device))
+                or tables.RecordedGpu()
             )
-            result.append(RankEvents(events, _describe_rank(file_source, rank, events, gpu_of_rank, world)))
+            result.append(
+                RankEvents(events, _describe_rank(file_source, rank, events, gpu_of_rank, world))
+            )
     return result
 
 
 def _describe_rank(
-    file_source: Source, rank: NsightRank, events: pl.DataFrame, gpu: tables.RecordedGpu, world: tuple[str, ...]
+    file_source: Source,
+    rank: NsightRank,
+    events: pl.DataFrame,
+    gpu: tables.RecordedGpu,
+    world: tuple[str, ...],
 ) -> Source:
     """Return the source of a rank: that of its file, with what the rank's own events tell."""
     counts = dict(sorted(events["kind"].value_counts().rows()))
@@ -160,11 +198,15 @@ def _busiest_process(frames: list[pl.DataFrame], path: Path, *, damaged: bool) -
 
     The others are not ranks.
     """
-    processes = pl.concat(frame.select(pl.col("process").cast(pl.Int64)) for frame in frames)["process"].drop_nulls()
+    processes = pl.concat(frame.select(pl.col("process").cast(pl.Int64)) for frame in frames)[
+        "process"
+    ].drop_nulls()
     if len(processes):
         return int(processes.mode().sort()[0])
     if damaged:
-        raise InputError(f"{path}: is damaged; no event could be read", hint="export the report again")
+        raise InputError(
+            f"{path}: is damaged; no event could be read", hint="export the report again"
+        )
     hint = "record with: nsys profile --trace=cuda,nvtx"
     raise InputError(f"{path}: holds no GPU events, no CUDA calls and no NVTX ranges", hint=hint)
 
@@ -186,12 +228,21 @@ def export_report(path: Path, nsys: str | None) -> Iterator[Path]:
     options_in_help = help_process.stdout + help_process.stderr
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         target = Path(folder) / f"{path.stem}.sqlite"
-        command = [program, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}"]
+        command = [
+            program,
+            "export",
+            "--type=sqlite",
+            "--force-overwrite=true",
+            f"--output={target}",
+        ]
         command += [f"{option}=true" for option in _PAYLOAD_OPTIONS if option in options_in_help]
         process = _run([*command, str(path)])
         if process.returncode or not target.exists():
             hint = f"the exporter must be at least as new as the recording: {_export_command(path)}"
-            raise InputError(f"{path}: `nsys export` could not read it (exit code {process.returncode})", hint=hint)
+            raise InputError(
+                f"{path}: `nsys export` could not read it (exit code {process.returncode})",
+                hint=hint,
+            )
         yield target
 
 
@@ -200,12 +251,16 @@ def _find_nsys(path: Path, nsys: str | None) -> str:
     if nsys:
         program = shutil.which(nsys)
         if program is None:
-            raise OptionError(f"{nsys}: is not a program that can be run", hint="give the path of nsys itself")
+            raise OptionError(
+                f"{nsys}: is not a program that can be run", hint="give the path of nsys itself"
+            )
         return program
     program = shutil.which("nsys")
     if program is None:
         hint = f"on a machine with Nsight Systems: {_export_command(path)} (or give its path with --nsys PATH)"
-        raise InputError(f"{path}: a report must be exported first, and nsys is not on the PATH", hint=hint)
+        raise InputError(
+            f"{path}: a report must be exported first, and nsys is not on the PATH", hint=hint
+        )
     return program
 
 
@@ -226,4 +281,6 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         hint = "check it with: nsys --version"
-        raise InputError(f"{command[0]}: did not run ({type(error).__name__})", hint=hint) from error
+        raise InputError(
+            f"{command[0]}: did not run ({type(error).__name__})", hint=hint
+        ) from error

@@ -80,7 +80,9 @@ def _as_dtype(frame: pl.DataFrame, name: str) -> pl.Expr:
     return pl.col(name).cast(wanted, strict=False)
 
 
-def read_cpu_events(export: NsightExport, table: str, columns: Sequence[str], *, noun: str = "events") -> pl.DataFrame:
+def read_cpu_events(
+    export: NsightExport, table: str, columns: Sequence[str], *, noun: str = "events"
+) -> pl.DataFrame:
     """Read a table of CPU events without the rows that have no usable start.
 
     An unusable end becomes null.
@@ -105,7 +107,9 @@ def read_cpu_events(export: NsightExport, table: str, columns: Sequence[str], *,
     return frame.with_columns(end=pl.when(usable_end).then("end")).filter(usable_start)
 
 
-def read_gpu_events(export: NsightExport, table: str, columns: Sequence[str], *, noun: str) -> tuple[pl.DataFrame, int]:
+def read_gpu_events(
+    export: NsightExport, table: str, columns: Sequence[str], *, noun: str
+) -> tuple[pl.DataFrame, int]:
     """Read a table of GPU events.
 
     Return the rows with usable times and the number of the others.
@@ -155,7 +159,9 @@ _ERROR = 3
 def versions(export: NsightExport) -> dict[str, str]:
     """Return the versions of the exporter and its schema; exports of 2020 have none."""
     table = next((name for name in _VERSION_TABLES if name in export.tables), "")
-    rows = read_table(export, table, ["name", "value"]).filter(pl.col("name").is_in(list(_VERSION_NAMES)))
+    rows = read_table(export, table, ["name", "value"]).filter(
+        pl.col("name").is_in(list(_VERSION_NAMES))
+    )
     return {_VERSION_NAMES[name]: value for name, value in rows.rows() if value}
 
 
@@ -164,7 +170,9 @@ def session_start_ns(export: NsightExport) -> int | None:
 
     None if missing or impossible.
     """
-    start = read_table(export, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"].drop_nulls()
+    start = read_table(export, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])[
+        "utcEpochNs"
+    ].drop_nulls()
     return int(start[0]) if len(start) and 0 <= start[0] < MAX_TIME_NS else None
 
 
@@ -188,14 +196,22 @@ class RecordedGpu:
 
 def find_gpus(export: NsightExport) -> dict[tuple[int, int | None], RecordedGpu]:
     """Return the GPU for each (pid, device); pid -1 stands for every process."""
-    rows = read_table(export, "TARGET_INFO_GPU", ["id", "cuDevice", "name", "smCount", "totalMemory"])
-    rows = rows.with_columns(pl.when(pl.col(name) > 0).then(name) for name in ("smCount", "totalMemory"))
-    by_id = {gpu_id: (device, RecordedGpu(*properties)) for gpu_id, device, *properties in rows.rows()}
+    rows = read_table(
+        export, "TARGET_INFO_GPU", ["id", "cuDevice", "name", "smCount", "totalMemory"]
+    )
+    rows = rows.with_columns(
+        pl.when(pl.col(name) > 0).then(name) for name in ("smCount", "totalMemory")
+    )
+    by_id = {
+        gpu_id: (device, RecordedGpu(*properties)) for gpu_id, device, *properties in rows.rows()
+    }
     gpus: dict[tuple[int, int | None], RecordedGpu] = {
         (-1, device): gpu for device, gpu in by_id.values() if device is not None
     }
     devices = read_table(export, "TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"])
-    return gpus | {(pid, device): by_id[gpu_id][1] for gpu_id, device, pid in devices.rows() if gpu_id in by_id}
+    return gpus | {
+        (pid, device): by_id[gpu_id][1] for gpu_id, device, pid in devices.rows() if gpu_id in by_id
+    }
 
 
 def profiler_warnings(export: NsightExport) -> list[Notice]:
@@ -209,4 +225,7 @@ def profiler_warnings(export: NsightExport) -> list[Notice]:
     for pattern, case in reversed(_WARNINGS):
         case_of_row = pl.when(text.str.contains(pattern)).then(pl.lit(case)).otherwise(case_of_row)
     counts = rows.group_by(case_of_row.alias("case")).len().sort("case")
-    return [Notice("profiler-warnings", values={"case": case, "count": count}) for case, count in counts.rows()]
+    return [
+        Notice("profiler-warnings", values={"case": case, "count": count})
+        for case, count in counts.rows()
+    ]

@@ -175,7 +175,9 @@ class _Scan:
         if scanner.row_count:
             rows = self._rows[: scanner.row_count]
             has_values = (rows != NULL).any(axis=0)
-            packets.chunks.append({column: rows[:, column].copy() for column in np.flatnonzero(has_values).tolist()})
+            packets.chunks.append(
+                {column: rows[:, column].copy() for column in np.flatnonzero(has_values).tolist()}
+            )
             packets.row_counts.append(scanner.row_count)
         if scanner.end_count:
             packets.ends.append(self._ends[: scanner.end_count].copy())
@@ -206,8 +208,16 @@ class _Scan:
 
     def _resize_dictionary(self, texts: int, text_bytes: int) -> None:
         """Make room in the dictionary for that many texts and bytes."""
-        self._starts = np.concatenate([self._starts, np.zeros(texts + 1 - len(self._starts), np.int64)])
+        self._starts = np.concatenate(
+            [self._starts, np.zeros(texts + 1 - len(self._starts), np.int64)]
+        )
         self._heap = np.concatenate([self._heap, np.zeros(text_bytes - len(self._heap), np.uint8)])
-        self._is_message = np.concatenate([self._is_message, np.zeros(texts - len(self._is_message), np.uint8)])
-        slots = np.zeros(1 << (2 * texts).bit_length(), np.uint64)  # a power of two, at most half full
-        self._scanner.set_dictionary(slots.data, self._starts.data, self._heap.data, self._is_message.data)
+        self._is_message = np.concatenate(
+            [self._is_message, np.zeros(texts - len(self._is_message), np.uint8)]
+        )
+        slots = np.zeros(
+            1 << (2 * texts).bit_length(), np.uint64
+        )  # a power of two, at most half full
+        self._scanner.set_dictionary(
+            slots.data, self._starts.data, self._heap.data, self._is_message.data
+        )

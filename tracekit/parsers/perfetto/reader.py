@@ -24,7 +24,11 @@ _DAMAGE_CODES = ("truncated", "bad-events", "bad-text", "unknown-names")
 
 
 def read(
-    source: str | Path | BinaryIO, *, rank: int | None = None, stacks: bool = False, lenient: bool = True
+    source: str | Path | BinaryIO,
+    *,
+    rank: int | None = None,
+    stacks: bool = False,
+    lenient: bool = True,
 ) -> RankEvents:
     """Read a Perfetto trace (``.pftrace``, plain or gzip, or an open binary file) into one rank's events.
 
@@ -48,7 +52,9 @@ def read(
         rows = RowResolver(packets, state).resolve(stacks=stacks)
         number, rank_from = _rank(stream.name, rank)
         base_ns = state.real_time_offset()
-        table = TableBuilder([rows.part], [rows.texts], decode=decode_text).build(rank=number, base_ns=base_ns)
+        table = TableBuilder([rows.part], [rows.texts], decode=decode_text).build(
+            rank=number, base_ns=base_ns
+        )
         refuse_several_processes(stream.name, table.events)
         memory = build_memory([rows.part], rank=number, base_ns=base_ns)
         events = assign_steps(table.events)
@@ -63,7 +69,10 @@ def read(
             rank=number,
             rank_from=rank_from,
             record_shapes=_record_shapes(events),
-            counts={str(kind): count for kind, count in events["kind"].value_counts(sort=True).iter_rows()},
+            counts={
+                str(kind): count
+                for kind, count in events["kind"].value_counts(sort=True).iter_rows()
+            },
             pid=process_id(events),
             clock_base_ns=base_ns,
             skipped=_skipped(packets, state, rows, table),
@@ -122,7 +131,9 @@ def _notices(
     return notices
 
 
-def _skipped(packets: Packets, state: TraceState, rows: ResolvedRows, table: EventTable) -> Mapping[str, int]:
+def _skipped(
+    packets: Packets, state: TraceState, rows: ResolvedRows, table: EventTable
+) -> Mapping[str, int]:
     """Count what the file held and the table does not, by what it is."""
     counts = {
         **rows.skipped,

@@ -24,7 +24,9 @@ class Marks:
     def __init__(self, begins: tuple[Ints, Ints, Ints], ends: tuple[Ints, Ints, Ints]) -> None:
         """Merge begins and ends, each given as number of the packet, time and track."""
         order = np.argsort(np.concatenate([begins[0], ends[0]]), kind="stable")
-        is_end = np.concatenate([np.zeros(len(begins[0]), np.bool_), np.ones(len(ends[0]), np.bool_)])
+        is_end = np.concatenate(
+            [np.zeros(len(begins[0]), np.bool_), np.ones(len(ends[0]), np.bool_)]
+        )
         index = np.concatenate([np.arange(len(begins[0])), np.arange(len(ends[0]))])
         self.is_end: Bools = is_end[order]
         self.index: Ints = index[order]
@@ -96,7 +98,9 @@ def _match_by_nesting(marks: Marks) -> tuple[Ints, Ints]:
     order = order[is_matched[order]]
     begin = order[:-1]
     end = order[1:]
-    is_pair = ~is_end[begin] & is_end[end] & (track[begin] == track[end]) & (level[begin] == level[end])
+    is_pair = (
+        ~is_end[begin] & is_end[end] & (track[begin] == track[end]) & (level[begin] == level[end])
+    )
     return in_time[begin[is_pair]], in_time[end[is_pair]]
 
 

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from tracekit.parsers.kineto.table import LATEST_NS
-from tracekit.parsers.perfetto.messages import DamagedMessageError, Value, fields, numbers_and_texts, signed
+from tracekit.parsers.perfetto.messages import (
+    DamagedMessageError,
+    Value,
+    fields,
+    numbers_and_texts,
+    signed,
+)
 
 BOOT_CLOCK = 6
 """Clock of times in packets that name none."""
@@ -138,7 +144,9 @@ def _decode_names(state: TraceState, writer: int, packet: int, interned: bytes) 
         # A kernel has a mangled name (2), a readable one (3), or both.
         name = values.get(3, values.get(2)) if number == Names.KERNEL else values.get(2)
         if iid is not None and isinstance(name, bytes):
-            state.names.append(NumberedName(tables[number], writer, period, packet, signed(iid), name))
+            state.names.append(
+                NumberedName(tables[number], writer, period, packet, signed(iid), name)
+            )
 
 
 def _decode_track(state: TraceState, descriptor: bytes) -> None:
@@ -170,7 +178,9 @@ def _decode_clocks(state: TraceState, snapshot: bytes) -> None:
             values = numbers_and_texts(clock)
             clock_id = _integer(values.get(1))
             time = _integer(values.get(2))
-            is_plain = not values.get(3) and values.get(4, 1) == 1  # not incremental, and in nanoseconds
+            is_plain = (
+                not values.get(3) and values.get(4, 1) == 1
+            )  # not incremental, and in nanoseconds
             if clock_id is not None and time is not None and time < LATEST_NS and is_plain:
                 state.clocks[clock_id] = time
 

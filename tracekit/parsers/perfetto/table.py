@@ -70,7 +70,9 @@ class RowResolver:
     def resolve(self, *, stacks: bool) -> ResolvedRows:
         """Return the rows; of Python frames only the calls of modules, or with *stacks* all."""
         track = self._tracks(self._packets.column(PacketColumn.TRACK), self._writer)
-        start, has_clock = self._times(self._packets.column(Column.TS), self._packets.column(PacketColumn.CLOCK))
+        start, has_clock = self._times(
+            self._packets.column(Column.TS), self._packets.column(PacketColumn.CLOCK)
+        )
         name = self._names()
         pid, tid, process_names = self._threads(track)
         category = self._categories(name, process_names)
@@ -78,7 +80,9 @@ class RowResolver:
         start[is_closed & (duration < 0)] = NULL  # no time is that long: 64 bits do not hold it
         is_instant: Bools = self._type == EventType.INSTANT
         is_allocation = is_instant & (name == self._code(ALLOCATION))
-        is_python = self._is_skipped_frame(category, name) if not stacks else np.zeros(len(name), np.bool_)
+        is_python = (
+            self._is_skipped_frame(category, name) if not stacks else np.zeros(len(name), np.bool_)
+        )
         is_complete = ~is_instant & is_closed & has_clock
         is_kept = is_complete & ~is_python
         skipped = {
@@ -104,9 +108,13 @@ class RowResolver:
             python_frames=int((is_complete & is_python).sum()),
         )
 
-    def _part(self, columns: dict[Column, Ints], is_kept: Bools, is_allocation: Bools) -> ScannedPart:
+    def _part(
+        self, columns: dict[Column, Ints], is_kept: Bools, is_allocation: Bools
+    ) -> ScannedPart:
         """Return the kept rows with the columns of arguments beside *columns*, and the allocator's rows."""
-        arguments = {column for chunk in self._packets.chunks for column in chunk if column < len(Column)}
+        arguments = {
+            column for chunk in self._packets.chunks for column in chunk if column < len(Column)
+        }
         parts: dict[Column, ColumnPart] = {}
         memory: dict[Column, Ints] = {}
         has_allocations = bool(is_allocation.any())
@@ -127,7 +135,11 @@ class RowResolver:
         part = ScannedPart(chunks=[TextChunk(0, count, parts)], complete=count, events=len(is_kept))
         if has_allocations:
             nothing = np.full(int(is_allocation.sum()), NULL, np.int64)
-            part.memory.append(np.stack([memory.get(column, nothing) for column in MEMORY_COLUMNS.values()], axis=1))
+            part.memory.append(
+                np.stack(
+                    [memory.get(column, nothing) for column in MEMORY_COLUMNS.values()], axis=1
+                )
+            )
         return part
 
     def _code(self, text: bytes) -> int:
@@ -169,7 +181,9 @@ class RowResolver:
                 time[(clock == number) & (time != NULL)] += offset
         return time, is_related
 
-    def _look_up(self, table: Names, number: Ints, convert: Callable[[bytes], int] | None = None) -> Ints:
+    def _look_up(
+        self, table: Names, number: Ints, convert: Callable[[bytes], int] | None = None
+    ) -> Ints:
         """Return the code of the name that each number stands for, ``NULL`` where the file has none."""
         codes = np.full(len(number), NULL, np.int64)
         entries = [entry for entry in self._state.names if entry.table == table]
@@ -199,7 +213,11 @@ class RowResolver:
         # A name counts from its packet on; a number that was given twice stands for the name given
         # last.
         found = rows.sort("packet").join_asof(
-            names.sort("packet", maintain_order=True), on="packet", by=key, strategy="backward", check_sortedness=False
+            names.sort("packet", maintain_order=True),
+            on="packet",
+            by=key,
+            strategy="backward",
+            check_sortedness=False,
         )
         found = found.drop_nulls("code")
         codes[found["row"].to_numpy()] = found["code"].to_numpy()
@@ -209,7 +227,10 @@ class RowResolver:
         """Return the code of each row's name: its own, that of its number, of its kernel, or of its stage."""
         packets = self._packets
         name = self._canonical(packets.column(Column.NAME))
-        for table, column in ((Names.EVENT, PacketColumn.NAME_ID), (Names.KERNEL, PacketColumn.KERNEL_ID)):
+        for table, column in (
+            (Names.EVENT, PacketColumn.NAME_ID),
+            (Names.KERNEL, PacketColumn.KERNEL_ID),
+        ):
             missing = name == NULL
             if missing.any():
                 name = np.where(missing, self._look_up(table, packets.column(column)), name)
@@ -224,7 +245,9 @@ class RowResolver:
         present = np.unique(codes[codes != NULL])
         if not len(present):
             return codes
-        mapped = np.array([self._code(self._packets.texts[code]) for code in present.tolist()], np.int64)
+        mapped = np.array(
+            [self._code(self._packets.texts[code]) for code in present.tolist()], np.int64
+        )
         canonical = codes.copy()
         has_text = codes != NULL
         canonical[has_text] = mapped[np.searchsorted(present, codes[has_text])]
@@ -235,13 +258,19 @@ class RowResolver:
         is_bare = name == self._code(b"Memcpy")
         kinds = [
             self._packets.column(column)
-            for column in (PacketColumn.COPY_KIND, PacketColumn.SOURCE_KIND, PacketColumn.TARGET_KIND)
+            for column in (
+                PacketColumn.COPY_KIND,
+                PacketColumn.SOURCE_KIND,
+                PacketColumn.TARGET_KIND,
+            )
         ]
         is_bare &= kinds[0] != NULL
         if not is_bare.any():
             return name
         name = name.copy()
-        distinct, which = np.unique(np.stack([kind[is_bare] for kind in kinds]), axis=1, return_inverse=True)
+        distinct, which = np.unique(
+            np.stack([kind[is_bare] for kind in kinds]), axis=1, return_inverse=True
+        )
         codes = [self._code(self._copy_name(*column)) for column in distinct.T.tolist()]
         name[is_bare] = np.array(codes, np.int64)[which.ravel()]
         return name
@@ -283,7 +312,9 @@ class RowResolver:
         numbered = self._look_up(Names.CATEGORY, packets.column(PacketColumn.CATEGORY_ID))
         category = np.where(category == NULL, numbered, category)
         if self._is_stage.any():
-            stage = self._look_up(Names.STAGE, packets.column(PacketColumn.STAGE_ID), self._stage_category)
+            stage = self._look_up(
+                Names.STAGE, packets.column(PacketColumn.STAGE_ID), self._stage_category
+            )
             category = np.where(self._is_stage, stage, category)
         is_unknown = category == NULL
         if not is_unknown.any():
@@ -300,11 +331,17 @@ class RowResolver:
 
         is_on_gpu = process_names["GPU"] | has_trait(Trait.GRID)
         has_correlation = has_value(Column.CORRELATION)
-        is_copy = has_value(PacketColumn.COPY_KIND) | (is_on_gpu & self._starts_with(name, b"Memcpy"))
+        is_copy = has_value(PacketColumn.COPY_KIND) | (
+            is_on_gpu & self._starts_with(name, b"Memcpy")
+        )
         is_memset = has_trait(Trait.MEMORY_KIND) | (is_on_gpu & self._starts_with(name, b"Memset"))
         is_call = has_trait(Trait.CALLBACK) | (has_correlation & ~is_on_gpu)
-        is_driver_call = is_call & self._starts_with(name, b"cu") & ~self._starts_with(name, b"cuda")
-        is_operator = has_value(Column.SEQUENCE) | has_value(Column.SHAPES) | has_trait(Trait.INPUTS)
+        is_driver_call = (
+            is_call & self._starts_with(name, b"cu") & ~self._starts_with(name, b"cuda")
+        )
+        is_operator = (
+            has_value(Column.SEQUENCE) | has_value(Column.SHAPES) | has_trait(Trait.INPUTS)
+        )
         cases = (  # the first that holds decides
             (has_trait(Trait.SYNC_KIND), b"cuda_sync"),
             (is_copy, b"gpu_memcpy"),
@@ -319,13 +356,17 @@ class RowResolver:
             (self._type == EventType.BEGIN, b"user_annotation"),
         )
         inferred = np.select(
-            [condition for condition, _ in cases], [self._code(text) for _, text in cases], default=NULL
+            [condition for condition, _ in cases],
+            [self._code(text) for _, text in cases],
+            default=NULL,
         )
         return np.where(is_unknown & ~self._is_stage, inferred, category)
 
     def _stage_category(self, stage: bytes) -> int:
         """Return the code of the category of a stage by its name."""
-        return self._code(STAGE_CATEGORIES.get(decode_text(stage), decode_text(stage)).encode("utf-8", "replace"))
+        return self._code(
+            STAGE_CATEGORIES.get(decode_text(stage), decode_text(stage)).encode("utf-8", "replace")
+        )
 
     def _starts_with(self, codes: Ints, prefix: bytes) -> Bools:
         """Return which texts start with *prefix*."""
@@ -343,7 +384,9 @@ class RowResolver:
         begins = np.flatnonzero(self._type == EventType.BEGIN)
         if not len(begins):
             return duration, self._is_stage.copy()
-        packet, time, clock, writer, end_track = np.concatenate([np.empty((0, 5), np.int64), *self._packets.ends]).T
+        packet, time, clock, writer, end_track = np.concatenate(
+            [np.empty((0, 5), np.int64), *self._packets.ends]
+        ).T
         end_time, has_clock = self._times(time, clock, writer)
         end_track = self._tracks(end_track, writer)
         usable = has_clock & (end_time != NULL)

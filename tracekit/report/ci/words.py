@@ -49,7 +49,11 @@ def _changes(row: Row, *amounts: float) -> str:
     elif row["before"] and abs(row["change"] or 0.0) <= 10 * abs(row["before"]):
         scale, unit, digits = 100 / row["before"], " %", 1
     else:
-        scale, unit, digits = 1.0, " ms" if row["unit"] == "ms" else "", _digits(max(map(abs, amounts)))
+        scale, unit, digits = (
+            1.0,
+            " ms" if row["unit"] == "ms" else "",
+            _digits(max(map(abs, amounts))),
+        )
     return " … ".join(signed(scale * amount, digits) for amount in amounts) + unit
 
 
@@ -87,17 +91,25 @@ def limit(row: Row) -> str:
     """
     if row["limit"] is None:
         return "–"
-    return value(row["limit"], row["unit"]) if row["limit_on"] == "level" else _changes(row, row["limit"])
+    return (
+        value(row["limit"], row["unit"])
+        if row["limit_on"] == "level"
+        else _changes(row, row["limit"])
+    )
 
 
 def arrow(before: float | None, after: float | None, unit: str) -> str:
     """Return two levels with an arrow between them; empty if both are unknown."""
-    return "" if before is None and after is None else f"{value(before, unit)} → {value(after, unit)}"
+    return (
+        "" if before is None and after is None else f"{value(before, unit)} → {value(after, unit)}"
+    )
 
 
 def label_levels(row: Row, metric: str) -> str:
     """Return the exposed time (``exposed_ms``) or the overlap of a label before and after."""
-    return arrow(row[f"{metric}_before"], row[f"{metric}_after"], "ms" if metric == "exposed_ms" else "ratio")
+    return arrow(
+        row[f"{metric}_before"], row[f"{metric}_after"], "ms" if metric == "exposed_ms" else "ratio"
+    )
 
 
 def headline(result: Row) -> str:
@@ -116,7 +128,9 @@ def headline(result: Row) -> str:
     waivers = f" ({waived} waived)" if waived else ""
     if verdict == "pass":
         return f"pass: {counted(len(checks), 'metric')} checked, none regressed{waivers}"
-    metrics = [check["metric"] for check in checks if check["verdict"] == verdict and not check["waiver"]]
+    metrics = [
+        check["metric"] for check in checks if check["verdict"] == verdict and not check["waiver"]
+    ]
     if verdict == "inconclusive" and metrics:
         reasons = {check["reason"] for check in checks if check["metric"] in metrics}
         if len(reasons) == 1:
@@ -136,17 +150,23 @@ def story(result: Row) -> list[str]:
 
 
 def story_lead(result: Row) -> str:
-    """Return the words before the sentences of a diff whose step time proves no change; empty for other diffs.
+    """Return the words before the sentences of a diff whose step time proves no change.
+
+    Empty for other diffs.
 
     >>> story_lead({"story": ["idle time grew"], "metrics": [{"metric": "step_ms", "verdict": "inconclusive"}]})
     'What differs:'
     """
-    undecided = any(row["metric"] == "step_ms" and row["verdict"] == "inconclusive" for row in result["metrics"])
+    undecided = any(
+        row["metric"] == "step_ms" and row["verdict"] == "inconclusive" for row in result["metrics"]
+    )
     return "What differs:" if undecided and result.get("story") else ""
 
 
 def compared_runs(result: Row) -> str:
-    """Return the names of the runs that are compared, with their steps; a gate without a baseline has one side.
+    """Return the names of the runs that are compared, with their steps.
+
+    A gate without a baseline has one side.
 
     >>> compared_runs({"before": {"runs": [{"name": "a", "steps": 8}]}, "after": {"runs": [{"name": "b", "steps": 1}]}})
     'before: a (8 steps) · after: b (1 step)'
@@ -170,7 +190,11 @@ def step_sentence(result: Row) -> str:
     step = next((row for row in result["metrics"] if row["metric"] == "step_ms"), None)
     if step is None or step["change"] is None:
         return "Step time cannot be compared"
-    outcomes = {"regressed": "slower", "improved": "faster", "inconclusive": f"inconclusive ({step['reason']})"}
+    outcomes = {
+        "regressed": "slower",
+        "improved": "faster",
+        "inconclusive": f"inconclusive ({step['reason']})",
+    }
     outcome = outcomes.get(step["verdict"], "no clear change")
     subject = "Typical step" if has_typical_steps(result) else "Step"
     levels = arrow(step["before"], step["after"], step["unit"])
@@ -183,7 +207,11 @@ def has_typical_steps(result: Row) -> bool:
     >>> has_typical_steps({"before": {"runs": [{"steps": 1}]}, "after": {"runs": [{"steps": 8}]}})
     True
     """
-    return any(run["steps"] > 1 for side in ("before", "after") for run in (result.get(side) or {}).get("runs") or ())
+    return any(
+        run["steps"] > 1
+        for side in ("before", "after")
+        for run in (result.get(side) or {}).get("runs") or ()
+    )
 
 
 def means_note(result: Row) -> str:
@@ -193,7 +221,11 @@ def means_note(result: Row) -> str:
     'labels, modules and kernels: means over ranks; ranks: their own'
     """
     own = "ranks and cells" if result["cells"] else "ranks"
-    return f"labels, modules and kernels: means over ranks; {own}: their own" if len(result["ranks"]) > 1 else ""
+    return (
+        f"labels, modules and kernels: means over ranks; {own}: their own"
+        if len(result["ranks"]) > 1
+        else ""
+    )
 
 
 def visible_changes(rows: Sequence[Row]) -> list[Row]:
@@ -279,7 +311,9 @@ def label_table(result: Row) -> Table | None:
     columns = (
         Column("label"),
         *_TIMES,
-        Column("exposed", "figure", 1, EXPOSED_NOTE, value=lambda row: label_levels(row, "exposed_ms")),
+        Column(
+            "exposed", "figure", 1, EXPOSED_NOTE, value=lambda row: label_levels(row, "exposed_ms")
+        ),
         Column("overlap", "figure", 1, value=lambda row: label_levels(row, "overlap")),
     )
     return make_table(columns, visible_changes(result["labels"]))
@@ -287,11 +321,15 @@ def label_table(result: Row) -> Table | None:
 
 def moved_table(key: str, rows: Sequence[Row]) -> Table | None:
     """Return the modules, ranks, kernels or cells that moved, the largest change first."""
-    return make_table((Column(key.removesuffix("s"), "name", value=row_name), *_TIMES), visible_changes(rows))
+    return make_table(
+        (Column(key.removesuffix("s"), "name", value=row_name), *_TIMES), visible_changes(rows)
+    )
 
 
 def check_table(checks: Sequence[Row], *, reasons_below: bool = False) -> Table | None:
-    """Return the checks of a gate, the worst verdict first; for a narrow terminal with the reasons below it, as notes.
+    """Return the checks of a gate, the worst verdict first.
+
+    For a narrow terminal with the reasons below it, as notes.
 
     >>> check = {"verdict": "pass", "requirement": None, "unit": "ms", "before": 1.0, "after": 1.0, "change": 0.0,
     ...     "limit": None, "interval": None, "waiver": None}
@@ -309,7 +347,10 @@ def check_table(checks: Sequence[Row], *, reasons_below: bool = False) -> Table 
         Column("likely range", "figure", 1, value=likely_range),
     ]
     if not reasons_below:
-        rows = ({**check, "why": text} for check, text in zip(ordered, without_repeats(reasons), strict=True))
+        rows = (
+            {**check, "why": text}
+            for check, text in zip(ordered, without_repeats(reasons), strict=True)
+        )
         return make_table([*columns, Column("why")], rows)
     notes = []
     for why in dict.fromkeys(filter(None, reasons)):

@@ -38,7 +38,10 @@ def write_gate(result: Data, path: str | os.PathLike[str]) -> None:
 
 
 def github(result: Data, environment: Mapping[str, str] | None = None) -> list[str]:
-    """Append to the step summary of GitHub Actions and return the annotations to print; empty elsewhere."""
+    """Append to the step summary of GitHub Actions and return the annotations to print.
+
+    Empty elsewhere.
+    """
     environment = os.environ if environment is None else environment
     if environment.get("GITHUB_ACTIONS", "").lower() in ("", "0", "false"):
         return []
@@ -56,15 +59,17 @@ MAX_ANNOTATIONS = 10
 def render_junit(result: Data) -> str:
     """Return the verdict as JUnit XML, one test case per metric.
 
-    A regressed metric is a failure, a waived one is skipped, an inconclusive one is an error, or skipped if the gate
-    passes in spite of it.
+    A regressed metric is a failure, a waived one is skipped, an inconclusive one is an error, or
+    skipped if the gate passes in spite of it.
     """
     suite = ElementTree.Element("testsuite", name="tracekit gate")
     if result["waivers"]:  # the schema wants properties first
         properties = ElementTree.SubElement(suite, "properties")
         for waiver in result["waivers"]:
             text = f"{waiver['status']} until {waiver['until']}: {waiver['reason']}"
-            ElementTree.SubElement(properties, "property", name=f"waiver {waiver['metric']}", value=text)
+            ElementTree.SubElement(
+                properties, "property", name=f"waiver {waiver['metric']}", value=text
+            )
     for check in result["checks"]:
         case = _test_case(suite, check["requirement"] or check["metric"])
         outcome = _junit_outcome(check, gate_passes=result["exit_code"] == 0)
@@ -76,7 +81,12 @@ def render_junit(result: Data) -> str:
     if result["verdict"] == "error":
         case = _test_case(suite, "input")
         ElementTree.SubElement(case, "error", message=result["error"], type="unusable input")
-    for attribute, path in (("tests", ""), ("failures", "/failure"), ("errors", "/error"), ("skipped", "/skipped")):
+    for attribute, path in (
+        ("tests", ""),
+        ("failures", "/failure"),
+        ("errors", "/error"),
+        ("skipped", "/skipped"),
+    ):
         suite.set(attribute, str(len(suite.findall(f"testcase{path}"))))
     root = ElementTree.Element("testsuites")
     root.append(suite)
@@ -123,7 +133,12 @@ def github_annotations(result: Data) -> list[str]:
     if len(lines) <= MAX_ANNOTATIONS:
         return lines
     shown = lines[: MAX_ANNOTATIONS - 1]
-    return [*shown, _annotation("notice", "tracekit gate", f"and {len(lines) - len(shown)} more in the summary")]
+    return [
+        *shown,
+        _annotation(
+            "notice", "tracekit gate", f"and {len(lines) - len(shown)} more in the summary"
+        ),
+    ]
 
 
 def _check_annotation(check: Data) -> str:

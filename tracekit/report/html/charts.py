@@ -1,9 +1,9 @@
 """Data of the page's charts: the timeline of all ranks, and the schedule chart.
 
-The timeline shows the events of all ranks on one clock, with descriptions, matches and the critical path. Times are
-nanoseconds from the start of the first step on the common clock. Runs of more ranks than ``MAX_RANKS_WITH_EVENTS`` have
-no single events; their timeline shows each label's merged intervals. The schedule chart shows each pipeline and step,
-measured above its ideal.
+The timeline shows the events of all ranks on one clock, with descriptions, matches and the critical
+path. Times are nanoseconds from the start of the first step on the common clock. Runs of more ranks
+than ``MAX_RANKS_WITH_EVENTS`` have no single events; their timeline shows each label's merged
+intervals. The schedule chart shows each pipeline and step, measured above its ideal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,21 @@ from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
 from tracekit.report.view.ranks import stragglers
 from tracekit.report.words import WORDS
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, EXPOSURE_CAUSES, GAP_CAUSES, LABELS, PASSES, conform
+from tracekit.schema import (
+    COMMUNICATION_LABELS,
+    COPY_LABELS,
+    EXPOSURE_CAUSES,
+    GAP_CAUSES,
+    LABELS,
+    PASSES,
+    conform,
+)
 
 MAX_RANKS = 512
 """Ranks on the page of a run whose single events were not kept."""
 MAX_MERGED_INTERVALS = 300_000
-"""Merged intervals of all ranks on such a page, about 2 MB; of more, the nearest ones of each rank are joined."""
+"""Merged intervals of all ranks on such a page, about 2 MB; of more, the nearest ones of each rank
+are joined."""
 MAX_STRAGGLERS = 3
 """Ranks that others wait for which are among them in any case."""
 MAX_EVENTS = 2_400_000
@@ -58,7 +67,8 @@ HOST_COLOURS = {"ranges": "#C3B1D6", "operators": "#8A97A3", "waiting calls": "#
 MAX_CHOICES = 16
 """Pipelines and steps that a page holds."""
 MAX_CELLS = 60_000
-"""Cells of all choices together; the pipeline and step that the numbers describe is always there."""
+"""Cells of all choices together; the pipeline and step that the numbers describe is always
+there."""
 
 Moment = tuple[float, float]
 """Start and end in ms on the page's time axis."""
@@ -67,10 +77,13 @@ Moment = tuple[float, float]
 class PageClock:
     """Times of each rank as nanoseconds since the first step's start on the common clock.
 
-    A run that shares the time axis of another one has that one's *origin_ns*, and its *clocks* lead to it.
+    A run that shares the time axis of another one has that one's *origin_ns*, and its *clocks* lead
+    to it.
     """
 
-    def __init__(self, analysis: Analysis, *, clocks: Clocks | None = None, origin_ns: int | None = None) -> None:
+    def __init__(
+        self, analysis: Analysis, *, clocks: Clocks | None = None, origin_ns: int | None = None
+    ) -> None:
         self._clocks = clocks or analysis.clocks
         steps = self._clocks.align(analysis.tables["steps"], "start_ns", "end_ns")
         first_ns = int(steps["start_ns"].to_numpy().min()) if len(steps) else 0
@@ -99,7 +112,9 @@ def role_timelines(analysis: Analysis, clock: PageClock) -> list[documents.RoleT
 
     A run without roles is one nameless role; roles without GPU events are left out.
     """
-    roles = [role for role in analysis.role_results.roles if role.analysis.tables["timeline"].height]
+    roles = [
+        role for role in analysis.role_results.roles if role.analysis.tables["timeline"].height
+    ]
     if not roles:
         timeline = timeline_data(analysis, clock)
         return [documents.RoleTimeline("", timeline)] if timeline else []
@@ -118,7 +133,9 @@ def role_timelines(analysis: Analysis, clock: PageClock) -> list[documents.RoleT
     return timelines
 
 
-def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX_EVENTS) -> documents.Timeline | None:
+def timeline_data(
+    analysis: Analysis, clock: PageClock, *, max_events: int = MAX_EVENTS
+) -> documents.Timeline | None:
     """Return the data of the timeline; None without GPU events."""
     if analysis.tables["timeline"].is_empty():
         return None
@@ -128,24 +145,36 @@ def timeline_data(analysis: Analysis, clock: PageClock, *, max_events: int = MAX
     descriptions = descriptions.with_columns(without_folders("source"))
     described = [descriptions[name] for name in rank_timeline.DESCRIPTION_TEXTS]
     texts = pl.concat([*described, *(timeline.host["name"].cast(pl.String) for timeline in shown)])
-    names = {text: number for number, text in enumerate(texts.drop_nulls().unique(maintain_order=True))}
+    names = {
+        text: number for number, text in enumerate(texts.drop_nulls().unique(maintain_order=True))
+    }
     labels = [label for label in LABELS if label in set(descriptions["label"].to_list())]
-    ranks = [_rank_data(analysis, clock, *of_rank, names) for of_rank in zip(shown, numbers, strict=True)]
+    ranks = [
+        _rank_data(analysis, clock, *of_rank, names) for of_rank in zip(shown, numbers, strict=True)
+    ]
     return documents.Timeline(
         origin_ns=str(clock.origin_ns),
         begin_ns=min(0, clock.begin_ns),
         end_ns=clock.end_ns,
         labels=[documents.Coloured(label, LABEL_COLOURS[label]) for label in labels],
-        lanes=[documents.PageLane(name, [label for label in LANES[name] if label in labels]) for name in LANES],
+        lanes=[
+            documents.PageLane(name, [label for label in LANES[name] if label in labels])
+            for name in LANES
+        ],
         host=[documents.Coloured(name, HOST_COLOURS[name]) for name in rank_timeline.HOST_LANES],
-        causes=[(WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause]) for cause in EXPOSURE_CAUSES],
+        causes=[
+            (WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause])
+            for cause in EXPOSURE_CAUSES
+        ],
         merged=not analysis.events,
         left_out=_left_out(analysis, timelines, shown),
         steps=_steps(clock.steps),
         descriptions=pack_json(
             {
                 "texts": list(names),
-                "columns": {column.name: [names.get(text, -1) for text in column] for column in described},
+                "columns": {
+                    column.name: [names.get(text, -1) for text in column] for column in described
+                },
                 "stream": descriptions["stream"].to_list(),
             }
         ),
@@ -171,16 +200,26 @@ def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
         return list(analysis.events)
     label, pass_ = pl.col("label").cast(pl.Enum(LABELS)), pl.col("pass").cast(pl.Enum(PASSES))
     merged = analysis.tables["timeline"].with_columns(label, pass_)
-    texts = pl.Schema({**dict.fromkeys(rank_timeline.DESCRIPTION_TEXTS, pl.String()), "stream": pl.Int64()})
+    texts = pl.Schema(
+        {**dict.fromkeys(rank_timeline.DESCRIPTION_TEXTS, pl.String()), "stream": pl.Int64()}
+    )
     shown = _shown_ranks(analysis)
     max_intervals = MAX_MERGED_INTERVALS // max(1, len(shown))
     by_rank = merged.partition_by("rank", as_dict=True)
     timelines = []
     for rank in shown:
-        intervals = label_intervals.timeline(by_rank.get((rank,), merged.clear()), max_intervals=max_intervals)
+        intervals = label_intervals.timeline(
+            by_rank.get((rank,), merged.clear()), max_intervals=max_intervals
+        )
         of_rank = intervals.with_columns(pl.col("label", "pass").cast(pl.String))
-        described = of_rank.select("label", "pass").unique(maintain_order=True).with_row_index("description")
-        events = of_rank.join(described, on=["label", "pass"], nulls_equal=True, maintain_order="left")
+        described = (
+            of_rank.select("label", "pass")
+            .unique(maintain_order=True)
+            .with_row_index("description")
+        )
+        events = of_rank.join(
+            described, on=["label", "pass"], nulls_equal=True, maintain_order="left"
+        )
         events = conform(events, rank_timeline.EVENT_TIMES)
         descriptions, no_host = conform(described, texts), rank_timeline.HOST_RANGES.to_frame()
         timelines.append(RankTimeline(rank, events, descriptions, host=no_host, host_count=0))
@@ -192,7 +231,9 @@ def _shown_ranks(analysis: Analysis) -> list[int]:
     ranks = [measured.rank for measured in analysis.rank_results]
     if len(ranks) <= MAX_RANKS:
         return ranks
-    bubbles = np.array([measured.whole.bubble_fraction or 0.0 for measured in analysis.rank_results])
+    bubbles = np.array(
+        [measured.whole.bubble_fraction or 0.0 for measured in analysis.rank_results]
+    )
     unusual = [ranks[i] for i in np.argsort(-np.abs(bubbles - np.median(bubbles)), kind="stable")]
     in_pipeline = analysis.schedule.head.pipeline.ranks if analysis.schedule is not None else ()
     late = [straggler.rank for straggler in stragglers(analysis)[:MAX_STRAGGLERS]]
@@ -207,12 +248,19 @@ def _without_shortest(timelines: Sequence[RankTimeline], max_events: int) -> Seq
         return timelines
     by_length = pl.col("end_ns") - pl.col("start_ns")
     return [
-        replace(rank, events=rank.events.top_k(len(rank.events) * max_events // total, by=by_length).sort("start_ns"))
+        replace(
+            rank,
+            events=rank.events.top_k(len(rank.events) * max_events // total, by=by_length).sort(
+                "start_ns"
+            ),
+        )
         for rank in timelines
     ]
 
 
-def _left_out(analysis: Analysis, timelines: Sequence[RankTimeline], shown: Sequence[RankTimeline]) -> list[str]:
+def _left_out(
+    analysis: Analysis, timelines: Sequence[RankTimeline], shown: Sequence[RankTimeline]
+) -> list[str]:
     """Return sentences about what the timeline does not show."""
     sentences = []
     ranks = len(analysis.rank_results)
@@ -234,7 +282,9 @@ def _left_out(analysis: Analysis, timelines: Sequence[RankTimeline], shown: Sequ
         )
     hidden = sum(timeline.host_count - len(timeline.host) for timeline in shown)
     if hidden:
-        sentences.append(f"{counted(hidden, 'host range')}, the shortest of each rank, are left out.")
+        sentences.append(
+            f"{counted(hidden, 'host range')}, the shortest of each rank, are left out."
+        )
     return sentences
 
 
@@ -243,21 +293,30 @@ def _shared_descriptions(timelines: Sequence[RankTimeline]) -> tuple[pl.DataFram
     columns = [*rank_timeline.DESCRIPTION_TEXTS, "stream"]
     everyone = pl.concat([t.descriptions.select(columns) for t in timelines])
     shared = everyone.unique(maintain_order=True).with_row_index("number")
-    numbers = everyone.join(shared, on=columns, how="left", nulls_equal=True, maintain_order="left")[
-        "number"
-    ].to_numpy()
+    numbers = everyone.join(
+        shared, on=columns, how="left", nulls_equal=True, maintain_order="left"
+    )["number"].to_numpy()
     ends = np.cumsum([len(timeline.descriptions) for timeline in timelines])
     return shared, np.split(numbers.astype(np.int64), ends[:-1])
 
 
 def _rank_data(
-    analysis: Analysis, clock: PageClock, timeline: RankTimeline, numbers: Ints, names: dict[str, int]
+    analysis: Analysis,
+    clock: PageClock,
+    timeline: RankTimeline,
+    numbers: Ints,
+    names: dict[str, int],
 ) -> documents.RankTrack:
     """Return the data of one rank."""
     rank, host = timeline.rank, timeline.host
     times = clock.on_page(rank, "start_ns", "end_ns")
-    # The delay from launch to start, in steps of 100 ns and counted from 1; 0 if the launch is unknown.
-    delay = ((pl.col("start_ns") - pl.col("launch_ns")).clip(0) // 100 + 1).fill_null(0).clip(None, 1 << 30)
+    # The delay from launch to start, in steps of 100 ns and counted from 1; 0 if the launch is
+    # unknown.
+    delay = (
+        ((pl.col("start_ns") - pl.col("launch_ns")).clip(0) // 100 + 1)
+        .fill_null(0)
+        .clip(None, 1 << 30)
+    )
     description = pl.lit(pl.Series(numbers)).gather("description")
     lanes = host.select(*times, lane=pl.col("lane").to_physical(), name=_text_number("name", names))
     return documents.RankTrack(
@@ -310,23 +369,40 @@ def _exposure_causes(analysis: Analysis, rank: int) -> dict[str, dict[int, int]]
 
 def _steps(steps: pl.DataFrame) -> list[documents.PageStepTime]:
     """Return number, start and end of each step: from its first start to its last end on the ranks of the table."""
-    by_step = steps.group_by("step").agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns")
-    return [documents.PageStepTime(step, start_ns / 1e6, end_ns / 1e6) for step, start_ns, end_ns in by_step.rows()]
+    by_step = (
+        steps.group_by("step")
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        .sort("start_ns")
+    )
+    return [
+        documents.PageStepTime(step, start_ns / 1e6, end_ns / 1e6)
+        for step, start_ns, end_ns in by_step.rows()
+    ]
 
 
-def _phases(analysis: Analysis, clock: PageClock, rank: int) -> list[tuple[int | None, str, float, float]]:
-    """Return step, name, start and end in ms of the pipeline's phases on a rank; none in a run without a pipeline."""
+def _phases(
+    analysis: Analysis, clock: PageClock, rank: int
+) -> list[tuple[int | None, str, float, float]]:
+    """Return step, name, start and end in ms of the pipeline's phases on a rank.
+
+    None in a run without a pipeline.
+    """
     if not analysis.total.pipeline:
         return []
     end_ns = pl.col("start_ns") + pl.col("span_ns").cum_sum().over("step")
     phases = analysis.tables["phases"].filter(rank=rank)
     starts = clock.steps.filter(rank=rank).select("step", "start_ns")
     placed = phases.join(starts, on="step", nulls_equal=True, maintain_order="left")
-    return placed.select("step", "phase", (end_ns - pl.col("span_ns")) / 1e6, end_ns.alias("until_ns") / 1e6).rows()
+    return placed.select(
+        "step", "phase", (end_ns - pl.col("span_ns")) / 1e6, end_ns.alias("until_ns") / 1e6
+    ).rows()
 
 
 def _path(analysis: Analysis, clock: PageClock) -> documents.PathPieces | None:
-    """Return the pieces of the critical path: times, rank, and numbers of their texts; None if none was computed."""
+    """Return the pieces of the critical path: times, rank, and numbers of their texts.
+
+    None if none was computed.
+    """
     if analysis.critical is None or analysis.critical.pieces.is_empty():
         return None
     pieces = path_pieces(analysis.critical)
@@ -334,46 +410,71 @@ def _path(analysis: Analysis, clock: PageClock) -> documents.PathPieces | None:
     texts = pl.concat([pieces[name] for name in names]).unique(maintain_order=True).to_list()
     number_of = {text: number for number, text in enumerate(texts) if text is not None}
     times = pl.col("start_ns", "end_ns") - clock.origin_ns
-    packed = pack_intervals(pieces.select(times, "rank", *(_text_number(name, number_of) for name in names)))
+    packed = pack_intervals(
+        pieces.select(times, "rank", *(_text_number(name, number_of) for name in names))
+    )
     return documents.PathPieces(packed, pack_json(texts))
 
 
 def _text_number(column: str, number_of: Mapping[str, int]) -> pl.Expr:
     """Return the number of each text of a column; -1 if it has none."""
-    return pl.col(column).cast(pl.String).replace_strict(number_of, default=-1, return_dtype=pl.Int64)
+    return (
+        pl.col(column).cast(pl.String).replace_strict(number_of, default=-1, return_dtype=pl.Int64)
+    )
 
 
 def path_pieces(path: CriticalPath) -> pl.DataFrame:
     """Return the pieces of the path of all steps on the common clock, by start.
 
-    Columns ``rank, start_ns, end_ns, kind, label, description, chain``; the description tells what ran, and where the
-    path comes from and goes on, the chain the operators around its launch.
+    Columns ``rank, start_ns, end_ns, kind, label, description, chain``; the description tells what
+    ran, and where the path comes from and goes on, the chain the operators around its launch.
     """
-    # Pieces in order of time over all ranks: a neighbour on another rank is where the path comes from or goes on.
+    # Pieces in order of time over all ranks: a neighbour on another rank is where the path comes
+    # from or goes on.
     pieces = path.pieces.sort("step", "start_ns")
     rank_before, rank_after = (pl.col("rank").shift(by).over("step") for by in (1, -1))
-    comes_from = pl.when(pl.col("rank") != rank_before).then(pl.format("\nthe path comes from rank {}", rank_before))
-    goes_on = pl.when(pl.col("rank") != rank_after).then(pl.format("\nthe path goes on with rank {}", rank_after))
+    comes_from = pl.when(pl.col("rank") != rank_before).then(
+        pl.format("\nthe path comes from rank {}", rank_before)
+    )
+    goes_on = pl.when(pl.col("rank") != rank_after).then(
+        pl.format("\nthe path goes on with rank {}", rank_after)
+    )
     until = pl.when(pl.col("kind") == "host").then(pl.lit("until ")).otherwise(pl.lit(""))
     what = pl.coalesce(pl.format("{}{}", until, "what"), "kind")
     notes = [note.fill_null("") for note in (comes_from, goes_on)]
     chain = pl.col("chain").str.tail(rank_timeline.MAX_TEXT_LETTERS)
     described = pieces.select(
-        "rank", "start_ns", "end_ns", "kind", "label", chain, description=pl.concat_str(what, *notes)
+        "rank",
+        "start_ns",
+        "end_ns",
+        "kind",
+        "label",
+        chain,
+        description=pl.concat_str(what, *notes),
     )
-    return described.top_k(MAX_PATH_PIECES, by=pl.col("end_ns") - pl.col("start_ns")).sort("start_ns")
+    return described.top_k(MAX_PATH_PIECES, by=pl.col("end_ns") - pl.col("start_ns")).sort(
+        "start_ns"
+    )
 
 
 def _memory_top_gb(analysis: Analysis) -> float | None:
-    """Return the most that any rank allocated or reserved: the top of every memory chart; None if not recorded."""
+    """Return the most that any rank allocated or reserved: the top of every memory chart.
+
+    None if not recorded.
+    """
     if analysis.memory is None:
         return None
     records = [memory.measured for memory in analysis.memory.ranks]
     return max(max(record.reserved_bytes or 0, record.peak_bytes) for record in records) / 1e9
 
 
-def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> documents.PackedColumns | UnsetType:
-    """Return a rank's allocated and reserved memory in KiB, each valid until the next; unset if not recorded."""
+def _memory_line(
+    analysis: Analysis, clock: PageClock, rank: int
+) -> documents.PackedColumns | UnsetType:
+    """Return a rank's allocated and reserved memory in KiB, each valid until the next.
+
+    Unset if not recorded.
+    """
     records = () if analysis.memory is None else analysis.memory.ranks
     line = next((memory.measured.line for memory in records if memory.rank == rank), None)
     if line is None:
@@ -386,7 +487,10 @@ def _memory_line(analysis: Analysis, clock: PageClock, rank: int) -> documents.P
         reserved=(pl.col("reserved") // 1024 + 1).fill_null(0),  # 0: unknown
     )
     # The value before the page's first moment is still valid there.
-    first, last = max(0, int((line["time_ns"] <= 0).sum()) - 1), int((line["time_ns"] < clock.end_ns).sum())
+    first, last = (
+        max(0, int((line["time_ns"] <= 0).sum()) - 1),
+        int((line["time_ns"] < clock.end_ns).sum()),
+    )
     columns = line.drop("time_ns")[first:last]
     return pack_columns(columns, differences=columns.columns)
 
@@ -396,7 +500,11 @@ def schedule_data(analysis: Analysis) -> documents.ScheduleChart | None:
     comparison = analysis.schedule
     if comparison is None:
         return None
-    others = [step_comparison for step_comparison in comparison.all if step_comparison is not comparison.head]
+    others = [
+        step_comparison
+        for step_comparison in comparison.all
+        if step_comparison is not comparison.head
+    ]
     choices, cell_count = [comparison.head], len(comparison.head.cells)
     for step_comparison in others[: MAX_CHOICES - 1]:
         cell_count += len(step_comparison.cells)
@@ -405,12 +513,19 @@ def schedule_data(analysis: Analysis) -> documents.ScheduleChart | None:
     name_ranks = len({step_comparison.pipeline.ranks for step_comparison in choices}) > 1
     return documents.ScheduleChart(
         causes=list(GAP_CAUSES.values()),
-        choices=[_choice(step_comparison, analysis.critical, name_ranks=name_ranks) for step_comparison in choices],
+        choices=[
+            _choice(step_comparison, analysis.critical, name_ranks=name_ranks)
+            for step_comparison in choices
+        ],
     )
 
 
-def _choice(held: StepComparison, critical: CriticalPath | None, *, name_ranks: bool) -> documents.ScheduleChoice:
-    layouts = layout_pipeline(held, extra_columns=[*_waits(held), path_time_in_cells(critical, held)])
+def _choice(
+    held: StepComparison, critical: CriticalPath | None, *, name_ranks: bool
+) -> documents.ScheduleChoice:
+    layouts = layout_pipeline(
+        held, extra_columns=[*_waits(held), path_time_in_cells(critical, held)]
+    )
     measured, ideal = layouts["measured"], layouts["ideal"]
     end_ns = max(int(measured.end), int(ideal.end), 1)
     step = held.pipeline.step
@@ -439,11 +554,16 @@ def _waits(held: StepComparison) -> list[pl.Series]:
     replays = held.replays
     causes = [cause for cause in GAP_CAUSES if cause in replays.before]
     # One row per cause, one column per cell: the delay in front of the cell.
-    delays = np.stack([replays.before[cause] for cause in causes]) if causes else np.zeros((1, len(held.cells)), int)
+    delays = (
+        np.stack([replays.before[cause] for cause in causes])
+        if causes
+        else np.zeros((1, len(held.cells)), int)
+    )
     largest = delays.argmax(axis=0)
     delay = delays.max(axis=0)
     code = np.array([list(GAP_CAUSES).index(cause) for cause in causes] or [-1])[largest]
-    # ``inputs`` holds, per cell, the indices of the cells it waits for, -1 for none: the appended 0 is read for those.
+    # ``inputs`` holds, per cell, the indices of the cells it waits for, -1 for none: the appended 0
+    # is read for those.
     inputs = replays.graph.waits
     input_end = np.where(inputs >= 0, np.append(replays.end, 0)[inputs], -1)
     last_input = np.take_along_axis(inputs, input_end.argmax(axis=1)[:, None], axis=1)[:, 0]
@@ -461,12 +581,24 @@ def _boxes(layout: ScheduleLayout, end_ns: int) -> documents.PackedColumns:
     busy = union(cells["start"].to_numpy(), cells["end"].to_numpy(), cells["row"].to_numpy())
     rows = np.arange(len(layout.ranks))
     outside = (union(np.zeros_like(rows), np.full_like(rows, end_ns), rows) - busy).to_frame()
-    outside = outside.rename({"group": "row"}).with_columns(kind=pl.lit(len(layout.colours)), part=pl.lit(0))
+    outside = outside.rename({"group": "row"}).with_columns(
+        kind=pl.lit(len(layout.colours)), part=pl.lit(0)
+    )
     boxes = pl.concat([boxes, outside], how="diagonal_relaxed").sort("start_ns", "part")
-    nulls = {"part": 0, "stage": -1, "microbatch": -1, "cause": -1, "wait_ns": 0, "after": -1, "path_ns": 0}
+    nulls = {
+        "part": 0,
+        "stage": -1,
+        "microbatch": -1,
+        "cause": -1,
+        "wait_ns": 0,
+        "after": -1,
+        "path_ns": 0,
+    }
     filled = (pl.col(name).fill_null(null) for name, null in nulls.items() if name in boxes.columns)
     columns = boxes.select("start_ns", "end_ns", *filled, "row", "kind")
-    return pack_intervals(columns.with_columns(pl.col("^(wait|path)_ns$") // 1000))  # µs, which fit into 32 bits
+    return pack_intervals(
+        columns.with_columns(pl.col("^(wait|path)_ns$") // 1000)
+    )  # µs, which fit into 32 bits
 
 
 def path_time_in_cells(critical: CriticalPath | None, held: StepComparison) -> pl.Series:
@@ -477,8 +609,12 @@ def path_time_in_cells(critical: CriticalPath | None, held: StepComparison) -> p
     if critical is None:
         return pl.Series("path_ns", [0] * len(cells), dtype=pl.Int64)
     on_path = (
-        critical.segments.filter((pl.col("kind") == "cell") & pl.col("step").eq_missing(held.pipeline.step))
+        critical.segments.filter(
+            (pl.col("kind") == "cell") & pl.col("step").eq_missing(held.pipeline.step)
+        )
         .group_by(pl.col("rank").cast(pl.Int64), name="what")
         .agg(path_ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
     )
-    return cells.join(on_path, on=["rank", "name"], how="left", maintain_order="left")["path_ns"].fill_null(0)
+    return cells.join(on_path, on=["rank", "name"], how="left", maintain_order="left")[
+        "path_ns"
+    ].fill_null(0)

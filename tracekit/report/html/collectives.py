@@ -14,7 +14,8 @@ WIDTH = 960
 ROW_HEIGHT = 14
 LABEL_WIDTH = 60
 MAX_TIMELINE_ROWS = 16
-"""Ranks on the timeline of collectives: of more the late ones and those with the lowest numbers are shown."""
+"""Ranks on the timeline of collectives: of more the late ones and those with the lowest numbers are
+shown."""
 BAR_ROW_HEIGHT = 20
 OP_COLOURS = {
     "all_reduce": "#0072B2",
@@ -29,7 +30,9 @@ OTHER_COLOUR = "#7a869a"
 
 def picture_attributes(height: int) -> str:
     """Return the attributes of a picture: its size, and text in the page's own colour."""
-    return f'viewBox="0 0 {WIDTH} {height}" width="100%" role="img" font-size="11" fill="currentColor"'
+    return (
+        f'viewBox="0 0 {WIDTH} {height}" width="100%" role="img" font-size="11" fill="currentColor"'
+    )
 
 
 def collective_timeline(run: WholeRun, *, level: int = 2) -> str:
@@ -58,7 +61,9 @@ def collective_timeline(run: WholeRun, *, level: int = 2) -> str:
             pieces += _bar_pieces(bar, top=top, first_ns=first_ns, per_ns=per_ns)
     height = len(shown) * BAR_ROW_HEIGHT + ROW_HEIGHT
     pieces.append(f'<text x="{LABEL_WIDTH}" y="{height - 3}">0</text>')
-    pieces.append(f'<text x="{WIDTH}" y="{height - 3}" text-anchor="end">{html(ms(last_ns - first_ns))}</text>')
+    pieces.append(
+        f'<text x="{WIDTH}" y="{height - 3}" text-anchor="end">{html(ms(last_ns - first_ns))}</text>'
+    )
     steps = sorted(bars["step"].drop_nulls().unique().to_list())
     title = f"Collectives of steps {steps[0]} to {steps[-1]}" if steps else "The last collectives"
     left_out = len(present) - len(shown)
@@ -70,11 +75,17 @@ def collective_timeline(run: WholeRun, *, level: int = 2) -> str:
 
 def _bar_pieces(bar: dict[str, object], *, top: int, first_ns: int, per_ns: float) -> list[str]:
     """Return the SVG of one member of a collective: waiting, transfer and the host's call."""
-    joined, all_joined, end, called = (bar[name] for name in ("joined_ns", "all_joined_ns", "end_ns", "called_ns"))
+    joined, all_joined, end, called = (
+        bar[name] for name in ("joined_ns", "all_joined_ns", "end_ns", "called_ns")
+    )
     colour = OP_COLOURS.get(str(bar["op"]), OTHER_COLOUR)
     pieces = []
     if isinstance(joined, int) and isinstance(all_joined, int) and isinstance(end, int):
-        what = f"{bar['op']} of {size(bar['bytes'])}" if isinstance(bar["bytes"], int) else str(bar["op"])
+        what = (
+            f"{bar['op']} of {size(bar['bytes'])}"
+            if isinstance(bar["bytes"], int)
+            else str(bar["op"])
+        )
         step = "" if bar["step"] is None else f", step {bar['step']}"
         waited = f": waits {ms(all_joined - joined)}, transfer {ms(end - all_joined)}"
         text = f"rank {bar['rank']}{step}, {what}{waited}"

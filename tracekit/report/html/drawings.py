@@ -1,8 +1,8 @@
 """Drawings of the pages as SVG: rows of boxes on one time axis, for pages without scripts.
 
-Runs with several processes per rank have the phases of every process, and their weight updates. An update is drawn per
-device, measured above its ideal: the buffer of copies from the host and the two buffers that server and worker share,
-each with what fills it and, lighter, how long it is held.
+Runs with several processes per rank have the phases of every process, and their weight updates. An
+update is drawn per device, measured above its ideal: the buffer of copies from the host and the two
+buffers that server and worker share, each with what fills it and, lighter, how long it is held.
 """
 
 from collections.abc import Sequence
@@ -64,14 +64,22 @@ class Row(msgspec.Struct, frozen=True):
 def draw_rows(rows: Sequence[Row], title: str, **options: Any) -> Markup:
     """Return rows as an SVG element.
 
-    *options* are ``start`` and ``end`` of the time axis, its ``ticks`` (texts by time) and ``marks`` (times that get a
-    line), ``width``, ``name_width`` and ``row_height`` in pixels, and further ``attributes`` of the element.
+    *options* are ``start`` and ``end`` of the time axis, its ``ticks`` (texts by time) and
+    ``marks`` (times that get a line), ``width``, ``name_width`` and ``row_height`` in pixels, and
+    further ``attributes`` of the element.
     """
-    return Markup(render_template("rows.svg.j2", rows=rows, title=title, idle_colour=IDLE_COLOUR, **options).rstrip())
+    return Markup(
+        render_template(
+            "rows.svg.j2", rows=rows, title=title, idle_colour=IDLE_COLOUR, **options
+        ).rstrip()
+    )
 
 
 def phase_drawing(analysis: Analysis) -> tuple[Markup, Legend] | None:
-    """Return the phases of every role and rank over time, with lines where iterations begin; None without any."""
+    """Return the phases of every role and rank over time, with lines where iterations begin.
+
+    None without any.
+    """
     results = analysis.role_results
     if not results.iterations:
         return None
@@ -89,17 +97,27 @@ def phase_drawing(analysis: Analysis) -> tuple[Markup, Legend] | None:
         for band in (band for band in results.bands if (band.role, band.rank) == (role, rank)):
             tip = f"{WORDS.phases[band.phase]}, {ms(band.end_ns - band.start_ns)}, GPU busy {ms(band.busy_ns)}"
             boxes.append(Box(band.start_ns, band.end_ns, PHASE_COLOURS[band.phase], tip))
-        rows.append(Row(f"{role} · rank {rank}", boxes, gap=2 if i and role == lanes[i - 1][0] else GROUP_GAP))
+        rows.append(
+            Row(
+                f"{role} · rank {rank}",
+                boxes,
+                gap=2 if i and role == lanes[i - 1][0] else GROUP_GAP,
+            )
+        )
     legend = [
         (WORDS.phases[phase], colour)
         for phase, colour in PHASE_COLOURS.items()
         if any(band.phase == phase for band in results.bands)
     ]
     marks = [iteration.start_ns for iteration in results.iterations]
-    return _svg(rows, start, end, "Phases of every role and rank over time", marks=marks), tuple(legend)
+    return _svg(rows, start, end, "Phases of every role and rank over time", marks=marks), tuple(
+        legend
+    )
 
 
-def update_drawings(analysis: Analysis, clock: PageClock) -> tuple[list[tuple[str, Moment | None, Markup]], Legend]:
+def update_drawings(
+    analysis: Analysis, clock: PageClock
+) -> tuple[list[tuple[str, Moment | None, Markup]], Legend]:
     """Return title, moment on the timeline and drawing of each weight update, and the legend of all."""
     updates = [update for update in analysis.role_results.weight_updates if update.cells]
     drawings: list[tuple[str, Moment | None, Markup]] = []
@@ -123,7 +141,13 @@ def _ideal_cells(update: WeightUpdate) -> list[BucketCell]:
     for op, bucket, start, end in update.ideal:
         for rank in ranks:
             source = update.sources[bucket]
-            role = None if op != "BROADCAST" or source is None else "source" if source == rank else "destination"
+            role = (
+                None
+                if op != "BROADCAST" or source is None
+                else "source"
+                if source == rank
+                else "destination"
+            )
             lane = LANES[0] if op == "H2D" else LANES[1 + bucket % 2]
             free_ns = end if op == "H2D" else reload_end.get(bucket)
             cells.append(BucketCell(rank, lane, op, role, bucket, start, end, free_ns))
@@ -149,11 +173,21 @@ def _draw_cells(cells: Sequence[BucketCell], origin_ns: int, duration_ns: int) -
     return _svg(rows, origin_ns, origin_ns + duration_ns, "Buffers of every device over time")
 
 
-def _svg(rows: Sequence[Row], start_ns: int, end_ns: int, title: str, *, marks: Sequence[int] = ()) -> Markup:
+def _svg(
+    rows: Sequence[Row], start_ns: int, end_ns: int, title: str, *, marks: Sequence[int] = ()
+) -> Markup:
     """Return the drawing in both sizes, of which the page shows one, with the times of its start, middle and end."""
     ticks = {time: ms(time - start_ns) for time in (start_ns, (start_ns + end_ns) // 2, end_ns)}
-    axis = {"start": start_ns, "end": end_ns, "ticks": ticks, "marks": marks, "row_height": ROW_HEIGHT}
+    axis = {
+        "start": start_ns,
+        "end": end_ns,
+        "ticks": ticks,
+        "marks": marks,
+        "row_height": ROW_HEIGHT,
+    }
     return Markup().join(
-        draw_rows(rows, title, **axis, width=width, name_width=names, attributes=Markup(f'class="{name}"'))
+        draw_rows(
+            rows, title, **axis, width=width, name_width=names, attributes=Markup(f'class="{name}"')
+        )
         for name, (width, names) in SIZES.items()
     )

@@ -1,6 +1,7 @@
 """HTML page of a run's history: step time, exposed time, bubble and model FLOP utilisation over recordings or commits.
 
-The page holds its own data: a new point is added to those that the file has, and the file is written again.
+The page holds its own data: a new point is added to those that the file has, and the file is
+written again.
 """
 
 import os
@@ -31,10 +32,18 @@ _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', 
 
 
 def history_point(
-    run: Run, *, time_s: float, report: str | None = None, verdict: str | None = None, commit: str | None = None
+    run: Run,
+    *,
+    time_s: float,
+    report: str | None = None,
+    verdict: str | None = None,
+    commit: str | None = None,
 ) -> HistoryPoint:
     """Return the point of a run: the level that the gate compares of each metric that the page draws."""
-    metrics = (*METRICS, *(f"exposed_ms.{label}" for label in (*COMMUNICATION_LABELS, *COPY_LABELS)))
+    metrics = (
+        *METRICS,
+        *(f"exposed_ms.{label}" for label in (*COMMUNICATION_LABELS, *COPY_LABELS)),
+    )
     levels = {name: centre_of_runs([run], name) for name in metrics}
     values = {name: level for name, level in levels.items() if level is not None}
     recorded = datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
@@ -52,7 +61,10 @@ def current_commit(environment: dict[str, str] | None = None) -> str | None:
 
 
 def write_report(analysis: Analysis, history: Path, name: str) -> str:
-    """Write the page of one recording into the folder beside the history; return its address from there."""
+    """Write the page of one recording into the folder beside the history.
+
+    Return its address from there.
+    """
     folder = history.with_name(f"{history.stem}-reports")
     folder.mkdir(exist_ok=True)
     file = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-.') or 'run'}.html"
@@ -61,11 +73,22 @@ def write_report(analysis: Analysis, history: Path, name: str) -> str:
 
 
 def add_to_history(path: Path, points: Sequence[HistoryPoint]) -> None:
-    """Add points to a history, which is made if it is not there; a point of the same name and time is replaced."""
+    """Add points to a history, which is made if it is not there.
+
+    A point of the same name and time is replaced.
+    """
     by_key = {(point.name, point.time): point for point in (*read_history(path), *points)}
     ordered = sorted(by_key.values(), key=lambda point: point.time)
-    data, scripts = HistoryDocument(FORMAT, ordered, LABEL_COLOURS), ["chart.js", "tables.js", "history.js"]
-    write_file(path, render_page("history.html.j2", css=["page.css"], scripts=scripts, data=data, points=ordered))
+    data, scripts = (
+        HistoryDocument(FORMAT, ordered, LABEL_COLOURS),
+        ["chart.js", "tables.js", "history.js"],
+    )
+    write_file(
+        path,
+        render_page(
+            "history.html.j2", css=["page.css"], scripts=scripts, data=data, points=ordered
+        ),
+    )
 
 
 def add_runs_to_history(path: Path, runs: Sequence[Run], *, verdict: str) -> None:
@@ -75,7 +98,9 @@ def add_runs_to_history(path: Path, runs: Sequence[Run], *, verdict: str) -> Non
     for run in runs:
         name = f"{run.name}-{commit[:12]}" if commit else f"{run.name}-{int(now_s)}"
         report = None if run.analysis is None else write_report(run.analysis, path, name)
-        points.append(history_point(run, time_s=now_s, report=report, verdict=verdict, commit=commit))
+        points.append(
+            history_point(run, time_s=now_s, report=report, verdict=verdict, commit=commit)
+        )
     add_to_history(path, points)
 
 

@@ -86,7 +86,9 @@ def table_of(title: str, table: Table | None, *, level: int = 2) -> str:
         cells = [column.bare(value) for column, value in zip(table.columns, row, strict=True)]
         rows.append("<tr>" + "".join(f"<td>{html(cell)}</td>" for cell in cells) + "</tr>")
     notes = "".join(f'<p class="note">{html(note)}</p>' for note in table.remarks())
-    return f"<h{level}>{html(title)}</h{level}><table><tr>{heads}</tr>{''.join(rows)}</table>{notes}"
+    return (
+        f"<h{level}>{html(title)}</h{level}><table><tr>{heads}</tr>{''.join(rows)}</table>{notes}"
+    )
 
 
 def heat_map(run: WholeRun, *, level: int = 2) -> str:
@@ -129,7 +131,9 @@ def transfer_lines(run: WholeRun, *, level: int = 2) -> str:
     pictures = []
     for entry in run.transfers[:MAX_LINES]:
         rows = run.transfer_times.filter(
-            (pl.col("group") == entry.group) & (pl.col("op") == entry.op) & (pl.col("bytes") == entry.bytes)
+            (pl.col("group") == entry.group)
+            & (pl.col("op") == entry.op)
+            & (pl.col("bytes") == entry.bytes)
         )
         times = rows["transfer_ns"].to_numpy().astype(float)
         if len(times) < 3:

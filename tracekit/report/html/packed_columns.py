@@ -1,8 +1,8 @@
 """Compact encoding of tables for the page's scripts: columns of integers, deflated, as base64.
 
-``assets/columns.js`` reads them. A column is written as planes (the lowest byte of every value, then the next byte of
-every value): the upper planes are mostly zeros, which deflate well. Signs go into the lowest bit, so that negative
-numbers near 0 stay small.
+``assets/columns.js`` reads them. A column is written as planes (the lowest byte of every value,
+then the next byte of every value): the upper planes are mostly zeros, which deflate well. Signs go
+into the lowest bit, so that negative numbers near 0 stay small.
 """
 
 import base64
@@ -19,8 +19,12 @@ from tracekit.documents.page import PackedColumns
 MAX_VALUE = (1 << 31) - 1
 
 
-def pack_columns(table: pl.DataFrame, *, differences: Collection[str] = (), unit_ns: int = 1) -> PackedColumns:
-    r"""Return columns of integers as base64 of deflated planes; *differences* are stored as steps from row to row.
+def pack_columns(
+    table: pl.DataFrame, *, differences: Collection[str] = (), unit_ns: int = 1
+) -> PackedColumns:
+    r"""Return columns of integers as base64 of deflated planes.
+
+    *differences* are stored as steps from row to row.
 
     >>> packed = pack_columns(pl.DataFrame({"row": [3, 4]}), differences=["row"])
     >>> packed.count, packed.columns, zlib.decompress(base64.b64decode(packed.data))
@@ -44,10 +48,14 @@ def pack_intervals(table: pl.DataFrame) -> PackedColumns:
     Times that do not fit are in units of several nanoseconds.
     """
     start_ns, end_ns = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    longest = max(int(np.diff(start_ns, prepend=0).max(initial=0)), int((end_ns - start_ns).max(initial=0)))
+    longest = max(
+        int(np.diff(start_ns, prepend=0).max(initial=0)), int((end_ns - start_ns).max(initial=0))
+    )
     unit_ns = longest // MAX_VALUE + 1
     start, end = (pl.col(name) // unit_ns for name in ("start_ns", "end_ns"))
-    columns = table.select(start.alias("start"), (end - start).alias("length"), pl.exclude("start_ns", "end_ns"))
+    columns = table.select(
+        start.alias("start"), (end - start).alias("length"), pl.exclude("start_ns", "end_ns")
+    )
     return pack_columns(columns, differences=["start"], unit_ns=unit_ns)
 
 

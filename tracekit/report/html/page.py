@@ -8,7 +8,13 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import FIGURES, Spread, by_rank
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
 from tracekit.report.ci import words
-from tracekit.report.html.charts import LANES, PageClock, role_timelines, schedule_data, timeline_data
+from tracekit.report.html.charts import (
+    LANES,
+    PageClock,
+    role_timelines,
+    schedule_data,
+    timeline_data,
+)
 from tracekit.report.html.drawings import phase_drawing, update_drawings
 from tracekit.report.html.places import PathNames, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
@@ -21,7 +27,8 @@ from tracekit.report.view.ranks import UNKNOWN_CAUSE
 from tracekit.report.view.top import NOTHING_TO_GAIN
 
 TIMELINE_SCRIPTS = tuple(
-    f"{name}.js" for name in ("columns", "tracks", "chart", "events", "timeline", "details", "search", "tables")
+    f"{name}.js"
+    for name in ("columns", "tracks", "chart", "events", "timeline", "details", "search", "tables")
 )
 """Scripts of every page with a timeline."""
 MAX_HEAT_ROWS = 64
@@ -93,38 +100,56 @@ def render_html(analysis: Analysis) -> str:
 
 def _choice_name(choices: Sequence[ScheduleChoice]) -> str:
     """Return what the choices of the schedule chart differ in."""
-    pipelines, steps = {tuple(choice.ranks) for choice in choices}, {choice.step for choice in choices}
+    pipelines, steps = (
+        {tuple(choice.ranks) for choice in choices},
+        {choice.step for choice in choices},
+    )
     return "Step" if len(pipelines) < 2 else "Pipeline" if len(steps) < 2 else "Pipeline and step"
 
 
 def _host_finds(table: Table | None) -> list[str]:
-    """Return for each row of the host's activity the search for its operator or range; empty for other activity."""
+    """Return for each row of the host's activity the search for its operator or range.
+
+    Empty for other activity.
+    """
     if table is None:
         return []
     names = [column.name for column in table.columns]
     rows = [dict(zip(names, row, strict=True)) for row in table.rows]
-    searched = [row["what"].replace('"', "") if row["doing"] in ("operator", "annotation") else "" for row in rows]
+    searched = [
+        row["what"].replace('"', "") if row["doing"] in ("operator", "annotation") else ""
+        for row in rows
+    ]
     return [f'"{name}"' if name else "" for name in searched]
 
 
 def step_heat_map(analysis: Analysis) -> dict[str, Any] | None:
     """Return the busy time of ranks by step; None for one rank, one step or unnumbered steps.
 
-    Keys: ``steps``, ``rows`` (rank and its busy time in ns by step, None if unknown), ``least_ns`` and ``most_ns``, and
-    ``more``, a sentence about what is left out.
+    Keys: ``steps``, ``rows`` (rank and its busy time in ns by step, None if unknown), ``least_ns``
+    and ``most_ns``, and ``more``, a sentence about what is left out.
     """
     ranks = analysis.rank_results[:MAX_HEAT_ROWS]
-    all_steps = sorted({scope.step for rank in ranks for scope in rank.per_step if scope.step is not None})
+    all_steps = sorted(
+        {scope.step for rank in ranks for scope in rank.per_step if scope.step is not None}
+    )
     steps = all_steps[:HEAT_MAP_COLUMNS]
     if len(ranks) < 2 or len(steps) < 2:
         return None
     busy_ns = {
-        (rank.rank, scope.step): scope.budget.span_ns - scope.budget.idle_ns - sum(filter(None, scope.wait_ns.values()))
+        (rank.rank, scope.step): scope.budget.span_ns
+        - scope.budget.idle_ns
+        - sum(filter(None, scope.wait_ns.values()))
         for rank in ranks
         for scope in rank.per_step
     }
-    left_out = {"rank": len(analysis.rank_results) - len(ranks), "step": len(all_steps) - len(steps)}
-    hidden = " and ".join(counted(count, f"more {noun}") for noun, count in left_out.items() if count)
+    left_out = {
+        "rank": len(analysis.rank_results) - len(ranks),
+        "step": len(all_steps) - len(steps),
+    }
+    hidden = " and ".join(
+        counted(count, f"more {noun}") for noun, count in left_out.items() if count
+    )
     return {
         "steps": steps,
         "rows": [(rank.rank, [busy_ns.get((rank.rank, step)) for step in steps]) for rank in ranks],
@@ -135,18 +160,22 @@ def step_heat_map(analysis: Analysis) -> dict[str, Any] | None:
 
 
 def heat_map(spread: Spread | None) -> dict[str, Any] | None:
-    """Return the heat map of the mesh; None for runs of few ranks, which have a bar each, and without such a figure.
+    """Return the heat map of the mesh.
 
-    Keys: ``bands`` (columns that stand side by side, and the name and ranks of each row), ``figure`` (bubble or idle),
-    ``figures`` (all figures of each rank), ``column`` (what a column is: replica or rank), and ``different`` (ranks
-    that differ from those they should be like).
+    None for runs of few ranks, which have a bar each, and without such a figure.
+
+    Keys: ``bands`` (columns that stand side by side, and the name and ranks of each row),
+    ``figure`` (bubble or idle), ``figures`` (all figures of each rank), ``column`` (what a column
+    is: replica or rank), and ``different`` (ranks that differ from those they should be like).
     """
     if spread is None or spread.heat is None:
         return None
     mesh, bands = spread.mesh, []
     for start in range(0, mesh.width, HEAT_MAP_COLUMNS):
         cells = [ranks[start : start + HEAT_MAP_COLUMNS] for ranks in mesh.cells]
-        bands.append((range(start, start + max(map(len, cells))), list(zip(mesh.rows, cells, strict=True))))
+        bands.append(
+            (range(start, start + max(map(len, cells))), list(zip(mesh.rows, cells, strict=True)))
+        )
     return {
         "bands": bands,
         "figure": spread.heat,
@@ -156,7 +185,9 @@ def heat_map(spread: Spread | None) -> dict[str, Any] | None:
     }
 
 
-def render_diff(result: Mapping[str, Any], *, analyses: tuple[Analysis, Analysis] | None = None) -> str:
+def render_diff(
+    result: Mapping[str, Any], *, analyses: tuple[Analysis, Analysis] | None = None
+) -> str:
     """Return the page of a diff's plain data, with a timeline of both runs where their analyses are at hand."""
     sides = [side for analysis in analyses or () for side in _timeline_side(analysis)]
     sides = sides if len(sides) == 2 else []
@@ -176,20 +207,32 @@ def render_diff(result: Mapping[str, Any], *, analyses: tuple[Analysis, Analysis
 
 
 def _changed_rank(result: Mapping[str, Any]) -> RankRemark | None:
-    """Return the rank whose compute changed, and what the diff says of it; None if no rank's compute explains it."""
+    """Return the rank whose compute changed, and what the diff says of it.
+
+    None if no rank's compute explains it.
+    """
     changes = result.get("waterfall")
     if not changes or not changes.get("compute_changed"):
         return None
-    return RankRemark(changes["rank"], "; ".join(result.get("story") or ["its compute changed most"]))
+    return RankRemark(
+        changes["rank"], "; ".join(result.get("story") or ["its compute changed most"])
+    )
 
 
 def _timeline_side(analysis: Analysis) -> list[DiffSide]:
-    """Return the timeline of one run and its schedule, at whose step it is aligned; nothing without GPU events."""
+    """Return the timeline of one run and its schedule, at whose step it is aligned.
+
+    Nothing without GPU events.
+    """
     timeline = timeline_data(analysis, PageClock(analysis))
     if timeline is None:
         return []
     path = input_path(analysis)
-    return [DiffSide(timeline, schedule_data(analysis), path and PathNames(analysis.paths).shorten(path))]
+    return [
+        DiffSide(
+            timeline, schedule_data(analysis), path and PathNames(analysis.paths).shorten(path)
+        )
+    ]
 
 
 def diff_waterfall(result: Mapping[str, Any]) -> tuple[Rung, ...]:

@@ -21,10 +21,14 @@ MAX_PLACES = 5
 """Places of one finding that the page leads to."""
 
 
-def places_on_page(cards: Sequence[Card], clock: PageClock, ranks: Collection[int]) -> list[FindingPlaces]:
+def places_on_page(
+    cards: Sequence[Card], clock: PageClock, ranks: Collection[int]
+) -> list[FindingPlaces]:
     """Return for each card where the timeline shows it; *ranks* are those that the timeline has."""
     return [
-        FindingPlaces(card.number, card.finding.text, _places(card.finding, clock, ranks)[:MAX_PLACES])
+        FindingPlaces(
+            card.number, card.finding.text, _places(card.finding, clock, ranks)[:MAX_PLACES]
+        )
         for card in cards
     ]
 
@@ -35,7 +39,12 @@ def _places(finding: Finding, clock: PageClock, ranks: Collection[int]) -> list[
         return []
     if finding.where:
         return [
-            _place(place.rank, place.step, clock.moment_on(place.rank, place.start_ns, place.end_ns), place.name)
+            _place(
+                place.rank,
+                place.step,
+                clock.moment_on(place.rank, place.start_ns, place.end_ns),
+                place.name,
+            )
             for place in finding.where
             if place.rank in ranks
         ]
@@ -51,12 +60,22 @@ def _steps_of_rank(finding: Finding, clock: PageClock, rank: int) -> list[PlaceO
     if finding.steps:
         steps = steps.filter(pl.col("step").is_in(finding.steps))
     moments = steps.select("step", "start_ns", "end_ns").rows()
-    return [_place(rank, step, (start_ns / 1e6, end_ns / 1e6), None) for step, start_ns, end_ns in moments]
+    return [
+        _place(rank, step, (start_ns / 1e6, end_ns / 1e6), None)
+        for step, start_ns, end_ns in moments
+    ]
 
 
-def _place(rank: int, step: int | None, moment: tuple[float, float], name: str | None) -> PlaceOnPage:
+def _place(
+    rank: int, step: int | None, moment: tuple[float, float], name: str | None
+) -> PlaceOnPage:
     from_ms, to_ms = moment
-    facts = [f"rank {rank}", "" if step is None else f"step {step}", name or "", ms(1e6 * (to_ms - from_ms))]
+    facts = [
+        f"rank {rank}",
+        "" if step is None else f"step {step}",
+        name or "",
+        ms(1e6 * (to_ms - from_ms)),
+    ]
     return PlaceOnPage(rank, from_ms, to_ms, ", ".join(fact for fact in facts if fact))
 
 
@@ -68,7 +87,8 @@ def different_ranks(findings: Sequence[Finding], spread: Spread | None) -> list[
             for rank in finding.ranks:
                 remarks.setdefault(rank, finding.text)
     if spread is not None:
-        # Of ranks that take longer together, the one that computes most is first: the others wait for it.
+        # Of ranks that take longer together, the one that computes most is first: the others wait
+        # for it.
         compute = dict(spread.table.select("rank", "compute").rows())
         for row in sorted(spread.different, key=lambda row: -(compute[row.rank] or 0.0)):
             remarks.setdefault(row.rank, _difference(row))
@@ -79,7 +99,9 @@ def _difference(row: Different) -> str:
     """Return how a rank's figure differs from that of like ranks."""
     if row.figure == "span_ns":
         return f"span {ms(row.value)} (median of {row.like}: {ms(row.median)})"
-    return f"{FIGURES[row.figure]}: {percent(row.value)} (median of {row.like}: {percent(row.median)})"
+    return (
+        f"{FIGURES[row.figure]}: {percent(row.value)} (median of {row.like}: {percent(row.median)})"
+    )
 
 
 class PathNames:

@@ -26,7 +26,9 @@ def render_template(name: str, **values: Any) -> str:
     return _environment().get_template(name).render(**values)
 
 
-def render_page(name: str, *, css: Sequence[str], scripts: Sequence[str], data: msgspec.Struct, **values: Any) -> str:
+def render_page(
+    name: str, *, css: Sequence[str], scripts: Sequence[str], data: msgspec.Struct, **values: Any
+) -> str:
     """Return a page with scripts, which run by a random number of their own (nonce), and the *data* that they read."""
     code = {"nonce": secrets.token_urlsafe(16), "css": asset(*css), "script": asset(*scripts)}
     return render_template(name, **code, data=script_json(data), **values)
@@ -40,9 +42,14 @@ def asset(*names: str) -> Markup:
 def script_json(data: msgspec.Struct) -> Markup:
     """Return JSON that cannot end the script element it is written into.
 
-    It is ASCII, because the name of a file may hold bytes that are not UTF-8, which ``msgspec.json`` does not encode.
+    It is ASCII, because the name of a file may hold bytes that are not UTF-8, which
+    ``msgspec.json`` does not encode.
     """
-    return Markup(json.dumps(msgspec.to_builtins(data, str_keys=True), separators=(",", ":")).replace("<", "\\u003c"))
+    return Markup(
+        json.dumps(msgspec.to_builtins(data, str_keys=True), separators=(",", ":")).replace(
+            "<", "\\u003c"
+        )
+    )
 
 
 @cache
@@ -71,7 +78,9 @@ def _environment() -> Environment:
 
 def _without_controls(value: Any) -> Any:
     """Return text of a trace without control characters; markup and other values unchanged."""
-    return terminal_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return (
+        terminal_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    )
 
 
 def markup_code(source: str) -> Markup:

@@ -1,7 +1,7 @@
 """Section of the page of an analysis about the whole run, from dumps and logs beside the traces.
 
-Heat map of lateness, timeline of collectives and transfers over time are SVG in the text; late steps that the traces
-show lead to the page's timeline.
+Heat map of lateness, timeline of collectives and transfers over time are SVG in the text; late
+steps that the traces show lead to the page's timeline.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def profiled_links(run: WholeRun, lanes: Collection[int]) -> str:
                 continue
             for step in fact.profiled_steps:
                 text = f"rank {rank}, step {step}"
-                links.append(f'<a href="#timeline" data-rank="{rank}" data-step="{step}">{html(text)}</a>')
+                links.append(
+                    f'<a href="#timeline" data-rank="{rank}" data-step="{step}">{html(text)}</a>'
+                )
     if not links:
         return ""
     return f'<p class="note">Late steps on the timeline of the traces: {", ".join(links)}.</p>'

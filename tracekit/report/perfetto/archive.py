@@ -1,8 +1,9 @@
 """Archive of all ranks for Perfetto: their own files, a manifest with the clock offsets, and tracks of the results.
 
-Perfetto 58 and newer open the archive as one trace on one clock. Files of ranks keep their bytes, but gzip is undone:
-Perfetto relates no clocks of compressed members. Each rank is a machine of its own, because processes of several ranks
-may have the same number, and GPUs are numbered like processes.
+Perfetto 58 and newer open the archive as one trace on one clock. Files of ranks keep their bytes,
+but gzip is undone: Perfetto relates no clocks of compressed members. Each rank is a machine of its
+own, because processes of several ranks may have the same number, and GPUs are numbered like
+processes.
 """
 
 import io
@@ -36,7 +37,8 @@ from tracekit.schema import PYTORCH_READERS
 
 MANIFEST_NAME = "perfetto_manifest.json"
 RESULTS_NAME = "tracekit.json"
-"""Name of the trace with tracekit's results; it comes behind the ranks' names, so that these are read first."""
+"""Name of the trace with tracekit's results; it comes behind the ranks' names, so that these are
+read first."""
 MEMBER_SUFFIXES = {"kineto": ".json", "perfetto": ".pftrace"}
 CLOCK_NAMES = {"kineto": None, "perfetto": "BOOTTIME"}
 """Clock of a file's times, by its reader; None if the format has no clock."""
@@ -71,7 +73,10 @@ class RankFile:
 
 
 def describe_rank_file(entry: StoreEntry, role: str | None) -> RankFile:
-    """Return the file of a rank; raise if Perfetto cannot read it or it is not known where its clock starts."""
+    """Return the file of a rank.
+
+    Raise if Perfetto cannot read it or it is not known where its clock starts.
+    """
     source = entry.source
     if source.reader not in PYTORCH_READERS:
         problem = f"rank {entry.rank}: an archive holds the ranks' own files, and Perfetto reads none of Nsight Systems"
@@ -92,7 +97,9 @@ def describe_rank_file(entry: StoreEntry, role: str | None) -> RankFile:
 
 
 def clock_correction_ns(clocks: Clocks, rank: int, time_ns: int) -> int:
-    """Return what to add to a rank's time for the common clock; with drift, what it is at that time.
+    """Return what to add to a rank's time for the common clock.
+
+    With drift, what it is at that time.
 
     >>> clock_correction_ns(Clocks.recorded([0]), 0, 10**18)
     0
@@ -113,7 +120,10 @@ def make_manifest(
     """
     first = files[0]
     # What a file's time is, plus this, is its time on the common clock.
-    to_common = {file.name: file.base_ns + clock_correction_ns(clocks, file.rank, file.middle_ns) for file in files}
+    to_common = {
+        file.name: file.base_ns + clock_correction_ns(clocks, file.rank, file.middle_ns)
+        for file in files
+    }
     reference = ReferenceClock(first.name, UNSET if first.clock is None else first.clock)
     entries = [ManifestFile(path=first.name, machine=ManifestMachine(first.machine))]
     for file in files[1:]:
@@ -122,10 +132,16 @@ def make_manifest(
             sync_to=reference,
             offset_ns=to_common[file.name] - to_common[first.name],
         )
-        entries.append(ManifestFile(path=file.name, machine=ManifestMachine(file.machine), clocks=relation))
+        entries.append(
+            ManifestFile(path=file.name, machine=ManifestMachine(file.machine), clocks=relation)
+        )
     relation = ClockRelation(sync_to=reference, offset_ns=results_base_ns - to_common[first.name])
-    entries.append(ManifestFile(path=RESULTS_NAME, machine=ManifestMachine("tracekit"), clocks=relation))
-    manifest = Manifest(files=tuple(entries), attributes={"tracekit.version": __version__, **attributes})
+    entries.append(
+        ManifestFile(path=RESULTS_NAME, machine=ManifestMachine("tracekit"), clocks=relation)
+    )
+    manifest = Manifest(
+        files=tuple(entries), attributes={"tracekit.version": __version__, **attributes}
+    )
     return ManifestDocument(manifest)
 
 
@@ -169,7 +185,9 @@ def _open_trace(file: RankFile, local: str) -> Iterator[Stream]:
         stream = Stream(local)
     except InputError as error:
         problem = f"the trace of rank {file.rank} cannot be read: {error.message}"
-        raise InputError(problem, hint="an archive holds the ranks' own files: put them back") from error
+        raise InputError(
+            problem, hint="an archive holds the ranks' own files: put them back"
+        ) from error
     with stream:
         yield stream
 

@@ -1,8 +1,9 @@
 """Chrome's JSON trace format: the processes and threads of a trace, and its events as lines, built column by column.
 
-ui.perfetto.dev keeps process and thread numbers in 32 bits and looks a thread up by its number alone, so both are
-counted from 1 over the whole file. Events of one thread must nest: an event that overlaps another only in part is drawn
-on a second line beside it. Times are microseconds with three digits, so that no nanosecond is lost.
+ui.perfetto.dev keeps process and thread numbers in 32 bits and looks a thread up by its number
+alone, so both are counted from 1 over the whole file. Events of one thread must nest: an event that
+overlaps another only in part is drawn on a second line beside it. Times are microseconds with three
+digits, so that no nanosecond is lost.
 """
 
 import json
@@ -18,17 +19,22 @@ from tracekit._loops import nesting
 from tracekit._util.arrays import Ints, as_int64
 from tracekit.schema import GPU_KINDS
 
-_NAMES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+_NAMES: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
+)
 EVENT_DETAILS = _NAMES["details"]
-"""Columns of an event that its details show, and their names: those of PyTorch's traces where they have one."""
+"""Columns of an event that its details show, and their names: those of PyTorch's traces where they
+have one."""
 
 
-def event_lines(events: pl.DataFrame, base_ns: int, *, details: Mapping[str, str] = EVENT_DETAILS) -> pl.Series:
+def event_lines(
+    events: pl.DataFrame, base_ns: int, *, details: Mapping[str, str] = EVENT_DETAILS
+) -> pl.Series:
     r"""Return one line of JSON per event.
 
     Args:
-        events: Columns ``kind`` (the category), ``name``, ``start_ns``, ``end_ns``, ``to_pid`` and ``to_tid``, and any
-            of *details*. Events of kind ``mark`` are instants.
+        events: Columns ``kind`` (the category), ``name``, ``start_ns``, ``end_ns``, ``to_pid`` and
+            ``to_tid``, and any of *details*. Events of kind ``mark`` are instants.
         base_ns: Time that is 0 in the file.
         details: Column → name of a detail; nulls are left out.
 
@@ -41,16 +47,27 @@ def event_lines(events: pl.DataFrame, base_ns: int, *, details: Mapping[str, str
     is_instant = kind == "mark"
     duration = _microseconds((pl.col("end_ns") - pl.col("start_ns")).clip(0))
     details_text = pl.concat_str(
-        [pl.lit(""), *(_detail(events[column], name) for column, name in details.items() if column in events.columns)]
+        [
+            pl.lit(""),
+            *(
+                _detail(events[column], name)
+                for column, name in details.items()
+                if column in events.columns
+            ),
+        ]
     )
     line = pl.concat_str(
-        pl.when(is_instant).then(pl.lit('{"ph":"i","cat":"')).otherwise(pl.lit('{"ph":"X","cat":"')),
+        pl.when(is_instant)
+        .then(pl.lit('{"ph":"i","cat":"'))
+        .otherwise(pl.lit('{"ph":"X","cat":"')),
         kind.replace(_NAMES["categories"]),
         pl.lit('","name":'),
         pl.lit(_as_json(events["name"])),
         *_track_and_time("to_pid", "to_tid", pl.col("start_ns") - base_ns),
         pl.lit(","),
-        pl.when(is_instant).then(pl.lit('"s":"t"')).otherwise(pl.concat_str(pl.lit('"dur":'), duration)),
+        pl.when(is_instant)
+        .then(pl.lit('"s":"t"'))
+        .otherwise(pl.concat_str(pl.lit('"dur":'), duration)),
         pl.lit(',"args":{'),
         details_text.str.strip_prefix(","),
         pl.lit("}}"),
@@ -64,8 +81,8 @@ def arrow_lines(
     r"""Return two lines per arrow: its start and its end.
 
     Args:
-        arrows: Columns ``from_ns``, ``from_pid`` and ``from_tid`` of the start; ``start_ns``, ``to_pid`` and ``to_tid``
-            of the end.
+        arrows: Columns ``from_ns``, ``from_pid`` and ``from_tid`` of the start; ``start_ns``,
+            ``to_pid`` and ``to_tid`` of the end.
         base_ns: Time that is 0 in the file.
         first_id: Number of the first arrow.
         category: Category of all arrows; PyTorch's for arrows from a launch to what it launched.
@@ -150,7 +167,13 @@ class TrackNumbers:
 
     def _add_name(self, kind: str, name: str, number: int, track: dict[str, int]) -> None:
         for argument, value in (("name", name), ("sort_index", number)):
-            event = {"ph": "M", "name": f"{kind}_{argument}", **track, "ts": 0, "args": {argument: value}}
+            event = {
+                "ph": "M",
+                "name": f"{kind}_{argument}",
+                **track,
+                "ts": 0,
+                "args": {argument: value},
+            }
             self.lines.append(json.dumps(event, separators=(",", ":"), ensure_ascii=False))
 
     def take_lines(self) -> list[str]:
@@ -163,11 +186,13 @@ class TrackNumbers:
 
         Args:
             events: Events with their ``track``, an index into *tracks*.
-            tracks: Process and name of each track. Each gets a thread, and more threads for events that overlap others
-                only in part.
+            tracks: Process and name of each track. Each gets a thread, and more threads for events
+                that overlap others only in part.
         """
         line = nesting_lines(*(events[name].to_numpy() for name in ("track", "start_ns", "end_ns")))
-        numbered = events.with_columns(pl.col("track").cast(pl.Int64), line=pl.Series(line, dtype=pl.Int64))
+        numbered = events.with_columns(
+            pl.col("track").cast(pl.Int64), line=pl.Series(line, dtype=pl.Int64)
+        )
         last_line = dict(numbered.group_by("track").agg(pl.col("line").max()).iter_rows())
         threads = [
             (track, number, pid, self.add_thread(pid, f"{name} ({number + 1})" if number else name))
@@ -176,7 +201,9 @@ class TrackNumbers:
         ]
         schema = dict.fromkeys(("track", "line", "to_pid", "to_tid"), pl.Int64)
         table = pl.DataFrame(threads, schema=schema, orient="row")
-        placed = numbered.join(table, on=("track", "line"), how="left", maintain_order="left").drop("track", "line")
+        placed = numbered.join(table, on=("track", "line"), how="left", maintain_order="left").drop(
+            "track", "line"
+        )
         return placed.sort("start_ns", -pl.col("end_ns"), maintain_order=True)
 
     def place_rank(self, events: pl.DataFrame, rank_name: str) -> pl.DataFrame:
@@ -189,11 +216,16 @@ class TrackNumbers:
         gpu_kind = pl.when(kind == "gpu_annotation").then(GPU_ANNOTATIONS).otherwise(GPU_WORK)
         keyed = events.with_columns(
             track_kind=pl.when(on_gpu).then(gpu_kind).otherwise(CPU),
-            owner=pl.when(on_gpu).then(pl.col("device").cast(pl.Int64)).otherwise("pid").fill_null(-1),
+            owner=pl.when(on_gpu)
+            .then(pl.col("device").cast(pl.Int64))
+            .otherwise("pid")
+            .fill_null(-1),
             lane=pl.when(on_gpu).then("stream").otherwise("tid").fill_null(-1),
         )
         keys = keyed.select(TRACK_KEY).unique().sort(TRACK_KEY)
-        numbered = keyed.join(keys.with_row_index("track"), on=TRACK_KEY, how="left", maintain_order="left")
+        numbered = keyed.join(
+            keys.with_row_index("track"), on=TRACK_KEY, how="left", maintain_order="left"
+        )
         return self.place_events(numbered.drop(TRACK_KEY), self._rank_tracks(rank_name, keys))
 
     def _rank_tracks(self, rank_name: str, keys: pl.DataFrame) -> Iterator[tuple[int, str]]:
@@ -205,17 +237,23 @@ class TrackNumbers:
             if (unit, owner) not in processes:
                 name = f"{rank_name} · {unit}" + (f"{separator}{owner}" if owner >= 0 else "")
                 processes[unit, owner] = self.add_process(name)
-            yield processes[unit, owner], f"{kinds[track_kind]} {lane}" if lane >= 0 else kinds[track_kind]
+            yield (
+                processes[unit, owner],
+                f"{kinds[track_kind]} {lane}" if lane >= 0 else kinds[track_kind],
+            )
 
 
 def nesting_lines(track: Ints, start: Ints, end: Ints) -> Ints:
-    """Return for every event the first line of its track in which it nests with all others; 0 for nearly all.
+    """Return for every event the first line of its track in which it nests with all others.
+
+    0 for nearly all.
 
     >>> track = np.zeros(4, np.int64)
     >>> nesting_lines(track, np.array([0, 1, 5, 9]), np.array([9, 3, 12, 12])).tolist()
     [0, 0, 1, 0]
     """
-    # By track, then start, the longer of two events that start together first: an event follows those around it.
+    # By track, then start, the longer of two events that start together first: an event follows
+    # those around it.
     order = np.lexsort((-end, start, track))
     sorted_line, around = np.zeros((2, len(order)), np.int64)
     nesting.assign_lines(

@@ -1,8 +1,8 @@
 """``export``: traces with tracekit's results for ui.perfetto.dev, as Chrome's JSON or as an archive.
 
-Above every rank's own events stand the pipeline as it ran, its ideal, the critical path, findings, and the labels.
-Ranks are read from a store, which lives as long as it is needed, and written one after the other, so that memory does
-not grow with their number.
+Above every rank's own events stand the pipeline as it ran, its ideal, the critical path, findings,
+and the labels. Ranks are read from a store, which lives as long as it is needed, and written one
+after the other, so that memory does not grow with their number.
 """
 
 import json
@@ -105,8 +105,9 @@ def export(
 ) -> Exported:
     """Write traces with tracks of labels, cells, ideal cells and the critical path to *output*.
 
-    A .json or .json.gz holds everything in one trace. A .tar holds the ranks' own files, a manifest that relates their
-    clocks, and one small trace with the tracks: Perfetto 58 and newer open it as one trace.
+    A .json or .json.gz holds everything in one trace. A .tar holds the ranks' own files, a manifest
+    that relates their clocks, and one small trace with the tracks: Perfetto 58 and newer open it as
+    one trace.
 
     Options are those of ``analyze``, but *ranks* are those whose events are written.
 
@@ -123,14 +124,23 @@ def export(
         if store is None:
             new_store = Path(folder) / "store"
             store = ingest(
-                paths, new_store, file_rank=file_rank, rules=rules, workers=workers, stacks=stacks, on_damage=on_damage
+                paths,
+                new_store,
+                file_rank=file_rank,
+                rules=rules,
+                workers=workers,
+                stacks=stacks,
+                on_damage=on_damage,
             )
             notices = store.notices
         if missing := set(ranks or ()) - set(store.ranks):
             raise unknown_rank_error(missing, store.ranks)
-        # All ranks that were given are analysed: those that are not written still tell who waited for whom.
+        # All ranks that were given are analysed: those that are not written still tell who waited
+        # for whom.
         analysis = analyze(store.path, schedule=schedule, workers=workers, critical_path=True)
-        write = write_archive if Path(output).suffix.lower() == ARCHIVE_EXTENSION else write_perfetto
+        write = (
+            write_archive if Path(output).suffix.lower() == ARCHIVE_EXTENSION else write_perfetto
+        )
         done = write(store, analysis, output, ranks=ranks)
         return replace(done, notices=tuple(dict.fromkeys((*notices, *done.notices))))
 
@@ -138,11 +148,19 @@ def export(
 def _named_store(paths: Paths | OneRole) -> Store | None:
     """Return the store that the paths name; None for other paths."""
     path = paths[0] if isinstance(paths, list | tuple) and len(paths) == 1 else paths
-    return open_store(Path(path)) if isinstance(path, str | os.PathLike) and is_store(Path(path)) else None
+    return (
+        open_store(Path(path))
+        if isinstance(path, str | os.PathLike) and is_store(Path(path))
+        else None
+    )
 
 
 def write_perfetto(
-    store: Store, analysis: Analysis, output: str | os.PathLike[str], *, ranks: Collection[int] | None = None
+    store: Store,
+    analysis: Analysis,
+    output: str | os.PathLike[str],
+    *,
+    ranks: Collection[int] | None = None,
 ) -> Exported:
     """Write the ranks of a *store* and the results of *analysis* to *output* (.json or .json.gz)."""
     with atomic_write(output) as part, part.open("wb") as file:
@@ -154,23 +172,41 @@ def write_perfetto(
 
 
 def write_archive(
-    store: Store, analysis: Analysis, output: str | os.PathLike[str], *, ranks: Collection[int] | None = None
+    store: Store,
+    analysis: Analysis,
+    output: str | os.PathLike[str],
+    *,
+    ranks: Collection[int] | None = None,
 ) -> Exported:
     """Write the files of the ranks of a *store*, their manifest and the results of *analysis* to *output* (.tar)."""
     files = []
     stores: dict[str | None, Store] = dict(store.roles.items()) or {None: store}
     for role, role_store in stores.items():
         entries = [entry for entry in role_store.entries if ranks is None or entry.rank in ranks]
-        files += [describe_rank_file(entry, role) for entry in sorted(entries, key=lambda entry: entry.rank)]
-    with atomic_write(output) as part, part.open("wb") as file, tempfile.TemporaryDirectory() as folder:
+        files += [
+            describe_rank_file(entry, role)
+            for entry in sorted(entries, key=lambda entry: entry.rank)
+        ]
+    with (
+        atomic_write(output) as part,
+        part.open("wb") as file,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         results = Path(folder) / RESULTS_NAME
         with results.open("wb") as results_file:
-            export_in_progress = _TraceExport(store, analysis, ranks, results_file.write, with_events=False)
+            export_in_progress = _TraceExport(
+                store, analysis, ranks, results_file.write, with_events=False
+            )
             done = export_in_progress.run(Path(output))
         schedule = analysis.schedule
-        attributes: dict[str, str | int] = {} if schedule is None else {"tracekit.schedule": schedule.name}
+        attributes: dict[str, str | int] = (
+            {} if schedule is None else {"tracekit.schedule": schedule.name}
+        )
         manifest = make_manifest(
-            files, analysis.clocks, results_base_ns=export_in_progress.base_ns, attributes=attributes
+            files,
+            analysis.clocks,
+            results_base_ns=export_in_progress.base_ns,
+            attributes=attributes,
         )
         archive = ArchiveWriter(file)
         archive.add_bytes(MANIFEST_NAME, manifest_bytes(manifest))
@@ -217,12 +253,18 @@ class _TraceExport:
         for role, store in self.roles.items():
             self.store, self.names = store, "" if role is None else f"{role} · "
             for rank in (rank for rank in self.ranks if rank in store.ranks):
-                labels = store.scan_labelled(rank).select("id", "start_ns", "end_ns", *LABEL_COLUMNS).collect()
+                labels = (
+                    store.scan_labelled(rank)
+                    .select("id", "start_ns", "end_ns", *LABEL_COLUMNS)
+                    .collect()
+                )
                 self._write_labels(rank, labels)
                 if self.with_events:
                     self._write_events(rank, labels.drop("start_ns", "end_ns"))
         self.write(b"\n]}\n")
-        return Exported(target, self.ranks, self.event_count, self.cell_count, relevant_notices(self.analysis))
+        return Exported(
+            target, self.ranks, self.event_count, self.cell_count, relevant_notices(self.analysis)
+        )
 
     def _first_time(self) -> int:
         """Return the time that is 0 in the file: small numbers keep their nanoseconds in any reader."""
@@ -233,7 +275,9 @@ class _TraceExport:
         ]
         tables = [compared.cells for compared in self.pipelines]
         tables += [self.analysis.critical.segments] if self.analysis.critical is not None else []
-        starts += [int(table["start_ns"].to_numpy().min()) for table in tables if not table.is_empty()]
+        starts += [
+            int(table["start_ns"].to_numpy().min()) for table in tables if not table.is_empty()
+        ]
         return min(starts, default=0) // 1000 * 1000
 
     def _header(self) -> bytes:
@@ -254,14 +298,20 @@ class _TraceExport:
             self.write(f"{self.separator}{text}".encode())
             self.separator = ",\n"
 
-    def _write_table(self, events: pl.DataFrame, details: Mapping[str, str] = EVENT_DETAILS) -> None:
+    def _write_table(
+        self, events: pl.DataFrame, details: Mapping[str, str] = EVENT_DETAILS
+    ) -> None:
         """Write the names of new tracks, then events that have their ``to_pid`` and ``to_tid``."""
         self._write_lines(self.numbers.take_lines())
         for part in events.iter_slices(EVENTS_PER_WRITE):
             self._write_lines(event_lines(part, self.base_ns, details=details))
 
     def _write_process(
-        self, name: str, events: pl.DataFrame, threads: Sequence[str], details: Mapping[str, str] = EVENT_DETAILS
+        self,
+        name: str,
+        events: pl.DataFrame,
+        threads: Sequence[str],
+        details: Mapping[str, str] = EVENT_DETAILS,
     ) -> pl.DataFrame:
         """Write events as a process of their own, on *threads* by the names in their column ``thread``; return them."""
         pid = self.numbers.add_process(name)
@@ -274,16 +324,28 @@ class _TraceExport:
     def _write_pipelines(self) -> None:
         """Write the cells of all pipelines and steps, one thread per rank, and below them their ideal."""
         layouts = [layout_pipeline(compared) for compared in self.pipelines]
-        ranks = list(dict.fromkeys(rank for compared in self.pipelines for rank in compared.pipeline.ranks))
+        ranks = list(
+            dict.fromkeys(rank for compared in self.pipelines for rank in compared.pipeline.ranks)
+        )
         for name in ("measured", "ideal") if layouts else ():
-            details = {column: column for column in CELL_DETAILS if name == "measured" or column not in MEASURED_ONLY}
+            details = {
+                column: column
+                for column in CELL_DETAILS
+                if name == "measured" or column not in MEASURED_ONLY
+            }
             times = pl.col("start", "end")
             cells = pl.concat(
-                layout[name].cells.select("name", "rank", *details, (times + layout[name].origin_ns).name.suffix("_ns"))
+                layout[name].cells.select(
+                    "name", "rank", *details, (times + layout[name].origin_ns).name.suffix("_ns")
+                )
                 for layout in layouts
             )
-            cells = cells.with_columns(kind=pl.lit(f"cell_{name}"), thread=pl.format("rank {}", "rank"))
-            self._write_process(f"pipeline · {name}", cells, [f"rank {rank}" for rank in ranks], details)
+            cells = cells.with_columns(
+                kind=pl.lit(f"cell_{name}"), thread=pl.format("rank {}", "rank")
+            )
+            self._write_process(
+                f"pipeline · {name}", cells, [f"rank {rank}" for rank in ranks], details
+            )
             self.cell_count += cells.height
 
     def _write_critical_path(self) -> None:
@@ -300,26 +362,37 @@ class _TraceExport:
             kind=pl.lit("critical_path"),
             thread=pl.format("rank {}", "rank"),
         )
-        placed = self._write_process("critical path", segments, threads, PATH_DETAILS).sort("step", "start_ns")
+        placed = self._write_process("critical path", segments, threads, PATH_DETAILS).sort(
+            "step", "start_ns"
+        )
         # An arrow must begin inside the segment that it leaves: at its last nanosecond.
         changes_rank = pl.col("rank") != pl.col("rank").shift(1)
         same_step = pl.col("step").eq_missing(pl.col("step").shift(1))
         arrows = placed.with_columns(
-            from_ns=(pl.col("start_ns") - 1).clip(self.base_ns), from_pid="to_pid", from_tid=pl.col("to_tid").shift(1)
+            from_ns=(pl.col("start_ns") - 1).clip(self.base_ns),
+            from_pid="to_pid",
+            from_tid=pl.col("to_tid").shift(1),
         ).filter(changes_rank & same_step)
         self._write_arrows(arrows, category="critical_path", name="goes on")
 
     def _write_findings(self) -> None:
-        """Write the places that show findings, one thread per rank; what to do stands in the details."""
+        """Write the places that show findings, one thread per rank.
+
+        What to do stands in the details.
+        """
         rows = []
         for finding in shown_findings(self.analysis.findings):
             for place in (place for place in finding.where if place.rank in self.ranks):
-                start_ns, end_ns = self.clocks.to_common(place.rank, np.array([place.start_ns, place.end_ns])).tolist()
+                start_ns, end_ns = self.clocks.to_common(
+                    place.rank, np.array([place.start_ns, place.end_ns])
+                ).tolist()
                 details = (finding.advice, finding.saves_ns, place.step, place.name, place.source)
                 rows.append((f"rank {place.rank}", finding.text, start_ns, end_ns, *details))
         if not rows:
             return
-        table = pl.DataFrame(rows, schema=FINDING_EVENTS, orient="row").with_columns(kind=pl.lit("finding"))
+        table = pl.DataFrame(rows, schema=FINDING_EVENTS, orient="row").with_columns(
+            kind=pl.lit("finding")
+        )
         threads = sorted({row[0] for row in rows}, key=lambda thread: int(thread.split()[1]))
         self._write_process("findings", table, threads, FINDING_DETAILS)
 
@@ -328,10 +401,16 @@ class _TraceExport:
         results = self.analysis.role_results
         tracks = {
             "phases": [
-                (f"{band.role} · rank {band.rank}", band.phase, band.start_ns, band.end_ns) for band in results.bands
+                (f"{band.role} · rank {band.rank}", band.phase, band.start_ns, band.end_ns)
+                for band in results.bands
             ],
             "weight updates": [
-                (f"rank {cell.rank} · {cell.lane}", f"{cell.op} {cell.bucket}", cell.start_ns, cell.end_ns)
+                (
+                    f"rank {cell.rank} · {cell.lane}",
+                    f"{cell.op} {cell.bucket}",
+                    cell.start_ns,
+                    cell.end_ns,
+                )
                 for update in results.weight_updates
                 for cell in update.cells
             ],
@@ -339,13 +418,17 @@ class _TraceExport:
         for process, rows in tracks.items():
             if not rows:
                 continue
-            table = pl.DataFrame(rows, schema=["thread", "name", "start_ns", "end_ns"], orient="row")
+            table = pl.DataFrame(
+                rows, schema=["thread", "name", "start_ns", "end_ns"], orient="row"
+            )
             threads = list(dict.fromkeys(row[0] for row in rows))
             self._write_process(process, table.with_columns(kind=pl.lit("phase")), threads)
 
     def _write_arrows(self, arrows: pl.DataFrame, **look: str) -> None:
         for part in arrows.iter_slices(EVENTS_PER_WRITE):
-            self._write_lines(arrow_lines(part, self.base_ns, first_id=self.arrow_count + 1, **look))
+            self._write_lines(
+                arrow_lines(part, self.base_ns, first_id=self.arrow_count + 1, **look)
+            )
             self.arrow_count += part.height
 
     def _write_labels(self, rank: int, events: pl.DataFrame) -> None:
@@ -354,13 +437,20 @@ class _TraceExport:
         busy = union(events["start_ns"].to_numpy(), events["end_ns"].to_numpy(), code).to_frame()
         label = pl.lit(pl.Series(LABELS)).gather("group")
         times = self.clocks.moved(rank, "start_ns", "end_ns")
-        table = busy.with_columns(times, name=label, thread=label, kind=pl.lit("label")).drop("group")
+        table = busy.with_columns(times, name=label, thread=label, kind=pl.lit("label")).drop(
+            "group"
+        )
         labels = [LABELS[code] for code in busy["group"].unique().sort()]
         self._write_process(f"{self.names}rank {rank} · labels", table, labels)
 
     def _write_events(self, rank: int, labels: pl.DataFrame) -> None:
         """Write one rank's own events with their labels, then arrows from launches to kernels."""
-        events = self.store.scan(rank).collect().sort("id").join(labels, on="id", how="left", maintain_order="left")
+        events = (
+            self.store.scan(rank)
+            .collect()
+            .sort("id")
+            .join(labels, on="id", how="left", maintain_order="left")
+        )
         placed = self.numbers.place_rank(events, f"{self.names}rank {rank}").with_columns(
             self.clocks.moved(rank, "start_ns", "end_ns")
         )
@@ -373,9 +463,13 @@ def _launch_arrows(events: pl.DataFrame) -> pl.DataFrame:
     """Return an arrow from each launching call to what it launched, of a graph to its first event."""
     correlated = events.filter(pl.col("correlation") > 0).sort("id")
     calls, works = (
-        correlated.filter(pl.col("kind").is_in(kinds)).unique("correlation", keep="first", maintain_order=True)
+        correlated.filter(pl.col("kind").is_in(kinds)).unique(
+            "correlation", keep="first", maintain_order=True
+        )
         for kinds in (["runtime", "driver"], GPU_KINDS)
     )
     starts = calls.select("correlation", from_ns="start_ns", from_pid="to_pid", from_tid="to_tid")
-    arrows = works.select("correlation", "start_ns", "to_pid", "to_tid").join(starts, on="correlation")
+    arrows = works.select("correlation", "start_ns", "to_pid", "to_tid").join(
+        starts, on="correlation"
+    )
     return arrows.sort("start_ns", "correlation")

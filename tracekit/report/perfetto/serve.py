@@ -60,7 +60,8 @@ class SingleDownloadServer(http.server.ThreadingHTTPServer):
 
     def wait(self) -> None:
         """Answer requests until the file was read."""
-        # Opened once, so that a missing file is an error here, and one that is deleted meanwhile can still be read.
+        # Opened once, so that a missing file is an error here, and one that is deleted meanwhile
+        # can still be read.
         with self.file.open("rb") as self.contents:
             while not self.read:
                 self.handle_request()
@@ -77,7 +78,8 @@ class _RequestHandler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send the file."""
         download = self.server
-        # A reader may disconnect before the end: then the next one, who may be waiting here, gets the file.
+        # A reader may disconnect before the end: then the next one, who may be waiting here, gets
+        # the file.
         with download.lock, contextlib.suppress(OSError):
             if download.contents is None or not self._is_allowed():
                 self.send_error(404)
@@ -115,7 +117,9 @@ class _RequestHandler(http.server.BaseHTTPRequestHandler):
     def _send_access_headers(self) -> None:
         self.send_header("Access-Control-Allow-Origin", VIEWER)
         self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")  # treat as a file, whatever its contents
+        self.send_header(
+            "X-Content-Type-Options", "nosniff"
+        )  # treat as a file, whatever its contents
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: the only reader is the user."""
@@ -141,7 +145,9 @@ def moment_parameters(file: Path, start_ns: int, end_ns: int) -> str:
     match = re.search(rb'"baseTimeNanoseconds":(\d+)', _header(file))
     base_ns = int(match[1]) if match else 0
     margin_ns = max(2 * (end_ns - start_ns), MIN_MARGIN_NS)
-    return f"&visStart={max(0, start_ns - margin_ns - base_ns)}&visEnd={end_ns + margin_ns - base_ns}"
+    return (
+        f"&visStart={max(0, start_ns - margin_ns - base_ns)}&visEnd={end_ns + margin_ns - base_ns}"
+    )
 
 
 def _header(file: Path) -> bytes:

@@ -1,12 +1,12 @@
 """Layout of a pipeline schedule or a weight reload: rows, boxes on a time axis, labels, colours, and figures as text.
 
-Every drawing of a schedule (terminal, SVG page, HTML page, matplotlib figure, Perfetto trace) reads one
-``ScheduleLayout`` and only draws it. A layout comes from a simulated schedule or weight reload, or from the measured
-or the ideal cells of a compared pipeline. Time starts at 0 and keeps the unit of its source: units of the given times,
-or nanoseconds.
+Every drawing of a schedule (terminal, SVG page, HTML page, matplotlib figure, Perfetto trace) reads
+one ``ScheduleLayout`` and only draws it. A layout comes from a simulated schedule or weight reload,
+or from the measured or the ideal cells of a compared pipeline. Time starts at 0 and keeps the unit
+of its source: units of the given times, or nanoseconds.
 
-A cell is one op on one rank, or on one buffer of a device. An overlapped pair (op FB) is one cell but two boxes: its
-forward in the upper half of the row, its backward in the lower half.
+A cell is one op on one rank, or on one buffer of a device. An overlapped pair (op FB) is one cell
+but two boxes: its forward in the upper half of the row, its backward in the lower half.
 """
 
 from __future__ import annotations
@@ -41,10 +41,13 @@ MAX_WHITE_IN_CHUNK_COLOUR = 0.45
 RELOAD_COLOURS = {
     "H": Coloured("copy from the host", LABEL_COLOURS["onload"]),
     "S": Coloured("broadcast, as source", LABEL_COLOURS["broadcast"]),
-    "D": Coloured("broadcast, as destination", mix_colours(LABEL_COLOURS["broadcast"], "#ffffff", 0.5)),
+    "D": Coloured(
+        "broadcast, as destination", mix_colours(LABEL_COLOURS["broadcast"], "#ffffff", 0.5)
+    ),
     "R": Coloured("reload", mix_colours(LABEL_COLOURS["reload"], "#ffffff", 0.3)),
 }
-"""Ops of a weight reload by their letter; lighter than their labels where the number in a box could not be read."""
+"""Ops of a weight reload by their letter; lighter than their labels where the number in a box could
+not be read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +59,13 @@ class ScheduleLayout:
     end: Any
     """End of the time axis."""
     cells: pl.DataFrame
-    """One row per cell: the source's columns with ``row``, ``start``, ``end`` and ``name`` (such as 0F3)."""
+    """One row per cell: the source's columns with ``row``, ``start``, ``end`` and ``name`` (such as
+    0F3)."""
     boxes: pl.DataFrame
-    """One row per box, the lower halves last: the columns of its cell with ``cell`` (index into ``cells``), ``op`` (one
-    letter), ``part`` (``WHOLE``, ``UPPER`` or ``LOWER``), ``top`` and ``bottom`` (its edges within the row, 0 to 1),
-    ``number`` (its micro-batch or bucket), ``label`` (the text in it) and ``colour_key`` (index into ``colours``)."""
+    """One row per box, the lower halves last: the columns of its cell with ``cell`` (index into
+    ``cells``), ``op`` (one letter), ``part`` (``WHOLE``, ``UPPER`` or ``LOWER``), ``top`` and
+    ``bottom`` (its edges within the row, 0 to 1), ``number`` (its micro-batch or bucket), ``label``
+    (the text in it) and ``colour_key`` (index into ``colours``)."""
     colours: Sequence[Coloured]
     """Ops that occur, in the order of the legend, each once per shade."""
     legend: Mapping[str, Coloured]
@@ -97,7 +102,9 @@ def layout_simulation(simulation: Simulation | WeightReload) -> ScheduleLayout:
     if isinstance(simulation, WeightReload):
         return _layout_reload(simulation)
     schedule = simulation.schedule
-    return layout_cells(simulation.cells, schedule, ranks=range(schedule.pp), end=simulation.makespan)
+    return layout_cells(
+        simulation.cells, schedule, ranks=range(schedule.pp), end=simulation.makespan
+    )
 
 
 def _layout_reload(reload: WeightReload) -> ScheduleLayout:
@@ -105,7 +112,8 @@ def _layout_reload(reload: WeightReload) -> ScheduleLayout:
     lane_number = {lane: i for i, lane in enumerate(LANES)}
     letter_number = {letter: i for i, letter in enumerate(RELOAD_COLOURS)}
     cells = reload.cells.with_columns(
-        row=pl.col("rank") * len(LANES) + pl.col("lane").replace_strict(lane_number, return_dtype=pl.Int64),
+        row=pl.col("rank") * len(LANES)
+        + pl.col("lane").replace_strict(lane_number, return_dtype=pl.Int64),
         name=pl.format("{} {}", "op", "bucket"),
     )
     letter = pl.coalesce("role", "op").str.slice(0, 1).str.to_uppercase()
@@ -123,7 +131,9 @@ def _layout_reload(reload: WeightReload) -> ScheduleLayout:
     return ScheduleLayout(rows, reload.makespan, cells, boxes, colours, RELOAD_COLOURS)
 
 
-def layout_pipeline(compared: StepComparison, *, extra_columns: Sequence[pl.Series] = ()) -> dict[str, ScheduleLayout]:
+def layout_pipeline(
+    compared: StepComparison, *, extra_columns: Sequence[pl.Series] = ()
+) -> dict[str, ScheduleLayout]:
     """Lay out a compared pipeline twice: ``measured`` and ``ideal``, both in nanoseconds from their first cell.
 
     Args:
@@ -141,8 +151,12 @@ def layout_pipeline(compared: StepComparison, *, extra_columns: Sequence[pl.Seri
     if compared.ideal_cells is not None:
         ideal = compared.ideal_cells.filter(pl.col("rank").is_in(ranks))
     return {
-        "measured": layout_cells(measured, ran, ranks=ranks, end=compared.measured_ns, origin_ns=origin_ns),
-        "ideal": layout_cells(ideal, compared_with, ranks=ranks, end=compared.ideal_ns, origin_ns=origin_ns),
+        "measured": layout_cells(
+            measured, ran, ranks=ranks, end=compared.measured_ns, origin_ns=origin_ns
+        ),
+        "ideal": layout_cells(
+            ideal, compared_with, ranks=ranks, end=compared.ideal_ns, origin_ns=origin_ns
+        ),
     }
 
 
@@ -152,8 +166,9 @@ def layout_cells(
     """Place cells on rows and split them into boxes.
 
     Args:
-        cells: Columns ``rank``, ``op``, ``stage``, ``microbatch``, ``b_stage``, ``b_microbatch`` (the backward of an
-            FB), ``start`` and ``end``. An unknown stage counts as the rank's first chunk.
+        cells: Columns ``rank``, ``op``, ``stage``, ``microbatch``, ``b_stage``, ``b_microbatch``
+            (the backward of an FB), ``start`` and ``end``. An unknown stage counts as the rank's
+            first chunk.
         schedule: Tells which chunk of its rank a stage is.
         ranks: Rank of each row.
         end: End of the time axis.
@@ -161,7 +176,8 @@ def layout_cells(
     """
     row_of_rank = {rank: row for row, rank in enumerate(ranks)}
     cells = cells.with_columns(
-        pl.col("op").cast(pl.String), row=pl.col("rank").replace_strict(row_of_rank, return_dtype=pl.Int64)
+        pl.col("op").cast(pl.String),
+        row=pl.col("rank").replace_strict(row_of_rank, return_dtype=pl.Int64),
     ).with_columns(name=cell_name())
     boxes = _split_pairs(cells)
     stage = boxes["stage"].fill_null(0).to_numpy()
@@ -172,16 +188,25 @@ def layout_cells(
     marks = ["" if by_shade else "′" * number for number in chunk.tolist()]
     ops = [op for op in OP_NAMES if op in set(boxes["op"].unique())]
     colours = [
-        Coloured(OP_NAMES[op], shade_colour(op, shade, shade_count)) for op in ops for shade in range(shade_count)
+        Coloured(OP_NAMES[op], shade_colour(op, shade, shade_count))
+        for op in ops
+        for shade in range(shade_count)
     ]
     boxes = boxes.with_columns(
         top=pl.col("part").replace_strict({part: edges[0] for part, edges in PART_EDGES.items()}),
-        bottom=pl.col("part").replace_strict({part: edges[1] for part, edges in PART_EDGES.items()}),
+        bottom=pl.col("part").replace_strict(
+            {part: edges[1] for part, edges in PART_EDGES.items()}
+        ),
         number="microbatch",
         # The micro-batch, empty if unknown, with its chunk where no shade shows it.
-        label=(boxes["microbatch"].cast(pl.String) + pl.Series(marks, dtype=pl.String)).fill_null(""),
+        label=(boxes["microbatch"].cast(pl.String) + pl.Series(marks, dtype=pl.String)).fill_null(
+            ""
+        ),
         # ``colours`` holds all shades of the first op, then all shades of the second.
-        colour_key=pl.col("op").replace_strict({op: i for i, op in enumerate(ops)}, return_dtype=pl.Int64) * shade_count
+        colour_key=pl.col("op").replace_strict(
+            {op: i for i, op in enumerate(ops)}, return_dtype=pl.Int64
+        )
+        * shade_count
         + pl.Series(chunk if by_shade else np.zeros_like(chunk)),
     )
     legend = {op: Coloured(OP_NAMES[op], CELL_COLOURS[op]) for op in ops}
@@ -204,7 +229,10 @@ def _split_pairs(cells: pl.DataFrame) -> pl.DataFrame:
 
 
 def cell_name() -> pl.Expr:
-    """Return a cell's name in the notation of schedules, such as 0F3 or (0F7;7B3); its op if its stage is unknown."""
+    """Return a cell's name in the notation of schedules, such as 0F3 or (0F7;7B3).
+
+    Its op if its stage is unknown.
+    """
     pair = pl.format("({}F{};{}B{})", "stage", "microbatch", "b_stage", "b_microbatch")
     single = pl.format("{}{}{}", "stage", "op", "microbatch")
     return pl.coalesce(pl.when(pl.col("op") == "FB").then(pair).otherwise(single), "op")
@@ -213,7 +241,8 @@ def cell_name() -> pl.Expr:
 def stage_chunks(schedule: Schedule) -> npt.NDArray[np.int64]:
     """Return which of its rank's chunks each stage is, counted in the order of the stages.
 
-    All are 0 in a schedule of two directions: there the number of a micro-batch tells its direction.
+    All are 0 in a schedule of two directions: there the number of a micro-batch tells its
+    direction.
 
     >>> from tracekit.schedules import generate
     >>> stage_chunks(generate("interleaved", pp=2, microbatches=2)).tolist()
@@ -242,7 +271,9 @@ def shade_colour(op: str, shade: int, shade_count: int) -> str:
     """
     if shade == 0:
         return CELL_COLOURS[op]
-    return mix_colours(CELL_COLOURS[op], "#ffffff", MAX_WHITE_IN_CHUNK_COLOUR * shade / max(shade_count - 1, 1))
+    return mix_colours(
+        CELL_COLOURS[op], "#ffffff", MAX_WHITE_IN_CHUNK_COLOUR * shade / max(shade_count - 1, 1)
+    )
 
 
 def headline(simulation: Simulation | Schedule | WeightReload, *, name: str | None = None) -> str:
@@ -256,13 +287,22 @@ def headline(simulation: Simulation | Schedule | WeightReload, *, name: str | No
     if isinstance(simulation, WeightReload):
         return f"{simulation.name} · {simulation.ranks} devices × {simulation.rounds} rounds"
     schedule = simulation.schedule if isinstance(simulation, Simulation) else simulation
-    chunks = f" × {schedule.virtual} chunks" if schedule.virtual > 1 and stage_chunks(schedule).any() else ""
-    sizes = f"{counted(schedule.pp, 'rank')} × {counted(schedule.microbatches, 'micro-batch')}{chunks}"
+    chunks = (
+        f" × {schedule.virtual} chunks"
+        if schedule.virtual > 1 and stage_chunks(schedule).any()
+        else ""
+    )
+    sizes = (
+        f"{counted(schedule.pp, 'rank')} × {counted(schedule.microbatches, 'micro-batch')}{chunks}"
+    )
     return f"{name or schedule.name} · {sizes}"
 
 
 def simulation_facts(simulation: Simulation | WeightReload) -> str:
-    """Return makespan, share outside cells and peak activations as one line; of a weight reload, who sends a bucket."""
+    """Return makespan, share outside cells and peak activations as one line.
+
+    Of a weight reload, who sends a bucket.
+    """
     if isinstance(simulation, WeightReload):
         source = f"device g mod {simulation.ranks} is the source of bucket g"
         return f"makespan {simulation.makespan:g} · numbers are buckets; {source}"
@@ -275,5 +315,7 @@ def simulation_facts(simulation: Simulation | WeightReload) -> str:
 def rank_rows(simulation: Simulation) -> list[tuple[float, ...]]:
     """Return work, time outside cells (in all and by phase) and peak activations of each rank (``RANK_COLUMNS``)."""
     idle_by_phase = simulation.idle_by_phase.iter_rows()
-    figures = zip(idle_by_phase, simulation.busy, simulation.bubble, simulation.peak_activations, strict=True)
+    figures = zip(
+        idle_by_phase, simulation.busy, simulation.bubble, simulation.peak_activations, strict=True
+    )
     return [(rank, work, bubble, *idle, peak) for (rank, *idle), work, bubble, peak in figures]

@@ -10,7 +10,14 @@ from matplotlib.patches import Patch
 
 from tracekit.report import figures
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
-from tracekit.report.schedule.layout import UPPER, WHOLE, ScheduleLayout, headline, layout_simulation, simulation_facts
+from tracekit.report.schedule.layout import (
+    UPPER,
+    WHOLE,
+    ScheduleLayout,
+    headline,
+    layout_simulation,
+    simulation_facts,
+)
 from tracekit.schedules import Schedule, Simulation, simulate
 from tracekit.schedules.blocks import LANES, PHASES, Block, BlockTimes, block, block_times
 from tracekit.weight_updates import WeightReload
@@ -33,10 +40,14 @@ def draw_schedule(simulation: Simulation | WeightReload) -> Figure:
     layout = layout_simulation(simulation)
     durations = (layout.boxes["end"] - layout.boxes["start"]).to_numpy()
     labelled = len(durations) <= MAX_LABELLED_BOXES
-    units = simulation.makespan / max(float(durations.min()), 1e-12)  # in durations of the shortest op
+    units = simulation.makespan / max(
+        float(durations.min()), 1e-12
+    )  # in durations of the shortest op
     width = float(np.clip(units * 0.19 + 1.2, 7, 18 if labelled else 16))
     inches_per_unit = (width - 1.2) / simulation.makespan
-    labelled = labelled and float(durations.max()) * inches_per_unit >= DIGIT_INCHES + LABEL_MARGIN_INCHES
+    labelled = (
+        labelled and float(durations.max()) * inches_per_unit >= DIGIT_INCHES + LABEL_MARGIN_INCHES
+    )
     height = float(np.clip(0.36 * len(layout.rows) + 1.5, 2.4, 10))
     figure, axes = figures.figure_and_axes(None, width=width, height=height)
     draw_grid(axes, {"": layout}, inches_per_unit=inches_per_unit if labelled else 0)
@@ -68,7 +79,15 @@ def draw_grid(
         first_row = section * rows_per_section
         draw_cells(axes, layout, inches_per_unit=inches_per_unit, first_row=first_row)
         if len(layouts) > 1:
-            axes.text(0, first_row - 0.12, name, ha="left", va="bottom", fontsize=8.5, color=figures.QUIET_INK)
+            axes.text(
+                0,
+                first_row - 0.12,
+                name,
+                ha="left",
+                va="bottom",
+                fontsize=8.5,
+                color=figures.QUIET_INK,
+            )
         ticks |= {first_row + row + 0.5: rows[row] for row in range(0, len(rows), step)}
     axes.set_xlim(0, max(layout.end for layout in layouts.values()))
     axes.set_ylim(len(layouts) * rows_per_section - 1, -0.55 if len(layouts) > 1 else 0)
@@ -76,13 +95,16 @@ def draw_grid(
     figures.strip_axes(axes, x_label=x_label)
 
 
-def draw_cells(axes: Axes, layout: ScheduleLayout, *, inches_per_unit: float, first_row: int = 0) -> None:
+def draw_cells(
+    axes: Axes, layout: ScheduleLayout, *, inches_per_unit: float, first_row: int = 0
+) -> None:
     """Draw idle time and boxes of a layout, one row per rank from *first_row* down.
 
     Args:
         axes: Axes to draw on.
         layout: The schedule.
-        inches_per_unit: Inches that a unit of time takes. A label is written where it fits; with 0, none is.
+        inches_per_unit: Inches that a unit of time takes. A label is written where it fits; with 0,
+            none is.
         first_row: Y coordinate of the first row's top.
     """
     boxes = layout.boxes
@@ -106,21 +128,39 @@ def draw_cells(axes: Axes, layout: ScheduleLayout, *, inches_per_unit: float, fi
     pairs = boxes["part"].to_numpy() == UPPER
     frame = {"facecolors": "none", "edgecolors": figures.INK, "linewidths": 0.8, "zorder": 2}
     pair_top = row[pairs] + ROW_MARGIN
-    figures.draw_boxes(axes, start=start[pairs], end=end[pairs], top=pair_top, bottom=pair_top + height, **frame)
-    text_style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": figures.INK, "zorder": 3}
+    figures.draw_boxes(
+        axes, start=start[pairs], end=end[pairs], top=pair_top, bottom=pair_top + height, **frame
+    )
+    text_style: dict[str, Any] = {
+        "ha": "center",
+        "va": "center_baseline",
+        "color": figures.INK,
+        "zorder": 3,
+    }
     for i, (label, part) in enumerate(boxes.select("label", "part").iter_rows()):
-        if label and (end[i] - start[i]) * inches_per_unit >= len(label) * DIGIT_INCHES + LABEL_MARGIN_INCHES:
+        if (
+            label
+            and (end[i] - start[i]) * inches_per_unit
+            >= len(label) * DIGIT_INCHES + LABEL_MARGIN_INCHES
+        ):
             middle = (start[i] + end[i]) / 2, (top[i] + bottom[i]) / 2
             axes.text(*middle, label, fontsize=8 if part == WHOLE else 7, **text_style)
 
 
 def cell_handles(layout: ScheduleLayout) -> list[Patch]:
     """Return the legend entries of a layout."""
-    handles = [Patch(facecolor=op.colour, label=f"{op.name} ({letter})") for letter, op in layout.legend.items()]
+    handles = [
+        Patch(facecolor=op.colour, label=f"{op.name} ({letter})")
+        for letter, op in layout.legend.items()
+    ]
     if "FB" in layout.cells["op"]:
-        handles.append(Patch(facecolor="none", edgecolor=figures.INK, label="overlapped pair (FB), F above B"))
+        handles.append(
+            Patch(facecolor="none", edgecolor=figures.INK, label="overlapped pair (FB), F above B")
+        )
     if layout.shade_count > 1:
-        handles.append(Patch(facecolor="white", edgecolor=figures.FAINT_INK, label="lighter: later chunk"))
+        handles.append(
+            Patch(facecolor="white", edgecolor=figures.FAINT_INK, label="lighter: later chunk")
+        )
     return [*handles, Patch(facecolor=IDLE_COLOUR, label="outside cells")]
 
 
@@ -144,7 +184,9 @@ def draw_phases(schedule: Schedule, times: BlockTimes | None = None) -> Figure:
     simulation = simulate(schedule, block_times(times))
     figure = Figure(figsize=(_PHASES_FIGURE_INCHES, 3.9 + 0.36 * schedule.pp), layout="constrained")
     rows = figure.add_gridspec(2, 1, height_ratios=[1.5, 0.36 * schedule.pp + 0.9], hspace=0.12)
-    columns = rows[0].subgridspec(1, 3, width_ratios=[blocks[phase].duration for phase in PHASES], wspace=0.03)
+    columns = rows[0].subgridspec(
+        1, 3, width_ratios=[blocks[phase].duration for phase in PHASES], wspace=0.03
+    )
     for column, phase in enumerate(PHASES):
         axes = figure.add_subplot(columns[column])
         _draw_block(axes, blocks[phase], name_lanes=column == 0)
@@ -153,11 +195,20 @@ def draw_phases(schedule: Schedule, times: BlockTimes | None = None) -> Figure:
     layout = layout_simulation(simulation)
     labelled = len(layout.cells) <= MAX_LABELLED_BOXES
     inches_per_unit = (_PHASES_FIGURE_INCHES - 1.2) / layout.end if labelled else 0
-    draw_grid(grid, {"": layout}, inches_per_unit=inches_per_unit, x_label="time (units of the times inside a block)")
+    draw_grid(
+        grid,
+        {"": layout},
+        inches_per_unit=inches_per_unit,
+        x_label="time (units of the times inside a block)",
+    )
     grid.set_title(simulation_facts(simulation), loc="left", fontsize=8.5, color=figures.QUIET_INK)
     figures.draw_legend(grid, cell_handles(layout))
     figure.suptitle(
-        f"{headline(schedule)} · what overlaps in each phase", x=0.01, ha="left", fontsize=11, color=figures.INK
+        f"{headline(schedule)} · what overlaps in each phase",
+        x=0.01,
+        ha="left",
+        fontsize=11,
+        color=figures.INK,
     )
     return figure
 
@@ -169,10 +220,18 @@ def _draw_block(axes: Axes, tasks: Block, *, name_lanes: bool) -> None:
     for lane, task, label, start, end in tasks.cells.iter_rows():
         row = LANES.index(lane)
         colour = LABEL_COLOURS[label]
-        axes.barh(row, end - start, left=start, height=0.86, color=colour, edgecolor="white", lw=0.8)
+        axes.barh(
+            row, end - start, left=start, height=0.86, color=colour, edgecolor="white", lw=0.8
+        )
         text = task.replace("(", "\n(") if end - start < 1.8 else task
         axes.text(
-            (start + end) / 2, row, text, ha="center", va="center", fontsize=6.8, color=figures.text_colour_on(colour)
+            (start + end) / 2,
+            row,
+            text,
+            ha="center",
+            va="center",
+            fontsize=6.8,
+            color=figures.text_colour_on(colour),
         )
     axes.set_xlim(0, tasks.duration)
     axes.set_ylim(len(LANES) - 0.5, -0.5)

@@ -1,7 +1,7 @@
 """Simulated schedules and weight reloads as terminal text, and as files whose extension decides the format.
 
-The text has the results, a small picture where it fits, and the figures and order of every rank. The page has the grid
-as inline SVG with a tooltip per cell, its figures and its orders; no scripts.
+The text has the results, a small picture where it fits, and the figures and order of every rank.
+The page has the grid as inline SVG with a tooltip per cell, its figures and its orders; no scripts.
 """
 
 import json
@@ -25,7 +25,13 @@ from tracekit.report.html.templates import asset, render_template
 from tracekit.report.palette import IDLE_COLOUR
 from tracekit.report.perfetto.events import TrackNumbers, event_lines
 from tracekit.report.schedule import layout as layouts
-from tracekit.report.schedule.layout import ScheduleLayout, headline, layout_simulation, rank_rows, simulation_facts
+from tracekit.report.schedule.layout import (
+    ScheduleLayout,
+    headline,
+    layout_simulation,
+    rank_rows,
+    simulation_facts,
+)
 from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.table import render_table
 from tracekit.report.write import check_extension, write_file
@@ -42,7 +48,9 @@ EXTENSIONS = (".svg", ".png", ".pdf", ".html", ".trace.json", ".json", ".txt")
 _PICTURES = (".svg", ".png", ".pdf")
 
 
-def schedule_text(simulation: Simulation | WeightReload, *, width: int, letters: bool = True) -> RenderableType:
+def schedule_text(
+    simulation: Simulation | WeightReload, *, width: int, letters: bool = True
+) -> RenderableType:
     """Return everything about a schedule on *width* columns.
 
     Args:
@@ -53,7 +61,11 @@ def schedule_text(simulation: Simulation | WeightReload, *, width: int, letters:
     layout = layout_simulation(simulation)
     lines: list[RenderableType] = [Text(headline(simulation), style="bold"), *_summary(simulation)]
     if picture := gantt(layout, width=width, letters=letters):
-        lines += ["", picture] if letters and layout.ranks else ["", picture, _legend(layout, letters=letters)]
+        lines += (
+            ["", picture]
+            if letters and layout.ranks
+            else ["", picture, _legend(layout, letters=letters)]
+        )
     if isinstance(simulation, WeightReload):
         return Group(*lines)
     ranks = _rank_table(simulation, width)
@@ -61,18 +73,30 @@ def schedule_text(simulation: Simulation | WeightReload, *, width: int, letters:
 
 
 def list_text(entries: list[Entry], *, width: int = 80) -> RenderableType | None:
-    """Return a table of all schedules; a wide terminal also shows the sizes each takes and its source."""
+    """Return a table of all schedules.
+
+    A wide terminal also shows the sizes each takes and its source.
+    """
     columns = (
         Column("name", "code"),
         Column("what it is", value="summary"),
-        Column("sizes", "word", 1, value=lambda entry: entry.constraint.removeprefix(f"{entry.name} needs ") or "any"),
+        Column(
+            "sizes",
+            "word",
+            1,
+            value=lambda entry: entry.constraint.removeprefix(f"{entry.name} needs ") or "any",
+        ),
         Column("source", "word", 1),
     )
-    return render_table(make_table(columns, entries, notes=("--json has all sizes and sources",)), width)
+    return render_table(
+        make_table(columns, entries, notes=("--json has all sizes and sources",)), width
+    )
 
 
 def gantt(layout: ScheduleLayout, *, width: int, letters: bool = True) -> Text | None:
-    """Draw one line per row on *width* columns, the shortest op at least one column wide; None if it does not fit.
+    """Draw one line per row on *width* columns, the shortest op at least one column wide.
+
+    None if it does not fit.
 
     >>> from tracekit.schedules import generate, simulate
     >>> print(gantt(layout_simulation(simulate(generate("1f1b", pp=2, microbatches=2))), width=40).plain)
@@ -92,10 +116,15 @@ def gantt(layout: ScheduleLayout, *, width: int, letters: bool = True) -> Text |
     for row, name in enumerate(names):
         picture.append(f"{name:>{margin - 1}} ", style="bold")
         column = 0
-        boxes = layout.boxes.filter(row=row).sort("cell", "part").select("op", "number", "part", "start", "end")
+        boxes = (
+            layout.boxes.filter(row=row)
+            .sort("cell", "part")
+            .select("op", "number", "part", "start", "end")
+        )
         for op, number, part, start, end in boxes.iter_rows():
             left, right = round(start * scale), round(end * scale)
-            # A line of text has no halves: a pair's forward takes the left half of its time, its backward the right.
+            # A line of text has no halves: a pair's forward takes the left half of its time, its
+            # backward the right.
             middle = (left + right) // 2
             if part != layouts.WHOLE:
                 left, right = (left, middle) if part == layouts.UPPER else (middle, right)
@@ -109,15 +138,23 @@ def gantt(layout: ScheduleLayout, *, width: int, letters: bool = True) -> Text |
 
 
 def _legend(layout: ScheduleLayout, *, letters: bool) -> Text:
-    """Return the names of the colours or letters; an overlapped pair shows its forward, then its backward."""
+    """Return the names of the colours or letters.
+
+    An overlapped pair shows its forward, then its backward.
+    """
     text = Text("   ")
     for letter, op in layout.legend.items():
-        text.append(letter if letters else "  ", style=f"{_INK} on {op.colour}").append(f" {op.name}   ", style="dim")
+        text.append(letter if letters else "  ", style=f"{_INK} on {op.colour}").append(
+            f" {op.name}   ", style="dim"
+        )
     return text
 
 
 def _fit_label(letter: str, number: str, columns: int) -> str:
-    """Return letter and number, or less if they do not fit, filled up to *columns*; without a letter the number."""
+    """Return letter and number, or less if they do not fit, filled up to *columns*.
+
+    Without a letter the number.
+    """
     if not letter:
         return number.center(columns) if len(number) <= columns else " " * columns
     for text in (f"{letter}{number}", letter):
@@ -127,12 +164,21 @@ def _fit_label(letter: str, number: str, columns: int) -> str:
 
 
 def _summary(simulation: Simulation | WeightReload) -> list[Text]:
-    scalars = asdict(simulation.times) if isinstance(simulation, WeightReload) else simulation.times.scalars()
-    times = ", ".join(f"{name}={value:g}" for name, value in scalars.items() if isinstance(value, (int, float)))
+    scalars = (
+        asdict(simulation.times)
+        if isinstance(simulation, WeightReload)
+        else simulation.times.scalars()
+    )
+    times = ", ".join(
+        f"{name}={value:g}" for name, value in scalars.items() if isinstance(value, (int, float))
+    )
     lines = [Text(f"times     {times}"), Text(f"makespan  {simulation.makespan:g}")]
     if isinstance(simulation, WeightReload):
         return lines
-    of_time, of_work = (percent(share, digits=2) for share in (simulation.bubble_fraction, simulation.bubble_over_work))
+    of_time, of_work = (
+        percent(share, digits=2)
+        for share in (simulation.bubble_fraction, simulation.bubble_over_work)
+    )
     outside = f"outside   {of_time} of ranks × makespan in no cell · {of_work} of the work · "
     rate = f"zero-bubble rate {simulation.bubble_rate_zb:.4f} (of the longest rank's span)"
     return [*lines, Text(outside + rate)]
@@ -144,19 +190,29 @@ def _rank_table(simulation: Simulation, width: int) -> RenderableType | None:
     if len(rows) > MAX_RANKS:
         quarter = MAX_RANKS // 4
         rows = [*rows[:quarter], ("…", *[""] * (len(layouts.RANK_COLUMNS) - 1)), *rows[-quarter:]]
-    return render_table(make_table([Column(name, "figure") for name in layouts.RANK_COLUMNS], rows), width)
+    return render_table(
+        make_table([Column(name, "figure") for name in layouts.RANK_COLUMNS], rows), width
+    )
 
 
 def _order_lines(simulation: Simulation) -> list[Text]:
     schedule = simulation.schedule
     if schedule.pp > MAX_RANKS or max(map(len, schedule.ranks)) > MAX_OPS_IN_ORDER:
-        return [Text(f"\norders: {len(simulation.start)} ops in all; --json or -o FILE.txt has them", style="dim")]
+        return [
+            Text(
+                f"\norders: {len(simulation.start)} ops in all; --json or -o FILE.txt has them",
+                style="dim",
+            )
+        ]
     orders = [Text(f"{rank}: {' '.join(ops)}") for rank, ops in enumerate(schedule.orders())]
     return [Text("\norder", style="bold"), *orders]
 
 
 def write_schedule(
-    simulation: Simulation | WeightReload, path: str | PathLike[str], *, block_times: BlockTimes | None = None
+    simulation: Simulation | WeightReload,
+    path: str | PathLike[str],
+    *,
+    block_times: BlockTimes | None = None,
 ) -> None:
     """Write a simulated schedule or weight reload in the format of *path*'s extension (``EXTENSIONS``).
 
@@ -191,7 +247,9 @@ def write_schedule(
     elif extension == ".json":
         write_file(path, encode(simulation.to_document(), indent=None))
     else:
-        write_file(path, schedule_page(simulation) if extension == ".html" else schedule_trace(simulation))
+        write_file(
+            path, schedule_page(simulation) if extension == ".html" else schedule_trace(simulation)
+        )
 
 
 TRACE_DETAILS = ("stage", "microbatch", "b_stage", "b_microbatch", "bucket", "round", "role")
@@ -212,9 +270,17 @@ def schedule_trace(simulation: Simulation | WeightReload) -> str:
     pid = numbers.add_process(headline(simulation))
     tracks = [(pid, row) for row in layout.rows]
     cells = layout.cells.with_columns(track="row")
-    start_ns, end_ns = ((pl.col(time) * UNIT_NS).cast(pl.Float64).round().cast(pl.Int64) for time in ("start", "end"))
-    placed = numbers.place_events(cells.with_columns(kind="op", start_ns=start_ns, end_ns=end_ns), tracks)
-    lines = [*numbers.take_lines(), *event_lines(placed, 0, details={column: column for column in TRACE_DETAILS})]
+    start_ns, end_ns = (
+        (pl.col(time) * UNIT_NS).cast(pl.Float64).round().cast(pl.Int64)
+        for time in ("start", "end")
+    )
+    placed = numbers.place_events(
+        cells.with_columns(kind="op", start_ns=start_ns, end_ns=end_ns), tracks
+    )
+    lines = [
+        *numbers.take_lines(),
+        *event_lines(placed, 0, details={column: column for column in TRACE_DETAILS}),
+    ]
     about = {"tracekit": __version__, "schedule": name, "unit_us": UNIT_NS / 1000}
     header = json.dumps({"displayTimeUnit": "ms", "otherData": about}, ensure_ascii=False)
     return f'{header[:-1]}, "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
@@ -278,7 +344,9 @@ def _grid(layout: ScheduleLayout, title: str) -> Markup:
     ticks = {tick: f"{tick:g}" for tick in round_ticks(layout.end)}
     row_height, size = 24 if len(rows) <= 24 else 12, Markup(f'width="{width:.0f}"')
     axis = {"start": 0, "end": layout.end, "ticks": ticks}
-    return draw_rows(rows, title, **axis, width=width, name_width=name_px, row_height=row_height, attributes=size)
+    return draw_rows(
+        rows, title, **axis, width=width, name_width=name_px, row_height=row_height, attributes=size
+    )
 
 
 def round_ticks(end: float) -> list[float]:

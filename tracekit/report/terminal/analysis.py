@@ -1,7 +1,7 @@
 """The report in the terminal: the answer, then sections, most of which are one table with its notes.
 
-A section is a function of the view and the width of the terminal. It returns what to print, or None if there is nothing
-to say. Sections that draw more are in ``fleet`` and ``schedule``.
+A section is a function of the view and the width of the terminal. It returns what to print, or None
+if there is nothing to say. Sections that draw more are in ``fleet`` and ``schedule``.
 """
 
 from collections.abc import Callable, Collection
@@ -26,7 +26,13 @@ from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.late import short_lines
 from tracekit.report.terminal.schedule import draw_schedule, render_schedule, what_if
 from tracekit.report.terminal.screen import Screen
-from tracekit.report.terminal.table import MAX_RANKS_LISTED, WORST_RANKS_SHOWN, Note, render_table, stack
+from tracekit.report.terminal.table import (
+    MAX_RANKS_LISTED,
+    WORST_RANKS_SHOWN,
+    Note,
+    render_table,
+    stack,
+)
 from tracekit.report.text import wrap_text
 from tracekit.report.view import View, view_of
 from tracekit.report.view.budget import NOT_RECORDED, Bar, LabelRow
@@ -54,7 +60,8 @@ def render(
         analysis: The result.
         console: Where to print; standard output if it is None.
         brief: Print five lines, and predictions if they were asked for.
-        full: Print the whole answer and every section; else the first screen, the schedule and what was asked for.
+        full: Print the whole answer and every section; else the first screen, the schedule and what
+            was asked for.
         page_written: Whether a page was written, which is then not suggested.
         definitions: Print the definition of each number as well.
     """
@@ -114,8 +121,12 @@ def answer(view: View, width: int) -> Text:
     """Return the lines of the answer: the topic, and the text wrapped beside it."""
     wrap_width, text = max(50, min(width, 132)), Text()
     for i, line in enumerate(view.answer):
-        wrapped = wrap_text(line.text, wrap_width, first=f"{line.topic:<{TOPIC_WIDTH}}", rest=" " * TOPIC_WIDTH)
-        text.append("\n" if i else "").append(wrapped[:TOPIC_WIDTH], style="bold").append(wrapped[TOPIC_WIDTH:])
+        wrapped = wrap_text(
+            line.text, wrap_width, first=f"{line.topic:<{TOPIC_WIDTH}}", rest=" " * TOPIC_WIDTH
+        )
+        text.append("\n" if i else "").append(wrapped[:TOPIC_WIDTH], style="bold").append(
+            wrapped[TOPIC_WIDTH:]
+        )
     return text
 
 
@@ -133,14 +144,20 @@ def _title_words(view: View, *, short: bool) -> dict[str, str]:
         "steps": f"{steps} steps" if steps > 1 else "step",
         "of_role": "" if main_role is None else f" of role {main_role}",
         "of_ranks": f"; {drawn} of {counted(ranks, 'rank')}" if drawn < ranks else "",
-        "idle": "Bubble: idle and exposed pipeline waiting" if view.pipelined else "Idle: why the GPU ran nothing",
+        "idle": "Bubble: idle and exposed pipeline waiting"
+        if view.pipelined
+        else "Idle: why the GPU ran nothing",
         "by": view.by_title,
     }
 
 
-def shared(table: Callable[[View], Table | None], *, total_style: str = "", max_rows: int | None = None) -> Section:
+def shared(
+    table: Callable[[View], Table | None], *, total_style: str = "", max_rows: int | None = None
+) -> Section:
     """Return the section that shows one of the tables that all reports share, with *max_rows* of its rows."""
-    return lambda view, width: render_table(table(view), width, total_style=total_style, max_rows=max_rows)
+    return lambda view, width: render_table(
+        table(view), width, total_style=total_style, max_rows=max_rows
+    )
 
 
 def compute(view: View, width: int) -> RenderableType | None:
@@ -153,7 +170,11 @@ def compute(view: View, width: int) -> RenderableType | None:
         Column("of span", "share", value="share"),
         Column("kernels", "count", value="count"),
     )
-    styles = {i: f"bold {BAD}" if row.loud else "dim" for i, row in enumerate(rows) if row.loud or row.label == "other"}
+    styles = {
+        i: f"bold {BAD}" if row.loud else "dim"
+        for i, row in enumerate(rows)
+        if row.loud or row.label == "other"
+    }
     return render_table(make_table(columns, rows), width, row_styles=styles)
 
 
@@ -167,7 +188,10 @@ def exposure(view: View, width: int) -> RenderableType | None:
     def causes(row: LabelRow) -> Text:
         """Return a line for each cause, so that no line break separates a number from its unit."""
         return Text(
-            "\n".join(f"{percent(share, digits=0)} {WORDS.exposure_causes[cause]}" for cause, share in row.causes())
+            "\n".join(
+                f"{percent(share, digits=0)} {WORDS.exposure_causes[cause]}"
+                for cause, share in row.causes()
+            )
         )
 
     charged = "charged to the first label where two run at once"
@@ -175,9 +199,20 @@ def exposure(view: View, width: int) -> RenderableType | None:
         Column("label", "label"),
         Column("time", "ms", terminal_heading="ms per rank", value="ns"),
         Column("hidden", "share"),
-        Column("exposed", "ms", note=f"{charged}, so that it can be less than what is not hidden", value="exposed_ns"),
+        Column(
+            "exposed",
+            "ms",
+            note=f"{charged}, so that it can be less than what is not hidden",
+            value="exposed_ns",
+        ),
         Column("of span", "share", 2, value="exposed_share"),
-        Column("blocking", "ms", 3, note="exposed time on the critical path, over all ranks", value="blocking_ns"),
+        Column(
+            "blocking",
+            "ms",
+            3,
+            note="exposed time on the critical path, over all ranks",
+            value="blocking_ns",
+        ),
         Column("wait", "ms", 1, value="wait_ns"),
         Column("exposed because", value=causes),
     )
@@ -195,7 +230,12 @@ def critical(view: View, width: int) -> RenderableType | None:
         Column("rank", "rank"),
         Column("kind"),
         Column("label"),
-        Column("came last", "figure", 2, value=lambda row: "" if row["peer"] is None else f"rank {row['peer']}"),
+        Column(
+            "came last",
+            "figure",
+            2,
+            value=lambda row: "" if row["peer"] is None else f"rank {row['peer']}",
+        ),
         Column("what", "name", value="name"),
     )
     return render_table(make_table(columns, view.critical.rows, notes=view.critical.notes), width)
@@ -238,7 +278,10 @@ def warnings(view: View, width: int) -> RenderableType | None:
     """List the warnings: what was lost, missing or chosen on the way."""
     if not view.warnings:
         return None
-    messages = (wrap_text(notice.message, max(40, width), first="  ! ", rest="    ") for notice in view.warnings)
+    messages = (
+        wrap_text(notice.message, max(40, width), first="  ! ", rest="    ")
+        for notice in view.warnings
+    )
     return Group(*(Text(message, style=UNSURE) for message in messages))
 
 
@@ -246,10 +289,19 @@ def next_steps(view: View, width: int, *, first: int = 1) -> RenderableType | No
     """List what to do next from the *first* thing on, with commands to copy."""
     lines: list[RenderableType] = []
     for number, advice in enumerate(view.advice[first - 1 :], first):
-        lines.append(Text(wrap_text(advice.text, max(40, width), first=f"  {number}. ", rest="     ")))
+        lines.append(
+            Text(wrap_text(advice.text, max(40, width), first=f"  {number}. ", rest="     "))
+        )
         if advice.command:
             # A command to copy stays on one line, however long it is.
-            lines.append(Text(f"     {terminal(advice.command)}", style=TO_TYPE, no_wrap=True, overflow="ignore"))
+            lines.append(
+                Text(
+                    f"     {terminal(advice.command)}",
+                    style=TO_TYPE,
+                    no_wrap=True,
+                    overflow="ignore",
+                )
+            )
     return Group(*lines) if lines else None
 
 
@@ -273,7 +325,8 @@ MAX_BARS_BESIDE_SCHEDULE = 4
 def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
     """Return the ranks whose budget is drawn, by number: all, or of many those that differ most from the mean.
 
-    The ranks that the answer names come first: the one that blocks the step, and the one that is waited for most.
+    The ranks that the answer names come first: the one that blocks the step, and the one that is
+    waited for most.
     """
     ranks = view.analysis.rank_results
     all_fit = MAX_BARS_BESIDE_SCHEDULE if view.schedule is not None else MAX_BARS_IN_SHORT_BUDGET
@@ -284,7 +337,9 @@ def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
     def difference(rank: RankResult) -> float:
         bar = Bar("", rank.whole)
         shares = [abs(bar.share(kind) - mean.share(kind)) for kind in LEGEND]
-        return max(*shares, abs((rank.whole.bubble_fraction or 0.0) - (mean.whole.bubble_fraction or 0.0)))
+        return max(
+            *shares, abs((rank.whole.bubble_fraction or 0.0) - (mean.whole.bubble_fraction or 0.0))
+        )
 
     named = {straggler.rank for straggler in view.stragglers[:1] if not straggler.uncertain}
     if view.blocking is not None and view.blocking.piece is not None:
@@ -301,7 +356,8 @@ def budget(view: View, width: int, *, short: bool = False) -> RenderableType | N
     Args:
         view: The analysis.
         width: Width of the terminal.
-        short: Draw a few ranks only (``ranks_with_bars``), and leave out the note about those that are not drawn.
+        short: Draw a few ranks only (``ranks_with_bars``), and leave out the note about those that
+            are not drawn.
 
     Returns:
         The table and its legend; None if the run has no ranks.
@@ -320,8 +376,13 @@ def budget(view: View, width: int, *, short: bool = False) -> RenderableType | N
         return None
     if short or len(ranks) <= MAX_RANKS_LISTED:
         return Group(table, _legend(kinds))
-    least, most = min(ranks, key=_compute_share), max(ranks, key=_compute_share)  # of equal ranks the first
-    named = " to ".join(f"{percent(_compute_share(rank))} (rank {rank.rank})" for rank in (least, most))
+    least, most = (
+        min(ranks, key=_compute_share),
+        max(ranks, key=_compute_share),
+    )  # of equal ranks the first
+    named = " to ".join(
+        f"{percent(_compute_share(rank))} (rank {rank.rank})" for rank in (least, most)
+    )
     remark = f"{counted(len(ranks), 'rank')}: compute runs from {named} of the span"
     return Group(table, _legend(kinds), Note(remark))
 
@@ -329,11 +390,12 @@ def budget(view: View, width: int, *, short: bool = False) -> RenderableType | N
 def _budget_columns(width: int, *, has_unrecorded: bool, pipelined: bool) -> list[Column]:
     """Return the columns of the budget, whose rows are bars.
 
-    A wide terminal shows exposed communication apart from exposed copies. The time that was not recorded and the bubble
-    have a column where there is such time, and where there is a pipeline.
+    A wide terminal shows exposed communication apart from exposed copies. The time that was not
+    recorded and the bubble have a column where there is such time, and where there is a pipeline.
     """
     is_wide = width >= MIN_WIDTH_FOR_MORE
-    # The bar takes what the columns beside it leave: 59 or 44 characters, 14 for "not recorded" and 10 for the bubble.
+    # The bar takes what the columns beside it leave: 59 or 44 characters, 14 for "not recorded" and
+    # 10 for the bubble.
     beside = (59 if is_wide else 44) + 14 * has_unrecorded + 10 * pipelined
     bar_length = max(MIN_BAR_LENGTH, width - beside)
 
@@ -378,8 +440,8 @@ def _compute_share(rank: RankResult) -> float:
 def _draw(bar: Bar, length: int) -> Text:
     """Draw the parts of a bar with as many characters as their shares of *length* say.
 
-    Shares are rounded by largest remainder: each part first gets its whole characters, and those left over go to the
-    parts whose fraction is largest. So the bar is full.
+    Shares are rounded by largest remainder: each part first gets its whole characters, and those
+    left over go to the parts whose fraction is largest. So the bar is full.
     """
     exact = [part.share * length for part in bar.parts]
     counts = [int(characters) for characters in exact]
@@ -407,17 +469,32 @@ SECTIONS: Sections = (
     ("Compute ({over})", compute),
     ("Communication and copies: what compute hides ({over})", exposure),
     ("What hides what ({over})", shared(lambda view: view.beside)),
-    ("What hiding communication costs the compute beside it ({over})", shared(lambda view: view.hiding)),
+    (
+        "What hiding communication costs the compute beside it ({over})",
+        shared(lambda view: view.hiding),
+    ),
     ("{idle}", shared(lambda view: view.idle)),
-    ("What the host did instead of launching (launch-bound idle, {over})", shared(lambda view: view.instead)),
+    (
+        "What the host did instead of launching (launch-bound idle, {over})",
+        shared(lambda view: view.instead),
+    ),
     ("Against its ideal schedule", render_schedule),
     ("Micro-batches overlap: what compute hides, by phase", shared(lambda view: view.phases)),
     ("Critical path: what the step had to wait for, in order of time", critical),
     ("What a change would give", shared(lambda view: view.changes)),
     BREAKDOWN,
-    ("How fast products ran ({over}; over their own time)", shared(lambda view: view.products, total_style="bold")),
-    ("How fast communication ran (bytes over transfer, waiting apart)", shared(lambda view: view.communication)),
-    ("Experts: what each rank receives in the forward's dispatches", shared(lambda view: view.experts)),
+    (
+        "How fast products ran ({over}; over their own time)",
+        shared(lambda view: view.products, total_style="bold"),
+    ),
+    (
+        "How fast communication ran (bytes over transfer, waiting apart)",
+        shared(lambda view: view.communication),
+    ),
+    (
+        "Experts: what each rank receives in the forward's dispatches",
+        shared(lambda view: view.experts),
+    ),
     ("Memory: the most each rank held (GB)", shared(lambda view: view.memory)),
     ("Memory: what fills each rank at its peak (GB)", shared(lambda view: view.memory_contents)),
     ("Memory: the source lines that hold most", shared(lambda view: view.memory_lines)),
@@ -439,4 +516,5 @@ SHORT_SECTIONS: Sections = (
     REQUESTED_CHANGES,
     BREAKDOWN,
 )
-"""Sections printed by default behind the first screen: the drawing of a pipeline, and those that were asked for."""
+"""Sections printed by default behind the first screen: the drawing of a pipeline, and those that
+were asked for."""

@@ -26,14 +26,21 @@ def show_diff(result: Data, console: Console) -> None:
 
 
 def render_diff(result: Data, *, width: int = 100) -> RenderableType:
-    """Return a diff to print; numbers are never cut, names and the last columns are on a narrow terminal."""
+    """Return a diff to print.
+
+    Numbers are never cut, names and the last columns are on a narrow terminal.
+    """
     parts: list[RenderableType] = [Text(terminal(words.compared_runs(result)), style="dim")]
     parts.append(Text(words.step_sentence(result), style="bold"))
     parts += [Text(lead)] if (lead := words.story_lead(result)) else []
     parts += [Text(f"  {terminal(line)}") for line in words.story(result)]
     if result["obstacles"]:
-        parts.append(Text(terminal(f"not comparable: {'; '.join(result['obstacles'])}"), style=UNSURE))
-    metrics = [row for row in result["metrics"] if row["verdict"] != "pass"] or result["metrics"][:3]
+        parts.append(
+            Text(terminal(f"not comparable: {'; '.join(result['obstacles'])}"), style=UNSURE)
+        )
+    metrics = [row for row in result["metrics"] if row["verdict"] != "pass"] or result["metrics"][
+        :3
+    ]
     parts += _table(words.metric_table(metrics[:MAX_DIFF_ROWS]), width)
     parts += [Note(words.TYPICAL_STEP_NOTE)] if metrics and words.has_typical_steps(result) else []
     parts += _table(words.label_table(result), width)
@@ -42,7 +49,11 @@ def render_diff(result: Data, *, width: int = 100) -> RenderableType:
     parts += [Note(note)] if (note := words.means_note(result)) else []
     parts += [Text(terminal(note), style="dim") for note in result["notes"]]
     for role, changes in result.get("roles", {}).items():
-        parts += [Text(""), Text(f"Role {terminal(role)}", style="bold"), render_diff(changes, width=width)]
+        parts += [
+            Text(""),
+            Text(f"Role {terminal(role)}", style="bold"),
+            render_diff(changes, width=width),
+        ]
     return Group(*parts)
 
 
@@ -68,10 +79,16 @@ def render_gate(result: Data, *, width: int = 80) -> RenderableType:
     regressed = result["verdict"] == "regressed"
     if regressed:
         parts += [Text(f"  {terminal(line)}") for line in words.story(result)]
-    passing = [check for check in result["checks"] if check["verdict"] == "pass" and not check["requirement"]]
+    passing = [
+        check
+        for check in result["checks"]
+        if check["verdict"] == "pass" and not check["requirement"]
+    ]
     hidden = passing[MAX_PASSING_CHECKS:]
     shown = [check for check in result["checks"] if check not in hidden]
-    checks = render_table(words.check_table(shown, reasons_below=width < MIN_WIDTH_WITH_REASONS), width)
+    checks = render_table(
+        words.check_table(shown, reasons_below=width < MIN_WIDTH_WITH_REASONS), width
+    )
     if checks is not None:
         parts.append(checks)
         parts += [Note(f"and {counted(len(hidden), 'more metric')} that pass")] if hidden else []

@@ -15,7 +15,13 @@ from tracekit.documents.doctor import DoctorFinding
 from tracekit.report.palette import BAD, GOOD, TO_TYPE, UNSURE
 
 TOOLS = {"kineto": "PyTorch profiler", "perfetto": "PyTorch profiler", "nsight": "Nsight Systems"}
-SKIPPED_KINDS = {"M": "metadata", "s": "flow starts", "f": "flow ends", "i": "instants", "python": "Python frames"}
+SKIPPED_KINDS = {
+    "M": "metadata",
+    "s": "flow starts",
+    "f": "flow ends",
+    "i": "instants",
+    "python": "Python frames",
+}
 MAX_GROUPS = 8
 _MARKS = {"blocks": ("✗", f"bold {BAD}"), "limits": ("!", f"bold {UNSURE}"), "note": ("·", "dim")}
 
@@ -23,15 +29,24 @@ _MARKS = {"blocks": ("✗", f"bold {BAD}"), "limits": ("!", f"bold {UNSURE}"), "
 def render(diagnosis: Diagnosis) -> RenderableType:
     """Return what the files contain, what is missing, and how to record better."""
     facts = _facts(diagnosis, diagnosis.to_dict())
-    contents = _grid(((name, Text(terminal(value))) for name, value in facts if value), style="dim", gap=2)
+    contents = _grid(
+        ((name, Text(terminal(value))) for name, value in facts if value), style="dim", gap=2
+    )
     parts: list[RenderableType] = [Text("Found", style="bold"), Padding(contents, (0, 0, 1, 2))]
     if not diagnosis.findings:
-        complete = Text("Nothing is missing that labels, budget, overlap and waits need.", style=f"bold {GOOD}")
+        complete = Text(
+            "Nothing is missing that labels, budget, overlap and waits need.", style=f"bold {GOOD}"
+        )
         return Group(*parts, complete, *_extras(diagnosis))
     parts += _answers(diagnosis)
     parts.append(Text("Missing, and what it costs", style="bold"))
-    parts += [Padding(_finding(finding, len(diagnosis.facts)), (0, 0, 1, 2)) for finding in diagnosis.findings]
-    if diagnosis.reader in RECIPES and any(finding.severity != "note" for finding in diagnosis.findings):
+    parts += [
+        Padding(_finding(finding, len(diagnosis.facts)), (0, 0, 1, 2))
+        for finding in diagnosis.findings
+    ]
+    if diagnosis.reader in RECIPES and any(
+        finding.severity != "note" for finding in diagnosis.findings
+    ):
         parts.append(Text("A recording with everything", style="bold"))
         parts.append(Padding(Text(RECIPES[diagnosis.reader], style=TO_TYPE), (0, 0, 0, 2)))
     return Group(*parts, *_extras(diagnosis))
@@ -42,8 +57,15 @@ def _extras(diagnosis: Diagnosis) -> list[RenderableType]:
     extras = diagnosis.to_dict()["extras"]
     if not extras:
         return []
-    lines = _grid((("+", Text(f"{extra['adds']}\n{extra['how']}", style="dim")) for extra in extras), style="dim")
-    return [Text(""), Text("Not recorded, and needed only for", style="bold"), Padding(lines, (0, 0, 0, 2))]
+    lines = _grid(
+        (("+", Text(f"{extra['adds']}\n{extra['how']}", style="dim")) for extra in extras),
+        style="dim",
+    )
+    return [
+        Text(""),
+        Text("Not recorded, and needed only for", style="bold"),
+        Padding(lines, (0, 0, 0, 2)),
+    ]
 
 
 def _grid(rows: Iterable[tuple[str, Text]], *, style: str, gap: int = 1) -> Table:
@@ -62,11 +84,17 @@ def _answers(diagnosis: Diagnosis) -> list[RenderableType]:
     if not facts["answers"]:
         return []
     lines = Text("\n".join(f"✓ {answer}" for answer in facts["answers"]))
-    parts: list[RenderableType] = [Text("Answered as it is", style="bold"), Padding(lines, (0, 0, 1, 2))]
+    parts: list[RenderableType] = [
+        Text("Answered as it is", style="bold"),
+        Padding(lines, (0, 0, 1, 2)),
+    ]
     if export := facts["export_again"]:
         advice = Text(f"{export['option']}: {export['gives']}\n")
         advice.append(terminal(export["command"]), style=TO_TYPE)
-        parts += [Text("One option more at the export, without a new run", style="bold"), Padding(advice, (0, 0, 1, 2))]
+        parts += [
+            Text("One option more at the export, without a new run", style="bold"),
+            Padding(advice, (0, 0, 1, 2)),
+        ]
     return parts
 
 
@@ -77,20 +105,33 @@ def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, s
     groups, shown_groups = facts["groups"], facts["groups"][:MAX_GROUPS]
     more_groups = f"; +{len(groups) - MAX_GROUPS} more" if len(groups) > MAX_GROUPS else ""
     yield "tool", TOOLS.get(facts["reader"], facts["reader"])
-    yield "versions", ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts["versions"].items())
-    roles = dict.fromkeys(fact.source.role for fact in diagnosis.facts if fact.source.role is not None)
+    yield (
+        "versions",
+        ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts["versions"].items()),
+    )
+    roles = dict.fromkeys(
+        fact.source.role for fact in diagnosis.facts if fact.source.role is not None
+    )
     yield "roles", ", ".join(roles)
-    yield "ranks", f"{format_ranges(sorted(set(facts['ranks'])))} (rank from {rank_sources}; {world_size})"
+    yield (
+        "ranks",
+        f"{format_ranges(sorted(set(facts['ranks'])))} (rank from {rank_sources}; {world_size})",
+    )
     yield "steps", format_ranges(facts["steps"])
     yield "step time", "" if facts["step_time_ns"] is None else ms(facts["step_time_ns"])
     yield "recorded time", ms(facts["span_ns"])
     yield "GPUs", ", ".join(facts["devices"])
-    yield "streams", f"{listing((str(fact.streams) for fact in diagnosis.facts), most=16)} (by rank)"
+    yield (
+        "streams",
+        f"{listing((str(fact.streams) for fact in diagnosis.facts), most=16)} (by rank)",
+    )
     yield "groups", "; ".join(_group(group) for group in shown_groups) + more_groups
     yield "events", ", ".join(f"{count:,} {kind}" for kind, count in facts["counts"].items())
     yield (
         "left out",
-        ", ".join(f"{count:,} {SKIPPED_KINDS.get(kind, kind)}" for kind, count in facts["skipped"].items()),
+        ", ".join(
+            f"{count:,} {SKIPPED_KINDS.get(kind, kind)}" for kind, count in facts["skipped"].items()
+        ),
     )
     for notice in diagnosis.notices:
         yield "note", notice.message

@@ -46,7 +46,9 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         source = f"  {terminal(place.source)}" if place.source else ""
         length = ms(place.end_ns - place.start_ns)
         name = terminal(place.name or "")
-        lines.append(f"     rank {place.rank}{step}  {place.start_ns / 1e3:,.0f}  {length:>10}  {name}{source}")
+        lines.append(
+            f"     rank {place.rank}{step}  {place.start_ns / 1e3:,.0f}  {length:>10}  {name}{source}"
+        )
     return "\n".join(lines)
 
 
@@ -59,15 +61,19 @@ def _evidence_value(name: str, value: EvidenceValue) -> str:
     return f"{value:,}" if isinstance(value, int | float) else terminal(str(value))
 
 
-def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = None, all_rules: bool = False) -> str:
+def explain_text(
+    rank: RankEvents, selector: str, *, rules: str | Path | None = None, all_rules: bool = False
+) -> str:
     """Return the explanation of one event of a rank.
 
     Args:
         rank: The events of the rank.
-        selector: The id of an event, part of a kernel's name, or a label. Of a label the largest kernels are listed,
-            the rules that gave it are counted, and the longest event is explained.
+        selector: The id of an event, part of a kernel's name, or a label. Of a label the largest
+            kernels are listed, the rules that gave it are counted, and the longest event is
+            explained.
         rules: A file of further rules.
-        all_rules: Of a label, list for the longest event every rule that was tried, and not only those that match.
+        all_rules: Of a label, list for the longest event every rule that was tried, and not only
+            those that match.
 
     >>> from tracekit.run.load import load
     >>> print(explain_text(load("sample_traces/reload", ranks=[0]).rank(0), "broadcast").splitlines()[0])
@@ -76,12 +82,17 @@ def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = 
     rule_book = load_rules(rules) if rules is not None else None
     events = events_with_captured_launches(rank)
     if selector not in LABELS:
-        return explain(events, int(selector) if selector.isdecimal() else selector, rule_book).render()
+        return explain(
+            events, int(selector) if selector.isdecimal() else selector, rule_book
+        ).render()
     labelled = classify(events, rules=rule_book)
-    rows = labelled.filter(pl.col("label") == selector).with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+    rows = labelled.filter(pl.col("label") == selector).with_columns(
+        ns=pl.col("end_ns") - pl.col("start_ns")
+    )
     if rows.is_empty():
         raise OptionError(
-            f"no event of rank {rank.source.rank} is labelled {selector}", hint="leave --explain out to see"
+            f"no event of rank {rank.source.rank} is labelled {selector}",
+            hint="leave --explain out to see",
         )
     longest = int(rows.sort("ns", descending=True)["id"][0])
     head = f"{selector}: {len(rows):,} events, {int(rows['ns'].sum()) / 1e6:.3f} ms on rank {rank.source.rank}"
@@ -94,11 +105,28 @@ def explain_text(rank: RankEvents, selector: str, *, rules: str | Path | None = 
         f"  {row['ns'] / 1e6:10.3f} ms  {row['count']:6,}  {row['rule'] or '-':28} {terminal(row['name'][:90])}"
         for row in kernels.head(MAX_KERNELS).iter_rows(named=True)
     ]
-    by_rule = kernels.group_by("rule").agg(pl.col("ns", "count").sum()).sort("ns", "rule", descending=[True, False])
+    by_rule = (
+        kernels.group_by("rule")
+        .agg(pl.col("ns", "count").sum())
+        .sort("ns", "rule", descending=[True, False])
+    )
     rule_lines = [
         f"  {row['ns'] / 1e6:10.3f} ms  {row['count']:6,}  {row['rule'] or 'no rule knows them'}"
         for row in by_rule.iter_rows(named=True)
     ]
     explained = explain(events, longest, rule_book).render(all_rules=all_rules)
     more = [] if all_rules else ["  --full lists the rules that do not match, and why"]
-    return "\n".join([head, *lines, "", "decided by", *rule_lines, "", "the longest of them", "", explained, *more])
+    return "\n".join(
+        [
+            head,
+            *lines,
+            "",
+            "decided by",
+            *rule_lines,
+            "",
+            "the longest of them",
+            "",
+            explained,
+            *more,
+        ]
+    )

@@ -1,7 +1,8 @@
 """The first screen: a line that says what ran and how long a step takes, a picture, and what to do first.
 
-About twelve lines at 80 columns: the step as one bar, the schedule of a pipeline or the phases of an RL loop in a line,
-up to three findings with what each would save, and one line about how sure that is.
+About twelve lines at 80 columns: the step as one bar, the schedule of a pipeline or the phases of
+an RL loop in a line, up to three findings with what each would save, and one line about how sure
+that is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, GAP_CAUSES
 MAX_FINDINGS = 3
 """Findings that the first screen shows."""
 MIN_SHARE_TO_SHOW_FIRST = 0.03
-"""Share of the step that a finding saves, or costs, from which it is on the first screen; the first is in any case."""
+"""Share of the step that a finding saves, or costs, from which it is on the first screen; the first
+is in any case."""
 BAR_LENGTH = 32
 """Characters of the bar at 80 columns; a narrower terminal has a shorter one."""
 MIN_BAR_LENGTH = 16
@@ -45,17 +47,24 @@ MAX_MODULES = 4
 INDENT = "    "
 """Spaces before the further lines of a finding."""
 MAX_SPREAD_OF_ALIKE_STEPS = 0.1
-"""Difference between the longest and the shortest step, as a share of the step, up to which they are alike."""
+"""Difference between the longest and the shortest step, as a share of the step, up to which they
+are alike."""
 MAX_END_DIFFERENCE_SHARE = 0.01
-"""Difference between the ends of one operation on several ranks (median), as a share of the step, up to which times
-that compare ranks have three digits."""
+"""Difference between the ends of one operation on several ranks (median), as a share of the step,
+up to which times that compare ranks have three digits."""
 UNICODE_BLOCKS = {"compute": "█", "exposed": "▒", "phase": "▓", "idle": "░", "unrecorded": "┄"}
 ASCII_BLOCKS = {"compute": "#", "exposed": "=", "phase": "%", "idle": ".", "unrecorded": "?"}
 
 
-def first_screen(view: View, width: int, *, unicode: bool = True, page_written: bool = False) -> list[Text]:
+def first_screen(
+    view: View, width: int, *, unicode: bool = True, page_written: bool = False
+) -> list[Text]:
     """Return the lines of the first screen, at most *width* columns wide."""
-    lines = [headline(view, width), *bar_lines(view, width, unicode=unicode), *_situation(view, width)]
+    lines = [
+        headline(view, width),
+        *bar_lines(view, width, unicode=unicode),
+        *_situation(view, width),
+    ]
     findings = _first_findings(view)
     if view.role_advice:
         lines.append(Text("What to do, what recurs first:", style="bold"))
@@ -66,7 +75,9 @@ def first_screen(view: View, width: int, *, unicode: bool = True, page_written: 
         advised: dict[str, int] = {}
         for number, finding in findings:
             same_as = advised.setdefault(finding.advice, number)
-            lines += finding_lines(finding, number, width, same_as=None if same_as == number else same_as)
+            lines += finding_lines(
+                finding, number, width, same_as=None if same_as == number else same_as
+            )
     else:
         lines.append(Text("nothing to gain that this recording shows", style="bold"))
     lines += closing_lines(view, width, page_written=page_written, shown=len(findings))
@@ -90,7 +101,9 @@ def _first_findings(view: View) -> list[tuple[int, Finding]]:
     if not numbered:
         return []
     first = numbered[:MAX_FINDINGS]
-    large = [number for number, finding in first if _effect_share(finding) >= MIN_SHARE_TO_SHOW_FIRST]
+    large = [
+        number for number, finding in first if _effect_share(finding) >= MIN_SHARE_TO_SHOW_FIRST
+    ]
     shown = first[: max(large, default=1)]
     about_memory = [pair for pair in numbered if pair[1].cost_bytes and pair not in shown]
     return [*shown, *about_memory[:1]]
@@ -118,7 +131,12 @@ def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
     else:
         what, advice = "nothing to gain that this recording shows", ""
     texts = [Text(cut_text(what, width)), Text(cut_text(advice, width), style="dim")]
-    return [headline(view, width), *bar, *texts, Text(cut_text(f"sure: {'; '.join(certainty(view))}", width))]
+    return [
+        headline(view, width),
+        *bar,
+        *texts,
+        Text(cut_text(f"sure: {'; '.join(certainty(view))}", width)),
+    ]
 
 
 def headline(view: View, width: int) -> Text:
@@ -132,7 +150,11 @@ def headline(view: View, width: int) -> Text:
         unit = "an iteration"
         time_ns = sum(phase_times(view.analysis).values())
         steps = counted(len(iterations), "iteration")
-    device = view.devices[0].replace("NVIDIA ", "").replace("multiprocessors", "SMs") if view.devices else ""
+    device = (
+        view.devices[0].replace("NVIDIA ", "").replace("multiprocessors", "SMs")
+        if view.devices
+        else ""
+    )
     facts = {
         "name": terminal(view.run_name),
         "ranks": view.ranks,
@@ -146,7 +168,10 @@ def headline(view: View, width: int) -> Text:
         line = " · ".join(fact for fact in facts.values() if fact)
         if len(line) <= width:
             return Text(line, style="bold")
-    return Text(f"{facts['time']} · {cut_text(facts['ranks'], width - len(facts['time']) - 3)}", style="bold")
+    return Text(
+        f"{facts['time']} · {cut_text(facts['ranks'], width - len(facts['time']) - 3)}",
+        style="bold",
+    )
 
 
 def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
@@ -194,7 +219,9 @@ def budget_parts(budget: Budget, *, idle_known: bool = True) -> list[Part]:
         parts.append(("other exposed", "exposed", rest_ns, LABEL_COLOURS["comm"]))
     if budget.unrecorded_ns:
         parts.append(("not recorded", "unrecorded", budget.unrecorded_ns, UNRECORDED_COLOUR))
-    parts.append(("idle" if idle_known else "idle or not recorded", "idle", budget.idle_ns, IDLE_COLOUR))
+    parts.append(
+        ("idle" if idle_known else "idle or not recorded", "idle", budget.idle_ns, IDLE_COLOUR)
+    )
     return [part for part in parts if part[2] >= MIN_SHARE_NAMED * budget.span_ns]
 
 
@@ -225,7 +252,8 @@ def parts_in_words(parts: Sequence[Part], span_ns: int) -> str:
         if part in exposed and len(exposed) > 1:
             if part is exposed[0]:
                 labels = [
-                    f"{each[0].removesuffix(' exposed')} {percent(each[2], span_ns, digits=0)}" for each in exposed
+                    f"{each[0].removesuffix(' exposed')} {percent(each[2], span_ns, digits=0)}"
+                    for each in exposed
                 ]
                 texts.append(f"exposed: {', '.join(labels)}")
             continue
@@ -260,7 +288,9 @@ def _situation(view: View, width: int) -> Iterator[Text]:
     digits = significant_digits(view)
     measured, ideal = short_ms(head.measured_ns, digits), short_ms(head.ideal_ns, digits)
     facts = f"{schedule.name} pipeline: schedule span {measured}; with the same compute and no delays {ideal}"
-    gap_ns = {cause: ns for cause, ns in (schedule.gap_ns or {}).items() if ns > 0 and cause in GAP_CAUSES}
+    gap_ns = {
+        cause: ns for cause, ns in (schedule.gap_ns or {}).items() if ns > 0 and cause in GAP_CAUSES
+    }
     cause_is_first = any(finding.code == "schedule_gap" for finding in view.findings[:1])
     if gap_ns and not cause_is_first:
         cause = max(gap_ns, key=lambda name: gap_ns[name])
@@ -274,19 +304,39 @@ def significant_digits(view: View) -> int:
 
 
 def compute_by_module(view: View) -> str:
-    """Return which parts of the model a run computes that mostly computes; empty for others, and if it is unknown."""
+    """Return which parts of the model a run computes that mostly computes.
+
+    Empty for others, and if it is unknown.
+    """
     budget = view.analysis.step.budget
-    if view.analysis.role_results.roles or budget.compute_ns < MIN_COMPUTE_SHARE_TO_SPLIT * budget.span_ns:
+    if (
+        view.analysis.role_results.roles
+        or budget.compute_ns < MIN_COMPUTE_SHARE_TO_SPLIT * budget.span_ns
+    ):
         return ""
-    kernels = view.analysis.tables["kernels"].filter(~pl.col("label").is_in([*COMMUNICATION_LABELS, *COPY_LABELS]))
-    by_module = kernels.group_by("module").agg(pl.col("ns").sum()).sort("ns", "module", descending=[True, False])
+    kernels = view.analysis.tables["kernels"].filter(
+        ~pl.col("label").is_in([*COMMUNICATION_LABELS, *COPY_LABELS])
+    )
+    by_module = (
+        kernels.group_by("module")
+        .agg(pl.col("ns").sum())
+        .sort("ns", "module", descending=[True, False])
+    )
     total_ns = float(by_module["ns"].sum())
-    named = by_module.drop_nulls("module").head(MAX_MODULES).filter(pl.col("ns") >= MIN_MODULE_SHARE * total_ns)
-    shares = [f"{terminal(name)} {percent(ns, total_ns, digits=0)}" for name, ns in named.iter_rows()]
+    named = (
+        by_module.drop_nulls("module")
+        .head(MAX_MODULES)
+        .filter(pl.col("ns") >= MIN_MODULE_SHARE * total_ns)
+    )
+    shares = [
+        f"{terminal(name)} {percent(ns, total_ns, digits=0)}" for name, ns in named.iter_rows()
+    ]
     return f"compute by part of the model: {', '.join(shares)}" if len(shares) > 1 else ""
 
 
-def finding_lines(finding: Finding, number: int, width: int, *, same_as: int | None = None) -> list[Text]:
+def finding_lines(
+    finding: Finding, number: int, width: int, *, same_as: int | None = None
+) -> list[Text]:
     """Return a finding: its number, saving, share and text, and below it the advice.
 
     Args:
@@ -302,7 +352,9 @@ def finding_lines(finding: Finding, number: int, width: int, *, same_as: int | N
 
 
 def saving(finding: Finding) -> str:
-    """Return what a finding saves and its share of the step; what it costs where no saving is predicted.
+    """Return what a finding saves and its share of the step.
+
+    What it costs where no saving is predicted.
 
     >>> saving(Finding(code="host_sync", cost_ns=4_000_000, share=0.2, saves_ns=3_000_000, evidence={"step_ns": 1}))
     '  3.00 ms  15 %'
@@ -346,7 +398,9 @@ def _operations_end_together(view: View) -> bool:
     error_ns = analysis.clocks.residual_ns
     if len(analysis.rank_results) < 2:
         return True
-    return error_ns is not None and error_ns <= MAX_END_DIFFERENCE_SHARE * (analysis.step.time_ns or 0)
+    return error_ns is not None and error_ns <= MAX_END_DIFFERENCE_SHARE * (
+        analysis.step.time_ns or 0
+    )
 
 
 def certainty(view: View) -> list[str]:
@@ -379,6 +433,11 @@ def cut_text(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
 
 
-def _wrapped(text: str, width: int, *, first: str = "", rest: str = "", style: str = "") -> list[Text]:
+def _wrapped(
+    text: str, width: int, *, first: str = "", rest: str = "", style: str = ""
+) -> list[Text]:
     """Return text as lines of at most *width* columns."""
-    return [Text(line, style=style) for line in wrap_text(text, width, first=first, rest=rest).split("\n")]
+    return [
+        Text(line, style=style)
+        for line in wrap_text(text, width, first=first, rest=rest).split("\n")
+    ]

@@ -12,7 +12,13 @@ from tracekit.report.view import View
 
 MAX_DIFFERENT_RANKS = 8
 """Ranks that differ and have a line of their own."""
-NAMES = {"compute": "compute", "communication": "exposed comm", "bubble": "bubble", "idle": "idle", "span_ns": "span"}
+NAMES = {
+    "compute": "compute",
+    "communication": "exposed comm",
+    "bubble": "bubble",
+    "idle": "idle",
+    "span_ns": "span",
+}
 BARS = " ▁▂▃▄▅▆▇█"
 SHADES = "·░▒▓█"
 """Characters of the heat map from the least to the most, readable without colour."""
@@ -24,7 +30,11 @@ def many_ranks(view: View, width: int) -> RenderableType | None:
     """Draw the section; None for a run of few ranks."""
     if view.fleet is None:
         return None
-    return stack(_distributions(view.fleet, width), _different_ranks(view.fleet, width), _heat_map(view.fleet, width))
+    return stack(
+        _distributions(view.fleet, width),
+        _different_ranks(view.fleet, width),
+        _heat_map(view.fleet, width),
+    )
 
 
 def _distributions(fleet: Spread, width: int) -> RenderableType | None:
@@ -35,7 +45,19 @@ def _distributions(fleet: Spread, width: int) -> RenderableType | None:
         values = (figure.least, figure.low, figure.median, figure.high, figure.most)
         least, low, median, high, most = (value(figure.name, number) for number in values)
         ends = ("–", "–") if least == most else (str(figure.least_rank), str(figure.most_rank))
-        rows.append((NAMES[figure.name], least, ends[0], low, median, high, most, ends[1], Text(histogram(figure))))
+        rows.append(
+            (
+                NAMES[figure.name],
+                least,
+                ends[0],
+                low,
+                median,
+                high,
+                most,
+                ends[1],
+                Text(histogram(figure)),
+            )
+        )
     return render_table(make_table((Column(""), *figures, Column("ranks by bin")), rows), width)
 
 
@@ -51,7 +73,10 @@ def value(name: str, number: float) -> str:
 def histogram(figure: Figure) -> str:
     """Return the bins as one line of bars; a bin with any rank in it is never blank."""
     fullest, highest_bar = max(figure.counts), len(BARS) - 1
-    return "".join(BARS[max(1, round(count / fullest * highest_bar)) if count else 0] for count in figure.counts)
+    return "".join(
+        BARS[max(1, round(count / fullest * highest_bar)) if count else 0]
+        for count in figure.counts
+    )
 
 
 def _different_ranks(fleet: Spread, width: int) -> RenderableType | None:
@@ -65,12 +90,21 @@ def _different_ranks(fleet: Spread, width: int) -> RenderableType | None:
         Column("of", value="like"),
     )
     more = len(fleet.different) - MAX_DIFFERENT_RANKS
-    notes = (f"{counted(more, 'more rank')} {'differs' if more == 1 else 'differ'}",) if more > 0 else ()
-    return render_table(make_table(columns, fleet.different[:MAX_DIFFERENT_RANKS], notes=notes), width)
+    notes = (
+        (f"{counted(more, 'more rank')} {'differs' if more == 1 else 'differ'}",)
+        if more > 0
+        else ()
+    )
+    return render_table(
+        make_table(columns, fleet.different[:MAX_DIFFERENT_RANKS], notes=notes), width
+    )
 
 
 def _heat_map(fleet: Spread, width: int) -> RenderableType | None:
-    """Draw one character per rank, darker with more bubble or idle time; a wide mesh continues below."""
+    """Draw one character per rank, darker with more bubble or idle time.
+
+    A wide mesh continues below.
+    """
     figure, mesh = fleet.heat, fleet.mesh
     if figure is None:
         return None
@@ -90,7 +124,9 @@ def _heat_map(fleet: Spread, width: int) -> RenderableType | None:
                     text.append(*_shade(figures[rank][figure.name], figure))
             text.append("\n")
     ends = f"{SHADES[0]} {percent(figure.least)} to {SHADES[-1]} {percent(figure.most)}"
-    return text.append(f"  {figure.name} of each rank, {ends}; blank: no trace; ?: not known", style="dim")
+    return text.append(
+        f"  {figure.name} of each rank, {ends}; blank: no trace; ?: not known", style="dim"
+    )
 
 
 def _shade(share: float | None, figure: Figure) -> tuple[str, str]:

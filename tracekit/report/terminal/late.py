@@ -17,7 +17,9 @@ MAX_FACTS = 6
 
 def render(run: WholeRun, width: int) -> RenderableType:
     """Return the answer in one line, further facts, and tables."""
-    parts: list[RenderableType | None] = [Text(wrap_text(capitalize(view.headline(run)), width), style="bold")]
+    parts: list[RenderableType | None] = [
+        Text(wrap_text(capitalize(view.headline(run)), width), style="bold")
+    ]
     parts += [Note(line) for line in _details(run)]
     facts = _facts(run)
     if facts:
@@ -42,7 +44,9 @@ def render(run: WholeRun, width: int) -> RenderableType:
 def short_lines(run: WholeRun, width: int) -> list[str]:
     """Return the facts as lines, for a section of another report."""
     sentences = [view.headline(run), *_details(run), *_facts(run)]
-    lines = [wrap_text(capitalize(sentence), width, first="  ", rest="    ") for sentence in sentences]
+    lines = [
+        wrap_text(capitalize(sentence), width, first="  ", rest="    ") for sentence in sentences
+    ]
     recorded = "; ".join(view.record_lines(run))
     return [*lines, wrap_text(recorded, width, first="  ", rest="    ")]
 

@@ -15,7 +15,9 @@ def render(report: SnapshotReport, width: int) -> RenderableType:
     """Return the answer in one line, what stands out, and tables."""
     document = report.to_document()
     fullest = view.fullest(document)
-    parts: list[RenderableType | None] = [Text(wrap_text(view.headline(fullest), width), style="bold")]
+    parts: list[RenderableType | None] = [
+        Text(wrap_text(view.headline(fullest), width), style="bold")
+    ]
     for fact in view.facts(document):
         parts.append(Text(wrap_text(fact, width, first="• ", rest="  ")))
     tables = (
@@ -35,7 +37,10 @@ def render_diff(changes: SnapshotDiff, width: int) -> RenderableType:
     parts: list[RenderableType | None] = []
     for change in changes.changes:
         parts.append(Text(wrap_text(view.change_headline(change), width), style="bold"))
-        for heading, moment in (("At the peak", change.peak), ("When each was written", change.end)):
+        for heading, moment in (
+            ("At the peak", change.peak),
+            ("When each was written", change.end),
+        ):
             rendered = render_table(view.change_table(moment), width)
             if rendered is not None:
                 parts += [Text(""), Text(heading, style="bold"), rendered]

@@ -13,7 +13,13 @@ from tracekit.against_ideal import StepComparison
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
 from tracekit.report.schedule.layout import OP_NAMES, layout_pipeline
 from tracekit.report.table import Column, make_table
-from tracekit.report.terminal.table import MAX_RANKS_LISTED, WORST_RANKS_SHOWN, Note, render_table, stack
+from tracekit.report.terminal.table import (
+    MAX_RANKS_LISTED,
+    WORST_RANKS_SHOWN,
+    Note,
+    render_table,
+    stack,
+)
 from tracekit.report.view import View
 from tracekit.report.view.copies import gb_range
 from tracekit.report.view.path import describe_range
@@ -24,9 +30,11 @@ MAX_RANKS = 8
 """Ranks to draw; of more, the first and the last half of so many."""
 MAX_RANKS_IN_SHORT_CHART = 4
 MIN_SHARE_IN_SHORT_GAP = 0.01
-"""Share of the schedule span from which a cause of the gap has a row of its own in the short report."""
+"""Share of the schedule span from which a cause of the gap has a row of its own in the short
+report."""
 MIN_STRETCH_OF_SHORT_IDEAL = 3
-"""Measured / ideal schedule span from which the ideal has its own time axis: on the run's it would lose its cells."""
+"""Measured / ideal schedule span from which the ideal has its own time axis: on the run's it would
+lose its cells."""
 PAIR_LETTER = "X"
 """Letter of an overlapped pair (FB)."""
 
@@ -47,7 +55,10 @@ def gantt(compared: StepComparison, width: int, *, max_ranks: int = MAX_RANKS) -
         ideal += f", drawn {stretch:.0f} times as wide"
     else:
         ideal_end_ns = measured_end_ns
-    sides = (("as it ran", layouts["measured"], measured_end_ns), (ideal, layouts["ideal"], ideal_end_ns))
+    sides = (
+        ("as it ran", layouts["measured"], measured_end_ns),
+        (ideal, layouts["ideal"], ideal_end_ns),
+    )
     for title, layout, end_ns in sides:
         chart.append(f"  {title}\n", style="dim")
         for rank in ranks:
@@ -55,7 +66,9 @@ def gantt(compared: StepComparison, width: int, *, max_ranks: int = MAX_RANKS) -
             chart.append_text(_line(layout.cells.filter(rank=rank), end_ns, columns))
             chart.append("\n")
     chart.rstrip()
-    return Group(chart, Note(_legend({op for layout in layouts.values() for op in layout.cells["op"]})))
+    return Group(
+        chart, Note(_legend({op for layout in layouts.values() for op in layout.cells["op"]}))
+    )
 
 
 def _legend(ops: set[str]) -> str:
@@ -79,7 +92,9 @@ def _line(cells: pl.DataFrame, end_ns: int, columns: int) -> Text:
         letter = PAIR_LETTER if op == "FB" else op
         label = f"{letter}{microbatch}"
         text = label if len(label) <= cell_width else letter
-        line.append(text.ljust(cell_width, "─")[:cell_width], style=CELL_COLOURS["B" if op == "FB" else op])
+        line.append(
+            text.ljust(cell_width, "─")[:cell_width], style=CELL_COLOURS["B" if op == "FB" else op]
+        )
         column = left + cell_width
     line.append("·" * (columns - column), style="dim")
     return line
@@ -95,7 +110,8 @@ def render_schedule(view: View, width: int, *, short: bool = False) -> Renderabl
     Args:
         view: The analysis.
         width: Width of the terminal.
-        short: Draw only the larger causes of the gap, a few ranks, and predictions if there are any.
+        short: Draw only the larger causes of the gap, a few ranks, and predictions if there are
+            any.
     """
     schedule = view.schedule
     if schedule is None:
@@ -112,7 +128,10 @@ def render_schedule(view: View, width: int, *, short: bool = False) -> Renderabl
 
 
 def draw_schedule(view: View, width: int) -> RenderableType | None:
-    """Draw the pipeline above its ideal, with predictions for others if there are any; None without a pipeline."""
+    """Draw the pipeline above its ideal, with predictions for others if there are any.
+
+    None without a pipeline.
+    """
     schedule = view.schedule
     if schedule is None:
         return None
@@ -161,7 +180,9 @@ def _schedule_spans(schedule: ScheduleView, width: int) -> RenderableType | None
     for name in ("measured", "ideal"):
         by_phase = [getattr(bubble, f"{name}_ns") for bubble in head.bubbles]
         means = [mean(ns[phase] for ns in by_phase) for phase in PHASES]
-        rows.append((name, getattr(head, f"{name}_ns"), getattr(head, f"{name}_bubble"), *means, ""))
+        rows.append(
+            (name, getattr(head, f"{name}_ns"), getattr(head, f"{name}_bubble"), *means, "")
+        )
     bubbles = sorted(head.bubbles, key=lambda bubble: -sum(bubble.measured_ns.values()))
     shown = bubbles if len(bubbles) <= MAX_RANKS_LISTED else bubbles[:WORST_RANKS_SHOWN]
     for bubble in sorted(shown, key=lambda bubble: bubble.rank):
@@ -172,7 +193,9 @@ def _schedule_spans(schedule: ScheduleView, width: int) -> RenderableType | None
     return render_table(make_table(columns, rows, notes=notes), width)
 
 
-def _waterfall(schedule: ScheduleView, width: int, *, min_share: float = 0.0) -> RenderableType | None:
+def _waterfall(
+    schedule: ScheduleView, width: int, *, min_share: float = 0.0
+) -> RenderableType | None:
     """Draw the way from the ideal to the measured schedule span, a bar for each cause of the gap.
 
     Causes below *min_share* of the schedule span have one row together.
@@ -184,7 +207,11 @@ def _waterfall(schedule: ScheduleView, width: int, *, min_share: float = 0.0) ->
     longest_ns = max(measured_ns, schedule.head.ideal_ns, 1)
     signs = {"more": "+ ", "less": "− ", "total": ""}
     rows: list[tuple[object, ...]] = []
-    smaller = [rung for rung in schedule.gap if rung.kind != "total" and abs(rung.ns) < min_share * measured_ns]
+    smaller = [
+        rung
+        for rung in schedule.gap
+        if rung.kind != "total" and abs(rung.ns) < min_share * measured_ns
+    ]
     for rung in schedule.gap:
         if rung.name == "measured" and smaller:
             together_ns = sum(small.ns for small in smaller)
@@ -192,7 +219,14 @@ def _waterfall(schedule: ScheduleView, width: int, *, min_share: float = 0.0) ->
             rows.append((name, abs(together_ns), abs(together_ns) / measured_ns, ""))
         if rung not in smaller:
             share = abs(rung.ns) / max(measured_ns, 1)
-            rows.append((f"{signs[rung.kind]}{rung.name}", abs(rung.ns), share, _bar(rung, longest_ns, length)))
+            rows.append(
+                (
+                    f"{signs[rung.kind]}{rung.name}",
+                    abs(rung.ns),
+                    share,
+                    _bar(rung, longest_ns, length),
+                )
+            )
     columns = (Column("gap"), Column("", "ms"), Column("of measured", "share"), Column(" "))
     note = "causes add up along the chain of cells that the schedule span follows; exposed times are of each rank"
     return render_table(make_table(columns, rows, notes=() if min_share else (note,)), width)
@@ -207,7 +241,10 @@ def _bar(rung: Rung, longest_ns: int, length: int) -> Text:
 
 
 def render_what_if(rows: Sequence[WhatIfRow], width: int) -> RenderableType | None:
-    """Show predictions for other schedules, the best first, with their assumptions below; None if there are none."""
+    """Show predictions for other schedules, the best first, with their assumptions below.
+
+    None if there are none.
+    """
     if not rows:
         return None
     schedules = [row for row in rows if row.change == "schedule"]
@@ -216,7 +253,11 @@ def render_what_if(rows: Sequence[WhatIfRow], width: int) -> RenderableType | No
     columns = (
         Column("what if", "name", value="title"),
         Column("predicted", "ms", value="predicted_ns"),
-        Column("between ms", "figure", value=lambda row: "" if row.ran else describe_range(row.predicted_range_ns)),
+        Column(
+            "between ms",
+            "figure",
+            value=lambda row: "" if row.ran else describe_range(row.predicted_range_ns),
+        ),
         Column("ideal", "ms", 1, "free messages, balanced stages", value="ideal_ns"),
         Column("saves", "figure", note=saves, terminal_heading="saves ms", value=_savings),
         Column("outside cells", "share", 3, value="outside_cells"),

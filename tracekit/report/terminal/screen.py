@@ -10,13 +10,15 @@ from tracekit._util.text import terminal_lines
 from tracekit.report.text import in_ci_job, without_ci_commands
 
 MIN_WIDTH = 76
-"""Columns that the tables need: in a narrower terminal lines wrap, and no number or name is cut off."""
+"""Columns that the tables need: in a narrower terminal lines wrap, and no number or name is cut
+off."""
 
 
 class Screen(Console):
     r"""Standard output.
 
-    Text is printed as it is: nothing in a name of a trace is read as markup, and control characters become visible.
+    Text is printed as it is: nothing in a name of a trace is read as markup, and control characters
+    become visible.
 
     >>> Screen(width=40).width, Screen(width=120).width
     (76, 120)
@@ -29,10 +31,14 @@ class Screen(Console):
         width, height = self.size
         self.columns = width
         """Columns that there really are; tables take ``MIN_WIDTH`` at least."""
-        self.size = ConsoleDimensions(max(width, MIN_WIDTH), height)  # asked once instead of for every table
+        self.size = ConsoleDimensions(
+            max(width, MIN_WIDTH), height
+        )  # asked once instead of for every table
         self._in_ci_job = in_ci_job()
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Return what to print, piece by piece."""
         at_line_start = True
         for segment in super().render(renderable, options):
@@ -42,10 +48,13 @@ class Screen(Console):
                 continue
             shown = terminal_lines(text)
             if self._in_ci_job:
-                # A piece that continues a line gets a character before it, so that ^ matches only at real line starts.
+                # A piece that continues a line gets a character before it, so that ^ matches only
+                # at real line starts.
                 before = "" if at_line_start else "x"
                 shown = without_ci_commands(before + shown).removeprefix(before)
-                at_line_start = not text.rpartition("\n")[2].strip() and (at_line_start or "\n" in text)
+                at_line_start = not text.rpartition("\n")[2].strip() and (
+                    at_line_start or "\n" in text
+                )
             yield Segment(shown, style)
 
     def on_broken_pipe(self) -> None:

@@ -50,7 +50,9 @@ def render_table(
     total_style: str = "",
     row_styles: Mapping[int, str] | None = None,
 ) -> RenderableType | None:
-    """Return a table and its notes, no wider than *width* if that is possible; None if there is no table.
+    """Return a table and its notes, no wider than *width* if that is possible.
+
+    None if there is no table.
 
     Args:
         table: The table.
@@ -63,7 +65,10 @@ def render_table(
     if table is None:
         return None
     cells = [
-        [_cell(*item, total_style if i in table.totals else "") for item in zip(table.columns, row, strict=True)]
+        [
+            _cell(*item, total_style if i in table.totals else "")
+            for item in zip(table.columns, row, strict=True)
+        ]
         for i, row in enumerate(table.rows[:max_rows])
     ]
     shown = fitting_columns(table.columns, cells, width)
@@ -75,13 +80,20 @@ def render_table(
         if column.kind == "name":
             room = max(MIN_NAME_LENGTH, width - _total_width([*widths[:i], 0, *widths[i + 1 :]]))
             names = shorten_distinct((str(row[i]) for row in shown_cells), most=room)
-            shown_cells = [[*row[:i], Text(name), *row[i + 1 :]] for row, name in zip(shown_cells, names, strict=True)]
-    lines = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_edge=False, header_style="dim")
+            shown_cells = [
+                [*row[:i], Text(name), *row[i + 1 :]]
+                for row, name in zip(shown_cells, names, strict=True)
+            ]
+    lines = RichTable(
+        box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_edge=False, header_style="dim"
+    )
     lines.show_header = any(column.heading for column in columns)
     for column in columns:
         # Words may wrap, but a label is one word: only its coloured mark is separated by a space.
         no_wrap = fits or not column.words or column.kind == "name" or column.heading == "label"
-        lines.add_column(column.heading, justify="left" if column.words else "right", no_wrap=no_wrap)
+        lines.add_column(
+            column.heading, justify="left" if column.words else "right", no_wrap=no_wrap
+        )
     for i, row in enumerate(shown_cells):
         lines.add_row(*row, style=(row_styles or {}).get(i))
     remarks = table.remarks([column.heading for column in columns])
@@ -94,11 +106,13 @@ def stack(*parts: RenderableType | None) -> RenderableType | None:
     return Group(*present) if present else None
 
 
-def fitting_columns(columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: int) -> list[int]:
+def fitting_columns(
+    columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: int
+) -> list[int]:
     """Return the indices of the columns to show in a terminal of *width* columns.
 
-    Columns that are empty in every row are left out. While the rest is too wide, so are the expendable ones, those with
-    the highest number first and those with the same number together.
+    Columns that are empty in every row are left out. While the rest is too wide, so are the
+    expendable ones, those with the highest number first and those with the same number together.
     """
     widths = _column_widths(columns, cells)
     for i, column in enumerate(columns):
@@ -112,7 +126,10 @@ def fitting_columns(columns: Sequence[Column], cells: Sequence[Sequence[Text]], 
 
 
 def _column_widths(columns: Sequence[Column], cells: Sequence[Sequence[Text]]) -> list[int]:
-    return [max([len(column.heading), *(len(row[i]) for row in cells)]) for i, column in enumerate(columns)]
+    return [
+        max([len(column.heading), *(len(row[i]) for row in cells)])
+        for i, column in enumerate(columns)
+    ]
 
 
 def _total_width(widths: Sequence[int]) -> int:

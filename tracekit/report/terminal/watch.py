@@ -41,7 +41,10 @@ def line(recording: WatchedRecording, *, first: Run | None = None) -> str:
 
 
 def _newly_late(analysis: Analysis, first: Run) -> str:
-    """Return the rank that is late in this recording and was not in *first*, with the cause; else nothing."""
+    """Return the rank that is late in this recording and was not in *first*, with the cause.
+
+    Else nothing.
+    """
     rows = [row for row in late_rows(analysis) if f"late_ms.rank@{row.rank}" not in first.samples]
     return f"  << {late_rank(rows[0], max(len(analysis.step.per_step), 1))}" if rows else ""
 
@@ -67,7 +70,10 @@ def verdict_of(run: Run, first: Run | None) -> str | None:
 
 
 def _regression_mark(run: Run, first: Run) -> str:
-    """Return a mark with the worst metric if the gate finds the recording slower than *first*; else nothing."""
+    """Return a mark with the worst metric if the gate finds the recording slower than *first*.
+
+    Else nothing.
+    """
     try:
         result = judge(run, first)
     except InputError as error:

@@ -1,7 +1,7 @@
 """One typed view of an analysis (``view_of``), which terminal, page, Markdown and plots render.
 
-It holds numbers, words and tables without their looks. Times are nanoseconds, shares are 0 to 1 of what the field's
-docstring says, None is unknown. Figures *per rank* are means over ranks.
+It holds numbers, words and tables without their looks. Times are nanoseconds, shares are 0 to 1 of
+what the field's docstring says, None is unknown. Figures *per rank* are means over ranks.
 """
 
 import re
@@ -22,7 +22,14 @@ from tracekit.report.text import capitalize
 from tracekit.report.view import answer as sentences
 from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view import rates, top
-from tracekit.report.view.budget import BudgetView, LabelRow, beside_table, hiding_table, label_rows, matrix_table
+from tracekit.report.view.budget import (
+    BudgetView,
+    LabelRow,
+    beside_table,
+    hiding_table,
+    label_rows,
+    matrix_table,
+)
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
 from tracekit.report.view.memory import contents_table, lines_table, memory_line, memory_sentence
 from tracekit.report.view.path import blocking, changes_table, path_view
@@ -65,7 +72,13 @@ def describe_ranks(analysis: Analysis) -> str:
     of_world = f" of {world:,}" if world and world != len(whole) else ""
     count = f"{len(whole):,}{of_world} {'rank' if (world or len(whole)) == 1 else 'ranks'}"
     remark = "; ".join(dict.fromkeys(filter(None, remarks)))
-    return f"{count} ({remark})" if remark and whole else count if whole else counted(len(results), "rank")
+    return (
+        f"{count} ({remark})"
+        if remark and whole
+        else count
+        if whole
+        else counted(len(results), "rank")
+    )
 
 
 def _cut_files(notice: Notice) -> str:
@@ -82,7 +95,9 @@ def describe_steps(analysis: Analysis) -> str:
 
 
 def input_path(analysis: Analysis) -> str | None:
-    """Return the input as one path: the only one, or the folder that holds them all; None if there is none.
+    """Return the input as one path: the only one, or the folder that holds them all.
+
+    None if there is none.
 
     >>> from tracekit import analyze
     >>> input_path(analyze("sample_traces/reload", schedule="none"))
@@ -127,10 +142,13 @@ class View:
     """Compute that ran beside each label."""
     idle = computed(rank_tables.idle_table)
     """Idle time of the ranks by cause, and their bubbles."""
-    schedule = computed(lambda analysis: None if analysis.schedule is None else ScheduleView(analysis.schedule))
+    schedule = computed(
+        lambda analysis: None if analysis.schedule is None else ScheduleView(analysis.schedule)
+    )
     """The comparison of the run with its ideal; None if no schedule was recognised."""
     phases = computed(unnamed_phases)
-    """Hidden shares by phase for a run that overlaps micro-batches, if its schedule was not recognised."""
+    """Hidden shares by phase for a run that overlaps micro-batches, if its schedule was not
+    recognised."""
     blocking = computed(blocking)
     """What blocks the step; None where the critical path does not tell."""
     critical = computed(path_view)
@@ -166,10 +184,13 @@ class View:
     copies_by_rank = computed(partial(copy_table, by_rank=True))
     reload = computed(reload_view)
     roles = computed(role_tables)
-    """Tables of roles, iterations and weight updates of a run whose ranks have several processes."""
+    """Tables of roles, iterations and weight updates of a run whose ranks have several
+    processes."""
     clocks = computed(top.badge_of)
     """How well the ranks' clocks agree; None for one rank."""
-    fleet = computed(lambda analysis: spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None)
+    fleet = computed(
+        lambda analysis: spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None
+    )
     """Distribution of figures over ranks, for a run of many ranks."""
 
     @cached_property
@@ -184,8 +205,12 @@ class View:
 
     def _answer(self, *, clock_reasons: bool) -> tuple[sentences.AnswerLine, ...]:
         """Return the lines of the answer."""
-        blocked = self.blocking and (self.blocking.text if clock_reasons else self.blocking.sentence)
-        waits = sentences.waits_sentence(self.analysis, self.stragglers, clock_reasons=clock_reasons)
+        blocked = self.blocking and (
+            self.blocking.text if clock_reasons else self.blocking.sentence
+        )
+        waits = sentences.waits_sentence(
+            self.analysis, self.stragglers, clock_reasons=clock_reasons
+        )
         analysis, schedule, pace = self.analysis, self.schedule, rank_tables.Pace(self.analysis)
         lines = (
             ("Iteration", iteration_sentence(analysis), "iterations"),
@@ -193,14 +218,20 @@ class View:
             ("Time", sentences.time_sentence(analysis, pace), "budget"),
             ("Blocked", blocked, "path"),
             ("Exposed", sentences.exposed_sentence(analysis, self.labels, pace.steps), "overlap"),
-            ("Schedule", sentences.schedule_sentence(analysis, schedule), "schedule" if schedule else "warnings"),
+            (
+                "Schedule",
+                sentences.schedule_sentence(analysis, schedule),
+                "schedule" if schedule else "warnings",
+            ),
             ("Reload", sentences.reload_sentence(analysis), "reload"),
             ("Waits", waits, "stragglers"),
             ("Balance", rank_tables.imbalance_line(analysis), "stragglers"),
             ("Memory", memory_sentence(analysis), "memory"),
             *(("Next", first.text, "next") for first in self.advice[:1]),
         )
-        return tuple(sentences.AnswerLine(topic, text, target) for topic, text, target in lines if text)
+        return tuple(
+            sentences.AnswerLine(topic, text, target) for topic, text, target in lines if text
+        )
 
     @cached_property
     def tiles(self) -> tuple[top.Tile, ...]:
@@ -232,7 +263,10 @@ class View:
 
     @cached_property
     def situation(self) -> tuple[str, ...]:
-        """The training step of an RL loop and its longest weight update, in a sentence each; empty for other runs."""
+        """The training step of an RL loop and its longest weight update, in a sentence each.
+
+        Empty for other runs.
+        """
         sentences_of_roles = (step_summary(self.analysis), update_summary(self.analysis))
         return tuple(sentence for sentence in sentences_of_roles if sentence)
 
@@ -245,7 +279,9 @@ class View:
     def not_wrong(self) -> str:
         """What costs nothing, in a few words; empty if that is not known."""
         host_recorded = not self.analysis.tables["host_time"].is_empty()
-        return absent_costs(self.analysis.findings, self.analysis.step.budget, host_recorded=host_recorded)
+        return absent_costs(
+            self.analysis.findings, self.analysis.step.budget, host_recorded=host_recorded
+        )
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -255,13 +291,20 @@ class View:
 
     @property
     def what_if_hint(self) -> Advice | None:
-        """That other schedules can be predicted, or why not; None without a schedule, or if they were predicted."""
+        """That other schedules can be predicted, or why not.
+
+        None without a schedule, or if they were predicted.
+        """
         schedule = self.analysis.schedule
         if schedule is None or schedule.what_if:
             return None
         if schedule.no_prediction_reason:
-            return Advice(f"other schedules cannot be predicted for this run: {schedule.no_prediction_reason}")
-        command = None if self.quoted_path is None else f"tracekit analyze {self.quoted_path} --what-if"
+            return Advice(
+                f"other schedules cannot be predicted for this run: {schedule.no_prediction_reason}"
+            )
+        command = (
+            None if self.quoted_path is None else f"tracekit analyze {self.quoted_path} --what-if"
+        )
         return Advice("`--what-if` predicts other schedules", command)
 
     @cached_property
@@ -269,12 +312,17 @@ class View:
         """The notices for a reader, without what is uncertain about the critical path, which stands beside it."""
         critical = self.analysis.critical
         beside_path = () if self.critical is None or critical is None else critical.notices
-        notices = [notice for notice in relevant_notices(self.analysis) if notice not in beside_path]
+        notices = [
+            notice for notice in relevant_notices(self.analysis) if notice not in beside_path
+        ]
         return tuple(shorten_notices(notices))
 
     @property
     def by_title(self) -> str:
-        """The title of that table, which ends in a remark in brackets; empty if it was not asked for."""
+        """The title of that table, which ends in a remark in brackets.
+
+        Empty if it was not asked for.
+        """
         return "" if self.analysis.by is None else WORDS.by_titles[self.analysis.by.kind]
 
     @property

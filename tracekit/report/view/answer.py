@@ -1,6 +1,7 @@
 """The answer in up to six lines: time, what blocks it, exposed communication, schedule, waiting, and what to do next.
 
-Each sentence collects its facts first and then writes them. A line that would say nothing is left out.
+Each sentence collects its facts first and then writes them. A line that would say nothing is left
+out.
 """
 
 from collections.abc import Sequence
@@ -27,10 +28,17 @@ MAX_UNUSUAL_NAMED = 3
 MAX_EXPOSED_LABELS = 2
 """Exposed labels that are named."""
 NEARLY_AS_LATE_SHARE = 0.1
-"""Ranks whose caused waiting is at most this share below the first rank's count as equally late …"""
+"""Ranks whose caused waiting is at most this share below the first rank's count as equally late
+…"""
 MAX_LATE_RANKS = 2
 """… and are named if there are at most this many of them."""
-_NO_SCHEDULE_CODES = ("order-unknown", "schedule-other", "step-cut", "ranks-unknown", "pipeline-size-unknown")
+_NO_SCHEDULE_CODES = (
+    "order-unknown",
+    "schedule-other",
+    "step-cut",
+    "ranks-unknown",
+    "pipeline-size-unknown",
+)
 """Notices that say why the schedule of a pipeline is not named."""
 
 
@@ -62,7 +70,8 @@ def time_sentence(analysis: Analysis, step_pace: rank_tables.Pace) -> str:
     unlabelled = ""
     if other_ns > MIN_SHARE_TO_REPORT * span_ns:
         unlabelled = (
-            f"; {percent(other_ns, span_ns)} of the span is work that no rule knows (other), counted as compute"
+            f"; {percent(other_ns, span_ns)} of the span is work that no rule knows (other), "
+            "counted as compute"
         )
     return f"{subject} {time}: {join_with_and(_budget_parts(analysis))}{unlabelled}."
 
@@ -79,8 +88,12 @@ def unusual_steps(step: StepSummary) -> str:
         return ""
     if not step.unusual:
         return f"median of {counted(len(step.per_step), 'step')}"
-    usual = f"{counted(len(step.usual), 'step')} take {ms_range(each.time_ns for each in step.usual)}"
-    named = [f"step {each.step} takes {ms(each.time_ns)}" for each in step.unusual[:MAX_UNUSUAL_NAMED]]
+    usual = (
+        f"{counted(len(step.usual), 'step')} take {ms_range(each.time_ns for each in step.usual)}"
+    )
+    named = [
+        f"step {each.step} takes {ms(each.time_ns)}" for each in step.unusual[:MAX_UNUSUAL_NAMED]
+    ]
     more = len(step.unusual) - len(named)
     return ", ".join([usual, *named, *([f"{more} more stand out"] if more else [])])
 
@@ -91,9 +104,16 @@ def _budget_parts(analysis: Analysis) -> list[str]:
     exposed_kinds = {kind_of(label) for label, ns in budget.exposed_ns.items() if ns}
     names = {"communication": "communication", "copy": "copies"}
     exposed = " or ".join(name for kind, name in names.items() if kind in exposed_kinds)
-    parts = [(budget.compute_ns, "compute"), (sum(budget.exposed_ns.values()), f"exposed {exposed}")]
+    parts = [
+        (budget.compute_ns, "compute"),
+        (sum(budget.exposed_ns.values()), f"exposed {exposed}"),
+    ]
     texts = [f"{percent(ns, budget.span_ns)} {name}" for ns, name in parts if ns]
-    texts.append(f"{percent(budget.idle_ns, budget.span_ns)} idle" if analysis.total.idle_known else "idle not known")
+    texts.append(
+        f"{percent(budget.idle_ns, budget.span_ns)} idle"
+        if analysis.total.idle_known
+        else "idle not known"
+    )
     if budget.unrecorded_ns:
         texts.append(f"{percent(budget.unrecorded_ns, budget.span_ns)} not recorded")
     return texts
@@ -138,7 +158,9 @@ def schedule_sentence(analysis: Analysis, schedule: ScheduleView | None) -> str:
     spans = f"{name} ({schedule.sizes}): schedule span {ms(measured_ns)}, that of its ideal {ms(ideal_ns)}"
     if comparison.compared_with != comparison.name:
         spans = f"ran {comparison.name} exactly ({schedule.sizes}), schedule span {ms(measured_ns)}; compared with "
-        spans += f"{comparison.compared_with}, whose ideal takes {ms(ideal_ns)} at the run's own times"
+        spans += (
+            f"{comparison.compared_with}, whose ideal takes {ms(ideal_ns)} at the run's own times"
+        )
     if schedule.gap_note is not None:
         return f"{spans} ({schedule.gap_note}).{apart}"
     gap_ns = comparison.gap_ns or {}
@@ -146,7 +168,9 @@ def schedule_sentence(analysis: Analysis, schedule: ScheduleView | None) -> str:
     if measured_ns <= ideal_ns or not causes:
         return f"{spans}.{apart}"
     worst = max(causes, key=lambda cause: causes[cause])
-    gap = of_the_gap(causes[worst], measured_ns - ideal_ns, "between them", gap_words(analysis, worst))
+    gap = of_the_gap(
+        causes[worst], measured_ns - ideal_ns, "between them", gap_words(analysis, worst)
+    )
     return f"{spans}; {gap}{gap_basis(analysis, worst)}.{apart}"
 
 
@@ -161,13 +185,19 @@ def reload_sentence(analysis: Analysis) -> str:
     return f"The weight update takes {ms(reload.measured_ns)} for {buckets} in {rounds}{ideal}."
 
 
-def waits_sentence(analysis: Analysis, stragglers: Sequence[Straggler], *, clock_reasons: bool = True) -> str:
-    """Return the label with the longest waits, and the ranks that are waited for; empty if waits are short.
+def waits_sentence(
+    analysis: Analysis, stragglers: Sequence[Straggler], *, clock_reasons: bool = True
+) -> str:
+    """Return the label with the longest waits, and the ranks that are waited for.
+
+    Empty if waits are short.
 
     With *clock_reasons* it says how well clocks are known where they leave open which rank it is.
     """
     total = analysis.total
-    waits_ns = {label: ns for label, ns in total.wait_ns.items() if ns and total.label_ns.get(label)}
+    waits_ns = {
+        label: ns for label, ns in total.wait_ns.items() if ns and total.label_ns.get(label)
+    }
     label = max(waits_ns, key=lambda name: waits_ns[name], default=None)
     if label is None or waits_ns[label] < MIN_SHARE_TO_REPORT * total.budget.span_ns:
         return ""
@@ -189,16 +219,30 @@ def _bound_words(*, at_most: bool, at_least: bool) -> str:
 
 
 def _waited_for(
-    analysis: Analysis, label: str, late: Sequence[Straggler], *, is_bound: bool, clock_reasons: bool
+    analysis: Analysis,
+    label: str,
+    late: Sequence[Straggler],
+    *,
+    is_bound: bool,
+    clock_reasons: bool,
 ) -> str:
-    """Return the ranks that are late in a label and why, or those that are waited for longest; empty if none is."""
+    """Return the ranks that are late in a label and why, or those that are waited for longest.
+
+    Empty if none is.
+    """
     explained = rank_tables.late_rows(analysis, label)
-    # Where clocks leave open which of several ranks is waited for longest, all of them may be late for a known reason.
+    # Where clocks leave open which of several ranks is waited for longest, all of them may be late
+    # for a known reason.
     open_ranks = {rank for row in late[:1] if row.uncertain for rank in row.candidates}
     if explained and open_ranks <= {row.rank for row in explained}:
         steps = max(len(analysis.step.per_step), 1)
-        return "; ".join(rank_tables.late_rank(row, steps, at_most=is_bound) for row in explained[:MAX_LATE_RANKS])
-    latest = [row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns]
+        return "; ".join(
+            rank_tables.late_rank(row, steps, at_most=is_bound)
+            for row in explained[:MAX_LATE_RANKS]
+        )
+    latest = [
+        row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns
+    ]
     if not latest:
         return ""
     if latest[0].uncertain:
@@ -218,17 +262,31 @@ def _doubtful_ranks(analysis: Analysis, row: Straggler, *, clock_reasons: bool) 
         ranks = f"one of {ranks_named(row.candidates)}"
     else:
         ranks = " or ".join(f"rank {rank}" for rank in row.candidates)
-    off_ns = analysis.clocks.table.filter(pl.col("rank").is_in(row.candidates))["uncertainty_ns"].max()
-    reason = f"their clocks are known to {ms(off_ns)} only" if isinstance(off_ns, int) else "nothing ties their clocks"
-    causes = [(rank, rank_tables.why_pipeline_waits(analysis.stragglers, rank)) for rank in row.candidates]
-    explained = [f"; rank {rank}{words}" for rank, words in causes if words and row.label == "pp_comm"]
+    off_ns = analysis.clocks.table.filter(pl.col("rank").is_in(row.candidates))[
+        "uncertainty_ns"
+    ].max()
+    reason = (
+        f"their clocks are known to {ms(off_ns)} only"
+        if isinstance(off_ns, int)
+        else "nothing ties their clocks"
+    )
+    causes = [
+        (rank, rank_tables.why_pipeline_waits(analysis.stragglers, rank)) for rank in row.candidates
+    ]
+    explained = [
+        f"; rank {rank}{words}" for rank, words in causes if words and row.label == "pp_comm"
+    ]
     cost = f"{_cost(row)}; {reason}" if clock_reasons else _cost(row)
     return f"{ranks} ({cost}){''.join(explained[:1])}"
 
 
 def _late_rank(analysis: Analysis, row: Straggler) -> str:
     pipeline = _other_pipeline(analysis, row.rank)
-    return f"rank {row.rank} ({_cost(row)}; {pipeline})" if pipeline else f"rank {row.rank} ({_cost(row)})"
+    return (
+        f"rank {row.rank} ({_cost(row)}; {pipeline})"
+        if pipeline
+        else f"rank {row.rank} ({_cost(row)})"
+    )
 
 
 def _cost(row: Straggler) -> str:
@@ -236,7 +294,9 @@ def _cost(row: Straggler) -> str:
 
 
 def _other_pipeline(analysis: Analysis, rank: int | None) -> str:
-    """Return the pipeline of a rank and the option that shows it; empty if that pipeline is shown already.
+    """Return the pipeline of a rank and the option that shows it.
+
+    Empty if that pipeline is shown already.
 
     A rank that the answer names but the schedule does not show must be found somewhere.
     """

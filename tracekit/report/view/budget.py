@@ -22,7 +22,8 @@ NOT_RECORDED = "not recorded"
 MIN_LOUD_SHARE = 0.01
 """Share of the span above which work without a known label is highlighted."""
 MIN_COLUMN_SHARE = 0.005
-"""Share of some label's time from which a compute label that hides it has a column; less would be shown as 0 %."""
+"""Share of some label's time from which a compute label that hides it has a column; less would be
+shown as 0 %."""
 MAX_BESIDE = 4
 """Compute labels named beside one label."""
 MIN_HIDING_ROW_SHARE = 0.005
@@ -55,13 +56,19 @@ class Bar:
         self.name, self.whole, self.rank = name, whole, rank
         budget, span_ns = whole.budget, max(1, whole.budget.span_ns)
         parts = [("compute", "compute", budget.compute_ns, COMPUTE_COLOUR)]
-        parts += [(label, kind_of(label), ns, LABEL_COLOURS[label]) for label, ns in budget.exposed_ns.items() if ns]
+        parts += [
+            (label, kind_of(label), ns, LABEL_COLOURS[label])
+            for label, ns in budget.exposed_ns.items()
+            if ns
+        ]
         if whole.idle_known:
             parts.append(("idle", "idle", budget.idle_ns, IDLE_COLOUR))
         if budget.unrecorded_ns:
             parts.append((NOT_RECORDED, "unrecorded", budget.unrecorded_ns, UNRECORDED_COLOUR))
         self.span_ns = budget.span_ns / of
-        self.parts = tuple(Part(part, kind, ns / of, ns / span_ns, colour) for part, kind, ns, colour in parts)
+        self.parts = tuple(
+            Part(part, kind, ns / of, ns / span_ns, colour) for part, kind, ns, colour in parts
+        )
 
     @property
     def idle(self) -> str:
@@ -88,7 +95,10 @@ class BudgetView:
         self.hidden_ranks = len(analysis.rank_results) - len(ranks)
         """Ranks that have no bar of their own."""
         self.legend = [
-            (part.name if part.kind not in ("communication", "copy") else f"exposed {part.name}", part.colour)
+            (
+                part.name if part.kind not in ("communication", "copy") else f"exposed {part.name}",
+                part.colour,
+            )
             for part in self.mean.parts
             if part.ns or part.kind == "idle"
         ]
@@ -99,9 +109,13 @@ def _ranks_with_bars(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
     """Return all ranks; of a large run some, evenly spread from the least compute to the most."""
     if len(ranks) <= MAX_RANKS_WITH_BARS:
         return ranks
-    by_compute = sorted(ranks, key=lambda rank: rank.whole.budget.compute_ns / max(1, rank.whole.budget.span_ns))
+    by_compute = sorted(
+        ranks, key=lambda rank: rank.whole.budget.compute_ns / max(1, rank.whole.budget.span_ns)
+    )
     last = len(ranks) - 1
-    return [by_compute[round(i * last / (BARS_OF_LARGE_RUNS - 1))] for i in range(BARS_OF_LARGE_RUNS)]
+    return [
+        by_compute[round(i * last / (BARS_OF_LARGE_RUNS - 1))] for i in range(BARS_OF_LARGE_RUNS)
+    ]
 
 
 class LabelRow:
@@ -123,8 +137,11 @@ class LabelRow:
         """Share of the span."""
         self.wait_ns = None if wait_ns is None else wait_ns / ranks
         self.loud = label == "other" and ns > MIN_LOUD_SHARE * span_ns
-        """Whether this is work without a known label that takes more than ``MIN_LOUD_SHARE`` of the span."""
-        self.because_ns = {cause: ns / ranks for cause, ns in total.because_ns.get(label, {}).items() if ns}
+        """Whether this is work without a known label that takes more than ``MIN_LOUD_SHARE`` of the
+        span."""
+        self.because_ns = {
+            cause: ns / ranks for cause, ns in total.because_ns.get(label, {}).items() if ns
+        }
         """Exposed time by cause (``schema.EXPOSURE_CAUSES``), where causes are known."""
         self.blocking_ns = total.blocking_ns.get(label)
         """Exposed time on the critical path, over all ranks, where it is known."""
@@ -142,7 +159,13 @@ def kind_of(label: str) -> str:
     >>> kind_of("pp_comm"), kind_of("offload"), kind_of("other")
     ('communication', 'copy', 'compute')
     """
-    return "communication" if label in COMMUNICATION_LABELS else "copy" if label in COPY_LABELS else "compute"
+    return (
+        "communication"
+        if label in COMMUNICATION_LABELS
+        else "copy"
+        if label in COPY_LABELS
+        else "compute"
+    )
 
 
 def recorded_ranks(analysis: Analysis) -> int:
@@ -157,13 +180,21 @@ def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
 
 
 def matrix_table(analysis: Analysis) -> Table | None:
-    """Return which compute hides how much of each label's time, over all ranks; None if there is nothing to hide."""
+    """Return which compute hides how much of each label's time, over all ranks.
+
+    None if there is nothing to hide.
+    """
     total, ranks = analysis.total, recorded_ranks(analysis)
-    hidden_by_label = {label: by for label, by in total.hidden_by_ns.items() if total.label_ns.get(label)}
+    hidden_by_label = {
+        label: by for label, by in total.hidden_by_ns.items() if total.label_ns.get(label)
+    }
     hiding = [
         name
         for name in LABELS
-        if any(by.get(name, 0) >= MIN_COLUMN_SHARE * total.label_ns[label] for label, by in hidden_by_label.items())
+        if any(
+            by.get(name, 0) >= MIN_COLUMN_SHARE * total.label_ns[label]
+            for label, by in hidden_by_label.items()
+        )
     ]
     columns = [Column(""), Column("time per rank", "ms"), Column("hidden", "share")]
     columns += [Column(f"by {name}", "share") for name in hiding]
@@ -183,8 +214,9 @@ def beside_table(analysis: Analysis) -> Table | None:
     >>> beside_table(analyze("sample_traces/1f1b")).rows[0][3]
     'attention forward 1.3 %'
     """
-    # One row per rank, label, pass and hiding compute. ``of_ns`` is the label's whole time on that rank and repeats in
-    # each of its rows, so it is summed once per rank. Compute beside less than 1 % of the label's time is left out.
+    # One row per rank, label, pass and hiding compute. ``of_ns`` is the label's whole time on that
+    # rank and repeats in each of its rows, so it is summed once per rank. Compute beside less than
+    # 1 % of the label's time is left out.
     hidden = analysis.tables["hidden"].filter("detail", pl.col("step").is_null())
     keys = ["label", "pass"]
     label_times = hidden.unique(["rank", *keys]).group_by(keys).agg(pl.col("of_ns").sum())
@@ -198,11 +230,17 @@ def beside_table(analysis: Analysis) -> Table | None:
     for part in sums.partition_by(keys, maintain_order=True):
         largest = part.sort("ns", descending=True).head(MAX_BESIDE).rows(named=True)
         parts = (
-            " ".join(filter(None, (row["by_module"], row["by"], percent(row["ns"], row["of_ns"])))) for row in largest
+            " ".join(filter(None, (row["by_module"], row["by"], percent(row["ns"], row["of_ns"]))))
+            for row in largest
         )
         first = largest[0]
         rows.append(
-            (first["label"], first["pass"], first["of_ns"] / max(1, len(analysis.rank_results)), ", ".join(parts))
+            (
+                first["label"],
+                first["pass"],
+                first["of_ns"] / max(1, len(analysis.rank_results)),
+                ", ".join(parts),
+            )
         )
     columns = (
         Column("label", "label"),
@@ -214,7 +252,10 @@ def beside_table(analysis: Analysis) -> Table | None:
 
 
 def hiding_table(analysis: Analysis) -> Table | None:
-    """Return how much slower compute ran beside communication; None if no kernel ran both beside it and alone."""
+    """Return how much slower compute ran beside communication.
+
+    None if no kernel ran both beside it and alone.
+    """
     hiding = analysis.hiding
     if hiding is None or hiding.extra_ns is None:
         return None
@@ -233,6 +274,7 @@ def hiding_table(analysis: Analysis) -> Table | None:
     else:
         balance = f"per rank hiding saved {saved} and cost {cost}: a net gain of {ms(hiding.net_ns / ranks)}"
     compared = (
-        f"compared with the same kernel and shape alone: {percent(hiding.compared)} of the time beside communication"
+        "compared with the same kernel and shape alone: "
+        f"{percent(hiding.compared)} of the time beside communication"
     )
     return make_table(columns, labels, notes=(f"{balance}; {compared}",))

@@ -24,7 +24,8 @@ MAX_MEMORY_RANKS = 16
 """Ranks whose memory is shown, those with the highest peak."""
 SHOWN_PHASES = tuple(dict.fromkeys(MEMORY_PHASES.values()))
 HOST_TIME = (
-    "memory is allocated when the host launches, so phases are the host's; a range: allocated while two phases overlap"
+    "memory is allocated when the host launches, so phases are the host's; "
+    "a range: allocated while two phases overlap"
 )
 
 _COLUMNS = (
@@ -65,19 +66,30 @@ def copy_table(analysis: Analysis, *, by_rank: bool = False) -> Table | None:
         .agg(
             pl.col("count", "bytes", "ns", "hidden_ns", "stall_ns", "stalls").sum(),
             # The bandwidth of the link is known for the sum only if all ranks have the same.
-            pl.when(pl.col("link_gb_s").n_unique() == 1).then(pl.col("link_gb_s").first()).alias("link_gb_s"),
+            pl.when(pl.col("link_gb_s").n_unique() == 1)
+            .then(pl.col("link_gb_s").first())
+            .alias("link_gb_s"),
         )
         .filter(pl.col("ns") > MIN_COPY_SHARE * analysis.total.budget.span_ns)
         .sort("stall_ns", descending=True)
         .with_columns(rank=pl.lit("all"), hidden=pl.col("hidden_ns") / pl.col("ns"))
     )
     # Bytes per nanosecond are GB/s.
-    too_fast = table.filter(pl.col("bytes") / pl.col("ns") > pl.col("link_gb_s")).select("rank", "label").rows()
+    too_fast = (
+        table.filter(pl.col("bytes") / pl.col("ns") > pl.col("link_gb_s"))
+        .select("rank", "label")
+        .rows()
+    )
     links = sorted({gb_s for gb_s in totals["link_gb_s"].to_list() if gb_s})
-    notes = [f"link: {gb_s:g} GB/s one way between a GPU and its host; processes of one GPU share it" for gb_s in links]
+    notes = [
+        f"link: {gb_s:g} GB/s one way between a GPU and its host; processes of one GPU share it"
+        for gb_s in links
+    ]
     if too_fast:
         names = listing(f"{label} of rank {rank}" for rank, label in too_fast)
-        notes.append(f"faster than that link, so that it is not the one they used, or sizes are wrong: {names}")
+        notes.append(
+            f"faster than that link, so that it is not the one they used, or sizes are wrong: {names}"
+        )
     if not by_rank or of_ranks.is_empty() or len(analysis.rank_results) == 1:
         return make_table(_COLUMNS[1:], _with_rates(totals), notes=notes)
     if len(of_ranks) > MAX_ROWS:
@@ -89,7 +101,8 @@ def copy_table(analysis: Analysis, *, by_rank: bool = False) -> Table | None:
 
 def _with_rates(table: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the rows with their rate in GB/s (``gb_s``) and its share of the link (``of_link``)."""
-    # Bytes per nanosecond are GB/s. A share of the link above 1 means that the link is not the one assumed.
+    # Bytes per nanosecond are GB/s. A share of the link above 1 means that the link is not the one
+    # assumed.
     gb_s = pl.when(pl.col("ns") > 0).then(pl.col("bytes") / pl.col("ns"))
     share = pl.when(pl.col("link_gb_s") > 0).then(gb_s / pl.col("link_gb_s"))
     return table.with_columns(gb_s=gb_s, of_link=pl.when(share <= 1).then(share)).rows(named=True)
@@ -100,12 +113,22 @@ def reload_view(analysis: Analysis) -> ReloadView | None:
     reload = analysis.reload
     if reload is None:
         return None
-    sizes = (counted(reload.rounds, "round"), counted(reload.buckets, "bucket"), counted(reload.owners, "owner"))
+    sizes = (
+        counted(reload.rounds, "round"),
+        counted(reload.buckets, "bucket"),
+        counted(reload.owners, "owner"),
+    )
     sources = ["?" if rank is None else str(rank) for rank in reload.sources]
-    hidden, ahead = reload.hidden["reload_under_broadcast"].mean(), reload.hidden["h2d_under_others"].mean()
+    hidden, ahead = (
+        reload.hidden["reload_under_broadcast"].mean(),
+        reload.hidden["h2d_under_others"].mean(),
+    )
     facts = (
         ("rounds and buckets", ", ".join(sizes)),
-        ("broadcast from ranks", " ".join(sources[:MAX_SOURCES]) + (" …" if len(sources) > MAX_SOURCES else "")),
+        (
+            "broadcast from ranks",
+            " ".join(sources[:MAX_SOURCES]) + (" …" if len(sources) > MAX_SOURCES else ""),
+        ),
         ("measured", ms(reload.measured_ns)),
         ("two-buffer ideal", ms(reload.ideal_ns)),
         ("reload hidden under broadcast", percent(hidden)),  # type: ignore[arg-type]
@@ -125,36 +148,67 @@ def reload_view(analysis: Analysis) -> ReloadView | None:
 
 
 def memory_table(analysis: Analysis) -> Table | None:
-    """Return the memory of the ranks in GB, by phase and per chunk of the schedule; None if it was not recorded."""
+    """Return the memory of the ranks in GB, by phase and per chunk of the schedule.
+
+    None if it was not recorded.
+    """
     if analysis.memory is None:
         return None
-    ranks = sorted(analysis.memory.ranks, key=lambda rank: -rank.measured.peak_bytes)[:MAX_MEMORY_RANKS]
-    phases = [phase for phase in SHOWN_PHASES if any(phase in rank.measured.by_phase for rank in ranks)]
+    ranks = sorted(analysis.memory.ranks, key=lambda rank: -rank.measured.peak_bytes)[
+        :MAX_MEMORY_RANKS
+    ]
+    phases = [
+        phase for phase in SHOWN_PHASES if any(phase in rank.measured.by_phase for rank in ranks)
+    ]
     columns = [Column("rank", "rank"), Column("peak", "figure"), Column("reserved", "figure", 2)]
     columns += [Column(phase, "figure") for phase in phases]
     if analysis.schedule is not None:
-        columns += [Column("before", "figure", 1), Column("a chunk", "figure"), Column("chunks", "figure")]
-    rows = [_memory_row(rank, phases)[: len(columns)] for rank in sorted(ranks, key=lambda rank: rank.rank)]
+        columns += [
+            Column("before", "figure", 1),
+            Column("a chunk", "figure"),
+            Column("chunks", "figure"),
+        ]
+    rows = [
+        _memory_row(rank, phases)[: len(columns)]
+        for rank in sorted(ranks, key=lambda rank: rank.rank)
+    ]
     return make_table(columns, rows, notes=_memory_notes(analysis, len(ranks)))
 
 
 def _memory_row(rank: HeldMemory, phases: Sequence[str]) -> tuple[object, ...]:
     measured, chunks = rank.measured, rank.measured.chunks
     peaks = [measured.by_phase.get(phase) for phase in phases]
-    in_phases = [UNKNOWN if peak is None else gb_range(peak.at_least, peak.at_most) for peak in peaks]
+    in_phases = [
+        UNKNOWN if peak is None else gb_range(peak.at_least, peak.at_most) for peak in peaks
+    ]
     base = chunk = count = UNKNOWN
     if chunks is not None:
         base, count = gb(chunks.base_bytes), str(chunks.peak_chunks)
         chunk = UNKNOWN if chunks.low is None else gb_range(chunks.low, chunks.high)
         if rank.ideal_chunks not in (None, chunks.peak_chunks):
             count += f" (schedule {rank.ideal_chunks})"
-    return rank.rank, gb(measured.peak_bytes), gb(measured.reserved_bytes), *in_phases, base, chunk, count
+    return (
+        rank.rank,
+        gb(measured.peak_bytes),
+        gb(measured.reserved_bytes),
+        *in_phases,
+        base,
+        chunk,
+        count,
+    )
 
 
 def _memory_notes(analysis: Analysis, shown: int) -> list[str]:
     recorded = analysis.memory.ranks if analysis.memory is not None else ()
-    capacities = sorted({rank.capacity_bytes for rank in recorded if rank.capacity_bytes is not None})
-    notes = [f"GB of tensors; the GPU has {listing(map(gb, capacities))}" if capacities else "GB of tensors", HOST_TIME]
+    capacities = sorted(
+        {rank.capacity_bytes for rank in recorded if rank.capacity_bytes is not None}
+    )
+    notes = [
+        f"GB of tensors; the GPU has {listing(map(gb, capacities))}"
+        if capacities
+        else "GB of tensors",
+        HOST_TIME,
+    ]
     if analysis.schedule is not None:
         notes.append(
             "before: before the first chunk; a chunk: what memory grows by over a forward cell and falls by over a "
@@ -180,7 +234,9 @@ def gb(count: float | None) -> str:
 
 
 def gb_range(low: float, high: float | None) -> str:
-    """Return a range in GB; one figure if both ends look the same, a lower bound if *high* is unknown.
+    """Return a range in GB.
+
+    One figure if both ends look the same, a lower bound if *high* is unknown.
 
     >>> gb_range(1e9, 2e9), gb_range(1e9, 1.0001e9), gb_range(1e9, None)
     ('1.00 – 2.00', '1.00', '≥ 1.00')

@@ -5,8 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from tracekit._util.text import counted, format_ranges, join_with_and, listing, ms, percent, ranks_named
-from tracekit.documents.late import Hang, LateRanks, OperationPlace, PipelineOrder, RankState, SlowLink
+from tracekit._util.text import (
+    counted,
+    format_ranges,
+    join_with_and,
+    listing,
+    ms,
+    percent,
+    ranks_named,
+)
+from tracekit.documents.late import (
+    Hang,
+    LateRanks,
+    OperationPlace,
+    PipelineOrder,
+    RankState,
+    SlowLink,
+)
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import size
 from tracekit.whole_run.result import WholeRun
@@ -43,7 +58,9 @@ def headline(run: WholeRun) -> str:
         return pipeline_sentence(run.pipelines[0])
     if not run.compared:
         return "No collective was recorded on several ranks: who joins late cannot be told."
-    return f"No rank stands out: {counted(run.compared, 'collective')} compared over {_extent(run)}."
+    return (
+        f"No rank stands out: {counted(run.compared, 'collective')} compared over {_extent(run)}."
+    )
 
 
 def late_sentence(fact: LateRanks, run: WholeRun) -> str:
@@ -98,7 +115,11 @@ def _cause_words(fact: LateRanks) -> str:
 
 def _since(fact: LateRanks, run: WholeRun) -> str:
     unit = "step" if run.steps.count else "collective"
-    since = "from the beginning of the record" if fact.from_beginning else f"since {unit} {fact.since_step}"
+    since = (
+        "from the beginning of the record"
+        if fact.from_beginning
+        else f"since {unit} {fact.since_step}"
+    )
     if fact.from_beginning and run.steps.count:
         since = f"from {unit} {fact.since_step} on"
     if not fact.from_beginning and fact.since_ns is not None and _is_date(fact.since_ns):
@@ -130,7 +151,11 @@ def place_words(place: OperationPlace) -> str:
     """Return an operation in words: its position in the step, kind and size."""
     bytes_words = "" if place.bytes is None else f" of {size(place.bytes)}"
     if place.place is None:
-        return f"an {place.op}{bytes_words}" if place.op[:1] in "aeiou" else f"a {place.op}{bytes_words}"
+        return (
+            f"an {place.op}{bytes_words}"
+            if place.op[:1] in "aeiou"
+            else f"a {place.op}{bytes_words}"
+        )
     position = "first" if place.place == 0 else _ordinal(place.place + 1)
     return f"the step's {position} collective ({place.op}{bytes_words})"
 
@@ -139,7 +164,9 @@ def hang_sentence(hang: Hang) -> str:
     """Return who did not join what, or what members disagree on, and who waits."""
     bytes_words = "" if hang.bytes is None else f" of {size(hang.bytes)}"
     number = (
-        "" if hang.sequence is None else f" (number {hang.sequence} of {group_words(hang.group, hang.description)})"
+        ""
+        if hang.sequence is None
+        else f" (number {hang.sequence} of {group_words(hang.group, hang.description)})"
     )
     what = f"{hang.op}{bytes_words}{number}"
     waiting = f"{ranks_named(hang.waiting)} {'waits' if len(hang.waiting) == 1 else 'wait'}"
@@ -171,7 +198,11 @@ def hang_details(hang: Hang) -> list[str]:
         when = ""
         if state.enqueued_ns is not None and _is_date(state.enqueued_ns):
             when = f" at {clock_time(state.enqueued_ns)}"
-        state_words = f", which {'has' if state.state == 'completed' else 'had not'} completed" if state.state else ""
+        state_words = (
+            f", which {'has' if state.state == 'completed' else 'had not'} completed"
+            if state.state
+            else ""
+        )
         lines.append(f"rank {state.rank} last called {call_words(state)}{when}{state_words}")
         if state.stack:
             lines.append(f"from {listing(state.stack, most=4)}")
@@ -179,7 +210,9 @@ def hang_details(hang: Hang) -> list[str]:
         verb = "has" if len(hang.no_record) == 1 else "have"
         lines.append(f"{ranks_named(hang.no_record)} {verb} no dump: the process may have ended")
     if not hang.certain:
-        lines.append("the dumps may have been written while it ran: nothing in them shows a long wait or a timeout")
+        lines.append(
+            "the dumps may have been written while it ran: nothing in them shows a long wait or a timeout"
+        )
     return lines
 
 
@@ -190,7 +223,11 @@ def link_sentence(link: SlowLink) -> str:
     if link.kind == "slower_than_others":
         return f"{what} takes {times}, the median of other groups: {ms(link.cost_ns)} lost."
     since = "" if link.since_step is None else f" since step {link.since_step}"
-    date = f" ({clock_time(link.since_ns)})" if link.since_ns is not None and _is_date(link.since_ns) else ""
+    date = (
+        f" ({clock_time(link.since_ns)})"
+        if link.since_ns is not None and _is_date(link.since_ns)
+        else ""
+    )
     return f"{what} takes {times}{since}{date}: {ms(link.cost_ns)} lost."
 
 
@@ -216,7 +253,9 @@ def record_lines(run: WholeRun) -> list[str]:
         if record.first_ns is not None and record.last_ns is not None:
             extent = f", {duration_words(record.last_ns - record.first_ns)}"
         operations = counted(record.operations, "operation")
-        lines.append(f"{RECORDER_WORDS[record.recorder]}: {counted(len(record.ranks), 'rank')}, {operations}{extent}")
+        lines.append(
+            f"{RECORDER_WORDS[record.recorder]}: {counted(len(record.ranks), 'rank')}, {operations}{extent}"
+        )
     if run.steps.count:
         origin = {
             "start": "counted from the start of the run",
@@ -242,7 +281,12 @@ def rank_table(run: WholeRun) -> Table | None:
         Column("p99", "ms", value="p99_ns", expendable=1),
         Column("max", "ms", value="max_ns"),
         Column("waited", "ms", value="waited_ns", expendable=1),
-        Column("made wait", "ms", value="caused_wait_ns", note="waiting of all others in operations it joined last"),
+        Column(
+            "made wait",
+            "ms",
+            value="caused_wait_ns",
+            note="waiting of all others in operations it joined last",
+        ),
     )
     rows = sorted(run.distributions, key=lambda entry: -entry.caused_wait_ns)
     more = len(rows) - MAX_ROWS
@@ -274,11 +318,18 @@ def transfer_table(run: WholeRun) -> Table | None:
         Column("group", "name", expendable=1),
         Column("ranks", "count", expendable=1),
         Column("count", "count", value="operations"),
-        Column("transfer", "ms", value="median_ns", note="median of the duration on the rank that joined last"),
+        Column(
+            "transfer",
+            "ms",
+            value="median_ns",
+            note="median of the duration on the rank that joined last",
+        ),
         Column(
             "bus GB/s",
             "rate",
-            value=lambda entry: None if entry.bus_bytes_per_s is None else entry.bus_bytes_per_s / 1e9,
+            value=lambda entry: (
+                None if entry.bus_bytes_per_s is None else entry.bus_bytes_per_s / 1e9
+            ),
         ),
     )
     return make_table(columns, run.transfers[:MAX_ROWS])
@@ -291,9 +342,8 @@ def clock_words(run: WholeRun) -> str | None:
         return None
     spread = max(clock.offset_ns for clock in known) - min(clock.offset_ns for clock in known)
     worst = max(clock.uncertainty_ns or 0 for clock in known)
-    return (
-        f"clocks are {duration_words(spread)} apart, known to {duration_words(worst)}, from the operations themselves"
-    )
+    apart = f"{duration_words(spread)} apart"
+    return f"clocks are {apart}, known to {duration_words(worst)}, from the operations themselves"
 
 
 def _extent(run: WholeRun) -> str:

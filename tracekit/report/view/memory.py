@@ -20,11 +20,13 @@ SHORT = {
     "optimizer_state": "opt.",
     "activations": "activ.",
 }
-"""Kinds of contents that have a column, with its heading in the terminal; the others are the rest."""
+"""Kinds of contents that have a column, with its heading in the terminal; the others are the
+rest."""
 MAX_LINES = 10
 """Source lines that are shown, those with the most memory."""
 NO_STACK = "(no Python stack)"
-"""Line of allocations without one: those of autograd's own thread, or where stacks were not recorded."""
+"""Line of allocations without one: those of autograd's own thread, or where stacks were not
+recorded."""
 MAX_CATEGORIES_NAMED = 3
 """Kinds of contents that the sentence names, the largest."""
 MAX_CATEGORIES_IN_LINE = 2
@@ -51,7 +53,10 @@ def peak_place(peak: MemoryPeak) -> str:
 
 
 def contents_table(analysis: Analysis) -> Table | None:
-    """Return what fills each rank's memory at its peak, in GB; None if single allocations are not known."""
+    """Return what fills each rank's memory at its peak, in GB.
+
+    None if single allocations are not known.
+    """
     ranks = sorted(_filled(analysis), key=lambda rank: -rank.measured.peak_bytes)[:MAX_MEMORY_RANKS]
     if not ranks:
         return None
@@ -61,9 +66,17 @@ def contents_table(analysis: Analysis) -> Table | None:
         Column("rank", "rank"),
         Column("peak", "figure"),
         Column("in", "word", note="the cell, else the phase, that the host was launching"),
-        *(Column(WORDS.memory_categories[name], "figure", terminal_heading=SHORT[name]) for name in categories),
+        *(
+            Column(WORDS.memory_categories[name], "figure", terminal_heading=SHORT[name])
+            for name in categories
+        ),
         Column("rest", "figure", 3, note="communication buffers, workspace and other"),
-        Column("in flight", "figure", 1, note="most micro-batches whose activations are in memory at once"),
+        Column(
+            "in flight",
+            "figure",
+            1,
+            note="most micro-batches whose activations are in memory at once",
+        ),
         Column("free", "figure", 2, note="reserved at the peak and not in tensors"),
     ]
     rows = [_contents_row(rank, categories) for rank in ranks]
@@ -72,7 +85,9 @@ def contents_table(analysis: Analysis) -> Table | None:
 
 def _own_columns(contents: Sequence[MemoryContents]) -> list[str]:
     """Return the kinds of contents with a column of their own that any rank has."""
-    present = {category for rank in contents for category, count in rank.by_category.items() if count}
+    present = {
+        category for rank in contents for category, count in rank.by_category.items() if count
+    }
     return [category for category in SHORT if category in present]
 
 
@@ -96,14 +111,25 @@ def _contents_notes(analysis: Analysis) -> list[str]:
     uncertain = [clock.uncertainty_ns for clock in clocks if clock is not None]
     notes = []
     if uncertain:
-        notes.append(f"memory snapshots are on the traces' clock to within {max(uncertain) / 1000:,.0f} µs")
-    if any("before_recording" in rank.contents.by_category for rank in _filled(analysis) if rank.contents is not None):
-        notes.append(f"{WORDS.memory_categories['before_recording']}: allocated before the history began")
+        notes.append(
+            f"memory snapshots are on the traces' clock to within {max(uncertain) / 1000:,.0f} µs"
+        )
+    if any(
+        "before_recording" in rank.contents.by_category
+        for rank in _filled(analysis)
+        if rank.contents is not None
+    ):
+        notes.append(
+            f"{WORDS.memory_categories['before_recording']}: allocated before the history began"
+        )
     return notes
 
 
 def lines_table(analysis: Analysis) -> Table | None:
-    """Return the source lines that hold most of the fullest rank's memory at its peak; None without stacks."""
+    """Return the source lines that hold most of the fullest rank's memory at its peak.
+
+    None without stacks.
+    """
     ranks = _filled(analysis)
     if not ranks:
         return None
@@ -119,7 +145,11 @@ def source_lines(contents: MemoryContents, *, rank: int | None) -> Table | None:
         return None
     columns = [
         Column("line", "name", value=lambda line: line.line or NO_STACK),
-        Column("holds", "word", value=lambda line: WORDS.memory_categories.get(line.category, line.category)),
+        Column(
+            "holds",
+            "word",
+            value=lambda line: WORDS.memory_categories.get(line.category, line.category),
+        ),
         Column("allocations", "count", 1, value="count"),
         Column("GB", "figure", value=lambda line: gb(line.bytes)),
         Column("of peak", "share", value=lambda line: line.bytes / max(1, contents.peak.bytes)),
@@ -129,7 +159,10 @@ def source_lines(contents: MemoryContents, *, rank: int | None) -> Table | None:
 
 
 def memory_line(analysis: Analysis) -> str | None:
-    """Return in one line how full the fullest rank is, where, and with what; None if that is not known."""
+    """Return in one line how full the fullest rank is, where, and with what.
+
+    None if that is not known.
+    """
     ranks = _filled(analysis)
     if not ranks:
         return None
@@ -142,13 +175,18 @@ def memory_line(analysis: Analysis) -> str | None:
     where += [f"in {place}"] if place else []
     parts = []
     for name, count in list(contents.by_category.items())[:MAX_CATEGORIES_IN_LINE]:
-        parts.append(f"{WORDS.memory_categories.get(name, name)} {percent(count, contents.peak.bytes, digits=0)}")
+        parts.append(
+            f"{WORDS.memory_categories.get(name, name)} {percent(count, contents.peak.bytes, digits=0)}"
+        )
     remark = f" ({', '.join(where)})" if where else ""
     return f"memory {size(contents.peak.bytes)}{whole}{remark}: {', '.join(parts)}"
 
 
 def memory_sentence(analysis: Analysis) -> str | None:
-    """Return the fullest rank, how full it is, where its peak is and what fills it; None if that is not known."""
+    """Return the fullest rank, how full it is, where its peak is and what fills it.
+
+    None if that is not known.
+    """
     ranks = _filled(analysis)
     if not ranks:
         return None
@@ -164,7 +202,9 @@ def memory_sentence(analysis: Analysis) -> str | None:
         if count >= MIN_SHARE_TO_NAME * contents.peak.bytes
     ]
     subject = f"Rank {fullest.rank} holds" if len(analysis.rank_results) > 1 else "The GPU holds"
-    text = f"{subject} {size(contents.peak.bytes)}{whole} at its peak{where}: {join_with_and(parts)}"
+    text = (
+        f"{subject} {size(contents.peak.bytes)}{whole} at its peak{where}: {join_with_and(parts)}"
+    )
     return f"{text}{_against_schedule(contents)}."
 
 

@@ -19,13 +19,16 @@ from tracekit.schema import COMMUNICATION_LABELS, LABEL_WORDS
 from tracekit.whatif.changes import Lane
 
 MAX_HOLDERS = 2
-"""Labels that are named; the second only if it holds the path at least half as long as the first."""
+"""Labels that are named; the second only if it holds the path at least half as long as the
+first."""
 MIN_SHARE_OF_RANKS = 0.5
 """Share of the named labels' time from which the ranks that hold most of it are named."""
 MIN_BUSY_SHARE = 0.05
-"""Share of the host's time on the path from which it is said that the GPU had other work meanwhile."""
+"""Share of the host's time on the path from which it is said that the GPU had other work
+meanwhile."""
 MIN_OPEN_SHARE = 0.1
-"""Share of the path from which it is said here that clocks leave its rank open; the path's own notes always say it."""
+"""Share of the path from which it is said here that clocks leave its rank open; the path's own
+notes always say it."""
 MAX_NAME_CHARACTERS = 48
 MAX_OPERATORS = 2
 """Innermost operators around a launch that are named."""
@@ -49,7 +52,8 @@ class Blocking(msgspec.Struct, frozen=True):
 
     sentence: str
     piece: dict[str, Any] | None
-    """``step``, ``rank``, ``kind``, ``start_ns`` and ``end_ns`` on the common clock; None if no piece is named."""
+    """``step``, ``rank``, ``kind``, ``start_ns`` and ``end_ns`` on the common clock; None if no
+    piece is named."""
     clock_doubt: str = ""
     """What clocks leave open, as a sentence after a space; empty if nothing."""
 
@@ -62,45 +66,75 @@ class Blocking(msgspec.Struct, frozen=True):
 def blocking(analysis: Analysis) -> Blocking | None:
     """Return what blocks the step; None where the path is not known well enough to say it.
 
-    Nothing is said if the path was not followed to the step's start, if it runs longest through time of unknown cause,
-    or through communication of which no peer's trace tells whether it was waiting.
+    Nothing is said if the path was not followed to the step's start, if it runs longest through
+    time of unknown cause, or through communication of which no peer's trace tells whether it was
+    waiting.
     """
     path = analysis.walked_path
     if path is None or path.broken or path.pieces.is_empty():
         return None
     pieces = path.pieces.with_columns(
-        ns=pl.col("end_ns") - pl.col("start_ns"), holder=pl.coalesce("label", "kind"), number=pl.int_range(pl.len())
+        ns=pl.col("end_ns") - pl.col("start_ns"),
+        holder=pl.coalesce("label", "kind"),
+        number=pl.int_range(pl.len()),
     )
-    totals = pieces.group_by("holder").agg(pl.col("ns").sum()).sort("ns", "holder", descending=[True, False])
+    totals = (
+        pieces.group_by("holder")
+        .agg(pl.col("ns").sum())
+        .sort("ns", "holder", descending=[True, False])
+    )
     first, first_ns = totals.row(0)
-    names = [name for name, ns in totals.head(MAX_HOLDERS).iter_rows() if 2 * ns >= first_ns and name != "unknown"]
+    names = [
+        name
+        for name, ns in totals.head(MAX_HOLDERS).iter_rows()
+        if 2 * ns >= first_ns and name != "unknown"
+    ]
     if first == "unknown" or not path.unknown_labels.isdisjoint(names):
         return None
     blocking_pieces = pieces.filter(pl.col("holder").is_in(names))
-    words = join_with_and(WORDS.path_holders.get(name) or f"{LABEL_WORDS[name]} ({name})" for name in names)
+    words = join_with_and(
+        WORDS.path_holders.get(name) or f"{LABEL_WORDS[name]} ({name})" for name in names
+    )
     share = percent(int(blocking_pieces["ns"].sum()), int(pieces["ns"].sum()))
     text = f"By {words}: {share} of the critical path{_ranks(analysis, path, blocking_pieces)}"
     piece = _longest_piece(blocking_pieces)
     text += "." if piece is None else f"; the longest of these: {_describe(pieces, piece)}."
-    return Blocking(text + _unfollowed(path, totals), piece, _clock_doubt(path, int(pieces["ns"].sum())))
+    return Blocking(
+        text + _unfollowed(path, totals), piece, _clock_doubt(path, int(pieces["ns"].sum()))
+    )
 
 
 def _ranks(analysis: Analysis, path: CriticalPath, blocking_pieces: pl.DataFrame) -> str:
-    """Return the ranks that take part in most of this work; empty if all do, or if clocks leave it open.
+    """Return the ranks that take part in most of this work.
 
-    A collective runs on all ranks of its group alike: the group is named, not the rank along which the path runs.
+    Empty if all do, or if clocks leave it open.
+
+    A collective runs on all ranks of its group alike: the group is named, not the rank along which
+    the path runs.
     """
     ranks = sorted(result.rank for result in analysis.rank_results)
     operations = analysis.clocks.align(analysis.tables["operations"], "start_ns", "end_ns").select(
-        "rank", pl.col("label").cast(pl.String), "group_ranks", middle_ns="start_ns", operation_end_ns="end_ns"
+        "rank",
+        pl.col("label").cast(pl.String),
+        "group_ranks",
+        middle_ns="start_ns",
+        operation_end_ns="end_ns",
     )
-    # The operation of a piece is the last of its label that started before the middle of the piece on its rank.
+    # The operation of a piece is the last of its label that started before the middle of the piece
+    # on its rank.
     own_rank = pl.format("[{}]", "rank")
     grouped = (
         blocking_pieces.with_columns(middle_ns=(pl.col("start_ns") + pl.col("end_ns")) // 2)
         .sort("middle_ns")
-        .join_asof(operations.sort("middle_ns"), on="middle_ns", by=["rank", "label"], check_sortedness=False)
-        .with_columns(members=pl.when(pl.col("kind") == "collective").then("group_ranks").otherwise(own_rank))
+        .join_asof(
+            operations.sort("middle_ns"),
+            on="middle_ns",
+            by=["rank", "label"],
+            check_sortedness=False,
+        )
+        .with_columns(
+            members=pl.when(pl.col("kind") == "collective").then("group_ranks").otherwise(own_rank)
+        )
         .group_by("members", "kind")
         .agg(pl.col("ns").sum())
         .sort("ns", "members")
@@ -114,14 +148,21 @@ def _ranks(analysis: Analysis, path: CriticalPath, blocking_pieces: pl.DataFrame
 
 
 def _longest_piece(pieces: pl.DataFrame) -> dict[str, Any] | None:
-    """Return the piece that blocks longest; None if its cause is unknown, or if it may lie on another rank.
+    """Return the piece that blocks longest.
 
-    Of the host's work only the time counts in which the GPU of its rank ran nothing: ``idle_gpu_ns``.
+    None if its cause is unknown, or if it may lie on another rank.
+
+    Of the host's work only the time counts in which the GPU of its rank ran nothing:
+    ``idle_gpu_ns``.
     """
     is_host = pl.col("kind") == "host"
-    counted_pieces = pieces.with_columns(idle_gpu_ns=pl.when(is_host).then("idle_ns").otherwise("ns"))
+    counted_pieces = pieces.with_columns(
+        idle_gpu_ns=pl.when(is_host).then("idle_ns").otherwise("ns")
+    )
     longest = counted_pieces.top_k(1, by="idle_gpu_ns").row(0, named=True)
-    is_open = longest["uncertain"] and longest["kind"] not in _TRANSFERS  # all members take part in a transfer
+    is_open = (
+        longest["uncertain"] and longest["kind"] not in _TRANSFERS
+    )  # all members take part in a transfer
     return None if longest["kind"] == "unknown" or is_open else longest
 
 
@@ -135,7 +176,11 @@ def _describe(pieces: pl.DataFrame, piece: dict[str, Any]) -> str:
     if piece["kind"] == "host":
         target = _kernel_name(piece["launched"]) or "the next work"
         busy_ns = piece["ns"] - piece["idle_gpu_ns"]
-        meanwhile = f" (its GPU worked in {ms(busy_ns)} of that)" if busy_ns > MIN_BUSY_SHARE * piece["ns"] else ""
+        meanwhile = (
+            f" (its GPU worked in {ms(busy_ns)} of that)"
+            if busy_ns > MIN_BUSY_SHARE * piece["ns"]
+            else ""
+        )
         text = f"the host of rank {piece['rank']}, {when}{meanwhile}"
         if piece["launched"] is None:
             return f"{text}, after the last GPU work of the step"
@@ -147,7 +192,9 @@ def _describe(pieces: pl.DataFrame, piece: dict[str, Any]) -> str:
 
 def _kernel_name(name: str | None) -> str:
     """Return a kernel's name without template arguments, short enough for a sentence."""
-    (short,) = shorten_distinct([short_kernel(name or "").partition("<")[0]], most=MAX_NAME_CHARACTERS)
+    (short,) = shorten_distinct(
+        [short_kernel(name or "").partition("<")[0]], most=MAX_NAME_CHARACTERS
+    )
     return short
 
 
@@ -168,20 +215,30 @@ def innermost_operators(chain: str | None) -> str:
 
 
 def _unfollowed(path: CriticalPath, totals: pl.DataFrame) -> str:
-    """Return in which communication the path could not be followed to other ranks; empty if in none."""
+    """Return in which communication the path could not be followed to other ranks.
+
+    Empty if in none.
+    """
     ns_of: dict[str, int] = dict(totals.iter_rows())
     unfollowed = [label for label in sorted(path.unknown_labels) if ns_of.get(label)]
     if not unfollowed:
         return ""
     share = percent(sum(ns_of[label] for label in unfollowed), sum(ns_of.values()))
-    return f" Whether {join_with_and(unfollowed)} on it ({share}) waits for another rank is not known."
+    return (
+        f" Whether {join_with_and(unfollowed)} on it ({share}) waits for another rank is not known."
+    )
 
 
 def _clock_doubt(path: CriticalPath, path_ns: int) -> str:
-    """Return the share of the path for which clocks leave its rank open; empty if that is little."""
+    """Return the share of the path for which clocks leave its rank open.
+
+    Empty if that is little.
+    """
     if len(path.candidates) < 2 or path.uncertain_ns < MIN_OPEN_SHARE * path_ns:
         return ""
-    return f" For {percent(path.uncertain_ns, path_ns)} of it clocks leave open which rank it follows."
+    return (
+        f" For {percent(path.uncertain_ns, path_ns)} of it clocks leave open which rank it follows."
+    )
 
 
 class PathView(msgspec.Struct, frozen=True):
@@ -189,11 +246,12 @@ class PathView(msgspec.Struct, frozen=True):
 
     step: int | None
     rows: tuple[dict[str, Any], ...]
-    """The longest segments, in order of time: ``from_ns`` after the step's start, ``ns`` and its ``share`` of the step,
-    ``rank``, ``kind``, ``label``, the ``peer`` that came last, and the ``name`` of what ran (for work of the host, of
-    what it came before)."""
+    """The longest segments, in order of time: ``from_ns`` after the step's start, ``ns`` and its
+    ``share`` of the step, ``rank``, ``kind``, ``label``, the ``peer`` that came last, and the
+    ``name`` of what ran (for work of the host, of what it came before)."""
     notes: tuple[str, ...]
-    """The share that the rows cover, the whole path by label and by rank, and what is uncertain about it."""
+    """The share that the rows cover, the whole path by label and by rank, and what is uncertain
+    about it."""
 
 
 def path_view(analysis: Analysis) -> PathView | None:
@@ -205,7 +263,9 @@ def path_view(analysis: Analysis) -> PathView | None:
     steps = path.segments.group_by("step", maintain_order=True).agg(span=length.sum())
     step, span_ns = steps.sort("span", descending=True).row(0)
     segments = path.segments.filter(pl.col("step").eq_missing(step)).with_columns(
-        ns=length, from_ns=pl.col("start_ns") - pl.col("start_ns").min(), share=length / max(span_ns, 1)
+        ns=length,
+        from_ns=pl.col("start_ns") - pl.col("start_ns").min(),
+        share=length / max(span_ns, 1),
     )
     longest = segments.sort("ns", descending=True).head(MAX_SEGMENTS).sort("start_ns")
     rows = tuple({**row, "name": _segment_name(row)} for row in longest.iter_rows(named=True))
@@ -229,7 +289,9 @@ def path_view(analysis: Analysis) -> PathView | None:
             f"host: the work that follows waited for its launch; the GPU had other work in {busy} of that time"
         )
     if any(row["kind"] == "cell" for row in rows):
-        notes.append("a cell is named by stage, op and micro-batch: 0F3 is stage 0's forward of micro-batch 3")
+        notes.append(
+            "a cell is named by stage, op and micro-batch: 0F3 is stage 0's forward of micro-batch 3"
+        )
     return PathView(step, rows, (*notes, *(notice.message for notice in path.notices)))
 
 
@@ -245,11 +307,16 @@ def _shares(parts: Mapping[str, int]) -> str:
     """Return the first parts with their shares of the sum, without small ones."""
     total = sum(parts.values())
     first = list(parts.items())[:MAX_PARTS]
-    return ", ".join(f"{name} {percent(ns, total)}" for name, ns in first if ns >= MIN_PART_SHARE * total)
+    return ", ".join(
+        f"{name} {percent(ns, total)}" for name, ns in first if ns >= MIN_PART_SHARE * total
+    )
 
 
 def changes_table(analysis: Analysis) -> Table | None:
-    """Return the predicted step times with changes that were asked for, or that would save most; None without any."""
+    """Return the predicted step times with changes that were asked for, or that would save most.
+
+    None without any.
+    """
     rows = analysis.changed_steps
     notes = [f"{row.change}: not answered, because {row.why_not}" for row in rows if row.why_not]
     if len(notes) < len(rows):
@@ -272,7 +339,9 @@ def changed_lanes(analysis: Analysis) -> Iterator[tuple[str, dict[int, Lane], di
     """Yield each change that can be drawn, with the lanes of ranks as measured and as predicted."""
     for row in analysis.changed_steps:
         if analysis.graph is not None and row.saves_ns is not None:
-            measured, predicted = (analysis.graph.lanes(c, max_ranks=MAX_RANKS_DRAWN) for c in ((), row.changes))
+            measured, predicted = (
+                analysis.graph.lanes(c, max_ranks=MAX_RANKS_DRAWN) for c in ((), row.changes)
+            )
             yield row.change, measured, predicted
 
 
@@ -298,7 +367,16 @@ _COLUMNS = (
     Column("change", "name"),
     Column("predicted", "ms", terminal_heading="predicted ms", value="predicted_ns"),
     Column("between ms", "figure", 1, value=lambda row: describe_range(row.predicted_range_ns)),
-    Column("saves ms", "figure", value=lambda row: "" if row.saves_ns is None else signed(row.saves_ns / 1e6)),
-    Column("of the step", "share", 2, value=lambda row: row.saves_ns and row.saves_ns / max(row.measured_ns, 1)),
+    Column(
+        "saves ms",
+        "figure",
+        value=lambda row: "" if row.saves_ns is None else signed(row.saves_ns / 1e6),
+    ),
+    Column(
+        "of the step",
+        "share",
+        2,
+        value=lambda row: row.saves_ns and row.saves_ns / max(row.measured_ns, 1),
+    ),
     Column("then the longest", "word", 3, value=_longest_parts),
 )

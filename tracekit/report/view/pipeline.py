@@ -16,7 +16,8 @@ from tracekit.schedules import Schedule
 from tracekit.schema import GAP_CAUSES, PHASES
 
 LANE_PHASES = (*PHASES, "FB")
-"""Phases whose hidden shares are shown; ``FB``: only inside overlapped pairs of forward and backward."""
+"""Phases whose hidden shares are shown; ``FB``: only inside overlapped pairs of forward and
+backward."""
 _HIDDEN_LABELS = ("ep_dispatch", "ep_combine", "offload", "onload")
 """Labels whose hidden share is shown by phase."""
 _FIXED_CHUNKS = ("dualpipe", "dualpipev", "zb-v", "chimera")
@@ -59,7 +60,8 @@ class ScheduleView:
 
     def __init__(self, comparison: ScheduleComparison) -> None:
         self.comparison = comparison
-        """The comparison itself: the schedule that ran (the nearest one if not exact) and what it is compared with."""
+        """The comparison itself: the schedule that ran (the nearest one if not exact) and what it
+        is compared with."""
         self.head = comparison.head
         """The pipeline and step that the figures describe."""
         match, ranks = comparison.head.match, comparison.head.pipeline.ranks
@@ -67,7 +69,8 @@ class ScheduleView:
         self.which = describe_choice(comparison)
         """The step and pipeline shown, if there are several; else empty."""
         self.gap = _gap(comparison)
-        """Bars from the ideal to the measured schedule span; None if the gap cannot be split by cause."""
+        """Bars from the ideal to the measured schedule span; None if the gap cannot be split by
+        cause."""
         self.gap_note = _gap_note(comparison)
         """Why the gap is not split."""
         self.differences = tuple(
@@ -94,7 +97,9 @@ class ScheduleView:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions and unknowns of the what-ifs, each once."""
-        return tuple(dict.fromkeys(text for row in self.alternatives if not row.ran for text in row.basis))
+        return tuple(
+            dict.fromkeys(text for row in self.alternatives if not row.ran for text in row.basis)
+        )
 
 
 def _gap_note(comparison: ScheduleComparison) -> str | None:
@@ -103,7 +108,11 @@ def _gap_note(comparison: ScheduleComparison) -> str | None:
         return None
     doubts = [notice.message for notice in comparison.head.notices if notice.code == "gap-doubtful"]
     present, ranks = len(comparison.head.pipeline.positions), len(comparison.head.pipeline.ranks)
-    return doubts[0] if doubts else f"{present} of the pipeline's {ranks} ranks are here: the gap is not split by cause"
+    return (
+        doubts[0]
+        if doubts
+        else f"{present} of the pipeline's {ranks} ranks are here: the gap is not split by cause"
+    )
 
 
 def describe_size(comparison: ScheduleComparison) -> str:
@@ -115,7 +124,9 @@ def describe_size(comparison: ScheduleComparison) -> str:
 def describe_choice(comparison: ScheduleComparison) -> str:
     """Return the step and pipeline that are shown, in words; empty if there is one of each."""
     pipelines = len(comparison.pipelines)
-    steps = len({(step.pipeline.ranks, step.pipeline.step) for step in comparison.all}) // max(1, pipelines)
+    steps = len({(step.pipeline.ranks, step.pipeline.step) for step in comparison.all}) // max(
+        1, pipelines
+    )
     parts = []
     if steps > 1:
         parts.append(f"step {comparison.head.pipeline.step}, the median of {steps}")
@@ -140,13 +151,19 @@ def _compared_with_other_pipelines(comparison: ScheduleComparison) -> str:
     return ", all alike" if len(means) > 2 else ", both alike"
 
 
-def waterfall(first: tuple[str, int], last: tuple[str, int], changes: Iterable[tuple[str, int]]) -> tuple[Rung, ...]:
+def waterfall(
+    first: tuple[str, int], last: tuple[str, int], changes: Iterable[tuple[str, int]]
+) -> tuple[Rung, ...]:
     """Return the bars from a first to a last total, one per change, each from the level where the one before it ends.
 
     >>> [(rung.name, rung.low_ns, rung.high_ns) for rung in waterfall(("ideal", 5), ("measured", 9), [("late", 4)])]
     [('ideal', 0, 5), ('late', 5, 9), ('measured', 0, 9)]
     """
-    rungs, level_ns, whole_ns = [Rung(*first, 0, first[1], "total", None)], first[1], last[1] - first[1]
+    rungs, level_ns, whole_ns = (
+        [Rung(*first, 0, first[1], "total", None)],
+        first[1],
+        last[1] - first[1],
+    )
     for name, ns in changes:
         low_ns, high_ns = sorted((level_ns, level_ns + ns))
         share = ns / whole_ns if whole_ns > 0 else None
@@ -159,9 +176,13 @@ def _gap(comparison: ScheduleComparison) -> tuple[Rung, ...] | None:
     """Return the bars from the ideal to the measured schedule span, largest cause first, the unexplained part last."""
     if comparison.gap_ns is None:
         return None
-    largest_first = sorted(comparison.gap_ns.items(), key=lambda item: (item[0] == "unexplained", -item[1]))
+    largest_first = sorted(
+        comparison.gap_ns.items(), key=lambda item: (item[0] == "unexplained", -item[1])
+    )
     causes = ((GAP_CAUSES[cause], ns) for cause, ns in largest_first if ns)
-    return waterfall(("ideal", comparison.head.ideal_ns), ("measured", comparison.head.measured_ns), causes)
+    return waterfall(
+        ("ideal", comparison.head.ideal_ns), ("measured", comparison.head.measured_ns), causes
+    )
 
 
 def unnamed_phases(analysis: Analysis) -> Table | None:
@@ -184,14 +205,21 @@ def _phases_table(lanes: pl.DataFrame) -> Table | None:
     sends = lanes.filter(pl.col("label") == "pp_comm")
     if rows and sends.height:
         rows.append(("pp_comm beside wgrad", *_shares_by_phase(sends, "beside_wgrad_ns")))
-    columns = [Column("hidden by phase"), *(Column(phase, "share") for phase in PHASES), Column("inside FB", "share")]
+    columns = [
+        Column("hidden by phase"),
+        *(Column(phase, "share") for phase in PHASES),
+        Column("inside FB", "share"),
+    ]
     note = "shares of each label's time that compute ran beside; FB: an overlapped pair of forward and backward"
     return make_table(columns, rows, notes=(note,))
 
 
 def _shares_by_phase(part: pl.DataFrame, column: str) -> tuple[float | None, ...]:
     """Return the sum of *column* over that of ``total_ns`` in each of ``LANE_PHASES``."""
-    sums = [part.filter(phase=phase).select(pl.col(column, "total_ns").sum()).row(0) for phase in LANE_PHASES]
+    sums = [
+        part.filter(phase=phase).select(pl.col(column, "total_ns").sum()).row(0)
+        for phase in LANE_PHASES
+    ]
     return tuple(hidden_ns / total_ns if total_ns else None for hidden_ns, total_ns in sums)
 
 

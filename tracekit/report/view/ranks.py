@@ -57,7 +57,8 @@ class Pace:
         """The rank that is slower than every other by more than noise; None if there is none."""
         self._times = step.by_rank
         self.spread = step.spread
-        """Difference between the slowest and the fastest rank, as a share of the slowest rank's time."""
+        """Difference between the slowest and the fastest rank, as a share of the slowest rank's
+        time."""
 
     def compared(self) -> str:
         """Return a comparison of the ranks in a few words; empty if there is one rank.
@@ -100,9 +101,9 @@ class Steps(msgspec.Struct, frozen=True):
     """The times of several steps."""
 
     rows: Sequence[dict[str, Any]]
-    """Number (``step``), ``least_ns``, ``median_ns`` and ``most_ns`` over ranks, a rank on which it took longest
-    (``longest``; ``slowest`` if it exceeds every other by more than noise), whether the step is ``partial``, and the
-    ``share`` of its median of the time of the longest step."""
+    """Number (``step``), ``least_ns``, ``median_ns`` and ``most_ns`` over ranks, a rank on which it
+    took longest (``longest``; ``slowest`` if it exceeds every other by more than noise), whether
+    the step is ``partial``, and the ``share`` of its median of the time of the longest step."""
     more: int
     """Steps that are not shown."""
     one_rank: bool
@@ -111,21 +112,32 @@ class Steps(msgspec.Struct, frozen=True):
 _ALWAYS_SHOWN_IDLE_CAUSES = ("launch_bound", "dependency")
 
 
-def worst_ranks(ranks: Sequence[RankResult], amounts: Sequence[float]) -> tuple[list[RankResult], str]:
+def worst_ranks(
+    ranks: Sequence[RankResult], amounts: Sequence[float]
+) -> tuple[list[RankResult], str]:
     """Return the ranks with the largest amounts in the order of their numbers, and a note if some are left out."""
     count = len(ranks) if len(ranks) <= MAX_RANKS_LISTED else WORST_RANKS_LISTED
     largest = sorted(range(len(ranks)), key=lambda i: -amounts[i])[:count]
-    note = "" if len(largest) == len(ranks) else f"the {len(largest)} worst of {counted(len(ranks), 'rank')}"
+    note = (
+        ""
+        if len(largest) == len(ranks)
+        else f"the {len(largest)} worst of {counted(len(ranks), 'rank')}"
+    )
     return sorted((ranks[i] for i in largest), key=lambda rank: rank.rank), note
 
 
 def idle_table(analysis: Analysis) -> Table | None:
-    """Return the causes of each rank's idle time, its pipeline wait and its bubble by phase; None if none idles."""
+    """Return the causes of each rank's idle time, its pipeline wait and its bubble by phase.
+
+    None if none idles.
+    """
     pipelined = analysis.total.pipeline
     # Without recorded messages between stages the bubble of a phase is not known.
     has_messages = bool(analysis.total.label_ns.get("pp_comm"))
     ranks = [rank for rank in analysis.rank_results if rank.whole.budget.span_ns]
-    if not any(r.whole.budget.idle_ns or r.whole.bubble.wait_ns or not r.whole.idle_known for r in ranks):
+    if not any(
+        r.whole.budget.idle_ns or r.whole.bubble.wait_ns or not r.whole.idle_known for r in ranks
+    ):
         return None
     causes = [
         cause
@@ -144,10 +156,15 @@ def idle_table(analysis: Analysis) -> Table | None:
         if not pipelined:
             return rank.rank, idle_ns, *shares
         bubble = at_least(percent(whole.bubble_fraction), whole.lower_bound)
-        phases = [_bubble_in_phase(rank.phases, phase) if has_messages else None for phase in PHASES]
+        phases = [
+            _bubble_in_phase(rank.phases, phase) if has_messages else None for phase in PHASES
+        ]
         return rank.rank, idle_ns, *shares, whole.bubble.wait_ns, bubble, *phases
 
-    amounts = [(rank.whole.bubble_fraction if pipelined else rank.whole.budget.idle_ns) or 0.0 for rank in ranks]
+    amounts = [
+        (rank.whole.bubble_fraction if pipelined else rank.whole.budget.idle_ns) or 0.0
+        for rank in ranks
+    ]
     shown, note = worst_ranks(ranks, amounts)
     return make_table(columns, map(row, shown), notes=[note] if note else ())
 
@@ -160,19 +177,32 @@ def _bubble_in_phase(phases: Sequence[Mapping[str, Any]], name: str) -> int | No
 
 
 def host_activity_table(analysis: Analysis) -> Table | None:
-    """Return what the host did in launch-bound idle time, over all ranks; None if there is little of it."""
+    """Return what the host did in launch-bound idle time, over all ranks.
+
+    None if there is little of it.
+    """
     span_ns, ranks = analysis.total.budget.span_ns, max(1, len(analysis.rank_results))
     ns_of: Counter[tuple[str, str | None, str | None]] = Counter()
     for row in (row for rank in analysis.rank_results for row in rank.instead):
         ns_of[row["instead"], row["what"], row["line"]] += row["ns"]
     launch_bound_ns = sum(ns_of.values())
-    if not analysis.total.idle_known or launch_bound_ns < MIN_LAUNCH_BOUND_SHARE * span_ns or not launch_bound_ns:
+    if (
+        not analysis.total.idle_known
+        or launch_bound_ns < MIN_LAUNCH_BOUND_SHARE * span_ns
+        or not launch_bound_ns
+    ):
         return None
     # Activities without a name say nothing, except that Python itself ran.
     named = {key: ns for key, ns in ns_of.items() if key[1] or key[0] == "python"}
     longest = Counter(named).most_common(MAX_HOST_ROWS)
     rows = [
-        (ns / ranks, ns / launch_bound_ns, kind.replace("_", " "), (what or "")[:MAX_ACTIVITY_LENGTH], line or "")
+        (
+            ns / ranks,
+            ns / launch_bound_ns,
+            kind.replace("_", " "),
+            (what or "")[:MAX_ACTIVITY_LENGTH],
+            line or "",
+        )
         for (kind, what, line), ns in longest
         if ns >= MIN_HOST_ROW_SHARE * launch_bound_ns
     ]
@@ -210,14 +240,27 @@ def steps_view(analysis: Analysis) -> Steps | None:
     )
     exceeds_noise = pl.col("most_ns") - pl.col("second_ns") > NOISE_SHARE * pl.col("most_ns")
     rows = spans.sort("step").with_columns(
-        slowest=pl.when(exceeds_noise).then("longest"), share=pl.col("median_ns") / pl.col("most_ns").max()
+        slowest=pl.when(exceeds_noise).then("longest"),
+        share=pl.col("median_ns") / pl.col("most_ns").max(),
     )
-    return Steps(rows.head(MAX_STEPS).rows(named=True), max(0, len(rows) - MAX_STEPS), table["rank"].n_unique() == 1)
+    return Steps(
+        rows.head(MAX_STEPS).rows(named=True),
+        max(0, len(rows) - MAX_STEPS),
+        table["rank"].n_unique() == 1,
+    )
 
 
 def _tokens(evidence: Evidence) -> str:
-    if evidence.tokens is None or evidence.tokens_of_others is None or evidence.tokens == evidence.tokens_of_others:
-        return f"it has {evidence.ratio:.2f} times the work of the others" if evidence.ratio else "it has more work"
+    if (
+        evidence.tokens is None
+        or evidence.tokens_of_others is None
+        or evidence.tokens == evidence.tokens_of_others
+    ):
+        return (
+            f"it has {evidence.ratio:.2f} times the work of the others"
+            if evidence.ratio
+            else "it has more work"
+        )
     return f"it has more work ({evidence.tokens:,} tokens in a step, the others {evidence.tokens_of_others:,})"
 
 
@@ -236,14 +279,22 @@ def _chain(evidence: Evidence) -> str:
         when = f" in {noun} {listing(map(str, iterations))}" if iterations else ""
         return f"its {evidence.role} process ends later than on the other ranks{when}"
     chain = evidence.chain or []
-    return f"it waits for rank {chain[-1]} itself" if len(chain) > 1 else "it waits for another rank itself"
+    return (
+        f"it waits for rank {chain[-1]} itself"
+        if len(chain) > 1
+        else "it waits for another rank itself"
+    )
 
 
 _WORDS: Mapping[str, Callable[[Evidence], str]] = {
     "slow_gpu": _slow_gpu,
     "more_work": _tokens,
-    "host_late": lambda evidence: f"its host launches late (its GPU is empty for {ms(evidence.idle_ns or 0)})",
-    "slow_link": lambda evidence: f"its transfers take {evidence.ratio or 1:.2f} times as long as others of their size",
+    "host_late": lambda evidence: (
+        f"its host launches late (its GPU is empty for {ms(evidence.idle_ns or 0)})"
+    ),
+    "slow_link": lambda evidence: (
+        f"its transfers take {evidence.ratio or 1:.2f} times as long as others of their size"
+    ),
     "waited_itself": _chain,
     "unknown": lambda evidence: f"{UNKNOWN_CAUSE} ({evidence.reason})",
 }
@@ -279,7 +330,9 @@ def when_late(row: Straggler, steps: int) -> str:
 
 
 def why_pipeline_waits(stragglers: Stragglers, rank: int) -> str:
-    """Return why the ranks of a pipeline wait for *rank*, to be added to its name; empty if that is not known.
+    """Return why the ranks of a pipeline wait for *rank*, to be added to its name.
+
+    Empty if that is not known.
 
     >>> from tracekit.documents.analysis import WaitCause
     >>> cause = WaitCause("waited_itself", 6, Evidence(chain=[1, 3]))
@@ -303,7 +356,9 @@ def _lateness_words(row: Straggler) -> str:
     """Return by how much a rank is late: per step, or in each step where two steps differ by much."""
     if len(row.steps) == 1:
         return ms(row.late_ns)
-    if len(row.late_ns_by_step) == 2 and max(row.late_ns_by_step) > MAX_STEP_RATIO * min(row.late_ns_by_step):
+    if len(row.late_ns_by_step) == 2 and max(row.late_ns_by_step) > MAX_STEP_RATIO * min(
+        row.late_ns_by_step
+    ):
         by_step = zip(row.steps, row.late_ns_by_step, strict=True)
         return ", ".join(f"{ms(late_ns)} in step {step}" for step, late_ns in by_step)
     worst = "" if row.worst_ns is None else f", {ms(row.worst_ns)} in step {row.worst_step}"
@@ -331,7 +386,9 @@ def late_rows(analysis: Analysis, label: str | None = None) -> list[Straggler]:
     A rank that clocks leave open counts if a cause is known, which then decides.
     """
     rows = [row for row in analysis.stragglers.rows if row.steps and row.label != "pp_comm"]
-    certain = [row for row in rows if not row.uncertain or any(part.cause != "unknown" for part in row.why)]
+    certain = [
+        row for row in rows if not row.uncertain or any(part.cause != "unknown" for part in row.why)
+    ]
     return [row for row in certain if label is None or row.label == label]
 
 
@@ -355,7 +412,10 @@ def name_straggler(row: Straggler) -> str:
 
 
 def straggler_table(analysis: Analysis) -> Table | None:
-    """Return the ranks that start operations last, and the waiting they cause; None if nobody waits."""
+    """Return the ranks that start operations last, and the waiting they cause.
+
+    None if nobody waits.
+    """
     steps = max(len(analysis.step.per_step), 1)
     columns = (
         Column("rank", "figure", value=name_straggler),
@@ -367,11 +427,16 @@ def straggler_table(analysis: Analysis) -> Table | None:
     )
     note = "the rank that starts a matched operation last; others' wait in it, summed over ranks"
     clocks = clock_note(analysis)
-    return make_table(columns, stragglers(analysis), notes=(f"{note}. {clocks}" if clocks else note,))
+    return make_table(
+        columns, stragglers(analysis), notes=(f"{note}. {clocks}" if clocks else note,)
+    )
 
 
 def clock_note(analysis: Analysis) -> str:
-    """Return a sentence about how well the clocks of the ranks agree; empty if nothing was matched."""
+    """Return a sentence about how well the clocks of the ranks agree.
+
+    Empty if nothing was matched.
+    """
     clocks = analysis.clocks
     if clocks.residual_ns is None:
         return ""
@@ -381,7 +446,9 @@ def clock_note(analysis: Analysis) -> str:
         f"(median; {(clocks.worst_ns or 0) / 1e3:,.1f} at most)"
     )
     if corrected:
-        sentence += f"; {counted(corrected, 'clock')} {'was' if corrected == 1 else 'were'} corrected"
+        sentence += (
+            f"; {counted(corrected, 'clock')} {'was' if corrected == 1 else 'were'} corrected"
+        )
     uncertainty_ns = clocks.table["uncertainty_ns"].max()
     if isinstance(uncertainty_ns, int) and uncertainty_ns:
         sentence += f"; clocks may differ by up to {ms(uncertainty_ns)} more than that tells"
@@ -389,18 +456,26 @@ def clock_note(analysis: Analysis) -> str:
 
 
 def lateness_map(analysis: Analysis) -> dict[str, Any] | None:
-    """Return how long the others waited for each rank in each step; None if no rank is late in any step.
+    """Return how long the others waited for each rank in each step.
 
-    Keys: ``steps``, ``rows`` (a rank and the waiting for it in ns by step, summed over ranks and labels), ``notes`` and
-    ``largest_ns``. Shown are the ranks that others wait for most. Where clocks leave open which rank arrived last, each
-    candidate counts, as in the list of stragglers.
+    None if no rank is late in any step.
+
+    Keys: ``steps``, ``rows`` (a rank and the waiting for it in ns by step, summed over ranks and
+    labels), ``notes`` and ``largest_ns``. Shown are the ranks that others wait for most. Where
+    clocks leave open which rank arrived last, each candidate counts, as in the list of stragglers.
     """
     table = analysis.stragglers.lateness
     if table.is_empty() or not late_rows(analysis) or not (table["share"] >= MIN_LATE_SHARE).any():
         return None
-    candidates = {(row.rank, row.label): row.candidates for row in analysis.stragglers.rows if row.uncertain}
-    waits = analysis.tables["operations"].filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
-    waits = waits.group_by("last_rank", pl.col("label").cast(pl.String), "step").agg(pl.col("wait_ns").sum())
+    candidates = {
+        (row.rank, row.label): row.candidates for row in analysis.stragglers.rows if row.uncertain
+    }
+    waits = analysis.tables["operations"].filter(
+        (pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank"))
+    )
+    waits = waits.group_by("last_rank", pl.col("label").cast(pl.String), "step").agg(
+        pl.col("wait_ns").sum()
+    )
     cells: Counter[tuple[int, int | None]] = Counter()
     for last_rank, label, step, ns in waits.iter_rows():
         for rank in candidates.get((last_rank, label), [last_rank]):
@@ -412,15 +487,25 @@ def lateness_map(analysis: Analysis) -> dict[str, Any] | None:
     rows = [(rank, [cells[rank, step] for step in steps]) for rank in ranks]
     notes = []
     if candidates:
-        notes.append("where clocks leave open which of several ranks came last, each of them is counted")
+        notes.append(
+            "where clocks leave open which of several ranks came last, each of them is counted"
+        )
     if len(ranks) < len(all_ranks) or len(steps) < len(all_steps):
         shown = f"{len(ranks)} of {len(all_ranks)} ranks, the latest, and {len(steps)} of {len(all_steps)} steps"
         notes.append(f"shown are {shown}")
-    return {"steps": steps, "rows": rows, "largest_ns": max(max(waits_ns) for _, waits_ns in rows), "notes": notes}
+    return {
+        "steps": steps,
+        "rows": rows,
+        "largest_ns": max(max(waits_ns) for _, waits_ns in rows),
+        "notes": notes,
+    }
 
 
 def imbalance_line(analysis: Analysis) -> str:
-    """Return how unequal the work is, and what equal work saves if that is known; empty below 2 % of the steps."""
+    """Return how unequal the work is, and what equal work saves if that is known.
+
+    Empty below 2 % of the steps.
+    """
     share = analysis.stragglers.imbalance_share
     if share is None or share < MIN_LATE_SHARE:
         return ""
@@ -432,7 +517,9 @@ def imbalance_line(analysis: Analysis) -> str:
         tokens += f"the mean is {worst['tokens_mean']:,.0f}"
     mean_ns = table.group_by("step").agg(pl.col("cost_ns").max())["cost_ns"].mean()
     assert isinstance(mean_ns, float)
-    saves_ns = next((row.saves_ns for row in analysis.changed_steps if row.change == "balance"), None)
+    saves_ns = next(
+        (row.saves_ns for row in analysis.changed_steps if row.change == "balance"), None
+    )
     saves = f"; equal work saves up to {ms(saves_ns)} of a step" if saves_ns else ""
     more = f"the rank with the most has {ms(mean_ns)} more than the mean in a step ({percent(share)} of it)"
     return f"Ranks have unequal work: {more}{saves}{tokens}."
@@ -456,7 +543,10 @@ def imbalance_table(analysis: Analysis) -> Table | None:
 
 
 def slowdown_table(analysis: Analysis) -> Table | None:
-    """Return the stages, kinds of cells and ranks that slow the pipeline down; None if nothing does by 3 %."""
+    """Return the stages, kinds of cells and ranks that slow the pipeline down.
+
+    None if nothing does by 3 %.
+    """
     slowdown = analysis.slowdown
     if slowdown is None or not slowdown.groups:
         return None
@@ -476,8 +566,15 @@ def slowdown_table(analysis: Analysis) -> Table | None:
 
 
 def recording_overhead(analysis: Analysis) -> str:
-    """Return how much longer recording made the steps; empty if it was not measured, or below 1 %."""
-    shares = [source.recording_overhead for source in analysis.sources if source.recording_overhead is not None]
+    """Return how much longer recording made the steps.
+
+    Empty if it was not measured, or below 1 %.
+    """
+    shares = [
+        source.recording_overhead
+        for source in analysis.sources
+        if source.recording_overhead is not None
+    ]
     if max(shares, default=0.0) < MIN_OVERHEAD_TO_REPORT:
         return ""
     return f"recording made these steps {percent(max(shares), digits=0)} longer"

@@ -46,21 +46,33 @@ def products_table(analysis: Analysis) -> Table | None:
         Column("time", "ms", value="ns"),
     )
     by_label = rates.by("label").rows(named=True)
-    longest_kinds = rates.products.filter(pl.col("flop").is_not_null()).head(MAX_ROWS).rows(named=True)
+    longest_kinds = (
+        rates.products.filter(pl.col("flop").is_not_null()).head(MAX_ROWS).rows(named=True)
+    )
     return make_table(
-        columns, [*by_label, *longest_kinds], notes=_product_notes(analysis.sources, rates), totals=range(len(by_label))
+        columns,
+        [*by_label, *longest_kinds],
+        notes=_product_notes(analysis.sources, rates),
+        totals=range(len(by_label)),
     )
 
 
 def _product_notes(sources: Sequence[Source], rates: RunRates) -> list[str]:
-    total, notes = rates.total, peak_notes(sources, rates.products["dtype"].drop_nulls().unique().sort().to_list())
+    total, notes = (
+        rates.total,
+        peak_notes(sources, rates.products["dtype"].drop_nulls().unique().sort().to_list()),
+    )
     if total.utilisation is not None:
-        notes.append(f"model FLOP utilisation over the span: {percent(total.utilisation)} of each GPU's peak as above")
+        notes.append(
+            f"model FLOP utilisation over the span: {percent(total.utilisation)} of each GPU's peak as above"
+        )
     if total.uncounted_ns:
         largest = rates.uncounted.row(0, named=True)
         name = largest["kernel"] or largest["op"] or "kernels without a name"
         bound = f"; all others: {total.flop / 1e12:.3g} TFLOP, a lower bound" if total.flop else ""
-        notes.append(f"{ms(total.uncounted_ns)} of products have no known FLOP (most: {name}){bound}")
+        notes.append(
+            f"{ms(total.uncounted_ns)} of products have no known FLOP (most: {name}){bound}"
+        )
     return notes
 
 
@@ -72,7 +84,9 @@ def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
     ['peak of NVIDIA H200 with 33 of its 132 multiprocessors, TFLOP/s: bf16 247.3 (of 989.4)']
     """
     notes = []
-    for device, usable in dict.fromkeys((s.devices[0], s.multiprocessors) for s in sources if len(s.devices) == 1):
+    for device, usable in dict.fromkeys(
+        (s.devices[0], s.multiprocessors) for s in sources if len(s.devices) == 1
+    ):
         gpu = find_gpu(device)
         peaks = {dtype: peak_tflop_s(device, dtype, multiprocessors=usable) for dtype in dtypes}
         gpu_peaks = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
@@ -80,7 +94,9 @@ def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
             continue
         is_part = usable is not None and usable < gpu.multiprocessors
         part = f" with {usable} of its {gpu.multiprocessors} multiprocessors" if is_part else ""
-        whole = {dtype: f" (of {gpu.tflop_s[dtype]:,.1f})" if is_part else "" for dtype in gpu_peaks}
+        whole = {
+            dtype: f" (of {gpu.tflop_s[dtype]:,.1f})" if is_part else "" for dtype in gpu_peaks
+        }
         listed = (f"{dtype} {peak:,.1f}{whole[dtype]}" for dtype, peak in gpu_peaks.items())
         notes.append(f"peak of {device}{part}, TFLOP/s: {', '.join(listed)}")
     return notes
@@ -97,22 +113,34 @@ def device_names(sources: Sequence[Source]) -> tuple[str, ...]:
     usable: dict[str, set[int]] = {}
     for source in sources:
         for device in source.devices:
-            usable.setdefault(device, set()).update([] if source.multiprocessors is None else [source.multiprocessors])
+            usable.setdefault(device, set()).update(
+                [] if source.multiprocessors is None else [source.multiprocessors]
+            )
     names = []
     for device, counts in sorted(usable.items()):
         gpu = find_gpu(device)
         is_part = gpu is not None and any(count < gpu.multiprocessors for count in counts)
-        share = f" ({' or '.join(map(str, sorted(counts)))} of {gpu.multiprocessors} multiprocessors)" if gpu else ""
+        share = (
+            f" ({' or '.join(map(str, sorted(counts)))} of {gpu.multiprocessors} multiprocessors)"
+            if gpu
+            else ""
+        )
         names.append(device + (share if is_part else ""))
     return tuple(names)
 
 
 def below_peak(analysis: Analysis) -> str | None:
-    """Return what faster kernels could save at most, which is part of the ideal too; None if it is not known."""
+    """Return what faster kernels could save at most, which is part of the ideal too.
+
+    None if it is not known.
+    """
     rates = analysis.rates
     if rates is None or not rates.total.flop:
         return None
-    shorter_ns, rank_steps = below_peak_ns(rates.products), sum(len(rank.per_step) for rank in analysis.rank_results)
+    shorter_ns, rank_steps = (
+        below_peak_ns(rates.products),
+        sum(len(rank.per_step) for rank in analysis.rank_results),
+    )
     if shorter_ns is None or not rank_steps:
         return None
     return (
@@ -122,12 +150,16 @@ def below_peak(analysis: Analysis) -> str | None:
 
 
 def communication_table(analysis: Analysis) -> Table | None:
-    """Return the bandwidth of the operations whose transfers take longest; waiting is not part of it."""
+    """Return the bandwidth of the operations whose transfers take longest.
+
+    Waiting is not part of it.
+    """
     rates = analysis.rates
     if rates is None:
         return None
     longest = rates.communication.sort("transfer_ns", descending=True).head(MAX_ROWS)
-    # The bus bandwidth is what a link's peak is compared with: without any known peak it is less important.
+    # The bus bandwidth is what a link's peak is compared with: without any known peak it is less
+    # important.
     link_known = longest["share_of_link"].is_not_null().any()
     columns = (
         Column("operation", "name", value=_operation_name),
@@ -140,13 +172,20 @@ def communication_table(analysis: Analysis) -> Table | None:
         Column("waited", "ms", value="wait_ns"),
     )
     return make_table(
-        columns, longest.iter_rows(named=True), notes=_implausible_bandwidths(analysis.sources, rates.communication)
+        columns,
+        longest.iter_rows(named=True),
+        notes=_implausible_bandwidths(analysis.sources, rates.communication),
     )
 
 
 def _implausible_bandwidths(sources: Sequence[Source], communication: pl.DataFrame) -> list[str]:
     """Return the operations that are faster than their link or than the GPU's memory can be."""
-    gpus = [gpu for source in sources for device in source.devices if (gpu := find_gpu(device)) is not None]
+    gpus = [
+        gpu
+        for source in sources
+        for device in source.devices
+        if (gpu := find_gpu(device)) is not None
+    ]
     memory_gb_s = max((gpu.memory_gb_s or math.inf for gpu in gpus), default=math.inf)
     above_link, above_memory = pl.col("share_of_link") > 1, pl.col("algorithm_gb_s") > memory_gb_s
     rows = communication.filter(above_link.fill_null(False) | above_memory).rows(named=True)
@@ -167,9 +206,15 @@ def _operation_name(row: dict[str, Any]) -> str:
 
 
 def experts_table(analysis: Analysis) -> Table | None:
-    """Return what each rank received in forward dispatches, and its experts' compute; None if all receive the same."""
+    """Return what each rank received in forward dispatches, and its experts' compute.
+
+    None if all receive the same.
+    """
     rates = analysis.rates
-    if rates is None or rates.experts.filter(pl.col("over_mean") >= MIN_UNEVEN_OVER_MEAN).is_empty():
+    if (
+        rates is None
+        or rates.experts.filter(pl.col("over_mean") >= MIN_UNEVEN_OVER_MEAN).is_empty()
+    ):
         return None
     columns = (
         Column("rank", "rank"),
@@ -181,7 +226,9 @@ def experts_table(analysis: Analysis) -> Table | None:
         Column("of mean time", "share", note="of its group's ranks", value="work_over_mean"),
     )
     work = rates.expert_layers.group_by("rank", "group").agg(pl.sum("expert_ns"))
-    work = work.with_columns(work_over_mean=pl.col("expert_ns") / pl.mean("expert_ns").over("group"))
+    work = work.with_columns(
+        work_over_mean=pl.col("expert_ns") / pl.mean("expert_ns").over("group")
+    )
     largest = rates.experts.head(MAX_ROWS).sort("rank")
     table = largest.join(work, on=["rank", "group"], how="left", maintain_order="left")
     table = table.with_columns(most_in=pl.format("{} of {}", "largest", "exchanges"))
@@ -190,14 +237,23 @@ def experts_table(analysis: Analysis) -> Table | None:
 
 def _expert_notes(analysis: Analysis, rates: RunRates) -> list[str]:
     """Return where the load of experts is least even, and an upper bound of what that costs in a step."""
-    cost, steps = rates.expert_cost, max((len(rank.per_step) for rank in analysis.rank_results), default=0)
+    cost, steps = (
+        rates.expert_cost,
+        max((len(rank.per_step) for rank in analysis.rank_results), default=0),
+    )
     if cost is None or not steps or rates.expert_layers.is_empty():
         return []
-    worst = rates.expert_layers.sort("expert_over_mean", descending=True, nulls_last=True).row(0, named=True)
+    worst = rates.expert_layers.sort("expert_over_mean", descending=True, nulls_last=True).row(
+        0, named=True
+    )
     received = worst["received_over_mean"]
     receives = "" if received is None else f" receives {percent(received)} of the mean and"
     saved_ns = cost.transfer_ns
-    shorter = "" if saved_ns is None else f"; even dispatches would be {ms(saved_ns / steps)} shorter at most"
+    shorter = (
+        ""
+        if saved_ns is None
+        else f"; even dispatches would be {ms(saved_ns / steps)} shorter at most"
+    )
     return [
         f"exchange {worst['exchange']}: rank {worst['rank']}{receives} "
         f"computes {percent(worst['expert_over_mean'])} of it",
@@ -217,7 +273,10 @@ def shape_words(shapes: str) -> str:
 
 
 def by_table(analysis: Analysis) -> Table | None:
-    """Return the rows of ``--by``; only notes if no event could be assigned to a row, None if none was asked for."""
+    """Return the rows of ``--by``.
+
+    Only notes if no event could be assigned to a row, None if none was asked for.
+    """
     by = analysis.by
     if by is None:
         return None
@@ -226,7 +285,9 @@ def by_table(analysis: Analysis) -> Table | None:
     rows = by.rows.to_dicts()
     places = [row for row in rows if by.is_place(row["name"])]
     remainders = [row for row in rows if not by.is_place(row["name"])]
-    notes = ["times: means over the ranks that have the row"] if len(analysis.rank_results) > 1 else []
+    notes = (
+        ["times: means over the ranks that have the row"] if len(analysis.rank_results) > 1 else []
+    )
     notes += by.notes
     if len(places) > MAX_PLACES:
         notes.append(f"{counted(len(places) - MAX_PLACES, 'row')} more in the JSON")
@@ -234,8 +295,13 @@ def by_table(analysis: Analysis) -> Table | None:
     return _table(by, places[:MAX_PLACES], remainders, notes)
 
 
-def _table(by: By, places: list[dict[str, Any]], remainders: list[dict[str, Any]], notes: list[str]) -> Table | None:
-    """Return the table: rows of places, then of the time that belongs to none; its columns depend on the kind."""
+def _table(
+    by: By, places: list[dict[str, Any]], remainders: list[dict[str, Any]], notes: list[str]
+) -> Table | None:
+    """Return the table: rows of places, then of the time that belongs to none.
+
+    Its columns depend on the kind.
+    """
     rows = [*places, *remainders]
 
     def name(row: dict[str, Any]) -> str:
@@ -243,7 +309,9 @@ def _table(by: By, places: list[dict[str, Any]], remainders: list[dict[str, Any]
 
     def mean(key: str, missing: float | None = None) -> Callable[[dict[str, Any]], float | None]:
         """Return the function of a row that gives a sum of it as the mean per rank and step."""
-        return lambda row: missing if row.get(key) is None else row[key] / max(len(row["ranks"]) * by.steps, 1)
+        return lambda row: (
+            missing if row.get(key) is None else row[key] / max(len(row["ranks"]) * by.steps, 1)
+        )
 
     columns = [
         Column(by.kind, "name", value=name),
@@ -252,8 +320,14 @@ def _table(by: By, places: list[dict[str, Any]], remainders: list[dict[str, Any]
     ]
     if by.kind == "layer":
         # A label has a column if any row has it, also one that is not shown.
-        present = [key for key in COMPUTE_LABELS if f"{key}_ns" in by.rows.columns and by.rows[f"{key}_ns"].sum()]
-        columns += [Column(label, "ms", 5, value=mean(f"{label}_ns", missing=0.0)) for label in present]
+        present = [
+            key
+            for key in COMPUTE_LABELS
+            if f"{key}_ns" in by.rows.columns and by.rows[f"{key}_ns"].sum()
+        ]
+        columns += [
+            Column(label, "ms", 5, value=mean(f"{label}_ns", missing=0.0)) for label in present
+        ]
     if by.kind in ("module", "annotation"):
         columns.append(Column("with inside", "ms", value=mean("inclusive_ns")))
     if by.kind == "shape":
@@ -263,7 +337,9 @@ def _table(by: By, places: list[dict[str, Any]], remainders: list[dict[str, Any]
     if any(row["tflop_s"] is not None for row in rows):
         columns.append(Column("TFLOP/s", "rate", value="tflop_s"))
         columns.append(Column("of peak", "share", 1, value="share_of_peak"))
-        columns += [Column("below peak", "ms", value=mean("below_peak_ns"))] if by.kind == "shape" else []
+        columns += (
+            [Column("below peak", "ms", value=mean("below_peak_ns"))] if by.kind == "shape" else []
+        )
     evidence = {row["evidence"] for row in rows if row["evidence"]}
     if len(evidence) > 1:
         columns.append(Column("evidence", expendable=6, value=lambda row: row["evidence"] or ""))
@@ -274,11 +350,17 @@ def _table(by: By, places: list[dict[str, Any]], remainders: list[dict[str, Any]
 
 def _place_name(row: dict[str, Any], kind: str) -> str:
     if kind == "shape":
-        op, shapes, dtype = str(row["name"]).rsplit(" ", 2)  # neither shapes nor types contain a space
+        op, shapes, dtype = str(row["name"]).rsplit(
+            " ", 2
+        )  # neither shapes nor types contain a space
         return terminal(f"{op} {shape_words(shapes)} {dtype}")
     if row["stage"] is not None:
         return f"stage {row['stage']}, {terminal(row['name'])}"
-    ranks = f"ranks {listing(map(str, row['ranks']))}: " if row["apart"] and row["stage"] is None else ""
+    ranks = (
+        f"ranks {listing(map(str, row['ranks']))}: "
+        if row["apart"] and row["stage"] is None
+        else ""
+    )
     return f"{ranks}{terminal(row['name'])}"
 
 
@@ -287,21 +369,30 @@ class KernelRow:
 
     Args:
         row: Its row of the table ``kernels``.
-        places: Its rows of the table ``reasons``, one per rank, the rank on which it takes longest first.
+        places: Its rows of the table ``reasons``, one per rank, the rank on which it takes longest
+            first.
         span_ns: Mean span of a rank and step.
         quoted_path: The input as one path, for the command that explains a label.
     """
 
     def __init__(
-        self, row: Mapping[str, Any], places: Sequence[Mapping[str, Any]], span_ns: float, quoted_path: str | None
+        self,
+        row: Mapping[str, Any],
+        places: Sequence[Mapping[str, Any]],
+        span_ns: float,
+        quoted_path: str | None,
     ) -> None:
         self.name, self.label, self.module = row["name"], row["label"], row["module"]
         self.count, self.ns = row["count"], row["ns"]
         self.share = row["ns"] / span_ns
         """Share of the span."""
-        self.command = quoted_path and f"tracekit analyze {quoted_path} --explain {shlex.quote(self.name)}"
+        self.command = (
+            quoted_path and f"tracekit analyze {quoted_path} --explain {shlex.quote(self.name)}"
+        )
         """Command that explains its label, rule by rule."""
-        self.facts = [(topic, text) for longest in places[:1] for topic, text in _facts(longest) if text]
+        self.facts = [
+            (topic, text) for longest in places[:1] for topic, text in _facts(longest) if text
+        ]
         """Topic and text of the evidence for its label; empty if the analysis does not have it."""
         self.places = places[:MAX_KERNEL_RANKS]
 
@@ -310,18 +401,34 @@ def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[KernelRow, ...
     """Return the kernels that took longest in a step, as a mean over ranks."""
     rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
     span_ns = max(1.0, analysis.total.budget.span_ns / rank_steps)
-    longest = analysis.tables["kernels"].sort("ns", descending=True).head(MAX_KERNELS).iter_rows(named=True)
-    places = analysis.tables["reasons"].rows_by_key(["name", "label", "module"], named=True, include_key=True)
+    longest = (
+        analysis.tables["kernels"]
+        .sort("ns", descending=True)
+        .head(MAX_KERNELS)
+        .iter_rows(named=True)
+    )
+    places = analysis.tables["reasons"].rows_by_key(
+        ["name", "label", "module"], named=True, include_key=True
+    )
     return tuple(
-        KernelRow(row, places.get((row["name"], row["label"], row["module"]), []), span_ns, quoted_path)
+        KernelRow(
+            row, places.get((row["name"], row["label"], row["module"]), []), span_ns, quoted_path
+        )
         for row in longest
     )
 
 
 def _facts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the facts about the longest event of one rank; the text is empty if a fact is not known."""
+    """Return the facts about the longest event of one rank.
+
+    The text is empty if a fact is not known.
+    """
     step = "" if row["step"] is None else f", step {row['step']}"
-    stream = "" if row["stream"] is None else f", stream {row['stream']}; {counted(row['count'], 'event')} there"
+    stream = (
+        ""
+        if row["stream"] is None
+        else f", stream {row['stream']}; {counted(row['count'], 'event')} there"
+    )
     node = row["node"] or ""
     return [
         ("label", _label_decision(row)),
@@ -331,7 +438,10 @@ def _facts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("autograd", f"{node}, of {row['fwd_op']}" if node and row["fwd_op"] else node),
         ("communication", _communication(row)),
         ("shapes", _shapes(row)),
-        ("the longest", f"{ms(row['end_ns'] - row['start_ns'], 3)} on rank {row['rank']}{step}{stream}"),
+        (
+            "the longest",
+            f"{ms(row['end_ns'] - row['start_ns'], 3)} on rank {row['rank']}{step}{stream}",
+        ),
     ]
 
 
@@ -355,7 +465,9 @@ def _communication(row: Mapping[str, Any]) -> str:
     ranks = "" if members is None else f"(ranks {', '.join(map(str, list_ranks(members)))})"
     group = " ".join(filter(None, (row["group_desc"], ranks)))
     bytes_moved = size(row["bytes"]) if row["bytes"] else ""
-    return ", ".join(filter(None, (row["collective"], peer, group and f"group {group}", bytes_moved)))
+    return ", ".join(
+        filter(None, (row["collective"], peer, group and f"group {group}", bytes_moved))
+    )
 
 
 def _shapes(row: Mapping[str, Any]) -> str:
@@ -363,6 +475,10 @@ def _shapes(row: Mapping[str, Any]) -> str:
     if not row["shapes"] or row["collective"]:
         return ""
     dtypes = [
-        dtype.removeprefix("c10::") for dtype in parse_list(row["dtypes"] or "[]") if isinstance(dtype, str) and dtype
+        dtype.removeprefix("c10::")
+        for dtype in parse_list(row["dtypes"] or "[]")
+        if isinstance(dtype, str) and dtype
     ]
-    return " ".join(filter(None, (shape_words(row["shapes"]), ", ".join(dict.fromkeys(dtypes[:MAX_DTYPES])))))
+    return " ".join(
+        filter(None, (shape_words(row["shapes"]), ", ".join(dict.fromkeys(dtypes[:MAX_DTYPES]))))
+    )

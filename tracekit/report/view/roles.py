@@ -37,17 +37,26 @@ def role_tables(analysis: Analysis) -> dict[str, tuple[str, Table]]:
     There is none in a run with one process per rank and without a weight update between processes.
     """
     results = analysis.role_results
-    if not results.roles and not results.iterations and (not results.weight_updates or analysis.reload is not None):
+    if (
+        not results.roles
+        and not results.iterations
+        and (not results.weight_updates or analysis.reload is not None)
+    ):
         return {}
     iterations, updates = results.iterations[:MAX_ROWS], _updates_table(results.weight_updates)
     phases = "mean over GPUs, a shared one counted once; phases sum to the time"
     tables = {
-        "Roles": ("each analysed as a run of its own; shares of its ranks' spans", _roles_table(results)),
+        "Roles": (
+            "each analysed as a run of its own; shares of its ranks' spans",
+            _roles_table(results),
+        ),
         "Iterations": (phases, _iterations_table(iterations)),
         "Which role waits for which": ("per rank of the role", _waits_table(iterations)),
         "Weight updates": ("from the first copy to a device to the last reload", updates),
     }
-    return {title: (meaning, table) for title, (meaning, table) in tables.items() if table is not None}
+    return {
+        title: (meaning, table) for title, (meaning, table) in tables.items() if table is not None
+    }
 
 
 def _roles_table(results: RoleResults) -> Table | None:
@@ -58,19 +67,34 @@ def _roles_table(results: RoleResults) -> Table | None:
         return max(rank.whole.budget.span_ns for rank in role.analysis.rank_results)
 
     columns = (
-        Column("role", value=lambda role: role.name + (" (main)" if role.name == results.main_role else "")),
+        Column(
+            "role",
+            value=lambda role: role.name + (" (main)" if role.name == results.main_role else ""),
+        ),
         Column("does", value=lambda role: WORDS.role_kinds[role.kind]),
         Column("ranks", "figure", value=lambda role: format_ranges(role.ranks)),
         Column("longest span", "ms", value=longest_span_ns),
-        Column("compute", "share", value=lambda role: share(role, role.analysis.total.budget.compute_ns)),
-        Column("exposed", "share", value=lambda role: share(role, sum(role.analysis.total.budget.exposed_ns.values()))),
+        Column(
+            "compute",
+            "share",
+            value=lambda role: share(role, role.analysis.total.budget.compute_ns),
+        ),
+        Column(
+            "exposed",
+            "share",
+            value=lambda role: share(role, sum(role.analysis.total.budget.exposed_ns.values())),
+        ),
         Column("idle", "share", value=lambda role: share(role, role.analysis.total.budget.idle_ns)),
     )
     return make_table(columns, results.roles)
 
 
 def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
-    phases = [phase for phase in WORDS.phases if any(phase in iteration.phase_ns for iteration in iterations)]
+    phases = [
+        phase
+        for phase in WORDS.phases
+        if any(phase in iteration.phase_ns for iteration in iterations)
+    ]
     columns = (
         Column("iteration", "figure", terminal_heading="nr"),
         Column("time", "ms"),
@@ -85,7 +109,9 @@ def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
         in_phases = [iteration.phase_ns.get(phase, 0) for phase in phases]
         decode_steps = "" if tail is None or tail.decode_steps is None else tail.decode_steps
         tail_cells = ("", None, "") if tail is None else (tail.rank, tail.ns, decode_steps)
-        rows.append((str(iteration.index), iteration.end_ns - iteration.start_ns, *in_phases, *tail_cells))
+        rows.append(
+            (str(iteration.index), iteration.end_ns - iteration.start_ns, *in_phases, *tail_cells)
+        )
     return make_table(columns, rows)
 
 
@@ -102,7 +128,14 @@ def _waits_table(iterations: Sequence[Iteration]) -> Table | None:
         Column("for", "ms"),
     )
     rows = [
-        (str(iteration.index), wait.role, wait.busy_ns, wait.idle_ns, other or "no role", wait.waited_ns.get(other))
+        (
+            str(iteration.index),
+            wait.role,
+            wait.busy_ns,
+            wait.idle_ns,
+            other or "no role",
+            wait.waited_ns.get(other),
+        )
         for iteration in iterations
         for wait in iteration.roles
         for other in [wait.waits_for or ""]
@@ -122,7 +155,10 @@ def _updates_table(updates: Sequence[WeightUpdate]) -> Table | None:
             for word, i in (("shortest", 0), ("median", len(updates) // 2), ("longest", -1))
         ]
     lines: list[tuple[str, list[str]]] = [
-        ("moved", [f"{update.bytes / 1e9:,.3f} GB in {update.buckets} buckets" for _, update in shown]),
+        (
+            "moved",
+            [f"{update.bytes / 1e9:,.3f} GB in {update.buckets} buckets" for _, update in shown],
+        ),
         ("time", [f"{ms(update.measured_ns)} ({update.gb_s:.2f} GB/s)" for _, update in shown]),
         ("copy from the host (H2D), per rank", [ms(update.h2d_ns) for _, update in shown]),
         ("broadcast, per rank", [ms(update.broadcast_ns) for _, update in shown]),
@@ -147,13 +183,17 @@ def decode_words(tail: RolloutTail) -> str:
 
 
 def iteration_sentence(analysis: Analysis) -> str | None:
-    """Return what an iteration takes, by phase, which role waits, and the tail of the rollout; None without any."""
+    """Return what an iteration takes, by phase, which role waits, and the tail of the rollout.
+
+    None without any.
+    """
     iterations = analysis.role_results.iterations
     if not iterations:
         return None
     total = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
     shares = {
-        phase: sum(iteration.phase_ns.get(phase, 0) for iteration in iterations) / total for phase in WORDS.phases
+        phase: sum(iteration.phase_ns.get(phase, 0) for iteration in iterations) / total
+        for phase in WORDS.phases
     }
     parts = [
         f"{percent(share)} {WORDS.phases[phase]}{_train_waits(analysis) if phase == TRAIN else ''}"
@@ -178,7 +218,10 @@ def iteration_sentence(analysis: Analysis) -> str | None:
 
 
 def phase_times(analysis: Analysis) -> dict[str, float]:
-    """Return the time of each phase in an iteration, in ns, the mean of all; empty without iterations."""
+    """Return the time of each phase in an iteration, in ns, the mean of all.
+
+    Empty without iterations.
+    """
     iterations = analysis.role_results.iterations
     times = {}
     for phase in WORDS.phases if iterations else ():
@@ -187,7 +230,10 @@ def phase_times(analysis: Analysis) -> dict[str, float]:
 
 
 def step_summary(analysis: Analysis) -> str | None:
-    """Return the step of the main role in a few words, where an iteration holds it; None without iterations."""
+    """Return the step of the main role in a few words, where an iteration holds it.
+
+    None without iterations.
+    """
     results, step = analysis.role_results, analysis.step
     if not results.iterations or step.time_ns is None:
         return None
@@ -207,14 +253,25 @@ def update_summary(analysis: Analysis) -> str | None:
     longest = max(updates, key=lambda update: update.measured_ns)
     rate = f"{longest.bytes / 1e9:,.2f} GB at {longest.gb_s:.2f} GB/s"
     text = f"weight update: {short_ms(longest.measured_ns)}, {rate}"
-    return text if longest.ideal_ns is None else f"{text}; ideal with two buffers: {short_ms(longest.ideal_ns)}"
+    return (
+        text
+        if longest.ideal_ns is None
+        else f"{text}; ideal with two buffers: {short_ms(longest.ideal_ns)}"
+    )
 
 
 def _train_waits(analysis: Analysis) -> str:
-    """Return how much of the main role's training is waiting for other ranks; empty if it is little or unknown."""
+    """Return how much of the main role's training is waiting for other ranks.
+
+    Empty if it is little or unknown.
+    """
     results = analysis.role_results
-    training = [band for band in results.bands if band.phase == TRAIN and band.role == results.main_role]
-    trained = union(*([getattr(band, name) for band in training] for name in ("start_ns", "end_ns", "rank")))
+    training = [
+        band for band in results.bands if band.phase == TRAIN and band.role == results.main_role
+    ]
+    trained = union(
+        *([getattr(band, name) for band in training] for name in ("start_ns", "end_ns", "rank"))
+    )
     operations = analysis.clocks.align(analysis.tables["operations"], "start_ns", "end_ns")
     waits = operations.filter(pl.col("wait_ns") > 0)
     start_ns, wait_ns, rank = (waits[name].to_numpy() for name in ("start_ns", "wait_ns", "rank"))
@@ -236,23 +293,34 @@ class LateStart(msgspec.Struct, frozen=True):
 
 
 def late_start(analysis: Analysis) -> LateStart | None:
-    """Return the rollout whose late start costs most; None if every rollout that ends last does so by its length.
+    """Return the rollout whose late start costs most.
 
-    The rank that ends last must have started later, by more than its rollout is longer than the median rank's and by
-    more than clocks may be off.
+    None if every rollout that ends last does so by its length.
+
+    The rank that ends last must have started later, by more than its rollout is longer than the
+    median rank's and by more than clocks may be off.
     """
     off_ns = analysis.clocks.table["uncertainty_ns"].drop_nulls().max()
     late_starts = []
     for iteration in analysis.role_results.iterations:
         tail = iteration.rollout_tail
-        rollouts = [b for b in analysis.role_results.bands if (b.phase, b.iteration) == (ROLLOUT, iteration.index)]
-        starts = {rank: start for rank, (start, _) in band_spans(rollouts, lambda band: band.rank).items()}
+        rollouts = [
+            b
+            for b in analysis.role_results.bands
+            if (b.phase, b.iteration) == (ROLLOUT, iteration.index)
+        ]
+        starts = {
+            rank: start for rank, (start, _) in band_spans(rollouts, lambda band: band.rank).items()
+        }
         if tail is None or tail.last_rank not in starts:
             continue
         first = min(starts, key=lambda rank: starts[rank])
         late_ns = starts[tail.last_rank] - starts[first]
         longer_ns = tail.ns if tail.rank == tail.last_rank else 0
-        noise_ns = max(MIN_SHARE * (iteration.end_ns - iteration.start_ns), off_ns if isinstance(off_ns, int) else 0)
+        noise_ns = max(
+            MIN_SHARE * (iteration.end_ns - iteration.start_ns),
+            off_ns if isinstance(off_ns, int) else 0,
+        )
         if late_ns > max(longer_ns, noise_ns):
             after = f"{short_ms(late_ns)} after that of rank {first}"
             text = f"the rollout of rank {tail.last_rank} starts {after} and ends last"
@@ -260,11 +328,15 @@ def late_start(analysis: Analysis) -> LateStart | None:
     if not late_starts:
         return None
     late_ns, index, text = max(late_starts)
-    return LateStart(index, late_ns, text, len(late_starts) == 1 and len(analysis.role_results.iterations) > 1)
+    return LateStart(
+        index, late_ns, text, len(late_starts) == 1 and len(analysis.role_results.iterations) > 1
+    )
 
 
 def _tail_sentence(iterations: Sequence[Iteration]) -> str:
-    tails = [iteration.rollout_tail for iteration in iterations if iteration.rollout_tail is not None]
+    tails = [
+        iteration.rollout_tail for iteration in iterations if iteration.rollout_tail is not None
+    ]
     if not tails:
         return ""
     ranks = {tail.rank for tail in tails}
@@ -277,25 +349,33 @@ def _tail_sentence(iterations: Sequence[Iteration]) -> str:
 
 
 def update_sentence(analysis: Analysis) -> str | None:
-    """Return what a weight update moves and takes, and how far it is from the ideal; None without any."""
+    """Return what a weight update moves and takes, and how far it is from the ideal.
+
+    None without any.
+    """
     updates = analysis.role_results.weight_updates
     if not updates or analysis.reload is not None:
         return None
     longest = max(updates, key=lambda update: update.measured_ns)
-    count = f"The longest of {len(updates)} weight updates" if len(updates) > 1 else "The weight update"
+    count = (
+        f"The longest of {len(updates)} weight updates" if len(updates) > 1 else "The weight update"
+    )
     moved = f"{longest.bytes / 1e9:,.2f} GB in {counted(longest.buckets, 'bucket')}"
     text = f"{count} moves {moved} in {ms(longest.measured_ns)} ({longest.gb_s:.2f} GB/s)"
     if longest.ideal_ns is None or longest.gap_ns is None:
         return f"{text}; reloads are not recorded, so that its ideal is unknown."
     cause = max(longest.gap_ns, key=lambda name: (longest.gap_ns or {})[name])
     text += f"; with two buffers and the same times for each bucket it would take {ms(longest.ideal_ns)}"
-    return (
-        f"{text}. The largest part of the difference, {ms(longest.gap_ns[cause])}, is {_cause_words(longest, cause)}."
-    )
+    gap = ms(longest.gap_ns[cause])
+    return f"{text}. The largest part of the difference, {gap}, is {_cause_words(longest, cause)}."
 
 
 def _cause_words(update: WeightUpdate, cause: str) -> str:
-    late = f" (rank {update.late_rank})" if cause == "late_rank" and update.late_rank is not None else ""
+    late = (
+        f" (rank {update.late_rank})"
+        if cause == "late_rank" and update.late_rank is not None
+        else ""
+    )
     return f"{WORDS.update_causes[cause]}{late}"
 
 
@@ -305,11 +385,15 @@ def role_advice(analysis: Analysis) -> list[str]:
     advice: list[tuple[bool, float, str]] = []  # whether it recurs, share of the iterations, text
     iterations = results.iterations
     total_ns = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
-    if tails := [iteration.rollout_tail for iteration in iterations if iteration.rollout_tail is not None]:
+    if tails := [
+        iteration.rollout_tail for iteration in iterations if iteration.rollout_tail is not None
+    ]:
         tail_ns = sum(tail.ns for tail in tails)
         one_rank = len({tail.rank for tail in tails}) == 1
         which = (
-            f"the rollout of rank {tails[0].rank}" if one_rank else "the longest rollout (not always the same rank's)"
+            f"the rollout of rank {tails[0].rank}"
+            if one_rank
+            else "the longest rollout (not always the same rank's)"
         )
         text = (
             f"{which} takes {short_ms(tail_ns / len(tails))} longer than the median rank's: "
@@ -331,7 +415,9 @@ def role_advice(analysis: Analysis) -> list[str]:
         )
         advice.append((True, (sync_ns - moved_ns) / total_ns, text))
     if results.weight_updates and analysis.reload is None:
-        update = max(results.weight_updates, key=lambda update: update.measured_ns)  # as in ``update_sentence``
+        update = max(
+            results.weight_updates, key=lambda update: update.measured_ns
+        )  # as in ``update_sentence``
         if update.gap_ns is not None and update.ideal_ns is not None:
             cause = max(update.gap_ns, key=lambda name: (update.gap_ns or {})[name])
             text = (

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from tracekit._util.text import join_with_and, percent
-from tracekit.documents.memory import MemoryContents, MemoryDocument, MomentChange, SnapshotChange, SnapshotMemory
+from tracekit.documents.memory import (
+    MemoryContents,
+    MemoryDocument,
+    MomentChange,
+    SnapshotChange,
+    SnapshotMemory,
+)
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import size
 from tracekit.report.view.copies import gb
@@ -27,9 +33,17 @@ def headline(snapshot: SnapshotMemory) -> str:
     of_rank = "The GPU" if snapshot.rank is None else f"Rank {snapshot.rank}"
     parts = []
     for category, count in list(contents.by_category.items())[:MAX_CATEGORIES_NAMED]:
-        parts.append(f"{WORDS.memory_categories[category]} {percent(count, contents.peak.bytes, digits=0)}")
-    reserved = "" if contents.peak.reserved_bytes is None else f" ({size(contents.peak.reserved_bytes)} reserved)"
-    return f"{of_rank} holds {size(contents.peak.bytes)}{reserved} at its peak: {join_with_and(parts)}"
+        parts.append(
+            f"{WORDS.memory_categories[category]} {percent(count, contents.peak.bytes, digits=0)}"
+        )
+    reserved = (
+        ""
+        if contents.peak.reserved_bytes is None
+        else f" ({size(contents.peak.reserved_bytes)} reserved)"
+    )
+    return (
+        f"{of_rank} holds {size(contents.peak.bytes)}{reserved} at its peak: {join_with_and(parts)}"
+    )
 
 
 def facts(document: MemoryDocument) -> list[str]:
@@ -47,7 +61,9 @@ def _facts_of(contents: MemoryContents) -> list[str]:
         sentences.append(f"memory ran out: {size(contents.failed_request_bytes)} were asked for")
     for leak in contents.leaks:
         place = f", allocated at {leak.line}" if leak.line else ""
-        sentences.append(f"every step leaves {size(leak.bytes_per_step)} behind{place} ({len(leak.steps)} steps)")
+        sentences.append(
+            f"every step leaves {size(leak.bytes_per_step)} behind{place} ({len(leak.steps)} steps)"
+        )
     found = contents.fragmentation
     if found is None or found.fragmented_bytes is None or not found.forced_segments:
         return sentences
@@ -71,9 +87,18 @@ def contents_table(document: MemoryDocument) -> Table:
     for category in categories:
         sizes = [snapshot.contents.by_category.get(category, 0) for snapshot in document.snapshots]
         rows.append((WORDS.memory_categories[category], *map(gb, sizes)))
-    rows.append(("allocated", *(gb(snapshot.contents.peak.bytes) for snapshot in document.snapshots)))
-    rows.append(("active", *(gb(snapshot.contents.peak.active_bytes) for snapshot in document.snapshots)))
-    rows.append(("reserved", *(gb(snapshot.contents.peak.reserved_bytes) for snapshot in document.snapshots)))
+    rows.append(
+        ("allocated", *(gb(snapshot.contents.peak.bytes) for snapshot in document.snapshots))
+    )
+    rows.append(
+        ("active", *(gb(snapshot.contents.peak.active_bytes) for snapshot in document.snapshots))
+    )
+    rows.append(
+        (
+            "reserved",
+            *(gb(snapshot.contents.peak.reserved_bytes) for snapshot in document.snapshots),
+        )
+    )
     notes = ["active: allocated, or freed and still in use by a stream"]
     return Table(tuple(columns), tuple(rows), tuple(notes), frozenset({len(rows) - 3}))
 
@@ -114,9 +139,15 @@ def change_table(moment: MomentChange) -> Table | None:
         return None
     columns = [
         Column("line", "name", value=lambda line: line.line or NO_STACK),
-        Column("holds", value=lambda line: WORDS.memory_categories.get(line.category, line.category)),
+        Column(
+            "holds", value=lambda line: WORDS.memory_categories.get(line.category, line.category)
+        ),
         Column("before MB", "figure", value=lambda line: f"{line.before_bytes / 1e6:,.1f}"),
         Column("after MB", "figure", value=lambda line: f"{line.after_bytes / 1e6:,.1f}"),
-        Column("change MB", "change", value=lambda line: f"{(line.after_bytes - line.before_bytes) / 1e6:+,.1f}"),
+        Column(
+            "change MB",
+            "change",
+            value=lambda line: f"{(line.after_bytes - line.before_bytes) / 1e6:+,.1f}",
+        ),
     ]
     return make_table(columns, moment.lines)

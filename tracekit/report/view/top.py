@@ -37,7 +37,11 @@ SECTION_OF_CODE: Mapping[str, str] = {
     "slow_kernel": "rates",
 }
 """Section of the page that shows a finding without a place in the timeline, by its code."""
-HOW_SURE: Mapping[str, str] = {"measured": "", "bounded": "at most", "possible": "at most, if that works out"}
+HOW_SURE: Mapping[str, str] = {
+    "measured": "",
+    "bounded": "at most",
+    "possible": "at most, if that works out",
+}
 """Words beside a saving, by how sure it is."""
 
 
@@ -89,7 +93,12 @@ def step_tile(step: StepSummary, ranks: str) -> Tile:
     elif step.is_marked:
         steps = "one step recorded"
     figure = "unknown" if step.time_ns is None else short_ms(step.time_ns)
-    return Tile("Step" if step.is_marked else "Recording", figure, " · ".join(filter(None, (ranks, steps))), "budget")
+    return Tile(
+        "Step" if step.is_marked else "Recording",
+        figure,
+        " · ".join(filter(None, (ranks, steps))),
+        "budget",
+    )
 
 
 def lost_tile(budget: Budget, *, idle_known: bool = True) -> Tile:
@@ -105,14 +114,21 @@ def lost_tile(budget: Budget, *, idle_known: bool = True) -> Tile:
     exposed_ns = sum(budget.exposed_ns.values())
     longest = sorted(budget.exposed_ns.items(), key=lambda item: -item[1])
     named = [(label, ns) for label, ns in longest if ns >= MIN_SHARE_NAMED * span_ns]
-    labels = [f"{LABEL_WORDS.get(label, label)} ({label}) {percent(ns / span_ns, digits=0)}" for label, ns in named]
-    labels = labels[:MAX_LABELS_IN_TILE] + (["and others"] if len(labels) > MAX_LABELS_IN_TILE else [])
+    labels = [
+        f"{LABEL_WORDS.get(label, label)} ({label}) {percent(ns / span_ns, digits=0)}"
+        for label, ns in named
+    ]
+    labels = labels[:MAX_LABELS_IN_TILE] + (
+        ["and others"] if len(labels) > MAX_LABELS_IN_TILE else []
+    )
     idle_share = percent(budget.idle_ns / span_ns, digits=0)
     exposed_share = percent(exposed_ns / span_ns, digits=0)
     compute = f"compute {percent(budget.compute_ns / span_ns, digits=0)}"
     if budget.idle_ns > exposed_ns:
         name = "Idle" if idle_known else "Idle or not recorded"
-        return Tile(name, idle_share, f"the GPU runs nothing; {compute}, exposed {exposed_share}", "budget")
+        return Tile(
+            name, idle_share, f"the GPU runs nothing; {compute}, exposed {exposed_share}", "budget"
+        )
     what = ", ".join(labels) or "communication and copies are hidden"
     idle = f"idle {idle_share}" if idle_known else ""
     return Tile("Exposed", exposed_share, "; ".join(filter(None, (what, idle))), "budget")
@@ -163,7 +179,9 @@ def cards(findings: Sequence[Finding]) -> list[Card]:
 
 
 def _search(finding: Finding) -> str | None:
-    """Return the search for the operator that a finding is about; None if it is about something else.
+    """Return the search for the operator that a finding is about.
+
+    None if it is about something else.
 
     >>> _search(Finding(code="slow_kernel", cost_ns=1, share=0.1, evidence={"op": "aten::mm"}))
     'op:"aten::mm"'

@@ -1,8 +1,8 @@
 """Layers of GPU events where neither module calls nor ranges name them, found by repetition.
 
-Every layer of a forward launches the same sequence of kernels. Work of the backward pass is launched by autograd's
-engine: it belongs to the layer of the forward operator that created its node, else to the layer that its own repetition
-shows.
+Every layer of a forward launches the same sequence of kernels. Work of the backward pass is
+launched by autograd's engine: it belongs to the layer of the forward operator that created its
+node, else to the layer that its own repetition shows.
 """
 
 from __future__ import annotations
@@ -41,15 +41,23 @@ MESSAGE_LABELS = ("pp_comm", "comm")
 MIN_FORWARD_SHARE = 0.5
 """Share of the forwards' kernels that must lie in forwards whose layers were found."""
 MIN_LAUNCHING_SHARE = 0.5
-"""Share of the layers that must launch communication of a label and pass: layers that repeat are alike."""
+"""Share of the layers that must launch communication of a label and pass: layers that repeat are
+alike."""
 MAX_KERNELS_PER_OPERATOR = 4
-"""Kernels of one operator up to which they are identified by the operator; compiled graphs launch all in one."""
+"""Kernels of one operator up to which they are identified by the operator; compiled graphs launch
+all in one."""
 _NORM = r"(?i)norm"
 _PLAIN_PRODUCTS = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
 """Operators that multiply activations by a weight."""
 
 LAYER_FRAMES = pl.Schema(
-    {"tid": pl.Int64(), "start_ns": pl.Int64(), "end_ns": pl.Int64(), "layer": pl.Int64(), "stage": pl.Int64()}
+    {
+        "tid": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "layer": pl.Int64(),
+        "stage": pl.Int64(),
+    }
 )
 """Stretches of host time in which one layer was launched."""
 LAYER_KERNELS = pl.Schema({"id": pl.Int64(), "layer": pl.Int64(), "stage": pl.Int64()})
@@ -85,8 +93,9 @@ class _LayeredChunk(msgspec.Struct, frozen=True, eq=False):
 def repeated_layers(labelled: pl.DataFrame, host: Host) -> RepeatedLayers | None:
     """Return the layers of a rank's forwards, and of the backwards that have as many, in reverse.
 
-    Forwards and backwards of micro-batches are cut as in the reconstruction of the pipeline. A layer starts where the
-    host started the operator of its first kernel. None if forwards do not repeat, or have different numbers of layers.
+    Forwards and backwards of micro-batches are cut as in the reconstruction of the pipeline. A
+    layer starts where the host started the operator of its first kernel. None if forwards do not
+    repeat, or have different numbers of layers.
     """
     kernels = _compute_kernels(labelled)
     if kernels.is_empty():
@@ -95,11 +104,17 @@ def repeated_layers(labelled: pl.DataFrame, host: Host) -> RepeatedLayers | None
     counts = {chunk.layers.count for chunk in forwards}
     if len(counts) != 1 or share < MIN_FORWARD_SHARE:
         return None
-    backwards = [chunk for chunk in _chunks_with_layers(kernels, "B", host.sync_ns)[0] if chunk.layers.count in counts]
+    backwards = [
+        chunk
+        for chunk in _chunks_with_layers(kernels, "B", host.sync_ns)[0]
+        if chunk.layers.count in counts
+    ]
     return RepeatedLayers(
         forward=_layer_frames(forwards, host, reverse=False),
         backward=_layer_frames(backwards, host, reverse=True),
-        kernels=pl.concat([_layer_kernels(forwards, reverse=False), _layer_kernels(backwards, reverse=True)]),
+        kernels=pl.concat(
+            [_layer_kernels(forwards, reverse=False), _layer_kernels(backwards, reverse=True)]
+        ),
         spare=max(chunk.layers.spare for chunk in forwards),
     )
 
@@ -107,7 +122,8 @@ def repeated_layers(labelled: pl.DataFrame, host: Host) -> RepeatedLayers | None
 def _compute_kernels(labelled: pl.DataFrame) -> pl.DataFrame:
     """Return the kernels of forwards and backwards in launch order, with the number and kind (F, B) of their chunk.
 
-    Empty if launches of messages were lost, because messages separate the forwards of two micro-batches.
+    Empty if launches of messages were lost, because messages separate the forwards of two
+    micro-batches.
     """
     rows = prepare(labelled)
     is_message = rows["label"].cast(pl.String).is_in(MESSAGE_LABELS)
@@ -119,7 +135,8 @@ def _compute_kernels(labelled: pl.DataFrame) -> pl.DataFrame:
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
     chunks_before, parts = 0, []
     for _, row_numbers, cut in segment_steps(rows):
-        # Kind of each chunk; other kinds than F and B, and kernels in no chunk (-1, the last entry), are empty.
+        # Kind of each chunk; other kinds than F and B, and kernels in no chunk (-1, the last
+        # entry), are empty.
         kinds = pl.Series([op if op in ("F", "B") else "" for op in cut.op] + [""], dtype=pl.String)
         kernels = rows[row_numbers].with_columns(
             chunk=pl.Series(cut.chunk) + chunks_before, part=kinds.gather(cut.chunk % len(kinds))
@@ -131,11 +148,13 @@ def _compute_kernels(labelled: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(parts).with_columns(pl.col("name", "op", "label").cast(pl.String))
 
 
-def _chunks_with_layers(kernels: pl.DataFrame, kind: str, sync_ns: Ints) -> tuple[list[_LayeredChunk], float]:
+def _chunks_with_layers(
+    kernels: pl.DataFrame, kind: str, sync_ns: Ints
+) -> tuple[list[_LayeredChunk], float]:
     """Return the chunks of a kind that have layers, and their share of the kernels of all chunks of the kind.
 
-    Chunks that launched the same kernels are searched once. Where the host waits for the GPU before each
-    repetition (*sync_ns*), these are whole passes.
+    Chunks that launched the same kernels are searched once. Where the host waits for the GPU before
+    each repetition (*sync_ns*), these are whole passes.
     """
     layers_of_tokens: dict[bytes, Layers | None] = {}
     all_chunks = _split_chunks(kernels, kind)
@@ -145,16 +164,25 @@ def _chunks_with_layers(kernels: pl.DataFrame, kind: str, sync_ns: Ints) -> tupl
         key = tokens.tobytes()
         if key not in layers_of_tokens:
             is_product = chunk["name"].str.contains(MATMUL_KERNELS).to_numpy()
-            is_norm = chunk["name"].str.contains(_NORM) | chunk["op"].fill_null("").str.contains(_NORM)
+            is_norm = chunk["name"].str.contains(_NORM) | chunk["op"].fill_null("").str.contains(
+                _NORM
+            )
             layers = find_layers(tokens, is_product, is_norm.to_numpy())
-            if kind == "F" and layers and not _is_chained(chunk[layers.first : layers.first + layers.period]):
+            if (
+                kind == "F"
+                and layers
+                and not _is_chained(chunk[layers.first : layers.first + layers.period])
+            ):
                 layers = None
             layers_of_tokens[key] = layers
         layers = layers_of_tokens[key]
         if layers is not None and kind == "F":
             first_kernels = layers.first + layers.period * np.arange(1, layers.count)
-            # Waits of the host before the last kernel of each repetition, and before the first of the next.
-            waits = np.searchsorted(sync_ns, chunk["host_ns"].to_numpy()[np.stack([first_kernels - 1, first_kernels])])
+            # Waits of the host before the last kernel of each repetition, and before the first of
+            # the next.
+            waits = np.searchsorted(
+                sync_ns, chunk["host_ns"].to_numpy()[np.stack([first_kernels - 1, first_kernels])]
+            )
             layers = None if (waits[0] < waits[1]).all() else layers
         if layers is not None:
             chunks.append(_LayeredChunk(chunk, layers))
@@ -164,9 +192,12 @@ def _chunks_with_layers(kernels: pl.DataFrame, kind: str, sync_ns: Ints) -> tupl
 def _is_chained(layer: pl.DataFrame) -> bool:
     """Return whether kernels that repeat can follow each other as layers: a product returns to the first one's width.
 
-    A whole model that runs several times ends in another width than it begins with. True where shapes do not tell.
+    A whole model that runs several times ends in another width than it begins with. True where
+    shapes do not tell.
     """
-    shapes = layer.filter(pl.col("op").is_in(_PLAIN_PRODUCTS))["shapes"].cast(pl.String).drop_nulls()
+    shapes = (
+        layer.filter(pl.col("op").is_in(_PLAIN_PRODUCTS))["shapes"].cast(pl.String).drop_nulls()
+    )
     widths = [(inner, columns) for _, inner, columns, _ in map(product_dims, shapes) if inner]
     return not widths or widths[0][0] in {columns for _, columns in widths}
 
@@ -176,14 +207,23 @@ def _split_chunks(kernels: pl.DataFrame, kind: str) -> list[pl.DataFrame]:
     labels = FORWARD_LABELS if kind == "F" else ENGINE_LABELS
     rows = kernels.filter((pl.col("part") == kind) & pl.col("label").is_in(labels))
     # A kernel is identified by its operator, unless that launches many: then by its own name.
-    few_kernels = (pl.len().over("op_id") <= MAX_KERNELS_PER_OPERATOR) & pl.col("op_id").is_not_null()
-    token = pl.when(pl.col("op").is_not_null() & few_kernels).then(pl.col("op")).otherwise(pl.col("name"))
+    few_kernels = (pl.len().over("op_id") <= MAX_KERNELS_PER_OPERATOR) & pl.col(
+        "op_id"
+    ).is_not_null()
+    token = (
+        pl.when(pl.col("op").is_not_null() & few_kernels)
+        .then(pl.col("op"))
+        .otherwise(pl.col("name"))
+    )
     rows = rows.with_columns(token=token.cast(pl.Categorical()).to_physical().cast(pl.Int64))
     if kind == "F":
-        # Without sequence numbers several micro-batches may be one chunk: the messages between them separate them.
+        # Without sequence numbers several micro-batches may be one chunk: the messages between them
+        # separate them.
         turn = pl.when(pl.col("number").is_null().all().over("chunk")).then("turn").otherwise(0)
         rows = rows.with_columns(chunk=pl.struct("chunk", turn).rank("dense").cast(pl.Int64))
-    return rows.sort("chunk", "host_ns", maintain_order=True).partition_by("chunk", maintain_order=True)
+    return rows.sort("chunk", "host_ns", maintain_order=True).partition_by(
+        "chunk", maintain_order=True
+    )
 
 
 def _layer_kernels(chunks: Sequence[_LayeredChunk], *, reverse: bool) -> pl.DataFrame:
@@ -194,7 +234,11 @@ def _layer_kernels(chunks: Sequence[_LayeredChunk], *, reverse: bool) -> pl.Data
         kernels = chunk.kernels[layers.first : layers.first + layers.period * layers.count]
         number = np.arange(len(kernels)) // layers.period
         layer = pl.Series(layers.count - 1 - number if reverse else number)
-        parts.append(kernels.select("id", layer=layer, stage=pl.lit(chunk.stage, pl.Int64)).cast(LAYER_KERNELS))
+        parts.append(
+            kernels.select("id", layer=layer, stage=pl.lit(chunk.stage, pl.Int64)).cast(
+                LAYER_KERNELS
+            )
+        )
     return pl.concat(parts)
 
 
@@ -209,12 +253,16 @@ def _layer_frames(chunks: Sequence[_LayeredChunk], host: Host, *, reverse: bool)
         edge_kernels = chunk.kernels[np.minimum(edges, len(host_ns) - 1)]
         launch_before_ns = np.append(0, host_ns)[edges]
         edge_ns = host.outermost_start_ns(
-            edge_kernels["op_id"].fill_null(-1).to_numpy(), edge_kernels["host_ns"].to_numpy(), launch_before_ns
+            edge_kernels["op_id"].fill_null(-1).to_numpy(),
+            edge_kernels["host_ns"].to_numpy(),
+            launch_before_ns,
         )
         if edges[-1] >= len(host_ns):
             edge_ns[-1] = host_ns[-1] + 1
         start_ns, end_ns = edge_ns[:-1], edge_ns[1:]
-        if (start_ns >= end_ns).any():  # one launch of all layers, as of a graph: no time separates them
+        if (
+            start_ns >= end_ns
+        ).any():  # one launch of all layers, as of a graph: no time separates them
             continue
         layer = pl.Series(np.arange(layers.count))
         frames = edge_kernels[:-1].select(
@@ -248,7 +296,11 @@ class Host(msgspec.Struct, frozen=True, eq=False):
             pl.col("kind").is_in(("runtime", "driver"))
             & pl.col("name").cast(pl.String).str.contains(HOST_CALLS["synchronize"])
         )
-        return cls(ranges, node_creators(read_autograd(ranges, launches)), waits["start_ns"].sort().to_numpy())
+        return cls(
+            ranges,
+            node_creators(read_autograd(ranges, launches)),
+            waits["start_ns"].sort().to_numpy(),
+        )
 
     def outermost_start_ns(self, op_id: Ints, launch_ns: Ints, after_ns: Ints) -> Ints:
         """Return for each launch the start of the outermost operator around it that started after a given time.
@@ -274,19 +326,26 @@ class Host(msgspec.Struct, frozen=True, eq=False):
 # ---- layers of GPU events
 
 
-def repeated_positions(events: pl.DataFrame, gpu_events: pl.DataFrame) -> tuple[pl.DataFrame, int] | None:
+def repeated_positions(
+    events: pl.DataFrame, gpu_events: pl.DataFrame
+) -> tuple[pl.DataFrame, int] | None:
     """Return ``layer`` and ``stage`` of every GPU event by repetition, and by how many kernels layers may be off.
 
-    None if there are no layers, or they hold too little of the forward. Forward work is placed by its launch or its
-    node, backward work by its launch.
+    None if there are no layers, or they hold too little of the forward. Forward work is placed by
+    its launch or its node, backward work by its launch.
     """
     host = Host.of(events)
     repeated = repeated_layers(gpu_events, host)
     if repeated is None:
         return None
-    label, is_backward = gpu_events["label"].cast(pl.String), gpu_events["pass"].cast(pl.String) == "backward"
+    label, is_backward = (
+        gpu_events["label"].cast(pl.String),
+        gpu_events["pass"].cast(pl.String) == "backward",
+    )
     may_be_forward = ((label == "forward") | ~label.is_in((*COMPUTE_LABELS, "other"))).to_numpy()
-    by_engine = is_backward.fill_null(False) | label.is_in(ENGINE_LABELS) | gpu_events["node"].is_not_null()
+    by_engine = (
+        is_backward.fill_null(False) | label.is_in(ENGINE_LABELS) | gpu_events["node"].is_not_null()
+    )
     placement = Placement(
         tid=to_int64(gpu_events["launch_tid"]),
         launch_ns=to_int64(gpu_events["launch_ns"]),
@@ -303,39 +362,63 @@ def repeated_positions(events: pl.DataFrame, gpu_events: pl.DataFrame) -> tuple[
         backward_frame = placement.frames(backward_frames, by_launch=by_launch, by_sequence=False)
         # Backward frames come after the forward frames in the table of both.
         frame = np.where(backward_frame >= 0, backward_frame + len(forward_frames), frame)
-    both = pl.concat([sort_frames(part.select(LAYER_FRAMES.names())) for part in (repeated.forward, repeated.backward)])
-    positions = _without_shared_communication(gpu_events, _by_kernel(gpu_events, frame, both, repeated))
+    both = pl.concat(
+        [
+            sort_frames(part.select(LAYER_FRAMES.names()))
+            for part in (repeated.forward, repeated.backward)
+        ]
+    )
+    positions = _without_shared_communication(
+        gpu_events, _by_kernel(gpu_events, frame, both, repeated)
+    )
     forward_ns = (gpu_events["end_ns"] - gpu_events["start_ns"]).filter(label == "forward")
     placed_ns = forward_ns.filter(positions["layer"].is_not_null().filter(label == "forward"))
-    return (positions, repeated.spare) if placed_ns.sum() >= MIN_COMPUTE_SHARE * int(forward_ns.sum()) else None
+    return (
+        (positions, repeated.spare)
+        if placed_ns.sum() >= MIN_COMPUTE_SHARE * int(forward_ns.sum())
+        else None
+    )
 
 
-def _by_kernel(gpu_events: pl.DataFrame, frame: Ints, frames: pl.DataFrame, repeated: RepeatedLayers) -> pl.DataFrame:
+def _by_kernel(
+    gpu_events: pl.DataFrame, frame: Ints, frames: pl.DataFrame, repeated: RepeatedLayers
+) -> pl.DataFrame:
     """Place kernels that repeat by their position in the repetition, and all other events by their frame.
 
-    For the backward, the frame is preferred: it rests on sequence numbers. Without these it is unknown, and a kernel's
-    position in the repetition is all there is.
+    For the backward, the frame is preferred: it rests on sequence numbers. Without these it is
+    unknown, and a kernel's position in the repetition is all there is.
     """
     by_frame = frames.select(pl.col("layer", "stage").gather(with_nulls(frame, frame >= 0)))
     by_frame = by_frame.with_columns(gpu_events["id"], frame=frame)
     both = by_frame.join(
-        repeated.kernels.unique("id"), on="id", how="left", maintain_order="left", suffix="_in_repetition"
+        repeated.kernels.unique("id"),
+        on="id",
+        how="left",
+        maintain_order="left",
+        suffix="_in_repetition",
     )
     is_forward = pl.lit(gpu_events["label"].cast(pl.String) == "forward")
-    use_repetition = pl.col("layer_in_repetition").is_not_null() & (is_forward | (pl.col("frame") == UNKNOWN_FRAME))
+    use_repetition = pl.col("layer_in_repetition").is_not_null() & (
+        is_forward | (pl.col("frame") == UNKNOWN_FRAME)
+    )
     names = ("layer", "stage")
     return both.select(
-        pl.when(use_repetition).then(f"{name}_in_repetition").otherwise(name).alias(name) for name in names
+        pl.when(use_repetition).then(f"{name}_in_repetition").otherwise(name).alias(name)
+        for name in names
     )
 
 
-def _without_shared_communication(gpu_events: pl.DataFrame, positions: pl.DataFrame) -> pl.DataFrame:
+def _without_shared_communication(
+    gpu_events: pl.DataFrame, positions: pl.DataFrame
+) -> pl.DataFrame:
     """Take communication that few layers launch out of them: it serves others too, as parameters gathered ahead."""
     table = positions.with_columns(gpu_events["label"].cast(pl.String), gpu_events["pass"])
     layer_and_stage, has_layer = pl.struct("layer", "stage"), pl.col("layer").is_not_null()
     layer_count = table.filter(has_layer).select(layer_and_stage.n_unique()).item()
     launching_layers = layer_and_stage.filter(has_layer).n_unique().over("label", "pass")
-    is_shared = pl.col("label").is_in(COMMUNICATION_LABELS) & (launching_layers < MIN_LAUNCHING_SHARE * layer_count)
+    is_shared = pl.col("label").is_in(COMMUNICATION_LABELS) & (
+        launching_layers < MIN_LAUNCHING_SHARE * layer_count
+    )
     return table.select(pl.when(~is_shared).then("layer").alias("layer"), "stage")
 
 
@@ -347,12 +430,13 @@ MIN_LAYER_KERNELS = 4
 MIN_REPEATED_SHARE = 0.5
 """Share of a sequence's kernels that its repeated part must contain."""
 MAX_SHARE_BESIDE = 0.5
-"""Share of a layer's kernels that, found before or after the repeated part, may be one more layer that ran a little
-differently: the number of layers is then unknown."""
+"""Share of a layer's kernels that, found before or after the repeated part, may be one more layer
+that ran a little differently: the number of layers is then unknown."""
 MAX_CANDIDATE_PERIODS = 64
 """Periods tried: those at which most kernels equal the kernel one period later."""
 RANDOM_SIGNS = 16
-"""Random signs per kind of kernel in the search for periods; more make chance agreement less likely."""
+"""Random signs per kind of kernel in the search for periods; more make chance agreement less
+likely."""
 
 
 class Layers(msgspec.Struct, frozen=True):
@@ -362,7 +446,8 @@ class Layers(msgspec.Struct, frozen=True):
     period: int
     count: int
     spare: int
-    """Kernels by which all layers may be shifted: what follows the last one looks like the start of another."""
+    """Kernels by which all layers may be shifted: what follows the last one looks like the start of
+    another."""
 
 
 def find_layers(tokens: Ints, heavy: Bools, begins: Bools | None = None) -> Layers | None:
@@ -371,7 +456,8 @@ def find_layers(tokens: Ints, heavy: Bools, begins: Bools | None = None) -> Laye
     Args:
         tokens: Number of each kernel's kind.
         heavy: Mask of matrix products; every layer has one.
-        begins: Mask of kernels that layers usually begin with; it decides where layers start where that is open.
+        begins: Mask of kernels that layers usually begin with; it decides where layers start where
+            that is open.
 
     >>> names = np.array([9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 8])
     >>> find_layers(names, names == 2)
@@ -387,13 +473,16 @@ def find_layers(tokens: Ints, heavy: Bools, begins: Bools | None = None) -> Laye
     layers = Layers(_choose_start(first, spare, begins), period, covered // period, spare)
     if _may_have_one_more(tokens, layers):
         return None
-    # If a layer repeats inside as well, the outer period may be whole forwards and the inner one the layers.
+    # If a layer repeats inside as well, the outer period may be whole forwards and the inner one
+    # the layers.
     layer = slice(layers.first, layers.first + period)
     return None if find_layers(tokens[layer], heavy[layer]) is not None else layers
 
 
 def _find_period(tokens: Ints, heavy: Bools) -> tuple[int, int, int]:
-    """Return the number of kernels in the longest repeated part, its period and its first kernel; zeros if none.
+    """Return the number of kernels in the longest repeated part, its period and its first kernel.
+
+    Zeros if none.
 
     Of several parts as long, the one with the shortest period counts.
     """
@@ -409,9 +498,10 @@ def _find_period(tokens: Ints, heavy: Bools) -> tuple[int, int, int]:
 def _candidate_periods(tokens: Ints) -> list[int]:
     """Return the periods at which most kernels equal the kernel one period later, ascending.
 
-    Each kind of kernel is replaced by a random sign. The autocorrelation of the signs counts up where equal kernels
-    meet and cancels out elsewhere; an FFT computes it for all periods at once. So the work does not grow with the
-    number of kinds. The mean over several choices of signs reduces chance agreement.
+    Each kind of kernel is replaced by a random sign. The autocorrelation of the signs counts up
+    where equal kernels meet and cancels out elsewhere; an FFT computes it for all periods at once.
+    So the work does not grow with the number of kinds. The mean over several choices of signs
+    reduces chance agreement.
     """
     count = len(tokens)
     if count < 2 * MIN_LAYER_KERNELS:
@@ -456,6 +546,9 @@ def _may_have_one_more(tokens: Ints, layers: Layers) -> bool:
 
 
 def _count_shared(layer: Ints, side: Ints) -> int:
-    """Return how many kernels of a layer occur in *side* too; a kind counts as often as it occurs in both."""
+    """Return how many kernels of a layer occur in *side* too.
+
+    A kind counts as often as it occurs in both.
+    """
     shared = Counter(layer.tolist()) & Counter(side.tolist())
     return shared.total()

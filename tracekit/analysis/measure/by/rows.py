@@ -10,13 +10,26 @@ from tracekit.analysis.measure.by.layers import repeated_positions
 from tracekit.errors import OptionError
 from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes, attribute_time
 from tracekit.metrics.rates import MAX_UNCOUNTED_SHARE, describe_products, products
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS, PATH_SEPARATOR, RankEvents, conform
+from tracekit.schema import (
+    COMMUNICATION_LABELS,
+    COPY_LABELS,
+    LABELS,
+    PATH_SEPARATOR,
+    RankEvents,
+    conform,
+)
 
 KINDS = ("layer", "module", "annotation", "shape")
 MIN_STACK_TO_RULE_RATIO = 0.5
-"""Time inside module calls, over the time whose module is known, from which rows are calls instead of modules."""
+"""Time inside module calls, over the time whose module is known, from which rows are calls instead
+of modules."""
 LABELS_OUTSIDE_LAYERS = ("optimizer", "pp_comm")
-NOT_PLACED, OUTSIDE, NO_PRODUCT, NO_SHAPE = "not placed", "outside layers", "not a product", "shapes not recorded"
+NOT_PLACED, OUTSIDE, NO_PRODUCT, NO_SHAPE = (
+    "not placed",
+    "outside layers",
+    "not a product",
+    "shapes not recorded",
+)
 """Names of rows for work that has no place."""
 
 ROWS = pl.Schema(
@@ -67,7 +80,9 @@ def check_kind(kind: str | None) -> None:
         raise OptionError(f"cannot show the step by {kind!r}", hint=hint)
 
 
-def rank_rows(rank: RankEvents, gpu_events: pl.DataFrame, kind: str, *, lanes: Lanes | None = None) -> RankRows:
+def rank_rows(
+    rank: RankEvents, gpu_events: pl.DataFrame, kind: str, *, lanes: Lanes | None = None
+) -> RankRows:
     """Return the rows of one rank.
 
     Args:
@@ -78,9 +93,13 @@ def rank_rows(rank: RankEvents, gpu_events: pl.DataFrame, kind: str, *, lanes: L
 
     """
     row_of_event, note = _FUNCTIONS[kind](rank.events, gpu_events)
-    missing = [pl.lit(None, ROWS[name]).alias(name) for name in _PLACE if name not in row_of_event.columns]
+    missing = [
+        pl.lit(None, ROWS[name]).alias(name) for name in _PLACE if name not in row_of_event.columns
+    ]
     row_of_event = row_of_event.with_columns(pl.col("name").fill_null(NOT_PLACED), *missing)
-    attributed_ns = pl.Series(attribute_time(gpu_events, lanes if lanes is not None else Lanes.of(gpu_events)))
+    attributed_ns = pl.Series(
+        attribute_time(gpu_events, lanes if lanes is not None else Lanes.of(gpu_events))
+    )
     table = row_of_event.with_columns(label=gpu_events["label"].cast(pl.String), ns=attributed_ns)
     keys = [name for name in ROWS if name not in ("count", "ns")]
     summed = table.group_by(keys, maintain_order=True).agg(pl.col("ns").sum(), count=pl.len())
@@ -89,7 +108,10 @@ def rank_rows(rank: RankEvents, gpu_events: pl.DataFrame, kind: str, *, lanes: L
 
 
 def _rates(named: pl.DataFrame, rank: RankEvents) -> pl.DataFrame:
-    """Return ``RATES``; *named* are GPU events with the name (``row``) and stage (``row_stage``) of their row."""
+    """Return ``RATES``.
+
+    *named* are GPU events with the name (``row``) and stage (``row_stage``) of their row.
+    """
     rows = named.with_columns(key=pl.struct("row", "row_stage").rank("dense").cast(pl.Int64))
     device = next(iter(rank.source.devices), None)
     table, _ = products(rows, device=device, multiprocessors=rank.source.multiprocessors, key="key")
@@ -109,32 +131,50 @@ def _rates(named: pl.DataFrame, rank: RankEvents) -> pl.DataFrame:
 
 
 RowsOfEvents = tuple[pl.DataFrame, str | None]
-"""The row of each GPU event, some of ``_PLACE``, and a note; an event without a name is not placed."""
+"""The row of each GPU event, some of ``_PLACE``, and a note; an event without a name is not
+placed."""
 
 
 def _by_layer(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
-    placed, note = gpu_events.select("label", "layer", evidence=pl.col("layer_from").cast(pl.String)), None
+    placed, note = (
+        gpu_events.select("label", "layer", evidence=pl.col("layer_from").cast(pl.String)),
+        None,
+    )
     if placed["layer"].null_count() == len(placed):
         repeated = repeated_positions(events, gpu_events)
         if repeated is None:
             why = "nothing names layers, and no forward repeats the same kernels: record them with with_stack=True"
-            return gpu_events.select(name=pl.repeat(NOT_PLACED, pl.len())), f"{why}, or name them with record_function"
+            return gpu_events.select(
+                name=pl.repeat(NOT_PLACED, pl.len())
+            ), f"{why}, or name them with record_function"
         positions, spare = repeated
         evidence = pl.when(pl.col("layer").is_not_null()).then(pl.lit("repetition"))
         placed = positions.with_columns(gpu_events["label"], evidence=evidence)
         if spare:
             note = f"layers are found by repetition: each may begin up to {spare} kernels later than shown"
     in_layer = pl.col("layer").is_not_null()
-    is_outside = pl.col("label").cast(pl.String).is_in(LABELS_OUTSIDE_LAYERS) | pl.col("evidence").is_not_null()
-    name = pl.when(in_layer).then(pl.format("layer {}", "layer")).when(is_outside).then(pl.lit(OUTSIDE))
-    return placed.with_columns(name=name, evidence=pl.when(in_layer).then("evidence")).drop("label"), note
+    is_outside = (
+        pl.col("label").cast(pl.String).is_in(LABELS_OUTSIDE_LAYERS)
+        | pl.col("evidence").is_not_null()
+    )
+    name = (
+        pl.when(in_layer)
+        .then(pl.format("layer {}", "layer"))
+        .when(is_outside)
+        .then(pl.lit(OUTSIDE))
+    )
+    return placed.with_columns(name=name, evidence=pl.when(in_layer).then("evidence")).drop(
+        "label"
+    ), note
 
 
 def _by_module(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
     columns = {"path": "modules", "module": "module", "evidence": "module_from"}
     texts = gpu_events.select(**{name: _text_or_null(column) for name, column in columns.items()})
     ns = gpu_events["end_ns"] - gpu_events["start_ns"]
-    called_ns, known_ns = (int(ns.filter(texts[name].is_not_null()).sum()) for name in ("path", "module"))
+    called_ns, known_ns = (
+        int(ns.filter(texts[name].is_not_null()).sum()) for name in ("path", "module")
+    )
     if called_ns < max(MIN_STACK_TO_RULE_RATIO * known_ns, 1):
         note = "calls of modules were not recorded (with_stack=True): each row is a kind of module"
         return texts.select("evidence", name="module", path="module"), note
@@ -146,14 +186,20 @@ def _by_annotation(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEven
     annotations = gpu_events["annotations"].cast(pl.String)
     # Paths without the profiler's own ranges around steps; there are few distinct ones.
     path_of_text = {
-        text: PATH_SEPARATOR.join(word for word in text.split(PATH_SEPARATOR) if not word.startswith("ProfilerStep#"))
+        text: PATH_SEPARATOR.join(
+            word for word in text.split(PATH_SEPARATOR) if not word.startswith("ProfilerStep#")
+        )
         for text in annotations.unique().drop_nulls()
     }
-    paths = annotations.replace_strict(path_of_text, default=None, return_dtype=pl.String).to_frame("path")
+    paths = annotations.replace_strict(path_of_text, default=None, return_dtype=pl.String).to_frame(
+        "path"
+    )
     rows = paths.select(path=_text_or_null("path"))
     note = None
     if rows["path"].null_count() == len(rows):
-        note = "no GPU work was launched inside a range: name parts of the step with record_function"
+        note = (
+            "no GPU work was launched inside a range: name parts of the step with record_function"
+        )
     evidence = pl.when(pl.col("path").is_not_null()).then(pl.lit("annotation"))
     return rows.with_columns(name="path", evidence=evidence), note
 
@@ -172,7 +218,10 @@ def _by_shape(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
         evidence=pl.when(has_shapes).then(pl.lit("recorded shapes")),
     )
     has_any = rows["evidence"].is_not_null().any()
-    return rows, None if has_any else "no product has recorded shapes: record with record_shapes=True"
+    return (
+        rows,
+        None if has_any else "no product has recorded shapes: record with record_shapes=True",
+    )
 
 
 def _text_or_null(column: str) -> pl.Expr:
@@ -198,14 +247,17 @@ LAST = (OUTSIDE, NO_SHAPE, NO_PRODUCT, NOT_PLACED)
 
 
 class By(msgspec.Struct, frozen=True, eq=False):
-    """The busy time of all GPUs in rows, each nanosecond in one of them. Sums over ranks and steps."""
+    """The busy time of all GPUs in rows, each nanosecond in one of them.
+
+    Sums over ranks and steps.
+    """
 
     kind: str
     """``layer``, ``module``, ``annotation`` or ``shape``."""
     rows: pl.DataFrame
-    """``name, stage, ranks, layer, path, evidence, count, ns, share, compute_ns, communication_ns, copy_ns``, a column
-    ``…_ns`` for every compute label, ``inclusive_ns`` (with all that is inside; only for modules and annotations),
-    ``calls, flop, tflop_s, share_of_peak, below_peak_ns``."""
+    """``name, stage, ranks, layer, path, evidence, count, ns, share, compute_ns, communication_ns,
+    copy_ns``, a column ``…_ns`` for every compute label, ``inclusive_ns`` (with all that is inside;
+    only for modules and annotations), ``calls, flop, tflop_s, share_of_peak, below_peak_ns``."""
     total_ns: int
     """Busy time of all GPUs: the sum of ``ns``."""
     steps: int
@@ -223,15 +275,19 @@ class By(msgspec.Struct, frozen=True, eq=False):
 
 
 def combined(
-    rows_by_rank: Mapping[int, RankRows], *, stages: Mapping[int, tuple[int, ...]], pipeline: bool, steps: int
+    rows_by_rank: Mapping[int, RankRows],
+    *,
+    stages: Mapping[int, tuple[int, ...]],
+    pipeline: bool,
+    steps: int,
 ) -> By:
     """Return the rows of all ranks as one table.
 
     Args:
         rows_by_rank: The rows of each rank, of one at least.
         stages: Pipeline stages that each rank ran, if a schedule is known.
-        pipeline: Whether the run has a pipeline, in which ranks of different stages hold different layers, so that
-            their rows must not be added.
+        pipeline: Whether the run has a pipeline, in which ranks of different stages hold different
+            layers, so that their rows must not be added.
         steps: Number of steps.
 
     """
@@ -245,19 +301,26 @@ def combined(
         for rank, rank_rows in rows_by_rank.items()
     )
     rates = pl.concat(
-        rank_rows.rates.with_columns(group=pl.lit(groups[rank])) for rank, rank_rows in rows_by_rank.items()
+        rank_rows.rates.with_columns(group=pl.lit(groups[rank]))
+        for rank, rank_rows in rows_by_rank.items()
     )
     # Rows that are no place are the same on all ranks.
     group = pl.when(pl.col("name").is_in(LAST)).then(-1).otherwise("group").alias("group")
     table = _with_rates(_sum_rows(rows.with_columns(group)), rates.with_columns(group))
     # Where the trace does not name the stage, the stage of a rank that runs only one.
-    single_stage = {groups[rank]: stages[rank][0] for rank in rows_by_rank if len(stages.get(rank, ())) == 1}
-    stage_of_group = pl.col("group").replace_strict(single_stage, default=None, return_dtype=pl.Int64)
+    single_stage = {
+        groups[rank]: stages[rank][0] for rank in rows_by_rank if len(stages.get(rank, ())) == 1
+    }
+    stage_of_group = pl.col("group").replace_strict(
+        single_stage, default=None, return_dtype=pl.Int64
+    )
     table = table.with_columns(stage=pl.coalesce("stage", stage_of_group))
     total = int(table["ns"].sum())
     share = pl.col("ns") / total if total else pl.lit(None, pl.Float64)
     table = _with_inclusive(_sort_rows(table, kind), kind).with_columns(share=share)
-    notes = list(dict.fromkeys(rank_rows.note for rank_rows in rows_by_rank.values() if rank_rows.note))
+    notes = list(
+        dict.fromkeys(rank_rows.note for rank_rows in rows_by_rank.values() if rank_rows.note)
+    )
     without_stage = table.filter(pl.col("layer").is_not_null() & pl.col("stage").is_null())
     if len(without_stage) and any(len(stages.get(rank, ())) > 1 for rank in rows_by_rank):
         notes.append("ranks that run several stages show layer n of all of them in one row")
@@ -271,7 +334,10 @@ def _layer_groups(ranks: Iterable[int], stages: Mapping[int, tuple[int, ...]]) -
     distinct = sorted(set(stages.values()))
     number_of_stages = {rank_stages: number for number, rank_stages in enumerate(distinct)}
     # A rank without known stages is a group of its own.
-    return {rank: number_of_stages[stages[rank]] if rank in stages else len(distinct) + rank for rank in ranks}
+    return {
+        rank: number_of_stages[stages[rank]] if rank in stages else len(distinct) + rank
+        for rank in ranks
+    }
 
 
 def _sum_rows(rows: pl.DataFrame) -> pl.DataFrame:
@@ -297,19 +363,28 @@ def _sum_rows(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_rates(table: pl.DataFrame, rates: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows with the rates of their products, over the products' own time; null if FLOP are unknown."""
+    """Return the rows with the rates of their products, over the products' own time.
+
+    Null if FLOP are unknown.
+    """
     at_peak_ns = pl.when(pl.col("at_peak_ns").is_not_null().all()).then(pl.col("at_peak_ns").sum())
     summed = rates.group_by("group", "name", "stage").agg(
         pl.col("calls", "flop", "product_ns", "uncounted_ns").sum(), at_peak_ns=at_peak_ns
     )
-    is_known = (pl.col("product_ns") > 0) & (pl.col("uncounted_ns") <= MAX_UNCOUNTED_SHARE * pl.col("product_ns"))
-    joined = table.join(summed, on=("group", "name", "stage"), how="left", nulls_equal=True, maintain_order="left")
+    is_known = (pl.col("product_ns") > 0) & (
+        pl.col("uncounted_ns") <= MAX_UNCOUNTED_SHARE * pl.col("product_ns")
+    )
+    joined = table.join(
+        summed, on=("group", "name", "stage"), how="left", nulls_equal=True, maintain_order="left"
+    )
     return joined.with_columns(
         calls=pl.when(is_known).then("calls"),
         flop=pl.when(is_known).then("flop"),
         tflop_s=pl.when(is_known).then(pl.col("flop") / pl.col("product_ns") / 1e3),
         share_of_peak=pl.when(is_known).then(pl.col("at_peak_ns") / pl.col("product_ns")),
-        below_peak_ns=pl.when(is_known).then((pl.col("product_ns") - pl.col("at_peak_ns")).round()).cast(pl.Int64),
+        below_peak_ns=pl.when(is_known)
+        .then((pl.col("product_ns") - pl.col("at_peak_ns")).round())
+        .cast(pl.Int64),
     ).drop("product_ns", "uncounted_ns", "at_peak_ns")
 
 
