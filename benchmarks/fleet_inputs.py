@@ -98,9 +98,8 @@ def _quoted(ranks, tight):
 
 def copied(entry, tables, replica, place):
     """Write the tables of the rank that stands in another replica where that of *tables* does in the first."""
-    new = {
-        rank: rank + replica for rank in tables.pipeline.groups[0].ranks
-    }  # of the pipeline; experts keep theirs
+    # Of the pipeline; experts keep theirs.
+    new = {rank: rank + replica for rank in tables.pipeline.groups[0].ranks}
     rank, pipeline = new[entry.rank], f"pp{replica}"
     groups = tuple(structs.replace(group, name=pipeline, ranks=tuple(new.values())) if group.name == "pp0" else group
                    for group in entry.source.groups)  # fmt: skip

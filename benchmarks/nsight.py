@@ -139,9 +139,8 @@ def size_of(path: Path) -> float:
 def with_tracekit(path: str) -> dict[str, float]:
     from tracekit.parsers import nsight
 
-    nsight.read(
-        Path(__file__).parent.parent / "sample_traces" / "nsys-1f1b" / "rank0.sqlite"
-    )  # imports and first use
+    # Imports and first use.
+    nsight.read(Path(__file__).parent.parent / "sample_traces" / "nsys-1f1b" / "rank0.sqlite")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, busy = time.perf_counter(), time.process_time()
     (rank,) = nsight.read(path)

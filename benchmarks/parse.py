@@ -101,19 +101,19 @@ def run(folder, args):
     make(big, args.megabytes, args.trace)
     make(middle, 50, args.trace)
     make(small, 1, folder / "reload.json")
+    # As hard as PyTorch's profiler packs its own.
     with (
         big.open("rb") as source,
         gzip.open(packed, "wb") as target,
-    ):  # as hard as PyTorch's profiler packs its own
+    ):
         shutil.copyfileobj(source, target, 1 << 20)
     size = big.stat().st_size
     plain = measure("tracekit", big, runs=args.runs)
     zipped = measure("tracekit", packed, runs=args.runs)
     medium = measure("tracekit", middle, runs=args.runs)
     loads = measure("json", big)
-    again = measure(
-        "tracekit", big, runs=args.runs
-    )  # before and after, so that a busy spell does not decide
+    # Before and after, so that a busy spell does not decide.
+    again = measure("tracekit", big, runs=args.runs)
     plain = min(plain, again, key=lambda r: r["seconds"])
     hta = measure("hta", big, python=args.hta) if args.hta else None
     if hta:

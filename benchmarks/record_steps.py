@@ -28,12 +28,13 @@ from pathlib import Path
 
 import numpy as np
 
+# Large enough that the GPU, not the host, sets the pace.
 DIM, HIDDEN, TOKENS, BATCH = (
     2048,
     8192,
     4096,
     4,
-)  # large enough that the GPU, not the host, sets the pace
+)
 COMPUTE, COMM, COPY = "compute", "comm", "copy"
 
 

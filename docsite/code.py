@@ -87,10 +87,13 @@ def comments(module: Any, variable: str) -> dict[str, str]:
 
 
 def _keys(lines: list[str]) -> Iterator[tuple[str, str]]:
+    above = ""  # a comment on a line of its own belongs to the key below it
     for line in lines:
         match = re.match(r'\s+"(\w+)":[^#]*(?:#\s*(.+))?$', line)
         if match:
-            yield match[1], match[2] or ""
+            yield match[1], match[2] or above
+        own_line = re.match(r"\s+#\s*(.+)$", line)
+        above = own_line[1] if own_line else ""
 
 
 def docstring_under(module: Any, variable: str) -> str:

@@ -57,9 +57,8 @@ def pytest_configure(config):
         config.pluginmanager.register(CpuTimes(file))
     config.pluginmanager.register(SharedExamples())
     if not hasattr(config, "workerinput"):
-        os.environ[SHARED] = tempfile.mkdtemp(
-            prefix="tracekit-tests-"
-        )  # xdist's workers inherit it
+        # xdist's workers inherit it.
+        os.environ[SHARED] = tempfile.mkdtemp(prefix="tracekit-tests-")
 
 
 LONGEST_FILES = (
@@ -146,14 +145,14 @@ def run_command(monkeypatch, capfd):
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, words)])
-        monkeypatch.setattr(
-            sys.modules["__main__"], "__package__", None
-        )  # else `python -m pytest` is the program
+        # Else `python -m pytest` is the program.
+        monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
         capfd.readouterr()
+        # A command may set variables.
         with (
             mock.patch.dict(os.environ),
             pytest.raises(SystemExit) as ending,
-        ):  # a command may set variables
+        ):
             cli.main()
         out, err = capfd.readouterr()
         return subprocess.CompletedProcess(words, ending.value.code, out, err)

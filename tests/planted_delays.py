@@ -89,9 +89,8 @@ def _can_happen(labelled: dict[int, pl.DataFrame], others: pl.DataFrame, site: S
     for rank, table in labelled.items():
         operation = pl.col("id") == site.operation[rank]
         moment = begin = until = site.moment_ns[rank]
-        if (
-            rank != site.late_rank
-        ):  # what hides some of the transfer would hide some of the waiting instead
+        # What hides some of the transfer would hide some of the waiting instead.
+        if rank != site.late_rank:
             begin = min(moment, max(site.start_ns.values()))
         elif site.slack_ns:  # the collective alone begins later by the slack
             until = table.filter(operation)["end_ns"].item()

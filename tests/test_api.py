@@ -299,9 +299,8 @@ def test_the_gate_takes_the_same(run, saved, tmp_path):
         verdict.save(tmp_path / f"gate{suffix}")
     assert json.loads((tmp_path / "gate.json").read_text())["verdict"] == verdict.verdict
     assert json.loads(verdict.to_json())["format"] == "tracekit.gate/1"
-    assert (
-        tracekit.gate(saved, require=["step_ms < 1000"]).verdict == "pass"
-    )  # a limit needs no baseline
+    # A limit needs no baseline.
+    assert tracekit.gate(saved, require=["step_ms < 1000"]).verdict == "pass"
     assert tracekit.gate(saved, require=["step_ms < 1"]).verdict == "regressed"
     with pytest.raises(InputError, match="there is no candidate"):
         tracekit.gate([])

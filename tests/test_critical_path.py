@@ -84,9 +84,8 @@ def test_the_path_of_a_pipeline_is_its_longest_chain(plain):
     check(analysis)
     path = lengths(analysis)
     assert set(path["kind"]) <= {"cell", "message", "kernel", "unknown", "host", "launch"}
-    assert (
-        path.filter(kind="unknown")["ns"].sum() <= 10_000
-    )  # the optimizer starts so much after the pipeline
+    # The optimizer starts so much after the pipeline.
+    assert path.filter(kind="unknown")["ns"].sum() <= 10_000
     assert path.filter(kind="message")["ns"].to_list() == [P2P_NS] * len(
         path.filter(kind="message")
     )

@@ -184,9 +184,8 @@ def test_the_bad_rank_is_listed_by_path_and_the_rest_is_analyzed(serial, traces)
     )
     assert said["missing-ranks"] == f"1 of {RANKS} ranks is not here: {BAD}"
     assert serial.schedule.name == "1f1b"
-    assert [held.gap_ns is None for held in serial.schedule.all].count(
-        True
-    ) == 1  # its pipeline's causes
+    # Its pipeline's causes.
+    assert [held.gap_ns is None for held in serial.schedule.all].count(True) == 1
 
 
 def test_a_store_gives_the_same_json(serial, traces, tmp_path):
@@ -375,9 +374,8 @@ def test_resume_after_a_kill_takes_ranks_the_manifest_does_not_list(four, tmp_pa
     tracekit.ingest(four, tmp_path / "store")
     manifest = json.loads((tmp_path / "store/tracekit-store.json").read_text())
     manifest.pop(CHECKSUM_KEY)
-    early = with_checksum(
-        {**manifest, "ranks": [], "complete": False}
-    )  # as it was written before the first rank
+    # As it was written before the first rank.
+    early = with_checksum({**manifest, "ranks": [], "complete": False})
     (tmp_path / "store/tracekit-store.json").write_text(json.dumps(early))
     with pytest.raises(InputError, match="holds no rank yet"):
         analyze(tmp_path / "store")

@@ -92,9 +92,8 @@ def test_a_schedule_is_generated_simulated_and_found_in_a_trace(tmp_path):
     register("one-by-one", orders, summary="one micro-batch there and back, then the next")
     try:
         schedule = generate("one-by-one", pp=2, microbatches=3)
-        assert (
-            simulate(schedule).makespan == 3 * 2 * 3
-        )  # three micro-batches, two stages, F + B = 3
+        # Three micro-batches, two stages, F + B = 3.
+        assert simulate(schedule).makespan == 3 * 2 * 3
         write_run(Recipe(schedule), tmp_path)
         found = analyze(tmp_path, workers=1).schedule
         assert (found.name, found.microbatches, found.exact) == ("one-by-one", 3, True)

@@ -134,9 +134,8 @@ def test_it_can_be_read_without_running(path):
     notebook = json.loads(text)
     code = code_cells(notebook)
     assert all(cell["execution_count"] for cell in code)
-    assert (
-        sum(bool(cell["outputs"]) for cell in code) >= len(code) - 2
-    )  # imports and folders show nothing
+    # Imports and folders show nothing.
+    assert sum(bool(cell["outputs"]) for cell in code) >= len(code) - 2
     assert (
         sum("image/png" in out.get("data", {}) for cell in code for out in cell["outputs"])
         == PICTURES[path.stem]

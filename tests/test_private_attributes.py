@@ -43,11 +43,12 @@ def is_private(name: str) -> bool:
 
 
 def is_foreign(module: str | None, level: int = 0) -> bool:
+    # Cython's way to name our own declarations.
     own = (
         "tracekit",
         "__future__",
         "cython.cimports.tracekit",
-    )  # Cython's way to name our own declarations
+    )
     return level == 0 and not any(f"{module}.".startswith(f"{package}.") for package in own)
 
 

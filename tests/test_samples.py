@@ -111,9 +111,8 @@ def test_the_schedule_and_every_order_come_back(folder):
         known["microbatches"],
     )
     assert found["exact"], found["differences"]
-    if (
-        known["schedule"] != "dualpipe"
-    ):  # its F and B ran one after the other here; the notice says so
+    # Its F and B ran one after the other here; the notice says so.
+    if known["schedule"] != "dualpipe":
         assert [halves(order) for order in found["ranks"]] == [
             halves(order) for order in known["orders"]
         ]

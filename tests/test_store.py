@@ -121,9 +121,8 @@ def table_of(schema, rows):
 @pytest.mark.parametrize("rows", [1, 5, 300_000], ids=["one row", "five rows", "two row groups"])
 def test_every_column_type_is_read_back_as_it_was_written(tmp_path, rows):
     events = table_of(EVENTS, rows)
-    labelled, memory = (
-        table_of(schema, min(rows, 5)) for schema in (LABELLED, MEMORY)
-    )  # their writer is the same
+    # Their writer is the same.
+    labelled, memory = (table_of(schema, min(rows, 5)) for schema in (LABELLED, MEMORY))
     store = write_store(
         tmp_path / "store", [RankEvents(events, source(0), memory)], labelled=[labelled]
     )
@@ -386,9 +385,8 @@ def test_tables_of_which_half_the_memory_holds_every_row_are_read(tmp_path, monk
 def test_a_file_that_shrinks_after_it_was_read_changes_nothing(tmp_path, ranks):
     store = write_store(tmp_path / "store", ranks)
     events = store.scan(0)
-    os.truncate(
-        store.path / "rank=0/events.parquet", 100
-    )  # of a mapped file the missing pages would end the process
+    # Of a mapped file the missing pages would end the process.
+    os.truncate(store.path / "rank=0/events.parquet", 100)
     assert events.collect().equals(ranks[0].events)
     with pytest.raises(InputError, match="its bytes are not those that were written"):
         store.rank(0)

@@ -39,9 +39,8 @@ def test_a_plain_recipe_is_the_simulation():
     events = rank_events(made, 0)
     work = events.filter(pl.col("name").cast(pl.String).str.starts_with("nvjet"))
     assert work["start_ns"].min() == EPOCH_NS
-    assert (
-        work["end_ns"] - work["start_ns"]
-    ).sum() == 8 * 3_000_000  # 4 micro-batches × 2 chunks, F + B each
+    # 4 micro-batches × 2 chunks, F + B each.
+    assert (work["end_ns"] - work["start_ns"]).sum() == 8 * 3_000_000
 
 
 def test_kineto_files_hold_exactly_the_events(tmp_path):

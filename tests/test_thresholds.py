@@ -260,9 +260,8 @@ def test_every_constant_that_decides_is_defended_or_listed_and_the_list_shrinks(
     known = {*listed["not_thresholds"], *listed["undefended"]}
     undefended = set()
     for module, name in numeric_constants():
-        is_of_whatif = (
-            module == "tracekit.whatif.constants"
-        )  # its constants are moved where they are used
+        # Its constants are moved where they are used.
+        is_of_whatif = module == "tracekit.whatif.constants"
         if f"{module}:{name}" not in chosen and not (is_of_whatif and name in defended_names):
             undefended.add(f"{module}:{name}")
     assert undefended - known == set(), "move it in a test and add it to tests/mutants/chosen.toml"

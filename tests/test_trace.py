@@ -301,9 +301,8 @@ def test_a_redirect_from_a_public_to_a_private_address_is_refused(source, locati
     check = remote._check_redirect(
         None, None, SimpleNamespace(url=yarl.URL(source), response=response)
     )
-    with ThreadPoolExecutor(
-        1
-    ) as apart:  # a browser of other tests may have a loop running in this thread
+    # A browser of other tests may have a loop running in this thread.
+    with ThreadPoolExecutor(1) as apart:
         outcome = apart.submit(asyncio.run, check)
     with (
         pytest.raises(InputError, match="private address") if refused else contextlib.nullcontext()

@@ -272,9 +272,8 @@ CELLS = pl.Schema(
     {
         "rank": pl.Int32(),  # the rank it ran on
         "step": pl.Int64(),  # the step
-        "op": pl.Enum(
-            ("F", "I", "W", "B", "FB")
-        ),  # forward, backward for input, for weights, both; F and B at once
+        # forward, backward for input, for weights, both; F and B at once
+        "op": pl.Enum(("F", "I", "W", "B", "FB")),
         "stage": pl.Int32(),  # of the pipeline, from 0
         "microbatch": pl.Int32(),  # from 0
         "b_stage": pl.Int32(),  # FB only: stage of its backward half
@@ -471,16 +470,13 @@ class Recording(msgspec.Struct, frozen=True):
     rank_from: str = "content"  # as in ``Source``
     version: str | None = None  # of the format
     groups: tuple[ProcessGroup, ...] = ()
-    group_ranks: Mapping[
-        str, int
-    ] = {}  # rank of this process within each group, where the file says it
-    group_sizes: Mapping[
-        str, int
-    ] = {}  # number of members of each group, where the file says only this
+    # Rank of this process within each group, where the file says it.
+    group_ranks: Mapping[str, int] = {}
+    # Number of members of each group, where the file says only this.
+    group_sizes: Mapping[str, int] = {}
     progress: Mapping[str, GroupProgress] = {}  # by group
-    last_stack: tuple[
-        str, ...
-    ] = ()  # where the last operation was called, innermost frame first; empty: not recorded
+    # Where the last operation was called, innermost frame first; empty: not recorded.
+    last_stack: tuple[str, ...] = ()
     last_ns: int | None = None  # latest time in the file, on the clock of its host
     host: str | None = None
     pid: int | None = None

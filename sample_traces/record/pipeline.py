@@ -142,9 +142,8 @@ def join(rank: int, world: int, port: int) -> torch.device:
         )
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl", rank=rank, world_size=world
-    )  # no device_id: each pair talks on its own
+    # No device_id: each pair talks on its own.
+    dist.init_process_group("nccl", rank=rank, world_size=world)
     return device
 
 

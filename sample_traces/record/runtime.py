@@ -115,9 +115,8 @@ class Runtime:
         )
         out = yield from self.stages[stage].run_forward(x, tape, saving)
         if stage == self.last:
-            self.gradients[chunk] = (
-                out * 1e-3
-            ).detach()  # the gradient of a mean square, without its graph
+            # The gradient of a mean square, without its graph.
+            self.gradients[chunk] = (out * 1e-3).detach()
         else:
             self.activations[stage + 1, microbatch] = out
         return out

@@ -50,10 +50,11 @@ def test_delays_and_early_outputs_are_replayed():
     assert cells.run(duration)[1].max() == 16
     delay = np.array([0, 0, 3, 0])  # rank 1's forward starts 3 late
     assert cells.run(duration, delay)[1].max() == 19
+    # Its forward started while rank 0's ran.
     start, end = (
         np.array([0, 10, 2, 6]),
         np.array([4, 14, 6, 10]),
-    )  # its forward started while rank 0's ran
+    )
     ready, early = cells.find_ready_times(start, end)
     assert ready.tolist() == [0, 10, 2, 6]
     assert cells.run(duration, None, early)[0].tolist() == start.tolist()

@@ -57,9 +57,8 @@ def test_last_in_first_out_backwards_are_cut_where_both_passes_had_a_message():
     rows = [("F", 1), ("F", 2), (">", 1), ("F", 3), ("F", 4), (">", 1)]
     back = [("<", 1), ("D", 4), ("D", 3), ("<", 1), ("D", 2), ("D", 1)]
     assert cut(*rows, *back) == "F0 F1 B1 B0"
-    assert (
-        cut(*rows, ("D", 4), ("D", 3), ("D", 2), ("D", 1)) == "F0 B0"
-    )  # nothing between: nothing to cut by
+    # Nothing between: nothing to cut by.
+    assert cut(*rows, ("D", 4), ("D", 3), ("D", 2), ("D", 1)) == "F0 B0"
 
 
 def test_a_message_in_the_middle_of_a_forward_alone_cuts_nothing():
@@ -74,6 +73,7 @@ def test_a_second_walk_over_the_same_numbers_is_the_weight_gradient():
 
 def test_weight_gradients_in_one_engine_call_after_another_are_one_w():
     rows = [("F", 1), ("F", 2), (">", 1), ("F", 3), ("F", 4), (">", 1)]
+    # W begins with I's last number.
     first = [
         ("D", 2),
         ("D", 1),
@@ -82,7 +82,7 @@ def test_weight_gradients_in_one_engine_call_after_another_are_one_w():
         ("V", 1),
         ("L", 0),
         ("V", 2),
-    ]  # W begins with I's last number
+    ]
     second = [("D", 4), ("D", 3), (">", 0), ("L", 0), ("V", 3), ("L", 0), ("V", 4), ("L", 0)]
     result = segment_step(Kernels(prepare(table(*rows, *first, *second))))
     assert result.op == ["F", "F", "I", "W", "I", "W"]
@@ -173,9 +173,8 @@ def test_two_stages_without_a_message_between_are_told_apart_at_the_end_of_the_l
     ]
     second = [(w, n + 2 if w in "FD" else n, *m) for w, n, *m in first]
     assert cut(*first, *second).count("F") == 4
-    middle = [
-        (w, 7 if w == "<" else n, *m) for w, n, *m in (*first, *second)
-    ]  # two neighbours: one stage a walk
+    # Two neighbours: one stage a walk.
+    middle = [(w, 7 if w == "<" else n, *m) for w, n, *m in (*first, *second)]
     assert cut(*middle).count("F") == 2
 
 
@@ -193,10 +192,11 @@ def test_annotations_name_stage_and_microbatch():
         annotations=pl.Series(["PP:2F7", None], dtype=pl.Categorical()),
     )
     chunks = rank_pipeline(rows, Source("x", "kineto", 0, "name")).chunks
+    # The backward by its forward's.
     assert chunks.select("stage", "microbatch").rows() == [
         (2, 7),
         (2, 7),
-    ]  # the backward by its forward's
+    ]
 
 
 def test_forward_without_backward_is_said():

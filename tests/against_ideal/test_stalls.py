@@ -54,10 +54,11 @@ def kernel(launch, start, end, *, label="forward", number=1, p2p=None, step=0):
 
 def test_an_idle_gpu_whose_next_kernel_comes_late_waits_for_its_host_until_it_starts():
     rows = [kernel(0, 10, 100), kernel(150, 170, 200), kernel(160, 200, 300, label="dgrad")]
+    # The step's length before its first kernel, and the gap.
     assert stalls(rows)["host"] == [
         (-280, 10),
         (100, 170),
-    ]  # the step's length before its first kernel, and the gap
+    ]
 
 
 def test_a_kernel_launched_just_before_the_gap_could_not_start_before_its_launch_arrived():

@@ -126,9 +126,8 @@ def test_published_ideals_are_repeated_from_the_same_input(job, stages, microbat
         replicas,
     )
     theirs_ns = {step.measured_ns for step in published.comparison.all}
-    assert (
-        max(theirs_ns) - min(theirs_ns) < 10_000
-    )  # all steps of all replicas are alike, but for rounding
+    # All steps of all replicas are alike, but for rounding.
+    assert max(theirs_ns) - min(theirs_ns) < 10_000
     assert abs(done.average_ideal_ns / max(theirs_ns) - 1) < AGREEMENT
     # Simulated with the very averages of their ideal, nothing is left of the difference.
     assert abs(published.average_ideal_ns / max(theirs_ns) - 1) < 1e-4

@@ -179,10 +179,11 @@ def test_messages_of_one_direction_move_a_clock_only_where_they_must():
         (0, 1, 10_000 * n, 10_000 * n + 5_000, 10_000 * n, 10_000 * n + 5_900) for n in range(9)
     ]
     assert align(messages(rows), [0, 1]).offset_ns == {0: 0, 1: 0}
+    # Or the receiver was late.
     assert align(shifted(messages(rows), 1, 8 * MS), [0, 1]).offset_ns == {
         0: 0,
         1: 0,
-    }  # or the receiver was late
+    }
     back = align(shifted(messages(rows), 1, -8 * MS), [0, 1])
     assert back.offset_ns[1] == pytest.approx(-8 * MS, abs=5_900)
     assert back.table["uncertainty_ns"].to_list() == [0, None]
@@ -339,9 +340,8 @@ def test_times_go_to_the_common_clock_and_back():
     frame = pl.DataFrame({"rank": [1, 1], "t": own}, schema={"rank": pl.Int32, "t": pl.Int64})
     assert np.abs(clocks.align(frame, "t")["t"].to_numpy() - common).max() <= 1
     assert np.abs(frame.with_columns(clocks.moved(1, "t"))["t"].to_numpy() - common).max() <= 1
-    assert (
-        clocks.to_common(7, common).tolist() == common.tolist()
-    )  # a rank nobody knows keeps its times
+    # A rank nobody knows keeps its times.
+    assert clocks.to_common(7, common).tolist() == common.tolist()
 
 
 @pytest.mark.parametrize("drift", [0.0, 40.0])

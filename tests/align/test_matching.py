@@ -56,9 +56,8 @@ def test_one_collective_in_two_spellings_is_one():
     rows[3]["what"] = "all_to_all"
     operations = table(*(row | {"call": "all_to_all"} for row in rows))
     assert len(match(operations).members) == 6
-    assert (
-        len(match(table(*rows)).members) == 4
-    )  # without the common spelling one operation stays alone on each side
+    # Without the common spelling one operation stays alone on each side.
+    assert len(match(table(*rows)).members) == 4
 
 
 def test_an_operation_of_one_rank_alone_has_no_members():

@@ -61,11 +61,12 @@ def test_a_step_that_began_before_the_recording_is_cut_and_not_counted() -> None
     ]
     cut = summary(gpu_events((4, 8, 9), *whole_steps))
     assert [step.step for step in cut.per_step] == [5, 6, 7]
+    # The last: from 37 (end of 6) to 67.
     assert [step.time_ns for step in cut.per_step] == [
         20,
         30,
         30,
-    ]  # the last: from 37 (end of 6) to 67
+    ]
     assert cut.time_ns == 30
 
 

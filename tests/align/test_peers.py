@@ -182,26 +182,23 @@ def test_messages_that_arrive_before_they_were_sent_are_not_believed():
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
 def test_without_one_message_the_others_keep_their_peers_or_have_none(name):
     messages, peers = run([[0, 1, 2]], name, microbatches=6)
-    messages = messages.with_columns(
-        pl.col("launch_ns", "start_ns", "end_ns") * 100_000
-    )  # a message takes 1 ms
+    # A message takes 1 ms.
+    messages = messages.with_columns(pl.col("launch_ns", "start_ns", "end_ns") * 100_000)
     for row in range(len(messages)):
         kept = [index for index in range(len(messages)) if index != row]
         named = along_pipelines(messages[kept])
         assert named.pipelines == ((0, 1, 2),)
         pairs = [*zip(named.peer.to_list(), [peers[index] for index in kept], strict=True)]
         assert all(peer in (None, true_peer) for peer, true_peer in pairs)
-        assert (
-            sum(peer is None for peer, _ in pairs) <= 1
-        )  # the other side of the one that is missing
+        # The other side of the one that is missing.
+        assert sum(peer is None for peer, _ in pairs) <= 1
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
 def test_a_send_has_no_peer_where_nothing_tells_what_it_carries(name):
     messages, peers = run([[0, 1, 2]], name, microbatches=6)
-    messages = messages.with_columns(
-        pl.col("launch_ns", "start_ns", "end_ns") * 100_000
-    )  # a message takes 1 ms
+    # A message takes 1 ms.
+    messages = messages.with_columns(pl.col("launch_ns", "start_ns", "end_ns") * 100_000)
     for row in messages["send"].arg_true():
         named = along_pipelines(
             messages.with_columns(pl.when(pl.int_range(pl.len()) != row).then("made"))
@@ -210,9 +207,8 @@ def test_a_send_has_no_peer_where_nothing_tells_what_it_carries(name):
         assert named.peer[row] is None
         pairs = [*zip(named.peer.to_list(), peers, strict=True)]
         assert all(peer in (None, true_peer) for peer, true_peer in pairs)
-        assert (
-            sum(peer is None for peer, _ in pairs) <= 2
-        )  # the receive of that send may have none either
+        # The receive of that send may have none either.
+        assert sum(peer is None for peer, _ in pairs) <= 2
 
 
 def test_of_two_ranks_each_sends_to_the_other_whatever_it_carries():

@@ -158,12 +158,13 @@ def test_without_marks_kernels_launched_before_the_recording_began_are_outside_i
         {"label": "optimizer", "start_ns": 20, "end_ns": 25, "launch_ns": None},
         {"label": "forward", "start_ns": 40, "end_ns": 45, "launch_ns": 10},
         {"label": "forward", "start_ns": 50, "end_ns": 55, "launch_ns": 25},
+        # Of a CUDA graph, say.
         {
             "label": "memory",
             "start_ns": 56,
             "end_ns": 57,
             "launch_ns": None,
-        },  # of a CUDA graph, say
+        },
         {"label": "dgrad", "start_ns": 60, "end_ns": 65, "launch_ns": 30},
         {"label": "optimizer", "start_ns": 70, "end_ns": 75, "launch_ns": 35},
         {"label": "forward", "start_ns": 80, "end_ns": 85, "launch_ns": 40},

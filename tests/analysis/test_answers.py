@@ -88,9 +88,8 @@ def test_reload(run):
     found = run("reload").reload
     assert (found.rounds, found.buckets, found.owners) == (2, 8, 4)
     assert found.sources == (0, 1, 2, 3, 0, 1, 2, 3)
-    assert (
-        found.hidden["reload_under_broadcast"].to_list() == [0.0] * 4
-    )  # this run waits for every reload
+    # This run waits for every reload.
+    assert found.hidden["reload_under_broadcast"].to_list() == [0.0] * 4
     lanes = {(r["rank"], r["lane"]): r for r in found.lanes.iter_rows(named=True)}
     assert lanes[0, "h2d"]["bytes"] == 2 * (32 << 20)
     assert lanes[3, "broadcast"]["count"] == lanes[3, "reload"]["count"] == 8

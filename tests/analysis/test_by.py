@@ -98,9 +98,8 @@ def test_without_sequence_numbers_the_backward_repeats_in_reverse():
     mute = labelled().with_columns(autograd_sequence=pl.lit(None, pl.Int64))
     mine = layers_by_repetition(events, mute)
     placed = mine >= 0
-    assert (
-        mine[placed] == stack[placed]
-    ).mean() > 0.9  # where a backward's layers begin is known to a few kernels
+    # Where a backward's layers begin is known to a few kernels.
+    assert (mine[placed] == stack[placed]).mean() > 0.9
     heavy = placed & labelled()["name"].cast(pl.String).str.contains("nvjet").to_numpy()
     assert (mine[heavy] == stack[heavy]).all()
     assert placed.sum() > 0.9 * (stack >= 0).sum()
@@ -159,9 +158,8 @@ def test_stages_of_a_pipeline_hold_layers_of_their_own():
     assert rows.select("stage", "layer").rows() == [
         (stage, layer) for stage in range(4) for layer in range(3)
     ]
-    assert (
-        rows["calls"].to_list() == [112] * 12
-    )  # 4 linears and attention, forward and backward, 8 micro-batches
+    # 4 linears and attention, forward and backward, 8 micro-batches.
+    assert rows["calls"].to_list() == [112] * 12
 
 
 def test_a_loaded_trace_and_annotations():
@@ -291,9 +289,8 @@ def test_communication_belongs_to_layers_that_each_launch_their_own(
         {"id": 100 + n, "kind": "kernel", "name": "nccl", "label": "dp_comm", "launch_ns": ns, "launch_tid": 1,
          "start_ns": ns, "end_ns": ns + 1} for n, ns in enumerate(launches)
     ]  # fmt: skip
-    kernels = labelled_layers([3])[0].with_columns(
-        launch_tid=pl.lit(1, pl.Int64)
-    )  # a layer is launched in 40 ns
+    # A layer is launched in 40 ns.
+    kernels = labelled_layers([3])[0].with_columns(launch_tid=pl.lit(1, pl.Int64))
     events = pl.concat([kernels, conform(pl.DataFrame(gathers), LABELLED)])
     assert layers_by_repetition(EVENTS.to_frame(), events)[-3:].tolist() == layers
 

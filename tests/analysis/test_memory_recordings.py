@@ -144,9 +144,8 @@ def test_activations_at_the_peak_are_named_by_stage_and_micro_batch():
             if is_last and row["end_ns"] < at_ns:
                 ended.add(place(row))
         shown = {(cell.stage, cell.microbatch): cell.bytes for cell in rank.contents.activations}
-        large = {
-            key for key, size in shown.items() if size > 16 * MIB
-        }  # outputs that the last stage keeps are 2 MiB
+        # Outputs that the last stage keeps are 2 MiB.
+        large = {key for key, size in shown.items() if size > 16 * MIB}
         assert large == begun - ended
 
 

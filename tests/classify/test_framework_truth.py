@@ -54,9 +54,8 @@ def exchanges():
             inside = any(e["name"].startswith(truth.NODE) for e in stack)
             return {next(back if inside else ahead)}
         if "AllReduce" in event["name"] and event["args"].get("In msg nelems") == 1:
-            return {
-                "comm"
-            }  # one number, the loss or a norm: it says nothing about what its group is for
+            # One number, the loss or a norm: it says nothing about what its group is for.
+            return {"comm"}
         if "SendRecv" in event["name"] or group.startswith(("PIPELINE", "MODEL_PARALLEL")):
             return {"pp_comm"}
         return {"ep_dispatch"} if group.startswith("EXPERT_TENSOR_AND_MODEL") else {"dp_comm"}
@@ -66,9 +65,8 @@ def exchanges():
 
 def right(name, trace):
     pipeline = {"ds-pipe", "titan-ac"}
-    if (
-        name in pipeline
-    ):  # no replicas: what is not a message is the norm or the loss, among the pipeline's ranks
+    # No replicas: what is not a message is the norm or the loss, among the pipeline's ranks.
+    if name in pipeline:
         return truth.expected(trace, lambda _event, _stack: {"pp_comm"})
     return truth.expected(trace, exchanges())
 

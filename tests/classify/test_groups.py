@@ -108,9 +108,8 @@ def test_a_gather_between_forward_work_is_of_weights_or_of_activations_as_its_gr
         summed.op("record_param_comms", start, start + 1, collective="wait", group=group)
     summed.op("aten::mm", 20, 29, sequence=6)
     summed.kernel("gemm_kernel", 21)
-    summed.nccl(
-        "barrier", 40, group="0", stream=23, group_ranks="[0, 1, 2, 3]"
-    )  # the run has four ranks
+    # The run has four ranks.
+    summed.nccl("barrier", 40, group="0", stream=23, group_ranks="[0, 1, 2, 3]")
     summed.node("MmBackward0", 500, 510, 6)
     summed.node("MmBackward0", 520, 530, 5)
     assert labels(summed, [weights, activations, reduction, unknown]) == [
@@ -124,9 +123,8 @@ def test_a_gather_between_forward_work_is_of_weights_or_of_activations_as_its_gr
 def test_a_kernel_without_a_launch_belongs_to_the_group_of_its_stream(summed):
     own_kernel = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=20, launched=False)
     other = summed.kernel("ncclDevKernel_Generic(x)", 1, stream=21, launched=False)
-    messages = summed.kernel(
-        "ncclDevKernel_SendRecv(x)", 3, stream=20, launched=False
-    )  # or an all-to-all
+    # Or an all-to-all.
+    messages = summed.kernel("ncclDevKernel_SendRecv(x)", 3, stream=20, launched=False)
     assert labels(summed, [own_kernel, other, messages]) == ["dp_comm", "comm", "comm"]
 
 

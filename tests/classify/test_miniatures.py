@@ -176,9 +176,8 @@ def test_transformer_engine_leaves_weight_gradients_for_later(name):
     for _ in range(sum(PRODUCTS.values())):
         step.run(name, "wgrad")
     step.ahead("aten::sum", 111)
-    evaluated = step.kernel(
-        name, step.clock + 10
-    )  # everything owed is paid: this is somebody else's
+    # Everything owed is paid: this is somebody else's.
+    evaluated = step.kernel(name, step.clock + 10)
     rows = step.check()
     assert rows[evaluated]["label"] != "wgrad"
 

@@ -43,9 +43,8 @@ def test_the_head_follows_the_last_layer():
 
 
 def test_what_is_not_proven_has_no_module():
-    crossing = stretch(
-        SQUARE, SQUARE, SQUARE
-    )  # no width to return from: two attentions follow each other
+    # No width to return from: two attentions follow each other.
+    crossing = stretch(SQUARE, SQUARE, SQUARE)
     assert crossing.modules(()) == ["attention", None, "attention"]
     low_rank = (HIDDEN, 2), (2, HIDDEN)  # an adapter: narrow, and no activation
     assert stretch(SQUARE, *low_rank, SQUARE).modules(()) == ["attention", None, None, "attention"]

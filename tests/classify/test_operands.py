@@ -51,10 +51,11 @@ def again(forward, backward):
     return [products.tolist() for products in recomputed_products(tuple(forward), tuple(backward))]
 
 
+# Rows × inner × columns; each is the shape of the other's input gradient.
 UP, DOWN = (
     (8, 2, 6),
     (8, 6, 2),
-)  # rows × inner × columns; each is the shape of the other's input gradient
+)
 WUP, WDOWN = (2, 8, 6), (6, 8, 2)
 
 
@@ -84,11 +85,12 @@ def test_products_do_not_have_to_be_known():
     [
         ("[[16,8],[8,4]]", "[[4,8],[8,4]]", True),  # a weight's gradient times itself
         ("[[16,8],[8,4]]", "[[4,4],[4,8]]", True),
+        # Contracts the tokens: the gradient itself, computed later.
         (
             "[[16,8],[8,4]]",
             "[[8,16],[16,4]]",
             False,
-        ),  # contracts the tokens: the gradient itself, computed later
+        ),
         ("[[16,8],[8,4]]", "[[2,8],[8,4]]", False),  # a forward of 2 other tokens
         ("[[8,8],[8,4]]", "[[4,8],[8,4]]", False),  # 8 may be the tokens
     ],

@@ -172,20 +172,22 @@ def _gradient(event, stack, products):
     orders = {  # as the formulas run their products
         "Bmm": ["dgrad", "dgrad"],
         "Baddbmm": ["dgrad", "dgrad"],
+        # grad_output × weight, then grad_outputᵀ × input.
         "LinearWithGradAccumulation": [
             "dgrad",
             "wgrad",
-        ],  # grad_output × weight, then grad_outputᵀ × input
+        ],
         "Mm": ["wgrad", "dgrad"],  # that of the second operand first
         "Addmm": ["dgrad", "wgrad"],
     }
     order = next((order for name, order in orders.items() if node.startswith(name)), None)
     if order:
         return {order[count]}
+    # There only the kernel says how its operands lie.
     compiled = {
         "NNN": {"dgrad"},
         "NTN": {"wgrad"},
-    }  # there only the kernel says how its operands lie
+    }
     return (
         compiled.get(event["name"][-3:], ANY_GRADIENT)
         if node.startswith("CompiledFunction")

@@ -44,9 +44,8 @@ def printed(analysis, width, **options):
 def test_the_report_fits_its_terminal(found, width):
     text = printed(found, width)
     lines = [line.rstrip() for line in text.splitlines()]
-    assert (
-        max(len(line) for line in lines if not line.startswith("     tracekit ")) <= width
-    )  # commands are whole
+    # Commands are whole.
+    assert max(len(line) for line in lines if not line.startswith("     tracekit ")) <= width
     assert "Where the step went" in text
     assert "118.8" in text
 

@@ -25,9 +25,8 @@ def test_the_sample_run_is_written_analysed_and_its_troubles_are_found(tmp_path)
     assert "1f1b (4 pipeline ranks, 8 micro-batches)" in said
     assert "imbalance between stages" in said  # the third stage is a quarter slower
     assert "wait longest for rank 2" in said
-    assert (
-        runner.invoke(make_app(), ["demo", "-o", str(folder)]).exit_code == 0
-    )  # an older sample is written over
+    # An older sample is written over.
+    assert runner.invoke(make_app(), ["demo", "-o", str(folder)]).exit_code == 0
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path):

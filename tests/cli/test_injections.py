@@ -160,9 +160,8 @@ def test_rows_of_a_query_are_no_formulas(run, store, tmp_path, sql):
     assert not [cell for cell in cells if re.match(r"\s*[=+@-]|[\t\r\n]", cell)]
     if sql == QUERIES[0]:
         assert "'=cmd|' /C calc'!A0" in cells
-        assert ";" not in re.sub(
-            r'"[^"]*"', "", target.read_text(encoding="utf-8")
-        )  # where it separates cells
+        # Where it separates cells.
+        assert ";" not in re.sub(r'"[^"]*"', "", target.read_text(encoding="utf-8"))
 
 
 def test_a_negative_number_stays_a_number(run, store, tmp_path):

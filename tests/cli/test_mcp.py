@@ -25,9 +25,8 @@ def ask(*calls):
             names = {tool.name for tool in (await client.list_tools()).tools}
             return names, [await client.call_tool(name, arguments) for name, arguments in calls]
 
-    with ThreadPoolExecutor(
-        1
-    ) as apart:  # a browser of other tests may have a loop running in this thread
+    # A browser of other tests may have a loop running in this thread.
+    with ThreadPoolExecutor(1) as apart:
         return apart.submit(asyncio.run, talk()).result()
 
 

@@ -78,9 +78,8 @@ def test_an_asked_limit_is_no_surer_than_the_run():
 def test_three_calibrated_runs_do_not_blunt_the_gpus_own_work():
     from tracekit.diffs.noise_thresholds import calibrate
 
-    old = [
-        run(compute=c) for c in (60.0, 60.3, 59.7)
-    ]  # alone, these would allow 14 deviations: 10 %
+    # Alone, these would allow 14 deviations: 10 %.
+    old = [run(compute=c) for c in (60.0, 60.3, 59.7)]
     checks = judge([run(compute=63.0)], old, noise=calibrate(old))
     assert {c.metric: c.verdict for c in checks}["compute_ms"] == "regressed"
 
@@ -91,11 +90,12 @@ def test_three_calibrated_runs_do_not_blunt_the_gpus_own_work():
         ("exposed_ms.pp_comm", (8.0, 12.0), 1.25 * 10),  # waiting may more than double
         ("label_ms.offload", (10.0, 10.0), 0.45 * 10),  # copying, however calm
         ("overlap.ep_dispatch", (0.9, 0.9), 0.0),  # steps that do not differ at all
+        # A share near its end moves little.
         (
             "overlap.ep_dispatch",
             (0.85, 0.95),
             1.25 * 0.9 * 0.1,
-        ),  # a share near its end moves little
+        ),
         ("label_ms.forward", (8.0, 12.0), 0.0),
     ],
 )

@@ -43,9 +43,8 @@ def test_documents_of_samples_fit_and_are_read_back(name, documents, plain):
     for document, data in zip(documents[name], plain[name], strict=True):
         text = encode(document)
         validator.validate(with_distinct_rows(json.loads(text)))
-        assert (
-            decode(text.encode(), DOCUMENTS[name], name, hint="") == document
-        )  # checks the type of every row
+        # Checks the type of every row.
+        assert decode(text.encode(), DOCUMENTS[name], name, hint="") == document
         assert json.loads(text) == json.loads(json.dumps(data))
 
 

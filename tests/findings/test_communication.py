@@ -128,9 +128,8 @@ def two_ranks(folder, *, compute_end):
                 name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", **ALL_REDUCE,
             )  # fmt: skip
             recording.kernel(start + 0.5, start + 18.1, start + 19.9)
-            recording.call(
-                "cudaDeviceSynchronize", start + 0.6, start + 19.95
-            )  # the host follows the GPU
+            # The host follows the GPU.
+            recording.call("cudaDeviceSynchronize", start + 0.6, start + 19.95)
         recording.write(folder)
     return {finding.code: finding for finding in analyze(folder).findings}
 

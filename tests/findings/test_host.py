@@ -139,9 +139,8 @@ def test_half_a_millisecond_without_a_range_is_python_and_less_lies_between_two_
     assert longer["python"].cost_ns > 10 * MS
     shorter = findings_of(short_stretches(0.4))
     assert shorter["launch_bound"].cost_ns > 10 * MS
-    assert (
-        longer["python"].cost_ns > 5 * shorter["python"].cost_ns
-    )  # what is left is the end of the step
+    # What is left is the end of the step.
+    assert longer["python"].cost_ns > 5 * shorter["python"].cost_ns
 
 
 def cpu_operators(length):

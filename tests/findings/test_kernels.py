@@ -111,14 +111,16 @@ def test_the_ten_operators_with_most_to_gain_are_counted(findings_of):
         ("[[4096,40],[40,4096]]", "skinny"),
         ("[[512,4096],[4096,1920]]", "few_tiles"),  # 60 tiles for 132 multiprocessors
         ("[[512,4096],[4096,2304]]", "product"),  # 72
+        # 72 tiles of 128 rows; with tiles of 256 it would be 20.
         (
             "[[1024,4096],[4096,1152]]",
             "product",
-        ),  # 72 tiles of 128 rows; with tiles of 256 it would be 20
+        ),
+        # 32 tiles of 128 rows; with tiles of 64 it would be 128.
         (
             "[[256,4096],[4096,2048]]",
             "few_tiles",
-        ),  # 32 tiles of 128 rows; with tiles of 64 it would be 128
+        ),
     ],
 )
 def test_sizes_say_why_a_product_is_slow(shapes, reason):

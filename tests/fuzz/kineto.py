@@ -165,9 +165,8 @@ def _event(choose: random.Random) -> dict[str, object]:
 
 
 def _odd(choose: random.Random) -> object:
-    return copy.deepcopy(
-        choose.choice(ODD)
-    )  # what is put into it must not be in the next input too
+    # What is put into it must not be in the next input too.
+    return copy.deepcopy(choose.choice(ODD))
 
 
 def odd(choose: random.Random) -> bytes:

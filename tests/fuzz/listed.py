@@ -40,9 +40,8 @@ def _count_cut(text: str) -> int | None:
         i = separator.end()
         if i == len(text):
             return count
-        if text[i] != "{" or (
-            count and "," not in separator.group()
-        ):  # whether a cut value is one is open
+        # Whether a cut value is one is open.
+        if text[i] != "{" or (count and "," not in separator.group()):
             return None
         try:
             _, i = decoder.raw_decode(text, i)

@@ -68,24 +68,27 @@ def test_phases_cover_the_span(labelled):
 def test_idle_is_launch_bound_until_the_next_event_is_launched(labelled):
     events = labelled(
         {"label": "forward", "start_ns": 0, "end_ns": 10, "launch_ns": 0},
+        # 15 of 20 not yet launched.
         {
             "label": "forward",
             "start_ns": 30,
             "end_ns": 40,
             "launch_ns": 25,
-        },  # 15 of 20 not yet launched
+        },
+        # Launched long ago: a dependency.
         {
             "label": "forward",
             "start_ns": 50,
             "end_ns": 60,
             "launch_ns": 1,
-        },  # launched long ago: a dependency
+        },
+        # No launch in the file.
         {
             "label": "forward",
             "start_ns": 90,
             "end_ns": 99,
             "launch_ns": None,
-        },  # no launch in the file
+        },
     )
     result = gaps(events, Lanes.of(events))
     assert result.select("ns", "launch_bound_ns", "dependency_ns", "unknown_ns").rows() == [

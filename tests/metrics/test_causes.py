@@ -79,9 +79,8 @@ def test_a_collective_on_the_compute_stream_is_queued_there(why):
         ("dgrad", COMPUTE, 40, 304, 400),
     ]
     assert why(*rows) == {"dp_comm": {"same_stream": 200}}
-    assert why(*rows[:2]) == {
-        "dp_comm": {"same_stream": 200}
-    }  # the end of the step changes nothing about that
+    # The end of the step changes nothing about that.
+    assert why(*rows[:2]) == {"dp_comm": {"same_stream": 200}}
 
 
 def test_waiting_for_a_late_peer_is_waiting_on_any_stream(why):
@@ -199,9 +198,8 @@ def test_a_slow_launch_blocks_the_host_where_the_queue_is_full():
     gpu = pl.DataFrame({"name": ["gemm"] * 602, "correlation": range(602), "start_ns": begins})
     waiting = find_waiting_calls(ApiCalls(api), gpu)
     assert waiting.select("start_ns", "end_ns", "blocks").rows() == [(6 * MS, 9 * MS, True)]
-    shallow = gpu.with_columns(
-        pl.col("start_ns") - 100 * MS
-    )  # 100 kernels had begun before the first launch
+    # 100 kernels had begun before the first launch.
+    shallow = gpu.with_columns(pl.col("start_ns") - 100 * MS)
     assert find_waiting_calls(ApiCalls(api), shallow).is_empty()
 
 
@@ -221,13 +219,11 @@ def test_an_operation_launched_beside_compute_that_could_have_hidden_more(why):
         ("onload", COMM, 400, 410, 900),
         ("forward", COMPUTE, 420, 904, 1600),
     ]
-    assert why(*rows, waits=[415]) == {
-        "onload": {"launched_late": 400}
-    }  # 400 µs of compute ran before it began
+    # 400 µs of compute ran before it began.
+    assert why(*rows, waits=[415]) == {"onload": {"launched_late": 400}}
     longer = [*rows[:1], ("onload", COMM, 400, 410, 901), ("forward", COMPUTE, 420, 905, 1600)]
-    assert why(*longer, waits=[415]) == {
-        "onload": {"compute_waited": 401}
-    }  # that could not have hidden all of it
+    # That could not have hidden all of it.
+    assert why(*longer, waits=[415]) == {"onload": {"compute_waited": 401}}
 
 
 def test_the_last_bucket_of_the_backward_has_nothing_to_hide_it(why):

@@ -91,10 +91,11 @@ def test_others_wait_for_the_longer_work():
 
 def test_what_compute_hides_the_step_does_not_feel():
     _, result = cost(exchange(0, 300, received=3000), exchange(1, 100, received=1000, hidden=250))
+    # Of 290 ns in the combine, 250 ran beside compute.
     assert (result.wait_ns, result.step_ns) == (
         200,
         40,
-    )  # of 290 ns in the combine, 250 ran beside compute
+    )
 
 
 def test_even_tokens_explain_no_waiting():
@@ -188,11 +189,12 @@ def test_a_copy_faster_than_its_link_has_no_share_of_it(labelled, link, share):
 
 def test_a_kernel_that_copies_leaves_the_bytes_and_the_bandwidth_unknown(labelled):
     copy = {"label": "memory", "start_ns": 0, "end_ns": 100, "bytes": 5000}
+    # FSDP's split into parameters: no size recorded.
     kernel = {
         "label": "memory",
         "start_ns": 100,
         "end_ns": 10_000,
-    }  # FSDP's split into parameters: no size recorded
+    }
     events = labelled(copy, kernel)
     table = copies(label_times(events, Lanes.of(events)), {})
     assert table.select("count", "bytes", "bandwidth_gb_s", "ns").row(0) == (2, None, None, 10_000)

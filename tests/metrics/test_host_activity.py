@@ -81,9 +81,8 @@ def test_where_the_launching_thread_had_nothing_another_one_was_at_work():
         ("python", None): 10,
         ("operator", "MmBackward0"): 60,
     }
-    assert (
-        find(("cpu_op", "aten::sum", 7, 0, 30), ("cpu_op", "x", 1, 0, 1))["python", None] == 99
-    )  # launches nothing
+    # Launches nothing.
+    assert find(("cpu_op", "aten::sum", 7, 0, 30), ("cpu_op", "x", 1, 0, 1))["python", None] == 99
 
 
 def test_frames_say_the_line():

@@ -158,7 +158,6 @@ def test_a_decode_step_that_waits_in_a_copy_is_not_blocked_by_the_host(corpus):
     analysis = analysis_of(corpus / "models" / "sglang_decode.json.gz", critical_path=True)
     path = analysis.tables["critical_path"].with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
     assert path.filter(kind="host")["ns"].sum() < 1_000_000
-    assert (
-        path.filter(kind="unknown")["ns"].max() > 463_000_000
-    )  # what held the stream was not recorded
+    # What held the stream was not recorded.
+    assert path.filter(kind="unknown")["ns"].max() > 463_000_000
     assert all("By the host" not in line.text for line in view_of(analysis).answer)

@@ -123,9 +123,8 @@ def test_large_random_sets_take_the_other_sorts():
     for g in range(5):
         order = np.argsort(start[group == g])
         s, e = start[group == g][order], end[group == g][order]
-        reached = np.concatenate(
-            [s[:1], np.maximum.accumulate(e)[:-1]]
-        )  # the classic one-pass sweep, as the oracle
+        # The classic one-pass sweep, as the oracle.
+        reached = np.concatenate([s[:1], np.maximum.accumulate(e)[:-1]])
         assert result.of(g).total_ns == np.maximum(e - np.maximum(s, reached), 0).sum()
 
 

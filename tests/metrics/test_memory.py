@@ -118,9 +118,8 @@ def test_the_peak_of_a_phase_is_a_range_where_moments_belong_to_none(labelled):
         ("dgrad", 30, ENGINE),
         ("dgrad", 40, ENGINE),
     )
-    own = memory(
-        (15, 50), (25, 30), (35, -60, ENGINE)
-    )  # 150, then 180 between the phases, then 120 from 180
+    # 150, then 180 between the phases, then 120 from 180.
+    own = memory((15, 50), (25, 30), (35, -60, ENGINE))
     assert phase_peaks(add_phases(gpu_memory(own), gpu, ops())) == {
         "forward": Peak(150, 180),
         "backward": Peak(180, 180),  # what was held when it began

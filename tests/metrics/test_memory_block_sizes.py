@@ -56,9 +56,8 @@ def test_a_region_ends_at_the_next_block_in_use():
         event("alloc", 5 * MIB, 5 * MIB, 2),
         event("free_requested", 0, 5 * MIB, 3),
         event("free_completed", 0, 5 * MIB, 3),
-        event(
-            "alloc", 0, 4 * MIB + 512, 4
-        ),  # its rest is smaller than 1 MiB and ends at the second block
+        # Its rest is smaller than 1 MiB and ends at the second block.
+        event("alloc", 0, 4 * MIB + 512, 4),
     ]
     assert sizes(events)[-1] == 5 * MIB
     still_in_use = [*events[:3], event("alloc", 10 * MIB, 4 * MIB, 4)]

@@ -231,9 +231,8 @@ def test_two_of_eight_steps_are_no_leak():
 
 def test_what_is_freed_before_the_end_is_no_leak():
     assert leaking(steps_that_leak=range(4), kept_until=49).is_empty()
-    assert len(
-        leaking(steps_that_leak=range(4), kept_until=51)
-    )  # by the last step, which may be the program's end
+    # By the last step, which may be the program's end.
+    assert len(leaking(steps_that_leak=range(4), kept_until=51))
 
 
 def test_three_steps_are_too_few_to_tell():

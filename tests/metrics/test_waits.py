@@ -246,6 +246,7 @@ def test_messages_match_by_pair_direction_and_order():
         message(1, "recv:0", 5, 12), message(1, "recv:0", 22, 31), message(1, "send:0", 80, 90),
     )  # fmt: skip
     assert result["match"].null_count() == 0
+    # A send waits for its receiver as well.
     assert result["wait_ns"].to_list() == [
         5,
         2,
@@ -253,7 +254,7 @@ def test_messages_match_by_pair_direction_and_order():
         0,
         0,
         0,
-    ]  # a send waits for its receiver as well
+    ]
 
 
 def test_a_batched_kernel_matches_each_of_its_messages():

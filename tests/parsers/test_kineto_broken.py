@@ -185,9 +185,8 @@ def test_truncated(real_bytes, whole, share, packed):
     assert codes(got)[0] == "truncated"
     n = got.events.height
     assert 0 < n < ROWS
-    assert got.events.drop("step").equals(
-        whole[:n].drop("step")
-    )  # all that was whole, and nothing else
+    # All that was whole, and nothing else.
+    assert got.events.drop("step").equals(whole[:n].drop("step"))
     assert n + sum(got.source.skipped.values()) + count(got, "truncated") == begun
     with pytest.raises(InputError, match="ends before its list of events does"):
         read(raw, lenient=False)

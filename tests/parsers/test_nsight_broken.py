@@ -51,9 +51,8 @@ def test_a_truncated_file_gives_what_is_left_or_one_clear_line(sample, tmp_path,
     assert "truncated" in {notice.code for notice in rank.source.notices}
     (complete,) = nsight.read(sample / "rank0.sqlite")
     kept = rank.events.filter(pl.col("kind") == "kernel").select("start_ns", "end_ns")
-    assert (
-        len(left) - 64 <= kept.height <= len(left)
-    )  # it stops at most a batch short of the damage, at either end
+    # It stops at most a batch short of the damage, at either end.
+    assert len(left) - 64 <= kept.height <= len(left)
     if "no-clock" not in {notice.code for notice in rank.source.notices}:
         assert kept.join(complete.events, on=["start_ns", "end_ns"], how="anti").is_empty()
     refused(path, lenient=False)

@@ -45,9 +45,8 @@ def damaged(tmp_path):
     def make(*statements, **options):
         path = program().save(tmp_path / "rank0.sqlite", **options)
         with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute(
-                f"CREATE TABLE loose AS SELECT * FROM {KERNEL}"
-            )  # columns that take any type
+            # Columns that take any type.
+            connection.execute(f"CREATE TABLE loose AS SELECT * FROM {KERNEL}")
             connection.execute(f"DROP TABLE {KERNEL}")
             connection.execute(f"ALTER TABLE loose RENAME TO {KERNEL}")
             for statement in statements:

@@ -222,9 +222,8 @@ def test_an_op_has_the_same_labels_under_both_profilers(pipeline, samples):
     pytorch = classify(read_pytorch(samples / "1f1b" / "rank0.pt.trace.json.gz"))
 
     def labels(frame):
-        known = pl.when(pl.col("label") != "pp_comm").then(
-            "pass"
-        )  # a message's direction takes peers, which one lacks
+        # A message's direction takes peers, which one lacks.
+        known = pl.when(pl.col("label") != "pp_comm").then("pass")
         return set(
             frame.select(
                 "kind", pl.col("op").cast(pl.String), pl.col("node").cast(pl.String), "label", known

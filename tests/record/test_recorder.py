@@ -201,9 +201,8 @@ def test_a_rank_that_never_comes_is_named(torch, tmp_path, capsys):
 
 
 def test_tables_are_gathered_on_the_first_rank(torch):
-    sent = {
-        2: pickle.dumps(gather_tables(SAMPLES / "reload" / "rank2.pt.trace.json.gz")[0])
-    }  # one process alone
+    # One process alone.
+    sent = {2: pickle.dumps(gather_tables(SAMPLES / "reload" / "rank2.pt.trace.json.gz")[0])}
 
     def gather_object(own, gathered, dst):
         if gathered is not None:

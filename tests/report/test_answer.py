@@ -298,9 +298,8 @@ def test_what_to_do_next_is_the_first_advice(samples):
         "Next",
     ]
     assert view.answer[-1].text == view.advice[0].text
-    assert (samples / "1f1b").samefile(
-        view.input_path
-    )  # other tests may have named it from another folder
+    # Other tests may have named it from another folder.
+    assert (samples / "1f1b").samefile(view.input_path)
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,8 @@ def test_bandwidths_that_no_link_or_memory_has_are_marked(run):
     analysis = run("router")
     rates = analysis.rates
     assert not any("not plausible" in note for note in view_of(analysis).communication.notes)
-    fast = rates.communication.with_columns(
-        algorithm_gb_s=pl.lit(9000.0)
-    )  # an H200's memory moves 4,800 GB/s
+    # An H200's memory moves 4,800 GB/s.
+    fast = rates.communication.with_columns(algorithm_gb_s=pl.lit(9000.0))
     marked = replace(analysis, rates=structs.replace(rates, communication=fast))
     assert any(
         "not plausible" in note and "9,000 GB/s" in note

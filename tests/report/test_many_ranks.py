@@ -32,9 +32,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def small(samples):
-    return replace(
-        analysis_of(samples / "reload"), walked_path=None
-    )  # its path is not that of the ranks made here
+    # Its path is not that of the ranks made here.
+    return replace(analysis_of(samples / "reload"), walked_path=None)
 
 
 def run_of(small, compute, *, span=1000):
@@ -79,11 +78,12 @@ def test_quantiles_and_histogram_can_be_counted(small):
     compute = next(one for one in found.figures if one.name == "compute")
     assert (compute.least, compute.median, compute.most) == (0.4, 0.5, 0.9)
     assert (compute.least_rank, compute.most_rank) == (38, 39)
+    # 20 bins of 0.025 from 0.4.
     assert (compute.counts[0], compute.counts[4], compute.counts[-1]) == (
         1,
         38,
         1,
-    )  # 20 bins of 0.025 from 0.4
+    )
     assert sum(compute.counts) == 40
     bars = histogram(compute)
     assert (bars[0], bars[4], bars[1]) == ("▁", "█", " ")
@@ -94,9 +94,8 @@ def test_only_ranks_that_differ_are_named(small):
     assert spread(run_of(small, jitter)).different == ()
     slow = spread(run_of(small, [*jitter[:20], 440, *jitter[21:]])).different
     assert [(one.rank, one.like) for one in slow] == [(20, "all ranks")]
-    expected = {"compute": (0.44, 0.502), "bubble": (0.56, 0.498)}[
-        slow[0].figure
-    ]  # equally far in both
+    # Equally far in both.
+    expected = {"compute": (0.44, 0.502), "bubble": (0.56, 0.498)}[slow[0].figure]
     assert (slow[0].value, slow[0].median) == pytest.approx(expected)
 
 

@@ -35,9 +35,8 @@ def test_it_loads_alone_and_silently(look, pages, name):
 def test_it_fits_a_phone_in_the_dark(look, pages):
     page = look(pages("1f1b"), dark=True)
     page.set_viewport_size({"width": 390, "height": 800})
-    page.wait_for_function(
-        "document.documentElement.scrollWidth <= 390"
-    )  # charts are drawn anew a moment later
+    # Charts are drawn anew a moment later.
+    page.wait_for_function("document.documentElement.scrollWidth <= 390")
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == "rgb(20, 25, 29)"
 
@@ -88,9 +87,8 @@ def test_one_rank_without_steps_or_peers_has_no_empty_parts(look, tmp_path):
     assert "The trace spans 2.0 ms: 100.0 % compute and 0.0 % idle" in answer
     assert "100.0 % of the span is work that no rule knows (other)" in answer
     assert page.locator("tr.loud").count() == 1
-    assert (
-        page.locator("#budget tbody tr").count() == 1
-    )  # a mean of one rank would say the same again
+    # A mean of one rank would say the same again.
+    assert page.locator("#budget tbody tr").count() == 1
     assert not page.locator("#timeline-ranks").is_visible()
     assert not page.locator("#timeline-phase").is_visible()
 
@@ -116,9 +114,8 @@ def test_odd_and_long_names_stay_whole_and_inside_the_page(look, tmp_path, kerne
     assert {one.get_attribute("title") for one in page.locator("#kernels th.kernel").all()} == shown
     assert page.evaluate("document.documentElement.scrollWidth") <= 1200
     page.set_viewport_size({"width": 390, "height": 800})
-    page.wait_for_function(
-        "document.documentElement.scrollWidth <= 390"
-    )  # charts are drawn anew a moment later
+    # Charts are drawn anew a moment later.
+    page.wait_for_function("document.documentElement.scrollWidth <= 390")
     assert page.said == []
 
 

@@ -49,12 +49,13 @@ def test_both_runs_begin_at_their_steps_start(look, page_path, width):
     groups = page.evaluate(
         "[...new Set(tracekit.timeline.chart.rows().map((row) => row.group.name))]"
     )
+    # Rank 1 changed, rank 0 waits for it.
     assert groups == [
         "1 before",
         "1 after",
         "0 before",
         "0 after",
-    ]  # rank 1 changed, rank 0 waits for it
+    ]
 
 
 def test_the_page_begins_with_the_rank_that_changed(look, page_path, changed):

@@ -73,10 +73,11 @@ def test_a_served_export_is_a_file_to_a_browser_and_json_to_a_reader(browser, pa
         waiting.start()
         page = browser.new_page()
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+        # Goto ends where a download begins.
         with (
             page.expect_download() as download,
             contextlib.suppress(Exception),
-        ):  # goto ends where a download begins
+        ):
             page.goto(offer.url)
         waiting.join(10)
         assert Path(download.value.path()).read_bytes() == file.read_bytes()

@@ -174,9 +174,8 @@ def test_what_a_rank_without_a_named_schedule_hid_by_phase(look, runs, tmp_path)
     )
     path.write_text(render_html(unnamed), encoding="utf-8")
     page = look(path)
-    assert texts(page, "#phases thead tr") == [
-        ["hidden by phase", "steady", "cool-down"]
-    ]  # none of pairs
+    # None of pairs.
+    assert texts(page, "#phases thead tr") == [["hidden by phase", "steady", "cool-down"]]
     assert texts(page, "#phases tbody tr") == [["ep_combine forward", "75.0 %", "0.0 %"]]
 
 
@@ -193,9 +192,8 @@ def test_on_a_phone_the_names_that_stay_leave_room_for_the_figures(look, pages):
     table = window.locator("#rates .scroll", has_text="operation")
     table.evaluate("(one) => { one.scrollLeft = 120; }")
     first = table.locator("tbody th").first.bounding_box()
-    assert first["x"] == pytest.approx(
-        table.bounding_box()["x"], abs=1
-    )  # it stays while the figures pass
+    # It stays while the figures pass.
+    assert first["x"] == pytest.approx(table.bounding_box()["x"], abs=1)
 
 
 def test_the_phases_of_roles_fit_a_phone(look, pages):

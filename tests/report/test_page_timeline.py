@@ -118,9 +118,8 @@ def test_a_click_tells_about_an_event_and_leads_on(timeline, analysed, width):
     assert facts["when"].endswith(f"{length_ms:.3f} ms long")
     assert facts["label"].startswith("pp_comm, by rule ")
     assert facts["waiting"].startswith(f"{operation['wait_ns'] / 1e6:.3f} ms for other ranks")
-    assert (
-        operation["hidden_ns"] == 0
-    )  # so that all of its wait is exposed, and its causes sum to its length
+    # So that all of its wait is exposed, and its causes sum to its length.
+    assert operation["hidden_ns"] == 0
     causes = {
         words: float(time)
         for time, words in re.findall(r"([\d.]+) ms (.*?)(?:; |$)", facts["exposed"])
@@ -167,9 +166,8 @@ def test_next_and_longest_of_a_kernel_and_the_same_on_other_ranks(timeline, samp
         assert shown == pytest.approx([lengths[len(lengths) // 2], lengths[-1]], abs=6e-4)
         assert int(count) == len(lengths)
     assert len(rows) > 1
-    assert (
-        page.get_by_role("button", name="longest of this kernel").count() == 0
-    )  # it is the longest of all
+    # It is the longest of all.
+    assert page.get_by_role("button", name="longest of this kernel").count() == 0
     page.locator("#details button", has_text="previous of this kernel").click()
     assert page.locator("#details .whole").inner_text() == name
     page.locator("#details button", has_text="longest of this kernel").click()
@@ -394,9 +392,8 @@ def test_a_segment_of_the_path_opens_its_moment(look, pages, analysed):
 def test_each_row_of_the_path_opens_its_own_event(look, pages, name):
     page = look(pages(name, path=True))
     for row in page.locator("#path tbody tr").all():
-        cells = row.locator(
-            "td"
-        ).all_inner_texts()  # time, of step, rank, kind, label, came last, what
+        # Time, of step, rank, kind, label, came last, what.
+        cells = row.locator("td").all_inner_texts()
         start, end = (float(row.get_attribute(name)) for name in ("data-from", "data-to"))
         row.locator("td").last.click()
         facts = details(page)
@@ -589,9 +586,8 @@ def test_each_exposed_event_has_its_own_causes_and_they_sum_to_those_of_its_labe
         }
         for label, of_label in expected.items():
             for cause, ns in of_label.items():
-                assert (
-                    ns - 100 * len(causes["event"]) <= sums[label][cause] <= ns
-                )  # stored in steps of 100 ns
+                # Stored in steps of 100 ns.
+                assert ns - 100 * len(causes["event"]) <= sums[label][cause] <= ns
 
 
 def test_roles_share_one_time_axis_and_are_chosen_by_buttons(look, pages, analysed):
@@ -670,9 +666,8 @@ def test_the_host_on_the_critical_path_says_what_it_did(timeline):
     page = timeline("rl")
     page.locator("#path-longest").click()
     facts = details(page)
-    assert (
-        facts["where"] == "rank 3 (trainer)"
-    )  # its rollout takes longest, and its trainer starts late because of it
+    # Its rollout takes longest, and its trainer starts late because of it.
+    assert facts["where"] == "rank 3 (trainer)"
     assert re.match(r"no host activity was recorded here \([\d.]+ ms\), until ", facts["the host"])
     assert re.search(r"[\d.]+ ms of GPU work of role rollout on this rank", facts["meanwhile"])
     assert "host" in page.evaluate("[...tracekit.timeline.state.lanes]")

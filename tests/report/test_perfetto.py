@@ -73,9 +73,8 @@ def perfetto(interface, browser):
     server = Server(("127.0.0.1", 0), lambda *args: Handler(*args, directory=str(interface)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     own = browser.new_context()
-    page = (
-        own.new_page()
-    )  # the interface is loaded once: opening another trace changes only what follows the #
+    # The interface is loaded once: opening another trace changes only what follows the #.
+    page = own.new_page()
     numbers = itertools.count()
 
     def open_trace(path):

@@ -105,9 +105,8 @@ def test_overlapped_pairs_show_forward_above_backward(samples):
     halves = [r for r in rectangles(figure.axes[0], CELL_COLOURS["F"]) if r[3] - r[2] < 0.5]
     below = [r for r in rectangles(figure.axes[0], CELL_COLOURS["B"]) if r[3] - r[2] < 0.5]
     assert len(halves) == len(below) == pairs
-    assert all(
-        f[3] <= b[2] + 1e-9 for f, b in zip(sorted(halves), sorted(below), strict=True)
-    )  # y grows downwards
+    # Y grows downwards.
+    assert all(f[3] <= b[2] + 1e-9 for f, b in zip(sorted(halves), sorted(below), strict=True))
 
 
 def test_budget_bars_are_the_budget(pipeline):
@@ -227,8 +226,9 @@ def test_a_small_schedules_legend_is_not_cut(name):
 
 def test_lanes_on_which_nothing_runs_are_left_out(pipeline):
     names = [label.get_text() for label in plot.lanes(pipeline).axes[0].get_yticklabels()]
+    # Memory alone: nothing was offloaded.
     assert names == [
         "Computation",
         "Communication",
         "Copies",
-    ]  # memory alone: nothing was offloaded
+    ]

@@ -196,9 +196,8 @@ def test_perfetto_trace(dualpipe):
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(track))
     reload = json.loads(schedule_trace(weight_reload(4, 2)))["traceEvents"]
     assert sum(e["ph"] == "X" for e in reload) == 4 * (2 + 8 + 8)
-    assert (
-        len({e["tid"] for e in reload if e["ph"] == "X"}) == 4 * 3
-    )  # a viewer looks a thread up by its number alone
+    # A viewer looks a thread up by its number alone.
+    assert len({e["tid"] for e in reload if e["ph"] == "X"}) == 4 * 3
 
 
 def test_terminal_picture():

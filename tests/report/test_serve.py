@@ -57,9 +57,8 @@ def test_the_one_reader_gets_the_file_and_the_viewer_may_read_it(offer):
 def test_a_second_reader_finds_nobody(offer):
     assert get(offer.url)[0] == 200
     offer.waiting.join(10)
-    again = threading.Thread(
-        target=offer.serve_forever, args=(0.1,), daemon=True
-    )  # were it still answering
+    # Were it still answering.
+    again = threading.Thread(target=offer.serve_forever, args=(0.1,), daemon=True)
     again.start()
     assert get(offer.url)[0] == 404
     offer.shutdown()
@@ -107,9 +106,8 @@ def test_a_reader_that_leaves_early_can_come_back(tmp_path):
 
 def test_of_two_readers_at_once_one_gets_the_file(tmp_path):
     file = tmp_path / "big.json"
-    file.write_bytes(
-        b"x" * 30_000_000
-    )  # more than sockets hold, so that the first reader is not done at once
+    # More than sockets hold, so that the first reader is not done at once.
+    file.write_bytes(b"x" * 30_000_000)
     with SingleDownloadServer(file, port=0) as offer:
         waiting = threading.Thread(target=offer.wait, daemon=True)
         waiting.start()

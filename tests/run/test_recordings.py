@@ -107,12 +107,13 @@ def test_both_recorders_keep_their_sources(tmp_path):
         ("nccl_inspector", 0),
         ("nccl_inspector", 1),
     ]
+    # 3 + 2 · 8 entries, 8 lines.
     assert [part.collectives.height for part in stored.parts] == [
         19,
         19,
         8,
         8,
-    ]  # 3 + 2 · 8 entries, 8 lines
+    ]
 
 
 def test_ingesting_again_replaces_the_dumps(dumps, tmp_path):

@@ -62,9 +62,8 @@ def test_a_file_still_being_written_waits(tmp_path):
 def test_a_recording_whose_file_grows_is_read_again_and_said_so(tmp_path):
     file = tmp_path / "rank0.pt.trace.json.gz"
     whole = (STEPS / "a" / file.name).read_bytes()
-    file.write_bytes(
-        whole[: len(whole) // 3]
-    )  # half-written, and quiet for longer than a file may take to settle
+    # half-written, and quiet for longer than a file may take to settle.
+    file.write_bytes(whole[: len(whole) // 3])
     aged(file, 60)
     landed = watch(tmp_path, every_s=0.01, idle_s=5)
     assert not next(landed).read_again

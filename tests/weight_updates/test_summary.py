@@ -49,10 +49,11 @@ def test_a_summary_is_put_together_from_its_ranks():
     )
     assert (summary.h2d_ns, summary.broadcast_ns, summary.reload_ns) == (4, 2, 1)
     assert summary.ideal_ns == summary.measured_ns == 2 * (4 + 2 * 2) + 1
+    # Every other one is under an H2D, or last.
     assert summary.hidden["reload_under_broadcast"].to_list() == [
         0.5,
         0.5,
-    ]  # every other one is under an H2D, or last
+    ]
     of_rank_1 = {
         row["lane"]: (row["count"], row["bytes"], row["ns"])
         for row in summary.lanes.rows(named=True)[4:]

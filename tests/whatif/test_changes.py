@@ -169,9 +169,8 @@ def test_a_straggler_like_the_others_lets_all_ranks_go_on():
     step = graph.predict(["rank 2 like others"])
     assert (step.measured_ns, step.predicted_ns) == (35 * MS, 15 * MS)
     assert {part.label for part in step.critical_path} == {"forward", "dp_comm"}
-    assert (
-        predicted_ms(graph, "rank 0 like others") == 35
-    )  # (10 + 30) / 2, and rank 2 still takes 30
+    # (10 + 30) / 2, and rank 2 still takes 30.
+    assert predicted_ms(graph, "rank 0 like others") == 35
 
 
 def test_a_host_like_the_others_is_late_no_more():

@@ -290,9 +290,8 @@ def test_a_queue_is_in_order_so_a_receive_blocks_the_send_behind_it():
     program = two_ranks(first, second, messages)
     one_queue = Machine(send_ns=1, receive_ns=1, latency_ns=2)
     work = [100, 1, 10, 1]
-    assert (
-        run_program(program, work, one_queue).start[1] == 100 + 2 + 2
-    )  # sent only after the receive ended at 102
+    # Sent only after the receive ended at 102.
+    assert run_program(program, work, one_queue).start[1] == 100 + 2 + 2
     assert (
         run_program(program, work, Machine(1, 1, 2, queues="direction")).start[1] == 101
     )  # there long before: receive takes 1

@@ -317,10 +317,11 @@ def test_waiting_in_another_group_is_not_blamed_on_the_rank_that_waited(tmp_path
     run = late(write_dumps(tmp_path, dumps))
     causes = {rank: fact.cause for fact in run.late for rank in fact.ranks}
     assert causes[0] == "waited_itself"
+    # The watchdog looked 200 ms later: clocks are not known well.
     assert causes[1] in (
         "host",
         None,
-    )  # the watchdog looked 200 ms later: clocks are not known well
+    )
 
 
 def test_inspector_hosts_are_named(tmp_path):

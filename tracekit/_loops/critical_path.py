@@ -295,9 +295,8 @@ def _replay_launch(
     released_by = before[_RELEASED_BY, event]
     launch = times[_LAUNCH, event]
     begin = times[_BEGIN, event]
-    host_factor: cython.double = abs(
-        factors[_HOST_FACTOR, event]
-    )  # its sign says whether the start waits for it
+    # Its sign says whether the start waits for it.
+    host_factor: cython.double = abs(factors[_HOST_FACTOR, event])
     host_ns: cython.longlong
     ready = launch
     if previous >= 0:
@@ -336,9 +335,8 @@ def _replay_start(
     ready: cython.longlong = start if launch == _NO_LAUNCH else times[_BEGIN, event]
     previous_end: cython.longlong
     if launch != _NO_LAUNCH and factors[_HOST_FACTOR, event] >= 0:
-        ready = replayed[_LAUNCH, event] + min(
-            start - launch, 0
-        )  # clocks may put a start before its launch
+        # Clocks may put a start before its launch.
+        ready = replayed[_LAUNCH, event] + min(start - launch, 0)
         held_by = times.shape[1] + event
     for k in range(_LAUNCH_BEFORE):  # the events of the same stream and of another stream
         previous = before[k, event]
@@ -425,9 +423,8 @@ def walk_replayed_step(
             until = replayed[_START, event]
             following = replayed[_START_HELD_BY, event]
             if decisive[event] >= 0 and arrivals[_LAST_START, decisive[event]] > until:
-                until = arrivals[
-                    _LAST_START, decisive[event]
-                ]  # before that it waited for the last member
+                # Before that it waited for the last member.
+                until = arrivals[_LAST_START, decisive[event]]
                 following = replayed[_START_HELD_BY, arrivals[_LAST_MEMBER, decisive[event]]]
         part_ns[1 if is_host else 0, part[event]] += max(now - max(until, begin), 0)
         now = min(now, until)

@@ -122,9 +122,8 @@ def fill_gaps(
             before_op = -1
             op = head[rank]
             looked_at = 0
-            activations_in_order = activations[
-                rank
-            ]  # after the ops looked at so far, run in their order
+            # After the ops looked at so far, run in their order.
+            activations_in_order = activations[rank]
             peak_in_order = activations_in_order
             while op < rank_end[rank] and looked_at < window:
                 # A forward that is run early adds an activation to all that the skipped ops will
@@ -170,9 +169,8 @@ def fill_gaps(
             order[next_row[rank]] = best
             next_row[rank] += 1
             ops_left -= 1
-        if (
-            ops_left == ops_left_before
-        ):  # no result is outstanding, so that the next slot would be the same
+        # No result is outstanding, so that the next slot would be the same.
+        if ops_left == ops_left_before:
             raise ValueError(f"none of the {ops_left} ops that are left can run")
         now += 1
     return int(now)

@@ -71,9 +71,8 @@ class Target(IntEnum):
 
     PHASE = len(Column)  # one letter that says what kind of event it is
     ARGS = len(Column) + 1  # an object whose keys are looked up as well
-    IGNORED = (
-        len(Column) + 2
-    )  # a key that only events have: it helps to find the next event behind damage
+    # A key that only events have: it helps to find the next event behind damage.
+    IGNORED = len(Column) + 2
     NONE = len(Column) + 3  # the key is not known
 
 
@@ -128,9 +127,8 @@ if not cython.compiled:
     _LONGEST_KEY = 32  # bytes; no known key is longer
     _UNKNOWN_PHASE = 1  # of an event whose "ph" is not one letter
     _LARGEST = 2**63 - 1
-    _MAX_BEFORE_DIGIT = (
-        _LARGEST // 10 - 1
-    )  # the largest number to which another digit can be appended
+    # The largest number to which another digit can be appended.
+    _MAX_BEFORE_DIGIT = _LARGEST // 10 - 1
     # Gaps: contexts per level, the context of an event's first key, gaps per context, bytes, and
     # the fields of a gap.
     _CONTEXTS = len(Column) + len(Target)
@@ -532,9 +530,8 @@ class Scanner:
         self.memory_count += 1
         return 1
 
-    @cython.boundscheck(
-        False
-    )  # _walk stops before the tile and the columns hold more rows than they have
+    # _walk stops before the tile and the columns hold more rows than they have.
+    @cython.boundscheck(False)
     def _flush_tile(self) -> cython.int:
         """Copy the rows of the tile behind those in the columns, and update the bounds.
 
@@ -618,16 +615,14 @@ class Scanner:
                     return i
                 target = self.next_target
                 level = self.next_level
-                if (
-                    uses_known_gaps and target != _ARGS
-                ):  # what follows "args" decides whether its keys are looked up
+                # What follows "args" decides whether its keys are looked up.
+                if uses_known_gaps and target != _ARGS:
                     self._remember_gap(context, begin, i - begin)
             if target == _CLOSED:
                 return i
             context = level * _CONTEXTS + target
-            if self.buffer[i] <= ord(
-                " "
-            ):  # behind a gap that was remembered without blanks at its end
+            # Behind a gap that was remembered without blanks at its end.
+            if self.buffer[i] <= ord(" "):
                 i = self._skip_space(i)
                 if i >= self.end:
                     return _CUT
@@ -661,9 +656,8 @@ class Scanner:
             elif target < _FIRST_TEXT:
                 self._read_quoted_number(first, last, target)
                 self.tile[row, target] = self.number
-                if (target == _TS and self.number == _NULL) or (
-                    target == _DUR and self.number < 0
-                ):  # _NULL is < 0
+                # _NULL is < 0.
+                if (target == _TS and self.number == _NULL) or (target == _DUR and self.number < 0):
                     self.has_bad_time = True
             return last + 1
         if c == ord("{") or c == ord("["):
@@ -775,9 +769,8 @@ class Scanner:
             self.next_level = level
             return i
 
-    @cython.boundscheck(
-        False
-    )  # both texts lie before self.end: _LONGEST_GAP bytes follow i, and gaps were read before
+    # Both texts lie before self.end: _LONGEST_GAP bytes follow i, and gaps were read before.
+    @cython.boundscheck(False)
     def _find_gap(self, context: cython.Py_ssize_t, i: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Return the row of ``gaps`` whose text stands at *i* too, or -1.
 
@@ -1198,9 +1191,8 @@ class Scanner:
         if i < end and self.buffer[i] == ord("."):
             i += 1
             while i < end and ord("0") <= self.buffer[i] <= ord("9"):
-                if (
-                    value <= _MAX_BEFORE_DIGIT
-                ):  # further digits change no thousandth of a number that fits
+                # Further digits change no thousandth of a number that fits.
+                if value <= _MAX_BEFORE_DIGIT:
                     value = value * 10 + (self.buffer[i] - ord("0"))
                     scale -= 1
                 i += 1

@@ -126,9 +126,8 @@ _LARGEST_LENGTH = cython.declare(cython.ulonglong, 2**62)
 _MAX_BEFORE_DIGIT = cython.declare(cython.longlong, (2**63 - 1) // 10 - 1)
 _64_BITS = cython.declare(cython.ulonglong, 2**64 - 1)
 _32_BITS = cython.declare(cython.ulonglong, 2**32 - 1)
-_MIX = cython.declare(
-    cython.ulonglong, 0x9E3779B97F4A7C15
-)  # 2**64 / golden ratio: spreads hashes over the table
+# 2**64 / golden ratio: spreads hashes over the table.
+_MIX = cython.declare(cython.ulonglong, 0x9E3779B97F4A7C15)
 
 # Results of methods that return an index or a status.
 _CUT = cython.declare(cython.int, -1)  # the message ends inside a field
@@ -355,9 +354,8 @@ class PacketScanner:
                 self.rows[row, _TRACK] = self.number
             elif field == 10:  # name_iid
                 self.rows[row, _NAME_ID] = self.number
-            elif (
-                field == 3 and self.rows[row, _CATEGORY_ID] == _NULL
-            ):  # category_iids: the first counts
+            elif field == 3 and self.rows[row, _CATEGORY_ID] == _NULL:
+                # category_iids: the first counts.
                 if self.tag & 7 == 2:
                     if self._varint(self.first, i) < 0:
                         return _CUT
@@ -450,9 +448,8 @@ class PacketScanner:
             if field == 10 and self.tag & 7 == 2:  # name
                 key = self.first
                 key_end = i
-            elif (
-                field == 2 or field == 3 or field == 4 or field == 7
-            ):  # bool, unsigned, signed, pointer
+            elif field == 2 or field == 3 or field == 4 or field == 7:
+                # Bool, unsigned, signed, pointer.
                 value = _NUMBER
                 number = self.number
             elif field == 6 and self.tag & 7 == 2:  # string_value

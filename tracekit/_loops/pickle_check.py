@@ -133,9 +133,8 @@ def check_pickle(
         elif opcode == 0x47:  # BINFLOAT
             pushes_scalar = True
             argument_bytes = 8
-        elif (
-            opcode == 0x8C or opcode == 0x43 or opcode == 0x8A
-        ):  # SHORT_BINUNICODE, SHORT_BINBYTES, LONG1
+        elif opcode == 0x8C or opcode == 0x43 or opcode == 0x8A:
+            # SHORT_BINUNICODE, SHORT_BINBYTES, LONG1.
             pushes_scalar = True
             length_bytes = 1
         elif opcode == 0x58 or opcode == 0x42 or opcode == 0x8B:  # BINUNICODE, BINBYTES, LONG4

@@ -56,9 +56,8 @@ def find_sorted(values: AnyInts, ordered: AnyInts) -> Ints:
     if not len(ordered):
         return np.full(len(values), -1, np.int64)
     index = np.searchsorted(ordered, values)
-    occurs = (
-        ordered.take(index, mode="clip") == values
-    )  # clip: a value behind the last is compared with the last
+    # Clip: a value behind the last is compared with the last.
+    occurs = ordered.take(index, mode="clip") == values
     return np.where(occurs, index, -1)
 
 

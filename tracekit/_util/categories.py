@@ -129,9 +129,8 @@ class CategoryColumn:
         # here from 0.
         filled = np.flatnonzero(old_codes != NULL_CODE)
         first_row = np.full(largest + 1, -1, np.int64)
-        first_row[old_codes[filled[::-1]]] = filled[
-            ::-1
-        ]  # backwards: the first row of each code stays
+        # Backwards: the first row of each code stays.
+        first_row[old_codes[filled[::-1]]] = filled[::-1]
         used_codes = np.flatnonzero(first_row >= 0)
         used_codes = used_codes[np.argsort(first_row[used_codes])]
         new_code, codes = np.full(largest + 1, -1, np.int32), np.full(len(old_codes), -1, np.int32)

@@ -35,9 +35,8 @@ def to_int64(column: pl.Series, missing: int = -1) -> Ints:
         return column.to_numpy().astype(np.int64, copy=False)
     if column.dtype != pl.Int32:
         return column.fill_null(missing).to_numpy().astype(np.int64, copy=False)
-    values = (
-        column.to_numpy()
-    )  # floats with NaN for null: exact for 32 bits, in a tenth of the time of fill_null
+    # Floats with NaN for null: exact for 32 bits, in a tenth of the time of fill_null.
+    values = column.to_numpy()
     return np.where(np.isnan(values), missing, values).astype(np.int64)
 
 

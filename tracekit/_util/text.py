@@ -174,21 +174,21 @@ def json_text(text: str) -> str:
     >>> json_text('{"name": "é\x9b\ud800", "ranks": "##[group]"}')
     '{"name": "é\\u009b\\ud800", "ranks": "#\\u0023[group]"}'
     """
-    escaped = _INVISIBLE_SIGN.sub(
-        lambda match: f"\\u{ord(match[0]):04x}", text
-    )  # ``translate`` takes 15 times as long
+    # ``translate`` takes 15 times as long.
+    escaped = _INVISIBLE_SIGN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     return BUILD_COMMAND.sub(r"#\\u0023", escaped) if "##" in escaped else escaped
 
 
 _INVISIBLE = (
     *range(0x7F, 0xA0),  # control characters
+    # Marks that change the writing direction.
     *(
         0x61C,
         0x200E,
         0x200F,
         *range(0x202A, 0x202F),
         *range(0x2066, 0x206A),
-    ),  # marks that change the writing direction
+    ),
     *(0x2028, 0x2029),  # line and paragraph separators
     *range(0xD800, 0xE000),  # surrogates, which no file can hold
 )
@@ -196,9 +196,8 @@ _INVISIBLE = (
 _VISIBLE_SIGNS = dict.fromkeys(_INVISIBLE, "\N{REPLACEMENT CHARACTER}") | {
     0x7F: "\N{SYMBOL FOR DELETE}"
 }
-_VISIBLE_SIGNS |= {
-    code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)
-}  # all but tab and line break
+# All but tab and line break.
+_VISIBLE_SIGNS |= {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
 BUILD_COMMAND = re.compile(r"##(?=\w*\[)")
 """How commands to a machine that runs jobs begin, such as ``##vso[`` and ``##teamcity[``."""
 _INVISIBLE_SIGN = re.compile(f"[{''.join(map(chr, _INVISIBLE))}]")

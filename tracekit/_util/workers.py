@@ -234,10 +234,11 @@ class _WorkerPool:
         The future of a pool that is broken fails with ``BrokenProcessPool``.
         """
         try:
+            # For the process that this may start.
             with (
                 _sigint_blocked(),
                 _polars_threads(self._count),
-            ):  # for the process that this may start
+            ):
                 return self._executor.submit(
                     _call_in_worker, function, index, item, self._results.name
                 )
@@ -278,9 +279,8 @@ def _call_in_worker(function: Callable[[T], R], index: int, item: T, results: st
             return pickled
         file = Path(results, str(index))
         file.write_bytes(pickled)
-    except (
-        Exception
-    ) as error:  # a value that cannot be pickled, or no room for the file, is the item's failure
+    except Exception as error:
+        # A value that cannot be pickled, or no room for the file, is the item's failure.
         return pickle.dumps(ItemResult(index, item, error=as_tracekit_error(error)))
     return file
 

@@ -77,9 +77,8 @@ def compare_all_pipelines(
     batches: list[_Batch] = []
     for start in range(PIPELINES_PER_BATCH, len(pipelines), PIPELINES_PER_BATCH):
         batch = pipelines[start : start + PIPELINES_PER_BATCH]
-        batches.append(
-            (batch, _tables_of(batch, ranks))
-        )  # a worker gets the tables of its own ranks only
+        # A worker gets the tables of its own ranks only.
+        batches.append((batch, _tables_of(batch, ranks)))
     for result in spread(partial(_compare_batch_alone, finder, clocks), batches):
         compared += result
     return compared
@@ -441,9 +440,8 @@ def compare_pipelines(
             *_no_schedule_notices(notices, groups.pipelines, with_work),
         )
 
-    head, head_notices = _choose_head(
-        compared, pipeline_number
-    )  # the step of one pipeline that reports show
+    # The step of one pipeline that reports show.
+    head, head_notices = _choose_head(compared, pipeline_number)
     comparison = ScheduleComparison(
         head=head,
         chosen=pipeline_number is not None,

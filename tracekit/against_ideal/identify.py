@@ -192,9 +192,8 @@ class Match(msgspec.Struct, frozen=True):
     differences: tuple[Difference, ...] = ()
     blocks_run_apart: int = 0  # FB blocks of the schedule that ran as F and B
     backwards_run_whole: int = 0  # split backwards of the schedule that ran as B
-    ambiguous_with: tuple[
-        str, ...
-    ] = ()  # names of other schedules with this order on the ranks with a trace
+    # Names of other schedules with this order on the ranks with a trace.
+    ambiguous_with: tuple[str, ...] = ()
     ran: Schedule | None = None  # another schedule, whose order the run has exactly
 
     @property

@@ -94,9 +94,8 @@ class CellGraph:
             latency[:, :cells] += delay
         if early is not None:
             lead = early.T * durations[waits[:, :cells]]
-            latency[:, :cells] -= lead.astype(
-                durations.dtype
-            )  # none is negative, so that this rounds down
+            # None is negative, so that this rounds down.
+            latency[:, :cells] -= lead.astype(durations.dtype)
         start = run_ops(order, waits, durations, latency)[:cells]
         return start, start + duration
 
@@ -219,9 +218,8 @@ class StepReplays(msgspec.Struct, frozen=True, eq=False):
     balanced: Ints  # mean work of the op over all stages
     typical: Ints  # median work of the op on its stage
     inside: Mapping[str, Ints]  # by cause: time for which it stopped the cell while it ran
-    before: Mapping[
-        str, Ints
-    ]  # by cause and "unexplained": time between the cell's readiness and its start
+    # By cause and "unexplained": time between the cell's readiness and its start.
+    before: Mapping[str, Ints]
     early: Floats  # [cell, k]: share of dependency k by which the cell started before its end; see CellGraph.run
 
     @property
@@ -355,9 +353,8 @@ class StageTimes(msgspec.Struct, frozen=True):
     forward: int
     input_grad: int
     weight_grad: int
-    overlap: (
-        float | None
-    )  # time of an FB / time of its F and B one after the other; None if no FB ran
+    # Time of an FB / time of its F and B one after the other; None if no FB ran.
+    overlap: float | None
     split_known: bool  # whether the run shows how a backward splits into input and weight gradients
     chunks: float  # chunks per rank in the run
 

@@ -125,9 +125,8 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
         lows = [lowest]
         highs = [every]
         for distance in range(1, min(MAX_MEMBERS_FOR_ALL_PAIRS, int(size.max(initial=1)))):
-            own = every[
-                every - lowest > distance
-            ]  # those at just this distance were compared with the lowest
+            # Those at just this distance were compared with the lowest.
+            own = every[every - lowest > distance]
             own = own if distance == 1 else own[size[own] <= MAX_MEMBERS_FOR_ALL_PAIRS]
             lows.append(own - distance)
             highs.append(own)

@@ -330,9 +330,8 @@ def _uncertainty(
             else settings[link.high].offset_ns - settings[link.low].offset_ns
         )
         reach = max(link.most_ns - used, used - link.least_ns, 0)
-        reach = (
-            reach if reach < NO_BOUND_NS // 2 else NO_BOUND_NS
-        )  # a bound that does not exist, less the offset
+        # A bound that does not exist, less the offset.
+        reach = reach if reach < NO_BOUND_NS // 2 else NO_BOUND_NS
         between[link.low, link.high] = reach
         neighbours.setdefault(link.low, []).append((reach, link.high))
         neighbours.setdefault(link.high, []).append((reach, link.low))

@@ -204,9 +204,8 @@ def _align_uneven(
         ]
         has_same_length = len(own) == len(references[0])
         if has_same_length and 2 * np.count_nonzero(own.size != references[0].size) >= len(own):
-            own = msgspec.structs.replace(
-                own, size=np.full(len(own), -1)
-            )  # an exchange of uneven amounts
+            # An exchange of uneven amounts.
+            own = msgspec.structs.replace(own, size=np.full(len(own), -1))
         partners = pair_with_references(own, references)
         if not np.array_equal(partners, position[own_sides]):
             with_holes.append(sequence)
@@ -304,9 +303,8 @@ def _members(operations: pl.DataFrame, sides: Sides, position: Ints, kept: Ints)
     is_message = pl.Series(sides.sends[ordered] >= 0)
     duration = sides.end[ordered] - sides.start[ordered]
     first = np.flatnonzero(np.diff(match, prepend=-1))
-    recorded_duration = np.where(
-        recorded, duration, NO_BOUND_NS
-    )  # of a side that was not recorded nothing is known
+    # Of a side that was not recorded nothing is known.
+    recorded_duration = np.where(recorded, duration, NO_BOUND_NS)
     transfer = np.minimum.reduceat(recorded_duration, first)[match] if len(first) else duration
     transfer = np.minimum(transfer, duration)
     has_own_bytes = pl.col("messages").is_null() | (pl.col("messages") == 1)

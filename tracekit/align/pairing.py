@@ -191,9 +191,8 @@ def _costs_with_references(
     ]
     cost += SKIP_COST * np.all(sizes_differ, axis=0)
     cost += IMPOSSIBLE_COST * np.any(impossible, axis=0)
-    if (
-        own.sends < 0
-    ):  # ranks that share a collective run the same program; the two sides of a message do not
+    # Ranks that share a collective run the same program; the two sides of a message do not.
+    if own.sends < 0:
         others_differ = [
             own.others[:, None] != reference.others[partner] for reference in references
         ]
@@ -319,23 +318,20 @@ def _certain_partners(cost: Floats, shifts: Ints, other_length: int) -> Ints:
 
     """
     position = np.arange(len(cost))
-    if (
-        len(shifts) > MAX_SHIFTS
-    ):  # a rank that began late or ended early: all its operations have one shift
+    # A rank that began late or ended early: all its operations have one shift.
+    if len(shifts) > MAX_SHIFTS:
         k = int(np.argmin(np.minimum(cost, SKIP_COST).sum(axis=0)))
         return np.where(np.isfinite(cost[:, k]), position + shifts[k], -1)
-    rest = (
-        other_length - len(cost) - shifts
-    )  # of the other sequence, behind the partner of the last operation
+    # Of the other sequence, behind the partner of the last operation.
+    rest = other_length - len(cost) - shifts
     before = _least_costs_of_one(cost, shifts)
     # From behind, operation i of n is operation n - 1 - i, and what is left after a pair is what
     # came before it.
     after = _least_costs_of_one(cost[::-1, ::-1], rest[::-1])[::-1, ::-1]
     least = np.where(rest >= 0, before[-1] + SKIP_COST * rest, np.inf).min()
     cost_in_order = cost[:, shifts == 0].sum() if len(cost) == other_length else np.inf
-    if (
-        cost_in_order <= least + MIN_MARGIN
-    ):  # as many on both sides, and nothing speaks for a hole on either
+    # As many on both sides, and nothing speaks for a hole on either.
+    if cost_in_order <= least + MIN_MARGIN:
         return position
     with_pair = before[:-1] + cost + after[1:]  # least cost of all alignments that contain the pair
     lowest, second = np.partition(with_pair, 1, axis=1)[:, :2].T

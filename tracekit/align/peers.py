@@ -289,9 +289,8 @@ def _assign_peers_along(
         ):
             return None  # ranks that never speak to each other are two pipelines
         for rank, step in product(pipeline, np.unique(messages.step).tolist()):
-            sources = [
-                *dict.fromkeys((previous_rank[rank], next_rank[rank]))
-            ]  # of two ranks both are the same
+            # Of two ranks both are the same.
+            sources = [*dict.fromkeys((previous_rank[rank], next_rank[rank]))]
             missing, met, early = _assign_receive_peers(messages, rank, step, sources, peer)
             missing_count += missing
             met_count += met
@@ -339,9 +338,8 @@ def _assign_receive_peers(
         not missing and np.bincount(chosen, minlength=len(queues)).tolist() != [*map(len, queues)]
     ):
         chosen = _choose_by_times(messages, receives, queues)
-    peer[receives] = np.array([*sources, -1])[
-        chosen
-    ]  # -1, where the queue is not certain, takes the -1 at the end
+    # -1, where the queue is not certain, takes the -1 at the end.
+    peer[receives] = np.array([*sources, -1])[chosen]
     return missing, *_meetings(messages, receives, queues, chosen)
 
 
@@ -357,9 +355,8 @@ def _match_by_stream(
     )
     if not has_stream_of_own:
         return None
-    if not messages.recorded[
-        receives
-    ].all():  # nothing tells the stream of a kernel that was not recorded
+    # Nothing tells the stream of a kernel that was not recorded.
+    if not messages.recorded[receives].all():
         return None
     source_of_stream = {
         stream: sources.index(rank)

@@ -40,9 +40,8 @@ class Sequences(msgspec.Struct, frozen=True, eq=False):
         length = np.diff(first, append=len(order))
         key = sides.key[order[first]]
         first_of_key = np.flatnonzero(np.diff(key, prepend=-1))
-        longest_first = np.lexsort(
-            (np.arange(len(key)), -length, key)
-        )  # of each key the longest comes first
+        # Of each key the longest comes first.
+        longest_first = np.lexsort((np.arange(len(key)), -length, key))
         reference = np.repeat(longest_first[first_of_key], np.diff(first_of_key, append=len(key)))
         return cls(order, first, length, reference, sides.bytes[order])
 

@@ -270,9 +270,8 @@ def assign_parts(
     part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)
     is_chosen = np.array(chosen, np.int64)[part] == number
     kept = placed.with_columns(pl.Series("part", part))
-    kept = (
-        kept if is_chosen.all() else kept.filter(pl.Series(is_chosen))
-    )  # else nothing need be moved
+    # Else nothing need be moved.
+    kept = kept if is_chosen.all() else kept.filter(pl.Series(is_chosen))
     return kept, _table(kept, placed, present, host), notices
 
 

@@ -35,9 +35,8 @@ STRAGGLERS = pl.Schema(
         "caused_ns": pl.Int64(),  # waiting of all other ranks in operations at which this rank arrived last
         "operations": pl.Int64(),
         "uncertain": pl.Boolean(),  # another rank may have been last
-        "candidates": pl.List(
-            pl.Int32()
-        ),  # ranks that may have been last in more than half of that waiting
+        # Ranks that may have been last in more than half of that waiting.
+        "candidates": pl.List(pl.Int32()),
     }
 )
 
@@ -246,9 +245,8 @@ def longest_waits(members: pl.DataFrame, operation_count: int) -> Ints:
     wait = members["wait_ns"].to_numpy()
     longest = np.full(operation_count, -1)
     np.maximum.at(longest, row, wait)
-    candidates = np.flatnonzero(wait == longest[row])[
-        ::-1
-    ]  # in reverse, so that the first one stays
+    # In reverse, so that the first one stays.
+    candidates = np.flatnonzero(wait == longest[row])[::-1]
     member = np.full(operation_count, -1, np.int64)
     member[row[candidates]] = candidates
     return member

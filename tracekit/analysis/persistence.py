@@ -245,9 +245,8 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     True
     """
     frames: dict[str, pl.DataFrame] = {}
-    has_one_step = (
-        tables.by_step is tables.window
-    )  # then one object stands for both, which is written once
+    # Then one object stands for both, which is written once.
+    has_one_step = tables.by_step is tables.window
     fields = _encode(tables, "", frames, without="by_step" if has_one_step else None)
     document = TablesDocument(TABLES_FORMAT, __version__, fields)
     # ZipInfo without a time: equal tables are equal bytes, and a clock before 1980 does no harm.

@@ -373,9 +373,8 @@ def group_columns(
     kind_of_group = np.full(
         max(len(comm.group.values), int(group.max(initial=-1)) + 1) + 1, -1, np.int64
     )
-    if (
-        not autograd.active and autograd.site.present.any()
-    ):  # no operators, but the backward's thread is known
+    # No operators, but the backward's thread is known.
+    if not autograd.active and autograd.site.present.any():
         kind_of_group[: len(comm.group.values)] = _kinds_by_sums(comm, passes, autograd.site, size)
     kind_of_group[group[_sums_gradients(launches, autograd, comm) & (group >= 0)]] = _KINDS.index(
         "dp"

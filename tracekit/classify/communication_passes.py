@@ -364,9 +364,8 @@ def _dispatches_with_old_layout(names: CategoryColumn, is_main: Bools) -> Bools:
 
     Helpers between two main kernels serve the second one.
     """
-    main_number: Ints = (
-        np.cumsum(is_main) - is_main
-    )  # number of the main kernel that each row serves
+    # Number of the main kernel that each row serves.
+    main_number: Ints = np.cumsum(is_main) - is_main
     has_new = (
         np.bincount(main_number, weights=names.matches(KERNELS["new_exchange_layout"]))[main_number]
         > 0
@@ -448,9 +447,8 @@ def _assign_turns(
     attention = np.stack(
         [count_before(marks.attention & (compute == value)) for value in each_pass]
     )
-    if not products[
-        :, -1
-    ].any():  # no product is recognised in this trace: roles alternate with every exchange
+    # No product is recognised in this trace: roles alternate with every exchange.
+    if not products[:, -1].any():
         products = np.tile(np.arange(1, len(rows) + 1), (len(each_pass), 1))
     return walk_exchanges(
         lane=lane,

@@ -55,9 +55,8 @@ class Explanation(msgspec.Struct, frozen=True):
     confidence: float
     evidence: Mapping[str, Value]
     tried: tuple[Tried, ...]  # in the order of the rules; the first that matched won
-    others: tuple[
-        tuple[str, int], ...
-    ]  # labels of all events that the selector names, with their counts
+    # Labels of all events that the selector names, with their counts.
+    others: tuple[tuple[str, int], ...]
 
     @property
     def winner(self) -> Tried | None:

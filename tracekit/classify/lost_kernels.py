@@ -66,9 +66,8 @@ def find_lost_kernels(events: pl.DataFrame) -> pl.DataFrame:
         .sort("start_ns")
     )
     without_launch = _messages_without_launch(calls, launches, on_gpu, _find_group_ends(events))
-    if (
-        launches["lost"].sum() <= on_gpu["correlation"].null_count()
-    ):  # GPU events without a launch may be theirs
+    # GPU events without a launch may be theirs.
+    if launches["lost"].sum() <= on_gpu["correlation"].null_count():
         return without_launch
     lost = _kernels_of_lost_launches(launches, calls, host_calls).with_columns(
         device=pl.lit(on_gpu["device"].first(), pl.Int32),

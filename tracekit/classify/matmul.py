@@ -385,9 +385,8 @@ def _call_roles(
     """
     ranges = autograd.ranges
     rerun = autograd.rerun[calls] >= 0
-    node = np.where(
-        rerun, -1, autograd.node_of[calls]
-    )  # forward work that runs again is no part of its node
+    # Forward work that runs again is no part of its node.
+    node = np.where(rerun, -1, autograd.node_of[calls])
     in_node = node >= 0
     made_node_that_ran = (autograd.differentiable[calls] >= 0) & ~rerun
     roles = FirstEvidence.empty(len(calls))

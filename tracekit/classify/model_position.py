@@ -339,9 +339,8 @@ def _layer_class(classes: pl.DataFrame, total_ns: int) -> str | None:
     repeated = classes.filter(
         (pl.col("siblings") > 1) & (pl.col("gpu_ns") >= MIN_COMPUTE_SHARE * total_ns)
     )
-    candidates = repeated.filter(
-        ~pl.col("leaf") | pl.col("leaf").all()
-    )  # leaves only if there is nothing else
+    # Leaves only if there is nothing else.
+    candidates = repeated.filter(~pl.col("leaf") | pl.col("leaf").all())
     if candidates.is_empty():
         return None
     is_inside = pl.col("depth") >= pl.col("depth").first()  # the first is the outermost
@@ -428,9 +427,8 @@ class Placement(NamedTuple):
     by_engine: Bools  # autograd's engine launched it
     node: CategoryColumn  # autograd node that launched it
     sequence: Ints  # autograd sequence number, -1 where none
-    creators: (
-        pl.DataFrame
-    )  # ``sequence, tid, start_ns`` of the operators that created nodes, by start
+    # ``sequence, tid, start_ns`` of the operators that created nodes, by start.
+    creators: pl.DataFrame
 
     def frames(
         self, frames: Frames, *, by_launch: Bools | None = None, by_sequence: bool = True

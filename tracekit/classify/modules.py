@@ -425,9 +425,8 @@ def _modules_of_forward(
     sequence = evidence.autograd.sequence
     forward = np.flatnonzero(is_forward & (sequence >= 0) & module.present)
     numbers, index = np.unique(sequence[forward], return_inverse=True)
-    agreed = np.append(
-        agreed_values(index, module.codes[forward], len(numbers)), -1
-    )  # last: number without forward
+    # Last: number without forward.
+    agreed = np.append(agreed_values(index, module.codes[forward], len(numbers)), -1)
     # Forward work that runs again has the number of the node that runs it, which may be of another
     # module.
     is_rerun = evidence.autograd.site.any_of("recompute")

@@ -208,9 +208,8 @@ def batched_roles(
     result_size = number_values(ranges.text("shapes", calls[rows]), _batched_result_size)
     fits = (result_size == parameter_size) & (parameter_size > 0)
     position, count = positions_in_groups(nodes)
-    fitting = np.bincount(nodes, weights=fits, minlength=len(ranges) + 1)[
-        nodes
-    ]  # products of the node that fit
+    # Products of the node that fit.
+    fitting = np.bincount(nodes, weights=fits, minlength=len(ranges) + 1)[nodes]
     # Bmm's formula computes the gradient of the second operand first, baddbmm's computes it second.
     is_bmm = autograd.names.take(nodes).matches(r"^Bmm")
     of_second_operand = np.where(is_bmm, position == 0, position == 1)

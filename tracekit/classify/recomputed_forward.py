@@ -270,9 +270,8 @@ def _work_before_recomputed(
     gradients = np.flatnonzero(
         in_graph & ranges.is_op & ranges.name.matches(OPERATORS["graph_product"]) & ~recomputed
     )
-    first_gradient = np.full(
-        len(ranges) + 1, np.iinfo(np.int64).max
-    )  # start of each graph's first gradient product
+    # Start of each graph's first gradient product.
+    first_gradient = np.full(len(ranges) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_gradient, node_of[gradients], ranges.start(gradients))
     repeats = np.flatnonzero(in_graph & recomputed)
     repeats = repeats[ranges.start(repeats) < first_gradient[node_of[repeats]]]

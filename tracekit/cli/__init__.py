@@ -123,9 +123,8 @@ def main() -> NoReturn:
         error.filename = error.filename or "standard output"
         code = _print_error(as_tracekit_error(error))
     except Exception as error:
-        if hasattr(
-            error, "format_message"
-        ):  # typer's errors of usage, which share no public base class
+        # typer's errors of usage, which share no public base class.
+        if hasattr(error, "format_message"):
             print_line(f"error: {usage_message(error)}", err=True)
             code = WRONG_USAGE
         else:

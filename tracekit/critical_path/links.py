@@ -87,9 +87,8 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             comm = np.flatnonzero(kind == _COMMUNICATION)
             row = find_ids(to_int64(path["id"][comm]), operation_ids[low:high])
             own_columns = {
-                "start": np.where(
-                    start < 0, start, clocks.to_common(rank, start)
-                ),  # before the trace: it stays
+                # Before the trace: it stays.
+                "start": np.where(start < 0, start, clocks.to_common(rank, start)),
                 "end": clocks.to_common(rank, end),
                 "before": np.where(before >= 0, before + first[-1], -1).astype(np.int32),
                 "kind": kind,

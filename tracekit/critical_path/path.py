@@ -341,9 +341,8 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
             pl.col("step", "rank_index", "kind", "label", "peer", "uncertain").first(),
             pl.col("start").min(),
             pl.col("end").max(),
-            pl.col(
-                "what", "chain", "launched"
-            ).last(),  # of the longest; of several as long, of the last
+            # Of the longest; of several as long, of the last.
+            pl.col("what", "chain", "launched").last(),
             # A walk may enter a piece in its middle: no more of it than the segment counts.
             *(
                 pl.min_horizontal(name, "ns").sum().alias(name)

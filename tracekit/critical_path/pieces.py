@@ -384,9 +384,8 @@ def find_release(rank: Rank) -> Release:
     nothing = np.full(len(rank.start_ns), -1, np.int64)
     calls = rank.calls
     blocks = rank.calls["blocks"].to_numpy()
-    threads = (
-        rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()
-    )  # those that launch GPU work, if recorded
+    # Those that launch GPU work, if recorded.
+    threads = rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()
     if len(threads):
         blocks = blocks & (np.isin(to_int64(calls["tid"]), threads) | ~present(calls["tid"]))
     call_start = calls["start_ns"].to_numpy()[blocks]

@@ -143,9 +143,8 @@ def check_formats(candidate: Sequence[Run], baseline: Sequence[Run]) -> None:
     for run in (*candidate, *baseline):
         reader = run.facts.get("reader")
         if reader is not None:
-            profiler = (
-                "kineto" if reader in PYTORCH_READERS else str(reader)
-            )  # one profiler writes both formats
+            # One profiler writes both formats.
+            profiler = "kineto" if reader in PYTORCH_READERS else str(reader)
             run_by_reader.setdefault(profiler, run.name)
     if len(run_by_reader) > 1:
         (first_reader, first_run), (second_reader, second_run) = list(run_by_reader.items())[:2]

@@ -136,9 +136,8 @@ class Requirement(msgspec.Struct, frozen=True):
     text: str
     metric: Metric
     op: Literal["<", "<=", ">", ">="]
-    kind: Literal[
-        "limit", "relative", "change"
-    ]  # on the level; on the change as a share, or in the metric's unit
+    # On the level; on the change as a share, or in the metric's unit.
+    kind: Literal["limit", "relative", "change"]
     limit: float
 
     @property

@@ -152,9 +152,8 @@ def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> fl
     relative = MAX_RELATIVE_DIFFERENCE_OF_EQUAL_RUNS["copying" if copying else "waiting"]
     # A share cannot leave 0…1, so near either end it can differ by less.
     uncertainty = relative * (level * (1 - level) if metric.family.unit == "ratio" else abs(level))
-    if (
-        copying
-    ):  # steady within a run and still different in the next: the steps say nothing about it
+    # Steady within a run and still different in the next: the steps say nothing about it.
+    if copying:
         return uncertainty
     step_deviation = stats.within_run_deviation([run for side in series for run in side])
     return min(uncertainty, MAX_STEP_DEVIATIONS_BETWEEN_RUNS * step_deviation)
@@ -188,9 +187,8 @@ def prior_deviation(floor: float, uncertainty: float = 0.0) -> float:
     """
     from_floor = floor / stats.student_quantile(CALIBRATED_QUANTILE, PRIOR_DEGREES_OF_FREEDOM)
     from_uncertainty = uncertainty / NormalDist().inv_cdf(CALIBRATED_QUANTILE)
-    return max(from_floor, from_uncertainty) / math.sqrt(
-        2
-    )  # of one run; both are about a difference of two
+    # Of one run; both are about a difference of two.
+    return max(from_floor, from_uncertainty) / math.sqrt(2)
 
 
 def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:

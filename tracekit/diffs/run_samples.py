@@ -49,12 +49,10 @@ class Run(msgspec.Struct, frozen=True):
     name: str
     samples: Mapping[str, tuple[float, ...]]
     facts: Mapping[str, Any] = {}  # compared by ``comparability``
-    tables: Mapping[
-        str, Any
-    ] = {}  # kernels, modules, products, cells and timeline, as far as the input has them
-    ranks: tuple[
-        documents.RankFigures, ...
-    ] = ()  # the figures of each rank; empty for a run read from a baseline file
+    # Kernels, modules, products, cells and timeline, as far as the input has them.
+    tables: Mapping[str, Any] = {}
+    # The figures of each rank; empty for a run read from a baseline file.
+    ranks: tuple[documents.RankFigures, ...] = ()
     analysis: Any = None  # the Analysis itself, where it is kept for the page of a diff
     main_role: str | None = (
         None  # where ranks have several processes: the role that these figures are of
@@ -71,9 +69,8 @@ class Run(msgspec.Struct, frozen=True):
         """Return the samples of *metric*, empty if this run does not have it."""
         if metric.name in self.samples or metric.rank is None:
             return self.samples.get(metric.name, ())
-        if (
-            metric.family.name == "late_ms"
-        ):  # ranks that are never late have no samples of their own
+        # Ranks that are never late have no samples of their own.
+        if metric.family.name == "late_ms":
             return tuple(0.0 for _ in self.samples.get("late_ms.rank", ()))
         ranks = [rank for rank in self.ranks if rank.rank == metric.rank]
         return per_step_samples(ranks).get(metric.name.split("@", maxsplit=1)[0], ())
@@ -276,9 +273,8 @@ def _step_values(records: Sequence[documents.StepFigures]) -> dict[str, float]:
     span = sum(record.span_ns for record in records)
     times_ns = [record.time_ns or 0 for record in records]
     time_of_all_ns = sum(times_ns)
-    ms = 1e6 * len(
-        records
-    )  # divides a sum of nanoseconds over ranks to give the mean milliseconds per step
+    # Divides a sum of nanoseconds over ranks to give the mean milliseconds per step.
+    ms = 1e6 * len(records)
     compute = sum(record.time_budget_ns.compute for record in records)
     exposed_ns = _sum_by_label(record.time_budget_ns.exposed for record in records)
     label_ns = _sum_by_label(record.label_ns for record in records)

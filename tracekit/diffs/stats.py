@@ -126,9 +126,8 @@ def weaken(p: float, rho: float) -> float:
     0.037
     """
     rho = min(max(rho, 0.0), MAX_CORRELATION)
-    if (
-        rho == 0 or not 0 < p < 0.5
-    ):  # from 0.5 on the correction would lower p, and 0 has no normal quantile
+    # From 0.5 on the correction would lower p, and 0 has no normal quantile.
+    if rho == 0 or not 0 < p < 0.5:
         return p
     return _NORMAL.cdf(_NORMAL.inv_cdf(p) * math.sqrt((1 - rho) / (1 + rho)))
 
@@ -168,9 +167,8 @@ def bootstrap(candidate: Runs, baseline: Runs = (), *, level: Level = "pseudomed
     >>> round(e.value, 3), 0.1 < e.error < 0.6, e.df
     (10.0, True, 8)
     """
-    generator = np.random.default_rng(
-        20240229
-    )  # a fixed seed: the same input gives the same verdict
+    # A fixed seed: the same input gives the same verdict.
+    generator = np.random.default_rng(20240229)
     variance, df = 0.0, 0
     for runs in (candidate, baseline):
         for run in runs:

@@ -325,9 +325,8 @@ def _check_limit(
             if case.metric.family.once_a_run
             else f"only {counted(steps, 'step')}"
         )
-        is_exact = (
-            case.floor == 0 and case.metric.family.unit == "count"
-        )  # a count without noise is what it is
+        # A count without noise is what it is.
+        is_exact = case.floor == 0 and case.metric.family.unit == "count"
         if abs(value - requirement.limit) <= case.floor and not is_exact:
             return case.undecided(f"{few}, and the limit is within the noise floor")
         verdict: Verdict = "pass" if holds else "regressed"

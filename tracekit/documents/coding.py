@@ -96,9 +96,8 @@ def encode(document: Any, *, indent: int | None = 1) -> str:
     try:
         data = msgspec.json.encode(document, enc_hook=_to_python_number)
         text = msgspec.json.format(data, indent=indent or 0).decode()
-    except (
-        UnicodeEncodeError
-    ):  # a lone surrogate, as in a path that is not UTF-8: ``json_text`` writes an escape
+    except UnicodeEncodeError:
+        # A lone surrogate, as in a path that is not UTF-8: ``json_text`` writes an escape.
         text = json.dumps(to_plain(document), indent=indent, ensure_ascii=False, allow_nan=False)
     return json_text(text)
 

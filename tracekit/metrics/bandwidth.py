@@ -44,9 +44,8 @@ def bucket(size: int) -> str:
     """
     if size < 1024:
         return "below 1 kB"
-    power = (
-        (size.bit_length() - 1) // 2 * 2
-    )  # largest power of four up to the size, as a power of two
+    # Largest power of four up to the size, as a power of two.
+    power = (size.bit_length() - 1) // 2 * 2
     unit_power, unit = next(unit for unit in reversed(_UNIT_OF_POWER) if unit[0] <= power)
     low = 1 << (power - unit_power)
     return f"{low}–{4 * low} {unit}"
@@ -106,9 +105,8 @@ def bandwidth(members: pl.DataFrame, *, node: int | None = None) -> pl.DataFrame
     factors = [
         _bus_factor(what, ranks) for what, ranks in table.select("what", "ranks").iter_rows()
     ]
-    algorithm_gb_s = pl.col("bytes") / pl.col(
-        "transfer_ns"
-    )  # bytes per nanosecond are GB per second
+    # Bytes per nanosecond are GB per second.
+    algorithm_gb_s = pl.col("bytes") / pl.col("transfer_ns")
     bus_gb_s = algorithm_gb_s * pl.Series(factors, dtype=pl.Float64)
     peaks = {where: link_gb_s(where) for where in (IN_NODE, ACROSS_NODES)}
     peak_gb_s = pl.col("where").replace_strict(peaks, default=None, return_dtype=pl.Float64)

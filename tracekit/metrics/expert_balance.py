@@ -194,9 +194,8 @@ def _find_exchanges(
     # An operation may be a member of several matches: the first counts.
     first_match = members.unique("row", keep="first", maintain_order=True)
     is_combine = pl.col("label") == "ep_combine"
-    exchange_number = is_combine.cum_sum().over("rank") - is_combine.cast(
-        pl.UInt32
-    )  # combines before this one
+    # Combines before this one.
+    exchange_number = is_combine.cum_sum().over("rank") - is_combine.cast(pl.UInt32)
     exchange_ops = (
         operations.select(*columns, row=pl.int_range(pl.len()))
         .filter(is_exchange.fill_null(False))
@@ -221,9 +220,8 @@ def _find_exchanges(
         exchange_ops.filter(~is_combine)
         .group_by("rank", "exchange", maintain_order=True)
         .agg(
-            pl.col(
-                "match", "step", "group", "order_ns"
-            ).last(),  # the last dispatch stands for the exchange
+            # The last dispatch stands for the exchange.
+            pl.col("match", "step", "group", "order_ns").last(),
             pl.sum("transfer_ns", "expert_ns"),
             pl.when(pl.col("received").is_not_null().all())
             .then(pl.sum("received"))
@@ -253,9 +251,8 @@ def _sum_by_layer(exchanges: pl.DataFrame) -> pl.DataFrame:
             .then(pl.sum("received"))
             .alias("received"),
             pl.col("expert_ns").sum(),
-            wait_ns=pl.col(
-                "explained_ns"
-            ).sum(),  # of the wait in combines, the part that imbalance explains
+            # Of the wait in combines, the part that imbalance explains.
+            wait_ns=pl.col("explained_ns").sum(),
             exposed_ns=pl.col("lost_ns").sum(),  # the part of that which no compute hides
         )
         .with_columns(

@@ -242,9 +242,8 @@ def find_host_activity(
     pieces, innermost = _split_by_innermost_range(waiting, ranges, threads)
     activity, shown_range = _find_activities(ranges, innermost)
     frames = _HostRanges.overlapping(waiting, events, threads, ("python",))
-    has_functions = not frames.name.matches(
-        r"^nn\.Module: "
-    ).all()  # calls of modules alone are read by default
+    # Calls of modules alone are read by default.
+    has_functions = not frames.name.matches(r"^nn\.Module: ").all()
     none = np.full(len(pieces.start), -1, np.int64)
     frame = frames.find_innermost(pieces.tid, pieces.start) if has_functions else none
     return _sum_by_activity(

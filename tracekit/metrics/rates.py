@@ -255,9 +255,8 @@ def _group_products(kernels: _ProductKernels, key: pl.Series | None) -> pl.DataF
     group, first = group_rows(
         *(text.codes for text in texts.values()), *(to_int64(column) for column in keys)
     )
-    first_of_call = group_rows(group, kernels.op_id)[
-        1
-    ]  # one row for each operator call of each group
+    # One row for each operator call of each group.
+    first_of_call = group_rows(group, kernels.op_id)[1]
     return pl.DataFrame(
         [
             *(text.take(first).series(name, pl.String()) for name, text in texts.items()),
@@ -431,9 +430,8 @@ def _grouped(dims: Dims) -> int | None:
     b = dims[1]
     if a[-1] != b[-2]:
         return None
-    rows = (
-        prod(a[1:]) if len(a) == 3 and len(b) == 2 else prod(a)
-    )  # experts cut the columns, not the rows
+    # Experts cut the columns, not the rows.
+    rows = prod(a[1:]) if len(a) == 3 and len(b) == 2 else prod(a)
     return 2 * rows * b[-1]
 
 

@@ -50,9 +50,8 @@ class Discovery(msgspec.Struct, frozen=True):
     refs: tuple[SourceRef, ...]
     skipped: int = 0
     notices: tuple[Notice, ...] = ()
-    recordings: tuple[
-        SourceRef, ...
-    ] = ()  # dumps, logs and snapshots of the run (``file_type.RECORDINGS``)
+    # Dumps, logs and snapshots of the run (``file_type.RECORDINGS``).
+    recordings: tuple[SourceRef, ...] = ()
 
 
 def discover(
@@ -297,9 +296,8 @@ def _discovery(path: str, files: Mapping[str, tuple[SourceRef | None, FileType]]
         and refs[0].rank is None
         and (number := rank_in_name(refs[0].path)) is not None
     ):
-        refs = [
-            replace(refs[0], rank=number, rank_from="name")
-        ]  # the only file, in a folder named after a rank
+        # The only file, in a folder named after a rank.
+        refs = [replace(refs[0], rank=number, rank_from="name")]
     refs, notices = _drop_duplicate_exports(refs)
     notices += _skipped_files(others, {ref.rank for ref in refs if ref.rank is not None})
     return Discovery(tuple(refs), skipped, tuple(notices), tuple(recordings))
@@ -342,9 +340,8 @@ def _looks_like_trace(path: Path) -> bool:
 
 def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], list[Notice]]:
     """Return one source per report where reports were exported in several formats, with a notice about the others."""
-    exports: dict[str, list[tuple[int, SourceRef]]] = defaultdict(
-        list
-    )  # by report: preference and source
+    # By report: preference and source.
+    exports: dict[str, list[tuple[int, SourceRef]]] = defaultdict(list)
     remaining = [ref for ref in refs if ref.reader != "nsight"]
     for ref in refs:
         if ref.reader == "nsight":
@@ -386,9 +383,8 @@ def _reference(path: Path, shown: str) -> tuple[SourceRef | None, FileType]:
 def _detect_type(path: Path, status: os.stat_result) -> FileType:
     """Return the type of the file at *path*."""
     size = status.st_size
-    if not stat.S_ISREG(
-        status.st_mode
-    ):  # opening a pipe would block until something writes into it
+    # Opening a pipe would block until something writes into it.
+    if not stat.S_ISREG(status.st_mode):
         return FileType(None, why="is a pipe or a device; save it as a file first")
     if not size:  # not opened: reading a file of /proc with size 0 may block
         return unreadable_file("is empty")

@@ -38,9 +38,8 @@ _EVENTS_OF_OTHER_USE = (
         "is a timeline of operations; read it with tracekit.against_ideal.compare_timeline",
     ),
     (
-        re.compile(
-            rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:'
-        ),  # its tracks repeat events, which would count twice
+        # Its tracks repeat events, which would count twice.
+        re.compile(rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:'),
         "was written by tracekit for ui.perfetto.dev; name the traces it was made from",
     ),
 )
@@ -68,9 +67,8 @@ _INSPECTOR_KEY = re.compile(rb'"inspector_output_format_version"\s*:')
 class FileType(msgspec.Struct, frozen=True):
     """Reader of a file, and its rank and world size if they are easy to find."""
 
-    reader: (
-        str | None
-    )  # "kineto", "perfetto", "nsight", "store" or one of RECORDINGS; None if it is none of these
+    # "kineto", "perfetto", "nsight", "store" or one of RECORDINGS; None if it is none of these.
+    reader: str | None
     rank: int | None = None
     world_size: int | None = None
     why: str = ""  # reason why the file is not a trace

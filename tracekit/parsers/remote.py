@@ -59,9 +59,8 @@ def list_files(url: str, *, depth: int) -> dict[str, int]:
             return {url: int(info.get("size") or 0)}
         sizes: dict[str, int] = {}
         for name, info in sorted(listed.items()):
-            source = _IN_EXPORTED_FOLDER.sub(
-                r"\1", name
-            )  # the files of an exported folder are one source
+            # The files of an exported folder are one source.
+            source = _IN_EXPORTED_FOLDER.sub(r"\1", name)
             sizes[source] = sizes.get(source, 0) + int(info.get("size") or 0)
         if not sizes:
             raise InputError(f"{url}: holds nothing", hint="check the URL")
@@ -123,9 +122,8 @@ def fetch_to_local(path: str) -> Iterator[str]:
             if remote_path.endswith(_FOLDER_SUFFIXES):
                 system.get(remote_path, str(local), recursive=True)
             else:
-                system.get_file(
-                    remote_path, str(local)
-                )  # get would take the ? of a query for a pattern
+                # Get would take the ? of a query for a pattern.
+                system.get_file(remote_path, str(local))
         yield str(local)
 
 

@@ -35,9 +35,8 @@ def missing_ranks(present: Collection[int], size: int, *, most: int) -> tuple[in
     (3, [1, 3])
     """
     valid = {rank for rank in present if 0 <= rank < size}
-    missing = (
-        rank for rank in range(size) if rank not in valid
-    )  # lazy: a damaged size may be in the millions
+    # Lazy: a damaged size may be in the millions.
+    missing = (rank for rank in range(size) if rank not in valid)
     return size - len(valid), list(islice(missing, most))
 
 

@@ -75,9 +75,8 @@ def _categories(
         codes: Index of the label in ``LABELS``, -1 without a label.
         annotations: Ranges around each event's launch.
     """
-    of_label = np.array(
-        [_CATEGORIES.get(label, UNUSED) for label in LABELS] + [UNUSED], np.int8
-    )  # code -1: no label
+    # Code -1: no label.
+    of_label = np.array([_CATEGORIES.get(label, UNUSED) for label in LABELS] + [UNUSED], np.int8)
     category = of_label[codes]
     category[(category == LOOSE_WGRAD) & present(rows["node"])] = AUTOGRAD
     # What is done once for the gradients of all micro-batches belongs to no cell.
@@ -103,16 +102,14 @@ def read_ranges(paths: CategoryColumn, *, backward: Bools) -> pl.DataFrame:
         "microbatch": pl.Int32(),
         "block": pl.String(),
     }
-    named: list[
-        tuple[Any, ...]
-    ] = []  # two rows for every distinct path: for a forward and for a backward kernel
+    # Two rows for every distinct path: for a forward and for a backward kernel.
+    named: list[tuple[Any, ...]] = []
     for ranges in map(parse_path, paths.values):
         for work in (ranges.forward, ranges.backward):
             op = (work.op, work.stage, work.microbatch) if work else (None, None, None)
             named.append((*op, ranges.block))
-    table = pl.DataFrame(
-        [*named, (None,) * len(schema)], schema=schema, orient="row"
-    )  # the last is for no path
+    # The last is for no path.
+    table = pl.DataFrame([*named, (None,) * len(schema)], schema=schema, orient="row")
     return table[np.where(paths.present, 2 * paths.codes + backward, len(named))]
 
 
@@ -126,9 +123,8 @@ class Kernels:
         self.duration_ns: Ints = rows["end_ns"].to_numpy() - rows["start_ns"].to_numpy()
         self.is_wgrad: Bools = rows["code"].to_numpy() == LABELS.index("wgrad")
         self.number = to_int64(rows["number"])
-        self.name: npt.NDArray[np.uint32] = (
-            rows["name"].to_physical().to_numpy()
-        )  # code of the kernel's name
+        # Code of the kernel's name.
+        self.name: npt.NDArray[np.uint32] = rows["name"].to_physical().to_numpy()
         self.p2p = rows["p2p"]
         self.named_op = CategoryColumn.from_series(rows["named_op"])
         self.stage = to_int64(rows["stage"])

@@ -141,9 +141,8 @@ def rename_cells(pipeline: Pipeline, schedule: Schedule, *, has_names: bool) -> 
 def _with_names_of(schedule: Schedule, pipeline: Pipeline) -> pl.DataFrame:
     """Return the cells with stages and micro-batches of the schedule's ops."""
     unknown = (None, None)
-    names: list[
-        tuple[int | None, ...]
-    ] = []  # stage, micro-batch, and those of the backward of a block
+    # Stage, micro-batch, and those of the backward of a block.
+    names: list[tuple[int | None, ...]] = []
     for position in pipeline.positions:
         order = schedule.ranks[position]
         cells = (

@@ -239,9 +239,8 @@ def _examine_instance(tables: StepTables, instance: int, cache: StepCache) -> _S
     chunks = {part.position: tables.chunks[part.chunks] for part in tables.parts[instance]}
     messages = {part.position: tables.messages[part.messages] for part in tables.parts[instance]}
     result = _examine_step(chunks, messages, len(tables.lines[line]))
-    if (
-        result.cells is None
-    ):  # times of cells differ from step to step, so they cannot be used again
+    # Times of cells differ from step to step, so they cannot be used again.
+    if result.cells is None:
         cache[look] = result
     return result
 

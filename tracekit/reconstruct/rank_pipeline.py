@@ -50,15 +50,13 @@ class RankPipeline:
     peers_by_order: bool = (
         False  # peers were derived from the order and times of messages, not recorded
     )
-    cut: tuple[
-        int | None, ...
-    ] = ()  # steps recorded only in part; None: the trace has no step marks
+    # Steps recorded only in part; None: the trace has no step marks.
+    cut: tuple[int | None, ...] = ()
     notices: tuple[Notice, ...] = ()
     contention: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CONTENTION))
     shares_gpu: bool = False  # its process may use a part of the GPU's multiprocessors only
-    full_queue: pl.DataFrame = field(
-        default_factory=TIMES.to_frame
-    )  # when the host waited for room in the GPU's queue
+    # When the host waited for room in the GPU's queue.
+    full_queue: pl.DataFrame = field(default_factory=TIMES.to_frame)
 
     @cached_property
     def by_step(self) -> dict[int, tuple[pl.DataFrame, pl.DataFrame]]:
@@ -147,9 +145,8 @@ def rank_pipeline(
     timed_kernels = rows[kernels].select(
         pl.Series("chunk", chunk), chunks["op"][chunk], "host_ns", "start_ns", "end_ns"
     )
-    named = rows.filter(
-        (pl.col("label") == "pp_comm") & pl.col("group").is_not_null()
-    )  # with known communicator
+    # With known communicator.
+    named = rows.filter((pl.col("label") == "pp_comm") & pl.col("group").is_not_null())
     return RankPipeline(
         rank=source.rank,
         shares_gpu=_has_part_of_gpu(source),

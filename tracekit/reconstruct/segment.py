@@ -210,9 +210,8 @@ def _place_unmatched_forwards(chunk_of_row: Ints, kernels: Kernels, owners: Chun
     for rows in split_at_barriers(unmatched, host_ns, barrier_ns):
         first = rows[0]
         following = int(np.searchsorted(placed, first))
-        neighbours = placed[
-            max(following - 1, 0) : following + 1
-        ]  # the placed kernels right before and right behind
+        # The placed kernels right before and right behind.
+        neighbours = placed[max(following - 1, 0) : following + 1]
         neighbours = neighbours[
             is_matched[neighbours] & (messages_before[neighbours] == messages_before[first])
         ]
@@ -286,9 +285,8 @@ class ChunkAssembly:
     paired_by_position: set[int]  # chunks whose forward and backward only their position ties
     absorbed: set[int] = field(default_factory=set)  # chunks that loose weight gradients joined
     forward_rows: dict[int, Ints] = field(init=False)  # by chunk
-    autograd_rows: dict[int, Ints] = field(
-        init=False
-    )  # by chunk, with the loose weight gradients that joined
+    # By chunk, with the loose weight gradients that joined.
+    autograd_rows: dict[int, Ints] = field(init=False)
 
     def __post_init__(self) -> None:
         """Group the rows by chunk."""

@@ -98,16 +98,14 @@ def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[i
     follows a forward and a backward and goes to different ranks, the direction of unambiguous
     forwards tells which message is the forward's.
     """
-    work = chunks.filter(pl.col("op") != "W").sort(
-        "last_ns", maintain_order=True
-    )  # what has an output to send
+    # What has an output to send.
+    work = chunks.filter(pl.col("op") != "W").sort("last_ns", maintain_order=True)
     sends = messages.filter("send").sort("launch_ns", maintain_order=True)
     launched = work.select("op", "pair").rows()
     peers = sends["peer"].to_list()
     destination: dict[int, int] = {}  # by pair
-    ambiguous: list[
-        tuple[list[int], list[int]]
-    ] = []  # pairs of the forwards, and the peers, of each such batch
+    # Pairs of the forwards, and the peers, of each such batch.
+    ambiguous: list[tuple[list[int], list[int]]] = []
     for batch in batch_sends(work, sends):
         # At most one chunk per message, the last ones.
         carried = [launched[chunk] for chunk in batch.chunks[-len(batch.sends) :]]

@@ -246,9 +246,8 @@ def crossed_share(table: pl.DataFrame) -> float:
     ...                             "total_ns": [10], "beside_other_pass_ns": [7]}))
     0.7
     """
-    is_phase = (
-        pl.col("phase").cast(pl.String) != "FB"
-    )  # blocks are measured again inside their phases
+    # Blocks are measured again inside their phases.
+    is_phase = pl.col("phase").cast(pl.String) != "FB"
     is_communication = pl.col("lane").cast(pl.String) == "communication"
     with_pass = table.filter(is_communication & pl.col("pass").is_not_null() & is_phase)
     total_ns = int(with_pass["total_ns"].sum())

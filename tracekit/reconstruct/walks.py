@@ -64,9 +64,8 @@ def _number_walks(number: Ints, loose_wgrads_before: Ints) -> tuple[Ints, Ints]:
         walk,
         repeated_walk,
     )
-    return np.maximum(walk, 0), repeated_walk[
-        :count
-    ]  # kernels before the first number join the first walk
+    # Kernels before the first number join the first walk.
+    return np.maximum(walk, 0), repeated_walk[:count]
 
 
 def _split_by_messages(walk: Ints, autograd: Ints, kernels: Kernels) -> Ints:
@@ -169,9 +168,8 @@ def _first_visitors(walk: Ints, number: Ints, is_first_visit: Bools) -> Ints:
     -1 if the kernel has no number.
     """
     visits = np.flatnonzero(is_first_visit)[::-1]
-    visits = visits[
-        np.argsort(number[visits], kind="stable")
-    ]  # of equal numbers the last visit comes first
+    # Of equal numbers the last visit comes first.
+    visits = visits[np.argsort(number[visits], kind="stable")]
     return take_or_missing(walk[visits], find_sorted(number, number[visits]))
 
 

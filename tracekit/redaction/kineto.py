@@ -74,9 +74,8 @@ class JsonStream:
                 if closing is not None:
                     return self._mended(closing)
             else:
-                if (
-                    end < len(self._window) or not self._read_more()
-                ):  # a number may go on in the next chunk
+                # A number may go on in the next chunk.
+                if end < len(self._window) or not self._read_more():
                     self._start = end
                     return value
                 continue

@@ -86,9 +86,8 @@ def redact_each(
         )
     names = NameRedactor(words)  # one for all files: a group has the same pseudonym on every rank
     refs = discover(source, check=False).refs
-    if (
-        len(refs) == 1 and Path(refs[0].path) == source
-    ):  # a file, or an export that is itself a folder
+    # A file, or an export that is itself a folder.
+    if len(refs) == 1 and Path(refs[0].path) == source:
         yield _redact_file(refs[0], target, names, keep)
         return
     if target.is_file():

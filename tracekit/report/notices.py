@@ -50,7 +50,8 @@ def notice_sentence(notice: Notice) -> str:
         LookupError,
         TypeError,
         ValueError,
-    ):  # it was read from a file of a version with other values
+    ):
+        # It was read from a file of a version with other values.
         return f"{notice.code} (a notice of another version of tracekit)"
     if not notice.ranks or "{ranks" in template:
         return sentence

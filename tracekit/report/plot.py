@@ -358,9 +358,8 @@ def _mark_chunks(axes: Axes, prediction: WhatIf) -> None:
         "va": "bottom",
     }
     text = axes.annotate(counted(prediction.virtual or 1, "chunk"), point, (8, 2), **style)
-    text.set_path_effects(
-        [withStroke(linewidth=3, foreground="white")]
-    )  # readable over a curve behind it
+    # Readable over a curve behind it.
+    text.set_path_effects([withStroke(linewidth=3, foreground="white")])
 
 
 def _ms_per_microbatch(prediction: WhatIf, ns: int | None) -> float:
@@ -403,9 +402,8 @@ def timeline(
     """
     if ranks is None:
         ranks = [measured.rank for measured in analysis.rank_results][:MAX_RANKS]
-    ranks = [
-        analysis.rank(rank).rank for rank in ranks
-    ]  # which raises for a rank that was not analysed
+    # Which raises for a rank that was not analysed.
+    ranks = [analysis.rank(rank).rank for rank in ranks]
     if not ranks:
         raise OptionError(
             "there are no ranks to draw", hint="name at least one, or leave ranks out"

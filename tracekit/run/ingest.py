@@ -191,9 +191,8 @@ def ingest(
         driver.map_sources, workers=workers, executor=executor, progress="ingesting", measures=True
     )
     resumed: list[Notice] = []
-    failures: list[
-        Notice
-    ] = []  # ranks that could not be read; each writer has its own among its notices
+    # Ranks that could not be read; each writer has its own among its notices.
+    failures: list[Notice] = []
     spans: list[driver.Span] = []
     run_notices: tuple[Notice, ...] = ()
     with store_folder(target, resume=resume) as folder:

@@ -255,9 +255,8 @@ class Schedule:
             ops = np.flatnonzero(np.isin(table.kind, kinds))
             key = stage[ops] * microbatches + microbatch[ops]
             distinct, first, count = np.unique(key, return_index=True, return_counts=True)
-            if (
-                len(ops) < stages * microbatches
-            ):  # a typing error can name a far stage: make no table up to there
+            # A typing error can name a far stage: make no table up to there.
+            if len(ops) < stages * microbatches:
                 gaps = np.flatnonzero(distinct != np.arange(len(distinct)))
                 raise _missing(
                     self,

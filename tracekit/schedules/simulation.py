@@ -54,9 +54,8 @@ class Simulation(HasDocument):
         names = ("rank", "stage", "microbatch", "b_stage", "b_microbatch")
         numbers = pl.DataFrame({name: getattr(table, name) for name in names}).cast(pl.Int32)
         ops = pl.Series("op", np.array(KINDS)[table.kind], pl.Enum(KINDS))
-        of_blocks = pl.when(ops == "FB").then(
-            pl.col("b_stage", "b_microbatch")
-        )  # null in other ops
+        # Null in other ops.
+        of_blocks = pl.when(ops == "FB").then(pl.col("b_stage", "b_microbatch"))
         times = {"start": self.start, "end": self.end}
         return numbers.select("rank", ops, "stage", "microbatch", of_blocks).with_columns(**times)
 

@@ -187,9 +187,8 @@ def _tuples(value: Any) -> Any:
 
 def _sum(a: Any, b: Any) -> Any:
     """Return the sum of two times: numbers, one number per stage, or tables stages × micro-batches."""
-    return (
-        np.asarray(a).T + np.asarray(b).T
-    ).T.tolist()  # transposed: the axis that both have is the last
+    # Transposed: the axis that both have is the last.
+    return (np.asarray(a).T + np.asarray(b).T).T.tolist()
 
 
 def _grid(key: str, value: Any, shape: tuple[int, int]) -> npt.NDArray[Any]:

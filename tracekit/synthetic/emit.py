@@ -66,17 +66,14 @@ class _Writer:
     rows: list[Row] = field(default_factory=list)
     correlation: int = 0
     sequence: int = 1000
-    numbers: dict[tuple[int, int], list[int]] = field(
-        default_factory=dict
-    )  # numbers of each forward's ops
+    # Numbers of each forward's ops.
+    numbers: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     number: int = 0  # of the step
     host: int = 0  # time until which the host is busy
-    producers: dict[int, list[int]] = field(
-        default_factory=dict
-    )  # of each cell: cells of other ranks it receives from
-    consumers: dict[int, list[int]] = field(
-        default_factory=dict
-    )  # of each cell: cells of other ranks it sends to
+    # Of each cell: cells of other ranks it receives from.
+    producers: dict[int, list[int]] = field(default_factory=dict)
+    # Of each cell: cells of other ranks it sends to.
+    consumers: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for producer, consumer in self.recipe.messages:

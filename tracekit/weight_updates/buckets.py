@@ -52,9 +52,8 @@ def split_updates(server: UpdateProcess, worker: UpdateProcess | None) -> list[p
     ]
     groups = _split_at(server.transfers, np.sort(np.concatenate(breaks)))
     if len(groups) == 1:
-        barriers = (
-            server.lane("other").filter(pl.col("bytes") == 0)["start_ns"].to_numpy()
-        )  # they move nothing
+        # They move nothing.
+        barriers = server.lane("other").filter(pl.col("bytes") == 0)["start_ns"].to_numpy()
         between_barriers = _split_at(server.transfers, barriers)
         sizes = [group.filter(lane="broadcast")["bytes"].to_list() for group in between_barriers]
         # With one bucket in each part the barriers may as well separate the buckets of one update.

@@ -137,9 +137,8 @@ def _measure(
     with_worker = [part for part in ranks if part.rank in workers]
     has_reloads = any(part.reload for part in ranks)
     sources = _sources(ranks)
-    ideal = (
-        _ideal(ranks, sources) if has_reloads else None
-    )  # without reloads there is nothing to simulate
+    # Without reloads there is nothing to simulate.
+    ideal = _ideal(ranks, sources) if has_reloads else None
     late_intervals, wait_by_rank = _late_arrivals(ranks)
     late_rank = None
     if any(wait_by_rank.values()):

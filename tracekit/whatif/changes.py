@@ -460,9 +460,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
                 None,
                 *(label for label in LABELS if graph.has_label(label)[events].any()),
             ]
-            covered = np.zeros(
-                (len(names), LANE_BINS)
-            )  # row 0: idle, where nothing else covers more
+            # Row 0: idle, where nothing else covers more.
+            covered = np.zeros((len(names), LANE_BINS))
             for row, label in enumerate(names):
                 if label is not None:
                     rows = events & graph.has_label(label)

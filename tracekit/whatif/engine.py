@@ -94,9 +94,8 @@ class _ProgramRun:
         self, program: Program, work: Sequence[float], machine: Machine, host: HostTimes | None
     ) -> None:
         self.program, self.work, self.machine = program, work, machine
-        self.events: list[
-            tuple[float, int, int, int, int]
-        ] = []  # heap: time, number, kind, rank or kernel, plan
+        # Heap: time, number, kind, rank or kernel, plan.
+        self.events: list[tuple[float, int, int, int, int]] = []
         self.event_count = 0
         ranks, pieces, kernels = len(program.steps), len(program.pieces), len(program.kernels)
         # Times at which the host has launched each step, by action; not known until the host gets

@@ -364,9 +364,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         bounds = self.step_bounds(replay.start, replay.end)
         for step in range(len(self.steps)):
             of_step = bounds.filter(pl.col("step_index") == step)
-            begins = np.full(
-                len(self.ranks), NO_LIMIT
-            )  # a rank without the step is never on the path
+            # A rank without the step is never on the path.
+            begins = np.full(len(self.ranks), NO_LIMIT)
             begins[of_step["rank_index"].to_numpy()] = of_step["start_ns"].to_numpy()
             rows = np.flatnonzero(self.step_index == step)
             last = int(rows[replay.end[rows].argmax()])

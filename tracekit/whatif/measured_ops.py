@@ -37,18 +37,14 @@ class OpTimes(msgspec.Struct, frozen=True):
 class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
     """Times of the run's ops in nanoseconds. Arrays have one value per stage of the run."""
 
-    gpu_ns: Mapping[
-        str, Floats
-    ]  # by kind (F, I, W, B): GPU time with no message beside it and no wait for the host
-    gpu_slowdowns: Mapping[
-        int, float
-    ]  # of positions with another GPU: time of kernels there / time in ``gpu_ns``
-    launch_ns: Mapping[
-        str, Floats
-    ]  # by kind: host time from an op's first to its last launch, no switch before it
-    before_ns: Mapping[
-        str, Floats
-    ]  # by kind: host time before an op's first launch, without posts and waiting
+    # By kind (F, I, W, B): GPU time with no message beside it and no wait for the host.
+    gpu_ns: Mapping[str, Floats]
+    # Of positions with another GPU: time of kernels there / time in ``gpu_ns``.
+    gpu_slowdowns: Mapping[int, float]
+    # By kind: host time from an op's first to its last launch, no switch before it.
+    launch_ns: Mapping[str, Floats]
+    # By kind: host time before an op's first launch, without posts and waiting.
+    before_ns: Mapping[str, Floats]
     post_ns: float  # host time to post a message kernel
     last_launch_to_end_ns: (
         float  # from the launch of an op's last kernel to its end, where the host was the limit
@@ -56,12 +52,10 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
     host_waits: bool  # whether the host stands still until a message is there
     block_factor: float  # GPU time of an FB / that of its halves run alone; 1 if none ran
     cells: Mapping[Piece, OpTimes]  # ops that ran
-    host_starts: tuple[
-        float, ...
-    ]  # first launch of each position in the step, from the first GPU event of all
-    gpu_starts: tuple[
-        float, ...
-    ]  # first GPU event of each position in the step, from the first of all
+    # First launch of each position in the step, from the first GPU event of all.
+    host_starts: tuple[float, ...]
+    # First GPU event of each position in the step, from the first of all.
+    gpu_starts: tuple[float, ...]
     has_split_backwards: bool
 
     def times(self, program: Program, schedule: Schedule, *, own: bool = False) -> list[OpTimes]:
@@ -234,9 +228,8 @@ def measure_ops(
         before_ns["I"] = before_ns["I"] + search_ns
     after_last_launch = pl.col("end_ns") - pl.col("last_ns")
     host_limited = rows.filter(after_last_launch < pl.col("gpu_ns"))
-    last_launch_to_end_ns = host_limited.select(
-        after_last_launch.clip(0).median()
-    ).item()  # None without rows
+    # None without rows.
+    last_launch_to_end_ns = host_limited.select(after_last_launch.clip(0).median()).item()
     return MeasuredOps(
         gpu_ns,
         gpu_slowdowns or {},

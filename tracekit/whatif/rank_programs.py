@@ -262,9 +262,8 @@ def write_posted(schedule: Schedule) -> Program:
     writer = _ScheduleWriter(schedule)
     turns = [_with_reduction_turns(order, schedule.microbatches) for order in schedule.ranks]
     next_turn = [0] * len(turns)
-    available: set[Output] = (
-        set()
-    )  # outputs on the rank that needs them, or whose receive is posted there
+    # Outputs on the rank that needs them, or whose receive is posted there.
+    available: set[Output] = set()
     receive_kernels: dict[Output, int] = {}
     # An order in which an op waits for itself makes no more progress. Its program stays incomplete
     # here; simulating the schedule reports the mistake.
@@ -350,9 +349,8 @@ def recorded_program(
         host_waits: Whether the host waits for every message kernel before its next launch.
     """
     writer = _ProgramWriter(max(messages, default=-1) + 1)
-    sent: Counter[tuple[bool, int, int]] = (
-        Counter()
-    )  # messages so far by direction, source and target
+    # Messages so far by direction, source and target.
+    sent: Counter[tuple[bool, int, int]] = Counter()
 
     def message_number(send: bool, position: int, peer: int) -> int:
         source, target = (position, peer) if send else (peer, position)
@@ -361,9 +359,8 @@ def recorded_program(
         return writer.message((source, target, index), source, target)
 
     for position in sorted(messages):
-        open_receives: list[
-            tuple[int, int]
-        ] = []  # end and number of kernels that no op has waited for
+        # End and number of kernels that no op has waited for.
+        open_receives: list[tuple[int, int]] = []
         for launched in _in_launch_order(position, cells, messages[position]):
             if "carried" in launched:
                 carried = [

@@ -336,10 +336,11 @@ def _curve_rows(predictor: Predictor, cells: pl.DataFrame, times: StageTimes) ->
             prediction, predictor.measured_ns
         )
         if change == "microbatches":
+            # Another amount of work cannot be compared with the run.
             figures |= {
                 "saves_ns": None,
                 "slower": False,
-            }  # another amount of work cannot be compared with the run
+            }
         assumptions = ("micro-batches of this run's size", predictor.messages_in_words())
         rows.append(WhatIf(change, **figures, rests_on=assumptions))
     return rows

@@ -142,10 +142,11 @@ def test_several_runs_decide_together(command, save, scaled):
         ("step_ms@1 < 90", 1),
         ("overlap.pp_comm > 0.1", 0),
         ("overlap.pp_comm > 0.3", 1),
+        # Known once a run, and far beyond its floor: one value decides.
         (
             "hidden_ms.pp_comm.forward > 1",
             0,
-        ),  # known once a run, and far beyond its floor: one value decides
+        ),
     ],
 )
 def test_limits_need_no_baseline(command, save, text, code):

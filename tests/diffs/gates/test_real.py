@@ -104,9 +104,8 @@ def test_the_plugin(pytester, save):
                 tracekit.analyze(SAVED)["overlap.ep_dispatch"]
     """)
     installed = any(point.name == "tracekit" for point in entry_points(group="pytest11"))
-    named = (
-        [] if installed else ["-p", "tracekit.pytest_plugin"]
-    )  # an install older than the entry point
+    # An install older than the entry point.
+    named = [] if installed else ["-p", "tracekit.pytest_plugin"]
     result = pytester.runpytest_subprocess(*named, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2, failed=1, skipped=1)
     result.stdout.fnmatch_lines(["*regressed: step_ms*"])

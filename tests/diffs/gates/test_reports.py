@@ -83,9 +83,8 @@ def test_diff_finds_label_module_rank_kernel_and_cell(make, scaled):
         Side((from_analysis(new, name="new", cells=[{**cells[0], "ns": 2_500_000}]),), {}),
     ).to_dict()
     assert got["labels"][0]["label"] == "forward"
-    assert got["labels"][0]["change_ms"] == pytest.approx(
-        10.0, rel=0.01
-    )  # a third of 60 ms, half as long again
+    # A third of 60 ms, half as long again.
+    assert got["labels"][0]["change_ms"] == pytest.approx(10.0, rel=0.01)
     assert got["modules"] == [
         {"module": "mlp", "label": "forward", "before_ms": 20.0, "after_ms": 30.0, "change_ms": 10.0,
          "change_relative": 0.5, "count_before": 1, "count_after": 1}

@@ -202,9 +202,8 @@ def explain_stragglers(
         ]
         return Stragglers(tuple(rows))
     pairs = _pair_waits(operations)
-    is_message = (
-        pl.col("label") == "pp_comm"
-    )  # ranks of a pipeline wait for each other by design: apart from the rest
+    # Ranks of a pipeline wait for each other by design: apart from the rest.
+    is_message = pl.col("label") == "pp_comm"
     lateness = _lateness(pairs.filter(~is_message), figures)
     # Waiting for a rank in a step, in messages or in collectives, as the mean of the ranks that
     # waited.

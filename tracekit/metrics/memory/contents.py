@@ -126,10 +126,11 @@ def find_purposes(
         (origin.is_in(["forward", "recompute"]) & is_freed_in_work, "workspace"),
         (origin.is_in(["forward", "recompute"]), "activations"),
         ((origin == "backward") & is_freed_in_work, "workspace"),
+        # Kept for the weight gradient.
         (
             (origin == "backward") & is_freed_by_own_chunk,
             "activations",
-        ),  # kept for the weight gradient
+        ),
         ((origin == "backward") & is_freed & is_freed_before_optimizer, "workspace"),
         (origin == "backward", "gradients"),
     ]

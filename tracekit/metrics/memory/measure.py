@@ -63,9 +63,8 @@ def measure_memory(
     measured = measure_rank_memory(memory, labelled, ops, window=window, chunks=chunks)
     if measured is None:
         return None, notices
-    if (
-        memory["address"].is_null().all()
-    ):  # a redacted trace: nothing tells which allocation a free belongs to
+    # A redacted trace: nothing tells which allocation a free belongs to.
+    if memory["address"].is_null().all():
         return measured, notices
     contents = measure_contents(
         history,

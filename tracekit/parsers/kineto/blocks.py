@@ -207,9 +207,8 @@ def scan_in_order(stream: Stream, head: bytes, start: int, *, stacks: bool) -> S
         if is_last:
             return _finish(parts, [worker], b"")
         if carried >= patience and part.bad:
-            patience = max(
-                patience // 4, _MIN_PATIENCE_BYTES
-            )  # many such events must not each cost as much
+            # Many such events must not each cost as much.
+            patience = max(patience // 4, _MIN_PATIENCE_BYTES)
         carried = end - start
         if carried >= MAX_EVENT_BYTES and not is_passing_over:
             part.bad, part.events = part.bad + 1, part.events + 1

@@ -25,9 +25,8 @@ from tracekit.parsers.source_refs import rank_in_name
 from tracekit.parsers.steps import assign_steps
 from tracekit.schema import DAMAGED, UNTIMED, RankEvents
 
-_EPOCH_NS = (
-    10**18
-)  # September 2001: no PyTorch trace is older, so a smaller time counts from some other start
+# September 2001: no PyTorch trace is older, so a smaller time counts from some other start.
+_EPOCH_NS = 10**18
 _DAMAGE_CODES = ("truncated", "bad-events", "bad-values", "bad-text")
 
 
@@ -171,9 +170,8 @@ def _notices(
         if has_no_epoch:
             notices.append(Notice("no-base-time", values={"case": "lost"}))
     if bad:
-        gpu_events = table.untimed.get(
-            UNTIMED, 0
-        )  # GPU events without a time; others have keys of their own
+        # GPU events without a time; others have keys of their own.
+        gpu_events = table.untimed.get(UNTIMED, 0)
         notices.append(
             Notice("bad-events", values={"case": "lost", "count": bad, "gpu_events": gpu_events})
         )

@@ -31,9 +31,8 @@ FIRST_PAGES = 1 << 16
 MAX_PAGES = 2 << 20
 FIRST_TEXTS = 1 << 10
 FIRST_TEXT_BYTES = 1 << 20
-MAX_SPARSE_SHARE = (
-    1 / 8
-)  # of rows with a value, up to which a column is stored as row numbers and values
+# Of rows with a value, up to which a column is stored as row numbers and values.
+MAX_SPARSE_SHARE = 1 / 8
 
 
 class ColumnPart(NamedTuple):
@@ -153,9 +152,8 @@ class Worker:
             for column, (least, greatest, count) in zip(
                 Column, self._bounds.T.tolist(), strict=True
             ):
-                if (
-                    count and column != Column.EVENT
-                ):  # the number of an event in its part, which nobody needs
+                # The number of an event in its part, which nobody needs.
+                if count and column != Column.EVENT:
                     fits = least > NULL32 and greatest < 2**31
                     columns[column] = self._store(
                         column, scanner.row_count, count, np.int32 if fits else np.int64
@@ -194,9 +192,8 @@ class Worker:
         """Make room in the dictionary for that many texts and bytes."""
         self._starts = np.concatenate([self._starts, np.zeros(texts - len(self._starts), np.int64)])
         self._heap = np.concatenate([self._heap, np.zeros(text_bytes - len(self._heap), np.uint8)])
-        slots = np.zeros(
-            1 << (2 * texts).bit_length(), np.uint64
-        )  # a power of two, at most half full
+        # A power of two, at most half full.
+        slots = np.zeros(1 << (2 * texts).bit_length(), np.uint64)
         self._scanner.set_dictionary(slots.data, self._starts.data, self._heap.data)
 
 
@@ -219,9 +216,8 @@ class _ColumnPages:
         self, values: npt.NDArray[np.int64], dtype: type[np.int32 | np.int64]
     ) -> npt.NDArray[np.int32 | np.int64]:
         """Return a copy of *values*, cast to *dtype*, in these pages."""
-        size = (
-            -(-len(values) * np.dtype(dtype).itemsize // 8) * 8
-        )  # rounded up, so that all arrays are aligned
+        # Rounded up, so that all arrays are aligned.
+        size = -(-len(values) * np.dtype(dtype).itemsize // 8) * 8
         if self._used + size > len(self._pages):
             self._pages = mmap.mmap(
                 -1, max(min(2 * len(self._pages), MAX_PAGES), FIRST_PAGES, size)

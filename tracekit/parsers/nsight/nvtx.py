@@ -183,9 +183,8 @@ def link_autograd(ranges: pl.DataFrame) -> pl.DataFrame:
     is_backward = (pl.col("_is_node") | is_engine) & pl.col("sequence").is_not_null()
     ranges = ranges.with_row_index("_row").with_columns(_is_backward=is_backward)
     is_forward = (pl.col("kind") == "cpu_op") & pl.col("sequence").is_not_null()
-    first_thread = (
-        pl.col("process") & PID_MASK
-    )  # the first thread of a process has the process's pid
+    # The first thread of a process has the process's pid.
+    first_thread = pl.col("process") & PID_MASK
     of_backward = pl.when("_is_backward").then(pl.coalesce("_forward_tid", first_thread))
     fwd_thread = of_backward.when(is_forward).then(pl.lit(0, dtype=pl.Int64))
     linked = ranges.join(_forward_threads(ranges), on="_row", how="left", maintain_order="left")

@@ -316,12 +316,13 @@ def _sorted_events(frames: list[pl.DataFrame]) -> pl.DataFrame:
     tie_breakers = [
         name for name in ("kind", "tid", "correlation", "stream") if name in events.columns
     ]
+    # Categories are sorted as their texts.
     order = (
         "start_ns",
         -pl.col("end_ns"),
         *tie_breakers,
         "name",
-    )  # categories are sorted as their texts
+    )
     return conform(events.sort(order), EVENTS)
 
 

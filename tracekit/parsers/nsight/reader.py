@@ -144,9 +144,8 @@ def _read_ranks(
         notices=tuple(notices),
     )
     largest = communicators.filter(pl.col("ranks") == pl.col("ranks").max())
-    world = tuple(
-        largest["communicator"].drop_nulls()
-    )  # communicators as large as the largest that was created
+    # Communicators as large as the largest that was created.
+    world = tuple(largest["communicator"].drop_nulls())
     gpus = tables.find_gpus(export)
     result = []
     for process, group in groupby(

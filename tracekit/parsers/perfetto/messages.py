@@ -115,9 +115,8 @@ def _scalar(number: int, wire_type: int, value: Value) -> str | None:
     None for other fields.
     """
     if isinstance(value, bytes):
-        return (
-            value.decode("utf-8", "replace") if number in (6, 9) else None
-        )  # string_value, legacy_json_value
+        # string_value, legacy_json_value.
+        return value.decode("utf-8", "replace") if number in (6, 9) else None
     if number == 2:
         return "true" if value else "false"
     if number in (3, 7):  # unsigned, pointer

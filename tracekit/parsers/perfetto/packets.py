@@ -215,9 +215,8 @@ class _Scan:
         self._is_message = np.concatenate(
             [self._is_message, np.zeros(texts - len(self._is_message), np.uint8)]
         )
-        slots = np.zeros(
-            1 << (2 * texts).bit_length(), np.uint64
-        )  # a power of two, at most half full
+        # A power of two, at most half full.
+        slots = np.zeros(1 << (2 * texts).bit_length(), np.uint64)
         self._scanner.set_dictionary(
             slots.data, self._starts.data, self._heap.data, self._is_message.data
         )

@@ -178,9 +178,8 @@ def _decode_clocks(state: TraceState, snapshot: bytes) -> None:
             values = numbers_and_texts(clock)
             clock_id = _integer(values.get(1))
             time = _integer(values.get(2))
-            is_plain = (
-                not values.get(3) and values.get(4, 1) == 1
-            )  # not incremental, and in nanoseconds
+            # Not incremental, and in nanoseconds.
+            is_plain = not values.get(3) and values.get(4, 1) == 1
             if clock_id is not None and time is not None and time < LATEST_NS and is_plain:
                 state.clocks[clock_id] = time
 

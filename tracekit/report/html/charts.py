@@ -596,9 +596,8 @@ def _boxes(layout: ScheduleLayout, end_ns: int) -> documents.PackedColumns:
     }
     filled = (pl.col(name).fill_null(null) for name, null in nulls.items() if name in boxes.columns)
     columns = boxes.select("start_ns", "end_ns", *filled, "row", "kind")
-    return pack_intervals(
-        columns.with_columns(pl.col("^(wait|path)_ns$") // 1000)
-    )  # µs, which fit into 32 bits
+    # µs, which fit into 32 bits.
+    return pack_intervals(columns.with_columns(pl.col("^(wait|path)_ns$") // 1000))
 
 
 def path_time_in_cells(critical: CriticalPath | None, held: StepComparison) -> pl.Series:

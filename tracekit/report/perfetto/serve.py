@@ -117,9 +117,8 @@ class _RequestHandler(http.server.BaseHTTPRequestHandler):
     def _send_access_headers(self) -> None:
         self.send_header("Access-Control-Allow-Origin", VIEWER)
         self.send_header("Cache-Control", "no-store")
-        self.send_header(
-            "X-Content-Type-Options", "nosniff"
-        )  # treat as a file, whatever its contents
+        # Treat as a file, whatever its contents.
+        self.send_header("X-Content-Type-Options", "nosniff")
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: the only reader is the user."""

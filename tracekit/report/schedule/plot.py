@@ -40,9 +40,8 @@ def draw_schedule(simulation: Simulation | WeightReload) -> Figure:
     layout = layout_simulation(simulation)
     durations = (layout.boxes["end"] - layout.boxes["start"]).to_numpy()
     labelled = len(durations) <= MAX_LABELLED_BOXES
-    units = simulation.makespan / max(
-        float(durations.min()), 1e-12
-    )  # in durations of the shortest op
+    # In durations of the shortest op.
+    units = simulation.makespan / max(float(durations.min()), 1e-12)
     width = float(np.clip(units * 0.19 + 1.2, 7, 18 if labelled else 16))
     inches_per_unit = (width - 1.2) / simulation.makespan
     labelled = (

@@ -376,10 +376,11 @@ def budget(view: View, width: int, *, short: bool = False) -> RenderableType | N
         return None
     if short or len(ranks) <= MAX_RANKS_LISTED:
         return Group(table, _legend(kinds))
+    # Of equal ranks the first.
     least, most = (
         min(ranks, key=_compute_share),
         max(ranks, key=_compute_share),
-    )  # of equal ranks the first
+    )
     named = " to ".join(
         f"{percent(_compute_share(rank))} (rank {rank.rank})" for rank in (least, most)
     )

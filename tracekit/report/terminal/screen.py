@@ -31,9 +31,8 @@ class Screen(Console):
         width, height = self.size
         self.columns = width
         """Columns that there really are; tables take ``MIN_WIDTH`` at least."""
-        self.size = ConsoleDimensions(
-            max(width, MIN_WIDTH), height
-        )  # asked once instead of for every table
+        # Asked once instead of for every table.
+        self.size = ConsoleDimensions(max(width, MIN_WIDTH), height)
         self._in_ci_job = in_ci_job()
 
     def render(

@@ -160,9 +160,8 @@ def _longest_piece(pieces: pl.DataFrame) -> dict[str, Any] | None:
         idle_gpu_ns=pl.when(is_host).then("idle_ns").otherwise("ns")
     )
     longest = counted_pieces.top_k(1, by="idle_gpu_ns").row(0, named=True)
-    is_open = (
-        longest["uncertain"] and longest["kind"] not in _TRANSFERS
-    )  # all members take part in a transfer
+    # All members take part in a transfer.
+    is_open = longest["uncertain"] and longest["kind"] not in _TRANSFERS
     return None if longest["kind"] == "unknown" or is_open else longest
 
 

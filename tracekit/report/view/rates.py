@@ -350,9 +350,8 @@ def _table(
 
 def _place_name(row: dict[str, Any], kind: str) -> str:
     if kind == "shape":
-        op, shapes, dtype = str(row["name"]).rsplit(
-            " ", 2
-        )  # neither shapes nor types contain a space
+        # Neither shapes nor types contain a space.
+        op, shapes, dtype = str(row["name"]).rsplit(" ", 2)
         return terminal(f"{op} {shape_words(shapes)} {dtype}")
     if row["stage"] is not None:
         return f"stage {row['stage']}, {terminal(row['name'])}"

@@ -415,9 +415,8 @@ def role_advice(analysis: Analysis) -> list[str]:
         )
         advice.append((True, (sync_ns - moved_ns) / total_ns, text))
     if results.weight_updates and analysis.reload is None:
-        update = max(
-            results.weight_updates, key=lambda update: update.measured_ns
-        )  # as in ``update_sentence``
+        # As in ``update_sentence``.
+        update = max(results.weight_updates, key=lambda update: update.measured_ns)
         if update.gap_ns is not None and update.ideal_ns is not None:
             cause = max(update.gap_ns, key=lambda name: (update.gap_ns or {})[name])
             text = (

@@ -260,9 +260,8 @@ def _layer_frames(chunks: Sequence[_LayeredChunk], host: Host, *, reverse: bool)
         if edges[-1] >= len(host_ns):
             edge_ns[-1] = host_ns[-1] + 1
         start_ns, end_ns = edge_ns[:-1], edge_ns[1:]
-        if (
-            start_ns >= end_ns
-        ).any():  # one launch of all layers, as of a graph: no time separates them
+        # One launch of all layers, as of a graph: no time separates them.
+        if (start_ns >= end_ns).any():
             continue
         layer = pl.Series(np.arange(layers.count))
         frames = edge_kernels[:-1].select(
