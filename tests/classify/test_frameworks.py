@@ -302,3 +302,34 @@ def test_a_fused_kernel_that_names_a_product_is_none(program):
     fused = program.kernel("triton_poi_fused_gelu_backward_mm_3", 1, tid=ENGINE)
     rows = classify(program.events()).filter(pl.col("id") == fused)
     assert rows["rule"].to_list() == ["torch-compiled-backward"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "label"),
+    [
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<x>(y)", "dgrad"),
+        ("fmha_cutlassB_bf16_aligned_64x64_k64_sm80(x)", "dgrad"),
+        ("void cudnn::fusion::convert_dq_to_16bits<true>(x)", "dgrad"),
+        ("bwd_kernel_fuse.kd", "dgrad"),
+        ("triton_tem_fused_flex_attention_backward_4", "dgrad"),
+        ("triton_poi_fused__scaled_dot_product_flash_attention_backward_add_7", "backward"),
+    ],
+)
+def test_attention_in_a_graph_of_a_compiled_backward_is_the_gradient_of_activations(
+    program, kernel, label
+):
+    """Kernels of a replay stand under the node alone; what a compiler fused may serve weights as well."""
+    program.node("CompiledFunctionBackward", 0, 50, 5)
+    replayed = program.kernel(kernel, 1, tid=ENGINE)
+    rows = classify(program.events()).filter(pl.col("id") == replayed)
+    assert rows["label"].to_list() == [label]
+
+
+def test_attention_in_an_annotated_backward_without_operators_is_the_gradient_of_activations(
+    program,
+):
+    program.trained()
+    program.note("backward", 100, 120)
+    attention = program.kernel("void pytorch_flash::flash_bwd_dot_do_o_kernel<x>(y)", 101)
+    other = program.kernel("swiglu_backward", 110)
+    check(program, [(attention, "dgrad"), (other, "backward")])

@@ -26,6 +26,11 @@ inside("custom-attention-dgrad", "MyFnBackward", "void flash::flash_bwd_dot_do_o
 inside("custom-input-grad", "MyFnBackward", "fused_dgrad")
 inside("custom-dgrad-deferred", "MyFnBackward", deferred=True)
 inside("custom-backward", "MyFnBackward")
+inside(
+    "torch-compiled-attention",
+    "CompiledFunctionBackward",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x128x128",
+)
 inside("torch-attention-operator", "CompiledFunctionBackward", op="aten::_cudnn_attention_backward")
 
 
