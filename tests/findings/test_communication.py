@@ -115,21 +115,29 @@ ALL_REDUCE = {
 }  # fmt: skip
 
 
-def two_ranks(folder, *, compute_end):
-    """Analyse two ranks whose all-reduce runs from 10 to 18 ms of each step of 20 ms, computing until *compute_end*."""
-    for rank in (0, 1):
-        recording = Recording(rank, 2)
+def two_ranks(
+    folder, *, compute_end=10, ranks=(0, 1), world_size=2, args=ALL_REDUCE, waits=True, keeps=None
+):
+    """Return by code the findings of ranks whose all-reduce runs from 10 to 18 ms of each step of 20 ms.
+
+    They compute until *compute_end*. The host waits for the GPU if *waits*. Only events of the
+    categories in *keeps* are recorded; None: all.
+    """
+    for rank in ranks:
+        recording = Recording(rank, world_size)
         for number in range(4):
             start = number * 20.0
             recording.step(number, start, start + 20)
             recording.kernel(start + 0.1, start + 0.2, start + compute_end)
             recording.kernel(
-                start + 0.3, start + 10, start + 18, op="nccl:all_reduce", stream=20, args=ALL_REDUCE,
-                name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", **ALL_REDUCE,
+                start + 0.3, start + 10, start + 18, op="nccl:all_reduce", stream=20, args=args,
+                name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", **args,
             )  # fmt: skip
             recording.kernel(start + 0.5, start + 18.1, start + 19.9)
-            # The host follows the GPU.
-            recording.call("cudaDeviceSynchronize", start + 0.6, start + 19.95)
+            if waits:  # The host follows the GPU.
+                recording.call("cudaDeviceSynchronize", start + 0.6, start + 19.95)
+        if keeps is not None:
+            recording.events = [event for event in recording.events if event["cat"] in keeps]
         recording.write(folder)
     return {finding.code: finding for finding in analyze(folder).findings}
 
@@ -143,6 +151,45 @@ def test_an_all_reduce_without_compute_beside_it_costs_its_length(tmp_path):
 
 def test_an_all_reduce_beside_compute_costs_nothing(tmp_path):
     assert "exposed_comm" not in two_ranks(tmp_path, compute_end=18)
+
+
+WITHOUT_GROUPS = {name: value for name, value in ALL_REDUCE.items() if "Process" not in name}
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        {"args": WITHOUT_GROUPS},
+        {"args": {}},
+        {"keeps": ["kernel"]},
+        {"keeps": ["kernel", "cuda_runtime"]},
+        {"waits": False},
+    ],
+    ids=["no groups", "no arguments", "no host", "no operators", "no wait"],
+)
+def test_exposed_communication_is_a_finding_whatever_else_was_recorded(tmp_path, recorded):
+    finding = two_ranks(tmp_path, **recorded)["exposed_comm"]
+    assert finding.share == pytest.approx(0.4, rel=0.02)
+
+
+def test_hiding_saves_nothing_for_certain_where_the_host_takes_as_long(tmp_path):
+    """The host is in no operator and no call for 19 of 20 ms: it computes, or waits unrecorded."""
+    finding = two_ranks(tmp_path, waits=False)["exposed_comm"]
+    assert (finding.case, finding.certain) == ("host_takes_as_long", "possible")
+    assert (finding.saves_ns, finding.saves_range_ns) == (None, (0, 8_000_000))
+    assert (finding.cost_ns, finding.change) == (8_000_000, None)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "case", "why"),
+    [(2, "ranks", "only 1 of 2 ranks are here"), (1, "one_rank", "only rank 0 is here")],
+)
+def test_one_rank_does_not_tell_waiting_from_transfer(tmp_path, world_size, case, why):
+    findings = two_ranks(tmp_path, ranks=(0,), world_size=world_size)
+    assert "exposed_comm" not in findings
+    assert (findings["recording"].case, findings["recording"].cost_ns) == (case, 8_000_000)
+    assert "is exposed for 8.00 ms" in findings["recording"].text
+    assert findings["recording"].text.endswith(why)
 
 
 def test_hints_about_collectives_are_not_given_for_copies(findings_of):

@@ -11,19 +11,31 @@ from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.errors import Notice
 from tracekit.findings.recording import recording_findings
+from tracekit.schema import ProcessGroup, Source
 
 
-def context(*, wait_ns=None, ranks=(0, 1), world_size=2, notices=(), group="g"):
+def context(
+    *, wait_ns=None, ranks=(0, 1), idle_ranks=(), world_size=2, notices=(), group="g", header=()
+):
+    """A run with 30 of 100 ns exposed; *header* are the groups that its files list."""
     results = [
-        SimpleNamespace(rank=rank, whole=SimpleNamespace(budget=SimpleNamespace(span_ns=9)))
+        SimpleNamespace(
+            rank=rank,
+            whole=SimpleNamespace(budget=SimpleNamespace(span_ns=0 if rank in idle_ranks else 9)),
+        )
         for rank in ranks
     ]
+    sources = tuple(
+        Source(f"rank{rank}", "kineto", rank, "name", world_size=world_size, groups=header)
+        for rank in ranks
+    )
     exposed = SimpleNamespace(exposed_ns={"dp_comm": 30})
     return SimpleNamespace(
         analysis=SimpleNamespace(
             total=SimpleNamespace(wait_ns={"dp_comm": wait_ns}, budget=exposed),
             rank_results=results,
             world_size=world_size,
+            sources=sources,
             notices=notices,
             tables={"operations": pl.DataFrame({"group": [group]}, schema={"group": pl.String})},
         ),
@@ -39,8 +51,11 @@ UNNAMED = Notice("wait-unknown", values={"case": "unnamed"})
     ("case", "run"),
     [
         ("ranks", {"ranks": (0,), "world_size": 3}),
+        ("gpu_work", {"idle_ranks": (1,)}),
+        ("one_rank", {"ranks": (0,), "world_size": None}),
         ("peers", {"notices": (UNNAMED,)}),
         ("groups", {"group": None}),
+        ("sides", {"group": None, "header": (ProcessGroup("0", "default_pg", (0, 1)),)}),
         ("sides", {}),
     ],
 )
@@ -52,7 +67,15 @@ def test_unknown_waits_are_explained_by_what_is_missing(case, run):
 def test_missing_ranks_are_named():
     (finding,) = recording_findings(context(ranks=(0,), world_size=3))
     assert finding.ranks == (1, 2)
-    assert finding.text == "how much of dp_comm is waiting is not known: only 1 of 3 ranks are here"
+    assert finding.text == (
+        "dp_comm is exposed for 0 µs; how much of that is waiting is not known: only 1 of 3 ranks are here"
+    )
+
+
+def test_a_rank_whose_trace_has_no_gpu_work_is_not_missing():
+    (finding,) = recording_findings(context(idle_ranks=(1,)))
+    assert finding.ranks == (1,)
+    assert finding.text.endswith("rank 1 has no GPU work in its trace")
 
 
 def test_known_waits_lack_nothing():

@@ -13,9 +13,9 @@ import msgspec
 from tracekit._util.text import listing
 from tracekit.documents.doctor import DoctorFinding, Extra, RankContents
 from tracekit.errors import Notice
+from tracekit.findings.recorded import absent_ranks, has_stacks, lacks_groups
 from tracekit.metrics.peaks import find_gpu
 from tracekit.metrics.step_time import TimedStep
-from tracekit.parsers.source_refs import missing_ranks
 from tracekit.schema import PYTORCH_READERS, Source
 
 MIN_LAUNCHED_SHARE = 0.8
@@ -121,11 +121,9 @@ FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
         and (f.cpu_ops > 0 or f.counts.get("annotation", 0) > 0)
     ),
     "no-steps": lambda f: f.gpu_events > 0 and not f.steps,
-    "no-groups": lambda f: f.collectives > 0 and not f.groups and not f.source.groups,
+    "no-groups": lambda f: lacks_groups(f.source, collectives=f.collectives, named=len(f.groups)),
     "no-group-descriptions": _lacks_group_descriptions,
-    "stacks-recorded": lambda f: (
-        (f.source.skipped.get("python", 0) or f.counts.get("python", 0)) > 0
-    ),
+    "stacks-recorded": lambda f: has_stacks(f.source),
 }
 """Condition on a rank by the code of the finding, in the order they are reported."""
 
@@ -178,8 +176,8 @@ MAX_MISSING_RANKS_LISTED = 1000
 
 def _missing_ranks(facts: Sequence[RankFacts]) -> Iterable[DoctorFinding]:
     size = max((fact.source.world_size or 0 for fact in facts), default=0)
-    present = {fact.rank for fact in facts}
-    count, first = missing_ranks(present, size, most=MAX_MISSING_RANKS_LISTED)
+    sources = [fact.source for fact in facts]
+    count, first = absent_ranks(sources, most=MAX_MISSING_RANKS_LISTED)
     if count:
         problem = f"{count} of {size} ranks {'is' if count == 1 else 'are'} not here: {listing(map(str, first))}"
         yield TEXTS.notices["missing-ranks"].finding("missing-ranks", problem, first)

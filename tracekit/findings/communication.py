@@ -72,9 +72,20 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
     if cause == "peer_late":
         chosen = None  # hiding transfers does not bring a late rank forward
     saves_ns = None if chosen is None else max(chosen.saves_ns or 0, 0)
+    saves_range_ns = None if saves_ns is None else (0, saves_ns)
     case = "too_little_compute" if certain == "possible" else cause
     if cause == "launched_late" and context.uses_cuda_graphs:
         case = "launched_late_under_graphs"
+    if cause == "unknown" and context.has_host_calls:
+        case = "unclear"
+    if saves_ns == 0:
+        # The replay keeps all of the host's time that no recorded call explains: if that is a wait
+        # for the GPU, as much as is exposed can be saved.
+        chosen = None
+        case = "host_takes_as_long"
+        certain = "possible"
+        saves_ns = None
+        saves_range_ns = (0, exposed_ns)
     return Finding(
         code="exposed_comm" if label in COMMUNICATION_LABELS else "exposed_copy",
         case=case,
@@ -84,7 +95,7 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
         evidence=evidence | {"framework": context.framework},
         change=None if chosen is None else change,
         saves_ns=saves_ns,
-        saves_range_ns=None if saves_ns is None else (0, saves_ns),
+        saves_range_ns=saves_range_ns,
         certain="possible" if certain == "possible" else "bounded",
     )
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import ChangedStep
+from tracekit.findings.recorded import has_host_calls, has_stacks
 
 FRAMEWORK_PATTERNS = {
     "Megatron-LM": r"_PARALLEL_GROUP|LinearWithGradAccumulation|\bmegatron\b",
@@ -66,6 +67,16 @@ class Context:
             (name for name, pattern in FRAMEWORK_PATTERNS.items() if re.search(pattern, texts)),
             None,
         )
+
+    @cached_property
+    def has_stacks(self) -> bool:
+        """Whether Python's stacks were recorded."""
+        return any(map(has_stacks, self.analysis.sources))
+
+    @cached_property
+    def has_host_calls(self) -> bool:
+        """Whether every rank recorded the calls by which its host launches and waits."""
+        return all(map(has_host_calls, self.analysis.sources))
 
     @cached_property
     def has_unread_stacks(self) -> bool:

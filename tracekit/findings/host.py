@@ -158,7 +158,9 @@ def _case(context: Context, code: str, row: dict[str, object]) -> str:
         has_source = any(place.source for place in _places(context, code))
         if has_source:
             return "with_source"
-        return "stacks_not_read" if context.has_unread_stacks else ""
+        if context.has_unread_stacks:
+            return "stacks_not_read"
+        return "outside_stacks" if context.has_stacks else ""
     return ""
 
 

@@ -12,7 +12,9 @@ import polars as pl
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.findings.context import Context
 from tracekit.findings.finding import EvidenceValue, Finding
-from tracekit.metrics.kernel_limits import memory_gb_s, product_bytes
+from tracekit.metrics.kernel_limits import experts_bytes, memory_gb_s, product_bytes
+from tracekit.metrics.peaks import peak_tflop_s
+from tracekit.metrics.rates import CONVOLUTIONS, fused_experts, most_convolution_output
 
 MAX_KERNELS = 10
 """Operators with equal sizes that are looked at, those with most time to gain."""
@@ -87,18 +89,68 @@ def kernel_findings(context: Context) -> Iterator[Finding]:
 
 
 def _products(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:
-    """Yield matrix products, attentions and convolutions that are slower than their limit."""
+    """Yield matrix products, attentions, convolutions and fused experts that are slower than their limit."""
     rates = context.analysis.rates
     if rates is None:
         return
     bandwidth = memory_gb_s(_device(context), multiprocessors=_multiprocessors(context))
-    for row in rates.products.drop_nulls(["at_peak_ns", "op", "shapes"]).iter_rows(named=True):
-        moved = product_bytes(row["op"], row["shapes"], row["dtype"], row["flop"], row["calls"])
-        memory_ns = 0.0 if moved is None or bandwidth is None else moved / bandwidth
-        kind = "attention" if "attention" in row["op"] or "attn" in row["op"] else "product"
+    counted = rates.products.drop_nulls(["at_peak_ns", "op", "shapes"])
+    for row in [*counted.iter_rows(named=True), *_bounded_convolutions(context)]:
+        memory_ns = 0.0 if bandwidth is None else _memory_ns(row, bandwidth)
         is_compute = row["at_peak_ns"] >= memory_ns
         limit_ns = max(row["at_peak_ns"], memory_ns)
+        kind = kind_of_product(row["op"], row["shapes"])
         yield from _slower_than(limit_ns, row, kind, rank_steps, is_compute=is_compute)
+
+
+def kind_of_product(op: str, shapes: str) -> str:
+    """Return the kind of an operator that multiplies.
+
+    >>> kind_of_product("aten::mm", "[[8,8],[8,8]]"), kind_of_product("aten::cudnn_convolution", "[]")
+    ('product', 'convolution')
+    """
+    kinds = [  # the first that holds decides
+        ("attention" in op or "attn" in op, "attention"),
+        (op in CONVOLUTIONS, "convolution"),
+        (fused_experts(shapes) is not None, "experts"),
+        (True, "product"),
+    ]
+    return next(kind for holds, kind in kinds if holds)
+
+
+def _memory_ns(row: dict[str, Any], bandwidth: float) -> float:
+    """Return the time of the bytes that all calls of a product move; 0 if unknown."""
+    experts = fused_experts(row["shapes"])
+    if experts is None:
+        moved = product_bytes(row["op"], row["shapes"], row["dtype"], row["flop"], row["calls"])
+        return 0.0 if moved is None else moved / bandwidth
+    least_and_most = experts_bytes(experts, row["dtype"])
+    if least_and_most is None:
+        return 0.0
+    least_ns, most_ns = (row["calls"] * moved / bandwidth for moved in least_and_most)
+    # Faster than the memory: the weights are not what the shapes say. No claim about bytes.
+    return most_ns if least_ns <= row["ns"] else 0.0
+
+
+def _bounded_convolutions(context: Context) -> Iterator[dict[str, Any]]:
+    """Yield convolutions whose output size is not recorded, with the most that they can compute.
+
+    With a stride they compute less, and would be further from their limit.
+    """
+    rates = context.analysis.rates
+    device = _device(context)
+    if rates is None or device is None:
+        return
+    is_uncounted = pl.col("flop").is_null() & pl.col("op").is_in(CONVOLUTIONS)
+    rows = rates.products.filter(is_uncounted).drop_nulls(["shapes", "dtype"])
+    for row in rows.iter_rows(named=True):
+        peak = peak_tflop_s(device, row["dtype"], multiprocessors=_multiprocessors(context))
+        outputs = most_convolution_output(row["shapes"])
+        if peak is None or outputs is None:
+            continue
+        weight = parse_list(row["shapes"])[1]
+        flop = 2 * outputs * prod(weight[1:]) * row["calls"]
+        yield {**row, "flop": flop, "at_peak_ns": flop / (peak * 1e3)}
 
 
 def _memory_bound(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:
@@ -146,6 +198,11 @@ def reason_of(op: str, kind: str, shapes: str, *, multiprocessors: int | None) -
     if kind == "attention" and dims:
         length = sorted(dims[0][1:3])[-1] if len(dims[0]) == 4 else 0
         return "short_sequence" if 0 < length <= MAX_SHORT_SEQUENCE else "attention"
+    if kind == "convolution" and len(dims) > 1:
+        return _reason_of_convolution(dims[0], dims[1])
+    experts = fused_experts(shapes)
+    if kind == "experts" and experts is not None:
+        return "few_tokens" if experts.tokens_per_expert <= MAX_SKINNY_SIZE else "experts"
     if kind != "product" or len(dims) < 2:
         return "product" if kind == "product" else kind
     rows, inner, columns = _product_sizes(op, dims)
@@ -159,6 +216,15 @@ def reason_of(op: str, kind: str, shapes: str, *, multiprocessors: int | None) -
         ),
     ]
     return next((reason for holds, reason in cases if holds), "product")
+
+
+def _reason_of_convolution(inputs: list[int], weight: list[int]) -> str:
+    """Return why a convolution is slow, by its channels: the groups are its input's over its weight's."""
+    cases = [  # the first that holds decides
+        (weight[1] == 1 < inputs[1], "depthwise"),
+        (weight[0] % ALIGNED_SIZE or weight[1] % ALIGNED_SIZE, "channels"),
+    ]
+    return next((reason for holds, reason in cases if holds), "convolution")
 
 
 def _product_sizes(op: str, dims: Sequence[list[int]]) -> tuple[int, int, int]:

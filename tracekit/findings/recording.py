@@ -1,4 +1,7 @@
-"""Findings about what a recording lacks, and what that would answer."""
+"""Findings about what a recording lacks, and what that would answer.
+
+What is there is decided by ``recorded``, for these findings and for the doctor.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterator
 from tracekit.errors import Notice
 from tracekit.findings.context import Context
 from tracekit.findings.finding import Finding
-from tracekit.parsers.source_refs import missing_ranks
+from tracekit.findings.recorded import absent_ranks, lacks_groups
 
 MAX_MISSING_NAMED = 64
 """Missing ranks that are looked for to be named."""
@@ -22,7 +25,10 @@ def is_about_unnamed_peers(notice: Notice) -> bool:
 
 
 def recording_findings(context: Context) -> Iterator[Finding]:
-    """Yield a finding if waits are unknown because ranks are missing or messages and groups are not named."""
+    """Yield a finding if waits are unknown because ranks are missing or messages and groups are not named.
+
+    Its cost is the exposed time of these labels: what could be saved there is not known either.
+    """
     analysis = context.analysis
     total = analysis.total
     unknown = [
@@ -32,28 +38,37 @@ def recording_findings(context: Context) -> Iterator[Finding]:
     ]
     if not unknown:
         return
-    ranks = [result.rank for result in analysis.rank_results if result.whole.budget.span_ns]
-    count, first = missing_ranks(ranks, analysis.world_size or 0, most=MAX_MISSING_NAMED)
+    count, missing = absent_ranks(analysis.sources, most=MAX_MISSING_NAMED)
+    given = sorted({source.rank for source in analysis.sources})
+    with_gpu_work = {result.rank for result in analysis.rank_results if result.whole.budget.span_ns}
+    without_gpu_work = [rank for rank in given if rank not in with_gpu_work]
     unnamed_peers = any(is_about_unnamed_peers(notice) for notice in analysis.notices)
-    unnamed_groups = bool(analysis.tables["operations"]["group"].is_null().all())
-    cases = [  # the first that holds decides
-        (bool(count), "ranks"),
-        (unnamed_peers, "peers"),
-        (unnamed_groups, "groups"),
-        (True, "sides"),
+    groups = analysis.tables["operations"]["group"]
+    unnamed_groups = all(
+        lacks_groups(source, collectives=len(groups), named=len(groups) - groups.null_count())
+        for source in analysis.sources
+    )
+    cases: list[tuple[bool, str, list[int]]] = [  # the first that holds decides
+        (count > 0, "ranks", missing),
+        (bool(without_gpu_work), "gpu_work", without_gpu_work),
+        (len(given) == 1, "one_rank", given),
+        (unnamed_peers, "peers", []),
+        (unnamed_groups, "groups", []),
+        (True, "sides", []),
     ]
-    case = next(name for holds, name in cases if holds)
+    case, ranks = next((name, ranks) for holds, name, ranks in cases if holds)
     cost_ns = sum(context.step.budget.exposed_ns.get(label, 0) for label in unknown)
     yield Finding(
         code="recording",
         case=case,
         cost_ns=cost_ns,
         share=context.share(cost_ns),
-        ranks=tuple(first),
+        ranks=tuple(ranks),
         evidence={
             "labels": ", ".join(unknown),
+            "exposed_ns": cost_ns,
             "missing_ranks": count,
-            "given_ranks": len(ranks),
+            "given_ranks": len(given),
             "world_size": analysis.world_size,
         },
         certain="possible",

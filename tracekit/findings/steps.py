@@ -74,7 +74,8 @@ def _cause(
             "usual_forward_events": round(usual_forward),
         }
     if largest is not None and host_ns[largest] >= MIN_EXTRA_SHARE * excess_ns:
-        return largest, {"extra_ns": round(host_ns[largest])}
+        case = "python_with_stacks" if largest == "python" and context.has_stacks else largest
+        return case, {"extra_ns": round(host_ns[largest])}
     return "unknown", {}
 
 

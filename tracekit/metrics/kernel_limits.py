@@ -17,6 +17,7 @@ import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.metrics.peaks import find_gpu
+from tracekit.metrics.rates import CONVOLUTIONS, FusedExperts
 
 _TABLES: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("kernel_limits.toml").read_text(encoding="utf-8")
@@ -194,6 +195,8 @@ def product_bytes(
 
     >>> product_bytes("aten::mm", "[[1024,64],[64,32]]", "bf16", 2 * 1024 * 64 * 32, 1)
     200704.0
+    >>> product_bytes("aten::convolution", "[[1,8,6,6],[16,8,3,3]]", "fp32", 2 * 16 * 4 * 4 * 8 * 9, 1)
+    6784.0
     """
     width = BYTES_BY_DTYPE.get(dtype or "")
     tensors = [shape for shape in parse_list(shapes) if _is_tensor(shape)]
@@ -201,10 +204,31 @@ def product_bytes(
     if width is None or len(matrices) < 2 or flop is None:
         return None
     read = sum(prod(shape) for shape in tensors)
-    is_product = "mm" in op or "linear" in op
-    inner = matrices[0][-1]
-    written = flop / calls / 2 / inner if is_product and inner else prod(matrices[0])
+    inner = 0  # unknown
+    if op in CONVOLUTIONS:
+        inner = prod(matrices[1][1:])
+    elif "mm" in op or "linear" in op:
+        inner = matrices[0][-1]
+    written = flop / calls / 2 / inner if inner else prod(matrices[0])
     return float(read + written) * width * calls
+
+
+def experts_bytes(experts: FusedExperts, dtype: str | None) -> tuple[float, float] | None:
+    """Return the bytes that one call of fused experts moves at least and at most: their weights, tokens and results.
+
+    Which experts the tokens go to is not recorded: as many as one token has, or each token others.
+
+    >>> experts_bytes(FusedExperts(2, 8, 16, 3, 100), "bf16")  # 3 or 6 of 16 experts; 2 × 8 tokens in and out
+    (664.0, 1264.0)
+    """
+    width = BYTES_BY_DTYPE.get(dtype or "")
+    if width is None:
+        return None
+    tokens = 2 * experts.tokens * experts.width
+    most_experts = min(experts.experts, experts.tokens * experts.experts_per_token)
+    least = experts.experts_per_token * experts.weights_per_expert + tokens
+    most = most_experts * experts.weights_per_expert + tokens
+    return float(least * width), float(most * width)
 
 
 def _is_tensor(shape: Any) -> bool:

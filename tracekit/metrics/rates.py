@@ -378,7 +378,10 @@ def flop(op: str, shapes: str, *, outputs: dict[str, int] | None = None) -> int 
     if op in CONVOLUTIONS:
         output = (outputs or {}).get(f"{dims[0]}{dims[1]}") if len(dims) > 1 else None
         return None if output is None else 2 * output * prod(dims[1][1:])
-    return formula(dims) if formula is not None else None
+    if formula is not None:
+        return formula(dims)
+    experts = fused_experts(shapes)
+    return None if experts is None else experts.flop
 
 
 def convolution_outputs(shapes: list[str]) -> dict[str, int]:
@@ -435,6 +438,74 @@ def _grouped(dims: Dims) -> int | None:
     return 2 * rows * b[-1]
 
 
+def most_convolution_output(shapes: str) -> int | None:
+    """Return the output elements that a convolution of these inputs has at most: stride 1, padded in full.
+
+    The shapes of a forward do not tell its stride and padding. A transposed convolution has
+    operators of its own.
+
+    >>> most_convolution_output("[[8,3,30,30],[64,3,3,3]]")  # 32 × 32 for each of 8 images and 64 channels
+    524288
+    """
+    dims = _parse_shapes(shapes)
+    if dims is None or len(dims) < 2 or len(dims[0]) < 3 or len(dims[0]) != len(dims[1]):
+        return None
+    images = dims[0][0]
+    channels = dims[1][0]
+    sizes = zip(dims[0][2:], dims[1][2:], strict=True)
+    return images * channels * prod(size + kernel - 1 for size, kernel in sizes)
+
+
+class FusedExperts(msgspec.Struct, frozen=True):
+    """Sizes of a layer's experts that run in one call."""
+
+    tokens: int
+    width: int
+    experts: int
+    experts_per_token: int
+    weights_per_expert: int
+
+    @property
+    def flop(self) -> int:
+        """Operations of one call: each token passes both matrices of its experts."""
+        return 2 * self.tokens * self.experts_per_token * self.weights_per_expert
+
+    @property
+    def tokens_per_expert(self) -> float:
+        """Mean over all experts."""
+        return self.tokens * self.experts_per_token / self.experts
+
+
+def fused_experts(shapes: str) -> FusedExperts | None:
+    """Return the sizes of experts in one call, by the shapes alone: they fit no other operator.
+
+    The inputs are tokens × width, then for each expert a matrix from the width and one back to
+    it, then a row for each token with its experts.
+
+    >>> experts = fused_experts("[[4,8],[16,12,8],[16,8,6],[4,2]]")
+    >>> experts.weights_per_expert, experts.flop, experts.tokens_per_expert
+    (144, 2304, 0.5)
+    """
+    dims = _parse_shapes(shapes)
+    if dims is None or [len(size) for size in dims[:3]] != [2, 3, 3]:
+        return None
+    tokens, width = dims[0]
+    into = dims[1]
+    back = dims[2]
+    per_token = [size[1] for size in dims[3:] if len(size) == 2 and size[0] == tokens]
+    is_gated = into[1] == 2 * back[2]
+    fits = into[0] == back[0] and into[2] == width == back[1] and (is_gated or into[1] == back[2])
+    if not fits or not per_token or not 0 < per_token[0] <= into[0]:
+        return None
+    return FusedExperts(
+        tokens=tokens,
+        width=width,
+        experts=into[0],
+        experts_per_token=per_token[0],
+        weights_per_expert=prod(into[1:]) + prod(back[1:]),
+    )
+
+
 def _attention(first: int, *, heads: int, backward: bool = False) -> Formula:
     """Return the formula of attention whose query is input *first*, with its heads in dimension *heads*."""
 
@@ -473,7 +544,8 @@ FORMULAS: dict[str, Formula | None] = {
         for op, backward in zip(pair, (False, True), strict=True)
     },
     **dict.fromkeys(CONVOLUTIONS),
+    **dict.fromkeys(_TABLES["fused_experts"]),
     CONVOLUTION_BACKWARD: _convolution_backward,
 }
 """Formula of each operator; None for the forward of a convolution, which needs its output size as
-well."""
+well, and for fused experts, which are known by their shapes."""
