@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import polars as pl
 import pytest
+from rich.console import Console
 
 from tests.kept import analysis_of
-from tracekit import analyze
+from tracekit import analyze, diagnose
 from tracekit.errors import Notice
 from tracekit.findings.recording import recording_findings
+from tracekit.report.terminal.doctor import render
 from tracekit.schema import ProcessGroup, Source
 
 
@@ -88,3 +90,82 @@ def test_one_rank_of_four_lacks_the_others_and_all_four_lack_nothing(samples):
     assert not any(
         finding.code == "recording" for finding in analysis_of(samples / "1f1b").findings
     )
+
+
+SAMPLES = [
+    "1f1b",
+    "1f1b-noshapes",
+    "checkpoint-engine",
+    "compile",
+    "dualpipe",
+    "interleaved",
+    "layers",
+    "megatron-moe",
+    "memory",
+    "nsys-1f1b",
+    "nsys-meg-1f1b",
+    "overlapped",
+    "rates",
+    "recompute",
+    "reload",
+    "router",
+    "slow-ddp",
+    "steps/a",
+    "steps/straggler",
+    "vpp-overlap",
+]
+REQUESTS = {
+    ("recording", "ranks"): {"missing-ranks"},
+    ("recording", "groups"): {"no-groups"},
+    ("recording", "gpu_work"): {"no-gpu-events"},
+    ("recording", "peers"): {"no-peers", "no-groups"},
+    ("exposed_comm", "unknown"): {"no-launches", "no-cpu-ops"},
+}
+"""Problems of the doctor, one of which a trace has if a finding asks to record something."""
+NOT_SEEN_BY_THE_DOCTOR = {("recording", "one_rank"), ("recording", "sides")}
+"""One rank of nobody knows how many, and ranks that were recorded at different times."""
+STACKS = "with_stack=True"
+
+
+def requests_not_shared(analysis, diagnosis):
+    """Return findings that ask to record what the doctor does not miss."""
+    problems = {problem.code for problem in diagnosis.findings}
+    for finding in analysis.findings:
+        key = (finding.code, finding.case)
+        if STACKS in finding.advice and "stacks-recorded" in problems:
+            yield key, STACKS
+        asks = finding.code == "recording" or "doctor" in finding.advice
+        if asks and key not in NOT_SEEN_BY_THE_DOCTOR and not problems & REQUESTS[key]:
+            yield key, sorted(problems)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_finding_asks_to_record_what_is_there(samples, name):
+    path = samples / name
+    assert list(requests_not_shared(analysis_of(path), diagnose(path))) == []
+
+
+def test_the_doctor_and_the_finding_miss_the_same_ranks(samples):
+    paths = [samples / f"1f1b/rank{rank}.pt.trace.json.gz" for rank in (0, 2)]
+    (problem,) = diagnose(paths).findings
+    (finding,) = [each for each in analyze(paths).findings if each.code == "recording"]
+    assert (problem.code, finding.case) == ("missing-ranks", "ranks")
+    assert problem.ranks == finding.ranks == (1, 3)
+
+
+def test_the_doctor_shows_what_costs_time_in_a_step_as_analyze_does(samples):
+    path = samples / "slow-ddp"
+    diagnosis = diagnose(path, steps=True)
+    analysis = analysis_of(path)
+    assert [(finding.code, finding.saves_ns) for finding in diagnosis.step_findings] == [
+        (finding.code, finding.saves_ns) for finding in analysis.findings
+    ]
+    entries = diagnosis.to_dict()["step_findings"]
+    assert [entry["text"] for entry in entries] == [each.text for each in analysis.findings]
+    shown = Console(width=400)
+    with shown.capture() as capture:
+        shown.print(render(diagnosis))
+    assert analysis.findings[0].text in capture.get()
+    assert analysis.findings[0].advice in capture.get()
+    assert diagnose(path).step_findings is None

@@ -17,7 +17,7 @@ def run(
     nsys: options.Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Show what these traces hold, what is missing, which answers that rules out, and how to record better."""
+    """Show what these traces hold and lack, how to record better, and what costs time in a step."""
     from tracekit.doctor.diagnose import diagnose
     from tracekit.report.terminal.doctor import render
     from tracekit.report.terminal.screen import Screen
@@ -27,6 +27,7 @@ def run(
         ranks=options.parse_ranks(ranks),
         file_rank=rank,
         workers=workers,
+        steps=True,
     )
     if json:
         typer.echo(diagnosis.to_json())

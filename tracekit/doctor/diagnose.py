@@ -5,6 +5,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import PurePath
 
@@ -15,15 +16,18 @@ from tracekit._util.text import counted
 from tracekit.align.steps import assign_parts, host_ranges
 from tracekit.classify.names import HOST_CALLS
 from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
+from tracekit.documents.analysis import FindingEntry
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, DoctorFinding
 from tracekit.documents.notices import warning_entries
-from tracekit.errors import Notice
+from tracekit.errors import Notice, TracekitError
+from tracekit.findings import Finding
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host_calls import find_api_calls
 from tracekit.metrics.step_time import TimedStep, summarize_steps, timed_steps
 from tracekit.parsers.source_refs import SourceRef
+from tracekit.run.analyze import analyze
 from tracekit.run.driver import check_run, find_sources, map_sources
 from tracekit.schema import GPU_KINDS, ProcessGroup, RankEvents
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref
@@ -43,6 +47,9 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
     facts: tuple[RankFacts, ...]
     findings: tuple[DoctorFinding, ...]
     notices: tuple[Notice, ...]
+    step_findings: tuple[Finding, ...] | None = None
+    """What costs time in a step, as ``analyze`` says it; None if that was not asked for, or the
+    traces cannot be analysed."""
 
     @property
     def reader(self) -> str:
@@ -104,9 +111,15 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             "export_again": suggest_reexport(self.facts),
             "extras": find_extras(self.facts),
             "findings": self.findings,
+            "step_findings": self._step_entries(),
             "warnings": warning_entries(self.notices),
         }
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
+
+    def _step_entries(self) -> list[FindingEntry] | None:
+        if self.step_findings is None:
+            return None
+        return [finding.to_entry() for finding in self.step_findings]
 
     def _repr_html_(self) -> str:
         from tracekit.report.text import html_table
@@ -123,12 +136,19 @@ def diagnose(
     ranks: Collection[int] | None = None,
     file_rank: int | None = None,
     workers: int | None = None,
+    steps: bool = False,
 ) -> Diagnosis:
     """Examine the traces at *paths*.
 
     A file that cannot be read is a finding, unless none can be read.
 
-    *file_rank* is the rank of a single file that does not name it.
+    Args:
+        paths: Files, folders, globs or stores; of several roles by the role's name.
+        ranks: Numbers of the ranks to read; by default all.
+        file_rank: Rank of a single file that does not name it.
+        workers: Processes that read; by default as many as pay.
+        steps: Whether to analyse the steps too, for what costs time in them
+            (``step_findings``).
 
     >>> [finding.code for finding in diagnose("sample_traces/1f1b-noshapes").findings]
     ['no-shapes']
@@ -148,7 +168,15 @@ def diagnose(
         (result.item.path, result.error.message) for result in failed if result.error is not None
     ]
     findings = find_problems(facts, unreadable=unreadable, ranks=ranks)
-    return Diagnosis(tuple(ref.path for ref in refs), tuple(facts), tuple(findings), notices)
+    step_findings = None
+    if steps:
+        # What cannot be analysed is diagnosed all the same: the reason is among the problems.
+        with suppress(TracekitError):
+            run = analyze(paths, ranks=ranks, file_rank=file_rank, workers=workers, timeline=False)
+            step_findings = run.findings
+    return Diagnosis(
+        tuple(ref.path for ref in refs), tuple(facts), tuple(findings), notices, step_findings
+    )
 
 
 def examine(part: RankEvents) -> RankFacts:

@@ -1,4 +1,4 @@
-"""What a recording holds: the one source for findings that ask for more of it, and for the doctor."""
+"""Contents of a recording: the one source for findings that ask for more of it, and for the doctor."""
 
 from __future__ import annotations
 

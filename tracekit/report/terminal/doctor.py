@@ -12,7 +12,9 @@ from tracekit._util.text import format_ranges, listing, ms, terminal
 from tracekit.doctor.diagnose import Diagnosis
 from tracekit.doctor.findings import RECIPES
 from tracekit.documents.doctor import DoctorFinding
+from tracekit.report.findings import shown_findings
 from tracekit.report.palette import BAD, GOOD, TO_TYPE, UNSURE
+from tracekit.report.terminal.first_screen import saving
 
 TOOLS = {"kineto": "PyTorch profiler", "perfetto": "PyTorch profiler", "nsight": "Nsight Systems"}
 SKIPPED_KINDS = {
@@ -23,6 +25,8 @@ SKIPPED_KINDS = {
     "python": "Python frames",
 }
 MAX_GROUPS = 8
+MAX_STEP_FINDINGS = 3
+"""Findings about the step that are shown; ``analyze`` shows all."""
 _MARKS = {"blocks": ("✗", f"bold {BAD}"), "limits": ("!", f"bold {UNSURE}"), "note": ("·", "dim")}
 
 
@@ -37,7 +41,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
         complete = Text(
             "Nothing is missing that labels, budget, overlap and waits need.", style=f"bold {GOOD}"
         )
-        return Group(*parts, complete, *_extras(diagnosis))
+        return Group(*parts, complete, *_extras(diagnosis), *_step_findings(diagnosis))
     parts += _answers(diagnosis)
     parts.append(Text("Missing, and what it costs", style="bold"))
     parts += [
@@ -49,7 +53,24 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     ):
         parts.append(Text("A recording with everything", style="bold"))
         parts.append(Padding(Text(RECIPES[diagnosis.reader], style=TO_TYPE), (0, 0, 0, 2)))
-    return Group(*parts, *_extras(diagnosis))
+    return Group(*parts, *_extras(diagnosis), *_step_findings(diagnosis))
+
+
+def _step_findings(diagnosis: Diagnosis) -> list[RenderableType]:
+    """Return what costs time in a step: the first findings of ``analyze``, in its words."""
+    shown = shown_findings(diagnosis.step_findings or ())
+    if not shown:
+        return []
+    rows = [
+        (saving(finding), Text(f"{terminal(finding.text)}\n→ {terminal(finding.advice)}"))
+        for finding in shown[:MAX_STEP_FINDINGS]
+    ]
+    lines = _grid(rows, style="dim")
+    return [
+        Text(""),
+        Text("What costs time in a step, by predicted saving (≤: an upper bound)", style="bold"),
+        Padding(lines, (0, 0, 0, 2)),
+    ]
 
 
 def _extras(diagnosis: Diagnosis) -> list[RenderableType]:
