@@ -961,6 +961,14 @@ class Bandwidth(Struct, frozen=True):
     """Bus bandwidth."""
     share_of_link: float | None
     """Bus bandwidth / peak of the link."""
+    gpu_link_gb_s: float | None = None
+    """Bandwidth of a GPU's links in one direction by its data sheet; null unless the ranks are known
+    to have GPUs of their own on one machine."""
+    measured_bus_gb_s: float | None = None
+    """Bus bandwidth that was measured elsewhere for the same operation, sizes, data type, GPU and
+    number of GPUs."""
+    share_of_measured: float | None = None
+    """Bus bandwidth / the bus bandwidth measured elsewhere."""
 
 
 class ExpertLoad(Struct, frozen=True):

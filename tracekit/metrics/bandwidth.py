@@ -7,12 +7,14 @@ whatever the number of ranks.
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import polars as pl
 
 from tracekit.classify.messages import parse_group_ranks
 from tracekit.documents.analysis import Bandwidth, Copy
 from tracekit.documents.coding import table_schema
 from tracekit.intervals import EMPTY, Intervals
+from tracekit.metrics.measured_collectives import RankGpu, find_common_gpu, measured_ns
 from tracekit.metrics.peaks import link_gb_s
 from tracekit.schema import COPY_LABELS, conform
 
@@ -51,14 +53,18 @@ def bucket(size: int) -> str:
     return f"{low}–{4 * low} {unit}"
 
 
-def bandwidth(members: pl.DataFrame, *, node: int | None = None) -> pl.DataFrame:
+def bandwidth(
+    members: pl.DataFrame, *, node: int | None = None, gpus: Mapping[int, RankGpu] | None = None
+) -> pl.DataFrame:
     """Return ``BANDWIDTH``: matched operations by kind, group, location and size.
 
     Operations whose bytes are unknown are left out, and so are kernels that carry several messages.
 
     Args:
-        members: Matched operations (``align.matching.MEMBERS``).
+        members: Matched operations (``align.matching.MEMBERS``), with the ``dtype`` of reductions if
+            it is known.
         node: Number of consecutive ranks on one machine; None if unknown.
+        gpus: GPU of each rank, where collectives were measured on such GPUs.
 
     >>> from tracekit.align.matching import MEMBERS
     >>> rows = [{"match": 0, "rank": rank, "label": "dp_comm", "what": "allreduce", "group": "dp", "bytes": 8_000_000,
@@ -74,6 +80,8 @@ def bandwidth(members: pl.DataFrame, *, node: int | None = None) -> pl.DataFrame
     listed_ranks = groups.filter("all_listed").select(
         "group_ranks", listed=pl.col("members").list.len()
     )
+    if "dtype" not in sized.columns:
+        sized = sized.with_columns(dtype=pl.lit(None, pl.String))
     operations = (
         sized.with_columns(
             pl.col("group_ranks").cast(pl.String), where=_locate(sized, groups, node)
@@ -82,12 +90,15 @@ def bandwidth(members: pl.DataFrame, *, node: int | None = None) -> pl.DataFrame
         .group_by("match")
         .agg(
             pl.col("label", "what", "group", "where").first(),
+            pl.col("dtype").cast(pl.String).first(),
+            recorded_ranks=pl.col("rank").sort(),
             ranks=pl.coalesce(pl.col("listed").max(), pl.len()).cast(pl.Int64),
             bytes=pl.col("bytes").max(),  # of an uneven exchange the largest amount takes the time
             transfer_ns=pl.col("transfer_ns").first(),
             wait_ns=pl.col("wait_ns").sum(),
         )
     )
+    operations = _add_measured_times(operations, gpus or {})
     buckets = {size: bucket(size) for size in operations["bytes"].unique().to_list()}
     table = (
         operations.with_columns(
@@ -98,6 +109,10 @@ def bandwidth(members: pl.DataFrame, *, node: int | None = None) -> pl.DataFrame
         .agg(
             pl.col("bytes", "transfer_ns", "wait_ns").sum(),
             pl.first("size_order"),
+            measured_ns=_sum_if_all_known("measured_ns"),
+            gpu_link_gb_s=pl.when(pl.col("gpu_link_gb_s").is_not_null().all()).then(
+                pl.col("gpu_link_gb_s").min()
+            ),
             count=pl.len().cast(pl.Int64),
         )
         .sort("label", "what", "group", "ranks", "where", "size_order")
@@ -111,9 +126,47 @@ def bandwidth(members: pl.DataFrame, *, node: int | None = None) -> pl.DataFrame
     peaks = {where: link_gb_s(where) for where in (IN_NODE, ACROSS_NODES)}
     peak_gb_s = pl.col("where").replace_strict(peaks, default=None, return_dtype=pl.Float64)
     rated = table.with_columns(
-        algorithm_gb_s=algorithm_gb_s, bus_gb_s=bus_gb_s, share_of_link=bus_gb_s / peak_gb_s
+        algorithm_gb_s=algorithm_gb_s,
+        bus_gb_s=bus_gb_s,
+        share_of_link=bus_gb_s / peak_gb_s,
+        measured_bus_gb_s=bus_gb_s * pl.col("transfer_ns") / pl.col("measured_ns"),
+        share_of_measured=pl.col("measured_ns") / pl.col("transfer_ns"),
     )
     return conform(rated, BANDWIDTH)
+
+
+def _sum_if_all_known(column: str) -> pl.Expr:
+    """Return the sum of a column, null if any of its values is."""
+    return pl.when(pl.col(column).is_not_null().all()).then(pl.col(column).sum())
+
+
+def _add_measured_times(operations: pl.DataFrame, gpus: Mapping[int, RankGpu]) -> pl.DataFrame:
+    """Add ``measured_ns``, the time that each operation took where it was measured on such GPUs, and their link's peak.
+
+    Both are null where the GPUs are not known, are shared or are on several machines.
+
+    Args:
+        operations: One row per operation, with ``what``, ``dtype``, ``ranks``, ``recorded_ranks``,
+            ``where`` and ``bytes``.
+        gpus: GPU of each rank, as far as it is known.
+    """
+    times_ns = np.full(len(operations), np.nan)
+    links_gb_s = np.full(len(operations), np.nan)
+    keys = ("what", "dtype", "ranks", "recorded_ranks", "where")
+    rows_of_kind = operations.with_row_index("row").group_by(keys).agg("row", "bytes")
+    for what, dtype, ranks, recorded_ranks, where, rows, sizes in rows_of_kind.iter_rows():
+        in_node = None if where is None else where == IN_NODE
+        gpu = find_common_gpu(gpus, recorded_ranks, group_size=ranks, in_node=in_node)
+        if gpu is None:
+            continue
+        links_gb_s[rows] = gpu.link_gb_s
+        kind_ns = measured_ns(what or "", np.array(sizes), gpu=gpu.name, ranks=ranks, dtype=dtype)
+        if kind_ns is not None:
+            times_ns[rows] = kind_ns
+    return operations.with_columns(
+        measured_ns=pl.Series(times_ns).fill_nan(None),
+        gpu_link_gb_s=pl.Series(links_gb_s).fill_nan(None),
+    )
 
 
 def _locate(members: pl.DataFrame, groups: pl.DataFrame, node: int | None) -> pl.Series:

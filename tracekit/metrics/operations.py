@@ -34,6 +34,7 @@ OPERATIONS = pl.Schema(
         "received": pl.Int64(),  # bytes received, where recorded
         "collective_seq": pl.Int64(),  # recorded number of the collective within its group
         "call": pl.Categorical(),  # what in one spelling: all_to_all of all_to_allv; null of a message
+        "dtype": pl.Categorical(),  # type of the elements that a kernel is named to reduce
     }
 )
 
@@ -42,6 +43,26 @@ _COLLECTIVE_IN_KERNEL_NAME = (
     r"|reduce|dispatch|combine|gather|scatter)"
 )
 _PLAIN_KERNEL_NAME = r"^([^(<]{1,80})"
+_TYPE_IN_KERNEL_NAME = (
+    r"(?i)nccl\w*reduce\w*_(?:sum|prod|min|max|minmax|premulsum|sumpostdiv)_(\w+?)"
+    r"(?:_(?:ring|tree|nvls|collnet|pat)\w*)?(?:\W|$)"
+)
+"""Type in the name of a kernel that reduces: ``ncclDevKernel_AllReduce_Sum_f16_RING_LL`` today,
+``ncclKernel_AllReduce_RING_LL_Sum_half`` before."""
+_TYPES_IN_KERNEL_NAMES = {
+    "f16": "fp16",
+    "half": "fp16",
+    "bf16": "bf16",
+    "__nv_bfloat16": "bf16",
+    "f32": "fp32",
+    "float": "fp32",
+    "f64": "fp64",
+    "double": "fp64",
+    "i8": "int8",
+    "int8_t": "int8",
+    "u8": "int8",
+    "uint8_t": "int8",
+}
 
 
 def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None) -> pl.DataFrame:
@@ -103,7 +124,13 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
         .then(pl.lit("p2p"))
         .otherwise(what)
     )
-    comm = comm.with_columns(call=_normalize_calls(comm["what"]))
+    dtype_in_name = pl.col("name").str.extract(_TYPE_IN_KERNEL_NAME).str.to_lowercase()
+    comm = comm.with_columns(
+        call=_normalize_calls(comm["what"]),
+        dtype=dtype_in_name.replace_strict(
+            _TYPES_IN_KERNEL_NAMES, default=None, return_dtype=pl.String
+        ),
+    )
     return conform(comm.sort("order_ns", "start_ns"), OPERATIONS)
 
 

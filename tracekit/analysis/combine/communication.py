@@ -25,6 +25,7 @@ from tracekit.documents.analysis import ExpertCost
 from tracekit.errors import Notice
 from tracekit.metrics.bandwidth import bandwidth
 from tracekit.metrics.expert_balance import EXPERT_WORK, expert_cost, measure_expert_balance
+from tracekit.metrics.measured_collectives import find_rank_gpu
 from tracekit.metrics.operations import add_waits
 from tracekit.metrics.rates import PRODUCTS, Rates
 from tracekit.reconstruct import RankPipeline
@@ -226,10 +227,19 @@ def run_rates(
         pl.concat([EXPERT_WORK.to_frame(), *(rank.experts for rank in ranks)]), operations, members
     )
     products = pl.concat([PRODUCTS.to_frame(), *(rank.products for rank in ranks)])
+    gpus = {}
+    for rank in ranks:
+        gpu = find_rank_gpu(rank.source, rank.gpu_number)
+        if gpu is not None:
+            gpus[rank.source.rank] = gpu
     return RunRates(
         total=total_of([rank.rates for rank in ranks]),
         products=rated(_sum_products(products, _PRODUCT_KEYS)),
-        communication=bandwidth(members, node=ranks_per_node),
+        communication=bandwidth(
+            members.with_columns(operations["dtype"].gather(members["row"])),
+            node=ranks_per_node,
+            gpus=gpus,
+        ),
         experts=measure_expert_balance(operations, members),
         expert_layers=layers,
         expert_cost=cost,

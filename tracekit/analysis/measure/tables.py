@@ -147,6 +147,8 @@ class RankTables(PathTables):
     (``metrics.overlap``)."""
     lateness: RankLateness
     """Figures that explain why others wait for it (``metrics.lateness``)."""
+    gpu_number: int | None = None
+    """Number of the GPU that its events ran on; None if there are several."""
     steps_marked: bool = True
     """False if steps are not marked, so that ranks may number them differently."""
     idle_known: bool = True
@@ -375,9 +377,16 @@ def _measure_rank(
             texts=work.texts,
         ),
         messages_issued=count_issued_messages(rank.events),
+        gpu_number=_sole_gpu_number(gpu_events),
         by=rows,
         graph_events=find_rank_events(work) if graph and len(gpu_events) else None,
     )
+
+
+def _sole_gpu_number(gpu_events: pl.DataFrame) -> int | None:
+    """Return the number of the GPU on which all events ran; None if there are several, or none is said."""
+    numbers = gpu_events["device"].unique().to_list()
+    return int(numbers[0]) if len(numbers) == 1 and numbers[0] is not None else None
 
 
 def _measure_parts(work: Rank, lanes: Lanes, part: str | None, recording: Completeness) -> Measures:

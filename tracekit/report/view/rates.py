@@ -158,24 +158,39 @@ def communication_table(analysis: Analysis) -> Table | None:
     if rates is None:
         return None
     longest = rates.communication.sort("transfer_ns", descending=True).head(MAX_ROWS)
-    # The bus bandwidth is what a link's peak is compared with: without any known peak it is less
-    # important.
-    link_known = longest["share_of_link"].is_not_null().any()
+    # The bus bandwidth is what a link's peak and measurements are compared with: without either it is
+    # less important.
+    compared = ("share_of_link", "share_of_measured")
+    is_compared = longest.select(pl.any_horizontal(pl.col(compared).is_not_null()).any()).item()
     columns = (
         Column("operation", "name", value=_operation_name),
         Column("size"),
         Column("count", "count", 1),
         Column("GB/s", "rate", value="algorithm_gb_s"),
-        Column("bus GB/s", "rate", 0 if link_known else 2, value="bus_gb_s"),
+        Column("bus GB/s", "rate", 0 if is_compared else 2, value="bus_gb_s"),
         Column("of link", "share", value="share_of_link"),
+        Column("elsewhere", "rate", 1, value="measured_bus_gb_s"),
+        Column("of elsewhere", "share", value="share_of_measured"),
         Column("transfer", "ms", value="transfer_ns"),
         Column("waited", "ms", value="wait_ns"),
     )
-    return make_table(
-        columns,
-        longest.iter_rows(named=True),
-        notes=_implausible_bandwidths(analysis.sources, rates.communication),
-    )
+    notes = [
+        *_measured_elsewhere(rates.communication),
+        *_implausible_bandwidths(analysis.sources, rates.communication),
+    ]
+    return make_table(columns, longest.iter_rows(named=True), notes=notes)
+
+
+def _measured_elsewhere(communication: pl.DataFrame) -> list[str]:
+    """Return what the operations are compared with, if any are."""
+    compared = communication.filter(pl.col("share_of_measured").is_not_null())
+    if compared.is_empty():
+        return []
+    links = " or ".join(f"{link:,.0f}" for link in compared["gpu_link_gb_s"].unique().sort())
+    return [
+        "elsewhere: bus GB/s of NCCL for the same operation, sizes and data type on as many GPUs of this model in one "
+        f"machine (aiconfigurator); by data sheet their links carry {links} GB/s in one direction"
+    ]
 
 
 def _implausible_bandwidths(sources: Sequence[Source], communication: pl.DataFrame) -> list[str]:
