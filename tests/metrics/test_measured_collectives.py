@@ -275,7 +275,8 @@ def test_a_run_on_two_gpus_of_a_machine_is_compared(tmp_path):
     assert row["share_of_measured"] == pytest.approx(37_040 / 200_000)
     table = result.view.communication
     shown = {
-        column.name: column.shown(value) for column, value in zip(table.columns, table.rows[0])
+        column.name: column.shown(value)
+        for column, value in zip(table.columns, table.rows[0], strict=True)
     }
     assert (shown["bus GB/s"], shown["elsewhere"], shown["of elsewhere"]) == (
         "21.0",

@@ -6,8 +6,8 @@ together with the order. The search alternates between the two, as expectation m
 
 1. guess the kernel of each key from what ran around the places of its launches, and from words that
    the names of operator and kernel share;
-2. find the interleaving of the streams that fits the guess best (a beam search over the heads of
-   the streams);
+2. find the interleaving of the streams that fits the guess best (dynamic programming over the sets
+   of kernels that have been launched);
 3. take the kernels that this interleaving gives to each key as the next guess, until nothing
    changes.
 """
@@ -24,17 +24,13 @@ from tracekit._util.arrays import AnyInts, Ints
 NEARBY_KERNELS = 8
 """Kernels before and after a launch's place among which its own is looked for at first, and by
 which a kernel that started early may be ahead of its launch."""
-BEAM_WIDTH = 24
-"""Interleavings that are followed at once."""
 MAX_ROUNDS = 8
 """Rounds of guess and search."""
-RELATED_BONUS = 2.0
-"""Score, as a logarithm, of a kernel whose name shares a word with the launch's operator."""
 _UNSEEN_SCORE = math.log(1e-3)
-"""Score of a kernel that was not seen for a key."""
-_LEAD_COST = 0.02
-"""Cost of each kernel that started earlier and is launched later: of interleavings that fit alike,
-that in order of start is taken."""
+"""Score, as a logarithm, of a kernel that was not seen for a key. A word that the names of the
+launch's operator and of the kernel share makes up for it."""
+_SCORE_DIGITS = 9
+"""Digits up to which scores are compared: sums of the same terms in another order are equal."""
 
 _Scores = dict[int, dict[int, float]]
 
@@ -43,9 +39,15 @@ class _State(NamedTuple):
     """An interleaving up to some launch."""
 
     score: float
+    leads: int  # sum over launches of the kernels that started earlier and are launched later
     heads: tuple[int, ...]  # the next kernel of each stream, by start
     last: int  # the kernel taken last; -1 at the beginning
     before: "_State | None"
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Key to compare interleavings by: of those that fit alike, that in order of start is best."""
+        return round(self.score, _SCORE_DIGITS), -self.leads
 
 
 def merge_streams(
@@ -116,14 +118,19 @@ def _add_bonus(scores: _Scores, related: Collection[tuple[int, int]]) -> _Scores
     """Return the scores, those of related pairs raised."""
     for key, name in related:
         of_key = scores.setdefault(key, {})
-        of_key[name] = of_key.get(name, _UNSEEN_SCORE) + RELATED_BONUS
+        of_key[name] = of_key.get(name, _UNSEEN_SCORE) - _UNSEEN_SCORE
     return scores
 
 
 def _best_interleaving(
     keys: list[int], names: list[int], streams: list[int], scores: _Scores
 ) -> list[int]:
-    """Return the interleaving of the streams with the best sum of scores, by beam search."""
+    """Return the interleaving of the streams with the best sum of scores.
+
+    A kernel is at most ``NEARBY_KERNELS`` ahead of the first that is still to be launched. So no more
+    than 2 to that power different sets of kernels can have been launched at any time, and of the
+    interleavings that launched the same set only the best goes on.
+    """
     following: dict[int, int] = {}  # the next kernel on the same stream
     last_on_stream: dict[int, int] = {}
     first_kernels = []
@@ -133,25 +140,25 @@ def _best_interleaving(
         else:
             first_kernels.append(row)
         last_on_stream[stream] = row
-    beam = [_State(0.0, tuple(first_kernels), -1, None)]
+    states = [_State(0.0, 0, tuple(first_kernels), -1, None)]
     for key in keys:
         of_key = scores.get(key, {})
         extended: dict[tuple[int, ...], _State] = {}  # the best of those that took the same kernels
-        for state in beam:
+        for state in states:
             heads = state.heads
             for i, row in enumerate(heads):
                 if row > heads[0] + NEARBY_KERNELS:
                     break
-                fit = of_key.get(names[row], _UNSEEN_SCORE) - _LEAD_COST * i
                 rest = heads[:i] + heads[i + 1 :]
                 if row in following:
                     rest = tuple(sorted((*rest, following[row])))
-                total = state.score + fit
-                if rest not in extended or extended[rest].score < total:
-                    extended[rest] = _State(total, rest, row, state)
-        beam = sorted(extended.values(), key=lambda state: -state.score)[:BEAM_WIDTH]
+                total = state.score + of_key.get(names[row], _UNSEEN_SCORE)
+                candidate = _State(total, state.leads + i, rest, row, state)
+                if rest not in extended or extended[rest].rank < candidate.rank:
+                    extended[rest] = candidate
+        states = list(extended.values())
     order: list[int] = []
-    state = beam[0]
+    state = max(states, key=lambda state: state.rank)
     while state.before is not None:
         order.append(state.last)
         state = state.before
