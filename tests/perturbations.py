@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import polars as pl
 
 from tests.mutate import CALLS, ON_GPU, Ranks
@@ -132,6 +133,53 @@ def enter_step_earlier(ranks: Ranks, rank: int, by_ns: int) -> Ranks:
         )
 
     return _change_rank(ranks, rank, enter)
+
+
+def repeat_rank(ranks: Ranks, rank: int, as_rank: int) -> Ranks:
+    """Return the run in which *as_rank* does what *rank* did, at the same times."""
+    original = next(each for each in ranks if each.source.rank == rank)
+    events = original.events.with_columns(rank=pl.lit(as_rank, original.events["rank"].dtype))
+    copy = replace(
+        original, events=events, source=msgspec.structs.replace(original.source, rank=as_rank)
+    )
+    return [copy if each.source.rank == as_rank else each for each in ranks]
+
+
+def save_in_longest_gap(
+    ranks: Ranks, rank: int, *, copies: int, copied_share: float, in_step_before: bool = False
+) -> Ranks:
+    """Return the run in which *rank* copies its weights to the host while its GPU was idle for longest.
+
+    The gap is divided into as many parts as there are copies. Each begins with a copy from the GPU
+    to pageable memory, during which the host is in the call, and ends with the host writing a file.
+    *in_step_before* makes them part of the step before the gap.
+    """
+
+    def save(events: pl.DataFrame) -> pl.DataFrame:
+        on_gpu = events.filter(ON_GPU & pl.col("step").is_not_null()).sort("start_ns")
+        gaps = on_gpu.with_columns(gap_ns=pl.col("start_ns") - pl.col("end_ns").cum_max().shift(1))
+        after = gaps.sort("gap_ns", nulls_last=True, descending=True).row(0, named=True)
+        call = events.filter(CALLS & (pl.col("correlation") == after["correlation"]))
+        call = call.row(0, named=True)
+        length_ns = after["gap_ns"] // copies
+        first_id = int(events["id"].max()) + 1
+        first_correlation = int(events["correlation"].max()) + 1
+        rows = []
+        for i in range(copies):
+            start_ns = after["start_ns"] - after["gap_ns"] + i * length_ns
+            end_ns = start_ns + round(copied_share * length_ns)
+            times = {"start_ns": start_ns, "end_ns": end_ns, "bytes": None, "shapes": None}
+            times["step"] = after["step"] - 1 if in_step_before else after["step"]
+            times |= {"correlation": first_correlation + i, "external_id": None}
+            copy = {"id": first_id + 2 * i, "kind": "memcpy"}
+            copy |= {"name": "Memcpy DtoH (Device -> Pageable)"}
+            rows.append(after | times | copy)
+            host = {"id": first_id + 2 * i + 1, "kind": "runtime", "name": "cudaMemcpyAsync"}
+            rows.append(call | times | host)
+        added = pl.DataFrame([{name: row[name] for name in events.columns} for row in rows])
+        return pl.concat([events, added.cast(events.schema)])
+
+    return _change_rank(ranks, rank, save)
 
 
 def _change_rank(ranks: Ranks, rank: int, change) -> Ranks:

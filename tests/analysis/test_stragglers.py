@@ -13,6 +13,7 @@ import pytest
 
 from tracekit import analyze
 from tracekit.align.clocks import Clocks
+from tracekit.align.late_together import WAITED_FOR
 from tracekit.align.waits import STRAGGLERS
 from tracekit.analysis.combine.stragglers import explain_stragglers
 from tracekit.metrics.lateness import KERNEL_TIMES, STEP_LATENESS, TOKENS, RankLateness
@@ -35,6 +36,7 @@ class Run:
         self.first_step = {}
         self.speed, self.calls, self.idle, self.tokens, self.multiprocessors = {}, {}, {}, {}, {}
         self.kernels_per_call = {}
+        self.copying = {}
         self.operations = []
 
     def wait(
@@ -49,13 +51,14 @@ class Run:
         bound=False,
         what="allreduce",
         transfer=5,
+        waited_for=None,
     ):
         self.operations.append(
             {
                 "rank": rank, "last_rank": last, "step": step, "label": label, "group": group, "group_ranks": None,
                 "what": what, "bytes": 1000, "wait_ns": round(ms * MS), "transfer_ns": round(transfer * MS),
                 "start_ns": 0, "end_ns": round((ms + transfer) * MS), "hidden_ns": 0, "wait_is_bound": bound,
-                "match": len(self.operations),
+                "match": len(self.operations), "waited_for": waited_for,
             }
         )  # fmt: skip
 
@@ -72,7 +75,8 @@ class Run:
             start_ns = (step + self.first_step.get(rank, 0)) * STEP_MS * MS
             steps.append(
                 {"step": step, "span_ns": STEP_MS * MS, "start_ns": start_ns, "launch_ns": start_ns,
-                 "follows": step > 0, "compute_ns": ns, "host_late_ns": idle}
+                 "follows": step > 0, "compute_ns": ns, "host_late_ns": idle,
+                 "copy_ns": round(self.copying.get((rank, step), 0) * MS)}
             )  # fmt: skip
             tokens.append(
                 {"step": step, "microbatch": 0, "tokens": self.tokens.get((rank, step), 512)}
@@ -90,10 +94,16 @@ class Run:
             steps_marked=self.marked,
         )
 
-    def explain(self, *, uncertain=False):
+    def explain(self, *, uncertain=False, charged=None):
         text = dict.fromkeys(("label", "group", "group_ranks", "what"), pl.String)
         operations = pl.DataFrame(
-            self.operations, schema_overrides={**text, "rank": pl.Int32, "last_rank": pl.Int32}
+            self.operations,
+            schema_overrides={
+                **text,
+                "rank": pl.Int32,
+                "last_rank": pl.Int32,
+                "waited_for": WAITED_FOR,
+            },
         )
         table = (
             operations.filter((pl.col("rank") != pl.col("last_rank")) & (pl.col("wait_ns") > 0))
@@ -102,6 +112,13 @@ class Run:
             .with_columns(uncertain=pl.lit(uncertain), candidates=pl.concat_list("rank"))
             .sort("caused_ns", "rank", descending=[True, False])
         )
+        if charged is not None:
+            rows = [
+                {"rank": rank, "label": "dp_comm", "caused_ns": ns} for rank, ns in charged.items()
+            ]
+            table = pl.DataFrame(rows).with_columns(
+                operations=pl.lit(1), uncertain=False, candidates=pl.concat_list("rank")
+            )
         ranks = [self._rank(rank) for rank in range(self.ranks)]
         clocks = Clocks.recorded(list(range(self.ranks)))
         return explain_stragglers(conform(table, STRAGGLERS), ranks, operations, clocks)
@@ -224,6 +241,62 @@ def test_causes_that_exceed_the_wait_are_scaled_to_it():
     run.wait(2, 0, 0, 20)
     [row] = run.explain().rows
     assert causes(row) == {"slow_gpu": 10, "host_late": 10}
+
+
+def test_ranks_that_are_late_together_are_each_late_by_their_whole_lateness():
+    """Ranks 1 and 3 come 20 ms late to each of four steps, and share what ranks 0 and 2 wait."""
+    run = Run(ranks=4)
+    for rank in (1, 3):
+        run.speed[rank] = 1.5
+    parts = [{"rank": rank, "wait_ns": 10 * MS, "late_ns": 20 * MS} for rank in (1, 3)]
+    for step in range(4):
+        for rank in (0, 2):
+            run.wait(3, rank, step, 20, waited_for=parts)
+        run.wait(3, 1, step, 1, waited_for=[{"rank": 3, "wait_ns": MS, "late_ns": None}])
+    explained = run.explain(charged={1: 80 * MS, 3: 84 * MS})
+    rows = {row.rank: row for row in explained.rows}
+    assert {rank: row.late_ns / MS for rank, row in rows.items()} == {1: 20, 3: 20}
+    assert rows[1].late_ns_by_step == rows[3].late_ns_by_step == [20 * MS] * 4
+    assert (rows[1].kind, rows[3].kind) == ("chronic", "chronic")
+    assert causes(rows[1]) == {"slow_gpu": 80}
+    assert (
+        causes(rows[3])["slow_gpu"] == 80
+    )  # what rank 1 waits for it, a slow GPU does not explain
+    lateness = explained.lateness.filter(pl.col("step") == 0)
+    assert lateness["late_ns"].to_list() == [0, 20 * MS, 0, 20 * MS]
+    assert lateness["caused_ns"].to_list() == [0, 20 * MS, 0, 21 * MS]
+
+
+def test_a_cause_explains_as_much_of_a_shared_wait_as_of_the_lateness():
+    """The host of rank 1 explains 10 of 20 ms: half of what is charged to it."""
+    run = Run(ranks=4)
+    parts = [{"rank": rank, "wait_ns": 10 * MS, "late_ns": 20 * MS} for rank in (1, 3)]
+    for rank in (0, 2):
+        run.wait(3, rank, 0, 20, waited_for=parts)
+    run.idle[1, 0] = 10
+    rows = {row.rank: row for row in run.explain(charged={1: 20 * MS, 3: 20 * MS}).rows}
+    assert causes(rows[1]) == {"host_late": 10, "unknown": 10}
+    assert causes(rows[3]) == {"unknown": 20}
+
+
+def test_copies_to_the_host_beside_an_empty_gpu_are_a_late_host():
+    """A checkpoint on rank 2: its GPU is empty for 8 ms of step 1 and copies weights for 12."""
+    run = Run()
+    run.idle[2, 1], run.copying[2, 1] = 8, 12
+    for rank in (0, 1):
+        run.wait(2, rank, 1, 20)
+    [row] = run.explain().rows
+    assert causes(row) == {"host_late": 40}
+    assert (row.why[0].evidence.idle_ns, row.why[0].evidence.copy_ns) == (8 * MS, 12 * MS)
+
+
+@pytest.mark.parametrize(("copying", "named"), [(0.5, False), (4, True)])
+def test_copies_are_evidence_from_a_tenth_of_the_time(copying, named):
+    run = Run()
+    run.idle[2, 1], run.copying[2, 1] = 20 - copying, copying
+    run.wait(2, 0, 1, 20)
+    [row] = run.explain().rows
+    assert (row.why[0].evidence.copy_ns is not None) is named
 
 
 def test_waiting_for_another_group_is_followed_to_where_it_begins():

@@ -18,7 +18,7 @@ NO_EVIDENCE = SimpleNamespace(
 )
 
 
-def straggler(rank, *causes, label="dp_comm", steps=(1, 2), uncertain=False):
+def straggler(rank, *causes, label="dp_comm", steps=(1, 2), uncertain=False, late_with=()):
     why = [SimpleNamespace(cause=cause, ns=ns, evidence=NO_EVIDENCE) for cause, ns in causes]
     caused_ns = sum(ns for _, ns in causes)
     return SimpleNamespace(
@@ -29,7 +29,11 @@ def straggler(rank, *causes, label="dp_comm", steps=(1, 2), uncertain=False):
         why=why,
         late_ns=100,
         caused_ns=caused_ns,
+        late_with=late_with,
     )
+
+
+SAVED_NS = {"rank 3 like others": 40, "ranks 1, 3 like others": 90}
 
 
 def context(*rows, pipeline_cause=None):
@@ -38,7 +42,7 @@ def context(*rows, pipeline_cause=None):
         analysis=SimpleNamespace(stragglers=stragglers),
         step=SimpleNamespace(per_step=(1, 2, 3, 4)),
         predict=lambda change: (
-            SimpleNamespace(saves_ns=40) if change == "rank 3 like others" else None
+            SimpleNamespace(saves_ns=SAVED_NS[change]) if change in SAVED_NS else None
         ),
         share=lambda ns: ns / 1_000,
     )
@@ -74,6 +78,35 @@ def test_a_rank_that_is_not_certainly_late_for_a_known_reason_is_no_finding(row)
 def test_a_rank_is_named_once():
     rows = [straggler(3, ("slow_gpu", 30)), straggler(3, ("host_late", 20), label="tp_comm")]
     assert [finding.code for finding in rank_findings(context(*rows))] == ["slow_rank"]
+
+
+def test_ranks_that_are_late_together_for_one_reason_are_one_finding_with_one_change():
+    rows = [
+        straggler(3, ("slow_gpu", 30), late_with=[1]),
+        straggler(1, ("slow_gpu", 28), late_with=[3]),
+    ]
+    (finding,) = rank_findings(context(*rows))
+    assert (finding.code, finding.case, finding.ranks) == ("slow_rank", "together", (1, 3))
+    assert (finding.change, finding.saves_ns) == ("ranks 1, 3 like others", 90)
+    assert finding.cost_ns == 50  # the others wait once for both: 100 in two of four steps
+    assert "ranks 1, 3, which are late together" in finding.text
+    assert "one alone saves little" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        straggler(1, ("host_late", 28), late_with=[3]),
+        straggler(1, ("slow_gpu", 28), late_with=[3], label="tp_comm"),
+        straggler(1, ("slow_gpu", 28)),
+    ],
+    ids=["for another reason", "in another label", "by itself"],
+)
+def test_ranks_that_are_late_for_other_reasons_or_elsewhere_are_findings_of_their_own(other):
+    first = straggler(3, ("slow_gpu", 30), late_with=[1])
+    found = list(rank_findings(context(first, other)))
+    assert [finding.ranks for finding in found] == [(3,), (1,)]
+    assert not any(finding.case for finding in found)
 
 
 def test_the_slow_rank_of_a_recorded_run_is_named(samples):

@@ -293,7 +293,9 @@ def test_the_straggler_is_named_on_aligned_clocks():
         rows.append(collective(0, at + 4_000_000, at + 5_000_000))
         rows.append(collective(1, at + 10_000_000, at + 15_000_000))
     _, members, clocks = waited(*rows)
-    assert find_stragglers(members, clocks).rows() == [(0, "dp_comm", 40_000_000, 10, False, [0])]
+    assert find_stragglers(members, clocks).rows() == [
+        (0, "dp_comm", 40_000_000, 10, False, [0], 40_000_000, [])
+    ]
 
 
 def test_operations_of_a_labelled_table(labelled):

@@ -16,6 +16,7 @@ from tracekit._util.arrays import Bools, Int32s, Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit.align.clock_bounds import MEETS, NO_BOUND_NS
 from tracekit.align.clocks import Clocks
+from tracekit.align.late_together import WAITED_FOR, find_waited_for
 from tracekit.align.matching import last_of_match
 from tracekit.schema import conform
 
@@ -32,11 +33,17 @@ STRAGGLERS = pl.Schema(
     {
         "rank": pl.Int32(),
         "label": pl.String(),
-        "caused_ns": pl.Int64(),  # waiting of all other ranks in operations at which this rank arrived last
+        # Waiting of all other ranks for this one; ranks that are late together share it.
+        "caused_ns": pl.Int64(),
         "operations": pl.Int64(),
         "uncertain": pl.Boolean(),  # another rank may have been last
         # Ranks that may have been last in more than half of that waiting.
         "candidates": pl.List(pl.Int32()),
+        # Part of caused_ns after the arrival of all others: it ends if this rank alone comes in time.
+        "alone_ns": pl.Int64(),
+        # Ranks that were late together with it in operations with more than half of caused_ns, unless
+        # most of that ends if this rank alone comes in time.
+        "late_with": pl.List(pl.Int32()),
     }
 )
 
@@ -44,9 +51,10 @@ STRAGGLERS = pl.Schema(
 def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """Return the members of matched operations with their waits on aligned clocks.
 
-    Adds ``last`` (row of the member it waited for, see ``last_awaited``), ``last_rank`` (its rank)
-    and ``late_ns`` (time after the arrival of the first member). A side that was launched and not
-    recorded arrived at its launch or later: waits for it are lower bounds.
+    Adds ``last`` (row of the member it waited for, see ``last_awaited``), ``last_rank`` (its rank),
+    ``late_ns`` (time after the arrival of the first member) and ``waited_for`` (the ranks it waited
+    for where several are late together, see ``align.late_together``). A side that was launched and
+    not recorded arrived at its launch or later: waits for it are lower bounds.
 
     >>> from tracekit.align.matching import MEMBERS
     >>> from tracekit.schema import conform
@@ -59,7 +67,10 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     if members.is_empty():
         no_number = pl.lit(None, pl.Int64)
         return members.with_columns(
-            last=no_number, last_rank=pl.lit(None, pl.Int32), late_ns=no_number
+            last=no_number,
+            last_rank=pl.lit(None, pl.Int32),
+            late_ns=no_number,
+            waited_for=pl.lit(None, WAITED_FOR),
         )
     match = members["match"].to_numpy()
     rank = members["rank"].to_numpy()
@@ -85,13 +96,14 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     at_most = duration - members["transfer_ns"].to_numpy()
     # Durations of a broadcast differ by transfer as well: arrival times bound the wait better.
     at_most = np.where(transferring > 0, np.minimum(at_most, possible + possible_error), at_most)
-    return members.with_columns(
+    waited = members.with_columns(
         last=pl.Series(last.astype(np.int64)),
         last_rank=pl.Series(rank[last], dtype=pl.Int32),
         late_ns=pl.Series(start - start[first]),
         wait_ns=pl.Series(np.where(is_bound, at_most, by_arrival)),
         wait_is_bound=pl.Series(is_bound),
     )
+    return waited.with_columns(waited_for=find_waited_for(waited, start, clocks))
 
 
 def last_awaited(members: pl.DataFrame, start: Ints) -> Int32s:
@@ -253,14 +265,15 @@ def longest_waits(members: pl.DataFrame, operation_count: int) -> Ints:
 
 
 def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
-    """Return ``STRAGGLERS``: by rank and label, the waiting in operations at which the rank arrived last.
+    """Return ``STRAGGLERS``: by rank and label, the waiting for the rank.
 
-    Each kernel's wait counts once, whatever number of messages it carries.
+    Each kernel's wait counts once, whatever number of messages it carries, and is charged to the
+    rank that arrived last; ranks that are late together share it (``align.late_together``).
 
     Another rank is a candidate if it may have been last instead in more than half of that waiting:
-    it arrived before the last one by less than the clocks of the two may be off. For the first rank
-    of each label those are candidates, too, that may have caused as much, if all waits are off by
-    what the clocks may be.
+    it arrived before the last one by less than the clocks of the two may be off, and is not charged
+    itself. For the first rank of each label those are candidates, too, that may have caused as much,
+    if all waits are off by what the clocks may be.
 
     Args:
         members: Matched operations with their waits (``with_waits``).
@@ -269,35 +282,32 @@ def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """
     if members.is_empty():
         return STRAGGLERS.to_frame()
-    rank = members["rank"].to_numpy()
-    last = members["last"].to_numpy()
-    start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
     key = ["rank", "label"]
-    is_longest = np.zeros(len(members), np.bool_)
-    longest = longest_waits(members, int(members["row"].max()) + 1)  # type: ignore[arg-type]
-    is_longest[longest[longest >= 0]] = True
-    duration = (members["end_ns"] - members["start_ns"]).to_numpy()
-    off_ns = np.minimum(clocks.uncertainty_between(rank, rank[last]), duration)
+    charges = _charges(members, clocks)
     in_match = (
-        members.select("match", pl.col("label").cast(pl.String))
-        .with_columns(
-            rank=rank[last],
-            arrival_ns=start[last],
-            wait_ns=np.where((rank == rank[last]) | ~is_longest, 0, members["wait_ns"].to_numpy()),
-            off_ns=np.where(is_longest, off_ns, 0),
+        charges.group_by("match", *key)
+        .agg(
+            pl.col("arrival_ns").max(),
+            pl.col("wait_ns", "off_ns", "alone_ns").sum(),
+            pl.col("wait_is_bound", "is_shared").any(),
         )
-        .group_by("match", *key)
-        .agg(pl.col("arrival_ns").max(), pl.col("wait_ns", "off_ns").sum())
         .filter(pl.col("wait_ns") > 0)
     )
     by_rank = in_match.group_by(key).agg(
         pl.col("off_ns").sum(),
         caused_ns=pl.col("wait_ns").sum(),
         operations=pl.len().cast(pl.Int64),
+        alone_ns=pl.when(~pl.col("wait_is_bound").any()).then(pl.col("alone_ns").sum()),
     )
     by_rank = by_rank.sort("caused_ns", *key, descending=[True, False, False])
+    late_with = _late_with(in_match, by_rank)
+    rank = members["rank"].to_numpy()
+    start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
     arrivals = members.select("match", candidate="rank").with_columns(start_ns=start)
-    compared = in_match.join(arrivals, on="match")
+    charged = in_match.filter("is_shared").select("match", "label", candidate="rank")
+    compared = in_match.join(arrivals, on="match").join(
+        charged, on=["match", "label", "candidate"], how="anti"
+    )
     uncertainty = clocks.uncertainty_between(
         compared["rank"].to_numpy(), compared["candidate"].to_numpy()
     )
@@ -314,10 +324,101 @@ def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     as_much = first.join(by_rank, on="label", suffix="_other").filter(
         pl.col("caused_ns_other") + pl.col("off_ns_other") >= pl.col("caused_ns") - pl.col("off_ns")
     )
-    itself = by_rank.select(*key, candidate="rank")
-    candidates = pl.concat(
-        [itself, instead.select(*key, "candidate"), as_much.select(*key, candidate="rank_other")]
+    as_much = as_much.select(*key, candidate="rank_other").join(
+        late_with, on=[*key, "candidate"], how="anti"
     )
+    itself = by_rank.select(*key, candidate="rank")
+    candidates = pl.concat([itself, instead.select(*key, "candidate"), as_much])
     candidates = candidates.group_by(key).agg(candidates=pl.col("candidate").unique().sort())
+    together = late_with.group_by(key).agg(late_with=pl.col("candidate").sort())
     joined = by_rank.join(candidates, on=key, how="left", maintain_order="left")
-    return conform(joined.with_columns(uncertain=pl.col("candidates").list.len() > 1), STRAGGLERS)
+    joined = joined.join(together, on=key, how="left", maintain_order="left")
+    no_ranks = pl.lit([], pl.List(pl.Int32))
+    return conform(
+        joined.with_columns(
+            uncertain=pl.col("candidates").list.len() > 1,
+            late_with=pl.col("late_with").fill_null(no_ranks),
+        ),
+        STRAGGLERS,
+    )
+
+
+def _charges(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
+    """Return a row for each wait and each rank that it is charged to.
+
+    Columns: match, label, rank (that was waited for), arrival_ns, wait_ns (its share), off_ns (what
+    clocks may be off by), alone_ns (waiting after all others had arrived), wait_is_bound and
+    is_shared (whether ranks are late together in the operation).
+    """
+    rank = members["rank"].to_numpy()
+    last = members["last"].to_numpy()
+    start = clocks.to_common_each(rank, members["start_ns"].to_numpy())
+    is_longest = np.zeros(len(members), np.bool_)
+    longest = longest_waits(members, int(members["row"].max()) + 1)  # type: ignore[arg-type]
+    is_longest[longest[longest >= 0]] = True
+    duration = (members["end_ns"] - members["start_ns"]).to_numpy()
+    off_ns = np.minimum(clocks.uncertainty_between(rank, rank[last]), duration)
+    wait_ns = np.where((rank == rank[last]) | ~is_longest, 0, members["wait_ns"].to_numpy())
+    is_last_of_all = last == last_of_match(members["match"].to_numpy(), start)
+    lead_ns = _lead_of_last(members["match"].to_numpy(), start)
+    columns = ("match", pl.col("label").cast(pl.String), "waited_for", "wait_is_bound")
+    waits = members.select(columns).with_columns(
+        rank=rank[last],
+        arrival_ns=start[last],
+        wait_ns=wait_ns,
+        off_ns=np.where(is_longest, off_ns, 0),
+        alone_ns=np.where(is_last_of_all, np.minimum(wait_ns, lead_ns), wait_ns),
+        is_shared=pl.col("waited_for").is_not_null(),
+    )
+    whole = waits.filter(~pl.col("is_shared")).drop("waited_for")
+    shared = waits.filter("is_shared").explode("waited_for")
+    charged_rank = pl.col("waited_for").struct.field("rank")
+    charged_ns = pl.col("waited_for").struct.field("wait_ns")
+    is_last = charged_rank == pl.col("rank")
+    shared = shared.with_columns(
+        rank=charged_rank,
+        off_ns=pl.col("off_ns") * charged_ns // pl.max_horizontal("wait_ns", 1),
+        alone_ns=pl.when(is_last).then("alone_ns").otherwise(0),
+        wait_ns=charged_ns,
+    )
+    # Each of them arrived at its own time.
+    arrivals = members.select("match", "rank").with_columns(arrival_ns=start)
+    shared = shared.drop("arrival_ns").join(
+        arrivals, on=["match", "rank"], how="left", maintain_order="left"
+    )
+    return pl.concat([whole, shared.select(whole.columns)])
+
+
+def _lead_of_last(match: Ints, start: Ints) -> Ints:
+    """Return for each member how long after all others the last one of its match arrived.
+
+    >>> _lead_of_last(np.array([0, 0, 0, 1, 1]), np.array([0, 50, 40, 7, 7])).tolist()
+    [10, 10, 10, 0, 0]
+    """
+    order = np.lexsort((start, match))
+    first = np.flatnonzero(np.diff(match, prepend=-1))
+    size = np.diff(first, append=len(match))
+    last_of_all = order[first + size - 1]
+    second_last = order[np.maximum(first + size - 2, first)]
+    return np.repeat(start[last_of_all] - start[second_last], size)
+
+
+def _late_with(in_match: pl.DataFrame, by_rank: pl.DataFrame) -> pl.DataFrame:
+    """Return the pairs (rank, label, candidate) of ranks that are late together in more than half of the waiting.
+
+    A rank by which alone half of it would end is late by itself.
+    """
+    shared = in_match.filter("is_shared")
+    others = shared.select("match", "label", candidate="rank")
+    together = shared.join(others, on=["match", "label"]).filter(
+        pl.col("rank") != pl.col("candidate")
+    )
+    key = ["rank", "label"]
+    return (
+        together.group_by(*key, "candidate")
+        .agg(together_ns=pl.col("wait_ns").sum())
+        .join(by_rank, on=key)
+        .filter(2 * pl.col("together_ns") > pl.col("caused_ns"))
+        .filter(2 * pl.col("alone_ns").fill_null(0) < pl.col("caused_ns"))
+        .select(*key, "candidate")
+    )

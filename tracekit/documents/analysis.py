@@ -611,6 +611,9 @@ class Evidence(Struct, frozen=True, omit_defaults=True):
     idle_ns: int | None = None
     """Time per step in which its GPU was empty until the host launched, beyond that of the
     others."""
+    copy_ns: int | None = None
+    """Time per step in which its GPU did nothing but copy to or from the host, beyond that of the
+    others; null if there is none."""
     chain: list[int] | None = None
     """waited_itself: ranks from this one to the one where the waiting begins."""
     role: str | None = None
@@ -640,13 +643,19 @@ class Straggler(Struct, frozen=True):
     label: str
     """Communication label."""
     caused_ns: int
-    """Time that others waited for it."""
+    """Time that others waited for it; ranks that are late together share it."""
     operations: int
-    """Operations in which it was last."""
+    """Operations in which others waited for it."""
     uncertain: bool = False
     """Whether another rank may have been last, by the uncertainty of the clocks."""
     candidates: list[int] = field(default_factory=list)
     """Ranks that may have been last in more than half of that time, this one included."""
+    alone_ns: int | None = None
+    """Part of caused_ns in which all other ranks had arrived: what ends if this rank alone comes in
+    time; null where clocks do not tell."""
+    late_with: list[int] = field(default_factory=list)
+    """Ranks that are late together with it in operations with more than half of caused_ns, if it
+    alone in time would end less than half: the others wait until all of them have arrived."""
     kind: Literal["chronic", "one_off", "mixed"] | None = None
     """Whether it is late in most steps, in one or few, or in between; null if never, or if there is
     one step."""

@@ -20,6 +20,8 @@ CODES = {
 def rank_findings(context: Context) -> Iterator[Finding]:
     """Yield a finding for each rank that is certainly late for a known reason; a rank once.
 
+    Ranks that are late together for the same reason have one: mending one of them saves little.
+
     Stages of a pipeline wait for each other, and unequal stages are a part of the gap to the ideal:
     there only a slow GPU or a late host counts, with the part of the waiting that it explains.
     """
@@ -32,8 +34,9 @@ def rank_findings(context: Context) -> Iterator[Finding]:
         cause = _main_cause(context, row)
         if cause is None or cause.cause not in CODES:
             continue
-        seen.add(row.rank)
-        yield _late_rank(context, row, cause)
+        ranks = _late_together(context, row, cause, seen)
+        seen.update(ranks)
+        yield _late_rank(context, row, cause, ranks)
 
 
 def _main_cause(context: Context, row: Straggler) -> WaitCause | None:
@@ -45,13 +48,36 @@ def _main_cause(context: Context, row: Straggler) -> WaitCause | None:
     return max(known, key=lambda part: part.ns, default=None)
 
 
-def _late_rank(context: Context, row: Straggler, cause: WaitCause) -> Finding:
-    """Return the finding about one late rank."""
+def _late_together(
+    context: Context, row: Straggler, cause: WaitCause, named: set[int]
+) -> tuple[int, ...]:
+    """Return the rank and those that are late together with it for the same reason, ascending.
+
+    Ranks that have a finding (*named*) are left out.
+    """
+    ranks = [row.rank]
+    for other in context.analysis.stragglers.rows:
+        is_together = other.rank in row.late_with and row.rank in other.late_with
+        if not is_together or other.label != row.label or other.rank in named:
+            continue
+        if not other.steps or other.uncertain:
+            continue
+        cause_of_other = _main_cause(context, other)
+        if cause_of_other is not None and cause_of_other.cause == cause.cause:
+            ranks.append(other.rank)
+    return tuple(sorted(ranks))
+
+
+def _late_rank(
+    context: Context, row: Straggler, cause: WaitCause, ranks: tuple[int, ...]
+) -> Finding:
+    """Return the finding about a late rank, or about *ranks* that are late together, of which it is the latest."""
     largest = max(row.why, key=lambda part: part.ns)
     is_all = largest is cause and row.label != "pp_comm"
     late_ns = row.late_ns * (1.0 if is_all else cause.ns / max(row.caused_ns, 1))
     cost_ns = late_ns * len(row.steps) / max(len(context.step.per_step), 1)
-    change = f"rank {row.rank} like others"
+    names = ", ".join(str(rank) for rank in ranks)
+    change = f"{'rank' if len(ranks) == 1 else 'ranks'} {names} like others"
     predicted = context.predict(change)
     saves_ns = None if predicted is None else max(predicted.saves_ns or 0, 0)
     evidence: dict[str, EvidenceValue] = {
@@ -65,12 +91,13 @@ def _late_rank(context: Context, row: Straggler, cause: WaitCause) -> Finding:
         "tokens": cause.evidence.tokens,
         "tokens_of_others": cause.evidence.tokens_of_others,
     }
+    case = "fewer_multiprocessors" if cause.evidence.multiprocessors else ""
     return Finding(
         code=CODES[cause.cause],
-        case="fewer_multiprocessors" if cause.evidence.multiprocessors else "",
+        case="together" if len(ranks) > 1 else case,
         cost_ns=round(cost_ns),
         share=context.share(cost_ns),
-        ranks=(row.rank,),
+        ranks=ranks,
         steps=tuple(step for step in row.steps if step is not None),
         evidence={name: value for name, value in evidence.items() if value is not None},
         change=None if predicted is None else change,

@@ -11,10 +11,12 @@ from math import prod
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Ints, group_rows
+from tracekit._util.arrays import Bools, Ints, group_rows
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.columns import to_int64
 from tracekit._util.shapes import is_shape, parse_list
+from tracekit.classify.names import COPY_DIRECTIONS
+from tracekit.intervals import union
 from tracekit.metrics.label_intervals import COMPUTE_SET, has_label, label_codes
 from tracekit.schema import conform
 
@@ -37,6 +39,7 @@ STEP_LATENESS = pl.Schema(
         "follows": pl.Boolean(),  # the step before it was recorded too, and so the gap between the two
         "compute_ns": pl.Int64(),  # union of compute
         "host_late_ns": pl.Int64(),  # GPU empty until the host launched the next event, also before the step
+        "copy_ns": pl.Int64(),  # GPU did nothing but copy to or from the host, also before the step's first work
     }
 )
 TOKENS = pl.Schema({"step": pl.Int64(), "microbatch": pl.Int64(), "tokens": pl.Int64()})
@@ -74,9 +77,12 @@ def measure_lateness(
         texts: Text columns of *gpu_events*, if they were converted already.
 
     """
+    texts = texts or CategoryColumns(gpu_events)
     return RankLateness(
-        _kernel_times(gpu_events, steps, texts or CategoryColumns(gpu_events)),
-        _step_lateness(gpu_events, steps, idle_gaps, compute_ns),
+        _kernel_times(gpu_events, steps, texts),
+        _step_lateness(
+            gpu_events, steps, idle_gaps, compute_ns, _copies_with_host(gpu_events, texts)
+        ),
         _tokens(events, steps),
     )
 
@@ -129,9 +135,25 @@ def _digest(text: str) -> int:
     )
 
 
+def _copies_with_host(gpu_events: pl.DataFrame, texts: CategoryColumns) -> Bools:
+    """Return which GPU events copy to or from the host."""
+    is_copy = texts["kind"].any_of("memcpy")
+    names = texts["name"]
+    return is_copy & (names.matches(COPY_DIRECTIONS["d2h"]) | names.matches(COPY_DIRECTIONS["h2d"]))
+
+
 def _step_lateness(
-    gpu_events: pl.DataFrame, steps: pl.DataFrame, idle_gaps: pl.DataFrame, compute_ns: Ints
+    gpu_events: pl.DataFrame,
+    steps: pl.DataFrame,
+    idle_gaps: pl.DataFrame,
+    compute_ns: Ints,
+    is_host_copy: Bools,
 ) -> pl.DataFrame:
+    """Return ``STEP_LATENESS``.
+
+    What a host does between two steps, such as writing a checkpoint, delays the second one: idle
+    time and copies count for the step of the next event that is no copy.
+    """
     if gpu_events.is_empty():
         return STEP_LATENESS.to_frame()
     part = to_int64(gpu_events["part"])
@@ -147,7 +169,17 @@ def _step_lateness(
     crosses = (start[next_event] == start[first_event][part[next_event]]) & ~follows[
         part[next_event]
     ]
-    host_late = np.bincount(part[next_event], np.where(crosses, 0, late), minlength=len(steps))
+    work = _Work.of(start[~is_host_copy], part[~is_host_copy], follows)
+    gap_part = work.delayed_part(start[next_event], part[next_event])
+    host_late = np.bincount(gap_part, np.where(crosses, 0, late), minlength=len(steps))
+    end = gpu_events["end_ns"].to_numpy()
+    copied = union(start[is_host_copy], end[is_host_copy])
+    copying = copied - union(start[~is_host_copy], end[~is_host_copy])
+    copies = np.flatnonzero(is_host_copy)
+    copies = copies[np.argsort(start[copies], kind="stable")]
+    own_copy = copies[np.searchsorted(start[copies], copying.start_ns, side="right") - 1]
+    copy_part = work.delayed_part(copying.start_ns, part[own_copy])
+    copy_ns = np.bincount(copy_part, copying.end_ns - copying.start_ns, minlength=len(steps))
     return pl.DataFrame(
         {
             "step": steps["step"],
@@ -157,9 +189,37 @@ def _step_lateness(
             "follows": follows,
             "compute_ns": compute_ns,
             "host_late_ns": host_late.astype(np.int64),
+            "copy_ns": copy_ns.astype(np.int64),
         },
         schema=STEP_LATENESS,
     )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """GPU events that are no copies to or from the host, in order of start."""
+
+    start: Ints
+    part: Ints
+    follows: Bools
+    """By part: the step before it was recorded too."""
+
+    @classmethod
+    def of(cls, start: Ints, part: Ints, follows: Bools) -> "_Work":
+        order = np.argsort(start, kind="stable")
+        return cls(start[order], part[order], follows)
+
+    def delayed_part(self, time_ns: Ints, own_part: Ints) -> Ints:
+        """Return the part of the first work from each time on, if that is the step after the own part.
+
+        Else the own part: there is no work, or steps between the two were left out.
+        """
+        if not len(self.start):
+            return own_part
+        position = np.searchsorted(self.start, time_ns)
+        next_part = self.part[np.minimum(position, len(self.start) - 1)]
+        is_next_step = (next_part == own_part + 1) & self.follows[next_part]
+        return np.where((position < len(self.start)) & is_next_step, next_part, own_part)
 
 
 def _tokens(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:

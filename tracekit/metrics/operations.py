@@ -168,13 +168,16 @@ def add_waits(
     ranks: Iterable[int] | None = None,
     all_recorded: bool = True,
 ) -> pl.DataFrame:
-    """Return the operations with match, last_rank, late_ns, wait_ns, transfer_ns, wait_is_bound, open and hole.
+    """Return the operations with what matching tells about each.
 
+    Adds match, last_rank, late_ns, wait_ns, transfer_ns, wait_is_bound, open, hole and waited_for.
     ``last_rank`` arrived last; ``late_ns`` is how long after the first member this rank arrived, on
     aligned clocks; ``wait_is_bound``: the wait is an upper bound; all are null without a peer's
-    trace. ``open``: some message has no match, or some member of the group was not recorded, so
-    that the operation may have waited longer. ``hole``: it is open or has no match although there
-    are traces of all ranks that it needs: one of them lacks this operation.
+    trace. ``waited_for``: the ranks that it waited for where several are late together
+    (``align.late_together.WAITED_FOR``); else null. ``open``: some message has no match, or some
+    member of the group was not recorded, so that the operation may have waited longer. ``hole``: it
+    is open or has no match although there are traces of all ranks that it needs: one of them lacks
+    this operation.
 
     Args:
         operations: Operations of all ranks.
@@ -204,7 +207,9 @@ def add_waits(
     match = members["match"].to_numpy()
     row = members["row"].to_numpy()
     member = longest_waits(members, len(operations))
-    figures = members.select("match", "late_ns", "wait_ns", "wait_is_bound", "last_rank")
+    figures = members.select(
+        "match", "late_ns", "wait_ns", "wait_is_bound", "last_rank", "waited_for"
+    )
     own = figures.select(pl.all().gather(with_nulls(member, member >= 0)))
     recorded_sides = np.bincount(match)
     group_size = _group_sizes(operations["group_ranks"])
@@ -244,8 +249,28 @@ def add_waits(
         "wait_is_bound",
         "open",
         "hole",
+        "waited_for",
     )
     return waited.select(*operations.columns, *figure_names)
+
+
+def divide_waits(operations: pl.DataFrame) -> pl.DataFrame:
+    """Return a row for each operation that waited and each rank it waited for.
+
+    ``last_rank`` becomes the rank it waited for, ``wait_ns`` what is charged to that rank, and
+    ``until_ns`` is the time until it arrived, null if the waiting rank is late together with it.
+    """
+    waits = operations.filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
+    is_shared = pl.col("waited_for").is_not_null()
+    whole = waits.filter(~is_shared).with_columns(until_ns="wait_ns").drop("waited_for")
+    shared = waits.filter(is_shared).explode("waited_for")
+    charged = pl.col("waited_for").struct
+    shared = shared.with_columns(
+        last_rank=charged.field("rank"),
+        wait_ns=charged.field("wait_ns"),
+        until_ns=charged.field("late_ns"),
+    )
+    return pl.concat([whole, shared.select(whole.columns)])
 
 
 def _traces_of_groups(operations: pl.DataFrame, ranks: pl.Series) -> Bools:

@@ -180,4 +180,6 @@ def _shortened(part: WaitCause, ns: int) -> WaitCause:
     evidence = part.evidence
     if evidence.idle_ns is not None:
         evidence = replace(evidence, idle_ns=round(evidence.idle_ns * ns / part.ns))
+    if evidence.copy_ns is not None:
+        evidence = replace(evidence, copy_ns=round(evidence.copy_ns * ns / part.ns))
     return replace(part, ns=ns, evidence=evidence)

@@ -1,8 +1,8 @@
 """Changes to a run ("what if"): the step time that a replay of its events with the change predicts.
 
 A change is text: ``dp_comm x0.5`` (a label, module, operator or kernel takes half its time), ``rank
-2 like others``, ``no host delay``, ``links x2`` (twice the bandwidth), ``hide dp_comm``,
-``balance`` and ``microbatches 16``.
+2 like others``, ``ranks 1, 3 like others``, ``no host delay``, ``links x2`` (twice the bandwidth),
+``hide dp_comm``, ``balance`` and ``microbatches 16``.
 """
 
 import math
@@ -74,7 +74,8 @@ class ChangedGraph:
             ranks: Indices of the ranks to scale; events of others get 1.
             key: What is summed: events with the same number.
             weights: What is summed up.
-            like_others: Whether to take the median of the other ranks, or the mean of all.
+            like_others: Whether to take the median of the ranks that are not scaled, or the mean
+                of all.
         """
         graph = self.graph
         _, key = np.unique(key, return_inverse=True)
@@ -93,7 +94,9 @@ class ChangedGraph:
             ]
             alike = alike if len(alike) > 1 else list(range(count))
             if like_others:
-                usual = np.median(sums[[i for i in alike if i != index]], axis=0)
+                others = [i for i in alike if i not in ranks]
+                others = others or [i for i in alike if i != index]
+                usual = np.median(sums[others], axis=0)
             else:
                 usual = sums[alike].mean(axis=0)
             ratio[index] = np.divide(usual, sums[index], out=np.ones(keys), where=sums[index] > 0)
@@ -236,15 +239,16 @@ def _hide(changed: ChangedGraph, label: str) -> None:
     )
 
 
-def _like_others(changed: ChangedGraph, rank: int) -> None:
-    """Give the work of each label, and the host, of one rank the time that they take on the other ranks, per step."""
+def _like_others(changed: ChangedGraph, numbers: Sequence[int]) -> None:
+    """Give the work of each label, and the host, of some ranks the time that they take on the others, per step."""
     graph = changed.graph
-    if rank not in graph.ranks:
-        raise OptionError(
-            f"there is no rank {rank} in this run", hint=f"there are {ranks_named(graph.ranks)}"
-        )
+    for rank in numbers:
+        if rank not in graph.ranks:
+            raise OptionError(
+                f"there is no rank {rank} in this run", hint=f"there are {ranks_named(graph.ranks)}"
+            )
     _require_other_ranks(graph)
-    ranks = [graph.ranks.index(rank)]
+    ranks = [graph.ranks.index(rank) for rank in numbers]
     step = graph.step_index.astype(np.int64)
     compute = graph.has_label(*COMPUTE_SET)
     work_ns = (graph.end - graph.start) * compute
@@ -297,7 +301,9 @@ _EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
     r"micro-?batches (?P<count>\d+)": lambda match: (
         lambda changed: changed.microbatches.append(int(match["count"]))
     ),
-    r"rank (?P<rank>\d+) like others": lambda match: partial(_like_others, rank=int(match["rank"])),
+    r"ranks? (?P<ranks>\d+(, ?\d+)*) like others": lambda match: partial(
+        _like_others, numbers=[int(number) for number in match["ranks"].split(",")]
+    ),
     r"hide (?P<label>\S+)": lambda match: partial(_hide, label=match["label"]),
     rf"links [x×] ?{_NUMBER}": lambda match: partial(_faster_links, factor=float(match["factor"])),
     rf"(?P<name>.+) [x×] ?{_NUMBER}": lambda match: partial(

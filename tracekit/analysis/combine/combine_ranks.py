@@ -384,12 +384,15 @@ def run_tables(
 
 
 def _operations_table(operations: pl.DataFrame) -> pl.DataFrame:
-    """Return the operations with their messages as text, so that the table can be written to any format."""
+    """Return the operations with their messages as text, so that the table can be written to any format.
+
+    How waits are shared by ranks that are late together is summed up in the stragglers.
+    """
     messages = operations.get_column_index("messages")
     table = operations.drop("messages").insert_column(
         messages, format_messages(operations["messages"])
     )
-    return table.drop("part", "order_ns").cast({pl.Categorical: pl.String})
+    return table.drop("part", "order_ns", "waited_for").cast({pl.Categorical: pl.String})
 
 
 def _of_ranks(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:

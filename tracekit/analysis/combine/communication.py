@@ -69,7 +69,7 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
             members if matching.with_lost is None else with_waits(matching.with_lost, clocks)
         )
         stragglers = find_stragglers(with_lost, clocks)
-        figures = ("match", "row", "last_rank", "late_ns", "wait_ns", "wait_is_bound")
+        figures = ("match", "row", "last_rank", "late_ns", "wait_ns", "wait_is_bound", "waited_for")
         with_lost = with_lost.select(
             *figures, *(name for name in ("recorded",) if name in with_lost.columns)
         )

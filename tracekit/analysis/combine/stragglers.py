@@ -3,9 +3,11 @@
 Where rank r arrives last, every other member i waits. Within a step the two are compared by what
 delays an arrival: the time of r's kernels against the same kernels with the same shapes elsewhere
 (slow GPU), its work at the usual speed of those kernels (more work), the time its GPU stood empty
-because the host launched late, the excess of its exposed transfers over transfers of the same size
-(slow link), and its own waiting for ranks outside the group. Each positive difference r − i
-explains as much of i's waiting; together at most all of it. The rest is unknown.
+or only copied to or from the host because the host launched late, the excess of its exposed
+transfers over transfers of the same size (slow link), and its own waiting for ranks outside the
+group. Each positive difference r − i explains as much of i's waiting; together at most all of it.
+The rest is unknown. Ranks that are late together share the waiting (``align.late_together``): each
+is explained by itself, and of its share as much as of its lateness.
 """
 
 import math
@@ -23,6 +25,7 @@ from tracekit.analysis.measure.tables import RankTables
 from tracekit.documents.analysis import Evidence, Lateness, RankLateness, Straggler, WaitCause
 from tracekit.metrics.gpu_speed import MIN_SLOW_RATIO, usual_ns
 from tracekit.metrics.lateness import KERNEL_TIMES, STEP_LATENESS, TOKENS
+from tracekit.metrics.operations import divide_waits
 from tracekit.schema import conform
 
 CAUSES = ("slow_gpu", "more_work", "host_late", "slow_link", "waited_itself")
@@ -53,8 +56,9 @@ LATENESS = pl.Schema(
     {
         "rank": pl.Int32(),
         "step": pl.Int64(),
-        "late_ns": pl.Int64(),  # waiting for this rank in collectives, mean over the ranks that waited for it
-        "caused_ns": pl.Int64(),  # waiting for this rank, sum over all other ranks
+        # Waiting until this rank came to collectives, mean over the ranks that were not late together with it.
+        "late_ns": pl.Int64(),
+        "caused_ns": pl.Int64(),  # waiting charged to this rank, sum over all other ranks
         "share": pl.Float64(),  # late_ns / duration of the step on its slowest rank
         "tokens": pl.Int64(),
         "work_ns": pl.Int64(),  # compute of the rank, had it run at the usual speed of its kernels
@@ -88,6 +92,14 @@ _TABLE = pl.Schema(
         **{f"{cause}_ns": pl.Int64() for cause in (*CAUSES, "unknown")},
     }
 )
+WAITS_BY_STEP = pl.Schema(
+    {
+        "rank": pl.Int32(),  # that was waited for
+        "label": pl.String(),
+        "step": pl.Int64(),
+        "wait_ns": pl.Int64(),  # charged to it, sum over all other ranks
+    }
+)
 _PAIR = ("last_rank", "rank", "step", "label", "channel")
 
 
@@ -106,6 +118,8 @@ class Stragglers:
     has_compared_collectives: bool = True
     """Whether any operation beside the messages of a pipeline was compared across ranks; else
     lateness is unknown."""
+    waits: pl.DataFrame = field(default_factory=WAITS_BY_STEP.to_frame)
+    """``WAITS_BY_STEP``: waiting for each rank by label and step, messages included."""
 
     @property
     def imbalance_share(self) -> float | None:
@@ -207,9 +221,7 @@ def explain_stragglers(
     lateness = _lateness(pairs.filter(~is_message), figures)
     # Waiting for a rank in a step, in messages or in collectives, as the mean of the ranks that
     # waited.
-    late_ns = (pl.col("wait_ns").sum() / pl.col("rank").n_unique()).over(
-        "last_rank", "step", is_message
-    )
+    late_ns = _mean_lateness("rank").over("last_rank", "step", is_message)
     step_ns = figures.group_by("step").agg(step_ns=pl.col("span_ns").max())
     is_late = late_ns / pl.col("step_ns") >= MIN_LATE_SHARE
     late_pairs = pairs.join(step_ns, on="step", nulls_equal=True).filter(is_late)
@@ -236,8 +248,14 @@ def explain_stragglers(
     has_compared_collectives = not operations.filter(
         ~is_message & pl.col("wait_ns").is_not_null()
     ).is_empty()
+    waits = pairs.group_by("label", "step", rank="last_rank").agg(pl.col("wait_ns").sum())
     return Stragglers(
-        tuple(rows), lateness, tokens, _imbalance(figures, operations), has_compared_collectives
+        rows=tuple(rows),
+        lateness=lateness,
+        tokens=tokens,
+        imbalance=_imbalance(figures, operations),
+        has_compared_collectives=has_compared_collectives,
+        waits=conform(waits, WAITS_BY_STEP),
     )
 
 
@@ -259,6 +277,7 @@ def _rank_steps(ranks: Sequence[RankTables], clocks: Clocks, tokens: pl.DataFram
         .fill_null(0)
     )
     steps = steps.with_columns(host_late_ns=pl.col("host_late_ns") + late_start)
+    steps = steps.with_columns(host_ns=pl.col("host_late_ns") + pl.col("copy_ns"))
     keys = ["rank", "step"]
     joined = steps.join(_kernel_speed(ranks), on=keys, how="left", nulls_equal=True)
     sums = tokens.group_by(keys).agg(pl.col("tokens").sum())
@@ -294,7 +313,8 @@ def _kernel_speed(ranks: Sequence[RankTables]) -> pl.DataFrame:
         pl.col("calls").sum().alias("count"), pl.col("ns").sum()
     )
     kernels = tables.select("rank", "step", pl.col("kernel").alias("key"), "count", "ns")
-    speed, kernel_speed = _against_usual(work), _against_usual(kernels)
+    speed = _against_usual(work, work["key"])
+    kernel_speed = _against_usual(kernels, _usual_kernels(tables))
     ratio = pl.col("compared_ns") / pl.col("usual_ns")
     is_known = pl.col("compared_ns") >= MIN_COMPARED_SHARE * pl.col("sum_ns")
     speed = speed.with_columns(ratio=pl.when(is_known).then(ratio))
@@ -310,14 +330,26 @@ def _kernel_speed(ranks: Sequence[RankTables]) -> pl.DataFrame:
     return speed.with_columns(is_slow=pl.col("is_slow") & ~pl.col("is_usual"))
 
 
-def _against_usual(work: pl.DataFrame) -> pl.DataFrame:
+def _usual_kernels(tables: pl.DataFrame) -> pl.Series:
+    """Return the kernels that most of the ranks use which do the same work.
+
+    Two slow GPUs may have kernels of their own, which tell nothing about their speed.
+    """
+    ranks_of_work = tables.group_by("key").agg(of=pl.col("rank").n_unique())
+    ranks_of_kernel = tables.group_by("kernel", "key").agg(ranks=pl.col("rank").n_unique())
+    joined = ranks_of_kernel.join(ranks_of_work, on="key")
+    return joined.filter(2 * pl.col("ranks") > pl.col("of"))["kernel"].unique()
+
+
+def _against_usual(work: pl.DataFrame, compared: pl.Series) -> pl.DataFrame:
     """Return by rank and step: all time, time of work that other ranks do too, its usual time, and that of slower work.
 
     Usual for a key is the median over ranks (of two, the faster) of the median over steps of its
-    mean duration.
+    mean duration. Only *compared* keys have one.
     """
     mean = pl.col("ns") / pl.col("count")
     by_rank = work.group_by("key", "rank").agg(mean.median().alias("mean_ns"))
+    by_rank = by_rank.filter(pl.col("key").is_in(compared.implode()))
     usual = by_rank.group_by("key").agg(usual_ns("mean_ns").alias("usual"), ranks=pl.len())
     expected = pl.col("usual") * pl.col("count")
     return (
@@ -376,11 +408,28 @@ def _imbalance(figures: pl.DataFrame, operations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pair_waits(operations: pl.DataFrame) -> pl.DataFrame:
-    """Return by last rank, waiting rank, step, label and channel the time waited."""
-    waits = _with_channel(
-        operations.filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
+    """Return by last rank, waiting rank, step, label and channel the time waited.
+
+    ``wait_ns`` is charged to the last rank; ``until_ns`` is the time until it arrived, null where
+    the waiting rank is late together with it.
+    """
+    waits = _with_channel(divide_waits(operations))
+    has_early_waits = pl.col("until_ns").is_not_null().any()
+    return waits.group_by(_PAIR).agg(
+        pl.col("wait_ns").sum(),
+        until_ns=pl.when(has_early_waits).then(pl.col("until_ns").sum()),
+        bound=pl.col("wait_is_bound").any(),
     )
-    return waits.group_by(_PAIR).agg(pl.col("wait_ns").sum(), bound=pl.col("wait_is_bound").any())
+
+
+def _mean_lateness(*waiting: str) -> pl.Expr:
+    """Return the time until a rank arrived, as the mean over those that waited: distinct *waiting* columns.
+
+    A rank that is late together with it does not count; 0 if there is no other.
+    """
+    is_early = pl.col("until_ns").is_not_null()
+    count = pl.struct(waiting).filter(is_early).n_unique()
+    return pl.col("until_ns").sum() / pl.max_horizontal(count, 1)
 
 
 def _with_channel(waits: pl.DataFrame) -> pl.DataFrame:
@@ -401,13 +450,12 @@ def _with_channel(waits: pl.DataFrame) -> pl.DataFrame:
 def _lateness(pairs: pl.DataFrame, figures: pl.DataFrame) -> pl.DataFrame:
     """Return ``LATENESS`` of every rank and step."""
     caused = pairs.group_by(rank="last_rank", step="step").agg(
-        caused_ns=pl.col("wait_ns").sum(), waiting=pl.col("rank").n_unique()
+        caused_ns=pl.col("wait_ns").sum(), late_ns=_mean_lateness("rank")
     )
     table = figures.join(caused, on=["rank", "step"], how="left", nulls_equal=True).with_columns(
-        pl.col("caused_ns").fill_null(0)
+        pl.col("caused_ns", "late_ns").fill_null(0)
     )
-    late = (pl.col("caused_ns") / pl.col("waiting")).fill_null(0)
-    table = table.with_columns(late_ns=late, share=late / pl.col("span_ns").max().over("step"))
+    table = table.with_columns(share=pl.col("late_ns") / pl.col("span_ns").max().over("step"))
     rounded = pl.col("late_ns", "work_ns", "slow_ns", "host_late_ns").round().cast(pl.Int64)
     return conform(table.with_columns(rounded).sort("rank", "step"), LATENESS)
 
@@ -420,7 +468,9 @@ def _explain_pairs(
     links = _excess_transfer(operations)
     waited = _waited(operations)
     totals = waited.group_by(keys).agg(all_waited_ns=pl.col("waited_ns").sum())
-    columns = ("slow_ns", "work_ns", "host_late_ns", "kernel_ratio", "is_slow", "tokens")
+    columns = (
+        "slow_ns", "work_ns", "host_ns", "host_late_ns", "copy_ns", "kernel_ratio", "is_slow", "tokens"
+    )  # fmt: skip
     figures = figures.select(*keys, *columns)
     for table in (links, totals):
         figures = figures.join(table, on=keys, how="left", nulls_equal=True)
@@ -437,7 +487,7 @@ def _explain_pairs(
     differences = {
         "slow_gpu": pl.when("last_is_slow").then(pl.col("last_slow_ns") - pl.col("slow_ns")),
         "more_work": pl.col("last_work_ns") - pl.col("work_ns"),
-        "host_late": _beyond_noise(figures, "host_late_ns"),
+        "host_late": _beyond_noise(figures, "host_ns"),
         "slow_link": pl.when(
             pl.col("last_link_ratio") >= MIN_SLOW_LINK_RATIO * pl.col("link_ratio")
         ).then(_beyond_noise(figures, "link_ns")),
@@ -447,9 +497,12 @@ def _explain_pairs(
         difference.fill_null(0).clip(0).alias(cause) for cause, difference in differences.items()
     ]
     joined = joined.with_columns(parts)
-    # Causes that together exceed the wait share it.
-    factor = pl.min_horizontal(1.0, pl.col("wait_ns") / pl.sum_horizontal(CAUSES))
-    return joined.with_columns(pl.col(cause) * factor.fill_nan(0) for cause in CAUSES)
+    # Causes that together exceed the lateness share it. Where several ranks share a wait, a cause
+    # explains as much of the rank's part as it does of its lateness.
+    lateness = pl.coalesce("until_ns", "wait_ns")
+    factor = pl.min_horizontal(1.0, lateness / pl.sum_horizontal(CAUSES)).fill_nan(0)
+    charged_share = pl.min_horizontal(1.0, pl.col("wait_ns") / lateness)
+    return joined.with_columns(pl.col(cause) * factor * charged_share for cause in CAUSES)
 
 
 def _beyond_noise(figures: pl.DataFrame, column: str) -> pl.Expr:
@@ -517,13 +570,16 @@ def _summary() -> list[pl.Expr]:
         pl.col("wait_ns").sum(),
         pl.col("bound").any(),
         *(pl.col(cause).sum() for cause in CAUSES),
-        (pl.col("wait_ns").sum() / pl.struct("rank", "step").n_unique()).alias("late_ns"),
+        _mean_lateness("rank", "step").alias("late_ns"),
         weighted(pl.col("last_kernel_ratio"), "slow_gpu").alias("slow_ratio"),
         weighted(pl.col("last_work_ns") / pl.col("work_ns"), "more_work").alias("work_ratio"),
         weighted(pl.col("last_link_ratio") / pl.col("link_ratio"), "slow_link").alias("link_ratio"),
-        weighted(
-            (pl.col("last_host_late_ns") - pl.col("host_late_ns")).cast(pl.Float64), "host_late"
-        ).alias("idle_ns"),
+        *(
+            weighted(
+                (pl.col(f"last_{column}") - pl.col(column)).cast(pl.Float64), "host_late"
+            ).alias(name)
+            for name, column in (("idle_ns", "host_late_ns"), ("copy_ns", "copy_ns"))
+        ),
     ]
 
 
@@ -533,7 +589,7 @@ def _late_steps(explained: pl.DataFrame) -> pl.DataFrame:
     In the worst step the rank is later than in all others together. With two late steps one of them
     always is: three are needed.
     """
-    late_ns = (pl.col("wait_ns").sum() / pl.col("rank").n_unique()).round().cast(pl.Int64)
+    late_ns = _mean_lateness("rank").round().cast(pl.Int64)
     by_step = (
         explained.group_by("step", rank="last_rank", label="label")
         .agg(late_ns=late_ns)
@@ -553,12 +609,13 @@ def _mean_tokens(
 ) -> pl.DataFrame:
     """Return by rank and label its tokens per step and those of the others, as means over the steps it is late in.
 
-    The others are all ranks that ever wait for it in the label: in a step, one with as much work
-    may not wait at all.
+    The others are all ranks that ever wait for it in the label and are not late together with it:
+    in a step, one with as much work may not wait at all.
     """
     tokens = figures.select("rank", "step", "tokens")
     late_steps = explained.select("last_rank", "label", "step").unique()
-    others = pairs.select("last_rank", "label", "rank").unique()
+    is_early = pl.col("until_ns").is_not_null()
+    others = pairs.filter(is_early).select("last_rank", "label", "rank").unique()
     own = late_steps.join(
         tokens, left_on=["last_rank", "step"], right_on=["rank", "step"], nulls_equal=True
     )
@@ -625,7 +682,7 @@ def _explanation(
             tokens=_whole(row["tokens"]),
             tokens_of_others=_whole(row["tokens_of_others"]),
         ),
-        "host_late": Evidence(idle_ns=_whole(row["idle_ns"])),
+        "host_late": _host_evidence(row),
         "slow_link": Evidence(ratio=_rounded(row["link_ratio"])),
         "waited_itself": Evidence(chain=_chain(row["rank"], waited_for)),
     }
@@ -644,6 +701,14 @@ def _explanation(
     if row["label"] != "pp_comm" and explained >= MIN_SHARE_WITHOUT_CLOCKS * caused:
         when |= {"uncertain": False, "candidates": [row["rank"]]}
     return {**when, "why": why}
+
+
+def _host_evidence(row: Mapping[str, Any]) -> Evidence:
+    """Return how long a rank's GPU was empty, and how long it only copied if that is a tenth of both or more."""
+    idle_ns = _whole(row["idle_ns"])
+    copy_ns = _whole(row["copy_ns"]) or 0
+    has_copies = copy_ns > 0 and copy_ns >= MIN_CAUSE_SHARE * ((idle_ns or 0) + copy_ns)
+    return Evidence(idle_ns=idle_ns, copy_ns=copy_ns if has_copies else None)
 
 
 def _unknown(ns: int, reason: str) -> WaitCause:

@@ -236,12 +236,16 @@ def _waited_for(
     open_ranks = {rank for row in late[:1] if row.uncertain for rank in row.candidates}
     if explained and open_ranks <= {row.rank for row in explained}:
         steps = max(len(analysis.step.per_step), 1)
-        return "; ".join(
+        sentences = [
             rank_tables.late_rank(row, steps, at_most=is_bound)
             for row in explained[:MAX_LATE_RANKS]
-        )
+        ]
+        return "; ".join(sentences) + _late_together(explained[0], late)
     latest = [
-        row for row in late if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns
+        row
+        for row in late
+        if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns
+        or row.rank in late[0].late_with
     ]
     if not latest:
         return ""
@@ -251,9 +255,29 @@ def _waited_for(
         names = join_with_and(_late_rank(analysis, row) for row in latest)
         if len(latest) == 1 and label == "pp_comm":
             names += rank_tables.why_pipeline_waits(analysis.stragglers, latest[0].rank)
-        return f"the others wait longest for {names}"
+        return f"the others wait longest for {names}{_late_together(latest[0], latest)}"
     shortest, longest = ms(latest[-1].caused_ns), ms(latest[0].caused_ns)
     return f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each, summed over the others)"
+
+
+def _late_together(row: Straggler, rows: Sequence[Straggler]) -> str:
+    """Return what one of the ranks that are late together saves by itself; empty if the rank is late alone.
+
+    >>> rows = [Straggler(3, "dp_comm", 60, 1, alone_ns=9, late_with=[1]), Straggler(1, "dp_comm", 40, 1, alone_ns=0)]
+    >>> _late_together(rows[0], rows)
+    '; ranks 1, 3 are late together: one of them alone in time would save 9.0 % of that waiting at most'
+    """
+    if not row.late_with or row.uncertain:
+        return ""
+    ranks = sorted([row.rank, *row.late_with])
+    together = [other for other in rows if other.rank in ranks and other.label == row.label]
+    waited_ns = sum(other.caused_ns for other in together)
+    alone_ns = [other.alone_ns for other in together if other.alone_ns is not None]
+    are = f"; {ranks_named(ranks)} are late together"
+    if len(alone_ns) < len(ranks):
+        return f"{are}: the others wait until all of them have arrived"
+    saves = percent(max(alone_ns), waited_ns)
+    return f"{are}: one of them alone in time would save {saves} of that waiting at most"
 
 
 def _doubtful_ranks(analysis: Analysis, row: Straggler, *, clock_reasons: bool) -> str:

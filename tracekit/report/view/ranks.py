@@ -286,12 +286,24 @@ def _chain(evidence: Evidence) -> str:
     )
 
 
+def _host_late(evidence: Evidence) -> str:
+    """Return how long a GPU had no work, or only copies, until its host launched.
+
+    >>> _host_late(Evidence(idle_ns=30_000_000))
+    'its host launches late (its GPU is empty for 30.0 ms)'
+    >>> _host_late(Evidence(idle_ns=30_000_000, copy_ns=45_000_000))
+    'its host launches late (its GPU is empty for 30.0 ms and only copies to or from the host for 45.0 ms)'
+    """
+    empty = f"its GPU is empty for {ms(evidence.idle_ns or 0)}"
+    if evidence.copy_ns:
+        empty += f" and only copies to or from the host for {ms(evidence.copy_ns)}"
+    return f"its host launches late ({empty})"
+
+
 _WORDS: Mapping[str, Callable[[Evidence], str]] = {
     "slow_gpu": _slow_gpu,
     "more_work": _tokens,
-    "host_late": lambda evidence: (
-        f"its host launches late (its GPU is empty for {ms(evidence.idle_ns or 0)})"
-    ),
+    "host_late": _host_late,
     "slow_link": lambda evidence: (
         f"its transfers take {evidence.ratio or 1:.2f} times as long as others of their size"
     ),
@@ -470,14 +482,8 @@ def lateness_map(analysis: Analysis) -> dict[str, Any] | None:
     candidates = {
         (row.rank, row.label): row.candidates for row in analysis.stragglers.rows if row.uncertain
     }
-    waits = analysis.tables["operations"].filter(
-        (pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank"))
-    )
-    waits = waits.group_by("last_rank", pl.col("label").cast(pl.String), "step").agg(
-        pl.col("wait_ns").sum()
-    )
     cells: Counter[tuple[int, int | None]] = Counter()
-    for last_rank, label, step, ns in waits.iter_rows():
+    for last_rank, label, step, ns in analysis.stragglers.waits.iter_rows():
         for rank in candidates.get((last_rank, label), [last_rank]):
             cells[rank, step] += ns
     all_ranks, all_steps = table["rank"].unique().to_list(), table["step"].unique().sort().to_list()
