@@ -96,10 +96,10 @@ def answer(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", RECORDINGS, ids=lambda path: path.name)
-def test_a_run_gives_the_same_answer_as_its_json(folder, tmp_path):
-    if not folder.is_dir():
-        pytest.skip("TRACEKIT_CORPUS is not set: the recordings are not in this repository")
+@pytest.mark.parametrize("name", ["1f1b", "memory"])
+def test_a_run_gives_the_same_answer_as_its_json(name, tmp_path):
+    """Equal tables give equal answers, so that two runs are enough: a pipeline and one with memory."""
+    folder = SAMPLES / name
     (tmp_path / "json").mkdir()
     (tmp_path / "packets").mkdir()
     for path in sorted(folder.glob("*.json.gz")):
