@@ -369,23 +369,19 @@ class Source(msgspec.Struct, frozen=True):
     groups: tuple[ProcessGroup, ...] = ()
     run: str | None = None  # what files of one run share and files of two runs do not
     record_shapes: bool | None = None
-    recording_overhead: float | None = (
-        None  # share by which recording lengthened a step; None: not measured
-    )
-    multiprocessors: int | None = (
-        None  # of the GPU, as many as this process may use; None: all, or not said
-    )
+    # Share by which recording lengthened a step; None: not measured.
+    recording_overhead: float | None = None
+    # Of the GPU, as many as this process may use; None: all, or not said.
+    multiprocessors: int | None = None
     memory_bytes: int | None = None  # of the GPU; None where it is not said, or GPUs differ
     counts: Mapping[str, int] = {}  # events by kind
     skipped: Mapping[str, int] = {}  # what the file held and the table does not
     notices: tuple[Notice, ...] = ()
     role: str | None = None  # of a run whose ranks have several processes
-    pid: int | None = (
-        None  # of the process that ran the model; None where several did, or none is said
-    )
-    clock_base_ns: int | None = (
-        None  # added to the file's own times, for ns since 1970; None: not known
-    )
+    # Of the process that ran the model; None where several did, or none is said.
+    pid: int | None = None
+    # Added to the file's own times, for ns since 1970; None: not known.
+    clock_base_ns: int | None = None
 
 
 Frame = tuple[str, str, int]

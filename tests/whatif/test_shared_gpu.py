@@ -12,7 +12,7 @@ from tracekit.whatif.constants import MIN_SHARE_BESIDE_MESSAGES_TO_MEASURE
 from tracekit.whatif.engine import run_program
 from tracekit.whatif.machine import FittedMachine, Machine
 from tracekit.whatif.rank_programs import POST, RUN, WAIT, Message, MessageKernel, Piece, Program
-from tracekit.whatif.shared_gpu import SharedGpu, count_ranks_beside_messages, fit_shared_gpu
+from tracekit.whatif.shared_gpu import SharedGpu, count_computing_ranks, fit_shared_gpu
 
 
 def cells(*rows: tuple[int, int, int]) -> pl.DataFrame:
@@ -30,32 +30,46 @@ def test_other_ranks_count_while_they_compute_beside_a_message():
     # Rank 1 computes from 0 to 60 with a message from 40 to 80: 20 of the 100 of rank 0; rank 2 has
     # no messages.
     table = cells((0, 0, 100), (1, 0, 60), (2, 0, 100))
-    counts = count_ranks_beside_messages(
+    beside_message, computing = count_computing_ranks(
         table, {0: times((50, 60)), 1: times((40, 80)), 2: times()}
     )
-    assert counts.tolist() == pytest.approx([0.2, 10 / 60, 0.1 + 0.2])
+    assert beside_message.tolist() == pytest.approx([0.2, 10 / 60, 0.1 + 0.2])
+    assert computing.tolist() == pytest.approx([0.4 + 1.0, 50 / 60 + 1.0, 0.9 + 0.4])
 
 
-def planted_ops(*, slowdown: float, other_cost: float, own_share: float, count: int = 200):
+def planted_ops(
+    *,
+    slowdown: float,
+    other_cost: float,
+    own_share: float,
+    compute_cost: float = 0.0,
+    count: int = 200,
+):
     """Two kinds of ops of 5 and 12 ms that took what these costs make of them, with a scatter of 3 %."""
     generator = np.random.default_rng(5)
     kind = np.arange(count) % 2
     own = generator.uniform(0.0, 2 * own_share, count)
-    others = generator.uniform(0.0, 3.0, count)
+    beside_message = generator.uniform(0.0, 2.0, count)
+    computing = generator.uniform(0.0, 3.0 - beside_message)
     alone_ns = np.where(kind == 0, 5e6, 12e6) * generator.normal(1.0, 0.03, count)
-    took_ns = alone_ns * (1 + other_cost * others) / (1 - (1 - 1 / slowdown) * own)
-    return kind.astype(float), took_ns, own, others
+    others = other_cost * beside_message + compute_cost * computing
+    took_ns = alone_ns * (1 + others) / (1 - (1 - 1 / slowdown) * own)
+    return kind.astype(float), took_ns, own, beside_message, computing
 
 
-@pytest.mark.parametrize(("slowdown", "other_cost"), [(1.3, 0.2), (1.6, 0.05), (1.1, 0.0)])
-def test_planted_costs_are_found_whatever_was_expected(slowdown, other_cost):
-    shared = fit_shared_gpu(
-        *planted_ops(slowdown=slowdown, other_cost=other_cost, own_share=0.45),
-        expected_slowdown=1.7,
+@pytest.mark.parametrize(
+    ("slowdown", "other_cost", "compute_cost"),
+    [(1.3, 0.2, 0.1), (1.6, 0.05, 0.0), (1.1, 0.0, 0.0)],
+)
+def test_planted_costs_are_found_whatever_was_expected(slowdown, other_cost, compute_cost):
+    ops = planted_ops(
+        slowdown=slowdown, other_cost=other_cost, compute_cost=compute_cost, own_share=0.45
     )
+    shared = fit_shared_gpu(*ops, expected_slowdown=1.7)
     assert shared.measured
     assert shared.own_slowdown == pytest.approx(slowdown, abs=0.04)
     assert shared.other_cost == pytest.approx(other_cost, abs=0.02)
+    assert shared.compute_cost == pytest.approx(compute_cost, abs=0.02)
 
 
 def test_a_run_that_keeps_compute_and_messages_apart_says_nothing_of_their_costs():
@@ -68,8 +82,9 @@ def test_a_run_that_keeps_compute_and_messages_apart_says_nothing_of_their_costs
 @pytest.mark.parametrize(("factor", "measured"), [(0.75, False), (1.33, True)])
 def test_the_share_beside_messages_decides_whether_costs_are_measured(factor, measured):
     share = factor * MIN_SHARE_BESIDE_MESSAGES_TO_MEASURE
-    kind, took_ns, _, others = planted_ops(slowdown=1.3, other_cost=0.2, own_share=0.3)
-    shared = fit_shared_gpu(kind, took_ns, np.full(len(kind), share), others, expected_slowdown=1.5)
+    kind, took_ns, _, *others = planted_ops(slowdown=1.3, other_cost=0.2, own_share=0.3)
+    own_share = np.full(len(kind), share)
+    shared = fit_shared_gpu(kind, took_ns, own_share, *others, expected_slowdown=1.5)
     assert shared.measured is measured
 
 
@@ -90,6 +105,14 @@ def test_compute_is_slower_while_another_rank_computes_beside_a_message():
     assert outcome.end[2] == 10 + 6 + 6  # 4 of 20 done in these 6, at two thirds of the speed
     alone = run_program(program, [10, 10, 20], Machine(6, 0, 6, slowdown={"F": 2.0}))
     assert alone.end[2] == 20
+
+
+def test_compute_is_slower_while_another_rank_computes():
+    """Rank 0 computes for 10, rank 1 for 20: while both do, each takes a quarter longer."""
+    pieces = (Piece("F", 0, 0), Piece("F", 1, 0))
+    program = Program((((RUN, 0),), ((RUN, 1),)), pieces, (), ())
+    outcome = run_program(program, [10, 20], Machine(0, 0, 0, compute_cost=0.25))
+    assert outcome.end.tolist() == [12.5, 12.5 + 10]  # rank 1 has done 10 of 20 by then
 
 
 def test_slowdowns_of_kinds_keep_their_order_and_unmeasured_costs_are_named():

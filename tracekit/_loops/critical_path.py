@@ -181,9 +181,8 @@ def walk_steps(
                     else:
                         high = middle
                 segment_kind = comm_kind[comm]
-                seen[comm] = (
-                    step  # clocks that disagree could send the walk in a circle: go to each only once
-                )
+                # Clocks that disagree could send the walk in a circle: go to each only once.
+                seen[comm] = step
                 peer = last_to_arrive[comm]
                 if peer >= 0 and has_step[step, comm_rank[peer]] and seen[peer] != step:
                     seen[peer] = step

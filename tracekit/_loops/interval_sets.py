@@ -92,9 +92,8 @@ def subtract(
 
     """
     count: cython.Py_ssize_t = 0
-    first: cython.Py_ssize_t = (
-        0  # of the other set's intervals, the first that may overlap the present one
-    )
+    # Of the other set's intervals, the first that may overlap the present one.
+    first: cython.Py_ssize_t = 0
     for i in range(start_a.shape[0]):
         while first < start_b.shape[0] and (
             group_b[first] < group_a[i]

@@ -37,9 +37,8 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
     gap_ns: Mapping[str, int] | None  # by cause; None if ranks are missing or the split is doubtful
     bubbles: tuple[RankBubble, ...]
     ideal_times: tuple[Ints, Ints]  # ideal start and end of every cell
-    ideal_cells: pl.DataFrame | None = (
-        None  # cells of the ideal, if it has another order than the run
-    )
+    # Cells of the ideal, if it has another order than the run.
+    ideal_cells: pl.DataFrame | None = None
     notices: tuple[Notice, ...] = ()
 
     @property
@@ -124,9 +123,8 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     positions: Mapping[int, Mapping[str, int]]  # of each rank in each kind of process group
     head_ranks: Mapping[int, RankPipeline]  # tables of the recorded ranks of the head's pipeline
     what_if: tuple[WhatIf, ...] = ()  # predictions of other schedules, if they were asked for
-    no_prediction_reason: str | None = (
-        None  # why other schedules cannot be predicted; None if they can
-    )
+    # Why other schedules cannot be predicted; None if they can.
+    no_prediction_reason: str | None = None
     factors: Mapping[str, Any] = {}  # see StepComparison.measure_imbalance
     chosen: bool = False  # whether the user chose the pipeline
 

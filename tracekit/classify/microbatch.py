@@ -35,9 +35,8 @@ class Place(msgspec.Struct, frozen=True):
 class PipelineRanges(msgspec.Struct, frozen=True):
     """The pipeline annotations around an event."""
 
-    forward: Place | None = (
-        None  # work of a forward event: of the innermost range of a single piece, else of a block
-    )
+    # Work of a forward event: of the innermost range of a single piece, else of a block.
+    forward: Place | None = None
     backward: Place | None = None  # the same of a backward event
     message: Place | None = None  # of the innermost range of a message: what it carries
     block: str | None = None  # name of the block

@@ -54,9 +54,8 @@ class Run(msgspec.Struct, frozen=True):
     # The figures of each rank; empty for a run read from a baseline file.
     ranks: tuple[documents.RankFigures, ...] = ()
     analysis: Any = None  # the Analysis itself, where it is kept for the page of a diff
-    main_role: str | None = (
-        None  # where ranks have several processes: the role that these figures are of
-    )
+    # Where ranks have several processes: the role that these figures are of.
+    main_role: str | None = None
     roles: Mapping[str, Run] = {}  # … and the other roles
     recorded_steps: int = 0  # steps of dumps and logs, where there is no trace
 

@@ -77,9 +77,8 @@ class SourceRef(msgspec.Struct, frozen=True):
     world_size: int | None = None
     bytes: int = 0
     role: str | None = None  # of a run whose ranks have several processes
-    url: str | None = (
-        None  # where to read it, if it is not local; may hold secrets, so it is never shown or stored
-    )
+    # Where to read it, if it is not local; may hold secrets, so it is never shown or stored.
+    url: str | None = None
     snapshots: "tuple[SourceRef, ...]" = ()  # memory snapshots that may be of the same process
     capture: "SourceRef | None" = None  # trace of the capture of the graphs that this one replays
 

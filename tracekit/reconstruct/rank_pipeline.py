@@ -44,12 +44,10 @@ class RankPipeline:
     groups: tuple[ProcessGroup, ...]
     group: str | None  # the communicator of most of its messages
     world_size: int | None
-    peers_local: bool = (
-        False  # peers are counted within the communicator, as NCCL does in Nsight's traces
-    )
-    peers_by_order: bool = (
-        False  # peers were derived from the order and times of messages, not recorded
-    )
+    # Peers are counted within the communicator, as NCCL does in Nsight's traces.
+    peers_local: bool = False
+    # Peers were derived from the order and times of messages, not recorded.
+    peers_by_order: bool = False
     # Steps recorded only in part; None: the trace has no step marks.
     cut: tuple[int | None, ...] = ()
     notices: tuple[Notice, ...] = ()

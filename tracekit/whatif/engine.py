@@ -28,16 +28,13 @@ class HostTimes(msgspec.Struct, frozen=True, eq=False):
     before_ns: Sequence[float]  # of each piece: host time before its first launch
     launch_ns: Sequence[float]  # of each piece: from its first to its last launch
     post_ns: float = 0.0  # before the launch of a message kernel
-    last_launch_to_end_ns: float = (
-        0.0  # from the last launch of a piece to its end, where the host is the limit
-    )
-    waits_for_messages: bool = (
-        False  # whether the host stands still until a message that compute waits for is there
-    )
+    # From the last launch of a piece to its end, where the host is the limit.
+    last_launch_to_end_ns: float = 0.0
+    # Whether the host stands still until a message that compute waits for is there.
+    waits_for_messages: bool = False
     starts: Sequence[float] | None = None  # of each rank: when its host begins the step; 0 if None
-    gpu_starts: Sequence[float] | None = (
-        None  # of each rank: when its GPU is free for the step; 0 if None
-    )
+    # Of each rank: when its GPU is free for the step; 0 if None.
+    gpu_starts: Sequence[float] | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, eq=False):
@@ -115,7 +112,7 @@ class _ProgramRun:
         self.awaited_kernel = [-1] * ranks
         self.piece_start, self.piece_end = [math.nan] * pieces, [math.nan] * pieces
         self.slow_speed = [1.0 / machine.slowdown.get(piece.kind, 1.0) for piece in program.pieces]
-        self.ranks_share_gpu = machine.other_cost > 0
+        self.ranks_share_gpu = machine.ranks_share_gpu
 
         messages = len(program.messages)
         self.queues: list[dict[int, deque[int]]] = [{} for _ in range(ranks)]
@@ -167,9 +164,8 @@ class _ProgramRun:
                     self.receive_start[receive] = 0.0
 
     def _add_event(self, time: float, kind: int, number: int, plan: int = 0) -> None:
-        self.event_count += (
-            1  # events at the same time happen in the order in which they were added
-        )
+        # Events at the same time happen in the order in which they were added.
+        self.event_count += 1
         heappush(self.events, (time, self.event_count, kind, number, plan))
 
     # host and compute
@@ -229,10 +225,11 @@ class _ProgramRun:
         own_speed = self.slow_speed[self.running_piece[rank]] if self.active_kernels[rank] else 1.0
         if not self.ranks_share_gpu:
             return own_speed
-        beside_message = sum(
-            self.active_kernels[other] > 0 for other in self._other_running_ranks(rank)
-        )
-        return own_speed / (1.0 + self.machine.other_cost * beside_message)
+        others = self._other_running_ranks(rank)
+        beside_message = sum(self.active_kernels[other] > 0 for other in others)
+        computing = len(others) - beside_message
+        cost = self.machine.other_cost * beside_message + self.machine.compute_cost * computing
+        return own_speed / (1.0 + cost)
 
     def _other_running_ranks(self, rank: int) -> list[int]:
         return [

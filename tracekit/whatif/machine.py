@@ -41,9 +41,15 @@ class Machine(msgspec.Struct, frozen=True):
     duplex: float = 1.0  # latency beside a message in the other direction / latency alone
     queues: Queues = "one"
     slowdown: Mapping[str, float] = {}  # by op kind: time beside messages / time alone
-    other_cost: float = (
-        0.0  # additional time for each other rank on the same GPU that computes beside a message
-    )
+    # Additional time for each other rank on the same GPU that computes beside a message, and for
+    # each that computes with none.
+    other_cost: float = 0.0
+    compute_cost: float = 0.0
+
+    @property
+    def ranks_share_gpu(self) -> bool:
+        """Whether the compute of other ranks costs time."""
+        return self.other_cost > 0 or self.compute_cost > 0
 
     @property
     def pooled_slowdown(self) -> float:
@@ -68,6 +74,7 @@ class FittedMachine(msgspec.Struct, frozen=True, eq=False):
                     kind: 1 + ratio * (factor - 1) for kind, factor in machine.slowdown.items()
                 },
                 other_cost=shared.other_cost,
+                compute_cost=shared.compute_cost,
             )
             for machine in self.machines
         )

@@ -23,7 +23,7 @@ from tracekit.whatif.constants import (
 from tracekit.whatif.engine import HostTimes
 from tracekit.whatif.machine import Machine
 from tracekit.whatif.rank_programs import Piece, Program
-from tracekit.whatif.shared_gpu import SharedGpu, count_ranks_beside_messages, fit_shared_gpu
+from tracekit.whatif.shared_gpu import SharedGpu, count_computing_ranks, fit_shared_gpu
 
 
 class OpTimes(msgspec.Struct, frozen=True):
@@ -257,12 +257,14 @@ def fit_sharing(
         machine: Machine of the run; its slowdown beside messages is what is expected.
     """
     slowing = _slowing_messages(messages, machine)
+    beside_message, computing = count_computing_ranks(cells, slowing)
     table = cells.select(
         equal_ops=pl.struct("op", "stage").rank("dense"),
         took_ns=(pl.col("end_ns") - pl.col("start_ns") - pl.col("host_ns")).cast(pl.Float64),
         own_share=_time_beside_messages(cells, slowing)
         / (pl.col("end_ns") - pl.col("start_ns")).clip(1),
-        other_ranks=pl.Series(count_ranks_beside_messages(cells, slowing)),
+        beside_message=pl.Series(beside_message),
+        computing=pl.Series(computing),
     ).filter(pl.col("took_ns") > 0)
     columns = (table[name].cast(pl.Float64).to_numpy() for name in table.columns)
     return fit_shared_gpu(*columns, expected_slowdown=machine.pooled_slowdown)
@@ -281,11 +283,11 @@ def _time_alone(
     share = rows["op"].replace_strict(slowdown_share, default=0.0, return_dtype=pl.Float64)
     slowdown_ns = share * _time_beside_messages(rows, slowing)
     alone_ns = (rows["end_ns"] - rows["start_ns"] - rows["host_ns"] - slowdown_ns).clip(0)
-    if not machine.other_cost:
+    if not machine.ranks_share_gpu:
         return alone_ns
-    return alone_ns / (
-        1 + machine.other_cost * pl.Series(count_ranks_beside_messages(rows, slowing))
-    )
+    beside_message, computing = count_computing_ranks(rows, slowing)
+    others = machine.other_cost * beside_message + machine.compute_cost * computing
+    return alone_ns / pl.Series(1 + others)
 
 
 def _slowing_messages(
