@@ -59,6 +59,8 @@ def main() -> None:
                 ).as_uri()
             )
             page.wait_for_selector("html[data-ready=true]")
+            # The navigation that stays in sight would cover a part of a high section.
+            page.add_style_tag(content="nav { position: static !important; }")
             if show:
                 page.evaluate(show)
             page.wait_for_timeout(500)

@@ -9,17 +9,33 @@ from types import SimpleNamespace
 
 import polars as pl
 import pytest
+from msgspec import structs
 
 from tests.kept import analysis_of
+from tracekit.documents.roles import Iteration
 from tracekit.findings import Finding
 from tracekit.findings.finding import Place
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.step_time import StepSummary, StepTime
 from tracekit.report.html.charts import PageClock
 from tracekit.report.html.page import render_html
-from tracekit.report.html.places import PathNames, places_on_page
+from tracekit.report.html.places import (
+    PathNames,
+    busiest_rank,
+    different_ranks,
+    places_on_page,
+)
 from tracekit.report.view import view_of
-from tracekit.report.view.top import cards, clock_badge, lost_tile, saving_tile, step_tile
+from tracekit.report.view.roles import RoleCost
+from tracekit.report.view.top import (
+    cards,
+    clock_badge,
+    lost_tile,
+    role_cards,
+    role_tiles,
+    saving_tile,
+    step_tile,
+)
 
 FORWARD_PIXEL = b"\xe6\x9f\x00"
 """Colour of forward cells and kernels, as the bytes of a pixel."""
@@ -104,6 +120,53 @@ def test_folders_above_the_traces_are_on_no_page():
     assert PathNames(["https://host/x.json"]).shorten("see /etc/hosts") == "see /etc/hosts"
 
 
+def cells_of(*compute_ms):
+    """A pipeline whose ranks 10, 11, … compute so long in their cells, in two cells each."""
+    rows = [(10 + i, i, time * 500_000) for i, time in enumerate(compute_ms) for _ in range(2)]
+    cells = pl.DataFrame(rows, schema=["rank", "stage", "busy_ns"], orient="row")
+    return SimpleNamespace(head=SimpleNamespace(cells=cells, pipeline=SimpleNamespace(step=2)))
+
+
+def test_unequal_stages_lead_to_the_rank_that_computes_longest(samples):
+    busiest = busiest_rank(cells_of(20, 30, 20))
+    assert (busiest.rank, busiest.text) == (
+        11,
+        "stage 1: 30.0 ms of compute in a step, the median rank 20.0 ms",
+    )
+    assert busiest_rank(cells_of(20, 20)) is None
+    assert busiest_rank(None) is None
+
+    unequal = finding_of("schedule_gap", case="imbalance")
+    on_page = structs.replace(busiest, rank=1)
+    clock = PageClock(analysis_of(samples / "1f1b"))
+    [shown] = places_on_page(cards([unequal]), clock, [0, 1, 2, 3], busiest=on_page)
+    assert [place.title for place in shown.places] == [f"rank 1: {busiest.text}"]
+    assert [remark.rank for remark in different_ranks([unequal], None, busiest=on_page)] == [1]
+    assert different_ranks([finding_of()], None, busiest=on_page) == []
+
+
+def iteration_of(index, **phase_ms):
+    phase_ns = {name: time * 1_000_000 for name, time in phase_ms.items()}
+    return Iteration(index, 100_000_000 * index, 100_000_000 * (index + 1), phase_ns, (), None)
+
+
+def test_an_rl_loop_has_tiles_of_its_iterations_and_cards_with_figures():
+    iterations = [
+        iteration_of(0, rollout=20, train=40, weight_sync=10, idle=30),
+        iteration_of(1, rollout=20, train=50, weight_sync=10, idle=20),
+    ]
+    cost = RoleCost("no role runs", "hand over", 25_000_000, "per iteration", 0.25, True, 0, 1)
+    tiles = role_tiles(iterations, [cost], "4 ranks")
+    assert [(tile.name, tile.figure) for tile in tiles] == [
+        ("Iteration", "100 ms"),
+        ("Training", "45 %"),
+        ("Biggest cost", "25.0 ms"),
+    ]
+    assert tiles[1].text == "no role runs 25 %, rollout 20 %, weight sync 10 %"
+    [card] = role_cards([cost], has_iterations=True)
+    assert (card.figure, card.of_iterations) == ("25.0 ms", "per iteration, 25 % of the iterations")
+
+
 def clocks_known_to(ns):
     table = pl.DataFrame({"rank": [0, 1], "uncertainty_ns": [0, ns]})
     return SimpleNamespace(residual_ns=10, table=table)
@@ -170,6 +233,7 @@ def test_show_opens_the_timeline_at_the_findings_place(look, pages, analysed):
     assert spot[0] == place.rank
     assert spot[2] - spot[1] == pytest.approx((place.end_ns - place.start_ns) / 1e6, abs=1e-3)
     low, high = page.evaluate("tracekit.timeline.chart.window()")
+    assert high - low >= 0.05 * 120  # of a short place, a twentieth of the step is shown
     assert low <= spot[1]
     assert spot[2] <= high
     assert page.locator("#timeline-spot").inner_text().startswith("Finding 1: ")
@@ -212,11 +276,40 @@ def test_no_absolute_path_of_the_traces_is_on_the_page(analysed, samples):
 
 
 @pytest.mark.slow
-def test_wide_screens_have_two_columns(look, pages):
+def test_wide_screens_have_two_columns_in_the_order_of_the_page(look, pages):
     page = look(pages("1f1b"), width=1920, height=1080)
-    gap, budget = (page.locator(f"#{name}").bounding_box() for name in ("gap", "budget"))
-    assert gap["x"] + gap["width"] <= budget["x"] or budget["x"] + budget["width"] <= gap["x"]
+    words, gap, waits = (
+        page.locator(f"#{name}").bounding_box() for name in ("words", "gap", "stragglers")
+    )
+    assert words["y"] + words["height"] <= gap["y"]  # below each other, then on in the next column
+    assert words["x"] + words["width"] <= waits["x"]
     assert page.evaluate("document.documentElement.scrollWidth") <= 1920
+    cut = page.locator("main .scroll").evaluate_all(
+        "(all) => all.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.closest('section').id)"
+    )
+    assert cut == []
+
+
+@pytest.mark.slow
+def test_lines_of_the_grid_do_not_cut_boxes(look, pages):
+    """The receive that rank 3 begins with lies over several ticks: its pixels have its colour throughout."""
+    page = look(pages("1f1b"), width=1440, height=900)
+    colours = page.evaluate(
+        """() => {
+            const { chart } = tracekit.timeline;
+            const row = chart.rows().find((one) => one.rank?.rank === 3 && one.name === "pipeline");
+            chart.render();
+            const { boxes, index } = row.tracks[0];
+            const length = (box) => boxes.end[box] - boxes.start[box];
+            const box = [...index].reduce((a, b) => (length(a) >= length(b) ? a : b));
+            const canvas = chart.element.querySelector("canvas"), y = chart.axisPx + row.top + 1;
+            const left = Math.ceil(chart.toX(boxes.start[box])) + 1, right = Math.floor(chart.toX(boxes.end[box])) - 2;
+            const { data } = canvas.getContext("2d").getImageData(left, y, right - left, 1), seen = new Set();
+            for (let i = 0; i < data.length; i += 4) seen.add([...data.slice(i, i + 3)].join(","));
+            return [...seen];
+        }"""
+    )
+    assert colours == ["213,94,0"]
 
 
 def images_of(pdf):

@@ -26,6 +26,7 @@ from tracekit.documents import page as documents
 from tracekit.intervals import union
 from tracekit.metrics import label_intervals
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
+from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
 from tracekit.report.view.ranks import stragglers
@@ -142,7 +143,6 @@ def timeline_data(
     timelines = _page_timelines(analysis)
     shown = _without_shortest(timelines, max_events)
     descriptions, numbers = _shared_descriptions(shown)
-    descriptions = descriptions.with_columns(without_folders("source"))
     described = [descriptions[name] for name in rank_timeline.DESCRIPTION_TEXTS]
     texts = pl.concat([*described, *(timeline.host["name"].cast(pl.String) for timeline in shown)])
     names = {
@@ -171,7 +171,7 @@ def timeline_data(
         steps=_steps(clock.steps),
         descriptions=pack_json(
             {
-                "texts": list(names),
+                "texts": [shorten_source_paths(text) for text in names],
                 "columns": {
                     column.name: [names.get(text, -1) for text in column] for column in described
                 },
@@ -182,16 +182,6 @@ def timeline_data(
         path=_path(analysis, clock),
         memory_top=_memory_top_gb(analysis),
     )
-
-
-def without_folders(column: str) -> pl.Expr:
-    """Return source lines with the file and its folder only, because a page is shared.
-
-    >>> lines = pl.DataFrame({"source": ["/home/ada/nets/train.py(12): step", "train.py(12): step", None]})
-    >>> lines.select(without_folders("source"))["source"].to_list()
-    ['nets/train.py(12): step', 'train.py(12): step', None]
-    """
-    return pl.col(column).cast(pl.String).str.replace(r"^/.*/([^/]+/[^/]+)$", "${1}")
 
 
 def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
@@ -413,7 +403,8 @@ def _path(analysis: Analysis, clock: PageClock) -> documents.PathPieces | None:
     packed = pack_intervals(
         pieces.select(times, "rank", *(_text_number(name, number_of) for name in names))
     )
-    return documents.PathPieces(packed, pack_json(texts))
+    shared_texts = [text and shorten_source_paths(text) for text in texts]
+    return documents.PathPieces(packed, pack_json(shared_texts))
 
 
 def _text_number(column: str, number_of: Mapping[str, int]) -> pl.Expr:

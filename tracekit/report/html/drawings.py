@@ -22,7 +22,7 @@ from tracekit.report.schedule.layout import RELOAD_COLOURS
 from tracekit.report.words import WORDS
 from tracekit.weight_updates.two_buffers import LANES
 
-SIZES = {"rows": (1000, 150), "rows narrow": (364, 110)}
+SIZES = {"rows": (760, 120), "rows narrow": (364, 110)}
 """Width of a drawing, and of the names at its left, by class: on a desk, and on a phone."""
 ROW_HEIGHT, GROUP_GAP = 12, 10
 MAX_RANKS_DRAWN = 16

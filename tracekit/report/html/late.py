@@ -18,6 +18,8 @@ from tracekit.report.html.collectives import (
     collective_timeline,
     picture_attributes,
 )
+from tracekit.report.html.places import PathNames
+from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.table import Table
 from tracekit.report.text import capitalize, html, size
 from tracekit.report.view import late as view
@@ -51,6 +53,8 @@ def render_late_page(run: WholeRun) -> str:
     facts += [capitalize(view.link_sentence(link)) for link in run.slow_links]
     facts += [capitalize(view.pipeline_sentence(pipeline)) for pipeline in run.pipelines]
     details = view.hang_details(run.hang) if run.hang is not None else []
+    names = PathNames([source.path for source in run.sources])
+    notices = [shorten_source_paths(names.shorten(notice.message)) for notice in run.notices]
     others = [text for text in [*details, *facts] if text != title]
     parts = [
         f"<h1>{html(title)}</h1>",
@@ -63,7 +67,7 @@ def render_late_page(run: WholeRun) -> str:
         table_of("Transfers", view.transfer_table(run)),
         "<h2>Recorded</h2>",
         list_of_lines([*view.record_lines(run), *filter(None, [view.clock_words(run)])]),
-        list_of_lines([notice.message for notice in run.notices]),
+        list_of_lines(notices),
     ]
     body = "\n".join(part for part in parts if part)
     head = f'<meta charset="utf-8"><title>{html(title)}</title><style>{_STYLE}</style>'

@@ -16,7 +16,7 @@ from tracekit.report.html.charts import (
     timeline_data,
 )
 from tracekit.report.html.drawings import phase_drawing, update_drawings
-from tracekit.report.html.places import PathNames, different_ranks, places_on_page
+from tracekit.report.html.places import PathNames, busiest_rank, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
 from tracekit.report.html.whole_run import whole_run_section
 from tracekit.report.table import Table
@@ -39,6 +39,8 @@ MAX_DIFFERENT_RANKS = 20
 """Ranks that differ from those they should be like which are listed."""
 MAX_CARDS = 3
 """Findings whose cards are open at the top; the others are a click away."""
+MAX_RANKS_FOR_WORDS_BESIDE = 8
+"""Ranks up to which the answer in words stands below the budget, beside the findings."""
 MIN_CHANGE_SHARE = 0.02
 """Changes below this share of the whole difference are summed as smaller changes."""
 
@@ -56,7 +58,8 @@ def render_html(analysis: Analysis) -> str:
     schedule, timelines = schedule_data(analysis), role_timelines(analysis, clock)
     choices = schedule.choices if schedule else []
     ranks = sorted({track.rank for role in timelines for track in role.timeline.ranks})
-    places = places_on_page(view.cards, clock, ranks)
+    busiest = busiest_rank(analysis.schedule)
+    places = places_on_page(view.cards, clock, ranks, busiest=busiest)
     paths = PathNames(analysis.paths or view.paths)
     return render_page(
         "page.html.j2",
@@ -67,11 +70,12 @@ def render_html(analysis: Analysis) -> str:
             timelines,
             path=view.input_path and paths.shorten(view.input_path),
             findings=places,
-            different=different_ranks(view.findings, view.fleet),
+            different=different_ranks(view.findings, view.fleet, busiest=busiest),
         ),
         v=view,
         places={finding.number: finding.places for finding in places},
         max_cards=MAX_CARDS,
+        max_words_beside=MAX_RANKS_FOR_WORDS_BESIDE,
         nothing_to_gain=NOTHING_TO_GAIN,
         shared=paths.shorten,
         heat=heat_map(view.fleet),

@@ -6,13 +6,16 @@ import os.path
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import polars as pl
 
-from tracekit._util.text import ms, percent
+from tracekit._util.text import format_ranges, ms, percent
+from tracekit.against_ideal import ScheduleComparison
 from tracekit.analysis.combine.spread import FIGURES, Different, Spread
 from tracekit.documents.page import FindingPlaces, PlaceOnPage, RankRemark
 from tracekit.findings import Finding
 from tracekit.report.html.charts import PageClock
+from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.view.top import Card
 
 MAX_RANKS_OF_FINDING = 3
@@ -21,22 +24,77 @@ MAX_PLACES = 5
 """Places of one finding that the page leads to."""
 
 
+class BusiestRank(msgspec.Struct, frozen=True):
+    """The rank of a pipeline whose cells compute longest: the one that unequal stages wait for."""
+
+    rank: int
+    stages: tuple[int, ...]
+    step: int | None
+    compute_ns: int
+    """Compute within its cells."""
+    median_ns: int
+    """Median of that over the ranks of the pipeline."""
+
+    @property
+    def text(self) -> str:
+        """How much longer it computes than the others."""
+        noun = "stage" if len(self.stages) == 1 else "stages"
+        times = f"{ms(self.compute_ns)} of compute in a step, the median rank {ms(self.median_ns)}"
+        return f"{noun} {format_ranges(self.stages)}: {times}"
+
+
+def busiest_rank(comparison: ScheduleComparison | None) -> BusiestRank | None:
+    """Return the rank whose cells compute longest in the pipeline that the page describes.
+
+    None without a pipeline, and where no rank computes longer than the median rank.
+    """
+    if comparison is None:
+        return None
+    cells = comparison.head.cells
+    by_rank = cells.group_by("rank").agg(pl.col("busy_ns").sum(), pl.col("stage").unique())
+    by_rank = by_rank.sort("busy_ns", "rank", descending=[True, False])
+    rank, compute_ns, stages = by_rank.select("rank", "busy_ns", "stage").row(0)
+    median_ns = round(float(by_rank["busy_ns"].median() or 0))  # type: ignore[arg-type]
+    if compute_ns <= median_ns:
+        return None
+    step = comparison.head.pipeline.step
+    return BusiestRank(rank, tuple(sorted(stages)), step, compute_ns, median_ns)
+
+
+def _is_about_stages(finding: Finding) -> bool:
+    """Return whether a finding is about stages that take unequal time."""
+    return (finding.code, finding.case) == ("schedule_gap", "imbalance")
+
+
 def places_on_page(
-    cards: Sequence[Card], clock: PageClock, ranks: Collection[int]
+    cards: Sequence[Card],
+    clock: PageClock,
+    ranks: Collection[int],
+    *,
+    busiest: BusiestRank | None = None,
 ) -> list[FindingPlaces]:
-    """Return for each card where the timeline shows it; *ranks* are those that the timeline has."""
+    """Return for each card where the timeline, which has *ranks*, shows it.
+
+    A finding about unequal stages leads to the *busiest* rank.
+    """
     return [
         FindingPlaces(
-            card.number, card.finding.text, _places(card.finding, clock, ranks)[:MAX_PLACES]
+            card.number,
+            shorten_source_paths(card.finding.text),
+            _places(card.finding, clock, ranks, busiest)[:MAX_PLACES],
         )
         for card in cards
     ]
 
 
-def _places(finding: Finding, clock: PageClock, ranks: Collection[int]) -> list[PlaceOnPage]:
+def _places(
+    finding: Finding, clock: PageClock, ranks: Collection[int], busiest: BusiestRank | None
+) -> list[PlaceOnPage]:
     """Return the places of a finding: those that it names, else the steps of its ranks, else its steps."""
     if not ranks:
         return []
+    if busiest is not None and _is_about_stages(finding) and busiest.rank in ranks:
+        return _step_of_busiest(busiest, clock)
     if finding.where:
         return [
             _place(
@@ -66,6 +124,17 @@ def _steps_of_rank(finding: Finding, clock: PageClock, rank: int) -> list[PlaceO
     ]
 
 
+def _step_of_busiest(busiest: BusiestRank, clock: PageClock) -> list[PlaceOnPage]:
+    """Return the step of the rank whose cells compute longest."""
+    steps = clock.steps.filter(pl.col("step").eq_missing(busiest.step), rank=busiest.rank)
+    return [
+        PlaceOnPage(
+            busiest.rank, start_ns / 1e6, end_ns / 1e6, f"rank {busiest.rank}: {busiest.text}"
+        )
+        for start_ns, end_ns in steps.select("start_ns", "end_ns").rows()
+    ]
+
+
 def _place(
     rank: int, step: int | None, moment: tuple[float, float], name: str | None
 ) -> PlaceOnPage:
@@ -73,15 +142,22 @@ def _place(
     facts = [
         f"rank {rank}",
         "" if step is None else f"step {step}",
-        name or "",
+        shorten_source_paths(name or ""),
         ms(1e6 * (to_ms - from_ms)),
     ]
     return PlaceOnPage(rank, from_ms, to_ms, ", ".join(fact for fact in facts if fact))
 
 
-def different_ranks(findings: Sequence[Finding], spread: Spread | None) -> list[RankRemark]:
-    """Return the ranks that stand out: those that findings name, then those whose figures differ from like ranks'."""
+def different_ranks(
+    findings: Sequence[Finding], spread: Spread | None, *, busiest: BusiestRank | None = None
+) -> list[RankRemark]:
+    """Return the ranks that stand out: those that findings name, then those whose figures differ from like ranks'.
+
+    Where stages take unequal time, *busiest* is the rank that the others wait for.
+    """
     remarks: dict[int, str] = {}
+    if busiest is not None and any(map(_is_about_stages, findings)):
+        remarks[busiest.rank] = busiest.text
     for finding in findings:
         if 0 < len(finding.ranks) <= MAX_RANKS_OF_FINDING:
             for rank in finding.ranks:
@@ -92,7 +168,7 @@ def different_ranks(findings: Sequence[Finding], spread: Spread | None) -> list[
         compute = dict(spread.table.select("rank", "compute").rows())
         for row in sorted(spread.different, key=lambda row: -(compute[row.rank] or 0.0)):
             remarks.setdefault(row.rank, _difference(row))
-    return [RankRemark(rank, text) for rank, text in remarks.items()]
+    return [RankRemark(rank, shorten_source_paths(text)) for rank, text in remarks.items()]
 
 
 def _difference(row: Different) -> str:

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from tracekit._util.text import counted, ms, percent, terminal_lines
+from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.text import at_least, capitalize, keep_units_together, signed_ms
 from tracekit.report.view.ranks import name_straggler, when_late, why_late
@@ -35,8 +36,15 @@ def render_page(
 
 
 def asset(*names: str) -> Markup:
-    """Return style sheets or scripts of the assets, one after the other, not to be escaped."""
-    return Markup("".join((ASSETS / name).read_text(encoding="utf-8") for name in names))
+    """Return style sheets or scripts of the assets, one after the other, not to be escaped.
+
+    Indentation and lines of comments are left out: a twelfth of a page of few events.
+    """
+    lines: list[str] = []
+    for name in names:
+        lines += (ASSETS / name).read_text(encoding="utf-8").splitlines()
+    stripped = (line.strip() for line in lines)
+    return Markup("\n".join(line for line in stripped if line and not line.startswith("//")))
 
 
 def script_json(data: msgspec.Struct) -> Markup:
@@ -59,7 +67,7 @@ def _environment() -> Environment:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_without_controls,
+        finalize=_fit_to_share,
         keep_trailing_newline=True,
     )
     environment.filters |= {
@@ -76,11 +84,14 @@ def _environment() -> Environment:
     return environment
 
 
-def _without_controls(value: Any) -> Any:
-    """Return text of a trace without control characters; markup and other values unchanged."""
-    return (
-        terminal_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-    )
+def _fit_to_share(value: Any) -> Any:
+    """Return text of a trace without control characters and absolute source paths.
+
+    Markup and other values are unchanged.
+    """
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return shorten_source_paths(terminal_lines(value))
 
 
 def markup_code(source: str) -> Markup:
@@ -89,7 +100,9 @@ def markup_code(source: str) -> Markup:
     >>> print(markup_code("`--explain other` lists <b>"))
     <code>--explain other</code> lists &lt;b&gt;
     """
-    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(source))))
+    return Markup(
+        re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(shorten_source_paths(source))))
+    )
 
 
 def format_mean_count(count: float) -> str:

@@ -35,8 +35,9 @@ from tracekit.report.view.memory import contents_table, lines_table, memory_line
 from tracekit.report.view.path import blocking, changes_table, path_view
 from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
 from tracekit.report.view.roles import (
+    RoleCost,
     iteration_sentence,
-    role_advice,
+    role_costs,
     role_tables,
     step_summary,
     update_sentence,
@@ -235,8 +236,10 @@ class View:
 
     @cached_property
     def tiles(self) -> tuple[top.Tile, ...]:
-        """Step time, what of it is lost, and the biggest saving."""
+        """Step time, what of it is lost, and the biggest saving; of an RL loop, its iterations."""
         analysis = self.analysis
+        if analysis.role_results.iterations:
+            return top.role_tiles(analysis.role_results.iterations, self.role_costs, self.ranks)
         return (
             top.step_tile(analysis.step, self.ranks),
             top.lost_tile(analysis.step.budget, idle_known=analysis.total.idle_known),
@@ -259,7 +262,18 @@ class View:
     @cached_property
     def role_advice(self) -> tuple[str, ...]:
         """What to do about a run whose ranks have several processes; empty for others."""
-        return tuple(capitalize(text) for text in role_advice(self.analysis))
+        return tuple(capitalize(cost.text) for cost in self.role_costs)
+
+    @cached_property
+    def role_costs(self) -> tuple[RoleCost, ...]:
+        """What costs time between roles, the most important first; empty for other runs."""
+        return tuple(role_costs(self.analysis))
+
+    @cached_property
+    def role_cards(self) -> list[top.RoleCard]:
+        """What costs time between roles, as cards."""
+        iterations = self.analysis.role_results.iterations
+        return top.role_cards(self.role_costs, has_iterations=bool(iterations))
 
     @cached_property
     def situation(self) -> tuple[str, ...]:

@@ -379,57 +379,170 @@ def _cause_words(update: WeightUpdate, cause: str) -> str:
     return f"{WORDS.update_causes[cause]}{late}"
 
 
+class RoleCost(msgspec.Struct, frozen=True):
+    """What costs time in the iterations of an RL loop or in its weight updates, and what to do."""
+
+    what: str
+    remedy: str
+    ns: int
+    """Mean per iteration; of one iteration or weight update if it occurs once."""
+    per: str
+    """What the time is of, such as ``"per iteration"``."""
+    share: float
+    """Share of all iterations; of the longest weight update in a run without iterations."""
+    recurs: bool
+    """Whether it is not of one iteration alone."""
+    start_ns: int
+    """Start of the iteration or update that shows it best, on the common clock."""
+    end_ns: int
+    rank: int | None = None
+    """Rank that it is about; None for all."""
+
+    @property
+    def text(self) -> str:
+        """What costs time and what to do, in one line."""
+        return f"{self.what}: {self.remedy}"
+
+
 def role_advice(analysis: Analysis) -> list[str]:
-    """Return what to do about rollouts and weight updates, what recurs first and the largest first; then idle time."""
-    results = analysis.role_results
-    advice: list[tuple[bool, float, str]] = []  # whether it recurs, share of the iterations, text
-    iterations = results.iterations
-    total_ns = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
-    if tails := [
-        iteration.rollout_tail for iteration in iterations if iteration.rollout_tail is not None
-    ]:
-        tail_ns = sum(tail.ns for tail in tails)
-        one_rank = len({tail.rank for tail in tails}) == 1
-        which = (
-            f"the rollout of rank {tails[0].rank}"
-            if one_rank
-            else "the longest rollout (not always the same rank's)"
-        )
-        text = (
-            f"{which} takes {short_ms(tail_ns / len(tails))} longer than the median rank's: "
-            "cap or spread the longest sequences, or train on finished ones meanwhile"
-        )
-        advice.append((True, tail_ns / total_ns, text))
-    if (start := late_start(analysis)) is not None:
-        is_one_off = start.others_start_together
-        when = f"in iteration {start.iteration}{' alone' if is_one_off else ''}"
-        text = f"{when} {start.words}: start all rollouts together"
-        advice.append((not is_one_off, start.ns / total_ns, text))
+    """Return what to do about rollouts and weight updates, in the order of :func:`role_costs`."""
+    return [cost.text for cost in role_costs(analysis)]
+
+
+def role_costs(analysis: Analysis) -> list[RoleCost]:
+    """Return what rollouts and weight updates cost, what recurs first and the largest first; then idle time."""
+    costs = [
+        _tail_cost(analysis),
+        _late_start_cost(analysis),
+        _weight_sync_cost(analysis),
+        _update_cost(analysis),
+    ]
+    large_costs = [cost for cost in costs if cost is not None and cost.share > MIN_SHARE]
+    large_costs.sort(key=lambda cost: (cost.recurs, cost.share, cost.text), reverse=True)
+    idle = _idle_cost(analysis)
+    return large_costs if idle is None else [*large_costs, idle]
+
+
+def _total_ns(iterations: Sequence[Iteration]) -> int:
+    """Return the time of all iterations together."""
+    return sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
+
+
+def _tail_cost(analysis: Analysis) -> RoleCost | None:
+    """Return how much longer the longest rollout takes than the median rank's; None without any."""
+    iterations = analysis.role_results.iterations
+    with_tail = [
+        (iteration, iteration.rollout_tail)
+        for iteration in iterations
+        if iteration.rollout_tail is not None
+    ]
+    if not with_tail:
+        return None
+    tail_ns = sum(tail.ns for _, tail in with_tail)
+    worst, longest_tail = max(with_tail, key=lambda pair: pair[1].ns)
+    is_one_rank = len({tail.rank for _, tail in with_tail}) == 1
+    which = "the longest rollout (not always the same rank's)"
+    if is_one_rank:
+        which = f"the rollout of rank {longest_tail.rank}"
+    longer = short_ms(tail_ns / len(with_tail))
+    return RoleCost(
+        f"{which} takes {longer} longer than the median rank's",
+        "cap or spread the longest sequences, or train on finished ones meanwhile",
+        ns=round(tail_ns / len(with_tail)),
+        per="per iteration",
+        share=tail_ns / _total_ns(iterations),
+        recurs=True,
+        start_ns=worst.start_ns,
+        end_ns=worst.end_ns,
+        rank=longest_tail.rank,
+    )
+
+
+def _late_start_cost(analysis: Analysis) -> RoleCost | None:
+    """Return what a rollout that starts late costs; None if none ends last because of it."""
+    start = late_start(analysis)
+    if start is None:
+        return None
+    iterations = analysis.role_results.iterations
+    iteration = next(each for each in iterations if each.index == start.iteration)
+    is_one_off = start.others_start_together
+    when = f"in iteration {start.iteration}{' alone' if is_one_off else ''}"
+    return RoleCost(
+        f"{when} {start.words}",
+        "start all rollouts together",
+        ns=start.ns,
+        per=f"in iteration {start.iteration}",
+        share=start.ns / _total_ns(iterations),
+        recurs=not is_one_off,
+        start_ns=iteration.start_ns,
+        end_ns=iteration.end_ns,
+        rank=None if iteration.rollout_tail is None else iteration.rollout_tail.last_rank,
+    )
+
+
+def _weight_sync_cost(analysis: Analysis) -> RoleCost | None:
+    """Return the weight sync's time without moving weights; None if moving takes most of it."""
+    iterations = analysis.role_results.iterations
+    updates = analysis.role_results.weight_updates
     sync_ns = sum(iteration.phase_ns["weight_sync"] for iteration in iterations)
-    moved_ns = sum(update.measured_ns for update in results.weight_updates)
-    if moved_ns and sync_ns > 2 * moved_ns:
-        text = (
-            f"weight sync takes {short_ms(sync_ns / len(iterations))} per iteration, but moving the weights only "
-            f"{short_ms(moved_ns / len(results.weight_updates))}: shorten the rest (collecting, registering and "
-            "releasing buffers)"
-        )
-        advice.append((True, (sync_ns - moved_ns) / total_ns, text))
-    if results.weight_updates and analysis.reload is None:
-        # As in ``update_sentence``.
-        update = max(results.weight_updates, key=lambda update: update.measured_ns)
-        if update.gap_ns is not None and update.ideal_ns is not None:
-            cause = max(update.gap_ns, key=lambda name: (update.gap_ns or {})[name])
-            text = (
-                f"{ms(update.gap_ns[cause])} of the {ms(update.measured_ns - update.ideal_ns)} between the weight "
-                f"update and its ideal is {_cause_words(update, cause)}: {WORDS.update_remedies[cause]}"
-            )
-            advice.append((True, update.gap_ns[cause] / (total_ns or update.measured_ns), text))
-    lines = [text for _, share, text in sorted(advice, reverse=True) if share > MIN_SHARE]
+    moved_ns = sum(update.measured_ns for update in updates)
+    if not moved_ns or sync_ns <= 2 * moved_ns:
+        return None
+    longest = max(iterations, key=lambda iteration: iteration.phase_ns["weight_sync"])
+    return RoleCost(
+        f"weight sync takes {short_ms(sync_ns / len(iterations))} per iteration, but moving the weights only "
+        f"{short_ms(moved_ns / len(updates))}",
+        "shorten the rest (collecting, registering and releasing buffers)",
+        ns=round((sync_ns - moved_ns) / len(iterations)),
+        per="per iteration",
+        share=(sync_ns - moved_ns) / _total_ns(iterations),
+        recurs=True,
+        start_ns=longest.start_ns,
+        end_ns=longest.end_ns,
+    )
+
+
+def _update_cost(analysis: Analysis) -> RoleCost | None:
+    """Return the largest part of what the longest weight update takes above its ideal; None if unknown."""
+    updates = analysis.role_results.weight_updates
+    if not updates or analysis.reload is not None:
+        return None
+    # As in ``update_sentence``.
+    update = max(updates, key=lambda each: each.measured_ns)
+    if update.gap_ns is None or update.ideal_ns is None:
+        return None
+    gap_ns = update.gap_ns
+    cause = max(gap_ns, key=lambda name: gap_ns[name])
+    return RoleCost(
+        f"{ms(gap_ns[cause])} of the {ms(update.measured_ns - update.ideal_ns)} between the weight "
+        f"update and its ideal is {_cause_words(update, cause)}",
+        WORDS.update_remedies[cause],
+        ns=gap_ns[cause],
+        per="of the longest weight update" if len(updates) > 1 else "of the weight update",
+        share=gap_ns[cause] / (_total_ns(analysis.role_results.iterations) or update.measured_ns),
+        recurs=True,
+        start_ns=update.start_ns,
+        end_ns=update.end_ns,
+        rank=update.late_rank if cause == "late_rank" else None,
+    )
+
+
+def _idle_cost(analysis: Analysis) -> RoleCost | None:
+    """Return the time of iterations in which no role runs; None if it is short."""
+    iterations = analysis.role_results.iterations
+    total_ns = _total_ns(iterations)
     idle_ns = sum(iteration.phase_ns["idle"] for iteration in iterations)
-    if idle_ns > MIN_IDLE_SHARE * total_ns:
-        worst = max(iterations, key=lambda iteration: iteration.phase_ns["idle"])
-        lines.append(
-            f"no role runs in {percent(idle_ns / total_ns)} of the iterations (most in iteration {worst.index}: "
-            f"{ms(worst.phase_ns['idle'])}): hand over to the next role earlier, or let roles overlap"
-        )
-    return lines
+    if idle_ns <= MIN_IDLE_SHARE * total_ns:
+        return None
+    worst = max(iterations, key=lambda iteration: iteration.phase_ns["idle"])
+    return RoleCost(
+        f"no role runs in {percent(idle_ns / total_ns)} of the iterations (most in iteration {worst.index}: "
+        f"{ms(worst.phase_ns['idle'])})",
+        "hand over to the next role earlier, or let roles overlap",
+        ns=round(idle_ns / len(iterations)),
+        per="per iteration",
+        share=idle_ns / total_ns,
+        recurs=True,
+        start_ns=worst.start_ns,
+        end_ns=worst.end_ns,
+    )

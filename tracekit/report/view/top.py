@@ -11,11 +11,15 @@ from tracekit._util.text import counted, percent
 from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
 from tracekit.critical_path.path import CriticalPath
+from tracekit.documents.roles import Iteration
 from tracekit.findings import Finding
 from tracekit.metrics.budget import Budget
+from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.text import short_ms, size
 from tracekit.report.view.answer import unusual_steps
+from tracekit.report.view.roles import RoleCost
+from tracekit.report.words import WORDS
 from tracekit.schema import LABEL_WORDS
 
 MAX_LABELS_IN_TILE = 2
@@ -70,6 +74,15 @@ class Card(msgspec.Struct, frozen=True):
     """Section that shows it if it has no place in the timeline."""
     search: str | None
     """Search of the timeline that finds its kernels; None if it is not about one operator."""
+
+
+class RoleCard(msgspec.Struct, frozen=True):
+    """What costs time between the roles of a run, as the page shows it."""
+
+    cost: RoleCost
+    figure: str
+    of_iterations: str
+    """What the figure is of, and its share of the iterations."""
 
 
 class ClockBadge(msgspec.Struct, frozen=True):
@@ -132,6 +145,51 @@ def lost_tile(budget: Budget, *, idle_known: bool = True) -> Tile:
     what = ", ".join(labels) or "communication and copies are hidden"
     idle = f"idle {idle_share}" if idle_known else ""
     return Tile("Exposed", exposed_share, "; ".join(filter(None, (what, idle))), "budget")
+
+
+def role_tiles(
+    iterations: Sequence[Iteration], costs: Sequence[RoleCost], ranks: str
+) -> tuple[Tile, ...]:
+    """Return the tiles of an RL loop: its iteration, what of it is training, and the biggest cost."""
+    times_ns = [iteration.end_ns - iteration.start_ns for iteration in iterations]
+    total_ns = sum(times_ns)
+    spread = f"{counted(len(times_ns), 'iteration')}"
+    if len(times_ns) > 1:
+        spread = f"mean of {spread}, {short_ms(min(times_ns))} to {short_ms(max(times_ns))}"
+    phase_ns: dict[str, int] = {}
+    for iteration in iterations:
+        for phase, ns in iteration.phase_ns.items():
+            phase_ns[phase] = phase_ns.get(phase, 0) + ns
+    train_ns = phase_ns.pop(TRAIN, 0)
+    longest_first = sorted(phase_ns.items(), key=lambda item: -item[1])
+    others = [
+        f"{'no role runs' if phase == 'idle' else WORDS.phases[phase]} {percent(ns / total_ns, digits=0)}"
+        for phase, ns in longest_first
+        if ns >= MIN_SHARE_NAMED * total_ns
+    ]
+    train = percent(train_ns / total_ns, digits=0)
+    tiles = (
+        Tile(
+            "Iteration", short_ms(total_ns / len(iterations)), f"{ranks} · {spread}", "iterations"
+        ),
+        Tile("Training", train, ", ".join(others) or "all of the iteration", "iterations"),
+    )
+    if not costs:
+        return (*tiles, Tile("Biggest cost", "none", NOTHING_TO_GAIN, "findings"))
+    biggest = max(costs, key=lambda cost: cost.share)
+    return (*tiles, Tile("Biggest cost", short_ms(biggest.ns), biggest.what, "findings"))
+
+
+def role_cards(costs: Sequence[RoleCost], *, has_iterations: bool) -> list[RoleCard]:
+    """Return a card for each cost of an RL loop or of its weight updates, in their order.
+
+    Shares are of the iterations where the run has any, else of the weight update.
+    """
+    whole = "the iterations" if has_iterations else "it"
+    return [
+        RoleCard(cost, short_ms(cost.ns), f"{cost.per}, {percent(cost.share, digits=0)} of {whole}")
+        for cost in costs
+    ]
 
 
 def saving_tile(findings: Sequence[Finding]) -> Tile:

@@ -17,6 +17,11 @@ const charts = (() => {
   // "#rrggbb" as the 32-bit value of an image's pixel, and whether text on it should be white.
   const channels = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
   const pixelOf = (colour) => { const [r, g, b] = channels(colour); return (0xff000000 | (b << 16) | (g << 8) | r) >>> 0; };
+  // A colour between two, "#rrggbb" each: share 0 is the first, 1 the second.
+  const mixed = (one, other, share) => {
+    const parts = channels(one), others = channels(other);
+    return `#${parts.map((part, i) => Math.round(part + share * (others[i] - part)).toString(16).padStart(2, "0")).join("")}`;
+  };
   const isDarkColour = (colour) => { const [r, g, b] = channels(colour); return 0.3 * r + 0.59 * g + 0.11 * b < 125; };
 
   function showTip(text, x, y) {
@@ -125,7 +130,9 @@ const charts = (() => {
         from, to, begin, end, hidden, colours: colours.map(pixelOf),
       };
       pixels.fill(pixelOf(ground));
-      const notDimmed = new Set(options.kinds.map((_, kind) => kind).filter((kind) => kind !== options.dimKind));
+      drawGrid(picture, pixelOf(mixed(ground, line, 0.7)));
+      const isDimmed = Boolean(options.dimmed?.()), notDimmed = new Set(options.kinds.map((_, kind) => kind).filter((kind) => kind !== options.dimKind));
+      const dimmedPicture = { ...picture, hidden: notDimmed }, namedPicture = { ...picture, hidden: new Set([...hidden, options.dimKind]) };
       const yOf = (row) => AXIS_PX + row.top - scroll, seen = rows.filter((row) => {
         const y = yOf(row);
         return y + row.height > AXIS_PX && y < height / ratio;
@@ -139,9 +146,8 @@ const charts = (() => {
           tracks.draw(track, shown, trackTop, Math.max(1, bottom - trackTop - gap));
         });
         // Where tracks lie above each other, what a search dims lies below what it names.
-        const isLayered = row.compact && options.dimmed?.();
-        if (isLayered) draw({ ...picture, hidden: notDimmed });
-        draw(isLayered ? { ...picture, hidden: new Set([...hidden, options.dimKind]) } : picture);
+        const pictures = row.compact && isDimmed ? [dimmedPicture, namedPicture] : [picture];
+        pictures.forEach(draw);
       }
       if (printing) drawImageOnPaper(pad); else context.putImageData(image, 0, -pad);
       context.save();
@@ -157,6 +163,15 @@ const charts = (() => {
       drawNames(seen, scale);
       context.restore();
       lastFrameMs = performance.now() - started;
+    }
+
+    // A line at every tick, below the boxes: over them it would seem to cut them.
+    function drawGrid({ stride, left, width }, colour) {
+      const step = tickStep(to - from, plotWidth()), pxPerMs = width / (to - from);
+      for (let tick = Math.ceil(from / step) * step; tick <= to; tick += step) {
+        const column = left + Math.min(width - 1, Math.round((tick - from) * pxPerMs));
+        for (let y = column; y < pixels.length; y += stride) pixels[y] = colour;
+      }
     }
 
     // Browsers print what was drawn by calls, and leave out what was put as pixels: the pixels go through a canvas of their own.
@@ -226,12 +241,10 @@ const charts = (() => {
       context.lineWidth = 1;
       for (let tick = Math.ceil(from / step) * step; tick <= to; tick += step) {
         const x = Math.round(toX(tick)) + 0.5;
-        context.globalAlpha = 0.55;
         context.beginPath();
         context.moveTo(x, AXIS_PX - 6);
-        context.lineTo(x, height);
+        context.lineTo(x, AXIS_PX);
         context.stroke();
-        context.globalAlpha = 1;
         context.fillStyle = soft;
         const text = timeText(tick, step), half = context.measureText(text).width / 2;
         if (x > left + half && x < left + width - half) context.fillText(text, x, 12);

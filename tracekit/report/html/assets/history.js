@@ -67,7 +67,7 @@
       const path = present.map(([{ values }, i]) => `${xOf(i).toFixed(1)},${yOf(values[line.metric]).toFixed(1)}`).join(" ");
       svg.append(make("polyline", { points: path, fill: "none", stroke: line.colour, "stroke-width": 2 }));
       for (const [point, i] of present) {
-        const bad = point.verdict === "regressed";
+        const bad = point.verdict === "regressed" && used.length === 1; // beside other lines, the band alone says it
         const dot = make("circle", { cx: xOf(i), cy: yOf(point.values[line.metric]), r: bad ? 6 : 4, fill: bad ? "#D55E00" : line.colour });
         const link = make("a", { href: point.report ?? `#point-${i}`, "aria-label": textOf(point, line, format) }, dot);
         link.onpointermove = (event) => charts.showTip(textOf(point, line, format), event.clientX, event.clientY);

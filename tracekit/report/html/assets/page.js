@@ -5,6 +5,7 @@
   const drawn = {}; // charts by name
   const main = data.timelines[0]?.timeline; // of the main role
   let timeline = null;
+  const MIN_WINDOW_SHARE = 0.05; // of a step: the least that is shown around the place of a finding
 
   const timeText = (boxes, i) => {
     const start = boxes.start[i], end = boxes.end[i];
@@ -205,7 +206,10 @@
     timeline.openRank(rank);
     timeline.select(timeline.eventAt(source, rank, from, to));
     timeline.mark({ source, rank, from, to });
-    timeline.chart.setWindow(from - (to - from) * 0.6, to + (to - from) * 0.6);
+    // A short place is shown with what is around it.
+    const step = main.steps.find((entry) => from >= entry.from_ms && from <= entry.to_ms) ?? main.steps[0];
+    const span = Math.max(2.2 * (to - from), step ? MIN_WINDOW_SHARE * (step.to_ms - step.from_ms) : 0), middle = (from + to) / 2;
+    timeline.chart.setWindow(middle - span / 2, middle + span / 2);
     const line = byId("timeline-spot"), [text, previous, next, back] = line.children;
     line.hidden = false;
     text.textContent = `Finding ${number}: ${finding.text} (${title})`;

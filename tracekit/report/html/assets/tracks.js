@@ -4,6 +4,7 @@
 const tracks = (() => {
   const BIN_COUNT = 16384; // in the finest level of bins; the next levels have half as many each
   const MIN_BOXES_FOR_BINS = 6000;
+  const COARSEST_LEVEL = 6; // which has 256 bins
   const NARROW_PX = 1.5; // a narrower box is not drawn itself: it adds to the share of the pixel columns it lies in
   const MAX_TRACKS = 4; // of one row; what overlaps more is drawn over the last
 
@@ -54,35 +55,45 @@ const tracks = (() => {
     return { boxes, index, start, reach, count, bins: null };
   }
 
-  // Bins of a track: the time of each kind in BIN_COUNT equal stretches of [begin, end), and in coarser ones.
-  // They are made when first needed, and again after the kinds of boxes were changed (forget).
-  function binsOf(track, begin, end) {
-    if (track.bins) return track.bins;
-    const { boxes, index, count } = track, width = (end - begin) / BIN_COUNT;
+  // Bins of a track: the time of each kind in equal stretches of [begin, end), at one level: level 0 has BIN_COUNT of them, each
+  // next half as many. A level is made when first needed, and again after the kinds of boxes were changed (forget).
+  function binsOf(track, { begin, end }, level) {
+    track.bins ??= new Map();
+    if (track.bins.has(level)) return track.bins.get(level);
+    const { boxes, index, count } = track, { start, end: stop, kind: kinds } = boxes;
+    const size = BIN_COUNT >> level, perMs = size / (end - begin);
     const slots = new Map(); // kind → Float32Array of covered shares
-    const sharesOf = (kind) => {
-      if (!slots.has(kind)) slots.set(kind, new Float32Array(BIN_COUNT));
-      return slots.get(kind);
-    };
+    let kind = -1, shares = null;
     for (let i = 0; i < count; i++) {
-      const box = index[i], from = (boxes.start[box] - begin) / width, to = (boxes.end[box] - begin) / width;
-      const shares = sharesOf(boxes.kind[box]), last = Math.min(Math.floor(to), BIN_COUNT - 1);
-      for (let bin = Math.max(0, Math.floor(from)); bin <= last; bin++) {
-        shares[bin] += Math.min(to, bin + 1) - Math.max(from, bin);
+      const box = index[i], from = (start[box] - begin) * perMs, to = (stop[box] - begin) * perMs;
+      if (kinds[box] !== kind) {
+        kind = kinds[box];
+        shares = slots.get(kind);
+        if (!shares) slots.set(kind, shares = new Float32Array(size));
       }
+      const first = Math.max(0, Math.floor(from)), last = Math.min(Math.floor(to), size - 1);
+      if (first === last) shares[first] += to - from; // most boxes of a wide view
+      else for (let bin = first; bin <= last; bin++) shares[bin] += Math.min(to, bin + 1) - Math.max(from, bin);
     }
-    const levels = [{ width, slots }];
-    for (let size = BIN_COUNT / 2; size >= 256; size /= 2) {
-      const finer = levels.at(-1).slots, coarser = new Map();
-      for (const [kind, shares] of finer) {
-        const halved = new Float32Array(size); // a plain loop: Float32Array.from with a function is far slower
-        for (let bin = 0; bin < size; bin++) halved[bin] = (shares[2 * bin] + shares[2 * bin + 1]) / 2;
-        coarser.set(kind, halved);
-      }
-      levels.push({ width: levels.at(-1).width * 2, slots: coarser });
-    }
-    track.bins = { begin, levels };
-    return track.bins;
+    track.bins.set(level, slots);
+    return slots;
+  }
+
+  // The coarsest level whose bins are at most half a pixel wide, else the finest.
+  function levelFor({ begin, end, from, to, width }) {
+    const finestPx = (end - begin) / BIN_COUNT * width / (to - from);
+    let level = 0;
+    while (level < COARSEST_LEVEL && finestPx * 2 ** (level + 1) <= 0.5) level++;
+    return level;
+  }
+  // The first bin of each pixel column of a picture, and of the one after the last: the same for all its tracks, so made once.
+  function firstBins(picture) {
+    if (picture.bins) return picture.bins;
+    const { begin, end, from, to, width } = picture, level = levelFor(picture), size = BIN_COUNT >> level;
+    const first = new Int32Array(width + 1), perColumn = (to - from) / width * size / (end - begin), offset = (from - begin) * size / (end - begin);
+    for (let column = 0; column <= width; column++) first[column] = Math.min(size, Math.max(0, Math.floor(offset + column * perColumn)));
+    picture.bins = { level, first };
+    return picture.bins;
   }
 
   const forget = (track) => { track.bins = null; };
@@ -97,7 +108,7 @@ const tracks = (() => {
     const { width, from, to } = picture, pxPerMs = width / (to - from);
     const coverage = new Map(); // kind → share of each pixel column
     if (usesBins(track, picture)) {
-      fillFromBins(binsOf(track, picture.begin, picture.end), picture, pxPerMs, coverage);
+      fillFromBins(track, picture, coverage);
       drawColumns(coverage, picture, top, height);
       return;
     }
@@ -127,18 +138,16 @@ const tracks = (() => {
     }
   }
 
-  function fillFromBins({ begin, levels }, { width, from, hidden }, pxPerMs, coverage) {
-    // The coarsest level whose bins are at most half a pixel wide, else the finest.
-    const level = levels.findLast((candidate) => candidate.width * pxPerMs <= 0.5) || levels[0];
-    for (const [kind, bins] of level.slots) {
+  function fillFromBins(track, picture, coverage) {
+    const { level, first } = firstBins(picture), { width, hidden } = picture;
+    for (const [kind, bins] of binsOf(track, picture, level)) {
       if (hidden.has(kind)) continue;
       const shares = sharesIn(coverage, kind, width);
       for (let column = 0; column < width; column++) {
-        const firstBin = Math.max(0, Math.floor((from + column / pxPerMs - begin) / level.width));
-        const endBin = Math.min(bins.length, Math.max(firstBin + 1, Math.floor((from + (column + 1) / pxPerMs - begin) / level.width)));
+        const from = first[column], to = Math.min(bins.length, Math.max(from + 1, first[column + 1]));
         let sum = 0;
-        for (let bin = firstBin; bin < endBin; bin++) sum += bins[bin];
-        if (sum) shares[column] = sum / (endBin - firstBin);
+        for (let bin = from; bin < to; bin++) sum += bins[bin];
+        if (sum) shares[column] = sum / (to - from);
       }
     }
   }
@@ -147,16 +156,17 @@ const tracks = (() => {
   function drawColumns(coverage, { pixels, stride, left, width, colours }, top, height) {
     if (!coverage.size) return;
     const kinds = [...coverage.keys()].sort((a, b) => a - b), bottom = top + height;
+    const sharesByKind = kinds.map((kind) => coverage.get(kind)), colourByKind = kinds.map((kind) => colours[kind]);
     for (let column = 0; column < width; column++) {
       let y = bottom, total = 0;
-      for (const kind of kinds) total += coverage.get(kind)[column];
+      for (let i = 0; i < sharesByKind.length; i++) total += sharesByKind[i][column];
       if (!total) continue;
       const scale = height / Math.max(1, total);
-      for (const kind of kinds) {
-        const share = coverage.get(kind)[column];
+      for (let i = 0; i < sharesByKind.length; i++) {
+        const share = sharesByKind[i][column];
         if (!share) continue;
-        const until = Math.max(top, Math.min(y - 1, Math.round(y - share * scale))); // at least one pixel
-        for (; y > until; y--) pixels[(y - 1) * stride + left + column] = colours[kind];
+        const until = Math.max(top, Math.min(y - 1, Math.round(y - share * scale))), colour = colourByKind[i]; // at least one pixel
+        for (; y > until; y--) pixels[(y - 1) * stride + left + column] = colour;
       }
     }
   }
