@@ -14,6 +14,7 @@ import pytest
 from msgspec import structs
 
 from tests.kept import analysis_of
+from tests.report.pdf_images import FORWARD_PIXEL, images_of
 from tracekit.analysis.combine.spread import Figure
 from tracekit.analysis.measure.rank_timeline import EVENT_TIMES, HOST_RANGES, RankTimeline
 from tracekit.documents.coding import to_plain
@@ -274,6 +275,20 @@ def test_show_opens_the_rank_among_the_others(page):
     shown = groups(page)
     assert shown[0] == ["rank 40", False, True]
     assert len(shown) == RANKS
+
+
+@pytest.mark.slow
+def test_many_ranks_fit_a_phone_and_paper(look, page_of_many):
+    page = look(page_of_many, width=390, height=844)
+    long_name = ", ".join(map(str, range(RANKS)))
+    page.locator("#timeline-step").evaluate(
+        "(select, name) => { select.append(new Option(name)); }", long_name
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    pdf = page.pdf(format="A4", print_background=True)
+    [pixels] = images_of(pdf)  # the timeline: its rows have their colours, its ground is light
+    assert pixels.count(FORWARD_PIXEL) > 0.1 * len(pixels) / 3
+    assert pixels.count(b"\0\0\0") < 0.02 * len(pixels) / 3
 
 
 @pytest.mark.slow

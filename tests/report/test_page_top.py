@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from tests.kept import analysis_of
+from tests.report.pdf_images import FORWARD_PIXEL, images_of
 from tracekit.documents.roles import Iteration
 from tracekit.findings import Finding
 from tracekit.findings.finding import Place
@@ -36,9 +36,6 @@ from tracekit.report.view.top import (
     saving_tile,
     step_tile,
 )
-
-FORWARD_PIXEL = b"\xe6\x9f\x00"
-"""Colour of forward cells and kernels, as the bytes of a pixel."""
 
 
 def finding_of(code="host_sync", **fields):
@@ -250,6 +247,22 @@ def test_show_opens_the_timeline_at_the_findings_place(look, pages, analysed):
 
 
 @pytest.mark.slow
+def test_cards_of_an_rl_loop_have_figures_and_lead_to_their_iteration(look, pages, analysed):
+    page = look(pages("rl"), width=1440, height=900)
+    view = view_of(analysed("rl"))
+    assert page.locator(".tile h2").all_inner_texts() == ["Iteration", "Training", "Biggest cost"]
+    shown = page.locator(".cards").first.locator(".figure b").all_inner_texts()
+    assert shown == [card.figure for card in view.role_cards]
+    page.locator(".cards").first.locator(".show").first.click()
+    low, high = page.evaluate("tracekit.timeline.chart.window()")
+    begin_ms, end_ms = PageClock(view.analysis).moment(
+        view.role_costs[0].start_ns, view.role_costs[0].end_ns
+    )
+    assert low <= max(begin_ms, 0)
+    assert high >= end_ms
+
+
+@pytest.mark.slow
 def test_folded_sections_open_when_they_are_led_to(look, pages):
     page = look(pages("1f1b"))
     assert not page.locator("#rates table").first.is_visible()
@@ -310,15 +323,6 @@ def test_lines_of_the_grid_do_not_cut_boxes(look, pages):
         }"""
     )
     assert colours == ["213,94,0"]
-
-
-def images_of(pdf):
-    """Return the pixels of each image of a PDF."""
-    images = []
-    for found in re.finditer(rb"<<([^>]*?/Subtype\s*/Image.*?)>>\s*stream\r?\n", pdf, re.DOTALL):
-        length = int(re.search(rb"/Length (\d+)", found[1])[1])
-        images.append(zlib.decompress(pdf[found.end() : found.end() + length]))
-    return images
 
 
 @pytest.mark.slow

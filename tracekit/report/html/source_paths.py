@@ -10,7 +10,9 @@ _SOURCE_FILE = rf"[^/\\\s:()'\"`,;]+\.(?:{'|'.join(SOURCE_ENDINGS)})(?![\w/\\])"
 # The folders of an absolute path. At the start of a text, such as a frame of a stack, they may contain spaces.
 _FOLDERS_AT_START = r"^(?:[A-Za-z]:)?[/\\](?:[^:()'\"`,;]*[/\\])?"
 _FOLDERS_WITHIN = r"(?<![\w.)\]>/\\:-])(?:[A-Za-z]:)?[/\\](?:[^/\\\s:()'\"`,;]+[/\\])*"
-_ABSOLUTE_PATH = re.compile(f"(?P<folders>{_FOLDERS_AT_START}|{_FOLDERS_WITHIN})(?P<file>{_SOURCE_FILE})")
+_ABSOLUTE_PATH = re.compile(
+    f"(?P<folders>{_FOLDERS_AT_START}|{_FOLDERS_WITHIN})(?P<file>{_SOURCE_FILE})"
+)
 _PACKAGES = re.compile(r".*(?:(?:site|dist)-packages|lib/python\d[\d.]*)/")
 _HOME = re.compile(r".*(?:^|/)(?:home|users)/[^/]+/|^/root/", re.IGNORECASE)
 

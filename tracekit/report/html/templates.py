@@ -72,7 +72,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "ms": ms, "percent": percent, "signed": signed_ms, "count": counted,
-        "at_least": at_least, "sentence": capitalize, "whole": keep_units_together,
+        "at_least": at_least, "sentence": capitalize, "whole": keep_figures_together,
         "number": format_mean_count, "code": markup_code, "short": short_kernel,
         "name_straggler": name_straggler, "when_late": when_late, "why_late": why_late,
     }  # fmt: skip
@@ -103,6 +103,15 @@ def markup_code(source: str) -> Markup:
     return Markup(
         re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(shorten_source_paths(source))))
     )
+
+
+def keep_figures_together(text: str) -> str:
+    r"""Return text with no-break spaces before units, those of seconds and bytes too.
+
+    >>> keep_figures_together("2 GB/s, 1.5 ms").replace("\N{NO-BREAK SPACE}", "~")
+    '2~GB/s, 1.5~ms'
+    """
+    return re.sub(r"(?<=\d) (?=s\b|[kMGT]B)", "\N{NO-BREAK SPACE}", keep_units_together(text))
 
 
 def format_mean_count(count: float) -> str:

@@ -1,0 +1,18 @@
+"""Images of a PDF that Chromium prints."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+FORWARD_PIXEL = b"\xe6\x9f\x00"
+"""Colour of forward cells and kernels, as the bytes of a pixel."""
+
+
+def images_of(pdf):
+    """Return the pixels of each image of a PDF."""
+    images = []
+    for found in re.finditer(rb"<<([^>]*?/Subtype\s*/Image.*?)>>\s*stream\r?\n", pdf, re.DOTALL):
+        length = int(re.search(rb"/Length (\d+)", found[1])[1])
+        images.append(zlib.decompress(pdf[found.end() : found.end() + length]))
+    return images
