@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import polars as pl
@@ -33,6 +34,7 @@ from tracekit.schema import COMMUNICATION_LABELS
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/proof.md"
 KEPT = ROOT / "docs/proof.json"
+WHATIF = ROOT / "docs/whatif.md"
 CORPUS = Path(os.environ["TRACEKIT_CORPUS"]) / "public" if "TRACEKIT_CORPUS" in os.environ else None
 
 ZERO_BUBBLE = "[zero-bubble-pipeline-parallelism](https://github.com/sail-sg/zero-bubble-pipeline-parallelism)"
@@ -96,6 +98,8 @@ class Section(msgspec.Struct, frozen=True):
     title: str
     text: str
     results: tuple[Result, ...]
+    below: str = ""
+    """Text below the table."""
 
 
 def schedule_section() -> Section:
@@ -175,6 +179,81 @@ def dualpipe_section() -> Section:
         "forward; in this run it is a tenth longer.",
         (Result(what, DUALPIPE, "ms", wanted_ns / 1e6, max(ideal.bubble) / 1e6, 0.05),),
     )
+
+
+def prediction_section() -> Section:
+    """Return the schedules of two recordings of one model, each predicted from the other, and all documented pairs."""
+    folder = ROOT / "sample_traces/schedules"
+    comparisons = {}
+    for name in ("1f1b", "interleaved"):
+        comparison = analyze(folder / name, what_if=True).schedule
+        if comparison is None:
+            raise SystemExit(f"{folder / name}: no schedule was recognised")
+        comparisons[name] = comparison
+    results = []
+    for name, other in (("interleaved", "1f1b"), ("1f1b", "interleaved")):
+        recorded_ns = comparisons[other].head.measured_ns
+        predicted = next(change for change in comparisons[name].what_if if change.name == other)
+        lowest_ns, highest_ns = predicted.predicted_range_ns
+        half_width = (highest_ns - lowest_ns) / 2 / predicted.predicted_ns
+        what = f"`schedules/{name}` under {other}, predicted from its recording: schedule span"
+        source = f"recorded: `schedules/{other}`"
+        figures_ms = recorded_ns / 1e6, predicted.predicted_ns / 1e6
+        results.append(Result(what, source, "ms", *figures_ms, within=half_width))
+    return Section(
+        "Predictions against recordings",
+        "What a recording is predicted to take after a change, beside the recording of the changed program. Promised "
+        "is half of the predicted range. The samples hold one model under two schedules; their figures are computed "
+        "here:",
+        tuple(results),
+        _documented_predictions(WHATIF.read_text(encoding="utf-8")),
+    )
+
+
+PREDICTED_KINDS = {
+    "recorded then": "a change of the run (`--change`)",
+    "change": "another number of micro-batches",
+    "from": "another schedule, the GPU-bound size",
+}
+"""Kinds of predictions, by a column that only their table in ``docs/whatif.md`` has; the first that
+fits counts."""
+
+
+def _documented_predictions(text: str) -> str:
+    """Return one table of all pairs of recordings that ``docs/whatif.md`` lists.
+
+    >>> lines = ["| from | to | measured ms | predicted ms | between |", "|---|---|---|---|---|",
+    ...          "| a | b | 100.0 | 90.0 | 80 – 95 |", "| b | a | 50.0 | 51.0 | 45 – 55 |"]
+    >>> print(_documented_predictions(chr(10).join(lines)).splitlines()[-1])
+    | another schedule, the GPU-bound size | 2 | 6.0 % | 10.0 % | 1 of 2 |
+    """
+    pairs: dict[str, list[tuple[float, bool]]] = {}
+    columns: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if not line.startswith("|"):
+            columns = []
+        elif not columns:
+            columns = cells
+        elif {"predicted ms", "between"} <= set(columns) and not line.startswith("|---"):
+            row = dict(zip(columns, cells, strict=True))
+            kind = next(name for key, name in PREDICTED_KINDS.items() if key in row)
+            recorded_ms = float(row.get("became ms") or row["measured ms"])
+            lowest_ms, highest_ms = map(float, row["between"].split("–"))
+            error = abs(float(row["predicted ms"]) / recorded_ms - 1)
+            pairs.setdefault(kind, []).append((error, lowest_ms <= recorded_ms <= highest_ms))
+    lines = [
+        "All pairs that [What would I gain?](whatif.md) lists, whose recordings are too large to keep here:",
+        "",
+        "| predicted | pairs | median error | largest | in the predicted range |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for kind, errors in pairs.items():
+        sizes = [error for error, _ in errors]
+        in_range = sum(is_in_range for _, is_in_range in errors)
+        figures = f"{100 * median(sizes):.1f} % | {100 * max(sizes):.1f} %"
+        lines.append(f"| {kind} | {len(errors)} | {figures} | {in_range} of {len(errors)} |")
+    return "\n".join(lines)
 
 
 def straggler_section(corpus: Path) -> Section:
@@ -417,7 +496,7 @@ def tracelens_section(corpus: Path, python: Path) -> Section:
 def sections(*, hta: Path | None, tracelens: Path | None) -> list[Section]:
     """Return all sections: computed now, or as they were kept when their inputs were at hand."""
     kept = {section.title: section for section in read_kept()}
-    computed = [schedule_section(), dualpipe_section()]
+    computed = [schedule_section(), dualpipe_section(), prediction_section()]
     if CORPUS is not None:
         computed += [straggler_section(CORPUS), timeline_section(CORPUS), deepseek_section(CORPUS)]
         computed += [] if hta is None else [hta_section(CORPUS, hta)]
@@ -435,8 +514,7 @@ HEAD = """# Proof
 What others published, and what tracekit computes from the same input. `make proof` writes this page again:
 schedules and samples from the repository alone; public inputs where `TRACEKIT_CORPUS` names the folder that holds
 them, otherwise as they were last computed. A difference is a share of the published figure. Each is within what the
-last column promises, or a line below the table says why it is not. How near predictions come to recordings stands in
-[What would I gain?](whatif.md).
+last column promises, or a line below the table says why it is not.
 """
 
 
@@ -487,6 +565,8 @@ def _section_text(section: Section) -> str:
     text = "\n".join(lines) + "\n"
     if notes:
         text += "\n" + "\n".join(dict.fromkeys(notes)) + "\n"
+    if section.below:
+        text += f"\n{section.below}\n"
     return f"\n## {section.title}\n\n{section.text}\n\n{text}"
 
 

@@ -13,7 +13,9 @@ def kept():
 
 
 @pytest.mark.parametrize(
-    "make", [proof.schedule_section, proof.dualpipe_section], ids=lambda make: make.__name__
+    "make",
+    [proof.schedule_section, proof.dualpipe_section, proof.prediction_section],
+    ids=lambda make: make.__name__,
 )
 def test_figures_of_the_repository_are_as_published_and_as_written(make, kept):
     section = make()
