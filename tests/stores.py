@@ -32,11 +32,17 @@ def write_store(path, ranks, *, labelled=None, labelled_by=None):
 
 def reseal(path, rank, name, table):
     """Replace a table of a store by another one, with checksums that fit."""
-    file = rank_folder(path, rank) / f"{name}.parquet"
-    table.write_parquet(file)
+    table.write_parquet(rank_folder(path, rank) / f"{name}.parquet")
+    seal(path)
+
+
+def seal(path):
+    """Make the checksums of a store fit the files that are in it now."""
     manifest = json.loads((path / MANIFEST).read_text())
     for entry in manifest["ranks"]:
-        if entry["rank"] == rank:
-            entry["digests"][file.name] = file_checksum(file)
+        for name in list(entry["digests"]):
+            file = rank_folder(path, entry["rank"]) / name
+            if file.exists():
+                entry["digests"][name] = file_checksum(file)
     manifest.pop(CHECKSUM_KEY)
     (path / MANIFEST).write_text(json.dumps(with_checksum(manifest)))

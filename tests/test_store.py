@@ -18,7 +18,7 @@ from tests.reference import read
 from tests.stores import reseal, write_store
 from tracekit.errors import InputError, Notice, OutputError, TracekitError
 from tracekit.schema import EVENTS, LABELLED, MEMORY, ProcessGroup, RankEvents, Source, conform
-from tracekit.store.checks import LATEST_NS
+from tracekit.store.checks import LATEST_NS, MAX_TOTAL, check_table
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, write_rank
 from tracekit.store.writer import StoreWriter, replace_store
 
@@ -95,9 +95,10 @@ CHECKED_VALUES = {
     "rank": [0] * 5,
     "id": [0, 1, 2, 3, 2**63 - 1],
     "kind": ["kernel"] * 5,
-    "start_ns": [-LATEST_NS, 0, 1, 2, LATEST_NS],
-    "end_ns": [-LATEST_NS, 0, LATEST_NS, 2, LATEST_NS],
-    "at_ns": [-LATEST_NS, 0, 1, 2, LATEST_NS],
+    "start_ns": [1 - LATEST_NS, 0, 1, 2, LATEST_NS - 1],
+    "end_ns": [1 - LATEST_NS, 0, 10**9, 2, LATEST_NS - 1],
+    "at_ns": [1 - LATEST_NS, 0, 1, 2, LATEST_NS - 1],
+    "launch_ns": [1 - LATEST_NS, None, 1, 2, LATEST_NS - 1],
     "label": ["forward"] * 5,
 }
 """Values of the columns that are checked when a table is read."""
@@ -345,6 +346,14 @@ FORGERIES = {
         lambda events: events.with_columns(end_ns=pl.lit(2**63 - 1)),
         "no clock shows",
     ),
+    "times of which the difference overflows": (
+        lambda events: events.with_columns(start_ns=pl.lit(-LATEST_NS), end_ns=pl.lit(LATEST_NS)),
+        "no clock shows",
+    ),
+    "durations of which the sum overflows": (
+        lambda events: events.with_columns(end_ns=pl.col("start_ns") + MAX_TOTAL // 100),
+        "37 years and more",
+    ),
     "an event that ends before it starts": (
         lambda events: events.with_columns(end_ns=pl.col("start_ns") - 1),
         "ends",
@@ -372,6 +381,25 @@ def test_a_forged_table_with_a_fitting_checksum_is_one_line(tmp_path, monkeypatc
         open_store(path).rank(0)
     assert raised.value.exit_code == 2
     assert "\n" not in raised.value.message
+
+
+@pytest.mark.parametrize(("rows", "is_read"), [(31, True), (32, False), (64, False)])
+def test_events_of_a_table_take_less_than_36_years_together(rows, is_read):
+    each_ns = 2**55  # 1.14 years
+    events = pl.DataFrame({"rank": [0] * rows, "start_ns": [0] * rows, "end_ns": [each_ns] * rows})
+    if is_read:
+        check_table(events, rank=0, rows=rows)
+    else:
+        with pytest.raises(ValueError, match="years and more"):
+            check_table(events, rank=0, rows=rows)
+
+
+def test_a_launch_that_no_clock_shows_is_one_line(tmp_path, ranks):
+    labelled = conform(ranks[0].events.with_columns(label=pl.lit("forward")), LABELLED)
+    path = write_store(tmp_path / "store", ranks[:1], labelled=[labelled]).path
+    reseal(path, 0, "labelled", labelled.with_columns(launch_ns=pl.lit(2**63 - 1)))
+    with pytest.raises(InputError, match="launch_ns has times that no clock shows"):
+        open_store(path).labelled(0)
 
 
 def test_tables_of_which_half_the_memory_holds_every_row_are_read(tmp_path, monkeypatch, ranks):

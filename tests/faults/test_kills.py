@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -197,6 +198,17 @@ def test_a_worker_that_runs_out_of_memory_is_one_line(traces):
 
     (done,) = map_items(eval, ["__import__('os').abort()"], workers=1, isolate=True)
     assert "memory ran out" in done.error.hint
+
+
+@pytest.mark.parametrize("limit_mb", [600, 1_000])
+@pytest.mark.parametrize("words", ["analyze", "doctor"])
+def test_a_limit_on_memory_that_libraries_do_not_survive_is_one_line(traces, words, limit_mb):
+    command = f"ulimit -v {limit_mb * 1_000}; exec {sys.executable} -m tracekit {words} {traces}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"error: the limit on memory is .* GB are needed \(ulimit -v\)\n", done.stderr
+    )
 
 
 def test_files_that_go_away_are_left_out_and_named(traces, tmp_path, monkeypatch):

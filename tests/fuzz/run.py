@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tests.fuzz import (
     agents,
+    forged,
     gate,
     kineto,
     others,
@@ -51,6 +52,7 @@ TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes, Path
     "agents": (agents.make, agents.check),
     "recorders": (recorders.make, recorders.check),
     "snapshots": (snapshots.make, snapshots.check),
+    "forged": (forged.make, forged.check),
 }
 
 

@@ -22,6 +22,7 @@ COUNTS = {
     "agents": 60,
     "recorders": 40,
     "snapshots": 40,
+    "forged": 12,
 }
 KEPT = sorted(path for path in FOUND.iterdir() if not path.name.startswith("."))
 

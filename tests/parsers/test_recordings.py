@@ -129,3 +129,10 @@ def test_two_starts_of_a_process_are_named(tmp_path):
         InputError, match=r"two logs are of rank 0 of one communicator.*pid1\.log, node0-pid2\.log"
     ):
         read(tmp_path)
+
+
+def test_a_communicator_may_claim_any_number_of_members(tmp_path):
+    """Time and memory follow what was recorded, not what a line claims."""
+    write_log(tmp_path / "a.log", [log_line(1, ranks=2**31)])
+    (source,) = read(tmp_path).sources
+    assert [group.ranks for group in source.groups] == [(0,)]

@@ -5,10 +5,49 @@ import ctypes
 import os
 from pathlib import Path
 
+from tracekit.errors import MachineError
+
 SYSTEM = Path("/proc")
 """The folder in which Linux describes the machine."""
 WORKER_BYTES = 300 << 20
 """Upper bound of the memory that a worker process takes before it reads anything."""
+
+
+MIN_ADDRESS_SPACE_BYTES = 1_300_000_000
+"""Address space that commands need before they read anything. Below, libraries fail while they
+start their threads, and end the process without a word: measured with two threads, commands end so
+under limits of 1.15 GB and less, and run under 1.3 GB."""
+SMALL_ADDRESS_SPACE_BYTES = 16_000_000_000
+"""Address space up to which libraries get few threads: each reserves some, used or not."""
+THREADS_IN_SMALL_ADDRESS_SPACE = {"POLARS_MAX_THREADS": "2", "OPENBLAS_NUM_THREADS": "1"}
+"""Environment variables of the number of threads, which libraries read when they are imported."""
+
+
+def check_address_space() -> None:
+    """Raise ``MachineError`` if a limit (``ulimit -v``) leaves too little address space to run in.
+
+    Under a small limit libraries that are imported from now on get few threads, unless the
+    environment says how many.
+    """
+    limit = address_space_limit()
+    if limit is None or limit > SMALL_ADDRESS_SPACE_BYTES:
+        return
+    if limit < MIN_ADDRESS_SPACE_BYTES:
+        problem = f"the limit on memory is {limit / 1e9:.1f} GB of address space"
+        needed = f"at least {MIN_ADDRESS_SPACE_BYTES / 1e9:.1f} GB are needed (ulimit -v)"
+        raise MachineError(problem, hint=needed)
+    for name, value in THREADS_IN_SMALL_ADDRESS_SPACE.items():
+        os.environ.setdefault(name, value)
+
+
+def address_space_limit() -> int | None:
+    """Return the limit on the address space of this process in bytes; None without a limit."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limits
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def cores() -> int:
@@ -60,19 +99,14 @@ def _limited_memory() -> int | None:
 
     None without a limit.
     """
-    try:
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit == resource.RLIM_INFINITY:
-            return None
-        used = (
-            int((SYSTEM / "self/statm").read_text(encoding="ascii").split()[0])
-            * resource.getpagesize()
-        )
-    except (ImportError, OSError, ValueError, IndexError):
+    limit = address_space_limit()
+    if limit is None:
         return None
-    return limit - used
+    try:
+        pages = int((SYSTEM / "self/statm").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return limit - pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _container_memory() -> int | None:

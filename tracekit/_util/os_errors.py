@@ -20,6 +20,8 @@ _EXPLANATIONS: dict[int, tuple[str, str]] = {
     errno.ESTALE: ("the file went away on its server", "try again, or copy the files first"),
 }
 """Reason and hint by error number, for the errors that a user can do something about."""
+_NO_THREAD = "can't start new thread"
+"""What Python says if there is no memory for another thread."""
 _OS_ERROR = re.compile(r"os error (\d+)")
 
 
@@ -34,9 +36,12 @@ def explain_os_error(error: BaseException) -> tuple[str, str] | None:
     ('the disk is full', 'make room, or choose another place')
     >>> explain_os_error(RuntimeError("IO error: Permission denied (os error 13): /x"))[0]
     'permission denied'
+    >>> explain_os_error(RuntimeError("can't start new thread"))[0]
+    'memory ran out'
     >>> explain_os_error(ValueError("no number"))
     """
-    if isinstance(error, MemoryError):
+    no_thread = isinstance(error, RuntimeError) and str(error) == _NO_THREAD
+    if isinstance(error, MemoryError) or no_thread:
         return _EXPLANATIONS[errno.ENOMEM]
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (match := _OS_ERROR.search(str(error))):

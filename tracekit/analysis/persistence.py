@@ -6,7 +6,7 @@ A rank's tables (``write_tables``, ``read_tables``) are all that ``combine`` nee
 file is a zip with one Arrow stream per table (as small as Parquet for small tables, and read in a
 fifth of the time) and ``tables.json`` for everything else. It is one file and not forty, because a
 run of a thousand ranks would have forty thousand. Reading runs no code from the file: each field is
-built as the type that it is declared with. The pieces of the critical path, two thirds of a rank's
+built as the type that it is declared with, and the tables are checked (``table_checks``). The pieces of the critical path, two thirds of a rank's
 tables, stay in the file until they are loaded.
 """
 
@@ -31,6 +31,7 @@ from tracekit._version import __version__
 from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import BaseAnalysis, Tables
+from tracekit.analysis.table_checks import check_path_pieces, check_rank_tables
 from tracekit.critical_path.pieces import LoadableTable
 from tracekit.documents.analysis import (
     AnalysisDocument,
@@ -218,6 +219,8 @@ class TableInFile(LoadableTable):
     name: str
     written_ns: int
     """Time at which the file was last written when the other tables of the rank were read."""
+    parts: int
+    """Number of steps, which its rows point to."""
 
     def load(self) -> pl.DataFrame:
         """Read the table; raise InputError if the file is unreadable or was written again since."""
@@ -225,7 +228,9 @@ class TableInFile(LoadableTable):
             if self.file.stat().st_mtime_ns != self.written_ns:
                 raise OSError("it was written again since")
             with zipfile.ZipFile(self.file) as archive:
-                return _read_frame(archive, self.name)
+                pieces = _read_frame(archive, self.name)
+            check_path_pieces(pieces, parts=self.parts)
+            return pieces
         except _UNREADABLE as error:
             raise InputError(
                 f"{self.file}: cannot be read: {error}", hint="analyze the store again"
@@ -316,10 +321,11 @@ def read_tables(folder: Path) -> RankTables | None:
 def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> RankTables:
     """Return the tables that ``write_tables`` turned into *fields* and the Arrow streams of *archive*."""
     written_ns = file.stat().st_mtime_ns
+    parts = _read_frame(archive, fields["steps"]).height
 
     def get_table(table_type: type[Any], name: str) -> Any:
         if table_type is LoadableTable:
-            return TableInFile(file, name, written_ns)
+            return TableInFile(file, name, written_ns, parts)
         return _read_frame(archive, name)
 
     measures: dict[str, Measures] = {}
@@ -339,6 +345,7 @@ def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> 
     tables: RankTables = msgspec.convert(
         {**fields, **measures}, RankTables, str_keys=True, dec_hook=get_table
     )
+    check_rank_tables(tables, fields)
     return tables
 
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from tracekit._util.machine import check_address_space
 from tracekit._util.os_errors import as_tracekit_error
 from tracekit._version import __version__
 from tracekit.cli import (
@@ -66,6 +67,7 @@ class CommandGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; typer alone would turn a broken pipe into exit code 1."""
+        check_address_space()
         try:
             return super().invoke(ctx)
         except BrokenPipeError:

@@ -186,7 +186,9 @@ def _assign_ranks(logs: Sequence[RankCollectives]) -> tuple[list[RankCollectives
         groups = []
         for group, size in log.source.group_sizes.items():
             group_members = members[group]
-            recorded_ranks = tuple(group_members[i] for i in range(size) if i in group_members)
+            # A log may say any size: count the members that are recorded, not those it claims.
+            numbers = [number for number in sorted(group_members) if 0 <= number < size]
+            recorded_ranks = tuple(group_members[number] for number in numbers)
             groups.append(ProcessGroup(group, None, recorded_ranks))
         source = structs.replace(log.source, rank=rank, groups=tuple(groups))
         ranked.append(RankCollectives(_with_ranks(log.collectives, rank, members), source))

@@ -107,7 +107,7 @@ class Options:
             asks_for_more = self.by is not None or self.graph or self.gpu is not None
             if self.steps is None and not asks_for_more and store.intact(ref.rank, FILE):
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
-                if stored is not None:
+                if stored is not None and stored.source == store.source(ref.rank):
                     stored = stored if self.with_pipeline else replace(stored, pipeline=None)
                     with_events = self.keep_events or self.best_changes
                     return [self._with_events(stored, store, ref.rank) if with_events else stored]

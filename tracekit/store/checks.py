@@ -11,9 +11,15 @@ from tracekit._util.machine import available_memory
 from tracekit.errors import MachineError
 
 LATEST_NS = 1 << 62
-"""No clock shows a time beyond this, or before its negative, as in the readers of traces."""
+"""No clock shows this time, a later one, or one before its negative, as in the readers of traces:
+the difference of two times fits into 64 bits."""
+MAX_TOTAL = 1 << 60
+"""Largest sum of a column: 36 years in nanoseconds, or an exabyte. Sums over eight ranks, of two
+columns or of times and durations then fit into 64 bits."""
 NEVER_NULL = ("id", "kind", "start_ns", "end_ns", "at_ns", "label")
 """Columns that every row has, in the tables that have them."""
+TIMES = ("start_ns", "end_ns", "at_ns", "launch_ns")
+"""Columns of events that hold times of a clock."""
 MAX_BYTES_OF_A_VALUE = 16
 """Bytes in memory of a value whose type does not tell: a text or a list, without what it points
 to."""
@@ -66,11 +72,49 @@ def check_table(table: pl.DataFrame, *, rank: int, rows: int | None) -> None:
             raise ValueError(f"the column {name} has rows without a value")
     if table.height and not (table["rank"] == rank).all():
         raise ValueError("it has rows of another rank")
-    for name in ("start_ns", "end_ns", "at_ns"):
-        if name in table.columns and not table[name].is_between(-LATEST_NS, LATEST_NS).all():
+    for name in TIMES:
+        if name in table.columns and not is_time_of_a_clock(table[name]):
             raise ValueError(f"{name} has times that no clock shows")
-    if "end_ns" in table.columns and (table["end_ns"] < table["start_ns"]).any():
+    if "end_ns" not in table.columns:
+        return
+    if (table["end_ns"] < table["start_ns"]).any():
         raise ValueError("an event ends before it starts")
+    if is_total_too_large(table["end_ns"] - table["start_ns"]):
+        raise ValueError(f"its events take {MAX_TOTAL / 1e9 / 86400 / 365:.0f} years and more")
+
+
+def is_time_of_a_clock(column: pl.Series) -> bool:
+    """Return whether all times of a column are ones that a clock may show.
+
+    >>> is_time_of_a_clock(pl.Series([0, None])), is_time_of_a_clock(pl.Series([1 << 63 - 1]))
+    (True, False)
+    """
+    return largest_value(column) < LATEST_NS
+
+
+def largest_value(column: pl.Series) -> int:
+    """Return the largest absolute value of a column of integers; 0 if it has none.
+
+    >>> largest_value(pl.Series([-(1 << 63), 5])) == 1 << 63
+    True
+    """
+    least, most = column.min(), column.max()
+    if least is None or most is None:
+        return 0
+    return max(abs(int(least)), abs(int(most)))  # type: ignore[arg-type]  # polars types them as any value
+
+
+def is_total_too_large(column: pl.Series) -> bool:
+    """Return whether the sum of a column's absolute values reaches ``MAX_TOTAL``.
+
+    Where it may, it is computed with floating-point numbers, which do not wrap around.
+
+    >>> is_total_too_large(pl.Series([1 << 62, 1 << 62])), is_total_too_large(pl.Series([-1, None]))
+    (True, False)
+    """
+    if largest_value(column) * len(column) < MAX_TOTAL:
+        return False
+    return float(column.cast(pl.Float64).abs().sum()) >= MAX_TOTAL
 
 
 def check_collectives(table: pl.DataFrame, *, rows: int) -> None:
@@ -86,5 +130,5 @@ def check_collectives(table: pl.DataFrame, *, rows: int) -> None:
         if table[name].null_count():
             raise ValueError(f"the column {name} has rows without a value")
     for name in ("enqueued_ns", "started_ns", "completed_ns", "completed_by_ns", "duration_ns"):
-        if not table[name].drop_nulls().is_between(-LATEST_NS, LATEST_NS).all():
+        if not is_time_of_a_clock(table[name]):
             raise ValueError(f"{name} has times that no clock shows")

@@ -141,6 +141,10 @@ class Store:
         """Each rank's source, by rank."""
         return tuple(self._by_rank[rank].source for rank in self.ranks)
 
+    def source(self, rank: int) -> Source:
+        """Return one rank's source."""
+        return self._entry(rank).source
+
     def scan(self, rank: int) -> pl.LazyFrame:
         """Return one rank's events as a lazy frame."""
         return self._read(rank, "events", EVENTS).lazy()

@@ -1,0 +1,136 @@
+"""Measured tables of a store whose checksums fit: those that tracekit did not write are not used."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+
+import polars as pl
+import pytest
+
+import tracekit
+from tests.stores import seal
+from tracekit.analysis.persistence import FILE, read_tables
+from tracekit.analysis.table_checks import check_path_pieces, check_values
+from tracekit.critical_path.pieces import PATH_PIECES
+from tracekit.errors import InputError
+from tracekit.schedules import generate
+from tracekit.schema import conform
+from tracekit.synthetic import Recipe, write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return a store of a small pipeline, and its analysis."""
+    folder = tmp_path_factory.mktemp("forged")
+    write_run(Recipe(generate("1f1b", pp=2, microbatches=2), steps=2), folder / "traces")
+    store = tracekit.ingest(folder / "traces", folder / "store", workers=1).path
+    return store, tracekit.analyze(store, workers=1).to_dict()
+
+
+def forge(store, table, change):
+    """Change a measured table of rank 0, or the values beside them, and seal the store again."""
+    file = store / "rank=0" / FILE
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    if table is None:
+        document = json.loads(members["tables.json"])
+        change(document["tables"])
+        members["tables.json"] = json.dumps(document).encode()
+    else:
+        name = next(name for name in members if name.startswith(f"{table}."))
+        buffer = io.BytesIO()
+        change(pl.read_ipc_stream(members[name])).write_ipc_stream(buffer)
+        members[name] = buffer.getvalue()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    seal(store)
+
+
+@pytest.fixture
+def forged(run):
+    """Return a function that forges a table of the store; the store is sound again afterwards."""
+    store, _ = run
+    sound = (store / "rank=0" / FILE).read_bytes()
+    yield lambda table, change: forge(store, table, change)
+    (store / "rank=0" / FILE).write_bytes(sound)
+    seal(store)
+
+
+FORGERIES = {
+    "a column is missing": ("phases", lambda table: table.drop("compute_ns")),
+    "a column has another type": ("operations", lambda table: table.cast({"bytes": pl.String})),
+    "a column has another name": ("copies", lambda table: table.rename({"ns": "renamed"})),
+    "a step that is not there": ("phases", lambda table: table.with_columns(part=pl.lit(7))),
+    "a time beyond all clocks": (
+        "operations",
+        lambda table: table.with_columns(end_ns=pl.lit(2**63 - 1)),
+    ),
+    "an end before the start": (
+        "timeline",
+        lambda table: table.with_columns(end_ns=pl.col("start_ns") - 1),
+    ),
+    "durations whose sum overflows": (
+        "window.labels",
+        lambda table: table.with_columns(ns=pl.lit(2**62)),
+    ),
+    "no ranks": ("operations", lambda table: table.with_columns(rank=pl.lit(None, pl.Int32))),
+    "a word of nobody": ("pipeline.chunks", lambda table: table.with_columns(op=pl.lit("X"))),
+    "intervals in another order": ("window.covered", lambda table: table.reverse()),
+    "another rank": (None, lambda fields: fields["source"].update(rank=5)),
+    "a number beyond 64 bits": (None, lambda fields: fields.update(inside_launch_ns=2**63)),
+    "budgets of other steps": (None, lambda fields: fields["by_step"].update(weak=[1, 2, 3])),
+}
+
+
+@pytest.mark.parametrize("case", FORGERIES)
+def test_forged_tables_are_measured_again(run, forged, case):
+    store, answer = run
+    forged(*FORGERIES[case])
+    assert tracekit.analyze(store, workers=1).to_dict() == answer
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (pl.lit(10**6), "leads to a row that is not there"),
+        (pl.lit(-2), "leads to a row that is not there"),
+        (pl.int_range(pl.len()), "runs in a circle"),
+        ((pl.int_range(pl.len()) + 1) % pl.len(), "runs in a circle"),
+    ],
+)
+def test_a_forged_critical_path_is_one_line(run, forged, change, message):
+    store, _ = run
+    forged("path", lambda table: table.with_columns(before=change.cast(pl.Int64)))
+    with pytest.raises(InputError, match=message):
+        tracekit.analyze(store, workers=1)
+
+
+def test_tables_that_nobody_forged_are_used(run):
+    store, _ = run
+    assert read_tables(store / "rank=0") is not None
+
+
+def pieces(before):
+    rows = {"kind": ["kernel"] * len(before), "before": before}
+    rows |= {name: [0] * len(before) for name in ("part", "start_ns", "end_ns")}
+    rows |= {name: [False] * len(before) for name in ("first", "last")}
+    return conform(pl.DataFrame(rows), PATH_PIECES)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9, 1000])
+def test_a_path_of_any_length_ends_unless_its_first_piece_follows_its_last(length):
+    chain = list(range(-1, length - 1))
+    check_path_pieces(pieces(chain), parts=1)
+    check_path_pieces(pieces([row + 1 for row in range(length - 1)] + [-1]), parts=1)
+    with pytest.raises(ValueError, match="circle"):
+        check_path_pieces(pieces([length - 1, *chain[1:]]), parts=1)
+
+
+def test_a_part_is_a_number_of_a_step():
+    table = pl.DataFrame({"part": [0, 1]})
+    check_values(table, table.schema, name="phases", parts=2)
+    with pytest.raises(ValueError, match="a step that is not there"):
+        check_values(table, table.schema, name="phases", parts=1)

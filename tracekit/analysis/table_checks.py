@@ -1,0 +1,212 @@
+"""Checks of a rank's measured tables when a store is read: whoever writes a store can also write checksums that fit.
+
+Tables of a store are used only if they could be tables that tracekit wrote: columns and types are
+those of a rank without events, measured now; times and sums fit into 64 bits; numbers of parts and
+rows point into the tables that they count. The loops behind them index arrays by these numbers
+without checking again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.measure.tables import RankTables, rank_tables
+from tracekit.critical_path.pieces import PATH_PIECES
+from tracekit.intervals import Intervals
+from tracekit.metrics.memory.activations import ACTIVATIONS
+from tracekit.metrics.memory.contents import CONTENTS
+from tracekit.metrics.memory.leaks import LEAKS
+from tracekit.metrics.memory.rank_contents import MODULES, STACKS, STEP_LEVELS
+from tracekit.metrics.memory.rank_memory import MEMORY_CURVE
+from tracekit.schema import CELLS, EVENTS, LABELS, PASSES, PHASES, RankEvents, Source
+from tracekit.store.checks import LATEST_NS, is_time_of_a_clock, is_total_too_large
+from tracekit.weight_updates.transfers import RELOAD_EVENTS
+
+TIME_COLUMNS = frozenset(
+    (
+        *("start_ns", "end_ns", "launch_ns", "last_ns", "at_ns", "order_ns"),
+        *("host_start_ns", "host_end_ns", "interval_start_ns", "interval_end_ns"),
+    )
+)
+"""Columns that hold times of a clock; other columns in nanoseconds hold durations."""
+COUNT_COLUMNS = frozenset(
+    ("bytes", "received", "count", "calls", "flop", "events", "kernels", "tokens")
+)
+"""Columns without a unit in their name that are added up."""
+NEVER_NULL = frozenset(
+    (
+        *("rank", "part", "start_ns", "end_ns", "at_ns", "ns", "span_ns", "busy_ns", "compute_ns"),
+        *("before", "cause", "code", "first", "last", "instead", "kind", "send", "detail"),
+    )
+)
+"""Columns that every row has, in the tables that have them."""
+LABEL_SETS = ("compute", "communication", "copy")
+"""Sets of labels that tables list beside the labels."""
+WORDS = {
+    "label": frozenset((*LABELS, *LABEL_SETS, None)),
+    "pass": frozenset((*PASSES, None)),
+    "phases.phase": frozenset((*PHASES, "rest")),
+    "pipeline.chunks.op": frozenset(CELLS["op"].categories),  # type: ignore[attr-defined]
+    "pipeline.contention.op": frozenset(CELLS["op"].categories),  # type: ignore[attr-defined]
+}
+"""Words that columns of texts may hold, by the column, or by the table and the column."""
+ONLY_SOMETIMES = {
+    "reload": RELOAD_EVENTS,
+    "memory.line": MEMORY_CURVE,
+    "memory.contents.contents": CONTENTS,
+    "memory.contents.end_contents": CONTENTS,
+    "memory.contents.stacks": STACKS,
+    "memory.contents.activations": ACTIVATIONS,
+    "memory.contents.modules": MODULES,
+    "memory.contents.leaks": LEAKS,
+    "memory.contents.steps": STEP_LEVELS,
+}
+"""Columns of the tables that a rank without events does not have."""
+
+
+def check_rank_tables(tables: RankTables, fields: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if the tables of a rank are not ones that tracekit wrote.
+
+    The pieces of the critical path are checked when they are loaded (``check_path_pieces``).
+
+    Args:
+        tables: The tables.
+        fields: Everything beside the tables, as it was read.
+    """
+    _check_numbers(fields)
+    parts = tables.steps.height
+    expected = _expected_columns()
+    for name, table in _named_tables(tables, ""):
+        # The tables of single steps have the columns of those of the whole window.
+        schema = expected.get(name.replace("by_step.", "window."))
+        if schema is None or table.schema != schema:
+            raise ValueError(f"{name} has other columns than tracekit writes")
+        check_values(table, schema, name=name, parts=parts)
+    for name, measures in (("window", tables.window), ("by_step", tables.by_step)):
+        _check_intervals(measures.covered, name=f"{name}.covered", parts=parts)
+        if len(measures.budgets) not in (1, parts) or len(measures.weak) != len(measures.budgets):
+            raise ValueError(f"{name} is not of {parts} steps")
+
+
+def check_path_pieces(pieces: pl.DataFrame, *, parts: int) -> None:
+    """Raise ``ValueError`` if pieces of the critical path are not ones that tracekit wrote.
+
+    Following each piece to the one before it must end: a circle would be followed for ever.
+
+    >>> check_path_pieces(pl.DataFrame({"before": [0]}), parts=1)
+    Traceback (most recent call last):
+    ValueError: the critical path has other columns than tracekit writes
+    """
+    if pieces.schema != PATH_PIECES:
+        raise ValueError("the critical path has other columns than tracekit writes")
+    check_values(pieces, PATH_PIECES, name="the critical path", parts=parts)
+    required = pieces.select("kind", "part", "start_ns", "end_ns", "before", "first", "last")
+    if any(column.null_count() for column in required):
+        raise ValueError("the critical path has rows without a value")
+    before = pieces["before"].to_numpy()
+    if not ((before >= -1) & (before < pieces.height)).all():
+        raise ValueError("the critical path leads to a row that is not there")
+    # Twice as far with every round; row -1, the last, leads to itself.
+    reached = np.append(before, -1)
+    for _ in range(pieces.height.bit_length()):
+        reached = reached[reached]
+    if (reached >= 0).any():
+        raise ValueError("the critical path runs in a circle")
+
+
+def check_values(table: pl.DataFrame, schema: pl.Schema, *, name: str, parts: int) -> None:
+    """Raise ``ValueError`` if times or numbers of a table cannot be ones that were measured.
+
+    Args:
+        table: The table.
+        schema: Its columns.
+        name: What the error calls it.
+        parts: Number of steps, which its column ``part`` counts from 0.
+
+    >>> rows = pl.DataFrame({"part": [0, 3]})
+    >>> check_values(rows, rows.schema, name="phases", parts=2)
+    Traceback (most recent call last):
+    ValueError: phases has rows of a step that is not there
+    """
+    for column_name in schema:
+        column = table.get_column(column_name)
+        if column_name in NEVER_NULL and column.null_count():
+            raise ValueError(f"{name} has rows without {column_name}")
+        words = WORDS.get(f"{name}.{column_name}", WORDS.get(column_name))
+        if words is not None and not words.issuperset(column.unique()):
+            raise ValueError(f"{name} has words that tracekit does not use: {column_name}")
+    for column_name in _checked_columns(schema):
+        column = table.get_column(column_name)
+        if column_name in TIME_COLUMNS and not is_time_of_a_clock(column):
+            raise ValueError(f"{name} has times that no clock shows")
+        if column_name not in TIME_COLUMNS and is_total_too_large(column):
+            raise ValueError(f"{name} has sums that cannot be: {column_name}")
+    if "start_ns" in schema and "end_ns" in schema:
+        if (table.get_column("end_ns") < table.get_column("start_ns")).any():
+            raise ValueError(f"{name} has rows that end before they start")
+    if "part" in schema and not _is_within(table.get_column("part"), parts):
+        raise ValueError(f"{name} has rows of a step that is not there")
+
+
+def _checked_columns(schema: pl.Schema) -> list[str]:
+    """Return the columns of times, durations and counts."""
+    names = [name for name in schema if name.endswith("ns") or name in COUNT_COLUMNS]
+    return [name for name in names if schema[name].is_integer()]
+
+
+def _is_within(column: pl.Series, count: int) -> bool:
+    """Return whether all values of a column are from 0 to *count*, exclusive."""
+    return not len(column) or bool(((column >= 0) & (column < count)).all())
+
+
+@lru_cache(maxsize=1)
+def _expected_columns() -> Mapping[str, pl.Schema]:
+    """Return the columns of each table: those of a rank without events, and those of ``ONLY_SOMETIMES``."""
+    nothing = RankEvents(EVENTS.to_frame(), Source("", "kineto", 0, "option"))
+    tables = dict(_named_tables(rank_tables(nothing), ""))
+    return {name: table.schema for name, table in tables.items()} | ONLY_SOMETIMES
+
+
+def _named_tables(value: Any, name: str) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield the tables in the fields of *value* and of its fields, by the names that lead to them."""
+    if isinstance(value, pl.DataFrame):
+        yield name, value
+        return
+    if isinstance(value, Intervals):
+        return
+    names: tuple[str, ...] = ()
+    if dataclasses.is_dataclass(value):
+        names = tuple(field.name for field in dataclasses.fields(value))
+    elif isinstance(value, msgspec.Struct):
+        names = value.__struct_fields__
+    for field in names:
+        yield from _named_tables(getattr(value, field), f"{name}.{field}".lstrip("."))
+
+
+def _check_intervals(intervals: Intervals, *, name: str, parts: int) -> None:
+    """Raise ``ValueError`` if intervals are not disjoint, sorted and of parts that exist."""
+    group, start, end = intervals.group, intervals.start_ns, intervals.end_ns
+    in_range = (group >= 0) & (group < max(parts, 1))
+    is_time = (start > -LATEST_NS) & (end < LATEST_NS) & (start < end)
+    follows = (group[1:] > group[:-1]) | ((group[1:] == group[:-1]) & (start[1:] > end[:-1]))
+    if not (in_range.all() and is_time.all() and follows.all()):
+        raise ValueError(f"{name} has intervals that are not sorted or not of its steps")
+
+
+def _check_numbers(value: Any) -> None:
+    """Raise ``ValueError`` if a number beside the tables is beyond all that can be measured."""
+    if isinstance(value, dict):
+        for item in value.values():
+            _check_numbers(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_numbers(item)
+    elif isinstance(value, int | float) and not abs(value) < LATEST_NS:
+        raise ValueError(f"{value} is beyond all that can be measured")
