@@ -6,8 +6,8 @@ A rank's tables (``write_tables``, ``read_tables``) are all that ``combine`` nee
 file is a zip with one Arrow stream per table (as small as Parquet for small tables, and read in a
 fifth of the time) and ``tables.json`` for everything else. It is one file and not forty, because a
 run of a thousand ranks would have forty thousand. Reading runs no code from the file: each field is
-built as the type that it is declared with, and the tables are checked (``table_checks``). The pieces of the critical path, two thirds of a rank's
-tables, stay in the file until they are loaded.
+built as the type that it is declared with, and the tables are checked (``table_checks``). The
+pieces of the critical path, two thirds of a rank's tables, stay in the file until they are loaded.
 """
 
 from __future__ import annotations

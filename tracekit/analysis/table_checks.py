@@ -40,7 +40,7 @@ COUNT_COLUMNS = frozenset(
     ("bytes", "received", "count", "calls", "flop", "events", "kernels", "tokens")
 )
 """Columns without a unit in their name that are added up."""
-NEVER_NULL = frozenset(
+REQUIRED_COLUMNS = frozenset(
     (
         *("rank", "part", "start_ns", "end_ns", "at_ns", "ns", "span_ns", "busy_ns", "compute_ns"),
         *("before", "cause", "code", "first", "last", "instead", "kind", "send", "detail"),
@@ -135,12 +135,14 @@ def check_values(table: pl.DataFrame, schema: pl.Schema, *, name: str, parts: in
     Traceback (most recent call last):
     ValueError: phases has rows of a step that is not there
     """
-    for column_name in schema:
-        column = table.get_column(column_name)
-        if column_name in NEVER_NULL and column.null_count():
+    for column_name in REQUIRED_COLUMNS.intersection(schema):
+        if table.get_column(column_name).null_count():
             raise ValueError(f"{name} has rows without {column_name}")
+    for column_name in schema:
         words = WORDS.get(f"{name}.{column_name}", WORDS.get(column_name))
-        if words is not None and not words.issuperset(column.unique()):
+        if words is None or schema[column_name] != pl.String:
+            continue
+        if not words.issuperset(set(table.get_column(column_name))):
             raise ValueError(f"{name} has words that tracekit does not use: {column_name}")
     for column_name in _checked_columns(schema):
         column = table.get_column(column_name)
@@ -148,9 +150,9 @@ def check_values(table: pl.DataFrame, schema: pl.Schema, *, name: str, parts: in
             raise ValueError(f"{name} has times that no clock shows")
         if column_name not in TIME_COLUMNS and is_total_too_large(column):
             raise ValueError(f"{name} has sums that cannot be: {column_name}")
-    if "start_ns" in schema and "end_ns" in schema:
-        if (table.get_column("end_ns") < table.get_column("start_ns")).any():
-            raise ValueError(f"{name} has rows that end before they start")
+    has_both = "start_ns" in schema and "end_ns" in schema
+    if has_both and (table.get_column("end_ns") < table.get_column("start_ns")).any():
+        raise ValueError(f"{name} has rows that end before they start")
     if "part" in schema and not _is_within(table.get_column("part"), parts):
         raise ValueError(f"{name} has rows of a step that is not there")
 
