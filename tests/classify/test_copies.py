@@ -29,6 +29,24 @@ def test_small_saved_tensors_are_offloaded_too(program):
 
 
 @pytest.mark.parametrize(
+    ("operators", "label"),
+    [
+        (["symm_mem::_low_contention_reduce_scatter", "aten::mean"], "comm"),
+        (["symm_mem::_low_contention_reduce_scatter", "aten::sum"], "comm"),
+        (["symm_mem::fused_matmul_reduce_scatter", "aten::mm"], "forward"),
+        (["aten::mean"], "forward"),
+    ],
+)
+def test_the_sum_of_a_reduction_over_symmetric_memory_is_communication(program, operators, label):
+    """Whatever range is around it; a product inside the same operator is compute."""
+    program.note("forward", 0, 100)
+    for depth, name in enumerate(operators):
+        program.op(name, 10 + depth, 50 - depth)
+    kernel = program.kernel("void at::native::reduce_kernel<128, 4>", 20)
+    assert event_row(classify(program.events()), kernel)["label"] == label
+
+
+@pytest.mark.parametrize(
     ("name", "way"),
     [
         ("DtoH (Device -> Pinned)", "d2h"),

@@ -157,6 +157,7 @@ _COLLECTIVE = (
     r"(?i)all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier"
     r"|gather|scatter|reduce|dispatch|combine"
 )
+_COPY_WITHIN_DEVICE = r"^Memcpy DtoD"
 _MESSAGE_CALL = r"^(c10d::(i?send|i?recv)|nccl:(send|recv)|nccl(Send|Recv)\b)"
 _MESSAGE_COLLECTIVE = r"^i?(send|recv)$"
 
@@ -314,15 +315,18 @@ def _group_sizes(group_ranks: pl.Series) -> Ints:
 def may_be_message(operations: pl.DataFrame) -> Bools:
     """Return which operations are, or may be, a send or a receive: by kind, by name, or because the kind is unknown.
 
-    >>> ops = pl.DataFrame({"label": ["pp_comm", "comm", "comm", "comm", "ep_dispatch"],
-    ...                     "what": ["p2p", "sendrecv", "allreduce", "device_kernel", "all_to_allv"]})
+    Copies within a device are communication only as parts of a collective over symmetric memory.
+
+    >>> ops = pl.DataFrame({"label": ["pp_comm", "comm", "comm", "comm", "ep_dispatch", "comm"],
+    ...                     "what": ["p2p", "sendrecv", "allreduce", "device_kernel", "all_to_allv", "Memcpy DtoD "]})
     >>> ops.filter(may_be_message(ops))["what"].to_list()
     ['p2p', 'sendrecv', 'device_kernel']
     """
     label = CategoryColumn.from_series(operations["label"])
     what = CategoryColumn.from_series(operations["what"])
     is_message = what.any_of("p2p", "sendrecv") | label.any_of("pp_comm")
-    is_unresolved = label.any_of("comm") & ~what.matches(_COLLECTIVE)
+    is_part_of_collective = what.matches(_COLLECTIVE) | what.matches(_COPY_WITHIN_DEVICE)
+    is_unresolved = label.any_of("comm") & ~is_part_of_collective
     return is_message | is_unresolved
 
 

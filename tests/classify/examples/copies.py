@@ -55,3 +55,10 @@ def _(p):
 def _(p):
     p.op("symm_mem::_low_contention_all_gather", 0, 10)
     return p.copy("DtoD (Device -> Device)", 1, bytes=LARGE)
+
+
+@example("symmetric-memory-sum")
+def _(p):
+    p.op("symm_mem::_low_contention_reduce_scatter", 0, 10)
+    p.op("aten::mean", 0.5, 9)
+    return p.kernel("void at::native::reduce_kernel<128, 4>", 1)
