@@ -16,6 +16,7 @@ from tracekit.classify import classify
         ("expert-counts", 262_144, 262_145),
         ("group-expert-counts", 262_144, 262_145),
         ("pipeline-scalar", 4_096, 4_097),
+        ("megatron-region-counts", 4_096, 4_097),
         ("scalar", 64, 65),
         ("broadcast", 4_097, 4_096),
         ("forward-reduction", 1_048_576, 1_048_575),

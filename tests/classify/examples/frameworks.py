@@ -43,6 +43,7 @@ called("torch-pipelining-message-backward", "recv", note="PP:1RECV_B0")
 called("torch-pipelining-shards", "all_gather", note="PP:1UNSHARD")
 called("deepspeed-zero", "reduce_scatter", note="ZeRO partition_grads")
 called("megatron-tensor-region", "all_reduce", op="_ReduceFromModelParallelRegion")
+called("megatron-region-counts", "all_gather", op="_GatherFromSequenceParallelRegion", bytes=64)
 
 
 @example("deepseek-dgrad")
