@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import polars as pl
 import pytest
 
 from tests.findings.conftest import Recording
 from tracekit import analyze
+from tracekit.documents.analysis import Straggler
+from tracekit.findings.steps import step_findings
+from tracekit.metrics.step_time import StepTime
 
 MS = 1_000_000
 SLOW = 3
@@ -132,3 +138,59 @@ def test_what_the_host_does_longer_is_the_cause(slow_step_of, name, case):
 
 def test_a_step_a_fifth_longer_does_not_stand_out(slow_step_of):
     assert slow_step_of(call("cudaMalloc", 1.0), extra=2.4) is None
+
+
+def context_of_ranks(*, late_step, late_ns, host_time):
+    """Two ranks, six steps of 100 ms of which step 4 takes 300; *host_time* by rank, step and activity, in ms."""
+    steps = [StepTime(number, (300 if number == 4 else 100) * MS) for number in range(6)]
+    rows = [
+        {"rank": rank, "step": step, "code": code, "host_ns": ms * MS, "name": name, "count": 5}
+        for (rank, step, code, name), ms in host_time.items()
+    ]
+    tables = {
+        "host_time": pl.DataFrame(rows),
+        "host_places": pl.DataFrame(
+            schema=["rank", "step", "start_ns", "end_ns", "name", "source", "idle_ns"]
+        ),
+    }
+    late = Straggler(
+        0, "dp_comm", late_ns, 1, steps=[late_step], late_ns=late_ns, late_ns_by_step=[late_ns]
+    )
+    return SimpleNamespace(
+        analysis=SimpleNamespace(
+            tables=tables, rank_results=(), stragglers=SimpleNamespace(rows=(late,))
+        ),
+        step=SimpleNamespace(per_step=tuple(steps), unusual=(steps[4],)),
+        step_ns=100 * MS,
+        usual_steps=frozenset(number for number in range(6) if number != 4),
+        share=lambda ns: ns / (100 * MS),
+    )
+
+
+CHECKPOINT = {
+    (0, 3, "pageable_copy", "Memcpy DtoH (Device -> Pageable)"): 60,
+    (0, 3, "python", "loop"): 140,
+    (1, 4, "host_sync", "cudaEventSynchronize"): 200,
+}
+"""Rank 0 writes a checkpoint at the end of step 3, and rank 1 waits for it in step 4."""
+
+
+def test_a_slow_step_is_explained_by_what_the_late_rank_did_before_it():
+    [finding] = step_findings(context_of_ranks(late_step=4, late_ns=200 * MS, host_time=CHECKPOINT))
+    assert (finding.case, finding.ranks, finding.steps) == ("checkpoint", (0,), (4,))
+    assert finding.text.endswith("(checkpoint); the others wait for rank 0")
+
+
+@pytest.mark.parametrize(
+    ("late_step", "late_ms", "ranks"),
+    [(4, 25, (0,)), (4, 15, ()), (2, 200, ())],
+    ids=["an eighth of the excess", "a thirteenth", "another step"],
+)
+def test_a_rank_that_is_late_for_a_tenth_of_the_excess_or_more_explains_it(
+    late_step, late_ms, ranks
+):
+    [finding] = step_findings(
+        context_of_ranks(late_step=late_step, late_ns=late_ms * MS, host_time=CHECKPOINT)
+    )
+    assert finding.ranks == ranks
+    assert (finding.case == "checkpoint") is bool(ranks)

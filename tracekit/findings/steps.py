@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import polars as pl
 
@@ -27,12 +28,14 @@ def step_findings(context: Context) -> Iterator[Finding]:
             continue
         excess_ns = step.time_ns - usual_ns
         cost_ns = excess_ns / len(context.step.per_step)
-        case, evidence = _cause(context, step, excess_ns)
+        late_ranks = _late_ranks(context, step, excess_ns)
+        case, evidence = _cause(context, step, excess_ns, late_ranks)
         yield Finding(
             code="slow_step",
             case=case,
             cost_ns=round(cost_ns),
             share=context.share(cost_ns),
+            ranks=late_ranks,
             steps=() if step.step is None else (step.step,),
             where=_places(context, step),
             evidence={
@@ -49,20 +52,49 @@ def step_findings(context: Context) -> Iterator[Finding]:
         )
 
 
+def _late_ranks(context: Context, step: StepTime, excess_ns: int) -> tuple[int, ...]:
+    """Return the ranks that the others wait for in the step for a part of its excess, ascending."""
+    late = set()
+    for row in context.analysis.stragglers.rows:
+        if row.uncertain or row.label == "pp_comm" or step.step not in row.steps:
+            continue
+        late_ns = row.late_ns_by_step[row.steps.index(step.step)]
+        if late_ns >= MIN_EXTRA_SHARE * excess_ns:
+            late.add(row.rank)
+    return tuple(sorted(late))
+
+
 def _cause(
-    context: Context, step: StepTime, excess_ns: int
+    context: Context, step: StepTime, excess_ns: int, late_ranks: tuple[int, ...]
 ) -> tuple[str, dict[str, EvidenceValue]]:
-    """Return what the step did that the others did not, and the figures that show it."""
-    copied = _extra_copies_to_host(context, step)
-    host_ns = _extra_host_time(context, step)
-    forward, usual_forward = _events(context, step, "forward"), _usual_events(context, "forward")
-    backward, usual_backward = _backward_events(context, step)
+    """Return what the step did that the others did not, and the figures that show it.
+
+    Where the others wait for *late_ranks*, only what these did counts, in the step or at the end of
+    the one before: what makes them late may happen before they begin the step.
+    """
+    scopes = [_StepScope(context, step.step, late_ranks)]
+    if late_ranks:
+        numbers = [each.step for each in context.step.per_step]
+        position = numbers.index(step.step)
+        if position:
+            scopes.append(_StepScope(context, numbers[position - 1], late_ranks))
+    causes = [_cause_in(scope, excess_ns) for scope in scopes]
+    for case in ("checkpoint", "evaluation"):
+        for named, evidence in causes:
+            if named == case:
+                return named, evidence
+    return max(causes, key=lambda cause: cause[1].get("extra_ns") or 0)
+
+
+def _cause_in(scope: _StepScope, excess_ns: int) -> tuple[str, dict[str, EvidenceValue]]:
+    """Return what the ranks did longer or more often in one step than in the others."""
+    copied = scope.extra_copies_to_host()
+    host_ns = scope.extra_host_time()
+    forward, usual_forward = scope.events("forward"), scope.usual_events("forward")
+    backward, usual_backward = scope.backward_events()
     largest = max(host_ns, key=lambda code: host_ns[code], default=None)
-    if (
-        copied > 0
-        and (host_ns.get("pageable_copy", 0) + host_ns.get("python", 0))
-        >= MIN_EXTRA_SHARE * excess_ns
-    ):
+    writes_ns = host_ns.get("pageable_copy", 0) + host_ns.get("python", 0)
+    if copied > 0 and writes_ns >= MIN_EXTRA_SHARE * excess_ns:
         return "checkpoint", {"copies_to_host": round(copied)}
     if (
         usual_forward
@@ -74,62 +106,80 @@ def _cause(
             "usual_forward_events": round(usual_forward),
         }
     if largest is not None and host_ns[largest] >= MIN_EXTRA_SHARE * excess_ns:
-        case = "python_with_stacks" if largest == "python" and context.has_stacks else largest
-        return case, {"extra_ns": round(host_ns[largest])}
+        return largest, {"extra_ns": round(host_ns[largest])}
     return "unknown", {}
 
 
-def _extra_copies_to_host(context: Context, step: StepTime) -> float:
-    """Return how many more copies to the host the step has than the others, mean of ranks: offloads, or pageable."""
-    offloads = _events(context, step, "offload") - _usual_events(context, "offload")
-    to_host = pl.col("name").str.contains(COPY_TO_HOST)
-    pageable = context.analysis.tables["host_time"].filter(
-        (pl.col("code") == "pageable_copy") & to_host
-    )
-    counts: dict[int | None, float] = dict(
-        pageable.group_by("step").agg(pl.col("count").mean()).iter_rows()
-    )
-    usual = [counts.get(number, 0.0) for number in context.usual_steps]
-    pageable_copies = counts.get(step.step, 0.0) - sum(usual) / max(len(usual), 1)
-    return max(offloads, pageable_copies)
+@dataclass(frozen=True)
+class _StepScope:
+    """One step on some ranks, to compare with the ordinary steps on the same ranks."""
 
+    context: Context
+    step: int | None
+    ranks: tuple[int, ...]
+    """Empty: all ranks."""
 
-def _extra_host_time(context: Context, step: StepTime) -> dict[str, float]:
-    """Return by activity of the host how much longer it took in the step than in the others, mean of ranks."""
-    table = context.analysis.tables["host_time"]
-    by_step = table.group_by("code", "step").agg(pl.col("host_ns").mean())
-    own = dict(
-        by_step.filter(pl.col("step").eq_missing(step.step)).select("code", "host_ns").iter_rows()
-    )
-    is_usual = pl.col("step").is_in(list(context.usual_steps), nulls_equal=True)
-    usual = dict(
-        by_step.filter(is_usual).group_by("code").agg(pl.col("host_ns").mean()).iter_rows()
-    )
-    return {code: ns - usual.get(code, 0.0) for code, ns in own.items()}
+    def _of_ranks(self, table: pl.DataFrame) -> pl.DataFrame:
+        return table.filter(pl.col("rank").is_in(self.ranks)) if self.ranks else table
 
+    def _usual_steps(self) -> list[int | None]:
+        return [number for number in self.context.usual_steps if number != self.step]
 
-def _events(context: Context, step: StepTime, label: str) -> float:
-    """Return the number of GPU events of a label in the step, mean of ranks."""
-    counts = [
-        scope.label_count.get(label, 0)
-        for result in context.analysis.rank_results
-        for scope in result.per_step
-        if scope.step == step.step
-    ]
-    return sum(counts) / max(len(counts), 1)
+    def extra_copies_to_host(self) -> float:
+        """Return how many more copies to the host the step has than the others, mean of ranks.
 
+        Offloads, or copies to pageable memory.
+        """
+        offloads = self.events("offload") - self.usual_events("offload")
+        to_host = pl.col("name").str.contains(COPY_TO_HOST)
+        pageable = self._of_ranks(self.context.analysis.tables["host_time"]).filter(
+            (pl.col("code") == "pageable_copy") & to_host
+        )
+        counts: dict[int | None, float] = dict(
+            pageable.group_by("step").agg(pl.col("count").mean()).iter_rows()
+        )
+        usual = [counts.get(number, 0.0) for number in self._usual_steps()]
+        pageable_copies = counts.get(self.step, 0.0) - sum(usual) / max(len(usual), 1)
+        return max(offloads, pageable_copies)
 
-def _usual_events(context: Context, label: str) -> float:
-    """Return the number of GPU events of a label in an ordinary step, mean of ranks and steps."""
-    usual = context.step.usual
-    return sum(_events(context, step, label) for step in usual) / max(len(usual), 1)
+    def extra_host_time(self) -> dict[str, float]:
+        """Return by activity of the host how much longer it took in the step than in the others, mean of ranks."""
+        table = self._of_ranks(self.context.analysis.tables["host_time"])
+        by_step = table.group_by("code", "step").agg(pl.col("host_ns").mean())
+        own = dict(
+            by_step.filter(pl.col("step").eq_missing(self.step))
+            .select("code", "host_ns")
+            .iter_rows()
+        )
+        is_usual = pl.col("step").is_in(self._usual_steps(), nulls_equal=True)
+        usual = dict(
+            by_step.filter(is_usual).group_by("code").agg(pl.col("host_ns").mean()).iter_rows()
+        )
+        return {code: ns - usual.get(code, 0.0) for code, ns in own.items()}
 
+    def events(self, label: str) -> float:
+        """Return the number of GPU events of a label in the step, mean of ranks."""
+        return self._events_of(self.step, label)
 
-def _backward_events(context: Context, step: StepTime) -> tuple[float, float]:
-    """Return the number of GPU events of the backward in the step, and in an ordinary one."""
-    labels = ("dgrad", "wgrad", "backward")
-    own = sum(_events(context, step, label) for label in labels)
-    return own, sum(_usual_events(context, label) for label in labels)
+    def usual_events(self, label: str) -> float:
+        """Return the number of GPU events of a label in an ordinary step, mean of ranks and steps."""
+        usual = self._usual_steps()
+        return sum(self._events_of(number, label) for number in usual) / max(len(usual), 1)
+
+    def backward_events(self) -> tuple[float, float]:
+        """Return the number of GPU events of the backward in the step, and in an ordinary one."""
+        labels = ("dgrad", "wgrad", "backward")
+        own = sum(self.events(label) for label in labels)
+        return own, sum(self.usual_events(label) for label in labels)
+
+    def _events_of(self, number: int | None, label: str) -> float:
+        counts = [
+            scope.label_count.get(label, 0)
+            for result in self.context.analysis.rank_results
+            for scope in result.per_step
+            if scope.step == number and (not self.ranks or result.rank in self.ranks)
+        ]
+        return sum(counts) / max(len(counts), 1)
 
 
 def _places(context: Context, step: StepTime) -> tuple[Place, ...]:

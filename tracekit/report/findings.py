@@ -222,6 +222,15 @@ def _in_steps(finding: Finding) -> str:
     return f" in step {listing(map(str, finding.steps), most=MAX_STEPS_NAMED)}"
 
 
+def _while_others_wait(finding: Finding) -> str:
+    """Return whom the others wait for in a slow step; empty if nobody comes late to it.
+
+    >>> _while_others_wait(Finding(code="slow_step", cost_ns=1, share=0.1, ranks=(0,)))
+    '; the others wait for rank 0'
+    """
+    return f"; the others wait for {ranks_named(finding.ranks)}" if finding.ranks else ""
+
+
 def _tokens(finding: Finding) -> str:
     own, others = finding.evidence.get("tokens"), finding.evidence.get("tokens_of_others")
     return f" ({own:,} tokens, the others {others:,})" if own and others and own != others else ""
@@ -313,6 +322,7 @@ _DERIVED: Mapping[str, Callable[[Finding], str]] = {
     "in_steps": _in_steps,
     "in_late_steps": _late_steps,
     "ranks_named": lambda finding: ranks_named(finding.ranks),
+    "while_others_wait": _while_others_wait,
     "tokens_words": _tokens,
     "source": _source,
     "peak_place": _peak_place,
