@@ -5,10 +5,12 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
+from tests.classify.conftest import Program
 from tests.operations import collective, message, table
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import match
 from tracekit.align.waits import find_stragglers, with_waits
+from tracekit.classify import classify
 from tracekit.classify.messages import format_messages
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.operations import (
@@ -16,6 +18,7 @@ from tracekit.metrics.operations import (
     has_unknown_wait,
     has_unseen_messages,
     may_be_message,
+    may_be_of_pipeline,
     operations,
 )
 
@@ -323,6 +326,16 @@ def test_operations_of_a_labelled_table(labelled):
         "send:2,recv:2",
     ]
     assert result["hidden_ns"].to_list() == [5, 0, 0, 0, 0]
+
+
+def test_the_sum_of_an_embedding_that_two_stages_hold_is_no_message_of_the_pipeline():
+    program = Program().trained()
+    program.nccl("allreduce", 20, group="1", group_desc="EMBEDDING_GROUP", bytes=1 << 25)
+    program.nccl("send", 40, group="2", group_desc="PIPELINE_MODEL_PARALLEL_GROUP", peer=1)
+    events = classify(program.events())
+    found = operations(events, Lanes.of(events))
+    assert found.select("label", "what").rows() == [("dp_comm", "allreduce"), ("pp_comm", "p2p")]
+    assert may_be_of_pipeline(found).tolist() == [False, True]
 
 
 def operation(label, what, *, wait=None, open_=False):
