@@ -484,6 +484,21 @@ def test_an_explanation_names_the_captured_operator():
     assert "aten::gelu_backward" not in explain_text(replace(rank, capture=None), "GeluBackward")
 
 
+def slow_kernels(*files, **options):
+    """Return operator and module of the slow kernels that an analysis finds first."""
+    result = analyze(*(DATA / name for name in files), schedule="none", workers=1, **options)
+    values = [finding.evidence for finding in result.findings if finding.code == "slow_kernel"]
+    return [(value["op"], value["module"]) for value in values]
+
+
+def test_findings_of_a_replay_name_kernels_by_operator_and_module():
+    """The same as without the graph; without the capture nothing is known about them."""
+    capture = DATA / "step-capture.json.gz"
+    found = slow_kernels("step-replay.json.gz", capture=capture)
+    assert found == slow_kernels("step-eager.json.gz")
+    assert found == [("aten::_cudnn_attention_backward", "attention")]
+
+
 @pytest.mark.parametrize(("pause_ns", "joined"), [(0, False), (500, True)])
 def test_a_launch_call_needs_room_for_the_order_of_the_capture(pause_ns, joined):
     """A call of 30 ns, and 10 operators and launches with 40 starts and ends between them."""
