@@ -15,7 +15,8 @@ from tracekit._version import __version__
 ROOT = Path(__file__).parent.parent
 ABOUT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-PINNED = re.compile(r"^(\./\w+|[\w.-]+/[\w./-]+@(v\d+(\.\d+)*|[0-9a-f]{40}))$")
+PINNED = re.compile(r"^(\./\w+|[\w.-]+/[\w./-]+@[0-9a-f]{40})$")
+"""An action of this repository, or one by its commit: tags can be moved."""
 
 yaml = pytest.importorskip("yaml")
 

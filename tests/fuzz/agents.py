@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.others import one_line
-from tracekit.cli._mcp_server import TOOLS, Tools
+from tracekit.cli._mcp_server import MAX_ANSWER_CHARACTERS, TOOLS, Tools
 from tracekit.errors import InternalError, TracekitError
 
 SECRET = "zeppelin-outside-the-folder"
@@ -83,7 +83,7 @@ _COUNTS = ("offset", "rank", "pp", "microbatches", "virtual")
 _REQUIRED_COUNTS = ("offset", "pp", "microbatches")
 
 
-def _trace() -> dict[str, Any]:
+def small_trace() -> dict[str, Any]:
     """Return a trace of two steps with a launch and a kernel each."""
     events: list[dict[str, Any]] = []
     for step in range(2):
@@ -103,7 +103,7 @@ def _trace() -> dict[str, Any]:
 def _tools(folder: Path) -> Tools:
     """Return tools over one run; beside its folder there is a file that nobody may read."""
     (folder / "inside/run").mkdir(parents=True)
-    (folder / "inside/run/rank0.json").write_text(json.dumps(_trace()))
+    (folder / "inside/run/rank0.json").write_text(json.dumps(small_trace()))
     (folder / "secret").write_text(SECRET)
     (folder / "inside/link").symlink_to(folder / "secret")
     return Tools([folder / "inside"])
@@ -142,3 +142,4 @@ def check(raw: bytes, folder: Path) -> None:
         one_line(error)
         answer = str(error)
     assert SECRET not in answer, "a file outside the folder was read"
+    assert len(answer) < 2 * MAX_ANSWER_CHARACTERS, "an answer without a bound"
