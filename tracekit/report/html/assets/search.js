@@ -11,9 +11,9 @@ const searchField = (() => {
       const timeline = getTimeline(), matches = timeline.search(query);
       summary.textContent = "";
       list.replaceChildren();
-      for (const name of ["previous", "next", "clear"]) elements[name].hidden = !matches || (name !== "clear" && !matches.list.length);
+      for (const name of ["previous", "next", "clear"]) elements[name].hidden = !matches || (name !== "clear" && !matches.count);
       if (!matches) return;
-      const events = matches.list.length, kernels = new Set(matches.byName.map(({ name }) => name)).size;
+      const events = matches.count, kernels = new Set(matches.byName.map(({ name }) => name)).size;
       summary.textContent = events
         ? `${events.toLocaleString("en")} event${events > 1 ? "s" : ""} of ${kernels} kernel${kernels > 1 ? "s" : ""}, `
           + `${matches.ms.toFixed(3)} ms summed`

@@ -435,7 +435,7 @@ const timelines = (() => {
       state.query = query;
       state.found = query.trim() ? sources.map(({ run, name }) => runEvents.search(run, query, name)) : null;
       state.matches = state.found ? matchingEvents() : null;
-      if (state.matches?.hostCount && !state.matches.list.length && !state.lanes.has("host")) { // what was found is on the host
+      if (state.matches?.hostCount && !state.matches.count && !state.lanes.has("host")) { // what was found is on the host
         state.lanes.add("host");
         setRanks(state.ranks);
       }
@@ -443,36 +443,54 @@ const timelines = (() => {
       options.changed?.();
       return state.matches;
     }
-    // All events that the search names, in order of time, and a summary by name: [{ name, label, count, ms }].
+    // How many events the search names, their starts in order, and a summary by name: [{ name, label, count, ms }]. The events
+    // themselves, in order of time (list), are made when asked for: a search while typing needs them not.
     function matchingEvents() {
-      const list = [], byName = new Map();
-      let total = 0, hostCount = 0;
+      const found = []; // the matches of each rank: [source, rank, numbers of its events]
+      const byName = new Map();
+      let total = 0, count = 0, hostCount = 0;
       sources.forEach((source, s) => {
-        const { mask, hostMask, isLong, ranks: asked } = state.found[s];
+        const { mask, hostMask, isLong, ranks: asked } = state.found[s], entryOf = []; // by description
         source.run.ranks.forEach((rank) => {
           if (asked && !asked.has(rank.rank)) return;
-          const { events } = rank;
-          for (let i = 0; i < events.count; i++) {
-            const number = events.description[i];
-            const length = events.end[i] - events.start[i];
+          const { start, end, description, count: eventCount } = rank.events, own = [];
+          for (let i = 0; i < eventCount; i++) {
+            const number = description[i], length = end[i] - start[i];
             if (!mask[number] || !isLong(length)) continue;
-            list.push({ source, rank, event: i, start: events.start[i] });
-            // A kernel that has several labels is counted for each of them.
-            const label = source.run.text("label", number), name = source.run.text("name", number) ?? label, key = `${name}\n${label}`;
-            const entry = byName.get(key) || { name, label, count: 0, ms: 0, longest: null, longestMs: -1 };
+            own.push(i);
+            const entry = entryOf[number] ??= entryFor(byName, source, number);
             entry.count += 1;
             entry.ms += length;
             total += length;
-            if (length > entry.longestMs) Object.assign(entry, { longest: list.at(-1), longestMs: length });
-            byName.set(key, entry);
+            if (length > entry.longestMs) {
+              entry.longestMs = length;
+              entry.longest = { source, rank, event: i };
+            }
           }
+          if (own.length) found.push([source, rank, own]);
+          count += own.length;
           for (let i = 0; i < (rank.host?.count ?? 0); i++) {
             if (hostMask[rank.host.name[i]] && isLong(rank.host.end[i] - rank.host.start[i])) hostCount += 1;
           }
         });
       });
-      list.sort((a, b) => a.start - b.start);
-      return { list, starts: Float64Array.from(list, ({ start }) => start), byName: [...byName.values()].sort((a, b) => b.ms - a.ms), ms: total, hostCount };
+      const starts = new Float64Array(count);
+      let filled = 0;
+      for (const [, { events }, own] of found) for (const event of own) starts[filled++] = events.start[event];
+      starts.sort();
+      let list = null;
+      const eventsInOrder = () => found.flatMap(([source, rank, own]) => own.map((event) => ({ source, rank, event, start: rank.events.start[event] })))
+        .sort((one, other) => one.start - other.start);
+      return {
+        get list() { return list ??= eventsInOrder(); },
+        count, starts, byName: [...byName.values()].sort((one, other) => other.ms - one.ms), ms: total, hostCount,
+      };
+    }
+    // The summary of a description's kernel and label; a kernel that has several labels is counted for each of them.
+    function entryFor(byName, source, number) {
+      const label = source.run.text("label", number), name = source.run.text("name", number) ?? label, key = `${name}\n${label}`;
+      if (!byName.has(key)) byName.set(key, { name, label, count: 0, ms: 0, longest: null, longestMs: -1 });
+      return byName.get(key);
     }
     // A mark in the axis wherever something that was searched for begins.
     function marks(context, { toX, from, to, left, width }) {
@@ -487,8 +505,8 @@ const timelines = (() => {
     }
     // The match before or after the selected event (or the window's start), over the shown ranks.
     function stepMatch(direction) {
-      const { list, starts } = state.matches || { list: [] };
-      if (!list.length) return;
+      if (!state.matches?.count) return;
+      const { list, starts } = state.matches;
       const { selected } = state;
       const current = selected ? list.findIndex(({ rank, event }) => rank === selected.rank && event === selected.event) : -1;
       const next = current >= 0 ? current + direction : tracks.firstAbove(starts, chart.window()[0]) - (direction < 0 ? 1 : 0);
