@@ -56,26 +56,49 @@ def find_waited_for(members: pl.DataFrame, start_ns: Ints, clocks: Clocks) -> pl
     )
     late = columns.filter("is_late").select("match", late_rank="rank", arrival_ns="start_ns")
     awaited = columns.join(late, on="match").filter(pl.col("arrival_ns") > pl.col("start_ns"))
-    awaited = awaited.with_columns(
-        until_ns=pl.min_horizontal(pl.col("arrival_ns") - pl.col("start_ns"), "wait_ns")
-    ).sort("row", "until_ns", "late_rank")
-    piece_ns = pl.col("until_ns") - pl.col("until_ns").shift(1, fill_value=0)
-    missing = pl.len() - pl.int_range(pl.len())
-    shares = awaited.with_columns(
-        share_ns=(piece_ns // missing).cum_sum().over("row"),
-        is_last=(missing == 1).over("row"),
+    until_ns = pl.min_horizontal(pl.col("arrival_ns") - pl.col("start_ns"), "wait_ns")
+    awaited = awaited.with_columns(until_ns=until_ns).sort("row", "until_ns", "late_rank")
+    share_ns = _divide(
+        awaited["row"].to_numpy(), awaited["until_ns"].to_numpy(), awaited["wait_ns"].to_numpy()
     )
-    # The last one also takes what whole nanoseconds leave.
-    of_others_ns = pl.col("share_ns").filter(~pl.col("is_last")).sum().over("row")
-    charged_ns = pl.when("is_last").then(pl.col("wait_ns") - of_others_ns).otherwise("share_ns")
     part = pl.struct(
         rank="late_rank",
-        wait_ns=charged_ns,
+        wait_ns=pl.Series(share_ns, dtype=pl.Int64),
         late_ns=pl.when(~pl.col("is_late")).then("until_ns"),
     )
-    by_row = shares.select("row", waited_for=part).group_by("row").agg("waited_for")
+    by_row = awaited.select("row", waited_for=part).group_by("row", maintain_order=True).all()
     found = pl.DataFrame({"row": rows}).join(by_row, on="row", how="left", maintain_order="left")
     return found["waited_for"].cast(WAITED_FOR)
+
+
+def _divide(row: Ints, until_ns: Ints, wait_ns: Ints) -> Ints:
+    """Return the share of a wait that each late rank is charged with.
+
+    The time up to each arrival is shared equally by this rank and those that arrive after it; the
+    last one also takes what whole nanoseconds leave.
+
+    Args:
+        row: Number of the wait, ascending.
+        until_ns: Time until the late rank arrived, ascending within a wait.
+        wait_ns: Length of the wait.
+
+    >>> _divide(np.array([0, 0, 4, 4]), np.array([40, 50, 3, 3]), np.array([50, 50, 3, 3])).tolist()
+    [20, 30, 1, 2]
+    """
+    if not len(row):
+        return until_ns
+    first = np.flatnonzero(np.diff(row, prepend=-1))
+    count = np.diff(first, append=len(row))
+    of_wait = np.repeat(np.arange(len(first)), count)
+    position = np.arange(len(row)) - first[of_wait]
+    piece_ns = np.where(position == 0, until_ns, np.diff(until_ns, prepend=0))
+    each_ns = piece_ns // (count[of_wait] - position)
+    summed_ns = np.cumsum(each_ns)
+    share_ns: Ints = summed_ns - (summed_ns - each_ns)[first][of_wait]
+    last = first + count - 1
+    of_others_ns = np.add.reduceat(share_ns, first) - share_ns[last]
+    share_ns[last] = wait_ns[last] - of_others_ns
+    return share_ns
 
 
 def _late_together(members: pl.DataFrame, start_ns: Ints, clocks: Clocks) -> Bools:
