@@ -25,8 +25,10 @@ from tracekit.documents.coding import encode, to_plain
 from tracekit.errors import InputError, OptionError
 
 MIN_RUNS_TO_CALIBRATE = 3
-MAX_STEPS_KEPT, MAX_ROWS_KEPT = 64, 40
-"""Steps per run and rows per table that a file keeps: more of them would not change a verdict."""
+MAX_STEPS_KEPT = 64
+"""Steps per run that a file keeps: more of them would not change a verdict."""
+MAX_ROWS_KEPT = 40
+"""Rows per table that a file keeps."""
 
 
 def dump(side: Side) -> str:
@@ -60,27 +62,22 @@ def dump(side: Side) -> str:
 def _role_data(side: Side) -> dict[str, Any]:
     """Return the runs of one role as plain data (``RoleBaseline``): numbers are rounded, long runs and tables cut."""
     first = side.runs[0]
-    kept = {
-        name: rows[:MAX_ROWS_KEPT]
-        for name, rows in first.tables.items()
-        if name in BaselineTables.__struct_fields__
-    }
-    noise = {
-        metric: {"deviation": entry.deviation, "runs": entry.df + 1}
-        for metric, entry in side.noise.items()
-    }
-    runs = [
-        {
-            "name": run.name,
-            "samples": {name: _some_steps(values) for name, values in run.samples.items()},
-        }
-        for run in side.runs
-    ]
+    tables = {}
+    for name in BaselineTables.__struct_fields__:
+        if name in first.tables:
+            tables[name] = first.tables[name][:MAX_ROWS_KEPT]
+    noise = {}
+    for metric, entry in side.noise.items():
+        noise[metric] = {"deviation": entry.deviation, "runs": entry.df + 1}
+    runs = []
+    for run in side.runs:
+        samples = {name: _some_steps(values) for name, values in run.samples.items()}
+        runs.append({"name": run.name, "samples": samples})
     return {
         "facts": to_plain(msgspec.convert(_round(first.facts), Facts)),
         "noise": _round(noise),
         "runs": _round(runs),
-        "tables": to_plain(msgspec.convert(_round(kept), BaselineTables)),
+        "tables": to_plain(msgspec.convert(_round(tables), BaselineTables)),
     }
 
 
@@ -107,13 +104,16 @@ def write_baseline(
         The noise written and the centre of the values it belongs to, by metric.
     """
     if calibrated and len(runs) < MIN_RUNS_TO_CALIBRATE:
-        raise OptionError(f"--calibrate: {counted(len(runs), 'run')} cannot show how runs differ",
-                          hint=f"give at least {MIN_RUNS_TO_CALIBRATE}, better 5")  # fmt: skip
+        problem = f"--calibrate: {counted(len(runs), 'run')} cannot show how runs differ"
+        raise OptionError(problem, hint=f"give at least {MIN_RUNS_TO_CALIBRATE}, better 5")
     if not any(run.steps or run.recorded_steps for run in runs):
         raise InputError("the runs hold no steps to make a baseline of")
     check_formats(runs, ())
     side = Side(tuple(runs), {})
-    for role_runs in (runs, *(side.of_role(name).runs for name in side.other_roles)):
+    runs_of_roles = [runs]
+    for name in side.other_roles:
+        runs_of_roles.append(side.of_role(name).runs)
+    for role_runs in runs_of_roles:
         differences = find_obstacles(role_runs[1:], role_runs[:1]) if len(runs) > 1 else []
         if differences:
             problem = f"these runs cannot make one baseline: {'; '.join(differences)}"
@@ -128,7 +128,10 @@ def write_baseline(
     text = dump(msgspec.structs.replace(side, noise=noise))
     with atomic_write(path) as part:
         part.write_text(text + "\n", encoding="utf-8")
-    return {metric: (entry, centre_of_runs(runs, metric) or 0.0) for metric, entry in noise.items()}
+    noise_and_centre = {}
+    for metric, entry in noise.items():
+        noise_and_centre[metric] = (entry, centre_of_runs(runs, metric) or 0.0)
+    return noise_and_centre
 
 
 def _read_replaced(path: str | os.PathLike[str]) -> Side:
@@ -148,22 +151,27 @@ def _read_replaced(path: str | os.PathLike[str]) -> Side:
 
 def _format(value: Any, indent: int = 0) -> str:
     """Return JSON with sorted keys, in which a list or object that holds no other one is on one line."""
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if not any(isinstance(item, dict | list) for item in items):
-        return encode(
-            dict(sorted(value.items())) if isinstance(value, dict) else value, indent=None
-        )
-    brackets = "[]"
     if isinstance(value, dict):
-        parts = [
-            f"{encode(key, indent=None)}: {_format(value[key], indent + 1)}"
-            for key in sorted(value)
-        ]
-        brackets = "{}"
+        items = [value[key] for key in sorted(value)]
+        names = [f"{encode(key, indent=None)}: " for key in sorted(value)]
+        opening = "{"
+        closing = "}"
+    elif isinstance(value, list):
+        items = value
+        names = [""] * len(value)
+        opening = "["
+        closing = "]"
     else:
-        parts = [_format(item, indent + 1) for item in value]
+        return encode(value, indent=None)
+    is_flat = not any(isinstance(item, dict | list) for item in items)
+    if is_flat:
+        ordered = dict(sorted(value.items())) if isinstance(value, dict) else value
+        return encode(ordered, indent=None)
     space = "\n" + " " * indent
-    return f"{brackets[0]}{space} " + f",{space} ".join(parts) + space + brackets[1]
+    lines = []
+    for name, item in zip(names, items, strict=True):
+        lines.append(f"{space} {name}{_format(item, indent + 1)}")
+    return opening + ",".join(lines) + space + closing
 
 
 def _round(value: Any) -> Any:

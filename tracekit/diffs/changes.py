@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -12,12 +13,13 @@ import polars as pl
 from msgspec import UNSET, UnsetType, structs
 
 from tracekit._util.text import counted
+from tracekit._util.values import without_none
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.diffs import comparability, stats
 from tracekit.diffs.explanation import build_waterfall, explain_change
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
-from tracekit.diffs.run_samples import Key, Run, centre_of_runs, mean_times, per_step_samples
+from tracekit.diffs.run_samples import Key, Rows, Run, centre_of_runs, mean_times, per_step_samples
 from tracekit.diffs.verdict import judge
 from tracekit.documents import diff as documents
 from tracekit.documents.coding import HasDocument
@@ -69,9 +71,10 @@ class Diff(HasDocument):
     @property
     def analyses(self) -> tuple[Analysis, Analysis] | None:
         """The first analysis of each side; None if a side was read from a file of results."""
-        before, after = (
-            side.runs[0].analysis if side.runs else None for side in (self.before, self.after)
-        )
+        if not self.before.runs or not self.after.runs:
+            return None
+        before = self.before.runs[0].analysis
+        after = self.after.runs[0].analysis
         return None if before is None or after is None else (before, after)
 
     def to_document(self) -> documents.DiffDocument:
@@ -87,10 +90,10 @@ class Diff(HasDocument):
     def _repr_html_(self) -> str:
         from tracekit.report.text import html_table
 
-        rows = [
-            (row.metric, *map(_format_level, (row.before, row.after, row.change)), row.verdict)
-            for row in self.document.metrics
-        ]
+        rows = []
+        for row in self.document.metrics:
+            levels = [_format_level(value) for value in (row.before, row.after, row.change)]
+            rows.append((row.metric, *levels, row.verdict))
         notes = [*(f"not comparable: {reason}" for reason in self.obstacles), *self.story]
         return html_table(
             f"Diff: {self._title}",
@@ -101,19 +104,17 @@ class Diff(HasDocument):
 
     @property
     def _title(self) -> str:
-        names = [" + ".join(run.name for run in side.runs) for side in (self.before, self.after)]
-        return f"{names[0]} → {names[1]}"
+        return f"{self.before.name} → {self.after.name}"
 
     def __repr__(self) -> str:
         counts: Counter[str] = Counter(row.verdict for row in self.document.metrics)
-        verdicts = ", ".join(
+        verdicts = [
             f"{counts[verdict]} {verdict}" for verdict in _DIFF_VERDICT_ORDER if counts[verdict]
-        )
-        summary = (
-            f"not comparable: {self.obstacles[0]}"
-            if self.obstacles
-            else verdicts or "nothing to compare"
-        )
+        ]
+        if self.obstacles:
+            summary = f"not comparable: {self.obstacles[0]}"
+        else:
+            summary = ", ".join(verdicts) or "nothing to compare"
         return f"<Diff: {self._title}: {summary}>"
 
 
@@ -133,13 +134,14 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
     >>> {row["verdict"] for row in diff(run, run).to_dict()["metrics"]} & {"regressed", "improved"}
     set()
     """
-    old, new = (
-        side_of(before, what="first run", keep=True),
-        side_of(after, what="second run", keep=True),
-    )
+    old = side_of(before, what="first run", keep=True)
+    new = side_of(after, what="second run", keep=True)
     if role is not None:
         old, new = select_role(old, new, role)
-    others = [name for name in old.other_roles if name in new.other_roles] if role is None else []
+    roles = {}
+    for name in old.other_roles:
+        if role is None and name in new.other_roles:
+            roles[name] = diff(old.of_role(name), new.of_role(name)).document
     comparability.check_formats(new.runs, old.runs)
     work = comparability.compare_work(old.runs, new.runs)
     document = documents.DiffDocument(
@@ -158,8 +160,7 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
         labels=_label_rows(old.runs, new.runs),
         ranks=_rank_rows(old.runs, new.runs),
         **structs.asdict(largest_changes(old.runs, new.runs, max_rows=100)),
-        roles={name: diff(old.of_role(name), new.of_role(name)).document for name in others}
-        or UNSET,
+        roles=roles or UNSET,
     )
     return Diff(old, new, document)
 
@@ -169,15 +170,23 @@ def _timelines(before: Sequence[Run], after: Sequence[Run]) -> documents.Timelin
 
     None if a side has none.
     """
-    old, new = (
-        next(filter(None, (run.tables.get("timeline") for run in side)), ())
-        for side in (before, after)
-    )
+    old = _first_timeline(before)
+    new = _first_timeline(after)
     if not old or not new:
         return None
     return documents.Timelines(
-        *([documents.TimelineCell(**cell) for cell in side] for side in (old, new))
+        before=[documents.TimelineCell(**cell) for cell in old],
+        after=[documents.TimelineCell(**cell) for cell in new],
     )
+
+
+def _first_timeline(runs: Sequence[Run]) -> Rows:
+    """Return the timeline of the first run that has one, else nothing."""
+    for run in runs:
+        timeline: Rows = run.tables.get("timeline", ())
+        if timeline:
+            return timeline
+    return ()
 
 
 def largest_changes(
@@ -188,9 +197,15 @@ def largest_changes(
     notes = []
     for table, row_type in _ROW_TYPES.items():
         keys = _key_fields(row_type)
-        old, new = mean_times(before, table, keys), mean_times(after, table, keys)
+        old = mean_times(before, table, keys)
+        new = mean_times(after, table, keys)
         if not old or not new:
-            missing = "on both sides" if not old and not new else "before" if not old else "after"
+            if not old and not new:
+                missing = "on both sides"
+            elif not old:
+                missing = "before"
+            else:
+                missing = "after"
             need = "traces whose pipeline can be found" if table == "cells" else "traces or stores"
             notes.append(f"no {table} to compare: none {missing}; give {need}")
             changes[table] = []
@@ -202,12 +217,10 @@ def largest_changes(
             # of time.
             common = set() if reason else old.keys() & new.keys()
             left_out = len(old.keys() | new.keys()) - len(common)
-            notes += (
-                [reason or f"{left_out} cells are on one side only and are left out"]
-                if left_out
-                else []
-            )
-            old, new = ({key: side[key] for key in side if key in common} for side in (old, new))
+            if left_out:
+                notes.append(reason or f"{left_out} cells are on one side only and are left out")
+            old = {key: times for key, times in old.items() if key in common}
+            new = {key: times for key, times in new.items() if key in common}
         changes[table] = _change_rows(old, new, row_type)[:max_rows]
     return documents.LargestChanges(**changes, notes=notes)
 
@@ -223,17 +236,18 @@ def _cell_obstacle(old: Iterable[Key], new: Iterable[Key]) -> str:
         old: Keys of the cells before, in the order of the fields of ``CellChange``.
         new: Keys of the cells after.
     """
-    before, after = _stages_by_rank(old), _stages_by_rank(new)
+    before = _stages_by_rank(old)
+    after = _stages_by_rank(new)
     # Stages are numbered from 0; those of a rank without a trace are missed only if the last is
     # among them.
-    stages = [
-        1 + max(max(numbers, default=0) for numbers in side.values()) for side in (before, after)
-    ]
-    chunks = [max(map(len, side.values())) for side in (before, after)]
-    if stages[0] != stages[1]:
-        split = f"{counted(stages[0], 'stage')} before, {stages[1]} after"
+    old_stages = 1 + max(chain.from_iterable(before.values()), default=0)
+    new_stages = 1 + max(chain.from_iterable(after.values()), default=0)
+    if old_stages != new_stages:
+        split = f"{counted(old_stages, 'stage')} before, {new_stages} after"
     elif any(len(before[rank]) != len(after[rank]) for rank in before.keys() & after.keys()):
-        split = f"up to {counted(chunks[0], 'stage')} on a rank before, {chunks[1]} after"
+        old_most = max(len(stages) for stages in before.values())
+        new_most = max(len(stages) for stages in after.values())
+        split = f"up to {counted(old_most, 'stage')} on a rank before, {new_most} after"
     else:
         return ""
     verb = "hold" if before.keys() == after.keys() else "may hold"
@@ -250,11 +264,8 @@ def _stages_by_rank(cells: Iterable[Key]) -> dict[int, set[int]]:
 
 def _key_fields(row_type: type[documents.CountedChange]) -> tuple[str, ...]:
     """Return the fields by which rows of this type are told apart: all but the times and counts."""
-    return tuple(
-        name
-        for name in row_type.__struct_fields__
-        if name not in documents.CountedChange.__struct_fields__
-    )
+    times_and_counts = documents.CountedChange.__struct_fields__
+    return tuple(name for name in row_type.__struct_fields__ if name not in times_and_counts)
 
 
 def _change_rows(
@@ -265,17 +276,11 @@ def _change_rows(
     """Return one row per key whose time changed, the largest change first."""
     rows = []
     for key in {**old, **new}:
-        (old_ms, old_count), (new_ms, new_count) = (
-            old.get(key, (0.0, 0.0)),
-            new.get(key, (0.0, 0.0)),
-        )
-        named = {
-            name: value
-            for name, value in zip(_key_fields(row_type), key, strict=True)
-            if value is not None
-        }
+        old_ms, old_count = old.get(key, (0.0, 0.0))
+        new_ms, new_count = new.get(key, (0.0, 0.0))
+        fields = without_none(dict(zip(_key_fields(row_type), key, strict=True)))
         counts = {"count_before": round(old_count, 3), "count_after": round(new_count, 3)}
-        rows.append(row_type(**named, **_change(old_ms, new_ms), **counts))
+        rows.append(row_type(**fields, **_change(old_ms, new_ms), **counts))
     return _sort_by_change([row for row in rows if row.change_ms])
 
 
@@ -310,10 +315,9 @@ def _metric_rows(
     checks = judge(after.runs, before.runs, noise=before.noise)
     if work is not None and not comparability.is_equal_work(work):
         reason = f"the step does {work.ratio:.3g} times the work"
-        undecided = {"verdict": "inconclusive", "reason": reason}
-        checks = [
-            structs.replace(check, **undecided) if check.unit == "ms" else check for check in checks
-        ]
+        for i, check in enumerate(checks):
+            if check.unit == "ms":
+                checks[i] = structs.replace(check, verdict="inconclusive", reason=reason)
     checks.sort(key=order)
     return msgspec.convert(checks, list[documents.MetricChange], from_attributes=True)
 
@@ -322,36 +326,38 @@ def _label_rows(before: Sequence[Run], after: Sequence[Run]) -> list[documents.L
     """Return time, exposed time and overlap of every label that ran on either side."""
     rows = []
     for label in LABELS:
-        old_ms, new_ms = (centre_of_runs(side, f"label_ms.{label}") for side in (before, after))
+        old_ms = centre_of_runs(before, f"label_ms.{label}")
+        new_ms = centre_of_runs(after, f"label_ms.{label}")
         if not old_ms and not new_ms:
             continue
-        levels = {
-            f"{family}_{when}": centre_of_runs(side, f"{family}.{label}")
-            for family in ("exposed_ms", "overlap")
-            for when, side in (("before", before), ("after", after))
-        }
-        rounded: dict[str, Any] = {
-            name: None if value is None else round(value, 6) for name, value in levels.items()
-        }
-        rows.append(
-            documents.LabelChange(label, **_change(old_ms or 0.0, new_ms or 0.0), **rounded)
-        )
+        levels: dict[str, Any] = {}
+        for family in ("exposed_ms", "overlap"):
+            levels[f"{family}_before"] = _rounded_centre(before, f"{family}.{label}")
+            levels[f"{family}_after"] = _rounded_centre(after, f"{family}.{label}")
+        rows.append(documents.LabelChange(label, **_change(old_ms or 0.0, new_ms or 0.0), **levels))
     return _sort_by_change(rows)
+
+
+def _rounded_centre(runs: Sequence[Run], metric: str) -> float | None:
+    """Return the centre of a metric; None if no run has it."""
+    centre = centre_of_runs(runs, metric)
+    return None if centre is None else round(centre, 6)
 
 
 def _rank_rows(before: Sequence[Run], after: Sequence[Run]) -> list[documents.RankChange]:
     """Return the step time of each rank, and the part of its budget that changed most."""
-    old_ranks, new_ranks = _budget_by_rank(before), _budget_by_rank(after)
+    old_ranks = _budget_by_rank(before)
+    new_ranks = _budget_by_rank(after)
     rows = []
     for rank in sorted(set(old_ranks) & set(new_ranks)):
-        old, new = old_ranks[rank], new_ranks[rank]
-        parts = {
-            part: new.get(part, 0.0) - old.get(part, 0.0)
-            for part in {**old, **new}
-            if part != "step_ms"
-        }
-        most = max(parts, key=lambda part: abs(parts[part]), default=None)
-        most_ms = round(parts[most], 6) if most else None
+        old = old_ranks[rank]
+        new = new_ranks[rank]
+        changes = {}
+        for part in {**old, **new}:
+            if part != "step_ms":
+                changes[part] = new.get(part, 0.0) - old.get(part, 0.0)
+        most = max(changes, key=lambda part: abs(changes[part]), default=None)
+        most_ms = round(changes[most], 6) if most else None
         rows.append(
             documents.RankChange(
                 rank, **_change(old["step_ms"], new["step_ms"]), most=most, most_ms=most_ms
@@ -365,17 +371,15 @@ def _budget_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
     samples: dict[int, dict[str, list[tuple[float, ...]]]] = {}
     for run in runs:
         for rank in run.ranks:
-            by_name, exposed = (
-                per_step_samples([rank]),
-                (f"exposed_ms.{label}" for label in rank.budget_ns.exposed),
-            )
+            by_name = per_step_samples([rank])
+            exposed = [f"exposed_ms.{label}" for label in rank.budget_ns.exposed]
             for name in ("step_ms", "compute_ms", "idle_ms", *exposed):
                 if name in by_name:
                     samples.setdefault(rank.rank, {}).setdefault(name, []).append(by_name[name])
-    return {
-        rank: {name: stats.centre(values) for name, values in by_name.items()}
-        for rank, by_name in samples.items()
-    }
+    budgets = {}
+    for rank_number, samples_of_runs in samples.items():
+        budgets[rank_number] = {name: stats.centre(runs) for name, runs in samples_of_runs.items()}
+    return budgets
 
 
 def side_summary(side: Side, *, calibrated: bool | UnsetType = UNSET) -> documents.SideEntry:

@@ -4,8 +4,10 @@ Where a fact differs, the verdict is inconclusive and names the fact.
 """
 
 import re
+import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from tracekit._util.text import listing
@@ -44,20 +46,20 @@ def find_obstacles(
     unknown = [aspect for aspect in allow if aspect not in ASPECTS]
     if unknown:
         raise OptionError(f"allow: there is no {unknown[0]}", hint=f"one of {', '.join(ASPECTS)}")
-    before, after = _merge_facts(baseline), _merge_facts(candidate)
-    before["shapes"], after["shapes"] = _listed_shapes(before.get("shapes"), after.get("shapes"))
+    before = _merge_facts(baseline)
+    after = _merge_facts(candidate)
+    if "shapes" in before and "shapes" in after:
+        count = min(_listed_count(before["shapes"]), _listed_count(after["shapes"]))
+        before["shapes"] = before["shapes"][:count]
+        after["shapes"] = after["shapes"][:count]
     reasons = []
     for aspect, fact_names in ASPECTS.items():
         if aspect in allow:
             continue
-        differing = [
-            key
-            for key in fact_names
-            if None not in (before.get(key), after.get(key)) and before[key] != after[key]
-        ]
-        if not differing:
+        # One sentence per aspect: the other differences follow from the first.
+        key = _first_difference(before, after, fact_names)
+        if key is None:
             continue
-        key = differing[0]  # one sentence per aspect: the other differences follow from the first
         if key == "shapes":
             reasons.append(f"model shapes differ: {_differing_shapes(before[key], after[key])}")
         else:
@@ -65,6 +67,17 @@ def find_obstacles(
     if "work" not in allow:
         reasons += _different_work(baseline, candidate, allow)
     return [*reasons, *find_damage((*baseline, *candidate), allow=allow)]
+
+
+def _first_difference(
+    before: Mapping[str, Any], after: Mapping[str, Any], fact_names: Iterable[str]
+) -> str | None:
+    """Return the first of these facts that both sides know and that differs; None if there is none."""
+    for name in fact_names:
+        is_known = before.get(name) is not None and after.get(name) is not None
+        if is_known and before[name] != after[name]:
+            return name
+    return None
 
 
 def _different_work(before: Sequence[Run], after: Sequence[Run], allow: Sequence[str]) -> list[str]:
@@ -121,7 +134,8 @@ def find_damage(runs: Sequence[Run], *, allow: Sequence[str] = ()) -> list[str]:
         return []
     sentences = []
     for run in runs:
-        damage, steps = run.facts.get("damage"), run.facts.get("steps_not_common")
+        damage = run.facts.get("damage")
+        steps = run.facts.get("steps_not_common")
         if damage:
             sentences.append(f"{run.name} was not read whole: {', '.join(damage)}")
         if steps:
@@ -155,33 +169,33 @@ def check_formats(candidate: Sequence[Run], baseline: Sequence[Run]) -> None:
 def _merge_facts(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the facts of a side; where its own runs disagree, all values joined."""
     merged: dict[str, Any] = {}
-    for key in (key for fact_names in ASPECTS.values() for key in fact_names):
+    for key in chain.from_iterable(ASPECTS.values()):
         values = [run.facts[key] for run in runs if key in run.facts]
-        if key == "shapes" and values:
-            merged[key] = list(dict.fromkeys(shape for shapes in values for shape in shapes))
-        elif values:
-            merged[key] = (
-                values[0]
-                if len(set(values)) == 1
-                else " and ".join(dict.fromkeys(map(str, values)))
-            )
+        if not values:
+            continue
+        if key == "shapes":
+            merged[key] = list(dict.fromkeys(chain.from_iterable(values)))
+        elif len(set(values)) == 1:
+            merged[key] = values[0]
+        else:
+            merged[key] = " and ".join(dict.fromkeys(map(str, values)))
     return merged
 
 
-def _listed_shapes(*sides: Sequence[str] | None) -> list[Sequence[str] | None]:
-    """Return as many shapes of both sides as the shorter list has, where a list ends in how many more there are."""
-    ends = [len(shapes) - 1 for shapes in sides if shapes and re.match(r"\d+ more", shapes[-1])]
-    return [shapes and shapes[: min(ends, default=None)] for shapes in sides]
+def _listed_count(shapes: Sequence[str]) -> int:
+    """Return how many shapes are listed: a list that was cut ends in how many more there are."""
+    is_cut = bool(shapes) and re.match(r"\d+ more", shapes[-1]) is not None
+    return len(shapes) - 1 if is_cut else sys.maxsize
 
 
 def _differing_shapes(old: Sequence[str], new: Sequence[str]) -> str:
     """Return how many shapes only one side has, with the first of each side."""
     only_on_side = {"before": sorted(set(old) - set(new)), "after": sorted(set(new) - set(old))}
-    return ", ".join(
-        f"{len(shapes)} only {side} ({shapes[0]})"
-        for side, shapes in only_on_side.items()
-        if shapes
-    )
+    counts = []
+    for side, shapes in only_on_side.items():
+        if shapes:
+            counts.append(f"{len(shapes)} only {side} ({shapes[0]})")
+    return ", ".join(counts)
 
 
 # ---- Amount of work in the steps of two runs, by which steps of different size are compared.
@@ -224,36 +238,56 @@ def compare_work(before: Sequence[Run], after: Sequence[Run]) -> WorkChange | No
     >>> work.unit, work.ratio, work.ms_before, work.ms_after
     ('micro-batch', 2.0, 10.0, 7.5)
     """
-    amounts = {
-        unit: (_fact(before, fact), _fact(after, fact)) for unit, fact in FACT_OF_UNIT.items()
-    }
-    ratios = {unit: new / old for unit, (old, new) in amounts.items() if old and new}
-    flop_ratio = ratios.get("TFLOP")
-    agreeing = [
-        unit
-        for unit in ratios
-        if flop_ratio is None or abs(ratios[unit] / flop_ratio - 1) <= MAX_FLOP_DISAGREEMENT
-    ]
-    step_ms = centre_of_runs(before, "step_ms"), centre_of_runs(after, "step_ms")
-    ranks = _fact(before, "ranks"), _fact(after, "ranks")
-    if step_ms[0] is None or step_ms[1] is None:
+    old_step_ms = centre_of_runs(before, "step_ms")
+    new_step_ms = centre_of_runs(after, "step_ms")
+    if old_step_ms is None or new_step_ms is None:
         return None
-    if not agreeing:
+    unit = _common_unit(before, after)
+    if unit is None:
         ratio = _launch_ratio(before, after)
         if ratio is None:
             return None
-        new_ms = step_ms[1] / ratio
-        return WorkChange(
-            "launch", False, 1.0, ratio, ratio, step_ms[0], new_ms, new_ms / step_ms[0] - 1
-        )
-    unit = agreeing[0]
-    per_gpu = None not in ranks and ranks[0] != ranks[1]
-    old, new = (
-        amount / (count if per_gpu else 1)
-        for amount, count in zip(amounts[unit], ranks, strict=True)
+        return _work_change("launch", False, (1.0, ratio), (old_step_ms, new_step_ms))
+    old_ranks = _fact(before, "ranks")
+    new_ranks = _fact(after, "ranks")
+    is_per_gpu = old_ranks is not None and new_ranks is not None and old_ranks != new_ranks
+    old_amount = _fact(before, FACT_OF_UNIT[unit]) / (old_ranks if is_per_gpu else 1)
+    new_amount = _fact(after, FACT_OF_UNIT[unit]) / (new_ranks if is_per_gpu else 1)
+    return _work_change(unit, is_per_gpu, (old_amount, new_amount), (old_step_ms, new_step_ms))
+
+
+def _common_unit(before: Sequence[Run], after: Sequence[Run]) -> WorkUnit | None:
+    """Return the first unit of work that both sides know and that agrees with the FLOP."""
+    ratios: dict[WorkUnit, float] = {}
+    for unit, fact in FACT_OF_UNIT.items():
+        old = _fact(before, fact)
+        new = _fact(after, fact)
+        if old and new:
+            ratios[unit] = new / old
+    flop_ratio = ratios.get("TFLOP")
+    for unit, ratio in ratios.items():
+        if flop_ratio is None or abs(ratio / flop_ratio - 1) <= MAX_FLOP_DISAGREEMENT:
+            return unit
+    return None
+
+
+def _work_change(
+    unit: WorkUnit, per_gpu: bool, amounts: tuple[float, float], step_ms: tuple[float, float]
+) -> WorkChange:
+    """Return the change of work and of the step time per unit; both pairs are (before, after)."""
+    old, new = amounts
+    old_ms = step_ms[0] / old
+    new_ms = step_ms[1] / new
+    return WorkChange(
+        unit=unit,
+        per_gpu=per_gpu,
+        before=old,
+        after=new,
+        ratio=new / old,
+        ms_before=old_ms,
+        ms_after=new_ms,
+        change_relative=new_ms / old_ms - 1,
     )
-    old_ms, new_ms = step_ms[0] / old, step_ms[1] / new
-    return WorkChange(unit, per_gpu, old, new, new / old, old_ms, new_ms, new_ms / old_ms - 1)
 
 
 def _launch_ratio(before: Sequence[Run], after: Sequence[Run]) -> float | None:
@@ -262,7 +296,8 @@ def _launch_ratio(before: Sequence[Run], after: Sequence[Run]) -> float | None:
     Most is by time, before. None if kernels are not known, run as often as before, or changed each
     in its own way.
     """
-    old, new = (_model_kernels(side) for side in (before, after))
+    old = _model_kernels(before)
+    new = _model_kernels(after)
     share_of_ratio: defaultdict[float, float] = defaultdict(float)
     total_ms = sum(ms for ms, _ in old.values())
     for key in old.keys() & new.keys():
@@ -295,17 +330,29 @@ def product_slowdown(before: Sequence[Run], after: Sequence[Run]) -> float | Non
 
     None if too little of the products' time is in shapes that both sides have.
     """
-    old, new = _times_of_products(before), _times_of_products(after)
+    old = _times_of_products(before)
+    new = _times_of_products(after)
     common = old.keys() & new.keys()
-    shares = [
-        sum(side[key][0] for key in common) / (sum(ns for ns, _ in side.values()) or 1)
-        for side in (old, new)
-    ]
-    if min(shares) < MIN_SHARE_OF_COMMON_PRODUCTS:
+    if min(_share_of_time(old, common), _share_of_time(new, common)) < MIN_SHARE_OF_COMMON_PRODUCTS:
         return None
     # The calls of the first side in the time per call of the second.
-    predicted_ns = sum(old[key][1] * new[key][0] / new[key][1] for key in common)
-    return predicted_ns / sum(old[key][0] for key in common)
+    old_ns = 0
+    predicted_ns = 0.0
+    for product in common:
+        ns, calls = old[product]
+        new_ns, new_calls = new[product]
+        old_ns += ns
+        predicted_ns += calls * new_ns / new_calls
+    return predicted_ns / old_ns
+
+
+def _share_of_time(
+    times: Mapping[tuple[Any, ...], tuple[int, int]], chosen: Collection[tuple[Any, ...]]
+) -> float:
+    """Return the share of the time of all products that the *chosen* take; 0 if there are none."""
+    total_ns = sum(ns for ns, _ in times.values())
+    chosen_ns = sum(times[product][0] for product in chosen)
+    return chosen_ns / (total_ns or 1)
 
 
 def _times_of_products(runs: Sequence[Run]) -> dict[tuple[Any, ...], tuple[int, int]]:
@@ -316,5 +363,6 @@ def _times_of_products(runs: Sequence[Run]) -> dict[tuple[Any, ...], tuple[int, 
             sizes = product_dims(row["shapes"] or "[]")
             if any(sizes):
                 key = (row["label"], *sizes, row["dtype"])
-                times[key] = times[key][0] + row["ns"], times[key][1] + row["calls"]
+                ns, calls = times[key]
+                times[key] = (ns + row["ns"], calls + row["calls"])
     return times

@@ -8,6 +8,7 @@ are compared per unit of work.
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from statistics import median
 
 from tracekit._util.text import join_with_and, ms, percent, plural, signed
@@ -59,22 +60,20 @@ def build_waterfall(before: Sequence[Run], after: Sequence[Run]) -> Waterfall | 
     Ranks that wait for a slower one take as long as it does, so the slowest rank may be one that
     only waits.
     """
-    old, new = _parts_by_rank(before), _parts_by_rank(after)
+    old = _parts_by_rank(before)
+    new = _parts_by_rank(after)
     common = sorted(set(old) & set(new))
     if not common:
         return None
-    changed = _rank_that_changed(
-        {rank: _changes(old[rank], new[rank]) for rank in common}, old, new
-    )
+    changes_of_ranks = {rank: _changes(old[rank], new[rank]) for rank in common}
+    changed = _rank_that_changed(changes_of_ranks, old, new)
     slowest = max(common, key=lambda candidate: new[candidate]["step"])
     rank = slowest if changed is None else changed
-    changes = {
-        part: ms
-        for part, ms in _changes(old[rank], new[rank]).items()
-        if ms and _is_budget_part(part)
-    }
-    largest_first = sorted(changes.items(), key=lambda item: -abs(item[1]))
-    rows = [PartChange(part, round(ms, 6)) for part, ms in largest_first]
+    rows = []
+    for part, change_ms in changes_of_ranks[rank].items():
+        if change_ms and _is_budget_part(part):
+            rows.append(PartChange(part, round(change_ms, 6)))
+    rows.sort(key=lambda row: -abs(changes_of_ranks[rank][row.part]))
     return Waterfall(
         rank,
         round(old[rank]["step"], 6),
@@ -91,15 +90,21 @@ def _rank_that_changed(
 
     None if that is little, or does not explain the step's change.
     """
-    min_ms = MIN_STEP_SHARE_TO_EXPLAIN * max(old[rank]["step"] for rank in changes)
-    step_ms = max(new[rank]["step"] for rank in changes) - max(
-        old[rank]["step"] for rank in changes
-    )
+    min_ms, step_ms = _step_change(old, new, changes)
     most_changed = max(changes, key=lambda rank: abs(changes[rank].get("compute", 0.0)))
     compute_ms = changes[most_changed].get("compute", 0.0)
     # Work that grew does not explain a shorter step, nor work that shrank a longer one.
     is_opposite = abs(step_ms) >= min_ms and compute_ms * step_ms < 0
     return None if abs(compute_ms) < min_ms or is_opposite else most_changed
+
+
+def _step_change(
+    old: Mapping[int, Parts], new: Mapping[int, Parts], ranks: Collection[int]
+) -> tuple[float, float]:
+    """Return the smallest change to explain and the change of the slowest rank's step, in milliseconds."""
+    old_ms = max(old[rank]["step"] for rank in ranks)
+    new_ms = max(new[rank]["step"] for rank in ranks)
+    return MIN_STEP_SHARE_TO_EXPLAIN * old_ms, new_ms - old_ms
 
 
 def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
@@ -112,7 +117,8 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
     >>> explain_change(runs[:1], runs[1:])
     ["rank 1's mlp forward grew by 11.1 ms", 'rank 0 waits for rank 1 in pp_comm (+11.1 ms)']
     """
-    old, new = _parts_by_rank(before), _parts_by_rank(after)
+    old = _parts_by_rank(before)
+    new = _parts_by_rank(after)
     work = compare_work(before, after)
     sentences = find_differences(after, before)
     if work is not None and not is_equal_work(work):
@@ -125,10 +131,7 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
     changes = {rank: _changes(old[rank], new[rank]) for rank in sorted(set(old) & set(new))}
     if not changes:
         return sentences
-    min_ms = MIN_STEP_SHARE_TO_EXPLAIN * max(old[rank]["step"] for rank in changes)
-    step_ms = max(new[rank]["step"] for rank in changes) - max(
-        old[rank]["step"] for rank in changes
-    )
+    min_ms, step_ms = _step_change(old, new, changes)
     most_changed = _rank_that_changed(changes, old, new)
     if most_changed is None:
         same_compute = all(abs(change.get("compute", 0.0)) < min_ms for change in changes.values())
@@ -156,39 +159,45 @@ def _describe_per_unit(work: WorkChange, old: Parts, new: Parts) -> list[str]:
     unit, scale = _UNIT_WORDS[work.unit]
     per_unit = f"{unit} of a GPU" if work.per_gpu else unit
     units = work.unit if work.unit == "TFLOP" else plural(work.unit)
-    amounts = f"{work.before:,.4g} → {work.after:,.4g} {units}" + (
-        " on each GPU" if work.per_gpu else ""
-    )
+    amounts = f"{work.before:,.4g} → {work.after:,.4g} {units}"
+    if work.per_gpu:
+        amounts += " on each GPU"
     times = f"{ms(work.ms_before * scale)} → {ms(work.ms_after * scale)}"
     if work.change_relative > 1:
         change = f"{1 + work.change_relative:.3g} times as long"
     else:
-        change = f"{percent(abs(work.change_relative))} {'longer' if work.change_relative > 0 else 'shorter'}"
+        direction = "longer" if work.change_relative > 0 else "shorter"
+        change = f"{percent(abs(work.change_relative))} {direction}"
     sentences = [
         f"{work.ratio:.3g} times the work ({amounts}): per {per_unit} the step is {change} ({times})"
     ]
-    before = {part: value / work.before for part, value in old.items() if _is_budget_part(part)}
-    after = {part: value / work.after for part, value in new.items() if _is_budget_part(part)}
+    before = _budget_per_unit(old, work.before)
+    after = _budget_per_unit(new, work.after)
     changes = _changes(before, after)
     part = max(changes, key=lambda name: changes[name] * work.change_relative, default="")
     if abs(changes.get(part, 0.0)) >= MIN_STEP_SHARE_TO_EXPLAIN * work.ms_before:
         verb = "grew" if work.change_relative > 0 else "shrank"
-        levels = [ms(side.get(part, 0.0) * scale) for side in (before, after)]
+        old_level = ms(before.get(part, 0.0) * scale)
+        new_level = ms(after.get(part, 0.0) * scale)
         name = "idle time" if part == "idle" else part
         sentences.append(
-            f"most of it is {name}, which {verb} from {levels[0]} to {levels[1]} per {per_unit}"
+            f"most of it is {name}, which {verb} from {old_level} to {new_level} per {per_unit}"
         )
     return sentences
+
+
+def _budget_per_unit(parts: Parts, amount: float) -> dict[str, float]:
+    """Return the parts that sum to the step, per unit of work."""
+    return {part: value / amount for part, value in parts.items() if _is_budget_part(part)}
 
 
 def _describe_products(before: Sequence[Run], after: Sequence[Run], *, change: float) -> list[str]:
     """Return the sentence about products of equal shape, if their speed explains a part of *change* (of compute)."""
     slowdown = product_slowdown(before, after)
-    if (
-        slowdown is None
-        or abs(slowdown - 1) < MIN_STEP_SHARE_TO_EXPLAIN
-        or (slowdown - 1) * change < 0
-    ):
+    if slowdown is None or abs(slowdown - 1) < MIN_STEP_SHARE_TO_EXPLAIN:
+        return []
+    is_opposite = (slowdown - 1) * change < 0
+    if is_opposite:
         return []
     return [f"matrix products of equal shape take {slowdown:.2f} times as long as before"]
 
@@ -198,8 +207,10 @@ def _mean_parts(records: Collection[Parts]) -> dict[str, float]:
 
     A part that one does not have took no time there.
     """
-    names = {name: None for parts in records for name in parts}
-    return {name: sum(parts.get(name, 0.0) for parts in records) / len(records) for name in names}
+    means = {}
+    for name in dict.fromkeys(chain.from_iterable(records)):
+        means[name] = sum(parts.get(name, 0.0) for parts in records) / len(records)
+    return means
 
 
 def _describe_compute(
@@ -215,19 +226,19 @@ def _describe_compute(
     """
     compute_ms = changes[rank]["compute"]
     sign = 1 if compute_ms > 0 else -1
-    by_label = {
-        label: changes[rank].get(f"label {label}", 0.0) for label in (*COMPUTE_LABELS, "other")
-    }
+    by_label = {}
+    for name in (*COMPUTE_LABELS, "other"):
+        by_label[name] = changes[rank].get(f"label {name}", 0.0)
     label = max(by_label, key=lambda name: sign * by_label[name])
     # The module's change is a mean over ranks, so it is compared with the label's mean change.
     module, module_ms = modules.get(label, ("", 0.0))
-    label_mean_ms = sum(parts.get(f"label {label}", 0.0) for parts in changes.values()) / len(
-        changes
-    )
-    module_share = (
-        module_ms / label_mean_ms if module and label_mean_ms and sign * module_ms > 0 else 0.0
-    )
-    subject, detail = label, ""
+    label_ms = [parts.get(f"label {label}", 0.0) for parts in changes.values()]
+    label_mean_ms = sum(label_ms) / len(changes)
+    module_share = 0.0
+    if module and label_mean_ms and sign * module_ms > 0:
+        module_share = module_ms / label_mean_ms
+    subject = label
+    detail = ""
     if module_share >= MIN_MODULE_SHARE_TO_REPLACE_LABEL:
         subject = f"{module} {label}"
     elif module_share >= MIN_MODULE_SHARE_TO_MENTION:
@@ -238,7 +249,8 @@ def _describe_compute(
         # Several labels changed: the number is that of all compute, which is a part of the
         # waterfall.
         detail = f", {amount} of it {subject}" if label_share > 0 else ""
-        subject, amount = "compute", _format_ms(compute_ms)
+        subject = "compute"
+        amount = _format_ms(compute_ms)
     verb = "grew" if sign > 0 else "shrank"
     min_together_ms = MIN_SHARE_TO_CHANGE_TOGETHER * abs(compute_ms)
     if len(changes) == 1:
@@ -257,11 +269,10 @@ def _describe_waiting(changes: Mapping[int, Parts], cause: int, min_ms: float) -
         return []
     waits: dict[tuple[str, int], float] = {}  # (label, rank): milliseconds
     for rank, parts in changes.items():
-        exposed = {
-            part.removeprefix("exposed "): ms
-            for part, ms in parts.items()
-            if part.startswith("exposed ")
-        }
+        exposed = {}
+        for part, change_ms in parts.items():
+            if part.startswith("exposed "):
+                exposed[part.removeprefix("exposed ")] = change_ms
         label = max(exposed, key=lambda name: exposed[name], default=None)
         if rank != cause and label is not None and exposed[label] >= min_ms:
             waits[label, rank] = exposed[label]
@@ -269,7 +280,8 @@ def _describe_waiting(changes: Mapping[int, Parts], cause: int, min_ms: float) -
         return []
     label, _ = max(waits, key=lambda wait: waits[wait])
     wait_ms = {rank: ms for (name, rank), ms in waits.items() if name == label}
-    where = f"{'for' if label in COMMUNICATION_LABELS else 'beside'} rank {cause} in {label}"
+    preposition = "for" if label in COMMUNICATION_LABELS else "beside"
+    where = f"{preposition} rank {cause} in {label}"
     longest = f"{signed(max(wait_ms.values()))} ms"
     if len(wait_ms) == 1:
         return [f"rank {min(wait_ms)} waits {where} ({longest})"]
@@ -280,35 +292,31 @@ def _describe_exposed(
     changes: Mapping[int, Parts], min_ms: float, *, step_ms: float, same_compute: bool
 ) -> list[str]:
     """Return the sentences about the exposed or idle time that changed most, in the direction of the step."""
-    candidates = [
-        (abs(ms), rank, part, ms)
-        for rank, parts in changes.items()
-        for part, ms in parts.items()
-        if _is_budget_part(part)
-        and part != "compute"
-        and (abs(step_ms) < min_ms or ms * step_ms > 0)
-    ]
-    size_ms, rank, part, ms = max(candidates, default=(0.0, 0, "", 0.0))
+    candidates = []
+    for rank, parts in changes.items():
+        for part, change_ms in parts.items():
+            explains_step = abs(step_ms) < min_ms or change_ms * step_ms > 0
+            if _is_budget_part(part) and part != "compute" and explains_step:
+                candidates.append((abs(change_ms), rank, part, change_ms))
+    size_ms, rank, part, change_ms = max(candidates, default=(0.0, 0, "", 0.0))
     if size_ms < min_ms:
         return []
-    sign, verb = (1, "grew") if ms > 0 else (-1, "shrank")
+    sign = 1 if change_ms > 0 else -1
+    verb = "grew" if sign > 0 else "shrank"
     owner = f"rank {rank}'s " if len(changes) > 1 else ""
+    what = "idle time" if part == "idle" else part
     compute = "compute takes as long as before; " if same_compute else ""
-    sentences = [
-        f"{compute}{owner}{'idle time' if part == 'idle' else part} {verb} by {_format_ms(ms)}"
-    ]
-    others = [
-        other
-        for other, parts in changes.items()
-        if other != rank and sign * parts.get(part, 0.0) >= min_ms
-    ]
+    sentences = [f"{compute}{owner}{what} {verb} by {_format_ms(change_ms)}"]
+    others = []
+    for other, parts in changes.items():
+        if other != rank and sign * parts.get(part, 0.0) >= min_ms:
+            others.append(other)
     if len(others) == 1:
         sentences.append(f"so did that of rank {others[0]}")
     elif others:
-        sentences.append(
-            f"so did those of ranks {join_with_and(map(str, others[:4]))}"
-            + " …" * (len(others) > 4)
-        )
+        named = join_with_and(map(str, others[:4]))
+        ellipsis = " …" if len(others) > 4 else ""
+        sentences.append(f"so did those of ranks {named}{ellipsis}")
     return sentences
 
 
@@ -346,16 +354,19 @@ def _rank_parts(rank: RankFigures) -> dict[str, float]:
         )
     times = [StepTime(step.step, step.time_ns or 0) for step in timed]
     unusual = {step.step for step in find_unusual(times)}
-    usual = [step for step in timed if step.step not in unusual]
-    records = [
-        _budget_parts(step.time_ns or 0, step.time_budget_ns, step.label_ns, steps=1)
-        for step in usual
-    ]
+    records = []
+    for step in timed:
+        if step.step not in unusual:
+            time_ns = step.time_ns or 0
+            records.append(_budget_parts(time_ns, step.time_budget_ns, step.label_ns, steps=1))
     mean = _mean_parts(records)
     step_ms = median([step.time_ns for step in times]) / 1e6
     # Times of labels are no part of the budget and stay what they are.
     factor = step_ms / mean["step"]
-    return {part: ms if part.startswith("label ") else ms * factor for part, ms in mean.items()}
+    scaled = {}
+    for part, part_ms in mean.items():
+        scaled[part] = part_ms if part.startswith("label ") else part_ms * factor
+    return scaled
 
 
 def _budget_parts(
@@ -367,10 +378,13 @@ def _budget_parts(
     if idle is None:  # unknown: the rest of the time
         idle = time_ns - budget.compute - sum(budget.exposed.values()) - not_recorded
     parts = {"step": time_ns, "compute": budget.compute}
-    parts |= {f"exposed {label}": ns for label, ns in budget.exposed.items()} | {"idle": idle}
+    for label, ns in budget.exposed.items():
+        parts[f"exposed {label}"] = ns
+    parts["idle"] = idle
     if not_recorded:
         parts["not recorded"] = not_recorded
-    parts |= {f"label {label}": ns for label, ns in label_ns.items()}
+    for label, ns in label_ns.items():
+        parts[f"label {label}"] = ns
     return {part: ns / 1e6 / steps for part, ns in parts.items()}
 
 
@@ -378,10 +392,12 @@ def _most_changed_modules(
     before: Sequence[Run], after: Sequence[Run]
 ) -> dict[str, tuple[str, float]]:
     """Return, by label, the module whose time changed most, and its change in milliseconds per step."""
-    old, new = (mean_times(side, "modules", ("module", "label")) for side in (before, after))
+    old = mean_times(before, "modules", ("module", "label"))
+    new = mean_times(after, "modules", ("module", "label"))
     largest: dict[str, tuple[str, float]] = {}
     for module, label in {**old, **new}:
-        (old_ms, _), (new_ms, _) = (times.get((module, label), (0.0, 0.0)) for times in (old, new))
+        old_ms, _ = old.get((module, label), (0.0, 0.0))
+        new_ms, _ = new.get((module, label), (0.0, 0.0))
         change_ms = new_ms - old_ms
         if abs(change_ms) > abs(largest.get(label, ("", 0.0))[1]):
             largest[label] = (module, change_ms)

@@ -65,13 +65,17 @@ def apply_waivers(
     A waived check keeps its verdict, but does not decide the gate.
     """
     active = [waiver for waiver in waivers if waiver.status(today).status == "active"]
+    return [_apply_waiver(check, active, today) for check in checks]
 
-    def waived(check: CheckResult) -> CheckResult:
-        matching = [waiver for waiver in active if fnmatch.fnmatchcase(check.metric, waiver.metric)]
-        is_bad = check.verdict in ("regressed", "inconclusive")
-        return replace(check, waiver=matching[0].status(today)) if matching and is_bad else check
 
-    return [waived(check) for check in checks]
+def _apply_waiver(check: CheckResult, active: Sequence[Waiver], today: date) -> CheckResult:
+    """Return a check that does not pass with the first active waiver of its metric."""
+    if check.verdict not in ("regressed", "inconclusive"):
+        return check
+    for waiver in active:
+        if fnmatch.fnmatchcase(check.metric, waiver.metric):
+            return replace(check, waiver=waiver.status(today))
+    return check
 
 
 def _read(file: Path) -> dict[str, Any] | None:
@@ -88,26 +92,24 @@ def _read(file: Path) -> dict[str, Any] | None:
 def _parse(table: Mapping[str, Any] | None, file: Path) -> Config:
     """Return the settings in a table, in which one string may stand for a list of strings."""
     names = GateSettings.__struct_fields__
-    for key in table or {}:
+    values = dict(table or {})
+    for key, value in values.items():
         if key not in names:
             hint = did_you_mean(key, names, otherwise=f"one of {', '.join(names)}")
             raise OptionError(f"{file}: the gate has no setting {key}", hint=hint)
-    lists = {
-        key: [value]
-        for key, value in (table or {}).items()
-        if key in _LISTS and isinstance(value, str)
-    }
+        if key in _LISTS and isinstance(value, str):
+            values[key] = [value]
     try:
-        settings = msgspec.convert({**(table or {}), **lists}, GateSettings)
+        settings = msgspec.convert(values, GateSettings)
     except msgspec.ValidationError as error:
         raise OptionError(
             f"{file}: {problem_text(error).replace('$', 'gate', 1)}", hint="see docs/gate.md"
         ) from error
     # Paths are relative to the file, unless they are addresses.
-    baseline = tuple(
-        item if "://" in item else str(file.parent / item) for item in settings.baseline
-    )
-    return Config(**asdict(settings) | {"baseline": baseline, "path": str(file)})
+    baseline = []
+    for item in settings.baseline:
+        baseline.append(item if "://" in item else str(file.parent / item))
+    return Config(**asdict(settings) | {"baseline": tuple(baseline), "path": str(file)})
 
 
 # ---- Parser of ``--require`` expressions: a metric, a comparison, a limit.
@@ -184,8 +186,10 @@ def _parse_limit(
 ) -> tuple[Literal["limit", "relative", "change"], float]:
     """Return the kind of limit and its value, in the metric's unit or as a share."""
     position = number.start("number")
-    digits, unit = number["number"].replace("−", "-"), number["unit"] or ""
-    is_change, value = digits[0] in "+-", float(digits)
+    digits = number["number"].replace("−", "-")
+    unit = number["unit"] or ""
+    is_change = digits[0] in "+-"
+    value = float(digits)
     if not math.isfinite(value):
         raise _error("a finite number must follow the comparison", text, position)
     if unit == "%":

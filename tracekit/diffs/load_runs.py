@@ -17,6 +17,7 @@ import polars as pl
 from msgspec import structs
 
 from tracekit._util.files import read_start
+from tracekit._util.values import without_none
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import BaseAnalysis
 from tracekit.diffs.noise_thresholds import Noise
@@ -47,20 +48,29 @@ class Side(msgspec.Struct, frozen=True):
     noise: dict[str, Noise]
     role_noise: dict[str, dict[str, Noise]] = {}  # of the roles beside the main one
 
+    @property
+    def name(self) -> str:
+        """The names of its runs."""
+        return " + ".join(run.name for run in self.runs)
+
     def of_role(self, role: str) -> Side:
         """Return the side of one role, with the runs that have it."""
-        runs = tuple(
-            run.roles.get(role, run)
-            for run in self.runs
-            if role in run.roles or run.main_role == role
-        )
+        runs = []
+        for run in self.runs:
+            if role in run.roles:
+                runs.append(run.roles[role])
+            elif run.main_role == role:
+                runs.append(run)
         is_main = any(run.main_role == role for run in self.runs)
-        return Side(runs, self.noise if is_main else self.role_noise.get(role, {}))
+        noise = self.noise if is_main else self.role_noise.get(role, {})
+        return Side(tuple(runs), noise)
 
     @property
     def other_roles(self) -> tuple[str, ...]:
         """The roles beside the main one that all its runs have."""
-        common = set.intersection(*(set(run.roles) for run in self.runs)) if self.runs else set()
+        if not self.runs:
+            return ()
+        common = set(self.runs[0].roles).intersection(*(run.roles for run in self.runs))
         return tuple(sorted(common))
 
 
@@ -96,14 +106,15 @@ def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
     sources: Sequence[RunSource] = (
         [source] if isinstance(source, str | os.PathLike | BaseAnalysis) else source
     )
-    paths = [os.fspath(run) for run in sources if not isinstance(run, BaseAnalysis)]
-    analysed = tuple(
-        _run_from_analysis(run, name=what, keep=keep)
-        for run in sources
-        if isinstance(run, BaseAnalysis)
-    )
+    paths = []
+    analysed = []
+    for run in sources:
+        if isinstance(run, BaseAnalysis):
+            analysed.append(_run_from_analysis(run, name=what, keep=keep))
+        else:
+            paths.append(os.fspath(run))
     if analysed and not paths:
-        return Side(analysed, {})
+        return Side(tuple(analysed), {})
     read = read_side(paths, what=what, keep=keep)
     return structs.replace(read, runs=(*analysed, *read.runs))
 
@@ -137,7 +148,7 @@ def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> 
             (*side.runs, *read.runs), side.noise | read.noise, side.role_noise | read.role_noise
         )
     for run in side.runs:
-        if any(step_ms <= 0 for step_ms in run.samples.get("step_ms", ())):
+        if min(run.samples.get("step_ms", ()), default=1.0) <= 0:
             raise InputError(
                 f"{run.name}: a step takes no time, or less", hint="analyze the traces again"
             )
@@ -152,27 +163,32 @@ def read_baseline(path: str) -> Side:
     if not any(run.steps or run.samples.get("run_step_ms") for run in main.runs):
         raise InputError(f"{path}: the baseline is empty", hint=hint)
     roles = {name: _side_of_baseline(role, path) for name, role in (document.roles or {}).items()}
+    role_noise = {name: role.noise for name, role in roles.items()}
     runs = []
     for i, run in enumerate(main.runs):
-        of_roles = {name: role.runs[i] for name, role in roles.items() if i < len(role.runs)}
-        runs.append(structs.replace(run, main_role=document.main_role or None, roles=of_roles))
-    return Side(tuple(runs), main.noise, {name: role.noise for name, role in roles.items()})
+        run_of_role = {}
+        for name, role in roles.items():
+            if i < len(role.runs):
+                run_of_role[name] = role.runs[i]
+        runs.append(structs.replace(run, main_role=document.main_role or None, roles=run_of_role))
+    return Side(tuple(runs), main.noise, role_noise)
 
 
 def _side_of_baseline(document: RoleBaseline, path: str) -> Side:
-    facts, tables = to_plain(document.facts), to_plain(document.tables)
-    samples = []
+    """Return the runs of one role and their noise."""
+    facts = to_plain(document.facts)
+    tables = to_plain(document.tables)
+    runs = []
     for run in document.runs:
-        values = {name: tuple(row) for name, row in run.samples.items()}
+        samples = {name: tuple(values) for name, values in run.samples.items()}
         # A file that an earlier version wrote has no samples of mean and slow steps, which follow
         # from the step times.
-        samples.append((run.name, slow_step_samples(values.get("step_ms", ())) | values))
-    noise = {
-        metric: Noise(entry.deviation, entry.runs - 1) for metric, entry in document.noise.items()
-    }
-    return Side(
-        tuple(Run(f"{path}:{name}", values, facts, tables) for name, values in samples), noise
-    )
+        samples = slow_step_samples(samples.get("step_ms", ())) | samples
+        runs.append(Run(f"{path}:{run.name}", samples, facts, tables))
+    noise = {}
+    for metric, entry in document.noise.items():
+        noise[metric] = Noise(entry.deviation, entry.runs - 1)
+    return Side(tuple(runs), noise)
 
 
 def saved_format(path: str) -> str | None:
@@ -193,7 +209,8 @@ def _group_by_run(paths: list[str]) -> list[list[str]]:
     for path in paths:
         file = Path(path)
         is_trace_file = file.is_file() and saved_format(path) is None
-        groups.setdefault(f"in {file.resolve().parent}" if is_trace_file else path, []).append(path)
+        group = f"in {file.resolve().parent}" if is_trace_file else path
+        groups.setdefault(group, []).append(path)
     return list(groups.values())
 
 
@@ -213,15 +230,17 @@ def _analyze_run(paths: list[str], *, keep: bool) -> Run:
 
 def _run_from_analysis(analysis: BaseAnalysis, *, name: str, keep: bool) -> Run:
     """Return the run of an analysis; one read back from JSON has no cells."""
-    cells, timeline = [], []
+    cells = []
+    timeline = []
     if isinstance(analysis, Analysis) and analysis.schedule is not None:
         typical_step = analysis.schedule.head.cells
         cells = _median_cells(analysis.schedule.cells)
-        timeline = _timeline(typical_step) if len(typical_step) <= MAX_TIMELINE_CELLS else []
+        if len(typical_step) <= MAX_TIMELINE_CELLS:
+            timeline = _timeline(typical_step)
     run = from_analysis(analysis.to_document(), name=name, cells=cells, timeline=timeline)
-    return (
-        structs.replace(run, analysis=analysis) if keep and isinstance(analysis, Analysis) else run
-    )
+    if keep and isinstance(analysis, Analysis):
+        return structs.replace(run, analysis=analysis)
+    return run
 
 
 def _timeline(cells: pl.DataFrame) -> list[dict[str, Any]]:
@@ -241,6 +260,4 @@ def _median_cells(cells: pl.DataFrame) -> list[dict[str, Any]]:
         .agg(ns=duration.median().cast(pl.Int64))
         .sort(_CELL_KEYS, nulls_last=True)
     )
-    return [
-        {key: value for key, value in row.items() if value is not None} for row in table.to_dicts()
-    ]
+    return [without_none(row) for row in table.to_dicts()]

@@ -80,16 +80,25 @@ def _read_families() -> tuple[Family, ...]:
         if "floor" in family:
             family["floor"] = tables["floors"][family["floor"]]
         for name in ("keys", "details"):
-            parts = [
-                [_SETS.get(part, (part,)) for part in key.split(".")]
-                for key in family.get(name, ())
-            ]
-            family[name] = [".".join(members) for sets in parts for members in product(*sets)]
+            keys = []
+            for pattern in family.get(name, ()):
+                keys += _expand_key(pattern)
+            family[name] = keys
     return msgspec.convert(tables["families"], tuple[Family, ...])
 
 
+def _expand_key(pattern: str) -> list[str]:
+    """Return the keys that a pattern such as ``LABELS.EXPOSURE_CAUSES`` stands for.
+
+    >>> _expand_key("total"), _expand_key("COPIES")
+    (['total'], ['offload', 'onload', 'reload', 'memory'])
+    """
+    choices = [_SETS.get(word, (word,)) for word in pattern.split(".")]
+    return [".".join(words) for words in product(*choices)]
+
+
 FAMILIES = _read_families()
-FAMILY_BY_NAME = {f.name: f for f in FAMILIES}
+FAMILY_BY_NAME = {family.name: family for family in FAMILIES}
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -121,6 +130,8 @@ class Metric(msgspec.Struct, frozen=True):
         return self.family.nature
 
 
+MAX_SUGGESTIONS = 3
+"""Most metrics that the error about an unknown one suggests."""
 _COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
@@ -166,8 +177,12 @@ def resolve(name: str, *, known: Iterable[str] = ()) -> Metric:
     family = FAMILY_BY_NAME.get(match[1]) if match else None
     if match and family:
         key = match[2]
-        listed = key in family.keys or key in family.details or f"{family.name}.{key}" in known
-        if listed if key else not family.keys:
+        if key:
+            is_listed = key in family.keys or key in family.details
+            exists = is_listed or f"{family.name}.{key}" in known
+        else:
+            exists = not family.keys
+        if exists:
             return Metric(name, family, key, int(match[3]) if match[3] else None)
     raise OptionError(f"unknown metric {name}", hint=_suggest(name, known))
 
@@ -180,11 +195,10 @@ def metric_names() -> list[str]:
     """
     names = []
     for family in FAMILIES:
-        names += (
-            [f"{family.name}.{key}" for key in (*family.keys, *family.details)]
-            if family.keys
-            else [family.name]
-        )
+        if family.keys:
+            names += [f"{family.name}.{key}" for key in (*family.keys, *family.details)]
+        else:
+            names.append(family.name)
     return names
 
 
@@ -192,13 +206,15 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     """Return the hint for an unknown metric: the nearest names, or a list of families."""
     candidates = list(dict.fromkeys([*metric_names(), *known]))
     bare = name.split("@", maxsplit=1)[0]
-    close = difflib.get_close_matches(bare, candidates, n=3, cutoff=0.6)
-    close += [c for c in candidates if bare and (c.startswith(bare) or c.endswith(f".{bare}"))][
-        : 3 - len(close)
-    ]
+    close = difflib.get_close_matches(bare, candidates, n=MAX_SUGGESTIONS, cutoff=0.6)
+    for candidate in candidates:
+        if len(close) >= MAX_SUGGESTIONS:
+            break
+        if bare and (candidate.startswith(bare) or candidate.endswith(f".{bare}")):
+            close.append(candidate)
     if not close:
-        families = (
-            f"{family.name}.LABEL" if family.keys else family.name for family in FAMILIES[:7]
-        )
+        families = []
+        for family in FAMILIES[:7]:
+            families.append(f"{family.name}.LABEL" if family.keys else family.name)
         return "names: " + ", ".join(families) + ", …"
     return "did you mean " + " or ".join(dict.fromkeys(close)) + "?"

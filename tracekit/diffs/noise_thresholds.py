@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import NormalDist
 
 import msgspec
@@ -17,7 +18,7 @@ import numpy as np
 
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Floor, Metric, resolve
-from tracekit.diffs.run_samples import LABEL_SETS, Run, centre_of_runs
+from tracekit.diffs.run_samples import LABEL_SETS, Run, centre_of_runs, samples_of_metric
 from tracekit.errors import OptionError
 from tracekit.schema import COMMUNICATION_LABELS
 
@@ -112,7 +113,7 @@ def _error_of_means(metric: Metric, baseline: Sequence[Run]) -> float:
     The spread of the candidate does not count: slow steps that only the candidate has would widen
     their own limit.
     """
-    values = [run.values(metric) for run in baseline if run.values(metric)]
+    values = samples_of_metric(baseline, metric)
     if metric.family.level != "mean" or not values:
         return 0.0
     steps = sum(map(len, values))
@@ -121,9 +122,8 @@ def _error_of_means(metric: Metric, baseline: Sequence[Run]) -> float:
 
 def label_ms_per_step(key: str, runs: Sequence[Run]) -> float:
     """Return the milliseconds per step that a label, or the labels of a set (communication, copy), ran."""
-    return sum(
-        centre_of_runs(runs, f"label_ms.{label}") or 0.0 for label in LABEL_SETS.get(key, (key,))
-    )
+    labels = LABEL_SETS.get(key, (key,))
+    return sum(centre_of_runs(runs, f"label_ms.{label}") or 0.0 for label in labels)
 
 
 def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> float:
@@ -142,12 +142,13 @@ def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> fl
     """
     if metric.nature == "work":
         return 0.0
-    series = [
-        [values for run in side if len(values := _variable_part(metric, run))] for side in sides
-    ]
-    if not all(series):
+    series_of_sides = []
+    for side in sides:
+        series = [_variable_part(metric, run) for run in side]
+        series_of_sides.append([values for values in series if len(values)])
+    if not all(series_of_sides):
         return 0.0
-    level = stats.centre(series[0])
+    level = stats.centre(series_of_sides[0])
     copying = metric.nature == "copying"
     relative = MAX_RELATIVE_DIFFERENCE_OF_EQUAL_RUNS["copying" if copying else "waiting"]
     # A share cannot leave 0…1, so near either end it can differ by less.
@@ -155,7 +156,8 @@ def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> fl
     # Steady within a run and still different in the next: the steps say nothing about it.
     if copying:
         return uncertainty
-    step_deviation = stats.within_run_deviation([run for side in series for run in side])
+    every_series = list(chain.from_iterable(series_of_sides))
+    step_deviation = stats.within_run_deviation(every_series)
     return min(uncertainty, MAX_STEP_DEVIATIONS_BETWEEN_RUNS * step_deviation)
 
 
@@ -201,9 +203,8 @@ def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:
     noise = {}
     for name in runs[0].samples:
         level = resolve(name, known=[name]).family.level
-        centres = [
-            stats.level_of(run.samples[name], level) for run in runs if run.samples.get(name)
-        ]
+        samples = [run.samples[name] for run in runs if run.samples.get(name)]
+        centres = [stats.level_of(values, level) for values in samples]
         if len(centres) == len(runs):
             noise[name] = Noise(float(np.std(centres, ddof=1)), len(centres) - 1)
     return noise

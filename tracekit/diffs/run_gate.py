@@ -16,6 +16,7 @@ from tracekit.diffs.gate_config import Config, apply_waivers, check_syntax, pars
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import Requirement
 from tracekit.diffs.noise_thresholds import Noise, calibrate
+from tracekit.diffs.run_samples import Run
 from tracekit.diffs.verdict import judge
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import FORMAT, CheckResult, GateDocument, Settings
@@ -114,7 +115,8 @@ def gate(
     """
     for text in require:
         check_syntax(text)
-    config, today = config or Config(), today or date.today()
+    config = config or Config()
+    today = today or date.today()
     candidate_side = side_of(candidate, what="candidate")
     baseline_side = Side((), {}) if baseline is None else side_of(baseline, what="baseline")
     # What reading a run of several roles noticed is kept with its main role. It counts for every
@@ -123,17 +125,11 @@ def gate(
     if role is not None:
         baseline_side, candidate_side = select_role(baseline_side, candidate_side, role)
     check_formats(candidate_side.runs, baseline_side.runs)
-    metric_names = sorted(
-        {name for run in (*candidate_side.runs, *baseline_side.runs) for name in run.samples}
+    requirements = _parse_requirements(
+        require or config.require, (*candidate_side.runs, *baseline_side.runs)
     )
-    requirements = [
-        parse_requirement(text, known=metric_names) for text in (require or config.require)
-    ]
     _check_ranks(requirements, candidate_side)
-    only_limits = bool(requirements) and all(
-        requirement.kind == "limit" for requirement in requirements
-    )
-    if not baseline_side.runs and not only_limits:
+    if not baseline_side.runs and not _are_limits(requirements):
         raise InputError(
             "there is no baseline to compare with",
             hint="give --baseline, or only limits without a sign",
@@ -143,19 +139,41 @@ def gate(
     )
     # Limits are the main role's; every other role must not get worse than its baseline. A role that
     # one side lacks was not recorded there: there is nothing to compare it with.
-    common_roles = [
-        name for name in candidate_side.other_roles if name in baseline_side.other_roles
-    ]
-    for name in common_roles if role is None else ():
-        sides = candidate_side.of_role(name), baseline_side.of_role(name)
-        role_checks, role_obstacles = _judge_sides(*sides, [], run_damage, config)
+    common_roles = []
+    if role is None:
+        common_roles = [
+            name for name in candidate_side.other_roles if name in baseline_side.other_roles
+        ]
+    for name in common_roles:
+        role_checks, role_obstacles = _judge_sides(
+            candidate_side.of_role(name), baseline_side.of_role(name), [], run_damage, config
+        )
         obstacles += [f"{name}: {obstacle}" for obstacle in role_obstacles]
         checks += [replace(check, metric=f"{name}/{check.metric}") for check in role_checks]
     checks = apply_waivers(checks, config.waivers, today)
-    verdict = _overall_verdict(checks)
     return GateResult(
-        verdict, tuple(checks), tuple(obstacles), candidate_side, baseline_side, config, today
+        verdict=_overall_verdict(checks),
+        checks=tuple(checks),
+        obstacles=tuple(obstacles),
+        candidate=candidate_side,
+        baseline=baseline_side,
+        config=config,
+        today=today,
     )
+
+
+def _parse_requirements(texts: Sequence[str], runs: Sequence[Run]) -> list[Requirement]:
+    """Return the requirements; they may be on metrics that occur in these runs alone."""
+    metric_names: set[str] = set()
+    for run in runs:
+        metric_names.update(run.samples)
+    return [parse_requirement(text, known=sorted(metric_names)) for text in texts]
+
+
+def _are_limits(requirements: Sequence[Requirement]) -> bool:
+    """Return whether there are requirements, all of them on the candidate alone."""
+    kinds = {requirement.kind for requirement in requirements}
+    return kinds == {"limit"}
 
 
 def _judge_sides(
@@ -174,21 +192,29 @@ def _judge_sides(
         run_damage: Damage of the runs as a whole; every check is then inconclusive.
         config: Settings.
     """
-    obstacles = (
-        find_obstacles(candidate.runs, baseline.runs, allow=config.allow) if baseline.runs else []
-    )
+    obstacles = []
+    if baseline.runs:
+        obstacles = find_obstacles(candidate.runs, baseline.runs, allow=config.allow)
     role_damage = find_damage((*baseline.runs, *candidate.runs), allow=config.allow)
     obstacle = "not comparable: " + "; ".join(obstacles) if obstacles else ""
     damage = "; ".join(dict.fromkeys([*run_damage, *role_damage]))
-    runs, noise = (candidate.runs, baseline.runs), _noise(baseline)
-    return judge(
-        *runs, requirements, rules=config, noise=noise, obstacle=obstacle, damage=damage
-    ), obstacles
+    checks = judge(
+        candidate.runs,
+        baseline.runs,
+        requirements,
+        rules=config,
+        noise=_noise(baseline),
+        obstacle=obstacle,
+        damage=damage,
+    )
+    return checks, obstacles
 
 
 def _check_ranks(requirements: Sequence[Requirement], candidate: Side) -> None:
     """Raise OptionError for a rank that no run of the candidate has: its requirement could never be decided."""
-    ranks = {rank.rank for run in candidate.runs for rank in run.ranks}
+    ranks: set[int] = set()
+    for run in candidate.runs:
+        ranks.update(rank.rank for rank in run.ranks)
     for requirement in requirements:
         metric = requirement.metric
         if ranks and metric.rank is not None and metric.rank not in ranks:

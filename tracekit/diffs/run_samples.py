@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from statistics import median
 from typing import Any
 
 import msgspec
 
+from tracekit._util.values import sum_if_known, without_none
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Metric, resolve
 from tracekit.documents import analysis as documents
@@ -30,11 +32,25 @@ Rows = Sequence[Mapping[str, Any]]
 Key = tuple[Any, ...]
 """Fields by which the rows of a table are told apart."""
 
-DAMAGE_NOTICES = frozenset({
-    "bad-events", "bad-text", "bad-values", "damaged-rows", "damaged-table", "gpu-events-lost", "no-base-time",
-    "no-events", "partial-step", "rank-failed", "repeated-events", "step-cut", "store-incomplete",
-    "truncated", "unnamed",
-})  # fmt: skip
+DAMAGE_NOTICES = frozenset(
+    {
+        "bad-events",
+        "bad-text",
+        "bad-values",
+        "damaged-rows",
+        "damaged-table",
+        "gpu-events-lost",
+        "no-base-time",
+        "no-events",
+        "partial-step",
+        "rank-failed",
+        "repeated-events",
+        "step-cut",
+        "store-incomplete",
+        "truncated",
+        "unnamed",
+    }
+)
 """Notices of runs of which a part is lost: no verdict rests on them unless ``allow`` has
 ``damage``."""
 
@@ -70,7 +86,7 @@ class Run(msgspec.Struct, frozen=True):
             return self.samples.get(metric.name, ())
         # Ranks that are never late have no samples of their own.
         if metric.family.name == "late_ms":
-            return tuple(0.0 for _ in self.samples.get("late_ms.rank", ()))
+            return (0.0,) * len(self.samples.get("late_ms.rank", ()))
         ranks = [rank for rank in self.ranks if rank.rank == metric.rank]
         return per_step_samples(ranks).get(metric.name.split("@", maxsplit=1)[0], ())
 
@@ -86,6 +102,12 @@ def centre_of_runs(runs: Sequence[Run], name: str) -> float | None:
     values = [run.samples[name] for run in runs if run.samples.get(name)]
     level = resolve(name, known=[name]).family.level
     return stats.centre(values, level) if values else None
+
+
+def samples_of_metric(runs: Sequence[Run], metric: Metric) -> list[tuple[float, ...]]:
+    """Return the samples of each run that has *metric*."""
+    samples = [run.values(metric) for run in runs]
+    return [values for values in samples if values]
 
 
 def mean_times(
@@ -131,20 +153,26 @@ def from_analysis(
         )
     if not document.ranks:
         raise InputError(f"{name}: the analysis has no ranks", hint=_ANALYZE_AGAIN)
-    samples = (
-        per_step_samples(document.ranks) | _label_samples(document.ranks) | rate_samples(document)
-    )
+    samples = per_step_samples(document.ranks)
+    samples |= _label_samples(document.ranks)
+    samples |= rate_samples(document)
     samples |= _lateness_samples(document)
     if isinstance(document.late, LateDocument):
         samples |= whole_run_samples(document.late)
     if document.schedule is not None:
         samples |= _schedule_samples(document.schedule)
-    others = [role for role in document.roles or () if role.name != document.main_role]
-    roles = {role.name: from_analysis(role.analysis, name=f"{name}:{role.name}") for role in others}
-    facts, tables = comparability_facts(document), _tables(document, cells, timeline)
-    main_role = document.main_role or None
+    roles = {}
+    for role in document.roles or ():
+        if role.name != document.main_role:
+            roles[role.name] = from_analysis(role.analysis, name=f"{name}:{role.name}")
     return Run(
-        name, samples, facts, tables, tuple(document.ranks), main_role=main_role, roles=roles
+        name,
+        samples,
+        comparability_facts(document),
+        _tables(document, cells, timeline),
+        tuple(document.ranks),
+        main_role=document.main_role or None,
+        roles=roles,
     )
 
 
@@ -157,8 +185,8 @@ def from_whole_run(document: LateDocument, *, name: str) -> Run:
     10
     """
     facts = {"world_size": document.world_size, "ranks": len(document.ranks) or None}
-    known_facts = {key: value for key, value in facts.items() if value is not None}
-    return Run(name, whole_run_samples(document), known_facts, recorded_steps=document.steps.count)
+    samples = whole_run_samples(document)
+    return Run(name, samples, without_none(facts), recorded_steps=document.steps.count)
 
 
 def whole_run_samples(document: LateDocument) -> Samples:
@@ -176,7 +204,12 @@ def whole_run_samples(document: LateDocument) -> Samples:
     has_dumps = any(record.recorder == "flight_recorder" for record in document.records)
     if has_dumps and (document.hang is None or document.hang.certain):
         values["run_hangs"] = 0.0 if document.hang is None else 1.0
-    return {name: (value,) for name, value in values.items() if value is not None}
+    return _single_samples(without_none(values))
+
+
+def _single_samples(values: Mapping[str, float]) -> Samples:
+    """Return one sample per metric."""
+    return {name: (value,) for name, value in values.items()}
 
 
 def comparability_facts(document: documents.AnalysisDocument) -> dict[str, Any]:
@@ -185,8 +218,10 @@ def comparability_facts(document: documents.AnalysisDocument) -> dict[str, Any]:
     Tokens and TFLOP, both per step, are amounts of work (``diffs.comparability``); the others must
     agree.
     """
-    source, schedule, rates = document.source, document.schedule, document.rates
-    steps = max((len(rank.steps) for rank in document.ranks), default=0) or 1
+    source = document.source
+    schedule = document.schedule
+    rates = document.rates
+    steps = _step_count(document.ranks)
     counted_flop = None if rates is None or rates.lower_bound else rates.model_flop
     facts = {
         "reader": source.reader,
@@ -201,15 +236,27 @@ def comparability_facts(document: documents.AnalysisDocument) -> dict[str, Any]:
     }
     # Without an exact match the name is that of the nearest schedule, which proves no difference.
     if schedule is not None:
-        keys = ("name", "pp", "microbatches", "virtual") if schedule.exact else ("pp",)
-        facts |= {"schedule" if key == "name" else key: getattr(schedule, key) for key in keys}
-    return {key: value for key, value in facts.items() if value is not None}
+        if schedule.exact:
+            facts["schedule"] = schedule.name
+        facts["pp"] = schedule.pp
+        if schedule.exact:
+            facts["microbatches"] = schedule.microbatches
+            facts["virtual"] = schedule.virtual
+    return without_none(facts)
+
+
+def _step_count(ranks: Sequence[documents.RankFigures]) -> int:
+    """Return the steps of the rank that has most of them, at least 1."""
+    return max((len(rank.steps) for rank in ranks), default=0) or 1
 
 
 def _tables(document: documents.AnalysisDocument, cells: Rows, timeline: Rows) -> dict[str, Any]:
     """Return the non-empty tables that ``changes`` and ``explanation`` compare."""
     kernels = to_plain_rows(document.kernels)
-    modules = [{k: row[k] for k in ("module", "label", "ns")} for row in kernels if row["module"]]
+    modules = []
+    for row in kernels:
+        if row["module"]:
+            modules.append({"module": row["module"], "label": row["label"], "ns": row["ns"]})
     products = [] if document.rates is None else to_plain_rows(document.rates.products)
     tables = {
         "kernels": kernels,
@@ -230,26 +277,25 @@ def per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
     """
     if not ranks:
         return {}
-    by_rank = [
-        {step.step: step for step in rank.per_step if step.time_ns is not None} for rank in ranks
-    ]
-    common = set.intersection(*(set(steps) for steps in by_rank))
-    records_of_step = {}
-    for step in sorted(common, key=lambda number: (number is None, number or 0)):
-        records_of_step[step] = [steps[step] for steps in by_rank]
+    steps_of_ranks = []
+    for rank in ranks:
+        timed = [step for step in rank.per_step if step.time_ns is not None]
+        steps_of_ranks.append({step.step: step for step in timed})
+    common = set(steps_of_ranks[0]).intersection(*steps_of_ranks)
+    every_step = []  # the figures of each rank, by step
+    for number in sorted(common, key=lambda number: (number is None, number or 0)):
+        every_step.append([steps[number] for steps in steps_of_ranks])
     # As for the step time of the run: steps that are cut off count only where there are no others.
-    whole = [
-        records
-        for records in records_of_step.values()
-        if not any(record.partial for record in records)
-    ]
-    rows = [_step_values(records) for records in whole or records_of_step.values()]
+    whole_steps = [records for records in every_step if not any(step.partial for step in records)]
+    rows = [_step_values(records) for records in whole_steps or every_step]
     samples: Samples = {}
-    for name in {name: None for row in rows for name in row}:
+    for name in dict.fromkeys(chain.from_iterable(rows)):
         # A label missing in a step took no time in it. A share of no time is undefined, and its
         # step is left out.
-        steps = rows if "_ms" in name else [row for row in rows if name in row]
-        samples[name] = tuple(row.get(name, 0.0) for row in steps)
+        if "_ms" in name:
+            samples[name] = tuple(row.get(name, 0.0) for row in rows)
+        else:
+            samples[name] = tuple(row[name] for row in rows if name in row)
     return samples | slow_step_samples(samples.get("step_ms", ()))
 
 
@@ -277,42 +323,42 @@ def _step_values(records: Sequence[documents.StepFigures]) -> dict[str, float]:
     compute = sum(record.time_budget_ns.compute for record in records)
     exposed_ns = _sum_by_label(record.time_budget_ns.exposed for record in records)
     label_ns = _sum_by_label(record.label_ns for record in records)
-    values = {
-        "step_ms": median(times_ns) / 1e6,
-        "compute_ms": compute / ms,
-        **{f"exposed_ms.{label}": ns / ms for label, ns in exposed_ns.items()},
-        **_exposed_by_cause(records, ms),
-        **{
-            f"label_ms.{label}": ns / ms
-            for label, ns in label_ns.items()
-            if label not in LABEL_SETS
-        },
-    }
-    waits_ns = [record.bubble.wait_ns for record in records if record.bubble.wait_ns is not None]
-    if len(waits_ns) == len(records):
-        values["wait_ms"] = sum(waits_ns) / ms
-    idle_ns = [
-        record.time_budget_ns.idle for record in records if record.time_budget_ns.idle is not None
-    ]
-    if len(idle_ns) == len(records):  # None where the trace lacks work that ran
-        values["idle_ms"] = sum(idle_ns) / ms
+    values = {"step_ms": median(times_ns) / 1e6, "compute_ms": compute / ms}
+    for label, ns in exposed_ns.items():
+        values[f"exposed_ms.{label}"] = ns / ms
+    values |= _exposed_by_cause(records, ms)
+    for label, ns in label_ns.items():
+        if label not in LABEL_SETS:
+            values[f"label_ms.{label}"] = ns / ms
+    wait_ns = sum_if_known(record.bubble.wait_ns for record in records)
+    if wait_ns is not None:
+        values["wait_ms"] = wait_ns / ms
+    # None where the trace lacks work that ran.
+    idle_ns = sum_if_known(record.time_budget_ns.idle for record in records)
+    if idle_ns is not None:
+        values["idle_ms"] = idle_ns / ms
     if time_of_all_ns:
         values["compute_fraction"] = compute / time_of_all_ns
-        if "idle_ms" in values:
-            values["idle_fraction"] = sum(idle_ns) / time_of_all_ns
+        if idle_ns is not None:
+            values["idle_fraction"] = idle_ns / time_of_all_ns
     if span:
         values["other_fraction"] = values.get("label_ms.other", 0.0) * ms / span
-        # A lower bound can show that a limit is broken, but never that it holds: it gives no
-        # sample.
-        bubbles_ns = [
-            record.bubble.fraction * record.span_ns
-            for record in records
-            if record.bubble.fraction is not None and not record.bubble.lower_bound
-        ]
-        if len(bubbles_ns) == len(records):
-            values["bubble_fraction"] = sum(bubbles_ns) / span
+        bubble_ns = sum_if_known(_bubble_ns(record) for record in records)
+        if bubble_ns is not None:
+            values["bubble_fraction"] = bubble_ns / span
             values["bubble_ms"] = values["bubble_fraction"] * span / ms
     return values | _overlaps(records)
+
+
+def _bubble_ns(record: documents.Figures) -> float | None:
+    """Return the bubble of one rank's step; None if it is unknown, or a lower bound.
+
+    A lower bound can show that a limit is broken, but never that it holds: it gives no sample.
+    """
+    bubble = record.bubble
+    if bubble.fraction is None or bubble.lower_bound:
+        return None
+    return bubble.fraction * record.span_ns
 
 
 def _exposed_by_cause(records: Sequence[documents.Figures], ms: float) -> dict[str, float]:
@@ -359,21 +405,25 @@ def _label_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
         for label, hidden_ns in rank.hidden_ns.items():
             for compute, ns in hidden_ns.items():
                 values[f"hidden_ms.{label}.{compute}"] += ns / 1e6 / steps / len(ranks)
-    return {name: (value,) for name, value in values.items()}
+    return _single_samples(values)
 
 
 def _lateness_samples(document: documents.AnalysisDocument) -> Samples:
     """Return the lateness of the latest rank and of each late rank by step, and the cost of unequal work by step."""
     samples: Samples = {}
     if document.lateness is not None:
-        by_rank = {row.rank: [ns / 1e6 for ns in row.late_ns] for row in document.lateness.ranks}
+        late_ms_by_rank = {}
+        for row in document.lateness.ranks:
+            late_ms_by_rank[row.rank] = [ns / 1e6 for ns in row.late_ns]
         on_time = [0.0] * len(document.lateness.steps)
-        samples["late_ms.rank"] = tuple(map(max, zip(on_time, *by_rank.values(), strict=True)))
-        samples |= {f"late_ms.rank@{rank}": tuple(values) for rank, values in by_rank.items()}
+        by_step = zip(on_time, *late_ms_by_rank.values(), strict=True)
+        samples["late_ms.rank"] = tuple(max(late_ms) for late_ms in by_step)
+        for rank, values in late_ms_by_rank.items():
+            samples[f"late_ms.rank@{rank}"] = tuple(values)
     if document.imbalance is not None:
         share_of_step: dict[int | None, float] = {}
-        for row in document.imbalance.steps:
-            share_of_step[row.step] = max(row.share, share_of_step.get(row.step, 0.0))
+        for step in document.imbalance.steps:
+            share_of_step[step.step] = max(step.share, share_of_step.get(step.step, 0.0))
         samples["imbalance"] = tuple(share_of_step.values())
     return samples
 
@@ -392,7 +442,8 @@ def _schedule_samples(schedule: documents.Schedule) -> Samples:
     for pipeline in slowest.values():
         gap_ns = pipeline.gap_ns or {}
         times = {"makespan_ms": pipeline.measured_ns, "ideal_makespan_ms": pipeline.ideal_ns}
-        times |= {f"gap_ms.{cause}": ns for cause, ns in gap_ns.items()}
+        for cause, ns in gap_ns.items():
+            times[f"gap_ms.{cause}"] = ns
         if gap_ns:
             times["gap_ms.total"] = sum(gap_ns.values())
         for name, ns in times.items():
@@ -408,31 +459,27 @@ def rate_samples(document: documents.AnalysisDocument) -> Samples:
     >>> list(rate_samples(analyze("sample_traces/memory", schedule="none").to_document()))[-2:]
     ['phase_gb.backward', 'phase_gb.optimizer']
     """
-    memory, steps = (
-        document.memory,
-        max((len(rank.steps) for rank in document.ranks), default=0) or 1,
-    )
-    values: dict[str, float | None] = {
-        **(_rate_values(document.rates, steps) if document.rates is not None else {}),
-        **_copy_bandwidths(document.copies),
-        **(_memory_values(memory) if memory is not None else {}),
-    }
-    return {name: (float(value),) for name, value in values.items() if value is not None}
+    values: dict[str, float | None] = {}
+    if document.rates is not None:
+        values |= _rate_values(document.rates, _step_count(document.ranks))
+    values |= _copy_bandwidths(document.copies)
+    if document.memory is not None:
+        values |= _memory_values(document.memory)
+    return {name: (float(value),) for name, value in without_none(values).items()}
 
 
 def _rate_values(rates: documents.Rates, steps: int) -> dict[str, float | None]:
     """Return the rates of products and communication, and the balance of experts."""
+    values: dict[str, float | None] = {"tflop_s.total": rates.tflop_s}
+    for row in rates.by_label:
+        values[f"tflop_s.{row.label}"] = row.tflop_s
+    values["utilisation"] = rates.utilisation
+    values |= _bus_bandwidths(rates.communication)
     loads = [row.over_mean for row in rates.experts if row.over_mean is not None]
-    return {
-        "tflop_s.total": rates.tflop_s,
-        **{f"tflop_s.{row.label}": row.tflop_s for row in rates.by_label},
-        "utilisation": rates.utilisation,
-        **_bus_bandwidths(rates.communication),
-        "expert_over_mean": max(loads, default=None),
-        "expert_cost_ms": None
-        if rates.expert_cost is None
-        else rates.expert_cost.step_ns / 1e6 / steps,
-    }
+    values["expert_over_mean"] = max(loads, default=None)
+    if rates.expert_cost is not None:
+        values["expert_cost_ms"] = rates.expert_cost.step_ns / 1e6 / steps
+    return values
 
 
 def _bus_bandwidths(rows: Sequence[documents.Bandwidth]) -> dict[str, float]:
@@ -443,11 +490,16 @@ def _bus_bandwidths(rows: Sequence[documents.Bandwidth]) -> dict[str, float]:
     values = {}
     for label in dict.fromkeys(row.label for row in rows):
         group = [row for row in rows if row.label == label]
-        moved = [row.bus_gb_s * row.transfer_ns for row in group if row.bus_gb_s is not None]
         transfer_ns = sum(row.transfer_ns for row in group)
-        if transfer_ns and len(moved) == len(group):
-            values[f"bus_gb_s.{label}"] = sum(moved) / transfer_ns
+        moved_bytes = sum_if_known(_moved_bytes(row) for row in group)
+        if transfer_ns and moved_bytes is not None:
+            values[f"bus_gb_s.{label}"] = moved_bytes / transfer_ns
     return values
+
+
+def _moved_bytes(row: documents.Bandwidth) -> float | None:
+    """Return the bytes that operations moved on the bus; GB/s are bytes per nanosecond."""
+    return None if row.bus_gb_s is None else row.bus_gb_s * row.transfer_ns
 
 
 def _copy_bandwidths(rows: Sequence[documents.Copy]) -> dict[str, float]:
@@ -455,12 +507,10 @@ def _copy_bandwidths(rows: Sequence[documents.Copy]) -> dict[str, float]:
     values = {}
     for label in ("offload", "onload"):
         group = [row for row in rows if row.label == label]
-        ns, sizes = (
-            sum(row.ns for row in group),
-            [row.bytes for row in group if row.bytes is not None],
-        )
-        if ns and len(sizes) == len(group):
-            values[f"copy_gb_s.{label}"] = sum(sizes) / ns  # bytes per ns = GB/s
+        ns = sum(row.ns for row in group)
+        size = sum_if_known(row.bytes for row in group)
+        if ns and size is not None:
+            values[f"copy_gb_s.{label}"] = size / ns  # bytes per ns = GB/s
     return values
 
 
@@ -468,12 +518,12 @@ def _memory_values(memory: documents.Memory) -> dict[str, float | None]:
     """Return what the fullest rank held, and what the rank that leaks most leaves behind in a step."""
     reserved = [rank.reserved_bytes for rank in memory.ranks if rank.reserved_bytes is not None]
     leaked = [_leaked_bytes(rank) for rank in memory.ranks]
-    known = [size for size in leaked if size is not None]
+    known_leaked = [size for size in leaked if size is not None]
     return {
         "peak_gb": memory.peak_bytes / 1e9,
         "peak_bytes": memory.peak_bytes,
         "reserved_bytes": max(reserved, default=None),
-        "leaked_bytes": max(known) if len(known) == len(leaked) else None,
+        "leaked_bytes": max(known_leaked) if len(known_leaked) == len(leaked) else None,
         **_phase_peaks(memory.ranks),
     }
 
@@ -498,6 +548,8 @@ def _phase_peaks(ranks: Iterable[documents.RankMemory]) -> dict[str, float]:
         for phase, peak in rank.by_phase.items():
             at_least[phase] = max(at_least[phase], peak.at_least)
             at_most[phase] = max(at_most[phase], peak.at_most)
-    return {
-        f"phase_gb.{phase}": low / 1e9 for phase, low in at_least.items() if low == at_most[phase]
-    }
+    peaks = {}
+    for phase, low in at_least.items():
+        if low == at_most[phase]:
+            peaks[f"phase_gb.{phase}"] = low / 1e9
+    return peaks

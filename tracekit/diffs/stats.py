@@ -92,16 +92,18 @@ def correlation(runs: Sequence[Sequence[float] | Floats]) -> float:
     >>> round(correlation([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]]), 2)
     0.21
     """
-    covariance = variance = 0.0  # both times the number of values, which cancels
+    # Both times the number of values, which cancels.
+    covariance = 0.0
+    variance = 0.0
     for run in runs:
         deviations = np.asarray(run, float)
         deviations = deviations - deviations.mean() if len(deviations) else deviations
         covariance += float((deviations[1:] * deviations[:-1]).sum())
         variance += float((deviations * deviations).sum())
-    steps = float(np.mean([len(run) for run in runs])) if len(runs) else 0.0
-    return (
-        covariance / variance * steps / (steps + CORRELATION_PRIOR_STEPS) if variance > 0 else 0.0
-    )
+    if variance <= 0:
+        return 0.0
+    steps = float(np.mean([len(run) for run in runs]))
+    return covariance / variance * steps / (steps + CORRELATION_PRIOR_STEPS)
 
 
 def within_run_deviation(runs: Runs) -> float:
@@ -110,8 +112,17 @@ def within_run_deviation(runs: Runs) -> float:
     >>> within_run_deviation([[1.0, 3.0], [11.0, 13.0]])
     1.4142135623730951
     """
-    squares = sum(float(np.square(np.asarray(run, float) - np.mean(run)).sum()) for run in runs)
-    return math.sqrt(squares / max(sum(len(run) - 1 for run in runs), 1))
+    squares = 0.0
+    degrees_of_freedom = 0
+    for run in runs:
+        squares += _squared_deviations(run)
+        degrees_of_freedom += len(run) - 1
+    return math.sqrt(squares / max(degrees_of_freedom, 1))
+
+
+def _squared_deviations(values: Sequence[float]) -> float:
+    """Return the sum of squared deviations from the mean."""
+    return float(np.square(np.asarray(values, float) - np.mean(values)).sum())
 
 
 def weaken(p: float, rho: float) -> float:
@@ -169,7 +180,8 @@ def bootstrap(candidate: Runs, baseline: Runs = (), *, level: Level = "pseudomed
     """
     # A fixed seed: the same input gives the same verdict.
     generator = np.random.default_rng(20240229)
-    variance, df = 0.0, 0
+    variance = 0.0
+    df = 0
     for runs in (candidate, baseline):
         for run in runs:
             steps = len(run)
@@ -208,13 +220,17 @@ def between_runs(
     >>> round(e.value, 2), round(e.error, 3), e.df
     (1.0, 0.115, 6)
     """
-    centres = [[level_of(run, level) for run in runs] for runs in (candidate, baseline)]
-    pooled = centres[:1] if calibrated else centres
-    squares = sum(float(((np.array(side) - np.mean(side)) ** 2).sum()) for side in pooled)
-    df = sum(len(side) - 1 for side in pooled) + prior_df
+    candidate_levels = [level_of(run, level) for run in candidate]
+    baseline_levels = [level_of(run, level) for run in baseline]
+    squares = _squared_deviations(candidate_levels)
+    df = len(candidate_levels) - 1 + prior_df
+    if not calibrated:
+        squares += _squared_deviations(baseline_levels)
+        df += len(baseline_levels) - 1
     deviation = math.sqrt((squares + prior_df * prior**2) / df)
-    error = deviation * math.sqrt(sum(1 / len(side) for side in centres))
-    return Estimate(float(np.mean(centres[0]) - np.mean(centres[1])), error, df)
+    error = deviation * math.sqrt(1 / len(candidate_levels) + 1 / len(baseline_levels))
+    change = float(np.mean(candidate_levels) - np.mean(baseline_levels))
+    return Estimate(change, error, df)
 
 
 def centre(runs: Runs, level: Level = "pseudomedian") -> float:
@@ -270,7 +286,8 @@ def holm(ps: Sequence[float]) -> list[float]:
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
-    adjusted, largest = [1.0] * len(ps), 0.0
+    adjusted = [1.0] * len(ps)
+    largest = 0.0
     for smaller, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
         largest = max(largest, min(1.0, ps[i] * (len(ps) - smaller)))
         adjusted[i] = largest

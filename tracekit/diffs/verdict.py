@@ -6,6 +6,8 @@ significant. What cannot be decided is inconclusive, with a reason.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -14,7 +16,7 @@ from tracekit._util.text import counted
 from tracekit.diffs import noise_thresholds as thresholds
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Metric, Requirement, resolve
-from tracekit.diffs.run_samples import LABEL_SETS, Run
+from tracekit.diffs.run_samples import LABEL_SETS, Run, samples_of_metric
 from tracekit.documents.diff import Verdict
 from tracekit.documents.gate import CheckResult, Counts, GateSettings
 
@@ -109,91 +111,93 @@ def judge(
     >>> [(c.metric, c.verdict) for c in judge([base], [base])]
     [('step_ms', 'pass')]
     """
-    requested: list[tuple[Metric, Requirement | None]] = [
-        (item.metric, item) for item in requirements
-    ]
-    requested = requested or [
-        (metric, None) for metric in default_metrics(candidate, baseline, rules)
-    ]
-    sides, noise = (candidate, baseline), noise or {}
-    cases = [
-        _make_case(metric, demand, sides, rules, noise.get(metric.name))
-        for metric, demand in requested
-    ]
-    check_of_case = {
-        i: check
-        for i, case in enumerate(cases)
-        if (check := _check_without_test(case, rules, obstacle, damage))
-    }
-    # The rest is tested. Each group is corrected for its own number of tests, so that the many
-    # labels do not make the test of the whole step less sensitive. Requirements of the user are one
-    # group: none is more important.
-    tested = [i for i in range(len(cases)) if i not in check_of_case]
-    whole_step = [
-        i for i in tested if not requirements and cases[i].metric.name in WHOLE_STEP_METRICS
-    ]
-    parts = [i for i in tested if i not in whole_step]
-    for group in (whole_step, parts):
-        # With few steps a rank test cannot give a p-value below this level: _test then takes
-        # another. The p-values themselves are corrected by Holm.
-        tests = [_test(cases[i], rules.alpha / len(group)) for i in group]
-        worse_ps = stats.holm([test.p_worse for test in tests])
-        better_ps = stats.holm([test.p_better for test in tests])
-        for i, test, p_worse, p_better in zip(group, tests, worse_ps, better_ps, strict=True):
-            check_of_case[i] = _decide(cases[i], test, p_worse, p_better, rules)
-    return [check_of_case[i] for i in range(len(cases))]
+    requested: list[tuple[Metric, Requirement | None]] = []
+    if requirements:
+        requested += [(requirement.metric, requirement) for requirement in requirements]
+    else:
+        requested += [(metric, None) for metric in default_metrics(candidate, baseline, rules)]
+    checks: dict[int, CheckResult] = {}  # by position in ``requested``
+    whole_step: dict[int, _Case] = {}
+    parts: dict[int, _Case] = {}
+    for i, (metric, requirement) in enumerate(requested):
+        metric_noise = (noise or {}).get(metric.name)
+        case = _make_case(metric, requirement, (candidate, baseline), rules, metric_noise)
+        check = _check_without_test(case, rules, obstacle, damage)
+        if check is not None:
+            checks[i] = check
+        elif requirement is None and metric.name in WHOLE_STEP_METRICS:
+            whole_step[i] = case
+        else:
+            parts[i] = case
+    # Each group is corrected for its own number of tests, so that the many labels do not make the
+    # test of the whole step less sensitive. Requirements of the user are one group: none is more
+    # important.
+    checks |= _check_group(whole_step, rules)
+    checks |= _check_group(parts, rules)
+    return [checks[i] for i in range(len(requested))]
+
+
+def _check_group(cases: Mapping[int, _Case], rules: GateSettings) -> dict[int, CheckResult]:
+    """Return the checks of cases that are tested together, with p-values corrected for their number (Holm)."""
+    # With few steps a rank test cannot give a p-value below this level: _test then takes another.
+    tests = [_test(case, rules.alpha / len(cases)) for case in cases.values()]
+    worse_ps = stats.holm([test.p_worse for test in tests])
+    better_ps = stats.holm([test.p_better for test in tests])
+    checks = {}
+    for (i, case), test, p_worse, p_better in zip(
+        cases.items(), tests, worse_ps, better_ps, strict=True
+    ):
+        checks[i] = _decide(case, test, p_worse, p_better, rules)
+    return checks
 
 
 def default_metrics(
     candidate: Sequence[Run], baseline: Sequence[Run], rules: GateSettings
 ) -> list[Metric]:
     """Return the metrics checked without requirements: the default families, where a change can exceed its floor."""
-
-    def all_values(metric: Metric) -> tuple[str, tuple[tuple[float, ...], ...]]:
-        return metric.family.name, tuple(run.values(metric) for run in (*candidate, *baseline))
-
-    sides = (candidate, baseline)
+    every_run = (*baseline, *candidate)
     metrics = []
-    for name in dict.fromkeys(name for run in (*baseline, *candidate) for name in run.samples):
+    for name in dict.fromkeys(chain.from_iterable(run.samples for run in every_run)):
         metric = resolve(name, known=[name])
         if not metric.family.default or metric.key in metric.family.details:
             continue
-        if name in NEEDED_ON_BOTH_SIDES and not all(
-            any(run.values(metric) for run in side) for side in sides
-        ):
+        is_on_both_sides = samples_of_metric(candidate, metric) and samples_of_metric(
+            baseline, metric
+        )
+        if name in NEEDED_ON_BOTH_SIDES and not is_on_both_sides:
             continue
         if metric.key is None or _can_exceed_floor(metric, candidate, baseline, rules):
             metrics.append(metric)
     labels = [metric for metric in metrics if metric.key not in LABEL_SETS]
     # A set with the values of a single label is the same metric twice: it would only weaken the
     # correction.
-    label_values = {all_values(metric) for metric in labels}
-    sets = [
-        metric
-        for metric in metrics
-        if metric.key in LABEL_SETS and all_values(metric) not in label_values
-    ]
+    label_values = {_values_of_runs(metric, every_run) for metric in labels}
+    sets = []
+    for metric in metrics:
+        if metric.key in LABEL_SETS and _values_of_runs(metric, every_run) not in label_values:
+            sets.append(metric)
     return sorted([*labels, *sets], key=lambda metric: metric.name != "step_ms")
+
+
+def _values_of_runs(metric: Metric, runs: Sequence[Run]) -> tuple[str, tuple[Any, ...]]:
+    """Return the family and all samples of a metric; two metrics for which they are equal are the same."""
+    return metric.family.name, tuple(run.values(metric) for run in runs)
 
 
 def _can_exceed_floor(
     metric: Metric, candidate: Sequence[Run], baseline: Sequence[Run], rules: GateSettings
 ) -> bool:
-    before, after = (
-        [values for run in side if (values := run.values(metric))] for side in (baseline, candidate)
-    )
+    """Return whether a metric is large enough for a change of it to count."""
+    before = samples_of_metric(baseline, metric)
+    after = samples_of_metric(candidate, metric)
     if metric.family.unit == "ratio":
         # A share must be known on both sides, and its label must run long enough to cost the
         # floor's part of the step.
         has_room = thresholds.noise_floor(metric, 0.0, baseline, rules.floors) < 1.0
-        return (
-            bool(before and after)
-            and has_room
-            and thresholds.label_ms_per_step(metric.key or "", baseline) > 0
-        )
-    old, new = (
-        stats.centre(runs, metric.family.level) if runs else 0.0 for runs in (before, after)
-    )
+        label_ms = thresholds.label_ms_per_step(metric.key or "", baseline)
+        return bool(before) and bool(after) and has_room and label_ms > 0
+    old = stats.centre(before, metric.family.level) if before else 0.0
+    new = stats.centre(after, metric.family.level) if after else 0.0
     return max(old, new) > thresholds.noise_floor(metric, old, baseline, rules.floors)
 
 
@@ -210,29 +214,19 @@ def _make_case(
     """
     candidate, baseline = sides
     before, after = _samples(metric, baseline, candidate)
-    level = metric.family.level
-    old, new = (stats.centre(runs, level) if runs else None for runs in (before, after))
+    old = stats.centre(before, metric.family.level) if before else None
+    new = stats.centre(after, metric.family.level) if after else None
     bounds_level = requirement is not None and requirement.kind == "limit"
     # The floor is a share of a value: of the baseline's, or of the candidate's where its level is
     # bounded.
     reference = new if bounds_level or old is None else old
-    runs = (len(before), len(after))
-    floor = thresholds.noise_floor(
-        metric, reference or 0.0, candidate if bounds_level else baseline, rules.floors
-    )
+    floor_runs = candidate if bounds_level else baseline
+    floor = thresholds.noise_floor(metric, reference or 0.0, floor_runs, rules.floors)
     if noise and metric.nature == "work":
         noise = noise.with_prior(thresholds.prior_deviation(floor))
-    if noise and all(runs):
-        floor = max(floor, noise.floor(runs))
-    falls_when_worse = requirement.worse == "down" if requirement else metric.family.better == "up"
-    sign = -1 if falls_when_worse else 1
-    limit = sign * floor
-    if requirement:
-        limit = (
-            requirement.limit * (old or 0.0)
-            if requirement.kind == "relative"
-            else requirement.limit
-        )
+    if noise and before and after:
+        floor = max(floor, noise.floor((len(before), len(after))))
+    sign = _sign_of_worse(metric, requirement)
     change = None if old is None or new is None else new - old
     check = CheckResult(
         metric=metric.name,
@@ -250,42 +244,64 @@ def _make_case(
         p=None,
         method=None,
         steps=Counts(sum(map(len, before)), sum(map(len, after))),
-        runs=Counts(*runs),
+        runs=Counts(len(before), len(after)),
         waiver=None,
-        limit=limit,
+        limit=_limit(requirement, old, default=sign * floor),
         limit_on="level" if bounds_level else "change",
     )
-    uncertainty = (
-        0.0
-        if noise or bounds_level
-        else thresholds.single_run_uncertainty(metric, (baseline, candidate))
-    )
-    # Turned so that larger is worse, whatever the metric.
-    turned_before, turned_after = (
-        [[sign * value for value in run] for run in side] for side in (before, after)
-    )
+    uncertainty = 0.0
+    if not noise and not bounds_level:
+        uncertainty = thresholds.single_run_uncertainty(metric, (baseline, candidate))
     return _Case(
-        metric, requirement, sign, check, turned_before, turned_after, floor, noise, uncertainty
+        metric=metric,
+        requirement=requirement,
+        sign=sign,
+        check=check,
+        before=_turn(before, sign),
+        after=_turn(after, sign),
+        floor=floor,
+        noise=noise,
+        uncertainty=uncertainty,
     )
+
+
+def _sign_of_worse(metric: Metric, requirement: Requirement | None) -> int:
+    """Return +1 if an increase of the metric is worse, else -1."""
+    if requirement is not None:
+        return -1 if requirement.worse == "down" else 1
+    return -1 if metric.family.better == "up" else 1
+
+
+def _limit(requirement: Requirement | None, old: float | None, *, default: float) -> float:
+    """Return the limit in the unit of the metric; *default* without a requirement."""
+    if requirement is None:
+        return default
+    if requirement.kind == "relative":
+        return requirement.limit * (old or 0.0)
+    return requirement.limit
+
+
+def _turn(runs: Sequence[Sequence[float]], sign: int) -> list[list[float]]:
+    """Return the samples turned so that larger is worse, whatever the metric."""
+    return [[sign * value for value in run] for run in runs]
 
 
 def _samples(
     metric: Metric, baseline: Sequence[Run], candidate: Sequence[Run]
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Return the samples before and after, run by run; runs without the metric are left out."""
-
-    def zeros(runs: Sequence[Run]) -> list[list[float]]:
-        return [[0.0] * runs[0].steps] if runs and runs[0].steps else []
-
-    before, after = (
-        [list(values) for run in side if (values := run.values(metric))]
-        for side in (baseline, candidate)
-    )
+    before = [list(values) for values in samples_of_metric(baseline, metric)]
+    after = [list(values) for values in samples_of_metric(candidate, metric)]
     # A label that one side never ran took no time there.
     if metric.family.unit == "ms" and not metric.family.once_a_run:
-        before = before or (zeros(baseline) if after else [])
-        after = after or (zeros(candidate) if before else [])
+        before = before or (_zeros(baseline) if after else [])
+        after = after or (_zeros(candidate) if before else [])
     return before, after
+
+
+def _zeros(runs: Sequence[Run]) -> list[list[float]]:
+    """Return samples of 0 for the steps of the first run."""
+    return [[0.0] * runs[0].steps] if runs and runs[0].steps else []
 
 
 def _check_without_test(
@@ -300,11 +316,12 @@ def _check_without_test(
         return case.undecided(obstacle)
     if case.check.before is None:
         return case.undecided("the baseline has no such metric")
-    unit, least = (
-        ("run", MIN_RUNS_OF_RUN_METRIC)
-        if case.metric.family.once_a_run
-        else ("step", rules.min_steps)
-    )
+    if case.metric.family.once_a_run:
+        unit = "run"
+        least = MIN_RUNS_OF_RUN_METRIC
+    else:
+        unit = "step"
+        least = rules.min_steps
     steps = case.check.steps
     if min(steps.before, steps.after) < least:
         return case.undecided(
@@ -317,14 +334,12 @@ def _check_limit(
     case: _Case, requirement: Requirement, value: float, rules: GateSettings
 ) -> CheckResult:
     """Return the verdict on the candidate's own steps, with the level *value*, against a limit."""
-    holds, steps = requirement.holds(value), case.check.steps.after
+    holds = requirement.holds(value)
+    steps = case.check.steps.after
     if steps < rules.min_steps:
         # Too few steps to know their noise: only a distance larger than the floor decides.
-        few = (
-            "one value per run"
-            if case.metric.family.once_a_run
-            else f"only {counted(steps, 'step')}"
-        )
+        is_once_a_run = case.metric.family.once_a_run
+        few = "one value per run" if is_once_a_run else f"only {counted(steps, 'step')}"
         # A count without noise is what it is.
         is_exact = case.floor == 0 and case.metric.family.unit == "count"
         if abs(value - requirement.limit) <= case.floor and not is_exact:
@@ -370,11 +385,12 @@ def _test(case: _Case, alpha: float) -> _Test:
     the difference must also be significant given the spread between runs, because the steps of one
     run resemble each other.
     """
-    after, before, level = case.after, case.before, case.metric.family.level
+    after = case.after
+    before = case.before
+    level = case.metric.family.level
     estimate = stats.bootstrap(after, before, level=level)
-    after_steps, before_steps = (
-        [value for run in runs for value in run] for runs in (after, before)
-    )
+    after_steps = list(chain.from_iterable(after))
+    before_steps = list(chain.from_iterable(before))
     # A rank test asks whether most steps are slower: a mean can grow although they are not.
     ranks_decide = case.metric.name != "mean_step_ms"
     correlation = stats.correlation([*after, *before])
@@ -389,12 +405,12 @@ def _test(case: _Case, alpha: float) -> _Test:
         p_worse = stats.weaken(estimate.p_not_above(case.tested_change), correlation)
         p_better = stats.weaken(replace(estimate, value=-estimate.value).p_not_above(), correlation)
     if case.noise or len(after) + len(before) > 2:
-        deviation = (
-            case.noise.deviation
-            if case.noise
-            else thresholds.prior_deviation(case.floor, case.uncertainty)
-        )
-        df = float(case.noise.df) if case.noise else thresholds.PRIOR_DEGREES_OF_FREEDOM
+        if case.noise:
+            deviation = case.noise.deviation
+            df = float(case.noise.df)
+        else:
+            deviation = thresholds.prior_deviation(case.floor, case.uncertainty)
+            df = thresholds.PRIOR_DEGREES_OF_FREEDOM
         spread = stats.between_runs(
             after,
             before,
@@ -407,10 +423,8 @@ def _test(case: _Case, alpha: float) -> _Test:
         p_better_runs = replace(spread, value=-spread.value).p_not_above()
         p_worse = max(p_worse, min(1.0, BETWEEN_RUNS_P_FACTOR * p_worse_runs))
         p_better = max(p_better, min(1.0, BETWEEN_RUNS_P_FACTOR * p_better_runs))
-        estimate, method = (
-            max(estimate, spread, key=lambda candidate: candidate.error),
-            f"{method}, over runs",
-        )
+        estimate = max(estimate, spread, key=lambda candidate: candidate.error)
+        method = f"{method}, over runs"
     return _Test(p_worse, p_better, case.interval(estimate, 1 - 2 * alpha), method)
 
 
@@ -436,18 +450,14 @@ def _decide_exceeded(
     case: _Case, test: _Test, p_worse: float, rules: GateSettings
 ) -> tuple[Verdict, str]:
     """Return the verdict on a change beyond its limit, and the reason: regressed, unless it may be noise."""
-    if (
-        case.requirement
-        and case.noise
-        and abs(case.worsening) <= case.noise.floor((len(case.before), len(case.after)))
-    ):
+    runs = (len(case.before), len(case.after))
+    calibrated_floor = 0.0 if case.noise is None else case.noise.floor(runs)
+    if case.requirement and case.noise and abs(case.worsening) <= calibrated_floor:
         return "inconclusive", "past the limit, but within the calibrated noise"
     if p_worse <= rules.alpha:
-        return (
-            ("inconclusive", _SINGLE_RUN_REASON)
-            if case.may_be_chance
-            else ("regressed", _regression_reason(case))
-        )
+        if case.may_be_chance:
+            return "inconclusive", _SINGLE_RUN_REASON
+        return "regressed", _regression_reason(case)
     if test.p_worse <= 2 * rules.alpha and case.worsening > 2 * case.floor:
         return "inconclusive", "looks worse, but may be noise: record more"
     return "inconclusive", "past the limit, but it may be noise: record more"
@@ -464,9 +474,11 @@ def _required_change(check: CheckResult, requirement: Requirement) -> float:
 
 
 def _regression_reason(case: _Case) -> str:
-    requirement, unit, before = case.requirement, case.metric.family.unit, case.check.before
-    if requirement:
-        return f"breaks {requirement.text}"
+    """Return why a change counts as a regression."""
+    unit = case.metric.family.unit
+    before = case.check.before
+    if case.requirement:
+        return f"breaks {case.requirement.text}"
     if unit == "ratio":
         return f"worse by more than {100 * case.floor:.1f} points"
     if before:

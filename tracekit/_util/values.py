@@ -1,0 +1,42 @@
+"""Operations on values that may be unknown (None), and on mappings of them."""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def without_none(values: Mapping[Key, Value | None]) -> dict[Key, Value]:
+    """Return the entries whose value is known.
+
+    >>> without_none({"step_ms": 10.0, "idle_ms": None})
+    {'step_ms': 10.0}
+    """
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def sum_if_known(values: Iterable[float | None]) -> float | None:
+    """Return the sum of *values*; None if one of them is unknown.
+
+    >>> sum_if_known([1, 2]), sum_if_known([1, None])
+    (3, None)
+    """
+    total: float = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def invert_lists(names_by_key: Mapping[Key, Iterable[Value]]) -> dict[Value, Key]:
+    """Return the key of each name.
+
+    >>> invert_lists({"kernel": ["kernel", "gpu_op"], "memcpy": ["copy"]})
+    {'kernel': 'kernel', 'gpu_op': 'kernel', 'copy': 'memcpy'}
+    """
+    key_of_name: dict[Value, Key] = {}
+    for key, names in names_by_key.items():
+        key_of_name |= dict.fromkeys(names, key)
+    return key_of_name
