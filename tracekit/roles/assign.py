@@ -80,11 +80,9 @@ def _keep_role(sources: Sequence[SourceRef], role: str) -> tuple[SourceRef, ...]
     kept = tuple(ref for ref in sources if ref.role == role)
     if not kept:
         names = sorted({ref.role for ref in sources if ref.role is not None})
-        hint = (
-            f"there are: {', '.join(names)}"
-            if names
-            else "ranks have one process each: leave --role out"
-        )
+        hint = "ranks have one process each: leave --role out"
+        if names:
+            hint = f"there are: {', '.join(names)}"
         raise OptionError(f"--role {role}: there is no such role", hint=hint)
     return kept
 
@@ -118,7 +116,7 @@ def _follow_each_other(refs: Sequence[SourceRef]) -> bool:
         if window is None:
             return False
         first_ns, last_ns = windows.get(ref.role, window)
-        windows[ref.role] = min(first_ns, window[0]), max(last_ns, window[1])
+        windows[ref.role] = (min(first_ns, window[0]), max(last_ns, window[1]))
     ordered = sorted(windows.values())
     return any(next_window[0] >= window[1] for window, next_window in pairwise(ordered))
 
@@ -143,18 +141,17 @@ def _roles_by_content(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
     """
     if len(refs) < 2 or any(ref.reader not in PYTORCH_READERS for ref in refs):
         return None
-    contents = {ref.path: _Content.of(ref) for ref in refs}
-    kinds = {path: content.kind for path, content in contents.items()}
-    if len(set(kinds.values())) < 2 or share_a_process(
-        content.part.source for content in contents.values()
-    ):
+    contents = [_Content.of(ref) for ref in refs]
+    kinds = [content.kind for content in contents]
+    is_one_kind = len(set(kinds)) < 2
+    if is_one_kind or share_a_process(content.part.source for content in contents):
         return None
-    folders = {ref.path: Path(ref.path).parent.name for ref in refs}
-    pairs = {(folders[path], kind) for path, kind in kinds.items()}
-    names = (
-        folders if len(pairs) == len(set(folders.values())) == len(set(kinds.values())) else kinds
-    )
-    return [replace(ref, role=names[ref.path]) for ref in refs]
+    folders = [Path(ref.path).parent.name for ref in refs]
+    # Every folder holds one kind of work, and every kind is in one folder.
+    pairs = set(zip(folders, kinds, strict=True))
+    folders_name_kinds = len(pairs) == len(set(folders)) == len(set(kinds))
+    names = folders if folders_name_kinds else kinds
+    return [replace(ref, role=name) for ref, name in zip(refs, names, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,15 +245,18 @@ def _numbers_in_names(refs: Sequence[SourceRef]) -> dict[str, int] | None:
     names_without_numbers = {re.sub(r"\d+", "#", ref.name) for ref in refs}
     if len(names_without_numbers) > 1:
         return None
-    numbers_of_names: list[list[int]] = []
-    for ref in refs:
-        numbers_of_names.append([int(digits) for digits in re.findall(r"\d+", ref.name)])
-    differing = [
-        numbers for numbers in zip(*numbers_of_names, strict=True) if len(set(numbers)) > 1
-    ]
-    if len(differing) != 1 or sorted(differing[0]) != list(range(len(refs))):
+    numbers_of_names = [re.findall(r"\d+", ref.name) for ref in refs]
+    ranks = None
+    for digits in zip(*numbers_of_names, strict=True):
+        numbers = [int(number) for number in digits]
+        if len(set(numbers)) == 1:
+            continue
+        if ranks is not None or sorted(numbers) != list(range(len(refs))):
+            return None
+        ranks = numbers
+    if ranks is None:
         return None
-    return {ref.path: number for ref, number in zip(refs, differing[0], strict=True)}
+    return {ref.path: rank for ref, rank in zip(refs, ranks, strict=True)}
 
 
 def _match_content(
@@ -272,20 +272,29 @@ def _match_content(
     for measure in measures:
         ranks: dict[str, int] = {}
         for content in contents:
-            scores = {rank: measure(content, other) for rank, other in ranked.items()}
-            best = max(scores.values(), default=0)
-            matching = [rank for rank, score in scores.items() if score == best]
-            if best and len(matching) == 1:
-                ranks[content.ref.path] = matching[0]
+            rank = _best_match(content, ranked, measure)
+            if rank is not None:
+                ranks[content.ref.path] = rank
         if len(ranks) == len(set(ranks.values())) == len(members):
             return ranks
     return None
 
 
+def _best_match(
+    content: _Content, ranked: Mapping[int, _Content], measure: Callable[[_Content, _Content], int]
+) -> int | None:
+    """Return the rank that shares most with *content*; None if none or several do."""
+    scores = {rank: measure(content, other) for rank, other in ranked.items()}
+    best = max(scores.values(), default=0)
+    matching = [rank for rank, score in scores.items() if score == best]
+    return matching[0] if best and len(matching) == 1 else None
+
+
 def _passed_copies(first: _Content, second: _Content) -> int:
     """Return how many copies from one device to the host have as many bytes as copies to the other's device."""
-    passed = first.copied_bytes("DtoH") & second.copied_bytes("HtoD")
-    return (passed + (second.copied_bytes("DtoH") & first.copied_bytes("HtoD"))).total()
+    forth = first.copied_bytes("DtoH") & second.copied_bytes("HtoD")
+    back = second.copied_bytes("DtoH") & first.copied_bytes("HtoD")
+    return forth.total() + back.total()
 
 
 def _same_device(first: _Content, second: _Content) -> int:

@@ -66,9 +66,10 @@ def combine_roles(
 
     roles: list[Role] = []
     if has_several_roles:
-        for role in sorted(
+        by_importance = sorted(
             tables, key=lambda role: (role != main, KIND_ORDER.index(kinds[role]), role)
-        ):
+        )
+        for role in by_importance:
             ranks = sorted(rank.source.rank for rank in tables[role])
             roles.append(Role(role, kinds[role], tuple(ranks), explained[role], clocks[role]))
         notices += _role_notices(roles)
@@ -134,23 +135,20 @@ def check_roles(spans: Sequence[tuple[Source, int | None, int | None]], *, named
     >>> source = Source("a/rank0.json", "kineto", 0, "name", role="a", pid=7)
     >>> check_roles([(source, 0, 10), (replace(source, role="b", pid=8), 5, 20)], named=False)
     """
-    folders = {
-        source.role: str(Path(source.path).parent)
-        for source, _, _ in spans
-        if source.role is not None
-    }
-    if not named and share_a_process(source for source, _, _ in spans if source.role is not None):
-        raise several_runs_error(sorted(set(folders.values())))
+    sources = [source for source, _, _ in spans if source.role is not None]
+    folders = {str(Path(source.path).parent) for source in sources}
+    if not named and share_a_process(sources):
+        raise several_runs_error(sorted(folders))
     times: dict[str, tuple[int, int]] = {}
     for source, start, end in spans:
         if source.role is not None and start is not None and end is not None:
             first, last = times.get(source.role, (start, end))
-            times[source.role] = min(first, start), max(last, end)
+            times[source.role] = (min(first, start), max(last, end))
     ordered = sorted(times.items(), key=lambda item: item[1])
     for (first_role, (_, end)), (second, (start, _)) in pairwise(ordered):
         if start >= end:
             if not named:
-                raise several_runs_error(sorted(set(folders.values())))
+                raise several_runs_error(sorted(folders))
             gap = f"role {second} begins {ms(start - end)} after role {first_role} ends"
             hint = "profile all roles over the same iterations"
             raise InputError(f"{gap}: they were not recorded together", hint=hint)

@@ -76,10 +76,9 @@ def find_handovers(
     for iteration in iterations:
         in_iteration = [band for band in bands if band.iteration == iteration]
         own_bands = [band for band in in_iteration if band.role == role]
-        starts = {
-            rank: start
-            for rank, (start, _) in band_spans(own_bands, lambda band: band.rank).items()
-        }
+        starts = {}
+        for rank, (start, _) in band_spans(own_bands, lambda band: band.rank).items():
+            starts[rank] = start
         if len(starts) < 2:
             continue
         last_rank = max(starts, key=lambda rank: starts[rank])
@@ -130,9 +129,8 @@ def _later_than_others(rank: int, times: Mapping[int, int]) -> int:
 
 def explain_by_handovers(stragglers: Stragglers, handovers: Sequence[Handover]) -> Stragglers:
     """Return the stragglers with ``waited_itself`` where a handover explains their lateness in a step."""
-    return replace_fields(
-        stragglers, rows=tuple(_explain(row, handovers) for row in stragglers.rows)
-    )
+    rows = tuple(_explain(row, handovers) for row in stragglers.rows)
+    return replace_fields(stragglers, rows=rows)
 
 
 def _explain(row: Straggler, handovers: Sequence[Handover]) -> Straggler:
@@ -142,10 +140,10 @@ def _explain(row: Straggler, handovers: Sequence[Handover]) -> Straggler:
     what is unknown where clocks tell that the rank came last.
     """
     late_ns = dict(zip(row.steps, row.late_ns_by_step, strict=True))
-    own = [
-        handover for handover in handovers if handover.rank == row.rank and handover.step in late_ns
-    ]
-    explained = {handover: min(handover.waited_ns, late_ns[handover.step]) for handover in own}
+    explained: dict[Handover, int] = {}
+    for handover in handovers:
+        if handover.rank == row.rank and handover.step in late_ns:
+            explained[handover] = min(handover.waited_ns, late_ns[handover.step])
     share = sum(explained.values()) / max(sum(late_ns.values()), 1)
     replaceable = ("host_late",) if row.uncertain else ("host_late", "unknown")
     replaceable_ns = sum(part.ns for part in row.why if part.cause in replaceable)
@@ -154,15 +152,12 @@ def _explain(row: Straggler, handovers: Sequence[Handover]) -> Straggler:
         return row
     if waited_ns > (1 - MIN_CAUSE_SHARE) * replaceable_ns:
         waited_ns = replaceable_ns  # the rest is no more than comparing ranks is exact
-    named = max(own, key=lambda handover: explained[handover])
+    longest = max(explained, key=lambda handover: explained[handover])
     # An iteration in which the rank is hardly late is not one that explains anything.
     least_ns = MIN_CAUSE_SHARE * sum(explained.values())
-    iterations = sorted(handover.iteration for handover in own if explained[handover] >= least_ns)
-    why = [
-        WaitCause(
-            "waited_itself", waited_ns, Evidence(role=named.other_role, iterations=iterations)
-        )
-    ]
+    iterations = sorted(handover.iteration for handover, ns in explained.items() if ns >= least_ns)
+    evidence = Evidence(role=longest.other_role, iterations=iterations)
+    why = [WaitCause("waited_itself", waited_ns, evidence)]
     left_ns = waited_ns
     for part in sorted(row.why, key=lambda part: part.cause == "unknown"):
         if part.cause not in replaceable:

@@ -68,7 +68,7 @@ def band_spans(
     spans: dict[Key, tuple[int, int]] = {}
     for band in bands:
         start, end = spans.get(key(band), (band.start_ns, band.end_ns))
-        spans[key(band)] = min(start, band.start_ns), max(end, band.end_ns)
+        spans[key(band)] = (min(start, band.start_ns), max(end, band.end_ns))
     return spans
 
 
@@ -105,8 +105,9 @@ def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list
         return _number_by_own_updates(bands, updates)
     if updates:
         middles = [(update.start_ns + update.end_ns) // 2 for update in updates]
+        numbers = np.searchsorted(middles, [band.start_ns for band in bands]).tolist()
         return [
-            replace(band, iteration=int(np.searchsorted(middles, band.start_ns))) for band in bands
+            replace(band, iteration=number) for band, number in zip(bands, numbers, strict=True)
         ]
     counts: Counter[str] = Counter()
     numbered = []
@@ -155,11 +156,12 @@ def _colocated(processes: Sequence[Process]) -> bool:
 
     Device numbers alone do not tell, because each process may see its own GPU as device 0.
     """
-    places: dict[str, set[tuple[int, int | None]]] = {}
+    gpus_of_roles: dict[str, set[tuple[int, int | None]]] = {}
     for process in processes:
         device = next(iter(process.stretches["device"]), None)
-        places.setdefault(process.role, set()).add((process.rank, device))
-    if len(places) < 2 or len({frozenset(positions) for positions in places.values()}) > 1:
+        gpus_of_roles.setdefault(process.role, set()).add((process.rank, device))
+    first_gpus, *other_gpus = gpus_of_roles.values()
+    if not other_gpus or any(gpus != first_gpus for gpus in other_gpus):
         return False
     if any(len(process.lane("reload")) for process in processes):
         return True  # weights are taken out of memory on the same GPU
@@ -169,11 +171,10 @@ def _colocated(processes: Sequence[Process]) -> bool:
         number = np.full(len(work), process.rank)
         bands = union(work["start_ns"].to_numpy(), work["end_ns"].to_numpy(), number)
         by_role[process.role] = by_role[process.role] | bands if process.role in by_role else bands
-    pairs = combinations(by_role.values(), 2)
-    return all(
-        2 * (first & second).total_ns <= min(first.total_ns, second.total_ns)
-        for first, second in pairs
-    )
+    for first, second in combinations(by_role.values(), 2):
+        if 2 * (first & second).total_ns > min(first.total_ns, second.total_ns):
+            return False
+    return True
 
 
 def _union(bands: Sequence[PhaseBand]) -> Intervals:
@@ -191,18 +192,17 @@ class _Loop:
     def measure(self, index: int, start: int, end: int) -> Iteration:
         """Measure one iteration: the phases of its GPUs, the waits of its roles, and the tail of its rollout."""
         inside = [band for band in self.bands if band.start_ns < end and band.end_ns > start]
+        in_iteration = [band for band in self.bands if band.iteration == index]
+        window = union([start], [end])
         roles = dict.fromkeys(process.role for process in self.processes)
+        role_waits = [self._role_wait(role, roles, window, inside) for role in roles]
         return Iteration(
             index=index,
             start_ns=start,
             end_ns=end,
             phase_ns=self._phases(start, end, inside),
-            roles=tuple(
-                self._role_wait(role, roles, union([start], [end]), inside) for role in roles
-            ),
-            rollout_tail=_tail(
-                [band for band in self.bands if band.iteration == index], self.processes
-            ),
+            roles=tuple(role_waits),
+            rollout_tail=_tail(in_iteration, self.processes),
         )
 
     def _phases(self, start: int, end: int, bands: Sequence[PhaseBand]) -> dict[str, int]:
@@ -222,9 +222,12 @@ class _Loop:
                 covered = _union([band for band in own if band.phase == phase])
                 totals[phase] += (rest & covered).total_ns
                 rest -= covered
-        shown = (ROLLOUT, TRAIN, WEIGHT_SYNC, *([OTHER] if totals[OTHER] else ()))
+        shown = [ROLLOUT, TRAIN, WEIGHT_SYNC]
+        if totals[OTHER]:
+            shown.append(OTHER)
         phase_ns = {phase: totals[phase] // len(bands_of_gpu) for phase in shown}
-        return phase_ns | {"idle": end - start - sum(phase_ns.values())}
+        phase_ns["idle"] = end - start - sum(phase_ns.values())
+        return phase_ns
 
     def _gpu(self, owner: Process | PhaseBand) -> object:
         """Return what tells the GPU of a process or band from others."""
@@ -263,9 +266,8 @@ class _Loop:
 
 def _tail(bands: Sequence[PhaseBand], processes: Sequence[Process]) -> RolloutTail | None:
     """Return the rank whose rollout takes longest; None for fewer than two ranks."""
-    spans = band_spans(
-        [band for band in bands if band.phase == ROLLOUT], lambda band: (band.role, band.rank)
-    )
+    rollouts = [band for band in bands if band.phase == ROLLOUT]
+    spans = band_spans(rollouts, lambda band: (band.role, band.rank))
     if len(spans) < 2:
         return None
     durations_ns = {process: end - start for process, (start, end) in spans.items()}
