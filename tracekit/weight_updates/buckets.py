@@ -46,10 +46,11 @@ def split_updates(server: UpdateProcess, worker: UpdateProcess | None) -> list[p
     buckets.
     """
     processes = [server] if worker is None else [server, worker]
-    breaks = [
-        process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy()
-        for process in processes
-    ]
+    breaks = []
+    for process in processes:
+        breaks.append(
+            process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy()
+        )
     groups = _split_at(server.transfers, np.sort(np.concatenate(breaks)))
     if len(groups) == 1:
         # They move nothing.
@@ -97,13 +98,12 @@ def match_buckets(
     h2d = transfers.filter(lane="h2d")
     # A staging copy fills the buffer of the next broadcast, if their sizes agree.
     following = np.searchsorted(start, stages["start_ns"].to_numpy())
-    staged = {
-        bucket: stage_end
-        for bucket, stage_end, size in zip(
-            following.tolist(), stages["end_ns"], stages["bytes"], strict=True
-        )
-        if bucket < bucket_count and size in (None, sizes[bucket])
-    }
+    staged = {}
+    for bucket, stage_end, size in zip(
+        following.tolist(), stages["end_ns"], stages["bytes"], strict=True
+    ):
+        if bucket < bucket_count and size in (None, sizes[bucket]):
+            staged[bucket] = stage_end
     # Copies from the host between two broadcasts belong to one round; those after the last
     # broadcast are not sent.
     rounds = h2d.with_columns(round=pl.Series(np.searchsorted(start, h2d["start_ns"].to_numpy())))

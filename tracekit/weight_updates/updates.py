@@ -6,10 +6,11 @@ not have the bucket yet, whatever the time that the source itself was busy.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
 
 import numpy as np
+import polars as pl
 
 from tracekit._util.arrays import Ints
 from tracekit.documents.roles import BucketCell, WeightUpdate
@@ -19,6 +20,7 @@ from tracekit.weight_updates.buckets import RankBuckets, match_buckets, split_up
 from tracekit.weight_updates.transfers import UpdateProcess
 from tracekit.weight_updates.two_buffers import LANES, simulate_buckets
 
+INT64_MAX = np.iinfo(np.int64).max
 MAX_RANKS_WITH_CELLS = 64
 """Ranks up to which the operations of an update are listed one by one."""
 
@@ -39,58 +41,28 @@ def find_weight_updates(
     >>> update.measured_ns, update.ideal_ns, update.gap_ns["host_and_rpc"]
     (10, 7, 3)
     """
-    servers = [process for process in processes if len(process.lane("broadcast"))]
+    servers = _servers(processes)
     workers = {process.rank: process for process in processes if len(process.lane("reload"))}
-    server_role = _broadcasting_role(servers)
-    servers = [process for process in servers if process.role == server_role]
     if not servers:
         return [], []
     notices: list[Notice] = []
     if not workers and any(len(process.lane("h2d")) for process in servers):
         notices.append(Notice("role-missing", values={"case": "inference"}))
-    updates_by_rank = [
-        (process, split_updates(process, workers.get(process.rank))) for process in servers
-    ]
-    counts = Counter(len(transfers) for _, transfers in updates_by_rank)
+    transfers_of_servers = [split_updates(server, workers.get(server.rank)) for server in servers]
+    counts = Counter(len(transfers) for transfers in transfers_of_servers)
     update_count = counts.most_common(1)[0][0]
     if len(counts) > 1:
         values: NoticeValues = {"numbers": tuple(sorted(counts)), "counted": update_count}
         notices.append(Notice("weight-updates-differ", values=values))
     # The k-th update of one rank is the k-th of another only if both have the same number.
-    updates_by_rank = [
-        (process, transfers)
-        for process, transfers in updates_by_rank
-        if len(transfers) == update_count
-    ]
+    complete = []
+    for server, transfers in zip(servers, transfers_of_servers, strict=True):
+        if len(transfers) == update_count:
+            complete.append((server, transfers))
     updates = []
     for number in range(update_count):
-        # A rank's recording may lack the last buckets: only those that all ranks have can be
-        # matched.
-        sizes_by_rank = [
-            transfers[number].filter(lane="broadcast")["bytes"].to_numpy()
-            for _, transfers in updates_by_rank
-        ]
-        sizes = max(sizes_by_rank, key=len)  # of all buckets
-        bucket_count = min(map(len, sizes_by_rank))  # those that can be matched
-        ranks = []
-        for process, transfers in updates_by_rank:
-            until = (
-                int(transfers[number + 1]["start_ns"][0])
-                if number + 1 < update_count
-                else np.iinfo(np.int64).max
-            )
-            worker = workers.get(process.rank)
-            ranks.append(
-                match_buckets(
-                    process,
-                    worker,
-                    transfers[number],
-                    sizes,
-                    bucket_count=bucket_count,
-                    until_ns=until,
-                )
-            )
-        update = _measure(ranks, server_role, workers)
+        ranks = _match_update(complete, workers, number)
+        update = _measure(ranks, servers[0].role, workers)
         if update is not None:
             updates.append(update)
     short = [update for update in updates if update.reloaded_bytes not in (None, update.bytes)]
@@ -100,19 +72,59 @@ def find_weight_updates(
     return updates, notices
 
 
+def _match_update(
+    servers: Sequence[tuple[UpdateProcess, Sequence[pl.DataFrame]]],
+    workers: Mapping[int, UpdateProcess],
+    number: int,
+) -> list[RankBuckets]:
+    """Return the part of each rank in one update.
+
+    Args:
+        servers: Processes that broadcast weights, with the transfers of each of their updates.
+        workers: Process that takes the weights, by rank.
+        number: Position of the update.
+    """
+    # A rank's recording may lack the last buckets: only those that all ranks have can be matched.
+    sizes_by_rank = []
+    for _, transfers in servers:
+        sizes_by_rank.append(transfers[number].filter(lane="broadcast")["bytes"].to_numpy())
+    sizes = max(sizes_by_rank, key=len)  # of all buckets
+    bucket_count = min(map(len, sizes_by_rank))  # those that can be matched
+    ranks = []
+    for server, transfers in servers:
+        is_last = number + 1 == len(transfers)
+        next_start_ns = INT64_MAX if is_last else int(transfers[number + 1]["start_ns"][0])
+        buckets = match_buckets(
+            server,
+            workers.get(server.rank),
+            transfers[number],
+            sizes,
+            bucket_count=bucket_count,
+            until_ns=next_start_ns,
+        )
+        ranks.append(buckets)
+    return ranks
+
+
 def _is_padding(update: WeightUpdate) -> bool:
     """Return whether the bytes that were not reloaded may be the padding between tensors of a bucket."""
     missing = update.bytes - (update.reloaded_bytes or 0)
     return 0 <= missing < update.bytes // 100
 
 
-def _broadcasting_role(servers: Sequence[UpdateProcess]) -> str | None:
-    """Return the role that broadcasts weights: with copies from the host, else with the most processes."""
+def _servers(processes: Sequence[UpdateProcess]) -> list[UpdateProcess]:
+    """Return the processes that broadcast weights: of the role that copies from the host, else of the largest."""
+    broadcasting = [process for process in processes if len(process.lane("broadcast"))]
     votes = Counter[str]()
-    for process in servers:
-        # One process with copies from the host outweighs all without.
-        votes[process.role] += 1 + (len(servers) if len(process.lane("h2d", "stage")) else 0)
-    return votes.most_common(1)[0][0] if votes else None
+    for process in broadcasting:
+        votes[process.role] += 1
+        if len(process.lane("h2d", "stage")):
+            # One process with copies from the host outweighs all without.
+            votes[process.role] += len(broadcasting)
+    if not votes:
+        return []
+    role, _ = votes.most_common(1)[0]
+    return [process for process in broadcasting if process.role == role]
 
 
 def _measure(
@@ -165,9 +177,8 @@ def _measure(
         gb_s=round(update_bytes / max(end - start, 1), 3),  # bytes per ns are GB per s
         server=server or None,  # a run without roles has one role without a name
         worker=worker or None,
-        reloaded_bytes=reloaded_bytes.pop()
-        if len(reloaded_bytes) == 1
-        else None,  # unknown if the ranks disagree
+        # Unknown if the ranks disagree.
+        reloaded_bytes=reloaded_bytes.pop() if len(reloaded_bytes) == 1 else None,
         sources=sources,
         gap_ns=_gap_by_cause(ranks, whole, late_intervals, ideal) if ideal else None,
         late_rank=late_rank,
@@ -200,7 +211,9 @@ def _union(spans: Iterable[tuple[int, int]]) -> Intervals:
 
 def _sources(ranks: Sequence[RankBuckets]) -> tuple[int | None, ...]:
     """Return the rank that broadcasts each bucket: the one that staged it, else the last to copy one from its host."""
-    sources = {bucket: part.rank for part in ranks for bucket in part.staged}
+    sources: dict[int, int] = {}
+    for part in ranks:
+        sources |= dict.fromkeys(part.staged, part.rank)
     if not sources:
         for part in ranks:
             for first, _ in part.h2d:
@@ -213,8 +226,10 @@ def _rounds(sources: Sequence[int | None]) -> list[int]:
     counts: Counter[int] = Counter()
     rounds: list[int] = []
     for source in sources:
-        rounds.append(counts[source] if source is not None else (rounds[-1] if rounds else 0))
-        if source is not None:
+        if source is None:
+            rounds.append(rounds[-1] if rounds else 0)
+        else:
+            rounds.append(counts[source])
             counts[source] += 1
     return rounds
 
@@ -246,13 +261,10 @@ def _ideal(
     the arrival of its last member to its last end. A reload is the median over ranks.
     """
     rounds = _rounds(sources)
-    h2d = [
-        max(
-            (last - first for part in ranks for first, last in part.h2d[number : number + 1]),
-            default=0,
-        )
-        for number in range(max(rounds) + 1)
-    ]
+    h2d = [0] * (max(rounds) + 1)
+    for part in ranks:
+        for number, (first, last) in enumerate(part.h2d[: len(h2d)]):
+            h2d[number] = max(h2d[number], last - first)
     starts, ends = _broadcast_times(ranks)
     reloads = []
     for bucket in range(len(sources)):
