@@ -57,12 +57,10 @@ class ChangedGraph:
     def hidden_ns(self) -> int:
         """Return the time per step that hidden labels take by themselves on the rank where they take longest."""
         graph = self.graph
-        sums = [
-            np.bincount(
-                graph.rank_index, weights=graph.work_ns * (graph.label == label), minlength=1
-            ).max()
-            for label in self.hidden
-        ]
+        sums = []
+        for label in self.hidden:
+            label_ns = graph.work_ns * (graph.label == label)
+            sums.append(np.bincount(graph.rank_index, weights=label_ns, minlength=1).max())
         return round(max(sums, default=0.0) / len(graph.steps))
 
     def scale_ranks(
@@ -89,9 +87,10 @@ class ChangedGraph:
             # Ranks of one position in several pipelines are alike; in a single pipeline all ranks
             # count.
             position = self.positions.get(graph.ranks[index])
-            alike = [
-                i for i, rank in enumerate(graph.ranks) if self.positions.get(rank) == position
-            ]
+            alike = []
+            for i, rank in enumerate(graph.ranks):
+                if self.positions.get(rank) == position:
+                    alike.append(i)
             alike = alike if len(alike) > 1 else list(range(count))
             if like_others:
                 others = [i for i in alike if i not in ranks]
@@ -180,9 +179,9 @@ def _select(graph: EventGraph, name: str) -> Bools:
 
 
 def _unknown_name_error(graph: EventGraph, name: str, *columns: str) -> OptionError:
-    names = {
-        c: graph.events[c].unique().drop_nulls().cast(pl.String).sort().to_list() for c in columns
-    }
+    names = {}
+    for column in columns:
+        names[column] = graph.events[column].unique().drop_nulls().cast(pl.String).sort().to_list()
     present = "; ".join(
         f"{column}s {', '.join(values)}" for column, values in names.items() if values
     )
@@ -218,7 +217,8 @@ def _hide(changed: ChangedGraph, label: str) -> None:
     if label not in LABELS or not graph.has_label(label).any():
         raise _unknown_name_error(graph, label, "label")
     _require_known_transfers(changed, graph.has_label(label))
-    events, part = graph.has_label(label), graph.rank_index * len(graph.steps) + graph.step_index
+    events = graph.has_label(label)
+    part = graph.rank_index * len(graph.steps) + graph.step_index
 
     def ran(rows: Bools) -> Intervals:
         """Return when *rows* ran on each rank in each step: of matched communication, its transfer."""
@@ -419,11 +419,10 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
     def best_changes(self, *, without: Collection[str] = ()) -> list[ChangedStep]:
         """Return the changes that would save most, other than *without* and faster kernels."""
         rows = [self.predict([text]) for text in self._candidates() if text not in without]
-        worthwhile = [
-            row
-            for row in rows
-            if (row.saves_ns or 0) > MIN_SAVED_SHARE_TO_PROPOSE * row.measured_ns
-        ]
+        worthwhile = []
+        for row in rows:
+            if (row.saves_ns or 0) > MIN_SAVED_SHARE_TO_PROPOSE * row.measured_ns:
+                worthwhile.append(row)
         return sorted(worthwhile, key=lambda row: -(row.saves_ns or 0))[:MAX_LISTED_CHANGES]
 
     def _candidates(self) -> Iterator[str]:
@@ -438,10 +437,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
             yield "balance"
             # The ranks with the most compute, and with the latest host.
             work_ns = (graph.end - graph.start) * graph.has_label(*COMPUTE_SET)
-            rank_indices = {
-                int(np.bincount(graph.rank_index, weights).argmax())
-                for weights in (work_ns, graph.launched_late_ns)
-            }
+            rank_indices = set()
+            for weights in (work_ns, graph.launched_late_ns):
+                rank_indices.add(int(np.bincount(graph.rank_index, weights).argmax()))
             yield from (f"rank {graph.ranks[index]} like others" for index in sorted(rank_indices))
 
     def lanes(self, changes: Sequence[str], *, max_ranks: int) -> dict[int, Lane]:
@@ -455,7 +453,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         )
         measured_ns = lengths["end_ns"][step] - lengths["start_ns"][step]
         replayed = _extents(graph, replay.start, replay.end)
-        begin, end = replayed["start_ns"][step], replayed["end_ns"][step]
+        begin = replayed["start_ns"][step]
+        end = replayed["end_ns"][step]
         edges = np.linspace(begin, begin + max(measured_ns, end - begin), LANE_BINS + 1).astype(
             np.int64
         )
@@ -474,7 +473,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
                     covered[row] = union(replay.start[rows], replay.end[rows]).covered_ns(
                         edges[:-1], edges[1:]
                     )
-            bins, lanes[rank] = enumerate(covered.argmax(axis=0).tolist()), []
+            bins = enumerate(covered.argmax(axis=0).tolist())
+            lanes[rank] = []
             for row, group in groupby(bins, key=lambda item: item[1]):
                 positions = [position for position, _ in group]
                 lanes[rank].append(

@@ -90,11 +90,15 @@ class _ProgramRun:
     def __init__(
         self, program: Program, work: Sequence[float], machine: Machine, host: HostTimes | None
     ) -> None:
-        self.program, self.work, self.machine = program, work, machine
+        self.program = program
+        self.work = work
+        self.machine = machine
         # Heap: time, number, kind, rank or kernel, plan.
         self.events: list[tuple[float, int, int, int, int]] = []
         self.event_count = 0
-        ranks, pieces, kernels = len(program.steps), len(program.pieces), len(program.kernels)
+        ranks = len(program.steps)
+        pieces = len(program.pieces)
+        kernels = len(program.kernels)
         # Times at which the host has launched each step, by action; not known until the host gets
         # there.
         self.host = host or HostTimes([0.0] * pieces, [0.0] * pieces)
@@ -110,7 +114,8 @@ class _ProgramRun:
         self.plan = [0] * ranks  # number of the valid plan of the running piece's end
         self.active_kernels = [0] * ranks  # message kernels that run and slow the compute
         self.awaited_kernel = [-1] * ranks
-        self.piece_start, self.piece_end = [math.nan] * pieces, [math.nan] * pieces
+        self.piece_start = [math.nan] * pieces
+        self.piece_end = [math.nan] * pieces
         self.slow_speed = [1.0 / machine.slowdown.get(piece.kind, 1.0) for piece in program.pieces]
         self.ranks_share_gpu = machine.ranks_share_gpu
 
@@ -122,7 +127,9 @@ class _ProgramRun:
         self.kernel_ended = [False] * kernels
         self.kernel_end = [0.0] * kernels
         self.off_queue = [False] * kernels
-        self.sender, self.receiver = [-1] * messages, [-1] * messages  # kernels
+        # kernels
+        self.sender = [-1] * messages
+        self.receiver = [-1] * messages
         self.send_start: list[float | None] = [None] * messages
         self.receive_start: list[float | None] = [None] * messages
         self.departure = [0.0] * messages  # start of the send, or later when the link is free
@@ -173,7 +180,8 @@ class _ProgramRun:
 
     def _run_host(self, rank: int) -> None:
         """Let the host of a rank launch steps until it has to wait for a message."""
-        host, steps = self.host, self.program.steps[rank]
+        host = self.host
+        steps = self.program.steps[rank]
         now = self.host_time[rank]
         while self.host_step[rank] < len(steps):
             action, number = steps[self.host_step[rank]]
@@ -210,7 +218,8 @@ class _ProgramRun:
             if action == RUN:
                 self._settle_other_ranks(rank, now)
                 self.piece_start[number], self.running_piece[rank] = now, number
-                self.remaining_work[rank], self.updated_at[rank] = self.work[number], now
+                self.remaining_work[rank] = self.work[number]
+                self.updated_at[rank] = now
                 self._plan_piece_end(rank, now)
                 self._plan_other_ranks(rank, now)
                 return
@@ -232,9 +241,11 @@ class _ProgramRun:
         return own_speed / (1.0 + cost)
 
     def _other_running_ranks(self, rank: int) -> list[int]:
-        return [
-            other for other, piece in enumerate(self.running_piece) if piece >= 0 and other != rank
-        ]
+        ranks = []
+        for other, piece in enumerate(self.running_piece):
+            if piece >= 0 and other != rank:
+                ranks.append(other)
+        return ranks
 
     def _settle(self, rank: int, now: float) -> None:
         """Take off the running piece what it did until now at its present speed."""
@@ -325,7 +336,8 @@ class _ProgramRun:
         """Plan the end of a kernel if all that it depends on has started."""
         if self.kernel_end_planned[kernel]:
             return
-        machine, carrier = self.machine, self.program.kernels[kernel]
+        machine = self.machine
+        carrier = self.program.kernels[kernel]
         end = now
         for send in carrier.sends:
             begin = self.departure[send]
@@ -336,7 +348,8 @@ class _ProgramRun:
                 begin = max(begin, received)
             end = max(end, begin + machine.send_ns * self._duplex(carrier, self.receiver[send]))
         for receive in carrier.receives:
-            sent, received = self.send_start[receive], self.receive_start[receive]
+            sent = self.send_start[receive]
+            received = self.receive_start[receive]
             if sent is None or received is None:
                 return
             duplex = self._duplex(carrier, self.sender[receive])
@@ -357,7 +370,8 @@ class _ProgramRun:
 
     def _end_kernel(self, kernel: int, now: float) -> None:
         rank = self.program.kernels[kernel].rank
-        self.kernel_ended[kernel], self.kernel_end[kernel] = True, now
+        self.kernel_ended[kernel] = True
+        self.kernel_end[kernel] = now
         if not self.off_queue[kernel]:
             self._change_active_kernels(rank, -1, now)
             queue = self.queues[rank][self.queue_of_kernel[kernel]]

@@ -59,7 +59,10 @@ RANK_EVENTS = pl.Schema(
 
 def find_rank_events(rank: Rank) -> pl.DataFrame:
     """Return ``RANK_EVENTS`` of one rank."""
-    start, end, launch, launched = rank.start_ns, rank.end_ns, rank.launch_ns, rank.launched
+    start = rank.start_ns
+    end = rank.end_ns
+    launch = rank.launch_ns
+    launched = rank.launched
     constraints = rank.constraints
     stream_before = previous_on_stream(constraints.stream, start, end)
     other = last_of_other_stream(constraints.stream, start, end)
@@ -184,7 +187,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         if not frames:
             return None
         events = pl.concat(frames, rechunk=True)
-        steps, ranks = events["step"].unique().sort(nulls_last=True), events["rank"].unique().sort()
+        steps = events["step"].unique().sort(nulls_last=True)
+        ranks = events["rank"].unique().sort()
         step_number = pl.col("step").rank("dense").cast(pl.Int32).fill_null(len(steps)) - 1
         return cls(
             events,
@@ -336,11 +340,13 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             host_factor: New over measured time of the host before each launch, negative: no wait
                 for it; 1 if None.
         """
-        count, matches = len(self.start), int(self.matches.max(initial=-1)) + 1
+        count = len(self.start)
+        matches = int(self.matches.max(initial=-1)) + 1
         factors = np.stack(
             [np.ones(count) if factors is None else factors for factors in (factor, host_factor)]
         )
-        replayed, arrivals = np.zeros((5, count), np.int64), np.full((2, matches), -NO_LIMIT)
+        replayed = np.zeros((5, count), np.int64)
+        arrivals = np.full((2, matches), -NO_LIMIT)
         replay_events(
             self._order,
             self._times,
@@ -413,12 +419,14 @@ def _match_events(
         .join(numbers, on=["rank", "id"])
     )
     joined = joined.sort("match")
-    match, event = joined["match"].to_numpy(), joined["event"].to_numpy()
+    match = joined["match"].to_numpy()
+    event = joined["event"].to_numpy()
     start = clocks.to_common_each(joined["rank"].to_numpy(), joined["start_ns"].to_numpy())
     arrival = start[last_of_match(match, start)]
     # Of an event's matches the one that was complete last is written last.
     by_arrival = np.argsort(arrival, kind="stable")
-    decisive, complete = np.full(events.height, -1, np.int32), np.zeros(events.height, np.int64)
+    decisive = np.full(events.height, -1, np.int32)
+    complete = np.zeros(events.height, np.int64)
     decisive[event[by_arrival]] = match[by_arrival]
     complete[event[by_arrival]] = arrival[by_arrival]
     transfer = as_int64(np.where(decisive >= 0, events["end_ns"].to_numpy() - complete, 0))

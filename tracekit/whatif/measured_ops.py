@@ -63,17 +63,17 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
 
         With *own*, of pieces that ran those that they took.
         """
-        gpu_ns, before_ns, launch_ns = (
-            _for_stages(times, schedule.stages)
-            for times in (self.gpu_ns, self.before_ns, self.launch_ns)
-        )
+        gpu_ns = _for_stages(self.gpu_ns, schedule.stages)
+        before_ns = _for_stages(self.before_ns, schedule.stages)
+        launch_ns = _for_stages(self.launch_ns, schedule.stages)
         times: dict[int, OpTimes] = {}
         for position, numbers in enumerate(program.rank_pieces):
             slowdown = self.gpu_slowdowns.get(position, 1.0)
             previous_kind = "F"
             for number in numbers:
                 piece = program.pieces[number]
-                kind, stage = piece.kind, piece.stage
+                kind = piece.kind
+                stage = piece.stage
                 switches = kind == "F" and previous_kind != "F"
                 typical = OpTimes(
                     float(gpu_ns[kind][stage])
@@ -97,10 +97,9 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
         gpu_starts = [end - min(rank_ends) for end in rank_ends]
         ahead_ns = [gpu - host for gpu, host in zip(self.gpu_starts, self.host_starts, strict=True)]
         launched = [end - min(rank_ends) for end in host_ends]
-        host_starts = [
-            max(end, gpu - ahead)
-            for end, gpu, ahead in zip(launched, gpu_starts, ahead_ns, strict=True)
-        ]
+        host_starts = []
+        for end, gpu, ahead in zip(launched, gpu_starts, ahead_ns, strict=True):
+            host_starts.append(max(end, gpu - ahead))
         return host_starts, gpu_starts
 
     def host_times(self, times: Sequence[OpTimes], *, own: bool = False) -> HostTimes:
@@ -309,10 +308,8 @@ def _first_of_positions(
     """Return the first launch or start of an op or a message on each position, from the first start of all."""
     columns = {"start_ns": "start_ns", "time_ns": column}
     events = [rows.select("position", **columns)]
-    events += [
-        table.select(pl.lit(p, pl.Int32).alias("position"), **columns)
-        for p, table in messages.items()
-    ]
+    for p, table in messages.items():
+        events.append(table.select(pl.lit(p, pl.Int32).alias("position"), **columns))
     times = pl.concat(events)
     first = times.group_by("position").agg(pl.col("time_ns").min()).sort("position")["time_ns"]
     return tuple((first - times["start_ns"].min()).cast(pl.Float64).to_list())
@@ -321,9 +318,9 @@ def _first_of_positions(
 def _block_factor(rows: pl.DataFrame, gpu_ns: Mapping[str, Floats], level: int) -> float:
     """Return the GPU time of blocks FB over that of their halves run alone; 1 if no block ran."""
     blocks = rows.filter(pl.col("op") == "FB").select("stage", "b_stage", "gpu_ns").rows()
-    factors = [
-        ns / max(1.0, gpu_ns["F"][stage] + gpu_ns["B"][b_stage]) for stage, b_stage, ns in blocks
-    ]
+    factors = []
+    for stage, b_stage, ns in blocks:
+        factors.append(ns / max(1.0, gpu_ns["F"][stage] + gpu_ns["B"][b_stage]))
     return float(np.quantile(factors, QUANTILES[level])) if factors else 1.0
 
 
@@ -348,7 +345,8 @@ def _times_of_cells(rows: pl.DataFrame, gpu_ns: Mapping[str, Floats]) -> dict[Pi
         if kind != "FB":
             cells[Piece(kind, stage, microbatch)] = OpTimes(gpu, before, launch)
             continue
-        forward_ns, backward_ns = float(gpu_ns["F"][stage]), float(gpu_ns["B"][b_stage])
+        forward_ns = float(gpu_ns["F"][stage])
+        backward_ns = float(gpu_ns["B"][b_stage])
         share = forward_ns / max(1.0, forward_ns + backward_ns)
         cells[Piece("F", stage, microbatch, True)] = OpTimes(gpu * share, before, launch * share)
         cells[Piece("B", b_stage, b_microbatch, True)] = OpTimes(
@@ -361,7 +359,8 @@ def _time_beside_messages(cells: pl.DataFrame, messages: Mapping[int, pl.DataFra
     """Return the time of each cell, in nanoseconds, in which a message kernel ran on its rank."""
     beside_ns = np.zeros(cells.height, np.int64)
     cell_position = cells["position"].to_numpy()
-    start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
+    start = cells["start_ns"].to_numpy()
+    end = cells["end_ns"].to_numpy()
     for position, table in messages.items():
         on_rank = cell_position == position
         beside_ns[on_rank] = union_of(table).covered_ns(start[on_rank], end[on_rank])
@@ -398,7 +397,8 @@ def _times_by_kind(
         joined = join(ran["I"], ran["W"])
         # A few whole backwards among split ones, at the end of a step, tell less than all of them
         # together.
-        whole_count, split_count = (int((rows["op"] == kind).sum()) for kind in ("B", "W"))
+        whole_count = int((rows["op"] == "B").sum())
+        split_count = int((rows["op"] == "W").sum())
         whole_ns = ran.get("B", np.zeros(stages))
         ran["B"] = (whole_count * whole_ns + split_count * joined) / (whole_count + split_count)
     block_ns = rows.filter(pl.col("op") == "FB").select(pl.col(column).median()).item()
@@ -448,11 +448,9 @@ def _host_time(
     rows: pl.DataFrame, start: str, end: str, full_queue: Mapping[int, Intervals]
 ) -> pl.Series:
     """Return the time between two columns of each row without waiting for room in the GPU's queue, at least 0."""
-    start_ns, end_ns, position = (
-        rows[start].to_numpy(),
-        rows[end].to_numpy(),
-        rows["position"].to_numpy(),
-    )
+    start_ns = rows[start].to_numpy()
+    end_ns = rows[end].to_numpy()
+    position = rows["position"].to_numpy()
     own_ns = np.maximum(end_ns - start_ns, 0)
     for on_position, waiting in full_queue.items():
         on_rank = (position == on_position) & (own_ns > 0)
@@ -479,18 +477,19 @@ def _measure_host(
         end_ns=pl.lit(None, pl.Int64),
         op_row=pl.int_range(pl.len()),
     )
-    message_launches = [
-        table.group_by("kernel")
-        .agg(pl.col("launch_ns").min(), pl.col("end_ns").max())
-        .select(
-            pl.lit(position, pl.Int32).alias("position"),
-            "launch_ns",
-            pl.col("launch_ns").alias("last_ns"),
-            "end_ns",
-            pl.lit(None, pl.Int64).alias("op_row"),
+    message_launches = []
+    for position, table in messages.items():
+        message_launches.append(
+            table.group_by("kernel")
+            .agg(pl.col("launch_ns").min(), pl.col("end_ns").max())
+            .select(
+                pl.lit(position, pl.Int32).alias("position"),
+                "launch_ns",
+                pl.col("launch_ns").alias("last_ns"),
+                "end_ns",
+                pl.lit(None, pl.Int64).alias("op_row"),
+            )
         )
-        for position, table in messages.items()
-    ]
     launches = pl.concat([ops, *message_launches]).sort("position", "launch_ns")
     # previous_*: the latest launch, and the latest end of a message kernel, before this row on its
     # position.

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -72,9 +72,9 @@ class Predictor:
         if reason := _too_large(schedule):
             return reason
         program = write_program(schedule, self.machine.machines[MIDDLE].queues)
-        low, middle, high = (
-            self.simulate(program, schedule, level) for level in (LOW, MIDDLE, HIGH)
-        )
+        low = self.simulate(program, schedule, LOW)
+        middle = self.simulate(program, schedule, MIDDLE)
+        high = self.simulate(program, schedule, HIGH)
         if low is None or middle is None or high is None:
             return "its messages would wait for each other in the order this runtime posts them"
         # Host share of the makespan: what a host without launch cost would save; it scales with the
@@ -84,10 +84,8 @@ class Predictor:
         makespans = (low.makespan, middle.makespan, high.makespan)
         # The errors are independent: add their squares.
         model_error_ns = math.hypot(self.replay_error, MIN_ERROR_SHARE) * middle.makespan
-        faster_ns, slower_ns = (
-            host_ns * (1 - 1 / HOST_SPEED_FACTOR),
-            host_ns * (HOST_SPEED_FACTOR - 1),
-        )
+        faster_ns = host_ns * (1 - 1 / HOST_SPEED_FACTOR)
+        slower_ns = host_ns * (HOST_SPEED_FACTOR - 1)
         low_ns = max(
             0.0,
             middle.makespan
@@ -162,9 +160,9 @@ class Predictor:
             ):
                 break
             if hosts is not None:
-                rank_ends = [
-                    float(outcome.end[numbers].max(initial=0)) for numbers in program.rank_pieces
-                ]
+                rank_ends = []
+                for numbers in program.rank_pieces:
+                    rank_ends.append(float(outcome.end[numbers].max(initial=0)))
                 host_starts, gpu_starts = ops.next_starts(rank_ends, outcome.host_ends)
                 hosts = replace(hosts, starts=host_starts, gpu_starts=gpu_starts)
         return None if outcome.stuck else outcome
@@ -215,19 +213,19 @@ def fit_predictor(
     slowdowns = gpu_slowdowns(contention)
     lead_ns = pl.Series(np.sum([replays.before[cause] for cause in _GPU_STALLS], axis=0))
     full_queue = _full_queue_by_position(pipeline, ranks)
-    low, middle, high = (
-        measure_ops(
-            pipeline.detail,
-            messages,
-            machine.machines[MIDDLE],
-            stages=own.stages,
-            lead_ns=lead_ns,
-            full_queue=full_queue,
-            gpu_slowdowns=slowdowns,
-            level=level,
-        )
-        for level in (LOW, MIDDLE, HIGH)
+    measure_level = partial(
+        measure_ops,
+        pipeline.detail,
+        messages,
+        machine.machines[MIDDLE],
+        stages=own.stages,
+        lead_ns=lead_ns,
+        full_queue=full_queue,
+        gpu_slowdowns=slowdowns,
     )
+    low = measure_level(level=LOW)
+    middle = measure_level(level=MIDDLE)
+    high = measure_level(level=HIGH)
     program = recorded_program(pipeline.detail, messages, host_waits=middle.host_waits)
     predictor = Predictor(own, machine, (low, middle, high), replays.makespan, program)
     if predictor.replay_error > MAX_REPLAY_ERROR:
@@ -265,12 +263,11 @@ def _full_queue_by_position(
     pipeline: Pipeline, ranks: Mapping[int, RankPipeline]
 ) -> dict[int, Intervals]:
     """Return when the host of each position waited for room in the GPU's queue, on the pipeline's clock."""
-    return {
-        position: union_of(
-            ranks[rank].full_queue.select(*pipeline.clocks.moved(rank, "start_ns", "end_ns"))
-        )
-        for position, rank in enumerate(pipeline.ranks)
-    }
+    full_queues = {}
+    for position, rank in enumerate(pipeline.ranks):
+        times = pipeline.clocks.moved(rank, "start_ns", "end_ns")
+        full_queues[position] = union_of(ranks[rank].full_queue.select(*times))
+    return full_queues
 
 
 def _sent_after_ops(messages: pl.DataFrame, cells: pl.DataFrame, position: int) -> pl.DataFrame:

@@ -26,7 +26,8 @@ RUN, POST, WAIT = range(3)
 """Actions of a program step: run a piece, post a message kernel, let compute wait for a message
 kernel."""
 
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD_FLOW = "forward"
+BACKWARD_FLOW = "backward"
 """Directions in which data flows through the stages: activations and gradients."""
 
 Output = tuple[str, int, int]
@@ -47,7 +48,7 @@ class Piece(NamedTuple):
     @property
     def direction(self) -> str | None:
         """Direction in which its output flows; None for a W, whose output no other stage needs."""
-        return {"F": FORWARD, "W": None}.get(self.kind, BACKWARD)
+        return {"F": FORWARD_FLOW, "W": None}.get(self.kind, BACKWARD_FLOW)
 
     @property
     def output(self) -> Output | None:
@@ -86,7 +87,10 @@ class Program(msgspec.Struct, frozen=True, eq=False):
     @property
     def rank_pieces(self) -> list[list[int]]:
         """Numbers of the pieces that each rank runs, in order."""
-        return [[number for action, number in steps if action == RUN] for steps in self.steps]
+        pieces = []
+        for steps in self.steps:
+            pieces.append([number for action, number in steps if action == RUN])
+        return pieces
 
 
 class _ProgramWriter:
@@ -112,10 +116,9 @@ class _ProgramWriter:
         Return the kernel's number.
         """
         self.steps[rank].append((POST, len(self.kernels)))
-        carried = (
-            tuple(message for message in messages if message is not None)
-            for messages in (sends, receives)
-        )
+        carried = []
+        for messages in (sends, receives):
+            carried.append(tuple(message for message in messages if message is not None))
         self.kernels.append(MessageKernel(rank, *carried))
         return len(self.kernels) - 1
 
@@ -141,14 +144,15 @@ class _ScheduleWriter(_ProgramWriter):
 
     def __init__(self, schedule: Schedule) -> None:
         super().__init__(len(schedule.ranks))
-        self.stage_ranks, self.stages = schedule.stage_ranks, schedule.stages
+        self.stage_ranks = schedule.stage_ranks
+        self.stages = schedule.stages
 
     def input_of(self, piece: Piece) -> Output | None:
         """Return the output of another stage that a piece needs; None if it needs none."""
         if piece.output is None:
             return None
         direction, stage, microbatch = piece.output
-        producer = stage - 1 if direction == FORWARD else stage + 1
+        producer = stage - 1 if direction == FORWARD_FLOW else stage + 1
         return (direction, producer, microbatch) if 0 <= producer < self.stages else None
 
     def message_of(self, output: Output | None) -> int | None:
@@ -159,10 +163,11 @@ class _ScheduleWriter(_ProgramWriter):
         if output is None:
             return None
         direction, stage, microbatch = output
-        consumer = stage + 1 if direction == FORWARD else stage - 1
+        consumer = stage + 1 if direction == FORWARD_FLOW else stage - 1
         if not 0 <= consumer < self.stages:
             return None
-        source, target = (int(self.stage_ranks[s, microbatch]) for s in (stage, consumer))
+        source = int(self.stage_ranks[stage, microbatch])
+        target = int(self.stage_ranks[consumer, microbatch])
         return None if source == target else self.message(output, source, target)
 
 
@@ -198,10 +203,11 @@ def write_just_in_time(schedule: Schedule) -> Program:
         pending_sends: list[int] = []
         backward_begun = False
         for piece in _pieces_of(order):
-            if piece.direction == BACKWARD and not backward_begun:
+            if piece.direction == BACKWARD_FLOW and not backward_begun:
                 for kernel in pending_sends:
                     writer.wait(rank, kernel)
-                pending_sends, backward_begun = [], True
+                pending_sends = []
+                backward_begun = True
             received = writer.message_of(writer.input_of(piece))
             if received is not None:
                 writer.wait(rank, writer.post(rank, receives=[received]))
@@ -367,9 +373,8 @@ def recorded_program(
                     (send, message_number(send, position, peer))
                     for send, peer in launched["carried"]
                 ]
-                sends, receives = (
-                    [n for send, n in carried if send is side] for side in (True, False)
-                )
+                sends = [number for is_send, number in carried if is_send]
+                receives = [number for is_send, number in carried if not is_send]
                 kernel = writer.post(position, sends, receives)
                 if host_waits:
                     writer.wait(position, kernel)
@@ -389,7 +394,8 @@ def _in_launch_order(
     position: int, cells: pl.DataFrame, messages: pl.DataFrame
 ) -> list[dict[str, Any]]:
     """Return a rank's cells and message kernels (with what they carry) by launch."""
-    kind, stage = pl.col("op").cast(pl.String).alias("kind"), pl.col("stage").fill_null(0)
+    kind = pl.col("op").cast(pl.String).alias("kind")
+    stage = pl.col("stage").fill_null(0)
     numbers = pl.col("microbatch", "b_stage", "b_microbatch").fill_null(-1)
     ops = (
         cells.filter(pl.col("position") == position)
@@ -401,14 +407,15 @@ def _in_launch_order(
         pl.col("end_ns").max(),
         carried=pl.concat_list(pl.col("send").cast(pl.Int32), "peer"),
     )
-    posts = [
-        {
-            "launch_ns": launch_ns,
-            "end_ns": end_ns,
-            "carried": [(bool(send), peer) for send, peer in carried],
-        }
-        for launch_ns, end_ns, carried in kernels.select("launch_ns", "end_ns", "carried").rows()
-    ]
+    posts = []
+    for launch_ns, end_ns, carried in kernels.select("launch_ns", "end_ns", "carried").rows():
+        posts.append(
+            {
+                "launch_ns": launch_ns,
+                "end_ns": end_ns,
+                "carried": [(bool(send), peer) for send, peer in carried],
+            }
+        )
     return sorted([*ops, *posts], key=lambda launched: launched["launch_ns"])
 
 
@@ -424,15 +431,16 @@ def find_queues(messages: Mapping[int, pl.DataFrame], cells: pl.DataFrame) -> Qu
         return "compute"
     if all(table["stream"].n_unique() == 1 for table in tables):
         return "one"
-    streams_per_peer = [
-        table.group_by("peer").agg(pl.col("stream").n_unique())["stream"] for table in tables
-    ]
+    streams_per_peer = []
+    for table in tables:
+        streams_per_peer.append(table.group_by("peer").agg(pl.col("stream").n_unique())["stream"])
     return "peer" if all((streams == 1).all() for streams in streams_per_peer) else "direction"
 
 
 def _share_of_early_receives(messages: Mapping[int, pl.DataFrame], cells: pl.DataFrame) -> float:
     """Return the share of receives that started before the op launched before them had ended."""
-    early, total = 0, 0
+    early = 0
+    total = 0
     for position, table in messages.items():
         ops = (
             cells.filter(pl.col("position") == position)

@@ -39,11 +39,10 @@ def layers_per_stage(cells: pl.DataFrame, stages: int) -> Ints | None:
     """
     forwards = cells.filter((pl.col("op").cast(pl.String) == "F") & pl.col("stage").is_not_null())
     medians = forwards.group_by("stage").agg(pl.col("layers").median()).drop_nulls("layers").rows()
-    layers = {
-        int(stage): round(count)
-        for stage, count in medians
-        if 0 <= stage < stages and round(count) > 1
-    }
+    layers = {}
+    for stage, count in medians:
+        if 0 <= stage < stages and round(count) > 1:
+            layers[int(stage)] = round(count)
     if not layers or len(layers) * 2 < stages:
         return None
     usual = int(np.median(list(layers.values())))
@@ -258,7 +257,8 @@ def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None
 
     None if the run's is about as good, or not known.
     """
-    own, ops = predictor.own, predictor.ops[MIDDLE]
+    own = predictor.own
+    ops = predictor.ops[MIDDLE]
     layers = layers_per_stage(cells, own.stages)
     if layers is None or own.stages < 2:
         return None
@@ -275,11 +275,11 @@ def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None
     stage_ns = (ops.gpu_ns["F"] + ops.gpu_ns["B"]) * slowdowns
     stage_factor = np.maximum(1 + added_ns / np.maximum(stage_ns, 1.0), 0.0)
     typical = ops.times(program, own)
-    work = [
-        op.gpu_ns * float(stage_factor[piece.stage])
-        for piece, op in zip(program.pieces, typical, strict=True)
-    ]
-    base, changed = predictor.simulate(program, own), predictor.simulate(program, own, work=work)
+    work = []
+    for piece, op in zip(program.pieces, typical, strict=True):
+        work.append(op.gpu_ns * float(stage_factor[piece.stage]))
+    base = predictor.simulate(program, own)
+    changed = predictor.simulate(program, own, work=work)
     if (
         base is None
         or changed is None
@@ -358,7 +358,8 @@ def with_microbatches(own: Schedule, count: int) -> Schedule:
 def microbatches_row(own: Schedule, count: int) -> WhatIf:
     """Return the activations that ranks hold with another number of micro-batches, as a row without times."""
     schedule = with_microbatches(own, count)
-    simulation, chunks = simulate(schedule), schedule.stages / schedule.pp
+    simulation = simulate(schedule)
+    chunks = schedule.stages / schedule.pp
     return WhatIf(
         "microbatches",
         schedule.name,
