@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 import polars as pl
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from tracekit._version import __version__
-from tracekit.against_ideal import ScheduleComparison
+from tracekit.against_ideal import ScheduleComparison, StepComparison
 from tracekit.analysis.combine.communication import RunRates, below_peak_ns
-from tracekit.analysis.combine.memory import HeldMemory
+from tracekit.analysis.combine.memory import HeldMemory, RunMemory
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measure.by import By
 from tracekit.analysis.measured import Measured, RankResult
@@ -38,13 +38,13 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
     A key that depends on an option or on the kind of run is left out (``UNSET``) where it does not
     apply. All other keys are always there, and null (None) where their result is unknown.
     """
-    critical, by, schedule, tables = (
-        analysis.critical,
-        analysis.by,
-        analysis.schedule,
-        analysis.tables,
-    )
-    memory = analysis.memory
+    critical = analysis.critical
+    by = analysis.by
+    schedule = analysis.schedule
+    tables = analysis.tables
+    lanes: list[documents.Lane] | UnsetType = UNSET
+    if schedule is None and "lanes" in tables:
+        lanes = rows(tables["lanes"], documents.Lane)
     # The table is sorted by time, the longest first. Its figures are means over steps and ranks, so
     # that counts are fractions where a kernel does not run equally often in all of them.
     longest_kernels = (
@@ -55,32 +55,14 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
     return documents.AnalysisDocument(
         tracekit=__version__,
         format=documents.FORMAT,
-        source=documents.Source(
-            paths=list(analysis.paths) or [source.path for source in analysis.sources],
-            reader="+".join(sorted({source.reader for source in analysis.sources})),
-            ranks=[result.rank for result in analysis.rank_results],
-            world_size=analysis.world_size,
-            devices=sorted({name for source in analysis.sources for name in source.devices}),
-            shapes=list(analysis.shapes),
-            recording_overhead=max(
-                (
-                    source.recording_overhead
-                    for source in analysis.sources
-                    if source.recording_overhead is not None
-                ),
-                default=None,
-            ),
-            tokens_per_step=analysis.tokens_per_step,
-        ),
+        source=_source(analysis),
         ranks=[rank_document(result) for result in analysis.rank_results],
         step=step_document(analysis),
         findings=[finding.to_entry() for finding in analysis.findings],
         total=documents.Figures(**_figures(analysis.total)),
         schedule=None if schedule is None else schedule_document(schedule),
         # A schedule has the lanes in its own part of the document.
-        lanes=UNSET
-        if schedule is not None or "lanes" not in tables
-        else rows(tables["lanes"], documents.Lane),
+        lanes=lanes,
         critical_path=UNSET if critical is None else rows(critical.segments, documents.PathSegment),
         critical_path_ns=UNSET if critical is None else _path_totals(critical),
         # The graph is kept if changes were asked for: an empty list then says that none could be
@@ -103,21 +85,46 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         copies=rows(tables["copies"], documents.Copy),
         reload=None if analysis.reload is None else _reload(analysis.reload),
         rates=None if analysis.rates is None else _rates(analysis.rates),
-        memory=None
-        if memory is None
-        else documents.Memory(memory.peak_bytes, list(map(_rank_memory, memory.ranks))),
+        memory=_memory(analysis.memory),
         warnings=warning_entries(analysis.notices),
     )
+
+
+def _source(analysis: Analysis) -> documents.Source:
+    """Return what the analysis was made from."""
+    devices: set[str] = set()
+    overheads = []
+    for source in analysis.sources:
+        devices.update(source.devices)
+        if source.recording_overhead is not None:
+            overheads.append(source.recording_overhead)
+    return documents.Source(
+        paths=list(analysis.paths) or [source.path for source in analysis.sources],
+        reader="+".join(sorted({source.reader for source in analysis.sources})),
+        ranks=[result.rank for result in analysis.rank_results],
+        world_size=analysis.world_size,
+        devices=sorted(devices),
+        shapes=list(analysis.shapes),
+        recording_overhead=max(overheads, default=None),
+        tokens_per_step=analysis.tokens_per_step,
+    )
+
+
+def _memory(memory: RunMemory | None) -> documents.Memory | None:
+    """Return the memory of each rank; None if it was not recorded."""
+    if memory is None:
+        return None
+    return documents.Memory(memory.peak_bytes, [_rank_memory(rank) for rank in memory.ranks])
 
 
 def _roles(results: RoleResults) -> dict[str, Any]:
     """Return the keys about roles that have a value."""
     keys: dict[str, Any] = {}
     if results.roles:
-        roles = [
-            documents.RoleDocument(r.name, r.kind, r.ranks, build_document(r.analysis))
-            for r in results.roles
-        ]
+        roles = []
+        for role in results.roles:
+            document = build_document(role.analysis)
+            roles.append(documents.RoleDocument(role.name, role.kind, role.ranks, document))
         keys |= {"main_role": results.main_role, "roles": roles}
     if results.iterations:
         keys |= {"iterations": list(results.iterations), "phases": list(results.bands)}
@@ -135,9 +142,23 @@ def _imbalance(stragglers: Stragglers) -> documents.Imbalance | None:
     )
 
 
+def _pipeline_step(step: StepComparison) -> documents.PipelineStep:
+    """Return one step of one pipeline, compared with its ideal."""
+    return documents.PipelineStep(
+        ranks=list(step.pipeline.ranks),
+        step=step.pipeline.step,
+        name=step.match.schedule.name,
+        exact=step.match.exact,
+        measured_ns=step.measured_ns,
+        ideal_ns=step.ideal_ns,
+        gap_ns=step.gap_ns,
+    )
+
+
 def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
     """Return the ``schedule`` of the document."""
-    head, match = comparison.head, comparison.head.match
+    head = comparison.head
+    match = comparison.head.match
     confidence: Any = head.cells["confidence"].min()
     return documents.Schedule(
         name=comparison.name,
@@ -162,18 +183,7 @@ def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
         lanes=rows(comparison.lanes, documents.Lane),
         positions=comparison.positions,
         what_if=list(comparison.what_if),
-        pipelines=[
-            documents.PipelineStep(
-                ranks=list(step.pipeline.ranks),
-                step=step.pipeline.step,
-                name=step.match.schedule.name,
-                exact=step.match.exact,
-                measured_ns=step.measured_ns,
-                ideal_ns=step.ideal_ns,
-                gap_ns=step.gap_ns,
-            )
-            for step in comparison.all
-        ],
+        pipelines=[_pipeline_step(step) for step in comparison.all],
     )
 
 
@@ -191,6 +201,9 @@ def step_document(analysis: Analysis) -> documents.Step:
     step = analysis.step
     per_step = [documents.StepTime(each.step, each.time_ns) for each in step.per_step]
     unusual = [documents.StepTime(each.step, each.time_ns) for each in step.unusual]
+    not_common = []
+    for number, ranks in step.not_common.items():
+        not_common.append(documents.StepNotCommon(number, list(ranks)))
     return documents.Step(
         time_ns=step.time_ns,
         per_step=per_step,
@@ -199,10 +212,7 @@ def step_document(analysis: Analysis) -> documents.Step:
         marked=step.is_marked,
         by_rank=[documents.RankStepTime(rank, time_ns) for rank, time_ns in step.by_rank.items()],
         budget_ns=_budget(step.budget, idle_known=analysis.total.idle_known),
-        not_common=[
-            documents.StepNotCommon(number, list(ranks))
-            for number, ranks in step.not_common.items()
-        ],
+        not_common=not_common,
     )
 
 
@@ -235,8 +245,21 @@ def _figures(measured: Measured) -> dict[str, Any]:
 
 def rank_document(result: RankResult) -> documents.RankFigures:
     """Return one of the ``ranks`` of the document."""
-    named_rows = [row for row in result.instead if row["what"] or row["instead"] == "python"]
+    named_rows = []
+    for row in result.instead:
+        if row["what"] or row["instead"] == "python":
+            named_rows.append(row)
     idle_known = result.whole.idle_known
+    per_step = []
+    for scope, timed in zip(result.per_step, result.timed_steps, strict=True):
+        figures = documents.StepFigures(
+            step=scope.step,
+            partial=scope.partial,
+            time_ns=timed.time_ns,
+            time_budget_ns=_budget(timed.budget, idle_known=idle_known),
+            **_figures(scope),
+        )
+        per_step.append(figures)
     return documents.RankFigures(
         rank=result.rank,
         steps=list(result.steps),
@@ -246,16 +269,7 @@ def rank_document(result: RankResult) -> documents.RankFigures:
         idle_host=[documents.HostActivity(**row) for row in named_rows[:MAX_HOST_ROWS]],
         inside_launch_ns=result.inside_launch_ns,
         idle_causes_ns=result.idle_causes if idle_known else None,
-        per_step=[
-            documents.StepFigures(
-                step=scope.step,
-                partial=scope.partial,
-                time_ns=timed.time_ns,
-                time_budget_ns=_budget(timed.budget, idle_known=idle_known),
-                **_figures(scope),
-            )
-            for scope, timed in zip(result.per_step, result.timed_steps, strict=True)
-        ],
+        per_step=per_step,
     )
 
 
@@ -319,7 +333,8 @@ def _rates(rates: RunRates) -> documents.Rates:
 
 
 def _rank_memory(held: HeldMemory) -> documents.RankMemory:
-    measured, chunks = held.measured, held.measured.chunks
+    measured = held.measured
+    chunks = held.measured.chunks
     bounds = (
         None
         if chunks is None or chunks.low is None or chunks.high is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from sys import intern
 from typing import Any
 
@@ -27,8 +28,19 @@ from tracekit.schema import COMMUNICATION_LABELS, LABELS
 MAX_OPEN_SHARE = 0.5
 """Share of a label's time in operations that no other rank recorded, up to which the others' waits
 are a bound."""
-_SUMMED_FIELDS = ("budget", "label_ns", "label_count", "hidden_ns", "hidden_by_ns", "wait_ns", "bubble", "because_ns",
-                  "blocking_ns", "weak_ns", "wait_open_ns")  # fmt: skip
+_SUMMED_FIELDS = (
+    "budget",
+    "label_ns",
+    "label_count",
+    "hidden_ns",
+    "hidden_by_ns",
+    "wait_ns",
+    "bubble",
+    "because_ns",
+    "blocking_ns",
+    "weak_ns",
+    "wait_open_ns",
+)
 """Fields of ``Measured`` that are sums over ranks in the total."""
 
 
@@ -102,9 +114,10 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
         nothing = cls(
             Budget(0, 0), {}, {}, {"communication": 0, "copy": 0}, {}, {}, Bubble(0, 0, 0)
         )
-        sums = total_of(
-            [{name: getattr(rank, name) for name in _SUMMED_FIELDS} for rank in (nothing, *ranks)]
-        )
+        fields = []
+        for rank in (nothing, *ranks):
+            fields.append({name: getattr(rank, name) for name in _SUMMED_FIELDS})
+        sums = total_of(fields)
         in_order = {name: _in_order(sums[name]) for name in ("hidden_by_ns", "because_ns")}
         exposed_ns = _in_order(sums["budget"].exposed_ns)
         return cls(
@@ -162,14 +175,21 @@ def total_of(parts: Sequence[Any]) -> Any:
     if isinstance(parts[0], msgspec.Struct):
         return type(parts[0])(**total_of([msgspec.structs.asdict(part) for part in parts]))
     if isinstance(parts[0], Mapping):
-        keys = dict.fromkeys(key for part in parts for key in part)
-        return {key: total_of([part[key] for part in parts if key in part]) for key in keys}
+        keys = dict.fromkeys(chain.from_iterable(parts))
+        total = {}
+        for key in keys:
+            total[key] = total_of([part[key] for part in parts if key in part])
+        return total
     return None if None in parts else sum(parts)
 
 
 def _in_order(by_label: Mapping[str, Any]) -> dict[str, Any]:
     """Return figures of communication and copy labels in the order of ``EXPOSABLE_LABELS``."""
-    return {label: by_label[label] for label in EXPOSABLE_LABELS if label in by_label}
+    ordered = {}
+    for label in EXPOSABLE_LABELS:
+        if label in by_label:
+            ordered[label] = by_label[label]
+    return ordered
 
 
 # ---- Figures of every rank by scope: its measures joined with its waits, for its whole window and for each of its
@@ -223,11 +243,10 @@ def _batch_results(
     # From here on ``rank`` is the index in *ranks*, and ``part`` that of the step, or 0 for the
     # window.
     operations = operations.with_columns(rank=pl.Series(rank_index))
-    unseen = [
-        i
-        for i, rank in enumerate(ranks)
-        if has_unseen_messages(rank.messages_issued, message_counts[i])
-    ]
+    unseen = []
+    for i, tables in enumerate(ranks):
+        if has_unseen_messages(tables.messages_issued, message_counts[i]):
+            unseen.append(i)
     by_step = _Waits.of(operations, [rank.by_step for rank in ranks], unseen)
     window = _Waits.of(
         operations.with_columns(part=pl.lit(0, pl.Int64)), [rank.window for rank in ranks], unseen
@@ -291,9 +310,9 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
         pp_operations = operations.filter(pl.col("label") == "pp_comm").with_columns(
             wait_ns=least_wait_ns
         )
-        start, wait, scope = (
-            pp_operations[name].to_numpy() for name in ("start_ns", "wait_ns", "scope")
-        )
+        start = pp_operations["start_ns"].to_numpy()
+        wait = pp_operations["wait_ns"].to_numpy()
+        scope = pp_operations["scope"].to_numpy()
         covered = [rank_measures.covered for rank_measures in measures]
         covered_by_scope = Intervals(
             np.concatenate([intervals.group + i * parts for i, intervals in enumerate(covered)]),
@@ -301,14 +320,15 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
             np.concatenate([intervals.end_ns for intervals in covered]),
         )
         by_label, open_ns = waits_by_label(operations, parts * len(measures))
+        unknown = operations["scope"].filter(operations["unknown"]).to_list()
+        for rank_index in unseen:
+            unknown += range(rank_index * parts, (rank_index + 1) * parts)
         return cls(
             parts=parts,
             by_label=by_label,
             open_ns=open_ns,
             exposed_pp=find_exposed_waits(start, wait, scope, covered_by_scope),
-            unknown=frozenset(operations["scope"].filter(operations["unknown"]).to_list()).union(
-                rank_index * parts + part for rank_index in unseen for part in range(parts)
-            ),
+            unknown=frozenset(unknown),
             exposure=_rows_by(exposure.with_columns(scope_number), "scope", "label", "cause", "ns"),
         )
 
@@ -341,9 +361,9 @@ def waits_by_label(
         duration_ns=duration,
         open_ns=pl.when("hole").then(duration - least_wait).otherwise(0),
     )
-    start, wait, number = (
-        rows[name].to_numpy() for name in ("start_ns", "least_wait_ns", "number")
-    )
+    start = rows["start_ns"].to_numpy()
+    wait = rows["least_wait_ns"].to_numpy()
+    number = rows["number"].to_numpy()
     waited = union(start, start + wait, number).to_frame()
     waited_ns = dict(
         waited.group_by("group").agg((pl.col("end_ns") - pl.col("start_ns")).sum()).iter_rows()
@@ -394,14 +414,18 @@ def _figures(
     for part, (step, scope) in enumerate(
         zip(steps, scopes, strict=False)
     ):  # other ranks may have more steps
-        budget, labels = measures.budgets[part], labels_by_part[part]
+        budget = measures.budgets[part]
+        labels = labels_by_part[part]
         # Without a pipeline the wait is unknown too; then there is no bubble at all
         # (Measured.bubble_fraction).
         wait_known = pipeline and scope not in waits.unknown
         least_wait_ns = exposed_waits_ns[part]
         exposed_labels = [label for label, ns in budget.exposed_ns.items() if ns]
         label_ns = {label: ns for label, ns, _, _ in labels}
-        hidden_ns = {label: ns for label, _, _, ns in labels if label not in _NEVER_HIDDEN}
+        hidden_ns = {}
+        for label, _, _, ns in labels:
+            if label not in _NEVER_HIDDEN:
+                hidden_ns[label] = ns
         figures.append(
             Measured(
                 budget=budget,
@@ -462,7 +486,9 @@ def _phases(
     table = rank.phases
     scopes = waits.scopes(rank_index)
     waits_known = waits.unknown.isdisjoint(scopes)
-    start, end, part = (table[name].to_numpy() for name in ("start_ns", "end_ns", "part"))
+    start = table["start_ns"].to_numpy()
+    end = table["end_ns"].to_numpy()
+    part = table["part"].to_numpy()
     waits_ns = pl.Series(waits.exposed_pp.covered_ns(start, end, scopes.start + part))
     unknown = pl.lit(None, pl.Int64)
     rows = table.select(

@@ -116,7 +116,8 @@ def _pair_up(
 
 
 def _snapshot_change(before: RankSnapshot, after: RankSnapshot) -> documents.SnapshotChange:
-    first, second = before.contents, after.contents
+    first = before.contents
+    second = after.contents
     return documents.SnapshotChange(
         rank=after.rank,
         before_path=before.path,

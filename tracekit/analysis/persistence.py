@@ -82,18 +82,15 @@ class SavedAnalysis(BaseAnalysis):
     def of(cls, document: AnalysisDocument) -> SavedAnalysis:
         """Return the analysis that a document describes."""
         plain = to_plain(document)
-        rows = {name: plain[name] for name in _JSON_TABLES if name in plain} | {
-            "clocks": plain["clocks"]["ranks"]
-        }
+        rows = {name: plain[name] for name in _JSON_TABLES if name in plain}
+        rows["clocks"] = plain["clocks"]["ranks"]
+        tables = {}
+        for name, table_rows in rows.items():
+            tables[name] = pl.DataFrame(table_rows, infer_schema_length=None)
         return cls(
             document=document,
             rank_results=tuple(_rank_result(rank) for rank in document.ranks),
-            tables=Tables.of(
-                {
-                    name: pl.DataFrame(table, infer_schema_length=None)
-                    for name, table in rows.items()
-                }
-            ),
+            tables=Tables.of(tables),
             schedule=document.schedule,
             notices=tuple(warning.to_notice() for warning in document.warnings),
             paths=tuple(document.source.paths),
@@ -162,23 +159,25 @@ def _timed_step(step: StepFigures) -> TimedStep:
 
 def _measured(figures: Figures) -> Measured:
     """Return the figures of a rank or a step."""
-    budget, bubble, span_ns = figures.budget_ns, figures.bubble, figures.span_ns
+    budget = figures.budget_ns
+    bubble = figures.bubble
+    span_ns = figures.span_ns
     label_ns = {**figures.label_ns, **figures.set_ns}
     # If the whole wait is unknown, its lower bound follows from the fraction: (idle + bound) /
     # span.
     bound_ns = bubble.wait_ns or 0
     if bubble.wait_ns is None and bubble.fraction is not None:
         bound_ns = round(bubble.fraction * span_ns) - (budget.idle or 0)
+    hidden_ns = {}
+    for name, share in figures.overlap.items():
+        hidden_ns[name] = round((share or 0) * label_ns.get(name, 0))
     return Measured(
         budget=Budget(
             span_ns, budget.compute, budget.exposed, budget.idle or 0, budget.not_recorded or 0
         ),
         label_ns=label_ns,
         label_count=figures.label_count,
-        hidden_ns={
-            name: round((share or 0) * label_ns.get(name, 0))
-            for name, share in figures.overlap.items()
-        },
+        hidden_ns=hidden_ns,
         hidden_by_ns=figures.hidden_ns,
         wait_ns=figures.wait_ns,
         wait_open_ns={} if figures.wait_open_ns is UNSET else figures.wait_open_ns,
@@ -283,10 +282,10 @@ def _encode(
         value = value.to_frame()
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.name != without]
-        return {
-            field: _encode(getattr(value, field), f"{name}.{field}".lstrip("."), frames)
-            for field in names
-        }
+        encoded = {}
+        for field in names:
+            encoded[field] = _encode(getattr(value, field), f"{name}.{field}".lstrip("."), frames)
+        return encoded
 
     def put_table(table: pl.DataFrame) -> str:
         table_name = f"{name}.{len(frames)}"

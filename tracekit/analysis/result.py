@@ -155,7 +155,9 @@ class BaseAnalysis(HasDocument):
 
     def __repr__(self) -> str:
         count = len(self.rank_results)
-        steps = {step for result in self.rank_results for step in result.steps}
+        steps: set[int | None] = set()
+        for result in self.rank_results:
+            steps.update(result.steps)
         parts = [counted(count, "rank"), *([counted(len(steps), "step")] if steps else [])]
         what = "step time" if self.step.is_marked else "extent"
         time = "unknown" if self.step.time_ns is None else ms(self.step.time_ns, digits=3)
@@ -285,13 +287,11 @@ class Analysis(BaseAnalysis):
         if self.critical is None:
             return self
         hidden = {"critical_path", "slack"}
-        tables = Tables(
-            {
-                name: partial(self.tables.__getitem__, name)
-                for name in self.tables
-                if name not in hidden
-            }
-        )
+        shown_tables = {}
+        for name in self.tables:
+            if name not in hidden:
+                shown_tables[name] = partial(self.tables.__getitem__, name)
+        tables = Tables(shown_tables)
         notices = tuple(notice for notice in self.notices if notice not in self.critical.notices)
         return replace(self, critical=None, tables=tables, notices=notices)
 
@@ -344,7 +344,9 @@ class Analysis(BaseAnalysis):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: all but the view, which is made again."""
-        return {name: value for name, value in vars(self).items() if name != "view"}
+        state = dict(vars(self))
+        state.pop("view", None)
+        return state
 
     @property
     def plot(self) -> Plots:

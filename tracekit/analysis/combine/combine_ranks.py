@@ -102,21 +102,18 @@ def combine(
 
     # Communication matched across ranks: waits, common clock, critical path.
     communication = Communication.of(ranks, ranks_per_node=ranks_per_node)
-    operations, clocks = communication.operations, communication.clocks
+    operations = communication.operations
+    clocks = communication.clocks
 
     # Pipeline cells compared with the ideal schedule, and memory, which belongs to both.
-    comparison: ScheduleComparison | None = None
-    comparison_notices: tuple[Notice, ...] = ()
-    pipelines = [rank.pipeline for rank in ranks if rank.pipeline is not None]
-    if schedule != "none" and pipelines:
-        comparison, comparison_notices = compare_pipelines(
-            pipelines,
-            schedule=schedule,
-            layout=mesh,
-            clocks=clocks,
-            pipeline_number=pipeline,
-            spread=map_function,
-        )
+    comparison, comparison_notices = _compare_schedule(
+        ranks,
+        schedule,
+        clocks=clocks,
+        layout=mesh,
+        pipeline_number=pipeline,
+        spread=map_function,
+    )
     # Without a pipeline there is nothing to predict, and no reason why not; else a text is the
     # reason.
     predictor: Predictor | str | None = None
@@ -142,12 +139,7 @@ def combine(
         *merge_notices(((rank.source.rank, rank.notices) for rank in ranks), ranks=len(ranks)),
         *uncommon_step_notices(step_summary),
         *peer_notices,
-        *communication.notices,
-        *clock_notices(ranks, clocks),
-        *wait_notices(ranks, operations),
-        *bounded_wait_notices(operations, clocks),
-        *incomplete_group_notices(operations),
-        *lost_operation_notices(operations, communication.lost),
+        *_communication_notices(ranks, communication),
         *bound_notices(results, comparison),
         *unlabelled_notices(results),
         *weak_label_notices(results),
@@ -159,6 +151,7 @@ def combine(
     if memory is not None:
         tables["memory"] = lambda: memory.table(clocks)
     tables |= _schedule_tables(ranks, comparison, comparison_notices, critical)
+    hidden_communication_ns = sum(result.whole.hidden_ns["communication"] for result in results)
     return Analysis(
         sources=tuple(rank.source for rank in ranks),
         rank_results=results,
@@ -175,10 +168,7 @@ def combine(
         replay_graph=graph,
         changed_steps=changed_steps,
         stragglers=stragglers,
-        hiding=combine_overlap_costs(
-            [rank.hiding for rank in ranks],
-            sum(result.whole.hidden_ns["communication"] for result in results),
-        ),
+        hiding=combine_overlap_costs([rank.hiding for rank in ranks], hidden_communication_ns),
         notices=all_notices,
         paths=tuple(paths),
         shapes=tuple(all_shapes(rank.shapes for rank in ranks)),
@@ -187,11 +177,50 @@ def combine(
     )
 
 
+def _compare_schedule(
+    ranks: Sequence[RankTables],
+    schedule: str,
+    *,
+    clocks: Clocks,
+    layout: str | None,
+    pipeline_number: int | None,
+    spread: MapFunction,
+) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
+    """Return the pipelines compared with the ideal schedule, and notices; None without any pipeline."""
+    pipelines = [rank.pipeline for rank in ranks if rank.pipeline is not None]
+    if schedule == "none" or not pipelines:
+        return None, ()
+    return compare_pipelines(
+        pipelines,
+        schedule=schedule,
+        layout=layout,
+        clocks=clocks,
+        pipeline_number=pipeline_number,
+        spread=spread,
+    )
+
+
+def _communication_notices(
+    ranks: Sequence[RankTables], communication: Communication
+) -> tuple[Notice, ...]:
+    """Return what is unknown or bounded about operations, clocks and waits."""
+    operations = communication.operations
+    clocks = communication.clocks
+    return (
+        *communication.notices,
+        *clock_notices(ranks, clocks),
+        *wait_notices(ranks, operations),
+        *bounded_wait_notices(operations, clocks),
+        *incomplete_group_notices(operations),
+        *lost_operation_notices(operations, communication.lost),
+    )
+
+
 def _check_gpu_events(ranks: Sequence[RankTables]) -> None:
     """Raise InputError if no rank has GPU events, because every figure would be zero or unknown."""
-    reasons = [
-        next((n.message for n in rank.notices if n.code == "no-gpu-events"), None) for rank in ranks
-    ]
+    reasons = []
+    for rank in ranks:
+        reasons.append(next((n.message for n in rank.notices if n.code == "no-gpu-events"), None))
     if reasons and None not in reasons:
         path = ranks[0].source.path
         raise InputError(f"{path}: {reasons[0]}", hint=f"what it holds: tracekit doctor {path}")
@@ -211,10 +240,8 @@ def _update_processes(ranks: Sequence[RankTables], clocks: Clocks) -> list[Updat
         if tables.reload is not None:
             rank = tables.source.rank
             times = clocks.moved(rank, "start_ns", "end_ns")
-            stretches, transfers = (
-                tables.stretches.with_columns(times),
-                tables.reload.with_columns(times),
-            )
+            stretches = tables.stretches.with_columns(times)
+            transfers = tables.reload.with_columns(times)
             processes.append(UpdateProcess("", rank, stretches, transfers))
     return processes
 
@@ -224,10 +251,11 @@ def _trains(results: Sequence[RankResult]) -> bool:
 
     A trace without GPU work may be of training too.
     """
-    return any(
-        LABELS_OF_TRAINING_ALONE & result.whole.label_ns.keys() or not result.whole.budget.span_ns
-        for result in results
-    )
+    for result in results:
+        has_training_labels = LABELS_OF_TRAINING_ALONE & result.whole.label_ns.keys()
+        if has_training_labels or not result.whole.budget.span_ns:
+            return True
+    return False
 
 
 def _shown_path(
@@ -246,16 +274,14 @@ def _events_with_causes(
     ranks: Sequence[RankTables], operations: pl.DataFrame
 ) -> tuple[RankTimeline, ...]:
     """Return the single events of the ranks that kept them, with the causes of each event's exposed time."""
-    return tuple(
-        replace(
-            rank.events,
-            causes=causes_by_event(
-                rank.window.exposed, operations.filter(pl.col("rank") == rank.source.rank)
-            ),
-        )
-        for rank in ranks
-        if rank.events is not None
-    )
+    events = []
+    for rank in ranks:
+        if rank.events is None:
+            continue
+        own_operations = operations.filter(pl.col("rank") == rank.source.rank)
+        causes = causes_by_event(rank.window.exposed, own_operations)
+        events.append(replace(rank.events, causes=causes))
+    return tuple(events)
 
 
 def _what_if_graph(
@@ -269,17 +295,20 @@ def _what_if_graph(
     if communication.graph is None:
         return None
     positions = {} if comparison is None else comparison.positions
+    pipeline_positions = {}
+    for rank, position in positions.items():
+        if "pp" in position:
+            pipeline_positions[rank] = position["pp"]
+    predict_memory = None
+    if comparison is not None:
+        predict_memory = partial(memory_with_microbatches, comparison, memory)
     return WhatIfGraph(
         graph=communication.graph,
         measured_ns=step_time_ns,
-        positions={
-            rank: position["pp"] for rank, position in positions.items() if "pp" in position
-        },
+        positions=pipeline_positions,
         clock_error_ns=communication.clocks.residual_ns or 0,
         microbatches=None if predictor is None else partial(predict_microbatches, predictor),
-        memory=None
-        if comparison is None
-        else partial(memory_with_microbatches, comparison, memory),
+        memory=predict_memory,
     )
 
 
@@ -478,5 +507,8 @@ def _bubble_table(results: Sequence[RankResult]) -> pl.DataFrame:
 
 
 def _phase_table(results: Sequence[RankResult]) -> pl.DataFrame:
-    rows = [{"rank": result.rank, **phase} for result in results for phase in result.phases]
+    rows = []
+    for result in results:
+        for phase in result.phases:
+            rows.append({"rank": result.rank, **phase})
     return pl.DataFrame(rows, schema=_PHASES)

@@ -105,9 +105,9 @@ def _all_operations(ranks: Sequence[RankTables]) -> tuple[pl.DataFrame, pl.DataF
 
     Text becomes categorical, because few texts repeat often.
     """
-    frames = [
-        rank.operations.with_columns(pl.col(_TEXT_COLUMNS).cast(pl.Categorical)) for rank in ranks
-    ]
+    frames = []
+    for rank in ranks:
+        frames.append(rank.operations.with_columns(pl.col(_TEXT_COLUMNS).cast(pl.Categorical)))
     operations = pl.concat(frames, rechunk=True)
     is_lost = (pl.col("id") < 0).fill_null(False)
     return operations.filter(~is_lost), operations.filter(is_lost)
@@ -126,9 +126,10 @@ def with_peers(
     messages = _split_messages(pl.concat([rank.operations for rank in nsight_ranks]))
     messages = messages.with_columns(by_communicator(messages))
     if notices:  # some peers follow from the order of messages
-        tables = {
-            pipeline.rank: pipeline.messages for pipeline in pipelines if pipeline.peers_by_order
-        }
+        tables = {}
+        for pipeline in pipelines:
+            if pipeline.peers_by_order:
+                tables[pipeline.rank] = pipeline.messages
         index = pl.int_range(pl.len()).over("rank", "kernel")
         by_order = concat_ranks(tables, MESSAGES).select(
             "rank", peer_by_order="peer", id="kernel", index=index
@@ -140,10 +141,13 @@ def with_peers(
         named=pl.struct("send", "peer")
     )
     pipeline_of_rank = {pipeline.rank: pipeline for pipeline in pipelines}
-    return [
-        _with_named_peers(rank, named, pipeline_of_rank) if rank in nsight_ranks else rank
-        for rank in ranks
-    ], notices
+    named_ranks = []
+    for rank in ranks:
+        if rank in nsight_ranks:
+            named_ranks.append(_with_named_peers(rank, named, pipeline_of_rank))
+        else:
+            named_ranks.append(rank)
+    return named_ranks, notices
 
 
 def _with_named_peers(
@@ -262,7 +266,8 @@ def _sum_products(products: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     ``flop`` is a lower bound where ``uncounted_ns``, the time of products without known FLOP, is
     not 0; null if none is known. The time at peak is null if it is unknown for any product.
     """
-    at_peak_ns, is_counted = pl.col("at_peak_ns"), pl.col("flop").is_not_null()
+    at_peak_ns = pl.col("at_peak_ns")
+    is_counted = pl.col("flop").is_not_null()
     grouped = products.group_by(keys, maintain_order=True).agg(
         pl.col("calls", "ns").sum(),
         flop=pl.when(is_counted.any()).then(pl.col("flop").sum()),

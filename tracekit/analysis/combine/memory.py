@@ -164,7 +164,8 @@ class _MemoryEstimate(msgspec.Struct, frozen=True):
         microbatch: list[float] = []
         optimizer_bytes = 0
         for rank in ranks:
-            chunks, peak_bytes = rank.measured.chunks, rank.measured.peak_bytes
+            chunks = rank.measured.chunks
+            peak_bytes = rank.measured.peak_bytes
             if chunks is None or chunks.low is None or chunks.high is None:
                 return None
             with_gradients = chunks.base_bytes + chunks.kept_bytes + chunks.passing_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 
 import polars as pl
 
@@ -165,8 +166,11 @@ def _leaks(contents: RankContents, places: Places) -> list[documents.MemoryLeak]
     lines = dict(contents.stacks.select("stack", "line").iter_rows())
     leaks = []
     for leak in contents.leaks.head(MAX_LEAKS).rows(named=True):
-        found = [places.get((step, pair)) for step in leak["steps"] for pair in leak["pairs"]]
-        known = [place for place in found if place is not None]
+        known = []  # places of the leaked allocations, as far as they are known
+        for key in product(leak["steps"], leak["pairs"]):
+            place = places.get(key)
+            if place is not None:
+                known.append(place)
         stages = {stage for stage, _ in known}
         microbatches = sorted({microbatch for _, microbatch in known if microbatch is not None})
         leaks.append(

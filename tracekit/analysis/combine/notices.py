@@ -44,7 +44,9 @@ def without_known_peers(notices: Sequence[Notice], operations: pl.DataFrame) -> 
     1
     """
     has_unknown = bool(operations.select(_names_no_peer().any()).item())
-    return [notice for notice in notices if has_unknown or notice.code != "peers-in-communicator"]
+    if has_unknown:
+        return list(notices)
+    return [notice for notice in notices if notice.code != "peers-in-communicator"]
 
 
 def _names_no_peer() -> pl.Expr:
@@ -66,10 +68,10 @@ def clock_notices(ranks: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
     Clocks of machines differ, and are aligned; but a run that was recorded again a minute later has
     the same operations and would be aligned as well. Times that are no dates tell nothing.
     """
-    spans: dict[int, tuple[Any, Any]] = {
-        rank.source.rank: (rank.steps["start_ns"].min(), rank.steps["end_ns"].max())
-        for rank in ranks
-    }
+    spans: dict[int, tuple[Any, Any]] = {}
+    for table in ranks:
+        span = (table.steps["start_ns"].min(), table.steps["end_ns"].max())
+        spans[table.source.rank] = span
     longest_ns = max((end - start for start, end in spans.values() if start is not None), default=0)
     first_rank = min(spans, default=0)
     notices = []
@@ -85,11 +87,10 @@ def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[
     """Return notices of messages whose waiting could not be separated from their transfer."""
     messages = Counter(operations["rank"].filter(pl.Series(may_be_message(operations))).to_list())
     notices = []
-    unseen = [
-        rank.source.rank
-        for rank in ranks
-        if has_unseen_messages(rank.messages_issued, messages[rank.source.rank])
-    ]
+    unseen = []
+    for rank in ranks:
+        if has_unseen_messages(rank.messages_issued, messages[rank.source.rank]):
+            unseen.append(rank.source.rank)
     if unseen:
         notices.append(Notice("wait-unknown", ranks=tuple(unseen), values={"case": "no_kernels"}))
     unknown = operations.filter(pl.Series(has_unknown_wait(operations)) & ~pl.col("hole"))
@@ -155,11 +156,11 @@ def _why_wait_unknown(unknown: pl.DataFrame, recorded: set[int]) -> NoticeValues
 
 def unlabelled_notices(results: Sequence[RankResult]) -> list[Notice]:
     """Return a notice of ranks with much work that no rule labels."""
-    shares = {
-        result.rank: result.whole.label_ns.get("other", 0) / result.whole.budget.span_ns
-        for result in results
-        if result.whole.budget.span_ns
-    }
+    shares = {}
+    for result in results:
+        if result.whole.budget.span_ns:
+            other_ns = result.whole.label_ns.get("other", 0)
+            shares[result.rank] = other_ns / result.whole.budget.span_ns
     above = [rank for rank, share in shares.items() if share > MIN_UNLABELLED_SHARE_TO_WARN]
     if not above:
         return []

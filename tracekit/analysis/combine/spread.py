@@ -1,6 +1,7 @@
 """Distribution of figures over many ranks: quantiles, outliers, and the ranks' places in the mesh."""
 
 from collections.abc import Mapping
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -125,18 +126,16 @@ def spread(analysis: Analysis) -> Spread:
     ['compute', 'communication', 'bubble', 'span_ns']
     """
     mesh = _mesh(analysis)
-    position = {
-        rank: (row, column)
-        for row, ranks in enumerate(mesh.cells)
-        for column, rank in enumerate(ranks)
-    }
+    position = {}
+    for row, ranks in enumerate(mesh.cells):
+        for column, rank in enumerate(ranks):
+            position[rank] = (row, column)
     # A lower bound of the bubble is not comparable with exact bubbles; if all are bounds, they are
     # compared.
     exact_only = not all(result.whole.lower_bound for result in analysis.rank_results)
-    rows = [
-        (result.rank, *position[result.rank], *_figures(result, exact_only=exact_only))
-        for result in analysis.rank_results
-    ]
+    rows = []
+    for result in analysis.rank_results:
+        rows.append((result.rank, *position[result.rank], *_figures(result, exact_only=exact_only)))
     columns = {
         "rank": pl.Int64,
         "stage": pl.Int64,
@@ -153,12 +152,15 @@ def _figures(result: RankResult, *, exact_only: bool) -> tuple[float | None, ...
 
     With *exact_only* no bubble that is a lower bound.
     """
-    figures, budget, span = result.whole, result.whole.budget, result.whole.budget.span_ns
+    figures = result.whole
+    budget = result.whole.budget
+    span = result.whole.budget.span_ns
     if not span:
         return None, None, None, None, 0.0
-    communication = sum(
-        ns for label, ns in budget.exposed_ns.items() if label in COMMUNICATION_LABELS
-    )
+    communication = 0
+    for label, ns in budget.exposed_ns.items():
+        if label in COMMUNICATION_LABELS:
+            communication += ns
     bubble = None if exact_only and figures.lower_bound else figures.bubble_fraction
     idle = None if figures.pipeline or not figures.idle_known else budget.idle_ns / span
     return budget.compute_ns / span, communication / span, bubble, idle, float(span)
@@ -169,24 +171,23 @@ def _mesh(analysis: Analysis) -> Mesh:
     ranks = [result.rank for result in analysis.rank_results]
     compared = analysis.schedule.all if analysis.schedule is not None else ()
     pipelines = sorted({comparison.pipeline.ranks for comparison in compared})
-    in_pipelines = {rank for pipeline in pipelines for rank in pipeline}
+    in_pipelines = set(chain.from_iterable(pipelines))
     if (
         not pipelines
         or not in_pipelines.issuperset(ranks)
         or len({len(pipeline) for pipeline in pipelines}) > 1
     ):
-        rows = [
-            tuple(ranks[first : first + RANKS_PER_ROW])
-            for first in range(0, len(ranks), RANKS_PER_ROW)
-        ]
+        rows = []
+        for first in range(0, len(ranks), RANKS_PER_ROW):
+            rows.append(tuple(ranks[first : first + RANKS_PER_ROW]))
         return Mesh(tuple(f"ranks {row[0]}–{row[-1]}" for row in rows), tuple(rows), "rank")
     present = set(ranks)
     stages = range(len(pipelines[0]))
-    cells = tuple(
-        tuple(pipeline[stage] if pipeline[stage] in present else None for pipeline in pipelines)
-        for stage in stages
-    )
-    return Mesh(tuple(f"stage {stage}" for stage in stages), cells, "replica")
+    cells = []
+    for stage in stages:
+        ranks_of_stage = [pipeline[stage] for pipeline in pipelines]
+        cells.append(tuple(rank if rank in present else None for rank in ranks_of_stage))
+    return Mesh(tuple(f"stage {stage}" for stage in stages), tuple(cells), "replica")
 
 
 def _figure(table: pl.DataFrame, name: str) -> Figure | None:
@@ -199,9 +200,8 @@ def _figure(table: pl.DataFrame, name: str) -> Figure | None:
     ).tolist()
     value_range = (least, most) if most > least else (least - 0.5, least + 0.5)
     counts, _ = np.histogram(values, bins=HISTOGRAM_BINS, range=value_range)
-    least_rank, most_rank = (
-        with_value["rank"][int(row)] for row in (values.argmin(), values.argmax())
-    )
+    least_rank = with_value["rank"][int(values.argmin())]
+    most_rank = with_value["rank"][int(values.argmax())]
     return Figure(
         name,
         FIGURES[name],
@@ -223,7 +223,8 @@ def _outliers(table: pl.DataFrame, *, by_stage: bool) -> tuple[Different, ...]:
     """
     groups = table.partition_by("stage", maintain_order=True) if by_stage else [table]
     if any(len(group) < MIN_RANKS_FOR_OUTLIERS for group in groups):
-        groups, by_stage = [table], False
+        groups = [table]
+        by_stage = False
     outliers: dict[int, Different] = {}
     for group in groups:
         like = f"stage {group['stage'][0]}" if by_stage else "all ranks"
@@ -233,7 +234,8 @@ def _outliers(table: pl.DataFrame, *, by_stage: bool) -> tuple[Different, ...]:
                 with_value[name].to_numpy(), relative=name == "span_ns"
             )
             for row in np.flatnonzero(deviations > MIN_OUTLIER_DEVIATIONS).tolist():
-                rank, value = int(with_value["rank"][row]), float(with_value[name][row])
+                rank = int(with_value["rank"][row])
+                value = float(with_value[name][row])
                 outlier = Different(rank, name, value, median, like, float(deviations[row]))
                 if rank not in outliers or outlier.deviations > outliers[rank].deviations:
                     outliers[rank] = outlier

@@ -143,17 +143,13 @@ class Stragglers:
         is_late = (pl.col("share") >= MIN_LATE_SHARE).any().over("rank")
         late = self.lateness.filter(is_late).select("rank", "step", "late_ns")
         steps = self.lateness["step"].unique().sort().to_list()
-        rows = {
-            key[0]: dict(group.select("step", "late_ns").iter_rows())
-            for key, group in late.group_by("rank")
-        }
-        return Lateness(
-            steps,
-            [
-                RankLateness(rank, [rows[rank].get(step, 0) for step in steps])
-                for rank in sorted(rows)
-            ],
-        )
+        rows = {}
+        for key, group in late.group_by("rank"):
+            rows[key[0]] = dict(group.select("step", "late_ns").iter_rows())
+        late_ranks = []
+        for rank in sorted(rows):
+            late_ranks.append(RankLateness(rank, [rows[rank].get(step, 0) for step in steps]))
+        return Lateness(steps, late_ranks)
 
     def pipeline_cause(self, rank: int) -> WaitCause | None:
         """Return the main cause why the ranks of a pipeline wait for *rank*.
@@ -210,10 +206,9 @@ def explain_stragglers(
     figures = _rank_steps(ranks, clocks, tokens)
     if not _numbered_alike(ranks, figures):
         reason = "without marks, the ranks' recordings begin in different steps, which cannot be compared"
-        rows = [
-            Straggler(**row, why=[_unknown(row["caused_ns"], reason)])
-            for row in stragglers.to_dicts()
-        ]
+        rows = []
+        for fields in stragglers.to_dicts():
+            rows.append(Straggler(**fields, why=[_unknown(fields["caused_ns"], reason)]))
         return Stragglers(tuple(rows))
     pairs = _pair_waits(operations)
     # Ranks of a pipeline wait for each other by design: apart from the rest.
@@ -296,7 +291,8 @@ def _numbered_alike(ranks: Sequence[RankTables], figures: pl.DataFrame) -> bool:
     """
     if all(rank.steps_marked for rank in ranks):
         return True
-    start, span = pl.col("start_ns"), pl.col("span_ns")
+    start = pl.col("start_ns")
+    span = pl.col("span_ns")
     in_common = (start + span).min() - start.max() > span.min() / 2
     by_step = figures.group_by("step").agg(in_common=in_common)["in_common"]
     return 2 * int(by_step.sum()) > len(by_step) or by_step.is_empty()
@@ -370,10 +366,12 @@ def _noise(table: pl.DataFrame, column: str) -> float:
     Each rank is compared with the mean of the others in the step: a step that is longer on all
     ranks is no noise. With fewer than three steps, of the ranks within a step.
     """
-    value, center = pl.col(column), "step"
+    value = pl.col(column)
+    center = "step"
     if table["step"].n_unique() > 2:
         others = (value.sum().over("step") - value) / (value.count().over("step") - 1)
-        table, center = table.with_columns((value - others).fill_nan(None)), "rank"
+        table = table.with_columns((value - others).fill_nan(None))
+        center = "rank"
     deviation = table.select((value - value.median().over(center)).abs().median()).item()
     return NOISE_SCALES * 1.4826 * (deviation or 0.0)
 
@@ -437,7 +435,8 @@ def _with_channel(waits: pl.DataFrame) -> pl.DataFrame:
 
     Label where the group has no name.
     """
-    low, high = (pl.min_horizontal("rank", "last_rank"), pl.max_horizontal("rank", "last_rank"))
+    low = pl.min_horizontal("rank", "last_rank")
+    high = pl.max_horizontal("rank", "last_rank")
     group = pl.coalesce(pl.col("group").cast(pl.String), pl.col("label").cast(pl.String))
     channel = (
         pl.when(pl.col("what").cast(pl.String) == "p2p")
@@ -493,9 +492,9 @@ def _explain_pairs(
         ).then(_beyond_noise(figures, "link_ns")),
         "waited_itself": _waited_elsewhere("last_") - _waited_elsewhere(""),
     }
-    parts = [
-        difference.fill_null(0).clip(0).alias(cause) for cause, difference in differences.items()
-    ]
+    parts = []
+    for cause, difference in differences.items():
+        parts.append(difference.fill_null(0).clip(0).alias(cause))
     joined = joined.with_columns(parts)
     # Causes that together exceed the lateness share it. Where several ranks share a wait, a cause
     # explains as much of the rank's part as it does of its lateness.
@@ -651,7 +650,9 @@ def _explanation(
     """
     # All waiting for this rank, and that in the steps in which it is clearly late; None if there
     # are none.
-    caused, waited_ns, steps = row["caused_ns"], row["wait_ns"], row["recorded_steps"] or 0
+    caused = row["caused_ns"]
+    waited_ns = row["wait_ns"]
+    steps = row["recorded_steps"] or 0
     if waited_ns is None:
         reason = f"never later than others by {MIN_LATE_SHARE:.0%} of a step"
         return {"why": [_unknown(caused, reason)]}
@@ -662,9 +663,10 @@ def _explanation(
         "late_ns": round(row["late_ns"]),
     }
     when |= {name: row[name] for name in ("late_ns_by_step", "worst_step", "worst_ns")}
-    named = {
-        cause: round(row[cause]) for cause in CAUSES if row[cause] >= MIN_CAUSE_SHARE * waited_ns
-    }
+    named = {}
+    for cause in CAUSES:
+        if row[cause] >= MIN_CAUSE_SHARE * waited_ns:
+            named[cause] = round(row[cause])
     # Times of kernels and of an empty GPU do not depend on clocks: where they explain most of the
     # waiting, the rank was late even if clocks alone leave open which one came last.
     explained = sum(named.get(cause, 0) for cause in ("slow_gpu", "more_work", "host_late"))

@@ -1,6 +1,7 @@
 """Kernels by name, label and module, the reasons for their labels, and shapes of the model's operators."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import polars as pl
 
@@ -32,8 +33,23 @@ MAX_KERNELS_EXPLAINED = 32
 MAX_CONTEXT_LETTERS = 400
 """Letters of the operators and ranges around a launch; the innermost are kept."""
 _CONTEXT = ("chain", "annotations")
-_EVIDENCE = ("step", "start_ns", "end_ns", "stream", "op", *_CONTEXT, "node", "fwd_op", "collective", "group_desc",
-             "group_ranks", "peer", "bytes", "shapes", "dtypes")  # fmt: skip
+_EVIDENCE = (
+    "step",
+    "start_ns",
+    "end_ns",
+    "stream",
+    "op",
+    *_CONTEXT,
+    "node",
+    "fwd_op",
+    "collective",
+    "group_desc",
+    "group_ranks",
+    "peer",
+    "bytes",
+    "shapes",
+    "dtypes",
+)
 REASONS = pl.Schema(
     {
         "rank": pl.Int32(),
@@ -107,7 +123,7 @@ def all_shapes(shapes_by_rank: Iterable[Sequence[str]]) -> list[str]:
     >>> all_shapes([["mm [[1]]"], ["mm [[1]]", "bmm [[2]]"]])
     ['bmm [[2]]', 'mm [[1]]']
     """
-    distinct = sorted({shape for shapes in shapes_by_rank for shape in shapes})
+    distinct = sorted(set(chain.from_iterable(shapes_by_rank)))
     if len(distinct) <= MAX_SHAPES:
         return distinct
     return [*distinct[: MAX_SHAPES - 1], f"{len(distinct) - MAX_SHAPES + 1} more"]

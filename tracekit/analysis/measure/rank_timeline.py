@@ -141,10 +141,9 @@ def _host_ranges(events: pl.DataFrame, waiting_calls: pl.DataFrame) -> tuple[pl.
         (pl.col("kind") == "annotation") | (pl.col("start_ns") >= reach_ns).fill_null(value=True)
     )
     calls = waiting_calls.filter("blocks")
-    longest = [
-        table.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns"))
-        for table in (ranges, calls)
-    ]
+    longest = []
+    for table in (ranges, calls):
+        longest.append(table.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns")))
     lanes = (pl.col("kind").cast(pl.String).replace_strict(_RANGE_LANES), pl.lit("waiting calls"))
     columns = (pl.col("name").cast(pl.String), "start_ns", "end_ns")
     host = pl.concat(

@@ -48,10 +48,13 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
     unreadable = rank.source.skipped.get(DAMAGED, 0)
     if untimed:
         total = untimed + int(rank.events["kind"].is_in(GPU_KINDS).sum())
-        case, lost = "untimed", untimed
+        case = "untimed"
+        lost = untimed
         problem = f"{lost:,} of {total:,} GPU events {_why_untimed(rank.source)}"
     elif unreadable:  # any of them may have run on the GPU
-        case, lost, total = "unreadable", unreadable, unreadable + rank.events.height
+        case = "unreadable"
+        lost = unreadable
+        total = unreadable + rank.events.height
         problem = f"{lost:,} of {total:,} events are damaged and may have run on the GPU"
     else:
         return []
@@ -108,7 +111,8 @@ def _refuse_nameless(rank: RankEvents) -> None:
     kernels = rank.events.select("kind", "name", "start_ns", "end_ns").filter(
         pl.col("kind") == "kernel"
     )
-    is_nameless, ns = pl.col("name") == NAMELESS, pl.col("end_ns") - pl.col("start_ns")
+    is_nameless = pl.col("name") == NAMELESS
+    ns = pl.col("end_ns") - pl.col("start_ns")
     count, nameless_ns, total_ns = kernels.select(
         is_nameless.sum(), nameless=ns.filter(is_nameless).sum(), total=ns.sum()
     ).row(0)
@@ -164,7 +168,8 @@ def content_notices(
     graphs = int((gpu_events["kind"] == "graph").sum())
     if graphs:
         notices.append(Notice("graphs-whole", values={"graphs": graphs}))
-    unlaunched, total = gpu_events["launch_ns"].null_count(), len(gpu_events)
+    unlaunched = gpu_events["launch_ns"].null_count()
+    total = len(gpu_events)
     if 100 * unlaunched > MAX_UNLAUNCHED_PERCENT * total:
         notices.append(Notice("no-launches", values={"count": unlaunched, "total": total}))
     return notices

@@ -211,9 +211,8 @@ def rank_tables(
         pl.concat([labelled, lost], how="diagonal") if len(lost) else labelled
     )
     if len(lost):  # they were numbered with the others, by the order of launches
-        labelled, lost = (
-            labelled.filter(is_lost) for is_lost in (pl.col("id") >= 0, pl.col("id") < 0)
-        )
+        lost = labelled.filter(pl.col("id") < 0)
+        labelled = labelled.filter(pl.col("id") >= 0)
     gpu_events, step_table, step_notices = assign_parts(
         labelled, steps, host=host_ranges(rank.events)
     )

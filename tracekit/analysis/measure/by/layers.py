@@ -61,8 +61,21 @@ LAYER_FRAMES = pl.Schema(
 )
 """Stretches of host time in which one layer was launched."""
 LAYER_KERNELS = pl.Schema({"id": pl.Int64(), "layer": pl.Int64(), "stage": pl.Int64()})
-_CHUNK_COLUMNS = ("id", "name", "op", "op_id", "shapes", "host_ns", "launch_tid", "label", "stage", "chunk", "part",
-                  "turn", "number")  # fmt: skip
+_CHUNK_COLUMNS = (
+    "id",
+    "name",
+    "op",
+    "op_id",
+    "shapes",
+    "host_ns",
+    "launch_tid",
+    "label",
+    "stage",
+    "chunk",
+    "part",
+    "turn",
+    "number",
+)
 
 
 class RepeatedLayers(msgspec.Struct, frozen=True, eq=False):
@@ -104,11 +117,8 @@ def repeated_layers(labelled: pl.DataFrame, host: Host) -> RepeatedLayers | None
     counts = {chunk.layers.count for chunk in forwards}
     if len(counts) != 1 or share < MIN_FORWARD_SHARE:
         return None
-    backwards = [
-        chunk
-        for chunk in _chunks_with_layers(kernels, "B", host.sync_ns)[0]
-        if chunk.layers.count in counts
-    ]
+    all_backwards = _chunks_with_layers(kernels, "B", host.sync_ns)[0]
+    backwards = [chunk for chunk in all_backwards if chunk.layers.count in counts]
     return RepeatedLayers(
         forward=_layer_frames(forwards, host, reverse=False),
         backward=_layer_frames(backwards, host, reverse=True),
@@ -133,7 +143,8 @@ def _compute_kernels(labelled: pl.DataFrame) -> pl.DataFrame:
     rows = rows.filter(pl.col("launch_ns").is_not_null())
     if rows["step"].null_count() == rows.height:
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
-    chunks_before, parts = 0, []
+    chunks_before = 0
+    parts = []
     for _, row_numbers, cut in segment_steps(rows):
         # Kind of each chunk; other kinds than F and B, and kernels in no chunk (-1, the last
         # entry), are empty.
@@ -259,7 +270,8 @@ def _layer_frames(chunks: Sequence[_LayeredChunk], host: Host, *, reverse: bool)
         )
         if edges[-1] >= len(host_ns):
             edge_ns[-1] = host_ns[-1] + 1
-        start_ns, end_ns = edge_ns[:-1], edge_ns[1:]
+        start_ns = edge_ns[:-1]
+        end_ns = edge_ns[1:]
         # One launch of all layers, as of a graph: no time separates them.
         if (start_ns >= end_ns).any():
             continue
@@ -337,10 +349,8 @@ def repeated_positions(
     repeated = repeated_layers(gpu_events, host)
     if repeated is None:
         return None
-    label, is_backward = (
-        gpu_events["label"].cast(pl.String),
-        gpu_events["pass"].cast(pl.String) == "backward",
-    )
+    label = gpu_events["label"].cast(pl.String)
+    is_backward = gpu_events["pass"].cast(pl.String) == "backward"
     may_be_forward = ((label == "forward") | ~label.is_in((*COMPUTE_LABELS, "other"))).to_numpy()
     by_engine = (
         is_backward.fill_null(False) | label.is_in(ENGINE_LABELS) | gpu_events["node"].is_not_null()
@@ -361,12 +371,9 @@ def repeated_positions(
         backward_frame = placement.frames(backward_frames, by_launch=by_launch, by_sequence=False)
         # Backward frames come after the forward frames in the table of both.
         frame = np.where(backward_frame >= 0, backward_frame + len(forward_frames), frame)
-    both = pl.concat(
-        [
-            sort_frames(part.select(LAYER_FRAMES.names()))
-            for part in (repeated.forward, repeated.backward)
-        ]
-    )
+    forward_rows = sort_frames(repeated.forward.select(LAYER_FRAMES.names()))
+    backward_rows = sort_frames(repeated.backward.select(LAYER_FRAMES.names()))
+    both = pl.concat([forward_rows, backward_rows])
     positions = _without_shared_communication(
         gpu_events, _by_kernel(gpu_events, frame, both, repeated)
     )
@@ -412,7 +419,8 @@ def _without_shared_communication(
 ) -> pl.DataFrame:
     """Take communication that few layers launch out of them: it serves others too, as parameters gathered ahead."""
     table = positions.with_columns(gpu_events["label"].cast(pl.String), gpu_events["pass"])
-    layer_and_stage, has_layer = pl.struct("layer", "stage"), pl.col("layer").is_not_null()
+    layer_and_stage = pl.struct("layer", "stage")
+    has_layer = pl.col("layer").is_not_null()
     layer_count = table.filter(has_layer).select(layer_and_stage.n_unique()).item()
     launching_layers = layer_and_stage.filter(has_layer).n_unique().over("label", "pass")
     is_shared = pl.col("label").is_in(COMMUNICATION_LABELS) & (
@@ -521,7 +529,8 @@ def _candidate_periods(tokens: Ints) -> list[int]:
 def _longest_run(mask: Bools) -> tuple[int, int]:
     """Return start and length of the longest run of True; zeros if there is none."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
-    starts, lengths = edges[::2], edges[1::2] - edges[::2]
+    starts = edges[::2]
+    lengths = edges[1::2] - edges[::2]
     if not len(lengths):
         return 0, 0
     longest = int(lengths.argmax())

@@ -24,12 +24,10 @@ MIN_STACK_TO_RULE_RATIO = 0.5
 """Time inside module calls, over the time whose module is known, from which rows are calls instead
 of modules."""
 LABELS_OUTSIDE_LAYERS = ("optimizer", "pp_comm")
-NOT_PLACED, OUTSIDE, NO_PRODUCT, NO_SHAPE = (
-    "not placed",
-    "outside layers",
-    "not a product",
-    "shapes not recorded",
-)
+NOT_PLACED = "not placed"
+OUTSIDE = "outside layers"
+NO_PRODUCT = "not a product"
+NO_SHAPE = "shapes not recorded"
 """Names of rows for work that has no place."""
 
 ROWS = pl.Schema(
@@ -136,10 +134,8 @@ placed."""
 
 
 def _by_layer(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
-    placed, note = (
-        gpu_events.select("label", "layer", evidence=pl.col("layer_from").cast(pl.String)),
-        None,
-    )
+    placed = gpu_events.select("label", "layer", evidence=pl.col("layer_from").cast(pl.String))
+    note = None
     if placed["layer"].null_count() == len(placed):
         repeated = repeated_positions(events, gpu_events)
         if repeated is None:
@@ -172,9 +168,8 @@ def _by_module(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
     columns = {"path": "modules", "module": "module", "evidence": "module_from"}
     texts = gpu_events.select(**{name: _text_or_null(column) for name, column in columns.items()})
     ns = gpu_events["end_ns"] - gpu_events["start_ns"]
-    called_ns, known_ns = (
-        int(ns.filter(texts[name].is_not_null()).sum()) for name in ("path", "module")
-    )
+    called_ns = int(ns.filter(texts["path"].is_not_null()).sum())
+    known_ns = int(ns.filter(texts["module"].is_not_null()).sum())
     if called_ns < max(MIN_STACK_TO_RULE_RATIO * known_ns, 1):
         note = "calls of modules were not recorded (with_stack=True): each row is a kind of module"
         return texts.select("evidence", name="module", path="module"), note
@@ -185,12 +180,11 @@ def _by_module(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
 def _by_annotation(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
     annotations = gpu_events["annotations"].cast(pl.String)
     # Paths without the profiler's own ranges around steps; there are few distinct ones.
-    path_of_text = {
-        text: PATH_SEPARATOR.join(
-            word for word in text.split(PATH_SEPARATOR) if not word.startswith("ProfilerStep#")
-        )
-        for text in annotations.unique().drop_nulls()
-    }
+    path_of_text = {}
+    for text in annotations.unique().drop_nulls():
+        words = text.split(PATH_SEPARATOR)
+        inside_step = [word for word in words if not word.startswith("ProfilerStep#")]
+        path_of_text[text] = PATH_SEPARATOR.join(inside_step)
     paths = annotations.replace_strict(path_of_text, default=None, return_dtype=pl.String).to_frame(
         "path"
     )
@@ -293,24 +287,27 @@ def combined(
     """
     kind = next(iter(rows_by_rank.values())).kind
     if not pipeline or kind not in ("layer", "module"):
-        stages, groups = {}, dict.fromkeys(rows_by_rank, 0)
+        stages = {}
+        groups = dict.fromkeys(rows_by_rank, 0)
     else:
         groups = _layer_groups(rows_by_rank, stages)
-    rows = pl.concat(
-        rank_rows.rows.with_columns(group=pl.lit(groups[rank]), rank=pl.lit(rank))
-        for rank, rank_rows in rows_by_rank.items()
-    )
-    rates = pl.concat(
-        rank_rows.rates.with_columns(group=pl.lit(groups[rank]))
-        for rank, rank_rows in rows_by_rank.items()
-    )
+    row_tables = []
+    rate_tables = []
+    for rank, rank_rows in rows_by_rank.items():
+        group = pl.lit(groups[rank])
+        row_tables.append(rank_rows.rows.with_columns(group=group, rank=pl.lit(rank)))
+        rate_tables.append(rank_rows.rates.with_columns(group=group))
+    rows = pl.concat(row_tables)
+    rates = pl.concat(rate_tables)
     # Rows that are no place are the same on all ranks.
     group = pl.when(pl.col("name").is_in(LAST)).then(-1).otherwise("group").alias("group")
     table = _with_rates(_sum_rows(rows.with_columns(group)), rates.with_columns(group))
     # Where the trace does not name the stage, the stage of a rank that runs only one.
-    single_stage = {
-        groups[rank]: stages[rank][0] for rank in rows_by_rank if len(stages.get(rank, ())) == 1
-    }
+    single_stage = {}
+    for rank in rows_by_rank:
+        stages_of_rank = stages.get(rank, ())
+        if len(stages_of_rank) == 1:
+            single_stage[groups[rank]] = stages_of_rank[0]
     stage_of_group = pl.col("group").replace_strict(
         single_stage, default=None, return_dtype=pl.Int64
     )
@@ -334,10 +331,13 @@ def _layer_groups(ranks: Iterable[int], stages: Mapping[int, tuple[int, ...]]) -
     distinct = sorted(set(stages.values()))
     number_of_stages = {rank_stages: number for number, rank_stages in enumerate(distinct)}
     # A rank without known stages is a group of its own.
-    return {
-        rank: number_of_stages[stages[rank]] if rank in stages else len(distinct) + rank
-        for rank in ranks
-    }
+    groups = {}
+    for rank in ranks:
+        if rank in stages:
+            groups[rank] = number_of_stages[stages[rank]]
+        else:
+            groups[rank] = len(distinct) + rank
+    return groups
 
 
 def _sum_rows(rows: pl.DataFrame) -> pl.DataFrame:
