@@ -183,11 +183,9 @@ def _from_layout(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Par
 def _find_contradiction(ranks: Sequence[RankPipeline], line: Sequence[int]) -> Notice | None:
     """Return a notice if a rank exchanges messages with ranks outside the pipeline that the layout puts it in."""
     for rank in ranks:
-        others = (
-            {peer for peer in rank.peers if peer is not None and peer not in line}
-            if rank.rank in line
-            else set()
-        )
+        others: set[int] = set()
+        if rank.rank in line:
+            others = {peer for peer in rank.peers if peer is not None} - set(line)
         if others:
             values: NoticeValues = {"pipeline": tuple(line), "peers": tuple(sorted(others))}
             return Notice("layout-contradicted", ranks=(rank.rank,), values=values)
@@ -244,9 +242,10 @@ def _group_without_peers(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...],
     """
     members: dict[tuple[int, ...], list[int]] = {}
     for rank in ranks:
-        groups = [
-            group for group in rank.groups if len(group.ranks) > 1 and rank.rank in group.ranks
-        ]
+        groups = []
+        for group in rank.groups:
+            if len(group.ranks) > 1 and rank.rank in group.ranks:
+                groups.append(group)
         described = [group.ranks for group in groups if _kind_of_group(group.description) == "pp"]
         used = [group.ranks for group in groups if group.name == rank.group]
         members.setdefault(next(iter(described + used), ()), []).append(rank.rank)
@@ -290,12 +289,11 @@ def _are_neighbours(
 ) -> bool:
     """Return whether all peers are neighbours in this order, the first and the last being neighbours too."""
     position = {rank: index for index, rank in enumerate(order)}
-    distances = {
-        abs(position[peer] - position[rank.rank])
-        for rank in ranks
-        for peer in peers[rank.rank]
-        if peer is not None
-    }
+    distances = set()
+    for rank in ranks:
+        for peer in peers[rank.rank]:
+            if peer is not None:
+                distances.add(abs(position[peer] - position[rank.rank]))
     return distances <= {1, len(order) - 1}
 
 

@@ -183,12 +183,11 @@ def _has_same_stages(before: pl.DataFrame, after: pl.DataFrame) -> bool:
 def _fuse_backwards(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     """Join an I and the W right behind it where the schedule has one B."""
     key = ["position", "stage", "microbatch"]
-    whole = [
-        (position, op.stage, op.microbatch)
-        for position, order in enumerate(schedule.ranks)
-        for op in order
-        if op.kind == "B"
-    ]
+    whole = []
+    for position, order in enumerate(schedule.ranks):
+        for op in order:
+            if op.kind == "B":
+                whole.append((position, op.stage, op.microbatch))
     whole_backwards = pl.DataFrame(whole, schema=dict.fromkeys(key, pl.Int32), orient="row")
     is_whole = pl.struct(key).is_in(whole_backwards.to_struct().implode())
     is_followed = pl.all_horizontal(pl.col(name) == pl.col(name).shift(-1) for name in key)

@@ -138,10 +138,10 @@ def _row_ranges(table: pl.DataFrame) -> dict[tuple[int, int], slice]:
     """Return the rows of each instance and position of a table sorted by these."""
     rows = table.with_row_index("row").group_by("instance", "position", maintain_order=True)
     ranges = rows.agg(pl.col("row").first(), pl.len())
-    return {
-        (instance, position): slice(first, first + count)
-        for instance, position, first, count in ranges.rows()
-    }
+    row_ranges = {}
+    for instance, position, first, count in ranges.rows():
+        row_ranges[(instance, position)] = slice(first, first + count)
+    return row_ranges
 
 
 def _encode_chunks(chunks: pl.DataFrame) -> Ints:
@@ -187,9 +187,9 @@ def assemble_steps(
 
     """
     tables = StepTables(ranks, lines)
-    results = [
-        _examine_instance(tables, instance, cache) for instance in range(len(tables.instances))
-    ]
+    results = []
+    for instance in range(len(tables.instances)):
+        results.append(_examine_instance(tables, instance, cache))
     detail = _make_cells(tables, results, clocks)
     numbers = identity_numbers(detail)
     first_cells = accumulate((len(result.stage) for result in results), initial=0)
@@ -211,7 +211,10 @@ def assemble_steps(
             tables.instances, results, pairwise(first_cells), strict=True
         )
     )
-    return [[next(pipelines) for _ in steps] for _, steps in lines]
+    pipelines_of_lines = []
+    for _, steps in lines:
+        pipelines_of_lines.append([next(pipelines) for _ in steps])
+    return pipelines_of_lines
 
 
 class _StepResult(msgspec.Struct, frozen=True, eq=False):
@@ -345,10 +348,9 @@ def _count_messages(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int,
 
     Empty where the trace does not show it.
     """
-    sent = {
-        position: Counter(table.filter("send")["peer"].to_list())
-        for position, table in messages.items()
-    }
+    sent = {}
+    for position, table in messages.items():
+        sent[position] = Counter(table.filter("send")["peer"].to_list())
     if any(None in peers for peers in sent.values()) or not any(sent.values()):
         return {}
     return {position: dict(peers) for position, peers in sent.items()}
@@ -369,15 +371,13 @@ def _make_cells(tables: StepTables, results: Sequence[_StepResult], clocks: Cloc
     if table.is_empty():
         return pl.DataFrame(schema=DETAILED)
     is_unplaced = np.concatenate([result.is_unplaced for result in results])
-    by_order = [
-        result.stages_from == "messages" and tables.peers_by_order[line]
-        for (line, _), result in zip(tables.instances, results, strict=True)
-    ]
+    by_order = []
+    for (line, _), result in zip(tables.instances, results, strict=True):
+        by_order.append(result.stages_from == "messages" and tables.peers_by_order[line])
     is_by_order = np.repeat(by_order, [len(result.stage) for result in results])
-    columns = {
-        name: np.concatenate([getattr(result, name) for result in results])
-        for name in ("stage", "microbatch")
-    }
+    columns = {}
+    for name in ("stage", "microbatch"):
+        columns[name] = np.concatenate([getattr(result, name) for result in results])
     table = table.with_columns(
         *(
             pl.when(pl.Series(values >= 0)).then(pl.Series(values, dtype=pl.Int32)).alias(name)

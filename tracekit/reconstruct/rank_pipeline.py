@@ -59,15 +59,12 @@ class RankPipeline:
     @cached_property
     def by_step(self) -> dict[int, tuple[pl.DataFrame, pl.DataFrame]]:
         """Chunks and messages of each step that has chunks."""
-        chunks, messages = (
-            {
-                int(part["step"][0]): part
-                for part in table.drop_nulls("step").partition_by("step", maintain_order=True)
-            }
-            for table in (self.chunks, self.messages)
-        )
+        messages = _partition_by_step(self.messages)
         no_messages = self.messages.clear()
-        return {step: (part, messages.get(step, no_messages)) for step, part in chunks.items()}
+        by_step = {}
+        for step, chunks in _partition_by_step(self.chunks).items():
+            by_step[step] = (chunks, messages.get(step, no_messages))
+        return by_step
 
     @property
     def has_work(self) -> bool:
@@ -83,9 +80,34 @@ class RankPipeline:
         return tuple(self.messages["peer"].unique().to_list())
 
 
-_COLUMNS = ("id", "name", "label", "pass", "step", "start_ns", "end_ns", "launch_ns", "stream", "autograd_sequence",
-            "node", "annotation", "annotations", "stage", "microbatch", "p2p", "group", "group_desc", "group_ranks",
-            "bytes")  # fmt: skip
+def _partition_by_step(table: pl.DataFrame) -> dict[int, pl.DataFrame]:
+    """Return the rows of each step; rows without a step are left out."""
+    partitions = table.drop_nulls("step").partition_by("step", maintain_order=True)
+    return {int(rows["step"][0]): rows for rows in partitions}
+
+
+_COLUMNS = (
+    "id",
+    "name",
+    "label",
+    "pass",
+    "step",
+    "start_ns",
+    "end_ns",
+    "launch_ns",
+    "stream",
+    "autograd_sequence",
+    "node",
+    "annotation",
+    "annotations",
+    "stage",
+    "microbatch",
+    "p2p",
+    "group",
+    "group_desc",
+    "group_ranks",
+    "bytes",
+)
 """Columns of labelled events that reconstruction reads."""
 
 
@@ -126,9 +148,10 @@ def rank_pipeline(
 
     """
     all_events = labelled if around is None else around
-    with_lost = [
-        table.select(_COLUMNS) for table in (labelled, lost) if table is not None and len(table)
-    ]
+    with_lost = []
+    for table in (labelled, lost):
+        if table is not None and len(table):
+            with_lost.append(table.select(_COLUMNS))
     sampled, notices = sample_steps(
         pl.concat(with_lost) if with_lost else labelled.select(_COLUMNS)
     )
@@ -210,11 +233,10 @@ def _process_groups(source: Source, messages: pl.DataFrame) -> tuple[ProcessGrou
     groups = groups.join(members, on="group_ranks", maintain_order="left").unique(
         "group", maintain_order=True
     )
-    more = [
-        ProcessGroup(name, description, tuple(ranks))
-        for name, description, ranks in groups.select("group", "group_desc", "members").rows()
-        if name not in listed
-    ]
+    more = []
+    for name, description, ranks in groups.select("group", "group_desc", "members").rows():
+        if name not in listed:
+            more.append(ProcessGroup(name, description, tuple(ranks)))
     return (*source.groups, *more)
 
 

@@ -128,10 +128,11 @@ def segment_steps(rows: pl.DataFrame) -> list[tuple[int, Ints, StepChunks]]:
     """
     numbered = rows.with_row_index("row").drop_nulls("step").sort("step", maintain_order=True)
     steps = numbered.partition_by("step", maintain_order=True)
-    return [
-        (step["step"][0], as_int64(step["row"].to_numpy()), segment_step(Kernels(step)))
-        for step in steps
-    ]
+    chunks_of_steps = []
+    for step in steps:
+        rows_of_step = as_int64(step["row"].to_numpy())
+        chunks_of_steps.append((step["step"][0], rows_of_step, segment_step(Kernels(step))))
+    return chunks_of_steps
 
 
 def segment_step(kernels: Kernels) -> StepChunks:
@@ -308,28 +309,30 @@ class ChunkAssembly:
         """Return all chunks in launch order, with pairs numbered by their forwards."""
         loose = self._loose_weights()
         split = {chunk.pair for chunk in loose}
-        split |= {self.owners[chunk] for chunk in self.autograd_rows if self._is_weight(chunk)}
+        for chunk in self.autograd_rows:
+            if self._is_weight(chunk):
+                split.add(self.owners[chunk])
         listed: list[_Chunk] = []
         for chunk, rows in self.forward_rows.items():
             is_sure = chunk in self.autograd_rows and chunk not in self.paired_by_position
-            listed.append(
-                _Chunk("F", chunk, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_POSITION)
-            )
+            confidence = CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_POSITION
+            listed.append(_Chunk("F", chunk, rows, confidence))
         for chunk, rows in self.autograd_rows.items():
             pair = self.owners[chunk]
-            op = "W" if self._is_weight(chunk) else "I" if pair in split else "B"
-            confidence = (
-                CONFIDENCE_POSITION if pair in self.paired_by_position else CONFIDENCE_AUTOGRAD
-            )
+            if self._is_weight(chunk):
+                op = "W"
+            elif pair in split:
+                op = "I"
+            else:
+                op = "B"
+            is_sure = pair not in self.paired_by_position
+            confidence = CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_POSITION
             listed.append(_Chunk(op, pair, rows, confidence))
-        listed = sorted(
-            [*listed, *loose], key=lambda chunk: int(self.kernels.host_ns[chunk.rows[0]])
-        )
+        listed += loose
+        listed.sort(key=lambda chunk: int(self.kernels.host_ns[chunk.rows[0]]))
         # Pairs are numbered in the order of their forwards; those without a forward come behind.
-        pairs = [
-            *(chunk.pair for chunk in listed if chunk.op == "F"),
-            *(chunk.pair for chunk in listed),
-        ]
+        pairs = [chunk.pair for chunk in listed if chunk.op == "F"]
+        pairs += [chunk.pair for chunk in listed]
         number_of_pair = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
         chunk_of_row = np.full(len(self.chunk_of_row), -1, np.int64)
         for index, listed_chunk in enumerate(listed):
@@ -380,9 +383,10 @@ class ChunkAssembly:
         )
         outside = []
         for rows in runs:
-            around = [
-                chunk for first_ns, last_ns, chunk in spans if first_ns < host_ns[rows[0]] < last_ns
-            ]
+            around = []
+            for first_ns, last_ns, chunk in spans:
+                if first_ns < host_ns[rows[0]] < last_ns:
+                    around.append(chunk)
             if around:
                 self._join(rows, around[-1])
             else:
@@ -424,13 +428,13 @@ class ChunkAssembly:
         """
         duration = self.kernels.duration_ns
         is_wgrad = self.kernels.is_wgrad
-        backwards = [
-            c for c in self.autograd_rows if not self._is_weight(c) and c not in self.absorbed
-        ]
-        inside_ns = {
-            chunk: float(duration[rows][is_wgrad[rows]].sum())
-            for chunk, rows in self.autograd_rows.items()
-        }
+        backwards = []
+        for chunk in self.autograd_rows:
+            if not self._is_weight(chunk) and chunk not in self.absorbed:
+                backwards.append(chunk)
+        inside_ns = {}
+        for chunk, rows in self.autograd_rows.items():
+            inside_ns[chunk] = float(duration[rows][is_wgrad[rows]].sum())
         outside_ns = float(sum(duration[rows].sum() for rows in runs))
         candidates = backwards
         for _ in range(2):  # the mean outside depends on how many backwards share it
@@ -492,9 +496,8 @@ def cut_by_ranges(kernels: Kernels) -> StepChunks | None:
     """
     category = kernels.category
     is_named = np.isin(category, (FORWARD, AUTOGRAD, LOOSE_WGRAD)) & kernels.named_op.present
-    if not all(
-        _is_covered(kernels.duration_ns, is_named, category == part) for part in (FORWARD, AUTOGRAD)
-    ):
+    has_forward = _is_covered(kernels.duration_ns, is_named, category == FORWARD)
+    if not has_forward or not _is_covered(kernels.duration_ns, is_named, category == AUTOGRAD):
         return None
     named = np.flatnonzero(is_named)
     cells, cell_of_named = _find_cells(kernels, named)
@@ -502,15 +505,17 @@ def cut_by_ranges(kernels: Kernels) -> StepChunks | None:
     chunk[named] = cell_of_named
     held_back = np.flatnonzero((category == LOOSE_WGRAD) & ~is_named)
     if len(held_back):
-        split = {pair for op, pair in cells if op == "I"}
-        if split - {pair for op, pair in cells if op == "W"}:
+        input_gradients = {pair for op, pair in cells if op == "I"}
+        weight_gradients = {pair for op, pair in cells if op == "W"}
+        if input_gradients - weight_gradients:
             return None  # the unnamed weight gradients are W that have to be counted off
         # The named backward kernel before each of them tells the cell; only a whole backward (B)
         # holds any back.
-        backward = named[np.array([op != "F" for op, _ in cells])[cell_of_named]]
+        op_of_cell = np.array([op for op, _ in cells], dtype=str)
+        backward = named[(op_of_cell != "F")[cell_of_named]]
         before = np.searchsorted(backward, held_back) - 1
         owner = np.where(before >= 0, chunk[backward[np.maximum(before, 0)]], -1)
-        is_whole = np.array([op == "B" for op, _ in cells])
+        is_whole = op_of_cell == "B"
         chunk[held_back] = np.where((owner >= 0) & is_whole[owner], owner, -1)
     return StepChunks(
         op=_rename_whole_backwards(cells, chunk, kernels),
@@ -573,7 +578,7 @@ def _rename_whole_backwards(cells: list[_Cell], chunk: Ints, kernels: Kernels) -
     with_backward = set(
         chunk[(chunk >= 0) & (kernels.category == AUTOGRAD) & ~kernels.is_wgrad].tolist()
     )
-    return [
-        "B" if op == "W" and index in with_backward and pair not in split else op
-        for index, (op, pair) in enumerate(cells)
-    ]
+    backwards = []
+    for index, (op, pair) in enumerate(cells):
+        backwards.append("B" if op == "W" and index in with_backward and pair not in split else op)
+    return backwards

@@ -73,9 +73,9 @@ def assign_stages(
         pp: Number of ranks in the pipeline.
 
     """
-    destinations = {
-        position: forward_destinations(chunks[position], messages[position]) for position in chunks
-    }
+    destinations = {}
+    for position in chunks:
+        destinations[position] = forward_destinations(chunks[position], messages[position])
     if pp == 1:
         return _assign_line(destinations, chunks)
     if any(table.filter("send")["peer"].null_count() for table in messages.values()):
@@ -111,11 +111,9 @@ def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[i
         carried = [launched[chunk] for chunk in batch.chunks[-len(batch.sends) :]]
         receivers = [peers[send] for send in batch.sends]
         if len(carried) == 1 or len(set(receivers)) == 1:
-            destination |= {
-                pair: peer
-                for (op, pair), peer in zip(carried, receivers, strict=False)
-                if op == "F"
-            }
+            for (op, pair), peer in zip(carried, receivers, strict=False):
+                if op == "F":
+                    destination[pair] = peer
         else:
             ambiguous.append(([pair for op, pair in carried if op == "F"], receivers))
     usual = set(destination.values())
@@ -199,10 +197,9 @@ def _assign_loop(destinations: _Destinations, pp: int) -> StagePlacement:
         return StagePlacement("unknown", virtual, {}, "unknown_chunk_order")
     if any(len(peers) != total for peers in destinations.values()):
         return StagePlacement("unknown", virtual, {}, "uneven_forwards")
-    places = {
-        position: _number_microbatches([chunk * pp + position for chunk in order])
-        for position in destinations
-    }
+    places = {}
+    for position in destinations:
+        places[position] = _number_microbatches([chunk * pp + position for chunk in order])
     return StagePlacement("loop", virtual, places)
 
 

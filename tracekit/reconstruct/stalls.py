@@ -16,6 +16,7 @@ import polars as pl
 
 from tracekit._util.arrays import Bools, group_rows
 from tracekit._util.columns import to_int64
+from tracekit._util.values import invert_lists
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.label_intervals import COMPUTE_SET, LABEL_SETS, has_label, label_codes
 from tracekit.schema import LABELS, PASSES, PHASES, conform
@@ -146,11 +147,7 @@ on a rank."""
 _COMPUTE_OF_OTHER_PASS = (("dgrad", "wgrad", "backward", "recompute"), ("forward",))
 """Compute labels of the other pass, for each of ``PASSES``."""
 _LANES = ("computation", "communication", "offload")
-_LANE_OF_LABEL = {
-    label: lane
-    for lane, labels in zip(_LANES, LABEL_SETS.values(), strict=True)
-    for label in labels
-}
+_LANE_OF_LABEL = invert_lists(dict(zip(_LANES, LABEL_SETS.values(), strict=True)))
 
 
 def measure_lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
@@ -221,18 +218,14 @@ def _windows(chunks: pl.DataFrame) -> pl.DataFrame:
     windows: list[tuple[int, str, int, int]] = []
     for step, first, first_backward, last_forward, last in steps.rows():
         edges = (first, first_backward, max(first_backward, last_forward), last)
-        windows += [
-            (step, phase, low, high)
-            for phase, (low, high) in zip(PHASES, pairwise(edges), strict=True)
-        ]
+        for phase, (low, high) in zip(PHASES, pairwise(edges), strict=True):
+            windows.append((step, phase, low, high))
     for (step,), halves in chunks.filter(pl.col("beside") >= 0).group_by(
         "step", maintain_order=True
     ):
         blocks = union(halves["start_ns"].to_numpy(), halves["end_ns"].to_numpy())
-        windows += [
-            (step, "FB", *span)
-            for span in zip(blocks.start_ns.tolist(), blocks.end_ns.tolist(), strict=True)
-        ]
+        for span in zip(blocks.start_ns.tolist(), blocks.end_ns.tolist(), strict=True):
+            windows.append((step, "FB", *span))
     schema = pl.Schema(
         {"step": pl.Int64(), "phase": LANES["phase"], "start_ns": pl.Int64(), "end_ns": pl.Int64()}
     )
