@@ -291,15 +291,17 @@ def _late_start_notices(pipeline: Pipeline, replays: StepReplays) -> list[Notice
     first_cells = np.flatnonzero(np.diff(position_of_cell, prepend=-1))
     positions = position_of_cell[first_cells].tolist()
     late_ns = replays.before["host"][first_cells].tolist()
-    return [
-        Notice(
-            "late-start",
-            ranks=(pipeline.ranks[position],),
-            values={"step": pipeline.step, "late_ns": ns},
-        )
-        for position, ns in zip(positions, late_ns, strict=True)
-        if ns > MIN_LATE_SHARE_TO_REPORT * replays.makespan
-    ]
+    notices = []
+    for position, ns in zip(positions, late_ns, strict=True):
+        if ns > MIN_LATE_SHARE_TO_REPORT * replays.makespan:
+            notices.append(
+                Notice(
+                    "late-start",
+                    ranks=(pipeline.ranks[position],),
+                    values={"step": pipeline.step, "late_ns": ns},
+                )
+            )
+    return notices
 
 
 class _Ideal(msgspec.Struct, frozen=True, eq=False):
@@ -356,15 +358,16 @@ def _rank_bubbles(
 ) -> tuple[RankBubble, ...]:
     """Return the measured and ideal idle time of each rank by phase."""
     measured_idle = replays.graph.table.idle_by_phase(replays.start, replays.end)
-    return tuple(
-        RankBubble(
+    bubbles = []
+    for position in pipeline.positions:
+        bubble = RankBubble(
             rank=pipeline.ranks[position],
             measured_ns=dict(zip(PHASES, measured_idle[position], strict=True)),
             ideal_ns=dict(zip(PHASES, ideal.idle[position], strict=True)),
             peak_activations=replays.graph.peak_activations[position],
         )
-        for position in pipeline.positions
-    )
+        bubbles.append(bubble)
+    return tuple(bubbles)
 
 
 _CODES_THAT_EXPLAIN = (
@@ -482,11 +485,11 @@ def _no_schedule_notices(
     """Return a notice with the reason why there is no schedule, unless another notice has it already."""
     if any(notice.code in _CODES_THAT_EXPLAIN for notice in notices):
         return []
-    crossed = {
-        rank.rank: share
-        for rank in ranks
-        if (share := crossed_share(rank.lanes)) > MIN_CROSSED_SHARE
-    }
+    crossed = {}
+    for tables in ranks:
+        share = crossed_share(tables.lanes)
+        if share > MIN_CROSSED_SHARE:
+            crossed[tables.rank] = share
     if crossed:
         rank = max(crossed, key=lambda rank: crossed[rank])
         return [Notice("overlap-seen", ranks=(rank,), values={"share": crossed[rank]})]

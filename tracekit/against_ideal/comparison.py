@@ -80,10 +80,9 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
         table = self.replays.graph.table
         typical = np.bincount(table.stage, replays.typical)
         balanced = np.bincount(table.stage, replays.balanced)
-        stages = {
-            int(stage): float(typical[stage] / max(1, balanced[stage]))
-            for stage in np.unique(table.stage)
-        }
+        stages = {}
+        for stage in np.unique(table.stage):
+            stages[int(stage)] = float(typical[stage] / max(1, balanced[stage]))
         factor = replays.work / np.maximum(replays.typical, 1)
         columns = {"op": replays.graph.op, "stage": table.stage, "microbatch": table.microbatch}
         cells = pl.DataFrame({"rank": self.pipeline.detail["rank"], **columns, "factor": factor})

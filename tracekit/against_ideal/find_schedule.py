@@ -67,22 +67,23 @@ class ScheduleFinder:
         if finding.match is not None:
             self._last_schedule = finding.match.schedule
         # Another pipeline may have had this order first: the notice names the ranks of this one.
-        own_notices = [
-            _order_unknown(pipeline) if notice.code == "order-unknown" else notice
-            for notice in finding.notices
-        ]
+        own_notices = []
+        for notice in finding.notices:
+            own_notices.append(
+                _order_unknown(pipeline) if notice.code == "order-unknown" else notice
+            )
         return replace(finding, notices=own_notices)
 
     def _find(self, pipeline: Pipeline) -> ScheduleFinding:
         placement = pipeline.placement
+        sent_messages = []
+        for sender, sent in pipeline.traffic.items():
+            for message in sorted(sent.items()):
+                sent_messages.append((sender, *message))
         key = (
             len(pipeline.ranks),
             pipeline.order_key,
-            tuple(
-                (sender, *message)
-                for sender, sent in pipeline.traffic.items()
-                for message in sorted(sent.items())
-            ),
+            tuple(sent_messages),
             (pipeline.stages_from, pipeline.weights_counted, placement.shape, placement.virtual),
         )
         if key not in self._findings:

@@ -63,12 +63,14 @@ def pattern(order: Sequence[Op]) -> list[Op]:
     for op in order:
         if op.kind in ("F", "FB"):
             number(op.stage, op.microbatch)
-    return [
-        Op("FB", 0, number(op.stage, op.microbatch), 0, number(op.b_stage, op.b_microbatch))
-        if op.kind == "FB"
-        else Op(op.kind, 0, number(op.stage, op.microbatch))
-        for op in order
-    ]
+    renumbered = []
+    for op in order:
+        forward = number(op.stage, op.microbatch)
+        if op.kind == "FB":
+            renumbered.append(Op("FB", 0, forward, 0, number(op.b_stage, op.b_microbatch)))
+        else:
+            renumbered.append(Op(op.kind, 0, forward))
+    return renumbered
 
 
 def same_work(
@@ -108,10 +110,9 @@ class _UnitOrder:
         for op in order:
             if op.kind == "FB":
                 self.block_starts.add(len(self.units))
-            self.units += [
-                ("W", -1, -1) if any_weight_gradient and unit[0] == "W" else unit
-                for unit in units(op)
-            ]
+            for unit in units(op):
+                is_any_weight = any_weight_gradient and unit[0] == "W"
+                self.units.append(("W", -1, -1) if is_any_weight else unit)
 
     def turn_block(self, i: int, other: Sequence[Unit]) -> bool:
         """Put the backward of the block at index *i* before its forward if *other* has that order there."""
@@ -404,9 +405,9 @@ def _sends(schedule: Schedule, traffic: Traffic) -> bool:
         np.add.at(messages, (table.rank[producers[consumers]], table.rank[consumers]), 1)
     np.fill_diagonal(messages, 0)  # a rank sends itself nothing
     for sender, sent in traffic.items():
-        sent_to_others = [
-            0 if receiver == sender else sent.get(receiver, 0) for receiver in range(schedule.pp)
-        ]
+        sent_to_others = []
+        for receiver in range(schedule.pp):
+            sent_to_others.append(0 if receiver == sender else sent.get(receiver, 0))
         if sent_to_others != messages[sender].tolist():
             return False
     return True

@@ -309,12 +309,11 @@ def _stalls_before_start(
     intervals = union(
         stall_start, stall_end, cause.astype(np.int64) * len(distinct_ranks) + stall_rank_index
     )
-    before = {
-        name: intervals.covered_ns(
+    before = {}
+    for code, name in enumerate(STALL_CAUSES):
+        before[name] = intervals.covered_ns(
             ready_recorded, start_recorded, code * len(distinct_ranks) + rank_index
         )
-        for code, name in enumerate(STALL_CAUSES)
-    }
     before["unexplained"] = start - ready - sum(before.values())
     return before
 
@@ -337,10 +336,10 @@ def split_gap(replays: StepReplays, ideal_ns: int) -> dict[str, int]:
         _, end = replays.graph.run(durations[row], delays[row], early)
         makespans.append(int(end.max(initial=0)))
     steps = pairwise([ideal_ns, *makespans, replays.makespan])
-    return {
-        name: after - before
-        for name, (before, after) in zip((*names, "unexplained"), steps, strict=True)
-    }
+    gap = {}
+    for name, (before, after) in zip((*names, "unexplained"), steps, strict=True):
+        gap[name] = after - before
+    return gap
 
 
 MAX_WEIGHT_GRADIENT_SHARE = 0.9
@@ -390,11 +389,10 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
     last_stage = int(max(table.stage.max(initial=0), table.b_stage.max(initial=0)))
     chunks = (last_stage + 1) / pp
     # All cells of one kind have the same balanced time.
-    mean_ns = {
-        op: int(replays.balanced[graph.op == op][0])
-        for op in ("F", "I", "W", "B", "FB")
-        if (graph.op == op).any()
-    }
+    mean_ns = {}
+    for op in ("F", "I", "W", "B", "FB"):
+        if (graph.op == op).any():
+            mean_ns[op] = int(replays.balanced[graph.op == op][0])
     is_backward = graph.op == "B"
     weight_share = weight_gradient_share(
         cells["wgrad_ns"].to_numpy()[is_backward], replays.work[is_backward]
