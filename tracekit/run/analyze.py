@@ -101,17 +101,7 @@ def analyze(
     (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
 
     """
-    # Options are checked before any work is done: each check raises if its option is wrong.
-    if by is not None:
-        from tracekit.analysis.measure.by import check_kind
-
-        check_kind(by)
-    split_layout(layout)
-    driver.check_on_damage(on_damage)
-    if gpu is not None:
-        check_gpu(gpu)
-    for change in changes:
-        parse_change(change)
+    _check_options(by=by, layout=layout, gpu=gpu, changes=changes, on_damage=on_damage)
     rules = _checked_rules(rules)
     if resume and store is None:
         raise OptionError("resume needs a store to go on with", hint="name one: store (--store)")
@@ -127,9 +117,8 @@ def analyze(
             raise OptionError("a store is made from files", hint="give paths, and a rules file")
         from tracekit.run.ingest import ingest
 
-        original_paths = [
-            ref.path for ref in driver.find_sources(traces, ranks=ranks, rank=file_rank)[0]
-        ]
+        original_refs, _ = driver.find_sources(traces, ranks=ranks, rank=file_rank)
+        original_paths = [ref.path for ref in original_refs]
         written = ingest(
             traces,
             store,
@@ -146,13 +135,13 @@ def analyze(
         # From here on the store stands for the traces: it has their ranks and labels, and their
         # damage was dealt with.
         traces = written.path
-        file_rank = rules = None
+        file_rank = None
+        rules = None
         on_damage = "warn"
     options = Options(
         rules=rules,
-        base=str(Path.cwd())
-        if executor is not None
-        else None,  # an executor's workers may run in another folder
+        # An executor's workers may run in another folder.
+        base=None if executor is None else str(Path.cwd()),
         steps=None if steps is None else parse_steps(steps),
         with_pipeline=schedule != "none",
         ranks=None if ranks is None else frozenset(ranks),
@@ -168,19 +157,23 @@ def analyze(
         measured, paths, notices = _measure_trace(traces, options)
     else:
         strict = on_damage == "error"
-        refs, notices = driver.find_sources(
+        refs, source_notices = driver.find_sources(
             traces, ranks=options.ranks, rank=file_rank, strict=strict
         )
         refs = attach_named_capture(refs, capture)
         paths = [ref.path for ref in refs]
-        work = options.for_ranks(len(refs)).source_tables
         results = driver.map_sources(
-            work, refs, workers=workers, executor=executor, progress="analyzing", measures=True
+            options.for_ranks(len(refs)).source_tables,
+            refs,
+            workers=workers,
+            executor=executor,
+            progress="analyzing",
+            measures=True,
         )
         measured, run_notices = _check_results(
             results, options.ranks, strict=strict, named=roles_named_by_caller
         )
-        notices = (*notices, *run_notices)
+        notices = (*source_notices, *run_notices)
         _check_capture_used(capture, measured)
     tables_by_role: dict[str, list[RankTables]] = {}
     for role, rank_tables in measured:
@@ -194,12 +187,12 @@ def analyze(
     # (changes, what-if, critical path): its figures are the result's own. Notices from reading are
     # listed once, with them. Every other role is compared with the schedule that is recognised in
     # it, unless no comparison is wanted at all.
-    others = {role: tables for role, tables in tables_by_role.items() if role != main}
-    compared = "none" if schedule == "none" else "auto"
-    analyses = {
-        role: combine_role(tables, schedule=compared, best_changes=False)
-        for role, tables in others.items()
-    }
+    schedule_of_others = "none" if schedule == "none" else "auto"
+    analyses = {}
+    for role, tables in tables_by_role.items():
+        if role != main:
+            analyses[role] = combine_role(tables, schedule=schedule_of_others, best_changes=False)
+    has_other_roles = bool(analyses)
     analyses[main] = combine_role(
         tables_by_role[main],
         notices=notices,
@@ -207,12 +200,34 @@ def analyze(
         layout=layout,
         what_if=what_if,
         changes=changes,
-        best_changes=not others,  # a role alone does not show what the others would hold back
+        # A role alone does not show what the others would hold back.
+        best_changes=not has_other_roles,
         critical_path=critical_path,
         pipeline=pipeline,
     )
     analysis = combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
     return analysis if run_paths is None else _with_whole_run(analysis, run_paths)
+
+
+def _check_options(
+    *,
+    by: str | None,
+    layout: str | None,
+    gpu: str | None,
+    changes: Sequence[str],
+    on_damage: driver.OnDamage,
+) -> None:
+    """Raise OptionError if an option is wrong, before any work is done."""
+    if by is not None:
+        from tracekit.analysis.measure.by import check_kind
+
+        check_kind(by)
+    split_layout(layout)
+    driver.check_on_damage(on_damage)
+    if gpu is not None:
+        check_gpu(gpu)
+    for change in changes:
+        parse_change(change)
 
 
 def _check_capture_used(
@@ -221,7 +236,9 @@ def _check_capture_used(
     """Raise if the caller named a capture and it fits the replays of no rank."""
     if capture is None:
         return
-    notices = [notice for _, tables in measured for notice in tables.notices]
+    notices: list[Notice] = []
+    for _, tables in measured:
+        notices += tables.notices
     if any(notice.code == "capture-joined" for notice in notices):
         return
     for notice in notices:
@@ -259,15 +276,16 @@ def _measure_trace(
 
     Return them, the paths they were read from, and notices.
     """
-    parts = [
-        part for part in trace.parts if options.ranks is None or part.source.rank in options.ranks
-    ]
+    parts = []
+    for part in trace.parts:
+        if options.ranks is None or part.source.rank in options.ranks:
+            parts.append(part)
     if absent := (options.ranks or frozenset()) - {part.source.rank for part in parts}:
         raise unknown_rank_error(absent, trace.ranks)
     options = options.for_ranks(len(parts))
-    measured = [
-        (part.source.role, options.measure(part, frames=options.frames_of(part))) for part in parts
-    ]
+    measured = []
+    for part in parts:
+        measured.append((part.source.role, options.measure(part, frames=options.frames_of(part))))
     return measured, [part.source.path for part in parts], trace.notices
 
 
@@ -283,15 +301,14 @@ def _check_results(
     *named* if the caller of ``analyze`` named the roles.
     """
     failures = failure_notices(results, strict=strict)
-    pairs = [
-        (result.item.role, tables)
-        for result in results
-        if result.error is None
-        for tables in result.unwrap()
-    ]
+    pairs: list[MeasuredRank] = []
+    for result in results:
+        if result.error is None:
+            pairs += [(result.item.role, tables) for tables in result.unwrap()]
     spans: list[driver.Span] = []
     for role, tables in pairs:
-        first, last = tables.steps["start_ns"].min(), tables.steps["end_ns"].max()
+        first = tables.steps["start_ns"].min()
+        last = tables.steps["end_ns"].max()
         spans.append((msgspec.structs.replace(tables.source, role=role), first, last))  # type: ignore[arg-type]
     run_notices = driver.check_run(
         spans, ranks=ranks, failed=bool(failures), strict=strict, named=named

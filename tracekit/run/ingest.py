@@ -102,7 +102,8 @@ def content_key(ref: SourceRef, options: object = None) -> str:
     False
     """
     if ref.url is not None:
-        location, stamp = ref.path, remote.change_stamp(ref.url)
+        location = ref.path
+        stamp = remote.change_stamp(ref.url)
     else:
         path = Path(ref.path).absolute()
         location = str(path)
@@ -176,23 +177,22 @@ def ingest(
         return _ingest_recordings(run_paths, Path(store).absolute(), ranks=ranks, resume=resume)
     refs, notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     target = Path(store).absolute()
-    refs = tuple(
-        ref if ref.url is not None else replace(ref, path=str(Path(ref.path).absolute()))
-        for ref in refs
-    )
+    refs = tuple(_with_absolute_path(ref) for ref in refs)
     if resume and any(Path(ref.path) == target for ref in refs):
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
     if not (resume or overwrite):
         check_same_run(target, refs)
-    named = isinstance(paths, Mapping)
     rules_file = None if rules is None else str(Path(rules).absolute())
-    wanted = None if ranks is None else frozenset(ranks)
     map_sources = partial(
         driver.map_sources, workers=workers, executor=executor, progress="ingesting", measures=True
     )
+    # Roles are checked together with those before them, so that a mistake is found early and leaves
+    # the store incomplete. The last check covers the whole run: its notices are the ones to return.
+    check_run = partial(
+        driver.check_run, ranks=ranks, strict=strict, named=isinstance(paths, Mapping)
+    )
     resumed: list[Notice] = []
-    # Ranks that could not be read; each writer has its own among its notices.
-    failures: list[Notice] = []
+    failed = False
     spans: list[driver.Span] = []
     run_notices: tuple[Notice, ...] = ()
     with store_folder(target, resume=resume) as folder:
@@ -202,38 +202,41 @@ def ingest(
             role_refs = [ref for ref in refs if ref.role == role]
             role_folder = folder if role is None else folder / f"{ROLE_PREFIX}{role}"
             role_folder.mkdir(exist_ok=True)
-            lenient = on_damage == "warn"
             work = RankWork(
-                str(role_folder), rules=rules_file, ranks=wanted, stacks=stacks, lenient=lenient
+                str(role_folder),
+                rules=rules_file,
+                ranks=None if ranks is None else frozenset(ranks),
+                stacks=stacks,
+                lenient=on_damage == "warn",
             )
             writer = StoreWriter(role_folder, labelled_by(rules), list(notices))
             pending = writer.resume(role_refs, work.key) if resume else role_refs
-            if count := len(writer.unchanged):
-                resumed.append(Notice("resumed", values={"traces": count}))
+            if writer.unchanged:
+                resumed.append(Notice("resumed", values={"traces": len(writer.unchanged)}))
             with writer:
                 results = map_sources(work, pending, on_value=writer.add, stop_at_failure=strict)
                 # Failures raise only if no source could be read. Those that a resumed store has
                 # already were read: they count as successes without new rows.
                 results += [ItemResult(0, ref, value=[]) for ref in writer.unchanged]
-                role_failures = failure_notices(results, strict=strict)
-                writer.notices += role_failures
-                failures += role_failures
-                spans += [
-                    (entry.source, entry.start_ns, entry.end_ns)
-                    for entry in writer.entries.values()
-                ]
-                # All roles so far are checked, so that a mistake is found early and leaves this
-                # store incomplete. The last check covers the whole run: its notices are the ones to
-                # return.
-                run_notices = driver.check_run(
-                    spans, ranks=ranks, failed=bool(failures), strict=strict, named=named
-                )
+                failures = failure_notices(results, strict=strict)
+                writer.notices += failures
+                failed = failed or bool(failures)
+                for entry in writer.entries.values():
+                    spans.append((entry.source, entry.start_ns, entry.end_ns))
+                run_notices = check_run(spans, failed=failed)
                 writer.complete = True  # last: what raises above leaves the store incomplete
         recording_notices = _store_recordings(run_paths, folder, ranks=ranks, strict=strict)
     opened = open_store(target)
     return replace_fields(
         opened, notices=(*resumed, *opened.notices, *run_notices, *recording_notices)
     )
+
+
+def _with_absolute_path(ref: SourceRef) -> SourceRef:
+    """Return a source with its path from the root; one at an address stays as it is."""
+    if ref.url is not None:
+        return ref
+    return replace(ref, path=str(Path(ref.path).absolute()))
 
 
 def _ingest_recordings(

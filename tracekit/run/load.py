@@ -41,7 +41,9 @@ def load(
     read = partial(read_ref, ranks=ranks, stacks=stacks, lenient=on_damage == "warn")
     results = map_sources(read, refs, workers=workers, progress="reading")
     raise_failures(results)
-    parts = [part for result in results for part in result.unwrap()]
+    parts = []
+    for result in results:
+        parts.extend(result.unwrap())
     parts.sort(key=lambda part: (part.source.role or "", part.source.rank))
     run_notices = check_run(
         [span(part) for part in parts], ranks=ranks, named=isinstance(paths, Mapping)

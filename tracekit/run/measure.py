@@ -94,10 +94,11 @@ class Options:
             ) from error
         if ref.reader == "store":
             return tables
-        return [
-            replace(table, source=msgspec.structs.replace(table.source, path=ref.path))
-            for table in tables
-        ]
+        renamed = []
+        for table in tables:
+            source = msgspec.structs.replace(table.source, path=ref.path)
+            renamed.append(replace(table, source=source))
+        return renamed
 
     def _source_tables(self, ref: SourceRef) -> list[RankTables]:
         if ref.reader == "store" and ref.rank is not None and self.rules is None:
@@ -130,7 +131,9 @@ class Options:
 
     def _with_events(self, stored: RankTables, store: Store, rank: int) -> RankTables:
         """Return tables of a store with the rank's single events, which the store's own tables leave out."""
-        labelled, events, timeline = store.labelled(rank), store.rank(rank), None
+        labelled = store.labelled(rank)
+        events = store.rank(rank)
+        timeline = None
         if self.keep_events:
             waiting_calls = find_waiting_calls(find_api_calls(events.events))
             timeline = rank_timeline(events, labelled, waiting_calls, self.frames_of(events))

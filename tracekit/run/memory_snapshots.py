@@ -64,11 +64,10 @@ def _no_snapshot_error(paths: PathList) -> InputError:
 
     Of a store it says what became of them.
     """
-    stores = [
-        ref.path
-        for ref in discover(paths, check=False, need_traces=False).refs
-        if ref.reader == "store"
-    ]
+    stores = []
+    for ref in discover(paths, check=False, need_traces=False).refs:
+        if ref.reader == "store":
+            stores.append(ref.path)
     if stores:
         problem = (
             f"{stores[0]}: a store keeps what analyze tells of memory snapshots, not the snapshots"

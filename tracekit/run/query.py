@@ -75,7 +75,8 @@ def _tables(store: Store) -> dict[str, Any]:
         if store.roles
         else None
     )
-    stores, base = list(store.roles.values()) or [store], str(store.path)
+    stores = list(store.roles.values()) or [store]
+    base = str(store.path)
     tables: dict[str, Any] = {"ranks": _ranks_table(store)}
     tables["collectives"] = COLLECTIVES.to_frame().to_arrow()
     if holds_recordings(store.path):
@@ -86,11 +87,10 @@ def _tables(store: Store) -> dict[str, Any]:
     for name, schema in schemas.items():
         tables[name] = schema.to_frame().to_arrow()
         # Arrow does not verify checksums, and would answer from a damaged file.
-        files = [
-            str(of_role.checked_file(entry.rank, name))
-            for of_role in stores
-            for entry in of_role.entries
-        ]
+        files = []
+        for of_role in stores:
+            for entry in of_role.entries:
+                files.append(str(of_role.checked_file(entry.rank, name)))
         if files:
             tables[name] = datasets.dataset(
                 files, format="parquet", partitioning=by_role, partition_base_dir=base
@@ -100,20 +100,21 @@ def _tables(store: Store) -> dict[str, Any]:
 
 def _ranks_table(store: Store) -> Any:
     """Return the list of ranks, with their roles if there are several."""
-    rows = [
-        {
-            "rank": entry.rank,
-            **({"role": entry.source.role} if entry.source.role is not None else {}),
-            "rows": entry.rows,
-            "start_ns": entry.start_ns,
-            "end_ns": entry.end_ns,
-            "path": entry.source.path,
-            "reader": entry.source.reader,
-            "world_size": entry.source.world_size,
-            "device": next(iter(entry.source.devices), None),
-        }
-        for entry in store.entries
-    ]
+    rows = []
+    for entry in store.entries:
+        rows.append(
+            {
+                "rank": entry.rank,
+                **({"role": entry.source.role} if entry.source.role is not None else {}),
+                "rows": entry.rows,
+                "start_ns": entry.start_ns,
+                "end_ns": entry.end_ns,
+                "path": entry.source.path,
+                "reader": entry.source.reader,
+                "world_size": entry.source.world_size,
+                "device": next(iter(entry.source.devices), None),
+            }
+        )
     schema = dict.fromkeys(("rank", "rows", "start_ns", "end_ns"), pl.Int64) | {
         "path": pl.String,
         "reader": pl.String,

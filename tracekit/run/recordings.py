@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 from tracekit.errors import InputError
@@ -44,7 +45,7 @@ def read_found_recordings(found: Discovery) -> Recordings | None:
                 files = file_listing([known.path, source.path])
                 problem = f"rank {source.rank} has recordings of several runs{files}"
                 raise InputError(problem, hint="name the dumps of one run")
-    notices = dict.fromkeys(notice for reading in readings for notice in reading.notices)
+    notices = dict.fromkeys(chain.from_iterable(reading.notices for reading in readings))
     return Recordings(tuple(parts.values()), tuple(notices))
 
 

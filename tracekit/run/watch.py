@@ -116,13 +116,13 @@ class _QuietTimes:
 
 def _complete_recordings(root: Path, clock: _QuietTimes) -> list[WatchedRecording]:
     """Return the recordings whose files are all complete, oldest first."""
-    folders = [
-        root,
-        *sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")),
-    ]
-    recordings = [
-        recording for folder in folders for recording in _recordings_in(folder, root, clock)
-    ]
+    folders = [root]
+    for path in sorted(root.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            folders.append(path)
+    recordings = []
+    for folder in folders:
+        recordings.extend(_recordings_in(folder, root, clock))
     return sorted(
         recordings, key=lambda recording: (max(map(_modified_s, recording.files)), recording.name)
     )
@@ -130,10 +130,11 @@ def _complete_recordings(root: Path, clock: _QuietTimes) -> list[WatchedRecordin
 
 def _recordings_in(folder: Path, root: Path, clock: _QuietTimes) -> list[WatchedRecording]:
     files_by_rank: dict[int | None, list[Path]] = {}
-    for file in sorted(
-        {file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file()}
-    ):
-        if file.name != "truth.json" and not file.name.startswith("."):
+    matching: set[Path] = set()
+    for pattern in PATTERNS:
+        matching.update(folder.glob(pattern))
+    for file in sorted(matching):
+        if file.is_file() and file.name != "truth.json" and not file.name.startswith("."):
             files_by_rank.setdefault(rank_in_name(file.name), []).append(file)
     if not files_by_rank:
         return []
