@@ -122,12 +122,10 @@ def _store_refs(ref: SourceRef, sources: Sequence[Source]) -> list[SourceRef]:
     size = ref.bytes // max(1, len(sources))
     refs = []
     for source in sources:
-        role, rank, rank_from, world_size = (
-            ref.role or source.role,
-            source.rank,
-            source.rank_from,
-            source.world_size,
-        )
+        role = ref.role or source.role
+        rank = source.rank
+        rank_from = source.rank_from
+        world_size = source.world_size
         refs.append(
             replace(
                 ref, rank=rank, rank_from=rank_from, world_size=world_size, bytes=size, role=role
@@ -170,14 +168,16 @@ def _check_gaps(spans: list[tuple[int, int, str]]) -> None:
 
     A span is start, end and path.
     """
-    latest_end, latest_path = 0, ""
+    latest_end = 0
+    latest_path = ""
     for start, end, path in sorted(spans):
         if latest_path and start - latest_end > MAX_GAP_WITHIN_RUN_NS:
             hours = (start - latest_end) / 3.6e12
             problem = f"these traces come from different runs: {path} begins {hours:.0f} h after {latest_path} ends"
             raise InputError(problem, hint="name the files of one run")
         if end > latest_end:
-            latest_end, latest_path = end, path
+            latest_end = end
+            latest_path = path
 
 
 def span(part: RankEvents) -> tuple[Source, int | None, int | None]:
@@ -390,11 +390,11 @@ def _with_discovered_rank(part: RankEvents, ref: SourceRef, *, only_rank: bool) 
         or ref.rank_from == "content"
     ):
         return replace_fields(part, source=source)
-    events, memory = part.events, part.memory
+    events = part.events
+    memory = part.memory
     if source.rank != ref.rank:
-        events, memory = (
-            table.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"])) for table in (events, memory)
-        )
+        events = events.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"]))
+        memory = memory.with_columns(rank=pl.lit(ref.rank, EVENTS["rank"]))
     return RankEvents(
         events, replace(source, rank=ref.rank, rank_from=ref.rank_from), memory, part.snapshots
     )

@@ -123,7 +123,8 @@ class Trace:
 
 
 def _html_row(part: RankEvents) -> tuple[object, ...]:
-    source, counts = part.source, Counter(dict(part.events["kind"].value_counts().iter_rows()))
+    source = part.source
+    counts = Counter(dict(part.events["kind"].value_counts().iter_rows()))
     gpu = sum(counts[kind] for kind in GPU_KINDS)
     steps = part.events["step"].drop_nulls().unique().sort().to_list()
     _, first, last = span(part)

@@ -191,7 +191,8 @@ class StoreWriter:
                 self.entries.update(entries)
             else:
                 pending.append(ref)
-        pending_paths, pending_ranks = {ref.path for ref in pending}, {ref.rank for ref in pending}
+        pending_paths = {ref.path for ref in pending}
+        pending_ranks = {ref.rank for ref in pending}
         for folder, entry in entries_on_disk:
             from_pending = entry is not None and (
                 entry.source.path in pending_paths or entry.rank in pending_ranks
