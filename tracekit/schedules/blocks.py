@@ -74,9 +74,9 @@ class Block:
     def cells(self) -> pl.DataFrame:
         """One row per task: lane, task, label, start, end."""
         ends = _run(self.tasks)
-        rows = [
-            (t.lane, t.name, t.label, ends[t.name] - t.duration, ends[t.name]) for t in self.tasks
-        ]
+        rows = []
+        for t in self.tasks:
+            rows.append((t.lane, t.name, t.label, ends[t.name] - t.duration, ends[t.name]))
         return pl.DataFrame(
             rows, schema=["lane", "task", "label", "start", "end"], orient="row"
         ).sort(
@@ -111,7 +111,9 @@ def block(kind: BlockKind, times: BlockTimes | None = None, *, layers: int = 1) 
         raise ScheduleError(f"no block is called {kind!r}", hint="F, B or FB")
     times = times or BlockTimes()
     layer_tasks = {"F": _forward_tasks, "B": _backward_tasks, "FB": _overlapped_tasks}[kind]
-    tasks = [task for layer in range(layers) for task in layer_tasks(times, layer, layers)]
+    tasks = []
+    for layer in range(layers):
+        tasks.extend(layer_tasks(times, layer, layers))
     return Block(kind, (*tasks, *_tasks_once_per_block(kind, times, layers)))
 
 
@@ -169,12 +171,21 @@ def _backward_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
 
 def _overlapped_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
     """Return forward and backward together: each communication beside the other micro-batch's computation."""
-    tasks = {
-        task.name: task
-        for task in (*_forward_tasks(t, layer, layers), *_backward_tasks(t, layer, layers))
-    }
-    order = ("combine(B)", "attn(F)", "dispatch(F)", "mlp(B)", "dispatch(B)", "mlp(W)", "mlp(F)", "combine(F)",
-             "attn(B)", "attn(W)")  # fmt: skip
+    tasks = {}
+    for task in (*_forward_tasks(t, layer, layers), *_backward_tasks(t, layer, layers)):
+        tasks[task.name] = task
+    order = (
+        "combine(B)",
+        "attn(F)",
+        "dispatch(F)",
+        "mlp(B)",
+        "dispatch(B)",
+        "mlp(W)",
+        "mlp(F)",
+        "combine(F)",
+        "attn(B)",
+        "attn(W)",
+    )
     return [tasks[_name(task, layer, layers)] for task in order]
 
 
@@ -198,11 +209,10 @@ def _run(tasks: Sequence[Task]) -> dict[str, float]:
     ends: dict[str, float] = {}
     free = dict.fromkeys(lanes, 0.0)
     while any(lanes.values()):
-        ready = [
-            lane
-            for lane, waiting in lanes.items()
-            if waiting and all(name in ends for name in waiting[0].after)
-        ]
+        ready = []
+        for lane, waiting in lanes.items():
+            if waiting and all(name in ends for name in waiting[0].after):
+                ready.append(lane)
         if not ready:
             stuck = ", ".join(waiting[0].name for waiting in lanes.values() if waiting)
             raise DeadlockError(

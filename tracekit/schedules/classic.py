@@ -46,4 +46,8 @@ def chimera(pp: int, microbatches: int) -> list[list[Op]]:
                     slots[rank].append(
                         (first_slot + 2 * pp - 1 - stage, backward(stage, microbatch))
                     )
-    return [[op for _, op in sorted(ops, key=lambda slot_and_op: slot_and_op[0])] for ops in slots]
+    orders = []
+    for ops in slots:
+        in_time = sorted(ops, key=lambda slot_and_op: slot_and_op[0])
+        orders.append([op for _, op in in_time])
+    return orders

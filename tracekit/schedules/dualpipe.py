@@ -46,12 +46,12 @@ def dualpipev(pp: int, microbatches: int) -> list[list[Op]]:
     >>> " ".join(map(str, dualpipev(1, 2)[0]))
     '0F0 1F0 0F1 1B0 (1F1;0B0) 1B1 0I1 0W1'
     """
-    return [
-        _Streams((rank, 2 * pp - 1 - rank), (0, 0)).eight_steps(
-            pp, rank, repeats=microbatches - 2 * pp + rank + 1
-        )
-        for rank in range(pp)
-    ]
+    orders = []
+    for rank in range(pp):
+        streams = _Streams((rank, 2 * pp - 1 - rank), (0, 0))
+        repeats = microbatches - 2 * pp + rank + 1
+        orders.append(streams.eight_steps(pp, rank, repeats=repeats))
+    return orders
 
 
 class _Streams:

@@ -27,12 +27,12 @@ def chunk_order(microbatches: int, virtual: int, group: int) -> list[tuple[int, 
     >>> "".join(str(i) for _, i in order), "".join(str(c) for c, _ in order)
     ('0120123434', '0001110011')
     """
-    return [
-        (chunk, i)
-        for first in range(0, microbatches, group)
-        for chunk in range(virtual)
-        for i in range(first, min(first + group, microbatches))
-    ]
+    order = []
+    for first in range(0, microbatches, group):
+        for chunk in range(virtual):
+            for i in range(first, min(first + group, microbatches)):
+                order.append((chunk, i))
+    return order
 
 
 def interleaved(
@@ -69,9 +69,10 @@ def looped_bfs(pp: int, microbatches: int, virtual: int) -> list[list[Op]]:
     """
     orders = []
     for rank in range(pp):
-        forwards = [
-            forward(chunk * pp + rank, i) for chunk in range(virtual) for i in range(microbatches)
-        ]
+        forwards = []
+        for chunk in range(virtual):
+            for i in range(microbatches):
+                forwards.append(forward(chunk * pp + rank, i))
         orders.append(forwards + [backward(f.stage, f.microbatch) for f in reversed(forwards)])
     return orders
 

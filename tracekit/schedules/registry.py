@@ -4,6 +4,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -337,7 +338,7 @@ def read_orders(path: str | os.PathLike[str]) -> Schedule:
     # Lines without ops are blank or comments: every rank has ops.
     lines = enumerate((line.partition("#")[0] for line in text.splitlines()), start=1)
     ranks = tuple(_parse_line(file, number, line) for number, line in lines if line.strip())
-    ops = [op for rank in ranks for op in rank]
+    ops = list(chain.from_iterable(ranks))
     if not ops:
         raise ScheduleError(
             f"{file}: has no ops", hint="write one line per rank, as in 0F0 0F1 0B0 0B1"

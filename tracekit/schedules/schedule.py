@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -158,7 +158,10 @@ class Schedule:
 
     def orders(self) -> list[list[str]]:
         """Return the order of every rank in the notation, as lists of strings."""
-        return [[str(op) for op in rank] for rank in self.ranks]
+        orders = []
+        for rank in self.ranks:
+            orders.append([str(op) for op in rank])
+        return orders
 
     def __repr__(self) -> str:
         return f"<Schedule: {self.name}, {self.pp} ranks × {self.microbatches} micro-batches>"
@@ -166,13 +169,10 @@ class Schedule:
     def _repr_html_(self) -> str:
         from tracekit.report.text import html_table
 
-        rows = [
-            (
-                rank,
-                " ".join(order[:MAX_OPS_IN_NOTEBOOK]) + " …" * (len(order) > MAX_OPS_IN_NOTEBOOK),
-            )
-            for rank, order in enumerate(self.orders())
-        ]
+        rows = []
+        for rank, order in enumerate(self.orders()):
+            ellipsis = " …" if len(order) > MAX_OPS_IN_NOTEBOOK else ""
+            rows.append((rank, " ".join(order[:MAX_OPS_IN_NOTEBOOK]) + ellipsis))
         title = f"{self.name}: {self.pp} ranks, {self.microbatches} micro-batches"
         return html_table(title, ("rank", "order"), rows)
 
@@ -189,7 +189,7 @@ class Schedule:
     @cached_property
     def table(self) -> OpTable:
         """The ops as columns."""
-        ops = [op for rank in self.ranks for op in rank]
+        ops = list(chain.from_iterable(self.ranks))
         if not ops:
             raise ScheduleError(
                 f"{self.name}: has no ops", hint="write at least one forward and its backward"
@@ -347,10 +347,13 @@ def _deadlock(schedule: Schedule, stuck: Mapping[int, tuple[int, int]]) -> Deadl
     while rank not in ring:
         ring.append(rank)
         rank = int(owner[stuck[rank][1]])
-    waits = [
-        f"rank {rank} at {schedule.op_at(op)} waits for {schedule.op_at(awaited)} of rank {owner[awaited]}"
-        for rank, (op, awaited) in ((rank, stuck[rank]) for rank in ring[ring.index(rank) :])
-    ]
+    waits = []
+    for waiting_rank in ring[ring.index(rank) :]:
+        op, awaited = stuck[waiting_rank]
+        waits.append(
+            f"rank {waiting_rank} at {schedule.op_at(op)} waits for "
+            f"{schedule.op_at(awaited)} of rank {owner[awaited]}"
+        )
     problem = f"{schedule.name}: deadlock: " + "; ".join(waits)
     return DeadlockError(
         problem, hint="move one of the awaited ops before the op its rank is stuck at"

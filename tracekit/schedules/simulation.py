@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -75,10 +76,10 @@ class Simulation(HasDocument):
     def span(self) -> list[Any]:
         """Time from the start of each rank's first op to the end of its last."""
         rows = itertools.pairwise(self.schedule.table.offsets.tolist())
-        return [
-            (self.end[end - 1] - self.start[first]).item() if end > first else 0
-            for first, end in rows
-        ]
+        span = []
+        for first, end in rows:
+            span.append((self.end[end - 1] - self.start[first]).item() if end > first else 0)
+        return span
 
     @property
     def bubble(self) -> list[Any]:
@@ -131,10 +132,9 @@ class Simulation(HasDocument):
         from tracekit.report.text import html_table
 
         columns = zip(self.busy, self.bubble, self.peak_activations, strict=True)
-        rows = [
-            (rank, f"{busy:g}", f"{idle:g}", peak)
-            for rank, (busy, idle, peak) in enumerate(columns)
-        ]
+        rows = []
+        for rank, (busy, idle, peak) in enumerate(columns):
+            rows.append((rank, f"{busy:g}", f"{idle:g}", peak))
         heads = ("rank", "work", "idle", "most activations held")
         return html_table(f"{repr(self)[1:-1]}, {percent(self.bubble_fraction)} idle", heads, rows)
 
@@ -245,7 +245,7 @@ def _flatten(schedule: Schedule, by_rank: Sequence[Sequence[Any]]) -> Numbers:
             f"{schedule.name}: durations for {lengths} ops per rank, the schedule has {wanted}"
         )
         raise ScheduleError(problem, hint="give one value for each op of schedule.ranks")
-    values = np.asarray([value for rank in by_rank for value in rank])
+    values = np.asarray(list(chain.from_iterable(by_rank)))
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all() or (values < 0).any():
         raise OptionError(
             "durations must be numbers of 0 or more", hint="one for each op of schedule.ranks"

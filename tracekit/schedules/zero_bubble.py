@@ -3,6 +3,8 @@
 2023) and ZB-V (Qi et al. 2024).
 """
 
+from itertools import product
+
 from tracekit.schedules.ops import (
     Op,
     backward_input,
@@ -21,9 +23,9 @@ def zb_h(pp: int, microbatches: int, *, h: int) -> list[list[Op]]:
     [Op(1F0), Op(1I0), Op(1F1), Op(1I1), Op(1W0), Op(1W1)]
     """
     # One forward and one backward in turn after the warm-up; each W runs *delay* backwards later.
-    orders = [
-        one_by_one(*passes(rank, microbatches), warmup=h * (pp - 1 - rank)) for rank in range(pp)
-    ]
+    orders = []
+    for rank in range(pp):
+        orders.append(one_by_one(*passes(rank, microbatches), warmup=h * (pp - 1 - rank)))
     return [split_backwards(order, delay=h * rank) for rank, order in enumerate(orders)]
 
 
@@ -48,7 +50,7 @@ class _ZbvRank:
         self.microbatches = microbatches
         self.planned = max(2 * pp - 1, microbatches)
         self.stages = (rank, 2 * pp - 1 - rank)
-        self.done = {(kind, chunk): 0 for kind in "FIW" for chunk in (0, 1)}
+        self.done = dict.fromkeys(product("FIW", (0, 1)), 0)
         self.ops: list[Op] = []
 
     def run(self, *steps: str) -> None:
