@@ -145,11 +145,10 @@ def _apply_rank_option(refs: list[SourceRef], rank: int | None) -> list[SourceRe
 
 def _select_ranks(refs: list[SourceRef], ranks: Collection[int]) -> list[SourceRef]:
     """Return the sources of *ranks*, and those whose ranks only reading can tell."""
-    selected = [
-        ref
-        for ref in refs
-        if ref.rank is None or ref.rank in ranks or ref.reader not in PYTORCH_READERS
-    ]
+    selected = []
+    for ref in refs:
+        if ref.rank is None or ref.rank in ranks or ref.reader not in PYTORCH_READERS:
+            selected.append(ref)
     present = {ref.rank for ref in refs if ref.rank is not None}
     missing = set(ranks) - present
     if missing and all(ref.reader in PYTORCH_READERS for ref in refs):
@@ -194,7 +193,10 @@ def _expand(path: str, *, alone: bool) -> Discovery:
         names = sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # patterns may be absolute
         if not names:
             raise InputError(f"{path}: matches nothing", hint="check the pattern")
-        return _from_many(path, [member for name in names for member in _members(Path(name))])
+        matching: list[Path] = []
+        for name in names:
+            matching += _members(Path(name))
+        return _from_many(path, matching)
     raise InputError(f"{path}: there is no such file or folder", hint="check the path")
 
 
@@ -264,10 +266,11 @@ def _is_folder(path: Path) -> bool:
 def _from_many(path: str, members: list[Path]) -> Discovery:
     """Return the traces among many files."""
     is_folder = Path(path).is_dir()
-    files = {
-        str(member): _reference(member, os.path.relpath(member, path) if is_folder else str(member))
-        for member in members
-    }
+    files = {}
+    for member in members:
+        files[str(member)] = _reference(
+            member, os.path.relpath(member, path) if is_folder else str(member)
+        )
     return _discovery(path, files)
 
 
@@ -342,16 +345,18 @@ def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], lis
     """Return one source per report where reports were exported in several formats, with a notice about the others."""
     # By report: preference and source.
     exports: dict[str, list[tuple[int, SourceRef]]] = defaultdict(list)
-    remaining = [ref for ref in refs if ref.reader != "nsight"]
+    remaining = []
     for ref in refs:
-        if ref.reader == "nsight":
-            suffix = next((suffix for suffix in NSIGHT_SUFFIXES if ref.path.endswith(suffix)), "")
-            exports[ref.path.removesuffix(suffix)].append(
-                ((*NSIGHT_SUFFIXES, "").index(suffix), ref)
-            )
+        if ref.reader != "nsight":
+            remaining.append(ref)
+            continue
+        suffix = next((suffix for suffix in NSIGHT_SUFFIXES if ref.path.endswith(suffix)), "")
+        preference = (*NSIGHT_SUFFIXES, "").index(suffix)
+        exports[ref.path.removesuffix(suffix)].append((preference, ref))
     notices = []
     for report_exports in exports.values():
-        best, *others = (ref for _, ref in sorted(report_exports, key=lambda export: export[0]))
+        by_preference = sorted(report_exports, key=lambda export: export[0])
+        best, *others = (ref for _, ref in by_preference)
         remaining.append(best)
         if others:
             names = tuple(other.name for other in others)

@@ -206,16 +206,17 @@ def _block_table(segments: Sequence[Mapping[str, Any]], stacks: _Stacks, name: s
             if isinstance(block_address, int) and isinstance(size, int):
                 address = block_address + size
     names = ALLOCATOR_BLOCKS.names()
-    columns = {column: [row[i] for row in rows] for i, column in enumerate(names)}
+    columns = {}
+    for i, column in enumerate(names):
+        columns[column] = [row[i] for row in rows]
     return _table(columns, ALLOCATOR_BLOCKS, f"{name}: blocks")
 
 
 def _annotation_table(annotations: object, device: int, name: str) -> pl.DataFrame:
-    own = [
-        row
-        for row in _dicts(annotations, f"{name}: external_annotations")
-        if row.get("device", device) == device
-    ]
+    own = []
+    for row in _dicts(annotations, f"{name}: external_annotations"):
+        if row.get("device", device) == device:
+            own.append(row)
     columns: dict[str, list[Any]] = {
         "at_ns": [row.get("time_us") for row in own],
         "name": [str(row.get("name", "")) for row in own],
@@ -264,7 +265,10 @@ def _notices(
 ) -> tuple[Notice, ...]:
     """Return notices about what the snapshot lacks."""
     notices = []
-    others = [number for number, events in enumerate(histories) if events and number != device]
+    others = []
+    for number, events in enumerate(histories):
+        if events and number != device:
+            others.append(number)
     if others:
         notices.append(
             Notice("memory-several-devices", values={"gpus": len(others) + 1, "device": device})

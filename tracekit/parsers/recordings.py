@@ -203,9 +203,10 @@ def _check_unique(logs: Sequence[RankCollectives], ranks: Sequence[int]) -> None
     """Raise if two processes have the same rank."""
     repeated = [rank for rank in set(ranks) if ranks.count(rank) > 1]
     if repeated:
-        paths = [
-            log.source.path for log, rank in zip(logs, ranks, strict=True) if rank == repeated[0]
-        ]
+        paths = []
+        for log, rank in zip(logs, ranks, strict=True):
+            if rank == repeated[0]:
+                paths.append(log.source.path)
         problem = f"rank {repeated[0]} has logs of several processes{file_listing(paths)}"
         raise InputError(problem, hint=_OF_ONE_START)
 
@@ -245,7 +246,8 @@ def _check_one_start(logs: Sequence[RankCollectives]) -> None:
                 f"these logs are of several runs, one after the other{files}", hint=_OF_ONE_START
             )
         if end > latest_end:
-            latest_end, latest_path = end, path
+            latest_end = end
+            latest_path = path
 
 
 def _connected(logs: Sequence[RankCollectives]) -> list[list[RankCollectives]]:

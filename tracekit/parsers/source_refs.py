@@ -173,14 +173,13 @@ def roles_by_name(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
     processes = max(Counter(ref.rank for ref in refs).values())
     folders = [folder.rpartition("/")[2].removeprefix("role=") for folder in _run_folders(refs)]
     for names in (folders, [_name_stem(ref.name) for ref in refs]):
-        each_rank_once = len(
-            {(name, ref.rank) for name, ref in zip(names, refs, strict=False)}
-        ) == len(refs)
-        if names and all(names) and each_rank_once and len(set(names)) == processes > 1:
-            return [
-                msgspec.structs.replace(ref, role=name)
-                for ref, name in zip(refs, names, strict=True)
-            ]
+        ranks_of_roles = {(name, ref.rank) for name, ref in zip(names, refs, strict=False)}
+        has_each_rank_once = len(ranks_of_roles) == len(refs)
+        if names and all(names) and has_each_rank_once and len(set(names)) == processes > 1:
+            roles = []
+            for ref, name in zip(refs, names, strict=True):
+                roles.append(msgspec.structs.replace(ref, role=name))
+            return roles
     return None
 
 

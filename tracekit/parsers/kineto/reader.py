@@ -202,9 +202,10 @@ def _skipped(
 ) -> Mapping[str, int]:
     """Count the events that are not in the table, by what they are, without one cut by the end of the file."""
     phases = np.sum([part.phases for part in scanned.parts], axis=0)
-    phases[ord("i")] += (
-        sum(len(rows) for part in scanned.parts for rows in part.memory) - memory.height
-    )
+    memory_events = 0
+    for part in scanned.parts:
+        memory_events += sum(len(rows) for rows in part.memory)
+    phases[ord("i")] += memory_events - memory.height
     names = {0: "no phase", 1: "unknown phase"}
     skipped = {names.get(k, chr(k)): int(phases[k]) for k in np.flatnonzero(phases).tolist()}
     python = sum(part.python_frames for part in scanned.parts)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ class EventTable:
 
 def build_memory(parts: Iterable[ScannedPart], *, rank: int, base_ns: int) -> pl.DataFrame:
     """Return the allocator's events by time (``schema.MEMORY``), without those whose time no clock shows."""
-    rows = [rows for part in parts for rows in part.memory]
+    rows = list(chain.from_iterable(part.memory for part in parts))
     if not rows:
         return MEMORY.to_frame()
     frame = (
@@ -120,7 +121,7 @@ class TableBuilder:
             decode: How the file's texts are decoded.
         """
         self._parts = parts
-        self._chunks = [chunk for part in parts for chunk in part.chunks]
+        self._chunks = list(chain.from_iterable(part.chunks for part in parts))
         self._rows = sum(chunk.rows for chunk in self._chunks)
         self._texts: list[bytes] = []
         self._first_code: list[int] = []  # by worker: where its codes start in self._texts
@@ -153,13 +154,15 @@ class TableBuilder:
             columns |= self._number_columns(gpu_rows)
             columns |= text_columns.result()
         events = pl.DataFrame(columns)
-        untimed = {}
+        untimed: dict[str, int] = {}
         out_of_range = 0
         if not times["is_usable"].all():
             events = events.filter(times["is_usable"])
             gpu_count = int(is_gpu.filter(~times["is_usable"]).sum())
             counts = {UNTIMED: gpu_count, UNTIMED_CPU: int((~times["is_usable"]).sum()) - gpu_count}
-            untimed = {key: count for key, count in counts.items() if count}
+            for key, count in counts.items():
+                if count:
+                    untimed[key] = count
             out_of_range = int(
                 times.select(pl.col("is_number") & ~pl.col("is_usable")).to_series().sum()
             )
@@ -170,9 +173,8 @@ class TableBuilder:
     def _text_columns(self) -> dict[str, pl.Series]:
         """Return the columns of texts, and those that few rows have."""
         columns = {name: self._look_up(column, self._decode) for name, column in TEXTS.items()}
-        columns |= {
-            name: self._look_up(column, shorten) for name, (column, shorten) in JSON_TEXTS.items()
-        }
+        for name, (column, shorten) in JSON_TEXTS.items():
+            columns[name] = self._look_up(column, shorten)
         columns["bytes"], columns["received"] = self._bytes()
         columns["group"] = _fill_groups(columns["group"], self._series(self._take(Column.GROUP_ID)))
         columns["peer"] = self._peer()

@@ -91,8 +91,12 @@ class Worker:
         self._memory_rows = np.empty((MEMORY_ROWS, len(Column) - texts), np.int64)
         self._phases = np.zeros(256, np.int64)
         self._pages = {column: _ColumnPages() for column in Column}
-        keys = dict.fromkeys((*FIXED_TEXTS, *(key for level in Level for key in KEYS[level])))
-        targets = [[KEYS[level].get(key, Target.NONE) for key in keys] for level in Level]
+        keys = dict.fromkeys(FIXED_TEXTS)
+        for level in Level:
+            keys |= dict.fromkeys(KEYS[level])
+        targets = []
+        for level in Level:
+            targets.append([KEYS[level].get(key, Target.NONE) for key in keys])
         self._scanner = Scanner(
             np.array(targets, np.int32).data,
             np.empty((ROWS_PER_TILE, len(Column) + texts), np.int64).data,

@@ -44,10 +44,11 @@ class ArrowExport:
         self.tables = frozenset(self._positions)
 
     def _find_files(self) -> dict[str, tuple[Path, int]]:
-        files = [
-            file for file in sorted(self.path.iterdir()) if file.suffix in (".parquet", ".arrow")
-        ]
-        return {file.stem: (file, 0) for file in files if file.is_file()}
+        tables = {}
+        for file in sorted(self.path.iterdir()):
+            if file.suffix in (".parquet", ".arrow") and file.is_file():
+                tables[file.stem] = (file, 0)
+        return tables
 
     def _find_streams(self) -> dict[str, tuple[Path, int]]:
         """Find the streams, which follow each other, each with its table's name as metadata."""
@@ -329,11 +330,10 @@ def refuse_unreadable(path: Path) -> None:
     uri = _immutable_uri(path) if in_wal_mode else f"{path.absolute().as_uri()}?mode=ro"
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=1)) as connection:
-            computed = [
-                name
-                for name, is_stored in _list_tables(connection)
-                if not is_stored and name in READ_TABLES
-            ]
+            computed = []
+            for name, is_stored in _list_tables(connection):
+                if not is_stored and name in READ_TABLES:
+                    computed.append(name)
     except sqlite3.OperationalError as error:
         if "locked" in str(error) or "busy" in str(error):
             raise being_written from error
@@ -354,10 +354,10 @@ def _list_tables(connection: sqlite3.Connection) -> list[tuple[str, bool]]:
     rows = connection.execute(
         "SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view')"
     ).fetchall()
-    return [
-        (name, kind == "table" and not str(sql).upper().startswith("CREATE VIRTUAL"))
-        for name, kind, sql in rows
-    ]
+    tables = []
+    for name, kind, sql in rows:
+        tables.append((name, kind == "table" and not str(sql).upper().startswith("CREATE VIRTUAL")))
+    return tables
 
 
 def _column_names(connection: sqlite3.Connection, table: str) -> frozenset[str]:

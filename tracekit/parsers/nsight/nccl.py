@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.categories import CategoryColumn
+from tracekit._util.values import invert_lists
 from tracekit.parsers.nsight.tables import VOCABULARY, NsightExport, read_table
 from tracekit.schema import conform
 
@@ -183,10 +184,8 @@ RECORD = "record_param_comms"
 ALL_TO_ALL = "all_to_allv"
 PART_OF_ALL_TO_ALL = "part"
 """Collective of the calls of an all-to-all after the first: they are no operation of their own."""
-_COLLECTIVE_BY_OP, _COLLECTIVE_BY_CALL = (
-    {word: collective for collective, words in VOCABULARY[key].items() for word in words}
-    for key in ("collectives_of_ops", "collectives_of_calls")
-)
+_COLLECTIVE_BY_OP = invert_lists(VOCABULARY["collectives_of_ops"])
+_COLLECTIVE_BY_CALL = invert_lists(VOCABULARY["collectives_of_calls"])
 _P2P = ("send", "recv")
 _THREAD = ["process", "tid"]
 

@@ -234,9 +234,10 @@ def number_ranks(
     else:
         numbers = [0] * len(pairs)
         number_from = "only file"
-    return [
-        NsightRank(*pair, number, number_from) for pair, number in zip(pairs, numbers, strict=True)
-    ]
+    ranks = []
+    for pair, number in zip(pairs, numbers, strict=True):
+        ranks.append(NsightRank(*pair, number, number_from))
+    return ranks
 
 
 def _nccl_ranks(communicators: pl.DataFrame) -> dict[int, int]:
@@ -306,23 +307,18 @@ def _sorted_events(frames: list[pl.DataFrame]) -> pl.DataFrame:
     typed = []
     for frame in frames:
         with_pid = frame.with_columns(pid=pl.col("process") & PID_MASK)
-        columns = [
-            pl.col(name).cast(dtype, strict=False)
-            for name, dtype in EVENTS.items()
-            if name in with_pid.columns
-        ]
+        columns = []
+        for name, dtype in EVENTS.items():
+            if name in with_pid.columns:
+                columns.append(pl.col(name).cast(dtype, strict=False))
         typed.append(with_pid.select(columns))
     events = pl.concat(typed, how="diagonal")
-    tie_breakers = [
-        name for name in ("kind", "tid", "correlation", "stream") if name in events.columns
-    ]
     # Categories are sorted as their texts.
-    order = (
-        "start_ns",
-        -pl.col("end_ns"),
-        *tie_breakers,
-        "name",
-    )
+    order: list[str | pl.Expr] = ["start_ns", -pl.col("end_ns")]
+    for name in ("kind", "tid", "correlation", "stream"):
+        if name in events.columns:
+            order.append(name)
+    order.append("name")
     return conform(events.sort(order), EVENTS)
 
 

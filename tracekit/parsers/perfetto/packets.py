@@ -1,7 +1,7 @@
 """Scan of a whole Perfetto trace: a block of packets at a time, in one thread."""
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -90,8 +90,10 @@ class _Scan:
         self._ends = np.empty((_ROWS, END_COLUMNS), np.int64)
         self._state = np.empty((_ROWS, STATE_COLUMNS), np.int64)
         self._packets = Packets()
-        keys = list(dict.fromkeys(key for level in PacketLevel for key in TARGETS[level]))
-        targets = [[TARGETS[level].get(key, NO_TARGET) for key in keys] for level in PacketLevel]
+        keys = list(dict.fromkeys(chain.from_iterable(TARGETS[level] for level in PacketLevel)))
+        targets = []
+        for level in PacketLevel:
+            targets.append([TARGETS[level].get(key, NO_TARGET) for key in keys])
         self._scanner = PacketScanner(
             np.array(targets, np.int32).data,
             self._rows.data,

@@ -144,4 +144,8 @@ def _skipped(
         **table.untimed,
     }
     counts.pop(UNKNOWN_NAME_KEY, None)  # these are in the table
-    return {key: count for key, count in counts.items() if count}
+    skipped = {}
+    for key, count in counts.items():
+        if count:
+            skipped[key] = count
+    return skipped

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -112,9 +113,8 @@ class RowResolver:
         self, columns: dict[Column, Ints], is_kept: Bools, is_allocation: Bools
     ) -> ScannedPart:
         """Return the kept rows with the columns of arguments beside *columns*, and the allocator's rows."""
-        arguments = {
-            column for chunk in self._packets.chunks for column in chunk if column < len(Column)
-        }
+        columns_with_values = set(chain.from_iterable(self._packets.chunks))
+        arguments = {number for number in columns_with_values if number < len(Column)}
         parts: dict[Column, ColumnPart] = {}
         memory: dict[Column, Ints] = {}
         has_allocations = bool(is_allocation.any())
@@ -256,14 +256,9 @@ class RowResolver:
     def _copy_names(self, name: Ints) -> Ints:
         """Return names in which copies say from where to where, as in PyTorch's JSON traces of earlier versions."""
         is_bare = name == self._code(b"Memcpy")
-        kinds = [
-            self._packets.column(column)
-            for column in (
-                PacketColumn.COPY_KIND,
-                PacketColumn.SOURCE_KIND,
-                PacketColumn.TARGET_KIND,
-            )
-        ]
+        kinds = []
+        for column in (PacketColumn.COPY_KIND, PacketColumn.SOURCE_KIND, PacketColumn.TARGET_KIND):
+            kinds.append(self._packets.column(column))
         is_bare &= kinds[0] != NULL
         if not is_bare.any():
             return name
