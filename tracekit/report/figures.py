@@ -92,9 +92,13 @@ def draw_legend(ax: Axes, handles: Sequence[Artist], *, below_axes: bool = False
     # starts below the name of the time axis.
     anchor = ax.transAxes + ScaledTranslation(0, -AXIS_TEXT_POINTS / 72, figure.dpi_scale_trans)
     ax.legend(
-        loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=anchor, borderaxespad=0,
-        **legend_rows(handles, ax.get_window_extent().width / figure.dpi), **_LEGEND_STYLE,
-    )  # fmt: skip
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        bbox_transform=anchor,
+        borderaxespad=0,
+        **legend_rows(handles, ax.get_window_extent().width / figure.dpi),
+        **_LEGEND_STYLE,
+    )
 
 
 def legend_rows(handles: Sequence[Artist], inches: float) -> dict[str, Any]:
@@ -147,7 +151,9 @@ def text_colour_on(colour: str) -> str:
     >>> text_colour_on("#000000"), text_colour_on("#ffffff")
     ('white', '#22272B')
     """
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    red = int(colour[1:3], 16)
+    green = int(colour[3:5], 16)
+    blue = int(colour[5:7], 16)
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 118 else INK
 
 

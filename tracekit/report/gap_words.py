@@ -45,11 +45,9 @@ def largest_gap_cause(analysis: Analysis) -> str | None:
     schedule = analysis.schedule
     if schedule is None or schedule.gap_ns is None:
         return None
-    gap_ns = {
-        cause: ns
-        for cause, ns in schedule.gap_ns.items()
-        if cause not in ("unexplained", "early_output")
-    }
+    gap_ns = dict(schedule.gap_ns)
+    for cause_to_leave_out in ("unexplained", "early_output"):
+        gap_ns.pop(cause_to_leave_out, None)
     cause = max(gap_ns, key=lambda name: gap_ns[name])
     return cause if gap_ns[cause] > MIN_GAP_SHARE * schedule.head.measured_ns else None
 
@@ -104,6 +102,5 @@ def of_the_gap(ns: float, total: float, where: str, words: str) -> str:
 
 def is_wait_bound(analysis: Analysis, label: str) -> bool:
     """Return whether the waits of a label are upper bounds."""
-    return any(
-        notice.code == "wait-bound" and label in notice.labels for notice in analysis.notices
-    )
+    bounds = [notice for notice in analysis.notices if notice.code == "wait-bound"]
+    return any(label in notice.labels for notice in bounds)

@@ -60,10 +60,11 @@ def render_table(table: Table, *, fold: bool = True) -> str:
 def _lines(table: Table, rows: Iterable[Sequence[Value]]) -> str:
     heads = [column.name for column in table.columns]
     rule = ["---" if column.words else "---:" for column in table.columns]
-    cells = [
-        [_cell(column, value) for column, value in zip(table.columns, row, strict=True)]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        cells.append(
+            [_cell(column, value) for column, value in zip(table.columns, row, strict=True)]
+        )
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *cells))
 
 
@@ -100,11 +101,11 @@ def _title(view: View) -> str:
 
 
 def _answer(view: View) -> str:
-    return "\n".join(
-        f"- **{line.topic}**: {_with_code(line.text)}"
-        for line in view.answer
-        if line.topic != "Next"
-    )
+    lines = []
+    for line in view.answer:
+        if line.topic != "Next":
+            lines.append(f"- **{line.topic}**: {_with_code(line.text)}")
+    return "\n".join(lines)
 
 
 def _with_code(text: str) -> str:
@@ -122,19 +123,16 @@ def _budget(view: View) -> str:
     parts = list(dict.fromkeys(part.name for bar in bars for part in bar.parts))
     parts.sort(key=lambda name: (name in _NOT_EXPOSED[1:], name != "compute"))
     columns = [Column(""), Column("span", "ms")]
-    columns += [
-        Column(name if name in _NOT_EXPOSED else f"exposed {name}", "share") for name in parts
-    ]
+    for name in parts:
+        columns.append(Column(name if name in _NOT_EXPOSED else f"exposed {name}", "share"))
     columns += [Column("bubble", "figure")] if view.pipelined else []
     rows = []
     for bar in bars if len(view.budget.bars) > 1 else view.budget.bars:
         share = {part.name: part.share for part in bar.parts}
         row = (bar.name, bar.span_ns, *(share.get(name) for name in parts), bar.bubble)
         rows.append(row[: len(columns)])
-    steps, ranks = (
-        "steps" if view.steps else "step",
-        "each" if len(view.analysis.rank_results) > 1 else "the",
-    )
+    steps = "steps" if view.steps else "step"
+    ranks = "each" if len(view.analysis.rank_results) > 1 else "the"
     table = render_table(Table(tuple(columns), tuple(rows)))
     return f"### Where the {steps} went\n\nShares of {ranks} rank's span.\n\n{table}"
 
@@ -146,12 +144,12 @@ def _gap(view: View) -> str:
     head = schedule.head
     outside = {"ideal": percent(head.ideal_bubble), "measured": percent(head.measured_bubble)}
     rungs = schedule.gap or waterfall(("ideal", head.ideal_ns), ("measured", head.measured_ns), ())
-    rows = [
-        (rung.name, ms(rung.ns), "", outside[rung.name])
-        if rung.kind == "total"
-        else (rung.name, signed_ms(rung.ns), percent(rung.share), "")
-        for rung in rungs
-    ]
+    rows = []
+    for rung in rungs:
+        if rung.kind == "total":
+            rows.append((rung.name, ms(rung.ns), "", outside[rung.name]))
+        else:
+            rows.append((rung.name, signed_ms(rung.ns), percent(rung.share), ""))
     columns = (
         Column(""),
         *(Column(name, "figure") for name in ("time", "share of the gap", "outside cells")),
@@ -169,10 +167,10 @@ def _reload(view: View) -> str:
 
 
 def _roles(view: View) -> str:
-    return "\n\n".join(
-        _section(title, replace(table, notes=(meaning, *table.notes)))
-        for title, (meaning, table) in view.roles.items()
-    )
+    sections = []
+    for title, (meaning, table) in view.roles.items():
+        sections.append(_section(title, replace(table, notes=(meaning, *table.notes))))
+    return "\n\n".join(sections)
 
 
 def _by(view: View) -> str:
@@ -195,10 +193,8 @@ def _kernels(view: View) -> str:
         Column("per step", "figure", value=lambda row: f"{row.count:,.1f}".removesuffix(".0")),
         Column("time per step", "ms", digits=2, value="ns"),
     )
-    table, over = (
-        make_table(columns, view.kernels),
-        ", mean over ranks" if len(view.analysis.rank_results) > 1 else "",
-    )
+    table = make_table(columns, view.kernels)
+    over = ", mean over ranks" if len(view.analysis.rank_results) > 1 else ""
     return (
         folded(f"The {len(view.kernels)} longest kernels{over}", render_table(table, fold=False))
         if table
@@ -267,9 +263,8 @@ def render_diff(result: Data) -> str:
         [words.TYPICAL_STEP_NOTE] if result["metrics"] and words.has_typical_steps(result) else []
     )
     parts.append(_diff_section("Labels", words.label_table(result)))
-    parts += [
-        _diff_section(key.capitalize(), words.moved_table(key, result[key])) for key in words.MOVED
-    ]
+    for key in words.MOVED:
+        parts.append(_diff_section(key.capitalize(), words.moved_table(key, result[key])))
     parts += [f"{capitalize(note)}."] if (note := words.means_note(result)) else []
     parts.append(bullets(result["notes"]))
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -295,7 +290,10 @@ def render_gate(result: Data) -> str:
     if result["verdict"] in ("regressed", "improved"):
         parts.append(bullets(words.story(result)))
     checks = result["checks"]
-    telling = [check for check in checks if check["verdict"] != "pass" or check["requirement"]]
+    telling = []
+    for check in checks:
+        if check["verdict"] != "pass" or check["requirement"]:
+            telling.append(check)
     passing = [check for check in checks if check not in telling]
     if (table := words.check_table(telling)) is not None:
         parts.append(render_table(table, fold=False))

@@ -182,9 +182,9 @@ def _ranks_by_role(fields: Fields) -> str:
 
 def _pipelines(fields: Fields) -> str:
     pipelines = fields["pipelines"]
-    named = [
-        listing(map(str, ranks), most=MAX_RANKS_NAMED) for ranks in pipelines[:MAX_PIPELINES_NAMED]
-    ]
+    named = []
+    for ranks in pipelines[:MAX_PIPELINES_NAMED]:
+        named.append(listing(map(str, ranks), most=MAX_RANKS_NAMED))
     more = len(pipelines) - len(named)
     return "; ".join(named) + (f" and {more} more" if more else "")
 

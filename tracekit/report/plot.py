@@ -53,11 +53,9 @@ __all__ = [
     "timeline",
 ]
 
-MORE_COLOUR, LESS_COLOUR, TOTAL_COLOUR = (
-    LABEL_COLOURS["pp_comm"],
-    LABEL_COLOURS["wgrad"],
-    LABEL_COLOURS["memory"],
-)
+MORE_COLOUR = LABEL_COLOURS["pp_comm"]
+LESS_COLOUR = LABEL_COLOURS["wgrad"]
+TOTAL_COLOUR = LABEL_COLOURS["memory"]
 MIN_BAR_SHARE_FOR_TEXT = 0.055
 """Width, as a share of the axes, from which a part of a bar shows its percentage."""
 Show = Literal["both", "measured", "ideal"]
@@ -158,10 +156,8 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     if matrix is None:
         return figures.message_figure(ax, "There is no communication or copy to hide.")
     columns = [*(column.name.removeprefix("by ") for column in matrix.columns[3:]), "exposed"]
-    width, height = (
-        max(1.1 * len(columns) + 3.2, 6.4),
-        float(np.clip(0.42 * len(matrix.rows) + 1.4, 2, 12)),
-    )
+    width = max(1.1 * len(columns) + 3.2, 6.4)
+    height = float(np.clip(0.42 * len(matrix.rows) + 1.4, 2, 12))
     figure, axes = figures.figure_and_axes(ax, width=width, height=height)
     for y, (_, _, hidden, *cells) in enumerate(matrix.rows):
         for x, (column, share) in enumerate(zip(columns, [*cells, 1 - hidden], strict=True)):
@@ -212,7 +208,8 @@ def gap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
         return figures.message_figure(ax, f"There is no gap to split. {reason}")
     figure, axes = figures.figure_and_axes(ax, width=9, height=0.36 * len(view.gap) + 1.4)
     _draw_waterfall(axes, view.gap)
-    ideal_ns, measured_ns = view.head.ideal_ns, view.head.measured_ns
+    ideal_ns = view.head.ideal_ns
+    measured_ns = view.head.measured_ns
     more = f", {signed(100 * (measured_ns / ideal_ns - 1), 0)} %" if ideal_ns else ""
     facts = f"{view.comparison.name}: {ms(ideal_ns)} ideal, {ms(measured_ns)} measured{more}"
     figures.draw_title(axes, "From the ideal to the run", facts)
@@ -224,7 +221,8 @@ def _draw_waterfall(axes: Axes, bars: Sequence[Rung]) -> None:
     colours = {"total": TOTAL_COLOUR, "more": MORE_COLOUR, "less": LESS_COLOUR}
     widest_ms = max(bar.high_ns for bar in bars) / 1e6
     for row, bar in enumerate(bars):
-        low, high = bar.low_ns / 1e6, bar.high_ns / 1e6
+        low = bar.low_ns / 1e6
+        high = bar.high_ns / 1e6
         axes.barh(row, high - low, left=low, height=0.66, color=colours[bar.kind])
         text = ms(bar.ns) if bar.kind == "total" else signed_ms(bar.ns)
         axes.text(high + widest_ms * 0.008, row, text, va="center", fontsize=8.5, color=figures.INK)
@@ -253,11 +251,10 @@ def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None)
     if analysis.schedule is None:
         return figures.message_figure(ax, "No pipeline schedule was found in these traces.")
     compared = analysis.schedule.head
-    layouts = {
-        name: layout.in_ms()
-        for name, layout in layout_pipeline(compared).items()
-        if show in ("both", name)
-    }
+    layouts = {}
+    for name, layout in layout_pipeline(compared).items():
+        if show in ("both", name):
+            layouts[name] = layout.in_ms()
     *_, last = layouts.values()
     end = max(layout.end for layout in layouts.values())
     rows = len(layouts) * (len(last.rows) + 1) - 1  # one empty row between the sections
@@ -306,9 +303,7 @@ def curve(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     """
     comparison = analysis.schedule
     predictions = () if comparison is None else comparison.what_if
-    by_microbatches = [
-        prediction for prediction in predictions if prediction.change == "microbatches"
-    ]
+    by_microbatches = [row for row in predictions if row.change == "microbatches"]
     by_chunks = [prediction for prediction in predictions if prediction.change == "chunks"]
     if comparison is None or not by_microbatches:
         text = (
@@ -331,17 +326,16 @@ def curve(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 def _draw_curves(axes: Axes, predictions: Sequence[WhatIf]) -> None:
     """Draw the predicted time with its range as a band, and the ideal time dashed, both in ms per micro-batch."""
     counts = [prediction.microbatches or 1 for prediction in predictions]
-    predicted = [
-        _ms_per_microbatch(prediction, prediction.predicted_ns) for prediction in predictions
-    ]
+    predicted = []
+    for prediction in predictions:
+        predicted.append(_ms_per_microbatch(prediction, prediction.predicted_ns))
     ideal = [_ms_per_microbatch(prediction, prediction.ideal_ns) for prediction in predictions]
-    low, high = (
-        [
-            _ms_per_microbatch(prediction, (prediction.predicted_range_ns or (0, 0))[i])
-            for prediction in predictions
-        ]
-        for i in (0, 1)
-    )
+    low = []
+    high = []
+    for prediction in predictions:
+        low_ns, high_ns = prediction.predicted_range_ns or (0, 0)
+        low.append(_ms_per_microbatch(prediction, low_ns))
+        high.append(_ms_per_microbatch(prediction, high_ns))
     axes.fill_between(counts, low, high, color=MORE_COLOUR, alpha=0.18, linewidth=0)
     axes.plot(counts, predicted, color=MORE_COLOUR, marker="o", markersize=4, label="predicted")
     axes.plot(counts, ideal, color=LESS_COLOUR, linestyle="--", label="ideal")
@@ -479,7 +473,8 @@ def _draw_ranks(
     inside = (
         pl.col("rank").is_in(ranks) & (pl.col("end_ns") > begin_ns) & (pl.col("start_ns") < end_ns)
     )
-    start, end = pl.col("start_ns").clip(begin_ns), pl.col("end_ns").clip(None, end_ns)
+    start = pl.col("start_ns").clip(begin_ns)
+    end = pl.col("end_ns").clip(None, end_ns)
     events = table.filter(inside).with_columns(
         start=(start - origin_ns) / 1e6, end=(end - origin_ns) / 1e6
     )
@@ -487,9 +482,9 @@ def _draw_ranks(
     for rank, top in zip(ranks, tops, strict=True):
         _draw_lanes(axes, events.filter(rank=rank), lanes, first_row=top)
     figures.strip_axes(axes, x_label="time (ms) from the step's first event")
-    handles: list[Any] = [
-        Patch(facecolor=LABEL_COLOURS[label], label=label) for label in labels_of(events)
-    ]
+    handles: list[Any] = []
+    for label in labels_of(events):
+        handles.append(Patch(facecolor=LABEL_COLOURS[label], label=label))
     handles.append(Patch(facecolor=IDLE_COLOUR, label="nothing"))
     figures.draw_legend(axes, handles, below_axes=below_axes)
     return tops
@@ -520,10 +515,14 @@ def _draw_lanes(axes: Axes, events: pl.DataFrame, lanes: Lanes, *, first_row: fl
             upper, lower = PART_EDGES[part if len(parts_used) > 1 else WHOLE]
             figures.draw_boxes(
                 axes,
-                start=same["start"].to_numpy(), end=same["end"].to_numpy(),
-                top=top + height * upper, bottom=top + height * lower,
-                facecolors=LABEL_COLOURS[label], zorder=1, rasterized=len(same) > MAX_VECTOR_BOXES,
-            )  # fmt: skip
+                start=same["start"].to_numpy(),
+                end=same["end"].to_numpy(),
+                top=top + height * upper,
+                bottom=top + height * lower,
+                facecolors=LABEL_COLOURS[label],
+                zorder=1,
+                rasterized=len(same) > MAX_VECTOR_BOXES,
+            )
 
 
 def _draw_phases(axes: Axes, analysis: Analysis, rank: int, step: int | None) -> None:
@@ -569,14 +568,13 @@ def lanes_for(present: Sequence[str]) -> Lanes:
     (['Computation', 'Communication', 'Offload'], ['Computation', 'Copies'])
     """
     lanes = RELOAD_LANES if "reload" in present else LANES
-    used = {
-        name: halves for name, halves in lanes.items() if any(label in halves for label in present)
-    }
     copies_to_host = "offload" in present or "onload" in present
-    return {
-        "Copies" if name == "Offload" and not copies_to_host else name: halves
-        for name, halves in used.items()
-    }
+    used = {}
+    for name, halves in lanes.items():
+        if any(label in halves for label in present):
+            title = "Copies" if name == "Offload" and not copies_to_host else name
+            used[title] = halves
+    return used
 
 
 PLOTS: dict[str, Callable[..., Figure]] = {

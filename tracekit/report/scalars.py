@@ -21,7 +21,11 @@ def scalars(analysis: Analysis) -> dict[str, float]:
     """
     run = from_analysis(analysis.to_document(), name="run")
     levels = {name: centre_of_runs([run], name) for name in sorted(run.samples)}
-    return {f"tracekit/{name}": level for name, level in levels.items() if level is not None}
+    known_levels = {}
+    for name, level in levels.items():
+        if level is not None:
+            known_levels[f"tracekit/{name}"] = level
+    return known_levels
 
 
 def json_line(values: Mapping[str, float]) -> str:

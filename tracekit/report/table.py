@@ -109,12 +109,16 @@ class Table(msgspec.Struct, frozen=True):
 
 def _row_of(columns: Sequence[Column], item: Any) -> tuple[Value, ...]:
     """Return the value of each column: an attribute of the item, its entry if it is a mapping, or a function of it."""
-    keys = [column.value or column.name for column in columns]
-    is_mapping = isinstance(item, Mapping)
-    return tuple(
-        key(item) if not isinstance(key, str) else item[key] if is_mapping else getattr(item, key)
-        for key in keys
-    )
+    values = []
+    for column in columns:
+        key = column.value or column.name
+        if not isinstance(key, str):
+            values.append(key(item))
+        elif isinstance(item, Mapping):
+            values.append(item[key])
+        else:
+            values.append(getattr(item, key))
+    return tuple(values)
 
 
 def make_table(
@@ -140,17 +144,21 @@ def make_table(
     all_rows = [row if isinstance(row, tuple) else _row_of(columns, row) for row in items]
     if not all_rows:
         return None
-    informative = [
-        i
-        for i, column in enumerate(columns)
-        if i == 0 or any(column.shown(row[i]) not in ("", UNKNOWN) for row in all_rows)
-    ]
-    digits = time_digits(
-        row[i] for i, column in enumerate(columns) if column.kind == "ms" for row in all_rows
-    )
+    informative = []
+    for i, column in enumerate(columns):
+        if i == 0 or any(column.shown(row[i]) not in ("", UNKNOWN) for row in all_rows):
+            informative.append(i)
+    times: list[Any] = []
+    for i, column in enumerate(columns):
+        if column.kind == "ms":
+            times += [row[i] for row in all_rows]
+    digits = time_digits(times)
+    shown_rows = []
+    for row in all_rows:
+        shown_rows.append(tuple(row[i] for i in informative))
     return Table(
         tuple(replace(columns[i], digits=digits) for i in informative),
-        tuple(tuple(row[i] for i in informative) for row in all_rows),
+        tuple(shown_rows),
         tuple(notes),
         frozenset(totals),
     )

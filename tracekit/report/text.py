@@ -45,11 +45,13 @@ def ms_range(times_ns: Iterable[float]) -> str:
     ('120–123 ms', '16–18 ms', '4.2 ms')
     """
     times = list(times_ns)
-    low, high = min(times) / 1e6, max(times) / 1e6
+    low = min(times) / 1e6
+    high = max(times) / 1e6
     digits = 0
     while f"{low:.{digits}f}" == f"{high:.{digits}f}" and digits < (2 if low != high else 1):
         digits += 1
-    shortest, longest = f"{low:,.{digits}f}", f"{high:,.{digits}f}"
+    shortest = f"{low:,.{digits}f}"
+    longest = f"{high:,.{digits}f}"
     return f"{shortest} ms" if shortest == longest else f"{shortest}–{longest} ms"
 
 
@@ -152,9 +154,9 @@ def shorten_distinct(names: Iterable[str], *, most: int) -> list[str]:
         start = _common_prefix_length(colliding)
         replacements = {name: _shorten("…" + name[start:], most) for name in colliding}
         if len(set(replacements.values())) < len(colliding):
-            replacements = {
-                name: _shorten(f"{i}: {name}", most) for i, name in enumerate(colliding, 1)
-            }
+            replacements = {}
+            for i, name in enumerate(colliding, 1):
+                replacements[name] = _shorten(f"{i}: {name}", most)
         shortened |= replacements
     return [shortened[name] for name in full_names]
 

@@ -95,7 +95,8 @@ def check_extension(path: str | PathLike[str], extensions: Collection[str]) -> s
     Traceback (most recent call last):
     tracekit.errors.OptionError: gate.pdf: cannot write .pdf (use .json, .xml or .md)
     """
-    target, (*first, last) = Path(path), extensions
+    target = Path(path)
+    *first, last = extensions
     extension = next(
         (suffix for suffix in extensions if target.name.lower().endswith(suffix)), None
     )
@@ -144,9 +145,9 @@ def figures(analysis: Analysis) -> pl.DataFrame:
     for rank in analysis.rank_results:
         rows += [(rank.rank, None, *row) for row in _figures_of(rank.whole)]
         if len(rank.per_step) > 1:
-            rows += [
-                (rank.rank, step.step, *row) for step in rank.per_step for row in _figures_of(step)
-            ]
+            for step in rank.per_step:
+                for row in _figures_of(step):
+                    rows.append((rank.rank, step.step, *row))
     return pl.DataFrame(rows, schema=FIGURES, orient="row")
 
 
@@ -192,7 +193,8 @@ def sheets(analysis: Analysis) -> dict[str, pl.DataFrame]:
     >>> list(sheets(analyze("sample_traces/reload", schedule="none")))[:3]
     ['figures', 'steps', 'budget']
     """
-    rates, by = analysis.rates, analysis.by
+    rates = analysis.rates
+    by = analysis.by
     tables = {"figures": figures(analysis)}
     if by is not None:
         tables[f"by {by.kind}"] = by.rows
@@ -207,7 +209,11 @@ def sheets(analysis: Analysis) -> dict[str, pl.DataFrame]:
     tables["warnings"] = pl.DataFrame(
         warnings, schema={"code": pl.String, "message": pl.String}, orient="row"
     )
-    return {name[:MAX_SHEET_NAME_LENGTH]: table for name, table in tables.items() if table.width}
+    filled_sheets = {}
+    for name, table in tables.items():
+        if table.width:
+            filled_sheets[name[:MAX_SHEET_NAME_LENGTH]] = table
+    return filled_sheets
 
 
 def render_spreadsheet(analysis: Analysis) -> bytes:
@@ -279,9 +285,10 @@ def rows_text(rows: pl.DataFrame, *, most: int, width: int | None = None) -> str
     cells = [[terminal(name) for name in rows.columns]]
     for row in rows.head(most).iter_rows():
         cells.append([UNKNOWN if value is None else terminal(value) for value in row])
-    widths = [max(len(line[i]) for line in cells) for i in range(rows.width)]
-    if width is not None:
-        widths = [min(column_width, width) for column_width in widths]
+    widths = []
+    for i in range(rows.width):
+        widest = max(len(line[i]) for line in cells)
+        widths.append(widest if width is None else min(widest, width))
     is_number = [dtype.is_numeric() for dtype in rows.dtypes]
     blocks = []
     for columns in _column_blocks(widths, width):
@@ -360,9 +367,10 @@ def rows_json(rows: pl.DataFrame) -> str:
 def _as_csv_cells(rows: pl.DataFrame) -> pl.DataFrame:
     """Return rows whose texts and headings no spreadsheet takes for formulas."""
     cells = rows.rename(spreadsheet_cell)
-    nested = [
-        name for name, dtype in cells.schema.items() if dtype.is_nested() or dtype == pl.Binary
-    ]
+    nested = []
+    for name, dtype in cells.schema.items():
+        if dtype.is_nested() or dtype == pl.Binary:
+            nested.append(name)
     if nested:
         raise OptionError(
             f"a .csv file cannot hold the column {terminal(nested[0])}",

@@ -45,15 +45,17 @@ def change(row: Row) -> str:
 def _changes(row: Row, *amounts: float) -> str:
     """Return changes of a check's metric, all in the unit of ``change``."""
     if row["unit"] == "ratio":
-        scale, unit, digits = 100.0, " points", 1
+        scale = 100.0
+        unit = " points"
+        digits = 1
     elif row["before"] and abs(row["change"] or 0.0) <= 10 * abs(row["before"]):
-        scale, unit, digits = 100 / row["before"], " %", 1
+        scale = 100 / row["before"]
+        unit = " %"
+        digits = 1
     else:
-        scale, unit, digits = (
-            1.0,
-            " ms" if row["unit"] == "ms" else "",
-            _digits(max(map(abs, amounts))),
-        )
+        scale = 1.0
+        unit = " ms" if row["unit"] == "ms" else ""
+        digits = _digits(max(map(abs, amounts)))
     return " … ".join(signed(scale * amount, digits) for amount in amounts) + unit
 
 
@@ -128,9 +130,10 @@ def headline(result: Row) -> str:
     waivers = f" ({waived} waived)" if waived else ""
     if verdict == "pass":
         return f"pass: {counted(len(checks), 'metric')} checked, none regressed{waivers}"
-    metrics = [
-        check["metric"] for check in checks if check["verdict"] == verdict and not check["waiver"]
-    ]
+    metrics = []
+    for check in checks:
+        if check["verdict"] == verdict and not check["waiver"]:
+            metrics.append(check["metric"])
     if verdict == "inconclusive" and metrics:
         reasons = {check["reason"] for check in checks if check["metric"] in metrics}
         if len(reasons) == 1:
@@ -207,11 +210,11 @@ def has_typical_steps(result: Row) -> bool:
     >>> has_typical_steps({"before": {"runs": [{"steps": 1}]}, "after": {"runs": [{"steps": 8}]}})
     True
     """
-    return any(
-        run["steps"] > 1
-        for side in ("before", "after")
-        for run in (result.get(side) or {}).get("runs") or ()
-    )
+    for side in ("before", "after"):
+        runs = (result.get(side) or {}).get("runs") or ()
+        if any(run["steps"] > 1 for run in runs):
+            return True
+    return False
 
 
 def means_note(result: Row) -> str:
@@ -347,10 +350,9 @@ def check_table(checks: Sequence[Row], *, reasons_below: bool = False) -> Table 
         Column("likely range", "figure", 1, value=likely_range),
     ]
     if not reasons_below:
-        rows = (
-            {**check, "why": text}
-            for check, text in zip(ordered, without_repeats(reasons), strict=True)
-        )
+        rows = []
+        for check, why in zip(ordered, without_repeats(reasons), strict=True):
+            rows.append({**check, "why": why})
         return make_table([*columns, Column("why")], rows)
     notes = []
     for why in dict.fromkeys(filter(None, reasons)):

@@ -120,12 +120,11 @@ def github_annotations(result: Data) -> list[str]:
         return [_annotation("error", "tracekit gate", words.headline(result))]
     if result["verdict"] == "inconclusive" and result["obstacles"]:
         return [_annotation("warning", "tracekit gate", words.headline(result))]
-    lines = [
-        _check_annotation(check)
-        for verdict in ("regressed", "inconclusive")
-        for check in result["checks"]
-        if check["verdict"] == verdict
-    ]
+    lines = []
+    for verdict in ("regressed", "inconclusive"):
+        for check in result["checks"]:
+            if check["verdict"] == verdict:
+                lines.append(_check_annotation(check))
     for waiver in result["waivers"]:
         if waiver["status"] == "expired":
             title = f"waiver of {waiver['metric']} expired"
@@ -142,7 +141,8 @@ def github_annotations(result: Data) -> list[str]:
 
 
 def _check_annotation(check: Data) -> str:
-    metric, text = check["metric"], words.explain(check)
+    metric = check["metric"]
+    text = words.explain(check)
     if check["waiver"]:
         return _annotation("notice", f"waived: {metric}", f"{text} ({words.reason(check)})")
     level = "error" if check["verdict"] == "regressed" else "warning"

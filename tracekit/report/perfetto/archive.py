@@ -120,10 +120,10 @@ def make_manifest(
     """
     first = files[0]
     # What a file's time is, plus this, is its time on the common clock.
-    to_common = {
-        file.name: file.base_ns + clock_correction_ns(clocks, file.rank, file.middle_ns)
-        for file in files
-    }
+    to_common = {}
+    for file in files:
+        correction_ns = clock_correction_ns(clocks, file.rank, file.middle_ns)
+        to_common[file.name] = file.base_ns + correction_ns
     reference = ReferenceClock(first.name, UNSET if first.clock is None else first.clock)
     entries = [ManifestFile(path=first.name, machine=ManifestMachine(first.machine))]
     for file in files[1:]:

@@ -46,16 +46,11 @@ def event_lines(
     kind = pl.col("kind").cast(pl.String)
     is_instant = kind == "mark"
     duration = _microseconds((pl.col("end_ns") - pl.col("start_ns")).clip(0))
-    details_text = pl.concat_str(
-        [
-            pl.lit(""),
-            *(
-                _detail(events[column], name)
-                for column, name in details.items()
-                if column in events.columns
-            ),
-        ]
-    )
+    texts = [pl.lit("")]
+    for column, name in details.items():
+        if column in events.columns:
+            texts.append(_detail(events[column], name))
+    details_text = pl.concat_str(texts)
     line = pl.concat_str(
         pl.when(is_instant)
         .then(pl.lit('{"ph":"i","cat":"'))
@@ -97,10 +92,9 @@ def arrow_lines(
     common = f',"cat":{json.dumps(category)},"name":{json.dumps(name)},"id":'
     start = _track_and_time("from_pid", "from_tid", pl.col("from_ns") - base_ns)
     end = _track_and_time("to_pid", "to_tid", pl.col("start_ns") - base_ns)
-    lines = [
-        pl.concat_str(pl.lit(opening + common), "id", *track_and_time, pl.lit("}"))
-        for opening, track_and_time in (('{"ph":"s"', start), ('{"ph":"f","bp":"e"', end))
-    ]
+    lines = []
+    for opening, track_and_time in (('{"ph":"s"', start), ('{"ph":"f","bp":"e"', end)):
+        lines.append(pl.concat_str(pl.lit(opening + common), "id", *track_and_time, pl.lit("}")))
     numbered = arrows.with_row_index("id", offset=first_id)
     return numbered.select(line=pl.concat_list(lines))["line"].explode()
 
@@ -108,8 +102,13 @@ def arrow_lines(
 def _track_and_time(pid: str, tid: str, time_ns: pl.Expr) -> list[pl.Expr]:
     """Return the text of process, thread and time, to be joined; *pid* and *tid* are columns."""
     return [
-        pl.lit(',"pid":'), pl.col(pid), pl.lit(',"tid":'), pl.col(tid), pl.lit(',"ts":'), _microseconds(time_ns)
-    ]  # fmt: skip
+        pl.lit(',"pid":'),
+        pl.col(pid),
+        pl.lit(',"tid":'),
+        pl.col(tid),
+        pl.lit(',"ts":'),
+        _microseconds(time_ns),
+    ]
 
 
 def _detail(values: pl.Series, name: str) -> pl.Expr:
@@ -137,7 +136,9 @@ def _microseconds(ns: pl.Expr) -> pl.Expr:
     return pl.concat_str(ns // 1000, pl.lit("."), (ns % 1000).cast(pl.String).str.zfill(3))
 
 
-GPU_WORK, GPU_ANNOTATIONS, CPU = 0, 1, 2
+GPU_WORK = 0
+GPU_ANNOTATIONS = 1
+CPU = 2
 """Kinds of track: the work of a stream, the annotations projected on it, the events of a thread."""
 MAX_LINES_PER_TRACK = 64
 """Events that nest in none of so many lines share the last."""
@@ -178,7 +179,8 @@ class TrackNumbers:
 
     def take_lines(self) -> list[str]:
         """Return the metadata events since the last call."""
-        lines, self.lines = self.lines, []
+        lines = self.lines
+        self.lines = []
         return lines
 
     def place_events(self, events: pl.DataFrame, tracks: Iterable[tuple[int, str]]) -> pl.DataFrame:
@@ -194,11 +196,11 @@ class TrackNumbers:
             pl.col("track").cast(pl.Int64), line=pl.Series(line, dtype=pl.Int64)
         )
         last_line = dict(numbered.group_by("track").agg(pl.col("line").max()).iter_rows())
-        threads = [
-            (track, number, pid, self.add_thread(pid, f"{name} ({number + 1})" if number else name))
-            for track, (pid, name) in enumerate(tracks)
-            for number in range(last_line.get(track, 0) + 1)
-        ]
+        threads = []
+        for track, (pid, name) in enumerate(tracks):
+            for number in range(last_line.get(track, 0) + 1):
+                title = f"{name} ({number + 1})" if number else name
+                threads.append((track, number, pid, self.add_thread(pid, title)))
         schema = dict.fromkeys(("track", "line", "to_pid", "to_tid"), pl.Int64)
         table = pl.DataFrame(threads, schema=schema, orient="row")
         placed = numbered.join(table, on=("track", "line"), how="left", maintain_order="left").drop(

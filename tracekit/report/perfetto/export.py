@@ -55,13 +55,26 @@ EVENTS_PER_WRITE = 20_000
 LABEL_COLUMNS = ("label", "pass", "module", "microbatch", "stage", "rule", "confidence")
 """Columns that classification adds to an event."""
 CELL_DETAILS = (
-    "step", "op", "stage", "microbatch", "b_stage", "b_microbatch", "busy_ns", "confidence", "shift_ns",
-)  # fmt: skip
+    "step",
+    "op",
+    "stage",
+    "microbatch",
+    "b_stage",
+    "b_microbatch",
+    "busy_ns",
+    "confidence",
+    "shift_ns",
+)
 MEASURED_ONLY = ("busy_ns", "confidence", "shift_ns")
 """Details that an ideal cell does not have."""
 PATH_DETAILS = {
-    "step": "step", "path_kind": "kind", "label": "label", "cause": "cause", "stage": "stage", "peer": "peer",
-}  # fmt: skip
+    "step": "step",
+    "path_kind": "kind",
+    "label": "label",
+    "cause": "cause",
+    "stage": "stage",
+    "peer": "peer",
+}
 
 
 FINDING_EVENTS = pl.Schema(
@@ -182,11 +195,12 @@ def write_archive(
     files = []
     stores: dict[str | None, Store] = dict(store.roles.items()) or {None: store}
     for role, role_store in stores.items():
-        entries = [entry for entry in role_store.entries if ranks is None or entry.rank in ranks]
-        files += [
-            describe_rank_file(entry, role)
-            for entry in sorted(entries, key=lambda entry: entry.rank)
-        ]
+        entries = []
+        for entry in role_store.entries:
+            if ranks is None or entry.rank in ranks:
+                entries.append(entry)
+        for entry in sorted(entries, key=lambda entry: entry.rank):
+            files.append(describe_rank_file(entry, role))
     with (
         atomic_write(output) as part,
         part.open("wb") as file,
@@ -251,7 +265,8 @@ class _TraceExport:
         self._write_findings()
         self._write_phases()
         for role, store in self.roles.items():
-            self.store, self.names = store, "" if role is None else f"{role} · "
+            self.store = store
+            self.names = "" if role is None else f"{role} · "
             for rank in (rank for rank in self.ranks if rank in store.ranks):
                 labels = (
                     store.scan_labelled(rank)
@@ -268,16 +283,15 @@ class _TraceExport:
 
     def _first_time(self) -> int:
         """Return the time that is 0 in the file: small numbers keep their nanoseconds in any reader."""
-        starts = [
-            int(self.clocks.to_common(entry.rank, np.array([entry.start_ns]))[0])
-            for entry in self.store.entries
-            if entry.start_ns is not None and entry.rank in self.ranks
-        ]
+        starts = []
+        for entry in self.store.entries:
+            if entry.start_ns is not None and entry.rank in self.ranks:
+                starts.append(int(self.clocks.to_common(entry.rank, np.array([entry.start_ns]))[0]))
         tables = [compared.cells for compared in self.pipelines]
         tables += [self.analysis.critical.segments] if self.analysis.critical is not None else []
-        starts += [
-            int(table["start_ns"].to_numpy().min()) for table in tables if not table.is_empty()
-        ]
+        for table in tables:
+            if not table.is_empty():
+                starts.append(int(table["start_ns"].to_numpy().min()))
         return min(starts, default=0) // 1000 * 1000
 
     def _header(self) -> bytes:
@@ -328,11 +342,10 @@ class _TraceExport:
             dict.fromkeys(rank for compared in self.pipelines for rank in compared.pipeline.ranks)
         )
         for name in ("measured", "ideal") if layouts else ():
-            details = {
-                column: column
-                for column in CELL_DETAILS
-                if name == "measured" or column not in MEASURED_ONLY
-            }
+            details = {}
+            for column in CELL_DETAILS:
+                if name == "measured" or column not in MEASURED_ONLY:
+                    details[column] = column
             times = pl.col("start", "end")
             cells = pl.concat(
                 layout[name].cells.select(
@@ -399,22 +412,16 @@ class _TraceExport:
     def _write_phases(self) -> None:
         """Write the phases of every process of an RL loop, and the buffers of every device in weight updates."""
         results = self.analysis.role_results
-        tracks = {
-            "phases": [
-                (f"{band.role} · rank {band.rank}", band.phase, band.start_ns, band.end_ns)
-                for band in results.bands
-            ],
-            "weight updates": [
-                (
-                    f"rank {cell.rank} · {cell.lane}",
-                    f"{cell.op} {cell.bucket}",
-                    cell.start_ns,
-                    cell.end_ns,
-                )
-                for update in results.weight_updates
-                for cell in update.cells
-            ],
-        }
+        phases = []
+        for band in results.bands:
+            title = f"{band.role} · rank {band.rank}"
+            phases.append((title, band.phase, band.start_ns, band.end_ns))
+        updates = []
+        for update in results.weight_updates:
+            for cell in update.cells:
+                title = f"rank {cell.rank} · {cell.lane}"
+                updates.append((title, f"{cell.op} {cell.bucket}", cell.start_ns, cell.end_ns))
+        tracks = {"phases": phases, "weight updates": updates}
         for process, rows in tracks.items():
             if not rows:
                 continue
@@ -462,12 +469,11 @@ class _TraceExport:
 def _launch_arrows(events: pl.DataFrame) -> pl.DataFrame:
     """Return an arrow from each launching call to what it launched, of a graph to its first event."""
     correlated = events.filter(pl.col("correlation") > 0).sort("id")
-    calls, works = (
-        correlated.filter(pl.col("kind").is_in(kinds)).unique(
-            "correlation", keep="first", maintain_order=True
-        )
-        for kinds in (["runtime", "driver"], GPU_KINDS)
-    )
+    first_of_kinds = []
+    for kinds in (["runtime", "driver"], GPU_KINDS):
+        of_kinds = correlated.filter(pl.col("kind").is_in(kinds))
+        first_of_kinds.append(of_kinds.unique("correlation", keep="first", maintain_order=True))
+    calls, works = first_of_kinds
     starts = calls.select("correlation", from_ns="start_ns", from_pid="to_pid", from_tid="to_tid")
     arrows = works.select("correlation", "start_ns", "to_pid", "to_tid").join(
         starts, on="correlation"

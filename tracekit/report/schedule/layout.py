@@ -31,7 +31,9 @@ from tracekit.weight_updates.two_buffers import LANES
 OP_NAMES = {"F": "forward", "B": "backward", "I": "backward for input", "W": "backward for weights"}
 RANK_COLUMNS = ("rank", "work", "outside cells", *PHASES, "peak chunks")
 """Columns of ``rank_rows``."""
-WHOLE, UPPER, LOWER = 0, 1, 2
+WHOLE = 0
+UPPER = 1
+LOWER = 2
 """Part of its row that a box fills."""
 PART_EDGES = {WHOLE: (0.0, 1.0), UPPER: (0.0, 0.5), LOWER: (0.5, 1.0)}
 """Top and bottom edge of each part, as shares of the row's height counted from its top."""
@@ -80,7 +82,8 @@ class ScheduleLayout:
     def in_ms(self) -> ScheduleLayout:
         """Return a layout in nanoseconds as one in milliseconds."""
         times = pl.col("start", "end") / 1e6
-        cells, boxes = self.cells.with_columns(times), self.boxes.with_columns(times)
+        cells = self.cells.with_columns(times)
+        boxes = self.boxes.with_columns(times)
         return replace(self, cells=cells, boxes=boxes, end=self.end / 1e6)
 
     @property
@@ -126,7 +129,10 @@ def _layout_reload(reload: WeightReload) -> ScheduleLayout:
         label=pl.col("bucket").cast(pl.String),
         colour_key=letter.replace_strict(letter_number, return_dtype=pl.Int64),
     )
-    rows = [f"device {rank} · {lane}" for rank in range(reload.ranks) for lane in LANES]
+    rows = []
+    for rank in range(reload.ranks):
+        for lane in LANES:
+            rows.append(f"device {rank} · {lane}")
     colours = list(RELOAD_COLOURS.values())
     return ScheduleLayout(rows, reload.makespan, cells, boxes, colours, RELOAD_COLOURS)
 
@@ -140,7 +146,8 @@ def layout_pipeline(
         compared: One pipeline in one step.
         extra_columns: Columns to add to the measured cells, one value per cell.
     """
-    cells, compared_with = compared.cells, compared.match.schedule
+    cells = compared.cells
+    compared_with = compared.match.schedule
     ran = compared.match.ran or compared_with
     ranks = sorted(cells["rank"].unique().to_list())
     origin_ns = int(cells["start_ns"].to_numpy().min()) if len(cells) else 0
@@ -187,27 +194,24 @@ def layout_cells(
     shade_count = int(chunk_of_stage.max()) + 1 if by_shade else 1
     marks = ["" if by_shade else "′" * number for number in chunk.tolist()]
     ops = [op for op in OP_NAMES if op in set(boxes["op"].unique())]
-    colours = [
-        Coloured(OP_NAMES[op], shade_colour(op, shade, shade_count))
-        for op in ops
-        for shade in range(shade_count)
-    ]
+    colours = []
+    for op in ops:
+        for shade in range(shade_count):
+            colours.append(Coloured(OP_NAMES[op], shade_colour(op, shade, shade_count)))
+    top_of_part = {part: top for part, (top, _) in PART_EDGES.items()}
+    bottom_of_part = {part: bottom for part, (_, bottom) in PART_EDGES.items()}
+    index_of_op = {op: i for i, op in enumerate(ops)}
+    # The micro-batch, empty if unknown, with its chunk where no shade shows it.
+    label = boxes["microbatch"].cast(pl.String) + pl.Series(marks, dtype=pl.String)
+    # ``colours`` holds all shades of the first op, then all shades of the second.
+    first_shade = pl.col("op").replace_strict(index_of_op, return_dtype=pl.Int64) * shade_count
+    shade_of_box = pl.Series(chunk if by_shade else np.zeros_like(chunk))
     boxes = boxes.with_columns(
-        top=pl.col("part").replace_strict({part: edges[0] for part, edges in PART_EDGES.items()}),
-        bottom=pl.col("part").replace_strict(
-            {part: edges[1] for part, edges in PART_EDGES.items()}
-        ),
+        top=pl.col("part").replace_strict(top_of_part),
+        bottom=pl.col("part").replace_strict(bottom_of_part),
         number="microbatch",
-        # The micro-batch, empty if unknown, with its chunk where no shade shows it.
-        label=(boxes["microbatch"].cast(pl.String) + pl.Series(marks, dtype=pl.String)).fill_null(
-            ""
-        ),
-        # ``colours`` holds all shades of the first op, then all shades of the second.
-        colour_key=pl.col("op").replace_strict(
-            {op: i for i, op in enumerate(ops)}, return_dtype=pl.Int64
-        )
-        * shade_count
-        + pl.Series(chunk if by_shade else np.zeros_like(chunk)),
+        label=label.fill_null(""),
+        colour_key=first_shade + shade_of_box,
     )
     legend = {op: Coloured(OP_NAMES[op], CELL_COLOURS[op]) for op in ops}
     rows = [f"rank {rank}" for rank in ranks]
@@ -259,7 +263,10 @@ def stage_chunks(schedule: Schedule) -> npt.NDArray[np.int64]:
 
 def chunks_have_shades(schedule: Schedule) -> bool:
     """Return whether shades tell chunks apart; not where a lighter B would look like an I."""
-    kinds = {op.kind for rank in schedule.ranks for op in rank}
+    kinds = set()
+    for rank in schedule.ranks:
+        for op in rank:
+            kinds.add(op.kind)
     return not ("I" in kinds and kinds & {"B", "FB"})
 
 

@@ -111,12 +111,18 @@ def draw_cells(
     rows = np.arange(len(layout.rows)) + first_row
     figures.draw_boxes(
         axes,
-        start=0, end=layout.end, top=rows + ROW_MARGIN, bottom=rows + 1 - ROW_MARGIN,
-        facecolors=IDLE_COLOUR, zorder=0,
-    )  # fmt: skip
-    start, end = boxes["start"].to_numpy(), boxes["end"].to_numpy()
+        start=0,
+        end=layout.end,
+        top=rows + ROW_MARGIN,
+        bottom=rows + 1 - ROW_MARGIN,
+        facecolors=IDLE_COLOUR,
+        zorder=0,
+    )
+    start = boxes["start"].to_numpy()
+    end = boxes["end"].to_numpy()
     height = 1 - 2 * ROW_MARGIN
-    top, bottom = (row + ROW_MARGIN + height * boxes[edge].to_numpy() for edge in ("top", "bottom"))
+    top = row + ROW_MARGIN + height * boxes["top"].to_numpy()
+    bottom = row + ROW_MARGIN + height * boxes["bottom"].to_numpy()
     labelled = inches_per_unit > 0
     edges: dict[str, Any] = {"edgecolors": "white", "linewidths": 0.7} if labelled else {}
     style = {"facecolors": layout.box_colours, "zorder": 1, "rasterized": not labelled, **edges}
@@ -148,10 +154,9 @@ def draw_cells(
 
 def cell_handles(layout: ScheduleLayout) -> list[Patch]:
     """Return the legend entries of a layout."""
-    handles = [
-        Patch(facecolor=op.colour, label=f"{op.name} ({letter})")
-        for letter, op in layout.legend.items()
-    ]
+    handles = []
+    for letter, op in layout.legend.items():
+        handles.append(Patch(facecolor=op.colour, label=f"{op.name} ({letter})"))
     if "FB" in layout.cells["op"]:
         handles.append(
             Patch(facecolor="none", edgecolor=figures.INK, label="overlapped pair (FB), F above B")

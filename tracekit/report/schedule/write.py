@@ -122,7 +122,8 @@ def gantt(layout: ScheduleLayout, *, width: int, letters: bool = True) -> Text |
             .select("op", "number", "part", "start", "end")
         )
         for op, number, part, start, end in boxes.iter_rows():
-            left, right = round(start * scale), round(end * scale)
+            left = round(start * scale)
+            right = round(end * scale)
             # A line of text has no halves: a pair's forward takes the left half of its time, its
             # backward the right.
             middle = (left + right) // 2
@@ -169,16 +170,16 @@ def _summary(simulation: Simulation | WeightReload) -> list[Text]:
         if isinstance(simulation, WeightReload)
         else simulation.times.scalars()
     )
-    times = ", ".join(
-        f"{name}={value:g}" for name, value in scalars.items() if isinstance(value, (int, float))
-    )
+    named_times = []
+    for name, value in scalars.items():
+        if isinstance(value, (int, float)):
+            named_times.append(f"{name}={value:g}")
+    times = ", ".join(named_times)
     lines = [Text(f"times     {times}"), Text(f"makespan  {simulation.makespan:g}")]
     if isinstance(simulation, WeightReload):
         return lines
-    of_time, of_work = (
-        percent(share, digits=2)
-        for share in (simulation.bubble_fraction, simulation.bubble_over_work)
-    )
+    of_time = percent(simulation.bubble_fraction, digits=2)
+    of_work = percent(simulation.bubble_over_work, digits=2)
     outside = f"outside   {of_time} of ranks × makespan in no cell · {of_work} of the work · "
     rate = f"zero-bubble rate {simulation.bubble_rate_zb:.4f} (of the longest rank's span)"
     return [*lines, Text(outside + rate)]
@@ -186,7 +187,9 @@ def _summary(simulation: Simulation | WeightReload) -> list[Text]:
 
 def _rank_table(simulation: Simulation, width: int) -> RenderableType | None:
     """Return the table of every rank's figures; of very many ranks, the first and the last."""
-    rows = [tuple(f"{figure:g}" for figure in row) for row in rank_rows(simulation)]
+    rows = []
+    for row in rank_rows(simulation):
+        rows.append(tuple(f"{figure:g}" for figure in row))
     if len(rows) > MAX_RANKS:
         quarter = MAX_RANKS // 4
         rows = [*rows[:quarter], ("…", *[""] * (len(layouts.RANK_COLUMNS) - 1)), *rows[-quarter:]]
@@ -266,14 +269,13 @@ def schedule_trace(simulation: Simulation | WeightReload) -> str:
     [('0F0', 0.0, 1000.0), ('0B0', 1000.0, 2000.0)]
     """
     name = simulation.name if isinstance(simulation, WeightReload) else simulation.schedule.name
-    numbers, layout = TrackNumbers(), layout_simulation(simulation)
+    numbers = TrackNumbers()
+    layout = layout_simulation(simulation)
     pid = numbers.add_process(headline(simulation))
     tracks = [(pid, row) for row in layout.rows]
     cells = layout.cells.with_columns(track="row")
-    start_ns, end_ns = (
-        (pl.col(time) * UNIT_NS).cast(pl.Float64).round().cast(pl.Int64)
-        for time in ("start", "end")
-    )
+    start_ns = (pl.col("start") * UNIT_NS).cast(pl.Float64).round().cast(pl.Int64)
+    end_ns = (pl.col("end") * UNIT_NS).cast(pl.Float64).round().cast(pl.Int64)
     placed = numbers.place_events(
         cells.with_columns(kind="op", start_ns=start_ns, end_ns=end_ns), tracks
     )
@@ -288,7 +290,8 @@ def schedule_trace(simulation: Simulation | WeightReload) -> str:
 
 MAX_TOOLTIPS = 8_000
 """A layout of more boxes is drawn by matplotlib, without tooltips."""
-MIN_NAME_PX, LETTER_PX = 64, 7
+MIN_NAME_PX = 64
+LETTER_PX = 7
 """Width of the column with the names of the rows, and of a letter in it."""
 MAX_OPS_IN_ORDERS = 20_000
 """Orders of more ops in all are left out of the page."""
@@ -338,11 +341,14 @@ def _grid(layout: ScheduleLayout, title: str) -> Markup:
     width = float(np.clip(layout.end / max(shortest, 1e-12) * 18, 900, 6000)) + name_px
     rows = [Row(name, []) for name in layout.rows]
     for box, colour in zip(layout.boxes.iter_rows(named=True), layout.box_colours, strict=True):
-        start, end, edges = box["start"], box["end"], (box["top"], box["bottom"])
+        start = box["start"]
+        end = box["end"]
+        edges = (box["top"], box["bottom"])
         tip = f"{box['name']} · {layout.rows[box['row']]} · {start:g} to {end:g}"
         rows[box["row"]].boxes.append(Box(start, end, colour, tip, str(box["number"]), *edges))
     ticks = {tick: f"{tick:g}" for tick in round_ticks(layout.end)}
-    row_height, size = 24 if len(rows) <= 24 else 12, Markup(f'width="{width:.0f}"')
+    row_height = 24 if len(rows) <= 24 else 12
+    size = Markup(f'width="{width:.0f}"')
     axis = {"start": 0, "end": layout.end, "ticks": ticks}
     return draw_rows(
         rows, title, **axis, width=width, name_width=name_px, row_height=row_height, attributes=size

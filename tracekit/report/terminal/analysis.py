@@ -65,7 +65,8 @@ def render(
         page_written: Whether a page was written, which is then not suggested.
         definitions: Print the definition of each number as well.
     """
-    out, view = console or Screen(), view_of(analysis)
+    out = console or Screen()
+    view = view_of(analysis)
     if full:
         out.print(header(view))
         out.print(answer(view, out.width))
@@ -119,7 +120,8 @@ def header(view: View) -> Text:
 
 def answer(view: View, width: int) -> Text:
     """Return the lines of the answer: the topic, and the text wrapped beside it."""
-    wrap_width, text = max(50, min(width, 132)), Text()
+    wrap_width = max(50, min(width, 132))
+    text = Text()
     for i, line in enumerate(view.answer):
         wrapped = wrap_text(
             line.text, wrap_width, first=f"{line.topic:<{TOPIC_WIDTH}}", rest=" " * TOPIC_WIDTH
@@ -136,7 +138,8 @@ def _title_words(view: View, *, short: bool) -> dict[str, str]:
     ``over`` is what the figures of a table are summed or averaged over: ranks and steps.
     """
     steps = len(view.steps.rows) + view.steps.more if view.steps else 1
-    ranks, drawn = len(view.analysis.rank_results), len(ranks_with_bars(view, short=short))
+    ranks = len(view.analysis.rank_results)
+    drawn = len(ranks_with_bars(view, short=short))
     over = "all ranks" if ranks > 1 else "1 rank"
     main_role = view.analysis.role_results.main_role
     return {
@@ -162,7 +165,10 @@ def shared(
 
 def compute(view: View, width: int) -> RenderableType | None:
     """List the compute labels, and unlabelled work in the last line."""
-    rows = [row for row in view.labels if row.kind == "compute" and row.ns >= MIN_NS_SHOWN]
+    rows = []
+    for row in view.labels:
+        if row.kind == "compute" and row.ns >= MIN_NS_SHOWN:
+            rows.append(row)
     rows.sort(key=lambda row: (row.label == "other", -row.ns))
     columns = (
         Column("label", "label"),
@@ -170,11 +176,10 @@ def compute(view: View, width: int) -> RenderableType | None:
         Column("of span", "share", value="share"),
         Column("kernels", "count", value="count"),
     )
-    styles = {
-        i: f"bold {BAD}" if row.loud else "dim"
-        for i, row in enumerate(rows)
-        if row.loud or row.label == "other"
-    }
+    styles = {}
+    for i, row in enumerate(rows):
+        if row.loud or row.label == "other":
+            styles[i] = f"bold {BAD}" if row.loud else "dim"
     return render_table(make_table(columns, rows), width, row_styles=styles)
 
 
@@ -187,12 +192,10 @@ def exposure(view: View, width: int) -> RenderableType | None:
 
     def causes(row: LabelRow) -> Text:
         """Return a line for each cause, so that no line break separates a number from its unit."""
-        return Text(
-            "\n".join(
-                f"{percent(share, digits=0)} {WORDS.exposure_causes[cause]}"
-                for cause, share in row.causes()
-            )
-        )
+        shares = []
+        for cause, share in row.causes():
+            shares.append(f"{percent(share, digits=0)} {WORDS.exposure_causes[cause]}")
+        return Text("\n".join(shares))
 
     charged = "charged to the first label where two run at once"
     columns = (
@@ -278,10 +281,9 @@ def warnings(view: View, width: int) -> RenderableType | None:
     """List the warnings: what was lost, missing or chosen on the way."""
     if not view.warnings:
         return None
-    messages = (
-        wrap_text(notice.message, max(40, width), first="  ! ", rest="    ")
-        for notice in view.warnings
-    )
+    messages = []
+    for notice in view.warnings:
+        messages.append(wrap_text(notice.message, max(40, width), first="  ! ", rest="    "))
     return Group(*(Text(message, style=UNSURE) for message in messages))
 
 
@@ -377,13 +379,11 @@ def budget(view: View, width: int, *, short: bool = False) -> RenderableType | N
     if short or len(ranks) <= MAX_RANKS_LISTED:
         return Group(table, _legend(kinds))
     # Of equal ranks the first.
-    least, most = (
-        min(ranks, key=_compute_share),
-        max(ranks, key=_compute_share),
-    )
-    named = " to ".join(
-        f"{percent(_compute_share(rank))} (rank {rank.rank})" for rank in (least, most)
-    )
+    least = min(ranks, key=_compute_share)
+    most = max(ranks, key=_compute_share)
+    lowest = f"{percent(_compute_share(least))} (rank {least.rank})"
+    highest = f"{percent(_compute_share(most))} (rank {most.rank})"
+    named = f"{lowest} to {highest}"
     remark = f"{counted(len(ranks), 'rank')}: compute runs from {named} of the span"
     return Group(table, _legend(kinds), Note(remark))
 

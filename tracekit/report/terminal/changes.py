@@ -79,11 +79,10 @@ def render_gate(result: Data, *, width: int = 80) -> RenderableType:
     regressed = result["verdict"] == "regressed"
     if regressed:
         parts += [Text(f"  {terminal(line)}") for line in words.story(result)]
-    passing = [
-        check
-        for check in result["checks"]
-        if check["verdict"] == "pass" and not check["requirement"]
-    ]
+    passing = []
+    for check in result["checks"]:
+        if check["verdict"] == "pass" and not check["requirement"]:
+            passing.append(check)
     hidden = passing[MAX_PASSING_CHECKS:]
     shown = [check for check in result["checks"] if check not in hidden]
     checks = render_table(

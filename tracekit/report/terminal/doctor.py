@@ -44,13 +44,10 @@ def render(diagnosis: Diagnosis) -> RenderableType:
         return Group(*parts, complete, *_extras(diagnosis), *_step_findings(diagnosis))
     parts += _answers(diagnosis)
     parts.append(Text("Missing, and what it costs", style="bold"))
-    parts += [
-        Padding(_finding(finding, len(diagnosis.facts)), (0, 0, 1, 2))
-        for finding in diagnosis.findings
-    ]
-    if diagnosis.reader in RECIPES and any(
-        finding.severity != "note" for finding in diagnosis.findings
-    ):
+    for finding in diagnosis.findings:
+        parts.append(Padding(_finding(finding, len(diagnosis.facts)), (0, 0, 1, 2)))
+    is_more_than_noted = any(finding.severity != "note" for finding in diagnosis.findings)
+    if diagnosis.reader in RECIPES and is_more_than_noted:
         parts.append(Text("A recording with everything", style="bold"))
         parts.append(Padding(Text(RECIPES[diagnosis.reader], style=TO_TYPE), (0, 0, 0, 2)))
     return Group(*parts, *_extras(diagnosis), *_step_findings(diagnosis))
@@ -123,13 +120,14 @@ def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, s
     """Yield name and value of each fact about the files; the value is empty if it is not known."""
     rank_sources = listing(sorted({fact.source.rank_from for fact in diagnosis.facts}))
     world_size = f"world size {facts['world_size'] or 'unknown'}"
-    groups, shown_groups = facts["groups"], facts["groups"][:MAX_GROUPS]
+    groups = facts["groups"]
+    shown_groups = facts["groups"][:MAX_GROUPS]
     more_groups = f"; +{len(groups) - MAX_GROUPS} more" if len(groups) > MAX_GROUPS else ""
     yield "tool", TOOLS.get(facts["reader"], facts["reader"])
-    yield (
-        "versions",
-        ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts["versions"].items()),
-    )
+    versions = []
+    for name, value in facts["versions"].items():
+        versions.append(f"{name.replace('_', ' ')} {value}")
+    yield "versions", ", ".join(versions)
     roles = dict.fromkeys(
         fact.source.role for fact in diagnosis.facts if fact.source.role is not None
     )
@@ -148,12 +146,10 @@ def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, s
     )
     yield "groups", "; ".join(_group(group) for group in shown_groups) + more_groups
     yield "events", ", ".join(f"{count:,} {kind}" for kind, count in facts["counts"].items())
-    yield (
-        "left out",
-        ", ".join(
-            f"{count:,} {SKIPPED_KINDS.get(kind, kind)}" for kind, count in facts["skipped"].items()
-        ),
-    )
+    skipped = []
+    for kind, count in facts["skipped"].items():
+        skipped.append(f"{count:,} {SKIPPED_KINDS.get(kind, kind)}")
+    yield "left out", ", ".join(skipped)
     for notice in diagnosis.notices:
         yield "note", notice.message
 

@@ -101,19 +101,19 @@ def explain_text(
         .agg(pl.col("ns").sum(), count=pl.len())
         .sort("ns", "name", descending=[True, False])
     )
-    lines = [
-        f"  {row['ns'] / 1e6:10.3f} ms  {row['count']:6,}  {row['rule'] or '-':28} {terminal(row['name'][:90])}"
-        for row in kernels.head(MAX_KERNELS).iter_rows(named=True)
-    ]
+    lines = []
+    for row in kernels.head(MAX_KERNELS).iter_rows(named=True):
+        amount = f"{row['ns'] / 1e6:10.3f} ms  {row['count']:6,}"
+        lines.append(f"  {amount}  {row['rule'] or '-':28} {terminal(row['name'][:90])}")
     by_rule = (
         kernels.group_by("rule")
         .agg(pl.col("ns", "count").sum())
         .sort("ns", "rule", descending=[True, False])
     )
-    rule_lines = [
-        f"  {row['ns'] / 1e6:10.3f} ms  {row['count']:6,}  {row['rule'] or 'no rule knows them'}"
-        for row in by_rule.iter_rows(named=True)
-    ]
+    rule_lines = []
+    for row in by_rule.iter_rows(named=True):
+        amount = f"{row['ns'] / 1e6:10.3f} ms  {row['count']:6,}"
+        rule_lines.append(f"  {amount}  {row['rule'] or 'no rule knows them'}")
     explained = explain(events, longest, rule_book).render(all_rules=all_rules)
     more = [] if all_rules else ["  --full lists the rules that do not match, and why"]
     return "\n".join(

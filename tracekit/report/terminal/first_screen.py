@@ -101,11 +101,15 @@ def _first_findings(view: View) -> list[tuple[int, Finding]]:
     if not numbered:
         return []
     first = numbered[:MAX_FINDINGS]
-    large = [
-        number for number, finding in first if _effect_share(finding) >= MIN_SHARE_TO_SHOW_FIRST
-    ]
+    large = []
+    for number, finding in first:
+        if _effect_share(finding) >= MIN_SHARE_TO_SHOW_FIRST:
+            large.append(number)
     shown = first[: max(large, default=1)]
-    about_memory = [pair for pair in numbered if pair[1].cost_bytes and pair not in shown]
+    about_memory = []
+    for number, finding in numbered:
+        if finding.cost_bytes and (number, finding) not in shown:
+            about_memory.append((number, finding))
     return [*shown, *about_memory[:1]]
 
 
@@ -123,13 +127,15 @@ def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
     """Return five lines: what ran, where the step goes, the first finding and its advice, and how sure it is."""
     bar = bar_lines(view, width, unicode=unicode)[:1]
     if view.role_advice:
-        what, advice = view.role_advice[0], ""
+        what = view.role_advice[0]
+        advice = ""
     elif view.findings:
         first = view.findings[0]
         what = f"{' '.join(saving(first).split())}: {first.text}"
         advice = f"→ {first.advice}"
     else:
-        what, advice = "nothing to gain that this recording shows", ""
+        what = "nothing to gain that this recording shows"
+        advice = ""
     texts = [Text(cut_text(what, width)), Text(cut_text(advice, width), style="dim")]
     return [
         headline(view, width),
@@ -251,10 +257,10 @@ def parts_in_words(parts: Sequence[Part], span_ns: int) -> str:
         share = percent(ns, span_ns, digits=0)
         if part in exposed and len(exposed) > 1:
             if part is exposed[0]:
-                labels = [
-                    f"{each[0].removesuffix(' exposed')} {percent(each[2], span_ns, digits=0)}"
-                    for each in exposed
-                ]
+                labels = []
+                for name, _, ns, *_ in exposed:
+                    label = name.removesuffix(" exposed")
+                    labels.append(f"{label} {percent(ns, span_ns, digits=0)}")
                 texts.append(f"exposed: {', '.join(labels)}")
             continue
         texts.append(f"{name} {share}")
@@ -264,7 +270,8 @@ def parts_in_words(parts: Sequence[Part], span_ns: int) -> str:
 def _bar(parts: Sequence[Part], span_ns: int, length: int, blocks: dict[str, str]) -> Text:
     """Return the parts as blocks, each as long as its share."""
     text = Text()
-    drawn, reached_ns = 0, 0
+    drawn = 0
+    reached_ns = 0
     for _, kind, ns, colour in parts:
         reached_ns += ns
         until = round(length * reached_ns / max(span_ns, 1))
@@ -286,11 +293,13 @@ def _situation(view: View, width: int) -> Iterator[Text]:
         return
     head = schedule.head
     digits = significant_digits(view)
-    measured, ideal = short_ms(head.measured_ns, digits), short_ms(head.ideal_ns, digits)
+    measured = short_ms(head.measured_ns, digits)
+    ideal = short_ms(head.ideal_ns, digits)
     facts = f"{schedule.name} pipeline: schedule span {measured}; with the same compute and no delays {ideal}"
-    gap_ns = {
-        cause: ns for cause, ns in (schedule.gap_ns or {}).items() if ns > 0 and cause in GAP_CAUSES
-    }
+    gap_ns = {}
+    for gap_cause, ns in (schedule.gap_ns or {}).items():
+        if ns > 0 and gap_cause in GAP_CAUSES:
+            gap_ns[gap_cause] = ns
     cause_is_first = any(finding.code == "schedule_gap" for finding in view.findings[:1])
     if gap_ns and not cause_is_first:
         cause = max(gap_ns, key=lambda name: gap_ns[name])
@@ -328,9 +337,9 @@ def compute_by_module(view: View) -> str:
         .head(MAX_MODULES)
         .filter(pl.col("ns") >= MIN_MODULE_SHARE * total_ns)
     )
-    shares = [
-        f"{terminal(name)} {percent(ns, total_ns, digits=0)}" for name, ns in named.iter_rows()
-    ]
+    shares = []
+    for name, ns in named.iter_rows():
+        shares.append(f"{terminal(name)} {percent(ns, total_ns, digits=0)}")
     return f"compute by part of the model: {', '.join(shares)}" if len(shares) > 1 else ""
 
 
@@ -437,7 +446,7 @@ def _wrapped(
     text: str, width: int, *, first: str = "", rest: str = "", style: str = ""
 ) -> list[Text]:
     """Return text as lines of at most *width* columns."""
-    return [
-        Text(line, style=style)
-        for line in wrap_text(text, width, first=first, rest=rest).split("\n")
-    ]
+    wrapped = []
+    for line in wrap_text(text, width, first=first, rest=rest).split("\n"):
+        wrapped.append(Text(line, style=style))
+    return wrapped

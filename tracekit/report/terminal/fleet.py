@@ -22,7 +22,8 @@ NAMES = {
 BARS = " ▁▂▃▄▅▆▇█"
 SHADES = "·░▒▓█"
 """Characters of the heat map from the least to the most, readable without colour."""
-LEAST_COLOUR, MOST_COLOUR = "#56b4e9", "#d55e00"
+LEAST_COLOUR = "#56b4e9"
+MOST_COLOUR = "#d55e00"
 """Blue and vermilion, which colour-blind readers can tell apart."""
 
 
@@ -72,11 +73,13 @@ def value(name: str, number: float) -> str:
 
 def histogram(figure: Figure) -> str:
     """Return the bins as one line of bars; a bin with any rank in it is never blank."""
-    fullest, highest_bar = max(figure.counts), len(BARS) - 1
-    return "".join(
-        BARS[max(1, round(count / fullest * highest_bar)) if count else 0]
-        for count in figure.counts
-    )
+    fullest = max(figure.counts)
+    highest_bar = len(BARS) - 1
+    bars = []
+    for count in figure.counts:
+        height = max(1, round(count / fullest * highest_bar)) if count else 0
+        bars.append(BARS[height])
+    return "".join(bars)
 
 
 def _different_ranks(fleet: Spread, width: int) -> RenderableType | None:
@@ -105,10 +108,12 @@ def _heat_map(fleet: Spread, width: int) -> RenderableType | None:
 
     A wide mesh continues below.
     """
-    figure, mesh = fleet.heat, fleet.mesh
+    figure = fleet.heat
+    mesh = fleet.mesh
     if figure is None:
         return None
-    figures, text = by_rank(fleet), Text()
+    figures = by_rank(fleet)
+    text = Text()
     name_length = max(len(name) for name in mesh.rows)
     band_length = max(16, (width - name_length - 4) // 8 * 8)
     for start in range(0, mesh.width, band_length):

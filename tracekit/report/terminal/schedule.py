@@ -84,9 +84,11 @@ def _legend(ops: set[str]) -> str:
 
 def _line(cells: pl.DataFrame, end_ns: int, columns: int) -> Text:
     """Return one rank's cells as a line of *columns* characters, from 0 to *end_ns*."""
-    line, column = Text(), 0
+    line = Text()
+    column = 0
     for op, microbatch, start, end in cells.select("op", "microbatch", "start", "end").iter_rows():
-        left, right = max(column, round(start / end_ns * columns)), round(end / end_ns * columns)
+        left = max(column, round(start / end_ns * columns))
+        right = round(end / end_ns * columns)
         line.append("·" * (left - column), style="dim")
         cell_width = max(right - left, 0)
         letter = PAIR_LETTER if op == "FB" else op
@@ -179,7 +181,9 @@ def _schedule_spans(schedule: ScheduleView, width: int) -> RenderableType | None
     rows: list[tuple[object, ...]] = []
     for name in ("measured", "ideal"):
         by_phase = [getattr(bubble, f"{name}_ns") for bubble in head.bubbles]
-        means = [mean(ns[phase] for ns in by_phase) for phase in PHASES]
+        means = []
+        for phase in PHASES:
+            means.append(mean(ns[phase] for ns in by_phase))
         rows.append(
             (name, getattr(head, f"{name}_ns"), getattr(head, f"{name}_bubble"), *means, "")
         )
@@ -207,11 +211,10 @@ def _waterfall(
     longest_ns = max(measured_ns, schedule.head.ideal_ns, 1)
     signs = {"more": "+ ", "less": "− ", "total": ""}
     rows: list[tuple[object, ...]] = []
-    smaller = [
-        rung
-        for rung in schedule.gap
-        if rung.kind != "total" and abs(rung.ns) < min_share * measured_ns
-    ]
+    smaller = []
+    for gap_rung in schedule.gap:
+        if gap_rung.kind != "total" and abs(gap_rung.ns) < min_share * measured_ns:
+            smaller.append(gap_rung)
     for rung in schedule.gap:
         if rung.name == "measured" and smaller:
             together_ns = sum(small.ns for small in smaller)
@@ -234,7 +237,8 @@ def _waterfall(
 
 def _bar(rung: Rung, longest_ns: int, length: int) -> Text:
     """Draw a bar of the waterfall; a bar of any time is at least one character long."""
-    start, end = round(rung.low_ns / longest_ns * length), round(rung.high_ns / longest_ns * length)
+    start = round(rung.low_ns / longest_ns * length)
+    end = round(rung.high_ns / longest_ns * length)
     shortest = 1 if rung.high_ns > rung.low_ns else 0
     start = min(start, length - shortest)
     return Text(" " * start + "█" * max(end - start, shortest), style=LABEL_COLOURS["pp_comm"])
@@ -279,11 +283,11 @@ def _savings(row: WhatIfRow) -> Text:
 def _what_if_notes(rows: Sequence[WhatIfRow]) -> list[str]:
     """Return the memory that the rows need, then their assumptions and unknowns, each once."""
     notes = ["× n: chunks per rank"] if any((row.virtual or 1) > 1 for row in rows) else []
-    needs = [
-        f"{row.title} {gb_range(*row.peak_bytes)}{' does not fit' if row.fits is False else ''}"
-        for row in rows
-        if row.peak_bytes is not None
-    ]
+    needs = []
+    for row in rows:
+        if row.peak_bytes is not None:
+            verdict = " does not fit" if row.fits is False else ""
+            needs.append(f"{row.title} {gb_range(*row.peak_bytes)}{verdict}")
     if needs:
         notes.append(f"memory of the fullest rank, GB: {', '.join(needs)}")
     predicted = [row for row in rows if not row.ran]

@@ -1,6 +1,7 @@
 """Tables in the terminal: no box, numbers to the right, notes below."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -64,26 +65,15 @@ def render_table(
     """
     if table is None:
         return None
-    cells = [
-        [
-            _cell(*item, total_style if i in table.totals else "")
-            for item in zip(table.columns, row, strict=True)
-        ]
-        for i, row in enumerate(table.rows[:max_rows])
-    ]
+    cells = []
+    for i, row in enumerate(table.rows[:max_rows]):
+        style = total_style if i in table.totals else ""
+        cells.append(_cells_of_row(table.columns, row, style))
     shown = fitting_columns(table.columns, cells, width)
     columns = [table.columns[i] for i in shown]
     shown_cells = [[row[i] for i in shown] for row in cells]
-    widths = _column_widths(columns, shown_cells)
-    fits = _total_width(widths) <= width
-    for i, column in enumerate(columns):
-        if column.kind == "name":
-            room = max(MIN_NAME_LENGTH, width - _total_width([*widths[:i], 0, *widths[i + 1 :]]))
-            names = shorten_distinct((str(row[i]) for row in shown_cells), most=room)
-            shown_cells = [
-                [*row[:i], Text(name), *row[i + 1 :]]
-                for row, name in zip(shown_cells, names, strict=True)
-            ]
+    fits = _total_width(_column_widths(columns, shown_cells)) <= width
+    _shorten_names(columns, shown_cells, width)
     lines = RichTable(
         box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_edge=False, header_style="dim"
     )
@@ -91,13 +81,30 @@ def render_table(
     for column in columns:
         # Words may wrap, but a label is one word: only its coloured mark is separated by a space.
         no_wrap = fits or not column.words or column.kind == "name" or column.heading == "label"
-        lines.add_column(
-            column.heading, justify="left" if column.words else "right", no_wrap=no_wrap
-        )
-    for i, row in enumerate(shown_cells):
-        lines.add_row(*row, style=(row_styles or {}).get(i))
+        justify: Literal["left", "right"] = "left" if column.words else "right"
+        lines.add_column(column.heading, justify=justify, no_wrap=no_wrap)
+    for i, texts in enumerate(shown_cells):
+        lines.add_row(*texts, style=(row_styles or {}).get(i))
     remarks = table.remarks([column.heading for column in columns])
-    return stack(lines if table.rows else None, *(Note(text) for text in (*remarks, *notes)))
+    all_notes = [Note(text) for text in (*remarks, *notes)]
+    return stack(lines if table.rows else None, *all_notes)
+
+
+def _cells_of_row(columns: Sequence[Column], row: Sequence[Value], style: str) -> list[Text]:
+    """Return the texts of one row."""
+    return [_cell(column, value, style) for column, value in zip(columns, row, strict=True)]
+
+
+def _shorten_names(columns: Sequence[Column], cells: list[list[Text]], width: int) -> None:
+    """Shorten the names in *cells* to the room that the other columns leave, so that they still differ."""
+    widths = _column_widths(columns, cells)
+    for i, column in enumerate(columns):
+        if column.kind != "name":
+            continue
+        room = max(MIN_NAME_LENGTH, width - _total_width([*widths[:i], 0, *widths[i + 1 :]]))
+        names = shorten_distinct((str(row[i]) for row in cells), most=room)
+        for row, name in zip(cells, names, strict=True):
+            row[i] = Text(name)
 
 
 def stack(*parts: RenderableType | None) -> RenderableType | None:
@@ -118,7 +125,10 @@ def fitting_columns(
     for i, column in enumerate(columns):
         if column.kind in ("name", "word"):  # a name is shortened, words wrap
             widths[i] = min(widths[i], MIN_NAME_LENGTH_WITH_ALL_COLUMNS)
-    shown = [i for i in range(len(columns)) if not cells or any(len(row[i]) for row in cells)]
+    shown = []
+    for i in range(len(columns)):
+        if not cells or any(len(row[i]) for row in cells):
+            shown.append(i)
     for level in sorted({column.expendable for column in columns} - {0}, reverse=True):
         if _total_width([widths[i] for i in shown]) > width:
             shown = [i for i in shown if columns[i].expendable != level]
@@ -126,10 +136,10 @@ def fitting_columns(
 
 
 def _column_widths(columns: Sequence[Column], cells: Sequence[Sequence[Text]]) -> list[int]:
-    return [
-        max([len(column.heading), *(len(row[i]) for row in cells)])
-        for i, column in enumerate(columns)
-    ]
+    widths = []
+    for i, column in enumerate(columns):
+        widths.append(max([len(column.heading), *(len(row[i]) for row in cells)]))
+    return widths
 
 
 def _total_width(widths: Sequence[int]) -> int:

@@ -18,12 +18,16 @@ def run_of(recording: WatchedRecording) -> Run | None:
 
 def line(recording: WatchedRecording, *, first: Run | None = None) -> str:
     """Return the step time, budget and first finding of a recording, and whether it is slower than the *first* one."""
-    name, analysis, run = terminal(recording.name), recording.analysis, run_of(recording)
+    name = terminal(recording.name)
+    analysis = recording.analysis
+    run = run_of(recording)
     if recording.read_again:
         name = f"{name} (read again, a file has changed)"
     if analysis is None or run is None:
         return f"{name}: {recording.error}"
-    total, budget, step_pace = analysis.total, analysis.step.budget, Pace(analysis)
+    total = analysis.total
+    budget = analysis.step.budget
+    step_pace = Pace(analysis)
     parts = [
         f"step {ms(step_pace.ns)} ({counted(step_pace.steps, 'step')})",
         f"compute {percent(budget.compute_ns, budget.span_ns)}",

@@ -61,7 +61,8 @@ def run_title(analysis: Analysis) -> str:
 
 def describe_ranks(analysis: Analysis) -> str:
     """Return the number of ranks, and which of them are missing or damaged."""
-    results, world = analysis.rank_results, analysis.world_size
+    results = analysis.rank_results
+    world = analysis.world_size
     whole = [result.rank for result in results if result.whole.budget.span_ns]
     empty = [result.rank for result in results if not result.whole.budget.span_ns]
     missing = missing_ranks_named([*whole, *empty], world)
@@ -212,7 +213,9 @@ class View:
         waits = sentences.waits_sentence(
             self.analysis, self.stragglers, clock_reasons=clock_reasons
         )
-        analysis, schedule, pace = self.analysis, self.schedule, rank_tables.Pace(self.analysis)
+        analysis = self.analysis
+        schedule = self.schedule
+        pace = rank_tables.Pace(self.analysis)
         lines = (
             ("Iteration", iteration_sentence(analysis), "iterations"),
             ("Weights", update_sentence(analysis), "weight-updates"),
@@ -326,9 +329,10 @@ class View:
         """The notices for a reader, without what is uncertain about the critical path, which stands beside it."""
         critical = self.analysis.critical
         beside_path = () if self.critical is None or critical is None else critical.notices
-        notices = [
-            notice for notice in relevant_notices(self.analysis) if notice not in beside_path
-        ]
+        notices = []
+        for notice in relevant_notices(self.analysis):
+            if notice not in beside_path:
+                notices.append(notice)
         return tuple(shorten_notices(notices))
 
     @property

@@ -65,7 +65,8 @@ def time_sentence(analysis: Analysis, step_pace: rank_tables.Pace) -> str:
     if (main := analysis.role_results.main_role) is not None:
         subject = f"Of role {main}, {subject[0].lower()}{subject[1:]}"
     time = f"{ms(step.time_ns)} ({remark})" if remark else ms(step.time_ns)
-    total, span_ns = analysis.total, analysis.total.budget.span_ns
+    total = analysis.total
+    span_ns = analysis.total.budget.span_ns
     other_ns = total.label_ns.get("other", 0)
     unlabelled = ""
     if other_ns > MIN_SHARE_TO_REPORT * span_ns:
@@ -91,9 +92,9 @@ def unusual_steps(step: StepSummary) -> str:
     usual = (
         f"{counted(len(step.usual), 'step')} take {ms_range(each.time_ns for each in step.usual)}"
     )
-    named = [
-        f"step {each.step} takes {ms(each.time_ns)}" for each in step.unusual[:MAX_UNUSUAL_NAMED]
-    ]
+    named = []
+    for each in step.unusual[:MAX_UNUSUAL_NAMED]:
+        named.append(f"step {each.step} takes {ms(each.time_ns)}")
     more = len(step.unusual) - len(named)
     return ", ".join([usual, *named, *([f"{more} more stand out"] if more else [])])
 
@@ -151,7 +152,8 @@ def schedule_sentence(analysis: Analysis, schedule: ScheduleView | None) -> str:
     if schedule is None:
         reasons = [note.message for note in analysis.notices if note.code in _NO_SCHEDULE_CODES]
         return f"Not named: {reasons[0]}." if reasons else ""
-    measured_ns, ideal_ns = schedule.head.measured_ns, schedule.head.ideal_ns
+    measured_ns = schedule.head.measured_ns
+    ideal_ns = schedule.head.ideal_ns
     comparison = schedule.comparison
     apart = "".join(f" {note.message}." for note in analysis.notices if note.code == "fb-run-apart")
     name = comparison.name if comparison.exact else f"{comparison.name}, nearly"
@@ -164,7 +166,10 @@ def schedule_sentence(analysis: Analysis, schedule: ScheduleView | None) -> str:
     if schedule.gap_note is not None:
         return f"{spans} ({schedule.gap_note}).{apart}"
     gap_ns = comparison.gap_ns or {}
-    causes = {cause: ns for cause, ns in gap_ns.items() if ns > 0 and cause != "unexplained"}
+    causes = {}
+    for cause, ns in gap_ns.items():
+        if ns > 0 and cause != "unexplained":
+            causes[cause] = ns
     if measured_ns <= ideal_ns or not causes:
         return f"{spans}.{apart}"
     worst = max(causes, key=lambda cause: causes[cause])
@@ -179,7 +184,8 @@ def reload_sentence(analysis: Analysis) -> str:
     reload = analysis.reload
     if reload is None:
         return ""
-    buckets, rounds = counted(reload.buckets, "bucket"), counted(reload.rounds, "round")
+    buckets = counted(reload.buckets, "bucket")
+    rounds = counted(reload.rounds, "round")
     ideal = f"; with two buffers, no waiting and the same times it would take {ms(reload.ideal_ns)}"
     ideal = "" if reload.ideal_ns is None else ideal
     return f"The weight update takes {ms(reload.measured_ns)} for {buckets} in {rounds}{ideal}."
@@ -195,9 +201,10 @@ def waits_sentence(
     With *clock_reasons* it says how well clocks are known where they leave open which rank it is.
     """
     total = analysis.total
-    waits_ns = {
-        label: ns for label, ns in total.wait_ns.items() if ns and total.label_ns.get(label)
-    }
+    waits_ns = {}
+    for waiting_label, ns in total.wait_ns.items():
+        if ns and total.label_ns.get(waiting_label):
+            waits_ns[waiting_label] = ns
     label = max(waits_ns, key=lambda name: waits_ns[name], default=None)
     if label is None or waits_ns[label] < MIN_SHARE_TO_REPORT * total.budget.span_ns:
         return ""
@@ -233,20 +240,20 @@ def _waited_for(
     explained = rank_tables.late_rows(analysis, label)
     # Where clocks leave open which of several ranks is waited for longest, all of them may be late
     # for a known reason.
-    open_ranks = {rank for row in late[:1] if row.uncertain for rank in row.candidates}
+    open_ranks: set[int] = set()
+    if late and late[0].uncertain:
+        open_ranks.update(late[0].candidates)
     if explained and open_ranks <= {row.rank for row in explained}:
         steps = max(len(analysis.step.per_step), 1)
-        sentences = [
-            rank_tables.late_rank(row, steps, at_most=is_bound)
-            for row in explained[:MAX_LATE_RANKS]
-        ]
+        sentences = []
+        for row in explained[:MAX_LATE_RANKS]:
+            sentences.append(rank_tables.late_rank(row, steps, at_most=is_bound))
         return "; ".join(sentences) + _late_together(explained[0], late)
-    latest = [
-        row
-        for row in late
-        if row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns
-        or row.rank in late[0].late_with
-    ]
+    latest = []
+    for row in late:
+        is_nearly_as_late = row.caused_ns >= (1 - NEARLY_AS_LATE_SHARE) * late[0].caused_ns
+        if is_nearly_as_late or row.rank in late[0].late_with:
+            latest.append(row)
     if not latest:
         return ""
     if latest[0].uncertain:
@@ -256,7 +263,8 @@ def _waited_for(
         if len(latest) == 1 and label == "pp_comm":
             names += rank_tables.why_pipeline_waits(analysis.stragglers, latest[0].rank)
         return f"the others wait longest for {names}{_late_together(latest[0], latest)}"
-    shortest, longest = ms(latest[-1].caused_ns), ms(latest[0].caused_ns)
+    shortest = ms(latest[-1].caused_ns)
+    longest = ms(latest[0].caused_ns)
     return f"{len(latest)} ranks are waited for alike ({shortest} to {longest} each, summed over the others)"
 
 
@@ -294,12 +302,11 @@ def _doubtful_ranks(analysis: Analysis, row: Straggler, *, clock_reasons: bool) 
         if isinstance(off_ns, int)
         else "nothing ties their clocks"
     )
-    causes = [
-        (rank, rank_tables.why_pipeline_waits(analysis.stragglers, rank)) for rank in row.candidates
-    ]
-    explained = [
-        f"; rank {rank}{words}" for rank, words in causes if words and row.label == "pp_comm"
-    ]
+    explained = []
+    for rank in row.candidates:
+        words = rank_tables.why_pipeline_waits(analysis.stragglers, rank)
+        if words and row.label == "pp_comm":
+            explained.append(f"; rank {rank}{words}")
     cost = f"{_cost(row)}; {reason}" if clock_reasons else _cost(row)
     return f"{ranks} ({cost}){''.join(explained[:1])}"
 

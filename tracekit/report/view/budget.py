@@ -53,14 +53,15 @@ class Bar:
     """
 
     def __init__(self, name: str, whole: Measured, *, rank: int | None = None, of: int = 1) -> None:
-        self.name, self.whole, self.rank = name, whole, rank
-        budget, span_ns = whole.budget, max(1, whole.budget.span_ns)
+        self.name = name
+        self.whole = whole
+        self.rank = rank
+        budget = whole.budget
+        span_ns = max(1, whole.budget.span_ns)
         parts = [("compute", "compute", budget.compute_ns, COMPUTE_COLOUR)]
-        parts += [
-            (label, kind_of(label), ns, LABEL_COLOURS[label])
-            for label, ns in budget.exposed_ns.items()
-            if ns
-        ]
+        for label, ns in budget.exposed_ns.items():
+            if ns:
+                parts.append((label, kind_of(label), ns, LABEL_COLOURS[label]))
         if whole.idle_known:
             parts.append(("idle", "idle", budget.idle_ns, IDLE_COLOUR))
         if budget.unrecorded_ns:
@@ -94,14 +95,12 @@ class BudgetView:
         self.mean = Bar("mean", analysis.total, of=recorded_ranks(analysis))
         self.hidden_ranks = len(analysis.rank_results) - len(ranks)
         """Ranks that have no bar of their own."""
-        self.legend = [
-            (
-                part.name if part.kind not in ("communication", "copy") else f"exposed {part.name}",
-                part.colour,
-            )
-            for part in self.mean.parts
-            if part.ns or part.kind == "idle"
-        ]
+        self.legend = []
+        for part in self.mean.parts:
+            if part.ns or part.kind == "idle":
+                is_exposed = part.kind in ("communication", "copy")
+                name = f"exposed {part.name}" if is_exposed else part.name
+                self.legend.append((name, part.colour))
         """Names and colours of the parts."""
 
 
@@ -113,17 +112,20 @@ def _ranks_with_bars(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
         ranks, key=lambda rank: rank.whole.budget.compute_ns / max(1, rank.whole.budget.span_ns)
     )
     last = len(ranks) - 1
-    return [
-        by_compute[round(i * last / (BARS_OF_LARGE_RUNS - 1))] for i in range(BARS_OF_LARGE_RUNS)
-    ]
+    spread_out = []
+    for i in range(BARS_OF_LARGE_RUNS):
+        spread_out.append(by_compute[round(i * last / (BARS_OF_LARGE_RUNS - 1))])
+    return spread_out
 
 
 class LabelRow:
     """One label over all ranks; times are means over *ranks* ranks whose sum is *total*."""
 
     def __init__(self, label: str, total: Measured, ranks: int) -> None:
-        span_ns, ns = max(1, total.budget.span_ns), total.label_ns[label]
-        exposed_ns, wait_ns = total.budget.exposed_ns.get(label, 0), total.wait_ns.get(label)
+        span_ns = max(1, total.budget.span_ns)
+        ns = total.label_ns[label]
+        exposed_ns = total.budget.exposed_ns.get(label, 0)
+        wait_ns = total.wait_ns.get(label)
         self.label = label
         self.kind = kind_of(label)
         self.ns = ns / ranks
@@ -139,9 +141,10 @@ class LabelRow:
         self.loud = label == "other" and ns > MIN_LOUD_SHARE * span_ns
         """Whether this is work without a known label that takes more than ``MIN_LOUD_SHARE`` of the
         span."""
-        self.because_ns = {
-            cause: ns / ranks for cause, ns in total.because_ns.get(label, {}).items() if ns
-        }
+        self.because_ns = {}
+        for cause, cause_ns in total.because_ns.get(label, {}).items():
+            if cause_ns:
+                self.because_ns[cause] = cause_ns / ranks
         """Exposed time by cause (``schema.EXPOSURE_CAUSES``), where causes are known."""
         self.blocking_ns = total.blocking_ns.get(label)
         """Exposed time on the critical path, over all ranks, where it is known."""
@@ -175,7 +178,8 @@ def recorded_ranks(analysis: Analysis) -> int:
 
 def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
     """Return the labels that ran, in the order of the label list."""
-    total, ranks = analysis.total, recorded_ranks(analysis)
+    total = analysis.total
+    ranks = recorded_ranks(analysis)
     return tuple(LabelRow(label, total, ranks) for label in LABELS if total.label_ns.get(label))
 
 
@@ -184,23 +188,25 @@ def matrix_table(analysis: Analysis) -> Table | None:
 
     None if there is nothing to hide.
     """
-    total, ranks = analysis.total, recorded_ranks(analysis)
-    hidden_by_label = {
-        label: by for label, by in total.hidden_by_ns.items() if total.label_ns.get(label)
-    }
-    hiding = [
-        name
-        for name in LABELS
+    total = analysis.total
+    ranks = recorded_ranks(analysis)
+    hidden_by_label = {}
+    for hidden_label, hidden_by in total.hidden_by_ns.items():
+        if total.label_ns.get(hidden_label):
+            hidden_by_label[hidden_label] = hidden_by
+    hiding = []
+    for name in LABELS:
         if any(
             by.get(name, 0) >= MIN_COLUMN_SHARE * total.label_ns[label]
             for label, by in hidden_by_label.items()
-        )
-    ]
+        ):
+            hiding.append(name)
     columns = [Column(""), Column("time per rank", "ms"), Column("hidden", "share")]
     columns += [Column(f"by {name}", "share") for name in hiding]
     rows = []
     for label, by in hidden_by_label.items():
-        ns, hidden = total.label_ns[label], total.overlap.get(label) or 0.0
+        ns = total.label_ns[label]
+        hidden = total.overlap.get(label) or 0.0
         rows.append((label, ns / ranks, hidden, *(by.get(name, 0) / ns for name in hiding)))
     over = ", over all ranks," if len(analysis.rank_results) > 1 else ""
     meaning = f"share of each row's own time{over} that compute covers; kernels that run at once count each"
@@ -229,10 +235,10 @@ def beside_table(analysis: Analysis) -> Table | None:
     rows = []
     for part in sums.partition_by(keys, maintain_order=True):
         largest = part.sort("ns", descending=True).head(MAX_BESIDE).rows(named=True)
-        parts = (
-            " ".join(filter(None, (row["by_module"], row["by"], percent(row["ns"], row["of_ns"]))))
-            for row in largest
-        )
+        parts = []
+        for row in largest:
+            words = (row["by_module"], row["by"], percent(row["ns"], row["of_ns"]))
+            parts.append(" ".join(filter(None, words)))
         first = largest[0]
         rows.append(
             (
@@ -268,7 +274,8 @@ def hiding_table(analysis: Analysis) -> Table | None:
     )
     min_extra_ns = MIN_HIDING_ROW_SHARE * hiding.extra_ns
     labels = [row for row in to_plain_rows(hiding.by_label) if abs(row["extra_ns"]) >= min_extra_ns]
-    saved, cost = ms(hiding.saved_ns / ranks), ms(hiding.extra_ns / ranks)
+    saved = ms(hiding.saved_ns / ranks)
+    cost = ms(hiding.extra_ns / ranks)
     if hiding.net_ns is None:
         balance = f"per rank hiding saved {saved} and cost at least {cost}"
     else:

@@ -81,10 +81,11 @@ def copy_table(analysis: Analysis, *, by_rank: bool = False) -> Table | None:
         .rows()
     )
     links = sorted({gb_s for gb_s in totals["link_gb_s"].to_list() if gb_s})
-    notes = [
-        f"link: {gb_s:g} GB/s one way between a GPU and its host; processes of one GPU share it"
-        for gb_s in links
-    ]
+    notes = []
+    for gb_s in links:
+        notes.append(
+            f"link: {gb_s:g} GB/s one way between a GPU and its host; processes of one GPU share it"
+        )
     if too_fast:
         names = listing(f"{label} of rank {rank}" for rank, label in too_fast)
         notes.append(
@@ -119,10 +120,8 @@ def reload_view(analysis: Analysis) -> ReloadView | None:
         counted(reload.owners, "owner"),
     )
     sources = ["?" if rank is None else str(rank) for rank in reload.sources]
-    hidden, ahead = (
-        reload.hidden["reload_under_broadcast"].mean(),
-        reload.hidden["h2d_under_others"].mean(),
-    )
+    hidden = reload.hidden["reload_under_broadcast"].mean()
+    ahead = reload.hidden["h2d_under_others"].mean()
     facts = (
         ("rounds and buckets", ", ".join(sizes)),
         (
@@ -157,9 +156,10 @@ def memory_table(analysis: Analysis) -> Table | None:
     ranks = sorted(analysis.memory.ranks, key=lambda rank: -rank.measured.peak_bytes)[
         :MAX_MEMORY_RANKS
     ]
-    phases = [
-        phase for phase in SHOWN_PHASES if any(phase in rank.measured.by_phase for rank in ranks)
-    ]
+    phases = []
+    for phase in SHOWN_PHASES:
+        if any(phase in rank.measured.by_phase for rank in ranks):
+            phases.append(phase)
     columns = [Column("rank", "rank"), Column("peak", "figure"), Column("reserved", "figure", 2)]
     columns += [Column(phase, "figure") for phase in phases]
     if analysis.schedule is not None:
@@ -168,22 +168,26 @@ def memory_table(analysis: Analysis) -> Table | None:
             Column("a chunk", "figure"),
             Column("chunks", "figure"),
         ]
-    rows = [
-        _memory_row(rank, phases)[: len(columns)]
-        for rank in sorted(ranks, key=lambda rank: rank.rank)
-    ]
+    rows = []
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        rows.append(_memory_row(rank, phases)[: len(columns)])
     return make_table(columns, rows, notes=_memory_notes(analysis, len(ranks)))
 
 
 def _memory_row(rank: HeldMemory, phases: Sequence[str]) -> tuple[object, ...]:
-    measured, chunks = rank.measured, rank.measured.chunks
+    measured = rank.measured
+    chunks = rank.measured.chunks
     peaks = [measured.by_phase.get(phase) for phase in phases]
-    in_phases = [
-        UNKNOWN if peak is None else gb_range(peak.at_least, peak.at_most) for peak in peaks
-    ]
+    in_phases = []
+    for peak in peaks:
+        if peak is None:
+            in_phases.append(UNKNOWN)
+        else:
+            in_phases.append(gb_range(peak.at_least, peak.at_most))
     base = chunk = count = UNKNOWN
     if chunks is not None:
-        base, count = gb(chunks.base_bytes), str(chunks.peak_chunks)
+        base = gb(chunks.base_bytes)
+        count = str(chunks.peak_chunks)
         chunk = UNKNOWN if chunks.low is None else gb_range(chunks.low, chunks.high)
         if rank.ideal_chunks not in (None, chunks.peak_chunks):
             count += f" (schedule {rank.ideal_chunks})"

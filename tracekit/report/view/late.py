@@ -340,7 +340,8 @@ def clock_words(run: WholeRun) -> str | None:
     known = [clock for clock in run.clocks.values() if clock.uncertainty_ns is not None]
     if len(known) < 2:
         return None
-    spread = max(clock.offset_ns for clock in known) - min(clock.offset_ns for clock in known)
+    offsets_ns = [clock.offset_ns for clock in known]
+    spread = max(offsets_ns) - min(offsets_ns)
     worst = max(clock.uncertainty_ns or 0 for clock in known)
     apart = f"{duration_words(spread)} apart"
     return f"clocks are {apart}, known to {duration_words(worst)}, from the operations themselves"

@@ -85,9 +85,11 @@ def contents_table(analysis: Analysis) -> Table | None:
 
 def _own_columns(contents: Sequence[MemoryContents]) -> list[str]:
     """Return the kinds of contents with a column of their own that any rank has."""
-    present = {
-        category for rank in contents for category, count in rank.by_category.items() if count
-    }
+    present = set()
+    for rank in contents:
+        for category, count in rank.by_category.items():
+            if count:
+                present.add(category)
     return [category for category in SHORT if category in present]
 
 
@@ -196,11 +198,11 @@ def memory_sentence(analysis: Analysis) -> str | None:
     whole = "" if fullest.capacity_bytes is None else f" of {size(fullest.capacity_bytes)}"
     place = peak_place(contents.peak)
     where = f", in {'' if contents.peak.op else 'the '}{place}" if place else ""
-    parts = [
-        f"{WORDS.memory_categories.get(name, name)} {percent(count, contents.peak.bytes, digits=0)}"
-        for name, count in list(contents.by_category.items())[:MAX_CATEGORIES_NAMED]
-        if count >= MIN_SHARE_TO_NAME * contents.peak.bytes
-    ]
+    parts = []
+    for name, count in list(contents.by_category.items())[:MAX_CATEGORIES_NAMED]:
+        if count >= MIN_SHARE_TO_NAME * contents.peak.bytes:
+            category = WORDS.memory_categories.get(name, name)
+            parts.append(f"{category} {percent(count, contents.peak.bytes, digits=0)}")
     subject = f"Rank {fullest.rank} holds" if len(analysis.rank_results) > 1 else "The GPU holds"
     text = (
         f"{subject} {size(contents.peak.bytes)}{whole} at its peak{where}: {join_with_and(parts)}"
@@ -210,7 +212,8 @@ def memory_sentence(analysis: Analysis) -> str | None:
 
 def _against_schedule(contents: MemoryContents) -> str:
     """Return how many micro-batches are in flight, and whether the schedule asks for as many."""
-    measured, ideal = contents.in_flight, contents.ideal_in_flight
+    measured = contents.in_flight
+    ideal = contents.ideal_in_flight
     if measured is None or ideal is None:
         return ""
     chunks = f"activations of {measured} forwards at once"

@@ -84,17 +84,17 @@ def blocking(analysis: Analysis) -> Blocking | None:
         .sort("ns", "holder", descending=[True, False])
     )
     first, first_ns = totals.row(0)
-    names = [
-        name
-        for name, ns in totals.head(MAX_HOLDERS).iter_rows()
-        if 2 * ns >= first_ns and name != "unknown"
-    ]
+    names = []
+    for name, ns in totals.head(MAX_HOLDERS).iter_rows():
+        if 2 * ns >= first_ns and name != "unknown":
+            names.append(name)
     if first == "unknown" or not path.unknown_labels.isdisjoint(names):
         return None
     blocking_pieces = pieces.filter(pl.col("holder").is_in(names))
-    words = join_with_and(
-        WORDS.path_holders.get(name) or f"{LABEL_WORDS[name]} ({name})" for name in names
-    )
+    holders = []
+    for name in names:
+        holders.append(WORDS.path_holders.get(name) or f"{LABEL_WORDS[name]} ({name})")
+    words = join_with_and(holders)
     share = percent(int(blocking_pieces["ns"].sum()), int(pieces["ns"].sum()))
     text = f"By {words}: {share} of the critical path{_ranks(analysis, path, blocking_pieces)}"
     piece = _longest_piece(blocking_pieces)
@@ -209,7 +209,10 @@ def innermost_operators(chain: str | None) -> str:
     >>> innermost_operators("Model > _AllToAll > c10d::alltoall_base_ > record_param_comms")
     '_AllToAll > c10d::alltoall_base_'
     """
-    names = [name for name in (chain or "").split(" > ") if name and not name.startswith(_WRAPPERS)]
+    names = []
+    for name in (chain or "").split(" > "):
+        if name and not name.startswith(_WRAPPERS):
+            names.append(name)
     return " > ".join(names[-MAX_OPERATORS:])
 
 
@@ -268,7 +271,8 @@ def path_view(analysis: Analysis) -> PathView | None:
     )
     longest = segments.sort("ns", descending=True).head(MAX_SEGMENTS).sort("start_ns")
     rows = tuple({**row, "name": _segment_name(row)} for row in longest.iter_rows(named=True))
-    of_step, in_steps = "", ""
+    of_step = ""
+    in_steps = ""
     if len(steps) > 1:
         of_step = f" of step {step}, the longest of {len(steps)}"
         in_steps = f" {counted(len(steps), 'step')}"
@@ -306,9 +310,8 @@ def _shares(parts: Mapping[str, int]) -> str:
     """Return the first parts with their shares of the sum, without small ones."""
     total = sum(parts.values())
     first = list(parts.items())[:MAX_PARTS]
-    return ", ".join(
-        f"{name} {percent(ns, total)}" for name, ns in first if ns >= MIN_PART_SHARE * total
-    )
+    shares = [f"{name} {percent(ns, total)}" for name, ns in first if ns >= MIN_PART_SHARE * total]
+    return ", ".join(shares)
 
 
 def changes_table(analysis: Analysis) -> Table | None:
@@ -338,9 +341,8 @@ def changed_lanes(analysis: Analysis) -> Iterator[tuple[str, dict[int, Lane], di
     """Yield each change that can be drawn, with the lanes of ranks as measured and as predicted."""
     for row in analysis.changed_steps:
         if analysis.graph is not None and row.saves_ns is not None:
-            measured, predicted = (
-                analysis.graph.lanes(c, max_ranks=MAX_RANKS_DRAWN) for c in ((), row.changes)
-            )
+            measured = analysis.graph.lanes((), max_ranks=MAX_RANKS_DRAWN)
+            predicted = analysis.graph.lanes(row.changes, max_ranks=MAX_RANKS_DRAWN)
             yield row.change, measured, predicted
 
 
@@ -355,10 +357,10 @@ def describe_range(range_ns: Sequence[int] | None) -> str:
 
 def _longest_parts(row: ChangedStep) -> str:
     """Return the longest parts of the critical path after a change."""
-    parts = (
-        f"{part.label or 'host'} on rank {part.rank} {percent(part.ns, row.predicted_ns, digits=0)}"
-        for part in row.critical_path[:MAX_PARTS_NAMED]
-    )
+    parts = []
+    for part in row.critical_path[:MAX_PARTS_NAMED]:
+        share = percent(part.ns, row.predicted_ns, digits=0)
+        parts.append(f"{part.label or 'host'} on rank {part.rank} {share}")
     return ", ".join(parts)
 
 

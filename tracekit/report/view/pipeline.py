@@ -1,6 +1,6 @@
 """The pipeline compared with its ideal: both schedule spans, the gap by cause, and predictions for other schedules."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import polars as pl
@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 from tracekit._util.text import counted
 from tracekit.against_ideal import ScheduleComparison, WhatIf
 from tracekit.analysis import Analysis
+from tracekit.documents.analysis import Difference
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.view.ranks import beyond_noise
 from tracekit.report.words import WORDS
@@ -64,7 +65,8 @@ class ScheduleView:
         is compared with."""
         self.head = comparison.head
         """The pipeline and step that the figures describe."""
-        match, ranks = comparison.head.match, comparison.head.pipeline.ranks
+        match = comparison.head.match
+        ranks = comparison.head.pipeline.ranks
         self.sizes = describe_size(comparison)
         self.which = describe_choice(comparison)
         """The step and pipeline shown, if there are several; else empty."""
@@ -73,12 +75,9 @@ class ScheduleView:
         cause."""
         self.gap_note = _gap_note(comparison)
         """Why the gap is not split."""
-        self.differences = tuple(
-            f"rank {ranks[difference.rank]}, cell {difference.position}: "
-            f"ran {' '.join(difference.measured) or 'nothing'}, "
-            f"the schedule has {' '.join(difference.expected) or 'nothing'}"
-            for difference in (() if match.ran is not None else match.differences)
-        )
+        self.differences: tuple[str, ...] = ()
+        if match.ran is None:
+            self.differences = tuple(_difference(row, ranks) for row in match.differences)
         self.orders = tuple(zip(ranks, comparison.head.orders(), strict=True))
         self.phases = _phases_table(comparison.lanes)
         """Hidden shares of labels by phase."""
@@ -97,9 +96,19 @@ class ScheduleView:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions and unknowns of the what-ifs, each once."""
-        return tuple(
-            dict.fromkeys(text for row in self.alternatives if not row.ran for text in row.basis)
-        )
+        texts: list[str] = []
+        for row in self.alternatives:
+            if not row.ran:
+                texts += row.basis
+        return tuple(dict.fromkeys(texts))
+
+
+def _difference(difference: Difference, ranks: Sequence[int]) -> str:
+    """Return what a rank ran instead of what the schedule has."""
+    measured = " ".join(difference.measured) or "nothing"
+    expected = " ".join(difference.expected) or "nothing"
+    where = f"rank {ranks[difference.rank]}, cell {difference.position}"
+    return f"{where}: ran {measured}, the schedule has {expected}"
 
 
 def _gap_note(comparison: ScheduleComparison) -> str | None:
@@ -107,12 +116,11 @@ def _gap_note(comparison: ScheduleComparison) -> str | None:
     if comparison.gap_ns is not None:
         return None
     doubts = [notice.message for notice in comparison.head.notices if notice.code == "gap-doubtful"]
-    present, ranks = len(comparison.head.pipeline.positions), len(comparison.head.pipeline.ranks)
-    return (
-        doubts[0]
-        if doubts
-        else f"{present} of the pipeline's {ranks} ranks are here: the gap is not split by cause"
-    )
+    present = len(comparison.head.pipeline.positions)
+    ranks = len(comparison.head.pipeline.ranks)
+    if doubts:
+        return doubts[0]
+    return f"{present} of the pipeline's {ranks} ranks are here: the gap is not split by cause"
 
 
 def describe_size(comparison: ScheduleComparison) -> str:
@@ -159,11 +167,9 @@ def waterfall(
     >>> [(rung.name, rung.low_ns, rung.high_ns) for rung in waterfall(("ideal", 5), ("measured", 9), [("late", 4)])]
     [('ideal', 0, 5), ('late', 5, 9), ('measured', 0, 9)]
     """
-    rungs, level_ns, whole_ns = (
-        [Rung(*first, 0, first[1], "total", None)],
-        first[1],
-        last[1] - first[1],
-    )
+    rungs = [Rung(*first, 0, first[1], "total", None)]
+    level_ns = first[1]
+    whole_ns = last[1] - first[1]
     for name, ns in changes:
         low_ns, high_ns = sorted((level_ns, level_ns + ns))
         share = ns / whole_ns if whole_ns > 0 else None
@@ -216,10 +222,9 @@ def _phases_table(lanes: pl.DataFrame) -> Table | None:
 
 def _shares_by_phase(part: pl.DataFrame, column: str) -> tuple[float | None, ...]:
     """Return the sum of *column* over that of ``total_ns`` in each of ``LANE_PHASES``."""
-    sums = [
-        part.filter(phase=phase).select(pl.col(column, "total_ns").sum()).row(0)
-        for phase in LANE_PHASES
-    ]
+    sums = []
+    for phase in LANE_PHASES:
+        sums.append(part.filter(phase=phase).select(pl.col(column, "total_ns").sum()).row(0))
     return tuple(hidden_ns / total_ns if total_ns else None for hidden_ns, total_ns in sums)
 
 

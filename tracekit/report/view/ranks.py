@@ -10,6 +10,7 @@ import polars as pl
 from tracekit._util.text import counted, listing, ms, percent
 from tracekit.analysis import Analysis, RankResult
 from tracekit.analysis.combine.stragglers import MIN_LATE_SHARE, Stragglers
+from tracekit.analysis.measured import Measured
 from tracekit.documents.analysis import Evidence, Straggler
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import at_least, ms_range
@@ -118,11 +119,9 @@ def worst_ranks(
     """Return the ranks with the largest amounts in the order of their numbers, and a note if some are left out."""
     count = len(ranks) if len(ranks) <= MAX_RANKS_LISTED else WORST_RANKS_LISTED
     largest = sorted(range(len(ranks)), key=lambda i: -amounts[i])[:count]
-    note = (
-        ""
-        if len(largest) == len(ranks)
-        else f"the {len(largest)} worst of {counted(len(ranks), 'rank')}"
-    )
+    note = ""
+    if len(largest) < len(ranks):
+        note = f"the {len(largest)} worst of {counted(len(ranks), 'rank')}"
     return sorted((ranks[i] for i in largest), key=lambda rank: rank.rank), note
 
 
@@ -131,42 +130,61 @@ def idle_table(analysis: Analysis) -> Table | None:
 
     None if none idles.
     """
-    pipelined = analysis.total.pipeline
+    is_pipelined = analysis.total.pipeline
     # Without recorded messages between stages the bubble of a phase is not known.
     has_messages = bool(analysis.total.label_ns.get("pp_comm"))
     ranks = [rank for rank in analysis.rank_results if rank.whole.budget.span_ns]
-    if not any(
-        r.whole.budget.idle_ns or r.whole.bubble.wait_ns or not r.whole.idle_known for r in ranks
-    ):
+    if not any(_may_idle(rank.whole) for rank in ranks):
         return None
-    causes = [
-        cause
-        for cause in IDLE_CAUSES
-        if cause in _ALWAYS_SHOWN_IDLE_CAUSES or any(rank.idle_causes.get(cause) for rank in ranks)
-    ]
+    causes = []
+    for cause in IDLE_CAUSES:
+        is_present = any(rank.idle_causes.get(cause) for rank in ranks)
+        if is_present or cause in _ALWAYS_SHOWN_IDLE_CAUSES:
+            causes.append(cause)
     columns = [Column("rank", "rank"), Column("idle", "ms")]
-    columns += [Column(IDLE_CAUSES[cause], "share", note="shares of idle") for cause in causes]
-    if pipelined:
-        columns += [Column("pipeline wait", "ms"), Column("bubble", "figure", note="of the span")]
-        columns += [Column(phase, "ms", 1, "bubble in that phase") for phase in PHASES]
-
-    def row(rank: RankResult) -> tuple[object, ...]:
-        whole, idle_ns = rank.whole, rank.whole.budget.idle_ns if rank.whole.idle_known else None
-        shares = [rank.idle_causes.get(cause, 0) / idle_ns if idle_ns else None for cause in causes]
-        if not pipelined:
-            return rank.rank, idle_ns, *shares
-        bubble = at_least(percent(whole.bubble_fraction), whole.lower_bound)
-        phases = [
-            _bubble_in_phase(rank.phases, phase) if has_messages else None for phase in PHASES
-        ]
-        return rank.rank, idle_ns, *shares, whole.bubble.wait_ns, bubble, *phases
-
-    amounts = [
-        (rank.whole.bubble_fraction if pipelined else rank.whole.budget.idle_ns) or 0.0
-        for rank in ranks
-    ]
+    for cause in causes:
+        columns.append(Column(IDLE_CAUSES[cause], "share", note="shares of idle"))
+    if is_pipelined:
+        columns.append(Column("pipeline wait", "ms"))
+        columns.append(Column("bubble", "figure", note="of the span"))
+        for phase in PHASES:
+            columns.append(Column(phase, "ms", 1, "bubble in that phase"))
+    amounts = []  # by which ranks are chosen
+    for rank in ranks:
+        amount = rank.whole.bubble_fraction if is_pipelined else rank.whole.budget.idle_ns
+        amounts.append(amount or 0.0)
     shown, note = worst_ranks(ranks, amounts)
-    return make_table(columns, map(row, shown), notes=[note] if note else ())
+    rows = []
+    for rank in shown:
+        row = _idle_row(rank, causes)
+        if is_pipelined:
+            row += _bubble_row(rank, has_messages=has_messages)
+        rows.append(tuple(row))
+    return make_table(columns, rows, notes=[note] if note else ())
+
+
+def _may_idle(whole: Measured) -> bool:
+    """Return whether a rank idles or waits, or may do so unseen."""
+    return bool(whole.budget.idle_ns or whole.bubble.wait_ns or not whole.idle_known)
+
+
+def _idle_row(rank: RankResult, causes: Sequence[str]) -> list[object]:
+    """Return a rank's idle time and the share of each cause in it."""
+    idle_ns = rank.whole.budget.idle_ns if rank.whole.idle_known else None
+    row: list[object] = [rank.rank, idle_ns]
+    for cause in causes:
+        row.append(rank.idle_causes.get(cause, 0) / idle_ns if idle_ns else None)
+    return row
+
+
+def _bubble_row(rank: RankResult, *, has_messages: bool) -> list[object]:
+    """Return a rank's pipeline wait, its bubble, and the bubble of each phase."""
+    whole = rank.whole
+    bubble = at_least(percent(whole.bubble_fraction), whole.lower_bound)
+    row: list[object] = [whole.bubble.wait_ns, bubble]
+    for phase in PHASES:
+        row.append(_bubble_in_phase(rank.phases, phase) if has_messages else None)
+    return row
 
 
 def _bubble_in_phase(phases: Sequence[Mapping[str, Any]], name: str) -> int | None:
@@ -181,31 +199,28 @@ def host_activity_table(analysis: Analysis) -> Table | None:
 
     None if there is little of it.
     """
-    span_ns, ranks = analysis.total.budget.span_ns, max(1, len(analysis.rank_results))
+    span_ns = analysis.total.budget.span_ns
+    ranks = max(1, len(analysis.rank_results))
     ns_of: Counter[tuple[str, str | None, str | None]] = Counter()
-    for row in (row for rank in analysis.rank_results for row in rank.instead):
-        ns_of[row["instead"], row["what"], row["line"]] += row["ns"]
+    for rank in analysis.rank_results:
+        for row in rank.instead:
+            ns_of[row["instead"], row["what"], row["line"]] += row["ns"]
     launch_bound_ns = sum(ns_of.values())
-    if (
-        not analysis.total.idle_known
-        or launch_bound_ns < MIN_LAUNCH_BOUND_SHARE * span_ns
-        or not launch_bound_ns
-    ):
+    is_little = launch_bound_ns < MIN_LAUNCH_BOUND_SHARE * span_ns
+    if not analysis.total.idle_known or is_little or not launch_bound_ns:
         return None
     # Activities without a name say nothing, except that Python itself ran.
-    named = {key: ns for key, ns in ns_of.items() if key[1] or key[0] == "python"}
+    named = {}
+    for key, ns in ns_of.items():
+        if key[1] or key[0] == "python":
+            named[key] = ns
     longest = Counter(named).most_common(MAX_HOST_ROWS)
-    rows = [
-        (
-            ns / ranks,
-            ns / launch_bound_ns,
-            kind.replace("_", " "),
-            (what or "")[:MAX_ACTIVITY_LENGTH],
-            line or "",
-        )
-        for (kind, what, line), ns in longest
-        if ns >= MIN_HOST_ROW_SHARE * launch_bound_ns
-    ]
+    rows = []
+    for (kind, what, line), ns in longest:
+        if ns >= MIN_HOST_ROW_SHARE * launch_bound_ns:
+            activity = (what or "")[:MAX_ACTIVITY_LENGTH]
+            share = ns / launch_bound_ns
+            rows.append((ns / ranks, share, kind.replace("_", " "), activity, line or ""))
     columns = (
         Column("time per rank", "ms", terminal_heading="ms per rank"),
         Column("of it", "share"),
@@ -268,7 +283,8 @@ def _slow_gpu(evidence: Evidence) -> str:
     slower = f"its GPU runs the same kernels {evidence.ratio or 1:.2f} times slower"
     if evidence.multiprocessors is None:
         return slower
-    own, others = evidence.multiprocessors, evidence.multiprocessors_of_others
+    own = evidence.multiprocessors
+    others = evidence.multiprocessors_of_others
     return f"{slower} (on {own} multiprocessors, the others on {others})"
 
 
@@ -397,11 +413,13 @@ def late_rows(analysis: Analysis, label: str | None = None) -> list[Straggler]:
 
     A rank that clocks leave open counts if a cause is known, which then decides.
     """
-    rows = [row for row in analysis.stragglers.rows if row.steps and row.label != "pp_comm"]
-    certain = [
-        row for row in rows if not row.uncertain or any(part.cause != "unknown" for part in row.why)
-    ]
-    return [row for row in certain if label is None or row.label == label]
+    rows = []
+    for row in analysis.stragglers.rows:
+        is_certain = not row.uncertain or any(part.cause != "unknown" for part in row.why)
+        is_of_label = label is None or row.label == label
+        if row.steps and row.label != "pp_comm" and is_certain and is_of_label:
+            rows.append(row)
+    return rows
 
 
 def stragglers(analysis: Analysis) -> tuple[Straggler, ...]:
@@ -479,20 +497,18 @@ def lateness_map(analysis: Analysis) -> dict[str, Any] | None:
     table = analysis.stragglers.lateness
     if table.is_empty() or not late_rows(analysis) or not (table["share"] >= MIN_LATE_SHARE).any():
         return None
-    candidates = {
-        (row.rank, row.label): row.candidates for row in analysis.stragglers.rows if row.uncertain
-    }
-    cells: Counter[tuple[int, int | None]] = Counter()
-    for last_rank, label, step, ns in analysis.stragglers.waits.iter_rows():
-        for rank in candidates.get((last_rank, label), [last_rank]):
-            cells[rank, step] += ns
-    all_ranks, all_steps = table["rank"].unique().to_list(), table["step"].unique().sort().to_list()
+    cells = _waits_by_rank_and_step(analysis)
+    all_ranks = table["rank"].unique().to_list()
+    all_steps = table["step"].unique().sort().to_list()
     steps = all_steps[:MAX_MAP_STEPS]
-    total_ns = {rank: sum(cells[rank, step] for step in steps) for rank in all_ranks}
-    ranks = sorted(sorted(all_ranks, key=lambda rank: -total_ns[rank])[:MAX_MAP_RANKS])
-    rows = [(rank, [cells[rank, step] for step in steps]) for rank in ranks]
+    waits_of_rank = {}
+    for rank in all_ranks:
+        waits_of_rank[rank] = [cells[rank, step] for step in steps]
+    latest_first = sorted(all_ranks, key=lambda rank: -sum(waits_of_rank[rank]))
+    ranks = sorted(latest_first[:MAX_MAP_RANKS])
+    rows = [(rank, waits_of_rank[rank]) for rank in ranks]
     notes = []
-    if candidates:
+    if any(row.uncertain for row in analysis.stragglers.rows):
         notes.append(
             "where clocks leave open which of several ranks came last, each of them is counted"
         )
@@ -505,6 +521,22 @@ def lateness_map(analysis: Analysis) -> dict[str, Any] | None:
         "largest_ns": max(max(waits_ns) for _, waits_ns in rows),
         "notes": notes,
     }
+
+
+def _waits_by_rank_and_step(analysis: Analysis) -> Counter[tuple[int, int | None]]:
+    """Return how long others waited for each rank in each step, in ns.
+
+    Where clocks leave open which rank came last, each candidate counts.
+    """
+    candidates = {}
+    for row in analysis.stragglers.rows:
+        if row.uncertain:
+            candidates[row.rank, row.label] = row.candidates
+    cells: Counter[tuple[int, int | None]] = Counter()
+    for last_rank, label, step, ns in analysis.stragglers.waits.iter_rows():
+        for rank in candidates.get((last_rank, label), [last_rank]):
+            cells[rank, step] += ns
+    return cells
 
 
 def imbalance_line(analysis: Analysis) -> str:
@@ -523,9 +555,11 @@ def imbalance_line(analysis: Analysis) -> str:
         tokens += f"the mean is {worst['tokens_mean']:,.0f}"
     mean_ns = table.group_by("step").agg(pl.col("cost_ns").max())["cost_ns"].mean()
     assert isinstance(mean_ns, float)
-    saves_ns = next(
-        (row.saves_ns for row in analysis.changed_steps if row.change == "balance"), None
-    )
+    saves_ns = None
+    for row in analysis.changed_steps:
+        if row.change == "balance":
+            saves_ns = row.saves_ns
+            break
     saves = f"; equal work saves up to {ms(saves_ns)} of a step" if saves_ns else ""
     more = f"the rank with the most has {ms(mean_ns)} more than the mean in a step ({percent(share)} of it)"
     return f"Ranks have unequal work: {more}{saves}{tokens}."
@@ -556,8 +590,12 @@ def slowdown_table(analysis: Analysis) -> Table | None:
     slowdown = analysis.slowdown
     if slowdown is None or not slowdown.groups:
         return None
-    slowing = [part for part in slowdown.groups if part.alone > 1 and part.explains > 0]
-    shown = [part for by in ("stage", "op", "rank") for part in slowing if part.by == by]
+    order = ("stage", "op", "rank")
+    shown = []
+    for part in slowdown.groups:
+        if part.alone > 1 and part.explains > 0 and part.by in order:
+            shown.append(part)
+    shown.sort(key=lambda part: order.index(part.by))
     columns = (
         Column("of", value=lambda part: f"{part.by} {part.name}"),
         Column("alone", "figure", value=lambda part: f"× {part.alone:.3f}"),
@@ -576,11 +614,10 @@ def recording_overhead(analysis: Analysis) -> str:
 
     Empty if it was not measured, or below 1 %.
     """
-    shares = [
-        source.recording_overhead
-        for source in analysis.sources
-        if source.recording_overhead is not None
-    ]
+    shares = []
+    for source in analysis.sources:
+        if source.recording_overhead is not None:
+            shares.append(source.recording_overhead)
     if max(shares, default=0.0) < MIN_OVERHEAD_TO_REPORT:
         return ""
     return f"recording made these steps {percent(max(shares), digits=0)} longer"

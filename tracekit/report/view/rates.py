@@ -9,6 +9,7 @@ import polars as pl
 
 from tracekit._util.shapes import parse_list
 from tracekit._util.text import counted, listing, ms, percent, terminal
+from tracekit._util.values import without_none
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.communication import RunRates, below_peak_ns
 from tracekit.analysis.measure.by import By
@@ -58,10 +59,8 @@ def products_table(analysis: Analysis) -> Table | None:
 
 
 def _product_notes(sources: Sequence[Source], rates: RunRates) -> list[str]:
-    total, notes = (
-        rates.total,
-        peak_notes(sources, rates.products["dtype"].drop_nulls().unique().sort().to_list()),
-    )
+    total = rates.total
+    notes = peak_notes(sources, rates.products["dtype"].drop_nulls().unique().sort().to_list())
     if total.utilisation is not None:
         notes.append(
             f"model FLOP utilisation over the span: {percent(total.utilisation)} of each GPU's peak as above"
@@ -84,19 +83,19 @@ def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
     ['peak of NVIDIA H200 with 33 of its 132 multiprocessors, TFLOP/s: bf16 247.3 (of 989.4)']
     """
     notes = []
-    for device, usable in dict.fromkeys(
-        (s.devices[0], s.multiprocessors) for s in sources if len(s.devices) == 1
-    ):
+    single_devices = [source for source in sources if len(source.devices) == 1]
+    kinds = [(source.devices[0], source.multiprocessors) for source in single_devices]
+    for device, usable in dict.fromkeys(kinds):
         gpu = find_gpu(device)
         peaks = {dtype: peak_tflop_s(device, dtype, multiprocessors=usable) for dtype in dtypes}
-        gpu_peaks = {dtype: peak for dtype, peak in peaks.items() if peak is not None}
+        gpu_peaks = without_none(peaks)
         if gpu is None or not gpu_peaks:
             continue
         is_part = usable is not None and usable < gpu.multiprocessors
         part = f" with {usable} of its {gpu.multiprocessors} multiprocessors" if is_part else ""
-        whole = {
-            dtype: f" (of {gpu.tflop_s[dtype]:,.1f})" if is_part else "" for dtype in gpu_peaks
-        }
+        whole = {}
+        for dtype in gpu_peaks:
+            whole[dtype] = f" (of {gpu.tflop_s[dtype]:,.1f})" if is_part else ""
         listed = (f"{dtype} {peak:,.1f}{whole[dtype]}" for dtype, peak in gpu_peaks.items())
         notes.append(f"peak of {device}{part}, TFLOP/s: {', '.join(listed)}")
     return notes
@@ -137,10 +136,8 @@ def below_peak(analysis: Analysis) -> str | None:
     rates = analysis.rates
     if rates is None or not rates.total.flop:
         return None
-    shorter_ns, rank_steps = (
-        below_peak_ns(rates.products),
-        sum(len(rank.per_step) for rank in analysis.rank_results),
-    )
+    shorter_ns = below_peak_ns(rates.products)
+    rank_steps = sum(len(rank.per_step) for rank in analysis.rank_results)
     if shorter_ns is None or not rank_steps:
         return None
     return (
@@ -195,14 +192,15 @@ def _measured_elsewhere(communication: pl.DataFrame) -> list[str]:
 
 def _implausible_bandwidths(sources: Sequence[Source], communication: pl.DataFrame) -> list[str]:
     """Return the operations that are faster than their link or than the GPU's memory can be."""
-    gpus = [
-        gpu
-        for source in sources
-        for device in source.devices
-        if (gpu := find_gpu(device)) is not None
-    ]
+    gpus = []
+    for source in sources:
+        for device in source.devices:
+            gpu = find_gpu(device)
+            if gpu is not None:
+                gpus.append(gpu)
     memory_gb_s = max((gpu.memory_gb_s or math.inf for gpu in gpus), default=math.inf)
-    above_link, above_memory = pl.col("share_of_link") > 1, pl.col("algorithm_gb_s") > memory_gb_s
+    above_link = pl.col("share_of_link") > 1
+    above_memory = pl.col("algorithm_gb_s") > memory_gb_s
     rows = communication.filter(above_link.fill_null(False) | above_memory).rows(named=True)
     if not rows:
         return []
@@ -252,10 +250,8 @@ def experts_table(analysis: Analysis) -> Table | None:
 
 def _expert_notes(analysis: Analysis, rates: RunRates) -> list[str]:
     """Return where the load of experts is least even, and an upper bound of what that costs in a step."""
-    cost, steps = (
-        rates.expert_cost,
-        max((len(rank.per_step) for rank in analysis.rank_results), default=0),
-    )
+    cost = rates.expert_cost
+    steps = max((len(rank.per_step) for rank in analysis.rank_results), default=0)
     if cost is None or not steps or rates.expert_layers.is_empty():
         return []
     worst = rates.expert_layers.sort("expert_over_mean", descending=True, nulls_last=True).row(
@@ -283,7 +279,10 @@ def shape_words(shapes: str) -> str:
     >>> shape_words("[[1024,2048],[2048,6144],[]]")
     '1024×2048 · 2048×6144'
     """
-    operands = [sizes for sizes in parse_list(shapes) if isinstance(sizes, list) and len(sizes) > 1]
+    operands = []
+    for sizes in parse_list(shapes):
+        if isinstance(sizes, list) and len(sizes) > 1:
+            operands.append(sizes)
     return " · ".join("×".join(map(str, sizes)) for sizes in operands[:2])
 
 
@@ -335,14 +334,13 @@ def _table(
     ]
     if by.kind == "layer":
         # A label has a column if any row has it, also one that is not shown.
-        present = [
-            key
-            for key in COMPUTE_LABELS
-            if f"{key}_ns" in by.rows.columns and by.rows[f"{key}_ns"].sum()
-        ]
-        columns += [
-            Column(label, "ms", 5, value=mean(f"{label}_ns", missing=0.0)) for label in present
-        ]
+        present = []
+        for label in COMPUTE_LABELS:
+            column = f"{label}_ns"
+            if column in by.rows.columns and by.rows[column].sum():
+                present.append(label)
+        for label in present:
+            columns.append(Column(label, "ms", 5, value=mean(f"{label}_ns", missing=0.0)))
     if by.kind in ("module", "annotation"):
         columns.append(Column("with inside", "ms", value=mean("inclusive_ns")))
     if by.kind == "shape":
@@ -396,17 +394,20 @@ class KernelRow:
         span_ns: float,
         quoted_path: str | None,
     ) -> None:
-        self.name, self.label, self.module = row["name"], row["label"], row["module"]
-        self.count, self.ns = row["count"], row["ns"]
+        self.name = row["name"]
+        self.label = row["label"]
+        self.module = row["module"]
+        self.count = row["count"]
+        self.ns = row["ns"]
         self.share = row["ns"] / span_ns
         """Share of the span."""
         self.command = (
             quoted_path and f"tracekit analyze {quoted_path} --explain {shlex.quote(self.name)}"
         )
         """Command that explains its label, rule by rule."""
-        self.facts = [
-            (topic, text) for longest in places[:1] for topic, text in _facts(longest) if text
-        ]
+        self.facts = []
+        if places:
+            self.facts = [(topic, text) for topic, text in _facts(places[0]) if text]
         """Topic and text of the evidence for its label; empty if the analysis does not have it."""
         self.places = places[:MAX_KERNEL_RANKS]
 
@@ -424,12 +425,11 @@ def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[KernelRow, ...
     places = analysis.tables["reasons"].rows_by_key(
         ["name", "label", "module"], named=True, include_key=True
     )
-    return tuple(
-        KernelRow(
-            row, places.get((row["name"], row["label"], row["module"]), []), span_ns, quoted_path
-        )
-        for row in longest
-    )
+    rows = []
+    for row in longest:
+        places_of_kernel = places.get((row["name"], row["label"], row["module"]), [])
+        rows.append(KernelRow(row, places_of_kernel, span_ns, quoted_path))
+    return tuple(rows)
 
 
 def _facts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -488,11 +488,10 @@ def _shapes(row: Mapping[str, Any]) -> str:
     """Return the shapes and types of the operands; empty for a collective."""
     if not row["shapes"] or row["collective"]:
         return ""
-    dtypes = [
-        dtype.removeprefix("c10::")
-        for dtype in parse_list(row["dtypes"] or "[]")
-        if isinstance(dtype, str) and dtype
-    ]
+    dtypes = []
+    for dtype in parse_list(row["dtypes"] or "[]"):
+        if isinstance(dtype, str) and dtype:
+            dtypes.append(dtype.removeprefix("c10::"))
     return " ".join(
         filter(None, (shape_words(row["shapes"]), ", ".join(dict.fromkeys(dtypes[:MAX_DTYPES]))))
     )

@@ -1,7 +1,7 @@
 """Roles of a run, its RL iterations and its weight updates: tables, sentences, and what to do about them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import mean
 
 import msgspec
@@ -43,7 +43,8 @@ def role_tables(analysis: Analysis) -> dict[str, tuple[str, Table]]:
         and (not results.weight_updates or analysis.reload is not None)
     ):
         return {}
-    iterations, updates = results.iterations[:MAX_ROWS], _updates_table(results.weight_updates)
+    iterations = results.iterations[:MAX_ROWS]
+    updates = _updates_table(results.weight_updates)
     phases = "mean over GPUs, a shared one counted once; phases sum to the time"
     tables = {
         "Roles": (
@@ -54,9 +55,11 @@ def role_tables(analysis: Analysis) -> dict[str, tuple[str, Table]]:
         "Which role waits for which": ("per rank of the role", _waits_table(iterations)),
         "Weight updates": ("from the first copy to a device to the last reload", updates),
     }
-    return {
-        title: (meaning, table) for title, (meaning, table) in tables.items() if table is not None
-    }
+    filled = {}
+    for title, (meaning, table) in tables.items():
+        if table is not None:
+            filled[title] = (meaning, table)
+    return filled
 
 
 def _roles_table(results: RoleResults) -> Table | None:
@@ -90,11 +93,10 @@ def _roles_table(results: RoleResults) -> Table | None:
 
 
 def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
-    phases = [
-        phase
-        for phase in WORDS.phases
-        if any(phase in iteration.phase_ns for iteration in iterations)
-    ]
+    phases = []
+    for phase in WORDS.phases:
+        if any(phase in iteration.phase_ns for iteration in iterations):
+            phases.append(phase)
     columns = (
         Column("iteration", "figure", terminal_heading="nr"),
         Column("time", "ms"),
@@ -127,20 +129,33 @@ def _waits_table(iterations: Sequence[Iteration]) -> Table | None:
         Column("runs meanwhile"),
         Column("for", "ms"),
     )
-    rows = [
-        (
-            str(iteration.index),
-            wait.role,
-            wait.busy_ns,
-            wait.idle_ns,
-            other or "no role",
-            wait.waited_ns.get(other),
-        )
-        for iteration in iterations
-        for wait in iteration.roles
-        for other in [wait.waits_for or ""]
-    ]
+    rows = []
+    for iteration in iterations:
+        for wait in iteration.roles:
+            other = wait.waits_for or ""
+            rows.append(
+                (
+                    str(iteration.index),
+                    wait.role,
+                    wait.busy_ns,
+                    wait.idle_ns,
+                    other or "no role",
+                    wait.waited_ns.get(other),
+                )
+            )
     return make_table(columns, rows)
+
+
+_UPDATE_LINES: dict[str, Callable[[WeightUpdate], str]] = {
+    "moved": lambda update: f"{update.bytes / 1e9:,.3f} GB in {update.buckets} buckets",
+    "time": lambda update: f"{ms(update.measured_ns)} ({update.gb_s:.2f} GB/s)",
+    "copy from the host (H2D), per rank": lambda update: ms(update.h2d_ns),
+    "broadcast, per rank": lambda update: ms(update.broadcast_ns),
+    "reload, per rank": lambda update: ms(update.reload_ns),
+    "no GPU work, per rank": lambda update: ms(update.host_ns),
+    "two-buffer ideal": lambda update: ms(update.ideal_ns),
+}
+"""Lines of the table of weight updates, and how the figure of an update is written in them."""
 
 
 def _updates_table(updates: Sequence[WeightUpdate]) -> Table | None:
@@ -150,27 +165,18 @@ def _updates_table(updates: Sequence[WeightUpdate]) -> Table | None:
     shown = [(f"update {number}", update) for number, update in enumerate(updates)]
     if len(updates) > MAX_UPDATES_SHOWN:
         ordered = sorted(shown, key=lambda item: item[1].measured_ns)
-        shown = [
-            (f"{word} ({ordered[i][0]})", ordered[i][1])
-            for word, i in (("shortest", 0), ("median", len(updates) // 2), ("longest", -1))
-        ]
-    lines: list[tuple[str, list[str]]] = [
-        (
-            "moved",
-            [f"{update.bytes / 1e9:,.3f} GB in {update.buckets} buckets" for _, update in shown],
-        ),
-        ("time", [f"{ms(update.measured_ns)} ({update.gb_s:.2f} GB/s)" for _, update in shown]),
-        ("copy from the host (H2D), per rank", [ms(update.h2d_ns) for _, update in shown]),
-        ("broadcast, per rank", [ms(update.broadcast_ns) for _, update in shown]),
-        ("reload, per rank", [ms(update.reload_ns) for _, update in shown]),
-        ("no GPU work, per rank", [ms(update.host_ns) for _, update in shown]),
-        ("two-buffer ideal", [ms(update.ideal_ns) for _, update in shown]),
-    ]
+        shown = []
+        for word, i in (("shortest", 0), ("median", len(updates) // 2), ("longest", -1)):
+            shown.append((f"{word} ({ordered[i][0]})", ordered[i][1]))
+    updates_shown = [update for _, update in shown]
+    lines: list[tuple[str, list[str]]] = []
+    for heading, format_figure in _UPDATE_LINES.items():
+        lines.append((heading, [format_figure(update) for update in updates_shown]))
     if all(update.gap_ns is not None for _, update in shown):
-        lines += [
-            (f"+ {words}", [ms((update.gap_ns or {})[cause]) for _, update in shown])
-            for cause, words in WORDS.update_causes.items()
-        ]
+        for cause, words in WORDS.update_causes.items():
+            lines.append(
+                (f"+ {words}", [ms((update.gap_ns or {})[cause]) for update in updates_shown])
+            )
     columns = [Column(""), *(Column(name, "figure") for name, _ in shown)]
     return make_table(columns, [(name, *values) for name, values in lines])
 
@@ -191,15 +197,14 @@ def iteration_sentence(analysis: Analysis) -> str | None:
     if not iterations:
         return None
     total = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
-    shares = {
-        phase: sum(iteration.phase_ns.get(phase, 0) for iteration in iterations) / total
-        for phase in WORDS.phases
-    }
-    parts = [
-        f"{percent(share)} {WORDS.phases[phase]}{_train_waits(analysis) if phase == TRAIN else ''}"
-        for phase, share in shares.items()
-        if share
-    ]
+    shares = {}
+    for phase in WORDS.phases:
+        shares[phase] = sum(iteration.phase_ns.get(phase, 0) for iteration in iterations) / total
+    parts = []
+    for phase, share in shares.items():
+        if share:
+            train_waits = _train_waits(analysis) if phase == TRAIN else ""
+            parts.append(f"{percent(share)} {WORDS.phases[phase]}{train_waits}")
     count = len(iterations)
     times = sorted(iteration.end_ns - iteration.start_ns for iteration in iterations)
     over = f" (mean of {count})" if count > 1 else ""
@@ -207,8 +212,10 @@ def iteration_sentence(analysis: Analysis) -> str | None:
         over = f" (mean of {count}, {ms(times[0])} to {ms(times[-1])})"
     text = f"An iteration takes {ms(total / count)}{over}: {join_with_and(parts)}"
     waits = Counter[tuple[str, str]]()
-    for wait in (wait for iteration in iterations for wait in iteration.roles):
-        waits.update({(wait.role, other): ns for other, ns in wait.waited_ns.items()})
+    for iteration in iterations:
+        for wait in iteration.roles:
+            for other, ns in wait.waited_ns.items():
+                waits[wait.role, other] += ns
     (role, other), waited_ns = max(waits.items(), key=lambda item: item[1], default=(("", ""), 0))
     if waited_ns:
         text += f"; role {role} waits for {other} in {percent(waited_ns / total)} of it"
@@ -234,7 +241,8 @@ def step_summary(analysis: Analysis) -> str | None:
 
     None without iterations.
     """
-    results, step = analysis.role_results, analysis.step
+    results = analysis.role_results
+    step = analysis.step
     if not results.iterations or step.time_ns is None:
         return None
     budget = step.budget
@@ -266,15 +274,20 @@ def _train_waits(analysis: Analysis) -> str:
     Empty if it is little or unknown.
     """
     results = analysis.role_results
-    training = [
-        band for band in results.bands if band.phase == TRAIN and band.role == results.main_role
-    ]
+    training = []
+    for band in results.bands:
+        if band.phase == TRAIN and band.role == results.main_role:
+            training.append(band)
     trained = union(
-        *([getattr(band, name) for band in training] for name in ("start_ns", "end_ns", "rank"))
+        [band.start_ns for band in training],
+        [band.end_ns for band in training],
+        [band.rank for band in training],
     )
     operations = analysis.clocks.align(analysis.tables["operations"], "start_ns", "end_ns")
     waits = operations.filter(pl.col("wait_ns") > 0)
-    start_ns, wait_ns, rank = (waits[name].to_numpy() for name in ("start_ns", "wait_ns", "rank"))
+    start_ns = waits["start_ns"].to_numpy()
+    wait_ns = waits["wait_ns"].to_numpy()
+    rank = waits["rank"].to_numpy()
     share = ratio((union(start_ns, start_ns + wait_ns, rank) & trained).total_ns, trained.total_ns)
     if share is None or share < MIN_SHARE:
         return ""
@@ -304,14 +317,13 @@ def late_start(analysis: Analysis) -> LateStart | None:
     late_starts = []
     for iteration in analysis.role_results.iterations:
         tail = iteration.rollout_tail
-        rollouts = [
-            b
-            for b in analysis.role_results.bands
-            if (b.phase, b.iteration) == (ROLLOUT, iteration.index)
-        ]
-        starts = {
-            rank: start for rank, (start, _) in band_spans(rollouts, lambda band: band.rank).items()
-        }
+        rollouts = []
+        for band in analysis.role_results.bands:
+            if band.phase == ROLLOUT and band.iteration == iteration.index:
+                rollouts.append(band)
+        starts = {}
+        for rank, (start, _) in band_spans(rollouts, lambda band: band.rank).items():
+            starts[rank] = start
         if tail is None or tail.last_rank not in starts:
             continue
         first = min(starts, key=lambda rank: starts[rank])
@@ -333,10 +345,14 @@ def late_start(analysis: Analysis) -> LateStart | None:
     )
 
 
+def _rollout_tails(iterations: Sequence[Iteration]) -> list[RolloutTail]:
+    """Return the tails of the iterations in which several ranks roll out."""
+    tails = [iteration.rollout_tail for iteration in iterations]
+    return [tail for tail in tails if tail is not None]
+
+
 def _tail_sentence(iterations: Sequence[Iteration]) -> str:
-    tails = [
-        iteration.rollout_tail for iteration in iterations if iteration.rollout_tail is not None
-    ]
+    tails = _rollout_tails(iterations)
     if not tails:
         return ""
     ranks = {tail.rank for tail in tails}

@@ -79,26 +79,21 @@ def _facts_of(contents: MemoryContents) -> list[str]:
 
 def contents_table(document: MemoryDocument) -> Table:
     """Return what fills each GPU at its peak, in GB."""
-    present = {name for snapshot in document.snapshots for name in snapshot.contents.by_category}
+    present: set[str] = set()
+    for snapshot in document.snapshots:
+        present.update(snapshot.contents.by_category)
     categories = [name for name in WORDS.memory_categories if name in present]
+    all_contents = [snapshot.contents for snapshot in document.snapshots]
     columns = [Column("holds")]
     columns += [Column(_name(snapshot), "figure") for snapshot in document.snapshots]
     rows: list[tuple[object, ...]] = []
     for category in categories:
-        sizes = [snapshot.contents.by_category.get(category, 0) for snapshot in document.snapshots]
+        sizes = [contents.by_category.get(category, 0) for contents in all_contents]
         rows.append((WORDS.memory_categories[category], *map(gb, sizes)))
-    rows.append(
-        ("allocated", *(gb(snapshot.contents.peak.bytes) for snapshot in document.snapshots))
-    )
-    rows.append(
-        ("active", *(gb(snapshot.contents.peak.active_bytes) for snapshot in document.snapshots))
-    )
-    rows.append(
-        (
-            "reserved",
-            *(gb(snapshot.contents.peak.reserved_bytes) for snapshot in document.snapshots),
-        )
-    )
+    peaks = [contents.peak for contents in all_contents]
+    rows.append(("allocated", *(gb(peak.bytes) for peak in peaks)))
+    rows.append(("active", *(gb(peak.active_bytes) for peak in peaks)))
+    rows.append(("reserved", *(gb(peak.reserved_bytes) for peak in peaks)))
     notes = ["active: allocated, or freed and still in use by a stream"]
     return Table(tuple(columns), tuple(rows), tuple(notes), frozenset({len(rows) - 3}))
 

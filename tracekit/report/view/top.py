@@ -127,10 +127,11 @@ def lost_tile(budget: Budget, *, idle_known: bool = True) -> Tile:
     exposed_ns = sum(budget.exposed_ns.values())
     longest = sorted(budget.exposed_ns.items(), key=lambda item: -item[1])
     named = [(label, ns) for label, ns in longest if ns >= MIN_SHARE_NAMED * span_ns]
-    labels = [
-        f"{LABEL_WORDS.get(label, label)} ({label}) {percent(ns / span_ns, digits=0)}"
-        for label, ns in named
-    ]
+    labels = []
+    for label, ns in named:
+        labels.append(
+            f"{LABEL_WORDS.get(label, label)} ({label}) {percent(ns / span_ns, digits=0)}"
+        )
     labels = labels[:MAX_LABELS_IN_TILE] + (
         ["and others"] if len(labels) > MAX_LABELS_IN_TILE else []
     )
@@ -223,17 +224,19 @@ def figure_of(finding: Finding) -> str:
 
 def cards(findings: Sequence[Finding]) -> list[Card]:
     """Return a card for each finding, in their order."""
-    return [
-        Card(
-            number,
-            finding,
-            figure_of(finding),
-            _of_step(finding),
-            section=SECTION_OF_CODE.get(finding.code),
-            search=_search(finding),
+    numbered_cards = []
+    for number, finding in enumerate(findings, start=1):
+        numbered_cards.append(
+            Card(
+                number,
+                finding,
+                figure_of(finding),
+                _of_step(finding),
+                section=SECTION_OF_CODE.get(finding.code),
+                search=_search(finding),
+            )
         )
-        for number, finding in enumerate(findings, start=1)
-    ]
+    return numbered_cards
 
 
 def _search(finding: Finding) -> str | None:
