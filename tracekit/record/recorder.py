@@ -144,7 +144,8 @@ class Recorder:
         self._profile.start()
 
     def _finish(self) -> None:
-        profile, self._profile = self._profile, None
+        profile = self._profile
+        self._profile = None
         if profile is None:
             return
         elapsed_s = time.perf_counter() - self._started_s
@@ -212,7 +213,8 @@ class _TrainingRecorder:
     """
 
     def __init__(self, folder: str | os.PathLike[str], options: dict[str, Any]) -> None:
-        self._folder, self._options = folder, options
+        self._folder = folder
+        self._options = options
         self._recorder: Recorder | None = None
 
     def begin(self, *_: Any, **__: Any) -> None:
@@ -223,7 +225,8 @@ class _TrainingRecorder:
             self._recorder.step()
 
     def end(self, *_: Any, **__: Any) -> None:
-        recorder, self._recorder = self._recorder, None
+        recorder = self._recorder
+        self._recorder = None
         if recorder is not None:
             recorder.__exit__(None, None, None)
 
