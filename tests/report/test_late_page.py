@@ -30,6 +30,22 @@ def test_the_page_has_a_red_cell_per_late_step():
     assert "<script" not in page
 
 
+@pytest.mark.slow
+def test_the_page_fits_a_phone(window, tmp_path):
+    path = tmp_path / "late.html"
+    path.write_text(render_late_page(late(SAMPLES / "late")), encoding="utf-8")
+    window.set_viewport_size({"width": 390, "height": 844})
+    window.goto(path.as_uri())
+    assert window.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_no_folder_of_the_user_is_on_the_page(tmp_path):
+    """One rank's dump is missing, which a notice may say with the path of the others."""
+    folder = tmp_path / "home/ada/run"
+    folder.mkdir(parents=True)
+    assert "ada" not in render_late_page(late(write_dumps(folder, ddp_dumps(2, 10))))
+
+
 def test_names_from_files_are_escaped_on_the_page(tmp_path):
     dumps = ddp_dumps(2, 10)
     for content in dumps:

@@ -35,6 +35,14 @@ def picture_attributes(height: int) -> str:
     )
 
 
+def scrolled_picture(content: str, height: int, *, name: str = "") -> str:
+    """Return a picture of this content; it scrolls where a screen is too narrow for its texts."""
+    attributes = f'class="{name}" ' if name else ""
+    return (
+        f'<div class="scroll"><svg {attributes}{picture_attributes(height)}>{content}</svg></div>'
+    )
+
+
 def collective_timeline(run: WholeRun, *, level: int = 2) -> str:
     """Return the collectives around the latest step as a picture: a row per rank, a bar per collective.
 
@@ -69,7 +77,7 @@ def collective_timeline(run: WholeRun, *, level: int = 2) -> str:
     left_out = len(present) - len(shown)
     more = f"; {counted(left_out, 'more rank')} not shown" if left_out else ""
     note = f"a bar per collective, pale while it waits for the last rank to join; a line where the host called it{more}"
-    svg = f'<svg class="collectives" {picture_attributes(height)}>{"".join(pieces)}</svg>'
+    svg = scrolled_picture("".join(pieces), height, name="collectives")
     return f'<h{level}>{html(title)}</h{level}>{svg}<p class="note">{html(capitalize(note))}.</p>'
 
 

@@ -16,7 +16,7 @@ from tracekit.report.html.collectives import (
     ROW_HEIGHT,
     WIDTH,
     collective_timeline,
-    picture_attributes,
+    scrolled_picture,
 )
 from tracekit.report.html.places import PathNames
 from tracekit.report.html.source_paths import shorten_source_paths
@@ -39,10 +39,18 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem; color: #1c2330; }
 h1 { font-size: 1.25rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .7rem .15rem 0; text-align: right; } th { font-weight: 500; color: #667; }
+th, td { padding: .15rem .7rem .15rem 0; text-align: right; } td { white-space: nowrap; } th { font-weight: 500; color: #667; }
 td:first-child, th:first-child { text-align: left; } .note { color: #667; font-size: .9rem; }
 svg text { font: 11px system-ui, sans-serif; fill: #667; }
-@media (prefers-color-scheme: dark) { body { background: #12161d; color: #dde3ee; } }
+.scroll { overflow-x: auto; max-width: 100%; }
+@media (prefers-color-scheme: dark) {
+  body { background: #12161d; color: #dde3ee; }
+  th, .note { color: #9eabb6; } svg text { fill: #9eabb6; }
+}
+@media (max-width: 640px) {
+  body { margin: 1rem auto; } h1 { font-size: 1.1rem; }
+  .scroll svg { width: 640px; }
+}
 """
 
 
@@ -70,7 +78,10 @@ def render_late_page(run: WholeRun) -> str:
         list_of_lines(notices),
     ]
     body = "\n".join(part for part in parts if part)
-    head = f'<meta charset="utf-8"><title>{html(title)}</title><style>{_STYLE}</style>'
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    )
+    head += f"<title>{html(title)}</title><style>{_STYLE}</style>"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
@@ -90,8 +101,9 @@ def table_of(title: str, table: Table | None, *, level: int = 2) -> str:
         cells = [column.bare(value) for column, value in zip(table.columns, row, strict=True)]
         rows.append("<tr>" + "".join(f"<td>{html(cell)}</td>" for cell in cells) + "</tr>")
     notes = "".join(f'<p class="note">{html(note)}</p>' for note in table.remarks())
+    body = f"<tr>{heads}</tr>{''.join(rows)}"
     return (
-        f"<h{level}>{html(title)}</h{level}><table><tr>{heads}</tr>{''.join(rows)}</table>{notes}"
+        f'<h{level}>{html(title)}</h{level}><div class="scroll"><table>{body}</table></div>{notes}'
     )
 
 
@@ -122,11 +134,11 @@ def heat_map(run: WholeRun, *, level: int = 2) -> str:
     height = len(shown) * ROW_HEIGHT + 16
     ends = f'<text x="{LABEL_WIDTH}" y="{height - 3}">step {steps[0]}</text>'
     ends += f'<text x="{WIDTH}" y="{height - 3}" text-anchor="end">step {int(run.lateness.steps[-1])}</text>'
-    note = f"red: late by more than is usual in this run ({ms(threshold)} in a step); the darker, the later"
+    note = f"red: late by more than is usual in this run ({ms(threshold)} in a step); the stronger, the later"
     left_out = len(ranks) - len(shown)
     if left_out:
         note += f"; {left_out} ranks with less lateness are not shown"
-    svg = f"<svg {picture_attributes(height)}>{''.join(cells)}{ends}</svg>"
+    svg = scrolled_picture("".join(cells) + ends, height)
     return f'<h{level}>Lateness by rank and step</h{level}>{svg}<p class="note">{html(note)}</p>'
 
 
@@ -151,7 +163,10 @@ def transfer_lines(run: WholeRun, *, level: int = 2) -> str:
         )
         label = f"{entry.op} of {size(entry.bytes)}, group {entry.group}: up to {ms(highest)}"
         pictures.append(
-            f'<svg {picture_attributes(LINE_HEIGHT)}><text x="0" y="10">{html(label)}</text>'
-            f'<polyline points="{points}" fill="none" stroke="#1f77b4" stroke-width="1"/></svg>'
+            scrolled_picture(
+                f'<text x="0" y="10">{html(label)}</text>'
+                f'<polyline points="{points}" fill="none" stroke="#1f77b4" stroke-width="1"/>',
+                LINE_HEIGHT,
+            )
         )
     return f"<h{level}>Transfers over time</h{level}>{''.join(pictures)}" if pictures else ""
