@@ -39,7 +39,8 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem; color: #1c2330; }
 h1 { font-size: 1.25rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .7rem .15rem 0; text-align: right; } td { white-space: nowrap; } th { font-weight: 500; color: #667; }
+th, td { padding: .15rem .7rem .15rem 0; text-align: right; }
+td { white-space: nowrap; } th { font-weight: 500; color: #667; }
 td:first-child, th:first-child { text-align: left; } .note { color: #667; font-size: .9rem; }
 svg text { font: 11px system-ui, sans-serif; fill: #667; }
 .scroll { overflow-x: auto; max-width: 100%; }
