@@ -2,22 +2,29 @@
 
 ``python -m docsite.answers`` rewrites every block that begins with ``$ tracekit``; tests hold the
 blocks against the same output. A block may show parts of an answer: a line ``…`` stands for what is
-left out.
+left out. It also fills the examples of findings, from the figures in ``finding_examples.toml``.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
+import msgspec
 from typer.testing import CliRunner
 
 from tracekit.cli import make_app
+from tracekit.findings import Finding
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS = {"README.md": 90, "docs/gallery.md": 90, "docs/late.md": 100, "docs/gate.md": 120}
 """Columns of the terminal that the answers of each page are printed in."""
+FINDINGS_PAGE = "docs/findings.md"
+"""Page whose table has an example of each finding."""
+EXAMPLES = Path(__file__).with_name("finding_examples.toml")
+"""Figures of these examples."""
 LEFT_OUT = "…"
 """Line that stands for lines of the answer that are not shown."""
 BLOCK = re.compile(r"^\$ tracekit ([^\n]+)\n(.*?)```", re.DOTALL | re.MULTILINE)
@@ -73,11 +80,29 @@ def write_again(text: str, width: int) -> str:
     return BLOCK.sub(block, text)
 
 
+def fill_examples(text: str) -> str:
+    """Return the page of findings with the example of each row of its table as it is worded now."""
+    examples = tomllib.loads(EXAMPLES.read_text(encoding="utf-8"))
+    lines: list[str] = []
+    for line in text.split("\n"):
+        cells = line.split(" | ")
+        example = examples.get(cells[0].removeprefix("| ")) if len(cells) == 3 else None
+        if example is None:
+            lines.append(line)
+            continue
+        finding = msgspec.convert({"cost_ns": 1, "share": 1.0, **example}, Finding)
+        sentence = finding.text.replace("_", r"\_")
+        lines.append(f"{cells[0]} | {cells[1]} | {sentence} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Rewrite the pages; commands name their samples as seen from the repository."""
     for name, width in WIDTHS.items():
         page = ROOT / name
         page.write_text(write_again(page.read_text(encoding="utf-8"), width), encoding="utf-8")
+    page = ROOT / FINDINGS_PAGE
+    page.write_text(fill_examples(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

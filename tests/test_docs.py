@@ -9,14 +9,24 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import typer.main
 
-from docsite.answers import BLOCK, WIDTHS, answer, shown_lines
+from docsite.answers import (
+    BLOCK,
+    EXAMPLES,
+    FINDINGS_PAGE,
+    WIDTHS,
+    answer,
+    fill_examples,
+    shown_lines,
+)
 from tests.kept import analysis_of
 from tracekit.cli import make_app
+from tracekit.report.findings import templates
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.screen import Screen
 
@@ -135,6 +145,16 @@ def test_an_answer_that_is_shown_is_what_the_command_prints(monkeypatch, page, w
         render(analysis_of(ROOT / analyzed["path"]), screen, full=analyzed["full"] is not None)
         printed = [line.rstrip() for line in report.getvalue().rstrip("\n").split("\n")]
     assert shown.rstrip("\n").split("\n") == shown_lines(shown, printed)
+
+
+def test_the_page_of_findings_has_an_example_of_each_row_in_todays_words():
+    """``python -m docsite.answers`` writes them again."""
+    page = (ROOT / FINDINGS_PAGE).read_text(encoding="utf-8")
+    assert fill_examples(page) == page
+    rows = re.findall(r"^\| (`.+) \| .+ \| .+ \|$", page.partition("| code |")[2], re.MULTILINE)
+    assert rows == list(tomllib.loads(EXAMPLES.read_text(encoding="utf-8")))
+    named = set(re.findall(r"`(\w+)`", " ".join(rows)))
+    assert named == set(templates()) - {"options"}
 
 
 @pytest.mark.slow

@@ -192,6 +192,31 @@ def test_one_rank_does_not_tell_waiting_from_transfer(tmp_path, world_size, case
     assert findings["recording"].text.endswith(why)
 
 
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", {"exposed_copy"}),
+        ("Memcpy DtoD (Device -> Device)", set()),
+    ],
+)
+def test_without_the_host_copies_from_it_are_exposed_and_those_on_the_device_are_not(
+    findings_of, name, codes
+):
+    def fill(recording, start, _):
+        recording.copy(start + 0.1, start + 0.2, start + 0.3, start + 9.3, name=name)
+        recording.kernel(start + 0.4, start + 9.3, start + 19.9)
+        recording.events = [
+            event
+            for event in recording.events
+            if event["cat"] in ("kernel", "gpu_memcpy", "user_annotation")
+        ]
+
+    findings = findings_of(fill)
+    assert {code for code in findings if "exposed" in code} == codes
+    if codes:
+        assert findings["exposed_copy"].share == pytest.approx(0.45, rel=0.02)
+
+
 def test_hints_about_collectives_are_not_given_for_copies(findings_of):
     def fill(recording, start, _):
         recording.copy(

@@ -68,7 +68,7 @@ def test_a_late_host_under_cuda_graphs_gets_no_advice_to_use_them():
     assert "fewer and larger graphs" in finding.advice
 
 
-@pytest.mark.parametrize(("bubble", "cases"), [(0.06, ["own_bubble"]), (0.04, [])])
+@pytest.mark.parametrize(("bubble", "cases"), [(0.055, ["own_bubble"]), (0.045, [])])
 def test_a_bubble_of_a_twentieth_is_a_finding(bubble, cases):
     assert [
         finding.case for finding in schedule_findings(context({}, ideal_bubble=bubble))

@@ -97,7 +97,7 @@ def test_a_slow_steps_cost_is_its_excess_divided_by_the_recorded_steps(slow_step
     assert finding.evidence["copies_to_host"] == 5
 
 
-@pytest.mark.parametrize(("length", "is_checkpoint"), [(3.4, True), (1.5, False)])
+@pytest.mark.parametrize(("length", "is_checkpoint"), [(2.5, True), (2.0, False)])
 def test_copies_to_the_host_explain_a_slow_step_from_a_tenth_of_its_excess_on(
     slow_step_of, length, is_checkpoint
 ):

@@ -82,7 +82,16 @@ def constant_value(module, name):
     raise LookupError(f"{module}:{name}: {module} has no constant {name}")
 
 
-DECIDING = ("classify", "align", "metrics/causes.py", "reconstruct", "against_ideal", "whatif")
+DECIDING = (
+    "classify",
+    "align",
+    "metrics/causes.py",
+    "metrics/host_time.py",
+    "reconstruct",
+    "against_ideal",
+    "whatif",
+    "findings",
+)
 """Packages and modules whose constants decide answers."""
 
 

@@ -14,6 +14,11 @@ from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 REDUCTIONS = r"(?i)all_?reduce|reduce_?scatter"
 """Operations that sum gradients over ranks."""
+HOST_COPIES = (
+    r"(?i)HtoD|DtoH|Host-?to-?Device|Device-?to-?Host"
+    r"|(Host|Pageable|Pinned) ->|-> (Host|Pageable|Pinned)"
+)
+"""Names of copies between the host and the GPU."""
 MIN_REPEATED_BYTES_SHARE = 0.5
 """Share of a step's reduced bytes that repeated sizes must be, to be those of the gradients; the
 rest, such as a loss that is averaged once, is left out."""
@@ -29,7 +34,9 @@ def exposed_findings(context: Context) -> Iterator[Finding]:
     pageable_share = exposed_pageable_share(context)
     for label, label_ns in exposed_ns.items():
         ns = label_ns
-        if not ns or label == "memory":  # copies on the device are not asked to overlap
+        if label == "memory":  # copies on the device are not asked to overlap
+            ns = min(ns, _host_copies_ns(context))
+        if not ns:
             continue
         if label in COPY_LABELS and pageable_share:
             ns = round(ns * (1 - pageable_share))  # the rest is a finding about the host
@@ -42,6 +49,13 @@ def exposed_findings(context: Context) -> Iterator[Finding]:
         yield _exposed(context, label, ns)
 
 
+def _host_copies_ns(context: Context) -> int:
+    """Return the time per step of copies between host and GPU whose role is unknown, mean of ranks."""
+    kernels = context.analysis.tables["kernels"].filter(pl.col("label").cast(pl.String) == "memory")
+    is_host_copy = pl.col("name").cast(pl.String).str.contains(HOST_COPIES)
+    return round(kernels.filter(is_host_copy)["ns"].sum())
+
+
 def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
     """Return the finding about one exposed label."""
     total = context.analysis.total
@@ -52,8 +66,10 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
         cause = "unknown"
     evidence = _transfer(context, label, because_ns)
     hidden = context.predict(f"hide {label}") if label in COMMUNICATION_LABELS else None
+    unhideable_ns = evidence.get("unhideable_ns")
+    cannot_hide = isinstance(unhideable_ns, int) and unhideable_ns > 0 and cause != "peer_late"
     halved = f"{label} x0.5"
-    faster = context.predict(halved) if label in COMMUNICATION_LABELS else None
+    faster = context.predict(halved) if label in COMMUNICATION_LABELS and cannot_hide else None
     hide_saves_ns = 0 if hidden is None else hidden.saves_ns or 0
     link_saves_ns = 0 if faster is None else faster.saves_ns or 0
     wait_share = because_ns.get("peer_late", 0) / max(sum(because_ns.values()), 1)
@@ -63,9 +79,7 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
         "wait_share": round(wait_share, 4),
         "label": label,
     }
-    unhideable_ns = evidence.get("unhideable_ns")
-    cannot_hide = isinstance(unhideable_ns, int) and unhideable_ns > 0 and cause != "peer_late"
-    if cannot_hide and link_saves_ns > hide_saves_ns:
+    if link_saves_ns > hide_saves_ns:
         chosen, change, certain = faster, halved, "possible"
     else:
         chosen, change, certain = hidden, f"hide {label}", "bounded"

@@ -48,6 +48,9 @@ make a view."""
 MIN_PYTHON_NS = 500_000
 """Stretch without any range from which the host is in Python; shorter ones lie between two
 launches."""
+MIN_WITHOUT_CALL_NS = 2_000_000
+"""Stretch without any call of the GPU's library from which the host does not launch at all: even
+short operators in it work on the CPU."""
 MIN_LEAD_NS = 1_000_000
 """Time by which the host launches work before the GPU starts it, from which on it is ahead: with
 less, the GPU runs out of work at the next few short kernels."""
@@ -107,9 +110,11 @@ def measure_host_time(
         return HOST_TIME.to_frame(), HOST_PLACES.to_frame()
     window = union(timed["interval_start_ns"].to_numpy(), timed["interval_end_ns"].to_numpy())
     idle = window - busy - _idle_after_launches(gaps)
-    ranges = _ranges_by_code(host, gpu_events)
+    without_calls = _long_stretches(window - _calls(host), MIN_WITHOUT_CALL_NS)
+    ranges = _ranges_by_code(host, gpu_events, without_calls)
     any_range = union(host["start_ns"].to_numpy(), host["end_ns"].to_numpy())
-    in_python = _long_stretches(window - any_range)
+    outside_ranges = window - any_range
+    in_python = _long_stretches(outside_ranges, MIN_PYTHON_NS) | (outside_ranges & without_calls)
     recovered_ns = _times_of_lead(gpu_events)
     lost_lead = EMPTY
     times = []
@@ -155,13 +160,26 @@ def _launching_threads(events: pl.DataFrame, gpu_events: pl.DataFrame) -> pl.Dat
     return named.filter(~is_mark).sort("tid", "start_ns", maintain_order=True).collect()
 
 
-def _ranges_by_code(host: pl.DataFrame, gpu_events: pl.DataFrame) -> dict[str, pl.DataFrame]:
+def _calls(host: pl.DataFrame) -> Intervals:
+    """Return the time in which any launching thread is in a call of the GPU's library."""
+    calls = host.filter(pl.col("kind").is_in(["runtime", "driver"]))
+    return union(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
+
+
+def _ranges_by_code(
+    host: pl.DataFrame, gpu_events: pl.DataFrame, without_calls: Intervals
+) -> dict[str, pl.DataFrame]:
     """Return the ranges of each activity that is recognised by a name or by a copy's kind.
 
     With the operator around.
     """
     is_call = pl.col("kind").is_in(["runtime", "driver"])
-    name = pl.col("name")
+    names = host["name"].unique()
+
+    def is_named(pattern: str) -> pl.Expr:
+        """Return whether a range's name matches; the pattern is tried once per distinct name."""
+        return pl.col("name").is_in(names.filter(names.str.contains(pattern)).implode())
+
     copies = (
         gpu_events.select("correlation", copy=pl.col("name").cast(pl.String))
         .drop_nulls()
@@ -170,14 +188,14 @@ def _ranges_by_code(host: pl.DataFrame, gpu_events: pl.DataFrame) -> dict[str, p
     pageable = copies.filter(pl.col("copy").str.contains("(?i)pageable"))
     allocation = HOST_CALLS["allocation"]
     ranges = {
-        "compile": host.filter(~is_call & name.str.contains(COMPILATION)),
-        "data_loading": host.filter(~is_call & name.str.contains(DATA_LOADING)),
+        "compile": host.filter(~is_call & is_named(COMPILATION)),
+        "data_loading": host.filter(~is_call & is_named(DATA_LOADING)),
         "pageable_copy": _named_after_copies(
-            host.filter(is_call & name.str.contains(LAUNCH_PATTERN)), pageable
+            host.filter(is_call & is_named(LAUNCH_PATTERN)), pageable
         ),
-        "allocator": host.filter(is_call & name.str.contains(allocation)),
+        "allocator": host.filter(is_call & is_named(allocation)),
         "host_sync": _synchronisations(host),
-        "host_compute": _cpu_operators(host),
+        "host_compute": _cpu_operators(host, without_calls),
     }
     for code in ("pageable_copy", "allocator"):
         ranges[code] = _with_operator(ranges[code], host)
@@ -186,6 +204,8 @@ def _ranges_by_code(host: pl.DataFrame, gpu_events: pl.DataFrame) -> dict[str, p
 
 def _named_after_copies(calls: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
     """Return the calls that launch *copies*, under the name of the copy, which tells its direction."""
+    if copies.is_empty():
+        return calls.clear()
     launching = calls.join(copies, on="correlation", maintain_order="left")
     return launching.with_columns(name="copy").drop("copy")
 
@@ -205,12 +225,18 @@ def _synchronisations(host: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([_with_operator(calls, host), operators])
 
 
-def _cpu_operators(host: pl.DataFrame) -> pl.DataFrame:
-    """Return the operators that launch nothing and take too long to be mere overhead: they run on the CPU."""
-    operators = host.filter(
-        (pl.col("kind") == "cpu_op")
-        & (pl.col("end_ns") - pl.col("start_ns") >= MIN_CPU_OPERATOR_NS)
-    )
+def _cpu_operators(host: pl.DataFrame, without_calls: Intervals) -> pl.DataFrame:
+    """Return the operators that run on the CPU.
+
+    They launch nothing, and take too long to be mere overhead or lie in a long stretch in which
+    nothing is launched.
+    """
+    all_operators = host.filter(pl.col("kind") == "cpu_op")
+    is_long = pl.col("end_ns") - pl.col("start_ns") >= MIN_CPU_OPERATOR_NS
+    start = all_operators["start_ns"].to_numpy()
+    end = all_operators["end_ns"].to_numpy()
+    is_apart = without_calls.covered_ns(start, end) == end - start
+    operators = all_operators.filter(is_long | pl.Series(is_apart, dtype=pl.Boolean))
     calls = host.filter(pl.col("kind").is_in(["runtime", "driver"]))
     return operators.filter(~pl.Series(_contains_any(operators, calls))).with_columns(
         op=pl.col("name")
@@ -234,6 +260,8 @@ def _contains_any(ranges: pl.DataFrame, points: pl.DataFrame) -> Bools:
 
 def _with_operator(calls: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
     """Return calls with the operator that each is made in: the last one that began before it, if it had not ended."""
+    if calls.is_empty():
+        return calls.with_columns(op=pl.lit(None, pl.String))
     operators = host.filter(pl.col("kind") == "cpu_op").select(
         "tid", "start_ns", op="name", op_end_ns="end_ns"
     )
@@ -255,9 +283,9 @@ def _idle_after_launches(gaps: pl.DataFrame) -> Intervals:
     return union(stretches["start_ns"].to_numpy(), stretches["end_ns"].to_numpy())
 
 
-def _long_stretches(intervals: Intervals) -> Intervals:
-    """Return the stretches in which the host is in Python, without those between two launches."""
-    is_long = intervals.end_ns - intervals.start_ns >= MIN_PYTHON_NS
+def _long_stretches(intervals: Intervals, min_ns: int) -> Intervals:
+    """Return the stretches of at least *min_ns*, without those between two launches."""
+    is_long = intervals.end_ns - intervals.start_ns >= min_ns
     return Intervals(
         intervals.group[is_long], intervals.start_ns[is_long], intervals.end_ns[is_long]
     )
@@ -290,9 +318,12 @@ def _time_by_part(
     """Return ``HOST_TIME`` of one activity."""
     start = steps["interval_start_ns"].to_numpy()
     end = steps["interval_end_ns"].to_numpy()
-    names = named.filter(~pl.col("name").str.contains(WRAPPERS))
-    longest = _longest_name(names, "name")
-    operator = _longest_name(names, "op") if "op" in names.columns else None
+    longest = None
+    operator = None
+    if len(named):
+        names = named.filter(~pl.col("name").str.contains(WRAPPERS))
+        longest = _longest_name(names, "name")
+        operator = _longest_name(names, "op") if "op" in names.columns else None
     return pl.DataFrame(
         {
             "part": steps["part"].cast(pl.Int64),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ BYTES_BY_DTYPE = {
 MIN_LIST_ELEMENT_BYTES = 2
 """Bytes of an element of a parameter, gradient or state, whose types lists of tensors do not
 record."""
+MAX_CACHED_SHAPES = 4096
+"""Shapes and types whose bytes are remembered: ranks and modules repeat them."""
 MAX_ROWS_PER_RANK = 100
 """Rows that are kept of each rank, those that take longest."""
 
@@ -142,6 +145,7 @@ def kind_of(op: str | None) -> str | None:
     return next((kind for kind in KINDS if op is not None and re.search(_TABLES[kind], op)), None)
 
 
+@lru_cache(maxsize=MAX_CACHED_SHAPES)
 def moved_bytes(kind: str, shapes: str, dtypes: str) -> int | None:
     """Return the bytes that one call moves at least.
 
