@@ -501,3 +501,51 @@ def test_folders_of_users_are_replaced(text):
     redacted = NameRedactor().redact(text)
     assert "ann" not in redacted
     assert "zeppelin" not in redacted
+
+
+@pytest.mark.parametrize("separator", [" ", ".", "_", "-", ", ", "::", " / "])
+@pytest.mark.parametrize("word", ["vermilion", "Vermilion", "acme"])
+def test_a_word_written_letter_by_letter_is_one_word(separator, word):
+    spaced = separator.join(word)
+    redactor = NameRedactor()
+    assert redactor.redact(f"load {spaced} forward") == "load x1 forward"
+    assert redactor.redact_code(f"void gemm<{spaced}>(float)") == "void gemm<x1>(float)"
+
+
+def test_letters_one_by_one_inside_of_a_word_are_replaced():
+    assert NameRedactor().redact("triton_poi_fused_v_e_r_m_3") == "triton_poi_fused_x1_3"
+    assert "e_r_m" not in NameRedactor().redact("cudav_e_r_m_i_l")
+
+
+def test_three_letters_in_a_row_are_no_word():
+    assert NameRedactor().redact_code("gemm<T, U, V>") == "gemm<T, U, V>"
+
+
+def test_letters_in_a_row_take_time_in_proportion():
+    began = time.process_time()
+    NameRedactor().redact(" a" * 200_000)
+    NameRedactor().redact("a." * 200_000 + "ab")
+    assert time.process_time() - began < 5
+
+
+def test_process_thread_and_flow_numbers_beyond_32_bits_are_replaced_alike(tmp_path):
+    card = 4111111111111111
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 2}
+    events = [{**kernel, "pid": card, "tid": 2**31}, {**kernel, "ph": "s", "tid": card, "id": card}]
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": events}))
+    redact(trace, tmp_path / "redacted.json")
+    first, second = json.loads((tmp_path / "redacted.json").read_text())["traceEvents"]
+    assert first["pid"] == second["tid"] == second["id"] == 4_000_000_000
+    assert first["tid"] == 2**31
+
+
+@pytest.mark.parametrize("value", [98765, [[98765, 4], [2]], "[[98765, 4], [2]]"])
+def test_a_number_given_as_a_word_is_replaced_in_lists_as_well(tmp_path, value):
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": [{**event, "args": {"Input Dims": value}}]}))
+    redact(trace, tmp_path / "kept.json")
+    assert "98765" in (tmp_path / "kept.json").read_text()
+    redact(trace, tmp_path / "redacted.json", words=["98765"])
+    assert "98765" not in (tmp_path / "redacted.json").read_text()

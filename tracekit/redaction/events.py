@@ -1,6 +1,7 @@
 """Redaction of one event or header entry of a PyTorch trace."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,9 @@ from tracekit.redaction.names import NameRedactor
 
 MAX_GROUP_NUMBER_DIGITS = 4
 """Digits of a process group's name that is a number."""
+
+_NUMBERS_IN_TEXT = re.compile(r"-?\d[\d.eE+-]*")
+"""Numbers of a list, such as [[4096, 1024]]."""
 
 
 class EventRedactor:
@@ -42,7 +46,7 @@ class EventRedactor:
             elif key == "cat":
                 redacted[key] = value if kind in fields.CATEGORIES else self._words(value)
             elif key in fields.EVENT_NUMBERS:
-                redacted[key] = value if fields.is_event_number(value) else self._words(value)
+                redacted[key] = self._event_number(key, value)
             elif key in ("ph", "bp", "s"):
                 redacted[key] = (
                     value if _is_text(value) and len(value) == 1 and value.isascii() else None
@@ -50,6 +54,14 @@ class EventRedactor:
             else:
                 self.dropped["arguments"] += 1
         return redacted
+
+    def _event_number(self, key: str, value: Any) -> Any:
+        """Return a time, or a process, thread or flow by its number, a large one by another number."""
+        if not fields.is_event_number(value):
+            return self._words(value)
+        if key in fields.EVENT_IDS and value is not None and abs(float(value)) >= fields.ID:
+            return NumberText(self._names.number_pseudonym(str(value)))
+        return value
 
     def _name(self, name: Any, kind: str) -> Any:
         if not _is_text(name):
@@ -80,7 +92,7 @@ class EventRedactor:
         return (
             key in limits
             and is_number(value, limits[key])
-            and not self._names.is_user_word(str(value))
+            and not any(map(self._names.is_user_word, _NUMBERS_IN_TEXT.findall(str(value))))
         )
 
     def _words(self, value: Any) -> Any:

@@ -29,6 +29,8 @@ ALLOCATOR_EVENT = "[memory]"
 """Name of the allocator's events, the only instants that stay."""
 STACK_KEYS = frozenset(_KEYS["stacks"])
 EVENT_NUMBERS = frozenset(("pid", "tid", "ts", "dur", "id"))
+EVENT_IDS = frozenset(("pid", "tid", "id"))
+"""Those of them that are numbers of something, of which 32 bits hold all that there can be."""
 ARGUMENT_TEXTS = frozenset(_KEYS["argument_texts"])
 GROUP_TEXTS = frozenset(_KEYS["group_texts"])
 HEADER_VERSIONS = frozenset(_KEYS["header_versions"])

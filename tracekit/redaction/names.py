@@ -19,6 +19,11 @@ MAX_CODE_DIGITS = 5
 """Digits of a template argument such as ``<128, 64>``."""
 MIN_LETTERS_TO_REPLACE_INSIDE = 4
 """Length from which a word given with ``--word`` is also replaced inside other words."""
+MIN_SPACED_LETTERS = 4
+"""Single letters in a row, each behind a space, dot, underscore or the like, that are one word:
+v e r m i l i o n."""
+FIRST_NUMBER_PSEUDONYM = 4_000_000_000
+"""First of the numbers that stand for process, thread and flow numbers beyond 32 bits."""
 MAX_CACHED_TEXTS = 100_000
 MAX_WORD_LENGTH = 2_000
 """Characters of a word that is looked into; a longer one is replaced as a whole."""
@@ -44,7 +49,14 @@ _LOCATION = "|".join(
     )
 )
 _LOCATIONS = re.compile(_LOCATION)
-_LOCATIONS_AND_WORDS = re.compile(rf"(?P<location>{_LOCATION})|[\w\u0080-\U0010ffff]+")
+_LETTER = r"[^\W\d_]"
+_SPACED_WORD = (
+    rf"(?<![^\W_]){_LETTER}(?:[\W_]{{1,3}}{_LETTER}){{{MIN_SPACED_LETTERS - 1},}}(?![^\W_])"
+)
+_SPACED_WORDS = re.compile(f"({_SPACED_WORD})")
+_LOCATIONS_AND_WORDS = re.compile(
+    rf"(?P<location>{_LOCATION}|{_SPACED_WORD})|[\w\u0080-\U0010ffff]+"
+)
 _PARTS = re.compile(r"\d{1,4}(?:x\d{1,4})+(?!\d)|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|_+|[^\d_A-Za-z]+")
 _TILE = re.compile(r"\d{1,4}(?:x\d{1,4})+", re.ASCII)
 _CODE_NUMBER = re.compile(rf"\d{{1,{MAX_CODE_DIGITS}}}(?:u|l|ul|ull|f)?", re.IGNORECASE | re.ASCII)
@@ -105,6 +117,7 @@ class NameRedactor:
         self.replaced = 0
         """Texts that were changed."""
         self._pseudonyms: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
         self._cache: dict[tuple[str, str], str] = {}
         folded = sorted(
             {_normalised(word).casefold() for word in words if word}, key=len, reverse=True
@@ -165,6 +178,15 @@ class NameRedactor:
         """Return the pseudonym of *text*: numbered in order of first use, so that nothing can be derived from it."""
         return self._pseudonyms.setdefault(text, f"x{len(self._pseudonyms) + 1}")
 
+    def number_pseudonym(self, number: str) -> int:
+        """Return the number that stands for a large one, as the file spells it, wherever it occurs.
+
+        >>> redactor = NameRedactor()
+        >>> [redactor.number_pseudonym(number) for number in ("4111111111111111", "-1e15", "-1e15")]
+        [4000000000, 4000000001, 4000000001]
+        """
+        return self._numbers.setdefault(number, FIRST_NUMBER_PSEUDONYM + len(self._numbers))
+
 
 class _WordPass:
     """One pass over a text, word by word.
@@ -204,6 +226,13 @@ class _WordPass:
         return self._redacted_word(word)
 
     def _redacted_word(self, word: str) -> str:
+        # Letters one by one, as in fused_v_e_r_m, stand at every other place.
+        parts = _SPACED_WORDS.split(word)
+        for i, part in enumerate(parts):
+            parts[i] = self._pseudonym(part) if i % 2 else self._redacted_part(part)
+        return "".join(parts)
+
+    def _redacted_part(self, word: str) -> str:
         pieces = groupby(self._pieces(word), key=lambda piece: piece[1])
         joined = [("".join(text for text, _ in group), is_known) for is_known, group in pieces]
         return "".join(text if is_known else self._without_stems(text) for text, is_known in joined)
