@@ -66,54 +66,46 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             clocks: Clock offsets of the ranks.
 
         """
-        numbers = [part.source.rank for part in parts]
-        operation_edges = [
-            *np.searchsorted(operations["rank"].to_numpy(), numbers).tolist(),
-            len(operations),
-        ]
+        edges = _operation_edges(operations, parts)
         operation_ids = to_int64(operations["id"])
         with_pieces: list[PathTables] = []
         columns: dict[str, list[npt.NDArray[Any]]] = {}
-        ends: list[pl.DataFrame] = []
-        first = [0]
-        for part, rank, (low, high) in zip(parts, numbers, pairwise(operation_edges), strict=True):
+        step_ends: list[pl.DataFrame] = []
+        first_pieces = [0]
+        for part, (first_operation, end_of_operations) in zip(parts, edges, strict=True):
             path = part.path.load()
             if path.is_empty():
                 continue
-            start = path["start_ns"].to_numpy()
-            end = path["end_ns"].to_numpy()
-            before = path["before"].to_numpy()
-            kind = path["kind"].to_physical().to_numpy().astype(np.uint8)
-            comm = np.flatnonzero(kind == _COMMUNICATION)
-            row = find_ids(to_int64(path["id"][comm]), operation_ids[low:high])
-            own_columns = {
-                # Before the trace: it stays.
-                "start": np.where(start < 0, start, clocks.to_common(rank, start)),
-                "end": clocks.to_common(rank, end),
-                "before": np.where(before >= 0, before + first[-1], -1).astype(np.int32),
-                "kind": kind,
-                "comm": comm + first[-1],
-                "row": np.where(row >= 0, row + low, -1).astype(np.int32),
-            }
-            for name, column in own_columns.items():
-                columns.setdefault(name, []).append(column)
-            own_ends = _step_ends(part.steps, path)
-            ends.append(
-                own_ends.select(
-                    "step",
-                    begin=clocks.to_common(rank, own_ends["begin_ns"].to_numpy()),
-                    rank_index=pl.lit(len(with_pieces)),
-                    piece=own_ends["piece"].to_numpy() + first[-1],
-                    end=clocks.to_common(rank, own_ends["end_ns"].to_numpy()),
-                )
+            first_piece = first_pieces[-1]
+            rank_columns = _rank_columns(
+                path,
+                clocks,
+                rank=part.source.rank,
+                first_piece=first_piece,
+                operation_ids=operation_ids[first_operation:end_of_operations],
+                first_operation=first_operation,
             )
-            first.append(first[-1] + len(path))
+            for name, column in rank_columns.items():
+                columns.setdefault(name, []).append(column)
+            rank_index = len(with_pieces)
+            step_ends.append(_rank_step_ends(part, path, clocks, rank_index, first_piece))
+            first_pieces.append(first_piece + len(path))
             with_pieces.append(part)
         # Each list is released before the next is joined, so that never much is in memory twice.
         joined = {name: np.concatenate(columns.pop(name)) for name in tuple(columns)}
-        step_ends = pl.concat(ends).sort("end", descending=True, maintain_order=True)
-        step_ends = step_ends.sort("step", nulls_last=True, maintain_order=True)
-        return cls(tuple(with_pieces), np.array(first, np.int64), **joined, step_ends=step_ends)
+        return cls(
+            parts=tuple(with_pieces),
+            first=np.array(first_pieces, np.int64),
+            start=joined["start"],
+            end=joined["end"],
+            before=joined["before"],
+            kind=joined["kind"],
+            comm=joined["comm"],
+            row=joined["row"],
+            step_ends=pl.concat(step_ends).sort(
+                "step", "end", descending=[False, True], nulls_last=True, maintain_order=True
+            ),
+        )
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -140,6 +132,73 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             tables.append(self.parts[index].path.load().select(columns)[rows])
         # The tables follow each other in *order*: put the rows back into the order of *pieces*.
         return pl.concat(tables)[np.argsort(order)]
+
+
+def _operation_edges(
+    operations: pl.DataFrame, parts: Sequence[PathTables]
+) -> list[tuple[int, int]]:
+    """Return for each of *parts*, which are in order of rank, its first operation and the one after its last."""
+    ranks = [part.source.rank for part in parts]
+    firsts = np.searchsorted(operations["rank"].to_numpy(), ranks).tolist()
+    return list(pairwise([*firsts, len(operations)]))
+
+
+def _rank_columns(
+    path: pl.DataFrame,
+    clocks: Clocks,
+    *,
+    rank: int,
+    first_piece: int,
+    operation_ids: Ints,
+    first_operation: int,
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of ``Pieces`` for the pieces of one rank.
+
+    Args:
+        path: Pieces of the rank; they count from 0 there.
+        clocks: Clock offsets of the ranks.
+        rank: The rank.
+        first_piece: Number of its first piece among those of all ranks.
+        operation_ids: Ids of its operations.
+        first_operation: Row of the first of them among the operations of all ranks.
+    """
+    start = path["start_ns"].to_numpy()
+    kind = path["kind"].to_physical().to_numpy().astype(np.uint8)
+    communications = np.flatnonzero(kind == _COMMUNICATION)
+    operation_rows = find_ids(to_int64(path["id"][communications]), operation_ids)
+    return {
+        # A negative start stands for one before the trace, which no clock moves.
+        "start": np.where(start < 0, start, clocks.to_common(rank, start)),
+        "end": clocks.to_common(rank, path["end_ns"].to_numpy()),
+        "before": _shift_known(path["before"].to_numpy(), first_piece),
+        "kind": kind,
+        "comm": communications + first_piece,
+        "row": _shift_known(operation_rows, first_operation),
+    }
+
+
+def _shift_known(index: Ints, offset: int) -> Int32s:
+    """Return *index* + *offset*, where -1, which means none, stays.
+
+    >>> _shift_known(np.array([0, -1, 2]), 10).tolist()
+    [10, -1, 12]
+    """
+    return np.where(index >= 0, index + offset, -1).astype(np.int32)
+
+
+def _rank_step_ends(
+    part: PathTables, path: pl.DataFrame, clocks: Clocks, rank_index: int, first_piece: int
+) -> pl.DataFrame:
+    """Return where the steps of one rank end (``Pieces.step_ends``), on the common clock."""
+    rank = part.source.rank
+    ends = _step_ends(part.steps, path)
+    return ends.select(
+        "step",
+        begin=clocks.to_common(rank, ends["begin_ns"].to_numpy()),
+        rank_index=pl.lit(rank_index),
+        piece=ends["piece"].to_numpy() + first_piece,
+        end=clocks.to_common(rank, ends["end_ns"].to_numpy()),
+    )
 
 
 def _step_ends(steps: pl.DataFrame, path: pl.DataFrame) -> pl.DataFrame:
