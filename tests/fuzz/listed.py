@@ -49,5 +49,7 @@ def _count_cut(text: str) -> int | None:
             return None
         except ValueError as error:
             is_cut = error.pos >= len(text.rstrip()) or "Unterminated string" in str(error)
-            return count + 1 if is_cut else None
+            # Objects listed inside the cut element may as well be events behind damage.
+            lists_objects = re.search(r"[\[,]\s*\{", text[i + 1 :]) is not None
+            return count + 1 if is_cut and not lists_objects else None
         count += 1
