@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from typing import NamedTuple
 
 import polars as pl
 
+from tracekit.documents.analysis import ChangedStep
 from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding, Place
+from tracekit.findings.finding import Certainty, EvidenceValue, Finding, Place
 from tracekit.findings.host import exposed_pageable_share
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
@@ -56,67 +58,111 @@ def _host_copies_ns(context: Context) -> int:
     return round(kernels.filter(is_host_copy)["ns"].sum())
 
 
+class Remedy(NamedTuple):
+    """What a change of exposed transfers would save."""
+
+    change: str | None = None
+    saves_ns: int | None = None
+    saves_range_ns: tuple[int, int] | None = None
+    certain: Certainty = "bounded"
+    case: str | None = None
+    """What the remedy says about the transfers, if it decides what to advise."""
+
+
 def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
     """Return the finding about one exposed label."""
-    total = context.analysis.total
-    because_ns = total.because_ns.get(label, {})
-    known_ns = {cause: ns for cause, ns in because_ns.items() if cause != "unknown"}
-    cause = max(known_ns, key=lambda name: known_ns[name], default="unknown")
-    if because_ns.get("unknown", 0) > sum(known_ns.values()):
-        cause = "unknown"
-    evidence = _transfer(context, label, because_ns)
-    hidden = context.predict(f"hide {label}") if label in COMMUNICATION_LABELS else None
-    unhideable_ns = evidence.get("unhideable_ns")
-    cannot_hide = isinstance(unhideable_ns, int) and unhideable_ns > 0 and cause != "peer_late"
-    halved = f"{label} x0.5"
-    faster = context.predict(halved) if label in COMMUNICATION_LABELS and cannot_hide else None
-    hide_saves_ns = 0 if hidden is None else hidden.saves_ns or 0
-    link_saves_ns = 0 if faster is None else faster.saves_ns or 0
+    because_ns = context.analysis.total.because_ns.get(label, {})
+    cause = _main_cause(because_ns)
+    transfer = _transfer(context, label, because_ns)
+    is_communication = label in COMMUNICATION_LABELS
+    remedy = Remedy()
+    if is_communication and cause != "peer_late":  # hiding transfers brings no late rank forward
+        remedy = _best_remedy(context, label, exposed_ns, unhideable_ns=transfer.unhideable_ns)
     wait_share = because_ns.get("peer_late", 0) / max(sum(because_ns.values()), 1)
-    evidence |= {
-        "exposed_ns": exposed_ns,
-        "cause": cause,
-        "wait_share": round(wait_share, 4),
-        "label": label,
-    }
-    if link_saves_ns > hide_saves_ns:
-        chosen, change, certain = faster, halved, "possible"
-    else:
-        chosen, change, certain = hidden, f"hide {label}", "bounded"
-    if cause == "peer_late":
-        chosen = None  # hiding transfers does not bring a late rank forward
-    saves_ns = None if chosen is None else max(chosen.saves_ns or 0, 0)
-    saves_range_ns = None if saves_ns is None else (0, saves_ns)
-    case = "too_little_compute" if certain == "possible" else cause
-    if cause == "launched_late" and context.uses_cuda_graphs:
-        case = "launched_late_under_graphs"
-    if cause == "unknown" and context.has_host_calls:
-        case = "unclear"
-    if saves_ns == 0:
-        # The replay keeps all of the host's time that no recorded call explains: if that is a wait
-        # for the GPU, as much as is exposed can be saved.
-        chosen = None
-        case = "host_takes_as_long"
-        certain = "possible"
-        saves_ns = None
-        saves_range_ns = (0, exposed_ns)
     return Finding(
-        code="exposed_comm" if label in COMMUNICATION_LABELS else "exposed_copy",
-        case=case,
+        code="exposed_comm" if is_communication else "exposed_copy",
+        case=_exposed_case(context, cause, remedy),
         cost_ns=exposed_ns,
         share=context.share(exposed_ns),
         where=longest_operations(context, label),
-        evidence=evidence | {"framework": context.framework},
-        change=None if chosen is None else change,
-        saves_ns=saves_ns,
-        saves_range_ns=saves_range_ns,
-        certain="possible" if certain == "possible" else "bounded",
+        evidence={
+            **transfer.evidence(),
+            "exposed_ns": exposed_ns,
+            "cause": cause,
+            "wait_share": round(wait_share, 4),
+            "label": label,
+            "framework": context.framework,
+        },
+        change=remedy.change,
+        saves_ns=remedy.saves_ns,
+        saves_range_ns=remedy.saves_range_ns,
+        certain=remedy.certain,
     )
 
 
-def _transfer(
-    context: Context, label: str, because_ns: Mapping[str, int]
-) -> dict[str, EvidenceValue]:
+def _main_cause(because_ns: Mapping[str, int]) -> str:
+    """Return the cause of most of the exposed time; unknown if more of it has none than has one.
+
+    >>> _main_cause({"same_stream": 5, "peer_late": 4, "unknown": 8})
+    'same_stream'
+    """
+    known_ns = {cause: ns for cause, ns in because_ns.items() if cause != "unknown"}
+    if because_ns.get("unknown", 0) > sum(known_ns.values()):
+        return "unknown"
+    return max(known_ns, key=lambda cause: known_ns[cause], default="unknown")
+
+
+def _best_remedy(context: Context, label: str, exposed_ns: int, *, unhideable_ns: int) -> Remedy:
+    """Return the change of a label's transfers that saves most: under compute, or twice as fast.
+
+    Faster transfers are considered only if compute cannot hide them all.
+    """
+    hide = f"hide {label}"
+    hidden = context.predict(hide)
+    hide_saves_ns = 0 if hidden is None else hidden.saves_ns or 0
+    halve = f"{label} x0.5"
+    halved = context.predict(halve) if unhideable_ns > 0 else None
+    halve_saves_ns = 0 if halved is None else halved.saves_ns or 0
+    if halve_saves_ns > max(hide_saves_ns, 0):
+        return Remedy(
+            halve, halve_saves_ns, (0, halve_saves_ns), "possible", case="too_little_compute"
+        )
+    if hidden is None:
+        return Remedy()
+    if hide_saves_ns > 0:
+        return Remedy(hide, hide_saves_ns, (0, hide_saves_ns))
+    # The replay keeps all of the host's time that no recorded call explains: if that is a wait for
+    # the GPU, as much as is exposed can be saved.
+    return Remedy(saves_range_ns=(0, exposed_ns), certain="possible", case="host_takes_as_long")
+
+
+def _exposed_case(context: Context, cause: str, remedy: Remedy) -> str:
+    """Return which case of the advice applies, the strongest statement first."""
+    if remedy.case == "host_takes_as_long":
+        return remedy.case
+    if cause == "unknown" and context.has_host_calls:
+        return "unclear"
+    if cause == "launched_late" and context.uses_cuda_graphs:
+        return "launched_late_under_graphs"
+    return remedy.case or cause
+
+
+class Transfer(NamedTuple):
+    """Exposed transfers of a label, per rank and step."""
+
+    transfer_ns: int
+    free_compute_ns: int
+    """Compute that hides nothing yet."""
+    unhideable_ns: int
+    """Transfer for which no compute is left."""
+    gb_per_s: float | None
+
+    def evidence(self) -> dict[str, EvidenceValue]:
+        """Return the figures that are known."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+def _transfer(context: Context, label: str, because_ns: Mapping[str, int]) -> Transfer:
     """Return how much of the exposed time is transfer, how fast that is, and the compute that could still hide it."""
     analysis = context.analysis
     total = analysis.total
@@ -128,23 +174,28 @@ def _transfer(
     )
     hidden_ns = sum(total.hidden_ns.get(name, 0) for name in ("communication", "copy"))
     free_ns = max(0, total.budget.compute_ns - hidden_ns)
-    evidence: dict[str, EvidenceValue] = {
-        "transfer_ns": transfer_ns // rank_steps,
-        "free_compute_ns": free_ns // rank_steps,
-        "unhideable_ns": max(transfer_ns - free_ns, 0) // rank_steps,
-    }
-    if analysis.rates is not None:
-        rows = analysis.rates.communication.filter(
-            pl.col("label") == label,
-            pl.col("algorithm_gb_s").is_not_null(),
-            pl.col("transfer_ns") > 0,
-        )
-        if len(rows):
-            weight = pl.col("transfer_ns") / pl.col("transfer_ns").sum()
-            evidence["gb_per_s"] = float(
-                rows.select((pl.col("algorithm_gb_s") * weight).sum()).item()
-            )
-    return evidence
+    return Transfer(
+        transfer_ns=transfer_ns // rank_steps,
+        free_compute_ns=free_ns // rank_steps,
+        unhideable_ns=max(transfer_ns - free_ns, 0) // rank_steps,
+        gb_per_s=_transfer_rate(context, label),
+    )
+
+
+def _transfer_rate(context: Context, label: str) -> float | None:
+    """Return the mean algorithm bandwidth of a label's transfers, weighted by their time; None if unknown."""
+    rates = context.analysis.rates
+    if rates is None:
+        return None
+    rows = rates.communication.filter(
+        pl.col("label") == label,
+        pl.col("algorithm_gb_s").is_not_null(),
+        pl.col("transfer_ns") > 0,
+    )
+    if rows.is_empty():
+        return None
+    weight = pl.col("transfer_ns") / pl.col("transfer_ns").sum()
+    return float(rows.select((pl.col("algorithm_gb_s") * weight).sum()).item())
 
 
 def longest_operations(context: Context, label: str) -> tuple[Place, ...]:
@@ -175,47 +226,57 @@ def repeated_reductions(context: Context) -> Iterator[Finding]:
     )
     if reductions.is_empty() or reductions["bytes"].null_count() == len(reductions):
         return
-    forwards = context.analysis.tables["timeline"].filter(
-        pl.col("label").cast(pl.String) == "forward"
-    )
-    counts: dict[object, list[int]] = {}
-    for (rank, step), of_step in reductions.group_by("rank", "step", maintain_order=True):
-        ordered = of_step.sort("start_ns")
-        starts = forwards.filter(pl.col("rank") == rank)["start_ns"].to_list()
-        repeated_sizes = drop_single_sizes(ordered)
-        count = count_repetitions(
-            repeated_sizes["bytes"].to_list(), repeated_sizes["start_ns"].to_list(), starts
-        )
-        counts.setdefault(step, []).append(count)
-    # Ranks reduce together: where one lost a kernel and shows no sequence, the others still do.
-    repeated = min((max(of_ranks) for of_ranks in counts.values()), default=1)
-    if repeated < 2:
+    repetitions = _repetitions_by_step(context, reductions)
+    # Ranks reduce together: where one lost a kernel and shows no sequence, the others still do. A
+    # step with fewer repetitions shows that they are not the rule.
+    times_per_step = min((max(of_ranks) for of_ranks in repetitions.values()), default=1)
+    if times_per_step < 2:
         return
-    predicted = context.predict(f"dp_comm x{1 / repeated:.4g}")
+    change = f"dp_comm x{1 / times_per_step:.4g}"
+    predicted = context.predict(change)
     exposed_ns = context.step.budget.exposed_ns.get("dp_comm", 0)
-    cost_ns = round(exposed_ns * (repeated - 1) / repeated)
-    saves_ns = None if predicted is None else max(predicted.saves_ns or 0, 0)
-    low_high = None
-    if predicted is not None and predicted.predicted_range_ns is not None:
-        low, high = predicted.predicted_range_ns
-        low_high = (max(context.step_ns - high, 0), max(context.step_ns - low, 0))
+    cost_ns = round(exposed_ns * (times_per_step - 1) / times_per_step)
+    rank_steps = sum(len(of_ranks) for of_ranks in repetitions.values())
     yield Finding(
         code="repeated_reduction",
         cost_ns=cost_ns,
         share=context.share(cost_ns),
         where=longest_operations(context, "dp_comm"),
         evidence={
-            "times_per_step": repeated,
-            "bytes_per_step": int(
-                reductions["bytes"].sum() // max(sum(map(len, counts.values())), 1)
-            ),
+            "times_per_step": times_per_step,
+            "bytes_per_step": int(reductions["bytes"].sum() // rank_steps),
             "framework": context.framework,
         },
-        change=None if predicted is None else f"dp_comm x{1 / repeated:.4g}",
-        saves_ns=saves_ns,
-        saves_range_ns=low_high,
+        change=None if predicted is None else change,
+        saves_ns=None if predicted is None else max(predicted.saves_ns or 0, 0),
+        saves_range_ns=None if predicted is None else _saved_range(context, predicted),
         certain="bounded",
     )
+
+
+def _repetitions_by_step(context: Context, reductions: pl.DataFrame) -> dict[object, list[int]]:
+    """Return for each step how often each rank reduced the same sequence of sizes."""
+    forwards = context.analysis.tables["timeline"].filter(
+        pl.col("label").cast(pl.String) == "forward"
+    )
+    repetitions: dict[object, list[int]] = {}
+    for (rank,), of_rank in reductions.group_by("rank", maintain_order=True):
+        forward_start_ns = forwards.filter(pl.col("rank") == rank)["start_ns"].to_list()
+        for (step,), of_step in of_rank.group_by("step", maintain_order=True):
+            several = drop_single_sizes(of_step.sort("start_ns"))
+            count = count_repetitions(
+                several["bytes"].to_list(), several["start_ns"].to_list(), forward_start_ns
+            )
+            repetitions.setdefault(step, []).append(count)
+    return repetitions
+
+
+def _saved_range(context: Context, predicted: ChangedStep) -> tuple[int, int] | None:
+    """Return what a change saves at least and at most: the longest predicted step saves least."""
+    if predicted.predicted_range_ns is None:
+        return None
+    shortest_ns, longest_ns = predicted.predicted_range_ns
+    return max(context.step_ns - longest_ns, 0), max(context.step_ns - shortest_ns, 0)
 
 
 def drop_single_sizes(reductions: pl.DataFrame) -> pl.DataFrame:

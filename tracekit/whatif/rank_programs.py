@@ -11,7 +11,7 @@ a receive that is posted early blocks every send behind it. Three orders are kno
   runtime for schedules of several chunks).
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -266,9 +266,9 @@ def write_posted(schedule: Schedule) -> Program:
     [(1, 0), (0, 1), (1, 0)]
     """
     writer = _ScheduleWriter(schedule)
-    turns = [_with_reduction_turns(order, schedule.microbatches) for order in schedule.ranks]
-    next_turn = [0] * len(turns)
-    # Outputs on the rank that needs them, or whose receive is posted there.
+    turns = [deque(_turns_of_rank(order, schedule.microbatches)) for order in schedule.ranks]
+    # An output is available once it was computed: it stays on its rank, or its receive is posted
+    # where it is needed.
     available: set[Output] = set()
     receive_kernels: dict[Output, int] = {}
     # An order in which an op waits for itself makes no more progress. Its program stays incomplete
@@ -276,44 +276,72 @@ def write_posted(schedule: Schedule) -> Program:
     progress = True
     while progress:
         progress = False
-        for rank, ops in enumerate(turns):
-            if next_turn[rank] == len(ops):
+        for rank, turns_left in enumerate(turns):
+            if not turns_left or not _is_ready(writer, turns_left[0], available):
                 continue
-            op = ops[next_turn[rank]]
-            pieces = [] if op is None else _pieces_of([op])
-            inputs = [writer.input_of(piece) for piece in pieces]
-            if any(needed is not None and needed not in available for needed in inputs):
-                continue
-            for piece, needed in zip(pieces, inputs, strict=True):
-                if needed is not None and needed in receive_kernels:
-                    writer.wait(rank, receive_kernels[needed])
-                writer.run(rank, piece)
-            for output in (piece.output for piece in pieces):
-                if output is None:
-                    continue
+            pieces = turns_left.popleft()
+            _run_pieces(writer, rank, pieces, receive_kernels)
+            for output in _outputs_of(pieces):
                 available.add(output)
-                message = writer.message_of(output)
-                if message is not None:
-                    writer.post(rank, [message])
-                    receive_kernels[output] = writer.post(
-                        writer.messages[output].target, receives=[message]
-                    )
-            next_turn[rank] += 1
+                _post_output(writer, rank, output, receive_kernels)
             progress = True
     return writer.program()
 
 
-def _with_reduction_turns(order: Sequence[Op], microbatches: int) -> list[Op | None]:
-    """Return the ops of a rank with None after the last backward of each stage: its gradient reduction."""
-    backwards: dict[int, int] = {}
-    turns: list[Op | None] = []
+def _is_ready(writer: _ScheduleWriter, pieces: Sequence[Piece], available: set[Output]) -> bool:
+    """Return whether everything that *pieces* need has been computed."""
+    for piece in pieces:
+        needed = writer.input_of(piece)
+        if needed is not None and needed not in available:
+            return False
+    return True
+
+
+def _run_pieces(
+    writer: _ScheduleWriter,
+    rank: int,
+    pieces: Sequence[Piece],
+    receive_kernels: Mapping[Output, int],
+) -> None:
+    """Write that *rank* runs *pieces*, each after the receive of what it needs, if that is a message."""
+    for piece in pieces:
+        needed = writer.input_of(piece)
+        if needed is not None and needed in receive_kernels:
+            writer.wait(rank, receive_kernels[needed])
+        writer.run(rank, piece)
+
+
+def _outputs_of(pieces: Sequence[Piece]) -> list[Output]:
+    return [piece.output for piece in pieces if piece.output is not None]
+
+
+def _post_output(
+    writer: _ScheduleWriter, rank: int, output: Output, receive_kernels: dict[Output, int]
+) -> None:
+    """Write the send of an output that another rank needs, and at once the receive there."""
+    message = writer.message_of(output)
+    if message is None:
+        return
+    writer.post(rank, [message])
+    target = writer.messages[output].target
+    receive_kernels[output] = writer.post(target, receives=[message])
+
+
+def _turns_of_rank(order: Sequence[Op], microbatches: int) -> list[list[Piece]]:
+    """Return the pieces that a rank runs in each of its turns: an op in each.
+
+    A turn without pieces follows the last backward of each stage, for its gradient reduction.
+    """
+    backwards: Counter[int] = Counter()
+    turns = []
     for op in order:
-        turns.append(op)
+        turns.append(_pieces_of([op]))
+        if op.kind not in ("B", "W", "FB"):
+            continue
         stage = op.b_stage if op.kind == "FB" else op.stage
-        if op.kind in ("B", "W", "FB"):
-            backwards[stage] = backwards.get(stage, 0) + 1
-            if backwards[stage] == microbatches:
-                turns.append(None)
+        backwards[stage] += 1
+        if backwards[stage] == microbatches:
+            turns.append([])
     return turns
 
 
