@@ -13,6 +13,7 @@ from tracekit import analyze
 from tracekit.findings.communication import (
     count_repetitions,
     drop_single_sizes,
+    longest_operations,
     repeated_reductions,
 )
 from tracekit.schema import COPY_LABELS
@@ -29,6 +30,8 @@ def reduction_context(sizes, starts, forward_starts, *, steps=(0,), saves_ns=70,
         what=pl.lit("all_reduce"),
         end_ns=pl.col("start_ns") + 1,
         hidden_ns=pl.lit(0),
+        wait_ns=pl.lit(None, pl.Int64),
+        transfer_ns=pl.lit(None, pl.Int64),
     )
     forwards = [start + 100 * step for step in steps for start in forward_starts]
     timeline = pl.DataFrame(
@@ -43,6 +46,27 @@ def reduction_context(sizes, starts, forward_starts, *, steps=(0,), saves_ns=70,
         predict=lambda change: predicted if change == "dp_comm x0.25" else None,
         share=lambda ns: ns / 200,
     )
+
+
+def test_the_first_place_of_transfers_is_a_long_transfer_and_of_waits_a_long_wait():
+    """The first operation waits 90 of its 100, the second transfers for 30 of its 40, 20 of 50 are hidden."""
+    operations = pl.DataFrame(
+        {
+            "label": ["dp_comm"] * 3,
+            "rank": 0,
+            "step": 0,
+            "start_ns": [0, 200, 300],
+            "end_ns": [100, 240, 350],
+            "what": ["waits", "transfers", "is half hidden"],
+            "hidden_ns": [0, 0, 25],
+            "wait_ns": [90, 10, 0],
+            "transfer_ns": [10, 30, 50],
+        }
+    )
+    context = SimpleNamespace(analysis=SimpleNamespace(tables={"operations": operations}))
+    places = longest_operations(context, "dp_comm")
+    assert [place.name for place in places] == ["transfers", "is half hidden", "waits"]
+    assert longest_operations(context, "dp_comm", waits=True)[0].name == "waits"
 
 
 ONCE_PER_MICROBATCH = ([8, 4] * 4, [10, 12, 30, 32, 50, 52, 70, 72], [0, 20, 40, 60])

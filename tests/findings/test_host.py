@@ -60,7 +60,10 @@ def test_idle_time_belongs_to_what_the_host_does_and_its_end_is_the_saving(findi
     assert finding.saves_ns == pytest.approx(9.8 * MS, rel=0.02)
     assert finding.evidence["calls_per_step"] == 1
     assert finding.where[0].name == STOPS[code][0]
-    assert finding.where[0].end_ns - finding.where[0].start_ns == pytest.approx(9.8 * MS, rel=0.01)
+    # The place ends where the GPU works again: 0.11 ms after the host does.
+    assert finding.where[0].end_ns - finding.where[0].start_ns == pytest.approx(
+        9.91 * MS, rel=0.005
+    )
 
 
 @pytest.mark.parametrize("code", STOPS)

@@ -17,6 +17,8 @@ OPERATIONS = pl.DataFrame(
         "start_ns": [0, 100, 200],
         "end_ns": [50, 180, 900],
         "hidden_ns": [0, 60, 0],
+        "wait_ns": None,
+        "transfer_ns": None,
         "what": ["send", "recv", "linear"],
     }
 )

@@ -84,7 +84,7 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
         case=_exposed_case(context, cause, remedy),
         cost_ns=exposed_ns,
         share=context.share(exposed_ns),
-        where=longest_operations(context, label),
+        where=longest_operations(context, label, waits=cause == "peer_late"),
         evidence={
             **transfer.evidence(),
             "exposed_ns": exposed_ns,
@@ -198,15 +198,18 @@ def _transfer_rate(context: Context, label: str) -> float | None:
     return float(rows.select((pl.col("algorithm_gb_s") * weight).sum()).item())
 
 
-def longest_operations(context: Context, label: str) -> tuple[Place, ...]:
-    """Return the operations of a label with the longest exposed time."""
+def longest_operations(context: Context, label: str, *, waits: bool = False) -> tuple[Place, ...]:
+    """Return the operations of a label with the longest exposed transfer, or that wait longest.
+
+    Waiting for another rank is no transfer: where it is known, it is not counted.
+    """
     operations = context.analysis.tables["operations"].filter(
         pl.col("label").cast(pl.String) == label
     )
-    exposed = operations.with_columns(
-        exposed_ns=pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns")
-    )
-    rows = exposed.top_k(5, by="exposed_ns").select(
+    exposed_ns = pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns")
+    shown_ns = pl.col("wait_ns") if waits else pl.col("transfer_ns").fill_null(exposed_ns)
+    exposed = operations.with_columns(shown_ns=pl.min_horizontal(shown_ns, exposed_ns))
+    rows = exposed.top_k(5, by="shown_ns").select(
         "rank", "step", "start_ns", "end_ns", pl.col("what").cast(pl.String)
     )
     return tuple(Place(*row) for row in rows.iter_rows())

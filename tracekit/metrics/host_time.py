@@ -137,7 +137,8 @@ def measure_host_time(
             after = _until_recovered((covered & idle).end_ns, recovered_ns, window) - lost_lead
         lost_lead = lost_lead | after
         times.append(_time_by_part(code, named, timed, covered=covered, idle=idle, after=after))
-        places.append(_longest_places(code, covered & idle, named, timed))
+        stretches = _with_idle_after(covered & idle, (covered | after) & idle)
+        places.append(_longest_places(code, stretches, named, timed))
     lines = _source_lines(events if frames is None else frames, host)
     all_places = pl.concat(places) if places else HOST_PLACES.to_frame()
     return (pl.concat(times) if times else HOST_TIME.to_frame()), _with_lines(all_places, lines)
@@ -366,13 +367,34 @@ def _count_in(times: Ints, start: Ints, end: Ints) -> Ints:
     return np.searchsorted(ordered, end) - np.searchsorted(ordered, start)
 
 
-def _longest_places(
-    code: str, covered: Intervals, named: pl.DataFrame, steps: pl.DataFrame
-) -> pl.DataFrame:
-    """Return ``HOST_PLACES`` of one activity: the longest stretches of idle GPU."""
-    stretches = covered.to_frame().select(
-        "start_ns", "end_ns", idle_ns=pl.col("end_ns") - pl.col("start_ns")
+def _with_idle_after(inside: Intervals, with_after: Intervals) -> pl.DataFrame:
+    """Return each idle stretch from where it begins in an activity to where the GPU works again.
+
+    A synchronisation ends long before its GPU has work again: that time belongs to the place too.
+
+    >>> inside, with_after = union([5, 30], [7, 40]), union([5, 30], [12, 40])
+    >>> _with_idle_after(inside, with_after).rows()
+    [(5, 12), (30, 40)]
+
+    Args:
+        inside: Idle time of the GPU during the activity.
+        with_after: That, and the idle time which follows from it.
+    """
+    # Each interval of *inside* lies in the last one of *with_after* that starts before its end.
+    around = np.searchsorted(with_after.start_ns, inside.start_ns, side="right") - 1
+    stretches = pl.DataFrame({"start_ns": inside.start_ns, "end_ns": with_after.end_ns[around]})
+    return (
+        stretches.group_by("end_ns", maintain_order=True)
+        .agg(pl.col("start_ns").min())
+        .select("start_ns", "end_ns")
     )
+
+
+def _longest_places(
+    code: str, idle_stretches: pl.DataFrame, named: pl.DataFrame, steps: pl.DataFrame
+) -> pl.DataFrame:
+    """Return ``HOST_PLACES`` of one activity: the longest of its stretches of idle GPU."""
+    stretches = idle_stretches.with_columns(idle_ns=pl.col("end_ns") - pl.col("start_ns"))
     longest = stretches.top_k(MAX_PLACES, by="idle_ns").sort("start_ns")
     names = named.select("start_ns", name="name", range_end_ns="end_ns").sort("start_ns")
     part = (
