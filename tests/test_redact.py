@@ -482,7 +482,11 @@ def test_files_beside_a_report_are_not_touched(samples, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "piece", ["~a", "~/", "/a", "a/", "$a", "a@", "\\\\a", "a:", "1.", "~", "${a", "http:", "a~/b"]
+    "piece",
+    [
+        *("~a", "~/", "/a", "a/", "$a", "a@", "\\\\a", "a:", "1.", "~", "${a", "http:", "a~/b"),
+        *("ab", "ab:", "ab-", "abcd:", "a::", "::1"),
+    ],
 )
 def test_a_long_name_of_any_pattern_takes_time_linear_in_its_length(piece):
     def redact_s(times):
@@ -501,6 +505,39 @@ def test_folders_of_users_are_replaced(text):
     redacted = NameRedactor().redact(text)
     assert "ann" not in redacted
     assert "zeppelin" not in redacted
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "32:29:fc:47:59:12",  # fc 47 is also a layer, 32 a step
+        "10-20-30-40-50-60",
+        "FC:10:20:30:40:50:60:70",
+        "fc00:1:2:3:4:5:6:7",
+        "fc00:1::2",
+        "fc00:1:2::",
+    ],
+)
+@pytest.mark.parametrize("before", ["ProfilerStep#", "layer ", "nccl:", "[", "load ", "sm "])
+def test_addresses_of_hexadecimal_digits_are_replaced_whole(before, address):
+    text = before + address
+    assert NameRedactor().redact(text) == before + "x1"
+    assert NameRedactor().redact_code(text) == before + "x1"
+    assert NameRedactor().redact_kept(text) == before + "x1"
+
+
+def test_an_address_behind_a_known_word_is_replaced():
+    assert NameRedactor().redact("cuda32:29:fc:47:59:12") == "cudax1"
+    assert NameRedactor().redact("fused_32:29:fc:47:59:12_gemm") == "fused_x1_gemm"
+    assert NameRedactor().redact("step fc00::12") == "step x1"
+
+
+@pytest.mark.parametrize(
+    "text", ["c10d::add", "aten::add", "layer 10:20", "layers.3-4", "ProfilerStep#32"]
+)
+def test_names_with_colons_and_hexadecimal_letters_are_no_addresses(text):
+    assert NameRedactor().redact(text) == text
+    assert NameRedactor().redact_kept(text) == text
 
 
 @pytest.mark.parametrize("separator", [" ", ".", "_", "-", ", ", "::", " / "])

@@ -93,7 +93,7 @@ COLUMN_VALUES = {
 
 CHECKED_VALUES = {
     "rank": [0] * 5,
-    "id": [0, 1, 2, 3, 2**63 - 1],
+    "id": [0, 1, 2, 3, 2**32 - 1],
     "kind": ["kernel"] * 5,
     "start_ns": [1 - LATEST_NS, 0, 1, 2, LATEST_NS - 1],
     "end_ns": [1 - LATEST_NS, 0, 10**9, 2, LATEST_NS - 1],
@@ -136,15 +136,12 @@ def test_every_column_type_is_read_back_as_it_was_written(tmp_path, rows):
         assert read_back.equals(written)
 
 
-MINIMAL = ("id", "kind", "start_ns", "end_ns")
+MINIMAL = ("rank", "id", "kind", "start_ns", "end_ns")
 
 
 @pytest.mark.parametrize("rows", [0, 7])
 def test_columns_without_a_value_are_read_back(tmp_path, rows):
-    checked = {
-        name: ([0] * rows if name in ("id", "start_ns", "end_ns") else ["kernel"] * rows)
-        for name in MINIMAL
-    }
+    checked = {name: ([0] * rows if name != "kind" else ["kernel"] * rows) for name in MINIMAL}
     events = conform(pl.DataFrame(checked), EVENTS)
     labelled = conform(events.with_columns(label=pl.lit("forward")), LABELLED)
     store = write_store(tmp_path / "store", [RankEvents(events, source(0))], labelled=[labelled])
@@ -360,6 +357,20 @@ FORGERIES = {
     ),
     "no times": (lambda events: events.drop("start_ns"), "start_ns has rows without a value"),
     "no kinds": (lambda events: events.drop("kind"), "kind has rows without a value"),
+    "no ranks": (
+        lambda events: events.with_columns(rank=pl.lit(None, pl.Int32)),
+        "rank has rows without a value",
+    ),
+    "some rows without a rank": (
+        lambda events: events.with_columns(
+            rank=pl.when(pl.int_range(pl.len()) % 2 == 0).then("rank")
+        ),
+        "rank has rows without a value",
+    ),
+    "an event with a negative number": (
+        lambda events: events.with_columns(id=pl.lit(-1, pl.Int64)),
+        "numbers that no event has",
+    ),
     "texts as times": (lambda events: events.with_columns(start_ns=pl.lit("soon")), "conversion"),
     "lists as times": (lambda events: events.with_columns(start_ns=pl.lit([1, 2])), "cannot"),
     "another rank": (lambda events: events.with_columns(rank=pl.lit(7, pl.Int32)), "another rank"),
@@ -392,6 +403,16 @@ def test_events_of_a_table_take_less_than_36_years_together(rows, is_read):
     else:
         with pytest.raises(ValueError, match="years and more"):
             check_table(events, rank=0, rows=rows)
+
+
+@pytest.mark.parametrize(("number", "is_read"), [(2**32 - 1, True), (2**32, False)])
+def test_a_rank_has_at_most_4_billion_events(number, is_read):
+    events = pl.DataFrame({"rank": [0], "id": [number]})
+    if is_read:
+        check_table(events, rank=0, rows=1)
+    else:
+        with pytest.raises(ValueError, match="no event has"):
+            check_table(events, rank=0, rows=1)
 
 
 def test_a_launch_that_no_clock_shows_is_one_line(tmp_path, ranks):

@@ -59,6 +59,17 @@ def forged(run):
     seal(store)
 
 
+def first_row(column, value):
+    """Return a change of a table: another value in the first row of a column."""
+
+    def change(table):
+        is_first = pl.int_range(pl.len()) == 0
+        literal = pl.lit(value, table.schema[column])
+        return table.with_columns(pl.when(is_first).then(literal).otherwise(column).alias(column))
+
+    return change
+
+
 FORGERIES = {
     "a column is missing": ("phases", lambda table: table.drop("compute_ns")),
     "a column has another type": ("operations", lambda table: table.cast({"bytes": pl.String})),
@@ -79,6 +90,17 @@ FORGERIES = {
     "no ranks": ("operations", lambda table: table.with_columns(rank=pl.lit(None, pl.Int32))),
     "a word of nobody": ("pipeline.chunks", lambda table: table.with_columns(op=pl.lit("X"))),
     "intervals in another order": ("window.covered", lambda table: table.reverse()),
+    "an infinite time": ("kernels", first_row("ns", float("inf"))),
+    "a count that is no number": ("kernels", first_row("count", float("nan"))),
+    "a mean that no 64 bits hold": ("kernels", first_row("ns", 1e300)),
+    "an event beyond all numbers": ("window.exposed", first_row("id", 2**63 - 1)),
+    "an event before the first": ("by_step.exposed", first_row("id", -5)),
+    "hidden time of labels that did not run": ("window.labels", lambda table: table.clear()),
+    "hidden time of compute": ("window.hidden", first_row("label", "forward")),
+    "time hidden by nothing": ("by_step.hidden", first_row("by", None)),
+    "time hidden by communication": ("window.hidden", first_row("by", "dp_comm")),
+    "causes of time that is not exposed": ("window.exposed", first_row("label", "cp_comm")),
+    "a second step of the whole window": ("window.exposed", first_row("part", 1)),
     "another rank": (None, lambda fields: fields["source"].update(rank=5)),
     "a number beyond 64 bits": (None, lambda fields: fields.update(inside_launch_ns=2**63)),
     "budgets of other steps": (None, lambda fields: fields["by_step"].update(weak=[1, 2, 3])),

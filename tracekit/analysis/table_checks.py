@@ -2,8 +2,8 @@
 
 Tables of a store are used only if they could be tables that tracekit wrote: columns and types are
 those of a rank without events, measured now; times and sums fit into 64 bits; numbers of parts and
-rows point into the tables that they count. The loops behind them index arrays by these numbers
-without checking again.
+rows point into the tables that they count; a label of one table is in the others that must have it.
+The loops behind them index arrays by these numbers without checking again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,22 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.measure.tables import RankTables, rank_tables
+from tracekit.analysis.measure.tables import Measures, RankTables, rank_tables
 from tracekit.critical_path.pieces import PATH_PIECES
 from tracekit.intervals import Intervals
+from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS
 from tracekit.metrics.memory.activations import ACTIVATIONS
 from tracekit.metrics.memory.contents import CONTENTS
 from tracekit.metrics.memory.leaks import LEAKS
 from tracekit.metrics.memory.rank_contents import MODULES, STACKS, STEP_LEVELS
 from tracekit.metrics.memory.rank_memory import MEMORY_CURVE
 from tracekit.schema import CELLS, EVENTS, LABELS, PASSES, PHASES, RankEvents, Source
-from tracekit.store.checks import LATEST_NS, is_time_of_a_clock, is_total_too_large
+from tracekit.store.checks import (
+    LATEST_NS,
+    is_number_of_an_event,
+    is_time_of_a_clock,
+    is_total_too_large,
+)
 from tracekit.weight_updates.transfers import RELOAD_EVENTS
 
 TIME_COLUMNS = frozenset(
@@ -93,6 +99,7 @@ def check_rank_tables(tables: RankTables, fields: Mapping[str, Any]) -> None:
         _check_intervals(measures.covered, name=f"{name}.covered", parts=parts)
         if len(measures.budgets) not in (1, parts) or len(measures.weak) != len(measures.budgets):
             raise ValueError(f"{name} is not of {parts} steps")
+        _check_labels(measures, name=name)
 
 
 def check_path_pieces(pieces: pl.DataFrame, *, parts: int) -> None:
@@ -144,6 +151,9 @@ def check_values(table: pl.DataFrame, schema: pl.Schema, *, name: str, parts: in
             continue
         if not words.issuperset(set(table.get_column(column_name))):
             raise ValueError(f"{name} has words that tracekit does not use: {column_name}")
+    _check_finite(table, name=name)
+    if "id" in schema and not is_number_of_an_event(table.get_column("id")):
+        raise ValueError(f"{name} has numbers that no event has")
     for column_name in _checked_columns(schema):
         column = table.get_column(column_name)
         if column_name in TIME_COLUMNS and not is_time_of_a_clock(column):
@@ -157,10 +167,17 @@ def check_values(table: pl.DataFrame, schema: pl.Schema, *, name: str, parts: in
         raise ValueError(f"{name} has rows of a step that is not there")
 
 
+def _check_finite(table: pl.DataFrame, *, name: str) -> None:
+    """Raise ``ValueError`` if a column has a number that is infinite or not a number."""
+    for column in table:
+        if column.dtype.is_float() and not column.is_finite().all():
+            raise ValueError(f"{name} has numbers that are not finite: {column.name}")
+
+
 def _checked_columns(schema: pl.Schema) -> list[str]:
     """Return the columns of times, durations and counts."""
     names = [name for name in schema if name.endswith("ns") or name in COUNT_COLUMNS]
-    return [name for name in names if schema[name].is_integer()]
+    return [name for name in names if schema[name].is_numeric()]
 
 
 def _is_within(column: pl.Series, count: int) -> bool:
@@ -190,6 +207,28 @@ def _named_tables(value: Any, name: str) -> Iterator[tuple[str, pl.DataFrame]]:
         names = value.__struct_fields__
     for field in names:
         yield from _named_tables(getattr(value, field), f"{name}.{field}".lstrip("."))
+
+
+def _check_labels(measures: Measures, *, name: str) -> None:
+    """Raise ``ValueError`` if tables of a window or of steps do not fit together.
+
+    Hidden time is of communication and copies that ran, under compute. Exposed time with a cause is
+    of labels that have exposed time in the budget.
+    """
+    parts = len(measures.budgets)
+    for table in (measures.labels, measures.hidden, measures.exposed):
+        if not _is_within(table["part"], parts):
+            raise ValueError(f"{name} has rows of a step that is not there")
+    ran = set(measures.labels.select("part", "label").iter_rows())
+    hidden = measures.hidden.filter(~pl.col("detail")).select("part", "label", "by").unique()
+    for part, label, by in hidden.iter_rows():
+        is_exposable = label in EXPOSABLE_LABELS and (part, label) in ran
+        if not is_exposable or by not in COMPUTE_SET:
+            raise ValueError(f"{name} has hidden time of a label that did not run")
+    exposed = measures.exposed.filter(pl.col("ns") > 0).select("part", "label").unique()
+    for part, label in exposed.iter_rows():
+        if not measures.budgets[part].exposed_ns.get(label):
+            raise ValueError(f"{name} has causes of exposed time that its budget does not have")
 
 
 def _check_intervals(intervals: Intervals, *, name: str, parts: int) -> None:

@@ -30,6 +30,19 @@ MAX_WORD_LENGTH = 2_000
 MAX_PARTS_OF_WORD = 6
 """Parts that one listed word can be cut into, such as e4m3fn."""
 
+_HEX = "[0-9A-Fa-f]"
+_HEX_PAIRS = rf"{_HEX}{{2}}(?:[:-]{_HEX}{{2}}){{5,}}"
+"""MAC and InfiniBand addresses, fingerprints of keys."""
+_HEX_GROUP = rf"{_HEX}{{1,4}}"
+_IPV6 = "|".join(
+    (
+        rf"{_HEX_GROUP}(?::{_HEX_GROUP}){{7}}",
+        # Shortened. A name in C++ has one word before its first ::, and no digit after it.
+        rf"(?<!\w){_HEX_GROUP}(?::{_HEX_GROUP}){{1,6}}::[0-9A-Fa-f:]*",
+        rf"(?<!\w){_HEX_GROUP}::\d[0-9A-Fa-f:]*",
+    )
+)
+_HEX_ADDRESS = f"{_HEX_PAIRS}|{_IPV6}"
 _PATH_CHARACTER = r"[^\s\"\\/:;,()<>|\[\]{}'=]"
 _PATH_PART = f"{_PATH_CHARACTER}+"
 _REST_OF_PATH = r"[^\"()<>:;,|\n]*"
@@ -46,6 +59,7 @@ _LOCATION = "|".join(
         rf"\\\\{_PATH_PART}(?:\\{_REST_OF_PATH})?",
         rf"(?<!\w)[A-Za-z]:\\{{1,2}}{_REST_OF_PATH}",
         r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])",  # IPv4 address
+        _HEX_ADDRESS,
     )
 )
 _LOCATIONS = re.compile(_LOCATION)
@@ -55,7 +69,8 @@ _SPACED_WORD = (
 )
 _SPACED_WORDS = re.compile(f"({_SPACED_WORD})")
 _LOCATIONS_AND_WORDS = re.compile(
-    rf"(?P<location>{_LOCATION}|{_SPACED_WORD})|[\w\u0080-\U0010ffff]+"
+    # A word ends where an address begins: cuda32:29:fc:47:59:12.
+    rf"(?P<location>{_LOCATION}|{_SPACED_WORD})|(?:(?!{_HEX_ADDRESS})[\w\u0080-\U0010ffff])+"
 )
 _PARTS = re.compile(r"\d{1,4}(?:x\d{1,4})+(?!\d)|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|_+|[^\d_A-Za-z]+")
 _TILE = re.compile(r"\d{1,4}(?:x\d{1,4})+", re.ASCII)

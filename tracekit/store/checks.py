@@ -16,7 +16,10 @@ the difference of two times fits into 64 bits."""
 MAX_TOTAL = 1 << 60
 """Largest sum of a column: 36 years in nanoseconds, or an exabyte. Sums over eight ranks, of two
 columns or of times and durations then fit into 64 bits."""
-NEVER_NULL = ("id", "kind", "start_ns", "end_ns", "at_ns", "label")
+MAX_EVENTS = 1 << 32
+"""Events of a rank, which ``id`` counts from 0. The number of a rank, of 31 bits, and that of an
+event fit into 64 bits together."""
+NEVER_NULL = ("rank", "id", "kind", "start_ns", "end_ns", "at_ns", "label")
 """Columns that every row has, in the tables that have them."""
 TIMES = ("start_ns", "end_ns", "at_ns", "launch_ns")
 """Columns of events that hold times of a clock."""
@@ -72,6 +75,8 @@ def check_table(table: pl.DataFrame, *, rank: int, rows: int | None) -> None:
             raise ValueError(f"the column {name} has rows without a value")
     if table.height and not (table["rank"] == rank).all():
         raise ValueError("it has rows of another rank")
+    if "id" in table.columns and not is_number_of_an_event(table["id"]):
+        raise ValueError("id has numbers that no event has")
     for name in TIMES:
         if name in table.columns and not is_time_of_a_clock(table[name]):
             raise ValueError(f"{name} has times that no clock shows")
@@ -92,8 +97,17 @@ def is_time_of_a_clock(column: pl.Series) -> bool:
     return largest_value(column) < LATEST_NS
 
 
+def is_number_of_an_event(column: pl.Series) -> bool:
+    """Return whether all numbers of a column are from 0 to ``MAX_EVENTS``, exclusive, or null.
+
+    >>> is_number_of_an_event(pl.Series([0, None])), is_number_of_an_event(pl.Series([-1]))
+    (True, False)
+    """
+    return bool(((column >= 0) & (column < MAX_EVENTS)).all())
+
+
 def largest_value(column: pl.Series) -> int:
-    """Return the largest absolute value of a column of integers; 0 if it has none.
+    """Return the largest absolute value of a column of numbers, none of them infinite; 0 if it has none.
 
     >>> largest_value(pl.Series([-(1 << 63), 5])) == 1 << 63
     True
