@@ -137,8 +137,8 @@ def measure_host_time(
             after = _until_recovered((covered & idle).end_ns, recovered_ns, window) - lost_lead
         lost_lead = lost_lead | after
         times.append(_time_by_part(code, named, timed, covered=covered, idle=idle, after=after))
-        stretches = _with_idle_after(covered & idle, (covered | after) & idle)
-        places.append(_longest_places(code, stretches, named, timed))
+        start_ns, end_ns = _with_idle_after(covered & idle, (covered | after) & idle)
+        places.append(_longest_places(code, start_ns, end_ns, named, timed))
     lines = _source_lines(events if frames is None else frames, host)
     all_places = pl.concat(places) if places else HOST_PLACES.to_frame()
     return (pl.concat(times) if times else HOST_TIME.to_frame()), _with_lines(all_places, lines)
@@ -367,54 +367,66 @@ def _count_in(times: Ints, start: Ints, end: Ints) -> Ints:
     return np.searchsorted(ordered, end) - np.searchsorted(ordered, start)
 
 
-def _with_idle_after(inside: Intervals, with_after: Intervals) -> pl.DataFrame:
-    """Return each idle stretch from where it begins in an activity to where the GPU works again.
+def _with_idle_after(inside: Intervals, with_after: Intervals) -> tuple[Ints, Ints]:
+    """Return start and end of each idle stretch: from where it begins in an activity to where the GPU works again.
 
     A synchronisation ends long before its GPU has work again: that time belongs to the place too.
 
-    >>> inside, with_after = union([5, 30], [7, 40]), union([5, 30], [12, 40])
-    >>> _with_idle_after(inside, with_after).rows()
-    [(5, 12), (30, 40)]
+    >>> inside, with_after = union([5, 30, 36], [7, 34, 40]), union([5, 30], [12, 40])
+    >>> [times.tolist() for times in _with_idle_after(inside, with_after)]
+    [[5, 30], [12, 40]]
 
     Args:
         inside: Idle time of the GPU during the activity.
         with_after: That, and the idle time which follows from it.
     """
-    # Each interval of *inside* lies in the last one of *with_after* that starts before its end.
+    # Each interval of *inside* lies in the last one of *with_after* that does not start after it.
     around = np.searchsorted(with_after.start_ns, inside.start_ns, side="right") - 1
-    stretches = pl.DataFrame({"start_ns": inside.start_ns, "end_ns": with_after.end_ns[around]})
-    return (
-        stretches.group_by("end_ns", maintain_order=True)
-        .agg(pl.col("start_ns").min())
-        .select("start_ns", "end_ns")
-    )
+    stretch, first_inside = np.unique(around, return_index=True)
+    return inside.start_ns[first_inside], with_after.end_ns[stretch]
 
 
 def _longest_places(
-    code: str, idle_stretches: pl.DataFrame, named: pl.DataFrame, steps: pl.DataFrame
+    code: str, start_ns: Ints, end_ns: Ints, named: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return ``HOST_PLACES`` of one activity: the longest of its stretches of idle GPU."""
-    stretches = idle_stretches.with_columns(idle_ns=pl.col("end_ns") - pl.col("start_ns"))
-    longest = stretches.top_k(MAX_PLACES, by="idle_ns").sort("start_ns")
-    names = named.select("start_ns", name="name", range_end_ns="end_ns").sort("start_ns")
-    part = (
-        np.searchsorted(
-            steps["interval_start_ns"].to_numpy(), longest["start_ns"].to_numpy(), side="right"
-        )
-        - 1
+    """Return ``HOST_PLACES`` of one activity: the longest of its stretches of idle GPU.
+
+    Args:
+        code: The activity.
+        start_ns: Starts of its stretches, in order.
+        end_ns: Their ends.
+        named: Its ranges, with their names.
+        steps: Steps with their intervals.
+    """
+    longest = np.sort(np.argsort(start_ns - end_ns, kind="stable")[:MAX_PLACES])
+    start_ns = start_ns[longest]
+    end_ns = end_ns[longest]
+    # The last step that does not start after the place; before the first one it counts as its.
+    step = np.searchsorted(steps["interval_start_ns"].to_numpy(), start_ns, side="right") - 1
+    return pl.DataFrame(
+        {
+            "code": pl.Series([code] * len(longest), dtype=pl.String),
+            "part": steps["part"].cast(pl.Int64).gather(np.maximum(step, 0)),
+            "start_ns": start_ns,
+            "end_ns": end_ns,
+            "idle_ns": end_ns - start_ns,
+            "name": _names_at(named, start_ns),
+            "source": pl.Series([None] * len(longest), dtype=pl.String),
+        }
     )
-    with_names = longest.join_asof(
-        names, on="start_ns", strategy="backward", check_sortedness=False
-    )
-    return with_names.select(
-        code=pl.lit(code),
-        part=steps["part"].cast(pl.Int64).gather(np.maximum(part, 0)),
-        start_ns="start_ns",
-        end_ns="end_ns",
-        idle_ns="idle_ns",
-        name=pl.when(pl.col("range_end_ns") > pl.col("start_ns")).then("name"),
-        source=pl.lit(None, pl.String),
-    )
+
+
+def _names_at(ranges: pl.DataFrame, times_ns: Ints) -> pl.Series:
+    """Return the name of the range that began last before each time; null if it has ended by then."""
+    by_start = np.argsort(ranges["start_ns"].to_numpy(), kind="stable")
+    starts = ranges["start_ns"].to_numpy()[by_start]
+    last = np.searchsorted(starts, times_ns, side="right") - 1
+    if not len(starts):
+        return pl.Series([None] * len(times_ns), dtype=pl.String)
+    rows = by_start[np.maximum(last, 0)]
+    is_open = (last >= 0) & (ranges["end_ns"].to_numpy()[rows] > times_ns)
+    names = ranges["name"].cast(pl.String).gather(rows)
+    return names.set(~pl.Series(is_open), None)
 
 
 def _source_lines(events: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
