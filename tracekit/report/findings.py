@@ -42,7 +42,7 @@ def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 ABSENCES = {
     "data_loading": "no waiting for data",
-    "host_sync": "no stalls by synchronisation",
+    "host_sync": "no sync stalls",
     "pageable_copy": "no pageable copies",
     "allocator": "no allocations",
     "compile": "no compilation",
@@ -59,7 +59,7 @@ def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: 
     """Return what is not wrong, in a few words; empty if nothing of that is known or worth a line.
 
     >>> absent_costs((), Budget(1000, 990, {"dp_comm": 5}, 5), host_recorded=True)
-    'nothing to gain outside compute: no waiting for data, no stalls by synchronisation, 0.5 % exposed transfers'
+    'nothing to gain outside compute: no waiting for data, no sync stalls, 0.5 % exposed transfers'
     """
     shown = {finding.code for finding in shown_findings(findings)}
     absent = (
