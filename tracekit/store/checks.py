@@ -16,7 +16,7 @@ the difference of two times fits into 64 bits."""
 MAX_TOTAL = 1 << 60
 """Largest sum of a column: 36 years in nanoseconds, or an exabyte. Sums over eight ranks, of two
 columns or of times and durations then fit into 64 bits."""
-MAX_EVENTS = 1 << 32
+EVENT_NUMBER_LIMIT = 1 << 32
 """Events of a rank, which ``id`` counts from 0. The number of a rank, of 31 bits, and that of an
 event fit into 64 bits together."""
 NEVER_NULL = ("rank", "id", "kind", "start_ns", "end_ns", "at_ns", "label")
@@ -98,12 +98,12 @@ def is_time_of_a_clock(column: pl.Series) -> bool:
 
 
 def is_number_of_an_event(column: pl.Series) -> bool:
-    """Return whether all numbers of a column are from 0 to ``MAX_EVENTS``, exclusive, or null.
+    """Return whether all numbers of a column are from 0 to ``EVENT_NUMBER_LIMIT``, exclusive, or null.
 
     >>> is_number_of_an_event(pl.Series([0, None])), is_number_of_an_event(pl.Series([-1]))
     (True, False)
     """
-    return bool(((column >= 0) & (column < MAX_EVENTS)).all())
+    return bool(((column >= 0) & (column < EVENT_NUMBER_LIMIT)).all())
 
 
 def largest_value(column: pl.Series) -> int:
