@@ -83,6 +83,13 @@ def test_the_citation_has_the_version_and_the_address():
     assert cited["repository-code"] == ABOUT["project"]["urls"]["Source"]
 
 
+def test_the_changelog_begins_with_the_version_and_the_date_of_the_citation():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (.+)$", changelog, re.MULTILINE)
+    released = read(ROOT / "CITATION.cff")["date-released"]
+    assert newest[1] == f"{__version__} ({released.isoformat()})"
+
+
 def test_the_extra_all_is_all_of_them():
     extras = ABOUT["project"]["optional-dependencies"]
     assert extras["all"] == [f"tracekit-ml[{','.join(sorted(set(extras) - {'all'}))}]"]
