@@ -25,20 +25,26 @@ OPERATIONS = pl.DataFrame(
 """A send that is exposed for 50 ns, a receive that is exposed for 20 ns, and a product."""
 
 
-def context(gap_ns, *, ideal_bubble=0.0, exact=True, saves_ns=None, graphs=False):
+def changed_step(saves_ns, *path, change=""):
+    """A predicted step, and the parts of its critical path as label and time; None is the host."""
+    parts = [SimpleNamespace(label=label, ns=ns) for label, ns in path]
+    return SimpleNamespace(saves_ns=saves_ns, critical_path=parts, change=change)
+
+
+def context(gap_ns, *, ideal_bubble=0.0, exact=True, saves_ns=None, graphs=False, predictions=None):
     head = SimpleNamespace(
         match=SimpleNamespace(exact=exact),
         gap_ns=sum(gap_ns.values()),
         ideal_bubble=ideal_bubble,
         ideal_ns=1_000,
     )
-    predicted = None if saves_ns is None else SimpleNamespace(saves_ns=saves_ns)
+    any_change = None if saves_ns is None else changed_step(saves_ns)
     schedule = SimpleNamespace(gap_ns=gap_ns, head=head, compared_with="1f1b")
     return SimpleNamespace(
         analysis=SimpleNamespace(schedule=schedule, tables={"operations": OPERATIONS}),
         uses_cuda_graphs=graphs,
         framework=None,
-        predict=lambda change: predicted,
+        predict=lambda *changes: (predictions or {}).get(changes, any_change),
         share=lambda ns: ns / 2_000,
     )
 
@@ -84,3 +90,55 @@ def test_the_bubble_of_a_schedule_that_does_not_match_is_not_its_own():
 def test_a_bubble_has_no_predicted_saving():
     (finding,) = schedule_findings(context({}, ideal_bubble=0.25))
     assert (finding.cost_ns, finding.saves_ns, finding.certain) == (250, None, "possible")
+
+
+HIDDEN = ("hide pp_comm",)
+EARLIER = ("no host delay",)
+FASTER = ("pp_comm x0.5",)
+
+
+def test_messages_that_save_little_because_hosts_take_as_long_are_judged_with_earlier_hosts():
+    predictions = {
+        HIDDEN: changed_step(30, (None, 900), ("dgrad", 50)),
+        EARLIER: changed_step(20, ("pp_comm", 700)),
+        HIDDEN + EARLIER: changed_step(350, ("dgrad", 500), change="hide pp_comm, no host delay"),
+    }
+    messages, host = schedule_findings(context({"p2p": 300, "host": 40}, predictions=predictions))
+    assert (messages.case, messages.change) == ("p2p_and_host", "hide pp_comm, no host delay")
+    assert (messages.cost_ns, messages.saves_ns) == (340, 340)  # of both parts of the gap
+    assert messages.evidence["messages_alone_ns"] == 30
+    assert "do both" in messages.advice
+    assert (host.case, host.saves_ns) == ("host", 20)
+
+
+def test_hosts_that_would_save_as_much_alone_are_not_asked_for_together_with_messages():
+    predictions = {
+        HIDDEN: changed_step(30, (None, 900)),
+        EARLIER: changed_step(20),
+        HIDDEN + EARLIER: changed_step(50, change="hide pp_comm, no host delay"),
+    }
+    (finding,) = schedule_findings(context({"p2p": 300}, predictions=predictions))
+    assert (finding.case, finding.saves_ns, finding.change) == ("p2p", 30, "hide pp_comm")
+
+
+def test_earlier_hosts_are_not_asked_for_where_compute_takes_longest():
+    predictions = {
+        HIDDEN: changed_step(30, ("dgrad", 500), (None, 400)),
+        EARLIER: changed_step(20),
+        HIDDEN + EARLIER: changed_step(290),
+    }
+    (finding,) = schedule_findings(context({"p2p": 300}, predictions=predictions))
+    assert (finding.case, finding.saves_ns) == ("p2p", 30)
+
+
+@pytest.mark.parametrize(
+    ("faster_ns", "case", "saves_ns"), [(120, "p2p_transfer", 120), (30, "p2p", 30)]
+)
+def test_messages_for_which_there_is_too_little_compute_must_be_faster(faster_ns, case, saves_ns):
+    predictions = {
+        # Two ranks of one label together are longer than the host.
+        HIDDEN: changed_step(30, (None, 300), ("pp_comm", 200), ("pp_comm", 150)),
+        FASTER: changed_step(faster_ns),
+    }
+    (finding,) = schedule_findings(context({"p2p": 300}, predictions=predictions))
+    assert (finding.case, finding.saves_ns) == (case, saves_ns)

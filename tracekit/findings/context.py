@@ -33,17 +33,18 @@ class Context:
         """Return a time as a share of the step time."""
         return ns / self.step_ns if self.step_ns else 0.0
 
-    def predict(self, change: str) -> ChangedStep | None:
-        """Return the step with a change.
+    def predict(self, *changes: str) -> ChangedStep | None:
+        """Return the step with all *changes*.
 
-        None if the run's events were not kept, or the change is refused.
+        None if the run's events were not kept, or a change is refused.
         """
-        if change not in self._predictions:
+        key = ", ".join(changes)
+        if key not in self._predictions:
             graph = self.analysis.replay_graph
             if graph is None:
                 return None
-            self._predictions[change] = graph.predict([change])
-        row = self._predictions[change]
+            self._predictions[key] = graph.predict(changes)
+        row = self._predictions[key]
         return row if row.why_not is None and row.saves_ns is not None else None
 
     @cached_property

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from tracekit.findings.communication import longest_operations
+from tracekit.documents.analysis import ChangedStep
+from tracekit.findings.communication import Remedy, longest_operations
 from tracekit.findings.context import Context
-from tracekit.findings.finding import Finding
+from tracekit.findings.finding import EvidenceValue, Finding
 
 NOT_REMOVABLE = ("unexplained", "early_output")
 """Parts of a gap that no change removes."""
@@ -14,8 +15,11 @@ COMMUNICATION_CAUSES = ("exposed_ep", "exposed_comm")
 """Parts of a gap that are findings of their own, about the exposed label."""
 MIN_BUBBLE_SHARE = 0.05
 """Share of ranks × makespan outside cells from which a schedule's own bubble is a finding."""
-CHANGES = {"p2p": "hide pp_comm", "imbalance": "balance", "host": "no host delay"}
-"""Change that removes a part of the gap, for its predicted saving."""
+EARLIER_HOST = "no host delay"
+CHANGES = {"imbalance": "balance", "host": EARLIER_HOST}
+"""Change that removes a part of the gap, for its predicted saving; messages have several."""
+HIDDEN_MESSAGES = "hide pp_comm"
+FASTER_MESSAGES = "pp_comm x0.5"
 
 
 def schedule_findings(context: Context) -> Iterator[Finding]:
@@ -23,29 +27,14 @@ def schedule_findings(context: Context) -> Iterator[Finding]:
     schedule = context.analysis.schedule
     if schedule is None:
         return
-    for cause, gap_ns in (schedule.gap_ns or {}).items():
-        if gap_ns <= 0 or cause in NOT_REMOVABLE or cause in COMMUNICATION_CAUSES:
+    gap_ns = schedule.gap_ns or {}
+    for cause, part_ns in gap_ns.items():
+        if part_ns <= 0 or cause in NOT_REMOVABLE or cause in COMMUNICATION_CAUSES:
             continue
-        change = CHANGES.get(cause)
-        predicted = context.predict(change) if change is not None else None
-        saves_ns = None if predicted is None else min(max(predicted.saves_ns or 0, 0), gap_ns)
-        yield Finding(
-            code="schedule_gap",
-            case="host_under_graphs" if cause == "host" and context.uses_cuda_graphs else cause,
-            cost_ns=gap_ns,
-            share=context.share(gap_ns),
-            where=longest_operations(context, "pp_comm") if cause == "p2p" else (),
-            evidence={
-                "gap_ns": sum(schedule.gap_ns.values()) if schedule.gap_ns else None,
-                "part_ns": gap_ns,
-                "schedule": schedule.compared_with,
-                "framework": context.framework,
-            },
-            change=None if predicted is None else change,
-            saves_ns=saves_ns,
-            saves_range_ns=None if saves_ns is None else (0, saves_ns),
-            certain="bounded",
-        )
+        if cause == "p2p":
+            yield _messages(context, gap_ns)
+        else:
+            yield _gap_part(context, gap_ns, cause)
     head = schedule.head
     if head.match.exact and head.gap_ns is not None and head.ideal_bubble > MIN_BUBBLE_SHARE:
         bubble_ns = round(head.ideal_bubble * head.ideal_ns)
@@ -60,3 +49,109 @@ def schedule_findings(context: Context) -> Iterator[Finding]:
             },
             certain="possible",
         )
+
+
+def _gap_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> Finding:
+    """Return the finding about one part of the gap other than messages."""
+    part_ns = gap_ns[cause]
+    change = CHANGES.get(cause)
+    predicted = context.predict(change) if change is not None else None
+    saves_ns = None if predicted is None else _at_most(predicted, part_ns)
+    is_host_under_graphs = cause == "host" and context.uses_cuda_graphs
+    return Finding(
+        code="schedule_gap",
+        case="host_under_graphs" if is_host_under_graphs else cause,
+        cost_ns=part_ns,
+        share=context.share(part_ns),
+        evidence=_evidence(context, gap_ns, part_ns),
+        change=None if predicted is None else change,
+        saves_ns=saves_ns,
+        saves_range_ns=None if saves_ns is None else (0, saves_ns),
+        certain="bounded",
+    )
+
+
+def _messages(context: Context, gap_ns: Mapping[str, int]) -> Finding:
+    """Return the finding about messages between stages, with what would save most of their time.
+
+    Messages under compute save little where something else takes as long: the hosts, which must then
+    be faster as well, or the messages themselves, for which there is too little compute.
+    """
+    part_ns = gap_ns["p2p"]
+    cost_ns = part_ns
+    evidence = _evidence(context, gap_ns, part_ns)
+    remedy = Remedy(case="p2p")
+    hidden = context.predict(HIDDEN_MESSAGES)
+    if hidden is not None:
+        saves_ns = _at_most(hidden, part_ns)
+        remedy = Remedy(HIDDEN_MESSAGES, saves_ns, (0, saves_ns), case="p2p")
+        longest = _longest_on_path(hidden)
+        if longest == "host":
+            host_ns = max(gap_ns.get("host", 0), 0)
+            both = _with_earlier_host(context, hidden, part_ns + host_ns)
+            if both is not None:
+                remedy = both
+                cost_ns = part_ns + host_ns
+                evidence["messages_alone_ns"] = saves_ns
+        elif longest == "pp_comm":
+            remedy = _faster_messages(context, part_ns, saves_ns) or remedy
+    return Finding(
+        code="schedule_gap",
+        case=remedy.case or "p2p",
+        cost_ns=cost_ns,
+        share=context.share(cost_ns),
+        where=longest_operations(context, "pp_comm"),
+        evidence=evidence,
+        change=remedy.change,
+        saves_ns=remedy.saves_ns,
+        saves_range_ns=remedy.saves_range_ns,
+        certain=remedy.certain,
+    )
+
+
+def _with_earlier_host(context: Context, hidden: ChangedStep, most_ns: int) -> Remedy | None:
+    """Return what hidden messages and earlier launches save together; None unless it is more than both do alone."""
+    host = context.predict(EARLIER_HOST)
+    both = context.predict(HIDDEN_MESSAGES, EARLIER_HOST)
+    if host is None or both is None:
+        return None
+    alone_ns = (hidden.saves_ns or 0) + (host.saves_ns or 0)
+    if (both.saves_ns or 0) <= alone_ns:
+        return None
+    saves_ns = _at_most(both, most_ns)
+    return Remedy(both.change, saves_ns, (0, saves_ns), case="p2p_and_host")
+
+
+def _faster_messages(context: Context, part_ns: int, hidden_saves_ns: int) -> Remedy | None:
+    """Return what messages twice as fast save; None if hiding them saves as much."""
+    faster = context.predict(FASTER_MESSAGES)
+    saves_ns = 0 if faster is None else _at_most(faster, part_ns)
+    if saves_ns <= hidden_saves_ns:
+        return None
+    return Remedy(FASTER_MESSAGES, saves_ns, (0, saves_ns), "possible", case="p2p_transfer")
+
+
+def _longest_on_path(predicted: ChangedStep) -> str | None:
+    """Return what takes longest on the critical path of a changed step: a label, or the host."""
+    by_label: dict[str, int] = {}
+    for part in predicted.critical_path:
+        label = part.label or "host"
+        by_label[label] = by_label.get(label, 0) + part.ns
+    return max(by_label, key=lambda label: by_label[label], default=None)
+
+
+def _at_most(predicted: ChangedStep, most_ns: int) -> int:
+    """Return the predicted saving, which is no more than what is to be saved."""
+    return min(max(predicted.saves_ns or 0, 0), most_ns)
+
+
+def _evidence(
+    context: Context, gap_ns: Mapping[str, int], part_ns: int
+) -> dict[str, EvidenceValue]:
+    schedule = context.analysis.schedule
+    return {
+        "gap_ns": sum(gap_ns.values()),
+        "part_ns": part_ns,
+        "schedule": None if schedule is None else schedule.compared_with,
+        "framework": context.framework,
+    }

@@ -1,5 +1,6 @@
 """The explanation of an event's label, and the largest kernels of a label."""
 
+import re
 from pathlib import Path
 
 import polars as pl
@@ -35,7 +36,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         between = "" if low_high is None else f", between {ms(low_high[0])} and {ms(low_high[1])}"
         lines.append(f"   saves {ms(finding.saves_ns)}{between} ({finding.certain})")
     if finding.change is not None:
-        lines.append(f"   predicted with --change '{finding.change}'")
+        lines.append(f"   predicted with {_change_options(finding.change)}")
     lines.append("   rests on:")
     for name, value in finding.evidence.items():
         lines.append(f"     {name:<24} {_evidence_value(name, value)}")
@@ -50,6 +51,18 @@ def explain_finding(analysis: Analysis, number: int) -> str:
             f"     rank {place.rank}{step}  {place.start_ns / 1e3:,.0f}  {length:>10}  {name}{source}"
         )
     return "\n".join(lines)
+
+
+def _change_options(change: str) -> str:
+    """Return the options that ask for a change, of which there may be several, separated by commas.
+
+    >>> _change_options("hide pp_comm, no host delay")
+    "--change 'hide pp_comm' --change 'no host delay'"
+    >>> _change_options("ranks 1, 3 like others")
+    "--change 'ranks 1, 3 like others'"
+    """
+    changes = re.split(r", (?=\D)", change)  # behind a comma between ranks comes a digit
+    return " ".join(f"--change '{text}'" for text in changes)
 
 
 def _evidence_value(name: str, value: EvidenceValue) -> str:
