@@ -148,3 +148,10 @@ def test_a_sentence_names_four_steps():
     assert MAX_STEPS_NAMED == 4
     assert "in step 0, 1, 2, 3" in finding.text
     assert "4, 5" not in finding.text
+
+
+@pytest.mark.parametrize("code", ["python", "host_compute"])
+def test_the_idle_time_that_a_sentence_names_is_what_the_finding_costs(code):
+    evidence = {"idle_ns": 1_770_000, "name": "aten::add"}
+    finding = Finding(code=code, cost_ns=3_180_000, share=0.03, evidence=evidence)
+    assert "idle for 3.18 ms" in finding.text

@@ -310,6 +310,7 @@ def _late_steps(finding: Finding) -> str:
 
 
 _DERIVED: Mapping[str, Callable[[Finding], str]] = {
+    "cost": lambda finding: short_ms(finding.cost_ns),
     "label_words": _label_words,
     "rate": _rate,
     "option": _option,
