@@ -28,8 +28,6 @@ MOVED: Mapping[str, str] = {
     "benchmarks/README.md": "benchmarks.md",
 }
 """Pages from outside ``docs/``, and their paths on the site."""
-NOT_PAGES = frozenset({"SKILL.md"})
-"""Files of ``docs/`` that are for programs."""
 ELSEWHERE: Mapping[str, str] = {"docs/schemas": "reference/json.md"}
 """Folders that a page of the site explains."""
 GENERATED: Mapping[str, Callable[[], str]] = {
@@ -51,11 +49,7 @@ def repository() -> str:
 def sources() -> dict[str, Path]:
     """Return the handwritten pages: file by path on the site."""
     docs = ROOT / "docs"
-    own = {
-        file.relative_to(docs).as_posix(): file
-        for file in sorted(docs.rglob("*.md"))
-        if file.name not in NOT_PAGES
-    }
+    own = {file.relative_to(docs).as_posix(): file for file in sorted(docs.rglob("*.md"))}
     return own | {
         page_path: ROOT / file for file, page_path in MOVED.items() if (ROOT / file).exists()
     }
@@ -84,7 +78,7 @@ def _site_link(target: str, file: Path, page_path: str) -> str:
     inside = os.path.relpath((file.parent / path).resolve(), ROOT.resolve()).replace(os.sep, "/")
     page_folder = os.path.dirname(page_path) or "."  # noqa: PTH120 (a path on the site is no path of this machine)
     linked_page = MOVED.get(inside) or ELSEWHERE.get(inside)
-    if linked_page is None and inside.startswith("docs/") and Path(inside).name not in NOT_PAGES:
+    if linked_page is None and inside.startswith("docs/"):
         linked_page = inside.removeprefix("docs/")
     if linked_page is not None:
         return os.path.relpath(linked_page, page_folder).replace(os.sep, "/") + (

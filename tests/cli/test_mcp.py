@@ -12,15 +12,21 @@ import pytest
 from tests.fuzz import agents
 from tracekit.cli._mcp_server import (
     MAX_ANSWER_CHARACTERS,
+    MAX_FORWARDS_TO_SEARCH,
+    MAX_FORWARDS_TO_SIMULATE,
     MAX_ROWS,
     MAX_TEXT_CHARACTERS,
     MAX_VALUE_CHARACTERS,
     TOOLS,
     Tools,
+    _bounded_lines,
+    _check_schedule_size,
+    _findings_page,
     _Room,
     make_server,
 )
 from tracekit.errors import InputError, OptionError
+from tracekit.findings import Finding
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +57,51 @@ def test_an_agent_can_go_from_a_run_to_its_rows():
     found = data(first)
     assert found["answer"][0].startswith("Time: A step takes")
     assert found["figures"]["step_ms"] > 0
+
+
+@pytest.fixture(scope="module")
+def slow_rank_answer():
+    """Tools over the samples, and their answer about a run whose rank 2 has fewer multiprocessors."""
+    tools = Tools([SAMPLES])
+    return tools, tools.analyze("slow-ddp")
+
+
+def test_an_analysis_brings_its_findings_with_cost_saving_place_and_advice(slow_rank_answer):
+    _, answer = slow_rank_answer
+    (slow_rank,) = [row for row in answer["findings"] if row["code"] == "slow_rank"]
+    assert slow_rank["ranks"] == [2]
+    assert slow_rank["evidence"]["ratio"] == pytest.approx(1.96, rel=0.02)  # as truth.json says
+    assert 0 < slow_rank["saves_ns"] <= slow_rank["cost_ns"] < answer["step_ns"]
+    assert slow_rank["certain"] == "measured"
+    assert "as many SMs as the others" in slow_rank["advice"]
+    savings = [row["saves_ns"] or 0 for row in answer["findings"]]
+    assert savings == sorted(savings, reverse=True)
+
+
+def test_findings_are_read_on_by_their_handle(slow_rank_answer):
+    tools, answer = slow_rank_answer
+    assert answer["findings_of"] == len(answer["findings"])
+    assert answer["next_offset"] is None
+    page = tools.findings(answer["handle"], offset=1)
+    assert page["findings"] == answer["findings"][1:]
+    assert tools.findings(answer["handle"], offset=99)["findings"] == []
+    with pytest.raises(InputError, match="there is no analysis"):
+        tools.findings("nothing")
+
+
+def test_ten_findings_are_a_page():
+    findings = [Finding(code="hang", cost_ns=1, share=0.1) for _ in range(25)]
+    first, last = _findings_page(findings, 0), _findings_page(findings, 20)
+    assert (len(first["findings"]), first["next_offset"]) == (10, 10)
+    assert (len(last["findings"]), last["next_offset"]) == (5, None)
+
+
+def test_a_diff_says_what_costs_time_in_either_run():
+    answer = Tools([SAMPLES]).diff("steps/a", "steps/straggler")
+    assert "mlp forward" in answer["story"][0]
+    assert "timelines" not in answer
+    assert {row["code"] for row in answer["findings"]["before"]} >= {"schedule_gap"}
+    assert all(row["text"] for row in answer["findings"]["after"])
 
 
 def test_doctor_and_schedule_answer():
@@ -185,6 +236,44 @@ def test_answers_are_bounded_in_characters_as_in_rows(tools_over):
         offset = page["next_offset"]
     assert seen == page["of"]
     assert len(tools.explain("run", "x" * 1_000_000)) <= MAX_TEXT_CHARACTERS
+
+
+def test_a_long_line_does_not_displace_the_rest_of_an_explanation(tools_over):
+    answer = tools_over("x" * 1_000_000).explain("run", "x" * 10)
+    assert max(map(len, answer.splitlines())) <= MAX_VALUE_CHARACTERS
+    assert "\nrules\n" in answer
+
+
+def test_an_explanation_that_is_cut_says_so():
+    answer = _bounded_lines("\n".join("e" * 400 for _ in range(100)))
+    assert 7_000 < len(answer) <= MAX_TEXT_CHARACTERS
+    assert answer.endswith("it is cut here")
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "microbatches", "is_answered"),
+    [
+        ("1f1b", 64, 1024, True),
+        ("1f1b", 64, 1025, False),
+        ("v-half", 64, 512, True),  # two chunks per rank
+        ("v-half", 64, 513, False),
+        ("interleaved", 64, 576, False),
+        ("zb-2p", 64, 128, True),  # searched
+        ("zb-2p", 64, 129, False),
+        ("1f1b", 10**9, 10**9, False),
+    ],
+)
+def test_a_schedule_that_takes_long_is_refused_in_one_line(name, pp, microbatches, is_answered):
+    if is_answered:
+        _check_schedule_size(name, pp, microbatches, None)
+        return
+    with pytest.raises(OptionError, match="chunks are more than"):
+        Tools([SAMPLES]).schedule(name, pp, microbatches)
+
+
+def test_limits_of_schedules_are_stated_in_the_description_of_the_tool():
+    assert f"{MAX_FORWARDS_TO_SIMULATE:,}" in Tools.schedule.__doc__
+    assert f"{MAX_FORWARDS_TO_SEARCH:,}" in Tools.schedule.__doc__
 
 
 def test_lists_of_a_schedule_are_cut_and_it_is_said():

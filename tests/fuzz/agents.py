@@ -72,6 +72,7 @@ TEXTS = (
 NUMBERS = (0, 1, 2, 3, 4, 8, -1, 10**3, 10**6, 2**31, 2**63, -(2**63) - 1, 10**30, None)
 ARGUMENTS = {
     "analyze": ("path", "schedule", "steps"),
+    "findings": ("handle", "offset"),
     "table": ("handle", "name", "offset", "rank"),
     "what_if": ("path",),
     "explain": ("path", "event", "rank"),

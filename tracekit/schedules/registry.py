@@ -54,7 +54,7 @@ class Entry(msgspec.Struct, frozen=True):
     holds: Callable[[Sizes], bool] = lambda _: True
     """Whether the constraint holds for some sizes."""
     virtual: int | None = 1
-    """Chunks per rank; None: the user chooses (default 2)."""
+    """Chunks per rank; None: the user chooses (default ``DEFAULT_VIRTUAL``)."""
     default_group: Callable[[int, int], int | None] | None = None
     """Micro-batches per group for some ranks and micro-batches; None: the schedule has no
     groups."""
@@ -156,6 +156,8 @@ CATALOGUE = (
 """In the order ``names()`` lists them."""
 
 
+DEFAULT_VIRTUAL = 2
+"""Chunks per rank of a schedule whose user chooses them, and did not."""
 MAX_FORWARDS = 500_000
 """Forwards of a schedule; more would take minutes, and gigabytes of memory."""
 
@@ -288,7 +290,7 @@ microbatches=12
 def _choose_virtual(entry: Entry, virtual: int | None) -> int:
     """Return the chunks per rank; raise if the schedule does not have as many as requested."""
     if entry.virtual is None:
-        return 2 if virtual is None else virtual
+        return DEFAULT_VIRTUAL if virtual is None else virtual
     if virtual not in (None, entry.virtual):
         raise ScheduleError(
             f"{entry.name} has virtual={entry.virtual}; got virtual={virtual}", hint="leave it out"
