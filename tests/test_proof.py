@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from docsite import proof
@@ -49,3 +51,16 @@ def test_a_figure_beyond_its_promise_needs_a_reason():
     assert proof.Result("x", "S", "ms", published=0.0, ours=1.0, within=0.5).difference == float(
         "inf"
     )
+
+
+def test_the_pages_about_predictions_count_the_pairs_that_the_notes_list():
+    notes = proof.WHATIF.read_text(encoding="utf-8")
+    page = proof.WHATIF.with_name("whatif.md").read_text(encoding="utf-8")
+    changes, microbatches, _ = proof._documented_predictions(notes).splitlines()[-3:]
+    assert changes in page
+    assert microbatches in page
+    cells = [row.strip("| ").split(" | ") for row in (changes, microbatches)]
+    pairs = sum(int(row[1]) for row in cells)
+    in_range = sum(int(row[4].split()[0]) for row in cells)
+    stated = re.search(r"these are (\d+) pairs: .* (\d+) lie in their range", notes)
+    assert (int(stated[1]), int(stated[2])) == (pairs, in_range)

@@ -1,7 +1,7 @@
 """Constants of predictions: every figure that was set rather than measured in the run at hand.
 
 Each names its source and the date on which it was set. "The eleven sets", "the later sets" and "the
-pairs of changes" are the recordings that docs/whatif.md lists with all figures: PyTorch's schedules
+pairs of changes" are the recordings that docs/whatif-notes.md lists with all figures: PyTorch's schedules
 of 2 to 4 ranks that share an H200, with NCCL over loopback sockets. A figure "by choice" rests on
 no recording: it says how much is computed or shown, or where an answer is refused.
 """
