@@ -7,7 +7,9 @@ import pytest
 from tests.parsers.nsight_files import EPOCH, Report
 from tests.parsers.nsight_payloads import INIT, payload, with_schemas
 from tests.parsers.nsight_reading import only, rows
+from tracekit.errors import InputError
 from tracekit.parsers import nsight
+from tracekit.parsers.nsight.rank_events import refuse_many_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +36,15 @@ def test_one_process_with_two_gpus_is_two_ranks_that_share_its_calls(path):
     assert rows(first, "kernel", "name", "device") == [("a", 0)]
     assert rows(second, "kernel", "name", "device") == [("b", 1)]
     assert len(rows(first, "runtime", "name")) == len(rows(second, "runtime", "name")) == 2
+
+
+def test_a_report_of_more_ranks_than_a_machine_has_is_one_line(path):
+    refuse_many_ranks([(process, 0) for process in range(128)], path)
+    report = Report()
+    for device in range(129):
+        report.kernel("gemm", 10, 20, corr=device + 1, device=device)
+    with pytest.raises(InputError, match="129 pairs of process and GPU"):
+        nsight.read(report.save(path))
 
 
 def test_many_gpus_of_one_process_are_as_many_ranks_each_with_its_kernel_and_all_calls(path):

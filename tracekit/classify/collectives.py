@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracekit._util.arrays import AnyInts, Bools, Ints, group_rows, take_or_missing
-from tracekit._util.categories import CategoryColumn
+from tracekit._util.categories import MAX_SEARCHED_CHARS, CategoryColumn
 from tracekit._util.columns import to_int64
 from tracekit.classify.autograd import Autograd
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
@@ -71,7 +71,8 @@ def function_name(kernel: str) -> str:
     >>> function_name("void ns::(anonymous namespace)::run<ns::AllReduce>(ns::Args)"), function_name("_ZN2ns3runEv")
     ('void ns::run', '_ZN2ns3runEv')
     """
-    return re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
+    searched = kernel[:MAX_SEARCHED_CHARS].replace("(anonymous namespace)::", "")
+    return re.split(r"[<(]", searched, maxsplit=1)[0]
 
 
 def read_collectives(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> Collectives:

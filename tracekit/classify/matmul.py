@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints, find_sorted, take_or_missing
-from tracekit._util.categories import CategoryColumn
+from tracekit._util.categories import MAX_SEARCHED_CHARS, CategoryColumn
 from tracekit.classify.autograd import Autograd, node_table
 from tracekit.classify.host_ranges import GpuEvents, Launches, Ranges
 from tracekit.classify.names import KERNELS, NODES, OPERATORS, ROLES_OF_LAYOUTS
@@ -353,7 +353,7 @@ def roles_by_layout(names: CategoryColumn) -> CategoryColumn:
     search = re.compile(KERNELS["product_layout"]).search
 
     def role(name: str) -> str | None:
-        match = search(name)
+        match = search(name, 0, MAX_SEARCHED_CHARS)
         if not match:
             return None
         letters = next(group for group in match.groups() if group)

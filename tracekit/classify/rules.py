@@ -20,7 +20,7 @@ import numpy.typing as npt
 from msgspec.structs import asdict, replace
 
 from tracekit._util.arrays import Bools, Ints
-from tracekit._util.categories import CategoryColumn, LinearPattern
+from tracekit._util.categories import CategoryColumn, LinearPattern, search_all
 from tracekit._util.text import did_you_mean
 from tracekit.documents.coding import problem_text
 from tracekit.documents.rules_file import (
@@ -394,10 +394,10 @@ def family_of(kernel: str) -> str | None:
     >>> family_of("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2"), family_of("relu")
     ('TensorRT-LLM batched product', None)
     """
-    matches = (
-        family.family for family in kernel_families() if re.search(f"(?i:{family.pattern})", kernel)
-    )
-    return next(matches, None)
+    for family in kernel_families():
+        if search_all(f"(?i:{family.pattern})", [kernel])[0]:
+            return family.family
+    return None
 
 
 Column = CategoryColumn | Bools | Ints

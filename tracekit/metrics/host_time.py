@@ -181,12 +181,12 @@ def _ranges_by_code(
         """Return whether a range's name matches; the pattern is tried once per distinct name."""
         return pl.col("name").is_in(names.filter(names.str.contains(pattern)).implode())
 
-    copies = (
-        gpu_events.select("correlation", copy=pl.col("name").cast(pl.String))
-        .drop_nulls()
-        .unique("correlation")
+    gpu_names = gpu_events["name"].unique()
+    pageable_names = gpu_names.filter(gpu_names.cast(pl.String).str.contains("(?i)pageable"))
+    copies = gpu_events.select("correlation", copy="name").drop_nulls().unique("correlation")
+    pageable = copies.filter(pl.col("copy").is_in(pageable_names.implode())).with_columns(
+        pl.col("copy").cast(pl.String)
     )
-    pageable = copies.filter(pl.col("copy").str.contains("(?i)pageable"))
     allocation = HOST_CALLS["allocation"]
     ranges = {
         "compile": host.filter(~is_call & is_named(COMPILATION)),

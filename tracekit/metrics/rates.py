@@ -208,11 +208,7 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
         # A memset may take longer than a short kernel: it is never the longest kernel.
         main = _longest_kernel_of_call(op, op_id, np.where(is_kernel[rows], end - start, -1))
         dtype = _input_dtypes(dtypes, name).take(main)
-        kernel = (
-            name.replace([family_of(text) for text in name.values])
-            .take(main)
-            .where(~has_formula[rows])
-        )
+        kernel = _families(name.take(main).where(~has_formula[rows]))
         return cls(
             rows,
             rows[main],
@@ -226,6 +222,16 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
             start,
             end,
         )
+
+
+def _families(names: CategoryColumn) -> CategoryColumn:
+    """Return the kernel family of each name; only names of some row are searched."""
+    is_used = np.zeros(len(names.values), np.bool_)
+    is_used[names.codes[names.present]] = True
+    families = []
+    for name, used in zip(names.values, is_used.tolist(), strict=True):
+        families.append(family_of(name) if used else None)
+    return names.replace(families)
 
 
 def _longest_kernel_of_call(op: CategoryColumn, op_id: Ints, ns: Ints) -> Ints:

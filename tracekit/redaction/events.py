@@ -59,9 +59,14 @@ class EventRedactor:
         """Return a time, or a process, thread or flow by its number, a large one by another number."""
         if not fields.is_event_number(value):
             return self._words(value)
-        if key in fields.EVENT_IDS and value is not None and abs(float(value)) >= fields.ID:
-            return NumberText(self._names.number_pseudonym(str(value)))
-        return value
+        if value is None:
+            return None
+        is_user_word = self._names.is_user_word(str(value))
+        if key in fields.EVENT_IDS:
+            if is_user_word or abs(float(value)) >= fields.ID:
+                return NumberText(self._names.number_pseudonym(str(value)))
+            return value
+        return None if is_user_word else fields.bounded_time(value)
 
     def _name(self, name: Any, kind: str) -> Any:
         if not _is_text(name):
@@ -91,7 +96,7 @@ class EventRedactor:
     def _keeps_number(self, key: str, value: Any, limits: Mapping[str, int]) -> bool:
         return (
             key in limits
-            and is_number(value, limits[key])
+            and is_number(value, limits[key], fractions=key in fields.FRACTIONS)
             and not any(map(self._names.is_user_word, _NUMBERS_IN_TEXT.findall(str(value))))
         )
 
@@ -107,6 +112,7 @@ class EventRedactor:
             and value.isascii()
             and value.isdecimal()
             and len(value) <= MAX_GROUP_NUMBER_DIGITS
+            and not self._names.is_user_word(value)
         ):
             return value
         return self._names.redact(value) if _is_text(value) else None

@@ -34,6 +34,8 @@ EVENT_IDS = frozenset(("pid", "tid", "id"))
 ARGUMENT_TEXTS = frozenset(_KEYS["argument_texts"])
 GROUP_TEXTS = frozenset(_KEYS["group_texts"])
 HEADER_VERSIONS = frozenset(_KEYS["header_versions"])
+FRACTIONS = frozenset(_KEYS["fractions"])
+"""Arguments whose numbers may have a fraction."""
 
 SMALL = 10**6
 ID = 1 << 32
@@ -66,7 +68,13 @@ MAX_VERSION_DIGITS = 6
 _VERSION = re.compile(
     r"\d{1,3}(?:\.\d{1,3}){1,2}(?:a0|rc\d)?(?:\+(?:cu\d{2,3}|rocm\d\.\d|cpu))?|\d{4,5}", re.ASCII
 )
-_NUMBER = re.compile(r"-?\d{1,20}(?:\.\d{1,20})?(?:[eE][-+]?\d{1,3})?", re.ASCII)
+MAX_FRACTION_DIGITS = 6
+"""Digits behind the point of a time in µs or of a rate; more tell nothing, and may be a phone or
+card number."""
+_NUMBER = re.compile(
+    rf"-?\d{{1,20}}(?:\.(?:0+|\d{{1,{MAX_FRACTION_DIGITS}}}))?(?:[eE][-+]?\d{{1,3}})?", re.ASCII
+)
+_FRACTION = re.compile(rf"(-?\d+\.\d{{{MAX_FRACTION_DIGITS}}})\d+", re.ASCII)
 _NUMBERS = re.compile(r"\[[-\d\s,.\[\]]*\]", re.ASCII)
 
 
@@ -76,28 +84,55 @@ class NumberText(str):
     __slots__ = ()
 
 
-def is_number(value: Any, limit: int) -> bool:
+def is_number(value: Any, limit: int, *, fractions: bool = False) -> bool:
     """Return whether *value* is a number below *limit*, or lists of such numbers, also as text.
 
-    Null counts.
+    Null counts. A number with a fraction counts only with *fractions*, up to some digits.
 
-    >>> is_number([["1", 2.5], []], 10), is_number("[0, 1]", 10), is_number("5-1", 10), is_number(41555, 1000)
+    >>> is_number([["1", 2], []], 10), is_number("[0, 1]", 10), is_number("5-1", 10), is_number(41555, 1000)
     (True, True, False, False)
+    >>> is_number("2.5", 10), is_number("2.5", 10, fractions=True), is_number("2.4155551234", 10, fractions=True)
+    (False, True, False)
     """
-    if isinstance(value, NumberText):
-        return abs(float(value)) < limit
+    if value is None or isinstance(value, bool | int):
+        return value is None or abs(value) < limit
     if isinstance(value, list):
-        return all(is_number(item, limit) for item in value)
-    if isinstance(value, str):
+        return all(is_number(item, limit, fractions=fractions) for item in value)
+    if not isinstance(value, str):
+        return False
+    if not isinstance(value, NumberText):
         if _NUMBERS.fullmatch(value):
-            try:
-                return is_number(json.loads(value), limit)
-            except (ValueError, RecursionError):
-                return False
-        return _NUMBER.fullmatch(value) is not None and abs(float(value)) < min(
-            limit, MAX_NUMBER_AS_TEXT
-        )
-    return value is None or (isinstance(value, bool | int | float) and abs(value) < limit)
+            return is_number(_parse_numbers(value), limit, fractions=fractions)
+        limit = min(limit, MAX_NUMBER_AS_TEXT)
+    return _is_number_text(value, limit, fractions=fractions)
+
+
+def _parse_numbers(text: str) -> Any:
+    """Return the lists of numbers that *text* spells; an empty object, which is no number, if it spells none."""
+    try:
+        return json.loads(text, parse_float=NumberText, parse_int=NumberText)
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _is_number_text(text: str, limit: int, *, fractions: bool) -> bool:
+    """Return whether *text* spells a number below *limit*, a whole one unless *fractions* are allowed."""
+    if not _NUMBER.fullmatch(text):
+        return False
+    number = float(text)
+    return abs(number) < limit and (fractions or number.is_integer())
+
+
+def bounded_time(value: Any) -> Any:
+    """Return a time as the file spells it, with at most ``MAX_FRACTION_DIGITS`` behind the point.
+
+    >>> bounded_time(NumberText("17.123")), bounded_time(NumberText("17.1234155551234"))
+    ('17.123', '17.123415')
+    """
+    if not isinstance(value, NumberText):
+        return value
+    shortened = _FRACTION.fullmatch(value)
+    return NumberText(shortened[1]) if shortened else value
 
 
 def is_event_number(value: Any) -> bool:

@@ -22,6 +22,9 @@ MIN_LETTERS_TO_REPLACE_INSIDE = 4
 MIN_SPACED_LETTERS = 4
 """Single letters in a row, each behind a space, dot, underscore or the like, that are one word:
 v e r m i l i o n."""
+MAX_SINGLE_LETTERS = 3
+"""Different letters that stand alone in one text and stay, as T and U of a template: more may be a
+word with other words between its letters."""
 FIRST_NUMBER_PSEUDONYM = 4_000_000_000
 """First of the numbers that stand for process, thread and flow numbers beyond 32 bits."""
 MAX_CACHED_TEXTS = 100_000
@@ -185,6 +188,11 @@ class NameRedactor:
             return self.pseudonym(text)
         return text
 
+    @property
+    def has_user_words(self) -> bool:
+        """Whether words were given with ``--word``."""
+        return self._user_words is not None
+
     def is_user_word(self, text: str) -> bool:
         """Return whether *text* is one of the words given with ``--word``."""
         return self._user_words is not None and self._user_words.fullmatch(text) is not None
@@ -217,6 +225,7 @@ class _WordPass:
         self._word_end = 0
         self._expects_index = False
         self._index_digits = 0
+        self._single_letters: set[str] = set()
 
     def result(self) -> str:
         """Return the text with all unknown words replaced."""
@@ -283,10 +292,20 @@ class _WordPass:
                 self._expects_index = False
             pieces.append((piece, is_known))
         pieces = [
-            (piece, is_known or _is_lone_letter(pieces, i))
+            (piece, (is_known or _is_lone_letter(pieces, i)) and self._may_stand_alone(piece))
             for i, (piece, is_known) in enumerate(pieces)
         ]
         return _without_accidental_words(pieces)
+
+    def _may_stand_alone(self, piece: str) -> bool:
+        """Return whether a piece has several characters, or is one of the first single letters of the text."""
+        letter = piece.lower()
+        if len(letter) > 1 or not letter.isalpha() or letter in self._single_letters:
+            return True
+        if len(self._single_letters) == MAX_SINGLE_LETTERS:
+            return False
+        self._single_letters.add(letter)
+        return True
 
     def _count_known(self, parts: list[str]) -> int:
         """Return how many of the first parts make up one known word, the longest: bf and 16 do, as bf16."""

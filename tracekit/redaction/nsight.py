@@ -1,8 +1,9 @@
 """Redaction of an Nsight Systems sqlite export.
 
 A new database is written, with the tables and columns that an analysis reads and nothing else: no
-other table, view, trigger, comment or freed page. In columns of numbers only numbers stay; each
-column of text has a function that reduces it. Tables and columns are listed in ``kept.toml``.
+other table, view, trigger, comment or freed page. In columns of numbers only integers stay that can
+be what the column holds; each column of text has a function that reduces it. Tables and columns are
+listed in ``kept.toml``.
 """
 
 import json
@@ -18,12 +19,37 @@ from tracekit.errors import InputError
 from tracekit.parsers.nsight import nccl
 from tracekit.parsers.nsight.exports import refuse_unreadable
 from tracekit.parsers.nsight.reader import open_export
-from tracekit.redaction.fields import ANY, KEPT, SIZE, SMALL, is_version
+from tracekit.redaction.fields import ANY, ID, KEPT, SIZE, SMALL, is_version
 from tracekit.redaction.names import NameRedactor
 
 METADATA_TABLES = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-NUMBER_COLUMNS: dict[str, list[str]] = KEPT["nsight"]["numbers"]
-"""Tables that stay, and their columns of numbers."""
+NUMBER_COLUMNS: dict[str, dict[str, list[str]]] = KEPT["nsight"]["numbers"]
+"""Tables that stay, and their columns of numbers by kind."""
+MAX_TIME_NS = 10**15
+"""Times count from the start of the session, which takes less than eleven days."""
+MIN_CLOCK_NS = 10**18
+MAX_CLOCK_NS = 4 * 10**18
+"""Clock when a session began, in ns since 1970: from 2001 to 2096."""
+PID_BITS = 24
+MACHINE_SHIFT = 48
+"""A packed id has the thread in its lower 24 bits, the process in the next, and above them what
+tells machines apart."""
+NUMBER_KINDS = {
+    "time": f"abs({{0}}) < {MAX_TIME_NS}",
+    "clock": f"{{0}} BETWEEN {MIN_CLOCK_NS} AND {MAX_CLOCK_NS}",
+    "small": f"abs({{0}}) < {SMALL}",
+    "size": f"abs({{0}}) < {SIZE}",
+    "pid": f"{{0}} BETWEEN 0 AND {(1 << PID_BITS) - 1}",
+    "schema": f"{{0}} BETWEEN 0 AND {ID - 1}",
+    "id": "1",
+    "process": "1",
+}
+"""Condition that an integer must meet to stay, by the kind of its column, in SQL."""
+_REPLACED_KINDS = {
+    "id": f"CASE WHEN {{0}} BETWEEN 0 AND {ID - 1} THEN {{0}} ELSE number({{0}}) END",
+    "process": f"({{0}} & {(1 << MACHINE_SHIFT) - 1}) | (machine({{0}} >> {MACHINE_SHIFT}) << {MACHINE_SHIFT})",
+}
+"""What an integer becomes, in SQL, in columns of kinds where it may become another."""
 TEXT_COLUMNS: dict[str, dict[str, str]] = KEPT["nsight"]["texts"]
 """Columns of text that stay, by table, and the SQL function that reduces each."""
 STRING_COLUMNS: dict[str, list[str]] = KEPT["nsight"]["strings"]
@@ -49,6 +75,7 @@ _EMITTED_NUMBERS = re.compile(
 """What ``emit_nvtx`` writes behind an operator's name."""
 _EMITTED_START = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
 _LONG_NUMBER = re.compile(r"\d{11}")
+_DIGITS = re.compile(r"\d+")
 
 
 def redact_nsight(
@@ -68,7 +95,7 @@ def redact_nsight(
                 names, nccl.payload_layouts(open_export(source)), keep
             ).items():
                 copy.create_function(name, 1, function, deterministic=True)
-            dropped = _copy_tables(copy, source)
+            dropped = _copy_tables(copy, source, has_words=names.has_user_words)
         finally:
             copy.close()
     except sqlite3.Error as error:
@@ -78,7 +105,7 @@ def redact_nsight(
     return dropped | {"texts replaced": names.replaced - replaced_before}
 
 
-def _copy_tables(copy: sqlite3.Connection, source: Path) -> dict[str, int]:
+def _copy_tables(copy: sqlite3.Connection, source: Path, *, has_words: bool) -> dict[str, int]:
     copy.execute("ATTACH ? AS old", (f"{source.resolve().as_uri()}?mode=ro&immutable=1",))
     copy.execute("PRAGMA journal_mode = OFF")
     listed = [
@@ -88,27 +115,60 @@ def _copy_tables(copy: sqlite3.Connection, source: Path) -> dict[str, int]:
         )
     ]
     tables = [name for name in listed if name in NUMBER_COLUMNS]
+    machines = _number_machines(copy, tables)
+    copy.create_function("machine", 1, machines.get, deterministic=True)
     copy.execute("BEGIN")
     for table in tables:
-        _copy_table(copy, table)
+        _copy_table(copy, table, has_words=has_words)
     dropped_strings = _copy_strings(copy, tables) if "StringIds" in tables else 0
     copy.execute("COMMIT")
     return {"tables": len(listed) - len(tables), "strings": dropped_strings}
 
 
-def _copy_table(copy: sqlite3.Connection, table: str) -> None:
+def _columns(copy: sqlite3.Connection, schema: str, table: str) -> list[str]:
+    return [row[1] for row in copy.execute(f"PRAGMA {schema}.table_info({table})").fetchall()]
+
+
+def _number_machines(copy: sqlite3.Connection, tables: Iterable[str]) -> dict[int, int]:
+    """Return a number from 1 for each machine in packed ids, in their order: ranks are numbered by it."""
+    machines: set[int] = set()
+    for table in tables:
+        present = _columns(copy, "old", table)
+        for column in NUMBER_COLUMNS[table].get("process", ()):
+            if column in present:
+                found = copy.execute(
+                    f'SELECT DISTINCT "{column}" >> {MACHINE_SHIFT} FROM old.{table}'
+                    f" WHERE typeof(\"{column}\") = 'integer'"
+                )
+                machines |= {machine for (machine,) in found}
+    return {machine: number for number, machine in enumerate(sorted(machines), start=1)}
+
+
+def _number_in_sql(column: str, kind: str, *, has_words: bool) -> str:
+    """Return the SQL for what stays of a column of numbers; null where a number is none of its kind."""
+    name = f'"{column}"'
+    # Exporters write integers; a fraction is no time, id or size.
+    conditions = [f"typeof({name}) = 'integer'", NUMBER_KINDS[kind].format(name)]
+    if has_words:
+        conditions.append(f"NOT user_word({name})")
+    value = _REPLACED_KINDS.get(kind, "{0}").format(name)
+    return f"CASE WHEN {' AND '.join(conditions)} THEN {value} END"
+
+
+def _copy_table(copy: sqlite3.Connection, table: str, *, has_words: bool) -> None:
     """Copy the listed columns of a table.
 
     Only the columns of StringIds are created, its rows come later.
     """
-    present = [row[1] for row in copy.execute(f"PRAGMA old.table_info({table})")]
+    present = _columns(copy, "old", table)
     if table == "StringIds":
         copy.execute("CREATE TABLE main.StringIds (id, value)")
         return
-    values = {
-        column: f"CASE WHEN typeof({column}) IN ('integer', 'real') THEN {column} END"
-        for column in (f'"{name}"' for name in NUMBER_COLUMNS[table] if name in present)
-    }
+    values = {}
+    for kind, columns in NUMBER_COLUMNS[table].items():
+        for column in columns:
+            if column in present:
+                values[f'"{column}"'] = _number_in_sql(column, kind, has_words=has_words)
     values |= {
         f'"{column}"': f'{function}("{column}")'
         for column, function in TEXT_COLUMNS.get(table, {}).items()
@@ -124,18 +184,19 @@ def _copy_table(copy: sqlite3.Connection, table: str) -> None:
 
 def _copy_strings(copy: sqlite3.Connection, tables: Iterable[str]) -> int:
     """Copy the strings that kept rows refer to; return how many were dropped."""
+    new_id = _REPLACED_KINDS["id"].format("id")
     for function, columns in STRING_COLUMNS.items():
         references = [
-            f'SELECT "{row[1]}" FROM main.{table}'
+            f'SELECT "{column}" FROM main.{table}'
             for table in tables
-            for row in copy.execute(f"PRAGMA main.table_info({table})").fetchall()
-            if row[1] in columns
+            for column in _columns(copy, "main", table)
+            if column in columns
         ]
         if references:
             copy.execute(
-                f"INSERT INTO main.StringIds SELECT id, {function}(value) FROM old.StringIds"
-                f" WHERE typeof(id) = 'integer' AND id IN ({' UNION '.join(references)})"
-                " AND id NOT IN (SELECT id FROM main.StringIds)"
+                f"INSERT INTO main.StringIds SELECT {new_id}, {function}(value) FROM old.StringIds"
+                f" WHERE typeof(id) = 'integer' AND {new_id} IN ({' UNION '.join(references)})"
+                f" AND {new_id} NOT IN (SELECT id FROM main.StringIds)"
             )
     counts = [
         copy.execute(f"SELECT count(*) FROM {schema}.StringIds").fetchone()[0]
@@ -159,15 +220,19 @@ def _sql_functions(
         numbers = _EMITTED_NUMBERS.fullmatch(text, start.start()) if start else None
         if start is None or numbers is None or _LONG_NUMBER.search(numbers[1]):
             return names.redact(text)
+        if any(map(names.is_user_word, _DIGITS.findall(numbers[1]))):
+            return names.redact(text)
         return names.redact(text[: start.start()]) + numbers[1]
 
     return {
         "code": of_text(names.redact_code),
         "words": of_text(names.redact),
         "range_text": of_text(range_text),
-        "payload": of_text(payload_fields),
+        "number": lambda value: names.number_pseudonym(str(value)),
+        "user_word": lambda value: names.is_user_word(str(value)),
+        "payload": of_text(lambda text: payload_fields(text, names)),
         "payload_bytes": lambda value: (
-            payload_bytes(value, layout) if isinstance(value, bytes) else None
+            payload_bytes(value, layout, names) if isinstance(value, bytes) else None
         ),
         "payload_field": of_text(lambda text: text if text in nccl.FIELDS else None),
         "diagnosis": of_text(
@@ -180,31 +245,34 @@ def _sql_functions(
     }
 
 
-def payload_fields(text: str) -> str | None:
+def payload_fields(text: str, names: NameRedactor) -> str | None:
     """Return the fields of a JSON payload that an analysis reads; None if it has none.
 
-    >>> payload_fields('{"Peer rank": 1, "token": "secret", "p": {"Rank": "0x2"}}')
+    >>> payload_fields('{"Peer rank": 1, "token": "secret", "p": {"Rank": "0x2"}}', NameRedactor())
     '{"Peer rank": 1, "Rank": 2}'
-    >>> payload_fields('{"Rank": 4155551234}')
+    >>> payload_fields('{"Rank": 4155551234}', NameRedactor())
     """
     numbers: dict[str, int] = {}
     for name, number in nccl.payload_numbers(text):
-        if abs(number) < PAYLOAD_LIMITS[nccl.FIELDS[name]]:
+        is_in_range = abs(number) < PAYLOAD_LIMITS[nccl.FIELDS[name]]
+        if is_in_range and not names.is_user_word(str(number)):
             numbers.setdefault(name, number)
     return json.dumps(numbers) if numbers else None
 
 
-def payload_bytes(blob: bytes, layout: nccl.Layouts) -> bytes | None:
+def payload_bytes(blob: bytes, layout: nccl.Layouts, names: NameRedactor) -> bytes | None:
     """Return a binary payload with zeros for all bytes but the schema's id and the fields that an analysis reads."""
     fields = layout.get(int.from_bytes(blob[nccl.SCHEMA_ID], "little"))
     if not fields:
         return None
     kept = bytearray(len(blob))
     kept[nccl.SCHEMA_ID] = blob[nccl.SCHEMA_ID]
-    for _, dtype, offset in fields:
-        field_bytes = slice(
-            nccl.HEADER_BYTES + offset, nccl.HEADER_BYTES + offset + np.dtype(dtype).itemsize
-        )
-        if offset >= 0 and field_bytes.stop <= len(blob):
+    for column, dtype, offset in fields:
+        start = nccl.HEADER_BYTES + offset
+        field_bytes = slice(start, start + np.dtype(dtype).itemsize)
+        if offset < 0 or field_bytes.stop > len(blob):
+            continue
+        number = int(np.frombuffer(blob[field_bytes], dtype)[0])
+        if abs(number) < PAYLOAD_LIMITS[column] and not names.is_user_word(str(number)):
             kept[field_bytes] = blob[field_bytes]
     return bytes(kept)

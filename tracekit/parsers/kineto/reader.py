@@ -21,6 +21,7 @@ from tracekit.parsers.kineto.blocks import (
 from tracekit.parsers.kineto.header import TAIL_LIMIT, find_events, parse_header, parse_tail
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
+from tracekit.parsers.long_names import long_name_notice
 from tracekit.parsers.source_refs import rank_in_name
 from tracekit.parsers.steps import assign_steps
 from tracekit.schema import DAMAGED, UNTIMED, RankEvents
@@ -181,6 +182,8 @@ def _notices(
         notices.append(Notice("bad-values", values={"count": bad_values}))
     if table.bad_texts:
         notices.append(Notice("bad-text", values={"count": table.bad_texts}))
+    if table.long_names:
+        notices.append(long_name_notice(table.long_names))
     if len(scanned.tail) >= TAIL_LIMIT:
         notices.append(Notice("unread-keys"))
     if not events.height:

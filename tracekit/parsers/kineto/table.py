@@ -15,6 +15,7 @@ from tracekit._util.columns import sparse, with_nulls
 from tracekit.parsers.kineto.texts import DAMAGE, compact_json, decode_string, remove_blanks
 from tracekit.parsers.kineto.vocabulary import CATEGORIES, ITEM_BYTES, MEMORY_COLUMNS
 from tracekit.parsers.kineto.worker import ScannedPart
+from tracekit.parsers.long_names import shorten_name
 from tracekit.schema import EVENTS, KINDS, MEMORY, UNTIMED, conform
 
 LATEST_NS = 1 << 62
@@ -57,6 +58,8 @@ class EventTable:
     ``Source.skipped``)."""
     out_of_range: int = 0
     """Of those, events whose times are numbers, but none that a clock shows."""
+    long_names: int = 0
+    """Number of texts that were shortened."""
 
 
 def build_memory(parts: Iterable[ScannedPart], *, rank: int, base_ns: int) -> pl.DataFrame:
@@ -130,6 +133,7 @@ class TableBuilder:
             self._texts += worker_texts
         self._decode = decode
         self._bad_texts = 0
+        self._long_texts: set[str] = set()  # texts that were shortened
 
     def build(self, *, rank: int, base_ns: int) -> EventTable:
         """Return the table of events; *base_ns* is added to all times."""
@@ -167,12 +171,18 @@ class TableBuilder:
                 times.select(pl.col("is_number") & ~pl.col("is_usable")).to_series().sum()
             )
         return EventTable(
-            link_by_external_id(conform(events, EVENTS)), self._bad_texts, untimed, out_of_range
+            link_by_external_id(conform(events, EVENTS)),
+            self._bad_texts,
+            untimed,
+            out_of_range,
+            len(self._long_texts),
         )
 
     def _text_columns(self) -> dict[str, pl.Series]:
         """Return the columns of texts, and those that few rows have."""
-        columns = {name: self._look_up(column, self._decode) for name, column in TEXTS.items()}
+        columns = {}
+        for name, column in TEXTS.items():
+            columns[name] = self._look_up(column, self._decode, self._shorten)
         for name, (column, shorten) in JSON_TEXTS.items():
             columns[name] = self._look_up(column, shorten)
         columns["bytes"], columns["received"] = self._bytes()
@@ -280,6 +290,13 @@ class TableBuilder:
         if is_damaged.any():
             self._bad_texts += int(is_damaged[codes].sum())
         return pl.Series(values, dtype=dtype).gather(codes.astype(np.uint32))
+
+    def _shorten(self, text: str) -> str:
+        """Return a text as it is, or a long one shortened and counted."""
+        shortened = shorten_name(text)
+        if shortened is not text:
+            self._long_texts.add(shortened)
+        return shortened
 
     def _series(self, values: Ints | None) -> pl.Series:
         """Return a column of numbers that most rows have, or of nulls."""

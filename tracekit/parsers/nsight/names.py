@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from tracekit.errors import Notice, NoticeValues
+from tracekit.parsers.long_names import long_name_notice, shorten_names
 from tracekit.parsers.nsight.tables import VOCABULARY, NsightExport, read_table
 
 NO_STREAM = 0xFFFFFFFF
@@ -55,6 +56,7 @@ class Strings:
         self._table = strings.filter(
             ~pl.col("value").str.contains("\N{REPLACEMENT CHARACTER}", literal=True)
         )
+        self._long_texts: set[str] = set()  # texts that were shortened
         self._file_name = export.path.name
         self._unnamed: dict[str, tuple[int, int]] = {}  # noun → events without a name, all events
 
@@ -102,8 +104,10 @@ class Strings:
         return names.fill_null(unknown)
 
     def notices(self) -> list[Notice]:
-        """Return a notice for each kind of event that had ids without a string."""
+        """Return a notice for each kind of event that had ids without a string, and for long strings."""
         notices = []
+        if self._long_texts:
+            notices.append(long_name_notice(len(self._long_texts)))
         for noun, (unnamed, total) in self._unnamed.items():
             values: NoticeValues = {
                 "file": self._file_name,
@@ -120,14 +124,21 @@ class Strings:
             previous, total = self._unnamed.get(noun, (0, 0))
             self._unnamed[noun] = previous + unnamed, max(total, len(ids))
 
+    def shorten(self, names: pl.Series) -> pl.Series:
+        """Return names of events, the long ones shortened; they are counted in a notice."""
+        names, shortened = shorten_names(names)
+        self._long_texts |= shortened
+        return names
+
     def _strings_of(self, ids: pl.Series) -> pl.DataFrame:
-        return (
+        strings = (
             ids.unique()
             .drop_nulls()
             .rename("id")
             .to_frame()
             .join(self._table, on="id", how="inner")
         )
+        return strings.with_columns(self.shorten(strings["value"]))
 
 
 def _look_up(ids: pl.Series, strings: pl.DataFrame) -> pl.Series:

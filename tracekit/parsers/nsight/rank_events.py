@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit.errors import Notice
+from tracekit.errors import InputError, Notice
 from tracekit.parsers.nsight import nccl
 from tracekit.parsers.nsight.names import PID_MASK
 from tracekit.parsers.steps import assign_steps, filter_by_name
@@ -155,6 +155,9 @@ def drop_idle_steps(events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+MAX_RANKS_PER_REPORT = 128
+"""Ranks of a report, which is of one machine: more are damage. Each costs a fixed time to analyze,
+however few its events are."""
 _RANK_IN_FILE_NAME = re.compile(r"(?<![a-z])rank[-_.= ]?(\d{1,7})(?!\d)", re.IGNORECASE)
 PAIR = ["process", "device"]
 Pair = tuple[int, int | None]
@@ -194,6 +197,14 @@ def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[Pair], dict[
         return gpu, ranks.rows(), {}
     kept = gpu.join(ranks, on=PAIR, how="semi", nulls_equal=True, maintain_order="left")
     return kept, ranks.rows(), {"events on other devices": dropped}
+
+
+def refuse_many_ranks(pairs: Sequence[Pair], path: Path) -> None:
+    """Raise InputError if a report has more ranks than a machine."""
+    if len(pairs) > MAX_RANKS_PER_REPORT:
+        problem = f"{path}: {len(pairs):,} pairs of process and GPU ran something"
+        limit = f"a report has at most {MAX_RANKS_PER_REPORT} ranks"
+        raise InputError(f"{problem}, and {limit}", hint="export the report of one machine again")
 
 
 def number_ranks(

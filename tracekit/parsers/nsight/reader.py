@@ -27,6 +27,7 @@ from tracekit.parsers.nsight.rank_events import (
     number_ranks,
     rank_events,
     rank_notices,
+    refuse_many_ranks,
 )
 from tracekit.parsers.nsight.tables import IDENTIFYING_TABLES, NsightExport
 from tracekit.schema import UNTIMED, RankEvents, Source
@@ -108,13 +109,16 @@ def _read_ranks(
     ranges, threads = nvtx_events(export, strings, base_ns, tables.session_duration_ns(export))
     ranges = nccl.decode_payloads(ranges, nccl.payload_layouts(export))
     communicators = nccl.created_communicators(ranges)
-    ranges = nccl.add_communication(link_autograd(parse_ops(ranges)))
+    ranges = parse_ops(ranges)
+    ranges = ranges.with_columns(strings.shorten(ranges["name"]))
+    ranges = nccl.add_communication(link_autograd(ranges))
 
     # GPU events without a process belong to the only process that made CUDA calls, if there is one.
     processes = calls["process"].unique().drop_nulls()
     default_process = processes[0] if len(processes) == 1 else 0
     gpu = gpu.with_columns(pl.col("process").fill_null(default_process))
     gpu, pairs, skipped = keep_rank_events(gpu)
+    refuse_many_ranks(pairs, path)
     if not pairs:
         pairs = [(_busiest_process([calls, ranges], path, damaged=bool(export.notices)), None)]
     ranks = number_ranks(

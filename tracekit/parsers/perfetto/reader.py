@@ -11,6 +11,7 @@ from tracekit.errors import InputError, Notice, NoticeValue
 from tracekit.parsers.kineto.reader import process_id, refuse_several_processes
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
+from tracekit.parsers.long_names import long_name_notice
 from tracekit.parsers.perfetto.packets import MAX_PACKET_BYTES, Packets, scan_packets
 from tracekit.parsers.perfetto.state import TraceState, decode_state
 from tracekit.parsers.perfetto.table import UNKNOWN_NAME_KEY, ResolvedRows, RowResolver, decode_text
@@ -124,6 +125,8 @@ def _notices(
         notices.append(Notice("unknown-names", values={"count": nameless}))
     if table.bad_texts:
         notices.append(Notice("bad-text", values={"count": table.bad_texts}))
+    if table.long_names:
+        notices.append(long_name_notice(table.long_names))
     if packets.unnamed_arguments:
         notices.append(Notice("unnamed-arguments", values={"count": packets.unnamed_arguments}))
     if not table.events.height:
