@@ -242,6 +242,16 @@ def test_what_if_is_advertised_only_where_it_predicts(samples, sample):
     assert advertised == any(row.predicted_ns is not None for row in rows)
 
 
+def test_a_prediction_below_its_ideal_says_how_that_can_be(samples):
+    schedule = analysis_of(samples / "interleaved", what_if=True).schedule
+    below = [
+        row for row in schedule.what_if if row.predicted_ns and row.predicted_ns < row.ideal_ns
+    ]
+    assert below
+    for row in below:
+        assert any("share a GPU" in text for text in row.rests_on), row.name
+
+
 @pytest.mark.parametrize("sample", ["1f1b", "router", "overlapped"])
 def test_hiding_saves_no_more_than_the_compute_there_is(samples, sample):
     assert contradictions(analysis_of(samples / sample, what_if=True)) == []

@@ -158,6 +158,12 @@ def test_late_launches_on_the_critical_path_widen_the_range():
     assert (low, high) == (round((50 - margin_ms) * MS), round((50 + margin_ms) * MS))
 
 
+def test_a_range_begins_at_no_less_than_nothing():
+    graph = graph_of([kernel("forward", 0, 10)], clock_error_ns=30 * MS)
+    low, high = graph.predict(["forward x0.5"]).predicted_range_ns
+    assert (low, high) == (0, round((35 + 5 * MIN_VARIATION) * MS))
+
+
 @pytest.mark.parametrize("name", ["dgrad", "mlp", "aten::mm", "sm90_gemm", "gemm"])
 def test_labels_modules_operators_and_kernels_are_named(name):
     row = kernel("dgrad", 10, 30) | {"module": "mlp", "op": "aten::mm", "name": "sm90_gemm"}

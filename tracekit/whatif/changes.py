@@ -371,7 +371,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
             step,
             predicted_ns=predicted_ns,
             predicted_range_ns=(
-                round(replayed_ns - margin_ns + added[0]),
+                max(round(replayed_ns - margin_ns + added[0]), 0),
                 round(replayed_ns + margin_ns + added[2]),
             ),
             saves_ns=None if changed.microbatches else step.measured_ns - predicted_ns,

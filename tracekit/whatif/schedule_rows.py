@@ -84,6 +84,7 @@ def _time_per_layer(stage_ns: Floats, layers: Ints) -> tuple[Floats, Floats]:
     return layer_ns, additional_ns
 
 
+FASTER_ALONE = "ranks share a GPU and compute faster while others wait, so that a prediction may be below the ideal"
 TWO_STAGES_PER_RANK = "every rank holds two stages' weights"
 """Assumption of rows whose schedule flows both ways; the additional memory is not known."""
 
@@ -248,8 +249,16 @@ def _assumptions(
     if schedule.both_ways:
         assumptions.append(TWO_STAGES_PER_RANK)
     if isinstance(predictor, Predictor):
-        assumptions.append(predictor.messages_in_words())
+        assumptions += _assumed_of_machine(predictor)
     return tuple(assumptions)
+
+
+def _assumed_of_machine(predictor: Predictor) -> list[str]:
+    """Return what every prediction assumes of messages and of the GPU."""
+    assumptions = [predictor.messages_in_words()]
+    if predictor.machine.machines[MIDDLE].ranks_share_gpu:
+        assumptions.append(FASTER_ALONE)
+    return assumptions
 
 
 def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None:
@@ -341,7 +350,7 @@ def _curve_rows(predictor: Predictor, cells: pl.DataFrame, times: StageTimes) ->
                 "saves_ns": None,
                 "slower": False,
             }
-        assumptions = ("micro-batches of this run's size", predictor.messages_in_words())
+        assumptions = ("micro-batches of this run's size", *_assumed_of_machine(predictor))
         rows.append(WhatIf(change, **figures, rests_on=assumptions))
     return rows
 
