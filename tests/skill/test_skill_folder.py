@@ -21,6 +21,7 @@ FILES = sorted(FOLDER.rglob("*.md"))
 CODES = {code for code in templates() if code != "options"}
 OTHER_WORDS = {
     *("same_stream", "launched_late", "nothing_to_hide", "peer_late", "unknown"),
+    *("compute_waited", "one_queue", "dependency"),
     *("measured", "bounded", "possible", "own_bubble", "no_workers", "checkpoint"),
     *("events", "labelled", "collectives", "ranks", "jq"),
     *("event", "offset", "other_work", "pin_memory", "torch"),
