@@ -112,20 +112,28 @@ def judge(
     [('step_ms', 'pass')]
     """
     requested: list[tuple[Metric, Requirement | None]] = []
-    if requirements:
-        requested += [(requirement.metric, requirement) for requirement in requirements]
-    else:
-        requested += [(metric, None) for metric in default_metrics(candidate, baseline, rules)]
+    for requirement in requirements:
+        requested.append((requirement.metric, requirement))
+    if not requirements:
+        for metric in default_metrics(candidate, baseline, rules):
+            requested.append((metric, None))
     checks: dict[int, CheckResult] = {}  # by position in ``requested``
     whole_step: dict[int, _Case] = {}
     parts: dict[int, _Case] = {}
-    for i, (metric, requirement) in enumerate(requested):
+    for i, (metric, required) in enumerate(requested):
         metric_noise = (noise or {}).get(metric.name)
-        case = _make_case(metric, requirement, (candidate, baseline), rules, metric_noise)
+        case = _make_case(
+            metric,
+            required,
+            baseline=baseline,
+            candidate=candidate,
+            rules=rules,
+            noise=metric_noise,
+        )
         check = _check_without_test(case, rules, obstacle, damage)
         if check is not None:
             checks[i] = check
-        elif requirement is None and metric.name in WHOLE_STEP_METRICS:
+        elif required is None and metric.name in WHOLE_STEP_METRICS:
             whole_step[i] = case
         else:
             parts[i] = case
@@ -196,62 +204,51 @@ def _can_exceed_floor(
         has_room = thresholds.noise_floor(metric, 0.0, baseline, rules.floors) < 1.0
         label_ms = thresholds.label_ms_per_step(metric.key or "", baseline)
         return bool(before) and bool(after) and has_room and label_ms > 0
-    old = stats.centre(before, metric.family.level) if before else 0.0
-    new = stats.centre(after, metric.family.level) if after else 0.0
-    return max(old, new) > thresholds.noise_floor(metric, old, baseline, rules.floors)
+    level_before = _centre(metric, before) or 0.0
+    level_after = _centre(metric, after) or 0.0
+    floor = thresholds.noise_floor(metric, level_before, baseline, rules.floors)
+    return max(level_before, level_after) > floor
 
 
 def _make_case(
     metric: Metric,
     requirement: Requirement | None,
-    sides: tuple[Sequence[Run], Sequence[Run]],
+    *,
+    baseline: Sequence[Run],
+    candidate: Sequence[Run],
     rules: GateSettings,
     noise: thresholds.Noise | None,
 ) -> _Case:
-    """Prepare the test of one metric: samples of both sides, noise floor, limit, and the check without its verdict.
-
-    *sides* are the runs of the candidate and of the baseline.
-    """
-    candidate, baseline = sides
+    """Prepare the test of one metric: samples of both sides, noise floor, limit, and the check without its verdict."""
     before, after = _samples(metric, baseline, candidate)
-    old = stats.centre(before, metric.family.level) if before else None
-    new = stats.centre(after, metric.family.level) if after else None
-    bounds_level = requirement is not None and requirement.kind == "limit"
-    # The floor is a share of a value: of the baseline's, or of the candidate's where its level is
-    # bounded.
-    reference = new if bounds_level or old is None else old
-    floor_runs = candidate if bounds_level else baseline
-    floor = thresholds.noise_floor(metric, reference or 0.0, floor_runs, rules.floors)
-    if noise and metric.nature == "work":
-        noise = noise.with_prior(thresholds.prior_deviation(floor))
-    if noise and before and after:
-        floor = max(floor, noise.floor((len(before), len(after))))
+    level_before = _centre(metric, before)
+    level_after = _centre(metric, after)
     sign = _sign_of_worse(metric, requirement)
-    change = None if old is None or new is None else new - old
-    check = CheckResult(
-        metric=metric.name,
-        unit=metric.family.unit,
-        better=metric.family.better,
-        verdict="pass",  # until it is judged
-        reason="",
-        before=old,
-        after=new,
-        change=change,
-        change_relative=change / old if change is not None and old else None,
-        interval=None,
-        requirement=requirement.text if requirement else None,
-        floor=floor,
-        p=None,
-        method=None,
-        steps=Counts(sum(map(len, before)), sum(map(len, after))),
-        runs=Counts(len(before), len(after)),
-        waiver=None,
-        limit=_limit(requirement, old, default=sign * floor),
-        limit_on="level" if bounds_level else "change",
-    )
+    # The floor is a share of a level: of the baseline's, or of the candidate's where a requirement
+    # bounds that.
+    if _bounds_level(requirement):
+        floor = thresholds.noise_floor(metric, level_after or 0.0, candidate, rules.floors)
+    else:
+        reference = level_after if level_before is None else level_before
+        floor = thresholds.noise_floor(metric, reference or 0.0, baseline, rules.floors)
     uncertainty = 0.0
-    if not noise and not bounds_level:
+    if noise is not None:
+        if metric.nature == "work":
+            noise = noise.with_prior(thresholds.prior_deviation(floor))
+        if before and after:
+            floor = max(floor, noise.floor((len(before), len(after))))
+    elif not _bounds_level(requirement):
         uncertainty = thresholds.single_run_uncertainty(metric, (baseline, candidate))
+    check = _unjudged_check(
+        metric,
+        requirement,
+        level_before=level_before,
+        level_after=level_after,
+        floor=floor,
+        limit=_limit(requirement, level_before, default=sign * floor),
+        steps=Counts(_count_steps(before), _count_steps(after)),
+        runs=Counts(len(before), len(after)),
+    )
     return _Case(
         metric=metric,
         requirement=requirement,
@@ -265,6 +262,61 @@ def _make_case(
     )
 
 
+def _unjudged_check(
+    metric: Metric,
+    requirement: Requirement | None,
+    *,
+    level_before: float | None,
+    level_after: float | None,
+    floor: float,
+    limit: float,
+    steps: Counts,
+    runs: Counts,
+) -> CheckResult:
+    """Return a check with the figures that are known before the test; its verdict is a pass until it is judged."""
+    change = None
+    change_relative = None
+    if level_before is not None and level_after is not None:
+        change = level_after - level_before
+        change_relative = change / level_before if level_before else None
+    return CheckResult(
+        metric=metric.name,
+        unit=metric.family.unit,
+        better=metric.family.better,
+        verdict="pass",
+        reason="",
+        before=level_before,
+        after=level_after,
+        change=change,
+        change_relative=change_relative,
+        interval=None,
+        requirement=None if requirement is None else requirement.text,
+        floor=floor,
+        p=None,
+        method=None,
+        steps=steps,
+        runs=runs,
+        waiver=None,
+        limit=limit,
+        limit_on="level" if _bounds_level(requirement) else "change",
+    )
+
+
+def _centre(metric: Metric, samples: Sequence[Sequence[float]]) -> float | None:
+    """Return the level of a metric on one side, as the mean over its runs; None without samples."""
+    return stats.centre(samples, metric.family.level) if samples else None
+
+
+def _bounds_level(requirement: Requirement | None) -> bool:
+    """Return whether a requirement bounds the candidate's own level, not its change from the baseline."""
+    return requirement is not None and requirement.kind == "limit"
+
+
+def _count_steps(samples: Sequence[Sequence[float]]) -> int:
+    """Return the number of steps of all runs of one side."""
+    return sum(len(steps_of_run) for steps_of_run in samples)
+
+
 def _sign_of_worse(metric: Metric, requirement: Requirement | None) -> int:
     """Return +1 if an increase of the metric is worse, else -1."""
     if requirement is not None:
@@ -272,12 +324,12 @@ def _sign_of_worse(metric: Metric, requirement: Requirement | None) -> int:
     return -1 if metric.family.better == "up" else 1
 
 
-def _limit(requirement: Requirement | None, old: float | None, *, default: float) -> float:
+def _limit(requirement: Requirement | None, level_before: float | None, *, default: float) -> float:
     """Return the limit in the unit of the metric; *default* without a requirement."""
     if requirement is None:
         return default
     if requirement.kind == "relative":
-        return requirement.limit * (old or 0.0)
+        return requirement.limit * (level_before or 0.0)
     return requirement.limit
 
 
@@ -385,47 +437,78 @@ def _test(case: _Case, alpha: float) -> _Test:
     the difference must also be significant given the spread between runs, because the steps of one
     run resemble each other.
     """
-    after = case.after
-    before = case.before
     level = case.metric.family.level
-    estimate = stats.bootstrap(after, before, level=level)
-    after_steps = list(chain.from_iterable(after))
-    before_steps = list(chain.from_iterable(before))
+    estimate = stats.bootstrap(case.after, case.before, level=level)
+    test = _test_steps(case, estimate, alpha)
+    if case.noise is None and len(case.after) + len(case.before) == 2:
+        interval = case.interval(estimate, 1 - 2 * alpha)
+        return _Test(test.p_worse, test.p_better, interval, test.method)
+    spread = _estimate_between_runs(case)
+    p_worse = BETWEEN_RUNS_P_FACTOR * spread.p_not_above(case.tested_change)
+    p_better = BETWEEN_RUNS_P_FACTOR * _reversed(spread).p_not_above()
+    less_certain = max(estimate, spread, key=lambda candidate: candidate.error)
+    return _Test(
+        p_worse=max(test.p_worse, min(1.0, p_worse)),
+        p_better=max(test.p_better, min(1.0, p_better)),
+        interval=case.interval(less_certain, 1 - 2 * alpha),
+        method=f"{test.method}, over runs",
+    )
+
+
+class _StepTest(msgspec.Struct, frozen=True):
+    """Result of comparing the steps of both sides, without the spread between runs."""
+
+    p_worse: float
+    p_better: float
+    method: str
+
+
+def _test_steps(case: _Case, estimate: stats.Estimate, alpha: float) -> _StepTest:
+    """Compare the steps of both sides; *estimate* is the bootstrap of their change."""
+    after_steps = list(chain.from_iterable(case.after))
+    before_steps = list(chain.from_iterable(case.before))
+    correlation = stats.correlation([*case.after, *case.before])
     # A rank test asks whether most steps are slower: a mean can grow although they are not.
     ranks_decide = case.metric.name != "mean_step_ms"
-    correlation = stats.correlation([*after, *before])
     if ranks_decide and stats.smallest_p(len(after_steps), len(before_steps)) <= alpha:
-        method = "rank test"
         shifted = [value + case.tested_change for value in before_steps]
-        p_worse = stats.weaken(stats.rank_test(after_steps, shifted), correlation)
-        p_better = stats.weaken(stats.rank_test(before_steps, after_steps), correlation)
+        p_worse = stats.rank_test(after_steps, shifted)
+        p_better = stats.rank_test(before_steps, after_steps)
+        method = "rank test"
     else:
-        # Blocks of a few steps keep only a part of what neighbours have in common.
+        p_worse = estimate.p_not_above(case.tested_change)
+        p_better = _reversed(estimate).p_not_above()
         method = "bootstrap"
-        p_worse = stats.weaken(estimate.p_not_above(case.tested_change), correlation)
-        p_better = stats.weaken(replace(estimate, value=-estimate.value).p_not_above(), correlation)
-    if case.noise or len(after) + len(before) > 2:
-        if case.noise:
-            deviation = case.noise.deviation
-            df = float(case.noise.df)
-        else:
-            deviation = thresholds.prior_deviation(case.floor, case.uncertainty)
-            df = thresholds.PRIOR_DEGREES_OF_FREEDOM
-        spread = stats.between_runs(
-            after,
-            before,
-            prior=deviation,
-            prior_df=df,
-            calibrated=case.noise is not None,
-            level=level,
-        )
-        p_worse_runs = spread.p_not_above(case.tested_change)
-        p_better_runs = replace(spread, value=-spread.value).p_not_above()
-        p_worse = max(p_worse, min(1.0, BETWEEN_RUNS_P_FACTOR * p_worse_runs))
-        p_better = max(p_better, min(1.0, BETWEEN_RUNS_P_FACTOR * p_better_runs))
-        estimate = max(estimate, spread, key=lambda candidate: candidate.error)
-        method = f"{method}, over runs"
-    return _Test(p_worse, p_better, case.interval(estimate, 1 - 2 * alpha), method)
+    # Neighbouring steps have something in common, which also a bootstrap of blocks of a few steps
+    # keeps only in part.
+    return _StepTest(
+        p_worse=stats.weaken(p_worse, correlation),
+        p_better=stats.weaken(p_better, correlation),
+        method=method,
+    )
+
+
+def _estimate_between_runs(case: _Case) -> stats.Estimate:
+    """Estimate the change from the spread between runs, with calibrated or assumed noise."""
+    if case.noise is None:
+        deviation = thresholds.prior_deviation(case.floor, case.uncertainty)
+        df = thresholds.PRIOR_DEGREES_OF_FREEDOM
+    else:
+        deviation = case.noise.deviation
+        df = float(case.noise.df)
+    return stats.between_runs(
+        case.after,
+        case.before,
+        prior=deviation,
+        prior_df=df,
+        calibrated=case.noise is not None,
+        level=case.metric.family.level,
+    )
+
+
+def _reversed(estimate: stats.Estimate) -> stats.Estimate:
+    """Return the estimate of the same change with before and after exchanged."""
+    return replace(estimate, value=-estimate.value)
 
 
 def _decide(

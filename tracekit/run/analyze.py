@@ -1,9 +1,9 @@
 """The ``analyze`` call: traces read, labelled, measured and compared."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -102,50 +102,29 @@ def analyze(
 
     """
     _check_options(by=by, layout=layout, gpu=gpu, changes=changes, on_damage=on_damage)
-    rules = _checked_rules(rules)
-    if resume and store is None:
-        raise OptionError("resume needs a store to go on with", hint="name one: store (--store)")
-    if capture is not None and (store is not None or isinstance(traces, Trace)):
-        raise OptionError("a capture is joined with trace files", hint="give paths, and no store")
-    roles_named_by_caller = isinstance(traces, Mapping)
-    # Dumps and logs are looked for where the traces are, not in a store made of them or in those of
-    # several roles.
-    run_paths = None if isinstance(traces, Trace | Mapping | OneRole) else traces
-    original_paths: list[str] | None = None
+    _check_inputs(traces, store=store, resume=resume, capture=capture)
+    run_input = _RunInput(
+        traces=traces, file_rank=file_rank, rules=_checked_rules(rules), on_damage=on_damage
+    )
     if store is not None:
-        if isinstance(traces, Trace) or not (rules is None or isinstance(rules, Path)):
-            raise OptionError("a store is made from files", hint="give paths, and a rules file")
-        from tracekit.run.ingest import ingest
-
-        original_refs, _ = driver.find_sources(traces, ranks=ranks, rank=file_rank)
-        original_paths = [ref.path for ref in original_refs]
-        written = ingest(
-            traces,
+        run_input = _through_store(
+            run_input,
             store,
-            rules=rules,
             ranks=ranks,
-            file_rank=file_rank,
             workers=workers,
             executor=executor,
             stacks=stacks,
             resume=resume,
             overwrite=overwrite,
-            on_damage=on_damage,
         )
-        # From here on the store stands for the traces: it has their ranks and labels, and their
-        # damage was dealt with.
-        traces = written.path
-        file_rank = None
-        rules = None
-        on_damage = "warn"
     options = Options(
-        rules=rules,
+        rules=run_input.rules,
         # An executor's workers may run in another folder.
         base=None if executor is None else str(Path.cwd()),
         steps=None if steps is None else parse_steps(steps),
         with_pipeline=schedule != "none",
         ranks=None if ranks is None else frozenset(ranks),
-        lenient=on_damage == "warn",
+        lenient=run_input.on_damage == "warn",
         by=by,
         keep_events=timeline,
         best_changes=True,
@@ -153,60 +132,44 @@ def analyze(
         gpu=gpu,
         graph=what_if or bool(changes),
     )
-    if isinstance(traces, Trace):
-        measured, paths, notices = _measure_trace(traces, options)
-    else:
-        strict = on_damage == "error"
-        refs, source_notices = driver.find_sources(
-            traces, ranks=options.ranks, rank=file_rank, strict=strict
-        )
-        refs = attach_named_capture(refs, capture)
-        paths = [ref.path for ref in refs]
-        results = driver.map_sources(
-            options.for_ranks(len(refs)).source_tables,
-            refs,
-            workers=workers,
-            executor=executor,
-            progress="analyzing",
-            measures=True,
-        )
-        measured, run_notices = _check_results(
-            results, options.ranks, strict=strict, named=roles_named_by_caller
-        )
-        notices = (*source_notices, *run_notices)
-        _check_capture_used(capture, measured)
-    tables_by_role: dict[str, list[RankTables]] = {}
-    for role, rank_tables in measured:
-        tables_by_role.setdefault(role or "", []).append(rank_tables)
-    main = main_role(tables_by_role)
-    paths = original_paths or paths
-    combine_role = partial(
-        combine, paths=paths, map_function=driver.pipeline_map(workers, executor)
+    roles_named_by_caller = isinstance(traces, Mapping)
+    measured = _measure(
+        run_input,
+        options,
+        capture=capture,
+        workers=workers,
+        executor=executor,
+        named=roles_named_by_caller,
+    )
+    combine_tables = partial(
+        combine,
+        paths=run_input.original_paths or measured.paths,
+        map_function=driver.pipeline_map(workers, executor),
     )
     # The caller's options describe the main role (schedule, layout, pipeline) or ask about it
     # (changes, what-if, critical path): its figures are the result's own. Notices from reading are
     # listed once, with them. Every other role is compared with the schedule that is recognised in
     # it, unless no comparison is wanted at all.
-    schedule_of_others = "none" if schedule == "none" else "auto"
-    analyses = {}
-    for role, tables in tables_by_role.items():
-        if role != main:
-            analyses[role] = combine_role(tables, schedule=schedule_of_others, best_changes=False)
-    has_other_roles = bool(analyses)
-    analyses[main] = combine_role(
-        tables_by_role[main],
-        notices=notices,
-        schedule=schedule,
-        layout=layout,
-        what_if=what_if,
-        changes=changes,
-        # A role alone does not show what the others would hold back.
-        best_changes=not has_other_roles,
-        critical_path=critical_path,
-        pipeline=pipeline,
+    analysis = _combine_by_role(
+        measured.ranks,
+        combine_main=partial(
+            combine_tables,
+            notices=measured.notices,
+            schedule=schedule,
+            layout=layout,
+            what_if=what_if,
+            changes=changes,
+            critical_path=critical_path,
+            pipeline=pipeline,
+        ),
+        combine_other=partial(combine_tables, schedule="none" if schedule == "none" else "auto"),
+        named=roles_named_by_caller,
     )
-    analysis = combine_roles(analyses, tables_by_role, main=main, named=roles_named_by_caller)
-    return analysis if run_paths is None else _with_whole_run(analysis, run_paths)
+    # Dumps and logs are looked for where the traces are, not in a store made of them or in those of
+    # several roles.
+    if isinstance(traces, Trace | Mapping | OneRole):
+        return analysis
+    return _with_whole_run(analysis, traces)
 
 
 def _check_options(
@@ -230,14 +193,160 @@ def _check_options(
         parse_change(change)
 
 
-def _check_capture_used(
-    capture: PathList | None, measured: Sequence[tuple[str | None, RankTables]]
+def _check_inputs(
+    traces: Paths | OneRole | Trace,
+    *,
+    store: str | os.PathLike[str] | None,
+    resume: bool,
+    capture: PathList | None,
 ) -> None:
+    """Raise OptionError if traces, store and capture cannot be used together."""
+    if resume and store is None:
+        raise OptionError("resume needs a store to go on with", hint="name one: store (--store)")
+    if capture is not None and (store is not None or isinstance(traces, Trace)):
+        raise OptionError("a capture is joined with trace files", hint="give paths, and no store")
+
+
+@dataclass(frozen=True, slots=True)
+class _RunInput:
+    """What is read and how: the caller's traces, or the store that was written from them."""
+
+    traces: Paths | OneRole | Trace
+    file_rank: int | None
+    rules: Path | RuleBook | None
+    on_damage: driver.OnDamage
+    original_paths: list[str] | None = None
+    """Paths of the traces that a store was written from; None without a store."""
+
+
+def _through_store(
+    run_input: _RunInput,
+    store: str | os.PathLike[str],
+    *,
+    ranks: Collection[int] | None,
+    workers: int | None,
+    executor: Executor | None,
+    stacks: bool,
+    resume: bool,
+    overwrite: bool,
+) -> _RunInput:
+    """Write the traces into a store; return the store as the input in their place."""
+    traces = run_input.traces
+    rules = run_input.rules
+    if isinstance(traces, Trace) or isinstance(rules, RuleBook):
+        raise OptionError("a store is made from files", hint="give paths, and a rules file")
+    from tracekit.run.ingest import ingest
+
+    file_rank = run_input.file_rank
+    original_refs, _ = driver.find_sources(traces, ranks=ranks, rank=file_rank)
+    written = ingest(
+        traces,
+        store,
+        rules=rules,
+        ranks=ranks,
+        file_rank=file_rank,
+        workers=workers,
+        executor=executor,
+        stacks=stacks,
+        resume=resume,
+        overwrite=overwrite,
+        on_damage=run_input.on_damage,
+    )
+    # The store has the ranks and labels of the traces, and their damage was dealt with.
+    return _RunInput(
+        traces=written.path,
+        file_rank=None,
+        rules=None,
+        on_damage="warn",
+        original_paths=[ref.path for ref in original_refs],
+    )
+
+
+MeasuredRank = tuple[str | None, RankTables]
+"""Role and tables of a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredRun:
+    """The tables of every rank, before ranks are compared with each other."""
+
+    ranks: list[MeasuredRank]
+    paths: list[str]
+    """Paths the ranks were read from."""
+    notices: tuple[Notice, ...]
+
+
+def _measure(
+    run_input: _RunInput,
+    options: Options,
+    *,
+    capture: PathList | None,
+    workers: int | None,
+    executor: Executor | None,
+    named: bool,
+) -> _MeasuredRun:
+    """Read and measure every rank, by itself.
+
+    *named* if the caller of ``analyze`` named the roles.
+    """
+    if isinstance(run_input.traces, Trace):
+        return _measure_trace(run_input.traces, options)
+    strict = run_input.on_damage == "error"
+    refs, source_notices = driver.find_sources(
+        run_input.traces, ranks=options.ranks, rank=run_input.file_rank, strict=strict
+    )
+    refs = attach_named_capture(refs, capture)
+    results = driver.map_sources(
+        options.for_ranks(len(refs)).source_tables,
+        refs,
+        workers=workers,
+        executor=executor,
+        progress="analyzing",
+        measures=True,
+    )
+    ranks, run_notices = _check_results(results, options.ranks, strict=strict, named=named)
+    _check_capture_used(capture, ranks)
+    return _MeasuredRun(
+        ranks=ranks, paths=[ref.path for ref in refs], notices=(*source_notices, *run_notices)
+    )
+
+
+def _combine_by_role(
+    ranks: Sequence[MeasuredRank],
+    *,
+    combine_main: Callable[..., Analysis],
+    combine_other: Callable[..., Analysis],
+    named: bool,
+) -> Analysis:
+    """Combine the ranks of each role, then the roles.
+
+    Args:
+        ranks: Role and tables of every rank.
+        combine_main: ``combine`` with the options for the main role.
+        combine_other: ``combine`` with the options for every other role.
+        named: Whether the caller of ``analyze`` named the roles.
+
+    """
+    tables_by_role: dict[str, list[RankTables]] = {}
+    for role, rank_tables in ranks:
+        tables_by_role.setdefault(role or "", []).append(rank_tables)
+    main = main_role(tables_by_role)
+    analyses = {}
+    for role, tables in tables_by_role.items():
+        if role != main:
+            analyses[role] = combine_other(tables, best_changes=False)
+    # A role alone does not show what the others would hold back.
+    is_only_role = not analyses
+    analyses[main] = combine_main(tables_by_role[main], best_changes=is_only_role)
+    return combine_roles(analyses, tables_by_role, main=main, named=named)
+
+
+def _check_capture_used(capture: PathList | None, ranks: Sequence[MeasuredRank]) -> None:
     """Raise if the caller named a capture and it fits the replays of no rank."""
     if capture is None:
         return
     notices: list[Notice] = []
-    for _, tables in measured:
+    for _, tables in ranks:
         notices += tables.notices
     if any(notice.code == "capture-joined" for notice in notices):
         return
@@ -265,28 +374,23 @@ def _with_whole_run(analysis: Analysis, paths: PathList) -> Analysis:
     return replace(analysis, whole_run=whole_run)
 
 
-MeasuredRank = tuple[str | None, RankTables]
-"""Role and tables of a rank."""
-
-
-def _measure_trace(
-    trace: Trace, options: Options
-) -> tuple[list[MeasuredRank], list[str], tuple[Notice, ...]]:
-    """Measure the ranks of a trace in memory.
-
-    Return them, the paths they were read from, and notices.
-    """
+def _measure_trace(trace: Trace, options: Options) -> _MeasuredRun:
+    """Measure the ranks of a trace in memory."""
     parts = []
     for part in trace.parts:
         if options.ranks is None or part.source.rank in options.ranks:
             parts.append(part)
-    if absent := (options.ranks or frozenset()) - {part.source.rank for part in parts}:
+    requested = options.ranks or frozenset()
+    if absent := requested.difference(trace.ranks):
         raise unknown_rank_error(absent, trace.ranks)
     options = options.for_ranks(len(parts))
-    measured = []
+    ranks: list[MeasuredRank] = []
     for part in parts:
-        measured.append((part.source.role, options.measure(part, frames=options.frames_of(part))))
-    return measured, [part.source.path for part in parts], trace.notices
+        tables = options.measure(part, frames=options.frames_of(part))
+        ranks.append((part.source.role, tables))
+    return _MeasuredRun(
+        ranks=ranks, paths=[part.source.path for part in parts], notices=trace.notices
+    )
 
 
 def _check_results(
@@ -301,19 +405,20 @@ def _check_results(
     *named* if the caller of ``analyze`` named the roles.
     """
     failures = failure_notices(results, strict=strict)
-    pairs: list[MeasuredRank] = []
+    measured: list[MeasuredRank] = []
     for result in results:
         if result.error is None:
-            pairs += [(result.item.role, tables) for tables in result.unwrap()]
+            for tables in result.unwrap():
+                measured.append((result.item.role, tables))
     spans: list[driver.Span] = []
-    for role, tables in pairs:
+    for role, tables in measured:
         first = tables.steps["start_ns"].min()
         last = tables.steps["end_ns"].max()
         spans.append((msgspec.structs.replace(tables.source, role=role), first, last))  # type: ignore[arg-type]
     run_notices = driver.check_run(
         spans, ranks=ranks, failed=bool(failures), strict=strict, named=named
     )
-    return pairs, (*failures, *run_notices)
+    return measured, (*failures, *run_notices)
 
 
 def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | None:

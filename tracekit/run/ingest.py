@@ -9,9 +9,9 @@ alone, become the store's table of collectives.
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 from functools import partial
 from pathlib import Path
@@ -173,63 +173,117 @@ def ingest(
     if rules is not None:
         load_rules(Path(rules))  # raises here if it is wrong, not once per rank
     run_paths = None if isinstance(paths, Mapping | OneRole) else paths
-    if run_paths is not None and has_recordings_alone(run_paths):
-        return _ingest_recordings(run_paths, Path(store).absolute(), ranks=ranks, resume=resume)
-    refs, notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     target = Path(store).absolute()
+    if run_paths is not None and has_recordings_alone(run_paths):
+        return _ingest_recordings(run_paths, target, ranks=ranks, resume=resume)
+    refs, notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     refs = tuple(_with_absolute_path(ref) for ref in refs)
     if resume and any(Path(ref.path) == target for ref in refs):
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
     if not (resume or overwrite):
         check_same_run(target, refs)
-    rules_file = None if rules is None else str(Path(rules).absolute())
+    work_of_rank = RankWork(
+        str(target),
+        rules=None if rules is None else str(Path(rules).absolute()),
+        ranks=None if ranks is None else frozenset(ranks),
+        stacks=stacks,
+        lenient=on_damage == "warn",
+    )
     map_sources = partial(
         driver.map_sources, workers=workers, executor=executor, progress="ingesting", measures=True
     )
-    # Roles are checked together with those before them, so that a mistake is found early and leaves
-    # the store incomplete. The last check covers the whole run: its notices are the ones to return.
     check_run = partial(
         driver.check_run, ranks=ranks, strict=strict, named=isinstance(paths, Mapping)
     )
-    resumed: list[Notice] = []
-    failed = False
-    spans: list[driver.Span] = []
-    run_notices: tuple[Notice, ...] = ()
+    resume_notices: list[Notice] = []
+    run_so_far = _RunSoFar(check_run)
     with store_folder(target, resume=resume) as folder:
-        # Without any source there is one round nevertheless, in which the checks say what is
-        # missing.
-        for role in dict.fromkeys(ref.role for ref in refs) or (None,):
-            role_refs = [ref for ref in refs if ref.role == role]
+        for role, role_refs in _refs_by_role(refs).items():
             role_folder = folder if role is None else folder / f"{ROLE_PREFIX}{role}"
             role_folder.mkdir(exist_ok=True)
-            work = RankWork(
-                str(role_folder),
-                rules=rules_file,
-                ranks=None if ranks is None else frozenset(ranks),
-                stacks=stacks,
-                lenient=on_damage == "warn",
-            )
             writer = StoreWriter(role_folder, labelled_by(rules), list(notices))
-            pending = writer.resume(role_refs, work.key) if resume else role_refs
+            _write_role(
+                writer,
+                role_refs,
+                work=replace_fields(work_of_rank, folder=str(role_folder)),
+                map_sources=map_sources,
+                run_so_far=run_so_far,
+                resume=resume,
+                strict=strict,
+            )
             if writer.unchanged:
-                resumed.append(Notice("resumed", values={"traces": len(writer.unchanged)}))
-            with writer:
-                results = map_sources(work, pending, on_value=writer.add, stop_at_failure=strict)
-                # Failures raise only if no source could be read. Those that a resumed store has
-                # already were read: they count as successes without new rows.
-                results += [ItemResult(0, ref, value=[]) for ref in writer.unchanged]
-                failures = failure_notices(results, strict=strict)
-                writer.notices += failures
-                failed = failed or bool(failures)
-                for entry in writer.entries.values():
-                    spans.append((entry.source, entry.start_ns, entry.end_ns))
-                run_notices = check_run(spans, failed=failed)
-                writer.complete = True  # last: what raises above leaves the store incomplete
+                resume_notices.append(Notice("resumed", values={"traces": len(writer.unchanged)}))
         recording_notices = _store_recordings(run_paths, folder, ranks=ranks, strict=strict)
     opened = open_store(target)
-    return replace_fields(
-        opened, notices=(*resumed, *opened.notices, *run_notices, *recording_notices)
-    )
+    all_notices = (*resume_notices, *opened.notices, *run_so_far.notices, *recording_notices)
+    return replace_fields(opened, notices=all_notices)
+
+
+def _refs_by_role(refs: Sequence[SourceRef]) -> dict[str | None, list[SourceRef]]:
+    """Return the sources of each role; without any source one role without sources.
+
+    That role is written nevertheless, so that the checks of the run say what is missing.
+    """
+    if not refs:
+        return {None: []}
+    by_role: dict[str | None, list[SourceRef]] = {}
+    for ref in refs:
+        by_role.setdefault(ref.role, []).append(ref)
+    return by_role
+
+
+@dataclass(slots=True)
+class _RunSoFar:
+    """What is known about the whole run while its roles are written one after the other."""
+
+    check_run: Callable[..., tuple[Notice, ...]]
+    """``driver.check_run`` with the options of this run."""
+    spans: list[driver.Span] = field(default_factory=list)
+    """Source, start and end of every rank that was written."""
+    any_failed: bool = False
+    notices: tuple[Notice, ...] = ()
+    """Notices of the last check; after the last role they are those of the whole run."""
+
+    def add(self, entries: Iterable[StoreEntry], *, failed: bool) -> None:
+        """Add the ranks of a role, and check them together with those of the roles before it.
+
+        A mistake is found early that way: the check raises before the role's store is complete.
+        """
+        for entry in entries:
+            self.spans.append((entry.source, entry.start_ns, entry.end_ns))
+        self.any_failed = self.any_failed or failed
+        self.notices = self.check_run(self.spans, failed=self.any_failed)
+
+
+def _write_role(
+    writer: StoreWriter,
+    refs: Sequence[SourceRef],
+    *,
+    work: RankWork,
+    map_sources: Callable[..., list[ItemResult[SourceRef, list[StoreEntry]]]],
+    run_so_far: _RunSoFar,
+    resume: bool,
+    strict: bool,
+) -> None:
+    """Write the ranks of one role into its folder, and check them.
+
+    Args:
+        writer: Writer of the role's folder.
+        refs: The sources of the role.
+        work: Reads one source and writes its ranks into that folder.
+        map_sources: ``driver.map_sources`` with the workers to use.
+        run_so_far: The roles before this one; this one is added.
+        resume: Read only sources that are not in the folder yet, or have changed.
+        strict: Whether a source that fails is an error.
+
+    """
+    pending = writer.resume(refs, work.key) if resume else refs
+    with writer:
+        results = map_sources(work, pending, on_value=writer.add, stop_at_failure=strict)
+        failures = failure_notices(results, strict=strict, already_stored=len(writer.unchanged))
+        writer.notices += failures
+        run_so_far.add(writer.entries.values(), failed=bool(failures))
+        writer.complete = True  # last: what raises above leaves the store incomplete
 
 
 def _with_absolute_path(ref: SourceRef) -> SourceRef:

@@ -418,11 +418,17 @@ def raise_failures(results: Sequence[ItemResult[SourceRef, Any]]) -> None:
 
 
 def failure_notices(
-    results: Sequence[ItemResult[SourceRef, Any]], *, strict: bool = False
+    results: Sequence[ItemResult[SourceRef, Any]], *, strict: bool = False, already_stored: int = 0
 ) -> tuple[Notice, ...]:
     """Return notices of the sources that could not be read.
 
     Raise if these are all, or with *strict* any.
+
+    Args:
+        results: Results of the sources that were read now.
+        strict: Whether a single failure is an error.
+        already_stored: Number of further sources, which a resumed store has: not all have failed
+            then.
 
     >>> from tracekit.errors import InputError
     >>> good, bad = SourceRef("rank0.json", "kineto", 0), SourceRef("rank1.json", "kineto", 1)
@@ -431,7 +437,7 @@ def failure_notices(
     'rank 1 is left out: rank1.json: ends early'
     """
     failures = _failures(results)
-    all_failed = len(failures) == len(results)
+    all_failed = len(failures) == len(results) + already_stored
     # These errors are about the call (its rules, its store, its options) or the machine, not about
     # the source that they came up at: which ranks would be left out is chance.
     errors_of_call: tuple[type[TracekitError], ...] = (MachineError, OutputError, RuleError)

@@ -1,7 +1,7 @@
 """Combination of all ranks' tables into one analysis."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import polars as pl
@@ -105,47 +105,30 @@ def combine(
     operations = communication.operations
     clocks = communication.clocks
 
-    # Pipeline cells compared with the ideal schedule, and memory, which belongs to both.
-    comparison, comparison_notices = _compare_schedule(
+    against_schedule = _compare_with_schedule(
         ranks,
         schedule,
         clocks=clocks,
         layout=mesh,
         pipeline_number=pipeline,
+        predict_schedules=what_if,
         spread=map_function,
     )
-    # Without a pipeline there is nothing to predict, and no reason why not; else a text is the
-    # reason.
-    predictor: Predictor | str | None = None
-    if comparison is not None:
-        predictor = fit_to_comparison(comparison)
-        comparison, prediction_notices = with_predictions(comparison, predictor, rows=what_if)
-        comparison_notices += prediction_notices
-    memory = run_memory(ranks, comparison)
-    comparison = with_memory(comparison, memory)
+    comparison = against_schedule.comparison
+    memory = against_schedule.memory
 
     # The figures of every rank.
     has_pipeline = comparison is not None or _may_have_pipeline(ranks, operations)
     results = rank_results(ranks, operations, communication.critical, pipeline=has_pipeline)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
     step_summary = summarize_steps({rank.source.rank: rank.timed_steps for rank in ranks})
-    graph = _what_if_graph(communication, comparison, predictor, memory, step_summary.time_ns or 0)
-    changed_steps = _changed_steps(graph, changes, best=best_changes and (what_if or not changes))
-
+    graph = _what_if_graph(communication, against_schedule, step_summary.time_ns or 0)
+    predict_best = best_changes and (what_if or not changes)
+    changed_steps = _changed_steps(graph, changes, best=predict_best)
+    comparison_notices = against_schedule.notices
     if not has_pipeline and not _trains(results):
         comparison_notices = without_pipeline_notices(comparison_notices)
-    all_notices = (
-        *without_known_peers(notices, operations),
-        *merge_notices(((rank.source.rank, rank.notices) for rank in ranks), ranks=len(ranks)),
-        *uncommon_step_notices(step_summary),
-        *peer_notices,
-        *_communication_notices(ranks, communication),
-        *bound_notices(results, comparison),
-        *unlabelled_notices(results),
-        *weak_label_notices(results),
-        *comparison_notices,
-        *(critical.notices if critical is not None else ()),
-    )
+
     stragglers = explain_stragglers(communication.stragglers, ranks, operations, clocks)
     tables = run_tables(ranks, results, communication) | stragglers.tables()
     if memory is not None:
@@ -169,7 +152,18 @@ def combine(
         changed_steps=changed_steps,
         stragglers=stragglers,
         hiding=combine_overlap_costs([rank.hiding for rank in ranks], hidden_communication_ns),
-        notices=all_notices,
+        notices=(
+            *without_known_peers(notices, operations),
+            *_rank_notices(ranks),
+            *uncommon_step_notices(step_summary),
+            *peer_notices,
+            *_communication_notices(ranks, communication),
+            *bound_notices(results, comparison),
+            *unlabelled_notices(results),
+            *weak_label_notices(results),
+            *comparison_notices,
+            *(() if critical is None else critical.notices),
+        ),
         paths=tuple(paths),
         shapes=tuple(all_shapes(rank.shapes for rank in ranks)),
         tokens_per_step=_tokens_per_step(ranks),
@@ -177,27 +171,76 @@ def combine(
     )
 
 
-def _compare_schedule(
+@dataclass(frozen=True, slots=True)
+class _AgainstSchedule:
+    """The pipelines against their ideal schedule, and memory, which the comparison shows too."""
+
+    comparison: ScheduleComparison | None
+    """None without any pipeline."""
+    predictor: Predictor | str | None
+    """Predicts the run under other schedules; a text is the reason why it cannot be predicted. None
+    without any pipeline."""
+    memory: RunMemory | None
+    notices: tuple[Notice, ...]
+
+
+def _compare_with_schedule(
     ranks: Sequence[RankTables],
     schedule: str,
     *,
     clocks: Clocks,
     layout: str | None,
     pipeline_number: int | None,
+    predict_schedules: bool,
     spread: MapFunction,
-) -> tuple[ScheduleComparison | None, tuple[Notice, ...]]:
-    """Return the pipelines compared with the ideal schedule, and notices; None without any pipeline."""
-    pipelines = [rank.pipeline for rank in ranks if rank.pipeline is not None]
-    if schedule == "none" or not pipelines:
-        return None, ()
-    return compare_pipelines(
-        pipelines,
-        schedule=schedule,
-        layout=layout,
-        clocks=clocks,
-        pipeline_number=pipeline_number,
-        spread=spread,
+) -> _AgainstSchedule:
+    """Compare the pipelines with the ideal schedule.
+
+    Args:
+        ranks: The tables of each rank.
+        schedule: Ideal to compare with: ``auto``, a schedule's name, an order file or ``none``.
+        clocks: Common clock of the ranks.
+        layout: Arrangement of ranks; None to derive it.
+        pipeline_number: Pipeline to show, counted from 0; None for the slowest.
+        predict_schedules: Predict the run under other schedules.
+        spread: Maps the comparison over pipelines.
+
+    """
+    pipelines = []
+    for rank in ranks:
+        if rank.pipeline is not None:
+            pipelines.append(rank.pipeline)
+    comparison = None
+    notices: tuple[Notice, ...] = ()
+    if schedule != "none" and pipelines:
+        comparison, notices = compare_pipelines(
+            pipelines,
+            schedule=schedule,
+            layout=layout,
+            clocks=clocks,
+            pipeline_number=pipeline_number,
+            spread=spread,
+        )
+    predictor: Predictor | str | None = None
+    if comparison is not None:
+        predictor = fit_to_comparison(comparison)
+        comparison, prediction_notices = with_predictions(
+            comparison, predictor, rows=predict_schedules
+        )
+        notices += prediction_notices
+    memory = run_memory(ranks, comparison)
+    return _AgainstSchedule(
+        comparison=with_memory(comparison, memory),
+        predictor=predictor,
+        memory=memory,
+        notices=notices,
     )
+
+
+def _rank_notices(ranks: Sequence[RankTables]) -> tuple[Notice, ...]:
+    """Return the notices of single ranks; one that several ranks have is listed once."""
+    notices_by_rank = [(rank.source.rank, rank.notices) for rank in ranks]
+    return tuple(merge_notices(notices_by_rank, ranks=len(ranks)))
 
 
 def _communication_notices(
@@ -220,10 +263,21 @@ def _check_gpu_events(ranks: Sequence[RankTables]) -> None:
     """Raise InputError if no rank has GPU events, because every figure would be zero or unknown."""
     reasons = []
     for rank in ranks:
-        reasons.append(next((n.message for n in rank.notices if n.code == "no-gpu-events"), None))
-    if reasons and None not in reasons:
+        reason = _reason_without_gpu_events(rank)
+        if reason is None:
+            return
+        reasons.append(reason)
+    if reasons:
         path = ranks[0].source.path
         raise InputError(f"{path}: {reasons[0]}", hint=f"what it holds: tracekit doctor {path}")
+
+
+def _reason_without_gpu_events(rank: RankTables) -> str | None:
+    """Return why a rank has no GPU events; None if it has some."""
+    for notice in rank.notices:
+        if notice.code == "no-gpu-events":
+            return notice.message
+    return None
 
 
 def _may_have_pipeline(ranks: Sequence[RankTables], operations: pl.DataFrame) -> bool:
@@ -285,29 +339,28 @@ def _events_with_causes(
 
 
 def _what_if_graph(
-    communication: Communication,
-    comparison: ScheduleComparison | None,
-    predictor: Predictor | str | None,
-    memory: RunMemory | None,
-    step_time_ns: int,
+    communication: Communication, against_schedule: _AgainstSchedule, step_time_ns: int
 ) -> WhatIfGraph | None:
     """Return the graph for questions about changes; None if it was not asked for."""
     if communication.graph is None:
         return None
-    positions = {} if comparison is None else comparison.positions
+    comparison = against_schedule.comparison
     pipeline_positions = {}
-    for rank, position in positions.items():
-        if "pp" in position:
-            pipeline_positions[rank] = position["pp"]
     predict_memory = None
     if comparison is not None:
-        predict_memory = partial(memory_with_microbatches, comparison, memory)
+        for rank, position in comparison.positions.items():
+            if "pp" in position:
+                pipeline_positions[rank] = position["pp"]
+        predict_memory = partial(memory_with_microbatches, comparison, against_schedule.memory)
+    predict_pipeline = None
+    if against_schedule.predictor is not None:
+        predict_pipeline = partial(predict_microbatches, against_schedule.predictor)
     return WhatIfGraph(
         graph=communication.graph,
         measured_ns=step_time_ns,
         positions=pipeline_positions,
         clock_error_ns=communication.clocks.residual_ns or 0,
-        microbatches=None if predictor is None else partial(predict_microbatches, predictor),
+        microbatches=predict_pipeline,
         memory=predict_memory,
     )
 
@@ -316,14 +369,18 @@ def _changed_steps(
     graph: WhatIfGraph | None, changes: Sequence[str], *, best: bool
 ) -> tuple[ChangedStep, ...]:
     """Return the step with each change, with all of them if there are several, and with the *best* other changes."""
+    rows: list[ChangedStep] = []
     if graph is None:
-        return tuple(
-            ChangedStep(text, (text,), 0, why_not="there are no GPU events") for text in changes
-        )
-    rows = [graph.predict([change]) for change in changes]
+        for text in changes:
+            rows.append(ChangedStep(text, (text,), 0, why_not="there are no GPU events"))
+        return tuple(rows)
+    for text in changes:
+        rows.append(graph.predict([text]))
     if len(changes) > 1 and all(row.why_not is None for row in rows):
         rows.append(graph.predict(changes))
-    return (*rows, *(graph.best_changes(without=changes) if best else ()))
+    if best:
+        rows += graph.best_changes(without=changes)
+    return tuple(rows)
 
 
 def _tokens_per_step(ranks: Sequence[RankTables]) -> float | None:
@@ -343,10 +400,11 @@ def _schedule_tables(
         functions |= {"cells": lambda: comparison.cells, "lanes": lambda: comparison.lanes}
     elif any(notice.code == "overlap-seen" for notice in comparison_notices):
         # What each rank hid in each phase, which its own tables tell without a schedule.
-        with_pipeline = [rank.pipeline for rank in ranks if rank.pipeline is not None]
-        functions["lanes"] = lambda: concat_ranks(
-            {part.rank: part.lanes for part in with_pipeline}, LANES
-        )
+        lanes_by_rank = {}
+        for rank in ranks:
+            if rank.pipeline is not None:
+                lanes_by_rank[rank.pipeline.rank] = rank.pipeline.lanes
+        functions["lanes"] = lambda: concat_ranks(lanes_by_rank, LANES)
     if critical is not None:
         functions |= {
             "critical_path": lambda: critical.segments.drop("chain"),
@@ -366,7 +424,7 @@ def _by(
     if comparison is not None:
         cells = comparison.cells.group_by("rank").agg(pl.col("stage", "b_stage"))
         for rank, forward_stages, backward_stages in cells.iter_rows():
-            stages = {stage for stage in (*forward_stages, *backward_stages) if stage is not None}
+            stages = {*forward_stages, *backward_stages} - {None}
             stages_by_rank[rank] = tuple(sorted(stages))
     steps = max((len(rank.steps) for rank in ranks), default=1)
     return combined(rows_by_rank, stages=stages_by_rank, pipeline=pipeline, steps=max(steps, 1))
@@ -485,15 +543,8 @@ def _budget_table(results: Sequence[RankResult]) -> pl.DataFrame:
         if budget.unrecorded_ns:
             parts.append(("not recorded", budget.unrecorded_ns))
         for name, ns in parts:
-            rows.append(
-                (
-                    rank,
-                    step,
-                    name,
-                    ns,
-                    ns / budget.span_ns if budget.span_ns and ns is not None else None,
-                )
-            )
+            share = ns / budget.span_ns if budget.span_ns and ns is not None else None
+            rows.append((rank, step, name, ns, share))
     return pl.DataFrame(rows, schema=_BUDGET, orient="row")
 
 
