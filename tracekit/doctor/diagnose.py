@@ -75,9 +75,34 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             for name, description in fact.groups.items():
                 if name not in in_headers:
                     descriptions[name, ()] = description
-        return [
-            ProcessGroup(name, text, ranks) for (name, ranks), text in sorted(descriptions.items())
-        ]
+        groups = []
+        for (name, ranks), description in sorted(descriptions.items()):
+            groups.append(ProcessGroup(name, description, ranks))
+        return groups
+
+    def _devices(self) -> list[str]:
+        """Return the names of the GPUs, each once."""
+        names: set[str] = set()
+        for fact in self.facts:
+            names.update(fact.source.devices)
+        return sorted(names)
+
+    def _steps(self) -> list[int]:
+        """Return the numbers of the marked steps, each once."""
+        numbers: set[int] = set()
+        for fact in self.facts:
+            numbers.update(fact.steps)
+        return sorted(numbers)
+
+    def _span_ns(self) -> int:
+        """Return the time from the first event of any rank to the last; 0 without events."""
+        starts = []
+        ends = []
+        for fact in self.facts:
+            if fact.start_ns is not None and fact.end_ns is not None:
+                starts.append(fact.start_ns)
+                ends.append(fact.end_ns)
+        return max(ends) - min(starts) if starts else 0
 
     def step_time_ns(self) -> int | None:
         """Return the step time of the run.
@@ -90,8 +115,6 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
 
     def to_document(self) -> DoctorDocument:
         """Return the JSON document (``format: tracekit.doctor/1``)."""
-        starts = [fact.start_ns for fact in self.facts if fact.start_ns is not None]
-        ends = [fact.end_ns for fact in self.facts if fact.end_ns is not None]
         fields = {
             "format": FORMAT,
             "paths": self.paths,
@@ -99,9 +122,9 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             "versions": _merge_versions(fact.source.versions for fact in self.facts),
             "ranks": [fact.rank for fact in self.facts],
             "world_size": self.world_size,
-            "devices": sorted({name for fact in self.facts for name in fact.source.devices}),
-            "steps": sorted({step for fact in self.facts for step in fact.steps}),
-            "span_ns": max(ends) - min(starts) if starts else 0,
+            "devices": self._devices(),
+            "steps": self._steps(),
+            "span_ns": self._span_ns(),
             "step_time_ns": self.step_time_ns(),
             "groups": self.groups(),
             "counts": self.counts(),
@@ -157,16 +180,18 @@ def diagnose(
     results = map_sources(
         partial(_examine_ref, ranks=ranks), refs, workers=workers, progress="examining"
     )
-    failed = [result for result in results if result.error is not None]
-    if len(failed) == len(results):
+    facts: list[RankFacts] = []
+    unreadable: list[tuple[str, str]] = []  # path and message
+    for result in results:
+        if result.error is None:
+            facts += result.unwrap()
+        else:
+            unreadable.append((result.item.path, result.error.message))
+    if len(unreadable) == len(results):
         raise_failures(results)
-    facts = [fact for result in results if result.error is None for fact in result.unwrap()]
     facts.sort(key=lambda fact: (fact.source.role or "", fact.rank))
     spans = [(fact.source, fact.start_ns, fact.end_ns) for fact in facts]
-    check_run(spans, ranks=ranks, failed=bool(failed), named=isinstance(paths, Mapping))
-    unreadable = [
-        (result.item.path, result.error.message) for result in failed if result.error is not None
-    ]
+    check_run(spans, ranks=ranks, failed=bool(unreadable), named=isinstance(paths, Mapping))
     findings = find_problems(facts, unreadable=unreadable, ranks=ranks)
     step_findings = None
     if steps:
@@ -183,10 +208,8 @@ def examine(part: RankEvents) -> RankFacts:
     """Return the facts about how one rank was recorded."""
     events = part.events
     kind = pl.col("kind").cast(pl.String)
-    gpu, launches = (
-        events.filter(kind.is_in(GPU_KINDS)),
-        events.filter(kind.is_in(["runtime", "driver"])),
-    )
+    gpu = events.filter(kind.is_in(GPU_KINDS))
+    launches = events.filter(kind.is_in(["runtime", "driver"]))
     is_annotated_op = kind.is_in(["cpu_op", "annotation"])
     is_message = (kind == "cpu_op") & pl.col("collective").cast(pl.String).is_in(["send", "recv"])
     # Named after the fields of ``RankFacts``.
@@ -210,9 +233,7 @@ def examine(part: RankEvents) -> RankFacts:
         events=events.height,
         source=part.source,
         lost=recording.notices,
-        counts={
-            str(name): count for name, count in sorted(events["kind"].value_counts().iter_rows())
-        },
+        counts=_count_kinds(events),
         steps=events["step"].drop_nulls().unique().sort().to_list(),
         devices=gpu["device"].drop_nulls().unique().sort().to_list(),
         streams=gpu.select("device", "stream").n_unique(),
@@ -227,6 +248,14 @@ def examine(part: RankEvents) -> RankFacts:
         with_totals=on_gpu["allocated"].count(),
         **facts.row(0, named=True),
     )
+
+
+def _count_kinds(events: pl.DataFrame) -> dict[str, int]:
+    """Return the number of events of each kind, by its name."""
+    counts = {}
+    for name, count in sorted(events["kind"].value_counts().iter_rows()):
+        counts[str(name)] = count
+    return counts
 
 
 def _time_marked_steps(events: pl.DataFrame, gpu_events: pl.DataFrame) -> tuple[TimedStep, ...]:
@@ -305,9 +334,20 @@ each."""
 
 def available_answers(facts: Sequence[RankFacts]) -> list[str]:
     """Return the answers that are available for every rank."""
-    return [
-        text for text, is_available in ANSWERS.items() if facts and all(map(is_available, facts))
-    ]
+    if not facts:
+        return []
+    answers = []
+    for text, is_available in ANSWERS.items():
+        if all(is_available(fact) for fact in facts):
+            answers.append(text)
+    return answers
+
+
+def _lacks_communicators(fact: RankFacts) -> bool:
+    """Return whether an Nsight report has NCCL's kernels and calls, but no communicators."""
+    is_report = fact.source.reader == "nsight"
+    has_nccl = fact.collectives > 0 and fact.nccl_calls > 0
+    return is_report and has_nccl and not fact.groups
 
 
 def suggest_reexport(facts: Sequence[RankFacts]) -> dict[str, str] | None:
@@ -315,14 +355,7 @@ def suggest_reexport(facts: Sequence[RankFacts]) -> dict[str, str] | None:
 
     None if it adds nothing.
     """
-    lacking = [
-        fact
-        for fact in facts
-        if fact.source.reader == "nsight"
-        and fact.collectives > 0
-        and fact.nccl_calls > 0
-        and not fact.groups
-    ]
+    lacking = [fact for fact in facts if _lacks_communicators(fact)]
     if not lacking:
         return None
     path = PurePath(lacking[0].source.path)

@@ -78,11 +78,12 @@ RECIPES = {**TEXTS.recipes, **dict.fromkeys(PYTORCH_READERS, TEXTS.recipes["kine
 
 def _lacks_group_descriptions(fact: RankFacts) -> bool:
     """Return whether collectives ran and no process group except the default one has a description."""
-    descriptions = {group.name: group.description for group in fact.source.groups} | dict(
-        fact.groups
-    )
-    own = [text for text in descriptions.values() if text != "default_pg"]
-    return bool(fact.collectives and own) and all(text in (None, "", "undefined") for text in own)
+    descriptions = {group.name: group.description for group in fact.source.groups}
+    descriptions.update(fact.groups)
+    without_default = set(descriptions.values()) - {"default_pg"}
+    if not fact.collectives or not without_default:
+        return False
+    return without_default <= {None, "", "undefined"}
 
 
 FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
@@ -143,31 +144,33 @@ def find_problems(
         unreadable: Path and message of each file that could not be read.
         ranks: Ranks the user selected; other ranks are then not reported as missing.
     """
-    # Notices of the readers are about truncation, damage and lost events. Launches without their
-    # GPU work have numbers of their own on every rank.
-    read = [(fact.rank, notice) for fact in facts for notice in fact.source.notices]
-    lost = [(fact.rank, notice) for fact in facts for notice in fact.lost]
-    findings = [
-        *_unreadable_files(unreadable),
-        *(_missing_ranks(facts) if ranks is None else ()),
-        *_from_notices(
-            [(rank, notice) for rank, notice in read if notice.code not in _COVERED_BY_RULES]
-        ),
-        *_from_notices(lost, numbers_differ=True),
-        *_apply_rules(facts),
-    ]
+    read: list[tuple[int, Notice]] = []
+    lost: list[tuple[int, Notice]] = []
+    for fact in facts:
+        # Notices of the readers are about truncation, damage and lost events.
+        for notice in fact.source.notices:
+            if notice.code not in _COVERED_BY_RULES:
+                read.append((fact.rank, notice))
+        for notice in fact.lost:
+            lost.append((fact.rank, notice))
+    findings = list(_unreadable_files(unreadable))
+    if ranks is None:
+        findings += _missing_ranks(facts)
+    findings += _from_notices(read)
+    # Launches without their GPU work have numbers of their own on every rank.
+    findings += _from_notices(lost, numbers_differ=True)
+    findings += _apply_rules(facts)
     order = {"blocks": 0, "limits": 1, "note": 2}
     return sorted(findings, key=lambda finding: order[finding.severity])
 
 
 def _apply_rules(facts: Sequence[RankFacts]) -> Iterable[DoctorFinding]:
     for code, applies in FINDING_RULES.items():
-        affected = [fact.source for fact in facts if applies(fact)]
+        affected = [fact for fact in facts if applies(fact)]
         if affected:
             text = TEXTS.rules[code]
-            yield text.finding(
-                code, text.problem, [source.rank for source in affected], affected[0].reader
-            )
+            ranks = [fact.rank for fact in affected]
+            yield text.finding(code, text.problem, ranks, affected[0].source.reader)
 
 
 MAX_MISSING_RANKS_LISTED = 1000

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +30,15 @@ from tracekit.parsers.source_refs import (
 )
 from tracekit.roles.processes import Process, kind_of_role, share_a_process
 from tracekit.schema import PYTORCH_READERS, RankEvents
-from tracekit.store.sources import OneRole, Paths, Sources, find, read_ref, separate_captures
+from tracekit.store.sources import (
+    OneRole,
+    PathList,
+    Paths,
+    Sources,
+    find,
+    read_ref,
+    separate_captures,
+)
 from tracekit.weight_updates.transfers import RELOAD_EVENTS, reload_events
 
 
@@ -46,45 +54,61 @@ def find_roles(
         sources, notices = find_roles(paths.paths, ranks=ranks, rank=rank)
         return _keep_role(sources, paths.role), notices
     if isinstance(paths, Mapping):
-        all_refs: list[SourceRef] = []
-        all_notices: list[Notice] = []
-        for role, path in paths.items():
-            sources, notices = find(path, ranks=ranks, rank=rank)
-            all_refs += [replace(ref, role=role) for ref in sources]
-            all_notices += notices
-        return _with_ranks(all_refs, all_notices)
+        return _find_named_roles(paths, ranks=ranks, rank=rank)
     sources, notices = find(paths, ranks=ranks, rank=rank)
-    refs = list(sources)
-    if not any(ref.role for ref in refs):
-        try:
-            check_single_run(refs)
-        except InputError:
-            if (replays := separate_captures(refs)) is not None:
-                check_single_run(replays)
-                return tuple(replays), notices
-            named = roles_by_name(refs)
-            if named is not None:
-                check_recorded_together(named)
-            else:
-                named = _roles_by_content(refs)
-            if named is None:
-                raise
-            refs = named
+    if any(ref.role for ref in sources):
+        return _with_ranks(list(sources), list(notices))
+    try:
+        check_single_run(sources)
+    except InputError:
+        replays = separate_captures(sources)
+        if replays is not None:
+            check_single_run(replays)
+            return tuple(replays), notices
+        refs_with_roles = roles_by_name(sources)
+        if refs_with_roles is not None:
+            check_recorded_together(refs_with_roles)
         else:
-            return sources, notices
-    return _with_ranks(refs, list(notices))
+            refs_with_roles = _roles_by_content(sources)
+        if refs_with_roles is None:
+            raise
+    else:
+        return sources, notices
+    return _with_ranks(refs_with_roles, list(notices))
+
+
+def _find_named_roles(
+    paths: Mapping[str, PathList], *, ranks: Collection[int] | None, rank: int | None
+) -> Sources:
+    """Return the sources of the roles that the caller named, each with its rank and role."""
+    refs: list[SourceRef] = []
+    notices: list[Notice] = []
+    for role, role_paths in paths.items():
+        sources, role_notices = find(role_paths, ranks=ranks, rank=rank)
+        for ref in sources:
+            refs.append(replace(ref, role=role))
+        notices += role_notices
+    return _with_ranks(refs, notices)
+
+
+def group_by_role(refs: Iterable[SourceRef]) -> dict[str | None, list[SourceRef]]:
+    """Return the sources of each role, in the order in which roles and sources come."""
+    by_role: dict[str | None, list[SourceRef]] = {}
+    for ref in refs:
+        by_role.setdefault(ref.role, []).append(ref)
+    return by_role
 
 
 def _keep_role(sources: Sequence[SourceRef], role: str) -> tuple[SourceRef, ...]:
     """Return the sources of one role; raise if there are none."""
-    kept = tuple(ref for ref in sources if ref.role == role)
-    if not kept:
-        names = sorted({ref.role for ref in sources if ref.role is not None})
-        hint = "ranks have one process each: leave --role out"
-        if names:
-            hint = f"there are: {', '.join(names)}"
-        raise OptionError(f"--role {role}: there is no such role", hint=hint)
-    return kept
+    by_role = group_by_role(sources)
+    if role in by_role:
+        return tuple(by_role[role])
+    names = sorted(name for name in by_role if name is not None)
+    hint = "ranks have one process each: leave --role out"
+    if names:
+        hint = f"there are: {', '.join(names)}"
+    raise OptionError(f"--role {role}: there is no such role", hint=hint)
 
 
 def check_recorded_together(refs: Sequence[SourceRef]) -> None:
@@ -95,12 +119,11 @@ def check_recorded_together(refs: Sequence[SourceRef]) -> None:
     The smallest trace of each role is looked at first, the others only if those were not recorded
     at the same time. Where a trace does not say when it was recorded, nothing is decided here.
     """
-    if any(ref.url is not None or ref.reader not in PYTORCH_READERS for ref in refs):
-        return
-    by_role: dict[str | None, list[SourceRef]] = {}
-    for ref in sorted(refs, key=lambda ref: ref.bytes):
-        by_role.setdefault(ref.role, []).append(ref)
-    smallest = [members[0] for members in by_role.values()]
+    for ref in refs:
+        if ref.url is not None or ref.reader not in PYTORCH_READERS:
+            return
+    smallest_first = sorted(refs, key=lambda ref: ref.bytes)
+    smallest = [members[0] for members in group_by_role(smallest_first).values()]
     if _follow_each_other(smallest) and _follow_each_other(refs):
         raise several_runs_error(sorted({str(Path(ref.path).parent) for ref in refs}))
 
@@ -118,7 +141,7 @@ def _follow_each_other(refs: Sequence[SourceRef]) -> bool:
         first_ns, last_ns = windows.get(ref.role, window)
         windows[ref.role] = (min(first_ns, window[0]), max(last_ns, window[1]))
     ordered = sorted(windows.values())
-    return any(next_window[0] >= window[1] for window, next_window in pairwise(ordered))
+    return any(start_ns >= end_ns for (_, end_ns), (start_ns, _) in pairwise(ordered))
 
 
 def _with_ranks(refs: list[SourceRef], notices: list[Notice]) -> Sources:
@@ -126,8 +149,8 @@ def _with_ranks(refs: list[SourceRef], notices: list[Notice]) -> Sources:
     if any(ref.rank is None and ref.reader in PYTORCH_READERS for ref in refs):
         refs, guessed = _find_ranks(refs)
         notices += guessed
-    for role in dict.fromkeys(ref.role for ref in refs):
-        check_single_run([ref for ref in refs if ref.role == role])
+    for refs_of_role in group_by_role(refs).values():
+        check_single_run(refs_of_role)
     order = sorted(
         refs, key=lambda ref: (ref.role or "", ref.rank is None, ref.rank or 0, ref.path)
     )
@@ -142,16 +165,18 @@ def _roles_by_content(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
     if len(refs) < 2 or any(ref.reader not in PYTORCH_READERS for ref in refs):
         return None
     contents = [_Content.of(ref) for ref in refs]
-    kinds = [content.kind for content in contents]
-    is_one_kind = len(set(kinds)) < 2
-    if is_one_kind or share_a_process(content.part.source for content in contents):
+    kinds = {content.kind for content in contents}
+    if len(kinds) < 2 or share_a_process(content.part.source for content in contents):
         return None
-    folders = [Path(ref.path).parent.name for ref in refs]
+    folders = {content.folder for content in contents}
+    pairs = {(content.folder, content.kind) for content in contents}
     # Every folder holds one kind of work, and every kind is in one folder.
-    pairs = set(zip(folders, kinds, strict=True))
-    folders_name_kinds = len(pairs) == len(set(folders)) == len(set(kinds))
-    names = folders if folders_name_kinds else kinds
-    return [replace(ref, role=name) for ref, name in zip(refs, names, strict=True)]
+    folders_name_kinds = len(pairs) == len(folders) == len(kinds)
+    refs_with_roles = []
+    for content in contents:
+        role = content.folder if folders_name_kinds else content.kind
+        refs_with_roles.append(replace(content.ref, role=role))
+    return refs_with_roles
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +213,11 @@ class _Content:
         return Counter(copies["bytes"].drop_nulls().to_list())
 
     @property
+    def folder(self) -> str:
+        """Name of the folder of the source."""
+        return Path(self.ref.path).parent.name
+
+    @property
     def device(self) -> int | None:
         """The GPU's number, if it used one."""
         devices = self.part.events.filter(pl.col("kind") == "kernel")["device"].unique()
@@ -196,28 +226,26 @@ class _Content:
 
 def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice]]:
     """Return the sources with the ranks of those that do not tell theirs, and notices about guesses."""
+    ranked = [ref for ref in refs if ref.rank is not None]
+    unranked = [ref for ref in refs if ref.rank is None]
     rank_of_path: dict[str, int] = {}
     rank_from: dict[str, str] = {}
     notices = []
-    for role in dict.fromkeys(ref.role for ref in refs):
-        unranked = [ref for ref in refs if ref.role == role and ref.rank is None]
-        if not unranked:
-            continue
-        others = [ref for ref in refs if ref.role != role and ref.rank is not None]
-        ranks = _numbers_in_names(unranked) or _match_content(unranked, others)
+    for role, members in group_by_role(unranked).items():
+        others = [ref for ref in ranked if ref.role != role]
+        ranks = _numbers_in_names(members) or _match_content(members, others)
         how = "matched"
         if ranks is None:
-            ranks = _ranks_in_order(unranked, others)
+            ranks = _ranks_in_order(members, others)
             how = "order"
             notices.append(Notice("role-order", values={"role": role}))
         rank_of_path |= ranks
         rank_from |= dict.fromkeys(ranks, how)
     numbered = []
     for ref in refs:
-        if ref.path in rank_of_path:
-            numbered.append(
-                replace(ref, rank=rank_of_path[ref.path], rank_from=rank_from[ref.path])
-            )
+        path = ref.path
+        if path in rank_of_path:
+            numbered.append(replace(ref, rank=rank_of_path[path], rank_from=rank_from[path]))
         else:
             numbered.append(ref)
     return numbered, notices
@@ -229,11 +257,11 @@ def _ranks_in_order(unranked: Sequence[SourceRef], others: Sequence[SourceRef]) 
     Raise if there are more or fewer.
     """
     other_ranks = sorted({ref.rank for ref in others if ref.rank is not None})
-    paths = sorted(ref.path for ref in unranked)
+    paths = [ref.path for ref in unranked]
     if len(other_ranks) != len(paths):
-        problem = f"{len(paths)} files do not say their rank{file_listing([ref.path for ref in unranked])}"
+        problem = f"{len(paths)} files do not say their rank{file_listing(paths)}"
         raise InputError(problem, hint="put the rank into their names: rank0.json, rank1.json, …")
-    return dict(zip(paths, other_ranks, strict=True))
+    return dict(zip(sorted(paths), other_ranks, strict=True))
 
 
 def _numbers_in_names(refs: Sequence[SourceRef]) -> dict[str, int] | None:
@@ -256,7 +284,8 @@ def _numbers_in_names(refs: Sequence[SourceRef]) -> dict[str, int] | None:
         ranks = numbers
     if ranks is None:
         return None
-    return {ref.path: rank for ref, rank in zip(refs, ranks, strict=True)}
+    paths = [ref.path for ref in refs]
+    return dict(zip(paths, ranks, strict=True))
 
 
 def _match_content(

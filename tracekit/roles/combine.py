@@ -14,7 +14,12 @@ from tracekit.metrics.process_phases import TRAIN
 from tracekit.parsers.source_refs import several_runs_error
 from tracekit.roles.handovers import explain_by_handovers, find_handovers, step_windows
 from tracekit.roles.iterations import find_iterations
-from tracekit.roles.processes import kind_of_role, processes_on_one_clock, share_a_process
+from tracekit.roles.processes import (
+    Process,
+    kind_of_role,
+    processes_on_one_clock,
+    share_a_process,
+)
 from tracekit.schema import Source
 from tracekit.weight_updates import find_weight_updates
 
@@ -48,9 +53,7 @@ def combine_roles(
         {role: tables[role] for role in clock_role_first},
         {role: analysis.clocks for role, analysis in analyses.items()},
     )
-    kinds: dict[str, str] = {}
-    for role in tables:
-        kinds[role] = kind_of_role([process for process in processes if process.role == role])
+    kinds = _kinds_of_roles(processes)
     if has_several_roles and not named and set(kinds.values()) == {"trainer"}:
         folders = {str(Path(ranks[0].source.path).parent) for ranks in tables.values()}
         raise several_runs_error(sorted(folders))
@@ -66,10 +69,10 @@ def combine_roles(
 
     roles: list[Role] = []
     if has_several_roles:
-        by_importance = sorted(
+        main_role_first = sorted(
             tables, key=lambda role: (role != main, KIND_ORDER.index(kinds[role]), role)
         )
-        for role in by_importance:
+        for role in main_role_first:
             ranks = sorted(rank.source.rank for rank in tables[role])
             roles.append(Role(role, kinds[role], tuple(ranks), explained[role], clocks[role]))
         notices += _role_notices(roles)
@@ -85,6 +88,14 @@ def combine_roles(
     return replace_fields(
         explained[main], role_results=results, notices=(*notices, *explained[main].notices)
     )
+
+
+def _kinds_of_roles(processes: Sequence[Process]) -> dict[str, str]:
+    """Return the kind of each role, by what its processes work on."""
+    processes_by_role: dict[str, list[Process]] = {}
+    for process in processes:
+        processes_by_role.setdefault(process.role, []).append(process)
+    return {role: kind_of_role(members) for role, members in processes_by_role.items()}
 
 
 def main_role(tables: Mapping[str, Sequence[RankTables]]) -> str:
@@ -103,18 +114,15 @@ def main_role(tables: Mapping[str, Sequence[RankTables]]) -> str:
 def _role_notices(roles: Sequence[Role]) -> list[Notice]:
     """Return what the roles of a run leave unanswered."""
     notices = []
-    sizes = {len(role.ranks) for role in roles}
-    if len(sizes) > 1:
+    counts = tuple(len(role.ranks) for role in roles)
+    if len(set(counts)) > 1:
         names = tuple(role.name for role in roles)
-        counts = tuple(len(role.ranks) for role in roles)
         notices.append(Notice("role-ranks", values={"roles": names, "counts": counts}))
     for role in roles:
-        without_gpu = [
-            result.rank for result in role.analysis.rank_results if not result.whole.budget.span_ns
-        ]
+        without_gpu = _ranks_without_gpu_work(role.analysis)
         if without_gpu:
             notices.append(
-                Notice("role-without-gpu", ranks=tuple(without_gpu), values={"role": role.name})
+                Notice("role-without-gpu", ranks=without_gpu, values={"role": role.name})
             )
         if role.kind == "unknown" and not without_gpu:
             notices.append(Notice("role-unknown", values={"role": role.name}))
@@ -122,6 +130,15 @@ def _role_notices(roles: Sequence[Role]) -> list[Notice]:
     if "rollout" in kinds and "trainer" not in kinds:
         notices.append(Notice("role-missing", values={"case": "trainer"}))
     return notices
+
+
+def _ranks_without_gpu_work(analysis: Analysis) -> tuple[int, ...]:
+    """Return the ranks whose recording holds no GPU work."""
+    ranks = []
+    for result in analysis.rank_results:
+        if not result.whole.budget.span_ns:
+            ranks.append(result.rank)
+    return tuple(ranks)
 
 
 def check_roles(spans: Sequence[tuple[Source, int | None, int | None]], *, named: bool) -> None:
@@ -135,20 +152,23 @@ def check_roles(spans: Sequence[tuple[Source, int | None, int | None]], *, named
     >>> source = Source("a/rank0.json", "kineto", 0, "name", role="a", pid=7)
     >>> check_roles([(source, 0, 10), (replace(source, role="b", pid=8), 5, 20)], named=False)
     """
-    sources = [source for source, _, _ in spans if source.role is not None]
-    folders = {str(Path(source.path).parent) for source in sources}
-    if not named and share_a_process(sources):
-        raise several_runs_error(sorted(folders))
-    times: dict[str, tuple[int, int]] = {}
+    sources: list[Source] = []
+    windows: dict[str, tuple[int, int]] = {}
     for source, start, end in spans:
-        if source.role is not None and start is not None and end is not None:
-            first, last = times.get(source.role, (start, end))
-            times[source.role] = (min(first, start), max(last, end))
-    ordered = sorted(times.items(), key=lambda item: item[1])
-    for (first_role, (_, end)), (second, (start, _)) in pairwise(ordered):
+        if source.role is None:
+            continue
+        sources.append(source)
+        if start is not None and end is not None:
+            first, last = windows.get(source.role, (start, end))
+            windows[source.role] = (min(first, start), max(last, end))
+    folders = sorted({str(Path(source.path).parent) for source in sources})
+    if not named and share_a_process(sources):
+        raise several_runs_error(folders)
+    ordered = sorted(windows.items(), key=lambda item: item[1])
+    for (role, (_, end)), (next_role, (start, _)) in pairwise(ordered):
         if start >= end:
             if not named:
-                raise several_runs_error(sorted(folders))
-            gap = f"role {second} begins {ms(start - end)} after role {first_role} ends"
+                raise several_runs_error(folders)
+            gap = f"role {next_role} begins {ms(start - end)} after role {role} ends"
             hint = "profile all roles over the same iterations"
             raise InputError(f"{gap}: they were not recorded together", hint=hint)

@@ -17,7 +17,7 @@ from tracekit.analysis.combine.stragglers import MIN_CAUSE_SHARE, Stragglers
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.documents.analysis import Evidence, Straggler, WaitCause
 from tracekit.documents.roles import PhaseBand
-from tracekit.roles.iterations import band_spans
+from tracekit.roles.iterations import band_spans, select_bands
 
 
 class StepWindow(NamedTuple):
@@ -72,23 +72,23 @@ def find_handovers(
     [Handover(iteration=0, rank=1, step=7, other_role='rollout', waited_ns=30)]
     """
     handovers = []
-    iterations = dict.fromkeys(band.iteration for band in bands if band.iteration is not None)
-    for iteration in iterations:
-        in_iteration = [band for band in bands if band.iteration == iteration]
-        own_bands = [band for band in in_iteration if band.role == role]
+    for iteration in dict.fromkeys(band.iteration for band in bands):
+        if iteration is None:
+            continue
+        in_iteration = select_bands(bands, iteration=iteration)
         starts = {}
-        for rank, (start, _) in band_spans(own_bands, lambda band: band.rank).items():
+        spans = band_spans(select_bands(in_iteration, role=role), lambda band: band.rank)
+        for rank, (start, _) in spans.items():
             starts[rank] = start
         if len(starts) < 2:
             continue
         last_rank = max(starts, key=lambda rank: starts[rank])
         step = _step_at(windows, last_rank, starts[last_rank])
+        began_later_ns = _later_than_others(last_rank, starts)
         waits = []
         for other_role in sorted({band.role for band in in_iteration} - {role}):
-            ends = _last_ends([band for band in in_iteration if band.role == other_role], starts)
-            waited_ns = min(
-                _later_than_others(last_rank, starts), _later_than_others(last_rank, ends)
-            )
+            ends = _last_ends(select_bands(in_iteration, role=other_role), starts)
+            waited_ns = min(began_later_ns, _later_than_others(last_rank, ends))
             waits.append(Handover(iteration, last_rank, step, other_role, waited_ns))
         longest = max(waits, key=lambda handover: handover.waited_ns, default=None)
         if longest is not None and longest.waited_ns > 0:

@@ -5,6 +5,7 @@ belongs to the iteration that the next weight update of its process ends. Iterat
 other without a gap.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,28 @@ def band_spans(
     return spans
 
 
+def select_bands(
+    bands: Iterable[PhaseBand],
+    *,
+    role: str | None = None,
+    rank: int | None = None,
+    phase: str | None = None,
+    iteration: int | None = None,
+) -> list[PhaseBand]:
+    """Return the bands of a role, rank, phase and iteration; None stands for any."""
+    selected = []
+    for band in bands:
+        is_wanted = (
+            (role is None or band.role == role)
+            and (rank is None or band.rank == rank)
+            and (phase is None or band.phase == phase)
+            and (iteration is None or band.iteration == iteration)
+        )
+        if is_wanted:
+            selected.append(band)
+    return selected
+
+
 def _bands(process: Process, kind: str, updates: Sequence[WeightUpdate]) -> list[PhaseBand]:
     """Return the phases of one process.
 
@@ -103,14 +126,13 @@ def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list
     """
     if any(band.phase == WEIGHT_SYNC for band in bands):
         return _number_by_own_updates(bands, updates)
+    numbered = []
     if updates:
         middles = [(update.start_ns + update.end_ns) // 2 for update in updates]
-        numbers = np.searchsorted(middles, [band.start_ns for band in bands]).tolist()
-        return [
-            replace(band, iteration=number) for band, number in zip(bands, numbers, strict=True)
-        ]
+        for band in bands:
+            numbered.append(replace(band, iteration=bisect_left(middles, band.start_ns)))
+        return numbered
     counts: Counter[str] = Counter()
-    numbered = []
     for band in bands:
         numbered.append(replace(band, iteration=counts[band.phase]))
         counts[band.phase] += 1
@@ -135,9 +157,14 @@ def _number_by_own_updates(
             update = _update_inside(band.start_ns, band.end_ns, updates)
             number = update_count if update is None else update
             update_count += 1
-            numbered += [replace(member, iteration=number) for member in pending]
+            numbered += _with_iteration(pending, number)
             pending = []
-    return numbered + [replace(member, iteration=number + 1) for member in pending]
+    return numbered + _with_iteration(pending, number + 1)
+
+
+def _with_iteration(bands: Iterable[PhaseBand], number: int) -> list[PhaseBand]:
+    """Return the bands as those of one iteration."""
+    return [replace(band, iteration=number) for band in bands]
 
 
 def _update_inside(start_ns: int, end_ns: int, updates: Sequence[WeightUpdate]) -> int | None:
@@ -191,8 +218,11 @@ class _Loop:
 
     def measure(self, index: int, start: int, end: int) -> Iteration:
         """Measure one iteration: the phases of its GPUs, the waits of its roles, and the tail of its rollout."""
-        inside = [band for band in self.bands if band.start_ns < end and band.end_ns > start]
-        in_iteration = [band for band in self.bands if band.iteration == index]
+        inside = []
+        for band in self.bands:
+            if band.start_ns < end and band.end_ns > start:
+                inside.append(band)
+        in_iteration = select_bands(self.bands, iteration=index)
         window = union([start], [end])
         roles = dict.fromkeys(process.role for process in self.processes)
         role_waits = [self._role_wait(role, roles, window, inside) for role in roles]
@@ -210,16 +240,16 @@ class _Loop:
 
         With idle time they sum to the iteration.
         """
-        bands_of_gpu: dict[object, list[PhaseBand]] = {
-            self._gpu(process): [] for process in self.processes
-        }
+        bands_of_gpu: dict[object, list[PhaseBand]] = {}
+        for process in self.processes:
+            bands_of_gpu[self._gpu(process)] = []
         for band in bands:
             bands_of_gpu[self._gpu(band)].append(band)
         totals: Counter[str] = Counter()
-        for own in bands_of_gpu.values():
+        for gpu_bands in bands_of_gpu.values():
             rest = union([start], [end])
             for phase in PHASE_ORDER:
-                covered = _union([band for band in own if band.phase == phase])
+                covered = _union(select_bands(gpu_bands, phase=phase))
                 totals[phase] += (rest & covered).total_ns
                 rest -= covered
         shown = [ROLLOUT, TRAIN, WEIGHT_SYNC]
@@ -238,20 +268,17 @@ class _Loop:
     ) -> RoleWait:
         """Return the idle time of a role and which roles ran meanwhile: on the same rank if colocated, else on any."""
         ranks = [process.rank for process in self.processes if process.role == role]
-        bands_of_role: dict[str, list[PhaseBand]] = {other: [] for other in roles}
-        for band in bands:
-            bands_of_role[band.role].append(band)
-        own_bands = bands_of_role.pop(role)
+        own_bands = select_bands(bands, role=role)
         idle_ns = 0
         waited = Counter[str]()
         for rank in ranks:
-            idle = window - _union([band for band in own_bands if band.rank == rank])
+            idle = window - _union(select_bands(own_bands, rank=rank))
             idle_ns += idle.total_ns
-            for other, other_bands in bands_of_role.items():
-                running = other_bands
-                if self.colocated:
-                    running = [band for band in other_bands if band.rank == rank]
-                waited[other] += (idle & _union(running)).total_ns
+            for other in roles:
+                if other != role:
+                    rank_that_matters = rank if self.colocated else None
+                    running = select_bands(bands, role=other, rank=rank_that_matters)
+                    waited[other] += (idle & _union(running)).total_ns
         waited_ns = {other: ns // len(ranks) for other, ns in waited.items()}
         longest = max(waited_ns, key=lambda other: waited_ns[other], default=None)
         has_waited = longest is not None and waited_ns[longest] > 0
@@ -266,12 +293,14 @@ class _Loop:
 
 def _tail(bands: Sequence[PhaseBand], processes: Sequence[Process]) -> RolloutTail | None:
     """Return the rank whose rollout takes longest; None for fewer than two ranks."""
-    rollouts = [band for band in bands if band.phase == ROLLOUT]
-    spans = band_spans(rollouts, lambda band: (band.role, band.rank))
+    spans = band_spans(select_bands(bands, phase=ROLLOUT), key=lambda band: (band.role, band.rank))
     if len(spans) < 2:
         return None
-    durations_ns = {process: end - start for process, (start, end) in spans.items()}
-    ends_ns = {process: end for process, (_, end) in spans.items()}
+    durations_ns = {}
+    ends_ns = {}
+    for process_key, (start, end) in spans.items():
+        durations_ns[process_key] = end - start
+        ends_ns[process_key] = end
     longest = max(durations_ns, key=lambda process: durations_ns[process])
     last = max(ends_ns, key=lambda process: ends_ns[process])
     decode_steps: dict[tuple[str, int], int | None] = {}

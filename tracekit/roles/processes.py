@@ -38,22 +38,28 @@ def processes_on_one_clock(
     first = next(iter(tables_by_role))
     main = clocks_by_role[first]
     main_ranks = {tables.source.rank for tables in tables_by_role[first]}
+    first_processes = _processes_of_role(first, tables_by_role[first], main)
     processes: list[Process] = []
     run_clocks: dict[str, Clocks] = {}
     notices: list[Notice] = []
     for role, ranks in tables_by_role.items():
         same_hosts = {tables.source.rank for tables in ranks} == main_ranks
-        clocks = main if same_hosts else clocks_by_role[role]
-        members = [_process(role, tables, clocks) for tables in ranks]
+        clocks = main
         if not same_hosts:
-            offset = _offset_by_broadcasts([p for p in processes if p.role == first], members)
+            own_clocks = clocks_by_role[role]
+            on_own_clocks = _processes_of_role(role, ranks, own_clocks)
+            offset = _offset_by_broadcasts(first_processes, on_own_clocks)
             if offset is None:
                 notices.append(Notice("role-clock", values={"role": role, "other_role": first}))
-            clocks = clocks.ahead_by(offset or 0)
-            members = [_process(role, tables, clocks) for tables in ranks]
-        processes += members
+            clocks = own_clocks.ahead_by(offset or 0)
+        processes += _processes_of_role(role, ranks, clocks)
         run_clocks[role] = clocks
     return processes, run_clocks, notices
+
+
+def _processes_of_role(role: str, ranks: Sequence[RankTables], clocks: Clocks) -> list[Process]:
+    """Return the processes of a role with their times moved by these clocks."""
+    return [_process(role, tables, clocks) for tables in ranks]
 
 
 def _process(role: str, tables: RankTables, clocks: Clocks) -> Process:

@@ -30,6 +30,7 @@ from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.recordings import Recordings
 from tracekit.parsers.source_refs import SourceRef
+from tracekit.roles.assign import group_by_role
 from tracekit.run import driver
 from tracekit.run.recordings import find_recordings, has_recordings_alone
 from tracekit.store.files import (
@@ -198,7 +199,10 @@ def ingest(
     resume_notices: list[Notice] = []
     run_so_far = _RunSoFar(check_run)
     with store_folder(target, resume=resume) as folder:
-        for role, role_refs in _refs_by_role(refs).items():
+        # Without any source one role is written nevertheless: the checks of the run say what is
+        # missing.
+        refs_by_role = group_by_role(refs) or {None: []}
+        for role, role_refs in refs_by_role.items():
             role_folder = folder if role is None else folder / f"{ROLE_PREFIX}{role}"
             role_folder.mkdir(exist_ok=True)
             writer = StoreWriter(role_folder, labelled_by(rules), list(notices))
@@ -217,19 +221,6 @@ def ingest(
     opened = open_store(target)
     all_notices = (*resume_notices, *opened.notices, *run_so_far.notices, *recording_notices)
     return replace_fields(opened, notices=all_notices)
-
-
-def _refs_by_role(refs: Sequence[SourceRef]) -> dict[str | None, list[SourceRef]]:
-    """Return the sources of each role; without any source one role without sources.
-
-    That role is written nevertheless, so that the checks of the run say what is missing.
-    """
-    if not refs:
-        return {None: []}
-    by_role: dict[str | None, list[SourceRef]] = {}
-    for ref in refs:
-        by_role.setdefault(ref.role, []).append(ref)
-    return by_role
 
 
 @dataclass(slots=True)

@@ -84,8 +84,13 @@ def summarize_longest_update(processes: Sequence[UpdateProcess]) -> ReloadSummar
 
 def _summarize(update: WeightUpdate, processes: Sequence[UpdateProcess]) -> ReloadSummary:
     in_update = pl.col("start_ns").is_between(update.start_ns, update.end_ns)
-    by_rank = [process.lane(*TRANSFER_LANES).filter(in_update) for process in processes]
-    by_rank = [transfers for transfers in by_rank if len(transfers)]
+    by_rank = []
+    hidden = []
+    for process in processes:
+        transfers = process.lane(*TRANSFER_LANES).filter(in_update)
+        if len(transfers):
+            by_rank.append(transfers)
+            hidden.append(_measure_hidden(transfers))
     durations = _ideal_durations(update)
     rounds = len(durations["H2D"])
     return ReloadSummary(
@@ -94,7 +99,7 @@ def _summarize(update: WeightUpdate, processes: Sequence[UpdateProcess]) -> Relo
         owners=max(1, round(update.buckets / rounds)),
         sources=update.sources,
         lanes=_measure_lanes(pl.concat(by_rank)),
-        hidden=pl.DataFrame([_measure_hidden(transfers) for transfers in by_rank]),
+        hidden=pl.DataFrame(hidden),
         h2d_ns=round(median(durations["H2D"])),
         broadcast_ns=round(median(durations["BROADCAST"])),
         reload_ns=round(median(durations["RELOAD"])),

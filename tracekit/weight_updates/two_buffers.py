@@ -74,11 +74,15 @@ class WeightReload(HasDocument):
         for op, bucket, start, end in self.steps:
             round_index, owner = divmod(bucket, self.ranks)
             for rank in range(self.ranks):
-                own_bucket = round_index * self.ranks + rank if op == "H2D" else bucket
-                lane = LANES[0] if op == "H2D" else LANES[1 + bucket % 2]
-                broadcast_role = (
-                    ("source" if rank == owner else "destination") if op == "BROADCAST" else None
-                )
+                if op == "H2D":
+                    own_bucket = round_index * self.ranks + rank
+                    lane = LANES[0]
+                else:
+                    own_bucket = bucket
+                    lane = LANES[1 + bucket % 2]
+                broadcast_role = None
+                if op == "BROADCAST":
+                    broadcast_role = "source" if rank == owner else "destination"
                 rows.append((rank, lane, op, broadcast_role, own_bucket, round_index, start, end))
         columns = ["rank", "lane", "op", "role", "bucket", "round", "start", "end"]
         return pl.DataFrame(rows, schema=columns, orient="row").sort(

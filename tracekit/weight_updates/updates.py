@@ -146,6 +146,8 @@ def _measure(
     if window is None:
         return None
     start, end = window
+    whole = union([start], [end])
+    busy = _busy_times(ranks, whole)
     with_worker = [part for part in ranks if part.rank in workers]
     has_reloads = any(part.reload for part in ranks)
     sources = _sources(ranks)
@@ -155,25 +157,26 @@ def _measure(
     late_rank = None
     if any(wait_by_rank.values()):
         late_rank, _ = wait_by_rank.most_common(1)[0]
-    whole = union([start], [end])
     reload_ns = None
     if has_reloads:
-        reload_ns = round(mean(_union(part.reload.values()).total_ns for part in with_worker))
+        has_worker = pl.col("rank").is_in(list(workers))
+        reload_ns = _mean_ns(busy.filter(has_worker)["reload_ns"])
     reloaded_bytes = {part.reloaded_bytes for part in with_worker}
     worker = workers[with_worker[0].rank].role if with_worker else None
+    cells: Sequence[BucketCell] = ()
+    if len(ranks) <= MAX_RANKS_WITH_CELLS:
+        cells = _cells(ranks, sources)
     return WeightUpdate(
         start_ns=start,
         end_ns=end,
         bytes=update_bytes,
         buckets=len(sources),
-        h2d_ns=round(mean(_union(part.h2d).total_ns for part in ranks)),
-        broadcast_ns=round(
-            mean(union(part.broadcast_start, part.broadcast_end).total_ns for part in ranks)
-        ),
+        h2d_ns=_mean_ns(busy["h2d_ns"]),
+        broadcast_ns=_mean_ns(busy["broadcast_ns"]),
         reload_ns=reload_ns,
         # While a rank's GPU runs nothing, its host is at work or waits for another process.
-        host_ns=round(mean((whole - part.busy).total_ns for part in ranks)),
-        ideal_ns=max(op_end for _op, _bucket, _start, op_end in ideal) if ideal else None,
+        host_ns=_mean_ns(busy["idle_ns"]),
+        ideal_ns=_makespan_ns(ideal) if ideal else None,
         gb_s=round(update_bytes / max(end - start, 1), 3),  # bytes per ns are GB per s
         server=server or None,  # a run without roles has one role without a name
         worker=worker or None,
@@ -183,8 +186,36 @@ def _measure(
         gap_ns=_gap_by_cause(ranks, whole, late_intervals, ideal) if ideal else None,
         late_rank=late_rank,
         ideal=tuple(ideal or ()),
-        cells=tuple(_cells(ranks, sources)) if len(ranks) <= MAX_RANKS_WITH_CELLS else (),
+        cells=tuple(cells),
     )
+
+
+def _busy_times(ranks: Sequence[RankBuckets], whole: Intervals) -> pl.DataFrame:
+    """Return how long each rank copied, broadcast, reloaded and ran nothing in the update *whole*, a row per rank."""
+    rows = []
+    for part in ranks:
+        broadcast = union(part.broadcast_start, part.broadcast_end)
+        rows.append(
+            {
+                "rank": part.rank,
+                "h2d_ns": _union(part.h2d).total_ns,
+                "broadcast_ns": broadcast.total_ns,
+                "reload_ns": _union(part.reload.values()).total_ns,
+                "idle_ns": (whole - part.busy).total_ns,
+            }
+        )
+    return pl.DataFrame(rows)
+
+
+def _mean_ns(times_ns: pl.Series) -> int:
+    """Return the mean of times, rounded to nanoseconds."""
+    values: list[int] = times_ns.to_list()
+    return round(mean(values))
+
+
+def _makespan_ns(ideal: Iterable[tuple[str, int, int, int]]) -> int:
+    """Return when the last operation of the simulated update ends."""
+    return max(end for _op, _bucket, _start, end in ideal)
 
 
 def _find_window(ranks: Sequence[RankBuckets]) -> tuple[int, int] | None:
@@ -194,13 +225,17 @@ def _find_window(ranks: Sequence[RankBuckets]) -> tuple[int, int] | None:
     """
     copy_starts: list[int] = []
     reload_ends: list[int] = []
+    broadcast_starts: list[int] = []
+    broadcast_ends: list[int] = []
     for part in ranks:
-        copy_starts += [first for first, _ in part.h2d]
-        reload_ends += [last for _, last in part.reload.values()]
+        for start, _ in part.h2d:
+            copy_starts.append(start)
+        for _, end in part.reload.values():
+            reload_ends.append(end)
+        broadcast_starts.append(int(part.broadcast_start[0]))
+        broadcast_ends.append(int(part.broadcast_end[-1]))
     if not copy_starts and not reload_ends:
         return None
-    broadcast_starts = [int(part.broadcast_start[0]) for part in ranks]
-    broadcast_ends = [int(part.broadcast_end[-1]) for part in ranks]
     return min(copy_starts or broadcast_starts), max(reload_ends + broadcast_ends)
 
 
@@ -266,11 +301,21 @@ def _ideal(
         for number, (first, last) in enumerate(part.h2d[: len(h2d)]):
             h2d[number] = max(h2d[number], last - first)
     starts, ends = _broadcast_times(ranks)
-    reloads = []
-    for bucket in range(len(sources)):
-        spans = [part.reload[bucket] for part in ranks if bucket in part.reload]
-        reloads.append(round(median(last - first for first, last in spans)) if spans else 0)
-    return simulate_buckets(h2d, list(zip(rounds, (ends - starts).tolist(), reloads, strict=True)))
+    broadcast_ns = (ends - starts).tolist()
+    buckets = []
+    for bucket, round_index in enumerate(rounds):
+        buckets.append((round_index, broadcast_ns[bucket], _median_reload_ns(ranks, bucket)))
+    return simulate_buckets(h2d, buckets)
+
+
+def _median_reload_ns(ranks: Sequence[RankBuckets], bucket: int) -> int:
+    """Return the median time over ranks of a bucket's reload; 0 if no rank recorded it."""
+    durations = []
+    for part in ranks:
+        if bucket in part.reload:
+            start, end = part.reload[bucket]
+            durations.append(end - start)
+    return round(median(durations)) if durations else 0
 
 
 def _gap_by_cause(
@@ -304,8 +349,7 @@ def _gap_by_cause(
     expected = Counter[str]()
     for op, _, first, last in ideal:
         expected[op] += last - first
-    makespan = max(last for *_, last in ideal)
-    expected_reload = makespan - expected["H2D"] - expected["BROADCAST"]
+    expected_reload = _makespan_ns(ideal) - expected["H2D"] - expected["BROADCAST"]
     return {
         "serial_h2d": measured["serial_h2d"] - expected["H2D"],
         "host_and_rpc": rest.total_ns,
