@@ -6,7 +6,7 @@ than ``MAX_RANKS_WITH_EVENTS`` have no single events; their timeline shows each 
 intervals. The schedule chart shows each pipeline and step, measured above its ideal.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -113,22 +113,29 @@ def role_timelines(analysis: Analysis, clock: PageClock) -> list[documents.RoleT
 
     A run without roles is one nameless role; roles without GPU events are left out.
     """
-    roles = [
-        role for role in analysis.role_results.roles if role.analysis.tables["timeline"].height
-    ]
-    if not roles:
+    event_counts: dict[str, int] = {}  # of each role with GPU events
+    for role in analysis.role_results.roles:
+        if role.analysis.tables["timeline"].height:
+            event_counts[role.name] = _count_events(role.analysis.events)
+    if not event_counts:
         timeline = timeline_data(analysis, clock)
         return [documents.RoleTimeline("", timeline)] if timeline else []
-    counts = [sum(len(rank.events) for rank in role.analysis.events) for role in roles]
+    all_events = max(1, sum(event_counts.values()))
     main_ranks = tuple(result.rank for result in analysis.rank_results)
     timelines = []
-    for role, count in zip(roles, counts, strict=True):
-        # Processes of one rank are on one host: its clock in the main role is its clock in all.
-        clocks = analysis.clocks if role.ranks == main_ranks else role.clocks
-        is_main = role.name == analysis.role_results.main_role
-        shown = analysis if is_main else role.analysis
-        own_clock = clock if is_main else PageClock(shown, clocks=clocks, origin_ns=clock.origin_ns)
-        data = timeline_data(shown, own_clock, max_events=MAX_EVENTS * count // max(1, sum(counts)))
+    for role in analysis.role_results.roles:
+        if role.name not in event_counts:
+            continue
+        if role.name == analysis.role_results.main_role:
+            shown = analysis
+            own_clock = clock
+        else:
+            shown = role.analysis
+            # Processes of one rank are on one host: its clock in the main role is its clock in all.
+            clocks = analysis.clocks if role.ranks == main_ranks else role.clocks
+            own_clock = PageClock(shown, clocks=clocks, origin_ns=clock.origin_ns)
+        max_events = MAX_EVENTS * event_counts[role.name] // all_events
+        data = timeline_data(shown, own_clock, max_events=max_events)
         if data is not None:
             timelines.append(documents.RoleTimeline(role.name, data))
     return timelines
@@ -143,53 +150,80 @@ def timeline_data(
     timelines = _page_timelines(analysis)
     shown = _without_shortest(timelines, max_events)
     descriptions, numbers = _shared_descriptions(shown)
-    described = [descriptions[name] for name in rank_timeline.DESCRIPTION_TEXTS]
-    texts = pl.concat([*described, *(timeline.host["name"].cast(pl.String) for timeline in shown)])
-    names = {
-        text: number for number, text in enumerate(texts.drop_nulls().unique(maintain_order=True))
-    }
-    labels = [label for label in LABELS if label in set(descriptions["label"].to_list())]
-    ranks = [
-        _rank_data(analysis, clock, *of_rank, names) for of_rank in zip(shown, numbers, strict=True)
-    ]
+    text_numbers = _number_texts(descriptions, shown)
+    present = set(descriptions["label"].to_list())
+    labels = [label for label in LABELS if label in present]
+    lanes = []
+    for lane, lane_labels in LANES.items():
+        lanes.append(documents.PageLane(lane, [label for label in lane_labels if label in present]))
+    ranks = []
+    for timeline, description_numbers in zip(shown, numbers, strict=True):
+        ranks.append(_rank_data(analysis, clock, timeline, description_numbers, text_numbers))
+    causes = []
+    for cause in EXPOSURE_CAUSES:
+        causes.append((WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause]))
     return documents.Timeline(
         origin_ns=str(clock.origin_ns),
         begin_ns=min(0, clock.begin_ns),
         end_ns=clock.end_ns,
         labels=[documents.Coloured(label, LABEL_COLOURS[label]) for label in labels],
-        lanes=[
-            documents.PageLane(name, [label for label in LANES[name] if label in labels])
-            for name in LANES
-        ],
+        lanes=lanes,
         host=[documents.Coloured(name, HOST_COLOURS[name]) for name in rank_timeline.HOST_LANES],
-        causes=[
-            (WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause])
-            for cause in EXPOSURE_CAUSES
-        ],
+        causes=causes,
         merged=not analysis.events,
         left_out=_left_out(analysis, timelines, shown),
         steps=_steps(clock.steps),
-        descriptions=pack_json(
-            {
-                "texts": [shorten_source_paths(text) for text in names],
-                "columns": {
-                    column.name: [names.get(text, -1) for text in column] for column in described
-                },
-                "stream": descriptions["stream"].to_list(),
-            }
-        ),
+        descriptions=_pack_descriptions(descriptions, text_numbers),
         ranks=ranks,
         path=_path(analysis, clock),
         memory_top=_memory_top_gb(analysis),
     )
 
 
+def _number_texts(descriptions: pl.DataFrame, timelines: Sequence[RankTimeline]) -> dict[str, int]:
+    """Return a number for every text of the descriptions and of the host's ranges."""
+    texts = [descriptions[name] for name in rank_timeline.DESCRIPTION_TEXTS]
+    for timeline in timelines:
+        texts.append(timeline.host["name"].cast(pl.String))
+    different = pl.concat(texts).drop_nulls().unique(maintain_order=True).to_list()
+    return dict(zip(different, range(len(different)), strict=True))
+
+
+def _pack_descriptions(descriptions: pl.DataFrame, text_numbers: Mapping[str, int]) -> str:
+    """Pack the descriptions: every text once, and columns of the texts' numbers, -1 for none."""
+    columns = {}
+    for name in rank_timeline.DESCRIPTION_TEXTS:
+        numbers = descriptions.select(_text_number(name, text_numbers))
+        columns[name] = numbers.to_series().to_list()
+    return pack_json(
+        {
+            "texts": [shorten_source_paths(text) for text in text_numbers],
+            "columns": columns,
+            "stream": descriptions["stream"].to_list(),
+        }
+    )
+
+
+def _count_events(timelines: Iterable[RankTimeline]) -> int:
+    """Return the number of events of all ranks."""
+    return sum(len(timeline.events) for timeline in timelines)
+
+
+def _time_of_events_ns(timelines: Iterable[RankTimeline]) -> int:
+    """Return the sum of the durations of all events of all ranks."""
+    total_ns = 0
+    for timeline in timelines:
+        total_ns += int((timeline.events["end_ns"] - timeline.events["start_ns"]).sum())
+    return total_ns
+
+
 def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
     """Return the ranks to show: all whose events were kept, else some with each label's merged intervals as events."""
     if analysis.events:
         return list(analysis.events)
-    label, pass_ = pl.col("label").cast(pl.Enum(LABELS)), pl.col("pass").cast(pl.Enum(PASSES))
-    merged = analysis.tables["timeline"].with_columns(label, pass_)
+    merged = analysis.tables["timeline"].with_columns(
+        pl.col("label").cast(pl.Enum(LABELS)), pl.col("pass").cast(pl.Enum(PASSES))
+    )
     texts = pl.Schema(
         {**dict.fromkeys(rank_timeline.DESCRIPTION_TEXTS, pl.String()), "stream": pl.Int64()}
     )
@@ -210,9 +244,15 @@ def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
         events = of_rank.join(
             described, on=["label", "pass"], nulls_equal=True, maintain_order="left"
         )
-        events = conform(events, rank_timeline.EVENT_TIMES)
-        descriptions, no_host = conform(described, texts), rank_timeline.HOST_RANGES.to_frame()
-        timelines.append(RankTimeline(rank, events, descriptions, host=no_host, host_count=0))
+        timelines.append(
+            RankTimeline(
+                rank,
+                conform(events, rank_timeline.EVENT_TIMES),
+                conform(described, texts),
+                host=rank_timeline.HOST_RANGES.to_frame(),
+                host_count=0,
+            )
+        )
     return timelines
 
 
@@ -221,31 +261,30 @@ def _shown_ranks(analysis: Analysis) -> list[int]:
     ranks = [measured.rank for measured in analysis.rank_results]
     if len(ranks) <= MAX_RANKS:
         return ranks
-    bubbles = np.array(
-        [measured.whole.bubble_fraction or 0.0 for measured in analysis.rank_results]
-    )
-    unusual = [ranks[i] for i in np.argsort(-np.abs(bubbles - np.median(bubbles)), kind="stable")]
-    in_pipeline = analysis.schedule.head.pipeline.ranks if analysis.schedule is not None else ()
+    in_pipeline: Sequence[int] = ()
+    if analysis.schedule is not None:
+        in_pipeline = analysis.schedule.head.pipeline.ranks
     late = [straggler.rank for straggler in stragglers(analysis)[:MAX_STRAGGLERS]]
-    wanted = dict.fromkeys([ranks[0], ranks[-1], *in_pipeline, *late, *unusual])
-    return sorted([rank for rank in wanted if rank in set(ranks)][:MAX_RANKS])
+    bubbles = [measured.whole.bubble_fraction or 0.0 for measured in analysis.rank_results]
+    distance_from_usual = np.abs(np.array(bubbles) - np.median(bubbles))
+    unusual_first = np.array(ranks)[np.argsort(-distance_from_usual, kind="stable")].tolist()
+    wanted = dict.fromkeys([ranks[0], ranks[-1], *in_pipeline, *late, *unusual_first])
+    analysed = set(ranks)
+    return sorted([rank for rank in wanted if rank in analysed][:MAX_RANKS])
 
 
 def _without_shortest(timelines: Sequence[RankTimeline], max_events: int) -> Sequence[RankTimeline]:
     """Return the timelines with the longest events of each rank, *max_events* in all."""
-    total = sum(len(timeline.events) for timeline in timelines)
+    total = _count_events(timelines)
     if total <= max_events:
         return timelines
-    by_length = pl.col("end_ns") - pl.col("start_ns")
-    return [
-        replace(
-            rank,
-            events=rank.events.top_k(len(rank.events) * max_events // total, by=by_length).sort(
-                "start_ns"
-            ),
-        )
-        for rank in timelines
-    ]
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    shortened = []
+    for timeline in timelines:
+        count = len(timeline.events) * max_events // total
+        longest = timeline.events.top_k(count, by=duration).sort("start_ns")
+        shortened.append(replace(timeline, events=longest))
+    return shortened
 
 
 def _left_out(
@@ -260,15 +299,12 @@ def _left_out(
             f"This file holds merged intervals by label{of_ranks}, no single kernels;"
             " `tracekit analyze … --ranks 0-7 -o page.html` writes those of some ranks."
         )
-    cut = sum(len(rank.events) for rank in timelines) - sum(len(rank.events) for rank in shown)
+    cut = _count_events(timelines) - _count_events(shown)
     if cut:
-        all_ns, kept_ns = (
-            sum(int((rank.events["end_ns"] - rank.events["start_ns"]).sum()) for rank in ranks)
-            for ranks in (timelines, shown)
-        )
+        cut_share = 1 - _time_of_events_ns(shown) / max(1, _time_of_events_ns(timelines))
         sentences.append(
             f"{counted(cut, 'event')}, the shortest of each rank, are left out to keep the file small:"
-            f" {percent(1 - kept_ns / max(1, all_ns))} of the time of all events."
+            f" {percent(cut_share)} of the time of all events."
         )
     hidden = sum(timeline.host_count - len(timeline.host) for timeline in shown)
     if hidden:
@@ -294,11 +330,20 @@ def _rank_data(
     analysis: Analysis,
     clock: PageClock,
     timeline: RankTimeline,
-    numbers: Ints,
-    names: dict[str, int],
+    description_numbers: Ints,
+    text_numbers: Mapping[str, int],
 ) -> documents.RankTrack:
-    """Return the data of one rank."""
-    rank, host = timeline.rank, timeline.host
+    """Return the data of one rank.
+
+    Args:
+        analysis: The run.
+        clock: Time axis of the page.
+        timeline: The rank's events and host ranges.
+        description_numbers: Number of each of its descriptions among those of all ranks.
+        text_numbers: Number of each text on the page.
+
+    """
+    rank = timeline.rank
     times = clock.on_page(rank, "start_ns", "end_ns")
     # The delay from launch to start, in steps of 100 ns and counted from 1; 0 if the launch is
     # unknown.
@@ -307,8 +352,10 @@ def _rank_data(
         .fill_null(0)
         .clip(None, 1 << 30)
     )
-    description = pl.lit(pl.Series(numbers)).gather("description")
-    lanes = host.select(*times, lane=pl.col("lane").to_physical(), name=_text_number("name", names))
+    description = pl.lit(pl.Series(description_numbers)).gather("description")
+    lanes = timeline.host.select(
+        *times, lane=pl.col("lane").to_physical(), name=_text_number("name", text_numbers)
+    )
     return documents.RankTrack(
         rank,
         pack_intervals(timeline.events.select(*times, description=description, delay=delay)),
@@ -348,13 +395,13 @@ def _operations(analysis: Analysis, timeline: RankTimeline) -> dict[str, Any]:
 
 def _exposure_causes(analysis: Analysis, rank: int) -> dict[str, dict[int, int]]:
     """Return the exposed time in ns of each label of a rank by the number of its cause."""
-    because_ns = analysis.rank(rank).whole.because_ns
-    numbers = {cause: number for number, cause in enumerate(EXPOSURE_CAUSES)}
-    return {
-        label: {numbers[cause]: int(ns) for cause, ns in causes.items() if ns}
-        for label, causes in because_ns.items()
-        if any(causes.values())
-    }
+    cause_order = list(EXPOSURE_CAUSES)
+    by_label: dict[str, dict[int, int]] = {}
+    for label, causes in analysis.rank(rank).whole.because_ns.items():
+        for cause, ns in causes.items():
+            if ns:
+                by_label.setdefault(label, {})[cause_order.index(cause)] = int(ns)
+    return by_label
 
 
 def _steps(steps: pl.DataFrame) -> list[documents.PageStepTime]:
@@ -364,10 +411,10 @@ def _steps(steps: pl.DataFrame) -> list[documents.PageStepTime]:
         .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
         .sort("start_ns")
     )
-    return [
-        documents.PageStepTime(step, start_ns / 1e6, end_ns / 1e6)
-        for step, start_ns, end_ns in by_step.rows()
-    ]
+    times = []
+    for step, start_ns, end_ns in by_step.rows():
+        times.append(documents.PageStepTime(step, start_ns / 1e6, end_ns / 1e6))
+    return times
 
 
 def _phases(
@@ -400,9 +447,8 @@ def _path(analysis: Analysis, clock: PageClock) -> documents.PathPieces | None:
     texts = pl.concat([pieces[name] for name in names]).unique(maintain_order=True).to_list()
     number_of = {text: number for number, text in enumerate(texts) if text is not None}
     times = pl.col("start_ns", "end_ns") - clock.origin_ns
-    packed = pack_intervals(
-        pieces.select(times, "rank", *(_text_number(name, number_of) for name in names))
-    )
+    numbers = [_text_number(name, number_of) for name in names]
+    packed = pack_intervals(pieces.select(times, "rank", *numbers))
     shared_texts = [text and shorten_source_paths(text) for text in texts]
     return documents.PathPieces(packed, pack_json(shared_texts))
 
@@ -423,7 +469,8 @@ def path_pieces(path: CriticalPath) -> pl.DataFrame:
     # Pieces in order of time over all ranks: a neighbour on another rank is where the path comes
     # from or goes on.
     pieces = path.pieces.sort("step", "start_ns")
-    rank_before, rank_after = (pl.col("rank").shift(by).over("step") for by in (1, -1))
+    rank_before = pl.col("rank").shift(1).over("step")
+    rank_after = pl.col("rank").shift(-1).over("step")
     comes_from = pl.when(pl.col("rank") != rank_before).then(
         pl.format("\nthe path comes from rank {}", rank_before)
     )
@@ -432,7 +479,6 @@ def path_pieces(path: CriticalPath) -> pl.DataFrame:
     )
     until = pl.when(pl.col("kind") == "host").then(pl.lit("until ")).otherwise(pl.lit(""))
     what = pl.coalesce(pl.format("{}{}", until, "what"), "kind")
-    notes = [note.fill_null("") for note in (comes_from, goes_on)]
     chain = pl.col("chain").str.tail(rank_timeline.MAX_TEXT_LETTERS)
     described = pieces.select(
         "rank",
@@ -441,7 +487,7 @@ def path_pieces(path: CriticalPath) -> pl.DataFrame:
         "kind",
         "label",
         chain,
-        description=pl.concat_str(what, *notes),
+        description=pl.concat_str(what, comes_from.fill_null(""), goes_on.fill_null("")),
     )
     return described.top_k(MAX_PATH_PIECES, by=pl.col("end_ns") - pl.col("start_ns")).sort(
         "start_ns"
@@ -455,8 +501,11 @@ def _memory_top_gb(analysis: Analysis) -> float | None:
     """
     if analysis.memory is None:
         return None
-    records = [memory.measured for memory in analysis.memory.ranks]
-    return max(max(record.reserved_bytes or 0, record.peak_bytes) for record in records) / 1e9
+    top_bytes = 0
+    for memory in analysis.memory.ranks:
+        measured = memory.measured
+        top_bytes = max(top_bytes, measured.reserved_bytes or 0, measured.peak_bytes)
+    return top_bytes / 1e9
 
 
 def _memory_line(
@@ -478,11 +527,9 @@ def _memory_line(
         reserved=(pl.col("reserved") // 1024 + 1).fill_null(0),  # 0: unknown
     )
     # The value before the page's first moment is still valid there.
-    first, last = (
-        max(0, int((line["time_ns"] <= 0).sum()) - 1),
-        int((line["time_ns"] < clock.end_ns).sum()),
-    )
-    columns = line.drop("time_ns")[first:last]
+    first = max(0, int((line["time_ns"] <= 0).sum()) - 1)
+    end = int((line["time_ns"] < clock.end_ns).sum())
+    columns = line.drop("time_ns")[first:end]
     return pack_columns(columns, differences=columns.columns)
 
 
@@ -491,40 +538,39 @@ def schedule_data(analysis: Analysis) -> documents.ScheduleChart | None:
     comparison = analysis.schedule
     if comparison is None:
         return None
-    others = [
-        step_comparison
-        for step_comparison in comparison.all
-        if step_comparison is not comparison.head
-    ]
-    choices, cell_count = [comparison.head], len(comparison.head.cells)
-    for step_comparison in others[: MAX_CHOICES - 1]:
-        cell_count += len(step_comparison.cells)
+    others = [compared for compared in comparison.all if compared is not comparison.head]
+    choices = [comparison.head]
+    cell_count = len(comparison.head.cells)
+    for compared in others[: MAX_CHOICES - 1]:
+        cell_count += len(compared.cells)
         if cell_count <= MAX_CELLS:
-            choices.append(step_comparison)
-    name_ranks = len({step_comparison.pipeline.ranks for step_comparison in choices}) > 1
-    return documents.ScheduleChart(
-        causes=list(GAP_CAUSES.values()),
-        choices=[
-            _choice(step_comparison, analysis.critical, name_ranks=name_ranks)
-            for step_comparison in choices
-        ],
-    )
+            choices.append(compared)
+    has_several_pipelines = len({compared.pipeline.ranks for compared in choices}) > 1
+    charts = []
+    for compared in choices:
+        charts.append(_choice(compared, analysis.critical, name_ranks=has_several_pipelines))
+    return documents.ScheduleChart(causes=list(GAP_CAUSES.values()), choices=charts)
 
 
 def _choice(
-    held: StepComparison, critical: CriticalPath | None, *, name_ranks: bool
+    compared: StepComparison, critical: CriticalPath | None, *, name_ranks: bool
 ) -> documents.ScheduleChoice:
+    """Return one pipeline in one step, measured and ideal; its name has the ranks with *name_ranks*."""
     layouts = layout_pipeline(
-        held, extra_columns=[*_waits(held), path_time_in_cells(critical, held)]
+        compared, extra_columns=[*_waits(compared), path_time_in_cells(critical, compared)]
     )
-    measured, ideal = layouts["measured"], layouts["ideal"]
+    measured = layouts["measured"]
+    ideal = layouts["ideal"]
     end_ns = max(int(measured.end), int(ideal.end), 1)
-    step = held.pipeline.step
-    name = [*([] if step is None else [f"step {step}"])]
-    name += [f"ranks {format_ranges(measured.ranks)}"] if name_ranks else []
+    step = compared.pipeline.step
+    name_parts = []
+    if step is not None:
+        name_parts.append(f"step {step}")
+    if name_ranks:
+        name_parts.append(f"ranks {format_ranges(measured.ranks)}")
     cells = measured.cells.select(pl.format("{} on rank {}", "name", "rank"))
     return documents.ScheduleChoice(
-        name=", ".join(name) or "the pipeline",
+        name=", ".join(name_parts) or "the pipeline",
         kinds=[*measured.colours, documents.Coloured("outside cells", "idle")],
         shaded=measured.shade_count > 1,
         rows=measured.rows,
@@ -540,19 +586,22 @@ def _choice(
     )
 
 
-def _waits(held: StepComparison) -> list[pl.Series]:
+def _waits(compared: StepComparison) -> list[pl.Series]:
     """Return for each cell its largest cause of delay after its inputs were ready, how long, and its last input."""
-    replays = held.replays
-    causes = [cause for cause in GAP_CAUSES if cause in replays.before]
-    # One row per cause, one column per cell: the delay in front of the cell.
-    delays = (
-        np.stack([replays.before[cause] for cause in causes])
-        if causes
-        else np.zeros((1, len(held.cells)), int)
-    )
-    largest = delays.argmax(axis=0)
+    replays = compared.replays
+    # One row per cause: its number, and the delay in front of each cell.
+    cause_numbers = []
+    delays_of_causes = []
+    for number, cause in enumerate(GAP_CAUSES):
+        if cause in replays.before:
+            cause_numbers.append(number)
+            delays_of_causes.append(replays.before[cause])
+    if not cause_numbers:
+        cause_numbers.append(-1)
+        delays_of_causes.append(np.zeros(len(compared.cells), np.int64))
+    delays = np.stack(delays_of_causes)
     delay = delays.max(axis=0)
-    code = np.array([list(GAP_CAUSES).index(cause) for cause in causes] or [-1])[largest]
+    code = np.array(cause_numbers)[delays.argmax(axis=0)]
     # ``inputs`` holds, per cell, the indices of the cells it waits for, -1 for none: the appended 0
     # is read for those.
     inputs = replays.graph.waits
@@ -585,22 +634,25 @@ def _boxes(layout: ScheduleLayout, end_ns: int) -> documents.PackedColumns:
         "after": -1,
         "path_ns": 0,
     }
-    filled = (pl.col(name).fill_null(null) for name, null in nulls.items() if name in boxes.columns)
+    filled = []
+    for name, null in nulls.items():
+        if name in boxes.columns:
+            filled.append(pl.col(name).fill_null(null))
     columns = boxes.select("start_ns", "end_ns", *filled, "row", "kind")
     # µs, which fit into 32 bits.
     return pack_intervals(columns.with_columns(pl.col("^(wait|path)_ns$") // 1000))
 
 
-def path_time_in_cells(critical: CriticalPath | None, held: StepComparison) -> pl.Series:
+def path_time_in_cells(critical: CriticalPath | None, compared: StepComparison) -> pl.Series:
     """Return the path's time (``path_ns``) in each of the pipeline's cells, 0 where it does not run through."""
     # The path names its cells by stage, op and micro-batch; a pair (FB) by those of its forward.
     name = pl.format("{}{}{}", "stage", pl.col("op").cast(pl.String), "microbatch")
-    cells = held.cells.select(pl.col("rank").cast(pl.Int64), name=name)
+    cells = compared.cells.select(pl.col("rank").cast(pl.Int64), name=name)
     if critical is None:
         return pl.Series("path_ns", [0] * len(cells), dtype=pl.Int64)
     on_path = (
         critical.segments.filter(
-            (pl.col("kind") == "cell") & pl.col("step").eq_missing(held.pipeline.step)
+            (pl.col("kind") == "cell") & pl.col("step").eq_missing(compared.pipeline.step)
         )
         .group_by(pl.col("rank").cast(pl.Int64), name="what")
         .agg(path_ns=(pl.col("end_ns") - pl.col("start_ns")).sum())

@@ -24,7 +24,10 @@ from tracekit.weight_updates.two_buffers import LANES
 
 SIZES = {"rows": (760, 120), "rows narrow": (364, 110)}
 """Width of a drawing, and of the names at its left, by class: on a desk, and on a phone."""
-ROW_HEIGHT, GROUP_GAP = 12, 10
+ROW_HEIGHT = 12
+ROW_GAP = 2
+GROUP_GAP = 10
+"""Distance in pixels between the rows of two roles or devices."""
 MAX_RANKS_DRAWN = 16
 MAX_UPDATES_DRAWN = 4
 PHASE_COLOURS = {
@@ -57,7 +60,7 @@ class Row(msgspec.Struct, frozen=True):
 
     name: str
     boxes: list[Box]
-    gap: int = 2
+    gap: int = ROW_GAP
     """Distance from the row above."""
 
 
@@ -83,36 +86,33 @@ def phase_drawing(analysis: Analysis) -> tuple[Markup, Legend] | None:
     results = analysis.role_results
     if not results.iterations:
         return None
-    start, end = results.iterations[0].start_ns, results.iterations[-1].end_ns
-    order = [role.name for role in results.roles]  # a run without roles has one band per rank
-    lanes = sorted(
-        {(band.role, band.rank) for band in results.bands},
-        key=lambda lane: (order.index(lane[0]) if order else 0, lane[1]),
-    )
-    lanes = [lane for lane in lanes if lane[1] < MAX_RANKS_DRAWN]
-
+    boxes_of_lanes: dict[tuple[str, int], list[Box]] = {}  # by role and rank
+    for band in results.bands:
+        tip = f"{WORDS.phases[band.phase]}, {ms(band.end_ns - band.start_ns)}, GPU busy {ms(band.busy_ns)}"
+        box = Box(band.start_ns, band.end_ns, PHASE_COLOURS[band.phase], tip)
+        boxes_of_lanes.setdefault((band.role, band.rank), []).append(box)
     rows = []
-    for i, (role, rank) in enumerate(lanes):
-        boxes = []
-        for band in (band for band in results.bands if (band.role, band.rank) == (role, rank)):
-            tip = f"{WORDS.phases[band.phase]}, {ms(band.end_ns - band.start_ns)}, GPU busy {ms(band.busy_ns)}"
-            boxes.append(Box(band.start_ns, band.end_ns, PHASE_COLOURS[band.phase], tip))
-        rows.append(
-            Row(
-                f"{role} · rank {rank}",
-                boxes,
-                gap=2 if i and role == lanes[i - 1][0] else GROUP_GAP,
-            )
-        )
-    legend = [
-        (WORDS.phases[phase], colour)
-        for phase, colour in PHASE_COLOURS.items()
-        if any(band.phase == phase for band in results.bands)
-    ]
-    marks = [iteration.start_ns for iteration in results.iterations]
-    return _svg(rows, start, end, "Phases of every role and rank over time", marks=marks), tuple(
-        legend
+    # A run of one role lists no roles.
+    for role in [role.name for role in results.roles] or {results.bands[0].role}:
+        ranks = sorted(rank for lane_role, rank in boxes_of_lanes if lane_role == role)
+        gap = GROUP_GAP
+        for rank in ranks:
+            if rank < MAX_RANKS_DRAWN:
+                rows.append(Row(f"{role} · rank {rank}", boxes_of_lanes[role, rank], gap=gap))
+                gap = ROW_GAP
+    present_phases = {band.phase for band in results.bands}
+    legend = []
+    for phase, colour in PHASE_COLOURS.items():
+        if phase in present_phases:
+            legend.append((WORDS.phases[phase], colour))
+    drawing = _svg(
+        rows,
+        results.iterations[0].start_ns,
+        results.iterations[-1].end_ns,
+        "Phases of every role and rank over time",
+        marks=[iteration.start_ns for iteration in results.iterations],
     )
+    return drawing, tuple(legend)
 
 
 def update_drawings(
@@ -141,13 +141,9 @@ def _ideal_cells(update: WeightUpdate) -> list[BucketCell]:
     for op, bucket, start, end in update.ideal:
         for rank in ranks:
             source = update.sources[bucket]
-            role = (
-                None
-                if op != "BROADCAST" or source is None
-                else "source"
-                if source == rank
-                else "destination"
-            )
+            role = None
+            if op == "BROADCAST" and source is not None:
+                role = "source" if source == rank else "destination"
             lane = LANES[0] if op == "H2D" else LANES[1 + bucket % 2]
             free_ns = end if op == "H2D" else reload_end.get(bucket)
             cells.append(BucketCell(rank, lane, op, role, bucket, start, end, free_ns))
@@ -158,18 +154,21 @@ def _draw_cells(cells: Sequence[BucketCell], origin_ns: int, duration_ns: int) -
     """Return the buffers of every device over time."""
     rows = []
     for rank, lane in product(sorted({cell.rank for cell in cells})[:MAX_RANKS_DRAWN], LANES):
-        own = [cell for cell in cells if (cell.rank, cell.lane) == (rank, lane)]
-        boxes = [
-            Box(cell.end_ns, cell.held_until_ns, HELD_COLOUR, f"bucket {cell.bucket} held")
-            for cell in own
-            if cell.held_until_ns is not None and cell.held_until_ns > cell.end_ns
-        ]
-        for cell in own:
+        held_boxes = []
+        op_boxes = []
+        for cell in cells:
+            if (cell.rank, cell.lane) != (rank, lane):
+                continue
+            if cell.held_until_ns is not None and cell.held_until_ns > cell.end_ns:
+                tip = f"bucket {cell.bucket} held"
+                held_boxes.append(Box(cell.end_ns, cell.held_until_ns, HELD_COLOUR, tip))
             # A broadcast whose source is unknown is drawn like the source's.
             op = RELOAD_COLOURS.get((cell.role or cell.op)[0].upper(), RELOAD_COLOURS["S"])
             tip = f"bucket {cell.bucket}: {op.name}, {ms(cell.end_ns - cell.start_ns)}"
-            boxes.append(Box(cell.start_ns, cell.end_ns, op.colour, tip, text=str(cell.bucket)))
-        rows.append(Row(f"rank {rank} · {lane}", boxes, gap=GROUP_GAP if lane == LANES[0] else 2))
+            op_boxes.append(Box(cell.start_ns, cell.end_ns, op.colour, tip, text=str(cell.bucket)))
+        gap = GROUP_GAP if lane == LANES[0] else ROW_GAP
+        # Operations are drawn over the time for which their buffers are held.
+        rows.append(Row(f"rank {rank} · {lane}", [*held_boxes, *op_boxes], gap=gap))
     return _svg(rows, origin_ns, origin_ns + duration_ns, "Buffers of every device over time")
 
 
@@ -177,17 +176,21 @@ def _svg(
     rows: Sequence[Row], start_ns: int, end_ns: int, title: str, *, marks: Sequence[int] = ()
 ) -> Markup:
     """Return the drawing in both sizes, of which the page shows one, with the times of its start, middle and end."""
-    ticks = {time: ms(time - start_ns) for time in (start_ns, (start_ns + end_ns) // 2, end_ns)}
-    axis = {
-        "start": start_ns,
-        "end": end_ns,
-        "ticks": ticks,
-        "marks": marks,
-        "row_height": ROW_HEIGHT,
-    }
-    return Markup().join(
-        draw_rows(
-            rows, title, **axis, width=width, name_width=names, attributes=Markup(f'class="{name}"')
+    middle_ns = (start_ns + end_ns) // 2
+    drawings = []
+    for name, (width, name_width) in SIZES.items():
+        drawings.append(
+            draw_rows(
+                rows,
+                title,
+                start=start_ns,
+                end=end_ns,
+                ticks={time: ms(time - start_ns) for time in (start_ns, middle_ns, end_ns)},
+                marks=marks,
+                row_height=ROW_HEIGHT,
+                width=width,
+                name_width=name_width,
+                attributes=Markup(f'class="{name}"'),
+            )
         )
-        for name, (width, names) in SIZES.items()
-    )
+    return Markup().join(drawings)

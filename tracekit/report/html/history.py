@@ -79,21 +79,20 @@ def add_to_history(path: Path, points: Sequence[HistoryPoint]) -> None:
     """
     by_key = {(point.name, point.time): point for point in (*read_history(path), *points)}
     ordered = sorted(by_key.values(), key=lambda point: point.time)
-    data, scripts = (
-        HistoryDocument(FORMAT, ordered, LABEL_COLOURS),
-        ["chart.js", "tables.js", "history.js"],
+    page = render_page(
+        "history.html.j2",
+        css=["page.css"],
+        scripts=["chart.js", "tables.js", "history.js"],
+        data=HistoryDocument(FORMAT, ordered, LABEL_COLOURS),
+        points=ordered,
     )
-    write_file(
-        path,
-        render_page(
-            "history.html.j2", css=["page.css"], scripts=scripts, data=data, points=ordered
-        ),
-    )
+    write_file(path, page)
 
 
 def add_runs_to_history(path: Path, runs: Sequence[Run], *, verdict: str) -> None:
     """Add the candidates of a gate, with the commit that a build server names, and write their reports."""
-    now_s, commit = time.time(), current_commit()
+    now_s = time.time()
+    commit = current_commit()
     points = []
     for run in runs:
         name = f"{run.name}-{commit[:12]}" if commit else f"{run.name}-{int(now_s)}"

@@ -58,16 +58,11 @@ svg text { font: 11px system-ui, sans-serif; fill: #667; }
 def render_late_page(run: WholeRun) -> str:
     """Return the page."""
     title = capitalize(view.headline(run))
-    facts = [capitalize(view.late_sentence(fact, run)) for fact in run.late]
-    facts += [capitalize(view.link_sentence(link)) for link in run.slow_links]
-    facts += [capitalize(view.pipeline_sentence(pipeline)) for pipeline in run.pipelines]
-    details = view.hang_details(run.hang) if run.hang is not None else []
     names = PathNames([source.path for source in run.sources])
     notices = [shorten_source_paths(names.shorten(notice.message)) for notice in run.notices]
-    others = [text for text in [*details, *facts] if text != title]
     parts = [
         f"<h1>{html(title)}</h1>",
-        list_of_lines(others),
+        list_of_lines([text for text in _fact_lines(run) if text != title]),
         heat_map(run),
         collective_timeline(run),
         transfer_lines(run),
@@ -86,6 +81,18 @@ def render_late_page(run: WholeRun) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
+def _fact_lines(run: WholeRun) -> list[str]:
+    """Return what is known about hangs, late ranks, slow links and pipelines, a sentence each."""
+    lines = [] if run.hang is None else list(view.hang_details(run.hang))
+    for late_ranks in run.late:
+        lines.append(capitalize(view.late_sentence(late_ranks, run)))
+    for link in run.slow_links:
+        lines.append(capitalize(view.link_sentence(link)))
+    for pipeline in run.pipelines:
+        lines.append(capitalize(view.pipeline_sentence(pipeline)))
+    return lines
+
+
 def list_of_lines(lines: Sequence[str]) -> str:
     """Return lines as a list; empty without any."""
     items = "".join(f"<li>{html(line)}</li>" for line in lines)
@@ -99,8 +106,10 @@ def table_of(title: str, table: Table | None, *, level: int = 2) -> str:
     heads = "".join(f"<th>{html(column.heading)}</th>" for column in table.columns)
     rows = []
     for row in table.rows:
-        cells = [column.bare(value) for column, value in zip(table.columns, row, strict=True)]
-        rows.append("<tr>" + "".join(f"<td>{html(cell)}</td>" for cell in cells) + "</tr>")
+        cells = ""
+        for column, value in zip(table.columns, row, strict=True):
+            cells += f"<td>{html(column.bare(value))}</td>"
+        rows.append(f"<tr>{cells}</tr>")
     notes = "".join(f'<p class="note">{html(note)}</p>' for note in table.remarks())
     body = f"<tr>{heads}</tr>{''.join(rows)}"
     return (
@@ -158,15 +167,16 @@ def transfer_lines(run: WholeRun, *, level: int = 2) -> str:
         highest = float(times.max()) or 1.0
         stride = max(1, len(times) // (2 * WIDTH))
         step = (WIDTH - LABEL_WIDTH) / max(len(times) - 1, 1)
-        points = " ".join(
-            f"{LABEL_WIDTH + i * step:.1f},{LINE_HEIGHT - 4 - times[i] / highest * (LINE_HEIGHT - 18):.1f}"
-            for i in range(0, len(times), stride)
-        )
+        points = []
+        for i in range(0, len(times), stride):
+            x = LABEL_WIDTH + i * step
+            y = LINE_HEIGHT - 4 - times[i] / highest * (LINE_HEIGHT - 18)
+            points.append(f"{x:.1f},{y:.1f}")
         label = f"{entry.op} of {size(entry.bytes)}, group {entry.group}: up to {ms(highest)}"
         pictures.append(
             scrolled_picture(
                 f'<text x="0" y="10">{html(label)}</text>'
-                f'<polyline points="{points}" fill="none" stroke="#1f77b4" stroke-width="1"/>',
+                f'<polyline points="{" ".join(points)}" fill="none" stroke="#1f77b4" stroke-width="1"/>',
                 LINE_HEIGHT,
             )
         )

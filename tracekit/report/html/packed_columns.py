@@ -30,7 +30,8 @@ def pack_columns(
     >>> packed.count, packed.columns, zlib.decompress(base64.b64decode(packed.data))
     (2, [('row', 1, True)], b'\x06\x02')
     """
-    planes, header = [], []
+    planes = []
+    header = []
     for column in table:
         numbers = column.to_numpy().astype(np.int64)
         steps = np.diff(numbers, prepend=0) if column.name in differences else numbers
@@ -47,12 +48,13 @@ def pack_intervals(table: pl.DataFrame) -> PackedColumns:
 
     Times that do not fit are in units of several nanoseconds.
     """
-    start_ns, end_ns = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-    longest = max(
-        int(np.diff(start_ns, prepend=0).max(initial=0)), int((end_ns - start_ns).max(initial=0))
-    )
-    unit_ns = longest // MAX_VALUE + 1
-    start, end = (pl.col(name) // unit_ns for name in ("start_ns", "end_ns"))
+    start_ns = table["start_ns"].to_numpy()
+    end_ns = table["end_ns"].to_numpy()
+    longest_step_ns = int(np.diff(start_ns, prepend=0).max(initial=0))
+    longest_ns = int((end_ns - start_ns).max(initial=0))
+    unit_ns = max(longest_step_ns, longest_ns) // MAX_VALUE + 1
+    start = pl.col("start_ns") // unit_ns
+    end = pl.col("end_ns") // unit_ns
     columns = table.select(
         start.alias("start"), (end - start).alias("length"), pl.exclude("start_ns", "end_ns")
     )

@@ -6,6 +6,7 @@ from typing import Any
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import FIGURES, Spread, by_rank
+from tracekit.analysis.measured import Measured
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
 from tracekit.report.ci import words
 from tracekit.report.html.charts import (
@@ -55,9 +56,18 @@ def render_html(analysis: Analysis) -> str:
     """
     view = view_of(analysis)
     clock = PageClock(analysis)
-    schedule, timelines = schedule_data(analysis), role_timelines(analysis, clock)
+    schedule = schedule_data(analysis)
     choices = schedule.choices if schedule else []
-    ranks = sorted({track.rank for role in timelines for track in role.timeline.ranks})
+    timelines = role_timelines(analysis, clock)
+    ranks_of_roles: set[int] = set()
+    left_out: list[str] = []
+    for role_timeline in timelines:
+        ranks_of_roles.update(track.rank for track in role_timeline.timeline.ranks)
+        left_out += role_timeline.timeline.left_out
+    ranks = sorted(ranks_of_roles)
+    iterations = {}
+    for iteration in analysis.role_results.iterations:
+        iterations[str(iteration.index)] = clock.moment(iteration.start_ns, iteration.end_ns)
     busiest = busiest_rank(analysis.schedule)
     places = places_on_page(view.cards, clock, ranks, busiest=busiest)
     paths = PathNames(analysis.paths or view.paths)
@@ -86,12 +96,9 @@ def render_html(analysis: Analysis) -> str:
         max_different=MAX_DIFFERENT_RANKS,
         lanes=ranks,
         whole_run=whole_run_section(analysis, ranks),
-        left_out=[sentence for role in timelines for sentence in role.timeline.left_out],
+        left_out=left_out,
         clock=clock,
-        iterations={
-            str(iteration.index): clock.moment(iteration.start_ns, iteration.end_ns)
-            for iteration in analysis.role_results.iterations
-        },
+        iterations=iterations,
         compute_labels=",".join(LANES["compute"]),
         host_finds=_host_finds(view.instead),
         role_finds=[f'role:"={role.name}"' for role in analysis.role_results.roles],
@@ -104,11 +111,11 @@ def render_html(analysis: Analysis) -> str:
 
 def _choice_name(choices: Sequence[ScheduleChoice]) -> str:
     """Return what the choices of the schedule chart differ in."""
-    pipelines, steps = (
-        {tuple(choice.ranks) for choice in choices},
-        {choice.step for choice in choices},
-    )
-    return "Step" if len(pipelines) < 2 else "Pipeline" if len(steps) < 2 else "Pipeline and step"
+    pipelines = {tuple(choice.ranks) for choice in choices}
+    steps = {choice.step for choice in choices}
+    if len(pipelines) < 2:
+        return "Step"
+    return "Pipeline" if len(steps) < 2 else "Pipeline and step"
 
 
 def _host_finds(table: Table | None) -> list[str]:
@@ -118,13 +125,15 @@ def _host_finds(table: Table | None) -> list[str]:
     """
     if table is None:
         return []
-    names = [column.name for column in table.columns]
-    rows = [dict(zip(names, row, strict=True)) for row in table.rows]
-    searched = [
-        row["what"].replace('"', "") if row["doing"] in ("operator", "annotation") else ""
-        for row in rows
-    ]
-    return [f'"{name}"' if name else "" for name in searched]
+    column_names = [column.name for column in table.columns]
+    searches = []
+    for values in table.rows:
+        row = dict(zip(column_names, values, strict=True))
+        name = ""
+        if row["doing"] in ("operator", "annotation"):
+            name = row["what"].replace('"', "")
+        searches.append(f'"{name}"' if name else "")
+    return searches
 
 
 def step_heat_map(analysis: Analysis) -> dict[str, Any] | None:
@@ -134,33 +143,37 @@ def step_heat_map(analysis: Analysis) -> dict[str, Any] | None:
     and ``most_ns``, and ``more``, a sentence about what is left out.
     """
     ranks = analysis.rank_results[:MAX_HEAT_ROWS]
-    all_steps = sorted(
-        {scope.step for rank in ranks for scope in rank.per_step if scope.step is not None}
-    )
+    busy_ns: dict[tuple[int, int | None], int] = {}  # by rank and step
+    for rank in ranks:
+        for scope in rank.per_step:
+            busy_ns[rank.rank, scope.step] = _busy_without_waits_ns(scope)
+    all_steps = sorted({step for _, step in busy_ns if step is not None})
     steps = all_steps[:HEAT_MAP_COLUMNS]
     if len(ranks) < 2 or len(steps) < 2:
         return None
-    busy_ns = {
-        (rank.rank, scope.step): scope.budget.span_ns
-        - scope.budget.idle_ns
-        - sum(filter(None, scope.wait_ns.values()))
-        for rank in ranks
-        for scope in rank.per_step
-    }
-    left_out = {
-        "rank": len(analysis.rank_results) - len(ranks),
-        "step": len(all_steps) - len(steps),
-    }
-    hidden = " and ".join(
-        counted(count, f"more {noun}") for noun, count in left_out.items() if count
-    )
+    rows = []
+    for rank in ranks:
+        rows.append((rank.rank, [busy_ns.get((rank.rank, step)) for step in steps]))
+    left_out = []
+    if len(ranks) < len(analysis.rank_results):
+        left_out.append(counted(len(analysis.rank_results) - len(ranks), "more rank"))
+    if len(steps) < len(all_steps):
+        left_out.append(counted(len(all_steps) - len(steps), "more step"))
     return {
         "steps": steps,
-        "rows": [(rank.rank, [busy_ns.get((rank.rank, step)) for step in steps]) for rank in ranks],
+        "rows": rows,
         "least_ns": min(busy_ns.values()),
         "most_ns": max(busy_ns.values()),
-        "more": f"Not shown: {hidden}." if hidden else "",
+        "more": f"Not shown: {' and '.join(left_out)}." if left_out else "",
     }
+
+
+def _busy_without_waits_ns(scope: Measured) -> int:
+    """Return how long a rank's GPU worked in a step, without the waits inside communication."""
+    wait_ns = 0
+    for ns in scope.wait_ns.values():
+        wait_ns += ns or 0
+    return scope.budget.span_ns - scope.budget.idle_ns - wait_ns
 
 
 def heat_map(spread: Spread | None) -> dict[str, Any] | None:
@@ -174,12 +187,16 @@ def heat_map(spread: Spread | None) -> dict[str, Any] | None:
     """
     if spread is None or spread.heat is None:
         return None
-    mesh, bands = spread.mesh, []
+    mesh = spread.mesh
+    bands = []
     for start in range(0, mesh.width, HEAT_MAP_COLUMNS):
-        cells = [ranks[start : start + HEAT_MAP_COLUMNS] for ranks in mesh.cells]
-        bands.append(
-            (range(start, start + max(map(len, cells))), list(zip(mesh.rows, cells, strict=True)))
-        )
+        rows = []
+        column_count = 0
+        for name, ranks in zip(mesh.rows, mesh.cells, strict=True):
+            cells = ranks[start : start + HEAT_MAP_COLUMNS]
+            rows.append((name, cells))
+            column_count = max(column_count, len(cells))
+        bands.append((range(start, start + column_count), rows))
     return {
         "bands": bands,
         "figure": spread.heat,
@@ -193,8 +210,16 @@ def render_diff(
     result: Mapping[str, Any], *, analyses: tuple[Analysis, Analysis] | None = None
 ) -> str:
     """Return the page of a diff's plain data, with a timeline of both runs where their analyses are at hand."""
-    sides = [side for analysis in analyses or () for side in _timeline_side(analysis)]
-    sides = sides if len(sides) == 2 else []
+    sides: list[DiffSide] = []
+    for analysis in analyses or ():
+        side = _timeline_side(analysis)
+        if side is not None:
+            sides.append(side)
+    if len(sides) < 2:
+        sides = []
+    left_out: list[str] = []
+    for side in sides:
+        left_out += side.timeline.left_out
     changes = result.get("waterfall")
     return render_page(
         "diff.html.j2",
@@ -202,7 +227,7 @@ def render_diff(
         scripts=[*TIMELINE_SCRIPTS, "diff.js"],
         data=DiffData(sides, result["comparable_cells"], _changed_rank(result)),
         lanes=bool(sides),
-        left_out=[sentence for side in sides for sentence in side.timeline.left_out],
+        left_out=left_out,
         result=result,
         waterfall=changes,
         bars=diff_waterfall(changes) if changes else [],
@@ -223,20 +248,17 @@ def _changed_rank(result: Mapping[str, Any]) -> RankRemark | None:
     )
 
 
-def _timeline_side(analysis: Analysis) -> list[DiffSide]:
+def _timeline_side(analysis: Analysis) -> DiffSide | None:
     """Return the timeline of one run and its schedule, at whose step it is aligned.
 
-    Nothing without GPU events.
+    None without GPU events.
     """
     timeline = timeline_data(analysis, PageClock(analysis))
     if timeline is None:
-        return []
+        return None
     path = input_path(analysis)
-    return [
-        DiffSide(
-            timeline, schedule_data(analysis), path and PathNames(analysis.paths).shorten(path)
-        )
-    ]
+    shown_path = path and PathNames(analysis.paths).shorten(path)
+    return DiffSide(timeline, schedule_data(analysis), shown_path)
 
 
 def diff_waterfall(result: Mapping[str, Any]) -> tuple[Rung, ...]:
@@ -247,11 +269,16 @@ def diff_waterfall(result: Mapping[str, Any]) -> tuple[Rung, ...]:
     >>> [(bar.name, bar.ns) for bar in bars]
     [('before', 10000000), ('x', 4000000), ('y', -1000000), ('after', 13000000)]
     """
-    before_ns, after_ns = round(1e6 * result["before_ms"]), round(1e6 * result["after_ms"])
-    difference = abs(after_ns - before_ns) or 1
-    changes = [(row["part"], round(1e6 * row["change_ms"])) for row in result["changes"]]
-    changes = [(part, ns) for part, ns in changes if abs(ns) >= MIN_CHANGE_SHARE * difference]
-    rest_ns = after_ns - before_ns - sum(ns for _, ns in changes)
+    before_ns = round(1e6 * result["before_ms"])
+    after_ns = round(1e6 * result["after_ms"])
+    min_change_ns = MIN_CHANGE_SHARE * (abs(after_ns - before_ns) or 1)
+    changes = []
+    rest_ns = after_ns - before_ns
+    for row in result["changes"]:
+        change_ns = round(1e6 * row["change_ms"])
+        if abs(change_ns) >= min_change_ns:
+            changes.append((row["part"], change_ns))
+            rest_ns -= change_ns
     if abs(rest_ns) > len(changes):  # more than what rounding leaves
         changes.append(("smaller changes", rest_ns))
     return waterfall(("before", before_ns), ("after", after_ns), changes)

@@ -71,7 +71,9 @@ def render_table(
         cells.append(_cells_of_row(table.columns, row, style))
     shown = fitting_columns(table.columns, cells, width)
     columns = [table.columns[i] for i in shown]
-    shown_cells = [[row[i] for i in shown] for row in cells]
+    shown_cells = []
+    for row_cells in cells:
+        shown_cells.append([row_cells[i] for i in shown])
     fits = _total_width(_column_widths(columns, shown_cells)) <= width
     _shorten_names(columns, shown_cells, width)
     lines = RichTable(
