@@ -267,7 +267,7 @@ MeasuredRank = tuple[str | None, RankTables]
 
 
 @dataclass(frozen=True, slots=True)
-class _MeasuredRun:
+class _MeasuredRanks:
     """The tables of every rank, before ranks are compared with each other."""
 
     ranks: list[MeasuredRank]
@@ -284,7 +284,7 @@ def _measure(
     workers: int | None,
     executor: Executor | None,
     named: bool,
-) -> _MeasuredRun:
+) -> _MeasuredRanks:
     """Read and measure every rank, by itself.
 
     *named* if the caller of ``analyze`` named the roles.
@@ -306,7 +306,7 @@ def _measure(
     )
     ranks, run_notices = _check_results(results, options.ranks, strict=strict, named=named)
     _check_capture_used(capture, ranks)
-    return _MeasuredRun(
+    return _MeasuredRanks(
         ranks=ranks, paths=[ref.path for ref in refs], notices=(*source_notices, *run_notices)
     )
 
@@ -374,7 +374,7 @@ def _with_whole_run(analysis: Analysis, paths: PathList) -> Analysis:
     return replace(analysis, whole_run=whole_run)
 
 
-def _measure_trace(trace: Trace, options: Options) -> _MeasuredRun:
+def _measure_trace(trace: Trace, options: Options) -> _MeasuredRanks:
     """Measure the ranks of a trace in memory."""
     parts = []
     for part in trace.parts:
@@ -388,7 +388,7 @@ def _measure_trace(trace: Trace, options: Options) -> _MeasuredRun:
     for part in parts:
         tables = options.measure(part, frames=options.frames_of(part))
         ranks.append((part.source.role, tables))
-    return _MeasuredRun(
+    return _MeasuredRanks(
         ranks=ranks, paths=[part.source.path for part in parts], notices=trace.notices
     )
 

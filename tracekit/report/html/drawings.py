@@ -24,7 +24,7 @@ from tracekit.weight_updates.two_buffers import LANES
 
 SIZES = {"rows": (760, 120), "rows narrow": (364, 110)}
 """Width of a drawing, and of the names at its left, by class: on a desk, and on a phone."""
-ROW_HEIGHT = 12
+BOX_ROW_HEIGHT = 12
 ROW_GAP = 2
 GROUP_GAP = 10
 """Distance in pixels between the rows of two roles or devices."""
@@ -187,7 +187,7 @@ def _svg(
                 end=end_ns,
                 ticks={time: ms(time - start_ns) for time in (start_ns, middle_ns, end_ns)},
                 marks=marks,
-                row_height=ROW_HEIGHT,
+                row_height=BOX_ROW_HEIGHT,
                 width=width,
                 name_width=name_width,
                 attributes=Markup(f'class="{name}"'),
