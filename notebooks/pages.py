@@ -1,6 +1,6 @@
-"""Pictures of the pages for docs/page.md and the README, taken with headless Chromium.
+"""Pictures of the pages for docs/page.md, docs/gallery.md and the README, taken with headless Chromium.
 
-python notebooks/pages.py
+python notebooks/pages.py [runs]
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 import tracekit
 from tracekit.cli import make_app
@@ -26,9 +27,41 @@ SELECT_LONGEST_SEND = (
 SHOW_TIMELINE = "document.getElementById('timeline').scrollIntoView()"
 
 
+HEIGHT_OF_RUN = {"tests/data/everyday/loader": 800, "sample_traces/rl": 700}
+"""Runs whose page is shown from its top, and how much of it."""
+
+
 def main() -> None:
-    """Write the pages of a few samples and take their pictures."""
+    """Write the pages of a few samples and take their pictures; with ``runs``, only those of the gallery's runs."""
     os.chdir(ROOT)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        for path, height in HEIGHT_OF_RUN.items():
+            show_run(browser, path, height)
+        browser.close()
+    if "runs" not in sys.argv[1:]:
+        show_pages()
+
+
+def show_run(browser: Browser, path: str, height: int) -> None:
+    """Take a picture of the first screen of a run's page."""
+    page = browser.new_page(viewport={"width": 1240, "height": height})
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "page.html"
+        file.write_text(render_html(tracekit.analyze(path)), encoding="utf-8")
+        page.goto(file.as_uri())
+        page.wait_for_selector("html[data-ready=true]")
+        page.wait_for_timeout(500)
+        shown = page.screenshot()
+    page.close()
+    target = PICTURES / f"run-{Path(path).name}.png"
+    Image.open(io.BytesIO(shown)).convert("RGB").save(target, optimize=True)
+
+
+def show_pages() -> None:
+    """Take the pictures of the page, the timeline, a diff and a history."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
