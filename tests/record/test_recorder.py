@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 import types
@@ -90,6 +91,22 @@ def test_only_the_asked_steps_are_recorded(torch, tmp_path):
     assert made.options == {"record_shapes": True, "with_stack": False, "profile_memory": False}
     assert (tmp_path / "t" / "rank0.pt.trace.json.gz").exists()
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["rank0.pt.trace.json.gz"]
+
+
+def test_the_readmes_training_loop_records_the_steps_it_names(torch, tmp_path, monkeypatch, capfd):
+    readme = (SAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    (loop,) = re.findall(r"```py\n(.*?)```", readme, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    trained = []
+    names = {"tracekit": tracekit, "loader": range(13), "train": trained.append}
+    exec(loop, names)
+    names["recorder"].wait()  # for the answer, which another process prints
+    assert trained == list(range(13))
+    [made] = FakeProfile.made
+    assert made.step_num == 10 - WARM_UP_STEPS
+    assert made.steps == WARM_UP_STEPS + 3  # steps 10, 11 and 12
+    assert (tmp_path / "traces/rank0.pt.trace.json.gz").exists()
+    assert "tracekit: Time: A step takes" in capfd.readouterr().err
 
 
 def test_recording_from_the_first_step_has_no_warm_up_to_give(torch, tmp_path):
