@@ -1,7 +1,7 @@
 """Roles of a run, its RL iterations and its weight updates: tables, sentences, and what to do about them."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 
 import msgspec
@@ -17,7 +17,7 @@ from tracekit.metrics.process_phases import ROLLOUT, TRAIN
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import at_least, short_ms
 from tracekit.report.words import WORDS
-from tracekit.roles.iterations import band_spans
+from tracekit.roles.iterations import band_spans, select_bands
 
 MAX_UPDATES_SHOWN = 3
 """Weight updates that a table shows one by one."""
@@ -37,11 +37,8 @@ def role_tables(analysis: Analysis) -> dict[str, tuple[str, Table]]:
     There is none in a run with one process per rank and without a weight update between processes.
     """
     results = analysis.role_results
-    if (
-        not results.roles
-        and not results.iterations
-        and (not results.weight_updates or analysis.reload is not None)
-    ):
+    updates_between_processes = results.weight_updates and analysis.reload is None
+    if not results.roles and not results.iterations and not updates_between_processes:
         return {}
     iterations = results.iterations[:MAX_ROWS]
     updates = _updates_table(results.weight_updates)
@@ -162,23 +159,27 @@ def _updates_table(updates: Sequence[WeightUpdate]) -> Table | None:
     """Return the updates as columns, of many the shortest, the median and the longest."""
     if not updates:
         return None
-    shown = [(f"update {number}", update) for number, update in enumerate(updates)]
+    updates_by_name = {f"update {number}": update for number, update in enumerate(updates)}
     if len(updates) > MAX_UPDATES_SHOWN:
-        ordered = sorted(shown, key=lambda item: item[1].measured_ns)
-        shown = []
+        shortest_first = sorted(
+            updates_by_name.items(), key=lambda named_update: named_update[1].measured_ns
+        )
+        updates_by_name = {}
         for word, i in (("shortest", 0), ("median", len(updates) // 2), ("longest", -1)):
-            shown.append((f"{word} ({ordered[i][0]})", ordered[i][1]))
-    updates_shown = [update for _, update in shown]
-    lines: list[tuple[str, list[str]]] = []
+            name, update = shortest_first[i]
+            updates_by_name[f"{word} ({name})"] = update
+    shown = list(updates_by_name.values())
+    rows: list[tuple[str, ...]] = []
     for heading, format_figure in _UPDATE_LINES.items():
-        lines.append((heading, [format_figure(update) for update in updates_shown]))
-    if all(update.gap_ns is not None for _, update in shown):
+        rows.append((heading, *[format_figure(update) for update in shown]))
+    gaps = [update.gap_ns for update in shown if update.gap_ns is not None]
+    if len(gaps) == len(shown):
         for cause, words in WORDS.update_causes.items():
-            lines.append(
-                (f"+ {words}", [ms((update.gap_ns or {})[cause]) for update in updates_shown])
-            )
-    columns = [Column(""), *(Column(name, "figure") for name, _ in shown)]
-    return make_table(columns, [(name, *values) for name, values in lines])
+            rows.append((f"+ {words}", *[ms(gap_ns[cause]) for gap_ns in gaps]))
+    columns = [Column("")]
+    for name in updates_by_name:
+        columns.append(Column(name, "figure"))
+    return make_table(columns, rows)
 
 
 def decode_words(tail: RolloutTail) -> str:
@@ -196,32 +197,42 @@ def iteration_sentence(analysis: Analysis) -> str | None:
     iterations = analysis.role_results.iterations
     if not iterations:
         return None
-    total = sum(iteration.end_ns - iteration.start_ns for iteration in iterations)
-    shares = {}
-    for phase in WORDS.phases:
-        shares[phase] = sum(iteration.phase_ns.get(phase, 0) for iteration in iterations) / total
+    total_ns = _total_ns(iterations)
     parts = []
-    for phase, share in shares.items():
-        if share:
+    for phase, words in WORDS.phases.items():
+        phase_ns = _phase_ns(iterations, phase)
+        if phase_ns:
             train_waits = _train_waits(analysis) if phase == TRAIN else ""
-            parts.append(f"{percent(share)} {WORDS.phases[phase]}{train_waits}")
+            parts.append(f"{percent(phase_ns / total_ns)} {words}{train_waits}")
     count = len(iterations)
     times = sorted(iteration.end_ns - iteration.start_ns for iteration in iterations)
     over = f" (mean of {count})" if count > 1 else ""
     if times[-1] > MIN_RATIO_OF_UNEQUAL_ITERATIONS * times[0]:
         over = f" (mean of {count}, {ms(times[0])} to {ms(times[-1])})"
-    text = f"An iteration takes {ms(total / count)}{over}: {join_with_and(parts)}"
+    text = f"An iteration takes {ms(total_ns / count)}{over}: {join_with_and(parts)}"
+    start = late_start(analysis)
+    late = "" if start is None else f" In iteration {start.iteration} {start.words}."
+    return f"{text}{_longest_wait(iterations)}.{_tail_sentence(iterations)}{late}"
+
+
+def _longest_wait(iterations: Sequence[Iteration]) -> str:
+    """Return which role waits longest for which other; empty if none waits."""
     waits = Counter[tuple[str, str]]()
     for iteration in iterations:
         for wait in iteration.roles:
             for other, ns in wait.waited_ns.items():
                 waits[wait.role, other] += ns
-    (role, other), waited_ns = max(waits.items(), key=lambda item: item[1], default=(("", ""), 0))
-    if waited_ns:
-        text += f"; role {role} waits for {other} in {percent(waited_ns / total)} of it"
-    start = late_start(analysis)
-    late = "" if start is None else f" In iteration {start.iteration} {start.words}."
-    return f"{text}.{_tail_sentence(iterations)}{late}"
+    if not waits:
+        return ""
+    (role, other), waited_ns = waits.most_common(1)[0]
+    if not waited_ns:
+        return ""
+    return f"; role {role} waits for {other} in {percent(waited_ns / _total_ns(iterations))} of it"
+
+
+def _phase_ns(iterations: Sequence[Iteration], phase: str) -> int:
+    """Return the time of a phase in all iterations together."""
+    return sum(iteration.phase_ns.get(phase, 0) for iteration in iterations)
 
 
 def phase_times(analysis: Analysis) -> dict[str, float]:
@@ -230,10 +241,9 @@ def phase_times(analysis: Analysis) -> dict[str, float]:
     Empty without iterations.
     """
     iterations = analysis.role_results.iterations
-    times = {}
-    for phase in WORDS.phases if iterations else ():
-        times[phase] = mean(iteration.phase_ns.get(phase, 0) for iteration in iterations)
-    return times
+    if not iterations:
+        return {}
+    return {phase: _phase_ns(iterations, phase) / len(iterations) for phase in WORDS.phases}
 
 
 def step_summary(analysis: Analysis) -> str | None:
@@ -261,11 +271,9 @@ def update_summary(analysis: Analysis) -> str | None:
     longest = max(updates, key=lambda update: update.measured_ns)
     rate = f"{longest.bytes / 1e9:,.2f} GB at {longest.gb_s:.2f} GB/s"
     text = f"weight update: {short_ms(longest.measured_ns)}, {rate}"
-    return (
-        text
-        if longest.ideal_ns is None
-        else f"{text}; ideal with two buffers: {short_ms(longest.ideal_ns)}"
-    )
+    if longest.ideal_ns is None:
+        return text
+    return f"{text}; ideal with two buffers: {short_ms(longest.ideal_ns)}"
 
 
 def _train_waits(analysis: Analysis) -> str:
@@ -274,15 +282,15 @@ def _train_waits(analysis: Analysis) -> str:
     Empty if it is little or unknown.
     """
     results = analysis.role_results
-    training = []
+    starts = []
+    ends = []
+    ranks = []
     for band in results.bands:
         if band.phase == TRAIN and band.role == results.main_role:
-            training.append(band)
-    trained = union(
-        [band.start_ns for band in training],
-        [band.end_ns for band in training],
-        [band.rank for band in training],
-    )
+            starts.append(band.start_ns)
+            ends.append(band.end_ns)
+            ranks.append(band.rank)
+    trained = union(starts, ends, ranks)
     operations = analysis.clocks.align(analysis.tables["operations"], "start_ns", "end_ns")
     waits = operations.filter(pl.col("wait_ns") > 0)
     start_ns = waits["start_ns"].to_numpy()
@@ -317,10 +325,9 @@ def late_start(analysis: Analysis) -> LateStart | None:
     late_starts = []
     for iteration in analysis.role_results.iterations:
         tail = iteration.rollout_tail
-        rollouts = []
-        for band in analysis.role_results.bands:
-            if band.phase == ROLLOUT and band.iteration == iteration.index:
-                rollouts.append(band)
+        rollouts = select_bands(
+            analysis.role_results.bands, phase=ROLLOUT, iteration=iteration.index
+        )
         starts = {}
         for rank, (start, _) in band_spans(rollouts, lambda band: band.rank).items():
             starts[rank] = start
@@ -347,16 +354,18 @@ def late_start(analysis: Analysis) -> LateStart | None:
 
 def _rollout_tails(iterations: Sequence[Iteration]) -> list[RolloutTail]:
     """Return the tails of the iterations in which several ranks roll out."""
-    tails = [iteration.rollout_tail for iteration in iterations]
-    return [tail for tail in tails if tail is not None]
+    tails = []
+    for iteration in iterations:
+        if iteration.rollout_tail is not None:
+            tails.append(iteration.rollout_tail)
+    return tails
 
 
 def _tail_sentence(iterations: Sequence[Iteration]) -> str:
     tails = _rollout_tails(iterations)
     if not tails:
         return ""
-    ranks = {tail.rank for tail in tails}
-    if len(ranks) > 1:
+    if len({tail.rank for tail in tails}) > 1:
         listed = ", ".join(f"rank {tail.rank} {ms(tail.ns)}" for tail in tails[:4])
         return f" The rollout's tail (longest minus median rank) changes: {listed}."
     tail = tails[0]
@@ -373,26 +382,29 @@ def update_sentence(analysis: Analysis) -> str | None:
     if not updates or analysis.reload is not None:
         return None
     longest = max(updates, key=lambda update: update.measured_ns)
-    count = (
-        f"The longest of {len(updates)} weight updates" if len(updates) > 1 else "The weight update"
-    )
+    subject = "The weight update"
+    if len(updates) > 1:
+        subject = f"The longest of {len(updates)} weight updates"
     moved = f"{longest.bytes / 1e9:,.2f} GB in {counted(longest.buckets, 'bucket')}"
-    text = f"{count} moves {moved} in {ms(longest.measured_ns)} ({longest.gb_s:.2f} GB/s)"
+    text = f"{subject} moves {moved} in {ms(longest.measured_ns)} ({longest.gb_s:.2f} GB/s)"
     if longest.ideal_ns is None or longest.gap_ns is None:
         return f"{text}; reloads are not recorded, so that its ideal is unknown."
-    cause = max(longest.gap_ns, key=lambda name: (longest.gap_ns or {})[name])
+    cause = _largest_cause(longest.gap_ns)
     text += f"; with two buffers and the same times for each bucket it would take {ms(longest.ideal_ns)}"
     gap = ms(longest.gap_ns[cause])
     return f"{text}. The largest part of the difference, {gap}, is {_cause_words(longest, cause)}."
 
 
+def _largest_cause(gap_ns: Mapping[str, int]) -> str:
+    """Return the cause that explains most of a weight update's time above its ideal."""
+    return max(gap_ns, key=lambda cause: gap_ns[cause])
+
+
 def _cause_words(update: WeightUpdate, cause: str) -> str:
-    late = (
-        f" (rank {update.late_rank})"
-        if cause == "late_rank" and update.late_rank is not None
-        else ""
-    )
-    return f"{WORDS.update_causes[cause]}{late}"
+    words = WORDS.update_causes[cause]
+    if cause == "late_rank" and update.late_rank is not None:
+        return f"{words} (rank {update.late_rank})"
+    return words
 
 
 class RoleCost(msgspec.Struct, frozen=True):
@@ -433,7 +445,10 @@ def role_costs(analysis: Analysis) -> list[RoleCost]:
         _weight_sync_cost(analysis),
         _update_cost(analysis),
     ]
-    large_costs = [cost for cost in costs if cost is not None and cost.share > MIN_SHARE]
+    large_costs = []
+    for cost in costs:
+        if cost is not None and cost.share > MIN_SHARE:
+            large_costs.append(cost)
     large_costs.sort(key=lambda cost: (cost.recurs, cost.share, cost.text), reverse=True)
     idle = _idle_cost(analysis)
     return large_costs if idle is None else [*large_costs, idle]
@@ -447,24 +462,20 @@ def _total_ns(iterations: Sequence[Iteration]) -> int:
 def _tail_cost(analysis: Analysis) -> RoleCost | None:
     """Return how much longer the longest rollout takes than the median rank's; None without any."""
     iterations = analysis.role_results.iterations
-    with_tail = [
-        (iteration, iteration.rollout_tail)
-        for iteration in iterations
-        if iteration.rollout_tail is not None
-    ]
-    if not with_tail:
+    tails = _rollout_tails(iterations)
+    if not tails:
         return None
-    tail_ns = sum(tail.ns for _, tail in with_tail)
-    worst, longest_tail = max(with_tail, key=lambda pair: pair[1].ns)
-    is_one_rank = len({tail.rank for _, tail in with_tail}) == 1
+    tail_ns = sum(tail.ns for tail in tails)
+    longest_tail = max(tails, key=lambda tail: tail.ns)
+    worst = next(each for each in iterations if each.rollout_tail is longest_tail)
     which = "the longest rollout (not always the same rank's)"
-    if is_one_rank:
+    if len({tail.rank for tail in tails}) == 1:
         which = f"the rollout of rank {longest_tail.rank}"
-    longer = short_ms(tail_ns / len(with_tail))
+    longer = short_ms(tail_ns / len(tails))
     return RoleCost(
         f"{which} takes {longer} longer than the median rank's",
         "cap or spread the longest sequences, or train on finished ones meanwhile",
-        ns=round(tail_ns / len(with_tail)),
+        ns=round(tail_ns / len(tails)),
         per="per iteration",
         share=tail_ns / _total_ns(iterations),
         recurs=True,
@@ -500,7 +511,7 @@ def _weight_sync_cost(analysis: Analysis) -> RoleCost | None:
     """Return the weight sync's time without moving weights; None if moving takes most of it."""
     iterations = analysis.role_results.iterations
     updates = analysis.role_results.weight_updates
-    sync_ns = sum(iteration.phase_ns["weight_sync"] for iteration in iterations)
+    sync_ns = _phase_ns(iterations, "weight_sync")
     moved_ns = sum(update.measured_ns for update in updates)
     if not moved_ns or sync_ns <= 2 * moved_ns:
         return None
@@ -528,7 +539,7 @@ def _update_cost(analysis: Analysis) -> RoleCost | None:
     if update.gap_ns is None or update.ideal_ns is None:
         return None
     gap_ns = update.gap_ns
-    cause = max(gap_ns, key=lambda name: gap_ns[name])
+    cause = _largest_cause(gap_ns)
     return RoleCost(
         f"{ms(gap_ns[cause])} of the {ms(update.measured_ns - update.ideal_ns)} between the weight "
         f"update and its ideal is {_cause_words(update, cause)}",
@@ -547,7 +558,7 @@ def _idle_cost(analysis: Analysis) -> RoleCost | None:
     """Return the time of iterations in which no role runs; None if it is short."""
     iterations = analysis.role_results.iterations
     total_ns = _total_ns(iterations)
-    idle_ns = sum(iteration.phase_ns["idle"] for iteration in iterations)
+    idle_ns = _phase_ns(iterations, "idle")
     if idle_ns <= MIN_IDLE_SHARE * total_ns:
         return None
     worst = max(iterations, key=lambda iteration: iteration.phase_ns["idle"])
