@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -158,10 +158,11 @@ class RankResult(msgspec.Struct, frozen=True, eq=False):
 
         None if the trace does not show the host.
         """
-        total: Mapping[str, int] = total_of(
-            [{}, *({row["instead"]: row["ns"]} for row in self.instead)]
-        )
-        return dict(total) if total or not self.idle_causes.get("launch_bound") else None
+        by_activity: Counter[str] = Counter()
+        for row in self.instead:
+            by_activity[row["instead"]] += row["ns"]
+        host_is_unseen = not by_activity and self.idle_causes.get("launch_bound")
+        return None if host_is_unseen else dict(by_activity)
 
 
 def total_of(parts: Sequence[Any]) -> Any:
@@ -234,37 +235,37 @@ def _batch_results(
     ranks: Sequence[RankTables], operations: pl.DataFrame, critical: CriticalPath, *, pipeline: bool
 ) -> list[RankResult]:
     """Return the results of some ranks from their *operations*."""
-    rank_index = np.searchsorted(
-        [rank.source.rank for rank in ranks], operations["rank"].to_numpy()
-    )
+    rank_numbers = [rank.source.rank for rank in ranks]
+    rank_index = np.searchsorted(rank_numbers, operations["rank"].to_numpy())
     message_counts = np.bincount(
         rank_index[operations["is_message"].to_numpy()], minlength=len(ranks)
     ).tolist()
     # From here on ``rank`` is the index in *ranks*, and ``part`` that of the step, or 0 for the
     # window.
     operations = operations.with_columns(rank=pl.Series(rank_index))
+    in_window = operations.with_columns(part=pl.lit(0, pl.Int64))
     unseen = []
     for i, tables in enumerate(ranks):
         if has_unseen_messages(tables.messages_issued, message_counts[i]):
             unseen.append(i)
-    by_step = _Waits.of(operations, [rank.by_step for rank in ranks], unseen)
-    window = _Waits.of(
-        operations.with_columns(part=pl.lit(0, pl.Int64)), [rank.window for rank in ranks], unseen
-    )
+    step_waits = _Waits.of(operations, [rank.by_step for rank in ranks], unseen)
+    window_waits = _Waits.of(in_window, [rank.window for rank in ranks], unseen)
     results = []
     for index, rank in enumerate(ranks):
         figures = partial(_figures, rank, index, critical=critical, pipeline=pipeline)
         steps = rank.steps["step"].to_list() or [None]
         looks_cut = rank.steps["partial"].to_list() or [False]
-        step_figures = zip(figures(rank.by_step, by_step, steps), looks_cut, strict=True)
+        per_step = []
+        for step, is_cut in zip(figures(rank.by_step, step_waits, steps), looks_cut, strict=True):
+            per_step.append(replace(step, partial=is_cut))
         results.append(
             RankResult(
                 rank=rank.source.rank,
-                steps=tuple(step for step in steps if step is not None),
-                whole=figures(rank.window, window, [None])[0],
-                per_step=tuple(replace(step, partial=is_cut) for step, is_cut in step_figures),
+                steps=tuple(rank.steps["step"].drop_nulls().to_list()),
+                whole=figures(rank.window, window_waits, [None])[0],
+                per_step=tuple(per_step),
                 timed_steps=rank.timed_steps,
-                phases=_phases(rank, index, by_step, steps),
+                phases=_phases(rank, index, step_waits, steps),
                 instead=tuple(rank.instead.to_dicts()),
                 inside_launch_ns=rank.inside_launch_ns,
                 idle_causes=rank.idle_causes,
@@ -313,11 +314,18 @@ class _Waits(msgspec.Struct, frozen=True, eq=False):
         start = pp_operations["start_ns"].to_numpy()
         wait = pp_operations["wait_ns"].to_numpy()
         scope = pp_operations["scope"].to_numpy()
-        covered = [rank_measures.covered for rank_measures in measures]
+        scopes_of_ranks = []
+        starts_of_ranks = []
+        ends_of_ranks = []
+        for i, rank_measures in enumerate(measures):
+            covered = rank_measures.covered
+            scopes_of_ranks.append(covered.group + i * parts)
+            starts_of_ranks.append(covered.start_ns)
+            ends_of_ranks.append(covered.end_ns)
         covered_by_scope = Intervals(
-            np.concatenate([intervals.group + i * parts for i, intervals in enumerate(covered)]),
-            np.concatenate([intervals.start_ns for intervals in covered]),
-            np.concatenate([intervals.end_ns for intervals in covered]),
+            np.concatenate(scopes_of_ranks),
+            np.concatenate(starts_of_ranks),
+            np.concatenate(ends_of_ranks),
         )
         by_label, open_ns = waits_by_label(operations, parts * len(measures))
         unknown = operations["scope"].filter(operations["unknown"]).to_list()
@@ -411,30 +419,30 @@ def _figures(
         waits.exposed_pp.section(scopes.start, scopes.stop).totals_ns(len(scopes)).tolist()
     )
     figures = []
-    for part, (step, scope) in enumerate(
-        zip(steps, scopes, strict=False)
-    ):  # other ranks may have more steps
+    # Other ranks may have more steps.
+    for part, (step, scope) in enumerate(zip(steps, scopes, strict=False)):
         budget = measures.budgets[part]
-        labels = labels_by_part[part]
         # Without a pipeline the wait is unknown too; then there is no bubble at all
         # (Measured.bubble_fraction).
         wait_known = pipeline and scope not in waits.unknown
         least_wait_ns = exposed_waits_ns[part]
         exposed_labels = [label for label, ns in budget.exposed_ns.items() if ns]
-        label_ns = {label: ns for label, ns, _, _ in labels}
-        hidden_ns = {}
-        for label, _, _, ns in labels:
+        label_ns = {}
+        label_count = {}
+        hidden_ns = {"communication": 0, "copy": 0}
+        for label, ns, count, label_hidden_ns in labels_by_part[part]:
+            label_ns[label] = ns
+            if count is not None:
+                label_count[label] = count
             if label not in _NEVER_HIDDEN:
-                hidden_ns[label] = ns
+                hidden_ns[label] = label_hidden_ns
         figures.append(
             Measured(
                 budget=budget,
                 label_ns={label: label_ns[label] for label in _LABEL_ORDER if label in label_ns},
-                label_count={label: count for label, _, count, _ in labels if count is not None},
-                hidden_ns={"communication": 0, "copy": 0, **hidden_ns},
-                hidden_by_ns=_nested(
-                    (label for label in EXPOSABLE_LABELS if label in label_ns), hidden_by_part[part]
-                ),
+                label_count=label_count,
+                hidden_ns=hidden_ns,
+                hidden_by_ns=_nested(_in_order(label_ns), hidden_by_part[part]),
                 wait_ns=waits.by_label.get(scope, {}),
                 wait_open_ns=waits.open_ns.get(scope, {}),
                 weak_ns=measures.weak[part],

@@ -53,19 +53,27 @@ def render_table(table: Table, *, fold: bool = True) -> str:
     rest = table.rows[len(visible) :]
     if rest:
         parts.append(folded(counted(len(rest), "more row"), _lines(table, rest)))
-    parts += [markdown(f"{capitalize(remark)}.") for remark in table.remarks()]
+    for remark in table.remarks():
+        parts.append(markdown(f"{capitalize(remark)}."))
     return "\n\n".join(parts)
 
 
 def _lines(table: Table, rows: Iterable[Sequence[Value]]) -> str:
-    heads = [column.name for column in table.columns]
-    rule = ["---" if column.words else "---:" for column in table.columns]
-    cells = []
+    heads = []
+    rules = []
+    for column in table.columns:
+        heads.append(column.name)
+        rules.append("---" if column.words else "---:")
+    lines = [_line(heads), _line(rules)]
     for row in rows:
-        cells.append(
-            [_cell(column, value) for column, value in zip(table.columns, row, strict=True)]
-        )
-    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *cells))
+        cells = [_cell(column, value) for column, value in zip(table.columns, row, strict=True)]
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+def _line(cells: Iterable[str]) -> str:
+    """Return one line of a table."""
+    return f"| {' | '.join(cells)} |"
 
 
 def _cell(column: Column, value: Value) -> str:
@@ -93,7 +101,12 @@ def render_markdown(analysis: Analysis) -> str:
     ## tracekit: reload, 4 ranks
     """
     view = view_of(analysis)
-    return "\n\n".join(filter(None, (section(view) for section in SECTIONS))) + "\n"
+    return _paragraphs([section(view) for section in SECTIONS])
+
+
+def _paragraphs(parts: Iterable[str | None]) -> str:
+    """Return the parts that are not empty, with a blank line between two."""
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _title(view: View) -> str:
@@ -120,17 +133,28 @@ def _next(view: View) -> str:
 
 def _budget(view: View) -> str:
     bars = [view.budget.mean, *view.budget.bars]
-    parts = list(dict.fromkeys(part.name for bar in bars for part in bar.parts))
-    parts.sort(key=lambda name: (name in _NOT_EXPOSED[1:], name != "compute"))
+    shares_of_bars = []  # by the name of the part
+    part_names: dict[str, None] = {}
+    for bar in bars:
+        shares = {part.name: part.share for part in bar.parts}
+        shares_of_bars.append(shares)
+        part_names |= dict.fromkeys(shares)
+    ordered_names = sorted(
+        part_names, key=lambda name: (name in _NOT_EXPOSED[1:], name != "compute")
+    )
     columns = [Column(""), Column("span", "ms")]
-    for name in parts:
+    for name in ordered_names:
         columns.append(Column(name if name in _NOT_EXPOSED else f"exposed {name}", "share"))
-    columns += [Column("bubble", "figure")] if view.pipelined else []
+    if view.pipelined:
+        columns.append(Column("bubble", "figure"))
     rows = []
-    for bar in bars if len(view.budget.bars) > 1 else view.budget.bars:
-        share = {part.name: part.share for part in bar.parts}
-        row = (bar.name, bar.span_ns, *(share.get(name) for name in parts), bar.bubble)
-        rows.append(row[: len(columns)])
+    for bar, shares in zip(bars, shares_of_bars, strict=True):
+        row = [bar.name, bar.span_ns, *[shares.get(name) for name in ordered_names]]
+        if view.pipelined:
+            row.append(bar.bubble)
+        rows.append(tuple(row))
+    if len(view.budget.bars) == 1:
+        del rows[0]  # the mean of one rank is that rank
     steps = "steps" if view.steps else "step"
     ranks = "each" if len(view.analysis.rank_results) > 1 else "the"
     table = render_table(Table(tuple(columns), tuple(rows)))
@@ -152,7 +176,9 @@ def _gap(view: View) -> str:
             rows.append((rung.name, signed_ms(rung.ns), percent(rung.share), ""))
     columns = (
         Column(""),
-        *(Column(name, "figure") for name in ("time", "share of the gap", "outside cells")),
+        Column("time", "figure"),
+        Column("share of the gap", "figure"),
+        Column("outside cells", "figure"),
     )
     table = render_table(Table(columns, tuple(rows)), fold=False)
     hint = f"\n\n{_with_code(view.what_if_hint.text)}" if view.what_if_hint else ""
@@ -259,26 +285,24 @@ def render_diff(result: Data) -> str:
     if result["obstacles"]:
         parts.append(f"> **Not comparable:** {markdown('; '.join(result['obstacles']))}")
     parts.append(_diff_section("Metrics", words.metric_table(result["metrics"][:MAX_DIFF_ROWS])))
-    parts += (
-        [words.TYPICAL_STEP_NOTE] if result["metrics"] and words.has_typical_steps(result) else []
-    )
+    if result["metrics"] and words.has_typical_steps(result):
+        parts.append(words.TYPICAL_STEP_NOTE)
     parts.append(_diff_section("Labels", words.label_table(result)))
     for key in words.MOVED:
         parts.append(_diff_section(key.capitalize(), words.moved_table(key, result[key])))
-    parts += [f"{capitalize(note)}."] if (note := words.means_note(result)) else []
+    means_note = words.means_note(result)
+    if means_note:
+        parts.append(f"{capitalize(means_note)}.")
     parts.append(bullets(result["notes"]))
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return _paragraphs(parts)
 
 
 def _diff_section(title: str, table: Table | None) -> str:
     """Return a table with its title, without the rows after the first; empty if there is none."""
     if table is None:
         return ""
-    more = (
-        f"\n\n… and {len(table.rows) - MAX_DIFF_ROWS} more"
-        if len(table.rows) > MAX_DIFF_ROWS
-        else ""
-    )
+    left_out = len(table.rows) - MAX_DIFF_ROWS
+    more = f"\n\n… and {left_out} more" if left_out > 0 else ""
     return f"## {title}\n\n{render_table(replace(table, rows=table.rows[:MAX_DIFF_ROWS]))}{more}"
 
 
@@ -291,21 +315,20 @@ def render_gate(result: Data) -> str:
         parts.append(bullets(words.story(result)))
     checks = result["checks"]
     telling = []
+    passing = []
     for check in checks:
         if check["verdict"] != "pass" or check["requirement"]:
             telling.append(check)
-    passing = [check for check in checks if check not in telling]
+        else:
+            passing.append(check)
     if (table := words.check_table(telling)) is not None:
         parts.append(render_table(table, fold=False))
     if (table := words.check_table(passing)) is not None:
         count = counted(len(passing), "more metric" if telling else "metric")
         verb = "passes" if len(passing) == 1 else "pass"
         parts.append(folded(f"{count} {verb}", render_table(table, fold=False)))
-    parts += (
-        [f"<sub>{words.TYPICAL_STEP_NOTE}</sub>"]
-        if checks and words.has_typical_steps(result)
-        else []
-    )
+    if checks and words.has_typical_steps(result):
+        parts.append(f"<sub>{words.TYPICAL_STEP_NOTE}</sub>")
     moved = result.get("moved") or {}
     for key in ("kernels", "cells"):
         if (table := words.moved_table(key, moved.get(key) or ())) is not None:
@@ -318,4 +341,4 @@ def render_gate(result: Data) -> str:
         parts.append(_section("Waivers", make_table(columns, result["waivers"])))
     if runs := words.compared_runs(result):
         parts.append(f"<sub>{markdown(runs)}</sub>")
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return _paragraphs(parts)

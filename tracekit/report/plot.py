@@ -22,11 +22,14 @@ from tracekit.against_ideal import WhatIf
 from tracekit.against_ideal.comparison import StepComparison
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
+from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.report import figures
 from tracekit.report.memory_plot import flame, memory
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours
 from tracekit.report.schedule.layout import (
+    LOWER,
     PART_EDGES,
+    UPPER,
     WHOLE,
     ScheduleLayout,
     headline,
@@ -71,12 +74,14 @@ RANK_GAP_ROWS = 0.6
 """Space between the lanes of two ranks, in rows."""
 MAX_VECTOR_BOXES = 2_000
 """More boxes of one label are drawn as pixels, so that the file stays small."""
+_EXPERT_LABELS = ("ep_dispatch", "ep_combine")
 LANES: Lanes = {
-    "Computation": {
-        label: 0 for label in LABELS if label not in (*COMMUNICATION_LABELS, *COPY_LABELS)
+    "Computation": dict.fromkeys(COMPUTE_SET, WHOLE),
+    "Communication": {
+        **dict.fromkeys(COMMUNICATION_LABELS, LOWER),
+        **dict.fromkeys(_EXPERT_LABELS, UPPER),
     },
-    "Communication": {label: 1 if label.startswith("ep_") else 2 for label in COMMUNICATION_LABELS},
-    "Offload": {label: 2 if label == "onload" else 1 for label in COPY_LABELS},
+    "Offload": {**dict.fromkeys(COPY_LABELS, UPPER), "onload": LOWER},
 }
 """Labels of each lane and the part of it they are drawn in (0: the whole, 1 and 2: a half), so that
 labels that run at once do not cover each other."""
@@ -159,7 +164,9 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     width = max(1.1 * len(columns) + 3.2, 6.4)
     height = float(np.clip(0.42 * len(matrix.rows) + 1.4, 2, 12))
     figure, axes = figures.figure_and_axes(ax, width=width, height=height)
-    for y, (_, _, hidden, *cells) in enumerate(matrix.rows):
+    row_names = []
+    for y, (label, ns, hidden, *cells) in enumerate(matrix.rows):
+        row_names.append(f"{label}  ({ms(ns)} per rank)")
         for x, (column, share) in enumerate(zip(columns, [*cells, 1 - hidden], strict=True)):
             base = MORE_COLOUR if column == "exposed" else LABEL_COLOURS[column]
             # The exponent lifts small shares: 10 % must be seen beside 100 %.
@@ -167,17 +174,12 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
             axes.add_patch(
                 Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=fill, edgecolor="none")
             )
-            text, colour = (
-                (percent(share), figures.text_colour_on(fill))
-                if share
-                else ("–", figures.FAINT_INK)
-            )
+            text = percent(share) if share else "–"
+            colour = figures.text_colour_on(fill) if share else figures.FAINT_INK
             axes.text(x, y, text, ha="center", va="center", fontsize=8.5, color=colour)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(matrix.rows) - 0.5, -0.5)
-    axes.set_yticks(
-        range(len(matrix.rows)), [f"{label}  ({ms(ns)} per rank)" for label, ns, *_ in matrix.rows]
-    )
+    axes.set_yticks(range(len(row_names)), row_names)
     axes.set_xticks(range(len(columns)), columns)
     figures.strip_axes(axes)
     axes.xaxis.tick_top()
@@ -200,11 +202,9 @@ def gap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     """
     view = view_of(analysis).schedule
     if view is None or not view.gap:
-        reason = (
-            "No pipeline schedule was found in these traces."
-            if view is None
-            else "Ranks are missing."
-        )
+        reason = "Ranks are missing."
+        if view is None:
+            reason = "No pipeline schedule was found in these traces."
         return figures.message_figure(ax, f"There is no gap to split. {reason}")
     figure, axes = figures.figure_and_axes(ax, width=9, height=0.36 * len(view.gap) + 1.4)
     _draw_waterfall(axes, view.gap)
@@ -303,8 +303,13 @@ def curve(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     """
     comparison = analysis.schedule
     predictions = () if comparison is None else comparison.what_if
-    by_microbatches = [row for row in predictions if row.change == "microbatches"]
-    by_chunks = [prediction for prediction in predictions if prediction.change == "chunks"]
+    by_microbatches = []
+    by_chunks = []
+    for prediction in predictions:
+        if prediction.change == "microbatches":
+            by_microbatches.append(prediction)
+        elif prediction.change == "chunks":
+            by_chunks.append(prediction)
     if comparison is None or not by_microbatches:
         text = (
             "Nothing was predicted: analyze with what_if, and see the notices for what is missing."
@@ -312,8 +317,9 @@ def curve(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
         return figures.message_figure(ax, text)
     figure, axes = figures.figure_and_axes(ax, width=7, height=3.6)
     _draw_curves(axes, by_microbatches)
-    for prediction in by_chunks if len(by_chunks) > 1 else ():
-        _mark_chunks(axes, prediction)
+    if len(by_chunks) > 1:
+        for prediction in by_chunks:
+            _mark_chunks(axes, prediction)
     axes.set_ylim(bottom=0, top=1.08 * axes.get_ylim()[1])  # space for the name of the topmost mark
     axes.set_ylabel("ms per micro-batch", fontsize=8.5, color=figures.INK)
     figures.strip_axes(axes, x_label="micro-batches of a step")
@@ -325,15 +331,16 @@ def curve(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 
 def _draw_curves(axes: Axes, predictions: Sequence[WhatIf]) -> None:
     """Draw the predicted time with its range as a band, and the ideal time dashed, both in ms per micro-batch."""
-    counts = [prediction.microbatches or 1 for prediction in predictions]
+    counts = []
     predicted = []
-    for prediction in predictions:
-        predicted.append(_ms_per_microbatch(prediction, prediction.predicted_ns))
-    ideal = [_ms_per_microbatch(prediction, prediction.ideal_ns) for prediction in predictions]
+    ideal = []
     low = []
     high = []
     for prediction in predictions:
         low_ns, high_ns = prediction.predicted_range_ns or (0, 0)
+        counts.append(prediction.microbatches or 1)
+        predicted.append(_ms_per_microbatch(prediction, prediction.predicted_ns))
+        ideal.append(_ms_per_microbatch(prediction, prediction.ideal_ns))
         low.append(_ms_per_microbatch(prediction, low_ns))
         high.append(_ms_per_microbatch(prediction, high_ns))
     axes.fill_between(counts, low, high, color=MORE_COLOUR, alpha=0.18, linewidth=0)
@@ -406,11 +413,14 @@ def timeline(
     lanes = lanes_for(labels_of(table))
     height = float(np.clip(0.24 * len(lanes) * len(ranks) + 1.5, 2.6, 14))
     figure, axes = figures.figure_and_axes(ax, width=12, height=height)
-    windows = [_step_window(analysis, rank, None) for rank in ranks]
-    origin_ns = min(begin_ns for _, begin_ns, _ in windows)
-    begin_ns, end_ns = _excerpt(
-        origin_ns, max(end_ns for _, _, end_ns in windows), start_ms, end_ms
-    )
+    starts_ns = []
+    ends_ns = []
+    for rank in ranks:
+        _, start_ns, end_ns = _step_window(analysis, rank, None)
+        starts_ns.append(start_ns)
+        ends_ns.append(end_ns)
+    origin_ns = min(starts_ns)
+    begin_ns, end_ns = _excerpt(origin_ns, max(ends_ns), start_ms, end_ms)
     tops = _draw_ranks(
         axes, table, ranks, lanes, (origin_ns, begin_ns, end_ns), below_axes=ax is not None
     )
@@ -444,11 +454,10 @@ def _excerpt(
     By default ``EXCERPT_SHARE`` of the step, from its middle.
     """
     length = int((last_ns - origin_ns) * EXCERPT_SHARE)
-    begin = (
-        origin_ns + (last_ns - origin_ns - length) // 2
-        if start_ms is None
-        else origin_ns + int(start_ms * 1e6)
-    )
+    if start_ms is None:
+        begin = origin_ns + (last_ns - origin_ns - length) // 2
+    else:
+        begin = origin_ns + int(start_ms * 1e6)
     end = begin + length if end_ms is None else origin_ns + int(end_ms * 1e6)
     if end <= begin:
         raise OptionError("the excerpt ends before it begins", hint="give start_ms < end_ms")

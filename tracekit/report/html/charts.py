@@ -32,7 +32,6 @@ from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
 from tracekit.report.view.ranks import stragglers
 from tracekit.report.words import WORDS
 from tracekit.schema import (
-    COMMUNICATION_LABELS,
     COPY_LABELS,
     EXPOSURE_CAUSES,
     GAP_CAUSES,
@@ -52,7 +51,7 @@ MAX_EVENTS = 2_400_000
 """Events on the page, about 20 MB; of more, the shortest of each rank are left out."""
 
 LANES: Mapping[str, Sequence[str]] = {
-    "compute": [label for label in LABELS if label not in (*COMMUNICATION_LABELS, *COPY_LABELS)],
+    "compute": label_intervals.COMPUTE_SET,
     "experts": ["ep_dispatch", "ep_combine"],
     "pipeline": ["pp_comm"],
     "tensor": ["tp_comm"],

@@ -248,7 +248,9 @@ class _TraceExport:
         self.separator = "\n"  # written before the next event; with a comma after the first
         self.store = store
         self.analysis = analysis
-        self.ranks = tuple(rank for rank in store.ranks if ranks is None or rank in ranks)
+        self.ranks = store.ranks
+        if ranks is not None:
+            self.ranks = tuple(rank for rank in store.ranks if rank in ranks)
         self.roles: dict[str | None, Store] = dict(store.roles.items()) or {None: store}
         self.names = ""  # before the names of tracks: the role that is written
         self.pipelines = analysis.schedule.all if analysis.schedule is not None else ()
@@ -267,7 +269,9 @@ class _TraceExport:
         for role, store in self.roles.items():
             self.store = store
             self.names = "" if role is None else f"{role} · "
-            for rank in (rank for rank in self.ranks if rank in store.ranks):
+            for rank in self.ranks:
+                if rank not in store.ranks:
+                    continue
                 labels = (
                     store.scan_labelled(rank)
                     .select("id", "start_ns", "end_ns", *LABEL_COLUMNS)
@@ -337,28 +341,27 @@ class _TraceExport:
 
     def _write_pipelines(self) -> None:
         """Write the cells of all pipelines and steps, one thread per rank, and below them their ideal."""
+        if not self.pipelines:
+            return
         layouts = [layout_pipeline(compared) for compared in self.pipelines]
-        ranks = list(
-            dict.fromkeys(rank for compared in self.pipelines for rank in compared.pipeline.ranks)
-        )
-        for name in ("measured", "ideal") if layouts else ():
+        threads: dict[str, None] = {}
+        for compared in self.pipelines:
+            for rank in compared.pipeline.ranks:
+                threads[f"rank {rank}"] = None
+        for name in ("measured", "ideal"):
             details = {}
             for column in CELL_DETAILS:
                 if name == "measured" or column not in MEASURED_ONLY:
                     details[column] = column
-            times = pl.col("start", "end")
-            cells = pl.concat(
-                layout[name].cells.select(
-                    "name", "rank", *details, (times + layout[name].origin_ns).name.suffix("_ns")
-                )
-                for layout in layouts
-            )
-            cells = cells.with_columns(
+            cells_of_pipelines = []
+            for sides in layouts:
+                layout = sides[name]
+                times = (pl.col("start", "end") + layout.origin_ns).name.suffix("_ns")
+                cells_of_pipelines.append(layout.cells.select("name", "rank", *details, times))
+            cells = pl.concat(cells_of_pipelines).with_columns(
                 kind=pl.lit(f"cell_{name}"), thread=pl.format("rank {}", "rank")
             )
-            self._write_process(
-                f"pipeline · {name}", cells, [f"rank {rank}" for rank in ranks], details
-            )
+            self._write_process(f"pipeline · {name}", cells, list(threads), details)
             self.cell_count += cells.height
 
     def _write_critical_path(self) -> None:
@@ -395,7 +398,9 @@ class _TraceExport:
         """
         rows = []
         for finding in shown_findings(self.analysis.findings):
-            for place in (place for place in finding.where if place.rank in self.ranks):
+            for place in finding.where:
+                if place.rank not in self.ranks:
+                    continue
                 start_ns, end_ns = self.clocks.to_common(
                     place.rank, np.array([place.start_ns, place.end_ns])
                 ).tolist()

@@ -1,6 +1,6 @@
 """The run compared with its ideal schedule, in the terminal: schedule spans, gap by cause, a Gantt chart, what-ifs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean
 
 import polars as pl
@@ -66,9 +66,10 @@ def gantt(compared: StepComparison, width: int, *, max_ranks: int = MAX_RANKS) -
             chart.append_text(_line(layout.cells.filter(rank=rank), end_ns, columns))
             chart.append("\n")
     chart.rstrip()
-    return Group(
-        chart, Note(_legend({op for layout in layouts.values() for op in layout.cells["op"]}))
-    )
+    ops: set[str] = set()
+    for layout in layouts.values():
+        ops.update(layout.cells["op"])
+    return Group(chart, Note(_legend(ops)))
 
 
 def _legend(ops: set[str]) -> str:
@@ -77,9 +78,13 @@ def _legend(ops: set[str]) -> str:
     >>> _legend({"F", "FB"})
     'F forward, X both at once; the number is the micro-batch'
     """
-    names = {op: f"{op} {name}" for op, name in OP_NAMES.items()}
-    names["FB"] = f"{PAIR_LETTER} both at once"
-    return f"{', '.join(name for op, name in names.items() if op in ops)}; the number is the micro-batch"
+    meanings = []
+    for op, name in OP_NAMES.items():
+        if op in ops:
+            meanings.append(f"{op} {name}")
+    if "FB" in ops:
+        meanings.append(f"{PAIR_LETTER} both at once")
+    return f"{', '.join(meanings)}; the number is the micro-batch"
 
 
 def _line(cells: pl.DataFrame, end_ns: int, columns: int) -> Text:
@@ -162,7 +167,8 @@ def _headline(schedule: ScheduleView) -> RenderableType:
         facts.append(f"compared with {comparison.compared_with}: {elsewhere}")
     if schedule.which:
         facts.append(schedule.which)
-    line = Text.assemble((comparison.name, "bold"), *(f" · {fact}" for fact in facts))
+    line = Text(" · ".join([comparison.name, *facts]))
+    line.stylize("bold", 0, len(comparison.name))
     for difference in schedule.differences[:3]:
         line.append(f"\n{difference}", style="dim")
     return Padding(line, (0, 0, 0, 2), expand=False)
@@ -178,15 +184,12 @@ def _schedule_spans(schedule: ScheduleView, width: int) -> RenderableType | None
         Column("peak", "figure", note="most chunks held at once"),
     )
     head = schedule.head
-    rows: list[tuple[object, ...]] = []
-    for name in ("measured", "ideal"):
-        by_phase = [getattr(bubble, f"{name}_ns") for bubble in head.bubbles]
-        means = []
-        for phase in PHASES:
-            means.append(mean(ns[phase] for ns in by_phase))
-        rows.append(
-            (name, getattr(head, f"{name}_ns"), getattr(head, f"{name}_bubble"), *means, "")
-        )
+    measured_by_phase = _mean_by_phase([bubble.measured_ns for bubble in head.bubbles])
+    ideal_by_phase = _mean_by_phase([bubble.ideal_ns for bubble in head.bubbles])
+    rows: list[tuple[object, ...]] = [
+        ("measured", head.measured_ns, head.measured_bubble, *measured_by_phase, ""),
+        ("ideal", head.ideal_ns, head.ideal_bubble, *ideal_by_phase, ""),
+    ]
     bubbles = sorted(head.bubbles, key=lambda bubble: -sum(bubble.measured_ns.values()))
     shown = bubbles if len(bubbles) <= MAX_RANKS_LISTED else bubbles[:WORST_RANKS_SHOWN]
     for bubble in sorted(shown, key=lambda bubble: bubble.rank):
@@ -195,6 +198,14 @@ def _schedule_spans(schedule: ScheduleView, width: int) -> RenderableType | None
         rows.append((f"  rank {bubble.rank}", "", outside, *phases, str(bubble.peak_activations)))
     notes = (f"schedule span: {schedule.span_meaning}",)
     return render_table(make_table(columns, rows, notes=notes), width)
+
+
+def _mean_by_phase(times_of_ranks: Sequence[Mapping[str, int]]) -> list[float]:
+    """Return the mean over ranks of the time in each phase, in the order of ``PHASES``."""
+    means: list[float] = []
+    for phase in PHASES:
+        means.append(mean(phase_ns[phase] for phase_ns in times_of_ranks))
+    return means
 
 
 def _waterfall(
@@ -251,8 +262,13 @@ def render_what_if(rows: Sequence[WhatIfRow], width: int) -> RenderableType | No
     """
     if not rows:
         return None
-    schedules = [row for row in rows if row.change == "schedule"]
-    shown = schedules[:MAX_ALTERNATIVES] + [row for row in schedules[MAX_ALTERNATIVES:] if row.ran]
+    schedules: list[WhatIfRow] = []
+    others: list[WhatIfRow] = []
+    for row in rows:
+        if row.change != "schedule":
+            others.append(row)
+        elif row.ran or len(schedules) < MAX_ALTERNATIVES:
+            schedules.append(row)
     saves = "against this run as measured (− would be slower)"
     columns = (
         Column("what if", "name", value="title"),
@@ -267,8 +283,8 @@ def render_what_if(rows: Sequence[WhatIfRow], width: int) -> RenderableType | No
         Column("outside cells", "share", 3, value="outside_cells"),
         Column("peak", "figure", 2, "micro-batches held", value=_peak_activations),
     )
-    others = [row for row in rows if row.change != "schedule"]
-    return render_table(make_table(columns, [*shown, *others], notes=_what_if_notes(shown)), width)
+    notes = _what_if_notes(schedules)
+    return render_table(make_table(columns, [*schedules, *others], notes=notes), width)
 
 
 def _peak_activations(row: WhatIfRow) -> str:
@@ -283,18 +299,20 @@ def _savings(row: WhatIfRow) -> Text:
 def _what_if_notes(rows: Sequence[WhatIfRow]) -> list[str]:
     """Return the memory that the rows need, then their assumptions and unknowns, each once."""
     notes = ["× n: chunks per rank"] if any((row.virtual or 1) > 1 for row in rows) else []
-    needs = []
+    needs: list[str] = []
+    assumptions: list[str] = []
+    unknowns: list[str] = []
     for row in rows:
         if row.peak_bytes is not None:
             verdict = " does not fit" if row.fits is False else ""
             needs.append(f"{row.title} {gb_range(*row.peak_bytes)}{verdict}")
+        if not row.ran:
+            assumptions += row.rests_on
+            unknowns += row.unknown
     if needs:
         notes.append(f"memory of the fullest rank, GB: {', '.join(needs)}")
-    predicted = [row for row in rows if not row.ran]
-    assumptions = dict.fromkeys(text for row in predicted for text in row.rests_on)
     if assumptions:
-        notes.append("rests on: " + "; ".join(assumptions))
-    unknowns = dict.fromkeys(text for row in predicted for text in row.unknown)
+        notes.append("rests on: " + "; ".join(dict.fromkeys(assumptions)))
     if unknowns:
-        notes.append("not known: " + "; ".join(unknowns))
+        notes.append("not known: " + "; ".join(dict.fromkeys(unknowns)))
     return notes

@@ -63,24 +63,30 @@ def describe_ranks(analysis: Analysis) -> str:
     """Return the number of ranks, and which of them are missing or damaged."""
     results = analysis.rank_results
     world = analysis.world_size
-    whole = [result.rank for result in results if result.whole.budget.span_ns]
-    empty = [result.rank for result in results if not result.whole.budget.span_ns]
+    whole: list[int] = []
+    empty: list[int] = []
+    for result in results:
+        if result.whole.budget.span_ns:
+            whole.append(result.rank)
+        else:
+            empty.append(result.rank)
+    if not whole:
+        return counted(len(results), "rank")
+    remarks = []
     missing = missing_ranks_named([*whole, *empty], world)
-    remarks = [
-        f"{missing} missing" if missing else "",
-        f"{ranks_named(empty)} without GPU events" if empty and whole else "",
-        *(_cut_files(notice) for notice in analysis.notices if notice.code == "truncated"),
-    ]
+    if missing:
+        remarks.append(f"{missing} missing")
+    if empty:
+        remarks.append(f"{ranks_named(empty)} without GPU events")
+    for notice in analysis.notices:
+        if notice.code == "truncated":
+            remarks.append(_cut_files(notice))
     of_world = f" of {world:,}" if world and world != len(whole) else ""
-    count = f"{len(whole):,}{of_world} {'rank' if (world or len(whole)) == 1 else 'ranks'}"
-    remark = "; ".join(dict.fromkeys(filter(None, remarks)))
-    return (
-        f"{count} ({remark})"
-        if remark and whole
-        else count
-        if whole
-        else counted(len(results), "rank")
-    )
+    noun = "rank" if (world or len(whole)) == 1 else "ranks"
+    count = f"{len(whole):,}{of_world} {noun}"
+    if not remarks:
+        return count
+    return f"{count} ({'; '.join(dict.fromkeys(remarks))})"
 
 
 def _cut_files(notice: Notice) -> str:
@@ -90,10 +96,14 @@ def _cut_files(notice: Notice) -> str:
 
 def describe_steps(analysis: Analysis) -> str:
     """Return the first and the last step."""
-    steps = sorted({step for rank in analysis.rank_results for step in rank.steps})
+    steps: set[int] = set()
+    for rank in analysis.rank_results:
+        steps.update(rank.steps)
     if not steps:
         return "no step marks"
-    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}–{steps[-1]}"
+    first = min(steps)
+    last = max(steps)
+    return f"step {first}" if first == last else f"steps {first}–{last}"
 
 
 def input_path(analysis: Analysis) -> str | None:

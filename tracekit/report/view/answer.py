@@ -89,32 +89,35 @@ def unusual_steps(step: StepSummary) -> str:
         return ""
     if not step.unusual:
         return f"median of {counted(len(step.per_step), 'step')}"
-    usual = (
-        f"{counted(len(step.usual), 'step')} take {ms_range(each.time_ns for each in step.usual)}"
-    )
-    named = []
+    usual_times = ms_range(each.time_ns for each in step.usual)
+    parts = [f"{counted(len(step.usual), 'step')} take {usual_times}"]
     for each in step.unusual[:MAX_UNUSUAL_NAMED]:
-        named.append(f"step {each.step} takes {ms(each.time_ns)}")
-    more = len(step.unusual) - len(named)
-    return ", ".join([usual, *named, *([f"{more} more stand out"] if more else [])])
+        parts.append(f"step {each.step} takes {ms(each.time_ns)}")
+    more = len(step.unusual) - MAX_UNUSUAL_NAMED
+    if more > 0:
+        parts.append(f"{more} more stand out")
+    return ", ".join(parts)
 
 
 def _budget_parts(analysis: Analysis) -> list[str]:
     """Return the parts of a step in words, without those that take no time."""
     budget = analysis.step.budget
-    exposed_kinds = {kind_of(label) for label, ns in budget.exposed_ns.items() if ns}
-    names = {"communication": "communication", "copy": "copies"}
-    exposed = " or ".join(name for kind, name in names.items() if kind in exposed_kinds)
-    parts = [
-        (budget.compute_ns, "compute"),
-        (sum(budget.exposed_ns.values()), f"exposed {exposed}"),
-    ]
-    texts = [f"{percent(ns, budget.span_ns)} {name}" for ns, name in parts if ns]
-    texts.append(
-        f"{percent(budget.idle_ns, budget.span_ns)} idle"
-        if analysis.total.idle_known
-        else "idle not known"
-    )
+    texts = []
+    if budget.compute_ns:
+        texts.append(f"{percent(budget.compute_ns, budget.span_ns)} compute")
+    exposed_ns = sum(budget.exposed_ns.values())
+    if exposed_ns:
+        exposed_kinds = {kind_of(label) for label, ns in budget.exposed_ns.items() if ns}
+        names = []
+        if "communication" in exposed_kinds:
+            names.append("communication")
+        if "copy" in exposed_kinds:
+            names.append("copies")
+        texts.append(f"{percent(exposed_ns, budget.span_ns)} exposed {' or '.join(names)}")
+    if analysis.total.idle_known:
+        texts.append(f"{percent(budget.idle_ns, budget.span_ns)} idle")
+    else:
+        texts.append("idle not known")
     if budget.unrecorded_ns:
         texts.append(f"{percent(budget.unrecorded_ns, budget.span_ns)} not recorded")
     return texts
@@ -278,9 +281,13 @@ def _late_together(row: Straggler, rows: Sequence[Straggler]) -> str:
     if not row.late_with or row.uncertain:
         return ""
     ranks = sorted([row.rank, *row.late_with])
-    together = [other for other in rows if other.rank in ranks and other.label == row.label]
-    waited_ns = sum(other.caused_ns for other in together)
-    alone_ns = [other.alone_ns for other in together if other.alone_ns is not None]
+    waited_ns = 0
+    alone_ns = []
+    for other in rows:
+        if other.rank in ranks and other.label == row.label:
+            waited_ns += other.caused_ns
+            if other.alone_ns is not None:
+                alone_ns.append(other.alone_ns)
     are = f"; {ranks_named(ranks)} are late together"
     if len(alone_ns) < len(ranks):
         return f"{are}: the others wait until all of them have arrived"

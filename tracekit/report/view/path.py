@@ -333,7 +333,10 @@ def changes_table(analysis: Analysis) -> Table | None:
             needs = f"{row.change}: the fullest rank needs {gb_range(*row.peak_bytes)} GB"
             notes.append(f"{needs}, which does not fit" if row.fits is False else needs)
     if analysis.graph is not None:  # asked for, not only listed
-        notes += dict.fromkeys(text for row in rows for text in row.rests_on)
+        assumptions: dict[str, None] = {}
+        for row in rows:
+            assumptions |= dict.fromkeys(row.rests_on)
+        notes += assumptions
     return make_table(_COLUMNS, rows, notes=notes)
 
 
