@@ -1,7 +1,7 @@
 """Changes between two runs by metric, label, module, rank, kernel and cell, the largest change first."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -219,10 +219,17 @@ def largest_changes(
             left_out = len(old.keys() | new.keys()) - len(common)
             if left_out:
                 notes.append(reason or f"{left_out} cells are on one side only and are left out")
-            old = {key: times for key, times in old.items() if key in common}
-            new = {key: times for key, times in new.items() if key in common}
+            old = _keep_cells(old, common)
+            new = _keep_cells(new, common)
         changes[table] = _change_rows(old, new, row_type)[:max_rows]
     return documents.LargestChanges(**changes, notes=notes)
+
+
+def _keep_cells(
+    times: Mapping[Key, tuple[float, float]], kept: Collection[Key]
+) -> dict[Key, tuple[float, float]]:
+    """Return the times and counts of some cells."""
+    return {key: times_and_count for key, times_and_count in times.items() if key in kept}
 
 
 def _cell_obstacle(old: Iterable[Key], new: Iterable[Key]) -> str:
@@ -245,8 +252,8 @@ def _cell_obstacle(old: Iterable[Key], new: Iterable[Key]) -> str:
     if old_stages != new_stages:
         split = f"{counted(old_stages, 'stage')} before, {new_stages} after"
     elif any(len(before[rank]) != len(after[rank]) for rank in before.keys() & after.keys()):
-        old_most = max(len(stages) for stages in before.values())
-        new_most = max(len(stages) for stages in after.values())
+        old_most = _most_stages(before)
+        new_most = _most_stages(after)
         split = f"up to {counted(old_most, 'stage')} on a rank before, {new_most} after"
     else:
         return ""
@@ -258,8 +265,13 @@ def _stages_by_rank(cells: Iterable[Key]) -> dict[int, set[int]]:
     """Return the stages that each rank has cells of."""
     stages: defaultdict[int, set[int]] = defaultdict(set)
     for rank, _, stage, _, b_stage, _ in cells:
-        stages[rank] |= {number for number in (stage, b_stage) if number is not None}
+        stages[rank] |= {stage, b_stage} - {None}
     return stages
+
+
+def _most_stages(stages_by_rank: Mapping[int, Collection[int]]) -> int:
+    """Return the number of stages of the rank that has most."""
+    return max(len(stages) for stages in stages_by_rank.values())
 
 
 def _key_fields(row_type: type[documents.CountedChange]) -> tuple[str, ...]:
@@ -280,8 +292,10 @@ def _change_rows(
         new_ms, new_count = new.get(key, (0.0, 0.0))
         fields = without_none(dict(zip(_key_fields(row_type), key, strict=True)))
         counts = {"count_before": round(old_count, 3), "count_after": round(new_count, 3)}
-        rows.append(row_type(**fields, **_change(old_ms, new_ms), **counts))
-    return _sort_by_change([row for row in rows if row.change_ms])
+        row = row_type(**fields, **_change(old_ms, new_ms), **counts)
+        if row.change_ms:
+            rows.append(row)
+    return _sort_by_change(rows)
 
 
 def _change(old_ms: float, new_ms: float) -> dict[str, Any]:

@@ -310,8 +310,12 @@ def _launch_ratio(before: Sequence[Run], after: Sequence[Run]) -> float | None:
 
 def _model_kernels(runs: Sequence[Run]) -> dict[Key, tuple[float, float]]:
     """Return (milliseconds, count) per step of the kernels of forward and backward, by name and label."""
-    kernels = mean_times(runs, "kernels", ("name", "label"))
-    return {key: times for key, times in kernels.items() if key[1] in MODEL_LABELS and all(times)}
+    model_kernels = {}
+    for key, (ms, count) in mean_times(runs, "kernels", ("name", "label")).items():
+        _, label = key
+        if label in MODEL_LABELS and ms and count:
+            model_kernels[key] = (ms, count)
+    return model_kernels
 
 
 def is_equal_work(work: WorkChange | None) -> bool:

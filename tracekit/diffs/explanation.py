@@ -62,12 +62,11 @@ def build_waterfall(before: Sequence[Run], after: Sequence[Run]) -> Waterfall | 
     """
     old = _parts_by_rank(before)
     new = _parts_by_rank(after)
-    common = sorted(set(old) & set(new))
-    if not common:
+    changes_of_ranks = _changes_by_rank(old, new)
+    if not changes_of_ranks:
         return None
-    changes_of_ranks = {rank: _changes(old[rank], new[rank]) for rank in common}
     changed = _rank_that_changed(changes_of_ranks, old, new)
-    slowest = max(common, key=lambda candidate: new[candidate]["step"])
+    slowest = max(changes_of_ranks, key=lambda candidate: new[candidate]["step"])
     rank = slowest if changed is None else changed
     rows = []
     for part, change_ms in changes_of_ranks[rank].items():
@@ -128,7 +127,7 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
             *per_unit,
             *_describe_products(before, after, change=work.change_relative),
         ]
-    changes = {rank: _changes(old[rank], new[rank]) for rank in sorted(set(old) & set(new))}
+    changes = _changes_by_rank(old, new)
     if not changes:
         return sentences
     min_ms, step_ms = _step_change(old, new, changes)
@@ -267,19 +266,19 @@ def _describe_waiting(changes: Mapping[int, Parts], cause: int, min_ms: float) -
     """
     if changes[cause]["compute"] <= 0:
         return []
-    waits: dict[tuple[str, int], float] = {}  # (label, rank): milliseconds
+    waits_by_label: dict[str, dict[int, float]] = {}  # milliseconds by rank
     for rank, parts in changes.items():
         exposed = {}
         for part, change_ms in parts.items():
             if part.startswith("exposed "):
                 exposed[part.removeprefix("exposed ")] = change_ms
-        label = max(exposed, key=lambda name: exposed[name], default=None)
-        if rank != cause and label is not None and exposed[label] >= min_ms:
-            waits[label, rank] = exposed[label]
-    if not waits:
+        longest_label = max(exposed, key=lambda name: exposed[name], default=None)
+        if rank != cause and longest_label is not None and exposed[longest_label] >= min_ms:
+            waits_by_label.setdefault(longest_label, {})[rank] = exposed[longest_label]
+    if not waits_by_label:
         return []
-    label, _ = max(waits, key=lambda wait: waits[wait])
-    wait_ms = {rank: ms for (name, rank), ms in waits.items() if name == label}
+    label = max(waits_by_label, key=lambda name: max(waits_by_label[name].values()))
+    wait_ms = waits_by_label[label]
     preposition = "for" if label in COMMUNICATION_LABELS else "beside"
     where = f"{preposition} rank {cause} in {label}"
     longest = f"{signed(max(wait_ms.values()))} ms"
@@ -329,10 +328,21 @@ def _is_budget_part(part: str) -> bool:
     return part != "step" and not part.startswith("label ")
 
 
+def _changes_by_rank(
+    old: Mapping[int, Parts], new: Mapping[int, Parts]
+) -> dict[int, dict[str, float]]:
+    """Return the change of each part of the step, on every rank that both sides have."""
+    common = sorted(old.keys() & new.keys())
+    return {rank: _changes(old[rank], new[rank]) for rank in common}
+
+
 def _changes(old: Parts, new: Parts) -> dict[str, float]:
-    return {
-        part: new.get(part, 0.0) - old.get(part, 0.0) for part in {**old, **new} if part != "step"
-    }
+    """Return the change of each part of the step."""
+    changes = {}
+    for part in {**old, **new}:
+        if part != "step":
+            changes[part] = new.get(part, 0.0) - old.get(part, 0.0)
+    return changes
 
 
 def _parts_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
@@ -355,12 +365,11 @@ def _rank_parts(rank: RankFigures) -> dict[str, float]:
     times = [StepTime(step.step, step.time_ns or 0) for step in timed]
     unusual = {step.step for step in find_unusual(times)}
     records = []
-    for step in timed:
+    for step, time in zip(timed, times, strict=True):
         if step.step not in unusual:
-            time_ns = step.time_ns or 0
-            records.append(_budget_parts(time_ns, step.time_budget_ns, step.label_ns, steps=1))
+            records.append(_budget_parts(time.time_ns, step.time_budget_ns, step.label_ns, steps=1))
     mean = _mean_parts(records)
-    step_ms = median([step.time_ns for step in times]) / 1e6
+    step_ms = median([time.time_ns for time in times]) / 1e6
     # Times of labels are no part of the budget and stay what they are.
     factor = step_ms / mean["step"]
     scaled = {}

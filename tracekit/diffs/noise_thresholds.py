@@ -144,15 +144,21 @@ def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> fl
         return 0.0
     series_of_sides = []
     for side in sides:
-        series = [_variable_part(metric, run) for run in side]
-        series_of_sides.append([values for values in series if len(values)])
+        series = []
+        for run in side:
+            values = _variable_part(metric, run)
+            if len(values):
+                series.append(values)
+        series_of_sides.append(series)
     if not all(series_of_sides):
         return 0.0
     level = stats.centre(series_of_sides[0])
     copying = metric.nature == "copying"
     relative = MAX_RELATIVE_DIFFERENCE_OF_EQUAL_RUNS["copying" if copying else "waiting"]
-    # A share cannot leave 0…1, so near either end it can differ by less.
-    uncertainty = relative * (level * (1 - level) if metric.family.unit == "ratio" else abs(level))
+    scale = abs(level)
+    if metric.family.unit == "ratio":
+        scale = level * (1 - level)  # a share cannot leave 0…1: near either end it differs by less
+    uncertainty = relative * scale
     # Steady within a run and still different in the next: the steps say nothing about it.
     if copying:
         return uncertainty
@@ -203,8 +209,11 @@ def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:
     noise = {}
     for name in runs[0].samples:
         level = resolve(name, known=[name]).family.level
-        samples = [run.samples[name] for run in runs if run.samples.get(name)]
-        centres = [stats.level_of(values, level) for values in samples]
+        centres = []
+        for run in runs:
+            values = run.samples.get(name)
+            if values:
+                centres.append(stats.level_of(values, level))
         if len(centres) == len(runs):
             noise[name] = Noise(float(np.std(centres, ddof=1)), len(centres) - 1)
     return noise

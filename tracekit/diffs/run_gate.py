@@ -139,17 +139,17 @@ def gate(
     )
     # Limits are the main role's; every other role must not get worse than its baseline. A role that
     # one side lacks was not recorded there: there is nothing to compare it with.
-    common_roles = []
-    if role is None:
-        common_roles = [
-            name for name in candidate_side.other_roles if name in baseline_side.other_roles
-        ]
-    for name in common_roles:
+    other_roles = candidate_side.other_roles if role is None else ()
+    for name in other_roles:
+        if name not in baseline_side.other_roles:
+            continue
         role_checks, role_obstacles = _judge_sides(
             candidate_side.of_role(name), baseline_side.of_role(name), [], run_damage, config
         )
-        obstacles += [f"{name}: {obstacle}" for obstacle in role_obstacles]
-        checks += [replace(check, metric=f"{name}/{check.metric}") for check in role_checks]
+        for obstacle in role_obstacles:
+            obstacles.append(f"{name}: {obstacle}")
+        for check in role_checks:
+            checks.append(replace(check, metric=f"{name}/{check.metric}"))
     checks = apply_waivers(checks, config.waivers, today)
     return GateResult(
         verdict=_overall_verdict(checks),

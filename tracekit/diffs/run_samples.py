@@ -99,15 +99,19 @@ def centre_of_runs(runs: Sequence[Run], name: str) -> float | None:
     >>> centre_of_runs([Run("a", {"step_ms": (10.0, 12.0)}), Run("b", {})], "step_ms")
     11.0
     """
-    values = [run.samples[name] for run in runs if run.samples.get(name)]
-    level = resolve(name, known=[name]).family.level
-    return stats.centre(values, level) if values else None
+    metric = resolve(name, known=[name])
+    values = samples_of_metric(runs, metric)
+    return stats.centre(values, metric.family.level) if values else None
 
 
 def samples_of_metric(runs: Sequence[Run], metric: Metric) -> list[tuple[float, ...]]:
     """Return the samples of each run that has *metric*."""
-    samples = [run.values(metric) for run in runs]
-    return [values for values in samples if values]
+    samples = []
+    for run in runs:
+        values = run.values(metric)
+        if values:
+            samples.append(values)
+    return samples
 
 
 def mean_times(
@@ -277,16 +281,22 @@ def per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
     """
     if not ranks:
         return {}
-    steps_of_ranks = []
-    for rank in ranks:
-        timed = [step for step in rank.per_step if step.time_ns is not None]
-        steps_of_ranks.append({step.step: step for step in timed})
-    common = set(steps_of_ranks[0]).intersection(*steps_of_ranks)
-    every_step = []  # the figures of each rank, by step
-    for number in sorted(common, key=lambda number: (number is None, number or 0)):
-        every_step.append([steps[number] for steps in steps_of_ranks])
+    # The figures of each rank, by the position of the rank, of every step.
+    records_by_step: defaultdict[int | None, dict[int, documents.StepFigures]] = defaultdict(dict)
+    for i, rank in enumerate(ranks):
+        for record in rank.per_step:
+            if record.time_ns is not None:
+                records_by_step[record.step][i] = record
+    every_step = []
+    whole_steps = []
+    for step in sorted(records_by_step, key=lambda step: (step is None, step or 0)):
+        records = list(records_by_step[step].values())
+        is_on_every_rank = len(records) == len(ranks)
+        if is_on_every_rank:
+            every_step.append(records)
+            if not any(record.partial for record in records):
+                whole_steps.append(records)
     # As for the step time of the run: steps that are cut off count only where there are no others.
-    whole_steps = [records for records in every_step if not any(step.partial for step in records)]
     rows = [_step_values(records) for records in whole_steps or every_step]
     samples: Samples = {}
     for name in dict.fromkeys(chain.from_iterable(rows)):
@@ -487,11 +497,13 @@ def _bus_bandwidths(rows: Sequence[documents.Bandwidth]) -> dict[str, float]:
 
     None if an operation's is unknown.
     """
+    rows_by_label: dict[str, list[documents.Bandwidth]] = {}
+    for row in rows:
+        rows_by_label.setdefault(row.label, []).append(row)
     values = {}
-    for label in dict.fromkeys(row.label for row in rows):
-        group = [row for row in rows if row.label == label]
-        transfer_ns = sum(row.transfer_ns for row in group)
-        moved_bytes = sum_if_known(_moved_bytes(row) for row in group)
+    for label, rows_of_label in rows_by_label.items():
+        transfer_ns = sum(row.transfer_ns for row in rows_of_label)
+        moved_bytes = sum_if_known(_moved_bytes(row) for row in rows_of_label)
         if transfer_ns and moved_bytes is not None:
             values[f"bus_gb_s.{label}"] = moved_bytes / transfer_ns
     return values
@@ -516,14 +528,20 @@ def _copy_bandwidths(rows: Sequence[documents.Copy]) -> dict[str, float]:
 
 def _memory_values(memory: documents.Memory) -> dict[str, float | None]:
     """Return what the fullest rank held, and what the rank that leaks most leaves behind in a step."""
-    reserved = [rank.reserved_bytes for rank in memory.ranks if rank.reserved_bytes is not None]
-    leaked = [_leaked_bytes(rank) for rank in memory.ranks]
-    known_leaked = [size for size in leaked if size is not None]
+    reserved: list[int] = []
+    leaked: list[int] = []
+    for rank in memory.ranks:
+        leaked_bytes = _leaked_bytes(rank)
+        if rank.reserved_bytes is not None:
+            reserved.append(rank.reserved_bytes)
+        if leaked_bytes is not None:
+            leaked.append(leaked_bytes)
+    leaks_are_known = len(leaked) == len(memory.ranks)
     return {
         "peak_gb": memory.peak_bytes / 1e9,
         "peak_bytes": memory.peak_bytes,
         "reserved_bytes": max(reserved, default=None),
-        "leaked_bytes": max(known_leaked) if len(known_leaked) == len(leaked) else None,
+        "leaked_bytes": max(leaked) if leaks_are_known else None,
         **_phase_peaks(memory.ranks),
     }
 

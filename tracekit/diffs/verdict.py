@@ -335,7 +335,10 @@ def _limit(requirement: Requirement | None, level_before: float | None, *, defau
 
 def _turn(runs: Sequence[Sequence[float]], sign: int) -> list[list[float]]:
     """Return the samples turned so that larger is worse, whatever the metric."""
-    return [[sign * value for value in run] for run in runs]
+    turned = []
+    for run in runs:
+        turned.append([sign * value for value in run])
+    return turned
 
 
 def _samples(

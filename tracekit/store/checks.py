@@ -112,7 +112,8 @@ def largest_value(column: pl.Series) -> int:
     >>> largest_value(pl.Series([-(1 << 63), 5])) == 1 << 63
     True
     """
-    least, most = column.min(), column.max()
+    least = column.min()
+    most = column.max()
     if least is None or most is None:
         return 0
     return max(abs(int(least)), abs(int(most)))  # type: ignore[arg-type]  # polars types them as any value

@@ -269,14 +269,25 @@ def open_store(path: str | Path) -> Store:
     tracekit.errors.InputError: sample_traces: ...
     """
     root = _root(Path(path))
-    if roles := {
-        folder.name.removeprefix(ROLE_PREFIX): open_store(folder) for folder in _role_folders(root)
-    }:
-        stores = roles.values()
-        notices = tuple(dict.fromkeys(notice for store in stores for notice in store.notices))
-        entries = tuple(entry for store in stores for entry in store.entries)
-        return Store(root, entries, None, all(store.complete for store in stores), notices, roles)
-    return open_single_store(root)
+    role_folders = _role_folders(root)
+    if not role_folders:
+        return open_single_store(root)
+    roles: dict[str, Store] = {}
+    entries: list[StoreEntry] = []
+    notices: dict[Notice, None] = {}  # those that several roles have once
+    for folder in role_folders:
+        store = open_store(folder)
+        roles[folder.name.removeprefix(ROLE_PREFIX)] = store
+        entries += store.entries
+        notices |= dict.fromkeys(store.notices)
+    return Store(
+        root,
+        tuple(entries),
+        labelled_by=None,
+        complete=all(store.complete for store in roles.values()),
+        notices=tuple(notices),
+        roles=roles,
+    )
 
 
 def open_single_store(path: str | Path) -> Store:

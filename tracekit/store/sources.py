@@ -80,11 +80,14 @@ def find(
         notices += store.notices
         refs += _store_refs(ref, store.sources)
     refs = _with_snapshots(refs, sources.recordings)
-    if ranks is not None:
-        refs = [
-            ref for ref in refs if ref.rank is None or ref.rank in ranks or ref.reader == "nsight"
-        ]
-    return tuple(refs), tuple(notices)
+    if ranks is None:
+        return tuple(refs), tuple(notices)
+    wanted = []
+    for ref in refs:
+        may_hold_wanted_ranks = ref.rank is None or ref.reader == "nsight"
+        if may_hold_wanted_ranks or ref.rank in ranks:
+            wanted.append(ref)
+    return tuple(wanted), tuple(notices)
 
 
 def _with_snapshots(refs: Sequence[SourceRef], recordings: Sequence[SourceRef]) -> list[SourceRef]:
@@ -97,10 +100,12 @@ def _with_snapshots(refs: Sequence[SourceRef], recordings: Sequence[SourceRef]) 
         return list(refs)
     attached = []
     for ref in refs:
+        if ref.reader == "store":
+            attached.append(ref)
+            continue
         candidates = [snapshot for snapshot in snapshots if snapshot.rank in (None, ref.rank)]
         beside = [snapshot for snapshot in candidates if _folder(snapshot) == _folder(ref)]
-        is_store = ref.reader == "store"
-        attached.append(ref if is_store else replace(ref, snapshots=tuple(beside or candidates)))
+        attached.append(replace(ref, snapshots=tuple(beside or candidates)))
     return attached
 
 
@@ -122,13 +127,14 @@ def _store_refs(ref: SourceRef, sources: Sequence[Source]) -> list[SourceRef]:
     size = ref.bytes // max(1, len(sources))
     refs = []
     for source in sources:
-        role = ref.role or source.role
-        rank = source.rank
-        rank_from = source.rank_from
-        world_size = source.world_size
         refs.append(
             replace(
-                ref, rank=rank, rank_from=rank_from, world_size=world_size, bytes=size, role=role
+                ref,
+                rank=source.rank,
+                rank_from=source.rank_from,
+                world_size=source.world_size,
+                bytes=size,
+                role=ref.role or source.role,
             )
         )
     return refs
@@ -139,28 +145,23 @@ def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> Non
 
     A span is a rank's source, first and last time in ns.
     """
-    sources = [source for source, _, _ in spans]
-    check_single_run(
-        [
-            SourceRef(source.path, source.reader, source.rank, source.rank_from, source.world_size)
-            for source in sources
-        ]
-    )
+    refs = []
     paths_by_run = defaultdict(list)
-    for source in sources:
+    dated_spans = []
+    for source, start_ns, end_ns in spans:
+        refs.append(
+            SourceRef(source.path, source.reader, source.rank, source.rank_from, source.world_size)
+        )
         if source.run is not None:
             paths_by_run[source.run].append(source.path)
+        if start_ns and start_ns > EARLIEST_DATE_NS:
+            dated_spans.append((start_ns, end_ns or start_ns, source.path))
+    check_single_run(refs)
     if len(paths_by_run) > 1:
         examples = "; ".join(listing(paths, most=2) for paths in list(paths_by_run.values())[:3])
         problem = f"these traces come from {len(paths_by_run)} different runs: {examples}"
         raise InputError(problem, hint="name the files of one run")
-    _check_gaps(
-        [
-            (start, end or start, source.path)
-            for source, start, end in spans
-            if start and start > EARLIEST_DATE_NS
-        ]
-    )
+    _check_gaps(dated_spans)
 
 
 def _check_gaps(spans: list[tuple[int, int, str]]) -> None:
@@ -252,7 +253,9 @@ def read_ref(
             parts = [_read_snapshots(parts[0], ref.snapshots)]
         if capture is not None:
             parts = [replace_fields(part, capture=capture) for part in parts]
-    return [part for part in parts if ranks is None or part.source.rank in ranks]
+    if ranks is None:
+        return parts
+    return [part for part in parts if part.source.rank in ranks]
 
 
 def read_capture(replay: SourceRef, replay_file: str, *, lenient: bool = True) -> GraphCapture:

@@ -10,7 +10,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,11 +101,10 @@ def check_same_run(target: Path, refs: Sequence[SourceRef]) -> None:
         return
     given: set[str] = set()
     for ref in refs:
-        given |= (
-            {entry.source.path for entry in open_store(ref.path).entries}
-            if ref.reader == "store"
-            else {ref.path}
-        )
+        if ref.reader == "store":
+            given.update(entry.source.path for entry in open_store(ref.path).entries)
+        else:
+            given.add(ref.path)
     if stored and not stored & given:
         problem = f"{target}: holds the store of another run{file_listing(stored, most=1)}"
         raise OutputError(
@@ -135,6 +134,11 @@ def _move_to_target(temporary: Path, target: Path) -> None:
         raise OutputError(
             f"{target}: cannot be replaced: {error.strerror}", hint="choose another place"
         ) from error
+
+
+def _has_all_ranks(entries: Mapping[int, StoreEntry]) -> bool:
+    """Return whether all ranks of a source were written: a report may hold several."""
+    return all(entries.keys() >= set(entry.together) for entry in entries.values())
 
 
 @dataclass
@@ -183,10 +187,7 @@ class StoreWriter:
         pending = []
         for ref in refs:
             entries = ranks_by_key.get(key(ref), {})
-            # A report with several ranks is complete only if all of them were written.
-            if entries and all(
-                rank in entries for entry in entries.values() for rank in entry.together
-            ):
+            if entries and _has_all_ranks(entries):
                 self.unchanged.append(ref)
                 self.entries.update(entries)
             else:
@@ -205,7 +206,8 @@ class StoreWriter:
 
     def add(self, entries: Sequence[StoreEntry]) -> None:
         """Add ranks that were written."""
-        self.entries.update((entry.rank, entry) for entry in entries)
+        for entry in entries:
+            self.entries[entry.rank] = entry
         if time.monotonic() - self.written_s > MANIFEST_INTERVAL_S:
             self.write()
 
