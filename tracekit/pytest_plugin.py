@@ -45,7 +45,7 @@ class MeasuredRun(msgspec.Struct, frozen=True):
         """Return one value per step."""
         from tracekit.diffs.metrics import resolve
 
-        return self.run.values(resolve(metric, known=self.run.samples))
+        return self.run.values(resolve(metric, names_in_runs=self.run.samples))
 
     def check(self, *requirements: str) -> None:
         """Fail the test unless every limit, such as ``bubble_fraction < 0.12``, holds."""

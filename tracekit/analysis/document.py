@@ -332,26 +332,24 @@ def _rates(rates: RunRates) -> documents.Rates:
     )
 
 
-def _rank_memory(held: HeldMemory) -> documents.RankMemory:
-    measured = held.measured
-    chunks = held.measured.chunks
-    bounds = (
-        None
-        if chunks is None or chunks.low is None or chunks.high is None
-        else [chunks.low, chunks.high]
-    )
+def _rank_memory(rank: HeldMemory) -> documents.RankMemory:
+    measured = rank.measured
+    chunks = measured.chunks
+    chunk_bytes = None
+    if chunks is not None and chunks.low is not None and chunks.high is not None:
+        chunk_bytes = [chunks.low, chunks.high]
     return documents.RankMemory(
-        rank=held.rank,
+        rank=rank.rank,
         device=measured.device,
-        capacity_bytes=held.capacity_bytes,
+        capacity_bytes=rank.capacity_bytes,
         peak_bytes=measured.peak_bytes,
         reserved_bytes=measured.reserved_bytes,
         first_bytes=measured.first_bytes,
         by_phase=measured.by_phase,
         base_bytes=None if chunks is None else chunks.base_bytes,
-        chunk_bytes=bounds,
+        chunk_bytes=chunk_bytes,
         chunks=None if chunks is None else chunks.peak_chunks,
-        ideal_chunks=held.ideal_chunks,
+        ideal_chunks=rank.ideal_chunks,
         line=documents.MemoryLine(**measured.line.to_dict(as_series=False)),
-        contents=held.contents,
+        contents=rank.contents,
     )

@@ -176,8 +176,12 @@ def _check_finite(table: pl.DataFrame, *, name: str) -> None:
 
 def _checked_columns(schema: pl.Schema) -> list[str]:
     """Return the columns of times, durations and counts."""
-    names = [name for name in schema if name.endswith("ns") or name in COUNT_COLUMNS]
-    return [name for name in names if schema[name].is_numeric()]
+    names = []
+    for name, dtype in schema.items():
+        is_checked = name.endswith("ns") or name in COUNT_COLUMNS
+        if is_checked and dtype.is_numeric():
+            names.append(name)
+    return names
 
 
 def _is_within(column: pl.Series, count: int) -> bool:
@@ -233,7 +237,9 @@ def _check_labels(measures: Measures, *, name: str) -> None:
 
 def _check_intervals(intervals: Intervals, *, name: str, parts: int) -> None:
     """Raise ``ValueError`` if intervals are not disjoint, sorted and of parts that exist."""
-    group, start, end = intervals.group, intervals.start_ns, intervals.end_ns
+    group = intervals.group
+    start = intervals.start_ns
+    end = intervals.end_ns
     in_range = (group >= 0) & (group < max(parts, 1))
     is_time = (start > -LATEST_NS) & (end < LATEST_NS) & (start < end)
     follows = (group[1:] > group[:-1]) | ((group[1:] == group[:-1]) & (start[1:] > end[:-1]))

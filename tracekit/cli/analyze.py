@@ -241,10 +241,10 @@ def _explain(
     from tracekit.run.driver import find_sources
     from tracekit.store.sources import attach_named_capture, read_ref
 
-    found, _ = find_sources(paths, ranks=ranks, rank=rank)
-    refs = attach_named_capture(found, capture)
-    parts = (part for ref in refs for part in read_ref(ref, ranks=ranks))
-    part = next(parts, None)
-    if part is None:
-        raise unknown_rank_error(ranks or (), ())
-    print_text(explain_text(part, selector, rules=rules, all_rules=all_rules))
+    sources, _ = find_sources(paths, ranks=ranks, rank=rank)
+    for ref in attach_named_capture(sources, capture):
+        parts = read_ref(ref, ranks=ranks)
+        if parts:
+            print_text(explain_text(parts[0], selector, rules=rules, all_rules=all_rules))
+            return
+    raise unknown_rank_error(ranks or (), ())

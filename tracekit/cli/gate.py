@@ -19,12 +19,10 @@ class GateCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Repeat ``--baseline`` before each of its words, which typer alone cannot parse."""
-        options_with_value = {
-            name
-            for param in self.params
-            for name in param.opts
-            if name.startswith("-") and not getattr(param, "is_flag", False)
-        }
+        options_with_value: set[str] = set()
+        for param in self.params:
+            if not getattr(param, "is_flag", False):
+                options_with_value.update(name for name in param.opts if name.startswith("-"))
         return super().parse_args(ctx, repeat_baseline(args, options_with_value))
 
 

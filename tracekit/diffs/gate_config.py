@@ -128,12 +128,12 @@ _TOKEN = re.compile(
 _MS_PER_UNIT = {"ms": 1.0, "us": 1e-3, "µs": 1e-3, "ns": 1e-6, "s": 1e3}
 
 
-def parse_requirement(text: str, *, known: Iterable[str] = ()) -> Requirement:
+def parse_requirement(text: str, *, names_in_runs: Iterable[str] = ()) -> Requirement:
     """Parse one requirement; an error marks the position with a caret.
 
     Args:
         text: The expression.
-        known: Metric names that occur in the runs, beside those that tracekit defines.
+        names_in_runs: Metric names that occur in the runs, beside those that tracekit defines.
 
     >>> parse_requirement("step_ms << 3")
     Traceback (most recent call last):
@@ -152,7 +152,7 @@ def parse_requirement(text: str, *, known: Iterable[str] = ()) -> Requirement:
             "nothing may follow the limit; give --require again for another", text, position
         )
     try:
-        metric = resolve(name["name"], known=known)
+        metric = resolve(name["name"], names_in_runs=names_in_runs)
     except OptionError as error:
         raise _error(error.message, text, name.start("name"), hint=error.hint) from None
     kind, limit = _parse_limit(number, metric, text)

@@ -166,8 +166,8 @@ class Requirement(msgspec.Struct, frozen=True):
         return bool(_COMPARISONS[self.op](value, self.limit))
 
 
-def resolve(name: str, *, known: Iterable[str] = ()) -> Metric:
-    """Return the metric called *name*; *known* adds names that occur in a run.
+def resolve(name: str, *, names_in_runs: Iterable[str] = ()) -> Metric:
+    """Return the metric called *name*; *names_in_runs* adds names that occur in a run.
 
     >>> resolve("overlap.ep_dispach")
     Traceback (most recent call last):
@@ -179,12 +179,12 @@ def resolve(name: str, *, known: Iterable[str] = ()) -> Metric:
         key = match[2]
         if key:
             is_listed = key in family.keys or key in family.details
-            exists = is_listed or f"{family.name}.{key}" in known
+            exists = is_listed or f"{family.name}.{key}" in names_in_runs
         else:
             exists = not family.keys
         if exists:
             return Metric(name, family, key, int(match[3]) if match[3] else None)
-    raise OptionError(f"unknown metric {name}", hint=_suggest(name, known))
+    raise OptionError(f"unknown metric {name}", hint=_suggest(name, names_in_runs))
 
 
 def metric_names() -> list[str]:
@@ -202,9 +202,9 @@ def metric_names() -> list[str]:
     return names
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
+def _suggest(name: str, names_in_runs: Iterable[str]) -> str:
     """Return the hint for an unknown metric: the nearest names, or a list of families."""
-    candidates = list(dict.fromkeys([*metric_names(), *known]))
+    candidates = list(dict.fromkeys([*metric_names(), *names_in_runs]))
     bare = name.split("@", maxsplit=1)[0]
     close = difflib.get_close_matches(bare, candidates, n=MAX_SUGGESTIONS, cutoff=0.6)
     for candidate in candidates:

@@ -208,7 +208,7 @@ def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:
     """
     noise = {}
     for name in runs[0].samples:
-        level = resolve(name, known=[name]).family.level
+        level = resolve(name, names_in_runs=[name]).family.level
         centres = []
         for run in runs:
             values = run.samples.get(name)

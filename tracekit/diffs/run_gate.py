@@ -167,7 +167,7 @@ def _parse_requirements(texts: Sequence[str], runs: Sequence[Run]) -> list[Requi
     metric_names: set[str] = set()
     for run in runs:
         metric_names.update(run.samples)
-    return [parse_requirement(text, known=sorted(metric_names)) for text in texts]
+    return [parse_requirement(text, names_in_runs=sorted(metric_names)) for text in texts]
 
 
 def _are_limits(requirements: Sequence[Requirement]) -> bool:

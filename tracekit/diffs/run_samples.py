@@ -99,7 +99,7 @@ def centre_of_runs(runs: Sequence[Run], name: str) -> float | None:
     >>> centre_of_runs([Run("a", {"step_ms": (10.0, 12.0)}), Run("b", {})], "step_ms")
     11.0
     """
-    metric = resolve(name, known=[name])
+    metric = resolve(name, names_in_runs=[name])
     values = samples_of_metric(runs, metric)
     return stats.centre(values, metric.family.level) if values else None
 

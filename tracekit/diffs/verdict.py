@@ -166,7 +166,7 @@ def default_metrics(
     every_run = (*baseline, *candidate)
     metrics = []
     for name in dict.fromkeys(chain.from_iterable(run.samples for run in every_run)):
-        metric = resolve(name, known=[name])
+        metric = resolve(name, names_in_runs=[name])
         if not metric.family.default or metric.key in metric.family.details:
             continue
         is_on_both_sides = samples_of_metric(candidate, metric) and samples_of_metric(

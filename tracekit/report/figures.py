@@ -117,10 +117,10 @@ def legend_rows(handles: Sequence[Artist], inches: float) -> dict[str, Any]:
     )
     rows = max(1, -(-len(handles) // columns_that_fit))
     columns = max(1, -(-len(handles) // rows))
-    return {
-        "handles": [handle for column in range(columns) for handle in handles[column::columns]],
-        "ncols": columns,
-    }
+    by_column: list[Any] = []
+    for column in range(columns):
+        by_column += handles[column::columns]
+    return {"handles": by_column, "ncols": columns}
 
 
 def draw_boxes(

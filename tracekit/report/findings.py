@@ -35,9 +35,11 @@ class Advice(msgspec.Struct, frozen=True):
 
 def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that cost or save enough to be shown."""
-    return tuple(
-        finding for finding in findings if finding.share >= MIN_SHARE_TO_SHOW or finding.cost_bytes
-    )
+    shown = []
+    for finding in findings:
+        if finding.share >= MIN_SHARE_TO_SHOW or finding.cost_bytes:
+            shown.append(finding)
+    return tuple(shown)
 
 
 ABSENCES = {
@@ -216,8 +218,9 @@ def _how_often(finding: Finding) -> str:
 
 
 def _in_steps(finding: Finding) -> str:
-    count, recorded = finding.evidence.get("late_steps"), finding.evidence.get("recorded_steps")
-    if count == recorded or not finding.steps:
+    late_steps = finding.evidence.get("late_steps")
+    is_always_late = late_steps == finding.evidence.get("recorded_steps")
+    if is_always_late or not finding.steps:
         return " in every step"
     return f" in step {listing(map(str, finding.steps), most=MAX_STEPS_NAMED)}"
 
@@ -232,8 +235,11 @@ def _while_others_wait(finding: Finding) -> str:
 
 
 def _tokens(finding: Finding) -> str:
-    own, others = finding.evidence.get("tokens"), finding.evidence.get("tokens_of_others")
-    return f" ({own:,} tokens, the others {others:,})" if own and others and own != others else ""
+    own = finding.evidence.get("tokens")
+    others = finding.evidence.get("tokens_of_others")
+    if not own or not others or own == others:
+        return ""
+    return f" ({own:,} tokens, the others {others:,})"
 
 
 def _in_module(finding: Finding) -> str:
@@ -243,11 +249,9 @@ def _in_module(finding: Finding) -> str:
 
 def _utilisation(finding: Finding) -> str:
     share = finding.evidence.get("model_flop_utilisation")
-    return (
-        f" (the step reaches {percent(share, digits=0)} of peak FLOP/s)"
-        if isinstance(share, float)
-        else ""
-    )
+    if not isinstance(share, float):
+        return ""
+    return f" (the step reaches {percent(share, digits=0)} of peak FLOP/s)"
 
 
 LIMIT_WORDS = {"peak": "peak rate", "bandwidth": "memory bandwidth"}
@@ -260,7 +264,9 @@ def _source(finding: Finding) -> str:
 
 def _peak_place(finding: Finding) -> str:
     """Return where the host is at the peak: cell, else phase."""
-    op, stage, microbatch = (finding.evidence.get(name) for name in ("op", "stage", "microbatch"))
+    op = finding.evidence.get("op")
+    stage = finding.evidence.get("stage")
+    microbatch = finding.evidence.get("microbatch")
     if op is not None and stage is not None:
         return f", in {stage}{op}{microbatch} (stage {stage}, micro-batch {microbatch})"
     phase = finding.evidence.get("phase")
@@ -269,23 +275,28 @@ def _peak_place(finding: Finding) -> str:
 
 def _recompute(finding: Finding) -> str:
     module = finding.evidence.get("recompute_module")
-    freed, ns = finding.evidence.get("recompute_bytes"), finding.evidence.get("recompute_ns")
-    if module is None or not isinstance(freed, int) or not isinstance(ns, int):
+    freed_bytes = finding.evidence.get("recompute_bytes")
+    recompute_ns = finding.evidence.get("recompute_ns")
+    if module is None or not isinstance(freed_bytes, int) or not isinstance(recompute_ns, int):
         return "recompute activations"
-    return f"recompute {module} (frees up to {size(freed)} for {ms(ns)} per step)"
+    return f"recompute {module} (frees up to {size(freed_bytes)} for {ms(recompute_ns)} per step)"
 
 
 def _leak_place(finding: Finding) -> str:
     """Return what leaks, as far as known: line, operator, module, stage and micro-batch."""
-    line, operator, module = (finding.evidence.get(name) for name in ("line", "operator", "module"))
-    stage, microbatch = finding.evidence.get("stage"), finding.evidence.get("microbatch")
-    parts = [f"allocated at {line}" if line else "", f"by {operator}" if operator else ""]
-    if module:
-        parts.append(f"in {module}")
+    evidence = finding.evidence
+    parts = []
+    if evidence.get("line"):
+        parts.append(f"allocated at {evidence['line']}")
+    if evidence.get("operator"):
+        parts.append(f"by {evidence['operator']}")
+    if evidence.get("module"):
+        parts.append(f"in {evidence['module']}")
+    stage = evidence.get("stage")
+    microbatch = evidence.get("microbatch")
     if stage is not None and microbatch is not None:
         parts.append(f"of micro-batch {microbatch} on stage {stage}")
-    text = " ".join(part for part in parts if part)
-    return f", {text}" if text else ""
+    return f", {' '.join(parts)}" if parts else ""
 
 
 def _until_full(finding: Finding) -> str:

@@ -111,18 +111,16 @@ def memory(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 
 def flame(analysis: Analysis, *, rank: int | None = None, ax: Axes | None = None) -> Figure:
     """Draw the flame graph of a rank's peak by stack; by default the fullest rank's."""
-    ranks = (
-        []
-        if analysis.memory is None
-        else [held for held in analysis.memory.ranks if held.contents is not None]
-    )
-    if rank is not None:
-        ranks = [held for held in ranks if held.rank == rank]
-    if not ranks:
+    candidates = []
+    for memory_of_rank in () if analysis.memory is None else analysis.memory.ranks:
+        is_wanted = rank is None or memory_of_rank.rank == rank
+        if is_wanted and memory_of_rank.contents is not None:
+            candidates.append(memory_of_rank)
+    if not candidates:
         return figures.message_figure(
             ax, "Single allocations are not known: record a memory snapshot."
         )
-    fullest = max(ranks, key=lambda held: held.measured.peak_bytes)
+    fullest = max(candidates, key=lambda candidate: candidate.measured.peak_bytes)
     contents = fullest.measured.contents
     assert contents is not None, "only ranks with contents are looked at"
     return draw_flame_graph(contents, rank=fullest.rank, ax=ax)

@@ -79,11 +79,11 @@ def _offset_by_broadcasts(first: Sequence[Process], others: Sequence[Process]) -
     """Return how far the clock of *others* is ahead: the median difference of the ends of common broadcasts."""
     differences = []
     for process in others:
-        theirs = process.lane("broadcast")
+        broadcasts = process.lane("broadcast")
         for reference in first:
-            ours = reference.lane("broadcast")
-            if len(ours) and ours["bytes"].equals(theirs["bytes"]):
-                differences.append((theirs["end_ns"] - ours["end_ns"]).to_numpy())
+            of_first = reference.lane("broadcast")
+            if len(of_first) and of_first["bytes"].equals(broadcasts["bytes"]):
+                differences.append((broadcasts["end_ns"] - of_first["end_ns"]).to_numpy())
     return round(float(np.median(np.concatenate(differences)))) if differences else None
 
 

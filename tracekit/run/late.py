@@ -38,19 +38,19 @@ def late(
     2
 
     """
-    found = discover(paths, check=False, need_traces=False)
-    recordings = read_found_recordings(found)
-    if recordings is None and not found.refs:
+    discovery = discover(paths, check=False, need_traces=False)
+    recordings = read_found_recordings(discovery)
+    if recordings is None and not discovery.refs:
         raise InputError(
             "there is no record of collectives here",
             hint="name flight-recorder dumps, Inspector logs or traces",
         )
-    notices = list(found.notices)
+    notices = list(discovery.notices)
     parts: list[RankCollectives] = []
     if recordings is not None:
         parts += recordings.parts
         notices += recordings.notices
-    traces, trace_notices = _read_traces(found.refs, workers=workers)
+    traces, trace_notices = _read_traces(discovery.refs, workers=workers)
     parts += traces
     notices += trace_notices
     if ranks is not None:

@@ -82,17 +82,18 @@ def _no_snapshot_error(paths: PathList) -> InputError:
 
 def find_snapshots(paths: PathList) -> list[SourceRef]:
     """Return the memory snapshots at *paths*, by rank."""
-    found = discover(paths, check=False, need_traces=False)
-    return [ref for ref in found.recordings if ref.reader == MEMORY_SNAPSHOT]
+    discovery = discover(paths, check=False, need_traces=False)
+    return [ref for ref in discovery.recordings if ref.reader == MEMORY_SNAPSHOT]
 
 
 def holds_snapshots_alone(paths: PathList) -> bool:
     """Return whether there are memory snapshots at *paths* and no traces."""
     try:
-        found = discover(paths, check=False, need_traces=False)
+        discovery = discover(paths, check=False, need_traces=False)
     except InputError:  # a saved analysis, say, or nothing at all: whoever reads it says so
         return False
-    return not found.refs and any(ref.reader == MEMORY_SNAPSHOT for ref in found.recordings)
+    has_snapshots = any(ref.reader == MEMORY_SNAPSHOT for ref in discovery.recordings)
+    return has_snapshots and not discovery.refs
 
 
 def diff_memory(before: PathList, after: PathList) -> SnapshotDiff:

@@ -24,11 +24,11 @@ def find_recordings(paths: PathList) -> Recordings | None:
     return read_found_recordings(discover(paths, check=False, need_traces=False))
 
 
-def read_found_recordings(found: Discovery) -> Recordings | None:
+def read_found_recordings(discovery: Discovery) -> Recordings | None:
     """Return the dumps and logs that were discovered; None if there are none."""
-    refs = [ref for ref in found.recordings if ref.reader in COLLECTIVE_READERS]
+    refs = [ref for ref in discovery.recordings if ref.reader in COLLECTIVE_READERS]
     readings = [read_recordings(refs)] if refs else []
-    for ref in found.refs:
+    for ref in discovery.refs:
         stored = read_stored_recordings(Path(ref.path)) if ref.reader == "store" else None
         if stored is not None:
             readings.append(stored)
@@ -40,9 +40,9 @@ def read_found_recordings(found: Discovery) -> Recordings | None:
     for reading in readings:
         for part in reading.parts:
             source = part.source
-            known = parts.setdefault((source.recorder, source.rank), part).source
-            if known.path != source.path:
-                files = file_listing([known.path, source.path])
+            first_source = parts.setdefault((source.recorder, source.rank), part).source
+            if first_source.path != source.path:
+                files = file_listing([first_source.path, source.path])
                 problem = f"rank {source.rank} has recordings of several runs{files}"
                 raise InputError(problem, hint="name the dumps of one run")
     notices = dict.fromkeys(chain.from_iterable(reading.notices for reading in readings))
@@ -55,10 +55,11 @@ def has_recordings_alone(paths: PathList) -> bool:
     >>> has_recordings_alone("sample_traces/always-on/hang"), has_recordings_alone("sample_traces/reload")
     (True, False)
     """
-    found = discover(paths, check=False, need_traces=False)
-    if not all(_is_store_of_recordings(ref) for ref in found.refs):
+    discovery = discover(paths, check=False, need_traces=False)
+    if not all(_is_store_of_recordings(ref) for ref in discovery.refs):
         return False
-    return bool(found.refs) or any(ref.reader in COLLECTIVE_READERS for ref in found.recordings)
+    has_recordings = any(ref.reader in COLLECTIVE_READERS for ref in discovery.recordings)
+    return bool(discovery.refs) or has_recordings
 
 
 def _is_store_of_recordings(ref: SourceRef) -> bool:

@@ -166,13 +166,15 @@ def _leaks(contents: RankContents, places: Places) -> list[documents.MemoryLeak]
     lines = dict(contents.stacks.select("stack", "line").iter_rows())
     leaks = []
     for leak in contents.leaks.head(MAX_LEAKS).rows(named=True):
-        known = []  # places of the leaked allocations, as far as they are known
+        # Stages and micro-batches of the leaked allocations, as far as they are known.
+        stages = set()
+        microbatches: set[int] = set()
         for key in product(leak["steps"], leak["pairs"]):
-            place = places.get(key)
-            if place is not None:
-                known.append(place)
-        stages = {stage for stage, _ in known}
-        microbatches = sorted({microbatch for _, microbatch in known if microbatch is not None})
+            if key in places:
+                stage, microbatch = places[key]
+                stages.add(stage)
+                if microbatch is not None:
+                    microbatches.add(microbatch)
         leaks.append(
             documents.MemoryLeak(
                 line=lines.get(leak["stack"]),
@@ -180,7 +182,7 @@ def _leaks(contents: RankContents, places: Places) -> list[documents.MemoryLeak]
                 module=leak["module"],
                 phase=leak["phase"],
                 stage=stages.pop() if len(stages) == 1 else None,
-                microbatches=tuple(microbatches),
+                microbatches=tuple(sorted(microbatches)),
                 bytes=leak["bytes"],
                 bytes_per_step=leak["bytes_per_step"],
                 steps=tuple(leak["steps"]),
@@ -190,20 +192,20 @@ def _leaks(contents: RankContents, places: Places) -> list[documents.MemoryLeak]
 
 
 def _fragmentation(contents: RankContents) -> documents.MemoryFragmentation | None:
-    found = contents.fragmentation
-    if found is None:
+    fragmentation = contents.fragmentation
+    if fragmentation is None:
         return None
     lines = dict(contents.stacks.select("stack", "line").iter_rows())
     return documents.MemoryFragmentation(
-        at_ns=found.at_ns,
-        reserved_bytes=found.reserved_bytes,
-        allocated_bytes=found.allocated_bytes,
-        pending_bytes=found.pending_bytes,
-        cached_bytes=found.cached_bytes,
-        fragmented_bytes=found.fragmented_bytes,
-        forced_segments=found.forced_segments,
-        forced_bytes=found.forced_bytes,
-        largest_request_bytes=found.largest_request_bytes,
-        largest_request_free_bytes=found.largest_request_free_bytes,
-        largest_request_line=lines.get(found.largest_request_stack),
+        at_ns=fragmentation.at_ns,
+        reserved_bytes=fragmentation.reserved_bytes,
+        allocated_bytes=fragmentation.allocated_bytes,
+        pending_bytes=fragmentation.pending_bytes,
+        cached_bytes=fragmentation.cached_bytes,
+        fragmented_bytes=fragmentation.fragmented_bytes,
+        forced_segments=fragmentation.forced_segments,
+        forced_bytes=fragmentation.forced_bytes,
+        largest_request_bytes=fragmentation.largest_request_bytes,
+        largest_request_free_bytes=fragmentation.largest_request_free_bytes,
+        largest_request_line=lines.get(fragmentation.largest_request_stack),
     )

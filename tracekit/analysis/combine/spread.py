@@ -185,8 +185,11 @@ def _mesh(analysis: Analysis) -> Mesh:
     stages = range(len(pipelines[0]))
     cells = []
     for stage in stages:
-        ranks_of_stage = [pipeline[stage] for pipeline in pipelines]
-        cells.append(tuple(rank if rank in present else None for rank in ranks_of_stage))
+        row: list[int | None] = []
+        for pipeline in pipelines:
+            rank = pipeline[stage]
+            row.append(rank if rank in present else None)
+        cells.append(tuple(row))
     return Mesh(tuple(f"stage {stage}" for stage in stages), tuple(cells), "replica")
 
 

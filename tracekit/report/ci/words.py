@@ -246,8 +246,13 @@ def without_repeats(reasons: Sequence[str]) -> list[str]:
     >>> without_repeats(["may be noise", "may be noise", "", "breaks step_ms < +3%"])
     ['may be noise', 'as above', '', 'breaks step_ms < +3%']
     """
-    pairs = zip(("", *reasons), reasons, strict=False)
-    return ["as above" if reason and reason == above else reason for above, reason in pairs]
+    texts = []
+    above = ""
+    for reason_of_row in reasons:
+        is_repeated = reason_of_row and reason_of_row == above
+        texts.append("as above" if is_repeated else reason_of_row)
+        above = reason_of_row
+    return texts
 
 
 def reason(check: Row) -> str:

@@ -51,9 +51,11 @@ def collective_timeline(run: WholeRun, *, level: int = 2) -> str:
     bars = collective_bars(run)
     if bars.is_empty():
         return ""
-    late_ranks = [rank for fact in run.late for rank in fact.ranks]
-    ranks = list(dict.fromkeys([*late_ranks, *sorted(bars["rank"].unique().to_list())]))
-    present = set(bars["rank"].to_list())
+    present = sorted(bars["rank"].unique().to_list())
+    ranks: dict[int, None] = {}  # late ranks first
+    for late_ranks in run.late:
+        ranks |= dict.fromkeys(late_ranks.ranks)
+    ranks |= dict.fromkeys(present)
     shown = sorted([rank for rank in ranks if rank in present][:MAX_TIMELINE_ROWS])
     times = bars.select(
         first=pl.min_horizontal(pl.col("called_ns", "joined_ns", "end_ns").min()),

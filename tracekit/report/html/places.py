@@ -95,20 +95,18 @@ def _places(
         return []
     if busiest is not None and _is_about_stages(finding) and busiest.rank in ranks:
         return _step_of_busiest(busiest, clock)
+    places: list[PlaceOnPage] = []
     if finding.where:
-        return [
-            _place(
-                place.rank,
-                place.step,
-                clock.moment_on(place.rank, place.start_ns, place.end_ns),
-                place.name,
-            )
-            for place in finding.where
-            if place.rank in ranks
-        ]
+        for shown in finding.where:
+            if shown.rank in ranks:
+                moment = clock.moment_on(shown.rank, shown.start_ns, shown.end_ns)
+                places.append(_place(shown.rank, shown.step, moment, shown.name))
+        return places
     if finding.ranks:
-        shown = [rank for rank in finding.ranks if rank in ranks]
-        return [place for rank in shown for place in _steps_of_rank(finding, clock, rank)[:1]]
+        for rank in finding.ranks:
+            if rank in ranks:
+                places += _steps_of_rank(finding, clock, rank)[:1]
+        return places
     return _steps_of_rank(finding, clock, min(ranks)) if finding.steps else []
 
 

@@ -39,23 +39,30 @@ def many_ranks(view: View, width: int) -> RenderableType | None:
 
 
 def _distributions(fleet: Spread, width: int) -> RenderableType | None:
-    numbers = ("least", "rank", "5 % below", "median", "95 % below", "most", "rank")
-    figures = [Column(name, "figure", expendable=1 if "%" in name else 0) for name in numbers]
+    figures = [
+        Column("least", "figure"),
+        Column("rank", "figure"),
+        Column("5 % below", "figure", expendable=1),
+        Column("median", "figure"),
+        Column("95 % below", "figure", expendable=1),
+        Column("most", "figure"),
+        Column("rank", "figure"),
+    ]
     rows = []
     for figure in fleet.figures:
-        values = (figure.least, figure.low, figure.median, figure.high, figure.most)
-        least, low, median, high, most = (value(figure.name, number) for number in values)
-        ends = ("–", "–") if least == most else (str(figure.least_rank), str(figure.most_rank))
+        least = value(figure.name, figure.least)
+        most = value(figure.name, figure.most)
+        all_are_alike = least == most
         rows.append(
             (
                 NAMES[figure.name],
                 least,
-                ends[0],
-                low,
-                median,
-                high,
+                "–" if all_are_alike else str(figure.least_rank),
+                value(figure.name, figure.low),
+                value(figure.name, figure.median),
+                value(figure.name, figure.high),
                 most,
-                ends[1],
+                "–" if all_are_alike else str(figure.most_rank),
                 Text(histogram(figure)),
             )
         )

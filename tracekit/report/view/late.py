@@ -147,17 +147,17 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def place_words(place: OperationPlace) -> str:
+def place_words(operation: OperationPlace) -> str:
     """Return an operation in words: its position in the step, kind and size."""
-    bytes_words = "" if place.bytes is None else f" of {size(place.bytes)}"
-    if place.place is None:
-        return (
-            f"an {place.op}{bytes_words}"
-            if place.op[:1] in "aeiou"
-            else f"a {place.op}{bytes_words}"
-        )
-    position = "first" if place.place == 0 else _ordinal(place.place + 1)
-    return f"the step's {position} collective ({place.op}{bytes_words})"
+    name = operation.op
+    if operation.bytes is not None:
+        name += f" of {size(operation.bytes)}"
+    position = operation.place
+    if position is None:
+        article = "an" if operation.op[:1] in "aeiou" else "a"
+        return f"{article} {name}"
+    number = "first" if position == 0 else _ordinal(position + 1)
+    return f"the step's {number} collective ({name})"
 
 
 def hang_sentence(hang: Hang) -> str:
@@ -337,12 +337,16 @@ def transfer_table(run: WholeRun) -> Table | None:
 
 def clock_words(run: WholeRun) -> str | None:
     """Return how far clocks are apart and how sure that is; None if nothing rests on them."""
-    known = [clock for clock in run.clocks.values() if clock.uncertainty_ns is not None]
-    if len(known) < 2:
+    offsets_ns = []
+    uncertainties_ns = []
+    for clock in run.clocks.values():
+        if clock.uncertainty_ns is not None:
+            offsets_ns.append(clock.offset_ns)
+            uncertainties_ns.append(clock.uncertainty_ns)
+    if len(offsets_ns) < 2:
         return None
-    offsets_ns = [clock.offset_ns for clock in known]
     spread = max(offsets_ns) - min(offsets_ns)
-    worst = max(clock.uncertainty_ns or 0 for clock in known)
+    worst = max(uncertainties_ns)
     apart = f"{duration_words(spread)} apart"
     return f"clocks are {apart}, known to {duration_words(worst)}, from the operations themselves"
 

@@ -172,14 +172,16 @@ def memory_line(analysis: Analysis) -> str | None:
     contents = fullest.contents
     assert contents is not None, "only ranks with contents are looked at"
     whole = "" if fullest.capacity_bytes is None else f" of {size(fullest.capacity_bytes)}"
-    place = peak_place(contents.peak)
-    where = [f"rank {fullest.rank}"] if len(analysis.rank_results) > 1 else []
-    where += [f"in {place}"] if place else []
+    where = []
+    if len(analysis.rank_results) > 1:
+        where.append(f"rank {fullest.rank}")
+    cell_or_phase = peak_place(contents.peak)
+    if cell_or_phase:
+        where.append(f"in {cell_or_phase}")
     parts = []
     for name, count in list(contents.by_category.items())[:MAX_CATEGORIES_IN_LINE]:
-        parts.append(
-            f"{WORDS.memory_categories.get(name, name)} {percent(count, contents.peak.bytes, digits=0)}"
-        )
+        category = WORDS.memory_categories.get(name, name)
+        parts.append(f"{category} {percent(count, contents.peak.bytes, digits=0)}")
     remark = f" ({', '.join(where)})" if where else ""
     return f"memory {size(contents.peak.bytes)}{whole}{remark}: {', '.join(parts)}"
 
@@ -196,8 +198,11 @@ def memory_sentence(analysis: Analysis) -> str | None:
     contents = fullest.contents
     assert contents is not None, "only ranks with contents are looked at"
     whole = "" if fullest.capacity_bytes is None else f" of {size(fullest.capacity_bytes)}"
-    place = peak_place(contents.peak)
-    where = f", in {'' if contents.peak.op else 'the '}{place}" if place else ""
+    where = ""
+    cell_or_phase = peak_place(contents.peak)
+    if cell_or_phase:
+        article = "" if contents.peak.op else "the "
+        where = f", in {article}{cell_or_phase}"
     parts = []
     for name, count in list(contents.by_category.items())[:MAX_CATEGORIES_NAMED]:
         if count >= MIN_SHARE_TO_NAME * contents.peak.bytes:

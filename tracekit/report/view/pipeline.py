@@ -10,6 +10,7 @@ from tracekit._util.text import counted
 from tracekit.against_ideal import ScheduleComparison, WhatIf
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Difference
+from tracekit.metrics.overlap import ratio
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.view.ranks import beyond_noise
 from tracekit.report.words import WORDS
@@ -222,10 +223,12 @@ def _phases_table(lanes: pl.DataFrame) -> Table | None:
 
 def _shares_by_phase(part: pl.DataFrame, column: str) -> tuple[float | None, ...]:
     """Return the sum of *column* over that of ``total_ns`` in each of ``LANE_PHASES``."""
-    sums = []
+    shares = []
     for phase in LANE_PHASES:
-        sums.append(part.filter(phase=phase).select(pl.col(column, "total_ns").sum()).row(0))
-    return tuple(hidden_ns / total_ns if total_ns else None for hidden_ns, total_ns in sums)
+        in_phase = part.filter(phase=phase)
+        hidden_ns = int(in_phase[column].sum())
+        shares.append(ratio(hidden_ns, int(in_phase["total_ns"].sum())))
+    return tuple(shares)
 
 
 def _what_if(line: WhatIf, plan: Schedule) -> WhatIfRow:

@@ -51,7 +51,8 @@ def facts(document: MemoryDocument) -> list[str]:
     sentences = []
     for snapshot in document.snapshots:
         of_rank = "the GPU" if snapshot.rank is None else f"rank {snapshot.rank}"
-        sentences += [f"{of_rank}: {fact}" for fact in _facts_of(snapshot.contents)]
+        for fact in _facts_of(snapshot.contents):
+            sentences.append(f"{of_rank}: {fact}")
     return sentences
 
 
@@ -60,19 +61,19 @@ def _facts_of(contents: MemoryContents) -> list[str]:
     if contents.failed_request_bytes is not None:
         sentences.append(f"memory ran out: {size(contents.failed_request_bytes)} were asked for")
     for leak in contents.leaks:
-        place = f", allocated at {leak.line}" if leak.line else ""
+        source = f", allocated at {leak.line}" if leak.line else ""
         sentences.append(
-            f"every step leaves {size(leak.bytes_per_step)} behind{place} ({len(leak.steps)} steps)"
+            f"every step leaves {size(leak.bytes_per_step)} behind{source} ({len(leak.steps)} steps)"
         )
-    found = contents.fragmentation
-    if found is None or found.fragmented_bytes is None or not found.forced_segments:
+    reserve = contents.fragmentation
+    if reserve is None or reserve.fragmented_bytes is None or not reserve.forced_segments:
         return sentences
-    if found.fragmented_bytes >= MIN_FREE_SHARE_TO_REPORT * found.reserved_bytes:
-        share = percent(found.fragmented_bytes, found.reserved_bytes, digits=0)
+    if reserve.fragmented_bytes >= MIN_FREE_SHARE_TO_REPORT * reserve.reserved_bytes:
+        share = percent(reserve.fragmented_bytes, reserve.reserved_bytes, digits=0)
         sentences.append(
-            f"{size(found.fragmented_bytes)} ({share} of what is reserved) are free in pieces; a request for "
-            f"{size(found.largest_request_bytes or 0)} did not fit while "
-            f"{size(found.largest_request_free_bytes or 0)} were free"
+            f"{size(reserve.fragmented_bytes)} ({share} of what is reserved) are free in pieces; a request for "
+            f"{size(reserve.largest_request_bytes or 0)} did not fit while "
+            f"{size(reserve.largest_request_free_bytes or 0)} were free"
         )
     return sentences
 

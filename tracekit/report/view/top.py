@@ -163,11 +163,11 @@ def role_tiles(
             phase_ns[phase] = phase_ns.get(phase, 0) + ns
     train_ns = phase_ns.pop(TRAIN, 0)
     longest_first = sorted(phase_ns.items(), key=lambda item: -item[1])
-    others = [
-        f"{'no role runs' if phase == 'idle' else WORDS.phases[phase]} {percent(ns / total_ns, digits=0)}"
-        for phase, ns in longest_first
-        if ns >= MIN_SHARE_NAMED * total_ns
-    ]
+    others = []
+    for phase, ns in longest_first:
+        if ns >= MIN_SHARE_NAMED * total_ns:
+            words = "no role runs" if phase == "idle" else WORDS.phases[phase]
+            others.append(f"{words} {percent(ns / total_ns, digits=0)}")
     train = percent(train_ns / total_ns, digits=0)
     tiles = (
         Tile(

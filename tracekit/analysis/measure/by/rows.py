@@ -13,7 +13,6 @@ from tracekit.metrics.rates import MAX_UNCOUNTED_SHARE, describe_products, produ
 from tracekit.schema import (
     COMMUNICATION_LABELS,
     COPY_LABELS,
-    LABELS,
     PATH_SEPARATOR,
     RankEvents,
     conform,
@@ -347,7 +346,7 @@ def _sum_rows(rows: pl.DataFrame) -> pl.DataFrame:
         return pl.col("ns").filter(pl.col("label").is_in(labels)).sum()
 
     present = set(rows["label"].unique().to_list())
-    compute_labels = [label for label in LABELS if label in present and label in COMPUTE_SET]
+    compute_labels = [label for label in COMPUTE_SET if label in present]
     evidence = pl.col("evidence").drop_nulls().unique().sort().str.join(", ")
     summed = rows.group_by("group", "name", "stage", "layer", "path", maintain_order=True).agg(
         ranks=pl.col("rank").unique().sort(),
