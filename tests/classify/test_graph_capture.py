@@ -28,6 +28,7 @@ from tracekit.parsers.kineto.captures import (
     MAX_GPU_EVENTS_PER_LAUNCH,
     holds_capture,
     read_kernel_blocks,
+    read_launched_kernels,
 )
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.report.terminal.explain import explain_text
@@ -465,6 +466,28 @@ def test_blocks_are_read_from_the_file(tmp_path):
     assert read_kernel_blocks(str(path)).rows() == [(1, 24)]
     (rank,) = read_ref(SourceRef(str(path), "kineto", 0, "option"))
     assert rank.events.filter(pl.col("kind") == "kernel")["id"].to_list() == [1]
+
+
+@pytest.mark.parametrize(
+    ("grid", "blocks"),
+    [([2**62], [2**62]), ([2**63], []), ([2**40] * 3, []), ([-1], []), ("x", [])],
+)
+def test_a_grid_that_no_gpu_has_gives_no_blocks(tmp_path, grid, blocks):
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "args": {"grid": grid}}
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"traceEvents": [kernel]}))
+    assert read_kernel_blocks(str(path))["blocks"].to_list() == blocks
+
+
+@pytest.mark.parametrize("correlation", [2**63, -(2**64), 2**70])
+def test_a_launch_whose_correlation_no_integer_holds_is_left_out(tmp_path, correlation):
+    events = []
+    for number in (7, correlation):
+        args = {"kernel": "gemm", "correlation": number}
+        events.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": args})
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert read_launched_kernels(str(path)).rows() == [(7, "gemm")]
 
 
 @pytest.mark.parametrize(("gpu_events", "captured"), [(5, True), (6, False)])

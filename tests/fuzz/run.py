@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import hashlib
+import os
 import random
 import sys
 import tempfile
@@ -17,12 +18,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 
 from tests.fuzz import (
     agents,
+    answers,
+    archives,
+    captures,
     forged,
     gate,
     kineto,
@@ -53,7 +58,17 @@ TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes, Path
     "recorders": (recorders.make, recorders.check),
     "snapshots": (snapshots.make, snapshots.check),
     "forged": (forged.make, forged.check),
+    "captures": (captures.make, captures.check),
+    "archives": (archives.make, archives.check),
+    "answers": (answers.make, answers.check),
 }
+NEEDS = {"query": ("duckdb",), "answers": ("markdown_it",)}
+"""Packages that a target needs and that tracekit does not install by itself."""
+
+
+def missing_packages(target: str) -> list[str]:
+    """Return the packages that a target needs and that are not installed."""
+    return [name for name in NEEDS.get(target, ()) if find_spec(name) is None]
 
 
 def chooser(target: str, seed: int, number: int) -> random.Random:
@@ -109,9 +124,18 @@ def main() -> int:
     )
     parser.add_argument("--target", choices=TARGETS, action="append")
     options = parser.parse_args()
-    targets = options.target or list(TARGETS)
+    targets = []
+    for target in options.target or list(TARGETS):
+        if missing := missing_packages(target):
+            sys.stdout.write(f"{target}: skipped, {', '.join(missing)} is not installed\n")
+        else:
+            targets.append(target)
+    if not targets:
+        return 1
     share = options.seconds / len(targets)
-    failures = 0
+    # Each process has a core: threads of its own would only wait for others. They are read at import.
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    failures = total = 0
     with ProcessPoolExecutor(
         options.jobs, mp_context=get_context("spawn")
     ) as pool:  # a process that dies fails the run
@@ -123,11 +147,15 @@ def main() -> int:
                 for one in [pool.submit(same, first=first) for first in range(options.jobs)]
             ]
             took = time.monotonic() - began
-            failures += sum(failed for _, failed in done)
+            failed = sum(failed for _, failed in done)
+            failures += failed
+            tried = sum(tried for tried, _ in done)
+            total += tried
             sys.stdout.write(
-                f"{target}: {sum(n for n, _ in done):,} inputs, seed {options.seed}, {took:.0f} s\n"
+                f"{target}: {tried:,} inputs, seed {options.seed}, {took:.0f} s, {failed} failed\n"
             )
             sys.stdout.flush()
+    sys.stdout.write(f"{total:,} inputs over {len(targets)} targets, {failures} failed\n")
     return 1 if failures else 0
 
 

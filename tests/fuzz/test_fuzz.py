@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.run import FOUND, TARGETS, inputs
+from tests.fuzz import run
+from tests.fuzz.run import FOUND, TARGETS, inputs, missing_packages
 
 pytestmark = pytest.mark.slow
 
@@ -23,12 +24,17 @@ COUNTS = {
     "recorders": 40,
     "snapshots": 40,
     "forged": 12,
+    "captures": 20,
+    "archives": 100,
+    "answers": 20,
 }
 KEPT = sorted(path for path in FOUND.iterdir() if not path.name.startswith("."))
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_inputs_nobody_wrote(tmp_path, target):
+    for package in missing_packages(target):
+        pytest.importorskip(package)
     for number, raw in inputs(target, seed=0):
         if number >= COUNTS[target]:
             break
@@ -38,3 +44,13 @@ def test_inputs_nobody_wrote(tmp_path, target):
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name)
 def test_inputs_that_once_failed(tmp_path, path):
     TARGETS[path.name.partition("-")[0]][1](path.read_bytes(), tmp_path)
+
+
+def test_a_target_whose_package_is_missing_is_skipped_in_words(monkeypatch, capsys):
+    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["run", "--target", "query", "--target", "answers"])
+    assert run.main() == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "query: skipped, duckdb is not installed",
+        "answers: skipped, markdown_it is not installed",
+    ]

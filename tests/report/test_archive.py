@@ -16,10 +16,13 @@ import pytest
 from tests.pftrace import write_pftrace
 from tests.reference import load_json
 from tracekit import analyze, ingest
+from tracekit.documents.store_manifest import StoreEntry
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers.file_type import detect_file_type
+from tracekit.report.perfetto.archive import describe_rank_file, name_apart
 from tracekit.report.perfetto.export import export
 from tracekit.schedules import generate
+from tracekit.schema import Source
 from tracekit.synthetic import Recipe, write_run
 
 CHECK = Path(__file__).with_name("check_archive.py")
@@ -283,3 +286,17 @@ def test_members_are_the_files_of_the_ranks_without_gzip(skewed, tmp_path):
         for rank, path in enumerate(sorted(skewed.glob("*.gz"))):
             assert tar.extractfile(f"rank{rank}.json").read() == gzip.decompress(path.read_bytes())
             assert load_json(path)["distributedInfo"]["rank"] == rank
+
+
+def test_roles_that_differ_in_characters_alone_have_files_of_their_own_names():
+    files = []
+    for role in ("rollout 1", "rollout-1", "Rollout/1", "x" * 60 + "a", "x" * 60 + "b"):
+        source = Source(f"{role}.json", "kineto", 0, "name", clock_base_ns=0)
+        files.append(describe_rank_file(StoreEntry(0, 0, 0, None, None, source), role))
+    assert [file.name for file in name_apart(files)] == [
+        "rollout-1-rank0.json",
+        "rollout-1-rank0-2.json",
+        "Rollout-1-rank0-3.json",
+        f"{'x' * 60}-rank0.json",
+        f"{'x' * 60}-rank0-2.json",
+    ]

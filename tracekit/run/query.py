@@ -36,10 +36,10 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
         duckdb: Any = importlib.import_module("duckdb")
     except ImportError:
         raise OptionError("query needs DuckDB", hint="pip install 'tracekit-ml[sql]'") from None
-    opened = open_store(store)
+    tables = _tables(open_store(store))  # a damaged store is refused before DuckDB starts
     connection = duckdb.connect(":memory:")
     try:
-        for name, table in _tables(opened).items():
+        for name, table in tables.items():
             connection.register(name, table)
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")

@@ -16,6 +16,9 @@ from tracekit.schema import CAPTURED_KERNELS, KERNEL_BLOCKS
 MAX_GPU_EVENTS_PER_LAUNCH = 0.5
 """GPU events per launch up to which a trace with a capture is taken for one of the capture
 alone."""
+MAX_BLOCKS = 2**63
+"""Exclusive bound of the thread blocks of a kernel: three sizes of which the first has 31 bits and
+the others 16."""
 _CHUNK_BYTES = 1 << 24
 _OVERLAP_BYTES = 256
 """Bytes of a chunk that are looked at again with the next: a key and its value may lie in both."""
@@ -82,14 +85,27 @@ def read_kernel_blocks(path: str) -> pl.DataFrame:
     rows = []
     complete_events = (event for event in _read_events(path) if event.ph == "X")
     for number, event in enumerate(complete_events):
-        grid = None if event.args is None else event.args.grid
-        if (
-            event.cat == "kernel"
-            and isinstance(grid, list)
-            and all(isinstance(size, int) for size in grid)
-        ):
-            rows.append((number, math.prod(grid)))
+        blocks = None if event.args is None else _count_blocks(event.args.grid)
+        if event.cat == "kernel" and blocks is not None:
+            rows.append((number, blocks))
     return pl.DataFrame(rows, schema=KERNEL_BLOCKS, orient="row")
+
+
+def _is_id(value: Any) -> bool:
+    """Return whether a value is an integer of 64 bits."""
+    return isinstance(value, int) and -(2**63) <= value < 2**63
+
+
+def _count_blocks(grid: Any) -> int | None:
+    """Return the thread blocks of a grid; None if it is not one.
+
+    >>> _count_blocks([4, 3, 2]), _count_blocks([2**40] * 3), _count_blocks("4")
+    (24, None, None)
+    """
+    if not isinstance(grid, list) or not all(isinstance(size, int) for size in grid):
+        return None
+    blocks = math.prod(grid)
+    return blocks if 0 <= blocks < MAX_BLOCKS else None
 
 
 def read_launched_kernels(path: str) -> pl.DataFrame:
@@ -100,13 +116,10 @@ def read_launched_kernels(path: str) -> pl.DataFrame:
     rows = []
     for event in _read_events(path):
         args = event.args
-        if (
-            args is None
-            or not isinstance(args.kernel, str)
-            or not isinstance(args.correlation, int)
-        ):
+        if args is None or not isinstance(args.kernel, str) or not _is_id(args.correlation):
             continue
-        if event.cat in {"cuda_runtime", "cuda_driver"}:
+        # Not a set: in a damaged file a category may be a list.
+        if event.cat in ("cuda_runtime", "cuda_driver"):
             rows.append((args.correlation, args.kernel))
     table = pl.DataFrame(rows, schema=CAPTURED_KERNELS, orient="row")
     return table.unique("correlation", keep="first", maintain_order=True)

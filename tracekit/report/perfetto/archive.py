@@ -11,7 +11,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -94,6 +94,25 @@ def describe_rank_file(entry: StoreEntry, role: str | None) -> RankFile:
         base_ns=source.clock_base_ns,
         middle_ns=((entry.start_ns or 0) + (entry.end_ns or 0)) // 2,
     )
+
+
+def name_apart(files: list[RankFile]) -> list[RankFile]:
+    """Return the files with a name each: roles may differ in characters alone that names do not hold.
+
+    Names that differ in capitals are alike where the archive is unpacked on some machines.
+    """
+    named = []
+    taken: set[str] = set()
+    for file in files:
+        stem, suffix = file.name.rsplit(".", 1)
+        name = file.name
+        number = 1
+        while name.lower() in taken:
+            number += 1
+            name = f"{stem}-{number}.{suffix}"
+        taken.add(name.lower())
+        named.append(replace(file, name=name))
+    return named
 
 
 def clock_correction_ns(clocks: Clocks, rank: int, time_ns: int) -> int:

@@ -34,6 +34,7 @@ from tracekit.report.perfetto.archive import (
     describe_rank_file,
     make_manifest,
     manifest_bytes,
+    name_apart,
 )
 from tracekit.report.perfetto.events import EVENT_DETAILS, TrackNumbers, arrow_lines, event_lines
 from tracekit.report.schedule.layout import layout_pipeline
@@ -201,6 +202,7 @@ def write_archive(
                 entries.append(entry)
         for entry in sorted(entries, key=lambda entry: entry.rank):
             files.append(describe_rank_file(entry, role))
+    files = name_apart(files)
     with (
         atomic_write(output) as part,
         part.open("wb") as file,
