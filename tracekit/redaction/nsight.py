@@ -25,7 +25,7 @@ from tracekit.redaction.names import NameRedactor
 METADATA_TABLES = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 NUMBER_COLUMNS: dict[str, dict[str, list[str]]] = KEPT["nsight"]["numbers"]
 """Tables that stay, and their columns of numbers by kind."""
-MAX_TIME_NS = 10**15
+MAX_KEPT_TIME_NS = 10**15
 """Times count from the start of the session, which takes less than eleven days."""
 MIN_CLOCK_NS = 10**18
 MAX_CLOCK_NS = 4 * 10**18
@@ -35,7 +35,7 @@ MACHINE_SHIFT = 48
 """A packed id has the thread in its lower 24 bits, the process in the next, and above them what
 tells machines apart."""
 NUMBER_KINDS = {
-    "time": f"abs({{0}}) < {MAX_TIME_NS}",
+    "time": f"abs({{0}}) < {MAX_KEPT_TIME_NS}",
     "clock": f"{{0}} BETWEEN {MIN_CLOCK_NS} AND {MAX_CLOCK_NS}",
     "small": f"abs({{0}}) < {SMALL}",
     "size": f"abs({{0}}) < {SIZE}",
