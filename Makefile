@@ -3,12 +3,13 @@
 #   make test    install what tests need, check style, types and imports, run every test
 #   make coverage  every test with line and branch coverage of the package; fails below fail_under in pyproject.toml
 #   make quick   style and the fast tests, while you write
+#   make release   build the source archive and wheels, try them on every Python that is here, say what is left to do
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
 
-.PHONY: demo test run-tests quick lint style types format clean coverage fuzz fuzz-checked faults mutants docs proof
+.PHONY: demo test run-tests quick lint style types format clean coverage fuzz fuzz-checked faults mutants docs proof release
 
 # Compiled loops are built again when their sources change.
 $(VENV)/.installed: pyproject.toml setup.py build_backend.py $(wildcard tracekit/_loops/*.py tracekit/_loops/*.pxd)
@@ -93,6 +94,11 @@ docs: $(VENV)/.installed-docs
 # Published results beside tracekit's own, in docs/proof.md; fails where one differs by more than it promises.
 proof: $(VENV)/.installed-dev
 	$(BIN)/python -m docsite.proof
+
+# Needs no $(VENV). PYTHONS names interpreters that are neither on the path nor known to pyenv or uv.
+PYTHONS ?=
+release:
+	$(PYTHON) ci/release.py $(PYTHONS)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -2,7 +2,8 @@
 
 Their pictures, small, for docs/notebooks.md.
 
-python notebooks/render.py
+python notebooks/render.py           all of them
+python notebooks/render.py 01 04     those whose names begin so
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
@@ -72,9 +74,11 @@ def _shrink_base64(picture: str) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def main() -> None:
-    """Run and store every notebook, and write its pictures."""
+def main(prefixes: Sequence[str]) -> None:
+    """Run and store every notebook, or those whose names begin with a prefix, and write their pictures."""
     for path in sorted(FOLDER.glob("*.ipynb")):
+        if prefixes and not path.name.startswith(tuple(prefixes)):
+            continue
         notebook = run_notebook(path)
         store_notebook(notebook, path)
         for number, png in enumerate(notebook_pictures(notebook), 1):
@@ -84,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

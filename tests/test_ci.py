@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -69,6 +70,13 @@ def test_the_matrix_has_every_system_that_the_package_names():
     } == tested
 
 
+def test_wheels_are_built_for_every_system_and_both_processors():
+    matrix = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]["wheels"]["strategy"][
+        "matrix"
+    ]
+    assert matrix[True] == ["ubuntu-latest", "ubuntu-24.04-arm", "macos-latest", "macos-15-intel"]
+
+
 def test_oldest_names_every_dependency():
     command = [sys.executable, str(ROOT / "ci" / "oldest.py")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
@@ -88,6 +96,80 @@ def test_the_changelog_begins_with_the_version_and_the_date_of_the_citation():
     newest = re.search(r"^## (.+)$", changelog, re.MULTILINE)
     released = read(ROOT / "CITATION.cff")["date-released"]
     assert newest[1] == f"{__version__} ({released.isoformat()})"
+
+
+@pytest.fixture(scope="module")
+def release():
+    """The script ``ci/release.py`` as a module."""
+    spec = importlib.util.spec_from_file_location("release", ROOT / "ci" / "release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_release_is_tried_on_every_python_that_the_package_names(release):
+    assert release.supported_pythons() == ["3.11", "3.12", "3.13", "3.14"]
+    assert ABOUT["tool"]["cibuildwheel"]["build"].split() == [
+        f"cp{version.replace('.', '')}-*" for version in release.supported_pythons()
+    ]
+
+
+def test_a_python_counts_only_if_it_starts_and_has_the_version(release, tmp_path):
+    shim = tmp_path / "python9.9"
+    shim.write_text("#!/bin/sh\necho 'no such version' >&2; exit 127\n", encoding="utf-8")
+    shim.chmod(0o755)
+    right = tmp_path / "other"
+    right.write_text("#!/bin/sh\necho 9.9\n", encoding="utf-8")
+    right.chmod(0o755)
+    assert release.find_python("9.9", [str(shim), str(tmp_path / "missing")]) is None
+    assert release.find_python("9.9", [str(shim), str(right)]) == str(right)
+    running = "{}.{}".format(*sys.version_info)
+    assert release.find_python(running) == sys.executable
+
+
+def test_a_release_step_that_fails_says_so_in_one_line(release, tmp_path, monkeypatch):
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    monkeypatch.setattr(release, "WORK", tmp_path / "build")
+    monkeypatch.setenv("PYTHONPATH", "/of/a/checkout")
+    code = "import os; print(os.environ.get('PYTHONPATH')); print('no space left'); exit(3)"
+    release.run("try it", [sys.executable, "-c", code], folder=tmp_path, exit_code=3)
+    with pytest.raises(release.ReleaseError) as failed:
+        release.run("try it", [sys.executable, "-c", code], folder=tmp_path)
+    assert str(failed.value) == (
+        "try it failed (exit code 3, expected 0): no space left (all of it: build/try-it.log)"
+    )
+    log = (tmp_path / "build" / "try-it.log").read_text(encoding="utf-8")
+    assert log == "None\nno space left\n"  # the checkout is not on the path of what is tried
+
+
+def test_a_release_needs_a_dated_section_of_the_changelog(release, tmp_path, monkeypatch):
+    release.check_version(__version__)
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    (tmp_path / "CITATION.cff").write_text("cff-version: 1.2.0\nversion: 7.0.0\n")
+    (tmp_path / "CHANGELOG.md").write_text("## 7.0.0 (unreleased)\n")
+    with pytest.raises(release.ReleaseError, match="CHANGELOG"):
+        release.check_version("7.0.0")
+    (tmp_path / "CHANGELOG.md").write_text("## 7.0.0 (2026-11-18)\n")
+    release.check_version("7.0.0")
+    (tmp_path / "CITATION.cff").write_text("cff-version: 1.2.0\nversion: 6.0.0\n")
+    with pytest.raises(release.ReleaseError, match="CITATION"):
+        release.check_version("7.0.0")
+
+
+def test_what_is_left_ends_with_the_tag_and_a_look(release, monkeypatch):
+    monkeypatch.setattr(release, "uncommitted_files", list)
+    clean = list(release.what_is_left("7.0.0", []))
+    assert "git tag -a v7.0.0" in clean[-2]
+    assert not any("Commit" in line or "Not tried" in line for line in clean)
+    monkeypatch.setattr(release, "uncommitted_files", lambda: ["a.py", "b.py"])
+    unfinished = list(release.what_is_left("7.0.0", ["3.13", "3.14"]))
+    assert "Python 3.13, 3.14" in unfinished[0]
+    assert "2 files" in unfinished[1]
+
+
+def test_the_command_is_also_called_like_the_distribution():
+    scripts = ABOUT["project"]["scripts"]
+    assert scripts[ABOUT["project"]["name"]] == scripts["tracekit"]
 
 
 def test_the_extra_all_is_all_of_them():

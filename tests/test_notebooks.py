@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -125,6 +126,24 @@ def test_each_leads_to_the_next():
     assert [path.stem for path in NOTEBOOKS] == list(PICTURES)
     for path, following in itertools.pairwise(NOTEBOOKS):
         assert f"]({following.name})" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_opens_in_colab_and_gets_tracekit_and_the_samples_there(path):
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    source = about["urls"]["Source"]
+    repository = source.removeprefix("https://github.com/")
+    colab = f"https://colab.research.google.com/github/{repository}/blob/main/notebooks/{path.name}"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert f"]({colab})" in "".join(notebook["cells"][0]["source"])
+    assert f"]({colab})" in (ROOT / "docs/notebooks.md").read_text(encoding="utf-8")
+    setup = "".join(code_cells(notebook)[0]["source"])
+    first = json.loads(NOTEBOOKS[0].read_text(encoding="utf-8"))
+    assert setup == "".join(code_cells(first)[0]["source"])
+    assert f'%pip install --quiet "{about["name"]}[sql]"' in setup
+    assert f'f"{source}/archive/refs/tags/v{{__version__}}.tar.gz"' in setup
+    later = "".join("".join(cell["source"]) for cell in code_cells(notebook)[1:])
+    assert "../" not in later  # everything is found through what the first cell sets
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
