@@ -89,6 +89,14 @@ def one_rank(tmp_path):
     return tmp_path
 
 
+def test_targets_of_make_that_the_readme_names_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.MULTILINE)
+    assert {"demo", "test"} <= set(targets)
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
 @pytest.mark.slow
 def test_the_readmes_shell_examples_run(run_command, one_rank, monkeypatch):
     lines = shell_lines()
