@@ -124,7 +124,7 @@ def python_before_the_launch(recording, start, _):
 def test_where_stacks_were_recorded_the_function_is_named(findings_of):
     finding = findings_of(python_before_the_launch, stacks=True)["python"]
     assert finding.case == "with_source"
-    assert finding.text.endswith("while the CPU runs Python, in tokens.py(31): encode")
+    assert finding.text.endswith("because the CPU runs Python, in tokens.py(31): encode")
     # A step begins with its first GPU work, so that four steps have three such places between them.
     assert [place.source for place in finding.where[:3]] == ["tokens.py(31): encode"] * 3
 
