@@ -199,7 +199,7 @@ def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrat
         )
     side = read_side(candidates, what="candidate")
     noise = write_baseline(bases[0], side.runs, calibrated=calibrate)
-    steps = sum(run.steps for run in side.runs)
+    steps = sum(run.recorded_or_measured_steps for run in side.runs)
     contents = f"{counted(len(side.runs), 'run')}, {counted(steps, 'step')}, noise of {counted(len(noise), 'metric')}"
     print_line(f"wrote {bases[0]}: {contents}")
     if calibrate:

@@ -72,7 +72,10 @@ def _role_data(side: Side) -> dict[str, Any]:
     runs = []
     for run in side.runs:
         samples = {name: _some_steps(values) for name, values in run.samples.items()}
-        runs.append({"name": run.name, "samples": samples})
+        run_data: dict[str, Any] = {"name": run.name, "samples": samples}
+        if run.recorded_steps:
+            run_data["recorded_steps"] = run.recorded_steps
+        runs.append(run_data)
     return {
         "facts": to_plain(msgspec.convert(_round(first.facts), Facts)),
         "noise": _round(noise),
@@ -106,7 +109,7 @@ def write_baseline(
     if calibrated and len(runs) < MIN_RUNS_TO_CALIBRATE:
         problem = f"--calibrate: {counted(len(runs), 'run')} cannot show how runs differ"
         raise OptionError(problem, hint=f"give at least {MIN_RUNS_TO_CALIBRATE}, better 5")
-    if not any(run.steps or run.recorded_steps for run in runs):
+    if not any(run.recorded_or_measured_steps for run in runs):
         raise InputError("the runs hold no steps to make a baseline of")
     check_formats(runs, ())
     side = Side(tuple(runs), {})

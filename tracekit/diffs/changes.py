@@ -398,7 +398,7 @@ def _budget_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
 
 def side_summary(side: Side, *, calibrated: bool | UnsetType = UNSET) -> documents.SideEntry:
     """Return the runs and facts of a side."""
-    runs = [documents.ComparedRun(run.name, run.steps or run.recorded_steps) for run in side.runs]
+    runs = [documents.ComparedRun(run.name, run.recorded_or_measured_steps) for run in side.runs]
     return documents.SideEntry(
         runs=runs, facts=side.runs[0].facts if side.runs else {}, calibrated=calibrated
     )

@@ -184,7 +184,9 @@ def _side_of_baseline(document: RoleBaseline, path: str) -> Side:
         # A file that an earlier version wrote has no samples of mean and slow steps, which follow
         # from the step times.
         samples = slow_step_samples(samples.get("step_ms", ())) | samples
-        runs.append(Run(f"{path}:{run.name}", samples, facts, tables))
+        recorded_steps = 0 if run.recorded_steps is msgspec.UNSET else run.recorded_steps
+        name = f"{path}:{run.name}"
+        runs.append(Run(name, samples, facts, tables, recorded_steps=recorded_steps))
     noise = {}
     for metric, entry in document.noise.items():
         noise[metric] = Noise(entry.deviation, entry.runs - 1)

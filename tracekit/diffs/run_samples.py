@@ -80,6 +80,11 @@ class Run(msgspec.Struct, frozen=True):
         """Number of measured steps."""
         return len(self.samples.get("step_ms", ()))
 
+    @property
+    def recorded_or_measured_steps(self) -> int:
+        """Number of measured steps, or of those in dumps and logs where no trace was measured."""
+        return self.steps or self.recorded_steps
+
     def values(self, metric: Metric) -> tuple[float, ...]:
         """Return the samples of *metric*, empty if this run does not have it."""
         if metric.name in self.samples or metric.rank is None:

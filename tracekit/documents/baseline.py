@@ -17,6 +17,8 @@ class RunSamples(Struct, frozen=True):
     """Path from which it was read."""
     samples: Mapping[str, list[float]]
     """By metric: one value per step, or one per run."""
+    recorded_steps: Count | UnsetType = UNSET
+    """Steps of a run of dumps and logs alone, whose metrics have one value per run."""
 
 
 class Facts(Struct, frozen=True, kw_only=True):

@@ -87,6 +87,15 @@ def test_a_baseline_of_whole_runs_is_compared(dumps, tmp_path):
     assert result.verdict == "regressed"
 
 
+def test_a_baseline_of_dumps_counts_their_steps(command, dumps):
+    code, out, _ = command("gate", dumps, "--update-baseline", "--baseline", "base.json")
+    assert code == 0
+    assert out.startswith("wrote base.json: 1 run, 12 steps")
+    _, out, _ = command("gate", dumps, "--baseline", "base.json")
+    assert out.count("(12 steps)") == 2
+    assert "(0 steps)" not in out
+
+
 def test_damaged_json_is_one_line(tmp_path):
     file = tmp_path / "late.json"
     file.write_text('{"format": "tracekit.late/1", "late": 3}')
