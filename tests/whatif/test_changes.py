@@ -263,6 +263,19 @@ def test_no_more_is_hidden_than_there_is_compute_to_hide_it():
     assert graph_of(*ranks).predict(["hide dp_comm"]).saves_ns == 10 * MS
 
 
+def test_what_compute_hides_already_saves_nothing_when_the_rest_is_hidden():
+    """Of 30 ms of communication compute hides 10, and 10 ms of compute hide nothing: these are saved."""
+    ranks = [
+        [
+            kernel("forward", 0, 10),
+            kernel("backward", 10, 20),
+            kernel("dp_comm", 10, 40, match=0),
+        ]
+        for _ in range(2)
+    ]
+    assert graph_of(*ranks).predict(["hide dp_comm"]).saves_ns == 10 * MS
+
+
 def test_several_changes_act_together():
     graph = graph_of(*step_of_ranks(10, 10, 30, transfer=6))
     assert predicted_ms(graph, "rank 2 like others", "links x2", "forward x0.5") == 5 + 3

@@ -218,21 +218,26 @@ def _hide(changed: ChangedGraph, label: str) -> None:
         raise _unknown_name_error(graph, label, "label")
     _require_known_transfers(changed, graph.has_label(label))
     events = graph.has_label(label)
-    part = graph.rank_index * len(graph.steps) + graph.step_index
+    rank_step = graph.rank_index * len(graph.steps) + graph.step_index
+    transfer_start = graph.end - graph.work_ns
 
     def ran(rows: Bools) -> Intervals:
         """Return when *rows* ran on each rank in each step: of matched communication, its transfer."""
-        return union((graph.end - graph.work_ns)[rows], graph.end[rows], part[rows])
+        return union(transfer_start[rows], graph.end[rows], rank_step[rows])
 
     compute = ran(graph.has_label(*COMPUTE_SET))
-    parts = len(graph.ranks) * len(graph.steps)
+    count = len(graph.ranks) * len(graph.steps)
     # Compute beside an operation that waits counts as hiding it, as in the budget.
     others = graph.has_label(*COMMUNICATION_LABELS, *COPY_LABELS)
-    free_ns = (compute - union(graph.start[others], graph.end[others], part[others])).totals_ns(
-        parts
-    )
-    exposed_ns = (ran(events) - compute).totals_ns(parts)
-    changed.factor[events] = np.maximum(0.0, 1 - free_ns / np.maximum(exposed_ns, 1))[part[events]]
+    beside_others = union(graph.start[others], graph.end[others], rank_step[others])
+    free_ns = (compute - beside_others).totals_ns(count)
+    exposed_ns = (ran(events) - compute).totals_ns(count)
+    hideable_share = np.minimum(1.0, free_ns / np.maximum(exposed_ns, 1))
+    # Only what is exposed of each transfer gets shorter: what compute hides already saves nothing.
+    work_ns = graph.work_ns[events]
+    hidden_ns = compute.covered_ns(transfer_start[events], graph.end[events], rank_step[events])
+    exposed_share = 1 - hidden_ns / np.maximum(work_ns, 1)
+    changed.factor[events] = 1 - exposed_share * hideable_share[rank_step[events]]
     changed.hidden.append(LABELS.index(label))
     changed.rests_on.append(
         f"{label} runs beside compute that hides nothing yet, whatever data it needs; late ranks are still waited for"
