@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -185,25 +186,27 @@ class _Content:
 
     ref: SourceRef
     part: RankEvents
-    kind: str
 
     @classmethod
     def of(cls, ref: SourceRef) -> _Content:
+        return cls(ref, read_ref(ref)[0])
+
+    @cached_property
+    def kind(self) -> str:
+        """Kind of the process's work; its events are labelled only where this is asked for."""
         from tracekit.classify import classify
 
-        part = read_ref(ref)[0]
-        labelled = classify(part.events)
-        stretches = find_stretches(labelled)
+        labelled = classify(self.part.events)
         transfers = reload_events(labelled)
         process = Process(
             role="",
-            rank=part.source.rank,
-            stretches=stretches,
+            rank=self.part.source.rank,
+            stretches=find_stretches(labelled),
             transfers=RELOAD_EVENTS.to_frame() if transfers is None else transfers,
-            decode_steps=find_decode_steps(part.events),
-            shapes_recorded=bool(part.source.record_shapes),
+            decode_steps=find_decode_steps(self.part.events),
+            shapes_recorded=bool(self.part.source.record_shapes),
         )
-        return cls(ref, part, kind_of_role([process]))
+        return kind_of_role([process])
 
     def copied_bytes(self, direction: str) -> Counter[int]:
         """Return how often each number of bytes was copied between host and device in this direction (``DtoH``)."""
