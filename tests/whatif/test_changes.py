@@ -56,7 +56,7 @@ class Tables:
         self.steps = pl.DataFrame(
             {"step": numbers, "start_ns": start_ns, "end_ns": end_ns}
         ).with_columns(pl.lit(value, pl.Int64).alias(name) for name, value in host.items())
-        part = [row.get("step", 0) - self.steps["step"][0] for row in rows]
+        step_index = [row.get("step", 0) - self.steps["step"][0] for row in rows]
         frame = [
             {"rank": rank, "kind": "kernel", "id": number, **row} for number, row in enumerate(rows)
         ]
@@ -65,7 +65,7 @@ class Tables:
             for row in frame
         ]
         labelled = conform(pl.DataFrame(frame, infer_schema_length=None), LABELLED).with_columns(
-            part=pl.Series(part)
+            part=pl.Series(step_index)
         )
         calls = [
             ("cudaStreamSynchronize", None, int(start * MS), int(end * MS), True)
@@ -102,7 +102,7 @@ def graph_of(*ranks, syncs=(), host_start_ns=None, **more):
     ).sort("match", maintain_order=True)
     parts = [Tables(rank, events, syncs, host_start_ns) for rank, events in enumerate(ranks)]
     graph = EventGraph.build(parts, operations, members, Clocks.recorded(range(len(ranks))))
-    return WhatIfGraph(graph, graph.step_ns(graph.start, graph.end), **more)
+    return WhatIfGraph(graph, graph.measured_step_ns, **more)
 
 
 def predicted_ms(graph, *changes):
@@ -127,7 +127,7 @@ def test_a_kernel_that_takes_half_its_time_ends_the_step_earlier():
         round(20 * MS * (1 - MIN_VARIATION)),
         round(20 * MS * (1 + MIN_VARIATION)),
     )
-    assert [(part.label, part.ns) for part in step.critical_path] == [
+    assert [(piece.label, piece.ns) for piece in step.critical_path] == [
         ("forward", 10 * MS),
         ("wgrad", 10 * MS),
     ]
@@ -174,7 +174,7 @@ def test_a_straggler_like_the_others_lets_all_ranks_go_on():
     graph = graph_of(*step_of_ranks(10, 10, 30))  # 30 + 5
     step = graph.predict(["rank 2 like others"])
     assert (step.measured_ns, step.predicted_ns) == (35 * MS, 15 * MS)
-    assert {part.label for part in step.critical_path} == {"forward", "dp_comm"}
+    assert {piece.label for piece in step.critical_path} == {"forward", "dp_comm"}
     # (10 + 30) / 2, and rank 2 still takes 30.
     assert predicted_ms(graph, "rank 0 like others") == 35
 
@@ -406,13 +406,13 @@ def test_an_unchanged_run_replays_to_the_nanosecond_and_nothing_faster_makes_it_
     assert np.array_equal(replay.end, graph.end)
     faster = graph.replay(np.full(len(graph.start), 0.5))
     assert (faster.start <= graph.start).all()
-    bounds = graph.step_bounds(graph.start, graph.end)
+    bounds = graph.measured_bounds
     # The path ends where the last rank does, and begins where the rank that it starts on began the
     # step.
     last = bounds.sort("end_ns").group_by("step").last()
     longest = (last["end_ns"] - last["start_ns"]).mean()
-    assert graph.path_parts(replay)["ns"].sum() == pytest.approx(longest, rel=0.05)
-    assert graph.step_ns(graph.start, graph.end) == analysis.step.time_ns
+    assert graph.path_parts(replay, bounds)["ns"].sum() == pytest.approx(longest, rel=0.05)
+    assert graph.measured_step_ns == analysis.step.time_ns
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from tracekit.whatif.constants import (
     MIN_SAVED_SHARE_TO_PROPOSE,
     MIN_VARIATION,
 )
-from tracekit.whatif.event_graph import EventGraph, EventReplay
+from tracekit.whatif.event_graph import EventGraph
 
 FORMS = (
     "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, "
@@ -346,10 +346,12 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
     """Bounds of the memory that another number of micro-batches needs, and whether it fits; None:
     no pipeline."""
 
-    def replayed_ns(self, replay: EventReplay) -> int:
-        """Return the step time with the replayed times: the measured one, less what the replay took off the graph's."""
-        graph = self.graph
-        saved_ns = graph.step_ns(graph.start, graph.end) - graph.step_ns(replay.start, replay.end)
+    def replayed_ns(self, bounds: pl.DataFrame) -> int:
+        """Return the step time with the bounds of replayed steps.
+
+        It is the measured one, less what the replay took off the graph's.
+        """
+        saved_ns = self.graph.measured_step_ns - self.graph.step_ns(bounds)
         return max(self.measured_ns - saved_ns, 0)
 
     def predict(self, changes: Sequence[str]) -> ChangedStep:
@@ -368,8 +370,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         if changed.microbatches:
             changed.rests_on.append("micro-batches of this run's size")
         replay = self.graph.replay(changed.factor, changed.host_factor)
-        replayed_ns = max(self.replayed_ns(replay), changed.hidden_ns())
-        path_parts = self.graph.path_parts(replay)
+        bounds = self.graph.step_bounds(replay.start, replay.end)
+        replayed_ns = max(self.replayed_ns(bounds), changed.hidden_ns())
+        path_parts = self.graph.path_parts(replay, bounds)
         margin_ns = self._margin_ns(replayed_ns, path_parts)
         predicted_ns = round(replayed_ns + added[1])
         return msgspec.structs.replace(
@@ -405,7 +408,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
 
         Steps, links and hosts vary independently of each other, so that their squares add up.
         """
-        bounds = self.graph.step_bounds(self.graph.start, self.graph.end).drop_nulls("time_ns")
+        bounds = self.graph.measured_bounds.drop_nulls("time_ns")
         times_ns = bounds.group_by("step").agg(pl.col("time_ns").median())["time_ns"].to_numpy()
         low, middle, high = (
             np.quantile(times_ns, [0.25, 0.5, 0.75]) if len(times_ns) else (0.0, 0.0, 0.0)

@@ -320,9 +320,20 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             )
         )
 
-    def step_ns(self, start: Ints, end: Ints) -> int:
-        """Return the step time: the median over ranks, and of that the median over steps."""
-        of_ranks = self.step_bounds(start, end).drop_nulls("time_ns")
+    @cached_property
+    def measured_bounds(self) -> pl.DataFrame:
+        """When each rank was in each step, as measured."""
+        return self.step_bounds(self.start, self.end)
+
+    @cached_property
+    def measured_step_ns(self) -> int:
+        """Step time as measured."""
+        return self.step_ns(self.measured_bounds)
+
+    @staticmethod
+    def step_ns(bounds: pl.DataFrame) -> int:
+        """Return the step time of ``step_bounds``: the median over ranks, and of that the median over steps."""
+        of_ranks = bounds.drop_nulls("time_ns")
         of_steps = of_ranks.group_by("step_index").agg(pl.col("time_ns").median())
         # Whole nanoseconds of each step, as the step time has them: two roundings give another
         # figure than one.
@@ -360,14 +371,14 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
         return EventReplay(replayed[0], replayed[1], replayed, arrivals)
 
-    def path_parts(self, replay: EventReplay) -> pl.DataFrame:
+    def path_parts(self, replay: EventReplay, bounds: pl.DataFrame) -> pl.DataFrame:
         """Return the parts of the replayed steps' critical paths, per step, the longest first.
 
-        Columns rank, label (null: the host) and ns.
+        *bounds* are those of the replayed steps (``step_bounds``). Columns rank, label (null: the
+        host) and ns.
         """
         part = (self.rank_index.astype(np.int64) * len(LABELS) + self.label).astype(np.int32)
         part_ns = np.zeros((2, len(self.ranks) * len(LABELS)), np.int64)
-        bounds = self.step_bounds(replay.start, replay.end)
         for step in range(len(self.steps)):
             of_step = bounds.filter(pl.col("step_index") == step)
             # A rank without the step is never on the path.
