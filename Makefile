@@ -2,14 +2,19 @@
 #   make demo    install, analyse a sample, show the result
 #   make test    install what tests need, check style, types and imports, run every test
 #   make coverage  every test with line and branch coverage of the package; fails below fail_under in pyproject.toml
+#   make nightly the cases that `make test` leaves out because they take too long
 #   make quick   style and the fast tests, while you write
 #   make release   build the source archive and wheels, try them on every Python that is here, say what is left to do
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 3
+# Compiled modules are kept whatever the environment says: else every worker and every command that a test starts
+# compiles them again.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test run-tests quick lint style types format clean coverage fuzz fuzz-checked faults mutants docs proof release
+.PHONY: demo test run-tests quick nightly lint style types format clean coverage fuzz fuzz-checked faults mutants docs proof \
+	release
 
 # Compiled loops are built again when their sources change.
 $(VENV)/.installed: pyproject.toml setup.py build_backend.py $(wildcard tracekit/_loops/*.py tracekit/_loops/*.pxd)
@@ -50,7 +55,11 @@ run-tests: $(VENV)/.installed-dev
 # Style and the tests that are not marked slow: about a minute on two cores, for while you write.
 quick: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not nightly"
+
+# More cases of what the tests show, which take too long for every change.
+nightly: $(VENV)/.installed-dev
+	$(PYTEST) -m nightly
 
 $(VENV)/.installed-coverage: $(VENV)/.installed-dev pyproject.toml
 	$(BIN)/python -m pip install --quiet --group coverage
@@ -76,7 +85,7 @@ fuzz-checked: $(VENV)/.installed-dev
 # Kills, full disks and files that go away: KILLS of each, three times in a row.
 KILLS ?= 50
 faults: $(VENV)/.installed-dev
-	for again in 1 2 3; do TRACEKIT_KILLS=$(KILLS) $(BIN)/pytest -q tests/faults -o timeout=3600 || exit 1; done
+	for again in 1 2 3; do TRACEKIT_KILLS=$(KILLS) $(BIN)/pytest -q tests/faults -m "" -o timeout=3600 || exit 1; done
 
 # Thresholds moved and rules left out, one at a time: do the tests notice? About a quarter of an hour.
 mutants: $(VENV)/.installed-dev

@@ -56,7 +56,7 @@ def until(ready, seconds=120):
         time.sleep(0.02)
 
 
-def wait_for_workers(address, count):
-    """Return when so many workers have joined."""
-    code = f"from distributed import Client\nClient('{address}').wait_for_workers({count}, timeout=120)"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=150)
+def wait_for_workers(folder):
+    """Return when every worker of the cluster in a folder has written into its log that it joined."""
+    logs = [log for log in folder.glob("*.log") if log.stem != "0"]  # that of the scheduler
+    until(lambda: all("Registered to" in log.read_text() for log in logs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import shutil
@@ -17,7 +18,7 @@ from hypothesis import settings
 
 import tracekit
 from tests.cputimes import CpuTimes
-from tests.kept import SHARED, example_analysis_of
+from tests.kept import SHARED, example_analysis_of, measuring_once
 from tracekit import cli
 from tracekit.schema import LABELLED, conform
 
@@ -40,7 +41,7 @@ class SharedExamples:
         """
         if not isinstance(item, pytest.DoctestItem):
             return (yield)
-        with mock.patch.object(tracekit, "analyze", example_analysis_of):
+        with mock.patch.object(tracekit, "analyze", example_analysis_of), measuring_once():
             return (yield)
 
 
@@ -61,14 +62,50 @@ def pytest_configure(config):
         os.environ[SHARED] = tempfile.mkdtemp(prefix="tracekit-tests-")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Let one worker collect first.
+
+    The others then find the test modules compiled, which takes longer than importing them.
+    """
+    if not hasattr(session.config, "workerinput"):
+        return (yield)
+    folder = Path(os.environ[SHARED])
+    compiled = folder / "test-modules-compiled"
+    with (folder / "collection.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not compiled.exists():
+            result = yield
+            compiled.touch()
+            return result
+    return (yield)
+
+
 LONGEST_FILES = (
+    "tests/against_ideal/test_hard.py",
+    "tests/against_ideal/test_real.py",
+    "tests/against_ideal/test_round_trip.py",
+    "tests/align/test_captures.py",
+    "tests/align/test_perturbed.py",
+    "tests/classify/test_real_answers.py",
+    "tests/cli",
+    "tests/diffs/gates/test_ci.py",
+    "tests/documents/test_schemas.py",
     "tests/faults",
+    "tests/fuzz",
+    "tests/parsers/test_nsight_damage.py",
+    "tests/report/test_archive.py",
+    "tests/report/test_consistency.py",
+    "tests/report/test_export.py",
+    "tests/report/test_one_step_time.py",
     "tests/report/test_page_timeline.py",
     "tests/roles/test_recordings.py",
+    "tests/run/test_watch.py",
     "tests/test_docs.py",
     "tests/test_fleet.py",
     "tests/test_mutations.py",
     "tests/test_notebooks.py",
+    "tests/whatif/test_schedule_rows.py",
 )
 """Started first, so that no worker is left alone with one of them at the end."""
 
@@ -108,6 +145,17 @@ def snapshots():
 def samples():
     """The captures that ship with the repository."""
     return SAMPLES
+
+
+@pytest.fixture(scope="module")
+def measured_once():
+    """Let a module's tests share what was measured of equal traces.
+
+    For tests of what is done with ranks that were measured: how runs are found, combined, shown
+    and compared. A test of measuring itself does without.
+    """
+    with measuring_once():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,17 @@ import fcntl
 import hashlib
 import os
 import pickle
+from collections import OrderedDict
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
+
+import msgspec
 
 from docsite.json_keys import json_schema
-from tracekit import analyze, load
+from tracekit import analyze, diagnose, load
+from tracekit.analysis.measure.tables import rank_tables
 from tracekit.classify import classify
 
 SHARED = "TRACEKIT_TEST_RUN"
@@ -43,9 +50,9 @@ def _shared(file, compute):
         if file.exists():
             return pickle.loads(file.read_bytes())
         result = compute()
-        part = file.with_suffix(".part")
-        part.write_bytes(pickle.dumps(result, 5))
-        part.replace(file)  # a worker that is killed leaves no half file
+        unfinished = file.with_suffix(".unfinished")
+        unfinished.write_bytes(pickle.dumps(result, 5))
+        unfinished.replace(file)  # a worker that is killed leaves no half file
         return result
 
 
@@ -57,12 +64,12 @@ def analysis_of(path, *, critical_path=False, **options):
     """
     key = f"{Path(path).resolve()} {sorted(options.items())}"
     if critical_path or Path(path).name not in WITH_ROLES:
-        whole = kept(f"analysis {key}", lambda: analyze(path, critical_path=True, **options))
+        whole = kept(f"analysis {key}", lambda: _analyze(path, critical_path=True, **options))
         if critical_path:
             return whole
         if not whole.role_results.roles:
             return _in_memory.setdefault(f"pathless {key}", whole.without_critical_path())
-    return kept(f"pathless {key}", lambda: analyze(path, **options))
+    return kept(f"pathless {key}", lambda: _analyze(path, **options))
 
 
 def example_analysis_of(path, **options):
@@ -70,7 +77,12 @@ def example_analysis_of(path, **options):
 
     It may show the path as it is spelled.
     """
-    return kept(f"example {path} {sorted(options.items())}", lambda: analyze(path, **options))
+    return kept(f"example {path} {sorted(options.items())}", lambda: _analyze(path, **options))
+
+
+def diagnosis_of(path):
+    """Return ``diagnose(path)``, diagnosed once in a run."""
+    return kept(f"diagnosis {Path(path).resolve()}", lambda: diagnose(path))
 
 
 def schema_of(name):
@@ -89,3 +101,52 @@ def labelled_of(path):
         }
 
     return kept(f"labelled {Path(path).resolve()}", label)
+
+
+def _analyze(path, **options):
+    with measuring_once():
+        return analyze(path, **options)
+
+
+@contextmanager
+def measuring_once():
+    """Let analyses and stores share what was measured of equal traces in this run, also in other workers."""
+    with (
+        mock.patch("tracekit.run.measure.rank_tables", measure_once),
+        mock.patch("tracekit.run.ingest.rank_tables", measure_once),
+    ):
+        yield
+
+
+def measure_once(rank, **options):
+    """Return ``rank_tables(rank, **options)``, measured once in a run for the same content of a trace.
+
+    Its path and role are no content: a copy under another name is measured as the original was.
+    """
+    folder = os.environ.get(SHARED)
+    if folder is None or options.get("rules") is not None:
+        return rank_tables(rank, **options)
+    source = msgspec.structs.replace(rank.source, path="", role=None, rank_from="")
+    nameless = replace(rank, source=source)
+    content = pickle.dumps((nameless, sorted(options.items())), 5)
+    file = Path(folder, f"tables-{hashlib.sha256(content).hexdigest()[:24]}")
+    tables = _shared(file, lambda: rank_tables(rank, **options))
+    return replace(tables, source=rank.source)
+
+
+def by_identity(function, count=64):
+    """Return *function* of one object that remembers the results of the last *count* objects.
+
+    For objects that never change and cannot be hashed, such as a rank's events.
+    """
+    results = OrderedDict()
+
+    def remembered(subject):
+        # The subject is kept beside its result: while it lives no other object has its id.
+        if id(subject) not in results:
+            results[id(subject)] = (subject, function(subject))
+        if len(results) > count:
+            results.popitem(last=False)
+        return results[id(subject)][1]
+
+    return remembered

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
+from tests.kept import by_identity
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import rank_tables
@@ -25,9 +26,13 @@ _TOLD = ("collective", "group", "group_desc", "group_ranks", "peer", "bytes")
 """What a collective's kernel carries that the profiler took from the operator that issued it."""
 
 
+_measure = by_identity(rank_tables)
+"""Measures a rank once, in however many mutated runs it takes part unchanged."""
+
+
 def answer(ranks: Ranks) -> Analysis:
     """Label, measure and compare what is left of a run."""
-    return combine([rank_tables(rank) for rank in ranks], schedule="auto")
+    return combine([_measure(rank) for rank in ranks], schedule="auto")
 
 
 def each(change: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Ranks], Ranks]:

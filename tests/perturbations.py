@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
+from tests.kept import by_identity
 from tests.mutate import CALLS, ON_GPU, Ranks
 from tracekit.classify import classify
 from tracekit.run.load import load
@@ -41,6 +42,10 @@ class Kernel:
         return self.end_ns - self.start_ns
 
 
+_classify = by_identity(classify)
+"""Labels the events of a rank once, however many of its kernels are changed in turn."""
+
+
 def read_run(folder: str | Path) -> Ranks:
     """Return the ranks of a run, as ``tracekit.load`` reads them."""
     trace = load(folder)
@@ -51,7 +56,7 @@ def communication_kernels(ranks: Ranks, *, label: str | None = None) -> list[Ker
     """Return the communication kernels within steps of a run, of one *label* or of all, by rank and start."""
     kernels = []
     for rank in ranks:
-        labelled = classify(rank.events).filter(pl.col("label").is_in(COMMUNICATION_LABELS))
+        labelled = _classify(rank.events).filter(pl.col("label").is_in(COMMUNICATION_LABELS))
         if labelled["step"].null_count() < len(labelled):
             labelled = labelled.filter(pl.col("step").is_not_null())
         rows = labelled.select(

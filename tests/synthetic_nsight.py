@@ -95,7 +95,7 @@ def _fill_tables(database: sqlite3.Connection, events: pl.DataFrame, rank: int) 
         "TARGET_INFO_SESSION_START_TIME": [(EPOCH_NS,)],
         "TARGET_INFO_GPU": [(0, "Synthetic GPU")],
         "META_DATA_EXPORT": [
-            (f"EXPORT_SCHEMA_VERSION_{part}", number) for part, number in SCHEMA_VERSION.items()
+            (f"EXPORT_SCHEMA_VERSION_{level}", number) for level, number in SCHEMA_VERSION.items()
         ],
     }
     for table, rows in rows_by_table.items():

@@ -27,6 +27,8 @@ from tracekit.report.plot import PLOTS
 from tracekit.report.view import view_of
 from tracekit.report.write import WRITERS
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 PUBLIC = (
     "tracekit",
     "tracekit.analysis",
@@ -309,9 +311,9 @@ def test_the_gate_takes_the_same(run, saved, tmp_path):
 
 
 def test_a_diagnosis_shows_itself(samples):
-    found = tracekit.diagnose(samples / "1f1b-noshapes")
-    assert "shapes" in found._repr_html_()
-    assert json.loads(found.to_json()) == json.loads(json.dumps(found.to_dict()))
+    diagnosis = tracekit.diagnose(samples / "1f1b-noshapes")
+    assert "shapes" in diagnosis._repr_html_()
+    assert json.loads(diagnosis.to_json()) == json.loads(json.dumps(diagnosis.to_dict()))
 
 
 @pytest.mark.slow

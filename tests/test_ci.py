@@ -79,8 +79,8 @@ def test_wheels_are_built_for_every_system_and_both_processors():
 
 def test_oldest_names_every_dependency():
     command = [sys.executable, str(ROOT / "ci" / "oldest.py")]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert [line.partition("==")[0] for line in said] == [
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert [line.partition("==")[0] for line in output] == [
         re.match(r"[\w-]+", requirement)[0] for requirement in ABOUT["project"]["dependencies"]
     ]
 

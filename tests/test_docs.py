@@ -30,6 +30,8 @@ from tracekit.report.findings import templates
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.screen import Screen
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = sorted(typer.main.get_command(make_app()).commands)
@@ -59,9 +61,9 @@ def test_every_command_is_in_the_readme(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_and_every_option_has_help(command):
-    found = typer.main.get_command(make_app()).commands[command]
-    assert found.help, command
-    undocumented = [p.name for p in found.params if not getattr(p, "help", None)]
+    typer_command = typer.main.get_command(make_app()).commands[command]
+    assert typer_command.help, command
+    undocumented = [p.name for p in typer_command.params if not getattr(p, "help", None)]
     assert undocumented == []
 
 

@@ -254,8 +254,8 @@ def test_nothing_is_promised_that_the_files_do_not_have(samples):
 
 
 def test_totals_and_peaks_that_nobody_knows(samples):
-    part = tracekit.load(samples / "memory", ranks=[0]).rank(0)
-    old = replace(part, memory=part.memory.with_columns(allocated=pl.lit(None, pl.Int64)))
-    odd = replace(part, source=structs.replace(part.source, devices=("Abacus",)))
+    rank = tracekit.load(samples / "memory", ranks=[0]).rank(0)
+    old = replace(rank, memory=rank.memory.with_columns(allocated=pl.lit(None, pl.Int64)))
+    odd = replace(rank, source=structs.replace(rank.source, devices=("Abacus",)))
     assert [one.code for one in find_extras([examine(old)])] == ["memory-totals"]
     assert [one.code for one in find_extras([examine(odd)])] == ["peaks"]

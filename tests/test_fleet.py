@@ -82,33 +82,33 @@ def without_paths(text):
     return document
 
 
-def same(a, b, at=""):
-    """Assert that two values are equal down to types, order and columns."""
+def same(a, b, name=""):
+    """Assert that two values are equal down to types, order and columns; *name* is that of the values."""
     if isinstance(a, LoadableTable):
         a, b = a.load(), b.load()
-    assert type(a) is type(b), at
+    assert type(a) is type(b), name
     if isinstance(a, pl.DataFrame):
-        assert a.schema == b.schema, at
-        assert a.equals(b), at
+        assert a.schema == b.schema, name
+        assert a.equals(b), name
     elif isinstance(a, Intervals):
-        assert a == b, at
-        assert a.start_ns.dtype == b.start_ns.dtype, at
+        assert a == b, name
+        assert a.start_ns.dtype == b.start_ns.dtype, name
     elif isinstance(a, msgspec.Struct):
-        for name in a.__struct_fields__:
-            same(getattr(a, name), getattr(b, name), f"{at}.{name}")
+        for field in a.__struct_fields__:
+            same(getattr(a, field), getattr(b, field), f"{name}.{field}")
     elif dataclasses.is_dataclass(a):
         for field in dataclasses.fields(a):
-            same(getattr(a, field.name), getattr(b, field.name), f"{at}.{field.name}")
+            same(getattr(a, field.name), getattr(b, field.name), f"{name}.{field.name}")
     elif isinstance(a, tuple):
-        assert len(a) == len(b), at
+        assert len(a) == len(b), name
         for x, y in zip(a, b, strict=True):
-            same(x, y, at)
+            same(x, y, name)
     elif isinstance(a, dict):
-        assert list(a) == list(b), at
+        assert list(a) == list(b), name
         for key in a:
-            same(a[key], b[key], f"{at}.{key}")
+            same(a[key], b[key], f"{name}.{key}")
     else:
-        assert a == b, at
+        assert a == b, name
 
 
 # ---- a rank's tables
@@ -178,11 +178,11 @@ def test_an_analysis_of_a_store_takes_its_tables_and_measures_where_it_must(
 
 def test_the_bad_rank_is_listed_by_path_and_the_rest_is_analyzed(serial, traces):
     assert len(serial.rank_results) == RANKS - 1
-    said = {notice.code: notice.message for notice in serial.notices}
-    assert said["rank-failed"].startswith(
+    messages = {notice.code: notice.message for notice in serial.notices}
+    assert messages["rank-failed"].startswith(
         f"rank {BAD} is left out: {traces}/rank{BAD}.pt.trace.json.gz: "
     )
-    assert said["missing-ranks"] == f"1 of {RANKS} ranks is not here: {BAD}"
+    assert messages["missing-ranks"] == f"1 of {RANKS} ranks is not here: {BAD}"
     assert serial.schedule.name == "1f1b"
     # Its pipeline's causes.
     assert [held.gap_ns is None for held in serial.schedule.all].count(True) == 1
@@ -190,17 +190,17 @@ def test_the_bad_rank_is_listed_by_path_and_the_rest_is_analyzed(serial, traces)
 
 def test_a_store_gives_the_same_json(serial, traces, tmp_path):
     assert analyze(traces, store=tmp_path / "store", workers=2).to_json() == serial.to_json()
-    found = analyze(tmp_path / "store")
-    assert without_paths(found.to_json()) == without_paths(serial.to_json())
+    stored = analyze(tmp_path / "store")
+    assert without_paths(stored.to_json()) == without_paths(serial.to_json())
 
 
-def test_processes_any_executor_and_relative_paths_give_the_same_json(traces, monkeypatch):
+def test_any_executor_and_relative_paths_give_the_same_json(traces, monkeypatch):
     """Also of the bad rank, which is one of these."""
+    absolute = analyze(traces, ranks=range(4, 8), workers=1).to_json()
     monkeypatch.chdir(traces.parent)
-    alone = analyze("traces", ranks=range(4, 8), workers=1).to_json()
-    assert analyze("traces", ranks=range(4, 8), workers=2).to_json() == alone
     with ThreadPoolExecutor(2) as threads:
-        assert analyze("traces", ranks=range(4, 8), executor=threads).to_json() == alone
+        relative = analyze("traces", ranks=range(4, 8), executor=threads).to_json()
+    assert relative == absolute.replace(str(traces), "traces")
 
 
 def test_urls_travel_to_the_workers(traces, tmp_path):
@@ -222,13 +222,14 @@ def ranks_in(store):
     return len(list(Path(store).glob("rank=*")))
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(
     importlib.util.find_spec("distributed") is None, reason="dask.distributed is not installed"
 )
 def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, traces, tmp_path):
     store = tmp_path / "store"
     with dask_cluster(tmp_path, 2) as (address, workers, _):
-        wait_for_workers(address, 2)
+        wait_for_workers(tmp_path)
         with subprocess.Popen(
             [*COMMAND, "ingest", str(traces), "-o", str(store), "--dask", address],
             stdout=subprocess.PIPE,
@@ -247,9 +248,8 @@ def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, t
     assert answer.stdout.strip() == serial.to_json()
     assert without_paths(analyze(store).to_json()) == without_paths(serial.to_json())
     alone = Options()
-    for rank in (0, BAD - 1, RANKS - 1):
-        back = read_tables(store / f"rank={rank}")
-        same(alone.source_tables(find(traces, ranks=[rank])[0][0])[0], back)
+    stored = read_tables(store / f"rank={RANKS - 1}")
+    same(alone.source_tables(find(traces, ranks=[RANKS - 1])[0][0])[0], stored)
 
 
 def test_no_scheduler_is_one_line_and_exit_code_2(traces, tmp_path, monkeypatch):
@@ -315,9 +315,9 @@ def test_ctrl_c_leaves_a_usable_store_and_resume_finishes_it(serial, traces, tmp
     assert 0 < len(left.ranks) < len(serial.rank_results)
     assert not left.complete
     assert not list(store.glob(".rank=*"))
-    found = analyze(store)
-    assert len(found.rank_results) == len(left.ranks)
-    assert found.notices[0].code == "store-incomplete"
+    unfinished = analyze(store)
+    assert len(unfinished.rank_results) == len(left.ranks)
+    assert unfinished.notices[0].code == "store-incomplete"
     written = {
         folder: (folder / "events.parquet").stat().st_mtime_ns for folder in store.glob("rank=*")
     }
@@ -406,12 +406,12 @@ def test_resume_needs_something_to_go_on_with(four, tmp_path):
 
 
 def test_work_done_twice_is_no_conflict_and_two_traces_of_a_rank_are(four, tmp_path):
-    part = tracekit.load(four, ranks=[0]).rank(0)
-    write_rank(tmp_path, part, LABELLED.to_frame(), key="one")
-    write_rank(tmp_path, part, LABELLED.to_frame(), key="one")
+    rank = tracekit.load(four, ranks=[0]).rank(0)
+    write_rank(tmp_path, rank, LABELLED.to_frame(), key="one")
+    write_rank(tmp_path, rank, LABELLED.to_frame(), key="one")
     assert read_entry(tmp_path / "rank=0").key == "one"
     with pytest.raises(InputError, match="rank 0 was found twice"):
-        write_rank(tmp_path, part, LABELLED.to_frame(), key="other")
+        write_rank(tmp_path, rank, LABELLED.to_frame(), key="other")
 
 
 def test_progress_and_an_estimate_on_a_terminal(four, tmp_path):

@@ -65,7 +65,7 @@ def tiny(tmp_path, monkeypatch):
 def test_every_place_that_is_named_is_there():
     named = re.findall(r"`((?:tracekit|docs|docsite|tests)/[\w/.-]+)`", ADDING)
     assert len(named) > 10
-    assert [place for place in named if not (ROOT / place).exists()] == []
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_a_reader(tiny, tmp_path, capsys):
@@ -110,7 +110,7 @@ def test_a_command_is_a_function_of_words():
         """Print the ranks that are there."""
         typer.echo(" ".join(map(str, load(path).ranks)))
 
-    said = typer.testing.CliRunner().invoke(
+    result = typer.testing.CliRunner().invoke(
         added, ["ranks", str(ROOT / "sample_traces" / "reload")]
     )
-    assert said.stdout.strip() == "0 1 2 3"
+    assert result.stdout.strip() == "0 1 2 3"

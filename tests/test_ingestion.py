@@ -22,10 +22,10 @@ def test_a_store_holds_the_events_and_their_labels(samples, trace, tmp_path, wor
     store = tracekit.ingest(samples / "reload", tmp_path / "store", workers=workers)
     assert store.notices == ()
     assert store.sources == trace.sources
-    for part in trace.parts:
-        rank = part.source.rank
-        assert store.rank(rank).events.equals(part.events)
-        assert store.labelled(rank).equals(classify(part.events))
+    for rank_events in trace.parts:
+        rank = rank_events.source.rank
+        assert store.rank(rank).events.equals(rank_events.events)
+        assert store.labelled(rank).equals(classify(rank_events.events))
     assert tracekit.load(tmp_path / "store").events.equals(trace.events)
 
 

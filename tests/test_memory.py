@@ -48,22 +48,22 @@ def truth(samples):
 
 
 def test_peaks_are_the_allocators_own(run, truth):
-    for one, known in zip(run.memory.ranks, truth["memory"], strict=True):
-        found = one.measured
-        assert found.peak_bytes == known["peak_bytes"]
-        assert found.by_phase["backward"] == Peak(*[known["backward_cells_peak_bytes"]] * 2)
-        assert found.by_phase["optimizer"] == Peak(*[known["optimizer_peak_bytes"]] * 2)
-        forward = known["forward_cells_peak_bytes"]
+    for one, expected in zip(run.memory.ranks, truth["memory"], strict=True):
+        measured = one.measured
+        assert measured.peak_bytes == expected["peak_bytes"]
+        assert measured.by_phase["backward"] == Peak(*[expected["backward_cells_peak_bytes"]] * 2)
+        assert measured.by_phase["optimizer"] == Peak(*[expected["optimizer_peak_bytes"]] * 2)
+        forward = expected["forward_cells_peak_bytes"]
         if one.rank < 3:
-            assert found.by_phase["forward"] == Peak(forward, forward)
+            assert measured.by_phase["forward"] == Peak(forward, forward)
         else:  # the program counted around the cells, and the loss stands behind the last stage's
-            assert forward <= found.by_phase["forward"].at_least < 1.02 * forward
+            assert forward <= measured.by_phase["forward"].at_least < 1.02 * forward
         assert one.capacity_bytes == truth["total_memory_bytes"]
 
 
 def test_a_chunk_holds_what_a_forward_cell_grew_by(run, truth):
-    for one, known in zip(run.memory.ranks, truth["memory"], strict=True):
-        chunks, grown = one.measured.chunks, known["grown_by_forward_bytes"][0]
+    for one, expected in zip(run.memory.ranks, truth["memory"], strict=True):
+        chunks, grown = one.measured.chunks, expected["grown_by_forward_bytes"][0]
         assert chunks.low <= 1.04 * grown
         assert chunks.high >= grown
         assert chunks.high <= 1.07 * grown  # the last stage's, with its loss
@@ -101,10 +101,10 @@ def test_another_schedule_needs_what_it_was_seen_to_need(run):
 def held(capacity, *, base=100, chunk=10, chunks=4, optimizer=None):
     phases = {} if optimizer is None else {"optimizer": Peak(optimizer, optimizer)}
     peak = base + chunk * chunks
-    found = RankMemory(
+    memory = RankMemory(
         0, peak, peak + 5, base, phases, ChunkMemory(chunk, chunk, base, 0, 0, chunks)
     )
-    return RunMemory((HeldMemory(0, found, capacity),))
+    return RunMemory((HeldMemory(0, memory, capacity),))
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_the_optimizer_is_the_least_that_any_schedule_needs(run):
 
 
 def test_without_a_known_chunk_nothing_is_said_of_other_schedules(run):
-    known = held(100).ranks[0]
-    unknown = structs.replace(known.measured.chunks, low=None, high=None)
+    rank = held(100).ranks[0]
+    unknown = structs.replace(rank.measured.chunks, low=None, high=None)
     bare = RunMemory(
-        (structs.replace(known, measured=structs.replace(known.measured, chunks=unknown)),)
+        (structs.replace(rank, measured=structs.replace(rank.measured, chunks=unknown)),)
     )
     plain = structs.replace(
         run.schedule,
@@ -172,16 +172,16 @@ def test_the_terminal_names_what_does_not_fit(run):
 
 
 def test_the_page_holds_a_line_for_every_rank_on_its_lanes_axis(run):
-    found = to_plain(timeline_data(run, PageClock(run)))
-    assert [entry["rank"] for entry in found["ranks"]] == [
+    data = to_plain(timeline_data(run, PageClock(run)))
+    assert [entry["rank"] for entry in data["ranks"]] == [
         memory.rank for memory in run.memory.ranks
     ]
-    for entry, memory in zip(found["ranks"], run.memory.ranks, strict=True):
+    for entry, memory in zip(data["ranks"], run.memory.ranks, strict=True):
         line = unpacked(entry["memory"])
         assert (np.diff(line["time"]) >= 0).all()
-        assert line["time"][-1] * 1000 <= found["end_ns"]
+        assert line["time"][-1] * 1000 <= data["end_ns"]
         assert line["allocated"].max() * 1024 <= memory.measured.peak_bytes
-        assert (line["reserved"].max() - 1) * 1024 <= found["memory_top"] * 1e9
+        assert (line["reserved"].max() - 1) * 1024 <= data["memory_top"] * 1e9
     assert '<a href="#memory">' in render_html(run)
 
 
@@ -205,9 +205,9 @@ def test_a_store_brings_memory_back(samples, tmp_path):
 
 
 def test_a_run_without_memory_events_says_nothing(samples):
-    found = analysis_of(samples / "reload")
-    assert found.memory is None
-    assert found.to_dict()["memory"] is None
-    assert view_of(found).memory is None
-    assert "memory" not in found.tables
+    analysis = analysis_of(samples / "reload")
+    assert analysis.memory is None
+    assert analysis.to_dict()["memory"] is None
+    assert view_of(analysis).memory is None
+    assert "memory" not in analysis.tables
     assert isinstance(load(samples / "reload", ranks=[0]).memory, pl.DataFrame)

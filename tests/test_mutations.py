@@ -16,27 +16,18 @@ pytestmark = pytest.mark.slow
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 CORPUS = os.environ.get("TRACEKIT_CORPUS")
 ALL = tuple(MUTATIONS)
-OF_STEPS = (
-    "gpu-only",
-    "bare-kernels",
-    "no-operators",
-    "no-runtime",
-    "lost",
-    "cut-start",
-    "cut-end",
-    "no-marks",
-)
-"""Mutations by which steps are lost or no longer known."""
 HARDEST = ("gpu-only", "bare-kernels", "renamed", "lost", "cut-end", "one-rank")
 CAPTURES = {
-    "1f1b": ALL,  # a pipeline
-    "steps/a": OF_STEPS,  # one over several steps
+    "steps/a": ALL,  # a pipeline over several steps
     "recompute": ALL,  # one rank
     "reload": HARDEST,  # weight updates
     "frameworks/hf-ddp-ckpt": HARDEST,  # data parallelism
     "frameworks/titan-ac": HARDEST,  # another framework's pipeline
 }
 """Good recordings, and what is taken from each."""
+PAIRS = [(capture, mutation) for capture, mutations in CAPTURES.items() for mutation in mutations]
+NIGHTLY_PAIRS = [("1f1b", mutation) for mutation in ALL]
+"""Mutations of a pipeline of four ranks; the one of two ranks has all of them."""
 SAME_WORK = (
     "no-runtime",
     "no-marks",
@@ -72,46 +63,41 @@ def truth(name):
     return answer(ranks_of(name))
 
 
-@pytest.fixture(
-    scope="module", params=[(c, m) for c, some in CAPTURES.items() for m in some], ids="/".join
+@pytest.mark.parametrize(
+    ("capture", "mutation"),
+    [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in NIGHTLY_PAIRS)],
 )
-def pair(request):
-    """The whole run's answer, and that of the run with something gone."""
-    capture, mutation = request.param
-    ranks = ranks_of(capture)
-    return mutation, truth(capture), answer(MUTATIONS[mutation](ranks))
+def test_each_figure_is_right_or_a_bound_or_null(capture, mutation):
+    whole = truth(capture)
+    left = answer(MUTATIONS[mutation](ranks_of(capture)))
+    for result in left.rank_results:
+        check_budget(mutation, whole.rank(result.rank).whole, result.whole)
+        check_bubble(mutation, whole.rank(result.rank).whole, result.whole)
+    check_schedule(whole, left)
+    if mutation in LOUD and events(left) < events(whole):
+        assert {notice.code for notice in left.notices} & LOUD[mutation], "no notice of the loss"
 
 
 def near(value, wanted, share=CLOCK):
     return abs(value - wanted) <= share * max(abs(wanted), 1)
 
 
-def test_each_figure_is_right_or_a_bound_or_null(pair):
-    mutation, whole, left = pair
-    for one in left.rank_results:
-        check_budget(mutation, whole.rank(one.rank).whole, one.whole)
-        check_bubble(mutation, whole.rank(one.rank).whole, one.whole)
-    check_schedule(whole, left)
-    if mutation in LOUD and events(left) < events(whole):
-        assert {notice.code for notice in left.notices} & LOUD[mutation], "what is gone is said"
-
-
-def events(found):
+def events(analysis):
     """Events on the GPU; a lost memset leaves nothing by which it could be missed."""
-    return sum(count for label, count in found.total.label_count.items() if label != "memory")
+    return sum(count for label, count in analysis.total.label_count.items() if label != "memory")
 
 
-def check_budget(mutation, right, found):
-    assert found.budget.conserved
+def check_budget(mutation, right, actual):
+    assert actual.budget.conserved
     if mutation in SAME_WORK or mutation == "one-rank":
-        assert near(found.budget.span_ns, right.budget.span_ns)
-        assert found.idle_known
-        assert near(found.budget.idle_ns, right.budget.idle_ns, 1e-3)
-        assert found.budget.unrecorded_ns == 0
-    if mutation == "lost" and found.idle_known:
-        edges = abs(right.budget.span_ns - found.budget.span_ns)
-        most = found.budget.idle_ns + found.budget.unrecorded_ns + edges
-        assert found.budget.idle_ns <= right.budget.idle_ns + MEMSETS_NS <= most + 2 * MEMSETS_NS
+        assert near(actual.budget.span_ns, right.budget.span_ns)
+        assert actual.idle_known
+        assert near(actual.budget.idle_ns, right.budget.idle_ns, 1e-3)
+        assert actual.budget.unrecorded_ns == 0
+    if mutation == "lost" and actual.idle_known:
+        edges = abs(right.budget.span_ns - actual.budget.span_ns)
+        most = actual.budget.idle_ns + actual.budget.unrecorded_ns + edges
+        assert actual.budget.idle_ns <= right.budget.idle_ns + MEMSETS_NS <= most + 2 * MEMSETS_NS
 
 
 MEMSETS_NS = 5_000
@@ -119,24 +105,24 @@ MEMSETS_NS = 5_000
 profilers."""
 
 
-def check_bubble(mutation, right, found):
-    if found.bubble_fraction is None:
+def check_bubble(mutation, right, actual):
+    if actual.bubble_fraction is None:
         return
-    assert found.pipeline
+    assert actual.pipeline
     if mutation.startswith("cut"):
         return  # another window: the rank's own budget is what can be checked
-    if found.lower_bound:
-        assert found.bubble_fraction <= right.bubble_fraction + 1e-3
-        assert found.bubble.wait_ns is None or found.budget.unrecorded_ns
+    if actual.lower_bound:
+        assert actual.bubble_fraction <= right.bubble_fraction + 1e-3
+        assert actual.bubble.wait_ns is None or actual.budget.unrecorded_ns
     else:
-        assert found.bubble_fraction == pytest.approx(right.bubble_fraction, abs=2e-3)
+        assert actual.bubble_fraction == pytest.approx(right.bubble_fraction, abs=2e-3)
 
 
 def check_schedule(whole, left):
     held = left.schedule
     if held is None:
-        said = {notice.code for notice in left.notices}
-        assert whole.schedule is None or said & WHY, f"a reason for no schedule, not {said}"
+        codes = {notice.code for notice in left.notices}
+        assert whole.schedule is None or codes & WHY, f"a reason for no schedule, not {codes}"
         return
     assert whole.schedule is not None
     names = {

@@ -26,7 +26,7 @@ def modules():
     trees = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = file.relative_to(PACKAGE).with_suffix("").parts
-        name = ".".join(part for part in parts if part != "__init__")
+        name = ".".join(word for word in parts if word != "__init__")
         trees[name] = ast.parse(file.read_text(encoding="utf-8"))
     return trees
 

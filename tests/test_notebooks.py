@@ -17,6 +17,7 @@ import pytest
 
 import tracekit
 from tests.kept import analysis_of
+from tracekit.run.analyze import analyze
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +26,12 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PICTURES = {"01-first-look": 2, "02-pipeline-and-ideal": 6, "03-hunting-a-regression": 1,
             "04-megatron-to-a-better-schedule": 4, "05-weight-updates-and-rl": 1,
             "06-whole-runs-and-hangs": 2}  # fmt: skip
+
+NIGHTLY_NOTEBOOKS = {
+    "02-pipeline-and-ideal": pytest.mark.nightly,
+    "04-megatron-to-a-better-schedule": pytest.mark.nightly,
+}
+"""Those that take longest, by what they draw and predict."""
 
 
 def code_cells(notebook):
@@ -49,6 +56,7 @@ def render():
     return module
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("default")  # of the libraries that run a kernel, not of ours
 def test_the_first_runs_in_jupyter_and_shows_its_pictures(render):
     notebook = render.run_notebook(NOTEBOOKS[0])
@@ -67,6 +75,13 @@ def test_the_first_runs_in_jupyter_and_shows_its_pictures(render):
         len(render.shrink_picture(pictures[0]).convert("RGB").getcolors(1 << 24))
         <= render.MAX_COLOURS
     )
+
+
+def analyze_or_share(traces, **options):
+    """Return the analysis of a path that other tests made, or analyse a trace in memory."""
+    if isinstance(traces, str | Path):
+        return analysis_of(traces, **options)
+    return analyze(traces, **options)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +106,7 @@ def shell():
     backend = plt.get_backend()
     with pytest.MonkeyPatch.context() as patch, plt.rc_context():
         patch.setitem(sys.modules, "notebook", ModuleType("notebook"))
-        patch.setattr(tracekit, "analyze", analysis_of)
+        patch.setattr(tracekit, "analyze", analyze_or_share)
         patch.chdir(ROOT / "notebooks")
         shell = Shell.instance(
             user_module=sys.modules["notebook"], config=Config(HistoryManager={"enabled": False})
@@ -104,7 +119,11 @@ def shell():
 
 
 @pytest.mark.filterwarnings("default")  # as in Jupyter
-@pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=NIGHTLY_NOTEBOOKS.get(path.stem, ())) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_it_runs_and_shows_its_pictures(shell, path):
     from IPython.utils.capture import capture_output
 

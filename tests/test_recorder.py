@@ -75,10 +75,10 @@ def test_messages_leave_after_their_op_and_arrive_before_it(plans, tmp_path, run
     )
     for rank, actions in enumerate(plan.actions):
         at = {
-            part: i
+            piece: i
             for i, action in enumerate(actions)
             if isinstance(action, plans.Op)
-            for part in action.parts
+            for piece in action.parts
         }
         for i, message in enumerate(actions):
             if not isinstance(message, plans.Message):

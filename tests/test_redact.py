@@ -180,7 +180,16 @@ def test_an_analysis_of_a_pipeline_gives_the_same_figures(samples, redacted_pipe
     check_figures(analysis_of(samples / "1f1b"), tracekit.analyze(redacted_pipeline))
 
 
-@pytest.mark.parametrize("name", ["compile", "memory", "nsys-1f1b", "reload-overlap", "router"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "compile",
+        "memory",
+        "nsys-1f1b",
+        pytest.param("reload-overlap", marks=pytest.mark.nightly),
+        pytest.param("router", marks=pytest.mark.nightly),
+    ],
+)
 def test_analyses_of_two_ranks_give_the_same_figures(samples, tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()

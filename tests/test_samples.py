@@ -86,15 +86,15 @@ def test_nothing_private_is_in_a_sample(path):
     "folder", [f for f in FOLDERS if "gemms" in truth(f) or "rank0_counts" in truth(f)]
 )
 def test_gemms_are_told_apart_on_every_rank(folder):
-    known = truth(folder)
-    wanted = known.get("gemms") or {
-        k: v for k, v in known["rank0_counts"].items() if k in ("forward", "dgrad", "wgrad")
+    expected = truth(folder)
+    wanted = expected.get("gemms") or {
+        k: v for k, v in expected["rank0_counts"].items() if k in ("forward", "dgrad", "wgrad")
     }
     gemms = labelled(folder).filter(
         (pl.col("kind") == "kernel") & pl.col("name").cast(pl.String).str.contains(GEMM)
     )
-    ranks = gemms["rank"].unique().sort().to_list() if "gemms" in known else [0]
-    assert ranks == (list(range(known.get("world_size", 1))) if "gemms" in known else [0])
+    ranks = gemms["rank"].unique().sort().to_list() if "gemms" in expected else [0]
+    assert ranks == (list(range(expected.get("world_size", 1))) if "gemms" in expected else [0])
     for rank in ranks:
         counts = dict(gemms.filter(pl.col("rank") == rank).group_by("label").len().iter_rows())
         assert counts == wanted, rank
@@ -102,19 +102,19 @@ def test_gemms_are_told_apart_on_every_rank(folder):
 
 @pytest.mark.parametrize("folder", [f for f in FOLDERS if "orders" in truth(f)])
 def test_the_schedule_and_every_order_come_back(folder):
-    known, held = truth(folder), analysis(folder).schedule
+    expected, held = truth(folder), analysis(folder).schedule
     assert held is not None
-    found = to_plain(schedule_document(held))
-    assert (found["name"], found["pp"], found["microbatches"]) == (
-        known["schedule"],
-        known["pp"],
-        known["microbatches"],
+    document = to_plain(schedule_document(held))
+    assert (document["name"], document["pp"], document["microbatches"]) == (
+        expected["schedule"],
+        expected["pp"],
+        expected["microbatches"],
     )
-    assert found["exact"], found["differences"]
+    assert document["exact"], document["differences"]
     # Its F and B ran one after the other here; the notice says so.
-    if known["schedule"] != "dualpipe":
-        assert [halves(order) for order in found["ranks"]] == [
-            halves(order) for order in known["orders"]
+    if expected["schedule"] != "dualpipe":
+        assert [halves(order) for order in document["ranks"]] == [
+            halves(order) for order in expected["orders"]
         ]
 
 
@@ -124,7 +124,7 @@ def halves(order):
 
 
 def test_the_recorded_overlap_shows_its_lanes():
-    known = truth("vpp-overlap")["rank0_counts"]
+    expected = truth("vpp-overlap")["rank0_counts"]
     rows = labelled("vpp-overlap").filter(pl.col("rank") == 0)
     counts = dict(
         rows.filter(pl.col("label").is_in(["ep_dispatch", "ep_combine"]))
@@ -134,10 +134,10 @@ def test_the_recorded_overlap_shows_its_lanes():
         .iter_rows()
     )
     assert counts == {
-        "ep_dispatch forward": known["dispatch_forward"],
-        "ep_dispatch backward": known["dispatch_backward"],
-        "ep_combine forward": known["combine_forward"],
-        "ep_combine backward": known["combine_backward"],
+        "ep_dispatch forward": expected["dispatch_forward"],
+        "ep_dispatch backward": expected["dispatch_backward"],
+        "ep_combine forward": expected["combine_forward"],
+        "ep_combine backward": expected["combine_backward"],
     }
     copies = dict(
         rows.filter(pl.col("label").is_in(["offload", "onload"]))
@@ -145,35 +145,35 @@ def test_the_recorded_overlap_shows_its_lanes():
         .len()
         .iter_rows()
     )
-    assert copies == {"offload": known["offload"], "onload": known["onload"]}
+    assert copies == {"offload": expected["offload"], "onload": expected["onload"]}
     phases = set(analysis("vpp-overlap").schedule.lanes["phase"].cast(pl.String))
     assert {"warm-up", "steady", "cool-down"} <= phases
 
 
 @pytest.mark.parametrize("folder", ["reload", "reload-overlap"])
 def test_the_weight_update_comes_back(folder):
-    known, found = truth(folder), analysis(folder).reload
-    assert found is not None
-    assert (found.rounds, found.buckets, list(found.sources)) == (
-        known["rounds"],
-        known["buckets"],
-        known["sources"],
+    expected, reload = truth(folder), analysis(folder).reload
+    assert reload is not None
+    assert (reload.rounds, reload.buckets, list(reload.sources)) == (
+        expected["rounds"],
+        expected["buckets"],
+        expected["sources"],
     )
-    counts = known.get("counts") or known["counts_per_rank"]
+    counts = expected.get("counts") or expected["counts_per_rank"]
     for one in analysis(folder).rank_results:
         assert {label: one.whole.label_count.get(label) for label in counts} == counts
 
 
 def test_products_cost_what_pytorchs_own_counter_says():
-    known, rates = truth("rates"), analysis("rates").rates
-    assert rates.total.flop == known["steps"] * known["flop_per_step"]
+    expected, rates = truth("rates"), analysis("rates").rates
+    assert rates.total.flop == expected["steps"] * expected["flop_per_step"]
     by_op = {
-        name: flop / known["steps"]
+        name: flop / expected["steps"]
         for name, flop in rates.by("op").select("op", "flop").iter_rows()
     }
-    assert by_op["aten::mm"] == known["flop_by_op"]["mm"]
-    assert by_op["aten::cudnn_convolution"] == known["flop_by_op"]["convolution"]
-    assert by_op["aten::convolution_backward"] == known["flop_by_op"]["convolution_backward"]
+    assert by_op["aten::mm"] == expected["flop_by_op"]["mm"]
+    assert by_op["aten::cudnn_convolution"] == expected["flop_by_op"]["convolution"]
+    assert by_op["aten::convolution_backward"] == expected["flop_by_op"]["convolution_backward"]
 
 
 def test_the_odd_width_is_the_slowest_large_product():
@@ -183,11 +183,11 @@ def test_the_odd_width_is_the_slowest_large_product():
 
 
 def test_the_favoured_rank_receives_what_the_router_sent_it():
-    known, experts = truth("router"), analysis("router").rates.experts
+    expected, experts = truth("router"), analysis("router").rates.experts
     received = {str(rank): count for rank, count in experts.select("rank", "received").iter_rows()}
-    per_token = known["steps"] * known["bytes_per_token"]
+    per_token = expected["steps"] * expected["bytes_per_token"]
     assert received == {
-        rank: tokens * per_token for rank, tokens in known["tokens_received_per_step"].items()
+        rank: tokens * per_token for rank, tokens in expected["tokens_received_per_step"].items()
     }
     assert experts["rank"][0] == 0
 
@@ -207,29 +207,35 @@ def test_the_recorded_router_is_uneven_where_it_was_made_so():
 
 
 def test_the_slow_gpu_is_named_with_its_ratio():
-    known, first = truth("slow-ddp"), analysis("slow-ddp").to_document().stragglers[0]
+    expected, first = truth("slow-ddp"), analysis("slow-ddp").to_document().stragglers[0]
     assert (first.rank, first.uncertain, first.kind, first.steps) == (
-        known["slow_rank"],
+        expected["slow_rank"],
         False,
         "chronic",
-        known["steps"],
+        expected["steps"],
     )
     assert first.why[0].cause == "slow_gpu"
-    assert first.why[0].evidence.ratio == pytest.approx(known["slow_ratio"], rel=0.02)
+    assert first.why[0].evidence.ratio == pytest.approx(expected["slow_ratio"], rel=0.02)
 
 
 def test_the_megatron_run_and_its_expert_exchanges_come_back():
-    known, document = truth("megatron-moe"), analysis("megatron-moe").to_document()
-    found = document.schedule
-    assert (found.name, found.pp, found.virtual, found.microbatches, found.exact) == (
-        known["schedule"],
-        known["pp"],
-        known["virtual"],
-        known["microbatches"],
+    expected, document = truth("megatron-moe"), analysis("megatron-moe").to_document()
+    schedule = document.schedule
+    assert (
+        schedule.name,
+        schedule.pp,
+        schedule.virtual,
+        schedule.microbatches,
+        schedule.exact,
+    ) == (
+        expected["schedule"],
+        expected["pp"],
+        expected["virtual"],
+        expected["microbatches"],
         True,
     )
-    layers_passed = known["virtual"] * known["layers_per_chunk"] * known["microbatches"]
-    exchanges = known["all_to_all_per_layer_and_microbatch"]
+    layers_passed = expected["virtual"] * expected["layers_per_chunk"] * expected["microbatches"]
+    exchanges = expected["all_to_all_per_layer_and_microbatch"]
     for rank in document.ranks:  # the exchange of expert counts is part of the dispatch
         assert rank.label_count["ep_dispatch"] == (exchanges["ep_dispatch"] + 1) * layers_passed
         assert rank.label_count["ep_combine"] == exchanges["ep_combine"] * layers_passed

@@ -61,8 +61,8 @@ def public():
 
 
 def test_every_page_is_in_the_navigation_once(site):
-    found = in_nav(SETTINGS["nav"])
-    assert sorted(found) == sorted(site[1])
+    pages = in_nav(SETTINGS["nav"])
+    assert sorted(pages) == sorted(site[1])
 
 
 def test_every_link_and_anchor_leads_somewhere(site, text):
@@ -102,14 +102,14 @@ def test_every_command_and_option_is_in_the_reference(text):
 def test_every_column_of_the_schema_says_what_it_is(variable):
     beside = comments(schema, variable)
     assert list(beside) == list(getattr(schema, variable))
-    assert [name for name, said in beside.items() if not said] == []
+    assert [name for name, text in beside.items() if not text] == []
 
 
 def test_every_table_of_an_analysis_and_no_other_is_explained(text):
-    known = tables.words()
+    words = tables.words()
     shown = re.findall(r"^### (\w+)$", text["reference/tables.md"], re.MULTILINE)
     assert shown == list(dict.fromkeys(shown))
-    assert set(shown) == set(known["table"])
+    assert set(shown) == set(words["table"])
     used = set(
         re.findall(
             r"^\| `(\w+)`",
@@ -117,7 +117,7 @@ def test_every_table_of_an_analysis_and_no_other_is_explained(text):
             re.MULTILINE,
         )
     )
-    assert used == set(known["column"])
+    assert used == set(words["column"])
 
 
 def test_every_rule_and_every_key_is_in_the_reference(text):
@@ -127,8 +127,8 @@ def test_every_rule_and_every_key_is_in_the_reference(text):
     for name in DOCUMENTS:
         schema = schema_of(name)
         keys = schema["$defs"][DOCUMENTS[name].__name__]["properties"]
-        part = text["reference/json.md"].partition(f"## {schema['title']}\n")[2]
-        assert all(f"| `{key}` |" in part for key in keys)
+        section = text["reference/json.md"].partition(f"## {schema['title']}\n")[2]
+        assert all(f"| `{key}` |" in section for key in keys)
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)

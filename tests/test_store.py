@@ -289,8 +289,8 @@ def test_a_folder_without_or_with_another_manifest_is_no_store(tmp_path, store):
 def flipped(raw, place):
     """The same bytes with one bit turned over, *place* of the way through."""
     changed = bytearray(raw)
-    at = int(place * (len(raw) * 8 - 1))
-    changed[at // 8] ^= 1 << (at % 8)
+    bit = int(place * (len(raw) * 8 - 1))
+    changed[bit // 8] ^= 1 << (bit % 8)
     return bytes(changed)
 
 
@@ -301,8 +301,8 @@ def test_every_flipped_bit_is_found_before_it_is_read(tmp_path, ranks, name):
     file = store.path / "rank=0" / name
     raw = file.read_bytes()
     read_back = store.rank if name == "events.parquet" else store.labelled
-    for place in range(88):
-        file.write_bytes(flipped(raw, place / 87))
+    for number in range(88):
+        file.write_bytes(flipped(raw, number / 87))
         with pytest.raises(
             InputError, match="is damaged: its bytes are not those that were written"
         ):
@@ -314,12 +314,12 @@ def test_every_flipped_bit_is_found_before_it_is_read(tmp_path, ranks, name):
 def test_a_flipped_bit_in_what_lists_the_files_is_found(store):
     manifest, entry = store.path / MANIFEST, store.path / "rank=1/entry.json"
     raw, one = manifest.read_bytes(), entry.read_bytes()
-    blank = {at for at in range(len(raw)) if raw[at : at + 1].isspace()}
-    for place in range(88):
-        at = int(place / 87 * (len(raw) * 8 - 1)) // 8
-        if at in blank:
+    blank = {byte for byte in range(len(raw)) if raw[byte : byte + 1].isspace()}
+    for number in range(88):
+        byte = int(number / 87 * (len(raw) * 8 - 1)) // 8
+        if byte in blank:
             continue
-        manifest.write_bytes(flipped(raw, place / 87))
+        manifest.write_bytes(flipped(raw, number / 87))
         with pytest.raises(InputError, match=f"{MANIFEST}: "):
             open_store(store.path)
     assert read_entry(entry.parent) is not None
@@ -333,8 +333,8 @@ def test_damaged_tables_are_measured_again_from_the_labels(samples, tmp_path):
     whole = tracekit.analyze(path, schedule="none").to_dict()
     file = path / "rank=0/tables.zip"
     raw = file.read_bytes()
-    for place in (0.1, 0.5, 0.9):
-        file.write_bytes(flipped(raw, place))
+    for share in (0.1, 0.5, 0.9):
+        file.write_bytes(flipped(raw, share))
         assert tracekit.analyze(path, schedule="none").to_dict() == whole
 
 

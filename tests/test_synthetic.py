@@ -66,11 +66,11 @@ def test_both_forms_are_read_and_labelled_alike(tmp_path, reader):
     ranks = [
         rank_pipeline(classify(trace.rank(r).events), trace.rank(r).source) for r in trace.ranks
     ]
-    found, _ = compare_pipelines(ranks)
-    assert (found.name, found.exact) == ("interleaved", True)
-    assert found.head.orders() == PLAN.orders()
-    assert {h.pipeline.ranks for h in found.all} == {(0, 2), (1, 3)}
-    assert found.head.measured_ns == RICH.simulation().makespan
+    comparison, _ = compare_pipelines(ranks)
+    assert (comparison.name, comparison.exact) == ("interleaved", True)
+    assert comparison.head.orders() == PLAN.orders()
+    assert {h.pipeline.ranks for h in comparison.all} == {(0, 2), (1, 3)}
+    assert comparison.head.measured_ns == RICH.simulation().makespan
 
 
 def test_every_kernel_has_a_launch_before_it():

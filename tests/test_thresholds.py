@@ -102,12 +102,12 @@ def test_names_are_believed_where_more_than_a_tenth_met(blocks, believed):
     """SOME: one block of *blocks* met; with ten of them that is a tenth, and not more."""
     rows = []
     for n in range(blocks):
-        at = n * 1_000
+        start = n * 1_000
         rows += [
-            {"block": str(n), "op": "F", "pair": 100 + n, "launch_ns": at, "last_ns": at + 1,
-             "start_ns": at, "end_ns": at + 100},
-            {"block": str(n), "op": "B", "pair": n, "launch_ns": at + 300, "last_ns": at + 310,
-             "start_ns": at + 400 if n else at + 50, "end_ns": at + 500 if n else at + 150},
+            {"block": str(n), "op": "F", "pair": 100 + n, "launch_ns": start, "last_ns": start + 1,
+             "start_ns": start, "end_ns": start + 100},
+            {"block": str(n), "op": "B", "pair": n, "launch_ns": start + 300, "last_ns": start + 310,
+             "start_ns": start + 400 if n else start + 50, "end_ns": start + 500 if n else start + 150},
         ]  # fmt: skip
     partners = beside.find_partners(pl.DataFrame(rows), from_ranges=True).to_list()
     assert (partners[-2] >= 0) is believed
@@ -157,9 +157,9 @@ def test_runs_must_agree_seven_and_a_half_times_better_than_steps(after, sure):
 
 def windows_of(*places):
     """Meetings of two ranks at these thousandths of a sixteenth of the recording, their clocks 0.1 ‰ apart."""
-    at = pl.Series("since_ns", [1_000 * place for place in places])
+    times = pl.Series("since_ns", [1_000 * time_us for time_us in places])
     return pl.DataFrame(
-        {"low": 0, "high": 1, "since_ns": at, "ends_ns": at // 10_000, "most_ns": 0, "least_ns": 0,
+        {"low": 0, "high": 1, "since_ns": times, "ends_ns": times // 10_000, "most_ns": 0, "least_ns": 0,
          "is_most": False, "is_least": False, "surest": True, "low_sends": None},
         schema_overrides={"low_sends": pl.Boolean},
     )  # fmt: skip
@@ -169,7 +169,9 @@ def windows_of(*places):
 def test_a_drift_shows_in_eight_sixteenths_of_the_recording(last, believed):
     """DRIFT_WINDOWS and MIN_DRIFT_WINDOWS: two meetings in one sixteenth count once."""
     places = [0, 2_000, 4_000, 6_000, 8_000, 10_000, last, 15_999]
-    assert bool(clock_bounds._drifts(windows_of(*(1_000 * place for place in places)))) is believed
+    assert (
+        bool(clock_bounds._drifts(windows_of(*(1_000 * time_us for time_us in places)))) is believed
+    )
 
 
 @pytest.mark.parametrize(("times", "believed"), [(5.5, False), (6.5, True)])
@@ -257,15 +259,17 @@ def test_every_constant_that_decides_is_defended_or_listed_and_the_list_shrinks(
     chosen = {constant for entry in read_chosen()["threshold"] for constant in entry["constants"]}
     defended_names = {constant.split(":")[1] for constant in chosen}
     listed = tomllib.loads(UNDEFENDED.read_text(encoding="utf-8"))
-    known = {*listed["not_thresholds"], *listed["undefended"]}
+    listed_names = {*listed["not_thresholds"], *listed["undefended"]}
     undefended = set()
     for module, name in numeric_constants():
         # Its constants are moved where they are used.
         is_of_whatif = module == "tracekit.whatif.constants"
         if f"{module}:{name}" not in chosen and not (is_of_whatif and name in defended_names):
             undefended.add(f"{module}:{name}")
-    assert undefended - known == set(), "move it in a test and add it to tests/mutants/chosen.toml"
-    assert known - undefended == set(), (
+    assert undefended - listed_names == set(), (
+        "move it in a test and add it to tests/mutants/chosen.toml"
+    )
+    assert listed_names - undefended == set(), (
         "defended, renamed or gone: delete it from tests/mutants/undefended.toml"
     )
     assert len(listed["undefended"]) <= listed["most"], "the list may only shrink"

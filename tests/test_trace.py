@@ -32,7 +32,7 @@ from tracekit.run.driver import worker_count
 from tracekit.schema import EVENTS, LABELLED
 from tracekit.store.trace import Trace
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +242,7 @@ def test_the_secrets_of_a_url_are_not_printed_where_it_fails(web, url):
 
 
 def test_addresses_that_differ_in_their_query_alone_are_two_sources(web):
-    urls = [f"http://{web}/rank1.pt.trace.json.gz?token=s3cret&part={part}" for part in (1, 2)]
+    urls = [f"http://{web}/rank1.pt.trace.json.gz?token=s3cret&part={number}" for number in (1, 2)]
     with pytest.raises(InputError, match=r"rank 1 has 2 files.*rank1\.pt\.trace\.json\.gz#2"):
         tracekit.load(urls)
 
@@ -402,7 +402,9 @@ def test_several_ranks_are_labelled_as_each_alone(samples):
     assert labelled.equals(trace.labelled)
     messages = dict(labelled.filter(label="pp_comm")["rank"].value_counts().iter_rows())
     assert (messages[0], messages[3]) == (3 + 5 + 3, 1 + 7 + 1)
-    shuffled = tracekit.classify(pl.concat([part.events for part in reversed(trace.parts)]))
+    shuffled = tracekit.classify(
+        pl.concat([rank_events.events for rank_events in reversed(trace.parts)])
+    )
     assert shuffled.equals(alone)  # sorted by rank
 
 

@@ -27,7 +27,9 @@ NAME = pl.col("name").cast(pl.String)
 TIMES = Times(F=1_000_000, I=900_000, W=700_000)
 
 
-@pytest.fixture(scope="module", params=["1f1b", "interleaved"])
+@pytest.fixture(
+    scope="module", params=["interleaved", pytest.param("1f1b", marks=pytest.mark.nightly)]
+)
 def run(request):
     """A real run's events and sources, rank by rank, and its name; with and without ranges."""
     trace = load(sorted((SAMPLES / request.param).glob("*.gz")))

@@ -40,7 +40,7 @@ def test_a_slow_rank_explains_the_whole_slowdown() -> None:
     )
     assert slowdown.step_ratios == [1.0, 2.5]
     assert slowdown.ratio == 1.75  # (2 + 5) / (2 + 2)
-    assert [(part.name, part.alone, part.explains) for part in slowdown.groups] == [
+    assert [(group.name, group.alone, group.explains) for group in slowdown.groups] == [
         (2, 1.75, 1.0),
         (0, 1.0, 0.0),
         (1, 1.0, 0.0),
@@ -61,7 +61,7 @@ def test_a_pipeline_of_a_trace_is_split_by_stage_op_and_rank() -> None:
     assert slowdown is not None
     assert slowdown.ratio > 0.9
     if slowdown.groups:
-        assert {part.by for part in slowdown.groups} == {"stage", "op", "rank"}
+        assert {group.by for group in slowdown.groups} == {"stage", "op", "rank"}
 
 
 def test_the_stage_that_works_more_explains_the_slowdown() -> None:
@@ -70,8 +70,8 @@ def test_the_stage_that_works_more_explains_the_slowdown() -> None:
     assert comparison is not None
     slowdown = pipeline_slowdown(comparison)
     assert slowdown is not None
-    stages = {part.name: part for part in slowdown.groups if part.by == "stage"}
-    ranks = {part.name: part for part in slowdown.groups if part.by == "rank"}
+    stages = {group.name: group for group in slowdown.groups if group.by == "stage"}
+    ranks = {group.name: group for group in slowdown.groups if group.by == "rank"}
     assert slowdown.ratio > 1.1
     assert stages[1].alone > stages[0].alone
     assert stages[1].explains > 0.9

@@ -33,7 +33,7 @@ def test_slowdowns_match_the_published_ones(job: Job) -> None:
     assert sorted(result.step_ratios) == pytest.approx(sorted(by_step.values()), rel=TOLERANCE)
     for by in ("optype", "stage", "dp_rank"):
         published = job.published[f"blocking_decompose_by_{by}"]
-        computed = {str(part.name): part.alone for part in result.groups if part.by == by}
+        computed = {str(group.name): group.alone for group in result.groups if group.by == by}
         assert computed == pytest.approx(
             {str(name): value for name, value in published.items()}, rel=TOLERANCE
         ), by
@@ -43,7 +43,7 @@ def test_worst_workers_and_the_last_stage_explain_what_was_published(job: Job) -
     result = measure_slowdown(
         job.graph.step_times, job.durations, job.usual, groups_of(job), min_ratio=1.0
     )
-    alone = {(part.by, part.name): part.alone for part in result.groups}
+    alone = {(group.by, group.name): group.alone for group in result.groups}
 
     def score(rank: float) -> float:
         row, lane = (index[0] for index in np.nonzero(job.rank == rank))

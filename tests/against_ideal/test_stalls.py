@@ -40,8 +40,8 @@ def stalls(rows, *, around=None):
     everything = None if around is None else table([*around, *rows])
     result = rank_pipeline(table(rows), Source("x", "kineto", 0, "name"), around=everything)
     by_cause = {}
-    for cause, part in result.stalls.group_by(pl.col("cause").cast(pl.String)):
-        merged = union(part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
+    for cause, cause_stalls in result.stalls.group_by(pl.col("cause").cast(pl.String)):
+        merged = union(cause_stalls["start_ns"].to_numpy(), cause_stalls["end_ns"].to_numpy())
         by_cause[cause[0]] = [
             (a // 1000, b // 1000) for a, b in zip(merged.start_ns, merged.end_ns, strict=True)
         ]

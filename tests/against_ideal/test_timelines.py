@@ -36,7 +36,7 @@ def write_timeline(
             for cell in cells:
                 rank, microbatch = cell["rank"], cell["microbatch"]
                 kind, last = ("forward", pp - 1) if cell["op"] == "F" else ("backward", 0)
-                place = {"pid": replica, "ph": "X"}
+                common_fields = {"pid": replica, "ph": "X"}
                 args = {"step": step, "model_chunk": 0, "mb_id": microbatch, "seq_id": microbatch}
                 start, end = origin + cell["start"], origin + cell["end"]
                 events.append(
@@ -46,7 +46,7 @@ def write_timeline(
                         "ts": start,
                         "dur": end - start,
                         "args": args,
-                        **place,
+                        **common_fields,
                     }
                 )
                 if rank != last:
@@ -60,7 +60,7 @@ def write_timeline(
                                 "ts": end,
                                 "dur": times.P2P,
                                 "args": args,
-                                **place,
+                                **common_fields,
                             }
                         )
     path.write_text(json.dumps(events))

@@ -40,9 +40,12 @@ class Rank:
 
     def work(self, start, end, kernels, under):
         """Run the kernels, each an equal part of the cell's time."""
-        part = (end - start) // len(kernels)
+        kernel_ns = (end - start) // len(kernels)
         for k, (label, number, name) in enumerate(kernels):
-            span = (start + k * part, end if k == len(kernels) - 1 else start + (k + 1) * part)
+            span = (
+                start + k * kernel_ns,
+                end if k == len(kernels) - 1 else start + (k + 1) * kernel_ns,
+            )
             node = "MmBackward0" if number is not None and label != "forward" else None
             self.kernel(label, span, number=number, node=node, under=under, name=name)
 

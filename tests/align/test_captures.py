@@ -93,7 +93,7 @@ def test_ranks_of_one_host_have_one_clock(members):
     assert own.min() <= clocks.residual_ns <= own.max() <= clocks.worst_ns
 
 
-@pytest.mark.parametrize("shift_ms", [0.3, -0.3, 1, -1, 5, -5, 3_000, -3_000])
+@pytest.mark.parametrize("shift_ms", [0.3, -1, 5, -3_000])
 def test_a_shifted_clock_is_found_or_within_the_uncertainty(members, shift_ms):
     ranks, shift = ranks_of(members), round(shift_ms * 1e6)
     for rank in ranks[1:]:
@@ -159,34 +159,46 @@ def test_a_kernel_that_was_not_recorded_changes_no_other_match(folder):
     """
     if not folder.is_dir():
         pytest.skip("TRACEKIT_CORPUS is not set: the captures are not in this repository")
-    parts = {part.source.rank: part for ref in find([str(folder)])[0] for part in read_ref(ref)}
-    operations_of_rank = {rank: operations_with_lost(part.events) for rank, part in parts.items()}
+    events_of_rank = read_events(folder)
+    operations_of_rank = all_operations(folder)
     everything = pl.concat(operations_of_rank.values())
     complete = match_sets(everything)
-    for row in range(3, len(everything), len(everything) // 4):
+    for row in range(3, len(everything), len(everything) // 3):
         rank, event = everything.select("rank", "id").row(row)
         kept = {frozenset(m for m in match if m[:2] != (rank, event)) for match in complete}
-        less = operations_with_lost(parts[rank].events.filter(pl.col("id") != event))
+        less = operations_with_lost(events_of_rank[rank].filter(pl.col("id") != event))
         remaining = match_sets(pl.concat((operations_of_rank | {rank: less}).values()))
         assert remaining == {match for match in kept if len({member[0] for member in match}) > 1}
 
 
 @pytest.mark.parametrize("name", ["1f1b", "overlapped"])
 def test_two_ranks_that_each_lack_another_kernel_keep_all_other_matches(name):
-    parts = {
-        part.source.rank: part for ref in find([str(SAMPLES / name)])[0] for part in read_ref(ref)
-    }
-    operations_of_rank = {rank: operations_with_lost(part.events) for rank, part in parts.items()}
+    events_of_rank = read_events(SAMPLES / name)
+    operations_of_rank = all_operations(SAMPLES / name)
     complete = match_sets(pl.concat(operations_of_rank.values()))
     (first, *_), (*_, second) = (operations_of_rank[rank]["id"][2:9] for rank in (1, 2))
     removed = {1: first, 2: second}
     less = {
-        rank: operations_with_lost(parts[rank].events.filter(pl.col("id") != event))
+        rank: operations_with_lost(events_of_rank[rank].filter(pl.col("id") != event))
         for rank, event in removed.items()
     }
     kept = {frozenset(m for m in match if m[1] != removed.get(m[0])) for match in complete}
     remaining = match_sets(pl.concat((operations_of_rank | less).values()))
     assert remaining == {match for match in kept if len({member[0] for member in match}) > 1}
+
+
+@cache
+def read_events(folder):
+    """Return the events of each rank of a run, by rank."""
+    refs, _ = find([str(folder)])
+    ranks = [rank for ref in refs for rank in read_ref(ref)]
+    return {rank.source.rank: rank.events for rank in ranks}
+
+
+@cache
+def all_operations(folder):
+    """Return the operations of each rank of a run, those that were not recorded included, by rank."""
+    return {rank: operations_with_lost(events) for rank, events in read_events(folder).items()}
 
 
 def operations_with_lost(events):

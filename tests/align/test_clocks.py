@@ -47,9 +47,9 @@ def collectives(rows):
 def messages(rows):
     """Messages from (from, to, start of the send, its end, start of the receive, its end)."""
     parts = [
-        part
+        side
         for match, (a, b, sent, gone, began, came) in enumerate(rows)
-        for part in ((match, a, True, sent, gone), (match, b, False, began, came))
+        for side in ((match, a, True, sent, gone), (match, b, False, began, came))
     ]
     return members(parts, what=pl.lit("p2p"), messages=pl.lit(1))
 
@@ -237,10 +237,10 @@ def test_ranks_of_one_host_share_its_clock():
     """Ranks 2 and 3 stand 7 ms ahead: both by the same, though their own messages alone would say 7.1 and 6.9."""
     rows = []
     for n in range(12):
-        at = 10 * MS * n
+        start_ns = 10 * MS * n
         for a, b in ((0, 1), (1, 0), (2, 3), (3, 2), (1, 2), (2, 1), (0, 3), (3, 0)):
             slow = 200_000 if (a, b) in ((1, 2), (3, 0)) else 0
-            rows.append((a, b, at, at + 50_000, at, at + 300_000 + slow))
+            rows.append((a, b, start_ns, start_ns + 50_000, start_ns, start_ns + 300_000 + slow))
     ahead = shifted(shifted(messages(rows), 2, 7 * MS), 3, 7 * MS)
     offset = align(ahead, range(4)).offset_ns
     assert (offset[0], offset[1]) == (0, 0)
@@ -293,9 +293,9 @@ def drifting(rate, *, windows=16, wobble=0, length=16_000_000_000):
     """One collective a window, of a millisecond; rank 1's clock runs faster by *rate*."""
     rows = []
     for n in range(windows):
-        at = length * n // 16
-        shown = at + round(at * rate) + (wobble if n % 2 else -wobble)
-        rows += [(n, 0, at, at + MS), (n, 1, shown, shown + MS)]
+        start_ns = length * n // 16
+        shown = start_ns + round(start_ns * rate) + (wobble if n % 2 else -wobble)
+        rows += [(n, 0, start_ns, start_ns + MS), (n, 1, shown, shown + MS)]
     return collectives(rows)
 
 

@@ -11,6 +11,8 @@ from tracekit.errors import InputError
 from tracekit.report.view import view_of
 from tracekit.report.view.ranks import name_straggler
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 GROUP = {"Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2]",
          "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float"}  # fmt: skip
 

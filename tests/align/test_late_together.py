@@ -60,18 +60,18 @@ def named(rows, clocks=None):
 
 def test_two_equally_late_ranks_share_the_waiting_of_the_others():
     """Ranks 0 and 2 wait 50 ms each for ranks 1 and 3."""
-    found = named(all_reduce(0, 50, 0, 50))
-    assert {rank: row["caused_ns"] / MS for rank, row in found.items()} == {1: 50, 3: 50}
-    assert [row["late_with"] for row in (found[1], found[3])] == [[3], [1]]
-    assert [row["alone_ns"] for row in found.values()] == [0, 0]
+    named_ranks = named(all_reduce(0, 50, 0, 50))
+    assert {rank: row["caused_ns"] / MS for rank, row in named_ranks.items()} == {1: 50, 3: 50}
+    assert [row["late_with"] for row in (named_ranks[1], named_ranks[3])] == [[3], [1]]
+    assert [row["alone_ns"] for row in named_ranks.values()] == [0, 0]
 
 
 def test_the_last_one_is_charged_alone_after_the_other_arrived():
     """Ranks 0 and 2 wait 40 ms for both, 10 ms more for rank 3, and so does rank 1."""
-    found = named(all_reduce(0, 40, 0, 50))
-    assert found[1]["caused_ns"] == (20 + 20) * MS
-    assert found[3]["caused_ns"] == (20 + 10 + 20 + 10 + 10) * MS
-    assert (found[1]["alone_ns"], found[3]["alone_ns"]) == (0, 30 * MS)
+    named_ranks = named(all_reduce(0, 40, 0, 50))
+    assert named_ranks[1]["caused_ns"] == (20 + 20) * MS
+    assert named_ranks[3]["caused_ns"] == (20 + 10 + 20 + 10 + 10) * MS
+    assert (named_ranks[1]["alone_ns"], named_ranks[3]["alone_ns"]) == (0, 30 * MS)
 
 
 @pytest.mark.parametrize(
@@ -114,17 +114,17 @@ def test_a_rank_that_is_late_itself_does_not_make_the_other_less_late():
 
 def test_a_rank_that_is_late_with_another_in_a_few_operations_only_is_late_by_itself():
     rows = all_reduce(0, 0, 0, 50) + all_reduce(0, 50, 0, 50, step_ms=200)
-    found = named(rows)
-    assert found[3]["late_with"] == []  # 50 of its 200 ms
-    assert found[1]["late_with"] == [3]
-    assert found[3]["alone_ns"] == 150 * MS
+    named_ranks = named(rows)
+    assert named_ranks[3]["late_with"] == []  # 50 of its 200 ms
+    assert named_ranks[1]["late_with"] == [3]
+    assert named_ranks[3]["alone_ns"] == 150 * MS
 
 
 def test_a_rank_that_saves_half_of_the_waiting_by_itself_is_late_by_itself():
     """Rank 3 comes 60 ms after the first and 30 after rank 1: it causes 120 ms, 90 of them alone."""
-    found = named(all_reduce(0, 30, 0, 60))
-    assert (found[3]["caused_ns"], found[3]["alone_ns"]) == (120 * MS, 90 * MS)
-    assert (found[3]["late_with"], found[1]["late_with"]) == ([], [3])
+    named_ranks = named(all_reduce(0, 30, 0, 60))
+    assert (named_ranks[3]["caused_ns"], named_ranks[3]["alone_ns"]) == (120 * MS, 90 * MS)
+    assert (named_ranks[3]["late_with"], named_ranks[1]["late_with"]) == ([], [3])
 
 
 def test_nothing_is_shared_in_a_broadcast():
@@ -147,15 +147,15 @@ def clocks_known_to(ns):
 
 def test_both_are_named_with_certainty_where_clocks_leave_open_which_was_last():
     """Clocks may be off by 2 ms; ranks 1 and 3 come 50 ms late, half a millisecond apart."""
-    found = named(all_reduce(0, 50, 0, 50.5), clocks_known_to(2 * MS))
-    assert {rank: row["uncertain"] for rank, row in found.items()} == {1: False, 3: False}
+    named_ranks = named(all_reduce(0, 50, 0, 50.5), clocks_known_to(2 * MS))
+    assert {rank: row["uncertain"] for rank, row in named_ranks.items()} == {1: False, 3: False}
 
 
 def test_a_rank_whose_lateness_clocks_may_make_up_is_not_late_together():
     """Rank 1 comes 30 ms after the first and clocks may be off by 35: it may not be late at all."""
-    found = named(all_reduce(0, 30, 0, 50), clocks_known_to(35 * MS))
-    assert list(found) == [3]
-    assert found[3]["uncertain"]
+    named_ranks = named(all_reduce(0, 30, 0, 50), clocks_known_to(35 * MS))
+    assert list(named_ranks) == [3]
+    assert named_ranks[3]["uncertain"]
 
 
 def charged_by_hand(starts):
@@ -186,9 +186,9 @@ def test_charges_agree_with_a_count_moment_by_moment_and_sum_to_the_waits(seed):
     count = chance.randint(2, 20)
     usual = [chance.randint(0, 10) for _ in range(count)]
     starts = [start + chance.choice([0, 0, 0, 40]) for start in usual]
-    found = caused_ms(all_reduce(*starts))
-    assert found == pytest.approx(charged_by_hand(starts), abs=1e-4)
-    assert sum(found.values()) == pytest.approx(sum(max(starts) - start for start in starts))
+    caused = caused_ms(all_reduce(*starts))
+    assert caused == pytest.approx(charged_by_hand(starts), abs=1e-4)
+    assert sum(caused.values()) == pytest.approx(sum(max(starts) - start for start in starts))
 
 
 @pytest.fixture(scope="module")

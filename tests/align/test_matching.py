@@ -15,13 +15,13 @@ def members(*rows):
 
 
 def test_a_member_says_what_it_is_and_how_its_time_divides():
-    found = members(
+    matched = members(
         collective(0, 0, 100, id=7, bytes=64), collective(1, 70, 100, id=9, bytes=64),
         message(0, "send:1", 200, 230, id=8, bytes=16), message(1, "recv:0", 180, 231, id=10, bytes=16),
     )  # fmt: skip
-    assert conform(found, MEMBERS).equals(found.cast({pl.Categorical: pl.String}))
-    assert found.columns == MEMBERS.names()
-    assert found.select(
+    assert conform(matched, MEMBERS).equals(matched.cast({pl.Categorical: pl.String}))
+    assert matched.columns == MEMBERS.names()
+    assert matched.select(
         "match", "rank", "id", "what", "sends", "peer", "messages", "bytes"
     ).rows() == [
         (0, 0, 7, "all_reduce", None, None, None, 64),
@@ -29,18 +29,18 @@ def test_a_member_says_what_it_is_and_how_its_time_divides():
         (1, 0, 8, "p2p", True, 1, 1, 16),
         (1, 1, 10, "p2p", False, 0, 1, 16),
     ]
-    assert found["transfer_ns"].to_list() == [30, 30, 30, 30]
-    assert found["wait_ns"].to_list() == [70, 0, 0, 21]  # bounds, before clocks are aligned
-    assert found["wait_is_bound"].all()
+    assert matched["transfer_ns"].to_list() == [30, 30, 30, 30]
+    assert matched["wait_ns"].to_list() == [70, 0, 0, 21]  # bounds, before clocks are aligned
+    assert matched["wait_is_bound"].all()
 
 
 def test_the_bytes_of_a_kernel_with_several_messages_belong_to_none_of_them():
-    found = members(
+    matched = members(
         message(0, "send:1,recv:1", 0, 100, bytes=32),
         message(1, "recv:0", 0, 40),
         message(1, "send:0", 50, 100),
     )
-    own = found.filter(rank=0)
+    own = matched.filter(rank=0)
     assert own["messages"].to_list() == [2, 2]
     assert own["bytes"].to_list() == [None, None]
     assert sorted(own["transfer_ns"].to_list()) == [40, 50]
@@ -81,9 +81,9 @@ def test_a_rank_that_began_late_is_matched_from_the_end():
 def test_operations_of_unnamed_groups_must_agree():
     def rows(shift):
         return [
-            {"rank": rank, "start_ns": at, "end_ns": at + 50_000 + rank * shift(n)}
+            {"rank": rank, "start_ns": start_ns, "end_ns": start_ns + 50_000 + rank * shift(n)}
             for rank in (0, 1)
-            for n, at in enumerate(range(0, 50_000_000, 10_000_000))
+            for n, start_ns in enumerate(range(0, 50_000_000, 10_000_000))
         ]
 
     together = match(table(*rows(lambda n: 500)))
@@ -126,10 +126,10 @@ def test_a_missing_operation_leaves_a_hole_where_it_is_missing(lost, clock_ns):
         for n, end in enumerate(ENDS)
         if n != lost
     ]
-    found = match(table(*rows))
-    by_rank = {rank: found.members.filter(rank=rank)["id"].to_list() for rank in (0, 1)}
+    result = match(table(*rows))
+    by_rank = {rank: result.members.filter(rank=rank)["id"].to_list() for rank in (0, 1)}
     assert by_rank[0] == by_rank[1] == [n for n in range(len(ENDS)) if n != lost]
-    assert [notice.code for notice in found.notices] == ["uneven-operations"]
+    assert [notice.code for notice in result.notices] == ["uneven-operations"]
 
 
 def test_sizes_tell_where_an_operation_is_missing_if_ends_do_not():
@@ -186,8 +186,8 @@ def test_recorded_sequence_numbers_decide():
     """
     rows = [collective(0, 1_000 * n, 1_000 * n + 50, id=n, collective_seq=40 + n) for n in range(3)]
     rows += [collective(1, 10 + n, 20 + n, id=n, collective_seq=40 + n) for n in (1, 2)]
-    found = members(*rows)
-    assert found.select("rank", "id").rows() == [(0, 1), (1, 1), (0, 2), (1, 2)]
+    matched = members(*rows)
+    assert matched.select("rank", "id").rows() == [(0, 1), (1, 1), (0, 2), (1, 2)]
     partly = [{**row, "collective_seq": None} if row["id"] == 1 else row for row in rows]
     assert len(members(*partly)) > 0  # numbers that some lack are not used
 

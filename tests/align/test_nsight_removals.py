@@ -31,8 +31,8 @@ LAUNCH_ROW = "DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = ?"
 
 def rank_of(path):
     ((ref,), _) = find([str(path)])
-    (part,) = read_ref(ref)
-    return rank_tables(part)
+    (rank_events,) = read_ref(ref)
+    return rank_tables(rank_events)
 
 
 @cache

@@ -27,18 +27,24 @@ def table(rows):
 def chatter(order, group="7"):
     """Everyone in *order* sends to the next and hears from the one before, a different number of times each."""
     rows = []
-    for at, rank in enumerate(order[:-1]):
-        for k in range(at + 1):
-            time = 100 * at + k
+    for position, rank in enumerate(order[:-1]):
+        for k in range(position + 1):
+            time = 100 * position + k
             rows.append(
-                {"rank": rank, "group": group, "send": True, "peer": at + 1, "launch_ns": time}
+                {
+                    "rank": rank,
+                    "group": group,
+                    "send": True,
+                    "peer": position + 1,
+                    "launch_ns": time,
+                }
             )
             rows.append(
                 {
-                    "rank": order[at + 1],
+                    "rank": order[position + 1],
                     "group": group,
                     "send": False,
-                    "peer": at,
+                    "peer": position,
                     "launch_ns": time,
                 }
             )
@@ -48,8 +54,8 @@ def chatter(order, group="7"):
 @pytest.mark.parametrize("order", [*itertools.permutations((1, 3, 4))])
 def test_a_communicator_has_the_order_that_its_messages_bear_out(order):
     rows = chatter(order)
-    found = by_communicator(table(rows)).to_list()
-    assert found == [order[row["peer"]] for row in rows]
+    peers = by_communicator(table(rows)).to_list()
+    assert peers == [order[row["peer"]] for row in rows]
 
 
 def test_every_communicator_counts_for_itself():

@@ -27,7 +27,7 @@ SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere"))
 RUNS = [
     SAMPLES / "overlapped",
-    SAMPLES / "1f1b",
+    pytest.param(SAMPLES / "1f1b", marks=pytest.mark.nightly),
     SAMPLES / "steps/straggler",
     *(CORPUS / "frameworks" / name for name in ("once-ddp", "titan-fsdp", "ds-pipe")),
     CORPUS / "checked/meg-1f1b",
@@ -85,8 +85,8 @@ def test_a_moved_clock_moves_back_or_its_uncertainty_covers_it(folder, offset_ms
     assert abs(clock["offset_ns"] - offset_ms * MS) <= clock["uncertainty_ns"]
     before, after = statements(folder), Statements.of(analysis)
     assert after.topics == before.topics
-    known = {key for key, ns in before.wait_ns.items() if ns is not None}
-    assert {key for key, ns in after.wait_ns.items() if ns is not None} >= known
+    measured_waits = {key for key, ns in before.wait_ns.items() if ns is not None}
+    assert {key for key, ns in after.wait_ns.items() if ns is not None} >= measured_waits
 
 
 @pytest.mark.parametrize("folder", RUNS, ids=lambda path: path.name)

@@ -66,31 +66,31 @@ RANGES = [("ProfilerStep#2", 5), ("Optimizer.step#AdamW.step", 900), ("ProfilerS
 
 
 def test_ranges_of_the_same_name_tell_the_offset():
-    place = place_snapshot(the_snapshot(ranges=RANGES), the_trace(offset_us=300, ranges=RANGES))
-    assert (place.source, place.pairs) == ("annotations", 3)
-    assert abs(place.offset_ns - 300_000) <= 10_000
-    assert place.uncertainty_ns <= 1000
+    placement = place_snapshot(the_snapshot(ranges=RANGES), the_trace(offset_us=300, ranges=RANGES))
+    assert (placement.source, placement.pairs) == ("annotations", 3)
+    assert abs(placement.offset_ns - 300_000) <= 10_000
+    assert placement.uncertainty_ns <= 1000
 
 
 def test_allocations_of_the_trace_tell_it_before_ranges_do():
     memory = [(4096 * (i + 1), us) for i, us in enumerate(TIMES_US)]
-    place = place_snapshot(
+    placement = place_snapshot(
         the_snapshot(ranges=RANGES), the_trace(offset_us=300, ranges=RANGES, memory=memory)
     )
-    assert (place.source, place.pairs) == ("allocations", COUNT)
+    assert (placement.source, placement.pairs) == ("allocations", COUNT)
 
 
 def test_operators_tell_it_where_nothing_else_does():
-    place = place_snapshot(the_snapshot(), the_trace(offset_us=300))
-    assert place.source == "operators"
-    assert abs(place.offset_ns - 300_000) <= AGREEMENT_NS
+    placement = place_snapshot(the_snapshot(), the_trace(offset_us=300))
+    assert placement.source == "operators"
+    assert abs(placement.offset_ns - 300_000) <= AGREEMENT_NS
 
 
 def test_a_range_that_was_interrupted_widens_the_uncertainty():
     late = [*RANGES[:2], ("ProfilerStep#3", 1900 + MAX_DEVIATION_NS // 2000)]
-    place = place_snapshot(the_snapshot(ranges=RANGES), the_trace(ranges=late))
-    assert place.pairs == 3
-    assert place.uncertainty_ns == pytest.approx(MAX_DEVIATION_NS / 2, rel=0.05)
+    placement = place_snapshot(the_snapshot(ranges=RANGES), the_trace(ranges=late))
+    assert placement.pairs == 3
+    assert placement.uncertainty_ns == pytest.approx(MAX_DEVIATION_NS / 2, rel=0.05)
     too_late = [*RANGES[:2], ("ProfilerStep#3", 1900 + 2 * MAX_DEVIATION_NS // 1000)]
     assert place_snapshot(the_snapshot(ranges=RANGES), the_trace(ranges=too_late)).pairs == 2
 
@@ -134,13 +134,15 @@ def test_a_snapshot_that_was_written_early_is_compared_with_the_time_it_saw():
     saw_one_range = the_snapshot(ranges=RANGES[:1], times_us=TIMES_US[: COUNT // 2])
     later = [*RANGES, *((f"ProfilerStep#{i}", 100 * i) for i in range(30, 40))]
     shared = [*RANGES[:1], *((name, us) for name, us in later if name in dict(RANGES))]
-    place = place_snapshot(saw_one_range, the_trace(ranges=shared))
-    assert place is not None
+    placement = place_snapshot(saw_one_range, the_trace(ranges=shared))
+    assert placement is not None
 
 
 def test_ranges_alone_are_believed_where_the_trace_has_no_operators():
-    place = place_snapshot(the_snapshot(ranges=RANGES), the_trace(ranges=RANGES, operators=False))
-    assert place.source == "annotations"
+    placement = place_snapshot(
+        the_snapshot(ranges=RANGES), the_trace(ranges=RANGES, operators=False)
+    )
+    assert placement.source == "annotations"
 
 
 def test_ranges_that_mostly_disagree_are_not_believed():
@@ -160,10 +162,10 @@ def recorded(rank):
 @pytest.mark.parametrize("rank", range(4))
 def test_recorded_snapshots_fit_their_own_rank_alone(rank, monkeypatch):
     trace, own = recorded(rank)
-    place = place_snapshot(own, trace)
-    assert place.source == "annotations"
-    assert abs(place.offset_ns) < 10_000
-    assert place.uncertainty_ns < 130_000
+    placement = place_snapshot(own, trace)
+    assert placement.source == "annotations"
+    assert abs(placement.offset_ns) < 10_000
+    assert placement.uncertainty_ns < 130_000
     for other in range(4):
         if other != rank:
             assert place_snapshot(recorded(other)[1], trace) is None
@@ -172,4 +174,4 @@ def test_recorded_snapshots_fit_their_own_rank_alone(rank, monkeypatch):
     )
     without_ranges = place_snapshot(own, trace)
     assert without_ranges.source == "operators"
-    assert abs(without_ranges.offset_ns - place.offset_ns) < AGREEMENT_NS
+    assert abs(without_ranges.offset_ns - placement.offset_ns) < AGREEMENT_NS

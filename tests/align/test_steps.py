@@ -127,17 +127,17 @@ def test_without_marks_a_forward_after_an_optimizer_begins_a_step(labelled):
         "optimizer",
         "memory",
     )
-    found, notices = number_steps(events)
-    assert found["step"].to_list() == [0, 0, 0, 1, 1, 1, 1, 1]
+    numbered, notices = number_steps(events)
+    assert numbered["step"].to_list() == [0, 0, 0, 1, 1, 1, 1, 1]
     assert [notice.code for notice in notices] == ["steps-by-optimizer"]
-    assert assign_parts(found)[1]["step"].to_list() == [0, 1]
+    assert assign_parts(numbered)[1]["step"].to_list() == [0, 1]
 
 
 def test_gradients_scaled_between_backwards_end_no_step(labelled):
-    found, notices = number_steps(
+    numbered, notices = number_steps(
         unmarked(labelled, "forward", "dgrad", "optimizer", "dgrad", "wgrad", "optimizer")
     )
-    assert found["step"].null_count() == 6
+    assert numbered["step"].null_count() == 6
     assert not notices
 
 
@@ -206,8 +206,8 @@ def test_marks_are_never_overruled(labelled):
     events = unmarked(labelled, "forward", "optimizer", "forward").with_columns(
         step=pl.Series([4, 4, None], dtype=pl.Int64)
     )
-    found, notices = number_steps(events)
-    assert found["step"].to_list() == [4, 4, None]
+    numbered, notices = number_steps(events)
+    assert numbered["step"].to_list() == [4, 4, None]
     assert not notices
 
 
@@ -255,8 +255,8 @@ def test_without_marks_budget_and_pipeline_count_the_same_steps(cut_marks):
 
 
 def test_report_and_gate_agree_on_how_long_a_step_takes(cut_marks):
-    for found in cut_marks:
-        took = Pace(found)
-        samples = from_analysis(found.to_dict(), name="run").samples["step_ms"]
+    for mark in cut_marks:
+        took = Pace(mark)
+        samples = from_analysis(mark.to_dict(), name="run").samples["step_ms"]
         assert len(samples) == took.steps == 8
         assert took.ns / 1e6 == pytest.approx(median(samples), abs=1e-6)

@@ -23,12 +23,12 @@ def test_1f1b_rank_0(run):
 
 
 def test_1f1b_wait_and_transfer_sum_to_the_kernels_and_give_the_bubble(run):
-    found = run("1f1b")
-    ops = found.tables["operations"]
+    analysis = run("1f1b")
+    ops = analysis.tables["operations"]
     assert len(ops) == 11 + 21 + 19 + 9
     assert ops["wait_ns"].null_count() == 0
     assert (ops["wait_ns"] + ops["transfer_ns"] == ops["end_ns"] - ops["start_ns"]).all()
-    for one in found.rank_results:
+    for one in analysis.rank_results:
         whole = one.whole
         assert not whole.lower_bound
         assert (
@@ -85,26 +85,26 @@ def read_copies(path, way):
 
 
 def test_reload(run):
-    found = run("reload").reload
-    assert (found.rounds, found.buckets, found.owners) == (2, 8, 4)
-    assert found.sources == (0, 1, 2, 3, 0, 1, 2, 3)
+    reload = run("reload").reload
+    assert (reload.rounds, reload.buckets, reload.owners) == (2, 8, 4)
+    assert reload.sources == (0, 1, 2, 3, 0, 1, 2, 3)
     # This run waits for every reload.
-    assert found.hidden["reload_under_broadcast"].to_list() == [0.0] * 4
-    lanes = {(r["rank"], r["lane"]): r for r in found.lanes.iter_rows(named=True)}
+    assert reload.hidden["reload_under_broadcast"].to_list() == [0.0] * 4
+    lanes = {(r["rank"], r["lane"]): r for r in reload.lanes.iter_rows(named=True)}
     assert lanes[0, "h2d"]["bytes"] == 2 * (32 << 20)
     assert lanes[3, "broadcast"]["count"] == lanes[3, "reload"]["count"] == 8
-    assert found.ideal_ns < found.measured_ns
+    assert reload.ideal_ns < reload.measured_ns
 
 
 def test_reload_with_two_buffers_hides_some(run):
-    found = run("reload-overlap").reload
-    assert (found.rounds, found.buckets, found.sources) == (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
-    assert min(found.hidden["reload_under_broadcast"].to_list()) > 0.1
+    reload = run("reload-overlap").reload
+    assert (reload.rounds, reload.buckets, reload.sources) == (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
+    assert min(reload.hidden["reload_under_broadcast"].to_list()) > 0.1
 
 
 def test_deepseek(corpus):
-    found = analysis_of(corpus / "deepseek", schedule="none")
-    one = found.rank(0).whole
+    analysis = analysis_of(corpus / "deepseek", schedule="none")
+    one = analysis.rank(0).whole
     assert one.budget.span_ns == 129_012_000
     assert one.label_ns["communication"] == 113_440_000
     assert one.label_ns["compute"] == 124_338_000
@@ -126,8 +126,8 @@ def test_deepseek_what_hides_what(corpus):
 
 
 def test_dlrm_waits_and_its_straggler(corpus):
-    found = analysis_of(corpus / "dlrm-8ranks", schedule="none")
-    ops = found.tables["operations"]
+    analysis = analysis_of(corpus / "dlrm-8ranks", schedule="none")
+    ops = analysis.tables["operations"]
     all_to_all = ops.filter(pl.col("transfer_ns").is_not_null()).with_columns(
         late=pl.col("start_ns").max().over("match") - pl.col("start_ns"),
         apart=pl.col("end_ns").max().over("match") - pl.col("end_ns").min().over("match"),
@@ -141,5 +141,5 @@ def test_dlrm_waits_and_its_straggler(corpus):
     # By hand: the rank that starts the first exchange last, from the raw file.
     first = exchanges.filter(match=worst["match"]).sort("start_ns")
     assert worst["last_rank"] == first["rank"][-1]
-    assert found.tables["stragglers"]["rank"].to_list()[0] in range(8)
-    assert found.clocks.residual_ns <= 10_000
+    assert analysis.tables["stragglers"]["rank"].to_list()[0] in range(8)
+    assert analysis.clocks.residual_ns <= 10_000

@@ -111,10 +111,10 @@ def test_rows_add_up_and_flop_are_the_hand_count():
     assert rows["ns"].sum() == result.by.total_ns == cost.compute_ns + sum(cost.exposed_ns.values())
     layers = rows.filter(pl.col("layer").is_not_null())
     assert layers["layer"].to_list() == list(range(TRUTH["layers"]))
-    known = TRUTH["flop_per_layer_and_microbatch"]
+    flop = TRUTH["flop_per_layer_and_microbatch"]
     # Three products of a size per linear: forward, input's and weight's gradient; attention
     # multiplies 2 and 5 times.
-    each = 3 * known["mm"] + known["attention"] * 7 // 2
+    each = 3 * flop["mm"] + flop["attention"] * 7 // 2
     assert (
         layers["flop"].to_list()
         == [each * TRUTH["microbatches"] * TRUTH["steps"]] * TRUTH["layers"]
@@ -211,10 +211,10 @@ def stages(inner_ns):
     """Two stages of two blocks each that take *inner_ns* of its 100."""
     rows, block = [], 0
     for stage in range(2):
-        at = 1000 * stage
-        rows.append((f"Stage_{stage}", at, at + 100))
+        start = 1000 * stage
+        rows.append((f"Stage_{stage}", start, start + 100))
         for half in range(2):
-            begin = at + half * inner_ns // 2
+            begin = start + half * inner_ns // 2
             rows += [
                 (f"Block_{block}", begin, begin + inner_ns // 2),
                 (f"Linear_{block}", begin + 1, begin + 2),
@@ -300,15 +300,20 @@ def labelled_layers():
     """Forwards of so many layers of four kernels each, a backward after each, and forwards of *others* kernels."""
 
     def build(counts, others=0):
-        rows, at, number = [], 0, 0
+        rows, start, number = [], 0, 0
         for names in [["gemm", "a", "b", "c"] * count for count in counts] + (
             [[f"x{n}" for n in range(others)]] * bool(others)
         ):
             for name in names:
                 rows.append(
-                    {"label": "forward", "name": name, "launch_ns": at, "autograd_sequence": number}
+                    {
+                        "label": "forward",
+                        "name": name,
+                        "launch_ns": start,
+                        "autograd_sequence": number,
+                    }
                 )
-                at, number = at + 10, number + 1
+                start, number = start + 10, number + 1
             for back in range(len(names)):
                 low = {
                     "label": "dgrad",
@@ -316,8 +321,8 @@ def labelled_layers():
                     "node": "N",
                     "autograd_sequence": number - 1 - back,
                 }
-                rows.append({**low, "launch_ns": at})
-                at += 10
+                rows.append({**low, "launch_ns": start})
+                start += 10
         made = [
             {
                 "id": n,

@@ -27,9 +27,9 @@ SAMPLES = ["1f1b", "1f1b-noshapes", "interleaved", "dualpipe", "overlapped", "vp
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_budget_is_conserved_on_every_rank_and_step(run, name):
-    found = run(name)
-    assert found.rank_results
-    for one in found.rank_results:
+    analysis = run(name)
+    assert analysis.rank_results
+    for one in analysis.rank_results:
         for scope in (one.whole, *one.per_step):
             assert scope.budget.span_ns > 0
             assert scope.budget.conserved
@@ -39,8 +39,10 @@ def test_the_budget_is_conserved_on_every_rank_and_step(run, name):
             } == exposed
         assert sum(one.idle_causes.values()) == one.whole.budget.idle_ns
         assert [s.step for s in one.per_step] == list(one.steps) or one.steps == ()
-    assert found.total.budget.conserved
-    assert found.total.budget.span_ns == sum(one.whole.budget.span_ns for one in found.rank_results)
+    assert analysis.total.budget.conserved
+    assert analysis.total.budget.span_ns == sum(
+        one.whole.budget.span_ns for one in analysis.rank_results
+    )
 
 
 def test_public_traces_conserve_too(corpus):

@@ -66,28 +66,28 @@ def test_peaks_are_the_allocators_own(run, steps):
 @pytest.mark.parametrize("run", ["zbv", "leak"])
 def test_weights_and_optimizer_state_are_the_models_own(run):
     for rank in memory_of(run):
-        found = bytes_by_category(rank.measured.contents)
-        assert found["weights"] == true_bytes(run, rank.rank, "weight")
+        category_bytes = bytes_by_category(rank.measured.contents)
+        assert category_bytes["weights"] == true_bytes(run, rank.rank, "weight")
         # AdamW's step counts are on the host.
-        assert found["optimizer_state"] == true_bytes(run, rank.rank, "optimizer_state")
+        assert category_bytes["optimizer_state"] == true_bytes(run, rank.rank, "optimizer_state")
         # At the peak of a pipeline its gradients are there, and messages with gradients of other
         # micro-batches.
         gradients = true_bytes(run, rank.rank, "gradient")
-        assert gradients <= found["gradients"] <= 1.35 * gradients
+        assert gradients <= category_bytes["gradients"] <= 1.35 * gradients
 
 
 def test_what_was_there_before_the_history_began_is_not_guessed():
     for rank in memory_of("fsdp"):
-        found = bytes_by_category(rank.measured.contents)
+        category_bytes = bytes_by_category(rank.measured.contents)
         kept = sum(
             true_bytes("fsdp", rank.rank, kind) for kind in ("weight", "optimizer_state", "input")
         )
         workspaces = 2 * 32 * MIB  # of cuBLAS, one per thread
-        assert found["before_recording"] == kept + workspaces
-        assert "weights" not in found
+        assert category_bytes["before_recording"] == kept + workspaces
+        assert "weights" not in category_bytes
         # One layer's weights are gathered for its backward; another's are on their way.
-        assert found["communication"] >= 2 * 24 * MIB
-        assert found["activations"] > 300 * MIB
+        assert category_bytes["communication"] >= 2 * 24 * MIB
+        assert category_bytes["activations"] > 300 * MIB
 
 
 def test_activations_in_flight_are_what_zbv_asks_for():
@@ -130,9 +130,9 @@ def test_activations_at_the_peak_are_named_by_stage_and_micro_batch():
     for rank in memory_of("zbv"):
         at_ns = rank.contents.peak.at_ns
         cells = [row for row in truth("zbv", rank.rank)["cells"] if row["step"] == 3]
-        place = lambda row: (row["stage"], row["microbatch"])  # noqa: E731
+        cell_key = lambda row: (row["stage"], row["microbatch"])  # noqa: E731
         begun = {
-            place(row)
+            cell_key(row)
             for row in cells
             if row["op"] == "forward_one_chunk" and row["start_ns"] < at_ns
         }
@@ -142,7 +142,7 @@ def test_activations_at_the_peak_are_named_by_stage_and_micro_batch():
                 row["op"] == "backward_one_chunk" and row["full"]
             )
             if is_last and row["end_ns"] < at_ns:
-                ended.add(place(row))
+                ended.add(cell_key(row))
         shown = {(cell.stage, cell.microbatch): cell.bytes for cell in rank.contents.activations}
         # Outputs that the last stage keeps are 2 MiB.
         large = {key for key, size in shown.items() if size > 16 * MIB}
@@ -176,18 +176,18 @@ def test_the_planted_fragmentation_is_found():
     Then 400 MiB asked for, with more than that free in pieces.
     """
     (rank,) = memory_of("fragmentation")
-    found = rank.measured.contents.fragmentation
-    assert found.largest_request_bytes == 400 * MIB
-    assert found.largest_request_free_bytes >= 400 * MIB
-    assert found.reserved_bytes == max(
+    fragmentation = rank.measured.contents.fragmentation
+    assert fragmentation.largest_request_bytes == 400 * MIB
+    assert fragmentation.largest_request_free_bytes >= 400 * MIB
+    assert fragmentation.reserved_bytes == max(
         step["reserved_peak"] for step in truth("fragmentation", 0)["steps"]
     )
     planted = truth("fragmentation", 0)
     assert planted["reserved_after_large"] - planted["reserved_before_large"] == 400 * MIB
-    assert found.fragmented_bytes > 0.2 * found.reserved_bytes
-    frames = rank.measured.contents.stacks.filter(pl.col("stack") == found.largest_request_stack)[
-        "frames"
-    ].item()
+    assert fragmentation.fragmented_bytes > 0.2 * fragmentation.reserved_bytes
+    frames = rank.measured.contents.stacks.filter(
+        pl.col("stack") == fragmentation.largest_request_stack
+    )["frames"].item()
     assert frames[-1].endswith(" fragment")
 
 

@@ -37,8 +37,8 @@ def test_chosen_steps(samples):
 
 @pytest.mark.parametrize("asked", ["2:4", [2, 3], (3, 2), range(2, 4), slice(2, 4)], ids=str)
 def test_steps_are_named_as_in_python_too(samples, asked):
-    found = analysis_of(samples / "steps/a", ranks=[0], steps=asked, schedule="none")
-    assert found.rank(0).steps == (2, 3)
+    analysis = analysis_of(samples / "steps/a", ranks=[0], steps=asked, schedule="none")
+    assert analysis.rank(0).steps == (2, 3)
 
 
 def test_one_step_is_a_number(samples):
@@ -84,8 +84,8 @@ def test_large_runs_have_no_single_events(tmp_path, monkeypatch, ranks, with_eve
 def test_rules_made_in_python(samples):
     """A book of rules instead of a file: every matrix product is the router's."""
     book = RuleBook((Rule("mine", "forward", {"gemm": True}, module="router"),))
-    found = analyze(samples / "compile", rules=book, schedule="none")
-    kernels = found.tables["kernels"].filter(module="router")
+    analysis = analyze(samples / "compile", rules=book, schedule="none")
+    kernels = analysis.tables["kernels"].filter(module="router")
     assert kernels["count"].sum() > 0
     assert set(kernels["label"]) == {"forward"}
 

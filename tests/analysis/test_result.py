@@ -52,19 +52,21 @@ def test_json_has_every_key_of_the_contract(run):
 
 
 def test_totals_are_sums_and_ratios_of_sums(run):
-    found = run("overlapped")
-    total = found.total
+    analysis = run("overlapped")
+    total = analysis.total
     for label in ("ep_dispatch", "ep_combine", "offload"):
-        assert total.label_ns[label] == sum(one.whole.label_ns[label] for one in found.rank_results)
-        hidden = sum(one.whole.hidden_ns[label] for one in found.rank_results)
+        assert total.label_ns[label] == sum(
+            one.whole.label_ns[label] for one in analysis.rank_results
+        )
+        hidden = sum(one.whole.hidden_ns[label] for one in analysis.rank_results)
         assert total.overlap[label] == hidden / total.label_ns[label]
 
 
 def test_the_result_is_frozen_and_its_tables_become_pandas(run):
-    found = run("reload")
+    analysis = run("reload")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        found.rank_results = ()
-    tables = found.to_pandas()
+        analysis.rank_results = ()
+    tables = analysis.to_pandas()
     assert len(tables["operations"]) == 4 * 8
     assert set(tables) >= {
         "steps",
@@ -88,9 +90,9 @@ def test_a_notebook_shows_a_table(run):
 
 def test_only_small_tables_travel(samples):
     """What leaves a rank is picklable and far smaller than its events."""
-    part = load(samples / "1f1b", ranks=[0]).rank(0)
-    packed = pickle.dumps(rank_tables(part))
-    assert len(packed) < part.events.estimated_size() / 4
+    rank = load(samples / "1f1b", ranks=[0]).rank(0)
+    packed = pickle.dumps(rank_tables(rank))
+    assert len(packed) < rank.events.estimated_size() / 4
     again = combine([pickle.loads(packed)])
     assert again.rank(0).whole.budget.span_ns == 118_845_920
 

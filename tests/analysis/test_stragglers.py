@@ -125,7 +125,7 @@ class Run:
 
 
 def causes(row):
-    return {part.cause: part.ns / MS for part in row.why}
+    return {reason.cause: reason.ns / MS for reason in row.why}
 
 
 def test_a_slow_gpu_is_named_with_the_ratio_of_the_same_kernels():
@@ -580,15 +580,15 @@ def test_causes_sum_to_the_waiting_in_any_mixture(seed):
             if rank != last:
                 run.wait(last, rank, step, chance.uniform(0, 60))
     for row in run.explain().rows:
-        assert sum(part.ns for part in row.why) == row.caused_ns
-        assert all(part.ns >= 0 for part in row.why)
-        named = [part.ns for part in row.why if part.cause != "unknown"]
+        assert sum(reason.ns for reason in row.why) == row.caused_ns
+        assert all(reason.ns >= 0 for reason in row.why)
+        named = [reason.ns for reason in row.why if reason.cause != "unknown"]
         assert named == sorted(named, reverse=True)
 
 
 def explained(analysis, rank):
     [row] = [row for row in analysis.stragglers.rows if row.rank == rank]
-    return row, {part.cause: part.ns / sum(item.ns for item in row.why) for part in row.why}
+    return row, {reason.cause: reason.ns / sum(item.ns for item in row.why) for reason in row.why}
 
 
 def test_a_slow_gpu_and_a_late_host_in_one_recording_are_split():
@@ -625,7 +625,9 @@ def test_a_slow_gpu_and_unequal_tokens_in_one_recording_are_split():
     assert row.kind == "chronic"
     assert shares.keys() <= {"slow_gpu", "more_work", "unknown"}
     assert shares["slow_gpu"] + shares["more_work"] > 0.9
-    assert 1.6 < next(part.evidence.ratio for part in row.why if part.cause == "slow_gpu") < 2.1
+    assert (
+        1.6 < next(reason.evidence.ratio for reason in row.why if reason.cause == "slow_gpu") < 2.1
+    )
     # In step 5 the slow rank has the fewest tokens: whatever it is late there, its work does not
     # explain.
     step_5 = analysis.tables["lateness"].filter(pl.col("step") == 5)
@@ -649,7 +651,7 @@ def test_the_late_host_of_a_recording_and_its_other_steps():
     assert (row.kind, row.steps) == ("one_off", [7])
     assert shares["host_late"] > 0.9
     others = analyze(folder, schedule="none", steps="4,5,6,8,9")
-    assert {part.cause for row in others.stragglers.rows for part in row.why} == {"unknown"}
+    assert {reason.cause for row in others.stragglers.rows for reason in row.why} == {"unknown"}
 
 
 @needs_corpus
@@ -663,7 +665,7 @@ def test_the_tokens_and_the_most_loaded_ranks_of_a_recording():
     )
     assert tokens == [tuple(step) for step in truth]
     for row in analysis.stragglers.rows:
-        assert {part.cause for part in row.why} <= {"more_work", "unknown"}
+        assert {reason.cause for reason in row.why} <= {"more_work", "unknown"}
     most = [max(step) for step in truth]
     loaded = zip(
         analysis.stragglers.imbalance["most_work_rank"].to_list(), truth, most, strict=True

@@ -29,12 +29,12 @@ def test_why_waiting_is_not_known(run):
 
     Of the other, one of four is.
     """
-    said = {n.code: n.message for n in run("nsys-1f1b", schedule="none").notices}["wait-unknown"]
-    assert said.startswith("60 of 60 sends and receives do not name their peer: ")
-    assert said.endswith("; record the peers")
-    said = {n.code: n.message for n in run("1f1b", ranks=(0,)).notices}["wait-unknown"]
-    assert said.startswith("11 of 11 sends and receives have no peer in these traces: ")
-    assert said.endswith("; add rank 1")
+    message = {n.code: n.message for n in run("nsys-1f1b", schedule="none").notices}["wait-unknown"]
+    assert message.startswith("60 of 60 sends and receives do not name their peer: ")
+    assert message.endswith("; record the peers")
+    message = {n.code: n.message for n in run("1f1b", ranks=(0,)).notices}["wait-unknown"]
+    assert message.startswith("11 of 11 sends and receives have no peer in these traces: ")
+    assert message.endswith("; add rank 1")
 
 
 def test_ranks_of_two_recordings_of_one_program(samples, tmp_path):
@@ -42,11 +42,11 @@ def test_ranks_of_two_recordings_of_one_program(samples, tmp_path):
     for run, rank in (("a", 0), ("b", 1)):
         name = f"rank{rank}.pt.trace.json.gz"
         (tmp_path / name).write_bytes((samples / "steps" / run / name).read_bytes())
-    said = [
+    messages = [
         n.message for n in analyze(tmp_path, schedule="none").notices if n.code == "clocks-apart"
     ]
-    assert len(said) == 1
-    assert said[0].startswith("rank 1 was recorded 8.2 s after rank 0: ")
+    assert len(messages) == 1
+    assert messages[0].startswith("rank 1 was recorded 8.2 s after rank 0: ")
     assert not [n for n in analysis_of(samples / "steps/a").notices if n.code == "clocks-apart"]
 
 
@@ -72,23 +72,23 @@ def test_graph_launches_without_kernels_give_null_not_idle(tmp_path):
     path = write(tmp_path / "rank0.json.gz", [
         launch(0, 1), kernel(5, 10, 1), launch(100, 2, "cudaGraphLaunch"), launch(500, 3), kernel(990, 10, 3),
     ])  # fmt: skip
-    found = analyze(path, schedule="none")
-    data = found.to_dict()["ranks"][0]
+    analysis = analyze(path, schedule="none")
+    data = analysis.to_dict()["ranks"][0]
     assert data["budget_ns"]["idle"] is None
     assert data["bubble"]["fraction"] is None
     assert data["idle_causes_ns"] is None
-    assert "graphs-unseen" in {note.code for note in found.notices}
+    assert "graphs-unseen" in {note.code for note in analysis.notices}
 
 
 def test_a_file_that_lost_its_kernels_gives_null_not_idle(tmp_path):
     """Cut off in the middle of the GPU's part: launches are there, most kernels are not."""
     calls = [launch(10 * n, n) for n in range(100)]
-    found = analyze(
+    analysis = analyze(
         write(tmp_path / "rank0.json.gz", [*calls, kernel(5, 9, 0), kernel(995, 9, 99)]),
         schedule="none",
     )
-    assert found.rank(0).whole.bubble_fraction is None
-    assert "gpu-events-lost" in {note.code for note in found.notices}
+    assert analysis.rank(0).whole.bubble_fraction is None
+    assert "gpu-events-lost" in {note.code for note in analysis.notices}
     whole = [*calls, *(kernel(10 * n + 5, 9, n) for n in range(100))]
     kept = analyze(write(tmp_path / "rank1.json.gz", whole), schedule="none").rank_results[0].whole
     assert kept.idle_known
@@ -135,9 +135,9 @@ def test_no_gpu_events_at_all_is_an_error(tmp_path):
 def test_one_rank_of_two_with_gpu_events_is_analysed(tmp_path):
     write(tmp_path / "rank0.json.gz", [launch(0, 1), kernel(5, 10, 1)], world_size=2)
     write(tmp_path / "rank1.json.gz", [launch(0, 1)], rank=1, world_size=2)
-    found = analyze(tmp_path, schedule="none")
-    assert [rank.whole.budget.compute_ns for rank in found.rank_results] == [10_000, 0]
-    assert "no-gpu-events" in {note.code for note in found.notices}
+    analysis = analyze(tmp_path, schedule="none")
+    assert [rank.whole.budget.compute_ns for rank in analysis.rank_results] == [10_000, 0]
+    assert "no-gpu-events" in {note.code for note in analysis.notices}
 
 
 def test_a_file_cut_before_its_gpu_events_is_an_error(samples, tmp_path):

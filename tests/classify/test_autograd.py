@@ -18,9 +18,9 @@ def test_gradients_scaled_before_the_optimizer_are_no_forward_though_the_next_st
     program.node("ReluBackward0", 10, 20, 5)
     program.kernel("k", 11, tid=ENGINE)
     scaled = []
-    for at in (30, 40):
-        program.op("aten::div_", at, at + 5, sequence=6)
-        scaled.append(program.kernel("k", at + 1))
+    for start in (30, 40):
+        program.op("aten::div_", start, start + 5, sequence=6)
+        scaled.append(program.kernel("k", start + 1))
     program.note("Optimizer.step#AdamW.step", 50, 60)
     program.kernel("k", 51)
     program.op("c10d::recv_", 70, 71, sequence=6)

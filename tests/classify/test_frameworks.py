@@ -54,12 +54,14 @@ def test_transformer_engine_with_delayed_weight_gradients(program, names):
     expected = []
     for k in range(2):
         program.op("_LayerNormMLP", 20 * k, 20 * k + 10, sequence=100 + k)
-        expected += [(program.kernel(forward, 20 * k + at), "forward") for at in (3, 5)]
+        expected += [(program.kernel(forward, 20 * k + offset), "forward") for offset in (3, 5)]
     program.op("aten::sum", 80, 81, sequence=102)
     for k in (1, 0):
         start = 200 - 20 * k
         program.node("_LayerNormMLPBackward", start, start + 15, 100 + k)
-        expected += [(program.kernel(dgrad, start + at, tid=ENGINE), "dgrad") for at in (3, 6)]
+        expected += [
+            (program.kernel(dgrad, start + offset, tid=ENGINE), "dgrad") for offset in (3, 6)
+        ]
         bwd = "void transformer_engine::normalization::rmsnorm_bwd_{}kernel<x>"
         expected.append((program.kernel(bwd.format("general_"), start + 8, tid=ENGINE), "dgrad"))
         expected.append(
@@ -67,7 +69,7 @@ def test_transformer_engine_with_delayed_weight_gradients(program, names):
         )
     for start in (300, 320):
         program.note("_LayerNormMLP_wgrad", start, start + 10)
-        expected += [(program.kernel(wgrad, start + at), "wgrad") for at in (1, 4)]
+        expected += [(program.kernel(wgrad, start + offset), "wgrad") for offset in (1, 4)]
     check(program, expected)
 
 
@@ -88,9 +90,9 @@ def test_fully_sharded_layers(program):
     for k in (1, 0):
         start = 200 - 40 * k
         program.node("MmBackward0", start, start + 10, 100 + k)
-        for at, label in ((1, "wgrad"), (5, "dgrad")):
-            program.op("aten::mm", start + at, start + at + 3, tid=ENGINE)
-            expected.append((program.kernel("gemm_kernel", start + at + 1, tid=ENGINE), label))
+        for offset, label in ((1, "wgrad"), (5, "dgrad")):
+            program.op("aten::mm", start + offset, start + offset + 3, tid=ENGINE)
+            expected.append((program.kernel("gemm_kernel", start + offset + 1, tid=ENGINE), label))
         program.node("RegisterPostBackwardFunctionBackward", start + 12, start + 30, 50 + k)
         program.note("FSDP::post_backward_reduce (layers)", start + 13, start + 29, tid=ENGINE)
         program.op("fsdp::chunk_cat", start + 14, start + 16, tid=ENGINE)

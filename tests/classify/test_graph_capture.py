@@ -207,8 +207,8 @@ def test_a_replay_of_sglang_has_operators_and_shapes_for_nearly_all_of_its_time(
         table.filter(pl.col("correlation") == correlation), captured_ops(SGLANG_CAPTURE)
     )
     duration = pl.col("end_ns") - pl.col("start_ns")
-    known = table.filter(pl.col("op").is_not_null() & pl.col("shapes").is_not_null())
-    assert known.select(duration.sum()).item() >= 0.95 * table.select(duration.sum()).item()
+    described = table.filter(pl.col("op").is_not_null() & pl.col("shapes").is_not_null())
+    assert described.select(duration.sum()).item() >= 0.95 * table.select(duration.sum()).item()
 
 
 # ---- captures that do not fit
@@ -231,9 +231,9 @@ def test_a_capture_beside_the_replay_is_found(tmp_path):
     """Both files are of rank 0: the one that captured is no rank of its own."""
     for name in ("step-replay", "step-capture"):
         (tmp_path / f"{name}.json.gz").write_bytes((DATA / f"{name}.json.gz").read_bytes())
-    (part,) = load(tmp_path).parts
-    assert Path(part.source.path).name == "step-replay.json.gz"
-    assert Path(part.capture.path).name == "step-capture.json.gz"
+    (rank_events,) = load(tmp_path).parts
+    assert Path(rank_events.source.path).name == "step-replay.json.gz"
+    assert Path(rank_events.capture.path).name == "step-capture.json.gz"
 
 
 # ---- small graphs
@@ -517,9 +517,9 @@ def slow_kernels(*files, **options):
 def test_findings_of_a_replay_name_kernels_by_operator_and_module():
     """The same as without the graph; without the capture nothing is known about them."""
     capture = DATA / "step-capture.json.gz"
-    found = slow_kernels("step-replay.json.gz", capture=capture)
-    assert found == slow_kernels("step-eager.json.gz")
-    assert found == [("aten::_cudnn_attention_backward", "attention")]
+    kernels = slow_kernels("step-replay.json.gz", capture=capture)
+    assert kernels == slow_kernels("step-eager.json.gz")
+    assert kernels == [("aten::_cudnn_attention_backward", "attention")]
 
 
 @pytest.mark.parametrize(("pause_ns", "joined"), [(0, False), (500, True)])

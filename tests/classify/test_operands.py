@@ -76,7 +76,7 @@ def test_a_graph_of_several_blocks_is_left_in_doubt():
 
 
 def test_products_do_not_have_to_be_known():
-    assert [part.tolist() for part in recomputed_products((), ((8, 2, 2),))] == [[False], [False]]
+    assert [mask.tolist() for mask in recomputed_products((), ((8, 2, 2),))] == [[False], [False]]
     assert np.array(again([UP], []), bool).size == 0
 
 

@@ -45,24 +45,24 @@ def messages(program, plan, *, wait):
     """
     ids = []
     for i, (way, peer, work) in enumerate(plan):
-        at = 100 * i
+        start = 100 * i
         if way == "send":
-            _compute(program, at, work)
+            _compute(program, start, work)
         program.op(
             "record_param_comms",
-            at + 30,
-            at + 31,
+            start + 30,
+            start + 31,
             collective=way,
             peer=peer,
             group="1",
             group_desc="pp",
         )
-        program.note("nccl:coalesced", at + 32, at + 40)
-        ids.append(program.kernel("ncclDevKernel_SendRecv(args)", at + 33, stream=20))
+        program.note("nccl:coalesced", start + 32, start + 40)
+        ids.append(program.kernel("ncclDevKernel_SendRecv(args)", start + 33, stream=20))
         if wait:
-            program.op("record_param_comms", at + 50, at + 51, collective="wait", group="1")
+            program.op("record_param_comms", start + 50, start + 51, collective="wait", group="1")
         if way == "recv":
-            _compute(program, at + 60, work)
+            _compute(program, start + 60, work)
     if not wait:
         for i in range(len(plan)):
             program.op("record_param_comms", 9000 + i, 9000.5 + i, collective="wait", group="1")

@@ -13,6 +13,14 @@ from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
 pytestmark = pytest.mark.slow
 
+FOUR_RANKS = [0, 1, pytest.param(2, marks=pytest.mark.nightly), 3]
+"""The first rank of a pipeline, one between and the last."""
+EIGHT_RANKS = [
+    0,
+    3,
+    7,
+    *(pytest.param(rank, marks=pytest.mark.nightly) for rank in (1, 2, 4, 5, 6)),
+]
 GEMM = pl.col("name").cast(pl.String).str.contains("nvjet|gemm_kernel")
 SENDRECV = pl.col("name").cast(pl.String).str.contains("SendRecv")
 NAME = pl.col("name").cast(pl.String)
@@ -40,7 +48,7 @@ def share(labelled, label):
     )
 
 
-@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("rank", FOUR_RANKS)
 def test_1f1b(samples, load, stripped, rank):
     labelled = classify(stripped(load(samples / f"1f1b/rank{rank}.pt.trace.json.gz")))
     assert gemms(labelled) == split(96)
@@ -51,7 +59,7 @@ def test_1f1b(samples, load, stripped, rank):
     assert share(labelled, "other") == 0
 
 
-@pytest.mark.parametrize("rank", range(8))
+@pytest.mark.parametrize("rank", EIGHT_RANKS)
 def test_dualpipe_splits_weight_gradients_that_are_partly_deferred(samples, load, rank):
     events = load(samples / f"dualpipe/rank{rank}.pt.trace.json.gz")
     for strip in (nothing, without_shapes, renamed, bare):
@@ -61,7 +69,7 @@ def test_dualpipe_splits_weight_gradients_that_are_partly_deferred(samples, load
     assert share(labelled, "other") < 0.001
 
 
-@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("rank", FOUR_RANKS)
 def test_overlapped(samples, load, stripped, rank):
     labelled = classify(stripped(load(samples / f"overlapped/rank{rank}.pt.trace.json.gz")))
     assert gemms(labelled) == split(96)
@@ -76,7 +84,7 @@ def test_overlapped(samples, load, stripped, rank):
     assert share(labelled, "other") < 0.002
 
 
-@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("rank", FOUR_RANKS)
 def test_interleaved(samples, load, rank):
     events = load(samples / f"interleaved/rank{rank}.pt.trace.json.gz")
     for strip in (nothing, bare, unannotated):
@@ -113,7 +121,7 @@ def test_compiled_regions(samples, load):
 
 
 @pytest.mark.parametrize("folder", ["reload", "reload-overlap"])
-@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("rank", FOUR_RANKS)
 def test_weight_reload(samples, load, stripped, folder, rank):
     labelled = classify(stripped(load(samples / f"{folder}/rank{rank}.pt.trace.json.gz")))
     actual = counts(labelled)
@@ -123,7 +131,7 @@ def test_weight_reload(samples, load, stripped, folder, rank):
     }
 
 
-@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("rank", FOUR_RANKS)
 def test_nsight(samples, rank):
     (one,) = nsight.read(samples / f"nsys-1f1b/rank{rank}.sqlite")
     for strip in (nothing, without_shapes, renamed, bare):

@@ -184,19 +184,19 @@ def test_communicators_are_told_by_what_is_summed_on_them_and_when():
     program, large = Program(), 4 << 20
     kinds: dict[str, list[int]] = {"tp_comm": [], "dp_comm": []}
     for step in range(3):
-        at = 200 * step
+        start = 200 * step
         for k, name in enumerate((FORWARD, TN)):
-            program.kernel(name, at + 10 * k)
-            kinds["tp_comm"].append(summed(program, at + 10 * k + 4, "tensor", large, tid=MAIN))
+            program.kernel(name, start + 10 * k)
+            kinds["tp_comm"].append(summed(program, start + 10 * k + 4, "tensor", large, tid=MAIN))
         for k, name in enumerate((BACKWARD, NN, NT, SUM)):
-            program.kernel(name, at + 50 + 10 * k, tid=ENGINE)
-        kinds["tp_comm"].append(summed(program, at + 64, "tensor", large, tid=ENGINE))
+            program.kernel(name, start + 50 + 10 * k, tid=ENGINE)
+        kinds["tp_comm"].append(summed(program, start + 64, "tensor", large, tid=ENGINE))
         kinds["dp_comm"].append(
-            summed(program, at + 95, "data", large, tid=MAIN, call="reduce_scatter")
+            summed(program, start + 95, "data", large, tid=MAIN, call="reduce_scatter")
         )
-        program.kernel("multi_tensor_apply_kernel<Adam>", at + 110)
+        program.kernel("multi_tensor_apply_kernel<Adam>", start + 110)
         kinds["dp_comm"].append(
-            summed(program, at + 120, "data", large, tid=MAIN, call="all_gather")
+            summed(program, start + 120, "data", large, tid=MAIN, call="all_gather")
         )
     actual = dict(classify(program.events()).select("id", pl.col("label").cast(pl.String)).rows())
     for label, ids in kinds.items():

@@ -51,9 +51,9 @@ OPS = st.lists(
 def tree(rows):
     """Columns of operators; a parent is an operator that comes before."""
     parent = []
-    for i, (at, *_) in enumerate(rows):
+    for i, (start, *_) in enumerate(rows):
         ops = [j for j in range(i) if rows[j][1]]
-        parent.append(ops[at % len(ops)] if at >= 0 and ops else -1)
+        parent.append(ops[start % len(ops)] if start >= 0 and ops else -1)
     return (
         np.array(parent, np.int64),
         np.array([r[1] for r in rows]),

@@ -197,14 +197,14 @@ def _gradient(event, stack, products):
 
 def agreement(recording, labels, right):
     """Share of the time in which labels are right, of all the time the program tells of, and the worst mistakes."""
-    good = known = 0.0
+    good = judged_us = 0.0
     wrong = defaultdict(float)
     for event, label, allowed in zip(recording.gpu, labels, right, strict=True):
         if allowed is None:
             continue
-        known += event["dur"]
+        judged_us += event["dur"]
         if label in allowed:
             good += event["dur"]
         else:
             wrong[label, "/".join(sorted(allowed)), event["name"][:60]] += event["dur"]
-    return good / known, sorted(wrong.items(), key=lambda pair: -pair[1])[:5]
+    return good / judged_us, sorted(wrong.items(), key=lambda pair: -pair[1])[:5]

@@ -17,7 +17,7 @@ from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.write import figures
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 runner = CliRunner()
 

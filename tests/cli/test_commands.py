@@ -13,7 +13,7 @@ import pytest
 from tracekit.cli._options import parse_ranks
 from tracekit.errors import OptionError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 
 def test_ingest_prints_what_it_wrote_and_the_doctor_reads_it(run_command, samples, tmp_path):

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from tracekit.cli import make_app
 from tracekit.errors import OutputError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 runner = CliRunner()
 
@@ -21,10 +21,10 @@ def test_the_sample_run_is_written_analysed_and_its_troubles_are_found(tmp_path)
         *(f"rank{rank}.pt.trace.json.gz" for rank in range(4)),
         "report.html",
     ]
-    said = " ".join(done.stdout.split())
-    assert "1f1b (4 pipeline ranks, 8 micro-batches)" in said
-    assert "imbalance between stages" in said  # the third stage is a quarter slower
-    assert "wait longest for rank 2" in said
+    text = " ".join(done.stdout.split())
+    assert "1f1b (4 pipeline ranks, 8 micro-batches)" in text
+    assert "imbalance between stages" in text  # the third stage is a quarter slower
+    assert "wait longest for rank 2" in text
     # An older sample is written over.
     assert runner.invoke(make_app(), ["demo", "-o", str(folder)]).exit_code == 0
 

@@ -28,7 +28,7 @@ from tracekit.cli._mcp_server import (
 from tracekit.errors import InputError, OptionError
 from tracekit.findings import Finding
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
@@ -54,9 +54,9 @@ def data(result):
 def test_an_agent_can_go_from_a_run_to_its_rows():
     names, [first] = ask(("analyze", {"path": "reload", "schedule": "none"}))
     assert names == set(TOOLS)
-    found = data(first)
-    assert found["answer"][0].startswith("Time: A step takes")
-    assert found["figures"]["step_ms"] > 0
+    rows = data(first)
+    assert rows["answer"][0].startswith("Time: A step takes")
+    assert rows["figures"]["step_ms"] > 0
 
 
 @pytest.fixture(scope="module")

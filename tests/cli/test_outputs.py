@@ -15,7 +15,7 @@ from tracekit._util.files import atomic_write, output_folder
 from tracekit.errors import InputError, OutputError
 from tracekit.report.write import PICTURES, WRITERS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 FORMATS = [*WRITERS, *PICTURES]
 
@@ -35,8 +35,8 @@ def terminal(out):
     ids=lambda w: w[0],
 )
 def test_a_folder_that_is_not_there(run_command, samples, tmp_path, words):
-    said = terminal(run_command(words[0], samples / "reload", words[1], words[2].format(tmp_path)))
-    assert f"there is no folder {tmp_path}/no; create it first" in said
+    text = terminal(run_command(words[0], samples / "reload", words[1], words[2].format(tmp_path)))
+    assert f"there is no folder {tmp_path}/no; create it first" in text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -109,9 +109,9 @@ def test_a_disk_that_is_full_leaves_no_half_file(samples, tmp_path):
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    said = dict(line.split("\t") for line in ran.stdout.splitlines())
-    assert list(said) == [*FORMATS, ".json.gz"]
-    for suffix, message in said.items():
+    values = dict(line.split("\t") for line in ran.stdout.splitlines())
+    assert list(values) == [*FORMATS, ".json.gz"]
+    for suffix, message in values.items():
         assert message.startswith(f"{folder}/x{suffix}: cannot be written: "), message
         assert "\n" not in message
         assert not message.endswith("None")
@@ -123,8 +123,8 @@ def test_what_was_there_before_stays_when_writing_fails(tmp_path):
     target.write_text("old")
 
     def fails():
-        with atomic_write(target) as part:
-            part.write_text("new")
+        with atomic_write(target) as temporary:
+            temporary.write_text("new")
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OutputError, match="the disk is full"):

@@ -16,7 +16,7 @@ import tracekit
 from tracekit.cli._options import parse_ranks
 from tracekit.errors import OptionError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 COMMAND = [
     sys.executable,
@@ -95,13 +95,13 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_words_are_one_line_and_exit_code_2(run_command, case):
-    words, said = WRONG[case]
+    words, message = WRONG[case]
     out = run_command(*words)
     assert out.returncode == 2
     assert out.stdout == ""
     assert out.stderr.startswith("error: ")
     assert out.stderr.count("\n") == 1
-    assert said.lower() in out.stderr.lower()
+    assert message.lower() in out.stderr.lower()
 
 
 def test_without_words_the_help_is_shown(run_command):
@@ -183,9 +183,9 @@ def left_early(*words):
 def test_a_reader_that_leaves_has_read_enough(samples):
     analyze = ["analyze", samples / "reload", "--ranks", "0"]
     for words in (analyze, [*analyze, "--json"], ["schedule", "--list"]):
-        code, said = left_early(*words)
+        code, message = left_early(*words)
         assert code == 0
-        assert said == ""
+        assert message == ""
 
 
 def test_a_gate_keeps_its_verdict_when_its_reader_leaves(saved):

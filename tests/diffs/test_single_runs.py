@@ -64,8 +64,8 @@ def test_calm_steps_are_believed():
 
 
 def test_the_gpus_own_work_is_judged_from_one_run():
-    found = verdicts([run(compute=63.0)], [run()])
-    assert found["compute_ms"].verdict == "regressed"
+    judged = verdicts([run(compute=63.0)], [run()])
+    assert judged["compute_ms"].verdict == "regressed"
 
 
 def test_an_asked_limit_is_no_surer_than_the_run():
@@ -125,6 +125,6 @@ def test_real_runs_of_the_same_code_do_not_alarm(bench, program):
         bench.profiled(r) for r in json.loads(bench.DATA.read_text())["programs"][program]["runs"]
     ]
     draw = bench.from_runs(runs, np.random.default_rng(1))
-    said = bench.measure(draw, 40, (1, 1.05))
-    assert said[1]["regressed"] <= 2
-    assert said[1.05]["regressed"] >= 32
+    measured = bench.measure(draw, 40, (1, 1.05))
+    assert measured[1]["regressed"] <= 2
+    assert measured[1.05]["regressed"] >= 32

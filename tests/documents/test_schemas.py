@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 NAMES = tuple(DOCUMENTS)
-MUTATIONS = 110
+MUTATIONS = 60
 """Mutations of each document."""
 MAX_ROWS = 24
 WITH_MOST_KEYS = {"analysis": 10, "doctor": 1}
@@ -166,7 +166,7 @@ def choices(schema, node):
     if "$ref" in node:
         return choices(schema, schema["$defs"][node["$ref"].rpartition("/")[2]])
     return (
-        [choice for part in node["anyOf"] for choice in choices(schema, part)]
+        [choice for option in node["anyOf"] for choice in choices(schema, option)]
         if "anyOf" in node
         else [node]
     )

@@ -44,15 +44,15 @@ def start(*words, **options):
 
 def members(session):
     """Processes of a session that still run: pid, and whether it is a worker."""
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, IndexError):
             if entry.name.isdecimal():
                 state, _, _, its = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
                 if int(its) == session and state != "Z":
                     words = (entry / "cmdline").read_bytes()
-                    found.append((int(entry.name), b"spawn_main" in words))
-    return found
+                    processes.append((int(entry.name), b"spawn_main" in words))
+    return processes
 
 
 def gone(session):
@@ -65,9 +65,9 @@ def gone(session):
 
 def wait_for(condition):
     until = time.monotonic() + SOON_S
-    while not (found := condition()) and time.monotonic() < until:
+    while not (result := condition()) and time.monotonic() < until:
         time.sleep(0.01)
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +83,7 @@ def answer(traces):
     return tracekit.analyze(traces, schedule="none").to_json()
 
 
+@pytest.mark.nightly
 def test_a_killed_parent_leaves_no_worker_and_the_work_goes_on(traces, tmp_path):
     choose = random.Random(1)
     store = tmp_path / "store"
@@ -100,12 +101,12 @@ def test_a_killed_parent_leaves_no_worker_and_the_work_goes_on(traces, tmp_path)
     done = start("ingest", traces, "-o", store, "--workers", 2, "--resume")
     assert done.wait(SOON_S) == 0, done.stderr.read()
     done.communicate()
-    found = open_store(store)
-    assert found.complete
-    assert found.ranks == (0, 1, 2, 3)
+    finished = open_store(store)
+    assert finished.complete
+    assert finished.ranks == (0, 1, 2, 3)
     assert all(
-        found.intact(rank, name)
-        for rank in found.ranks
+        finished.intact(rank, name)
+        for rank in finished.ranks
         for name in ("events.parquet", "tables.zip")
     )
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
@@ -152,7 +153,7 @@ def test_a_killed_dask_worker_costs_nothing(traces, answer, tmp_path):
     choose = random.Random(4)
     with dask_cluster(tmp_path, 2) as (address, workers, start_worker):
         for _ in range(KILLS):
-            wait_for_workers(address, 2)
+            wait_for_workers(tmp_path)
             running = start("analyze", traces, "--json", "--schedule", "none", "--dask", address)
             time.sleep(choose.uniform(0.3, 2))
             victim = workers.pop(0)
@@ -172,8 +173,14 @@ def small_files():
     "words",
     [
         ["ingest", "{traces}/rank0.pt.trace.json.gz", "-o", "{folder}/out"],
-        ["export", "{traces}/rank0.pt.trace.json.gz", "-o", "{folder}/out.json"],
-        ["redact", "{traces}/rank0.pt.trace.json.gz", "-o", "{folder}/out.json"],
+        pytest.param(
+            ["export", "{traces}/rank0.pt.trace.json.gz", "-o", "{folder}/out.json"],
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            ["redact", "{traces}/rank0.pt.trace.json.gz", "-o", "{folder}/out.json"],
+            marks=pytest.mark.nightly,
+        ),
         ["analyze", "{traces}/rank0.pt.trace.json.gz", "-o", "{folder}/out.html"],
     ],
     ids=lambda words: words[0],
@@ -200,8 +207,8 @@ def test_a_worker_that_runs_out_of_memory_is_one_line(traces):
     assert "memory ran out" in done.error.hint
 
 
-@pytest.mark.parametrize("limit_mb", [600, 1_000])
-@pytest.mark.parametrize("words", ["analyze", "doctor"])
+@pytest.mark.parametrize("limit_mb", [600, pytest.param(1_000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("words", ["analyze", pytest.param("doctor", marks=pytest.mark.nightly)])
 def test_a_limit_on_memory_that_libraries_do_not_survive_is_one_line(traces, words, limit_mb):
     command = f"ulimit -v {limit_mb * 1_000}; exec {sys.executable} -m tracekit {words} {traces}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
@@ -216,16 +223,16 @@ def test_files_that_go_away_are_left_out_and_named(traces, tmp_path, monkeypatch
     shutil.copytree(traces, folder)
     from tracekit.run import driver as module
 
-    found = module.find_sources
+    find_sources = module.find_sources
 
     def find(*args, **options):
-        sources = found(*args, **options)
+        sources = find_sources(*args, **options)
         (folder / "rank2.pt.trace.json.gz").unlink()  # a network's file, after it was listed
         return sources
 
     monkeypatch.setattr(module, "find_sources", find)
     result = tracekit.analyze(folder, schedule="none")
-    assert [one.rank for one in result.rank_results] == [0, 1, 3]
+    assert [rank_result.rank for rank_result in result.rank_results] == [0, 1, 3]
     assert any(
         n.code == "rank-failed" and "rank2.pt.trace.json.gz" in n.message for n in result.notices
     )
@@ -248,10 +255,10 @@ def test_what_a_killed_process_left_is_swept_and_what_is_being_built_is_not(tmp_
         remove_abandoned(target)
     assert not left.exists()
     assert other.exists()
-    with atomic_write(target) as part:
+    with atomic_write(target) as temporary:
         remove_abandoned(target)
-        assert part.exists()
-        part.write_text("whole")
+        assert temporary.exists()
+        temporary.write_text("whole")
     assert target.read_text() == "whole"
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.json.swp", "out.json"]
 

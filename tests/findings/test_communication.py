@@ -65,7 +65,7 @@ def test_the_first_place_of_transfers_is_a_long_transfer_and_of_waits_a_long_wai
     )
     context = SimpleNamespace(analysis=SimpleNamespace(tables={"operations": operations}))
     places = longest_operations(context, "dp_comm")
-    assert [place.name for place in places] == ["transfers", "is half hidden", "waits"]
+    assert [location.name for location in places] == ["transfers", "is half hidden", "waits"]
     assert longest_operations(context, "dp_comm", waits=True)[0].name == "waits"
 
 
@@ -170,7 +170,7 @@ def test_an_all_reduce_without_compute_beside_it_costs_its_length(tmp_path):
     finding = two_ranks(tmp_path, compute_end=10)["exposed_comm"]
     assert finding.cost_ns == 8_000_000
     assert finding.share == pytest.approx(0.4, rel=0.02)
-    assert {(place.end_ns - place.start_ns) for place in finding.where} == {8_000_000}
+    assert {(location.end_ns - location.start_ns) for location in finding.where} == {8_000_000}
 
 
 def test_an_all_reduce_beside_compute_costs_nothing(tmp_path):

@@ -126,7 +126,7 @@ def test_where_stacks_were_recorded_the_function_is_named(findings_of):
     assert finding.case == "with_source"
     assert finding.text.endswith("because the CPU runs Python, in tokens.py(31): encode")
     # A step begins with its first GPU work, so that four steps have three such places between them.
-    assert [place.source for place in finding.where[:3]] == ["tokens.py(31): encode"] * 3
+    assert [location.source for location in finding.where[:3]] == ["tokens.py(31): encode"] * 3
 
 
 def test_stacks_that_were_not_read_are_asked_for_and_not_recorded_again(findings_of):

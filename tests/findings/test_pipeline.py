@@ -58,7 +58,10 @@ def test_each_removable_part_of_the_gap_is_a_finding_with_at_most_its_own_time_a
         "hide pp_comm",
     )
     assert finding.evidence["gap_ns"] == 350
-    assert [(place.rank, place.name) for place in finding.where] == [(0, "send"), (1, "recv")]
+    assert [(location.rank, location.name) for location in finding.where] == [
+        (0, "send"),
+        (1, "recv"),
+    ]
 
 
 @pytest.mark.parametrize("cause", [*NOT_REMOVABLE, *COMMUNICATION_CAUSES])

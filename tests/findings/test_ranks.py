@@ -104,9 +104,9 @@ def test_ranks_that_are_late_together_for_one_reason_are_one_finding_with_one_ch
 )
 def test_ranks_that_are_late_for_other_reasons_or_elsewhere_are_findings_of_their_own(other):
     first = straggler(3, ("slow_gpu", 30), late_with=[1])
-    found = list(rank_findings(context(first, other)))
-    assert [finding.ranks for finding in found] == [(3,), (1,)]
-    assert not any(finding.case for finding in found)
+    findings = list(rank_findings(context(first, other)))
+    assert [finding.ranks for finding in findings] == [(3,), (1,)]
+    assert not any(finding.case for finding in findings)
 
 
 def test_the_slow_rank_of_a_recorded_run_is_named(samples):

@@ -8,12 +8,14 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from tests.kept import analysis_of
+from tests.kept import analysis_of, diagnosis_of
 from tracekit import analyze, diagnose
 from tracekit.errors import Notice
 from tracekit.findings.recording import recording_findings
 from tracekit.report.terminal.doctor import render
 from tracekit.schema import ProcessGroup, Source
+
+pytestmark = pytest.mark.usefixtures("measured_once")
 
 
 def context(
@@ -143,7 +145,7 @@ def requests_not_shared(analysis, diagnosis):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_no_finding_asks_to_record_what_is_there(samples, name):
     path = samples / name
-    assert list(requests_not_shared(analysis_of(path), diagnose(path))) == []
+    assert list(requests_not_shared(analysis_of(path), diagnosis_of(path))) == []
 
 
 def test_the_doctor_and_the_finding_miss_the_same_ranks(samples):

@@ -56,7 +56,7 @@ def test_a_late_host_of_the_whole_run_is_a_finding_with_the_recorded_steps():
     assert finding.saves_ns == finding.cost_ns
     assert finding.saves_range_ns == (0, finding.cost_ns)
     assert "every 3 steps since step 3 (steps 21, 24 are in the trace)" in finding.text
-    assert [(place.rank, place.step) for place in finding.where] == [(1, 21), (1, 24)]
+    assert [(location.rank, location.step) for location in finding.where] == [(1, 21), (1, 24)]
 
 
 def test_a_rank_that_a_finding_of_the_traces_names_is_left_to_it(monkeypatch):

@@ -231,9 +231,9 @@ def broken(choose: random.Random) -> bytes:
     texts = [json.dumps(event, **form) for event in events]
     which = choose.randrange(len(texts))
     text = texts[which]
-    place = choose.randrange(1, len(text) - 1)
+    offset = choose.randrange(1, len(text) - 1)
     kept = choose.choice((0, 0, 1))  # whether the byte comes in addition
-    texts[which] = text[:place] + choose.choice(("", *'x}[]",:0 \\')) + text[place + 1 - kept :]
+    texts[which] = text[:offset] + choose.choice(("", *'x}[]",:0 \\')) + text[offset + 1 - kept :]
     separator = ",\n" if "indent" in form else ", "
     return f'{len(texts)}{{"traceEvents": [{separator.join(texts)}]}}'.encode()
 
@@ -284,11 +284,11 @@ def check(raw: bytes, folder) -> None:
             events.height + got.memory.height + sum(got.source.skipped.values()) + was_cut - behind
         )
         assert accounted == listed, f"{accounted} events read, skipped or lost of {listed} listed"
-        said = (
+        counts = (
             sum(int(n.values["count"]) for n in got.source.notices if n.code == "bad-events")
             - behind
         )
-        assert said == lost - behind, f"the notice says {said} lost, and {lost - behind} are"
+        assert counts == lost - behind, f"the notice says {counts} lost, and {lost - behind} are"
     msgspec.json.encode(got.source)
     if kind == b"V":
         path = folder / "rank0.json"

@@ -165,15 +165,17 @@ def check_nsight(raw: bytes, folder: Path) -> None:
         one_line(error)
         return
     assert not has_view, "a view was read"
-    read = sum(part.events.filter(pl.col("kind") == "kernel").height for part in parts)
-    notices = {notice.code for part in parts for notice in part.source.notices}
+    read = sum(
+        rank_events.events.filter(pl.col("kind") == "kernel").height for rank_events in parts
+    )
+    notices = {notice.code for rank_events in parts for notice in rank_events.source.notices}
     assert kernels in (None, read) or notices & DAMAGE_NOTICES, (
         f"{read} of {kernels} kernels were read without a notice"
     )
-    for part in parts:
-        assert part.events.schema == EVENTS
-        assert (part.events["end_ns"] >= part.events["start_ns"]).all()
-        msgspec.json.encode(part.source)
+    for rank_events in parts:
+        assert rank_events.events.schema == EVENTS
+        assert (rank_events.events["end_ns"] >= rank_events.events["start_ns"]).all()
+        msgspec.json.encode(rank_events.source)
 
 
 @cache
@@ -207,31 +209,31 @@ def make_store(choose: random.Random) -> bytes:
 def check_store(raw: bytes, folder: Path) -> None:
     name, changes = json.loads(raw)
     rank, labelled = _store()
-    place = folder / "store"
-    if not place.exists():
-        write_store(place, [rank], labelled=[labelled])
-    whole = (place / name).read_bytes()
+    store_folder = folder / "store"
+    if not store_folder.exists():
+        write_store(store_folder, [rank], labelled=[labelled])
+    whole = (store_folder / name).read_bytes()
     data = bytearray(whole)
     for share, kind, value in changes:
-        at = int(share * (len(data) - 1))
+        offset = int(share * (len(data) - 1))
         if kind == "f":
-            data[at] ^= 1 << (value % 8)
+            data[offset] ^= 1 << (value % 8)
         elif kind == "i":
-            data.insert(at, value)
+            data.insert(offset, value)
         elif kind == "d":
-            del data[at : at + 1 + value % 50]
+            del data[offset : offset + 1 + value % 50]
         else:
-            del data[at:]
+            del data[offset:]
         data = data or bytearray(b" ")
-    (place / name).write_bytes(data)
+    (store_folder / name).write_bytes(data)
     try:
-        found = open_store(place)
-        events, labels = found.rank(0).events, found.labelled(0)
+        store = open_store(store_folder)
+        events, labels = store.rank(0).events, store.labelled(0)
     except InputError as error:
         one_line(error)
         return
     finally:
-        (place / name).write_bytes(whole)  # the next input finds a sound store
+        (store_folder / name).write_bytes(whole)  # the next input finds a sound store
     assert events.equals(rank.events), "other events were read"
     assert labels is not None
     assert labels.equals(labelled), "other labels were read"

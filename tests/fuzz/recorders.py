@@ -92,8 +92,8 @@ def make(choose: random.Random) -> bytes:
         lines = []
         for line in _log():
             content = json.loads(line)
-            part = choose.choice([content["header"], content["metadata"], content["coll_perf"]])
-            part[choose.choice(list(part))] = choose.choice(VALUES)
+            section = choose.choice([content["header"], content["metadata"], content["coll_perf"]])
+            section[choose.choice(list(section))] = choose.choice(VALUES)
             lines.append(json.dumps(content).encode())
         return b"\n".join(lines)
     content = {**_dump(), choose.choice(("entries", "pg_config", "more")): [_Runs()]}

@@ -197,18 +197,18 @@ def _nested(value: Any, choose: Choose) -> Any:
 def _plant_in_header(data: dict[str, Any], secret: str, choose: Choose) -> None:
     info, device = data["distributedInfo"], data["deviceProperties"][0]
     group = info["pg_config"][0]
-    place = choose.randrange(7)
-    if place == 0:
+    case = choose.randrange(7)
+    if case == 0:
         data[choose.choice(HEADER_KEYS)] = _nested(secret, choose)
-    elif place == 1:
+    elif case == 1:
         data[secret] = choose.choice((1, "text", {secret: secret}))
-    elif place == 2:
+    elif case == 2:
         info[choose.choice(("backend", "nccl_version", "hostname", secret))] = secret
-    elif place == 3:
+    elif case == 3:
         group[choose.choice(("pg_name", "pg_desc", "backend_config", "note", secret))] = secret
-    elif place == 4:
+    elif case == 4:
         device[choose.choice(("name", "uuid", "numSms", secret))] = secret
-    elif place == 5:
+    elif case == 5:
         info["rank"], info["world_size"] = 0, secret
     else:
         group["ranks"] = [0, 1, secret]
@@ -219,19 +219,19 @@ def _plant_in_event(data: dict[str, Any], secret: str, choose: Choose) -> None:
     event = {**choose.choice(events[:EVENTS])}
     event["args"] = dict(event.get("args", {}))
     events.append(event)
-    place = choose.randrange(9)
-    if place < 3:
+    case = choose.randrange(9)
+    if case < 3:
         event |= {"ph": "X", "cat": choose.choice(NAMED_CATEGORIES), "name": secret}
-    elif place == 3:
+    elif case == 3:
         event[
             choose.choice(("cat", "ph", "pid", "tid", "id", "bp", "s", "ts", "dur", "note", secret))
         ] = secret
-    elif place < 6:
+    elif case < 6:
         event["args"][choose.choice((*ARGUMENTS, secret))] = _nested(secret, choose)
-    elif place == 6:
+    elif case == 6:
         label = choose.choice(("process_name", "thread_name", "process_labels", secret))
         event |= {"ph": "M", "name": label, "args": {"name": secret, "labels": secret}}
-    elif place == 7:
+    elif case == 7:
         event |= {
             "ph": choose.choice("iCbnO"),
             "name": choose.choice(("[memory]", secret)),
@@ -312,8 +312,8 @@ def _plant_in_report(report: sqlite3.Connection, secret: str, choose: Choose) ->
     ]
     quoted, literal = _quoted(secret), "'" + secret.replace("'", "''") + "'"
     number = choose.randrange(10**6, 10**9)
-    place = choose.randrange(10)
-    if place < 4:  # any cell of any table, text or not
+    case = choose.randrange(10)
+    if case < 4:  # any cell of any table, text or not
         table = choose.choice(tables)
         columns = [
             _quoted(row[1]) for row in report.execute(f"PRAGMA table_info({_quoted(table)})")
@@ -324,7 +324,7 @@ def _plant_in_report(report: sqlite3.Connection, secret: str, choose: Choose) ->
         report.execute(
             f"UPDATE OR IGNORE {_quoted(table)} SET {choose.choice(columns)} = ?{row}", (value,)
         )
-    elif place == 4:
+    elif case == 4:
         report.execute("INSERT INTO StringIds VALUES (?, ?)", (number, secret))
         table, column = choose.choice(
             (
@@ -338,23 +338,23 @@ def _plant_in_report(report: sqlite3.Connection, secret: str, choose: Choose) ->
             )
         )
         report.execute(f"UPDATE {table} SET {column} = ? WHERE rowid % 4 = 1", (number,))
-    elif place == 5:
+    elif case == 5:
         payload = json.dumps({choose.choice(("Rank", "token", secret)): secret, "Peer rank": 1})
         report.execute("UPDATE NVTX_EVENTS SET jsonText = ? WHERE rowid % 5 = 2", (payload,))
         report.execute(
             "UPDATE NVTX_EVENTS SET binaryData = ? WHERE rowid % 5 = 3",
             (b"\0" * 8 + b"\1\0\0\0" + secret.encode(),),
         )
-    elif place == 6:
+    elif case == 6:
         report.execute(
             f"ALTER TABLE {_quoted(choose.choice(tables))} ADD COLUMN {quoted} DEFAULT {literal}"
         )
-    elif place == 7:
+    elif case == 7:
         report.execute(
             f"CREATE TABLE IF NOT EXISTS {quoted} (a TEXT DEFAULT {literal} /* {secret.replace('*', '')} */)"
         )
         report.execute(f"INSERT INTO {quoted} VALUES (?)", (secret,))
-    elif place == 8:
+    elif case == 8:
         report.execute(f"CREATE VIEW IF NOT EXISTS {quoted} AS SELECT {literal}")
         report.execute(
             f'CREATE TRIGGER "on {number}" AFTER DELETE ON StringIds BEGIN SELECT {literal}; END'

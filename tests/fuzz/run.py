@@ -108,8 +108,8 @@ def fuzz(
                 check(raw, Path(folder))
             except Exception as error:
                 failures += 1
-                said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                sys.stdout.write(f"{target} {number}: {said}; kept as {keep(target, raw)}\n")
+                message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                sys.stdout.write(f"{target} {number}: {message}; kept as {keep(target, raw)}\n")
             finally:
                 faulthandler.cancel_dump_traceback_later()
     return tried, failures

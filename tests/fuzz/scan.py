@@ -41,13 +41,13 @@ def check(raw: bytes, folder: object) -> None:
     except InputError as error:
         one_line(error)
         return
-    for part in scanned.parts:
-        assert 0 <= part.bad <= part.events, "more damaged events than events"
-        assert 0 <= part.complete <= part.events, "more complete events than events"
-        assert sum(chunk.rows for chunk in part.chunks) <= part.complete + part.bad, (
+    for block in scanned.parts:
+        assert 0 <= block.bad <= block.events, "more damaged events than events"
+        assert 0 <= block.complete <= block.events, "more complete events than events"
+        assert sum(chunk.rows for chunk in block.chunks) <= block.complete + block.bad, (
             "a row of no event"
         )
     if expected is not None:
-        assert sum(part.events for part in scanned.parts) == expected, (
+        assert sum(block.events for block in scanned.parts) == expected, (
             "another count than the independent reader's"
         )

@@ -11,8 +11,8 @@ pytestmark = pytest.mark.slow
 
 COUNTS = {
     "scan": 500,
-    "kineto": 200,
-    "perfetto": 300,
+    "kineto": 120,
+    "perfetto": 120,
     "nsight": 12,
     "store": 60,
     "rules": 60,
@@ -22,11 +22,11 @@ COUNTS = {
     "query": 12,
     "agents": 60,
     "recorders": 40,
-    "snapshots": 40,
-    "forged": 12,
-    "captures": 20,
-    "archives": 100,
-    "answers": 20,
+    "snapshots": 24,
+    "forged": 6,
+    "captures": 12,
+    "archives": 60,
+    "answers": 12,
 }
 KEPT = sorted(path for path in FOUND.iterdir() if not path.name.startswith("."))
 

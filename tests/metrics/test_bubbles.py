@@ -24,11 +24,11 @@ from tracekit.schema import IDLE_CAUSES
 
 
 def test_a_wait_is_exposed_only_where_no_compute_runs():
-    start, wait, part = np.array([0, 5, 0]), np.array([10, 10, 4]), np.array([0, 0, 1])
-    result = find_exposed_waits(start, wait, part, union([2], [6]))
+    start, wait, group = np.array([0, 5, 0]), np.array([10, 10, 4]), np.array([0, 0, 1])
+    result = find_exposed_waits(start, wait, group, union([2], [6]))
     assert result.of(0).total_ns == 11  # [0,15) less [2,6)
     assert result.of(1).total_ns == 4
-    assert find_exposed_waits(start[:0], wait[:0], part[:0], EMPTY) == EMPTY
+    assert find_exposed_waits(start[:0], wait[:0], group[:0], EMPTY) == EMPTY
 
 
 def test_bubble_is_a_lower_bound_without_wait():

@@ -47,14 +47,14 @@ def painted(raw, labels, part):
 @given(rows)
 def test_budget_is_what_painting_gives_and_adds_up(raw):
     result = budgets(Lanes.of(table(raw), parts=2, part="part"))
-    for part, budget in enumerate(result):
-        every = painted(raw, LABELS, part)
+    for group, budget in enumerate(result):
+        every = painted(raw, LABELS, group)
         where = np.flatnonzero(every)
         span = int(where[-1] - where[0] + 1) if len(where) else 0
-        taken = painted(raw, COMPUTE_SET, part)
+        taken = painted(raw, COMPUTE_SET, group)
         assert (budget.span_ns, budget.compute_ns) == (span, taken.sum())
         for label in EXPOSABLE_LABELS:
-            own = painted(raw, (label,), part)
+            own = painted(raw, (label,), group)
             assert budget.exposed_ns.get(label, 0) == (own & ~taken).sum()
             taken |= own
         assert budget.idle_ns == span - every.sum()
@@ -85,11 +85,11 @@ def test_the_matrix_is_pairwise_intersection(raw):
         (r["part"], r["label"], r["by"]): r["ns"]
         for r in result.filter(~pl.col("detail")).iter_rows(named=True)
     }
-    for part in (0, 1):
+    for group in (0, 1):
         for label in EXPOSABLE_LABELS:
             for by in COMPUTE_SET:
-                both = painted(raw, (label,), part) & painted(raw, (by,), part)
-                assert plain.get((part, label, by), 0) == both.sum()
+                both = painted(raw, (label,), group) & painted(raw, (by,), group)
+                assert plain.get((group, label, by), 0) == both.sum()
 
 
 @given(rows)
@@ -122,7 +122,7 @@ def test_the_matrix_of_thousands_of_parts():
         "pass": None,
         "module": None,
     }
-    events = pl.concat([pl.DataFrame({**columns, "part": [part] * 2}) for part in parts])
+    events = pl.concat([pl.DataFrame({**columns, "part": [group] * 2}) for group in parts])
     result = hidden(events, part="part").filter(~pl.col("detail"))
     assert result.select("part", "label", "by", "ns", "of_ns").rows() == [
         (p, "pp_comm", "dgrad", 2, 4) for p in parts

@@ -312,11 +312,11 @@ def test_ranks_of_a_public_recording_have_gpus_of_their_own():
         pytest.skip("TRACEKIT_CORPUS is not set: the traces are not in this repository")
     gpus = {}
     for path in sorted(folder.iterdir()):
-        (part,) = load(path).parts
+        (rank_events,) = load(path).parts
         is_kernel = pl.col("kind") == "kernel"
-        (number,) = part.events.filter(is_kernel)["device"].unique().to_list()
-        assert find_rank_gpu(part.source, number) is None
-        gpus[part.source.rank] = RankGpu(H100, number)
+        (number,) = rank_events.events.filter(is_kernel)["device"].unique().to_list()
+        assert find_rank_gpu(rank_events.source, number) is None
+        gpus[rank_events.source.rank] = RankGpu(H100, number)
     assert len(gpus) == 8
     assert find_common_gpu(gpus, gpus, group_size=8, in_node=None) == H100
 

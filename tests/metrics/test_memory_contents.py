@@ -159,8 +159,8 @@ def test_what_a_split_backward_keeps_for_its_weight_gradient_is_an_activation_of
         11: {"phase": "backward", "chunk": 1, "step": 0},
         31: {"phase": "backward", "chunk": 3, "step": 0},
     }
-    found, _ = purposes_of((11, 31, 1, None), work=work, chunks=chunks, stacks=())
-    assert found.select("category", "pair").row(0) == ("activations", 0)
+    purposes, _ = purposes_of((11, 31, 1, None), work=work, chunks=chunks, stacks=())
+    assert purposes.select("category", "pair").row(0) == ("activations", 0)
 
 
 def test_workspaces_of_libraries_are_kept_and_no_gradients_or_activations():
@@ -180,16 +180,16 @@ def test_gradients_that_are_never_freed_are_as_many_as_weights():
 
 
 def test_contents_are_those_of_the_moment():
-    found, position = purposes_of(
+    purposes, position = purposes_of(
         (1, 5, 10, IN_SETUP), (2, 3, 4, IN_FORWARD), (2, 6, 3, IN_FORWARD)
     )
-    at_two = contents_at(found, position[2])
+    at_two = contents_at(purposes, position[2])
     assert at_two.select("category", "bytes", "count").rows() == [
         ("weights", 10, 1),
         ("activations", 7, 2),
     ]
-    assert contents_at(found, position[3])["bytes"].to_list() == [10, 3]
-    assert contents_at(found, position[6]).is_empty()
+    assert contents_at(purposes, position[3])["bytes"].to_list() == [10, 3]
+    assert contents_at(purposes, position[6]).is_empty()
 
 
 def leaking(*, steps_that_leak, number_of_steps=6, kept_until=None):
@@ -199,8 +199,8 @@ def leaking(*, steps_that_leak, number_of_steps=6, kept_until=None):
     for step in range(number_of_steps):
         rows.append((10 * step + 2, 10 * step + 5, 3, IN_FORWARD))
     starts = tuple(10 * step for step in range(number_of_steps))
-    found, _ = purposes_of(*rows, starts=starts)
-    return find_leaks(found, steps(*starts))
+    purposes, _ = purposes_of(*rows, starts=starts)
+    return find_leaks(purposes, steps(*starts))
 
 
 def test_what_every_step_leaves_behind_is_a_leak():
@@ -249,12 +249,12 @@ def in_flight(*rows):
 
 def test_a_micro_batch_is_in_flight_until_half_of_it_is_gone():
     assert MIN_SHARE_IN_FLIGHT == 0.5
-    found = in_flight((0, 1, 50, 10), (0, 2, 40, 10), (0, 3, 60, 10), (1, 45, None, 8))
-    assert found.select("pair", "bytes", "start_ns", "end_ns").rows() == [
+    counts = in_flight((0, 1, 50, 10), (0, 2, 40, 10), (0, 3, 60, 10), (1, 45, None, 8))
+    assert counts.select("pair", "bytes", "start_ns", "end_ns").rows() == [
         (0, 30, 1, 50),
         (1, 8, 45, None),
     ]
-    assert most_in_flight(found) == 2
+    assert most_in_flight(counts) == 2
 
 
 def test_one_that_begins_when_another_ends_is_not_beside_it():

@@ -49,14 +49,18 @@ def end(second_request):
 
 
 def test_a_segment_reserved_while_as_much_was_free_is_forced():
-    found = measured(snapshot(history(second_request=10 * MIB), end(10 * MIB)))
-    assert (found.forced_segments, found.forced_bytes) == (1, 20 * MIB)
-    assert (found.largest_request_bytes, found.largest_request_free_bytes) == (10 * MIB, 10 * MIB)
+    result = measured(snapshot(history(second_request=10 * MIB), end(10 * MIB)))
+    assert (result.forced_segments, result.forced_bytes) == (1, 20 * MIB)
+    assert (result.largest_request_bytes, result.largest_request_free_bytes) == (10 * MIB, 10 * MIB)
 
 
 def test_a_request_for_more_than_is_free_forces_nothing():
-    found = measured(snapshot(history(second_request=10 * MIB + 1), end(10 * MIB + 1)))
-    assert (found.forced_segments, found.forced_bytes, found.largest_request_bytes) == (0, 0, None)
+    result = measured(snapshot(history(second_request=10 * MIB + 1), end(10 * MIB + 1)))
+    assert (result.forced_segments, result.forced_bytes, result.largest_request_bytes) == (
+        0,
+        0,
+        None,
+    )
 
 
 def test_free_memory_of_another_stream_or_kind_does_not_count():
@@ -77,9 +81,9 @@ def test_free_memory_beside_blocks_in_use_is_fragmented_and_an_empty_segment_is_
     used = segment(
         BASE, [block(BASE, 5 * MIB), block(BASE + 5 * MIB, 15 * MIB, "inactive")], total=20 * MIB
     )
-    found = measured(snapshot(events, [used, empty]))
-    assert (found.reserved_bytes, found.allocated_bytes) == (28 * MIB, 5 * MIB)
-    assert (found.fragmented_bytes, found.cached_bytes, found.pending_bytes) == (
+    result = measured(snapshot(events, [used, empty]))
+    assert (result.reserved_bytes, result.allocated_bytes) == (28 * MIB, 5 * MIB)
+    assert (result.fragmented_bytes, result.cached_bytes, result.pending_bytes) == (
         15 * MIB,
         8 * MIB,
         0,
@@ -94,8 +98,8 @@ def test_what_a_stream_still_uses_is_pending():
         event("segment_alloc", 2 * BASE, 2 * MIB, 4),
     ]
     used = segment(BASE, [block(BASE, 5 * MIB, "active_pending_free")], total=20 * MIB)
-    found = measured(snapshot(events, [used, segment(2 * BASE, [], total=2 * MIB)]))
-    assert (found.pending_bytes, found.allocated_bytes, found.reserved_bytes) == (
+    result = measured(snapshot(events, [used, segment(2 * BASE, [], total=2 * MIB)]))
+    assert (result.pending_bytes, result.allocated_bytes, result.reserved_bytes) == (
         5 * MIB,
         0,
         22 * MIB,
@@ -106,8 +110,8 @@ def test_segments_that_grow_are_not_told_apart():
     events = [event("segment_map", BASE, 20 * MIB, 1), event("alloc", BASE, 5 * MIB, 2)]
     content = snapshot(events, [segment(BASE, [block(BASE, 5 * MIB)], total=20 * MIB)])
     content["allocator_settings"]["expandable_segments"] = True
-    found = measured(content)
-    assert (found.fragmented_bytes, found.cached_bytes, found.forced_segments) == (
+    result = measured(content)
+    assert (result.fragmented_bytes, result.cached_bytes, result.forced_segments) == (
         None,
         15 * MIB,
         0,
@@ -138,5 +142,5 @@ def test_segments_of_two_mebibytes_are_those_for_small_blocks(segment_mib, force
     events = history(second_request=MIB // 2)
     events[-2]["size"] = segment_mib * MIB
     small_segment = segment(2 * BASE, [block(2 * BASE, MIB // 2)], total=segment_mib * MIB)
-    found = measured(snapshot(events, [end(MIB // 2)[0], small_segment]))
-    assert found.forced_segments == forced
+    result = measured(snapshot(events, [end(MIB // 2)[0], small_segment]))
+    assert result.forced_segments == forced

@@ -83,9 +83,9 @@ def test_a_replay_that_misses_memory_says_how_much():
 def test_the_peak_is_looked_for_within_the_time_asked_for():
     rows = [(0, 1, 10), (1, 2, 90), (2, 2, -90), (3, 3, 30)]
     events = []
-    for us, place, size in rows:
+    for us, address, size in rows:
         action = "alloc" if size > 0 else "free_requested"
-        events.append(event(action, place * 100 * K, abs(size) * K, us))
+        events.append(event(action, address * 100 * K, abs(size) * K, us))
     replay = replayed(snapshot(events, [segment(0, [])]))
     late_ns = int(replay.levels["at_ns"][2])
     assert (
@@ -105,7 +105,7 @@ def test_random_histories_cut_anywhere_have_the_level_of_the_whole():
         for us in range(60):
             action = rng.choice(["alloc", "alloc", "free_requested", "free_completed"])
             if action == "alloc":
-                places = [place * 10 * K for place in range(40)]
+                places = [slot * 10 * K for slot in range(40)]
                 free = [
                     address
                     for address in places
@@ -135,7 +135,7 @@ def test_events_of_a_trace_are_allocations_too():
     rows = [(1, 5, 15, 1), (2, -10, 5, 2), (3, -5, 0, 1)]
     table = [
         {
-            "at_ns": at,
+            "at_ns": time_ns,
             "device_type": 1,
             "device": 0,
             "bytes": size,
@@ -143,7 +143,7 @@ def test_events_of_a_trace_are_allocations_too():
             "reserved": 20,
             "address": address,
         }
-        for at, size, level, address in rows
+        for time_ns, size, level, address in rows
     ]
     replay = replay_trace(conform(pl.DataFrame(table), MEMORY))
     assert replay.allocations.select("bytes", "alloc_ns", "free_ns").rows() == [

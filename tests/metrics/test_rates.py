@@ -134,7 +134,7 @@ def test_faster_than_the_peak_is_not_a_share():
     [(10_000 * MAX_UNCOUNTED_SHARE, True), (10_000 * MAX_UNCOUNTED_SHARE * 2, False)],
 )
 def test_products_without_shapes_leave_totals_unsaid(unknown_ns, stated):
-    known = {**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 10_000 - int(unknown_ns)}
+    counted = {**MM, "dtypes": BF16, "start_ns": 0, "end_ns": 10_000 - int(unknown_ns)}
     bare = {
         **MM,
         "op": None,
@@ -143,7 +143,7 @@ def test_products_without_shapes_leave_totals_unsaid(unknown_ns, stated):
         "start_ns": 10_000 - int(unknown_ns),
         "end_ns": 10_000,
     }
-    _, rates = products(labelled(known, bare), device="NVIDIA H100")
+    _, rates = products(labelled(counted, bare), device="NVIDIA H100")
     assert (rates.tflop_s is not None, rates.utilisation is not None) == (stated, stated)
 
 

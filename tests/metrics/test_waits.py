@@ -292,9 +292,9 @@ def test_the_straggler_is_named_on_aligned_clocks():
     """Rank 1's clock runs 10 ms ahead: raw starts would blame it, its aligned ones do not."""
     rows = []
     for n in range(10):
-        at = 1_000_000_000 + 50_000_000 * n
-        rows.append(collective(0, at + 4_000_000, at + 5_000_000))
-        rows.append(collective(1, at + 10_000_000, at + 15_000_000))
+        start_ns = 1_000_000_000 + 50_000_000 * n
+        rows.append(collective(0, start_ns + 4_000_000, start_ns + 5_000_000))
+        rows.append(collective(1, start_ns + 10_000_000, start_ns + 15_000_000))
     _, members, clocks = waited(*rows)
     assert find_stragglers(members, clocks).rows() == [
         (0, "dp_comm", 40_000_000, 10, False, [0], 40_000_000, [])
@@ -333,9 +333,9 @@ def test_the_sum_of_an_embedding_that_two_stages_hold_is_no_message_of_the_pipel
     program.nccl("allreduce", 20, group="1", group_desc="EMBEDDING_GROUP", bytes=1 << 25)
     program.nccl("send", 40, group="2", group_desc="PIPELINE_MODEL_PARALLEL_GROUP", peer=1)
     events = classify(program.events())
-    found = operations(events, Lanes.of(events))
-    assert found.select("label", "what").rows() == [("dp_comm", "allreduce"), ("pp_comm", "p2p")]
-    assert may_be_of_pipeline(found).tolist() == [False, True]
+    ops = operations(events, Lanes.of(events))
+    assert ops.select("label", "what").rows() == [("dp_comm", "allreduce"), ("pp_comm", "p2p")]
+    assert may_be_of_pipeline(ops).tolist() == [False, True]
 
 
 def operation(label, what, *, wait=None, open_=False):

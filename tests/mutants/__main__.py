@@ -97,8 +97,8 @@ DECIDING = (
 
 def numeric_constants():
     """Yield module and name of every number that is a constant of a deciding module."""
-    for place in DECIDING:
-        path = ROOT / "tracekit" / place
+    for module_name in DECIDING:
+        path = ROOT / "tracekit" / module_name
         for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
             module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
             for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -116,8 +116,8 @@ def _is_number(expression):
     """
     allowed = (ast.Constant, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop)
     parts = [] if expression is None else list(ast.walk(expression))
-    numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
-    is_arithmetic = bool(parts) and all(isinstance(part, allowed) for part in parts)
+    numbers = [node.value for node in parts if isinstance(node, ast.Constant)]
+    is_arithmetic = bool(parts) and all(isinstance(node, allowed) for node in parts)
     return is_arithmetic and all(type(number) in (int, float) for number in numbers)
 
 

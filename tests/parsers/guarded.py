@@ -45,16 +45,16 @@ def mutate(raw, rng):
     for _ in range(rng.integers(0, 12)):
         if not data:
             break
-        at, kind = int(rng.integers(len(data))), rng.integers(4)
+        offset, kind = int(rng.integers(len(data))), rng.integers(4)
         if kind == 0:
-            data[at] = rng.integers(256)
+            data[offset] = rng.integers(256)
         elif kind == 1:
-            data[at:at] = TOKENS[rng.integers(len(TOKENS))]
+            data[offset:offset] = TOKENS[rng.integers(len(TOKENS))]
         elif kind == 2:
-            del data[at : at + int(rng.integers(1, 40))]
+            del data[offset : offset + int(rng.integers(1, 40))]
         else:
             other = int(rng.integers(len(data)))
-            data[at:at] = data[other : other + int(rng.integers(1, 200))]
+            data[offset:offset] = data[other : other + int(rng.integers(1, 200))]
     return bytes(data[: int(rng.integers(len(data) + 1))] if rng.random() < 0.5 else data)
 
 
@@ -74,17 +74,26 @@ def main(path, rounds):
             size = len(data) if k % 2 else len(data) + 64
             buffer = (guarded.at_start, guarded.at_end)[k % 2](size)
             buffer[:] = np.frombuffer(data + filling * (size - len(data)), np.uint8)
-            part = worker.Worker(0, stacks=True).scan(
+            scanned = worker.Worker(0, stacks=True).scan(
                 memoryview(buffer), 0, len(data), is_last=True
             )
             rows = [
                 (c.rows, {name: p.values.tobytes() for name, p in c.columns.items()})
-                for c in part.chunks
+                for c in scanned.chunks
             ]
             results.add(
-                repr((part.status, part.position, part.events, part.bad, part.bad_values, rows))
+                repr(
+                    (
+                        scanned.status,
+                        scanned.position,
+                        scanned.events,
+                        scanned.bad,
+                        scanned.bad_values,
+                        rows,
+                    )
+                )
             )
-            assert 0 <= part.position <= len(data)
+            assert 0 <= scanned.position <= len(data)
         assert len(results) == 1, "what lies behind the end changed the result"
 
 

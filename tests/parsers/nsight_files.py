@@ -175,9 +175,9 @@ class Report:
     def range(
         self, text, start, end, *, pid=100, tid=1, domain=0, kind=59, registered=False, **more
     ):
-        said = {"textId": self.string(text)} if registered else {"text": text}
+        text_columns = {"textId": self.string(text)} if registered else {"text": text}
         row = {"globalTid": packed(pid, tid), "domainId": domain, "eventType": kind}
-        return self.add("NVTX_EVENTS", start=start, end=end, **row, **said, **more)
+        return self.add("NVTX_EVENTS", start=start, end=end, **row, **text_columns, **more)
 
     def mark(self, text, at, **more):
         return self.range(text, at, None, kind=34, **more)

@@ -157,9 +157,9 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "rank1.json")
     signal.alarm(20)
     try:
-        found = discover(tmp_path)
-        assert [ref.rank for ref in found.refs] == [0]
-        assert "rank1.json is a pipe or a device" in found.notices[0].message
+        discovered = discover(tmp_path)
+        assert [ref.rank for ref in discovered.refs] == [0]
+        assert "rank1.json is a pipe or a device" in discovered.notices[0].message
         with pytest.raises(InputError, match="is a pipe or a device; save it as a file first"):
             discover(tmp_path / "rank1.json")
     finally:
@@ -177,9 +177,9 @@ def test_links_to_traces_elsewhere_are_followed(tmp_path):
     lay(tmp_path, {"there/rank0.json": trace(0, 1), "here/notes.txt": ""})
     (tmp_path / "here/linked").symlink_to(tmp_path / "there")
     (tmp_path / "here/rank1.json").symlink_to(tmp_path / "nowhere")
-    found = discover(tmp_path / "here")
-    assert [ref.name for ref in found.refs] == ["rank0.json"]
-    assert "rank1.json cannot be read: No such file or directory" in found.notices[0].message
+    discovered = discover(tmp_path / "here")
+    assert [ref.name for ref in discovered.refs] == ["rank0.json"]
+    assert "rank1.json cannot be read: No such file or directory" in discovered.notices[0].message
 
 
 def test_a_trace_that_names_no_rank_is_missed_too(tmp_path):
@@ -248,11 +248,11 @@ def test_only_the_ranks_asked_for(samples):
 
 
 def test_one_report_in_several_formats_is_read_once(samples):
-    found = discover(samples / "nsys-1f1b")
-    assert [(ref.rank, ref.name) for ref in found.refs] == [
+    discovered = discover(samples / "nsys-1f1b")
+    assert [(ref.rank, ref.name) for ref in discovered.refs] == [
         (i, f"rank{i}.sqlite") for i in range(4)
     ]
-    (notice,) = found.notices
+    (notice,) = discovered.notices
     assert notice.code == "several-exports"
     assert "rank0.parquetdir" in notice.message
 
@@ -287,9 +287,12 @@ def test_a_url_is_listed_and_read_through_fsspec(tmp_path):
         tmp_path,
         {"run/rank0.json": trace(0, 2), "run/rank1.json.gz": trace(1, 2), "run/README.md": "x"},
     )
-    found = discover(f"file://{tmp_path}/run")
-    assert [(ref.rank, ref.name) for ref in found.refs] == [(0, "rank0.json"), (1, "rank1.json.gz")]
-    assert found.skipped == 1
+    discovered = discover(f"file://{tmp_path}/run")
+    assert [(ref.rank, ref.name) for ref in discovered.refs] == [
+        (0, "rank0.json"),
+        (1, "rank1.json.gz"),
+    ]
+    assert discovered.skipped == 1
     assert [ref.rank for ref in discover(f"file://{tmp_path}/run/*.gz").refs] == [1]
     with pytest.raises(InputError, match="no such file"):
         discover(f"file://{tmp_path}/run/rank7.json")
@@ -313,10 +316,10 @@ def test_ranks_in_names(name, rank):
 
 def test_an_unrelated_file_among_those_named_is_skipped_and_named(tmp_path):
     lay(tmp_path, {"rank0.json": trace(), "rank1.json": trace(), "truth.json": '{"answer": 42}'})
-    found = discover(sorted(tmp_path.glob("*.json")))
-    assert [ref.rank for ref in found.refs] == [0, 1]
-    assert [notice.code for notice in found.notices] == ["not-a-trace"]
-    assert found.notices[0].message.startswith("skipped truth.json: ")
+    discovered = discover(sorted(tmp_path.glob("*.json")))
+    assert [ref.rank for ref in discovered.refs] == [0, 1]
+    assert [notice.code for notice in discovered.notices] == ["not-a-trace"]
+    assert discovered.notices[0].message.startswith("skipped truth.json: ")
 
 
 @pytest.mark.parametrize("damaged", ["rank1.json", "step.pt.trace.json"])
@@ -394,9 +397,9 @@ RECORDING_FILES = {
 def test_recordings_are_known_by_their_content(tmp_path, name):
     content, reader = RECORDING_FILES[name]
     (tmp_path / name).write_bytes(content)
-    found = discover(tmp_path, need_traces=False)
-    assert [ref.reader for ref in found.recordings] == [reader]
-    assert not found.refs
+    discovered = discover(tmp_path, need_traces=False)
+    assert [ref.reader for ref in discovered.recordings] == [reader]
+    assert not discovered.refs
     with pytest.raises(InputError, match="no profiler trace, only 1"):
         discover(tmp_path)
 
@@ -405,11 +408,11 @@ def test_recordings_lie_beside_traces_without_being_traces(tmp_path):
     for name, (content, _) in RECORDING_FILES.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "rank0.json").write_bytes(b'{"traceEvents": []}')
-    found = discover(tmp_path)
-    assert [ref.name for ref in found.refs] == ["rank0.json"]
-    assert len(found.recordings) == len(RECORDING_FILES)
-    assert found.skipped == 0
-    assert not found.notices
+    discovered = discover(tmp_path)
+    assert [ref.name for ref in discovered.refs] == ["rank0.json"]
+    assert len(discovered.recordings) == len(RECORDING_FILES)
+    assert discovered.skipped == 0
+    assert not discovered.notices
 
 
 def test_other_pickles_are_no_recordings(tmp_path):

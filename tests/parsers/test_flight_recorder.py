@@ -24,9 +24,9 @@ def read(folder, content, name="fr_rank0", **options):
 
 def test_an_entry_becomes_a_row(tmp_path):
     made = entry(7, at_ms=5, took_ms=1.5, sizes=(10, 100))
-    part = read(tmp_path, dump([made]), rank=3)
-    assert part.collectives.schema == COLLECTIVES
-    (row,) = part.collectives.rows(named=True)
+    recording = read(tmp_path, dump([made]), rank=3)
+    assert recording.collectives.schema == COLLECTIVES
+    (row,) = recording.collectives.rows(named=True)
     assert row == {
         "rank": 3,
         "source": "flight_recorder",
@@ -46,7 +46,7 @@ def test_an_entry_becomes_a_row(tmp_path):
         "state": "completed",
         "step": None,
     }
-    assert part.source.progress == {"0 [0,1]": GroupProgress(7, 7, 7)}
+    assert recording.source.progress == {"0 [0,1]": GroupProgress(7, 7, 7)}
 
 
 def test_json_and_pickle_give_the_same(tmp_path):
@@ -87,10 +87,10 @@ def test_sizes_of_unknown_types_are_unknown(tmp_path):
 
 
 def test_messages_tell_the_rank_and_their_peer_by_the_ranks_of_the_group(tmp_path):
-    part = read(tmp_path, dump([message(1, "recv 1<-0"), batch_end(2)], ranks=(4, 6)), rank=0)
-    assert part.source.rank == 6
-    assert part.source.rank_from == "content"
-    assert part.collectives["peer"].to_list() == [4, None]
+    recording = read(tmp_path, dump([message(1, "recv 1<-0"), batch_end(2)], ranks=(4, 6)), rank=0)
+    assert recording.source.rank == 6
+    assert recording.source.rank_from == "content"
+    assert recording.collectives["peer"].to_list() == [4, None]
 
 
 def test_messages_have_the_state_of_their_batch(tmp_path):
@@ -121,14 +121,14 @@ def test_an_operation_given_up_before_it_completed_has_timed_out(tmp_path):
 
 @pytest.mark.parametrize("minor", range(11))
 def test_versions_2_0_to_2_10_are_read_without_a_notice(tmp_path, minor):
-    part = read(tmp_path, dump([entry(1)], version=f"2.{minor}"))
-    assert not part.source.notices
+    recording = read(tmp_path, dump([entry(1)], version=f"2.{minor}"))
+    assert not recording.source.notices
 
 
 def test_a_newer_minor_version_is_read_with_a_notice(tmp_path):
-    part = read(tmp_path, dump([entry(1, new_field=[1])], version="2.11"))
-    assert [notice.code for notice in part.source.notices] == ["recorder-version"]
-    assert part.collectives.height == 1
+    recording = read(tmp_path, dump([entry(1, new_field=[1])], version="2.11"))
+    assert [notice.code for notice in recording.source.notices] == ["recorder-version"]
+    assert recording.collectives.height == 1
 
 
 def test_fields_that_old_versions_lack_are_unknown(tmp_path):
@@ -170,17 +170,17 @@ def test_durations_beyond_30_years_are_damage(tmp_path, milliseconds, believed):
 
 
 def test_entries_that_cannot_be_read_are_counted(tmp_path):
-    part = read(tmp_path, dump([entry(1), entry(2, record_id="seven"), entry(3)]))
-    assert part.collectives["sequence"].to_list() == [1, 3]
-    (notice,) = part.source.notices
+    recording = read(tmp_path, dump([entry(1), entry(2, record_id="seven"), entry(3)]))
+    assert recording.collectives["sequence"].to_list() == [1, 3]
+    (notice,) = recording.source.notices
     assert notice.code == "damaged-entries"
 
 
 def test_the_last_stack_is_kept(tmp_path):
     frames = [{"name": f"f{n}", "filename": "train.py", "line": n} for n in range(100)]
-    part = read(tmp_path, dump([entry(1), entry(2, frames=frames)]))
-    assert part.source.last_stack[0] == "f0 (train.py:0)"
-    assert len(part.source.last_stack) == 32
+    recording = read(tmp_path, dump([entry(1), entry(2, frames=frames)]))
+    assert recording.source.last_stack[0] == "f0 (train.py:0)"
+    assert len(recording.source.last_stack) == 32
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_damaged_dumps_are_refused_or_read(tmp_path):
         )
         target[choose.choice(list(target))] = choose.choice(values)
         try:
-            part = read(tmp_path, content)
+            recording = read(tmp_path, content)
         except InputError:
             continue
-        msgspec.json.encode(part.source)
+        msgspec.json.encode(recording.source)

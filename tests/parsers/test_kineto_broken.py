@@ -391,8 +391,8 @@ def test_events_behind_the_end_of_their_list_are_counted(tmp_path, case, lost):
     path.write_text(BEHIND[case])
     got = kineto.read(path)
     assert got.source.skipped[DAMAGED] == lost
-    (said,) = [note.message for note in got.source.notices if note.code == "bad-events"]
-    assert said == f"{lost} events behind the end of the list of events: not read"
+    (message,) = [note.message for note in got.source.notices if note.code == "bad-events"]
+    assert message == f"{lost} events behind the end of the list of events: not read"
     with pytest.raises(InputError, match="behind the end"):
         kineto.read(path, lenient=False)
     with pytest.raises(InputError, match=f"{lost} of {lost + got.events.height} events"):

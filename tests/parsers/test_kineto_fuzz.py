@@ -34,16 +34,16 @@ edits = st.lists(
 
 def apply(raw, changes):
     data = bytearray(raw)
-    for place, kind, new in changes:
-        at = int(place * len(data))
+    for share, kind, new in changes:
+        offset = int(share * len(data))
         if kind == "s":
-            data[at : at + len(new)] = new
+            data[offset : offset + len(new)] = new
         elif kind == "w":
-            data[at:at] = new
+            data[offset:offset] = new
         elif kind == "d":
-            del data[at : at + 50 * len(new)]
+            del data[offset : offset + 50 * len(new)]
         else:
-            del data[at + len(data) // 2 :]
+            del data[offset + len(data) // 2 :]
     return bytes(data)
 
 

@@ -94,10 +94,10 @@ def test_figures_that_rest_on_a_lost_kernel_are_null(write):
     whole = tracekit.analyze(write(many), schedule="none").to_dict()["ranks"][0]
     assert whole["budget_ns"]["idle"] is not None
     many[201]["dur"] = "-5000"
-    found = tracekit.analyze(write(many), schedule="none")
-    assert found.to_dict()["ranks"][0]["budget_ns"]["idle"] is None
-    assert found.to_dict()["ranks"][0]["bubble"]["fraction"] is None
-    assert {"bad-events", "gpu-events-lost"} <= {notice.code for notice in found.notices}
+    analysis = tracekit.analyze(write(many), schedule="none")
+    assert analysis.to_dict()["ranks"][0]["budget_ns"]["idle"] is None
+    assert analysis.to_dict()["ranks"][0]["bubble"]["fraction"] is None
+    assert {"bad-events", "gpu-events-lost"} <= {notice.code for notice in analysis.notices}
     many[203]["dur"] = many[205]["dur"] = []
     with pytest.raises(InputError, match="3 of 200 GPU events have no usable start or end"):
         tracekit.analyze(write(many), schedule="none")
@@ -113,8 +113,8 @@ def test_an_event_that_cannot_be_read_may_have_run_on_the_gpu(write):
     path.write_text(path.read_text().replace('"correlation": 7}', '"correlation": 7 7}'))
     got = kineto.read(path)
     assert got.source.skipped == {DAMAGED: 2}
-    found = tracekit.analyze(path, schedule="none")
-    assert found.to_dict()["ranks"][0]["budget_ns"]["idle"] is None
+    analysis = tracekit.analyze(path, schedule="none")
+    assert analysis.to_dict()["ranks"][0]["budget_ns"]["idle"] is None
 
 
 @pytest.mark.parametrize(
@@ -199,29 +199,31 @@ def test_odd_shapes_are_no_shapes(write, case):
     }
     path = write([op, *TWO])
     path.write_text(path.read_text().replace('"SHAPE"', SHAPES[case]))
-    found = tracekit.analyze(path)
-    assert found.total.budget.span_ns == 30_000
+    analysis = tracekit.analyze(path)
+    assert analysis.total.budget.span_ns == 30_000
 
 
 @pytest.mark.parametrize("rank", [3 * 10**9, 1 << 62, MAX_RANKS, -1, [3], "x"])
 def test_a_rank_that_none_can_be_is_left_out_and_named(write, rank):
     path = write(TWO, distributedInfo={"rank": rank, "world_size": 4})
-    found = tracekit.analyze(path)
-    assert [one.rank for one in found.rank_results] == [0]
-    assert any(notice.code == "odd-rank" for notice in found.notices)
+    analysis = tracekit.analyze(path)
+    assert [one.rank for one in analysis.rank_results] == [0]
+    assert any(notice.code == "odd-rank" for notice in analysis.notices)
 
 
 @pytest.mark.parametrize("size", [10**9, 1 << 62, MAX_RANKS])
 def test_a_world_that_none_can_be_is_left_out_and_named(write, size):
-    found = tracekit.analyze(write(TWO, distributedInfo={"rank": 0, "world_size": size}))
-    assert found.world_size is None
-    assert any(notice.code == "odd-world-size" for notice in found.notices)
+    analysis = tracekit.analyze(write(TWO, distributedInfo={"rank": 0, "world_size": size}))
+    assert analysis.world_size is None
+    assert any(notice.code == "odd-world-size" for notice in analysis.notices)
 
 
 def test_a_large_world_is_counted_and_not_listed(write):
-    found = tracekit.analyze(write(TWO, distributedInfo={"rank": 0, "world_size": MAX_RANKS - 1}))
-    (said,) = [notice.message for notice in found.notices if notice.code == "missing-ranks"]
-    assert said == "9999998 of 9999999 ranks are not here: 1, 2, 3, 4, +9999994 more"
+    analysis = tracekit.analyze(
+        write(TWO, distributedInfo={"rank": 0, "world_size": MAX_RANKS - 1})
+    )
+    (message,) = [notice.message for notice in analysis.notices if notice.code == "missing-ranks"]
+    assert message == "9999998 of 9999999 ranks are not here: 1, 2, 3, 4, +9999994 more"
 
 
 def test_bytes_that_overflow_are_unknown(write):

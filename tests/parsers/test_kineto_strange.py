@@ -95,17 +95,19 @@ SAID = {
 def test_the_figures_are_those_one_counts(tmp_path, case):
     raw, *expected = FIGURES[case]
     (tmp_path / "rank0.json").write_text(raw, encoding="utf-8")
-    found = tracekit.analyze(tmp_path / "rank0.json", schedule="none")
-    spent = found.to_dict()["total"]["budget_ns"]
+    analysis = tracekit.analyze(tmp_path / "rank0.json", schedule="none")
+    spent = analysis.to_dict()["total"]["budget_ns"]
     figures = [
-        found.total.budget.span_ns,
+        analysis.total.budget.span_ns,
         spent["compute"],
         spent["exposed"].get("comm", 0),
         spent["idle"],
     ]
     assert figures == [1000 * figure for figure in expected]
-    assert SAID.get(case, "no-steps") in {notice.code for notice in found.notices} or "step" in case
-    json.loads(found.to_json())
+    assert (
+        SAID.get(case, "no-steps") in {notice.code for notice in analysis.notices} or "step" in case
+    )
+    json.loads(analysis.to_json())
 
 
 def test_no_event_at_all_is_refused_in_one_line(tmp_path):
@@ -140,7 +142,7 @@ def test_events_that_stand_twice_are_named_above_a_share(tmp_path, more, said):
     twice = int(1000 * MAX_DAMAGED_SHARE) + more
     once = [kernel("a", 100 + 20 * k, 10, k) for k in range(1000 - twice)]
     (tmp_path / "rank0.json").write_text(text([*once, *once[:twice]]))
-    found = tracekit.analyze(tmp_path / "rank0.json", schedule="none")
-    assert [n.message.split(" GPU")[0] for n in found.notices if n.code == "repeated-events"] == (
-        [f"rank 0: {twice} of 1,000"] if said else []
-    )
+    analysis = tracekit.analyze(tmp_path / "rank0.json", schedule="none")
+    assert [
+        n.message.split(" GPU")[0] for n in analysis.notices if n.code == "repeated-events"
+    ] == ([f"rank 0: {twice} of 1,000"] if said else [])

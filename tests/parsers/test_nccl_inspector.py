@@ -20,9 +20,9 @@ def read(folder, *lines):
 
 
 def test_a_verbose_line_becomes_a_row(tmp_path):
-    part = read(tmp_path, log_line(4, at_ms=2, waits_ms=1, took_ms=3, size=4096))
-    assert part.collectives.schema == COLLECTIVES
-    (row,) = part.collectives.rows(named=True)
+    recording = read(tmp_path, log_line(4, at_ms=2, waits_ms=1, took_ms=3, size=4096))
+    assert recording.collectives.schema == COLLECTIVES
+    (row,) = recording.collectives.rows(named=True)
     assert row["op"] == "all_reduce"
     assert (row["group"], row["sequence"], row["bytes"], row["state"]) == (
         "0xabc",
@@ -35,8 +35,8 @@ def test_a_verbose_line_becomes_a_row(tmp_path):
     assert row["completed_ns"] == EPOCH_NS + 6 * MS
     assert row["completed_by_ns"] == EPOCH_NS + 6 * MS + 400 * US
     assert row["duration_ns"] == 3 * MS
-    assert part.source.group_ranks == {"0xabc": 0}
-    assert (part.source.host, part.source.pid) == ("node0", 100)
+    assert recording.source.group_ranks == {"0xabc": 0}
+    assert (recording.source.host, recording.source.pid) == ("node0", 100)
 
 
 def test_without_verbose_only_durations_are_known(tmp_path):
@@ -59,8 +59,8 @@ def test_the_kernel_runs_from_its_first_channel_to_its_last(tmp_path):
 
 
 def test_a_wrapped_size_is_unknown(tmp_path):
-    part = read(tmp_path, log_line(1, "Send", peer=1, size=18446744073709551502))
-    assert part.collectives.select("op", "is_message", "peer", "bytes").rows() == [
+    recording = read(tmp_path, log_line(1, "Send", peer=1, size=18446744073709551502))
+    assert recording.collectives.select("op", "is_message", "peer", "bytes").rows() == [
         ("send", True, 1, None)
     ]
 
@@ -72,13 +72,13 @@ def test_the_time_of_the_call_is_no_duration_on_the_gpu(tmp_path):
 
 
 def test_a_file_may_have_several_communicators(tmp_path):
-    part = read(
+    recording = read(
         tmp_path,
         log_line(1, rank=3, ranks=8, pid=7),
         log_line(1, group="0xdef", rank=1, ranks=2, pid=7),
     )
-    assert part.source.group_ranks == {"0xabc": 3, "0xdef": 1}
-    assert part.source.group_sizes == {"0xabc": 8, "0xdef": 2}
+    assert recording.source.group_ranks == {"0xabc": 3, "0xdef": 1}
+    assert recording.source.group_sizes == {"0xabc": 8, "0xdef": 2}
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_lines_that_cannot_be_read_are_counted(tmp_path):
     path = write_log(tmp_path / "a.log", [log_line(1)])
     whole = json.dumps(log_line(2))
     path.write_text(path.read_text() + '{"header": {}}\n\n' + whole[:80])
-    part = nccl_inspector.read(path)
-    assert part.collectives.height == 1
-    assert sorted(notice.message.rpartition(": ")[2] for notice in part.source.notices) == [
+    recording = nccl_inspector.read(path)
+    assert recording.collectives.height == 1
+    assert sorted(notice.message.rpartition(": ")[2] for notice in recording.source.notices) == [
         "1 line is cut off",
         "1 line is damaged",
     ]

@@ -23,15 +23,15 @@ pytestmark = pytest.mark.slow
 
 def readable(path, table="CUPTI_ACTIVITY_KIND_KERNEL"):
     """What sqlite itself can still read of a table, from both ends."""
-    found = set()
+    outcomes = set()
     with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
         for order in ("ASC", "DESC"):
             with contextlib.suppress(sqlite3.DatabaseError):
                 for row in connection.execute(
                     f"SELECT start, end FROM {table} ORDER BY rowid {order}"
                 ):
-                    found.add(row)
-    return found
+                    outcomes.add(row)
+    return outcomes
 
 
 @pytest.mark.parametrize("share", [0.999, 0.9, 0.7, 0.5, 0.3, 0.1, 0.01])
@@ -80,8 +80,8 @@ def test_random_damage_never_ends_in_anything_but_a_table_or_one_line(
     rng = random.Random(f"{name}{seed}")
     data = bytearray((arrow_file if name.endswith("arrow") else sample / name).read_bytes())
     for _ in range(rng.choice([1, 10, 100])):
-        at = rng.randrange(len(data) - 50)
-        data[at : at + 50] = rng.randbytes(50)
+        offset = rng.randrange(len(data) - 50)
+        data[offset : offset + 50] = rng.randbytes(50)
     (tmp_path / name).write_bytes(bytes(data))
     with contextlib.suppress(InputError):
         for rank in nsight.read(tmp_path / name):

@@ -65,17 +65,17 @@ def refused(path):
 
 
 def budget(path):
-    found = analyze(path, schedule="none")
-    said: dict[str, str] = {}
-    for note in found.notices:
-        said[note.code] = said.get(note.code, "") + note.message
-    return found.to_dict()["total"]["budget_ns"], said
+    analysis = analyze(path, schedule="none")
+    messages: dict[str, str] = {}
+    for note in analysis.notices:
+        messages[note.code] = messages.get(note.code, "") + note.message
+    return analysis.to_dict()["total"]["budget_ns"], messages
 
 
 def test_the_sound_file_says_how_long_it_computes(sound):
-    spent, said = budget(sound)
+    spent, messages = budget(sound)
     assert spent == {"compute": 1200, "exposed": {"comm": 600}, "idle": 1196}
-    assert not said.keys() & {"damaged-rows", "gpu-events-lost", "unnamed"}
+    assert not messages.keys() & {"damaged-rows", "gpu-events-lost", "unnamed"}
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_a_kernel_without_usable_times_is_counted_and_leaves_idle_null(damaged, 
         "null start": "start = NULL",
         "long": f"end = start + {MAX_GPU_EVENT_NS}",
     }[way]
-    spent, said = budget(damaged(f"UPDATE {KERNEL} SET {change} WHERE correlationId = 100"))
+    spent, messages = budget(damaged(f"UPDATE {KERNEL} SET {change} WHERE correlationId = 100"))
     assert (spent["compute"], spent["exposed"], spent["idle"]) == (1194, {"comm": 600}, None)
-    assert "1 of 300 kernels were left out" in said["damaged-rows"]
-    assert "1 of 300 GPU events" in said["gpu-events-lost"]
+    assert "1 of 300 kernels were left out" in messages["damaged-rows"]
+    assert "1 of 300 GPU events" in messages["gpu-events-lost"]
 
 
 def test_more_than_a_hundredth_of_them_and_the_file_is_refused(damaged):
@@ -159,9 +159,9 @@ def test_a_kernel_takes_another_of_its_names_where_one_is_lost(damaged):
 
 def test_one_nameless_kernel_is_counted(damaged):
     lost = "demangledName = 9999, shortName = 9999, mangledName = NULL"
-    spent, said = budget(damaged(f"UPDATE {KERNEL} SET {lost} WHERE correlationId = 1"))
+    spent, messages = budget(damaged(f"UPDATE {KERNEL} SET {lost} WHERE correlationId = 1"))
     assert spent["compute"] == 1200
-    assert "1 of 300 kernels have no name" in said["unnamed"]
+    assert "1 of 300 kernels have no name" in messages["unnamed"]
 
 
 def test_names_that_are_not_utf8_are_lost_names(damaged):
@@ -175,26 +175,26 @@ def test_nameless_calls_and_ranges_are_counted_too(tmp_path):
         text: i for text, i in report.strings.items() if text not in ("cudaLaunchKernel", "step 1")
     }
     (rank,) = nsight.read(report.save(tmp_path / "rank0.sqlite"))
-    said = sorted(note.message for note in rank.source.notices if note.code == "unnamed")
-    assert len(said) == 2
-    assert "300 of 300 CUDA calls" in said[1]
-    assert "1 of 1 NVTX ranges" in said[0]
+    messages = sorted(note.message for note in rank.source.notices if note.code == "unnamed")
+    assert len(messages) == 2
+    assert "300 of 300 CUDA calls" in messages[1]
+    assert "1 of 1 NVTX ranges" in messages[0]
 
 
 # --- tables ---
 
 
 def test_without_launches_kernels_go_by_name_and_that_is_said(damaged):
-    spent, said = budget(damaged(without=["CUPTI_ACTIVITY_KIND_RUNTIME"]))
+    spent, messages = budget(damaged(without=["CUPTI_ACTIVITY_KIND_RUNTIME"]))
     assert spent == {"compute": 1200, "exposed": {"comm": 600}, "idle": 1196}
-    assert "300 of 300 GPU events have no launch" in said["no-launch"]
+    assert "300 of 300 GPU events have no launch" in messages["no-launch"]
 
 
 def test_a_clock_that_cannot_be_is_none(damaged):
     path = damaged("UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = 9223372036854775807")
-    spent, said = budget(path)
+    spent, messages = budget(path)
     assert spent["idle"] == 1196
-    assert "no-clock" in said
+    assert "no-clock" in messages
 
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS"
@@ -236,9 +236,9 @@ def test_a_view_that_is_not_read_changes_nothing(damaged):
 
 def test_calls_with_ends_before_their_starts_are_counted(damaged):
     path = damaged("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET end = start - 1 WHERE correlationId = 7")
-    spent, said = budget(path)
+    spent, messages = budget(path)
     assert spent["idle"] == 1196
-    assert "1 of 300 CUDA calls" in said["damaged-rows"]
+    assert "1 of 300 CUDA calls" in messages["damaged-rows"]
 
 
 # --- what sqlite takes and a profiler never writes ---
@@ -277,10 +277,10 @@ STRANGE = {
 @pytest.mark.parametrize("case", STRANGE)
 def test_strange_exports_give_the_figures_of_the_sound_one(damaged, case):
     statements, expected, code = STRANGE[case]
-    spent, said = budget(damaged(*statements))
+    spent, messages = budget(damaged(*statements))
     assert spent == expected
-    assert code is None or code in said
-    assert (code == "repeated-events") == ("repeated-events" in said)
+    assert code is None or code in messages
+    assert (code == "repeated-events") == ("repeated-events" in messages)
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ class Calls(Report):
 def answers(calls, path):
     (rank,) = nsight.read(calls.save(path / "rank0.sqlite"))
     asked = rank.events.filter(pl.col("kind") == "cpu_op", pl.col("collective") != "part")
-    said = asked.select(pl.col("collective").cast(pl.String), "peer", "bytes").rows()
+    rows = asked.select(pl.col("collective").cast(pl.String), "peer", "bytes").rows()
     kernels = classify(rank.events).sort("start_ns")
-    return said, kernels.select(pl.col("collective", "p2p", "label").cast(pl.String)).rows()
+    return rows, kernels.select(pl.col("collective", "p2p", "label").cast(pl.String)).rows()
 
 
 @pytest.mark.parametrize("payloads", [True, False])
@@ -67,9 +67,9 @@ def test_messages_to_every_member_in_one_group_are_an_all_to_all(tmp_path, paylo
     calls = Calls(payloads)
     calls.exchange(2)
     calls.messages(("ncclSend", 1), ("ncclRecv", 1))
-    said, kernels = answers(calls, tmp_path)
+    rows, kernels = answers(calls, tmp_path)
     peer, size = (1, 64) if payloads else (None, None)
-    assert said == [
+    assert rows == [
         ("all_to_allv", None, 192 if payloads else None),
         ("send", peer, size),
         ("recv", peer, size),

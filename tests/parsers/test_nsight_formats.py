@@ -38,26 +38,26 @@ def arrowdir(source, target, *, stream):
 def test_every_export_of_a_report_gives_the_same_table(sample, arrow_file):
     (expected,) = nsight.read(sample / "rank0.sqlite")
     for path in (sample / "rank0.parquetdir", arrow_file):
-        (found,) = nsight.read(path)
-        assert_frame_equal(found.events, expected.events)
-        assert found.source.counts == expected.source.counts
-        assert found.source.devices == expected.source.devices == ("NVIDIA H200",)
+        (rank_events,) = nsight.read(path)
+        assert_frame_equal(rank_events.events, expected.events)
+        assert rank_events.source.counts == expected.source.counts
+        assert rank_events.source.devices == expected.source.devices == ("NVIDIA H200",)
 
 
 def test_the_exporters_own_arrow_file(corpus):
     folder = corpus.parent / "h200" / "nsys-1f1b"
     (expected,) = nsight.read(folder / "rank0.sqlite")
-    (found,) = nsight.read(folder / "rank0.arrow")
-    assert_frame_equal(found.events, expected.events)
+    (rank_events,) = nsight.read(folder / "rank0.arrow")
+    assert_frame_equal(rank_events.events, expected.events)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_arrowdir_too(sample, tmp_path, stream):
     (expected,) = nsight.read(sample / "rank0.sqlite")
-    (found,) = nsight.read(
+    (rank_events,) = nsight.read(
         arrowdir(sample / "rank0.parquetdir", tmp_path / "rank0.arrowdir", stream=stream)
     )
-    assert_frame_equal(found.events, expected.events)
+    assert_frame_equal(rank_events.events, expected.events)
 
 
 def test_unsigned_ids_are_the_same_ids(tmp_path):
@@ -83,8 +83,8 @@ def test_unsigned_ids_are_the_same_ids(tmp_path):
     pl.DataFrame({"utcEpochNs": [EPOCH]}).write_parquet(
         folder / "TARGET_INFO_SESSION_START_TIME.parquet"
     )
-    (found,) = nsight.read(folder)
-    assert_frame_equal(found.events, expected.events)
+    (rank_events,) = nsight.read(folder)
+    assert_frame_equal(rank_events.events, expected.events)
 
 
 def test_large_tables_are_read_in_two_ranges(tmp_path, monkeypatch):

@@ -46,8 +46,8 @@ def ops(*texts, **other):
 
 
 def number(pattern, text):
-    found = re.search(pattern, text)
-    return int(found[1]) if found and int(found[1]) < 1 << 63 else None
+    match = re.search(pattern, text)
+    return int(match[1]) if match and int(match[1]) < 1 << 63 else None
 
 
 def expected(text):

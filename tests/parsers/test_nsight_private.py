@@ -23,13 +23,15 @@ def test_lost_events_are_said_without_the_text(path):
         (4, "SECRET"),
     ]:
         report.add("DIAGNOSTIC_EVENT", severity=severity, text=text, timestamp=0)
-    said = [n.message for n in only(report, path).source.notices if n.code == "profiler-warnings"]
-    assert [message.split(" (")[0] for message in said] == [
+    messages = [
+        n.message for n in only(report, path).source.notices if n.code == "profiler-warnings"
+    ]
+    assert [message.split(" (")[0] for message in messages] == [
         "some events were lost",
         "the profiler reported a problem",
     ]
-    assert "2 such warnings" in said[0]
-    assert not any("SECRET" in message for message in said)
+    assert "2 such warnings" in messages[0]
+    assert not any("SECRET" in message for message in messages)
 
 
 def test_environment_command_line_and_output_reach_nothing(path):

@@ -159,8 +159,8 @@ def test_two_processes_in_one_report(corpus):
         for r in (first, second)
     ]
     assert calls == [[144], [145]]
-    for found in kernels:  # the first was launched before the window that the file holds
-        spoken = named(found, "^nccl").sort("start_ns")["collective"].cast(pl.String).to_list()
+    for kernel in kernels:  # the first was launched before the window that the file holds
+        spoken = named(kernel, "^nccl").sort("start_ns")["collective"].cast(pl.String).to_list()
         assert spoken == [None, *["all_to_allv"] * 32]
     # NCCL shares the compute stream here: nothing can run beside it.
     assert [k["stream"].n_unique() for k in kernels] == [1, 1]
@@ -223,10 +223,14 @@ def test_an_op_has_the_same_labels_under_both_profilers(pipeline, samples):
 
     def labels(frame):
         # A message's direction takes peers, which one lacks.
-        known = pl.when(pl.col("label") != "pp_comm").then("pass")
+        pass_or_null = pl.when(pl.col("label") != "pp_comm").then("pass")
         return set(
             frame.select(
-                "kind", pl.col("op").cast(pl.String), pl.col("node").cast(pl.String), "label", known
+                "kind",
+                pl.col("op").cast(pl.String),
+                pl.col("node").cast(pl.String),
+                "label",
+                pass_or_null,
             ).rows()
         )
 

@@ -44,11 +44,11 @@ def test_a_report_is_exported_by_nsys_on_the_path(sample, tmp_path, report_file,
     (rank,) = nsight.read(report_file)
     assert (rank.source.rank, rank.source.path) == (3, str(report_file))
     assert rank.source.counts["kernel"] == 669
-    said = (tmp_path / "log").read_text()
-    assert "--type=sqlite" in said
-    assert "--include-json=true" in said
-    assert "--include-blobs" not in said  # this exporter does not know it
-    exported = said.split("--output=")[1].split()[0]
+    log = (tmp_path / "log").read_text()
+    assert "--type=sqlite" in log
+    assert "--include-json=true" in log
+    assert "--include-blobs" not in log  # this exporter does not know it
+    exported = log.split("--output=")[1].split()[0]
     assert not Path(exported).exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bin", "log", "rank3.nsys-rep"]
 

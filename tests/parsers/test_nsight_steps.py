@@ -68,10 +68,12 @@ def test_one_range_without_a_number_is_no_step(path):
 
 def test_starts_and_stops_of_the_profiler_are_steps(path):
     report = Report()
-    for at in (10, 30, 50):
-        report.call("cudaProfilerStart", at - 4, at - 3).call("cudaProfilerStop", at + 5, at + 6)
-        report.call("cudaLaunchKernel", at, at + 1, corr=at).kernel(
-            "k", at + 100, at + 110, corr=at
+    for start in (10, 30, 50):
+        report.call("cudaProfilerStart", start - 4, start - 3).call(
+            "cudaProfilerStop", start + 5, start + 6
+        )
+        report.call("cudaLaunchKernel", start, start + 1, corr=start).kernel(
+            "k", start + 100, start + 110, corr=start
         )
     assert rows(only(report, path), "kernel", "step") == [0, 1, 2]
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import polars as pl
@@ -22,20 +23,60 @@ from tracekit.parsers import kineto, perfetto
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.file_type import detect_file_type
 from tracekit.parsers.perfetto import packets
+from tracekit.schedules import generate
+from tracekit.synthetic import Recipe, write_run
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere"))
+SHIPPED = (
+    "1f1b",
+    "dualpipe",
+    "megatron-moe",
+    "reload",
+    "memory",
+    "slow-ddp",
+    "compile",
+    "vpp-overlap",
+)
 RECORDINGS = [
-    *(
-        SAMPLES / name
-        for name in ("1f1b", "dualpipe", "megatron-moe", "reload", "memory", "slow-ddp", "compile")
-    ),
-    *(SAMPLES / name for name in ("vpp-overlap",)),
+    *(SAMPLES / name for name in SHIPPED),
     *(
         CORPUS / "frameworks" / name
         for name in ("titan-fsdp", "graph-trees", "fp8-fsdp", "ds-pipe")
     ),
 ]
+
+
+MAX_EVENTS = 5_000
+"""Events of a recording that are written: the first ones hold every kind, and writing takes longest."""
+
+
+def first_events(path, *, count=MAX_EVENTS):
+    """Return a JSON trace with the first *count* of its events in time, and with all that have none."""
+    raw = load_json(path)
+    times = sorted(event["ts"] for event in raw["traceEvents"] if "ts" in event)
+    last = times[min(count, len(times)) - 1]
+    kept = [event for event in raw["traceEvents"] if "ts" not in event or event["ts"] <= last]
+    return {**raw, "traceEvents": kept}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return the first events of a recording's first rank, and the path of the same as a JSON trace."""
+    target = tmp_path_factory.mktemp("recorded")
+
+    @cache
+    def write(folder):
+        if not folder.is_dir():
+            pytest.skip("TRACEKIT_CORPUS is not set: the recordings are not in this repository")
+        source = sorted(folder.glob("*.json.gz"))[0]
+        path = target / folder.name / source.name.removesuffix(".gz")
+        path.parent.mkdir()
+        raw = first_events(source)
+        path.write_text(json.dumps(raw, default=float))
+        return raw, path
+
+    return write
 
 
 def begin(packet, ts, track, name="a", **args):
@@ -72,17 +113,14 @@ def comparable(events):
 
 
 @pytest.mark.parametrize("folder", RECORDINGS, ids=lambda path: path.name)
-def test_a_file_has_the_same_events_as_its_json(folder, tmp_path):
-    if not folder.is_dir():
-        pytest.skip("TRACEKIT_CORPUS is not set: the recordings are not in this repository")
-    path = sorted(folder.glob("*.json.gz"))[0]
-    written = write_pftrace(path, tmp_path / "trace.pftrace")
-    of_json, of_packets = (
-        kineto.read(path),
-        perfetto.read(written, rank=kineto.read(path).source.rank),
-    )
-    expected, found = comparable(of_json.events), comparable(of_packets.events)
-    assert expected.equals(found), [c for c in expected.columns if not expected[c].equals(found[c])]
+def test_a_file_has_the_same_events_as_its_json(folder, recorded, tmp_path):
+    raw, path = recorded(folder)
+    of_json = kineto.read(path)
+    written = write_pftrace(raw, tmp_path / "trace.pftrace")
+    of_packets = perfetto.read(written, rank=of_json.source.rank)
+    expected, actual = comparable(of_json.events), comparable(of_packets.events)
+    different = [name for name in expected.columns if not expected[name].equals(actual[name])]
+    assert expected.equals(actual), different
     assert of_json.memory.sort(pl.all()).equals(of_packets.memory.sort(pl.all()))
     assert of_packets.source.notices == ()
     assert of_packets.source.pid == of_json.source.pid
@@ -95,14 +133,21 @@ def answer(folder):
     return document
 
 
+@pytest.fixture(params=["pipeline", "memory"])
+def traces(request, tmp_path):
+    """JSON traces: a small pipeline, or a rank with allocations."""
+    if request.param == "memory":
+        return [SAMPLES / "memory/rank0.pt.trace.json.gz"]
+    plan = generate("1f1b", pp=2, microbatches=4)
+    return write_run(Recipe(plan, layers=1), tmp_path / "pipeline")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["1f1b", "memory"])
-def test_a_run_gives_the_same_answer_as_its_json(name, tmp_path):
+def test_a_run_gives_the_same_answer_as_its_json(traces, tmp_path):
     """Equal tables give equal answers, so that two runs are enough: a pipeline and one with memory."""
-    folder = SAMPLES / name
     (tmp_path / "json").mkdir()
     (tmp_path / "packets").mkdir()
-    for path in sorted(folder.glob("*.json.gz")):
+    for path in traces:
         raw, stem = load_json(path), path.name.partition(".")[0]
         (tmp_path / "json" / f"{stem}.json").write_bytes(without_header(raw))
         write_pftrace(raw, tmp_path / "packets" / f"{stem}.pftrace")
@@ -110,14 +155,12 @@ def test_a_run_gives_the_same_answer_as_its_json(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["1f1b", "reload", "megatron-moe"])
-def test_events_without_categories_are_told_apart_by_their_arguments(name, tmp_path):
-    path = sorted((SAMPLES / name).glob("*.json.gz"))[0]
-    written = write_pftrace(path, tmp_path / "trace.pftrace", layout="slices")
-    of_json, of_packets = (
-        kineto.read(path),
-        perfetto.read(written, rank=kineto.read(path).source.rank),
-    )
-    expected, found = comparable(of_json.events), comparable(of_packets.events)
+def test_events_without_categories_are_told_apart_by_their_arguments(name, recorded, tmp_path):
+    raw, path = recorded(SAMPLES / name)
+    of_json = kineto.read(path)
+    written = write_pftrace(raw, tmp_path / "trace.pftrace", layout="slices")
+    of_packets = perfetto.read(written, rank=of_json.source.rank)
+    expected, actual = comparable(of_json.events), comparable(of_packets.events)
     # Whether a range without arguments is an operator or an annotation is not written in this
     # layout.
     unclear = ("cpu_op", "annotation")
@@ -126,16 +169,14 @@ def test_events_without_categories_are_told_apart_by_their_arguments(name, tmp_p
         unclear,
     ):
         columns = pl.all() if kinds is not unclear else pl.exclude("kind", "step")
-        one, other = (
-            table.filter(pl.col("kind").is_in(kinds)).select(columns).sort(pl.all())
-            for table in (expected, found)
-        )
-        assert one.equals(other)
+        is_of_kinds = pl.col("kind").is_in(kinds)
+        expected_rows = expected.filter(is_of_kinds).select(columns).sort(pl.all())
+        actual_rows = actual.filter(is_of_kinds).select(columns).sort(pl.all())
+        assert expected_rows.equals(actual_rows)
 
 
-def test_plain_and_gzipped_files_are_alike_and_recognised_by_content(tmp_path):
-    raw = Writer(load_json(SAMPLES / "1f1b" / "rank0.pt.trace.json.gz")).write()
-    for name, data in (("rank3.bin", raw), ("rank4.bin", gzip.compress(raw))):
+def test_plain_and_gzipped_files_are_alike_and_recognised_by_content(whole, tmp_path):
+    for name, data in (("rank3.bin", whole), ("rank4.bin", gzip.compress(whole))):
         (tmp_path / name).write_bytes(data)
         assert detect_file_type(data).reader == "perfetto"
     refs = discover(tmp_path).refs
@@ -189,9 +230,9 @@ def test_ends_without_a_begin_and_begins_without_an_end_are_counted():
     begin(trace.packet.add(), 2, 7, "whole")
     end(trace.packet.add(), 3, 7)
     begin(trace.packet.add(), 4, 7, "open")
-    part = read(trace)
-    assert spans(part) == [("whole", 2, 3)]
-    assert part.source.skipped == {"slices without an end": 1}
+    rank_events = read(trace)
+    assert spans(rank_events) == [("whole", 2, 3)]
+    assert rank_events.source.skipped == {"slices without an end": 1}
 
 
 def test_packets_and_events_of_other_kinds_are_skipped_and_counted():
@@ -233,9 +274,15 @@ def test_numbers_of_names_belong_to_a_writer_until_they_are_forgotten():
         iid=5, name="changed"
     )
     named(2, 50)
-    part = read(trace)
-    assert [name for name, _, _ in spans(part)] == ["first", "other", None, "second", "changed"]
-    assert [(notice.code, notice.values["count"]) for notice in part.source.notices] == [
+    rank_events = read(trace)
+    assert [name for name, _, _ in spans(rank_events)] == [
+        "first",
+        "other",
+        None,
+        "second",
+        "changed",
+    ]
+    assert [(notice.code, notice.values["count"]) for notice in rank_events.source.notices] == [
         ("unknown-names", 1)
     ]
 
@@ -272,13 +319,15 @@ def test_times_are_those_of_the_wall_clock_where_the_file_relates_the_clocks():
     end(trace.packet.add(timestamp_clock_id=3), 1_000, 8)
     begin(trace.packet.add(timestamp_clock_id=64), 5, 9, "of a clock of its own")
     end(trace.packet.add(timestamp_clock_id=64), 6, 9)
-    part = read(trace)
+    rank_events = read(trace)
     base = 1_700_000_000_000_000_000
-    assert spans(part) == [
+    assert spans(rank_events) == [
         ("of the trace's clock", base + 500, base + 600),
         ("of another clock", base + 550, base + 600),
     ]
-    assert part.source.skipped["events on a clock that the file does not relate to others"] == 1
+    assert (
+        rank_events.source.skipped["events on a clock that the file does not relate to others"] == 1
+    )
 
 
 def test_defaults_of_a_writer_are_its_track_and_clock():
@@ -335,12 +384,13 @@ def test_a_file_cut_anywhere_gives_what_is_before_the_cut(whole):
     counts = []
     for size in range(len(whole) // 40, len(whole), len(whole) // 40):
         try:
-            part = read(whole[:size])
+            rank_events = read(whole[:size])
         except InputError:
             continue
-        counts.append(part.events.height)
+        counts.append(rank_events.events.height)
         assert (
-            part.source.notices[0].code == "truncated" or part.source.notices[0].code == "no-events"
+            rank_events.source.notices[0].code == "truncated"
+            or rank_events.source.notices[0].code == "no-events"
         )
     assert counts == sorted(counts)
     assert counts[-1] > counts[len(counts) // 2] > 0
@@ -352,9 +402,9 @@ def test_a_cut_file_is_an_error_if_damage_is_not_accepted(whole):
 
 
 def test_a_cut_gzip_file_is_read_as_far_as_it_goes(whole):
-    part = read(gzip.compress(whole)[:-2_000])
-    assert part.events.height > 0
-    assert part.source.notices[0].message == "the gzip data is damaged"
+    rank_events = read(gzip.compress(whole)[:-2_000])
+    assert rank_events.events.height > 0
+    assert rank_events.source.notices[0].message == "the gzip data is damaged"
 
 
 def test_a_packet_of_gigabytes_is_passed_over_without_holding_it(whole, monkeypatch):
@@ -363,21 +413,21 @@ def test_a_packet_of_gigabytes_is_passed_over_without_holding_it(whole, monkeypa
     long.chrome_metadata.SetInParent()
     huge = b"\x0a" + b"\x80\x80\x80\x10" + bytes(32 << 20)  # a packet of 32 MB
     expected = read(whole)
-    part = read(huge + whole)
-    assert part.events.equals(expected.events)
-    assert [notice.values["case"] for notice in part.source.notices] == ["long"]
+    rank_events = read(huge + whole)
+    assert rank_events.events.equals(expected.events)
+    assert [notice.values["case"] for notice in rank_events.source.notices] == ["long"]
 
 
 def test_a_length_of_exabytes_in_a_short_file_is_a_cut(whole):
-    part = read(whole + b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
-    assert [notice.code for notice in part.source.notices] == ["truncated", "bad-events"]
-    assert part.events.equals(read(whole).events)
+    rank_events = read(whole + b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
+    assert [notice.code for notice in rank_events.source.notices] == ["truncated", "bad-events"]
+    assert rank_events.events.equals(read(whole).events)
 
 
 def test_bytes_that_are_no_packet_end_the_file(whole):
-    part = read(whole + b"\x0f" * 40 + whole)
+    rank_events = read(whole + b"\x0f" * 40 + whole)
     assert (
-        part.source.notices[0].message
+        rank_events.source.notices[0].message
         == f"the file is damaged behind byte {len(whole):,}: the rest was not read"
     )
 
@@ -387,9 +437,9 @@ def test_a_damaged_packet_is_stepped_over():
     begin(trace.packet.add(), 1, 7)
     end(trace.packet.add(), 2, 7)
     raw = trace.SerializeToString() + b"\x0a\x03\x5a\x70\x01" + trace.SerializeToString()
-    part = read(raw)
-    assert part.events.height == 2
-    assert part.source.notices[0].message == "1 damaged packet was lost"
+    rank_events = read(raw)
+    assert rank_events.events.height == 2
+    assert rank_events.source.notices[0].message == "1 damaged packet was lost"
 
 
 @pytest.mark.parametrize(("depth", "codes"), [(20, []), (60, ["bad-events"])])
@@ -400,11 +450,11 @@ def test_an_argument_nested_without_end_is_damage(depth, codes):
     for _ in range(depth):
         annotation = annotation.array_values.add()
     end(trace.packet.add(), 2, 7)
-    part = read(trace)
-    assert part.events["shapes"].to_list() == [
+    rank_events = read(trace)
+    assert rank_events.events["shapes"].to_list() == [
         "" if codes else "[" * (depth + 1) + "]" * (depth + 1)
     ]
-    assert [notice.code for notice in part.source.notices] == codes
+    assert [notice.code for notice in rank_events.source.notices] == codes
 
 
 @pytest.mark.parametrize(

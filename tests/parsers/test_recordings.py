@@ -48,8 +48,8 @@ def test_dumps_of_one_rank_at_two_times_are_put_together_in_the_latest_state(tmp
 
 
 def test_dumps_of_two_starts_of_a_rank_are_named(tmp_path):
-    for name, at in (("a_rank0", 1), ("b_rank0", 9_000)):
-        (tmp_path / name).write_bytes(pickle.dumps(dump([entry(1, at_ms=at)])))
+    for name, start in (("a_rank0", 1), ("b_rank0", 9_000)):
+        (tmp_path / name).write_bytes(pickle.dumps(dump([entry(1, at_ms=start)])))
     with pytest.raises(InputError, match=r"rank 0 has dumps of several runs.*a_rank0, b_rank0"):
         read(tmp_path)
 

@@ -66,12 +66,12 @@ def test_of_a_file_that_ends_early_all_that_is_there_comes_out(read, share):
 @pytest.mark.parametrize("seed", range(8))
 def test_of_a_damaged_file_all_before_the_damage_comes_out(read, seed):
     chance = np.random.default_rng(seed)
-    at = int(chance.integers(len(PACKED) // 4, len(PACKED) - 100))
+    offset = int(chance.integers(len(PACKED) // 4, len(PACKED) - 100))
     spoilt = bytearray(PACKED)
-    spoilt[at : at + 40] = chance.bytes(40)
+    spoilt[offset : offset + 40] = chance.bytes(40)
     got, cut = read(bytes(spoilt))
     assert cut, "the sum at the end would tell, if nothing did before"
-    sound, _ = read(PACKED[:at])
+    sound, _ = read(PACKED[:offset])
     assert got[: len(sound) - 70_000] == sound[: len(sound) - 70_000], "but for what a bite holds"
 
 

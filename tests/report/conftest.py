@@ -79,9 +79,10 @@ def pages(tmp_path_factory, analysed):
     def write(name, *, path=False):
         target = folder / f"{name.replace('/', '-')}{'-path' * path}.html"
         if not target.exists():
-            found = analysed(name)
+            analysis = analysed(name)
             target.write_text(
-                render_html(found if path else replace(found, critical=None)), encoding="utf-8"
+                render_html(analysis if path else replace(analysis, critical=None)),
+                encoding="utf-8",
             )
         return target
 

@@ -12,7 +12,7 @@ FORWARD_PIXEL = b"\xe6\x9f\x00"
 def images_of(pdf):
     """Return the pixels of each image of a PDF."""
     images = []
-    for found in re.finditer(rb"<<([^>]*?/Subtype\s*/Image.*?)>>\s*stream\r?\n", pdf, re.DOTALL):
-        length = int(re.search(rb"/Length (\d+)", found[1])[1])
-        images.append(zlib.decompress(pdf[found.end() : found.end() + length]))
+    for match in re.finditer(rb"<<([^>]*?/Subtype\s*/Image.*?)>>\s*stream\r?\n", pdf, re.DOTALL):
+        length = int(re.search(rb"/Length (\d+)", match[1])[1])
+        images.append(zlib.decompress(pdf[match.end() : match.end() + length]))
     return images

@@ -25,6 +25,8 @@ from tracekit.schedules import generate
 from tracekit.schema import Source
 from tracekit.synthetic import Recipe, write_run
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 CHECK = Path(__file__).with_name("check_archive.py")
 SKEW_NS = {1: 5_000_000, 2: -3_000_000}
 
@@ -124,21 +126,26 @@ def skewed(tmp_path_factory):
     return folder
 
 
-def as_packets(folder, target):
-    """The same run as Perfetto traces; returns their paths."""
-    target.mkdir(exist_ok=True)
-    return [
-        write_pftrace(path, target / f"{path.name.partition('.')[0]}.pftrace")
-        for path in sorted(folder.glob("*.gz"))
-    ]
+@pytest.fixture(scope="module")
+def archive(skewed, tmp_path_factory):
+    """The archive of that run."""
+    target = tmp_path_factory.mktemp("archive") / "run.tar"
+    export(skewed, target, workers=1)
+    return target
+
+
+@pytest.fixture(scope="module")
+def packets(skewed, tmp_path_factory):
+    """The same run as Perfetto traces."""
+    folder = tmp_path_factory.mktemp("packets")
+    for path in skewed.glob("*.gz"):
+        write_pftrace(path, folder / f"{path.name.partition('.')[0]}.pftrace")
+    return folder
 
 
 @pytest.mark.parametrize("format_", ["json", "packets"])
-def test_offsets_are_those_that_analyze_reports(skewed, tmp_path, format_):
-    folder = skewed
-    if format_ == "packets":
-        as_packets(skewed, tmp_path / "packets")
-        folder = tmp_path / "packets"
+def test_offsets_are_those_that_analyze_reports(skewed, packets, tmp_path, format_):
+    folder = packets if format_ == "packets" else skewed
     export(folder, tmp_path / "run.tar", workers=1)
     offsets = list(offsets_of(tmp_path / "run.tar").values())
     clocks = {
@@ -150,9 +157,7 @@ def test_offsets_are_those_that_analyze_reports(skewed, tmp_path, format_):
     assert offsets == [clocks[0] - clocks[rank] for rank in sorted(clocks)]
 
 
-def test_files_whose_times_count_from_different_starts_are_put_right(skewed, tmp_path):
-    expected = tmp_path / "expected.tar"
-    export(skewed, expected, workers=1)
+def test_files_whose_times_count_from_different_starts_are_put_right(skewed, archive, tmp_path):
     folder = tmp_path / "moved"
     folder.mkdir()
     move_ns = {0: 0, 1: 7_000_000_000, 2: -11_000}
@@ -166,38 +171,37 @@ def test_files_whose_times_count_from_different_starts_are_put_right(skewed, tmp
         (folder / f"rank{rank}.json").write_text(json.dumps(raw))
     export(folder, tmp_path / "run.tar", workers=1)
     for (path, offset), before in zip(
-        offsets_of(tmp_path / "run.tar").items(), offsets_of(expected).values(), strict=True
+        offsets_of(tmp_path / "run.tar").items(), offsets_of(archive).values(), strict=True
     ):
         assert offset == before + move_ns[int(path[4])]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "format_"), [("dualpipe", "json"), ("1f1b", "packets")])
-def test_an_archive_of_all_ranks_holds_packet_by_packet_without_tracekit(
-    samples, tmp_path, name, format_
-):
-    sources = sorted((samples / name).glob("*.gz"))
-    if format_ == "packets":
-        sources = as_packets(samples / name, tmp_path / "packets")
+def test_an_archive_of_all_ranks_holds_packet_by_packet_without_tracekit(samples, tmp_path):
+    sources = sorted((samples / "steps/straggler").glob("*.gz"))
     done = export(sources, tmp_path / "run.tar", workers=1)
-    found = checked(tmp_path / "run.tar", sources)
-    assert len(found["packets"]) == {"dualpipe": 8, "1f1b": 4}[name]
-    assert min(found["packets"].values()) > 1_000
+    contents = checked(tmp_path / "run.tar", sources)
+    assert len(contents["packets"]) == 2
+    assert min(contents["packets"].values()) > 1_000
     assert done.cells > 0
-    assert found["tracks"]["cell_measured"] + found["tracks"]["cell_ideal"] == done.cells
-    assert found["tracks"]["label"] > 0
-    assert found["tracks"]["finding"] > 0
+    assert contents["tracks"]["cell_measured"] + contents["tracks"]["cell_ideal"] == done.cells
+    assert contents["tracks"]["label"] > 0
+    assert contents["tracks"]["finding"] > 0
 
 
-def test_an_archive_of_ranks_with_other_clocks_holds_without_tracekit(skewed, tmp_path):
-    export(skewed, tmp_path / "run.tar", workers=1)
-    found = checked(tmp_path / "run.tar", sorted(skewed.glob("*.gz")))
-    assert found["tracks"]["cell_measured"] == 3 * 4 * 2
+def test_an_archive_of_ranks_with_other_clocks_holds_without_tracekit(skewed, archive):
+    contents = checked(archive, sorted(skewed.glob("*.gz")))
+    assert contents["tracks"]["cell_measured"] == 3 * 4 * 2
 
 
-def test_the_manifest_follows_its_documentation(skewed, tmp_path):
-    export(skewed, tmp_path / "run.tar", workers=1)
-    with tarfile.open(tmp_path / "run.tar") as tar:
+def test_an_archive_of_packets_holds_without_tracekit(packets, tmp_path):
+    export(packets, tmp_path / "run.tar", workers=1)
+    contents = checked(tmp_path / "run.tar", sorted(packets.glob("*.pftrace")))
+    assert contents["tracks"]["cell_measured"] == 3 * 4 * 2
+
+
+def test_the_manifest_follows_its_documentation(archive):
+    with tarfile.open(archive) as tar:
         raw = tar.extractfile("perfetto_manifest.json").read()
         names = tar.getnames()
     document = json.loads(raw)
@@ -207,19 +211,16 @@ def test_the_manifest_follows_its_documentation(skewed, tmp_path):
     assert document["perfetto_manifest"]["attributes"]["tracekit.schedule"] == "1f1b"
 
 
-def test_the_same_run_gives_the_same_bytes(skewed, tmp_path):
-    for name in ("a.tar", "b.tar"):
-        export(skewed, tmp_path / name, workers=1)
-    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+def test_the_same_run_gives_the_same_bytes(skewed, archive, tmp_path):
+    export(skewed, tmp_path / "again.tar", workers=1)
+    assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
 
 
-def test_chosen_ranks_alone_are_written(skewed, tmp_path):
-    whole, part = tmp_path / "whole.tar", tmp_path / "part.tar"
-    export(skewed, whole, workers=1)
-    done = export(skewed, part, ranks=[1, 2], workers=1)
+def test_chosen_ranks_alone_are_written(skewed, archive, tmp_path):
+    done = export(skewed, tmp_path / "two.tar", ranks=[1, 2], workers=1)
     assert done.ranks == (1, 2)
-    offsets = offsets_of(whole)
-    assert offsets_of(part) == {
+    offsets = offsets_of(archive)
+    assert offsets_of(done.path) == {
         "rank1.json": 0,
         "rank2.json": offsets["rank2.json"] - offsets["rank1.json"],
     }
@@ -268,21 +269,17 @@ def test_files_of_several_processes_per_rank_have_names_of_their_own(samples, tm
     assert len(set(paths)) == len(paths) == len(set(machines)) > 3
 
 
-def test_an_archive_is_not_read_as_a_trace(skewed, tmp_path):
-    export(skewed, tmp_path / "run.tar", workers=1)
-    assert (
-        detect_file_type((tmp_path / "run.tar").read_bytes()).why
-        == "is an archive; unpack it and name the folder"
-    )
-    with tarfile.open(tmp_path / "run.tar") as tar:
+def test_an_archive_is_not_read_as_a_trace(skewed, archive, tmp_path):
+    why = detect_file_type(archive.read_bytes()).why
+    assert why == "is an archive; unpack it and name the folder"
+    with tarfile.open(archive) as tar:
         tar.extractall(tmp_path / "unpacked", filter="data")
     again = analyze(tmp_path / "unpacked", workers=1)
     assert again.clocks.offset_ns == analyze(skewed, workers=1).clocks.offset_ns
 
 
-def test_members_are_the_files_of_the_ranks_without_gzip(skewed, tmp_path):
-    export(skewed, tmp_path / "run.tar", workers=1)
-    with tarfile.open(tmp_path / "run.tar") as tar:
+def test_members_are_the_files_of_the_ranks_without_gzip(skewed, archive):
+    with tarfile.open(archive) as tar:
         for rank, path in enumerate(sorted(skewed.glob("*.gz"))):
             assert tar.extractfile(f"rank{rank}.json").read() == gzip.decompress(path.read_bytes())
             assert load_json(path)["distributedInfo"]["rank"] == rank

@@ -24,7 +24,7 @@ from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze
 from tracekit.schema import EXPOSURE_CAUSES, GAP_CAUSES, IDLE_CAUSES, LABELS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 SAMPLES = ("1f1b", "1f1b-noshapes", "compile", "dualpipe", "interleaved", "layers", "nsys-1f1b", "overlapped",
            "recompute", "reload", "reload-overlap", "router", "steps/a", "steps/straggler", "vpp-overlap")  # fmt: skip
@@ -47,10 +47,10 @@ def contradictions(analysis):
         if (
             bar.span_ns
             and bar.whole.idle_known
-            and abs(sum(part.share for part in bar.parts) - 1) > 1e-6
+            and abs(sum(share.share for share in bar.parts) - 1) > 1e-6
         ):
             bad.append(
-                f"{bar.name}: shares of the budget add up to {sum(part.share for part in bar.parts)}"
+                f"{bar.name}: shares of the budget add up to {sum(share.share for share in bar.parts)}"
             )
     for row in view.labels:
         if row.because_ns and abs(sum(row.because_ns.values()) - row.exposed_ns) > 1000:
@@ -72,8 +72,10 @@ def contradictions(analysis):
     }
     bad += [f"{label} is named and not shown" for label in named - shown]
     ranks = {int(number) for text in texts for number in re.findall(r"\branks? (\d+)", text)}
-    known = {source.rank for source in analysis.sources} | set(range(analysis.world_size or 0))
-    bad += [f"rank {rank} is named and not in the run" for rank in ranks - known]
+    expected_ranks = {source.rank for source in analysis.sources} | set(
+        range(analysis.world_size or 0)
+    )
+    bad += [f"rank {rank} is named and not in the run" for rank in ranks - expected_ranks]
     advice = " ".join(advice.text for advice in view.advice)
     schedule = analysis.schedule
     hint = "" if view.what_if_hint is None else view.what_if_hint.text
@@ -184,8 +186,8 @@ def without_shapes(folder):
 @pytest.mark.parametrize(
     ("sample", "mutate"),
     [
-        ("1f1b", without_rank),
-        ("1f1b", truncated),
+        pytest.param("1f1b", without_rank, marks=pytest.mark.nightly),
+        pytest.param("1f1b", truncated, marks=pytest.mark.nightly),
         ("router", without_shapes),
         ("router", truncated),
         ("steps/straggler", without_rank),

@@ -26,7 +26,7 @@ from tracekit.report.perfetto.events import nesting_lines
 from tracekit.report.perfetto.export import export
 from tracekit.schema import GPU_KINDS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 OWN = ("label", "cell_measured", "cell_ideal", "critical_path", "phase", "finding")
 
@@ -132,14 +132,14 @@ def test_places_of_findings_are_on_a_track_with_their_advice(exported, analysis)
     }
     expected = {  # all clocks of this run are alike
         (
-            f"rank {place.rank}",
+            f"rank {location.rank}",
             finding.text,
-            place.start_ns,
-            place.end_ns - place.start_ns,
+            location.start_ns,
+            location.end_ns - location.start_ns,
             finding.advice,
         )
         for finding in analysis.findings
-        for place in finding.where
+        for location in finding.where
         if finding.share >= 0.01
     }
     assert {(rank.split(" (")[0], *rest) for rank, *rest in found} == expected

@@ -48,14 +48,14 @@ def test_every_column_is_in_a_wide_terminal_and_on_the_page(run, table):
     name, options = SHARED[table]
     analysis = run(name, **options)
     view = view_of(analysis)
-    found = view.reload.lanes if table == "reload_lanes" else getattr(view, table)
+    shown = view.reload.lanes if table == "reload_lanes" else getattr(view, table)
     page, text = render_html(analysis), text_of(analysis, 200)
-    heads = next(line for line in text.splitlines() if line.split()[: 1] == found.columns[0].heading.split()[:1]
-                 and all(column.heading in line for column in found.columns))  # fmt: skip
+    heads = next(line for line in text.splitlines() if line.split()[: 1] == shown.columns[0].heading.split()[:1]
+                 and all(column.heading in line for column in shown.columns))  # fmt: skip
     assert heads
     top = "".join(
         f'<th scope="col"{" class=" + chr(34) + "word" + chr(34) if column.words else ""}>{column.name}</th>'
-        for column in found.columns
+        for column in shown.columns
     )
     assert top in re.sub(r">\s+<", "><", page)
 
@@ -114,8 +114,8 @@ def test_what_the_host_hardly_did_has_no_row(run, share, shown):
             (("aten::mm", span - little), ("aten::add", little))]  # fmt: skip
     first = structs.replace(analysis.rank_results[0], instead=tuple(rows))
     others = tuple(structs.replace(one, instead=()) for one in analysis.rank_results[1:])
-    found = host_activity_table(replace(analysis, rank_results=(first, *others)))
-    assert [row[3] for row in found.rows] == ["aten::mm", "aten::add"][: 1 + shown]
+    activity = host_activity_table(replace(analysis, rank_results=(first, *others)))
+    assert [row[3] for row in activity.rows] == ["aten::mm", "aten::add"][: 1 + shown]
 
 
 def test_an_operation_is_named_once(run):

@@ -74,8 +74,8 @@ def text_of(analysis, width=80):
 
 
 def test_quantiles_and_histogram_can_be_counted(small):
-    found = spread(run_of(small, [500] * 38 + [400, 900]))
-    compute = next(one for one in found.figures if one.name == "compute")
+    rank_spread = spread(run_of(small, [500] * 38 + [400, 900]))
+    compute = next(one for one in rank_spread.figures if one.name == "compute")
     assert (compute.least, compute.median, compute.most) == (0.4, 0.5, 0.9)
     assert (compute.least_rank, compute.most_rank) == (38, 39)
     # 20 bins of 0.025 from 0.4.
@@ -112,9 +112,9 @@ def test_a_rank_whose_peer_is_missing_is_not_called_different(small):
             *run.rank_results[8:],
         ),
     )
-    found = spread(run)
-    assert found.different == ()
-    assert next(figure.least for figure in found.figures if figure.name == "bubble") == 0.5
+    rank_spread = spread(run)
+    assert rank_spread.different == ()
+    assert next(figure.least for figure in rank_spread.figures if figure.name == "bubble") == 0.5
     alone = replace(
         run,
         rank_results=tuple(
@@ -234,19 +234,19 @@ def test_every_rank_of_the_heat_map_tells_its_figures_and_the_way_to_its_lanes(
     assert cells.count() == 33
     assert page.locator(".heat button.in").count() == 16
     page.locator(".heat button.in").nth(1).click()
-    said = page.locator("#heat-said")
-    assert said.inner_text().startswith("rank ")
-    said.locator("a").click()
+    cell_text = page.locator("#heat-said")
+    assert cell_text.inner_text().startswith("rank ")
+    cell_text.locator("a").click()
     page.locator("#said", has_text="timeline of rank").wait_for(state="attached")
     apart = page.locator(".heat button:not(.in)").first
     rank = apart.get_attribute("data-cell")
     apart.click()
-    assert said.inner_text().startswith(f"rank {rank}: bubble ")
-    assert not said.locator("a").is_visible()
-    command = said.locator("code").inner_text()
+    assert cell_text.inner_text().startswith(f"rank {rank}: bubble ")
+    assert not cell_text.locator("a").is_visible()
+    command = cell_text.locator("code").inner_text()
     folder = Path(view_of(pipelines).input_path).name  # without what is above it: a page is shared
     assert command == f"tracekit analyze {folder} --ranks {rank} -o rank-{rank}.html"
-    assert said.locator("button").get_attribute("data-copy") == command
+    assert cell_text.locator("button").get_attribute("data-copy") == command
     assert page.said == []
 
 

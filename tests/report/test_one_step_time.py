@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.kept import analysis_of
+from tests.kept import analysis_of, diagnosis_of
 from tracekit._util.text import ms
 from tracekit.diffs.run_samples import from_analysis
 from tracekit.diffs.verdict import judge
-from tracekit.doctor.diagnose import diagnose
 from tracekit.record.answer import answer_of
 from tracekit.report.html.history import history_point
 from tracekit.report.html.page import render_html
@@ -25,16 +24,24 @@ from tracekit.report.terminal.watch import line
 from tracekit.report.view import view_of
 from tracekit.run.watch import WatchedRecording
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-WITHOUT_ONE_RUN = ("rl", "always-on")
-"""Samples of several programs, and of recorders that hold no GPU work."""
-FOLDERS = sorted(
-    file.parent.relative_to(SAMPLES).as_posix()
-    for file in SAMPLES.glob("**/truth.json")
-    if not file.relative_to(SAMPLES).as_posix().startswith(WITHOUT_ONE_RUN)
+FOLDERS = (
+    "1f1b",  # a pipeline of one step
+    "steps/a",  # a pipeline of several steps
+    "vpp-overlap",  # virtual stages
+    "slow-ddp",  # data parallelism
+    "megatron-moe",  # experts
+    "recompute",  # one rank
+    "compile",  # graphs
+    "memory",  # with allocations
+    "reload",  # weight updates, no marked steps
+    "checkpoint-engine",  # several processes per rank
+    "nsys-1f1b",  # Nsight Systems
+    "nsys-meg-1f1b",  # Nsight Systems with messages
 )
+"""A sample of each kind of run and recording."""
 
 
 @pytest.fixture(scope="module", params=FOLDERS)
@@ -91,7 +98,7 @@ def test_the_notebook_shows_the_step_time(analysis):
 
 
 def test_doctor_states_the_step_time_of_marked_steps(folder, analysis):
-    diagnosis = diagnose(folder)
+    diagnosis = diagnosis_of(folder)
     if not diagnosis.to_dict()["steps"]:
         assert diagnosis.to_dict()["step_time_ns"] is None
         return

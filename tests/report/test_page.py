@@ -153,15 +153,15 @@ def test_commands_are_whole_and_copied(look, pages):
 
 
 def test_what_the_predictions_rest_on_stands_below_them(look, tmp_path, analysed):
-    found = analysed("1f1b", what_if=True)
+    analysis = analysed("1f1b", what_if=True)
     path = tmp_path / "page.html"
-    path.write_text(render_html(found), encoding="utf-8")
+    path.write_text(render_html(analysis), encoding="utf-8")
     page = look(path)
     notes = page.locator(".basis li").all_inner_texts()
-    first = next(line for line in found.schedule.what_if if not line.ran)
+    first = next(line for line in analysis.schedule.what_if if not line.ran)
     rests = page.locator(".whatif tbody tr").first.locator("td a")
-    said = {notes[int(number) - 1].replace("\xa0", " ") for number in rests.all_inner_texts()}
-    assert said == {*first.rests_on, *(f"not known: {text}" for text in first.unknown)}
+    reasons = {notes[int(number) - 1].replace("\xa0", " ") for number in rests.all_inner_texts()}
+    assert reasons == {*first.rests_on, *(f"not known: {text}" for text in first.unknown)}
     rests.last.click()
     assert page.url.endswith(f"#rests-{rests.last.inner_text()}")
     assert page.evaluate("document.querySelector('.whatif').getBoundingClientRect().right") <= 1200

@@ -12,6 +12,8 @@ from tracekit.diffs import Run
 from tracekit.errors import InputError, OptionError
 from tracekit.report.html.history import add_to_history, check_history, history_point, read_history
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 
 def run_of(name, step_ms, **samples):
     return Run(

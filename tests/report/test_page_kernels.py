@@ -26,11 +26,11 @@ def test_a_kernel_opens_and_closes_its_explanation(look, pages, analysed):
     button.click()
     assert row.is_visible()
     assert button.get_attribute("aria-expanded") == "true"
-    said, kernel = row.inner_text().replace("\N{NO-BREAK SPACE}", " "), view.kernels[1]
-    assert kernel.name in said
+    text, kernel = row.inner_text().replace("\N{NO-BREAK SPACE}", " "), view.kernels[1]
+    assert kernel.name in text
     facts = dict(kernel.facts)
     assert facts["label"].startswith(f"{kernel.label}, module {kernel.module}: by rule ")
-    assert re.search(r"by rule \S+ \(\w+ evidence, [\w-]+ rules\), confidence 0\.\d\d", said)
+    assert re.search(r"by rule \S+ \(\w+ evidence, [\w-]+ rules\), confidence 0\.\d\d", text)
     assert "aten::mm" in facts["launched by"]
     assert re.fullmatch(r"\d+×\d+ · \d+×\d+( BFloat16)?", facts["shapes"])
     button.click()
@@ -38,14 +38,16 @@ def test_a_kernel_opens_and_closes_its_explanation(look, pages, analysed):
 
 
 def test_where_a_kernel_ran_leads_to_its_longest_event_in_the_lanes(look, pages, analysed):
-    found = analysed("1f1b")
-    kernel = view_of(found).kernels[1]
+    analysis = analysed("1f1b")
+    kernel = view_of(analysis).kernels[1]
     page = look(pages("1f1b"))
     page.locator("[data-why='2']").click()
     page.locator("#why-2 [data-from]").nth(1).click()
-    place = kernel.places[1]
-    assert page.evaluate("[...tracekit.timeline.state.ranks]") == [place["rank"]]
-    times = PageClock(found).moment_on(place["rank"], place["start_ns"], place["end_ns"])
+    location = kernel.places[1]
+    assert page.evaluate("[...tracekit.timeline.state.ranks]") == [location["rank"]]
+    times = PageClock(analysis).moment_on(
+        location["rank"], location["start_ns"], location["end_ns"]
+    )
     margin = (times[1] - times[0]) / 2
     assert page.evaluate("tracekit.timeline.chart.window()") == pytest.approx(
         [times[0] - margin, times[1] + margin], abs=0.001
@@ -61,10 +63,10 @@ def test_places_and_rules_are_those_of_the_events(samples, analysed):
         & (pl.col("label") == kernel.label)
         & (pl.col("module") == kernel.module)
     )
-    place = next(row for row in kernel.places if row["rank"] == 1)
+    location = next(row for row in kernel.places if row["rank"] == 1)
     took = own["end_ns"] - own["start_ns"]
-    longest_ns = place["end_ns"] - place["start_ns"]
-    assert (place["count"], place["ns"], longest_ns) == (len(own), took.sum(), took.max())
+    longest_ns = location["end_ns"] - location["start_ns"]
+    assert (location["count"], location["ns"], longest_ns) == (len(own), took.sum(), took.max())
     decided = (
         own.group_by("rule")
         .agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
@@ -77,13 +79,13 @@ def test_a_rule_of_ones_own_and_no_rule_at_all_are_said(tmp_path, kernels_named)
     trace = kernels_named(["my_kernel", "mystery"])
     rules = tmp_path / "mine.toml"
     rules.write_text('[[rule]]\nname = "mine"\nlabel = "forward"\nwhen = { name = "^my_kernel" }\n')
-    found = {row.name: dict(row.facts) for row in view_of(analyze(trace, rules=rules)).kernels}
+    facts = {row.name: dict(row.facts) for row in view_of(analyze(trace, rules=rules)).kernels}
     assert (
-        found["my_kernel"]["label"]
+        facts["my_kernel"]["label"]
         == "forward: by rule mine (name evidence, mine rules), confidence 0.90"
     )
-    assert found["my_kernel"]["the rule asks"] == "name matches ^my_kernel"
-    assert found["mystery"]["label"] == "other: no rule knows it"
+    assert facts["my_kernel"]["the rule asks"] == "name matches ^my_kernel"
+    assert facts["mystery"]["label"] == "other: no rule knows it"
 
 
 def test_without_scripts_every_explanation_is_open(browser, pages):

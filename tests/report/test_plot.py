@@ -34,15 +34,15 @@ def reload(samples):
 
 def rectangles(ax, colour=None):
     """Every rectangle of the collections: (left, right, top, bottom, colour)."""
-    found = []
+    texts = []
     for drawn in ax.collections:
         if isinstance(drawn, PolyCollection):
             colours = [to_hex(c) for c in drawn.get_facecolor()]
             for i, path in enumerate(drawn.get_paths()):
                 box = path.get_extents()
                 fill = colours[i % len(colours)] if colours else None
-                found.append((box.x0, box.x1, box.y0, box.y1, fill))
-    return [r for r in found if colour is None or r[4] == colour.lower()]
+                texts.append((box.x0, box.x1, box.y0, box.y1, fill))
+    return [r for r in texts if colour is None or r[4] == colour.lower()]
 
 
 def words(figure):
@@ -53,8 +53,8 @@ def words(figure):
 
 @pytest.mark.parametrize("name", plot.PLOTS)
 def test_every_plot_is_a_figure_and_takes_axes(pipeline, reload, name):
-    for found in (pipeline, reload):
-        assert isinstance(plot.draw(found, name), Figure)
+    for analysis in (pipeline, reload):
+        assert isinstance(plot.draw(analysis, name), Figure)
     outer = Figure(figsize=(10, 8))
     first, second = outer.subplots(2, 1)
     function = {"measured": plot.schedule, "ideal": plot.schedule}.get(name, plot.PLOTS[name])
@@ -99,9 +99,9 @@ def test_both_stand_on_one_time_axis(pipeline):
 
 
 def test_overlapped_pairs_show_forward_above_backward(samples):
-    found = analysis_of(samples / "overlapped")
-    figure = plot.schedule(found, show="measured")
-    pairs = found.schedule.head.cells.filter(pl.col("op") == "FB").height
+    analysis = analysis_of(samples / "overlapped")
+    figure = plot.schedule(analysis, show="measured")
+    pairs = analysis.schedule.head.cells.filter(pl.col("op") == "FB").height
     halves = [r for r in rectangles(figure.axes[0], CELL_COLOURS["F"]) if r[3] - r[2] < 0.5]
     below = [r for r in rectangles(figure.axes[0], CELL_COLOURS["B"]) if r[3] - r[2] < 0.5]
     assert len(halves) == len(below) == pairs
@@ -206,7 +206,7 @@ def inside(figure):
         *(ax.title for ax in figure.axes),
     ]
     parts += [ax._left_title for ax in figure.axes]
-    boxes = [part.get_window_extent() for part in parts]
+    boxes = [artist.get_window_extent() for artist in parts]
     return all(
         box.x0 >= whole.x0 - 1 and box.x1 <= whole.x1 + 1 and box.y0 >= whole.y0 - 1
         for box in boxes
@@ -215,8 +215,8 @@ def inside(figure):
 
 @pytest.mark.parametrize("name", plot.PLOTS)
 def test_legends_and_titles_are_not_cut(reload, samples, name):
-    for found in (reload, analysis_of(samples / "vpp-overlap")):
-        assert inside(plot.draw(found, name))
+    for analysis in (reload, analysis_of(samples / "vpp-overlap")):
+        assert inside(plot.draw(analysis, name))
 
 
 @pytest.mark.parametrize("name", ["dualpipe", "dualpipev", "interleaved-overlap"])

@@ -58,7 +58,7 @@ def test_dualpipe_picture_has_every_cell_and_number(dualpipe):
 
 def test_halves_of_a_pair_share_the_row(dualpipe):
     layout = layout_simulation(dualpipe)
-    upper, lower = (layout.boxes.filter(part=part) for part in (UPPER, LOWER))
+    upper, lower = (layout.boxes.filter(part=half) for half in (UPPER, LOWER))
     assert set(upper["op"]) == {"F"}
     assert set(lower["op"]) == {"B"}
     assert len(upper) == len(lower) == (layout.cells["op"] == "FB").sum() > 0
@@ -142,13 +142,21 @@ def test_reload_picture():
 
 @pytest.mark.parametrize("name", [name for name in names() if name != "weight-reload"])
 def test_every_schedule_draws(name, tmp_path):
-    done = simulate(generate(name, pp=2, microbatches=4))
+    simulation = simulate(generate(name, pp=2, microbatches=4))
+    for extension in set(EXTENSIONS) - {".png", ".pdf"}:  # drawn by the same code as .svg
+        write_schedule(simulation, tmp_path / f"x{extension}")
+    ET.parse(tmp_path / "x.svg")
+    assert json.loads((tmp_path / "x.json").read_text())["name"] == name
+
+
+def test_a_schedule_is_written_in_every_format(tmp_path):
+    simulation = simulate(generate("dualpipe", pp=2, microbatches=4))
     for extension in EXTENSIONS:
-        write_schedule(done, tmp_path / f"x{extension}")
+        write_schedule(simulation, tmp_path / f"x{extension}")
     ET.parse(tmp_path / "x.svg")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
-    assert json.loads((tmp_path / "x.json").read_text())["name"] == name
+    assert json.loads((tmp_path / "x.json").read_text())["name"] == "dualpipe"
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 

@@ -18,7 +18,7 @@ from tracekit.cli.open import parse_moment
 from tracekit.errors import OptionError, OutputError
 from tracekit.report.perfetto.serve import VIEWER, SingleDownloadServer, moment_parameters
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 
 @pytest.fixture
@@ -166,9 +166,9 @@ def test_the_command_prints_the_link_and_ends_once_read(samples):
         status, _, body = get(link.partition("?url=")[2])
         assert status == 200
         assert body[:2] == b"\x1f\x8b"
-        _, said = running.communicate(timeout=60)
+        _, errors = running.communicate(timeout=60)
         assert running.returncode == 0
-        assert said.endswith("read; done\n")
+        assert errors.endswith("read; done\n")
 
 
 def test_an_exported_file_is_known_and_a_trace_is_not(samples, tmp_path):

@@ -55,11 +55,11 @@ def test_cells_hold_what_tables_do():
 
 
 def test_what_is_missing_is_one_line(monkeypatch, tmp_path):
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name, *a: None if name == "xlsxwriter" else found(name, *a),
+        lambda name, *a: None if name == "xlsxwriter" else find_spec(name, *a),
     )
     with pytest.raises(OptionError, match="spreadsheets need XlsxWriter") as error:
         check_output(tmp_path / "run.xlsx")

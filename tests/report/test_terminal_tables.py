@@ -153,11 +153,11 @@ def test_what_if_at_80_columns_names_every_schedule_and_its_prediction():
 
 
 def test_a_kernel_is_called_by_what_tells_it_apart():
-    said = short_kernel(
+    name = short_kernel(
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
         "TensorListMetadata<1>, float>(long, T1, T2...)"
     )
-    assert said == "multi_tensor_apply_kernel<TensorListMetadata<1>, float>"
+    assert name == "multi_tensor_apply_kernel<TensorListMetadata<1>, float>"
     assert short_kernel("operator()") == "operator"
     assert short_kernel("()") == "()"  # never nothing
     assert short_kernel("nvjet_sm90_tst_128x256_NNN") == "nvjet_sm90_tst_128x256_NNN"

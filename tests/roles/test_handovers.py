@@ -67,8 +67,8 @@ def handovers(*iterations):
 
 def causes(row, *iterations):
     (explained,) = explain_by_handovers(Stragglers(rows=(row,)), handovers(*iterations)).rows
-    assert sum(part.ns for part in explained.why) == row.caused_ns
-    return {(part.cause, part.evidence.role): part.ns for part in explained.why}
+    assert sum(reason.ns for reason in explained.why) == row.caused_ns
+    return {(reason.cause, reason.evidence.role): reason.ns for reason in explained.why}
 
 
 def test_a_trainer_that_starts_when_its_rollout_ends_waited_for_it():
@@ -103,8 +103,8 @@ def test_equal_rollouts_explain_nothing():
 
 @pytest.mark.parametrize(("waited", "named"), [(9, False), (11, True)])
 def test_a_handover_below_a_tenth_of_the_lateness_is_not_named(waited, named):
-    found = causes(straggler(1, 100), iteration(0, [50, 50 + waited], [60, 160], end=300))
-    assert (("waited_itself", "rollout") in found) == named
+    reasons = causes(straggler(1, 100), iteration(0, [50, 50 + waited], [60, 160], end=300))
+    assert (("waited_itself", "rollout") in reasons) == named
 
 
 def test_the_last_rank_of_each_iteration_is_the_one_that_is_waited_for():
@@ -113,13 +113,13 @@ def test_the_last_rank_of_each_iteration_is_the_one_that_is_waited_for():
         iteration(0, [150, 50, 50], [160, 80, 60], end=300),
         iteration(1, [60, 100, 50], [70, 110, 80], end=300),
     )
-    found = handovers(*both)
-    assert [(one.iteration, one.rank, one.step, one.waited_ns) for one in found] == [
+    result = handovers(*both)
+    assert [(one.iteration, one.rank, one.step, one.waited_ns) for one in result] == [
         (0, 0, 0, 90),
         (1, 1, 1, 35),
     ]
     rows = (straggler(0, 90, 10, host_late=70), straggler(1, 0, 35, host_late=0))
-    first, second = explain_by_handovers(Stragglers(rows=rows), found).rows
+    first, second = explain_by_handovers(Stragglers(rows=rows), result).rows
     assert (first.why[0].cause, first.why[0].ns, first.why[0].evidence.iterations) == (
         "waited_itself",
         90,

@@ -16,6 +16,8 @@ from tracekit.report.perfetto.export import export
 from tracekit.run.query import query
 from tracekit.store.sources import OneRole
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 SUFFIX = ".pt.trace.json.gz"
 ENGINE, RL = Path("sample_traces/checkpoint-engine"), Path("sample_traces/rl")
 TWO_RANKS = (0, 3)

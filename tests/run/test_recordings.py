@@ -108,7 +108,7 @@ def test_both_recorders_keep_their_sources(tmp_path):
         ("nccl_inspector", 1),
     ]
     # 3 + 2 · 8 entries, 8 lines.
-    assert [part.collectives.height for part in stored.parts] == [
+    assert [recording.collectives.height for recording in stored.parts] == [
         19,
         19,
         8,

@@ -15,7 +15,7 @@ from tracekit.report.scalars import prometheus
 from tracekit.report.terminal.watch import line, run_of
 from tracekit.run.watch import SETTLED_S, watch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 STEPS = Path(__file__).parents[2] / "sample_traces" / "steps"
 

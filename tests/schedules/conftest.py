@@ -57,7 +57,8 @@ def slow_simulate():
                     if ready > start[r, k] + 1e-9:
                         start[r, k], moved = ready, True
         return {
-            at: (begin, begin + duration(*at, orders[at[0]][at[1]])) for at, begin in start.items()
+            position: (begin, begin + duration(*position, orders[position[0]][position[1]]))
+            for position, begin in start.items()
         }
 
     def pieces(op):

@@ -122,11 +122,11 @@ def test_products_of_a_gated_mlp(corpus, gpu):
     products = analyze(path, schedule="none").rates.products.filter(
         pl.col("op").is_in(["aten::mm", "aten::addmm"])
     )
-    found = {
+    counted = {
         module: ns / 1e6 for module, ns in products.group_by("module").agg(pl.sum("ns")).iter_rows()
     }
-    assert found["mlp"] == pytest.approx(mlp, rel=0.001)
-    assert found["attention"] == pytest.approx(attention, rel=0.001)
+    assert counted["mlp"] == pytest.approx(mlp, rel=0.001)
+    assert counted["attention"] == pytest.approx(attention, rel=0.001)
 
 
 @pytest.mark.parametrize("gpu", ["h100", "mi300"])

@@ -16,6 +16,8 @@ from tracekit.run.analyze import analyze
 from tracekit.run.late import late
 from tracekit.whole_run.measure import lateness_matrix
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 SAMPLES = Path(__file__).parents[2] / "sample_traces/always-on"
 MS = 1_000_000
 ALWAYS_ON = {"flight recorder": "late/fr_rank*", "Inspector": "late/*.log.gz", "both": "late"}
@@ -328,14 +330,14 @@ def test_inspector_hosts_are_named(tmp_path):
     for rank in range(4):
         lines = []
         for step in range(12):
-            at = 100.0 * step + (20.0 if rank > 1 and step > 3 else 0.0)
+            start_ms = 100.0 * step + (20.0 if rank > 1 and step > 3 else 0.0)
             took = 10.0 if rank > 1 or step <= 3 else 30.0
             lines.append(
                 log_line(
                     step,
                     rank=rank,
                     ranks=4,
-                    at_ms=at,
+                    at_ms=start_ms,
                     took_ms=took,
                     host=f"node{rank // 2}",
                     pid=rank,
@@ -394,7 +396,8 @@ def test_waits_are_those_until_the_last_member_joins(tmp_path):
     The last is 8 ms behind the median of others.
     """
     dumps = [
-        dump([entry(1, at_ms=at, took_ms=15.0 - at)], ranks=range(3)) for at in (0.0, 4.0, 10.0)
+        dump([entry(1, at_ms=delay_ms, took_ms=15.0 - delay_ms)], ranks=range(3))
+        for delay_ms in (0.0, 4.0, 10.0)
     ]
     members = late(write_dumps(tmp_path, dumps)).arrivals.members.sort("rank")
     assert members["wait_ns"].to_list() == [10 * MS, 6 * MS, 0]

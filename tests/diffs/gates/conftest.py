@@ -151,8 +151,8 @@ def command(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, words)])
         with pytest.raises(SystemExit) as exit_:
             main()
-        said = capsys.readouterr()
-        return exit_.value.code or 0, said.out, said.err
+        captured = capsys.readouterr()
+        return exit_.value.code or 0, captured.out, captured.err
 
     return run
 

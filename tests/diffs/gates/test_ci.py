@@ -26,7 +26,7 @@ def action_script():
     [
         ("straggler", "1", "", 0, "regressed"),
         ("slow.json", "0", "", 1, "regressed"),
-        ("same.json", "1", "", 1, "pass"),
+        pytest.param("same.json", "1", "", 1, "pass", marks=pytest.mark.nightly),
         ("slow.json", "0", "step_ms < +50%\nbubble_fraction < 0.9\n", 0, "pass"),
         ("nowhere", "0", "", 2, "error"),
     ],

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 
 def verdicts(out):

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 
 def test_a_baseline_file_is_small_sorted_and_stable(command, save, tmp_path):
     new = save("run.json")

@@ -12,7 +12,7 @@ from tracekit.diffs import diff, gate, read_side
 from tracekit.diffs.load_runs import side_of
 from tracekit.run.ingest import ingest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 pytest_plugins = ["pytester"]
 

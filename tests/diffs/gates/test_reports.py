@@ -134,13 +134,13 @@ def test_diff_command(command, save, scaled, tmp_path):
 
 def test_every_rendering_says_first_what_became_of_the_step(sides):
     got = diff(sides[0], sides[1]).to_dict()
-    said = "Typical step 100.0 ms → 110.0 ms (+10.0 %): slower"
+    sentence = "Typical step 100.0 ms → 110.0 ms (+10.0 %): slower"
     page, text = (
         diff_html.render_diff(got).replace("\N{NO-BREAK SPACE}", " "),
         diff_markdown.render_diff(got),
     )
-    assert text.splitlines()[2] == f"**{said}**"
-    assert page.index(said) < page.index("<table")
+    assert text.splitlines()[2] == f"**{sentence}**"
+    assert page.index(sentence) < page.index("<table")
     assert "Content-Security-Policy" in page
 
 
