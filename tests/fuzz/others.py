@@ -53,12 +53,15 @@ def one_line(error: TracekitError) -> None:
         raise AssertionError(f"an error of several lines: {error.message}")
 
 
+LAST_STRING = 400
+"""Number of the last string of the report that is changed."""
+
+
 @cache
-def _report() -> bytes:
-    """A real report cut down to a few rows a table."""
-    raw = SAMPLES / "nsys-1f1b/rank0.sqlite"
+def small_report(last_string: int | None = None) -> bytes:
+    """A real report cut down to a few rows a table, with its strings up to a number, or with all."""
     small = sqlite3.connect(":memory:")
-    with sqlite3.connect(raw) as whole:
+    with sqlite3.connect(SAMPLES / "nsys-1f1b/rank0.sqlite") as whole:
         whole.backup(small)
     whole.close()
     for (name,) in small.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
@@ -66,7 +69,8 @@ def _report() -> bytes:
             small.execute(
                 f'DELETE FROM "{name}" WHERE rowid > (SELECT min(rowid) + 30 FROM "{name}")'
             )
-    small.execute("DELETE FROM StringIds WHERE id > 400")
+    if last_string is not None:
+        small.execute("DELETE FROM StringIds WHERE id > ?", (last_string,))
     small.commit()
     small.execute("VACUUM")
     return small.serialize()
@@ -75,12 +79,12 @@ def _report() -> bytes:
 def make_nsight(choose: random.Random) -> bytes:
     """The report with cells, columns or tables changed, or bytes."""
     if choose.random() < 0.2:
-        data = bytearray(_report())
+        data = bytearray(small_report(LAST_STRING))
         for _ in range(choose.randrange(1, 30)):
             data[choose.randrange(len(data))] = choose.randrange(256)
         return bytes(data[: choose.randrange(len(data))] if choose.random() < 0.2 else data)
     made = sqlite3.connect(":memory:")
-    made.deserialize(_report())
+    made.deserialize(small_report(LAST_STRING))
     tables = [
         name for (name,) in made.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     ]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.change import changed
-from tests.fuzz.others import SAMPLES, one_line
+from tests.fuzz.others import SAMPLES, one_line, small_report
 from tracekit.errors import InputError
 from tracekit.redaction import redact
 
@@ -285,23 +285,6 @@ def plant_in_trace(choose: Choose, count: int, *, whole: bool = False) -> tuple[
     return raw, secrets
 
 
-@cache
-def _report() -> bytes:
-    """A real report with a few rows a table, and all its strings."""
-    small = sqlite3.connect(":memory:")
-    with sqlite3.connect(SAMPLES / "nsys-1f1b/rank0.sqlite") as whole:
-        whole.backup(small)
-    whole.close()
-    for (name,) in small.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-        if not name.startswith(("ENUM", "StringIds", "sqlite", "META", "TARGET")):
-            small.execute(
-                f'DELETE FROM "{name}" WHERE rowid > (SELECT min(rowid) + 30 FROM "{name}")'
-            )
-    small.commit()
-    small.execute("VACUUM")
-    return small.serialize()
-
-
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
@@ -371,7 +354,7 @@ def _plant_in_report(report: sqlite3.Connection, secret: str, choose: Choose) ->
 def plant_in_report(choose: Choose, count: int) -> tuple[bytes, list[str]]:
     """Return a report and the secrets in it."""
     report, secrets = sqlite3.connect(":memory:"), []
-    report.deserialize(_report())
+    report.deserialize(small_report())
     for _ in range(count):
         secret = KINDS[choose.choice(list(KINDS))](choose)
         secrets.append(secret)

@@ -55,30 +55,20 @@ def test_products_at_once_share_their_time():
     assert (rates.product_ns, rates.flop) == (10_000, 4_000_000_000)
 
 
+def memset_of_operator(op_id, end_ns):
+    """A memset from 0 on that an operator launched."""
+    names = {"kind": "memset", "name": "Memset", "label": "memory"}
+    return {**MM, **names, "op_id": op_id, "start_ns": 0, "end_ns": end_ns}
+
+
 def test_a_memset_longer_than_its_product_does_not_name_it():
-    memset = {
-        **MM,
-        "op_id": 7,
-        "kind": "memset",
-        "name": "Memset",
-        "label": "memory",
-        "start_ns": 0,
-        "end_ns": 7_000,
-    }
+    memset = memset_of_operator(7, end_ns=7_000)
     table, _ = products(labelled(memset, {**MM, "op_id": 7, "start_ns": 7_000, "end_ns": 10_000}))
     assert table.select("label", "calls", "ns").rows() == [("forward", 1, 10_000)]
 
 
 def test_a_memset_in_another_row_does_not_count_its_product_again():
-    memset = {
-        **MM,
-        "op_id": 7,
-        "kind": "memset",
-        "name": "Memset",
-        "label": "memory",
-        "start_ns": 0,
-        "end_ns": 1_000,
-    }
+    memset = memset_of_operator(7, end_ns=1_000)
     events = labelled(memset, {**MM, "op_id": 7, "start_ns": 1_000, "end_ns": 10_000})
     table, _ = products(events.with_columns(place=pl.Series([1, 2])), key="place")
     assert table.select("place", "calls", "flop", "ns").rows() == [(2, 1, 2_000_000_000, 10_000)]
