@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from tests.kept import analysis_of
 from tracekit.cli import make_app
 from tracekit.cli._mcp_server import TOOLS
 from tracekit.report.findings import templates
+from tracekit.report.write import render_json
 from tracekit.schema import LABELS
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +25,7 @@ OTHER_WORDS = {
     *("same_stream", "launched_late", "nothing_to_hide", "peer_late", "unknown"),
     *("compute_waited", "one_queue", "dependency"),
     *("measured", "bounded", "possible", "own_bubble", "no_workers", "checkpoint"),
-    *("events", "labelled", "collectives", "ranks", "jq"),
+    *("events", "labelled", "collectives", "ranks", "schedule"),
     *("event", "offset", "other_work", "pin_memory", "torch"),
 }
 """Values, tables, arguments and programs that the skill names beside keys."""
@@ -90,6 +92,18 @@ def test_commands_and_options_that_the_skill_names_exist(file):
     for command, words in re.findall(r"`tracekit (\w+)([^`]*)`", file.read_text(encoding="utf-8")):
         options = {option for param in commands[command].params for option in param.opts}
         assert set(re.findall(r"(?<= )--?[a-z][a-z-]*", words)) <= options
+
+
+def test_the_script_that_picks_keys_runs(tmp_path, monkeypatch, capsys):
+    (script,) = re.findall(r"<<'PY'\n(.*?)PY\n", SKILL, re.DOTALL)
+    (tmp_path / "run.json").write_text(
+        render_json(analysis_of(ROOT / "tests/data/everyday/loader"))
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(script, {})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("67")  # the step in ns
+    assert "'code': 'data_loading'" in printed[1]
 
 
 def test_every_code_of_a_finding_is_explained():
