@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._loops.interval_sets import join, measure_covered, subtract
-from tracekit._util.arrays import Bools, Ints, as_int64
+from tracekit._util.arrays import Bools, Ints, SortedGroups, as_int64
 
 _MAX_EMPTY_GROUPS = 1024
 """Empty groups up to which ``union`` takes group numbers as they are; beyond, it numbers the groups
@@ -114,13 +114,10 @@ class Intervals:
         >>> union([0, 5], [2, 9]).hull()
         Intervals([0, 9))
         """
-        if not len(self):
-            return self
-        # Rows are sorted by group: a group's first row is where the group number changes, its last
-        # is just before.
-        first = np.flatnonzero(np.diff(self.group, prepend=self.group[0] - 1))
-        last = np.append(first[1:], len(self)) - 1
-        return Intervals(self.group[first], self.start_ns[first], self.end_ns[last])
+        groups = SortedGroups.of(self.group)
+        start_ns = self.start_ns[groups.first]
+        end_ns = self.end_ns[groups.last]
+        return Intervals(self.group[groups.first], start_ns, end_ns)
 
     def gaps(self) -> Intervals:
         """Return the holes between each group's first start and last end.

@@ -1,5 +1,8 @@
 """Numpy arrays: layouts that compiled loops take, and lookup and grouping of rows."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -139,3 +142,111 @@ def rank_pairs(a: AnyInts, b: AnyInts) -> Ints:
     rank = np.empty(len(first_row), np.int64)
     rank[np.lexsort((b[first_row], a[first_row]))] = np.arange(len(first_row))
     return rank[group]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SortedGroups:
+    """Groups of rows of a table that is sorted by group: the rows of a group stand next to each other.
+
+    >>> groups = SortedGroups.of(np.array([7, 7, 7, 9]))
+    >>> groups.first.tolist(), groups.size.tolist(), groups.last.tolist()
+    ([0, 3], [3, 1], [2, 3])
+    """
+
+    first: Ints
+    """First row of each group."""
+    size: Ints
+    """Number of rows of each group."""
+
+    @classmethod
+    def of(cls, key: AnyInts) -> SortedGroups:
+        """Divide rows at each change of *key*."""
+        begins_group = np.ones(len(key), np.bool_)
+        begins_group[1:] = key[1:] != key[:-1]
+        first = np.flatnonzero(begins_group)
+        # A group reaches up to the first row of the next one; the last one up to the last row.
+        return cls(first, np.diff(first, append=len(key)))
+
+    def __len__(self) -> int:
+        """Return the number of groups."""
+        return len(self.first)
+
+    @property
+    def last(self) -> Ints:
+        """Last row of each group."""
+        return self.first + self.size - 1
+
+    @property
+    def edges(self) -> list[int]:
+        """First row of each group, then the number of rows: group g is ``[edges[g], edges[g + 1])``.
+
+        >>> SortedGroups.of(np.array([7, 7, 7, 9])).edges
+        [0, 3, 4]
+        """
+        return [*self.first.tolist(), int(self.size.sum())]
+
+    def spread(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return for each row the value of its group.
+
+        >>> SortedGroups.of(np.array([7, 7, 7, 9])).spread(np.array([5, 6])).tolist()
+        [5, 5, 5, 6]
+        """
+        return np.repeat(values, self.size)
+
+    def number_of_rows(self) -> Int32s:
+        """Return for each row the number of its group, from 0.
+
+        >>> SortedGroups.of(np.array([7, 7, 7, 9])).number_of_rows().tolist()
+        [0, 0, 0, 1]
+        """
+        return self.spread(np.arange(len(self), dtype=np.int32))
+
+    def positions(self) -> Ints:
+        """Return for each row its position in its group, from 0.
+
+        >>> SortedGroups.of(np.array([7, 7, 7, 9])).positions().tolist()
+        [0, 1, 2, 0]
+        """
+        first = self.spread(self.first)
+        positions: Ints = np.arange(len(first)) - first
+        return positions
+
+    def lowest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the lowest value of each group.
+
+        >>> SortedGroups.of(np.array([7, 7, 7, 9])).lowest(np.array([3, 1, 2, 8])).tolist()
+        [1, 8]
+        """
+        return self._reduce(np.minimum, values)
+
+    def highest(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the highest value of each group.
+
+        >>> SortedGroups.of(np.array([7, 7, 7, 9])).highest(np.array([3, 1, 2, 8])).tolist()
+        [3, 8]
+        """
+        return self._reduce(np.maximum, values)
+
+    def total(self, values: Ints) -> Ints:
+        """Return the sum of the values of each group.
+
+        >>> SortedGroups.of(np.array([7, 7, 7, 9])).total(np.array([3, 1, 2, 8])).tolist()
+        [6, 8]
+        """
+        return self._reduce(np.add, values)
+
+    def count(self, mask: Bools) -> Ints:
+        """Return in how many rows of each group *mask* holds.
+
+        >>> groups = SortedGroups.of(np.array([7, 7, 7, 9]))
+        >>> groups.count(np.array([True, False, True, False])).tolist()
+        [2, 0]
+        """
+        return self.total(mask.astype(np.int64))
+
+    def _reduce(self, ufunc: np.ufunc, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return *ufunc* over the values of each group; ``reduceat`` takes no empty list of groups."""
+        if not len(self):
+            return values[:0]
+        reduced: npt.NDArray[Any] = ufunc.reduceat(values, self.first)
+        return reduced

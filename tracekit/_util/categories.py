@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import AnyInts, Bools, Int32s, Ints, take_same_type
+from tracekit._util.arrays import AnyInts, Bools, Int32s, Ints, SortedGroups, take_same_type
 
 MAX_SEARCHED_CHARS = 8192
 """Characters of a name that shipped patterns look at. No compiler writes longer names; damaged
@@ -325,10 +325,13 @@ def group_by_values(
     for column in columns:
         key = key * (len(column.values) + 1) + column.codes[rows] + 1
     order = np.argsort(key, kind="stable")
-    edges = [*np.flatnonzero(np.diff(key[order], prepend=-1)).tolist(), len(order)]
-    parts = sorted(
-        (order[start:stop] for start, stop in pairwise(edges)), key=lambda part: int(part[0])
-    )
-    return [
-        (tuple(column.value(rows[part[0]]) for column in columns), rows[part]) for part in parts
-    ]
+    groups = []
+    for start, stop in pairwise(SortedGroups.of(key[order]).edges):
+        groups.append(order[start:stop])
+    groups.sort(key=lambda group: int(group[0]))
+    split = []
+    for group in groups:
+        first_row = rows[group[0]]
+        values = tuple(column.value(first_row) for column in columns)
+        split.append((values, rows[group]))
+    return split

@@ -16,6 +16,20 @@ def without_none(values: Mapping[Key, Value | None]) -> dict[Key, Value]:
     return {key: value for key, value in values.items() if value is not None}
 
 
+def first_that_holds(cases: Iterable[tuple[bool, Value]]) -> Value:
+    """Return the result beside the first condition that holds, of a table of conditions and results.
+
+    The last condition of the table must be True, so that one holds.
+
+    >>> first_that_holds([(3 > 4, "more"), (3 == 4, "equal"), (True, "less")])
+    'less'
+    """
+    for holds, result in cases:
+        if holds:
+            return result
+    raise AssertionError("the last condition of a decision table must be True")
+
+
 def sum_if_known(values: Iterable[float | None]) -> float | None:
     """Return the sum of *values*; None if one of them is unknown.
 

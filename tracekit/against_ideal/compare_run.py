@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Ints
+from tracekit._util.arrays import Ints, SortedGroups
 from tracekit._util.columns import concat_ranks
 from tracekit._util.notices import merge_notices
 from tracekit._util.workers import MapFunction
@@ -288,7 +288,7 @@ def _late_start_notices(pipeline: Pipeline, replays: StepReplays) -> list[Notice
     In a first step the profiler's start may be the cause.
     """
     position_of_cell = replays.graph.table.rank
-    first_cells = np.flatnonzero(np.diff(position_of_cell, prepend=-1))
+    first_cells = SortedGroups.of(position_of_cell).first
     positions = position_of_cell[first_cells].tolist()
     late_ns = replays.before["host"][first_cells].tolist()
     notices = []

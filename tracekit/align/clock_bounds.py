@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Floats, Int32s
+from tracekit._util.arrays import Floats, Int32s, SortedGroups
 from tracekit._util.categories import CategoryColumn
 
 DRIFT_WINDOWS = 16
@@ -117,17 +117,19 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
 
     def pairs(self) -> tuple[Int32s, Int32s]:
         """Return pairs of members to compare: all of a small match, else each with the lowest and the next lower."""
-        first = np.flatnonzero(np.diff(self.members["match"].to_numpy(), prepend=-1))
-        size = np.diff(first, append=len(self.rank))
-        lowest = np.repeat(first, size).astype(np.int32)
-        size = np.repeat(size, size).astype(np.int32)
-        every = np.arange(len(self.rank), dtype=np.int32)
+        matches = SortedGroups.of(self.members["match"].to_numpy())
+        lowest = matches.spread(matches.first.astype(np.int32))
+        size_of_match = matches.spread(matches.size.astype(np.int32))
+        all_rows = np.arange(len(self.rank), dtype=np.int32)
         lows = [lowest]
-        highs = [every]
-        for distance in range(1, min(MAX_MEMBERS_FOR_ALL_PAIRS, int(size.max(initial=1)))):
+        highs = [all_rows]
+        # Ranks ascend within a match: the member with the next lower rank is the row before.
+        largest = int(matches.size.max(initial=1))
+        for distance in range(1, min(MAX_MEMBERS_FOR_ALL_PAIRS, largest)):
             # Those at just this distance were compared with the lowest.
-            own = every[every - lowest > distance]
-            own = own if distance == 1 else own[size[own] <= MAX_MEMBERS_FOR_ALL_PAIRS]
+            own = all_rows[all_rows - lowest > distance]
+            if distance > 1:
+                own = own[size_of_match[own] <= MAX_MEMBERS_FOR_ALL_PAIRS]
             lows.append(own - distance)
             highs.append(own)
         low = np.concatenate(lows)
@@ -142,12 +144,13 @@ class Compared(msgspec.Struct, frozen=True, eq=False):
             self.rank[low].astype(np.int64) * (int(self.rank.max(initial=0)) + 1) + self.rank[high]
         )
         order = np.argsort(key, kind="stable")
-        edges = [*np.flatnonzero(np.diff(key[order], prepend=-1)).tolist(), len(order)]
-        begin = 0
-        for a, b in pairwise(edges):
-            if b - begin > ROWS_AT_ONCE and a > begin:
-                yield low[order[begin:a]], high[order[begin:a]]
-                begin = a
+        pairs_of_ranks = SortedGroups.of(key[order])
+        begin = 0  # of what is not yielded yet
+        for start, end in pairwise(pairs_of_ranks.edges):
+            # With this pair of ranks it would be too much: yield what is before it.
+            if end - begin > ROWS_AT_ONCE and start > begin:
+                yield low[order[begin:start]], high[order[begin:start]]
+                begin = start
         if begin < len(order):
             yield low[order[begin:]], high[order[begin:]]
 
@@ -206,12 +209,13 @@ def find_clock_bounds(members: pl.DataFrame) -> list[ClockBounds]:
     (95, 70, 120)
     """
     compared = Compared.of(members)
-    facts = [row for low, high in compared.by_pair() for row in _reduce(compared.table(low, high))]
-    has_enough = compared.collectives >= MIN_OPERATIONS_FOR_SPREAD
+    facts = []
+    for low, high in compared.by_pair():
+        facts += _reduce(compared.table(low, high))
     worst_spread_ns = _worst_spreads(facts)
-    usual_spread_ns = (
-        max(worst_spread_ns.values(), default=MIN_END_SCATTER_NS) if has_enough else None
-    )
+    usual_spread_ns = None
+    if compared.collectives >= MIN_OPERATIONS_FOR_SPREAD:
+        usual_spread_ns = max(worst_spread_ns.values(), default=MIN_END_SCATTER_NS)
     return [_clock_bounds(row, worst_spread_ns, usual_spread_ns) for row in facts]
 
 

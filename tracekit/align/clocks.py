@@ -138,11 +138,12 @@ class Clocks:
     def _moved(
         self, columns: Iterable[str], offset: int | pl.Series, rate: float | pl.Series
     ) -> list[pl.Expr]:
-        common = [pl.col(column) - offset for column in columns]
-        return [
-            time - ((time - self.origin_ns) * (rate / (1 + rate))).round().cast(pl.Int64)
-            for time in common
-        ]
+        times = []
+        for column in columns:
+            common_ns = pl.col(column) - offset
+            drifted_ns = ((common_ns - self.origin_ns) * (rate / (1 + rate))).round()
+            times.append(common_ns - drifted_ns.cast(pl.Int64))
+        return times
 
     def to_common(self, rank: int, times: Ints) -> Ints:
         """Return *rank*'s recorded times on the common clock."""
@@ -199,10 +200,9 @@ def align(members: pl.DataFrame, ranks: Iterable[int]) -> Clocks:
     settings = _settings(bounds, everyone, origin)
     matches = members.group_by("rank").agg(matches=pl.col("match").n_unique().cast(pl.Int64))
     pair_uncertainty, uncertainty = _uncertainty(bounds, settings)
-    rows = [
-        (rank, setting.offset_ns, setting.drift * 1e6, uncertainty[rank])
-        for rank, setting in settings.items()
-    ]
+    rows = []
+    for rank, setting in settings.items():
+        rows.append((rank, setting.offset_ns, setting.drift * 1e6, uncertainty[rank]))
     columns = {
         "rank": pl.Int32,
         "offset_ns": pl.Int64,
@@ -243,12 +243,11 @@ def _settings(bounds: list[ClockBounds], ranks: list[int], origin: int) -> dict[
     for rank in ranks:
         if rank not in clock or clock[rank] in settings:
             continue
-        settings[clock[rank]] = _Setting(0, 0.0)
-        queue = [
-            (link.width_ns, link.low, link.high, clock[rank])
-            for link in tightest.get(clock[rank], {}).values()
-        ]
-        heapq.heapify(queue)
+        root = clock[rank]
+        settings[root] = _Setting(0, 0.0)
+        queue: list[tuple[int, int, int, int]] = []
+        for link in tightest.get(root, {}).values():
+            heapq.heappush(queue, (link.width_ns, link.low, link.high, root))
         while queue:  # the tightest bounds first: a minimum spanning tree
             _, low, high, near = heapq.heappop(queue)
             far = high if near == low else low
@@ -267,9 +266,14 @@ def _shared_clocks(bounds: list[ClockBounds]) -> dict[int, int]:
     Ranks that may have one clock are joined, those with the least doubt first, unless some bounds
     keep their clocks apart.
     """
-    clock = {rank: rank for link in bounds for rank in (link.low, link.high)}
-    members = {rank: [rank] for rank in clock}
-    apart: dict[int, set[int]] = {rank: set() for rank in clock}
+    clock: dict[int, int] = {}
+    members: dict[int, list[int]] = {}
+    apart: dict[int, set[int]] = {}
+    for link in bounds:
+        for rank in (link.low, link.high):
+            clock[rank] = rank
+            members[rank] = [rank]
+            apart[rank] = set()
     for link in bounds:
         if not link.one_clock:
             apart[link.low].add(link.high)
@@ -324,14 +328,12 @@ def _uncertainty(
     between: dict[tuple[int, int], int] = {}
     neighbours: dict[int, list[tuple[int, int]]] = {}
     for link in bounds:
-        used = (
-            link.offset_ns
-            if link.drift
-            else settings[link.high].offset_ns - settings[link.low].offset_ns
-        )
+        used = settings[link.high].offset_ns - settings[link.low].offset_ns
+        if link.drift:
+            used = link.offset_ns
         reach = max(link.most_ns - used, used - link.least_ns, 0)
-        # A bound that does not exist, less the offset.
-        reach = reach if reach < NO_BOUND_NS // 2 else NO_BOUND_NS
+        if reach >= NO_BOUND_NS // 2:  # a bound that does not exist, less the offset
+            reach = NO_BOUND_NS
         between[link.low, link.high] = reach
         neighbours.setdefault(link.low, []).append((reach, link.high))
         neighbours.setdefault(link.high, []).append((reach, link.low))

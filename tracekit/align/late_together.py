@@ -10,7 +10,7 @@ those of them that had not arrived, so that the parts sum to the wait.
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Ints
+from tracekit._util.arrays import Bools, Ints, SortedGroups
 from tracekit._util.categories import CategoryColumn
 from tracekit.align.clock_bounds import MEETS
 from tracekit.align.clocks import Clocks
@@ -45,9 +45,11 @@ def find_waited_for(members: pl.DataFrame, start_ns: Ints, clocks: Clocks) -> pl
     >>> from tracekit.schema import conform
     >>> members = conform(pl.DataFrame({"match": 0, "rank": [0, 1, 2, 3], "what": "allreduce",
     ...     "wait_ns": [50, 10, 50, 0], "wait_is_bound": False}), MEMBERS)
-    >>> found = find_waited_for(members, np.array([0, 40, 0, 50]), Clocks.recorded(range(4)))
-    >>> [[tuple(part.values()) for part in parts or []] for parts in found.to_list()]
-    [[(1, 20, 40), (3, 30, 50)], [(3, 10, None)], [(1, 20, 40), (3, 30, 50)], []]
+    >>> waited_for = find_waited_for(members, np.array([0, 40, 0, 50]), Clocks.recorded(range(4)))
+    >>> [tuple(charge.values()) for charge in waited_for[0]]
+    [(1, 20, 40), (3, 30, 50)]
+    >>> [tuple(charge.values()) for charge in waited_for[1]]
+    [(3, 10, None)]
     """
     is_late = _late_together(members, start_ns, clocks)
     rows = np.arange(len(members))
@@ -67,8 +69,9 @@ def find_waited_for(members: pl.DataFrame, start_ns: Ints, clocks: Clocks) -> pl
         late_ns=pl.when(~pl.col("is_late")).then("until_ns"),
     )
     by_row = awaited.select("row", waited_for=part).group_by("row", maintain_order=True).all()
-    found = pl.DataFrame({"row": rows}).join(by_row, on="row", how="left", maintain_order="left")
-    return found["waited_for"].cast(WAITED_FOR)
+    all_rows = pl.DataFrame({"row": rows})
+    of_members = all_rows.join(by_row, on="row", how="left", maintain_order="left")
+    return of_members["waited_for"].cast(WAITED_FOR)
 
 
 def _divide(row: Ints, until_ns: Ints, wait_ns: Ints) -> Ints:
@@ -85,45 +88,53 @@ def _divide(row: Ints, until_ns: Ints, wait_ns: Ints) -> Ints:
     >>> _divide(np.array([0, 0, 4, 4]), np.array([40, 50, 3, 3]), np.array([50, 50, 3, 3])).tolist()
     [20, 30, 1, 2]
     """
-    if not len(row):
-        return until_ns
-    first = np.flatnonzero(np.diff(row, prepend=-1))
-    count = np.diff(first, append=len(row))
-    of_wait = np.repeat(np.arange(len(first)), count)
-    position = np.arange(len(row)) - first[of_wait]
+    waits = SortedGroups.of(row)
+    position = waits.positions()
+    # The pieces of a wait: up to the first arrival, then from each arrival to the next.
     piece_ns = np.where(position == 0, until_ns, np.diff(until_ns, prepend=0))
-    each_ns = piece_ns // (count[of_wait] - position)
+    # At the arrival of rank number ``position``, this one and all after it had not arrived.
+    not_arrived = waits.spread(waits.size) - position
+    each_ns = piece_ns // not_arrived
+    # A rank is charged with each piece up to its own arrival: a running sum of ``each_ns`` that
+    # begins anew in each wait, which is the running sum over all minus what it was before the wait.
     summed_ns = np.cumsum(each_ns)
-    share_ns: Ints = summed_ns - (summed_ns - each_ns)[first][of_wait]
-    last = first + count - 1
-    of_others_ns = np.add.reduceat(share_ns, first) - share_ns[last]
-    share_ns[last] = wait_ns[last] - of_others_ns
+    before_wait_ns = summed_ns[waits.first] - each_ns[waits.first]
+    share_ns: Ints = summed_ns - waits.spread(before_wait_ns)
+    of_others_ns = waits.total(share_ns) - share_ns[waits.last]
+    share_ns[waits.last] = wait_ns[waits.last] - of_others_ns
     return share_ns
 
 
 def _late_together(members: pl.DataFrame, start_ns: Ints, clocks: Clocks) -> Bools:
     """Return which members are late together with another one of their match."""
-    match = members["match"].to_numpy()
-    if not len(match):
-        return np.zeros(0, np.bool_)
-    first = np.flatnonzero(np.diff(match, prepend=-1))
-    size = np.diff(first, append=len(match))
-    of_match = np.repeat(np.arange(len(first)), size)
-    lateness_ns = start_ns - np.minimum.reduceat(start_ns, first)[of_match]
-    latest_ns = np.maximum.reduceat(lateness_ns, first)[of_match]
-    # A rank is late if clocks cannot be off by as much against the first one.
-    rank = members["rank"].to_numpy()
-    first_rank = np.empty(len(first), rank.dtype)
-    first_rank[of_match[lateness_ns == 0]] = rank[lateness_ns == 0]
-    is_certain = lateness_ns > clocks.uncertainty_between(rank, first_rank[of_match])
+    matches = SortedGroups.of(members["match"].to_numpy())
+    lateness_ns = start_ns - matches.spread(matches.lowest(start_ns))
+    latest_ns = matches.spread(matches.highest(lateness_ns))
+    is_certain = lateness_ns > _uncertainty_to_first(members, matches, lateness_ns == 0, clocks)
     is_late: Bools = (lateness_ns >= MIN_SHARE_OF_LATEST * latest_ns) & is_certain
-    late_count = np.add.reduceat(is_late, first, dtype=np.int64)
+    late_count = matches.count(is_late)
     meets = CategoryColumn.from_series(members["what"]).matches(MEETS)
-    by_arrival = meets & ~members["wait_is_bound"].to_numpy()
+    is_collective = members["sends"].is_null().to_numpy()
+    is_by_arrival = meets & is_collective & ~members["wait_is_bound"].to_numpy()
     is_together = (
-        np.logical_and.reduceat(by_arrival & members["sends"].is_null().to_numpy(), first)
+        (matches.count(is_by_arrival) == matches.size)
         & (late_count >= 2)
         & (late_count <= MAX_RANKS_LATE_TOGETHER)
-        & (late_count <= MAX_LATE_SHARE * size)
+        & (late_count <= MAX_LATE_SHARE * matches.size)
     )
-    return is_late & is_together[of_match]
+    is_late_together: Bools = is_late & matches.spread(is_together)
+    return is_late_together
+
+
+def _uncertainty_to_first(
+    members: pl.DataFrame, matches: SortedGroups, is_first: Bools, clocks: Clocks
+) -> Ints:
+    """Return how far each member's clock may be off against that of the first of its match to arrive.
+
+    Of several that arrive first, the one of the highest rank.
+    """
+    rank = members["rank"].to_numpy()
+    first_rank = np.empty(len(matches), rank.dtype)
+    # Ranks ascend within a match: of several assignments to one match the last one stays.
+    first_rank[matches.number_of_rows()[is_first]] = rank[is_first]
+    return clocks.uncertainty_between(rank, matches.spread(first_rank))

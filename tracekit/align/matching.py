@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Bools, Ints
+from tracekit._util.arrays import Bools, Ints, SortedGroups
 from tracekit.align.clock_bounds import NO_BOUND_NS
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.pairing import NO_END_NS, OperationSequence, pair_with_references
@@ -113,13 +113,13 @@ def match(operations: pl.DataFrame, *, by_step: bool = True) -> Matching:
     placed = np.flatnonzero((position >= 0) & sides.recorded)
     kept, disagreeing = _drop_disagreeing(sides, position, placed, operations["what"])
     lost = np.flatnonzero((position >= 0) & ~sides.recorded & ~sides.nameless)
-    everything = _members(operations, sides, position, np.concatenate([kept, lost]))
+    with_lost = _members(operations, sides, position, np.concatenate([kept, lost]))
     notices += disagreeing
     if not len(lost):
-        return Matching(everything.select(MEMBERS.names()), tuple(notices))
+        return Matching(with_lost.select(MEMBERS.names()), tuple(notices))
     is_full = pl.col("recorded").sum().over("match") > 1
-    members = everything.filter(pl.col("recorded") & is_full).select(MEMBERS.names())
-    return Matching(members, tuple(notices), with_lost=everything)
+    members = with_lost.filter(pl.col("recorded") & is_full).select(MEMBERS.names())
+    return Matching(members, tuple(notices), with_lost=with_lost)
 
 
 def pair_messages(messages: pl.DataFrame) -> pl.DataFrame:
@@ -163,16 +163,14 @@ def last_of_match(match: Ints, time_ns: Ints) -> npt.NDArray[np.int32]:
     >>> last_of_match(np.array([0, 0, 1, 1]), np.array([5, 3, 2, 2])).tolist()
     [0, 0, 3, 3]
     """
-    first = np.flatnonzero(np.diff(match, prepend=-1))
-    of_match = np.repeat(np.arange(len(first), dtype=np.int32), np.diff(first, append=len(match)))
-    latest = (
-        np.flatnonzero(time_ns == np.maximum.reduceat(time_ns, first)[of_match])
-        if len(first)
-        else first
-    )
-    last = np.empty(len(first), np.int32)
-    last[of_match[latest]] = latest  # they ascend: the last one stays
-    return last[of_match]
+    matches = SortedGroups.of(match)
+    highest_ns = matches.highest(time_ns)
+    has_highest = time_ns == matches.spread(highest_ns)
+    rows = np.flatnonzero(has_highest)
+    last = np.empty(len(matches), np.int32)
+    # Rows ascend: of several assignments to one match the last one stays.
+    last[matches.number_of_rows()[rows]] = rows
+    return matches.spread(last)
 
 
 def _align_uneven(
@@ -237,12 +235,14 @@ def _count_others(sides: Sides, sequences: Sequences, uneven: Ints) -> Ints:
     ranks_of_key = np.bincount(sides.key[sequences.order[sequences.first]])
     in_even_key = ~np.isin(sides.key, sides.key[sequences.order[sequences.first[uneven]]])
     counts = in_even_key & (ranks_of_key[sides.key] > 1)
+    # One number per rank and step, then the sides of each in the order of issue.
     scope = sides.rank.astype(np.int64) * (int(sides.step.max(initial=0)) + 1) + sides.step
     order = np.lexsort((sides.order, scope))
+    scopes = SortedGroups.of(scope[order])
+    # A count over all scopes up to each side, minus what it was before the side's scope.
     before: Ints = np.cumsum(counts[order]) - counts[order]
-    begin = np.flatnonzero(np.diff(scope[order], prepend=-1))
     others = np.empty(len(order), np.int64)
-    others[order] = before - np.repeat(before[begin], np.diff(begin, append=len(order)))
+    others[order] = before - scopes.spread(before[scopes.first])
     return others
 
 
@@ -302,11 +302,11 @@ def _members(operations: pl.DataFrame, sides: Sides, position: Ints, kept: Ints)
     row = sides.row[ordered]
     is_message = pl.Series(sides.sends[ordered] >= 0)
     duration = sides.end[ordered] - sides.start[ordered]
-    first = np.flatnonzero(np.diff(match, prepend=-1))
+    matches = SortedGroups.of(match)
     # Of a side that was not recorded nothing is known.
     recorded_duration = np.where(recorded, duration, NO_BOUND_NS)
-    transfer = np.minimum.reduceat(recorded_duration, first)[match] if len(first) else duration
-    transfer = np.minimum(transfer, duration)
+    shortest_duration = matches.spread(matches.lowest(recorded_duration))
+    transfer = np.minimum(shortest_duration, duration)
     has_own_bytes = pl.col("messages").is_null() | (pl.col("messages") == 1)
     members: pl.DataFrame = (
         operations.select("rank", "id", "step", "label", "bytes", *_CHANNEL)[row]
@@ -339,16 +339,17 @@ def _number_matches(key: Ints, rank: npt.NDArray[np.int32], recorded: Bools) -> 
         recorded: Whether its kernel was recorded.
 
     """
-    first = np.flatnonzero(np.diff(key, prepend=-1))
-    if not len(first):
-        return np.zeros(0, np.int64)
-    size = np.diff(first, append=len(key))
-    last = first + size - 1
-    lowest_recorded = np.minimum.reduceat(np.where(recorded, rank, np.iinfo(np.int32).max), first)
-    highest_recorded = np.maximum.reduceat(np.where(recorded, rank, -1), first)
+    keys = SortedGroups.of(key)
+    above_all_ranks = np.iinfo(np.int32).max
+    lowest_recorded = keys.lowest(np.where(recorded, rank, above_all_ranks))
+    highest_recorded = keys.highest(np.where(recorded, rank, -1))
     is_full = highest_recorded > lowest_recorded
-    is_partial = ~is_full & (highest_recorded >= 0) & (rank[first] != rank[last])
-    number = np.full(len(first), -1, np.int64)
-    number[is_full] = np.arange(is_full.sum())
-    number[is_partial] = is_full.sum() + np.arange(is_partial.sum())
-    return np.repeat(number, size)
+    has_recorded = highest_recorded >= 0
+    has_other_rank = rank[keys.first] != rank[keys.last]
+    is_partial = ~is_full & has_recorded & has_other_rank
+    # Full matches are numbered first, then the partial ones.
+    number = np.full(len(keys), -1, np.int64)
+    full_count = int(is_full.sum())
+    number[is_full] = np.arange(full_count)
+    number[is_partial] = full_count + np.arange(is_partial.sum())
+    return keys.spread(number)

@@ -75,12 +75,12 @@ def _ends(members: pl.DataFrame) -> pl.DataFrame:
 
 def _next_clocks(ends: pl.DataFrame, clocks: dict[int, RecordedClock]) -> dict[int, RecordedClock]:
     """Return the clocks of ranks that share operations with ranks whose clocks are known."""
-    known = pl.DataFrame(
+    offsets = pl.DataFrame(
         [(clock.rank, clock.offset_ns, clock.uncertainty_ns or 0) for clock in clocks.values()],
         schema={"rank": pl.Int32, "offset_ns": pl.Int64, "uncertainty_ns": pl.Int64},
         orient="row",
     )
-    on_reference = ends.join(known, on="rank").with_columns(
+    on_reference = ends.join(offsets, on="rank").with_columns(
         earliest_ns=pl.col("earliest_ns") - pl.col("offset_ns") - pl.col("uncertainty_ns"),
         latest_ns=pl.col("latest_ns") - pl.col("offset_ns") + pl.col("uncertainty_ns"),
     )
@@ -91,7 +91,7 @@ def _next_clocks(ends: pl.DataFrame, clocks: dict[int, RecordedClock]) -> dict[i
         known_is_measured=pl.col("is_measured").all(),
         known_uncertainty_ns=pl.col("uncertainty_ns").min(),
     )
-    unknown = ends.join(known, on="rank", how="anti").join(of_op, on="op_id")
+    unknown = ends.join(offsets, on="rank", how="anti").join(of_op, on="op_id")
     added = {}
     for (rank,), shared in unknown.group_by("rank"):
         assert isinstance(rank, int), "ranks are numbers"

@@ -79,10 +79,10 @@ def _one_row_per_member(rows: pl.DataFrame) -> pl.DataFrame:
     is_batch = pl.col("op") == "coalesced"
     # Profiled operations without a number are counted within their step: those alike in kind and
     # size, in order.
-    place = pl.int_range(pl.len()).over("rank", "source", "group", "step", "op", "bytes")
+    position = pl.int_range(pl.len()).over("rank", "source", "group", "step", "op", "bytes")
     is_counted = is_profiled & pl.col("sequence").is_null()
     rows = rows.sort("rank", "source", "id").with_columns(
-        counted=pl.when(is_counted).then(place),
+        counted=pl.when(is_counted).then(position),
         kind=pl.when(is_inspected | is_counted).then(pl.col("op").cast(pl.String)),
         size=pl.when(is_counted).then(pl.col("bytes")),
         counted_step=pl.when(is_counted).then(pl.col("step")),
@@ -123,12 +123,10 @@ def _merge(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame | None:
 
     None if that cannot be told.
     """
-    span = base.select(
-        pl.col("order_ns").min().alias("first"), pl.col("order_ns").max().alias("last")
-    ).row(0)
-    within = (
-        other.filter(pl.col("order_ns").is_between(*span)) if span[0] is not None else other.clear()
-    )
+    # Without a time in *base* both bounds are null, and no row lies between them.
+    first_ns = base["order_ns"].min()
+    last_ns = base["order_ns"].max()
+    within = other.filter(pl.col("order_ns").is_between(first_ns, last_ns))
     offset = 1 + (base["op_id"].max() or 0)  # type: ignore[operator]
     separate = other.with_columns(op_id=pl.col("op_id") + offset)
     if within.is_empty():  # the two are of different times: each tells about its own
@@ -169,7 +167,7 @@ def _pairs_by_time(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
         .drop_nulls()
         .sort("time_ns")
     )
-    found = []
+    pairs = []
     strategies = (
         (pl.col("enqueued_ns").is_not_null(), "enqueued_ns", "nearest", MAX_ENQUEUE_DIFFERENCE_NS),
         (pl.col("enqueued_ns").is_null(), "started_ns", "backward", MAX_QUEUED_NS),
@@ -191,8 +189,15 @@ def _pairs_by_time(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
             tolerance=tolerance,
             check_sortedness=False,
         )
-        found.append(joined.select("op_id", "base_id").drop_nulls())
-    return pl.concat(found) if found else other.clear().select("op_id", base_id=pl.col("op_id"))
+        pairs.append(joined.select("op_id", "base_id").drop_nulls())
+    if not pairs:
+        return _no_pairs(other)
+    return pl.concat(pairs)
+
+
+def _no_pairs(other: pl.DataFrame) -> pl.DataFrame:
+    """Return a table of pairs without rows."""
+    return other.clear().select("op_id", base_id=pl.col("op_id"))
 
 
 def _pairs_by_number(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
@@ -207,7 +212,7 @@ def _pairs_by_number(base: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
     groups_of_other = other.group_by("rank", "op").agg(pl.col("group").n_unique())
     is_single = bool((groups["group"] == 1).all() and (groups_of_other["group"] == 1).all())
     if not (is_whole and is_single):
-        return other.clear().select("op_id", base_id=pl.col("op_id"))
+        return _no_pairs(other)
     numbered = base.sort("rank", "sequence").select(
         "rank",
         "op",
@@ -240,15 +245,11 @@ def _combine_recorders(rows: pl.DataFrame) -> pl.DataFrame:
     if repeated.any():
         # Rows are in the order of RECORDERS: the first recorder that has a value decides, times of
         # the GPU excepted.
-        known_first = [
-            pl.col(name).drop_nulls().first()
-            for name in rows.columns
-            if name not in _KEYS_OF_MEMBER
-        ]
+        columns = [name for name in rows.columns if name not in _KEYS_OF_MEMBER]
         several = (
             rows.filter(repeated)
             .group_by("op_id", "rank", maintain_order=True)
-            .agg(*known_first, pl.col("sources").sum().cast(pl.UInt8))
+            .agg(pl.col(columns).drop_nulls().first(), pl.col("sources").sum().cast(pl.UInt8))
         )
         rows = pl.concat([rows.filter(~repeated), several.select(rows.columns)])
     time_of_op = pl.col("order_ns").median().over("op_id")

@@ -57,27 +57,24 @@ def find_steps(members: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame
 
     """
     ordered = members.sort("rank", "order_ns", "op_id")
-    cycles: list[Ints] = []
-    places: list[Ints] = []
-    known_cycles: dict[bytes, tuple[Ints, Ints, int] | None] = {}
-    periods = []
+    cycles_of_ranks: list[_Cycles] = []
+    cycles_by_symbols: dict[bytes, _Cycles] = {}  # most ranks run the same operations
     for _, rows in ordered.group_by("rank", maintain_order=True):
         symbols = _symbols(rows)
         key = symbols.tobytes()
-        if key not in known_cycles:
-            known_cycles[key] = _find_cycles(symbols, rows["order_ns"].fill_null(0).to_numpy())
-        found = known_cycles[key]
-        unknown = np.full(len(symbols), _UNKNOWN)
-        cycle, place, period = found if found is not None else (unknown, unknown, 0)
-        cycles.append(cycle)
-        places.append(place)
-        periods.append(period)
-    if not any(periods):
+        if key not in cycles_by_symbols:
+            order_ns = rows["order_ns"].fill_null(0).to_numpy()
+            cycles_by_symbols[key] = _find_cycles(symbols, order_ns)
+        cycles_of_ranks.append(cycles_by_symbols[key])
+    longest_period = max((cycles.period for cycles in cycles_of_ranks), default=0)
+    if not longest_period:
         nothing = members.with_columns(place=pl.lit(None, pl.Int64), step=pl.lit(None, pl.Int64))
         return nothing, RecordedSteps(0, False, None, "first recorded")
+    cycle = np.concatenate([cycles.cycle for cycles in cycles_of_ranks])
+    position = np.concatenate([cycles.position for cycles in cycles_of_ranks])
     table = ordered.with_columns(
-        cycle=pl.Series(np.concatenate(cycles), dtype=pl.Int64).replace(int(_UNKNOWN), None),
-        place=pl.Series(np.concatenate(places), dtype=pl.Int64).replace(int(_UNKNOWN), None),
+        cycle=pl.Series(cycle, dtype=pl.Int64).replace(_UNKNOWN, None),
+        place=pl.Series(position, dtype=pl.Int64).replace(_UNKNOWN, None),
     )
     shifts = _shifts(table)
     aligned = table.join(shifts, on="rank", how="left", maintain_order="left")
@@ -96,13 +93,23 @@ def find_steps(members: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame
         number=pl.when(pl.col("number") >= 0).then(pl.col("number") - first + int(has_warm_up))
     )
     numbers, numbered_from = _number(numbered, from_start=from_start)
-    steps = RecordedSteps(
-        numbers["number"].drop_nulls().n_unique(), has_warm_up, max(periods), numbered_from
-    )
+    count = numbers["number"].drop_nulls().n_unique()
+    steps = RecordedSteps(count, has_warm_up, longest_period, numbered_from)
     return numbers.with_columns(step=pl.col("number")).drop("number"), steps
 
 
-_UNKNOWN = np.iinfo(np.int64).min
+_UNKNOWN = int(np.iinfo(np.int64).min)
+
+
+class _Cycles(msgspec.Struct, frozen=True, eq=False):
+    """Repetitions of one rank's operations."""
+
+    cycle: Ints
+    """Repetition of each operation, from 0; -1 before the first, ``_UNKNOWN`` if nothing repeats."""
+    position: Ints
+    """Position of each operation in its repetition, from 0; ``_UNKNOWN`` if it is in none."""
+    period: int
+    """Operations of a repetition; 0 if nothing repeats."""
 
 
 def _symbols(rows: pl.DataFrame) -> Ints:
@@ -119,18 +126,19 @@ def _symbols(rows: pl.DataFrame) -> Ints:
     )
 
 
-def _find_cycles(symbols: Ints, order_ns: Ints) -> tuple[Ints, Ints, int] | None:
-    """Return cycle and place of each operation, and the period; None if nothing repeats.
+def _find_cycles(symbols: Ints, order_ns: Ints) -> _Cycles:
+    """Return the cycle of each operation and its position in it.
 
     What comes before the first whole cycle has cycle -1, and what comes between two belongs to the
     one before it.
     """
     period = _find_period(symbols[-MAX_OPS_TO_COMPARE:])
     if period is None:
-        return None
+        unknown = np.full(len(symbols), _UNKNOWN)
+        return _Cycles(cycle=unknown, position=unknown, period=0)
     pattern, first = _find_pattern(symbols, order_ns, period)
     cycle = np.full(len(symbols), -1)
-    place = np.full(len(symbols), _UNKNOWN)
+    position = np.full(len(symbols), _UNKNOWN)
     number = -1
     row = first
     while row < len(symbols):
@@ -138,12 +146,12 @@ def _find_cycles(symbols: Ints, order_ns: Ints) -> tuple[Ints, Ints, int] | None
         if np.array_equal(block, pattern[: len(block)]):  # the last one may not have ended
             number += 1
             cycle[row : row + period] = number
-            place[row : row + period] = np.arange(len(block))
+            position[row : row + period] = np.arange(len(block))
             row += len(block)
         else:
-            cycle[row] = max(number, -1)
+            cycle[row] = number
             row += 1
-    return cycle, place, period
+    return _Cycles(cycle, position, period)
 
 
 def _find_period(symbols: Ints) -> int | None:
@@ -152,12 +160,15 @@ def _find_period(symbols: Ints) -> int | None:
     longest = count // MIN_REPETITIONS
     if longest < 1:
         return None
-    rates = np.array([np.mean(symbols[lag:] != symbols[:-lag]) for lag in range(1, longest + 1)])
+    # Share of operations that differ from the one *period* before, for each possible period.
+    periods = np.arange(1, longest + 1)
+    rates = np.array([np.mean(symbols[period:] != symbols[:-period]) for period in periods])
     best = int(np.argmin(rates))
     if rates[best] > MAX_MISMATCH_SHARE:
         return None
-    allowed = rates[best] + MAX_EXTRA_MISMATCHES_PER_PERIOD / (best + 1)
-    return int(np.argmax(rates <= allowed)) + 1
+    allowed = rates[best] + MAX_EXTRA_MISMATCHES_PER_PERIOD / periods[best]
+    shortest = int(np.argmax(rates <= allowed))  # the first one that is allowed
+    return int(periods[shortest])
 
 
 def _find_pattern(symbols: Ints, order_ns: Ints, period: int) -> tuple[Ints, int]:
@@ -166,27 +177,21 @@ def _find_pattern(symbols: Ints, order_ns: Ints, period: int) -> tuple[Ints, int
     Of the places in the sequence where the next *period* operations run again, those alike in
     position are compared.
     """
+    # Row r of ``window`` is the *period* operations from operation r on.
     window = np.lib.stride_tricks.sliding_window_view(symbols, period)
-    repeats = (
-        np.all(window[:-period] == window[period:], axis=1)
-        if len(window) > period
-        else np.zeros(0, bool)
-    )
+    repeats = np.all(window[:-period] == window[period:], axis=1)
     starts = np.flatnonzero(repeats)
     if not len(starts):
         starts = np.array([max(0, len(symbols) - period)])
     first_regular = int(starts[0])
     phases = (starts - first_regular) % period
     pauses = np.diff(order_ns, prepend=order_ns[0])
-    # The pause before the very first operation is not known.
-    usual_pause = np.array(
-        [
-            np.median(pauses[starts[(phases == phase) & (starts > 0)]])
-            if ((phases == phase) & (starts > 0)).any()
-            else -1
-            for phase in range(period)
-        ]
-    )
+    usual_pause = np.full(period, -1.0)
+    for phase in range(period):
+        # The pause before the very first operation is not known.
+        starts_of_phase = starts[(phases == phase) & (starts > 0)]
+        if len(starts_of_phase):
+            usual_pause[phase] = np.median(pauses[starts_of_phase])
     phase = int(np.argmax(usual_pause))
     begin = int(starts[phases == phase][0])
     pattern = symbols[begin : begin + period]
@@ -203,23 +208,23 @@ def _shifts(table: pl.DataFrame) -> pl.DataFrame:
         .sort(["len", "rank"], descending=[True, False])
     )
     rows = table.select("op_id", "rank", "cycle").drop_nulls()
-    known = pl.DataFrame({"rank": counts["rank"][:1], "shift": pl.Series([0], dtype=pl.Int64)})
-    while known.height < counts.height:
+    shifts = pl.DataFrame({"rank": counts["rank"][:1], "shift": pl.Series([0], dtype=pl.Int64)})
+    while shifts.height < counts.height:
         numbers = (
-            rows.join(known, on="rank")
+            rows.join(shifts, on="rank")
             .group_by("op_id")
             .agg(number=(pl.col("cycle") + pl.col("shift")).mode().min())
         )
-        shared = rows.join(known, on="rank", how="anti").join(numbers, on="op_id")
+        shared = rows.join(shifts, on="rank", how="anti").join(numbers, on="op_id")
         added = shared.group_by("rank").agg(shift=(pl.col("number") - pl.col("cycle")).mode().min())
         if added.is_empty():
             # The remaining ranks share no operation with these: their own count is all there is.
-            rest = counts.join(known, on="rank", how="anti").select(
+            rest = counts.join(shifts, on="rank", how="anti").select(
                 "rank", shift=pl.lit(0, pl.Int64)
             )
-            return pl.concat([known, rest])
-        known = pl.concat([known, added])
-    return known
+            return pl.concat([shifts, rest])
+        shifts = pl.concat([shifts, added])
+    return shifts
 
 
 def _number(numbered: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame, StepNumbers]:

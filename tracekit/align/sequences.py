@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from tracekit._util.arrays import Bools, Ints
+from tracekit._util.arrays import Bools, Ints, SortedGroups
 from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS, NO_BOUND_NS
 from tracekit.align.sides import Sides
 
@@ -32,18 +32,18 @@ class Sequences(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, sides: Sides) -> Sequences:
         """Divide the sides into sequences."""
-        group = (
-            (sides.key * (int(sides.rank.max(initial=0)) + 1) + sides.rank) * 3 + sides.sends + 1
-        )
-        order = np.lexsort((sides.order, group))
-        first = np.flatnonzero(np.diff(group[order], prepend=-1))
-        length = np.diff(first, append=len(order))
-        key = sides.key[order[first]]
-        first_of_key = np.flatnonzero(np.diff(key, prepend=-1))
-        # Of each key the longest comes first.
-        longest_first = np.lexsort((np.arange(len(key)), -length, key))
-        reference = np.repeat(longest_first[first_of_key], np.diff(first_of_key, append=len(key)))
-        return cls(order, first, length, reference, sides.bytes[order])
+        # One number per key, rank and direction (-1, 0 or 1), then the sides of each in the order of
+        # issue.
+        rank_count = int(sides.rank.max(initial=0)) + 1
+        number = (sides.key * rank_count + sides.rank) * 3 + sides.sends + 1
+        order = np.lexsort((sides.order, number))
+        sequences = SortedGroups.of(number[order])
+        key = sides.key[order[sequences.first]]
+        keys = SortedGroups.of(key)
+        # The sequences key by key, of each key the longest first: those of a key keep its rows.
+        longest_first = np.lexsort((np.arange(len(key)), -sequences.size, key))
+        reference = keys.spread(longest_first[keys.first])
+        return cls(order, sequences.first, sequences.size, reference, sides.bytes[order])
 
     def positions(self) -> Ints:
         """Return the position of each side in its sequence."""

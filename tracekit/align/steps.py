@@ -50,7 +50,7 @@ Steps = str | int | slice | Iterable[int]
 """Which steps: in the words of the command line, or as Python has them."""
 
 
-def parse_steps(asked: Steps) -> str:
+def parse_steps(selection: Steps) -> str:
     """Return a selection of steps, checked, in its plain form.
 
     ``3`` is step 3, ``2:4`` steps 2 and 3 (as a Python slice: the end is left out), ``1:`` all from
@@ -64,23 +64,25 @@ def parse_steps(asked: Steps) -> str:
     Traceback (most recent call last):
     tracekit.errors.OptionError: steps: cannot read 'two' (write 3, 2:4, 1:, :-1 or 2,5)
     """
-    parts = [part.strip() for part in _as_text(asked).split(",")]
+    parts = [part.strip() for part in _as_text(selection).split(",")]
     for part in parts:
         if not re.fullmatch(r"-?\d+(:(-?\d+)?)?|:-?\d+", part):
             raise OptionError(f"steps: cannot read {part!r}", hint="write 3, 2:4, 1:, :-1 or 2,5")
     return ",".join(parts)
 
 
-def _as_text(asked: Steps) -> str:
-    if isinstance(asked, str | int):
-        return str(asked)
-    if isinstance(asked, slice):
-        if asked.step not in (None, 1):
+def _as_text(selection: Steps) -> str:
+    if isinstance(selection, str | int):
+        return str(selection)
+    if isinstance(selection, slice):
+        if selection.step not in (None, 1):
             raise OptionError(
-                f"steps: {asked} leaves steps out", hint="name the steps one by one: [2, 4, 6]"
+                f"steps: {selection} leaves steps out", hint="name the steps one by one: [2, 4, 6]"
             )
-        return ":".join("" if end is None else str(end) for end in (asked.start, asked.stop))
-    return ",".join(map(str, asked))
+        first = "" if selection.start is None else selection.start
+        end = "" if selection.stop is None else selection.stop
+        return f"{first}:{end}"
+    return ",".join(map(str, selection))
 
 
 def select_steps(present: list[int], text: str | None) -> list[int]:
@@ -99,21 +101,27 @@ def select_steps(present: list[int], text: str | None) -> list[int]:
     chosen: set[int] = set()
     for part in parse_steps(text).split(","):
         if ":" in part:
-            low, high = (_number(end, present) for end in part.split(":"))
-            chosen |= {
-                s for s in present if (low is None or s >= low) and (high is None or s < high)
-            }
+            first, end = part.split(":")
+            chosen |= _steps_between(_number(first, present), _number(end, present), present)
         else:
             chosen |= {_number(part, present)} & set(present)  # type: ignore[arg-type]
     if not chosen:
         present_steps = listing(map(str, present), most=12)
-        hint = (
-            f"the trace has steps {present_steps}"
-            if present
-            else "the trace has no step marks: leave --steps out"
-        )
+        hint = f"the trace has steps {present_steps}"
+        if not present:
+            hint = "the trace has no step marks: leave --steps out"
         raise OptionError(f"steps: {text} selects none", hint=hint)
     return sorted(chosen)
+
+
+def _steps_between(first: int | None, end: int | None, present: list[int]) -> set[int]:
+    """Return the steps from *first* on and before *end*; None leaves that side open."""
+    chosen = set(present)
+    if first is not None:
+        chosen = {step for step in chosen if step >= first}
+    if end is not None:
+        chosen = {step for step in chosen if step < end}
+    return chosen
 
 
 def _number(text: str, present: list[int]) -> int | None:
@@ -258,8 +266,8 @@ def assign_parts(
     present = labelled["step"].drop_nulls().unique().sort().to_list()
     if not present:
         select_steps(present, steps)
-        whole = labelled.with_columns(part=pl.lit(0, pl.Int64))
-        return whole, _table(whole, whole, [], host), notices
+        one_part = labelled.with_columns(part=pl.lit(0, pl.Int64))
+        return one_part, _table(one_part, one_part, [], host), notices
     placed = _place_unlaunched(labelled)
     outside = placed.filter(pl.col("step").is_null())
     if len(outside):
@@ -270,8 +278,8 @@ def assign_parts(
     part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)
     is_chosen = np.array(chosen, np.int64)[part] == number
     kept = placed.with_columns(pl.Series("part", part))
-    # Else nothing need be moved.
-    kept = kept if is_chosen.all() else kept.filter(pl.Series(is_chosen))
+    if not is_chosen.all():
+        kept = kept.filter(pl.Series(is_chosen))
     return kept, _table(kept, placed, present, host), notices
 
 

@@ -12,7 +12,7 @@ most for its own duration minus the shortest duration among the members, and thi
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Int32s, Ints
+from tracekit._util.arrays import Bools, Int32s, Ints, SortedGroups
 from tracekit._util.categories import CategoryColumn
 from tracekit.align.clock_bounds import MEETS, NO_BOUND_NS
 from tracekit.align.clocks import Clocks
@@ -370,7 +370,7 @@ def _charges(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
         alone_ns=np.where(is_last_of_all, np.minimum(wait_ns, lead_ns), wait_ns),
         is_shared=pl.col("waited_for").is_not_null(),
     )
-    whole = waits.filter(~pl.col("is_shared")).drop("waited_for")
+    charged_to_one = waits.filter(~pl.col("is_shared")).drop("waited_for")
     shared = waits.filter("is_shared").explode("waited_for")
     charged_rank = pl.col("waited_for").struct.field("rank")
     charged_ns = pl.col("waited_for").struct.field("wait_ns")
@@ -386,7 +386,7 @@ def _charges(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     shared = shared.drop("arrival_ns").join(
         arrivals, on=["match", "rank"], how="left", maintain_order="left"
     )
-    return pl.concat([whole, shared.select(whole.columns)])
+    return pl.concat([charged_to_one, shared.select(charged_to_one.columns)])
 
 
 def _lead_of_last(match: Ints, start: Ints) -> Ints:
@@ -395,12 +395,14 @@ def _lead_of_last(match: Ints, start: Ints) -> Ints:
     >>> _lead_of_last(np.array([0, 0, 0, 1, 1]), np.array([0, 50, 40, 7, 7])).tolist()
     [10, 10, 10, 0, 0]
     """
-    order = np.lexsort((start, match))
-    first = np.flatnonzero(np.diff(match, prepend=-1))
-    size = np.diff(first, append=len(match))
-    last_of_all = order[first + size - 1]
-    second_last = order[np.maximum(first + size - 2, first)]
-    return np.repeat(start[last_of_all] - start[second_last], size)
+    matches = SortedGroups.of(match)
+    # Members match by match, each in order of arrival: those of a match keep its rows, so that its
+    # last row in this order is its last arrival, and the row before that the second last.
+    by_arrival = np.lexsort((start, match))
+    second_last_row = np.maximum(matches.last - 1, matches.first)  # a match of one: itself
+    last_ns = start[by_arrival[matches.last]]
+    second_last_ns = start[by_arrival[second_last_row]]
+    return matches.spread(last_ns - second_last_ns)
 
 
 def _late_with(in_match: pl.DataFrame, by_rank: pl.DataFrame) -> pl.DataFrame:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tracekit._util.arrays import Bools, Ints, find_sorted, group_rows
+from tracekit._util.arrays import Bools, Ints, SortedGroups, find_sorted, group_rows
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.evidence import Evidence
 from tracekit.classify.matmul import MATMUL_KERNELS
@@ -166,9 +166,8 @@ class Products:
             )
         )
         number = neighbourhoods.number[self.rows[products]]
-        edges = [*np.flatnonzero(np.diff(number, prepend=-1)).tolist(), len(products)]
         stretches = []
-        for begin, end in pairwise(edges):
+        for begin, end in pairwise(SortedGroups.of(number).edges):
             stretch = Stretch(
                 tuple(widths[begin:end]),
                 after_attention=bool(neighbourhoods.after_attention[number[begin]]),

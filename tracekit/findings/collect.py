@@ -45,14 +45,14 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     for make in REGISTRY.values():
         findings += make(context)
-    supported = [
-        finding for finding in findings if _costs_something(finding) and finding.saves_ns != 0
-    ]
-    return tuple(sorted(supported, key=_order))
+    listed = [finding for finding in findings if _is_worth_listing(finding)]
+    return tuple(sorted(listed, key=_order))
 
 
-def _costs_something(finding: Finding) -> bool:
-    return finding.cost_ns > 0 or bool(finding.cost_bytes)
+def _is_worth_listing(finding: Finding) -> bool:
+    """Return whether a finding costs something, and its change is not predicted to save nothing."""
+    costs_something = finding.cost_ns > 0 or bool(finding.cost_bytes)
+    return costs_something and finding.saves_ns != 0
 
 
 def _order(finding: Finding) -> tuple[int, int, int]:

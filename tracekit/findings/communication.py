@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import polars as pl
 
+from tracekit._util.values import without_none
 from tracekit.documents.analysis import ChangedStep
 from tracekit.findings.context import Context
-from tracekit.findings.finding import Certainty, EvidenceValue, Finding, Place
+from tracekit.findings.finding import Certainty, EvidenceValue, Finding, Place, places_of
 from tracekit.findings.host import exposed_pageable_share
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
@@ -106,10 +107,11 @@ def _main_cause(because_ns: Mapping[str, int]) -> str:
     >>> _main_cause({"same_stream": 5, "peer_late": 4, "unknown": 8})
     'same_stream'
     """
-    known_ns = {cause: ns for cause, ns in because_ns.items() if cause != "unknown"}
-    if because_ns.get("unknown", 0) > sum(known_ns.values()):
+    known_causes_ns = dict(because_ns)
+    unknown_ns = known_causes_ns.pop("unknown", 0)
+    if unknown_ns > sum(known_causes_ns.values()):
         return "unknown"
-    return max(known_ns, key=lambda cause: known_ns[cause], default="unknown")
+    return max(known_causes_ns, key=lambda cause: known_causes_ns[cause], default="unknown")
 
 
 def _best_remedy(context: Context, label: str, exposed_ns: int, *, unhideable_ns: int) -> Remedy:
@@ -119,10 +121,11 @@ def _best_remedy(context: Context, label: str, exposed_ns: int, *, unhideable_ns
     """
     hide = f"hide {label}"
     hidden = context.predict(hide)
-    hide_saves_ns = 0 if hidden is None else hidden.saves_ns or 0
+    hide_saves_ns = _saving_of(hidden)
     halve = f"{label} x0.5"
-    halved = context.predict(halve) if unhideable_ns > 0 else None
-    halve_saves_ns = 0 if halved is None else halved.saves_ns or 0
+    halve_saves_ns = 0
+    if unhideable_ns > 0:
+        halve_saves_ns = _saving_of(context.predict(halve))
     if halve_saves_ns > max(hide_saves_ns, 0):
         return Remedy(
             halve, halve_saves_ns, (0, halve_saves_ns), "possible", case="too_little_compute"
@@ -134,6 +137,13 @@ def _best_remedy(context: Context, label: str, exposed_ns: int, *, unhideable_ns
     # The replay keeps all of the host's time that no recorded call explains: if that is a wait for
     # the GPU, as much as is exposed can be saved.
     return Remedy(saves_range_ns=(0, exposed_ns), certain="possible", case="host_takes_as_long")
+
+
+def _saving_of(predicted: ChangedStep | None) -> int:
+    """Return what a change saves; 0 if it cannot be predicted."""
+    if predicted is None:
+        return 0
+    return predicted.saves_ns or 0
 
 
 def _exposed_case(context: Context, cause: str, remedy: Remedy) -> str:
@@ -159,7 +169,7 @@ class Transfer(NamedTuple):
 
     def evidence(self) -> dict[str, EvidenceValue]:
         """Return the figures that are known."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
+        return without_none(self._asdict())
 
 
 def _transfer(context: Context, label: str, because_ns: Mapping[str, int]) -> Transfer:
@@ -169,10 +179,9 @@ def _transfer(context: Context, label: str, because_ns: Mapping[str, int]) -> Tr
     rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
     # Waiting is no transfer; time of unknown cause is not counted, so that what cannot be hidden is
     # a lower bound.
-    transfer_ns = sum(
-        ns for cause, ns in because_ns.items() if cause not in ("peer_late", "unknown")
-    )
-    hidden_ns = sum(total.hidden_ns.get(name, 0) for name in ("communication", "copy"))
+    no_transfer_ns = because_ns.get("peer_late", 0) + because_ns.get("unknown", 0)
+    transfer_ns = sum(because_ns.values()) - no_transfer_ns
+    hidden_ns = total.hidden_ns.get("communication", 0) + total.hidden_ns.get("copy", 0)
     free_ns = max(0, total.budget.compute_ns - hidden_ns)
     return Transfer(
         transfer_ns=transfer_ns // rank_steps,
@@ -212,7 +221,7 @@ def longest_operations(context: Context, label: str, *, waits: bool = False) -> 
     rows = exposed.top_k(5, by="shown_ns").select(
         "rank", "step", "start_ns", "end_ns", pl.col("what").cast(pl.String)
     )
-    return tuple(Place(*row) for row in rows.iter_rows())
+    return places_of(rows)
 
 
 def repeated_reductions(context: Context) -> Iterator[Finding]:
@@ -236,7 +245,12 @@ def repeated_reductions(context: Context) -> Iterator[Finding]:
     if times_per_step < 2:
         return
     change = f"dp_comm x{1 / times_per_step:.4g}"
+    saves_ns = None
+    saves_range_ns = None
     predicted = context.predict(change)
+    if predicted is not None:
+        saves_ns = max(predicted.saves_ns or 0, 0)
+        saves_range_ns = _saved_range(context, predicted)
     exposed_ns = context.step.budget.exposed_ns.get("dp_comm", 0)
     cost_ns = round(exposed_ns * (times_per_step - 1) / times_per_step)
     rank_steps = sum(len(of_ranks) for of_ranks in repetitions.values())
@@ -251,8 +265,8 @@ def repeated_reductions(context: Context) -> Iterator[Finding]:
             "framework": context.framework,
         },
         change=None if predicted is None else change,
-        saves_ns=None if predicted is None else max(predicted.saves_ns or 0, 0),
-        saves_range_ns=None if predicted is None else _saved_range(context, predicted),
+        saves_ns=saves_ns,
+        saves_range_ns=saves_range_ns,
         certain="bounded",
     )
 
@@ -308,10 +322,14 @@ def count_repetitions(
         period, rest = divmod(count, times)
         if rest or sizes != sizes[:period] * times:
             continue
-        firsts = start_ns[::period]
-        if all(
-            any(before < forward < behind for forward in forward_start_ns)
-            for before, behind in pairwise(firsts)
-        ):
+        if _is_forward_between_all(start_ns[::period], forward_start_ns):
             return times
     return 1
+
+
+def _is_forward_between_all(start_ns: list[int], forward_start_ns: list[int]) -> bool:
+    """Return whether a forward begins between each of the *start_ns* and the next one."""
+    for before_ns, behind_ns in pairwise(start_ns):
+        if not any(before_ns < forward_ns < behind_ns for forward_ns in forward_start_ns):
+            return False
+    return True

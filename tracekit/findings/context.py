@@ -63,11 +63,14 @@ class Context:
         reasons = self.analysis.tables["reasons"].select(
             "group_desc", "annotations", "chain", "pack"
         )
-        texts = "\n".join(text for column in reasons for text in column.drop_nulls().unique())
-        return next(
-            (name for name, pattern in FRAMEWORK_PATTERNS.items() if re.search(pattern, texts)),
-            None,
-        )
+        values: list[str] = []
+        for column in reasons:
+            values += column.drop_nulls().unique()
+        text = "\n".join(values)
+        for name, pattern in FRAMEWORK_PATTERNS.items():
+            if re.search(pattern, text):
+                return name
+        return None
 
     @cached_property
     def has_stacks(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+import polars as pl
 
 from tracekit.documents.analysis import FindingEntry, FindingPlace
 
@@ -27,6 +28,16 @@ class Place(msgspec.Struct, frozen=True):
     """Event or call of the host."""
     source: str | None = None
     """Function and line, where stacks were recorded."""
+
+
+def places_of(rows: pl.DataFrame) -> tuple[Place, ...]:
+    """Return the places in a table with rank, step, start_ns, end_ns, name, and source if it is known.
+
+    >>> rows = pl.DataFrame({"rank": [3], "step": [1], "start_ns": [5], "end_ns": [9], "what": ["all_reduce"]})
+    >>> places_of(rows)
+    (Place(rank=3, step=1, start_ns=5, end_ns=9, name='all_reduce', source=None),)
+    """
+    return tuple(Place(*row) for row in rows.iter_rows())
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

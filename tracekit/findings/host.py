@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import polars as pl
 
 from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding, Place
+from tracekit.findings.finding import EvidenceValue, Finding, Place, places_of
+from tracekit.metrics.budget import Budget
 from tracekit.schema import COPY_LABELS
 from tracekit.whatif.constants import HOST_VARIATION
 
@@ -35,20 +36,19 @@ class _StepMeans:
     """Means over ranks and ordinary steps, in ns: step time, GPU work, and the host's activities."""
 
     def __init__(self, context: Context) -> None:
-        budgets = [
-            timed.budget
-            for result in context.analysis.rank_results
-            for timed in result.timed_steps
-            if timed.step in context.usual_steps and timed.time_ns is not None
-        ]
+        budgets = _usual_budgets(context)
         count = max(len(budgets), 1)
-        self.time_ns = sum(budget.span_ns for budget in budgets) / count
-        self.idle_ns = sum(budget.idle_ns for budget in budgets) / count
+        time_ns = 0
+        idle_ns = 0
+        copied_ns = 0
+        for budget in budgets:
+            time_ns += budget.span_ns
+            idle_ns += budget.idle_ns
+            copied_ns += sum(budget.exposed_ns.get(label, 0) for label in COPY_LABELS)
+        self.time_ns = time_ns / count
+        self.idle_ns = idle_ns / count
         self.gpu_ns = self.time_ns - self.idle_ns
-        copied_ns = [
-            sum(budget.exposed_ns.get(label, 0) for label in COPY_LABELS) for budget in budgets
-        ]
-        self.copied_ns = sum(copied_ns) / count
+        self.copied_ns = copied_ns / count
         """Exposed time of all copies."""
         table = context.analysis.tables["host_time"]
         is_usual = pl.col("step").is_in(list(context.usual_steps), nulls_equal=True)
@@ -80,6 +80,16 @@ class _StepMeans:
         return self.value("launch_bound", "idle_ns")
 
 
+def _usual_budgets(context: Context) -> list[Budget]:
+    """Return the budgets of all ranks' ordinary steps whose time is known."""
+    budgets = []
+    for result in context.analysis.rank_results:
+        for timed in result.timed_steps:
+            if timed.step in context.usual_steps and timed.time_ns is not None:
+                budgets.append(timed.budget)
+    return budgets
+
+
 def exposed_pageable_share(context: Context) -> float:
     """Return the share of the exposed time of copies that is of pageable memory, 0 to 1."""
     if context.analysis.tables["host_time"].is_empty():
@@ -107,8 +117,8 @@ def host_findings(context: Context) -> Iterator[Finding]:
     for code in OFFENCES:
         if not means.value(code, "host_ns"):  # only in steps that stand out
             continue
-        of_after = means.value(code, "idle_after_ns") / after_ns if after_ns else 0.0
-        cost_ns = means.value(code, "idle_ns") + of_after * shared_ns
+        share_of_after = means.value(code, "idle_after_ns") / after_ns if after_ns else 0.0
+        cost_ns = means.value(code, "idle_ns") + share_of_after * shared_ns
         copied_ns = means.pageable_ns if code == "pageable_copy" else 0.0
         finding = _offence(context, means, code, cost_ns + copied_ns, means.gpu_ns - copied_ns)
         if finding is not None:
@@ -155,8 +165,7 @@ def _case(context: Context, code: str, row: dict[str, object]) -> str:
     if code == "data_loading":
         return "workers" if "MultiProcessing" in name else "no_workers"
     if code == "python":
-        has_source = any(place.source for place in _places(context, code))
-        if has_source:
+        if any(longest.source for longest in _places(context, code)):
             return "with_source"
         if context.has_unread_stacks:
             return "stacks_not_read"
@@ -166,10 +175,10 @@ def _case(context: Context, code: str, row: dict[str, object]) -> str:
 
 def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Finding:
     """Return the finding that the host only launches, and is slower at it than the GPU works."""
-    kernels = sum(
-        sum(result.whole.label_count.values()) for result in context.analysis.rank_results
-    )
-    steps = max(len(context.step.per_step), 1) * context.ranks
+    events = 0
+    for result in context.analysis.rank_results:
+        events += sum(result.whole.label_count.values())
+    events_per_step = events / (max(len(context.step.per_step), 1) * context.ranks)
     return Finding(
         code="launch_bound",
         case="under_graphs" if context.uses_cuda_graphs else "",
@@ -178,8 +187,8 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
         where=_places(context, "launch_bound"),
         evidence={
             "gpu_work_ns": round(means.gpu_ns),
-            "events_per_step": round(kernels / steps),
-            "mean_event_ns": round(means.gpu_ns / max(kernels / steps, 1)),
+            "events_per_step": round(events_per_step),
+            "mean_event_ns": round(means.gpu_ns / max(events_per_step, 1)),
         },
         change="no host delay",
         saves_ns=round(cost_ns),
@@ -194,4 +203,4 @@ def _places(context: Context, code: str) -> tuple[Place, ...]:
     rows = table.top_k(5, by="idle_ns").select(
         "rank", "step", "start_ns", "end_ns", "name", "source"
     )
-    return tuple(Place(*row) for row in rows.iter_rows())
+    return places_of(rows)

@@ -10,6 +10,7 @@ import msgspec
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
+from tracekit._util.values import first_that_holds
 from tracekit.findings.context import Context
 from tracekit.findings.finding import EvidenceValue, Finding
 from tracekit.metrics.kernel_limits import experts_bytes, memory_gb_s, product_bytes
@@ -115,7 +116,7 @@ def kind_of_product(op: str, shapes: str) -> str:
         (fused_experts(shapes) is not None, "experts"),
         (True, "product"),
     ]
-    return next(kind for holds, kind in kinds if holds)
+    return first_that_holds(kinds)
 
 
 def _memory_ns(row: dict[str, Any], bandwidth: float) -> float:
@@ -127,7 +128,9 @@ def _memory_ns(row: dict[str, Any], bandwidth: float) -> float:
     least_and_most = experts_bytes(experts, row["dtype"])
     if least_and_most is None:
         return 0.0
-    least_ns, most_ns = (row["calls"] * moved / bandwidth for moved in least_and_most)
+    least_bytes, most_bytes = least_and_most
+    least_ns = row["calls"] * least_bytes / bandwidth
+    most_ns = row["calls"] * most_bytes / bandwidth
     # Faster than the memory: the weights are not what the shapes say. No claim about bytes.
     return most_ns if least_ns <= row["ns"] else 0.0
 
@@ -155,9 +158,8 @@ def _bounded_convolutions(context: Context) -> Iterator[dict[str, Any]]:
 
 def _memory_bound(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:
     """Yield operators that move memory and are slower than its bandwidth."""
-    table = context.analysis.tables["memory_bound"]
-    known = table.drop_nulls("limit_ns")
-    sums = known.group_by("kind", "op", "module", "shapes").agg(
+    table = context.analysis.tables["memory_bound"].drop_nulls("limit_ns")
+    sums = table.group_by("kind", "op", "module", "shapes").agg(
         pl.col("calls", "ns").sum(), pl.col("limit_ns").sum()
     )
     for row in sums.iter_rows(named=True):
@@ -194,7 +196,7 @@ def reason_of(op: str, kind: str, shapes: str, *, multiprocessors: int | None) -
     >>> reason_of("aten::add", "elementwise", "[[64,64],[64,64]]", multiprocessors=132)
     'elementwise'
     """
-    dims = [shape for shape in parse_list(shapes) if is_shape(shape) and len(shape) > 1]
+    dims = [shape for shape in parse_list(shapes) if _is_matrix(shape)]
     if kind == "attention" and dims:
         length = sorted(dims[0][1:3])[-1] if len(dims[0]) == 4 else 0
         return "short_sequence" if 0 < length <= MAX_SHORT_SEQUENCE else "attention"
@@ -207,32 +209,41 @@ def reason_of(op: str, kind: str, shapes: str, *, multiprocessors: int | None) -
         return "product" if kind == "product" else kind
     rows, inner, columns = _product_sizes(op, dims)
     tiles = -(-rows // TILE_SIZE) * -(-columns // TILE_SIZE) * prod(dims[0][:-2])
+    sizes = (rows, inner, columns)
+    is_misaligned = any(size % ALIGNED_SIZE for size in sizes)
+    has_few_tiles = multiprocessors is not None and tiles < MIN_TILES_SHARE * multiprocessors
     cases = [  # the first that holds decides
-        (any(size % ALIGNED_SIZE for size in (rows, inner, columns)), "misaligned"),
-        (min(rows, inner, columns) <= MAX_SKINNY_SIZE, "skinny"),
-        (
-            multiprocessors is not None and tiles < MIN_TILES_SHARE * (multiprocessors or 0),
-            "few_tiles",
-        ),
+        (is_misaligned, "misaligned"),
+        (min(sizes) <= MAX_SKINNY_SIZE, "skinny"),
+        (has_few_tiles, "few_tiles"),
+        (True, "product"),
     ]
-    return next((reason for holds, reason in cases if holds), "product")
+    return first_that_holds(cases)
+
+
+def _is_matrix(shape: Any) -> bool:
+    """Return whether an input is a tensor of two or more dimensions."""
+    return is_shape(shape) and len(shape) > 1
 
 
 def _reason_of_convolution(inputs: list[int], weight: list[int]) -> str:
     """Return why a convolution is slow, by its channels: the groups are its input's over its weight's."""
+    is_misaligned = weight[0] % ALIGNED_SIZE > 0 or weight[1] % ALIGNED_SIZE > 0
     cases = [  # the first that holds decides
         (weight[1] == 1 < inputs[1], "depthwise"),
-        (weight[0] % ALIGNED_SIZE or weight[1] % ALIGNED_SIZE, "channels"),
+        (is_misaligned, "channels"),
+        (True, "convolution"),
     ]
-    return next((reason for holds, reason in cases if holds), "convolution")
+    return first_that_holds(cases)
 
 
 def _product_sizes(op: str, dims: Sequence[list[int]]) -> tuple[int, int, int]:
     """Return rows, inner size and columns of a product of the last two matrices among its inputs."""
-    left, right = dims[-2], dims[-1]
-    inner = left[-1]
-    columns = right[0] if op == "aten::linear" else right[-1]
-    rows = prod(left[:-1]) if len(right) == 2 else left[-2]
+    left_matrix = dims[-2]
+    right_matrix = dims[-1]
+    inner = left_matrix[-1]
+    columns = right_matrix[0] if op == "aten::linear" else right_matrix[-1]
+    rows = prod(left_matrix[:-1]) if len(right_matrix) == 2 else left_matrix[-2]
     return rows, inner, columns
 
 

@@ -40,7 +40,8 @@ def _peak_findings(rank: HeldMemory, contents: MemoryContents) -> Iterator[Findi
     reserved = rank.measured.reserved_bytes or contents.peak.bytes
     capacity = rank.capacity_bytes
     is_nearly_full = capacity is not None and reserved >= NEARLY_FULL_SHARE * capacity
-    measured, ideal = contents.in_flight, contents.ideal_in_flight
+    measured = contents.in_flight
+    ideal = contents.ideal_in_flight
     holds_too_many = measured is not None and ideal is not None and measured > ideal
     keeps_after_backward = (
         not contents.leaks and contents.outlived_bytes >= MIN_OUTLIVED_SHARE * contents.peak.bytes
@@ -102,8 +103,8 @@ def _peak_evidence(rank: HeldMemory, contents: MemoryContents) -> dict[str, Evid
 
 def _cheapest_module(modules: list[ModuleMemory]) -> ModuleMemory | None:
     """Return the module whose recomputation saves most memory for its time."""
-    known = [module for module in modules if module.recompute_bytes_per_ms]
-    return max(known, key=lambda module: module.recompute_bytes_per_ms or 0.0, default=None)
+    rated = [module for module in modules if module.recompute_bytes_per_ms]
+    return max(rated, key=lambda module: module.recompute_bytes_per_ms or 0.0, default=None)
 
 
 def _leaks(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
@@ -145,22 +146,30 @@ def _steps_until_full(rank: HeldMemory, leak: MemoryLeak) -> int | None:
 
 def _fragmentation(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
     """Yield a finding about a rank whose memory is free in pieces that requests did not fit into."""
-    found = contents.fragmentation
-    if found is None or found.fragmented_bytes is None or not found.forced_segments:
+    fragmentation = contents.fragmentation
+    if (
+        fragmentation is None
+        or fragmentation.fragmented_bytes is None
+        or not fragmentation.forced_segments
+    ):
         return
-    if found.fragmented_bytes < MIN_FRAGMENTED_SHARE * found.reserved_bytes:
+    if fragmentation.fragmented_bytes < MIN_FRAGMENTED_SHARE * fragmentation.reserved_bytes:
         return
     evidence = {
-        "reserved_bytes": found.reserved_bytes,
-        "fragmented_bytes": found.fragmented_bytes,
-        "fragmented_share": found.fragmented_bytes / found.reserved_bytes,
-        "forced_segments": found.forced_segments,
-        "request_bytes": found.largest_request_bytes,
-        "free_bytes": found.largest_request_free_bytes,
-        "line": found.largest_request_line,
+        "reserved_bytes": fragmentation.reserved_bytes,
+        "fragmented_bytes": fragmentation.fragmented_bytes,
+        "fragmented_share": fragmentation.fragmented_bytes / fragmentation.reserved_bytes,
+        "forced_segments": fragmentation.forced_segments,
+        "request_bytes": fragmentation.largest_request_bytes,
+        "free_bytes": fragmentation.largest_request_free_bytes,
+        "line": fragmentation.largest_request_line,
     }
     yield _finding(
-        rank, contents, code="fragmentation", cost_bytes=found.fragmented_bytes, evidence=evidence
+        rank,
+        contents,
+        code="fragmentation",
+        cost_bytes=fragmentation.fragmented_bytes,
+        evidence=evidence,
     )
 
 

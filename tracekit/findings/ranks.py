@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tracekit._util.values import without_none
 from tracekit.documents.analysis import Straggler, WaitCause
 from tracekit.findings.context import Context
 from tracekit.findings.finding import EvidenceValue, Finding
@@ -44,8 +45,8 @@ def _main_cause(context: Context, row: Straggler) -> WaitCause | None:
     if row.label == "pp_comm":
         cause = context.analysis.stragglers.pipeline_cause(row.rank)
         return cause if cause is not None and cause.cause in ("slow_gpu", "host_late") else None
-    known = [part for part in row.why if part.cause != "unknown"]
-    return max(known, key=lambda part: part.ns, default=None)
+    known_causes = [cause for cause in row.why if cause.cause != "unknown"]
+    return max(known_causes, key=lambda cause: cause.ns, default=None)
 
 
 def _late_together(
@@ -99,7 +100,7 @@ def _late_rank(
         share=context.share(cost_ns),
         ranks=ranks,
         steps=tuple(step for step in row.steps if step is not None),
-        evidence={name: value for name, value in evidence.items() if value is not None},
+        evidence=without_none(evidence),
         change=None if predicted is None else change,
         saves_ns=saves_ns,
         saves_range_ns=None if saves_ns is None else (0, saves_ns),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tracekit._util.values import first_that_holds
 from tracekit.errors import Notice
 from tracekit.findings.context import Context
 from tracekit.findings.finding import Finding
@@ -31,11 +32,8 @@ def recording_findings(context: Context) -> Iterator[Finding]:
     """
     analysis = context.analysis
     total = analysis.total
-    unknown = [
-        label
-        for label, ns in total.wait_ns.items()
-        if ns is None and total.budget.exposed_ns.get(label)
-    ]
+    unknown_waits = [label for label, ns in total.wait_ns.items() if ns is None]
+    unknown = [label for label in unknown_waits if total.budget.exposed_ns.get(label)]
     if not unknown:
         return
     count, missing = absent_ranks(analysis.sources, most=MAX_MISSING_NAMED)
@@ -48,15 +46,16 @@ def recording_findings(context: Context) -> Iterator[Finding]:
         lacks_groups(source, collectives=len(groups), named=len(groups) - groups.null_count())
         for source in analysis.sources
     )
-    cases: list[tuple[bool, str, list[int]]] = [  # the first that holds decides
-        (count > 0, "ranks", missing),
-        (bool(without_gpu_work), "gpu_work", without_gpu_work),
-        (len(given) == 1, "one_rank", given),
-        (unnamed_peers, "peers", []),
-        (unnamed_groups, "groups", []),
-        (True, "sides", []),
+    no_ranks: list[int] = []
+    cases = [  # the first that holds decides: the case, and the ranks that it is about
+        (count > 0, ("ranks", missing)),
+        (bool(without_gpu_work), ("gpu_work", without_gpu_work)),
+        (len(given) == 1, ("one_rank", given)),
+        (unnamed_peers, ("peers", no_ranks)),
+        (unnamed_groups, ("groups", no_ranks)),
+        (True, ("sides", no_ranks)),
     ]
-    case, ranks = next((name, ranks) for holds, name, ranks in cases if holds)
+    case, ranks = first_that_holds(cases)
     cost_ns = sum(context.step.budget.exposed_ns.get(label, 0) for label in unknown)
     yield Finding(
         code="recording",

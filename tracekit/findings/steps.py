@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding, Place
+from tracekit.findings.finding import EvidenceValue, Finding, Place, places_of
 from tracekit.metrics.step_time import StepTime
 
 MIN_EXTRA_SHARE = 0.1
@@ -74,7 +74,7 @@ def _cause(
     """
     scopes = [_StepScope(context, step.step, late_ranks)]
     if late_ranks:
-        numbers = [each.step for each in context.step.per_step]
+        numbers = [recorded.step for recorded in context.step.per_step]
         position = numbers.index(step.step)
         if position:
             scopes.append(_StepScope(context, numbers[position - 1], late_ranks))
@@ -90,17 +90,16 @@ def _cause_in(scope: _StepScope, excess_ns: int) -> tuple[str, dict[str, Evidenc
     """Return what the ranks did longer or more often in one step than in the others."""
     copied = scope.extra_copies_to_host()
     host_ns = scope.extra_host_time()
-    forward, usual_forward = scope.events("forward"), scope.usual_events("forward")
+    forward = scope.events("forward")
+    usual_forward = scope.usual_events("forward")
     backward, usual_backward = scope.backward_events()
     largest = max(host_ns, key=lambda code: host_ns[code], default=None)
     writes_ns = host_ns.get("pageable_copy", 0) + host_ns.get("python", 0)
     if copied > 0 and writes_ns >= MIN_EXTRA_SHARE * excess_ns:
         return "checkpoint", {"copies_to_host": round(copied)}
-    if (
-        usual_forward
-        and forward >= MIN_TIMES_MORE_WORK * usual_forward
-        and backward < MIN_TIMES_MORE_WORK * usual_backward
-    ):
+    has_more_forward = forward >= MIN_TIMES_MORE_WORK * usual_forward > 0
+    has_more_backward = backward >= MIN_TIMES_MORE_WORK * usual_backward
+    if has_more_forward and not has_more_backward:
         return "evaluation", {
             "forward_events": round(forward),
             "usual_forward_events": round(usual_forward),
@@ -163,8 +162,8 @@ class _StepScope:
 
     def usual_events(self, label: str) -> float:
         """Return the number of GPU events of a label in an ordinary step, mean of ranks and steps."""
-        usual = self._usual_steps()
-        return sum(self._events_of(number, label) for number in usual) / max(len(usual), 1)
+        counts = [self._events_of(number, label) for number in self._usual_steps()]
+        return sum(counts) / max(len(counts), 1)
 
     def backward_events(self) -> tuple[float, float]:
         """Return the number of GPU events of the backward in the step, and in an ordinary one."""
@@ -173,12 +172,14 @@ class _StepScope:
         return own, sum(self.usual_events(label) for label in labels)
 
     def _events_of(self, number: int | None, label: str) -> float:
-        counts = [
-            scope.label_count.get(label, 0)
-            for result in self.context.analysis.rank_results
-            for scope in result.per_step
-            if scope.step == number and (not self.ranks or result.rank in self.ranks)
-        ]
+        """Return the number of GPU events of a label in one step, mean of ranks."""
+        counts = []
+        for result in self.context.analysis.rank_results:
+            if self.ranks and result.rank not in self.ranks:
+                continue
+            for scope in result.per_step:
+                if scope.step == number:
+                    counts.append(scope.label_count.get(label, 0))
         return sum(counts) / max(len(counts), 1)
 
 
@@ -188,4 +189,4 @@ def _places(context: Context, step: StepTime) -> tuple[Place, ...]:
     rows = table.top_k(5, by="idle_ns").select(
         "rank", "step", "start_ns", "end_ns", "name", "source"
     )
-    return tuple(Place(*row) for row in rows.iter_rows())
+    return places_of(rows)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from tracekit._util.values import without_none
 from tracekit.documents.late import Hang, LateRanks, SlowLink
 from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding, Place
+from tracekit.findings.finding import EvidenceValue, Finding, Place, places_of
 from tracekit.findings.ranks import rank_findings
 from tracekit.whole_run.result import WholeRun
 
@@ -28,8 +29,10 @@ def whole_run_findings(context: Context) -> Iterator[Finding]:
         return
     if run.hang is not None and run.hang.certain:
         yield _hang(context, run.hang)
-    of_traces = [finding for finding in rank_findings(context) if finding.saves_ns != 0]
-    named_ranks = {rank for finding in of_traces for rank in finding.ranks}
+    named_ranks: set[int] = set()
+    for finding in rank_findings(context):
+        if finding.saves_ns != 0:
+            named_ranks.update(finding.ranks)
     for fact in run.late:
         if fact.cause != "waited_itself" and not named_ranks.intersection(fact.ranks):
             yield _late_ranks(context, fact, run)
@@ -38,7 +41,8 @@ def whole_run_findings(context: Context) -> Iterator[Finding]:
 
 
 def _hang(context: Context, hang: Hang) -> Finding:
-    absent = tuple(sorted([*(state.rank for state in hang.missing), *hang.no_record]))
+    missing = [state.rank for state in hang.missing]
+    absent = tuple(sorted([*missing, *hang.no_record]))
     different = tuple(state.rank for state in hang.different)
     cost_ns = max(hang.waited_ns or 0, 1)
     return Finding(
@@ -78,7 +82,7 @@ def _late_ranks(context: Context, fact: LateRanks, run: WholeRun) -> Finding:
         ranks=fact.ranks,
         steps=fact.steps,
         where=_recorded_places(context, fact),
-        evidence={name: value for name, value in evidence.items() if value is not None},
+        evidence=without_none(evidence),
         saves_ns=cost_ns,
         saves_range_ns=(0, cost_ns),
         certain="possible" if fact.uncertain else "bounded",
@@ -99,7 +103,7 @@ def _recorded_places(context: Context, fact: LateRanks) -> tuple[Place, ...]:
     rows = first.select("rank", "step", "start_ns", "end_ns", pl.col("what").cast(pl.String)).head(
         MAX_PLACES
     )
-    return tuple(Place(*row) for row in rows.iter_rows())
+    return places_of(rows)
 
 
 def _slow_link(context: Context, link: SlowLink, run: WholeRun) -> Finding:
@@ -118,5 +122,5 @@ def _slow_link(context: Context, link: SlowLink, run: WholeRun) -> Finding:
         cost_ns=cost_ns,
         share=context.share(cost_ns),
         ranks=link.ranks,
-        evidence={name: value for name, value in evidence.items() if value is not None},
+        evidence=without_none(evidence),
     )

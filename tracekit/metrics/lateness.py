@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Ints, group_rows
+from tracekit._util.arrays import Bools, Ints, SortedGroups, group_rows
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.columns import to_int64
 from tracekit._util.shapes import is_shape, parse_list
@@ -159,7 +159,7 @@ def _step_lateness(
     part = to_int64(gpu_events["part"])
     start = gpu_events["start_ns"].to_numpy()
     order = np.lexsort((start, part))
-    first_event = order[np.flatnonzero(np.diff(part[order], prepend=-1))]
+    first_event = order[SortedGroups.of(part[order]).first]
     number = to_int64(steps["step"])
     follows = np.diff(number, prepend=number[0] - 2) == 1
     # A gap belongs to the step of the event that ends it. One that begins before a recorded step's

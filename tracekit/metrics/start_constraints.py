@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._util.arrays import Bools, Ints
+from tracekit._util.arrays import Bools, Ints, SortedGroups
 from tracekit._util.columns import present, to_int64
 from tracekit.metrics.label_intervals import COMPUTE_SET, has_label, label_codes
 
@@ -132,7 +132,7 @@ def number_streams(labelled: pl.DataFrame) -> Ints:
     if labelled["device"].n_unique() > 1:
         stream = stream + (to_int64(labelled["device"]) + 1) * (1 << 40)
     # Many events in a row are of the same stream: sort only the first of each such run.
-    run_starts = np.flatnonzero(np.diff(stream, prepend=stream[:1] - 1))
+    run_starts = SortedGroups.of(stream).first
     return np.searchsorted(np.unique(stream[run_starts]), stream)
 
 

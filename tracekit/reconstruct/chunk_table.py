@@ -58,19 +58,15 @@ def find_partners(chunks: pl.DataFrame, *, from_ranges: bool) -> pl.Series:
     named = _named_blocks(rows, backwards_near)
     partner = [-1] * len(rows)
     for forward, backwards in backwards_near.items():
-        own = rows[forward]
         best = -1
         best_share = MIN_SHARED_TIME
         for backward in backwards:
-            other = rows[backward]
             is_named = (forward, backward) in named
-            is_own_backward = other["pair"] == own["pair"]
+            is_own_backward = rows[backward]["pair"] == rows[forward]["pair"]
             is_taken = partner[backward] >= 0
             if (from_ranges and not is_named) or is_own_backward or is_taken:
                 continue
-            share = (
-                2.0 if is_named else max(_shared_on_host(own, other), _shared_on_gpu(own, other))
-            )
+            share = _NAMED_BLOCK if is_named else _shared_time(rows[forward], rows[backward])
             if share > best_share:
                 best = backward
                 best_share = share
@@ -122,6 +118,12 @@ def _shared(start: str, end: str, a: _Chunk, b: _Chunk) -> float:
 
 _shared_on_host = partial(_shared, "launch_ns", "last_ns")
 _shared_on_gpu = partial(_shared, "start_ns", "end_ns")
+_NAMED_BLOCK = 2.0  # more than any share, so that names decide before times
+
+
+def _shared_time(forward: _Chunk, backward: _Chunk) -> float:
+    """Return the share of the shorter half that is launched, or runs, at the same time as the other."""
+    return max(_shared_on_host(forward, backward), _shared_on_gpu(forward, backward))
 
 
 CHUNKS = pl.Schema(
@@ -202,24 +204,16 @@ def _summarize(rows: pl.DataFrame, kernels: Ints, chunk: Ints) -> pl.DataFrame:
     )
     needed_ns = pl.col("host_ns").filter(pl.col("category") != LOOSE_WGRAD)
     names = to_int64(rows["name"].to_physical())[kernels]
-    return (
-        members.group_by("chunk")
-        .agg(
-            pl.col("host_ns").min().alias("launch_ns"),
-            pl.coalesce(needed_ns.max(), pl.col("host_ns").max()).alias("last_ns"),
-            pl.col("start_ns").min(),
-            pl.col("end_ns").max(),
-            pl.col("stage", "microbatch", "block").drop_nulls().first(),
-        )
-        .sort("chunk")
-        .select(
-            pl.exclude("chunk"),
-            pl.Series(
-                "layers",
-                count_layers(chunk, names, (members["end_ns"] - members["start_ns"]).to_numpy()),
-            ),
-        )
+    duration_ns = (members["end_ns"] - members["start_ns"]).to_numpy()
+    layers = count_layers(chunk, names, duration_ns)
+    chunks = members.group_by("chunk").agg(
+        pl.col("host_ns").min().alias("launch_ns"),
+        pl.coalesce(needed_ns.max(), pl.col("host_ns").max()).alias("last_ns"),
+        pl.col("start_ns").min(),
+        pl.col("end_ns").max(),
+        pl.col("stage", "microbatch", "block").drop_nulls().first(),
     )
+    return chunks.sort("chunk").drop("chunk").with_columns(pl.Series("layers", layers))
 
 
 def count_layers(chunk: Ints, name: Ints, duration_ns: Ints) -> Ints:
@@ -251,15 +245,11 @@ def count_layers(chunk: Ints, name: Ints, duration_ns: Ints) -> Ints:
 
 def _share_stages(chunks: pl.DataFrame) -> pl.DataFrame:
     """Give backwards without a stage and micro-batch of their own those of their forward."""
-    names = ("stage", "microbatch")
-    has_both = pl.all_horizontal(pl.col(names).is_not_null())
-    of_forward = (
-        pl.col(name).filter(has_both & (pl.col("op") == "F")).first().over("step", "pair")
-        for name in names
-    )
-    named = chunks.with_columns(
-        pl.coalesce(name, own) for name, own in zip(names, of_forward, strict=True)
-    )
+    stage_and_microbatch = pl.col("stage", "microbatch")
+    has_both = pl.all_horizontal(stage_and_microbatch.is_not_null())
+    is_named_forward = has_both & (pl.col("op") == "F")
+    of_forward = stage_and_microbatch.filter(is_named_forward).first().over("step", "pair")
+    named = chunks.with_columns(stage_and_microbatch.fill_null(of_forward))
     return named.with_columns(
         confidence=pl.when(has_both).then(pl.lit(CONFIDENCE_ANNOTATED)).otherwise("confidence")
     )
@@ -275,14 +265,13 @@ def measure_chunks(
     if chunks.is_empty():
         return chunks
     start, end = _block_spans(chunks)
-    measures = {
-        "busy_ns": time_of(rows, COMPUTE_SET).covered_ns(start, end),
-        "wgrad_ns": time_of(rows, ("wgrad",)).covered_ns(start, end),
-        **{f"{cause}_ns": stall.covered_ns(start, end) for cause, stall in stalls.items()},
-    }
-    return conform(
-        chunks.with_columns(pl.Series(name, ns) for name, ns in measures.items()), CHUNKS
-    )
+    measured = {"busy_ns": time_of(rows, COMPUTE_SET), "wgrad_ns": time_of(rows, ("wgrad",))}
+    for cause, stall in stalls.items():
+        measured[f"{cause}_ns"] = stall
+    measures = []
+    for name, intervals in measured.items():
+        measures.append(pl.Series(name, intervals.covered_ns(start, end)))
+    return conform(chunks.with_columns(measures), CHUNKS)
 
 
 def _block_spans(chunks: pl.DataFrame) -> tuple[Ints, Ints]:
@@ -290,14 +279,15 @@ def _block_spans(chunks: pl.DataFrame) -> tuple[Ints, Ints]:
 
     For both halves of an overlapped block those of the block.
     """
-    start = chunks["start_ns"].to_numpy().copy()
-    end = chunks["end_ns"].to_numpy().copy()
+    start = chunks["start_ns"].to_numpy()
+    end = chunks["end_ns"].to_numpy()
     step = chunks["step"].to_numpy()
     beside = chunks["beside"].to_numpy()
     half = np.flatnonzero(beside >= 0)
-    other = beside[half] + np.searchsorted(step, step[half])  # beside counts within the step
-    start[half], end[half] = (
-        np.minimum(start[half], start[other]),
-        np.maximum(end[half], end[other]),
-    )
-    return start, end
+    # ``beside`` counts rows within the step: the step's first row makes it a row of the table.
+    other_half = beside[half] + np.searchsorted(step, step[half])
+    block_start = start.copy()
+    block_start[half] = np.minimum(start[half], start[other_half])
+    block_end = end.copy()
+    block_end[half] = np.maximum(end[half], end[other_half])
+    return block_start, block_end

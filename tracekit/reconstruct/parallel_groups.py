@@ -50,19 +50,31 @@ def split_layout(text: str | None) -> tuple[str | None, int | None]:
     """
     if text is None:
         return None, None
-    words = [word for word in map(str.strip, text.split(",")) if word]
-    nodes = [word for word in words if word.partition("=")[0].strip() == NODE]
-    mesh = ",".join(word for word in words if word not in nodes) or (None if nodes else text)
-    if not nodes:
-        return mesh, None
-    size = nodes[0].partition("=")[2].strip()
-    if len(nodes) > 1 or not re.fullmatch(r"[1-9]\d{0,5}", size):
+    axes: list[str] = []
+    node_sizes: list[str] = []
+    for word in _words_of_layout(text):
+        name, _, size = word.partition("=")
+        if name.strip() == NODE:
+            node_sizes.append(size.strip())
+        else:
+            axes.append(word)
+    if not node_sizes:
+        return ",".join(axes) or text, None
+    mesh = ",".join(axes) or None
+    size = node_sizes[0]
+    if len(node_sizes) > 1 or not re.fullmatch(r"[1-9]\d{0,5}", size):
         raise OptionError(
             f"layout {text!r} does not say how many ranks a node has", hint="write it as node=8"
         )
     if mesh is not None:
         parse_layout(mesh)
     return mesh, int(size)
+
+
+def _words_of_layout(text: str) -> list[str]:
+    """Return the parts of a layout between commas; empty ones are left out."""
+    words = [word.strip() for word in text.split(",")]
+    return [word for word in words if word]
 
 
 def parse_layout(text: str) -> dict[str, int]:
@@ -75,7 +87,7 @@ def parse_layout(text: str) -> dict[str, int]:
     tracekit.errors.OptionError: layout 'pp4' is not NAME=size,… (write it as pp=4,ep=2: slowest first)
     """
     sizes: dict[str, int] = {}
-    for word in filter(None, (part.strip() for part in text.split(","))):
+    for word in _words_of_layout(text):
         match = re.fullmatch(r"([a-z]\w*)=([1-9]\d*)", word)
         if not match or match[1] in sizes:
             raise OptionError(
@@ -110,7 +122,8 @@ def mesh_lines(ranks: Sequence[int], layout: str | Mapping[str, int]) -> list[li
     lines: dict[tuple[int, ...], list[int]] = {}
     for rank in range(prod(sizes.values())):
         positions = mesh_positions(sizes, rank)
-        lines.setdefault(tuple(positions[axis] for axis in sizes if axis != "pp"), []).append(rank)
+        positions.pop("pp")
+        lines.setdefault(tuple(positions.values()), []).append(rank)
     return [line for line in lines.values() if not set(ranks).isdisjoint(line)]
 
 
@@ -119,9 +132,8 @@ def find_parallel_groups(
 ) -> ParallelGroups:
     """Return pipelines and positions, from the layout if given, else from messages and process groups."""
     if layout is not None:
-        return _from_layout(
-            ranks, parse_layout(layout) if isinstance(layout, str) else dict(layout)
-        )
+        sizes = parse_layout(layout) if isinstance(layout, str) else dict(layout)
+        return _from_layout(ranks, sizes)
     pipelines, unsized, notices = _from_messages(ranks)
     positions = {rank.rank: _group_positions(rank) for rank in ranks}
     return add_pipelines(ParallelGroups((), positions, notices, unsized), pipelines)
@@ -155,7 +167,8 @@ def _from_layout(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Par
     Pipelines that the messages contradict are left out, with a notice.
     """
     world_size = prod(sizes.values())
-    highest = max(rank.rank for rank in ranks)
+    with_trace = sorted({rank.rank for rank in ranks})
+    highest = with_trace[-1]
     if highest >= world_size:
         layout = ",".join(f"{name}={size}" for name, size in sizes.items())
         raise OptionError(
@@ -167,7 +180,6 @@ def _from_layout(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Par
             f"the layout has {world_size} ranks, more than any run",
             hint="write sizes such as pp=4,ep=2",
         )
-    with_trace = sorted({rank.rank for rank in ranks})
     pipelines = []
     notices = []
     for line in mesh_lines(with_trace, sizes):
@@ -197,42 +209,67 @@ def _from_messages(
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], tuple[Notice, ...]]:
     """Return the pipelines, the ranks of pipelines of unknown size, and notices."""
     by_rank = {rank.rank: rank for rank in ranks}
-    peers = {rank.rank: rank.peers for rank in ranks}
-    connected = _connect(peers)
-    notices = []
-    without_peers = [rank for rank in ranks if peers[rank.rank] == (None,)]
-    if without_peers:
-        numbers = {rank.rank for rank in without_peers}
-        connected = [members for members in connected if not numbers.issuperset(members)]
-        for group, members in _group_without_peers(without_peers).items():
-            notice = _without_peers_notice(members, group)
-            notices.append(notice)
-            if notice.code == "peers-unknown":
-                connected.append(members)
+    peers: dict[int, Sequence[int | None]] = {}
+    without_peers = []
+    for rank in ranks:
+        peers[rank.rank] = rank.peers
+        if rank.peers == (None,):
+            without_peers.append(rank)
+    connected, notices = _with_unnamed_peers(_connect(peers), without_peers)
     pipelines: list[tuple[int, ...]] = []
     unsized: list[int] = []
     for members in connected:
-        with_trace = [member for member in members if member in by_rank]
-        in_order = _find_pipeline_group(members, [by_rank[member] for member in with_trace], peers)
+        recorded = [by_rank[member] for member in members if member in by_rank]
+        in_order = _find_pipeline_group(members, recorded, peers)
         if in_order is not None:
             pipelines.append(in_order)
-        elif with_trace == members:
+        elif len(recorded) == len(members):
             pipelines.append(tuple(members))
         else:  # those without a trace may have exchanged messages with still others
-            unsized += with_trace
+            unsized += [rank.rank for rank in recorded]
     # Ranks that never exchange messages may be of one pipeline all the same, so a pipeline can be
     # found twice.
     return tuple(dict.fromkeys(pipelines)), tuple(unsized), tuple(notices)
+
+
+def _with_unnamed_peers(
+    connected: list[list[int]], without_peers: Sequence[RankPipeline]
+) -> tuple[list[list[int]], list[Notice]]:
+    """Return the connected ranks with those whose messages name no peers, by their groups, and notices of them.
+
+    Args:
+        connected: Sets of ranks that messages connect; a rank of *without_peers* is connected with
+            none.
+        without_peers: Ranks whose messages do not name their peers.
+
+    """
+    if not without_peers:
+        return connected, []
+    unconnected = {rank.rank for rank in without_peers}
+    groups = [members for members in connected if not unconnected.issuperset(members)]
+    notices = []
+    for group, members in _group_without_peers(without_peers).items():
+        notice = _without_peers_notice(members, group)
+        notices.append(notice)
+        if notice.code == "peers-unknown":
+            groups.append(members)
+    return groups, notices
 
 
 def _connect(peers: Mapping[int, Sequence[int | None]]) -> list[list[int]]:
     """Return the sets of ranks that messages connect, each ascending, in the order of their lowest rank."""
     members_of: dict[int, set[int]] = {}  # of each rank: the ranks that it is connected with so far
     for rank, others in peers.items():
-        linked = {rank, *(peer for peer in others if peer is not None)}
-        members = linked.union(*(members_of.get(member, ()) for member in linked))
-        members_of |= dict.fromkeys(members, members)
-    return sorted({min(members): sorted(members) for members in members_of.values()}.values())
+        members = {rank}
+        for linked in (rank, *others):
+            if linked is not None:
+                members |= members_of.get(linked, {linked})
+        for member in members:
+            members_of[member] = members
+    in_order = {}  # by their lowest rank
+    for members in members_of.values():
+        in_order[min(members)] = sorted(members)
+    return sorted(in_order.values())
 
 
 def _group_without_peers(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...], list[int]]:
@@ -241,15 +278,25 @@ def _group_without_peers(ranks: Sequence[RankPipeline]) -> dict[tuple[int, ...],
     (): none is known.
     """
     members: dict[tuple[int, ...], list[int]] = {}
-    for rank in ranks:
-        groups = []
-        for group in rank.groups:
-            if len(group.ranks) > 1 and rank.rank in group.ranks:
-                groups.append(group)
-        described = [group.ranks for group in groups if _kind_of_group(group.description) == "pp"]
-        used = [group.ranks for group in groups if group.name == rank.group]
-        members.setdefault(next(iter(described + used), ()), []).append(rank.rank)
-    return {group: sorted(numbers) for group, numbers in members.items()}
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        members.setdefault(_group_of_messages(rank), []).append(rank.rank)
+    return members
+
+
+def _group_of_messages(rank: RankPipeline) -> tuple[int, ...]:
+    """Return the ranks of the process group that carries a rank's messages; () if it is not known.
+
+    It is the first one that is described as a pipeline's, else the one that the messages name.
+    """
+    used: tuple[int, ...] = ()
+    for group in rank.groups:
+        if len(group.ranks) < 2 or rank.rank not in group.ranks:
+            continue
+        if _kind_of_group(group.description) == "pp":
+            return group.ranks
+        if group.name == rank.group and not used:
+            used = group.ranks
+    return used
 
 
 def _without_peers_notice(members: list[int], group: tuple[int, ...]) -> Notice:
@@ -276,10 +323,9 @@ def _find_pipeline_group(
         for group in rank.groups:
             if len(group.ranks) < 2 or not set(members) <= set(group.ranks):
                 continue
-            is_pipeline = _kind_of_group(group.description) == "pp"
-            if is_pipeline or (
-                group.name == rank.group and _are_neighbours(group.ranks, ranks, peers)
-            ):
+            if _kind_of_group(group.description) == "pp":
+                return group.ranks
+            if group.name == rank.group and _are_neighbours(group.ranks, ranks, peers):
                 return group.ranks
     return None
 
@@ -333,22 +379,22 @@ def name_peers(
     local = {rank.rank: rank for rank in ranks if rank.peers_local and rank.messages.height}
     if not local:
         return list(ranks), ()
-    table = pl.concat(
-        [rank.messages.with_columns(rank=pl.lit(rank.rank, pl.Int32)) for rank in local.values()]
-    )
+    tables = []
+    without_peers = []
+    for rank in local.values():
+        tables.append(rank.messages.with_columns(rank=pl.lit(rank.rank, pl.Int32)))
+        if rank.messages["peer"].is_null().all():
+            without_peers.append(rank.rank)
     is_lost = (pl.col("kernel") < 0).fill_null(False)
-    table = conform(
-        table.with_columns(pl.when(~is_lost).then(pl.col("start_ns", "end_ns"))), MESSAGES
-    )
+    times = pl.when(~is_lost).then(pl.col("start_ns", "end_ns"))
+    table = conform(pl.concat(tables).with_columns(times), MESSAGES)
     table = table.with_columns(peer=by_communicator(table))
     notices: tuple[Notice, ...] = ()
-    without_peers = [rank.rank for rank in local.values() if rank.messages["peer"].is_null().all()]
     if len(without_peers) > 1:
         is_unnamed = pl.col("rank").is_in(without_peers)
         unnamed = table.filter(is_unnamed)
-        named = along_pipelines(
-            unnamed, None if layout is None else mesh_lines(without_peers, layout)
-        )
+        lines = None if layout is None else mesh_lines(without_peers, layout)
+        named = along_pipelines(unnamed, lines)
         if named.pipelines:
             notices = (_order_notice(named, len(unnamed)),)
             table = pl.concat([table.filter(~is_unnamed), unnamed.with_columns(named.peer)])

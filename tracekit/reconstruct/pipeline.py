@@ -105,9 +105,8 @@ def identity_numbers(detail: pl.DataFrame) -> Ints:
 
 def has_same_order(pipeline: Pipeline, schedule: Schedule) -> bool:
     """Return whether every rank of the pipeline ran the schedule's ops in the schedule's order."""
-    return all(
-        order == list(schedule.ranks[position]) for position, order in pipeline.orders.items()
-    )
+    orders = pipeline.orders
+    return all(orders[position] == list(schedule.ranks[position]) for position in orders)
 
 
 def rename_cells(pipeline: Pipeline, schedule: Schedule, *, has_names: bool) -> Pipeline:
@@ -138,6 +137,9 @@ def rename_cells(pipeline: Pipeline, schedule: Schedule, *, has_names: bool) -> 
     )
 
 
+_HAS_FORWARD = ("F", "FB")
+
+
 def _with_names_of(schedule: Schedule, pipeline: Pipeline) -> pl.DataFrame:
     """Return the cells with stages and micro-batches of the schedule's ops."""
     unknown = (None, None)
@@ -150,22 +152,25 @@ def _with_names_of(schedule: Schedule, pipeline: Pipeline) -> pl.DataFrame:
             .select("op", "pair", "b_pair")
             .rows()
         )
-        forward_pairs = [pair for op, pair, _ in cells if op in ("F", "FB")]
-        forward_places = [(op.stage, op.microbatch) for op in order if op.kind in ("F", "FB")]
-        place_of_pair: dict[int, Place] = dict(zip(forward_pairs, forward_places, strict=True))
+        forward_pairs = [pair for op, pair, _ in cells if op in _HAS_FORWARD]
+        forwards = [op for op in order if op.kind in _HAS_FORWARD]
+        place_of_pair: dict[int, Place] = {}
+        for pair, forward in zip(forward_pairs, forwards, strict=True):
+            place_of_pair[pair] = (forward.stage, forward.microbatch)
         # Weight gradients that were only counted take the schedule's order as well.
-        weight_places = [(op.stage, op.microbatch) for op in order if op.kind == "W"]
-        use_weight_order = pipeline.weights_counted and len(weight_places) == sum(
-            op == "W" for op, _, _ in cells
-        )
-        next_weight = iter(weight_places)
+        weights = [op for op in order if op.kind == "W"]
+        weight_cells = [pair for op, pair, _ in cells if op == "W"]
+        use_weight_order = pipeline.weights_counted and len(weights) == len(weight_cells)
+        next_weight = iter(weights)
         for op, pair, b_pair in cells:
-            own = (
-                next(next_weight)
-                if op == "W" and use_weight_order
-                else place_of_pair.get(pair, unknown)
-            )
-            names.append((*own, *(place_of_pair.get(b_pair, unknown) if op == "FB" else unknown)))
+            own: tuple[int | None, int | None] = place_of_pair.get(pair, unknown)
+            of_backward: tuple[int | None, int | None] = unknown
+            if op == "W" and use_weight_order:
+                weight = next(next_weight)
+                own = (weight.stage, weight.microbatch)
+            if op == "FB":
+                of_backward = place_of_pair.get(b_pair, unknown)
+            names.append((*own, *of_backward))
     columns = ("stage", "microbatch", "b_stage", "b_microbatch")
     named = pl.DataFrame(names, schema=dict.fromkeys(columns, pl.Int32), orient="row")
     return pipeline.detail.with_columns(named)
@@ -183,29 +188,25 @@ def _has_same_stages(before: pl.DataFrame, after: pl.DataFrame) -> bool:
 def _fuse_backwards(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     """Join an I and the W right behind it where the schedule has one B."""
     key = ["position", "stage", "microbatch"]
-    whole = []
+    backwards = []
     for position, order in enumerate(schedule.ranks):
         for op in order:
             if op.kind == "B":
-                whole.append((position, op.stage, op.microbatch))
-    whole_backwards = pl.DataFrame(whole, schema=dict.fromkeys(key, pl.Int32), orient="row")
+                backwards.append((position, op.stage, op.microbatch))
+    whole_backwards = pl.DataFrame(backwards, schema=dict.fromkeys(key, pl.Int32), orient="row")
     is_whole = pl.struct(key).is_in(whole_backwards.to_struct().implode())
-    is_followed = pl.all_horizontal(pl.col(name) == pl.col(name).shift(-1) for name in key)
+    is_followed = pl.all_horizontal(pl.col(key) == pl.col(key).shift(-1))
     is_followed &= pl.col("op").shift(-1) == "W"
     cells = detail.with_columns(
         is_first=((pl.col("op") == "I") & is_whole & is_followed).fill_null(False)
     )
-
-    def when_first(joined: pl.Expr, name: str) -> pl.Expr:
-        return pl.when("is_first").then(joined).otherwise(name).alias(name)
-
+    # The B ends with the W behind the I, and is busy and stalled as long as both.
+    ends = pl.col("end_ns", "last_ns")
+    measures = pl.col("busy_ns", "wgrad_ns", *STALL_COLUMNS)
     fused = cells.with_columns(
-        pl.when("is_first").then(pl.lit("B")).otherwise(pl.col("op").cast(pl.String)).alias("op"),
-        *(when_first(pl.col(name).shift(-1), name) for name in ("end_ns", "last_ns")),
-        *(
-            when_first(pl.col(name) + pl.col(name).shift(-1), name)
-            for name in ("busy_ns", "wgrad_ns", *STALL_COLUMNS)
-        ),
+        pl.when("is_first").then(ends.shift(-1)).otherwise(ends),
+        pl.when("is_first").then(measures + measures.shift(-1)).otherwise(measures),
+        op=pl.when("is_first").then(pl.lit("B")).otherwise(pl.col("op").cast(pl.String)),
     )
     is_second = pl.col("is_first").shift(1).fill_null(False)
     return conform(fused.filter(~is_second), DETAILED)

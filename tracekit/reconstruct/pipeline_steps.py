@@ -193,8 +193,12 @@ def assemble_steps(
     detail = _make_cells(tables, results, clocks)
     numbers = identity_numbers(detail)
     first_cells = accumulate((len(result.stage) for result in results), initial=0)
-    pipelines = iter(
-        Pipeline(
+    pipelines_of_lines: list[list[Pipeline]] = [[] for _ in lines]
+    for (line, step), result, (first, end) in zip(
+        tables.instances, results, pairwise(first_cells), strict=True
+    ):
+        is_by_order = tables.peers_by_order[line]
+        pipeline = Pipeline(
             ranks=tuple(tables.lines[line]),
             step=step,
             placement=replace(result.placement, places={}),  # the cells have them
@@ -205,15 +209,9 @@ def assemble_steps(
             numbers=numbers[first:end],
             weights_counted=result.weights_counted,
             traffic=result.traffic,
-            peers_recorded=result.stages_from == "messages" and not tables.peers_by_order[line],
+            peers_recorded=result.stages_from == "messages" and not is_by_order,
         )
-        for (line, step), result, (first, end) in zip(
-            tables.instances, results, pairwise(first_cells), strict=True
-        )
-    )
-    pipelines_of_lines = []
-    for _, steps in lines:
-        pipelines_of_lines.append([next(pipelines) for _ in steps])
+        pipelines_of_lines[line].append(pipeline)
     return pipelines_of_lines
 
 
@@ -255,28 +253,16 @@ def _examine_step(
 
     *chunks* and *messages* are by position.
     """
-    is_annotated = all(
-        table["stage"].null_count() == table["microbatch"].null_count() == 0
-        for table in chunks.values()
-    )
-    placement = (
-        StagePlacement("annotated", 1, {}) if is_annotated else assign_stages(chunks, messages, pp)
-    )
-    if is_annotated:
-        stages_from = "annotations"
-    elif not placement.places:
-        stages_from = "nothing"
-    else:
-        stages_from = "order" if pp == 1 else "messages"
+    placement, stages_from = _place_chunks(chunks, messages, pp)
     paired = pair_by_messages(chunks, messages, placement, pp)
     cells = []
     is_unplaced = []
     is_changed = paired is not chunks
     for position, table in sorted(paired.items()):
         places = placement.places.get(position, {})
-        lacks_stage = (
-            np.zeros(table.height, np.bool_) if places else table["stage"].is_null().to_numpy()
-        )
+        lacks_stage = table["stage"].is_null().to_numpy()
+        if places:
+            lacks_stage = np.zeros(table.height, np.bool_)
         named = _fill_places(table, places)
         if (table["beside"] >= 0).any():
             named = _join_blocks(
@@ -300,18 +286,44 @@ def _examine_step(
     )
 
 
+def _place_chunks(
+    chunks: dict[int, pl.DataFrame], messages: dict[int, pl.DataFrame], pp: int
+) -> tuple[StagePlacement, str]:
+    """Return the stages of a step's chunks, and what they come from."""
+    unnamed = 0
+    for table in chunks.values():
+        unnamed += table["stage"].null_count() + table["microbatch"].null_count()
+    if not unnamed:
+        return StagePlacement("annotated", 1, {}), "annotations"
+    placement = assign_stages(chunks, messages, pp)
+    if not placement.places:
+        return placement, "nothing"
+    return placement, "order" if pp == 1 else "messages"
+
+
 def _fill_places(chunks: pl.DataFrame, places: Mapping[int, Place]) -> pl.DataFrame:
     """Return the chunks with stage and micro-batch by their pair, where annotations did not give them."""
     if not places:
         return chunks
-    stages = {pair: stage for pair, (stage, _) in places.items()}
-    microbatches = {pair: microbatch for pair, (_, microbatch) in places.items()}
-    return chunks.with_columns(
-        pl.coalesce(
-            name, pl.col("pair").replace_strict(of_pair, default=None, return_dtype=pl.Int32)
-        )
-        for name, of_pair in (("stage", stages), ("microbatch", microbatches))
+    stage_of_pair = {}
+    microbatch_of_pair = {}
+    for pair, (stage, microbatch) in places.items():
+        stage_of_pair[pair] = stage
+        microbatch_of_pair[pair] = microbatch
+    pair_column = pl.col("pair")
+    stages = pair_column.replace_strict(stage_of_pair, default=None, return_dtype=pl.Int32)
+    microbatches = pair_column.replace_strict(
+        microbatch_of_pair, default=None, return_dtype=pl.Int32
     )
+    return chunks.with_columns(
+        stage=pl.coalesce("stage", stages), microbatch=pl.coalesce("microbatch", microbatches)
+    )
+
+
+_FIRST_OF_HALVES = ("start_ns", "launch_ns", "confidence")
+"""Columns of a block that are the lower one of its halves'."""
+_LAST_OF_HALVES = ("end_ns", "last_ns", "busy_ns", "wgrad_ns", *STALL_COLUMNS)
+"""Columns of a block that are the higher one of its halves'."""
 
 
 def _join_blocks(chunks: pl.DataFrame) -> pl.DataFrame:
@@ -325,17 +337,14 @@ def _join_blocks(chunks: pl.DataFrame) -> pl.DataFrame:
     backwards = halves.filter(pl.col("op") != "F")
     blocks = forwards.join(backwards, left_on="beside", right_on="index", suffix="_b")
     # Both halves were measured over the whole block, so their measures are equal.
-    joined = blocks.select(
-        *("instance", "step", "rank", "position", "stage", "microbatch", "pair"),
-        *(
-            pl.min_horizontal(name, f"{name}_b").alias(name)
-            for name in ("start_ns", "launch_ns", "confidence")
-        ),
-        *(
-            pl.max_horizontal(name, f"{name}_b").alias(name)
-            for name in ("end_ns", "last_ns", "busy_ns", "wgrad_ns", *STALL_COLUMNS)
-        ),
+    joined = blocks.with_columns(
+        *[pl.min_horizontal(name, f"{name}_b").alias(name) for name in _FIRST_OF_HALVES],
+        *[pl.max_horizontal(name, f"{name}_b").alias(name) for name in _LAST_OF_HALVES],
         op=pl.lit("FB"),
+    ).select(
+        *("instance", "step", "rank", "position", "stage", "microbatch", "pair", "op"),
+        *_FIRST_OF_HALVES,
+        *_LAST_OF_HALVES,
         b_stage="stage_b",
         b_microbatch="microbatch_b",
         b_pair="pair_b",
@@ -351,7 +360,8 @@ def _count_messages(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int,
     sent = {}
     for position, table in messages.items():
         sent[position] = Counter(table.filter("send")["peer"].to_list())
-    if any(None in peers for peers in sent.values()) or not any(sent.values()):
+    is_peer_unknown = any(None in peers for peers in sent.values())
+    if is_peer_unknown or not any(sent.values()):
         return {}
     return {position: dict(peers) for position, peers in sent.items()}
 
@@ -370,26 +380,33 @@ def _make_cells(tables: StepTables, results: Sequence[_StepResult], clocks: Cloc
     table = _concat_cells(tables, results)
     if table.is_empty():
         return pl.DataFrame(schema=DETAILED)
-    is_unplaced = np.concatenate([result.is_unplaced for result in results])
-    by_order = []
+    stages: list[Ints] = []
+    microbatches: list[Ints] = []
+    is_unplaced: list[Bools] = []
+    is_by_order: list[Bools] = []
     for (line, _), result in zip(tables.instances, results, strict=True):
-        by_order.append(result.stages_from == "messages" and tables.peers_by_order[line])
-    is_by_order = np.repeat(by_order, [len(result.stage) for result in results])
-    columns = {}
-    for name in ("stage", "microbatch"):
-        columns[name] = np.concatenate([getattr(result, name) for result in results])
+        stages.append(result.stage)
+        microbatches.append(result.microbatch)
+        is_unplaced.append(result.is_unplaced)
+        by_order = result.stages_from == "messages" and tables.peers_by_order[line]
+        is_by_order.append(np.full(len(result.stage), by_order))
     table = table.with_columns(
-        *(
-            pl.when(pl.Series(values >= 0)).then(pl.Series(values, dtype=pl.Int32)).alias(name)
-            for name, values in columns.items()
-        ),
-        confidence=_limited_confidence(is_unplaced, CONFIDENCE_POSITION),
+        stage=_known_numbers(np.concatenate(stages)),
+        microbatch=_known_numbers(np.concatenate(microbatches)),
+        confidence=_limited_confidence(np.concatenate(is_unplaced), CONFIDENCE_POSITION),
     )
-    table = table.with_columns(confidence=_limited_confidence(is_by_order, CONFIDENCE_COUNTED))
+    table = table.with_columns(
+        confidence=_limited_confidence(np.concatenate(is_by_order), CONFIDENCE_COUNTED)
+    )
     table = clocks.align(table, "start_ns", "end_ns", "launch_ns", "last_ns")
     return conform(
         table.sort("instance", "position", "start_ns", "end_ns", maintain_order=True), DETAILED
     )
+
+
+def _known_numbers(numbers: Ints) -> pl.Expr:
+    """Return stages or micro-batches as a column with null for -1."""
+    return pl.when(pl.Series(numbers >= 0)).then(pl.Series(numbers, dtype=pl.Int32))
 
 
 def _limited_confidence(is_limited: Bools, limit: float) -> pl.Expr:

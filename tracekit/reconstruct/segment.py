@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints, as_int64
+from tracekit._util.values import first_that_holds
 from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, LOOSE_WGRAD, Kernels
 from tracekit.reconstruct.walks import find_walks
 
@@ -319,28 +320,34 @@ class ChunkAssembly:
             listed.append(_Chunk("F", chunk, rows, confidence))
         for chunk, rows in self.autograd_rows.items():
             pair = self.owners[chunk]
-            if self._is_weight(chunk):
-                op = "W"
-            elif pair in split:
-                op = "I"
-            else:
-                op = "B"
+            cases = [  # the first that holds decides
+                (self._is_weight(chunk), "W"),
+                (pair in split, "I"),
+                (True, "B"),
+            ]
             is_sure = pair not in self.paired_by_position
             confidence = CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_POSITION
-            listed.append(_Chunk(op, pair, rows, confidence))
+            listed.append(_Chunk(first_that_holds(cases), pair, rows, confidence))
         listed += loose
         listed.sort(key=lambda chunk: int(self.kernels.host_ns[chunk.rows[0]]))
         # Pairs are numbered in the order of their forwards; those without a forward come behind.
-        pairs = [chunk.pair for chunk in listed if chunk.op == "F"]
-        pairs += [chunk.pair for chunk in listed]
-        number_of_pair = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+        number_of_pair: dict[int, int] = {}
+        forwards = [chunk for chunk in listed if chunk.op == "F"]
+        for listed_chunk in (*forwards, *listed):
+            number_of_pair.setdefault(listed_chunk.pair, len(number_of_pair))
+        op: list[str] = []
+        pair_numbers: list[int] = []
+        confidences: list[float] = []
         chunk_of_row = np.full(len(self.chunk_of_row), -1, np.int64)
         for index, listed_chunk in enumerate(listed):
+            op.append(listed_chunk.op)
+            pair_numbers.append(number_of_pair[listed_chunk.pair])
+            confidences.append(listed_chunk.confidence)
             chunk_of_row[listed_chunk.rows] = index
         return StepChunks(
-            op=[chunk.op for chunk in listed],
-            pair=np.array([number_of_pair[chunk.pair] for chunk in listed], np.int64),
-            confidence=[chunk.confidence for chunk in listed],
+            op=op,
+            pair=np.array(pair_numbers, np.int64),
+            confidence=confidences,
             chunk=chunk_of_row,
         )
 
@@ -360,16 +367,22 @@ class ChunkAssembly:
         weights = []
         for rows in _split_evenly(runs, len(waiting)):
             launch = int(host_ns[rows[0]])
-            started = (chunk for chunk in waiting if host_ns[self.autograd_rows[chunk][0]] < launch)
-            backward = next(started, None)
+            backward = self._first_started(waiting, launch)
             if backward is None:
                 continue
             waiting.remove(backward)
             is_sure = self._follows_directly(launch, backward, placed_ns)
-            weights.append(
-                _Chunk("W", backward, rows, CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_COUNTED)
-            )
+            confidence = CONFIDENCE_AUTOGRAD if is_sure else CONFIDENCE_COUNTED
+            weights.append(_Chunk("W", backward, rows, confidence))
         return weights
+
+    def _first_started(self, backwards: list[int], launch_ns: int) -> int | None:
+        """Return the first of the *backwards* that was launched before a moment; None if none was."""
+        for chunk in backwards:
+            first_row = self.autograd_rows[chunk][0]
+            if self.kernels.host_ns[first_row] < launch_ns:
+                return chunk
+        return None
 
     def _absorb(self, runs: list[Ints]) -> list[Ints]:
         """Add runs launched inside a backward, or right at its end, to the backward.
@@ -377,10 +390,10 @@ class ChunkAssembly:
         Return the other runs.
         """
         host_ns = self.kernels.host_ns
-        spans = sorted(
-            (host_ns[rows[0]], host_ns[rows[-1]], chunk)
-            for chunk, rows in self.autograd_rows.items()
-        )
+        spans = []
+        for chunk, rows in self.autograd_rows.items():
+            spans.append((host_ns[rows[0]], host_ns[rows[-1]], chunk))
+        spans.sort()
         outside = []
         for rows in runs:
             around = []
@@ -505,9 +518,7 @@ def cut_by_ranges(kernels: Kernels) -> StepChunks | None:
     chunk[named] = cell_of_named
     held_back = np.flatnonzero((category == LOOSE_WGRAD) & ~is_named)
     if len(held_back):
-        input_gradients = {pair for op, pair in cells if op == "I"}
-        weight_gradients = {pair for op, pair in cells if op == "W"}
-        if input_gradients - weight_gradients:
+        if _pairs_of(cells, "I") - _pairs_of(cells, "W"):
             return None  # the unnamed weight gradients are W that have to be counted off
         # The named backward kernel before each of them tells the cell; only a whole backward (B)
         # holds any back.
@@ -524,6 +535,11 @@ def cut_by_ranges(kernels: Kernels) -> StepChunks | None:
         chunk=chunk,
         from_ranges=True,
     )
+
+
+def _pairs_of(cells: list[_Cell], op: str) -> set[int]:
+    """Return the pairs that have a cell of this op."""
+    return {pair for cell_op, pair in cells if cell_op == op}
 
 
 def _is_covered(duration_ns: Ints, is_named: Bools, is_part: Bools) -> bool:
@@ -574,11 +590,12 @@ def _rename_whole_backwards(cells: list[_Cell], chunk: Ints, kernels: Kernels) -
     A first stage owes nobody an input gradient, so some runtimes run its backward under the name of
     W.
     """
-    split = {pair for op, pair in cells if op == "I"}
+    split = _pairs_of(cells, "I")
     with_backward = set(
         chunk[(chunk >= 0) & (kernels.category == AUTOGRAD) & ~kernels.is_wgrad].tolist()
     )
-    backwards = []
+    ops = []
     for index, (op, pair) in enumerate(cells):
-        backwards.append("B" if op == "W" and index in with_backward and pair not in split else op)
-    return backwards
+        is_whole_backward = op == "W" and index in with_backward and pair not in split
+        ops.append("B" if is_whole_backward else op)
+    return ops

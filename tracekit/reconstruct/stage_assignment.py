@@ -107,8 +107,8 @@ def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[i
     # Pairs of the forwards, and the peers, of each such batch.
     ambiguous: list[tuple[list[int], list[int]]] = []
     for batch in batch_sends(work, sends):
-        # At most one chunk per message, the last ones.
-        carried = [launched[chunk] for chunk in batch.chunks[-len(batch.sends) :]]
+        last_chunks = batch.chunks[-len(batch.sends) :]  # at most one chunk per message
+        carried = [launched[chunk] for chunk in last_chunks]
         receivers = [peers[send] for send in batch.sends]
         if len(carried) == 1 or len(set(receivers)) == 1:
             for (op, pair), peer in zip(carried, receivers, strict=False):
@@ -126,9 +126,7 @@ def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[i
 
 def _goes_both_ways(destinations: _Destinations, pp: int) -> bool:
     """Return whether forwards run through the ranks in both directions."""
-    goes_back = any(
-        position - 1 in peers for position, peers in destinations.items() if 0 < position < pp - 1
-    )
+    goes_back = any(position - 1 in destinations.get(position, ()) for position in range(1, pp - 1))
     # Of two ranks none is inner: the first one sends some of its forwards on and ends others
     # itself.
     first = destinations.get(0, [])
@@ -167,17 +165,16 @@ def _assign_both_ways(destinations: _Destinations, pp: int) -> StagePlacement:
     is_opposite = last[0] is not None
     places = {}
     for position, peers in destinations.items():
-        downwards = [peer is None if position == pp - 1 else peer == position + 1 for peer in peers]
+        # A forward on its way down goes to the next rank, and ends at the last one.
+        next_position = None if position == pp - 1 else position + 1
         mirrored = pp - 1 - position
-        if is_opposite:
+        upward_stage = mirrored if is_opposite else pp + mirrored
+        stages = [position if peer == next_position else upward_stage for peer in peers]
+        first_number = {}
+        if is_opposite and position != mirrored:
             # The second half of the micro-batches enters at the last rank.
-            first_number = {mirrored: len(peers) // 2} if position != mirrored else {}
-            stages = [position if is_down else mirrored for is_down in downwards]
-            places[position] = _number_microbatches(stages, first_number)
-        else:
-            places[position] = _number_microbatches(
-                [position if is_down else pp + mirrored for is_down in downwards]
-            )
+            first_number = {mirrored: len(peers) // 2}
+        places[position] = _number_microbatches(stages, first_number)
     return StagePlacement("two-way" if is_opposite else "V", 2, places)
 
 
@@ -219,10 +216,10 @@ def find_chunk_order(is_last_chunk: list[bool], virtual: int, pp: int) -> list[i
         return None
     if virtual == 2:
         return [int(is_last) for is_last in is_last_chunk]
-    for group in sorted(
-        range(1, microbatches + 1), key=lambda size: (size != pp, size)
-    ):  # groups of pp are usual
-        order = [chunk for chunk, _ in chunk_order(microbatches, virtual, group)]
+    # Groups of pp are usual: they come first.
+    group_sizes = sorted(range(1, microbatches + 1), key=lambda size: (size != pp, size))
+    for group_size in group_sizes:
+        order = [chunk for chunk, _ in chunk_order(microbatches, virtual, group_size)]
         if [chunk == virtual - 1 for chunk in order] == is_last_chunk:
             return order
     return None

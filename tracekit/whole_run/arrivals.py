@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Ints
+from tracekit._util.arrays import Ints, SortedGroups
 from tracekit.align.recorded_clocks import RecordedClock
 from tracekit.schema import SYMMETRIC_OPS
 
@@ -138,14 +138,15 @@ def _compare(op_id: Ints, arrival: Ints) -> tuple[Ints, Ints, np.ndarray]:
     the one in the middle, or the mean of the two. Of all members, positions from the member's own
     on are shifted by one.
     """
-    starts = np.flatnonzero(np.diff(op_id, prepend=op_id[0] - 1))
-    sizes = np.diff(np.append(starts, len(op_id)))
-    start = np.repeat(starts, sizes)
-    size = np.repeat(sizes, sizes)
-    position = np.arange(len(op_id)) - start
+    operations = SortedGroups.of(op_id)
+    start = operations.spread(operations.first)
+    size = operations.spread(operations.size)
+    position = operations.positions()
+    # Positions of the two middle ones among the others; the same one twice if their number is odd.
     others = size - 1
     low = (others - 1) // 2
     high = others // 2
+    # The row of the other member at a position: from the own position on it is one further.
     low_row = start + low + (low >= position)
     high_row = start + high + (high >= position)
     median_of_others = (arrival[low_row] + arrival[high_row]) // 2
