@@ -117,10 +117,11 @@ def read_captured_graphs(capture: GraphCapture) -> tuple[CapturedGraph, ...]:
     is_call = pl.col("kind").is_in(("runtime", "driver"))
     name = pl.col("name").cast(pl.String)
     ran = events.filter(pl.col("kind").is_in(GPU_KINDS))["correlation"].drop_nulls()
-    node_kind = pl.coalesce(
-        pl.when(name.str.contains(HOST_CALLS[call])).then(pl.lit(kind))
-        for call, kind in _NODE_KINDS.items()
-    )
+    kinds_by_call = []
+    for call, kind in _NODE_KINDS.items():
+        is_call = name.str.contains(HOST_CALLS[call])
+        kinds_by_call.append(pl.when(is_call).then(pl.lit(kind)))
+    node_kind = pl.coalesce(kinds_by_call)
     launches = (
         events.with_row_index("row")
         .filter(is_call & pl.col("correlation").is_not_null())
@@ -159,8 +160,9 @@ def _capture_windows(events: pl.DataFrame) -> list[_Window]:
     if edges.is_empty():
         if events.is_empty():
             return []
-        first, last = events["start_ns"].to_numpy().min(), events["end_ns"].to_numpy().max()
-        return [_Window(int(first), int(last), None)]
+        first_ns = int(events["start_ns"].to_numpy().min())
+        last_ns = int(events["end_ns"].to_numpy().max())
+        return [_Window(first_ns, last_ns, None)]
     windows = []
     begun: dict[int, int] = {}  # by thread: end of the call that began its capture
     for tid, start_ns, end_ns, begins in edges.iter_rows():
@@ -180,10 +182,10 @@ def _captured_graph(
     outermost = op.copy()
     parent = np.append(ranges.op_of, -1)
     while True:  # climb from all ops together, one level per round
-        above = parent[outermost]
-        if not (above >= 0).any():
+        enclosing = parent[outermost]
+        if not (enclosing >= 0).any():
             break
-        outermost = np.where(above >= 0, above, outermost)
+        outermost = np.where(enclosing >= 0, enclosing, outermost)
     op_text = ranges.name.take(op)
     shapes = ranges.text("shapes", op)
     dtypes = ranges.text("dtypes", op)
@@ -313,11 +315,10 @@ def _match_names(
     Copies and memsets by kind.
     """
     launch_names = graph.launches.select(pl.coalesce("kernel", "kind")).to_series().to_list()
-    is_kernel = (nodes["kind"] == "kernel").to_list()
-    kinds = nodes["kind"].cast(pl.String).to_list()
-    node_names = [
-        name if kernel else kind for name, kernel, kind in zip(names, is_kernel, kinds, strict=True)
-    ]
+    is_kernel = pl.col("kind") == "kernel"
+    kind = pl.col("kind").cast(pl.String)
+    node_name = pl.when(is_kernel).then(pl.Series(names, dtype=pl.String)).otherwise(kind)
+    node_names = nodes.select(node_name).to_series().to_list()
     launches_of: dict[str, list[int]] = defaultdict(list)
     for row in range(len(launch_names) - 1, -1, -1):
         launches_of[launch_names[row]].append(row)
@@ -392,11 +393,10 @@ def _match_streams(graph: CapturedGraph, nodes: pl.DataFrame) -> Ints:
     for key, op in zip(keys.tolist(), graph.launches["op"].to_list(), strict=True):
         keys_of_op[op].add(key)
     ops = [op for op in keys_of_op if op is not None]
-    related = [
-        (key, number_of[name])
-        for op, name in find_related(ops, distinct.to_list())
-        for key in keys_of_op[op]
-    ]
+    related = []
+    for op, name in find_related(ops, distinct.to_list()):
+        for key in keys_of_op[op]:
+            related.append((key, number_of[name]))
     streams = nodes.select(pl.struct("device", "stream").rank("dense")).to_series().to_numpy()
     launch = np.full(len(nodes), -1, np.int64)
     for kind in ("kernel", "memset", "memcpy"):

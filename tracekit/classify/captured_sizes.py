@@ -66,5 +66,6 @@ def find_other_size(
 
 def _largest_shape(shapes: str) -> list[int] | None:
     """Return the shape of the largest input; None if no input is a tensor with dimensions."""
-    tensors = [shape for shape in parse_list(shapes) if is_shape(shape) and shape]
+    inputs = [shape for shape in parse_list(shapes) if shape]
+    tensors = [shape for shape in inputs if is_shape(shape)]
     return max(tensors, key=math.prod, default=None)

@@ -130,17 +130,13 @@ def _find_libraries(gpu: GpuEvents, launches: Launches) -> CategoryColumn:
     # copy engine.
     in_call = launches.op_name.matches(r"^(record_param_comms|c10d::)")
     is_peer_copy = gpu.text("kind").any_of("memcpy") & names.matches(r"(?i)PtoP|Peer")
-    return CategoryColumn.choose(
-        len(gpu),
-        [
-            *(
-                (library, names.matches(pattern) & is_kernel)
-                for library, pattern in LIBRARIES.items()
-            ),
-            ("nccl", (is_kernel & (has_record | in_call)) | (is_peer_copy & in_call)),
-            ("custom", named_for_collective & ~no_collective & is_kernel),
-        ],
-    )
+    cases = []  # the first that holds decides
+    for library, pattern in LIBRARIES.items():
+        cases.append((library, names.matches(pattern) & is_kernel))
+    is_nccl = (is_kernel & (has_record | in_call)) | (is_peer_copy & in_call)
+    is_custom = named_for_collective & ~no_collective & is_kernel
+    cases += [("nccl", is_nccl), ("custom", is_custom)]
+    return CategoryColumn.choose(len(gpu), cases)
 
 
 def _communication_calls(ranges: Ranges) -> Ints:
@@ -192,7 +188,9 @@ def _calls_of_kernels(
     runs_batches = library.any_of("nccl", "mscclpp")[rows]
     has_calls &= is_inside | (runs_batches & ((since <= until) | is_p2p))
     since = np.where(is_inside, until, np.minimum(since, until))
-    first[rows[has_calls]], last[rows[has_calls]] = since[has_calls], until[has_calls]
+    rows_with_calls = rows[has_calls]
+    first[rows_with_calls] = since[has_calls]
+    last[rows_with_calls] = until[has_calls]
     return first, last
 
 

@@ -258,12 +258,8 @@ def _passes_by_peer(peer: Ints, code: Ints) -> Ints:
     """
     usable = (peer >= 0) & (code >= 0)
     peers = int(peer.max(initial=-1)) + 1
-    count = np.stack(
-        [
-            np.bincount(peer[usable & (code == index)], minlength=peers)
-            for index in range(len(PASSES))
-        ]
-    )
+    count = np.zeros((len(PASSES), peers), np.int64)  # messages by pass and peer
+    np.add.at(count, (code[usable], peer[usable]), 1)
     pass_of_peer = np.where(count.any(axis=0), np.argmax(count, axis=0), -1)
     is_one_kind = _MIN_MESSAGES_PER_EXCEPTION * count.min(axis=0) <= count.max(axis=0)
     if not is_one_kind.all() or not {0, 1} <= set(pass_of_peer.tolist()):

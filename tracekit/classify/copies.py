@@ -77,8 +77,8 @@ def _saved_tensor_sizes(size: Ints, leaving: Bools, fetched: Bools) -> Ints:
     """
     left_sizes, left_count = np.unique(size[leaving & (size > 0)], return_counts=True)
     fetched_sizes, fetched_count = np.unique(size[fetched & (size > 0)], return_counts=True)
-    common, left, right = np.intersect1d(left_sizes, fetched_sizes, return_indices=True)
-    counts = np.stack([left_count[left], fetched_count[right]])
+    common, in_left, in_fetched = np.intersect1d(left_sizes, fetched_sizes, return_indices=True)
+    counts = np.stack([left_count[in_left], fetched_count[in_fetched]])
     saved_sizes: Ints = common[2 * counts.max(axis=0) <= 3 * counts.min(axis=0)]
     return saved_sizes
 

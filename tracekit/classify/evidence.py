@@ -59,11 +59,13 @@ class Evidence:
 
     def row_values(self, row: int) -> dict[str, str | int | bool]:
         """Return the evidence of one event by column, without unknown values."""
-        values: dict[str, str | int | bool | None] = {
-            name: column.value(row) if isinstance(column, CategoryColumn) else column[row].item()
-            for name, column in self.columns.items()
-        }
-        return {name: value for name, value in values.items() if value is not None and value != -1}
+        values: dict[str, str | int | bool] = {}
+        for name, column in self.columns.items():
+            value: str | int | bool | None
+            value = column.value(row) if isinstance(column, CategoryColumn) else column[row].item()
+            if value is not None and value != -1:
+                values[name] = value
+        return values
 
 
 def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ()) -> Evidence:

@@ -254,15 +254,13 @@ def describe_conditions(rule: Rule) -> str:
     >>> describe_conditions(rule)
     'name matches my_kernel; launched is true; op is not aten::mm'
     """
-    required = [
-        f"{column} {_verb(condition)} {_condition_text(condition)}"
-        for column, condition in rule.when.items()
-    ]
-    excluded = [
-        f"{column} {_verb(condition, negated=True)} {_condition_text(condition)}"
-        for column, condition in rule.unless.items()
-    ]
-    return "; ".join((*required, *excluded))
+    conditions = []
+    for column, condition in rule.when.items():
+        conditions.append(f"{column} {_verb(condition)} {_condition_text(condition)}")
+    for column, condition in rule.unless.items():
+        verb = _verb(condition, negated=True)
+        conditions.append(f"{column} {verb} {_condition_text(condition)}")
+    return "; ".join(conditions)
 
 
 def _verb(condition: Condition, *, negated: bool = False) -> str:

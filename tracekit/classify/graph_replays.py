@@ -63,10 +63,9 @@ def join_replays(events: pl.DataFrame, capture: GraphCapture) -> Replays:
     graphs = read_captured_graphs(capture)
     calls, nodes = _read_replays(events)
     nodes = nodes.join(capture.blocks, on="id", how="left", maintain_order="left")
-    nodes_of = {
-        replay: of_replay
-        for (replay,), of_replay in nodes.partition_by("replay", as_dict=True).items()
-    }
+    nodes_of = {}
+    for (replay,), of_replay in nodes.partition_by("replay", as_dict=True).items():
+        nodes_of[replay] = of_replay
     # 1. The graphs that fit each replay, and of the others the reason of the graph that comes
     # closest.
     fitting: dict[int, dict[int, NodeMatch]] = {}
@@ -141,13 +140,14 @@ def _match_cut_replays(
     for replay in unmatched:
         names = _names(nodes_of[replay])
         candidates = []
-        for graph, whole in names_of_graph.items():
-            first_launches = {0, len(whole) - len(names)} if len(names) < len(whole) else set()
-            candidates += [
-                (graph, first)
-                for first in first_launches
-                if whole[first : first + len(names)] == names
-            ]
+        for graph, all_names in names_of_graph.items():
+            missing = len(all_names) - len(names)
+            if missing <= 0:
+                continue
+            if all_names[: len(names)] == names:
+                candidates.append((graph, 0))
+            if all_names[missing:] == names:
+                candidates.append((graph, missing))
         if len(candidates) == 1:
             ((graph, first),) = candidates
             joined[replay] = (graph, NodeMatch(first + np.arange(len(names)), None, None))

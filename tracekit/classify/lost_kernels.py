@@ -198,8 +198,9 @@ def _messages_without_launch(
         .with_columns(correlation=first_number + pl.col("number"))
     )
     kinds = (("kernel", "ncclDevKernel_SendRecv", 1), ("runtime", "cudaLaunchKernel", 2))
-    events = [
-        lost.with_columns(kind=pl.lit(kind), name=pl.lit(name), id=-2 * pl.col("number") - offset)
-        for kind, name, offset in kinds
-    ]
-    return pl.concat([conform(table, EVENTS) for table in events])
+    tables = []
+    for kind, name, offset in kinds:
+        number = -2 * pl.col("number") - offset
+        events = lost.with_columns(kind=pl.lit(kind), name=pl.lit(name), id=number)
+        tables.append(conform(events, EVENTS))
+    return pl.concat(tables)

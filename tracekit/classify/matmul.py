@@ -465,16 +465,17 @@ def _nodes_followed_by_transpose(autograd: Autograd) -> Ints:
     products = nodes.filter(pl.Series(name.matches(r"^(Mm|Addmm(Activation)?)Backward")))
     transposes = nodes.filter(pl.Series(name.matches(r"^TBackward"))).drop("row")
     # For each transpose the last run before it of the product whose number is one or two higher.
-    runs = [
-        transposes.with_columns(pl.col("sequence") + step).join_asof(
+    runs = []
+    for step in (1, 2):
+        later = transposes.with_columns(pl.col("sequence") + step)
+        joined = later.join_asof(
             products,
             on="start",
             by=["thread", "sequence"],
             strategy="backward",
             check_sortedness=False,
         )
-        for step in (1, 2)
-    ]
+        runs.append(joined)
     return pl.concat(runs)["row"].drop_nulls().to_numpy().astype(np.int64)
 
 

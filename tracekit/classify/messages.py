@@ -74,10 +74,10 @@ def parse_group_ranks(group_ranks: pl.Series) -> pl.DataFrame:
     [('[0,4]', [0, 4], True), ('[0,1,...]', [0, 1], False)]
     """
     texts = CategoryColumn.from_series(group_ranks).values
-    rows = [
-        (text, list_ranks(text), _RANK_LIST.fullmatch(text.replace(" ", "")) is not None)
-        for text in texts
-    ]
+    rows = []
+    for text in texts:
+        is_complete = _RANK_LIST.fullmatch(text.replace(" ", "")) is not None
+        rows.append((text, list_ranks(text), is_complete))
     return pl.DataFrame(rows, schema=GROUP_MEMBERS, orient="row")
 
 

@@ -148,11 +148,11 @@ def layer_ranges(events: pl.DataFrame) -> pl.DataFrame:
     distinct = ranges["name"].unique().drop_nulls().to_list()
     numbered = [name for name in distinct if layer_number(name) is not None]
     ranges = ranges.filter(pl.col("name").is_in(numbered))
-    hook_names = [
-        (name, *match.groups())
-        for name in numbered
-        if (match := _HOOK.search(name[-_MAX_NAME_LETTERS:]))
-    ]
+    hook_names = []
+    for name in numbered:
+        match = _HOOK.search(name[-_MAX_NAME_LETTERS:])
+        if match is not None:
+            hook_names.append((name, *match.groups()))
     if not hook_names:
         return ranges
     hook_table = pl.DataFrame(
@@ -204,7 +204,10 @@ def number_layers(names: tuple[str, ...]) -> Ints:
     parts = sorted({part for part, _ in numbered}, key=len)
     # "layers.3" and "model.layers.3" are one layer: a part is known by the shortest ending that
     # others share.
-    short_name = {part: next(ending for ending in parts if part.endswith(ending)) for part in parts}
+    short_name: dict[str, str] = {}
+    for part in parts:  # the shortest first
+        endings = (ending for ending in parts if part.endswith(ending))
+        short_name[part] = next(endings)
     layer_count: dict[str, int] = {}  # in the order in which the parts come
     for part, number in numbered:
         short = short_name[part]
@@ -251,18 +254,15 @@ def module_layers(frames: Frames, own_ns: Ints) -> Ints:
     layer_class = _layer_class(_module_classes(frames, own_ns), int(own_ns.sum()))
     if layer_class is None:
         return np.full(len(frames), -1, np.int64)
-    instances = {
-        name: int(name[len(layer_class) + 1 :])
-        for name in frames.names
-        if _class_of(name) == layer_class
-    }
-    layer_of_instance = {
-        instance: layer for layer, instance in enumerate(sorted(set(instances.values())))
-    }
-    layer_of_name = [
-        layer_of_instance[instances[name]] if name in instances else -1 for name in frames.names
-    ]
-    layer = np.array(layer_of_name, np.int64)[frames.name_index]
+    layers = [name for name in frames.names if _class_of(name) == layer_class]
+    # Layers are counted in the order of the numbers in their names: "Layer_7".
+    number = {name: int(name[len(layer_class) + 1 :]) for name in layers}
+    position = {value: layer for layer, value in enumerate(sorted(set(number.values())))}
+    layer_of_name = np.full(len(frames.names), -1, np.int64)
+    for i, name in enumerate(frames.names):
+        if name in number:
+            layer_of_name[i] = position[number[name]]
+    layer = layer_of_name[frames.name_index]
     # A call of the class inside a call of the class is a part of that layer, not a layer.
     parent_is_layer = np.where(frames.parent >= 0, layer[frames.parent], -1) >= 0
     nearest_layer = nearest_marked_ancestor(frames.parent, (layer >= 0) & ~parent_is_layer)
@@ -283,18 +283,17 @@ def _module_classes(frames: Frames, own_ns: Ints) -> pl.DataFrame:
     parent = frames.parent
     depth = _depths(frames.parent)
     inclusive_ns = own_ns.copy()
-    for level in range(
-        int(depth.max(initial=0)), 0, -1
-    ):  # add the time of all calls of a level to their callers
+    deepest = int(depth.max(initial=0))
+    for level in range(deepest, 0, -1):  # add the time of all calls of a level to their callers
         rows = np.flatnonzero(depth == level)
         np.add.at(inclusive_ns, parent[rows], inclusive_ns[rows])
     calls_modules = np.zeros(len(frames), np.bool_)
     calls_modules[parent[parent >= 0]] = True
-    class_of_name = pl.Series(
-        [_class_of(name) if _INSTANCE_NUMBER.search(name) else "" for name in frames.names],
-        dtype=pl.String,
-    )
-    class_name = class_of_name.gather(frames.name_index)
+    class_of_name = []  # "" for a name without the number of an instance
+    for name in frames.names:
+        has_number = _INSTANCE_NUMBER.search(name) is not None
+        class_of_name.append(_class_of(name) if has_number else "")
+    class_name = pl.Series(class_of_name, dtype=pl.String).gather(frames.name_index)
     parent_class = class_name.gather(np.maximum(parent, 0)) if len(class_name) else class_name
     # Time inside a call of the same class is in that call's time already.
     is_recursive = (parent >= 0) & (parent_class == class_name).to_numpy()

@@ -96,11 +96,14 @@ def usual_projections(stretches: Iterable[Stretch]) -> tuple[Width, ...]:
 
     Empty if none is proven.
     """
-    between = [
-        stretch for stretch in stretches if stretch.before_attention and stretch.feed_forward_end
-    ]
-    counts = Counter(stretch.widths[stretch.feed_forward_end :] for stretch in between)
-    return counts.most_common(1)[0][0] if counts else ()
+    counts: Counter[tuple[Width, ...]] = Counter()
+    for stretch in stretches:
+        if stretch.before_attention and stretch.feed_forward_end:
+            counts[stretch.widths[stretch.feed_forward_end :]] += 1
+    if not counts:
+        return ()
+    most_common, _ = counts.most_common(1)[0]
+    return most_common
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,15 +6,22 @@ Every entry is a regular expression.
 import tomllib
 from pathlib import Path
 
-_TABLES = {
-    table: {
-        name: "|".join([pattern] if isinstance(pattern, str) else pattern)
-        for name, pattern in entries.items()
-    }
-    for table, entries in tomllib.loads(
-        Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
-    ).items()
-}
+
+def _read_tables() -> dict[str, dict[str, str]]:
+    """Return the patterns of ``names.toml`` by table and name; a list of patterns is one that any of them fits."""
+    text = Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
+    tables: dict[str, dict[str, str]] = {}
+    for table, entries in tomllib.loads(text).items():
+        tables[table] = {}
+        for name, patterns in entries.items():
+            if isinstance(patterns, str):
+                tables[table][name] = patterns
+            else:
+                tables[table][name] = "|".join(patterns)
+    return tables
+
+
+_TABLES = _read_tables()
 KERNELS = _TABLES["kernels"]
 OPERATORS = _TABLES["operators"]
 NODES = _TABLES["nodes"]

@@ -58,9 +58,9 @@ class Neighbours(NamedTuple):
     after_in_stretch: Bools
 
     @classmethod
-    def find(cls, value: AnyInts, known: Bools, stretch: AnyInts) -> Neighbours:
-        """Look at the rows in *known*; a known row is its own neighbour on both sides."""
-        before, after = nearest_rows(known)
+    def find(cls, value: AnyInts, is_known: Bools, stretch: AnyInts) -> Neighbours:
+        """Look at the rows in *is_known*; a known row is its own neighbour on both sides."""
+        before, after = nearest_rows(is_known)
         # The appended element is what -1 (no neighbour) selects.
         value = np.append(value, -1)
         stretch_of = np.append(stretch, -1)
@@ -151,9 +151,9 @@ def _find_neighbours(direction: Ints, without_op: Bools, stretch: Ints) -> Neigh
     """
     is_known = direction >= 0
     all_neighbours = Neighbours.find(direction, is_known, stretch)
-    alike = Neighbours.find(direction, is_known & without_op, stretch)
-    has_alike = without_op & (alike.before_in_stretch | alike.after_in_stretch)
-    return alike.where(has_alike, all_neighbours)
+    without_operator = Neighbours.find(direction, is_known & without_op, stretch)
+    in_stretch = without_operator.before_in_stretch | without_operator.after_in_stretch
+    return without_operator.where(without_op & in_stretch, all_neighbours)
 
 
 def _between_agreeing(

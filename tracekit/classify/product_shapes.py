@@ -75,13 +75,19 @@ def product_dims(text: str) -> tuple[int, int, int, int]:
         return 0, 0, 0, 0
     # The first operand of addmm is what is added: take the first two neighbours that can be
     # multiplied.
-    left, right = next(
-        ((a, b) for a, b in pairwise(matrices) if a[-1] == b[-2]), (matrices[0], matrices[1])
-    )
-    if left[-1] not in (right[-2], right[-1]):
+    multiplier = matrices[0]
+    multiplicand = matrices[1]
+    for first, second in pairwise(matrices):
+        if first[-1] == second[-2]:
+            multiplier = first
+            multiplicand = second
+            break
+    inner = multiplier[-1]
+    if inner not in (multiplicand[-2], multiplicand[-1]):
         return 0, 0, 0, 0
-    is_batched = len(right) > 2
-    return left[-2] if is_batched else prod(left[:-1]), left[-1], right[-1], right[-2]
+    is_batched = len(multiplicand) > 2
+    rows = multiplier[-2] if is_batched else prod(multiplier[:-1])
+    return rows, inner, multiplicand[-1], multiplicand[-2]
 
 
 def roles_by_shape(

@@ -130,23 +130,23 @@ def gradients_by_order(
     """
     is_of_input = np.zeros(len(backward), np.bool_)
     is_of_weight = np.zeros(len(backward), np.bool_)
-    gradients = [
-        shape
-        for shape, is_left_out in zip(backward, left_out.tolist(), strict=True)
-        if not is_left_out
-    ]
-    count = Counter(gradients)
+    rows_of_shape: dict[Shape, list[int]] = {}
+    for row in np.flatnonzero(~left_out).tolist():
+        rows_of_shape.setdefault(backward[row], []).append(row)
+    count = Counter({shape: len(rows) for shape, rows in rows_of_shape.items()})
     pairs = _expected_gradients(forward, count)
     order = _order_of_gradients(pairs, backward, count)
     if order is None:
         return is_of_input, is_of_weight
     for of_input, of_weight in pairs:
         if of_input == of_weight and count[of_input] == 2:
-            both = [i for i, shape in enumerate(backward) if shape == of_input and not left_out[i]]
+            first, second = rows_of_shape[of_input]
             if order == "weight first":
-                both.reverse()
-            is_of_input[both[0]] = True
-            is_of_weight[both[1]] = True
+                is_of_weight[first] = True
+                is_of_input[second] = True
+            else:
+                is_of_input[first] = True
+                is_of_weight[second] = True
     return is_of_input, is_of_weight
 
 

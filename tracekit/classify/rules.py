@@ -203,27 +203,27 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
         check("rule", index, _find_problem(table) if table.when else needs_when)
         return Rule(**asdict(table), pack=pack)
 
+    rules = [read_rule(index, table) for index, table in enumerate(document.rule)]
+    groups = []
+    for index, group in enumerate(document.group):
+        groups.append(read_kind("group", index, group.kind, group.when))
+    modules = []
+    for index, module in enumerate(document.module):
+        modules.append(read_kind("module", index, module.name, module.when))
     return RuleBook(
-        tuple(read_rule(index, table) for index, table in enumerate(document.rule)),
-        tuple(
-            read_kind("group", index, table.kind, table.when)
-            for index, table in enumerate(document.group)
-        ),
-        tuple(
-            read_kind("module", index, table.name, table.when)
-            for index, table in enumerate(document.module)
-        ),
+        tuple(rules),
+        tuple(groups),
+        tuple(modules),
     )
 
 
 def _with_linear_patterns(conditions: Mapping[str, Condition]) -> dict[str, Condition]:
     """Return the conditions of a user, with patterns on an engine whose time is linear."""
-    return {
-        column: LinearPattern(condition)
-        if isinstance(condition, str) and _COLUMN_TYPES.get(column) == "text"
-        else condition
-        for column, condition in conditions.items()
-    }
+    with_patterns: dict[str, Condition] = {}
+    for column, condition in conditions.items():
+        is_pattern = isinstance(condition, str) and _COLUMN_TYPES.get(column) == "text"
+        with_patterns[column] = LinearPattern(condition) if is_pattern else condition
+    return with_patterns
 
 
 def shipped_packs(folder: Path = PACKS) -> dict[str, str]:
@@ -242,16 +242,19 @@ def builtin_rules() -> RuleBook:
     >>> "memset" in [rule.name for rule in builtin_rules().rules]
     True
     """
-    books = [
-        parse_rules(text, name, name.removesuffix(".toml").lstrip("0123456789-"), shipped=True)
-        for name, text in shipped_packs().items()
-        if name != KERNEL_FAMILIES
-    ]
-    rules = sorted(
-        (rule for book in books for rule in book.rules), key=lambda rule: TIERS.index(rule.tier)
-    )
-    groups = tuple(kind for book in books for kind in book.groups)
-    return RuleBook(tuple(rules), groups, tuple(kind for book in books for kind in book.modules))
+    rules: list[Rule] = []
+    groups: list[NamedKind] = []
+    modules: list[NamedKind] = []
+    for name, text in shipped_packs().items():
+        if name == KERNEL_FAMILIES:
+            continue
+        pack = name.removesuffix(".toml").lstrip("0123456789-")
+        book = parse_rules(text, name, pack, shipped=True)
+        rules += book.rules
+        groups += book.groups
+        modules += book.modules
+    rules.sort(key=lambda rule: TIERS.index(rule.tier))
+    return RuleBook(tuple(rules), tuple(groups), tuple(modules))
 
 
 class _Problem(NamedTuple):
@@ -336,11 +339,8 @@ def _find_line(text: str, table: str, index: int, key: str, inside: str = "") ->
     Else of the table's head.
     """
     lines = text.splitlines()
-    heads = [
-        i
-        for i, line in enumerate(lines)
-        if re.match(rf"\s*\[\[?\s*{re.escape(table)}\s*\]\]?", line)
-    ]
+    head = re.compile(rf"\s*\[\[?\s*{re.escape(table)}\s*\]\]?")
+    heads = [i for i, line in enumerate(lines) if head.match(line)]
     start = heads[index] if index < len(heads) else 0
     stop = next(
         (i for i in range(start + 1, len(lines)) if re.match(r"\s*\[\[", lines[i])), len(lines)

@@ -65,21 +65,20 @@ def merge_streams(
     >>> merge_streams(keys, names, streams, related=[(1, 7), (2, 8)]).tolist()
     [0, 1, 3, 2]
     """
-    launch_keys = [int(key) for key in keys]
-    kernel_names = [int(name) for name in names]
-    kernel_streams = [int(stream) for stream in streams]
+    launch_keys: list[int] = keys.tolist()
+    kernel_names: list[int] = names.tolist()
+    kernel_streams: list[int] = streams.tolist()
     if len(set(kernel_streams)) < 2:
         return np.arange(len(launch_keys))
     scores = _add_bonus(_guess_from_places(launch_keys, kernel_names), related)
     order: list[int] = []
     for _ in range(MAX_ROUNDS):
-        found = _best_interleaving(launch_keys, kernel_names, kernel_streams, scores)
-        if found == order:
+        better_order = _best_interleaving(launch_keys, kernel_names, kernel_streams, scores)
+        if better_order == order:
             break
-        order = found
-        scores = _add_bonus(
-            _scores_of_order(launch_keys, [kernel_names[row] for row in order]), related
-        )
+        order = better_order
+        names_in_order = [kernel_names[row] for row in order]
+        scores = _add_bonus(_scores_of_order(launch_keys, names_in_order), related)
     return np.array(order, np.int64)
 
 

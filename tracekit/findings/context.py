@@ -65,7 +65,7 @@ class Context:
         )
         values: list[str] = []
         for column in reasons:
-            values += column.drop_nulls().unique()
+            values += column.drop_nulls().unique().to_list()
         text = "\n".join(values)
         for name, pattern in FRAMEWORK_PATTERNS.items():
             if re.search(pattern, text):
