@@ -65,16 +65,17 @@ def budgets(lanes: Lanes, *, unrecorded: Intervals = EMPTY) -> list[Budget]:
     compute_ns = lanes.compute.totals_ns(parts)
     exposed_ns = {label: exposed.totals_ns(parts) for label, exposed in lanes.exposed.items()}
     unrecorded_ns = unrecorded_gaps(lanes, unrecorded).totals_ns(parts)
-    return [
-        Budget(
+    budget_of_part = []
+    for part in range(parts):
+        budget = Budget(
             span_ns=int(span_ns[part]),
             compute_ns=int(compute_ns[part]),
             exposed_ns={label: int(ns[part]) for label, ns in exposed_ns.items()},
             idle_ns=int(span_ns[part] - busy_ns[part] - unrecorded_ns[part]),
             unrecorded_ns=int(unrecorded_ns[part]),
         )
-        for part in range(parts)
-    ]
+        budget_of_part.append(budget)
+    return budget_of_part
 
 
 def unrecorded_gaps(lanes: Lanes, unrecorded: Intervals) -> Intervals:
@@ -293,9 +294,8 @@ def name_next_events(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFram
     >>> name_next_events(gaps(events, Lanes.of(events)), events).select("ns", "next_name", "next_label").rows()
     [(6, 'b', 'dgrad')]
     """
-    rows = table["next"].to_numpy()
-    names = (
-        labelled[column][rows].cast(pl.String).alias(f"next_{column}")
-        for column in ("name", "label")
+    next_events = labelled.select(
+        next_name=pl.col("name").cast(pl.String), next_label=pl.col("label").cast(pl.String)
     )
-    return table.drop("next").with_columns(*names)
+    names = next_events[table["next"].to_numpy()]
+    return table.drop("next").with_columns(names)

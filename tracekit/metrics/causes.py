@@ -207,11 +207,10 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
     With *parts* the groups of *paid* are the rank's parts, else all is one group.
     """
     group = rank.part if parts else np.zeros_like(rank.part)
-    tables = [
-        _pieces_by_event(rank, label, exposed, group)
-        for label, exposed in paid.items()
-        if len(exposed)
-    ]
+    tables = []
+    for label, exposed in paid.items():
+        if len(exposed):
+            tables.append(_pieces_by_event(rank, label, exposed, group))
     if not tables:
         return PIECES.to_frame()
     pieces = pl.concat(tables)
@@ -373,15 +372,16 @@ def _gather_evidence(rank: Rank, start_ns: Ints, end_ns: Ints, operation: Ints) 
     is_on_next_stream = stream[next_compute] == stream[operation]
     is_on_previous_stream = is_preceded & (stream[previous_compute] == stream[operation])
 
-    held, holder = _find_held_event(rank, np.where(is_followed, next_compute, -1), start_ns, end_ns)
-    kind = constraints.kind[held]
-    is_certain = constraints.is_certain[held]
+    followed_by = np.where(is_followed, next_compute, -1)
+    held_event, holder = _find_held_event(rank, followed_by, start_ns, end_ns)
+    kind = constraints.kind[held_event]
+    is_certain = constraints.is_certain[held_event]
     held_by_operation = is_certain & (holder == operation)
-    is_compute_on_other_stream = rank.computes[held] & (kind == OTHER_STREAM)
+    is_compute_on_other_stream = rank.computes[held_event] & (kind == OTHER_STREAM)
     without_being_told = (
-        held_by_operation & is_compute_on_other_stream & ~constraints.may_wait[held]
+        held_by_operation & is_compute_on_other_stream & ~constraints.may_wait[held_event]
     )
-    is_launched_behind = rank.launch_ns[held] > rank.launch_ns[operation]
+    is_launched_behind = rank.launch_ns[held_event] > rank.launch_ns[operation]
     return _Evidence(
         shares_stream_with_compute=np.where(is_followed, is_on_next_stream, is_on_previous_stream),
         is_in_branched_graph=rank.in_branched_graph[operation],
@@ -389,7 +389,7 @@ def _gather_evidence(rank: Rank, start_ns: Ints, end_ns: Ints, operation: Ints) 
         launch_not_recorded=~rank.launched[operation]
         | (is_followed & ~rank.launched[next_compute]),
         is_followed_by_compute=is_followed,
-        holder_unknown=(held < 0) | ~is_certain | (kind == NOTHING),
+        holder_unknown=(held_event < 0) | ~is_certain | (kind == NOTHING),
         held_by_launch=is_certain & (kind == LAUNCH),
         held_by_operation=held_by_operation,
         held_without_being_told=without_being_told,
@@ -455,15 +455,15 @@ def _take_inside(rows: Ints, index: Ints) -> Ints:
 
 def _find_held_event(rank: Rank, row: Ints, start_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
     """Return the event held back during each piece and its holder, following the holders back from *row*."""
-    held = row.copy()
+    held_event = row.copy()
     for _ in range(LONGEST_CHAIN):
-        holder = np.where(held >= 0, rank.constraints.blocker[held], -1)
+        holder = np.where(held_event >= 0, rank.constraints.blocker[held_event], -1)
         # A holder that began after the middle of the piece was itself held back during the piece.
         holder_was_held = (holder >= 0) & (rank.start_ns[holder] * 2 > start_ns + end_ns)
         if not holder_was_held.any():
-            return held, holder
-        held = np.where(holder_was_held, holder, held)
-    return np.where(holder_was_held, -1, held), holder
+            return held_event, holder
+        held_event = np.where(holder_was_held, holder, held_event)
+    return np.where(holder_was_held, -1, held_event), holder
 
 
 def _compute_running_since_ns(runs: Intervals, time_ns: Ints) -> Ints:

@@ -119,7 +119,7 @@ def check_completeness(api: ApiCalls, labelled: pl.DataFrame) -> Completeness:
         return Completeness(True, unrecorded, cut_steps, (*notices, *_hole_notice(unrecorded, gpu)))
     idle_known = len(inside) <= MAX_LOST_SHARE * len(launches)
     unrecorded = unrecorded | _find_possible_times(inside, launches, gpu)
-    notices += (_lost_notice(len(inside), len(launches), known=idle_known),)
+    notices += (_lost_notice(len(inside), len(launches), idle_known=idle_known),)
     return Completeness(idle_known, unrecorded, cut_steps, notices)
 
 
@@ -235,21 +235,25 @@ def _find_graph_holes(gpu: pl.DataFrame, graphs: pl.DataFrame) -> Intervals:
     ran = gpu.with_columns(graph=pl.when(is_of_graph).then("correlation"))
     # To each idle gap: the graph of the event that ends last before it, graph and launch of the
     # event that ends it, and the end of that graph's launch call.
-    left = (
+    before = (
         ran.sort("end_ns")
-        .select(start_ns="end_ns", left="graph")
+        .select(start_ns="end_ns", graph_before="graph")
         .unique("start_ns", keep="last")
         .sort("start_ns")
     )
-    right = ran.sort("start_ns", "launch_ns").select("launch_ns", end_ns="start_ns", right="graph")
-    launch_calls = graphs.select(right="correlation", call_end="end_ns")
-    table = (
-        idle.join_asof(left, on="start_ns")
-        .join(right.unique("end_ns", keep="first"), on="end_ns", how="left", maintain_order="left")
-        .join(launch_calls, on="right", how="left", maintain_order="left")
+    after = (
+        ran.sort("start_ns", "launch_ns")
+        .select("launch_ns", end_ns="start_ns", graph_after="graph")
+        .unique("end_ns", keep="first")
     )
-    is_inside = (pl.col("left") == pl.col("right")).fill_null(False)
-    is_beside = pl.col("left").is_not_null() | pl.col("right").is_not_null()
+    launch_calls = graphs.select(graph_after="correlation", call_end="end_ns")
+    table = (
+        idle.join_asof(before, on="start_ns")
+        .join(after, on="end_ns", how="left", maintain_order="left")
+        .join(launch_calls, on="graph_after", how="left", maintain_order="left")
+    )
+    is_inside = (pl.col("graph_before") == pl.col("graph_after")).fill_null(False)
+    is_beside = pl.col("graph_before").is_not_null() | pl.col("graph_after").is_not_null()
     # Work was queued from its launch on, for a graph from the end of its launch call on.
     queued_from = pl.max_horizontal(
         "start_ns",
@@ -275,8 +279,8 @@ def _cut_notice(early: int, late: int) -> tuple[Notice, ...]:
     return tuple(notices)
 
 
-def _lost_notice(lost: int, launched: int, *, known: bool) -> Notice:
-    case = "some_launches" if known else "many_launches"
+def _lost_notice(lost: int, launched: int, *, idle_known: bool) -> Notice:
+    case = "some_launches" if idle_known else "many_launches"
     return Notice("gpu-events-lost", values={"case": case, "count": lost, "launches": launched})
 
 

@@ -411,13 +411,10 @@ def _find_activities(ranges: _HostRanges, innermost: Ints) -> tuple[Ints, Ints]:
     # Regular expressions run once for each distinct (kind, name).
     group, first = group_rows(ranges.kind, ranges.name.codes)
     names = ranges.name.take(first).strings()
-    activities = [
-        _activity(KINDS[kind], name or "")
-        for kind, name in zip(ranges.kind[first].tolist(), names, strict=True)
-    ]
-    activity_of_range = np.array([ACTIVITIES.index(activity) for activity in activities], np.int64)[
-        group
-    ]
+    activity_of_group = []
+    for kind, name in zip(ranges.kind[first].tolist(), names, strict=True):
+        activity_of_group.append(ACTIVITIES.index(_activity(KINDS[kind], name or "")))
+    activity_of_range = np.array(activity_of_group, np.int64)[group]
     no_queries = np.zeros(0, np.int64)
     parent = ranges.nest(no_queries, no_queries).op_of
     counted_range = _inherit_from_loading(activity_of_range, parent)[np.maximum(innermost, 0)]

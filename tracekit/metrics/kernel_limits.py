@@ -122,11 +122,10 @@ def find_memory_bound(
         return MEMORY_BOUND.to_frame()
     # A row that would be faster than the memory found its data in a cache: no claim.
     is_plausible = limit_ns <= pl.col("ns")
-    missing = [
-        pl.lit(None, dtype).alias(name)
-        for name, dtype in MEMORY_BOUND.items()
-        if name not in table.columns
-    ]
+    missing = []
+    for name, dtype in MEMORY_BOUND.items():
+        if name not in table.columns:
+            missing.append(pl.lit(None, dtype).alias(name))
     return (
         table.with_columns(missing)
         .with_columns(limit_ns=pl.when(is_plausible).then(limit_ns))
@@ -142,7 +141,9 @@ def kind_of(op: str | None) -> str | None:
     >>> kind_of("aten::add_"), kind_of("aten::_softmax"), kind_of("aten::mm")
     ('elementwise', 'softmax', None)
     """
-    return next((kind for kind in KINDS if op is not None and re.search(_TABLES[kind], op)), None)
+    if op is None:
+        return None
+    return next((kind for kind in KINDS if re.search(_TABLES[kind], op)), None)
 
 
 @lru_cache(maxsize=MAX_CACHED_SHAPES)

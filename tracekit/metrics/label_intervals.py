@@ -40,9 +40,17 @@ MIN_STRONG_CONFIDENCE = 0.65
 names and operators more."""
 
 _LABEL_DTYPE = LABELLED["label"]
-_SET_INDEX_OF_LABEL = np.array(
-    [next(i for i, labels in enumerate(LABEL_SETS.values()) if label in labels) for label in LABELS]
-)
+
+
+def _set_indices() -> Ints:
+    """Return for each label the index in ``LABEL_SETS`` of the set that it is in."""
+    index_of_label: dict[str, int] = {}
+    for index, labels in enumerate(LABEL_SETS.values()):
+        index_of_label |= dict.fromkeys(labels, index)
+    return np.array([index_of_label[label] for label in LABELS])
+
+
+_SET_INDEX_OF_LABEL = _set_indices()
 
 
 def label_codes(labelled: pl.DataFrame) -> Ints:

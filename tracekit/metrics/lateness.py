@@ -230,19 +230,18 @@ def _tokens(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         & events["shapes"].is_not_null()
     )
     calls = events.select("step", "start_ns", "shapes").filter(is_call).sort("start_ns")
-    parsed = {
-        text: _embedding_size(text) for text in calls["shapes"].cast(pl.String).unique().to_list()
-    }
-    sizes = [parsed[text] for text in calls["shapes"].cast(pl.String).to_list()]
-    vocabulary = max((size[0] for size in sizes), default=0)
-    tokens = [size[1] if size[0] == vocabulary else 0 for size in sizes]
-    numbered = (
-        calls.select("step")
-        .with_columns(tokens=pl.Series(tokens, dtype=pl.Int64))
-        .filter(
-            (pl.col("tokens") > 0) & pl.col("step").is_in(steps["step"].implode(), nulls_equal=True)
-        )
+    sizes = []
+    for shapes in calls["shapes"].cast(pl.String).unique().to_list():
+        sizes.append((shapes, *_embedding_size(shapes)))
+    columns = {"shapes": pl.String, "vocabulary": pl.Int64, "tokens": pl.Int64}
+    size_of_shapes = pl.DataFrame(sizes, schema=columns, orient="row")
+    sized = calls.with_columns(pl.col("shapes").cast(pl.String)).join(
+        size_of_shapes, on="shapes", maintain_order="left"
     )
+    is_largest_table = pl.col("vocabulary") == pl.col("vocabulary").max()
+    is_of_step = pl.col("step").is_in(steps["step"].implode(), nulls_equal=True)
+    counted = sized.filter(is_largest_table & (pl.col("tokens") > 0) & is_of_step)
+    numbered = counted.select("step", "tokens")
     return conform(numbered.with_columns(microbatch=pl.int_range(pl.len()).over("step")), TOKENS)
 
 

@@ -263,7 +263,7 @@ def divide_waits(operations: pl.DataFrame) -> pl.DataFrame:
     """
     waits = operations.filter((pl.col("wait_ns") > 0) & (pl.col("last_rank") != pl.col("rank")))
     is_shared = pl.col("waited_for").is_not_null()
-    whole = waits.filter(~is_shared).with_columns(until_ns="wait_ns").drop("waited_for")
+    for_one = waits.filter(~is_shared).with_columns(until_ns="wait_ns").drop("waited_for")
     shared = waits.filter(is_shared).explode("waited_for")
     charged = pl.col("waited_for").struct
     shared = shared.with_columns(
@@ -271,7 +271,7 @@ def divide_waits(operations: pl.DataFrame) -> pl.DataFrame:
         wait_ns=charged.field("wait_ns"),
         until_ns=charged.field("late_ns"),
     )
-    return pl.concat([whole, shared.select(whole.columns)])
+    return pl.concat([for_one, shared.select(for_one.columns)])
 
 
 def _traces_of_groups(operations: pl.DataFrame, ranks: pl.Series) -> Bools:

@@ -174,10 +174,9 @@ class _Kinds(msgspec.Struct, frozen=True, eq=False):
     ) -> _Kinds:
         """Return the kinds of *rows* by their values in *keys*, which get these *names*."""
         kind, first = group_rows(*(key.codes[rows] for key in keys))
-        columns = [
-            key.take(rows[first]).series(name, pl.String())
-            for key, name in zip(keys, names, strict=False)
-        ]
+        columns = []
+        for key, name in zip(keys, names, strict=False):
+            columns.append(key.take(rows[first]).series(name, pl.String()))
         nulls = [pl.lit(None, pl.String).alias(name) for name in names[len(keys) :]]
         start = labelled["start_ns"].to_numpy()[rows]
         end = labelled["end_ns"].to_numpy()[rows]

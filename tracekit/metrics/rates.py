@@ -159,11 +159,10 @@ def describe_products(labelled: pl.DataFrame) -> pl.DataFrame:
     is_product = np.zeros(len(labelled), np.bool_)
     is_product[kernels.rows] = True
     columns = {"op": kernels.op, "shapes": kernels.shapes, "dtype": kernels.dtype}
-    spread = (
-        text.spread(kernels.rows, len(labelled)).series(name, pl.String())
-        for name, text in columns.items()
-    )
-    return pl.DataFrame([pl.Series("product", is_product), *spread])
+    table = [pl.Series("product", is_product)]
+    for name, text in columns.items():
+        table.append(text.spread(kernels.rows, len(labelled)).series(name, pl.String()))
+    return pl.DataFrame(table)
 
 
 class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
@@ -254,8 +253,12 @@ def _longest_kernel_of_call(op: CategoryColumn, op_id: Ints, ns: Ints) -> Ints:
 def _group_products(kernels: _ProductKernels, key: pl.Series | None) -> pl.DataFrame:
     """Return calls and busy time by label, module, operator, kernel, shapes and type, and by *key* if there is one."""
     texts = {
-        name: getattr(kernels, name)
-        for name in ("label", "module", "op", "kernel", "shapes", "dtype")
+        "label": kernels.label,
+        "module": kernels.module,
+        "op": kernels.op,
+        "kernel": kernels.kernel,
+        "shapes": kernels.shapes,
+        "dtype": kernels.dtype,
     }
     keys = [] if key is None else [key[kernels.main_rows]]
     group, first = group_rows(
@@ -288,11 +291,10 @@ def _add_flop_and_peak(
     flops = [
         group_flop(*row) for row in groups.select("op", "shapes", "dtype", "calls").iter_rows()
     ]
-    peaks = {
-        dtype: peak_tflop_s(device, dtype, multiprocessors=multiprocessors)
-        for dtype in groups["dtype"].unique().drop_nulls().to_list()
-        if device
-    }
+    peaks: dict[str, float | None] = {}
+    if device:
+        for dtype in groups["dtype"].unique().drop_nulls().to_list():
+            peaks[dtype] = peak_tflop_s(device, dtype, multiprocessors=multiprocessors)
     tflop_s = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
     at_peak_ns = pl.col("flop") / (tflop_s * 1e3)
     # A group that would be faster than the peak has a wrong type (for example TF32 recorded as
@@ -322,12 +324,10 @@ def _input_dtypes(recorded: CategoryColumn, name: CategoryColumn) -> CategoryCol
     from_record = recorded.replace([_recorded_dtype(text) for text in recorded.values])
     # A column may share its values with a longer one: search only the names that occur.
     occurrences = np.bincount(name.codes + 1, minlength=len(name.values) + 1)[1:]
-    from_name = name.replace(
-        [
-            _dtype_in_name(text) if count else None
-            for text, count in zip(name.values, occurrences, strict=True)
-        ]
-    )
+    dtypes_in_names: list[str | None] = [None] * len(name.values)
+    for code in np.flatnonzero(occurrences).tolist():
+        dtypes_in_names[code] = _dtype_in_name(name.values[code])
+    from_name = name.replace(dtypes_in_names)
     # Products of 32-bit inputs may run on tensor cores in TF32: only the kernel's name tells.
     is_tf32 = from_record.any_of("fp32") & from_name.any_of("tf32")
     return from_record.where(~is_tf32).fill(from_name)
@@ -336,9 +336,8 @@ def _input_dtypes(recorded: CategoryColumn, name: CategoryColumn) -> CategoryCol
 def _recorded_dtype(text: str) -> str | None:
     """Return the narrowest of the recorded types: a bias or scale may be wider than the operands of the product."""
     names: dict[str, str] = _TABLES["dtypes"]
-    dtypes = [
-        names[dtype] for dtype in parse_list(text) if isinstance(dtype, str) and dtype in names
-    ]
+    recorded = [dtype for dtype in parse_list(text) if isinstance(dtype, str)]
+    dtypes = [names[dtype] for dtype in recorded if dtype in names]
     return min(dtypes, key=DTYPES_NARROW_TO_WIDE.index, default=None)
 
 
@@ -412,7 +411,12 @@ def _parse_shapes(shapes: str) -> Dims | None:
     None if there are none.
     """
     inputs = parse_list(shapes)
-    return [dims if is_shape(dims) else [] for dims in inputs] if inputs else None
+    if not inputs:
+        return None
+    sizes = []
+    for dims in inputs:
+        sizes.append(dims if is_shape(dims) else [])
+    return sizes
 
 
 def _product(left: int, right: int, *, transposed: bool = False) -> Formula:
@@ -498,7 +502,8 @@ def fused_experts(shapes: str) -> FusedExperts | None:
     tokens, width = dims[0]
     into = dims[1]
     back = dims[2]
-    per_token = [size[1] for size in dims[3:] if len(size) == 2 and size[0] == tokens]
+    matrices = [size for size in dims[3:] if len(size) == 2]
+    per_token = [columns for rows, columns in matrices if rows == tokens]
     is_gated = into[1] == 2 * back[2]
     fits = into[0] == back[0] and into[2] == width == back[1] and (is_gated or into[1] == back[2])
     if not fits or not per_token or not 0 < per_token[0] <= into[0]:
@@ -536,22 +541,25 @@ def _convolution_backward(dims: Dims) -> int | None:
 CONVOLUTIONS: list[str] = _TABLES["convolutions"]
 CONVOLUTION_BACKWARD = "aten::convolution_backward"
 
-FORMULAS: dict[str, Formula | None] = {
-    **{op: _product(*inputs) for op, inputs in _TABLES["products"].items()},
-    **{
-        op: _product(*inputs, transposed=True)
-        for op, inputs in _TABLES["transposed_products"].items()
-    },
-    **dict.fromkeys(_TABLES["grouped"], _grouped),
-    **{
-        op: _attention(int(backward), heads=int(heads), backward=backward)
-        for heads, pairs in _TABLES["attention"].items()
-        for pair in pairs
-        for op, backward in zip(pair, (False, True), strict=True)
-    },
-    **dict.fromkeys(CONVOLUTIONS),
-    **dict.fromkeys(_TABLES["fused_experts"]),
-    CONVOLUTION_BACKWARD: _convolution_backward,
-}
+
+def _formulas() -> dict[str, Formula | None]:
+    """Return the formula of each operator in the tables."""
+    formulas: dict[str, Formula | None] = {}
+    for op, inputs in _TABLES["products"].items():
+        formulas[op] = _product(*inputs)
+    for op, inputs in _TABLES["transposed_products"].items():
+        formulas[op] = _product(*inputs, transposed=True)
+    formulas |= dict.fromkeys(_TABLES["grouped"], _grouped)
+    for heads, pairs in _TABLES["attention"].items():
+        for forward_op, backward_op in pairs:
+            formulas[forward_op] = _attention(0, heads=int(heads))
+            formulas[backward_op] = _attention(1, heads=int(heads), backward=True)
+    formulas |= dict.fromkeys(CONVOLUTIONS)
+    formulas |= dict.fromkeys(_TABLES["fused_experts"])
+    formulas[CONVOLUTION_BACKWARD] = _convolution_backward
+    return formulas
+
+
+FORMULAS = _formulas()
 """Formula of each operator; None for the forward of a convolution, which needs its output size as
 well, and for fused experts, which are known by their shapes."""

@@ -8,6 +8,7 @@ over all ranks, because ranks enter a step at different times.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
@@ -156,12 +157,18 @@ def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> StepSummary:
     if not timed:
         return StepSummary(None)
     recorded = _in_order(set().union(*timed.values()))
-    lacking = {step: _ranks_without(step, timed) for step in recorded}
-    common = [step for step in recorded if not lacking[step]]
-    whole = [step for step in common if _is_whole(step, timed)] or common
+    common: list[int | None] = []
+    not_common: dict[int, tuple[int, ...]] = {}
+    for step in recorded:
+        lacking_ranks = _ranks_without(step, timed)
+        if not lacking_ranks:
+            common.append(step)
+        elif step is not None:
+            not_common[step] = lacking_ranks
+    complete = [step for step in common if _is_complete(step, timed)] or common
 
     per_step = []
-    for step in whole:
+    for step in complete:
         steps_of_ranks = [steps[step] for steps in timed.values()]
         per_step.append(StepTime(step, _median_time(steps_of_ranks)))
     time_ns = round(median([step.time_ns for step in per_step])) if per_step else None
@@ -170,21 +177,21 @@ def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> StepSummary:
     by_rank: dict[int, int] = {}
     usual_budgets: list[Budget] = []
     for rank, steps in timed.items():
-        if whole:
-            by_rank[rank] = _median_time([steps[step] for step in whole])
-        usual_budgets += [steps[step].budget for step in whole if step not in unusual_numbers]
+        if complete:
+            by_rank[rank] = _median_time([steps[step] for step in complete])
+        usual_budgets += [steps[step].budget for step in complete if step not in unusual_numbers]
     return StepSummary(
         time_ns=time_ns,
         per_step=tuple(per_step),
         unusual=tuple(unusual),
         by_rank=by_rank,
         budget=_mean_budget(usual_budgets, time_ns or 0),
-        not_common={step: ranks for step, ranks in lacking.items() if ranks and step is not None},
+        not_common=not_common,
         is_marked=recorded != [None],
     )
 
 
-def _is_whole(step: int | None, timed: Mapping[int, Mapping[int | None, TimedStep]]) -> bool:
+def _is_complete(step: int | None, timed: Mapping[int, Mapping[int | None, TimedStep]]) -> bool:
     """Return whether all ranks recorded all of a step."""
     return not any(steps[step].partial for steps in timed.values())
 
@@ -239,9 +246,9 @@ def _mean_budget(budgets: Iterable[Budget], time_ns: int) -> Budget:
 
     compute_ns = scaled(sum(budget.compute_ns for budget in all_budgets))
     unrecorded_ns = scaled(sum(budget.unrecorded_ns for budget in all_budgets))
-    labels = dict.fromkeys(label for budget in all_budgets for label in budget.exposed_ns)
-    exposed_ns = {}
-    for label in labels:
-        exposed_ns[label] = scaled(sum(budget.exposed_ns.get(label, 0) for budget in all_budgets))
+    total_exposed_ns: Counter[str] = Counter()
+    for budget in all_budgets:
+        total_exposed_ns.update(budget.exposed_ns)
+    exposed_ns = {label: scaled(ns) for label, ns in total_exposed_ns.items()}
     idle_ns = time_ns - compute_ns - unrecorded_ns - sum(exposed_ns.values())
     return Budget(time_ns, compute_ns, exposed_ns, max(idle_ns, 0), unrecorded_ns)

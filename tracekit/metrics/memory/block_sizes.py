@@ -63,28 +63,28 @@ def find_block_sizes(snapshot: MemorySnapshot) -> Ints:
             sizes[row] = size
             in_use.insert(following, address)
         elif action == "free_completed":
-            at = bisect_left(in_use, address)
-            if at < len(in_use) and in_use[at] == address:
-                del in_use[at]
+            index = bisect_left(in_use, address)
+            if index < len(in_use) and in_use[index] == address:
+                del in_use[index]
         elif action in ("segment_alloc", "segment_map"):
-            at = bisect_left(segments, address)
-            segments.insert(at, address)
-            segment_ends.insert(at, address + requested_list[row])
+            index = bisect_left(segments, address)
+            segments.insert(index, address)
+            segment_ends.insert(index, address + requested_list[row])
             if action == "segment_map":
-                _join(segments, segment_ends, at)
+                _join(segments, segment_ends, index)
         elif action in ("segment_free", "segment_unmap"):
             _remove(segments, segment_ends, address, address + requested_list[row])
     return np.array(sizes, np.int64)
 
 
-def _join(starts: list[int], ends: list[int], at: int) -> None:
+def _join(starts: list[int], ends: list[int], index: int) -> None:
     """Join a mapped range with its neighbours: an expandable segment is one range however often it grew."""
-    if at + 1 < len(starts) and ends[at] == starts[at + 1]:
-        ends[at] = ends[at + 1]
-        del starts[at + 1], ends[at + 1]
-    if at > 0 and ends[at - 1] == starts[at]:
-        ends[at - 1] = ends[at]
-        del starts[at], ends[at]
+    if index + 1 < len(starts) and ends[index] == starts[index + 1]:
+        ends[index] = ends[index + 1]
+        del starts[index + 1], ends[index + 1]
+    if index > 0 and ends[index - 1] == starts[index]:
+        ends[index - 1] = ends[index]
+        del starts[index], ends[index]
 
 
 def _remove(starts: list[int], ends: list[int], start: int, end: int) -> None:
@@ -92,18 +92,18 @@ def _remove(starts: list[int], ends: list[int], start: int, end: int) -> None:
 
     Of an expandable one, what lies before and behind it stays.
     """
-    at = bisect_right(starts, start) - 1
-    if at < 0 or start >= ends[at]:
+    index = bisect_right(starts, start) - 1
+    if index < 0 or start >= ends[index]:
         return
-    old_start = starts[at]
-    old_end = ends[at]
-    del starts[at], ends[at]
+    old_start = starts[index]
+    old_end = ends[index]
+    del starts[index], ends[index]
     if end < old_end:
-        starts.insert(at, end)
-        ends.insert(at, old_end)
+        starts.insert(index, end)
+        ends.insert(index, old_end)
     if old_start < start:
-        starts.insert(at, old_start)
-        ends.insert(at, start)
+        starts.insert(index, old_start)
+        ends.insert(index, start)
 
 
 def _used_before(snapshot: MemorySnapshot) -> list[int]:
@@ -128,9 +128,9 @@ def _segments_before(snapshot: MemorySnapshot) -> tuple[list[int], list[int]]:
         if action in ("segment_alloc", "segment_map"):
             _remove(starts, ends, address, address + size)
         else:
-            at = bisect_left(starts, address)
-            starts.insert(at, address)
-            ends.insert(at, address + size)
+            index = bisect_left(starts, address)
+            starts.insert(index, address)
+            ends.insert(index, address + size)
             if action == "segment_unmap":
-                _join(starts, ends, at)
+                _join(starts, ends, index)
     return starts, ends

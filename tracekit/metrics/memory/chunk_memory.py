@@ -112,11 +112,10 @@ class _MemoryLevel(msgspec.Struct, frozen=True, eq=False):
         """Return the lowest (``np.min``) or highest level in each period from *start* to *end*, both included."""
         first = np.maximum(np.searchsorted(self.time_ns, start, side="right") - 1, 0)
         stop = np.maximum(np.searchsorted(self.time_ns, end, side="right"), first + 1)
-        levels = (
-            self.allocated[low:high]
-            for low, high in zip(first.tolist(), stop.tolist(), strict=True)
-        )
-        return np.array([function(level) for level in levels], np.int64)
+        extremes = np.empty(len(first), np.int64)
+        for i in range(len(first)):
+            extremes[i] = function(self.allocated[first[i] : stop[i]])
+        return extremes
 
 
 def _measure_changes(step: pl.DataFrame, level: _MemoryLevel) -> pl.DataFrame:
@@ -141,13 +140,13 @@ def _measure_changes(step: pl.DataFrame, level: _MemoryLevel) -> pl.DataFrame:
 
 def _changes_over_backwards(table: pl.DataFrame) -> pl.Series:
     """Return the change over each backward; over I and W together where it is split."""
-    whole = table.filter(pl.col("op") == "B")["change"]
+    unsplit = table.filter(pl.col("op") == "B")["change"]
     split = (
         table.filter(pl.col("op").is_in(["I", "W"]))
         .group_by("step", "pair")
         .agg(pl.sum("change"), pl.len())
     )
-    return pl.concat([whole, split.filter(pl.col("len") == 2)["change"]])
+    return pl.concat([unsplit, split.filter(pl.col("len") == 2)["change"]])
 
 
 def _agreeing_medians(growth: pl.Series, fall: pl.Series) -> tuple[int | None, int | None]:

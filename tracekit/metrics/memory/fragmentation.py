@@ -189,10 +189,8 @@ def _forced_segments(
     )
     new = new.with_columns(free=pl.col("free") + pl.col("first_free").fill_null(0))
     forced = new.filter(pl.col("free") >= pl.col("requested"))
-    return [
-        _Request(*values)
-        for values in forced.select("requested", "bytes", "free", "alloc_stack").rows()
-    ]
+    rows = forced.select("requested", "bytes", "free", "alloc_stack").rows()
+    return [_Request(*row) for row in rows]
 
 
 _FREE_CHANGES = {"segment_alloc": 1, "segment_free": -1, "alloc": -1, "free_completed": 1}

@@ -149,11 +149,11 @@ def _add_chunks(events: pl.DataFrame, chunks: pl.DataFrame | None) -> pl.DataFra
             coalesce=False,
         )
         candidates.append(joined.filter(pl.col("anchor_ns") <= pl.col("last_ns")))
-    found = pl.concat(candidates)
     is_of_phase = pl.col("is_forward") == (pl.col("phase") == "forward")
-    found = found.sort(is_of_phase.fill_null(False), pl.col("launch_ns"), descending=True)
-    found = found.unique("row", keep="first", maintain_order=True).select(
-        "row", "chunk", "chunk_step"
+    best_first = pl.concat(candidates).sort(
+        is_of_phase.fill_null(False), pl.col("launch_ns"), descending=True
     )
-    joined = events.join(found, on="row", how="left", maintain_order="left")
+    best = best_first.unique("row", keep="first", maintain_order=True)
+    chunks = best.select("row", "chunk", "chunk_step")
+    joined = events.join(chunks, on="row", how="left", maintain_order="left")
     return joined.with_columns(step=pl.coalesce("step", "chunk_step"))

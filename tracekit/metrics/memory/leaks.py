@@ -50,13 +50,13 @@ def find_leaks(purposes: pl.DataFrame, step_starts: pl.DataFrame) -> pl.DataFram
     is_of_step = pl.col("step").is_in(telling_steps) & (
         pl.col("free_row").is_null() | (pl.col("free_row") >= 0)
     )
-    left = purposes.filter(
+    leaked = purposes.filter(
         is_there_at_end & is_of_step & (pl.col("steps_survived") >= MIN_STEPS_TO_BE_KEPT)
     )
     # Without stacks the operator around an allocation tells its place, without a trace its size
     # alone.
-    place = ["stack", pl.when(pl.col("stack").is_null()).then("operator").alias("place"), "bytes"]
-    rows = left.group_by(place).agg(
+    operator = pl.when(pl.col("stack").is_null()).then("operator")
+    rows = leaked.group_by("stack", operator.alias("place"), "bytes").agg(
         pl.col("operator", "module", "phase").drop_nulls().first(),
         pairs=pl.col("pair").drop_nulls().unique().sort(),
         total=pl.col("bytes").sum(),

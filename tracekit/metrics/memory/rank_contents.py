@@ -317,9 +317,9 @@ def _module_table(purposes: pl.DataFrame, contents: pl.DataFrame) -> pl.DataFram
     at_peak = contents.filter(is_activation).group_by("module").agg(pl.sum("bytes"))
     if at_peak.is_empty():
         return MODULES.to_frame()
-    made = purposes.filter(is_activation & (pl.col("phase") == "forward"))
-    steps = max(1, made["step"].n_unique())
-    by_step = made.group_by("module").agg(step_bytes=pl.sum("bytes") // steps)
+    allocated = purposes.filter(is_activation & (pl.col("phase") == "forward"))
+    steps = max(1, allocated["step"].n_unique())
+    by_step = allocated.group_by("module").agg(step_bytes=pl.sum("bytes") // steps)
     table = at_peak.join(by_step, on="module", how="left").with_columns(
         pl.col("step_bytes").fill_null(0)
     )

@@ -142,7 +142,7 @@ def _add_up(events: pl.DataFrame, allocations: pl.DataFrame) -> pl.DataFrame:
         .replace_strict(RESERVED_CHANGES, default=0, return_dtype=pl.Int64)
     )
     count = len(events)
-    made = _changes_by_row(allocations, "alloc_row", count)
+    allocated = _changes_by_row(allocations, "alloc_row", count)
     freed = _changes_by_row(allocations, "free_row", count)
     done = _changes_by_row(allocations, "done_row", count)
     requested = _changes_by_row(allocations, "alloc_row", count, size="requested")
@@ -151,8 +151,8 @@ def _add_up(events: pl.DataFrame, allocations: pl.DataFrame) -> pl.DataFrame:
         # Threads may note events of almost the same moment in another order than that of their
         # times.
         at_ns=pl.col("at_ns").cum_max(),
-        allocated=pl.Series(np.cumsum(made - freed)),
-        active=pl.Series(np.cumsum(made - done)),
+        allocated=pl.Series(np.cumsum(allocated - freed)),
+        active=pl.Series(np.cumsum(allocated - done)),
         reserved=(pl.col("bytes") * sign).cum_sum(),
         requested=pl.Series(np.cumsum(requested - returned)),
     )
