@@ -122,12 +122,13 @@ def group_rows(*columns: npt.NDArray[Any]) -> tuple[Ints, Ints]:
 
 def _number_pairs(a: Ints, b: Ints) -> tuple[Ints, Ints]:
     """Number pairs in the order in which they first appear, in a hash table that grows until they fit."""
-    size, count = 256, -1
+    table_size = 256
+    count = -1  # as long as the pairs do not fit
     group = np.empty(len(a), np.int64)
     while count < 0:
-        size *= 4
-        first_row = np.empty(size, np.int64)
-        count = grouping.number_pairs(a, b, np.full(size, -1, np.int64), first_row, group)
+        table_size *= 4
+        first_row = np.empty(table_size, np.int64)
+        count = grouping.number_pairs(a, b, np.full(table_size, -1, np.int64), first_row, group)
     return group, first_row[:count].copy()
 
 

@@ -133,8 +133,9 @@ class CategoryColumn:
         first_row[old_codes[filled[::-1]]] = filled[::-1]
         used_codes = np.flatnonzero(first_row >= 0)
         used_codes = used_codes[np.argsort(first_row[used_codes])]
-        new_code, codes = np.full(largest + 1, -1, np.int32), np.full(len(old_codes), -1, np.int32)
+        new_code = np.full(largest + 1, -1, np.int32)
         new_code[used_codes] = np.arange(len(used_codes))
+        codes = np.full(len(old_codes), -1, np.int32)
         codes[filled] = new_code[old_codes[filled]]
         value_rows = first_row[used_codes] if rows is None else rows[first_row[used_codes]]
         return cls(tuple(column[value_rows].to_list()), codes)
@@ -217,19 +218,26 @@ class CategoryColumn:
     def extract(self, pattern: str, group: int | str = 1) -> CategoryColumn:
         """Return what a group of the pattern matches; null where the pattern is not found."""
         search = re.compile(pattern).search
-        matches = [search(value, 0, MAX_SEARCHED_CHARS) for value in self.values]
-        return self.replace([m.group(group) if m else None for m in matches])
+        groups: list[str | None] = []
+        for value in self.values:
+            match = search(value, 0, MAX_SEARCHED_CHARS)
+            groups.append(match.group(group) if match else None)
+        return self.replace(groups)
 
     def replace(self, values: Sequence[str | None]) -> CategoryColumn:
         """Replace each distinct value by another, or by null."""
-        distinct = tuple(dict.fromkeys(v for v in values if v is not None))
-        if distinct == tuple(values):
+        code_of: dict[str, int] = {}
+        new_codes = []
+        for value in values:
+            if value is None:
+                new_codes.append(-1)
+            else:
+                new_codes.append(code_of.setdefault(value, len(code_of)))
+        distinct = tuple(code_of)
+        if len(distinct) == len(values):  # each value has the code it had
             return CategoryColumn(distinct, self.codes)
-        code_of = {value: code for code, value in enumerate(distinct)}
-        new_code = np.array(
-            [*(-1 if value is None else code_of[value] for value in values), -1], np.int32
-        )
-        return CategoryColumn(distinct, self.look_up(new_code))
+        new_codes.append(-1)  # of null
+        return CategoryColumn(distinct, self.look_up(np.array(new_codes, np.int32)))
 
     def take(self, rows: AnyInts) -> CategoryColumn:
         """Return the values at *rows*; null for a negative row."""
@@ -257,15 +265,18 @@ class CategoryColumn:
         code_of = {
             value: code for code, value in enumerate(dict.fromkeys(self.values + other.values))
         }
-        new_code, codes = np.array([code_of[value] for value in other.values]), self.codes.copy()
+        new_code = np.array([code_of[value] for value in other.values])
+        codes = self.codes.copy()
         codes[filled] = new_code[other.codes[filled]]
         return CategoryColumn(tuple(code_of), codes)
 
     def numbers(self) -> Ints:
         """Return the values as integers; -1 for null and for numbers that do not fit in 64 bits."""
-        return self.look_up(
-            np.array([*(int(v) if len(v) < 19 else -1 for v in self.values), -1], np.int64)
-        )
+        numbers = np.full(len(self.values) + 1, -1, np.int64)  # the last one is that of null
+        for code, value in enumerate(self.values):
+            if len(value) < 19:
+                numbers[code] = int(value)
+        return self.look_up(numbers)
 
     def value(self, row: int) -> str | None:
         """Return the value of one row."""

@@ -65,9 +65,10 @@ def format_ranges(numbers: Iterable[int], *, most: int = 12) -> str:
             ranges[-1] = ranges[-1][0], number
         else:
             ranges.append((number, number))
-    return listing(
-        (f"{first}–{last}" if first != last else f"{first}" for first, last in ranges), most=most
-    )
+    texts = []
+    for first, last in ranges:
+        texts.append(f"{first}" if first == last else f"{first}–{last}")
+    return listing(texts, most=most)
 
 
 def ranks_named(numbers: Iterable[int], *, most: int = 8) -> str:
@@ -141,7 +142,11 @@ def terminal(text: object) -> str:
     line = " ".join(str(text).split())
     if line.isascii() and line.isprintable():
         return line
-    return "".join(c if unicodedata.category(c)[0] != "C" else repr(c)[1:-1] for c in line)
+    shown = []
+    for character in line:
+        is_control = unicodedata.category(character)[0] == "C"
+        shown.append(repr(character)[1:-1] if is_control else character)
+    return "".join(shown)
 
 
 def terminal_lines(text: object) -> str:

@@ -290,9 +290,11 @@ def _received(future: Future[bytes | Path], index: int, item: T) -> ItemResult[T
     try:
         sent = future.result()
         if isinstance(sent, Path):
-            file, sent = sent, sent.read_bytes()
-            file.unlink()
-        result: ItemResult[T, Any] = pickle.loads(sent)
+            pickled = sent.read_bytes()
+            sent.unlink()
+        else:
+            pickled = sent
+        result: ItemResult[T, Any] = pickle.loads(pickled)
     except Exception as error:
         return ItemResult(index, item, error=as_tracekit_error(error))
     return result

@@ -468,11 +468,11 @@ def _steps_cut_in_most(results: Sequence[ComparedPipeline]) -> set[int]:
         for step, step_notices in notices_by_step.items():
             if any(notice.code == "step-cut" for notice in step_notices):
                 cut_pipelines_by_step[step] += 1
-    return {
-        step
-        for step, cut_pipelines in cut_pipelines_by_step.items()
-        if 2 * cut_pipelines >= len(results)
-    }
+    cut_steps = set()
+    for step, cut_pipelines in cut_pipelines_by_step.items():
+        if 2 * cut_pipelines >= len(results):
+            cut_steps.add(step)
+    return cut_steps
 
 
 def _unique(notices: Sequence[Notice]) -> tuple[Notice, ...]:

@@ -362,11 +362,11 @@ def _does_same_work(own_patterns: Orders, schedule: Schedule, *, any_weight_grad
 
 def _has_other_stages(orders: Orders, schedule: Schedule) -> bool:
     """Return whether a rank runs forwards of other stages than the *schedule* plans for its position."""
-    own_stages = {position: forward_stages(order) for position, order in orders.items()}
-    return any(
-        stages != forward_stages(schedule.ranks[position])
-        for position, stages in own_stages.items()
-    )
+    for position, order in orders.items():
+        own_stages = forward_stages(order)
+        if own_stages != forward_stages(schedule.ranks[position]):
+            return True
+    return False
 
 
 def _count_difference(orders: Orders, schedule: Schedule) -> int:

@@ -351,14 +351,13 @@ def walk_back(pieces: Pieces, arrivals: OperationArrivals) -> Walks:
             segments=segments,
         )
         max_segments *= 2
-    stopped = tuple(
-        (ranks[rank], ns) if rank >= 0 else None
-        for rank, ns in zip(stopped_rank.tolist(), stopped_ns.tolist(), strict=True)
-    )
+    stops: list[tuple[int, int] | None] = []
+    for rank, ns in zip(stopped_rank.tolist(), stopped_ns.tolist(), strict=True):
+        stops.append((ranks[rank], ns) if rank >= 0 else None)
     table = pl.DataFrame(segments[:count], schema=["step", "piece", "kind", "peer", "start", "end"])
     uncertain_piece = np.zeros(len(pieces.start), np.bool_)
     uncertain_piece[pieces.comm] = arrivals.is_uncertain
-    return Walks(_mark_uncertain(table, uncertain_piece), least_margin, operations, stopped)
+    return Walks(_mark_uncertain(table, uncertain_piece), least_margin, operations, tuple(stops))
 
 
 def _mark_uncertain(segments: pl.DataFrame, uncertain_piece: Bools) -> pl.DataFrame:

@@ -110,11 +110,12 @@ class CriticalPath:
         peer's trace.
         """
         on_path = self._exposed_on_path.get((rank, step), {})
-        is_known = not self.broken and len(self.segments) > 0
-        return {
-            label: on_path.get(label, 0) if is_known and label not in self.unknown_labels else None
-            for label in labels
-        }
+        is_path_known = not self.broken and len(self.segments) > 0
+        blocking_ns: dict[str, int | None] = {}
+        for label in labels:
+            is_known = is_path_known and label not in self.unknown_labels
+            blocking_ns[label] = on_path.get(label, 0) if is_known else None
+        return blocking_ns
 
     @cached_property
     def _exposed_on_path(self) -> dict[tuple[int, int | None], dict[str | None, int]]:
@@ -247,11 +248,10 @@ def critical_path(
     walks = walk_back(pieces, OperationArrivals.find(pieces.row, members, clocks))
     segments = _build_segments(pieces, walks)
     slack = _measure_slack(pieces, walks)
-    stops = [
-        (step, *stop)
-        for step, stop in zip(pieces.steps, walks.stopped, strict=True)
-        if stop is not None
-    ]
+    stops = []
+    for step, stop in zip(pieces.steps, walks.stopped, strict=True):
+        if stop is not None:
+            stops.append((step, *stop))
     longest_stop = max(stops, key=lambda stop: stop[2], default=None)
     unmatched = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
     unknown_labels = labels_with_unknown_path(
@@ -328,10 +328,8 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
         how="horizontal",
     )
     joined_kinds = [SEGMENT_KINDS.index(kind) for kind in _JOINED_KINDS]
-    is_same = pl.all_horizontal(
-        pl.col(name).eq_missing(pl.col(name).shift(1))
-        for name in ("step", "kind", "rank_index", "label", "uncertain")
-    )
+    identity = pl.col("step", "kind", "rank_index", "label", "uncertain")
+    is_same = pl.all_horizontal(identity.eq_missing(identity.shift(1)))
     joins = pl.col("kind").is_in(joined_kinds) & is_same & (pl.int_range(pl.len()) > 0)
     joined = (
         table.with_columns(joined=(~joins).cum_sum(), ns=ns)
@@ -344,10 +342,8 @@ def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
             # Of the longest; of several as long, of the last.
             pl.col("what", "chain", "launched").last(),
             # A walk may enter a piece in its middle: no more of it than the segment counts.
-            *(
-                pl.min_horizontal(name, "ns").sum().alias(name)
-                for name in ("idle_ns", "exposed_ns")
-            ),
+            idle_ns=pl.min_horizontal("idle_ns", "ns").sum(),
+            exposed_ns=pl.min_horizontal("exposed_ns", "ns").sum(),
         )
     )
     return conform(

@@ -230,9 +230,8 @@ def _from_file(path: str, *, alone: bool) -> Discovery:
 
 
 def _members(path: Path) -> Iterable[Path]:
-    return (
-        _walk(path, MAX_FOLDER_DEPTH) if _is_folder(path) and not _is_source(str(path)) else [path]
-    )
+    is_searched = _is_folder(path) and not _is_source(str(path))
+    return _walk(path, MAX_FOLDER_DEPTH) if is_searched else [path]
 
 
 def _walk(folder: Path, depth: int, above: tuple[Path, ...] = ()) -> Iterable[Path]:

@@ -162,12 +162,11 @@ def _check_version(version: object, shown: str) -> tuple[str | None, list[Notice
         raise InputError(problem, hint="dump it with PyTorch 2.5 or later")
     notices = []
     if int(minor) > NEWEST_MINOR_VERSION:
-        known = f"{MAJOR_VERSION}.{NEWEST_MINOR_VERSION}"
         values: NoticeValues = {
             "case": "newer",
             "file": shown,
             "version": str(version),
-            "known": known,
+            "known": f"{MAJOR_VERSION}.{NEWEST_MINOR_VERSION}",
         }
         notices.append(Notice("recorder-version", values=values))
     return str(version), notices
@@ -398,20 +397,18 @@ def _duration_ns(duration_ms: float | None) -> int | None:
 def _spread_states(columns: dict[str, list[Any]]) -> None:
     """Give the members of a batch the state of the batch, whose entry follows them with their sequence number."""
     ops = columns["op"]
+    identities = list(
+        zip(columns["group"], columns["sequence"], columns["is_message"], strict=True)
+    )
     batch: int | None = None
-    for position in range(len(ops) - 1, -1, -1):
-        if ops[position] == "coalesced":
-            batch = position
-        elif batch is not None:
-            of_batch = all(
-                columns[name][position] == columns[name][batch]
-                for name in ("group", "sequence", "is_message")
-            )
-            if of_batch:
-                columns["state"][position] = columns["state"][batch]
-                columns["completed_by_ns"][position] = columns["completed_by_ns"][batch]
-            else:
-                batch = None
+    for row in range(len(ops) - 1, -1, -1):
+        if ops[row] == "coalesced":
+            batch = row
+        elif batch is not None and identities[row] == identities[batch]:
+            columns["state"][row] = columns["state"][batch]
+            columns["completed_by_ns"][row] = columns["completed_by_ns"][batch]
+        else:
+            batch = None
 
 
 def _read_progress(
@@ -430,11 +427,11 @@ def _read_progress(
             continue
         name = name_of_id.get(str(key), str(key))
         identity = groups[name].name if name in groups else name
-        values = (
-            _number(numbers.get(f"last_{what}_collective"))
-            for what in ("enqueued", "started", "completed")
+        progress[identity] = GroupProgress(
+            _number(numbers.get("last_enqueued_collective")),
+            _number(numbers.get("last_started_collective")),
+            _number(numbers.get("last_completed_collective")),
         )
-        progress[identity] = GroupProgress(*values)
     return progress
 
 

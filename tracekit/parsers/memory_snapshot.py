@@ -153,15 +153,15 @@ def _dicts(values: object, where: str) -> list[dict[str, Any]]:
 
 def _event_table(history: Sequence[Mapping[str, Any]], stacks: _Stacks, name: str) -> pl.DataFrame:
     """Return the events of the allocator; those of unknown kinds are left out."""
-    known = [event for event in history if event.get("action") in ALLOCATOR_ACTIONS]
+    events = [event for event in history if event.get("action") in ALLOCATOR_ACTIONS]
     columns = {
-        "at_ns": [event.get("time_us") for event in known],
-        "action": [event["action"] for event in known],
+        "at_ns": [event.get("time_us") for event in events],
+        "action": [event["action"] for event in events],
         # An event of memory that ran out has no address.
-        "address": [event.get("addr", 0) for event in known],
-        "bytes": [event.get("size") for event in known],
-        "stream": [event.get("stream", 0) for event in known],
-        "stack": [stacks.number(event.get("frames")) for event in known],
+        "address": [event.get("addr", 0) for event in events],
+        "bytes": [event.get("size") for event in events],
+        "stream": [event.get("stream", 0) for event in events],
+        "stack": [stacks.number(event.get("frames")) for event in events],
     }
     table = _table(columns, ALLOCATOR_EVENTS, f"{name}: device_traces")
     return table.with_columns(pl.col("at_ns") * 1000)

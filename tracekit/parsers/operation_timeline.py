@@ -95,13 +95,13 @@ def read_operation_timeline(path: str | Path) -> OperationTimeline:
     (2, 7, 3, 1500, 3500)
     """
     events = _decode(Path(path))
-    places = _threads(events)
+    ranks_of_threads = _threads(events)
     rows: list[tuple[Any, ...]] = []
     for event in events:
         if event.ph != "X":
             continue
-        place = places.get((event.pid, event.tid))
-        if place is None:
+        ranks = ranks_of_threads.get((event.pid, event.tid))
+        if ranks is None:
             raise InputError(
                 f"{path}: thread {event.tid} of process {event.pid} has no name", hint=_HINT
             )
@@ -109,7 +109,7 @@ def read_operation_timeline(path: str | Path) -> OperationTimeline:
         rows.append(
             (
                 event.pid,
-                *place,
+                *ranks,
                 arguments.step,
                 event.name,
                 arguments.seq_id,

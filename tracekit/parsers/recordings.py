@@ -105,11 +105,10 @@ def _check_groups(dumps: Sequence[RankCollectives]) -> None:
             name = group.name.partition(" [")[0]
             if name != "0":  # names of other groups may repeat: ranks number the groups they are in
                 continue
-            known, path = first_dump.setdefault(name, (group, dump.source.path))
-            if known.ranks != group.ranks:
-                sizes = (
-                    f"{len(known.ranks)} ranks in {path}, {len(group.ranks)} in {dump.source.path}"
-                )
+            first_group, path = first_dump.setdefault(name, (group, dump.source.path))
+            if first_group.ranks != group.ranks:
+                first_size = f"{len(first_group.ranks)} ranks in {path}"
+                sizes = f"{first_size}, {len(group.ranks)} in {dump.source.path}"
                 raise InputError(f"these dumps are of different runs: {sizes}", hint=_NAME_ONE_RUN)
 
 
@@ -221,9 +220,9 @@ def _check_one_start(logs: Sequence[RankCollectives]) -> None:
     first_path: dict[tuple[str, int], str] = {}
     for log in logs:
         for member in log.source.group_ranks.items():
-            known = first_path.setdefault(member, log.source.path)
-            if known != log.source.path:
-                files = file_listing([known, log.source.path])
+            path = first_path.setdefault(member, log.source.path)
+            if path != log.source.path:
+                files = file_listing([path, log.source.path])
                 raise InputError(
                     f"two logs are of rank {member[1]} of one communicator{files}",
                     hint=_OF_ONE_START,

@@ -124,7 +124,8 @@ def check_single_run(refs: Sequence[SourceRef]) -> None:
     _check_same(
         {ref.path: ref.world_size for ref in refs if ref.world_size}, "different world sizes"
     )
-    unknown = [ref.path for ref in refs if ref.rank is None and ref.reader in PYTORCH_READERS]
+    of_pytorch = [ref for ref in refs if ref.reader in PYTORCH_READERS]
+    unknown = [ref.path for ref in of_pytorch if ref.rank is None]
     if unknown and len(refs) > 1:
         hint = "put the rank into their names: rank0.json, rank1.json, …"
         raise InputError(

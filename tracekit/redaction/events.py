@@ -174,11 +174,13 @@ class EventRedactor:
         self, entry: Mapping[str, Any], numbers: Mapping[str, int], texts: Any
     ) -> dict[str, Any]:
         """Return the listed numbers and texts of an object in the header."""
-        return {
-            key: self._words(value) if key in texts else value
-            for key, value in entry.items()
-            if key in texts or self._keeps_number(key, value, numbers)
-        }
+        kept = {}
+        for key, value in entry.items():
+            if key in texts:
+                kept[key] = self._words(value)
+            elif self._keeps_number(key, value, numbers):
+                kept[key] = value
+        return kept
 
 
 def _is_text(value: Any) -> bool:

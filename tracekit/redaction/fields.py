@@ -55,7 +55,10 @@ def number_limits(section: str) -> dict[str, int]:
     >>> number_limits("groups")
     {'pg_size': 1000000, 'ranks': 1000000}
     """
-    return {key: LIMITS[limit] for limit, keys in _KEYS["numbers"][section].items() for key in keys}
+    limit_of_key: dict[str, int] = {}
+    for limit, keys in _KEYS["numbers"][section].items():
+        limit_of_key |= dict.fromkeys(keys, LIMITS[limit])
+    return limit_of_key
 
 
 ARGUMENT_NUMBERS = number_limits("arguments")

@@ -106,14 +106,24 @@ class Vocabulary(NamedTuple):
 def vocabulary() -> Vocabulary:
     """Return the words that may stay."""
     lines = Path(__file__).with_name("words.txt").read_text(encoding="ascii").splitlines()
-    entries = [entry for line in lines if not line.startswith("#") for entry in line.split()]
-    stems = sorted(
-        (entry.strip("*#") for entry in entries if entry.startswith("*")), key=len, reverse=True
-    )
+    words: set[str] = set()
+    numbered: set[str] = set()
+    stems: list[str] = []
+    for line in lines:
+        if line.startswith("#"):
+            continue
+        for entry in line.split():
+            word = entry.strip("*#")
+            words.add(word)
+            if entry.endswith("#"):
+                numbered.add(word)
+            if entry.startswith("*"):
+                stems.append(word)
+    stems.sort(key=len, reverse=True)  # of two stems at one place the longer one counts
     return Vocabulary(
-        frozenset(entry.strip("*#") for entry in entries),
-        frozenset(entry.strip("*#") for entry in entries if entry.endswith("#")),
-        re.compile(f"({'|'.join(stems)})", re.IGNORECASE),
+        words=frozenset(words),
+        numbered=frozenset(numbered),
+        stems=re.compile(f"({'|'.join(stems)})", re.IGNORECASE),
     )
 
 
@@ -257,17 +267,21 @@ class _WordPass:
         return "".join(parts)
 
     def _redacted_part(self, word: str) -> str:
-        pieces = groupby(self._pieces(word), key=lambda piece: piece[1])
-        joined = [("".join(text for text, _ in group), is_known) for is_known, group in pieces]
-        return "".join(text if is_known else self._without_stems(text) for text, is_known in joined)
+        redacted = []
+        # Unknown pieces in a row are one unknown word.
+        for is_known, pieces in groupby(self._pieces(word), key=lambda piece: piece[1]):
+            text = "".join(piece for piece, _ in pieces)
+            redacted.append(text if is_known else self._without_stems(text))
+        return "".join(redacted)
 
     def _without_stems(self, unknown: str) -> str:
         """Replace an unknown word, but for the stems in it."""
         stems = self._vocabulary.stems
         pieces = [piece for piece in stems.split(unknown) if piece]
-        return "".join(
-            piece if stems.fullmatch(piece) else self._pseudonym(piece) for piece in pieces
-        )
+        for i, piece in enumerate(pieces):
+            if not stems.fullmatch(piece):
+                pieces[i] = self._pseudonym(piece)
+        return "".join(pieces)
 
     def _pieces(self, word: str) -> list[tuple[str, bool]]:
         """Cut a word at underscores, digits and capitals.
@@ -291,11 +305,11 @@ class _WordPass:
             else:
                 self._expects_index = False
             pieces.append((piece, is_known))
-        pieces = [
-            (piece, (is_known or _is_lone_letter(pieces, i)) and self._may_stand_alone(piece))
-            for i, (piece, is_known) in enumerate(pieces)
-        ]
-        return _without_accidental_words(pieces)
+        kept = []
+        for i, (piece, is_known) in enumerate(pieces):
+            is_word = is_known or _is_lone_letter(pieces, i)
+            kept.append((piece, is_word and self._may_stand_alone(piece)))
+        return _without_accidental_words(kept)
 
     def _may_stand_alone(self, piece: str) -> bool:
         """Return whether a piece has several characters, or is one of the first single letters of the text."""
@@ -338,16 +352,14 @@ def _is_lone_letter(pieces: list[tuple[str, bool]], i: int) -> bool:
 
 def _without_accidental_words(pieces: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
     """Reject known pieces with digits beside unknown ones: f8 and a10 are words, but not in the hash f8a10d72."""
-    runs = [list(run) for _, run in groupby(pieces, key=lambda piece: piece[0][0] == "_")]
-    return [
-        (
-            text,
-            is_known
-            and (text.isalpha() or text[0] == "_" or all(is_known_too for _, is_known_too in run)),
-        )
-        for run in runs
-        for text, is_known in run
-    ]
+    kept = []
+    for is_underscores, run in groupby(pieces, key=lambda piece: piece[0][0] == "_"):
+        between_underscores = list(run)
+        is_all_known = all(is_known for _, is_known in between_underscores)
+        for text, is_known in between_underscores:
+            is_no_accident = is_underscores or is_all_known or text.isalpha()
+            kept.append((text, is_known and is_no_accident))
+    return kept
 
 
 def _normalised(text: str) -> str:

@@ -279,12 +279,12 @@ microbatches=12
         )
     if not entry.holds(sizes):
         raise _constraint_error(entry, sizes, group)
-    ranks = tuple(
-        parse_orders(rank) if isinstance(rank, str) else tuple(rank) for rank in entry.build(sizes)
-    )
+    ranks: list[tuple[Op, ...]] = []
+    for order in entry.build(sizes):
+        ranks.append(parse_orders(order) if isinstance(order, str) else tuple(order))
     if len(ranks) != pp:
         raise ScheduleError(f"{entry.name}: its generator made {len(ranks)} ranks, not {pp}")
-    return Schedule(entry.name, pp, microbatches, sizes.virtual, ranks, sizes.group or None)
+    return Schedule(entry.name, pp, microbatches, sizes.virtual, tuple(ranks), sizes.group or None)
 
 
 def _choose_virtual(entry: Entry, virtual: int | None) -> int:
@@ -337,16 +337,22 @@ def read_orders(path: str | os.PathLike[str]) -> Schedule:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         problem = f"{file}: cannot be read: {reason}"
         raise InputError(problem, hint="one line per rank, as in 0F0 0F1 0B0 0B1") from error
-    # Lines without ops are blank or comments: every rank has ops.
-    lines = enumerate((line.partition("#")[0] for line in text.splitlines()), start=1)
-    ranks = tuple(_parse_line(file, number, line) for number, line in lines if line.strip())
+    orders = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        without_comment, _, _ = line.partition("#")
+        if without_comment.strip():  # every rank has ops
+            orders.append(_parse_line(file, number, without_comment))
+    ranks = tuple(orders)
     ops = list(chain.from_iterable(ranks))
     if not ops:
         raise ScheduleError(
             f"{file}: has no ops", hint="write one line per rank, as in 0F0 0F1 0B0 0B1"
         )
     microbatches = 1 + max(max(op.microbatch, op.b_microbatch) for op in ops)
-    virtual = max(len({op.stage for op in rank}) for rank in ranks)
+    virtual = 0
+    for rank in ranks:
+        stages = {op.stage for op in rank}
+        virtual = max(virtual, len(stages))
     schedule = Schedule(file.stem, len(ranks), microbatches, virtual, ranks)
     _ = schedule.edges  # raises if an op is missing or doubled
     return schedule

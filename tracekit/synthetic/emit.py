@@ -87,7 +87,8 @@ class _Writer:
         table = recipe.schedule.table
         first = table.offsets[self.position]
         last = table.offsets[self.position + 1]
-        self.number, self.host = number, max(self.host, origin - LEAD_NS)
+        self.number = number
+        self.host = max(self.host, origin - LEAD_NS)
         self.numbers.clear()
         free = origin
         for i in range(first, last):
@@ -145,17 +146,21 @@ class _Writer:
 
     def _pieces(self, op: Op) -> list[tuple[str, int, int, int]]:
         """Return (F, I or W, stage, micro-batch, layer) of the kernels in the order they run."""
-        layers = range(self.recipe.layers)
-        back = (op.stage, op.microbatch) if op.kind != "FB" else (op.b_stage, op.b_microbatch)
-        forward = [("F", op.stage, op.microbatch, n) for n in layers]
-        inputs = [("I", *back, n) for n in reversed(layers)]
-        weights = [("W", *back, n) for n in reversed(layers)]
-        both = [piece for pair in zip(inputs, weights, strict=True) for piece in pair]
-        if op.kind == "FB":
-            return [
-                piece for pair in zip(forward, both[::2], both[1::2], strict=True) for piece in pair
-            ]
-        return {"F": forward, "I": inputs, "W": weights, "B": both}[op.kind]
+        stage = op.stage
+        microbatch = op.microbatch
+        b_stage = op.b_stage if op.kind == "FB" else op.stage
+        b_microbatch = op.b_microbatch if op.kind == "FB" else op.microbatch
+        pieces = []
+        for forward_layer in range(self.recipe.layers):
+            # A backward goes through the layers from the last to the first.
+            backward_layer = self.recipe.layers - 1 - forward_layer
+            if op.kind in ("F", "FB"):
+                pieces.append(("F", stage, microbatch, forward_layer))
+            if op.kind in ("I", "B", "FB"):
+                pieces.append(("I", b_stage, b_microbatch, backward_layer))
+            if op.kind in ("W", "B", "FB"):
+                pieces.append(("W", b_stage, b_microbatch, backward_layer))
+        return pieces
 
     def _stalls(self, op: Op, pieces: int) -> dict[int, list[tuple[str, int]]]:
         """Return the injected stalls by the piece they precede."""

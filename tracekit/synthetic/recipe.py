@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +86,7 @@ class Recipe:
     @cached_property
     def stalls_ns(self) -> Ints:
         """Injected stalls inside each cell (aligned to ``schedule.table``)."""
-        kind = np.array([op.kind for rank in self.schedule.ranks for op in rank])
+        kind = np.array([op.kind for op in chain.from_iterable(self.schedule.ranks)])
         halves = np.where(kind == "FB", 2, np.where(kind == "W", 0, 1))
         onload = np.isin(kind, ["B", "I", "FB"]).astype(np.int64)
         exchange_ns = np.array(
@@ -109,11 +110,13 @@ class Recipe:
         if self.jitter:
             noise = np.random.default_rng(self.seed).normal(1.0, self.jitter, len(work))
             work = work * np.clip(noise, 0.2, 5.0)
-        cells = (
-            (position, op) for position, order in enumerate(self.schedule.ranks) for op in order
-        )
-        for i, (position, op) in enumerate(cells if self.slow_cells else ()):
-            work[i] *= self.slow_cells.get((position, op.kind, op.stage, op.microbatch), 1.0)
+        if self.slow_cells:
+            row = 0
+            for position, order in enumerate(self.schedule.ranks):
+                for op in order:
+                    cell = (position, op.kind, op.stage, op.microbatch)
+                    work[row] *= self.slow_cells.get(cell, 1.0)
+                    row += 1
         return np.maximum(np.rint(work), 1).astype(np.int64)
 
     def simulation(self) -> Simulation:
@@ -130,18 +133,19 @@ class Recipe:
         """Sending and receiving cell of every message between ranks, activations first."""
         edges = self.schedule.edges
         rank = self.schedule.table.rank
-        return [
-            (int(producers[cell]), cell)
-            for producers in (edges.forward, edges.backward)
-            for cell in np.flatnonzero((producers >= 0) & (rank[producers] != rank)).tolist()
-        ]
+        messages = []
+        for producers in (edges.forward, edges.backward):
+            is_from_other_rank = (producers >= 0) & (rank[producers] != rank)
+            for cell in np.flatnonzero(is_from_other_rank).tolist():
+                messages.append((int(producers[cell]), cell))
+        return messages
 
     @cached_property
     def split_backwards(self) -> frozenset[tuple[int, int, int]]:
         """Position, stage and micro-batch of the backwards whose W is an op of its own."""
-        return frozenset(
-            (position, op.stage, op.microbatch)
-            for position, order in enumerate(self.schedule.ranks)
-            for op in order
-            if op.kind == "W"
-        )
+        split = set()
+        for position, order in enumerate(self.schedule.ranks):
+            for op in order:
+                if op.kind == "W":
+                    split.add((position, op.stage, op.microbatch))
+        return frozenset(split)

@@ -87,17 +87,18 @@ class ChangedGraph:
             # Ranks of one position in several pipelines are alike; in a single pipeline all ranks
             # count.
             position = self.positions.get(graph.ranks[index])
-            alike = []
+            comparable = []
             for i, rank in enumerate(graph.ranks):
                 if self.positions.get(rank) == position:
-                    alike.append(i)
-            alike = alike if len(alike) > 1 else list(range(count))
+                    comparable.append(i)
+            if len(comparable) == 1:
+                comparable = list(range(count))
             if like_others:
-                others = [i for i in alike if i not in ranks]
-                others = others or [i for i in alike if i != index]
+                others = [i for i in comparable if i not in ranks]
+                others = others or [i for i in comparable if i != index]
                 usual = np.median(sums[others], axis=0)
             else:
-                usual = sums[alike].mean(axis=0)
+                usual = sums[comparable].mean(axis=0)
             ratio[index] = np.divide(usual, sums[index], out=np.ones(keys), where=sums[index] > 0)
         return ratio[graph.rank_index, key]
 

@@ -217,7 +217,8 @@ class _ProgramRun:
             self.next_step[rank] += 1
             if action == RUN:
                 self._settle_other_ranks(rank, now)
-                self.piece_start[number], self.running_piece[rank] = now, number
+                self.piece_start[number] = now
+                self.running_piece[rank] = number
                 self.remaining_work[rank] = self.work[number]
                 self.updated_at[rank] = now
                 self._plan_piece_end(rank, now)

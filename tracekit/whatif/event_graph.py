@@ -172,17 +172,15 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             step = part.steps["step"].gather(
                 part.graph_events["part"].clip(upper_bound=part.steps.height - 1)
             )
-            frames.append(
-                part.graph_events.with_columns(
-                    *clocks.moved(part.source.rank, "start_ns", "end_ns", "launch_ns"),
-                    *(
-                        pl.when(pl.col(name) >= 0).then(pl.col(name) + first).otherwise(-1)
-                        for name in BEFORE
-                    ),
-                    step=step,
-                    rank=pl.lit(part.source.rank, pl.Int32),
-                )
+            # Rows of the rank's own table become rows of the table of all ranks.
+            before = pl.col(BEFORE)
+            events_of_rank = part.graph_events.with_columns(
+                *clocks.moved(part.source.rank, "start_ns", "end_ns", "launch_ns"),
+                pl.when(before >= 0).then(before + first).otherwise(-1),
+                step=step,
+                rank=pl.lit(part.source.rank, pl.Int32),
             )
+            frames.append(events_of_rank)
             first += part.graph_events.height
         if not frames:
             return None
@@ -353,9 +351,11 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """
         count = len(self.start)
         matches = int(self.matches.max(initial=-1)) + 1
-        factors = np.stack(
-            [np.ones(count) if factors is None else factors for factors in (factor, host_factor)]
-        )
+        factors = np.ones((2, count))
+        if factor is not None:
+            factors[0] = factor
+        if host_factor is not None:
+            factors[1] = host_factor
         replayed = np.zeros((5, count), np.int64)
         arrivals = np.full((2, matches), -NO_LIMIT)
         replay_events(

@@ -67,17 +67,21 @@ class FittedMachine(msgspec.Struct, frozen=True, eq=False):
         """Return the same for ranks that share one GPU: slowdowns as measured there, and what ranks cost each other."""
         pooled = self.machines[MIDDLE].pooled_slowdown
         ratio = (shared.own_slowdown - 1) / (pooled - 1) if pooled > 1 else 0.0
-        low, middle, high = (
-            msgspec.structs.replace(
+
+        def on_shared(machine: Machine) -> Machine:
+            slowdown = {}
+            for kind, factor in machine.slowdown.items():
+                slowdown[kind] = 1 + ratio * (factor - 1)
+            return msgspec.structs.replace(
                 machine,
-                slowdown={
-                    kind: 1 + ratio * (factor - 1) for kind, factor in machine.slowdown.items()
-                },
+                slowdown=slowdown,
                 other_cost=shared.other_cost,
                 compute_cost=shared.compute_cost,
             )
-            for machine in self.machines
-        )
+
+        low = on_shared(self.machines[LOW])
+        middle = on_shared(self.machines[MIDDLE])
+        high = on_shared(self.machines[HIGH])
         unknown = self.unknown
         if not shared.measured:
             unknown += (
@@ -102,8 +106,10 @@ def fit_machine(
     >>> machine.send_ns, machine.latency_ns, machine.receive_ns, machine.eager
     (2.0, 5.0, 4.0, True)
     """
-    send_start, send_end = pl.col("send_start_ns"), pl.col("send_end_ns")
-    receive_start, receive_end = pl.col("receive_start_ns"), pl.col("receive_end_ns")
+    send_start = pl.col("send_start_ns")
+    send_end = pl.col("send_end_ns")
+    receive_start = pl.col("receive_start_ns")
+    receive_end = pl.col("receive_end_ns")
     both_started = pl.max_horizontal(send_start, receive_start)
     unknown: list[str] = []
     # A kernel that carries several messages ends with the slowest: others are better evidence.
@@ -111,12 +117,12 @@ def fit_machine(
     rows = ungrouped if ungrouped.height else messages
 
     waited_for = rows.filter(receive_start <= send_start)
-    latency = _mean_with_quartiles(
-        waited_for if waited_for.height else rows, receive_end - both_started
-    )
+    telling = waited_for if waited_for.height else rows
+    latency = _mean_with_quartiles(telling, receive_end - both_started)
 
     receiver_late = rows.filter(receive_start >= send_start + latency[MIDDLE])
-    receive, eager = latency, True
+    receive = latency
+    eager = True
     if receiver_late.height:
         # A message that is there takes no longer than one that is still to be sent.
         measured = _mean_with_quartiles(receiver_late, receive_end - receive_start)

@@ -397,12 +397,12 @@ def recorded_program(
         open_receives: list[tuple[int, int]] = []
         for launched in _in_launch_order(position, cells, messages[position]):
             if "carried" in launched:
-                carried = [
-                    (send, message_number(send, position, peer))
-                    for send, peer in launched["carried"]
-                ]
-                sends = [number for is_send, number in carried if is_send]
-                receives = [number for is_send, number in carried if not is_send]
+                sends: list[int] = []
+                receives: list[int] = []
+                for is_send, peer in launched["carried"]:
+                    number = message_number(is_send, position, peer)
+                    numbers = sends if is_send else receives
+                    numbers.append(number)
                 kernel = writer.post(position, sends, receives)
                 if host_waits:
                     writer.wait(position, kernel)

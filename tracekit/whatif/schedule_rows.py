@@ -324,7 +324,10 @@ def megatron_layout(layers: Sequence[int]) -> str:
     >>> megatron_layout((3, 4, 4, 1))
     'Et*3|t*4|t*4|tL'
     """
-    return f"E{'|'.join('t' if count == 1 else f't*{count}' for count in layers)}L"
+    stages = []
+    for count in layers:
+        stages.append("t" if count == 1 else f"t*{count}")
+    return f"E{'|'.join(stages)}L"
 
 
 def _curve_rows(predictor: Predictor, cells: pl.DataFrame, times: StageTimes) -> list[WhatIf]:

@@ -51,7 +51,8 @@ def count_computing_ranks(
         messages: Messages of each position.
     """
     position = cells["position"].to_numpy()
-    start, end = cells["start_ns"].to_numpy(), cells["end_ns"].to_numpy()
+    start = cells["start_ns"].to_numpy()
+    end = cells["end_ns"].to_numpy()
     length_ns = np.maximum(end - start, 1).astype(np.float64)
     beside_message, computing = np.zeros((2, len(start)))
     for other, table in messages.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from typing import Literal
 
 import numpy as np
@@ -134,18 +134,17 @@ def find_late_ranks(
         return ()
     threshold = late_threshold(lateness)
     late_rows = lateness.table.filter(pl.col("late_ns") >= threshold)
-    found = []
-    for (rank,), rows in late_rows.group_by("rank", maintain_order=True):
-        assert isinstance(rank, int), "ranks are numbers"
-        found.append(_describe(rank, rows, arrivals, lateness, clocks))
     duration = lateness.duration_ns
     assert duration is not None, "the time of a step is known"
-    costly = [one for one in found if _is_worth_reporting(one, duration, lateness.step_ns)]
+    costly = []
+    for (rank,), rows in late_rows.group_by("rank", maintain_order=True):
+        assert isinstance(rank, int), "ranks are numbers"
+        late_rank = _describe(rank, rows, arrivals, lateness, clocks)
+        if _is_worth_reporting(late_rank, duration, lateness.step_ns):
+            costly.append(late_rank)
     merged = _merge_ranks(costly, hosts)
-    return tuple(
-        _with_share(one, duration)
-        for one in sorted(merged, key=lambda one: (-one.cost_ns, one.ranks))
-    )
+    in_order = sorted(merged, key=lambda late: (-late.cost_ns, late.ranks))
+    return tuple(_with_share(late, duration) for late in in_order)
 
 
 def lost_time(facts: Sequence[LateRanks], lateness: StepLateness) -> int | None:
@@ -156,24 +155,27 @@ def lost_time(facts: Sequence[LateRanks], lateness: StepLateness) -> int | None:
     """
     if lateness.table.is_empty() or lateness.step_ns is None:
         return None
-    culprits = [fact for fact in facts if fact.cause != "waited_itself"]
-    late_steps = [(rank, step) for fact in culprits for rank in fact.ranks for step in fact.steps]
-    schema = {name: lateness.table.schema[name] for name in ("rank", "step")}
-    wanted = pl.DataFrame(late_steps, schema=schema, orient="row")
+    late_steps: list[tuple[int, int]] = []
+    for fact in facts:
+        if fact.cause != "waited_itself":
+            late_steps += product(fact.ranks, fact.steps)
+    schema = lateness.table.select("rank", "step").schema
+    counted = pl.DataFrame(late_steps, schema=schema, orient="row")
     latest = (
-        lateness.table.join(wanted, on=["rank", "step"], how="semi")
+        lateness.table.join(counted, on=["rank", "step"], how="semi")
         .group_by("step")
         .agg(pl.col("late_ns").max())
     )
     return int(latest["late_ns"].sum())
 
 
-def _is_worth_reporting(one: LateRanks, duration_ns: float, step_ns: float) -> bool:
+def _is_worth_reporting(late: LateRanks, duration_ns: float, step_ns: float) -> bool:
     """Return whether lateness costs enough, or stalled the run once."""
-    if one.kind != "occasional":
-        return one.cost_ns >= MIN_COST_SHARE * duration_ns
-    is_costly = one.cost_ns >= MIN_OCCASIONAL_COST_SHARE * duration_ns
-    return is_costly or one.late_range_ns[1] >= MIN_STALL_SHARE_OF_STEP * step_ns
+    if late.kind != "occasional":
+        return late.cost_ns >= MIN_COST_SHARE * duration_ns
+    is_costly = late.cost_ns >= MIN_OCCASIONAL_COST_SHARE * duration_ns
+    longest_ns = late.late_range_ns[1]
+    return is_costly or longest_ns >= MIN_STALL_SHARE_OF_STEP * step_ns
 
 
 def late_threshold(lateness: StepLateness) -> float:
@@ -208,19 +210,19 @@ def _describe(
     pattern, period, span = _find_kind(is_late)
     kind: Literal["constant", "periodic", "drifting", "occasional"] = pattern
     growth = None
-    in_span = (np.searchsorted(lateness.steps, steps) >= span[0]) & (
-        np.searchsorted(lateness.steps, steps) <= span[1]
-    )
+    first, last = span
+    index = np.searchsorted(lateness.steps, steps)
+    in_span = (index >= first) & (index <= last)
     if kind == "constant" and _drifts(amount[in_span]):
         kind = "drifting"
         growth = round(_slope(steps[in_span], amount[in_span]))
     worst = _latest_operations(arrivals, rank, steps)
     late_ns = worst["late_ns"].to_numpy()
-    first, last = span
     gap = period or 1
     uncertainty = clocks[rank].uncertainty_ns if rank in clocks else None
     needs_clock = arrivals.basis == "calls"
     typical = round(float(np.median(late_ns)))
+    has_stopped = last + gap < len(lateness.steps)
     return LateRanks(
         ranks=(rank,),
         hosts=(),
@@ -229,7 +231,7 @@ def _describe(
         steps=tuple(int(step) for step in steps),
         since_step=int(lateness.steps[first]),
         since_ns=int(lateness.start_ns[first]) or None,
-        until_step=int(lateness.steps[last]) if last + gap < len(lateness.steps) else None,
+        until_step=int(lateness.steps[last]) if has_stopped else None,
         from_beginning=first - gap < 0,
         late_ns=typical,
         late_range_ns=(int(late_ns.min()), int(late_ns.max())),
@@ -267,8 +269,8 @@ def _usual_place(worst: pl.DataFrame) -> OperationPlace:
     places = worst.group_by("place", "op", "bytes", "group", maintain_order=True).agg(
         count=pl.len(), late_ns=pl.col("late_ns").sum()
     )
-    place, op, size, group, *_ = places.sort("count", "late_ns", descending=True).row(0)
-    return OperationPlace(place, str(op), size, str(group))
+    usual = places.sort("count", "late_ns", descending=True).row(0, named=True)
+    return OperationPlace(usual["place"], str(usual["op"]), usual["bytes"], str(usual["group"]))
 
 
 def _cause(

@@ -52,11 +52,10 @@ def measure_whole_run(parts: Sequence[RankCollectives], notices: Sequence[Notice
     members, steps = find_steps(members, from_start=_is_from_start(collectives))
     arrivals = measure_arrivals(members, clocks)
     lateness = measure_steps(arrivals, clocks)
-    hosts = {
-        source.rank: source.host
-        for source in sources
-        if source.rank is not None and source.host is not None
-    }
+    hosts = {}
+    for source in sources:
+        if source.rank is not None and source.host is not None:
+            hosts[source.rank] = source.host
     groups = _groups(sources)
     group_ranks = {name: group.ranks for name, group in groups.items()}
     transfers = measure_transfers(members)
@@ -188,8 +187,9 @@ def _distributions(arrivals: Arrivals) -> tuple[RankDistribution, ...]:
         )
         .sort("rank")
     )
-    return tuple(
-        RankDistribution(
+    distributions = []
+    for row in table.iter_rows(named=True):
+        distribution = RankDistribution(
             rank=row["rank"],
             operations=row["operations"],
             last=row["last"],
@@ -200,8 +200,8 @@ def _distributions(arrivals: Arrivals) -> tuple[RankDistribution, ...]:
             waited_ns=row["waited"],
             caused_wait_ns=row["caused"],
         )
-        for row in table.iter_rows(named=True)
-    )
+        distributions.append(distribution)
+    return tuple(distributions)
 
 
 def _waiting_by_group(

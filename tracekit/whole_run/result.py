@@ -84,6 +84,12 @@ class WholeRun:
         numbers = self.lateness.steps.tolist() if self.steps.count else []
         lost_ns = lost_time(self.late, self.lateness)
         duration_ns = self.lateness.duration_ns
+        lost_share = None
+        if lost_ns is not None and duration_ns:
+            lost_share = round(lost_ns / duration_ns, 6)
+        clocks = []
+        for _, clock in sorted(self.clocks.items()):
+            clocks.append(LateClockEntry(clock.rank, clock.offset_ns, clock.uncertainty_ns))
         return LateDocument(
             tracekit=__version__,
             format=FORMAT,
@@ -102,10 +108,7 @@ class WholeRun:
                 time_ns=None if self.lateness.step_ns is None else round(self.lateness.step_ns),
                 operations=self.steps.ops_per_step,
             ),
-            clocks=tuple(
-                LateClockEntry(clock.rank, clock.offset_ns, clock.uncertainty_ns)
-                for _, clock in sorted(self.clocks.items())
-            ),
+            clocks=tuple(clocks),
             hang=self.hang,
             late=self.late,
             distributions=self.distributions,
@@ -115,9 +118,7 @@ class WholeRun:
             pipelines=self.pipelines,
             warnings=tuple(warning_entries(self.notices)),
             lost_ns=lost_ns,
-            lost_share=round(lost_ns / duration_ns, 6)
-            if lost_ns is not None and duration_ns
-            else None,
+            lost_share=lost_share,
         )
 
     def to_dict(self) -> dict[str, Any]:

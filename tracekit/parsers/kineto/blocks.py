@@ -199,7 +199,8 @@ def scan_in_order(stream: Stream, head: bytes, start: int, *, stacks: bool) -> S
         parts.append(part)
         if is_passing_over:
             # The byte put in front counts as a damaged event, which was counted before.
-            part.bad, part.events = part.bad - 1, part.events - 1
+            part.bad -= 1
+            part.events -= 1
             is_passing_over = part.status == Status.MORE and part.events == 0 and not is_last
         start = part.position
         if part.status == Status.END:
@@ -211,7 +212,8 @@ def scan_in_order(stream: Stream, head: bytes, start: int, *, stacks: bool) -> S
             patience = max(patience // 4, _MIN_PATIENCE_BYTES)
         carried = end - start
         if carried >= MAX_EVENT_BYTES and not is_passing_over:
-            part.bad, part.events = part.bad + 1, part.events + 1
+            part.bad += 1
+            part.events += 1
             is_passing_over = True
         if is_passing_over:
             # No event starts with this byte, so the scanner looks for the next one; some bytes
@@ -233,7 +235,8 @@ def _finish(parts: list[ScannedPart], workers: list[Worker], tail: bytes) -> Sca
     last = parts[-1]
     scanned = Scanned(parts, workers, tail if last.status == Status.END else b"")
     if scanned.is_event_cut:
-        last.bad, last.events = last.bad + 1, last.events + 1
+        last.bad += 1
+        last.events += 1
     return scanned
 
 

@@ -74,16 +74,21 @@ def read(
             rank=number,
             rank_from=rank_from,
             record_shapes=_record_shapes(header.record_shapes, events),
-            counts={
-                str(kind): count
-                for kind, count in events["kind"].value_counts(sort=True).iter_rows()
-            },
+            counts=count_kinds(events),
             pid=process_id(events),
             clock_base_ns=base_ns,
             skipped=_skipped(scanned, table, memory, unread),
             notices=(*notices, *header.notices),
         )
         return RankEvents(events, rank_source, memory)
+
+
+def count_kinds(events: pl.DataFrame) -> dict[str, int]:
+    """Return the number of events of each kind, the most frequent first."""
+    counts = {}
+    for kind, count in events["kind"].value_counts(sort=True).iter_rows():
+        counts[str(kind)] = count
+    return counts
 
 
 def process_id(events: pl.DataFrame) -> int | None:

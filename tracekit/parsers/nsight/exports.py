@@ -143,11 +143,18 @@ def to_polars(table: Any, *, trusted: bool = False) -> pl.DataFrame:
     )
 
 
+def _are_integers(table: pl.DataFrame) -> bool:
+    """Return whether all columns are 64-bit integers."""
+    return all(dtype == pl.Int64 for dtype in table.dtypes)
+
+
 def _decode(column: pl.Series) -> pl.Series:
     try:
         return column.cast(pl.String)
     except pl.exceptions.ComputeError:
-        texts = [None if item is None else item.decode("utf-8", "replace") for item in column]
+        texts: list[str | None] = []
+        for item in column:
+            texts.append(None if item is None else item.decode("utf-8", "replace"))
         return pl.Series(column.name, texts, dtype=pl.String)
 
 
@@ -199,11 +206,10 @@ class SqliteExport:
         query = f'SELECT {", ".join(map(_value, columns))} FROM "{table}"'
         try:
             with ThreadPoolExecutor(2) as pool:
-                halves = list(
-                    pool.map(self._query, [query + where for where in self._rowid_ranges(table)])
-                )
+                queries = [query + where for where in self._rowid_ranges(table)]
+                halves = list(pool.map(self._query, queries))
             numbers = [name for name in columns if name not in TEXT_COLUMNS]
-            if all(half.schema[name] == pl.Int64 for half in halves for name in numbers):
+            if all(_are_integers(half.select(numbers)) for half in halves):
                 return pl.concat(halves)
         except _QueryError:
             pass
@@ -237,13 +243,10 @@ class SqliteExport:
         """Read a damaged table from both ends up to the damage, in small batches."""
         values: NoticeValues = {"case": "in_part", "file": self.path.name, "table": table}
         self.notices.append(Notice("damaged-table", values=values))
-        parts = [
-            pl.DataFrame(
-                schema={
-                    name: pl.String() if name in TEXT_COLUMNS else pl.Int64() for name in columns
-                }
-            )
-        ]
+        schema: dict[str, pl.DataType] = {}
+        for name in columns:
+            schema[name] = pl.String() if name in TEXT_COLUMNS else pl.Int64()
+        parts = [pl.DataFrame(schema=schema)]
         for order in (" ORDER BY rowid", " ORDER BY rowid DESC"):
             try:
                 parts.append(self._query(query + order, SALVAGE_BATCH_ROWS))

@@ -8,7 +8,7 @@ import polars as pl
 
 from tracekit._loops import warn_if_uncompiled
 from tracekit.errors import InputError, Notice, NoticeValue
-from tracekit.parsers.kineto.reader import process_id, refuse_several_processes
+from tracekit.parsers.kineto.reader import count_kinds, process_id, refuse_several_processes
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
 from tracekit.parsers.long_names import long_name_notice
@@ -70,10 +70,7 @@ def read(
             rank=number,
             rank_from=rank_from,
             record_shapes=_record_shapes(events),
-            counts={
-                str(kind): count
-                for kind, count in events["kind"].value_counts(sort=True).iter_rows()
-            },
+            counts=count_kinds(events),
             pid=process_id(events),
             clock_base_ns=base_ns,
             skipped=_skipped(packets, state, rows, table),

@@ -70,11 +70,11 @@ def _match_by_place(marks: Marks) -> tuple[Ints, Ints] | None:
     changes = np.flatnonzero(np.diff(marks.is_end)) + 1
     run_starts = np.concatenate([[0], changes])
     run = np.searchsorted(run_starts, np.arange(len(marks.is_end)), side="right") - 1
-    place = np.arange(len(marks.is_end)) - run_starts[run]
+    position = np.arange(len(marks.is_end)) - run_starts[run]  # in its run
     end_marks = np.flatnonzero(marks.is_end)
     if run[end_marks[0]] == 0:
         return None
-    begin_marks = run_starts[run[end_marks] - 1] + place[end_marks]
+    begin_marks = run_starts[run[end_marks] - 1] + position[end_marks]
     is_inside_run = begin_marks < run_starts[run[end_marks]]
     if not is_inside_run.all():
         return None

@@ -90,19 +90,20 @@ class TraceState:
             return None
         return self.clocks[BOOT_CLOCK] - self.clocks[clock]
 
-    def place(self, number: int) -> Track:
+    def find_thread(self, number: int) -> Track:
         """Return the process and thread of a track, which may be those of a track above it."""
-        pid = tid = None
+        pid: int | None = None
+        tid: int | None = None
         name = ""
-        above: int | None = number
+        next_number: int | None = number
         seen: set[int] = set()
-        while above is not None and above in self.tracks and above not in seen:
-            seen.add(above)
-            track = self.tracks[above]
+        while next_number is not None and next_number in self.tracks and next_number not in seen:
+            seen.add(next_number)
+            track = self.tracks[next_number]
             pid = track.pid if pid is None else pid
             tid = track.tid if tid is None else tid
             name = track.name or name
-            above = track.parent
+            next_number = track.parent
         return Track(None, pid, tid, name)
 
 

@@ -172,7 +172,8 @@ class RowResolver:
             clock[(clock == NULL) & (writer == default_writer)] = default
         clock[clock == NULL] = BOOT_CLOCK
         is_shown_by_a_clock = (time > -LATEST_NS) & (time < LATEST_NS)
-        time, is_related = np.where(is_shown_by_a_clock, time, NULL), np.ones(len(time), np.bool_)
+        time = np.where(is_shown_by_a_clock, time, NULL)
+        is_related = np.ones(len(time), np.bool_)
         for number in np.unique(clock).tolist():
             offset = self._state.clock_offset(number)
             if offset is None:
@@ -190,16 +191,12 @@ class RowResolver:
         if not entries or not (number != NULL).any():
             return codes
         convert = convert or self._code
-        names = pl.DataFrame(
-            {
-                "writer": [entry.writer for entry in entries],
-                "period": [entry.period for entry in entries],
-                "number": [entry.number for entry in entries],
-                "packet": [entry.packet for entry in entries],
-                "code": [convert(entry.name) for entry in entries],
-            },
-            schema=dict.fromkeys(("writer", "period", "number", "packet", "code"), pl.Int64),
-        )
+        named = []
+        for entry in entries:
+            code = convert(entry.name)
+            named.append((entry.writer, entry.period, entry.number, entry.packet, code))
+        columns = ("writer", "period", "number", "packet", "code")
+        names = pl.DataFrame(named, schema=dict.fromkeys(columns, pl.Int64), orient="row")
         rows = pl.DataFrame(
             {
                 "writer": self._writer,
@@ -212,15 +209,15 @@ class RowResolver:
         key = ["writer", "period", "number"]
         # A name counts from its packet on; a number that was given twice stands for the name given
         # last.
-        found = rows.sort("packet").join_asof(
+        with_names = rows.sort("packet").join_asof(
             names.sort("packet", maintain_order=True),
             on="packet",
             by=key,
             strategy="backward",
             check_sortedness=False,
         )
-        found = found.drop_nulls("code")
-        codes[found["row"].to_numpy()] = found["code"].to_numpy()
+        with_names = with_names.drop_nulls("code")
+        codes[with_names["row"].to_numpy()] = with_names["code"].to_numpy()
         return codes
 
     def _names(self) -> Ints:
@@ -286,16 +283,23 @@ class RowResolver:
         """
         named: dict[str, Bools] = {}
         distinct, which = np.unique(track, return_inverse=True)
-        places = [self._state.place(number) for number in distinct.tolist()]
-        pids = np.array([NULL if place.pid is None else place.pid for place in places], np.int64)
-        tids = np.array([NULL if place.tid is None else place.tid for place in places], np.int64)
+        pids = np.full(len(distinct), NULL, np.int64)
+        tids = np.full(len(distinct), NULL, np.int64)
+        process_words = []  # first words of the names of processes
+        for i, number in enumerate(distinct.tolist()):
+            thread = self._state.find_thread(number)
+            if thread.pid is not None:
+                pids[i] = thread.pid
+            if thread.tid is not None:
+                tids[i] = thread.tid
+            process_words.append(thread.name.partition(" ")[0])
         pid = pids[which]
         tid = tids[which]
         device = self._packets.column(Column.DEVICE)
         stream = self._packets.column(Column.STREAM)
         pid[self._is_stage] = device[self._is_stage]
         tid[self._is_stage] = stream[self._is_stage]
-        words = np.array([place.name.partition(" ")[0] for place in places])
+        words = np.array(process_words)
         for word in ("GPU", "Overhead"):
             named[word] = (words == word)[which]
         return pid, tid, named
