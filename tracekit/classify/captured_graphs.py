@@ -119,8 +119,8 @@ def read_captured_graphs(capture: GraphCapture) -> tuple[CapturedGraph, ...]:
     ran = events.filter(pl.col("kind").is_in(GPU_KINDS))["correlation"].drop_nulls()
     kinds_by_call = []
     for call, kind in _NODE_KINDS.items():
-        is_call = name.str.contains(HOST_CALLS[call])
-        kinds_by_call.append(pl.when(is_call).then(pl.lit(kind)))
+        has_name = name.str.contains(HOST_CALLS[call])
+        kinds_by_call.append(pl.when(has_name).then(pl.lit(kind)))
     node_kind = pl.coalesce(kinds_by_call)
     launches = (
         events.with_row_index("row")

@@ -154,6 +154,6 @@ def _add_chunks(events: pl.DataFrame, chunks: pl.DataFrame | None) -> pl.DataFra
         is_of_phase.fill_null(False), pl.col("launch_ns"), descending=True
     )
     best = best_first.unique("row", keep="first", maintain_order=True)
-    chunks = best.select("row", "chunk", "chunk_step")
-    joined = events.join(chunks, on="row", how="left", maintain_order="left")
+    chunk_of_event = best.select("row", "chunk", "chunk_step")
+    joined = events.join(chunk_of_event, on="row", how="left", maintain_order="left")
     return joined.with_columns(step=pl.coalesce("step", "chunk_step"))
