@@ -10,7 +10,7 @@ from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import with_nulls
 from tracekit._util.machine import give_back_memory
 from tracekit.classify.collectives import find_shared_labels
-from tracekit.classify.evidence import Evidence, gather_evidence
+from tracekit.classify.evidence import EventEvidence, gather_evidence
 from tracekit.classify.graph_replays import (
     Replays,
     add_captured_launches,
@@ -33,7 +33,7 @@ class Classification:
     """Evidence and decisions for every GPU event of one rank."""
 
     book: RuleBook
-    evidence: Evidence
+    evidence: EventEvidence
     decisions: Decisions
     passes: CategoryColumn
     modules: FirstEvidence
@@ -130,7 +130,7 @@ def decide(events: pl.DataFrame, rules: RuleBook | None) -> Classification:
     )
 
 
-def _find_passes(evidence: Evidence, decisions: Decisions) -> CategoryColumn:
+def _find_passes(evidence: EventEvidence, decisions: Decisions) -> CategoryColumn:
     """Return the pass of every event: as its rule says, else that of communication.
 
     Broadcast weights, and a norm or a loss on which the ranks of a pipeline agree, belong to no

@@ -31,7 +31,7 @@ _MIN_UPLOAD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Evidence:
+class EventEvidence:
     """Columns of evidence, one row per GPU event in order of start, and what they were read from."""
 
     gpu: GpuEvents
@@ -68,7 +68,7 @@ class Evidence:
         return values
 
 
-def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ()) -> Evidence:
+def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ()) -> EventEvidence:
     """Gather the evidence for every GPU event of one rank.
 
     Compute has a direction, which is forward, backward, wgrad, recompute or optimizer.
@@ -189,7 +189,7 @@ def gather_evidence(events: pl.DataFrame, group_kinds: Sequence[NamedKind] = ())
         # (``find_shared_labels``).
         "shared_label": CategoryColumn.constant(None, len(gpu)),
     }
-    return Evidence(gpu, columns, ranges, launches, autograd, comm, positions)
+    return EventEvidence(gpu, columns, ranges, launches, autograd, comm, positions)
 
 
 def _launch_columns(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> dict[str, Column]:

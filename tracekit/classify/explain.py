@@ -10,7 +10,7 @@ import polars as pl
 from tracekit._util.arrays import Ints
 from tracekit._util.text import did_you_mean, one_line
 from tracekit.classify.classify_events import decide
-from tracekit.classify.evidence import Evidence
+from tracekit.classify.evidence import EventEvidence
 from tracekit.classify.modules import fused_operators
 from tracekit.classify.rules import COMPARISON, Rule, RuleBook, meets
 from tracekit.documents.rules_file import Condition
@@ -179,7 +179,7 @@ def explain(
     )
 
 
-def _select_rows(evidence: Evidence, selector: str) -> Ints:
+def _select_rows(evidence: EventEvidence, selector: str) -> Ints:
     """Return the GPU events with this id, else with this text in their name, else with it in other capitals."""
     names = evidence.text("name")
     rows = np.zeros(0, np.int64)
@@ -218,7 +218,7 @@ def _fusion_evidence(events: pl.DataFrame, kernel: str) -> dict[str, Value]:
     return {"fused_from": ", ".join(operators), "fused_into": f"{kind} kernel"}
 
 
-def _try_rule(evidence: Evidence, rule: Rule, row: int, values: Mapping[str, Value]) -> Tried:
+def _try_rule(evidence: EventEvidence, rule: Rule, row: int, values: Mapping[str, Value]) -> Tried:
     """Return whether a rule matches an event, and the first condition that fails."""
     failed = ""
     for conditions, wanted in ((rule.when, True), (rule.unless, False)):

@@ -178,7 +178,7 @@ def read_matmuls(
     )
 
 
-class _ProductKernels(NamedTuple):
+class _LaunchedProducts(NamedTuple):
     """For every GPU event: whether it is a matrix product, and the op that launched it."""
 
     call: Ints
@@ -193,19 +193,19 @@ class _ProductKernels(NamedTuple):
         return self.whole & (self.call < 0)
 
 
-def _find_product_kernels(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> _ProductKernels:
+def _find_product_kernels(gpu: GpuEvents, ranges: Ranges, launches: Launches) -> _LaunchedProducts:
     """Find the matrix products: kernels that a product op launched, and those with the name of one."""
     call = ranges.op_around(launches.op, OPERATORS["product"])
     has_product_name = gpu.names.matches(MATMUL_KERNELS) & ~gpu.names.matches(
         KERNELS["fused_attention"]
     )
     is_gemm = gpu.is_kernel & ((call >= 0) | has_product_name)
-    return _ProductKernels(call, is_gemm, whole=is_gemm & ~gpu.names.matches(r"(?i)split_?k"))
+    return _LaunchedProducts(call, is_gemm, whole=is_gemm & ~gpu.names.matches(r"(?i)split_?k"))
 
 
 def _fill_kernel_roles(
     roles: FirstEvidence,
-    kernels: _ProductKernels,
+    kernels: _LaunchedProducts,
     names: CategoryColumn,
     launches: Launches,
     autograd: Autograd,

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from tracekit._util.arrays import Ints, group_rows
-from tracekit.classify.evidence import Evidence
+from tracekit.classify.evidence import EventEvidence
 from tracekit.classify.rules import Decisions
 from tracekit.schema import PATH_SEPARATOR
 
@@ -24,7 +24,7 @@ _BLOCK_RANGE = re.compile(r"(PP:\((\d+)F(\d+);(\d+)([IWB])(\d+)\))\w*")
 _NUMBERED_RANGE = re.compile(r"(?:^| > )(Forward|Backward) (\d+)(?= > |$)")
 
 
-class Place(msgspec.Struct, frozen=True):
+class NamedCell(msgspec.Struct, frozen=True):
     """One piece of work on a pipeline: operation, stage and micro-batch."""
 
     op: str  # F, I, W or B
@@ -36,9 +36,9 @@ class PipelineRanges(msgspec.Struct, frozen=True):
     """The pipeline annotations around an event."""
 
     # Work of a forward event: of the innermost range of a single piece, else of a block.
-    forward: Place | None = None
-    backward: Place | None = None  # the same of a backward event
-    message: Place | None = None  # of the innermost range of a message: what it carries
+    forward: NamedCell | None = None
+    backward: NamedCell | None = None  # the same of a backward event
+    message: NamedCell | None = None  # of the innermost range of a message: what it carries
     block: str | None = None  # name of the block
 
 
@@ -46,28 +46,28 @@ def parse_path(path: str) -> PipelineRanges:
     """Read the pipeline ranges in a path of range names, the outermost first.
 
     >>> parse_path("ProfilerStep#2 > PP:2F0").forward
-    Place(op='F', stage=2, microbatch=0)
+    NamedCell(op='F', stage=2, microbatch=0)
     >>> parse_path("PP:(0F7;3B1)OVERLAP_F_B").backward
-    Place(op='B', stage=3, microbatch=1)
+    NamedCell(op='B', stage=3, microbatch=1)
     >>> parse_path("PP:2SEND_F0"), parse_path("PP:2UNSHARD").forward
-    (PipelineRanges(forward=None, backward=None, message=Place(op='F', stage=2, microbatch=0), block=None), None)
+    (PipelineRanges(forward=None, backward=None, message=NamedCell(op='F', stage=2, microbatch=0), block=None), None)
     """
     work = message = halves = block = None
     for name in path.split(PATH_SEPARATOR):
         if single := _SINGLE_RANGE.fullmatch(name):
-            position = Place(single[3], int(single[1]), int(single[4]))
+            position = NamedCell(single[3], int(single[1]), int(single[4]))
             work, message = (work, position) if single[2] else (position, message)
         elif double := _BLOCK_RANGE.fullmatch(name):
             block = double[1]
             halves = (
-                Place("F", int(double[2]), int(double[3])),
-                Place(double[5], int(double[4]), int(double[6])),
+                NamedCell("F", int(double[2]), int(double[3])),
+                NamedCell(double[5], int(double[4]), int(double[6])),
             )
     forward, backward = halves if halves and not work else (work, work)
     return PipelineRanges(forward, backward, message, block)
 
 
-def find_places(evidence: Evidence, decisions: Decisions) -> tuple[Ints, Ints]:
+def find_places(evidence: EventEvidence, decisions: Decisions) -> tuple[Ints, Ints]:
     """Return stage and micro-batch of every event, -1 where unknown: from annotations, else from backward calls."""
     annotations = evidence.text("annotations")
     # One row per distinct path, and last for none: stage and micro-batch for forward work, then for
@@ -106,7 +106,7 @@ def _places_in_path(path: str) -> tuple[int, int, int, int]:
     return -1, number, -1, number
 
 
-def _microbatches_by_backward_calls(evidence: Evidence) -> Ints:
+def _microbatches_by_backward_calls(evidence: EventEvidence) -> Ints:
     """Number the backward calls of each step in the order of their forwards, and give events the number of their call.
 
     This holds only where every call runs through as many sequence numbers, no two calls share one,

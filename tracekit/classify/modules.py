@@ -22,7 +22,7 @@ import numpy as np
 
 from tracekit._util.arrays import Bools, Ints, SortedGroups, find_sorted, group_rows
 from tracekit._util.categories import CategoryColumn
-from tracekit.classify.evidence import Evidence
+from tracekit.classify.evidence import EventEvidence
 from tracekit.classify.matmul import MATMUL_KERNELS
 from tracekit.classify.model_position import BY_MODULE_STACK, BY_NAME
 from tracekit.classify.names import FUSED_KERNEL_KINDS, KERNELS, OPERATORS
@@ -116,7 +116,7 @@ class Products:
     size: Dims
 
     @classmethod
-    def find(cls, evidence: Evidence, is_gemm: Bools) -> Products:
+    def find(cls, evidence: EventEvidence, is_gemm: Bools) -> Products:
         """Return the products among the events of *is_gemm*."""
         rows = evidence.launches.by_thread(evidence.launches.ordered(is_gemm))
         call = evidence.ranges.op_around(evidence.launches.op[rows], OPERATORS["product"])
@@ -137,7 +137,7 @@ class Products:
         return CategoryColumn(module.values, agreed).spread(self.rows, len(module))
 
     def modules_by_repetition(
-        self, evidence: Evidence, module: CategoryColumn, is_forward: Bools
+        self, evidence: EventEvidence, module: CategoryColumn, is_forward: Bools
     ) -> CategoryColumn:
         """Return the modules of forward products by the widths between two attentions."""
         is_attention = _is_attention(evidence, self.rows, is_forward)
@@ -196,7 +196,7 @@ class _Neighbourhoods:
 
     @classmethod
     def find(
-        cls, evidence: Evidence, is_attention: Bools, is_activation: Bools, is_forward: Bools
+        cls, evidence: EventEvidence, is_attention: Bools, is_activation: Bools, is_forward: Bools
     ) -> _Neighbourhoods:
         """Divide the forward events."""
         events = evidence.launches.by_thread(evidence.launches.ordered(is_forward))
@@ -218,7 +218,7 @@ class _Neighbourhoods:
 _MODULES = ("attention", "mlp", "head")
 
 
-def _is_attention(evidence: Evidence, products: Ints, is_forward: Bools) -> Bools:
+def _is_attention(evidence: EventEvidence, products: Ints, is_forward: Bools) -> Bools:
     """Return the mask of attention itself: kernels and operators of that name, or two products around a softmax."""
     op = evidence.text("op")
     attention = KERNELS["attention"]
@@ -288,7 +288,7 @@ _MODULES_WITH_PRODUCTS = ("mlp", "head")
 """Modules that the product next to their own kernels belongs to."""
 
 
-def find_modules(evidence: Evidence, decisions: Decisions, book: RuleBook) -> FirstEvidence:
+def find_modules(evidence: EventEvidence, decisions: Decisions, book: RuleBook) -> FirstEvidence:
     """Return the module of every compute event, and the evidence for it."""
     size = len(evidence)
     builtin = builtin_rules()
@@ -381,7 +381,7 @@ def _match_texts(
 
 
 def _next_to(
-    evidence: Evidence,
+    evidence: EventEvidence,
     module: CategoryColumn,
     is_forward: Bools,
     is_gemm: Bools,
@@ -421,7 +421,7 @@ def _next_to(
 
 
 def _modules_of_forward(
-    evidence: Evidence, module: CategoryColumn, is_forward: Bools
+    evidence: EventEvidence, module: CategoryColumn, is_forward: Bools
 ) -> CategoryColumn:
     """Return for backward events the module of the forward with their sequence number, if that has only one module."""
     sequence = evidence.autograd.sequence

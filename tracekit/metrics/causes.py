@@ -328,7 +328,7 @@ def _cut(start_ns: Ints, end_ns: Ints, edges: Ints, is_cut: Bools) -> _Cuts:
     )
 
 
-class _Evidence(NamedTuple):
+class _PieceEvidence(NamedTuple):
     """What is known about each piece of exposed time, as far as this rank alone can tell.
 
     *Operation* is the event whose time is exposed; *held event* the one that could not start during
@@ -360,7 +360,7 @@ class _Evidence(NamedTuple):
     """After the operation and before the next compute."""
 
 
-def _gather_evidence(rank: Rank, start_ns: Ints, end_ns: Ints, operation: Ints) -> _Evidence:
+def _gather_evidence(rank: Rank, start_ns: Ints, end_ns: Ints, operation: Ints) -> _PieceEvidence:
     """Return the evidence about the pieces [start, end) of the rows *operation*."""
     constraints = rank.constraints
     stream = constraints.stream
@@ -382,7 +382,7 @@ def _gather_evidence(rank: Rank, start_ns: Ints, end_ns: Ints, operation: Ints) 
         held_by_operation & is_compute_on_other_stream & ~constraints.may_wait[held_event]
     )
     is_launched_behind = rank.launch_ns[held_event] > rank.launch_ns[operation]
-    return _Evidence(
+    return _PieceEvidence(
         shares_stream_with_compute=np.where(is_followed, is_on_next_stream, is_on_previous_stream),
         is_in_branched_graph=rank.in_branched_graph[operation],
         communicates=rank.labels(*COMMUNICATION_LABELS)[operation],
@@ -420,7 +420,7 @@ def _is_launched_late(rank: Rank, operation: Ints, exposed_ns: Ints) -> Bools:
     return is_late
 
 
-def _choose_cause(evidence: _Evidence, *, host_waited: bool) -> pl.Series:
+def _choose_cause(evidence: _PieceEvidence, *, host_waited: bool) -> pl.Series:
     """Return the cause of each piece if the host was waiting for the GPU at the time, or if it was not."""
     host_was_late = evidence.held_by_launch & (not host_waited)
     was_told_to_wait = evidence.held_by_operation & ~evidence.held_without_being_told

@@ -59,7 +59,7 @@ class _Arguments(msgspec.Struct):
     name: str | None = None
 
 
-class _Event(msgspec.Struct):
+class _TimelineEvent(msgspec.Struct):
     """One event of the file."""
 
     name: str
@@ -137,13 +137,13 @@ def read_operation_timeline(path: str | Path) -> OperationTimeline:
     return OperationTimeline(conform(timed, OPERATIONS).sort(order), table.height - timed.height)
 
 
-def _decode(path: Path) -> list[_Event]:
+def _decode(path: Path) -> list[_TimelineEvent]:
     """Return the events of a file, plain or gzip."""
     try:
         raw = path.read_bytes()
         if raw[:2] == b"\x1f\x8b":
             raw = zlib.decompressobj(wbits=31).decompress(raw, MAX_FILE_BYTES)
-        return msgspec.json.decode(raw, type=list[_Event])
+        return msgspec.json.decode(raw, type=list[_TimelineEvent])
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read: {error.strerror}", hint="check the path"
@@ -152,7 +152,7 @@ def _decode(path: Path) -> list[_Event]:
         raise InputError(f"{path}: is not a timeline of operations: {error}", hint=_HINT) from error
 
 
-def _threads(events: list[_Event]) -> dict[tuple[int, int], tuple[int, int]]:
+def _threads(events: list[_TimelineEvent]) -> dict[tuple[int, int], tuple[int, int]]:
     """Return pipeline rank and tensor rank of each process and thread."""
     places = {}
     for event in events:

@@ -18,7 +18,7 @@ Stack = tuple[Frame, ...]
 """Frames, innermost first."""
 
 
-class _Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _OriginRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rule of ``origins.toml``."""
 
     origin: str
@@ -33,11 +33,11 @@ class _Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Rules(msgspec.Struct, frozen=True):
-    rule: tuple[_Rule, ...]
+    rule: tuple[_OriginRule, ...]
 
 
 @cache
-def _rules() -> tuple[_Rule, ...]:
+def _rules() -> tuple[_OriginRule, ...]:
     text = Path(__file__).with_name("origins.toml").read_bytes()
     return msgspec.toml.decode(text, type=_Rules).rule
 

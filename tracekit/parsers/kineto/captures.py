@@ -55,24 +55,24 @@ class _Args(msgspec.Struct):
     grid: Any = None
 
 
-class _Event(msgspec.Struct):
+class _CaptureEvent(msgspec.Struct):
     ph: Any = None
     cat: Any = None
     args: _Args | None = None
 
 
-class _Trace(msgspec.Struct):
-    traceEvents: list[_Event] = []  # noqa: N815 - the key of the format
+class _CaptureTrace(msgspec.Struct):
+    traceEvents: list[_CaptureEvent] = []  # noqa: N815 - the key of the format
 
 
-def _read_events(path: str) -> list[_Event]:
+def _read_events(path: str) -> list[_CaptureEvent]:
     """Return the events of a trace; none if the file is damaged."""
     parts = []
     with Stream(path) as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             parts.append(chunk)
     try:
-        return msgspec.json.decode(b"".join(parts), type=_Trace).traceEvents
+        return msgspec.json.decode(b"".join(parts), type=_CaptureTrace).traceEvents
     except (msgspec.DecodeError, UnicodeDecodeError):
         return []
 
