@@ -268,12 +268,13 @@ LABELLING = pl.Schema(
 LABELLED = pl.Schema({**EVENTS, **EVIDENCE, **LABELLING})
 """The labelled table: GPU events only, one row each, sorted by (rank, start_ns)."""
 
+CELL_OPS = ("F", "I", "W", "B", "FB")
+"""Operations of a pipeline: forward, backward for input, for weights, both; F and B at once."""
 CELLS = pl.Schema(
     {
         "rank": pl.Int32(),  # the rank it ran on
         "step": pl.Int64(),  # the step
-        # forward, backward for input, for weights, both; F and B at once
-        "op": pl.Enum(("F", "I", "W", "B", "FB")),
+        "op": pl.Enum(CELL_OPS),
         "stage": pl.Int32(),  # of the pipeline, from 0
         "microbatch": pl.Int32(),  # from 0
         "b_stage": pl.Int32(),  # FB only: stage of its backward half

@@ -22,8 +22,6 @@ from tracekit.analysis.measure.by.layers import (
 from tracekit.analysis.measure.by.rows import MIN_STACK_TO_RULE_RATIO
 from tracekit.classify import classify
 from tracekit.classify.model_position import (
-    MIN_COMPUTE_SHARE,
-    MIN_INNER_TIME_SHARE,
     MIN_STACK_TO_NAME_RATIO,
     Frames,
     layer_number,
@@ -201,8 +199,7 @@ def test_layers_hold_most_of_the_compute():
     """A text encoder of two layers beside a model that computes more without any."""
     blocks = (("Block_0", 1, 30), ("Linear_0", 2, 3), ("Block_1", 40, 80), ("Linear_1", 41, 42))
     frames = calls(("Encoder_0", 0, 90), *blocks, ("Unet_0", 100, 110))
-    share = int(100 * MIN_COMPUTE_SHARE)
-    encoder = np.array([0, 0, share // 2, 0, share // 2, 100 - share])
+    encoder = np.array([0, 0, 25, 0, 25, 50])
     assert module_layers(frames, encoder).max() == 1
     assert module_layers(frames, encoder + np.array([0, 0, 0, 0, 0, 1])).max() == -1
 
@@ -224,8 +221,8 @@ def stages(inner_ns):
 
 
 def test_blocks_that_fill_their_stage_are_the_layers():
-    assert layers_of_calls(stages(int(100 * MIN_INNER_TIME_SHARE))).max() == 3
-    assert layers_of_calls(stages(int(100 * MIN_INNER_TIME_SHARE) - 4)).max() == 1
+    assert layers_of_calls(stages(80)).max() == 3
+    assert layers_of_calls(stages(76)).max() == 1
 
 
 def test_leaves_are_layers_only_where_nothing_else_is():

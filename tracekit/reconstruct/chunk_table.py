@@ -118,7 +118,7 @@ def _shared(start: str, end: str, a: _Chunk, b: _Chunk) -> float:
 
 _shared_on_host = partial(_shared, "launch_ns", "last_ns")
 _shared_on_gpu = partial(_shared, "start_ns", "end_ns")
-_NAMED_BLOCK = 2.0  # more than any share, so that names decide before times
+_NAMED_BLOCK = float("inf")  # more than any share, so that names decide before times
 
 
 def _shared_time(forward: _Chunk, backward: _Chunk) -> float:

@@ -13,7 +13,7 @@ from tracekit.errors import Notice
 from tracekit.reconstruct.segment import CONFIDENCE_ANNOTATED, CONFIDENCE_COUNTED
 from tracekit.reconstruct.stage_assignment import Place, StagePlacement
 from tracekit.schedules import Op, Schedule
-from tracekit.schema import CELLS, STALL_CAUSES, conform
+from tracekit.schema import CELL_OPS, CELLS, STALL_CAUSES, conform
 
 CONFIDENCE_ORDER_AND_PEERS = 0.85
 """Confidence of cells paired by position whose order both a schedule and the recorded peers of
@@ -34,9 +34,9 @@ and stalls; see ``CHUNKS`` for these columns."""
 IDENTITY = ("position", "op", "stage", "microbatch", "b_stage", "b_microbatch", "pair", "b_pair")
 """Columns that tell what a cell is, independent of its times."""
 # Columns of IDENTITY, and the code of W.
-_POSITION = 0
-_OP = 1
-_WEIGHT_GRADIENT = 2
+_POSITION = IDENTITY.index("position")
+_OP = IDENTITY.index("op")
+_WEIGHT_GRADIENT = CELL_OPS.index("W")
 # Columns of IDENTITY that name a cell, where stages are known and where they are not.
 _BY_STAGE = slice(0, 6)
 _BY_PAIR = [0, 1, 6, 7]

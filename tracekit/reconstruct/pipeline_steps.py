@@ -35,8 +35,9 @@ from tracekit.schema import conform
 Line = Sequence[int]
 """Ranks of a pipeline in stage order."""
 
-_OPS = pl.Enum(("F", "I", "W", "B"))
-_WEIGHTS = 2  # code of W
+_CHUNK_OPS = ("F", "I", "W", "B")
+_OPS = pl.Enum(_CHUNK_OPS)
+_WEIGHTS = _CHUNK_OPS.index("W")
 
 
 class _StepPart(NamedTuple):
