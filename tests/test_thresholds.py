@@ -142,7 +142,12 @@ def test_runs_must_agree_seven_and_a_half_times_better_than_steps(after, sure):
         for s in (before, runs(*after))
     )
     case = verdict._make_case(
-        resolve("step_ms"), None, (candidate, baseline), GateSettings(floors={"step_ms": 1.0}), None
+        resolve("step_ms"),
+        None,
+        baseline=baseline,
+        candidate=candidate,
+        rules=GateSettings(floors={"step_ms": 1.0}),
+        noise=None,
     )
     deviation = prior_deviation(case.floor, case.uncertainty)
     spread = stats.between_runs(

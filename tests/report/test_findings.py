@@ -16,7 +16,7 @@ from tracekit.findings.host import OFFENCES
 from tracekit.findings.ranks import CODES
 from tracekit.metrics.host_time import HOST_CODES
 from tracekit.report.findings import (
-    MAX_STEPS_NAMED,
+    MAX_FINDING_STEPS_NAMED,
     finding_line,
     finding_text,
     shown_findings,
@@ -145,7 +145,7 @@ def test_a_sentence_names_four_steps():
     finding = Finding(
         code="late_host", cost_ns=1, share=0.1, ranks=(2,), steps=tuple(range(6)), evidence=evidence
     )
-    assert MAX_STEPS_NAMED == 4
+    assert MAX_FINDING_STEPS_NAMED == 4
     assert "in step 0, 1, 2, 3" in finding.text
     assert "4, 5" not in finding.text
 

@@ -15,7 +15,7 @@ from tracekit._util.notices import merge_notices
 from tracekit.documents.notices import WarningEntry, warning_entries
 from tracekit.errors import Notice
 from tracekit.findings.recording import is_about_unnamed_peers
-from tracekit.report.notices import FORMATS, PHRASES, notice_sentence, templates
+from tracekit.report.notices import PHRASES, VALUE_FORMATS, notice_sentence, templates
 from tracekit.report.view import describe_ranks
 
 PACKAGE = Path(__file__).parent.parent.parent / "tracekit"
@@ -134,7 +134,7 @@ def test_every_notice_has_the_values_that_its_sentence_needs():
 @pytest.mark.parametrize(("code", "case", "template"), list(all_templates()))
 def test_templates_use_formats_that_exist(code, case, template):
     for name in specs_in(template):
-        assert name in FORMATS or name in (",",), (code, case, name)
+        assert name in VALUE_FORMATS or name in (",",), (code, case, name)
     assert set(PHRASE_VALUES) == set(PHRASES)
 
 

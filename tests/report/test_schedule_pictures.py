@@ -22,7 +22,7 @@ from tracekit.report.schedule.layout import (
 )
 from tracekit.report.schedule.plot import draw_phases, draw_schedule
 from tracekit.report.schedule.write import (
-    EXTENSIONS,
+    SCHEDULE_EXTENSIONS,
     gantt,
     schedule_page,
     schedule_text,
@@ -143,7 +143,7 @@ def test_reload_picture():
 @pytest.mark.parametrize("name", [name for name in names() if name != "weight-reload"])
 def test_every_schedule_draws(name, tmp_path):
     simulation = simulate(generate(name, pp=2, microbatches=4))
-    for extension in set(EXTENSIONS) - {".png", ".pdf"}:  # drawn by the same code as .svg
+    for extension in set(SCHEDULE_EXTENSIONS) - {".png", ".pdf"}:  # drawn by the same code as .svg
         write_schedule(simulation, tmp_path / f"x{extension}")
     ET.parse(tmp_path / "x.svg")
     assert json.loads((tmp_path / "x.json").read_text())["name"] == name
@@ -151,7 +151,7 @@ def test_every_schedule_draws(name, tmp_path):
 
 def test_a_schedule_is_written_in_every_format(tmp_path):
     simulation = simulate(generate("dualpipe", pp=2, microbatches=4))
-    for extension in EXTENSIONS:
+    for extension in SCHEDULE_EXTENSIONS:
         write_schedule(simulation, tmp_path / f"x{extension}")
     ET.parse(tmp_path / "x.svg")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -8,11 +8,13 @@ import typer
 from tracekit.cli import _options as options
 from tracekit.cli._console import print_note, print_notices, shows_result
 
-PATH_HELP = "Flight-recorder dumps, NCCL Inspector logs, traces: files, folders or quoted globs."
+RECORDINGS_HELP = (
+    "Flight-recorder dumps, NCCL Inspector logs, traces: files, folders or quoted globs."
+)
 
 
 def run(
-    paths: Annotated[list[str], typer.Argument(help=PATH_HELP, metavar="PATH")],
+    paths: Annotated[list[str], typer.Argument(help=RECORDINGS_HELP, metavar="PATH")],
     *,
     output: Annotated[
         list[Path] | None,

@@ -8,11 +8,13 @@ import typer
 from tracekit.cli import _options as options
 from tracekit.cli._console import print_note, print_notices, shows_result
 
-PATH_HELP = "Memory snapshots (torch.cuda.memory._dump_snapshot): files, folders or quoted globs."
+SNAPSHOTS_HELP = (
+    "Memory snapshots (torch.cuda.memory._dump_snapshot): files, folders or quoted globs."
+)
 
 
 def run(
-    paths: Annotated[list[str], typer.Argument(help=PATH_HELP, metavar="PATH")],
+    paths: Annotated[list[str], typer.Argument(help=SNAPSHOTS_HELP, metavar="PATH")],
     *,
     output: Annotated[
         list[Path] | None,

@@ -55,7 +55,7 @@ def run(
     list_all: Annotated[bool, flag("--list", "List the names of all schedules.")] = False,
 ) -> None:
     """Make an ideal schedule by name: its order, times, time outside cells, memory and picture."""
-    from tracekit.report.schedule.write import EXTENSIONS, write_schedule
+    from tracekit.report.schedule.write import SCHEDULE_EXTENSIONS, write_schedule
     from tracekit.report.write import check_extension
 
     if list_all:
@@ -64,7 +64,7 @@ def run(
     if name is None:
         raise OptionError("no schedule named", hint="tracekit schedule NAME; --list names them all")
     for path in output or ():
-        check_extension(path, EXTENSIONS)
+        check_extension(path, SCHEDULE_EXTENSIONS)
     from tracekit.schedules import BlockTimes, describe
 
     blocks = BlockTimes.parse(block_time) if lanes else None

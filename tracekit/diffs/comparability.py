@@ -216,7 +216,7 @@ MAX_CHANGE_OF_EQUAL_WORK = 0.01
 MAX_FLOP_DISAGREEMENT = 0.05
 """Largest difference between the change of a unit and of the FLOP: attention's FLOP grow faster
 than its tokens."""
-MODEL_LABELS = frozenset({"forward", "dgrad", "wgrad", "backward", "recompute"})
+COMPARED_KERNEL_LABELS = frozenset({"forward", "dgrad", "wgrad", "backward", "recompute"})
 """Labels of work that grows with the tokens of a step; an optimizer's does not."""
 MIN_SHARE_OF_EQUAL_RATIO = 0.8
 """Share of the model's kernel time in kernels that run more often by one factor, to take it for
@@ -313,7 +313,7 @@ def _model_kernels(runs: Sequence[Run]) -> dict[Key, tuple[float, float]]:
     model_kernels = {}
     for key, (ms, count) in mean_times(runs, "kernels", ("name", "label")).items():
         _, label = key
-        if label in MODEL_LABELS and ms and count:
+        if label in COMPARED_KERNEL_LABELS and ms and count:
             model_kernels[key] = (ms, count)
     return model_kernels
 

@@ -25,7 +25,7 @@ from tracekit.errors import InputError
 from tracekit.metrics.step_time import StepTime, find_unusual
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
-_ANALYZE_AGAIN = "analyze the traces again"
+_ANALYZE_TRACES_AGAIN = "analyze the traces again"
 LABEL_SETS = {"communication": COMMUNICATION_LABELS, "copy": COPY_LABELS}
 Samples = dict[str, tuple[float, ...]]
 Rows = Sequence[Mapping[str, Any]]
@@ -158,10 +158,13 @@ def from_analysis(
     """
     if not isinstance(document, documents.AnalysisDocument):
         document = decode(
-            msgspec.json.encode(document), documents.AnalysisDocument, name, hint=_ANALYZE_AGAIN
+            msgspec.json.encode(document),
+            documents.AnalysisDocument,
+            name,
+            hint=_ANALYZE_TRACES_AGAIN,
         )
     if not document.ranks:
-        raise InputError(f"{name}: the analysis has no ranks", hint=_ANALYZE_AGAIN)
+        raise InputError(f"{name}: the analysis has no ranks", hint=_ANALYZE_TRACES_AGAIN)
     samples = per_step_samples(document.ranks)
     samples |= _label_samples(document.ranks)
     samples |= rate_samples(document)

@@ -21,7 +21,7 @@ MIN_SHARE_TO_SHOW = 0.01
 ONCE_A_STEP = 0.75
 """Mean count per step from which something happens once a step; less is in one of two steps or
 more."""
-MAX_STEPS_NAMED = 4
+MAX_FINDING_STEPS_NAMED = 4
 """Steps that a sentence names."""
 
 
@@ -222,7 +222,7 @@ def _in_steps(finding: Finding) -> str:
     is_always_late = late_steps == finding.evidence.get("recorded_steps")
     if is_always_late or not finding.steps:
         return " in every step"
-    return f" in step {listing(map(str, finding.steps), most=MAX_STEPS_NAMED)}"
+    return f" in step {listing(map(str, finding.steps), most=MAX_FINDING_STEPS_NAMED)}"
 
 
 def _while_others_wait(finding: Finding) -> str:
@@ -308,7 +308,7 @@ def _late_steps(finding: Finding) -> str:
     """Return in which steps ranks are late over a whole run, and which of them the traces show."""
     recorded = sorted({place.step for place in finding.where if place.step is not None})
     shown = (
-        f" (steps {listing(map(str, recorded), most=MAX_STEPS_NAMED)} are in the trace)"
+        f" (steps {listing(map(str, recorded), most=MAX_FINDING_STEPS_NAMED)} are in the trace)"
         if recorded
         else ""
     )
@@ -316,7 +316,7 @@ def _late_steps(finding: Finding) -> str:
     if isinstance(period, int):
         return f" every {period} steps since step {finding.evidence.get('since_step')}{shown}"
     if finding.evidence.get("kind") == "occasional":
-        return f" in step {listing(map(str, finding.steps), most=MAX_STEPS_NAMED)}{shown}"
+        return f" in step {listing(map(str, finding.steps), most=MAX_FINDING_STEPS_NAMED)}{shown}"
     return f" in nearly every step since step {finding.evidence.get('since_step')}{shown}"
 
 

@@ -11,16 +11,16 @@ from tracekit.errors import OptionError
 from tracekit.report.html.late import render_late_page
 from tracekit.whole_run.result import WholeRun
 
-EXTENSIONS = (".json", ".html", ".csv")
+LATE_EXTENSIONS = (".json", ".html", ".csv")
 """Files that a result can be written to."""
 
 
 def check_late_output(path: Path) -> None:
     """Raise if a result cannot be written to a file of this name."""
-    if path.suffix not in EXTENSIONS:
+    if path.suffix not in LATE_EXTENSIONS:
         raise OptionError(
             f"{path}: cannot write {path.suffix or 'a file without extension'}",
-            hint=f"use {', '.join(EXTENSIONS)}",
+            hint=f"use {', '.join(LATE_EXTENSIONS)}",
         )
 
 

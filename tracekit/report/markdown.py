@@ -101,7 +101,7 @@ def render_markdown(analysis: Analysis) -> str:
     ## tracekit: reload, 4 ranks
     """
     view = view_of(analysis)
-    return _paragraphs([section(view) for section in SECTIONS])
+    return _paragraphs([section(view) for section in MARKDOWN_SECTIONS])
 
 
 def _paragraphs(parts: Iterable[str | None]) -> str:
@@ -249,7 +249,7 @@ def _source(view: View) -> str:
     return f"<sub>{ranks} · {markdown(view.reader)} · {devices} · {paths}</sub>"
 
 
-SECTIONS: tuple[Callable[[View], str], ...] = (
+MARKDOWN_SECTIONS: tuple[Callable[[View], str], ...] = (
     _title,
     _answer,
     _next,

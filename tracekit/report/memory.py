@@ -11,11 +11,11 @@ from tracekit.errors import OptionError
 from tracekit.report import figures
 
 PICTURES = (".svg", ".png", ".pdf")
-EXTENSIONS = (".json", *PICTURES)
+MEMORY_EXTENSIONS = (".json", *PICTURES)
 """Files that a result can be written to."""
 
 
-def check_memory_output(path: Path, extensions: Collection[str] = EXTENSIONS) -> None:
+def check_memory_output(path: Path, extensions: Collection[str] = MEMORY_EXTENSIONS) -> None:
     """Raise if a result cannot be written to a file of this name."""
     if path.suffix not in extensions:
         kind = path.suffix or "a file without extension"

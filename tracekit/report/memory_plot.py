@@ -45,7 +45,7 @@ MAX_FLAME_DEPTH = 40
 """Frames of a stack that are drawn, the outermost first."""
 MIN_FLAME_SHARE = 0.003
 """Share of the peak from which a frame is drawn."""
-MIN_NAMED_SHARE = 0.03
+MIN_FRAME_SHARE_TO_NAME = 0.03
 """Share of the peak from which a frame shows its name."""
 MIN_SHARE_OF_COLOUR = 0.9
 """Share of a frame's bytes for one purpose, from which it has the colour of that."""
@@ -170,7 +170,7 @@ def draw_flame_graph(contents: RankContents, *, rank: int | None, ax: Axes | Non
         )
         axes.add_patch(box)
         share = (end - start) / max(1, root.bytes)
-        if share >= MIN_NAMED_SHARE:
+        if share >= MIN_FRAME_SHARE_TO_NAME:
             text = _fit(frame.name, share)
             ink = figures.text_colour_on(colour)
             axes.text(

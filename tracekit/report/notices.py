@@ -82,7 +82,7 @@ def fill_template(template: str, notice: Notice) -> str:
 
 
 class _Formatter(string.Formatter):
-    """A formatter that knows ``PHRASES`` beside the values, and ``FORMATS`` beside those of Python."""
+    """A formatter that knows ``PHRASES`` beside the values, and ``VALUE_FORMATS`` beside those of Python."""
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Fields) -> Any:
         phrase = PHRASES.get(str(key))
@@ -90,8 +90,8 @@ class _Formatter(string.Formatter):
 
     def format_field(self, value: Any, format_spec: str) -> str:
         name, _, argument = format_spec.partition(" ")
-        if name in FORMATS:
-            return FORMATS[name](value, argument)
+        if name in VALUE_FORMATS:
+            return VALUE_FORMATS[name](value, argument)
         return format(value, format_spec)
 
 
@@ -108,7 +108,7 @@ def _first_of(names: Sequence[object], count: str) -> str:
     return ", ".join(parts)
 
 
-FORMATS: Mapping[str, Callable[[Any, str], str]] = {
+VALUE_FORMATS: Mapping[str, Callable[[Any, str], str]] = {
     "if": lambda value, text: text if value else "",
     "unless": lambda value, text: "" if value else text,
     "known": lambda value, text: "" if value is None else text,

@@ -23,9 +23,9 @@ from tracekit.metrics.process_phases import ROLLOUT, TRAIN, WEIGHT_SYNC
 from tracekit.roles.processes import Process
 
 Key = TypeVar("Key")
-OTHER = "other"
+OTHER_PHASE = "other"
 """Phase of forward work without a growing cache: a reward or a reference model."""
-PHASE_ORDER = (WEIGHT_SYNC, TRAIN, ROLLOUT, OTHER)
+PHASE_ORDER = (WEIGHT_SYNC, TRAIN, ROLLOUT, OTHER_PHASE)
 """Where colocated roles overlap, the GPU's time counts for the first of these."""
 
 
@@ -108,7 +108,7 @@ def _bands(process: Process, kind: str, updates: Sequence[WeightUpdate]) -> list
         if phase == WEIGHT_SYNC and not is_update and bands:
             name = bands[-1].phase
         elif phase == ROLLOUT and kind == "inference":
-            name = OTHER
+            name = OTHER_PHASE
         if bands and bands[-1].phase == name:
             bands[-1] = replace(
                 bands[-1], end_ns=max(end, bands[-1].end_ns), busy_ns=bands[-1].busy_ns + busy
@@ -253,8 +253,8 @@ class _Loop:
                 totals[phase] += (rest & covered).total_ns
                 rest -= covered
         shown = [ROLLOUT, TRAIN, WEIGHT_SYNC]
-        if totals[OTHER]:
-            shown.append(OTHER)
+        if totals[OTHER_PHASE]:
+            shown.append(OTHER_PHASE)
         phase_ns = {phase: totals[phase] // len(bands_of_gpu) for phase in shown}
         phase_ns["idle"] = end - start - sum(phase_ns.values())
         return phase_ns

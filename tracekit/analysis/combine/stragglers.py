@@ -36,12 +36,12 @@ less."""
 MIN_CAUSE_SHARE = 0.1
 """Share of a rank's lateness below which a cause is left among the unknown: comparing ranks is no
 more exact."""
-MIN_COMPARED_SHARE = 0.1
+MIN_COMPARED_COMPUTE_SHARE = 0.1
 """Share of a rank's compute in kernels that another rank runs too, for its speed to be known."""
 MIN_SLOW_LINK_RATIO = 1.1
 """Transfers of a slow link take this many times as long as others of their size; equal ranks differ
 by less."""
-NOISE_SCALES = 3
+STRAGGLER_NOISE_SCALES = 3
 """Standard deviations that a difference must exceed."""
 MIN_SHARE_WITHOUT_CLOCKS = 0.5
 """Share of the waiting that causes which need no clock explain, to be named where clocks do not
@@ -312,7 +312,7 @@ def _kernel_speed(ranks: Sequence[RankTables]) -> pl.DataFrame:
     speed = _against_usual(work, work["key"])
     kernel_speed = _against_usual(kernels, _usual_kernels(tables))
     ratio = pl.col("compared_ns") / pl.col("usual_ns")
-    is_known = pl.col("compared_ns") >= MIN_COMPARED_SHARE * pl.col("sum_ns")
+    is_known = pl.col("compared_ns") >= MIN_COMPARED_COMPUTE_SHARE * pl.col("sum_ns")
     speed = speed.with_columns(ratio=pl.when(is_known).then(ratio))
     most_is_slower = 2 * pl.col("slower_ns") > pl.col("usual_ns")
     speed = speed.with_columns(
@@ -361,7 +361,9 @@ def _against_usual(work: pl.DataFrame, compared: pl.Series) -> pl.DataFrame:
 
 
 def _noise(table: pl.DataFrame, column: str) -> float:
-    """Return the difference that chance makes: ``NOISE_SCALES`` robust standard deviations of a rank between its steps.
+    """Return the difference that chance makes.
+
+    It is ``STRAGGLER_NOISE_SCALES`` robust standard deviations of a rank between its steps.
 
     Each rank is compared with the mean of the others in the step: a step that is longer on all
     ranks is no noise. With fewer than three steps, of the ranks within a step.
@@ -373,7 +375,7 @@ def _noise(table: pl.DataFrame, column: str) -> float:
         table = table.with_columns((value - others).fill_nan(None))
         center = "rank"
     deviation = table.select((value - value.median().over(center)).abs().median()).item()
-    return NOISE_SCALES * 1.4826 * (deviation or 0.0)
+    return STRAGGLER_NOISE_SCALES * 1.4826 * (deviation or 0.0)
 
 
 def _imbalance(figures: pl.DataFrame, operations: pl.DataFrame) -> pl.DataFrame:

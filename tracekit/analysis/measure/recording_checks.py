@@ -22,7 +22,7 @@ _RECORD_AGAIN = {
     "nsight": "export the report again: nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep",
     "kineto": "record this rank again",
 }
-_IDENTITY = ("device", "stream", "start_ns", "end_ns", "name", "correlation")
+_EVENT_IDENTITY = ("device", "stream", "start_ns", "end_ns", "name", "correlation")
 """Columns in which two GPU events are equal only if one of them is a copy."""
 _OTHER_ACCELERATORS = r"(?i)\b(npu|ascend|aclnn|aclrt|aclop|hccl|xpu|hpu|mps|tpu)"
 """Names in the runtimes and operators of accelerators that are not supported."""
@@ -137,7 +137,7 @@ def repetition_notices(labelled: pl.DataFrame, source: Source) -> list[Notice]:
     """
     # Only events that start at the same time can be copies: compare these alone.
     may_be_copy = (pl.col("end_ns") > pl.col("start_ns")) & pl.col("start_ns").is_duplicated()
-    candidates = labelled.select(_IDENTITY).filter(may_be_copy)
+    candidates = labelled.select(_EVENT_IDENTITY).filter(may_be_copy)
     copies = len(candidates) - candidates.n_unique()
     if copies <= MAX_DAMAGED_SHARE * len(labelled):
         return []

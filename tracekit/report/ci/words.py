@@ -302,7 +302,7 @@ _TIMES = (
     Column("after", "figure", value=lambda row: value(row["after_ms"], "ms")),
     Column("change per step", "change", value=milliseconds),
 )
-_LEVELS = (
+_LEVEL_COLUMNS = (
     Column("before", "figure", value=lambda row: value(row["before"], row["unit"])),
     Column("after", "figure", value=lambda row: value(row["after"], row["unit"])),
     Column("change", "figure", value=change),
@@ -311,7 +311,9 @@ _LEVELS = (
 
 def metric_table(rows: Sequence[Row]) -> Table | None:
     """Return the metrics of a diff with their verdicts."""
-    return make_table((Column("metric"), *_LEVELS, Column("", "verdict", value="verdict")), rows)
+    return make_table(
+        (Column("metric"), *_LEVEL_COLUMNS, Column("", "verdict", value="verdict")), rows
+    )
 
 
 def label_table(result: Row) -> Table | None:
@@ -350,7 +352,7 @@ def check_table(checks: Sequence[Row], *, reasons_below: bool = False) -> Table 
     columns = [
         Column("verdict", "verdict"),
         Column("metric", value=_requirement),
-        *_LEVELS,
+        *_LEVEL_COLUMNS,
         Column("limit", "figure", value=limit),
         Column("likely range", "figure", 1, value=likely_range),
     ]

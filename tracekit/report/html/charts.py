@@ -45,7 +45,7 @@ MAX_RANKS = 512
 MAX_MERGED_INTERVALS = 300_000
 """Merged intervals of all ranks on such a page, about 2 MB; of more, the nearest ones of each rank
 are joined."""
-MAX_STRAGGLERS = 3
+MAX_STRAGGLERS_ADDED = 3
 """Ranks that others wait for which are among them in any case."""
 MAX_EVENTS = 2_400_000
 """Events on the page, about 20 MB; of more, the shortest of each rank are left out."""
@@ -263,7 +263,7 @@ def _shown_ranks(analysis: Analysis) -> list[int]:
     in_pipeline: Sequence[int] = ()
     if analysis.schedule is not None:
         in_pipeline = analysis.schedule.head.pipeline.ranks
-    late = [straggler.rank for straggler in stragglers(analysis)[:MAX_STRAGGLERS]]
+    late = [straggler.rank for straggler in stragglers(analysis)[:MAX_STRAGGLERS_ADDED]]
     bubbles = [measured.whole.bubble_fraction or 0.0 for measured in analysis.rank_results]
     distance_from_usual = np.abs(np.array(bubbles) - np.median(bubbles))
     unusual_first = np.array(ranks)[np.argsort(-distance_from_usual, kind="stable")].tolist()

@@ -29,7 +29,7 @@ from tracekit.whole_run.result import WholeRun
 
 MAX_COLUMNS = 240
 """Columns of the heat map: more steps share a column."""
-MAX_HEAT_ROWS = 128
+MAX_LATENESS_ROWS = 128
 """Rows of the heat map: of more ranks those with most lateness are shown."""
 MAX_LINES = 6
 """Kinds of transfers that are drawn over time."""
@@ -122,7 +122,7 @@ def heat_map(run: WholeRun, *, level: int = 2) -> str:
     if run.lateness.table.is_empty() or run.lateness.step_ns is None:
         return ""
     ranks, steps, matrix = lateness_matrix(run, max_columns=MAX_COLUMNS)
-    shown = np.sort(np.argsort(-matrix.sum(axis=1), kind="stable")[:MAX_HEAT_ROWS])
+    shown = np.sort(np.argsort(-matrix.sum(axis=1), kind="stable")[:MAX_LATENESS_ROWS])
     width = (WIDTH - LABEL_WIDTH) / len(steps)
     threshold = late_threshold(run.lateness)
     darkest = max(float(matrix.max()), threshold)

@@ -47,7 +47,7 @@ MAX_MEMBER_BYTES = 8**11 - 1
 MAX_ROLE_LENGTH = 60
 """Characters of a role in a member's name: Perfetto reads names of up to 99."""
 _UNUSUAL_CHARACTERS = re.compile(r"[^\w.-]", re.ASCII)
-_READ_BYTES = 1 << 20
+_ARCHIVE_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class ArchiveWriter:
         with remote.fetch_to_local(file.source) as local:
             with _open_trace(file, local) as stream:
                 size = 0
-                while data := stream.read(_READ_BYTES):
+                while data := stream.read(_ARCHIVE_READ_BYTES):
                     size += len(data)
             if size > MAX_MEMBER_BYTES:
                 problem = f"{file.source}: has more than 8 GB, which an archive cannot hold"

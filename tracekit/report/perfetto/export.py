@@ -51,7 +51,7 @@ __all__ = ["Exported", "export"]
 
 Write = Callable[[bytes], object]
 ARCHIVE_EXTENSION = ".tar"
-EXTENSIONS = (".json", ".json.gz", ARCHIVE_EXTENSION)
+EXPORT_EXTENSIONS = (".json", ".json.gz", ARCHIVE_EXTENSION)
 EVENTS_PER_WRITE = 20_000
 LABEL_COLUMNS = ("label", "pass", "module", "microbatch", "stage", "rule", "confidence")
 """Columns that classification adds to an event."""
@@ -130,7 +130,7 @@ def export(
     >>> done.ranks
     (0, 1, 2, 3)
     """
-    check_extension(output, EXTENSIONS)
+    check_extension(output, EXPORT_EXTENSIONS)
     check_on_damage(on_damage)
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         store = _named_store(paths) if rules is None else None

@@ -43,8 +43,8 @@ MAX_RANKS = 32
 """Ranks of the picture, the table and the orders; a longer table shows its first and last ranks."""
 MAX_OPS_IN_ORDER = 200
 """A schedule with a rank of more ops is printed without its orders."""
-_INK = "#16191C"
-EXTENSIONS = (".svg", ".png", ".pdf", ".html", ".trace.json", ".json", ".txt")
+_SCHEDULE_INK = "#16191C"
+SCHEDULE_EXTENSIONS = (".svg", ".png", ".pdf", ".html", ".trace.json", ".json", ".txt")
 _PICTURES = (".svg", ".png", ".pdf")
 
 
@@ -131,7 +131,7 @@ def gantt(layout: ScheduleLayout, *, width: int, letters: bool = True) -> Text |
                 left, right = (left, middle) if part == layouts.UPPER else (middle, right)
             picture.append("." * (left - column), style="dim")
             text = _fit_label(op * letters, str(number), right - left)
-            picture.append(text, style=f"{_INK} on {layout.legend[op].colour}")
+            picture.append(text, style=f"{_SCHEDULE_INK} on {layout.legend[op].colour}")
             column = right
         picture.append("." * (round(layout.end * scale) - column), style="dim")
         picture.append("" if row == len(names) - 1 else "\n")
@@ -145,7 +145,7 @@ def _legend(layout: ScheduleLayout, *, letters: bool) -> Text:
     """
     text = Text("   ")
     for letter, op in layout.legend.items():
-        text.append(letter if letters else "  ", style=f"{_INK} on {op.colour}").append(
+        text.append(letter if letters else "  ", style=f"{_SCHEDULE_INK} on {op.colour}").append(
             f" {op.name}   ", style="dim"
         )
     return text
@@ -217,7 +217,7 @@ def write_schedule(
     *,
     block_times: BlockTimes | None = None,
 ) -> None:
-    """Write a simulated schedule or weight reload in the format of *path*'s extension (``EXTENSIONS``).
+    """Write a simulated schedule or weight reload in the format of *path*'s extension (``SCHEDULE_EXTENSIONS``).
 
     Args:
         simulation: The schedule.
@@ -232,7 +232,7 @@ def write_schedule(
     9
     """
     path = Path(path)
-    extension = check_extension(path, EXTENSIONS)
+    extension = check_extension(path, SCHEDULE_EXTENSIONS)
     if extension == ".txt":
         if isinstance(simulation, WeightReload):
             raise OptionError(f"{path}: weight-reload has no order file", hint="use .json")

@@ -13,7 +13,7 @@ from tracekit.report.table import Table
 from tracekit.report.terminal.table import VERDICT_STYLES, Note, render_table
 
 Data = Mapping[str, Any]
-MAX_DIFF_ROWS = 8
+MAX_ROWS_PER_DIFF_TABLE = 8
 MAX_PASSING_CHECKS = 8
 MAX_MOVED_ROWS = 5
 MIN_WIDTH_WITH_REASONS = 110
@@ -41,7 +41,7 @@ def render_diff(result: Data, *, width: int = 100) -> RenderableType:
     metrics = [row for row in result["metrics"] if row["verdict"] != "pass"] or result["metrics"][
         :3
     ]
-    parts += _table(words.metric_table(metrics[:MAX_DIFF_ROWS]), width)
+    parts += _table(words.metric_table(metrics[:MAX_ROWS_PER_DIFF_TABLE]), width)
     parts += [Note(words.TYPICAL_STEP_NOTE)] if metrics and words.has_typical_steps(result) else []
     parts += _table(words.label_table(result), width)
     for key in words.MOVED:
@@ -57,7 +57,9 @@ def render_diff(result: Data, *, width: int = 100) -> RenderableType:
     return Group(*parts)
 
 
-def _table(table: Table | None, width: int, *, most: int = MAX_DIFF_ROWS) -> list[RenderableType]:
+def _table(
+    table: Table | None, width: int, *, most: int = MAX_ROWS_PER_DIFF_TABLE
+) -> list[RenderableType]:
     """Return an empty line and the first rows of a table; nothing if there is none."""
     if table is None:
         return []

@@ -16,7 +16,11 @@ from tracekit.report.findings import shown_findings
 from tracekit.report.palette import BAD, GOOD, TO_TYPE, UNSURE
 from tracekit.report.terminal.first_screen import saving
 
-TOOLS = {"kineto": "PyTorch profiler", "perfetto": "PyTorch profiler", "nsight": "Nsight Systems"}
+TOOL_NAMES = {
+    "kineto": "PyTorch profiler",
+    "perfetto": "PyTorch profiler",
+    "nsight": "Nsight Systems",
+}
 SKIPPED_KINDS = {
     "M": "metadata",
     "s": "flow starts",
@@ -123,7 +127,7 @@ def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, s
     groups = facts["groups"]
     shown_groups = facts["groups"][:MAX_GROUPS]
     more_groups = f"; +{len(groups) - MAX_GROUPS} more" if len(groups) > MAX_GROUPS else ""
-    yield "tool", TOOLS.get(facts["reader"], facts["reader"])
+    yield "tool", TOOL_NAMES.get(facts["reader"], facts["reader"])
     versions = []
     for name, value in facts["versions"].items():
         versions.append(f"{name.replace('_', ' ')} {value}")

@@ -32,7 +32,7 @@ MIN_SHARE_TO_SHOW_FIRST = 0.03
 is in any case."""
 BAR_LENGTH = 32
 """Characters of the bar at 80 columns; a narrower terminal has a shorter one."""
-MIN_BAR_LENGTH = 16
+MIN_LENGTH_OF_BAR_BESIDE_WORDS = 16
 """Characters from which a bar stands beside its words; else it has a line of its own."""
 MAX_EXPOSED_LABELS = 2
 """Exposed labels that are named beside the bar; the others are summed."""
@@ -195,7 +195,7 @@ def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
     words = parts_in_words(parts, span_ns)
     blocks = UNICODE_BLOCKS if unicode else ASCII_BLOCKS
     beside = width - len(words) - 2
-    if beside >= MIN_BAR_LENGTH:
+    if beside >= MIN_LENGTH_OF_BAR_BESIDE_WORDS:
         bar = _bar(parts, span_ns, min(BAR_LENGTH, beside), blocks)
         lines = [bar.append("  ").append(words)]
     else:

@@ -10,16 +10,16 @@ from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.table import Note, render_table, stack
 from tracekit.report.view import View
 
-MAX_DIFFERENT_RANKS = 8
+MAX_DIFFERENT_RANKS_LISTED = 8
 """Ranks that differ and have a line of their own."""
-NAMES = {
+FIGURE_NAMES = {
     "compute": "compute",
     "communication": "exposed comm",
     "bubble": "bubble",
     "idle": "idle",
     "span_ns": "span",
 }
-BARS = " ▁▂▃▄▅▆▇█"
+HISTOGRAM_BARS = " ▁▂▃▄▅▆▇█"
 SHADES = "·░▒▓█"
 """Characters of the heat map from the least to the most, readable without colour."""
 LEAST_COLOUR = "#56b4e9"
@@ -55,7 +55,7 @@ def _distributions(fleet: Spread, width: int) -> RenderableType | None:
         all_are_alike = least == most
         rows.append(
             (
-                NAMES[figure.name],
+                FIGURE_NAMES[figure.name],
                 least,
                 "–" if all_are_alike else str(figure.least_rank),
                 value(figure.name, figure.low),
@@ -81,11 +81,11 @@ def value(name: str, number: float) -> str:
 def histogram(figure: Figure) -> str:
     """Return the bins as one line of bars; a bin with any rank in it is never blank."""
     fullest = max(figure.counts)
-    highest_bar = len(BARS) - 1
+    highest_bar = len(HISTOGRAM_BARS) - 1
     bars = []
     for count in figure.counts:
         height = max(1, round(count / fullest * highest_bar)) if count else 0
-        bars.append(BARS[height])
+        bars.append(HISTOGRAM_BARS[height])
     return "".join(bars)
 
 
@@ -94,19 +94,19 @@ def _different_ranks(fleet: Spread, width: int) -> RenderableType | None:
         return Note("no rank differs from those it should be like")
     columns = (
         Column("ranks that differ", value=lambda rank: f"rank {rank.rank}"),
-        Column("figure", value=lambda rank: NAMES[rank.figure]),
+        Column("figure", value=lambda rank: FIGURE_NAMES[rank.figure]),
         Column("is", "figure", value=lambda rank: value(rank.figure, rank.value)),
         Column("median", "figure", value=lambda rank: value(rank.figure, rank.median)),
         Column("of", value="like"),
     )
-    more = len(fleet.different) - MAX_DIFFERENT_RANKS
+    more = len(fleet.different) - MAX_DIFFERENT_RANKS_LISTED
     notes = (
         (f"{counted(more, 'more rank')} {'differs' if more == 1 else 'differ'}",)
         if more > 0
         else ()
     )
     return render_table(
-        make_table(columns, fleet.different[:MAX_DIFFERENT_RANKS], notes=notes), width
+        make_table(columns, fleet.different[:MAX_DIFFERENT_RANKS_LISTED], notes=notes), width
     )
 
 

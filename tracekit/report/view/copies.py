@@ -23,7 +23,7 @@ MAX_SOURCES = 64
 MAX_MEMORY_RANKS = 16
 """Ranks whose memory is shown, those with the highest peak."""
 SHOWN_PHASES = tuple(dict.fromkeys(MEMORY_PHASES.values()))
-HOST_TIME = (
+HOST_TIME_NOTE = (
     "memory is allocated when the host launches, so phases are the host's; "
     "a range: allocated while two phases overlap"
 )
@@ -211,7 +211,7 @@ def _memory_notes(analysis: Analysis, shown: int) -> list[str]:
         f"GB of tensors; the GPU has {listing(map(gb, capacities))}"
         if capacities
         else "GB of tensors",
-        HOST_TIME,
+        HOST_TIME_NOTE,
     ]
     if analysis.schedule is not None:
         notes.append(

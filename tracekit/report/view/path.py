@@ -32,16 +32,16 @@ notes always say it."""
 MAX_NAME_CHARACTERS = 48
 MAX_OPERATORS = 2
 """Innermost operators around a launch that are named."""
-_WRAPPERS = ("record_param_comms", "autograd::engine::evaluate_function")
+_WRAPPER_NAMES = ("record_param_comms", "autograd::engine::evaluate_function")
 """Operators that say nothing about what they wrap."""
-_TRANSFERS = ("collective", "message")
+_TRANSFER_KINDS = ("collective", "message")
 MAX_SEGMENTS = 10
 """Segments that are listed, the longest."""
 MAX_PARTS = 6
 """Labels or ranks that are named in a sum."""
 MIN_PART_SHARE = 1 / 200
 """Share of the path from which a label or rank is named in a sum."""
-MAX_RANKS_DRAWN = 8
+MAX_CHANGED_RANKS_DRAWN = 8
 """Ranks whose lanes are drawn."""
 MAX_PARTS_NAMED = 3
 """Parts of the new critical path that are named."""
@@ -161,7 +161,7 @@ def _longest_piece(pieces: pl.DataFrame) -> dict[str, Any] | None:
     )
     longest = counted_pieces.top_k(1, by="idle_gpu_ns").row(0, named=True)
     # All members take part in a transfer.
-    is_open = longest["uncertain"] and longest["kind"] not in _TRANSFERS
+    is_open = longest["uncertain"] and longest["kind"] not in _TRANSFER_KINDS
     return None if longest["kind"] == "unknown" or is_open else longest
 
 
@@ -211,7 +211,7 @@ def innermost_operators(chain: str | None) -> str:
     """
     names = []
     for name in (chain or "").split(" > "):
-        if name and not name.startswith(_WRAPPERS):
+        if name and not name.startswith(_WRAPPER_NAMES):
             names.append(name)
     return " > ".join(names[-MAX_OPERATORS:])
 
@@ -344,8 +344,8 @@ def changed_lanes(analysis: Analysis) -> Iterator[tuple[str, dict[int, Lane], di
     """Yield each change that can be drawn, with the lanes of ranks as measured and as predicted."""
     for row in analysis.changed_steps:
         if analysis.graph is not None and row.saves_ns is not None:
-            measured = analysis.graph.lanes((), max_ranks=MAX_RANKS_DRAWN)
-            predicted = analysis.graph.lanes(row.changes, max_ranks=MAX_RANKS_DRAWN)
+            measured = analysis.graph.lanes((), max_ranks=MAX_CHANGED_RANKS_DRAWN)
+            predicted = analysis.graph.lanes(row.changes, max_ranks=MAX_CHANGED_RANKS_DRAWN)
             yield row.change, measured, predicted
 
 

@@ -18,14 +18,14 @@ from tracekit.schema import IDLE_CAUSES, PHASES
 
 NOISE_SHARE = 0.01
 """Share by which the times of ranks or pipelines may differ and still count as equal."""
-MAX_RANKS_LISTED = 16
+MAX_RANKS_LISTED_IN_FULL = 16
 """Up to this number of ranks, a table lists all of them …"""
 WORST_RANKS_LISTED = 5
 """… and of more ranks, this many, in the order of their numbers."""
 MAX_STRAGGLERS = 10
 MAX_CANDIDATES_NAMED = 3
 """Ranks that are named if clocks leave open which of them arrived last."""
-MAX_STEPS = 100
+MAX_STEPS_IN_TABLE = 100
 MAX_STEP_RATIO = 2
 """Ratio of the lateness in two steps above which each is given, instead of their mean."""
 MAX_HOST_ROWS = 5
@@ -117,7 +117,7 @@ def worst_ranks(
     ranks: Sequence[RankResult], amounts: Sequence[float]
 ) -> tuple[list[RankResult], str]:
     """Return the ranks with the largest amounts in the order of their numbers, and a note if some are left out."""
-    count = len(ranks) if len(ranks) <= MAX_RANKS_LISTED else WORST_RANKS_LISTED
+    count = len(ranks) if len(ranks) <= MAX_RANKS_LISTED_IN_FULL else WORST_RANKS_LISTED
     largest = sorted(range(len(ranks)), key=lambda i: -amounts[i])[:count]
     note = ""
     if len(largest) < len(ranks):
@@ -259,8 +259,8 @@ def steps_view(analysis: Analysis) -> Steps | None:
         share=pl.col("median_ns") / pl.col("most_ns").max(),
     )
     return Steps(
-        rows.head(MAX_STEPS).rows(named=True),
-        max(0, len(rows) - MAX_STEPS),
+        rows.head(MAX_STEPS_IN_TABLE).rows(named=True),
+        max(0, len(rows) - MAX_STEPS_IN_TABLE),
         table["rank"].n_unique() == 1,
     )
 
