@@ -49,6 +49,22 @@ def test_no_script_is_made_of_words_from_outside(file):
     assert [script for script in scripts if "${{" in script] == []
 
 
+def test_the_action_gates_files_that_look_like_options_as_files():
+    action = yaml.safe_load((ROOT / "ci" / "action.yml").read_text(encoding="utf-8"))
+    (script,) = [step["run"] for step in action["runs"]["steps"] if step.get("id") == "gate"]
+    candidates = [line for line in script.splitlines() if "$CANDIDATE" in line]
+    assert candidates
+    assert [line for line in candidates if " -- $CANDIDATE" not in line] == []
+    assert "set -f" in script.splitlines()[0]
+
+
+def test_the_compiler_that_is_fetched_has_a_fixed_version():
+    text = (ROOT / "build_backend.py").read_text(encoding="utf-8")
+    names = re.findall(r"\"(ziglang[^\"]*)\"", text)
+    assert names
+    assert [name for name in names if not re.fullmatch(r"ziglang==\d+\.\d+\.\d+", name)] == []
+
+
 def test_the_matrix_has_every_python_that_the_package_names():
     matrix = read(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"][
         "python"

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+import shlex
 import signal
 
 import pytest
@@ -164,6 +165,30 @@ def test_a_pipe_is_not_waited_for(tmp_path):
             discover(tmp_path / "rank1.json")
     finally:
         signal.alarm(0)
+
+
+def test_a_run_beside_a_pipe_and_another_run_gives_no_empty_name_in_a_command(
+    tmp_path, monkeypatch
+):
+    lay(tmp_path, {"rank0.json": trace(0, 1), "b/rank0.json": trace(0, 1)})
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)
+    for place in (".", "*", str(tmp_path)):
+        with pytest.raises(InputError, match="look like 2 runs") as caught:
+            discover(place)
+        assert "''" not in caught.value.hint
+        assert caught.value.hint.startswith(
+            "name the files of one run, or its folder: tracekit analyze "
+        )
+        assert caught.value.hint.endswith("b")
+
+
+def test_commands_for_runs_with_blanks_in_their_names_can_be_pasted(tmp_path):
+    lay(tmp_path, {"my a/rank0.json": trace(0, 1), "my b/rank0.json": trace(0, 1)})
+    with pytest.raises(InputError, match="look like 2 runs") as caught:
+        discover(tmp_path)
+    words = shlex.split(caught.value.hint.partition("ran together: ")[2])
+    assert words == ["--role", f"my a={tmp_path}/my a", "--role", f"my b={tmp_path}/my b"]
 
 
 def test_a_link_back_up_leads_nowhere_new(tmp_path):

@@ -150,6 +150,26 @@ def test_tensors_that_are_padded_in_their_bucket():
     assert [notice.code for notice in notices] == ["weights-not-reloaded"]
 
 
+def test_weights_that_were_not_reloaded_are_those_of_an_update_that_lacks_more_than_padding():
+    transfers = []
+    copies = []
+    for start, reloaded in ((0, 995), (100, 500)):
+        transfers.append(("h2d", start, start + 2, 1000))
+        transfers.append(("broadcast", start + 3, start + 5, 1000))
+        copies.append(("reload", start + 6, start + 7, reloaded))
+    server = process("trainer", 0, *transfers, stretches=[("train", 50, 90)])
+    updates, (notice,) = find_weight_updates([server, process("rollout", 0, *copies)])
+    assert [update.reloaded_bytes for update in updates] == [995, 500]
+    assert notice.values == {"reloaded_bytes": 500, "bytes": 1000}
+
+
+@pytest.mark.parametrize(("reloaded", "is_padding"), [(991, True), (990, False)])
+def test_less_than_a_hundredth_of_the_bytes_may_be_padding(reloaded, is_padding):
+    server = process("trainer", 0, ("h2d", 0, 2, 1000), ("broadcast", 3, 5, 1000))
+    _, notices = find_weight_updates([server, process("rollout", 0, ("reload", 6, 7, reloaded))])
+    assert (notices == []) is is_padding
+
+
 def test_training_separates_two_updates():
     first = [("h2d", 0, 2, 10), ("broadcast", 3, 5, 10)]
     second = [("h2d", 100, 102, 10), ("broadcast", 103, 105, 10)]

@@ -202,12 +202,31 @@ def several_runs_error(runs: Sequence[str]) -> InputError:
             f"the files in {', '.join(runs)} look like several runs",
             hint="name one file per rank of one run",
         )
+    problem = f"these look like {len(runs)} runs{file_listing([run or '.' for run in runs])}"
+    apart = [run for run in runs if not _contains_another(run, runs)]
+    if len(apart) < len(runs):
+        # A folder above the others holds them as well: its name does not choose one.
+        command = f"tracekit analyze {shlex.quote(apart[0])}"
+        return InputError(problem, hint=f"name the files of one run, or its folder: {command}")
     first, second = (shlex.quote(run) for run in runs[:2])
+    roles = []
+    for run in runs[:2]:
+        roles.append(f"--role {shlex.quote(Path(run).name)}={shlex.quote(run)}")
     return InputError(
-        f"these look like {len(runs)} runs{file_listing(runs)}",
+        problem,
         hint=f"name one: tracekit analyze {first}; compare two: tracekit diff {first} {second}; "
-        f"or, if they ran together: --role {Path(first).name}={first} --role {Path(second).name}={second}",
+        f"or, if they ran together: {' '.join(roles)}",
     )
+
+
+def _contains_another(folder: str, folders: Sequence[str]) -> bool:
+    """Return whether another folder lies below this one; the empty name is the working folder.
+
+    >>> _contains_another("", ["", "b"]), _contains_another("a", ["a", "ab"]), _contains_another("a", ["a", "a/b"])
+    (True, False, True)
+    """
+    above = f"{folder}/" if folder else ""
+    return any(other != folder and other.startswith(above) for other in folders)
 
 
 def _check_same(values: dict[str, object], what: str) -> None:

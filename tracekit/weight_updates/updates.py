@@ -65,10 +65,11 @@ def find_weight_updates(
         update = _measure(ranks, servers[0].role, workers)
         if update is not None:
             updates.append(update)
-    short = [update for update in updates if update.reloaded_bytes not in (None, update.bytes)]
-    if short and not all(_is_padding(update) for update in short):
-        values = {"reloaded_bytes": short[0].reloaded_bytes, "bytes": short[0].bytes}
-        notices.append(Notice("weights-not-reloaded", values=values))
+    for update in updates:
+        if update.reloaded_bytes not in (None, update.bytes) and not _is_padding(update):
+            values = {"reloaded_bytes": update.reloaded_bytes, "bytes": update.bytes}
+            notices.append(Notice("weights-not-reloaded", values=values))
+            break  # the first such update stands for all
     return updates, notices
 
 
