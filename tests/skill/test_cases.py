@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.kept import analysis_of, kept
-from tracekit import analyze
 from tracekit.report.findings import MIN_SHARE_TO_SHOW
 from tracekit.report.write import render_json
 
@@ -25,7 +24,7 @@ def answer_to(case):
     path = ROOT / case["trace"]
 
     def document():
-        analysis = analyze(path, what_if=True) if has_what_if else analysis_of(path)
+        analysis = analysis_of(path, what_if=True) if has_what_if else analysis_of(path)
         return json.loads(render_json(analysis))
 
     return kept(f"skill {path} {has_what_if}", document)
