@@ -193,3 +193,12 @@ def test_the_extra_all_is_all_of_them():
     assert extras["all"] == [f"tracekit-ml[{','.join(sorted(set(extras) - {'all'}))}]"]
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     assert [extra for extra in extras if f"| `{extra}` |" not in page] == []
+
+
+def test_the_action_pins_what_it_uses_and_pastes_nothing_into_scripts():
+    steps_of_action = read(ROOT / "ci" / "action.yml")["runs"]["steps"]
+    used = [step["uses"] for step in steps_of_action if "uses" in step]
+    assert [action for action in used if not PINNED.match(action)] == []
+    assert all(action.startswith("actions/") for action in used)
+    scripts = [step["run"] for step in steps_of_action if "run" in step]
+    assert [script for script in scripts if "${{" in script] == []

@@ -274,12 +274,15 @@ class Tools:
     def diff(self, before: str, after: str) -> dict[str, Any]:
         """What changed from the run *before* to the run *after*, the largest change first.
 
-        ``story`` says it in sentences, ``findings`` what costs time in either run.
+        ``story`` says it in sentences, ``findings`` what costs time in either run,
+        ``finding_changes`` which of them came, went or changed, and ``savings`` what had been
+        predicted against what was measured.
         """
         from tracekit.diffs import diff
 
         changes = diff(self._inside(before), self._inside(after))
         answer = {key: value for key, value in changes.to_dict().items() if key != "timelines"}
+        answer["finding_changes"] = answer.pop("findings")
         if changes.analyses is not None:
             old, new = changes.analyses
             answer["findings"] = {

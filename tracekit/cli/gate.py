@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -12,6 +12,9 @@ from tracekit.cli import _options as options
 from tracekit.cli._console import discard_stdout, print_line, print_note, shows_result
 from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError, TracekitError
+
+if TYPE_CHECKING:
+    from tracekit.diffs import Config, GateResult
 
 
 class GateCommand(TyperCommand):
@@ -75,11 +78,15 @@ def run(
         ),
     ] = None,
     output: Annotated[
-        list[Path] | None, options.output("Write .json, .xml (JUnit) or .md; may be repeated.")
+        list[Path] | None,
+        options.output("Write .json, .xml (JUnit), .md, .txt (metrics) or .html; may be repeated."),
     ] = None,
     history: Annotated[
         Path | None,
         value("Add the candidates to this page (.html) and write their reports beside it.", "FILE"),
+    ] = None,
+    name: Annotated[
+        str | None, value("Name of this gate in its reports, where a project has several.", "NAME")
     ] = None,
     role: options.Role = None,
     nsys: options.Nsys = None,
@@ -111,44 +118,91 @@ def run(
     if metrics:
         _print_metrics()
         return
-    from msgspec.structs import replace
-
-    from tracekit.diffs import Comparable, gate, load_config, read_side
     from tracekit.report.ci.write import GATE
-    from tracekit.report.html.history import add_runs_to_history, check_history
+    from tracekit.report.html.history import check_history
     from tracekit.report.write import check_extension
 
-    paths = output or []
-    for path in paths:
-        check_extension(path, GATE)
+    outputs = output or []
+    for path in outputs:
+        check_extension(path, (*GATE, ".html"))
+    pages = [path for path in outputs if path.suffix.lower() == ".html"]
+    files = [path for path in outputs if path not in pages]
     if history is not None:
         check_history(history)
-    settings = load_config(config)
-    if inconclusive is not None:
-        settings = replace(settings, inconclusive=inconclusive)
-    if allow:
-        settings = replace(settings, allow=tuple(allow))
+    settings = _settings(config, inconclusive=inconclusive, allow=allow, name=name)
     bases = baseline or list(settings.baseline)
     if update_baseline or calibrate:
         _write_baseline(candidates or [], bases, calibrate=calibrate)
         return
     try:
-        # The pages of a history need the analyses of the candidates.
-        judged: Comparable = candidates or []
-        if history is not None:
-            judged = side = read_side(candidates or [], what="candidate", keep=True)
-        verdict = gate(judged, bases or None, require=require or [], config=settings, role=role)
-        if history is not None:
-            add_runs_to_history(history, side.runs, verdict=verdict.verdict)
+        verdict = _judge(
+            candidates or [],
+            bases,
+            require=require or [],
+            settings=settings,
+            role=role,
+            pages=pages,
+            history=history,
+        )
         result = verdict.to_dict()
     except TracekitError as error:
-        _write_result(_error_result(error), paths, json=json, quiet=True)
+        _write_result(_error_result(error, name=settings.name), files, json=json, quiet=True)
         raise
     try:
-        _write_result(result, paths, json=json)
+        _write_result(result, files, json=json)
     except BrokenPipeError:
         discard_stdout()  # the verdict stands, whoever reads it
     raise typer.Exit(result["exit_code"])
+
+
+def _settings(
+    file: Path | None,
+    *,
+    inconclusive: Literal["pass", "fail"] | None,
+    allow: list[str] | None,
+    name: str | None,
+) -> "Config":
+    """Return the settings of the project, with what the command line says instead."""
+    from msgspec.structs import replace
+
+    from tracekit.diffs import load_config
+
+    settings = load_config(file)
+    if inconclusive is not None:
+        settings = replace(settings, inconclusive=inconclusive)
+    if allow:
+        settings = replace(settings, allow=tuple(allow))
+    if name is not None:
+        settings = replace(settings, name=name)
+    return settings
+
+
+def _judge(
+    candidates: list[str],
+    bases: list[str],
+    *,
+    require: list[str],
+    settings: "Config",
+    role: str | None,
+    pages: Sequence[Path],
+    history: Path | None,
+) -> "GateResult":
+    """Return the verdict; write the pages and the history, which need the analyses of the runs."""
+    from tracekit.diffs import gate, read_side
+    from tracekit.report.ci.write import write_gate_page
+    from tracekit.report.html.history import add_runs_to_history
+
+    if not pages and history is None:
+        return gate(candidates, bases or None, require=require, config=settings, role=role)
+    candidate = read_side(candidates, what="candidate", keep=True)
+    base = read_side(bases, what="baseline", keep=bool(pages)) if bases else None
+    verdict = gate(candidate, base, require=require, config=settings, role=role)
+    if history is not None:
+        add_runs_to_history(history, candidate.runs, verdict=verdict.verdict)
+    for page in pages:
+        if write_gate_page(page, candidate, base, role=role):
+            print_note(f"wrote {page}")
+    return verdict
 
 
 def _write_result(
@@ -170,8 +224,10 @@ def _write_result(
         typer.echo(command, err=json)
 
 
-def _error_result(error: TracekitError) -> dict[str, Any]:
+def _error_result(error: TracekitError, *, name: str) -> dict[str, Any]:
     """Return the result of a gate whose input cannot be used."""
+    from msgspec import UNSET
+
     from tracekit._version import __version__
     from tracekit.documents.coding import to_plain
     from tracekit.documents.gate import FORMAT, GateDocument
@@ -179,6 +235,7 @@ def _error_result(error: TracekitError) -> dict[str, Any]:
     document = GateDocument(
         tracekit=__version__,
         format=FORMAT,
+        name=name or UNSET,
         verdict="error",
         exit_code=error.exit_code,
         error=str(error),

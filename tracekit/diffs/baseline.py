@@ -20,6 +20,7 @@ from tracekit.diffs.comparability import check_formats, find_obstacles
 from tracekit.diffs.load_runs import Side, read_baseline
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.run_samples import Run, centre_of_runs
+from tracekit.documents.analysis import FindingEntry
 from tracekit.documents.baseline import FORMAT, BaselineTables, Facts
 from tracekit.documents.coding import encode, to_plain
 from tracekit.errors import InputError, OptionError
@@ -66,6 +67,8 @@ def _role_data(side: Side) -> dict[str, Any]:
     for name in BaselineTables.__struct_fields__:
         if name in first.tables:
             tables[name] = first.tables[name][:MAX_ROWS_KEPT]
+    if first.findings is not None:
+        tables["findings"] = [_kept_finding(finding) for finding in first.findings][:MAX_ROWS_KEPT]
     noise = {}
     for metric, entry in side.noise.items():
         noise[metric] = {"deviation": entry.deviation, "runs": entry.df + 1}
@@ -82,6 +85,14 @@ def _role_data(side: Side) -> dict[str, Any]:
         "runs": _round(runs),
         "tables": to_plain(msgspec.convert(_round(tables), BaselineTables)),
     }
+
+
+def _kept_finding(finding: FindingEntry) -> dict[str, Any]:
+    """Return what a later run needs of a finding: its cost, its predicted saving, and what it is about."""
+    label = finding.evidence.get("label")
+    evidence = {} if label is None else {"label": label}
+    kept = msgspec.structs.replace(finding, where=[], evidence=evidence, advice="")
+    return to_plain(kept)
 
 
 def _some_steps(values: Sequence[float]) -> Sequence[float]:

@@ -18,6 +18,7 @@ from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.diffs import comparability, stats
 from tracekit.diffs.explanation import build_waterfall, explain_change
+from tracekit.diffs.finding_changes import check_savings, compare_findings
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.run_samples import Key, Rows, Run, centre_of_runs, mean_times, per_step_samples
 from tracekit.diffs.verdict import judge
@@ -144,14 +145,16 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
             roles[name] = diff(old.of_role(name), new.of_role(name)).document
     comparability.check_formats(new.runs, old.runs)
     work = comparability.compare_work(old.runs, new.runs)
+    obstacles = comparability.find_obstacles(
+        new.runs, old.runs, allow=comparability.DIFFERENCES_OF_A_DIFF
+    )
+    findings = compare_findings(old, new)
     document = documents.DiffDocument(
         tracekit=__version__,
         format=documents.FORMAT,
         before=side_summary(old),
         after=side_summary(new),
-        obstacles=comparability.find_obstacles(
-            new.runs, old.runs, allow=comparability.DIFFERENCES_OF_A_DIFF
-        ),
+        obstacles=obstacles,
         story=explain_change(old.runs, new.runs),
         work=work,
         waterfall=build_waterfall(old.runs, new.runs),
@@ -159,6 +162,8 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
         metrics=_metric_rows(old, new, work),
         labels=_label_rows(old.runs, new.runs),
         ranks=_rank_rows(old.runs, new.runs),
+        findings=findings,
+        savings=check_savings(findings or (), old, new),
         **structs.asdict(largest_changes(old.runs, new.runs, max_rows=100)),
         roles=roles or UNSET,
     )

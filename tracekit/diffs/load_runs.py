@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import polars as pl
-from msgspec import structs
+from msgspec import UnsetType, structs
 
 from tracekit._util.files import read_start
 from tracekit._util.values import without_none
@@ -178,6 +178,10 @@ def _side_of_baseline(document: RoleBaseline, path: str) -> Side:
     """Return the runs of one role and their noise."""
     facts = to_plain(document.facts)
     tables = to_plain(document.tables)
+    # Of the first run, as all tables are; a file of an earlier version has none.
+    kept_findings = document.tables.findings
+    tables.pop("findings", None)
+    findings = None if isinstance(kept_findings, UnsetType) else tuple(kept_findings)
     runs = []
     for run in document.runs:
         samples = {name: tuple(values) for name, values in run.samples.items()}
@@ -186,7 +190,9 @@ def _side_of_baseline(document: RoleBaseline, path: str) -> Side:
         samples = slow_step_samples(samples.get("step_ms", ())) | samples
         recorded_steps = 0 if run.recorded_steps is msgspec.UNSET else run.recorded_steps
         name = f"{path}:{run.name}"
-        runs.append(Run(name, samples, facts, tables, recorded_steps=recorded_steps))
+        runs.append(
+            Run(name, samples, facts, tables, recorded_steps=recorded_steps, findings=findings)
+        )
     noise = {}
     for metric, entry in document.noise.items():
         noise[metric] = Noise(entry.deviation, entry.runs - 1)

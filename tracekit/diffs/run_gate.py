@@ -6,12 +6,14 @@ from os import PathLike
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from tracekit._version import __version__
 from tracekit.diffs.changes import largest_changes, side_summary
 from tracekit.diffs.comparability import check_formats, find_damage, find_obstacles
 from tracekit.diffs.explanation import explain_change
+from tracekit.diffs.finding_changes import check_savings, compare_findings
 from tracekit.diffs.gate_config import Config, apply_waivers, check_syntax, parse_requirement
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import Requirement
@@ -56,9 +58,11 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
     def to_document(self) -> GateDocument:
         """Return the JSON document (``format: tracekit.gate/1``)."""
         config = self.config
+        findings = compare_findings(self.baseline, self.candidate)
         return GateDocument(
             tracekit=__version__,
             format=FORMAT,
+            name=config.name or UNSET,
             verdict=self.verdict,
             exit_code=self.exit_code,
             obstacles=list(self.obstacles),
@@ -67,6 +71,8 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
             before=side_summary(self.baseline, calibrated=bool(self.baseline.noise)),
             after=side_summary(self.candidate, calibrated=bool(self.candidate.noise)),
             story=explain_change(self.baseline.runs, self.candidate.runs),
+            findings=findings,
+            savings=check_savings(findings or (), self.baseline, self.candidate),
             moved=largest_changes(self.baseline.runs, self.candidate.runs),
             settings=Settings(
                 config.alpha, config.min_steps, config.inconclusive, list(config.allow), config.path
@@ -74,7 +80,7 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
         )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the result to *path* in the format of its extension: .json, .xml (JUnit) or .md."""
+        """Write the result to *path* in the format of its extension: .json, .xml (JUnit), .md or .txt (metrics)."""
         from tracekit.report.ci.write import write_gate
 
         write_gate(self.to_dict(), path)

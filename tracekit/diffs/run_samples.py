@@ -74,6 +74,8 @@ class Run(msgspec.Struct, frozen=True):
     main_role: str | None = None
     roles: Mapping[str, Run] = {}  # … and the other roles
     recorded_steps: int = 0  # steps of dumps and logs, where there is no trace
+    # What costs time, and the savings predicted for it; None if that was not kept.
+    findings: tuple[documents.FindingEntry, ...] | None = None
 
     @property
     def steps(self) -> int:
@@ -185,6 +187,7 @@ def from_analysis(
         tuple(document.ranks),
         main_role=document.main_role or None,
         roles=roles,
+        findings=tuple(document.findings),
     )
 
 

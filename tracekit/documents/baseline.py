@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from tracekit.documents.analysis import FindingEntry
+
 FORMAT: Literal["tracekit.baseline/1"] = "tracekit.baseline/1"
 Count = Annotated[int, Meta(ge=1)]
 Amount = Annotated[float, Meta(ge=0)]
@@ -114,6 +116,8 @@ class BaselineTables(Struct, frozen=True):
 
     cells: list[CellTime] | UnsetType = UNSET
     """Pipeline cells."""
+    findings: list[FindingEntry] | UnsetType = UNSET
+    """What costs time, and the savings predicted for it; without places and advice."""
     kernels: list[KernelTime] | UnsetType = UNSET
     """Kernels with the most time."""
     modules: list[ModuleTime] | UnsetType = UNSET

@@ -238,6 +238,73 @@ class LargestChanges(Struct, frozen=True, kw_only=True):
     """What could not be compared."""
 
 
+class FindingChange(Struct, frozen=True, kw_only=True):
+    """A finding that came, went or changed in cost. Times are per step, means over the runs of a side."""
+
+    code: str
+    """Kind of finding."""
+    case: str
+    """Variant of the code, after the change if it is still there; empty if it has one."""
+    kind: Literal["new", "worse", "better", "gone"]
+    """How it changed. A finding below 1 % of the step is taken as absent."""
+    ranks: list[int]
+    """Ranks that it is about; empty: all alike."""
+    cost_before_ns: int
+    """Time that it cost before; 0 if there was no such finding."""
+    cost_after_ns: int
+    """Time that it costs after; 0 if there is no such finding."""
+    share_before: float
+    """Cost before / step time before."""
+    share_after: float
+    """Cost after / step time after."""
+    cost_before_bytes: int | None
+    """Memory that it cost before; null if it is about time."""
+    cost_after_bytes: int | None
+    """Memory that it costs after; null if it is about time."""
+    step_agrees: bool
+    """Whether the step time changed beyond its noise in the same direction, or it is about memory.
+    Otherwise costs of equal runs may differ as much."""
+    text: str
+    """What costs time and why: of the run after, or of the run before if it is gone."""
+    advice: str
+    """What to do about it; empty if it is gone."""
+    predicted_saving_ns: int | None
+    """Saving that was predicted before, less what is still predicted after; null for a finding that
+    is new or worse, and where nothing was predicted."""
+    predicted_range_ns: tuple[int, int] | None
+    """Least and largest predicted saving."""
+
+
+class SavingCheck(Struct, frozen=True, kw_only=True):
+    """Savings predicted before a change against the measured change of the step."""
+
+    codes: list[str]
+    """Findings that went or shrank and whose saving had been predicted. Of several only the sum can
+    be compared: the step has one time."""
+    step: Literal["typical", "mean"]
+    """Step time that is compared: the typical step, or the mean step where single slow steps went."""
+    step_before_ns: int
+    """Step time before."""
+    step_after_ns: int
+    """Step time after."""
+    predicted_saving_ns: int
+    """Predicted saving; of several findings the sum, which counts time twice that two share."""
+    predicted_range_ns: tuple[int, int]
+    """Least and largest predicted saving: of several findings the largest of the least savings, and
+    the sum of the largest ones."""
+    measured_saving_ns: int
+    """Step time before minus after; negative if the step became slower."""
+    measured_range_ns: tuple[int, int] | None
+    """Range in which the measured saving likely lies, at least the noise floor of the step time wide
+    on either side; null if there are too few steps to know."""
+    added_cost_ns: int
+    """Cost of findings that are new, and growth of those that are worse: it is in the measured time
+    too."""
+    outcome: Literal["as_predicted", "less", "more", "undecided", "not_comparable"]
+    """Whether the ranges meet, or the measured saving is less or more; undecided if it may be noise,
+    not_comparable if the sides do different work."""
+
+
 class DiffDocument(LargestChanges, frozen=True):
     """What changed from one run to another.
 
@@ -268,5 +335,10 @@ class DiffDocument(LargestChanges, frozen=True):
     """Changes of labels, largest first."""
     ranks: list[RankChange]
     """Changes of ranks, largest first."""
+    findings: list[FindingChange] | None
+    """Findings that changed: new and worse ones first, then by change of cost; null if a side has no
+    record of them."""
+    savings: SavingCheck | None
+    """Predicted against measured savings; null if no predicted saving was realised."""
     roles: Mapping[str, DiffDocument] | UnsetType = UNSET
     """The same for the other roles of runs whose ranks have several processes."""

@@ -6,7 +6,13 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tracekit.documents.diff import LargestChanges, MetricChange, SideEntry
+from tracekit.documents.diff import (
+    FindingChange,
+    LargestChanges,
+    MetricChange,
+    SavingCheck,
+    SideEntry,
+)
 
 FORMAT: Literal["tracekit.gate/1"] = "tracekit.gate/1"
 
@@ -85,6 +91,8 @@ class GateDocument(Struct, frozen=True, kw_only=True):
     """Version that wrote it."""
     format: Literal["tracekit.gate/1"]
     """Name and number of the format."""
+    name: str | UnsetType = UNSET
+    """Name of the gate, where a project has several."""
     verdict: Literal["pass", "regressed", "inconclusive", "error"]
     """The verdict."""
     exit_code: int
@@ -103,6 +111,10 @@ class GateDocument(Struct, frozen=True, kw_only=True):
     """The candidate."""
     story: list[str] | UnsetType = UNSET
     """Sentences that explain the change."""
+    findings: list[FindingChange] | UnsetType | None = UNSET
+    """Findings that changed; null if a side has no record of them."""
+    savings: SavingCheck | UnsetType | None = UNSET
+    """Predicted against measured savings; null if no predicted saving was realised."""
     moved: LargestChanges | UnsetType = UNSET
     """Kernels, modules and cells whose time changed most."""
     settings: Settings | UnsetType = UNSET
@@ -156,3 +168,5 @@ class GateSettings(Struct, frozen=True):
     """Differences that do not stop a comparison: world_size, schedule, shapes, gpu."""
     waivers: tuple[Waiver, ...] = ()
     """Accepted regressions, each with a reason and a last day."""
+    name: str = ""
+    """Name of the gate in its reports, where a project has several."""

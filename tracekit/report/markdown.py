@@ -11,10 +11,16 @@ from msgspec.structs import replace
 
 from tracekit._util.text import counted, listing, ms, percent
 from tracekit.analysis import Analysis
-from tracekit.report.ci import words
+from tracekit.report.ci import finding_words, words
 from tracekit.report.gap_words import relevant_notices
 from tracekit.report.table import Column, Table, Value, make_table
-from tracekit.report.text import capitalize, markdown, markdown_code, signed_ms
+from tracekit.report.text import (
+    capitalize,
+    keep_units_together,
+    markdown,
+    markdown_code,
+    signed_ms,
+)
 from tracekit.report.view import View, view_of
 from tracekit.report.view.budget import NOT_RECORDED
 from tracekit.report.view.pipeline import waterfall
@@ -36,6 +42,15 @@ _NOT_EXPOSED = ("compute", "idle", NOT_RECORDED)
 """Parts of a budget that are not exposed labels."""
 MAX_DIFF_ROWS = 15
 """Rows of a table of a diff."""
+MAX_GATE_ROWS = 8
+"""Metrics and findings of a verdict that are visible; the rest is folded."""
+MAX_COMMENT_LENGTH = 60_000
+"""Characters of a verdict, which becomes a comment: GitHub takes 65,536, with a link and a mark of
+its own beside it."""
+MAX_HEADLINE_LENGTH = 600
+"""Characters of the sentence of a verdict, which may quote an error."""
+MAX_STORY_LINES = 5
+"""Sentences of a verdict that explain the change."""
 
 
 def render_table(table: Table, *, fold: bool = True) -> str:
@@ -280,6 +295,7 @@ def render_diff(result: Data) -> str:
     parts += [
         words.story_lead(result),
         bullets(words.story(result)),
+        _changed_findings(result),
         markdown(words.compared_runs(result)),
     ]
     if result["obstacles"]:
@@ -306,39 +322,151 @@ def _diff_section(title: str, table: Table | None) -> str:
     return f"## {title}\n\n{render_table(replace(table, rows=table.rows[:MAX_DIFF_ROWS]))}{more}"
 
 
-def render_gate(result: Data) -> str:
-    """Return a verdict: the sentence, before and after, what moved most, waivers, and what was compared."""
-    parts = [
-        f"## {VERDICT_ICONS[result['verdict']]} tracekit gate: {markdown(words.headline(result))}"
-    ]
+def _changed_findings(result: Data) -> str:
+    """Return the findings that changed and what became of predicted savings; empty if there are none."""
+    lines = [_finding_line(line) for line in finding_words.changed_findings(result)]
+    undecided = [_finding_line(line) for line in finding_words.undecided_findings(result)]
+    parts = []
+    if lines:
+        parts.append("**Findings that changed**\n\n" + "\n".join(lines[:MAX_GATE_ROWS]))
+    if len(lines) > MAX_GATE_ROWS:
+        more = lines[MAX_GATE_ROWS:]
+        parts.append(folded(counted(len(more), "more finding"), "\n".join(more)))
+    if sentence := finding_words.savings_sentence(result):
+        parts.append(f"**{markdown(sentence)}**")
+    if undecided:
+        parts.append(folded(finding_words.undecided_note(len(undecided)), "\n".join(undecided)))
+    return "\n\n".join(parts)
+
+
+def _finding_line(line: finding_words.FindingLine) -> str:
+    """Return one finding as an item of a list."""
+    mark = finding_words.KIND_MARKS[line.kind]
+    return f"- {mark} **{line.kind}**, {markdown(line.cost)}: {_with_code(line.explanation)}"
+
+
+def render_gate(result: Data, *, max_length: int = MAX_COMMENT_LENGTH) -> str:
+    """Return a verdict: the sentence, what changed, before and after, and folded what else was checked.
+
+    Parts that do not fit into *max_length* are left out from the end.
+    """
+    visible = [_gate_headline(result), _gate_step(result)]
     if result["verdict"] in ("regressed", "improved"):
-        parts.append(bullets(words.story(result)))
-    checks = result["checks"]
-    telling = []
-    passing = []
-    for check in checks:
-        if check["verdict"] != "pass" or check["requirement"]:
-            telling.append(check)
-        else:
-            passing.append(check)
-    if (table := words.check_table(telling)) is not None:
-        parts.append(render_table(table, fold=False))
-    if (table := words.check_table(passing)) is not None:
-        count = counted(len(passing), "more metric" if telling else "metric")
-        verb = "passes" if len(passing) == 1 else "pass"
-        parts.append(folded(f"{count} {verb}", render_table(table, fold=False)))
-    if checks and words.has_typical_steps(result):
-        parts.append(f"<sub>{words.TYPICAL_STEP_NOTE}</sub>")
-    moved = result.get("moved") or {}
-    for key in ("kernels", "cells"):
-        if (table := words.moved_table(key, moved.get(key) or ())) is not None:
-            parts.append(
-                folded(f"{key.capitalize()} that moved most", render_table(table, fold=False))
-            )
-    parts.append(bullets(moved.get("notes") or ()))
+        visible.append(bullets(words.story(result)[:MAX_STORY_LINES]))
+    visible.append(_changed_findings(result))
+    visible.append(_gate_metrics(result))
     if result["waivers"]:
         columns = [Column(name) for name in ("metric", "status", "until", "reason")]
-        parts.append(_section("Waivers", make_table(columns, result["waivers"])))
-    if runs := words.compared_runs(result):
-        parts.append(f"<sub>{markdown(runs)}</sub>")
-    return _paragraphs(parts)
+        visible.append(_section("Waivers", make_table(columns, result["waivers"])))
+    runs = words.compared_runs(result)
+    footer = f"<sub>{markdown(_clip(runs, MAX_HEADLINE_LENGTH))}</sub>" if runs else ""
+    parts = [*visible, *_gate_details(result), footer]
+    return _join_within([part for part in parts if part], max_length)
+
+
+def _join_within(parts: Sequence[str], max_length: int) -> str:
+    """Return the parts as one text, without the last ones that do not fit.
+
+    >>> print(_join_within(["first", "x" * 90, "last"], 80))
+    first
+    <BLANKLINE>
+    <sub>left out: 2 parts</sub>
+    <BLANKLINE>
+    """
+    text = "\n\n".join(parts) + "\n"
+    if len(text) <= max_length:
+        return text
+    kept: list[str] = []
+    for part in parts:
+        note = f"<sub>left out: {counted(len(parts) - len(kept), 'part')}</sub>"
+        if len("\n\n".join([*kept, part, note])) >= max_length:
+            break
+        kept.append(part)
+    return "\n\n".join([*kept, note]) + "\n"
+
+
+def _clip(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
+
+
+def _gate_headline(result: Data) -> str:
+    headline = _clip(words.headline(result), MAX_HEADLINE_LENGTH)
+    name = f" ({markdown(_clip(result['name'], MAX_NAME_LENGTH))})" if result.get("name") else ""
+    return f"## {VERDICT_ICONS[result['verdict']]} tracekit gate{name}: {markdown(headline)}"
+
+
+def _gate_step(result: Data) -> str:
+    """Return what became of the step time; empty if it was not compared with a baseline."""
+    for check in result["checks"]:
+        if check["metric"] == "step_ms" and check["change"] is not None:
+            return f"**{markdown(words.step_sentence({**result, 'metrics': [check]}))}**"
+    return ""
+
+
+def _gate_metrics(result: Data) -> str:
+    """Return the metrics that changed, exceed their limit or were required; the rest is folded."""
+    checks = sorted(
+        result["checks"], key=lambda check: words.GATE_VERDICT_ORDER.index(check["verdict"])
+    )
+    shown = [check for check in checks if _is_telling(check)][:MAX_GATE_ROWS]
+    rest = [check for check in checks if check not in shown]
+    parts = []
+    if (table := words.check_table(_without_plain_reasons(shown), reasons_below=True)) is not None:
+        rendered = render_table(_without_range(table), fold=False)
+        parts.append(keep_units_together(rendered))
+    if (table := words.check_table(rest)) is not None:
+        note = f"\n\n{words.TYPICAL_STEP_NOTE}" if words.has_typical_steps(result) else ""
+        title = _rest_title(rest, is_all=not shown)
+        parts.append(folded(title, render_table(table, fold=False) + note))
+    return "\n\n".join(parts)
+
+
+def _is_telling(check: Data) -> bool:
+    """Return whether a check is shown before anybody asks: what changed, or may have, or was required."""
+    if check["verdict"] != "inconclusive":
+        return check["verdict"] != "pass" or bool(check["requirement"])
+    if check["requirement"] or check["change"] is None or check["limit"] is None:
+        return True
+    return bool(abs(check["change"]) > abs(check["limit"]))
+
+
+def _without_plain_reasons(checks: Sequence[Data]) -> list[Data]:
+    """Return checks without the reason of a plain regression, which only repeats the limit."""
+    plain = []
+    for check in checks:
+        repeats_limit = check["verdict"] == "regressed" and not check["requirement"]
+        plain.append({**check, "reason": ""} if repeats_limit else check)
+    return plain
+
+
+def _rest_title(checks: Sequence[Data], *, is_all: bool) -> str:
+    """Return the title of the folded metrics.
+
+    >>> _rest_title([{"verdict": "pass"}, {"verdict": "pass"}], is_all=False)
+    '2 more metrics pass'
+    """
+    count = counted(len(checks), "metric" if is_all else "more metric")
+    if any(check["verdict"] != "pass" for check in checks):
+        return count
+    return f"{count} {'passes' if len(checks) == 1 else 'pass'}"
+
+
+def _without_range(table: Table) -> Table:
+    """Return a table of checks without the likely range, which is in the folded table and the JSON."""
+    kept = [i for i, column in enumerate(table.columns) if column.name != "likely range"]
+    columns = tuple(table.columns[i] for i in kept)
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    return replace(table, columns=columns, rows=rows)
+
+
+def _gate_details(result: Data) -> list[str]:
+    """Return the folded parts: kernels and cells that moved most, and what could not be compared."""
+    moved = result.get("moved") or {}
+    parts = []
+    for key in ("kernels", "cells"):
+        if (table := words.moved_table(key, moved.get(key) or ())) is not None:
+            title = f"{key.capitalize()} that moved most"
+            parts.append(folded(title, render_table(table, fold=False)))
+    if notes := moved.get("notes"):
+        parts.append(folded("What could not be compared", bullets(notes)))
+    return parts

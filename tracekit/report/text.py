@@ -182,9 +182,15 @@ def _shorten(name: str, most: int) -> str:
 _MARKDOWN_ESCAPES = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {char: f"\\{char}" for char in "\\`*~[]$!|"}
 )
-_MENTIONS_AND_LINKS = re.compile(r"(?<=[@#])(?=\w)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", re.IGNORECASE)
-"""Where a zero-width space keeps ``@name``, ``#12`` and ``https://`` from becoming a mention or a
-link."""
+_MENTIONS_AND_LINKS = re.compile(
+    r"(?<=[@#%!~$^])(?=\w)"  # @name, #12; on GitLab also %milestone, !12, ~label, $snippet, ^alert
+    r"|(?<=&amp;)(?=\w)"  # &12, an epic of GitLab
+    r"|(?<=\bGH)(?=-\d)"  # GH-12
+    r"|(?<=:)(?=//)|(?<=\bwww)(?=\.)"  # links
+    r"|^(?=/)",  # /close, a quick action of GitLab
+    re.IGNORECASE,
+)
+"""Where a zero-width space keeps names from becoming mentions, references, links or commands."""
 _EMPHASIS_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
 """Underscores that could begin or end emphasis: those that are not inside a word."""
 
@@ -194,6 +200,8 @@ def markdown(text: object) -> str:
 
     >>> markdown("a|b `c` <b> pp_comm: _x_\nnext")
     'a\\|b \\`c\\` &lt;b&gt; pp_comm: \\_x\\_ next'
+    >>> markdown("/close GH-1 @team #2 !3")
+    '&#8203;/close GH&#8203;-1 @&#8203;team #&#8203;2 \\!&#8203;3'
     """
     escaped = _EMPHASIS_UNDERSCORE.sub(r"\\_", terminal(text).translate(_MARKDOWN_ESCAPES))
     return _MENTIONS_AND_LINKS.sub("&#8203;", escaped)

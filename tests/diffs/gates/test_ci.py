@@ -1,83 +1,269 @@
-"""The action's own script, run as GitHub runs it, on the pairs that the sample workflow gates."""
+"""The steps of the action and the job of GitLab, run as their runners run them, against a stand-in of the service."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from markdown_it import MarkdownIt
+
+from tests.fake_forge import Forge, served
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
+STEPS = ROOT / "sample_traces" / "steps"
+PAGE = "https://github.com/owner/name/actions/runs/1/artifacts/2"
+
+yaml = pytest.importorskip("yaml")
 
 
-def action_script():
-    """Cut the gate's script out of ci/action.yml: the last `run: |` block."""
-    text = (ROOT / "ci" / "action.yml").read_text()
-    return textwrap.dedent(text.rsplit("run: |\n", 1)[1])
+def read_yaml(path):
+    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+
+
+class Runner:
+    """Runs the steps of ci/action.yml in an empty folder: scripts in bash, the upload made up."""
+
+    def __init__(self, folder, inputs, environment):
+        self.folder = folder
+        self.action = read_yaml("ci/action.yml")
+        defaults = {name: entry.get("default", "") for name, entry in self.action["inputs"].items()}
+        self.values = {
+            "github.token": "secret",
+            "github.workflow": "perf",
+            "github.job": "gate",
+            **{f"inputs.{name}": text for name, text in {**defaults, **inputs}.items()},
+        }
+        self.environment = environment
+        self.said = ""
+        self.code = 0
+
+    def fill(self, text):
+        """Replace ``${{ name }}`` by its value; a name that nothing set is empty."""
+        filled = re.sub(r"\$\{\{ ([\w.-]+) \}\}", lambda m: self.values.get(m[1], ""), str(text))
+        return self.fill(filled) if filled != str(text) else filled
+
+    def holds(self, condition):
+        """Return whether the condition of a step holds: comparisons with a word, joined by &&."""
+        for part in condition.split(" && "):
+            if part == "always()":
+                continue
+            name, operator, word = re.fullmatch(r"([\w.-]+) (==|!=) '(.*)'", part).groups()
+            if (self.values.get(name, "") == word) != (operator == "=="):
+                return False
+        return True
+
+    def run(self):
+        """Run every step whose condition holds; a step that fails ends the job unless it may."""
+        for number, step in enumerate(self.action["runs"]["steps"]):
+            condition = step.get("if", "")
+            if self.code and "always()" not in condition:
+                continue
+            if condition and not self.holds(condition):
+                continue
+            code = self.run_step(number, step)
+            if code and not step.get("continue-on-error"):
+                self.code = code
+        return self.code
+
+    def run_step(self, number, step):
+        if "uses" in step:
+            assert step["uses"].startswith("actions/upload-artifact@")
+            assert (self.folder / self.fill(step["with"]["path"])).is_dir()
+            self.values["steps.upload.outputs.artifact-url"] = PAGE
+            return 0
+        output = self.folder / f".output{number}"
+        own = {name: self.fill(text) for name, text in step.get("env", {}).items()}
+        run = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+            cwd=self.folder,
+            env={**self.environment, **own, "GITHUB_OUTPUT": str(output)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.said += run.stdout + run.stderr
+        for line in output.read_text().splitlines() if output.exists() else ():
+            key, _, text = line.partition("=")
+            self.values[f"steps.{step['id']}.outputs.{key}"] = text
+        return run.returncode
+
+
+@pytest.fixture
+def forge():
+    forge = Forge()
+    with served(forge) as forge.address:
+        yield forge
+
+
+@pytest.fixture
+def environment(tmp_path, forge):
+    """The variables of a job on a pull request of GitHub."""
+    event = tmp_path / ".event.json"
+    event.write_text(json.dumps({"pull_request": {"number": 7}}))
+    return {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HOME": os.environ.get("HOME", str(tmp_path)),
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_STEP_SUMMARY": str(tmp_path / ".summary.md"),
+        "GITHUB_EVENT_PATH": str(event),
+        "GITHUB_REPOSITORY": "owner/name",
+        "GITHUB_API_URL": forge.address,
+    }
+
+
+def visible_text(comment):
+    """Return what a reader sees of a comment before unfolding anything."""
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(comment)
+    html = re.sub("<details>.*?</details>", "", html, flags=re.DOTALL)
+    return re.sub("<[^>]*>", "", html).replace("\N{NO-BREAK SPACE}", " ")
 
 
 @pytest.mark.parametrize(
-    ("candidate", "expect", "require", "code", "verdict"),
+    ("candidate", "given", "code", "verdict", "seen"),
     [
-        ("straggler", "1", "", 0, "regressed"),
-        ("slow.json", "0", "", 1, "regressed"),
-        pytest.param("same.json", "1", "", 1, "pass", marks=pytest.mark.nightly),
-        ("slow.json", "0", "step_ms < +50%\nbubble_fraction < 0.9\n", 0, "pass"),
-        ("nowhere", "0", "", 2, "error"),
+        ("straggler", {"expect": "1"}, 0, "regressed", "Rank 1's mlp forward grew by"),
+        ("slow.json", {"require": "step_ms < +50%\nbubble_fraction < 0.9\n"}, 0, "pass", "+10.0 %"),
+        ("short.json", {}, 3, "inconclusive", "at least 5 are needed"),
+        ("nowhere", {}, 2, "error", "unusable input: nowhere: there is no such file"),
     ],
-)
-def test_the_composite_action(tmp_path, save, scaled, candidate, expect, require, code, verdict):  # noqa: PLR0917
+)  # fmt: skip
+def test_the_action_gates_comments_and_fails_with_the_gates_own_code(  # noqa: PLR0917
+    tmp_path, save, scaled, forge, environment, candidate, given, code, verdict, seen
+):
     save("same.json")
     save("slow.json", scaled(1.1))
-    traces = ROOT / "sample_traces" / "steps"
-    real = (traces / candidate).is_dir()
-    output, summary = tmp_path / "output", tmp_path / "summary"
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HOME": os.environ.get("HOME", str(tmp_path)),
-        "GITHUB_ACTIONS": "true",
-        "GITHUB_OUTPUT": str(output),
-        "GITHUB_STEP_SUMMARY": str(summary),
-        "CANDIDATE": str(traces / candidate) if real else candidate,
-        "BASELINE": str(traces / "a") if real else "same.json",
-        "REQUIRE": require,
-        "INCONCLUSIVE": "",
-        "EXPECT": expect,
+    save("short.json", scaled(1.1)[:3])
+    is_real = (STEPS / candidate).is_dir()
+    inputs = {
+        "candidate": str(STEPS / candidate) if is_real else candidate,
+        "baseline": str(STEPS / "a") if is_real else "same.json",
+        "name": "pretrain on H200",
+        "version": "none",
+        **given,
     }
-    run = subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", action_script()],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert run.returncode == code, run.stdout + run.stderr
-    assert output.read_text() == f"verdict={verdict}\n"
-    assert "tracekit gate" in summary.read_text()
+    runner = Runner(tmp_path, inputs, environment)
+    assert runner.run() == code, runner.said
+    assert runner.values["steps.gate.outputs.verdict"] == verdict
+    folder = tmp_path / "tracekit-gate-pretrain-on-H200"
+    written = {path.name for path in folder.iterdir()}
+    pages = set() if verdict == "error" else {"gate.html"}
+    assert written == {"gate.json", "gate.xml", "gate.md"} | pages
+    (comment,) = [entry["body"] for entry in forge.comments]
+    text = visible_text(comment)
+    first = text.strip().splitlines()[0]
+    assert re.match(rf"\W+ tracekit gate \(pretrain on H200\): (unusable input|{verdict})", first)
+    assert seen in text
+    assert f"({PAGE})" in comment
+    summary = (tmp_path / ".summary.md").read_text()
+    assert (folder / "gate.md").read_text() in summary
+    assert PAGE in summary
+    assert "comment created" in runner.said
     if candidate == "straggler":
-        assert "::error title=regressed%3A label_ms.forward::" in run.stdout
+        assert "::error title=regressed%3A label_ms.forward::" in runner.said
+        assert "new, 2.62 ms" in text
 
 
-def test_a_candidate_that_looks_like_an_option_is_a_file(tmp_path, save):
+def run_last_steps(folder, environment, **values):
+    """Run the steps after the gate on a report that is there already."""
+    (folder / "tracekit-gate").mkdir(exist_ok=True)
+    (folder / "tracekit-gate" / "gate.md").write_text("## pass\n")
+    runner = Runner(folder, {"expect": values.pop("expect", "0"), **values}, environment)
+    runner.action["runs"]["steps"] = runner.action["runs"]["steps"][2:]
+    runner.values["steps.gate.outputs.folder"] = "tracekit-gate"
+    runner.values["steps.gate.outputs.code"] = values.get("code", "0")
+    runner.run()
+    return runner
+
+
+def test_a_forks_pull_request_is_told_in_one_line_that_there_is_no_comment(
+    tmp_path, forge, environment
+):
+    forge.failures = [None, 403]
+    runner = run_last_steps(tmp_path, environment)
+    assert runner.code == 0, runner.said
+    (line,) = runner.said.splitlines()
+    assert line.startswith("no comment")
+    assert "a fork's pull request" in line
+    assert forge.comments == []
+
+
+def test_no_comment_is_posted_where_none_is_wanted(tmp_path, forge, environment):
+    assert run_last_steps(tmp_path, environment, comment="false").code == 0
+    assert forge.requests == []
+
+
+@pytest.mark.parametrize(
+    ("code", "expect", "result"), [("1", "0", 1), ("0", "1", 1), ("1", "1", 0)]
+)
+def test_the_action_fails_unless_the_expected_code_came(
+    tmp_path, environment, code, expect, result
+):
+    runner = run_last_steps(tmp_path, environment, comment="false", code=code, expect=expect)
+    assert runner.code == result
+
+
+def test_a_candidate_that_looks_like_an_option_is_a_file(tmp_path, save, environment):
     save("same.json")
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HOME": os.environ.get("HOME", str(tmp_path)),
-        "GITHUB_OUTPUT": str(tmp_path / "output"),
-        "CANDIDATE": "--update-baseline same.json",
-        "BASELINE": "new.json",
-        "REQUIRE": "",
-        "INCONCLUSIVE": "",
-        "EXPECT": "0",
+    inputs = {
+        "candidate": "--update-baseline same.json",
+        "baseline": "new.json",
+        "version": "none",
+        "comment": "false",
     }
-    run = subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", action_script()],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert run.returncode == 2, run.stdout + run.stderr
+    runner = Runner(tmp_path, inputs, environment)
+    assert runner.run() == 2, runner.said
     assert not (tmp_path / "new.json").exists()
+
+
+def test_the_job_of_gitlab_reports_and_notes(tmp_path, save, scaled):
+    save("same.json")
+    save("slow.json", scaled(1.1))
+    job = read_yaml("ci/gitlab.yml")[".tracekit-gate"]
+    forge = Forge(user="project_bot")
+    with served(forge) as address:
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "HOME": os.environ.get("HOME", str(tmp_path)),
+            **job["variables"],
+            "CANDIDATE": "slow.json",
+            "BASELINE": "same.json",
+            "REQUIRE": "step_ms < +3%\nbubble_fraction < 0.9",
+            "GITLAB_CI": "true",
+            "CI_JOB_NAME": "perf",
+            "CI_JOB_URL": "https://gitlab.com/group/project/-/jobs/9",
+            "CI_API_V4_URL": f"{address}/api/v4",
+            "CI_PROJECT_ID": "12",
+            "CI_MERGE_REQUEST_IID": "7",
+            "TRACEKIT_GITLAB_TOKEN": "secret",
+        }
+        run = subprocess.run(
+            ["sh", "-e", "-c", job["script"][0]],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert run.returncode == 1, run.stdout + run.stderr
+    reports = job["artifacts"]["reports"]
+    suite = ElementTree.parse(tmp_path / reports["junit"]).getroot().find("testsuite")
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == (
+        "tracekit gate perf", "2", "1",
+    )  # fmt: skip
+    metrics = (tmp_path / reports["metrics"]).read_text().splitlines()
+    name, level = metrics[0].split()
+    assert (name, float(level)) == ("tracekit_step_ms", pytest.approx(110, rel=0.01))
+    assert all(re.fullmatch(r"[a-z_]+ [\d.e+-]+", line) for line in metrics)
+    (note,) = [entry["body"] for entry in forge.comments]
+    assert "(https://gitlab.com/group/project/-/jobs/9/artifacts/browse/tracekit-gate/)" in note
+    assert "tracekit gate (perf): regressed: step_ms" in visible_text(note)
+    assert (tmp_path / "tracekit-gate" / "gate.html").is_file()
 
 
 def test_the_sample_workflow_gates_both_pairs():
@@ -89,4 +275,4 @@ def test_the_sample_workflow_gates_both_pairs():
     ):
         assert words in text
     for folder in ("a", "b", "straggler"):
-        assert list((ROOT / "sample_traces" / "steps" / folder).glob("*.json.gz"))
+        assert list((STEPS / folder).glob("*.json.gz"))

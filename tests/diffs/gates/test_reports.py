@@ -50,6 +50,7 @@ def test_markdown_shows_before_and_after_and_what_moved(make, scaled):
     before = Side((from_analysis(old, name="old", cells=cells),), {})
     after = Side((from_analysis(new, name="new", cells=slow),), {})
     text = gate_markdown.render_gate(gate(after, before).to_dict())
+    text = text.replace("\N{NO-BREAK SPACE}", " ")
     assert "| ❌ regressed | step_ms | 100.0 ms | 110.0 ms | +10.0 % |" in text
     assert "| gemm&lt;a\\|b&gt;, forward | 20.00 ms | 30.00 ms | +10.00 ms (+50.0 %) |" in text
     assert "| rank 0, 0F3 | 1.000 ms | 1.500 ms | +0.500 ms (+50.0 %) |" in text

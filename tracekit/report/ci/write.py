@@ -1,6 +1,7 @@
 """Output of ``gate`` and ``diff``: files by extension, JUnit XML, annotations and step summary of GitHub Actions."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from tracekit._util.text import terminal_lines
-from tracekit.diffs import Diff
+from tracekit.diffs import Diff, Side, diff
 from tracekit.documents.coding import encode
 from tracekit.report.ci import words
 from tracekit.report.html import page
@@ -33,8 +34,26 @@ def write_diff(diff: Diff, path: str | os.PathLike[str]) -> None:
 
 
 def write_gate(result: Data, path: str | os.PathLike[str]) -> None:
-    """Write a verdict to *path*: .json, .xml or .md."""
+    """Write a verdict to *path*: .json, .xml, .md or .txt."""
     write_by_extension(result, path, GATE)
+
+
+def write_gate_page(
+    path: str | os.PathLike[str], candidate: Side, baseline: Side | None, *, role: str | None = None
+) -> bool:
+    """Write the page behind a verdict to *path*: the diff, or without a baseline the candidate's analysis.
+
+    Both sides keep their analyses (``read_side(keep=True)``). Returns whether there was something
+    to show: figures of a saved analysis without a baseline are not.
+    """
+    if baseline is not None and baseline.runs:
+        write_diff(diff(baseline, candidate, role=role), path)
+        return True
+    analysis = candidate.runs[0].analysis
+    if analysis is None:
+        return False
+    write_by_extension(analysis, path, {".html": page.render_html})
+    return True
 
 
 def github(result: Data, environment: Mapping[str, str] | None = None) -> list[str]:
@@ -62,7 +81,8 @@ def render_junit(result: Data) -> str:
     A regressed metric is a failure, a waived one is skipped, an inconclusive one is an error, or
     skipped if the gate passes in spite of it.
     """
-    suite = ElementTree.Element("testsuite", name="tracekit gate")
+    suite_name = " ".join(filter(None, ("tracekit gate", result.get("name"))))
+    suite = ElementTree.Element("testsuite", name=suite_name)
     if result["waivers"]:  # the schema wants properties first
         properties = ElementTree.SubElement(suite, "properties")
         for waiver in result["waivers"]:
@@ -93,6 +113,23 @@ def render_junit(result: Data) -> str:
     ElementTree.indent(root)
     text = terminal_lines(ElementTree.tostring(root, encoding="unicode"))
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
+
+
+def render_metrics(result: Data) -> str:
+    r"""Return the candidate's level of each metric in the text format of Prometheus, which GitLab compares.
+
+    >>> check = {"metric": "exposed_ms.pp_comm", "after": 1.5}
+    >>> render_metrics({"checks": [check, {"metric": "step_ms", "after": None}]})
+    'tracekit_exposed_ms_pp_comm 1.5\\n'
+    """
+    levels = {}
+    for check in result["checks"]:
+        if check["after"] is not None:
+            levels[_METRIC_SEPARATORS.sub("_", check["metric"])] = check["after"]
+    return "".join(f"tracekit_{name} {level:.6g}\n" for name, level in levels.items())
+
+
+_METRIC_SEPARATORS = re.compile(r"[^a-zA-Z0-9_]+")
 
 
 def _test_case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
@@ -153,5 +190,10 @@ def _annotation(level: str, title: str, text: str) -> str:
     return f"::{level} title={escape_workflow(title, also=':,')}::{escape_workflow(text)}"
 
 
-GATE: Writers = {".json": to_json, ".xml": render_junit, ".md": render_gate}
+GATE: Writers = {
+    ".json": to_json,
+    ".xml": render_junit,
+    ".md": render_gate,
+    ".txt": render_metrics,
+}
 DIFF: Writers = {".json": to_json, ".md": render_diff, ".html": page.render_diff}

@@ -8,7 +8,7 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import FIGURES, Spread, by_rank
 from tracekit.analysis.measured import Measured
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
-from tracekit.report.ci import words
+from tracekit.report.ci import finding_words, words
 from tracekit.report.html.charts import (
     LANES,
     PageClock,
@@ -221,6 +221,7 @@ def render_diff(
     for side in sides:
         left_out += side.timeline.left_out
     changes = result.get("waterfall")
+    undecided = finding_words.undecided_findings(result)
     return render_page(
         "diff.html.j2",
         css=["page.css", "diff.css"],
@@ -232,6 +233,10 @@ def render_diff(
         waterfall=changes,
         bars=diff_waterfall(changes) if changes else [],
         words=words,
+        found_changes=finding_words.changed_findings(result),
+        undecided_changes=undecided,
+        undecided_note=finding_words.undecided_note(len(undecided)),
+        savings=finding_words.savings_sentence(result),
     )
 
 

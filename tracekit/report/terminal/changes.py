@@ -7,10 +7,11 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from tracekit._util.text import counted, terminal
-from tracekit.report.ci import words
+from tracekit.report.ci import finding_words, words
 from tracekit.report.palette import UNSURE
 from tracekit.report.table import Table
 from tracekit.report.terminal.table import VERDICT_STYLES, Note, render_table
+from tracekit.report.text import wrap_text
 
 Data = Mapping[str, Any]
 MAX_ROWS_PER_DIFF_TABLE = 8
@@ -34,6 +35,7 @@ def render_diff(result: Data, *, width: int = 100) -> RenderableType:
     parts.append(Text(words.step_sentence(result), style="bold"))
     parts += [Text(lead)] if (lead := words.story_lead(result)) else []
     parts += [Text(f"  {terminal(line)}") for line in words.story(result)]
+    parts += _changed_findings(result, width)
     if result["obstacles"]:
         parts.append(
             Text(terminal(f"not comparable: {'; '.join(result['obstacles'])}"), style=UNSURE)
@@ -55,6 +57,16 @@ def render_diff(result: Data, *, width: int = 100) -> RenderableType:
             render_diff(changes, width=width),
         ]
     return Group(*parts)
+
+
+def _changed_findings(result: Data, width: int) -> list[RenderableType]:
+    """Return the findings that changed, and predicted against measured savings; nothing if there are none."""
+    parts: list[RenderableType] = []
+    for line in finding_words.changed_findings(result)[:MAX_MOVED_ROWS]:
+        parts.append(Text(wrap_text(line.sentence, width, first="  ", rest="    ")))
+    if sentence := finding_words.savings_sentence(result):
+        parts.append(Text(wrap_text(sentence, width, first="  ", rest="    "), style="bold"))
+    return parts
 
 
 def _table(
@@ -81,6 +93,7 @@ def render_gate(result: Data, *, width: int = 80) -> RenderableType:
     regressed = result["verdict"] == "regressed"
     if regressed:
         parts += [Text(f"  {terminal(line)}") for line in words.story(result)]
+    parts += _changed_findings(result, width)
     passing = []
     for check in result["checks"]:
         if check["verdict"] == "pass" and not check["requirement"]:

@@ -1,0 +1,287 @@
+"""Findings of two runs against each other, and predicted savings against the measured step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.kept import analysis_of
+from tracekit.diffs import Run, Side, diff
+from tracekit.diffs.baseline import write_baseline
+from tracekit.diffs.finding_changes import check_savings, compare_findings
+from tracekit.documents.analysis import FindingEntry
+from tracekit.report.ci.finding_words import savings_sentence
+
+MS = 1_000_000
+STEADY = (0.0, 0.02, -0.02, 0.01, -0.01, 0.0)
+"""Deviations of six steps, in milliseconds."""
+
+
+def finding(code="data_loading", cost_ms=10.0, saves_ms=None, **fields):
+    """Return a finding; its predicted saving is *saves_ms*, if there is one."""
+    saves_ns = None if saves_ms is None else round(saves_ms * MS)
+    given = {
+        "code": code,
+        "case": "",
+        "cost_ns": round(cost_ms * MS),
+        "share": cost_ms / 100,
+        "ranks": [],
+        "steps": [],
+        "where": [],
+        "evidence": {},
+        "text": f"{code} costs time",
+        "advice": "do something",
+        "change": None,
+        "saves_ns": saves_ns,
+        "saves_range_ns": None if saves_ns is None else (saves_ns, saves_ns),
+        "certain": "measured",
+    }
+    return FindingEntry(**{**given, **fields})
+
+
+def side(step_ms, *findings, spread=STEADY, **facts):
+    """Return one run of steps around *step_ms* milliseconds with these findings."""
+    steps = tuple(step_ms + deviation for deviation in spread)
+    samples = {"step_ms": steps, "mean_step_ms": steps}
+    return Side((Run("run", samples, facts, findings=findings),), {})
+
+
+def kinds(before, after):
+    return [(change.code, change.kind) for change in compare_findings(before, after)]
+
+
+def check(before, after):
+    return check_savings(compare_findings(before, after), before, after)
+
+
+def test_a_finding_is_new_gone_worse_or_better():
+    before = side(100.0, finding("gone", 5), finding("worse", 5), finding("better", 9))
+    after = side(90.0, finding("new", 5), finding("worse", 9), finding("better", 5))
+    assert kinds(before, after) == [
+        ("new", "new"),
+        ("worse", "worse"),
+        ("gone", "gone"),
+        ("better", "better"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before_ms", "after_ms", "kind"),
+    [
+        (0.0, 1.1, "new"),  # 1.1 % of the step
+        (0.0, 0.7, None),
+        (1.1, 0.0, "gone"),
+        (0.7, 0.0, None),
+        (0.9, 1.2, None),  # past one per cent of the step, by less than one per cent
+        (10.0, 13.0, "worse"),  # by 23 % of 13
+        (10.0, 11.5, None),  # by 13 % of 11.5
+        (10.0, 7.5, "better"),
+        (10.0, 8.7, None),
+    ],
+)
+def test_small_changes_of_a_cost_are_not_named(before_ms, after_ms, kind):
+    before, after = (
+        side(100.0, *([finding(cost_ms=ms)] if ms else [])) for ms in (before_ms, after_ms)
+    )
+    assert kinds(before, after) == ([("data_loading", kind)] if kind else [])
+
+
+def test_findings_are_matched_by_label_ranks_and_part_of_the_gap():
+    def findings(*, moved):
+        label = {"evidence": {"label": "pp_comm" if moved else "dp_comm"}}
+        return (
+            finding("exposed_comm", **label),
+            finding("slow_rank", ranks=[1 if moved else 0]),
+            finding("schedule_gap", case="p2p" if moved else "host"),
+            finding("host_sync", case="other" if moved else "one"),
+        )
+
+    before, after = side(100.0, *findings(moved=False)), side(100.0, *findings(moved=True))
+    assert sorted(kinds(before, after)) == [
+        (code, kind)
+        for code in ("exposed_comm", "schedule_gap", "slow_rank")
+        for kind in ("gone", "new")
+    ]
+    assert kinds(before, before) == []
+
+
+def test_costs_are_means_over_the_runs_of_a_side():
+    one, other = side(100.0, finding(cost_ms=10)).runs[0], side(100.0).runs[0]
+    (change,) = compare_findings(Side((one, other), {}), side(100.0))
+    assert change.cost_before_ns == 5 * MS
+
+
+def test_what_is_not_recorded_costs_nothing():
+    assert kinds(side(100.0), side(100.0, finding("recording"))) == []
+
+
+def test_memory_is_compared_in_bytes():
+    leak = {"cost_ms": 0, "cost_bytes": 1000}
+    before = side(100.0, finding("leak", **leak))
+    grown = side(100.0, finding("leak", **{**leak, "cost_bytes": 1300}))
+    (change,) = compare_findings(before, grown)
+    assert (change.kind, change.cost_before_bytes, change.cost_after_bytes) == ("worse", 1000, 1300)
+    assert change.step_agrees  # a step takes as long with more memory
+    assert kinds(before, side(100.0)) == [("leak", "gone")]
+
+
+def test_a_side_without_a_record_of_findings_is_not_compared():
+    old = Side((Run("old", {"step_ms": (100.0,) * 6}),), {})
+    assert compare_findings(old, side(100.0, finding())) is None
+    assert diff(old, side(100.0, finding())).document.findings is None
+
+
+@pytest.mark.parametrize(("after_ms", "agrees"), [(88.0, True), (99.0, False), (112.0, False)])
+def test_a_finding_that_went_counts_if_the_step_became_faster(after_ms, agrees):
+    (change,) = compare_findings(side(100.0, finding()), side(after_ms))
+    assert (change.kind, change.step_agrees) == ("gone", agrees)
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "outcome"),
+    [
+        (90.0, "as_predicted"),
+        (92.0, "as_predicted"),  # runs differ by 2.85 % of the step
+        (94.0, "less"),
+        (84.0, "more"),
+        (99.0, "undecided"),
+        (105.0, "less"),  # slower
+    ],
+)
+def test_a_predicted_saving_of_10_ms_against_the_measured_one(after_ms, outcome):
+    saving = check(side(100.0, finding(saves_ms=10)), side(after_ms))
+    assert saving.outcome == outcome
+    assert saving.predicted_saving_ns == 10 * MS
+    assert saving.measured_saving_ns == round((100 - after_ms) * MS)
+    low, high = saving.measured_range_ns
+    assert high - low >= 2 * 0.0285 * 100 * MS * 0.99
+
+
+def test_of_a_finding_that_shrank_the_part_that_is_still_predicted_was_not_saved():
+    before = side(100.0, finding(cost_ms=12, saves_ms=10))
+    saving = check(before, side(94.0, finding(cost_ms=5, saves_ms=4)))
+    assert (saving.predicted_saving_ns, saving.outcome) == (6 * MS, "as_predicted")
+
+
+def test_of_several_findings_only_the_sum_is_compared():
+    before = side(
+        100.0,
+        finding("data_loading", 10, 10, saves_range_ns=(8 * MS, 12 * MS)),
+        finding("host_sync", 6, 5, saves_range_ns=(0, 6 * MS)),
+    )
+    saving = check(before, side(86.0))
+    assert saving.codes == ["data_loading", "host_sync"]
+    assert saving.predicted_saving_ns == 15 * MS
+    assert saving.predicted_range_ns == (8 * MS, 18 * MS)
+    assert saving.outcome == "as_predicted"
+
+
+def test_without_a_prediction_nothing_is_said():
+    assert check(side(100.0, finding()), side(90.0)) is None
+    # One of two was predicted: that one is compared.
+    before = side(100.0, finding("slow_kernel", 5), finding("data_loading", 5, 5))
+    assert check(before, side(90.0)).codes == ["data_loading"]
+
+
+def test_a_finding_that_is_still_there_saved_nothing():
+    stays = finding(cost_ms=10, saves_ms=10)
+    assert check(side(100.0, stays), side(90.0, stays)) is None
+
+
+def test_steps_that_vary_by_more_than_the_change_decide_nothing():
+    noisy = (0.0, 25.0, -25.0, 15.0, -15.0, 5.0)
+    saving = check(side(100.0, finding(saves_ms=10), spread=noisy), side(90.0, spread=noisy))
+    assert saving.outcome == "undecided"
+    assert saving.measured_range_ns[0] < 0 < saving.measured_range_ns[1]
+
+
+@pytest.mark.parametrize(("steps", "known"), [(2, False), (3, True)])
+def test_fewer_than_three_steps_show_no_noise(steps, known):
+    before = side(100.0, finding(saves_ms=10), spread=STEADY[:steps])
+    saving = check(before, side(90.0, spread=STEADY[:steps]))
+    assert (saving.measured_range_ns is not None) == known
+    assert saving.outcome == ("as_predicted" if known else "undecided")
+
+
+def test_a_slow_step_is_looked_for_in_the_mean_step():
+    spread = (0.0, 0.0, 60.0, 0.0, 0.0, 0.0)
+    slow = finding("slow_step", 10, 10, steps=[3])
+    saving = check(side(100.0, slow, spread=spread), side(100.0))
+    assert saving.step == "mean"
+    assert saving.measured_saving_ns == 10 * MS  # 60 ms in one of six steps
+    assert saving.outcome == "undecided"  # one step of six may be chance
+
+
+def test_steps_of_different_work_are_not_compared():
+    before = side(100.0, finding(saves_ms=10), tokens=1000)
+    assert check(before, side(90.0, tokens=500)).outcome == "not_comparable"
+    assert check(before, side(90.0, tokens=1000)).outcome == "as_predicted"
+
+
+def test_what_is_new_is_in_the_measured_time_too():
+    before = side(100.0, finding("data_loading", 10, 10), finding("host_sync", 2))
+    after = side(95.0, finding("compile", 3), finding("host_sync", 4))
+    assert check(before, after).added_cost_ns == 5 * MS
+
+
+def test_the_straggler_of_the_sample_is_new_work_and_its_end_is_seen(samples):
+    before, after = (analysis_of(samples / "steps" / name) for name in ("a", "straggler"))
+    changes = diff(before, after).document
+    assert [(row.kind, row.case) for row in changes.findings if row.step_agrees] == [
+        ("new", "imbalance"),
+        ("worse", "own_bubble"),
+    ]
+    assert changes.savings is None
+    mended = diff(after, before).document
+    assert [(row.kind, row.case) for row in mended.findings] == [
+        ("gone", "imbalance"),
+        ("better", "own_bubble"),
+    ]
+    assert mended.savings.outcome == "more"  # the stage's own extra work went too
+
+
+def test_of_two_equal_runs_no_finding_changed_with_the_step(samples):
+    before, after = (analysis_of(samples / "steps" / name) for name in ("a", "b"))
+    assert not [row.code for row in diff(before, after).document.findings if row.step_agrees]
+
+
+EVERYDAY = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere")) / "everyday"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not EVERYDAY.is_dir(), reason="needs the recordings of everyday runs")
+@pytest.mark.parametrize(
+    ("faulty", "mended", "code", "outcome"),
+    [
+        ("loader", "good", "data_loading", "as_predicted"),
+        ("items", "good", "host_sync", "as_predicted"),
+        ("pageable", "good", "pageable_copy", "as_predicted"),
+        ("alloc", "good", "allocator", "as_predicted"),
+        ("accum", "accum-nosync", "repeated_reduction", "as_predicted"),
+        ("save", "good", "slow_step", "undecided"),  # one checkpoint in four steps
+    ],
+)
+def test_savings_predicted_for_everyday_faults_come_true(faulty, mended, code, outcome):
+    changes = diff(analysis_of(EVERYDAY / faulty), analysis_of(EVERYDAY / mended))
+    saving = changes.document.savings
+    assert saving.codes[0] == code
+    assert saving.outcome == outcome
+    assert "measured −" in savings_sentence(changes.to_dict())
+
+
+def test_a_baseline_file_keeps_predicted_savings(tmp_path):
+    places = [{"rank": 0, "step": 1, "start_ns": 0, "end_ns": 1, "name": "x", "source": None}]
+    before = side(
+        100.0,
+        finding("exposed_comm", 10, 10, evidence={"label": "dp_comm", "cause": "x"}, where=places),
+    )
+    path = tmp_path / "baseline.json"
+    write_baseline(path, before.runs)
+    assert '"cause"' not in path.read_text()
+    assert '"start_ns"' not in path.read_text()
+    after = side(90.0)
+    kept = diff(path, after).document
+    assert kept.savings == check(before, after)
+    assert kept.findings == compare_findings(before, after)

@@ -1,0 +1,181 @@
+"""What reports say of findings that changed and of predicted savings."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from tests.diffs.test_finding_changes import MS, finding, side
+from tracekit.diffs import diff, gate
+from tracekit.report import markdown
+from tracekit.report.ci import finding_words
+from tracekit.report.html import page
+from tracekit.report.terminal.changes import show_diff, show_gate
+
+SECRET_CALL = "<img src=x> ![y](https://evil.example) @team #12 GH-3 ::error:: `code` |\n/close"
+
+
+def result_of(before, after):
+    return diff(before, after).to_dict()
+
+
+def printed(show, result):
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123
+        console = Console(width=160, record=True, file=nowhere)
+        show(result, console)
+    return console.export_text()
+
+
+@pytest.fixture
+def mended():
+    """A run whose loader waited 10 ms of 100, and the run after."""
+    return side(100.0, finding(saves_ms=10)), side(90.0)
+
+
+def test_every_report_says_predicted_and_measured(mended):
+    sentence = "Predicted −10.0 ms per step, measured −10.0 ms: as predicted"
+    compared = result_of(*mended)
+    judged = gate(mended[1], mended[0]).to_dict()
+    texts = [
+        printed(show_diff, compared),
+        printed(show_gate, judged),
+        markdown.render_diff(compared),
+        markdown.render_gate(judged),
+        page.render_diff(compared),
+    ]
+    for text in texts:
+        plain = re.sub(r"<[^>]*>|\*", "", text).replace("\N{NO-BREAK SPACE}", " ")
+        assert sentence in plain
+        assert "gone, 10.0 ms (10 % of the step) before: data_loading costs time" in plain
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        ([finding(saves_ms=10)], (94.0, []), "measured −6.00 ms: less than predicted"),
+        ([finding(saves_ms=10)], (80.0, []), "measured −20.0 ms: more than predicted"),
+        ([finding(saves_ms=10)], (105.0, []), "measured +5.00 ms: less than predicted"),
+        ([finding(saves_ms=10)], (99.5, []), "not decided, because the steps vary by more than that"),
+        (
+            [finding(saves_ms=10, saves_range_ns=(8 * MS, 12 * MS))],
+            (90.0, []),
+            "Predicted −10.0 ms (−8.00 to −12.0 ms) per step",
+        ),
+        (
+            [finding("a", 9, 9), finding("b", 3, 3)],
+            (89.0, [finding("c", 2)]),
+            "Together predicted −9.00 to −12.0 ms per step, measured −11.0 ms: as predicted; "
+            "new and worse findings cost 2.00 ms of it",
+        ),
+        (
+            [finding("slow_step", 10, 10)],
+            (90.0, []),
+            "Predicted −10.0 ms per mean step",
+        ),
+    ],
+)  # fmt: skip
+def test_predicted_against_measured_in_words(before, after, sentence):
+    step_ms, findings = after
+    said = finding_words.savings_sentence(result_of(side(100.0, *before), side(step_ms, *findings)))
+    assert sentence in said
+
+
+def test_too_few_steps_and_different_work_are_named():
+    few = result_of(side(100.0, finding(saves_ms=10), spread=(0.0,)), side(90.0, spread=(0.0,)))
+    assert finding_words.savings_sentence(few).endswith("because there are too few steps")
+    other = result_of(side(100.0, finding(saves_ms=10), tokens=9), side(90.0, tokens=4))
+    assert finding_words.savings_sentence(other).endswith("because the steps do different work")
+
+
+def test_nothing_is_said_of_runs_that_cannot_be_compared(mended):
+    result = {**result_of(*mended), "obstacles": ["world size differs"]}
+    assert finding_words.changed_findings(result) == []
+    assert finding_words.savings_sentence(result) == ""
+
+
+def test_a_range_narrower_than_a_twentieth_is_not_worth_its_words():
+    for width_ms, is_shown in ((0.4, False), (0.6, True)):
+        saves = finding(saves_ms=10, saves_range_ns=(10 * MS - round(width_ms * MS), 10 * MS))
+        said = finding_words.savings_sentence(result_of(side(100.0, saves), side(90.0)))
+        assert ("(−9" in said) == is_shown
+
+
+def test_a_finding_that_moved_without_the_step_is_folded():
+    text = markdown.render_gate(gate(side(100.0, finding()), side(100.0)).to_dict())
+    folded = re.search("<details>.*?</details>", text, re.DOTALL)[0]
+    assert "1 finding differs, but the step time does not beyond its noise" in folded
+    assert "**new**, 10.0 ms" in folded
+    assert "Findings that changed" not in text
+
+
+def test_names_from_a_trace_are_data_in_every_report():
+    bad = finding(text=SECRET_CALL, advice=SECRET_CALL)
+    judged = gate(side(120.0, bad), side(100.0)).to_dict()
+    text = markdown.render_gate(judged)
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
+    without_code = re.sub("<code>.*?</code>", "", html)
+    for word in ("<img", "<a ", "@team", "#12", "GH-3", "https://evil"):
+        assert word not in without_code
+    assert not re.search(r"(?m)^(/|::)", text)
+    shown = page.render_diff(result_of(side(100.0), side(120.0, bad)))
+    assert "<img src=x>" not in shown
+
+
+def test_a_long_sentence_is_cut_at_300_characters():
+    line = finding_words.changed_findings(
+        result_of(side(100.0), side(120.0, finding(text="x" * 301)))
+    )
+    assert line[0].text == "x" * 299 + "…"
+    line = finding_words.changed_findings(
+        result_of(side(100.0), side(120.0, finding(text="x" * 300)))
+    )
+    assert line[0].text == "x" * 300
+
+
+def test_eight_findings_are_seen_and_the_rest_is_folded():
+    many = [finding(f"code{i}", 3) for i in range(10)]
+    text = markdown.render_gate(gate(side(120.0, *many), side(100.0)).to_dict())
+    before_fold = text.partition("<details>")[0]
+    assert before_fold.count("**new**") == 8
+    assert "<summary>2 more findings</summary>" in text
+
+
+def hostile_result():
+    """A verdict whose every text is as long as a trace can make it."""
+    many = [finding(f"code{i}", 3, text="|@a " * 500, advice="<b>" * 500) for i in range(300)]
+    result = gate(side(120.0, *many), side(100.0)).to_dict()
+    kernel = {
+        "name": "k" * 4000,
+        "label": "other",
+        "before_ms": 1.0,
+        "after_ms": 2.0,
+        "change_ms": 1.0,
+    }
+    result["moved"] = {"kernels": [kernel] * 200, "cells": [], "notes": ["n" * 5000] * 50}
+    result["story"] = ["s" * 100] * 30
+    result["waivers"] = []
+    return result
+
+
+def test_a_verdict_is_shorter_than_60_000_characters_and_begins_with_the_verdict():
+    text = markdown.render_gate(hostile_result())
+    assert len(text) <= 60_000
+    assert text.startswith("## ❌ tracekit gate: regressed: step_ms")
+    assert "<sub>left out: " in text
+    assert text.count("<details>") == text.count("</details>")
+    assert text.count("\n- S") == 5
+    roomy = {**hostile_result(), "findings": []}
+    roomy["moved"] = {"kernels": [], "cells": [], "notes": ["n" * 31_000]}
+    assert "n" * 31_000 in markdown.render_gate(roomy)
+
+
+def test_a_long_error_is_cut_after_600_characters():
+    error = {"verdict": "error", "error": "e" * 5000, "checks": [], "waivers": [], "obstacles": []}
+    for length, text in ((5000, "e" * 560), (500, "e" * 500)):
+        said = markdown.render_gate({**error, "error": "e" * length})
+        assert text in said
+        assert len(said) < 700
