@@ -297,6 +297,7 @@ def test_strict_makes_a_missing_rank_and_a_skipped_file_fatal(traces, tmp_path):
         analyze(tmp_path, on_damage="error")
 
 
+@pytest.mark.nightly
 def test_ctrl_c_leaves_a_usable_store_and_resume_finishes_it(serial, traces, tmp_path):
     store = tmp_path / "store"
     with subprocess.Popen(

@@ -53,7 +53,7 @@ def test_interleaved_is_named_with_and_without_its_ranges(compare_sample, bare):
     assert abs(comparison.gap_ns["unexplained"]) < 0.05 * comparison.head.measured_ns
 
 
-@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize("bare", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_dualpipe_is_named_and_says_that_pairs_ran_apart(compare_sample, bare):
     comparison, notices = compare_sample("dualpipe", bare=bare)
     plan = generate("dualpipe", pp=8, microbatches=20)
@@ -78,7 +78,7 @@ def test_dualpipe_is_named_and_says_that_pairs_ran_apart(compare_sample, bare):
     assert abs(comparison.gap_ns["unexplained"]) < 0.05 * comparison.head.measured_ns
 
 
-@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize("bare", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_nsight_1f1b_without_peers_is_named_by_its_pattern(compare_sample, bare):
     comparison, notices = compare_sample("nsys-1f1b", bare=bare, pattern="*.sqlite")
     assert (comparison.name, comparison.pp, comparison.microbatches, comparison.exact) == (

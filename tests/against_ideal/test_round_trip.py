@@ -21,13 +21,33 @@ SIZES = {"dualpipev": (2, 5), "dualpipe": (4, 8), "interleaved-zb": (2, 4), "loo
 SAME = {"zb-1p": {"zb-1p", "zb-h1"}}  # at these times the search finds zb-h1's order
 ALL = [name for name in names() if describe(name).pipeline]
 
+ONE_OF_EACH_FAMILY = (
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "looped-bfs",
+    "zb-h1",
+    "zb-v",
+    "interleaved-zb",
+    "dualpipe",
+    "dualpipev",
+)
+"""Schedules that differ most; the others come back in the nightly run."""
+
+
+def nightly(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
 
 def recipe(name, **more):
     pp, microbatches = SIZES.get(name, (4, 8))
     return Recipe(generate(name, pp=pp, microbatches=microbatches), **{"p2p_ns": 50_000, **more})
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name",
+    [*ONE_OF_EACH_FAMILY, *(nightly(name) for name in ALL if name not in ONE_OF_EACH_FAMILY)],
+)
 def test_every_schedule_comes_back(compare_recipe, name):
     run_recipe = recipe(name)
     comparison, _ = compare_recipe(run_recipe)
@@ -198,7 +218,9 @@ class Mixed(NamedTuple):
 
 MIXED_RUNS = [
     ("1f1b", 3, Mixed(jitter=0.1, p2p_ns=300_000, skew_ns=-5_000_000, slow=2.0, host_ns=100_000)),
-    ("gpipe", 3, Mixed(jitter=0.05, p2p_ns=150_000, skew_ns=4_000_000, slow=1.5, host_ns=50_000)),
+    nightly(
+        "gpipe", 3, Mixed(jitter=0.05, p2p_ns=150_000, skew_ns=4_000_000, slow=1.5, host_ns=50_000)
+    ),
     ("zb-h1", 3, Mixed(jitter=0.1, p2p_ns=300_000, skew_ns=3_000_000, slow=1.9, host_ns=70_000)),
     (
         "interleaved",
@@ -230,7 +252,9 @@ def test_whatever_is_mixed_in_the_parts_sum_to_the_gap(compare_recipe, name, pp,
     assert abs(comparison.gap_ns["unexplained"]) <= 0.02 * comparison.head.measured_ns
 
 
-@pytest.mark.parametrize(("pp", "skew_ns"), [(2, 1_119_606), (2, -1_119_606), (3, -1_549_065)])
+@pytest.mark.parametrize(
+    ("pp", "skew_ns"), [(2, 1_119_606), nightly(2, -1_119_606), (3, -1_549_065)]
+)
 def test_a_skewed_clock_is_found_where_receives_are_posted_in_another_order_than_the_sends(
     tmp_path, pp, skew_ns
 ):

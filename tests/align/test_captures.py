@@ -147,7 +147,8 @@ def test_without_one_event_the_others_keep_their_partners_or_have_none(folder, i
             assert len(others - remaining) <= 4
 
 
-LOST = [*(SAMPLES / name for name in ("1f1b", "interleaved", "steps/straggler", "reload", "router")),
+LOST = [*(SAMPLES / name for name in ("1f1b", "steps/straggler", "reload", "router")),
+        pytest.param(SAMPLES / "interleaved", marks=pytest.mark.nightly),
         *(CORPUS / "frameworks" / name for name in ("ds-pipe", "titan-ac", "cp-ring", "meg-recompute"))]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from tracekit.run.ingest import ingest
 from tracekit.run.load import load
 from tracekit.run.measure import Options
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 
 def test_several_steps(run):

@@ -122,7 +122,11 @@ def four(tmp_path, samples):
     return make
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
+@pytest.mark.parametrize(
+    "packed",
+    [True, pytest.param(False, marks=pytest.mark.nightly)],
+    ids=["packed", "plain"],
+)
 def test_a_file_that_goes_away_while_it_is_read_is_left_out_and_named(four, packed, monkeypatch):
     folder, restart = four(packed=packed), Stream.restart
 
