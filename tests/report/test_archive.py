@@ -258,12 +258,13 @@ def test_a_run_that_lacks_ranks_is_written_with_those_that_are_there(skewed, tmp
 @pytest.mark.slow
 def test_reports_of_nsight_systems_are_refused(samples, tmp_path):
     with pytest.raises(OptionError, match="Perfetto reads none of Nsight Systems"):
-        export(samples / "nsys-1f1b", tmp_path / "run.tar", workers=1)
+        export(samples / "nsys-1f1b/rank0.sqlite", tmp_path / "run.tar", workers=1)
 
 
 @pytest.mark.slow
 def test_files_of_several_processes_per_rank_have_names_of_their_own(samples, tmp_path):
-    export(samples / "checkpoint-engine", tmp_path / "run.tar", workers=1)
+    sources = sorted((samples / "checkpoint-engine").glob("*[01].pt.trace.json.gz"))
+    export(sources, tmp_path / "run.tar", workers=1)
     paths = [file["path"] for file in manifest_of(tmp_path / "run.tar")["files"]]
     machines = [file["machine"]["name"] for file in manifest_of(tmp_path / "run.tar")["files"]]
     assert len(set(paths)) == len(paths) == len(set(machines)) > 3
