@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 
+from tests.dying_worker import die
 from tracekit.against_ideal import compare_run
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.errors import MachineError
@@ -61,15 +59,6 @@ def test_the_answer_does_not_depend_on_the_size_of_a_share(tables, monkeypatch):
     in_large_batches = answer(tables, pipeline_map(1, None))
     monkeypatch.setattr(compare_run, "PIPELINES_PER_BATCH", 1)
     assert answer(tables, pipeline_map(1, None)) == in_large_batches
-
-
-def die(folder: Path, times: int, item: int) -> int:
-    """Kill the process at item 1, the first *times* times."""
-    deaths = len(list(folder.iterdir()))
-    if item == 1 and deaths < times:
-        (folder / str(deaths)).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return item * 10
 
 
 def test_what_a_killed_worker_had_is_given_to_another(tmp_path):
