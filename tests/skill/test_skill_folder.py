@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,17 @@ def test_the_front_matter_follows_the_format_of_agent_skills():
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", fields["name"])
     assert 100 < len(fields["description"]) <= 1024
     assert len(fields["compatibility"]) <= 500
+
+
+def test_the_package_installs_every_file_of_the_skill():
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    installed = set()
+    for target, patterns in about["tool"]["setuptools"]["data-files"].items():
+        for pattern in patterns:
+            for file in ROOT.glob(pattern):
+                assert target.endswith(file.parent.relative_to(ROOT).as_posix())
+                installed.add(file)
+    assert installed >= set(FILES)
 
 
 def test_what_an_agent_loads_first_is_short():
