@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -125,9 +126,9 @@ def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> lis
     matched: list[_MatchedStep] = []
     notices: list[dict[int, list[Notice]]] = []  # by pipeline, then by step
     for index, pipeline_steps in enumerate(assembled):
-        cut_steps = (
-            _cut_steps(recorded_ranks[index], steps[index]) if finder.wanted == "auto" else set()
-        )
+        cut_steps: set[int] = set()
+        if finder.wanted == "auto":
+            cut_steps = _cut_steps(recorded_ranks[index], steps[index])
         matched_steps, notices_by_step = _match_steps(finder, index, pipeline_steps, cut_steps)
         matched += matched_steps
         notices.append(notices_by_step)
@@ -427,16 +428,12 @@ def compare_pipelines(
     results = compare_all_pipelines(
         groups.pipelines, by_rank, ScheduleFinder(schedule), clocks, spread
     )
+    cut_steps = _steps_cut_in_most(results) if schedule == "auto" else set()
     compared: list[StepComparison] = []
     for steps, notices_by_step in results:
-        compared += steps
+        compared += [step for step in steps if step.pipeline.step not in cut_steps]
         for step_notices in notices_by_step.values():
             notices += step_notices
-    if schedule == "auto":
-        cut_steps = _steps_cut_in_most(results)
-        compared = [
-            comparison for comparison in compared if comparison.pipeline.step not in cut_steps
-        ]
     if not compared:
         return None, (
             *_unique(notices),
@@ -445,13 +442,15 @@ def compare_pipelines(
 
     # The step of one pipeline that reports show.
     head, head_notices = _choose_head(compared, pipeline_number)
+    lanes = {rank.rank: rank.lanes for rank in with_work}
+    head_ranks = {rank: by_rank[rank] for rank in head.pipeline.ranks if rank in by_rank}
     comparison = ScheduleComparison(
         head=head,
         chosen=pipeline_number is not None,
         all=tuple(compared),
-        lanes=concat_ranks({rank.rank: rank.lanes for rank in with_work}, LANES),
+        lanes=concat_ranks(lanes, LANES),
         positions=groups.positions,
-        head_ranks={rank: by_rank[rank] for rank in head.pipeline.ranks if rank in by_rank},
+        head_ranks=head_ranks,
         factors=head.measure_imbalance(),
     )
     return comparison, _unique([*notices, *head.notices, *head_notices])
@@ -522,24 +521,39 @@ def _choose_step(steps: Sequence[StepComparison]) -> tuple[StepComparison, list[
     Steps that follow a schedule exactly go before others: a trace may begin or end inside a step,
     or with a warm-up. Of orders that are equally frequent, the one that ran last is taken.
     """
-    count = Counter(map(_order_kind, steps))
-    last_index = {_order_kind(step): index for index, step in enumerate(steps)}
-    usual = max(count, key=lambda kind: (kind[0], count[kind], last_index[kind]))
+    count: Counter[_OrderKind] = Counter()
+    last_index: dict[_OrderKind, int] = {}
+    for index, step in enumerate(steps):
+        kind = _order_kind(step)
+        count[kind] += 1
+        last_index[kind] = index
+    usual = max(count, key=lambda kind: (kind.exact, count[kind], last_index[kind]))
     same = [step for step in steps if _order_kind(step) == usual]
     others = [step for step in steps if _order_kind(step) != usual]
     notices = []
     if others:
-        exact, name, microbatches, _ = _order_kind(others[0])
+        other = _order_kind(others[0])
         values: NoticeValues = {
             "steps": tuple(step.pipeline.step for step in others),
-            "schedule": name,
-            "exact": exact,
-            "microbatches": microbatches,
+            "schedule": other.name,
+            "exact": other.exact,
+            "microbatches": other.microbatches,
         }
         notices.append(Notice("steps-differ", values=values))
-    return sorted(same, key=lambda step: step.measured_ns)[(len(same) - 1) // 2], notices
+    by_time = sorted(same, key=lambda step: step.measured_ns)
+    return by_time[(len(by_time) - 1) // 2], notices
 
 
-def _order_kind(step: StepComparison) -> tuple[bool, str, int, int]:
+class _OrderKind(NamedTuple):
+    """What steps of the same order have in common."""
+
+    exact: bool
+    """Whether the order is exactly that of the schedule."""
+    name: str
+    microbatches: int
+    virtual: int
+
+
+def _order_kind(step: StepComparison) -> _OrderKind:
     schedule = step.match.schedule
-    return step.match.exact, schedule.name, schedule.microbatches, schedule.virtual
+    return _OrderKind(step.match.exact, schedule.name, schedule.microbatches, schedule.virtual)

@@ -98,15 +98,16 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
 
 def cells_with_ideal(steps: Sequence[StepComparison]) -> pl.DataFrame:
     """Return the cells of several steps with their ideal times (``CELLS_WITH_IDEAL``)."""
-    ideal_start = np.concatenate([step.ideal_times[0] for step in steps])
-    ideal_end = np.concatenate([step.ideal_times[1] for step in steps])
-    measured_start = np.concatenate([step.replays.start for step in steps])
-    cells = pl.concat([step.pipeline.detail for step in steps]).with_columns(
-        ideal_start_ns=pl.Series(ideal_start),
-        ideal_end_ns=pl.Series(ideal_end),
-        shift_ns=pl.Series(measured_start - ideal_start),
-    )
-    return conform(cells, CELLS_WITH_IDEAL)
+    tables = []
+    for step in steps:
+        ideal_start, ideal_end = step.ideal_times
+        cells = step.pipeline.detail.with_columns(
+            ideal_start_ns=pl.Series(ideal_start),
+            ideal_end_ns=pl.Series(ideal_end),
+            shift_ns=pl.Series(step.replays.start - ideal_start),
+        )
+        tables.append(cells)
+    return conform(pl.concat(tables), CELLS_WITH_IDEAL)
 
 
 class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):

@@ -16,7 +16,7 @@ from tracekit.against_ideal.identify import (
     Match,
     Orders,
     candidates,
-    forward_stages,
+    has_other_stages,
     named_candidates,
 )
 from tracekit.against_ideal.replay import GraphCache
@@ -345,8 +345,11 @@ def find_pipeline_size(
         }
         return (), [Notice("pipeline-size-unknown", ranks=numbers, values=values)]
     least_doubts = min(fit.doubts for fit in fits)
-    best = [fit for fit in fits if fit.doubts == least_doubts]
-    others = [fit for fit in fits if fit.doubts != least_doubts]
+    best: list[_FittingSize] = []
+    others: list[_FittingSize] = []
+    for fit in fits:
+        group = best if fit.doubts == least_doubts else others
+        group.append(fit)
     schedules, sizes = _sizes_by_schedule(best)
     fitting: NoticeValues = {"schedules": schedules, "sizes": sizes}
     if len(best) > 1:
@@ -379,24 +382,23 @@ def _fitting_sizes(ranks: Sequence[RankPipeline], wanted: str) -> Iterator[_Fitt
     """Yield the sizes at which messages and orders of all ranks fit."""
     by_rank = {rank.rank: rank for rank in ranks}
     peers_of_rank: dict[int, set[int]] = {}
-    distances: set[int] = set()
+    stride = 0
+    world_size = 0
     for rank in ranks:
         peers = set(rank.messages["peer"].drop_nulls().to_list()) - {rank.rank}
         peers_of_rank[rank.rank] = peers
-        distances |= {abs(peer - rank.rank) for peer in peers}
-    stride = gcd(*distances)
+        for peer in peers:
+            stride = gcd(stride, peer - rank.rank)
+        # What divides the world sizes of all ranks divides their greatest common divisor.
+        world_size = gcd(world_size, rank.world_size or 0)
     if not stride:
         return
-    world_sizes = {rank.world_size for rank in ranks if rank.world_size}
     for size in SIZES_TO_TRY:
-        pipeline_of_rank = {rank: pipeline_of(rank, size, stride) for rank in by_rank}
-        divides_world = all(world_size % (size * stride) == 0 for world_size in world_sizes)
-        holds_peers = all(
-            peers_of_rank[rank] <= set(pipeline) for rank, pipeline in pipeline_of_rank.items()
-        )
-        if not divides_world or not holds_peers:
+        if world_size % (size * stride):
             continue
-        pipelines = tuple(dict.fromkeys(pipeline_of_rank.values()))
+        pipelines = _pipelines_with_peers(peers_of_rank, size, stride)
+        if pipelines is None:
+            continue
         names: list[str] = []
         doubts: list[Doubts] = []
         for pipeline in pipelines:
@@ -407,6 +409,19 @@ def _fitting_sizes(ranks: Sequence[RankPipeline], wanted: str) -> Iterator[_Fitt
                 doubts.append(match_doubts)
         if len(names) == len(pipelines):
             yield _FittingSize(size, tuple(dict.fromkeys(names)), pipelines, max(doubts))
+
+
+def _pipelines_with_peers(
+    peers_of_rank: Mapping[int, set[int]], size: int, stride: int
+) -> Pipelines | None:
+    """Return the pipelines that ranks are in, of one size; None if a rank has peers outside its own."""
+    pipelines: dict[tuple[int, ...], None] = {}  # in the order of their first rank
+    for rank, peers in peers_of_rank.items():
+        pipeline = pipeline_of(rank, size, stride)
+        if not peers.issubset(pipeline):
+            return None
+        pipelines[pipeline] = None
+    return tuple(pipelines)
 
 
 def _match_fullest_step(
@@ -435,9 +450,8 @@ def _match_fullest_step(
 def _find_doubts(match: Match, pipeline: Pipeline) -> Doubts:
     """Return whether the stages differ from those of the ranges, blocks ran apart, and split backwards ran whole."""
     kinds = set(pipeline.detail["op"].cast(pl.String))
-    other_stages = pipeline.stages_from == "annotations" and any(
-        forward_stages(order) != forward_stages(match.schedule.ranks[position])
-        for position, order in pipeline.orders.items()
+    other_stages = pipeline.stages_from == "annotations" and has_other_stages(
+        pipeline.orders, match.schedule
     )
     blocks_apart = match.blocks_run_apart > 0 and "FB" not in kinds
     backwards_whole = match.backwards_run_whole > 0 and "W" not in kinds

@@ -339,12 +339,12 @@ def exact_match(
         if traffic and not _sends(schedule, traffic):
             continue
         match = Match(schedule, 0, (), *_granularity_losses(orders, schedule))
-        has_other_stages = stages_known and _has_other_stages(orders, schedule)
+        runs_other_stages = stages_known and has_other_stages(orders, schedule)
         count_difference = _count_difference(orders, schedule)
-        if not has_other_stages and not count_difference:
+        if not runs_other_stages and not count_difference:
             return match  # none can match better
         has_surplus_blocks = not run_has_blocks and match.blocks_run_apart > 0
-        objection = (has_other_stages, has_surplus_blocks, count_difference)  # in order of weight
+        objection = (runs_other_stages, has_surplus_blocks, count_difference)  # in order of weight
         if least_objection is None or objection < least_objection:
             least_objection = objection
             best = match
@@ -360,7 +360,7 @@ def _does_same_work(own_patterns: Orders, schedule: Schedule, *, any_weight_grad
     return True
 
 
-def _has_other_stages(orders: Orders, schedule: Schedule) -> bool:
+def has_other_stages(orders: Orders, schedule: Schedule) -> bool:
     """Return whether a rank runs forwards of other stages than the *schedule* plans for its position."""
     for position, order in orders.items():
         own_stages = forward_stages(order)

@@ -19,7 +19,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.documents.analysis import GroupSlowdown, Slowdown
 from tracekit.intervals import union
 from tracekit.reconstruct.pipeline import Pipeline
-from tracekit.reconstruct.rank_pipeline import STALLS, RankPipeline
+from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schedules import Times
 from tracekit.schedules.ops import KINDS, Op
 from tracekit.schedules.schedule import FB, B, Edges, Numbers, OpTable, W, find_running_order
@@ -258,9 +258,10 @@ def prepare_replays(
     )
     inside = {cause: cells[f"{cause}_ns"].to_numpy() for cause in _CAUSES_INSIDE_CELLS}
     duration = end - start
-    work = np.maximum(duration - sum(inside.values()), 0)
+    stalled = sum(inside.values())
+    work = np.maximum(duration - stalled, 0)
     # Stalls that add up to more than the cell's duration are taken from the host's.
-    inside["host"] = duration - work - sum(ns for cause, ns in inside.items() if cause != "host")
+    inside["host"] = inside["host"] + duration - work - stalled
     replays = []
     for graph, rows, early in zip(pipeline_graphs, rows_of_pipelines, early_shares, strict=True):
         typical, balanced = graph.average(work[rows])
@@ -300,14 +301,15 @@ def _stalls_before_start(
     rank_index = np.searchsorted(distinct_ranks, rank)
     ready_recorded = clocks.to_recorded_each(rank, ready)
     start_recorded = clocks.to_recorded_each(rank, np.maximum(start, ready))
-    stalls = [ranks[number].stalls for number in distinct_ranks.tolist()]
-    stall_rank_index = np.repeat(np.arange(len(distinct_ranks)), [table.height for table in stalls])
-    cause, stall_start, stall_end = (
-        pl.concat(stalls)[name].to_physical().to_numpy() for name in STALLS
-    )
+    tables = []
+    for index, number in enumerate(distinct_ranks.tolist()):
+        tables.append(ranks[number].stalls.with_columns(rank_index=pl.lit(index, pl.Int64)))
+    stalls = pl.concat(tables)
     # One set of intervals per cause and rank, numbered cause × ranks + rank index.
+    cause = stalls["cause"].to_physical().cast(pl.Int64)
+    number_of_set = cause * len(distinct_ranks) + stalls["rank_index"]
     intervals = union(
-        stall_start, stall_end, cause.astype(np.int64) * len(distinct_ranks) + stall_rank_index
+        stalls["start_ns"].to_numpy(), stalls["end_ns"].to_numpy(), number_of_set.to_numpy()
     )
     before = {}
     for code, name in enumerate(STALL_CAUSES):
@@ -565,9 +567,8 @@ def pipeline_slowdown(comparison: ScheduleComparison) -> Slowdown | None:
         "op": np.repeat(graph.op[:, None], len(lanes), axis=1),
         "rank": np.stack(ranks_of_lane, axis=1),
     }
-    step_of_lane = [step.pipeline.step for step in lanes]
-    distinct_steps = sorted(set(step_of_lane), key=str)
-    lane_step = np.array([distinct_steps.index(step) for step in step_of_lane])
+    step_of_lane = [str(step.pipeline.step) for step in lanes]
+    lane_step = np.unique(step_of_lane, return_inverse=True)[1]
     step_times = partial(replay_cells, graph, lane_step)
     return measure_slowdown(step_times, durations, usual, groups, max_groups=MAX_PIPELINE_GROUPS)
 
@@ -585,7 +586,10 @@ def replay_cells(graph: CellGraph, lane_step: Ints, durations: Floats) -> Floats
 
 
 def _same_cells(graph: CellGraph, other: CellGraph) -> bool:
-    names = ("rank", "kind", "stage", "microbatch")
-    return all(
-        np.array_equal(getattr(graph.table, name), getattr(other.table, name)) for name in names
+    own = graph.table
+    return (
+        np.array_equal(own.rank, other.table.rank)
+        and np.array_equal(own.kind, other.table.kind)
+        and np.array_equal(own.stage, other.table.stage)
+        and np.array_equal(own.microbatch, other.table.microbatch)
     )

@@ -8,6 +8,8 @@ watchdog looked. Many operations make these bounds tight.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 import polars as pl
@@ -49,6 +51,17 @@ def align_recorded_clocks(members: pl.DataFrame) -> dict[int, RecordedClock]:
             break
         clocks.update(added)
     return clocks
+
+
+def clock_offsets(clocks: Mapping[int, RecordedClock], *, default: int | None) -> pl.Expr:
+    """Return the offset of the clock of each row's ``rank``; *default* for a rank without a clock.
+
+    >>> clocks = {0: RecordedClock(0, 0, 0), 1: RecordedClock(1, 50, 2)}
+    >>> pl.DataFrame({"rank": [1, 0, 7]}).select(clock_offsets(clocks, default=None)).to_series().to_list()
+    [50, 0, None]
+    """
+    offset_of_rank = {rank: clock.offset_ns for rank, clock in clocks.items()}
+    return pl.col("rank").replace_strict(offset_of_rank, default=default, return_dtype=pl.Int64)
 
 
 def _ends(members: pl.DataFrame) -> pl.DataFrame:

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints, SortedGroups
-from tracekit.align.recorded_clocks import RecordedClock
+from tracekit.align.recorded_clocks import RecordedClock, clock_offsets
 from tracekit.schema import SYMMETRIC_OPS
 
 Basis = Literal["durations", "calls", "changes of calls"]
@@ -87,10 +87,11 @@ def measure_arrivals(members: pl.DataFrame, clocks: Mapping[int, RecordedClock])
 
 def conform_arrivals(members: pl.DataFrame) -> pl.DataFrame:
     """Return members with empty columns of ``ARRIVALS``."""
-    missing = {
-        name: pl.lit(None, dtype) for name, dtype in ARRIVALS.items() if name not in members.columns
-    }
-    return members.with_columns(**missing)
+    missing = []
+    for name, dtype in ARRIVALS.items():
+        if name not in members.columns:
+            missing.append(pl.lit(None, dtype).alias(name))
+    return members.with_columns(missing)
 
 
 def _all_known(clocks: Mapping[int, RecordedClock], members: pl.DataFrame) -> bool:
@@ -100,9 +101,8 @@ def _all_known(clocks: Mapping[int, RecordedClock], members: pl.DataFrame) -> bo
 
 def _on_reference(members: pl.DataFrame, clocks: Mapping[int, RecordedClock]) -> pl.Series:
     """Return the times of the calls on the reference clock."""
-    offsets = {rank: clock.offset_ns for rank, clock in clocks.items()}
-    offset = members["rank"].replace_strict(offsets, default=None, return_dtype=pl.Int64)
-    return members["enqueued_ns"] - offset
+    called_ns = pl.col("enqueued_ns") - clock_offsets(clocks, default=None)
+    return members.select(called_ns).to_series()
 
 
 def _compare_calls(called: pl.DataFrame, clocks: Mapping[int, RecordedClock]) -> pl.DataFrame:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import polars as pl
 
-from tracekit.align.recorded_clocks import RecordedClock
+from tracekit.align.recorded_clocks import RecordedClock, clock_offsets
 from tracekit.documents.late import Hang, RankState
 from tracekit.schema import ProcessGroup, Recording
 
@@ -80,8 +80,7 @@ def find_hang(dumps: Dumps) -> Hang | None:
 
 def _first_called(stuck: pl.DataFrame, clocks: Mapping[int, RecordedClock]) -> tuple[str, int]:
     """Return group and number of where each group stands, of the group whose operation was called first."""
-    offsets = {rank: clock.offset_ns for rank, clock in clocks.items()}
-    offset = pl.col("rank").replace_strict(offsets, default=0, return_dtype=pl.Int64)
+    offset = clock_offsets(clocks, default=0)
     lowest = stuck.filter(pl.col("sequence") == pl.col("sequence").min().over("group"))
     called = lowest.group_by("group", "sequence").agg(
         called_ns=(pl.col("enqueued_ns") - offset).min()
@@ -147,13 +146,11 @@ def _collective_hang(dumps: Dumps, group_name: str, sequence: int) -> Hang:
     waiting = sorted(same_op) if varies else list(agreeing)
     differing = sorted(set(joined["rank"].to_list()) - set(waiting))
     group = dumps.group(group_name)
-    members = (
-        sorted(group.ranks)
-        if group is not None and group.ranks
-        else sorted(in_group["rank"].unique().to_list())
-    )
-    absent = [rank for rank in members if rank not in set(joined["rank"].to_list())]
-    missing = [rank for rank in absent if rank in dumps.ranks]
+    members = set(in_group["rank"].to_list())
+    if group is not None and group.ranks:
+        members = set(group.ranks)
+    absent = sorted(members - set(joined["rank"].to_list()))
+    missing, no_record = _split_recorded(dumps, absent)
     waited = _waited(dumps, joined)
     kind: Literal["missing", "mismatch", "stuck"] = "stuck"
     if differing:
@@ -170,12 +167,22 @@ def _collective_hang(dumps: Dumps, group_name: str, sequence: int) -> Hang:
         sequence=sequence,
         step=dumps.step_of_op.get((group_name, sequence)),
         missing=tuple(_last_state(dumps, rank, in_group) for rank in missing),
-        no_record=tuple(rank for rank in absent if rank not in dumps.ranks),
+        no_record=tuple(no_record),
         waiting=tuple(waiting),
         different=tuple(_last_state(dumps, rank, joined) for rank in differing),
         waited_ns=waited,
         certain=_is_certain(dumps, joined, waited),
     )
+
+
+def _split_recorded(dumps: Dumps, ranks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the *ranks* that wrote a dump, and those that did not."""
+    recorded: list[int] = []
+    unrecorded: list[int] = []
+    for rank in ranks:
+        group = recorded if rank in dumps.ranks else unrecorded
+        group.append(rank)
+    return recorded, unrecorded
 
 
 def _message_hang(dumps: Dumps, stuck: pl.DataFrame) -> Hang | None:
@@ -188,6 +195,7 @@ def _message_hang(dumps: Dumps, stuck: pl.DataFrame) -> Hang | None:
     one_sided = _first_one_sided(messages)
     row = one_sided or stuck.sort("enqueued_ns", nulls_last=True).row(0, named=True)
     peers = [] if one_sided is None or row["peer"] is None else [row["peer"]]
+    missing, no_record = _split_recorded(dumps, peers)
     group = dumps.group(str(row["group"]))
     in_group = messages.filter(pl.col("group") == row["group"])
     own_call = stuck.filter((pl.col("rank") == row["rank"]) & (pl.col("id") == row["id"]))
@@ -201,8 +209,8 @@ def _message_hang(dumps: Dumps, stuck: pl.DataFrame) -> Hang | None:
         dtype=None if row["dtype"] is None else str(row["dtype"]),
         sequence=row["sequence"],
         step=None,
-        missing=tuple(_last_state(dumps, rank, in_group) for rank in peers if rank in dumps.ranks),
-        no_record=tuple(rank for rank in peers if rank not in dumps.ranks),
+        missing=tuple(_last_state(dumps, rank, in_group) for rank in missing),
+        no_record=tuple(no_record),
         waiting=tuple(sorted(set(stuck["rank"].to_list()) - set(peers))),
         different=(),
         waited_ns=waited_ns,

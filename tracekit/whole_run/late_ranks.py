@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit._util.arrays import Bools, Floats, Ints
-from tracekit.align.recorded_clocks import MEDIAN_DEVIATION_TO_SIGMA, RecordedClock
+from tracekit.align.recorded_clocks import MEDIAN_DEVIATION_TO_SIGMA, RecordedClock, clock_offsets
 from tracekit.documents.late import LateRanks, OperationPlace
 from tracekit.whole_run.arrivals import Arrivals
 
@@ -100,8 +100,7 @@ def measure_steps(arrivals: Arrivals, clocks: Mapping[int, RecordedClock]) -> St
     amounts = pl.col("late_ns", "signed_ns", "wait_ns", "caused_wait_ns")
     total = amounts.sum() if arrivals.basis == "durations" else amounts.max()
     table = rows.group_by("rank", "step").agg(total).sort("rank", "step")
-    offsets = {rank: clock.offset_ns for rank, clock in clocks.items()}
-    offset = pl.col("rank").replace_strict(offsets, default=0, return_dtype=pl.Int64)
+    offset = clock_offsets(clocks, default=0)
     starts = (
         rows.with_columns(time_ns=pl.col("order_ns") - offset)
         .group_by("step", "rank")
@@ -228,7 +227,7 @@ def _describe(
         hosts=(),
         kind=kind,
         period=period,
-        steps=tuple(int(step) for step in steps),
+        steps=tuple(steps.tolist()),
         since_step=int(lateness.steps[first]),
         since_ns=int(lateness.start_ns[first]) or None,
         until_step=int(lateness.steps[last]) if has_stopped else None,
@@ -397,16 +396,21 @@ def _are_late_together(a: LateRanks, b: LateRanks) -> bool:
 
 def _as_one(group: Sequence[LateRanks], hosts: Mapping[int, str]) -> LateRanks:
     """Return one entry for ranks that are late together, with the cost of the most expensive: they overlap in time."""
-    ranks = sorted(chain.from_iterable(entry.ranks for entry in group))
+    ranks: list[int] = []
+    least_ns, most_ns = group[0].late_range_ns
+    caused_wait_ns = 0
+    for entry in group:
+        ranks += entry.ranks
+        least_ns = min(least_ns, entry.late_range_ns[0])
+        most_ns = max(most_ns, entry.late_range_ns[1])
+        caused_wait_ns += entry.caused_wait_ns
+    ranks.sort()
     return replace(
         group[0],
         ranks=tuple(ranks),
         hosts=tuple(sorted({hosts[rank] for rank in ranks if rank in hosts})),
-        late_range_ns=(
-            min(entry.late_range_ns[0] for entry in group),
-            max(entry.late_range_ns[1] for entry in group),
-        ),
-        caused_wait_ns=sum(entry.caused_wait_ns for entry in group),
+        late_range_ns=(least_ns, most_ns),
+        caused_wait_ns=caused_wait_ns,
         uncertain=all(entry.uncertain for entry in group),
     )
 

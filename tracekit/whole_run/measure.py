@@ -254,23 +254,28 @@ def _run_notices(
     alone = sorted(set(members["rank"].to_list()) - set(shared["rank"].to_list()))
     if alone and len(ranks) > 1:
         notices.append(Notice("records-apart", ranks=tuple(alone)))
-    offsets = {
-        rank: clock.offset_ns for rank, clock in clocks.items() if clock.uncertainty_ns is not None
-    }
+    return notices + _clock_notices(clocks, arrivals)
+
+
+def _clock_notices(clocks: Mapping[int, RecordedClock], arrivals: Arrivals) -> list[Notice]:
+    """Return notices of clocks that are far from the others, and of those that are not known."""
+    offsets: dict[int, int] = {}
+    unknown: list[int] = []
+    for rank, clock in sorted(clocks.items()):
+        if clock.uncertainty_ns is None:
+            unknown.append(rank)
+        else:
+            offsets[rank] = clock.offset_ns
     usual_ns = float(np.median(list(offsets.values()))) if offsets else 0.0
-    far = sorted(
-        rank for rank, offset in offsets.items() if abs(offset - usual_ns) > MAX_CLOCK_DIFFERENCE_NS
-    )
-    if far:
-        most_ns = max(abs(offsets[rank] - usual_ns) for rank in far)
-        notices.append(
-            Notice(
-                "recorded-clocks-apart",
-                ranks=tuple(far),
-                values={"hours": round(most_ns / 3.6e12, 1)},
-            )
-        )
-    unknown = sorted(rank for rank, clock in clocks.items() if clock.uncertainty_ns is None)
+    apart_ns: dict[int, float] = {}
+    for rank, offset_ns in offsets.items():
+        if abs(offset_ns - usual_ns) > MAX_CLOCK_DIFFERENCE_NS:
+            apart_ns[rank] = abs(offset_ns - usual_ns)
+    notices = []
+    if apart_ns:
+        hours = round(max(apart_ns.values()) / 3.6e12, 1)
+        notice = Notice("recorded-clocks-apart", ranks=tuple(apart_ns), values={"hours": hours})
+        notices.append(notice)
     if unknown and arrivals.basis != "durations":
         notices.append(Notice("recorded-clocks-unknown", ranks=tuple(unknown)))
     return notices
@@ -289,4 +294,4 @@ def lateness_matrix(run: WholeRun, *, max_columns: int) -> tuple[list[int], list
     row = np.searchsorted(ranks, run.lateness.table["rank"].to_numpy())
     matrix = np.zeros((len(ranks), -(-len(steps) // per_column)), dtype=np.int64)
     np.maximum.at(matrix, (row, column), run.lateness.table["late_ns"].to_numpy())
-    return ranks, [int(step) for step in steps[::per_column]], matrix
+    return ranks, steps[::per_column].tolist(), matrix

@@ -108,9 +108,9 @@ def _recognise(
     chain: Sequence[int], orders: Mapping[int, Sequence[tuple[str, int]]]
 ) -> PipelineOrder | None:
     """Return the pipeline of a chain of ranks, None if no schedule has its order in all steps."""
-    works = [
-        _forwards_and_backwards(chain, stage, orders[rank]) for stage, rank in enumerate(chain)
-    ]
+    works = []
+    for stage, rank in enumerate(chain):
+        works.append(_forwards_and_backwards(chain, stage, orders[rank]))
     microbatches = _count_microbatches(works[0])
     if microbatches is None:
         return None
@@ -122,17 +122,18 @@ def _recognise(
         return None
     step_orders = []
     for work in works:
-        tail = work[len(work) - steps * step_length :]
-        parts = {tail[start : start + step_length] for start in range(0, len(tail), step_length)}
-        if len(parts) != 1:
+        whole_steps = work[len(work) - steps * step_length :]
+        order_of_step = whole_steps[:step_length]
+        if whole_steps != order_of_step * steps:
             return None
-        step_orders.append(parts.pop())
-    schedules = tuple(
-        name for name in _candidates() if _orders_of(name, len(chain), microbatches) == step_orders
-    )
+        step_orders.append(order_of_step)
+    schedules = []
+    for name in _candidates():
+        if _orders_of(name, len(chain), microbatches) == step_orders:
+            schedules.append(name)
     if not schedules:
         return None
-    return PipelineOrder(tuple(chain), microbatches, steps, schedules)
+    return PipelineOrder(tuple(chain), microbatches, steps, tuple(schedules))
 
 
 def _forwards_and_backwards(
@@ -184,7 +185,9 @@ def _orders_of(name: str, stages: int, microbatches: int) -> list[str] | None:
         return None
     orders = []
     for rank, ops in enumerate(schedule.ranks):
-        if any(op.stage != rank or op.b_stage not in (-1, rank) for op in ops):
+        own_stages = {op.stage for op in ops}
+        backward_stages = {op.b_stage for op in ops}
+        if not own_stages <= {rank} or not backward_stages <= {rank, -1}:
             return None
         orders.append("".join(_KINDS_AS_MESSAGES[op.kind] for op in ops))
     return orders

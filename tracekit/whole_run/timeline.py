@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit.align.recorded_clocks import clock_offsets
 from tracekit.documents.late import LateRanks
 from tracekit.whole_run.result import WholeRun
 
@@ -66,8 +67,7 @@ def collective_bars(run: WholeRun) -> pl.DataFrame:
         members = members.filter(pl.col("step").is_between(*steps))
     last_ids = members["op_id"].unique().sort().tail(MAX_OPERATIONS)
     members = members.filter(pl.col("op_id").is_in(last_ids.implode()))
-    offsets = {rank: clock.offset_ns for rank, clock in run.clocks.items()}
-    offset = pl.col("rank").replace_strict(offsets, default=0, return_dtype=pl.Int64)
+    offset = clock_offsets(run.clocks, default=0)
     placed = members.with_columns(
         op=pl.col("op").cast(pl.String),
         called_ns=pl.col("enqueued_ns") - offset,
