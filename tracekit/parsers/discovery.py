@@ -278,28 +278,32 @@ def _discovery(path: str, files: Mapping[str, tuple[SourceRef | None, FileType]]
 
     Of each file, by its own path, *files* has the source, None if it is not one, and its type.
     """
-    sources = [ref for ref, _ in files.values() if ref is not None]
-    refs = [ref for ref in sources if ref.reader not in RECORDINGS]
-    recordings = [ref for ref in sources if ref.reader in RECORDINGS]
-    others = {Path(file): file_type for file, (ref, file_type) in files.items() if ref is None}
+    refs: list[SourceRef] = []
+    recordings: list[SourceRef] = []
+    others: dict[Path, FileType] = {}
+    for file, (ref, file_type) in files.items():
+        if ref is None:
+            others[Path(file)] = file_type
+        elif ref.reader in RECORDINGS:
+            recordings.append(ref)
+        else:
+            refs.append(ref)
     skipped = len(others)
-    if not sources:
+    if not refs and not recordings:
         unreadable = []
-        for file, file_type in others.items():
-            if file_type.is_unreadable and _TRACE_SUFFIX.search(file.name):
-                unreadable.append(f"{file.name} {file_type.why}")
+        for other, file_type in others.items():
+            if file_type.is_unreadable and _TRACE_SUFFIX.search(other.name):
+                unreadable.append(f"{other.name} {file_type.why}")
         reasons = f": {listing(unreadable, most=2)}" if unreadable else ""
         raise InputError(
             f"{path}: holds no traces ({counted(skipped, 'other file')}{reasons})",
             hint="name the traces' own folder",
         )
-    if (
-        len(refs) == 1
-        and refs[0].rank is None
-        and (number := rank_in_name(refs[0].path)) is not None
-    ):
-        # The only file, in a folder named after a rank.
-        refs = [replace(refs[0], rank=number, rank_from="name")]
+    if len(refs) == 1 and refs[0].rank is None:
+        # The only file may be in a folder named after a rank.
+        number = rank_in_name(refs[0].path)
+        if number is not None:
+            refs = [replace(refs[0], rank=number, rank_from="name")]
     refs, notices = _drop_duplicate_exports(refs)
     notices += _skipped_files(others, {ref.rank for ref in refs if ref.rank is not None})
     return Discovery(tuple(refs), skipped, tuple(notices), tuple(recordings))
@@ -312,7 +316,8 @@ def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> l
     from another file.
     """
     failed_ranks = []
-    skipped: list[tuple[str, str]] = []  # name and reason
+    skipped_names: list[str] = []
+    reasons: list[str] = []
     for file, file_type in others.items():
         rank = file_type.rank
         if not _TRACE_SUFFIX.search(file.name):
@@ -325,11 +330,10 @@ def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> l
             }
             failed_ranks.append(Notice("rank-failed", ranks=(rank,), values=values))
         elif _looks_like_trace(file) or file_type.is_unreadable:
-            skipped.append((file.name, file_type.why))
-    if skipped:
-        names = tuple(name for name, _ in skipped)
-        reasons = tuple(reason for _, reason in skipped)
-        values = {"case": "found", "files": names, "errors": reasons}
+            skipped_names.append(file.name)
+            reasons.append(file_type.why)
+    if skipped_names:
+        values = {"case": "found", "files": tuple(skipped_names), "errors": tuple(reasons)}
         return [*failed_ranks, Notice("not-a-trace", values=values)]
     return failed_ranks
 
@@ -354,8 +358,8 @@ def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], lis
         exports[ref.path.removesuffix(suffix)].append((preference, ref))
     notices = []
     for report_exports in exports.values():
-        by_preference = sorted(report_exports, key=lambda export: export[0])
-        best, *others = (ref for _, ref in by_preference)
+        report_exports.sort(key=lambda export: export[0])
+        best, *others = [ref for _, ref in report_exports]
         remaining.append(best)
         if others:
             names = tuple(other.name for other in others)

@@ -64,9 +64,7 @@ def parse_memory_snapshot(content: object, *, name: str) -> MemorySnapshot:
         name: What to call the file in messages.
 
     """
-    if not isinstance(content, dict) or not all(
-        isinstance(content.get(key), list) for key in SNAPSHOT_KEYS
-    ):
+    if not isinstance(content, dict) or not _has_lists(content, SNAPSHOT_KEYS):
         hint = "torch.cuda.memory._dump_snapshot writes one"
         raise InputError(f"{name}: is not a memory snapshot", hint=hint)
     stacks = _Stacks(name)
@@ -88,6 +86,11 @@ def parse_memory_snapshot(content: object, *, name: str) -> MemorySnapshot:
         expandable=is_expandable or any(segment.get("is_expandable") for segment in own_segments),
         notices=_notices(histories, history, device, stacks),
     )
+
+
+def _has_lists(content: Mapping[str, Any], keys: Iterable[str]) -> bool:
+    """Return whether there is a list under each key."""
+    return all(isinstance(content.get(key), list) for key in keys)
 
 
 def _busiest_device(
@@ -153,31 +156,33 @@ def _dicts(values: object, where: str) -> list[dict[str, Any]]:
 
 def _event_table(history: Sequence[Mapping[str, Any]], stacks: _Stacks, name: str) -> pl.DataFrame:
     """Return the events of the allocator; those of unknown kinds are left out."""
-    events = [event for event in history if event.get("action") in ALLOCATOR_ACTIONS]
-    columns = {
-        "at_ns": [event.get("time_us") for event in events],
-        "action": [event["action"] for event in events],
-        # An event of memory that ran out has no address.
-        "address": [event.get("addr", 0) for event in events],
-        "bytes": [event.get("size") for event in events],
-        "stream": [event.get("stream", 0) for event in events],
-        "stack": [stacks.number(event.get("frames")) for event in events],
-    }
-    table = _table(columns, ALLOCATOR_EVENTS, f"{name}: device_traces")
+    rows = []
+    for event in history:
+        action = event.get("action")
+        if action not in ALLOCATOR_ACTIONS:
+            continue
+        address = event.get("addr", 0)  # an event of memory that ran out has none
+        stream = event.get("stream", 0)
+        stack = stacks.number(event.get("frames"))
+        rows.append((event.get("time_us"), action, address, event.get("size"), stream, stack))
+    table = _table(rows, ALLOCATOR_EVENTS, f"{name}: device_traces")
     return table.with_columns(pl.col("at_ns") * 1000)
 
 
 def _segment_table(segments: Sequence[Mapping[str, Any]], name: str) -> pl.DataFrame:
-    columns = {
-        "address": [segment.get("address") for segment in segments],
-        "bytes": [segment.get("total_size") for segment in segments],
-        "allocated": [segment.get("allocated_size") for segment in segments],
-        "active": [segment.get("active_size") for segment in segments],
-        "stream": [segment.get("stream", 0) for segment in segments],
-        "kind": [str(segment.get("segment_type", "")) for segment in segments],
-        "pool": [str(segment.get("segment_pool_id", (0, 0))) for segment in segments],
-    }
-    return _table(columns, ALLOCATOR_SEGMENTS, f"{name}: segments").sort("address")
+    rows = []
+    for segment in segments:
+        row = (
+            segment.get("address"),
+            segment.get("total_size"),
+            segment.get("allocated_size"),
+            segment.get("active_size"),
+            segment.get("stream", 0),
+            str(segment.get("segment_type", "")),
+            str(segment.get("segment_pool_id", (0, 0))),
+        )
+        rows.append(row)
+    return _table(rows, ALLOCATOR_SEGMENTS, f"{name}: segments").sort("address")
 
 
 def _block_table(segments: Sequence[Mapping[str, Any]], stacks: _Stacks, name: str) -> pl.DataFrame:
@@ -205,44 +210,44 @@ def _block_table(segments: Sequence[Mapping[str, Any]], stacks: _Stacks, name: s
             )
             if isinstance(block_address, int) and isinstance(size, int):
                 address = block_address + size
-    names = ALLOCATOR_BLOCKS.names()
-    columns = {}
-    for i, column in enumerate(names):
-        columns[column] = [row[i] for row in rows]
-    return _table(columns, ALLOCATOR_BLOCKS, f"{name}: blocks")
+    return _table(rows, ALLOCATOR_BLOCKS, f"{name}: blocks")
 
 
 def _annotation_table(annotations: object, device: int, name: str) -> pl.DataFrame:
-    own = []
-    for row in _dicts(annotations, f"{name}: external_annotations"):
-        if row.get("device", device) == device:
-            own.append(row)
-    columns: dict[str, list[Any]] = {
-        "at_ns": [row.get("time_us") for row in own],
-        "name": [str(row.get("name", "")) for row in own],
-        "is_start": [row.get("stage") == "START" for row in own],
-    }
-    table = _table(columns, SNAPSHOT_ANNOTATIONS, f"{name}: external_annotations")
+    rows = []
+    for annotation in _dicts(annotations, f"{name}: external_annotations"):
+        if annotation.get("device", device) == device:
+            text = str(annotation.get("name", ""))
+            rows.append((annotation.get("time_us"), text, annotation.get("stage") == "START"))
+    table = _table(rows, SNAPSHOT_ANNOTATIONS, f"{name}: external_annotations")
     return table.with_columns(pl.col("at_ns") * 1000)
 
 
-def _table(columns: Mapping[str, list[Any]], schema: pl.Schema, where: str) -> pl.DataFrame:
-    """Return a table of numbers and texts; raise if a value is missing or of another type."""
+def _table(rows: Sequence[tuple[Any, ...]], schema: pl.Schema, where: str) -> pl.DataFrame:
+    """Return a table of numbers and texts; raise if a value is missing or of another type.
+
+    Args:
+        rows: Values in the order of the schema's columns.
+        schema: Columns of the table.
+        where: What the table is read from, for messages.
+
+    """
+    series = []
     try:
-        series = [
-            pl.Series(name, columns[name], dtype, strict=True) for name, dtype in schema.items()
-        ]
+        for i, (name, dtype) in enumerate(schema.items()):
+            values = [row[i] for row in rows]
+            series.append(pl.Series(name, values, dtype, strict=True))
     except (TypeError, OverflowError, ValueError, pl.exceptions.PolarsError) as error:
         raise InputError(
             f"{where} has a value that is no number or too large", hint=_WRITE_AGAIN
         ) from error
     table = pl.DataFrame(series)
-    required = [name for name in schema if name != "stack"]
-    for name in required:
-        if table[name].null_count():
+    for name in schema:
+        if name != "stack" and table[name].null_count():
             raise InputError(f"{where} has an entry without {name}", hint=_WRITE_AGAIN)
-    sizes = [name for name in ("bytes", "allocated", "active", "requested") if name in schema]
-    for name in sizes:
+    for name in ("bytes", "allocated", "active", "requested"):
+        if name not in schema:
+            continue
         if (table[name] < 0).any() or (table[name] > MAX_BYTES).any():
             raise InputError(f"{where} has an impossible size", hint=_WRITE_AGAIN)
     if "at_ns" in schema and ((table["at_ns"] < 0) | (table["at_ns"] > MAX_TIME_US)).any():

@@ -186,9 +186,11 @@ def _assign_ranks(logs: Sequence[RankCollectives]) -> tuple[list[RankCollectives
         for group, size in log.source.group_sizes.items():
             group_members = members[group]
             # A log may say any size: count the members that are recorded, not those it claims.
-            numbers = [number for number in sorted(group_members) if 0 <= number < size]
-            recorded_ranks = tuple(group_members[number] for number in numbers)
-            groups.append(ProcessGroup(group, None, recorded_ranks))
+            recorded_ranks = []
+            for number, member in sorted(group_members.items()):
+                if 0 <= number < size:
+                    recorded_ranks.append(member)
+            groups.append(ProcessGroup(group, None, tuple(recorded_ranks)))
         source = structs.replace(log.source, rank=rank, groups=tuple(groups))
         ranked.append(RankCollectives(_with_ranks(log.collectives, rank, members), source))
     ranked.sort(key=lambda log: log.source.rank or 0)
@@ -200,14 +202,13 @@ _OF_ONE_START = "name the logs of one run; of a run that was restarted, those of
 
 def _check_unique(logs: Sequence[RankCollectives], ranks: Sequence[int]) -> None:
     """Raise if two processes have the same rank."""
-    repeated = [rank for rank in set(ranks) if ranks.count(rank) > 1]
-    if repeated:
-        paths = []
-        for log, rank in zip(logs, ranks, strict=True):
-            if rank == repeated[0]:
-                paths.append(log.source.path)
-        problem = f"rank {repeated[0]} has logs of several processes{file_listing(paths)}"
-        raise InputError(problem, hint=_OF_ONE_START)
+    paths_of_rank: dict[int, list[str]] = defaultdict(list)
+    for log, rank in zip(logs, ranks, strict=True):
+        paths_of_rank[rank].append(log.source.path)
+    for rank, paths in sorted(paths_of_rank.items()):
+        if len(paths) > 1:
+            problem = f"rank {rank} has logs of several processes{file_listing(paths)}"
+            raise InputError(problem, hint=_OF_ONE_START)
 
 
 def _check_one_start(logs: Sequence[RankCollectives]) -> None:
@@ -314,7 +315,8 @@ def _with_ranks(
         return table
     rows: list[tuple[str, int, int]] = []
     for group, rank_by_number in members.items():
-        rows += [(group, number, member) for number, member in rank_by_number.items()]
+        for number, member in rank_by_number.items():
+            rows.append((group, number, member))
     ranks_of_groups = pl.DataFrame(
         rows, schema={"group": pl.String, "peer": pl.Int32, "member": pl.Int32}, orient="row"
     ).with_columns(pl.col("group").cast(COLLECTIVES["group"]))

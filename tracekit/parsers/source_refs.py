@@ -120,10 +120,14 @@ def check_single_run(refs: Sequence[SourceRef]) -> None:
                 hint="name one file per rank, for instance with a glob; of several processes per rank, each role:"
                 " --role trainer=PATH --role rollout=PATH",
             )
-    _check_same({ref.path: ref.reader for ref in refs}, "different tools")
-    _check_same(
-        {ref.path: ref.world_size for ref in refs if ref.world_size}, "different world sizes"
-    )
+    readers: dict[str, object] = {}
+    world_sizes: dict[str, object] = {}
+    for ref in refs:
+        readers[ref.path] = ref.reader
+        if ref.world_size:
+            world_sizes[ref.path] = ref.world_size
+    _check_same(readers, "different tools")
+    _check_same(world_sizes, "different world sizes")
     of_pytorch = [ref for ref in refs if ref.reader in PYTORCH_READERS]
     unknown = [ref.path for ref in of_pytorch if ref.rank is None]
     if unknown and len(refs) > 1:
@@ -141,20 +145,36 @@ def _run_folders(refs: Sequence[SourceRef]) -> list[str]:
     >>> _run_folders([SourceRef(f"runs/{name}.json", "kineto", 0) for name in "ab"])
     []
     """
-    paths = [ref.path.rstrip("/") for ref in refs]
-    if any("://" in path for path in paths) or len({path.startswith("/") for path in paths}) > 1:
+    folders = []
+    absolute = 0
+    for ref in refs:
+        if "://" in ref.path:
+            return []
+        folder, _, _ = ref.path.rstrip("/").rpartition("/")
+        folders.append(folder)
+        absolute += ref.path.startswith("/")
+    if 0 < absolute < len(refs):
         return []
-    folders = [path.rpartition("/")[0] for path in paths]
     common = os.path.commonpath(folders)
     start = len(common) + 1 if common else 0
+    first_level = []  # the first folder below the common one
+    for folder in folders:
+        name, _, _ = folder[start:].partition("/")
+        first_level.append(folder[: start + len(name)])
     # Runs are separated by the first folder below the common one (runs/a/host0/…), else by the
     # files' own folders.
-    first_level = [folder[: start + len(folder[start:].partition("/")[0])] for folder in folders]
     for run_folders in (first_level, folders):
-        ranks_of_runs = {(folder, ref.rank) for folder, ref in zip(run_folders, refs, strict=True)}
-        if len(ranks_of_runs) == len(refs) and len(set(run_folders)) > 1:
+        if len(set(run_folders)) > 1 and _has_each_rank_once(run_folders, refs):
             return run_folders
     return []
+
+
+def _has_each_rank_once(names: Sequence[str], refs: Sequence[SourceRef]) -> bool:
+    """Return whether no two sources of one run or role, which *names* tell, are of the same rank."""
+    pairs = set()
+    for name, ref in zip(names, refs, strict=True):
+        pairs.add((name, ref.rank))
+    return len(pairs) == len(refs)
 
 
 def roles_by_name(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
@@ -173,10 +193,11 @@ def roles_by_name(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
         return None
     processes = max(Counter(ref.rank for ref in refs).values())
     folders = [folder.rpartition("/")[2].removeprefix("role=") for folder in _run_folders(refs)]
-    for names in (folders, [_name_stem(ref.name) for ref in refs]):
-        ranks_of_roles = {(name, ref.rank) for name, ref in zip(names, refs, strict=False)}
-        has_each_rank_once = len(ranks_of_roles) == len(refs)
-        if names and all(names) and has_each_rank_once and len(set(names)) == processes > 1:
+    stems = [_name_stem(ref.name) for ref in refs]
+    for names in (folders, stems):
+        if not names or not all(names) or not _has_each_rank_once(names, refs):
+            continue
+        if len(set(names)) == processes > 1:
             roles = []
             for ref, name in zip(refs, names, strict=True):
                 roles.append(msgspec.structs.replace(ref, role=name))
@@ -208,7 +229,8 @@ def several_runs_error(runs: Sequence[str]) -> InputError:
         # A folder above the others holds them as well: its name does not choose one.
         command = f"tracekit analyze {shlex.quote(apart[0])}"
         return InputError(problem, hint=f"name the files of one run, or its folder: {command}")
-    first, second = (shlex.quote(run) for run in runs[:2])
+    first = shlex.quote(runs[0])
+    second = shlex.quote(runs[1])
     roles = []
     for run in runs[:2]:
         roles.append(f"--role {shlex.quote(Path(run).name)}={shlex.quote(run)}")
@@ -249,11 +271,11 @@ def file_listing(paths: Iterable[str], *, most: int = 4) -> str:
     (' in runs: a/0.json, b/0.json', ': a.json')
     """
     files = sorted(paths)
-    folder = (
-        os.path.commonpath([path.rpartition("/")[0] for path in files]) if "/" in files[0] else ""
-    )
-    if not folder or any("://" in path for path in files):
+    is_remote = any("://" in path for path in files)
+    folder = ""
+    if "/" in files[0] and not is_remote:
+        folder = os.path.commonpath([path.rpartition("/")[0] for path in files])
+    if not folder:
         return f": {listing(files, most=most)}"
-    return (
-        f" in {folder}: {listing([path[len(folder) :].lstrip('/') for path in files], most=most)}"
-    )
+    in_folder = [path.removeprefix(folder).lstrip("/") for path in files]
+    return f" in {folder}: {listing(in_folder, most=most)}"

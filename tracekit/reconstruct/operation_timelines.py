@@ -48,11 +48,9 @@ def pipelines_of_operations(operations: pl.DataFrame) -> list[RankPipeline]:
     parts = []
     for (number,), rows in labelled.group_by("rank", maintain_order=True):
         first = rows.row(0, named=True)
-        members = tuple(
-            (first["replica"] * stages + stage) * tensor_ranks + first["tensor_rank"]
-            for stage in range(stages)
-        )
-        group = ProcessGroup("pipeline", "PIPELINE_MODEL_PARALLEL_GROUP", members)
+        first_stage = first["replica"] * stages * tensor_ranks + first["tensor_rank"]
+        members = range(first_stage, first_stage + stages * tensor_ranks, tensor_ranks)
+        group = ProcessGroup("pipeline", "PIPELINE_MODEL_PARALLEL_GROUP", tuple(members))
         source = Source("", "operations", int(str(number)), "content", groups=(group,))
         table = rows.with_columns(
             id=pl.int_range(pl.len(), dtype=pl.Int64),
@@ -69,13 +67,13 @@ def pipelines_of_operations(operations: pl.DataFrame) -> list[RankPipeline]:
 def _label_columns(tensor_ranks: int) -> dict[str, pl.Expr]:
     """Return the columns that classification would add, from an operation's name and numbers."""
     name = pl.col("name")
-    passes = {**COMPUTE, **{message: served for message, (served, _) in MESSAGES.items()}}
-    letter = name.replace_strict(passes, default=None, return_dtype=pl.String)
-    stages_away = name.replace_strict(
-        {message: away for message, (_, away) in MESSAGES.items()},
-        default=None,
-        return_dtype=pl.Int32,
-    )
+    pass_of_name = dict(COMPUTE)
+    distance_of_message = {}
+    for message, (served_pass, distance) in MESSAGES.items():
+        pass_of_name[message] = served_pass
+        distance_of_message[message] = distance
+    letter = name.replace_strict(pass_of_name, default=None, return_dtype=pl.String)
+    stages_away = name.replace_strict(distance_of_message, default=None, return_dtype=pl.Int32)
     direction = name.str.extract("-(send|recv)$")
     microbatch = pl.coalesce("microbatch", "number")
     verb = (

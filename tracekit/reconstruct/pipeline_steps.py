@@ -58,22 +58,24 @@ class StepTables:
 
         Ranks of a line may have no trace.
         """
-        self.lines = [line for line, _ in lines]
+        self.lines: list[Line] = []
         # Of each line: whether the peers of its messages were derived from their order.
         self.peers_by_order: list[bool] = []
-        for line in self.lines:
-            recorded_ranks = [ranks[rank] for rank in line if rank in ranks]
-            self.peers_by_order.append(any(rank.peers_by_order for rank in recorded_ranks))
         # Index of the line, and step.
         self.instances: list[tuple[int, int]] = []
-        for index, (_, steps) in enumerate(lines):
-            self.instances += [(index, step) for step in steps]
+        positions_of_ranks: list[tuple[int, int, int]] = []
+        for index, (line, steps) in enumerate(lines):
+            self.lines.append(line)
+            by_order = False
+            for position, rank in enumerate(line):
+                positions_of_ranks.append((index, position, rank))
+                by_order |= rank in ranks and ranks[rank].peers_by_order
+            self.peers_by_order.append(by_order)
+            for step in steps:
+                self.instances.append((index, step))
         instance_index = pl.DataFrame(
             self.instances, schema={"line": pl.Int64, "step": pl.Int64}, orient="row"
         ).with_row_index("instance")
-        positions_of_ranks: list[tuple[int, int, int]] = []
-        for index, line in enumerate(self.lines):
-            positions_of_ranks += [(index, position, rank) for position, rank in enumerate(line)]
         members = pl.DataFrame(
             positions_of_ranks,
             schema={"line": pl.Int64, "position": pl.Int32, "rank": pl.Int32},
@@ -238,8 +240,11 @@ def _examine_instance(tables: StepTables, instance: int, cache: StepCache) -> _S
     if look in cache:
         return cache[look]
     line, _ = tables.instances[instance]
-    chunks = {part.position: tables.chunks[part.chunks] for part in tables.parts[instance]}
-    messages = {part.position: tables.messages[part.messages] for part in tables.parts[instance]}
+    chunks = {}
+    messages = {}
+    for part in tables.parts[instance]:
+        chunks[part.position] = tables.chunks[part.chunks]
+        messages[part.position] = tables.messages[part.messages]
     result = _examine_step(chunks, messages, len(tables.lines[line]))
     # Times of cells differ from step to step, so they cannot be used again.
     if result.cells is None:

@@ -216,13 +216,12 @@ def sample_steps(
 
 def _stall_table(stalls: Mapping[str, Intervals]) -> pl.DataFrame:
     """Return the stalls of all causes as one table (``STALLS``)."""
-    return pl.concat(
-        pl.DataFrame(
-            {"cause": [cause] * len(stall), "start_ns": stall.start_ns, "end_ns": stall.end_ns},
-            schema=STALLS,
-        )
-        for cause, stall in stalls.items()
-    )
+    tables = []
+    for cause, stall in stalls.items():
+        causes = [cause] * len(stall)
+        columns = {"cause": causes, "start_ns": stall.start_ns, "end_ns": stall.end_ns}
+        tables.append(pl.DataFrame(columns, schema=STALLS))
+    return pl.concat(tables)
 
 
 def _process_groups(source: Source, messages: pl.DataFrame) -> tuple[ProcessGroup, ...]:

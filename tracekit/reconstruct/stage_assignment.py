@@ -121,7 +121,8 @@ def forward_destinations(chunks: pl.DataFrame, messages: pl.DataFrame) -> list[i
         remaining = [peer for peer in receivers if peer in usual] or list(receivers)
         for pair in forwards:
             destination[pair] = remaining.pop(0) if remaining else receivers[0]
-    return [destination.get(pair) for pair in chunks.filter(pl.col("op") == "F")["pair"].to_list()]
+    forward_pairs = chunks.filter(pl.col("op") == "F")["pair"].to_list()
+    return [destination.get(pair) for pair in forward_pairs]
 
 
 def _goes_both_ways(destinations: _Destinations, pp: int) -> bool:

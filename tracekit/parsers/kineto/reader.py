@@ -211,13 +211,20 @@ def _skipped(
     """Count the events that are not in the table, by what they are, without one cut by the end of the file."""
     phases = np.sum([part.phases for part in scanned.parts], axis=0)
     memory_events = 0
+    python_frames = 0
+    unreadable = unread - scanned.is_event_cut
     for part in scanned.parts:
         memory_events += sum(len(rows) for rows in part.memory)
+        python_frames += part.python_frames
+        unreadable += part.bad
     phases[ord("i")] += memory_events - memory.height
-    names = {0: "no phase", 1: "unknown phase"}
-    skipped = {names.get(k, chr(k)): int(phases[k]) for k in np.flatnonzero(phases).tolist()}
-    python = sum(part.python_frames for part in scanned.parts)
-    unreadable = sum(part.bad for part in scanned.parts) - scanned.is_event_cut + unread
     unreadable -= sum(table.untimed.values()) - table.out_of_range
-    others = {"python": python, DAMAGED: unreadable, **table.untimed}
-    return {**skipped, **{key: count for key, count in others.items() if count}}
+    names = {0: "no phase", 1: "unknown phase"}
+    skipped = {}
+    for phase in np.flatnonzero(phases).tolist():
+        skipped[names.get(phase, chr(phase))] = int(phases[phase])
+    others = {"python": python_frames, DAMAGED: unreadable, **table.untimed}
+    for name, count in others.items():
+        if count:
+            skipped[name] = count
+    return skipped

@@ -271,10 +271,13 @@ class RowResolver:
         """Return the name of a copy from the codes of its kind and of both kinds of memory."""
         text = f"Memcpy {decode_text(self._texts[kind])}"
         if NULL not in (source, target):
-            spelled = [decode_text(self._texts[code]) for code in (source, target)]
-            source_text, target_text = (MEMORY_KINDS.get(memory, memory) for memory in spelled)
-            text += f" ({source_text} -> {target_text})"
+            text += f" ({self._memory_kind(source)} -> {self._memory_kind(target)})"
         return text.encode("utf-8", "replace")
+
+    def _memory_kind(self, code: int) -> str:
+        """Return the kind of memory that a text names, as PyTorch spells it."""
+        memory = decode_text(self._texts[code])
+        return MEMORY_KINDS.get(memory, memory)
 
     def _threads(self, track: Ints) -> tuple[Ints, Ints, dict[str, Bools]]:
         """Return process and thread of each row, and by the first word of process names which rows they have.
