@@ -16,9 +16,9 @@ from msgspec import structs
 import tracekit
 from tests.reference import read
 from tests.stores import reseal, write_store
-from tracekit.errors import InputError, Notice, OutputError, TracekitError
+from tracekit.errors import InputError, MachineError, Notice, OutputError, TracekitError
 from tracekit.schema import EVENTS, LABELLED, MEMORY, ProcessGroup, RankEvents, Source, conform
-from tracekit.store.checks import LATEST_NS, MAX_TOTAL, check_table
+from tracekit.store.checks import LATEST_NS, MAX_TOTAL, check_size, check_table
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, write_rank
 from tracekit.store.writer import StoreWriter, replace_store
 
@@ -413,6 +413,35 @@ def test_a_rank_has_at_most_4_billion_events(number, is_read):
     else:
         with pytest.raises(ValueError, match="no event has"):
             check_table(events, rank=0, rows=1)
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "is_read"),
+    [(2**62 - 1, True), (2**62, False), (1 - 2**62, True), (-(2**62), False)],
+)
+def test_a_clock_shows_times_of_62_bits(time_ns, is_read):
+    snapshots = pl.DataFrame({"rank": [0], "at_ns": [time_ns]})
+    if is_read:
+        check_table(snapshots, rank=0, rows=1)
+    else:
+        with pytest.raises(ValueError, match="at_ns has times that no clock shows"):
+            check_table(snapshots, rank=0, rows=1)
+
+
+@pytest.mark.parametrize(("available", "fits"), [(37 * 100, True), (37 * 100 - 1, False)])
+def test_a_text_takes_at_least_16_bytes_beside_numbers_of_their_own_size(
+    monkeypatch, available, fits
+):
+    monkeypatch.setattr("tracekit.store.checks.available_memory", lambda: available)
+    sizes = {"time": 8, "rank": 4, "flag": 1, "text": 16, "part": 8}
+    types = [pl.Int64(), pl.Int32(), pl.Boolean(), pl.String(), pl.Float64()]
+    schema = pl.Schema(dict(zip(sizes, types, strict=True)))
+    assert sum(sizes.values()) == 37
+    if fits:
+        check_size(100, schema)
+    else:
+        with pytest.raises(MachineError, match="100 rows take"):
+            check_size(100, schema)
 
 
 def test_a_launch_that_no_clock_shows_is_one_line(tmp_path, ranks):

@@ -91,6 +91,8 @@ DECIDING = (
     "against_ideal",
     "whatif",
     "findings",
+    "store/checks.py",
+    "parsers/long_names.py",
 )
 """Packages and modules whose constants decide answers."""
 

@@ -13,7 +13,6 @@ from tracekit.errors import Notice
 MAX_NAME_CHARS = 16_384
 """Characters of a name, or of a text that many events refer to. The longest names of kernels that
 compilers write are below 10,000."""
-_DIGEST_BYTES = 8
 
 
 def shorten_name(name: str) -> str:
@@ -26,7 +25,7 @@ def shorten_name(name: str) -> str:
     """
     if len(name) <= MAX_NAME_CHARS:
         return name
-    digest = hashlib.blake2b(name.encode(errors="replace"), digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(name.encode(errors="replace"), digest_size=8)
     return f"{name[:MAX_NAME_CHARS]}…{digest.hexdigest()}"
 
 
