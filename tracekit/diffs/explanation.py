@@ -38,6 +38,8 @@ MIN_MODULE_SHARE_TO_REPLACE_LABEL = 0.9
 number."""
 MIN_MODULE_SHARE_TO_MENTION = 0.5
 """Share of a label's change from which the module is mentioned after it."""
+MAX_RANKS_CHANGED_ALIKE = 4
+"""Ranks that are named because they changed in the same way."""
 
 _UNIT_WORDS = {
     "token": ("1,000 tokens", 1e9),
@@ -300,23 +302,31 @@ def _describe_exposed(
     size_ms, rank, part, change_ms = max(candidates, default=(0.0, 0, "", 0.0))
     if size_ms < min_ms:
         return []
-    sign = 1 if change_ms > 0 else -1
-    verb = "grew" if sign > 0 else "shrank"
+    verb = "grew" if change_ms > 0 else "shrank"
     owner = f"rank {rank}'s " if len(changes) > 1 else ""
     what = "idle time" if part == "idle" else part
     compute = "compute takes as long as before; " if same_compute else ""
     sentences = [f"{compute}{owner}{what} {verb} by {_format_ms(change_ms)}"]
-    others = []
+    sign = 1 if change_ms > 0 else -1
+    changed_alike = []
     for other, parts in changes.items():
         if other != rank and sign * parts.get(part, 0.0) >= min_ms:
-            others.append(other)
-    if len(others) == 1:
-        sentences.append(f"so did that of rank {others[0]}")
-    elif others:
-        named = join_with_and(map(str, others[:4]))
-        ellipsis = " …" if len(others) > 4 else ""
-        sentences.append(f"so did those of ranks {named}{ellipsis}")
+            changed_alike.append(other)
+    if changed_alike:
+        sentences.append(_so_did(changed_alike))
     return sentences
+
+
+def _so_did(ranks: Sequence[int]) -> str:
+    """Return the sentence about further ranks that changed in the same way.
+
+    >>> _so_did([3]), _so_did([1, 2, 3, 4, 5])
+    ('so did that of rank 3', 'so did those of ranks 1, 2, 3 and 4 …')
+    """
+    if len(ranks) == 1:
+        return f"so did that of rank {ranks[0]}"
+    ellipsis = " …" if len(ranks) > MAX_RANKS_CHANGED_ALIKE else ""
+    return f"so did those of ranks {join_with_and(map(str, ranks[:MAX_RANKS_CHANGED_ALIKE]))}{ellipsis}"
 
 
 def _format_ms(ms: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -17,7 +18,7 @@ from tracekit.analysis import Analysis
 from tracekit.metrics.memory import RankContents
 from tracekit.report import figures
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
-from tracekit.report.schedule.layout import layout_pipeline
+from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
 from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, cell_handles, draw_grid
 from tracekit.report.text import size
 from tracekit.report.view.memory import NO_STACK
@@ -63,50 +64,65 @@ def memory(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     ranks = sorted(analysis.memory.ranks, key=lambda rank: -rank.measured.peak_bytes)[:MAX_LINES]
     numbers = sorted(rank.rank for rank in ranks)
     table = analysis.memory.table(analysis.clocks).filter(pl.col("rank").is_in(numbers))
-    top = max(rank.measured.peak_bytes for rank in ranks)
+    top_bytes = max(rank.measured.peak_bytes for rank in ranks)
     layout = None
     if analysis.schedule is not None:
         layout = layout_pipeline(analysis.schedule.head)["measured"].in_ms()
+    # Rows of the figure: cells below 0, curves above it.
     cell_rows = 0 if layout is None else len(layout.rows)
     curve_rows = max(MIN_CURVE_ROWS, cell_rows)
     height = float(np.clip(0.34 * (cell_rows + curve_rows) + 1.6, 2.6, 14))
     figure, axes = figures.figure_and_axes(ax, width=12, height=height)
-    origin_ns = int(table["at_ns"].to_numpy().min()) if layout is None else layout.origin_ns
-    end = (int(table["at_ns"].to_numpy().max()) - origin_ns) / 1e6 if layout is None else layout.end
     handles: list[Patch | Line2D] = []
-    if layout is not None:
-        inches = 10.4 / max(end, 1e-9) if len(layout.cells) <= MAX_LABELLED_BOXES else 0
-        draw_grid(
-            axes,
-            {"": layout},
-            inches_per_unit=inches,
-            x_label="time (ms) from the step's first cell",
-        )
+    tick_names: dict[float, str] = {}  # by their position
+    if layout is None:
+        origin_ns = int(table["at_ns"].to_numpy().min())
+        end = (int(table["at_ns"].to_numpy().max()) - origin_ns) / 1e6
+    else:
+        origin_ns = layout.origin_ns
+        end = layout.end
+        _draw_cells_below(axes, layout)
         handles += cell_handles(layout)
-    ticks = dict(
-        zip(axes.get_yticks(), [text.get_text() for text in axes.get_yticklabels()], strict=True)
-    )
-    ticks = {} if layout is None else ticks
+        for position, text in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True):
+            tick_names[position] = text.get_text()
     for i, number in enumerate(numbers):
         colour = RANK_COLOURS[i % len(RANK_COLOURS)]
         line = table.filter(pl.col("rank") == number)
         times = (line["at_ns"].to_numpy() - origin_ns) / 1e6
-        levels = -0.6 - line["allocated"].to_numpy() / top * (curve_rows - 1)
+        levels = _curve_y(line["allocated"].to_numpy() / top_bytes, curve_rows)
         axes.step(times, levels, where="post", color=colour, linewidth=1.1)
         handles.append(Line2D([], [], color=colour, label=f"rank {number}"))
     for share in (0.0, 0.5, 1.0):
-        y = -0.6 - share * (curve_rows - 1)
+        y = _curve_y(share, curve_rows)
         axes.axhline(y, color=IDLE_COLOUR, linewidth=0.7, zorder=0)
-        ticks[y] = size(round(share * top))
-    axes.set_yticks(list(ticks), list(ticks.values()))
+        tick_names[y] = size(round(share * top_bytes))
+    axes.set_yticks(list(tick_names), list(tick_names.values()))
     axes.set_xlim(0, end)
     axes.set_ylim(cell_rows, -curve_rows - 0.2)
     if layout is None:
         figures.strip_axes(axes, x_label="time (ms)")
-    peak = f"peak {size(top)}; memory at the host's time, which runs ahead of the GPU's"
+    peak = f"peak {size(top_bytes)}; memory at the host's time, which runs ahead of the GPU's"
     figures.draw_title(axes, "Memory over the step", peak)
     figures.draw_legend(axes, handles, below_axes=ax is not None)
     return figure
+
+
+def _draw_cells_below(axes: Axes, layout: ScheduleLayout) -> None:
+    """Draw the pipeline's cells, with their micro-batches unless there are too many."""
+    inches_per_ms = 0.0
+    if len(layout.cells) <= MAX_LABELLED_BOXES:
+        inches_per_ms = 10.4 / max(layout.end, 1e-9)
+    draw_grid(
+        axes,
+        {"": layout},
+        inches_per_unit=inches_per_ms,
+        x_label="time (ms) from the step's first cell",
+    )
+
+
+def _curve_y(share: Any, curve_rows: int) -> Any:
+    """Return where a share of the highest peak is drawn: the y axis points down, and curves stand above 0."""
+    return -0.6 - share * (curve_rows - 1)
 
 
 def flame(analysis: Analysis, *, rank: int | None = None, ax: Axes | None = None) -> Figure:

@@ -663,8 +663,10 @@ def _explanation(
         "kind": _kind(len(late_steps), steps),
         "steps": late_steps,
         "late_ns": round(row["late_ns"]),
+        "late_ns_by_step": row["late_ns_by_step"],
+        "worst_step": row["worst_step"],
+        "worst_ns": row["worst_ns"],
     }
-    when |= {name: row[name] for name in ("late_ns_by_step", "worst_step", "worst_ns")}
     named = {}
     for cause in CAUSES:
         if row[cause] >= MIN_CAUSE_SHARE * waited_ns:
@@ -679,7 +681,22 @@ def _explanation(
     if steps < 2:
         reason = "one step was recorded: a cause cannot be told from chance; record more steps"
         return {**when, "why": [_unknown(caused, reason)]}
-    evidence = {
+    evidence = _evidence_by_cause(row, waited_for, slow_gpu)
+    why = [WaitCause(cause, ns, evidence[cause]) for cause, ns in named.items()]  # type: ignore[arg-type]
+    why.sort(key=lambda part: -part.ns)
+    rest = caused - sum(named.values())
+    if rest:
+        why.append(_unknown(rest, _reason_without_cause(row["label"], has_shapes=has_shapes)))
+    if row["label"] != "pp_comm" and explained >= MIN_SHARE_WITHOUT_CLOCKS * caused:
+        when |= {"uncertain": False, "candidates": [row["rank"]]}
+    return {**when, "why": why}
+
+
+def _evidence_by_cause(
+    row: Mapping[str, Any], waited_for: Mapping[int, int], slow_gpu: Evidence
+) -> dict[str, Evidence]:
+    """Return what each cause of a straggler's lateness would rest on."""
+    return {
         "slow_gpu": msgspec.structs.replace(slow_gpu, ratio=_rounded(row["slow_ratio"])),
         "more_work": Evidence(
             ratio=_rounded(row["work_ratio"]),
@@ -690,21 +707,15 @@ def _explanation(
         "slow_link": Evidence(ratio=_rounded(row["link_ratio"])),
         "waited_itself": Evidence(chain=_chain(row["rank"], waited_for)),
     }
-    why = [WaitCause(cause, ns, evidence[cause]) for cause, ns in named.items()]  # type: ignore[arg-type]
-    why.sort(key=lambda part: -part.ns)
-    rest = caused - sum(named.values())
-    if rest:
-        reason = "no cause explains it"
-        if row["label"] == "pp_comm":
-            reason = (
-                "ranks of a pipeline wait for each other: the schedule tells how long they have to"
-            )
-        elif not has_shapes:
-            reason = "input shapes were not recorded: a slow GPU and more work cannot be told apart"
-        why.append(_unknown(rest, reason))
-    if row["label"] != "pp_comm" and explained >= MIN_SHARE_WITHOUT_CLOCKS * caused:
-        when |= {"uncertain": False, "candidates": [row["rank"]]}
-    return {**when, "why": why}
+
+
+def _reason_without_cause(label: str, *, has_shapes: bool) -> str:
+    """Return why a part of a straggler's lateness has no cause."""
+    if label == "pp_comm":
+        return "ranks of a pipeline wait for each other: the schedule tells how long they have to"
+    if not has_shapes:
+        return "input shapes were not recorded: a slow GPU and more work cannot be told apart"
+    return "no cause explains it"
 
 
 def _host_evidence(row: Mapping[str, Any]) -> Evidence:

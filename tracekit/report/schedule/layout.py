@@ -181,41 +181,53 @@ def layout_cells(
         end: End of the time axis.
         origin_ns: Time of 0 on the common clock.
     """
-    row_of_rank = {rank: row for row, rank in enumerate(ranks)}
     cells = cells.with_columns(
         pl.col("op").cast(pl.String),
-        row=pl.col("rank").replace_strict(row_of_rank, return_dtype=pl.Int64),
+        row=pl.col("rank").replace_strict(ranks, range(len(ranks)), return_dtype=pl.Int64),
     ).with_columns(name=cell_name())
-    boxes = _split_pairs(cells)
-    stage = boxes["stage"].fill_null(0).to_numpy()
     chunk_of_stage = stage_chunks(schedule)
-    chunk = chunk_of_stage[stage]
+    boxes = _split_pairs(cells)
+    boxes = boxes.with_columns(
+        chunk_of_rank=pl.Series(chunk_of_stage[boxes["stage"].fill_null(0).to_numpy()])
+    )
     by_shade = chunks_have_shades(schedule)
     shade_count = int(chunk_of_stage.max()) + 1 if by_shade else 1
-    marks = ["" if by_shade else "′" * number for number in chunk.tolist()]
     ops = [op for op in OP_NAMES if op in set(boxes["op"].unique())]
-    colours = []
+    legend = {}
+    colours = []  # all shades of the first op, then all shades of the second
     for op in ops:
+        legend[op] = Coloured(OP_NAMES[op], CELL_COLOURS[op])
         for shade in range(shade_count):
             colours.append(Coloured(OP_NAMES[op], shade_colour(op, shade, shade_count)))
-    top_of_part = {part: top for part, (top, _) in PART_EDGES.items()}
-    bottom_of_part = {part: bottom for part, (_, bottom) in PART_EDGES.items()}
-    index_of_op = {op: i for i, op in enumerate(ops)}
-    # The micro-batch, empty if unknown, with its chunk where no shade shows it.
-    label = boxes["microbatch"].cast(pl.String) + pl.Series(marks, dtype=pl.String)
-    # ``colours`` holds all shades of the first op, then all shades of the second.
-    first_shade = pl.col("op").replace_strict(index_of_op, return_dtype=pl.Int64) * shade_count
-    shade_of_box = pl.Series(chunk if by_shade else np.zeros_like(chunk))
+    op_number = pl.col("op").replace_strict(ops, range(len(ops)), return_dtype=pl.Int64)
+    edges = list(PART_EDGES.values())
     boxes = boxes.with_columns(
-        top=pl.col("part").replace_strict(top_of_part),
-        bottom=pl.col("part").replace_strict(bottom_of_part),
+        top=pl.col("part").replace_strict(list(PART_EDGES), [top for top, _ in edges]),
+        bottom=pl.col("part").replace_strict(list(PART_EDGES), [bottom for _, bottom in edges]),
         number="microbatch",
-        label=label.fill_null(""),
-        colour_key=first_shade + shade_of_box,
+        label=_box_label(chunk_has_mark=not by_shade),
+        colour_key=op_number * shade_count + (pl.col("chunk_of_rank") if by_shade else 0),
     )
-    legend = {op: Coloured(OP_NAMES[op], CELL_COLOURS[op]) for op in ops}
-    rows = [f"rank {rank}" for rank in ranks]
-    return ScheduleLayout(rows, end, cells, boxes, colours, legend, shade_count, ranks, origin_ns)
+    return ScheduleLayout(
+        rows=[f"rank {rank}" for rank in ranks],
+        end=end,
+        cells=cells,
+        boxes=boxes.drop("chunk_of_rank"),
+        colours=colours,
+        legend=legend,
+        shade_count=shade_count,
+        ranks=ranks,
+        origin_ns=origin_ns,
+    )
+
+
+def _box_label(*, chunk_has_mark: bool) -> pl.Expr:
+    """Return the micro-batch of a box, empty if unknown; with a stroke per chunk where no shade shows it."""
+    microbatch = pl.col("microbatch").cast(pl.String)
+    if chunk_has_mark:
+        strokes = pl.lit("′").repeat_by("chunk_of_rank").list.join("")
+        microbatch += strokes
+    return microbatch.fill_null("")
 
 
 def _split_pairs(cells: pl.DataFrame) -> pl.DataFrame:
