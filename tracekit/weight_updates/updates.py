@@ -149,19 +149,21 @@ def _measure(
     start, end = window
     whole = union([start], [end])
     busy = _busy_times(ranks, whole)
-    with_worker = [part for part in ranks if part.rank in workers]
-    has_reloads = any(part.reload for part in ranks)
     sources = _sources(ranks)
-    # Without reloads there is nothing to simulate.
-    ideal = _ideal(ranks, sources) if has_reloads else None
     late_intervals, wait_by_rank = _late_arrivals(ranks)
     late_rank = None
     if any(wait_by_rank.values()):
         late_rank, _ = wait_by_rank.most_common(1)[0]
+    # Without reloads there is nothing to simulate, and no gap to split.
     reload_ns = None
-    if has_reloads:
+    ideal: list[tuple[str, int, int, int]] = []
+    gap_ns = None
+    if any(part.reload for part in ranks):
         has_worker = pl.col("rank").is_in(list(workers))
         reload_ns = _mean_ns(busy.filter(has_worker)["reload_ns"])
+        ideal = _ideal(ranks, sources)
+        gap_ns = _gap_by_cause(ranks, whole, late_intervals, ideal)
+    with_worker = [part for part in ranks if part.rank in workers]
     reloaded_bytes = {part.reloaded_bytes for part in with_worker}
     worker = workers[with_worker[0].rank].role if with_worker else None
     cells: Sequence[BucketCell] = ()
@@ -184,9 +186,9 @@ def _measure(
         # Unknown if the ranks disagree.
         reloaded_bytes=reloaded_bytes.pop() if len(reloaded_bytes) == 1 else None,
         sources=sources,
-        gap_ns=_gap_by_cause(ranks, whole, late_intervals, ideal) if ideal else None,
+        gap_ns=gap_ns,
         late_rank=late_rank,
-        ideal=tuple(ideal or ()),
+        ideal=tuple(ideal),
         cells=tuple(cells),
     )
 

@@ -207,12 +207,7 @@ def rank_tables(
     api = find_api_calls(rank.events)
     recording = check_completeness(api, labelled)
     labelled = add_slow_launch_ends(labelled, api.calls)
-    labelled, unmarked = number_steps(
-        pl.concat([labelled, lost], how="diagonal") if len(lost) else labelled
-    )
-    if len(lost):  # they were numbered with the others, by the order of launches
-        lost = labelled.filter(pl.col("id") < 0)
-        labelled = labelled.filter(pl.col("id") >= 0)
+    labelled, lost, unmarked = _number_steps_with_lost(labelled, lost)
     gpu_events, step_table, step_notices = assign_parts(
         labelled, steps, host=host_ranges(rank.events)
     )
@@ -231,9 +226,9 @@ def rank_tables(
         graph=graph,
     )
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
-    events = (
-        rank_timeline(rank, gpu_events, find_waiting_calls(api), frames) if keep_events else None
-    )
+    events = None
+    if keep_events:
+        events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames)
     own_pipeline = None
     if pipeline:
         full_queue = find_full_queue_time(api, gpu_events)
@@ -278,6 +273,21 @@ def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame 
     )
 
 
+def _number_steps_with_lost(
+    labelled: pl.DataFrame, lost: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame, list[Notice]]:
+    """Number the steps of recorded and lost events together, by the order of their launches.
+
+    Return both with their steps, and notices. Lost events have negative numbers.
+    """
+    if lost.is_empty():
+        numbered, notices = number_steps(labelled)
+        return numbered, lost, notices
+    numbered, notices = number_steps(pl.concat([labelled, lost], how="diagonal"))
+    is_lost = pl.col("id") < 0
+    return numbered.filter(~is_lost), numbered.filter(is_lost), notices
+
+
 def _measure_rank(
     rank: RankEvents,
     gpu_events: pl.DataFrame,
@@ -305,9 +315,8 @@ def _measure_rank(
         api, gpu_events, gaps(gpu_events, lanes, unrecorded=recording.unrecorded)
     )
     window = by_step = _measure_parts(work, lanes, None, recording)
-    copy_table = copies(
-        window.labels, lanes.exposed, link_gb_s=None if device is None else host_link_gb_s(device)
-    )
+    link_gb_s = None if device is None else host_link_gb_s(device)
+    copy_table = copies(window.labels, lanes.exposed, link_gb_s=link_gb_s)
     path = find_path_pieces(work, lanes.exposed, steps=steps, busy=lanes.busy)
     hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
     host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
@@ -334,6 +343,13 @@ def _measure_rank(
         gpu_events, device=device, multiprocessors=rank.source.multiprocessors
     )
     stretches = find_stretches(gpu_events)
+    rolls_out = ROLLOUT in stretches["phase"]
+    decode_steps = find_decode_steps(rank.events if rolls_out else EVENTS.to_frame())
+    longest_gaps = idle_gaps.drop("inside_launch_ns").top_k(MAX_GAPS_PER_RANK, by="ns")
+    compute_ns = np.array([budget.compute_ns for budget in by_step.budgets], np.int64)
+    graph_events = None
+    if graph and len(gpu_events):
+        graph_events = find_rank_events(work)
     return RankTables(
         source=rank.source,
         steps=steps,
@@ -344,15 +360,11 @@ def _measure_rank(
         idle_causes=idle_causes,
         copies=copy_table,
         operations=operations(gpu_events, lanes, part="part"),
-        gaps=name_next_events(
-            idle_gaps.drop("inside_launch_ns").top_k(MAX_GAPS_PER_RANK, by="ns"), gpu_events
-        ),
+        gaps=name_next_events(longest_gaps, gpu_events),
         timeline=timeline(gpu_events),
         reload=reload_events(gpu_events, stretches),
         stretches=stretches,
-        decode_steps=find_decode_steps(
-            rank.events if ROLLOUT in stretches["phase"] else EVENTS.to_frame()
-        ),
+        decode_steps=decode_steps,
         products=product_table,
         rates=rates,
         experts=measure_expert_work(gpu_events),
@@ -368,17 +380,12 @@ def _measure_rank(
         hiding=hiding,
         launches_known=bool(work.launched.any()) or not len(gpu_events),
         lateness=measure_lateness(
-            rank.events,
-            gpu_events,
-            steps,
-            idle_gaps,
-            np.array([budget.compute_ns for budget in by_step.budgets], np.int64),
-            texts=work.texts,
+            rank.events, gpu_events, steps, idle_gaps, compute_ns, texts=work.texts
         ),
         messages_issued=count_issued_messages(rank.events),
         gpu_number=_sole_gpu_number(gpu_events),
         by=rows,
-        graph_events=find_rank_events(work) if graph and len(gpu_events) else None,
+        graph_events=graph_events,
     )
 
 
