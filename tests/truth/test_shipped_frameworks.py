@@ -15,6 +15,8 @@ from tracekit.parsers import kineto
 LINEAR = ("aten::mm", "aten::addmm", "aten::_scaled_mm")
 WITH_SCHEDULE = [name for name, truth in TRUTH.items() if "schedule" in truth]
 WITH_PRODUCTS = [name for name, truth in TRUTH.items() if "products_a_rank_and_step" in truth]
+NIGHTLY_RECORDINGS = {"ds-pipe": pytest.mark.nightly, "meg-recompute": pytest.mark.nightly}
+"""Schedules that other recordings have too."""
 RANK = 1
 """Every recording has it."""
 
@@ -50,7 +52,10 @@ def test_exchanges_between_attentions_are_context_parallel_and_nothing_else_is()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WITH_SCHEDULE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=NIGHTLY_RECORDINGS.get(name, ())) for name in WITH_SCHEDULE],
+)
 def test_schedules_are_those_of_the_program(name):
     truth = TRUTH[name]
     schedule = analysis_of(SHIPPED / name).to_dict()["schedule"]
