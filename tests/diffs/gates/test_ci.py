@@ -132,7 +132,9 @@ def visible_text(comment):
     [
         ("straggler", {"expect": "1"}, 0, "regressed", "Rank 1's mlp forward grew by"),
         ("slow.json", {"require": "step_ms < +50%\nbubble_fraction < 0.9\n"}, 0, "pass", "+10.0 %"),
-        ("short.json", {}, 3, "inconclusive", "at least 5 are needed"),
+        pytest.param(
+            "short.json", {}, 3, "inconclusive", "at least 5 are needed", marks=pytest.mark.nightly
+        ),
         ("nowhere", {}, 2, "error", "unusable input: nowhere: there is no such file"),
     ],
 )  # fmt: skip

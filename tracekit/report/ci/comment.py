@@ -177,7 +177,7 @@ def mark_of(name: str) -> str:
     """Return the hidden first line of the comments of one gate.
 
     >>> mark_of("pretrain")
-    '<!-- tracekit gate c4d5cd1d8a1f -->'
+    '<!-- tracekit gate 88d5192a32ae -->'
     """
     return f"<!-- tracekit gate {hashlib.sha256(name.encode()).hexdigest()[:12]} -->"
 

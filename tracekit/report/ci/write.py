@@ -120,7 +120,7 @@ def render_metrics(result: Data) -> str:
 
     >>> check = {"metric": "exposed_ms.pp_comm", "after": 1.5}
     >>> render_metrics({"checks": [check, {"metric": "step_ms", "after": None}]})
-    'tracekit_exposed_ms_pp_comm 1.5\\n'
+    'tracekit_exposed_ms_pp_comm 1.5\n'
     """
     levels = {}
     for check in result["checks"]:
