@@ -56,8 +56,9 @@ PLACES: tuple[tuple[Any, ...], ...] = (
 )
 """Texts of a saved analysis that are read from a recording."""
 SLOWDOWN = 1.1
-TRACES = 0.02
-"""Share of inputs that are whole recordings, which take longer."""
+STEPS = 8
+SHARES = (70, 28, 2)
+"""Shares of verdicts, comparisons and whole recordings, which take longest."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _MENTION = re.compile(r"(?<![\w/`])@[A-Za-z0-9]")
 _COMMAND = re.compile(r"^\s*::", re.MULTILINE)
@@ -98,9 +99,10 @@ class _Rendered(HTMLParser):
 @cache
 def _documents() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the analyses of a run and of one that is slower, whose kernels take longer."""
-    slow = document([ms * SLOWDOWN for ms in QUIET])
+    steps_ms = QUIET[:STEPS]
+    slow = document([ms * SLOWDOWN for ms in steps_ms])
     slow["kernels"] = [{**kernel, "ns": 2 * kernel["ns"]} for kernel in slow["kernels"]]
-    return document(QUIET), slow
+    return document(steps_ms), slow
 
 
 def make(choose: random.Random) -> bytes:
@@ -108,7 +110,7 @@ def make(choose: random.Random) -> bytes:
     names = []
     for _ in PLACES:
         names.append("".join(choose.choice(PIECES) for _ in range(choose.randrange(1, 4))))
-    kind = "trace" if choose.random() < TRACES else "gate"
+    kind = choose.choices(("gate", "diff", "trace"), SHARES)[0]
     return json.dumps([kind, names]).encode()
 
 
@@ -137,18 +139,28 @@ def _with_names(analysis: dict[str, Any], names: list[str]) -> dict[str, Any]:
     return named
 
 
+def _write_runs(names: list[str], folder: Path) -> tuple[Path, Path]:
+    """Write the analyses of both runs with such names."""
+    before = folder / "before.json"
+    after = folder / "after.json"
+    for path, analysis in zip((before, after), _documents(), strict=True):
+        path.write_text(json.dumps(_with_names(analysis, names)))
+    return before, after
+
+
 def _check_gate(names: list[str], folder: Path) -> None:
     """Judge a slower run with such names; look at all that a pull request shows of it."""
-    paths = {}
-    for name, analysis in zip(("before", "after"), _documents(), strict=True):
-        paths[name] = folder / f"{name}.json"
-        paths[name].write_text(json.dumps(_with_names(analysis, names)))
-    verdict = gate([paths["after"]], [paths["before"]]).to_dict()
+    before, after = _write_runs(names, folder)
+    verdict = gate([after], [before]).to_dict()
     check_markdown(render_gate(verdict))
-    check_markdown(render_diff(diff(paths["before"], paths["after"]).to_dict()))
     for annotation in github_annotations(verdict):
         assert len(annotation.splitlines()) == 1, "an annotation of several lines"
     ElementTree.fromstring(render_junit(verdict))
+
+
+def _check_diff(names: list[str], folder: Path) -> None:
+    """Compare both runs with such names."""
+    check_markdown(render_diff(diff(*_write_runs(names, folder)).to_dict()))
 
 
 def _check_trace(names: list[str], folder: Path) -> None:
@@ -181,14 +193,14 @@ def check_answer(answer: Any) -> None:
             assert not _CONTROLS.search(value), f"control characters: {value!r}"
 
 
+CHECKS = {"gate": _check_gate, "diff": _check_diff, "trace": _check_trace}
+
+
 def check(raw: bytes, folder: Path) -> None:
     """Render what holds the names."""
     kind, names = json.loads(raw)
     try:
-        if kind == "gate":
-            _check_gate(names, folder)
-        else:
-            _check_trace(names, folder)
+        CHECKS[kind](names, folder)
     except TracekitError as error:
         if isinstance(error, InternalError):
             raise AssertionError("a fault of tracekit's own") from error

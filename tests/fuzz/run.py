@@ -11,11 +11,12 @@ import argparse
 import faulthandler
 import hashlib
 import os
+import platform
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
@@ -123,6 +124,7 @@ def main() -> int:
         "--jobs", type=int, default=1, help="processes; each takes every n-th input"
     )
     parser.add_argument("--target", choices=TARGETS, action="append")
+    parser.add_argument("--record", type=Path, help="file whose record is replaced: SECURITY.md")
     options = parser.parse_args()
     targets = []
     for target in options.target or list(TARGETS):
@@ -135,7 +137,7 @@ def main() -> int:
     share = options.seconds / len(targets)
     # Each process has a core: threads of its own would only wait for others. They are read at import.
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    failures = total = 0
+    results: dict[str, tuple[int, int, float]] = {}
     with ProcessPoolExecutor(
         options.jobs, mp_context=get_context("spawn")
     ) as pool:  # a process that dies fails the run
@@ -146,17 +148,45 @@ def main() -> int:
                 one.result()
                 for one in [pool.submit(same, first=first) for first in range(options.jobs)]
             ]
-            took = time.monotonic() - began
-            failed = sum(failed for _, failed in done)
-            failures += failed
             tried = sum(tried for tried, _ in done)
-            total += tried
-            sys.stdout.write(
-                f"{target}: {tried:,} inputs, seed {options.seed}, {took:.0f} s, {failed} failed\n"
-            )
+            failed = sum(failed for _, failed in done)
+            results[target] = tried, failed, time.monotonic() - began
+            sys.stdout.write(f"{target}: {tried:,} inputs, {failed} failed\n")
             sys.stdout.flush()
-    sys.stdout.write(f"{total:,} inputs over {len(targets)} targets, {failures} failed\n")
-    return 1 if failures else 0
+    text = record(results, seed=options.seed, jobs=options.jobs)
+    sys.stdout.write(f"\n{text}")
+    if options.record:
+        replace_record(options.record, text)
+    return 1 if any(failed for _, failed, _ in results.values()) else 0
+
+
+BEGIN = "<!-- begin of the record that tests.fuzz.run --record writes -->\n"
+END = "<!-- end of the record -->\n"
+
+
+def record(results: Mapping[str, tuple[int, int, float]], *, seed: int, jobs: int) -> str:
+    """Return a sentence and a table of a run: inputs, failures and seconds of each target."""
+    tried = sum(tried for tried, _, _ in results.values())
+    failed = sum(failed for _, failed, _ in results.values())
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    lines = [
+        f"{tried:,} inputs over {len(results)} targets, {failed} failed: seed {seed}, {jobs} "
+        f"{'process' if jobs == 1 else 'processes'}, {platform.machine()}, Python {version}.",
+        "",
+        "| target | inputs | failed | seconds |",
+        "|---|--:|--:|--:|",
+    ]
+    for target, (tried_here, failed_here, seconds) in results.items():
+        lines.append(f"| `{target}` | {tried_here:,} | {failed_here:,} | {seconds:.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def replace_record(file: Path, text: str) -> None:
+    """Put a record in the place of the one in a file."""
+    content = file.read_text(encoding="utf-8")
+    before, _, rest = content.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    file.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

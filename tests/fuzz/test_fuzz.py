@@ -54,3 +54,17 @@ def test_a_target_whose_package_is_missing_is_skipped_in_words(monkeypatch, caps
         "query: skipped, duckdb is not installed",
         "answers: skipped, markdown_it is not installed",
     ]
+
+
+def test_the_record_of_a_run_replaces_the_one_before(tmp_path):
+    file = tmp_path / "SECURITY.md"
+    file.write_text(f"before\n{run.BEGIN}old\n{run.END}after\n")
+    text = run.record({"scan": (1200, 0, 3.2), "rules": (34, 1, 2.9)}, seed=7, jobs=15)
+    for _ in range(2):
+        run.replace_record(file, text)
+    content = file.read_text()
+    assert content.startswith("before\n")
+    assert content.endswith("after\n")
+    assert "old" not in content
+    assert "1,234 inputs over 2 targets, 1 failed: seed 7, 15 processes" in content
+    assert content.count("| `scan` | 1,200 | 0 | 3 |") == 1
