@@ -69,9 +69,8 @@ class ScheduleFinder:
         # Another pipeline may have had this order first: the notice names the ranks of this one.
         own_notices = []
         for notice in finding.notices:
-            own_notices.append(
-                _order_unknown(pipeline) if notice.code == "order-unknown" else notice
-            )
+            is_about_ranks = notice.code == "order-unknown"
+            own_notices.append(_order_unknown(pipeline) if is_about_ranks else notice)
         return replace(finding, notices=own_notices)
 
     def _find(self, pipeline: Pipeline) -> ScheduleFinding:

@@ -408,12 +408,14 @@ def measure_stage_times(replays: StepReplays, cells: pl.DataFrame, pp: int) -> S
     forward = round(times["F"])
     input_grad = round(times["I"])
     weight_grad = round(times["W"])
-    block = mean_ns.get("FB")
+    overlap = None
+    if mean_ns.get("FB"):
+        overlap = mean_ns["FB"] / (forward + input_grad + weight_grad)
     return StageTimes(
         forward=round(forward * chunks),
         input_grad=round(input_grad * chunks),
         weight_grad=round(weight_grad * chunks),
-        overlap=block / (forward + input_grad + weight_grad) if block else None,
+        overlap=overlap,
         split_known=weight_share is not None or "W" in mean_ns,
         chunks=chunks,
     )

@@ -382,7 +382,9 @@ def _one_way_offset(row: dict[str, Any]) -> int:
     """Return the likeliest offset from few collectives, or from messages of one direction."""
     if row["meetings"] or (row["least_ns"] is None) == (row["most_ns"] is None):
         return int(row["middle_ns"])
-    return int(row["earliest_ns"] if row["least_ns"] is None else row["latest_ns"])
+    if row["least_ns"] is None:
+        return int(row["earliest_ns"])
+    return int(row["latest_ns"])
 
 
 def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:

@@ -101,6 +101,9 @@ class Rank:
         """
         launch = labelled["launch_ns"]
         stream_waits_ns = calls["start_ns"].filter(~calls["blocks"]).to_numpy()
+        part = np.zeros(len(labelled), np.int64)
+        if "part" in labelled.columns:
+            part = to_int64(labelled["part"])
         return cls(
             labelled,
             calls,
@@ -110,9 +113,7 @@ class Rank:
             to_int64(launch, 0),
             present(launch),
             label_codes(labelled),
-            to_int64(labelled["part"])
-            if "part" in labelled.columns
-            else np.zeros(len(labelled), np.int64),
+            part,
         )
 
     @cached_property

@@ -146,11 +146,12 @@ def expert_cost(
     by_match = exchanges.group_by("match").agg(
         pl.max("lost_ns"), saved_ns=pl.first("transfer_ns") * saved_share
     )
+    transfer_ns = None
+    if not by_match["saved_ns"].null_count():
+        transfer_ns = round(float(by_match["saved_ns"].sum()))
     cost = ExpertCost(
         exchanges=len(by_match),
-        transfer_ns=None
-        if by_match["saved_ns"].null_count()
-        else round(float(by_match["saved_ns"].sum())),
+        transfer_ns=transfer_ns,
         wait_ns=int(exchanges["explained_ns"].sum()),
         step_ns=int(by_match["lost_ns"].sum()),
     )

@@ -457,6 +457,10 @@ def _with_lines(places: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
         middle = (place_start + place_end) // 2
         is_open = np.flatnonzero((start <= middle) & (end > middle))
         own = is_open[~is_library[is_open]]
-        innermost = own[-1:] if len(own) else is_open[-1:]
-        lines.append(frames["name"][int(innermost[0])] if len(innermost) else None)
+        candidates = own if len(own) else is_open
+        line = None
+        if len(candidates):
+            innermost = int(candidates[-1])
+            line = frames["name"][innermost]
+        lines.append(line)
     return places.with_columns(source=pl.Series(lines, dtype=pl.String))

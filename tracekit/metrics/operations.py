@@ -88,10 +88,11 @@ def operations(labelled: pl.DataFrame, lanes: Lanes, *, part: str | None = None)
     needed = (*OPERATIONS, "p2p", "collective", "name", "peer", "launch_ns")
     # Select rows first: casting text is slow, and communication is a small share of all events.
     comm = labelled.select(name for name in needed if name in labelled.columns)[rows]
+    part_of_event = pl.lit(0, pl.Int64) if part is None else pl.col(part).cast(pl.Int64)
     comm = comm.with_columns(
         pl.col("collective", "name").cast(pl.String),
         parse_messages(comm["p2p"]),
-        part=pl.col(part).cast(pl.Int64) if part is not None else pl.lit(0, pl.Int64),
+        part=part_of_event,
     )
     collective = pl.col("collective")
     is_single = collective.is_in(P2P_CALLS)

@@ -131,15 +131,16 @@ def products(
     table = _add_flop_and_peak(groups, device, multiprocessors)
     is_counted = table["flop"].is_not_null()
     is_model = is_counted & ~table["label"].is_in(NOT_MODEL_LABELS)
-    at_peak_ns = table["at_peak_ns"].filter(is_model)
+    model_at_peak_ns = table["at_peak_ns"].filter(is_model)
+    at_peak_ns = None
+    if len(model_at_peak_ns) and not model_at_peak_ns.null_count():
+        at_peak_ns = float(model_at_peak_ns.sum())
     rates = Rates(
         flop=int(table["flop"].sum()),
         model_flop=int(table["flop"].filter(is_model).sum()),
         product_ns=union(kernels.start_ns, kernels.end_ns).total_ns,
         uncounted_ns=int(table["ns"].filter(~is_counted).sum()),
-        at_peak_ns=float(at_peak_ns.sum())
-        if len(at_peak_ns) and not at_peak_ns.null_count()
-        else None,
+        at_peak_ns=at_peak_ns,
         span_ns=span_ns,
     )
     return table, rates

@@ -242,8 +242,9 @@ def _columns(
     for position, entry in enumerate(entries):
         name = names[position]
         sequence = entry.p2p_seq_id if is_message[position] else entry.collective_seq_id
+        number = position if entry.record_id is None else entry.record_id
         row: dict[str, Any] = {
-            "id": valid_int64(position if entry.record_id is None else entry.record_id),
+            "id": valid_int64(number),
             "group": groups[name].name if name in groups else name,
             "sequence": valid_int64(sequence),
             "op": ops[entry.profiling_name][0],
@@ -276,11 +277,12 @@ def _find_messages(entries: Sequence[_RecordedEntry], ops: _Ops) -> list[bool]:
         op, message = ops[entry.profiling_name]
         if op == "coalesced":
             follows_message = bool(is_message) and is_message[-1]
-            is_message.append(
-                follows_message and entries[position - 1].p2p_seq_id == entry.p2p_seq_id
-            )
+            is_same = follows_message and entries[position - 1].p2p_seq_id == entry.p2p_seq_id
+            is_message.append(is_same)
+        elif entry.is_p2p is None:
+            is_message.append(message is not None)
         else:
-            is_message.append(message is not None if entry.is_p2p is None else entry.is_p2p)
+            is_message.append(entry.is_p2p)
     return is_message
 
 

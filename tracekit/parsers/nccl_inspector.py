@@ -213,12 +213,13 @@ def _add_row(columns: dict[str, list[Any]], line: _InspectorLine) -> None:
     starts = [kernel.kernel_start_ts for kernel in kernels if kernel.kernel_start_ts]
     stops = [kernel.kernel_stop_ts for kernel in kernels if kernel.kernel_stop_ts]
     is_gpu_time = timing is None or timing in GPU_TIMINGS
+    is_possible_peer = peer is not None and 0 <= peer < 2**31
     columns["id"].append(len(columns["id"]))
     columns["group"].append(line.header.id)
     columns["sequence"].append(valid_int64(sequence))
     columns["op"].append(op)
     columns["is_message"].append(message is not None and collective is None)
-    columns["peer"].append(peer if peer is not None and 0 <= peer < 2**31 else None)
+    columns["peer"].append(peer if is_possible_peer else None)
     columns["bytes"].append(valid_int64(size))
     columns["dtype"].append(None)
     columns["enqueued_ns"].append(_nanoseconds(enqueued_us))

@@ -118,22 +118,22 @@ def rename_cells(pipeline: Pipeline, schedule: Schedule, *, has_names: bool) -> 
     already.
     """
     table = pipeline.detail if has_names else _with_names_of(schedule, pipeline)
-    by_pattern = pipeline.stages_from == "nothing" or not (
-        has_names or _has_same_stages(pipeline.detail, table)
-    )
+    agrees_with_messages = has_names or _has_same_stages(pipeline.detail, table)
+    by_pattern = pipeline.stages_from == "nothing" or not agrees_with_messages
     # An order that fits a schedule on every rank makes a pair found by position likely, not
     # certain. Where messages were recorded with their peers, these confirm it a second time.
     most = CONFIDENCE_COUNTED if by_pattern else CONFIDENCE_ANNOTATED
-    least = min(CONFIDENCE_ORDER_AND_PEERS if pipeline.peers_recorded else CONFIDENCE_COUNTED, most)
+    confirmed = CONFIDENCE_ORDER_AND_PEERS if pipeline.peers_recorded else CONFIDENCE_COUNTED
+    least = min(confirmed, most)
     table = table.with_columns(pl.col("confidence").fill_null(least).clip(least, most))
     has_weight_gradients = (pipeline.numbers[:, _OP] == _WEIGHT_GRADIENT).any()
     detail = _fuse_backwards(table, schedule) if has_weight_gradients else table
+    has_same_cells = has_names and detail is table
+    numbers = pipeline.numbers if has_same_cells else identity_numbers(detail)
+    notices = tuple(notice for notice in pipeline.notices if notice.code != "stages-unknown")
+    stages_from = "pattern" if by_pattern else pipeline.stages_from
     return replace(
-        pipeline,
-        stages_from="pattern" if by_pattern else pipeline.stages_from,
-        notices=tuple(notice for notice in pipeline.notices if notice.code != "stages-unknown"),
-        detail=detail,
-        numbers=pipeline.numbers if has_names and detail is table else identity_numbers(detail),
+        pipeline, stages_from=stages_from, notices=notices, detail=detail, numbers=numbers
     )
 
 

@@ -148,13 +148,11 @@ def rank_pipeline(
 
     """
     all_events = labelled if around is None else around
-    with_lost = []
-    for table in (labelled, lost):
-        if table is not None and len(table):
-            with_lost.append(table.select(_COLUMNS))
-    sampled, notices = sample_steps(
-        pl.concat(with_lost) if with_lost else labelled.select(_COLUMNS)
-    )
+    with_lost = labelled.select(_COLUMNS)
+    if lost is not None and len(lost):
+        tables = [table for table in (with_lost, lost.select(_COLUMNS)) if len(table)]
+        with_lost = pl.concat(tables)
+    sampled, notices = sample_steps(with_lost)
     rows = prepare(sampled)
     if rows["step"].null_count() == rows.height:  # the whole trace is one step
         rows = rows.with_columns(step=pl.lit(0, pl.Int64))
@@ -168,15 +166,21 @@ def rank_pipeline(
     )
     # With known communicator.
     named = rows.filter((pl.col("label") == "pp_comm") & pl.col("group").is_not_null())
+    most_used_group = None
+    if not named.is_empty():
+        most_used_group = str(named["group"].cast(pl.String).mode().sort()[0])
+    lanes = pl.DataFrame(schema=LANES)
+    if chunks.height:
+        lanes = measure_lanes(rows, chunks)
     return RankPipeline(
         rank=source.rank,
         shares_gpu=_has_part_of_gpu(source),
         chunks=chunks,
         messages=read_messages(rows, chunks),
         stalls=_stall_table(stalls),
-        lanes=measure_lanes(rows, chunks) if chunks.height else pl.DataFrame(schema=LANES),
+        lanes=lanes,
         groups=_process_groups(source, named),
-        group=None if named.is_empty() else str(named["group"].cast(pl.String).mode().sort()[0]),
+        group=most_used_group,
         world_size=source.world_size,
         peers_local=source.reader == "nsight",
         notices=(*notices, *_pairing_notices(rows, chunks)),

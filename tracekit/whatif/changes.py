@@ -376,14 +376,14 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         path_parts = self.graph.path_parts(replay, bounds)
         margin_ns = self._margin_ns(replayed_ns, path_parts)
         predicted_ns = round(replayed_ns + added[1])
+        least_ns = max(round(replayed_ns - margin_ns + added[0]), 0)
+        most_ns = round(replayed_ns + margin_ns + added[2])
+        saves_ns = step.measured_ns - predicted_ns
         return msgspec.structs.replace(
             step,
             predicted_ns=predicted_ns,
-            predicted_range_ns=(
-                max(round(replayed_ns - margin_ns + added[0]), 0),
-                round(replayed_ns + margin_ns + added[2]),
-            ),
-            saves_ns=None if changed.microbatches else step.measured_ns - predicted_ns,
+            predicted_range_ns=(least_ns, most_ns),
+            saves_ns=None if changed.microbatches else saves_ns,
             critical_path=tuple(PathPart(*row) for row in path_parts.head(MAX_PATH_PARTS).rows()),
             rests_on=tuple(changed.rests_on),
         )

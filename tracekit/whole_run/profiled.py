@@ -30,6 +30,9 @@ def collectives_of_events(part: RankEvents) -> RankCollectives:
     kernels = _kernels_with_calls(part.events)
     names, groups = _identify_groups(kernels, part.source.groups)
     ops = {text: operation_name(text) for text in kernels["collective"].unique().to_list()}
+    op = pl.lit(None, pl.String)
+    if ops:
+        op = pl.col("collective").replace_strict(ops, return_dtype=pl.String)
     frame = kernels.select(
         "rank",
         "id",
@@ -46,9 +49,7 @@ def collectives_of_events(part: RankEvents) -> RankCollectives:
         bytes=pl.min_horizontal("bytes", "received"),
         dtype=pl.lit(None, pl.String),
         group=names,
-        op=kernels["collective"].replace_strict(ops, return_dtype=pl.String)
-        if ops
-        else pl.lit(None, pl.String),
+        op=op,
     )
     frame = frame.with_columns(is_message=pl.col("op").is_in(_MESSAGES))
     last_ns: int | None = frame["completed_ns"].max()  # type: ignore[assignment]

@@ -248,9 +248,10 @@ def _add_steps(rows: pl.DataFrame, step_starts: pl.DataFrame, replay: Replay) ->
     free_ns = rows["free_ns"].fill_null(last_ns).to_numpy()
     begun = np.searchsorted(starts, alloc_ns, side="right")
     survived = np.searchsorted(starts, free_ns, side="right") - begun
-    step = pl.Series(
-        "by_time", numbers[begun - 1] if len(numbers) else np.zeros(len(rows), np.int64)
-    )
+    by_time = np.zeros(len(rows), np.int64)
+    if len(numbers):
+        by_time = numbers[begun - 1]
+    step = pl.Series("by_time", by_time)
     is_in_step = pl.Series("is_in_step", begun > 0)
     return rows.with_columns(
         steps_survived=pl.Series(np.maximum(survived, 0)),

@@ -83,15 +83,12 @@ def measure_fragmentation(
     segments = _segment_lifetimes(snapshot)
     cached_bytes = int(most["reserved"] - most["active"])
     fragmented_bytes = None
+    forced: list[_Request] = []
     if not snapshot.expandable:
         free_by_segment, is_used = _free_bytes(replay, segments, row)
         cached_bytes = int(free_by_segment[~is_used].sum())
         fragmented_bytes = int(free_by_segment[is_used].sum())
-    forced = (
-        []
-        if snapshot.expandable
-        else _forced_segments(replay, snapshot, int(levels["row"][0]), row)
-    )
+        forced = _forced_segments(replay, snapshot, int(levels["row"][0]), row)
     largest = max(forced, key=lambda request: request.bytes, default=None)
     return Fragmentation(
         at_ns=int(most["at_ns"]),

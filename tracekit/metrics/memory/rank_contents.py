@@ -184,9 +184,11 @@ def measure_contents(
         return None
     work = None
     if labelled is not None and ops is not None:
-        no_thread = pl.Series("tid", [None], pl.Int64).new_from_index(0, len(replay.levels))
+        threads = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(replay.levels))
+        if tids is not None:
+            threads = tids
         events = replay.levels.with_row_index("row").select(
-            pl.col("row").cast(pl.Int64), "at_ns", no_thread if tids is None else tids.alias("tid")
+            pl.col("row").cast(pl.Int64), "at_ns", threads.alias("tid")
         )
         work = find_host_work(events, labelled, ops, chunks)
     purposes = find_purposes(
@@ -202,9 +204,14 @@ def measure_contents(
     peak = _peak_moment(replay, row, work, chunks)
     activations = measure_activations(purposes)
     leaks = find_leaks(purposes, starts)
+    in_flight = None
+    if chunks is not None and not chunks.is_empty():
+        in_flight = most_in_flight(activations)
     fragmentation = None
+    oom_bytes = None
     if snapshot is not None:
         fragmentation = measure_fragmentation(replay, snapshot, start_ns=start_ns, end_ns=end_ns)
+        oom_bytes = _largest_failed_request(snapshot)
     return RankContents(
         source="trace" if snapshot is None else "snapshot",
         clock=history.clock,
@@ -219,7 +226,7 @@ def measure_contents(
         ),
         activations=activations,
         modules=_module_table(purposes, contents),
-        in_flight=None if chunks is None or chunks.is_empty() else most_in_flight(activations),
+        in_flight=in_flight,
         outlived_bytes=_outlived_bytes(contents, chunks, peak.at_ns),
         leaks=leaks,
         steps=_step_levels(replay, starts),
@@ -227,7 +234,7 @@ def measure_contents(
         end_allocated_bytes=replay.end_allocated,
         end_active_bytes=replay.end_active,
         end_difference_bytes=replay.difference_bytes,
-        oom_bytes=None if snapshot is None else _largest_failed_request(snapshot),
+        oom_bytes=oom_bytes,
     )
 
 

@@ -147,12 +147,10 @@ def parse_header(keys: Mapping[str, Any]) -> tuple[int | None, int, Source]:
     """
     info = keys.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    devices = keys.get("deviceProperties")
-    devices = (
-        [device for device in devices if isinstance(device, dict)]
-        if isinstance(devices, list)
-        else []
-    )
+    listed = keys.get("deviceProperties")
+    devices = []
+    if isinstance(listed, list):
+        devices = [device for device in listed if isinstance(device, dict)]
     shapes = keys.get("record_shapes")
     recorder = keys.get("tracekit")
     overhead = recorder.get("recording_overhead") if isinstance(recorder, dict) else None
