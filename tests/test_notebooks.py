@@ -165,6 +165,20 @@ def test_it_opens_in_colab_and_gets_tracekit_and_the_samples_there(path):
     assert "../" not in later  # everything is found through what the first cell sets
 
 
+def test_a_release_takes_the_samples_from_the_archive_that_it_built():
+    pytest.importorskip("nbclient", reason="nbclient is not installed: notebooks are not run")
+    spec = importlib.util.spec_from_file_location("run_notebooks", ROOT / "ci/run_notebooks.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    (setup, *_) = code_cells(json.loads(NOTEBOOKS[0].read_text(encoding="utf-8")))
+    changed = script.with_local_archive("".join(setup["source"]), Path("/dist/tracekit_ml.tar.gz"))
+    assert "github.com" not in changed
+    assert 'f"file:///dist/tracekit_ml.tar.gz"' in changed
+    assert "tracekit_ml-{__version__}/sample_traces" in changed
+    with pytest.raises(ValueError, match="does not name"):
+        script.with_local_archive("import tracekit", Path("/dist/tracekit_ml.tar.gz"))
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_can_be_read_without_running(path):
     """What a cell shows is stored with it, and nothing of the machine that ran it."""

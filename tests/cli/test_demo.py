@@ -22,9 +22,11 @@ def test_the_sample_run_is_written_analysed_and_its_troubles_are_found(tmp_path)
         "report.html",
     ]
     text = " ".join(done.stdout.split())
-    assert "1f1b (4 pipeline ranks, 8 micro-batches)" in text
-    assert "imbalance between stages" in text  # the third stage is a quarter slower
-    assert "wait longest for rank 2" in text
+    assert "demo · 4 ranks · 1 step" in text
+    assert "1f1b pipeline" in text
+    first_finding = text.partition("per step: 1 ")[2].partition("→")[0]
+    assert "stages take unequal time" in first_finding  # the third stage is a quarter slower
+    assert "report.html" not in text  # the page is written already
     # An older sample is written over.
     assert runner.invoke(make_app(), ["demo", "-o", str(folder)]).exit_code == 0
 

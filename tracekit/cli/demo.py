@@ -30,6 +30,6 @@ def run(
     analysis = analyze([str(output)])
     write(analysis, output / "report.html")
     if shows_result([output]):
-        render(analysis, Screen(), brief=True)
+        render(analysis, Screen(), full=False, page_written=True)
     print_note(f"wrote {len(files)} traces and report.html into {output}")
-    print_note(f"everything: tracekit analyze {output}")
+    print_note(f"every table: tracekit analyze {output} --full")
