@@ -118,6 +118,16 @@ def test_a_full_last_page_ends_the_search(github):
     assert len(forge.requests) == 3
 
 
+@pytest.mark.parametrize(("place", "result"), [(50, "updated"), (51, "created")])
+def test_fifty_pages_of_comments_are_searched(github, monkeypatch, place, result):
+    monkeypatch.setattr(comment, "COMMENTS_PER_PAGE", 1)
+    forge, environment = github
+    for _ in range(place - 1):
+        forge.add("chatter")
+    forge.add(mark_of("gate"), user=forge.user)
+    assert post("text", environment, name="gate") == f"comment {result}"
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_without_permission_it_says_so_and_tries_no_more(github, status):
     forge, environment = github

@@ -179,3 +179,21 @@ def test_a_long_error_is_cut_after_600_characters():
         said = markdown.render_gate({**error, "error": "e" * length})
         assert text in said
         assert len(said) < 700
+
+
+def test_a_comment_gives_each_reason_once():
+    few = gate(side(110.0, spread=(0.0,) * 3), side(100.0)).to_dict()
+    text = markdown.render_gate(few)
+    assert text.partition("<details>")[0].count("at least 5 are needed") == 1
+    broken = gate(side(110.0), side(100.0), require=["step_ms < +3%"]).to_dict()
+    text = markdown.render_gate(broken)
+    assert "breaks" not in text
+    assert "| step_ms &lt; +3% |" in text
+
+
+def test_metrics_of_runs_that_cannot_be_compared_are_folded():
+    other = gate(side(110.0, world_size=8), side(100.0, world_size=4)).to_dict()
+    visible = markdown.render_gate(other).partition("<details>")[0]
+    assert "world size differs: 4 before, 8 after" in visible
+    assert "|" not in visible
+    assert "Typical step" not in visible

@@ -396,8 +396,10 @@ def _gate_headline(result: Data) -> str:
 
 
 def _gate_step(result: Data) -> str:
-    """Return what became of the step time; empty if it was not compared with a baseline."""
-    for check in result["checks"]:
+    """Return what became of the step time; empty if it cannot be compared with a baseline."""
+    if result["obstacles"]:
+        return ""
+    for check in _without_repeated_reasons(result["checks"], words.headline(result)):
         if check["metric"] == "step_ms" and check["change"] is not None:
             return f"**{markdown(words.step_sentence({**result, 'metrics': [check]}))}**"
     return ""
@@ -408,10 +410,14 @@ def _gate_metrics(result: Data) -> str:
     checks = sorted(
         result["checks"], key=lambda check: words.GATE_VERDICT_ORDER.index(check["verdict"])
     )
-    shown = [check for check in checks if _is_telling(check)][:MAX_GATE_ROWS]
+    telling = [check for check in checks if _is_telling(check)]
+    if result["obstacles"]:  # changes of runs that cannot be compared tell nothing
+        telling = [check for check in telling if check["verdict"] != "inconclusive"]
+    shown = telling[:MAX_GATE_ROWS]
     rest = [check for check in checks if check not in shown]
     parts = []
-    if (table := words.check_table(_without_plain_reasons(shown), reasons_below=True)) is not None:
+    explained = _without_repeated_reasons(shown, words.headline(result))
+    if (table := words.check_table(explained, reasons_below=True)) is not None:
         rendered = render_table(_without_range(table), fold=False)
         parts.append(keep_units_together(rendered))
     if (table := words.check_table(rest)) is not None:
@@ -430,13 +436,13 @@ def _is_telling(check: Data) -> bool:
     return bool(abs(check["change"]) > abs(check["limit"]))
 
 
-def _without_plain_reasons(checks: Sequence[Data]) -> list[Data]:
-    """Return checks without the reason of a plain regression, which only repeats the limit."""
-    plain = []
+def _without_repeated_reasons(checks: Sequence[Data], headline: str) -> list[Data]:
+    """Return checks without reasons that stand elsewhere: in the headline, or as the limit that is broken."""
+    explained = []
     for check in checks:
-        repeats_limit = check["verdict"] == "regressed" and not check["requirement"]
-        plain.append({**check, "reason": ""} if repeats_limit else check)
-    return plain
+        repeats = check["verdict"] == "regressed" or check["reason"] in headline
+        explained.append({**check, "reason": ""} if repeats else check)
+    return explained
 
 
 def _rest_title(checks: Sequence[Data], *, is_all: bool) -> str:

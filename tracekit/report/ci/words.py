@@ -196,7 +196,7 @@ def step_sentence(result: Row) -> str:
     outcomes = {
         "regressed": "slower",
         "improved": "faster",
-        "inconclusive": f"inconclusive ({step['reason']})",
+        "inconclusive": f"inconclusive ({step['reason']})" if step["reason"] else "inconclusive",
     }
     outcome = outcomes.get(step["verdict"], "no clear change")
     subject = "Typical step" if has_typical_steps(result) else "Step"
