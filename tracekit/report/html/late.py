@@ -84,12 +84,8 @@ def render_late_page(run: WholeRun) -> str:
 def _fact_lines(run: WholeRun) -> list[str]:
     """Return what is known about hangs, late ranks, slow links and pipelines, a sentence each."""
     lines = [] if run.hang is None else list(view.hang_details(run.hang))
-    for late_ranks in run.late:
-        lines.append(capitalize(view.late_sentence(late_ranks, run)))
-    for link in run.slow_links:
-        lines.append(capitalize(view.link_sentence(link)))
-    for pipeline in run.pipelines:
-        lines.append(capitalize(view.pipeline_sentence(pipeline)))
+    for sentence in view.fact_sentences(run):
+        lines.append(capitalize(sentence))
     return lines
 
 

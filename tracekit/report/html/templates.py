@@ -40,11 +40,13 @@ def asset(*names: str) -> Markup:
 
     Indentation and lines of comments are left out: a twelfth of a page of few events.
     """
-    lines: list[str] = []
+    kept: list[str] = []
     for name in names:
-        lines += (ASSETS / name).read_text(encoding="utf-8").splitlines()
-    stripped = (line.strip() for line in lines)
-    return Markup("\n".join(line for line in stripped if line and not line.startswith("//")))
+        for line in (ASSETS / name).read_text(encoding="utf-8").splitlines():
+            stripped = line.strip()
+            if stripped and not stripped.startswith("//"):
+                kept.append(stripped)
+    return Markup("\n".join(kept))
 
 
 def script_json(data: msgspec.Struct) -> Markup:

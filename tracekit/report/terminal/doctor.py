@@ -62,10 +62,10 @@ def _step_findings(diagnosis: Diagnosis) -> list[RenderableType]:
     shown = shown_findings(diagnosis.step_findings or ())
     if not shown:
         return []
-    rows = [
-        (saving(finding), Text(f"{terminal(finding.text)}\n→ {terminal(finding.advice)}"))
-        for finding in shown[:MAX_STEP_FINDINGS]
-    ]
+    rows = []
+    for finding in shown[:MAX_STEP_FINDINGS]:
+        words = Text(f"{terminal(finding.text)}\n→ {terminal(finding.advice)}")
+        rows.append((saving(finding), words))
     lines = _grid(rows, style="dim")
     return [
         Text(""),
@@ -79,10 +79,10 @@ def _extras(diagnosis: Diagnosis) -> list[RenderableType]:
     extras = diagnosis.to_dict()["extras"]
     if not extras:
         return []
-    lines = _grid(
-        (("+", Text(f"{extra['adds']}\n{extra['how']}", style="dim")) for extra in extras),
-        style="dim",
-    )
+    rows = []
+    for extra in extras:
+        rows.append(("+", Text(f"{extra['adds']}\n{extra['how']}", style="dim")))
+    lines = _grid(rows, style="dim")
     return [
         Text(""),
         Text("Not recorded, and needed only for", style="bold"),

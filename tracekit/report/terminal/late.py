@@ -65,9 +65,7 @@ def _facts(run: WholeRun) -> list[str]:
     if run.hang is not None and not run.hang.certain:
         sentences.append(view.hang_sentence(run.hang))
         sentences += view.hang_details(run.hang)
-    sentences += [view.late_sentence(fact, run) for fact in run.late[:MAX_FACTS]]
-    sentences += [view.link_sentence(link) for link in run.slow_links[:MAX_FACTS]]
-    sentences += [view.pipeline_sentence(pipeline) for pipeline in run.pipelines[:MAX_FACTS]]
+    sentences += view.fact_sentences(run, most=MAX_FACTS)
     return [sentence for sentence in sentences if sentence != first]
 
 

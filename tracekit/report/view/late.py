@@ -335,6 +335,18 @@ def transfer_table(run: WholeRun) -> Table | None:
     return make_table(columns, run.transfers[:MAX_ROWS])
 
 
+def fact_sentences(run: WholeRun, *, most: int | None = None) -> list[str]:
+    """Return a sentence about each late rank, slow link and pipeline; of each kind the first *most*, or all."""
+    sentences = []
+    for late_ranks in run.late[:most]:
+        sentences.append(late_sentence(late_ranks, run))
+    for link in run.slow_links[:most]:
+        sentences.append(link_sentence(link))
+    for pipeline in run.pipelines[:most]:
+        sentences.append(pipeline_sentence(pipeline))
+    return sentences
+
+
 def clock_words(run: WholeRun) -> str | None:
     """Return how far clocks are apart and how sure that is; None if nothing rests on them."""
     offsets_ns = []

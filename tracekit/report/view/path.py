@@ -270,14 +270,18 @@ def path_view(analysis: Analysis) -> PathView | None:
         share=length / max(span_ns, 1),
     )
     longest = segments.sort("ns", descending=True).head(MAX_SEGMENTS).sort("start_ns")
-    rows = tuple({**row, "name": _segment_name(row)} for row in longest.iter_rows(named=True))
+    rows = []
+    for row in longest.iter_rows(named=True):
+        rows.append({**row, "name": _segment_name(row)})
     of_step = ""
     in_steps = ""
     if len(steps) > 1:
         of_step = f" of step {step}, the longest of {len(steps)}"
         in_steps = f" {counted(len(steps), 'step')}"
     totals = path.totals()
-    by_rank = {f"rank {key}" if key.isdigit() else key: ns for key, ns in totals["by_rank"].items()}
+    by_rank = {}
+    for key, ns in totals["by_rank"].items():
+        by_rank[f"rank {key}" if key.isdigit() else key] = ns
     notes = [
         f"the {len(longest)} longest of {counted(len(segments), 'segment')}{of_step}: "
         f"{percent(int(longest['ns'].sum()), span_ns)} of the step's {ms(span_ns)}",
@@ -291,11 +295,13 @@ def path_view(analysis: Analysis) -> PathView | None:
         notes.append(
             f"host: the work that follows waited for its launch; the GPU had other work in {busy} of that time"
         )
-    if any(row["kind"] == "cell" for row in rows):
+    if "cell" in longest["kind"]:
         notes.append(
             "a cell is named by stage, op and micro-batch: 0F3 is stage 0's forward of micro-batch 3"
         )
-    return PathView(step, rows, (*notes, *(notice.message for notice in path.notices)))
+    for notice in path.notices:
+        notes.append(notice.message)
+    return PathView(step, tuple(rows), tuple(notes))
 
 
 def _segment_name(row: Mapping[str, Any]) -> str:
