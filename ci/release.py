@@ -169,7 +169,7 @@ def wheel_of(python: Path) -> Path:
 
 def run_notebooks(tools: Path, source_archive: Path) -> None:
     """Run the notebooks with one of the installed wheels, outside the checkout."""
-    python = next(WORK.glob("3.*")) / "bin" / "python"
+    python = min(WORK.glob("3.*")) / "bin" / "python"
     pip = [tools, "-m", "pip", "--python", python]
     needed = ("ipykernel", "nbclient", "pip", f"tracekit-ml[sql] @ {wheel_of(python).as_uri()}")
     run("notebooks: install Jupyter's kernel", [*pip, "install", "--quiet", *needed])
@@ -183,6 +183,7 @@ def run(
     step: str, command: Sequence[str | Path], *, folder: str | Path = ROOT, exit_code: int = 0
 ) -> None:
     """Run one command, with its output in a log file, or raise in one line if it fails."""
+    print(f"  {step}", flush=True)
     WORK.mkdir(parents=True, exist_ok=True)
     log = WORK / (re.sub(r"[^\w.]+", "-", step.lower()) + ".log")
     environment = {
