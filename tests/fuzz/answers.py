@@ -177,6 +177,9 @@ def _check_trace(names: list[str], folder: Path) -> None:
     check_answer(answer)
     for name in answer["tables"]:
         check_answer(tools.table(answer["handle"], name))
+    check_answer(tools.findings(answer["handle"]))
+    check_answer(tools.doctor("rank0.json"))
+    check_answer(tools.explain("rank0.json", names[2]))
 
 
 def check_answer(answer: Any) -> None:

@@ -24,6 +24,7 @@ COUNTS = {
     "recorders": 40,
     "snapshots": 24,
     "forged": 6,
+    "pickles": 300,
     "captures": 12,
     "archives": 60,
     "answers": 12,
