@@ -90,6 +90,14 @@ WRONG = {
         ["analyze", "x", "--explain", "a", "-o", "x.md"],
         "--explain prints text; leave -o out",
     ),
+    "a finding as JSON": (
+        ["analyze", "x", "--explain", "3", "--json"],
+        "--explain prints text; leave --json out",
+    ),
+    "a finding in a file": (
+        ["analyze", "x", "--explain", "3", "-o", "x.html"],
+        "--explain prints text; leave -o out",
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from tracekit.errors import OptionError, TracekitError
 from tracekit.parsers.source_refs import unknown_rank_error
 
 if TYPE_CHECKING:
+    from tracekit.analysis import Analysis
     from tracekit.store.sources import OneRole
     from tracekit.store.sources import Paths as RunPaths
 
@@ -111,15 +113,12 @@ def run(
     dask: options.Dask = None,
 ) -> None:
     """Show where the step's time went on every rank, what was hidden, who waited, and how far it is from its ideal."""
+    outputs = output or []
+    _check_explain(explain, json=json, outputs=outputs)
     finding_number = int(explain) if explain is not None and explain.isdecimal() else None
     if explain is not None and finding_number is None:
-        if json or output:
-            raise OptionError(
-                "--explain prints text", hint=f"leave {'--json' if json else '-o'} out"
-            )
-        run_paths = options.role_paths(paths, roles, "analyze")
-        _explain(
-            run_paths,
+        _explain_label(
+            options.role_paths(paths, roles, "analyze"),
             explain,
             ranks=options.parse_ranks(ranks),
             rank=rank,
@@ -133,11 +132,11 @@ def run(
 
         late.run(paths, output=output, ranks=ranks, workers=workers, json=json)
         return
-    _check_outputs(output or [], plot)
+    _check_outputs(outputs, plot)
     from tracekit.run.analyze import analyze
     from tracekit.run.dask import cluster
 
-    has_page = any(_is_page(path) for path in output or ())
+    has_page = any(_is_page(path) for path in outputs)
     with note_partial_store(store), cluster(dask) as (executor, cluster_size):
         analysis = analyze(
             options.role_paths(paths, roles, "analyze"),
@@ -150,7 +149,7 @@ def run(
             layout=layout,
             what_if=what_if or plot == "curve",  # the curve is one of the predictions
             changes=change or (),
-            critical_path=critical_path or has_page,
+            critical_path=critical_path or has_page,  # the page always shows it
             timeline=has_page,
             stacks=has_page or finding_number is not None,  # source lines of the places
             by=by,
@@ -169,28 +168,64 @@ def run(
 
         print_text(explain_finding(analysis, finding_number))
         return
-    # The page shows the critical path in any case; other outputs only if it was asked for.
-    other_outputs = analysis if critical_path else analysis.without_critical_path()
-    if output:
+    _write_and_show(
+        analysis,
+        outputs,
+        plot=plot,
+        json=json,
+        critical_path=critical_path,
+        brief=brief,
+        full=full,
+        definitions=definitions,
+    )
+
+
+def _check_explain(explain: str | None, *, json: bool, outputs: Sequence[Path]) -> None:
+    """Raise if an explanation is to be written anywhere but to the terminal."""
+    if explain is None:
+        return
+    if json:
+        raise OptionError("--explain prints text", hint="leave --json out")
+    if outputs:
+        raise OptionError("--explain prints text", hint="leave -o out")
+
+
+def _write_and_show(
+    analysis: Analysis,
+    outputs: Sequence[Path],
+    *,
+    plot: str | None,
+    json: bool,
+    critical_path: bool,
+    brief: bool,
+    full: bool,
+    definitions: bool,
+) -> None:
+    """Write an analysis to *outputs*, and print it as JSON or as tables.
+
+    A page shows the critical path in any case; everything else only with *critical_path*.
+    """
+    analysis_as_asked = analysis if critical_path else analysis.without_critical_path()
+    if outputs:
         from tracekit.report.write import write
 
-        for path in output:
-            write(analysis if _is_page(path) else other_outputs, path, plot=plot)
+        for path in outputs:
+            write(analysis if _is_page(path) else analysis_as_asked, path, plot=plot)
             print_note(f"wrote {path}")
     if json:
         from tracekit.report.write import render_json
 
-        sys.stdout.write(render_json(other_outputs))
-    elif shows_result(output):
+        sys.stdout.write(render_json(analysis_as_asked))
+    elif shows_result(outputs):
         from tracekit.report.terminal.analysis import render
         from tracekit.report.terminal.screen import Screen
 
         render(
-            other_outputs,
+            analysis_as_asked,
             Screen(),
             brief=brief,
             full=full,
-            page_written=has_page,
+            page_written=any(_is_page(path) for path in outputs),
             definitions=definitions,
         )
 
@@ -212,7 +247,7 @@ def _is_page(path: Path) -> bool:
     return path.suffix.lower() == ".html"
 
 
-def _check_outputs(paths: list[Path], plot: str | None) -> None:
+def _check_outputs(paths: Sequence[Path], plot: str | None) -> None:
     """Raise if an output cannot be written, before any work is done."""
     if not paths and plot is None:
         return
@@ -226,7 +261,7 @@ def _check_outputs(paths: list[Path], plot: str | None) -> None:
         )
 
 
-def _explain(
+def _explain_label(
     paths: RunPaths | OneRole,
     selector: str,
     *,
