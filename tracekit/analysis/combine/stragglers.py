@@ -30,6 +30,8 @@ from tracekit.schema import conform
 
 CAUSES = ("slow_gpu", "more_work", "host_late", "slow_link", "waited_itself")
 """Causes that are looked for; what they leave is ``unknown``."""
+CAUSES_WITHOUT_CLOCKS = ("slow_gpu", "more_work", "host_late")
+"""Causes that rest on times of kernels and of an empty GPU, which do not depend on clocks."""
 MIN_LATE_SHARE = 0.02
 """Lateness, as a share of the step, from which a rank counts as late in it: equal ranks vary by
 less."""
@@ -647,55 +649,85 @@ def _explanation(
     """Return when one straggler is late (kind, steps, late_ns, worst step) and why.
 
     Causes that need no clock also settle that it came last (``uncertain``, ``candidates``).
-    *row* has the straggler's figures: ``STRAGGLERS``, ``_summary``, ``_late_steps`` and
-    recorded_steps.
+
+    Args:
+        row: The straggler's figures: ``STRAGGLERS``, ``_summary``, ``_late_steps``,
+            ``_mean_tokens`` and recorded_steps. ``caused_ns`` is the waiting for it in all steps,
+            ``wait_ns`` that in the steps in which it is clearly late (None without any).
+        waited_for: The rank for which each rank waited longest.
+        slow_gpu: What its trace tells about the speed of its GPU.
+        has_shapes: Whether any rank recorded input shapes.
+
     """
-    # All waiting for this rank, and that in the steps in which it is clearly late; None if there
-    # are none.
-    caused = row["caused_ns"]
-    waited_ns = row["wait_ns"]
-    steps = row["recorded_steps"] or 0
-    if waited_ns is None:
+    caused_ns = row["caused_ns"]
+    if row["wait_ns"] is None:
         reason = f"never later than others by {MIN_LATE_SHARE:.0%} of a step"
-        return {"why": [_unknown(caused, reason)]}
-    late_steps = row["steps"]
-    when = {
-        "kind": _kind(len(late_steps), steps),
-        "steps": late_steps,
+        return {"why": [_unknown(caused_ns, reason)]}
+    named_causes = _named_causes(row)
+    clock_free_ns = sum(named_causes.get(cause, 0) for cause in CAUSES_WITHOUT_CLOCKS)
+    reason_to_name_none = _reason_to_name_none(row, clock_free_ns)
+    if reason_to_name_none is not None:
+        return {**_late_when(row), "why": [_unknown(caused_ns, reason_to_name_none)]}
+    evidence = _evidence_by_cause(row, waited_for, slow_gpu)
+    why = []
+    for cause, ns in named_causes.items():
+        why.append(WaitCause(cause, ns, evidence[cause]))  # type: ignore[arg-type]
+    why.sort(key=lambda part: -part.ns)
+    unexplained_ns = caused_ns - sum(named_causes.values())
+    if unexplained_ns:
+        why.append(
+            _unknown(unexplained_ns, _reason_without_cause(row["label"], has_shapes=has_shapes))
+        )
+    explanation = {**_late_when(row), "why": why}
+    if row["label"] != "pp_comm" and clock_free_ns >= MIN_SHARE_WITHOUT_CLOCKS * caused_ns:
+        explanation |= {"uncertain": False, "candidates": [row["rank"]]}
+    return explanation
+
+
+def _late_when(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return in which steps a straggler is late, how regularly, and by how much."""
+    return {
+        "kind": _kind(len(row["steps"]), row["recorded_steps"] or 0),
+        "steps": row["steps"],
         "late_ns": round(row["late_ns"]),
         "late_ns_by_step": row["late_ns_by_step"],
         "worst_step": row["worst_step"],
         "worst_ns": row["worst_ns"],
     }
-    named = {}
+
+
+def _named_causes(row: Mapping[str, Any]) -> dict[str, int]:
+    """Return the waiting that each cause explains, in nanoseconds, without causes that explain little."""
+    named_causes = {}
     for cause in CAUSES:
-        if row[cause] >= MIN_CAUSE_SHARE * waited_ns:
-            named[cause] = round(row[cause])
-    # Times of kernels and of an empty GPU do not depend on clocks: where they explain most of the
-    # waiting, the rank was late even if clocks alone leave open which one came last.
-    explained = sum(named.get(cause, 0) for cause in ("slow_gpu", "more_work", "host_late"))
-    min_share = MIN_PIPELINE_CAUSE_SHARE if row["label"] == "pp_comm" else MIN_SHARE_WITHOUT_CLOCKS
-    if (row["bound"] or row["uncertain"]) and explained < min_share * waited_ns:
-        reason = "clocks are not aligned well enough to tell which rank came last"
-        return {**when, "why": [_unknown(caused, reason)]}
-    if steps < 2:
-        reason = "one step was recorded: a cause cannot be told from chance; record more steps"
-        return {**when, "why": [_unknown(caused, reason)]}
-    evidence = _evidence_by_cause(row, waited_for, slow_gpu)
-    why = [WaitCause(cause, ns, evidence[cause]) for cause, ns in named.items()]  # type: ignore[arg-type]
-    why.sort(key=lambda part: -part.ns)
-    rest = caused - sum(named.values())
-    if rest:
-        why.append(_unknown(rest, _reason_without_cause(row["label"], has_shapes=has_shapes)))
-    if row["label"] != "pp_comm" and explained >= MIN_SHARE_WITHOUT_CLOCKS * caused:
-        when |= {"uncertain": False, "candidates": [row["rank"]]}
-    return {**when, "why": why}
+        if row[cause] >= MIN_CAUSE_SHARE * row["wait_ns"]:
+            named_causes[cause] = round(row[cause])
+    return named_causes
+
+
+def _reason_to_name_none(row: Mapping[str, Any], clock_free_ns: int) -> str | None:
+    """Return why no cause can be named for a straggler; None if causes can.
+
+    Args:
+        row: The straggler's figures.
+        clock_free_ns: Waiting that ``CAUSES_WITHOUT_CLOCKS`` explain. Where it is most of the
+            waiting, the rank was late even if clocks alone leave open which one came last.
+
+    """
+    is_message = row["label"] == "pp_comm"
+    min_share = MIN_PIPELINE_CAUSE_SHARE if is_message else MIN_SHARE_WITHOUT_CLOCKS
+    needs_clocks = clock_free_ns < min_share * row["wait_ns"]
+    if needs_clocks and (row["bound"] or row["uncertain"]):
+        return "clocks are not aligned well enough to tell which rank came last"
+    if (row["recorded_steps"] or 0) < 2:
+        return "one step was recorded: a cause cannot be told from chance; record more steps"
+    return None
 
 
 def _evidence_by_cause(
     row: Mapping[str, Any], waited_for: Mapping[int, int], slow_gpu: Evidence
 ) -> dict[str, Evidence]:
-    """Return what each cause of a straggler's lateness would rest on."""
+    """Return what each cause of a straggler rests on, by cause."""
     return {
         "slow_gpu": msgspec.structs.replace(slow_gpu, ratio=_rounded(row["slow_ratio"])),
         "more_work": Evidence(
@@ -710,7 +742,7 @@ def _evidence_by_cause(
 
 
 def _reason_without_cause(label: str, *, has_shapes: bool) -> str:
-    """Return why a part of a straggler's lateness has no cause."""
+    """Return why some waiting for a straggler in operations of *label* has no known cause."""
     if label == "pp_comm":
         return "ranks of a pipeline wait for each other: the schedule tells how long they have to"
     if not has_shapes:
