@@ -173,18 +173,16 @@ def ingest(
     strict = on_damage == "error"
     if rules is not None:
         load_rules(Path(rules))  # raises here if it is wrong, not once per rank
-    run_paths = None if isinstance(paths, Mapping | OneRole) else paths
     target = Path(store).absolute()
-    if run_paths is not None and has_recordings_alone(run_paths):
-        return _ingest_recordings(run_paths, target, ranks=ranks, resume=resume)
-    refs, notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
+    # Dumps and logs are of no role: where roles are named, they are not looked for.
+    paths_with_recordings = None if isinstance(paths, Mapping | OneRole) else paths
+    if paths_with_recordings is not None and has_recordings_alone(paths_with_recordings):
+        return _ingest_recordings(paths_with_recordings, target, ranks=ranks, resume=resume)
+    refs, source_notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     refs = tuple(_with_absolute_path(ref) for ref in refs)
-    if resume and any(Path(ref.path) == target for ref in refs):
-        raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
-    if not (resume or overwrite):
-        check_same_run(target, refs)
-    work_of_rank = RankWork(
-        str(target),
+    _check_target(target, refs, resume=resume, overwrite=overwrite)
+    work_in_folder = partial(
+        RankWork,
         rules=None if rules is None else str(Path(rules).absolute()),
         ranks=None if ranks is None else frozenset(ranks),
         stacks=stacks,
@@ -196,31 +194,36 @@ def ingest(
     check_run = partial(
         driver.check_run, ranks=ranks, strict=strict, named=isinstance(paths, Mapping)
     )
-    resume_notices: list[Notice] = []
     run_so_far = _RunSoFar(check_run)
     with store_folder(target, resume=resume) as folder:
-        # Without any source one role is written nevertheless: the checks of the run say what is
-        # missing.
-        refs_by_role = group_by_role(refs) or {None: []}
-        for role, role_refs in refs_by_role.items():
-            role_folder = folder if role is None else folder / f"{ROLE_PREFIX}{role}"
-            role_folder.mkdir(exist_ok=True)
-            writer = StoreWriter(role_folder, labelled_by(rules), list(notices))
-            _write_role(
-                writer,
-                role_refs,
-                work=replace_fields(work_of_rank, folder=str(role_folder)),
-                map_sources=map_sources,
-                run_so_far=run_so_far,
-                resume=resume,
-                strict=strict,
-            )
-            if writer.unchanged:
-                resume_notices.append(Notice("resumed", values={"traces": len(writer.unchanged)}))
-        recording_notices = _store_recordings(run_paths, folder, ranks=ranks, strict=strict)
+        resume_notices = _write_roles(
+            folder,
+            refs,
+            source_notices=source_notices,
+            work_in_folder=work_in_folder,
+            map_sources=map_sources,
+            run_so_far=run_so_far,
+            resume=resume,
+            strict=strict,
+        )
+        recording_notices = _store_recordings(
+            paths_with_recordings, folder, ranks=ranks, strict=strict
+        )
+    # The manifest keeps the notices of finding and reading the sources (``opened.notices``). The
+    # others are of this call alone, or found anew whenever the store is read.
     opened = open_store(target)
     all_notices = (*resume_notices, *opened.notices, *run_so_far.notices, *recording_notices)
     return replace_fields(opened, notices=all_notices)
+
+
+def _check_target(
+    target: Path, refs: Sequence[SourceRef], *, resume: bool, overwrite: bool
+) -> None:
+    """Raise if the sources may not be written to *target*: into themselves, or over another run."""
+    if resume and any(Path(ref.path) == target for ref in refs):
+        raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
+    if not (resume or overwrite):
+        check_same_run(target, refs)
 
 
 @dataclass(slots=True)
@@ -244,6 +247,53 @@ class _RunSoFar:
             self.spans.append((entry.source, entry.start_ns, entry.end_ns))
         self.any_failed = self.any_failed or failed
         self.notices = self.check_run(self.spans, failed=self.any_failed)
+
+
+def _write_roles(
+    folder: Path,
+    refs: Sequence[SourceRef],
+    *,
+    source_notices: Sequence[Notice],
+    work_in_folder: Callable[[str], RankWork],
+    map_sources: Callable[..., list[ItemResult[SourceRef, list[StoreEntry]]]],
+    run_so_far: _RunSoFar,
+    resume: bool,
+    strict: bool,
+) -> list[Notice]:
+    """Write the ranks of every role; return how many traces of each were in the store already.
+
+    Args:
+        folder: Folder of the store. Each role has a folder in it; ranks without roles are in the store's.
+        refs: The sources of all roles.
+        source_notices: Notices of finding the sources, which each role's manifest keeps.
+        work_in_folder: Returns the work of one rank, which writes into the given folder.
+        map_sources: ``driver.map_sources`` with the workers to use.
+        run_so_far: Every role is added to it.
+        resume: Read only sources that are not in the store yet, or have changed.
+        strict: Whether a source that fails is an error.
+
+    """
+    # Without any source one role is written nevertheless: the checks of the run say what is
+    # missing.
+    refs_by_role = group_by_role(refs) or {None: []}
+    resume_notices = []
+    for role, role_refs in refs_by_role.items():
+        role_folder = folder if role is None else folder / f"{ROLE_PREFIX}{role}"
+        role_folder.mkdir(exist_ok=True)
+        work = work_in_folder(str(role_folder))
+        writer = StoreWriter(role_folder, labelled_by(work.rules), list(source_notices))
+        _write_role(
+            writer,
+            role_refs,
+            work=work,
+            map_sources=map_sources,
+            run_so_far=run_so_far,
+            resume=resume,
+            strict=strict,
+        )
+        if writer.unchanged:
+            resume_notices.append(Notice("resumed", values={"traces": len(writer.unchanged)}))
+    return resume_notices
 
 
 def _write_role(
