@@ -337,14 +337,17 @@ def _with_absolute_path(ref: SourceRef) -> SourceRef:
 def _ingest_recordings(
     paths: PathList, target: Path, *, ranks: Collection[int] | None, resume: bool
 ) -> Store:
-    """Write a store of dumps and logs alone; return it."""
+    """Write a store of dumps and logs alone; return it.
+
+    Ranks of a store that is resumed stay in it.
+    """
     recordings = find_recordings(paths)
     assert recordings is not None, "the caller has found some"
     with store_folder(target, resume=resume) as folder:
         write_recordings(folder, _selected_recordings(recordings, ranks))
         with StoreWriter(folder) as writer:
             if resume:
-                writer.resume([], lambda _: "")
+                writer.keep_stored_ranks()
             writer.complete = True
     return replace_fields(open_store(target), notices=recordings.notices)
 

@@ -204,6 +204,10 @@ class StoreWriter:
                 self.entries.setdefault(entry.rank, entry)
         return pending
 
+    def keep_stored_ranks(self) -> None:
+        """Take over all ranks of the store, whatever became of their sources; remove unreadable ones."""
+        self.resume([], key=lambda ref: "")  # without any source no key is compared
+
     def add(self, entries: Sequence[StoreEntry]) -> None:
         """Add ranks that were written."""
         for entry in entries:
