@@ -50,13 +50,13 @@ NOT_CALLED = {"__version__", "Comparable", "EPOCH_NS", "PARTS"}
 
 @pytest.mark.parametrize(("package", "name"), NAMES)
 def test_every_public_name_is_documented_with_an_example(package, name):
-    found = getattr(importlib.import_module(package), name)
+    member = getattr(importlib.import_module(package), name)
     if name in NOT_CALLED:
         return
-    text = inspect.getdoc(found) or ""
+    text = inspect.getdoc(member) or ""
     assert text, f"{package}.{name} has no docstring"
-    if inspect.isclass(found):  # an example of a method is one too
-        own = [value for key, value in vars(found).items() if not key.startswith("_")]
+    if inspect.isclass(member):  # an example of a method is one too
+        own = [value for key, value in vars(member).items() if not key.startswith("_")]
         text += "".join(
             getattr(getattr(value, "fget", value), "__doc__", None) or "" for value in own
         )
@@ -196,7 +196,7 @@ def test_results_are_frozen(run, saved):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "is not complete JSON"),
         ("[1]", "$: expected object, got array"),
@@ -216,12 +216,12 @@ def test_results_are_frozen(run, saved):
         ('{"format": "tracekit.analysis/1", "clocks": 3}', "$.clocks: expected object, got int"),
     ],
 )
-def test_other_files_are_refused_in_one_line(tmp_path, text, said):
+def test_other_files_are_refused_in_one_line(tmp_path, text, message):
     file = tmp_path / "other.json"
     file.write_text(text)
     with pytest.raises(InputError) as error:
         tracekit.read_analysis(file)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).startswith(str(file))
     assert "\n" not in str(error.value)
     assert error.value.hint

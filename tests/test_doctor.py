@@ -38,15 +38,15 @@ def codes(diagnosis):
 
 
 @pytest.fixture(scope="module")
-def part(samples):
+def rank_events(samples):
     return tracekit.load(samples / "1f1b", ranks=[0]).parts[0]
 
 
-def found(part, **columns):
+def codes_without(rank_events, **columns):
     """The findings on a rank whose columns were overwritten."""
     worse = RankEvents(
-        part.events.with_columns(**columns).cast(dict(EVENTS)),
-        structs.replace(part.source, world_size=None),
+        rank_events.events.with_columns(**columns).cast(dict(EVENTS)),
+        structs.replace(rank_events.source, world_size=None),
     )
     return {finding.code for finding in find_problems([examine(worse)])}
 
@@ -68,48 +68,51 @@ def test_a_full_recording_lacks_nothing(samples):
     assert facts["by_rank"][0]["launched"] == facts["by_rank"][0]["gpu_events"] == 971 + 216
 
 
-def test_each_lack_is_found_when_its_evidence_is_taken_away(part):
+def test_each_lack_is_found_when_its_evidence_is_taken_away(rank_events):
     none = pl.lit(None)
     gpu = pl.col("kind").is_in(["kernel", "memcpy", "memset"])
     cpu = pl.col("kind") == "cpu_op"
     other = pl.when(cpu).then(pl.lit("other")).otherwise(pl.col("kind").cast(pl.String))
-    assert found(part) == set()
-    assert found(part, shapes=none) == {"no-shapes"}
-    assert found(part, step=none) == {"no-steps"}
-    assert found(part, sequence=none) == {"no-autograd"}
-    assert "no-cpu-ops" in found(part, kind=other)
-    assert found(
-        part, kind=pl.when(gpu).then(pl.lit("other")).otherwise(pl.col("kind").cast(pl.String))
+    assert codes_without(rank_events) == set()
+    assert codes_without(rank_events, shapes=none) == {"no-shapes"}
+    assert codes_without(rank_events, step=none) == {"no-steps"}
+    assert codes_without(rank_events, sequence=none) == {"no-autograd"}
+    assert "no-cpu-ops" in codes_without(rank_events, kind=other)
+    assert codes_without(
+        rank_events,
+        kind=pl.when(gpu).then(pl.lit("other")).otherwise(pl.col("kind").cast(pl.String)),
     ) == {"no-gpu-events"}
-    assert found(part, correlation=pl.when(gpu).then(None).otherwise(pl.col("correlation"))) == {
-        "no-launches"
-    }
-    assert found(part, graph=pl.when(gpu).then(7)) == {"cuda-graphs"}
+    assert codes_without(
+        rank_events, correlation=pl.when(gpu).then(None).otherwise(pl.col("correlation"))
+    ) == {"no-launches"}
+    assert codes_without(rank_events, graph=pl.when(gpu).then(7)) == {"cuda-graphs"}
     whole = (
         pl.when(pl.col("kind") == "kernel")
         .then(pl.lit("graph"))
         .otherwise(pl.col("kind").cast(pl.String))
     )
-    assert found(part, kind=whole) == {"graphs-unseen"}
+    assert codes_without(rank_events, kind=whole) == {"graphs-unseen"}
 
 
-def test_groups_without_names_or_descriptions(part):
-    bare = structs.replace(part.source, groups=())
-    nameless = RankEvents(part.events.with_columns(group=None).cast(dict(EVENTS)), bare)
+def test_groups_without_names_or_descriptions(rank_events):
+    bare = structs.replace(rank_events.source, groups=())
+    nameless = RankEvents(rank_events.events.with_columns(group=None).cast(dict(EVENTS)), bare)
     assert {f.code for f in find_problems([examine(nameless)])} == {"no-groups", "missing-ranks"}
-    groups = tuple(structs.replace(group, description=None) for group in part.source.groups)
-    undescribed = part.events.with_columns(group_desc=pl.lit("undefined")).cast(dict(EVENTS))
-    worse = RankEvents(undescribed, structs.replace(part.source, groups=groups, world_size=None))
+    groups = tuple(structs.replace(group, description=None) for group in rank_events.source.groups)
+    undescribed = rank_events.events.with_columns(group_desc=pl.lit("undefined")).cast(dict(EVENTS))
+    worse = RankEvents(
+        undescribed, structs.replace(rank_events.source, groups=groups, world_size=None)
+    )
     assert {f.code for f in find_problems([examine(worse)])} == {"no-group-descriptions"}
 
 
-def test_what_readers_noticed_is_a_finding(part):
+def test_what_readers_noticed_is_a_finding(rank_events):
     cut = structs.replace(
-        part.source,
+        rank_events.source,
         notices=(Notice("truncated", values={"case": "list", "cut_event": False}),),
         world_size=None,
     )
-    (finding,) = find_problems([examine(RankEvents(part.events, cut))])
+    (finding,) = find_problems([examine(RankEvents(rank_events.events, cut))])
     assert (finding.code, finding.problem, finding.ranks) == (
         "truncated",
         "the file ends before its list of events does",

@@ -95,8 +95,12 @@ def test_a_schedule_is_generated_simulated_and_found_in_a_trace(tmp_path):
         # Three micro-batches, two stages, F + B = 3.
         assert simulate(schedule).makespan == 3 * 2 * 3
         write_run(Recipe(schedule), tmp_path)
-        found = analyze(tmp_path, workers=1).schedule
-        assert (found.name, found.microbatches, found.exact) == ("one-by-one", 3, True)
+        comparison = analyze(tmp_path, workers=1).schedule
+        assert (comparison.name, comparison.microbatches, comparison.exact) == (
+            "one-by-one",
+            3,
+            True,
+        )
     finally:
         unregister("one-by-one")
 

@@ -74,7 +74,7 @@ def test_messages_leave_after_their_op_and_arrive_before_it(plans, tmp_path, run
         name,
     )
     for rank, actions in enumerate(plan.actions):
-        at = {
+        state = {
             piece: i
             for i, action in enumerate(actions)
             if isinstance(action, plans.Op)
@@ -87,11 +87,11 @@ def test_messages_leave_after_their_op_and_arrive_before_it(plans, tmp_path, run
             if message.source == rank:
                 made = message.stage - 1 if forward else message.stage + 1
                 kinds = "F" if forward else "BI"
-                assert any(at.get((kind, made, message.microbatch), i) < i for kind in kinds)
+                assert any(state.get((kind, made, message.microbatch), i) < i for kind in kinds)
             else:
                 kinds = "F" if forward else "BI"
                 assert any(
-                    at.get((kind, message.stage, message.microbatch), -1) > i for kind in kinds
+                    state.get((kind, message.stage, message.microbatch), -1) > i for kind in kinds
                 )
 
 

@@ -286,10 +286,10 @@ def test_a_folder_without_or_with_another_manifest_is_no_store(tmp_path, store):
         open_store(store.path)
 
 
-def flipped(raw, place):
+def flipped(raw, share):
     """The same bytes with one bit turned over, *place* of the way through."""
     changed = bytearray(raw)
-    bit = int(place * (len(raw) * 8 - 1))
+    bit = int(share * (len(raw) * 8 - 1))
     changed[bit // 8] ^= 1 << (bit % 8)
     return bytes(changed)
 

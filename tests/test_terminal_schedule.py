@@ -14,27 +14,27 @@ from tracekit.report.view.pipeline import ScheduleView
 
 
 @pytest.fixture(scope="module")
-def found():
+def comparison():
     return compare_with_options(list(pipelines("1f1b")), what_if=True)[0]
 
 
-def view_with(found):
-    schedule = None if found is None else ScheduleView(found)
+def view_with(comparison):
+    schedule = None if comparison is None else ScheduleView(comparison)
     return SimpleNamespace(
-        schedule=schedule, analysis=SimpleNamespace(schedule=found), below_peak=None
+        schedule=schedule, analysis=SimpleNamespace(schedule=comparison), below_peak=None
     )
 
 
-def drawn(found, width):
+def drawn(comparison, width):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(render_schedule(view_with(found), width))
+    console.print(render_schedule(view_with(comparison), width))
     console.file.close()
     return console.export_text()
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_it_fits_and_says_all_of_it(found, width):
-    text = drawn(found, width)
+def test_it_fits_and_says_all_of_it(comparison, width):
+    text = drawn(comparison, width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "1f1b · 4 ranks · 8 micro-batches" in text
     assert "measured" in text
@@ -44,10 +44,10 @@ def test_it_fits_and_says_all_of_it(found, width):
     assert "unexplained" in text
 
 
-def test_the_waterfall_adds_up(found):
-    gap = found.gap_ns
+def test_the_waterfall_adds_up(comparison):
+    gap = comparison.gap_ns
     lines = [
-        line for line in drawn(found, 120).splitlines() if line.lstrip().startswith(("+", "−"))
+        line for line in drawn(comparison, 120).splitlines() if line.lstrip().startswith(("+", "−"))
     ]
     shown = 0.0
     for line in lines:
@@ -58,8 +58,8 @@ def test_the_waterfall_adds_up(found):
     )
 
 
-def test_the_gantt_draws_every_rank_twice_and_begins_with_its_first_forward(found):
-    rows = [line for line in drawn(found, 160).splitlines() if "F0" in line and "B7" in line]
+def test_the_gantt_draws_every_rank_twice_and_begins_with_its_first_forward(comparison):
+    rows = [line for line in drawn(comparison, 160).splitlines() if "F0" in line and "B7" in line]
     assert len(rows) == 8
     ideal = [len(row) - len(row.lstrip()) for row in rows]
     assert len(set(ideal)) == 1  # ranks are aligned; idle is drawn as dots

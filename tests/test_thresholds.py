@@ -39,17 +39,17 @@ def measured(**figures):
     )
 
 
-@pytest.mark.parametrize(("other_ns", "said"), [(10, False), (11, True)])
-def test_unlabelled_work_is_loud_above_one_percent_of_the_span(other_ns, said):
+@pytest.mark.parametrize(("other_ns", "is_loud"), [(10, False), (11, True)])
+def test_unlabelled_work_is_loud_above_one_percent_of_the_span(other_ns, is_loud):
     rank = SimpleNamespace(rank=0, whole=measured(other=other_ns))
-    assert bool(combining.unlabelled_notices([rank])) is said
+    assert bool(combining.unlabelled_notices([rank])) is is_loud
 
 
-@pytest.mark.parametrize(("share", "said"), [(0.01, False), (0.0101, True)])
-def test_weak_labels_are_loud_above_one_percent_of_gpu_time(monkeypatch, share, said):
+@pytest.mark.parametrize(("share", "is_loud"), [(0.01, False), (0.0101, True)])
+def test_weak_labels_are_loud_above_one_percent_of_gpu_time(monkeypatch, share, is_loud):
     monkeypatch.setattr(Measured, "weak_share", property(lambda self: share))
     rank = SimpleNamespace(rank=0, whole=measured())
-    assert bool(combining.weak_label_notices([rank])) is said
+    assert bool(combining.weak_label_notices([rank])) is is_loud
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def chunks(gap, *, block=None, between=0):
 
 
 @pytest.mark.parametrize(
-    ("between", "found"),
+    ("between", "is_tied"),
     [(beside.MAX_CHUNKS_BETWEEN_HALVES - 1, True), (beside.MAX_CHUNKS_BETWEEN_HALVES, False)],
 )
-def test_the_other_half_is_looked_for_among_the_nearest_chunks(between, found):
+def test_the_other_half_is_looked_for_among_the_nearest_chunks(between, is_tied):
     partner = beside.find_partners(chunks(-50, between=between), from_ranges=False)[0]
-    assert (partner >= 0) is found
+    assert (partner >= 0) is is_tied
 
 
 @pytest.mark.parametrize(("overlap", "met"), [(5, False), (6, True)])
@@ -113,15 +113,15 @@ def test_names_are_believed_where_more_than_a_tenth_met(blocks, believed):
     assert (partners[-2] >= 0) is believed
 
 
-@pytest.mark.parametrize(("late_ns", "said"), [(10, False), (11, True)])
-def test_a_rank_that_begins_late_by_more_than_a_hundredth_is_named(late_ns, said):
+@pytest.mark.parametrize(("late_ns", "is_loud"), [(10, False), (11, True)])
+def test_a_rank_that_begins_late_by_more_than_a_hundredth_is_named(late_ns, is_loud):
     replays = SimpleNamespace(
         graph=SimpleNamespace(table=SimpleNamespace(rank=np.array([0, 0]))),
         before={"host": np.array([late_ns, 0])},
         makespan=1_000,
     )
     pipeline = SimpleNamespace(step=0, ranks=[4])
-    assert bool(lines._late_start_notices(pipeline, replays)) is said
+    assert bool(lines._late_start_notices(pipeline, replays)) is is_loud
 
 
 def runs(*centres):
@@ -188,12 +188,12 @@ def test_a_drift_is_six_times_its_scatter(times, believed):
     assert bool(rate) is believed
 
 
-@pytest.mark.parametrize(("outside", "said"), [(0.2, False), (0.21, True)])
-def test_a_bound_is_called_low_below_half_of_what_the_table_shows(monkeypatch, outside, said):
+@pytest.mark.parametrize(("outside", "is_loud"), [(0.2, False), (0.21, True)])
+def test_a_bound_is_called_low_below_half_of_what_the_table_shows(monkeypatch, outside, is_loud):
     """FAR: the bubble's bound is 10 %."""
     whole = replace(measured(), lower_bound=True, bubble=Bubble(1_000, 100, None), pipeline=True)
     held = SimpleNamespace(exact=True, head=SimpleNamespace(measured_bubble=outside))
-    assert bool(bound_notices([SimpleNamespace(rank=0, whole=whole)], held)) is said
+    assert bool(bound_notices([SimpleNamespace(rank=0, whole=whole)], held)) is is_loud
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ def unpacked(packed):
     for name, width, is_difference in packed["columns"]:
         values = np.zeros(packed["count"], np.int64)
         for plane in range(width):
-            part = np.frombuffer(raw, np.uint8, packed["count"], offset)
-            values += part.astype(np.int64) << (8 * plane)
+            block = np.frombuffer(raw, np.uint8, packed["count"], offset)
+            values += block.astype(np.int64) << (8 * plane)
             offset += packed["count"]
         signed = np.where(values % 2, -(values + 1) // 2, values // 2)
         columns[name] = np.cumsum(signed) if is_difference else signed

@@ -136,13 +136,15 @@ def test_two_replicas_of_one_pipeline(run):
 
 
 @pytest.mark.parametrize(
-    ("part", "end", "bare"),
+    ("share", "end", "bare"),
     [(0.3, False, True), (0.3, True, False), (0.6, False, False), (0.6, True, True)],
 )
-def test_a_window_that_ends_or_begins_inside_the_step_is_none_with_the_reason(run, part, end, bare):
+def test_a_window_that_ends_or_begins_inside_the_step_is_none_with_the_reason(
+    run, share, end, bare
+):
     _, ranks = run
     times = np.concatenate([e.filter(kind="kernel")["start_ns"].to_numpy() for e, _ in ranks])
-    cut_ns = times.min() + part * (times.max() - times.min())
+    cut_ns = times.min() + share * (times.max() - times.min())
     inside_window = pl.col("start_ns") > cut_ns if end else pl.col("start_ns") < cut_ns
     recorded = [strip(*rank) if bare else rank for rank in ranks]
     comparison, codes = compare(

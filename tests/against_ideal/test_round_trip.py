@@ -91,7 +91,7 @@ def test_nothing_injected_leaves_no_gap(compare_recipe):
 
 
 @pytest.mark.parametrize(
-    ("more", "part"),
+    ("more", "cause"),
     [
         ({"p2p_ns": 200_000}, "p2p"),
         ({"ep_ns": 300_000, "ep_exposed_ns": 100_000, "replicas": 2}, "exposed_ep"),
@@ -99,12 +99,14 @@ def test_nothing_injected_leaves_no_gap(compare_recipe):
         ({"host_ns": 120_000}, "host"),
     ],
 )
-def test_injected_stalls_come_back_within_two_percent(compare_recipe, more, part):
+def test_injected_stalls_come_back_within_two_percent(compare_recipe, more, cause):
     run_recipe = Recipe(PLAN, TIMES, **more)
     comparison, _ = compare_recipe(run_recipe)
     injected = run_recipe.simulation().makespan - Recipe(PLAN, TIMES).simulation().makespan
-    assert comparison.gap_ns[part] == pytest.approx(injected, rel=0.02)
-    assert sum(abs(ns) for name, ns in comparison.gap_ns.items() if name != part) <= 0.02 * injected
+    assert comparison.gap_ns[cause] == pytest.approx(injected, rel=0.02)
+    assert (
+        sum(abs(ns) for name, ns in comparison.gap_ns.items() if name != cause) <= 0.02 * injected
+    )
 
 
 def test_imbalance_comes_back_by_stage(compare_recipe):

@@ -306,23 +306,23 @@ def test_drift_needs_enough_windows():
     assert drift_of(drifting(1e-4, windows=MIN_DRIFT_WINDOWS - 1)) == 0
 
 
-@pytest.mark.parametrize(("share", "found"), [(0.95, False), (1.05, True)])
-def test_drift_that_is_negligible_is_left(share, found):
-    assert (drift_of(drifting(share * MIN_DRIFT_NS / 15e9)) != 0) is found
+@pytest.mark.parametrize(("share", "is_drift"), [(0.95, False), (1.05, True)])
+def test_drift_that_is_negligible_is_left(share, is_drift):
+    assert (drift_of(drifting(share * MIN_DRIFT_NS / 15e9)) != 0) is is_drift
 
 
-@pytest.mark.parametrize(("share", "found"), [(0.8, False), (1.3, True)])
-def test_drift_must_stand_out_from_the_scatter(share, found):
+@pytest.mark.parametrize(("share", "is_drift"), [(0.8, False), (1.3, True)])
+def test_drift_must_stand_out_from_the_scatter(share, is_drift):
     grown = 150_000  # ns, over the recording
     assert (
         drift_of(drifting(grown / 15e9, wobble=round(grown / MIN_DRIFT_TO_SCATTER_RATIO / share)))
         != 0
-    ) is found
+    ) is is_drift
 
 
-@pytest.mark.parametrize(("share", "found"), [(0.98, True), (1.02, False)])
-def test_what_is_faster_than_any_clock_is_no_drift(share, found):
-    assert (drift_of(drifting(share * MAX_DRIFT)) != 0) is found
+@pytest.mark.parametrize(("share", "is_drift"), [(0.98, True), (1.02, False)])
+def test_what_is_faster_than_any_clock_is_no_drift(share, is_drift):
+    assert (drift_of(drifting(share * MAX_DRIFT)) != 0) is is_drift
 
 
 def test_times_go_to_the_common_clock_and_back():

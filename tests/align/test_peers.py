@@ -147,19 +147,19 @@ def run(lines, name="1f1b", *, microbatches=8, streams=False, **sizes):
 )
 def test_order_and_time_tell_who_spoke_to_whom(lines, name, sizes, streams):
     messages, peers = run(lines, name, streams=streams, **sizes)
-    found = along_pipelines(messages)
-    assert found.pipelines == tuple(map(tuple, lines))
-    assert found.met_share == 1.0
+    aligned = along_pipelines(messages)
+    assert aligned.pipelines == tuple(map(tuple, lines))
+    assert aligned.met_share == 1.0
     if streams or name != "interleaved":
-        assert found.peer.to_list() == peers
+        assert aligned.peer.to_list() == peers
     else:  # two that end together may be taken for each other
-        assert (found.peer == pl.Series(peers, dtype=pl.Int32)).mean() > 0.95
+        assert (aligned.peer == pl.Series(peers, dtype=pl.Int32)).mean() > 0.95
 
 
 def test_a_layout_that_is_given_is_taken():
     messages, peers = run([[0, 1, 2, 3]])
-    found = along_pipelines(messages, [[0, 1, 2, 3]])
-    assert found.peer.to_list() == peers
+    aligned = along_pipelines(messages, [[0, 1, 2, 3]])
+    assert aligned.peer.to_list() == peers
     assert along_pipelines(messages, [[3, 2, 1, 0]]).pipelines == ()
 
 
@@ -248,10 +248,10 @@ def test_a_communicator_that_lacks_one_message_keeps_its_order(order):
         assert by_communicator(table(kept)).to_list() == [order[row["peer"]] for row in kept]
 
 
-@pytest.mark.parametrize(("count", "found"), [(7, True), (8, False)])
-def test_up_to_seven_members_every_order_is_tried(count, found):
+@pytest.mark.parametrize(("count", "aligned"), [(7, True), (8, False)])
+def test_up_to_seven_members_every_order_is_tried(count, aligned):
     """MAX_MEMBERS_TO_PERMUTE: of eight in another order than their ranks nothing is said."""
     order = (1, 0, *range(2, count))
     rows = chatter(order)
-    expected = [order[row["peer"]] for row in rows] if found else [None] * len(rows)
+    expected = [order[row["peer"]] for row in rows] if aligned else [None] * len(rows)
     assert by_communicator(table(rows)).to_list() == expected

@@ -179,8 +179,8 @@ def test_other_words_are_refused():
      ("layer[5]", 5), ("stage 4", None), ("flash 3", None), ("layernorm", None), ("launch_h2d 3", None)],
 )  # fmt: skip
 def test_numbers_of_layers_in_names(name, number):
-    found = layer_number(name)
-    assert (found and found[1]) == number
+    result = layer_number(name)
+    assert (result and result[1]) == number
 
 
 def calls(*rows):
@@ -262,9 +262,9 @@ def test_the_number_of_layers_is_right_or_not_given(sample, number, layers, cut)
     events = load(SAMPLES / sample, ranks=[number]).rank(number).events
     mute = events.with_columns(sequence=pl.lit(None, pl.Int64))
     events = events.filter(CUTS[cut]) if cut in CUTS else mute
-    found = count_layers(classify(events), Host.of(events))
-    assert found in (layers, None)
-    assert found == layers or cut == "launches" or (sample == "dualpipe" and cut != "ranges")
+    result = count_layers(classify(events), Host.of(events))
+    assert result in (layers, None)
+    assert result == layers or cut == "launches" or (sample == "dualpipe" and cut != "ranges")
 
 
 def test_forwards_must_agree(labelled_layers):

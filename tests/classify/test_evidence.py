@@ -37,11 +37,11 @@ def test_nesting_agrees_with_a_search_of_all_ranges(rows, points):
         siblings=True,
     )
 
-    def around(t, at, kind, before):
+    def around(t, moment, kind, before):
         containing = [
             j
             for j, (u, a, b, w) in enumerate(rows[:before])
-            if w == kind and u == t and a <= at < b
+            if w == kind and u == t and a <= moment < b
         ]
         return containing[-1] if containing else -1
 
@@ -56,9 +56,9 @@ def test_nesting_agrees_with_a_search_of_all_ranges(rows, points):
         ]
         assert nested.previous_op[i] == max((j for j in same if j < i and w == OP), default=-1)
         assert nested.next_op[i] == min((j for j in same if j > i and w == OP), default=-1)
-    for i, (t, at) in enumerate(points):
-        assert nested.point_op[i] == around(t, at, OP, len(rows))
-        assert nested.point_annotation[i] == around(t, at, ANNOTATION, len(rows))
+    for i, (t, moment) in enumerate(points):
+        assert nested.point_op[i] == around(t, moment, OP, len(rows))
+        assert nested.point_annotation[i] == around(t, moment, ANNOTATION, len(rows))
 
 
 def _calls(rows):

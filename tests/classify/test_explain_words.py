@@ -35,7 +35,7 @@ def test_a_word_that_names_nothing(events, word, hint):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             'label = "forwrad"\nwhen = { name = "x" }',
@@ -59,9 +59,9 @@ def test_a_word_that_names_nothing(events, word, hint):
         ),
     ],
 )
-def test_a_mistake_in_a_rules_file_names_the_nearest_word(tmp_path, text, said):
+def test_a_mistake_in_a_rules_file_names_the_nearest_word(tmp_path, text, message):
     (tmp_path / "my.toml").write_text(f'[[rule]]\nname = "mine"\n{text}\n')
     with pytest.raises(RuleError) as error:
         load_rules(tmp_path / "my.toml")
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "evidence: class" not in str(error.value)

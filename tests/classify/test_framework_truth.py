@@ -82,8 +82,8 @@ def compute_alone(trace, expected):
 def test_labels_are_what_the_program_ran(name, rank):
     trace, events = recording(name, rank)
     expected, actual = right(name, trace), labels(events)
-    for part, least in ((expected, 0.99), (compute_alone(trace, expected), 0.98)):
-        share, wrong = truth.agreement(trace, actual, part)
+    for expected_labels, least in ((expected, 0.99), (compute_alone(trace, expected), 0.98)):
+        share, wrong = truth.agreement(trace, actual, expected_labels)
         assert share > least, wrong
 
 

@@ -15,9 +15,9 @@ def labels(program, ids):
     return [rows[i] for i in ids]
 
 
-def product(program, at, shapes):
-    program.op("aten::bmm", at, at + 3, tid=ENGINE, shapes=shapes)
-    return program.kernel("gemm_kernel", at + 1, tid=ENGINE)
+def product(program, start, shapes):
+    program.op("aten::bmm", start, start + 3, tid=ENGINE, shapes=shapes)
+    return program.kernel("gemm_kernel", start + 1, tid=ENGINE)
 
 
 def backward(program, *, weight, shapes=True):

@@ -10,19 +10,19 @@ from tracekit.classify.classify_events import classify_lost_kernels
 
 
 def test_a_batch_of_messages_names_one_peer_or_none(program):
-    def batch(at, *messages):
+    def batch(begin, *messages):
         for i, (way, peer) in enumerate(messages):
             program.op(
                 "record_param_comms",
-                at + i,
-                at + i + 0.5,
+                begin + i,
+                begin + i + 0.5,
                 collective=way,
                 peer=peer,
                 group="1",
                 group_desc="pp",
             )
-        program.note("nccl:coalesced", at + 5, at + 9)
-        return program.kernel("ncclDevKernel_SendRecv(args)", at + 6, stream=20)
+        program.note("nccl:coalesced", begin + 5, begin + 9)
+        return program.kernel("ncclDevKernel_SendRecv(args)", begin + 6, stream=20)
 
     both = batch(0, ("send", 2), ("recv", 2))
     sent = batch(20, ("send", 1))
@@ -69,15 +69,15 @@ def messages(program, plan, *, wait):
     return ids
 
 
-def _compute(program, at, work):
+def _compute(program, begin, work):
     if work == "forward":
-        program.op("aten::relu", at, at + 10, sequence=int(at) + 1000)
-        program.op("aten::relu", at + 15, at + 16, sequence=int(at) + 1001)
-        program.node("ReluBackward0", 20_000 + at, 20_002 + at, int(at) + 1000)
-        program.kernel("relu", at + 1)
+        program.op("aten::relu", begin, begin + 10, sequence=int(begin) + 1000)
+        program.op("aten::relu", begin + 15, begin + 16, sequence=int(begin) + 1001)
+        program.node("ReluBackward0", 20_000 + begin, 20_002 + begin, int(begin) + 1000)
+        program.kernel("relu", begin + 1)
     else:
-        program.node("GeluBackward0", at, at + 10, 7)
-        program.kernel("gelu", at + 1, tid=ENGINE)
+        program.node("GeluBackward0", begin, begin + 10, 7)
+        program.kernel("gelu", begin + 1, tid=ENGINE)
 
 
 def test_a_receive_answers_what_is_sent_to_its_peer(program):

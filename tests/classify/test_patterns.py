@@ -47,7 +47,7 @@ def test_a_pattern_that_never_ends_in_python_ends(tmp_path, pattern):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "message"),
     [
         ("(?=a)b", "look-around"),
         (r"(a)\1", "backreferences"),
@@ -56,12 +56,12 @@ def test_a_pattern_that_never_ends_in_python_ends(tmp_path, pattern):
         ("(" * 2000 + ")" * 2000, ""),
     ],
 )
-def test_a_pattern_that_cannot_be_used_is_an_error_on_its_line(tmp_path, pattern, said):
+def test_a_pattern_that_cannot_be_used_is_an_error_on_its_line(tmp_path, pattern, message):
     with pytest.raises(
         RuleError, match=r"rules\.toml:4: 'name' is not a regular expression"
     ) as caught:
         rules(tmp_path, pattern)
-    assert said in caught.value.message
+    assert message in caught.value.message
     assert "\n" not in caught.value.message
 
 

@@ -67,9 +67,9 @@ def finds_early_kernel(places):
     return merged.tolist()[-1] == count - places
 
 
-@pytest.mark.parametrize(("places", "found"), [(8, True), (9, False)])
-def test_a_kernel_may_start_eight_places_before_its_turn(places, found):
-    assert finds_early_kernel(places) is found
+@pytest.mark.parametrize(("places", "is_early"), [(8, True), (9, False)])
+def test_a_kernel_may_start_eight_places_before_its_turn(places, is_early):
+    assert finds_early_kernel(places) is is_early
 
 
 def test_a_word_outweighs_what_runs_nearby():

@@ -164,16 +164,18 @@ def test_a_stretch_of_the_forward_on_the_engines_thread_is_run_again():
     assert actual[12:] == ["dgrad", "wgrad", "wgrad", "dgrad", "dgrad", "dgrad", "wgrad", "wgrad"]
 
 
-def summed(program, at, group, size, *, tid, call="allreduce"):
+def summed(program, begin, group, size, *, tid, call="allreduce"):
     """An NCCL call in a range of its own, and its kernel."""
     facts = {"collective": call, "group": group, "bytes": size}
-    program.op("record_param_comms", at, at + 2, tid=tid, **facts)
+    program.op("record_param_comms", begin, begin + 2, tid=tid, **facts)
     kernel = {
         "allreduce": "AllReduce",
         "reduce_scatter": "ReduceScatter",
         "all_gather": "AllGather",
     }[call]
-    return program.kernel(f"ncclDevKernel_{kernel}_Sum(args)", at + 1, tid=tid, stream=20, **facts)
+    return program.kernel(
+        f"ncclDevKernel_{kernel}_Sum(args)", begin + 1, tid=tid, stream=20, **facts
+    )
 
 
 def test_communicators_are_told_by_what_is_summed_on_them_and_when():

@@ -152,10 +152,10 @@ def test_pairs_are_numbered_in_their_order(pairs):
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(-5, 30), max_size=30), st.lists(st.integers(-5, 30), max_size=20))
-def test_values_are_found_where_they_first_stand(values, known):
-    known.sort()
-    places = find_sorted(np.array(values, np.int64), np.array(known, np.int64))
-    assert places.tolist() == [known.index(v) if v in known else -1 for v in values]
+def test_values_are_found_where_they_first_stand(values, is_known):
+    is_known.sort()
+    places = find_sorted(np.array(values, np.int64), np.array(is_known, np.int64))
+    assert places.tolist() == [is_known.index(v) if v in is_known else -1 for v in values]
 
 
 def test_more_pairs_than_there_is_room_for_at_first():

@@ -30,7 +30,7 @@ def invoke(*words):
 
 
 @pytest.fixture(scope="module")
-def found(samples):
+def analysis(samples):
     return analysis_of(samples / "1f1b")
 
 
@@ -41,8 +41,8 @@ def printed(analysis, width, **options):
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
-def test_the_report_fits_its_terminal(found, width):
-    text = printed(found, width)
+def test_the_report_fits_its_terminal(analysis, width):
+    text = printed(analysis, width)
     lines = [line.rstrip() for line in text.splitlines()]
     # Commands are whole.
     assert max(len(line) for line in lines if not line.startswith("     tracekit ")) <= width
@@ -50,43 +50,43 @@ def test_the_report_fits_its_terminal(found, width):
     assert "118.8" in text
 
 
-def test_figures_are_never_cut(found):
+def test_figures_are_never_cut(analysis):
     """A narrow terminal drops columns rather than digits."""
-    text = printed(found, 80)
+    text = printed(analysis, 80)
     budget = text.split("Where the step went")[1].split("Compute (all ranks)")[0]
     assert "…" not in budget
     bubble = text.split("Bubble: idle")[1].split("\n\n")[0]
     assert "…" not in bubble
 
 
-def test_ranks_are_listed_in_their_order(found):
-    lines = printed(found, 120).split("Where the step went")[1].splitlines()
+def test_ranks_are_listed_in_their_order(analysis):
+    lines = printed(analysis, 120).split("Where the step went")[1].splitlines()
     assert [line.split()[0] for line in lines[2:7]] == ["0", "1", "2", "3", "mean"]
 
 
-def test_bars_are_full_and_told_apart_without_colour(found):
-    rows = printed(found, 120).split("Where the step went")[1].splitlines()[2:6]
+def test_bars_are_full_and_told_apart_without_colour(analysis):
+    rows = printed(analysis, 120).split("Where the step went")[1].splitlines()[2:6]
     widths = {sum(line.count(glyph) for glyph in "█▓▒░") for line in rows}
     assert len(widths) == 1
     assert all("█" in line and "▓" in line and "░" in line for line in rows)
 
 
-def test_the_answer_comes_first_and_alone_when_brief(found):
-    lines = printed(found, 100).splitlines()
+def test_the_answer_comes_first_and_alone_when_brief(analysis):
+    lines = printed(analysis, 100).splitlines()
     assert lines[1].startswith(
         "Time      A step takes 121.9 ms (4 ranks, their own steps 120–123 ms):"
     )
     console = Console(width=100, file=io.StringIO(), highlight=False)
-    render(found, console, brief=True, full=False)
+    render(analysis, console, brief=True, full=False)
     brief = console.file.getvalue().splitlines()
     assert brief[0].endswith("122 ms a step")
     assert len(brief) == 5
 
 
-def test_every_definition_is_printed_when_asked_for(found):
-    assert "U(compute)" not in printed(found, 160)
+def test_every_definition_is_printed_when_asked_for(analysis):
+    assert "U(compute)" not in printed(analysis, 160)
     console = Console(width=160, file=io.StringIO(), highlight=False)
-    render(found, console, definitions=True)
+    render(analysis, console, definitions=True)
     text = " ".join(console.file.getvalue().split())
     for phrase in (
         "|U(X) ∩ U(compute)| / |U(X)|",

@@ -173,9 +173,9 @@ def test_tables_are_read_in_pages():
 @pytest.mark.parametrize(("handle", "name"), [("nothing", "timeline"), (None, "nothing")])
 def test_what_is_not_there_is_named(handle, name):
     tools = Tools([SAMPLES])
-    known = tools.analyze("reload", schedule="none")["handle"]
+    first_handle = tools.analyze("reload", schedule="none")["handle"]
     with pytest.raises(InputError, match="there is no"):
-        tools.table(handle or known, name)
+        tools.table(handle or first_handle, name)
 
 
 def test_an_agent_can_ask_what_a_change_would_give():

@@ -40,7 +40,7 @@ def _run(name: str, forward_ms: tuple[int, int], mlp_ms: float) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("mlp_grew_ms", "said"),
+    ("mlp_grew_ms", "sentence"),
     [
         (45.0, "rank 1's mlp forward grew by 100.0 ms"),
         (44.0, "rank 1's forward grew by 100.0 ms, most of it in mlp"),
@@ -50,12 +50,12 @@ def _run(name: str, forward_ms: tuple[int, int], mlp_ms: float) -> Run:
     ],
 )
 def test_a_module_has_the_labels_number_only_where_it_is_its_change(
-    mlp_grew_ms: float, said: str
+    mlp_grew_ms: float, sentence: str
 ) -> None:
     # Rank 1's forward grows by 100 ms, rank 0's by none: 50 ms in the mean, of which the mlp's 45
     # are nine tenths.
     before, after = _run("a", (200, 200), 100), _run("b", (200, 300), 100 + mlp_grew_ms)
-    assert explain_change([before], [after]) == [said]
+    assert explain_change([before], [after]) == [sentence]
 
 
 def test_where_every_rank_changed_the_number_is_the_most() -> None:

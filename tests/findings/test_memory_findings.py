@@ -54,7 +54,7 @@ def the_contents(**changes):
     return replace(contents, **changes)
 
 
-def found(*, capacity=10 * PEAK, reserved=PEAK, **changes):
+def findings_with(*, capacity=10 * PEAK, reserved=PEAK, **changes):
     memory = RankMemory(0, PEAK, reserved, 0)
     held = HeldMemory(1, memory, capacity, 4, the_contents(**changes))
     context = SimpleNamespace(analysis=SimpleNamespace(memory=RunMemory((held,))))
@@ -62,11 +62,11 @@ def found(*, capacity=10 * PEAK, reserved=PEAK, **changes):
 
 
 def cases(**options):
-    return [(finding.code, finding.case) for finding in found(**options)]
+    return [(finding.code, finding.case) for finding in findings_with(**options)]
 
 
 def test_a_run_with_room_and_its_schedules_memory_has_no_finding():
-    assert found() == []
+    assert findings_with() == []
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_a_gpu_is_nearly_full_by_what_is_reserved(share, is_found):
 
 
 def test_a_request_that_failed_comes_first():
-    (finding,) = found(capacity=PEAK, failed_request_bytes=777)
+    (finding,) = findings_with(capacity=PEAK, failed_request_bytes=777)
     assert (finding.case, finding.cost_bytes) == ("out_of_memory", 777)
     assert "ran out of memory" in finding.text
     assert "in 1B2" in finding.text
 
 
 def test_more_micro_batches_in_flight_than_the_schedule_asks_for_are_a_finding():
-    (finding,) = found(in_flight=6)
+    (finding,) = findings_with(in_flight=6)
     assert (finding.case, finding.cost_bytes) == ("above_schedule", 200_000)
     assert cases(in_flight=3) == []
     assert cases(in_flight=6, ideal_in_flight=None) == []
@@ -119,7 +119,7 @@ def test_a_leak_is_a_finding_if_it_grows_fast_enough(factor, is_found):
 
 
 def test_a_leak_names_its_place_and_when_the_gpu_is_full():
-    (finding,) = found(leaks=[the_leak(100_000)], outlived_bytes=PEAK)
+    (finding,) = findings_with(leaks=[the_leak(100_000)], outlived_bytes=PEAK)
     assert finding.cost_bytes == 100_000
     assert finding.evidence["steps_until_full"] == 90
     assert "model.py:40 forward" in finding.text
@@ -144,7 +144,7 @@ def test_fragmentation_is_a_finding_if_it_is_large_and_forced_a_segment(factor, 
 def test_the_advice_names_the_module_whose_recomputation_is_cheapest():
     cheap = ModuleMemory("norm", 50_000, 60_000, 1_000_000, 50_000.0, None, None)
     dear = ModuleMemory("mlp", 90_000, 90_000, 9_000_000, 10_000.0, None, None)
-    (finding,) = found(capacity=PEAK, modules=[dear, cheap])
+    (finding,) = findings_with(capacity=PEAK, modules=[dear, cheap])
     assert "recompute norm" in finding.advice
 
 

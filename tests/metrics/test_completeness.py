@@ -124,13 +124,13 @@ def test_a_stream_must_have_work_near_the_end_to_be_cut_there(last_on_other, cod
     assert code in codes(recorded(calls(200), gpu))
 
 
-@pytest.mark.parametrize(("lost", "known"), [(2, True), (3, False)])
-def test_more_than_two_in_a_hundred_lost_inside_leave_idle_unknown(lost, known):
+@pytest.mark.parametrize(("lost", "is_known"), [(2, True), (3, False)])
+def test_more_than_two_in_a_hundred_lost_inside_leave_idle_unknown(lost, is_known):
     lost_launches = {40 + 5 * i for i in range(lost)}
     result = recorded(calls(100), ran(i for i in range(100) if i not in lost_launches))
     assert module.MAX_LOST_SHARE == 0.02
     assert codes(result) == ["gpu-events-lost"]
-    assert result.idle_known is known
+    assert result.idle_known is is_known
 
 
 def test_one_lost_launch_is_said_and_its_time_is_not_recorded():

@@ -41,12 +41,12 @@ PUBLIC = [
 ]
 
 
-def same(found: pl.DataFrame, expected: pl.DataFrame) -> None:
+def same(actual: pl.DataFrame, expected: pl.DataFrame) -> None:
     """Both tables, row by row; on a difference, say in which column."""
-    assert found.schema == EVENTS
-    assert found.height == expected.height
+    assert actual.schema == EVENTS
+    assert actual.height == expected.height
     different = [
-        c for c in EVENTS if not found[c].cast(pl.String).equals(expected[c].cast(pl.String))
+        c for c in EVENTS if not actual[c].cast(pl.String).equals(expected[c].cast(pl.String))
     ]
     assert different == []
 

@@ -339,11 +339,11 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_huge_string_is_passed_over_in_bounded_memory(monkeypatch, place):
+@pytest.mark.parametrize("position", PLACES)
+def test_a_huge_string_is_passed_over_in_bounded_memory(monkeypatch, position):
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 18)
     monkeypatch.setattr(blocks, "MAX_EVENT_BYTES", 1 << 20)
-    before, after = PLACES[place]
+    before, after = PLACES[position]
     kineto.read(io.BytesIO(b"[" + EVENT + b"]"))  # what importing takes is not the question
     tracemalloc.start()
     try:

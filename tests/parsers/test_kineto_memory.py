@@ -14,22 +14,22 @@ from tracekit.schema import MEMORY
 pytestmark = pytest.mark.slow
 
 
-def event(at, size, total, **args):
+def event(time_us, size, total, **args):
     return {
-        "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 7, "tid": 8, "ts": at,
+        "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 7, "tid": 8, "ts": time_us,
         "args": {"Device Type": 1, "Device Id": 0, "Addr": 4096, "Bytes": size, "Total Allocated": total,
                  "Total Reserved": 4 * total, "Ev Idx": 3, **args},
     }  # fmt: skip
 
 
-def op(at):
+def op(time_us):
     return {
         "ph": "X",
         "cat": "cpu_op",
         "name": "aten::mm",
         "pid": 7,
         "tid": 8,
-        "ts": at,
+        "ts": time_us,
         "dur": 1,
         "args": {"Bytes": 9},
     }

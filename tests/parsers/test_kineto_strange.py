@@ -133,8 +133,8 @@ def test_numbers_no_column_holds_are_null(tmp_path):
     assert (last["peer"], last["bytes"]) == (None, None)
 
 
-@pytest.mark.parametrize(("more", "said"), [(0, False), (1, True)])
-def test_events_that_stand_twice_are_named_above_a_share(tmp_path, more, said):
+@pytest.mark.parametrize(("more", "is_reported"), [(0, False), (1, True)])
+def test_events_that_stand_twice_are_named_above_a_share(tmp_path, more, is_reported):
     """Of 1000 events ten may be alike, as short ones are whose times were rounded.
 
     Eleven were written twice.
@@ -145,4 +145,4 @@ def test_events_that_stand_twice_are_named_above_a_share(tmp_path, more, said):
     analysis = tracekit.analyze(tmp_path / "rank0.json", schedule="none")
     assert [
         n.message.split(" GPU")[0] for n in analysis.notices if n.code == "repeated-events"
-    ] == ([f"rank 0: {twice} of 1,000"] if said else [])
+    ] == ([f"rank 0: {twice} of 1,000"] if is_reported else [])

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.slow
 
 def stepped(path, *marks):
     report = Report()
-    for at in (10, 30, 50):
-        report.call("cudaLaunchKernel", at, at + 1, corr=at).kernel(
-            "k", at + 100, at + 110, corr=at
+    for launch in (10, 30, 50):
+        report.call("cudaLaunchKernel", launch, launch + 1, corr=launch).kernel(
+            "k", launch + 100, launch + 110, corr=launch
         )
     for text, start, end in marks:
         report.range(text, start, end) if end else report.mark(text, start)

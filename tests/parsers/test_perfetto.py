@@ -97,8 +97,8 @@ def read(trace, **options):
     return perfetto.read(io.BytesIO(raw), **options)
 
 
-def spans(part):
-    return part.events.sort("id").select("name", "start_ns", "end_ns").rows()
+def spans(rank_events):
+    return rank_events.events.sort("id").select("name", "start_ns", "end_ns").rows()
 
 
 def comparable(events):

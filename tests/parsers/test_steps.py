@@ -94,11 +94,12 @@ def test_equals_looking_it_up_one_by_one(rows):
     marks = [("annotation", f"ProfilerStep#{n}", s, e, None) for n, s, e in steps]
     events = table([*marks, *((kind, "x", start, start + 1, c or None) for kind, start, c in rows)])
 
-    def at(time):
+    def time_us(time):
         return next((n for n, s, e in steps if s <= time < e), None)
 
     launches = {c: start for kind, start, c in rows if kind == "runtime" and c}
     expected = [
-        at(launches.get(c, -1)) if kind == "kernel" else at(start) for kind, start, c in rows
+        time_us(launches.get(c, -1)) if kind == "kernel" else time_us(start)
+        for kind, start, c in rows
     ]
     assert assign_steps(events)["step"].to_list()[4:] == expected

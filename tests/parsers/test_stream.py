@@ -77,8 +77,8 @@ def test_of_a_damaged_file_all_before_the_damage_comes_out(read, seed):
 
 def test_a_disk_that_fails_is_named(tmp_path, monkeypatch):
     class Failing:
-        def seek(self, at):
-            return at
+        def seek(self, offset):
+            return offset
 
         def read(self, _):
             raise OSError(5, "Input/output error")

@@ -75,22 +75,22 @@ def test_a_slow_step_is_dumped_on_all_ranks(tmp_path, torch, clock):
     assert written(tmp_path) == ["step21/nccl_trace_rank_0", "step21/nccl_trace_rank_1"]
 
 
-@pytest.mark.parametrize(("seconds", "found"), [(1.4, False), (1.6, True)])
-def test_slow_is_half_as_long_again_as_usual(tmp_path, torch, clock, seconds, found):
+@pytest.mark.parametrize(("seconds", "is_slow"), [(1.4, False), (1.6, True)])
+def test_slow_is_half_as_long_again_as_usual(tmp_path, torch, clock, seconds, is_slow):
     ranks = dumps_of(tmp_path)
     for _ in range(20):
         train(clock, ranks, 1.0)
     train(clock, ranks, seconds)
-    assert bool(written(tmp_path)) is found
+    assert bool(written(tmp_path)) is is_slow
 
 
-@pytest.mark.parametrize(("steps", "found"), [(9, False), (10, True)])
-def test_ten_steps_tell_what_is_usual(tmp_path, torch, clock, steps, found):
+@pytest.mark.parametrize(("steps", "is_slow"), [(9, False), (10, True)])
+def test_ten_steps_tell_what_is_usual(tmp_path, torch, clock, steps, is_slow):
     ranks = dumps_of(tmp_path)
     for _ in range(steps):
         train(clock, ranks, 1.0)
     train(clock, ranks, 9.0)
-    assert bool(written(tmp_path)) is found
+    assert bool(written(tmp_path)) is is_slow
 
 
 @pytest.mark.parametrize(("between", "count"), [(90, 1), (110, 2)])

@@ -73,13 +73,15 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
     return replace(run, changed_steps=(), replay_graph=None, rates=None)
 
 
-def said(run):
+def sentences_of(run):
     """The answer by topic."""
     return {line.topic: line.text for line in view_of(run).answer}
 
 
 def test_one_gpu_and_one_step(small):
-    assert said(run_of(small)) == {"Time": "A step takes 1.0 ms: 60.0 % compute and 40.0 % idle."}
+    assert sentences_of(run_of(small)) == {
+        "Time": "A step takes 1.0 ms: 60.0 % compute and 40.0 % idle."
+    }
 
 
 def slower(run, *, by, steps=None):
@@ -108,11 +110,11 @@ def slower(run, *, by, steps=None):
 
 def test_ranks_that_tie_are_alike_and_steps_have_a_median(small):
     run = run_of(small, ranks=2, steps=3, exposed={"dp_comm": 100, "ep_combine": 200, "memory": 5})
-    assert said(run)["Time"] == (
+    assert sentences_of(run)["Time"] == (
         "A step takes 1.0 ms (2 ranks alike, within 0.1 %; median of 3 steps): 60.0 % compute, 30.5 % exposed "
         "communication or copies and 9.5 % idle."
     )
-    assert said(run)["Exposed"] == (
+    assert sentences_of(run)["Exposed"] == (
         "Expert combine (ep_combine) 0.2 ms per rank and step, 20.0 % of the span; "
         "data-parallel communication (dp_comm) 0.1 ms per rank and step, 10.0 % of the span."
     )
@@ -124,7 +126,7 @@ def test_a_rank_is_called_the_slowest_only_beyond_noise(small):
     assert Pace(slower(run, by=0.012)).slowest == 1
     assert (
         "(3 ranks, their own steps 1.00–1.01 ms, rank 1 the slowest"
-        in said(slower(run, by=0.012))["Time"]
+        in sentences_of(slower(run, by=0.012))["Time"]
     )
     assert Pace(slower(run, by=0.5, steps=[0])).slowest is None  # one odd step makes no rank slow
 
@@ -140,17 +142,19 @@ def test_two_ranks_that_tie_for_the_slowest_are_not_one(small):
         ),
     )
     assert Pace(both).slowest is None
-    assert "(3 ranks, their own steps 1.0–1.1 ms)" in said(both)["Time"]
+    assert "(3 ranks, their own steps 1.0–1.1 ms)" in sentences_of(both)["Time"]
 
 
 def test_only_what_is_exposed_is_called_exposed(small):
-    assert "exposed copies" in said(run_of(small, exposed={"memory": 5}))["Time"]
-    assert "exposed communication and" in said(run_of(small, exposed={"dp_comm": 5}))["Time"]
+    assert "exposed copies" in sentences_of(run_of(small, exposed={"memory": 5}))["Time"]
+    assert (
+        "exposed communication and" in sentences_of(run_of(small, exposed={"dp_comm": 5}))["Time"]
+    )
 
 
 def test_the_bubble_is_said_where_a_pipeline_runs(small):
-    assert "Bubble" in said(run_of(small, exposed={"pp_comm": 100}))["Exposed"]
-    assert "ubble" not in str(said(run_of(small, exposed={"dp_comm": 100})))
+    assert "Bubble" in sentences_of(run_of(small, exposed={"pp_comm": 100}))["Exposed"]
+    assert "ubble" not in str(sentences_of(run_of(small, exposed={"dp_comm": 100})))
 
 
 def test_whom_the_others_wait_for(small):
@@ -162,21 +166,21 @@ def test_whom_the_others_wait_for(small):
     run = run_of(
         small, exposed={"comm": 200, "dp_comm": 60}, wait={"comm": 150, "dp_comm": 40}, late=rows
     )
-    assert said(run)["Waits"] == (
+    assert sentences_of(run)["Waits"] == (
         "75.0 % of the time in comm is waiting for another rank; "
         "the others wait longest for rank 3 (0.5 ms summed over them, in 4 operations)."
     )
     rows[0] = Straggler(0, "comm", 460_000, 1)  # within a tenth of the first
     both = run_of(small, exposed={"comm": 200}, wait={"comm": 150}, late=rows)
-    assert said(both)["Waits"].endswith(
+    assert sentences_of(both)["Waits"].endswith(
         "the others wait longest for rank 3 (0.5 ms summed over them, in 4 operations) "
         "and rank 0 (0.5 ms summed over them, in 1 operation)."
     )
     rows[0] = Straggler(0, "comm", 440_000, 1)
     one = run_of(small, exposed={"comm": 200}, wait={"comm": 150}, late=rows)
-    assert said(one)["Waits"].endswith("rank 3 (0.5 ms summed over them, in 4 operations).")
+    assert sentences_of(one)["Waits"].endswith("rank 3 (0.5 ms summed over them, in 4 operations).")
     little = run_of(small, exposed={"comm": 200}, wait={"comm": 9}, late=rows)
-    assert "Waits" not in said(little)
+    assert "Waits" not in sentences_of(little)
 
 
 def test_why_a_rank_is_late(small):
@@ -186,7 +190,7 @@ def test_why_a_rank_is_late(small):
         3, "comm", 900_000, 4, kind="chronic", steps=[0, 1], late_ns=54_000_000, why=[slow, unknown]
     )  # fmt: skip
     run = run_of(small, steps=2, exposed={"comm": 200}, wait={"comm": 150}, late=[row])
-    assert said(run)["Waits"] == (
+    assert sentences_of(run)["Waits"] == (
         "75.0 % of the time in comm is waiting for another rank; rank 3 is late in every step (54.0 ms per step): "
         "its GPU runs the same kernels 1.96 times slower."
     )
@@ -202,14 +206,14 @@ def test_ranks_of_which_clocks_do_not_tell_the_latest_are_all_named_if_the_cause
         )  # fmt: skip
 
     rows = [late(1, 0, uncertain=True, candidates=[1, 3]), late(3, 1)]
-    waits = said(run_of(small, steps=2, exposed={"comm": 200}, wait={"comm": 150}, late=rows))[
-        "Waits"
-    ]
+    waits = sentences_of(
+        run_of(small, steps=2, exposed={"comm": 200}, wait={"comm": 150}, late=rows)
+    )["Waits"]
     assert "rank 1 is late in step 0 (53.0 ms)" in waits
     assert "rank 3 is late in step 1 (53.0 ms)" in waits
-    waits = said(run_of(small, steps=2, exposed={"comm": 200}, wait={"comm": 150}, late=rows[:1]))[
-        "Waits"
-    ]
+    waits = sentences_of(
+        run_of(small, steps=2, exposed={"comm": 200}, wait={"comm": 150}, late=rows[:1])
+    )["Waits"]
     assert "rank 1 or rank 3" in waits
 
 
@@ -236,7 +240,7 @@ def test_the_rank_that_a_pipeline_waits_for_has_its_cause_where_that_is_not_the_
         Straggler(0, "pp_comm", 600_000, 4, kind="chronic", steps=[0, 1], late_ns=9, why=root)
     )
     run = run_of(small, steps=2, exposed={"pp_comm": 200}, wait={"pp_comm": 150}, late=rows)
-    assert words in said(run)["Waits"]
+    assert words in sentences_of(run)["Waits"]
 
 
 @pytest.mark.parametrize(
@@ -273,17 +277,17 @@ def test_the_cost_of_recording_is_said_where_it_is_known(small, overhead, words)
     sources = tuple(
         structs.replace(source, recording_overhead=overhead) for source in small.sources
     )
-    text = said(replace(run_of(small), sources=sources))["Time"]
+    text = sentences_of(replace(run_of(small), sources=sources))["Time"]
     assert (words in text) if words else ("recording" not in text)
 
 
 def test_unknown_work_above_one_per_cent_is_said_first_thing(small):
     loud = run_of(small, labels={"other": 20})
-    assert said(loud)["Time"].endswith(
+    assert sentences_of(loud)["Time"].endswith(
         "2.0 % of the span is work that no rule knows (other), counted as compute."
     )
     quiet = run_of(small, labels={"other": 9})
-    assert "other" not in str(said(quiet))
+    assert "other" not in str(sentences_of(quiet))
     assert view_of(quiet).advice == ()
 
 

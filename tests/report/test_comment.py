@@ -202,10 +202,10 @@ def test_the_token_is_never_printed(github, tmp_path, capsys):
         forge.failures = failures
         assert main([str(report)], environment) == 0
     assert main([str(tmp_path / "nothing.md")], environment) == 0
-    said = capsys.readouterr()
-    assert "secret" not in said.out + said.err
-    assert "::error" not in said.out + said.err
-    assert len(said.out.splitlines()) == 4
+    captured = capsys.readouterr()
+    assert "secret" not in captured.out + captured.err
+    assert "::error" not in captured.out + captured.err
+    assert len(captured.out.splitlines()) == 4
 
 
 def test_the_link_leads_to_the_page_and_nothing_else_becomes_one():

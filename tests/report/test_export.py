@@ -119,7 +119,7 @@ def test_places_of_findings_are_on_a_track_with_their_advice(exported, analysis)
     document = exported[1]
     events = document["traceEvents"]
     threads, base = names(events, "thread_name"), document["baseTimeNanoseconds"]
-    found = {
+    shown = {
         (
             threads[e["pid"], e["tid"]],
             e["name"],
@@ -142,7 +142,7 @@ def test_places_of_findings_are_on_a_track_with_their_advice(exported, analysis)
         for location in finding.where
         if finding.share >= 0.01
     }
-    assert {(rank.split(" (")[0], *rest) for rank, *rest in found} == expected
+    assert {(rank.split(" (")[0], *rest) for rank, *rest in shown} == expected
     assert len(expected) >= 5
 
 
@@ -155,19 +155,19 @@ def test_every_event_of_the_trace_is_there_with_its_exact_times(exported, sample
     done, document = exported
     base = document["baseTimeNanoseconds"]
     events = document["traceEvents"]
-    found, whose = defaultdict(Counter), owners(events)
+    shown, whose = defaultdict(Counter), owners(events)
     for e in events:
         if e["ph"] in "Xi" and e["cat"] not in OWN:
             rank = int(whose[e["pid"]].split()[1])
             start = ns(e["ts"]) + base
-            found[rank][e["name"], start, start + ns(e.get("dur", 0))] += 1
+            shown[rank][e["name"], start, start + ns(e.get("dur", 0))] += 1
     trace = tracekit.load(samples / "1f1b")
     assert done.events == trace.events.height
     for rank in trace.ranks:
         columns = trace.rank(rank).events.select(
             pl.col("name").cast(pl.String), "start_ns", "end_ns"
         )
-        assert found[rank] == Counter(columns.iter_rows())
+        assert shown[rank] == Counter(columns.iter_rows())
 
 
 def test_details_of_a_kernel_carry_its_label_and_rule(exported):
@@ -211,7 +211,7 @@ def test_cells_stand_where_the_comparison_has_them(exported, analysis, which):
         )
         for r in cells.iter_rows(named=True)
     }
-    found = {
+    shown = {
         (
             threads[e["pid"], e["tid"]],
             e["name"],
@@ -221,7 +221,7 @@ def test_cells_stand_where_the_comparison_has_them(exported, analysis, which):
         for e in events
         if e.get("cat") == f"cell_{which}"
     }
-    assert found == expected
+    assert shown == expected
 
 
 def test_the_pipeline_stands_above_the_ranks(exported):

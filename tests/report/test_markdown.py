@@ -63,13 +63,13 @@ def seen(analysis):
 def test_the_answer_comes_first(analysis):
     lines = render_markdown(analysis).splitlines()
     assert lines[0] == "## tracekit: 1f1b on 4 ranks"
-    said = [
+    shown = [
         f"- **{line.topic}**: {line.text}"
         for line in view_of(analysis).answer
         if line.topic != "Next"
     ]
-    assert [html.unescape(line).replace("\\", "") for line in lines[2 : 2 + len(said)]] == said
-    assert lines[3 + len(said)] == "**What to do next**"
+    assert [html.unescape(line).replace("\\", "") for line in lines[2 : 2 + len(shown)]] == shown
+    assert lines[3 + len(shown)] == "**What to do next**"
 
 
 def test_the_budget_table_has_every_rank_and_its_shares(seen, analysis):

@@ -226,7 +226,7 @@ def test_a_much_shorter_ideal_can_be_fitted(look, pages, tmp_path):
     longer = tmp_path / "longer.html"
     longer.write_text(
         re.sub(
-            r'"end_ns":(\d+)(?=,"origin_ns")', lambda found: f'"end_ns":{3 * int(found[1])}', text
+            r'"end_ns":(\d+)(?=,"origin_ns")', lambda match: f'"end_ns":{3 * int(match[1])}', text
         )
     )
     page = look(longer)

@@ -70,16 +70,16 @@ def slow_simulate():
         return [(letter, stage, i)]
 
     def needs(op, stages, halves):
-        found = []
+        results = []
         for letter, stage, i in pieces(op):
             if letter == "F" and stage:
-                found.append(("F", stage - 1, i))
+                results.append(("F", stage - 1, i))
             if letter in "BI":
-                found.append(("F", stage, i))
+                results.append(("F", stage, i))
                 if stage + 1 < stages:
-                    found.append(("B" if ("B", stage + 1, i) in halves else "I", stage + 1, i))
+                    results.append(("B" if ("B", stage + 1, i) in halves else "I", stage + 1, i))
             if letter == "W":
-                found.append(("I", stage, i))
-        return found
+                results.append(("I", stage, i))
+        return results
 
     return run

@@ -16,13 +16,13 @@ from tracekit.schedules.blocks import LANES, Block, Task
 FIELDS = tuple(BlockTimes.__dataclass_fields__)
 
 
-def at(done, task):
+def position(done, task):
     return done.cells.row(by_predicate=pl.col("task") == task, named=True)
 
 
 def beside(done, one, other):
     """True when two tasks run at the same time."""
-    a, b = at(done, one), at(done, other)
+    a, b = position(done, one), position(done, other)
     return a["start"] < b["end"] and b["start"] < a["end"]
 
 

@@ -49,13 +49,13 @@ def test_forward_flop_by_module(name):
             if re.search(pattern, module):
                 counted[kind] += truth["steps"] * sum(by_operator.values())
     products = analysis(name).rates.products.filter(label="forward")
-    found = {
+    actual = {
         row["module"]: row["flop"]
         for row in products.group_by("module").agg(pl.sum("flop")).to_dicts()
     }
     for kind, flop in counted.items():
         if flop:
-            assert found[kind] == flop
+            assert actual[kind] == flop
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -71,8 +71,8 @@ def test_each_linear_product_has_two_gradients_in_its_module(name):
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_layers_are_right_or_absent(name):
     layers = truth_of(name)["layers"]
-    found = analysis(name).by.rows["layer"].drop_nulls().len()
-    assert found in (layers, 0) or not layers
+    actual = analysis(name).by.rows["layer"].drop_nulls().len()
+    assert actual in (layers, 0) or not layers
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

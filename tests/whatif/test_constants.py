@@ -33,8 +33,8 @@ def is_figure(node):
         return False
     values = [value]
     while values and isinstance(values[0], tuple):
-        values = [part for group in values for part in group]
-    return bool(values) and all(isinstance(part, int | float) for part in values)
+        values = [number for group in values for number in group]
+    return bool(values) and all(isinstance(number, int | float) for number in values)
 
 
 def test_every_constant_says_where_it_is_from_and_when_it_was_set():

@@ -221,33 +221,35 @@ def test_two_ranks_are_enough(tmp_path):
     assert only(write_dumps(tmp_path, ddp_dumps(2, 20, late_ms=delay))).ranks == (1,)
 
 
-@pytest.mark.parametrize(("milliseconds", "found"), [(0.4, False), (1.0, True)])
-def test_below_a_hundredth_of_a_step_nobody_is_late(tmp_path, milliseconds, found):
+@pytest.mark.parametrize(("milliseconds", "is_named"), [(0.4, False), (1.0, True)])
+def test_below_a_hundredth_of_a_step_nobody_is_late(tmp_path, milliseconds, is_named):
     """A step takes 60 ms: 0.6 ms is a hundredth."""
     delay = lambda rank, step: milliseconds * (rank == 1)  # noqa: E731
-    assert bool(facts(write_dumps(tmp_path, ddp_dumps(4, 40, late_ms=delay)))) is found
+    assert bool(facts(write_dumps(tmp_path, ddp_dumps(4, 40, late_ms=delay)))) is is_named
 
 
-@pytest.mark.parametrize(("milliseconds", "found"), [(6.0, False), (20.0, True)])
-def test_a_late_step_stands_out_from_what_is_usual(tmp_path, milliseconds, found):
+@pytest.mark.parametrize(("milliseconds", "is_named"), [(6.0, False), (20.0, True)])
+def test_a_late_step_stands_out_from_what_is_usual(tmp_path, milliseconds, is_named):
     """Ranks vary by up to 6 ms, which makes 1.5 ms of median deviation or so."""
     delay = lambda rank, step: milliseconds * (rank == 1 and step % 5 == 0)  # noqa: E731
     run = late(write_dumps(tmp_path, ddp_dumps(4, 100, late_ms=delay, jitter_ms=6.0)))
-    assert [fact.period for fact in run.late] == ([5] if found else [])
+    assert [fact.period for fact in run.late] == ([5] if is_named else [])
 
 
-@pytest.mark.parametrize(("steps", "found"), [(60, True), (400, False)])
-def test_one_late_step_is_told_if_it_costs_a_hundredth_of_the_record(tmp_path, steps, found):
+@pytest.mark.parametrize(("steps", "is_named"), [(60, True), (400, False)])
+def test_one_late_step_is_told_if_it_costs_a_hundredth_of_the_record(tmp_path, steps, is_named):
     """20 ms, a third of a step, once."""
     delay = lambda rank, step: 20.0 * (rank == 1 and step == 5)  # noqa: E731
     folder = write_dumps(tmp_path, ddp_dumps(2, steps // 2, late_ms=delay))
-    assert bool(facts(folder)) is found
+    assert bool(facts(folder)) is is_named
 
 
-@pytest.mark.parametrize(("milliseconds", "found"), [(20.0, False), (40.0, True)])
-def test_one_stall_of_half_a_step_is_told_however_long_the_record_is(tmp_path, milliseconds, found):
+@pytest.mark.parametrize(("milliseconds", "is_named"), [(20.0, False), (40.0, True)])
+def test_one_stall_of_half_a_step_is_told_however_long_the_record_is(
+    tmp_path, milliseconds, is_named
+):
     delay = lambda rank, step: milliseconds * (rank == 1 and step == 5)  # noqa: E731
-    assert bool(facts(write_dumps(tmp_path, ddp_dumps(2, 400, late_ms=delay)))) is found
+    assert bool(facts(write_dumps(tmp_path, ddp_dumps(2, 400, late_ms=delay)))) is is_named
 
 
 def test_steps_of_a_ring_are_counted_from_the_first_that_is_left(tmp_path):

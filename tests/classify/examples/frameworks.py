@@ -92,7 +92,7 @@ def _(p):
     )
 
 
-def grouped(rule, place, count=4):
+def grouped(rule, position, count=4):
     """Two experts' products in one layer.
 
     The backward's product at *place* is decided by *rule*.
@@ -104,7 +104,7 @@ def grouped(rule, place, count=4):
             p.kernel("fp8_gemm", 1 + k)
         p.op("aten::sum", 11, 12, sequence=6)
         p.node("_GroupedLinearBackward", 20, 30, 5)
-        return [p.kernel("fp8_gemm", 21 + k, tid=ENGINE) for k in range(count)][place]
+        return [p.kernel("fp8_gemm", 21 + k, tid=ENGINE) for k in range(count)][position]
 
     EXAMPLES[rule] = write
 

@@ -211,7 +211,7 @@ def test_a_metric_that_is_missing_or_has_one_value_a_run_is_inconclusive(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--require", "step_ms <"), "a number must follow"),
         (("--require", "step_mz < 3"), "did you mean step_ms"),
@@ -229,7 +229,7 @@ def test_a_metric_that_is_missing_or_has_one_value_a_run_is_inconclusive(
         ((), "there is no baseline to compare with"),
     ],
 )
-def test_unusable_input_is_one_line_and_exit_2(command, save, tmp_path, words, said):
+def test_unusable_input_is_one_line_and_exit_2(command, save, tmp_path, words, message):
     save("new.json")
     save("nsight.json", reader="nsight")
     (tmp_path / "empty.json").write_text("")
@@ -241,7 +241,7 @@ def test_unusable_input_is_one_line_and_exit_2(command, save, tmp_path, words, s
     code, out, err = command("gate", "new.json", *words)
     assert code == 2
     assert out == ""
-    assert said in err
+    assert message in err
     assert err.startswith("error: ")
     assert err.count("\n") <= 3  # one line, and the caret's two
 

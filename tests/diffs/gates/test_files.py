@@ -81,7 +81,7 @@ def test_an_update_keeps_the_calibration(command, save, scaled, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("a.json", "b.json", "--calibrate", "--baseline", "x.json"),
@@ -98,14 +98,14 @@ def test_an_update_keeps_the_calibration(command, save, scaled, tmp_path):
         ),
     ],
 )
-def test_baselines_that_cannot_be_written(command, save, tmp_path, words, said):
+def test_baselines_that_cannot_be_written(command, save, tmp_path, words, message):
     save("a.json")
     save("b.json")
     save("wide.json", world_size=16)
     (tmp_path / "notes.json").write_text('{"mine": 1}')
     code, _, err = command("gate", *words)
     assert code == 2
-    assert said in err
+    assert message in err
     assert not (tmp_path / "x.json").exists()
     assert (tmp_path / "notes.json").read_text() == '{"mine": 1}'
 
@@ -156,7 +156,7 @@ def test_settings_are_found(command, save, scaled, tmp_path, name, head):  # noq
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("alfa = 0.1", "has no setting alfa; did you mean alpha?"),
         ("alpha = 2.0", "gate.alpha: expected float < 0.5"),
@@ -181,11 +181,11 @@ def test_settings_are_found(command, save, scaled, tmp_path, name, head):  # noq
         ('floors = { step_ms = "much" }', "'much' is not a number"),
     ],
 )
-def test_wrong_settings_are_one_line(command, save, tmp_path, text, said):
+def test_wrong_settings_are_one_line(command, save, tmp_path, text, message):
     (tmp_path / "tracekit.toml").write_text(f"[gate]\n{text}\n")
     code, _, err = command("gate", save("new.json"), "--baseline", save("old.json"))
     assert code == 2
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 

@@ -109,9 +109,9 @@ def test_a_saved_analysis_says_what_it_cannot_show(sides):
 def test_renderings_hold_the_same_facts(sides):
     got = diff(sides[0], sides[1]).to_dict()
     page, text = diff_html.render_diff(got), diff_markdown.render_diff(got)
-    for part in ("step_ms", "100.0 ms", "110.0 ms", "pp_comm", "rank 1"):
-        assert part in page
-        assert part in text
+    for fragment in ("step_ms", "100.0 ms", "110.0 ms", "pp_comm", "rank 1"):
+        assert fragment in page
+        assert fragment in text
     assert "gemm<a|b>" not in page
     assert "://" not in page  # the page needs nothing from the network
     for width in (60, 160):

@@ -32,7 +32,7 @@ def test_reads(text, kind, limit, worse):
 
 
 @pytest.mark.parametrize(
-    ("text", "word", "at"),
+    ("text", "word", "position"),
     [
         ("", "start with a metric", 0),
         ("< 3", "start with a metric", 0),
@@ -49,13 +49,13 @@ def test_reads(text, kind, limit, worse):
         ("stepms < 3", "unknown metric stepms", 0),
     ],
 )
-def test_a_caret_stands_under_the_mistake(text, word, at):
+def test_a_caret_stands_under_the_mistake(text, word, position):
     with pytest.raises(OptionError, match=word) as error:
         parse_requirement(text)
     first, shown, caret = str(error.value).split("\n")
     assert first.startswith("--require: ")
     assert shown == f"  {text}"
-    assert caret.index("^") - 2 == at
+    assert caret.index("^") - 2 == position
 
 
 def test_unknown_metrics_name_the_nearest():
