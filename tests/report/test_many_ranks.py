@@ -226,7 +226,7 @@ def test_every_rank_of_the_heat_map_tells_its_figures_and_the_way_to_its_lanes(
     look, pipelines, tmp_path, monkeypatch
 ):
     """33 ranks without single events, 16 of them in the file: those open, of the others a command makes a page."""
-    monkeypatch.setattr(charts, "MAX_RANKS", 16)
+    monkeypatch.setattr(charts, "MAX_RANKS_ON_PAGE", 16)
     path = tmp_path / "page.html"
     path.write_text(render_html(replace(pipelines, events=())), encoding="utf-8")
     page = look(path)
@@ -251,7 +251,7 @@ def test_every_rank_of_the_heat_map_tells_its_figures_and_the_way_to_its_lanes(
 
 
 def test_the_ranks_a_page_tells_about_have_their_lanes_in_it(pipelines, monkeypatch):
-    monkeypatch.setattr(charts, "MAX_RANKS", 16)
+    monkeypatch.setattr(charts, "MAX_RANKS_ON_PAGE", 16)
     merged = replace(pipelines, events=())  # as of a run with too many ranks to keep single events
     held = {entry["rank"] for entry in to_plain(timeline_data(merged, PageClock(merged)))["ranks"]}
     assert len(held) == 16

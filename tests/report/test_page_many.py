@@ -316,7 +316,7 @@ def test_a_run_without_single_events_has_a_line_for_every_rank(many, monkeypatch
     monkeypatch.setattr(charts, "MAX_MERGED_INTERVALS", RANKS * 12)
     few = to_plain(timeline_data(run, PageClock(run)))["ranks"]
     assert max(entry["events"]["count"] for entry in few) <= 12
-    monkeypatch.setattr(charts, "MAX_RANKS", 16)
+    monkeypatch.setattr(charts, "MAX_RANKS_ON_PAGE", 16)
     assert len(to_plain(timeline_data(run, PageClock(run)))["ranks"]) == 16
 
 

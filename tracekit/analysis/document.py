@@ -22,7 +22,7 @@ from tracekit.metrics.budget import Budget
 from tracekit.metrics.label_intervals import LABEL_SETS
 from tracekit.weight_updates import ReloadSummary
 
-MAX_KERNELS = 200
+MAX_KERNELS_IN_DOCUMENT = 200
 """Kernels in the document, those with the most time; the table holds all."""
 MAX_HOST_ROWS = 5
 """Rows of a rank's launch-bound idle time, the longest."""
@@ -49,7 +49,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
     # that counts are fractions where a kernel does not run equally often in all of them.
     longest_kernels = (
         tables["kernels"]
-        .head(MAX_KERNELS)
+        .head(MAX_KERNELS_IN_DOCUMENT)
         .with_columns(pl.col("count").round(3), pl.col("ns").round().cast(pl.Int64))
     )
     return documents.AnalysisDocument(

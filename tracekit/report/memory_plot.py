@@ -38,7 +38,7 @@ CATEGORY_COLOURS = {
 _LINE_LABELS = ("pp_comm", "forward", "wgrad", "backward", "optimizer", "tp_comm")
 RANK_COLOURS = tuple(LABEL_COLOURS[name] for name in _LINE_LABELS)
 """Colours of the ranks' lines, in turn."""
-MAX_LINES = 16
+MAX_RANKS_WITH_CURVES = 16
 """Ranks whose memory is drawn, the fullest."""
 MIN_CURVE_ROWS = 4
 """Height of the memory above the cells, in rows of cells."""
@@ -61,7 +61,9 @@ def memory(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     """
     if analysis.memory is None:
         return figures.message_figure(ax, "Memory was not recorded in these traces.")
-    ranks = sorted(analysis.memory.ranks, key=lambda rank: -rank.measured.peak_bytes)[:MAX_LINES]
+    ranks = sorted(analysis.memory.ranks, key=lambda rank: -rank.measured.peak_bytes)[
+        :MAX_RANKS_WITH_CURVES
+    ]
     numbers = sorted(rank.rank for rank in ranks)
     table = analysis.memory.table(analysis.clocks).filter(pl.col("rank").is_in(numbers))
     top_bytes = max(rank.measured.peak_bytes for rank in ranks)

@@ -66,7 +66,7 @@ MARGIN_INCHES = 1.6
 """Width of the figure beside the time axis."""
 Lanes = Mapping[str, Mapping[str, int]]
 """Labels of each lane and the part of it they are drawn in."""
-MAX_RANKS = 16
+MAX_RANKS_IN_EXCERPT = 16
 """Ranks of an excerpt where none are named."""
 EXCERPT_SHARE = 0.15
 """Share of the step that an excerpt shows where no window is given."""
@@ -402,7 +402,7 @@ def timeline(
     Without a window it shows the middle of the step. Ranks are drawn on the clocks of their files.
     """
     if ranks is None:
-        ranks = [measured.rank for measured in analysis.rank_results][:MAX_RANKS]
+        ranks = [measured.rank for measured in analysis.rank_results][:MAX_RANKS_IN_EXCERPT]
     # Which raises for a rank that was not analysed.
     ranks = [analysis.rank(rank).rank for rank in ranks]
     if not ranks:

@@ -12,7 +12,7 @@ from tracekit.documents import memory as documents
 from tracekit.documents.coding import rows
 from tracekit.metrics.memory import RankContents
 
-MAX_LINES = 20
+MAX_SOURCE_LINES = 20
 """Source lines in a document, those with the most memory."""
 MAX_LEAKS = 10
 """Leaks in a document, the largest."""
@@ -137,7 +137,7 @@ def _lines(contents: RankContents) -> list[documents.LineMemory]:
     key = ["line", "category"]
     lines = named.group_by(key).agg(pl.sum("bytes", "count")).cast({"category": pl.String})
     ordered = lines.sort("bytes", *key, descending=[True, False, False], nulls_last=True)
-    return rows(ordered.head(MAX_LINES), documents.LineMemory)
+    return rows(ordered.head(MAX_SOURCE_LINES), documents.LineMemory)
 
 
 def _modules(

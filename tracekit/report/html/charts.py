@@ -40,7 +40,7 @@ from tracekit.schema import (
     conform,
 )
 
-MAX_RANKS = 512
+MAX_RANKS_ON_PAGE = 512
 """Ranks on the page of a run whose single events were not kept."""
 MAX_MERGED_INTERVALS = 300_000
 """Merged intervals of all ranks on such a page, about 2 MB; of more, the nearest ones of each rank
@@ -258,7 +258,7 @@ def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
 def _shown_ranks(analysis: Analysis) -> list[int]:
     """Return the ranks to show: first, last, those of the pipeline, stragglers, then those of unusual bubbles."""
     ranks = [measured.rank for measured in analysis.rank_results]
-    if len(ranks) <= MAX_RANKS:
+    if len(ranks) <= MAX_RANKS_ON_PAGE:
         return ranks
     in_pipeline: Sequence[int] = ()
     if analysis.schedule is not None:
@@ -269,7 +269,7 @@ def _shown_ranks(analysis: Analysis) -> list[int]:
     unusual_first = np.array(ranks)[np.argsort(-distance_from_usual, kind="stable")].tolist()
     wanted = dict.fromkeys([ranks[0], ranks[-1], *in_pipeline, *late, *unusual_first])
     analysed = set(ranks)
-    return sorted([rank for rank in wanted if rank in analysed][:MAX_RANKS])
+    return sorted([rank for rank in wanted if rank in analysed][:MAX_RANKS_ON_PAGE])
 
 
 def _without_shortest(timelines: Sequence[RankTimeline], max_events: int) -> Sequence[RankTimeline]:

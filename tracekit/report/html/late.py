@@ -31,7 +31,7 @@ MAX_COLUMNS = 240
 """Columns of the heat map: more steps share a column."""
 MAX_LATENESS_ROWS = 128
 """Rows of the heat map: of more ranks those with most lateness are shown."""
-MAX_LINES = 6
+MAX_TRANSFER_LINES = 6
 """Kinds of transfers that are drawn over time."""
 LINE_HEIGHT = 60
 
@@ -151,7 +151,7 @@ def heat_map(run: WholeRun, *, level: int = 2) -> str:
 def transfer_lines(run: WholeRun, *, level: int = 2) -> str:
     """Return the time of transfers over the record, one line per kind and size."""
     pictures = []
-    for entry in run.transfers[:MAX_LINES]:
+    for entry in run.transfers[:MAX_TRANSFER_LINES]:
         rows = run.transfer_times.filter(
             (pl.col("group") == entry.group)
             & (pl.col("op") == entry.op)

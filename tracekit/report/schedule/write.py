@@ -39,7 +39,7 @@ from tracekit.schedules import BlockTimes, Entry, Simulation
 from tracekit.schedules.registry import write_orders
 from tracekit.weight_updates import WeightReload
 
-MAX_RANKS = 32
+MAX_RANKS_IN_PICTURE = 32
 """Ranks of the picture, the table and the orders; a longer table shows its first and last ranks."""
 MAX_OPS_IN_ORDER = 200
 """A schedule with a rank of more ops is printed without its orders."""
@@ -109,7 +109,7 @@ def gantt(layout: ScheduleLayout, *, width: int, letters: bool = True) -> Text |
     columns = int((width - margin) * shortest / layout.end) if shortest > 0 else 0
     # The shortest op is no wider than the largest number with a letter before and a space after it.
     columns = min(columns, len(str(layout.boxes["number"].max())) + 1 + letters)
-    if columns < 1 or len(layout.rows) > MAX_RANKS:
+    if columns < 1 or len(layout.rows) > MAX_RANKS_IN_PICTURE:
         return None
     scale = columns / shortest
     picture = Text(no_wrap=True)
@@ -190,8 +190,8 @@ def _rank_table(simulation: Simulation, width: int) -> RenderableType | None:
     rows = []
     for row in rank_rows(simulation):
         rows.append(tuple(f"{figure:g}" for figure in row))
-    if len(rows) > MAX_RANKS:
-        quarter = MAX_RANKS // 4
+    if len(rows) > MAX_RANKS_IN_PICTURE:
+        quarter = MAX_RANKS_IN_PICTURE // 4
         rows = [*rows[:quarter], ("…", *[""] * (len(layouts.RANK_COLUMNS) - 1)), *rows[-quarter:]]
     return render_table(
         make_table([Column(name, "figure") for name in layouts.RANK_COLUMNS], rows), width
@@ -200,7 +200,7 @@ def _rank_table(simulation: Simulation, width: int) -> RenderableType | None:
 
 def _order_lines(simulation: Simulation) -> list[Text]:
     schedule = simulation.schedule
-    if schedule.pp > MAX_RANKS or max(map(len, schedule.ranks)) > MAX_OPS_IN_ORDER:
+    if schedule.pp > MAX_RANKS_IN_PICTURE or max(map(len, schedule.ranks)) > MAX_OPS_IN_ORDER:
         return [
             Text(
                 f"\norders: {len(simulation.start)} ops in all; --json or -o FILE.txt has them",

@@ -14,7 +14,7 @@ from tracekit.findings.finding import EvidenceValue
 from tracekit.report.view import view_of
 from tracekit.schema import LABELS, RankEvents
 
-MAX_KERNELS = 12
+MAX_KERNELS_OF_LABEL = 12
 
 
 def explain_finding(analysis: Analysis, number: int) -> str:
@@ -115,7 +115,7 @@ def explain_text(
         .sort("ns", "name", descending=[True, False])
     )
     lines = []
-    for row in kernels.head(MAX_KERNELS).iter_rows(named=True):
+    for row in kernels.head(MAX_KERNELS_OF_LABEL).iter_rows(named=True):
         amount = f"{row['ns'] / 1e6:10.3f} ms  {row['count']:6,}"
         lines.append(f"  {amount}  {row['rule'] or '-':28} {terminal(row['name'][:90])}")
     by_rule = (

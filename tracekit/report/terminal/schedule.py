@@ -26,7 +26,7 @@ from tracekit.report.view.path import describe_range
 from tracekit.report.view.pipeline import Rung, ScheduleView, WhatIfRow
 from tracekit.schema import PHASES
 
-MAX_RANKS = 8
+MAX_RANKS_IN_CHART = 8
 """Ranks to draw; of more, the first and the last half of so many."""
 MAX_RANKS_IN_SHORT_CHART = 4
 MIN_SHARE_IN_SHORT_GAP = 0.01
@@ -39,7 +39,9 @@ PAIR_LETTER = "X"
 """Letter of an overlapped pair (FB)."""
 
 
-def gantt(compared: StepComparison, width: int, *, max_ranks: int = MAX_RANKS) -> RenderableType:
+def gantt(
+    compared: StepComparison, width: int, *, max_ranks: int = MAX_RANKS_IN_CHART
+) -> RenderableType:
     """Draw the measured and the ideal cells of one pipeline, one line per rank."""
     layouts = layout_pipeline(compared)
     columns = max(40, min(width, 160) - 12)
@@ -128,7 +130,11 @@ def render_schedule(view: View, width: int, *, short: bool = False) -> Renderabl
         None if short else _schedule_spans(schedule, width),
         _waterfall(schedule, width, min_share=MIN_SHARE_IN_SHORT_GAP if short else 0.0),
         Note(view.below_peak) if view.below_peak and not short else None,
-        gantt(schedule.head, width, max_ranks=MAX_RANKS_IN_SHORT_CHART if short else MAX_RANKS),
+        gantt(
+            schedule.head,
+            width,
+            max_ranks=MAX_RANKS_IN_SHORT_CHART if short else MAX_RANKS_IN_CHART,
+        ),
         None if short else render_table(schedule.phases, width),
         render_what_if(schedule.alternatives, width),
     )

@@ -22,7 +22,7 @@ SHORT = {
 }
 """Kinds of contents that have a column, with its heading in the terminal; the others are the
 rest."""
-MAX_LINES = 10
+MAX_LINES_IN_TABLE = 10
 """Source lines that are shown, those with the most memory."""
 NO_STACK = "(no Python stack)"
 """Line of allocations without one: those of autograd's own thread, or where stacks were not
@@ -157,7 +157,7 @@ def source_lines(contents: MemoryContents, *, rank: int | None) -> Table | None:
         Column("of peak", "share", value=lambda line: line.bytes / max(1, contents.peak.bytes)),
     ]
     notes = [] if rank is None else [f"rank {rank}, at its peak"]
-    return make_table(columns, contents.lines[:MAX_LINES], notes=notes)
+    return make_table(columns, contents.lines[:MAX_LINES_IN_TABLE], notes=notes)
 
 
 def memory_line(analysis: Analysis) -> str | None:

@@ -25,7 +25,7 @@ MAX_ROWS = 8
 """Kinds of products, kinds of operations and ranks shown, those that take longest."""
 MAX_PLACES = 40
 """Rows of places in the model that are shown; the JSON has all."""
-MAX_KERNELS = 20
+MAX_KERNELS_IN_TABLE = 20
 MAX_KERNEL_RANKS = 4
 """Ranks listed of one kernel, those on which it takes longest."""
 MAX_DTYPES = 3
@@ -419,7 +419,7 @@ def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[KernelRow, ...
     longest = (
         analysis.tables["kernels"]
         .sort("ns", descending=True)
-        .head(MAX_KERNELS)
+        .head(MAX_KERNELS_IN_TABLE)
         .iter_rows(named=True)
     )
     places = analysis.tables["reasons"].rows_by_key(
