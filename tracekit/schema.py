@@ -274,7 +274,7 @@ CELLS = pl.Schema(
     {
         "rank": pl.Int32(),  # the rank it ran on
         "step": pl.Int64(),  # the step
-        "op": pl.Enum(CELL_OPS),
+        "op": pl.Enum(CELL_OPS),  # forward, backward, its two halves, or both passes at once (FB)
         "stage": pl.Int32(),  # of the pipeline, from 0
         "microbatch": pl.Int32(),  # from 0
         "b_stage": pl.Int32(),  # FB only: stage of its backward half
