@@ -19,53 +19,54 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz import (
-    agents,
-    answers,
-    archives,
-    captures,
-    forged,
-    gate,
-    kineto,
-    others,
-    perfetto,
-    pickles,
-    query,
-    recorders,
-    redact,
-    scan,
-    snapshots,
-)
-
 FOUND = Path(__file__).parent / "found"
 LONGEST_S = 60
 """An input that takes longer hangs: the process ends and says where it was."""
-TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes, Path], None]]] = {
-    "scan": (scan.make, scan.check),
-    "kineto": (kineto.make, kineto.check),
-    "perfetto": (perfetto.make, perfetto.check),
-    "nsight": (others.make_nsight, others.check_nsight),
-    "store": (others.make_store, others.check_store),
-    "rules": (others.make_rules, others.check_rules),
-    "redact": (redact.make, redact.check),
-    "gate": (gate.make, gate.check),
-    "saved": (gate.make_saved, gate.check_saved),
-    "query": (query.make, query.check),
-    "agents": (agents.make, agents.check),
-    "recorders": (recorders.make, recorders.check),
-    "snapshots": (snapshots.make, snapshots.check),
-    "forged": (forged.make, forged.check),
-    "pickles": (pickles.make, pickles.check),
-    "captures": (captures.make, captures.check),
-    "archives": (archives.make, archives.check),
-    "answers": (answers.make, answers.check),
+TARGETS = {
+    "scan": ("scan", "make", "check"),
+    "kineto": ("kineto", "make", "check"),
+    "perfetto": ("perfetto", "make", "check"),
+    "nsight": ("others", "make_nsight", "check_nsight"),
+    "store": ("others", "make_store", "check_store"),
+    "rules": ("others", "make_rules", "check_rules"),
+    "redact": ("redact", "make", "check"),
+    "gate": ("gate", "make", "check"),
+    "saved": ("gate", "make_saved", "check_saved"),
+    "query": ("query", "make", "check"),
+    "agents": ("agents", "make", "check"),
+    "recorders": ("recorders", "make", "check"),
+    "snapshots": ("snapshots", "make", "check"),
+    "forged": ("forged", "make", "check"),
+    "pickles": ("pickles", "make", "check"),
+    "captures": ("captures", "make", "check"),
+    "archives": ("archives", "make", "check"),
+    "answers": ("answers", "make", "check"),
 }
-NEEDS = {"query": ("duckdb",), "answers": ("markdown_it",)}
+"""Module of each target, its function that makes an input, and its function that tries one."""
+Make = Callable[[random.Random], bytes]
+Check = Callable[[bytes, Path], None]
+
+
+def functions(target: str) -> tuple[Make, Check]:
+    """Return what makes the inputs of a target and what tries one; only its own module is imported."""
+    module_name, make_name, check_name = TARGETS[target]
+    module = import_module(f"tests.fuzz.{module_name}")
+    return getattr(module, make_name), getattr(module, check_name)
+
+
+NEEDS = {
+    "answers": ("markdown_it", "pytest"),
+    "gate": ("pytest",),
+    "perfetto": ("perfetto",),
+    "query": ("duckdb",),
+    "saved": ("pytest",),
+}
 """Packages that a target needs and that tracekit does not install by itself."""
 
 
@@ -81,8 +82,9 @@ def chooser(target: str, seed: int, number: int) -> random.Random:
 
 def inputs(target: str, seed: int) -> Iterator[tuple[int, bytes]]:
     """Yield inputs of a target, numbered."""
+    make, _ = functions(target)
     for number in count():
-        yield number, TARGETS[target][0](chooser(target, seed, number))
+        yield number, make(chooser(target, seed, number))
 
 
 def keep(target: str, raw: bytes) -> Path:
@@ -99,7 +101,7 @@ def fuzz(
 
     How many were tried, and how many failed.
     """
-    make, check = TARGETS[target]
+    make, check = functions(target)
     until, tried, failures = time.monotonic() + seconds, 0, 0
     with tempfile.TemporaryDirectory() as folder:
         while time.monotonic() < until:
@@ -131,7 +133,7 @@ def main() -> int:
     targets = []
     for target in options.target or list(TARGETS):
         if missing := missing_packages(target):
-            sys.stdout.write(f"{target}: skipped, {', '.join(missing)} is not installed\n")
+            sys.stdout.write(f"{target}: skipped, {', '.join(missing)} not installed\n")
         else:
             targets.append(target)
     if not targets:
