@@ -612,16 +612,18 @@ class PacketScanner:
 
     @cython.boundscheck(False)  # i < last is checked before every read
     def _varint(self, i: cython.Py_ssize_t, last: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """Read the number at *i* into ``value``; returns the index behind it, or ``_CUT``."""
+        """Read the number at *i* into ``value``; returns the index behind it, or ``_CUT``.
+
+        It has at most ten bytes, each with seven bits of it, the lowest first; of the last byte only
+        one bit is left within 64. A longer one is damage, and counts as cut.
+        """
         shift: cython.int = 0
         byte: cython.ulonglong
         self.value = 0
         while i < last and shift < 70:
             byte = self.buffer[i]
             i += 1
-            self.value = (
-                (self.value | (byte & 0x7F) << shift) & _64_BITS if shift < 64 else self.value
-            )
+            self.value = (self.value | (byte & 0x7F) << shift) & _64_BITS
             if byte < 0x80:
                 return i
             shift += 7

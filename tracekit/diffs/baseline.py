@@ -123,29 +123,39 @@ def write_baseline(
     if not any(run.recorded_or_measured_steps for run in runs):
         raise InputError("the runs hold no steps to make a baseline of")
     check_formats(runs, ())
-    side = Side(tuple(runs), {})
-    runs_of_roles = [runs]
-    for name in side.other_roles:
-        runs_of_roles.append(side.of_role(name).runs)
-    for role_runs in runs_of_roles:
-        differences = find_obstacles(role_runs[1:], role_runs[:1]) if len(runs) > 1 else []
-        if differences:
-            problem = f"these runs cannot make one baseline: {'; '.join(differences)}"
-            raise InputError(problem, hint="give runs of the same code")
-    if calibrated:
-        role_noise = {name: calibrate(side.of_role(name).runs) for name in side.other_roles}
-        side = Side(side.runs, calibrate(runs), role_noise)
-    else:
-        replaced = _read_replaced(path)
-        side = Side(side.runs, replaced.noise, replaced.role_noise)
-    noise = {metric: entry for metric, entry in side.noise.items() if metric in runs[0].samples}
-    text = dump(msgspec.structs.replace(side, noise=noise))
+    measured = Side(tuple(runs), {})
+    _check_same_code(measured)
+    with_noise = _calibrated(measured) if calibrated else _read_replaced(path)
+    # A file that is replaced may hold the noise of metrics that these runs do not have.
+    noise = {}
+    for metric, entry in with_noise.noise.items():
+        if metric in runs[0].samples:
+            noise[metric] = entry
+    text = dump(Side(measured.runs, noise, with_noise.role_noise))
     with atomic_write(path) as part:
         part.write_text(text + "\n", encoding="utf-8")
     noise_and_centre = {}
     for metric, entry in noise.items():
         noise_and_centre[metric] = (entry, centre_of_runs(runs, metric) or 0.0)
     return noise_and_centre
+
+
+def _check_same_code(side: Side) -> None:
+    """Raise InputError unless the runs of each role can be compared with its first one."""
+    runs_of_roles = [side.runs]
+    for name in side.other_roles:
+        runs_of_roles.append(side.of_role(name).runs)
+    for runs in runs_of_roles:
+        differences = find_obstacles(runs[1:], runs[:1]) if len(runs) > 1 else []
+        if differences:
+            problem = f"these runs cannot make one baseline: {'; '.join(differences)}"
+            raise InputError(problem, hint="give runs of the same code")
+
+
+def _calibrated(side: Side) -> Side:
+    """Return the runs with the noise between them, of each role."""
+    role_noise = {name: calibrate(side.of_role(name).runs) for name in side.other_roles}
+    return Side(side.runs, calibrate(side.runs), role_noise)
 
 
 def _read_replaced(path: str | os.PathLike[str]) -> Side:

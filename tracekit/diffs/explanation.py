@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from statistics import median
+from typing import NamedTuple
 
 from tracekit._util.text import join_with_and, ms, percent, plural, signed
 from tracekit.diffs.comparability import (
@@ -138,7 +139,7 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
         same_compute = all(abs(change.get("compute", 0.0)) < min_ms for change in changes.values())
         return [
             *sentences,
-            *_describe_exposed(changes, min_ms, step_ms=step_ms, same_compute=same_compute),
+            *_describe_exposed(changes, min_ms, step_change_ms=step_ms, same_compute=same_compute),
         ]
     compute = _describe_compute(changes, most_changed, _most_changed_modules(before, after))
     products = _describe_products(before, after, change=changes[most_changed].get("compute", 0.0))
@@ -290,31 +291,54 @@ def _describe_waiting(changes: Mapping[int, Parts], cause: int, min_ms: float) -
 
 
 def _describe_exposed(
-    changes: Mapping[int, Parts], min_ms: float, *, step_ms: float, same_compute: bool
+    changes: Mapping[int, Parts], min_change_ms: float, *, step_change_ms: float, same_compute: bool
 ) -> list[str]:
     """Return the sentences about the exposed or idle time that changed most, in the direction of the step."""
-    candidates = []
-    for rank, parts in changes.items():
-        for part, change_ms in parts.items():
-            explains_step = abs(step_ms) < min_ms or change_ms * step_ms > 0
-            if _is_budget_part(part) and part != "compute" and explains_step:
-                candidates.append((abs(change_ms), rank, part, change_ms))
-    size_ms, rank, part, change_ms = max(candidates, default=(0.0, 0, "", 0.0))
-    if size_ms < min_ms:
+    direction_ms = step_change_ms if abs(step_change_ms) >= min_change_ms else None
+    largest = _largest_exposed_change(changes, direction_ms)
+    if largest is None or abs(largest.change_ms) < min_change_ms:
         return []
-    verb = "grew" if change_ms > 0 else "shrank"
-    owner = f"rank {rank}'s " if len(changes) > 1 else ""
-    what = "idle time" if part == "idle" else part
+    grew = largest.change_ms > 0
+    verb = "grew" if grew else "shrank"
+    owner = f"rank {largest.rank}'s " if len(changes) > 1 else ""
+    what = "idle time" if largest.part == "idle" else largest.part
     compute = "compute takes as long as before; " if same_compute else ""
-    sentences = [f"{compute}{owner}{what} {verb} by {_format_ms(change_ms)}"]
-    sign = 1 if change_ms > 0 else -1
+    sentences = [f"{compute}{owner}{what} {verb} by {_format_ms(largest.change_ms)}"]
     changed_alike = []
-    for other, parts in changes.items():
-        if other != rank and sign * parts.get(part, 0.0) >= min_ms:
-            changed_alike.append(other)
+    for rank, parts in changes.items():
+        change_ms = parts.get(largest.part, 0.0)
+        is_alike = (change_ms if grew else -change_ms) >= min_change_ms
+        if rank != largest.rank and is_alike:
+            changed_alike.append(rank)
     if changed_alike:
         sentences.append(_so_did(changed_alike))
     return sentences
+
+
+class _PartChange(NamedTuple):
+    """Change of one part of a rank's budget."""
+
+    rank: int
+    part: str
+    change_ms: float
+
+
+def _largest_exposed_change(
+    changes: Mapping[int, Parts], direction_ms: float | None
+) -> _PartChange | None:
+    """Return the largest change of exposed or idle time; with a direction, of those that have its sign."""
+    candidates = []
+    for rank, parts in changes.items():
+        for part, change_ms in parts.items():
+            is_exposed_or_idle = _is_budget_part(part) and part != "compute"
+            explains_step = direction_ms is None or change_ms * direction_ms > 0
+            if is_exposed_or_idle and explains_step:
+                candidates.append(_PartChange(rank, part, change_ms))
+    return max(
+        candidates,
+        key=lambda change: (abs(change.change_ms), change.rank, change.part),
+        default=None,
+    )
 
 
 def _so_did(ranks: Sequence[int]) -> str:

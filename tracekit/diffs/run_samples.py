@@ -336,39 +336,57 @@ def _step_values(records: Sequence[documents.StepFigures]) -> dict[str, float]:
 
     *records* are the figures of this step on each rank.
     """
-    span = sum(record.span_ns for record in records)
-    times_ns = [record.time_ns or 0 for record in records]
-    time_of_all_ns = sum(times_ns)
-    # Divides a sum of nanoseconds over ranks to give the mean milliseconds per step.
-    ms = 1e6 * len(records)
-    compute = sum(record.time_budget_ns.compute for record in records)
-    exposed_ns = _sum_by_label(record.time_budget_ns.exposed for record in records)
-    label_ns = _sum_by_label(record.label_ns for record in records)
-    values = {"step_ms": median(times_ns) / 1e6, "compute_ms": compute / ms}
-    for label, ns in exposed_ns.items():
-        values[f"exposed_ms.{label}"] = ns / ms
-    values |= _exposed_by_cause(records, ms)
-    for label, ns in label_ns.items():
-        if label not in LABEL_SETS:
-            values[f"label_ms.{label}"] = ns / ms
-    wait_ns = sum_if_known(record.bubble.wait_ns for record in records)
-    if wait_ns is not None:
-        values["wait_ms"] = wait_ns / ms
-    # None where the trace lacks work that ran.
-    idle_ns = sum_if_known(record.time_budget_ns.idle for record in records)
-    if idle_ns is not None:
-        values["idle_ms"] = idle_ns / ms
-    if time_of_all_ns:
-        values["compute_fraction"] = compute / time_of_all_ns
-        if idle_ns is not None:
-            values["idle_fraction"] = idle_ns / time_of_all_ns
-    if span:
-        values["other_fraction"] = values.get("label_ms.other", 0.0) * ms / span
-        bubble_ns = sum_if_known(_bubble_ns(record) for record in records)
-        if bubble_ns is not None:
-            values["bubble_fraction"] = bubble_ns / span
-            values["bubble_ms"] = values["bubble_fraction"] * span / ms
+    ranks_step_ns = [record.time_ns or 0 for record in records]
+    sums_ns = _sums_over_ranks(records)
+    # A sum of nanoseconds over ranks, divided by this, is their mean in milliseconds.
+    ns_per_mean_ms = 1e6 * len(records)
+    values = {"step_ms": median(ranks_step_ns) / 1e6}
+    for metric, ns in sums_ns.items():
+        values[metric] = ns / ns_per_mean_ms
+    values |= _exposed_by_cause(records, ns_per_mean_ms)
+    values |= _shares(sums_ns, ("compute_ms", "idle_ms"), of_ns=sum(ranks_step_ns))
+    # Bubbles and labels lie in the span of the step's GPU work, which may be shorter than the step.
+    span_ns = sum(record.span_ns for record in records)
+    values |= _shares(sums_ns, ("bubble_ms",), of_ns=span_ns)
+    if span_ns:
+        values["other_fraction"] = sums_ns.get("label_ms.other", 0) / span_ns
+    else:
+        values.pop("bubble_ms", None)  # there was no work that could have one
     return values | _overlaps(records)
+
+
+def _sums_over_ranks(records: Sequence[documents.StepFigures]) -> dict[str, float]:
+    """Return the times of one step in nanoseconds, summed over ranks, by metric.
+
+    What is not known on a rank is left out: waits without the peers' traces, say.
+    """
+    budgets = [record.time_budget_ns for record in records]
+    sums_ns: dict[str, float] = {"compute_ms": sum(budget.compute for budget in budgets)}
+    for label, ns in _sum_by_label(budget.exposed for budget in budgets).items():
+        sums_ns[f"exposed_ms.{label}"] = ns
+    for label, ns in _sum_by_label(record.label_ns for record in records).items():
+        if label not in LABEL_SETS:
+            sums_ns[f"label_ms.{label}"] = ns
+    where_known = {
+        "wait_ms": sum_if_known(record.bubble.wait_ns for record in records),
+        "idle_ms": sum_if_known(budget.idle for budget in budgets),
+        "bubble_ms": sum_if_known(_bubble_ns(record) for record in records),
+    }
+    for metric, known_ns in where_known.items():
+        if known_ns is not None:
+            sums_ns[metric] = known_ns
+    return sums_ns
+
+
+def _shares(
+    sums_ns: Mapping[str, float], metrics: Sequence[str], *, of_ns: int
+) -> dict[str, float]:
+    """Return times as shares of a time, under the metrics' names with ``_fraction``; none of no time."""
+    shares = {}
+    for metric in metrics:
+        if of_ns and metric in sums_ns:
+            shares[f"{metric.removesuffix('_ms')}_fraction"] = sums_ns[metric] / of_ns
+    return shares
 
 
 def _bubble_ns(record: documents.Figures) -> float | None:
@@ -382,13 +400,15 @@ def _bubble_ns(record: documents.Figures) -> float | None:
     return bubble.fraction * record.span_ns
 
 
-def _exposed_by_cause(records: Sequence[documents.Figures], ms: float) -> dict[str, float]:
-    """Return exposed time by label and cause."""
+def _exposed_by_cause(
+    records: Sequence[documents.Figures], ns_per_mean_ms: float
+) -> dict[str, float]:
+    """Return exposed time by label and cause, the mean of ranks in milliseconds."""
     values: defaultdict[str, float] = defaultdict(float)
     for record in records:
         for label, causes in record.exposed_because_ns.items():
             for cause, ns in causes.items():
-                values[f"exposed_ms.{label}.{cause}"] += ns / ms
+                values[f"exposed_ms.{label}.{cause}"] += ns / ns_per_mean_ms
     return values
 
 

@@ -5,6 +5,7 @@ operator and shapes, a row per step, a row per micro-batch.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -95,37 +96,49 @@ def _kernel_times(
     Kernels are told apart by their operator where it is known: for the same operator and shapes a
     library may choose other kernels on another GPU, and more of them.
     """
-    rows = np.flatnonzero(has_label(label_codes(gpu_events), COMPUTE_SET))
-    op = texts["op"].take(rows)
-    name = texts["name"].take(rows)
-    shapes = texts["shapes"].take(rows)
+    event_rows = np.flatnonzero(has_label(label_codes(gpu_events), COMPUTE_SET))
+    # From here on a row is a compute kernel, in the order of *event_rows*.
+    name = texts["name"].take(event_rows)
+    shapes = texts["shapes"].take(event_rows)
     if not shapes.present.any():
         return KERNEL_TIMES.to_frame()
-    op = op.fill(name)
-    part = to_int64(gpu_events["part"])[rows]
-    work = group_rows(op.codes, shapes.codes, part)[0]
-    group, first = group_rows(work, name.codes)
-    # Kernels without a call count one by one: their own row, as a negative number, stands for the
-    # call.
-    call = to_int64(gpu_events["op_id"], -1)[rows]
-    first_of_call = group_rows(work, np.where(call < 0, -1 - rows, call))[1]
-    duration = (gpu_events["end_ns"].to_numpy() - gpu_events["start_ns"].to_numpy())[rows]
-    ops = op.take(first).strings()
-    names = name.take(first).strings()
-    shape_texts = shapes.take(first).strings()
+    op = texts["op"].take(event_rows).fill(name)
+    part = to_int64(gpu_events["part"])[event_rows]
+    start_ns = gpu_events["start_ns"].to_numpy()[event_rows]
+    end_ns = gpu_events["end_ns"].to_numpy()[event_rows]
+    # The same operator on the same shapes in a step is one work, and each kernel in it one group.
+    work_of_row, _ = group_rows(op.codes, shapes.codes, part)
+    group_of_row, first_row_of_group = group_rows(work_of_row, name.codes)
+    first_row_of_call = _first_rows_of_calls(work_of_row, gpu_events, event_rows)
+    shape_texts = shapes.take(first_row_of_group).strings()
     return pl.DataFrame(
         {
-            "key": [_digest(f"{op}\0{shape}") for op, shape in zip(ops, shape_texts, strict=True)],
-            "step": steps["step"].gather(part[first]),
-            "kernel": [
-                _digest(f"{name}\0{shape}") for name, shape in zip(names, shape_texts, strict=True)
-            ],
-            "calls": np.bincount(group[first_of_call], minlength=len(first)),
-            "count": np.bincount(group),
-            "ns": np.bincount(group, duration).astype(np.int64),
+            "key": _digests(op.take(first_row_of_group).strings(), shape_texts),
+            "step": steps["step"].gather(part[first_row_of_group]),
+            "kernel": _digests(name.take(first_row_of_group).strings(), shape_texts),
+            # A call counts for the group of its first kernel alone.
+            "calls": np.bincount(
+                group_of_row[first_row_of_call], minlength=len(first_row_of_group)
+            ),
+            "count": np.bincount(group_of_row),
+            "ns": np.bincount(group_of_row, end_ns - start_ns).astype(np.int64),
         },
         schema=KERNEL_TIMES,
     )
+
+
+def _first_rows_of_calls(work_of_row: Ints, gpu_events: pl.DataFrame, event_rows: Ints) -> Ints:
+    """Return the first row of each call of an operator; a kernel without a call is one of its own."""
+    call = to_int64(gpu_events["op_id"], -1)[event_rows]
+    # Its row of the table, as a negative number, stands for the call that is not known.
+    call_or_row = np.where(call < 0, -1 - event_rows, call)
+    return group_rows(work_of_row, call_or_row)[1]
+
+
+def _digests(names: Sequence[str | None], shapes: Sequence[str | None]) -> list[int]:
+    """Return a digest of each name with its shapes."""
+    pairs = zip(names, shapes, strict=True)
+    return [_digest(f"{name}\0{shape}") for name, shape in pairs]
 
 
 def _digest(text: str) -> int:

@@ -149,49 +149,77 @@ def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> StepSummary:
     >>> steps.time_ns, [unusual.step for unusual in steps.unusual]
     (18, [5])
     """
-    timed: dict[int, dict[int | None, TimedStep]] = {}
-    for rank, rank_steps in ranks.items():
-        steps_with_time = {step.step: step for step in rank_steps if step.time_ns is not None}
-        if steps_with_time:
-            timed[rank] = steps_with_time
+    timed = _timed_by_rank(ranks)
     if not timed:
         return StepSummary(None)
     recorded = _in_order(set().union(*timed.values()))
-    common: list[int | None] = []
-    not_common: dict[int, tuple[int, ...]] = {}
-    for step in recorded:
-        lacking_ranks = _ranks_without(step, timed)
-        if not lacking_ranks:
-            common.append(step)
-        elif step is not None:
-            not_common[step] = lacking_ranks
-    complete = [step for step in common if _is_complete(step, timed)] or common
-
+    lacking_ranks = {step: _ranks_without(step, timed) for step in recorded}
+    compared = _compared_steps(lacking_ranks, timed)
     per_step = []
-    for step in complete:
+    for step in compared:
         steps_of_ranks = [steps[step] for steps in timed.values()]
         per_step.append(StepTime(step, _median_time(steps_of_ranks)))
     time_ns = round(median([step.time_ns for step in per_step])) if per_step else None
     unusual = find_unusual(per_step)
-    unusual_numbers = {step.step for step in unusual}
-    by_rank: dict[int, int] = {}
-    usual_budgets: list[Budget] = []
-    for rank, steps in timed.items():
-        if complete:
-            by_rank[rank] = _median_time([steps[step] for step in complete])
-        usual_budgets += [steps[step].budget for step in complete if step not in unusual_numbers]
     return StepSummary(
         time_ns=time_ns,
         per_step=tuple(per_step),
         unusual=tuple(unusual),
-        by_rank=by_rank,
-        budget=_mean_budget(usual_budgets, time_ns or 0),
-        not_common=not_common,
+        by_rank=_time_by_rank(compared, timed),
+        budget=_usual_budget(compared, timed, unusual, time_ns or 0),
+        not_common={
+            step: lack for step, lack in lacking_ranks.items() if lack and step is not None
+        },
         is_marked=recorded != [None],
     )
 
 
-def _is_complete(step: int | None, timed: Mapping[int, Mapping[int | None, TimedStep]]) -> bool:
+TimedByRank = Mapping[int, Mapping[int | None, TimedStep]]
+"""Steps that have a time, by rank and number; the number is None in a trace without steps."""
+
+
+def _timed_by_rank(ranks: Mapping[int, Sequence[TimedStep]]) -> TimedByRank:
+    """Return the steps that have a time, of ranks that have any."""
+    timed = {}
+    for rank, rank_steps in ranks.items():
+        steps_with_time = {step.step: step for step in rank_steps if step.time_ns is not None}
+        if steps_with_time:
+            timed[rank] = steps_with_time
+    return timed
+
+
+def _compared_steps(
+    lacking_ranks: Mapping[int | None, tuple[int, ...]], timed: TimedByRank
+) -> list[int | None]:
+    """Return the steps of all ranks; those that are cut off count only where there are no others."""
+    common = [step for step, ranks in lacking_ranks.items() if not ranks]
+    complete = [step for step in common if _is_complete(step, timed)]
+    return complete or common
+
+
+def _time_by_rank(compared: Sequence[int | None], timed: TimedByRank) -> dict[int, int]:
+    """Return each rank's own step time; empty if there is no step to compare."""
+    if not compared:
+        return {}
+    by_rank = {}
+    for rank, steps in timed.items():
+        by_rank[rank] = _median_time([steps[step] for step in compared])
+    return by_rank
+
+
+def _usual_budget(
+    compared: Sequence[int | None], timed: TimedByRank, unusual: Sequence[StepTime], time_ns: int
+) -> Budget:
+    """Return the mean budget of the compared steps that do not stand out, of all ranks."""
+    unusual_numbers = {step.step for step in unusual}
+    usual = [step for step in compared if step not in unusual_numbers]
+    budgets = []
+    for steps in timed.values():
+        budgets += [steps[step].budget for step in usual]
+    return _mean_budget(budgets, time_ns)
+
+
+def _is_complete(step: int | None, timed: TimedByRank) -> bool:
     """Return whether all ranks recorded all of a step."""
     return not any(steps[step].partial for steps in timed.values())
 
