@@ -58,6 +58,14 @@ def test_the_action_gates_files_that_look_like_options_as_files():
     assert "set -f" in script.splitlines()[0]
 
 
+@pytest.mark.parametrize("name", ["action.yml", "gitlab.yml"])
+def test_no_module_of_the_checked_out_code_runs_with_the_token(name):
+    text = (ROOT / "ci" / name).read_text(encoding="utf-8")
+    calls = re.findall(r"python [^\n]*tracekit\.report\.ci\.comment", text)
+    assert calls
+    assert [call for call in calls if not call.startswith("python -P -m ")] == []
+
+
 def test_the_compiler_that_is_fetched_has_a_fixed_version():
     text = (ROOT / "build_backend.py").read_text(encoding="utf-8")
     names = re.findall(r"\"(ziglang[^\"]*)\"", text)

@@ -19,6 +19,7 @@ from tests.fuzz.others import one_line
 from tracekit.cli._mcp_server import MAX_ANSWER_CHARACTERS, Tools
 from tracekit.diffs import diff, gate
 from tracekit.errors import InternalError, TracekitError
+from tracekit.report.ci.comment import comment_body, mark_of
 from tracekit.report.ci.write import github_annotations, render_junit
 from tracekit.report.markdown import render_diff, render_gate, render_markdown
 
@@ -57,6 +58,8 @@ PLACES: tuple[tuple[Any, ...], ...] = (
 """Texts of a saved analysis that are read from a recording."""
 SLOWDOWN = 1.1
 STEPS = 8
+MAX_COMMENT_CHARACTERS = 65_536
+"""Longest comment that GitHub takes."""
 SHARES = (70, 28, 2)
 """Shares of verdicts, comparisons and whole recordings, which take longest."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -152,7 +155,12 @@ def _check_gate(names: list[str], folder: Path) -> None:
     """Judge a slower run with such names; look at all that a pull request shows of it."""
     before, after = _write_runs(names, folder)
     verdict = gate([after], [before]).to_dict()
-    check_markdown(render_gate(verdict))
+    report = render_gate(verdict)
+    check_markdown(report)
+    comment = comment_body(report * 40 if len(names[0]) % 2 else report, name=names[0])
+    assert len(comment) <= MAX_COMMENT_CHARACTERS, "a comment that GitHub refuses"
+    assert comment.startswith(mark_of(names[0])), "a comment that is not found again"
+    check_markdown(comment.removeprefix(mark_of(names[0])))
     for annotation in github_annotations(verdict):
         assert len(annotation.splitlines()) == 1, "an annotation of several lines"
     ElementTree.fromstring(render_junit(verdict))
@@ -179,11 +187,11 @@ def _check_trace(names: list[str], folder: Path) -> None:
         check_answer(tools.table(answer["handle"], name))
     check_answer(tools.findings(answer["handle"]))
     check_answer(tools.doctor("rank0.json"))
-    check_answer(tools.explain("rank0.json", names[2]))
+    check_answer(tools.explain("rank0.json", names[2]), has_lines=True)
 
 
-def check_answer(answer: Any) -> None:
-    """Raise if a text of an answer has several lines or control characters, or there is too much."""
+def check_answer(answer: Any, *, has_lines: bool = False) -> None:
+    """Raise if a text of an answer has control characters, several lines unless it *has_lines*, or is too long."""
     assert len(json.dumps(answer)) < 2 * MAX_ANSWER_CHARACTERS, "an answer without a bound"
     pending = [answer]
     while pending:
@@ -193,6 +201,7 @@ def check_answer(answer: Any) -> None:
         elif isinstance(value, list | tuple):
             pending += value
         elif isinstance(value, str):
+            value = value.replace("\n", " ") if has_lines else value
             assert not _CONTROLS.search(value), f"control characters: {value!r}"
 
 

@@ -228,3 +228,13 @@ def test_a_long_report_is_cut_below_the_limit_of_github(inside):
     assert body.rstrip().endswith("(https://host/page)")
     short = comment_body("line\n" * 10_000, name="gate")
     assert "the rest is in the job" not in short
+
+
+def test_a_name_that_is_not_utf8_has_a_mark_of_its_own():
+    assert mark_of("gate \udcff") != mark_of("gate ")
+
+
+def test_a_report_that_is_no_text_is_one_line(tmp_path, capsys):
+    (tmp_path / "gate.md").write_bytes(b"\xff\xfe")
+    assert main([str(tmp_path / "gate.md")], {}) == 0
+    assert capsys.readouterr().out == f"no comment: {tmp_path / 'gate.md'} is no text\n"

@@ -99,7 +99,7 @@ def ask(
         if error.code in REFUSALS:
             raise Refused(f"{REFUSALS[error.code]} ({error.code})") from None
         raise Unreachable(f"the service answered {error.code}") from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
         reason = getattr(error, "reason", error)
         raise Unreachable(f"no answer ({type(reason).__name__})") from None
 
@@ -179,7 +179,9 @@ def mark_of(name: str) -> str:
     >>> mark_of("pretrain")
     '<!-- tracekit gate 88d5192a32ae -->'
     """
-    return f"<!-- tracekit gate {hashlib.sha256(name.encode()).hexdigest()[:12]} -->"
+    # A word of the command line that is not UTF-8 holds halves of surrogate pairs.
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+    return f"<!-- tracekit gate {digest[:12]} -->"
 
 
 def comment_body(text: str, *, name: str, page: str = "") -> str:
@@ -287,6 +289,9 @@ def main(words: Sequence[str] | None = None, environment: Mapping[str, str] | No
         text = Path(options.report).read_text(encoding="utf-8")
     except OSError as error:
         sys.stdout.write(f"no comment: {options.report} cannot be read ({error.strerror})\n")
+        return 0
+    except UnicodeDecodeError:
+        sys.stdout.write(f"no comment: {options.report} is no text\n")
         return 0
     result = post(
         text,
