@@ -63,6 +63,7 @@ _COLUMN_TYPES = {
 COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\d+)")
 """Condition on a number such as ``>= 1024``."""
 _SEE_DOCS = "see docs/rules.md"
+_TYPE_OF_TABLE = {"rule": RuleTable, "group": GroupTable, "module": ModuleTable}
 
 
 class Rule(RuleTable, frozen=True):
@@ -148,73 +149,107 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
         shipped: The file is part of tracekit, and may use any regular expression. Those of users
             run on an engine whose time is linear (``LinearPattern``).
     """
+    document = _convert(_decode(text, source), text, source)
+    reader = _RulesReader(text, source, pack, shipped=shipped)
+    rules = []
+    for index, rule in enumerate(document.rule):
+        rules.append(reader.read_rule(index, rule))
+    groups = []
+    for index, group in enumerate(document.group):
+        groups.append(reader.read_kind("group", index, group.kind, group.when))
+    modules = []
+    for index, module in enumerate(document.module):
+        modules.append(reader.read_kind("module", index, module.name, module.when))
+    return RuleBook(tuple(rules), tuple(groups), tuple(modules))
+
+
+def _decode(text: str, source: str) -> dict[str, object]:
+    """Return the contents of TOML text; an error names the line."""
     try:
-        data = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
+        # The message ends with "(at line 3, column 7)" or "(at end of document)".
         match = re.search(r"\(at line (\d+)", str(error))
         line = match.group(1) if match else str(text.count("\n") + 1)
-        raise RuleError(
-            f"{source}:{line}: {str(error).split(' (at')[0]}", hint="this is not valid TOML"
-        ) from None
+        message = str(error).split(" (at")[0]
+        raise RuleError(f"{source}:{line}: {message}", hint="this is not valid TOML") from None
     except RecursionError:
         raise RuleError(
             f"{source}: tables are nested too deeply", hint="this is not a rules file"
         ) from None
+
+
+def _convert(data: dict[str, object], text: str, source: str) -> RulesDocument:
+    """Return the tables of a rules file; an error names the line in *text*."""
     try:
-        document = msgspec.convert(data, RulesDocument)
+        return msgspec.convert(data, RulesDocument)
     except msgspec.ValidationError as error:
-        json_path, _, message = problem_text(error).partition(": ")
-        # $.rule[1].when[...]: table, its index and key; a missing or unknown key is named at the
-        # end of the message
-        match = re.match(r"\$\.?(\w*)(?:\[(\d+)\])?\.?(\w*)", json_path)
-        table, index, key = match.groups() if match else ("", None, "")
-        last_word = message.rpartition(" ")[2]
-        line = _find_line(text, table or last_word, int(index or 0), key or last_word)
-        types = {"rule": RuleTable, "group": GroupTable, "module": ModuleTable}
-        keys = (
-            types.get(table, RulesDocument).__struct_fields__
-            if message.startswith("unknown key")
-            else ()
+        raise _schema_error(error, text, source) from None
+
+
+def _schema_error(error: msgspec.ValidationError, text: str, source: str) -> RuleError:
+    """Return the error of a key that is missing or unknown, or of a value of the wrong type."""
+    json_path, _, message = problem_text(error).partition(": ")
+    # The path is that of the table and the key: $.rule[1].when. A key that is missing or unknown is
+    # not in it; the message ends with its name.
+    match = re.match(r"\$\.?(\w*)(?:\[(\d+)\])?\.?(\w*)", json_path)
+    table, index, key = match.groups() if match else ("", None, "")
+    last_word = message.rpartition(" ")[2]
+    line = _find_line(text, table or last_word, int(index or 0), key or last_word)
+    known_keys: tuple[str, ...] = ()
+    if message.startswith("unknown key"):
+        known_keys = _TYPE_OF_TABLE.get(table, RulesDocument).__struct_fields__
+    return RuleError(
+        f"{source}:{line}: {table or 'a rules file'}: {message}",
+        hint=did_you_mean(last_word, known_keys, otherwise=_SEE_DOCS),
+    )
+
+
+class _RulesReader:
+    """Checks the tables of one rules file; an error names the line.
+
+    Args:
+        text: The TOML text.
+        source: Name of the file, for errors.
+        pack: Name of the family of rules.
+        shipped: Whether the file is part of tracekit (``parse_rules``).
+    """
+
+    def __init__(self, text: str, source: str, pack: str, *, shipped: bool) -> None:
+        self.text = text
+        self.source = source
+        self.pack = pack
+        self.shipped = shipped
+
+    def read_rule(self, index: int, table: RuleTable) -> Rule:
+        """Return the rule of the table ``[[rule]]`` at *index*."""
+        table = replace(
+            table, when=self._conditions(table.when), unless=self._conditions(table.unless)
         )
-        hint = did_you_mean(last_word, keys, otherwise=_SEE_DOCS)
-        raise RuleError(
-            f"{source}:{line}: {table or 'a rules file'}: {message}", hint=hint
-        ) from None
+        if table.when:
+            problem = _find_problem(table)
+        else:
+            problem = _Problem("rule needs a when table with at least one condition", "when")
+        self._raise_if(problem, "rule", index)
+        return Rule(**asdict(table), pack=self.pack)
 
-    def check(table: str, index: int, problem: _Problem | None) -> None:
-        if problem:
-            line = _find_line(text, table, index, problem.key, problem.inside)
-            raise RuleError(f"{source}:{line}: {problem.message}", hint=problem.hint)
-
-    def read_kind(table: str, index: int, value: str, when: Mapping[str, Condition]) -> NamedKind:
-        """Return the kind of a group, or the module, in a table."""
-        conditions = when if shipped else _with_linear_patterns(when)
-        check(table, index, _find_condition_problem("when", conditions))
+    def read_kind(
+        self, table: str, index: int, value: str, when: Mapping[str, Condition]
+    ) -> NamedKind:
+        """Return the kind of a group, or the module, of the table ``[[group]]`` or ``[[module]]`` at *index*."""
+        conditions = self._conditions(when)
+        self._raise_if(_find_condition_problem("when", conditions), table, index)
         return NamedKind(value, conditions)
 
-    def read_rule(index: int, table: RuleTable) -> Rule:
-        if not shipped:
-            table = replace(
-                table,
-                when=_with_linear_patterns(table.when),
-                unless=_with_linear_patterns(table.unless),
-            )
-        needs_when = _Problem("rule needs a when table with at least one condition", "when")
-        check("rule", index, _find_problem(table) if table.when else needs_when)
-        return Rule(**asdict(table), pack=pack)
+    def _conditions(self, conditions: Mapping[str, Condition]) -> Mapping[str, Condition]:
+        """Return conditions with the patterns that the file may use."""
+        return conditions if self.shipped else _with_linear_patterns(conditions)
 
-    rules = [read_rule(index, table) for index, table in enumerate(document.rule)]
-    groups = []
-    for index, group in enumerate(document.group):
-        groups.append(read_kind("group", index, group.kind, group.when))
-    modules = []
-    for index, module in enumerate(document.module):
-        modules.append(read_kind("module", index, module.name, module.when))
-    return RuleBook(
-        tuple(rules),
-        tuple(groups),
-        tuple(modules),
-    )
+    def _raise_if(self, problem: _Problem | None, table: str, index: int) -> None:
+        """Raise a problem, if there is one, with the line of its key in a table."""
+        if problem is not None:
+            line = _find_line(self.text, table, index, problem.key, problem.inside)
+            raise RuleError(f"{self.source}:{line}: {problem.message}", hint=problem.hint)
 
 
 def _with_linear_patterns(conditions: Mapping[str, Condition]) -> dict[str, Condition]:
