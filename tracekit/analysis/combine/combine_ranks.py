@@ -98,7 +98,8 @@ def combine(
     """
     _check_gpu_events(ranks)
     mesh, ranks_per_node = split_layout(layout)
-    ranks, peer_notices = with_peers(sorted(ranks, key=lambda rank: rank.source.rank), mesh)
+    sorted_ranks = sorted(ranks, key=lambda rank: rank.source.rank)
+    ranks, peer_notices = with_peers(sorted_ranks, mesh)
 
     # Communication matched across ranks: waits, common clock, critical path.
     communication = Communication.of(ranks, ranks_per_node=ranks_per_node)
@@ -115,25 +116,40 @@ def combine(
         spread=map_function,
     )
     comparison = against_schedule.comparison
-    memory = against_schedule.memory
 
     # The figures of every rank.
     has_pipeline = comparison is not None or _may_have_pipeline(ranks, operations)
     results = rank_results(ranks, operations, communication.critical, pipeline=has_pipeline)
+    schedule_notices = against_schedule.notices
+    if not has_pipeline and not _trains(results):
+        schedule_notices = without_pipeline_notices(schedule_notices)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
+    stragglers = explain_stragglers(communication.stragglers, ranks, operations, clocks)
+
+    # Predictions of the step with changes.
     step_summary = summarize_steps({rank.source.rank: rank.timed_steps for rank in ranks})
     graph = _what_if_graph(communication, against_schedule, step_summary.time_ns or 0)
     predict_best = best_changes and (what_if or not changes)
     changed_steps = _changed_steps(graph, changes, best=predict_best)
-    comparison_notices = against_schedule.notices
-    if not has_pipeline and not _trains(results):
-        comparison_notices = without_pipeline_notices(comparison_notices)
 
-    stragglers = explain_stragglers(communication.stragglers, ranks, operations, clocks)
-    tables = run_tables(ranks, results, communication) | stragglers.tables()
-    if memory is not None:
-        tables["memory"] = lambda: memory.table(clocks)
-    tables |= _schedule_tables(ranks, comparison, comparison_notices, critical)
+    tables = {
+        **run_tables(ranks, results, communication),
+        **stragglers.tables(),
+        **_memory_tables(against_schedule.memory, clocks),
+        **_schedule_tables(ranks, comparison, schedule_notices, critical),
+    }
+    all_notices = (
+        *without_known_peers(notices, operations),
+        *_rank_notices(ranks),
+        *uncommon_step_notices(step_summary),
+        *peer_notices,
+        *_communication_notices(ranks, communication),
+        *bound_notices(results, comparison),
+        *unlabelled_notices(results),
+        *weak_label_notices(results),
+        *schedule_notices,
+        *(() if critical is None else critical.notices),
+    )
     hidden_communication_ns = sum(result.whole.hidden_ns["communication"] for result in results)
     return Analysis(
         sources=tuple(rank.source for rank in ranks),
@@ -142,28 +158,17 @@ def combine(
         clocks=clocks,
         reload=summarize_longest_update(_update_processes(ranks, clocks)),
         rates=communication.rates,
-        memory=memory,
+        memory=against_schedule.memory,
         schedule=comparison,
         by=_by(ranks, comparison, pipeline=has_pipeline),
         critical=critical,
-        walked_path=communication.critical,
+        walked_path=communication.critical,  # what blocks the step, also if no path is shown
         graph=graph if what_if or changes else None,
-        replay_graph=graph,
+        replay_graph=graph,  # findings predict with it, also where nobody asks about changes
         changed_steps=changed_steps,
         stragglers=stragglers,
         hiding=combine_overlap_costs([rank.hiding for rank in ranks], hidden_communication_ns),
-        notices=(
-            *without_known_peers(notices, operations),
-            *_rank_notices(ranks),
-            *uncommon_step_notices(step_summary),
-            *peer_notices,
-            *_communication_notices(ranks, communication),
-            *bound_notices(results, comparison),
-            *unlabelled_notices(results),
-            *weak_label_notices(results),
-            *comparison_notices,
-            *(() if critical is None else critical.notices),
-        ),
+        notices=all_notices,
         paths=tuple(paths),
         shapes=tuple(all_shapes(rank.shapes for rank in ranks)),
         tokens_per_step=_tokens_per_step(ranks),
@@ -386,6 +391,15 @@ def _changed_steps(
 def _tokens_per_step(ranks: Sequence[RankTables]) -> float | None:
     tokens = pl.concat([rank.lateness.tokens for rank in ranks])
     return int(tokens["tokens"].sum()) / max(tokens["step"].n_unique(), 1) or None
+
+
+def _memory_tables(
+    memory: RunMemory | None, clocks: Clocks
+) -> dict[str, Callable[[], pl.DataFrame]]:
+    """Return the function of the table of memory; empty if memory was not recorded."""
+    if memory is None:
+        return {}
+    return {"memory": lambda: memory.table(clocks)}
 
 
 def _schedule_tables(
