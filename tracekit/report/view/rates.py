@@ -306,59 +306,86 @@ def by_table(analysis: Analysis) -> Table | None:
     if len(places) > MAX_PLACES:
         notes.append(f"{counted(len(places) - MAX_PLACES, 'row')} more in the JSON")
     notes.append("the rows add up to all time in which GPUs were busy")
-    return _table(by, places[:MAX_PLACES], remainders, notes)
+    return _places_table(by, places[:MAX_PLACES], remainders, notes)
 
 
-def _table(
+def _places_table(
     by: By, places: list[dict[str, Any]], remainders: list[dict[str, Any]], notes: list[str]
 ) -> Table | None:
-    """Return the table: rows of places, then of the time that belongs to none.
-
-    Its columns depend on the kind.
-    """
+    """Return the table: rows of places, then of the time that belongs to none."""
     rows = [*places, *remainders]
 
     def name(row: dict[str, Any]) -> str:
         return _place_name(row, by.kind) if by.is_place(row["name"]) else str(row["name"])
 
-    def mean(key: str, missing: float | None = None) -> Callable[[dict[str, Any]], float | None]:
-        """Return the function of a row that gives a sum of it as the mean per rank and step."""
-        return lambda row: (
-            missing if row.get(key) is None else row[key] / max(len(row["ranks"]) * by.steps, 1)
-        )
-
     columns = [
         Column(by.kind, "name", value=name),
-        Column("time", "ms", value=mean("ns")),
-        Column("of busy", "share", 2 if by.kind == "shape" else 0, value="share"),
+        Column("time", "ms", value=_mean_per_rank_and_step(by, "ns")),
+        Column("of busy", "share", expendable=2 if by.kind == "shape" else 0, value="share"),
+        *_columns_of_kind(by),
     ]
-    if by.kind == "layer":
-        # A label has a column if any row has it, also one that is not shown.
-        present = []
-        for label in COMPUTE_LABELS:
-            column = f"{label}_ns"
-            if column in by.rows.columns and by.rows[column].sum():
-                present.append(label)
-        for label in present:
-            columns.append(Column(label, "ms", 5, value=mean(f"{label}_ns", missing=0.0)))
-    if by.kind in ("module", "annotation"):
-        columns.append(Column("with inside", "ms", value=mean("inclusive_ns")))
-    if by.kind == "shape":
-        columns.append(Column("calls", "count", 3, value=mean("calls")))
-    else:
-        columns.append(Column("exposed comm", "ms", value=mean("communication_ns")))
     if any(row["tflop_s"] is not None for row in rows):
-        columns.append(Column("TFLOP/s", "rate", value="tflop_s"))
-        columns.append(Column("of peak", "share", 1, value="share_of_peak"))
-        columns += (
-            [Column("below peak", "ms", value=mean("below_peak_ns"))] if by.kind == "shape" else []
-        )
+        columns += _rate_columns(by)
     evidence = {row["evidence"] for row in rows if row["evidence"]}
     if len(evidence) > 1:
         columns.append(Column("evidence", expendable=6, value=lambda row: row["evidence"] or ""))
     elif evidence:
         notes = [f"evidence: {evidence.pop()}", *notes]
     return make_table(columns, rows, notes=notes, totals=range(len(places), len(rows)))
+
+
+def _columns_of_kind(by: By) -> list[Column]:
+    """Return the columns that depend on what the rows are, in their order."""
+    inside = Column("with inside", "ms", value=_mean_per_rank_and_step(by, "inclusive_ns"))
+    exposed = Column("exposed comm", "ms", value=_mean_per_rank_and_step(by, "communication_ns"))
+    calls = Column("calls", "count", expendable=3, value=_mean_per_rank_and_step(by, "calls"))
+    columns_of_kind = {
+        "layer": [*_label_columns(by), exposed],
+        "module": [inside, exposed],
+        "annotation": [inside, exposed],
+        "shape": [calls],
+    }
+    return columns_of_kind[by.kind]
+
+
+def _label_columns(by: By) -> list[Column]:
+    """Return a column for each label of compute that any row has, also one that is not shown."""
+    columns = []
+    for label in COMPUTE_LABELS:
+        key = f"{label}_ns"
+        if key in by.rows.columns and by.rows[key].sum():
+            mean_ns = _mean_per_rank_and_step(by, key, missing=0.0)
+            columns.append(Column(label, "ms", expendable=5, value=mean_ns))
+    return columns
+
+
+def _rate_columns(by: By) -> list[Column]:
+    """Return the columns about the speed of products."""
+    columns = [
+        Column("TFLOP/s", "rate", value="tflop_s"),
+        Column("of peak", "share", expendable=1, value="share_of_peak"),
+    ]
+    if by.kind == "shape":
+        mean_ns = _mean_per_rank_and_step(by, "below_peak_ns")
+        columns.append(Column("below peak", "ms", value=mean_ns))
+    return columns
+
+
+def _mean_per_rank_and_step(
+    by: By, key: str, *, missing: float | None = None
+) -> Callable[[dict[str, Any]], float | None]:
+    """Return the function that gives a row's sum *key* as its mean over steps and the ranks that have the row.
+
+    It gives *missing* for a row without that sum.
+    """
+
+    def mean(row: dict[str, Any]) -> float | None:
+        total: float | None = row.get(key)
+        if total is None:
+            return missing
+        return total / max(len(row["ranks"]) * by.steps, 1)
+
+    return mean
 
 
 def _place_name(row: dict[str, Any], kind: str) -> str:
