@@ -475,14 +475,17 @@ class _TraceExport:
 
 def _launch_arrows(events: pl.DataFrame) -> pl.DataFrame:
     """Return an arrow from each launching call to what it launched, of a graph to its first event."""
-    correlated = events.filter(pl.col("correlation") > 0).sort("id")
-    first_of_kinds = []
-    for kinds in (["runtime", "driver"], GPU_KINDS):
-        of_kinds = correlated.filter(pl.col("kind").is_in(kinds))
-        first_of_kinds.append(of_kinds.unique("correlation", keep="first", maintain_order=True))
-    calls, works = first_of_kinds
-    starts = calls.select("correlation", from_ns="start_ns", from_pid="to_pid", from_tid="to_tid")
-    arrows = works.select("correlation", "start_ns", "to_pid", "to_tid").join(
-        starts, on="correlation"
-    )
-    return arrows.sort("start_ns", "correlation")
+    calls = _first_by_correlation(events, ("runtime", "driver"))
+    gpu_events = _first_by_correlation(events, GPU_KINDS)
+    # ``to_pid`` and ``to_tid`` are the track on which an event is drawn: an arrow begins on that of
+    # the call and ends on that of the GPU event.
+    begins = calls.select("correlation", from_ns="start_ns", from_pid="to_pid", from_tid="to_tid")
+    ends = gpu_events.select("correlation", "start_ns", "to_pid", "to_tid")
+    return ends.join(begins, on="correlation").sort("start_ns", "correlation")
+
+
+def _first_by_correlation(events: pl.DataFrame, kinds: Collection[str]) -> pl.DataFrame:
+    """Return the first event of some *kinds* with each correlation."""
+    is_correlated = pl.col("correlation") > 0
+    of_kinds = events.filter(is_correlated & pl.col("kind").is_in(kinds)).sort("id")
+    return of_kinds.unique("correlation", keep="first", maintain_order=True)
