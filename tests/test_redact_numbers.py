@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import tracekit
-from tests.fuzz.redact import _report
+from tests.fuzz.others import small_report
 from tests.parsers.nsight_files import Report
 from tests.test_redact import content, event, run
 from tracekit.redaction.names import NameRedactor
@@ -59,7 +59,7 @@ def plant_in_every_column(path, value_of_column):
 )
 def test_a_number_that_no_column_can_hold_is_left_in_none(tmp_path, value_of_column):
     source = tmp_path / "rank0.sqlite"
-    source.write_bytes(_report())
+    source.write_bytes(small_report())
     planted = plant_in_every_column(source, value_of_column)
     assert len(planted) > 200
     run(source, tmp_path / "out.sqlite")
@@ -192,7 +192,7 @@ def test_a_group_named_by_a_given_number_is_replaced(tmp_path):
 
 def test_a_number_given_as_a_word_goes_from_every_column_of_a_report(tmp_path):
     source = tmp_path / "rank0.sqlite"
-    source.write_bytes(_report())
+    source.write_bytes(small_report())
     plant_in_every_column(source, lambda _: NUMBER)
     with closing(sqlite3.connect(source)) as report, report:
         text = f"aten::mm, seq = {NUMBER}, op_id = 4, sizes = [[{NUMBER}, 2]]"
