@@ -315,7 +315,7 @@ def _describe_exposed(
     return sentences
 
 
-class _PartChange(NamedTuple):
+class _RankPartChange(NamedTuple):
     """Change of one part of a rank's budget."""
 
     rank: int
@@ -325,7 +325,7 @@ class _PartChange(NamedTuple):
 
 def _largest_exposed_change(
     changes: Mapping[int, Parts], direction_ms: float | None
-) -> _PartChange | None:
+) -> _RankPartChange | None:
     """Return the largest change of exposed or idle time; with a direction, of those that have its sign."""
     candidates = []
     for rank, parts in changes.items():
@@ -333,7 +333,7 @@ def _largest_exposed_change(
             is_exposed_or_idle = _is_budget_part(part) and part != "compute"
             explains_step = direction_ms is None or change_ms * direction_ms > 0
             if is_exposed_or_idle and explains_step:
-                candidates.append(_PartChange(rank, part, change_ms))
+                candidates.append(_RankPartChange(rank, part, change_ms))
     return max(
         candidates,
         key=lambda change: (abs(change.change_ms), change.rank, change.part),
