@@ -71,10 +71,26 @@ def read(path, rank=0):
     ]
     for row in rows:
         row["group"] = None if row["group"] is None else str(row["group"])
+    _link_calls(rows)
     frame = conform(
         pl.DataFrame(rows, infer_schema_length=None).with_columns(rank=pl.lit(rank)), EVENTS
     )
     return _steps(frame)
+
+
+def _link_calls(rows):
+    """Without any correlation, external ids link kernels and calls if every kernel has that of just one call."""
+    if any(row["correlation"] is not None for row in rows):
+        return
+    calls = [row for row in rows if row["kind"] in ("runtime", "driver")]
+    kernels = [row for row in rows if "stream" in row]
+    call_ids = [row["external_id"] for row in calls if row["external_id"] is not None]
+    kernel_ids = [row["external_id"] for row in kernels if row["external_id"] is not None]
+    each_has_one = len(set(call_ids)) == len(call_ids) and set(kernel_ids) <= set(call_ids)
+    if kernel_ids and each_has_one:
+        for row in calls + kernels:
+            row["correlation"] = row["external_id"]
+            row["external_id"] = None
 
 
 def read_memory(path, rank=0):

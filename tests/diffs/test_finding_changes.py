@@ -88,6 +88,11 @@ def test_small_changes_of_a_cost_are_not_named(before_ms, after_ms, kind):
     assert kinds(before, after) == ([("data_loading", kind)] if kind else [])
 
 
+def test_what_is_too_small_in_both_steps_is_not_named_though_the_step_grew():
+    assert kinds(side(100.0), side(200.0, finding(cost_ms=1.5))) == []
+    assert kinds(side(100.0), side(200.0, finding(cost_ms=2.5))) == [("data_loading", "new")]
+
+
 def test_findings_are_matched_by_label_ranks_and_part_of_the_gap():
     def findings(*, moved):
         label = {"evidence": {"label": "pp_comm" if moved else "dp_comm"}}

@@ -87,6 +87,18 @@ def test_unknown_idle_is_left_out(make):
     assert not {"idle_ms", "idle_fraction", "bubble_fraction", "wait_ms"} & samples.keys()
 
 
+def test_a_step_of_unknown_idle_time_is_left_out_and_one_without_a_label_took_none(make):
+    data = make([10.0, 20.0])
+    for rank in data["ranks"]:
+        step = copy.deepcopy(rank["per_step"][0])
+        step["time_budget_ns"] |= {"idle": None, "exposed": {}}
+        rank["per_step"] = [step, rank["per_step"][1]]
+    samples = from_analysis(data, name="x").samples
+    assert len(samples["step_ms"]) == 2
+    assert len(samples["idle_ms"]) == 1
+    assert samples["exposed_ms.pp_comm"][0] == 0.0 < samples["exposed_ms.pp_comm"][1]
+
+
 def test_the_gap_of_a_schedule(make):
     samples = from_analysis(make(), name="x").samples
     assert samples["makespan_ms"] == (90.0,)

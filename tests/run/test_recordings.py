@@ -11,7 +11,7 @@ import pytest
 
 from tests.recorders import ddp_dumps, log_line, write_dumps, write_log
 from tracekit import ingest
-from tracekit.errors import InputError
+from tracekit.errors import InputError, OutputError
 from tracekit.run.analyze import analyze
 from tracekit.run.late import late
 from tracekit.run.query import query
@@ -122,6 +122,25 @@ def test_ingesting_again_replaces_the_dumps(dumps, tmp_path):
     for resume in (False, True):
         ingest(dumps, store, resume=resume)
         assert read_stored_recordings(store).collectives["rank"].n_unique() == 3
+
+
+def test_dumps_replace_the_store_of_another_run_only_with_overwrite(dumps, tmp_path):
+    store = ingest(PROFILED, tmp_path / "store").path
+    with pytest.raises(OutputError, match="holds the store of another run"):
+        ingest(dumps, store)
+    assert open_store(store).ranks
+    assert ingest(dumps, store, overwrite=True).ranks == ()
+
+
+def test_dumps_that_are_added_to_a_store_leave_the_rest_of_it_as_it_was(dumps, tmp_path):
+    before = ingest(PROFILED, tmp_path / "store")
+    ingest(dumps, before.path, resume=True)
+    after = open_store(before.path)
+    assert (after.ranks, after.labelled_by, after.complete) == (
+        before.ranks,
+        before.labelled_by,
+        True,
+    )
 
 
 def test_a_store_of_a_store_keeps_the_dumps(dumps, tmp_path):

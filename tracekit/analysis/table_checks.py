@@ -43,13 +43,17 @@ TIME_COLUMNS = frozenset(
 )
 """Columns that hold times of a clock; other columns in nanoseconds hold durations."""
 COUNT_COLUMNS = frozenset(
-    ("bytes", "received", "count", "calls", "flop", "events", "kernels", "tokens")
+    (
+        *("bytes", "received", "count", "calls", "flop", "events", "kernels", "tokens"),
+        *("alone", "beside"),  # cells without and with a message beside them
+    )
 )
 """Columns without a unit in their name that are added up."""
 REQUIRED_COLUMNS = frozenset(
     (
         *("rank", "part", "start_ns", "end_ns", "at_ns", "ns", "span_ns", "busy_ns", "compute_ns"),
         *("before", "cause", "code", "first", "last", "instead", "kind", "send", "detail"),
+        *("interval_start_ns", "interval_end_ns"),
     )
 )
 """Columns that every row has, in the tables that have them."""
@@ -88,6 +92,8 @@ def check_rank_tables(tables: RankTables, fields: Mapping[str, Any]) -> None:
     """
     _check_numbers(fields)
     parts = tables.steps.height
+    if len(tables.timed_steps) != parts:
+        raise ValueError(f"there are {len(tables.timed_steps)} timed steps of {parts}")
     expected = _expected_columns()
     for name, table in _named_tables(tables, ""):
         # The tables of single steps have the columns of those of the whole window.

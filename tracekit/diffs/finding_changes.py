@@ -205,6 +205,7 @@ def _kind_of_change(
         is_present = new_ns >= MIN_FINDING_SHARE_TO_COMPARE * step.after_ns
     cases: list[tuple[bool, Kind | None]] = [  # the first that holds decides
         (not is_large, None),
+        (not was_present and not is_present, None),  # too small a share of both steps
         (is_present and not was_present, "new"),
         (was_present and not is_present, "gone"),
         (change > 0, "worse"),

@@ -311,9 +311,9 @@ def per_step_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
     rows = [_step_values(records) for records in whole_steps or every_step]
     samples: Samples = {}
     for name in dict.fromkeys(chain.from_iterable(rows)):
-        # A label missing in a step took no time in it. A share of no time is undefined, and its
-        # step is left out.
-        if "_ms" in name:
+        # A label missing in a step took no time in it. What is not known of a step, such as a wait
+        # or a share of no time, is left out.
+        if name.startswith(("exposed_ms.", "label_ms.")):
             samples[name] = tuple(row.get(name, 0.0) for row in rows)
         else:
             samples[name] = tuple(row[name] for row in rows if name in row)
@@ -356,9 +356,9 @@ def _step_values(records: Sequence[documents.StepFigures]) -> dict[str, float]:
 
 
 def _sums_over_ranks(records: Sequence[documents.StepFigures]) -> dict[str, float]:
-    """Return the times of one step in nanoseconds, summed over ranks, by metric.
+    """Return the times of one step in nanoseconds, summed over ranks, under the names of their metrics in milliseconds.
 
-    What is not known on a rank is left out: waits without the peers' traces, say.
+    A time that is not known on a rank, such as waits without the peers' traces, is left out.
     """
     budgets = [record.time_budget_ns for record in records]
     sums_ns: dict[str, float] = {"compute_ms": sum(budget.compute for budget in budgets)}

@@ -227,17 +227,17 @@ def _make_case(
     # The floor is a share of a level: of the baseline's, or of the candidate's where a requirement
     # bounds that.
     if _bounds_level(requirement):
-        floor = thresholds.noise_floor(metric, level_after or 0.0, candidate, rules.floors)
+        level_floor = thresholds.noise_floor(metric, level_after or 0.0, candidate, rules.floors)
     else:
         reference = level_after if level_before is None else level_before
-        floor = thresholds.noise_floor(metric, reference or 0.0, baseline, rules.floors)
+        level_floor = thresholds.noise_floor(metric, reference or 0.0, baseline, rules.floors)
+    pooled_noise = _pooled_noise(metric, noise, level_floor)
+    floor = level_floor
+    if pooled_noise is not None and before and after:
+        floor = max(level_floor, pooled_noise.floor((len(before), len(after))))
+    # Calibrated noise says how runs differ, and a bound of a level compares no two runs.
     uncertainty = 0.0
-    if noise is not None:
-        if metric.nature == "work":
-            noise = noise.with_prior(thresholds.prior_deviation(floor))
-        if before and after:
-            floor = max(floor, noise.floor((len(before), len(after))))
-    elif not _bounds_level(requirement):
+    if noise is None and not _bounds_level(requirement):
         uncertainty = thresholds.single_run_uncertainty(metric, (baseline, candidate))
     check = _unjudged_check(
         metric,
@@ -257,9 +257,22 @@ def _make_case(
         before=_turn(before, sign),
         after=_turn(after, sign),
         floor=floor,
-        noise=noise,
+        noise=pooled_noise,
         uncertainty=uncertainty,
     )
+
+
+def _pooled_noise(
+    metric: Metric, noise: thresholds.Noise | None, level_floor: float
+) -> thresholds.Noise | None:
+    """Return the calibrated noise; that of work is pooled with what the floor of the level stands for.
+
+    Few runs of the same work may differ by next to nothing, and waits by anything: only work has a
+    usual deviation to fall back on.
+    """
+    if noise is None or metric.nature != "work":
+        return noise
+    return noise.with_prior(thresholds.prior_deviation(level_floor))
 
 
 def _unjudged_check(

@@ -78,23 +78,16 @@ def _messages(context: Context, gap_ns: Mapping[str, int]) -> Finding:
     be faster as well, or the messages themselves, for which there is too little compute.
     """
     part_ns = gap_ns["p2p"]
+    host_ns = max(gap_ns.get("host", 0), 0)
+    hidden = context.predict(HIDDEN_MESSAGES)
+    remedy = Remedy()
+    if hidden is not None:
+        remedy = _remedy_of_messages(context, hidden, part_ns=part_ns, host_ns=host_ns)
     cost_ns = part_ns
     evidence = _evidence(context, gap_ns, part_ns)
-    remedy = Remedy(case="p2p")
-    hidden = context.predict(HIDDEN_MESSAGES)
-    if hidden is not None:
-        saves_ns = _at_most(hidden, part_ns)
-        remedy = Remedy(HIDDEN_MESSAGES, saves_ns, (0, saves_ns), case="p2p")
-        longest = _longest_on_path(hidden)
-        if longest == "host":
-            host_ns = max(gap_ns.get("host", 0), 0)
-            both = _with_earlier_host(context, hidden, part_ns + host_ns)
-            if both is not None:
-                remedy = both
-                cost_ns = part_ns + host_ns
-                evidence["messages_alone_ns"] = saves_ns
-        elif longest == "pp_comm":
-            remedy = _faster_messages(context, part_ns, saves_ns) or remedy
+    if hidden is not None and remedy.case == "p2p_and_host":
+        cost_ns = part_ns + host_ns
+        evidence["messages_alone_ns"] = _at_most(hidden, part_ns)
     return Finding(
         code="schedule_gap",
         case=remedy.case or "p2p",
@@ -107,6 +100,20 @@ def _messages(context: Context, gap_ns: Mapping[str, int]) -> Finding:
         saves_range_ns=remedy.saves_range_ns,
         certain=remedy.certain,
     )
+
+
+def _remedy_of_messages(
+    context: Context, hidden: ChangedStep, *, part_ns: int, host_ns: int
+) -> Remedy:
+    """Return what to do about messages: the change that shortens what takes longest once they are hidden."""
+    saves_ns = _at_most(hidden, part_ns)
+    longest = _longest_on_path(hidden)
+    other_remedy = None
+    if longest == "host":
+        other_remedy = _with_earlier_host(context, hidden, part_ns + host_ns)
+    elif longest == "pp_comm":
+        other_remedy = _faster_messages(context, part_ns, saves_ns)
+    return other_remedy or Remedy(HIDDEN_MESSAGES, saves_ns, (0, saves_ns), case="p2p")
 
 
 def _with_earlier_host(context: Context, hidden: ChangedStep, most_ns: int) -> Remedy | None:

@@ -36,6 +36,7 @@ from tracekit.run.recordings import find_recordings, has_recordings_alone
 from tracekit.store.files import (
     ROLE_PREFIX,
     Store,
+    is_store,
     labelled_by,
     open_store,
     rank_folder,
@@ -177,6 +178,8 @@ def ingest(
     # Dumps and logs are of no role: where roles are named, they are not looked for.
     paths_with_recordings = None if isinstance(paths, Mapping | OneRole) else paths
     if paths_with_recordings is not None and has_recordings_alone(paths_with_recordings):
+        if not (resume or overwrite):
+            check_same_run(target, ())
         return _ingest_recordings(paths_with_recordings, target, ranks=ranks, resume=resume)
     refs, source_notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     refs = tuple(_with_absolute_path(ref) for ref in refs)
@@ -343,12 +346,18 @@ def _ingest_recordings(
     """
     recordings = find_recordings(paths)
     assert recordings is not None, "the caller has found some"
+    resumed = open_store(target) if resume and is_store(target) else None
     with store_folder(target, resume=resume) as folder:
         write_recordings(folder, _selected_recordings(recordings, ranks))
-        with StoreWriter(folder) as writer:
-            if resume:
+        if resumed is None:
+            writer = StoreWriter(folder)
+        else:
+            writer = StoreWriter(folder, resumed.labelled_by, list(resumed.notices))
+        with writer:
+            if resumed is not None:
                 writer.keep_stored_ranks()
-            writer.complete = True
+            # Ranks whose writing was interrupted are still to be read.
+            writer.complete = resumed is None or resumed.complete
     return replace_fields(open_store(target), notices=recordings.notices)
 
 

@@ -674,7 +674,7 @@ def _explanation(
         why.append(WaitCause(cause, ns, evidence[cause]))  # type: ignore[arg-type]
     why.sort(key=lambda part: -part.ns)
     unexplained_ns = caused_ns - sum(named_causes.values())
-    if unexplained_ns:
+    if unexplained_ns > 0:  # each cause is rounded, so that they may sum to a nanosecond more
         why.append(
             _unknown(unexplained_ns, _reason_without_cause(row["label"], has_shapes=has_shapes))
         )
