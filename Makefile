@@ -42,8 +42,8 @@ types: $(VENV)/.installed-dev
 
 lint: style types
 
-# A file's tests run in one worker: what they share is made once.
-PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# A file's tests run in one worker: what they share is made once. Workers share the cores, so that one thread each is enough.
+PYTEST := POLARS_MAX_THREADS=1 $(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Types are checked beside the tests: mypy and they take minutes, what comes first seconds.
 test: style
