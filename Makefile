@@ -1,7 +1,7 @@
 # On a machine with only Python >= 3.11:
 #   make demo    install, analyse a sample, show the result
-#   make test    install what tests need, check style, types and imports, run every test
-#   make coverage  every test with line and branch coverage of the package; fails below fail_under in pyproject.toml
+#   make test    install what tests need, check style, types and imports, run the tests (more cases: make nightly)
+#   make coverage  the tests with line and branch coverage of the package; fails below fail_under in pyproject.toml
 #   make nightly the cases that `make test` leaves out because they take too long
 #   make quick   style and the fast tests, while you write
 #   make release   build the source archive and wheels, try them on every Python that is here, say what is left to do

@@ -148,8 +148,8 @@ def try_on(python_version: str, interpreter: str, tools: Path, source_archive: P
     name = f"Python {python_version}"
     python = make_environment(interpreter, WORK / python_version)
     pip = [tools, "-m", "pip", "--python", python]
-    run(f"{name}: build the wheel",
-        [*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", DIST, source_archive])  # fmt: skip
+    build_wheel = [*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", DIST, source_archive]
+    run(f"{name}: build the wheel", build_wheel)
     wheel = wheel_of(python)
     run(f"{name}: install the wheel", [*pip, "install", "--quiet", wheel])
     with tempfile.TemporaryDirectory() as empty_folder:

@@ -99,7 +99,7 @@ def test_findings_are_matched_by_label_ranks_and_part_of_the_gap():
         return (
             finding("exposed_comm", **label),
             finding("slow_rank", ranks=[1 if moved else 0]),
-            finding("schedule_gap", case="p2p" if moved else "host"),
+            finding("schedule_gap", evidence={"gap_part": "p2p" if moved else "host"}),
             finding("host_sync", case="other" if moved else "one"),
         )
 
@@ -110,6 +110,13 @@ def test_findings_are_matched_by_label_ranks_and_part_of_the_gap():
         for kind in ("gone", "new")
     ]
     assert kinds(before, before) == []
+
+
+def test_a_part_of_the_gap_is_the_same_whatever_is_advised_about_it():
+    part = {"gap_part": "p2p"}
+    before = side(100.0, finding("schedule_gap", 10, case="p2p", evidence=part))
+    after = side(110.0, finding("schedule_gap", 20, case="p2p_and_host", evidence=part))
+    assert kinds(before, after) == [("schedule_gap", "worse")]
 
 
 def test_costs_are_means_over_the_runs_of_a_side():

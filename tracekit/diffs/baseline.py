@@ -89,8 +89,10 @@ def _role_data(side: Side) -> dict[str, Any]:
 
 def _kept_finding(finding: FindingEntry) -> dict[str, Any]:
     """Return what a later run needs of a finding: its cost, its predicted saving, and what it is about."""
-    label = finding.evidence.get("label")
-    evidence = {} if label is None else {"label": label}
+    evidence = {}
+    for name in ("label", "gap_part"):
+        if name in finding.evidence:
+            evidence[name] = finding.evidence[name]
     kept = msgspec.structs.replace(finding, where=[], evidence=evidence, advice="")
     return to_plain(kept)
 

@@ -1,7 +1,7 @@
 """Changes of findings between two runs, and predicted savings against the measured change of the step.
 
-Findings of both sides are matched by what they are about: code, label, ranks, and for parts of a
-schedule's gap the case. Costs are means over the runs of a side.
+Findings of both sides are matched by what they are about: code, label or part of a schedule's gap,
+and ranks; what is advised about it may change. Costs are means over the runs of a side.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from tracekit._util.values import first_that_holds
 from tracekit.diffs.comparability import compare_work, find_obstacles, is_equal_work
 from tracekit.diffs.load_runs import Side
 from tracekit.diffs.run_samples import Run, centre_of_runs
@@ -37,7 +38,7 @@ Kind = Literal["new", "worse", "gone", "better"]
 Outcome = Literal["as_predicted", "less", "more", "undecided", "not_comparable"]
 _CHANGES_IN_ORDER: tuple[Kind, ...] = ("new", "worse", "gone", "better")
 Identity = tuple[str, str, tuple[int, ...]]
-"""What a finding is about: code, label or case, ranks."""
+"""What a finding is about: code, label or part of the gap, ranks."""
 
 
 class _FindingTotal(msgspec.Struct):
@@ -100,9 +101,8 @@ def _order(change: FindingChange) -> tuple[int, float, int]:
 
 
 def _identity(finding: FindingEntry) -> Identity:
-    about = finding.evidence.get("label") or ""
-    if finding.code == "schedule_gap":
-        about = finding.case
+    evidence = finding.evidence
+    about = evidence.get("label") or evidence.get("gap_part") or ""
     ranks = () if finding.code in CODES_OF_SINGLE_STEPS else tuple(finding.ranks)
     return finding.code, str(about), ranks
 
@@ -211,7 +211,7 @@ def _kind_of_change(
         (change > 0, "worse"),
         (True, "better"),
     ]
-    return next(kind for holds, kind in cases if holds)
+    return first_that_holds(cases)
 
 
 def _predicted_saving(

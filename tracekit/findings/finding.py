@@ -81,7 +81,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
             share=self.share,
             ranks=list(self.ranks),
             steps=list(self.steps),
-            where=[FindingPlace(*msgspec.structs.astuple(place)) for place in self.where],
+            where=[FindingPlace(*msgspec.structs.astuple(example)) for example in self.where],
             evidence=self.evidence,
             text=self.text,
             advice=self.advice,

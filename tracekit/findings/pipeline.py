@@ -44,6 +44,7 @@ def schedule_findings(context: Context) -> Iterator[Finding]:
             cost_ns=bubble_ns,
             share=context.share(bubble_ns),
             evidence={
+                "gap_part": "own_bubble",
                 "bubble_share": round(head.ideal_bubble, 4),
                 "schedule": schedule.compared_with,
             },
@@ -63,7 +64,7 @@ def _gap_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> Findin
         case="host_under_graphs" if is_host_under_graphs else cause,
         cost_ns=part_ns,
         share=context.share(part_ns),
-        evidence=_evidence(context, gap_ns, part_ns),
+        evidence=_evidence(context, gap_ns, cause),
         change=None if predicted is None else change,
         saves_ns=saves_ns,
         saves_range_ns=None if saves_ns is None else (0, saves_ns),
@@ -84,7 +85,7 @@ def _messages(context: Context, gap_ns: Mapping[str, int]) -> Finding:
     if hidden is not None:
         remedy = _remedy_of_messages(context, hidden, part_ns=part_ns, host_ns=host_ns)
     cost_ns = part_ns
-    evidence = _evidence(context, gap_ns, part_ns)
+    evidence = _evidence(context, gap_ns, "p2p")
     if hidden is not None and remedy.case == "p2p_and_host":
         cost_ns = part_ns + host_ns
         evidence["messages_alone_ns"] = _at_most(hidden, part_ns)
@@ -152,13 +153,13 @@ def _at_most(predicted: ChangedStep, most_ns: int) -> int:
     return min(max(predicted.saves_ns or 0, 0), most_ns)
 
 
-def _evidence(
-    context: Context, gap_ns: Mapping[str, int], part_ns: int
-) -> dict[str, EvidenceValue]:
+def _evidence(context: Context, gap_ns: Mapping[str, int], cause: str) -> dict[str, EvidenceValue]:
+    """Return what a finding about a part of the gap rests on."""
     schedule = context.analysis.schedule
     return {
         "gap_ns": sum(gap_ns.values()),
-        "part_ns": part_ns,
+        "gap_part": cause,
+        "part_ns": gap_ns[cause],
         "schedule": None if schedule is None else schedule.compared_with,
         "framework": context.framework,
     }

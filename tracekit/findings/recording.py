@@ -37,9 +37,9 @@ def recording_findings(context: Context) -> Iterator[Finding]:
     if not unknown:
         return
     count, missing = absent_ranks(analysis.sources, most=MAX_MISSING_NAMED)
-    given = sorted({source.rank for source in analysis.sources})
+    recorded_ranks = sorted({source.rank for source in analysis.sources})
     with_gpu_work = {result.rank for result in analysis.rank_results if result.whole.budget.span_ns}
-    without_gpu_work = [rank for rank in given if rank not in with_gpu_work]
+    without_gpu_work = [rank for rank in recorded_ranks if rank not in with_gpu_work]
     unnamed_peers = any(is_about_unnamed_peers(notice) for notice in analysis.notices)
     groups = analysis.tables["operations"]["group"]
     unnamed_groups = all(
@@ -50,7 +50,7 @@ def recording_findings(context: Context) -> Iterator[Finding]:
     cases = [  # the first that holds decides: the case, and the ranks that it is about
         (count > 0, ("ranks", missing)),
         (bool(without_gpu_work), ("gpu_work", without_gpu_work)),
-        (len(given) == 1, ("one_rank", given)),
+        (len(recorded_ranks) == 1, ("one_rank", recorded_ranks)),
         (unnamed_peers, ("peers", no_ranks)),
         (unnamed_groups, ("groups", no_ranks)),
         (True, ("sides", no_ranks)),
@@ -67,7 +67,7 @@ def recording_findings(context: Context) -> Iterator[Finding]:
             "labels": ", ".join(unknown),
             "exposed_ns": cost_ns,
             "missing_ranks": count,
-            "given_ranks": len(given),
+            "given_ranks": len(recorded_ranks),
             "world_size": analysis.world_size,
         },
         certain="possible",

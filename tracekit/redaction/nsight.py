@@ -136,11 +136,11 @@ def _number_machines(copy: sqlite3.Connection, tables: Iterable[str]) -> dict[in
         present = _columns(copy, "old", table)
         for column in NUMBER_COLUMNS[table].get("process", ()):
             if column in present:
-                found = copy.execute(
+                distinct = copy.execute(
                     f'SELECT DISTINCT "{column}" >> {MACHINE_SHIFT} FROM old.{table}'
                     f" WHERE typeof(\"{column}\") = 'integer'"
                 )
-                machines |= {machine for (machine,) in found}
+                machines |= {machine for (machine,) in distinct}
     return {machine: number for number, machine in enumerate(sorted(machines), start=1)}
 
 

@@ -259,7 +259,7 @@ LIMIT_WORDS = {"peak": "peak rate", "bandwidth": "memory bandwidth"}
 
 
 def _source(finding: Finding) -> str:
-    return next((place.source for place in finding.where if place.source), "unknown")
+    return next((example.source for example in finding.where if example.source), "unknown")
 
 
 def _peak_place(finding: Finding) -> str:
@@ -306,7 +306,7 @@ def _until_full(finding: Finding) -> str:
 
 def _late_steps(finding: Finding) -> str:
     """Return in which steps ranks are late over a whole run, and which of them the traces show."""
-    recorded = sorted({place.step for place in finding.where if place.step is not None})
+    recorded = sorted({example.step for example in finding.where if example.step is not None})
     shown = (
         f" (steps {listing(map(str, recorded), most=MAX_FINDING_STEPS_NAMED)} are in the trace)"
         if recorded

@@ -99,13 +99,13 @@ def check_same_run(target: Path, refs: Sequence[SourceRef]) -> None:
         stored = {entry.source.path for entry in open_store(target).entries}
     except InputError:
         return
-    given: set[str] = set()
+    source_paths: set[str] = set()
     for ref in refs:
         if ref.reader == "store":
-            given.update(entry.source.path for entry in open_store(ref.path).entries)
+            source_paths.update(entry.source.path for entry in open_store(ref.path).entries)
         else:
-            given.add(ref.path)
-    if stored and not stored & given:
+            source_paths.add(ref.path)
+    if stored and not stored & source_paths:
         problem = f"{target}: holds the store of another run{file_listing(stored, most=1)}"
         raise OutputError(
             problem, hint="choose another folder, or --overwrite (overwrite=True) to replace it"

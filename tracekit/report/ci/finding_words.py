@@ -85,7 +85,7 @@ def _comparable_rows(result: Row) -> Sequence[Row]:
 def _line(row: Row) -> FindingLine:
     predicted = ""
     if row["predicted_saving_ns"] is not None:
-        predicted = f"predicted {_saving([row['predicted_saving_ns']], row['predicted_range_ns'])}"
+        predicted = f"predicted {_saving(row['predicted_saving_ns'], row['predicted_range_ns'])}"
     return FindingLine(
         kind=row["kind"],
         cost=_cost(row),
@@ -127,22 +127,21 @@ def _share(share: float | None) -> str:
     return "" if share is None or share > 1 else f" ({percent(share, digits=0)} of the step)"
 
 
-def _saving(savings_ns: Sequence[int], range_ns: Sequence[int] | None) -> str:
+def _saving(saving_ns: int, range_ns: Sequence[int] | None) -> str:
     """Return a predicted saving as a change of the step, with its range where that says more.
 
-    >>> _saving([8_900_000], [7_300_000, 10_500_000]), _saving([400_000], [0, 400_000])
+    >>> _saving(8_900_000, [7_300_000, 10_500_000]), _saving(400_000, [0, 400_000])
     ('−8.90 ms (−7.30 to −10.5 ms)', 'up to −0.40 ms')
-    >>> _saving([48_700_000], [48_400_000, 49_000_000])
+    >>> _saving(48_700_000, [48_400_000, 49_000_000])
     '−48.7 ms'
     """
-    total_ns = sum(savings_ns)
-    text = short_ms(-total_ns)
+    text = short_ms(-saving_ns)
     if range_ns is None:
         return text
     least_ns, largest_ns = range_ns
     if least_ns == 0:
         return f"up to {short_ms(-largest_ns)}"
-    if largest_ns - least_ns < MIN_RANGE_SHARE_TO_SHOW * total_ns:
+    if largest_ns - least_ns < MIN_RANGE_SHARE_TO_SHOW * saving_ns:
         return text
     return f"{text} ({_range(least_ns, largest_ns)})"
 
@@ -182,7 +181,7 @@ def _prediction(savings: Row) -> str:
     unit = "per mean step" if savings["step"] == "mean" else "per step"
     least_ns, largest_ns = savings["predicted_range_ns"]
     if len(savings["codes"]) == 1:
-        predicted = _saving([savings["predicted_saving_ns"]], savings["predicted_range_ns"])
+        predicted = _saving(savings["predicted_saving_ns"], savings["predicted_range_ns"])
     elif least_ns == 0:
         predicted = f"up to {short_ms(-largest_ns)}"
     elif largest_ns - least_ns < MIN_RANGE_SHARE_TO_SHOW * largest_ns:

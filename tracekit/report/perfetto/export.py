@@ -400,14 +400,20 @@ class _TraceExport:
         """
         rows = []
         for finding in shown_findings(self.analysis.findings):
-            for place in finding.where:
-                if place.rank not in self.ranks:
+            for example in finding.where:
+                if example.rank not in self.ranks:
                     continue
                 start_ns, end_ns = self.clocks.to_common(
-                    place.rank, np.array([place.start_ns, place.end_ns])
+                    example.rank, np.array([example.start_ns, example.end_ns])
                 ).tolist()
-                details = (finding.advice, finding.saves_ns, place.step, place.name, place.source)
-                rows.append((f"rank {place.rank}", finding.text, start_ns, end_ns, *details))
+                details = (
+                    finding.advice,
+                    finding.saves_ns,
+                    example.step,
+                    example.name,
+                    example.source,
+                )
+                rows.append((f"rank {example.rank}", finding.text, start_ns, end_ns, *details))
         if not rows:
             return
         table = pl.DataFrame(rows, schema=FINDING_EVENTS, orient="row").with_columns(

@@ -42,13 +42,13 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         lines.append(f"     {name:<24} {_evidence_value(name, value)}")
     if finding.where:
         lines.append("   where (time in the trace, µs):")
-    for place in finding.where:
-        step = "" if place.step is None else f" step {place.step}"
-        source = f"  {terminal(place.source)}" if place.source else ""
-        length = ms(place.end_ns - place.start_ns)
-        name = terminal(place.name or "")
+    for example in finding.where:
+        step = "" if example.step is None else f" step {example.step}"
+        source = f"  {terminal(example.source)}" if example.source else ""
+        length = ms(example.end_ns - example.start_ns)
+        name = terminal(example.name or "")
         lines.append(
-            f"     rank {place.rank}{step}  {place.start_ns / 1e3:,.0f}  {length:>10}  {name}{source}"
+            f"     rank {example.rank}{step}  {example.start_ns / 1e3:,.0f}  {length:>10}  {name}{source}"
         )
     return "\n".join(lines)
 
