@@ -16,7 +16,7 @@ import msgspec
 from typer.testing import CliRunner
 
 from tracekit.cli import make_app
-from tracekit.findings import Finding
+from tracekit.documents.findings import Finding
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS = {"README.md": 90, "docs/gallery.md": 90, "docs/late.md": 100, "docs/gate.md": 120}

@@ -25,8 +25,8 @@ from tracekit.cli._mcp_server import (
     _Room,
     make_server,
 )
+from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, OptionError
-from tracekit.findings import Finding
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 

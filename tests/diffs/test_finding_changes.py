@@ -11,7 +11,7 @@ from tests.kept import analysis_of
 from tracekit.diffs import Run, Side, diff
 from tracekit.diffs.baseline import write_baseline
 from tracekit.diffs.finding_changes import check_savings, compare_findings
-from tracekit.documents.analysis import FindingEntry
+from tracekit.documents.findings import Finding
 from tracekit.report.ci.finding_words import savings_sentence
 
 MS = 1_000_000
@@ -38,7 +38,7 @@ def finding(code="data_loading", cost_ms=10.0, saves_ms=None, **fields):
         "saves_range_ns": None if saves_ns is None else (saves_ns, saves_ns),
         "certain": "measured",
     }
-    return FindingEntry(**{**given, **fields})
+    return Finding(**{**given, **fields})
 
 
 def side(step_ms, *findings, spread=STEADY, **facts):

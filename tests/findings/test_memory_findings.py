@@ -25,6 +25,7 @@ from tracekit.findings.memory import (
     memory_findings,
 )
 from tracekit.metrics.memory import RankMemory
+from tracekit.report.findings import with_sentences
 
 PEAK = 1_000_000
 
@@ -81,8 +82,8 @@ def test_a_gpu_is_nearly_full_by_what_is_reserved(share, is_found):
 def test_a_request_that_failed_comes_first():
     (finding,) = findings_with(capacity=PEAK, failed_request_bytes=777)
     assert (finding.case, finding.cost_bytes) == ("out_of_memory", 777)
-    assert "ran out of memory" in finding.text
-    assert "in 1B2" in finding.text
+    assert "ran out of memory" in with_sentences([finding])[0].text
+    assert "in 1B2" in with_sentences([finding])[0].text
 
 
 def test_more_micro_batches_in_flight_than_the_schedule_asks_for_are_a_finding():
@@ -122,8 +123,8 @@ def test_a_leak_names_its_place_and_when_the_gpu_is_full():
     (finding,) = findings_with(leaks=[the_leak(100_000)], outlived_bytes=PEAK)
     assert finding.cost_bytes == 100_000
     assert finding.evidence["steps_until_full"] == 90
-    assert "model.py:40 forward" in finding.text
-    assert "micro-batch 2 on stage 1" in finding.text
+    assert "model.py:40 forward" in with_sentences([finding])[0].text
+    assert "micro-batch 2 on stage 1" in with_sentences([finding])[0].text
     assert finding.where[0].source == "model.py:40 forward"
 
 
@@ -145,7 +146,7 @@ def test_the_advice_names_the_module_whose_recomputation_is_cheapest():
     cheap = ModuleMemory("norm", 50_000, 60_000, 1_000_000, 50_000.0, None, None)
     dear = ModuleMemory("mlp", 90_000, 90_000, 9_000_000, 10_000.0, None, None)
     (finding,) = findings_with(capacity=PEAK, modules=[dear, cheap])
-    assert "recompute norm" in finding.advice
+    assert "recompute norm" in with_sentences([finding])[0].advice
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from tracekit.findings.pipeline import COMMUNICATION_CAUSES, NOT_REMOVABLE, schedule_findings
+from tracekit.report.findings import with_sentences
 
 OPERATIONS = pl.DataFrame(
     {
@@ -76,7 +77,7 @@ def test_a_part_of_nothing_is_no_finding():
 def test_a_late_host_under_cuda_graphs_gets_no_advice_to_use_them():
     (finding,) = schedule_findings(context({"host": 10}, graphs=True))
     assert finding.case == "host_under_graphs"
-    assert "fewer and larger graphs" in finding.advice
+    assert "fewer and larger graphs" in with_sentences([finding])[0].advice
 
 
 @pytest.mark.parametrize(("bubble", "cases"), [(0.055, ["own_bubble"]), (0.045, [])])
@@ -110,7 +111,7 @@ def test_messages_that_save_little_because_hosts_take_as_long_are_judged_with_ea
     assert (messages.case, messages.change) == ("p2p_and_host", "hide pp_comm, no host delay")
     assert (messages.cost_ns, messages.saves_ns) == (340, 340)  # of both parts of the gap
     assert messages.evidence["messages_alone_ns"] == 30
-    assert "do both" in messages.advice
+    assert "do both" in with_sentences([messages])[0].advice
     assert (host.case, host.saves_ns) == ("host", 20)
 
 

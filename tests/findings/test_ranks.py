@@ -8,6 +8,7 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit.findings.ranks import CODES, rank_findings
+from tracekit.report.findings import with_sentences
 
 NO_EVIDENCE = SimpleNamespace(
     ratio=2.0,
@@ -89,8 +90,8 @@ def test_ranks_that_are_late_together_for_one_reason_are_one_finding_with_one_ch
     assert (finding.code, finding.case, finding.ranks) == ("slow_rank", "together", (1, 3))
     assert (finding.change, finding.saves_ns) == ("ranks 1, 3 like others", 90)
     assert finding.cost_ns == 50  # the others wait once for both: 100 in two of four steps
-    assert "ranks 1, 3, which are late together" in finding.text
-    assert "one alone saves little" in finding.advice
+    assert "ranks 1, 3, which are late together" in with_sentences([finding])[0].text
+    assert "one alone saves little" in with_sentences([finding])[0].advice
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.kept import analysis_of, diagnosis_of
 from tracekit import analyze, diagnose
 from tracekit.errors import Notice
 from tracekit.findings.recording import recording_findings
+from tracekit.report.findings import with_sentences
 from tracekit.report.terminal.doctor import render
 from tracekit.schema import ProcessGroup, Source
 
@@ -71,7 +72,7 @@ def test_unknown_waits_are_explained_by_what_is_missing(case, run):
 def test_missing_ranks_are_named():
     (finding,) = recording_findings(context(ranks=(0,), world_size=3))
     assert finding.ranks == (1, 2)
-    assert finding.text == (
+    assert with_sentences([finding])[0].text == (
         "dp_comm is exposed for 0 µs; how much of that is waiting is not known: only 1 of 3 ranks are here"
     )
 
@@ -79,7 +80,7 @@ def test_missing_ranks_are_named():
 def test_a_rank_whose_trace_has_no_gpu_work_is_not_missing():
     (finding,) = recording_findings(context(idle_ranks=(1,)))
     assert finding.ranks == (1,)
-    assert finding.text.endswith("rank 1 has no GPU work in its trace")
+    assert with_sentences([finding])[0].text.endswith("rank 1 has no GPU work in its trace")
 
 
 def test_known_waits_lack_nothing():

@@ -12,6 +12,7 @@ from tracekit import analyze
 from tracekit.documents.analysis import Straggler
 from tracekit.findings.steps import step_findings
 from tracekit.metrics.step_time import StepTime
+from tracekit.report.findings import with_sentences
 
 MS = 1_000_000
 SLOW = 3
@@ -178,7 +179,7 @@ CHECKPOINT = {
 def test_a_slow_step_is_explained_by_what_the_late_rank_did_before_it():
     [finding] = step_findings(context_of_ranks(late_step=4, late_ns=200 * MS, host_time=CHECKPOINT))
     assert (finding.case, finding.ranks, finding.steps) == ("checkpoint", (0,), (4,))
-    assert finding.text.endswith("(checkpoint); the others wait for rank 0")
+    assert with_sentences([finding])[0].text.endswith("(checkpoint); the others wait for rank 0")
 
 
 @pytest.mark.parametrize(

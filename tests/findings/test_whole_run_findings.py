@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from tests.recorders import ddp_dumps, write_dumps
 from tracekit.analysis.combine.stragglers import Stragglers
+from tracekit.documents.findings import Finding
 from tracekit.findings.context import Context
-from tracekit.findings.finding import Finding
 from tracekit.findings.whole_run import whole_run_findings
+from tracekit.report.findings import with_sentences
 from tracekit.run.analyze import analyze
 from tracekit.run.late import late
 
@@ -31,7 +32,7 @@ def findings(run, *, stragglers=None):
     analysis = dataclasses.replace(analysis_of_traces(), whole_run=run)
     if stragglers is not None:
         analysis = dataclasses.replace(analysis, stragglers=stragglers)
-    return list(whole_run_findings(Context(analysis)))
+    return list(with_sentences(whole_run_findings(Context(analysis))))
 
 
 def test_a_hang_is_a_finding():

@@ -11,16 +11,16 @@ import pytest
 
 import tracekit.findings
 from tests.kept import analysis_of
-from tracekit.findings import Finding
+from tracekit.documents.findings import Finding
 from tracekit.findings.host import OFFENCES
 from tracekit.findings.ranks import CODES
 from tracekit.metrics.host_time import HOST_CODES
 from tracekit.report.findings import (
     MAX_FINDING_STEPS_NAMED,
     finding_line,
-    finding_text,
     shown_findings,
     templates,
+    with_sentences,
 )
 from tracekit.schema import LABEL_WORDS
 
@@ -83,6 +83,7 @@ def test_every_cause_of_a_slow_step_has_a_sentence(case):
         ("step", "time_ns", "usual_ns", "extra_ns", "copies_to_host", "forward_events"), 7_000_000
     )
     finding = Finding(code="slow_step", case=case, cost_ns=1, share=0.1, evidence=evidence)
+    (finding,) = with_sentences([finding])
     assert "unknown" not in finding.text + finding.advice
     assert case == "unknown" or case in templates()["slow_step"]
 
@@ -114,7 +115,7 @@ def test_findings_of_real_runs_fill_every_name(samples, name):
 def test_how_often_reads_as_people_say_it(count, words):
     finding = Finding(code="host_sync", cost_ns=1, share=0.1, evidence={"calls_per_step": count})
     assert (
-        finding_text(finding)
+        with_sentences([finding])[0].text
         == f"the CPU stops {words} to wait for the GPU; after each stop the GPU runs out of work"
     )
 
@@ -134,7 +135,7 @@ def test_a_line_ends_with_the_saving():
         evidence=evidence,
         saves_ns=2_000_000,
     )
-    assert finding_line(finding) == (
+    assert finding_line(*with_sentences([finding])) == (
         "2.50 ms longer than 1f1b needs: operations run in another order: run the operations in the order of 1f1b "
         "(saves up to 2.00 ms per step)"
     )
@@ -145,6 +146,7 @@ def test_a_sentence_names_four_steps():
     finding = Finding(
         code="late_host", cost_ns=1, share=0.1, ranks=(2,), steps=tuple(range(6)), evidence=evidence
     )
+    (finding,) = with_sentences([finding])
     assert MAX_FINDING_STEPS_NAMED == 4
     assert "in step 0, 1, 2, 3" in finding.text
     assert "4, 5" not in finding.text
@@ -154,4 +156,4 @@ def test_a_sentence_names_four_steps():
 def test_the_idle_time_that_a_sentence_names_is_what_the_finding_costs(code):
     evidence = {"idle_ns": 1_770_000, "name": "aten::add"}
     finding = Finding(code=code, cost_ns=3_180_000, share=0.03, evidence=evidence)
-    assert "idle for 3.18 ms" in finding.text
+    assert "idle for 3.18 ms" in with_sentences([finding])[0].text

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.findings import Finding
+from tracekit.documents.findings import Finding
 from tracekit.metrics.budget import Budget
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import (

@@ -18,7 +18,7 @@ from tests.report.pdf_images import FORWARD_PIXEL, images_of
 from tracekit.analysis.combine.spread import Figure
 from tracekit.analysis.measure.rank_timeline import EVENT_TIMES, HOST_RANGES, RankTimeline
 from tracekit.documents.coding import to_plain
-from tracekit.findings import Finding
+from tracekit.documents.findings import Finding
 from tracekit.metrics.causes import EVENT_CAUSES
 from tracekit.report.html import charts
 from tracekit.report.html.charts import PageClock, timeline_data

@@ -12,9 +12,8 @@ from msgspec import structs
 
 from tests.kept import analysis_of
 from tests.report.pdf_images import FORWARD_PIXEL, images_of
+from tracekit.documents.findings import Finding, Place
 from tracekit.documents.roles import Iteration
-from tracekit.findings import Finding
-from tracekit.findings.finding import Place
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.step_time import StepSummary, StepTime
 from tracekit.report.html.charts import PageClock

@@ -58,7 +58,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         source=_source(analysis),
         ranks=[rank_document(result) for result in analysis.rank_results],
         step=step_document(analysis),
-        findings=[finding.to_entry() for finding in analysis.findings],
+        findings=analysis.findings,
         total=documents.Figures(**_figures(analysis.total)),
         schedule=None if schedule is None else schedule_document(schedule),
         # A schedule has the lanes in its own part of the document.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.measure.rank_timeline import RankTimeline
     from tracekit.critical_path.path import CriticalPath
     from tracekit.documents.analysis import ChangedStep
-    from tracekit.findings import Finding
+    from tracekit.documents.findings import Finding
     from tracekit.report.view import View
     from tracekit.whatif.changes import WhatIfGraph
     from tracekit.whole_run.result import WholeRun
@@ -279,8 +279,9 @@ class Analysis(BaseAnalysis):
     def findings(self) -> tuple[Finding, ...]:
         """What costs time, why, what to do and what it would save, those with the largest saving first."""
         from tracekit.findings import find
+        from tracekit.report.findings import with_sentences
 
-        return find(self)
+        return with_sentences(find(self))
 
     def without_critical_path(self) -> Analysis:
         """Return the analysis as if its critical path had not been asked for."""

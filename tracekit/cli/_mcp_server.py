@@ -16,8 +16,8 @@ from tracekit.against_ideal import ScheduleComparison
 from tracekit.analysis import Analysis
 from tracekit.analysis.document import schedule_document
 from tracekit.documents.coding import to_plain, to_plain_rows
+from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, OptionError, TracekitError
-from tracekit.findings import Finding
 from tracekit.schedules.registry import DEFAULT_VIRTUAL, describe
 from tracekit.schedules.registry import names as schedule_names
 
@@ -377,9 +377,8 @@ class Tools:
 def _findings_page(findings: Sequence[Finding], offset: int) -> dict[str, Any]:
     """Return up to ten findings from *offset* on, how many there are, and where more begin."""
     end = offset + MAX_FINDINGS_IN_ANSWER
-    entries = [finding.to_entry() for finding in findings[offset:end]]
     return {
-        "findings": to_plain_rows(entries),
+        "findings": to_plain_rows(findings[offset:end]),
         "findings_of": len(findings),
         "next_offset": end if end < len(findings) else None,
     }
@@ -389,7 +388,7 @@ def _short_findings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Return the first findings without advice, places and evidence."""
     keys = ("code", "case", "ranks", "cost_ns", "share", "saves_ns", "certain", "text")
     rows = []
-    for entry in to_plain_rows(finding.to_entry() for finding in findings[:MAX_FINDINGS_IN_ANSWER]):
+    for entry in to_plain_rows(findings[:MAX_FINDINGS_IN_ANSWER]):
         rows.append({key: entry[key] for key in keys})
     return rows
 

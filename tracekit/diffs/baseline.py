@@ -20,9 +20,9 @@ from tracekit.diffs.comparability import check_formats, find_obstacles
 from tracekit.diffs.load_runs import Side, read_baseline
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.run_samples import Run, centre_of_runs
-from tracekit.documents.analysis import FindingEntry
 from tracekit.documents.baseline import FORMAT, BaselineTables, Facts
 from tracekit.documents.coding import encode, to_plain
+from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, OptionError
 
 MIN_RUNS_TO_CALIBRATE = 3
@@ -87,13 +87,13 @@ def _role_data(side: Side) -> dict[str, Any]:
     }
 
 
-def _kept_finding(finding: FindingEntry) -> dict[str, Any]:
+def _kept_finding(finding: Finding) -> dict[str, Any]:
     """Return what a later run needs of a finding: its cost, its predicted saving, and what it is about."""
     evidence = {}
     for name in ("label", "gap_part"):
         if name in finding.evidence:
             evidence[name] = finding.evidence[name]
-    kept = msgspec.structs.replace(finding, where=[], evidence=evidence, advice="")
+    kept = msgspec.structs.replace(finding, where=(), evidence=evidence, advice="")
     return to_plain(kept)
 
 

@@ -16,8 +16,8 @@ from tracekit.diffs.comparability import compare_work, find_obstacles, is_equal_
 from tracekit.diffs.load_runs import Side
 from tracekit.diffs.run_samples import Run, centre_of_runs
 from tracekit.diffs.verdict import judge
-from tracekit.documents.analysis import FindingEntry
 from tracekit.documents.diff import FindingChange, SavingCheck
+from tracekit.documents.findings import Finding
 from tracekit.documents.gate import GateSettings
 
 MIN_FINDING_SHARE_TO_COMPARE = 0.01
@@ -44,7 +44,7 @@ Identity = tuple[str, str, tuple[int, ...]]
 class _FindingTotal(msgspec.Struct):
     """Findings of one identity on one side: figures per step, means over its runs."""
 
-    example: FindingEntry
+    example: Finding
     """The one with the largest cost, whose sentence is shown."""
     cost_ns: float = 0.0
     cost_bytes: float | None = None
@@ -100,7 +100,7 @@ def _order(change: FindingChange) -> tuple[int, float, int]:
     return _CHANGES_IN_ORDER.index(change.kind), -change_ns, -change_bytes
 
 
-def _identity(finding: FindingEntry) -> Identity:
+def _identity(finding: Finding) -> Identity:
     evidence = finding.evidence
     about = evidence.get("label") or evidence.get("gap_part") or ""
     ranks = () if finding.code in CODES_OF_SINGLE_STEPS else tuple(finding.ranks)
@@ -120,9 +120,7 @@ def _findings_of_side(runs: Sequence[Run]) -> dict[Identity, _FindingTotal] | No
     return totals
 
 
-def _add_finding(
-    totals: dict[Identity, _FindingTotal], finding: FindingEntry, *, weight: float
-) -> None:
+def _add_finding(totals: dict[Identity, _FindingTotal], finding: Finding, *, weight: float) -> None:
     """Add a finding of one run to the totals of its side."""
     identity = _identity(finding)
     total = totals.get(identity)

@@ -20,6 +20,7 @@ from tracekit.diffs import stats
 from tracekit.diffs.metrics import Metric, resolve
 from tracekit.documents import analysis as documents
 from tracekit.documents.coding import decode, to_plain_rows
+from tracekit.documents.findings import Finding
 from tracekit.documents.late import LateDocument
 from tracekit.errors import InputError
 from tracekit.metrics.step_time import StepTime, find_unusual
@@ -75,7 +76,7 @@ class Run(msgspec.Struct, frozen=True):
     roles: Mapping[str, Run] = {}  # … and the other roles
     recorded_steps: int = 0  # steps of dumps and logs, where there is no trace
     # What costs time, and the savings predicted for it; None if that was not kept.
-    findings: tuple[documents.FindingEntry, ...] | None = None
+    findings: tuple[Finding, ...] | None = None
 
     @property
     def steps(self) -> int:

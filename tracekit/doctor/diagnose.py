@@ -16,12 +16,11 @@ from tracekit._util.text import counted
 from tracekit.align.steps import assign_parts, host_ranges
 from tracekit.classify.names import HOST_CALLS
 from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
-from tracekit.documents.analysis import FindingEntry
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, DoctorFinding
+from tracekit.documents.findings import Finding
 from tracekit.documents.notices import warning_entries
 from tracekit.errors import Notice, TracekitError
-from tracekit.findings import Finding
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host_calls import find_api_calls
@@ -134,15 +133,10 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             "export_again": suggest_reexport(self.facts),
             "extras": find_extras(self.facts),
             "findings": self.findings,
-            "step_findings": self._step_entries(),
+            "step_findings": self.step_findings,
             "warnings": warning_entries(self.notices),
         }
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
-
-    def _step_entries(self) -> list[FindingEntry] | None:
-        if self.step_findings is None:
-            return None
-        return [finding.to_entry() for finding in self.step_findings]
 
     def _repr_html_(self) -> str:
         from tracekit.report.text import html_table

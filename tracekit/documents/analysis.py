@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from tracekit.documents.findings import Finding
 from tracekit.documents.late import LateDocument
 from tracekit.documents.memory import MemoryContents
 from tracekit.documents.notices import WarningEntry
@@ -1214,58 +1215,6 @@ class RoleDocument(Struct, frozen=True):
     """Its analysis."""
 
 
-class FindingPlace(Struct, frozen=True):
-    """One place in the trace that shows a finding."""
-
-    rank: int
-    """Number of the rank."""
-    step: int | None
-    """Number of the step."""
-    start_ns: int
-    """Start on the rank's own clock."""
-    end_ns: int
-    """End."""
-    name: str | None
-    """Event or call of the host."""
-    source: str | None
-    """Function and line, where stacks were recorded."""
-
-
-class FindingEntry(Struct, frozen=True, kw_only=True):
-    """What costs time, why, what to do, and what it would save. Times are per step."""
-
-    code: str
-    """Kind of finding; a code keeps its meaning."""
-    case: str
-    """Variant of the code; empty if it has one."""
-    cost_ns: int
-    """Time that it costs."""
-    cost_bytes: int | None = None
-    """Memory that it costs; null if it is about time."""
-    share: float
-    """The same as a share of the step time."""
-    ranks: list[int]
-    """Ranks that it is about; empty: all alike."""
-    steps: list[int]
-    """Steps that it is about; empty: all alike."""
-    where: list[FindingPlace]
-    """Up to five places that show it."""
-    evidence: Mapping[str, str | int | float | bool | None]
-    """Figures that it rests on."""
-    text: str
-    """What costs time and why."""
-    advice: str
-    """What to do about it."""
-    change: str | None
-    """What-if change that does what is advised."""
-    saves_ns: int | None
-    """Predicted saving; null if it cannot be predicted."""
-    saves_range_ns: tuple[int, int] | None
-    """Least and largest saving."""
-    certain: Literal["measured", "bounded", "possible"]
-    """How sure the saving is."""
-
-
 class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Where the step's time went on every rank."""
 
@@ -1279,7 +1228,7 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Figures of each rank."""
     step: Step
     """The step time, which savings and predictions refer to."""
-    findings: list[FindingEntry]
+    findings: tuple[Finding, ...]
     """What costs time, why and what to do, those with the largest saving first."""
     total: Figures
     """Figures of all ranks together: times are sums, shares are ratios of these sums."""

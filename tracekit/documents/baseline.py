@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tracekit.documents.analysis import FindingEntry
+from tracekit.documents.findings import Finding
 
 FORMAT: Literal["tracekit.baseline/1"] = "tracekit.baseline/1"
 Count = Annotated[int, Meta(ge=1)]
@@ -116,7 +116,7 @@ class BaselineTables(Struct, frozen=True):
 
     cells: list[CellTime] | UnsetType = UNSET
     """Pipeline cells."""
-    findings: list[FindingEntry] | UnsetType = UNSET
+    findings: list[Finding] | UnsetType = UNSET
     """What costs time, and the savings predicted for it; without places and advice."""
     kernels: list[KernelTime] | UnsetType = UNSET
     """Kernels with the most time."""

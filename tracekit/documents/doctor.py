@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tracekit.documents.analysis import FindingEntry
+from tracekit.documents.findings import Finding
 from tracekit.documents.notices import WarningEntry
 from tracekit.schema import ProcessGroup
 
@@ -116,7 +116,7 @@ class DoctorDocument(Struct, frozen=True):
     """Optional recordings."""
     findings: list[DoctorFinding]
     """What is missing."""
-    step_findings: list[FindingEntry] | None
+    step_findings: tuple[Finding, ...] | None
     """What costs time in a step: the findings of analyze; null if the traces cannot be analysed, or
     were not."""
     warnings: list[WarningEntry]

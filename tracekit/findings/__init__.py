@@ -5,7 +5,7 @@ in ``report.findings``. The list is ordered by predicted saving, then by cost. C
 per step, on the clock of the step time.
 """
 
+from tracekit.documents.findings import Finding, Place
 from tracekit.findings.collect import REGISTRY, find
-from tracekit.findings.finding import Finding, Place
 
 __all__ = ["REGISTRY", "Finding", "Place", "find"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from tracekit.analysis import Analysis
+from tracekit.documents.findings import Finding
 from tracekit.findings.communication import exposed_findings, repeated_reductions
 from tracekit.findings.context import Context
-from tracekit.findings.finding import Finding
 from tracekit.findings.host import host_findings
 from tracekit.findings.kernels import kernel_findings
 from tracekit.findings.memory import memory_findings

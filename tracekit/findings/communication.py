@@ -10,8 +10,8 @@ import polars as pl
 
 from tracekit._util.values import without_none
 from tracekit.documents.analysis import ChangedStep
-from tracekit.findings.context import Context
-from tracekit.findings.finding import Certainty, EvidenceValue, Finding, Place, places_of
+from tracekit.documents.findings import Certainty, EvidenceValue, Finding, Place
+from tracekit.findings.context import Context, places_of
 from tracekit.findings.host import exposed_pageable_share
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 

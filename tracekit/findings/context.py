@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from functools import cached_property
 
+import polars as pl
+
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import ChangedStep
+from tracekit.documents.findings import Place
 from tracekit.findings.recorded import has_host_calls, has_stacks
 
 FRAMEWORK_PATTERNS = {
@@ -18,6 +21,16 @@ FRAMEWORK_PATTERNS = {
 """Frameworks by what their traces hold: group descriptions, annotations, operators, packs of rules
 that decided."""
 _GRAPH_NOTICES = ("graphs-whole", "graphs-unseen", "graph-nodes-missing")
+
+
+def places_of(rows: pl.DataFrame) -> tuple[Place, ...]:
+    """Return the places in a table with rank, step, start_ns, end_ns, name, and source if it is known.
+
+    >>> rows = pl.DataFrame({"rank": [3], "step": [1], "start_ns": [5], "end_ns": [9], "what": ["all_reduce"]})
+    >>> places_of(rows)
+    (Place(rank=3, step=1, start_ns=5, end_ns=9, name='all_reduce', source=None),)
+    """
+    return tuple(Place(*row) for row in rows.iter_rows())
 
 
 class Context:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding, Place, places_of
+from tracekit.documents.findings import EvidenceValue, Finding, Place
+from tracekit.findings.context import Context, places_of
 from tracekit.metrics.budget import Budget
 from tracekit.schema import COPY_LABELS
 from tracekit.whatif.constants import HOST_VARIATION

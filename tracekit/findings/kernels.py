@@ -11,8 +11,8 @@ import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit._util.values import first_that_holds
+from tracekit.documents.findings import EvidenceValue, Finding
 from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding
 from tracekit.metrics.kernel_limits import experts_bytes, memory_gb_s, product_bytes
 from tracekit.metrics.peaks import peak_tflop_s
 from tracekit.metrics.rates import CONVOLUTIONS, fused_experts, most_convolution_output

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tracekit.analysis.combine.memory import HeldMemory
+from tracekit.documents.findings import EvidenceValue, Finding, Place
 from tracekit.documents.memory import MemoryContents, MemoryLeak, ModuleMemory
 from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding, Place
 
 NEARLY_FULL_SHARE = 0.9
 """Reserved share of the GPU's memory from which a peak is near the limit."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tracekit.documents.analysis import ChangedStep
+from tracekit.documents.findings import EvidenceValue, Finding
 from tracekit.findings.communication import Remedy, longest_operations
 from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding
 
 NOT_REMOVABLE = ("unexplained", "early_output")
 """Parts of a gap that no change removes."""

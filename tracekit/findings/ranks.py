@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from tracekit._util.values import without_none
 from tracekit.documents.analysis import Straggler, WaitCause
+from tracekit.documents.findings import EvidenceValue, Finding
 from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding
 
 CODES = {
     "slow_gpu": "slow_rank",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit._util.values import first_that_holds
+from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
 from tracekit.findings.context import Context
-from tracekit.findings.finding import Finding
 from tracekit.findings.recorded import absent_ranks, lacks_groups
 
 MAX_MISSING_NAMED = 64

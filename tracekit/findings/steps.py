@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding, Place, places_of
+from tracekit.documents.findings import EvidenceValue, Finding, Place
+from tracekit.findings.context import Context, places_of
 from tracekit.metrics.step_time import StepTime
 
 MIN_EXTRA_SHARE = 0.1

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import polars as pl
 
 from tracekit._util.values import without_none
+from tracekit.documents.findings import EvidenceValue, Finding, Place
 from tracekit.documents.late import Hang, LateRanks, SlowLink
-from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding, Place, places_of
+from tracekit.findings.context import Context, places_of
 from tracekit.findings.ranks import rank_findings
 from tracekit.whole_run.result import WholeRun
 

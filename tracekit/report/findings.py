@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tracekit._util.text import listing, ms, percent, ranks_named
-from tracekit.findings import Finding
+from tracekit.documents.findings import Finding
 from tracekit.metrics.budget import Budget
 from tracekit.report.text import short_ms, size
 from tracekit.schema import LABEL_WORDS
@@ -84,6 +84,22 @@ def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: 
     return f"{'nothing to gain outside compute: ' if only_compute else ''}{', '.join(absent)}"
 
 
+def with_sentences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings with their sentences: what costs time and why, and what to do about it.
+
+    >>> with_sentences([Finding(code="hang", cost_ns=4_000_000, share=0.2)])[0].text
+    'an operation did not complete'
+    """
+    return tuple(
+        msgspec.structs.replace(
+            finding,
+            text=_fill(_template(finding)["text"], finding),
+            advice=_fill(_template(finding)["advice"], finding),
+        )
+        for finding in findings
+    )
+
+
 def finding_line(finding: Finding) -> str:
     """Return a finding in one sentence: what, why, what to do, and what that would save."""
     saves = ""
@@ -95,7 +111,8 @@ def finding_line(finding: Finding) -> str:
 def finding_in_a_log(finding: Finding) -> str:
     """Return a finding as one line of a log: what it saves, or costs at most, then what, why and what to do.
 
-    >>> finding_in_a_log(Finding(code="hang", cost_ns=4_000_000, share=0.2, saves_ns=2_000_000))
+    >>> hang = Finding(code="hang", cost_ns=4_000_000, share=0.2, saves_ns=2_000_000)
+    >>> finding_in_a_log(*with_sentences([hang]))
     'saves 2.00 ms (10 %): an operation did not complete → `tracekit late` shows which'
     """
     if finding.cost_bytes and not finding.cost_ns:
@@ -114,21 +131,6 @@ def templates() -> Mapping[str, Any]:
     return msgspec.toml.decode(
         Path(__file__).with_name("findings.toml").read_bytes(), type=dict[str, Any]
     )
-
-
-def finding_text(finding: Finding) -> str:
-    """Return what costs time and why.
-
-    >>> evidence = {"calls_per_step": 8.0, "op": "aten::item"}
-    >>> finding_text(Finding(code="host_sync", cost_ns=1, share=0.1, evidence=evidence))
-    'the CPU stops 8 times a step to wait for the GPU in aten::item; after each stop the GPU runs out of work'
-    """
-    return _fill(_template(finding)["text"], finding)
-
-
-def finding_advice(finding: Finding) -> str:
-    """Return what to do about it."""
-    return _fill(_template(finding)["advice"], finding)
 
 
 def _template(finding: Finding) -> Mapping[str, str]:

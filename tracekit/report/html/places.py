@@ -12,8 +12,8 @@ import polars as pl
 from tracekit._util.text import format_ranges, ms, percent
 from tracekit.against_ideal import ScheduleComparison
 from tracekit.analysis.combine.spread import FIGURES, Different, Spread
+from tracekit.documents.findings import Finding
 from tracekit.documents.page import FindingPlaces, PlaceOnPage, RankRemark
-from tracekit.findings import Finding
 from tracekit.report.html.charts import PageClock
 from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.view.top import Card

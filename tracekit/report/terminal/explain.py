@@ -9,8 +9,8 @@ from tracekit._util.text import ms, terminal
 from tracekit.analysis import Analysis
 from tracekit.classify import classify, explain, load_rules
 from tracekit.classify.graph_replays import events_with_captured_launches
+from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
-from tracekit.findings.finding import EvidenceValue
 from tracekit.report.view import view_of
 from tracekit.schema import LABELS, RankEvents
 

@@ -14,7 +14,7 @@ import polars as pl
 from rich.text import Text
 
 from tracekit._util.text import counted, percent, terminal
-from tracekit.findings import Finding
+from tracekit.documents.findings import Finding
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR

@@ -13,8 +13,8 @@ from typing import TypeVar
 from tracekit._util.text import counted, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import MANY_RANKS, spread
+from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
-from tracekit.findings import Finding
 from tracekit.report.findings import Advice, absent_costs, finding_line, shown_findings
 from tracekit.report.gap_words import missing_ranks_named, relevant_notices
 from tracekit.report.notices import NoticeLine, shorten_notices

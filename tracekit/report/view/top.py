@@ -11,8 +11,8 @@ from tracekit._util.text import counted, percent
 from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
 from tracekit.critical_path.path import CriticalPath
+from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
-from tracekit.findings import Finding
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary

@@ -1,0 +1,75 @@
+"""Findings: what costs time, why, what to do and what that would save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+Certainty = Literal["measured", "bounded", "possible"]
+"""How sure a saving is: measured or replayed; a bound; possible under an assumption that the text
+names."""
+EvidenceValue = str | int | float | bool | None
+
+
+class Place(Struct, frozen=True):
+    """One place in the trace that shows a finding."""
+
+    rank: int
+    """Number of the rank."""
+    step: int | None
+    """Number of the step."""
+    start_ns: int
+    """Start on the rank's own clock."""
+    end_ns: int
+    """End."""
+    name: str | None
+    """Event or call of the host."""
+    source: str | None = None
+    """Function and line, where stacks were recorded."""
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """What costs time, why, what to do, and what it would save. Times are per step.
+
+    >>> finding = Finding(code="data_loading", case="no_workers", cost_ns=48_000_000, share=0.72, evidence={"ms": 48})
+    >>> finding.certain, finding.saves_ns
+    ('measured', None)
+    """
+
+    code: str
+    """Kind of finding; a code keeps its meaning."""
+    case: str = ""
+    """Variant of the code that its texts are chosen by; empty if it has one."""
+    cost_ns: int
+    """Time that it costs."""
+    cost_bytes: int | None = None
+    """Memory that it costs; null if it is about time."""
+    share: float
+    """The time as a share of the step time."""
+    ranks: tuple[int, ...] = ()
+    """Ranks that it is about; empty: all alike."""
+    steps: tuple[int, ...] = ()
+    """Steps that it is about; empty: all alike."""
+    where: tuple[Place, ...] = ()
+    """Up to five places that show it."""
+    evidence: Mapping[str, EvidenceValue] = {}
+    """Figures that it rests on, by name."""
+    text: str = ""
+    """What costs time and why. ``report.findings.with_sentences`` fills it, and the advice."""
+    advice: str = ""
+    """What to do about it."""
+    change: str | None = None
+    """What-if change that does what is advised; null if no change can be replayed."""
+    saves_ns: int | None = None
+    """Predicted saving; null if it cannot be predicted."""
+    saves_range_ns: tuple[int, int] | None = None
+    """Least and largest saving."""
+    certain: Certainty = "measured"
+    """How sure the saving is."""
+    shares_time_with: tuple[int, ...] = ()
+    """Numbers, from 1, of the findings in the list that share its time: their savings do not add
+    up."""
+    saves_after_ns: int | None = None
+    """Predicted saving after the findings listed before it were dealt with; null if unknown."""
