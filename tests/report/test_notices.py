@@ -1,11 +1,12 @@
-"""Sentences of notices: each code and case has a template, and each notice that the package makes fills its own."""
+"""Sentences of notices: each code and case has one, made of the values that it names."""
 
 from __future__ import annotations
 
-import ast
-import string
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -15,130 +16,65 @@ from tracekit._util.notices import merge_notices
 from tracekit.documents.notices import WarningEntry, warning_entries
 from tracekit.errors import Notice
 from tracekit.findings.recording import is_about_unnamed_peers
-from tracekit.report.notices import PHRASES, VALUE_FORMATS, notice_sentence, templates
+from tracekit.report.notice_sentences import SENTENCES
+from tracekit.report.notices import notice_sentence
 from tracekit.report.view import describe_ranks
 
 PACKAGE = Path(__file__).parent.parent.parent / "tracekit"
-PHRASE_VALUES = {
-    "record_again": {"reader"},
-    "signs": {"without_backward", "without_forward", "fewest_forwards", "most_forwards"},
-    "fitting": {"schedules", "sizes"},
-    "less_likely": {"other_schedules", "other_sizes"},
-    "skipped": {"files", "errors"},
-    "ranks_by_role": {"roles", "counts"},
-    "pipelines_named": {"pipelines"},
+EXAMPLES = {
+    int: 7,
+    float: 0.25,
+    bool: True,
+    str: "name",
+    object: "3.1",
+    Sequence[int]: (1, 2),
+    Sequence[str]: ("a", "b"),
+    Sequence[Sequence[int]]: ((4,), (2, 8)),
 }
-"""Values that each phrase is made of."""
+"""A value of each type that sentences take."""
 
 
-def names_in(template):
-    """Values that a template needs, those inside its conditions included."""
-    names = set()
-    for _, name, spec, _ in string.Formatter().parse(template):
-        if name is not None:
-            names |= PHRASE_VALUES.get(name, {name}) | names_in(spec or "")
-    return names
+def codes_in_source():
+    """Return the codes of the notices that the package makes."""
+    sources = "\n".join(file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py"))
+    return set(re.findall(r'\bNotice\(\s*"([a-z-]+)"', sources))
 
 
-def specs_in(template):
-    for _, name, spec, _ in string.Formatter().parse(template):
-        if name is not None and spec:
-            yield spec.partition(" ")[0]
-            yield from specs_in(spec)
+def example(annotation):
+    """Return a value of a type; of an optional one, that which is not None."""
+    if annotation in EXAMPLES:
+        return EXAMPLES[annotation]
+    (known,) = set(get_args(annotation)) - {type(None)}
+    return EXAMPLES[known]
 
 
-def all_templates():
-    for code, entry in templates().items():
-        yield from (
-            [(code, None, entry)]
-            if isinstance(entry, str)
-            else [(code, *case) for case in entry.items()]
-        )
+def test_every_code_has_a_sentence_and_every_sentence_is_of_a_code_that_is_used():
+    assert len(codes_in_source()) > 80
+    assert codes_in_source() == {code for code, _ in SENTENCES}
 
 
-def keys_of(node, function):
-    """Keys of the values of a notice, and its case if that is written in place.
-
-    None where they are computed.
-    """
-    if isinstance(node, ast.Name):
-        keys, case = set(), None
-        for assignment in ast.walk(function):
-            targets = getattr(assignment, "targets", [getattr(assignment, "target", None)])
-            if isinstance(assignment, ast.Assign | ast.AnnAssign | ast.AugAssign) and any(
-                isinstance(target, ast.Name) and target.id == node.id for target in targets
-            ):
-                more = keys_of(assignment.value, function)
-                if more is None:
-                    return None
-                keys |= more[0]
-                case = None if more[1] != case and case is not None else more[1] or case
-        return (keys, case) if keys else None
-    if not isinstance(node, ast.Dict) or None in node.keys:
-        return None
-    items = {key.value: value for key, value in zip(node.keys, node.values, strict=True)}
-    case = items.get("case")
-    return set(items), case.value if isinstance(case, ast.Constant) else None
+@pytest.mark.parametrize(("code", "case"), list(SENTENCES))
+def test_a_sentence_is_made_of_the_values_that_its_function_names(code, case):
+    types = get_type_hints(SENTENCES[code, case])
+    types.pop("return")
+    values = {name: example(annotation) for name, annotation in types.items()}
+    ranks = values.pop("ranks", ())
+    labels = values.pop("labels", ())
+    notice = Notice(code, ranks=ranks, labels=labels, values=values | {"case": case})
+    assert "another version" not in notice.message
+    assert not notice.message.endswith(".")
+    if values:  # without a value that it needs there is no sentence
+        missing = Notice(code, ranks=ranks, labels=labels, values={"case": case})
+        assert "another version" in missing.message
 
 
-def notice_calls():
-    """Code, names of arguments, keys of values and case of every notice that the package makes."""
-    for file in PACKAGE.rglob("*.py"):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for function in ast.walk(tree):
-            if not isinstance(function, ast.FunctionDef):
-                continue
-            for node in ast.walk(function):
-                if not (
-                    isinstance(node, ast.Call)
-                    and getattr(node.func, "id", "") == "Notice"
-                    and node.args
-                ):
-                    continue
-                if isinstance(node.args[0], ast.Constant):
-                    assert len(node.args) == 1, (
-                        f"{file}:{node.lineno}: what follows the code is named"
-                    )
-                    arguments = {keyword.arg: keyword.value for keyword in node.keywords}
-                    values = arguments.get("values")
-                    keys = (set(), None) if values is None else keys_of(values, function)
-                    yield f"{file.name}:{node.lineno}", node.args[0].value, set(arguments), keys
+@pytest.mark.parametrize("code", {code for code, _ in SENTENCES})
+def test_a_code_has_one_sentence_or_one_for_each_case(code):
+    cases = {case for other, case in SENTENCES if other == code}
+    assert cases == {""} or "" not in cases
 
 
-def test_every_template_is_of_a_code_that_is_used_and_every_code_has_one():
-    codes = {code for _, code, _, _ in notice_calls()}
-    assert len(codes) > 80
-    assert codes == set(templates())
-
-
-def test_every_notice_has_the_values_that_its_sentence_needs():
-    checked = 0
-    for where, code, arguments, keys in notice_calls():
-        entry = templates()[code]
-        if keys is None:  # the values come from elsewhere
-            continue
-        values, case = keys
-        if isinstance(entry, str):
-            needed = names_in(entry)
-        elif case is not None:
-            needed = names_in(entry[case])
-        else:
-            assert "case" in values, where
-            continue
-        assert needed - {"ranks", "labels"} <= values, where
-        assert needed & {"ranks", "labels"} <= arguments, where
-        checked += 1
-    assert checked > 60
-
-
-@pytest.mark.parametrize(("code", "case", "template"), list(all_templates()))
-def test_templates_use_formats_that_exist(code, case, template):
-    for name in specs_in(template):
-        assert name in VALUE_FORMATS or name in (",",), (code, case, name)
-    assert set(PHRASE_VALUES) == set(PHRASES)
-
-
-SENTENCES = [
+EXPECTED = [
     (Notice("missing-ranks", values={"count": 1, "world_size": 8, "missing": (5,), "role": None}),
      "1 of 8 ranks is not here: 5"),
     (Notice("missing-ranks", values={"count": 6, "world_size": 8, "missing": (1, 2, 3, 4), "role": "worker"}),
@@ -179,7 +115,7 @@ SENTENCES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("notice", "sentence"), SENTENCES)
+@pytest.mark.parametrize(("notice", "sentence"), EXPECTED)
 def test_values_become_a_sentence(notice, sentence):
     assert notice_sentence(notice) == sentence
     assert notice.message == sentence
@@ -235,7 +171,7 @@ def test_the_sentences_of_a_run_need_no_value_that_its_notices_lack(sample):
     ],
 )
 def test_recording_peers_is_advised_where_messages_do_not_name_them(case, unnamed):
-    assert set(templates()["wait-unknown"]) == {
+    assert {case for code, case in SENTENCES if code == "wait-unknown"} == {
         "unnamed",
         "peers_unnamed",
         "no_counterpart",
@@ -256,7 +192,7 @@ def test_a_title_names_every_rank_whose_file_is_truncated():
 
 
 def test_a_notice_survives_json_with_its_sentence():
-    for notice, sentence in SENTENCES:
+    for notice, sentence in EXPECTED:
         (entry,) = msgspec.json.decode(
             msgspec.json.encode(warning_entries([notice])), type=list[WarningEntry]
         )

@@ -13,7 +13,7 @@ import typer.main
 from tests.kept import analysis_of
 from tracekit.cli import make_app
 from tracekit.cli._mcp_server import TOOLS
-from tracekit.report.findings import templates
+from tracekit.report.finding_sentences import TEXTS
 from tracekit.report.write import render_json
 from tracekit.schema import LABELS
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "skills/tracekit"
 SKILL = (FOLDER / "SKILL.md").read_text(encoding="utf-8")
 FILES = sorted(FOLDER.rglob("*.md"))
-CODES = {code for code in templates() if code != "options"}
+CODES = {code for code, _ in TEXTS}
 OTHER_WORDS = {
     *("same_stream", "launched_late", "nothing_to_hide", "peer_late", "unknown"),
     *("compute_waited", "one_queue", "dependency"),

@@ -1,0 +1,263 @@
+"""The evidence of a finding in words: single values by their names, and phrases made of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tracekit._util.text import ms, percent, ranks_named
+from tracekit.documents.findings import Finding
+from tracekit.report.text import listed, short_ms, size
+from tracekit.schema import LABEL_WORDS
+
+ONCE_A_STEP = 0.75
+"""Mean count per step from which something happens once a step; less is in one of two steps or
+more."""
+MAX_FINDING_STEPS_NAMED = 4
+"""Steps that a sentence names."""
+LIMIT_WORDS = {"peak": "peak rate", "bandwidth": "memory bandwidth"}
+"""What limits an operator, in words."""
+FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "Megatron-LM": {
+        "tp_comm": "`--tp-comm-overlap`",
+        "dp_comm": "`--overlap-grad-reduce` and `--overlap-param-gather`",
+        "ep_dispatch": "`--overlap-moe-expert-parallel-comm`",
+        "ep_combine": "`--overlap-moe-expert-parallel-comm`",
+        "imbalance": "`--pipeline-model-parallel-layout`",
+        "bubble": "`--num-layers-per-virtual-pipeline-stage`, or a smaller `--micro-batch-size`",
+    },
+    "FSDP2": {
+        "dp_comm": "`set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch`",
+        "bytes": "a mesh that shards over fewer ranks, or a narrower type in `MixedPrecisionPolicy`",
+    },
+    "DeepSpeed": {
+        "dp_comm": "`overlap_comm`, and `stage3_prefetch_bucket_size` with ZeRO 3",
+        "imbalance": "`partition_method`",
+    },
+    "DDP": {
+        "dp_comm": "`bucket_cap_mb`",
+        "bytes": "`no_sync` over more micro-batches, or a gradient compression hook",
+    },
+}
+"""Options of frameworks, by what they change: the overlap of a label, the bytes moved, the balance
+of stages, the bubble."""
+
+
+def framework_options(framework: object, topic: str) -> str:
+    """Return the framework's own options for a label or for ``bytes``; empty if there are none.
+
+    >>> framework_options("DDP", "dp_comm"), framework_options(None, "dp_comm")
+    ('`bucket_cap_mb`', '')
+    """
+    return FRAMEWORK_OPTIONS.get(str(framework), {}).get(topic, "")
+
+
+class FindingWords:
+    """What a finding holds, as text.
+
+    >>> evidence = {"host_ns": 4_510_000, "calls_per_step": 8.0}
+    >>> words = FindingWords(Finding(code="allocator", cost_ns=1, share=0.1, evidence=evidence))
+    >>> words["host_ns"], words.how_often, words["name"]
+    ('4.51 ms', '8 times a step', 'unknown')
+    """
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+        self.evidence = finding.evidence
+
+    def __getitem__(self, name: str) -> str:
+        """Return one value of the evidence; its name tells the unit."""
+        value = self.evidence.get(name)
+        if value is None:
+            return "unknown"
+        if isinstance(value, str):
+            return value
+        if name.endswith("_ns"):
+            return short_ms(value)
+        if name.endswith("_bytes"):
+            return size(round(value))
+        if name.startswith("share") or name.endswith("_share"):
+            return percent(float(value), digits=0)
+        return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"
+
+    @property
+    def cost(self) -> str:
+        """Time per step."""
+        return short_ms(self.finding.cost_ns)
+
+    @property
+    def rank(self) -> str:
+        """The first rank that it is about."""
+        return str(self.finding.ranks[0])
+
+    @property
+    def ranks_named(self) -> str:
+        """All ranks that it is about."""
+        return ranks_named(self.finding.ranks)
+
+    @property
+    def source(self) -> str:
+        """The first function and line that is known."""
+        sources = (example.source for example in self.finding.where)
+        return next((source for source in sources if source), "unknown")
+
+    @property
+    def label_words(self) -> str:
+        """The label with its meaning."""
+        label = str(self.evidence.get("label"))
+        return f"{LABEL_WORDS.get(label, label)} ({label})"
+
+    @property
+    def category_words(self) -> str:
+        """The category of memory."""
+        return str(self.evidence.get("category")).replace("_", " ")
+
+    @property
+    def limit_words(self) -> str:
+        """What limits the operator."""
+        return LIMIT_WORDS.get(str(self.evidence.get("limit")), "limit")
+
+    @property
+    def rate(self) -> str:
+        """Rate of the transfers; empty if it is not known."""
+        rate = self.evidence.get("gb_per_s")
+        return f" at {rate:,.2g} GB/s" if isinstance(rate, float) else ""
+
+    @property
+    def option(self) -> str:
+        """The framework's own options for the label; empty if there are none."""
+        options = framework_options(self.evidence.get("framework"), str(self.evidence.get("label")))
+        return f" ({options})" if options else ""
+
+    @property
+    def fewer_bytes(self) -> str:
+        """How to send fewer bytes."""
+        options = framework_options(self.evidence.get("framework"), "bytes")
+        return options or "a narrower type, compression"
+
+    @property
+    def in_op(self) -> str:
+        """The operator or call of the host; empty if it is not known."""
+        operator = self.evidence.get("op") or self.evidence.get("name")
+        is_value = str(operator) == "aten::_local_scalar_dense"
+        return f" in {'aten::item' if is_value else operator}" if operator else ""
+
+    @property
+    def in_module(self) -> str:
+        """The module of the model; empty if it is not known."""
+        module = self.evidence.get("module")
+        return f" ({module})" if module else ""
+
+    @property
+    def at_line(self) -> str:
+        """The source line; empty if it is not known."""
+        line = self.evidence.get("line")
+        return f" in {line}" if line else ""
+
+    @property
+    def how_often(self) -> str:
+        """How often something happens: once a step, 8 times a step, in one of 4 steps."""
+        count = self.evidence.get("calls_per_step")
+        if not isinstance(count, int | float) or count <= 0:
+            return "now and then"
+        if count < ONCE_A_STEP:
+            return f"in one of {round(1 / count)} steps"
+        times = round(count)
+        return "once a step" if times == 1 else f"{times:,} times a step"
+
+    @property
+    def in_steps(self) -> str:
+        """In which of the recorded steps."""
+        late_steps = self.evidence.get("late_steps")
+        is_always_late = late_steps == self.evidence.get("recorded_steps")
+        if is_always_late or not self.finding.steps:
+            return " in every step"
+        return f" in step {listed(self.finding.steps, most=MAX_FINDING_STEPS_NAMED)}"
+
+    @property
+    def in_late_steps(self) -> str:
+        """In which steps ranks are late over a whole run, and which of them the traces show."""
+        examples = self.finding.where
+        recorded = sorted({example.step for example in examples if example.step is not None})
+        shown = ""
+        if recorded:
+            steps = listed(recorded, most=MAX_FINDING_STEPS_NAMED)
+            shown = f" (steps {steps} are in the trace)"
+        period = self.evidence.get("period")
+        if isinstance(period, int):
+            return f" every {period} steps since step {self.evidence.get('since_step')}{shown}"
+        if self.evidence.get("kind") == "occasional":
+            return f" in step {listed(self.finding.steps, most=MAX_FINDING_STEPS_NAMED)}{shown}"
+        return f" in nearly every step since step {self.evidence.get('since_step')}{shown}"
+
+    @property
+    def while_others_wait(self) -> str:
+        """Whom the others wait for in a slow step; empty if nobody comes late to it.
+
+        >>> FindingWords(Finding(code="slow_step", cost_ns=1, share=0.1, ranks=(0,))).while_others_wait
+        '; the others wait for rank 0'
+        """
+        if not self.finding.ranks:
+            return ""
+        return f"; the others wait for {self.ranks_named}"
+
+    @property
+    def tokens_words(self) -> str:
+        """Tokens of the rank and of the others; empty unless both are known and differ."""
+        own = self.evidence.get("tokens")
+        others = self.evidence.get("tokens_of_others")
+        if not own or not others or own == others:
+            return ""
+        return f" ({own:,} tokens, the others {others:,})"
+
+    @property
+    def utilisation(self) -> str:
+        """How much of the GPU's peak rate the step reaches; empty if that is not known."""
+        share = self.evidence.get("model_flop_utilisation")
+        if not isinstance(share, float):
+            return ""
+        return f" (the step reaches {percent(share, digits=0)} of peak FLOP/s)"
+
+    @property
+    def peak_place(self) -> str:
+        """Where the host is at the peak of memory: cell, else phase."""
+        op = self.evidence.get("op")
+        stage = self.evidence.get("stage")
+        microbatch = self.evidence.get("microbatch")
+        if op is not None and stage is not None:
+            return f", in {stage}{op}{microbatch} (stage {stage}, micro-batch {microbatch})"
+        phase = self.evidence.get("phase")
+        return f", in the {phase}" if phase else ""
+
+    @property
+    def recompute(self) -> str:
+        """What to recompute to free memory, and what that costs."""
+        module = self.evidence.get("recompute_module")
+        freed_bytes = self.evidence.get("recompute_bytes")
+        recompute_ns = self.evidence.get("recompute_ns")
+        if module is None or not isinstance(freed_bytes, int) or not isinstance(recompute_ns, int):
+            return "recompute activations"
+        freed = size(freed_bytes)
+        return f"recompute {module} (frees up to {freed} for {ms(recompute_ns)} per step)"
+
+    @property
+    def leak_place(self) -> str:
+        """What leaks, as far as known: line, operator, module, stage and micro-batch."""
+        evidence = self.evidence
+        parts = []
+        if evidence.get("line"):
+            parts.append(f"allocated at {evidence['line']}")
+        if evidence.get("operator"):
+            parts.append(f"by {evidence['operator']}")
+        if evidence.get("module"):
+            parts.append(f"in {evidence['module']}")
+        stage = evidence.get("stage")
+        microbatch = evidence.get("microbatch")
+        if stage is not None and microbatch is not None:
+            parts.append(f"of micro-batch {microbatch} on stage {stage}")
+        return f", {' '.join(parts)}" if parts else ""
+
+    @property
+    def until_full(self) -> str:
+        """When the GPU is full; empty if that is not known."""
+        steps = self.evidence.get("steps_until_full")
+        return f"; the GPU is full in about {steps:,} steps" if isinstance(steps, int) else ""

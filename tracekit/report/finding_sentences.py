@@ -1,0 +1,1122 @@
+"""The texts of every finding: a function per code, or per code and case.
+
+A text says what costs time and why, an advice what to do; both are one sentence without a full
+stop. ``words['name']`` is a value of the finding's evidence as text; the properties of ``words``
+are phrases made of several.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tracekit.report.evidence_words import FindingWords
+
+
+class FindingTexts(NamedTuple):
+    """What a finding says."""
+
+    text: str
+    """What costs time and why."""
+    advice: str
+    """What to do about it."""
+
+
+MakeTexts = Callable[[FindingWords], FindingTexts]
+TEXTS: dict[tuple[str, str], MakeTexts] = {}
+"""Functions by code and case; the one with an empty case is for every case without its own."""
+
+
+def texts(code: str, case: str = "") -> Callable[[MakeTexts], MakeTexts]:
+    """Enter a function as the one that makes the texts of a code, or of one of its cases."""
+
+    def enter(function: MakeTexts) -> MakeTexts:
+        TEXTS[code, case] = function
+        return function
+
+    return enter
+
+
+# Beginnings and ends that several cases share.
+
+
+def step_takes(words: FindingWords) -> str:
+    return f"step {words['step']} takes {words['time_ns']}, the others {words['usual_ns']}"
+
+
+def exposed(words: FindingWords) -> str:
+    return f"{words.label_words} is exposed for {words['exposed_ns']} (no compute beside it)"
+
+
+def longer_than_schedule(words: FindingWords) -> str:
+    return f"{words['part_ns']} longer than {words['schedule']} needs"
+
+
+def waiting_unknown(words: FindingWords) -> str:
+    return (
+        f"{words['labels']} is exposed for {words['exposed_ns']}; how much of that is waiting is "
+        "not known"
+    )
+
+
+def first_slow_kernel(words: FindingWords) -> str:
+    return (
+        f"slow kernels, first {words['op']}{words.in_module}: {words['share_of_limit']} of the "
+        f"GPU's {words.limit_words}"
+    )
+
+
+def gain_of_first(words: FindingWords) -> str:
+    return f"; up to {words['op_gain_ns']} of that{words.utilisation}"
+
+
+# Findings.
+
+
+@texts("compile")
+def compile_in_step(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"torch.compile compiles inside the step for {words['host_ns']}",
+        advice=(
+            "mark the dimension that changes as dynamic (`dynamic=True`, `mark_dynamic`), run "
+            "every shape once before, or cache compiled graphs"
+        ),
+    )
+
+
+@texts("data_loading", "no_workers")
+def data_loading_no_workers(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the GPU waits {words.cost} for batches: the DataLoader prepares them on the main "
+            "thread"
+        ),
+        advice=(
+            "give the DataLoader workers (`num_workers=4` or more, `persistent_workers=True`) "
+            "and `pin_memory=True`"
+        ),
+    )
+
+
+@texts("data_loading", "workers")
+def data_loading_workers(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"the GPU waits {words.cost} for batches: the DataLoader's workers are too slow",
+        advice=(
+            "use more workers or a larger `prefetch_factor`, or make a sample cheaper to prepare"
+        ),
+    )
+
+
+@texts("pageable_copy")
+def pageable_copy(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"copies from ordinary (pageable) memory make the CPU wait for {words['host_ns']}",
+        advice=(
+            "pin the memory (`pin_memory=True`) and copy with `non_blocking=True`, before the "
+            "step needs the data"
+        ),
+    )
+
+
+@texts("allocator")
+def allocator(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the CPU allocates and frees GPU memory {words.how_often} ({words['host_ns']}, "
+            f"mostly in {words['name']}), and the GPU waits"
+        ),
+        advice=(
+            "remove `torch.cuda.empty_cache()` from the loop; with shapes that change, set "
+            "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`"
+        ),
+    )
+
+
+@texts("host_sync")
+def host_sync(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the CPU stops {words.how_often} to wait for the GPU{words.in_op}; after each stop "
+            "the GPU runs out of work"
+        ),
+        advice="log every N steps, keep values on the GPU, copy with `non_blocking=True`",
+    )
+
+
+@texts("host_compute")
+def host_compute(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"the GPU is idle for {words.cost} because the CPU computes, mostly {words['name']}",
+        advice=(
+            "move this work to the GPU, or run it while the GPU works on the next step (an "
+            "optimizer on the CPU: offload less, or `fused`)"
+        ),
+    )
+
+
+@texts("python")
+def python(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"the GPU is idle for {words.cost} because the CPU runs Python that calls no PyTorch",
+        advice=(
+            "record with `with_stack=True` to see the function; do tokenizing and logging ahead "
+            "of time or in another process"
+        ),
+    )
+
+
+@texts("python", "stacks_not_read")
+def python_stacks_not_read(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"the GPU is idle for {words.cost} because the CPU runs Python that calls no PyTorch",
+        advice=(
+            "write a page (`-o page.html`) or read the stacks (`analyze(..., stacks=True)`) to "
+            "see the function"
+        ),
+    )
+
+
+@texts("python", "outside_stacks")
+def python_outside_stacks(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"the GPU is idle for {words.cost} because the CPU runs Python that calls no PyTorch",
+        advice=(
+            "do tokenizing, logging and file access ahead of time or in another process; the "
+            "recorded stacks name no function there"
+        ),
+    )
+
+
+@texts("python", "with_source")
+def python_with_source(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"the GPU is idle for {words.cost} because the CPU runs Python, in {words.source}",
+        advice="do this ahead of time, on another thread or process, or less often",
+    )
+
+
+@texts("launch_bound")
+def launch_bound(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            "the CPU starts kernels more slowly than the GPU runs them: "
+            f"{words['events_per_step']} a step, {words['mean_event_ns']} each"
+        ),
+        advice=(
+            'use CUDA graphs (`torch.compile(mode="reduce-overhead")`), fused optimizers, or '
+            "larger batches"
+        ),
+    )
+
+
+@texts("launch_bound", "under_graphs")
+def launch_bound_under_graphs(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text="the CPU starts work more slowly than the GPU runs it, although CUDA graphs are used",
+        advice="use fewer and larger graphs, and less Python between their launches",
+    )
+
+
+@texts("slow_step")
+def slow_step(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{step_takes(words)}{words.while_others_wait}",
+        advice=f"look at step {words['step']} in the timeline: what it did and the others did not",
+    )
+
+
+@texts("slow_step", "checkpoint")
+def slow_step_checkpoint(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{step_takes(words)}: it copies the weights to the host and writes them "
+            f"(checkpoint){words.while_others_wait}"
+        ),
+        advice=(
+            "save asynchronously (`torch.distributed.checkpoint.async_save`), from pinned "
+            "memory, or less often"
+        ),
+    )
+
+
+@texts("slow_step", "evaluation")
+def slow_step_evaluation(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{step_takes(words)}: it also runs {words['forward_events']} forward kernels without "
+            f"a backward (evaluation){words.while_others_wait}"
+        ),
+        advice="leave evaluation out of the timed steps, or evaluate less often or elsewhere",
+    )
+
+
+@texts("slow_step", "compile")
+def slow_step_compile(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{step_takes(words)}: torch.compile compiles in it for "
+            f"{words['extra_ns']}{words.while_others_wait}"
+        ),
+        advice="run every shape once before the loop, or mark changing dimensions as dynamic",
+    )
+
+
+@texts("slow_step", "data_loading")
+def slow_step_data_loading(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{step_takes(words)}: it waits {words['extra_ns']} longer for its "
+            f"batch{words.while_others_wait}"
+        ),
+        advice="use more DataLoader workers or a larger `prefetch_factor`",
+    )
+
+
+@texts("slow_step", "python")
+def slow_step_python(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{step_takes(words)}: the host is in Python for {words['extra_ns']} (a garbage "
+            f"collection, logging or file access){words.while_others_wait}"
+        ),
+        advice=(
+            "record with `with_stack=True`; if it is the garbage collector, call `gc.freeze()` "
+            "or collect at set times"
+        ),
+    )
+
+
+@texts("slow_step", "python_with_stacks")
+def slow_step_python_with_stacks(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{step_takes(words)}: the host is in Python for {words['extra_ns']} (a garbage "
+            f"collection, logging or file access){words.while_others_wait}"
+        ),
+        advice=(
+            f"look at the Python functions of step {words['step']} in the timeline; if it is the "
+            "garbage collector, call `gc.freeze()` or collect at set times"
+        ),
+    )
+
+
+@texts("slow_step", "pageable_copy")
+def slow_step_pageable_copy(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{step_takes(words)}: copies of pageable host memory hold the host for "
+            f"{words['extra_ns']} longer{words.while_others_wait}"
+        ),
+        advice="pin the memory (`pin_memory=True`) and copy with `non_blocking=True`",
+    )
+
+
+@texts("slow_step", "allocator")
+def slow_step_allocator(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{step_takes(words)}: the host allocates and frees GPU memory for "
+            f"{words['extra_ns']} longer{words.while_others_wait}"
+        ),
+        advice=(
+            "run the largest shapes once before the loop, or set "
+            "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`"
+        ),
+    )
+
+
+@texts("slow_step", "host_sync")
+def slow_step_host_sync(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{step_takes(words)}: the host waits {words['extra_ns']} longer for the "
+            f"GPU{words.while_others_wait}"
+        ),
+        advice=(
+            f"look at step {words['step']} in the timeline: what the GPU did in it and in no other"
+        ),
+    )
+
+
+@texts("slow_step", "host_compute")
+def slow_step_host_compute(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{step_takes(words)}: operators run on the CPU for {words['extra_ns']} "
+            f"longer{words.while_others_wait}"
+        ),
+        advice="move this work to the GPU or out of the loop",
+    )
+
+
+@texts("slow_step", "launch_bound")
+def slow_step_launch_bound(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{step_takes(words)}: the host takes {words['extra_ns']} longer to launch its "
+            f"work{words.while_others_wait}"
+        ),
+        advice=(
+            f"look at step {words['step']} in the timeline: operators that only it runs, or that "
+            "it runs for the first time"
+        ),
+    )
+
+
+@texts("repeated_reduction")
+def repeated_reduction(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"gradients are reduced {words['times_per_step']} times per optimizer step",
+        advice=(
+            "reduce them once, after the last micro-batch: `no_sync()` with DDP, "
+            "`set_requires_gradient_sync(False)` with FSDP2"
+        ),
+    )
+
+
+@texts("exposed_comm")
+def exposed_comm(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{exposed(words)}; the trace does not show why",
+        advice="record the host's calls (`tracekit doctor` says how)",
+    )
+
+
+@texts("exposed_comm", "too_little_compute")
+def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{words.label_words}{words.rate} is exposed for {words['exposed_ns']} (no compute "
+            f"beside it); only {words['free_compute_ns']} of compute is free"
+        ),
+        advice=(
+            f"check links and NCCL's transport, or send fewer bytes ({words.fewer_bytes}); "
+            "assumes transfers twice as fast"
+        ),
+    )
+
+
+@texts("exposed_comm", "host_takes_as_long")
+def exposed_comm_host_takes_as_long(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{exposed(words)}, but hiding it alone saves nothing unless the CPU, which takes as "
+            "long for a step, only waits there"
+        ),
+        advice=(
+            "shorten what the CPU does in a step, then start it earlier or beside other "
+            f"compute{words.option}"
+        ),
+    )
+
+
+@texts("exposed_comm", "peer_late")
+def exposed_comm_peer_late(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{exposed(words)}, {words['wait_share']} of that waiting for a late rank",
+        advice="find out why that rank is late (`--full` names whom the others wait for)",
+    )
+
+
+@texts("exposed_comm", "same_stream")
+def exposed_comm_same_stream(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{exposed(words)}: it is queued on the compute stream",
+        advice=(
+            "run it on a stream of its own (`async_op=True`) and let compute wait for its "
+            f"event{words.option}"
+        ),
+    )
+
+
+@texts("exposed_comm", "one_queue")
+def exposed_comm_one_queue(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{exposed(words)}: compute is queued behind it in one hardware queue",
+        advice="set CUDA_DEVICE_MAX_CONNECTIONS to 8 or more, or launch the compute first",
+    )
+
+
+@texts("exposed_comm", "launched_late")
+def exposed_comm_launched_late(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{exposed(words)}: the CPU starts it late",
+        advice="launch it earlier: CUDA graphs, fewer small kernels, or less Python in the step",
+    )
+
+
+@texts("exposed_comm", "launched_late_under_graphs")
+def exposed_comm_launched_late_under_graphs(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{exposed(words)}: the CPU starts it late although CUDA graphs are used",
+        advice="use fewer and larger graphs, and less Python between their launches",
+    )
+
+
+@texts("exposed_comm", "nothing_to_hide")
+def exposed_comm_nothing_to_hide(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{exposed(words)}: no compute is independent of it at that time",
+        advice=(
+            f"start it earlier or in smaller pieces, or beside another micro-batch{words.option}"
+        ),
+    )
+
+
+@texts("exposed_comm", "compute_waited")
+def exposed_comm_compute_waited(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{exposed(words)}: the next compute needs its result",
+        advice=f"start it earlier (prefetch), or move the wait to the first use{words.option}",
+    )
+
+
+@texts("exposed_comm", "unclear")
+def exposed_comm_unclear(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{exposed(words)}; the trace does not show why",
+        advice=(
+            "look at its longest operations in the timeline: which compute comes next, and what "
+            "that waits for"
+        ),
+    )
+
+
+@texts("exposed_copy")
+def exposed_copy(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=exposed(words),
+        advice="copy earlier, on a stream of its own, from pinned memory",
+    )
+
+
+@texts("slow_rank")
+def slow_rank(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the others wait for rank {words.rank}: the same kernels take {words['ratio']} "
+            "times as long"
+        ),
+        advice="check that GPU's clocks, temperature and power limit, and what else runs on it",
+    )
+
+
+@texts("slow_rank", "fewer_multiprocessors")
+def slow_rank_fewer_multiprocessors(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the others wait for rank {words.rank}: the same kernels take {words['ratio']} "
+            f"times as long ({words['multiprocessors']} SMs, others "
+            f"{words['multiprocessors_of_others']})"
+        ),
+        advice=f"give rank {words.rank} as many SMs as the others (MIG profile, MPS percentage)",
+    )
+
+
+@texts("slow_rank", "together")
+def slow_rank_together(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the others wait for {words.ranks_named}, which are late together: the same kernels "
+            f"take {words['ratio']} times as long"
+        ),
+        advice=(
+            "mend all of them, one alone saves little: check clocks, temperature and power "
+            "limit of these GPUs"
+        ),
+    )
+
+
+@texts("slow_rank", "whole_run")
+def slow_rank_whole_run(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"over the whole run, {words.ranks_named} joins collectives {words['late_ns']} "
+            f"late{words.in_late_steps}; its host calls them in time"
+        ),
+        advice=(
+            "check that GPU's clocks, temperature and power limit, and what else runs on it; "
+            "record those steps"
+        ),
+    )
+
+
+@texts("slow_rank", "whole_run_open")
+def slow_rank_whole_run_open(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"over the whole run, {words.ranks_named} joins collectives {words['late_ns']} "
+            f"late{words.in_late_steps}; clocks do not tell why"
+        ),
+        advice=(
+            "record those steps with the profiler, or switch on TORCH_NCCL_ENABLE_TIMING=1 and "
+            "verbose Inspector logs"
+        ),
+    )
+
+
+@texts("uneven_work")
+def uneven_work(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the others wait {words['late_ns']} for rank {words.rank}, which has more "
+            f"work{words.tokens_words}"
+        ),
+        advice="give all ranks the same number of tokens (sort or pack by length), or move layers",
+    )
+
+
+@texts("uneven_work", "together")
+def uneven_work_together(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the others wait {words['late_ns']} for {words.ranks_named}, which have more "
+            f"work{words.tokens_words}"
+        ),
+        advice=(
+            "give all ranks the same number of tokens (sort or pack by length), or move layers; "
+            "one rank alone saves little"
+        ),
+    )
+
+
+@texts("late_host")
+def late_host(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the others wait {words['late_ns']}{words.in_steps} for rank {words.rank}, whose "
+            "process starts its work late"
+        ),
+        advice="see what that process does then: data loading, a checkpoint, garbage collection",
+    )
+
+
+@texts("late_host", "whole_run")
+def late_host_whole_run(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"over the whole run, the host of {words.ranks_named} calls collectives "
+            f"{words['late_ns']} late{words.in_late_steps}"
+        ),
+        advice="see what that process does then: data loading, a checkpoint, garbage collection",
+    )
+
+
+@texts("late_host", "together")
+def late_host_together(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the others wait {words['late_ns']}{words.in_steps} for {words.ranks_named}, whose "
+            "processes start their work late together"
+        ),
+        advice=(
+            "mend all of them, one alone saves little: see what they do then (data loading, a "
+            "checkpoint)"
+        ),
+    )
+
+
+@texts("hang")
+def hang(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text="an operation did not complete",
+        advice="`tracekit late` shows which",
+    )
+
+
+@texts("hang", "missing")
+def hang_missing(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{words.ranks_named} did not join {words['op']} of {words['op_bytes']} (number "
+            f"{words['sequence']} of group {words['group']}); {words['waiting_ranks']} ranks wait"
+        ),
+        advice=(
+            "look at what that process did then: its stack, its log; `tracekit late` shows its "
+            "last operation"
+        ),
+    )
+
+
+@texts("hang", "mismatch")
+def hang_mismatch(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{words.ranks_named} called another operation than {words['op']} of "
+            f"{words['op_bytes']} (number {words['sequence']} of group {words['group']})"
+        ),
+        advice="make all ranks call the same operations in the same order",
+    )
+
+
+@texts("hang", "stuck")
+def hang_stuck(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{words['op']} of {words['op_bytes']} (number {words['sequence']} of group "
+            f"{words['group']}) did not complete, though all joined"
+        ),
+        advice="check links and GPUs of its ranks (NCCL_DEBUG=INFO)",
+    )
+
+
+@texts("slow_link")
+def slow_link(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"transfers of rank {words.rank} take {words['ratio']} times as long as others of "
+            "their size"
+        ),
+        advice=f"check the links of rank {words.rank} and its place in the topology",
+    )
+
+
+@texts("slow_link", "degraded")
+def slow_link_degraded(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{words['op']} of {words['op_bytes']} in group {words['group']} takes "
+            f"{words['slow_ns']} instead of {words['usual_ns']} since step {words['since_step']}"
+        ),
+        advice="check the links of its ranks: errors, retries, another job on them",
+    )
+
+
+@texts("slow_link", "slower_than_others")
+def slow_link_slower_than_others(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{words['op']} of {words['op_bytes']} in group {words['group']} takes "
+            f"{words['slow_ns']}, in other groups {words['usual_ns']}"
+        ),
+        advice="check the links of its ranks and their place in the topology",
+    )
+
+
+@texts("slow_link", "together")
+def slow_link_together(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"transfers of {words.ranks_named} take {words['ratio']} times as long as others of "
+            "their size"
+        ),
+        advice=(
+            "check the links of these ranks and their place in the topology; one alone saves little"
+        ),
+    )
+
+
+@texts("schedule_gap")
+def schedule_gap(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{longer_than_schedule(words)}: other work between the stages' computations",
+        advice="shorten or move the work between the stages' computations",
+    )
+
+
+@texts("schedule_gap", "order")
+def schedule_gap_order(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{longer_than_schedule(words)}: operations run in another order",
+        advice=f"run the operations in the order of {words['schedule']}",
+    )
+
+
+@texts("schedule_gap", "imbalance")
+def schedule_gap_imbalance(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{longer_than_schedule(words)}: pipeline stages take unequal time",
+        advice="move layers between stages until they take the same time",
+    )
+
+
+@texts("schedule_gap", "variation")
+def schedule_gap_variation(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{longer_than_schedule(words)}: micro-batches take unequal time",
+        advice="give every micro-batch the same work",
+    )
+
+
+@texts("schedule_gap", "p2p")
+def schedule_gap_p2p(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"pipeline stages wait {words['part_ns']} longer for messages from each other than "
+            f"{words['schedule']} needs"
+        ),
+        advice="send and receive earlier and asynchronously (`isend`, `irecv`)",
+    )
+
+
+@texts("schedule_gap", "p2p_and_host")
+def schedule_gap_p2p_and_host(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"pipeline stages wait {words['part_ns']} longer for messages from each other than "
+            f"{words['schedule']} needs, and the CPU takes nearly as long for a step"
+        ),
+        advice=(
+            "do both: send and receive earlier and asynchronously (`isend`, `irecv`), which "
+            f"alone saves only {words['messages_alone_ns']}, and start kernels earlier (CUDA "
+            "graphs, less Python)"
+        ),
+    )
+
+
+@texts("schedule_gap", "p2p_transfer")
+def schedule_gap_p2p_transfer(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"pipeline stages wait {words['part_ns']} longer for messages from each other than "
+            f"{words['schedule']} needs, and there is too little compute to hide them"
+        ),
+        advice=(
+            "check links and NCCL's transport, or send fewer bytes (a narrower type, fewer "
+            "chunks per rank); assumes transfers twice as fast"
+        ),
+    )
+
+
+@texts("schedule_gap", "offload")
+def schedule_gap_offload(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{longer_than_schedule(words)}: compute stops for copies between GPU and host",
+        advice="copy earlier, or less",
+    )
+
+
+@texts("schedule_gap", "host")
+def schedule_gap_host(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{longer_than_schedule(words)}: the CPU starts its work late",
+        advice="start it earlier: CUDA graphs, fewer small kernels, or less Python in the step",
+    )
+
+
+@texts("schedule_gap", "host_under_graphs")
+def schedule_gap_host_under_graphs(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{longer_than_schedule(words)}: the CPU starts its work late although CUDA graphs "
+            "are used"
+        ),
+        advice="use fewer and larger graphs, and less Python between their launches",
+    )
+
+
+@texts("schedule_gap", "own_bubble")
+def schedule_gap_own_bubble(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"stages have nothing to do for {words['bubble_share']} of the pipeline's time while "
+            f"it fills and drains (the bubble of {words['schedule']})"
+        ),
+        advice="more micro-batches, more chunks per rank, or another schedule (`--what-if`)",
+    )
+
+
+@texts("slow_kernel")
+def slow_kernel(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=first_slow_kernel(words),
+        advice=f"let `torch.compile` fuse it, and keep its inputs contiguous{gain_of_first(words)}",
+    )
+
+
+@texts("slow_kernel", "misaligned")
+def slow_kernel_misaligned(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{first_slow_kernel(words)}, because its sizes are no multiples of 8",
+        advice=(
+            "pad sizes to multiples of 64 (vocabulary, hidden size, head "
+            f"count){gain_of_first(words)}"
+        ),
+    )
+
+
+@texts("slow_kernel", "skinny")
+def slow_kernel_skinny(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{first_slow_kernel(words)}, because one size of the product is small (it moves more than "
+            "it computes)"
+        ),
+        advice=(
+            "fuse it with what is before or behind it, batch several into one, or let "
+            f"`torch.compile` do so{gain_of_first(words)}"
+        ),
+    )
+
+
+@texts("slow_kernel", "few_tiles")
+def slow_kernel_few_tiles(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{first_slow_kernel(words)}, because its result has fewer tiles than the GPU has "
+            "multiprocessors"
+        ),
+        advice=(
+            "use a larger batch, or join products into one (a fused QKV projection, grouped "
+            f"products){gain_of_first(words)}"
+        ),
+    )
+
+
+@texts("slow_kernel", "short_sequence")
+def slow_kernel_short_sequence(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{first_slow_kernel(words)}, because its sequences are short",
+        advice=(
+            "pack several sequences into one (variable-length attention), or use a larger "
+            f"batch{gain_of_first(words)}"
+        ),
+    )
+
+
+@texts("slow_kernel", "attention")
+def slow_kernel_attention(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=first_slow_kernel(words),
+        advice=f"use another attention kernel (FlashAttention 3, cuDNN){gain_of_first(words)}",
+    )
+
+
+@texts("slow_kernel", "depthwise")
+def slow_kernel_depthwise(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"slow kernels, first {words['op']}{words.in_module}: at most "
+            f"{words['share_of_limit']} of the GPU's {words.limit_words}, because each channel "
+            "is convolved by itself (it moves more than it computes)"
+        ),
+        advice=(
+            "use `channels_last` and a 16-bit type, or let `torch.compile` fuse it with what is "
+            f"behind it{gain_of_first(words)}"
+        ),
+    )
+
+
+@texts("slow_kernel", "channels")
+def slow_kernel_channels(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"slow kernels, first {words['op']}{words.in_module}: at most "
+            f"{words['share_of_limit']} of the GPU's {words.limit_words}, because its numbers of "
+            "channels are no multiples of 8"
+        ),
+        advice=(
+            "pad the channels to multiples of 8 (an image's 3 to 4 or 8), use `channels_last` "
+            f"and a 16-bit type{gain_of_first(words)}"
+        ),
+    )
+
+
+@texts("slow_kernel", "convolution")
+def slow_kernel_convolution(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"slow kernels, first {words['op']}{words.in_module}: at most "
+            f"{words['share_of_limit']} of the GPU's {words.limit_words}"
+        ),
+        advice=(
+            "use `channels_last`, a 16-bit type and `torch.backends.cudnn.benchmark = "
+            f"True`{gain_of_first(words)}"
+        ),
+    )
+
+
+@texts("slow_kernel", "few_tokens")
+def slow_kernel_few_tokens(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{first_slow_kernel(words)}, because its experts get few tokens each (it moves more than "
+            "it computes)"
+        ),
+        advice=(
+            "send more tokens through each call (a larger batch), or put fewer experts on a "
+            f"GPU{gain_of_first(words)}"
+        ),
+    )
+
+
+@texts("slow_kernel", "experts")
+def slow_kernel_experts(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=first_slow_kernel(words),
+        advice=(
+            "tune its kernel for these sizes, or spread tokens evenly over "
+            f"experts{gain_of_first(words)}"
+        ),
+    )
+
+
+@texts("slow_kernel", "optimizer")
+def slow_kernel_optimizer(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"slow kernels, first {words['op']}: {words['share_of_limit']} of the GPU's "
+            f"{words.limit_words}"
+        ),
+        advice=f"use the fused optimizer (`fused=True`){gain_of_first(words)}",
+    )
+
+
+@texts("slow_kernel", "copy")
+def slow_kernel_copy(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"slow kernels, first copies on the device: {words['share_of_limit']} of the GPU's "
+            f"{words.limit_words}"
+        ),
+        advice=f"avoid them (`contiguous`, `cat`, `clone`){gain_of_first(words)}",
+    )
+
+
+@texts("slow_kernel", "product")
+def slow_kernel_product(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=first_slow_kernel(words),
+        advice=(
+            'try another kernel (`torch.compile(mode="max-autotune")`) or a larger '
+            f"batch{gain_of_first(words)}"
+        ),
+    )
+
+
+@texts("recording")
+def recording(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{waiting_unknown(words)}: operations of some ranks have no match",
+        advice="record all ranks over the same time",
+    )
+
+
+@texts("recording", "ranks")
+def recording_ranks(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{waiting_unknown(words)}: only {words['given_ranks']} of {words['world_size']} "
+            "ranks are here"
+        ),
+        advice="add the traces of the other ranks",
+    )
+
+
+@texts("recording", "one_rank")
+def recording_one_rank(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{waiting_unknown(words)}: only rank {words.rank} is here",
+        advice="add the traces of the other ranks",
+    )
+
+
+@texts("recording", "gpu_work")
+def recording_gpu_work(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{waiting_unknown(words)}: {words.ranks_named} has no GPU work in its trace",
+        advice="record GPU work on every rank (`tracekit doctor` says how)",
+    )
+
+
+@texts("recording", "peers")
+def recording_peers(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{waiting_unknown(words)}: messages do not name their peer",
+        advice="record to whom messages go: a newer PyTorch, or `nsys export --include-blobs=true`",
+    )
+
+
+@texts("recording", "groups")
+def recording_groups(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{waiting_unknown(words)}: process groups are not recorded",
+        advice="record process groups (`tracekit doctor` says how)",
+    )
+
+
+@texts("memory_peak", "out_of_memory")
+def memory_peak_out_of_memory(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"rank {words.rank} ran out of memory: {words['failed_request_bytes']} were asked "
+            f"for; at its peak it held {words['peak_bytes']}{words.peak_place}, most of it "
+            f"{words.category_words} ({words['category_bytes']})"
+        ),
+        advice=(
+            f"{words.recompute}, or take smaller micro-batches or a schedule with fewer of them "
+            "in flight (`--what-if` says what each needs)"
+        ),
+    )
+
+
+@texts("memory_peak", "nearly_full")
+def memory_peak_nearly_full(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"rank {words.rank} reserves {words['reserved_bytes']} of {words['capacity_bytes']}; "
+            f"at its peak it holds {words['peak_bytes']}{words.peak_place}, most of it "
+            f"{words.category_words} ({words['category_bytes']})"
+        ),
+        advice=(
+            f"{words.recompute}, or take smaller micro-batches or a schedule with fewer of them "
+            "in flight (`--what-if` says what each needs)"
+        ),
+    )
+
+
+@texts("memory_peak", "above_schedule")
+def memory_peak_above_schedule(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"rank {words.rank} holds the activations of {words['in_flight']} micro-batches at "
+            f"once, and its schedule asks for {words['ideal_in_flight']}"
+        ),
+        advice=(
+            "free outputs and losses of a micro-batch when its backward has ended, and look for "
+            "what still refers to them"
+        ),
+    )
+
+
+@texts("memory_peak", "outlived")
+def memory_peak_outlived(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"rank {words.rank} holds {words['outlived_bytes']} of activations at its peak whose "
+            "backward has ended"
+        ),
+        advice=(
+            "drop references to outputs and losses of a micro-batch when its backward has ended "
+            "(keep `loss.detach()`)"
+        ),
+    )
+
+
+@texts("fragmentation")
+def fragmentation(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"rank {words.rank} reserves {words['reserved_bytes']}, of which "
+            f"{words['fragmented_bytes']} ({words['fragmented_share']}) are free in pieces; "
+            f"{words['request_bytes']} did not fit while {words['free_bytes']} were "
+            f"free{words.at_line}"
+        ),
+        advice=(
+            "set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, allocate what stays before "
+            "what comes and goes, or keep shapes the same"
+        ),
+    )
+
+
+@texts("leak")
+def leak(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"rank {words.rank} leaves {words['step_bytes']} behind in every "
+            f"step{words.leak_place}{words.until_full}"
+        ),
+        advice=(
+            "something keeps these tensors: detach what is stored (`.detach()`, `.item()`), and "
+            "clear lists and caches between steps"
+        ),
+    )
