@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
+from tracekit._util.notebook import html_table
 from tracekit.against_ideal.identify import Match
 from tracekit.against_ideal.replay import StepReplays
 from tracekit.documents.analysis import RankBubble, WhatIf
@@ -181,8 +182,6 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
         )
 
     def _repr_html_(self) -> str:
-        from tracekit.report.text import html_table
-
         head = self.head
         parts = sorted(
             (head.gap_ns or {}).items(), key=lambda part: (part[0] == "unexplained", -part[1])

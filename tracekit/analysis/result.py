@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import msgspec
 import polars as pl
 
+from tracekit._util.notebook import html_table
 from tracekit._util.text import counted, ms, percent
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine.stragglers import Stragglers
@@ -133,8 +134,6 @@ class BaseAnalysis(HasDocument):
         return {table_name: table.to_pandas() for table_name, table in self.tables.items()}
 
     def _repr_html_(self) -> str:
-        from tracekit.report.text import html_table
-
         step = self.step
         rows = [_notebook_row("run", step.time_ns, step.budget, self.total)]
         for result in self.rank_results:

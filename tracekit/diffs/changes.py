@@ -12,6 +12,7 @@ import msgspec
 import polars as pl
 from msgspec import UNSET, UnsetType, structs
 
+from tracekit._util.notebook import html_table
 from tracekit._util.text import counted
 from tracekit._util.values import without_none
 from tracekit._version import __version__
@@ -89,8 +90,6 @@ class Diff(HasDocument):
         write_diff(self, path)
 
     def _repr_html_(self) -> str:
-        from tracekit.report.text import html_table
-
         rows = []
         for row in self.document.metrics:
             levels = [_format_level(value) for value in (row.before, row.after, row.change)]

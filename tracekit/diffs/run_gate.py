@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from tracekit._util.notebook import html_table
 from tracekit._version import __version__
 from tracekit.diffs.changes import largest_changes, side_summary
 from tracekit.diffs.comparability import check_formats, find_damage, find_obstacles
@@ -86,8 +87,6 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
         write_gate(self.to_dict(), path)
 
     def _repr_html_(self) -> str:
-        from tracekit.report.text import html_table
-
         rows = [(check.metric, check.verdict, check.reason) for check in self.checks]
         title = f"{self.verdict}: {len(self.checks)} checked"
         return html_table(title, ("metric", "verdict", "why"), rows, notes=self.obstacles)

@@ -12,6 +12,7 @@ from pathlib import PurePath
 import msgspec
 import polars as pl
 
+from tracekit._util.notebook import html_table
 from tracekit._util.text import counted
 from tracekit.align.steps import assign_parts, host_ranges
 from tracekit.classify.names import HOST_CALLS
@@ -139,8 +140,6 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
 
     def _repr_html_(self) -> str:
-        from tracekit.report.text import html_table
-
         rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]
         title = f"{counted(len(self.facts), 'rank')}, {counted(len(rows), 'finding')}"
         heads = ("", "missing", "how to record it") if rows else ()

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tracekit._loops import simulation
 from tracekit._util.arrays import Ints, as_int64
+from tracekit._util.notebook import html_table
 from tracekit.errors import DeadlockError, ScheduleError
 from tracekit.schedules.ops import KINDS, Op
 
@@ -167,8 +168,6 @@ class Schedule:
         return f"<Schedule: {self.name}, {self.pp} ranks × {self.microbatches} micro-batches>"
 
     def _repr_html_(self) -> str:
-        from tracekit.report.text import html_table
-
         rows = []
         for rank, order in enumerate(self.orders()):
             ellipsis = " …" if len(order) > MAX_OPS_IN_NOTEBOOK else ""

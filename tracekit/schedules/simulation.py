@@ -18,6 +18,7 @@ import polars as pl
 
 from tracekit._loops import simulation
 from tracekit._util.arrays import Ints, as_int64
+from tracekit._util.notebook import html_table
 from tracekit._util.text import percent
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.schedule import FORMAT, Cell, RankIdle, ScheduleDocument
@@ -129,8 +130,6 @@ class Simulation(HasDocument):
         return f"<Simulation: {plan.name}, {size}, makespan {self.makespan:g}>"
 
     def _repr_html_(self) -> str:
-        from tracekit.report.text import html_table
-
         columns = zip(self.busy, self.bubble, self.peak_activations, strict=True)
         rows = []
         for rank, (busy, idle, peak) in enumerate(columns):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from tracekit._util.notebook import html_table
 from tracekit._util.text import listing
 from tracekit.classify.classify_events import classify_rank
 from tracekit.errors import Notice, OptionError
@@ -113,8 +114,6 @@ class Trace:
         return f"<Trace: {len(self.parts)} ranks, {rows:,} events>"
 
     def _repr_html_(self) -> str:
-        from tracekit.report.text import html_table
-
         heads = ("rank", "events", "GPU", "CPU", "steps", "span", "device", "source")
         notes = [notice.message for notice in self.notices[:8]]
         return html_table(

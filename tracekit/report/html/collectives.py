@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit._util.notebook import html
 from tracekit._util.text import counted, ms
-from tracekit.report.text import capitalize, html, size
+from tracekit.report.text import capitalize, size
 from tracekit.whole_run.result import WholeRun
 from tracekit.whole_run.timeline import collective_bars
 

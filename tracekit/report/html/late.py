@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from tracekit._util.notebook import html
 from tracekit._util.text import ms
 from tracekit.report.html.collectives import (
     LABEL_WIDTH,
@@ -21,7 +22,7 @@ from tracekit.report.html.collectives import (
 from tracekit.report.html.places import PathNames
 from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.table import Table
-from tracekit.report.text import capitalize, html, size
+from tracekit.report.text import capitalize, size
 from tracekit.report.view import late as view
 from tracekit.whole_run.late_ranks import late_threshold
 from tracekit.whole_run.measure import lateness_matrix

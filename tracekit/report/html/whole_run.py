@@ -10,10 +10,11 @@ from collections.abc import Collection
 
 from markupsafe import Markup
 
+from tracekit._util.notebook import html
 from tracekit.analysis import Analysis
 from tracekit.report.html.collectives import collective_timeline
 from tracekit.report.html.late import heat_map, list_of_lines, table_of, transfer_lines
-from tracekit.report.text import capitalize, html
+from tracekit.report.text import capitalize
 from tracekit.report.view import late as view
 from tracekit.whole_run.result import WholeRun
 
