@@ -59,11 +59,113 @@ def test_the_action_gates_files_that_look_like_options_as_files():
 
 
 @pytest.mark.parametrize("name", ["action.yml", "gitlab.yml"])
-def test_no_module_of_the_checked_out_code_runs_with_the_token(name):
+def test_every_python_of_the_gate_is_isolated(name):
     text = (ROOT / "ci" / name).read_text(encoding="utf-8")
-    calls = re.findall(r"python [^\n]*tracekit\.report\.ci\.comment", text)
-    assert calls
-    assert [call for call in calls if not call.startswith("python -P -m ")] == []
+    calls = re.findall(r"^[^#\n]*?((?:python|tracekit gate)[ ].*)$", text, re.MULTILINE)
+    assert len(calls) >= 3
+    assert [call for call in calls if not call.startswith("python -I -")] == []
+
+
+class GateJob:
+    """The steps of a gate, run in a workspace as GitHub or GitLab would."""
+
+    def __init__(self, workspace):
+        self.workspace = workspace
+        self.variables = {}
+        """What steps wrote to GITHUB_ENV: inherited by later ones."""
+
+    def run(self, script, *, shell="bash -e {0}", **variables):
+        """Run the script of a step; return what it did."""
+        outside = self.workspace.parent
+        (outside / "step.sh").write_text(script, encoding="utf-8")
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "GITHUB_OUTPUT": str(outside / "output"),
+            "GITHUB_STEP_SUMMARY": str(outside / "summary"),
+            **self.variables,
+            **variables,
+        }
+        command = [word.format(outside / "step.sh") for word in shell.split()]
+        return subprocess.run(
+            command,
+            cwd=self.workspace,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def hostile_job(tmp_path):
+    """A job whose workspace has a module for everything that a gate imports, and variables that run code."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    code = "import os; open('stolen', 'a').write(os.environ.get('GITHUB_TOKEN', 'ran'))"
+    for name in (
+        "json",
+        "pip",
+        "tracekit",
+        "multiprocessing",
+        "msgspec",
+        "urllib",
+        "sitecustomize",
+    ):
+        (workspace / f"{name}.py").write_text(code, encoding="utf-8")
+    (workspace / "profile.sh").write_text('echo "$GITHUB_TOKEN" >> stolen\n', encoding="utf-8")
+    job = GateJob(workspace)
+    job.variables = {
+        "BASH_ENV": str(workspace / "profile.sh"),
+        "ENV": str(workspace / "profile.sh"),
+        "BASH_FUNC_python%%": "() { echo $GITHUB_TOKEN >> stolen; }",
+        "PYTHONPATH": str(workspace),
+        "PYTHONSTARTUP": str(workspace / "json.py"),
+    }
+    return job
+
+
+def test_no_code_of_the_workspace_runs_in_the_action(hostile_job):
+    inputs = {
+        "VERSION": "--version",
+        "CANDIDATE": "missing.json",
+        "BASELINE": "missing.json",
+        "REQUIRE": "",
+        "INCONCLUSIVE": "",
+        "NAME": "hostile",
+        "ARTIFACT": "",
+        "FOLDER": "tracekit-gate-hostile",
+        "CODE": "2",
+        "EXPECT": "2",
+    }
+    for step in read(ROOT / "ci" / "action.yml")["runs"]["steps"]:
+        if "run" in step:
+            own = {name: value for name, value in step["env"].items() if "${{" not in value}
+            hostile_job.run(
+                step["run"], shell=step["shell"], **inputs, **own, GITHUB_TOKEN="s3cret"
+            )
+    assert "verdict=error" in (hostile_job.workspace.parent / "output").read_text(encoding="utf-8")
+    assert not (hostile_job.workspace / "stolen").exists()
+
+
+def test_no_code_of_the_workspace_runs_in_the_gitlab_job(hostile_job):
+    job = read(ROOT / "ci" / "gitlab.yml")[".tracekit-gate"]
+    # What the runner's own shell reads before the job begins is the project's business.
+    for name in ("BASH_ENV", "ENV", "BASH_FUNC_python%%"):
+        hostile_job.variables.pop(name)
+    lines = [line.replace("install", "--version") for line in job["before_script"]]
+    inputs = {"CANDIDATE": "missing.json", "BASELINE": "missing.json", "CI_JOB_NAME": "perf"}
+    script = "\n".join([*lines, *job["script"]])
+    done = hostile_job.run(
+        script,
+        shell="sh -e {0}",
+        TRACEKIT="",
+        CI_JOB_URL="",
+        TRACEKIT_GITLAB_TOKEN="s3cret",
+        **inputs,
+    )
+    assert done.returncode == 2, done.stderr
+    assert not (hostile_job.workspace / "stolen").exists()
+    assert "s3cret" not in done.stdout + done.stderr
 
 
 def test_the_compiler_that_is_fetched_has_a_fixed_version():
@@ -117,7 +219,7 @@ def test_the_citation_has_the_version_and_the_address():
 
 def test_the_changelog_begins_with_the_version_and_the_date_of_the_citation():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    newest = re.search(r"^## (.+)$", changelog, re.MULTILINE)
+    newest = re.search(r"^## (?!Unreleased)(.+)$", changelog, re.MULTILINE)
     released = read(ROOT / "CITATION.cff")["date-released"]
     assert newest[1] == f"{__version__} ({released.isoformat()})"
 

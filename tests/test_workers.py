@@ -180,6 +180,26 @@ def test_a_script_with_a_main_guard_uses_processes(tmp_path):
 @pytest.mark.skipif(
     not hasattr(signal, "pthread_sigmask"), reason="this machine has no signal masks"
 )
+def test_no_module_beside_the_traces_is_run(tmp_path):
+    for name in ("multiprocessing", "signal", "json", "polars", "tracekit"):
+        (tmp_path / f"{name}.py").write_text(f"open('ran-{name}', 'w').close()", encoding="utf-8")
+    # As an installed script: its own folder is searched for modules, the working folder is not.
+    script = tmp_path / "bin" / "count.py"
+    script.parent.mkdir()
+    script.write_text(
+        "from tracekit._util.workers import map_items\n"
+        "if __name__ == '__main__':\n"
+        "    print([result.value for result in map_items(abs, [-1, -2], workers=2)])\n",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=environment, check=True, capture_output=True
+    )
+    assert done.stdout == b"[1, 2]\n"
+    assert not list(tmp_path.glob("ran-*"))
+
+
 def test_every_worker_is_started_with_ctrl_c_blocked():
     """The process that multiprocessing starts beside the first worker must not unblock the signal for it."""
     blocked = "__import__('signal').SIGINT in __import__('signal').pthread_sigmask(0, [])"

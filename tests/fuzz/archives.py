@@ -13,6 +13,7 @@ from tests.fuzz.others import one_line
 from tracekit.align.clocks import Clocks
 from tracekit.documents.store_manifest import StoreEntry
 from tracekit.errors import TracekitError
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.report.perfetto.archive import (
     MANIFEST_NAME,
     RESULTS_NAME,
@@ -22,6 +23,7 @@ from tracekit.report.perfetto.archive import (
     manifest_bytes,
     name_apart,
 )
+from tracekit.run.ingest import content_key
 from tracekit.schema import Source
 
 ROLES = (
@@ -65,7 +67,9 @@ def check(raw: bytes, folder: Path) -> None:
             start_ns, end_ns, base_ns = times
             source = Source(str(path), reader, rank, "name", clock_base_ns=base_ns)
             entry = StoreEntry(rank, 0, 0, start_ns, end_ns, source)
-            file = describe_rank_file(entry, role)
+            trace = SourceRef(str(path), reader, rank)
+            traces = {str(path): (trace, content_key(trace))}
+            file = describe_rank_file(entry, role, traces)
             files.append(file)
             contents.append(data)
         files = name_apart(files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -15,14 +16,17 @@ import pytest
 
 from tests.pftrace import write_pftrace
 from tests.reference import load_json
+from tests.stores import seal
 from tracekit import analyze, ingest
 from tracekit.documents.store_manifest import StoreEntry
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers.file_type import detect_file_type
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.report.perfetto.archive import describe_rank_file, name_apart
 from tracekit.report.perfetto.export import export
 from tracekit.schedules import generate
 from tracekit.schema import Source
+from tracekit.store.files import MANIFEST
 from tracekit.synthetic import Recipe, write_run
 
 pytestmark = pytest.mark.usefixtures("measured_once")
@@ -232,19 +236,46 @@ def test_ranks_that_are_not_there_are_an_error(skewed, tmp_path):
     assert not (tmp_path / "run.tar").exists()
 
 
-def test_a_rank_whose_file_is_gone_is_an_error(skewed, tmp_path):
-    shutil.copytree(skewed, tmp_path / "traces")
-    store = ingest(tmp_path / "traces", tmp_path / "store", workers=1)
-    sorted((tmp_path / "traces").glob("*.gz"))[2].unlink()
-    with pytest.raises(InputError, match="the trace of rank 2 cannot be read"):
-        export(store.path, tmp_path / "run.tar", workers=1)
+def forged_store(traces, path, *, origin):
+    """Write a store of *traces* whose first rank names *origin* as its source, sealed again."""
+    store = ingest(traces, path, workers=1)
+    manifest = json.loads((store.path / MANIFEST).read_text())
+    manifest["ranks"][0]["source"]["path"] = str(origin)
+    (store.path / MANIFEST).write_text(json.dumps(manifest))
+    seal(store.path)
+    return store.path
+
+
+@pytest.mark.parametrize("origin", ["secret.json", "http://127.0.0.1:{port}/rank0.json"])
+def test_a_path_that_a_store_mentions_is_not_opened(skewed, tmp_path, origin):
+    (tmp_path / "secret.json").write_text('{"password": "hunter2"}')
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1)
+        listening.setblocking(False)
+        port = listening.getsockname()[1]
+        store = forged_store(skewed, tmp_path / "store", origin=origin.format(port=port))
+        for paths in (store, [store], [store, sorted(skewed.glob("*.gz"))[0]]):
+            with pytest.raises(OptionError, match="a store has none"):
+                export(paths, tmp_path / "run.tar", workers=1)
+        with pytest.raises(BlockingIOError):
+            listening.accept()  # nobody has asked
     assert not (tmp_path / "run.tar").exists()
-    assert (
-        offsets_of(export(store.path, tmp_path / "two.tar", ranks=[0, 1], workers=1).path)[
-            "rank0.json"
-        ]
-        == 0
-    )
+    export(store, tmp_path / "run.json.gz", workers=1)  # from the store's own tables alone
+
+
+def test_a_trace_that_changes_while_it_is_exported_is_an_error(skewed, tmp_path, monkeypatch):
+    shutil.copytree(skewed, tmp_path / "traces")
+    first = sorted((tmp_path / "traces").glob("*.gz"))[0]
+
+    def analyze_and_replace(*paths, **options):
+        first.write_bytes(first.read_bytes() + b"more")
+        return analyze(*paths, **options)
+
+    monkeypatch.setattr("tracekit.report.perfetto.export.analyze", analyze_and_replace)
+    with pytest.raises(InputError, match="changed while it was exported"):
+        export(tmp_path / "traces", tmp_path / "run.tar", workers=1)
+    assert not (tmp_path / "run.tar").exists()
 
 
 def test_a_run_that_lacks_ranks_is_written_with_those_that_are_there(skewed, tmp_path):
@@ -290,7 +321,8 @@ def test_roles_that_differ_in_characters_alone_have_files_of_their_own_names():
     files = []
     for role in ("rollout 1", "rollout-1", "Rollout/1", "x" * 60 + "a", "x" * 60 + "b"):
         source = Source(f"{role}.json", "kineto", 0, "name", clock_base_ns=0)
-        files.append(describe_rank_file(StoreEntry(0, 0, 0, None, None, source), role))
+        traces = {source.path: (SourceRef(source.path, "kineto", 0), "")}
+        files.append(describe_rank_file(StoreEntry(0, 0, 0, None, None, source), role, traces))
     assert [file.name for file in name_apart(files)] == [
         "rollout-1-rank0.json",
         "rollout-1-rank0-2.json",

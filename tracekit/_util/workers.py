@@ -210,12 +210,13 @@ class _WorkerPool:
         self._count = count
         self._ours, self._theirs = context.Pipe()
         self._results = tempfile.TemporaryDirectory(prefix="tracekit-", ignore_cleanup_errors=True)
-        self._executor = ProcessPoolExecutor(
-            count,
-            mp_context=context,
-            initializer=_start_worker,
-            initargs=(self._theirs, self._results.name),
-        )
+        with _no_modules_of_the_working_folder():  # of the resource tracker, which starts here
+            self._executor = ProcessPoolExecutor(
+                count,
+                mp_context=context,
+                initializer=_start_worker,
+                initargs=(self._theirs, self._results.name),
+            )
 
     def __enter__(self) -> _WorkerPool:
         return self
@@ -238,6 +239,7 @@ class _WorkerPool:
             with (
                 _sigint_blocked(),
                 _polars_threads(self._count),
+                _no_modules_of_the_working_folder(),
             ):
                 return self._executor.submit(
                     _call_in_worker, function, index, item, self._results.name
@@ -334,14 +336,33 @@ def _polars_threads(processes: int) -> Iterator[None]:
 
     Otherwise polars uses all of them in each.
     """
-    if POLARS_THREADS in os.environ:
+    with _default_variable(POLARS_THREADS, str(max(1, cores() // processes))):
+        yield
+
+
+@contextlib.contextmanager
+def _no_modules_of_the_working_folder() -> Iterator[None]:
+    """Let Pythons that start in this block import nothing from the working folder.
+
+    ``multiprocessing`` starts them with ``-c``, for which that folder is the first to be searched:
+    a ``multiprocessing.py`` beside somebody's traces would be run. What the caller can import from
+    there, its workers can too: they get its ``sys.path``.
+    """
+    with _default_variable("PYTHONSAFEPATH", "1"):
+        yield
+
+
+@contextlib.contextmanager
+def _default_variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable in this block, unless it is set."""
+    if os.environ.get(name):
         yield
         return
-    os.environ[POLARS_THREADS] = str(max(1, cores() // processes))
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ[POLARS_THREADS]
+        del os.environ[name]
 
 
 @contextlib.contextmanager

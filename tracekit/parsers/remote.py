@@ -25,6 +25,11 @@ _IN_EXPORTED_FOLDER = re.compile(r"^(.*?\.(?:parquetdir|arrowdir))/.*$")
 ANSWER_TIMEOUT_S = 60.0
 """Seconds that a web server may stay silent, when it is asked or in the middle of a file; a file
 may take any time."""
+MAX_LISTING_BYTES = 8 << 20
+"""Most bytes of a web server's page that lists files; about a hundred thousand names."""
+LISTING_CHUNK_BYTES = 1 << 16
+MAX_FILES_IN_EXPORTED_FOLDER = 1000
+"""Most files of an exported Nsight report: it has about 150 tables."""
 CONNECT_TIMEOUT_S = 30.0
 """Seconds within which a web server must accept a connection."""
 
@@ -51,7 +56,7 @@ def list_files(url: str, *, depth: int) -> dict[str, int]:
     with _one_line_errors(url):
         system, path = _file_system(url)
         if any(sign in _without_query(path) for sign in "*?["):
-            listed = system.glob(path, detail=True)
+            listed = system.glob(path, detail=True, maxdepth=depth)
         elif path.endswith(_FOLDER_SUFFIXES) or (not _is_web(url) and system.isdir(path)):
             listed = system.find(path, maxdepth=depth, detail=True)
         else:
@@ -118,13 +123,63 @@ def fetch_to_local(path: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         with _one_line_errors(path):
             system, remote_path = _file_system(path)
-            local = Path(folder) / _without_query(remote_path).rstrip("/").rsplit("/", 1)[-1]
+            name = _without_query(remote_path).rstrip("/").rsplit("/", 1)[-1]
+            local = _path_inside(Path(folder), name, path)
             if remote_path.endswith(_FOLDER_SUFFIXES):
-                system.get(remote_path, str(local), recursive=True)
+                _fetch_folder(system, remote_path, local)
             else:
                 # Get would take the ? of a query for a pattern.
                 system.get_file(remote_path, str(local))
         yield str(local)
+
+
+def _fetch_folder(system: Any, remote_path: str, local: Path) -> None:
+    """Copy the files that lie directly in a remote folder, an exported report, into the new folder *local*.
+
+    What a server lists is its own choice, and libraries join it to the target: the names are checked here, one by one.
+    """
+    local.mkdir()
+    listed = system.find(remote_path, maxdepth=1)
+    if len(listed) > MAX_FILES_IN_EXPORTED_FOLDER:
+        problem = f"{public_url(remote_path)}: lists {len(listed):,} files"
+        hint = f"an exported report has a file per table, at most {MAX_FILES_IN_EXPORTED_FOLDER:,}"
+        raise InputError(problem, hint=hint)
+    if list(listed) == [remote_path]:  # what fsspec says of a page without links
+        raise InputError(f"{public_url(remote_path)}: lists no files", hint="check the URL")
+    prefix = remote_path.rstrip("/") + "/"
+    for file in listed:
+        if not file.startswith(prefix):
+            raise _outside_error(remote_path, file)
+        name = _without_query(file.removeprefix(prefix))
+        system.get_file(file, str(_path_inside(local, name, remote_path)))
+
+
+def _path_inside(folder: Path, name: str, url: str) -> Path:
+    """Return the path of a file in *folder*; raise unless *name* is the plain name of one.
+
+    >>> _path_inside(Path("copy"), "StringIds.parquet", "http://host/x.parquetdir").as_posix()
+    'copy/StringIds.parquet'
+    >>> _path_inside(Path("copy"), "../evil.parquet", "http://host/x.parquetdir")
+    Traceback (most recent call last):
+    tracekit.errors.InputError: http://host/x.parquetdir: lists ../evil.parquet, which is not ...
+    """
+    is_plain = name not in ("", ".", "..") and not any(sign in name for sign in "/\\:\0")
+    path = folder / name if is_plain else folder
+    # The check that counts, whatever a name means on this system.
+    if not is_plain or path.resolve().parent != folder.resolve():
+        raise _outside_error(url, name)
+    return path
+
+
+def _outside_error(url: str, name: str) -> InputError:
+    """Return the error about a server that lists a file outside of the folder at *url*."""
+    listed = " ".join(public_url(name)[:MAX_REASON_CHARS].split())
+    problem = (
+        f"{public_url(url)}: lists {listed or 'an empty name'}, which is not a file in that folder"
+    )
+    return InputError(
+        problem, hint="the listing is damaged or hostile; copy the files here yourself"
+    )
 
 
 def _file_system(url: str) -> tuple[Any, str]:
@@ -148,7 +203,42 @@ async def _http_client(**options: Any) -> Any:
 
     redirects = aiohttp.TraceConfig()
     redirects.on_request_redirect.append(_check_redirect)
-    return aiohttp.ClientSession(**{"timeout": timeout, **options}, trace_configs=[redirects])
+
+    class Response(aiohttp.ClientResponse):
+        """An answer whose text, which fsspec asks for to list a folder, is of a bounded size."""
+
+        async def text(self, encoding: str | None = None, errors: str = "strict") -> str:
+            """Return the links of the page, and nothing else."""
+            data = bytearray()
+            async for chunk in self.content.iter_chunked(LISTING_CHUNK_BYTES):
+                data += chunk
+                if len(data) > MAX_LISTING_BYTES:
+                    shown = public_url(str(self.url))
+                    limit = f"{MAX_LISTING_BYTES >> 20} MB"
+                    problem = f"{shown}: its list of files has more than {limit}"
+                    raise InputError(problem, hint="name the files one by one")
+            return _links_alone(data.decode("utf-8", "replace"))
+
+    return aiohttp.ClientSession(
+        **{"timeout": timeout, **options},
+        trace_configs=[redirects],
+        # Bytes are stored as they come: a server cannot make a thousand of each.
+        auto_decompress=False,
+        headers={"Accept-Encoding": "identity"},
+        response_class=Response,
+    )
+
+
+def _links_alone(page: str) -> str:
+    """Return a page of HTML with nothing but the links of *page*.
+
+    fsspec's own pattern for links takes quadratic time on a page with many tags that do not end.
+
+    >>> _links_alone('<a class=x href="rank0.json">0</a> <a <a <A HREF="b/">').split()
+    ['<a', 'href="rank0.json">', '<a', 'href="b/">']
+    """
+    links = re.findall(r"""\bhref=["']([^"'<>]{1,4096})["']""", page, re.IGNORECASE)
+    return "\n".join(f'<a href="{link}">' for link in links)
 
 
 async def _check_redirect(session: Any, context: Any, redirect: Any) -> None:

@@ -66,7 +66,7 @@ def analyse_apart(files: Sequence[Path]) -> Answer:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "POLARS_MAX_THREADS": "1",
     }
-    command = [sys.executable, "-m", "tracekit.record.answer", *map(str, files)]
+    command = [sys.executable, "-P", "-m", "tracekit.record.answer", *map(str, files)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
     answer = msgspec.json.decode(done.stdout, type=Answer)
     if answer.error is not None:

@@ -182,7 +182,7 @@ def ingest(
             check_same_run(target, ())
         return _ingest_recordings(paths_with_recordings, target, ranks=ranks, resume=resume)
     refs, source_notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
-    refs = tuple(_with_absolute_path(ref) for ref in refs)
+    refs = tuple(with_absolute_path(ref) for ref in refs)
     _check_target(target, refs, resume=resume, overwrite=overwrite)
     work_in_folder = partial(
         RankWork,
@@ -330,7 +330,7 @@ def _write_role(
         writer.complete = True  # last: what raises above leaves the store incomplete
 
 
-def _with_absolute_path(ref: SourceRef) -> SourceRef:
+def with_absolute_path(ref: SourceRef) -> SourceRef:
     """Return a source with its path from the root; one at an address stays as it is."""
     if ref.url is not None:
         return ref

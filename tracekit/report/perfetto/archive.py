@@ -9,7 +9,7 @@ processes.
 import io
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,8 @@ from tracekit.documents.store_manifest import StoreEntry
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.kineto.stream import Stream
+from tracekit.parsers.source_refs import SourceRef
+from tracekit.run.ingest import content_key
 from tracekit.schema import PYTORCH_READERS
 
 MANIFEST_NAME = "perfetto_manifest.json"
@@ -59,8 +61,10 @@ class RankFile:
     machine: str
     rank: int
     reader: str
-    source: str
-    """Where it is read from."""
+    trace: SourceRef
+    """The trace that was named; what a store says about its origin is not opened."""
+    key: str
+    """``content_key`` of the trace when it was analysed."""
     base_ns: int
     """Added to the file's own times for nanoseconds since 1970."""
     middle_ns: int
@@ -72,10 +76,13 @@ class RankFile:
         return CLOCK_NAMES[self.reader]
 
 
-def describe_rank_file(entry: StoreEntry, role: str | None) -> RankFile:
+def describe_rank_file(
+    entry: StoreEntry, role: str | None, traces: Mapping[str, tuple[SourceRef, str]]
+) -> RankFile:
     """Return the file of a rank.
 
-    Raise if Perfetto cannot read it or it is not known where its clock starts.
+    *traces* has the traces that were named, and their ``content_key``, by path. Raise if the rank
+    is of none of them, if Perfetto cannot read it or it is not known where its clock starts.
     """
     source = entry.source
     if source.reader not in PYTORCH_READERS:
@@ -84,15 +91,27 @@ def describe_rank_file(entry: StoreEntry, role: str | None) -> RankFile:
     if source.clock_base_ns is None:
         problem = f"{source.path}: the store does not say where this rank's clock starts"
         raise InputError(problem, hint="export from the traces, or ingest them again")
+    trace, key = traces.get(source.path, (None, ""))
+    if trace is None or trace.rank not in (None, entry.rank):
+        raise no_rank_file_error(f"rank {entry.rank}")
     prefix = "" if role is None else f"{_UNUSUAL_CHARACTERS.sub('-', role)[:MAX_ROLE_LENGTH]}-"
     return RankFile(
         name=f"{prefix}rank{entry.rank}{MEMBER_SUFFIXES[source.reader]}",
         machine=f"rank {entry.rank}" if role is None else f"{role} rank {entry.rank}",
         rank=entry.rank,
         reader=source.reader,
-        source=source.path,
+        trace=trace,
+        key=key,
         base_ns=source.clock_base_ns,
         middle_ns=((entry.start_ns or 0) + (entry.end_ns or 0)) // 2,
+    )
+
+
+def no_rank_file_error(where: str) -> OptionError:
+    """Return the error about a rank of a store, whose own file was not named."""
+    problem = f"{where}: an archive holds the ranks' own files, and a store has none"
+    return OptionError(
+        problem, hint="name the traces instead of the store, or write -o FILE.json.gz"
     )
 
 
@@ -181,13 +200,17 @@ class ArchiveWriter:
 
     def add_trace(self, file: RankFile) -> None:
         """Add the trace of a rank, inflated if it is compressed."""
-        with remote.fetch_to_local(file.source) as local:
+        shown = file.trace.path
+        if content_key(file.trace) != file.key:
+            problem = f"{shown}: changed while it was exported"
+            raise InputError(problem, hint="export it again when it is complete")
+        with remote.fetch_to_local(file.trace.url or shown) as local:
             with _open_trace(file, local) as stream:
                 size = 0
                 while data := stream.read(_ARCHIVE_READ_BYTES):
                     size += len(data)
             if size > MAX_MEMBER_BYTES:
-                problem = f"{file.source}: has more than 8 GB, which an archive cannot hold"
+                problem = f"{shown}: has more than 8 GB, which an archive cannot hold"
                 raise InputError(problem, hint="leave this rank out with --ranks")
             with _open_trace(file, local) as stream:
                 self._tar.addfile(_member(file.name, size), stream)

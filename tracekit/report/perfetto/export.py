@@ -24,7 +24,7 @@ from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.errors import Notice
 from tracekit.intervals import union
-from tracekit.parsers.source_refs import unknown_rank_error
+from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.report.findings import shown_findings
 from tracekit.report.gap_words import relevant_notices
 from tracekit.report.perfetto.archive import (
@@ -35,14 +35,15 @@ from tracekit.report.perfetto.archive import (
     make_manifest,
     manifest_bytes,
     name_apart,
+    no_rank_file_error,
 )
 from tracekit.report.perfetto.events import EVENT_DETAILS, TrackNumbers, arrow_lines, event_lines
 from tracekit.report.schedule.layout import layout_pipeline
 from tracekit.report.words import WORDS
 from tracekit.report.write import check_extension
 from tracekit.run.analyze import analyze
-from tracekit.run.driver import OnDamage, check_on_damage
-from tracekit.run.ingest import ingest
+from tracekit.run.driver import OnDamage, check_on_damage, find_sources
+from tracekit.run.ingest import content_key, ingest, with_absolute_path
 from tracekit.schema import GPU_KINDS, LABELS
 from tracekit.store.files import Store, is_store, open_store
 from tracekit.store.sources import OneRole, Paths
@@ -132,6 +133,8 @@ def export(
     """
     check_extension(output, EXPORT_EXTENSIONS)
     check_on_damage(on_damage)
+    is_archive = Path(output).suffix.lower() == ARCHIVE_EXTENSION
+    traces = _named_traces(paths, file_rank) if is_archive else {}
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         store = _named_store(paths) if rules is None else None
         notices: tuple[Notice, ...] = ()
@@ -152,10 +155,10 @@ def export(
         # All ranks that were given are analysed: those that are not written still tell who waited
         # for whom.
         analysis = analyze(store.path, schedule=schedule, workers=workers, critical_path=True)
-        write = (
-            write_archive if Path(output).suffix.lower() == ARCHIVE_EXTENSION else write_perfetto
-        )
-        done = write(store, analysis, output, ranks=ranks)
+        if is_archive:
+            done = write_archive(store, analysis, output, traces=traces, ranks=ranks)
+        else:
+            done = write_perfetto(store, analysis, output, ranks=ranks)
         return replace(done, notices=tuple(dict.fromkeys((*notices, *done.notices))))
 
 
@@ -167,6 +170,20 @@ def _named_store(paths: Paths | OneRole) -> Store | None:
         if isinstance(path, str | os.PathLike) and is_store(Path(path))
         else None
     )
+
+
+def _named_traces(
+    paths: Paths | OneRole, file_rank: int | None
+) -> dict[str, tuple[SourceRef, str]]:
+    """Return the traces that the paths name, and their ``content_key``, by the path that a store of them has."""
+    traces = {}
+    refs, _ = find_sources(paths, rank=file_rank)
+    for ref in refs:
+        if ref.reader == "store":
+            raise no_rank_file_error(ref.path)
+        named = with_absolute_path(ref)
+        traces[named.path] = (named, content_key(named))
+    return traces
 
 
 def write_perfetto(
@@ -190,9 +207,13 @@ def write_archive(
     analysis: Analysis,
     output: str | os.PathLike[str],
     *,
+    traces: Mapping[str, tuple[SourceRef, str]],
     ranks: Collection[int] | None = None,
 ) -> Exported:
-    """Write the files of the ranks of a *store*, their manifest and the results of *analysis* to *output* (.tar)."""
+    """Write the files of the ranks of a *store*, their manifest and the results of *analysis* to *output* (.tar).
+
+    The files are those of *traces*, which were named: paths in a store may be anybody's choice and are not opened.
+    """
     files = []
     stores: dict[str | None, Store] = dict(store.roles.items()) or {None: store}
     for role, role_store in stores.items():
@@ -201,7 +222,7 @@ def write_archive(
             if ranks is None or entry.rank in ranks:
                 entries.append(entry)
         for entry in sorted(entries, key=lambda entry: entry.rank):
-            files.append(describe_rank_file(entry, role))
+            files.append(describe_rank_file(entry, role, traces))
     files = name_apart(files)
     with (
         atomic_write(output) as part,
