@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import polars as pl
@@ -23,12 +22,6 @@ from tracekit.synthetic import Recipe, write_run
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-ADDING = (
-    (ROOT / "CONTRIBUTING.md")
-    .read_text(encoding="utf-8")
-    .partition("## How to add")[2]
-    .partition("\n## ")[0]
-)
 
 
 def read_tiny(path, ref, stacks, lenient):
@@ -60,12 +53,6 @@ def tiny(tmp_path, monkeypatch):
         text = f"#tiny {rank}\nmy_gelu 1000 2000\nmy_gelu 2500 4000\n"
         (folder / f"rank{rank}.tiny").write_text(text, encoding="utf-8")
     return folder
-
-
-def test_every_place_that_is_named_is_there():
-    named = re.findall(r"`((?:tracekit|docs|docsite|tests)/[\w/.-]+)`", ADDING)
-    assert len(named) > 10
-    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_a_reader(tiny, tmp_path, capsys):

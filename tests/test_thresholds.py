@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from tests.classify.conftest import Program
-from tests.mutants.__main__ import constant_value, numeric_constants, read_chosen
 from tracekit.against_ideal import compare_run as lines
 from tracekit.align import clock_bounds
 from tracekit.analysis.combine.notices import bound_notices
@@ -251,44 +248,3 @@ def test_kernels_of_an_operator_that_launches_up_to_four_are_one_kind(kernels, t
     ).with_columns(part=pl.lit("F"), label=pl.lit("forward"), number=1, chunk=0, turn=0)
     (chunk,) = layers._split_chunks(rows, "F")
     assert chunk["token"].n_unique() == tokens
-
-
-UNDEFENDED = Path(__file__).parent / "mutants/undefended.toml"
-
-
-def test_every_constant_that_decides_is_defended_or_listed_and_the_list_shrinks():
-    """``chosen.toml`` names the defended ones.
-
-    A new constant gets a mutant, and a defended one leaves the list.
-    """
-    chosen = {constant for entry in read_chosen()["threshold"] for constant in entry["constants"]}
-    defended_names = {constant.split(":")[1] for constant in chosen}
-    listed = tomllib.loads(UNDEFENDED.read_text(encoding="utf-8"))
-    listed_names = {*listed["not_thresholds"], *listed["undefended"]}
-    undefended = set()
-    for module, name in numeric_constants():
-        # Its constants are moved where they are used.
-        is_of_whatif = module == "tracekit.whatif.constants"
-        if f"{module}:{name}" not in chosen and not (is_of_whatif and name in defended_names):
-            undefended.add(f"{module}:{name}")
-    assert undefended - listed_names == set(), (
-        "move it in a test and add it to tests/mutants/chosen.toml"
-    )
-    assert listed_names - undefended == set(), (
-        "defended, renamed or gone: delete it from tests/mutants/undefended.toml"
-    )
-    assert len(listed["undefended"]) <= listed["most"], "the list may only shrink"
-
-
-def test_every_threshold_of_the_mutation_tests_exists():
-    missing = []
-    for constant in (
-        constant for entry in read_chosen()["threshold"] for constant in entry["constants"]
-    ):
-        try:
-            constant_value(*constant.split(":"))
-        except LookupError as error:
-            missing.append(error.args[0])
-    assert not missing, (
-        "renamed? write the new names into tests/mutants/chosen.toml:\n" + "\n".join(missing)
-    )

@@ -138,7 +138,13 @@ QUERIES = (
 )
 
 
-@pytest.mark.parametrize("variable", ["GITHUB_ACTIONS", "TF_BUILD", "CI"])
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "GITHUB_ACTIONS",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("TF_BUILD", "CI")),
+    ],
+)
 @pytest.mark.parametrize("sql", QUERIES)
 def test_rows_of_a_query_are_no_commands(run, store, monkeypatch, sql, variable):
     for name in ("CI", "GITHUB_ACTIONS", "TF_BUILD"):
@@ -170,7 +176,14 @@ def test_a_negative_number_stays_a_number(run, store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "column", ["'ab'::BLOB", "['ab'::BLOB]", "INTERVAL 1 DAY", "union_value(n := 2)", "'1'::BIT"]
+    "column",
+    [
+        "'ab'::BLOB",
+        *(
+            pytest.param(column, marks=pytest.mark.nightly)
+            for column in ("['ab'::BLOB]", "INTERVAL 1 DAY", "union_value(n := 2)", "'1'::BIT")
+        ),
+    ],
 )
 @pytest.mark.parametrize("words", [[], ["--json"], ["-o", "{tmp}/x.csv"], ["-o", "{tmp}/x.json"]])
 def test_a_column_that_cannot_be_shown_is_one_line(run, store, tmp_path, column, words):

@@ -69,7 +69,7 @@ def locked(tmp_path, samples):
         ["ingest", "{}", "-o", "{}/store"],
         pytest.param(["export", "{}", "-o", "{}/out.json"], marks=pytest.mark.nightly),
         pytest.param(["redact", "{}", "-o", "{}/out"], marks=pytest.mark.nightly),
-        ["analyze", "{}", "-o", "{}/out.html"],
+        pytest.param(["analyze", "{}", "-o", "{}/out.html"], marks=pytest.mark.nightly),
     ],
     ids=lambda words: words[0],
 )
@@ -81,6 +81,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(locked, words):
     assert [path.name for path in locked.iterdir()] == ["rank0.pt.trace.json.gz"]
 
 
+@pytest.mark.nightly
 def test_a_folder_that_cannot_be_written_can_be_read(locked):
     done = run("analyze", locked, "--json", "--schedule", "none")
     assert done.returncode == 0, done.stderr
@@ -167,6 +168,7 @@ class Slow:
         return self._file.readinto(memoryview(view)[:700])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 def test_a_slow_file_gives_the_same_events(four, packed, monkeypatch):
     folder, restart, slow = four(packed=packed), Stream.restart, []

@@ -128,6 +128,7 @@ def test_a_killed_worker_costs_nothing(traces, answer):
         assert gone(running.pid)
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_everything(traces):
     choose = random.Random(3)
     for _ in range(KILLS):
@@ -181,7 +182,10 @@ def small_files():
             ["redact", "{traces}/rank0.pt.trace.json.gz", "-o", "{folder}/out.json"],
             marks=pytest.mark.nightly,
         ),
-        ["analyze", "{traces}/rank0.pt.trace.json.gz", "-o", "{folder}/out.html"],
+        pytest.param(
+            ["analyze", "{traces}/rank0.pt.trace.json.gz", "-o", "{folder}/out.html"],
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=lambda words: words[0],
 )
@@ -207,8 +211,9 @@ def test_a_worker_that_runs_out_of_memory_is_one_line(traces):
     assert "memory ran out" in done.error.hint
 
 
-@pytest.mark.parametrize("limit_mb", [600, pytest.param(1_000, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("words", ["analyze", pytest.param("doctor", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("limit_mb", [600, 1_000])
+@pytest.mark.parametrize("words", ["analyze", "doctor"])
 def test_a_limit_on_memory_that_libraries_do_not_survive_is_one_line(traces, words, limit_mb):
     command = f"ulimit -v {limit_mb * 1_000}; exec {sys.executable} -m tracekit {words} {traces}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
@@ -218,6 +223,7 @@ def test_a_limit_on_memory_that_libraries_do_not_survive_is_one_line(traces, wor
     )
 
 
+@pytest.mark.nightly
 def test_files_that_go_away_are_left_out_and_named(traces, tmp_path, monkeypatch):
     folder = tmp_path / "traces"
     shutil.copytree(traces, folder)
@@ -238,6 +244,7 @@ def test_files_that_go_away_are_left_out_and_named(traces, tmp_path, monkeypatch
     )
 
 
+@pytest.mark.nightly
 def test_a_clock_that_jumps_changes_no_answer(traces, tmp_path, answer, monkeypatch):
     jumps = iter(range(10**6, 0, -1))
     monkeypatch.setattr(time, "time", lambda: float(next(jumps)))

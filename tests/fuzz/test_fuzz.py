@@ -1,4 +1,7 @@
-"""A short run of every target, and every input that ever failed. ``make fuzz`` runs for longer."""
+"""A short run of one target, of the others in ``make nightly``, and every input that ever failed.
+
+``make fuzz`` runs for longer.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,18 @@ COUNTS = {
     "archives": 60,
     "answers": 12,
 }
+SMOKE = "kineto"
+"""The target that every test run tries: the reader whose input most people have."""
 KEPT = sorted(path for path in FOUND.iterdir() if not path.name.startswith("."))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(target, marks=[] if target == SMOKE else pytest.mark.nightly)
+        for target in TARGETS
+    ],
+)
 def test_inputs_nobody_wrote(tmp_path, target):
     for package in missing_packages(target):
         pytest.importorskip(package)

@@ -1,0 +1,48 @@
+"""The checks of the source text find what they look for."""
+
+from __future__ import annotations
+
+import pytest
+
+from ci.lint_source import Module, defined_names, private_uses, reads_of_messages
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import polars as pl\npl._x",
+        "import typer.core\ntyper.core._x()",
+        "from typer import core\ncore.Group()._x",
+        "from x import _y",
+        "from x._y import z",
+        "import x._y",
+        "import polars as pl\ngetattr(pl, '_x')",
+        "def f(frame):\n    return frame._x",
+        "import os\nos._exit(0)",
+    ],
+)
+def test_a_private_use_is_found(code):
+    assert list(private_uses(Module("m.py", code), own_names=set()))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from tracekit._util import text\ntext.x",
+        "from __future__ import annotations",
+        "import os\nos.getpid()",
+        "import x\nx.__name__",
+        "class A:\n    def f(self):\n        self._x = 1\n        return self._x",
+    ],
+)
+def test_other_uses_are_not(code):
+    module = Module("m.py", code)
+    assert not list(private_uses(module, defined_names(module)))
+
+
+def test_code_that_reads_a_sentence_is_found():
+    asking = "any('their peer' in n.message for n in notices)"
+    splitting = "notice.message.split(':')[0]"
+    assert list(reads_of_messages(Module("m.py", asking))) == [1]
+    assert list(reads_of_messages(Module("m.py", splitting))) == [1]
+    assert list(reads_of_messages(Module("m.py", "print(notice.message)"))) == []
