@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.metrics.host_time import MAX_PLACES
+from tracekit.metrics.host.time_by_activity import MAX_PLACES
 
 MS = 1_000_000
 ONE_PERCENT = 0.01

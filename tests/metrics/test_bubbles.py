@@ -17,7 +17,7 @@ from tracekit.metrics.budget import (
     gaps,
     phases,
 )
-from tracekit.metrics.host_calls import MIN_SLOW_LAUNCH_NS
+from tracekit.metrics.host.waiting_calls import MIN_SLOW_LAUNCH_NS
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.overlap import label_times
 from tracekit.schema import IDLE_CAUSES

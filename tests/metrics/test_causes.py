@@ -18,7 +18,8 @@ from tracekit.metrics.causes import (
     exposure_causes,
     with_peers,
 )
-from tracekit.metrics.host_calls import WAITING_CALLS, ApiCalls, find_waiting_calls
+from tracekit.metrics.host.events import NamedRows
+from tracekit.metrics.host.waiting_calls import WAITING_CALLS, find_waiting_calls
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, Lanes
 from tracekit.metrics.start_constraints import (
     CONSTRAINT_KINDS,
@@ -173,7 +174,7 @@ def test_a_copy_of_pageable_memory_blocks_the_host_until_its_stream_is_there():
     pageable, pinned = "Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pinned -> Device)"
     gpu = pl.DataFrame({"name": [pageable, pageable, pinned], "correlation": [1, 2, 3],
                         "start_ns": [900 * US, 950 * US, 921 * US]})  # fmt: skip
-    waiting = find_waiting_calls(ApiCalls(api), gpu)
+    waiting = find_waiting_calls(NamedRows(api), gpu)
     assert waiting.select("start_ns", "end_ns", "blocks").rows() == [(100 * US, 905 * US, True)]
 
 
@@ -196,11 +197,11 @@ def test_a_slow_launch_blocks_the_host_where_the_queue_is_full():
     )
     begins = [number * MS for number in range(601)] + [703 * MS]
     gpu = pl.DataFrame({"name": ["gemm"] * 602, "correlation": range(602), "start_ns": begins})
-    waiting = find_waiting_calls(ApiCalls(api), gpu)
+    waiting = find_waiting_calls(NamedRows(api), gpu)
     assert waiting.select("start_ns", "end_ns", "blocks").rows() == [(6 * MS, 9 * MS, True)]
     # 100 kernels had begun before the first launch.
     shallow = gpu.with_columns(pl.col("start_ns") - 100 * MS)
-    assert find_waiting_calls(ApiCalls(api), shallow).is_empty()
+    assert find_waiting_calls(NamedRows(api), shallow).is_empty()
 
 
 def test_an_operation_launched_after_the_host_stood_still_was_not_launched_late(why):

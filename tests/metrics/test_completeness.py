@@ -9,13 +9,13 @@ import polars as pl
 import pytest
 
 from tracekit.metrics import completeness as module
-from tracekit.metrics.host_calls import ApiCalls
+from tracekit.metrics.host.events import NamedRows
 
 US = 1_000
 
 
 def recorded(calls, gpu):
-    return module.check_completeness(ApiCalls(calls), gpu)
+    return module.check_completeness(NamedRows(calls), gpu)
 
 
 def calls(n, *, every=10 * US, name="cudaLaunchKernel", step=None):

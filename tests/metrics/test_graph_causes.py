@@ -6,7 +6,7 @@ import pytest
 from tracekit.classify.host_ranges import MIN_GRAPH_EVENTS
 from tracekit.intervals import union
 from tracekit.metrics.causes import Rank, exposure_causes
-from tracekit.metrics.host_calls import WAITING_CALLS
+from tracekit.metrics.host.waiting_calls import WAITING_CALLS
 from tracekit.schema import LABELLED, conform
 
 US = 1_000

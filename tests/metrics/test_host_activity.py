@@ -6,14 +6,16 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.metrics.host_calls import (
-    HOST_ACTIVITY,
-    add_time_inside_launches,
-    find_api_calls,
-    find_host_activity,
-    keep_longest,
-)
+from tracekit.metrics.host.events import find_calls, find_frames, split_host_events
+from tracekit.metrics.host.idle_activity import HOST_ACTIVITY, find_host_activity, keep_longest
+from tracekit.metrics.host.waiting_calls import add_time_inside_launches
 from tracekit.schema import EVENTS, LABELLED, conform
+
+
+def activity_of(events, gpu, gaps):
+    """Return ``HOST_ACTIVITY`` of all threads that launch GPU work."""
+    launching = split_host_events(events).on_threads(gpu["launch_tid"].unique().to_numpy())
+    return find_host_activity(launching, find_frames(events), gpu, gaps)
 
 
 def find(*ranges, gap=(0, 100), tid=1, threads=(1,)):
@@ -28,7 +30,7 @@ def find(*ranges, gap=(0, 100), tid=1, threads=(1,)):
         *({"start_ns": 0, "launch_tid": other} for other in threads),
     ]
     holes = pl.DataFrame({"start_ns": [gap[0]], "launch_bound_ns": [gap[1] - gap[0]], "next": [0]})
-    rows = find_host_activity(host, conform(pl.DataFrame(gpu), LABELLED), holes)
+    rows = activity_of(host, conform(pl.DataFrame(gpu), LABELLED), holes)
     assert rows["ns"].sum() in (0, gap[1] - gap[0])
     return {(row["instead"], row["what"]): row["ns"] for row in rows.iter_rows(named=True)}
 
@@ -91,7 +93,7 @@ def test_frames_say_the_line():
     events = conform(pl.DataFrame([dict(zip(columns, row, strict=True)) for row in host]), EVENTS)
     gpu = conform(pl.DataFrame({"start_ns": [100], "launch_tid": [1]}), LABELLED)
     holes = pl.DataFrame({"start_ns": [0], "launch_bound_ns": [100], "next": [0]})
-    row = find_host_activity(events, gpu, holes).row(0, named=True)
+    row = activity_of(events, gpu, holes).row(0, named=True)
     assert (row["what"], row["line"], row["ns"]) == ("aten::mm", "train.py(12): step", 100)
 
 
@@ -108,10 +110,10 @@ def test_without_a_host_nothing_is_said():
         }
     )
     nothing = EVENTS.to_frame()
-    assert find_host_activity(nothing, gpu, holes).is_empty()
-    assert add_time_inside_launches(find_api_calls(nothing), gpu, holes)[
-        "dependency_ns"
-    ].to_list() == [10]
+    assert activity_of(nothing, gpu, holes).is_empty()
+    assert add_time_inside_launches(find_calls(nothing), gpu, holes)["dependency_ns"].to_list() == [
+        10
+    ]
 
 
 def test_shortening_keeps_the_sums():

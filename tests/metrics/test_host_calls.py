@@ -7,13 +7,15 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit.classify.names import HOST_CALLS
-from tracekit.metrics.host_calls import (
+from tracekit.metrics.host.events import (
     BLOCKING_PATTERN,
     LAUNCH_PATTERN,
-    ApiCalls,
-    find_host_activity,
-    find_waiting_calls,
+    NamedRows,
+    find_frames,
+    split_host_events,
 )
+from tracekit.metrics.host.idle_activity import find_host_activity
+from tracekit.metrics.host.waiting_calls import find_waiting_calls
 from tracekit.report.view import view_of
 from tracekit.schema import EVENTS, LABELLED, conform
 
@@ -146,10 +148,11 @@ def test_the_patterns_say_the_same_to_polars(name, kinds):
 @pytest.mark.parametrize("name", ["cudaMemcpy", "hipMemcpyWithStream"])
 def test_a_host_in_a_blocking_copy_waits_for_the_gpu(name):
     calls = {"kind": "runtime", "name": [name], "tid": 1, "start_ns": [10], "end_ns": [90]}
-    assert find_waiting_calls(ApiCalls(pl.DataFrame(calls)))["blocks"].to_list() == [True]
+    assert find_waiting_calls(NamedRows(pl.DataFrame(calls)))["blocks"].to_list() == [True]
     gpu = conform(pl.DataFrame({"start_ns": [0, 100], "launch_tid": [1, 1]}), LABELLED)
     gaps = pl.DataFrame({"start_ns": [5], "launch_bound_ns": [90], "next": [1]})
-    activity = find_host_activity(conform(pl.DataFrame(calls), EVENTS), gpu, gaps)
+    events = conform(pl.DataFrame(calls), EVENTS)
+    activity = find_host_activity(split_host_events(events), find_frames(events), gpu, gaps)
     assert activity.select("instead", "what", "ns").rows()[0] == ("sync", name, 80)
 
 

@@ -12,7 +12,7 @@ from tests.kept import analysis_of
 from tracekit.documents.findings import Finding
 from tracekit.findings.host import OFFENCES
 from tracekit.findings.ranks import CODES
-from tracekit.metrics.host_time import HOST_CODES
+from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.report.evidence_words import MAX_FINDING_STEPS_NAMED
 from tracekit.report.finding_sentences import TEXTS
 from tracekit.report.findings import finding_line, shown_findings, with_sentences

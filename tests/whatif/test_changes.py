@@ -13,7 +13,7 @@ from tracekit import analyze
 from tracekit.align.clocks import Clocks
 from tracekit.errors import OptionError
 from tracekit.metrics.causes import Rank
-from tracekit.metrics.host_calls import WAITING_CALLS
+from tracekit.metrics.host.waiting_calls import WAITING_CALLS
 from tracekit.schema import LABELLED, Source, conform
 from tracekit.whatif.changes import (
     WhatIfGraph,

@@ -147,7 +147,7 @@ class RankResult(msgspec.Struct, frozen=True, eq=False):
     phases: tuple[Mapping[str, Any], ...]
     idle_causes: Mapping[str, int]
     instead: tuple[Mapping[str, Any], ...] = ()
-    """Launch-bound idle time by activity of the host (``metrics.host_calls``), the longest
+    """Launch-bound idle time by activity of the host (``metrics.host.idle_activity``), the longest
     first."""
     inside_launch_ns: int = 0
     """Idle time inside the launch call of the work that ended it."""

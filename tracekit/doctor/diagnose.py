@@ -24,7 +24,7 @@ from tracekit.documents.notices import warning_entries
 from tracekit.errors import Notice, TracekitError
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.completeness import add_launch_times, check_completeness
-from tracekit.metrics.host_calls import find_api_calls
+from tracekit.metrics.host.events import find_calls
 from tracekit.metrics.step_time import TimedStep, summarize_steps, timed_steps
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.run.analyze import analyze
@@ -218,7 +218,7 @@ def examine(part: RankEvents) -> RankFacts:
     )
     on_gpu = part.memory.filter(pl.col("device_type") != 0)
     gpu_events = add_launch_times(events)
-    recording = check_completeness(find_api_calls(events), gpu_events)
+    recording = check_completeness(find_calls(events), gpu_events)
     return RankFacts(
         rank=part.source.rank,
         rank_from=part.source.rank_from,

@@ -15,7 +15,8 @@ import polars as pl
 from tracekit._util.arrays import Ints
 from tracekit._util.columns import to_int64
 from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.metrics.host_calls import LAUNCH_PATTERN, MIN_SLOW_LAUNCH_NS
+from tracekit.metrics.host.events import LAUNCH_PATTERN
+from tracekit.metrics.host.waiting_calls import MIN_SLOW_LAUNCH_NS
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.schema import IDLE_CAUSES, STEP_PHASES
 

@@ -84,7 +84,7 @@ class Rank:
 
     labelled: pl.DataFrame
     calls: pl.DataFrame
-    """The host's waiting calls (``metrics.host_calls.WAITING_CALLS``)."""
+    """The host's waiting calls (``metrics.host.waiting_calls.WAITING_CALLS``)."""
     constraints: StartConstraints
     start_ns: Ints
     end_ns: Ints

@@ -16,7 +16,7 @@ from tracekit._util.columns import present
 from tracekit.classify.names import HOST_CALLS
 from tracekit.errors import Notice
 from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.metrics.host_calls import LAUNCH_PATTERN, ApiCalls
+from tracekit.metrics.host.events import LAUNCH_PATTERN, NamedRows
 from tracekit.schema import GPU_KINDS
 
 MAX_LOST_SHARE = 0.02
@@ -65,11 +65,11 @@ def add_launch_times(events: pl.DataFrame) -> pl.DataFrame:
     return gpu.join(launches, on="correlation", how="left", maintain_order="left")
 
 
-def check_completeness(api: ApiCalls, labelled: pl.DataFrame) -> Completeness:
+def check_completeness(calls: NamedRows, labelled: pl.DataFrame) -> Completeness:
     """Return which GPU work is missing from the file.
 
     Args:
-        api: The host's calls.
+        calls: The host's calls.
         labelled: GPU events with ``launch_ns``.
 
     >>> calls = {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": [1, 2, 3], "tid": 1,
@@ -81,23 +81,23 @@ def check_completeness(api: ApiCalls, labelled: pl.DataFrame) -> Completeness:
     (Intervals([9, 30)), ['gpu-events-lost'])
 
     """
-    launch_rows = np.flatnonzero(api.named(LAUNCH_PATTERN) & present(api.calls["correlation"]))
+    launch_rows = np.flatnonzero(calls.named(LAUNCH_PATTERN) & present(calls.rows["correlation"]))
     if not len(launch_rows) or labelled.is_empty():
         return Completeness()
     has_event = (
-        api.calls["correlation"].is_in(labelled["correlation"].implode()).fill_null(value=False)
+        calls.rows["correlation"].is_in(labelled["correlation"].implode()).fill_null(value=False)
     )
     is_missing = ~has_event.to_numpy()[launch_rows]
-    if not is_missing.any() and not api.named(HOST_CALLS["launch_graph"]).any():
+    if not is_missing.any() and not calls.named(HOST_CALLS["launch_graph"]).any():
         return Completeness()
     gpu = labelled.select(_GPU_COLUMNS)
-    launches = api.calls[launch_rows].with_columns(missing=pl.Series(is_missing)).sort("start_ns")
+    launches = calls.rows[launch_rows].with_columns(missing=pl.Series(is_missing)).sort("start_ns")
     lost = launches.filter("missing")
     if len(lost) and len(lost) <= _count_unlaunched_since(gpu, int(lost["start_ns"].to_numpy()[0])):
         lost = lost.clear()  # these GPU events may well be theirs
 
     # 1. Launches during the capture of a graph run nothing.
-    captured = _is_captured(api.calls.filter(pl.Series(api.named(HOST_CALLS["capture"]))), lost)
+    captured = _is_captured(calls.select(calls.named(HOST_CALLS["capture"])).rows, lost)
     notices = _capture_notice(int(captured.sum()))
     lost = lost.filter(pl.Series(~captured))
     # 2. Graphs without any event, and graphs of which some nodes are missing.

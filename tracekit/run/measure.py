@@ -13,7 +13,8 @@ from tracekit.analysis.measure.tables import RankTables, rank_graph_events, rank
 from tracekit.classify import RuleBook
 from tracekit.classify.model_position import MODULE_PREFIX
 from tracekit.errors import TracekitError
-from tracekit.metrics.host_calls import find_api_calls, find_waiting_calls
+from tracekit.metrics.host.events import find_calls
+from tracekit.metrics.host.waiting_calls import find_waiting_calls
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import RankEvents
 from tracekit.store.files import Store, open_single_store, rank_folder
@@ -135,6 +136,6 @@ class Options:
         events = store.rank(rank)
         timeline = None
         if self.keep_events:
-            waiting_calls = find_waiting_calls(find_api_calls(events.events))
+            waiting_calls = find_waiting_calls(find_calls(events.events))
             timeline = rank_timeline(events, labelled, waiting_calls, self.frames_of(events))
         return replace(stored, events=timeline, graph_events=rank_graph_events(events, labelled))

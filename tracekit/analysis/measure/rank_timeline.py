@@ -66,12 +66,12 @@ def rank_timeline(
     Args:
         rank: All its events.
         gpu_events: Its labelled GPU events.
-        waiting_calls: The host's calls that wait (``metrics.host_calls.WAITING_CALLS``).
+        waiting_calls: The host's calls that wait (``metrics.host.waiting_calls.WAITING_CALLS``).
         frames: Its Python frames, where stacks were read.
 
     >>> from tracekit.run.load import load
     >>> from tracekit.classify import classify
-    >>> from tracekit.metrics.host_calls import WAITING_CALLS
+    >>> from tracekit.metrics.host.waiting_calls import WAITING_CALLS
     >>> part = load("sample_traces/reload", ranks=[0]).rank(0)
     >>> timeline = rank_timeline(part, classify(part.events), WAITING_CALLS.to_frame())
     >>> timeline.events.height > timeline.descriptions.height > 0

@@ -40,16 +40,14 @@ from tracekit.metrics.budget import (
 from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.completeness import Completeness, check_completeness
 from tracekit.metrics.expert_balance import measure_expert_work
-from tracekit.metrics.host_calls import (
-    ApiCalls,
+from tracekit.metrics.host.events import HostEvents, find_calls, find_frames, split_host_events
+from tracekit.metrics.host.idle_activity import find_host_activity, keep_longest
+from tracekit.metrics.host.time_by_activity import measure_host_time
+from tracekit.metrics.host.waiting_calls import (
     add_time_inside_launches,
-    find_api_calls,
     find_full_queue_time,
-    find_host_activity,
     find_waiting_calls,
-    keep_longest,
 )
-from tracekit.metrics.host_time import measure_host_time
 from tracekit.metrics.kernel_limits import find_memory_bound
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import RankLateness, measure_lateness
@@ -131,11 +129,11 @@ class RankTables(PathTables):
     shapes: tuple[str, ...]
     """Input shapes of the model's matrix products, if they were recorded."""
     instead: pl.DataFrame
-    """Activity of the host while the GPU waited for its next launch (``metrics.host_calls``)."""
+    """Activity of the host while the GPU waited for its next launch (``metrics.host.idle_activity``)."""
     inside_launch_ns: int
     """Idle time that lies inside the launch call of the work that ended it."""
     host_time: pl.DataFrame
-    """Time of the host by step and activity (``metrics.host_time``); empty if its events were not
+    """Time of the host by step and activity (``metrics.host.time_by_activity``); empty if its events were not
     recorded."""
     host_places: pl.DataFrame
     """Where the GPU was idle longest meanwhile."""
@@ -204,9 +202,9 @@ def rank_tables(
     elif lost is None:
         lost = classify_lost_kernels(rank.events, rules=book)
     repeated = repetition_notices(labelled, rank.source)
-    api = find_api_calls(rank.events)
-    recording = check_completeness(api, labelled)
-    labelled = add_slow_launch_ends(labelled, api.calls)
+    host = split_host_events(rank.events)
+    recording = check_completeness(host.calls, labelled)
+    labelled = add_slow_launch_ends(labelled, host.calls.rows)
     labelled, lost, unmarked = _number_steps_with_lost(labelled, lost)
     gpu_events, step_table, step_notices = assign_parts(
         labelled, steps, host=host_ranges(rank.events)
@@ -217,7 +215,7 @@ def rank_tables(
         rank,
         gpu_events,
         step_table,
-        api,
+        host,
         recording,
         other_steps=other_steps,
         rules=book,
@@ -228,10 +226,10 @@ def rank_tables(
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     events = None
     if keep_events:
-        events = rank_timeline(rank, gpu_events, find_waiting_calls(api), frames)
+        events = rank_timeline(rank, gpu_events, find_waiting_calls(host.calls), frames)
     own_pipeline = None
     if pipeline:
-        full_queue = find_full_queue_time(api, gpu_events)
+        full_queue = find_full_queue_time(host.calls, gpu_events)
         own_pipeline = rank_pipeline(
             gpu_events, rank.source, around=labelled, lost=lost, full_queue=full_queue
         )
@@ -263,11 +261,11 @@ def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame 
 
     None if it has none.
     """
-    api = find_api_calls(rank.events)
-    labelled, _ = number_steps(add_slow_launch_ends(labelled, api.calls))
+    calls = find_calls(rank.events)
+    labelled, _ = number_steps(add_slow_launch_ends(labelled, calls.rows))
     gpu_events, _, _ = assign_parts(labelled, None)
     return (
-        find_rank_events(Rank.of(gpu_events, find_waiting_calls(api, gpu_events)))
+        find_rank_events(Rank.of(gpu_events, find_waiting_calls(calls, gpu_events)))
         if len(gpu_events)
         else None
     )
@@ -292,7 +290,7 @@ def _measure_rank(
     rank: RankEvents,
     gpu_events: pl.DataFrame,
     steps: pl.DataFrame,
-    api: ApiCalls,
+    host: HostEvents,
     recording: Completeness,
     *,
     other_steps: pl.DataFrame | None,
@@ -307,26 +305,36 @@ def _measure_rank(
     events of all steps, if not all were selected: some may run while a selected step does.
     """
     device = next(iter(rank.source.devices), None)
-    work = Rank.of(gpu_events, find_waiting_calls(api, gpu_events))
+    work = Rank.of(gpu_events, find_waiting_calls(host.calls, gpu_events))
 
     # The whole window.
     lanes = Lanes.of(gpu_events)
     idle_gaps = add_time_inside_launches(
-        api, gpu_events, gaps(gpu_events, lanes, unrecorded=recording.unrecorded)
+        host.calls, gpu_events, gaps(gpu_events, lanes, unrecorded=recording.unrecorded)
     )
     window = by_step = _measure_parts(work, lanes, None, recording)
     link_gb_s = None if device is None else host_link_gb_s(device)
     copy_table = copies(window.labels, lanes.exposed, link_gb_s=link_gb_s)
     path = find_path_pieces(work, lanes.exposed, steps=steps, busy=lanes.busy)
     hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
-    host_activity = keep_longest(find_host_activity(rank.events, gpu_events, idle_gaps))
+    launching = host.on_threads(gpu_events["launch_tid"].drop_nulls().unique().to_numpy())
+    frames_of_rank = find_frames(rank.events)
+    host_activity = keep_longest(
+        find_host_activity(launching, frames_of_rank, gpu_events, idle_gaps)
+    )
     inside_launch_ns = int(idle_gaps["inside_launch_ns"].sum())
     rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
     idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
     all_lanes = lanes if other_steps is None else Lanes.of(other_steps)
     host_time, host_places = measure_host_time(
-        rank.events, gpu_events, steps, busy=all_lanes.busy, gaps=idle_gaps, frames=frames
+        launching,
+        frames_of_rank if frames is None else find_frames(frames),
+        gpu_events,
+        steps,
+        busy=all_lanes.busy,
+        gaps=idle_gaps,
     )
+    del launching, frames_of_rank
     of_steps = timed_steps(steps, step_budgets(steps, all_lanes, unrecorded=recording.unrecorded))
 
     # Each step, if there are several. The window's lanes go first: those of the steps take as much

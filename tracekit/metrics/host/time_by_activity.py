@@ -8,14 +8,20 @@ nothing was, the host is in Python. The rest is launching.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 
+from tracekit._loops.nesting import OP
 from tracekit._util.arrays import Bools, Ints
+from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
-from tracekit.classify.names import HOST_CALLS
-from tracekit.intervals import EMPTY, Intervals, union
-from tracekit.metrics.host_calls import BLOCKING_PATTERN, LAUNCH_PATTERN
+from tracekit.classify.host_ranges import nest
+from tracekit.classify.names import HOST_ACTIVITIES, HOST_CALLS
+from tracekit.intervals import EMPTY, Intervals, union, union_of
+from tracekit.metrics.host.events import BLOCKING_PATTERN, LAUNCH_PATTERN, HostEvents, NamedRows
+from tracekit.schema import EVENTS
 
 HOST_CODES = (
     "compile",
@@ -28,20 +34,6 @@ HOST_CODES = (
     "launch_bound",
 )
 """What the host can do, in order: time that two match belongs to the first."""
-COMPILATION = (
-    r"(?i)dynamo_timed|inductor_compile|compile_fx|entire_(frame|backward)_compile|autotun|do_bench"
-)
-"""Ranges of ``torch.compile`` and of Triton's benchmarks while they compile; a look into their
-cache is none."""
-DATA_LOADING = r"(?i)dataloader.*__next__|dataset.*__next__|load_batch|next_batch"
-SYNCHRONIZING_OPS = (
-    r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|equal|unique|_unique2)$"
-)
-"""Operators that ask the GPU for a value: without them their synchronisation is gone as well."""
-WRAPPERS = (
-    r"^(PythonSubclass|PythonDispatchMode|autograd::engine|Torch-Compiled Region|\[pytorch\|)"
-)
-"""Ranges that say nothing about what they wrap."""
 MIN_CPU_OPERATOR_NS = 200_000
 """Time from which an operator that launches nothing works on the CPU: it takes a tenth of that to
 make a view."""
@@ -57,6 +49,16 @@ less, the GPU runs out of work at the next few short kernels."""
 MAX_PLACES = 5
 """Places that are kept for each activity, those where the GPU is idle longest."""
 
+_ACTIVITY_RANGES = pl.Schema(
+    {
+        "name": pl.String(),
+        "tid": EVENTS["tid"],
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "op": pl.String(),  # operator around it
+    }
+)
+_NO_RANGES = _ACTIVITY_RANGES.to_frame()
 HOST_TIME = pl.Schema(
     {
         "part": pl.Int64(),
@@ -83,37 +85,39 @@ HOST_PLACES = pl.Schema(
 
 
 def measure_host_time(
-    events: pl.DataFrame,
+    host: HostEvents,
+    frames: NamedRows,
     gpu_events: pl.DataFrame,
     steps: pl.DataFrame,
     *,
     busy: Intervals,
     gaps: pl.DataFrame,
-    frames: pl.DataFrame | None = None,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the host's time by step and activity (``HOST_TIME``), and where the GPU is idle longest (``HOST_PLACES``).
 
     Args:
-        events: All events of one rank.
-        gpu_events: Its GPU events, with the thread that launched each.
+        host: Events of the threads that launch the rank's GPU work.
+        frames: Its Python frames.
+        gpu_events: Its GPU events.
         steps: Its steps with their intervals (``align.steps.STEPS``).
         busy: Time in which any GPU event runs.
         gaps: Idle gaps with their causes (``metrics.budget.gaps``): only idle time before a launch
             is the host's.
-        frames: Its Python frames, if they were read beside *events*.
 
     Without events of the host both are empty: what it did is not known.
     """
-    host = _launching_threads(events, gpu_events)
+    marks = host.ranges.named(HOST_ACTIVITIES["step_mark"])
+    host = replace(host, ranges=host.ranges.select(~marks))
+    tables = (host.calls, host.operators, host.ranges)
     timed = steps.with_row_index("part").filter(pl.col("time_ns").is_not_null())
-    if host.is_empty() or timed.is_empty():
+    if not any(map(len, tables)) or timed.is_empty():
         return HOST_TIME.to_frame(), HOST_PLACES.to_frame()
     window = union(timed["interval_start_ns"].to_numpy(), timed["interval_end_ns"].to_numpy())
     idle = window - busy - _idle_after_launches(gaps)
-    without_calls = _long_stretches(window - _calls(host), MIN_WITHOUT_CALL_NS)
+    in_calls, in_operators, in_ranges = (union_of(table.rows) for table in tables)
+    without_calls = _long_stretches(window - in_calls, MIN_WITHOUT_CALL_NS)
     ranges = _ranges_by_code(host, gpu_events, without_calls)
-    any_range = union(host["start_ns"].to_numpy(), host["end_ns"].to_numpy())
-    outside_ranges = window - any_range
+    outside_ranges = window - (in_calls | in_operators | in_ranges)
     in_python = _long_stretches(outside_ranges, MIN_PYTHON_NS) | (outside_ranges & without_calls)
     recovered_ns = _times_of_lead(gpu_events)
     lost_lead = EMPTY
@@ -131,7 +135,7 @@ def measure_host_time(
         taken = taken | covered
         if not len(covered):
             continue
-        named = ranges.get(code, host.clear())
+        named = ranges.get(code, _NO_RANGES)
         after = EMPTY
         if code != "launch_bound":  # while the host did something else the GPU's queue ran empty
             after = _until_recovered((covered & idle).end_ns, recovered_ns, window) - lost_lead
@@ -139,142 +143,116 @@ def measure_host_time(
         times.append(_time_by_part(code, named, timed, covered=covered, idle=idle, after=after))
         start_ns, end_ns = _with_idle_after(covered & idle, (covered | after) & idle)
         places.append(_longest_places(code, start_ns, end_ns, named, timed))
-    lines = _source_lines(events if frames is None else frames, host)
     all_places = pl.concat(places) if places else HOST_PLACES.to_frame()
-    return (pl.concat(times) if times else HOST_TIME.to_frame()), _with_lines(all_places, lines)
-
-
-def _launching_threads(events: pl.DataFrame, gpu_events: pl.DataFrame) -> pl.DataFrame:
-    """Return the ranges of the threads that launch GPU work, without marks of steps, as kind, name, tid and times."""
-    threads = gpu_events["launch_tid"].drop_nulls().unique()
-    kinds = ("cpu_op", "annotation", "runtime", "driver")
-    host = events.lazy().filter(
-        pl.col("kind").is_in(kinds) & pl.col("tid").is_in(threads.implode())
-    )
-    columns = ("kind", "name", "tid", "correlation", "start_ns", "end_ns")
-    named = host.select(columns).with_columns(
-        pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String)
-    )
-    is_mark = (pl.col("kind") == "annotation") & pl.col("name").str.contains(
-        r"^ProfilerStep#|^PyTorch Profiler"
-    )
-    return named.filter(~is_mark).sort("tid", "start_ns", maintain_order=True).collect()
-
-
-def _calls(host: pl.DataFrame) -> Intervals:
-    """Return the time in which any launching thread is in a call of the GPU's library."""
-    calls = host.filter(pl.col("kind").is_in(["runtime", "driver"]))
-    return union(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
+    threads = {thread for table in tables for thread in table.threads}
+    with_lines = _with_lines(all_places, frames.on_threads(np.array([*threads])))
+    return (pl.concat(times) if times else HOST_TIME.to_frame()), with_lines
 
 
 def _ranges_by_code(
-    host: pl.DataFrame, gpu_events: pl.DataFrame, without_calls: Intervals
+    host: HostEvents, gpu_events: pl.DataFrame, without_calls: Intervals
 ) -> dict[str, pl.DataFrame]:
-    """Return the ranges of each activity that is recognised by a name or by a copy's kind.
-
-    With the operator around.
-    """
-    is_call = pl.col("kind").is_in(["runtime", "driver"])
-    names = host["name"].unique()
-
-    def is_named(pattern: str) -> pl.Expr:
-        """Return whether a range's name matches; the pattern is tried once per distinct name."""
-        return pl.col("name").is_in(names.filter(names.str.contains(pattern)).implode())
-
-    gpu_names = gpu_events["name"].unique()
-    pageable_names = gpu_names.filter(gpu_names.cast(pl.String).str.contains("(?i)pageable"))
-    copies = gpu_events.select("correlation", copy="name").drop_nulls().unique("correlation")
-    pageable = copies.filter(pl.col("copy").is_in(pageable_names.implode())).with_columns(
-        pl.col("copy").cast(pl.String)
-    )
-    allocation = HOST_CALLS["allocation"]
-    ranges = {
-        "compile": host.filter(~is_call & is_named(COMPILATION)),
-        "data_loading": host.filter(~is_call & is_named(DATA_LOADING)),
-        "pageable_copy": _named_after_copies(
-            host.filter(is_call & is_named(LAUNCH_PATTERN)), pageable
-        ),
-        "allocator": host.filter(is_call & is_named(allocation)),
+    """Return the ranges of each activity (``_ACTIVITY_RANGES``) that is recognised by a name or by a copy's kind."""
+    calls = host.calls
+    return {
+        "compile": _named_ranges(host, HOST_ACTIVITIES["compile"]),
+        "data_loading": _named_ranges(host, HOST_ACTIVITIES["data_loading"]),
+        "pageable_copy": _pageable_copies(host, gpu_events),
+        "allocator": _with_operator(calls.select(calls.named(HOST_CALLS["allocation"])), host),
         "host_sync": _synchronisations(host),
         "host_compute": _cpu_operators(host, without_calls),
     }
-    for code in ("pageable_copy", "allocator"):
-        ranges[code] = _with_operator(ranges[code], host)
-    return ranges
 
 
-def _named_after_copies(calls: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls that launch *copies*, under the name of the copy, which tells its direction."""
+def _named_ranges(host: HostEvents, pattern: str) -> pl.DataFrame:
+    """Return the operators and ranges whose name matches a pattern."""
+    named = [table.select(table.named(pattern)).rows for table in (host.operators, host.ranges)]
+    return _as_ranges(pl.concat(named))
+
+
+def _pageable_copies(host: HostEvents, gpu_events: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls that copy pageable memory, under the name of the copy, which tells its direction."""
+    is_pageable = CategoryColumn.from_series(gpu_events["name"]).matches("(?i)pageable")
+    copies = gpu_events.select("correlation", copy="name").filter(pl.Series(is_pageable))
+    copies = copies.drop_nulls().unique("correlation")
     if copies.is_empty():
-        return calls.clear()
-    launching = calls.join(copies, on="correlation", maintain_order="left")
-    return launching.with_columns(name="copy").drop("copy")
+        return _NO_RANGES
+    is_launch = host.calls.named(LAUNCH_PATTERN)
+    of_copy = host.calls.rows["correlation"].is_in(copies["correlation"].implode())
+    calls = host.calls.select(is_launch & of_copy.fill_null(False).to_numpy())
+    names = calls.rows.select("correlation").join(
+        copies, on="correlation", how="left", maintain_order="left"
+    )
+    return _with_operator(calls, host).with_columns(name=names["copy"].cast(pl.String))
 
 
-def _synchronisations(host: pl.DataFrame) -> pl.DataFrame:
+def _synchronisations(host: HostEvents) -> pl.DataFrame:
     """Return the calls that wait for the GPU, and the operators around them that ask for a value."""
-    calls = host.filter(
-        pl.col("kind").is_in(["runtime", "driver"]) & pl.col("name").str.contains(BLOCKING_PATTERN)
-    )
-    if calls.is_empty():
-        return calls.with_columns(op=pl.lit(None, pl.String))
-    asking = host.filter(
-        (pl.col("kind") == "cpu_op") & pl.col("name").str.contains(SYNCHRONIZING_OPS)
-    )
-    asking = asking.filter(pl.Series(_contains_any(asking, calls)))
-    operators = asking.with_columns(op=pl.col("name"))
+    calls = host.calls.select(host.calls.named(BLOCKING_PATTERN))
+    if not len(calls):
+        return _NO_RANGES
+    asking = host.operators.select(host.operators.named(HOST_ACTIVITIES["asks_for_value"]))
+    asking = asking.select(_contains_any(asking, calls))
+    operators = _as_ranges(asking.rows).with_columns(op=pl.col("name"))
     return pl.concat([_with_operator(calls, host), operators])
 
 
-def _cpu_operators(host: pl.DataFrame, without_calls: Intervals) -> pl.DataFrame:
+def _cpu_operators(host: HostEvents, without_calls: Intervals) -> pl.DataFrame:
     """Return the operators that run on the CPU.
 
     They launch nothing, and take too long to be mere overhead or lie in a long stretch in which
     nothing is launched.
     """
-    all_operators = host.filter(pl.col("kind") == "cpu_op")
-    is_long = pl.col("end_ns") - pl.col("start_ns") >= MIN_CPU_OPERATOR_NS
-    start = all_operators["start_ns"].to_numpy()
-    end = all_operators["end_ns"].to_numpy()
+    start = host.operators.rows["start_ns"].to_numpy()
+    end = host.operators.rows["end_ns"].to_numpy()
+    is_long = end - start >= MIN_CPU_OPERATOR_NS
     is_apart = without_calls.covered_ns(start, end) == end - start
-    operators = all_operators.filter(is_long | pl.Series(is_apart, dtype=pl.Boolean))
-    calls = host.filter(pl.col("kind").is_in(["runtime", "driver"]))
-    return operators.filter(~pl.Series(_contains_any(operators, calls))).with_columns(
-        op=pl.col("name")
+    operators = host.operators.select(is_long | is_apart)
+    operators = operators.select(~_contains_any(operators, host.calls))
+    return _as_ranges(operators.rows).with_columns(op=pl.col("name"))
+
+
+def _as_ranges(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return some host events as ``_ACTIVITY_RANGES``, without an operator around them."""
+    return rows.select(
+        pl.col("name").cast(pl.String), "tid", "start_ns", "end_ns", op=pl.lit(None, pl.String)
     )
 
 
-def _contains_any(ranges: pl.DataFrame, points: pl.DataFrame) -> Bools:
+def _contains_any(ranges: NamedRows, points: NamedRows) -> Bools:
     """Return which ranges contain the start of any of *points* on their thread."""
     contains = np.zeros(len(ranges), np.bool_)
-    tid = to_int64(ranges["tid"])
-    start = to_int64(ranges["start_ns"])
-    end = to_int64(ranges["end_ns"])
-    point_tid = to_int64(points["tid"])
-    point_start = points["start_ns"].to_numpy()
-    for thread in np.unique(tid).tolist():
-        rows = np.flatnonzero(tid == thread)
-        times = np.sort(point_start[point_tid == thread])
+    if not len(points):
+        return contains
+    start = ranges.rows["start_ns"].to_numpy()
+    end = ranges.rows["end_ns"].to_numpy()
+    point_start = points.rows["start_ns"].to_numpy()
+    for thread in min(ranges, points, key=len).threads:
+        rows = np.flatnonzero(ranges.tid == thread)
+        times = np.sort(point_start[points.tid == thread], kind="stable")
         contains[rows] = np.searchsorted(times, start[rows]) < np.searchsorted(times, end[rows])
     return contains
 
 
-def _with_operator(calls: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
-    """Return calls with the operator that each is made in: the last one that began before it, if it had not ended."""
-    if calls.is_empty():
-        return calls.with_columns(op=pl.lit(None, pl.String))
-    operators = host.filter(pl.col("kind") == "cpu_op").select(
-        "tid", "start_ns", op="name", op_end_ns="end_ns"
-    )
-    joined = calls.sort("start_ns").join_asof(
-        operators.sort("start_ns"),
-        on="start_ns",
-        by="tid",
-        strategy="backward",
-        check_sortedness=False,
-    )
-    is_inside = pl.col("start_ns") < pl.col("op_end_ns")
-    return joined.with_columns(op=pl.when(is_inside).then("op")).drop("op_end_ns")
+def _with_operator(calls: NamedRows, host: HostEvents) -> pl.DataFrame:
+    """Return calls as ``_ACTIVITY_RANGES``, with the innermost operator that is open when each begins."""
+    operators = host.operators
+    is_wrapper = operators.named(HOST_ACTIVITIES["wrapper"])
+    around = operators.select(~is_wrapper & _contains_any(operators, calls)).rows
+    # By thread and start, the outer first.
+    around = around.sort("tid", "start_ns", -pl.col("end_ns"), maintain_order=True)
+    count = len(around)
+    innermost = nest(
+        thread=to_int64(around["tid"]),
+        start=around["start_ns"].to_numpy(),
+        end=around["end_ns"].to_numpy(),
+        kind=np.full(count, OP),
+        name=np.zeros(count, np.int64),
+        point_thread=calls.tid,
+        point_time=calls.rows["start_ns"].to_numpy(),
+    ).point_op
+    op = NamedRows(around).names.take(innermost).series("op", pl.String())
+    return _as_ranges(calls.rows).with_columns(op)
 
 
 def _idle_after_launches(gaps: pl.DataFrame) -> Intervals:
@@ -319,12 +297,9 @@ def _time_by_part(
     """Return ``HOST_TIME`` of one activity."""
     start = steps["interval_start_ns"].to_numpy()
     end = steps["interval_end_ns"].to_numpy()
-    longest = None
-    operator = None
-    if len(named):
-        names = named.filter(~pl.col("name").str.contains(WRAPPERS))
-        longest = _longest_name(names, "name")
-        operator = _longest_name(names, "op") if "op" in names.columns else None
+    names = named.filter(~pl.col("name").str.contains(HOST_ACTIVITIES["wrapper"]))
+    longest = _longest_name(names, "name")
+    operator = _longest_name(names, "op")
     return pl.DataFrame(
         {
             "part": steps["part"].cast(pl.Int64),
@@ -425,33 +400,22 @@ def _names_at(ranges: pl.DataFrame, times_ns: Ints) -> pl.Series:
         return pl.Series([None] * len(times_ns), dtype=pl.String)
     rows = by_start[np.maximum(last, 0)]
     is_open = (last >= 0) & (ranges["end_ns"].to_numpy()[rows] > times_ns)
-    names = ranges["name"].cast(pl.String).gather(rows)
+    names = ranges["name"].gather(rows)
     return names.set(~pl.Series(is_open), None)
 
 
-def _source_lines(events: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
-    """Return the Python frames of the launching threads, in order of start.
+def _with_lines(places: pl.DataFrame, frames: NamedRows) -> pl.DataFrame:
+    """Return the places with the innermost frame of the program that was open in the middle of each.
 
     None if only modules were recorded.
     """
-    frames = events.filter(
-        (pl.col("kind") == "python") & pl.col("tid").is_in(host["tid"].unique().implode())
-    )
-    named = frames.select("start_ns", "end_ns", name=pl.col("name").cast(pl.String))
-    return named.filter(~pl.col("name").str.starts_with("nn.Module: ")).sort("start_ns")
-
-
-def _with_lines(places: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
-    """Return the places with the innermost frame of the program that was open in the middle of each."""
-    if frames.is_empty() or places.is_empty():
+    functions = frames.select(~frames.named(HOST_ACTIVITIES["module_call"]))
+    if not len(functions) or places.is_empty():
         return places
-    start = frames["start_ns"].to_numpy()
-    end = frames["end_ns"].to_numpy()
-    is_library = (
-        frames["name"]
-        .str.contains(r"site-packages|dist-packages|^<built-in|torch/|threading.py")
-        .to_numpy()
-    )
+    by_start = NamedRows(functions.rows.sort("start_ns"))
+    start = by_start.rows["start_ns"].to_numpy()
+    end = by_start.rows["end_ns"].to_numpy()
+    is_library = by_start.named(HOST_ACTIVITIES["library_frame"])
     lines: list[str | None] = []
     for place_start, place_end in places.select("start_ns", "end_ns").iter_rows():
         middle = (place_start + place_end) // 2
@@ -461,6 +425,6 @@ def _with_lines(places: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
         line = None
         if len(candidates):
             innermost = int(candidates[-1])
-            line = frames["name"][innermost]
+            line = by_start.names.value(innermost)
         lines.append(line)
     return places.with_columns(source=pl.Series(lines, dtype=pl.String))

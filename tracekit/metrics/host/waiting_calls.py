@@ -1,0 +1,151 @@
+"""Calls of the host that wait: streams told to wait for events, and calls that block the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Bools
+from tracekit._util.categories import CategoryColumn
+from tracekit.classify.names import HOST_CALLS
+from tracekit.intervals import Intervals, union_of
+from tracekit.metrics.host.events import BLOCKING_PATTERN, QUEUED_PATTERN, NamedRows
+
+MIN_SLOW_LAUNCH_NS = 100_000
+"""A launch call takes microseconds. One that takes longer than this also did something else, such
+as loading code."""
+FULL_QUEUE_LAUNCHES = 512
+"""Launches whose work has not started, from which on a slow launch call is taken to wait for room in the queue.
+
+CUDA's queue of a stream has 1,024 entries; records of events and waits for them take entries as
+well, and are not counted. With so much work before it, a launch is early by any measure.
+"""
+
+WAITING_CALLS = pl.Schema(
+    {
+        "name": pl.String(),
+        "tid": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "blocks": pl.Boolean(),  # the host waits; else a stream does
+    }
+)
+
+
+def find_waiting_calls(calls: NamedRows, gpu_events: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return the calls that make a stream or the host wait (``WAITING_CALLS``), in order of start.
+
+    Args:
+        calls: The host's calls.
+        gpu_events: GPU events of the rank, to see which asynchronous copies made the host wait;
+            None: none did.
+
+    >>> rows = pl.DataFrame({"kind": ["runtime"] * 3, "tid": [1] * 3, "start_ns": [0, 5, 9], "end_ns": [1, 6, 20],
+    ...     "name": ["cudaLaunchKernel", "cudaStreamWaitEvent", "cudaStreamSynchronize"]})
+    >>> find_waiting_calls(NamedRows(rows)).select("name", "blocks").rows()
+    [('cudaStreamWaitEvent', False), ('cudaStreamSynchronize', True)]
+    """
+    columns = ("name", "tid", "start_ns", "end_ns")
+    blocks = calls.named(BLOCKING_PATTERN)
+    if gpu_events is not None:
+        blocks = blocks | _is_pageable_copy(calls, gpu_events) | _waits_for_queue(calls, gpu_events)
+    rows = np.flatnonzero(calls.named(HOST_CALLS["stream_wait"]) | blocks)
+    rows = rows[np.argsort(calls.rows["start_ns"].to_numpy()[rows], kind="stable")]
+    return calls.rows.select(columns)[rows].with_columns(
+        pl.col("name").cast(pl.String), blocks=pl.Series(blocks[rows])
+    )
+
+
+def _is_pageable_copy(calls: NamedRows, gpu_events: pl.DataFrame) -> Bools:
+    """Return the asynchronous copies from or to pageable memory whose call returned only after the copy had begun.
+
+    Such a copy needs the host. The call stands still until the stream has reached it: it waits for
+    the work before.
+    """
+    copies = CategoryColumn.from_series(gpu_events["name"]).matches("(?i)pageable")
+    if not copies.any():
+        return np.zeros(len(calls), np.bool_)
+    begun = (
+        gpu_events.select("correlation", copy_start_ns="start_ns")
+        .filter(pl.Series(copies))
+        .drop_nulls()
+    )
+    joined = calls.rows.select("correlation", "end_ns").join(
+        begun.unique("correlation"), on="correlation", how="left", maintain_order="left"
+    )
+    waited: Bools = (joined["end_ns"] >= joined["copy_start_ns"]).fill_null(False).to_numpy()
+    return waited & calls.named(HOST_CALLS["async_copy"])
+
+
+def _waits_for_queue(calls: NamedRows, gpu_events: pl.DataFrame) -> Bools:
+    """Return the launch calls that stood still because the GPU's queue was full."""
+    is_queued = calls.named(QUEUED_PATTERN)
+    start_ns = calls.rows["start_ns"].to_numpy()
+    is_slow: Bools = is_queued & (calls.rows["end_ns"].to_numpy() - start_ns > MIN_SLOW_LAUNCH_NS)
+    if not is_slow.any():
+        return is_slow
+    begins = (
+        gpu_events.select("correlation", begin_ns="start_ns")
+        .drop_nulls()
+        .group_by("correlation")
+        .min()
+    )
+    launches = (
+        calls.rows.select("correlation", "start_ns")
+        .filter(pl.Series(is_queued))
+        .join(begins, on="correlation")
+    )
+    # Launches of all streams before the call whose work had not begun: those launched less those
+    # begun before it.
+    launched = np.searchsorted(launches["start_ns"].sort().to_numpy(), start_ns[is_slow])
+    begun = np.searchsorted(launches["begin_ns"].sort().to_numpy(), start_ns[is_slow])
+    waits = is_slow.copy()
+    waits[is_slow] = launched - begun >= FULL_QUEUE_LAUNCHES
+    return waits
+
+
+def find_full_queue_time(calls: NamedRows, gpu_events: pl.DataFrame) -> Intervals:
+    """Return when the host was inside a launch call that waited for room in the GPU's queue."""
+    return union_of(calls.rows.filter(pl.Series(_waits_for_queue(calls, gpu_events))))
+
+
+def add_time_inside_launches(
+    calls: NamedRows, labelled: pl.DataFrame, gaps: pl.DataFrame
+) -> pl.DataFrame:
+    """Return the gaps with ``inside_launch_ns``: idle time inside the launch call of the event that ended the gap.
+
+    That time is the host's: it moves from ``dependency_ns`` to ``launch_bound_ns``, unless it is
+    ``warm_up_ns``.
+
+    >>> calls = NamedRows(pl.DataFrame({"correlation": [7], "end_ns": [90]}))
+    >>> gaps = pl.DataFrame({"start_ns": [5], "end_ns": [95], "launch_bound_ns": [75], "dependency_ns": [15],
+    ...                      "warm_up_ns": [0], "next": [0]})
+    >>> with_calls = add_time_inside_launches(calls, pl.DataFrame({"correlation": [7]}), gaps)
+    >>> with_calls.select("inside_launch_ns", "launch_bound_ns", "dependency_ns").row(0)
+    (10, 85, 5)
+    """
+    if gaps.is_empty():
+        return gaps.with_columns(inside_launch_ns=pl.lit(0, pl.Int64))
+    ended_by = labelled["correlation"][gaps["next"].to_numpy()].to_frame()
+    launches = calls.rows.filter(pl.col("correlation") >= 0).join(
+        ended_by, on="correlation", how="semi"
+    )
+    # A call inside another has the same correlation: the outer one returns last, and counts.
+    returns = launches.group_by("correlation").agg(returned=pl.col("end_ns").max())
+    returned = ended_by.join(returns, on="correlation", how="left", maintain_order="left")[
+        "returned"
+    ]
+    inside_ns = (
+        pl.min_horizontal("returned", "end_ns") - pl.col("start_ns") - pl.col("launch_bound_ns")
+    )
+    is_known = pl.col("returned").is_not_null()
+    with_returns = gaps.with_columns(returned).with_columns(
+        inside_launch_ns=pl.when(is_known).then(inside_ns.clip(0)).otherwise(0)
+    )
+    moved_ns = pl.min_horizontal(
+        pl.col("inside_launch_ns") - pl.col("warm_up_ns"), "dependency_ns"
+    ).clip(0)
+    return with_returns.with_columns(
+        launch_bound_ns=pl.col("launch_bound_ns") + moved_ns,
+        dependency_ns=pl.col("dependency_ns") - moved_ns,
+    ).drop("returned")
