@@ -212,6 +212,7 @@ def step_document(analysis: Analysis) -> documents.Step:
         marked=step.is_marked,
         by_rank=[documents.RankStepTime(rank, time_ns) for rank, time_ns in step.by_rank.items()],
         budget_ns=_budget(step.budget, idle_known=analysis.total.idle_known),
+        kinds=list(analysis.step_kinds) or UNSET,
         not_common=not_common,
     )
 

@@ -20,7 +20,7 @@ from tracekit._util.text import counted, ms, percent
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.documents.analysis import AnalysisDocument, Hiding, Slowdown
+from tracekit.documents.analysis import AnalysisDocument, Hiding, Slowdown, StepKind
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
@@ -258,6 +258,8 @@ class Analysis(BaseAnalysis):
     tokens_per_step: float | None = None
     """Tokens of a step over all ranks, a mean over steps; None if no token embedding was
     recorded."""
+    step_kinds: tuple[StepKind, ...] = ()
+    """Prefill and decode steps, if an inference server marked them."""
     events: tuple[RankTimeline, ...] = ()
     """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
     whole_run: WholeRun | None = None

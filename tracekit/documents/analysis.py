@@ -189,6 +189,33 @@ class StepNotCommon(Struct, frozen=True):
     """Ranks that did not record it."""
 
 
+class StepKind(Struct, frozen=True, kw_only=True):
+    """Steps of one kind of an inference server."""
+
+    kind: str
+    """``prefill``, ``decode`` or ``mixed``."""
+    steps: int
+    time_ns: int
+    """GPU work that a step launches (union of its events), the median."""
+    time_tail_ns: int | None = None
+    """95th percentile of the same; null for fewer than five steps."""
+    interval_ns: int | None = None
+    """From the end of the step before to the end of a step's own work, the median; null if no two
+    steps follow each other."""
+    interval_tail_ns: int | None = None
+    """95th percentile of the same."""
+    gpu_busy: float | None = None
+    """GPU work as a share of these intervals."""
+    requests: int | None = None
+    """Sequences of a step, the median."""
+    tokens: int | None = None
+    """Tokens that a step computes, the median; null if the marks do not tell."""
+    tokens_per_s: float | None = None
+    """Tokens over intervals."""
+    ns_per_token: float | None = None
+    """Time that each further token adds to the GPU work; null if steps have about equally many."""
+
+
 class Step(Struct, frozen=True, kw_only=True):
     """The step time of the run: from the start of a step to the start of the next one."""
 
@@ -209,6 +236,8 @@ class Step(Struct, frozen=True, kw_only=True):
     not_common: list[StepNotCommon] = []
     """Steps that some ranks recorded and others did not; no figure of the run's steps counts
     them."""
+    kinds: list[StepKind] | UnsetType = UNSET
+    """Prefill and decode steps, if an inference server marked them."""
 
 
 # ---- the schedule

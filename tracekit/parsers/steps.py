@@ -1,13 +1,50 @@
-"""Assignment of training steps to events."""
+"""Assignment of steps to events: training steps, or the prefill and decode steps of an inference server."""
+
+import re
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints, find_ids, take_or_missing
-from tracekit.schema import GPU_KINDS, KINDS
+from tracekit.schema import GPU_KINDS, KINDS, conform
 
 _PROFILER_STEP = r"^ProfilerStep#(\d+)$"
+
+SERVER_STEP_FORMS = (
+    # vLLM, and SGLang where it follows it: requests and tokens of both kinds. A bracket holds the
+    # tokens, or sums over the requests of which the first (sq) is the tokens.
+    r"^execute_(?:\d+_)?context_(?<prefills>\d+)\((?:sq)?(?<prefill_tokens>\d+)[^)]*\)"
+    r"_generation_(?<decodes>\d+)\((?:sq)?(?<decode_tokens>\d+)[^)]*\)$",
+    # vLLM up to 0.11: requests that are new (prefill) and cached (decode).
+    r"^execute_new_(?<prefills>\d+)_cached_(?<decodes>\d+)$",
+    # SGLang: the mode of the batch, its requests, and its tokens if they are not one each.
+    r"^step\[(?<mode>[A-Z_]+) bs=(?<requests>\d+)(?: toks=(?<tokens>\d+))?\]$",
+    # TensorRT-LLM's PyTorch backend: requests of both kinds, tokens of prefill in newer versions.
+    r"^\[Executor\] _forward_step(?: \d+)?: (?<prefills>\d+) ctx reqs,"
+    r"(?: (?<prefill_tokens>\d+) ctx (?:tokens|tkns),)? (?<decodes>\d+) gen reqs",
+)
+"""Marks that inference servers write around each step, with what they say about its batch."""
+_MODES = {
+    "EXTEND": "prefill",
+    "PREFILL": "prefill",
+    "SPLIT_PREFILL": "prefill",
+    "DECODE": "decode",
+    "TARGET_VERIFY": "decode",
+    "MIXED": "mixed",
+}
+"""Kind of a step by SGLang's mode of its batch; other modes (drafting, idle) are of no kind."""
+SERVER_STEPS = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "kind": pl.String(),  # prefill, decode or mixed; null if the mark does not say it
+        "requests": pl.Int64(),
+        "tokens": pl.Int64(),  # computed in the step; null if unknown
+    }
+)
+"""Steps of an inference server, numbered from 0 in order of time."""
 
 
 def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -18,8 +55,8 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
 
     Args:
         events: Events of one rank.
-        marks: When each step ran (``step``, ``start_ns``, ``end_ns``); by default the
-            ``ProfilerStep#N`` annotations.
+        marks: When each step ran (``step``, ``start_ns``, ``end_ns``); by default the steps that
+            an inference server marked, else the ``ProfilerStep#N`` annotations.
 
     >>> marks = pl.DataFrame({"step": [7], "start_ns": [10], "end_ns": [20]})
     >>> events = pl.DataFrame({"kind": ["runtime", "kernel"], "start_ns": [12, 25], "correlation": [1, 1]})
@@ -27,7 +64,10 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     [7, 7]
     """
     kind = events["kind"].cast(pl.Enum(KINDS)).to_physical().to_numpy()
-    marks = _profiler_steps(events) if marks is None else marks
+    if marks is None:
+        marks = find_server_steps(events).select("step", "start_ns", "end_ns")
+    if marks.is_empty():
+        marks = _profiler_steps(events)
     marks = marks.drop_nulls().sort("start_ns", "end_ns", "step", descending=[False, True, False])
     if marks.is_empty():
         return events.with_columns(step=pl.lit(None, pl.Int64))
@@ -87,6 +127,89 @@ def _profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
     )
     step = pl.col("name").cast(pl.String).str.extract(_PROFILER_STEP).cast(pl.Int64, strict=False)
     return filter_by_name(named, _PROFILER_STEP).select("start_ns", "end_ns", step=step)
+
+
+def find_server_steps(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps that an inference server marked (``SERVER_STEPS``); empty if it marked none.
+
+    A server may mark a step twice, one mark inside the other: the outer one is the step, and each
+    tells what the other leaves open. Marks on the GPU's tracks are copies.
+
+    Args:
+        ranges: Events or ranges with ``name``, ``start_ns``, ``end_ns``, and ``kind`` if they are
+            of several kinds.
+
+    >>> names = ["execute_7_context_1(5)_generation_2(2)", "step[MIXED bs=3 toks=7]", "step[DECODE bs=4]"]
+    >>> ranges = pl.DataFrame({"name": names, "start_ns": [0, 1, 9], "end_ns": [8, 7, 11]})
+    >>> find_server_steps(ranges).rows()
+    [(0, 0, 8, 'mixed', 3, 7), (1, 9, 11, 'decode', 4, 4)]
+    """
+    if "kind" in ranges.columns:
+        ranges = ranges.filter(pl.col("kind") == "annotation")
+    any_form = "|".join(f"(?:{_without_names(form)})" for form in SERVER_STEP_FORMS)
+    marks = filter_by_name(ranges.select("name", "start_ns", "end_ns"), any_form)
+    if marks.is_empty():
+        return SERVER_STEPS.to_frame()
+    texts = marks.select(pl.col("name").cast(pl.String)).unique()
+    described = marks.with_columns(pl.col("name").cast(pl.String)).join(
+        _describe_marks(texts), on="name"
+    )
+    ordered = described.sort("start_ns", "end_ns", descending=[False, True])
+    # A mark that ends before an earlier one has ended lies inside it.
+    latest_end_before = pl.col("end_ns").cum_max().shift(1)
+    is_outer = (pl.col("end_ns") > latest_end_before).fill_null(True)
+    steps = (
+        ordered.with_columns(step=is_outer.cum_sum().cast(pl.Int64) - 1)
+        .group_by("step", maintain_order=True)
+        .agg(
+            pl.col("start_ns", "end_ns").first(),
+            pl.col("kind", "requests", "tokens").drop_nulls().first(),
+        )
+    )
+    return conform(steps, SERVER_STEPS)
+
+
+def _without_names(form: str) -> str:
+    """Return a form whose groups have no names, so that several forms fit into one expression."""
+    return re.sub(r"\(\?<\w+>", "(?:", form)
+
+
+def _describe_marks(texts: pl.DataFrame) -> pl.DataFrame:
+    """Return kind, requests and tokens of each mark (``name``); null where it does not say them."""
+    fields = ("prefills", "prefill_tokens", "decodes", "decode_tokens", "mode", "requests", "tokens")
+    values = {}
+    for field in fields:
+        of_forms = []
+        for form in SERVER_STEP_FORMS:
+            if f"?<{field}>" in form:
+                extracted = pl.col("name").str.extract_groups(form).struct.field(field)
+                of_forms.append(extracted)
+        values[field] = pl.coalesce(of_forms)
+    numbers = [field for field in fields if field != "mode"]
+    parsed = texts.with_columns(**values).with_columns(
+        pl.col(numbers).cast(pl.Int64, strict=False)
+    )
+    has_prefills = pl.col("prefills") > 0
+    has_decodes = pl.col("decodes") > 0
+    kind = (
+        pl.when(has_prefills & has_decodes)
+        .then(pl.lit("mixed"))
+        .when(has_prefills)
+        .then(pl.lit("prefill"))
+        .when(has_decodes)
+        .then(pl.lit("decode"))
+        .otherwise(pl.col("mode").replace_strict(_MODES, default=None))
+    )
+    # Each sequence that decodes computes one token; how many a prefill computes must be said.
+    decode_tokens = pl.coalesce("decode_tokens", "decodes")
+    prefill_tokens = pl.when(pl.col("prefills") == 0).then(0).otherwise("prefill_tokens")
+    decodes_alone = pl.when(pl.col("mode") == "DECODE").then("requests")
+    return parsed.select(
+        "name",
+        kind=kind,
+        requests=pl.coalesce("requests", pl.col("prefills") + pl.col("decodes")),
+        tokens=pl.coalesce("tokens", prefill_tokens + decode_tokens, decodes_alone),
+    )
 
 
 def _innermost_marks(marks: pl.DataFrame) -> tuple[Ints, Ints]:

@@ -46,6 +46,7 @@ from tracekit.errors import InputError, Notice
 from tracekit.metrics.causes import causes_by_event
 from tracekit.metrics.operations import may_be_message, may_be_of_pipeline
 from tracekit.metrics.overlap import combine_overlap_costs
+from tracekit.metrics.step_kinds import summarize_step_kinds
 from tracekit.metrics.step_time import summarize_steps
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.reconstruct.stalls import LANES
@@ -172,6 +173,7 @@ def combine(
         paths=tuple(paths),
         shapes=tuple(all_shapes(rank.shapes for rank in ranks)),
         tokens_per_step=_tokens_per_step(ranks),
+        step_kinds=summarize_step_kinds([rank.step_kinds for rank in ranks]),
         events=_events_with_causes(ranks, operations),
     )
 

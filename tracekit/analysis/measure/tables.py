@@ -57,6 +57,7 @@ from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
 from tracekit.metrics.rates import Rates, products
+from tracekit.metrics.step_kinds import measure_step_kinds
 from tracekit.metrics.step_time import TimedStep, step_budgets, timed_steps
 from tracekit.reconstruct import RankPipeline, rank_pipeline
 from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
@@ -97,6 +98,8 @@ class RankTables(PathTables):
     """The same object as ``window`` if there is one step."""
     timed_steps: tuple[TimedStep, ...] = ()
     """Step time of each step, and where it went."""
+    step_kinds: pl.DataFrame
+    """Prefill and decode steps of an inference server (``metrics.step_kinds``)."""
     phases: pl.DataFrame
     """Phases of each step (``metrics.budget``)."""
     idle_causes: Mapping[str, int]
@@ -364,6 +367,7 @@ def _measure_rank(
         window=window,
         by_step=by_step,
         timed_steps=of_steps,
+        step_kinds=measure_step_kinds(rank.events, steps, by_step.budgets),
         phases=phases(lanes),
         idle_causes=idle_causes,
         copies=copy_table,
