@@ -32,6 +32,7 @@ from tracekit.parsers.source_refs import (
     MAX_FOLDER_DEPTH,
     SourceRef,
     check_single_run,
+    number_by_position,
     rank_in_name,
     unknown_rank_error,
 )
@@ -92,7 +93,7 @@ def discover(
     recordings = _unique(all_recordings)
     if not all_refs and (need_traces or not recordings):
         raise _no_trace_error(path_list, recordings)
-    refs = _apply_rank_option(_unique(all_refs), rank)
+    refs = _apply_rank_option(number_by_position(_unique(all_refs)), rank)
     if check:
         check_single_run(refs)
     if ranks is not None:

@@ -38,12 +38,19 @@ _EVENTS_OF_OTHER_USE = (
         "is a timeline of operations; read it with tracekit.against_ideal.compare_timeline",
     ),
     (
+        # SGLang puts the rank in front of every process id.
+        re.compile(rb'"pid"\s*:\s*"\[(?:TP|DP|PP|EP|Unknown)[-\w]{0,40}\] '),
+        "holds several ranks merged into one file; name the files of the ranks that it was made from",
+    ),
+    (
         # Its tracks repeat events, which would count twice.
         re.compile(rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:'),
         "was written by tracekit for ui.perfetto.dev; name the traces it was made from",
     ),
 )
-"""Marks of files with events that are not those of a profiler, and what they are."""
+"""Marks of files with events that are not those of one rank's profiler, and what they are."""
+_MARKED_BYTES = 1 << 14
+"""First bytes of a file in which such a mark is looked for: several events."""
 
 FLIGHT_RECORDER = "flight_recorder"
 NCCL_INSPECTOR = "nccl_inspector"
@@ -156,7 +163,7 @@ def _detect_json(head: bytes, tail: bytes) -> FileType:
     if not (_TRACE_KEYS.search(text) or _EVENT_KEYS.match(text) or _TRACE_KEYS.search(tail)):
         return FileType(None, why='is JSON but not a trace: it has no "traceEvents"')
     other_use = next(
-        (why for pattern, why in _EVENTS_OF_OTHER_USE if pattern.search(text[:4096])), None
+        (why for pattern, why in _EVENTS_OF_OTHER_USE if pattern.search(text[:_MARKED_BYTES])), None
     )
     if other_use:
         return FileType(None, why=other_use)

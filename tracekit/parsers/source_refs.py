@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from tracekit._util.text import listing
 from tracekit.errors import InputError
@@ -103,6 +104,44 @@ def rank_in_name(path: str) -> int | None:
             if numbers := pattern.findall(part):
                 return int(numbers[-1])
     return None
+
+
+_POSITION_IN_NAME = re.compile(r"(?<![A-Za-z])(TP|DP|PP|EP)-(\d{1,6})(?!\d)")
+"""Position of a server's process in each kind of parallelism, as in ``1716-TP-3-PP-0.trace.json.gz``."""
+
+
+def number_by_position(refs: Sequence[SourceRef]) -> list[SourceRef]:
+    """Return the sources; files that only name their positions in tensor and pipeline groups get ranks.
+
+    Inference servers number their processes pipeline stage by pipeline stage. Data and expert ranks
+    are those of the same processes, unless tensor ranks repeat.
+
+    >>> names = [f"17-TP-{tp}-PP-{pp}.trace.json.gz" for pp in (0, 1) for tp in (0, 1)]
+    >>> [ref.rank for ref in number_by_position([SourceRef(name, "kineto") for name in names])]
+    [0, 1, 2, 3]
+    >>> number_by_position([SourceRef("17-TP-1.trace.json.gz", "kineto")])[0].rank
+    1
+    """
+    positions: dict[str, tuple[int, int, int]] = {}
+    for ref in refs:
+        named = {kind: int(number) for kind, number in _POSITION_IN_NAME.findall(ref.name)}
+        if ref.rank is None and "TP" in named:
+            positions[ref.path] = named.get("PP", 0), named.get("DP", 0), named["TP"]
+    if not positions:
+        return list(refs)
+    numbers = {path: position[-1] for path, position in positions.items()}
+    if len(set(numbers.values())) < len(numbers):
+        in_order = sorted(set(positions.values()))
+        if len(in_order) < len(positions):  # two files of one process: nothing tells them apart
+            return list(refs)
+        numbers = {path: in_order.index(position) for path, position in positions.items()}
+    numbered = []
+    for ref in refs:
+        if ref.path in numbers:
+            numbered.append(replace(ref, rank=numbers[ref.path], rank_from="name"))
+        else:
+            numbered.append(ref)
+    return numbered
 
 
 def check_single_run(refs: Sequence[SourceRef]) -> None:
