@@ -444,3 +444,39 @@ def test_other_pickles_are_no_recordings(tmp_path):
     (tmp_path / "rank0.pickle").write_bytes(pickle.dumps({"weights": [1, 2]}))
     with pytest.raises(InputError, match="neither a flight-recorder dump nor a memory snapshot"):
         discover(tmp_path / "rank0.pickle", need_traces=False)
+
+
+def merged_trace():
+    """The text of two ranks in one file, as SGLang merges them."""
+    events = [{**EVENT, "pid": f"[TP0{rank}] 0"} for rank in (0, 1)]
+    return json.dumps({"traceEvents": events})
+
+
+def test_a_file_of_several_merged_ranks_is_refused_by_what_it_is(tmp_path):
+    lay(tmp_path, {"merged-17.trace.json.gz": merged_trace()})
+    with pytest.raises(InputError, match="holds several ranks merged into one file"):
+        discover(str(tmp_path / "merged-17.trace.json.gz"))
+
+
+def test_a_folder_with_ranks_and_their_merged_file_takes_the_ranks_and_says_so(tmp_path):
+    ranks = {f"17-TP-{rank}.trace.json.gz": trace() for rank in (0, 1)}
+    lay(tmp_path, {**ranks, "merged-17.trace.json.gz": merged_trace()})
+    found = discover(str(tmp_path))
+    assert [(ref.rank, ref.name) for ref in found.refs] == list(enumerate(ranks))
+    (notice,) = found.notices
+    assert notice.values["files"] == ("merged-17.trace.json.gz",)
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        (["17-TP-3.trace.json.gz"], [3]),
+        (["17-TP-0-DP-0.json", "17-TP-1-DP-1.json"], [0, 1]),
+        (["17-TP-0-PP-0.json", "17-TP-1-PP-0.json", "17-TP-0-PP-1.json"], [0, 1, 2]),
+        (["17-TP-0-DP-0.json", "17-TP-0-DP-1.json"], [0, 1]),
+    ],
+)
+def test_names_of_positions_give_ranks(tmp_path, names, ranks):
+    lay(tmp_path, dict.fromkeys(names, trace()))
+    found = discover(str(tmp_path))
+    assert {ref.name: ref.rank for ref in found.refs} == dict(zip(names, ranks, strict=True))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.parsers.steps import assign_steps
+from tracekit.parsers.steps import assign_steps, find_server_steps
 from tracekit.schema import EVENTS, conform
 
 
@@ -103,3 +104,85 @@ def test_equals_looking_it_up_one_by_one(rows):
         for kind, start, c in rows
     ]
     assert assign_steps(events)["step"].to_list()[4:] == expected
+
+
+def server_ranges(*rows):
+    return pl.DataFrame(rows, schema=["name", "start_ns", "end_ns"], orient="row")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "requests", "tokens"),
+    [
+        ("step[DECODE bs=32]", "decode", 32, 32),
+        ("step[EXTEND bs=15 toks=15360]", "prefill", 15, 15360),
+        ("step[MIXED bs=4 toks=700]", "mixed", 4, 700),
+        ("step[DRAFT_EXTEND bs=4 toks=12]", None, 4, 12),
+        ("execute_context_2(1024)_generation_0(0)", "prefill", 2, 1024),
+        (
+            "execute_1030_context_2(sq1024sk4096sqsq9sqsk9)_generation_6(sq6sk99sqsq6sqsk99)",
+            "mixed",
+            8,
+            1030,
+        ),
+        ("execute_context_0(0)_generation_7(7)", "decode", 7, 7),
+        ("execute_new_0_cached_5", "decode", 5, 5),
+        ("execute_new_2_cached_5", "mixed", 7, None),
+        ("[Executor] _forward_step 12: 0 ctx reqs, 9 gen reqs", "decode", 9, 9),
+        ("[Executor] _forward_step 3: 1 ctx reqs, 300 ctx tokens, 0 gen reqs", "prefill", 1, 300),
+        ("execute_context_0(0)_generation_0(0)", None, 0, 0),
+    ],
+)
+def test_marks_of_servers_tell_kind_requests_and_tokens(name, kind, requests, tokens):
+    (row,) = find_server_steps(server_ranges((name, 5, 9))).rows()
+    assert row == (0, 5, 9, kind, requests, tokens)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step[decode]",
+        "step[DECODE bs=]",
+        "step 3",
+        "execute_context_1_generation_2",
+        "ProfilerStep#3",
+        "my step[DECODE bs=32]",
+    ],
+)
+def test_other_ranges_are_no_steps_of_a_server(name):
+    assert find_server_steps(server_ranges((name, 5, 9))).is_empty()
+
+
+def test_a_mark_inside_another_is_the_same_step_and_completes_it():
+    steps = find_server_steps(
+        server_ranges(
+            ("execute_new_1_cached_0", 0, 10),
+            ("step[EXTEND bs=1 toks=512]", 2, 9),
+            ("execute_new_0_cached_1", 12, 20),
+        )
+    )
+    assert steps.rows() == [(0, 0, 10, "prefill", 1, 512), (1, 12, 20, "decode", 1, 1)]
+
+
+def test_thousands_of_different_marks_are_as_many_steps_of_few_kinds():
+    rows = [(f"step[EXTEND bs={n} toks={n}]", 10 * n, 10 * n + 5) for n in range(1, 3001)]
+    steps = find_server_steps(server_ranges(*rows))
+    assert len(steps) == 3000
+    assert steps["kind"].unique().to_list() == ["prefill"]
+
+
+def test_numbers_of_a_mark_that_cannot_be_counts_are_unknown():
+    (row,) = find_server_steps(server_ranges((f"step[DECODE bs={'9' * 40}]", 0, 1))).rows()
+    assert row == (0, 0, 1, "decode", None, None)
+
+
+def test_steps_of_a_server_count_where_the_profiler_marks_steps_as_well():
+    events = pl.DataFrame(
+        {
+            "kind": ["annotation", "annotation", "annotation", "runtime", "kernel"],
+            "name": ["ProfilerStep#7", "step[DECODE bs=1]", "step[DECODE bs=1]", "launch", "k"],
+            "start_ns": [0, 1, 10, 12, 30],
+            "end_ns": [20, 9, 19, 13, 40],
+            "correlation": [None, None, None, 5, 5],
+        }
+    )
+    assert assign_steps(events)["step"].to_list() == [None, 0, 1, 1, 1]

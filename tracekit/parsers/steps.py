@@ -176,7 +176,15 @@ def _without_names(form: str) -> str:
 
 def _describe_marks(texts: pl.DataFrame) -> pl.DataFrame:
     """Return kind, requests and tokens of each mark (``name``); null where it does not say them."""
-    fields = ("prefills", "prefill_tokens", "decodes", "decode_tokens", "mode", "requests", "tokens")
+    fields = (
+        "prefills",
+        "prefill_tokens",
+        "decodes",
+        "decode_tokens",
+        "mode",
+        "requests",
+        "tokens",
+    )
     values = {}
     for field in fields:
         of_forms = []
@@ -186,9 +194,7 @@ def _describe_marks(texts: pl.DataFrame) -> pl.DataFrame:
                 of_forms.append(extracted)
         values[field] = pl.coalesce(of_forms)
     numbers = [field for field in fields if field != "mode"]
-    parsed = texts.with_columns(**values).with_columns(
-        pl.col(numbers).cast(pl.Int64, strict=False)
-    )
+    parsed = texts.with_columns(**values).with_columns(pl.col(numbers).cast(pl.Int64, strict=False))
     has_prefills = pl.col("prefills") > 0
     has_decodes = pl.col("decodes") > 0
     kind = (
