@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import polars as pl
 import pytest
 
 from tests.parsers.nsight_files import Report
 from tests.parsers.nsight_reading import only, rows
+from tracekit.parsers.nsight.rank_events import find_steps
 
 pytestmark = pytest.mark.slow
 
@@ -80,3 +82,15 @@ def test_starts_and_stops_of_the_profiler_are_steps(path):
 
 def test_threads_that_mark_the_same_step_widen_it(path):
     assert stepped(path, ("step 1", 5, 20), ("step 1", 15, 35), ("step 2", 45, 60)) == [1, 1, 2]
+
+
+def test_steps_of_a_server_are_steps():
+    ranges = pl.DataFrame(
+        {
+            "kind": ["annotation", "annotation"],
+            "name": ["[Executor] _forward_step 8: 1 ctx reqs, 0 gen reqs", "step 3"],
+            "start_ns": [10, 10],
+            "end_ns": [20, 20],
+        }
+    )
+    assert find_steps(ranges, ranges.clear()).rows() == [(0, 10, 20)]

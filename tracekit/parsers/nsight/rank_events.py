@@ -16,7 +16,7 @@ import polars as pl
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.nsight import nccl
 from tracekit.parsers.nsight.names import PID_MASK
-from tracekit.parsers.steps import assign_steps, filter_by_name
+from tracekit.parsers.steps import assign_steps, filter_by_name, find_server_steps
 from tracekit.schema import EVENTS, GPU_KINDS, conform
 
 _NUMBERED = (
@@ -35,13 +35,17 @@ inside one of them."""
 def find_steps(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame | None:
     """Return the steps of one process, ``step, start_ns, end_ns``, or None if nothing marks any.
 
-    Ranges are taken as they are. An instant ``step N`` begins step N and ends the one before, as a
-    profiler's ``step()`` does, so events before the first instant are in step N-1.
+    Steps of an inference server come first. Ranges are taken as they are. An instant ``step N``
+    begins step N and ends the one before, as a profiler's ``step()`` does, so events before the
+    first instant are in step N-1.
 
     >>> instants = pl.DataFrame({"kind": ["mark"], "name": ["step 3"], "start_ns": [50], "end_ns": [50]})
     >>> find_steps(instants, instants.clear()).rows()
     [(2, -9223372036854775808, 50), (3, 50, 9223372036854775807)]
     """
+    of_server = find_server_steps(ranges)
+    if of_server.height:
+        return of_server.select("step", "start_ns", "end_ns")
     for kind in ("annotation", "mark"):
         for pattern in _NUMBERED:
             step = (

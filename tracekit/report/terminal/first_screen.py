@@ -20,7 +20,7 @@ from tracekit.metrics.process_phases import TRAIN
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.text import short_ms, size, wrap_text
 from tracekit.report.view import View
-from tracekit.report.view.answer import unusual_steps
+from tracekit.report.view.answer import times_of_kinds, unusual_steps
 from tracekit.report.view.roles import phase_times
 from tracekit.report.words import WORDS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, GAP_CAUSES
@@ -156,6 +156,9 @@ def headline(view: View, width: int) -> Text:
         unit = "an iteration"
         time_ns = sum(phase_times(view.analysis).values())
         steps = counted(len(iterations), "iteration")
+    time = f"{short_ms(time_ns)} {unit}" if time_ns is not None else "step time unknown"
+    if view.analysis.step_kinds:
+        time = times_of_kinds(view.analysis.step_kinds)
     device = (
         view.devices[0].replace("NVIDIA ", "").replace("multiprocessors", "SMs")
         if view.devices
@@ -166,7 +169,7 @@ def headline(view: View, width: int) -> Text:
         "ranks": view.ranks,
         "steps": steps,
         "device": terminal(device),
-        "time": f"{short_ms(time_ns)} {unit}" if time_ns is not None else "step time unknown",
+        "time": time,
     }
     # The step time is never cut off: what matters least goes first.
     for name in ("", "device", "steps", "name"):
@@ -201,7 +204,7 @@ def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
     else:
         lines = [_bar(parts, span_ns, min(2 * BAR_LENGTH, width), blocks)]
         lines += [Text(line) for line in textwrap.wrap(words.replace("  ", " · "), width)]
-    if view.analysis.step.unusual:
+    if view.analysis.step.unusual and not view.analysis.step_kinds:
         lines += _wrapped(unusual_steps(view.analysis.step), width)
     return lines
 

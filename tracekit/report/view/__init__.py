@@ -290,12 +290,15 @@ class View:
 
     @cached_property
     def situation(self) -> tuple[str, ...]:
-        """The training step of an RL loop and its longest weight update, in a sentence each.
+        """The steps of an inference server by kind, or the training step of an RL loop and its longest weight update.
 
-        Empty for other runs.
+        A sentence each; empty for other runs.
         """
         sentences_of_roles = (step_summary(self.analysis), update_summary(self.analysis))
-        return tuple(sentence for sentence in sentences_of_roles if sentence)
+        return (
+            *sentences.kind_sentences(self.analysis.step_kinds),
+            *(sentence for sentence in sentences_of_roles if sentence),
+        )
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:

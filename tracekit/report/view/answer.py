@@ -11,10 +11,10 @@ import polars as pl
 
 from tracekit._util.text import counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
-from tracekit.documents.analysis import Straggler
+from tracekit.documents.analysis import StepKind, Straggler
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.gap_words import gap_basis, gap_words, is_wait_bound, of_the_gap
-from tracekit.report.text import at_least, ms_range
+from tracekit.report.text import at_least, capitalize, ms_range, short_ms
 from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.pipeline import ScheduleView
@@ -51,9 +51,59 @@ class AnswerLine(msgspec.Struct, frozen=True):
     """Section of the page with the details."""
 
 
+def times_of_kinds(kinds: Sequence[StepKind]) -> str:
+    """Return how long each kind of step of an inference server takes, in few words.
+
+    >>> decode = StepKind(kind="decode", steps=40, time_ns=9_800_000, interval_ns=12_100_000, requests=32)
+    >>> times_of_kinds([StepKind(kind="prefill", steps=1, time_ns=493_000_000, tokens=15360), decode])
+    'prefill 493 ms (15,360 tokens), decode 12.1 ms (32 sequences)'
+    """
+    texts = []
+    for kind in kinds:
+        time_ns = kind.time_ns if kind.interval_ns is None else kind.interval_ns
+        batch = ""
+        if kind.kind == "decode" and kind.requests:
+            batch = f" ({counted(kind.requests, 'sequence')})"
+        elif kind.tokens:
+            batch = f" ({counted(kind.tokens, 'token')})"
+        texts.append(f"{kind.kind} {short_ms(time_ns)}{batch}")
+    return ", ".join(texts)
+
+
+def kind_sentences(kinds: Sequence[StepKind]) -> tuple[str, ...]:
+    """Return a sentence for each kind of step: GPU work, tail, busy share, tokens per second, growth."""
+    return tuple(_kind_sentence(kind) for kind in kinds)
+
+
+def _kind_sentence(kind: StepKind) -> str:
+    """Return what is known about one kind of step.
+
+    >>> decode = StepKind(kind="decode", steps=40, time_ns=9_800_000, interval_ns=12_100_000, gpu_busy=0.81)
+    >>> _kind_sentence(decode)
+    'decode, 40 steps: 9.80 ms of GPU work; a step ends every 12.1 ms (GPU busy 81 %)'
+    """
+    work = f"{short_ms(kind.time_ns)} of GPU work"
+    if kind.time_tail_ns is not None:
+        work += f" (95 % of the steps within {short_ms(kind.time_tail_ns)})"
+    facts = [work]
+    if kind.interval_ns is not None:
+        tail = ""
+        if kind.interval_tail_ns is not None:
+            tail = f", 95 % within {short_ms(kind.interval_tail_ns)}"
+        busy = percent(kind.gpu_busy, digits=0)
+        facts.append(f"a step ends every {short_ms(kind.interval_ns)}{tail} (GPU busy {busy})")
+    if kind.tokens_per_s is not None:
+        facts.append(f"{kind.tokens_per_s:,.0f} tokens a second")
+    if kind.ns_per_token is not None and kind.ns_per_token > 0:
+        facts.append(f"1,000 further tokens add {short_ms(1_000 * kind.ns_per_token)}")
+    return f"{kind.kind}, {counted(kind.steps, 'step')}: {'; '.join(facts)}"
+
+
 def time_sentence(analysis: Analysis, step_pace: rank_tables.Pace) -> str:
-    """Return the step time and its parts."""
+    """Return the step time and its parts; of an inference server the time of each kind of step."""
     step = analysis.step
+    if analysis.step_kinds:
+        return f"{capitalize(times_of_kinds(analysis.step_kinds))}: {join_with_and(_budget_parts(analysis))}."
     remarks = [
         step_pace.compared(),
         _other_pipeline(analysis, step_pace.slowest),
