@@ -80,7 +80,7 @@ def _kind_sentence(kind: StepKind) -> str:
 
     >>> decode = StepKind(kind="decode", steps=40, time_ns=9_800_000, interval_ns=12_100_000, gpu_busy=0.81)
     >>> _kind_sentence(decode)
-    'decode, 40 steps: 9.80 ms of GPU work; a step ends every 12.1 ms (GPU busy 81 %)'
+    'decode, 40 steps: 9.8 ms of GPU work; a step ends every 12.1 ms (GPU busy 81 %)'
     """
     work = f"{short_ms(kind.time_ns)} of GPU work"
     if kind.time_tail_ns is not None:
