@@ -14,6 +14,7 @@ from tracekit.findings.memory import memory_findings
 from tracekit.findings.pipeline import schedule_findings
 from tracekit.findings.ranks import rank_findings
 from tracekit.findings.recording import recording_findings
+from tracekit.findings.remedies import remedy_findings
 from tracekit.findings.steps import step_findings
 from tracekit.findings.whole_run import whole_run_findings
 
@@ -25,6 +26,7 @@ REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
     "ranks": rank_findings,
     "whole_run": whole_run_findings,
     "pipeline": schedule_findings,
+    "remedies": remedy_findings,
     "kernels": kernel_findings,
     "memory": memory_findings,
     "recording": recording_findings,

@@ -23,6 +23,8 @@ from tracekit.metrics.rates import CONVOLUTIONS, FusedExperts
 _TABLES: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("kernel_limits.toml").read_text(encoding="utf-8")
 )
+ELEMENT_BYTES: dict[str, int] = _TABLES["element_bytes"]
+"""Bytes of one element by type as the profiler writes it."""
 KINDS = ("elementwise", "normalization", "softmax", "reduction", "optimizer", "embedding")
 """Kinds of operators that move memory, by the patterns of ``kernel_limits.toml``."""
 BYTES_BY_DTYPE = {
@@ -159,11 +161,10 @@ def moved_bytes(kind: str, shapes: str, dtypes: str) -> int | None:
     """
     inputs = parse_list(shapes)
     types = parse_list(dtypes)
-    element_bytes: dict[str, int] = _TABLES["element_bytes"]
     if not inputs or len(types) < len(inputs):
         return None
     if kind == "embedding":
-        width = element_bytes.get(str(types[0]))
+        width = ELEMENT_BYTES.get(str(types[0]))
         if (
             len(inputs) < 2
             or width is None
@@ -175,7 +176,7 @@ def moved_bytes(kind: str, shapes: str, dtypes: str) -> int | None:
     sizes: list[int] = []
     for shape, dtype in zip(inputs, types, strict=False):
         if _is_tensor(shape):
-            width = element_bytes.get(str(dtype))
+            width = ELEMENT_BYTES.get(str(dtype))
             if width is None:
                 return None
             sizes.append(prod(shape) * width)

@@ -2,7 +2,8 @@
 
 A change is text: ``dp_comm x0.5`` (a label, module, operator or kernel takes half its time), ``rank
 2 like others``, ``ranks 1, 3 like others``, ``no host delay``, ``links x2`` (twice the bandwidth),
-``hide dp_comm``, ``balance`` and ``microbatches 16``.
+``hide dp_comm``, ``balance`` and ``microbatches 16``; and the remedies of ``whatif.remedies``, such as
+``bf16`` or ``fused attention``.
 """
 
 import math
@@ -32,10 +33,11 @@ from tracekit.whatif.constants import (
     MIN_VARIATION,
 )
 from tracekit.whatif.event_graph import EventGraph
+from tracekit.whatif.remedies import REMEDY_CHANGES, change_factors, select_remedies
 
 FORMS = (
     "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, "
-    "balance, microbatches N"
+    f"balance, microbatches N, {', '.join(REMEDY_CHANGES)}"
 )
 
 
@@ -50,6 +52,8 @@ class ChangedGraph:
         self.graph = graph
         self.positions = positions
         self.factor, self.host_factor = np.ones((2, len(graph.start)))
+        self.factor_range = np.ones((2, len(graph.start)))
+        """Least and largest factor of each event over ``factor``."""
         self.hidden: list[int] = []  # labels, as indices
         self.microbatches: list[int] = []
         self.rests_on: list[str] = []
@@ -104,6 +108,8 @@ class ChangedGraph:
 
 
 Edit = Callable[[ChangedGraph], None]
+MIN_FACTOR = 1e-6
+"""Factor of an event that disappears, to compare its range with."""
 
 
 def parse_change(text: str) -> Edit:
@@ -300,9 +306,29 @@ def _require_other_ranks(graph: EventGraph) -> None:
         )
 
 
+def _remedy(changed: ChangedGraph, change: str) -> None:
+    """Give the events that a remedy changes their new durations, and take launches away that disappear."""
+    remedies = select_remedies(changed.graph.events, change)
+    if remedies.is_empty():
+        raise RefusedError(f"no GPU work of this run would change ({REMEDY_CHANGES[change]})")
+    factors = change_factors(changed.graph.events, remedies)
+    changed.factor *= factors.likely
+    changed.factor_range[0] *= factors.low / np.maximum(factors.likely, MIN_FACTOR)
+    changed.factor_range[1] *= factors.high / np.maximum(factors.likely, MIN_FACTOR)
+    is_waited_for = changed.host_factor >= 0
+    changed.host_factor[is_waited_for] *= factors.host[is_waited_for]
+    changed.rests_on.append(REMEDY_CHANGES[change])
+
+
+def _edit_remedy(match: re.Match[str]) -> Edit:
+    """Return the edit of a remedy, which is called by its whole text."""
+    return partial(_remedy, change=match.string)
+
+
 _NUMBER = r"(?P<factor>\d+(\.\d+)?)"
 _EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
     "no host delay": lambda _: _without_host_delay,
+    **dict.fromkeys(REMEDY_CHANGES, _edit_remedy),
     "balance": lambda _: _balance,
     r"micro-?batches (?P<count>\d+)": lambda match: (
         lambda changed: changed.microbatches.append(int(match["count"]))
@@ -375,9 +401,10 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         replayed_ns = max(self.replayed_ns(bounds), changed.hidden_ns())
         path_parts = self.graph.path_parts(replay, bounds)
         margin_ns = self._margin_ns(replayed_ns, path_parts)
+        low_ns, high_ns = self._bounds_ns(changed, replayed_ns)
         predicted_ns = round(replayed_ns + added[1])
-        least_ns = max(round(replayed_ns - margin_ns + added[0]), 0)
-        most_ns = round(replayed_ns + margin_ns + added[2])
+        least_ns = max(round(low_ns - margin_ns + added[0]), 0)
+        most_ns = round(high_ns + margin_ns + added[2])
         saves_ns = step.measured_ns - predicted_ns
         return msgspec.structs.replace(
             step,
@@ -387,6 +414,17 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
             critical_path=tuple(PathPart(*row) for row in path_parts.head(MAX_PATH_PARTS).rows()),
             rests_on=tuple(changed.rests_on),
         )
+
+    def _bounds_ns(self, changed: ChangedGraph, likely_ns: int) -> tuple[int, int]:
+        """Return the step with the least and the largest factors; *likely_ns* where no factor has a range."""
+        bounds_ns = []
+        for factor_range in changed.factor_range:
+            if (factor_range == 1).all():
+                bounds_ns.append(likely_ns)
+                continue
+            replay = self.graph.replay(changed.factor * factor_range, changed.host_factor)
+            bounds_ns.append(self.replayed_ns(self.graph.step_bounds(replay.start, replay.end)))
+        return min(likely_ns, bounds_ns[0]), max(likely_ns, bounds_ns[1])
 
     def _changed(self, changes: Sequence[str]) -> ChangedGraph:
         """Return the graph with *changes*."""

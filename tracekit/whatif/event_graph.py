@@ -54,7 +54,7 @@ RANK_EVENTS = pl.Schema(
         "id": pl.Int64(),  # of a communication
     }
 )
-"""GPU events of one rank with what each waited for."""
+"""GPU events of one rank with what each waited for. A rank may add ``remedies`` (``metrics.remedies``)."""
 
 
 def find_rank_events(rank: Rank) -> pl.DataFrame:

@@ -57,6 +57,7 @@ from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
 from tracekit.metrics.rates import Rates, products
+from tracekit.metrics.remedies import find_remedies
 from tracekit.metrics.step_kinds import measure_step_kinds
 from tracekit.metrics.step_time import TimedStep, step_budgets, timed_steps
 from tracekit.reconstruct import RankPipeline, rank_pipeline
@@ -267,11 +268,22 @@ def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame 
     calls = find_calls(rank.events)
     labelled, _ = number_steps(add_slow_launch_ends(labelled, calls.rows))
     gpu_events, _, _ = assign_parts(labelled, None)
-    return (
-        find_rank_events(Rank.of(gpu_events, find_waiting_calls(calls, gpu_events)))
-        if len(gpu_events)
-        else None
+    if not len(gpu_events):
+        return None
+    work = Rank.of(gpu_events, find_waiting_calls(calls, gpu_events))
+    return _with_remedies(find_rank_events(work), gpu_events, rank)
+
+
+def _with_remedies(
+    graph_events: pl.DataFrame, gpu_events: pl.DataFrame, rank: RankEvents
+) -> pl.DataFrame:
+    """Return the rank's events with what changes would make of each (``metrics.remedies``)."""
+    remedies = find_remedies(
+        gpu_events,
+        device=next(iter(rank.source.devices), None),
+        multiprocessors=rank.source.multiprocessors,
     )
+    return graph_events.with_columns(remedies=remedies)
 
 
 def _number_steps_with_lost(
@@ -360,7 +372,7 @@ def _measure_rank(
     compute_ns = np.array([budget.compute_ns for budget in by_step.budgets], np.int64)
     graph_events = None
     if graph and len(gpu_events):
-        graph_events = find_rank_events(work)
+        graph_events = _with_remedies(find_rank_events(work), gpu_events, rank)
     return RankTables(
         source=rank.source,
         steps=steps,

@@ -1,0 +1,135 @@
+"""Findings that a change of types, kernels or calls would help: their cost is the GPU work it changes.
+
+What each change would make of the work was found rank by rank (``metrics.remedies``); what it saves is
+what the replay of all ranks with that change predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import polars as pl
+
+from tracekit.documents.analysis import ChangedStep
+from tracekit.findings.context import Context
+from tracekit.findings.finding import EvidenceValue, Finding
+from tracekit.whatif.remedies import FUSE, FUSE_LOSS, all_remedies, select_remedies
+
+MIN_SAVED_SHARE = 0.05
+"""Share of the step that a change must save to be advised: predictions are not more exact than that."""
+NARROW = ("bf16", "fp16")
+AMD = "(?i)amd|instinct|radeon|^MI[0-9]{2,3}"
+"""Names of GPUs whose vendor is AMD."""
+
+
+class _Changed(msgspec.Struct, frozen=True):
+    """GPU work that a change concerns, per rank and step."""
+
+    ns: float
+    events: float
+    whats: tuple[str, ...]
+    """What is changed, that with most time first."""
+    op: str | None
+    """Operator that takes most of the time."""
+    module: str | None
+
+
+def remedy_findings(context: Context) -> Iterator[Finding]:
+    """Yield the findings whose remedy is a change of the GPU's work."""
+    graph = context.analysis.replay_graph
+    if graph is None or all_remedies(graph.graph.events).is_empty():
+        return
+    yield from _precision(context)
+    yield from _finding(context, "attention", "fused attention")
+    yield from _finding(context, "unfused", FUSE)
+    yield from _finding(context, "unfused", FUSE_LOSS, case="loss")
+
+
+def _precision(context: Context) -> Iterator[Finding]:
+    """Yield the findings about types: TF32 first, which keeps the model as it is, then 16 bits."""
+    narrow = [context.predict(change) for change in NARROW]
+    further = next((predicted for predicted in narrow if predicted is not None), None)
+    first = list(_finding(context, "precision", "tf32", case="tf32"))
+    if first and further is not None:
+        evidence = {**first[0].evidence, "further": further.change, "further_ns": further.saves_ns}
+        first = [msgspec.structs.replace(first[0], evidence=evidence)]
+    yield from first
+    if not first and further is not None:
+        yield from _finding(context, "precision", further.change, case="narrow")
+    yield from _finding(context, "precision", "fp32", case="fp64")
+
+
+def _finding(
+    context: Context, code: str, change: str, *, case: str | None = None
+) -> Iterator[Finding]:
+    """Yield the finding of one change, if it saves enough."""
+    predicted = context.predict(change)
+    if predicted is None or context.share(predicted.saves_ns or 0) < MIN_SAVED_SHARE:
+        return
+    work = _changed_work(context, change)
+    evidence: dict[str, EvidenceValue] = {
+        "work_ns": round(work.ns),
+        "kernels_per_step": round(work.events),
+        "what": ", ".join(work.whats) or None,
+        "op": work.op,
+        "module": work.module,
+        "framework": context.framework,
+        "vendor": _vendor(context),
+        "change_to": change,
+    }
+    yield Finding(
+        code=code,
+        case=(work.whats[0] if work.whats else "") if case is None else case,
+        cost_ns=round(work.ns),
+        share=context.share(work.ns),
+        evidence=evidence,
+        change=change,
+        saves_ns=predicted.saves_ns,
+        saves_range_ns=_saved_range_ns(predicted),
+        certain="bounded",
+    )
+
+
+def _saved_range_ns(predicted: ChangedStep) -> tuple[int, int] | None:
+    """Return what a change saves at least and at most."""
+    if predicted.predicted_range_ns is None:
+        return None
+    least_ns, most_ns = predicted.predicted_range_ns
+    measured_ns = predicted.measured_ns
+    return max(measured_ns - most_ns, 0), min(max(measured_ns - least_ns, 0), measured_ns)
+
+
+def _changed_work(context: Context, change: str) -> _Changed:
+    """Return the GPU work that a change concerns."""
+    graph = context.analysis.replay_graph
+    if graph is None:
+        raise ValueError("the run's events were not kept")
+    events = graph.graph.events
+    remedies = select_remedies(events, change)
+    rank_steps = max(events.select(pl.struct("rank", "step").n_unique()).item(), 1)
+    described = remedies.with_columns(
+        events["op"][remedies["event"]].cast(pl.String), events["module"][remedies["event"]].cast(pl.String)
+    )
+    return _Changed(
+        ns=float(remedies["ns"].sum()) / rank_steps,
+        events=remedies.height / rank_steps,
+        whats=tuple(_longest(described, "what")),
+        op=next(iter(_longest(described, "op")), None),
+        module=next(iter(_longest(described, "module")), None),
+    )
+
+
+def _longest(remedies: pl.DataFrame, column: str) -> list[str]:
+    """Return the values of a column, that with most time first."""
+    sums = remedies.drop_nulls(column).group_by(column).agg(pl.col("ns").sum())
+    return sums.sort(-pl.col("ns"), column)[column].to_list()
+
+
+def _vendor(context: Context) -> str | None:
+    """Return the vendor of the GPUs: "amd" or "nvidia"; None if they are not named."""
+    names = [source.devices[0] for source in context.analysis.sources if source.devices]
+    if not names:
+        return None
+    is_amd = pl.Series(names).str.contains(AMD).any()
+    return "amd" if is_amd else "nvidia"

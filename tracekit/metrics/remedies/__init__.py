@@ -1,0 +1,79 @@
+"""Remedies: what a change of types, kernels or calls would make of each GPU event of a rank.
+
+Found per rank, where operators, shapes, types and kernels are at hand, and kept with the rank's
+events, so that a change can be replayed with all others (``whatif.changes``).
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.metrics.remedies.attention import attention_remedies
+from tracekit.metrics.remedies.fusion import fusion_remedies
+from tracekit.metrics.remedies.precision import precision_remedies
+from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork
+from tracekit.metrics.remedies.speeds import measure_speeds
+from tracekit.metrics.remedies.work import FUSED_ATTENTION, describe_work
+
+__all__ = ["REMEDIES", "REMEDY", "find_remedies", "rank_work"]
+
+_COLUMNS = ("start_ns", "end_ns", "launch_ns", "part", "stream", "op_id", "bytes")
+_TEXTS = ("label", "pass", "module", "chain", "node")
+
+
+def find_remedies(
+    labelled: pl.DataFrame, *, device: str | None, multiprocessors: int | None
+) -> pl.Series:
+    """Return the remedies of each GPU event as a list of ``REMEDY``; null where it has none.
+
+    Args:
+        labelled: The rank's GPU events with their ``part``.
+        device: Name of its GPU; None if unknown.
+        multiprocessors: Multiprocessors that the process may use; None if all, or unknown.
+    """
+    rank = rank_work(labelled, device=device, multiprocessors=multiprocessors)
+    attention = list(attention_remedies(rank))
+    in_attention = set()
+    for frame in attention:
+        in_attention.update(frame["row"].to_list())
+    frames = [
+        *precision_remedies(rank),
+        *attention,
+        *fusion_remedies(rank, without=in_attention),
+    ]
+    table = pl.concat([REMEDIES.to_frame(), *frames])
+    rows = table.group_by("row").agg(
+        remedies=pl.struct([field.name for field in REMEDY.fields])
+    )
+    all_rows = pl.DataFrame({"row": pl.int_range(len(labelled), dtype=pl.Int32, eager=True)})
+    return all_rows.join(rows, on="row", how="left", maintain_order="left")["remedies"]
+
+
+def rank_work(
+    labelled: pl.DataFrame, *, device: str | None, multiprocessors: int | None
+) -> RankWork:
+    """Return the work of a rank's GPU events, and the speeds of its GPU."""
+    work = describe_work(labelled)
+    op_id = pl.col("op_id")
+    events = work.with_columns(
+        *(labelled[name].alias("copied_bytes" if name == "bytes" else name) for name in _COLUMNS),
+        *(labelled[name].cast(pl.String) for name in _TEXTS),
+        ns=labelled["end_ns"] - labelled["start_ns"],
+    ).with_columns(
+        # An event without an operator is a call of its own; its number is below those of operators.
+        call=pl.when(op_id >= 0).then(op_id).otherwise(-1 - pl.col("row").cast(pl.Int64)),
+        is_backward=pl.col("node").is_not_null()
+        | (pl.col("pass") == "backward").fill_null(False),
+    )
+    multiplies = pl.col("kind").is_in(["product", "convolution", FUSED_ATTENTION])
+    calls = (
+        events.filter(multiplies)
+        .sort("ns", descending=True)
+        .group_by("call", maintain_order=True)
+        .agg(
+            pl.col("kind", "op", "name", "shapes", "dtype", "flop").first(),
+            pl.col("ns").sum(),
+        )
+    )
+    speeds = measure_speeds(calls, events, device=device, multiprocessors=multiprocessors)
+    return RankWork(events, calls, speeds)

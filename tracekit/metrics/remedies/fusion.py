@@ -1,0 +1,223 @@
+"""Remedies of chains of kernels that each read what the last one wrote: one kernel for the whole chain.
+
+A chain is a sequence of neighbours on a stream that only move memory (elementwise work, reductions,
+norms, softmax, loss), whose tensors have the same number of elements or a divisor of it (a mean of
+rows, a half of a rotation). A fused kernel reads the inputs that no kernel of the chain wrote, and
+writes what the last one does. Kernels that a compiler made are fused already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Bools, Floats, Ints
+from tracekit.metrics.remedies.rows import RankWork, new_durations
+from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS
+from tracekit.metrics.remedies.work import MEMORY_KINDS, read_inputs
+
+LOSS_CHANGE = "fuse loss"
+MIN_CHAIN_OPERATORS = 3
+"""Calls of elementwise operators and reductions, copies apart, from which neighbours are a chain worth
+fusing."""
+COPIES = "copy|clone|contiguous|fill|zero"
+MIN_CHAIN_ELEMENTS = 1 << 12
+"""Elements of a chain's tensor; smaller ones are scalars and rows of figures."""
+MORE_BYTES = (1.0, 1.4, 2.5)
+"""Bytes that a fused kernel moves over those that are certain: least, likely and most. Which values a
+backward reads or needs later is not recorded."""
+LOSS_PASSES = (2.0, 3.0, 5.0)
+"""Times that a fused loss reads or writes its logits."""
+MIN_LOSS_COLUMNS = 1 << 10
+"""Classes from which a loss is one over a vocabulary."""
+LOSS_BYTES = 2
+"""Bytes of a logit outside of the loss."""
+TRANSCENDENTAL = "^aten::(exp|log|pow|sin|cos|tanh|sigmoid|erf|rsqrt|sqrt|gelu|silu)"
+
+
+def fusion_remedies(rank: RankWork, *, without: Collection[int]) -> Iterator[pl.DataFrame]:
+    """Yield the remedies ``fuse …`` by kind of chain.
+
+    Args:
+        rank: Events and speeds.
+        without: Rows that belong to attention.
+    """
+    if rank.speeds.bandwidth is None:
+        return
+    events = rank.events.filter(~pl.col("row").is_in(list(without)))
+    loss_rows = []
+    loss = _loss_events(events)
+    if len(loss):
+        loss_rows = loss["row"].to_list()
+        yield from _fuse_loss(rank, loss)
+    yield from _fuse_chains(rank, events, loss_rows)
+
+
+def _loss_events(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the kernels of a loss over a large vocabulary, and others over tensors of its size."""
+    softmax = events.filter(
+        (pl.col("kind") == "loss")
+        & pl.col("op").str.contains("log_softmax|logsumexp")
+        & (pl.col("dims").list.get(-1, null_on_oob=True) >= MIN_LOSS_COLUMNS)
+    )
+    sizes = softmax.select("elements", columns=pl.col("dims").list.get(-1, null_on_oob=True))
+    if sizes.is_empty():
+        return events.head(0)
+    has_size = pl.col("elements").is_in(sizes["elements"].unique().to_list())
+    has_columns = pl.col("dims").list.get(-1, null_on_oob=True).is_in(
+        sizes["columns"].unique().to_list()
+    )
+    moves_logits = pl.col("kind").is_in(["elementwise", "reduction"]) & has_size & has_columns
+    is_loss = pl.col("kind") == "loss"
+    return events.filter((is_loss & has_size) | moves_logits | is_loss)
+
+
+def _fuse_loss(rank: RankWork, loss: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Yield the remedies of a loss: its logits are read and written a few times in 16 bits, for each softmax."""
+    is_forward = pl.col("op").str.contains("log_softmax$|logsumexp")
+    calls = loss.filter(is_forward).group_by("part").agg(elements=pl.col("elements").sum())
+    both = loss.join(calls.rename({"elements": "logits"}), on="part", how="inner")
+    logits = both["logits"].to_numpy().astype(np.float64)
+    priced = _with_new_durations(rank, both, logits * LOSS_BYTES, LOSS_PASSES)
+    priced = priced.with_columns(group="part")
+    yield new_durations(priced, LOSS_CHANGE, what="loss", keeps_first=True)
+
+
+def _fuse_chains(
+    rank: RankWork, events: pl.DataFrame, loss_rows: Collection[int]
+) -> Iterator[pl.DataFrame]:
+    """Yield the remedies of all other chains."""
+    ordered = events.sort("stream", "start_ns").with_columns(
+        is_link=pl.col("kind").is_in(MEMORY_KINDS).fill_null(False)
+        & pl.col("elements").is_not_null()
+        & ~pl.col("row").is_in(list(loss_rows))
+        & (pl.col("label") != "optimizer")
+        & pl.col("op").str.starts_with("aten::").fill_null(False)
+    )
+    chain = _number_chains(
+        ordered["is_link"].to_numpy(),
+        ordered["elements"].fill_null(0).to_numpy(),
+        ordered.select(pl.struct("stream", "part", "is_backward").rank("dense")).to_series().to_numpy(),
+    )
+    links = ordered.with_columns(group=pl.Series(chain)).filter("is_link")
+    largest = pl.col("elements").max().over("group")
+    # A norm in one kernel is fused already, and a copy or cast may be what its types need: they are
+    # links, and no reason to fuse.
+    is_simple = pl.col("kind").is_in(["elementwise", "reduction"]) & ~pl.col("op").str.contains(COPIES)
+    calls = pl.col("call").filter(is_simple).n_unique().over("group")
+    links = links.with_columns(chain_elements=largest, calls=calls).filter(
+        (pl.col("calls") >= MIN_CHAIN_OPERATORS) & (pl.col("chain_elements") >= MIN_CHAIN_ELEMENTS)
+    )
+    if links.is_empty():
+        return
+    bytes_of_chain = _bytes_of_chains(links)
+    links = links.with_columns(what=_kinds_of_chains()).join(
+        bytes_of_chain, on="group", how="inner", maintain_order="left"
+    )
+    moved = links["chain_bytes"].to_numpy().astype(np.float64)
+    priced = _with_new_durations(rank, links, moved, MORE_BYTES)
+    for what in priced["what"].unique().sort().to_list():
+        of_kind = priced.filter(pl.col("what") == what)
+        yield new_durations(of_kind, f"fuse {what}", what=what, keeps_first=True)
+
+
+def _kinds_of_chains() -> pl.Expr:
+    """Return the kind of each chain: a norm reduces rows, an activation and a rotation do not."""
+    has_norm = (pl.col("kind") == "norm").any().over("group")
+    has_root = pl.col("op").str.contains("rsqrt|sqrt|pow|var|norm").any().over("group")
+    has_mean = pl.col("op").str.contains("mean|var|norm|sum").any().over("group")
+    has_halves = (pl.col("op").str.contains("aten::(cat|stack)|neg").any()).over("group")
+    has_curve = pl.col("op").str.contains(TRANSCENDENTAL).any().over("group")
+    return (
+        pl.when(has_norm | (has_root & has_mean))
+        .then(pl.lit("norm"))
+        .when(has_halves)
+        .then(pl.lit("rotation"))
+        .when(has_curve)
+        .then(pl.lit("activation"))
+        .otherwise(pl.lit("elementwise"))
+    )
+
+
+def _number_chains(is_link: Bools, elements: Ints, section: Ints) -> Ints:
+    """Return the number of each event's chain; events that are no link separate chains.
+
+    Neighbours are of one chain if one's elements are a multiple of the other's, in one *section*
+    (stream, part and pass).
+    """
+    before = np.concatenate([[0], elements[:-1]])
+    larger = np.maximum(before, elements)
+    smaller = np.maximum(np.minimum(before, elements), 1)
+    continues = is_link & np.concatenate([[False], is_link[:-1]])
+    continues &= np.diff(section, prepend=-1) == 0
+    continues &= (larger % smaller == 0) & (np.minimum(before, elements) > 0)
+    return np.cumsum(~continues).astype(np.int64)
+
+
+def _bytes_of_chains(links: pl.DataFrame) -> pl.DataFrame:
+    """Return the bytes that a fused kernel of each ``group`` moves at least, as ``chain_bytes``.
+
+    Chains repeat from layer to layer: equal sequences of calls are read once.
+    """
+    calls = links.unique(["group", "call"], keep="first", maintain_order=True).with_columns(
+        signature=pl.concat_str("op", "shapes", "dtypes", separator=" ", ignore_nulls=True)
+    )
+    chains = calls.group_by("group", maintain_order=True).agg(
+        "op", "shapes", "dtypes", chain=pl.col("signature").str.join("\n")
+    )
+    bytes_by_chain: dict[str, int] = {}
+    for row in chains.unique("chain").iter_rows(named=True):
+        calls_of_chain = list(zip(row["op"], row["shapes"], row["dtypes"], strict=True))
+        bytes_by_chain[row["chain"]] = chain_bytes(calls_of_chain)
+    moved = pl.col("chain").replace_strict(bytes_by_chain, return_dtype=pl.Int64)
+    return chains.select("group", chain_bytes=moved)
+
+
+def chain_bytes(calls: Sequence[tuple[str, str, str | None]]) -> int:
+    """Return the bytes that one kernel for all *calls* (operator, shapes, types) moves at least.
+
+    An input that has the size and type of an earlier result is that result. The result of a call with
+    several inputs from outside is needed later, as a residual is.
+
+    >>> cast = ("aten::copy_", "[[8,4],[8,4]]", '["float","c10::BFloat16"]')
+    >>> chain_bytes([cast, ("aten::mul", "[[8,4],[8,4]]", '["float","float"]')])  # 2 bytes read, 4 written
+    192
+    """
+    results: set[tuple[int, int]] = set()
+    moved = 0
+    written = 0
+    for op, shapes, dtypes in calls:
+        tensors = read_inputs(shapes, dtypes)
+        if not tensors:
+            continue
+        is_copy = op.endswith("copy_")
+        # The first input of a copy is what it writes.
+        inputs = tensors[1:] if is_copy and len(tensors) > 1 else tensors
+        outside = [size for size in inputs if size not in results]
+        moved += sum(elements * width for elements, width in outside)
+        result = tensors[0] if is_copy else max(inputs)
+        large = [size for size in outside if size[0] == result[0]]
+        written = result[0] * result[1]
+        if len(large) > 1:
+            moved += written
+            written = 0
+        results.add(result)
+    return moved + written
+
+
+def _with_new_durations(
+    rank: RankWork, events: pl.DataFrame, moved: Floats, factors: Sequence[float]
+) -> pl.DataFrame:
+    """Return the events with the durations of a fused kernel.
+
+    *moved* are the bytes of each one's group, *factors* their least, likely and most multiple.
+    """
+    columns = []
+    names = ("low_ns", "likely_ns", "high_ns")
+    for index, name in enumerate(names):
+        durations = rank.speeds.memory_ns(moved * factors[index])
+        if durations is not None:
+            columns.append(pl.Series(name, np.maximum(durations[index], MIN_KERNEL_NS)))
+    return events.with_columns(columns)

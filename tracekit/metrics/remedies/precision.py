@@ -1,0 +1,132 @@
+"""Remedies of wide types: TF32 or 16 bits for products of float32, float32 for float64.
+
+A product's new time is its FLOP at the rate that the GPU reaches for that type, or its bytes at the
+memory's bandwidth, whichever is longer. A product that is slow for its sizes stays so: its share of
+the peak, compared with that of other products of its type, carries over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from tracekit.metrics.kernel_limits import product_bytes
+from tracekit.metrics.remedies.rows import RankWork, new_durations
+from tracekit.metrics.remedies.speeds import (
+    MIN_KERNEL_NS,
+    SLOWEST_RELATIVE,
+    USUAL_ATTENTION_SHARE,
+    Share,
+    Speeds,
+)
+from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS
+
+TF32 = "tf32"
+NARROW = ("bf16", "fp16")
+"""16-bit types; the first that the GPU computes in is advised."""
+FLOAT64_SHARE = Share(0.4, 0.5, 0.7)
+"""Time of a kernel that is limited by memory in float32 over that in float64."""
+
+
+def precision_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
+    """Yield the remedies ``tf32``, ``bf16`` or ``fp16``, and ``fp32``."""
+    speeds = rank.speeds
+    calls = _with_used_type(rank)
+    if TF32 in speeds.peaks:
+        products = calls.filter((pl.col("kind") == "product") & (pl.col("used") == "fp32"))
+        yield _retyped(rank, products, TF32)
+    narrow = next((dtype for dtype in NARROW if dtype in speeds.peaks), None)
+    if narrow is not None:
+        wide = calls.filter(pl.col("used").is_in(["fp32", TF32]))
+        yield _retyped(rank, wide, narrow)
+    yield _from_float64(rank)
+
+
+def _with_used_type(rank: RankWork) -> pl.DataFrame:
+    """Return the calls with the type that their kernels compute in as ``used``; null if that is not certain.
+
+    Products of float32 may run on tensor cores: their kernel's name tells it, or a rate above the
+    peak without tensor cores.
+    """
+    speeds = rank.speeds
+    fp32_peak = speeds.peaks.get("fp32")
+    above_peak = pl.lit(False)
+    if fp32_peak is not None:
+        above_peak = pl.col("flop") > fp32_peak * pl.col("ns")
+    uses_tensor_cores = pl.col("name").str.contains(PATTERNS["tensor_core_kernel"])
+    is_simt = pl.col("name").str.contains(PATTERNS["simt_kernel"]) & ~uses_tensor_cores
+    is_fp32 = pl.col("dtype") == "fp32"
+    used = (
+        pl.when(pl.col("dtype") == TF32)
+        .then(pl.lit(TF32))
+        .when(is_fp32 & above_peak.fill_null(False))
+        .then(pl.lit(TF32))
+        .when(is_fp32 & ((pl.col("kind") == FUSED_ATTENTION) | is_simt))
+        .then(pl.lit("fp32"))
+    )
+    return rank.calls.with_columns(used=used)
+
+
+def _retyped(rank: RankWork, calls: pl.DataFrame, dtype: str) -> pl.DataFrame:
+    """Return the remedies of calls that compute in *dtype* instead."""
+    speeds = rank.speeds
+    known = calls.drop_nulls("flop").filter(pl.col("used").is_in(list(speeds.peaks)))
+    moved = [
+        product_bytes(op, shapes, dtype, flop, 1) or 0.0
+        for op, shapes, flop in known.select("op", "shapes", "flop").iter_rows()
+    ]
+    flop = known["flop"].to_numpy().astype(np.float64)
+    ns = known["ns"].to_numpy().astype(np.float64)
+    old_peak = known["used"].replace_strict(dict(speeds.peaks), return_dtype=pl.Float64).to_numpy()
+    own_share = flop / old_peak / np.maximum(ns, 1)
+    is_attention = (known["kind"] == FUSED_ATTENTION).to_numpy()
+    usual_share = _usual_share_of(known, own_share)
+    relative = np.clip(own_share / usual_share, SLOWEST_RELATIVE, 1.0)
+    memory_ns = speeds.memory_ns(np.array(moved)) or (np.zeros(len(ns)),) * 3
+    peak = speeds.peaks[dtype]
+    share = speeds.product_share(dtype)
+    attention = USUAL_ATTENTION_SHARE
+    new_ns = []
+    for reached, of_attention, of_memory in (
+        (share.high, attention.high, memory_ns[0]),
+        (share.likely, attention.likely, memory_ns[1]),
+        (share.low, attention.low, memory_ns[2]),
+    ):
+        # FLOP of attention are counted in full, the shares by half, as for a causal mask.
+        compute_ns = np.where(
+            is_attention, flop / 2 / peak / of_attention, flop / peak / reached / relative
+        )
+        new_ns.append(np.maximum(np.maximum(compute_ns, of_memory), MIN_KERNEL_NS))
+    priced = known.select(
+        "call",
+        low_ns=pl.Series(new_ns[0]),
+        likely_ns=pl.Series(new_ns[1]),
+        high_ns=pl.Series(new_ns[2]),
+    )
+    events = rank.events.join(priced, on="call", how="inner")
+    return new_durations(events.with_columns(group="call"), dtype)
+
+
+def _usual_share_of(calls: pl.DataFrame, own_share: np.ndarray) -> np.ndarray:
+    """Return for each call the share of the peak that all calls of its type reach together, at least 0.3."""
+    at_peak = pl.Series("at_peak", own_share) * calls["ns"]
+    sums = calls.select("used", "ns", at_peak=at_peak).with_columns(
+        usual=pl.col("at_peak").sum().over("used") / pl.col("ns").sum().over("used")
+    )
+    return sums["usual"].clip(lower_bound=0.3).to_numpy()
+
+
+def _from_float64(rank: RankWork) -> pl.DataFrame:
+    """Return the remedies of kernels that read float64, in float32."""
+    is_wide = pl.col("has_fp64") & pl.col("kind").is_not_null()
+    wide = rank.events.filter(is_wide).with_columns(
+        group="row",
+        low_ns=pl.col("ns") * FLOAT64_SHARE.low,
+        likely_ns=pl.col("ns") * FLOAT64_SHARE.likely,
+        high_ns=pl.col("ns") * FLOAT64_SHARE.high,
+    )
+    return new_durations(wide, "fp32")
+
+

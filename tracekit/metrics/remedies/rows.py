@@ -1,0 +1,69 @@
+"""The table of remedies, and the rank's work that they are found in."""
+
+from __future__ import annotations
+
+import msgspec
+import polars as pl
+
+from tracekit.metrics.remedies.speeds import Speeds
+
+REMEDY = pl.Struct(
+    {
+        "change": pl.String(),  # as it is asked for: "bf16", "fused attention", …
+        "what": pl.String(),  # what is changed: "norm", "loss", "causal", …; null if the change has one case
+        "low_ns": pl.Int64(),  # its new duration, at least
+        "likely_ns": pl.Int64(),
+        "high_ns": pl.Int64(),
+        "host_share": pl.Float64(),  # what remains of the host's time before its launch; 0: its launch disappears
+        "waits": pl.Boolean(),  # whether the host still waits for the GPU before its launch
+    }
+)
+"""A change of one GPU event."""
+REMEDIES = pl.Schema({"row": pl.Int32(), **{field.name: field.dtype for field in REMEDY.fields}})
+"""Changes of one rank's GPU events, by row of these."""
+
+
+class RankWork(msgspec.Struct, frozen=True, eq=False):
+    """One rank's GPU events with their work, and the speeds of its GPU."""
+
+    events: pl.DataFrame
+    """``work.WORK`` beside ``ns``, start, end, launch, part, label, pass, stream, op_id, module, chain,
+    node and bytes of a copy."""
+    calls: pl.DataFrame
+    """Calls of products, convolutions and attention: kind, op, dtype, flop, ns, and the ``call`` that
+    ``events`` have as well."""
+    speeds: Speeds
+
+
+def new_durations(
+    events: pl.DataFrame,
+    change: str,
+    *,
+    what: str | None = None,
+    keeps_first: bool = False,
+) -> pl.DataFrame:
+    """Return remedies of events that share one new duration.
+
+    Args:
+        events: Columns ``row``, ``ns``, ``group`` and the new durations ``low_ns``, ``likely_ns`` and
+            ``high_ns`` of each group, which its events share by their present durations.
+        change: Its text.
+        what: What is changed.
+        keeps_first: Whether only the first launch of each group remains; else all do.
+    """
+    old_ns = pl.col("ns").sum().over("group").clip(lower_bound=1)
+    share = pl.col("ns") / old_ns
+    is_first = pl.col("row") == pl.col("row").min().over("group")
+    host_share = pl.when(is_first).then(1.0).otherwise(0.0) if keeps_first else pl.lit(1.0)
+    new_ns = [
+        (share * pl.min_horizontal(name, old_ns)).round().cast(pl.Int64).alias(name)
+        for name in ("low_ns", "likely_ns", "high_ns")
+    ]
+    frame = events.with_columns(
+        *new_ns,
+        change=pl.lit(change),
+        what=pl.lit(what, pl.String()),
+        host_share=host_share,
+        waits=pl.lit(True),
+    )
+    return frame.select(REMEDIES.names()).cast(dict(REMEDIES))

@@ -1,0 +1,141 @@
+"""Speeds that a GPU reaches for products, attention and memory: measured in the run, else a usual share of the peak.
+
+A share has a low, a likely and a high value; what a remedy would take follows with the same three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Floats
+from tracekit.metrics.kernel_limits import BYTES_BY_DTYPE, memory_gb_s
+from tracekit.metrics.peaks import find_gpu, peak_tflop_s
+from tracekit.metrics.remedies.work import FUSED_ATTENTION
+
+MIN_MEASURED_CALL_NS = 20_000
+"""Time of a call from which its rate shows what the GPU reaches; shorter ones start and end."""
+MIN_MEASURED_CALLS = 4
+"""Calls from which a rate counts as measured."""
+MIN_MEASURED_BYTES = 1 << 26
+"""Bytes that a kernel moves from which its rate is the memory's, not a cache's."""
+MIN_KERNEL_NS = 2_000
+"""Time that any kernel takes."""
+
+
+class Share(NamedTuple):
+    """A share of a peak: the least, the likely and the most that is reached."""
+
+    low: float
+    likely: float
+    high: float
+
+
+USUAL_PRODUCT_SHARE = Share(0.5, 0.65, 0.8)
+"""Share of the peak rate that large products reach: H200, H100, A100 and MI300 traces have 0.5 to 0.8."""
+USUAL_ATTENTION_SHARE = Share(0.22, 0.35, 0.6)
+"""Share of the peak rate that fused attention reaches, a causal one counted by half. Head sizes of 64
+reach 0.28 to 0.38 on H200, those of 128 more."""
+USUAL_BANDWIDTH_SHARE = Share(0.55, 0.75, 0.9)
+"""Share of the memory's bandwidth that a fused elementwise kernel reaches."""
+MEASURED_SPREAD = 0.15
+"""Half width of the range of a measured share, relative to it."""
+SLOWEST_RELATIVE = 0.2
+"""Least speed of a product relative to the others of its type, as far as its sizes are held to cause it."""
+
+
+class Speeds(msgspec.Struct, frozen=True):
+    """Speeds of one rank's GPU."""
+
+    peaks: Mapping[str, float]
+    """FLOP per ns by type."""
+    bandwidth: float | None
+    """Bytes per ns of the memory; None if unknown."""
+    product_shares: Mapping[str, Share]
+    """Measured shares of the peak by type; types without products of their own are missing."""
+    bandwidth_share: Share
+    attention_share: Share
+
+    def product_share(self, dtype: str) -> Share:
+        """Return the share of the peak that products of a type reach."""
+        return self.product_shares.get(dtype, USUAL_PRODUCT_SHARE)
+
+    def memory_ns(self, moved_bytes: Floats) -> tuple[Floats, Floats, Floats] | None:
+        """Return the least, likely and longest time of bytes; None if the bandwidth is unknown."""
+        if self.bandwidth is None:
+            return None
+        share = self.bandwidth_share
+        full_ns = moved_bytes / self.bandwidth
+        return full_ns / share.high, full_ns / share.likely, full_ns / share.low
+
+
+def measure_speeds(
+    calls: pl.DataFrame, work: pl.DataFrame, *, device: str | None, multiprocessors: int | None
+) -> Speeds:
+    """Return the speeds of a GPU, from a rank's calls of products and its kernels.
+
+    Args:
+        calls: One row per call of an operator: ``kind``, ``dtype``, ``flop``, ``ns``.
+        work: ``WORK`` with the duration ``ns``.
+        device: Name of the GPU; None if unknown.
+        multiprocessors: Multiprocessors that the process may use; None if all, or unknown.
+    """
+    gpu = None if device is None else find_gpu(device)
+    peaks: dict[str, float] = {}
+    if gpu is not None and device is not None:
+        for dtype in gpu.tflop_s:
+            peak = peak_tflop_s(device, dtype, multiprocessors=multiprocessors)
+            if peak is not None:
+                peaks[dtype] = peak * 1e3
+    bandwidth = memory_gb_s(device, multiprocessors=multiprocessors)
+    long_calls = calls.filter(pl.col("ns") >= MIN_MEASURED_CALL_NS).drop_nulls(["flop", "dtype"])
+    shares: dict[str, Share] = {}
+    for dtype, peak in peaks.items():
+        products = long_calls.filter((pl.col("kind") == "product") & (pl.col("dtype") == dtype))
+        share = _measured_share(products, peak)
+        if share is not None:
+            shares[dtype] = share
+    return Speeds(
+        peaks,
+        bandwidth,
+        shares,
+        _measured_bandwidth_share(work, bandwidth),
+        USUAL_ATTENTION_SHARE,
+    )
+
+
+def _measured_share(calls: pl.DataFrame, peak: float) -> Share | None:
+    """Return the share of the peak that calls reach together; None if they are few or their type is wrong."""
+    if calls.height < MIN_MEASURED_CALLS:
+        return None
+    share = float(calls["flop"].sum()) / peak / float(calls["ns"].sum())
+    if not 0 < share <= 1:
+        return None
+    spread = share * MEASURED_SPREAD
+    return Share(share - spread, share, min(share + spread, 1.0))
+
+
+def _measured_bandwidth_share(work: pl.DataFrame, bandwidth: float | None) -> Share:
+    """Return the share of the bandwidth that large elementwise kernels reach."""
+    if bandwidth is None:
+        return USUAL_BANDWIDTH_SHARE
+    large = work.filter(
+        pl.col("kind").is_in(["elementwise", "norm"]) & (pl.col("bytes") >= MIN_MEASURED_BYTES)
+    ).select("bytes", "ns")
+    shares = (large["bytes"] / bandwidth / large["ns"].clip(lower_bound=1)).to_numpy()
+    shares = shares[shares <= 1]
+    if len(shares) < MIN_MEASURED_CALLS:
+        return USUAL_BANDWIDTH_SHARE
+    low, likely, high = np.quantile(shares, [0.25, 0.5, 0.75])
+    usual = USUAL_BANDWIDTH_SHARE
+    return Share(
+        float(np.clip(low, 0.4, usual.likely)),
+        float(np.clip(likely, usual.low, usual.high)),
+        float(np.clip(high, usual.likely, 0.95)),
+    )
+
+
