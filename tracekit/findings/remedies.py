@@ -12,8 +12,8 @@ import msgspec
 import polars as pl
 
 from tracekit.documents.analysis import ChangedStep
+from tracekit.documents.findings import EvidenceValue, Finding
 from tracekit.findings.context import Context
-from tracekit.findings.finding import EvidenceValue, Finding
 from tracekit.whatif.remedies import FUSE, FUSE_LOSS, all_remedies, select_remedies
 
 MIN_SAVED_SHARE = 0.05
@@ -109,7 +109,8 @@ def _changed_work(context: Context, change: str) -> _Changed:
     remedies = select_remedies(events, change)
     rank_steps = max(events.select(pl.struct("rank", "step").n_unique()).item(), 1)
     described = remedies.with_columns(
-        events["op"][remedies["event"]].cast(pl.String), events["module"][remedies["event"]].cast(pl.String)
+        events["op"][remedies["event"]].cast(pl.String),
+        events["module"][remedies["event"]].cast(pl.String),
     )
     return _Changed(
         ns=float(remedies["ns"].sum()) / rank_steps,

@@ -311,7 +311,7 @@ def _remedy(changed: ChangedGraph, change: str) -> None:
     remedies = select_remedies(changed.graph.events, change)
     if remedies.is_empty():
         raise RefusedError(f"no GPU work of this run would change ({REMEDY_CHANGES[change]})")
-    factors = change_factors(changed.graph.events, remedies)
+    factors = change_factors(changed.graph, remedies)
     changed.factor *= factors.likely
     changed.factor_range[0] *= factors.low / np.maximum(factors.likely, MIN_FACTOR)
     changed.factor_range[1] *= factors.high / np.maximum(factors.likely, MIN_FACTOR)

@@ -7,8 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from tracekit._loops.critical_path import NO_LIMIT
 from tracekit._util.arrays import Floats
+from tracekit.whatif.event_graph import EventGraph
 
+MAX_LAUNCH_MEDIANS = 3
+"""Time of a launch that disappears, at most, over the median of all that disappear. By choice,
+2026-11-18."""
 FUSE = "fuse"
 FUSE_LOSS = "fuse loss"
 REMEDY_CHANGES = {
@@ -57,12 +62,36 @@ def select_remedies(events: pl.DataFrame, change: str) -> pl.DataFrame:
     return remedies.filter(is_fusion & (pl.col("change") != FUSE_LOSS))
 
 
-def change_factors(events: pl.DataFrame, remedies: pl.DataFrame) -> ChangedFactors:
+def change_factors(graph: EventGraph, remedies: pl.DataFrame) -> ChangedFactors:
     """Return the factors of all events of a graph; those without a remedy keep their times."""
-    factors = ChangedFactors(*np.ones((4, events.height)))
+    factors = ChangedFactors(*np.ones((4, len(graph.start))))
     event = remedies["event"].to_numpy()
     measured_ns = remedies["ns"].clip(lower_bound=1).to_numpy()
-    for name, factor in (("low_ns", factors.low), ("likely_ns", factors.likely), ("high_ns", factors.high)):
+    durations = (
+        ("low_ns", factors.low),
+        ("likely_ns", factors.likely),
+        ("high_ns", factors.high),
+    )
+    for name, factor in durations:
         np.multiply.at(factor, event, remedies[name].to_numpy() / measured_ns)
-    np.multiply.at(factors.host, event, remedies["host_share"].to_numpy())
+    np.multiply.at(factors.host, event, _host_factors(graph, remedies))
     return factors
+
+
+def _host_factors(graph: EventGraph, remedies: pl.DataFrame) -> Floats:
+    """Return what remains of the host's time before the launch of each remedy's event.
+
+    The time since the launch before may hold other work than the launch that disappears: it takes
+    away at most a few times of what such launches usually take.
+    """
+    event = remedies["event"].to_numpy()
+    removed_share = 1 - remedies["host_share"].to_numpy()
+    before = graph.events["launch_before"].to_numpy()[event]
+    is_known = (before >= 0) & (graph.launch[event] != NO_LIMIT)
+    since_ns = graph.launch[event] - graph.launch[before]
+    host_ns = np.where(is_known, since_ns - graph.events["blocked_ns"].to_numpy()[event], 0)
+    host_ns = np.maximum(host_ns, 0)
+    removed = host_ns[(removed_share > 0) & is_known]
+    most_ns = MAX_LAUNCH_MEDIANS * float(np.median(removed)) if len(removed) else 0.0
+    removed_ns = removed_share * np.minimum(host_ns, most_ns)
+    return 1 - np.where(host_ns > 0, removed_ns / np.maximum(host_ns, 1), 0.0)

@@ -42,9 +42,7 @@ def find_remedies(
         *fusion_remedies(rank, without=in_attention),
     ]
     table = pl.concat([REMEDIES.to_frame(), *frames])
-    rows = table.group_by("row").agg(
-        remedies=pl.struct([field.name for field in REMEDY.fields])
-    )
+    rows = table.group_by("row").agg(remedies=pl.struct([field.name for field in REMEDY.fields]))
     all_rows = pl.DataFrame({"row": pl.int_range(len(labelled), dtype=pl.Int32, eager=True)})
     return all_rows.join(rows, on="row", how="left", maintain_order="left")["remedies"]
 
@@ -62,8 +60,7 @@ def rank_work(
     ).with_columns(
         # An event without an operator is a call of its own; its number is below those of operators.
         call=pl.when(op_id >= 0).then(op_id).otherwise(-1 - pl.col("row").cast(pl.Int64)),
-        is_backward=pl.col("node").is_not_null()
-        | (pl.col("pass") == "backward").fill_null(False),
+        is_backward=pl.col("node").is_not_null() | (pl.col("pass") == "backward").fill_null(False),
     )
     multiplies = pl.col("kind").is_in(["product", "convolution", FUSED_ATTENTION])
     calls = (

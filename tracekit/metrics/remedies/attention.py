@@ -72,9 +72,7 @@ def find_written_out(rank: RankWork) -> Iterator[tuple[Scores, pl.DataFrame]]:
         head_sizes = {
             shapes: _head_size(shapes, scores) for shapes in products["shapes"].unique().to_list()
         }
-        head_size = pl.col("shapes").replace_strict(
-            head_sizes, default=None, return_dtype=pl.Int64
-        )
+        head_size = pl.col("shapes").replace_strict(head_sizes, default=None, return_dtype=pl.Int64)
         of_product = pl.when(pl.col("kind") == "product").then(head_size)
         members = events.with_columns(head_size=of_product).filter(
             passes_scores | pl.col("head_size").is_not_null()
@@ -107,7 +105,11 @@ def _head_size(shapes: str, scores: Scores) -> int | None:
     if right[-2] != inner or prod(right[:-2]) != batch:
         return None
     sides = sorted((scores.queries, scores.keys))
-    for first, second, third in ((rows, columns, inner), (rows, inner, columns), (inner, columns, rows)):
+    for first, second, third in (
+        (rows, columns, inner),
+        (rows, inner, columns),
+        (inner, columns, rows),
+    ):
         is_scores = sorted((first, second)) == sides and batch == scores.heads
         if is_scores and third <= MAX_HEAD_SIZE and third < max(sides):
             return int(third)
@@ -158,7 +160,9 @@ def _faster_kernel(rank: RankWork) -> Iterator[pl.DataFrame]:
     # GPUs that compute in bf16 have FlashAttention.
     if calls.is_empty() or "bf16" not in rank.speeds.peaks:
         return
-    takes = {shapes: _flash_takes(op, shapes) for op, shapes in calls.select("op", "shapes").iter_rows()}
+    takes = {
+        shapes: _flash_takes(op, shapes) for op, shapes in calls.select("op", "shapes").iter_rows()
+    }
     calls = calls.filter(
         pl.col("shapes").replace_strict(takes, default=False, return_dtype=pl.Boolean)
     )

@@ -66,8 +66,8 @@ def _loss_events(events: pl.DataFrame) -> pl.DataFrame:
     if sizes.is_empty():
         return events.head(0)
     has_size = pl.col("elements").is_in(sizes["elements"].unique().to_list())
-    has_columns = pl.col("dims").list.get(-1, null_on_oob=True).is_in(
-        sizes["columns"].unique().to_list()
+    has_columns = (
+        pl.col("dims").list.get(-1, null_on_oob=True).is_in(sizes["columns"].unique().to_list())
     )
     moves_logits = pl.col("kind").is_in(["elementwise", "reduction"]) & has_size & has_columns
     is_loss = pl.col("kind") == "loss"
@@ -99,13 +99,17 @@ def _fuse_chains(
     chain = _number_chains(
         ordered["is_link"].to_numpy(),
         ordered["elements"].fill_null(0).to_numpy(),
-        ordered.select(pl.struct("stream", "part", "is_backward").rank("dense")).to_series().to_numpy(),
+        ordered.select(pl.struct("stream", "part", "is_backward").rank("dense"))
+        .to_series()
+        .to_numpy(),
     )
     links = ordered.with_columns(group=pl.Series(chain)).filter("is_link")
     largest = pl.col("elements").max().over("group")
     # A norm in one kernel is fused already, and a copy or cast may be what its types need: they are
     # links, and no reason to fuse.
-    is_simple = pl.col("kind").is_in(["elementwise", "reduction"]) & ~pl.col("op").str.contains(COPIES)
+    is_simple = pl.col("kind").is_in(["elementwise", "reduction"]) & ~pl.col("op").str.contains(
+        COPIES
+    )
     calls = pl.col("call").filter(is_simple).n_unique().over("group")
     links = links.with_columns(chain_elements=largest, calls=calls).filter(
         (pl.col("calls") >= MIN_CHAIN_OPERATORS) & (pl.col("chain_elements") >= MIN_CHAIN_ELEMENTS)

@@ -19,7 +19,6 @@ from tracekit.metrics.remedies.speeds import (
     SLOWEST_RELATIVE,
     USUAL_ATTENTION_SHARE,
     Share,
-    Speeds,
 )
 from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS
 
@@ -128,5 +127,3 @@ def _from_float64(rank: RankWork) -> pl.DataFrame:
         high_ns=pl.col("ns") * FLOAT64_SHARE.high,
     )
     return new_durations(wide, "fp32")
-
-

@@ -66,4 +66,4 @@ def new_durations(
         host_share=host_share,
         waits=pl.lit(True),
     )
-    return frame.select(REMEDIES.names()).cast(dict(REMEDIES))
+    return frame.select(REMEDIES.names()).cast(REMEDIES)

@@ -13,9 +13,8 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Floats
-from tracekit.metrics.kernel_limits import BYTES_BY_DTYPE, memory_gb_s
+from tracekit.metrics.kernel_limits import memory_gb_s
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
-from tracekit.metrics.remedies.work import FUSED_ATTENTION
 
 MIN_MEASURED_CALL_NS = 20_000
 """Time of a call from which its rate shows what the GPU reaches; shorter ones start and end."""
@@ -137,5 +136,3 @@ def _measured_bandwidth_share(work: pl.DataFrame, bandwidth: float | None) -> Sh
         float(np.clip(likely, usual.low, usual.high)),
         float(np.clip(high, usual.likely, 0.95)),
     )
-
-

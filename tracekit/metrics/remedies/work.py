@@ -43,7 +43,9 @@ WORK = pl.Schema(
         "dtypes": pl.String(),
         "dtype": pl.String(),  # of a product's or attention's inputs; null if unknown
         "flop": pl.Int64(),  # of the whole call; null if unknown
-        "dims": pl.List(pl.Int64()),  # shape of the largest tensor among the inputs; null if unknown
+        "dims": pl.List(
+            pl.Int64()
+        ),  # shape of the largest tensor among the inputs; null if unknown
         "elements": pl.Int64(),  # of that tensor
         "width": pl.Int32(),  # bytes of one of its elements
         "narrow_width": pl.Int32(),  # bytes of an element of the narrowest floating-point input of that size
@@ -121,22 +123,23 @@ def _kind(group: dict[str, Any]) -> str | None:
     """Return the kind of work of kernels that are alike."""
     op = group["op"] or ""
     name = group["name"] or ""
+    is_kernel = group["event_kind"] == "kernel"
     if group["event_kind"] == "memcpy":
         is_on_device = re.search("(?i)DtoD|DeviceToDevice", name) is not None
         return "elementwise" if is_on_device and op.startswith("aten::") else None
-    if group["event_kind"] != "kernel":
-        return None
-    if group["product"]:
-        if "attention" in op or "attn" in op:
-            return FUSED_ATTENTION
-        return "convolution" if "conv" in op else "product"
-    for kind in MEMORY_KINDS:
-        if re.search(PATTERNS[kind], op):
-            return kind
+    if is_kernel and group["product"]:
+        return _kind_of_product(op)
+    kinds = [(kind, re.search(PATTERNS[kind], op)) for kind in MEMORY_KINDS]
     for kind in ("elementwise", "reduction"):
-        if re.search(PATTERNS[f"{kind}_kernel"], name):
-            return kind
-    return None
+        kinds.append((kind, re.search(PATTERNS[f"{kind}_kernel"], name)))
+    return next((kind for kind, match in kinds if match and is_kernel), None)
+
+
+def _kind_of_product(op: str) -> str:
+    """Return the kind of an operator that multiplies."""
+    if "attention" in op or "attn" in op:
+        return FUSED_ATTENTION
+    return "convolution" if "conv" in op else "product"
 
 
 def _read_tensors(shapes: str | None, dtypes: str | None) -> _Tensors:
@@ -161,7 +164,9 @@ def _read_tensors(shapes: str | None, dtypes: str | None) -> _Tensors:
         if prod(shape) == elements and each in _FLOATS and width is not None:
             of_largest.append(width)
     moved = None
-    if all(width is not None or each is None for width, (_, each) in zip(widths, sizes, strict=True)):
+    if all(
+        width is not None or each is None for width, (_, each) in zip(widths, sizes, strict=True)
+    ):
         read = [prod(shape) * (width or MIN_LIST_ELEMENT_BYTES)
                 for (shape, _), width in zip(sizes, widths, strict=True)]  # fmt: skip
         moved = sum(read) + max(read)

@@ -1,0 +1,225 @@
+"""Remedies of an H200's work: 66.9, 494.7 and 989.4 TFLOP/s in FP32, TF32 and BF16, and 4.8 TB/s."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tracekit import analyze
+
+BF16 = "c10::BFloat16"
+CORPUS = os.environ.get("TRACEKIT_CORPUS")
+SIMT = "ampere_sgemm_128x64_nn"
+SCORES = [2, 16, 1024, 1024]
+"""Batch, heads, tokens and tokens."""
+
+
+class Calls:
+    """Calls of operators in a step, one behind the other."""
+
+    def __init__(self):
+        self.calls = []
+
+    def add(
+        self, op, shapes, dtypes, ns, *, name="void at::native::vectorized_elementwise_kernel<4>"
+    ):
+        self.calls.append((op, shapes, dtypes, ns, name))
+        return self
+
+    def __call__(self, recording, start, _):
+        begin = start + 0.2
+        for number, (op, shapes, dtypes, ns, name) in enumerate(self.calls):
+            args = {"Input Dims": shapes}
+            if dtypes is not None:
+                args["Input type"] = dtypes
+            end = begin + ns / 1e6
+            recording.kernel(start + 0.1 + number * 0.03, begin, end, op=op, name=name, args=args)
+            begin = end
+        # The host waits for the GPU at the end of the step.
+        launched = start + 0.15 + len(self.calls) * 0.03
+        recording.call("cudaStreamSynchronize", launched, begin + 0.01)
+
+
+def products(dtype, name, *, count=8, ns=1_000_000, shapes=((4096, 4096), (4096, 4096))):
+    calls = Calls()
+    for _ in range(count):
+        calls.add("aten::mm", [list(shape) for shape in shapes], [dtype, dtype], ns, name=name)
+    return calls
+
+
+def test_products_of_float32_without_tensor_cores_take_their_flop_at_the_usual_rate_of_tf32(
+    findings_of,
+):
+    """137 GFLOP at 65 % of 494.7 TFLOP/s are 0.43 ms; a product of 3 ms reaches 68 % of FP32's peak."""
+    finding = findings_of(products("float", SIMT, ns=3_000_000), period=30.0)["precision"]
+    assert (finding.case, finding.change) == ("tf32", "tf32")
+    assert finding.saves_ns == pytest.approx(8 * (3_000_000 - 427_000), rel=0.02)
+    assert finding.saves_range_ns[0] < finding.saves_ns < finding.saves_range_ns[1]
+    assert finding.evidence["further"] == "bf16"
+    assert finding.evidence["further_ns"] > finding.saves_ns
+
+
+def test_products_in_tf32_are_advised_to_use_sixteen_bits(findings_of):
+    calls = products("float", "sm90_xmma_gemm_f32f32_tf32f32_f32_tn", ns=430_000)
+    finding = findings_of(calls, period=6.0)["precision"]
+    assert (finding.case, finding.change) == ("narrow", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(BF16, "nvjet_tst_128x256"), ("float", "a_kernel_that_says_nothing"), ("signed char", SIMT)],
+)
+def test_products_in_narrow_types_or_of_unknown_kernels_get_no_advice_about_types(
+    findings_of, dtype, name
+):
+    assert "precision" not in findings_of(products(dtype, name, ns=3_000_000), period=30.0)
+
+
+def test_a_product_faster_than_float32_can_be_runs_on_tensor_cores(findings_of):
+    """137 GFLOP in 1 ms are 137 TFLOP/s: twice the peak without tensor cores."""
+    finding = findings_of(products("float", "kernel", ns=1_000_000), period=12.0)["precision"]
+    assert finding.case == "narrow"
+
+
+def test_kernels_of_float64_tensors_are_found_and_double_scalars_are_not(findings_of):
+    tensor = Calls().add("aten::mul", [[8192, 8192], [8192, 8192]], ["double", "double"], 4_000_000)
+    finding = findings_of(tensor, period=6.0)["precision"]
+    assert (finding.case, finding.saves_ns) == ("fp64", pytest.approx(2_000_000, rel=0.02))
+    scalar = Calls().add("aten::mul", [[8192, 8192], []], ["float", "double"], 4_000_000)
+    assert "precision" not in findings_of(scalar, period=6.0)
+
+
+def written_out(scores=SCORES, *, head_size=64, softmax="aten::_softmax", mask=True):
+    """Attention of one layer: product, scale, mask, softmax, product; 2 ms each."""
+    batch, heads, queries, keys = scores
+    flat = batch * heads
+    calls = Calls()
+    query = [flat, queries, head_size]
+    key = [flat, head_size, keys]
+    calls.add("aten::bmm", [query, key], [BF16, BF16], 2_000_000, name="nvjet_tst")
+    calls.add("aten::mul", [scores, []], [BF16, "double"], 2_000_000)
+    if mask:
+        types = [BF16, "bool", "Scalar"]
+        calls.add("aten::masked_fill_", [scores, [queries, keys], []], types, 2_000_000)
+    calls.add(softmax, [scores, [], []], [BF16, "Scalar", "Scalar"], 2_000_000)
+    value = [flat, keys, head_size]
+    weights = [flat, queries, keys]
+    calls.add("aten::bmm", [weights, value], [BF16, BF16], 2_000_000, name="nvjet_tst")
+    return calls
+
+
+def test_written_out_attention_is_one_kernel_of_its_flop(findings_of):
+    """4 × 32 × 1,024² × 64 FLOP, half of them behind the mask, at 35 % of 989.4 TFLOP/s: 12 µs."""
+    finding = findings_of(written_out(), period=14.0)["attention"]
+    assert (finding.case, finding.change) == ("written", "fused attention")
+    assert finding.cost_ns == pytest.approx(10_000_000, rel=0.01)
+    fused_ns = 4 * 32 * 1024**2 * 64 / 2 / 989.4e3 / 0.35
+    assert finding.saves_ns == pytest.approx(10_000_000 - fused_ns, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        written_out([2, 16, 1, 1024]),  # one query of a decoder
+        written_out(softmax="aten::sigmoid"),
+        written_out(head_size=1024),  # products of an ordinary layer
+    ],
+)
+def test_other_products_around_a_softmax_are_no_attention(findings_of, calls):
+    assert "attention" not in findings_of(calls, period=14.0)
+
+
+def test_attention_without_recorded_shapes_is_not_named(findings_of):
+    calls = written_out()
+    calls.calls = [(op, [], None, ns, name) for op, _, _, ns, name in calls.calls]
+    found = findings_of(calls, period=14.0)
+    assert {"attention", "unfused", "precision"}.isdisjoint(found)
+
+
+def test_the_memory_efficient_kernel_is_named_where_flash_attention_takes_its_inputs(findings_of):
+    inputs = [[8, 2048, 16, 64]] * 3
+    types = [BF16] * 3
+    op = "aten::_efficient_attention_forward"
+    name = "fmha_cutlassF_bf16_aligned_64x64_rf_sm80"
+    plain = Calls().add(op, [*inputs, []], [*types, ""], 4_000_000, name=name)
+    assert findings_of(plain, period=6.0)["attention"].case == "efficient"
+    biased = Calls().add(op, [*inputs, [8, 16, 2048, 2048]], [*types, BF16], 4_000_000, name=name)
+    assert "attention" not in findings_of(biased, period=6.0)
+
+
+def chain(*ops, size=(8192, 4096), ns=400_000):
+    calls = Calls()
+    for _ in range(4):
+        for op in ops:
+            calls.add(op, [list(size)], ["float"], ns)
+        calls.add("aten::mm", [[8192, 4096], [4096, 8]], [BF16, BF16], 100_000, name="nvjet_tst")
+    return calls
+
+
+def test_a_chain_of_elementwise_kernels_reads_and_writes_its_tensor_once(findings_of):
+    """134 MB in and out and 40 % more are 0.375 GB: 0.104 ms at three quarters of 4.8 TB/s."""
+    finding = findings_of(chain("aten::pow", "aten::tanh", "aten::add", "aten::mul"), period=10.0)
+    unfused = finding["unfused"]
+    assert (unfused.change, unfused.evidence["what"]) == ("fuse", "activation")
+    moved = 2 * 8192 * 4096 * 4
+    fused_ns = 1.4 * moved / 4800 / 0.75
+    assert unfused.saves_ns == pytest.approx(4 * (1_600_000 - fused_ns), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        ("aten::add", "aten::mul"),  # a residual and a factor
+        ("aten::native_layer_norm", "aten::copy_", "aten::copy_"),  # fused already, and casts
+        ("triton_poi_fused_add", "triton_poi_fused_mul", "triton_red_fused_sum"),
+    ],
+)
+def test_what_is_short_or_fused_already_is_no_chain(findings_of, ops):
+    assert "unfused" not in findings_of(chain(*ops), period=10.0)
+
+
+def test_a_loss_over_a_large_vocabulary_reads_its_logits_a_few_times(findings_of):
+    """8,192 × 32,768 logits of two bytes, three times: 1.61 GB, 0.447 ms at three quarters of 4.8 TB/s."""
+    logits = [8192, 32768]
+    calls = Calls()
+    calls.add("aten::copy_", [logits, logits, []], ["float", BF16, "Scalar"], 1_000_000)
+    calls.add("aten::_log_softmax", [logits, [], []], ["float", "Scalar", "Scalar"], 2_000_000)
+    types = ["float", "long int", "", "Scalar", "Scalar"]
+    calls.add("aten::nll_loss_forward", [logits, [8192], [], [], []], types, 100_000)
+    types = ["float", "float", "Scalar", "Scalar"]
+    calls.add("aten::_log_softmax_backward_data", [logits, logits, [], []], types, 2_000_000)
+    finding = findings_of(calls, period=8.0)["unfused"]
+    assert (finding.case, finding.change) == ("loss", "fuse loss")
+    fused_ns = 3 * 8192 * 32768 * 2 / 4800 / 0.75
+    assert finding.saves_ns == pytest.approx(5_100_000 - fused_ns, rel=0.05)
+
+
+def test_changes_of_types_and_of_attention_are_replayed_together(analysis_of_steps):
+    calls = written_out()
+    calls.calls += products("float", SIMT, ns=3_000_000, count=4).calls
+    graph = analysis_of_steps(calls, period=30.0).replay_graph
+    attention = graph.predict(["fused attention"])
+    precision = graph.predict(["tf32"])
+    both = graph.predict(["fused attention", "tf32"])
+    assert both.saves_ns == pytest.approx(attention.saves_ns + precision.saves_ns, rel=0.001)
+    assert graph.predict(["fuse loss"]).why_not is not None
+
+
+@pytest.mark.skipif(CORPUS is None, reason="TRACEKIT_CORPUS names the recordings")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("run", "code", "change", "saves_ms"),
+    [
+        ("fp32", "precision", "tf32", 88.04),
+        ("math-attention", "attention", "fused attention", 77.71),
+    ],
+)
+def test_a_twin_without_the_fault_saves_what_is_predicted(run, code, change, saves_ms):
+    findings = analyze(Path(CORPUS) / "everyday-free" / run).findings
+    first = findings[0]
+    assert (first.code, first.change) == (code, change)
+    assert first.saves_ns / 1e6 == pytest.approx(saves_ms, rel=0.1)
+    low_ns, high_ns = first.saves_range_ns
+    assert low_ns / 1e6 < saves_ms < high_ns / 1e6
