@@ -23,6 +23,10 @@ FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "ep_dispatch": "`--overlap-moe-expert-parallel-comm`",
         "ep_combine": "`--overlap-moe-expert-parallel-comm`",
         "imbalance": "`--pipeline-model-parallel-layout`",
+        "narrow": "`--bf16`",
+        "attention": "`--attention-backend flash`",
+        "loss": "`--cross-entropy-loss-fusion`",
+        "fuse": "leave out the `--no-…-fusion` options, or `torch.compile` the rest",
         "bubble": "`--num-layers-per-virtual-pipeline-stage`, or a smaller `--micro-batch-size`",
     },
     "FSDP2": {
@@ -32,6 +36,7 @@ FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "DeepSpeed": {
         "dp_comm": "`overlap_comm`, and `stage3_prefetch_bucket_size` with ZeRO 3",
         "imbalance": "`partition_method`",
+        "narrow": "`bf16` in DeepSpeed's configuration",
     },
     "DDP": {
         "dp_comm": "`bucket_cap_mb`",
@@ -39,7 +44,21 @@ FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Options of frameworks, by what they change: the overlap of a label, the bytes moved, the balance
-of stages, the bubble."""
+of stages, the bubble; types, attention, losses and fusion."""
+
+
+SWITCHES: Mapping[str, str] = {
+    "tf32": '`torch.set_float32_matmul_precision("high")`',
+    "narrow": "`torch.autocast`",
+    "attention": "`torch.nn.functional.scaled_dot_product_attention`",
+    "loss": "`torch.compile` the head with the loss, or a fused linear cross-entropy (Liger)",
+    "fuse": "`torch.compile` the blocks, or use fused kernels (`torch.nn.RMSNorm`, `torch.nn.functional.gelu`)",
+}
+"""What to switch on where no framework has its own way."""
+AMD_SWITCHES: Mapping[str, str] = {
+    "attention": "the CK or AITER kernels behind `torch.nn.functional.scaled_dot_product_attention`",
+}
+"""The same in the words of ROCm."""
 
 
 def framework_options(framework: object, topic: str) -> str:
@@ -78,6 +97,12 @@ class FindingWords:
         if name.startswith("share") or name.endswith("_share"):
             return percent(float(value), digits=0)
         return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"
+
+    def switch(self, topic: str) -> str:
+        """Return what to switch on: the framework's own option, else the vendor's, else PyTorch's."""
+        own = framework_options(self.evidence.get("framework"), topic)
+        of_vendor = AMD_SWITCHES if self.evidence.get("vendor") == "amd" else {}
+        return own or of_vendor.get(topic) or SWITCHES[topic]
 
     @property
     def cost(self) -> str:

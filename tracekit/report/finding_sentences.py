@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tracekit.report.evidence_words import FindingWords
+from tracekit.report.text import short_ms
 
 
 class FindingTexts(NamedTuple):
@@ -1119,4 +1120,81 @@ def leak(words: FindingWords) -> FindingTexts:
             "something keeps these tensors: detach what is stored (`.detach()`, `.item()`), and "
             "clear lists and caches between steps"
         ),
+    )
+
+
+# Changes of types, kernels and calls.
+
+
+@texts("precision", "tf32")
+def precision_tf32(words: FindingWords) -> FindingTexts:
+    further_ns = words.evidence.get("further_ns")
+    further = ""
+    if isinstance(further_ns, int):
+        further = (
+            f"; in {words['further']} instead ({words.switch('narrow')}): {short_ms(further_ns)}"
+        )
+    return FindingTexts(
+        text=f"products of float32 run without tensor cores: {words['work_ns']} of GPU time",
+        advice=f"let them use TF32 ({words.switch('tf32')}){further}",
+    )
+
+
+@texts("precision")
+def precision_narrow(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"products and attention run in float32: {words['work_ns']} of GPU time",
+        advice=f"compute in {words['change_to']} ({words.switch('narrow')}); weights and losses may stay in float32",
+    )
+
+
+@texts("precision", "fp64")
+def precision_fp64(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"kernels compute in float64, first {words['op']}: {words['work_ns']} of GPU time",
+        advice="use float32: NumPy's arrays and `torch.from_numpy` are float64 unless a `dtype` is given",
+    )
+
+
+@texts("attention")
+def attention_written_out(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"attention is written out: {words['kernels_per_step']} kernels a step read or write "
+            f"tokens × tokens ({words['work_ns']} of GPU time)"
+        ),
+        advice=f"use one fused kernel ({words.switch('attention')}), with `is_causal` instead of a causal mask",
+    )
+
+
+@texts("attention", "efficient")
+def attention_efficient(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"attention takes {words['work_ns']} in the memory-efficient kernel, although "
+            "FlashAttention takes its inputs"
+        ),
+        advice="allow it: `torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`, or leave the choice to PyTorch",
+    )
+
+
+@texts("unfused")
+def unfused(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{words['kernels_per_step']} kernels a step only move memory, each reading what the "
+            f"last one wrote ({words['what']}; {words['work_ns']})"
+        ),
+        advice=f"fuse them: {words.switch('fuse')}",
+    )
+
+
+@texts("unfused", "loss")
+def unfused_loss(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the loss reads and writes its logits over the whole vocabulary in "
+            f"{words['kernels_per_step']} kernels ({words['work_ns']})"
+        ),
+        advice=f"fuse it: {words.switch('loss')}",
     )
