@@ -7,6 +7,7 @@ import pytest
 import tracekit
 from tracekit.classify import classify
 from tracekit.errors import InputError, TracekitError
+from tracekit.report.notices import notice_sentence
 from tracekit.store.files import labelled_by
 
 pytestmark = pytest.mark.slow
@@ -57,7 +58,9 @@ def one_bad_of_two(samples, tmp_path):
 def test_a_trace_that_cannot_be_read_is_listed_and_left_out(samples, tmp_path):
     store = tracekit.ingest(one_bad_of_two(samples, tmp_path), tmp_path / "store")
     assert store.ranks == (0,)
-    listed = next(notice.message for notice in store.notices if notice.code == "rank-failed")
+    listed = next(
+        notice_sentence(notice) for notice in store.notices if notice.code == "rank-failed"
+    )
     assert listed.startswith(f"rank 1 is left out: {tmp_path}/in/rank1.json: ")
     assert tracekit.open_store(tmp_path / "store").notices[0].code == "rank-failed"
 

@@ -28,6 +28,7 @@ from tracekit.doctor import diagnose
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.source_refs import SourceRef
+from tracekit.report.notices import notice_sentence
 from tracekit.run.driver import worker_count
 from tracekit.schema import EVENTS, LABELLED
 from tracekit.store.trace import Trace
@@ -344,7 +345,7 @@ def test_missing_ranks_are_noticed(tmp_path):
     (tmp_path / "rank1.json").write_text(text(1, size=4))
     (notice,) = tracekit.load(tmp_path).notices
     assert notice.code == "missing-ranks"
-    assert "3 of 4 ranks are not here: 0, 2, 3" in notice.message
+    assert "3 of 4 ranks are not here: 0, 2, 3" in notice_sentence(notice)
 
 
 def test_ranks_of_two_days_are_two_runs(tmp_path):

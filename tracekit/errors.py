@@ -21,6 +21,46 @@ from functools import partial
 
 import msgspec
 
+NoticeValue = str | int | float | bool | tuple[str | int | tuple[int, ...], ...] | None
+"""A figure, a name or a list of these in a notice."""
+NoticeValues = dict[str, NoticeValue]
+
+
+class Notice(msgspec.Struct, frozen=True, eq=False):
+    """A warning that travels with the result, as data and, in documents, as a sentence.
+
+    >>> notice = Notice("partial-step", ranks=(3,), values={"step": 7, "events": 12})
+    >>> notice == msgspec.structs.replace(notice, message="rank 3: step 7 holds only 12 GPU events")
+    True
+    """
+
+    code: str
+    """What it is about; a code keeps its meaning."""
+    message: str = ""
+    """The sentence for people, which the other fields are made into:
+    ``report.notices.with_messages`` fills it."""
+    ranks: tuple[int, ...] = ()
+    """Ranks that it is about; empty if that is the run, or all of its ranks alike."""
+    labels: tuple[str, ...] = ()
+    """Labels that it is about."""
+    values: NoticeValues = {}
+    """Figures and names in the sentence, by what they are; ``case`` tells apart what a code can
+    mean."""
+    varies: bool = False
+    """Whether the values are those of the first rank alone, and other ranks have other values."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Notice):
+            return NotImplemented
+        return self._key() == other._key() and self.values == other.values
+
+    def __hash__(self) -> int:
+        return hash((self._key(), frozenset(self.values.items())))
+
+    def _key(self) -> tuple[object, ...]:
+        """Return all fields but the values, and the sentence that is made of them."""
+        return self.code, self.ranks, self.labels, self.varies
+
 
 class TracekitError(Exception):
     """Base of all errors: what went wrong and where, with a hint for what to do next.
@@ -33,10 +73,19 @@ class TracekitError(Exception):
     exit_code = 2
     """Exit status of the command line."""
 
-    def __init__(self, message: str, *, hint: str = "", quote: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        quote: tuple[str, ...] = (),
+        notice: Notice | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.notice = notice
+        """More about it, which the command line adds in a sentence."""
         self.quote = quote
         """Lines below the message that show the place: what was written, and a caret."""
 
@@ -126,42 +175,3 @@ def _raising_line(error: BaseException) -> str:
             location = f" ({module}, line {frame.tb_lineno})"
         frame = frame.tb_next
     return location
-
-
-NoticeValue = str | int | float | bool | tuple[str | int | tuple[int, ...], ...] | None
-"""A figure, a name or a list of these in a notice."""
-NoticeValues = dict[str, NoticeValue]
-
-
-class Notice(msgspec.Struct, frozen=True):
-    """A warning that travels with the result, as data.
-
-    ``tracekit.report.notices`` makes its sentence.
-
-    >>> notice = Notice("partial-step", ranks=(3,), values={"step": 7, "events": 12})
-    >>> notice.message
-    'rank 3: step 7 holds only 12 GPU events: it looks cut off'
-    """
-
-    code: str
-    """What it is about; a code keeps its meaning."""
-    ranks: tuple[int, ...] = ()
-    """Ranks that it is about; empty if that is the run, or all of its ranks alike."""
-    labels: tuple[str, ...] = ()
-    """Labels that it is about."""
-    values: NoticeValues = {}
-    """Figures and names by what they are; ``case`` tells apart what a code can mean."""
-    varies: bool = False
-    """Whether the values are those of the first rank alone, and other ranks have other values."""
-
-    def __hash__(self) -> int:
-        return hash(
-            (self.code, self.ranks, self.labels, frozenset(self.values.items()), self.varies)
-        )
-
-    @property
-    def message(self) -> str:
-        """The sentence for people."""
-        from tracekit.report.notices import notice_sentence
-
-        return notice_sentence(self)

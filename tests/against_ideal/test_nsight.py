@@ -12,6 +12,7 @@ from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.analysis.document import schedule_document
 from tracekit.documents.coding import to_plain
+from tracekit.report.notices import notice_sentence
 from tracekit.schedules import generate
 
 pytestmark = pytest.mark.slow
@@ -111,7 +112,7 @@ def test_a_bound_far_below_the_pipelines_own_table_says_so(samples, monkeypatch)
     analysis = analyze(samples / "nsys-1f1b", workers=1)
     assert analysis.schedule.exact
     assert analysis.total.lower_bound
-    messages = {note.code: note.message for note in analysis.notices}
+    messages = {note.code: notice_sentence(note) for note in analysis.notices}
     assert "peers-by-order" not in messages
     assert "4.2 %" in messages["bubble-bound-low"]
     assert "49.4 %" in messages["bubble-bound-low"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracekit import analyze
+from tracekit.report.notices import notice_sentence
 
 pytestmark = pytest.mark.slow
 
@@ -16,5 +17,5 @@ def test_an_order_file_of_another_size_is_said(samples, tmp_path, ranks, size):
     analysis = analyze(samples / "1f1b", schedule=str(order))
     assert analysis.schedule is None
     assert f"{order} is an order of {size}, and the pipeline has 4" in [
-        notice.message for notice in analysis.notices
+        notice_sentence(notice) for notice in analysis.notices
     ]

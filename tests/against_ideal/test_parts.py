@@ -18,6 +18,7 @@ from tracekit.reconstruct.parallel_groups import (
 from tracekit.reconstruct.rank_pipeline import rank_pipeline, sample_steps
 from tracekit.reconstruct.stage_assignment import assign_stages, forward_destinations
 from tracekit.reconstruct.stalls import measure_lanes
+from tracekit.report.notices import notice_sentence
 from tracekit.schedules import Times, generate, names, simulate
 from tracekit.schedules.registry import describe
 from tracekit.schema import LABELLED, ProcessGroup, Source, conform
@@ -200,7 +201,7 @@ def test_step_numbers_that_skip_are_sampled_by_place():
     odd = pl.DataFrame({"step": list(range(1, 201, 2))})
     sampled, (notice,) = sample_steps(odd)
     assert sampled["step"].to_list() == list(range(1, 201, 8))
-    assert "one step in 4" in notice.message
+    assert "one step in 4" in notice_sentence(notice)
 
 
 def test_few_steps_are_all_kept():

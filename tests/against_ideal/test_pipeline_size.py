@@ -16,6 +16,7 @@ from tracekit.against_ideal import compare_pipelines
 from tracekit.against_ideal.find_schedule import pipeline_of
 from tracekit.classify import classify
 from tracekit.reconstruct import rank_pipeline
+from tracekit.report.notices import notice_sentence
 from tracekit.run.load import load
 from tracekit.schedules import Times, generate
 from tracekit.schema import Source
@@ -35,7 +36,7 @@ def compare(tables, **options):
     comparison, notices = compare_pipelines(tables, **options)
     messages = {}
     for n in notices:
-        messages.setdefault(n.code, []).append(n.message)
+        messages.setdefault(n.code, []).append(notice_sentence(n))
     return comparison, {code: "; ".join(texts) for code, texts in messages.items()}
 
 

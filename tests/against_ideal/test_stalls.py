@@ -8,6 +8,7 @@ import pytest
 from tracekit.against_ideal import compare_pipelines
 from tracekit.intervals import union
 from tracekit.reconstruct import rank_pipeline
+from tracekit.report.notices import notice_sentence
 from tracekit.schema import LABELLED, Source, conform
 
 MS = 1_000_000
@@ -132,7 +133,7 @@ def test_a_rank_that_begins_its_step_late_is_held_up_by_its_host(late):
     assert result.gap_ns["host"] == late * 1000
     assert result.gap_ns["p2p"] == 130_000  # 30 there, 100 back
     assert result.gap_ns["unexplained"] == 0
-    messages = [n.message for n in notices if n.code == "late-start"]
+    messages = [notice_sentence(n) for n in notices if n.code == "late-start"]
     assert messages == (
         ["step 0: rank 1 began 0.7 ms late: its host had not launched anything (counted as host)"]
         if late

@@ -8,6 +8,7 @@ from tracekit.align.steps import HOST_RANGES, assign_parts
 from tracekit.analysis.combine.notices import uncommon_step_notices
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.step_time import TimedStep, summarize_steps, timed_steps
+from tracekit.report.notices import notice_sentence
 
 
 def gpu_events(*rows: tuple[int | None, int, int]) -> pl.DataFrame:
@@ -78,6 +79,6 @@ def test_steps_that_a_rank_lacks_are_named_and_the_common_ones_counted() -> None
     assert steps.time_ns == round((11 + 12) / 2)
     (notice,) = uncommon_step_notices(steps)
     assert notice.ranks == (1,)
-    assert notice.message == (
+    assert notice_sentence(notice) == (
         "rank 1: steps 2, 3 are missing, which other ranks recorded: only steps that all ranks recorded are counted"
     )

@@ -33,9 +33,9 @@ def test_a_saved_analysis_without_step_times_is_refused(document, tmp_path):
     assert "lacks the key step (written by tracekit" in refusal(document, tmp_path)
 
 
-def test_a_saved_analysis_whose_warnings_name_no_ranks_is_refused(document, tmp_path):
-    document["warnings"] = [{"code": "no-clocks", "message": "a sentence alone"}]
-    assert "$.warnings[0]: lacks the key ranks" in refusal(document, tmp_path)
+def test_a_warning_without_a_code_is_refused(document, tmp_path):
+    document["warnings"] = [{"message": "a sentence alone"}]
+    assert "$.warnings[0]: lacks the key code" in refusal(document, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["analysis", "baseline"])

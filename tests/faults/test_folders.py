@@ -16,6 +16,7 @@ import pytest
 
 import tracekit
 from tracekit.parsers.kineto.stream import Stream
+from tracekit.report.notices import notice_sentence
 
 SOON_S = 120
 DROP_FROM_BOUNDING_SET, MAY_WRITE_ANYWHERE = 24, 1
@@ -139,7 +140,9 @@ def test_a_file_that_goes_away_while_it_is_read_is_left_out_and_named(four, pack
     monkeypatch.setattr(Stream, "restart", vanish)
     result = tracekit.analyze(folder, schedule="none")
     assert [one.rank for one in result.rank_results] == [0, 1, 3]
-    (message,) = [notice.message for notice in result.notices if notice.code == "rank-failed"]
+    (message,) = [
+        notice_sentence(notice) for notice in result.notices if notice.code == "rank-failed"
+    ]
     assert "rank2" in message
     assert "stale file handle" in message
     assert "\n" not in message

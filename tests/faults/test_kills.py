@@ -23,6 +23,7 @@ import pytest
 import tracekit
 from tests.clusters import dask_cluster, wait_for_workers
 from tracekit._util.files import atomic_write, lock_temporary, remove_abandoned, temporary_prefix
+from tracekit.report.notices import notice_sentence
 from tracekit.store.files import open_store
 
 KILLS = int(os.environ.get("TRACEKIT_KILLS", "1"))
@@ -240,7 +241,8 @@ def test_files_that_go_away_are_left_out_and_named(traces, tmp_path, monkeypatch
     result = tracekit.analyze(folder, schedule="none")
     assert [rank_result.rank for rank_result in result.rank_results] == [0, 1, 3]
     assert any(
-        n.code == "rank-failed" and "rank2.pt.trace.json.gz" in n.message for n in result.notices
+        n.code == "rank-failed" and "rank2.pt.trace.json.gz" in notice_sentence(n)
+        for n in result.notices
     )
 
 

@@ -19,6 +19,7 @@ from tracekit.classify import classify
 from tracekit.errors import InputError
 from tracekit.parsers import kineto, perfetto
 from tracekit.parsers.kineto.table import LATEST_NS
+from tracekit.report.notices import notice_sentence
 from tracekit.schema import EVENTS, MEMORY
 
 NAMES = (
@@ -216,7 +217,7 @@ def check(raw: bytes, folder) -> None:
     assert events["id"].n_unique() == events.height
     msgspec.json.encode(got.source)
     for notice in got.source.notices:
-        assert "another version" not in notice.message
+        assert "another version" not in notice_sentence(notice)
     if kind == b"V":
         expected = kineto.read(io.BytesIO(data)).events
         assert _comparable(events).equals(_comparable(expected)), "other events than from JSON"

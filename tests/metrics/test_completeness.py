@@ -10,6 +10,7 @@ import pytest
 
 from tracekit.metrics import completeness as module
 from tracekit.metrics.host.events import NamedRows
+from tracekit.report.notices import notice_sentence
 
 US = 1_000
 
@@ -61,7 +62,7 @@ def test_all_there():
 def test_launches_after_the_last_kernel_are_a_cut_end_and_idle_is_known():
     result = recorded(calls(100), ran(range(60)))
     assert codes(result) == ["recording-cut"]
-    assert result.notices[0].message.startswith("the last 40 launches have no GPU event")
+    assert notice_sentence(result.notices[0]).startswith("the last 40 launches have no GPU event")
     assert result.idle_known
     assert not len(result.unrecorded)
 
@@ -69,7 +70,7 @@ def test_launches_after_the_last_kernel_are_a_cut_end_and_idle_is_known():
 def test_launches_before_the_first_kernel_are_a_cut_begin():
     result = recorded(calls(100), ran(range(30, 100)))
     assert codes(result) == ["recording-cut"]
-    assert result.notices[0].message.startswith("the first 30 launches have no GPU event")
+    assert notice_sentence(result.notices[0]).startswith("the first 30 launches have no GPU event")
     assert result.idle_known
 
 

@@ -14,6 +14,7 @@ import pytest
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.source_refs import rank_in_name
+from tracekit.report.notices import notice_sentence
 
 EVENT = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "pid": 0, "tid": 7}
 
@@ -160,7 +161,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     try:
         discovered = discover(tmp_path)
         assert [ref.rank for ref in discovered.refs] == [0]
-        assert "rank1.json is a pipe or a device" in discovered.notices[0].message
+        assert "rank1.json is a pipe or a device" in notice_sentence(discovered.notices[0])
         with pytest.raises(InputError, match="is a pipe or a device; save it as a file first"):
             discover(tmp_path / "rank1.json")
     finally:
@@ -204,7 +205,9 @@ def test_links_to_traces_elsewhere_are_followed(tmp_path):
     (tmp_path / "here/rank1.json").symlink_to(tmp_path / "nowhere")
     discovered = discover(tmp_path / "here")
     assert [ref.name for ref in discovered.refs] == ["rank0.json"]
-    assert "rank1.json cannot be read: No such file or directory" in discovered.notices[0].message
+    assert "rank1.json cannot be read: No such file or directory" in notice_sentence(
+        discovered.notices[0]
+    )
 
 
 def test_a_trace_that_names_no_rank_is_missed_too(tmp_path):
@@ -214,7 +217,9 @@ def test_a_trace_that_names_no_rank_is_missed_too(tmp_path):
         {"rank0.json": trace(0, 2), "node7_4242.169412.pt.trace.json": b"", "config.json": b"{}"},
     )
     notices = discover(tmp_path).notices
-    assert [n.message for n in notices] == ["skipped node7_4242.169412.pt.trace.json is empty"]
+    assert [notice_sentence(n) for n in notices] == [
+        "skipped node7_4242.169412.pt.trace.json is empty"
+    ]
 
 
 def test_an_empty_word_is_not_this_folder(tmp_path, monkeypatch):
@@ -245,7 +250,7 @@ def test_nothing_there(tmp_path):
 def test_a_rank_that_cannot_be_read_is_named_not_passed_over(tmp_path):
     lay(tmp_path, {"rank0.json": trace(), "rank1.json": b""})
     (notice,) = discover(tmp_path).notices
-    assert "rank1.json is empty" in notice.message
+    assert "rank1.json is empty" in notice_sentence(notice)
 
 
 def test_files_globs_and_repeats(tmp_path):
@@ -279,7 +284,7 @@ def test_one_report_in_several_formats_is_read_once(samples):
     ]
     (notice,) = discovered.notices
     assert notice.code == "several-exports"
-    assert "rank0.parquetdir" in notice.message
+    assert "rank0.parquetdir" in notice_sentence(notice)
 
 
 def test_of_two_runs_the_hint_says_what_to_type(tmp_path):
@@ -344,7 +349,7 @@ def test_an_unrelated_file_among_those_named_is_skipped_and_named(tmp_path):
     discovered = discover(sorted(tmp_path.glob("*.json")))
     assert [ref.rank for ref in discovered.refs] == [0, 1]
     assert [notice.code for notice in discovered.notices] == ["not-a-trace"]
-    assert discovered.notices[0].message.startswith("skipped truth.json: ")
+    assert notice_sentence(discovered.notices[0]).startswith("skipped truth.json: ")
 
 
 @pytest.mark.parametrize("damaged", ["rank1.json", "step.pt.trace.json"])
@@ -377,8 +382,8 @@ def test_a_ranks_file_of_which_nothing_can_be_read_is_a_failed_rank(tmp_path, ca
     lay(tmp_path, {"rank0.json": trace(0, 3), "rank1.json": trace(1, 3), name: content})
     notice = discover(tmp_path).notices[0]
     assert notice.code == "rank-failed"
-    assert notice.message.startswith(f"rank 2 is left out: {name.rpartition('/')[2]} ")
-    assert why in notice.message
+    assert notice_sentence(notice).startswith(f"rank 2 is left out: {name.rpartition('/')[2]} ")
+    assert why in notice_sentence(notice)
 
 
 def test_an_unreadable_file_beside_a_trace_of_its_rank_is_skipped_and_named(tmp_path):
@@ -394,8 +399,8 @@ def test_an_unreadable_file_beside_a_trace_of_its_rank_is_skipped_and_named(tmp_
     (tmp_path / "host_7.json.gz").write_bytes(b"\x00\x01")
     notices = discover(tmp_path).notices
     assert [notice.code for notice in notices] == ["not-a-trace"]
-    assert "rank1.old.json is empty" in notices[0].message
-    assert "host_7.json.gz is not a trace" in notices[0].message
+    assert "rank1.old.json is empty" in notice_sentence(notices[0])
+    assert "host_7.json.gz is not a trace" in notice_sentence(notices[0])
 
 
 def test_a_folder_of_unreadable_files_names_them(tmp_path):

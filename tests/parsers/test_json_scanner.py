@@ -23,6 +23,7 @@ from tracekit.errors import InputError
 from tracekit.parsers import kineto
 from tracekit.parsers.kineto.reader import _scan
 from tracekit.parsers.kineto.stream import Stream
+from tracekit.report.notices import notice_sentence
 from tracekit.schema import DAMAGED
 
 SOURCE = Path(kineto.__file__).parents[2] / "_loops/json_scanner.py"
@@ -38,7 +39,7 @@ from tracekit.parsers import kineto
 for name in sys.argv[3:]:
     got = kineto.read(name, stacks=True)
     got.events.write_ipc(sys.argv[2])
-    print([notice.message for notice in got.source.notices], dict(got.source.skipped))
+    print([notice.code for notice in got.source.notices], dict(got.source.skipped))
 """
 
 
@@ -84,7 +85,7 @@ def test_uncompiled_gives_the_same_table_and_says_so(real_bytes, tmp_path):
     for name in expected.events.columns:
         assert got[name].cast(pl.String).equals(expected.events[name].cast(pl.String)), name
     assert done.stdout.strip() == str(
-        f"{[n.message for n in expected.source.notices]} {dict(expected.source.skipped)}"
+        f"{[n.code for n in expected.source.notices]} {dict(expected.source.skipped)}"
     )
 
 
@@ -121,8 +122,9 @@ def test_a_list_that_ends_in_something_else_is_not_truncated(values):
     got = kineto.read(io.BytesIO(text))
     assert [notice.code for notice in got.source.notices] == ["bad-events"]
     assert got.events["start_ns"].to_list() == [1007]
-    with pytest.raises(InputError, match=r"\d+ damaged events? w"):
+    with pytest.raises(InputError, match="is damaged") as caught:
         kineto.read(io.BytesIO(text), lenient=False)
+    assert caught.value.notice.code == "bad-events"
 
 
 @pytest.mark.parametrize(
@@ -210,6 +212,8 @@ def test_memory_for_many_short_names_grows_with_their_bytes():
 
 def test_a_file_that_ends_between_events_has_no_event_cut_in_two():
     got = kineto.read(io.BytesIO(f'{{"traceEvents": [{EVENT},'.encode()))
-    assert got.source.notices[0].message == "the file ends before its list of events does"
+    assert notice_sentence(got.source.notices[0]) == "the file ends before its list of events does"
     got = kineto.read(io.BytesIO(f'{{"traceEvents": [{EVENT}, {EVENT[:30]}'.encode()))
-    assert got.source.notices[0].message.startswith("1 event was cut in two: the file ends")
+    assert notice_sentence(got.source.notices[0]).startswith(
+        "1 event was cut in two: the file ends"
+    )

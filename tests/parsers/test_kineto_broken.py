@@ -16,6 +16,7 @@ from tracekit import analyze
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
 from tracekit.parsers.kineto import blocks, header, reader
+from tracekit.report.notices import error_message, notice_sentence
 from tracekit.schema import DAMAGED
 
 ROWS = 280
@@ -31,7 +32,7 @@ def codes(got):
 
 def count(got, code):
     """The number in the notice, or 0."""
-    message = next(n.message for n in got.source.notices if n.code == code)
+    message = next(notice_sentence(n) for n in got.source.notices if n.code == code)
     number = re.search(r"\d+", message)
     return int(number.group()) if number else 0
 
@@ -97,8 +98,9 @@ def test_damage_that_costs_no_event(real_bytes, whole, target, defect):
         (got.events["name"].cast(pl.String) != whole["name"].cast(pl.String)).arg_true().to_list()
     )
     assert changed == ([target[2]] if code == "bad-text" else [])
-    with pytest.raises(InputError, match=r"trace: \d+ (damaged event|value|name)s? "):
+    with pytest.raises(InputError, match="trace: is damaged") as caught:
         read(raw, lenient=False)
+    assert re.search(r"damaged: \d+ (damaged event|value|name)s? ", error_message(caught.value))
 
 
 @pytest.mark.parametrize("block", [1 << 22, 8000])
@@ -126,8 +128,10 @@ def test_bad_texts_are_counted(monkeypatch, first, indent, block):
     events[700] = {**plain, "name": "later\\q"}
     raw = json.dumps({"traceEvents": events}, indent=indent).replace("\\\\q", "\\q").encode()
     assert count(read(raw), "bad-text") == 2
-    with pytest.raises(InputError, match="trace: 2 names repaired after invalid bytes or escapes"):
+    with pytest.raises(InputError, match="trace: is damaged") as caught:
         read(raw, lenient=False)
+    sentence = "damaged: 2 names repaired after invalid bytes or escapes"
+    assert error_message(caught.value).endswith(sentence)
 
 
 @pytest.mark.parametrize("block", [1 << 22, 8000])
@@ -143,8 +147,9 @@ def test_damage_that_costs_one_event(real_bytes, whole, target, monkeypatch, def
     unmoved = ["id", "step"]
     assert got.events.drop(unmoved).equals(kept.drop(unmoved))
     assert got.events.height + sum(got.source.skipped.values()) == raw.count(b'\n  {\n    "')
-    with pytest.raises(InputError, match="trace: 1 damaged event was lost"):
+    with pytest.raises(InputError, match="trace: is damaged") as caught:
         read(raw, lenient=False)
+    assert "damaged: 1 damaged event was lost" in error_message(caught.value)
 
 
 @pytest.mark.parametrize("defect", LOST)
@@ -188,8 +193,9 @@ def test_truncated(real_bytes, whole, share, packed):
     # All that was whole, and nothing else.
     assert got.events.drop("step").equals(whole[:n].drop("step"))
     assert n + sum(got.source.skipped.values()) + count(got, "truncated") == begun
-    with pytest.raises(InputError, match="ends before its list of events does"):
+    with pytest.raises(InputError, match="trace: is damaged") as caught:
         read(raw, lenient=False)
+    assert error_message(caught.value).endswith("the file ends before its list of events does")
 
 
 def test_truncated_between_events(real_bytes):
@@ -391,10 +397,11 @@ def test_events_behind_the_end_of_their_list_are_counted(tmp_path, case, lost):
     path.write_text(BEHIND[case])
     got = kineto.read(path)
     assert got.source.skipped[DAMAGED] == lost
-    (message,) = [note.message for note in got.source.notices if note.code == "bad-events"]
+    (message,) = [notice_sentence(note) for note in got.source.notices if note.code == "bad-events"]
     assert message == f"{lost} events behind the end of the list of events: not read"
-    with pytest.raises(InputError, match="behind the end"):
+    with pytest.raises(InputError, match="is damaged") as caught:
         kineto.read(path, lenient=False)
+    assert "behind the end" in error_message(caught.value)
     with pytest.raises(InputError, match=f"{lost} of {lost + got.events.height} events"):
         analyze(path, schedule="none")
 

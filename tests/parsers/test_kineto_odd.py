@@ -11,6 +11,7 @@ from tracekit.errors import InputError
 from tracekit.parsers import kineto
 from tracekit.parsers.kineto.table import LATEST_NS, UNTIMED_CPU
 from tracekit.parsers.source_refs import MAX_RANKS
+from tracekit.report.notices import notice_sentence
 from tracekit.schema import DAMAGED, UNTIMED
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,7 @@ def write(tmp_path):
 
 
 def notices(rank):
-    return {notice.code: notice.message for notice in rank.source.notices}
+    return {notice.code: notice_sentence(notice) for notice in rank.source.notices}
 
 
 BAD_TIMES = {
@@ -222,7 +223,9 @@ def test_a_large_world_is_counted_and_not_listed(write):
     analysis = tracekit.analyze(
         write(TWO, distributedInfo={"rank": 0, "world_size": MAX_RANKS - 1})
     )
-    (message,) = [notice.message for notice in analysis.notices if notice.code == "missing-ranks"]
+    (message,) = [
+        notice_sentence(notice) for notice in analysis.notices if notice.code == "missing-ranks"
+    ]
     assert message == "9999998 of 9999999 ranks are not here: 1, 2, 3, 4, +9999994 more"
 
 

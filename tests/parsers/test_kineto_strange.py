@@ -11,6 +11,7 @@ from tests.parsers.test_kineto_odd import BASE_NS, TWO, kernel, launch
 from tracekit.analysis.measure.recording_checks import MAX_DAMAGED_SHARE
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
+from tracekit.report.notices import notice_sentence
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +113,7 @@ def test_the_figures_are_those_one_counts(tmp_path, case):
 
 def test_no_event_at_all_is_refused_in_one_line(tmp_path):
     (tmp_path / "rank0.json").write_text(text([]))
-    with pytest.raises(InputError, match="there are no GPU events") as caught:
+    with pytest.raises(InputError, match="no GPU work was recorded") as caught:
         tracekit.analyze(tmp_path / "rank0.json")
     assert "\n" not in caught.value.message
 
@@ -144,5 +145,5 @@ def test_events_that_stand_twice_are_named_above_a_share(tmp_path, more, is_repo
     (tmp_path / "rank0.json").write_text(text([*once, *once[:twice]]))
     analysis = tracekit.analyze(tmp_path / "rank0.json", schedule="none")
     assert [
-        n.message.split(" GPU")[0] for n in analysis.notices if n.code == "repeated-events"
+        notice_sentence(n).split(" GPU")[0] for n in analysis.notices if n.code == "repeated-events"
     ] == ([f"rank 0: {twice} of 1,000"] if is_reported else [])

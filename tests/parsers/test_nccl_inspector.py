@@ -10,6 +10,7 @@ import pytest
 from tests.recorders import EPOCH_NS, MS, log_line, write_log
 from tracekit.errors import InputError
 from tracekit.parsers import nccl_inspector
+from tracekit.report.notices import notice_sentence
 from tracekit.schema import COLLECTIVES
 
 US = 1_000
@@ -94,7 +95,9 @@ def test_lines_that_cannot_be_read_are_counted(tmp_path):
     path.write_text(path.read_text() + '{"header": {}}\n\n' + whole[:80])
     recording = nccl_inspector.read(path)
     assert recording.collectives.height == 1
-    assert sorted(notice.message.rpartition(": ")[2] for notice in recording.source.notices) == [
+    assert sorted(
+        notice_sentence(notice).rpartition(": ")[2] for notice in recording.source.notices
+    ) == [
         "1 line is cut off",
         "1 line is damaged",
     ]

@@ -15,6 +15,7 @@ from tracekit.errors import InputError
 from tracekit.parsers import nsight
 from tracekit.parsers.nsight.tables import MAX_GPU_EVENT_NS, MAX_TIME_NS
 from tracekit.redaction import redact
+from tracekit.report.notices import notice_sentence
 from tracekit.schema import UNTIMED
 
 pytestmark = pytest.mark.slow
@@ -68,7 +69,7 @@ def budget(path):
     analysis = analyze(path, schedule="none")
     messages: dict[str, str] = {}
     for note in analysis.notices:
-        messages[note.code] = messages.get(note.code, "") + note.message
+        messages[note.code] = messages.get(note.code, "") + notice_sentence(note)
     return analysis.to_dict()["total"]["budget_ns"], messages
 
 
@@ -182,7 +183,9 @@ def test_nameless_calls_and_ranges_are_counted_too(tmp_path):
         text: i for text, i in report.strings.items() if text not in ("cudaLaunchKernel", "step 1")
     }
     (rank,) = nsight.read(report.save(tmp_path / "rank0.sqlite"))
-    messages = sorted(note.message for note in rank.source.notices if note.code == "unnamed")
+    messages = sorted(
+        notice_sentence(note) for note in rank.source.notices if note.code == "unnamed"
+    )
     assert len(messages) == 2
     assert "300 of 300 CUDA calls" in messages[1]
     assert "1 of 1 NVTX ranges" in messages[0]

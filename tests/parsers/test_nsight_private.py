@@ -9,6 +9,7 @@ import pytest
 
 from tests.parsers.nsight_files import Report, packed, training
 from tests.parsers.nsight_reading import only
+from tracekit.report.notices import notice_sentence
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +25,9 @@ def test_lost_events_are_said_without_the_text(path):
     ]:
         report.add("DIAGNOSTIC_EVENT", severity=severity, text=text, timestamp=0)
     messages = [
-        n.message for n in only(report, path).source.notices if n.code == "profiler-warnings"
+        notice_sentence(n)
+        for n in only(report, path).source.notices
+        if n.code == "profiler-warnings"
     ]
     assert [message.split(" (")[0] for message in messages] == [
         "some events were lost",

@@ -23,6 +23,7 @@ from tracekit.parsers import kineto, perfetto
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.file_type import detect_file_type
 from tracekit.parsers.perfetto import packets
+from tracekit.report.notices import error_message, notice_sentence
 from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
@@ -397,14 +398,15 @@ def test_a_file_cut_anywhere_gives_what_is_before_the_cut(whole):
 
 
 def test_a_cut_file_is_an_error_if_damage_is_not_accepted(whole):
-    with pytest.raises(InputError, match="the file ends inside a packet"):
+    with pytest.raises(InputError, match="is damaged") as caught:
         read(whole[:-3], lenient=False)
+    assert error_message(caught.value).endswith("is damaged: the file ends inside a packet")
 
 
 def test_a_cut_gzip_file_is_read_as_far_as_it_goes(whole):
     rank_events = read(gzip.compress(whole)[:-2_000])
     assert rank_events.events.height > 0
-    assert rank_events.source.notices[0].message == "the gzip data is damaged"
+    assert notice_sentence(rank_events.source.notices[0]) == "the gzip data is damaged"
 
 
 def test_a_packet_of_gigabytes_is_passed_over_without_holding_it(whole, monkeypatch):
@@ -427,7 +429,7 @@ def test_a_length_of_exabytes_in_a_short_file_is_a_cut(whole):
 def test_bytes_that_are_no_packet_end_the_file(whole):
     rank_events = read(whole + b"\x0f" * 40 + whole)
     assert (
-        rank_events.source.notices[0].message
+        notice_sentence(rank_events.source.notices[0])
         == f"the file is damaged behind byte {len(whole):,}: the rest was not read"
     )
 
@@ -439,7 +441,7 @@ def test_a_damaged_packet_is_stepped_over():
     raw = trace.SerializeToString() + b"\x0a\x03\x5a\x70\x01" + trace.SerializeToString()
     rank_events = read(raw)
     assert rank_events.events.height == 2
-    assert rank_events.source.notices[0].message == "1 damaged packet was lost"
+    assert notice_sentence(rank_events.source.notices[0]) == "1 damaged packet was lost"
 
 
 @pytest.mark.parametrize(("depth", "codes"), [(20, []), (60, ["bad-events"])])

@@ -11,6 +11,7 @@ from tests.recorders import dump, entry, log_line, message, write_dumps, write_l
 from tracekit.errors import InputError
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.recordings import read_recordings
+from tracekit.report.notices import notice_sentence
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces/always-on"
 
@@ -78,8 +79,8 @@ def test_a_damaged_dump_is_left_out_with_its_reason(tmp_path):
     recordings = read(tmp_path)
     assert ranks_of(recordings) == [("flight_recorder", 0)]
     (notice,) = recordings.notices
-    assert notice.message.startswith("rank 1 is left out: ")
-    assert "cut off" in notice.message
+    assert notice_sentence(notice).startswith("rank 1 is left out: ")
+    assert "cut off" in notice_sentence(notice)
 
 
 def test_the_communicator_of_all_processes_tells_the_rank(tmp_path):

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import tracekit
 from tests.kept import analysis_of
 from tracekit.errors import InputError, OptionError, OutputError
+from tracekit.report.notices import notice_sentence
 from tracekit.report.perfetto import export as perfetto
 from tracekit.report.perfetto.events import nesting_lines
 from tracekit.report.perfetto.export import export
@@ -283,9 +284,9 @@ def test_ranks_that_were_given_are_not_asked_for(samples, tmp_path):
     done = export(samples / "1f1b", tmp_path / "a.json", ranks=[0, 1])
     assert done.ranks == (0, 1)
     assert not [
-        notice.message
+        notice_sentence(notice)
         for notice in done.notices
-        if "add rank" in notice.message or "give" in notice.message
+        if "add rank" in notice_sentence(notice) or "give" in notice_sentence(notice)
     ]
     with pytest.raises(InputError, match="rank 9"):
         export(samples / "1f1b", tmp_path / "b.json", ranks=[9])

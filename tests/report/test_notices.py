@@ -13,11 +13,10 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit._util.notices import merge_notices
-from tracekit.documents.notices import WarningEntry, warning_entries
 from tracekit.errors import Notice
 from tracekit.findings.recording import is_about_unnamed_peers
 from tracekit.report.notice_sentences import SENTENCES
-from tracekit.report.notices import notice_sentence
+from tracekit.report.notices import notice_sentence, with_messages
 from tracekit.report.view import describe_ranks
 
 PACKAGE = Path(__file__).parent.parent.parent / "tracekit"
@@ -118,24 +117,23 @@ EXPECTED = [
 @pytest.mark.parametrize(("notice", "sentence"), EXPECTED)
 def test_values_become_a_sentence(notice, sentence):
     assert notice_sentence(notice) == sentence
-    assert notice.message == sentence
 
 
 def test_ranks_with_the_same_values_are_named_together():
     cut = Notice("partial-step", values={"step": 4, "events": 7})
     (merged,) = merge_notices([(rank, [cut]) for rank in range(3)])
-    assert merged.message == "ranks 0–2: step 4 holds only 7 GPU events: it looks cut off"
+    assert notice_sentence(merged) == "ranks 0–2: step 4 holds only 7 GPU events: it looks cut off"
     (of_all,) = merge_notices([(rank, [cut]) for rank in range(3)], ranks=3)
-    assert of_all.message == "step 4 holds only 7 GPU events: it looks cut off"
+    assert notice_sentence(of_all) == "step 4 holds only 7 GPU events: it looks cut off"
     (of_the_only_rank,) = merge_notices([(0, [cut])], ranks=1)
-    assert of_the_only_rank.message.startswith("rank 0: ")
+    assert notice_sentence(of_the_only_rank).startswith("rank 0: ")
 
 
 def test_ranks_with_other_numbers_are_named_behind_the_first():
     by_rank = [(rank, [Notice("graphs-whole", values={"graphs": rank - 1})]) for rank in (2, 5, 6)]
     (merged,) = merge_notices(by_rank, ranks=3)
     assert (merged.ranks, merged.values, merged.varies) == ((2, 5, 6), {"graphs": 1}, True)
-    assert merged.message == (
+    assert notice_sentence(merged) == (
         "rank 2: 1 CUDA graphs were recorded whole, without their kernels: they count as compute labelled other "
         "(ranks 5, 6 too, with other numbers)"
     )
@@ -155,7 +153,7 @@ def test_notices_that_differ_in_words_stay_apart():
 @pytest.mark.parametrize("sample", ["1f1b", "reload", "nsys-1f1b", "rl"])
 def test_the_sentences_of_a_run_need_no_value_that_its_notices_lack(sample):
     analysis = analysis_of(f"sample_traces/{sample}")
-    for entry in warning_entries(analysis.notices):
+    for entry in analysis.notices:
         assert "another version" not in entry.message
         assert "{" not in entry.message
 
@@ -194,15 +192,17 @@ def test_a_title_names_every_rank_whose_file_is_truncated():
 def test_a_notice_survives_json_with_its_sentence():
     for notice, sentence in EXPECTED:
         (entry,) = msgspec.json.decode(
-            msgspec.json.encode(warning_entries([notice])), type=list[WarningEntry]
+            msgspec.json.encode(with_messages([notice])), type=list[Notice]
         )
         assert entry.message == sentence
-        assert entry.to_notice() == notice
-        assert hash(entry.to_notice()) == hash(notice)
+        assert entry == notice
+        assert hash(entry) == hash(notice)
 
 
 def test_a_notice_of_another_version_is_shown_by_its_code():
-    assert Notice("no-such-code").message.startswith("no-such-code ")
-    assert Notice("partial-step").message.startswith("partial-step ")  # its values are missing
-    assert Notice("truncated", values={"case": "other"}).message.startswith("truncated ")
-    assert Notice("bad-values", values={"count": "x"}).message.startswith("bad-values ")
+    assert notice_sentence(Notice("no-such-code")).startswith("no-such-code ")
+    assert notice_sentence(Notice("partial-step")).startswith(
+        "partial-step "
+    )  # its values are missing
+    assert notice_sentence(Notice("truncated", values={"case": "other"})).startswith("truncated ")
+    assert notice_sentence(Notice("bad-values", values={"count": "x"})).startswith("bad-values ")

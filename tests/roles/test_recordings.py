@@ -12,6 +12,7 @@ from tests.kept import analysis_of
 from tracekit import analyze, gate, ingest, load, redact
 from tracekit.diffs import diff
 from tracekit.errors import InputError, OptionError
+from tracekit.report.notices import notice_sentence
 from tracekit.report.perfetto.export import export
 from tracekit.run.query import query
 from tracekit.store.sources import OneRole
@@ -251,8 +252,8 @@ def test_servers_alone_say_what_cannot_be_answered():
     (update,) = analysis.role_results.weight_updates
     assert (update.bytes, update.reload_ns, update.ideal_ns) == (truth(ENGINE)["bytes"], None, None)
     (notice,) = [notice for notice in analysis.notices if notice.code == "role-missing"]
-    assert "reloads" in notice.message
-    assert "--role" in notice.message
+    assert "reloads" in notice_sentence(notice)
+    assert "--role" in notice_sentence(notice)
 
 
 def moved(source, target, seconds):
@@ -307,7 +308,9 @@ def test_a_worker_without_gpu_events(tmp_path):
     )
     (update,) = analysis.role_results.weight_updates
     assert (update.bytes, update.buckets) == (truth(ENGINE)["bytes"], 12)
-    notices = [notice.message for notice in analysis.notices if notice.code == "role-without-gpu"]
+    notices = [
+        notice_sentence(notice) for notice in analysis.notices if notice.code == "role-without-gpu"
+    ]
     assert len(notices) == 1
     assert "rank 2" in notices[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tracekit.report.notices import notice_sentence
 from tracekit.schedules import Times, generate
 from tracekit.synthetic import Recipe
 
@@ -79,7 +80,7 @@ def test_what_if_gives_ideals_alone_and_says_why(compare_recipe, only, options, 
     comparison, notices = compare_recipe(
         Recipe(PLAN, TIMES, p2p_ns=30_000), only=only, what_if=True, **options
     )
-    reported = next(n.message for n in notices if n.code == "what-if-ideal-only")
+    reported = next(notice_sentence(n) for n in notices if n.code == "what-if-ideal-only")
     assert why in reported
     others = [line for line in comparison.what_if if line.change == "schedule" and not line.ran]
     assert others

@@ -8,6 +8,7 @@ import pytest
 
 from tests.recorders import ddp_dumps, log_line, write_dumps, write_log
 from tracekit.errors import InputError
+from tracekit.report.notices import notice_sentence
 from tracekit.run.late import late
 
 HOUR_MS = 3_600_000.0
@@ -32,7 +33,7 @@ def test_clocks_hours_apart_are_named_and_lateness_is_still_told(tmp_path):
     )
     (notice,) = run.notices
     assert (
-        notice.message
+        notice_sentence(notice)
         == "rank 3: the clock is 5.0 h off: it is wrong, or the record is of another run"
     )
     assert [fact.ranks for fact in run.late] == [(1,)]  # from durations, which need no clock

@@ -46,10 +46,10 @@ def compare_timeline(path: str | Path, *, schedule: str = "auto") -> TimelineCom
         pipelines_of_operations(timeline.operations), schedule=schedule
     )
     if comparison is None:
-        reason = notices[-1].message if notices else "no step has all operations"
-        raise InputError(
-            f"{path}: no schedule was recognised: {reason}", hint="name one with schedule="
-        )
+        reason = notices[-1] if notices else None
+        detail = "" if reason else ": no step has all operations"
+        problem = f"{path}: no schedule was recognised{detail}"
+        raise InputError(problem, hint="name one with schedule=", notice=reason)
     times = average_times(timeline.operations)
     ran = comparison.head.match.ran or comparison.head.match.schedule
     return TimelineComparison(

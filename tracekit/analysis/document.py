@@ -17,7 +17,6 @@ from tracekit.analysis.result import Analysis, RoleResults
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import analysis as documents
 from tracekit.documents.coding import rows
-from tracekit.documents.notices import warning_entries
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.label_intervals import LABEL_SETS
 from tracekit.weight_updates import ReloadSummary
@@ -86,7 +85,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         reload=None if analysis.reload is None else _reload(analysis.reload),
         rates=None if analysis.rates is None else _rates(analysis.rates),
         memory=_memory(analysis.memory),
-        warnings=warning_entries(analysis.notices),
+        warnings=analysis.notices,
     )
 
 

@@ -11,7 +11,6 @@ from tracekit._version import __version__
 from tracekit.analysis.combine.memory_contents import contents_document
 from tracekit.documents import memory as documents
 from tracekit.documents.coding import HasDocument
-from tracekit.documents.notices import warning_entries
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.memory import MemoryHistory, RankContents, measure_contents
 from tracekit.schema import MemorySnapshot
@@ -56,6 +55,8 @@ class SnapshotReport(HasDocument):
 
     def to_document(self) -> documents.MemoryDocument:
         """Return the JSON document (``format: tracekit.memory/1``)."""
+        from tracekit.report.notices import with_messages
+
         rows = []
         for snapshot in self.snapshots:
             contents = contents_document(snapshot.contents)
@@ -70,7 +71,7 @@ class SnapshotReport(HasDocument):
             format=documents.FORMAT,
             peak_bytes=self.peak_bytes,
             snapshots=rows,
-            warnings=warning_entries(self.notices),
+            warnings=with_messages(self.notices),
         )
 
 
@@ -83,11 +84,13 @@ class SnapshotDiff(HasDocument):
 
     def to_document(self) -> documents.MemoryDiffDocument:
         """Return the JSON document (``format: tracekit.memory-diff/1``)."""
+        from tracekit.report.notices import with_messages
+
         return documents.MemoryDiffDocument(
             tracekit=__version__,
             format=documents.DIFF_FORMAT,
             snapshots=list(self.changes),
-            warnings=warning_entries(self.notices),
+            warnings=with_messages(self.notices),
         )
 
 

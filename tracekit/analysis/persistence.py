@@ -92,7 +92,7 @@ class SavedAnalysis(BaseAnalysis):
             rank_results=tuple(_rank_result(rank) for rank in document.ranks),
             tables=Tables.of(tables),
             schedule=document.schedule,
-            notices=tuple(warning.to_notice() for warning in document.warnings),
+            notices=document.warnings,
             paths=tuple(document.source.paths),
         )
 

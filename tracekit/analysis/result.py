@@ -268,6 +268,11 @@ class Analysis(BaseAnalysis):
     role_results: RoleResults = field(default_factory=RoleResults)
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
 
+    def __post_init__(self) -> None:
+        from tracekit.report.notices import with_messages
+
+        object.__setattr__(self, "notices", with_messages(self.notices))
+
     @property
     def world_size(self) -> int | None:
         """Number of ranks in the run, as far as the files show."""

@@ -143,7 +143,12 @@ def _print_error(error: TracekitError) -> int:
     """
     if os.environ.get(DEBUG) and error.__cause__ is not None:
         traceback.print_exception(error.__cause__)
-    print_line(f"error: {error.message}" + (f"; {error.hint}" if error.hint else ""), err=True)
+    message = error.message
+    if error.notice is not None:
+        from tracekit.report.notices import error_message
+
+        message = error_message(error)
+    print_line(f"error: {message}" + (f"; {error.hint}" if error.hint else ""), err=True)
     for line in error.quote:
         print_line(f"  {line}", err=True)
     return error.exit_code

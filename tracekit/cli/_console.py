@@ -10,6 +10,7 @@ import typer
 
 from tracekit._util.text import counted, one_line
 from tracekit.errors import Notice, is_quiet
+from tracekit.report.notices import notice_sentence
 from tracekit.report.text import in_ci_job, without_ci_commands
 
 
@@ -64,14 +65,14 @@ def shows_result(outputs: Collection[Path] | None) -> bool:
 def print_notices(notices: Iterable[Notice]) -> None:
     """Print notices on stderr, one line each; none with --quiet."""
     for notice in notices:
-        print_note(f"note: {notice.message}")
+        print_note(f"note: {notice_sentence(notice)}")
 
 
 def print_left_out(notices: Iterable[Notice]) -> None:
     """Print on stderr which files and ranks were left out, and why, also with --quiet: the result lacks them."""
     for notice in notices:
         if notice.code in ("rank-failed", "not-a-trace"):
-            print_line(f"note: {notice.message}", err=True)
+            print_line(f"note: {notice_sentence(notice)}", err=True)
 
 
 @contextlib.contextmanager

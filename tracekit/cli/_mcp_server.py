@@ -18,6 +18,7 @@ from tracekit.analysis.document import schedule_document
 from tracekit.documents.coding import to_plain, to_plain_rows
 from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, OptionError, TracekitError
+from tracekit.report.notices import notice_sentence
 from tracekit.schedules.registry import DEFAULT_VIRTUAL, describe
 from tracekit.schedules.registry import names as schedule_names
 
@@ -200,7 +201,7 @@ class Tools:
             },
             "schedule": None if analysis.schedule is None else _schedule_summary(analysis.schedule),
             "tables": {name: len(table) for name, table in analysis.tables.items()},
-            "warnings": [notice.message for notice in analysis.notices][:MAX_ROWS],
+            "warnings": [notice_sentence(notice) for notice in analysis.notices][:MAX_ROWS],
         }
 
     @_bounded
@@ -256,7 +257,9 @@ class Tools:
             "schedules": []
             if schedule is None
             else to_plain_rows(schedule_document(schedule).what_if[:MAX_ROWS]),
-            "why_not": [notice.message for notice in analysis.notices] if schedule is None else [],
+            "why_not": [notice_sentence(notice) for notice in analysis.notices]
+            if schedule is None
+            else [],
         }
 
     def explain(self, path: str, event: str, rank: int | None = None) -> str:

@@ -20,13 +20,13 @@ from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras,
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, DoctorFinding
 from tracekit.documents.findings import Finding
-from tracekit.documents.notices import warning_entries
 from tracekit.errors import Notice, TracekitError
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host.events import find_calls
 from tracekit.metrics.step_time import TimedStep, summarize_steps, timed_steps
 from tracekit.parsers.source_refs import SourceRef
+from tracekit.report.notices import notice_sentence, with_messages
 from tracekit.run.analyze import analyze
 from tracekit.run.driver import check_run, find_sources, map_sources
 from tracekit.schema import GPU_KINDS, ProcessGroup, RankEvents
@@ -135,7 +135,7 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             "extras": find_extras(self.facts),
             "findings": self.findings,
             "step_findings": self.step_findings,
-            "warnings": warning_entries(self.notices),
+            "warnings": with_messages(self.notices),
         }
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
 
@@ -143,7 +143,9 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
         rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]
         title = f"{counted(len(self.facts), 'rank')}, {counted(len(rows), 'finding')}"
         heads = ("", "missing", "how to record it") if rows else ()
-        return html_table(title, heads, rows, notes=[notice.message for notice in self.notices])
+        return html_table(
+            title, heads, rows, notes=[notice_sentence(notice) for notice in self.notices]
+        )
 
 
 def diagnose(

@@ -16,6 +16,7 @@ from tracekit.errors import Notice
 from tracekit.findings.recorded import absent_ranks, has_stacks, lacks_groups
 from tracekit.metrics.peaks import find_gpu
 from tracekit.metrics.step_time import TimedStep
+from tracekit.report.notices import notice_sentence
 from tracekit.schema import PYTORCH_READERS, Source
 
 MIN_LAUNCHED_SHARE = 0.8
@@ -205,7 +206,7 @@ def _from_notices(
         ranks = [rank for rank, _ in members]
         first = members[0][1]
         text = TEXTS.notices.get(first.code, TEXTS.notices["damaged"])
-        yield text.finding(first.code, first.message, ranks)
+        yield text.finding(first.code, notice_sentence(first), ranks)
 
 
 def _unreadable_files(files: Sequence[tuple[str, str]]) -> Iterable[DoctorFinding]:

@@ -10,8 +10,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from tracekit.documents.findings import Finding
 from tracekit.documents.late import LateDocument
 from tracekit.documents.memory import MemoryContents
-from tracekit.documents.notices import WarningEntry
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
+from tracekit.errors import Notice
 
 FORMAT: Literal["tracekit.analysis/1"] = "tracekit.analysis/1"
 
@@ -1309,5 +1309,5 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Rates of matrix products and communication."""
     memory: Memory | None
     """Memory of the allocators; null if it was not recorded."""
-    warnings: list[WarningEntry]
+    warnings: tuple[Notice, ...]
     """Notices."""

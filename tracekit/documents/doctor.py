@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec import Struct
 
 from tracekit.documents.findings import Finding
-from tracekit.documents.notices import WarningEntry
+from tracekit.errors import Notice
 from tracekit.schema import ProcessGroup
 
 FORMAT: Literal["tracekit.doctor/1"] = "tracekit.doctor/1"
@@ -119,5 +119,5 @@ class DoctorDocument(Struct, frozen=True):
     step_findings: tuple[Finding, ...] | None
     """What costs time in a step: the findings of analyze; null if the traces cannot be analysed, or
     were not."""
-    warnings: list[WarningEntry]
+    warnings: tuple[Notice, ...]
     """Notices."""

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tracekit.documents.notices import WarningEntry
+from tracekit.errors import Notice
 
 FORMAT: Literal["tracekit.late/1"] = "tracekit.late/1"
 
@@ -303,7 +303,7 @@ class LateDocument(Struct, frozen=True):
     """Transfers that became slow, or are slower than others."""
     pipelines: tuple[PipelineOrder, ...]
     """Pipelines recognised from messages."""
-    warnings: tuple[WarningEntry, ...]
+    warnings: tuple[Notice, ...]
     """What was left out or is not certain."""
     lost_ns: int | None = None
     """Time that the run lost to the ranks in late: of each step the lateness of the latest; null if

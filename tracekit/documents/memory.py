@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tracekit.documents.notices import WarningEntry
+from tracekit.errors import Notice
 
 FORMAT: Literal["tracekit.memory/1"] = "tracekit.memory/1"
 DIFF_FORMAT: Literal["tracekit.memory-diff/1"] = "tracekit.memory-diff/1"
@@ -289,7 +289,7 @@ class MemoryDiffDocument(Struct, frozen=True):
     """The format."""
     snapshots: list[SnapshotChange]
     """Each rank's, by rank."""
-    warnings: list[WarningEntry]
+    warnings: tuple[Notice, ...]
     """Notices."""
 
 
@@ -304,5 +304,5 @@ class MemoryDocument(Struct, frozen=True):
     """Largest peak of any snapshot."""
     snapshots: list[SnapshotMemory]
     """The snapshots, by rank."""
-    warnings: list[WarningEntry]
+    warnings: tuple[Notice, ...]
     """Notices."""

@@ -13,6 +13,7 @@ from tracekit._util.text import counted, listing, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.report.ci import finding_words, words
 from tracekit.report.gap_words import relevant_notices
+from tracekit.report.notices import notice_sentence
 from tracekit.report.table import Column, Table, Value, make_table
 from tracekit.report.text import (
     capitalize,
@@ -253,7 +254,7 @@ def _warnings(view: View) -> str:
     notices = relevant_notices(view.analysis)
     return folded(
         counted(len(notices), "warning"),
-        bullets(f"{notice.code}: {notice.message}" for notice in notices),
+        bullets(f"{notice.code}: {notice_sentence(notice)}" for notice in notices),
     )
 
 

@@ -2,12 +2,14 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from tracekit._util.text import ranks_named
-from tracekit.errors import Notice
+from tracekit.errors import Notice, TracekitError
 from tracekit.report.notice_sentences import MAX_RANKS_NAMED, SENTENCES
 
 MAX_NOTICES_OF_A_KIND = 5
@@ -54,6 +56,26 @@ def fields_needed(code: str, case: str) -> tuple[str, ...]:
     ('step', 'events')
     """
     return tuple(inspect.signature(SENTENCES[code, case]).parameters)
+
+
+def with_messages(notices: Iterable[Notice]) -> tuple[Notice, ...]:
+    """Return notices with their sentences, as documents hold them.
+
+    >>> with_messages([Notice("no-steps")])[0].message
+    'there are no step marks: the whole trace is taken as one step'
+    """
+    return tuple(replace(notice, message=notice_sentence(notice)) for notice in notices)
+
+
+def error_message(error: TracekitError) -> str:
+    """Return what an error says, with the sentence of the notice that it is about.
+
+    >>> error_message(TracekitError("rank0.json: is damaged", notice=Notice("truncated", values={"case": "packet"})))
+    'rank0.json: is damaged: the file ends inside a packet'
+    """
+    if error.notice is None:
+        return error.message
+    return f"{error.message}: {notice_sentence(error.notice)}"
 
 
 class NoticeLine(NamedTuple):

@@ -20,6 +20,7 @@ from tracekit._util.files import atomic_write, check_output_path
 from tracekit._util.text import UNKNOWN, counted, json_text, terminal
 from tracekit.analysis import Analysis, Measured
 from tracekit.errors import OptionError
+from tracekit.report.notices import notice_sentence
 from tracekit.report.text import FORMULA_START, spreadsheet_cell
 
 Subject = TypeVar("Subject")
@@ -205,7 +206,7 @@ def sheets(analysis: Analysis) -> dict[str, pl.DataFrame]:
             "communication": rates.communication,
             "experts": rates.experts,
         }
-    warnings = [(notice.code, notice.message) for notice in analysis.notices]
+    warnings = [(notice.code, notice_sentence(notice)) for notice in analysis.notices]
     tables["warnings"] = pl.DataFrame(
         warnings, schema={"code": pl.String, "message": pl.String}, orient="row"
     )

@@ -353,7 +353,8 @@ def _check_capture_used(capture: PathList | None, ranks: Sequence[MeasuredRank])
     for notice in notices:
         if notice.code == "capture-unused":
             hint = "give the trace of this run's own capture, with its batch size"
-            raise InputError(replace_fields(notice, ranks=()).message, hint=hint)
+            of_any_rank = replace_fields(notice, ranks=())
+            raise InputError("the capture fits no replay", hint=hint, notice=of_any_rank)
     raise InputError("the traces replay no graph", hint="leave --capture out")
 
 

@@ -204,14 +204,25 @@ def missing_notice(sources: Sequence[Source], *, role: str | None = None) -> tup
     return (Notice("missing-ranks", values=values),)
 
 
+FATAL_IF_STRICT = {
+    "not-a-trace": "a file is not a trace",
+    "missing-ranks": "ranks are missing",
+    "rank-failed": "a rank cannot be read",
+    "store-incomplete": "the store is not complete",
+}
+"""Notices that are errors with ``--strict``, and what the error says."""
+
+
 def check_strict(notices: Sequence[Notice]) -> None:
     """Raise the first notice of a trace that was skipped or is missing: with ``--strict`` they are fatal.
 
     >>> check_strict([Notice("no-steps")])
     """
     for notice in notices:
-        if notice.code in ("not-a-trace", "missing-ranks", "rank-failed", "store-incomplete"):
-            raise InputError(notice.message, hint="leave out --strict to go on without them")
+        if notice.code in FATAL_IF_STRICT:
+            problem = FATAL_IF_STRICT[notice.code]
+            hint = "leave out --strict to go on without them"
+            raise InputError(problem, hint=hint, notice=notice)
 
 
 MAX_MISSING_RANKS_KEPT = 4
@@ -417,7 +428,8 @@ def raise_failures(results: Sequence[ItemResult[SourceRef, Any]]) -> None:
     ref, error = failures[0]
     path = "" if ref.name in error.message else f"{ref.path}: "
     more = f" (and {len(failures) - 1} more files cannot be read)" if len(failures) > 1 else ""
-    raise type(error)(f"{path}{error.message}{more}", hint=error.hint) from error.__cause__
+    message = f"{path}{error.message}{more}"
+    raise type(error)(message, hint=error.hint, notice=error.notice) from error.__cause__
 
 
 def failure_notices(
@@ -436,8 +448,8 @@ def failure_notices(
     >>> from tracekit.errors import InputError
     >>> good, bad = SourceRef("rank0.json", "kineto", 0), SourceRef("rank1.json", "kineto", 1)
     >>> failed = ItemResult(1, bad, error=InputError("rank1.json: ends early"))
-    >>> failure_notices([ItemResult(0, good, value=[]), failed])[0].message
-    'rank 1 is left out: rank1.json: ends early'
+    >>> failure_notices([ItemResult(0, good, value=[]), failed])[0].values["error"]
+    'rank1.json: ends early'
     """
     failures = _failures(results)
     all_failed = len(failures) == len(results) + already_stored

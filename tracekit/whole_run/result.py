@@ -26,7 +26,6 @@ from tracekit.documents.late import (
     SlowLink,
     TransferEntry,
 )
-from tracekit.documents.notices import warning_entries
 from tracekit.errors import Notice
 from tracekit.schema import Recording
 from tracekit.whole_run.arrivals import Arrivals, Basis
@@ -81,6 +80,8 @@ class WholeRun:
 
     def to_document(self) -> LateDocument:
         """Return the result as a document."""
+        from tracekit.report.notices import with_messages
+
         numbers = self.lateness.steps.tolist() if self.steps.count else []
         lost_ns = lost_time(self.late, self.lateness)
         duration_ns = self.lateness.duration_ns
@@ -116,7 +117,7 @@ class WholeRun:
             transfers=self.transfers,
             slow_links=self.slow_links,
             pipelines=self.pipelines,
-            warnings=tuple(warning_entries(self.notices)),
+            warnings=with_messages(self.notices),
             lost_ns=lost_ns,
             lost_share=lost_share,
         )

@@ -13,6 +13,7 @@ from tracekit.diffs import diff, gate
 from tracekit.diffs.load_runs import side_of
 from tracekit.diffs.run_samples import Run, from_analysis
 from tracekit.diffs.verdict import judge
+from tracekit.report.notices import notice_sentence
 
 STALL_MS = 50
 BASE_MS = (100.1, 100.6, 99.4, 100.2, 99.8, 100.4, 99.6, 99.9)
@@ -203,7 +204,7 @@ def test_steps_that_one_rank_lacks_are_named_and_leave_the_verdict_open(before, 
     analysis, last = shortened
     (notice,) = [notice for notice in analysis.notices if notice.code == "steps-not-common"]
     named = ", ".join(map(str, last))
-    assert notice.message.startswith(
+    assert notice_sentence(notice).startswith(
         f"rank 1: steps {named} are missing, which other ranks recorded"
     )
     assert analysis.to_dict()["step"]["not_common"] == [

@@ -276,14 +276,15 @@ def _check_gpu_events(ranks: Sequence[RankTables]) -> None:
         reasons.append(reason)
     if reasons:
         path = ranks[0].source.path
-        raise InputError(f"{path}: {reasons[0]}", hint=f"what it holds: tracekit doctor {path}")
+        hint = f"what it holds: tracekit doctor {path}"
+        raise InputError(f"{path}: no GPU work was recorded", hint=hint, notice=reasons[0])
 
 
-def _reason_without_gpu_events(rank: RankTables) -> str | None:
+def _reason_without_gpu_events(rank: RankTables) -> Notice | None:
     """Return why a rank has no GPU events; None if it has some."""
     for notice in rank.notices:
         if notice.code == "no-gpu-events":
-            return notice.message
+            return notice
     return None
 
 

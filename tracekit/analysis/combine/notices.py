@@ -185,8 +185,8 @@ def uncommon_step_notices(steps: StepSummary) -> list[Notice]:
     """Return the steps that some ranks recorded and others did not, one notice for ranks that lack the same steps.
 
     >>> (notice,) = uncommon_step_notices(StepSummary(10, not_common={8: (1,), 9: (1,)}))
-    >>> notice.message
-    'rank 1: steps 8, 9 are missing, which other ranks recorded: only steps that all ranks recorded are counted'
+    >>> notice.ranks, notice.values["steps"]
+    ((1,), (8, 9))
     """
     steps_by_ranks: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for step, ranks in steps.not_common.items():

@@ -67,7 +67,7 @@ def read(
         damage = [notice for notice in notices if notice.code in _DAMAGE_CODES]
         if damage and not lenient:
             hint = "re-record this rank, or read leniently to use what is there"
-            raise InputError(f"{stream.name}: {damage[0].message}", hint=hint)
+            raise InputError(f"{stream.name}: is damaged", hint=hint, notice=damage[0])
         rank_source = replace(
             header,
             path=stream.name,

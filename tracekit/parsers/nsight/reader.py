@@ -125,9 +125,8 @@ def _read_ranks(
         pairs, path, first=first_rank, communicators=communicators, threads=threads
     )
     if export.notices and not lenient:
-        raise InputError(
-            export.notices[0].message, hint="export the report again, or allow damaged files"
-        )
+        hint = "export the report again, or allow damaged files"
+        raise InputError(f"{path}: is damaged", hint=hint, notice=export.notices[0])
     if untimed:
         skipped = skipped | {UNTIMED: untimed}
     notices = [

@@ -60,10 +60,10 @@ def read(
         memory = build_memory([rows.part], rank=number, base_ns=base_ns)
         events = assign_steps(table.events)
         notices = _notices(stream, packets, state, rows, table)
-        damage = [notice.message for notice in notices if notice.code in _DAMAGE_CODES]
+        damage = [notice for notice in notices if notice.code in _DAMAGE_CODES]
         if damage and not lenient:
             hint = "re-record this rank, or read leniently to use what is there"
-            raise InputError(f"{stream.name}: {damage[0]}", hint=hint)
+            raise InputError(f"{stream.name}: is damaged", hint=hint, notice=damage[0])
         rank_source = Source(
             path=stream.name,
             reader="perfetto",

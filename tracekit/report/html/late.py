@@ -21,6 +21,7 @@ from tracekit.report.html.collectives import (
 )
 from tracekit.report.html.places import PathNames
 from tracekit.report.html.source_paths import shorten_source_paths
+from tracekit.report.notices import notice_sentence
 from tracekit.report.table import Table
 from tracekit.report.text import capitalize, size
 from tracekit.report.view import late as view
@@ -60,7 +61,9 @@ def render_late_page(run: WholeRun) -> str:
     """Return the page."""
     title = capitalize(view.headline(run))
     names = PathNames([source.path for source in run.sources])
-    notices = [shorten_source_paths(names.shorten(notice.message)) for notice in run.notices]
+    notices = [
+        shorten_source_paths(names.shorten(notice_sentence(notice))) for notice in run.notices
+    ]
     parts = [
         f"<h1>{html(title)}</h1>",
         list_of_lines([text for text in _fact_lines(run) if text != title]),

@@ -13,6 +13,7 @@ from tracekit.doctor.diagnose import Diagnosis
 from tracekit.doctor.findings import RECIPES
 from tracekit.documents.doctor import DoctorFinding
 from tracekit.report.findings import shown_findings
+from tracekit.report.notices import notice_sentence
 from tracekit.report.palette import BAD, GOOD, TO_TYPE, UNSURE
 from tracekit.report.terminal.first_screen import saving
 
@@ -155,7 +156,7 @@ def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, s
         skipped.append(f"{count:,} {SKIPPED_KINDS.get(kind, kind)}")
     yield "left out", ", ".join(skipped)
     for notice in diagnosis.notices:
-        yield "note", notice.message
+        yield "note", notice_sentence(notice)
 
 
 def _group(group: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from tracekit.analysis import Analysis
 from tracekit.documents.analysis import StepKind, Straggler
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.gap_words import gap_basis, gap_words, is_wait_bound, of_the_gap
+from tracekit.report.notices import notice_sentence
 from tracekit.report.text import at_least, capitalize, ms_range, short_ms
 from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view.budget import LabelRow, kind_of
@@ -203,12 +204,16 @@ def _exposed_label(row: LabelRow, steps: int) -> str:
 def schedule_sentence(analysis: Analysis, schedule: ScheduleView | None) -> str:
     """Return the schedule compared with its ideal, or why it is not named."""
     if schedule is None:
-        reasons = [note.message for note in analysis.notices if note.code in _NO_SCHEDULE_CODES]
+        reasons = [
+            notice_sentence(note) for note in analysis.notices if note.code in _NO_SCHEDULE_CODES
+        ]
         return f"Not named: {reasons[0]}." if reasons else ""
     measured_ns = schedule.head.measured_ns
     ideal_ns = schedule.head.ideal_ns
     comparison = schedule.comparison
-    apart = "".join(f" {note.message}." for note in analysis.notices if note.code == "fb-run-apart")
+    apart = "".join(
+        f" {notice_sentence(note)}." for note in analysis.notices if note.code == "fb-run-apart"
+    )
     name = comparison.name if comparison.exact else f"{comparison.name}, nearly"
     spans = f"{name} ({schedule.sizes}): schedule span {ms(measured_ns)}, that of its ideal {ms(ideal_ns)}"
     if comparison.compared_with != comparison.name:

@@ -11,6 +11,7 @@ from tracekit.analysis import Analysis
 from tracekit.classify.messages import list_ranks
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents.analysis import ChangedStep
+from tracekit.report.notices import notice_sentence
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import bare_ms, shorten_distinct
 from tracekit.report.view.copies import gb_range
@@ -300,7 +301,7 @@ def path_view(analysis: Analysis) -> PathView | None:
             "a cell is named by stage, op and micro-batch: 0F3 is stage 0's forward of micro-batch 3"
         )
     for notice in path.notices:
-        notes.append(notice.message)
+        notes.append(notice_sentence(notice))
     return PathView(step, tuple(rows), tuple(notes))
 
 

@@ -11,6 +11,7 @@ from tracekit.against_ideal import ScheduleComparison, WhatIf
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Difference
 from tracekit.metrics.overlap import ratio
+from tracekit.report.notices import notice_sentence
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.view.ranks import beyond_noise
 from tracekit.report.words import WORDS
@@ -116,7 +117,11 @@ def _gap_note(comparison: ScheduleComparison) -> str | None:
     """Return why the gap is not split by cause; None if it is."""
     if comparison.gap_ns is not None:
         return None
-    doubts = [notice.message for notice in comparison.head.notices if notice.code == "gap-doubtful"]
+    doubts = [
+        notice_sentence(notice)
+        for notice in comparison.head.notices
+        if notice.code == "gap-doubtful"
+    ]
     present = len(comparison.head.pipeline.positions)
     ranks = len(comparison.head.pipeline.ranks)
     if doubts:
