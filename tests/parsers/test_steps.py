@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.parsers.steps import assign_steps, find_server_steps
+from tracekit.parsers.steps import assign_steps, find_generating_passes, find_server_steps
 from tracekit.schema import EVENTS, conform
 
 
@@ -186,3 +186,44 @@ def test_steps_of_a_server_count_where_the_profiler_marks_steps_as_well():
         }
     )
     assert assign_steps(events)["step"].to_list() == [None, 0, 1, 1, 1]
+
+
+def lookup(start_ns, shapes):
+    return {
+        "kind": "cpu_op",
+        "name": "aten::embedding",
+        "start_ns": start_ns,
+        "end_ns": start_ns + 1,
+        "shapes": shapes,
+    }
+
+
+GENERATING = [
+    lookup(0, "[[100, 8], [2, 5], []]"),
+    lookup(1, "[[16, 8], [1, 5]]"),  # positions: a smaller table
+    lookup(10, "[[100, 8], [2, 1], []]"),
+    lookup(20, "[[100, 8], [2, 1], []]"),
+]
+
+
+def passes_of(rows):
+    return find_generating_passes(conform(pl.DataFrame(rows), EVENTS))
+
+
+def test_a_loop_that_generates_has_a_step_for_each_pass():
+    assert passes_of(GENERATING)["kind"].to_list() == ["prefill", "decode", "decode"]
+    assert passes_of(GENERATING)["tokens"].to_list() == [10, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["ProfilerStep#4", "AddmmBackward0", "Optimizer.step#AdamW.step"])
+def test_marked_steps_and_training_are_no_generation(name):
+    other = {"kind": "annotation", "name": name, "start_ns": 2, "end_ns": 3, "shapes": None}
+    assert passes_of([*GENERATING, other]).is_empty()
+
+
+def test_passes_over_whole_sequences_alone_are_no_generation():
+    assert passes_of(GENERATING[:2]).is_empty()
+
+
+def test_lookups_without_shapes_tell_nothing():
+    assert passes_of([lookup(start, None) for start in (0, 10, 20)]).is_empty()

@@ -1,4 +1,4 @@
-"""Prefill and decode steps of an inference server: how long each kind takes, and how that grows with tokens.
+"""Prefill and decode steps of inference: how long each kind takes, and how that grows with tokens.
 
 A step's time is that of the GPU work launched in it (the union of its events), because the host of
 a server runs ahead: a mark may end long before its work does, or wait for the step before. What a
@@ -12,7 +12,7 @@ import polars as pl
 
 from tracekit.documents.analysis import StepKind
 from tracekit.metrics.budget import Budget
-from tracekit.parsers.steps import find_server_steps
+from tracekit.parsers.steps import find_inference_steps
 from tracekit.schema import conform
 
 KINDS_OF_STEPS = ("prefill", "mixed", "decode")
@@ -41,14 +41,14 @@ STEP_KINDS = pl.Schema(
 def measure_step_kinds(
     events: pl.DataFrame, steps: pl.DataFrame, budgets: Sequence[Budget]
 ) -> pl.DataFrame:
-    """Return the steps of a rank by kind (``STEP_KINDS``); empty if no server marked any.
+    """Return the steps of a rank by kind (``STEP_KINDS``); empty if it does not generate.
 
     Args:
-        events: All events of the rank, with the server's marks among them.
+        events: All events of the rank, with the marks of a server among them.
         steps: Selected steps (``align.steps.STEPS``).
         budgets: Budget of the GPU work launched in each of them.
     """
-    marks = find_server_steps(events)
+    marks = find_inference_steps(events)
     if marks.is_empty() or len(budgets) != len(steps):
         return STEP_KINDS.to_frame()
     gpu_ns = [budget.span_ns - budget.idle_ns - budget.unrecorded_ns for budget in budgets]

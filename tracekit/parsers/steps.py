@@ -34,6 +34,10 @@ _MODES = {
     "MIXED": "mixed",
 }
 """Kind of a step by SGLang's mode of its batch; other modes (drafting, idle) are of no kind."""
+_LOOKUP = r"^aten::embedding$"
+_LOOKUP_SHAPES = r"^\[\[(?<vocabulary>\d+),(?<width>\d+)\],\[(?:(?<sequences>\d+),)(?<length>\d+)\]"
+_NO_GENERATION = r"^ProfilerStep#|^Optimizer\.|Backward\d*$|^autograd::engine"
+"""Names in a trace whose steps are marked, or that trains."""
 SERVER_STEPS = pl.Schema(
     {
         "step": pl.Int64(),
@@ -44,7 +48,7 @@ SERVER_STEPS = pl.Schema(
         "tokens": pl.Int64(),  # computed in the step; null if unknown
     }
 )
-"""Steps of an inference server, numbered from 0 in order of time."""
+"""Steps of inference, numbered from 0 in order of time."""
 
 
 def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -55,8 +59,8 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
 
     Args:
         events: Events of one rank.
-        marks: When each step ran (``step``, ``start_ns``, ``end_ns``); by default the steps that
-            an inference server marked, else the ``ProfilerStep#N`` annotations.
+        marks: When each step ran (``step``, ``start_ns``, ``end_ns``); by default those of
+            inference (``find_inference_steps``), else the ``ProfilerStep#N`` annotations.
 
     >>> marks = pl.DataFrame({"step": [7], "start_ns": [10], "end_ns": [20]})
     >>> events = pl.DataFrame({"kind": ["runtime", "kernel"], "start_ns": [12, 25], "correlation": [1, 1]})
@@ -65,7 +69,7 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     """
     kind = events["kind"].cast(pl.Enum(KINDS)).to_physical().to_numpy()
     if marks is None:
-        marks = find_server_steps(events).select("step", "start_ns", "end_ns")
+        marks = find_inference_steps(events).select("step", "start_ns", "end_ns")
     if marks.is_empty():
         marks = _profiler_steps(events)
     marks = marks.drop_nulls().sort("start_ns", "end_ns", "step", descending=[False, True, False])
@@ -127,6 +131,56 @@ def _profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
     )
     step = pl.col("name").cast(pl.String).str.extract(_PROFILER_STEP).cast(pl.Int64, strict=False)
     return filter_by_name(named, _PROFILER_STEP).select("start_ns", "end_ns", step=step)
+
+
+def find_inference_steps(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps of inference (``SERVER_STEPS``): those a server marked, else a generating loop's passes.
+
+    Empty if there are neither.
+    """
+    marked = find_server_steps(events)
+    return marked if marked.height else find_generating_passes(events)
+
+
+def find_generating_passes(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the forward passes of a loop that generates tokens and marks no steps (``SERVER_STEPS``).
+
+    A pass begins where the model looks up its tokens: a call of ``aten::embedding`` in the largest
+    table of the run, [[vocabulary, width], [sequences, tokens]]. Passes over one token a sequence
+    decode. Without any of these, with backward work, or where steps are marked, nothing is found.
+
+    >>> from tracekit.schema import EVENTS
+    >>> op = {"kind": "cpu_op", "name": "aten::embedding", "end_ns": 9}
+    >>> rows = [{**op, "start_ns": 0, "shapes": "[[100,8],[2,5]]"}, {**op, "start_ns": 4, "shapes": "[[100,8],[2,1]]"}]
+    >>> find_generating_passes(conform(pl.DataFrame(rows), EVENTS)).rows()
+    [(0, 0, 4, 'prefill', 2, 10), (1, 4, 9223372036854775807, 'decode', 2, 2)]
+    """
+    no_passes = SERVER_STEPS.to_frame()
+    lookups = filter_by_name(events.filter(pl.col("kind") == "cpu_op"), _LOOKUP)
+    if lookups.is_empty() or filter_by_name(events, _NO_GENERATION).height:
+        return no_passes
+    sizes = pl.col("shapes").cast(pl.String).str.replace_all(" ", "")
+    groups = sizes.str.extract_groups(_LOOKUP_SHAPES)
+    fields = ("vocabulary", "width", "sequences", "length")
+    calls = lookups.select(
+        "start_ns",
+        *(groups.struct.field(field).cast(pl.Int64, strict=False) for field in fields),
+    ).drop_nulls()
+    table_size = pl.col("vocabulary") * pl.col("width")
+    passes = calls.filter(table_size == table_size.max()).sort("start_ns")
+    if not (passes["length"] == 1).any():
+        return no_passes
+    end_of_time = pl.Int64.max()
+    decodes = pl.col("length") == 1
+    steps = passes.select(
+        "start_ns",
+        step=pl.int_range(pl.len(), dtype=pl.Int64),
+        end_ns=pl.col("start_ns").shift(-1).fill_null(end_of_time),
+        kind=pl.when(decodes).then(pl.lit("decode")).otherwise(pl.lit("prefill")),
+        requests="sequences",
+        tokens=pl.col("sequences") * pl.col("length"),
+    )
+    return conform(steps, SERVER_STEPS)
 
 
 def find_server_steps(ranges: pl.DataFrame) -> pl.DataFrame:
