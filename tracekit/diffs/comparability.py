@@ -7,10 +7,13 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from tracekit._util.text import listing
+import numpy as np
+
+from tracekit._util.text import listing, percent
 from tracekit.classify.product_shapes import product_dims
 from tracekit.diffs.run_samples import Key, Run, centre_of_runs, mean_times
 from tracekit.documents.diff import WorkChange, WorkUnit
@@ -81,11 +84,13 @@ def _first_difference(
 
 
 def _different_work(before: Sequence[Run], after: Sequence[Run], allow: Sequence[str]) -> list[str]:
-    """Return the sentence about different amounts of work per step.
-
-    None if they are equal or unknown.
-    """
+    """Return the sentence about different or unknown amounts of work per step; empty if they are equal."""
     work = compare_work(before, after)
+    if work is None or work.unit in ("micro-batch", "launch"):
+        # FLOP and tokens would tell another model or size; these do not.
+        unknown = _unknown_work(before, after)
+        if unknown is not None:
+            return [f"work per step unknown: {unknown}"]
     if work is None or is_equal_work(work) or work.per_gpu:
         return []
     # Another number of micro-batches is named with the schedule, and may be allowed with it.
@@ -216,11 +221,19 @@ MAX_CHANGE_OF_EQUAL_WORK = 0.01
 MAX_FLOP_DISAGREEMENT = 0.05
 """Largest difference between the change of a unit and of the FLOP: attention's FLOP grow faster
 than its tokens."""
-COMPARED_KERNEL_LABELS = frozenset({"forward", "dgrad", "wgrad", "backward", "recompute"})
+COMPARED_KERNEL_LABELS = frozenset({"forward", "dgrad", "wgrad", "backward", "recompute", "other"})
 """Labels of work that grows with the tokens of a step; an optimizer's does not."""
+MIN_SHARE_OF_COMMON_KERNELS = 0.5
+"""Share of each side's kernel time that kernels of equal name and label must take, for their number
+to tell whether a step does the same work."""
+MAX_CHANGE_OF_EQUAL_COUNT = 0.05
+"""Largest difference of two ratios of launches that counts as none."""
 MIN_SHARE_OF_EQUAL_RATIO = 0.8
-"""Share of the model's kernel time in kernels that run more often by one factor, to take it for
+"""Share of the common kernels' time in kernels that run more often by one factor, to take it for
 that of work."""
+MIN_SHARE_OF_UNCHANGED_COUNTS = 0.5
+"""Share of the common kernels' time in kernels that run as often as before, for the work to be the
+same."""
 MIN_SHARE_OF_COMMON_PRODUCTS = 0.5
 """Share of each side's product time that products of equal shape must take for their speed to be
 compared."""
@@ -290,22 +303,75 @@ def _work_change(
     )
 
 
+@dataclass(frozen=True)
+class _CommonKernels:
+    """Kernels of the model that both sides have, and how many times as often they run in a step."""
+
+    share_of_time: float
+    """Of the model's kernel time, on the side where it is smaller."""
+    typical_ratio: float
+    """Launches after / before; the median by time before."""
+    share_of_typical: float
+    """Share of their time in kernels with about that ratio."""
+    share_unchanged: float
+    """Share of their time in kernels that run about as often as before."""
+
+
+def _common_kernels(before: Sequence[Run], after: Sequence[Run]) -> _CommonKernels | None:
+    """Return what the sides' kernels have in common; None if a side lists none."""
+    old = _model_kernels(before)
+    new = _model_kernels(after)
+    if not old or not new:
+        return None
+    rows = []
+    for key in old.keys() & new.keys():
+        old_ms, old_count = old[key]
+        new_ms, new_count = new[key]
+        rows.append((new_count / old_count, old_ms, new_ms))
+    if not rows:
+        return _CommonKernels(0.0, 1.0, 0.0, 0.0)
+    ratios, old_times, new_times = np.array(sorted(rows)).T
+    elapsed = np.cumsum(old_times)
+    typical = ratios[np.searchsorted(elapsed, elapsed[-1] / 2)]
+    is_typical = np.abs(ratios / typical - 1) <= MAX_CHANGE_OF_EQUAL_COUNT
+    is_unchanged = np.abs(ratios - 1) <= MAX_CHANGE_OF_EQUAL_COUNT
+    return _CommonKernels(
+        share_of_time=float(
+            min(
+                old_times.sum() / sum(ms for ms, _ in old.values()),
+                new_times.sum() / sum(ms for ms, _ in new.values()),
+            )
+        ),
+        typical_ratio=float(typical),
+        share_of_typical=float(old_times[is_typical].sum() / elapsed[-1]),
+        share_unchanged=float(old_times[is_unchanged].sum() / elapsed[-1]),
+    )
+
+
 def _launch_ratio(before: Sequence[Run], after: Sequence[Run]) -> float | None:
     """Return how many times as often the kernels of the model run in a step, if it is the same factor for most of them.
 
-    Most is by time, before. None if kernels are not known, run as often as before, or changed each
-    in its own way.
+    None if kernels are not known, run as often as before, or changed each in its own way.
     """
-    old = _model_kernels(before)
-    new = _model_kernels(after)
-    share_of_ratio: defaultdict[float, float] = defaultdict(float)
-    total_ms = sum(ms for ms, _ in old.values())
-    for key in old.keys() & new.keys():
-        ms, old_count = old[key]
-        share_of_ratio[round(new[key][1] / old_count, 2)] += ms / total_ms
-    ratio = max(share_of_ratio, key=lambda ratio: share_of_ratio[ratio], default=0.0)
-    is_of_most = share_of_ratio[ratio] >= MIN_SHARE_OF_EQUAL_RATIO
-    return ratio if is_of_most and ratio not in (0.0, 1.0) else None
+    kernels = _common_kernels(before, after)
+    if kernels is None or kernels.share_of_time < MIN_SHARE_OF_COMMON_KERNELS:
+        return None
+    is_unchanged = kernels.share_unchanged >= MIN_SHARE_OF_UNCHANGED_COUNTS
+    if is_unchanged or kernels.share_of_typical < MIN_SHARE_OF_EQUAL_RATIO:
+        return None
+    return kernels.typical_ratio
+
+
+def _unknown_work(before: Sequence[Run], after: Sequence[Run]) -> str | None:
+    """Return why the sides' kernels do not tell whether their steps do the same work; None if they do.
+
+    Kernels under other names may be a change of the code or another model, and a step that is
+    marked more often is no faster.
+    """
+    kernels = _common_kernels(before, after)
+    if kernels is not None and kernels.share_of_time < MIN_SHARE_OF_COMMON_KERNELS:
+        return f"too few kernels in common ({percent(kernels.share_of_time)} of the model's kernel time)"
+    return None
 
 
 def _model_kernels(runs: Sequence[Run]) -> dict[Key, tuple[float, float]]:

@@ -177,6 +177,56 @@ def test_kernels_that_change_each_in_its_own_way_are_the_same_work():
     assert gate(_side(new), _side(old)).verdict == "pass"
 
 
+def many_kernels(*, renamed=0.0, ratio=1.0, jitter=0.0):
+    """Return 100 kernels of equal time, of which a share has new names, and which run *ratio* times as often."""
+    rows = []
+    for number in range(100):
+        name = f"{'new' if number < renamed * 100 else 'kernel'}{number}"
+        count = 40 * ratio * (1 + jitter * (number % 3 - 1))
+        label = ("forward", "dgrad", "other")[number % 3]
+        rows.append(
+            {"name": name, "label": label, "module": "", "count": count, "ns": 10**6 * ratio}
+        )
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("facts", "change", "reason"),
+    [
+        # Marked twice as often: a step is half as long, and takes 28 % more time for the same work.
+        ({}, {"renamed": 0.0, "ratio": 0.5}, "0.5 times as often"),
+        ({}, {"renamed": 0.2, "ratio": 0.5}, "0.5 times as often"),
+        ({}, {"renamed": 0.4, "ratio": 0.5, "jitter": 0.02}, "times as often"),
+        ({}, {"renamed": 0.6, "ratio": 0.5}, "too few kernels in common (40.0 %"),
+        ({}, {"renamed": 0.6}, "too few kernels in common (40.0 %"),
+        # As many micro-batches, of another model.
+        ({"microbatches": 8}, {"renamed": 0.6}, "too few kernels in common (40.0 %"),
+        ({}, {"renamed": 1.0}, "too few kernels in common (0.0 %"),
+    ],
+)
+def test_steps_whose_work_cannot_be_compared_are_inconclusive(facts, change, reason):
+    old = Run("a", timed(BASE_MS).samples, facts, {"kernels": many_kernels()})
+    new = Run(
+        "b",
+        timed([0.64 * ms for ms in BASE_MS]).samples,
+        facts,
+        {"kernels": many_kernels(**change)},
+    )
+    result = gate(_side(new), _side(old))
+    assert result.verdict == "inconclusive"
+    assert reason in result.obstacles[0]
+    assert gate(_side(new), _side(old), config=_config(allow=("work",))).obstacles == ()
+
+
+@pytest.mark.parametrize("change", [{}, {"jitter": 0.04}, {"renamed": 0.4}])
+def test_kernels_under_new_names_are_compared_as_long_as_most_are_the_same(change):
+    old, new = (
+        Run(name, timed(BASE_MS).samples, {}, {"kernels": rows})
+        for name, rows in (("a", many_kernels()), ("b", many_kernels(**change)))
+    )
+    assert gate(_side(new), _side(old)).verdict == "pass"
+
+
 def _side(run):
     from tracekit.diffs import Side
 
