@@ -50,7 +50,7 @@ def json_schema(name: str) -> Schema:
     """Return the JSON Schema of a document, with the strings under the fields as descriptions.
 
     >>> json_schema("analysis")["title"]
-    'tracekit.analysis/1'
+    'tracekit.analysis/2'
     """
     document_type = DOCUMENTS[name]
     schema = msgspec.json.schema(document_type)
@@ -66,7 +66,7 @@ def json_schema(name: str) -> Schema:
                 if text:
                     definition["properties"][key]["description"] = " ".join(text.split())
     format_key = schema["$defs"][document_type.__name__]["properties"].get("format")
-    title = f"tracekit.{name}" if format_key is None else format_key["enum"][0]
+    title = f"tracekit.{name}" if format_key is None else max(format_key["enum"])
     return {"$schema": DRAFT, "title": title, **schema}
 
 

@@ -200,14 +200,14 @@ def test_results_are_frozen(run, saved):
     [
         ("{", "is not complete JSON"),
         ("[1]", "$: expected object, got array"),
-        ('{"traceEvents": []}', "has no format, not tracekit.analysis/1"),
+        ('{"traceEvents": []}', "has no format, not tracekit.analysis/2"),
         (
             '{"format": "tracekit.diff/1"}',
-            "its format is 'tracekit.diff/1', not tracekit.analysis/1",
+            "its format is 'tracekit.diff/1', not tracekit.analysis/2",
         ),
         (
-            '{"format": "tracekit.analysis/2"}',
-            "its format is 'tracekit.analysis/2', not tracekit.analysis/1",
+            '{"format": "tracekit.analysis/3"}',
+            "its format is 'tracekit.analysis/3', not tracekit.analysis/2",
         ),
         (
             '{"format": "tracekit.analysis/1", "tracekit": "0.0.1"}',

@@ -329,12 +329,12 @@ def replay_events(rng):
     decisive = np.where(rng.random(size) < 0.3, rng.integers(0, match_count, size), -1).astype(
         np.int32
     )
-    small = rng.integers(0, 4, (3, size))
     return {
         "order": nodes[np.argsort(times, kind="stable")].astype(np.uint32),
         "times": np.stack(
-            [start, start + rng.integers(1, 9, size), launch, *small, np.full(size, start[0])]
+            [start, start + rng.integers(1, 9, size), launch, np.full(size, start[0])]
         ),
+        "delays": rng.integers(0, 4, (5, size)),
         "before": before,
         "factors": np.stack([rng.random(size), rng.choice([-1.0, 1.0, 0.5], size)]),
         "first_match": np.cumsum(np.append(0, decisive >= 0)).astype(np.int32),
@@ -350,7 +350,7 @@ def walk_replayed_step(rng):
     uncompiled("critical_path").replay_events(**arguments)
     return {
         "event": 39,
-        "begins": arguments["times"][6, :2].copy(),
+        "begins": arguments["times"][3, :2].copy(),
         "rank_index": rng.integers(0, 2, 40).astype(np.int32),
         "launch_before": np.ascontiguousarray(arguments["before"][2]),
         **{name: arguments[name] for name in ("decisive", "replayed", "arrivals")},

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 def test_json_has_every_key_of_the_contract(run):
     data = json.loads(run("1f1b", schedule="auto").to_json())
-    assert data["format"] == "tracekit.analysis/1"
+    assert data["format"] == "tracekit.analysis/2"
     assert set(data) >= {"tracekit", "format", "source", "ranks", "total", "schedule", "warnings"}
     assert set(data["source"]) >= {"paths", "reader", "ranks", "world_size"}
     one = data["ranks"][0]

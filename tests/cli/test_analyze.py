@@ -127,7 +127,7 @@ def test_the_command_prints_the_report_without_colour_when_asked(run_command, mo
 
 def test_json_goes_to_stdout_alone(samples):
     done = invoke(samples / "reload", "--json", "--schedule", "none")
-    assert json.loads(done.stdout)["format"] == "tracekit.analysis/1"
+    assert json.loads(done.stdout)["format"] == "tracekit.analysis/2"
 
 
 def test_output_by_extension(samples, tmp_path):

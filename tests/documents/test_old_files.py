@@ -39,7 +39,7 @@ def test_a_warning_without_a_code_is_refused(document, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["analysis", "baseline"])
-@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("number", [0, 3])
 def test_a_format_that_is_not_known_is_refused(tmp_path, name, number):
     file = tmp_path / "saved.json"
     file.write_text(json.dumps({"format": f"tracekit.{name}/{number}"}))

@@ -72,7 +72,7 @@ class Tables:
             for start, end in syncs
         ]
         waiting = pl.DataFrame(calls, schema=WAITING_CALLS, orient="row")
-        self.graph_events = find_rank_events(Rank.of(labelled, waiting))
+        self.graph_events = find_rank_events(Rank.of(labelled, waiting), None)
 
 
 def graph_of(*ranks, syncs=(), host_start_ns=None, **more):
@@ -236,7 +236,7 @@ def test_kernels_that_wait_for_the_host_run_back_to_back():
     """Four kernels of 1 ms, launched every 4 ms."""
     graph = graph_of([kernel("forward", 4 * n, 4 * n + 1, launch=4 * n) for n in range(4)])
     assert graph.measured_ns == 13 * MS
-    assert predicted_ms(graph, "no host delay") == 4
+    assert predicted_ms(graph, "no host delay") == pytest.approx(4, abs=0.01)  # and usual gaps
     assert predicted_ms(graph, "forward x3") == 15  # still not late
 
 
@@ -303,7 +303,7 @@ def test_time_between_steps_that_follow_each_other_counts():
     rows = [kernel("forward", ms, ms + 10, launch=ms, step=3 + ms // 30) for ms in (0, 30, 60)]
     graph = graph_of(rows)
     assert graph.measured_ns == 30 * MS
-    assert predicted_ms(graph, "no host delay") == 10
+    assert predicted_ms(graph, "no host delay") == pytest.approx(10, abs=0.01)
 
 
 def test_other_numbers_of_microbatches_are_another_amount_of_work():

@@ -55,7 +55,7 @@ def test_transfers_vary_by_fifteen_percent_and_hosts_by_twenty():
 
 @pytest.mark.parametrize(("saves_ns", "is_proposed"), [(10, False), (11, True)])
 def test_a_change_that_saves_more_than_a_hundredth_is_proposed(saves_ns, is_proposed):
-    row = SimpleNamespace(saves_ns=saves_ns, measured_ns=1_000)
+    row = SimpleNamespace(saves_ns=saves_ns, measured_ns=1_000, free_ns=None)
     predicting = SimpleNamespace(_candidates=lambda: ["balance"], predict=lambda changes: row)
     assert bool(WhatIfGraph.best_changes(predicting)) is is_proposed
 

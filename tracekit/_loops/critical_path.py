@@ -20,10 +20,13 @@ NO_LIMIT = 2**63 - 1
 _START = cython.declare(cython.int, 0)
 _END = cython.declare(cython.int, 1)
 _LAUNCH = cython.declare(cython.int, 2)
-_DELAY = cython.declare(cython.int, 3)
-_BLOCKED = cython.declare(cython.int, 4)
-_TRANSFER = cython.declare(cython.int, 5)
-_BEGIN = cython.declare(cython.int, 6)
+_BEGIN = cython.declare(cython.int, 3)
+# of ``delays``,
+_LATENCY = cython.declare(cython.int, 0)
+_GAP = cython.declare(cython.int, 1)
+_BLOCKED = cython.declare(cython.int, 2)
+_AFTER_RELEASE = cython.declare(cython.int, 3)
+_TRANSFER = cython.declare(cython.int, 4)
 # of ``replayed``,
 _START_HELD_BY = cython.declare(cython.int, 3)
 _LAUNCH_HELD_BY = cython.declare(cython.int, 4)
@@ -227,6 +230,7 @@ def walk_steps(
 def replay_events(
     order: cython.const[cython.uint][::1],
     times: cython.const[cython.longlong][:, ::1],
+    delays: cython.const[cython.longlong][:, ::1],
     before: cython.const[cython.int][:, ::1],
     factors: cython.const[cython.double][:, ::1],
     first_match: cython.const[cython.int][::1],
@@ -235,16 +239,19 @@ def replay_events(
     replayed: cython.longlong[:, ::1],
     arrivals: cython.longlong[:, ::1],
 ) -> None:
-    """Run all events again with other durations: each starts when all it waits for has happened, plus its own delay.
+    """Run all events again with other durations: each starts when all it waits for has happened.
 
     Args:
         order: Event numbers in order of start, and (plus the number of events) in order of launch,
             merged by time.
         times: Measured times of each event on one clock: start; end; launch (``NO_LIMIT``: not
-            known); delay (from the last of what it waited for to its start); blocked (time since
-            the launch before in which the host waited for the GPU); transfer (from the arrival of
-            the last member to its end); begin (first start on its rank, before which nothing of the
-            rank starts that waits for nothing).
+            known); begin (first start on its rank, before which nothing of the rank starts that
+            waits for nothing).
+        delays: Measured durations around each event: latency (from its launch to its start, if
+            nothing else holds it back); gap (from the end of the GPU work before it to its start,
+            likewise); blocked (time since the launch before in which the host waited for the GPU);
+            after release (time of the host from the event that releases it to the launch); transfer
+            (from the arrival of the last member to its end).
         before: What each event waits for, -1: nothing: event of the same stream; event of another
             stream; event launched before it by the same host; GPU event whose end let the host go
             on to its launch.
@@ -267,15 +274,17 @@ def replay_events(
     for i in range(order.shape[0]):
         event = cython.cast(cython.longlong, order[i])
         if event >= events:
-            _replay_launch(event - events, times, before, factors, decisive, replayed, arrivals)
+            _replay_launch(
+                event - events, times, delays, before, factors, decisive, replayed, arrivals
+            )
             continue
-        _replay_start(event, times, before, factors, decisive, replayed, arrivals)
+        _replay_start(event, times, delays, before, factors, decisive, replayed, arrivals)
         for k in range(first_match[event], first_match[event + 1]):
             if replayed[_START, event] > arrivals[_LAST_START, matches[k]]:
                 arrivals[_LAST_START, matches[k]] = replayed[_START, event]
                 arrivals[_LAST_MEMBER, matches[k]] = event
     for i in range(events):
-        replayed[_END, i] = _replayed_end(i, times, factors, decisive, replayed, arrivals)
+        replayed[_END, i] = _replayed_end(i, times, delays, factors, decisive, replayed, arrivals)
 
 
 @cython.cfunc
@@ -283,6 +292,7 @@ def replay_events(
 def _replay_launch(
     event: cython.longlong,
     times: cython.const[cython.longlong][:, ::1],
+    delays: cython.const[cython.longlong][:, ::1],
     before: cython.const[cython.int][:, ::1],
     factors: cython.const[cython.double][:, ::1],
     decisive: cython.const[cython.int][::1],
@@ -299,14 +309,14 @@ def _replay_launch(
     host_ns: cython.longlong
     ready = launch
     if previous >= 0:
-        host_ns = launch - times[_LAUNCH, previous] - times[_BLOCKED, event]
+        host_ns = launch - times[_LAUNCH, previous] - delays[_BLOCKED, event]
         ready = replayed[_LAUNCH, previous] + cython.cast(cython.longlong, host_ns * host_factor)
     elif launch > begin:  # what the host did before its first launch is not known
         ready = begin + cython.cast(cython.longlong, (launch - begin) * host_factor)
     replayed[_LAUNCH_HELD_BY, event] = -1
     if released_by >= 0:
-        host_ns = max(launch - times[_END, released_by], 0)
-        released = _replayed_end(released_by, times, factors, decisive, replayed, arrivals)
+        host_ns = delays[_AFTER_RELEASE, event]
+        released = _replayed_end(released_by, times, delays, factors, decisive, replayed, arrivals)
         released += cython.cast(cython.longlong, host_ns * host_factor)
         if released > ready:
             ready = released
@@ -319,6 +329,7 @@ def _replay_launch(
 def _replay_start(
     event: cython.longlong,
     times: cython.const[cython.longlong][:, ::1],
+    delays: cython.const[cython.longlong][:, ::1],
     before: cython.const[cython.int][:, ::1],
     factors: cython.const[cython.double][:, ::1],
     decisive: cython.const[cython.int][::1],
@@ -335,19 +346,21 @@ def _replay_start(
     previous_end: cython.longlong
     if launch != _NO_LAUNCH and factors[_HOST_FACTOR, event] >= 0:
         # Clocks may put a start before its launch.
-        ready = replayed[_LAUNCH, event] + min(start - launch, 0)
+        ready = replayed[_LAUNCH, event] + min(start - launch, 0) + delays[_LATENCY, event]
         held_by = times.shape[1] + event
     for k in range(_LAUNCH_BEFORE):  # the events of the same stream and of another stream
         previous = before[k, event]
         if previous >= 0:
             # An event that started before the end of another waited for a part of it only.
-            previous_end = _replayed_end(previous, times, factors, decisive, replayed, arrivals)
-            previous_end += min(start - times[_END, previous], 0)
+            previous_end = _replayed_end(
+                previous, times, delays, factors, decisive, replayed, arrivals
+            )
+            previous_end += min(start - times[_END, previous], 0) + delays[_GAP, event]
             if previous_end > ready or held_by < 0:
                 ready = previous_end
                 held_by = previous
     replayed[_START_HELD_BY, event] = held_by
-    replayed[_START, event] = ready + (times[_DELAY, event] if held_by >= 0 else 0)
+    replayed[_START, event] = ready
 
 
 @cython.cfunc
@@ -355,6 +368,7 @@ def _replay_start(
 def _replayed_end(
     event: cython.Py_ssize_t,
     times: cython.const[cython.longlong][:, ::1],
+    delays: cython.const[cython.longlong][:, ::1],
     factors: cython.const[cython.double][:, ::1],
     decisive: cython.const[cython.int][::1],
     replayed: cython.longlong[:, ::1],
@@ -367,7 +381,7 @@ def _replayed_end(
             (times[_END, event] - times[_START, event]) * factors[_DURATION_FACTOR, event],
         )
     return max(replayed[_START, event], arrivals[_LAST_START, decisive[event]]) + cython.cast(
-        cython.longlong, times[_TRANSFER, event] * factors[_DURATION_FACTOR, event]
+        cython.longlong, delays[_TRANSFER, event] * factors[_DURATION_FACTOR, event]
     )
 
 

@@ -203,8 +203,16 @@ def step_document(analysis: Analysis) -> documents.Step:
     not_common = []
     for number, ranks in step.not_common.items():
         not_common.append(documents.StepNotCommon(number, list(ranks)))
+    free = step.free
+    free_budget = None
+    if free is not None and free.budget is not None:
+        free_budget = _budget(free.budget, idle_known=analysis.total.idle_known)
     return documents.Step(
         time_ns=step.time_ns,
+        free_ns=None if free is None else free.time_ns,
+        free_range_ns=None if free is None else free.range_ns,
+        free_from=None if free is None else free.source,
+        free_budget_ns=free_budget,
         per_step=per_step,
         unusual=unusual,
         single=step.single,

@@ -40,12 +40,13 @@ from tracekit.documents.analysis import (
     Schedule,
     StepFigures,
 )
+from tracekit.documents.analysis import Budget as BudgetDocument
 from tracekit.documents.coding import decode, encode, read_document, to_plain, to_plain_rows
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.budget import Bubble, Budget
-from tracekit.metrics.step_time import TimedStep
+from tracekit.metrics.step_time import FreeStep, TimedStep
 
 # ---- a whole analysis, as JSON
 
@@ -95,6 +96,18 @@ class SavedAnalysis(BaseAnalysis):
             notices=document.warnings,
             paths=tuple(document.source.paths),
         )
+
+    @property
+    def free_step(self) -> FreeStep | None:
+        """The step without the profiler; None if it is not known, as in files of format 1."""
+        step = self.document.step
+        if step.free_ns is None or step.free_from is None:
+            return None
+        budget = None
+        if step.free_budget_ns is not None:
+            budget = _budget(step.free_ns, step.free_budget_ns)
+        range_ns = step.free_range_ns or (step.free_ns, step.free_ns)
+        return FreeStep(step.free_ns, range_ns, step.free_from, budget)
 
     @property
     def world_size(self) -> int | None:
@@ -148,12 +161,14 @@ def _rank_result(rank: RankFigures) -> RankResult:
     )
 
 
+def _budget(span_ns: int, parts: BudgetDocument) -> Budget:
+    """Return the parts of a span."""
+    return Budget(span_ns, parts.compute, parts.exposed, parts.idle or 0, parts.not_recorded or 0)
+
+
 def _timed_step(step: StepFigures) -> TimedStep:
     """Return the time of one step of a rank."""
-    parts = step.time_budget_ns
-    budget = Budget(
-        step.time_ns or 0, parts.compute, parts.exposed, parts.idle or 0, parts.not_recorded or 0
-    )
+    budget = _budget(step.time_ns or 0, step.time_budget_ns)
     return TimedStep(step.step, step.time_ns, budget, step.partial)
 
 
@@ -172,9 +187,7 @@ def _measured(figures: Figures) -> Measured:
     for name, share in figures.overlap.items():
         hidden_ns[name] = round((share or 0) * label_ns.get(name, 0))
     return Measured(
-        budget=Budget(
-            span_ns, budget.compute, budget.exposed, budget.idle or 0, budget.not_recorded or 0
-        ),
+        budget=_budget(span_ns, budget),
         label_ns=label_ns,
         label_count=figures.label_count,
         hidden_ns=hidden_ns,

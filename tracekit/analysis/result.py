@@ -26,7 +26,7 @@ from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.overlap import ratio
-from tracekit.metrics.step_time import StepSummary, summarize_steps
+from tracekit.metrics.step_time import FreeStep, StepSummary, summarize_steps
 from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.schema import Source
 from tracekit.weight_updates import ReloadSummary
@@ -109,10 +109,18 @@ class BaseAnalysis(HasDocument):
         """The figures of all ranks together: times are sums over ranks, shares are ratios of these sums."""
         return Measured.total(result.whole for result in self.rank_results)
 
+    @property
+    def free_step(self) -> FreeStep | None:
+        """The step without the profiler; None if it is not known."""
+        return None
+
     @cached_property
     def step(self) -> StepSummary:
-        """The step time of the run, which savings, predictions and the gate refer to."""
-        return summarize_steps({result.rank: result.timed_steps for result in self.rank_results})
+        """The step time of the run, as recorded and without the profiler."""
+        recorded = summarize_steps(
+            {result.rank: result.timed_steps for result in self.rank_results}
+        )
+        return msgspec.structs.replace(recorded, free=self.free_step)
 
     def rank(self, rank: int) -> RankResult:
         """Return one rank's result."""
@@ -274,6 +282,11 @@ class Analysis(BaseAnalysis):
         object.__setattr__(self, "notices", with_messages(self.notices))
 
     @property
+    def free_step(self) -> FreeStep | None:
+        """The step without the profiler; None if it is not known."""
+        return None if self.replay_graph is None else self.replay_graph.free_step
+
+    @property
     def world_size(self) -> int | None:
         """Number of ranks in the run, as far as the files show."""
         return max(
@@ -312,7 +325,7 @@ class Analysis(BaseAnalysis):
         return pipeline_slowdown(self.schedule)
 
     def to_document(self) -> AnalysisDocument:
-        """Return the JSON document (``format: tracekit.analysis/1``)."""
+        """Return the JSON document (``format: tracekit.analysis/2``)."""
         from tracekit.analysis.document import build_document
 
         return build_document(self)

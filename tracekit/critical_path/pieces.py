@@ -375,6 +375,38 @@ def _exposed_ns(
     return exposed_ns
 
 
+class ReleasingCalls(NamedTuple):
+    """The calls in which a rank's host waits for the GPU, in the order in which they return."""
+
+    start_ns: Ints
+    end_ns: Ints
+    event: Ints
+    """The GPU event whose end released the host: the last one that ended during the call; -1: none
+    did, the host did not have to wait."""
+
+
+def find_releasing_calls(rank: Rank) -> ReleasingCalls:
+    """Return the calls in which the threads that launch GPU work wait for it."""
+    calls = rank.calls
+    blocks = calls["blocks"].to_numpy()
+    # Threads that launch GPU work, if recorded.
+    threads = rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()
+    if len(threads):
+        blocks = blocks & (np.isin(to_int64(calls["tid"]), threads) | ~present(calls["tid"]))
+    rows = np.flatnonzero(blocks)
+    rows = rows[np.argsort(calls["end_ns"].to_numpy()[rows], kind="stable")]
+    start = calls["start_ns"].to_numpy()[rows]
+    end = calls["end_ns"].to_numpy()[rows]
+    # The GPU event that ended last before each call returned, if it ended during the call.
+    by_end = np.argsort(rank.end_ns, kind="stable")
+    event_end = rank.end_ns[by_end]
+    latest = np.searchsorted(event_end, end + END_TOLERANCE_NS, side="right") - 1
+    if not len(event_end):
+        return ReleasingCalls(start, end, np.full(len(rows), -1, np.int64))
+    has_waited = (latest >= 0) & (event_end[np.maximum(latest, 0)] >= start)
+    return ReleasingCalls(start, end, np.where(has_waited, by_end[latest], -1))
+
+
 def find_release(rank: Rank) -> Release:
     """Return, for each event, the GPU event whose end let the host continue to the event's launch, and when.
 
@@ -382,26 +414,13 @@ def find_release(rank: Rank) -> Release:
     ended.
     """
     nothing = np.full(len(rank.start_ns), -1, np.int64)
-    calls = rank.calls
-    blocks = rank.calls["blocks"].to_numpy()
-    # Those that launch GPU work, if recorded.
-    threads = rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()
-    if len(threads):
-        blocks = blocks & (np.isin(to_int64(calls["tid"]), threads) | ~present(calls["tid"]))
-    call_start = calls["start_ns"].to_numpy()[blocks]
-    call_end = calls["end_ns"].to_numpy()[blocks]
-    # The GPU event that ended last before each call returned, if it ended during the call.
-    by_end = np.argsort(rank.end_ns, kind="stable")
-    event_end = rank.end_ns[by_end]
-    latest = np.searchsorted(event_end, call_end + END_TOLERANCE_NS, side="right") - 1
-    has_waited = (latest >= 0) & (event_end[np.maximum(latest, 0)] >= call_start)
+    calls = find_releasing_calls(rank)
+    has_waited = calls.event >= 0
     if not has_waited.any():
         return Release(nothing, nothing)
-    releasing_event = by_end[latest[has_waited]]
-    release_time = call_end[has_waited]
-    order = np.argsort(release_time, kind="stable")
+    releasing_event = calls.event[has_waited]
     # For each launch, the last of these calls that returned before it.
-    call = np.searchsorted(release_time[order], rank.launch_ns, side="right") - 1
+    call = np.searchsorted(calls.end_ns[has_waited], rank.launch_ns, side="right") - 1
     is_released = rank.launched & (call >= 0)
-    event = np.where(is_released, releasing_event[order][np.maximum(call, 0)], -1)
+    event = np.where(is_released, releasing_event[np.maximum(call, 0)], -1)
     return Release(event, np.where(is_released, np.minimum(rank.end_ns[event], rank.launch_ns), -1))

@@ -13,7 +13,7 @@ from tracekit.documents.memory import MemoryContents
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice
 
-FORMAT: Literal["tracekit.analysis/1"] = "tracekit.analysis/1"
+FORMAT: Literal["tracekit.analysis/2"] = "tracekit.analysis/2"
 
 NotNegative = Annotated[int, Meta(ge=0)]
 """A time or a count. Sums and shares of measured time rest on these."""
@@ -238,6 +238,14 @@ class Step(Struct, frozen=True, kw_only=True):
     them."""
     kinds: list[StepKind] | UnsetType = UNSET
     """Prefill and decode steps, if an inference server marked them."""
+    free_ns: int | None = None
+    """Time of a step without the profiler, which savings and shares refer to; null if unknown."""
+    free_range_ns: tuple[int, int] | None = None
+    """Range in which it lies."""
+    free_from: Literal["timed", "modelled"] | None = None
+    """Whether the recorder timed it, or each recorded event gave back what recording it costs."""
+    free_budget_ns: Budget | None = None
+    """Where its time goes; sums to it."""
 
 
 # ---- the schedule
@@ -1211,13 +1219,14 @@ class ChangedStep(Struct, frozen=True):
     changes: tuple[str, ...]
     """The single changes."""
     measured_ns: int
-    """Time of the step as measured."""
+    """Time of the step as recorded."""
     predicted_ns: int | None = None
-    """Predicted time; null if there is no prediction."""
+    """Predicted time of a recording; null if there is no prediction."""
     predicted_range_ns: tuple[int, int] | None = None
     """Range of the prediction."""
     saves_ns: int | None = None
-    """Upper bound of what the changes can give; null where they are another amount of work."""
+    """Upper bound of what the changes can give: of the step without the profiler, or as recorded if
+    that is unknown; null where they are another amount of work."""
     critical_path: tuple[PathPart, ...] = ()
     """The largest parts of the new critical path."""
     rests_on: tuple[str, ...] = ()
@@ -1229,6 +1238,12 @@ class ChangedStep(Struct, frozen=True):
     unknown."""
     fits: bool | None = None
     """Whether that memory fits the GPU; null if unknown."""
+    free_ns: int | None = None
+    """Time of the step without the profiler; null if unknown."""
+    free_predicted_ns: int | None = None
+    """Predicted time without the profiler; null if unknown."""
+    saves_range_ns: tuple[int, int] | None = None
+    """Range of the saving; null where it is not known."""
 
 
 class RoleDocument(Struct, frozen=True):
@@ -1249,8 +1264,9 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
 
     tracekit: str
     """Version that wrote it."""
-    format: Literal["tracekit.analysis/1"]
-    """Name and number of the format."""
+    format: Literal["tracekit.analysis/2", "tracekit.analysis/1"]
+    """Name and number of the format. In files of number 1, which are still read, savings and shares
+    refer to the recorded step."""
     source: Source
     """Origin of the events."""
     ranks: list[RankFigures]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -94,8 +95,21 @@ class StepTime(msgspec.Struct, frozen=True):
     time_ns: int
 
 
+class FreeStep(msgspec.Struct, frozen=True):
+    """The step without the profiler."""
+
+    time_ns: int
+    range_ns: tuple[int, int]
+    """Time within which the step lies, if it is modelled; of one that was timed, twice the time."""
+    source: Literal["timed", "modelled"]
+    """Whether the recorder timed it, or each recorded event gave back its cost
+    (``whatif.recording_cost``)."""
+    budget: Budget | None = None
+    """Parts of an ordinary step, which sum to the time; None if the events were not replayed."""
+
+
 class StepSummary(msgspec.Struct, frozen=True):
-    """The step time of a run, which every screen states and every saving is measured from.
+    """The step time of a run, as recorded and without the profiler.
 
     >>> from tracekit import analyze
     >>> analyze("sample_traces/slow-ddp").step
@@ -117,6 +131,13 @@ class StepSummary(msgspec.Struct, frozen=True):
     """By step that some ranks recorded and others did not: the ranks that did not."""
     is_marked: bool = True
     """False if the trace has no steps: the time is then the trace's extent."""
+    free: FreeStep | None = None
+    """The step without the profiler; None if it is not known."""
+
+    @property
+    def reference_ns(self) -> int | None:
+        """The time that savings and shares refer to: without the profiler, or as recorded if that is unknown."""
+        return self.time_ns if self.free is None else self.free.time_ns
 
     @property
     def single(self) -> bool:
@@ -216,7 +237,7 @@ def _usual_budget(
     budgets = []
     for steps in timed.values():
         budgets += [steps[step].budget for step in usual]
-    return _mean_budget(budgets, time_ns)
+    return mean_budget(budgets, time_ns)
 
 
 def _is_complete(step: int | None, timed: TimedByRank) -> bool:
@@ -259,7 +280,7 @@ def _in_order(steps: Iterable[int | None]) -> list[int | None]:
     return sorted(steps, key=lambda step: (step is None, step or 0))
 
 
-def _mean_budget(budgets: Iterable[Budget], time_ns: int) -> Budget:
+def mean_budget(budgets: Iterable[Budget], time_ns: int) -> Budget:
     """Return the terms of *budgets* as shares of their sum, scaled to *time_ns*.
 
     Idle time is the rest.

@@ -109,7 +109,7 @@ def check_extension(path: str | PathLike[str], extensions: Collection[str]) -> s
 
 
 def render_json(analysis: Analysis) -> str:
-    """Return the JSON document (``format: tracekit.analysis/1``), with one newline at its end."""
+    """Return the JSON document (``format: tracekit.analysis/2``), with one newline at its end."""
     return analysis.to_json() + "\n"
 
 

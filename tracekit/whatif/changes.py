@@ -9,7 +9,7 @@ A change is text: ``dp_comm x0.5`` (a label, module, operator or kernel takes ha
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 
 import msgspec
@@ -22,13 +22,16 @@ from tracekit.documents.analysis import ChangedStep, PathPart
 from tracekit.errors import OptionError
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.label_intervals import COMPUTE_SET
+from tracekit.metrics.step_time import FreeStep
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 from tracekit.whatif.constants import (
+    FREE_COST_RANGE,
     HOST_VARIATION,
     LANE_BINS,
     LINK_VARIATION,
     MAX_LISTED_CHANGES,
     MAX_PATH_PARTS,
+    MIN_FREE_VARIATION,
     MIN_SAVED_SHARE_TO_PROPOSE,
     MIN_VARIATION,
 )
@@ -356,12 +359,14 @@ def _extents(graph: EventGraph, start: Ints, end: Ints) -> pl.DataFrame:
     return by_step.sort("step_index")
 
 
-class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
+class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The graph of a run, with what questions about it need besides."""
 
     graph: EventGraph
     measured_ns: int
-    """Step time of the run (``metrics.step_time``), which every prediction is compared with."""
+    """Step time of the run as recorded (``metrics.step_time``)."""
+    timed_free_ns: int | None = None
+    """Step without the profiler as the recorder timed it; None: it did not."""
     positions: Mapping[int, int] = {}
     """Position of each rank in its pipeline."""
     clock_error_ns: int = 0
@@ -381,9 +386,54 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         saved_ns = self.graph.measured_step_ns - self.graph.step_ns(bounds)
         return max(self.measured_ns - saved_ns, 0)
 
+    @cached_property
+    def free_step(self) -> FreeStep | None:
+        """The step without the profiler; None if it was neither timed nor can be modelled."""
+        graph = self.graph
+        if not graph.recording_known or not self.measured_ns:
+            if self.timed_free_ns is None:
+                return None
+            return FreeStep(self.timed_free_ns, (self.timed_free_ns,) * 2, "timed")
+        replay = graph.replay(free=1.0)
+        bounds = graph.step_bounds(replay.start, replay.end, free=1.0)
+        modelled_ns = self.replayed_ns(bounds)
+        if self.timed_free_ns is not None:
+            budget = graph.budget(replay.start, replay.end, bounds, self.timed_free_ns)
+            return FreeStep(self.timed_free_ns, (self.timed_free_ns,) * 2, "timed", budget)
+        least_ns, most_ns = (self._with_cost_given_back(part) for part in FREE_COST_RANGE)
+        range_ns = (
+            round(min(least_ns, modelled_ns) * (1 - MIN_FREE_VARIATION)),
+            round(max(most_ns, modelled_ns) * (1 + MIN_FREE_VARIATION)),
+        )
+        budget = graph.budget(replay.start, replay.end, bounds, modelled_ns)
+        return FreeStep(modelled_ns, range_ns, "modelled", budget)
+
+    def _with_cost_given_back(self, part: float) -> int:
+        """Return the step if *part* of the recording's cost is given back."""
+        replay = self.graph.replay(free=part)
+        return self.replayed_ns(self.graph.step_bounds(replay.start, replay.end, free=part))
+
+    def _free_predicted_ns(self, changed: ChangedGraph) -> int | None:
+        """Return the step without the profiler with changes; None if it is not known.
+
+        Where the free step was timed, the model tells what the changes save of it.
+        """
+        free = self.free_step
+        if free is None or not self.graph.recording_known:
+            return None
+        replay = self.graph.replay(changed.factor, changed.host_factor, free=1.0)
+        bounds = self.graph.step_bounds(replay.start, replay.end, free=1.0)
+        modelled_ns = self._with_cost_given_back(1.0)
+        saved_ns = modelled_ns - max(self.replayed_ns(bounds), changed.hidden_ns())
+        return max(free.time_ns - saved_ns, 0)
+
     def predict(self, changes: Sequence[str]) -> ChangedStep:
-        """Predict the step with all *changes* at once."""
-        step = ChangedStep(", ".join(changes), tuple(changes), self.measured_ns)
+        """Predict the step with all *changes* at once.
+
+        What they save is of the step without the profiler, where that is known.
+        """
+        free_ns = None if self.free_step is None else self.free_step.time_ns
+        step = ChangedStep(", ".join(changes), tuple(changes), self.measured_ns, free_ns=free_ns)
         try:
             changed = self._changed(changes)
             if len(changed.microbatches) == 1 and self.memory is not None:
@@ -405,12 +455,22 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         predicted_ns = round(replayed_ns + added[1])
         least_ns = max(round(low_ns - margin_ns + added[0]), 0)
         most_ns = round(high_ns + margin_ns + added[2])
+        free_predicted_ns = self._free_predicted_ns(changed)
         saves_ns = step.measured_ns - predicted_ns
+        if free_ns is not None and free_predicted_ns is not None:
+            saves_ns = free_ns - free_predicted_ns
+            free_predicted_ns = max(round(free_predicted_ns + added[1]), 0)
+        saves_range_ns = (
+            max(saves_ns - (most_ns - predicted_ns), 0),
+            max(saves_ns + (predicted_ns - least_ns), 0),
+        )
         return msgspec.structs.replace(
             step,
             predicted_ns=predicted_ns,
             predicted_range_ns=(least_ns, most_ns),
+            free_predicted_ns=free_predicted_ns,
             saves_ns=None if changed.microbatches else saves_ns,
+            saves_range_ns=None if changed.microbatches else saves_range_ns,
             critical_path=tuple(PathPart(*row) for row in path_parts.head(MAX_PATH_PARTS).rows()),
             rests_on=tuple(changed.rests_on),
         )
@@ -468,7 +528,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False):
         rows = [self.predict([text]) for text in self._candidates() if text not in without]
         worthwhile = []
         for row in rows:
-            if (row.saves_ns or 0) > MIN_SAVED_SHARE_TO_PROPOSE * row.measured_ns:
+            if (row.saves_ns or 0) > MIN_SAVED_SHARE_TO_PROPOSE * (row.free_ns or row.measured_ns):
                 worthwhile.append(row)
         return sorted(worthwhile, key=lambda row: -(row.saves_ns or 0))[:MAX_LISTED_CHANGES]
 

@@ -151,3 +151,50 @@ changes, 2026-11-17."""
 
 LANE_BINS = 240
 """Parts of a step that its lanes are drawn in. By choice, 2026-11-16."""
+
+# ---- Cost of the recording: the step without PyTorch's profiler.
+
+OPERATOR_COST_NS = {
+    # (memory, shapes): cost of an operator
+    (False, False): 2_400.0,
+    (False, True): 2_400.0,
+    (True, False): 2_400.0,
+    (True, True): 2_400.0,
+}
+"""Time that recording an operator adds to its thread. From "the loops of the recording's
+cost" (docs/whatif-notes.md), 2026-11-18."""
+
+RUNTIME_CALL_COST_NS = 4_000.0
+"""Time that recording a call of the GPU's library adds to its thread. From "the loops of the recording's
+cost" (docs/whatif-notes.md), 2026-11-18."""
+
+PYTHON_FRAME_COST_NS = 700.0
+"""Time that recording a Python frame adds to its thread. From "the loops of the recording's
+cost" (docs/whatif-notes.md), 2026-11-18."""
+
+LAUNCH_CALL_NS = 6_500
+"""Median duration of a launch call, recorded, on the CPU that these costs were measured on.
+From the same loops, 2026-11-18."""
+
+MIN_LAUNCHES_TO_MEASURE_HOST = 50
+"""Launch calls from which their median tells how fast a CPU is. By choice, 2026-11-18."""
+
+MIN_FREE_HOST_SHARE = 0.15
+"""Smallest share of the recorded time of the host between two launches that is left without the
+profiler. From the same loops, 2026-11-18."""
+
+USUAL_KERNEL_GAP_NS = 1_200
+"""Time between two kernels of a stream where the second was launched in time and the trace has no
+such pair. Median of the same loops, 2026-11-18."""
+
+USUAL_LATENCY_NS = 5_000
+"""Time from a launch to the start of its kernel where the trace has none that started at once. From
+the same loops, 2026-11-18."""
+
+FREE_COST_RANGE = (1.35, 0.65)
+"""Parts of the recording's likely cost that are given back for the low and the high end of the
+range of the step without the profiler. From the same loops, 2026-11-18."""
+
+MIN_FREE_VARIATION = 0.04
+"""Distance of the range's ends from the modelled step, as a share of it, if the recording cost
+nothing. From the same loops, 2026-11-18."""

@@ -24,16 +24,25 @@ from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
 from tracekit.align.steps import add_step_intervals
-from tracekit.critical_path.pieces import PathTables, find_release
+from tracekit.critical_path.pieces import PathTables, find_releasing_calls
+from tracekit.metrics.budget import Budget
 from tracekit.metrics.causes import Rank
-from tracekit.metrics.label_intervals import COMPUTE_SET
+from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes
 from tracekit.metrics.start_constraints import (
+    END_TOLERANCE_NS,
     MAX_BACK_TO_BACK_NS,
     OTHER_STREAM,
     last_of_other_stream,
     previous_on_stream,
 )
+from tracekit.metrics.step_time import mean_budget, step_budgets
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
+from tracekit.whatif.constants import (
+    MIN_FREE_HOST_SHARE,
+    USUAL_KERNEL_GAP_NS,
+    USUAL_LATENCY_NS,
+)
+from tracekit.whatif.recording_cost import RecordingCost
 
 BEFORE = ("stream_before", "other_before", "launch_before", "released_by")
 RANK_EVENTS = pl.Schema(
@@ -51,14 +60,19 @@ RANK_EVENTS = pl.Schema(
         "launch_before": pl.Int32(),  # row of the event launched before it; -1: none
         "released_by": pl.Int32(),  # row of the event whose end let the host go on to its launch; -1: none
         "blocked_ns": pl.Int64(),  # time since the launch before in which the host waited for that event
+        "after_release_ns": pl.Int64(),  # time of the host from that event, or the end of its wait, to the launch
+        "recording_ns": pl.Int64(),  # time since the launch before that the profiler added; null: not known
         "id": pl.Int64(),  # of a communication
     }
 )
 """GPU events of one rank with what each waited for. A rank may add ``remedies`` (``metrics.remedies``)."""
 
 
-def find_rank_events(rank: Rank) -> pl.DataFrame:
-    """Return ``RANK_EVENTS`` of one rank."""
+def find_rank_events(rank: Rank, recording: RecordingCost | None) -> pl.DataFrame:
+    """Return ``RANK_EVENTS`` of one rank.
+
+    *recording* is what the profiler cost its host; None: not known.
+    """
     start = rank.start_ns
     end = rank.end_ns
     launch = rank.launch_ns
@@ -75,19 +89,25 @@ def find_rank_events(rank: Rank) -> pl.DataFrame:
     is_held = (constraints.kind == OTHER_STREAM) & (constraints.blocker >= 0)
 
     # The host's launches in order, and the calls between them in which it waited for the GPU.
-    release = find_release(rank).event
     order = np.flatnonzero(launched)
     order = order[np.argsort(launch[order], kind="stable")]
-    launch_before, released_by = np.full((2, len(start)), -1, np.int64)
+    launch_before = np.full(len(start), -1, np.int64)
     launch_before[order[1:]] = order[:-1]
-    is_new = np.diff(release[order], prepend=-1) != 0
-    released = order[is_new & (release[order] >= 0)]
-    released_by[released] = release[released]
+    released_by, after_release_ns = _find_releases(rank, order)
+    follows = order[1:]
+    previous_launch = launch[order[:-1]]
     blocked_ns = np.zeros(len(start), np.int64)
-    released = released[launch_before[released] >= 0]
-    blocked_ns[released] = rank.blocked.covered_ns(
-        launch[launch_before[released]], launch[released]
+    released = released_by[follows] >= 0
+    blocked_ns[follows[released]] = rank.blocked.covered_ns(
+        previous_launch[released], launch[follows[released]]
     )
+    recording_ns = pl.Series(np.zeros(len(start), np.int64))
+    if recording is None:
+        recording_ns = recording_ns.set(pl.Series(np.ones(len(start), np.bool_)), None)
+    else:
+        cost_ns = np.zeros(len(start), np.int64)
+        cost_ns[follows] = recording.between(previous_launch, launch[follows])
+        recording_ns = pl.Series(cost_ns)
     return pl.DataFrame(
         {
             "start_ns": start,
@@ -101,10 +121,50 @@ def find_rank_events(rank: Rank) -> pl.DataFrame:
             "launch_before": launch_before,
             "released_by": released_by,
             "blocked_ns": blocked_ns,
+            "after_release_ns": after_release_ns,
+            "recording_ns": recording_ns,
             "id": rank.labelled["id"].set(~pl.Series(rank.labels(*COMMUNICATION_LABELS)), None),
         },
         schema_overrides=RANK_EVENTS,
     )
+
+
+def _find_releases(rank: Rank, order: Ints) -> tuple[Ints, Ints]:
+    """Return the event whose end lets the host go on to each launch (-1: none), and its time from there on.
+
+    That is the last event launched before the last call since the launch before in which the host
+    waits. The GPU may have been done with it when the host came, which a slower GPU or a faster
+    host would change: then the time counts from the end of the call.
+
+    Args:
+        rank: The events of the rank.
+        order: Its launched events, in order of launch.
+    """
+    released_by, after_release_ns = np.full((2, len(rank.start_ns)), -1, np.int64)
+    calls = find_releasing_calls(rank)
+    launch = rank.launch_ns[order]
+    # Of each launch but the first: the last call that ended before it, if that began after the
+    # launch before.
+    call = np.searchsorted(calls.end_ns, launch[1:], side="right") - 1
+    has_call = call >= 0
+    if not len(calls.end_ns) or not has_call.any():
+        return released_by, after_release_ns
+    call = np.maximum(call, 0)
+    has_call &= calls.end_ns[call] > launch[:-1]
+    # What was launched last before the call began, and had ended when it returned.
+    last_launched = np.searchsorted(launch, calls.start_ns, side="right") - 1
+    queued = np.where(last_launched >= 0, order[np.maximum(last_launched, 0)], -1)
+    event = np.where(calls.event >= 0, calls.event, queued)
+    has_ended = (event >= 0) & (rank.end_ns[event] <= calls.end_ns + END_TOLERANCE_NS)
+    has_call &= has_ended[call]
+    rows = order[1:][has_call]
+    event_of_row = event[call][has_call]
+    waited = calls.event[call][has_call] >= 0
+    released_by[rows] = event_of_row
+    event_end = rank.end_ns[event_of_row]
+    release = np.where(waited, event_end, np.maximum(event_end, calls.end_ns[call][has_call]))
+    after_release_ns[rows] = np.maximum(rank.launch_ns[rows] - release, 0)
+    return released_by, after_release_ns
 
 
 class EventReplay(msgspec.Struct, frozen=True, eq=False):
@@ -254,22 +314,71 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def _times(self) -> Ints:
         """Times of events as ``replay_events`` takes them."""
-        last = np.where((self.before[:2] >= 0).any(axis=0), self.gpu_ready, -NO_LIMIT)
-        last = np.maximum(
-            last, np.where(self.launch == NO_LIMIT, -NO_LIMIT, np.minimum(self.launch, self.start))
-        )
-        delay = np.where(last == -NO_LIMIT, 0, self.start - last)
-        return np.stack(
-            [
-                self.start,
-                self.end,
-                self.launch,
-                delay,
-                self.events["blocked_ns"].to_numpy(),
-                self.transfer_ns,
-                self.rank_begin,
-            ]
-        )
+        return np.stack([self.start, self.end, self.launch, self.rank_begin])
+
+    @cached_property
+    def _delays(self) -> Ints:
+        """Delays of events as ``replay_events`` takes them.
+
+        What held an event back last tells its own delay: the latency of its launch or the gap after
+        the GPU work before. The other one is what it usually is on this rank, and at most what was
+        left.
+        """
+        has_launch = self.launch != NO_LIMIT
+        follows_work = (self.before[:2] >= 0).any(axis=0)
+        since_launch = self.start - np.where(has_launch, np.minimum(self.launch, self.start), 0)
+        since_work = self.start - self.gpu_ready
+        launched_last = has_launch & (~follows_work | (since_launch <= since_work))
+        latency = since_launch.copy()
+        gap = since_work.copy()
+        for index in range(len(self.ranks)):
+            on_rank = self.rank_index == index
+            held_by_launch = on_rank & launched_last
+            held_by_work = on_rank & follows_work & ~launched_last
+            usual_latency = _lower_quartile(since_launch[held_by_launch], USUAL_LATENCY_NS)
+            usual_gap = _lower_quartile(since_work[held_by_work], USUAL_KERNEL_GAP_NS)
+            gap[held_by_launch] = np.minimum(since_work[held_by_launch], usual_gap)
+            latency[held_by_work] = np.minimum(since_launch[held_by_work], usual_latency)
+        blocked_ns = self.events["blocked_ns"].to_numpy()
+        after_release_ns = self.events["after_release_ns"].to_numpy()
+        return np.stack([latency, gap, blocked_ns, after_release_ns, self.transfer_ns])
+
+    @cached_property
+    def recording_known(self) -> bool:
+        """Whether it is known what the recording cost every rank's host."""
+        return self.events["recording_ns"].null_count() == 0
+
+    @cached_property
+    def _host_ns(self) -> Ints:
+        """Time of the host before each launch, since the one before; 0 if there is none."""
+        previous = self.before[2]
+        has_both = (previous >= 0) & (self.launch != NO_LIMIT)
+        host_ns = np.zeros(len(self.start), np.int64)
+        host_ns[has_both] = self.launch[has_both] - self.launch[previous[has_both]]
+        return as_int64(np.maximum(host_ns - self.events["blocked_ns"].to_numpy(), 0))
+
+    def free_host_factor(self, free: float = 1.0) -> Floats:
+        """Return the time of the host before each launch without the profiler, over the recorded one.
+
+        *free* is the part of the recording's cost that is given back, 1 for what is likely.
+        """
+        host_ns = self._host_ns
+        recording_ns = free * self.events["recording_ns"].fill_null(0).to_numpy()
+        share = np.divide(recording_ns, host_ns, out=np.zeros(len(host_ns)), where=host_ns > 0)
+        factor = np.maximum(1 - share, MIN_FREE_HOST_SHARE)
+        # What the host did before the first launch is not known: it is as on the whole.
+        is_first = (self.before[2] < 0) & (self.launch != NO_LIMIT)
+        factor[is_first] = self._free_shares(factor)[self.rank_index[is_first]]
+        return factor
+
+    def _free_shares(self, factor: Floats) -> Floats:
+        """Return for each rank the time of its host with the factors of launches, over the recorded one."""
+        count = len(self.ranks)
+        recorded_ns = np.bincount(self.rank_index, self._host_ns, count)
+        free_ns = np.bincount(self.rank_index, self._host_ns * factor, count)
+        shares: Floats = np.ones(count)
+        np.divide(free_ns, recorded_ns, out=shares, where=recorded_ns > 0)
+        return shares
 
     @cached_property
     def _order(self) -> npt.NDArray[np.uint32]:
@@ -287,11 +396,12 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Return which events have one of *labels*."""
         return np.isin(self.label, [LABELS.index(label) for label in labels])
 
-    def step_bounds(self, start: Ints, end: Ints) -> pl.DataFrame:
+    def step_bounds(self, start: Ints, end: Ints, *, free: float = 0.0) -> pl.DataFrame:
         """Return when each rank was in each step, with step times (``align.steps.add_step_intervals``).
 
         *start* and *end* are times of all events, as measured or replayed. The host's work around
-        the GPU's keeps its length. Columns ``rank_index`` and ``step_index`` are added.
+        the GPU's keeps its length, or the share that is left of it on a *free* host (``replay``).
+        Columns ``rank_index`` and ``step_index`` are added.
         """
         bounds = (
             pl.DataFrame(
@@ -311,12 +421,37 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             ranks.gather(bounds["rank_index"]), steps.gather(bounds["step_index"])
         )
         with_host = named.join(self.host, on=["rank", "step"], how="left", nulls_equal=True)
+        if free:
+            shares = pl.Series(self._free_shares(self.free_host_factor(free)))
+            of_row = shares.gather(with_host["rank_index"])
+            with_host = with_host.with_columns(
+                (pl.col("lead_ns", "tail_ns") * of_row).cast(pl.Int64)
+            )
         return add_step_intervals(
             with_host.with_columns(
                 host_start_ns=pl.col("start_ns") - pl.col("lead_ns"),
                 host_end_ns=pl.col("end_ns") + pl.col("tail_ns"),
             )
         )
+
+    def budget(self, start: Ints, end: Ints, bounds: pl.DataFrame, time_ns: int) -> Budget:
+        """Return the parts of a step of *time_ns* in which events run from *start* to *end*.
+
+        *bounds* are those of the steps (``step_bounds``).
+        """
+        budgets: list[Budget] = []
+        for index in range(len(self.ranks)):
+            rows = self.rank_index == index
+            events = pl.DataFrame(
+                {
+                    "label": self.events["label"].filter(pl.Series(rows)),
+                    "start_ns": start[rows],
+                    "end_ns": np.maximum(end[rows], start[rows]),
+                }
+            )
+            is_timed = (pl.col("rank_index") == index) & pl.col("time_ns").is_not_null()
+            budgets += step_budgets(bounds.filter(is_timed), Lanes.of(events))
+        return mean_budget(budgets, time_ns)
 
     @cached_property
     def measured_bounds(self) -> pl.DataFrame:
@@ -339,7 +474,11 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         return round(median(step_ns)) if step_ns else 0
 
     def replay(
-        self, factor: Floats | None = None, host_factor: Floats | None = None
+        self,
+        factor: Floats | None = None,
+        host_factor: Floats | None = None,
+        *,
+        free: float = 0.0,
     ) -> EventReplay:
         """Run the events again.
 
@@ -348,6 +487,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
                 transfer; 1 if None.
             host_factor: New over measured time of the host before each launch, negative: no wait
                 for it; 1 if None.
+            free: Part of the recording's cost that the host is spared: 0 runs on the host as
+                recorded, 1 on the host without the profiler.
         """
         count = len(self.start)
         matches = int(self.matches.max(initial=-1)) + 1
@@ -356,11 +497,14 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             factors[0] = factor
         if host_factor is not None:
             factors[1] = host_factor
+        if free:
+            factors[1] *= self.free_host_factor(free)
         replayed = np.zeros((5, count), np.int64)
         arrivals = np.full((2, matches), -NO_LIMIT)
         replay_events(
             self._order,
             self._times,
+            self._delays,
             self.before,
             factors,
             self.first_match,
@@ -403,6 +547,11 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         parts = pl.DataFrame([rank, label, pl.Series("ns", part_ns.ravel() // len(self.steps))])
         parts = parts.group_by("rank", "label").agg(pl.col("ns").sum()).filter(pl.col("ns") > 0)
         return parts.sort("ns", "rank", "label", descending=[True, False, False])
+
+
+def _lower_quartile(times_ns: Ints, default_ns: int) -> int:
+    """Return the lower quartile of *times_ns*; the default if there are none."""
+    return round(float(np.quantile(times_ns, 0.25))) if len(times_ns) else default_ns
 
 
 def _host_around(rank: PathTables) -> pl.DataFrame:

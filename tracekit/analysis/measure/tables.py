@@ -64,6 +64,7 @@ from tracekit.reconstruct import RankPipeline, rank_pipeline
 from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
 from tracekit.weight_updates import reload_events
 from tracekit.whatif.event_graph import find_rank_events
+from tracekit.whatif.recording_cost import find_recording_cost
 
 MAX_GAPS_PER_RANK = 100
 """Idle gaps that are listed, the longest; sums are over all gaps."""
@@ -271,7 +272,7 @@ def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame 
     if not len(gpu_events):
         return None
     work = Rank.of(gpu_events, find_waiting_calls(calls, gpu_events))
-    return _with_remedies(find_rank_events(work), gpu_events, rank)
+    return _with_remedies(find_rank_events(work, find_recording_cost(rank)), gpu_events, rank)
 
 
 def _with_remedies(
@@ -372,7 +373,8 @@ def _measure_rank(
     compute_ns = np.array([budget.compute_ns for budget in by_step.budgets], np.int64)
     graph_events = None
     if graph and len(gpu_events):
-        graph_events = _with_remedies(find_rank_events(work), gpu_events, rank)
+        with_cost = find_rank_events(work, find_recording_cost(rank))
+        graph_events = _with_remedies(with_cost, gpu_events, rank)
     return RankTables(
         source=rank.source,
         steps=steps,

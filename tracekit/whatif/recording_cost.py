@@ -1,0 +1,124 @@
+"""Cost of the recording on the host: the time that PyTorch's profiler added, event by event.
+
+Recording an operator, a call of the GPU's library or a Python frame delays the thread that runs it.
+Each recorded event gives its cost back where it was recorded; the replay of the run
+(``event_graph``) then tells what that is worth. The costs per event are measured
+(``constants.RECORDING_COSTS_NS``) on one CPU; how fast another one is shows in its launch calls.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Floats, Ints, as_int64
+from tracekit.classify.names import HOST_CALLS
+from tracekit.schema import RankEvents
+from tracekit.whatif.constants import (
+    LAUNCH_CALL_NS,
+    MIN_LAUNCHES_TO_MEASURE_HOST,
+    OPERATOR_COST_NS,
+    PYTHON_FRAME_COST_NS,
+    RUNTIME_CALL_COST_NS,
+)
+
+
+class RecordingOptions(msgspec.Struct, frozen=True):
+    """Options of PyTorch's profiler that a trace shows."""
+
+    shapes: bool
+    memory: bool
+    stacks: bool
+
+    @classmethod
+    def of(cls, rank: RankEvents) -> RecordingOptions:
+        """Return the options that the events of a rank show."""
+        return cls(
+            shapes=bool(rank.source.record_shapes),
+            memory=not rank.memory.is_empty(),
+            stacks=count_frames(rank) > 0,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the options that are on, as PyTorch has them."""
+        arguments = {
+            "record_shapes": self.shapes,
+            "profile_memory": self.memory,
+            "with_stack": self.stacks,
+        }
+        return tuple(name for name, is_on in arguments.items() if is_on)
+
+
+def count_frames(rank: RankEvents) -> int:
+    """Return the number of Python frames in a rank's file, read or not."""
+    source = rank.source
+    return source.counts.get("python", 0) + source.skipped.get("python", 0)
+
+
+class RecordingCost(msgspec.Struct, frozen=True, eq=False):
+    """What the recording cost a rank's host, as a function of time."""
+
+    time_ns: Ints
+    """Starts of recorded host events, in order."""
+    until_ns: Floats
+    """Cost of all events before each of them; one more than there are events."""
+    per_ns: float
+    """Cost per time of the host of events whose times were not read."""
+
+    def between(self, start_ns: Ints, end_ns: Ints) -> Ints:
+        """Return the cost of the events that start from *start_ns* on and before *end_ns*."""
+        first = np.searchsorted(self.time_ns, start_ns)
+        last = np.maximum(np.searchsorted(self.time_ns, end_ns), first)
+        cost_ns = self.until_ns[last] - self.until_ns[first]
+        return as_int64(cost_ns + self.per_ns * np.maximum(end_ns - start_ns, 0))
+
+
+def find_recording_cost(rank: RankEvents) -> RecordingCost | None:
+    """Return what the recording cost the host of a rank; None if that is not known.
+
+    It is known of PyTorch's profiler where it recorded operators: without them the trace has no
+    host, and what Nsight Systems costs was not measured.
+    """
+    if rank.source.reader != "kineto":
+        return None
+    events = rank.events
+    calls = events.filter(pl.col("kind").is_in(["runtime", "driver"]))
+    operators = events.filter(pl.col("kind") == "cpu_op")
+    if operators.is_empty() or calls.is_empty():
+        return None
+    slowness = measure_host_slowness(calls)
+    options = RecordingOptions.of(rank)
+    operator_ns = OPERATOR_COST_NS[options.memory, options.shapes]
+    threads = calls["tid"].unique().implode()
+    recorded = pl.concat(
+        [
+            operators.filter(pl.col("tid").is_in(threads)).select(
+                "start_ns", cost_ns=pl.lit(operator_ns * slowness)
+            ),
+            calls.select("start_ns", cost_ns=pl.lit(RUNTIME_CALL_COST_NS * slowness)),
+        ]
+    ).sort("start_ns")
+    span_ns = int(recorded["start_ns"][-1] - recorded["start_ns"][0])
+    frames_ns = count_frames(rank) * PYTHON_FRAME_COST_NS * slowness
+    return RecordingCost(
+        time_ns=recorded["start_ns"].to_numpy(),
+        until_ns=np.concatenate([[0.0], np.cumsum(recorded["cost_ns"].to_numpy())]),
+        per_ns=frames_ns / max(span_ns, 1),
+    )
+
+
+def measure_host_slowness(calls: pl.DataFrame) -> float:
+    """Return how long launch calls take over those of the CPU that the costs were measured on.
+
+    >>> calls = pl.DataFrame({"name": ["cudaLaunchKernel"] * 60, "start_ns": [0] * 60, "end_ns": [13_000] * 60})
+    >>> measure_host_slowness(calls)
+    2.0
+    """
+    is_launch = pl.col("name").cast(pl.String).str.contains(HOST_CALLS["launch_kernel"])
+    durations = calls.filter(is_launch).select(pl.col("end_ns") - pl.col("start_ns")).to_series()
+    if len(durations) < MIN_LAUNCHES_TO_MEASURE_HOST:
+        return 1.0
+    middle: float = durations.median()  # type: ignore[assignment]  # polars types it as any value
+    return middle / LAUNCH_CALL_NS
