@@ -365,7 +365,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         host_ns = self._host_ns
         recording_ns = free * self.events["recording_ns"].fill_null(0).to_numpy()
         share = np.divide(recording_ns, host_ns, out=np.zeros(len(host_ns)), where=host_ns > 0)
-        factor = np.maximum(1 - share, MIN_FREE_HOST_SHARE)
+        factor: Floats = np.maximum(1 - share, MIN_FREE_HOST_SHARE)
         # What the host did before the first launch is not known: it is as on the whole.
         is_first = (self.before[2] < 0) & (self.launch != NO_LIMIT)
         factor[is_first] = self._free_shares(factor)[self.rank_index[is_first]]
