@@ -8,7 +8,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 3
+JOBS ?= 2
 # Compiled modules are kept whatever the environment says: else every worker and every command that a test starts
 # compiles them again.
 export PYTHONDONTWRITEBYTECODE :=

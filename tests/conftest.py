@@ -30,8 +30,16 @@ settings.register_profile("patient", deadline=None)  # a busy machine is not a f
 settings.load_profile("patient")
 
 
-class SharedExamples:
-    """A hook for all tests; hooks of a conftest see those beside it alone."""
+class Examples:
+    """Hooks for all tests; hooks of a conftest see those beside it alone."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(self, file_path):
+        """Look for examples only in modules that have some: looking takes longer than reading."""
+        collectors = yield
+        if file_path.suffix == ".py" and b">>> " not in file_path.read_bytes():
+            return [found for found in collectors if type(found).__name__ != "DoctestModule"]
+        return collectors
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
@@ -56,7 +64,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if file := config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes(file))
-    config.pluginmanager.register(SharedExamples())
+    config.pluginmanager.register(Examples())
     if not hasattr(config, "workerinput"):
         # xdist's workers inherit it.
         os.environ[SHARED] = tempfile.mkdtemp(prefix="tracekit-tests-")

@@ -19,11 +19,11 @@ from tracekit.analysis.measured import Measured
 from tracekit.classify import classify, copies, pass_direction
 from tracekit.diffs import stats, verdict
 from tracekit.diffs.metrics import resolve
-from tracekit.diffs.noise_thresholds import PRIOR_DEGREES_OF_FREEDOM, Noise, prior_deviation
+from tracekit.diffs.noise_thresholds import Noise, prior_deviation
 from tracekit.diffs.run_samples import Run
 from tracekit.documents.gate import GateSettings
 from tracekit.metrics.budget import Bubble, Budget
-from tracekit.metrics.label_intervals import MIN_STRONG_CONFIDENCE, weak_ns
+from tracekit.metrics.label_intervals import weak_ns
 from tracekit.metrics.rates import Rates
 from tracekit.reconstruct import chunk_table as beside
 
@@ -49,9 +49,7 @@ def test_weak_labels_are_loud_above_one_percent_of_gpu_time(monkeypatch, share, 
     assert bool(combining.weak_label_notices([rank])) is is_loud
 
 
-@pytest.mark.parametrize(
-    ("confidence", "ns"), [(MIN_STRONG_CONFIDENCE - 0.01, 5), (MIN_STRONG_CONFIDENCE, 0)]
-)
+@pytest.mark.parametrize(("confidence", "ns"), [(0.64, 5), (0.65, 0)])
 def test_evidence_below_the_line_is_weak(confidence, ns):
     event = {"label": ["forward"], "confidence": [confidence], "start_ns": [0], "end_ns": [5]}
     assert weak_ns(pl.DataFrame(event)) == (ns,)
@@ -81,7 +79,7 @@ def chunks(gap, *, block=None, between=0):
 
 @pytest.mark.parametrize(
     ("between", "is_tied"),
-    [(beside.MAX_CHUNKS_BETWEEN_HALVES - 1, True), (beside.MAX_CHUNKS_BETWEEN_HALVES, False)],
+    [(2, True), (3, False)],
 )
 def test_the_other_half_is_looked_for_among_the_nearest_chunks(between, is_tied):
     partner = beside.find_partners(chunks(-50, between=between), from_ranges=False)[0]
@@ -147,9 +145,7 @@ def test_runs_must_agree_seven_and_a_half_times_better_than_steps(after, sure):
         noise=None,
     )
     deviation = prior_deviation(case.floor, case.uncertainty)
-    spread = stats.between_runs(
-        runs(*after), before, prior=deviation, prior_df=PRIOR_DEGREES_OF_FREEDOM
-    )
+    spread = stats.between_runs(runs(*after), before, prior=deviation, prior_df=4.0)
     chance = spread.p_not_above(case.tested_change)
     result = verdict._test(case, 0.02)
     assert chance < 0.02

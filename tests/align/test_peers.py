@@ -8,9 +8,7 @@ import polars as pl
 import pytest
 
 from tracekit.align.peers import (
-    MAX_EARLY_SHARE,
     MESSAGES,
-    MIN_MET_SHARE,
     along_pipelines,
     by_communicator,
 )
@@ -174,13 +172,13 @@ def shifted(share, by, *, microbatches=20):
 
 def test_sides_that_did_not_meet_are_not_believed():
     late = 3 * LASTS
-    assert along_pipelines(shifted(1 - MIN_MET_SHARE - 0.05, late)).pipelines
-    assert not along_pipelines(shifted(1 - MIN_MET_SHARE + 0.05, late)).pipelines
+    assert along_pipelines(shifted(0.45, late)).pipelines
+    assert not along_pipelines(shifted(0.55, late)).pipelines
 
 
 def test_messages_that_arrive_before_they_were_sent_are_not_believed():
-    assert along_pipelines(shifted(MAX_EARLY_SHARE - 0.02, -20 * LASTS)).pipelines
-    assert not along_pipelines(shifted(MAX_EARLY_SHARE + 0.06, -20 * LASTS)).pipelines
+    assert along_pipelines(shifted(0.03, -20 * LASTS)).pipelines
+    assert not along_pipelines(shifted(0.11, -20 * LASTS)).pipelines
     assert along_pipelines(shifted(0.05, -20 * LASTS, microbatches=40)).pipelines  # four of 80
     assert not along_pipelines(shifted(0.06, -20 * LASTS, microbatches=40)).pipelines  # five
 

@@ -12,10 +12,6 @@ import pytest
 from tests.memory_snapshots import BASE_US, annotation, event, snapshot
 from tracekit.align import snapshot_clock
 from tracekit.align.snapshot_clock import (
-    AGREEMENT_NS,
-    MAX_DEVIATION_NS,
-    MAX_OFFSET_NS,
-    MIN_ALLOCATIONS_TO_CHECK,
     place_snapshot,
 )
 from tracekit.parsers.memory_snapshot import parse_memory_snapshot, read_memory_snapshot
@@ -23,7 +19,7 @@ from tracekit.run.load import load
 from tracekit.schema import EVENTS, MEMORY, RankEvents, Source, conform
 
 RECORDED = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere")) / "always-on/1f1b-memory"
-COUNT = 2 * MIN_ALLOCATIONS_TO_CHECK
+COUNT = 40
 TIMES_US = [100 * i + 7 * (i * i % 11) for i in range(COUNT)]
 """Times of the allocations, at uneven distances: only one offset fits them."""
 
@@ -83,25 +79,25 @@ def test_allocations_of_the_trace_tell_it_before_ranges_do():
 def test_operators_tell_it_where_nothing_else_does():
     placement = place_snapshot(the_snapshot(), the_trace(offset_us=300))
     assert placement.source == "operators"
-    assert abs(placement.offset_ns - 300_000) <= AGREEMENT_NS
+    assert abs(placement.offset_ns - 300_000) <= 20_000
 
 
 def test_a_range_that_was_interrupted_widens_the_uncertainty():
-    late = [*RANGES[:2], ("ProfilerStep#3", 1900 + MAX_DEVIATION_NS // 2000)]
+    late = [*RANGES[:2], ("ProfilerStep#3", 1900 + 100)]
     placement = place_snapshot(the_snapshot(ranges=RANGES), the_trace(ranges=late))
     assert placement.pairs == 3
-    assert placement.uncertainty_ns == pytest.approx(MAX_DEVIATION_NS / 2, rel=0.05)
-    too_late = [*RANGES[:2], ("ProfilerStep#3", 1900 + 2 * MAX_DEVIATION_NS // 1000)]
+    assert placement.uncertainty_ns == pytest.approx(100_000, rel=0.05)
+    too_late = [*RANGES[:2], ("ProfilerStep#3", 1900 + 400)]
     assert place_snapshot(the_snapshot(ranges=RANGES), the_trace(ranges=too_late)).pairs == 2
 
 
 def test_a_snapshot_of_another_time_is_refused():
-    seconds = 2 * MAX_OFFSET_NS // 1000
+    seconds = 2_000_000
     assert (
         place_snapshot(the_snapshot(ranges=RANGES), the_trace(offset_us=seconds, ranges=RANGES))
         is None
     )
-    near = MAX_OFFSET_NS // 2000
+    near = 500_000
     assert (
         place_snapshot(the_snapshot(ranges=RANGES), the_trace(offset_us=near, ranges=RANGES))
         is not None
@@ -174,4 +170,4 @@ def test_recorded_snapshots_fit_their_own_rank_alone(rank, monkeypatch):
     )
     without_ranges = place_snapshot(own, trace)
     assert without_ranges.source == "operators"
-    assert abs(without_ranges.offset_ns - placement.offset_ns) < AGREEMENT_NS
+    assert abs(without_ranges.offset_ns - placement.offset_ns) < 20_000

@@ -14,7 +14,6 @@ from tests.kept import analysis_of
 from tracekit.analysis.document import by_document
 from tracekit.analysis.measure.by.layers import (
     MAX_KERNELS_PER_OPERATOR,
-    MIN_FORWARD_SHARE,
     Host,
     repeated_layers,
     repeated_positions,
@@ -270,8 +269,8 @@ def test_the_number_of_layers_is_right_or_not_given(sample, number, layers, cut)
 def test_forwards_must_agree(labelled_layers):
     assert count_layers(*labelled_layers([3, 3])) == 3
     assert count_layers(*labelled_layers([3, 4])) is None
-    assert count_layers(*labelled_layers([3], others=int(12 / MIN_FORWARD_SHARE) - 12)) == 3
-    assert count_layers(*labelled_layers([3], others=int(12 / MIN_FORWARD_SHARE) - 11)) is None
+    assert count_layers(*labelled_layers([3], others=12)) == 3
+    assert count_layers(*labelled_layers([3], others=13)) is None
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.analysis.measure.by.layers import (
-    MAX_SHARE_BESIDE,
-    MIN_LAYER_KERNELS,
-    MIN_REPEATED_SHARE,
     find_layers,
 )
 
@@ -51,19 +48,19 @@ def test_what_does_not_repeat_or_has_no_product_has_no_layers(text):
 
 
 def test_the_shortest_layer():
-    assert result(("g" + "abc"[: MIN_LAYER_KERNELS - 1]) * 3).count == 3
+    assert result(("g" + "abc") * 3).count == 3
     assert result("gab" * 2 + "x") is None  # three kernels twice: a loop
 
 
 def test_the_least_share_of_the_sequence():
     layer, others = "gabc", [chr(500 + k) for k in range(20)]
-    assert result(layer * 2 + "".join(others[: int(8 / MIN_REPEATED_SHARE) - 8])).count == 2
-    assert result(layer * 2 + "".join(others[: int(8 / MIN_REPEATED_SHARE) - 7])) is None
+    assert result(layer * 2 + "".join(others[:8])).count == 2
+    assert result(layer * 2 + "".join(others[:9])) is None
 
 
 def test_nearly_one_more_layer_beside_them_is_silence():
     layer = "gabcdefhij"
-    kept = int(MAX_SHARE_BESIDE * 10)
+    kept = 5
     assert result(layer * 3 + "Z" + layer[: kept - 1][::-1]).count == 3
     assert result(layer * 3 + "Z" + layer[:kept][::-1]) is None
 

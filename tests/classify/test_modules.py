@@ -122,6 +122,19 @@ def test_calls_of_modules_come_first(program, layers):
     assert event_row(table, layers[2][0])["module"] == "attention"
 
 
+def test_a_product_in_front_of_a_router_is_its_own_and_the_one_behind_is_not(program):
+    names = (
+        ("aten::mm", "gemm", [[4, 8], [8, 16]]),
+        ("aten::topk", "gatherTopK", [[4, 16]]),
+        ("aten::mm", "gemm", [[4, 8], [8, 12]]),
+    )
+    ids = []
+    for i, (op, kernel, shapes) in enumerate(names):
+        program.op(op, i, i + 0.9, shapes=str(shapes))
+        ids.append(program.kernel(kernel, i + 0.1))
+    assert modules_of(classify(program.events()), ids) == ["router", "router", None]
+
+
 def test_rules_of_the_user_come_before_calls(program, layers):
     program.add("python", "nn.Module: Mlp_0", -1, 40, tid=1)
     book = RuleBook((Rule("mine", label="forward", when={"name": "gelu"}, module="vision"),))

@@ -10,7 +10,6 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit import analyze
-from tracekit.report.findings import MIN_SHARE_TO_SHOW
 from tracekit.report.write import render_json
 
 MS = 1_000_000
@@ -85,9 +84,7 @@ def test_the_first_finding_of_an_everyday_run_is_the_planted_fault_and_its_savin
     truth = json.loads((EVERYDAY / "truth.json").read_text())["runs"][name]
     analysis = analyze(EVERYDAY / name)
     if truth["code"] is None:
-        shown = {
-            finding.code for finding in analysis.findings if finding.share >= MIN_SHARE_TO_SHOW
-        }
+        shown = {finding.code for finding in analysis.findings if finding.share >= 0.01}
         assert shown <= ONLY_POSSIBLE
         return
     first = analysis.findings[0]

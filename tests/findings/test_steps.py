@@ -10,7 +10,7 @@ import pytest
 from tests.findings.conftest import Recording
 from tracekit import analyze
 from tracekit.documents.analysis import Straggler
-from tracekit.findings.steps import step_findings
+from tracekit.findings.steps import _cause_in, step_findings
 from tracekit.metrics.step_time import StepTime
 from tracekit.report.findings import with_sentences
 
@@ -135,6 +135,21 @@ def test_what_the_host_does_longer_is_the_cause(slow_step_of, name, case):
     finding = slow_step_of(call(name, 15.0))
     assert finding.case == case
     assert finding.evidence["extra_ns"] == pytest.approx(15 * MS, rel=0.02)
+
+
+@pytest.mark.parametrize(("extra_ns", "case"), [(100, "allocator"), (99, "unknown")])
+def test_what_the_host_does_longer_explains_a_slow_step_from_a_tenth_of_its_excess_on(
+    extra_ns, case
+):
+    """The step takes 1,000 ns longer."""
+    scope = SimpleNamespace(
+        extra_copies_to_host=lambda: 0,
+        extra_host_time=lambda: {"allocator": extra_ns, "python": 7},
+        events=lambda label: 10,
+        usual_events=lambda label: 10,
+        backward_events=lambda: (10, 10),
+    )
+    assert _cause_in(scope, 1_000)[0] == case
 
 
 def test_a_step_a_fifth_longer_does_not_stand_out(slow_step_of):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
+import polars as pl
 from msgspec.structs import replace
 
 from tests.recorders import ddp_dumps, write_dumps
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.documents.findings import Finding
 from tracekit.findings.context import Context
-from tracekit.findings.whole_run import whole_run_findings
+from tracekit.findings.whole_run import _recorded_places, whole_run_findings
 from tracekit.report.findings import with_sentences
 from tracekit.run.analyze import analyze
 from tracekit.run.late import late
@@ -33,6 +35,25 @@ def findings(run, *, stragglers=None):
     if stragglers is not None:
         analysis = dataclasses.replace(analysis, stragglers=stragglers)
     return list(with_sentences(whole_run_findings(Context(analysis))))
+
+
+def test_at_most_eight_operations_show_where_ranks_are_late():
+    """Ten steps in which rank 1 is late."""
+    operations = pl.DataFrame(
+        {
+            "rank": 1,
+            "step": range(10),
+            "start_ns": range(0, 1000, 100),
+            "end_ns": range(50, 1050, 100),
+            "bytes": 64,
+            "received": 64,
+            "what": "all_reduce",
+        }
+    )
+    context = SimpleNamespace(analysis=SimpleNamespace(tables={"operations": operations}))
+    at = SimpleNamespace(bytes=64)
+    fact = SimpleNamespace(ranks=(1,), profiled_steps=tuple(range(10)), at=at)
+    assert [place.step for place in _recorded_places(context, fact)] == list(range(8))
 
 
 def test_a_hang_is_a_finding():

@@ -3,7 +3,6 @@
 import polars as pl
 import pytest
 
-from tracekit.classify.host_ranges import MIN_GRAPH_EVENTS
 from tracekit.intervals import union
 from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.host.waiting_calls import WAITING_CALLS
@@ -42,7 +41,7 @@ def causes(rows):
     return {(label, cause): us for label, cause, us in sums.iter_rows()}
 
 
-def step(*, comm_stream, forward_stream=7, optimizer_stream=7, kernels=MIN_GRAPH_EVENTS):
+def step(*, comm_stream, forward_stream=7, optimizer_stream=7, kernels=8):
     """Forward kernels, an all-reduce of 10 µs, one more backward kernel, an all-reduce of 5 µs, the optimizer."""
     forward = [node(i, i + 1, "forward", stream=forward_stream) for i in range(kernels - 4)]
     return [
@@ -69,9 +68,7 @@ def test_a_replay_on_one_stream_is_a_queue():
     assert causes(step(comm_stream=7)) == {("dp_comm", "same_stream"): 15}
 
 
-@pytest.mark.parametrize(
-    ("kernels", "branched"), [(MIN_GRAPH_EVENTS - 1, False), (MIN_GRAPH_EVENTS, True)]
-)
+@pytest.mark.parametrize(("kernels", "branched"), [(7, False), (8, True)])
 def test_a_launch_of_few_kernels_is_no_graph(kernels, branched):
     assert (("dp_comm", "unknown") in causes(step(comm_stream=9, kernels=kernels))) is branched
 

@@ -9,7 +9,6 @@ import pytest
 
 from tests.memory_snapshots import block, event, segment, snapshot
 from tracekit.metrics.memory.block_sizes import (
-    MAX_SMALL_BLOCK_BYTES,
     ROUNDING_BYTES,
     find_block_sizes,
 )
@@ -34,17 +33,15 @@ def test_sizes_are_rounded_up():
     assert sizes(events) == [0, 512, 1024]
 
 
-@pytest.mark.parametrize(
-    ("rest", "stays"), [(MAX_SMALL_BLOCK_BYTES, True), (MAX_SMALL_BLOCK_BYTES + 512, False)]
-)
+@pytest.mark.parametrize(("rest", "stays"), [(1 << 20, True), ((1 << 20) + 512, False)])
 def test_a_small_rest_of_a_large_segment_stays_with_its_block(rest, stays):
     events = [event("segment_alloc", 0, 4 * MIB + rest, 0), event("alloc", 0, 4 * MIB, 1)]
     assert sizes(events) == [0, 4 * MIB + rest * stays]
 
 
 def test_segments_for_small_blocks_and_those_that_grow_keep_no_rest():
-    small = [event("segment_alloc", 0, 2 * MIB, 0), event("alloc", 0, MAX_SMALL_BLOCK_BYTES, 1)]
-    assert sizes(small) == [0, MAX_SMALL_BLOCK_BYTES]
+    small = [event("segment_alloc", 0, 2 * MIB, 0), event("alloc", 0, 1 << 20, 1)]
+    assert sizes(small) == [0, 1 << 20]
     growing = [event("segment_map", 0, 5 * MIB, 0), event("alloc", 0, 4 * MIB + 512, 1)]
     assert sizes(growing, expandable=True) == [0, 4 * MIB + 512]
 

@@ -6,8 +6,6 @@ import pytest
 
 from tests.memory_snapshots import block, event, segment, snapshot
 from tracekit.metrics.memory.fragmentation import (
-    MAX_SMALL_BLOCK_BYTES,
-    SMALL_SEGMENT_BYTES,
     Fragmentation,
     measure_fragmentation,
 )
@@ -68,11 +66,11 @@ def test_free_memory_of_another_stream_or_kind_does_not_count():
     for row in other_stream[-2:]:
         row["stream"] = 7
     assert measured(snapshot(other_stream, end(10 * MIB))).forced_segments == 0
-    small = history(second_request=MAX_SMALL_BLOCK_BYTES)
-    small[-2]["size"] = SMALL_SEGMENT_BYTES
-    assert measured(snapshot(small, end(MAX_SMALL_BLOCK_BYTES))).forced_segments == 0
-    large = history(second_request=2 * MAX_SMALL_BLOCK_BYTES)
-    assert measured(snapshot(large, end(2 * MAX_SMALL_BLOCK_BYTES))).forced_segments == 1
+    small = history(second_request=1 << 20)
+    small[-2]["size"] = 2 << 20
+    assert measured(snapshot(small, end(1 << 20))).forced_segments == 0
+    large = history(second_request=2 << 20)
+    assert measured(snapshot(large, end(2 << 20))).forced_segments == 1
 
 
 def test_free_memory_beside_blocks_in_use_is_fragmented_and_an_empty_segment_is_cached():

@@ -7,9 +7,6 @@ import pytest
 
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.overlap import (
-    MAX_SPREAD_ALONE,
-    MIN_KERNELS_TO_COMPARE,
-    MIN_OVERLAPPED_SHARE,
     OVERLAP_COSTS,
     combine_overlap_costs,
     measure_overlap_costs,
@@ -57,28 +54,24 @@ def test_the_slow_down_and_the_net_gain(labelled):
 @pytest.mark.parametrize(
     ("alone", "kernels"),
     [
-        ([100] * MIN_KERNELS_TO_COMPARE, MIN_KERNELS_TO_COMPARE),
-        ([100] * (MIN_KERNELS_TO_COMPARE - 1), 0),
+        ([100] * 3, 3),
+        ([100] * 2, 0),
     ],
 )
 def test_few_kernels_alone_are_not_enough(labelled, alone, kernels):
-    assert costs(labelled, alone, [120] * MIN_KERNELS_TO_COMPARE)["kernels"].to_list() == [kernels]
+    assert costs(labelled, alone, [120] * 3)["kernels"].to_list() == [kernels]
 
 
 @pytest.mark.parametrize(
     ("longest", "kernels"),
-    [(100 * MAX_SPREAD_ALONE, MIN_KERNELS_TO_COMPARE), (100 * MAX_SPREAD_ALONE + 10, 0)],
+    [(125, 3), (135, 0)],
 )
 def test_times_that_scatter_alone_say_nothing(labelled, longest, kernels):
-    result = costs(
-        labelled, [100, 100, 100, int(longest), int(longest)], [120] * MIN_KERNELS_TO_COMPARE
-    )
+    result = costs(labelled, [100, 100, 100, int(longest), int(longest)], [120] * 3)
     assert result["kernels"].to_list() == [kernels]
 
 
-@pytest.mark.parametrize(
-    ("cover", "counted"), [(MIN_OVERLAPPED_SHARE, 1), (MIN_OVERLAPPED_SHARE - 0.05, 0)]
-)
+@pytest.mark.parametrize(("cover", "counted"), [(0.9, 1), (0.85, 0)])
 def test_kernels_that_are_only_partly_beside_do_not_count(labelled, cover, counted):
     assert len(costs(labelled, [1000] * 3, [1200] * 3, cover=cover)) == counted
 

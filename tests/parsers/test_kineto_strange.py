@@ -8,7 +8,6 @@ import pytest
 
 import tracekit
 from tests.parsers.test_kineto_odd import BASE_NS, TWO, kernel, launch
-from tracekit.analysis.measure.recording_checks import MAX_DAMAGED_SHARE
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
 from tracekit.report.notices import notice_sentence
@@ -140,7 +139,7 @@ def test_events_that_stand_twice_are_named_above_a_share(tmp_path, more, is_repo
 
     Eleven were written twice.
     """
-    twice = int(1000 * MAX_DAMAGED_SHARE) + more
+    twice = 10 + more
     once = [kernel("a", 100 + 20 * k, 10, k) for k in range(1000 - twice)]
     (tmp_path / "rank0.json").write_text(text([*once, *once[:twice]]))
     analysis = tracekit.analyze(tmp_path / "rank0.json", schedule="none")

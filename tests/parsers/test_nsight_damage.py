@@ -10,7 +10,6 @@ import pytest
 
 from tests.parsers.nsight_files import Report
 from tracekit import analyze
-from tracekit.analysis.measure.recording_checks import MAX_DAMAGED_SHARE
 from tracekit.errors import InputError
 from tracekit.parsers import nsight
 from tracekit.parsers.nsight.tables import MAX_GPU_EVENT_NS, MAX_TIME_NS
@@ -106,7 +105,7 @@ def test_a_kernel_without_usable_times_is_counted_and_leaves_idle_null(damaged, 
 
 
 def test_more_than_a_hundredth_of_them_and_the_file_is_refused(damaged):
-    few, many = (int(KERNELS * MAX_DAMAGED_SHARE) + more for more in (0, 1))
+    few, many = (int(KERNELS * 0.01) + more for more in (0, 1))
     path = damaged(f"UPDATE {KERNEL} SET end = NULL WHERE correlationId < {few}")
     assert budget(path)[0]["idle"] is None
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -15,7 +15,7 @@ import pytest
 
 from tracekit.errors import InputError
 from tracekit.parsers import plain_pickle
-from tracekit.parsers.plain_pickle import MAX_DEPTH, MAX_INTEGER_BYTES, is_pickle, load_plain_pickle
+from tracekit.parsers.plain_pickle import is_pickle, load_plain_pickle
 
 PLAIN = {
     "version": "2.10",
@@ -118,8 +118,8 @@ def nested(depth):
 
 
 def test_nesting_is_limited():
-    assert load(nested(MAX_DEPTH)) is not None
-    assert "deep" in refusal(nested(MAX_DEPTH + 1))
+    assert load(nested(64)) is not None
+    assert "deep" in refusal(nested(65))
 
 
 def test_the_depth_of_nesting_allowed_is_not_moved():
@@ -182,9 +182,7 @@ def test_a_list_changed_after_it_was_shared_is_refused():
     assert "elsewhere" in refusal(proto2(b"]q\x00]q\x01h\x00ah\x00h\x01a0"))
 
 
-@pytest.mark.parametrize(
-    ("length", "accepted"), [(MAX_INTEGER_BYTES, True), (MAX_INTEGER_BYTES + 1, False)]
-)
+@pytest.mark.parametrize(("length", "accepted"), [(16, True), (17, False)])
 def test_integers_have_at_most_16_bytes(length, accepted):
     data = proto2(b"\x8a" + bytes([length]) + b"\x01" * length)
     assert (load(data) > 2**100) if accepted else refusal(data)

@@ -19,7 +19,6 @@ from tracekit.whatif.changes import (
     WhatIfGraph,
     parse_change,
 )
-from tracekit.whatif.constants import HOST_VARIATION, LINK_VARIATION, MIN_VARIATION
 from tracekit.whatif.event_graph import EventGraph, find_rank_events
 
 MS = 1_000_000
@@ -124,8 +123,8 @@ def test_a_kernel_that_takes_half_its_time_ends_the_step_earlier():
     assert (step.measured_ns, step.predicted_ns, step.saves_ns) == (30 * MS, 20 * MS, 10 * MS)
     low, high = step.predicted_range_ns
     assert (low, high) == (
-        round(20 * MS * (1 - MIN_VARIATION)),
-        round(20 * MS * (1 + MIN_VARIATION)),
+        round(20 * MS * (1 - 0.05)),
+        round(20 * MS * (1 + 0.05)),
     )
     assert [(piece.label, piece.ns) for piece in step.critical_path] == [
         ("forward", 10 * MS),
@@ -143,8 +142,8 @@ def test_transfers_on_the_critical_path_widen_the_range():
     computes = graph_of(*[[kernel("forward", 0, step_ms)]] * 2)
     transfers = graph_of(*step_of_ranks(20, 20, transfer=transfer_ms))
     for graph, margin_ms in (
-        (computes, step_ms * MIN_VARIATION),
-        (transfers, math.hypot(step_ms * MIN_VARIATION, transfer_ms * LINK_VARIATION)),
+        (computes, step_ms * 0.05),
+        (transfers, math.hypot(step_ms * 0.05, transfer_ms * 0.15)),
     ):
         low, high = graph.predict(["forward x1"]).predicted_range_ns
         assert (low, high) == (round((step_ms - margin_ms) * MS), round((step_ms + margin_ms) * MS))
@@ -154,14 +153,14 @@ def test_late_launches_on_the_critical_path_widen_the_range():
     """The host launches the forward at 30: a host 20 % slower would do so at 36."""
     graph = graph_of([kernel("optimizer", 0, 10), kernel("forward", 30, 50, launch=30)])
     low, high = graph.predict(["forward x1"]).predicted_range_ns
-    margin_ms = math.hypot(50 * MIN_VARIATION, 30 * HOST_VARIATION)
+    margin_ms = math.hypot(50 * 0.05, 30 * 0.2)
     assert (low, high) == (round((50 - margin_ms) * MS), round((50 + margin_ms) * MS))
 
 
 def test_a_range_begins_at_no_less_than_nothing():
     graph = graph_of([kernel("forward", 0, 10)], clock_error_ns=30 * MS)
     low, high = graph.predict(["forward x0.5"]).predicted_range_ns
-    assert (low, high) == (0, round((35 + 5 * MIN_VARIATION) * MS))
+    assert (low, high) == (0, round((35 + 5 * 0.05) * MS))
 
 
 @pytest.mark.parametrize("name", ["dgrad", "mlp", "aten::mm", "sm90_gemm", "gemm"])

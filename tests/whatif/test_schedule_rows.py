@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import polars as pl
 import pytest
 
 from tracekit.report.notices import notice_sentence
 from tracekit.schedules import Times, generate
 from tracekit.synthetic import Recipe
+from tracekit.whatif.schedule_rows import _curve_rows
 
 pytestmark = pytest.mark.slow
 
@@ -129,3 +133,19 @@ def test_a_split_follows_compute_where_another_stage_waits(compare_recipe):
         stage_factor={2: 1.5},
     )
     assert line.name == "layers per stage 5,4,3,4"
+
+
+def test_curves_have_points_of_at_most_600_units_of_work():
+    """A 1F1B of eight ranks: 16 units for each micro-batch. With 32 it has 512, with 64 1,024."""
+    own = generate("1f1b", pp=8, microbatches=8)
+    drawn = []
+
+    def predict(schedule):
+        drawn.append((schedule.virtual, schedule.microbatches))
+        return "none"
+
+    no_layers = pl.DataFrame(
+        schema={"op": pl.String, "stage": pl.Int32, "b_stage": pl.Int32, "layers": pl.Int32}
+    )
+    _curve_rows(SimpleNamespace(own=own, predict=predict), no_layers, None)
+    assert {count for chunks, count in drawn if chunks == 1} == {8, 16, 32}

@@ -8,7 +8,6 @@ import pytest
 
 from tracekit.reconstruct.rank_pipeline import RankPipeline, rank_pipeline
 from tracekit.schema import LABELLED, Source
-from tracekit.whatif.constants import MIN_SHARE_BESIDE_MESSAGES_TO_MEASURE
 from tracekit.whatif.engine import run_program
 from tracekit.whatif.machine import FittedMachine, Machine
 from tracekit.whatif.rank_programs import POST, RUN, WAIT, Message, MessageKernel, Piece, Program
@@ -81,7 +80,7 @@ def test_a_run_that_keeps_compute_and_messages_apart_says_nothing_of_their_costs
 
 @pytest.mark.parametrize(("factor", "measured"), [(0.75, False), (1.33, True)])
 def test_the_share_beside_messages_decides_whether_costs_are_measured(factor, measured):
-    share = factor * MIN_SHARE_BESIDE_MESSAGES_TO_MEASURE
+    share = factor * 0.2
     kind, took_ns, _, *others = planted_ops(slowdown=1.3, other_cost=0.2, own_share=0.3)
     own_share = np.full(len(kind), share)
     shared = fit_shared_gpu(kind, took_ns, own_share, *others, expected_slowdown=1.5)

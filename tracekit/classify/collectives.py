@@ -144,8 +144,6 @@ def _communication_calls(ranges: Ranges) -> Ints:
     rows = ranges.collective_rows()
     in_domain = ranges.rows_with("domain")
     calls = rows[~ranges.collective(rows).matches(CALLS["without_data"])]
-    if not len(in_domain):
-        return calls
     is_nccl = ranges.text("domain", in_domain).matches(r"(?i)^nccl$")
     is_call = ranges.name_matches(in_domain, RANGES["nccl_call"])
     return np.union1d(calls, np.setdiff1d(in_domain[is_nccl & is_call], rows))
