@@ -16,7 +16,7 @@ from inputs import make
 
 CODE = """
 import json, resource, sys, threading, time
-import tracekit.report.perfetto.export as module
+import tracekit.run.export as module
 
 peak = {"now": 0}
 def watch():

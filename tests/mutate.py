@@ -16,6 +16,7 @@ from tests.kept import by_identity
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import rank_tables
+from tracekit.results import AnalysisResult
 from tracekit.schema import GPU_KINDS, RankEvents
 
 Ranks = list[RankEvents]
@@ -32,7 +33,7 @@ _measure = by_identity(rank_tables)
 
 def answer(ranks: Ranks) -> Analysis:
     """Label, measure and compare what is left of a run."""
-    return combine([_measure(rank) for rank in ranks], schedule="auto")
+    return AnalysisResult.of(combine([_measure(rank) for rank in ranks], schedule="auto"))
 
 
 def each(change: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Ranks], Ranks]:

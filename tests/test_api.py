@@ -38,6 +38,7 @@ PUBLIC = (
     "tracekit.metrics",
     "tracekit.record",
     "tracekit.redaction",
+    "tracekit.results",
     "tracekit.schedules",
     "tracekit.synthetic",
     "tracekit.weight_updates",
@@ -255,7 +256,7 @@ def test_an_unknown_kind_of_file_is_refused(run, tmp_path):
 
 @pytest.mark.slow
 def test_every_picture_is_a_method(run):
-    from tracekit.analysis.result import Plots
+    from tracekit.results import Plots
 
     methods = {name for name in vars(Plots) if not name.startswith("_")}
     assert methods == set(PLOTS) - {"measured", "ideal"}
@@ -314,8 +315,8 @@ def test_a_diagnosis_shows_itself(samples):
 
 @pytest.mark.slow
 def test_an_ideal_saves_and_draws_itself(tmp_path):
-    done = tracekit.schedules.simulate(tracekit.schedules.generate("1f1b", pp=2, microbatches=2))
-    reload = tracekit.weight_updates.weight_reload(2, 1)
+    done = tracekit.simulate(tracekit.schedules.generate("1f1b", pp=2, microbatches=2))
+    reload = tracekit.weight_reload(2, 1)
     for suffix in (".svg", ".json", ".html", ".trace.json"):
         done.save(tmp_path / f"ideal{suffix}")
         reload.save(str(tmp_path / f"reload{suffix}"))

@@ -22,7 +22,6 @@ from tracekit.doctor.findings import (
     find_problems,
 )
 from tracekit.errors import InputError, Notice
-from tracekit.report.terminal.doctor import render
 from tracekit.schema import EVENTS, RankEvents
 
 pytestmark = pytest.mark.slow
@@ -170,7 +169,7 @@ def test_public_traces_lack_what_their_recordings_left_out(corpus, path):
 def text(diagnosis, width=80):
     console = Console(width=width, color_system=None, highlight=False)
     with console.capture() as captured:
-        console.print(render(diagnosis))
+        console.print(diagnosis)
     return captured.get()
 
 

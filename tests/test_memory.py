@@ -21,12 +21,12 @@ from tracekit.analysis.combine.memory import (
     memory_with_microbatches,
     with_memory,
 )
+from tracekit.diffs.scalars import scalars
 from tracekit.documents.analysis import ChangedStep, Peak
 from tracekit.documents.coding import to_plain
 from tracekit.metrics.memory import ChunkMemory, RankMemory
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
-from tracekit.report.scalars import scalars
 from tracekit.report.terminal.schedule import render_what_if
 from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze

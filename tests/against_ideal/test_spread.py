@@ -11,6 +11,7 @@ from tests.dying_worker import die
 from tracekit.against_ideal import compare_run
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.errors import MachineError
+from tracekit.results import AnalysisResult
 from tracekit.run.driver import find_sources, pipeline_map
 from tracekit.run.measure import Options
 from tracekit.schedules import generate
@@ -45,7 +46,7 @@ def answer(tables, spread):
     assert len(analysis.schedule.pipelines) == PIPELINES
     assert {step.match.schedule.name for step in analysis.schedule.all} == {"gpipe", "1f1b"}
     assert analysis.schedule.cells.height == analysis.tables["cells"].height > 0
-    return analysis.to_json()
+    return AnalysisResult.of(analysis).to_json()
 
 
 def test_workers_give_the_answer_of_one_process(tables, two_at_once):

@@ -20,6 +20,7 @@ from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import rank_tables
 from tracekit.metrics.operations import add_waits, divide_waits
 from tracekit.report.view.answer import waits_sentence
+from tracekit.results import AnalysisResult
 from tracekit.schema import conform
 
 MS = 1_000_000
@@ -195,7 +196,9 @@ def test_charges_agree_with_a_count_moment_by_moment_and_sum_to_the_waits(seed):
 def slow_pair():
     """A recording whose rank 2 is slow, and in which rank 3 does the same as rank 2."""
     ranks = repeat_rank(read_run(SAMPLES / "slow-ddp"), 2, as_rank=3)
-    return combine([rank_tables(rank, graph=True) for rank in ranks], what_if=True)
+    return AnalysisResult.of(
+        combine([rank_tables(rank, graph=True) for rank in ranks], what_if=True)
+    )
 
 
 def test_a_slow_pair_of_a_recording_is_named_and_not_one_of_the_two(slow_pair):

@@ -13,6 +13,7 @@ from tracekit.analysis.measure.tables import rank_tables
 from tracekit.diffs.run_samples import from_analysis
 from tracekit.errors import OptionError
 from tracekit.report.view.ranks import Pace
+from tracekit.report.write import document_of
 from tracekit.run.load import load
 from tracekit.schema import RankEvents
 
@@ -257,6 +258,6 @@ def test_without_marks_budget_and_pipeline_count_the_same_steps(cut_marks):
 def test_report_and_gate_agree_on_how_long_a_step_takes(cut_marks):
     for mark in cut_marks:
         took = Pace(mark)
-        samples = from_analysis(mark.to_dict(), name="run").samples["step_ms"]
+        samples = from_analysis(document_of(mark), name="run").samples["step_ms"]
         assert len(samples) == took.steps == 8
         assert took.ns / 1e6 == pytest.approx(median(samples), abs=1e-6)

@@ -78,7 +78,7 @@ import resource, sys
 from pathlib import Path
 import tracekit
 from tracekit.errors import InputError, OutputError
-from tracekit.report.perfetto.export import export
+from tracekit.run.export import export
 from tracekit.report.write import write
 from tracekit import ingest
 

@@ -13,7 +13,6 @@ from tracekit import analyze, diagnose
 from tracekit.errors import Notice
 from tracekit.findings.recording import recording_findings
 from tracekit.report.findings import with_sentences
-from tracekit.report.terminal.doctor import render
 from tracekit.schema import ProcessGroup, Source
 
 pytestmark = pytest.mark.usefixtures("measured_once")
@@ -168,7 +167,7 @@ def test_the_doctor_shows_what_costs_time_in_a_step_as_analyze_does(samples):
     assert [entry["text"] for entry in entries] == [each.text for each in analysis.findings]
     shown = Console(width=400)
     with shown.capture() as capture:
-        shown.print(render(diagnosis))
+        shown.print(diagnosis)
     assert analysis.findings[0].text in capture.get()
     assert analysis.findings[0].advice in capture.get()
     assert diagnose(path).step_findings is None

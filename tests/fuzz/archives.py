@@ -23,8 +23,8 @@ from tracekit.report.perfetto.archive import (
     manifest_bytes,
     name_apart,
 )
-from tracekit.run.ingest import content_key
 from tracekit.schema import Source
+from tracekit.store.files import content_key
 
 ROLES = (
     *(None, None, "trainer", "rollout 1", "rollout-1", "rollout_1", "..", ".", "", "/etc", "a/b"),

@@ -24,7 +24,7 @@ from tracekit.errors import InputError, OptionError, OutputError
 from tracekit.report.notices import notice_sentence
 from tracekit.report.perfetto import export as perfetto
 from tracekit.report.perfetto.events import nesting_lines
-from tracekit.report.perfetto.export import export
+from tracekit.run.export import export
 from tracekit.schema import GPU_KINDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]

@@ -11,16 +11,15 @@ from rich.console import Console
 
 from tests.kept import analysis_of, diagnosis_of
 from tracekit._util.text import ms
+from tracekit.diffs.history import history_point
 from tracekit.diffs.run_samples import from_analysis
+from tracekit.diffs.scalars import scalars
 from tracekit.diffs.verdict import judge
+from tracekit.diffs.watch_line import line
 from tracekit.record.answer import answer_of
-from tracekit.report.html.history import history_point
 from tracekit.report.html.page import render_html
 from tracekit.report.markdown import render_markdown
-from tracekit.report.scalars import scalars
 from tracekit.report.terminal.analysis import render as render_analysis
-from tracekit.report.terminal.doctor import render as render_doctor
-from tracekit.report.terminal.watch import line
 from tracekit.report.view import view_of
 from tracekit.run.watch import WatchedRecording
 
@@ -103,7 +102,7 @@ def test_doctor_states_the_step_time_of_marked_steps(folder, analysis):
         assert diagnosis.to_dict()["step_time_ns"] is None
         return
     assert diagnosis.to_dict()["step_time_ns"] == analysis.step.time_ns
-    text = printed(render_doctor(diagnosis))
+    text = printed(diagnosis)
     assert re.search(rf"step time\s+{re.escape(ms(analysis.step.time_ns))}\b", text)
     assert re.search(r"recorded time\s+[\d,.]+ ms", text)
 

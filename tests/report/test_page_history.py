@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from tracekit.cli import make_app
 from tracekit.diffs import Run
+from tracekit.diffs.history import history_point
 from tracekit.errors import InputError, OptionError
-from tracekit.report.html.history import add_to_history, check_history, history_point, read_history
+from tracekit.report.html.history import add_to_history, check_history, read_history
 
 pytestmark = pytest.mark.usefixtures("measured_once")
 

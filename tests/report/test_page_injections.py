@@ -14,9 +14,9 @@ from tests.injections import MARK, trace
 from tracekit.diffs import diff, read_side
 from tracekit.report.html import page as diff_page
 from tracekit.report.html.page import render_html
-from tracekit.report.perfetto.export import export
 from tracekit.report.perfetto.serve import SingleDownloadServer
 from tracekit.run.analyze import analyze
+from tracekit.run.export import export
 
 pytestmark = pytest.mark.slow
 

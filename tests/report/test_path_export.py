@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.report.perfetto.export import export
+from tracekit.run.export import export
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 

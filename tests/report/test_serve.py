@@ -172,8 +172,8 @@ def test_the_command_prints_the_link_and_ends_once_read(samples):
 
 
 def test_an_exported_file_is_known_and_a_trace_is_not(samples, tmp_path):
-    from tracekit.report.perfetto.export import export
     from tracekit.report.perfetto.serve import is_export
+    from tracekit.run.export import export
 
     for name in ("out.json.gz", "out.json"):
         export([samples / "reload"], tmp_path / name, schedule="none", ranks=(0,))

@@ -13,7 +13,7 @@ from tracekit import analyze, gate, ingest, load, redact
 from tracekit.diffs import diff
 from tracekit.errors import InputError, OptionError
 from tracekit.report.notices import notice_sentence
-from tracekit.report.perfetto.export import export
+from tracekit.run.export import export
 from tracekit.run.query import query
 from tracekit.store.sources import OneRole
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from tracekit.diffs.scalars import prometheus
+from tracekit.diffs.watch_line import line, run_of
 from tracekit.errors import InputError
-from tracekit.report.scalars import prometheus
-from tracekit.report.terminal.watch import line, run_of
 from tracekit.run.watch import SETTLED_S, watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]

@@ -1,5 +1,6 @@
 """The JSON document of an analysis (``documents.analysis``), built from its results."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from tracekit.analysis.result import Analysis, RoleResults
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import analysis as documents
 from tracekit.documents.coding import rows
+from tracekit.documents.findings import Finding
 from tracekit.metrics.budget import Budget
 from tracekit.metrics.label_intervals import LABEL_SETS
 from tracekit.weight_updates import ReloadSummary
@@ -31,7 +33,11 @@ MAX_EXPERT_LAYERS = 256
 """Rows of expert layers, the most uneven first."""
 
 
-def build_document(analysis: Analysis) -> documents.AnalysisDocument:
+FindingsOf = Callable[[Analysis], tuple[Finding, ...]]
+"""Function that returns the findings of an analysis."""
+
+
+def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> documents.AnalysisDocument:
     """Return the document of an analysis.
 
     A key that depends on an option or on the kind of run is left out (``UNSET``) where it does not
@@ -57,7 +63,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         source=_source(analysis),
         ranks=[rank_document(result) for result in analysis.rank_results],
         step=step_document(analysis),
-        findings=analysis.findings,
+        findings=findings_of(analysis),
         total=documents.Figures(**_figures(analysis.total)),
         schedule=None if schedule is None else schedule_document(schedule),
         # A schedule has the lanes in its own part of the document.
@@ -68,7 +74,7 @@ def build_document(analysis: Analysis) -> documents.AnalysisDocument:
         # predicted.
         what_if=list(analysis.changed_steps) if analysis.graph or analysis.changed_steps else UNSET,
         by=UNSET if by is None else by_document(by),
-        **_roles(analysis.role_results),
+        **_roles(analysis.role_results, findings_of),
         late=UNSET if analysis.whole_run is None else analysis.whole_run.to_document(),
         hiding=analysis.hiding,
         stragglers=list(analysis.stragglers.rows),
@@ -116,13 +122,13 @@ def _memory(memory: RunMemory | None) -> documents.Memory | None:
     return documents.Memory(memory.peak_bytes, [_rank_memory(rank) for rank in memory.ranks])
 
 
-def _roles(results: RoleResults) -> dict[str, Any]:
+def _roles(results: RoleResults, findings_of: FindingsOf) -> dict[str, Any]:
     """Return the keys about roles that have a value."""
     keys: dict[str, Any] = {}
     if results.roles:
         roles = []
         for role in results.roles:
-            document = build_document(role.analysis)
+            document = build_document(role.analysis, findings_of=findings_of)
             roles.append(documents.RoleDocument(role.name, role.kind, role.ranks, document))
         keys |= {"main_role": results.main_role, "roles": roles}
     if results.iterations:

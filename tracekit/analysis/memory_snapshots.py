@@ -55,8 +55,6 @@ class SnapshotReport(HasDocument):
 
     def to_document(self) -> documents.MemoryDocument:
         """Return the JSON document (``format: tracekit.memory/1``)."""
-        from tracekit.report.notices import with_messages
-
         rows = []
         for snapshot in self.snapshots:
             contents = contents_document(snapshot.contents)
@@ -71,7 +69,7 @@ class SnapshotReport(HasDocument):
             format=documents.FORMAT,
             peak_bytes=self.peak_bytes,
             snapshots=rows,
-            warnings=with_messages(self.notices),
+            warnings=self.notices,
         )
 
 
@@ -84,13 +82,11 @@ class SnapshotDiff(HasDocument):
 
     def to_document(self) -> documents.MemoryDiffDocument:
         """Return the JSON document (``format: tracekit.memory-diff/1``)."""
-        from tracekit.report.notices import with_messages
-
         return documents.MemoryDiffDocument(
             tracekit=__version__,
             format=documents.DIFF_FORMAT,
             snapshots=list(self.changes),
-            warnings=with_messages(self.notices),
+            warnings=self.notices,
         )
 
 

@@ -41,7 +41,14 @@ from tracekit.documents.analysis import (
     StepFigures,
 )
 from tracekit.documents.analysis import Budget as BudgetDocument
-from tracekit.documents.coding import decode, encode, read_document, to_plain, to_plain_rows
+from tracekit.documents.coding import (
+    HasDocument,
+    decode,
+    encode,
+    read_document,
+    to_plain,
+    to_plain_rows,
+)
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
@@ -56,7 +63,7 @@ ANALYZE_AGAIN = "write it again with analyze -o FILE.json"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SavedAnalysis(BaseAnalysis):
+class SavedAnalysis(BaseAnalysis, HasDocument):
     """An analysis read from JSON (``read_analysis``): the figures of every rank, and the small tables.
 
     It can be compared (``tracekit.diff``, ``tracekit.gate``) like the analysis it was. Pages and

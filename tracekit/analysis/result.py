@@ -6,26 +6,21 @@ in common.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 import polars as pl
 
-from tracekit._util.notebook import html_table
-from tracekit._util.text import counted, ms, percent
+from tracekit._util.text import counted, ms
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.documents.analysis import AnalysisDocument, Hiding, Slowdown, StepKind
-from tracekit.documents.coding import HasDocument
+from tracekit.documents.analysis import Hiding, Slowdown, StepKind
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
-from tracekit.metrics.budget import Budget
-from tracekit.metrics.overlap import ratio
 from tracekit.metrics.step_time import FreeStep, StepSummary, summarize_steps
 from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.schema import Source
@@ -33,8 +28,6 @@ from tracekit.weight_updates import ReloadSummary
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from tracekit.against_ideal import ScheduleComparison
     from tracekit.analysis.combine.communication import RunRates
@@ -43,10 +36,11 @@ if TYPE_CHECKING:
     from tracekit.analysis.measure.rank_timeline import RankTimeline
     from tracekit.critical_path.path import CriticalPath
     from tracekit.documents.analysis import ChangedStep
-    from tracekit.documents.findings import Finding
-    from tracekit.report.view import View
     from tracekit.whatif.changes import WhatIfGraph
     from tracekit.whole_run.result import WholeRun
+
+
+Result = TypeVar("Result")
 
 
 class UnknownTableError(OptionError, KeyError):
@@ -95,11 +89,8 @@ class Tables(Mapping[str, pl.DataFrame]):
         return Tables.of, (dict(self),)  # the functions cannot be pickled
 
 
-class BaseAnalysis(HasDocument):
-    """The figures of every rank.
-
-    ``tables`` holds them as polars tables; ``to_dict`` is the JSON.
-    """
+class BaseAnalysis:
+    """The figures of every rank; ``tables`` holds them as polars tables."""
 
     rank_results: tuple[RankResult, ...]
     tables: Mapping[str, pl.DataFrame]
@@ -141,25 +132,6 @@ class BaseAnalysis(HasDocument):
             return self.tables[name].to_pandas()
         return {table_name: table.to_pandas() for table_name, table in self.tables.items()}
 
-    def _repr_html_(self) -> str:
-        step = self.step
-        rows = [_notebook_row("run", step.time_ns, step.budget, self.total)]
-        for result in self.rank_results:
-            budget = summarize_steps({result.rank: result.timed_steps}).budget
-            rows.append(
-                _notebook_row(str(result.rank), step.by_rank.get(result.rank), budget, result.whole)
-            )
-        heads = (
-            "rank",
-            "step ms",
-            "compute",
-            "exposed",
-            "idle",
-            *(["bubble"] if self.total.pipeline else []),
-        )
-        title = repr(self)[1:-1].partition(": ")[2]
-        return html_table(title, heads, rows)
-
     def __repr__(self) -> str:
         count = len(self.rank_results)
         steps: set[int | None] = set()
@@ -168,25 +140,7 @@ class BaseAnalysis(HasDocument):
         parts = [counted(count, "rank"), *([counted(len(steps), "step")] if steps else [])]
         what = "step time" if self.step.is_marked else "extent"
         time = "unknown" if self.step.time_ns is None else ms(self.step.time_ns, digits=3)
-        return f"<{type(self).__name__}: {', '.join(parts)}, {what} {time}>"
-
-
-def _notebook_row(name: str, time_ns: int | None, budget: Budget, figures: Measured) -> list[str]:
-    """Return a row of the notebook's table: the step time, the shares of its parts, and the bubble of *figures*."""
-    from tracekit.report.text import at_least
-
-    shares = [
-        ratio(budget.compute_ns, budget.span_ns),
-        ratio(sum(budget.exposed_ns.values()), budget.span_ns),
-        ratio(budget.idle_ns, budget.span_ns) if figures.idle_known else None,
-    ]
-    bubble = (
-        [at_least(percent(figures.bubble_fraction), figures.lower_bound)]
-        if figures.pipeline
-        else []
-    )
-    time = "–" if time_ns is None else f"{time_ns / 1e6:,.3f}"
-    return [name, time, *map(percent, shares), *bubble]
+        return f"<Analysis: {', '.join(parts)}, {what} {time}>"
 
 
 class Role(msgspec.Struct, frozen=True, eq=False):
@@ -214,16 +168,9 @@ class RoleResults(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Analysis(BaseAnalysis):
-    """The analysis of a run: where the step's time went on every rank. ``to_dict`` is its JSON.
+    """The analysis of a run as data: where the step's time went on every rank.
 
-    >>> from tracekit.run.analyze import analyze
-    >>> analysis = analyze("sample_traces/reload", schedule="none")
-    >>> analysis
-    <Analysis: 4 ranks, 1 step, step time 105.362 ms>
-    >>> analysis.rank_results[0].whole.budget.span_ns
-    104587652
-    >>> analysis.to_dict()["source"]["ranks"]
-    [0, 1, 2, 3]
+    People get it as ``tracekit.results.AnalysisResult``, which can also be shown and saved.
     """
 
     sources: tuple[Source, ...]
@@ -276,11 +223,6 @@ class Analysis(BaseAnalysis):
     role_results: RoleResults = field(default_factory=RoleResults)
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
 
-    def __post_init__(self) -> None:
-        from tracekit.report.notices import with_messages
-
-        object.__setattr__(self, "notices", with_messages(self.notices))
-
     @property
     def free_step(self) -> FreeStep | None:
         """The step without the profiler; None if it is not known."""
@@ -293,14 +235,6 @@ class Analysis(BaseAnalysis):
             (source.world_size for source in self.sources if source.world_size is not None),
             default=None,
         )
-
-    @cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        """What costs time, why, what to do and what it would save, those with the largest saving first."""
-        from tracekit.findings import find
-        from tracekit.report.findings import with_sentences
-
-        return with_sentences(find(self))
 
     def without_critical_path(self) -> Analysis:
         """Return the analysis as if its critical path had not been asked for."""
@@ -324,12 +258,6 @@ class Analysis(BaseAnalysis):
 
         return pipeline_slowdown(self.schedule)
 
-    def to_document(self) -> AnalysisDocument:
-        """Return the JSON document (``format: tracekit.analysis/2``)."""
-        from tracekit.analysis.document import build_document
-
-        return build_document(self)
-
     def what_if(self, *changes: str) -> ChangedStep:
         """Return the predicted step with all *changes* at once, such as ``rank 2 like others`` or ``dp_comm x0.5``.
 
@@ -348,129 +276,16 @@ class Analysis(BaseAnalysis):
             )
         return self.graph.predict(changes)
 
-    @cached_property
-    def view(self) -> View:
-        """Its content as reports show it: lines of the answer, tables, advice.
-
-        Made once for all of them.
-
-        >>> from tracekit.run.analyze import analyze
-        >>> analyze("sample_traces/reload", schedule="none").view.title
-        'tracekit: reload, 4 ranks'
-        """
-        from tracekit.report.view import View
-
-        return View(self)
+    def once(self, compute: Callable[[Analysis], Result]) -> Result:
+        """Return what a function computes of this analysis, computed once for all that ask."""
+        kept: dict[Callable[[Analysis], Any], Any] = vars(self).setdefault("_kept", {})
+        if compute not in kept:
+            kept[compute] = compute(self)
+        result: Result = kept[compute]
+        return result
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: all but the view, which is made again."""
+        """Return what is pickled: all but what was computed of it, which is computed again."""
         state = dict(vars(self))
-        state.pop("view", None)
+        state.pop("_kept", None)
         return state
-
-    @property
-    def plot(self) -> Plots:
-        """Its pictures: ``analysis.plot.schedule()`` and others, each a matplotlib ``Figure``."""
-        return Plots(self)
-
-    def save(self, path: str | PathLike[str], *, plot: str | None = None) -> None:
-        """Write it to *path*.
-
-        The extension selects the format: .html .json .md .parquet .csv .xlsx .png .svg .pdf.
-
-        *plot* names the content of a picture; by default the schedule if there is one, else the
-        budget.
-
-        >>> import tempfile
-        >>> from tracekit import analyze, read_analysis
-        >>> file = tempfile.mkdtemp() + "/reload.json"
-        >>> analyze("sample_traces/reload", schedule="none").save(file)
-        >>> read_analysis(file).rank_results[0].whole.budget.span_ns
-        104587652
-        """
-        from tracekit.report.write import write
-
-        write(self, path, plot=plot)
-
-
-class Plots:
-    """The pictures of an analysis (``Analysis.plot``), one method each.
-
-    A picture is drawn on *ax* if it is given.
-
-    >>> from tracekit import analyze
-    >>> figure = analyze("sample_traces/reload", schedule="none").plot.budget()
-    >>> figure.axes[0].get_title(loc="left")
-    'Where the time of each rank went'
-    """
-
-    def __init__(self, analysis: Analysis) -> None:
-        self._analysis = analysis
-
-    def schedule(
-        self, *, show: Literal["both", "measured", "ideal"] = "both", ax: Axes | None = None
-    ) -> Figure:
-        """Draw the pipeline as it ran above its ideal, or one of them."""
-        return self._draw("schedule", show=show, ax=ax)
-
-    def budget(self, *, ax: Axes | None = None) -> Figure:
-        """Draw where the time of each rank went: compute, exposed communication and copies, idle."""
-        return self._draw("budget", ax=ax)
-
-    def overlap(self, *, ax: Axes | None = None) -> Figure:
-        """Draw which compute hides how much of each communication and copy label."""
-        return self._draw("overlap", ax=ax)
-
-    def gap(self, *, ax: Axes | None = None) -> Figure:
-        """Draw the way from the ideal makespan to the measured one, cause by cause."""
-        return self._draw("gap", ax=ax)
-
-    def lanes(
-        self, *, rank: int | None = None, step: int | None = None, ax: Axes | None = None
-    ) -> Figure:
-        """Draw one rank's compute, communication and copies in one step.
-
-        By default the first rank's.
-        """
-        return self._draw("lanes", rank=rank, step=step, ax=ax)
-
-    def timeline(
-        self,
-        *,
-        ranks: Iterable[int] | None = None,
-        start_ms: float | None = None,
-        end_ms: float | None = None,
-        ax: Axes | None = None,
-    ) -> Figure:
-        """Draw several ranks' lanes between two times after the step's first event.
-
-        By default from its middle.
-        """
-        return self._draw("timeline", ranks=ranks, start_ms=start_ms, end_ms=end_ms, ax=ax)
-
-    def memory(self, *, ax: Axes | None = None) -> Figure:
-        """Draw the ranks' memory over time above the pipeline's cells."""
-        return self._draw("memory", ax=ax)
-
-    def flame(self, *, rank: int | None = None, ax: Axes | None = None) -> Figure:
-        """Draw what allocated the memory at the peak, by stack.
-
-        By default that of the fullest rank.
-        """
-        return self._draw("flame", rank=rank, ax=ax)
-
-    def curve(self, *, ax: Axes | None = None) -> Figure:
-        """Draw the predicted time per micro-batch over their number.
-
-        Needs ``analyze(..., what_if=True)``.
-        """
-        return self._draw("curve", ax=ax)
-
-    def __repr__(self) -> str:
-        names = [name for name in vars(type(self)) if not name.startswith("_")]
-        return f"<Plots: {', '.join(names)}>"
-
-    def _draw(self, name: str, **options: Any) -> Figure:
-        from tracekit.report.plot import draw
-
-        return draw(self._analysis, name, **options)

@@ -13,12 +13,12 @@ from typing import Any
 from tracekit._util.text import one_line, terminal
 from tracekit._version import __version__
 from tracekit.against_ideal import ScheduleComparison
-from tracekit.analysis import Analysis
 from tracekit.analysis.document import schedule_document
 from tracekit.documents.coding import to_plain, to_plain_rows
 from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, OptionError, TracekitError
 from tracekit.report.notices import notice_sentence
+from tracekit.results import Analysis
 from tracekit.schedules.registry import DEFAULT_VIRTUAL, describe
 from tracekit.schedules.registry import names as schedule_names
 
@@ -182,7 +182,7 @@ class Tools:
         has nothing worth fixing that its recording shows. ``handle`` is for ``findings`` and
         ``table``.
         """
-        from tracekit.report.scalars import scalars
+        from tracekit.diffs.scalars import scalars
         from tracekit.report.view import view_of
 
         analysis = self._analysis(path, schedule=_registered(schedule, "auto", "none"), steps=steps)
@@ -282,6 +282,7 @@ class Tools:
         predicted against what was measured.
         """
         from tracekit.diffs import diff
+        from tracekit.report.findings import findings_of
 
         changes = diff(self._inside(before), self._inside(after))
         answer = {key: value for key, value in changes.to_dict().items() if key != "timelines"}
@@ -289,8 +290,8 @@ class Tools:
         if changes.analyses is not None:
             old, new = changes.analyses
             answer["findings"] = {
-                "before": _short_findings(old.findings),
-                "after": _short_findings(new.findings),
+                "before": _short_findings(findings_of(old)),
+                "after": _short_findings(findings_of(new)),
             }
         return answer
 

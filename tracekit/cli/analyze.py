@@ -20,7 +20,7 @@ from tracekit.errors import OptionError, TracekitError
 from tracekit.parsers.source_refs import unknown_rank_error
 
 if TYPE_CHECKING:
-    from tracekit.analysis import Analysis
+    from tracekit.results import Analysis
     from tracekit.store.sources import OneRole
     from tracekit.store.sources import Paths as RunPaths
 

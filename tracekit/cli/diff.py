@@ -24,7 +24,7 @@ def run(
 ) -> None:
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
     from tracekit.diffs import diff
-    from tracekit.report.ci.write import DIFF, to_json, write_diff
+    from tracekit.report.ci.write import DIFF, to_json
     from tracekit.report.terminal.changes import show_diff
     from tracekit.report.terminal.screen import Screen
     from tracekit.report.write import check_extension
@@ -37,7 +37,7 @@ def run(
         return
     changes = diff(before, after, role=role)
     for path in output or ():
-        write_diff(changes, path)
+        changes.save(path)
         print_note(f"wrote {path}")
     if json:
         typer.echo(to_json(changes.to_dict()), nl=False)

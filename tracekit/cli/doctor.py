@@ -19,7 +19,6 @@ def run(
 ) -> None:
     """Show what these traces hold and lack, how to record better, and what costs time in a step."""
     from tracekit.doctor.diagnose import diagnose
-    from tracekit.report.terminal.doctor import render
     from tracekit.report.terminal.screen import Screen
 
     diagnosis = diagnose(
@@ -32,4 +31,4 @@ def run(
     if json:
         typer.echo(diagnosis.to_json())
     else:
-        Screen().print(render(diagnosis))
+        Screen().print(diagnosis)

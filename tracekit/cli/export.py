@@ -28,7 +28,7 @@ def run(
 
     Open it at ui.perfetto.dev.
     """
-    from tracekit.report.perfetto.export import export
+    from tracekit.run.export import export
 
     exported = export(
         options.role_paths(paths, roles, "export"),

@@ -14,7 +14,7 @@ from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:
-    from tracekit.diffs import Config, GateResult
+    from tracekit.diffs import Config, GateResult, Side
 
 
 class GateCommand(TyperCommand):
@@ -189,8 +189,7 @@ def _judge(
 ) -> "GateResult":
     """Return the verdict; write the pages and the history, which need the analyses of the runs."""
     from tracekit.diffs import gate, read_side
-    from tracekit.report.ci.write import write_gate_page
-    from tracekit.report.html.history import add_runs_to_history
+    from tracekit.diffs.history import add_runs_to_history
 
     if not pages and history is None:
         return gate(candidates, bases or None, require=require, config=settings, role=role)
@@ -200,9 +199,30 @@ def _judge(
     if history is not None:
         add_runs_to_history(history, candidate.runs, verdict=verdict.verdict)
     for page in pages:
-        if write_gate_page(page, candidate, base, role=role):
+        if _write_page(page, candidate, base, role=role):
             print_note(f"wrote {page}")
     return verdict
+
+
+def _write_page(
+    page: Path, candidate: "Side", baseline: "Side | None", *, role: str | None
+) -> bool:
+    """Write the page behind a verdict: the diff, or without a baseline the candidate's analysis.
+
+    Both sides keep their analyses (``read_side(keep=True)``). Returns whether there was something
+    to show: figures of a saved analysis without a baseline are not.
+    """
+    from tracekit.diffs import diff
+    from tracekit.report.write import write
+
+    if baseline is not None and baseline.runs:
+        diff(baseline, candidate, role=role).save(page)
+        return True
+    analysis = candidate.runs[0].analysis
+    if analysis is None:
+        return False
+    write(analysis, page)
+    return True
 
 
 def _write_result(

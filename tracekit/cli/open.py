@@ -39,8 +39,8 @@ def run(
     """
     import tempfile
 
-    from tracekit.report.perfetto.export import export
     from tracekit.report.perfetto.serve import SingleDownloadServer, is_export, moment_parameters
+    from tracekit.run.export import export
 
     moment = None if at is None else parse_moment(at)
     exported = (

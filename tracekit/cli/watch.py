@@ -36,15 +36,11 @@ def run(
     One that is slower than the first is marked.
     """
     from tracekit._util.files import check_output_path
-    from tracekit.report.html.history import (
-        add_to_history,
-        check_history,
-        history_point,
-        write_report,
-    )
-    from tracekit.report.scalars import json_line, scalars
-    from tracekit.report.scalars import prometheus as prometheus_text
-    from tracekit.report.terminal.watch import line, run_of, verdict_of
+    from tracekit.diffs.history import history_point
+    from tracekit.diffs.scalars import json_line, scalars
+    from tracekit.diffs.scalars import prometheus as prometheus_text
+    from tracekit.diffs.watch_line import line, run_of, verdict_of
+    from tracekit.report.html.history import add_to_history, check_history, write_report
     from tracekit.report.write import write_file
     from tracekit.run.watch import watch
 

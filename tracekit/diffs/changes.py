@@ -26,6 +26,7 @@ from tracekit.diffs.verdict import judge
 from tracekit.documents import diff as documents
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import CheckResult
+from tracekit.report.ci.write import write_diff
 from tracekit.schema import LABELS
 
 _DIFF_VERDICT_ORDER = ("regressed", "improved", "inconclusive", "pass")
@@ -85,9 +86,7 @@ class Diff(HasDocument):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the changes to *path* in the format of its extension: .json, .md or .html."""
-        from tracekit.report.ci.write import write_diff
-
-        write_diff(self, path)
+        write_diff(self.to_dict(), path, analyses=self.analyses)
 
     def _repr_html_(self) -> str:
         rows = []

@@ -18,8 +18,7 @@ from msgspec import UnsetType, structs
 
 from tracekit._util.files import read_start
 from tracekit._util.values import without_none
-from tracekit.analysis import Analysis
-from tracekit.analysis.result import BaseAnalysis
+from tracekit.analysis import Analysis, SavedAnalysis
 from tracekit.diffs.noise_thresholds import Noise
 from tracekit.diffs.run_samples import Run, from_analysis, from_whole_run, slow_step_samples
 from tracekit.documents.analysis import AnalysisDocument
@@ -30,6 +29,7 @@ from tracekit.documents.late import FORMAT as LATE_FORMAT
 from tracekit.documents.late import LateDocument
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers.remote import public_url
+from tracekit.report.write import document_of
 
 MAX_TIMELINE_CELLS = 3_000  # of one step; a larger pipeline is not drawn
 _FORMAT_KEY = re.compile(rb'"format"\s*:\s*"(tracekit\.[a-z]+/\d+)"')
@@ -84,7 +84,7 @@ def select_role(before: Side, after: Side, role: str) -> tuple[Side, Side]:
     return before.of_role(role), after.of_role(role)
 
 
-RunSource = str | os.PathLike[str] | BaseAnalysis
+RunSource = str | os.PathLike[str] | Analysis | SavedAnalysis
 Comparable = RunSource | Sequence[RunSource] | Side
 """Input of a comparison: a path, an analysis (also one read back from JSON), several of them, or a
 ``Side``."""
@@ -104,12 +104,12 @@ def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
     if isinstance(source, Side):
         return source
     sources: Sequence[RunSource] = (
-        [source] if isinstance(source, str | os.PathLike | BaseAnalysis) else source
+        [source] if isinstance(source, str | os.PathLike | Analysis | SavedAnalysis) else source
     )
     paths = []
     analysed = []
     for run in sources:
-        if isinstance(run, BaseAnalysis):
+        if isinstance(run, Analysis | SavedAnalysis):
             analysed.append(_run_from_analysis(run, name=what, keep=keep))
         else:
             paths.append(os.fspath(run))
@@ -236,7 +236,7 @@ def _analyze_run(paths: list[str], *, keep: bool) -> Run:
     )
 
 
-def _run_from_analysis(analysis: BaseAnalysis, *, name: str, keep: bool) -> Run:
+def _run_from_analysis(analysis: Analysis | SavedAnalysis, *, name: str, keep: bool) -> Run:
     """Return the run of an analysis; one read back from JSON has no cells."""
     cells = []
     timeline = []
@@ -245,7 +245,8 @@ def _run_from_analysis(analysis: BaseAnalysis, *, name: str, keep: bool) -> Run:
         cells = _median_cells(analysis.schedule.cells)
         if len(typical_step) <= MAX_TIMELINE_CELLS:
             timeline = _timeline(typical_step)
-    run = from_analysis(analysis.to_document(), name=name, cells=cells, timeline=timeline)
+    document = document_of(analysis) if isinstance(analysis, Analysis) else analysis.document
+    run = from_analysis(document, name=name, cells=cells, timeline=timeline)
     if keep and isinstance(analysis, Analysis):
         return structs.replace(run, analysis=analysis)
     return run

@@ -24,6 +24,7 @@ from tracekit.diffs.verdict import judge
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import FORMAT, CheckResult, GateDocument, Settings
 from tracekit.errors import InputError, OptionError
+from tracekit.report.ci.write import write_gate
 
 EXIT_CODES = {"pass": 0, "regressed": 1, "inconclusive": 3}
 MIN_RUNS_TO_CALIBRATE_BY_DEFAULT = 5
@@ -82,8 +83,6 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to *path* in the format of its extension: .json, .xml (JUnit), .md or .txt (metrics)."""
-        from tracekit.report.ci.write import write_gate
-
         write_gate(self.to_dict(), path)
 
     def _repr_html_(self) -> str:

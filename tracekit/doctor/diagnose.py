@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
@@ -16,7 +17,13 @@ from tracekit._util.notebook import html_table
 from tracekit._util.text import counted
 from tracekit.align.steps import assign_parts, host_ranges
 from tracekit.classify.names import HOST_CALLS
-from tracekit.doctor.findings import MIN_LAUNCHED_SHARE, RankFacts, find_extras, find_problems
+from tracekit.doctor.findings import (
+    MIN_LAUNCHED_SHARE,
+    RECIPES,
+    RankFacts,
+    find_extras,
+    find_problems,
+)
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, DoctorFinding
 from tracekit.documents.findings import Finding
@@ -31,6 +38,9 @@ from tracekit.run.analyze import analyze
 from tracekit.run.driver import check_run, find_sources, map_sources
 from tracekit.schema import GPU_KINDS, ProcessGroup, RankEvents
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _NCCL_KERNEL = r"(?i)nccl|rccl"
 
@@ -138,6 +148,15 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             "warnings": with_messages(self.notices),
         }
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
+
+    def __rich__(self) -> "RenderableType":
+        """Return what a terminal shows."""
+        from tracekit.report.terminal.doctor import render
+
+        roles = dict.fromkeys(
+            fact.source.role for fact in self.facts if fact.source.role is not None
+        )
+        return render(self.to_document(), roles=roles, recipe=RECIPES.get(self.reader))
 
     def _repr_html_(self) -> str:
         rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]

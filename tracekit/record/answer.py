@@ -43,8 +43,8 @@ MAX_FINDINGS = 3
 
 def answer_of(analysis: Analysis) -> Answer:
     """Return the answer that an analysis gives."""
+    from tracekit.diffs.scalars import scalars
     from tracekit.report.findings import finding_in_a_log
-    from tracekit.report.scalars import scalars
     from tracekit.report.view import view_of
 
     view = view_of(analysis)

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tracekit._util.text import percent
+from tracekit.analysis.result import Analysis
 from tracekit.documents.findings import Finding
+from tracekit.findings import find
 from tracekit.metrics.budget import Budget
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.finding_sentences import TEXTS, FindingTexts
@@ -74,6 +76,15 @@ def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: 
         return ""
     only_compute = host_recorded and is_hidden and shown <= {"slow_kernel"}
     return f"{'nothing to gain outside compute: ' if only_compute else ''}{', '.join(absent)}"
+
+
+def findings_of(analysis: Analysis) -> tuple[Finding, ...]:
+    """Return the findings of an analysis with their sentences, found once for all that ask."""
+    return analysis.once(_find_and_word)
+
+
+def _find_and_word(analysis: Analysis) -> tuple[Finding, ...]:
+    return with_sentences(find(analysis))
 
 
 def with_sentences(findings: Iterable[Finding]) -> tuple[Finding, ...]:

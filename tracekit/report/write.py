@@ -19,7 +19,11 @@ import polars.selectors as cs
 from tracekit._util.files import atomic_write, check_output_path
 from tracekit._util.text import UNKNOWN, counted, json_text, terminal
 from tracekit.analysis import Analysis, Measured
+from tracekit.analysis.document import build_document
+from tracekit.documents.analysis import AnalysisDocument
+from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
+from tracekit.report.findings import findings_of
 from tracekit.report.notices import notice_sentence
 from tracekit.report.text import FORMULA_START, spreadsheet_cell
 
@@ -110,7 +114,12 @@ def check_extension(path: str | PathLike[str], extensions: Collection[str]) -> s
 
 def render_json(analysis: Analysis) -> str:
     """Return the JSON document (``format: tracekit.analysis/2``), with one newline at its end."""
-    return analysis.to_json() + "\n"
+    return encode(document_of(analysis)) + "\n"
+
+
+def document_of(analysis: Analysis) -> AnalysisDocument:
+    """Return the JSON document of an analysis, its sentences included."""
+    return build_document(analysis, findings_of=findings_of)
 
 
 def _render_html(analysis: Analysis) -> str:

@@ -20,6 +20,7 @@ from tracekit.errors import InputError, Notice, OptionError
 from tracekit.metrics.peaks import check_gpu
 from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
+from tracekit.results import AnalysisResult
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run import driver
 from tracekit.run.measure import Options
@@ -52,7 +53,7 @@ def analyze(
     workers: int | None = None,
     executor: Executor | None = None,
     on_damage: driver.OnDamage = "warn",
-) -> Analysis:
+) -> AnalysisResult:
     """Read, label, measure and compare traces; return where the time of a step went.
 
     Args:
@@ -168,8 +169,8 @@ def analyze(
     # Dumps and logs are looked for where the traces are, not in a store made of them or in those of
     # several roles.
     if isinstance(traces, Trace | Mapping | OneRole):
-        return analysis
-    return _with_whole_run(analysis, traces)
+        return AnalysisResult.of(analysis)
+    return AnalysisResult.of(_with_whole_run(analysis, traces))
 
 
 def _check_options(

@@ -7,7 +7,6 @@ ranks done so far are kept. Flight-recorder dumps and NCCL Inspector logs beside
 alone, become the store's table of collectives.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -27,7 +26,6 @@ from tracekit.classify.classify_events import classify_with_lost
 from tracekit.classify.graph_replays import join_replays
 from tracekit.documents.store_manifest import StoreEntry
 from tracekit.errors import InputError, Notice, OptionError
-from tracekit.parsers import remote
 from tracekit.parsers.recordings import Recordings
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.roles.assign import group_by_role
@@ -36,10 +34,10 @@ from tracekit.run.recordings import find_recordings, has_recordings_alone
 from tracekit.store.files import (
     ROLE_PREFIX,
     Store,
+    content_key,
     is_store,
     labelled_by,
     open_store,
-    rank_folder,
     write_rank,
 )
 from tracekit.store.recordings import write_recordings
@@ -93,35 +91,6 @@ class RankWork:
         """Return the digest of the source and of the options that the rank in the store depends on."""
         ranks = sorted(self.ranks) if self.ranks is not None and ref.reader == "nsight" else None
         return content_key(ref, (labelled_by(self.rules), self.stacks, self.lenient, ranks))
-
-
-def content_key(ref: SourceRef, options: object = None) -> str:
-    """Return a digest of a source's path, its size and time of change (or what its server tells), and *options*.
-
-    >>> content_key(SourceRef("README.md", "kineto")) == content_key(SourceRef("./README.md", "kineto"))
-    True
-    >>> content_key(SourceRef("README.md", "kineto")) == content_key(SourceRef("README.md", "kineto", 3))
-    False
-    """
-    if ref.url is not None:
-        location = ref.path
-        stamp = remote.change_stamp(ref.url)
-    else:
-        path = Path(ref.path).absolute()
-        location = str(path)
-        if ref.reader == "store" and ref.rank is not None:
-            path = rank_folder(path, ref.rank)
-        try:
-            files = sorted(path.iterdir()) if path.is_dir() else [path]
-            stamp = repr(
-                [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-            )
-        except OSError as error:
-            raise InputError(
-                f"{ref.path}: cannot be read: {error.strerror}", hint="check the path"
-            ) from error
-    key = (location, stamp, ref.reader, ref.rank, ref.rank_from, options)
-    return hashlib.sha256(repr(key).encode()).hexdigest()
 
 
 def ingest(

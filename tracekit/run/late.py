@@ -8,6 +8,7 @@ from tracekit.analysis import Analysis
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.source_refs import SourceRef, check_single_run
+from tracekit.results import LateResult
 from tracekit.run.driver import map_sources
 from tracekit.run.recordings import find_recordings, read_found_recordings
 from tracekit.schema import RankCollectives
@@ -20,7 +21,7 @@ from tracekit.whole_run.result import WholeRun
 
 def late(
     paths: PathList, *, ranks: Collection[int] | None = None, workers: int | None = None
-) -> WholeRun:
+) -> LateResult:
     """Return who joins collectives late over a whole run, and hangs.
 
     Flight-recorder dumps, NCCL Inspector logs and profiler traces are recognised by content. One
@@ -55,7 +56,7 @@ def late(
     notices += trace_notices
     if ranks is not None:
         parts = [part for part in parts if part.source.rank in ranks]
-    return measure_whole_run(parts, notices)
+    return LateResult.of(measure_whole_run(parts, notices))
 
 
 def late_beside_traces(paths: PathList, analysis: Analysis) -> WholeRun | None:

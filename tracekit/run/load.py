@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Literal
 
+from tracekit.report.notices import with_messages
 from tracekit.run.driver import check_on_damage, check_run, find_sources, map_sources
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref, span
 from tracekit.store.trace import Trace
@@ -48,4 +49,4 @@ def load(
     run_notices = check_run(
         [span(part) for part in parts], ranks=ranks, named=isinstance(paths, Mapping)
     )
-    return Trace(tuple(parts), (*notices, *run_notices))
+    return Trace(tuple(parts), with_messages([*notices, *run_notices]))

@@ -19,6 +19,7 @@ from tracekit.parsers.discovery import discover
 from tracekit.parsers.file_type import MEMORY_SNAPSHOT
 from tracekit.parsers.memory_snapshot import read_memory_snapshot
 from tracekit.parsers.source_refs import SourceRef
+from tracekit.report.notices import with_messages
 from tracekit.store.sources import PathList
 
 
@@ -56,7 +57,7 @@ def memory(paths: PathList, *, ranks: Collection[int] | None = None) -> Snapshot
             notices.append(Notice("memory-snapshot-failed", values={"error": error.message}))
     if not snapshots:
         raise errors[0]
-    return SnapshotReport(tuple(snapshots), tuple(notices))
+    return SnapshotReport(tuple(snapshots), with_messages(notices))
 
 
 def _no_snapshot_error(paths: PathList) -> InputError:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tracekit.analysis import Analysis
 from tracekit.errors import InputError, TracekitError
 from tracekit.parsers.source_refs import rank_in_name
+from tracekit.results import AnalysisResult
 from tracekit.run.analyze import analyze
 
 SETTLED_S = 2.0
@@ -21,7 +21,7 @@ class WatchedRecording:
 
     name: str
     files: tuple[Path, ...]
-    analysis: Analysis | None = None
+    analysis: AnalysisResult | None = None
     error: TracekitError | None = None
     read_again: bool = False
     """Whether it was read before, and a file has changed since."""

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -27,9 +26,6 @@ from tracekit.schedules import schedule as s
 from tracekit.schedules.ops import KINDS
 from tracekit.schedules.schedule import Numbers, Schedule
 from tracekit.schedules.times import Times
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,26 +132,6 @@ class Simulation(HasDocument):
             rows.append((rank, f"{busy:g}", f"{idle:g}", peak))
         heads = ("rank", "work", "idle", "most activations held")
         return html_table(f"{repr(self)[1:-1]}, {percent(self.bubble_fraction)} idle", heads, rows)
-
-    def plot(self) -> Figure:
-        """Return a matplotlib figure of the schedule.
-
-        >>> from tracekit.schedules import generate, simulate
-        >>> simulate(generate("1f1b", pp=2, microbatches=2)).plot().axes[0].get_xlabel()
-        'time (units of the given times)'
-        """
-        from tracekit.report.schedule.plot import draw_schedule
-
-        return draw_schedule(self)
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the schedule to *path* in the format of its extension.
-
-        These are .svg .png .html .json, .txt (orders) and .trace.json (Perfetto).
-        """
-        from tracekit.report.schedule.write import write_schedule
-
-        write_schedule(self, path)
 
     def to_document(self) -> ScheduleDocument:
         """Return the JSON document (``format: tracekit.schedule/1``)."""

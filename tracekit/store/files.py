@@ -36,13 +36,43 @@ from tracekit._version import __version__
 from tracekit.documents.coding import Document, decode, encode, to_plain
 from tracekit.documents.store_manifest import StoreEntry, StoreManifest
 from tracekit.errors import InputError, MachineError, Notice, OptionError
+from tracekit.parsers import remote
 from tracekit.parsers.discovery import STORE_MANIFEST
-from tracekit.parsers.source_refs import unknown_rank_error
+from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source, conform
 from tracekit.store.checks import check_size, check_table
 
 CHECKSUM_KEY = "digest"
 """Key of a document's checksum, computed over all its other keys."""
+
+
+def content_key(ref: SourceRef, options: object = None) -> str:
+    """Return a digest of a source's path, its size and time of change (or what its server tells), and *options*.
+
+    >>> content_key(SourceRef("README.md", "kineto")) == content_key(SourceRef("./README.md", "kineto"))
+    True
+    >>> content_key(SourceRef("README.md", "kineto")) == content_key(SourceRef("README.md", "kineto", 3))
+    False
+    """
+    if ref.url is not None:
+        location = ref.path
+        stamp = remote.change_stamp(ref.url)
+    else:
+        path = Path(ref.path).absolute()
+        location = str(path)
+        if ref.reader == "store" and ref.rank is not None:
+            path = rank_folder(path, ref.rank)
+        try:
+            files = sorted(path.iterdir()) if path.is_dir() else [path]
+            stamp = repr(
+                [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+            )
+        except OSError as error:
+            raise InputError(
+                f"{ref.path}: cannot be read: {error.strerror}", hint="check the path"
+            ) from error
+    key = (location, stamp, ref.reader, ref.rank, ref.rank_from, options)
+    return hashlib.sha256(repr(key).encode()).hexdigest()
 
 
 def file_checksum(file: Path) -> str:

@@ -114,10 +114,8 @@ class Trace:
         return f"<Trace: {len(self.parts)} ranks, {rows:,} events>"
 
     def _repr_html_(self) -> str:
-        from tracekit.report.notices import notice_sentence
-
         heads = ("rank", "events", "GPU", "CPU", "steps", "span", "device", "source")
-        notes = [notice_sentence(notice) for notice in self.notices[:8]]
+        notes = [notice.message for notice in self.notices[:8]]
         return html_table(
             repr(self)[1:-1], heads, [_html_row(part) for part in self.parts], notes=notes
         )

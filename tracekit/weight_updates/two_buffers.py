@@ -15,7 +15,6 @@ take R(h + N·b) + l if l ≤ b, and R(h + b + (N−1)·l) + l if b < l ≤ h + 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from os import PathLike
 from typing import Any, TypeVar
 
 import polars as pl
@@ -95,12 +94,6 @@ class WeightReload(HasDocument):
         for rank, op, bucket in self.cells.select("rank", "op", "bucket").iter_rows():
             orders[rank].append(f"{op}{bucket}")
         return orders
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the update to *path* in the format of its extension: .svg .png .html .json, .trace.json (Perfetto)."""
-        from tracekit.report.schedule.write import write_schedule
-
-        write_schedule(self, path)
 
     def to_document(self) -> ScheduleDocument:
         """Return the JSON document (``format: tracekit.schedule/1``)."""

@@ -34,7 +34,7 @@ from tracekit.whole_run.late_ranks import StepLateness, lost_time
 
 @dataclass(frozen=True, eq=False)
 class WholeRun:
-    """Who joins collectives late over a whole run, and hangs; ``print`` shows it."""
+    """Who joins collectives late over a whole run, and hangs, as data."""
 
     sources: tuple[Recording, ...]
     records: tuple[RecordingEntry, ...]
@@ -80,8 +80,6 @@ class WholeRun:
 
     def to_document(self) -> LateDocument:
         """Return the result as a document."""
-        from tracekit.report.notices import with_messages
-
         numbers = self.lateness.steps.tolist() if self.steps.count else []
         lost_ns = lost_time(self.late, self.lateness)
         duration_ns = self.lateness.duration_ns
@@ -117,7 +115,7 @@ class WholeRun:
             transfers=self.transfers,
             slow_links=self.slow_links,
             pipelines=self.pipelines,
-            warnings=with_messages(self.notices),
+            warnings=self.notices,
             lost_ns=lost_ns,
             lost_share=lost_share,
         )
@@ -129,8 +127,3 @@ class WholeRun:
     def to_json(self) -> str:
         """Return the result as JSON."""
         return coding.encode(self.to_document())
-
-    def __str__(self) -> str:
-        from tracekit.report.terminal.late import render_text
-
-        return render_text(self)

@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from tracekit._util.text import terminal_lines
-from tracekit.diffs import Diff, Side, diff
+from tracekit.analysis import Analysis
 from tracekit.documents.coding import encode
 from tracekit.report.ci import words
 from tracekit.report.html import page
@@ -27,33 +27,20 @@ def to_json(result: Data) -> str:
     return encode(result) + "\n"
 
 
-def write_diff(diff: Diff, path: str | os.PathLike[str]) -> None:
+def write_diff(
+    result: Data,
+    path: str | os.PathLike[str],
+    *,
+    analyses: tuple[Analysis, Analysis] | None = None,
+) -> None:
     """Write a diff to *path*: .json, .md or .html, whose timeline needs the analyses of both runs."""
-    render_page = partial(page.render_diff, analyses=diff.analyses)
-    write_by_extension(diff.to_dict(), path, {**DIFF, ".html": render_page})
+    render_page = partial(page.render_diff, analyses=analyses)
+    write_by_extension(result, path, {**DIFF, ".html": render_page})
 
 
 def write_gate(result: Data, path: str | os.PathLike[str]) -> None:
     """Write a verdict to *path*: .json, .xml, .md or .txt."""
     write_by_extension(result, path, GATE)
-
-
-def write_gate_page(
-    path: str | os.PathLike[str], candidate: Side, baseline: Side | None, *, role: str | None = None
-) -> bool:
-    """Write the page behind a verdict to *path*: the diff, or without a baseline the candidate's analysis.
-
-    Both sides keep their analyses (``read_side(keep=True)``). Returns whether there was something
-    to show: figures of a saved analysis without a baseline are not.
-    """
-    if baseline is not None and baseline.runs:
-        write_diff(diff(baseline, candidate, role=role), path)
-        return True
-    analysis = candidate.runs[0].analysis
-    if analysis is None:
-        return False
-    write_by_extension(analysis, path, {".html": page.render_html})
-    return True
 
 
 def github(result: Data, environment: Mapping[str, str] | None = None) -> list[str]:

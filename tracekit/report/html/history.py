@@ -6,16 +6,12 @@ written again.
 
 import os
 import re
-import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
 from tracekit._util.files import check_output_path
 from tracekit.analysis import Analysis
-from tracekit.diffs import Run
-from tracekit.diffs.run_samples import centre_of_runs
 from tracekit.documents.coding import decode
 from tracekit.documents.history import FORMAT, HistoryDocument, HistoryPoint
 from tracekit.errors import InputError, OptionError
@@ -23,31 +19,10 @@ from tracekit.report.html.page import render_html
 from tracekit.report.html.templates import render_page
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.write import write_file
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
-METRICS = ("step_ms", "bubble_fraction", "utilisation")
 COMMIT_VARIABLES = ("GITHUB_SHA", "CI_COMMIT_SHA", "BUILDKITE_COMMIT", "GIT_COMMIT")
 """Environment variables in which build servers name the commit."""
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
-
-
-def history_point(
-    run: Run,
-    *,
-    time_s: float,
-    report: str | None = None,
-    verdict: str | None = None,
-    commit: str | None = None,
-) -> HistoryPoint:
-    """Return the point of a run: the level that the gate compares of each metric that the page draws."""
-    metrics = (
-        *METRICS,
-        *(f"exposed_ms.{label}" for label in (*COMMUNICATION_LABELS, *COPY_LABELS)),
-    )
-    levels = {name: centre_of_runs([run], name) for name in metrics}
-    values = {name: level for name, level in levels.items() if level is not None}
-    recorded = datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
-    return HistoryPoint(run.name, recorded, values, commit, verdict, report)
 
 
 def current_commit(environment: dict[str, str] | None = None) -> str | None:
@@ -87,20 +62,6 @@ def add_to_history(path: Path, points: Sequence[HistoryPoint]) -> None:
         points=ordered,
     )
     write_file(path, page)
-
-
-def add_runs_to_history(path: Path, runs: Sequence[Run], *, verdict: str) -> None:
-    """Add the candidates of a gate, with the commit that a build server names, and write their reports."""
-    now_s = time.time()
-    commit = current_commit()
-    points = []
-    for run in runs:
-        name = f"{run.name}-{commit[:12]}" if commit else f"{run.name}-{int(now_s)}"
-        report = None if run.analysis is None else write_report(run.analysis, path, name)
-        points.append(
-            history_point(run, time_s=now_s, report=report, verdict=verdict, commit=commit)
-        )
-    add_to_history(path, points)
 
 
 def check_history(path: Path) -> None:

@@ -34,8 +34,8 @@ from tracekit.errors import InputError, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.run.ingest import content_key
 from tracekit.schema import PYTORCH_READERS
+from tracekit.store.files import content_key
 
 MANIFEST_NAME = "perfetto_manifest.json"
 RESULTS_NAME = "tracekit.json"

@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit._util.text import format_ranges, listing, ms, terminal
-from tracekit.doctor.diagnose import Diagnosis
-from tracekit.doctor.findings import RECIPES
-from tracekit.documents.doctor import DoctorFinding
+from tracekit.documents.coding import to_plain
+from tracekit.documents.doctor import DoctorDocument, DoctorFinding
 from tracekit.report.findings import shown_findings
 from tracekit.report.notices import notice_sentence
 from tracekit.report.palette import BAD, GOOD, TO_TYPE, UNSURE
@@ -35,9 +34,17 @@ MAX_STEP_FINDINGS = 3
 _MARKS = {"blocks": ("✗", f"bold {BAD}"), "limits": ("!", f"bold {UNSURE}"), "note": ("·", "dim")}
 
 
-def render(diagnosis: Diagnosis) -> RenderableType:
-    """Return what the files contain, what is missing, and how to record better."""
-    facts = _facts(diagnosis, diagnosis.to_dict())
+def render(
+    diagnosis: DoctorDocument, *, roles: Iterable[str] = (), recipe: str | None = None
+) -> RenderableType:
+    """Return what the files contain, what is missing, and how to record better.
+
+    Args:
+        diagnosis: The diagnosis.
+        roles: Names of the roles, where ranks have several processes.
+        recipe: Code that makes a whole recording with the tool that was used.
+    """
+    facts = _facts(diagnosis, to_plain(diagnosis), roles)
     contents = _grid(
         ((name, Text(terminal(value))) for name, value in facts if value), style="dim", gap=2
     )
@@ -50,15 +57,15 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     parts += _answers(diagnosis)
     parts.append(Text("Missing, and what it costs", style="bold"))
     for finding in diagnosis.findings:
-        parts.append(Padding(_finding(finding, len(diagnosis.facts)), (0, 0, 1, 2)))
+        parts.append(Padding(_finding(finding, len(diagnosis.by_rank)), (0, 0, 1, 2)))
     is_more_than_noted = any(finding.severity != "note" for finding in diagnosis.findings)
-    if diagnosis.reader in RECIPES and is_more_than_noted:
+    if recipe is not None and is_more_than_noted:
         parts.append(Text("A recording with everything", style="bold"))
-        parts.append(Padding(Text(RECIPES[diagnosis.reader], style=TO_TYPE), (0, 0, 0, 2)))
+        parts.append(Padding(Text(recipe, style=TO_TYPE), (0, 0, 0, 2)))
     return Group(*parts, *_extras(diagnosis), *_step_findings(diagnosis))
 
 
-def _step_findings(diagnosis: Diagnosis) -> list[RenderableType]:
+def _step_findings(diagnosis: DoctorDocument) -> list[RenderableType]:
     """Return what costs time in a step: the first findings of ``analyze``, in its words."""
     shown = shown_findings(diagnosis.step_findings or ())
     if not shown:
@@ -75,9 +82,9 @@ def _step_findings(diagnosis: Diagnosis) -> list[RenderableType]:
     ]
 
 
-def _extras(diagnosis: Diagnosis) -> list[RenderableType]:
+def _extras(diagnosis: DoctorDocument) -> list[RenderableType]:
     """Return what could be recorded beyond what most answers need."""
-    extras = diagnosis.to_dict()["extras"]
+    extras = to_plain(diagnosis)["extras"]
     if not extras:
         return []
     rows = []
@@ -101,9 +108,9 @@ def _grid(rows: Iterable[tuple[str, Text]], *, style: str, gap: int = 1) -> Tabl
     return grid
 
 
-def _answers(diagnosis: Diagnosis) -> list[RenderableType]:
+def _answers(diagnosis: DoctorDocument) -> list[RenderableType]:
     """Return what an Nsight recording answers as it is, and what another export of it would add."""
-    facts = diagnosis.to_dict()
+    facts = to_plain(diagnosis)
     if not facts["answers"]:
         return []
     lines = Text("\n".join(f"✓ {answer}" for answer in facts["answers"]))
@@ -121,9 +128,11 @@ def _answers(diagnosis: Diagnosis) -> list[RenderableType]:
     return parts
 
 
-def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, str]]:
+def _facts(
+    diagnosis: DoctorDocument, facts: dict[str, Any], roles: Iterable[str]
+) -> Iterable[tuple[str, str]]:
     """Yield name and value of each fact about the files; the value is empty if it is not known."""
-    rank_sources = listing(sorted({fact.source.rank_from for fact in diagnosis.facts}))
+    rank_sources = listing(sorted({rank.rank_from for rank in diagnosis.by_rank}))
     world_size = f"world size {facts['world_size'] or 'unknown'}"
     groups = facts["groups"]
     shown_groups = facts["groups"][:MAX_GROUPS]
@@ -133,9 +142,6 @@ def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, s
     for name, value in facts["versions"].items():
         versions.append(f"{name.replace('_', ' ')} {value}")
     yield "versions", ", ".join(versions)
-    roles = dict.fromkeys(
-        fact.source.role for fact in diagnosis.facts if fact.source.role is not None
-    )
     yield "roles", ", ".join(roles)
     yield (
         "ranks",
@@ -147,7 +153,7 @@ def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, s
     yield "GPUs", ", ".join(facts["devices"])
     yield (
         "streams",
-        f"{listing((str(fact.streams) for fact in diagnosis.facts), most=16)} (by rank)",
+        f"{listing((str(rank.streams) for rank in diagnosis.by_rank), most=16)} (by rank)",
     )
     yield "groups", "; ".join(_group(group) for group in shown_groups) + more_groups
     yield "events", ", ".join(f"{count:,} {kind}" for kind, count in facts["counts"].items())
@@ -155,7 +161,7 @@ def _facts(diagnosis: Diagnosis, facts: dict[str, Any]) -> Iterable[tuple[str, s
     for kind, count in facts["skipped"].items():
         skipped.append(f"{count:,} {SKIPPED_KINDS.get(kind, kind)}")
     yield "left out", ", ".join(skipped)
-    for notice in diagnosis.notices:
+    for notice in diagnosis.warnings:
         yield "note", notice_sentence(notice)
 
 

@@ -15,7 +15,13 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import MANY_RANKS, spread
 from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
-from tracekit.report.findings import Advice, absent_costs, finding_line, shown_findings
+from tracekit.report.findings import (
+    Advice,
+    absent_costs,
+    finding_line,
+    findings_of,
+    shown_findings,
+)
 from tracekit.report.gap_words import missing_ranks_named, relevant_notices
 from tracekit.report.notices import NoticeLine, shorten_notices
 from tracekit.report.text import capitalize
@@ -303,14 +309,14 @@ class View:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What costs time, those with the largest saving first; small ones are left out."""
-        return shown_findings(self.analysis.findings)
+        return shown_findings(findings_of(self.analysis))
 
     @property
     def not_wrong(self) -> str:
         """What costs nothing, in a few words; empty if that is not known."""
         host_recorded = not self.analysis.tables["host_time"].is_empty()
         return absent_costs(
-            self.analysis.findings, self.analysis.step.budget, host_recorded=host_recorded
+            findings_of(self.analysis), self.analysis.step.budget, host_recorded=host_recorded
         )
 
     @cached_property
@@ -382,4 +388,4 @@ def view_of(analysis: Analysis) -> View:
     >>> view.title, view.ranks, view.steps_named
     ('tracekit: reload, 4 ranks', '4 ranks', 'step 2')
     """
-    return analysis.view
+    return analysis.once(View)

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 
 from tracekit.analysis import Analysis
-from tracekit.diffs import from_analysis
-from tracekit.diffs.run_samples import centre_of_runs
+from tracekit.diffs.run_samples import centre_of_runs, from_analysis
+from tracekit.report.write import document_of
 
 
 def scalars(analysis: Analysis) -> dict[str, float]:
@@ -19,7 +19,7 @@ def scalars(analysis: Analysis) -> dict[str, float]:
     >>> sorted(name for name in values if "overlap" in name)[:2]
     ['tracekit/overlap.broadcast', 'tracekit/overlap.communication']
     """
-    run = from_analysis(analysis.to_document(), name="run")
+    run = from_analysis(document_of(analysis), name="run")
     levels = {name: centre_of_runs([run], name) for name in sorted(run.samples)}
     known_levels = {}
     for name, level in levels.items():

@@ -2,7 +2,9 @@
 
 from tracekit._util.text import counted, ms, percent, terminal
 from tracekit.analysis import Analysis
-from tracekit.diffs import GateResult, Run, Side, from_analysis, gate
+from tracekit.diffs.load_runs import Side
+from tracekit.diffs.run_gate import GateResult, gate
+from tracekit.diffs.run_samples import Run, from_analysis
 from tracekit.errors import InputError
 from tracekit.report.findings import finding_in_a_log, shown_findings
 from tracekit.report.view.ranks import Pace, late_rank, late_rows

@@ -1,0 +1,28 @@
+"""Results as people get them: documents and lazy tables, with methods that draw, show and save them.
+
+What is measured, compared and simulated is data in the packages below ``report``; these classes
+add what ``report`` makes of it. ``diffs`` and ``doctor``, which stand above, have theirs themselves.
+"""
+
+from tracekit.results.analysis import AnalysisResult, Plots
+from tracekit.results.late import LateResult
+from tracekit.results.schedules import (
+    SimulationResult,
+    WeightReloadResult,
+    simulate,
+    weight_reload,
+)
+
+Analysis = AnalysisResult
+"""Its public name."""
+
+__all__ = [
+    "Analysis",
+    "AnalysisResult",
+    "LateResult",
+    "Plots",
+    "SimulationResult",
+    "WeightReloadResult",
+    "simulate",
+    "weight_reload",
+]

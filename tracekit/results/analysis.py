@@ -1,0 +1,220 @@
+"""The analysis of a run as people get it: with its findings, JSON, pictures, files and notebook display."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from tracekit._util.notebook import html_table
+from tracekit._util.text import percent
+from tracekit.analysis.measured import Measured
+from tracekit.analysis.result import Analysis
+from tracekit.documents.analysis import AnalysisDocument
+from tracekit.documents.coding import HasDocument
+from tracekit.documents.findings import Finding
+from tracekit.metrics.budget import Budget
+from tracekit.metrics.overlap import ratio
+from tracekit.metrics.step_time import summarize_steps
+from tracekit.report.findings import findings_of
+from tracekit.report.notices import with_messages
+from tracekit.report.text import at_least
+from tracekit.report.view import View, view_of
+from tracekit.report.write import document_of, write
+from tracekit.results.late import LateResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class AnalysisResult(Analysis, HasDocument):
+    """The analysis of a run: where the step's time went on every rank. ``to_dict`` is its JSON.
+
+    >>> from tracekit import analyze
+    >>> analysis = analyze("sample_traces/reload", schedule="none")
+    >>> analysis
+    <Analysis: 4 ranks, 1 step, step time 105.362 ms>
+    >>> analysis.rank_results[0].whole.budget.span_ns
+    104587652
+    >>> analysis.to_dict()["source"]["ranks"]
+    [0, 1, 2, 3]
+    """
+
+    @classmethod
+    def of(cls, analysis: Analysis) -> AnalysisResult:
+        """Return an analysis, and those of its roles, as people get them."""
+        fields = {}
+        for field in dataclasses.fields(analysis):
+            fields[field.name] = getattr(analysis, field.name)
+        results = analysis.role_results
+        roles = [
+            msgspec.structs.replace(role, analysis=cls.of(role.analysis)) for role in results.roles
+        ]
+        if analysis.whole_run is not None:
+            fields["whole_run"] = LateResult.of(analysis.whole_run)
+        fields["notices"] = with_messages(analysis.notices)
+        fields["role_results"] = msgspec.structs.replace(results, roles=tuple(roles))
+        return cls(**fields)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What costs time, why, what to do and what it would save, those with the largest saving first."""
+        return findings_of(self)
+
+    @property
+    def view(self) -> View:
+        """Its content as reports show it: lines of the answer, tables, advice.
+
+        >>> from tracekit import analyze
+        >>> analyze("sample_traces/reload", schedule="none").view.title
+        'tracekit: reload, 4 ranks'
+        """
+        return view_of(self)
+
+    def to_document(self) -> AnalysisDocument:
+        """Return the JSON document (``format: tracekit.analysis/2``)."""
+        return document_of(self)
+
+    @property
+    def plot(self) -> Plots:
+        """Its pictures: ``analysis.plot.schedule()`` and others, each a matplotlib ``Figure``."""
+        return Plots(self)
+
+    def save(self, path: str | PathLike[str], *, plot: str | None = None) -> None:
+        """Write it to *path*.
+
+        The extension selects the format: .html .json .md .parquet .csv .xlsx .png .svg .pdf.
+
+        *plot* names the content of a picture; by default the schedule if there is one, else the
+        budget.
+
+        >>> import tempfile
+        >>> from tracekit import analyze, read_analysis
+        >>> file = tempfile.mkdtemp() + "/reload.json"
+        >>> analyze("sample_traces/reload", schedule="none").save(file)
+        >>> read_analysis(file).rank_results[0].whole.budget.span_ns
+        104587652
+        """
+        write(self, path, plot=plot)
+
+    def _repr_html_(self) -> str:
+        step = self.step
+        rows = [_notebook_row("run", step.time_ns, step.budget, self.total)]
+        for result in self.rank_results:
+            budget = summarize_steps({result.rank: result.timed_steps}).budget
+            rows.append(
+                _notebook_row(str(result.rank), step.by_rank.get(result.rank), budget, result.whole)
+            )
+        heads = (
+            "rank",
+            "step ms",
+            "compute",
+            "exposed",
+            "idle",
+            *(["bubble"] if self.total.pipeline else []),
+        )
+        title = repr(self)[1:-1].partition(": ")[2]
+        return html_table(title, heads, rows)
+
+
+def _notebook_row(name: str, time_ns: int | None, budget: Budget, figures: Measured) -> list[str]:
+    """Return a row of the notebook's table: the step time, the shares of its parts, and the bubble of *figures*."""
+    shares = [
+        ratio(budget.compute_ns, budget.span_ns),
+        ratio(sum(budget.exposed_ns.values()), budget.span_ns),
+        ratio(budget.idle_ns, budget.span_ns) if figures.idle_known else None,
+    ]
+    bubble = (
+        [at_least(percent(figures.bubble_fraction), figures.lower_bound)]
+        if figures.pipeline
+        else []
+    )
+    time = "–" if time_ns is None else f"{time_ns / 1e6:,.3f}"
+    return [name, time, *map(percent, shares), *bubble]
+
+
+class Plots:
+    """The pictures of an analysis (``Analysis.plot``), one method each.
+
+    A picture is drawn on *ax* if it is given.
+
+    >>> from tracekit import analyze
+    >>> figure = analyze("sample_traces/reload", schedule="none").plot.budget()
+    >>> figure.axes[0].get_title(loc="left")
+    'Where the time of each rank went'
+    """
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+
+    def schedule(
+        self, *, show: Literal["both", "measured", "ideal"] = "both", ax: Axes | None = None
+    ) -> Figure:
+        """Draw the pipeline as it ran above its ideal, or one of them."""
+        return self._draw("schedule", show=show, ax=ax)
+
+    def budget(self, *, ax: Axes | None = None) -> Figure:
+        """Draw where the time of each rank went: compute, exposed communication and copies, idle."""
+        return self._draw("budget", ax=ax)
+
+    def overlap(self, *, ax: Axes | None = None) -> Figure:
+        """Draw which compute hides how much of each communication and copy label."""
+        return self._draw("overlap", ax=ax)
+
+    def gap(self, *, ax: Axes | None = None) -> Figure:
+        """Draw the way from the ideal makespan to the measured one, cause by cause."""
+        return self._draw("gap", ax=ax)
+
+    def lanes(
+        self, *, rank: int | None = None, step: int | None = None, ax: Axes | None = None
+    ) -> Figure:
+        """Draw one rank's compute, communication and copies in one step.
+
+        By default the first rank's.
+        """
+        return self._draw("lanes", rank=rank, step=step, ax=ax)
+
+    def timeline(
+        self,
+        *,
+        ranks: Iterable[int] | None = None,
+        start_ms: float | None = None,
+        end_ms: float | None = None,
+        ax: Axes | None = None,
+    ) -> Figure:
+        """Draw several ranks' lanes between two times after the step's first event.
+
+        By default from its middle.
+        """
+        return self._draw("timeline", ranks=ranks, start_ms=start_ms, end_ms=end_ms, ax=ax)
+
+    def memory(self, *, ax: Axes | None = None) -> Figure:
+        """Draw the ranks' memory over time above the pipeline's cells."""
+        return self._draw("memory", ax=ax)
+
+    def flame(self, *, rank: int | None = None, ax: Axes | None = None) -> Figure:
+        """Draw what allocated the memory at the peak, by stack.
+
+        By default that of the fullest rank.
+        """
+        return self._draw("flame", rank=rank, ax=ax)
+
+    def curve(self, *, ax: Axes | None = None) -> Figure:
+        """Draw the predicted time per micro-batch over their number.
+
+        Needs ``analyze(..., what_if=True)``.
+        """
+        return self._draw("curve", ax=ax)
+
+    def __repr__(self) -> str:
+        names = [name for name in vars(type(self)) if not name.startswith("_")]
+        return f"<Plots: {', '.join(names)}>"
+
+    def _draw(self, name: str, **options: Any) -> Figure:
+        from tracekit.report.plot import draw
+
+        return draw(self._analysis, name, **options)

@@ -1,0 +1,29 @@
+"""Lateness over a whole run as people get it: it prints itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tracekit.report.notices import with_messages
+from tracekit.whole_run.result import WholeRun
+
+
+class LateResult(WholeRun):
+    """Who joins collectives late over a whole run, and hangs; ``print`` shows it.
+
+    >>> from tracekit import late
+    >>> "rank 1" in str(late("sample_traces/always-on/late"))
+    True
+    """
+
+    @classmethod
+    def of(cls, run: WholeRun) -> LateResult:
+        """Return the result of a whole run as people get it."""
+        fields = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+        fields["notices"] = with_messages(run.notices)
+        return cls(**fields)
+
+    def __str__(self) -> str:
+        from tracekit.report.terminal.late import render_text
+
+        return render_text(self)
