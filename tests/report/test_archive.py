@@ -272,7 +272,7 @@ def test_a_trace_that_changes_while_it_is_exported_is_an_error(skewed, tmp_path,
         first.write_bytes(first.read_bytes() + b"more")
         return analyze(*paths, **options)
 
-    monkeypatch.setattr("tracekit.report.perfetto.export.analyze", analyze_and_replace)
+    monkeypatch.setattr("tracekit.run.export.analyze", analyze_and_replace)
     with pytest.raises(InputError, match="changed while it was exported"):
         export(tmp_path / "traces", tmp_path / "run.tar", workers=1)
     assert not (tmp_path / "run.tar").exists()
