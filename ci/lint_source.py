@@ -391,6 +391,18 @@ def places_to_add(_modules: list[Module]) -> Iterator[str]:
             yield f"CONTRIBUTING.md: there is no {path}"
 
 
+def nightly_tests(_modules: list[Module]) -> Iterator[str]:
+    """Lines of tests/nightly.txt that name no test."""
+    for line in (ROOT / "tests/nightly.txt").read_text(encoding="utf-8").splitlines():
+        if not line or line.startswith("#"):
+            continue
+        path, _, name = line.partition("::")
+        function = name.partition("[")[0]
+        file = ROOT / path
+        if not file.is_file() or f"def {function}" not in file.read_text(encoding="utf-8"):
+            yield f"tests/nightly.txt: there is no test {line}"
+
+
 CHECKS = (
     names_used_twice,
     module_docstrings,
@@ -400,6 +412,7 @@ CHECKS = (
     notices_explained,
     constants_of_predictions,
     places_to_add,
+    nightly_tests,
 )
 
 

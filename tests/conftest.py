@@ -118,8 +118,18 @@ LONGEST_FILES = (
 """Started first, so that no worker is left alone with one of them at the end."""
 
 
+NIGHTLY = tuple(
+    line
+    for line in (Path(__file__).parent / "nightly.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+)
+"""Beginnings of the names of tests that are more cases of what another test shows."""
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
+        if item.nodeid.startswith(NIGHTLY):
+            item.add_marker(pytest.mark.nightly)
         if isinstance(item, pytest.DoctestItem) and "sample_traces" in item.dtest.docstring:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FILES))
