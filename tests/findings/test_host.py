@@ -187,7 +187,7 @@ def test_python_between_short_operators_of_the_cpu_is_python(findings_of):
     def fill(recording, start, _):
         for number in range(98):
             begin = start + 0.1 + number * 0.1
-            recording.op("aten::select", begin, begin + 0.05)
+            recording.op("aten::remainder", begin, begin + 0.05)
         launch_ten(recording, start)
 
     findings = findings_of(fill)
@@ -274,6 +274,72 @@ def after_sync_with_lead(lead_ms):
         recording.kernel(start + 17.0, start + 17.01, start + 19.99)
 
     return fill
+
+
+def test_loading_costs_no_more_than_the_time_spent_in_it(findings_of):
+    """A batch is there after 0.1 ms; then the host launches a short kernel every 0.4 ms and is never ahead."""
+
+    def fill(recording, start, _):
+        recording.op("loop", start + 0.001, start + 19.999)
+        recording.op(LOADER_WITH_WORKERS, start + 0.1, start + 0.2)
+        for number in range(24):
+            launch = start + 0.3 + number * 0.4
+            recording.kernel(launch, launch + 0.01, launch + 0.2)
+        recording.kernel(start + 9.95, start + 9.96, start + 19.95)
+
+    findings = findings_of(fill)
+    assert "data_loading" not in findings or findings["data_loading"].cost_ns <= 0.1 * MS
+    assert findings["launch_bound"].cost_ns > 4 * MS
+
+
+def many_small_waits_and_a_long_one(recording, start, _):
+    """Nine values read in 0.02 ms each, and one call outside any operator that waits 4 ms."""
+    recording.op("loop", start + 0.001, start + 1.0)
+    recording.kernel(start + 0.02, start + 0.03, start + 6.0)
+    for number in range(9):
+        begin = start + 0.1 + number * 0.1
+        recording.op("aten::item", begin, begin + 0.05)
+        recording.op("aten::_local_scalar_dense", begin + 0.01, begin + 0.04)
+        recording.call("cudaStreamSynchronize", begin + 0.015, begin + 0.035)
+    recording.call("cudaDeviceSynchronize", start + 2.0, start + 6.1)
+    launch_ten(recording, start, first=9.0)
+
+
+def test_the_call_that_waited_is_named_and_not_the_operators_that_hardly_did(findings_of):
+    evidence = findings_of(many_small_waits_and_a_long_one)["host_sync"].evidence
+    assert (evidence["name"], evidence["op"]) == ("cudaDeviceSynchronize", None)
+    assert evidence["calls_per_step"] == 1
+
+
+def test_a_wait_belongs_to_the_operator_that_asks_for_a_value(findings_of):
+    """The synchronisation comes after an operator that has ended, inside two that ask for the value."""
+
+    def fill(recording, start, _):
+        recording.op("aten::item", start + 0.1, start + 9.9)
+        recording.op("aten::_local_scalar_dense", start + 0.2, start + 9.8)
+        recording.op("aten::empty", start + 0.3, start + 0.4)
+        recording.call("cudaStreamSynchronize", start + 0.5, start + 9.7)
+        launch_ten(recording, start)
+
+    evidence = findings_of(fill)["host_sync"].evidence
+    assert (evidence["name"], evidence["op"]) == ("cudaStreamSynchronize", "aten::item")
+
+
+@pytest.mark.parametrize("name", ["aten::detach", "aten::empty_strided", "aten::view"])
+def test_bookkeeping_operators_are_launching_and_not_computing(findings_of, name):
+    """Nodes of the engine that only make views, in 9.8 ms in which nothing is launched."""
+
+    def fill(recording, start, _):
+        recording.op("loop", start + 0.001, start + 19.999)
+        for number in range(98):
+            begin = start + 0.1 + number * 0.1
+            recording.op("ViewBackward0", begin, begin + 0.09)
+            recording.op(name, begin + 0.01, begin + 0.02)
+        launch_ten(recording, start)
+
+    findings = findings_of(fill)
+    assert "host_compute" not in findings
+    assert findings["launch_bound"].cost_ns > 9 * MS
 
 
 def test_a_host_that_launched_a_millisecond_ahead_has_regained_its_lead(findings_of):

@@ -57,12 +57,18 @@ class _StepMeans:
             .group_by("code")
             .agg(
                 pl.col("host_ns", "idle_ns", "idle_after_ns", "count").sum() / count,
-                # Of names that are equally frequent the first by alphabet, so that an answer can be
-                # repeated.
-                pl.col("name").drop_nulls().cast(pl.String).mode().min(),
-                pl.col("op").drop_nulls().cast(pl.String).mode().min(),
             )
         )
+        # The name and the operator of the ranks that spend most time so; of equal ones the first by
+        # alphabet, so that an answer can be repeated.
+        names = (
+            table.filter(is_usual)
+            .group_by("code", pl.col("name", "op").cast(pl.String))
+            .agg(pl.col("host_ns").sum())
+            .sort("host_ns", "name", "op", descending=[True, False, False], nulls_last=True)
+            .unique("code", keep="first", maintain_order=True)
+        )
+        sums = sums.join(names.select("code", "name", "op"), on="code")
         self.rows = {row["code"]: row for row in sums.iter_rows(named=True)}
 
     def value(self, code: str, column: str) -> float:

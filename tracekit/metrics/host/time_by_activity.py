@@ -17,9 +17,9 @@ from tracekit._loops.nesting import OP
 from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import to_int64
-from tracekit.classify.host_ranges import nest
+from tracekit.classify.host_ranges import Nested, nest
 from tracekit.classify.names import HOST_ACTIVITIES, HOST_CALLS
-from tracekit.intervals import EMPTY, Intervals, union, union_of
+from tracekit.intervals import EMPTY, Intervals, overlaps_any, union, union_of
 from tracekit.metrics.host.events import BLOCKING_PATTERN, LAUNCH_PATTERN, HostEvents, NamedRows
 from tracekit.schema import EVENTS
 
@@ -34,6 +34,11 @@ HOST_CODES = (
     "launch_bound",
 )
 """What the host can do, in order: time that two match belongs to the first."""
+OWN_WORK = frozenset({"compile", "data_loading", "host_compute", "python"})
+"""Activities in which the host works itself: what they delay, they delay by no more than they take.
+
+A host that waits is different: what it launches next starts behind a queue that has run empty.
+"""
 MIN_CPU_OPERATOR_NS = 200_000
 """Time from which an operator that launches nothing works on the CPU: it takes a tenth of that to
 make a view."""
@@ -120,19 +125,21 @@ def measure_host_time(
     outside_ranges = window - (in_calls | in_operators | in_ranges)
     in_python = _long_stretches(outside_ranges, MIN_PYTHON_NS) | (outside_ranges & without_calls)
     recovered_ns = _times_of_lead(gpu_events)
-    lost_lead = EMPTY
-    times = []
-    places = []
+    covered_by_code = {}
     taken = EMPTY
     for code in HOST_CODES:
         if code == "python":
-            covered = in_python - taken
+            covered_by_code[code] = in_python - taken
         elif code == "launch_bound":
-            covered = window - taken
+            covered_by_code[code] = window - taken
         else:
-            rows = ranges[code]
-            covered = union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()) - taken
-        taken = taken | covered
+            covered_by_code[code] = union_of(ranges[code]) - taken
+        taken = taken | covered_by_code[code]
+    idle_while_launching = idle & covered_by_code["launch_bound"]
+    lost_lead = EMPTY
+    times = []
+    places = []
+    for code, covered in covered_by_code.items():
         if not len(covered):
             continue
         named = ranges.get(code, _NO_RANGES)
@@ -140,7 +147,10 @@ def measure_host_time(
         if code != "launch_bound":  # while the host did something else the GPU's queue ran empty
             after = _until_recovered((covered & idle).end_ns, recovered_ns, window) - lost_lead
         lost_lead = lost_lead | after
-        times.append(_time_by_part(code, named, timed, covered=covered, idle=idle, after=after))
+        idle_after = after & idle_while_launching
+        times.append(
+            _time_by_part(code, named, timed, covered=covered, idle=idle, idle_after=idle_after)
+        )
         start_ns, end_ns = _with_idle_after(covered & idle, (covered | after) & idle)
         places.append(_longest_places(code, start_ns, end_ns, named, timed))
     all_places = pl.concat(places) if places else HOST_PLACES.to_frame()
@@ -187,14 +197,24 @@ def _pageable_copies(host: HostEvents, gpu_events: pl.DataFrame) -> pl.DataFrame
 
 
 def _synchronisations(host: HostEvents) -> pl.DataFrame:
-    """Return the calls that wait for the GPU, and the operators around them that ask for a value."""
+    """Return the calls that wait for the GPU (``is_call``), and the operators around them that ask for a value.
+
+    The operator of a call is the one that asks, else the innermost.
+    """
     calls = host.calls.select(host.calls.named(BLOCKING_PATTERN))
     if not len(calls):
-        return _NO_RANGES
+        return _NO_RANGES.with_columns(is_call=pl.lit(value=True))
     asking = host.operators.select(host.operators.named(HOST_ACTIVITIES["asks_for_value"]))
     asking = asking.select(_contains_any(asking, calls))
-    operators = _as_ranges(asking.rows).with_columns(op=pl.col("name"))
-    return pl.concat([_with_operator(calls, host), operators])
+    # Of operators inside each other, such as aten::item and aten::_local_scalar_dense, the outer one.
+    outer = _outer_first(asking)
+    outer = outer.filter(pl.Series(_nest(outer, calls).op_of < 0))
+    asker = _names_of_rows(outer, _nest(outer, calls).point_op)
+    waits = _with_operator(calls, host).with_columns(
+        op=pl.coalesce(asker, "op"), is_call=pl.lit(value=True)
+    )
+    operators = _as_ranges(asking.rows).with_columns(op=pl.col("name"), is_call=pl.lit(value=False))
+    return pl.concat([waits, operators])
 
 
 def _cpu_operators(host: HostEvents, without_calls: Intervals) -> pl.DataFrame:
@@ -207,9 +227,24 @@ def _cpu_operators(host: HostEvents, without_calls: Intervals) -> pl.DataFrame:
     end = host.operators.rows["end_ns"].to_numpy()
     is_long = end - start >= MIN_CPU_OPERATOR_NS
     is_apart = without_calls.covered_ns(start, end) == end - start
-    operators = host.operators.select(is_long | is_apart)
+    operators = host.operators.select((is_long | is_apart) & (end > start))
     operators = operators.select(~_contains_any(operators, host.calls))
+    operators = operators.select(_contains_any(operators, _computing(host.operators, operators)))
     return _as_ranges(operators.rows).with_columns(op=pl.col("name"))
+
+
+def _computing(operators: NamedRows, around: NamedRows) -> NamedRows:
+    """Return the operators inside some others that compute: innermost ones that are no mere bookkeeping."""
+    start = operators.rows["start_ns"].to_numpy()
+    stretches = union_of(around.rows)
+    inside = operators.select(overlaps_any(start, start + 1, stretches.start_ns, stretches.end_ns))
+    by_start = _outer_first(inside)
+    # In this order the next row is inside a row if it begins before that one ends on its thread.
+    is_innermost = (pl.col("start_ns").shift(-1).over("tid") >= pl.col("end_ns")).fill_null(
+        value=True
+    )
+    innermost = NamedRows(by_start.filter(is_innermost))
+    return innermost.select(~innermost.named(HOST_ACTIVITIES["bookkeeping"]))
 
 
 def _as_ranges(rows: pl.DataFrame) -> pl.DataFrame:
@@ -238,21 +273,32 @@ def _with_operator(calls: NamedRows, host: HostEvents) -> pl.DataFrame:
     """Return calls as ``_ACTIVITY_RANGES``, with the innermost operator that is open when each begins."""
     operators = host.operators
     is_wrapper = operators.named(HOST_ACTIVITIES["wrapper"])
-    around = operators.select(~is_wrapper & _contains_any(operators, calls)).rows
-    # By thread and start, the outer first.
-    around = around.sort("tid", "start_ns", -pl.col("end_ns"), maintain_order=True)
-    count = len(around)
-    innermost = nest(
-        thread=to_int64(around["tid"]),
-        start=around["start_ns"].to_numpy(),
-        end=around["end_ns"].to_numpy(),
-        kind=np.full(count, OP),
-        name=np.zeros(count, np.int64),
-        point_thread=calls.tid,
-        point_time=calls.rows["start_ns"].to_numpy(),
-    ).point_op
-    op = NamedRows(around).names.take(innermost).series("op", pl.String())
+    around = _outer_first(operators.select(~is_wrapper & _contains_any(operators, calls)))
+    op = _names_of_rows(around, _nest(around, calls).point_op)
     return _as_ranges(calls.rows).with_columns(op)
+
+
+def _outer_first(ranges: NamedRows) -> pl.DataFrame:
+    """Return ranges by thread and start, an outer one before those inside it."""
+    return ranges.rows.sort("tid", "start_ns", -pl.col("end_ns"), maintain_order=True)
+
+
+def _nest(ranges: pl.DataFrame, points: NamedRows) -> Nested:
+    """Find what is around each range and around the start of each point; ranges are ``_outer_first``."""
+    return nest(
+        thread=to_int64(ranges["tid"]),
+        start=ranges["start_ns"].to_numpy(),
+        end=ranges["end_ns"].to_numpy(),
+        kind=np.full(len(ranges), OP),
+        name=np.zeros(len(ranges), np.int64),
+        point_thread=points.tid,
+        point_time=points.rows["start_ns"].to_numpy(),
+    )
+
+
+def _names_of_rows(ranges: pl.DataFrame, rows: Ints) -> pl.Series:
+    """Return the names of some rows as the column ``op``; null for a negative row."""
+    return NamedRows(ranges).names.take(rows).series("op", pl.String())
 
 
 def _idle_after_launches(gaps: pl.DataFrame) -> Intervals:
@@ -292,43 +338,64 @@ def _time_by_part(
     *,
     covered: Intervals,
     idle: Intervals,
-    after: Intervals,
+    idle_after: Intervals,
 ) -> pl.DataFrame:
     """Return ``HOST_TIME`` of one activity."""
     start = steps["interval_start_ns"].to_numpy()
     end = steps["interval_end_ns"].to_numpy()
+    host_ns = covered.covered_ns(start, end)
+    idle_ns = (covered & idle).covered_ns(start, end)
+    idle_after_ns = idle_after.covered_ns(start, end)
+    if code in OWN_WORK:
+        idle_after_ns = np.minimum(idle_after_ns, host_ns - idle_ns)
+    if code == "host_sync":
+        named = _longest_wait(named)
     names = named.filter(~pl.col("name").str.contains(HOST_ACTIVITIES["wrapper"]))
-    longest = _longest_name(names, "name")
-    operator = _longest_name(names, "op")
     return pl.DataFrame(
         {
             "part": steps["part"].cast(pl.Int64),
             "code": [code] * len(steps),
-            "host_ns": covered.covered_ns(start, end),
-            "idle_ns": (covered & idle).covered_ns(start, end),
-            "idle_after_ns": ((after & idle) - covered).covered_ns(start, end),
+            "host_ns": host_ns,
+            "idle_ns": idle_ns,
+            "idle_after_ns": idle_after_ns,
             "count": _count_in(_outermost_starts(named), start, end),
-            "name": [longest] * len(steps),
-            "op": [operator] * len(steps),
+            "name": [_longest_name(names, "name")] * len(steps),
+            "op": [_longest_name(names, "op")] * len(steps),
         },
         schema=HOST_TIME,
     )
 
 
+def _longest_wait(synchronisations: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls, among those that wait for the GPU, of the operator in which they wait longest.
+
+    Outside any operator, those of one name.
+    """
+    calls = synchronisations.filter(pl.col("is_call"))
+    waits = calls.group_by("op", pl.when(pl.col("op").is_null()).then("name").alias("name")).agg(
+        ns=(pl.col("end_ns") - pl.col("start_ns")).sum()
+    )
+    longest = waits.sort("ns", "op", "name", descending=[True, False, False]).row(0, named=True)
+    if longest["op"] is None:
+        return calls.filter(pl.col("op").is_null() & (pl.col("name") == longest["name"]))
+    return calls.filter(pl.col("op") == longest["op"])
+
+
 def _longest_name(ranges: pl.DataFrame, column: str) -> str | None:
     """Return the name with the longest time among *ranges*.
 
-    Operators of PyTorch before ranges around them.
+    Operators of PyTorch before ranges around them, unless the operator takes less than half as long.
     """
     by_name = (
         ranges.drop_nulls(column)
         .group_by(column)
         .agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
-        .sort(
-            pl.col(column).str.starts_with("aten::"), "ns", column, descending=[True, True, False]
-        )
     )
-    return by_name[column][0] if len(by_name) else None
+    is_operator = pl.col(column).str.starts_with("aten::") & (
+        2 * pl.col("ns") >= pl.col("ns").max()
+    )
+    longest = by_name.sort(is_operator, "ns", column, descending=[True, True, False])
+    return longest[column][0] if len(longest) else None
 
 
 def _outermost_starts(ranges: pl.DataFrame) -> Ints:
