@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.metrics.remedies.attention import attention_remedies
+from tracekit.metrics.rates import CONVOLUTION_BACKWARD
+from tracekit.metrics.remedies.attention import attention_remedies, find_written_out, is_upcast
 from tracekit.metrics.remedies.fusion import fusion_remedies
 from tracekit.metrics.remedies.precision import precision_remedies
 from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork
@@ -33,11 +34,15 @@ def find_remedies(
     """
     rank = rank_work(labelled, device=device, multiprocessors=multiprocessors)
     attention = list(attention_remedies(rank))
-    in_attention = set()
+    in_attention: set[int] = set()
     for frame in attention:
         in_attention.update(frame["row"].to_list())
+    upcast: set[int] = set()
+    for _, members in find_written_out(rank):
+        if is_upcast(rank, members):
+            upcast.update(members["row"].to_list())
     frames = [
-        *precision_remedies(rank),
+        *(frame.filter(~pl.col("row").is_in(list(upcast))) for frame in precision_remedies(rank)),
         *attention,
         *fusion_remedies(rank, without=in_attention),
     ]
@@ -68,8 +73,14 @@ def rank_work(
         .sort("ns", descending=True)
         .group_by("call", maintain_order=True)
         .agg(
-            pl.col("kind", "op", "name", "shapes", "dtype", "flop").first(),
+            pl.col("kind", "op", "name", "shapes", "dtype").first(),
             pl.col("ns").sum(),
+            # The backward of a convolution computes two gradients; its FLOP are those of one.
+            flop=pl.col("flop").first()
+            * pl.when(pl.col("op").first() == CONVOLUTION_BACKWARD)
+            .then(pl.col("label").filter(pl.col("label").is_in(["dgrad", "wgrad"])).n_unique())
+            .otherwise(1)
+            .clip(lower_bound=1),
         )
     )
     speeds = measure_speeds(calls, events, device=device, multiprocessors=multiprocessors)

@@ -27,6 +27,10 @@ MAX_HEAD_SIZE = 256
 """Largest head that fused kernels take."""
 FULL_ATTENTION_SHARE = Share(0.3, 0.45, 0.65)
 """Share of the peak rate that fused attention reaches without a mask."""
+DROPOUT_FACTOR = 0.5
+"""Rate of fused attention with dropout over that without: it draws a number for every score."""
+EFFICIENT_FACTORS = Share(0.35, 0.45, 0.75)
+"""Time of FlashAttention over that of the memory-efficient kernel on the same inputs."""
 BACKWARD_PRODUCTS = 5
 """Products of a fused backward; its forward has two."""
 FORWARD_PRODUCTS = 2
@@ -120,10 +124,11 @@ def _fuse(rank: RankWork, scores: Scores, members: pl.DataFrame) -> Iterator[pl.
     """Yield the remedies of one size of written-out attention, forward and backward."""
     products = members.drop_nulls("head_size")
     head_size = int(products["head_size"].mode().min())  # type: ignore[arg-type]  # polars types it as any value
-    dtype = products["dtype"].drop_nulls().mode().sort().to_list()
-    peak = rank.speeds.peaks.get(dtype[0]) if dtype else None
+    peak = rank.speeds.peaks.get(_attention_type(rank, products) or "")
     if peak is None:
         return
+    if bool(members["op"].str.contains("dropout|bernoulli").any()):
+        peak *= DROPOUT_FACTOR
     is_causal = scores.queries == scores.keys and bool(members["is_masked"].any())
     share = USUAL_ATTENTION_SHARE if is_causal else FULL_ATTENTION_SHARE
     product_flop = 2 * scores.elements * head_size
@@ -150,13 +155,35 @@ def _fuse(rank: RankWork, scores: Scores, members: pl.DataFrame) -> Iterator[pl.
         yield remedies.with_columns(keeps_launch["host_share"])
 
 
+def _attention_type(rank: RankWork, products: pl.DataFrame) -> str | None:
+    """Return the type that a fused kernel would compute in: that of the model's other products if it is narrower.
+
+    PyTorch's own written-out attention computes in float32 whatever its inputs are.
+    """
+    own = products["dtype"].drop_nulls().mode().sort().to_list()
+    others = rank.calls.filter(
+        (pl.col("kind") == "product") & ~pl.col("call").is_in(products["call"].implode())
+    ).drop_nulls("dtype")
+    by_time = others.group_by("dtype").agg(pl.col("ns").sum()).sort("ns", "dtype")
+    usual = by_time["dtype"].to_list()
+    if usual and usual[-1] in ("bf16", "fp16"):
+        return str(usual[-1])
+    return str(own[0]) if own else None
+
+
+def is_upcast(rank: RankWork, members: pl.DataFrame) -> bool:
+    """Return whether written-out attention computes in a wider type than the model's other products."""
+    products = members.drop_nulls("head_size")
+    return _attention_type(rank, products) not in products["dtype"].unique().to_list()
+
+
 def _faster_kernel(rank: RankWork) -> Iterator[pl.DataFrame]:
     """Yield the remedies of the memory-efficient kernel where FlashAttention takes the same inputs."""
     calls = rank.calls.filter(
         (pl.col("kind") == FUSED_ATTENTION)
         & pl.col("op").str.contains(PATTERNS["memory_efficient"])
         & pl.col("dtype").is_in(["bf16", "fp16"])
-    ).drop_nulls(["flop", "shapes"])
+    ).drop_nulls("shapes")
     # GPUs that compute in bf16 have FlashAttention.
     if calls.is_empty() or "bf16" not in rank.speeds.peaks:
         return
@@ -166,13 +193,11 @@ def _faster_kernel(rank: RankWork) -> Iterator[pl.DataFrame]:
     calls = calls.filter(
         pl.col("shapes").replace_strict(takes, default=False, return_dtype=pl.Boolean)
     )
-    at_peak_ns = pl.col("flop") / rank.speeds.peaks["bf16"]
-    share = USUAL_ATTENTION_SHARE
     priced = calls.select(
         "call",
-        low_ns=at_peak_ns / 2 / share.high,
-        likely_ns=at_peak_ns / 2 / share.likely,
-        high_ns=at_peak_ns / FULL_ATTENTION_SHARE.low,
+        low_ns=pl.col("ns") * EFFICIENT_FACTORS.low,
+        likely_ns=pl.col("ns") * EFFICIENT_FACTORS.likely,
+        high_ns=pl.col("ns") * EFFICIENT_FACTORS.high,
     )
     events = rank.events.join(priced, on="call", how="inner").with_columns(group="call")
     yield new_durations(events, CHANGE, what="efficient")

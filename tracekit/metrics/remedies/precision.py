@@ -18,6 +18,7 @@ from tracekit.metrics.remedies.speeds import (
     MIN_KERNEL_NS,
     SLOWEST_RELATIVE,
     USUAL_ATTENTION_SHARE,
+    USUAL_CONVOLUTION_SHARE,
     Share,
 )
 from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS
@@ -34,7 +35,9 @@ def precision_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     speeds = rank.speeds
     calls = _with_used_type(rank)
     if TF32 in speeds.peaks:
-        products = calls.filter((pl.col("kind") == "product") & (pl.col("used") == "fp32"))
+        products = calls.filter(
+            pl.col("kind").is_in(["product", "convolution"]) & (pl.col("used") == "fp32")
+        )
         yield _retyped(rank, products, TF32)
     narrow = next((dtype for dtype in NARROW if dtype in speeds.peaks), None)
     if narrow is not None:
@@ -62,6 +65,8 @@ def _with_used_type(rank: RankWork) -> pl.DataFrame:
         .then(pl.lit(TF32))
         .when(is_fp32 & above_peak.fill_null(False))
         .then(pl.lit(TF32))
+        .when(is_fp32 & (pl.col("kind") == "convolution") & ~uses_tensor_cores)
+        .then(pl.lit("fp32"))
         .when(is_fp32 & ((pl.col("kind") == FUSED_ATTENTION) | is_simt))
         .then(pl.lit("fp32"))
     )
@@ -80,6 +85,7 @@ def _retyped(rank: RankWork, calls: pl.DataFrame, dtype: str) -> pl.DataFrame:
     ns = known["ns"].to_numpy().astype(np.float64)
     old_peak = known["used"].replace_strict(dict(speeds.peaks), return_dtype=pl.Float64).to_numpy()
     own_share = flop / old_peak / np.maximum(ns, 1)
+    is_convolution = (known["kind"] == "convolution").to_numpy()
     is_attention = (known["kind"] == FUSED_ATTENTION).to_numpy()
     usual_share = _usual_share_of(known, own_share)
     relative = np.clip(own_share / usual_share, SLOWEST_RELATIVE, 1.0)
@@ -88,15 +94,15 @@ def _retyped(rank: RankWork, calls: pl.DataFrame, dtype: str) -> pl.DataFrame:
     share = speeds.product_share(dtype)
     attention = USUAL_ATTENTION_SHARE
     new_ns = []
-    for reached, of_attention, of_memory in (
-        (share.high, attention.high, memory_ns[0]),
-        (share.likely, attention.likely, memory_ns[1]),
-        (share.low, attention.low, memory_ns[2]),
+    of_convolutions = USUAL_CONVOLUTION_SHARE
+    for of_products, of_attention, of_convolution, of_memory in (
+        (share.high, attention.high, of_convolutions.high, memory_ns[0]),
+        (share.likely, attention.likely, of_convolutions.likely, memory_ns[1]),
+        (share.low, attention.low, of_convolutions.low, memory_ns[2]),
     ):
+        reached = np.where(is_convolution, of_convolution, of_products * relative)
         # FLOP of attention are counted in full, the shares by half, as for a causal mask.
-        compute_ns = np.where(
-            is_attention, flop / 2 / peak / of_attention, flop / peak / reached / relative
-        )
+        compute_ns = np.where(is_attention, flop / 2 / peak / of_attention, flop / peak / reached)
         new_ns.append(np.maximum(np.maximum(compute_ns, of_memory), MIN_KERNEL_NS))
     priced = known.select(
         "call",

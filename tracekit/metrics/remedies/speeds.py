@@ -39,6 +39,9 @@ USUAL_PRODUCT_SHARE = Share(0.5, 0.65, 0.8)
 USUAL_ATTENTION_SHARE = Share(0.22, 0.35, 0.6)
 """Share of the peak rate that fused attention reaches, a causal one counted by half. Head sizes of 64
 reach 0.28 to 0.38 on H200, those of 128 more."""
+USUAL_CONVOLUTION_SHARE = Share(0.15, 0.3, 0.5)
+"""Share of the peak rate that convolutions on tensor cores reach: those of few channels move more than
+they compute."""
 USUAL_BANDWIDTH_SHARE = Share(0.55, 0.75, 0.9)
 """Share of the memory's bandwidth that a fused elementwise kernel reaches."""
 MEASURED_SPREAD = 0.15
