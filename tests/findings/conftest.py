@@ -39,6 +39,9 @@ class Recording:
     def step(self, number, start, end):
         self._add("user_annotation", f"ProfilerStep#{number}", start, end)
 
+    def annotation(self, name, start, end):
+        self._add("user_annotation", name, start, end)
+
     def op(self, name, start, end, **args):
         self._add("cpu_op", name, start, end, **args)
 
@@ -87,12 +90,13 @@ class Recording:
         *,
         name="Memcpy HtoD (Pageable -> Device)",
         stream=COMPUTE_STREAM,
+        copied=1_000_000,
     ):
         """A copy whose call lasts from *launch* to *launched*."""
         correlation = len(self.events) + 1
         self.op("aten::copy_", launch, launched, **{"External id": correlation})
         self.call("cudaMemcpyAsync", launch, launched, correlation=correlation)
-        on_gpu = {"correlation": correlation, "stream": stream, "device": 0, "bytes": 1_000_000}
+        on_gpu = {"correlation": correlation, "stream": stream, "device": 0, "bytes": copied}
         self._add("gpu_memcpy", name, start, end, pid=0, tid=stream, **on_gpu)
 
     def write(self, folder):

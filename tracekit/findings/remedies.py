@@ -18,6 +18,8 @@ from tracekit.whatif.remedies import FUSE, FUSE_LOSS, all_remedies, select_remed
 
 MIN_SAVED_SHARE = 0.05
 """Share of the step that a change must save to be advised: predictions are not more exact than that."""
+MIN_EXPLAINED_SHARE = 0.5
+"""Share of an operator's time that has a remedy, above which its rate is no finding of its own."""
 NARROW = ("bf16", "fp16")
 AMD = "(?i)amd|instinct|radeon|^MI[0-9]{2,3}"
 """Names of GPUs whose vendor is AMD."""
@@ -44,6 +46,27 @@ def remedy_findings(context: Context) -> Iterator[Finding]:
     yield from _finding(context, "attention", "fused attention")
     yield from _finding(context, "unfused", FUSE)
     yield from _finding(context, "unfused", FUSE_LOSS, case="loss")
+    yield from _finding(context, "recompute", "no recompute", case="")
+    yield from _finding(context, "small_copies", "one copy", case="")
+    yield from _finding(context, "optimizer", "fused optimizer")
+    yield from _finding(context, "layout", "channels last", case="")
+    yield from _finding(context, "slow_kernel", "pad sizes", case="padding")
+
+
+def operators_with_remedy(context: Context) -> set[str]:
+    """Return the operators most of whose time another finding explains and says how to save."""
+    graph = context.analysis.replay_graph
+    changes = {finding.change for finding in remedy_findings(context)}
+    if graph is None or not changes:
+        return set()
+    events = graph.graph.events
+    explained = pl.concat([select_remedies(events, change) for change in changes if change])
+    is_explained = pl.int_range(pl.len()).is_in(explained["event"].unique().implode())
+    times = events.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"), is_explained=is_explained)
+    by_op = times.group_by(pl.col("op").cast(pl.String)).agg(
+        share=(pl.col("ns") * pl.col("is_explained")).sum() / pl.col("ns").sum()
+    )
+    return set(by_op.filter(pl.col("share") > MIN_EXPLAINED_SHARE)["op"].drop_nulls())
 
 
 def _precision(context: Context) -> Iterator[Finding]:
@@ -65,7 +88,7 @@ def _finding(
 ) -> Iterator[Finding]:
     """Yield the finding of one change, if it saves enough."""
     predicted = context.predict(change)
-    if predicted is None or context.share(predicted.saves_ns or 0) < MIN_SAVED_SHARE:
+    if predicted is None or (predicted.saves_ns or 0) < MIN_SAVED_SHARE * _step_ns(predicted):
         return
     work = _changed_work(context, change)
     evidence: dict[str, EvidenceValue] = {
@@ -86,18 +109,14 @@ def _finding(
         evidence=evidence,
         change=change,
         saves_ns=predicted.saves_ns,
-        saves_range_ns=_saved_range_ns(predicted),
+        saves_range_ns=predicted.saves_range_ns,
         certain="bounded",
     )
 
 
-def _saved_range_ns(predicted: ChangedStep) -> tuple[int, int] | None:
-    """Return what a change saves at least and at most."""
-    if predicted.predicted_range_ns is None:
-        return None
-    least_ns, most_ns = predicted.predicted_range_ns
-    measured_ns = predicted.measured_ns
-    return max(measured_ns - most_ns, 0), min(max(measured_ns - least_ns, 0), measured_ns)
+def _step_ns(predicted: ChangedStep) -> int:
+    """Return the step that a saving is a part of: without the profiler where that is known."""
+    return predicted.measured_ns if predicted.free_ns is None else predicted.free_ns
 
 
 def _changed_work(context: Context, change: str) -> _Changed:

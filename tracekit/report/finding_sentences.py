@@ -1198,3 +1198,57 @@ def unfused_loss(words: FindingWords) -> FindingTexts:
         ),
         advice=f"fuse it: {words.switch('loss')}",
     )
+
+
+@texts("recompute")
+def recompute(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"forwards are computed again in the backward: {words['work_ns']} of GPU time",
+        advice="keep the activations of more layers, as far as memory allows (checkpoint fewer blocks)",
+    )
+
+
+@texts("small_copies")
+def small_copies(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{words['kernels_per_step']} small copies from the host a step, one by one",
+        advice="put them into one pinned tensor, copy it once with `non_blocking=True`, and split it on the GPU",
+    )
+
+
+@texts("optimizer")
+def optimizer_loop(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the optimizer goes parameter by parameter: {words['kernels_per_step']} kernels a step "
+            f"({words['work_ns']} of GPU time)"
+        ),
+        advice="let it update all parameters at once (`fused=True`, or `foreach=True` where there is no fused one)",
+    )
+
+
+@texts("optimizer", "foreach")
+def optimizer_foreach(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"the optimizer reads and writes all parameters for each of its operations ({words['work_ns']})",
+        advice="use its fused kernel (`fused=True`)",
+    )
+
+
+@texts("layout")
+def layout(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"images have their channels first: conversions around convolutions and batch norms take "
+            f"{words['work_ns']}"
+        ),
+        advice="put channels last: `model.to(memory_format=torch.channels_last)`, and the same for the images",
+    )
+
+
+@texts("slow_kernel", "padding")
+def slow_kernel_padding(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"products with sizes that are no multiples of 8 take {words['work_ns']}, first {words['op']}",
+        advice="pad these sizes to multiples of 64 (vocabulary, hidden size, heads)",
+    )

@@ -35,7 +35,7 @@ from tracekit.whatif.constants import (
     MIN_SAVED_SHARE_TO_PROPOSE,
     MIN_VARIATION,
 )
-from tracekit.whatif.event_graph import EventGraph
+from tracekit.whatif.event_graph import EventGraph, EventReplay
 from tracekit.whatif.remedies import REMEDY_CHANGES, change_factors, select_remedies
 
 FORMS = (
@@ -57,9 +57,21 @@ class ChangedGraph:
         self.factor, self.host_factor = np.ones((2, len(graph.start)))
         self.factor_range = np.ones((2, len(graph.start)))
         """Least and largest factor of each event over ``factor``."""
+        self.gone, self.unwaited = np.zeros((2, len(graph.start)), np.bool_)
+        """Events that disappear, and those before whose launch the host no longer waits."""
         self.hidden: list[int] = []  # labels, as indices
         self.microbatches: list[int] = []
         self.rests_on: list[str] = []
+
+    def replay(self, *, free: float = 0.0, factor_range: Floats | float = 1.0) -> EventReplay:
+        """Run the events again with the changes; *factor_range* is a further factor of each event."""
+        return self.graph.replay(
+            self.factor * factor_range,
+            self.host_factor,
+            free=free,
+            gone=self.gone,
+            unwaited=self.unwaited,
+        )
 
     def hidden_ns(self) -> int:
         """Return the time per step that hidden labels take by themselves on the rank where they take longest."""
@@ -320,6 +332,8 @@ def _remedy(changed: ChangedGraph, change: str) -> None:
     changed.factor_range[1] *= factors.high / np.maximum(factors.likely, MIN_FACTOR)
     is_waited_for = changed.host_factor >= 0
     changed.host_factor[is_waited_for] *= factors.host[is_waited_for]
+    changed.gone[remedies.filter(pl.col("host_share") == 0)["event"].to_numpy()] = True
+    changed.unwaited[remedies.filter(~pl.col("waits"))["event"].to_numpy()] = True
     changed.rests_on.append(REMEDY_CHANGES[change])
 
 
@@ -413,7 +427,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         replay = self.graph.replay(free=part)
         return self.replayed_ns(self.graph.step_bounds(replay.start, replay.end, free=part))
 
-    def _free_predicted_ns(self, changed: ChangedGraph) -> int | None:
+    def _free_predicted_ns(
+        self, changed: ChangedGraph, factor_range: Floats | float = 1.0
+    ) -> int | None:
         """Return the step without the profiler with changes; None if it is not known.
 
         Where the free step was timed, the model tells what the changes save of it.
@@ -421,7 +437,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         free = self.free_step
         if free is None or not self.graph.recording_known:
             return None
-        replay = self.graph.replay(changed.factor, changed.host_factor, free=1.0)
+        replay = changed.replay(free=1.0, factor_range=factor_range)
         bounds = self.graph.step_bounds(replay.start, replay.end, free=1.0)
         modelled_ns = self._with_cost_given_back(1.0)
         saved_ns = modelled_ns - max(self.replayed_ns(bounds), changed.hidden_ns())
@@ -446,7 +462,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             return msgspec.structs.replace(step, why_not=str(refused))
         if changed.microbatches:
             changed.rests_on.append("micro-batches of this run's size")
-        replay = self.graph.replay(changed.factor, changed.host_factor)
+        replay = changed.replay()
         bounds = self.graph.step_bounds(replay.start, replay.end)
         replayed_ns = max(self.replayed_ns(bounds), changed.hidden_ns())
         path_parts = self.graph.path_parts(replay, bounds)
@@ -460,10 +476,10 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         if free_ns is not None and free_predicted_ns is not None:
             saves_ns = free_ns - free_predicted_ns
             free_predicted_ns = max(round(free_predicted_ns + added[1]), 0)
-        saves_range_ns = (
-            max(saves_ns - (most_ns - predicted_ns), 0),
-            max(saves_ns + (predicted_ns - least_ns), 0),
+        least_saved_ns, most_saved_ns = self._saved_range_ns(
+            changed, saves_ns, (most_ns - predicted_ns, predicted_ns - least_ns), margin_ns
         )
+        saves_range_ns = (max(least_saved_ns, 0), max(most_saved_ns, 0))
         return msgspec.structs.replace(
             step,
             predicted_ns=predicted_ns,
@@ -475,6 +491,26 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             rests_on=tuple(changed.rests_on),
         )
 
+    def _saved_range_ns(
+        self, changed: ChangedGraph, saves_ns: int, widths_ns: tuple[int, int], margin_ns: float
+    ) -> tuple[int, int]:
+        """Return what changes save at least and at most.
+
+        Where factors have a range and the free step is known, its replays with the largest and the
+        least factors tell; else the widths of the recorded step's range do.
+        """
+        likely_ns = self._free_predicted_ns(changed)
+        saved = []
+        for sign, width_ns, factor_range in zip(
+            (-1, 1), widths_ns, changed.factor_range[::-1], strict=True
+        ):
+            if likely_ns is None or (factor_range == 1).all():
+                saved.append(round(saves_ns + sign * width_ns))
+                continue
+            bound_ns = self._free_predicted_ns(changed, factor_range) or 0
+            saved.append(round(saves_ns + likely_ns - bound_ns + sign * margin_ns))
+        return saved[0], saved[1]
+
     def _bounds_ns(self, changed: ChangedGraph, likely_ns: int) -> tuple[int, int]:
         """Return the step with the least and the largest factors; *likely_ns* where no factor has a range."""
         bounds_ns = []
@@ -482,7 +518,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             if (factor_range == 1).all():
                 bounds_ns.append(likely_ns)
                 continue
-            replay = self.graph.replay(changed.factor * factor_range, changed.host_factor)
+            replay = changed.replay(factor_range=factor_range)
             bounds_ns.append(self.replayed_ns(self.graph.step_bounds(replay.start, replay.end)))
         return min(likely_ns, bounds_ns[0]), max(likely_ns, bounds_ns[1])
 

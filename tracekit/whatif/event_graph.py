@@ -335,7 +335,9 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             on_rank = self.rank_index == index
             held_by_launch = on_rank & launched_last
             held_by_work = on_rank & follows_work & ~launched_last
-            usual_latency = _lower_quartile(since_launch[held_by_launch], USUAL_LATENCY_NS)
+            # What follows no recorded work may have waited for work from before the recording.
+            known = held_by_launch & follows_work
+            usual_latency = _lower_quartile(since_launch[known], USUAL_LATENCY_NS)
             usual_gap = _lower_quartile(since_work[held_by_work], USUAL_KERNEL_GAP_NS)
             gap[held_by_launch] = np.minimum(since_work[held_by_launch], usual_gap)
             latency[held_by_work] = np.minimum(since_launch[held_by_work], usual_latency)
@@ -479,6 +481,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         host_factor: Floats | None = None,
         *,
         free: float = 0.0,
+        gone: Bools | None = None,
+        unwaited: Bools | None = None,
     ) -> EventReplay:
         """Run the events again.
 
@@ -489,8 +493,18 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
                 for it; 1 if None.
             free: Part of the recording's cost that the host is spared: 0 runs on the host as
                 recorded, 1 on the host without the profiler.
+            gone: Events that disappear: nothing lies between them and what is before them.
+            unwaited: Events before whose launch the host no longer waits for the GPU.
         """
         count = len(self.start)
+        delays = self._delays
+        before = self.before
+        if gone is not None and gone.any():
+            delays = delays.copy()
+            delays[:2, gone] = 0  # latency and gap
+        if unwaited is not None and unwaited.any():
+            before = before.copy()
+            before[BEFORE.index("released_by"), unwaited] = -1
         matches = int(self.matches.max(initial=-1)) + 1
         factors = np.ones((2, count))
         if factor is not None:
@@ -504,8 +518,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         replay_events(
             self._order,
             self._times,
-            self._delays,
-            self.before,
+            delays,
+            before,
             factors,
             self.first_match,
             self.matches,

@@ -27,6 +27,11 @@ REMEDY_CHANGES = {
     "fuse activation": "the kernels of each activation are one",
     "fuse rotation": "the kernels of each rotation of positions are one",
     "fuse elementwise": "neighbouring elementwise kernels are one",
+    "no recompute": "activations are kept and not computed again, which needs memory",
+    "one copy": "small copies from the host are one copy of pinned memory",
+    "fused optimizer": "the optimizer updates all parameters in a few kernels",
+    "channels last": "images have their channels last, from the first layer to the last",
+    "pad sizes": "sizes of products are multiples of 64",
     FUSE_LOSS: "the loss reads its logits in 16 bits, and few times",
 }
 """Changes by their text, and what each rests on."""

@@ -12,6 +12,7 @@ from tracekit.metrics.rates import CONVOLUTION_BACKWARD
 from tracekit.metrics.remedies.attention import attention_remedies, find_written_out, is_upcast
 from tracekit.metrics.remedies.fusion import fusion_remedies
 from tracekit.metrics.remedies.precision import precision_remedies
+from tracekit.metrics.remedies.removals import removal_remedies
 from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork
 from tracekit.metrics.remedies.speeds import measure_speeds
 from tracekit.metrics.remedies.work import FUSED_ATTENTION, describe_work
@@ -45,6 +46,7 @@ def find_remedies(
         *(frame.filter(~pl.col("row").is_in(list(upcast))) for frame in precision_remedies(rank)),
         *attention,
         *fusion_remedies(rank, without=in_attention),
+        *removal_remedies(rank),
     ]
     table = pl.concat([REMEDIES.to_frame(), *frames])
     rows = table.group_by("row").agg(remedies=pl.struct([field.name for field in REMEDY.fields]))
