@@ -63,7 +63,8 @@ NEGATED = {
     ast.NotIn: "in",
 }
 SHIFTED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
-"""The comparison that decides the other way where both sides are equal."""
+"""The comparison that decides the other way where both sides are equal: only of counts, because equal
+times and shares hardly ever occur."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,8 @@ class Finder:
     def _add_comparison(
         self, node: ast.expr, op: ast.cmpop, left: ast.expr, right: ast.expr
     ) -> None:
-        for table in (NEGATED, SHIFTED):
+        is_counted = is_count(left) or is_count(right)
+        for table in (NEGATED, SHIFTED) if is_counted else (NEGATED,):
             if type(op) in table:
                 sides = (f"({ast.unparse(side)})" for side in (left, right))
                 self._add(node, "comparison", f"({f' {table[type(op)]} '.join(sides)})")
@@ -212,6 +214,16 @@ class Finder:
                 frozenset(functions),
             )
         )
+
+
+def is_count(node: ast.expr) -> bool:
+    """Whether an expression is a whole number as it is written, or a length."""
+    match node:
+        case ast.Constant(value=int()) | ast.UnaryOp(operand=ast.Constant(value=int())):
+            return True
+        case ast.Call(func=ast.Name("len")):
+            return True
+    return False
 
 
 def is_number(node: ast.expr) -> bool:
