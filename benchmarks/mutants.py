@@ -174,7 +174,8 @@ class Finder:
             case ast.BoolOp(values=values):
                 word = "True" if isinstance(node.op, ast.And) else "False"
                 for value in values:
-                    self._add(value, "branch", word)
+                    if not isinstance(value, ast.Constant):  # ``bytes or 0``
+                        self._add(value, "branch", word)
 
     def _add_comparison(
         self, node: ast.expr, op: ast.cmpop, left: ast.expr, right: ast.expr
