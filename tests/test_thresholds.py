@@ -21,8 +21,9 @@ from tracekit.diffs import stats, verdict
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.noise_thresholds import Noise, prior_deviation
 from tracekit.diffs.run_samples import Run
+from tracekit.documents.analysis import Budget
 from tracekit.documents.gate import GateSettings
-from tracekit.metrics.budget import Bubble, Budget
+from tracekit.metrics.budget import Bubble
 from tracekit.metrics.label_intervals import weak_ns
 from tracekit.metrics.rates import Rates
 from tracekit.reconstruct import chunk_table as beside
@@ -32,7 +33,13 @@ combining = importlib.import_module("tracekit.analysis.combine.combine_ranks")
 
 def measured(**figures):
     return Measured(
-        Budget(1_000, 900), {"other": 0, **figures}, {}, {}, {}, {}, Bubble(1_000, 100, None)
+        Budget(span_ns=1_000, compute_ns=900, exposed_ns={}, idle=0),
+        {"other": 0, **figures},
+        {},
+        {},
+        {},
+        {},
+        Bubble(1_000, 100, None),
     )
 
 

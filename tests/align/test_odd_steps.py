@@ -6,7 +6,7 @@ import polars as pl
 
 from tracekit.align.steps import HOST_RANGES, assign_parts
 from tracekit.analysis.combine.notices import uncommon_step_notices
-from tracekit.metrics.budget import Budget
+from tracekit.documents.analysis import Budget
 from tracekit.metrics.step_time import TimedStep, summarize_steps, timed_steps
 from tracekit.report.notices import notice_sentence
 
@@ -24,7 +24,9 @@ def times(events: pl.DataFrame, *host: tuple[int, int, int]) -> list[int | None]
 
 def summary(events: pl.DataFrame):
     _, steps, _ = assign_parts(events)
-    return summarize_steps({0: timed_steps(steps, [Budget(0, 0)] * len(steps))})
+    return summarize_steps(
+        {0: timed_steps(steps, [Budget(compute_ns=0, exposed_ns={}, idle=0)] * len(steps))}
+    )
 
 
 def test_without_marks_the_time_is_the_extent_and_called_so() -> None:
@@ -73,7 +75,10 @@ def test_a_step_that_began_before_the_recording_is_cut_and_not_counted() -> None
 
 def test_steps_that_a_rank_lacks_are_named_and_the_common_ones_counted() -> None:
     def timed(*times_ns: int) -> list[TimedStep]:
-        return [TimedStep(step, ns, Budget(ns, ns)) for step, ns in enumerate(times_ns)]
+        return [
+            TimedStep(step, ns, Budget(compute_ns=ns, exposed_ns={}, idle=0))
+            for step, ns in enumerate(times_ns)
+        ]
 
     steps = summarize_steps({0: timed(10, 10, 30, 50), 1: timed(12, 14)})
     assert steps.time_ns == round((11 + 12) / 2)

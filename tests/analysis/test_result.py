@@ -26,7 +26,7 @@ def test_json_has_every_key_of_the_contract(run):
     keys = {"span_ns", "budget_ns", "label_ns", "label_count", "overlap", "hidden_ns", "bubble"}
     assert set(one) >= keys | {"rank", "steps", "per_step"}
     assert set(data["total"]) >= keys
-    assert set(one["budget_ns"]) == {"compute", "exposed", "idle"}
+    assert set(one["budget_ns"]) == {"span", "compute", "exposed", "idle", "not_recorded"}
     assert set(one["bubble"]) >= {"idle_ns", "wait_ns", "fraction"}
     assert set(one["label_ns"]) <= set(LABELS)
     assert one["overlap"]["copy"] is not None

@@ -16,8 +16,8 @@ def run_with(samples, *, compute_ms, exposed_ms):
     def changed(figures):
         budget = replace(
             figures.budget_ns,
-            compute=compute_ms * 10**6,
-            exposed={"dp_comm": exposed_ms * 10**6},
+            compute_ns=compute_ms * 10**6,
+            exposed_ns={"dp_comm": exposed_ms * 10**6},
             idle=0,
         )
         span_ns = (compute_ms + exposed_ms) * 10**6

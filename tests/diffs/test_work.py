@@ -65,7 +65,10 @@ def scaled(original, *, step, compute, exposed):
 
     def figures(rank):
         budget = replace(
-            rank.budget_ns, compute=compute * 10**6, exposed={"dp_comm": exposed * 10**6}, idle=0
+            rank.budget_ns,
+            compute_ns=compute * 10**6,
+            exposed_ns={"dp_comm": exposed * 10**6},
+            idle=0,
         )
         return replace(rank, span_ns=step * 10**6, budget_ns=budget, label_ns={}, per_step=[])
 

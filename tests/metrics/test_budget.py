@@ -7,7 +7,8 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.metrics.budget import Budget, budgets
+from tracekit.documents.analysis import Budget
+from tracekit.metrics.budget import budgets
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS, Lanes
 from tracekit.metrics.overlap import hidden, label_times, ratio
 from tracekit.schema import LABELS
@@ -131,14 +132,18 @@ def test_the_matrix_of_thousands_of_parts():
 
 def test_time_under_two_exposed_labels_goes_to_the_first():
     events = pl.DataFrame({"label": ["offload", "pp_comm"], "start_ns": [0, 5], "end_ns": [10, 20]})
-    assert budgets(Lanes.of(events))[0] == Budget(20, 0, {"pp_comm": 15, "offload": 5}, 0)
+    assert budgets(Lanes.of(events))[0] == Budget(
+        span_ns=20, compute_ns=0, exposed_ns={"pp_comm": 15, "offload": 5}, idle=0
+    )
 
 
 def test_what_no_rule_knows_counts_as_compute():
     events = pl.DataFrame(
         {"label": ["other", "ep_combine"], "start_ns": [0, 5], "end_ns": [10, 20]}
     )
-    assert budgets(Lanes.of(events))[0] == Budget(20, 10, {"ep_combine": 10}, 0)
+    assert budgets(Lanes.of(events))[0] == Budget(
+        span_ns=20, compute_ns=10, exposed_ns={"ep_combine": 10}, idle=0
+    )
 
 
 def test_overlapping_kernels_are_not_counted_twice():
@@ -148,5 +153,5 @@ def test_overlapping_kernels_are_not_counted_twice():
 
 def test_nothing_at_all():
     events = pl.DataFrame(schema={"label": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64})
-    assert budgets(Lanes.of(events)) == [Budget(0, 0, {}, 0)]
+    assert budgets(Lanes.of(events)) == [Budget(compute_ns=0, exposed_ns={}, idle=0)]
     assert ratio(0, 0) is None

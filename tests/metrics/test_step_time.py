@@ -12,7 +12,7 @@ import pytest
 
 from tracekit import analyze
 from tracekit.align.steps import STEPS, add_step_intervals, assign_parts, host_ranges
-from tracekit.metrics.budget import Budget
+from tracekit.documents.analysis import Budget
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.step_time import (
     StepTime,
@@ -111,12 +111,17 @@ def test_the_budget_of_a_step_sums_to_its_time_whatever_runs_over_its_edges():
         {"interval_start_ns": [0, 20], "interval_end_ns": [20, 40], "time_ns": [20, 20]}
     )
     first, second = step_budgets(steps, Lanes.of(events))
-    assert first == Budget(20, 10, {"dp_comm": 10}, 0)
-    assert second == Budget(20, 6, {"dp_comm": 0}, 14)
+    assert first == Budget(span_ns=20, compute_ns=10, exposed_ns={"dp_comm": 10}, idle=0)
+    assert second == Budget(span_ns=20, compute_ns=6, exposed_ns={"dp_comm": 0}, idle=14)
 
 
 def timed(*times, partial=()):
-    return [TimedStep(n, ns, Budget(ns or 0, ns or 0), n in partial) for n, ns in enumerate(times)]
+    return [
+        TimedStep(
+            n, ns, Budget(span_ns=ns or 0, compute_ns=ns or 0, exposed_ns={}, idle=0), n in partial
+        )
+        for n, ns in enumerate(times)
+    ]
 
 
 def test_the_step_time_is_the_median_over_steps_of_the_median_over_ranks():
@@ -149,10 +154,15 @@ def test_no_step_has_a_time():
 
 
 def test_the_budget_of_the_run_leaves_out_what_stands_out():
-    usual = [TimedStep(n, 100, Budget(100, 80, {"dp_comm": 15}, 5)) for n in (4, 6, 7)]
-    slow = TimedStep(5, 1000, Budget(1000, 80, {"dp_comm": 15}, 905))
+    usual = [
+        TimedStep(n, 100, Budget(span_ns=100, compute_ns=80, exposed_ns={"dp_comm": 15}, idle=5))
+        for n in (4, 6, 7)
+    ]
+    slow = TimedStep(
+        5, 1000, Budget(span_ns=1000, compute_ns=80, exposed_ns={"dp_comm": 15}, idle=905)
+    )
     summary = summarize_steps({0: [*usual, slow]})
-    assert summary.budget == Budget(100, 80, {"dp_comm": 15}, 5)
+    assert summary.budget == Budget(span_ns=100, compute_ns=80, exposed_ns={"dp_comm": 15}, idle=5)
     assert summary.unusual == (StepTime(5, 1000),)
 
 

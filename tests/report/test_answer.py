@@ -9,9 +9,9 @@ from msgspec import structs
 
 from tests.kept import analysis_of
 from tracekit.analysis.result import RoleResults, Tables
+from tracekit.documents.analysis import Budget, Straggler, WaitCause
 from tracekit.documents.analysis import Evidence as WaitEvidence
-from tracekit.documents.analysis import Straggler, WaitCause
-from tracekit.metrics.budget import Bubble, Budget
+from tracekit.metrics.budget import Bubble
 from tracekit.metrics.step_time import TimedStep
 from tracekit.report.view import view_of
 from tracekit.report.view.ranks import Pace, late_rank
@@ -37,7 +37,9 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
     span, rest = 1_000_000 * steps, idle * 1000 * steps
     whole = structs.replace(
         one.whole,
-        budget=Budget(span, compute * 1000 * steps, ns(exposed), rest),
+        budget=Budget(
+            span_ns=span, compute_ns=compute * 1000 * steps, exposed_ns=ns(exposed), idle=rest
+        ),
         bubble=Bubble(span, rest, 0),
         pipeline="pp_comm" in exposed,
         hidden_ns={},
@@ -47,7 +49,10 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         wait_ns=ns(wait or {}),
     )
     budget = Budget(
-        1_000_000, compute * 1000, {label: us * 1000 for label, us in exposed.items()}, idle * 1000
+        span_ns=1_000_000,
+        compute_ns=compute * 1000,
+        exposed_ns={label: us * 1000 for label, us in exposed.items()},
+        idle=idle * 1000,
     )
     each = tuple(structs.replace(whole, budget=budget, step=step) for step in range(steps))
     timed = tuple(TimedStep(step, budget.span_ns, budget) for step in range(steps))

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
+from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
-from tracekit.metrics.budget import Budget
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import (
     budget_parts,
@@ -77,13 +77,20 @@ def test_an_ascii_terminal_tells_compute_from_communication(samples):
 
 
 def test_parts_below_half_a_percent_are_not_named():
-    parts = budget_parts(Budget(1000, 600, {"dp_comm": 390, "memory": 4}, 6))
+    parts = budget_parts(
+        Budget(span_ns=1000, compute_ns=600, exposed_ns={"dp_comm": 390, "memory": 4}, idle=6)
+    )
     assert [name for name, *_ in parts] == ["compute", "dp_comm exposed", "idle"]
 
 
 def test_further_exposed_labels_are_summed():
     parts = budget_parts(
-        Budget(100, 40, {"dp_comm": 30, "pp_comm": 20, "tp_comm": 6, "cp_comm": 4}, 0)
+        Budget(
+            span_ns=100,
+            compute_ns=40,
+            exposed_ns={"dp_comm": 30, "pp_comm": 20, "tp_comm": 6, "cp_comm": 4},
+            idle=0,
+        )
     )
     assert [(name, ns) for name, _, ns, _ in parts][-1] == ("other exposed", 10)
 
@@ -101,7 +108,7 @@ def view(**values):
         per_step=[1],
         usual=[],
         unusual=(),
-        budget=Budget(100 * MS, 100 * MS, {}, 0),
+        budget=Budget(span_ns=100 * MS, compute_ns=100 * MS, exposed_ns={}, idle=0),
     )
     kernels = pl.DataFrame(schema={"label": pl.String, "module": pl.String, "ns": pl.Float64})
     analysis = SimpleNamespace(
@@ -157,7 +164,9 @@ def test_a_run_that_mostly_computes_shows_which_part_of_the_model_does(compute, 
     ]
     kernels = pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")
     shown = view(tables={"kernels": kernels})
-    shown.analysis.step.budget = Budget(100, compute, {}, 100 - compute)
+    shown.analysis.step.budget = Budget(
+        span_ns=100, compute_ns=compute, exposed_ns={}, idle=100 - compute
+    )
     text = "compute by part of the model: mlp 60 %, attention 38 %, norm 2 %"
     assert compute_by_module(shown) == (text if is_split else "")
 

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from tests.kept import analysis_of
 from tracekit.analysis.combine.spread import spread
+from tracekit.documents.analysis import Budget
 from tracekit.documents.coding import to_plain
 from tracekit.errors import Notice
-from tracekit.metrics.budget import Bubble, Budget
+from tracekit.metrics.budget import Bubble
 from tracekit.report.html import charts
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
@@ -41,7 +42,7 @@ def run_of(small, compute, *, span=1000):
     one = small.rank_results[0]
 
     def rank(number, busy):
-        budget = Budget(span, busy, {}, span - busy)
+        budget = Budget(span_ns=span, compute_ns=busy, exposed_ns={}, idle=span - busy)
         return structs.replace(
             one,
             rank=number,

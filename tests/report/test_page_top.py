@@ -12,9 +12,9 @@ from msgspec import structs
 
 from tests.kept import analysis_of
 from tests.report.pdf_images import FORWARD_PIXEL, images_of
+from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding, Place
 from tracekit.documents.roles import Iteration
-from tracekit.metrics.budget import Budget
 from tracekit.metrics.step_time import StepSummary, StepTime
 from tracekit.report.html.charts import PageClock
 from tracekit.report.html.page import render_html
@@ -67,14 +67,23 @@ def test_the_step_tile_names_what_the_time_is_of():
     [(10, "Exposed", "30 %"), (31, "Idle", "31 %"), (30, "Exposed", "30 %")],
 )
 def test_the_second_tile_shows_what_is_more(idle_ns, name, figure):
-    tile = lost_tile(Budget(100, 70 - idle_ns, {"dp_comm": 30}, idle_ns))
+    tile = lost_tile(
+        Budget(span_ns=100, compute_ns=70 - idle_ns, exposed_ns={"dp_comm": 30}, idle=idle_ns)
+    )
     assert (tile.name, tile.figure) == (name, figure)
 
 
 def test_exposed_labels_below_half_a_percent_are_not_named():
-    named = lost_tile(Budget(1000, 980, {"dp_comm": 14, "pp_comm": 6}, 0)).text
+    named = lost_tile(
+        Budget(span_ns=1000, compute_ns=980, exposed_ns={"dp_comm": 14, "pp_comm": 6}, idle=0)
+    ).text
     assert "pp_comm" in named
-    assert "pp_comm" not in lost_tile(Budget(1000, 980, {"dp_comm": 16, "pp_comm": 4}, 0)).text
+    assert (
+        "pp_comm"
+        not in lost_tile(
+            Budget(span_ns=1000, compute_ns=980, exposed_ns={"dp_comm": 16, "pp_comm": 4}, idle=0)
+        ).text
+    )
 
 
 def test_the_third_tile_is_the_biggest_saving_and_without_one_the_biggest_cost():

@@ -17,9 +17,9 @@ from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import Analysis, RoleResults
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import analysis as documents
+from tracekit.documents.analysis import Budget
 from tracekit.documents.coding import rows
 from tracekit.documents.findings import Finding
-from tracekit.metrics.budget import Budget
 from tracekit.metrics.label_intervals import LABEL_SETS
 from tracekit.weight_updates import ReloadSummary
 
@@ -194,11 +194,7 @@ def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
 
 def _budget(budget: Budget, *, idle_known: bool) -> documents.Budget:
     """Return the parts of a span or of a step time."""
-    idle_ns = budget.idle_ns if idle_known else None
-    not_recorded = budget.unrecorded_ns or UNSET
-    return documents.Budget(
-        budget.compute_ns, budget.exposed_ns, idle_ns, not_recorded=not_recorded
-    )
+    return budget if idle_known else msgspec.structs.replace(budget, idle=None)
 
 
 def step_document(analysis: Analysis) -> documents.Step:

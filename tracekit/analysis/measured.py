@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.critical_path.path import CriticalPath
+from tracekit.documents.analysis import Budget
 from tracekit.intervals import Intervals, union
-from tracekit.metrics.budget import Bubble, Budget, find_exposed_waits
+from tracekit.metrics.budget import Bubble, find_exposed_waits
 from tracekit.metrics.causes import with_peers
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS
 from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message
@@ -47,7 +48,8 @@ _SUMMED_FIELDS = (
 class Measured(msgspec.Struct, frozen=True, eq=False):
     """The figures of one rank's window, of one step on one rank, or of all ranks together.
 
-    >>> Measured(Budget(100, 80, idle_ns=20), {}, {}, {}, {}, {}, Bubble(100, 20, None)).bubble_fraction
+    >>> budget = Budget(compute_ns=80, exposed_ns={}, idle=20)
+    >>> Measured(budget, {}, {}, {}, {}, {}, Bubble(100, 20, None)).bubble_fraction
     0.2
     """
 
@@ -112,7 +114,13 @@ class Measured(msgspec.Struct, frozen=True, eq=False):
         """Return the sum over ranks: times are added, ratios are of the sums."""
         ranks = list(parts)
         nothing = cls(
-            Budget(0, 0), {}, {}, {"communication": 0, "copy": 0}, {}, {}, Bubble(0, 0, 0)
+            Budget(compute_ns=0, exposed_ns={}, idle=0),
+            {},
+            {},
+            {"communication": 0, "copy": 0},
+            {},
+            {},
+            Bubble(0, 0, 0),
         )
         fields = []
         for rank in (nothing, *ranks):

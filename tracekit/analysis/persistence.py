@@ -40,7 +40,6 @@ from tracekit.documents.analysis import (
     Schedule,
     StepFigures,
 )
-from tracekit.documents.analysis import Budget as BudgetDocument
 from tracekit.documents.coding import (
     HasDocument,
     decode,
@@ -52,7 +51,7 @@ from tracekit.documents.coding import (
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
-from tracekit.metrics.budget import Bubble, Budget
+from tracekit.metrics.budget import Bubble
 from tracekit.metrics.step_time import FreeStep, TimedStep
 
 # ---- a whole analysis, as JSON
@@ -110,11 +109,8 @@ class SavedAnalysis(BaseAnalysis, HasDocument):
         step = self.document.step
         if step.free_ns is None or step.free_from is None:
             return None
-        budget = None
-        if step.free_budget_ns is not None:
-            budget = _budget(step.free_ns, step.free_budget_ns)
         range_ns = step.free_range_ns or (step.free_ns, step.free_ns)
-        return FreeStep(step.free_ns, range_ns, step.free_from, budget)
+        return FreeStep(step.free_ns, range_ns, step.free_from, step.free_budget_ns)
 
     @property
     def world_size(self) -> int | None:
@@ -168,15 +164,9 @@ def _rank_result(rank: RankFigures) -> RankResult:
     )
 
 
-def _budget(span_ns: int, parts: BudgetDocument) -> Budget:
-    """Return the parts of a span."""
-    return Budget(span_ns, parts.compute, parts.exposed, parts.idle or 0, parts.not_recorded or 0)
-
-
 def _timed_step(step: StepFigures) -> TimedStep:
     """Return the time of one step of a rank."""
-    budget = _budget(step.time_ns or 0, step.time_budget_ns)
-    return TimedStep(step.step, step.time_ns, budget, step.partial)
+    return TimedStep(step.step, step.time_ns, step.time_budget_ns, step.partial)
 
 
 def _measured(figures: Figures) -> Measured:
@@ -194,7 +184,7 @@ def _measured(figures: Figures) -> Measured:
     for name, share in figures.overlap.items():
         hidden_ns[name] = round((share or 0) * label_ns.get(name, 0))
     return Measured(
-        budget=_budget(span_ns, budget),
+        budget=budget,
         label_ns=label_ns,
         label_count=figures.label_count,
         hidden_ns=hidden_ns,

@@ -416,16 +416,16 @@ def _budget_parts(
     time_ns: int, budget: Budget, label_ns: Mapping[str, int], *, steps: int
 ) -> dict[str, float]:
     """Return the parts of *time_ns*, which this budget divides, and the times of labels, in milliseconds per step."""
-    not_recorded = budget.not_recorded or 0
-    idle = budget.idle
-    if idle is None:  # unknown: the rest of the time
-        idle = time_ns - budget.compute - sum(budget.exposed.values()) - not_recorded
-    parts = {"step": time_ns, "compute": budget.compute}
-    for label, ns in budget.exposed.items():
+    idle_ns = budget.idle
+    if idle_ns is None:  # unknown: the rest of the time
+        exposed_ns = sum(budget.exposed_ns.values())
+        idle_ns = time_ns - budget.compute_ns - exposed_ns - budget.unrecorded_ns
+    parts = {"step": time_ns, "compute": budget.compute_ns}
+    for label, ns in budget.exposed_ns.items():
         parts[f"exposed {label}"] = ns
-    parts["idle"] = idle
-    if not_recorded:
-        parts["not recorded"] = not_recorded
+    parts["idle"] = idle_ns
+    if budget.unrecorded_ns:
+        parts["not recorded"] = budget.unrecorded_ns
     for label, ns in label_ns.items():
         parts[f"label {label}"] = ns
     return {part: ns / 1e6 / steps for part, ns in parts.items()}

@@ -362,8 +362,8 @@ def _sums_over_ranks(records: Sequence[documents.StepFigures]) -> dict[str, floa
     A time that is not known on a rank, such as waits without the peers' traces, is left out.
     """
     budgets = [record.time_budget_ns for record in records]
-    sums_ns: dict[str, float] = {"compute_ms": sum(budget.compute for budget in budgets)}
-    for label, ns in _sum_by_label(budget.exposed for budget in budgets).items():
+    sums_ns: dict[str, float] = {"compute_ms": sum(budget.compute_ns for budget in budgets)}
+    for label, ns in _sum_by_label(budget.exposed_ns for budget in budgets).items():
         sums_ns[f"exposed_ms.{label}"] = ns
     for label, ns in _sum_by_label(record.label_ns for record in records).items():
         if label not in LABEL_SETS:

@@ -24,11 +24,11 @@ from tracekit.doctor.findings import (
     find_extras,
     find_problems,
 )
+from tracekit.documents.analysis import Budget
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, DoctorFinding
 from tracekit.documents.findings import Finding
 from tracekit.errors import Notice, TracekitError
-from tracekit.metrics.budget import Budget
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host.events import find_calls
 from tracekit.metrics.step_time import TimedStep, summarize_steps, timed_steps
@@ -277,7 +277,7 @@ def _time_marked_steps(events: pl.DataFrame, gpu_events: pl.DataFrame) -> tuple[
     if gpu_events["step"].null_count() == len(gpu_events):
         return ()
     _, steps, _ = assign_parts(gpu_events, host=host_ranges(events))
-    return timed_steps(steps, [Budget(0, 0)] * len(steps))
+    return timed_steps(steps, [Budget(compute_ns=0, exposed_ns={}, idle=0)] * len(steps))
 
 
 def _examine_ref(ref: SourceRef, *, ranks: Collection[int] | None) -> list[RankFacts]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec.structs import force_setattr
 
 from tracekit.documents.findings import Finding
 from tracekit.documents.late import LateDocument
@@ -21,17 +22,41 @@ NotNegative = Annotated[int, Meta(ge=0)]
 # ---- figures of ranks and steps
 
 
-class Budget(Struct, frozen=True):
-    """Parts of a span, which sum to it."""
+class Budget(Struct, frozen=True, kw_only=True):
+    """Parts of a span or of a step time, which sum to it.
 
-    compute: NotNegative
+    >>> Budget(span_ns=10, compute_ns=6, exposed_ns={"pp_comm": 1}, idle=3).conserved
+    True
+    """
+
+    span_ns: NotNegative = field(default=0, name="span")
+    """The time that is divided."""
+    compute_ns: NotNegative = field(name="compute")
     """Time in which any compute runs."""
-    exposed: Mapping[str, NotNegative]
+    exposed_ns: Mapping[str, NotNegative] = field(name="exposed")
     """By communication and copy label: its time in which no compute runs."""
     idle: NotNegative | None
     """Time in which nothing runs; null if work is missing in the recording."""
-    not_recorded: int | UnsetType = UNSET
+    unrecorded_ns: NotNegative = field(default=0, name="not_recorded")
     """Time for which the recording lacks events."""
+
+    def __post_init__(self) -> None:
+        if not self.span_ns:  # a file of an earlier version: the parts that are known
+            force_setattr(self, "span_ns", self._parts_ns() + (self.idle or 0))
+
+    def _parts_ns(self) -> int:
+        """Return the sum of all parts but idle time."""
+        return self.compute_ns + sum(self.exposed_ns.values()) + self.unrecorded_ns
+
+    @property
+    def idle_ns(self) -> int:
+        """Time in which nothing that was recorded runs, also where work is missing."""
+        return max(0, self.span_ns - self._parts_ns()) if self.idle is None else self.idle
+
+    @property
+    def conserved(self) -> bool:
+        """Whether the parts sum to the span."""
+        return self._parts_ns() + self.idle_ns == self.span_ns
 
 
 class Bubble(Struct, frozen=True):

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import EvidenceValue, Finding, Place
 from tracekit.findings.context import Context, places_of
-from tracekit.metrics.budget import Budget
 from tracekit.schema import COPY_LABELS
 from tracekit.whatif.constants import HOST_VARIATION
 

@@ -4,7 +4,6 @@ Where GPU work is missing from the file, idle time in which it may have run is a
 unrecorded.
 """
 
-from collections.abc import Mapping
 from functools import reduce
 from operator import or_
 
@@ -14,34 +13,12 @@ import polars as pl
 
 from tracekit._util.arrays import Ints
 from tracekit._util.columns import to_int64
+from tracekit.documents.analysis import Budget
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.host.events import LAUNCH_PATTERN
 from tracekit.metrics.host.waiting_calls import MIN_SLOW_LAUNCH_NS
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.schema import IDLE_CAUSES, STEP_PHASES
-
-
-class Budget(msgspec.Struct, frozen=True):
-    """Terms of a span, in nanoseconds. ``exposed_ns`` holds only labels that occur.
-
-    >>> Budget(span_ns=10, compute_ns=6, exposed_ns={"pp_comm": 1}, idle_ns=3).conserved
-    True
-    """
-
-    span_ns: int
-    compute_ns: int
-    exposed_ns: Mapping[str, int] = {}
-    idle_ns: int = 0
-    unrecorded_ns: int = 0
-    """Idle time in which work that is missing from the file may have run."""
-
-    @property
-    def conserved(self) -> bool:
-        """Whether the terms sum to the span."""
-        return (
-            self.compute_ns + sum(self.exposed_ns.values()) + self.idle_ns + self.unrecorded_ns
-            == self.span_ns
-        )
 
 
 def budgets(lanes: Lanes, *, unrecorded: Intervals = EMPTY) -> list[Budget]:
@@ -57,7 +34,7 @@ def budgets(lanes: Lanes, *, unrecorded: Intervals = EMPTY) -> list[Budget]:
     >>> events = pl.DataFrame({"label": ["forward", "pp_comm", "offload", "forward"],
     ...                        "start_ns": [0, 4, 7, 12], "end_ns": [6, 8, 10, 14]})
     >>> budgets(Lanes.of(events))
-    [Budget(span_ns=14, compute_ns=8, exposed_ns={'pp_comm': 2, 'offload': 2}, idle_ns=2, unrecorded_ns=0)]
+    [Budget(span_ns=14, compute_ns=8, exposed_ns={'pp_comm': 2, 'offload': 2}, idle=2, unrecorded_ns=0)]
 
     """
     parts = lanes.parts
@@ -72,7 +49,7 @@ def budgets(lanes: Lanes, *, unrecorded: Intervals = EMPTY) -> list[Budget]:
             span_ns=int(span_ns[part]),
             compute_ns=int(compute_ns[part]),
             exposed_ns={label: int(ns[part]) for label, ns in exposed_ns.items()},
-            idle_ns=int(span_ns[part] - busy_ns[part] - unrecorded_ns[part]),
+            idle=int(span_ns[part] - busy_ns[part] - unrecorded_ns[part]),
             unrecorded_ns=int(unrecorded_ns[part]),
         )
         budget_of_part.append(budget)

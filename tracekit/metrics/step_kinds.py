@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from tracekit.documents.analysis import StepKind
-from tracekit.metrics.budget import Budget
+from tracekit.documents.analysis import Budget, StepKind
 from tracekit.parsers.steps import find_inference_steps
 from tracekit.schema import conform
 

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from tracekit.documents.analysis import Budget
 from tracekit.intervals import EMPTY, Intervals
-from tracekit.metrics.budget import Budget
 from tracekit.metrics.label_intervals import Lanes
 
 MIN_UNUSUAL_DIFFERENCE = 0.25
@@ -44,7 +44,7 @@ def step_budgets(
     >>> events = pl.DataFrame({"label": ["forward", "pp_comm"], "start_ns": [0, 4], "end_ns": [6, 8]})
     >>> steps = pl.DataFrame({"interval_start_ns": [0], "interval_end_ns": [10], "time_ns": [10]})
     >>> step_budgets(steps, Lanes.of(events))
-    [Budget(span_ns=10, compute_ns=6, exposed_ns={'pp_comm': 2}, idle_ns=2, unrecorded_ns=0)]
+    [Budget(span_ns=10, compute_ns=6, exposed_ns={'pp_comm': 2}, idle=2, unrecorded_ns=0)]
     """
     start = steps["interval_start_ns"].to_numpy()
     end = np.maximum(steps["interval_end_ns"].to_numpy(), start)
@@ -60,7 +60,7 @@ def step_budgets(
                 span_ns=time_ns,
                 compute_ns=int(compute_ns[row]),
                 exposed_ns=exposed_of_step,
-                idle_ns=time_ns - int(busy_ns[row]) - int(unrecorded_ns[row]),
+                idle=time_ns - int(busy_ns[row]) - int(unrecorded_ns[row]),
                 unrecorded_ns=int(unrecorded_ns[row]),
             )
         )
@@ -124,7 +124,7 @@ class StepSummary(msgspec.Struct, frozen=True):
     """Those that stand out from the others."""
     by_rank: Mapping[int, int] = {}
     """Each rank's own step time, the median over the same steps."""
-    budget: Budget = Budget(0, 0)
+    budget: Budget = Budget(compute_ns=0, exposed_ns={}, idle=0)
     """Parts of an ordinary step: means over ranks and over steps that do not stand out, which sum
     to ``time_ns``."""
     not_common: Mapping[int, tuple[int, ...]] = {}
@@ -165,7 +165,8 @@ class StepSummary(msgspec.Struct, frozen=True):
 def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> StepSummary:
     """Return the step time of a run from the timed steps of its ranks.
 
-    >>> day = [TimedStep(n, ns, Budget(ns, ns)) for n, ns in enumerate([17, 177, 18, 16], start=4)]
+    >>> budgets = [Budget(compute_ns=ns, exposed_ns={}, idle=0) for ns in (17, 177, 18, 16)]
+    >>> day = [TimedStep(n, budget.span_ns, budget) for n, budget in enumerate(budgets, start=4)]
     >>> steps = summarize_steps({0: day})
     >>> steps.time_ns, [unusual.step for unusual in steps.unusual]
     (18, [5])
@@ -288,7 +289,7 @@ def mean_budget(budgets: Iterable[Budget], time_ns: int) -> Budget:
     all_budgets = list(budgets)
     total_ns = sum(budget.span_ns for budget in all_budgets)
     if not total_ns:
-        return Budget(time_ns, 0, idle_ns=time_ns)
+        return Budget(span_ns=time_ns, compute_ns=0, exposed_ns={}, idle=time_ns)
 
     def scaled(ns: int) -> int:
         return round(ns / total_ns * time_ns)
@@ -300,4 +301,10 @@ def mean_budget(budgets: Iterable[Budget], time_ns: int) -> Budget:
         total_exposed_ns.update(budget.exposed_ns)
     exposed_ns = {label: scaled(ns) for label, ns in total_exposed_ns.items()}
     idle_ns = time_ns - compute_ns - unrecorded_ns - sum(exposed_ns.values())
-    return Budget(time_ns, compute_ns, exposed_ns, max(idle_ns, 0), unrecorded_ns)
+    return Budget(
+        span_ns=time_ns,
+        compute_ns=compute_ns,
+        exposed_ns=exposed_ns,
+        idle=max(idle_ns, 0),
+        unrecorded_ns=unrecorded_ns,
+    )

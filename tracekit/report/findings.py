@@ -8,9 +8,9 @@ import msgspec
 
 from tracekit._util.text import percent
 from tracekit.analysis.result import Analysis
+from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.findings import find
-from tracekit.metrics.budget import Budget
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.finding_sentences import TEXTS, FindingTexts
 from tracekit.report.text import short_ms, size
@@ -54,7 +54,7 @@ MAX_EXPOSED_SHARE = 0.05
 def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: bool) -> str:
     """Return what is not wrong, in a few words; empty if nothing of that is known or worth a line.
 
-    >>> absent_costs((), Budget(1000, 990, {"dp_comm": 5}, 5), host_recorded=True)
+    >>> absent_costs((), Budget(span_ns=1000, compute_ns=990, exposed_ns={"dp_comm": 5}, idle=5), host_recorded=True)
     'nothing to gain outside compute: no waiting for data, no sync stalls, 0.5 % exposed transfers'
     """
     shown = {finding.code for finding in shown_findings(findings)}

@@ -13,10 +13,9 @@ from tracekit._util.notebook import html_table
 from tracekit._util.text import percent
 from tracekit.analysis.measured import Measured
 from tracekit.analysis.result import Analysis
-from tracekit.documents.analysis import AnalysisDocument
+from tracekit.documents.analysis import AnalysisDocument, Budget
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.findings import Finding
-from tracekit.metrics.budget import Budget
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.step_time import summarize_steps
 from tracekit.report.findings import findings_of

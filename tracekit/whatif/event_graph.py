@@ -25,7 +25,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
 from tracekit.align.steps import add_step_intervals
 from tracekit.critical_path.pieces import PathTables, find_releasing_calls
-from tracekit.metrics.budget import Budget
+from tracekit.documents.analysis import Budget
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes
 from tracekit.metrics.start_constraints import (

@@ -26,11 +26,11 @@ from tracekit.classify import RuleBook, load_rules
 from tracekit.classify.classify_events import classify_lost_kernels, classify_with_lost
 from tracekit.classify.graph_replays import join_replays
 from tracekit.critical_path.pieces import PathTables, TableInMemory, find_path_pieces
+from tracekit.documents.analysis import Budget
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bandwidth import copies
 from tracekit.metrics.budget import (
-    Budget,
     add_slow_launch_ends,
     budgets,
     gaps,

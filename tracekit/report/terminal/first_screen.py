@@ -14,8 +14,8 @@ import polars as pl
 from rich.text import Text
 
 from tracekit._util.text import counted, percent, terminal
+from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
-from tracekit.metrics.budget import Budget
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.text import short_ms, size, wrap_text
@@ -216,7 +216,7 @@ Part = tuple[str, str, int, str]
 def budget_parts(budget: Budget, *, idle_known: bool = True) -> list[Part]:
     """Return the parts of a step that are worth naming, exposed labels longest first.
 
-    >>> [part[0] for part in budget_parts(Budget(100, 60, {"dp_comm": 30, "pp_comm": 4}, 6))]
+    >>> [part[0] for part in budget_parts(Budget(compute_ns=60, exposed_ns={"dp_comm": 30, "pp_comm": 4}, idle=6))]
     ['compute', 'dp_comm exposed', 'pp_comm exposed', 'idle']
     """
     exposed = sorted(((ns, label) for label, ns in budget.exposed_ns.items() if ns), reverse=True)
@@ -248,9 +248,9 @@ def _phase_parts(phases: Mapping[str, float]) -> list[Part]:
 def parts_in_words(parts: Sequence[Part], span_ns: int) -> str:
     """Return the parts with their shares; labels that are exposed share that word.
 
-    >>> parts_in_words(budget_parts(Budget(100, 60, {"dp_comm": 30, "pp_comm": 4}, 6)), 100)
+    >>> parts_in_words(budget_parts(Budget(compute_ns=60, exposed_ns={"dp_comm": 30, "pp_comm": 4}, idle=6)), 100)
     'compute 60 %  exposed: dp_comm 30 %, pp_comm 4 %  idle 6 %'
-    >>> parts_in_words(budget_parts(Budget(100, 60, {"dp_comm": 34}, 6)), 100)
+    >>> parts_in_words(budget_parts(Budget(compute_ns=60, exposed_ns={"dp_comm": 34}, idle=6)), 100)
     'compute 60 %  dp_comm exposed 34 %  idle 6 %'
     """
     exposed = [part for part in parts if part[1] == "exposed"]

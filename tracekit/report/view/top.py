@@ -11,9 +11,9 @@ from tracekit._util.text import counted, percent
 from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
 from tracekit.critical_path.path import CriticalPath
+from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
-from tracekit.metrics.budget import Budget
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.text import short_ms, size
@@ -117,10 +117,10 @@ def step_tile(step: StepSummary, ranks: str) -> Tile:
 def lost_tile(budget: Budget, *, idle_known: bool = True) -> Tile:
     """Return the tile of what the step loses: exposed communication and copies, or idle time if that is more.
 
-    >>> tile = lost_tile(Budget(100, 60, {"dp_comm": 30, "pp_comm": 4}, 6))
+    >>> tile = lost_tile(Budget(compute_ns=60, exposed_ns={"dp_comm": 30, "pp_comm": 4}, idle=6))
     >>> tile.name, tile.figure, tile.text
     ('Exposed', '34 %', 'data-parallel communication (dp_comm) 30 %, pipeline communication (pp_comm) 4 %; idle 6 %')
-    >>> lost_tile(Budget(100, 60, {"dp_comm": 10}, 30)).name
+    >>> lost_tile(Budget(compute_ns=60, exposed_ns={"dp_comm": 10}, idle=30)).name
     'Idle'
     """
     span_ns = max(budget.span_ns, 1)
