@@ -16,7 +16,7 @@ from tracekit.align import clock_bounds
 from tracekit.analysis.combine.notices import bound_notices
 from tracekit.analysis.measure.by import layers
 from tracekit.analysis.measured import Measured
-from tracekit.classify import classify, copies, pass_direction
+from tracekit.classify import classify, copies, matmul, pass_direction
 from tracekit.diffs import stats, verdict
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.noise_thresholds import Noise, prior_deviation
@@ -251,3 +251,45 @@ def test_kernels_of_an_operator_that_launches_up_to_four_are_one_kind(kernels, t
     ).with_columns(part=pl.lit("F"), label=pl.lit("forward"), number=1, chunk=0, turn=0)
     (chunk,) = layers._split_chunks(rows, "F")
     assert chunk["token"].n_unique() == tokens
+
+
+@pytest.mark.parametrize(("engine_kernels", "is_told"), [(20, True), (21, False)])
+def test_a_thread_that_launches_a_tenth_as_much_tells_which_one_runs_the_backward(
+    engine_kernels, is_told
+):
+    """Thread 0 launches two forward kernels, thread 1 the backward."""
+    thread = np.array([0, 0] + [1] * engine_kernels)
+    every = np.ones(len(thread), bool)
+    on_engine = pass_direction._on_engine_threads(
+        SimpleNamespace(thread=thread),
+        every,
+        named_backward=thread == 1,
+        named_forward=thread == 0,
+        named_optimizer=~every,
+    )
+    assert on_engine.tolist() == ((thread == 1) & is_told).tolist()
+
+
+def test_products_inside_of_up_to_four_others_belong_to_the_outermost():
+    """Six products, each called by the one before it."""
+    ranges = SimpleNamespace(
+        op_of=np.array([-1, 0, 1, 2, 3, 4]), name_matches=lambda rows, pattern: rows >= 0
+    )
+    outer = matmul._outermost_ops(ranges, np.arange(6))
+    assert outer.tolist() == [0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("products", "is_layer"), [(1, False), (2, True), (4, True), (5, False)])
+def test_a_node_of_two_to_four_products_is_a_layer(products, is_layer):
+    """The result of the last one is added in place."""
+    rows = np.arange(products)
+    ranges = SimpleNamespace(
+        next_op=np.array([-1] * (products - 1) + [0]),
+        previous_op=np.full(products, -1),
+        name_matches=lambda rows, pattern: (rows >= 0) & ("add_" in str(pattern)),
+    )
+    by_use, _ = matmul._roles_by_use(
+        ranges, rows, np.zeros(products, np.int64), np.full(products, products)
+    )
+    expected = ["dgrad"] * (products - 1) + ["wgrad"] if is_layer else [None] * products
+    assert by_use.strings() == expected

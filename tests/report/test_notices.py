@@ -67,7 +67,7 @@ def test_a_sentence_is_made_of_the_values_that_its_function_names(code, case):
         assert "another version" in notice_sentence(missing)
 
 
-@pytest.mark.parametrize("code", {code for code, _ in SENTENCES})
+@pytest.mark.parametrize("code", sorted({code for code, _ in SENTENCES}))
 def test_a_code_has_one_sentence_or_one_for_each_case(code):
     cases = {case for other, case in SENTENCES if other == code}
     assert cases == {""} or "" not in cases
