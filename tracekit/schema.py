@@ -370,8 +370,8 @@ class Source(msgspec.Struct, frozen=True):
     groups: tuple[ProcessGroup, ...] = ()
     run: str | None = None  # what files of one run share and files of two runs do not
     record_shapes: bool | None = None
-    # Share by which recording lengthened a step; None: not measured.
-    recording_overhead: float | None = None
+    # Step without the profiler, as tracekit's recorder timed it; None: it did not.
+    free_step_ns: int | None = None
     # Of the GPU, as many as this process may use; None: all, or not said.
     multiprocessors: int | None = None
     memory_bytes: int | None = None  # of the GPU; None where it is not said, or GPUs differ
@@ -383,6 +383,15 @@ class Source(msgspec.Struct, frozen=True):
     pid: int | None = None
     # Added to the file's own times, for ns since 1970; None: not known.
     clock_base_ns: int | None = None
+
+
+def has_stacks(source: Source) -> bool:
+    """Return whether Python's stacks were recorded, whether they were read or not.
+
+    >>> has_stacks(Source("a.json", "kineto", 0, "name", skipped={"python": 7}))
+    True
+    """
+    return source.skipped.get("python", 0) > 0 or source.counts.get("python", 0) > 0
 
 
 Frame = tuple[str, str, int]

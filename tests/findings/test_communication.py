@@ -37,7 +37,7 @@ def reduction_context(sizes, starts, forward_starts, *, steps=(0,), saves_ns=70,
     timeline = pl.DataFrame(
         {"rank": [0] * len(forwards), "label": ["forward"] * len(forwards), "start_ns": forwards}
     )
-    predicted = SimpleNamespace(saves_ns=saves_ns, predicted_range_ns=(120, 140))
+    predicted = SimpleNamespace(saves_ns=saves_ns, saves_range_ns=(60, 80))
     return SimpleNamespace(
         analysis=SimpleNamespace(tables={"operations": operations, "timeline": timeline}),
         step=SimpleNamespace(budget=SimpleNamespace(exposed_ns={"dp_comm": exposed_ns})),

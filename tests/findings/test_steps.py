@@ -176,8 +176,7 @@ def context_of_ranks(*, late_step, late_ns, host_time):
         analysis=SimpleNamespace(
             tables=tables, rank_results=(), stragglers=SimpleNamespace(rows=(late,))
         ),
-        step=SimpleNamespace(per_step=tuple(steps), unusual=(steps[4],)),
-        step_ns=100 * MS,
+        step=SimpleNamespace(time_ns=100 * MS, per_step=tuple(steps), unusual=(steps[4],)),
         usual_steps=frozenset(number for number in range(6) if number != 4),
         share=lambda ns: ns / (100 * MS),
     )

@@ -242,10 +242,15 @@ def test_bytes_that_overflow_are_unknown(write):
 
 
 @pytest.mark.parametrize(
-    ("recorder", "overhead"),
-    [({"recording_overhead": 0.07}, 0.07), ({"recording_overhead": "x"}, None), ([1], None)],
+    ("recorder", "free_step_ns"),
+    [
+        ({"free_step_ns": 15_000_000}, 15_000_000),
+        ({"free_step_ns": "x"}, None),
+        ({"free_step_ns": 0}, None),
+        ([1], None),
+    ],
 )
-def test_the_overhead_that_the_recorder_stored_is_read(tmp_path, recorder, overhead):
+def test_the_free_step_that_the_recorder_timed_is_read(tmp_path, recorder, free_step_ns):
     file = tmp_path / "rank0.pt.trace.json"
     event = {
         "ph": "X",
@@ -258,4 +263,4 @@ def test_the_overhead_that_the_recorder_stored_is_read(tmp_path, recorder, overh
         "args": {},
     }
     file.write_text(json.dumps({"schemaVersion": 1, "tracekit": recorder, "traceEvents": [event]}))
-    assert tracekit.load(file).sources[0].recording_overhead == overhead
+    assert tracekit.load(file).sources[0].free_step_ns == free_step_ns

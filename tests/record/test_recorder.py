@@ -62,7 +62,7 @@ class FakeProfile:
 def torch(monkeypatch):
     FakeProfile.made = []
     fake = types.ModuleType("torch")
-    fake.cuda = types.SimpleNamespace(is_available=lambda: True)
+    fake.cuda = types.SimpleNamespace(is_available=lambda: True, synchronize=lambda: None)
     fake.distributed = types.SimpleNamespace(is_available=lambda: False)
     fake.profiler = types.SimpleNamespace(
         ProfilerActivity=types.SimpleNamespace(CPU="cpu", CUDA="cuda"),
@@ -116,21 +116,28 @@ def test_recording_from_the_first_step_has_no_warm_up_to_give(torch, tmp_path):
     assert FakeProfile.made[0].steps == 1
 
 
-def test_the_trace_says_how_much_recording_lengthened_its_steps(torch, tmp_path, monkeypatch):
+def test_the_trace_says_how_long_a_step_takes_without_the_profiler(torch, tmp_path, monkeypatch):
+    """The host takes 1 s a step, the GPU 2 s: it is done when the host has waited for it."""
     clock = [0.0]
+    gpu_done = [0.0]
+
+    def synchronize():
+        clock[0] = max(clock[0], gpu_done[0])
+
+    torch.cuda.synchronize = synchronize
     monkeypatch.setattr("tracekit.record.recorder.time.perf_counter", lambda: clock[0])
-    with profiler(tmp_path / "t", steps=(5, 2), answer=False) as recorder:
-        for step in range(7):
-            # The first step of a training is slow, the profiler's warm-up too; recorded steps take
-            # 7 % longer.
-            clock[0] += {0: 9.0, 4: 3.0, 5: 1.07, 6: 1.07}.get(step, 1.0)
+    with profiler(tmp_path / "t", steps=(7, 2), answer=False) as recorder:
+        for step in range(9):
+            clock[0] += {0: 9.0}.get(step, 1.0)  # the first step of a training is slow
+            gpu_done[0] = max(clock[0], gpu_done[0]) + 2.0
             recorder.step()
-    assert FakeProfile.made[0].metadata == {"tracekit": {"recording_overhead": 0.07}}
+    # Steps 3, 4 and 5: the host's 1 s before the GPU begins, and 3 × 2 s.
+    assert FakeProfile.made[0].metadata == {"tracekit": {"free_step_ns": round(7 / 3 * 1e9)}}
 
 
-def test_without_steps_before_it_the_overhead_of_recording_is_not_known(torch, tmp_path):
-    with profiler(tmp_path / "t", steps=(2, 1), answer=False) as recorder:
-        for _ in range(4):
+def test_with_too_few_steps_before_it_the_free_step_is_not_known(torch, tmp_path):
+    with profiler(tmp_path / "t", steps=(6, 1), answer=False) as recorder:
+        for _ in range(8):
             recorder.step()
     assert FakeProfile.made[0].metadata == {}
 

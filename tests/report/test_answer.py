@@ -275,17 +275,6 @@ def test_every_cause_has_words(cause, evidence, words):
     assert late_rank(row, 4).startswith("rank 3 is late in step 5 (")
 
 
-@pytest.mark.parametrize(
-    ("overhead", "words"), [(0.07, "recording made these steps 7 % longer"), (0.004, None)]
-)
-def test_the_cost_of_recording_is_said_where_it_is_known(small, overhead, words):
-    sources = tuple(
-        structs.replace(source, recording_overhead=overhead) for source in small.sources
-    )
-    text = sentences_of(replace(run_of(small), sources=sources))["Time"]
-    assert (words in text) if words else ("recording" not in text)
-
-
 def test_unknown_work_above_one_per_cent_is_said_first_thing(small):
     loud = run_of(small, labels={"other": 20})
     assert sentences_of(loud)["Time"].endswith(

@@ -12,6 +12,7 @@ import pytest
 from tests.kept import analysis_of
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
+from tracekit.metrics.step_time import FreeStep, StepSummary, StepTime
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import (
     budget_parts,
@@ -56,7 +57,7 @@ def test_the_first_line_states_the_step_time_and_no_line_is_wider_than_the_termi
         first = lines[: next((i for i, line in enumerate(lines) if line == "Schedule"), len(lines))]
         assert max(map(len, first)) <= width
         iteration_ns = sum(phase_times(analysis).values())
-        assert short_ms(iteration_ns or analysis.step.time_ns) in lines[0]
+        assert short_ms(iteration_ns or analysis.step.shown_ns) in lines[0]
     assert " · · " not in lines[0]
 
 
@@ -102,12 +103,9 @@ def test_a_finding_without_a_predicted_saving_shows_its_cost():
 
 def view(**values):
     """Return what the first screen reads of a run of one rank and one step of 100 ms, with *values* instead."""
-    step = SimpleNamespace(
-        time_ns=100 * MS,
-        is_marked=True,
-        per_step=[1],
-        usual=[],
-        unusual=(),
+    step = StepSummary(
+        100 * MS,
+        per_step=(StepTime(0, 100 * MS),),
         budget=Budget(span_ns=100 * MS, compute_ns=100 * MS, exposed_ns={}, idle=0),
     )
     kernels = pl.DataFrame(schema={"label": pl.String, "module": pl.String, "ns": pl.Float64})
@@ -164,9 +162,8 @@ def test_a_run_that_mostly_computes_shows_which_part_of_the_model_does(compute, 
     ]
     kernels = pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")
     shown = view(tables={"kernels": kernels})
-    shown.analysis.step.budget = Budget(
-        span_ns=100, compute_ns=compute, exposed_ns={}, idle=100 - compute
-    )
+    budget = Budget(span_ns=100, compute_ns=compute, exposed_ns={}, idle=100 - compute)
+    shown.analysis.step = StepSummary(100, budget=budget)
     text = "compute by part of the model: mlp 60 %, attention 38 %, norm 2 %"
     assert compute_by_module(shown) == (text if is_split else "")
 
@@ -225,3 +222,36 @@ def test_full_still_prints_the_whole_answer(samples):
     render(analysis_of(samples / "1f1b"), Screen(file=out, width=100), full=True)
     for topic in ("Time", "Blocked", "Exposed", "Schedule", "Waits", "Next"):
         assert re.search(rf"^{topic}\b", out.getvalue(), re.MULTILINE)
+
+
+def test_the_step_without_the_profiler_comes_first_and_the_profilers_time_is_a_part_of_its_own():
+    """15 ms of which 14 compute, recorded as 23 ms: the profiler's 8 ms are no idle time."""
+    shown = view()
+    free = FreeStep(
+        15 * MS,
+        (14 * MS, 17 * MS),
+        "modelled",
+        Budget(span_ns=15 * MS, compute_ns=14 * MS, exposed_ns={}, idle=MS),
+    )
+    recorded = Budget(span_ns=23 * MS, compute_ns=14 * MS, exposed_ns={}, idle=9 * MS)
+    shown.analysis.step = StepSummary(23 * MS, budget=recorded, free=free)
+    lines = [line.plain for line in first_screen(shown, 100)]
+    assert lines[0].endswith("15.0 ms a step without the profiler")
+    assert lines[1].endswith("compute 93 %  idle 7 %  profiler +8.00 ms")
+    assert lines[1].count("╱") == round(32 * 8 / 23)
+    assert lines[2] == "A step takes 15.0 ms without the profiler (14.0–17.0), 23.0 ms as recorded."
+
+
+def test_a_profiler_that_adds_less_than_a_twentieth_is_not_mentioned():
+    shown = view()
+    free = FreeStep(
+        100 * MS,
+        (98 * MS, 104 * MS),
+        "modelled",
+        Budget(span_ns=100 * MS, compute_ns=100 * MS, exposed_ns={}, idle=0),
+    )
+    budget = Budget(span_ns=104 * MS, compute_ns=100 * MS, exposed_ns={}, idle=4 * MS)
+    shown.analysis.step = StepSummary(104 * MS, budget=budget, free=free)
+    text = " ".join(line.plain for line in first_screen(shown, 100))
+    assert "104 ms a step" in text
+    assert "profiler" not in text

@@ -21,6 +21,7 @@ from tracekit.documents.analysis import Budget
 from tracekit.documents.coding import rows
 from tracekit.documents.findings import Finding
 from tracekit.metrics.label_intervals import LABEL_SETS
+from tracekit.schema import PYTORCH_READERS, has_stacks
 from tracekit.weight_updates import ReloadSummary
 
 MAX_KERNELS_IN_DOCUMENT = 200
@@ -98,11 +99,8 @@ def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> documents.
 def _source(analysis: Analysis) -> documents.Source:
     """Return what the analysis was made from."""
     devices: set[str] = set()
-    overheads = []
     for source in analysis.sources:
         devices.update(source.devices)
-        if source.recording_overhead is not None:
-            overheads.append(source.recording_overhead)
     return documents.Source(
         paths=list(analysis.paths) or [source.path for source in analysis.sources],
         reader="+".join(sorted({source.reader for source in analysis.sources})),
@@ -110,9 +108,23 @@ def _source(analysis: Analysis) -> documents.Source:
         world_size=analysis.world_size,
         devices=sorted(devices),
         shapes=list(analysis.shapes),
-        recording_overhead=max(overheads, default=None),
         tokens_per_step=analysis.tokens_per_step,
+        options=_recording_options(analysis),
     )
+
+
+def _recording_options(analysis: Analysis) -> list[str] | None:
+    """Return the options of PyTorch's profiler that were on; None if another program recorded the run."""
+    sources = analysis.sources
+    if any(source.reader not in PYTORCH_READERS for source in sources):
+        return None
+    is_on = {
+        "record_shapes": any(source.record_shapes for source in sources),
+        "profile_memory": analysis.memory is not None,
+        "with_stack": any(has_stacks(source) for source in sources),
+        "no CPU activities": not any(source.counts.get("cpu_op", 0) for source in sources),
+    }
+    return [name for name, value in is_on.items() if value]
 
 
 def _memory(memory: RunMemory | None) -> documents.Memory | None:

@@ -195,6 +195,7 @@ class Tools:
             "handle": handle,
             "answer": [f"{line.topic}: {line.text}" for line in view.answer],
             "step_ns": analysis.step.time_ns,
+            "free_step_ns": None if analysis.step.free is None else analysis.step.free.time_ns,
             **_findings_page(analysis.findings, 0),
             "figures": {
                 name.partition("/")[2]: round(value, 4) for name, value in scalars(analysis).items()
@@ -252,6 +253,7 @@ class Tools:
         schedule = analysis.schedule
         return {
             "step_ns": analysis.step.time_ns,
+            "free_step_ns": None if analysis.step.free is None else analysis.step.free.time_ns,
             "what_if": to_plain_rows(analysis.changed_steps[:MAX_ROWS]),
             "measured_ns": None if schedule is None else schedule.head.measured_ns,
             "schedules": []

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ ASPECTS = {
     },
     "shapes": {"shapes": "model shapes"},
     "gpu": {"gpu": "GPU"},
+    "recording": {"options": "options of the profiler"},
     "work": {},
     "damage": {},
 }
@@ -63,13 +65,44 @@ def find_obstacles(
         key = _first_difference(before, after, fact_names)
         if key is None:
             continue
-        if key == "shapes":
+        if key == "options":
+            reasons.append(_differing_options(before, after))
+        elif key == "shapes":
             reasons.append(f"model shapes differ: {_differing_shapes(before[key], after[key])}")
         else:
             reasons.append(f"{fact_names[key]} differs: {before[key]} before, {after[key]} after")
     if "work" not in allow:
         reasons += _different_work(baseline, candidate, allow)
     return [*reasons, *find_damage((*baseline, *candidate), allow=allow)]
+
+
+def _differing_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return the sentence about runs that were recorded with different options of the profiler."""
+    named = f"recorded with different options: {before['options']} before, {after['options']} after"
+    return f"{named}; without the profiler a step takes {_free_step(before)} before, {_free_step(after)} after"
+
+
+def _free_step(facts: Mapping[str, Any]) -> str:
+    """Return the step without the profiler in words."""
+    if facts.get("free_ms") is None:
+        return "an unknown time"
+    least_ms, most_ms = facts["free_range_ms"]
+    return f"{facts['free_ms']:.3g} ms ({least_ms:.3g}–{most_ms:.3g})"
+
+
+def differing_free_steps(
+    candidate: Sequence[Run], baseline: Sequence[Run]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """Return the facts before and after, if the sides differ in the profiler's options and both free steps are known.
+
+    None: recorded times are compared, or nothing can be.
+    """
+    before = _merge_facts(baseline)
+    after = _merge_facts(candidate)
+    if _first_difference(before, after, ASPECTS["recording"]) is None:
+        return None
+    is_known = before.get("free_ms") is not None and after.get("free_ms") is not None
+    return (before, after) if is_known else None
 
 
 def _first_difference(
@@ -184,6 +217,14 @@ def _merge_facts(runs: Sequence[Run]) -> dict[str, Any]:
             merged[key] = values[0]
         else:
             merged[key] = " and ".join(dict.fromkeys(map(str, values)))
+    free_ms = [run.facts["free_ms"] for run in runs if "free_ms" in run.facts]
+    ranges_ms = [run.facts["free_range_ms"] for run in runs if "free_range_ms" in run.facts]
+    if free_ms and len(free_ms) == len(ranges_ms) == len(runs):
+        merged["free_ms"] = median(free_ms)
+        merged["free_range_ms"] = [
+            min(low for low, _ in ranges_ms),
+            max(high for _, high in ranges_ms),
+        ]
     return merged
 
 

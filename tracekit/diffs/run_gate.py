@@ -12,7 +12,12 @@ from msgspec.structs import replace
 from tracekit._util.notebook import html_table
 from tracekit._version import __version__
 from tracekit.diffs.changes import largest_changes, side_summary
-from tracekit.diffs.comparability import check_formats, find_damage, find_obstacles
+from tracekit.diffs.comparability import (
+    check_formats,
+    differing_free_steps,
+    find_damage,
+    find_obstacles,
+)
 from tracekit.diffs.explanation import explain_change
 from tracekit.diffs.finding_changes import check_savings, compare_findings
 from tracekit.diffs.gate_config import Config, apply_waivers, check_syntax, parse_requirement
@@ -20,7 +25,7 @@ from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import Requirement
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.run_samples import Run
-from tracekit.diffs.verdict import judge
+from tracekit.diffs.verdict import compare_free_steps, judge
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import FORMAT, CheckResult, GateDocument, Settings
 from tracekit.errors import InputError, OptionError
@@ -211,6 +216,15 @@ def _judge_sides(
         obstacle=obstacle,
         damage=damage,
     )
+    free_steps = None
+    if baseline.runs and "recording" not in config.allow:
+        free_steps = differing_free_steps(candidate.runs, baseline.runs)
+    if free_steps is not None and not damage:
+        # Recorded times cannot be compared: without requirements the free steps alone decide.
+        is_sole_obstacle = len(obstacles) == 1
+        if is_sole_obstacle and not requirements:
+            checks = []
+        checks.append(compare_free_steps(*free_steps, is_comparable=is_sole_obstacle))
     return checks, obstacles
 
 

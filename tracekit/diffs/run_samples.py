@@ -245,6 +245,9 @@ def comparability_facts(document: documents.AnalysisDocument) -> dict[str, Any]:
         "ranks": len(document.ranks) or None,
         "gpu": " + ".join(sorted(set(source.devices))) or None,
         "shapes": source.shapes or None,
+        "options": None if source.options is None else " + ".join(source.options) or "none",
+        "free_ms": None if document.step.free_ns is None else document.step.free_ns / 1e6,
+        "free_range_ms": _in_ms(document.step.free_range_ns),
         "tokens": source.tokens_per_step,
         "tflop": counted_flop / 1e12 / steps if counted_flop else None,
         "steps_not_common": [step.step for step in document.step.not_common] or None,
@@ -259,6 +262,11 @@ def comparability_facts(document: documents.AnalysisDocument) -> dict[str, Any]:
             facts["microbatches"] = schedule.microbatches
             facts["virtual"] = schedule.virtual
     return without_none(facts)
+
+
+def _in_ms(range_ns: tuple[int, int] | None) -> list[float] | None:
+    """Return a range in milliseconds."""
+    return None if range_ns is None else [ns / 1e6 for ns in range_ns]
 
 
 def _step_count(ranks: Sequence[documents.RankFigures]) -> int:

@@ -315,6 +315,57 @@ def _unjudged_check(
     )
 
 
+def compare_free_steps(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, is_comparable: bool
+) -> CheckResult:
+    """Return the check of steps without the profiler, of runs that were recorded with different options.
+
+    A difference inside the ranges of both is inconclusive.
+
+    >>> facts = {"free_ms": 15.0, "free_range_ms": [14.4, 16.1], "options": "none"}
+    >>> slower = {"free_ms": 18.0, "free_range_ms": [17.0, 19.0], "options": "with_stack"}
+    >>> compare_free_steps(facts, slower, is_comparable=True).verdict
+    'regressed'
+    >>> compare_free_steps(facts, facts, is_comparable=True).verdict
+    'inconclusive'
+    """
+    before_ms, after_ms = before["free_ms"], after["free_ms"]
+    least_before, most_before = before["free_range_ms"]
+    least_after, most_after = after["free_range_ms"]
+    verdict: Verdict = "inconclusive"
+    reason = "the difference lies inside the ranges of the steps without the profiler"
+    if not is_comparable:
+        reason = "the runs differ in more than the options they were recorded with"
+    elif least_after > most_before:
+        verdict = "regressed"
+        reason = "the step without the profiler is longer, beyond both ranges"
+    elif most_after < least_before:
+        verdict = "pass"
+        reason = "the step without the profiler is shorter, beyond both ranges"
+    change_ms = after_ms - before_ms
+    return CheckResult(
+        metric="free_step_ms",
+        unit="ms",
+        better="down",
+        verdict=verdict,
+        reason=reason,
+        before=before_ms,
+        after=after_ms,
+        change=change_ms,
+        change_relative=change_ms / before_ms if before_ms else None,
+        interval=[least_after - most_before, most_after - least_before],
+        requirement=None,
+        floor=None,
+        p=None,
+        method=None,
+        steps=Counts(0, 0),
+        runs=Counts(1, 1),
+        waiver=None,
+        limit=None,
+        limit_on="change",
+    )
+
+
 def _centre(metric: Metric, samples: Sequence[Sequence[float]]) -> float | None:
     """Return the level of a metric on one side, as the mean over its runs; None without samples."""
     return stats.centre(samples, metric.family.level) if samples else None

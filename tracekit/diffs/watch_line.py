@@ -7,6 +7,7 @@ from tracekit.diffs.run_gate import GateResult, gate
 from tracekit.diffs.run_samples import Run, from_analysis
 from tracekit.errors import InputError
 from tracekit.report.findings import finding_in_a_log, shown_findings
+from tracekit.report.view.answer import free_step_words
 from tracekit.report.view.ranks import Pace, late_rank, late_rows
 from tracekit.run.watch import WatchedRecording
 
@@ -28,10 +29,10 @@ def line(recording: WatchedRecording, *, first: Run | None = None) -> str:
     if analysis is None or run is None:
         return f"{name}: {recording.error}"
     total = analysis.total
-    budget = analysis.step.budget
+    budget = analysis.step.shown_budget
     step_pace = Pace(analysis)
     parts = [
-        f"step {ms(step_pace.ns)} ({counted(step_pace.steps, 'step')})",
+        f"step {free_step_words(analysis.step) or ms(step_pace.ns)} ({counted(step_pace.steps, 'step')})",
         f"compute {percent(budget.compute_ns, budget.span_ns)}",
         f"exposed {percent(sum(budget.exposed_ns.values()), budget.span_ns)}",
     ]

@@ -13,11 +13,11 @@ import msgspec
 from tracekit._util.text import listing
 from tracekit.documents.doctor import DoctorFinding, Extra, RankContents
 from tracekit.errors import Notice
-from tracekit.findings.recorded import absent_ranks, has_stacks, lacks_groups
+from tracekit.findings.recorded import absent_ranks, lacks_groups
 from tracekit.metrics.peaks import find_gpu
 from tracekit.metrics.step_time import TimedStep
 from tracekit.report.notices import notice_sentence
-from tracekit.schema import PYTORCH_READERS, Source
+from tracekit.schema import PYTORCH_READERS, Source, has_stacks
 
 MIN_LAUNCHED_SHARE = 0.8
 """Share of GPU events whose launch must be recorded for answers that need launches."""

@@ -1217,12 +1217,11 @@ class Source(Struct, frozen=True):
     """Names of the GPUs."""
     shapes: list[str]
     """Input shapes of the model's matrix products."""
-    recording_overhead: float | None = None
-    """Share by which recording lengthened a step, on the rank where it was most; null if it was not
-    measured."""
     tokens_per_step: float | None = None
     """Tokens that the ranks' token embeddings take in a step, a mean over steps; null if no
     embedding is recorded."""
+    options: list[str] | None = None
+    """Options of PyTorch's profiler that the events show; null if another program recorded them."""
 
 
 class PathPart(Struct, frozen=True):

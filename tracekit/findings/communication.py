@@ -36,7 +36,7 @@ def exposed_findings(context: Context) -> Iterator[Finding]:
     schedule = context.analysis.schedule
     pageable_share = exposed_pageable_share(context)
     for label, label_ns in exposed_ns.items():
-        ns = label_ns
+        ns = round(label_ns * context.free_exposed_share(label))
         if label == "memory":  # copies on the device are not asked to overlap
             ns = min(ns, _host_copies_ns(context))
         if not ns:
@@ -250,7 +250,7 @@ def repeated_reductions(context: Context) -> Iterator[Finding]:
     predicted = context.predict(change)
     if predicted is not None:
         saves_ns = max(predicted.saves_ns or 0, 0)
-        saves_range_ns = _saved_range(context, predicted)
+        saves_range_ns = predicted.saves_range_ns
     exposed_ns = context.step.budget.exposed_ns.get("dp_comm", 0)
     cost_ns = round(exposed_ns * (times_per_step - 1) / times_per_step)
     rank_steps = sum(len(of_ranks) for of_ranks in repetitions.values())
@@ -286,14 +286,6 @@ def _repetitions_by_step(context: Context, reductions: pl.DataFrame) -> dict[obj
             )
             repetitions.setdefault(step, []).append(count)
     return repetitions
-
-
-def _saved_range(context: Context, predicted: ChangedStep) -> tuple[int, int] | None:
-    """Return what a change saves at least and at most: the longest predicted step saves least."""
-    if predicted.predicted_range_ns is None:
-        return None
-    shortest_ns, longest_ns = predicted.predicted_range_ns
-    return max(context.step_ns - longest_ns, 0), max(context.step_ns - shortest_ns, 0)
 
 
 def drop_single_sizes(reductions: pl.DataFrame) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cached_property
 
@@ -10,7 +11,8 @@ import polars as pl
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import Place
-from tracekit.findings.recorded import has_host_calls, has_stacks
+from tracekit.findings.recorded import has_host_calls
+from tracekit.schema import has_stacks
 
 FRAMEWORK_PATTERNS = {
     "Megatron-LM": r"_PARALLEL_GROUP|LinearWithGradAccumulation|\bmegatron\b",
@@ -39,12 +41,41 @@ class Context:
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
         self.step = analysis.step
-        self.step_ns = analysis.step.time_ns or 0
+        self.step_ns = analysis.step.reference_ns or 0
+        """Step without the profiler, or as recorded if that is not known."""
         self._predictions = {row.change: row for row in analysis.changed_steps}
 
     def share(self, ns: float) -> float:
         """Return a time as a share of the step time."""
         return ns / self.step_ns if self.step_ns else 0.0
+
+    @cached_property
+    def free_idle_share(self) -> float:
+        """Idle time of the step without the profiler over the recorded one, 0 to 1; 1 if it is not known."""
+        free = self.step.free
+        recorded_ns = self.step.budget.idle_ns
+        if free is None or free.budget is None or not recorded_ns:
+            return 1.0
+        return min(free.budget.idle_ns / recorded_ns, 1.0)
+
+    def free_exposed_share(self, label: str) -> float:
+        """Return the exposed time of *label* without the profiler over the recorded one, 0 to 1.
+
+        Ranks that the profiler delays let the others wait. 1 if it is not known.
+        """
+        free = self.step.free
+        recorded_ns = self.step.budget.exposed_ns.get(label, 0)
+        if free is None or free.budget is None or not recorded_ns:
+            return 1.0
+        return min(free.budget.exposed_ns.get(label, 0) / recorded_ns, 1.0)
+
+    @cached_property
+    def most_host_saves_ns(self) -> float:
+        """Largest saving of any change of the host: none lets the GPU start earlier than if it never waited for it."""
+        predicted = self.predict("no host delay")
+        if predicted is None or predicted.saves_ns is None:
+            return math.inf
+        return max(predicted.saves_ns, 0)
 
     def predict(self, *changes: str) -> ChangedStep | None:
         """Return the step with all *changes*.

@@ -33,7 +33,11 @@ launching is the limit whatever else the host does."""
 
 
 class _StepMeans:
-    """Means over ranks and ordinary steps, in ns: step time, GPU work, and the host's activities."""
+    """Means over ranks and ordinary steps, in ns: step time, GPU work, and the host's activities.
+
+    They are of the step without the profiler, where that is known: the GPU's work is the same, and
+    the idle time that is left belongs to the host's activities as the recorded one does.
+    """
 
     def __init__(self, context: Context) -> None:
         budgets = _usual_budgets(context)
@@ -45,9 +49,10 @@ class _StepMeans:
             time_ns += budget.span_ns
             idle_ns += budget.idle_ns
             copied_ns += sum(budget.exposed_ns.get(label, 0) for label in COPY_LABELS)
-        self.time_ns = time_ns / count
-        self.idle_ns = idle_ns / count
-        self.gpu_ns = self.time_ns - self.idle_ns
+        idle_share = context.free_idle_share
+        self.gpu_ns = (time_ns - idle_ns) / count
+        self.idle_ns = idle_share * idle_ns / count
+        self.time_ns = self.gpu_ns + self.idle_ns
         self.copied_ns = copied_ns / count
         """Exposed time of all copies."""
         table = context.analysis.tables["host_time"]
@@ -56,7 +61,8 @@ class _StepMeans:
             table.filter(is_usual)
             .group_by("code")
             .agg(
-                pl.col("host_ns", "idle_ns", "idle_after_ns", "count").sum() / count,
+                pl.col("host_ns", "count").sum() / count,
+                pl.col("idle_ns", "idle_after_ns").sum() * idle_share / count,
             )
         )
         # The name and the operator of the ranks that spend most time so; of equal ones the first by
@@ -142,6 +148,8 @@ def _offence(
     without_ns = max(gpu_ns, means.time_ns - means.value(code, "host_ns"))
     low_ns = min(means.time_ns - without_ns, cost_ns)
     high_ns = min(means.time_ns - gpu_ns, max(cost_ns, low_ns))
+    low_ns = min(low_ns, context.most_host_saves_ns)
+    high_ns = min(high_ns, context.most_host_saves_ns)
     saves_ns = (low_ns + high_ns) / 2
     row = means.rows[code]
     evidence: dict[str, EvidenceValue] = {
@@ -184,6 +192,7 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
     events = 0
     for result in context.analysis.rank_results:
         events += sum(result.whole.label_count.values())
+    saves_ns = min(cost_ns, context.most_host_saves_ns)
     events_per_step = events / (max(len(context.step.per_step), 1) * context.ranks)
     return Finding(
         code="launch_bound",
@@ -197,8 +206,8 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
             "mean_event_ns": round(means.gpu_ns / max(events_per_step, 1)),
         },
         change="no host delay",
-        saves_ns=round(cost_ns),
-        saves_range_ns=(0, round(cost_ns)),
+        saves_ns=round(saves_ns),
+        saves_range_ns=(0, round(saves_ns)),
         certain="bounded",
     )
 

@@ -33,15 +33,6 @@ def lacks_groups(source: Source, *, collectives: int, named: int) -> bool:
     return collectives > 0 and named == 0 and not source.groups
 
 
-def has_stacks(source: Source) -> bool:
-    """Return whether Python's stacks were recorded, whether they were read or not.
-
-    >>> has_stacks(Source("a.json", "kineto", 0, "name", skipped={"python": 7}))
-    True
-    """
-    return source.skipped.get("python", 0) > 0 or source.counts.get("python", 0) > 0
-
-
 def has_host_calls(source: Source) -> bool:
     """Return whether calls of the GPU's library were recorded, by which the host launches and waits."""
     return source.counts.get("runtime", 0) + source.counts.get("driver", 0) > 0

@@ -22,7 +22,7 @@ evaluation)."""
 
 def step_findings(context: Context) -> Iterator[Finding]:
     """Yield a finding for each step that takes longer than the others."""
-    usual_ns = context.step_ns
+    usual_ns = context.step.time_ns or 0
     for step in context.step.unusual:
         if step.time_ns <= usual_ns:
             continue

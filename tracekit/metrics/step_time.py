@@ -25,6 +25,9 @@ MIN_UNUSUAL_DIFFERENCE = 0.25
 """Share of the median step by which a step must differ from it to stand out, and …"""
 MIN_UNUSUAL_DEVIATIONS = 4
 """… how many times the median deviation of all steps that must be."""
+MIN_PROFILER_SHARE_TO_SHOW = 0.05
+"""Time that the profiler added to a step, as a share of the step without it, from which that step
+is stated first."""
 MIN_STEPS_TO_COMPARE = 3
 """Steps from which one of them can stand out."""
 
@@ -138,6 +141,26 @@ class StepSummary(msgspec.Struct, frozen=True):
     def reference_ns(self) -> int | None:
         """The time that savings and shares refer to: without the profiler, or as recorded if that is unknown."""
         return self.time_ns if self.free is None else self.free.time_ns
+
+    @property
+    def profiler_ns(self) -> int:
+        """Time that the profiler added to a step; 0 if it is not known, or too little to matter."""
+        if self.free is None or self.time_ns is None:
+            return 0
+        added_ns = self.time_ns - self.free.time_ns
+        return added_ns if added_ns > MIN_PROFILER_SHARE_TO_SHOW * self.free.time_ns else 0
+
+    @property
+    def shown_ns(self) -> int | None:
+        """The step time that is stated first: without the profiler where that matters, else as recorded."""
+        return self.free.time_ns if self.free is not None and self.profiler_ns else self.time_ns
+
+    @property
+    def shown_budget(self) -> Budget:
+        """Parts of the step that is stated first."""
+        if self.free is None or self.free.budget is None or not self.profiler_ns:
+            return self.budget
+        return self.free.budget
 
     @property
     def single(self) -> bool:

@@ -1,7 +1,8 @@
 """Recorder of a few training steps: PyTorch's profiler with the settings that an analysis needs.
 
-Outside the recorded steps it costs nothing but a counter and a clock. The steps before the
-recording are timed, so that the trace tells how much the recording lengthened its steps.
+Outside the recorded steps it costs nothing but a counter. A few steps before the profiler starts are
+timed from one synchronisation with the GPU to another, so that the trace tells how long a step takes
+without the profiler.
 
 Callbacks are for trainers that own the training loop (Hugging Face, Lightning).
 """
@@ -12,9 +13,7 @@ import importlib
 import json
 import os
 import time
-from collections import deque
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 from tracekit._util.text import counted
@@ -30,10 +29,10 @@ DEFAULT_MAX_MB = 2_000
 """Default size limit of a trace: a larger one fills disks and no viewer opens it."""
 
 MIN_TIMED_STEPS = 3
-"""Steps outside the recording that must be timed to tell how much it lengthened a step."""
+"""Steps that must be timed to tell how long one takes without the profiler."""
 MAX_TIMED_STEPS = 10
-"""Steps outside the recording that are kept, the last ones: the first steps of a training are
-slow."""
+"""Steps that are timed, the last ones before the profiler starts, and at most half of those: the
+first steps of a training are slow."""
 
 _running: list[object] = []  # PyTorch has one profiler per process
 
@@ -55,9 +54,13 @@ class Recorder:
         self._step = 0
         self._profile: Any = None
         self._started_s = 0.0
-        self._step_began_s = 0.0
-        self._plain_steps_s: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
-        self._recorded_steps_s: list[float] = []
+        begin = max(0, self._first - WARM_UP_STEPS)
+        self._timed_steps = min(begin // 2, MAX_TIMED_STEPS)
+        if self._timed_steps < MIN_TIMED_STEPS:
+            self._timed_steps = 0
+        self._timing_from = begin - self._timed_steps
+        self._timing_began_s: float | None = None
+        self._free_step_ns: int | None = None
 
     def __enter__(self) -> Recorder:
         if _running:
@@ -67,7 +70,6 @@ class Recorder:
             )
         _running.append(self)
         self._begin_if_due()
-        self._step_began_s = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,47 +79,43 @@ class Recorder:
     def step(self) -> None:
         """Mark the end of a training step.
 
-        Outside the recorded steps this only counts and takes the time.
+        Outside the recorded and the timed steps this only counts.
         """
-        duration_s = time.perf_counter() - self._step_began_s
         self._step += 1
         if self._profile is None:
-            self._plain_steps_s.append(duration_s)
+            if self._timed_steps and self._step == self._timing_from:
+                self._timing_began_s = _time_when_gpu_is_done()
             self._begin_if_due()
-        else:
-            if self._step > self._first:
-                self._recorded_steps_s.append(duration_s)
-            is_last = self._step >= self._first + self._count
-            if is_last:
-                self._store_overhead()
-            self._profile.step()
-            if is_last:
-                self._finish()
-        self._step_began_s = time.perf_counter()  # what the recorder itself took belongs to no step
+            return
+        is_last = self._step >= self._first + self._count
+        if is_last:
+            self._store_free_step()
+        self._profile.step()
+        if is_last:
+            self._finish()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until rank 0 has printed the answer, for programs that end without exit handlers."""
         self._handler.wait(timeout_s)
 
-    def _store_overhead(self) -> None:
-        """Write into the trace by which share the recording lengthened a step, if enough steps were timed before."""
-        plain_s = (
-            median(self._plain_steps_s) if len(self._plain_steps_s) >= MIN_TIMED_STEPS else 0.0
-        )
-        if plain_s <= 0:
+    def _store_free_step(self) -> None:
+        """Write into the trace how long a step takes without the profiler, if enough steps were timed."""
+        if self._free_step_ns is None:
             return
-        overhead = round(median(self._recorded_steps_s) / plain_s - 1, 4)
         try:
             self._profile.add_metadata_json(
-                "tracekit", json.dumps({"recording_overhead": overhead})
+                "tracekit", json.dumps({"free_step_ns": self._free_step_ns})
             )
         except Exception as error:  # training must go on, whatever fails here
             log_line(
-                self._handler.process, f"the overhead of recording is not in the trace: {error}"
+                self._handler.process, f"the step without the profiler is not in the trace: {error}"
             )
 
     def _begin_if_due(self) -> None:
         if self._step == max(0, self._first - WARM_UP_STEPS):
+            if self._timing_began_s is not None:
+                elapsed_s = _time_when_gpu_is_done() - self._timing_began_s
+                self._free_step_ns = round(elapsed_s / self._timed_steps * 1e9)
             self._begin()
 
     def _begin(self) -> None:
@@ -158,6 +156,17 @@ class Recorder:
             self._handler.process,
             f"recorded {counted(self._count, 'step')} in {elapsed_s:.1f} s, profiling included",
         )
+
+
+def _time_when_gpu_is_done() -> float:
+    """Return the time at which the GPU has done all work that was launched.
+
+    The host runs ahead of the GPU, so that its own times say nothing of how long a step takes.
+    """
+    torch = import_torch()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def profiler(

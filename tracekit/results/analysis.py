@@ -102,7 +102,7 @@ class AnalysisResult(Analysis, HasDocument):
 
     def _repr_html_(self) -> str:
         step = self.step
-        rows = [_notebook_row("run", step.time_ns, step.budget, self.total)]
+        rows = [_notebook_row("run", step.shown_ns, step.shown_budget, self.total)]
         for result in self.rank_results:
             budget = summarize_steps({result.rank: result.timed_steps}).budget
             rows.append(

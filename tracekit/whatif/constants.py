@@ -176,6 +176,10 @@ LAUNCH_CALL_NS = 6_500
 """Median duration of a launch call, recorded, on the CPU that these costs were measured on.
 From the same loops, 2026-11-18."""
 
+HOST_SLOWNESS_RANGE = (0.5, 2.0)
+"""Slowness of a CPU that is believed; longer launch calls do something else as well. By choice,
+2026-11-18: the same loops have 0.7 to 1.5."""
+
 MIN_LAUNCHES_TO_MEASURE_HOST = 50
 """Launch calls from which their median tells how fast a CPU is. By choice, 2026-11-18."""
 

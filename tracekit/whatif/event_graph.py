@@ -26,6 +26,7 @@ from tracekit.align.matching import last_of_match
 from tracekit.align.steps import add_step_intervals
 from tracekit.critical_path.pieces import PathTables, find_releasing_calls
 from tracekit.documents.analysis import Budget
+from tracekit.intervals import union
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes
 from tracekit.metrics.start_constraints import (
@@ -96,9 +97,13 @@ def find_rank_events(rank: Rank, recording: RecordingCost | None) -> pl.DataFram
     released_by, after_release_ns = _find_releases(rank, order)
     follows = order[1:]
     previous_launch = launch[order[:-1]]
+    # A call that found nothing to wait for took the host's own time.
+    calls = find_releasing_calls(rank)
+    waited = calls.event >= 0
+    blocked = union(calls.start_ns[waited], calls.end_ns[waited])
     blocked_ns = np.zeros(len(start), np.int64)
     released = released_by[follows] >= 0
-    blocked_ns[follows[released]] = rank.blocked.covered_ns(
+    blocked_ns[follows[released]] = blocked.covered_ns(
         previous_launch[released], launch[follows[released]]
     )
     recording_ns = pl.Series(np.zeros(len(start), np.int64))

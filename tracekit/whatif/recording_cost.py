@@ -16,6 +16,7 @@ from tracekit._util.arrays import Floats, Ints, as_int64
 from tracekit.classify.names import HOST_CALLS
 from tracekit.schema import RankEvents
 from tracekit.whatif.constants import (
+    HOST_SLOWNESS_RANGE,
     LAUNCH_CALL_NS,
     MIN_LAUNCHES_TO_MEASURE_HOST,
     OPERATOR_COST_NS,
@@ -112,13 +113,13 @@ def find_recording_cost(rank: RankEvents) -> RecordingCost | None:
 def measure_host_slowness(calls: pl.DataFrame) -> float:
     """Return how long launch calls take over those of the CPU that the costs were measured on.
 
-    >>> calls = pl.DataFrame({"name": ["cudaLaunchKernel"] * 60, "start_ns": [0] * 60, "end_ns": [13_000] * 60})
+    >>> calls = pl.DataFrame({"name": ["cudaLaunchKernel"] * 60, "start_ns": [0] * 60, "end_ns": [9_750] * 60})
     >>> measure_host_slowness(calls)
-    2.0
+    1.5
     """
     is_launch = pl.col("name").cast(pl.String).str.contains(HOST_CALLS["launch_kernel"])
     durations = calls.filter(is_launch).select(pl.col("end_ns") - pl.col("start_ns")).to_series()
     if len(durations) < MIN_LAUNCHES_TO_MEASURE_HOST:
         return 1.0
     middle: float = durations.median()  # type: ignore[assignment]  # polars types it as any value
-    return middle / LAUNCH_CALL_NS
+    return float(np.clip(middle / LAUNCH_CALL_NS, *HOST_SLOWNESS_RANGE))

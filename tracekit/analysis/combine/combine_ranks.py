@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from statistics import median
 
 import polars as pl
 
@@ -129,7 +130,9 @@ def combine(
 
     # Predictions of the step with changes.
     step_summary = summarize_steps({rank.source.rank: rank.timed_steps for rank in ranks})
-    graph = _what_if_graph(communication, against_schedule, step_summary.time_ns or 0)
+    graph = _what_if_graph(
+        communication, against_schedule, step_summary.time_ns or 0, _timed_free_ns(ranks)
+    )
     predict_best = best_changes and (what_if or not changes)
     changed_steps = _changed_steps(graph, changes, best=predict_best)
 
@@ -346,8 +349,17 @@ def _events_with_causes(
     return tuple(events)
 
 
+def _timed_free_ns(ranks: Sequence[RankTables]) -> int | None:
+    """Return the step without the profiler as the recorder timed it: the median over ranks; None if it did not."""
+    timed_ns = [rank.source.free_step_ns for rank in ranks if rank.source.free_step_ns is not None]
+    return round(median(timed_ns)) if timed_ns else None
+
+
 def _what_if_graph(
-    communication: Communication, against_schedule: _AgainstSchedule, step_time_ns: int
+    communication: Communication,
+    against_schedule: _AgainstSchedule,
+    step_time_ns: int,
+    timed_free_ns: int | None,
 ) -> WhatIfGraph | None:
     """Return the graph for questions about changes; None if it was not asked for."""
     if communication.graph is None:
@@ -366,6 +378,7 @@ def _what_if_graph(
     return WhatIfGraph(
         graph=communication.graph,
         measured_ns=step_time_ns,
+        timed_free_ns=timed_free_ns,
         positions=pipeline_positions,
         clock_error_ns=communication.clocks.residual_ns or 0,
         microbatches=predict_pipeline,

@@ -153,7 +153,7 @@ def parse_header(keys: Mapping[str, Any]) -> tuple[int | None, int, Source]:
         devices = [device for device in listed if isinstance(device, dict)]
     shapes = keys.get("record_shapes")
     recorder = keys.get("tracekit")
-    overhead = recorder.get("recording_overhead") if isinstance(recorder, dict) else None
+    free_step_ns = _integer(recorder.get("free_step_ns")) if isinstance(recorder, dict) else None
     rank = valid_rank(_integer(info.get("rank")))
     world_size = valid_rank(_integer(info.get("world_size")))
     base_ns = _base_time(keys.get("baseTimeNanoseconds"))
@@ -178,7 +178,7 @@ def parse_header(keys: Mapping[str, Any]) -> tuple[int | None, int, Source]:
         versions=_versions({**keys, "nccl_version": info.get("nccl_version")}),
         groups=groups,
         record_shapes=bool(shapes) if isinstance(shapes, int) else None,
-        recording_overhead=float(overhead) if isinstance(overhead, int | float) else None,
+        free_step_ns=free_step_ns if free_step_ns and free_step_ns > 0 else None,
         notices=(*group_notices, *notices),
     )
     return rank, base_ns or 0, source

@@ -30,7 +30,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         raise OptionError(f"there is no finding {number}", hint=there_are)
     finding = findings[number - 1]
     lines = [f"{number}. {finding.text}", f"   {finding.advice}", ""]
-    lines.append(f"   costs {ms(finding.cost_ns)} of {ms(analysis.step.time_ns)} a step")
+    lines.append(f"   costs {ms(finding.cost_ns)} of {ms(analysis.step.reference_ns)} a step")
     if finding.saves_ns is not None:
         low_high = finding.saves_range_ns
         between = "" if low_high is None else f", between {ms(low_high[0])} and {ms(low_high[1])}"

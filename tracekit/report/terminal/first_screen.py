@@ -17,10 +17,16 @@ from tracekit._util.text import counted, percent, terminal
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.metrics.process_phases import TRAIN
-from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
+from tracekit.report.palette import (
+    COMPUTE_COLOUR,
+    IDLE_COLOUR,
+    LABEL_COLOURS,
+    PROFILER_COLOUR,
+    UNRECORDED_COLOUR,
+)
 from tracekit.report.text import short_ms, size, wrap_text
 from tracekit.report.view import View
-from tracekit.report.view.answer import times_of_kinds, unusual_steps
+from tracekit.report.view.answer import free_step_words, times_of_kinds, unusual_steps
 from tracekit.report.view.roles import phase_times
 from tracekit.report.words import WORDS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, GAP_CAUSES
@@ -52,8 +58,22 @@ are alike."""
 MAX_END_DIFFERENCE_SHARE = 0.01
 """Difference between the ends of one operation on several ranks (median), as a share of the step,
 up to which times that compare ranks have three digits."""
-UNICODE_BLOCKS = {"compute": "█", "exposed": "▒", "phase": "▓", "idle": "░", "unrecorded": "┄"}
-ASCII_BLOCKS = {"compute": "#", "exposed": "=", "phase": "%", "idle": ".", "unrecorded": "?"}
+UNICODE_BLOCKS = {
+    "compute": "█",
+    "exposed": "▒",
+    "phase": "▓",
+    "idle": "░",
+    "unrecorded": "┄",
+    "profiler": "╱",
+}
+ASCII_BLOCKS = {
+    "compute": "#",
+    "exposed": "=",
+    "phase": "%",
+    "idle": ".",
+    "unrecorded": "?",
+    "profiler": "/",
+}
 
 
 def first_screen(
@@ -149,7 +169,7 @@ def headline(view: View, width: int) -> Text:
     """Return what ran on what, and the step time."""
     step = view.analysis.step
     unit = "a step" if step.is_marked else "in all (no step marks)"
-    time_ns: float | None = step.time_ns
+    time_ns: float | None = step.shown_ns
     steps = counted(len(step.per_step), "step") if step.is_marked and step.per_step else ""
     iterations = view.analysis.role_results.iterations
     if iterations:
@@ -157,6 +177,8 @@ def headline(view: View, width: int) -> Text:
         time_ns = sum(phase_times(view.analysis).values())
         steps = counted(len(iterations), "iteration")
     time = f"{short_ms(time_ns)} {unit}" if time_ns is not None else "step time unknown"
+    if step.profiler_ns and not iterations:
+        time = f"{time} without the profiler"
     if view.analysis.step_kinds:
         time = times_of_kinds(view.analysis.step_kinds)
     device = (
@@ -188,7 +210,8 @@ def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
 
     A run whose ranks have several processes has its iterations drawn, by phase.
     """
-    budget = view.analysis.step.budget
+    step = view.analysis.step
+    budget = step.shown_budget
     parts = budget_parts(budget, idle_known=view.analysis.total.idle_known)
     span_ns = budget.span_ns
     phases = phase_times(view.analysis)
@@ -196,6 +219,11 @@ def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
         parts = _phase_parts(phases)
         span_ns = round(sum(phases.values()))
     words = parts_in_words(parts, span_ns)
+    if step.profiler_ns and not phases:
+        # Shares are of the step without the profiler; the bar is as long as the recorded one.
+        parts.append(("profiler", "profiler", step.profiler_ns, PROFILER_COLOUR))
+        words = f"{words}  profiler +{short_ms(step.profiler_ns)}"
+        span_ns += step.profiler_ns
     blocks = UNICODE_BLOCKS if unicode else ASCII_BLOCKS
     beside = width - len(words) - 2
     if beside >= MIN_LENGTH_OF_BAR_BESIDE_WORDS:
@@ -204,8 +232,10 @@ def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
     else:
         lines = [_bar(parts, span_ns, min(2 * BAR_LENGTH, width), blocks)]
         lines += [Text(line) for line in textwrap.wrap(words.replace("  ", " · "), width)]
-    if view.analysis.step.unusual and not view.analysis.step_kinds:
-        lines += _wrapped(unusual_steps(view.analysis.step), width)
+    if step.profiler_ns and not phases:
+        lines += _wrapped(f"A step takes {free_step_words(step)}.", width)
+    if step.unusual and not view.analysis.step_kinds:
+        lines += _wrapped(unusual_steps(step), width)
     return lines
 
 
@@ -320,7 +350,7 @@ def compute_by_module(view: View) -> str:
 
     Empty for others, and if it is unknown.
     """
-    budget = view.analysis.step.budget
+    budget = view.analysis.step.shown_budget
     if (
         view.analysis.role_results.roles
         or budget.compute_ns < MIN_COMPUTE_SHARE_TO_SPLIT * budget.span_ns

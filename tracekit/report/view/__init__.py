@@ -261,7 +261,7 @@ class View:
             return top.role_tiles(analysis.role_results.iterations, self.role_costs, self.ranks)
         return (
             top.step_tile(analysis.step, self.ranks),
-            top.lost_tile(analysis.step.budget, idle_known=analysis.total.idle_known),
+            top.lost_tile(analysis.step.shown_budget, idle_known=analysis.total.idle_known),
             top.saving_tile(self.findings),
         )
 
@@ -316,7 +316,7 @@ class View:
         """What costs nothing, in a few words; empty if that is not known."""
         host_recorded = not self.analysis.tables["host_time"].is_empty()
         return absent_costs(
-            findings_of(self.analysis), self.analysis.step.budget, host_recorded=host_recorded
+            findings_of(self.analysis), self.analysis.step.shown_budget, host_recorded=host_recorded
         )
 
     @cached_property

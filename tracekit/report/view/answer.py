@@ -109,13 +109,13 @@ def time_sentence(analysis: Analysis, step_pace: rank_tables.Pace) -> str:
         step_pace.compared(),
         _other_pipeline(analysis, step_pace.slowest),
         unusual_steps(step),
-        rank_tables.recording_overhead(analysis),
     ]
     remark = "; ".join(filter(None, remarks))
     subject = "A step takes" if step.is_marked else "The trace spans"
     if (main := analysis.role_results.main_role) is not None:
         subject = f"Of role {main}, {subject[0].lower()}{subject[1:]}"
-    time = f"{ms(step.time_ns)} ({remark})" if remark else ms(step.time_ns)
+    shown = free_step_words(step) or ms(step.time_ns)
+    time = f"{shown} ({remark})" if remark else shown
     total = analysis.total
     span_ns = analysis.total.budget.span_ns
     other_ns = total.label_ns.get("other", 0)
@@ -126,6 +126,24 @@ def time_sentence(analysis: Analysis, step_pace: rank_tables.Pace) -> str:
             "counted as compute"
         )
     return f"{subject} {time}: {join_with_and(_budget_parts(analysis))}{unlabelled}."
+
+
+def free_step_words(step: StepSummary) -> str:
+    """Return the step without the profiler, and as recorded; empty where they are alike, or it is not known.
+
+    >>> from tracekit.metrics.step_time import FreeStep
+    >>> free = FreeStep(15_000_000, (14_400_000, 16_100_000), "modelled")
+    >>> free_step_words(StepSummary(23_200_000, free=free))
+    '15.0 ms without the profiler (14.4–16.1), 23.2 ms as recorded'
+    >>> free_step_words(StepSummary(15_300_000, free=free))
+    ''
+    """
+    free = step.free
+    if free is None or not step.profiler_ns:
+        return ""
+    least, most = (short_ms(ns).removesuffix(" ms") for ns in free.range_ns)
+    origin = "timed" if free.source == "timed" else f"{least}–{most}"
+    return f"{short_ms(free.time_ns)} without the profiler ({origin}), {short_ms(step.time_ns or 0)} as recorded"
 
 
 def unusual_steps(step: StepSummary) -> str:
@@ -152,7 +170,7 @@ def unusual_steps(step: StepSummary) -> str:
 
 def _budget_parts(analysis: Analysis) -> list[str]:
     """Return the parts of a step in words, without those that take no time."""
-    budget = analysis.step.budget
+    budget = analysis.step.shown_budget
     texts = []
     if budget.compute_ns:
         texts.append(f"{percent(budget.compute_ns, budget.span_ns)} compute")

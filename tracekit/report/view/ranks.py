@@ -42,8 +42,6 @@ MAX_MAP_STEPS = 60
 """Steps of the map, the first."""
 MAX_IMBALANCE_ROWS = 10
 MAX_SLOWDOWN_ROWS = 12
-MIN_OVERHEAD_TO_REPORT = 0.01
-"""Share of a step by which recording must have lengthened it to be reported."""
 
 
 class Pace:
@@ -607,17 +605,3 @@ def slowdown_table(analysis: Analysis) -> Table | None:
         "and ranks divide the same cells in three ways, so that shares do not add up; who is waited for is listed apart"
     )
     return make_table(columns, shown[:MAX_SLOWDOWN_ROWS], notes=(note,))
-
-
-def recording_overhead(analysis: Analysis) -> str:
-    """Return how much longer recording made the steps.
-
-    Empty if it was not measured, or below 1 %.
-    """
-    shares = []
-    for source in analysis.sources:
-        if source.recording_overhead is not None:
-            shares.append(source.recording_overhead)
-    if max(shares, default=0.0) < MIN_OVERHEAD_TO_REPORT:
-        return ""
-    return f"recording made these steps {percent(max(shares), digits=0)} longer"

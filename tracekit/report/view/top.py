@@ -105,11 +105,14 @@ def step_tile(step: StepSummary, ranks: str) -> Tile:
         steps = f"{counted(len(usual), 'step')} within {percent(max(spread, 0.01), digits=0)}"
     elif step.is_marked:
         steps = "one step recorded"
-    figure = "unknown" if step.time_ns is None else short_ms(step.time_ns)
+    figure = "unknown" if step.shown_ns is None else short_ms(step.shown_ns)
+    recorded = (
+        f"without the profiler; {short_ms(step.time_ns or 0)} recorded" if step.profiler_ns else ""
+    )
     return Tile(
         "Step" if step.is_marked else "Recording",
         figure,
-        " · ".join(filter(None, (ranks, steps))),
+        " · ".join(filter(None, (recorded, ranks, steps))),
         "budget",
     )
 
