@@ -222,9 +222,9 @@ def test_copies_of_pinned_memory_are_exposed_copies_and_not_pageable(findings_of
 
 
 def test_a_host_that_only_launches_is_the_limit(findings_of):
-    """Forty kernels of 0.1 ms, a launch every 0.48 ms: 4 ms of work in 20."""
+    """Forty kernels of 0.1 ms, a launch every 0.48 ms: 4 ms of work in 20, some 2 of which recording took."""
     finding = findings_of(short_stretches(0.46))["launch_bound"]
-    assert finding.cost_ns == pytest.approx(16 * MS, rel=0.1)
+    assert finding.cost_ns == pytest.approx(14 * MS, rel=0.1)
     assert finding.evidence["mean_event_ns"] == pytest.approx(0.1 * MS, rel=0.1)
     assert finding.case == ""
 

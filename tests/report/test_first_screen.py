@@ -113,6 +113,7 @@ def view(**values):
         step=step,
         total=SimpleNamespace(idle_known=True),
         role_results=SimpleNamespace(iterations=(), roles=()),
+        step_kinds=(),
         rank_results=[0],
         clocks=SimpleNamespace(residual_ns=None),
         schedule=None,
