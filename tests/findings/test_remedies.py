@@ -251,6 +251,49 @@ def test_conversions_around_convolutions_go_where_channels_are_last(findings_of)
     assert "layout" not in findings_of(calls, period=6.0)
 
 
+def busy_host(*, stalled_ops, call=None):
+    """Steps of 24 short operators, one after the other; three of them stand still for 5 ms."""
+
+    def fill(recording, start, _):
+        launch = start + 0.1
+        for number in range(24):
+            op = stalled_ops[number % len(stalled_ops)]
+            is_stalled = number in (2, 9, 16)
+            if is_stalled:
+                recording.op(op, launch, launch + 5.0)
+                if call:
+                    recording.call(call, launch + 0.01, launch + 4.99)
+                launch += 5.0
+            recording.kernel(launch + 0.05, launch + 0.1, launch + 0.15, op=op)
+            launch += 0.2
+
+    return fill
+
+
+OPERATORS = ("aten::view", "aten::add", "aten::mul", "aten::neg", "aten::t")
+
+
+def test_short_operators_that_stand_still_again_and_again_mean_a_busy_cpu(findings_of):
+    finding = findings_of(busy_host(stalled_ops=OPERATORS), period=21.0)["busy_cpu"]
+    assert finding.change == "free cpu"
+    assert finding.saves_ns == pytest.approx(15_000_000, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        busy_host(stalled_ops=("aten::add",)),  # one operator has a reason of its own
+        busy_host(stalled_ops=OPERATORS, call="cudaMalloc"),
+    ],
+)
+def test_one_slow_operator_and_slow_calls_are_no_busy_cpu(findings_of, fill):
+    assert "busy_cpu" not in findings_of(fill, period=21.0)
+
+
+def test_one_operator_again_and_again_is_no_chain(findings_of):
+    assert "unfused" not in findings_of(chain("aten::add", "aten::add", "aten::add"), period=10.0)
+
+
 def test_changes_of_types_and_of_attention_are_replayed_together(analysis_of_steps):
     calls = written_out()
     calls.calls += products("float", SIMT, ns=3_000_000, count=4).calls

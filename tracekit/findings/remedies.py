@@ -18,6 +18,8 @@ from tracekit.whatif.remedies import FUSE, FUSE_LOSS, all_remedies, select_remed
 
 MIN_SAVED_SHARE = 0.05
 """Share of the step that a change must save to be advised: predictions are not more exact than that."""
+MIN_FUSED_KERNELS = 16
+"""Kernels of a step in chains, below which fusing them is no advice: a mask or a position is made once."""
 MIN_EXPLAINED_SHARE = 0.5
 """Share of an operator's time that has a remedy, above which its rate is no finding of its own."""
 NARROW = ("bf16", "fp16")
@@ -50,6 +52,7 @@ def remedy_findings(context: Context) -> Iterator[Finding]:
     yield from _finding(context, "small_copies", "one copy", case="")
     yield from _finding(context, "optimizer", "fused optimizer")
     yield from _finding(context, "layout", "channels last", case="")
+    yield from _finding(context, "busy_cpu", "free cpu", case="")
     yield from _finding(context, "slow_kernel", "pad sizes", case="padding")
 
 
@@ -91,6 +94,8 @@ def _finding(
     if predicted is None or (predicted.saves_ns or 0) < MIN_SAVED_SHARE * _step_ns(predicted):
         return
     work = _changed_work(context, change)
+    if code == "unfused" and change == FUSE and work.events < MIN_FUSED_KERNELS:
+        return
     evidence: dict[str, EvidenceValue] = {
         "work_ns": round(work.ns),
         "kernels_per_step": round(work.events),

@@ -1252,3 +1252,17 @@ def slow_kernel_padding(words: FindingWords) -> FindingTexts:
         text=f"products with sizes that are no multiples of 8 take {words['work_ns']}, first {words['op']}",
         advice="pad these sizes to multiples of 64 (vocabulary, hidden size, heads)",
     )
+
+
+@texts("busy_cpu")
+def busy_cpu(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            "operators that usually take microseconds stand still for milliseconds again and again: "
+            "other processes share the CPU"
+        ),
+        advice=(
+            "give the loop cores of its own: fewer DataLoader workers and threads (`OMP_NUM_THREADS`), "
+            "other jobs elsewhere, no limit of CPU time"
+        ),
+    )

@@ -11,7 +11,7 @@ from tracekit._loops.critical_path import NO_LIMIT
 from tracekit._util.arrays import Floats
 from tracekit.whatif.event_graph import EventGraph
 
-MAX_LAUNCH_MEDIANS = 3
+MAX_LAUNCH_MEDIANS = 10
 """Time of a launch that disappears, at most, over the median of all that disappear. By choice,
 2026-11-18."""
 FUSE = "fuse"
@@ -31,6 +31,7 @@ REMEDY_CHANGES = {
     "one copy": "small copies from the host are one copy of pinned memory",
     "fused optimizer": "the optimizer updates all parameters in a few kernels",
     "channels last": "images have their channels last, from the first layer to the last",
+    "free cpu": "nothing else runs on the cores of the host's threads",
     "pad sizes": "sizes of products are multiples of 64",
     FUSE_LOSS: "the loss reads its logits in 16 bits, and few times",
 }
@@ -96,7 +97,8 @@ def _host_factors(graph: EventGraph, remedies: pl.DataFrame) -> Floats:
     since_ns = graph.launch[event] - graph.launch[before]
     host_ns = np.where(is_known, since_ns - graph.events["blocked_ns"].to_numpy()[event], 0)
     host_ns = np.maximum(host_ns, 0)
-    removed = host_ns[(removed_share > 0) & is_known]
+    removed = host_ns[(removed_share == 1) & is_known]
     most_ns = MAX_LAUNCH_MEDIANS * float(np.median(removed)) if len(removed) else 0.0
-    removed_ns = removed_share * np.minimum(host_ns, most_ns)
+    is_launch = removed_share == 1
+    removed_ns = removed_share * np.where(is_launch, np.minimum(host_ns, most_ns), host_ns)
     return 1 - np.where(host_ns > 0, removed_ns / np.maximum(host_ns, 1), 0.0)

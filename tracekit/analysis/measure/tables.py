@@ -42,6 +42,7 @@ from tracekit.metrics.completeness import Completeness, check_completeness
 from tracekit.metrics.expert_balance import measure_expert_work
 from tracekit.metrics.host.events import HostEvents, find_calls, find_frames, split_host_events
 from tracekit.metrics.host.idle_activity import find_host_activity, keep_longest
+from tracekit.metrics.host.stalls import find_stalls
 from tracekit.metrics.host.time_by_activity import measure_host_time
 from tracekit.metrics.host.waiting_calls import (
     add_time_inside_launches,
@@ -283,6 +284,7 @@ def _with_remedies(
         gpu_events,
         device=next(iter(rank.source.devices), None),
         multiprocessors=rank.source.multiprocessors,
+        stalls=find_stalls(rank.events),
     )
     return graph_events.with_columns(remedies=remedies)
 

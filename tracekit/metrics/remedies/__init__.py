@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import polars as pl
 
+from tracekit.intervals import Intervals
 from tracekit.metrics.rates import CONVOLUTION_BACKWARD
 from tracekit.metrics.remedies.attention import attention_remedies, find_written_out, is_upcast
 from tracekit.metrics.remedies.fusion import fusion_remedies
 from tracekit.metrics.remedies.precision import precision_remedies
-from tracekit.metrics.remedies.removals import removal_remedies
+from tracekit.metrics.remedies.removals import removal_remedies, stall_remedies
 from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork
 from tracekit.metrics.remedies.speeds import measure_speeds
 from tracekit.metrics.remedies.work import FUSED_ATTENTION, describe_work
@@ -24,7 +25,11 @@ _TEXTS = ("label", "pass", "module", "chain", "node")
 
 
 def find_remedies(
-    labelled: pl.DataFrame, *, device: str | None, multiprocessors: int | None
+    labelled: pl.DataFrame,
+    *,
+    device: str | None,
+    multiprocessors: int | None,
+    stalls: Intervals | None = None,
 ) -> pl.Series:
     """Return the remedies of each GPU event as a list of ``REMEDY``; null where it has none.
 
@@ -32,6 +37,7 @@ def find_remedies(
         labelled: The rank's GPU events with their ``part``.
         device: Name of its GPU; None if unknown.
         multiprocessors: Multiprocessors that the process may use; None if all, or unknown.
+        stalls: When the host stood still (``metrics.host.stalls``).
     """
     rank = rank_work(labelled, device=device, multiprocessors=multiprocessors)
     attention = list(attention_remedies(rank))
@@ -46,7 +52,8 @@ def find_remedies(
         *(frame.filter(~pl.col("row").is_in(list(upcast))) for frame in precision_remedies(rank)),
         *attention,
         *fusion_remedies(rank, without=in_attention),
-        *removal_remedies(rank),
+        *removal_remedies(rank, without=in_attention),
+        *stall_remedies(rank, stalls),
     ]
     table = pl.concat([REMEDIES.to_frame(), *frames])
     rows = table.group_by("row").agg(remedies=pl.struct([field.name for field in REMEDY.fields]))

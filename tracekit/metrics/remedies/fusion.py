@@ -111,8 +111,12 @@ def _fuse_chains(
         COPIES
     )
     calls = pl.col("call").filter(is_simple).n_unique().over("group")
-    links = links.with_columns(chain_elements=largest, calls=calls).filter(
-        (pl.col("calls") >= MIN_CHAIN_OPERATORS) & (pl.col("chain_elements") >= MIN_CHAIN_ELEMENTS)
+    # One operator again and again is a loop over tensors: nothing shows that each reads the last one's.
+    distinct = pl.col("op").filter(is_simple).n_unique().over("group")
+    links = links.with_columns(chain_elements=largest, calls=calls, distinct=distinct).filter(
+        (pl.col("calls") >= MIN_CHAIN_OPERATORS)
+        & (pl.col("distinct") > 1)
+        & (pl.col("chain_elements") >= MIN_CHAIN_ELEMENTS)
     )
     if links.is_empty():
         return

@@ -6,13 +6,14 @@ the same work in a better shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import prod
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
+from tracekit.intervals import Intervals
 from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations
 from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS, Share
 from tracekit.metrics.remedies.work import PATTERNS
@@ -40,17 +41,45 @@ ALIGNED_SIZE = 8
 """Elements that sizes must be a multiple of."""
 PADDED_SIZE = 64
 """Elements that sizes are padded to a multiple of."""
+MIN_HOST_SHARE = 1e-3
+"""Share of the host's time before a launch that is left without its stalls, at least."""
 MAX_PADDED_SHARE = 0.8
 """Time of a padded product over the present one, above which odd sizes are not what makes it slow."""
 
 
-def removal_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
-    """Yield the remedies of work that could go or be done in a better shape."""
+def removal_remedies(rank: RankWork, *, without: Collection[int]) -> Iterator[pl.DataFrame]:
+    """Yield the remedies of work that could go or be done in a better shape.
+
+    *without* are rows that belong to attention, whose products are not padded but fused.
+    """
     yield _disappears(rank.events.filter(pl.col("label") == "recompute"), "no recompute")
     yield _one_copy(rank)
     yield from _fused_optimizer(rank)
     yield from _channels_last(rank)
-    yield from _padded(rank)
+    for padded in _padded(rank):
+        yield padded.filter(~pl.col("row").is_in(list(without)))
+
+
+def stall_remedies(rank: RankWork, stalls: Intervals | None) -> Iterator[pl.DataFrame]:
+    """Yield the remedies of launches before which the host stood still."""
+    if stalls is None or not stalls.total_ns:
+        return
+    launched = rank.events.drop_nulls("launch_ns").sort("launch_ns")
+    launch_ns = launched["launch_ns"].to_numpy()
+    since_ns = np.concatenate([launch_ns[:1], launch_ns[:-1]])
+    stalled_ns = stalls.covered_ns(since_ns, launch_ns)
+    host_share = 1 - stalled_ns / np.maximum(launch_ns - since_ns, 1)
+    remedies = launched.select(
+        "row",
+        change=pl.lit("free cpu"),
+        what=pl.lit(None, pl.String()),
+        low_ns="ns",
+        likely_ns="ns",
+        high_ns="ns",
+        host_share=pl.Series(host_share).clip(MIN_HOST_SHARE, 1.0),
+        waits=pl.lit(True),
+    )
+    yield remedies.filter(pl.Series(stalled_ns) > 0).cast(REMEDIES)
 
 
 def _disappears(events: pl.DataFrame, change: str, *, what: str | None = None) -> pl.DataFrame:

@@ -1,0 +1,78 @@
+"""Stalls of the host: short operators that take many times their usual time again and again.
+
+A thread that the system takes off its core stands still wherever it is, also in operators that do
+next to nothing. So a stall is an operator that takes at least a millisecond and many times its median
+while no call of the GPU's library inside it does. Stalls of several operators mean that other
+processes or threads share the cores.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from tracekit.intervals import Intervals, union
+
+MIN_STALL_NS = 1_000_000
+"""Time of a stall: the system's shares of a core are a few milliseconds."""
+MIN_TIMES_MEDIAN = 20
+"""Duration of a stalled operator over the median of its name."""
+MIN_CALLS = 4
+"""Calls of an operator from which its usual duration is known."""
+MIN_STALLED_OPERATORS = 3
+"""Different operators that must stall: one alone has a reason of its own."""
+MAX_SHARE_IN_CALLS = 0.5
+"""Share of a stall inside long calls of the GPU's library, from which these are the reason."""
+
+
+def find_stalls(events: pl.DataFrame) -> Intervals:
+    """Return when the host stood still, of one rank's events; nothing if it did so in few operators only.
+
+    >>> names = ["a", "b", "c"] * 5
+    >>> starts = [number * 10_000_000 for number in range(15)]
+    >>> ends = [start + (5_000_000 if number < 3 else 1_000) for number, start in enumerate(starts)]
+    >>> events = pl.DataFrame({"kind": "cpu_op", "name": names, "tid": 1, "start_ns": starts, "end_ns": ends})
+    >>> find_stalls(events).total_ns
+    15000000
+    """
+    nothing = union(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    ns = pl.col("end_ns") - pl.col("start_ns")
+    host = events.select("kind", "name", "tid", "start_ns", "end_ns", ns=ns)
+    ops = host.filter(pl.col("kind") == "cpu_op")
+    usual_ns = pl.col("ns").median().over("name")
+    is_stalled = (
+        (pl.col("ns") >= MIN_STALL_NS)
+        & (pl.col("ns") > MIN_TIMES_MEDIAN * usual_ns)
+        & (pl.len().over("name") >= MIN_CALLS)
+    )
+    stalled = ops.filter(is_stalled)
+    if stalled.is_empty():
+        return nothing
+    is_call = pl.col("kind").is_in(["runtime", "driver"])
+    calls = host.filter(is_call & (pl.col("ns") >= MIN_STALL_NS / 2))
+    in_calls = union(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
+    covered_ns = in_calls.covered_ns(stalled["start_ns"].to_numpy(), stalled["end_ns"].to_numpy())
+    stalled = stalled.filter(pl.Series(covered_ns) <= MAX_SHARE_IN_CALLS * stalled["ns"])
+    if stalled["name"].n_unique() < MIN_STALLED_OPERATORS:
+        return nothing
+    # The operators around a stalled one stall with it: the innermost tells when.
+    gaps = _long_gaps(host)
+    return union(
+        np.concatenate([stalled["start_ns"].to_numpy(), gaps["start_ns"].to_numpy()]),
+        np.concatenate([stalled["end_ns"].to_numpy(), gaps["end_ns"].to_numpy()]),
+    )
+
+
+def _long_gaps(host: pl.DataFrame) -> pl.DataFrame:
+    """Return the time between recorded events of a thread that is many times the usual one."""
+    until = pl.col("end_ns").cum_max().shift(1).over("tid")
+    gaps = (
+        host.sort("tid", "start_ns")
+        .select("tid", end_ns="start_ns", start_ns=until)
+        .drop_nulls()
+        .with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+        .filter(pl.col("ns") > 0)
+    )
+    usual_ns = pl.col("ns").median().over("tid")
+    is_long = (pl.col("ns") >= MIN_STALL_NS) & (pl.col("ns") > MIN_TIMES_MEDIAN * usual_ns)
+    return gaps.filter(is_long)
