@@ -12,8 +12,8 @@ from tracekit._util.arrays import Floats
 from tracekit.whatif.event_graph import EventGraph
 
 MAX_LAUNCH_MEDIANS = 10
-"""Time of a launch that disappears, at most, over the median of all that disappear. By choice,
-2026-11-18."""
+"""Time of a launch that disappears over the median of all that do, above which it holds other work. By
+choice, 2026-11-18."""
 FUSE = "fuse"
 FUSE_LOSS = "fuse loss"
 REMEDY_CHANGES = {
@@ -87,8 +87,8 @@ def change_factors(graph: EventGraph, remedies: pl.DataFrame) -> ChangedFactors:
 def _host_factors(graph: EventGraph, remedies: pl.DataFrame) -> Floats:
     """Return what remains of the host's time before the launch of each remedy's event.
 
-    The time since the launch before may hold other work than the launch that disappears: it takes
-    away at most a few times of what such launches usually take.
+    The time since the launch before may hold other work than the launch that disappears: where it is
+    many times what such launches usually take, that usual time goes.
     """
     event = remedies["event"].to_numpy()
     removed_share = 1 - remedies["host_share"].to_numpy()
@@ -98,7 +98,7 @@ def _host_factors(graph: EventGraph, remedies: pl.DataFrame) -> Floats:
     host_ns = np.where(is_known, since_ns - graph.events["blocked_ns"].to_numpy()[event], 0)
     host_ns = np.maximum(host_ns, 0)
     removed = host_ns[(removed_share == 1) & is_known]
-    most_ns = MAX_LAUNCH_MEDIANS * float(np.median(removed)) if len(removed) else 0.0
-    is_launch = removed_share == 1
-    removed_ns = removed_share * np.where(is_launch, np.minimum(host_ns, most_ns), host_ns)
+    usual_ns = float(np.median(removed)) if len(removed) else 0.0
+    has_other_work = (removed_share == 1) & (host_ns > MAX_LAUNCH_MEDIANS * usual_ns)
+    removed_ns = removed_share * np.where(has_other_work, usual_ns, host_ns)
     return 1 - np.where(host_ns > 0, removed_ns / np.maximum(host_ns, 1), 0.0)
