@@ -15,13 +15,12 @@ from tracekit.errors import InputError, Notice, TracekitError
 
 if TYPE_CHECKING:
     from tracekit import metrics, record, schedules, weight_updates
-    from tracekit.analysis import SavedAnalysis, read_analysis
     from tracekit.classify import CallablePackage
     from tracekit.diffs import Diff, GateResult, diff, gate
     from tracekit.doctor import Diagnosis, diagnose
     from tracekit.record import handler, profiler
     from tracekit.redaction import redact
-    from tracekit.results import Analysis, simulate, weight_reload
+    from tracekit.results import Analysis, read_analysis, simulate, weight_reload
     from tracekit.run.analyze import analyze
     from tracekit.run.export import export
     from tracekit.run.ingest import ingest
@@ -40,12 +39,11 @@ if TYPE_CHECKING:
 # function on this package. The package classify is the exception, and can be called itself.
 _SUBPACKAGES = ("classify", "metrics", "record", "schedules", "weight_updates")
 _NAMES_OF_MODULE = {
-    "tracekit.analysis": ("SavedAnalysis", "read_analysis"),
     "tracekit.diffs": ("Diff", "GateResult", "diff", "gate"),
     "tracekit.doctor": ("Diagnosis", "diagnose"),
     "tracekit.record": ("handler", "profiler"),
     "tracekit.redaction": ("redact",),
-    "tracekit.results": ("Analysis", "simulate", "weight_reload"),
+    "tracekit.results": ("Analysis", "read_analysis", "simulate", "weight_reload"),
     "tracekit.run.memory_snapshots": ("diff_memory", "memory"),
     "tracekit.store.files": ("Store", "open_store"),
     "tracekit.store.trace": ("Trace",),
@@ -57,7 +55,7 @@ _NAMES_OF_MODULE = {
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 __all__ = [
-    "Analysis", "Diagnosis", "Diff", "GateResult", "InputError", "Notice", "SavedAnalysis", "Store", "Trace",
+    "Analysis", "Diagnosis", "Diff", "GateResult", "InputError", "Notice", "Store", "Trace",
     "TracekitError", "__version__", "analyze", "classify", "diagnose", "diff", "diff_memory", "export", "gate",
     "handler", "ingest", "late", "load", "memory", "metrics", "open_store", "profiler", "query", "read_analysis",
     "record", "redact", "schedules", "simulate", "watch", "weight_reload", "weight_updates",

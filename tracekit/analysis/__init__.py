@@ -5,7 +5,6 @@ a cluster (``tracekit.run``).
 """
 
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.analysis.persistence import SavedAnalysis, read_analysis
 from tracekit.analysis.result import Analysis
 
-__all__ = ["Analysis", "Measured", "RankResult", "SavedAnalysis", "read_analysis"]
+__all__ = ["Analysis", "Measured", "RankResult"]

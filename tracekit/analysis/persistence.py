@@ -16,130 +16,190 @@ import dataclasses
 import io
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import polars as pl
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from tracekit._version import __version__
+from tracekit.align.clocks import CLOCKS, Clocks
+from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.analysis.result import BaseAnalysis, Tables
+from tracekit.analysis.result import Analysis, Role, RoleResults, Tables
 from tracekit.analysis.table_checks import check_path_pieces, check_rank_tables
 from tracekit.critical_path.pieces import LoadableTable
 from tracekit.documents.analysis import (
     AnalysisDocument,
     Figures,
+    Kernel,
+    Lane,
+    PathSegment,
+    Phase,
     RankFigures,
-    Schedule,
     StepFigures,
 )
 from tracekit.documents.coding import (
-    HasDocument,
     decode,
     encode,
     read_document,
+    table_schema,
     to_plain,
     to_plain_rows,
 )
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
+from tracekit.metrics.bandwidth import COPIES
 from tracekit.metrics.budget import Bubble
-from tracekit.metrics.step_time import FreeStep, TimedStep
+from tracekit.metrics.host.time_by_activity import HOST_TIME
+from tracekit.metrics.label_intervals import TIMELINE
+from tracekit.metrics.operations import OPERATIONS
+from tracekit.metrics.overlap import HIDDEN
+from tracekit.metrics.step_time import TimedStep
+from tracekit.schema import Source
+
+Value = TypeVar("Value")
 
 # ---- a whole analysis, as JSON
 
-_JSON_TABLES = ("stragglers", "kernels", "copies", "lanes", "critical_path")
-"""Keys of the JSON object whose values are rows of a table."""
+_JSON_TABLES = {
+    "kernels": table_schema(Kernel),
+    "copies": pl.Schema({"rank": pl.Int32(), "step": pl.Int64(), **COPIES}),
+    "lanes": table_schema(Lane),
+    "critical_path": table_schema(PathSegment),
+}
+"""Keys of the JSON object whose values are rows of a table, with its columns."""
+_STEPS = pl.Schema(
+    {
+        "rank": pl.Int32(),
+        "step": pl.Int64(),
+        "time_ns": pl.Int64(),
+        "partial": pl.Boolean(),
+        "start_ns": pl.Int64(),  # null: when a step ran is not saved
+        "end_ns": pl.Int64(),
+    }
+)
+_TABLES_OF_EVENTS = {
+    "timeline": pl.Schema({"rank": pl.Int32(), **TIMELINE}),
+    "operations": pl.Schema({"rank": pl.Int32(), **OPERATIONS, "wait_ns": pl.Int64()}),
+    "hidden": pl.Schema({"rank": pl.Int32(), "step": pl.Int64(), **HIDDEN}),
+    "host_time": pl.Schema({"rank": pl.Int32(), "step": pl.Int64(), **HOST_TIME}),
+    "phases": pl.Schema({"rank": pl.Int32(), **table_schema(Phase)}),
+    "reasons": pl.Schema(dict.fromkeys(("name", "label", "module"), pl.String())),
+}
+"""Tables that reports look into and that only the events can fill."""
 ANALYZE_AGAIN = "write it again with analyze -o FILE.json"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SavedAnalysis(BaseAnalysis, HasDocument):
-    """An analysis read from JSON (``read_analysis``): the figures of every rank, and the small tables.
+def analysis_of(document: AnalysisDocument) -> Analysis:
+    """Return the analysis that a document describes, as far as it holds it.
 
-    It can be compared (``tracekit.diff``, ``tracekit.gate``) like the analysis it was. Pages and
-    pictures show events that the JSON does not hold; they are made from the traces or a store.
-
-    >>> import tempfile
-    >>> from tracekit import analyze, read_analysis
-    >>> file = tempfile.mkdtemp() + "/run.json"
-    >>> analyze("sample_traces/reload", schedule="none").save(file)
-    >>> read_analysis(file).total.overlap["broadcast"]
-    0.0
+    Its figures, findings and small tables are those of the document; what needs the events (the
+    timeline, the pipeline's cells, what-if) is not there.
     """
+    plain = to_plain(document)
+    tables = {name: _table(plain.get(name) or (), schema) for name, schema in _JSON_TABLES.items()}
+    tables |= {name: schema.to_frame() for name, schema in _TABLES_OF_EVENTS.items()}
+    steps = []
+    for rank in document.ranks:
+        for step in rank.per_step:
+            steps.append((rank.rank, step.step, step.time_ns, step.partial, None, None))
+    tables["steps"] = pl.DataFrame(steps, schema=_STEPS, orient="row")
+    for name, rows in (("lanes", document.lanes), ("critical_path", document.critical_path)):
+        if isinstance(rows, UnsetType):
+            del tables[name]
+    source = document.source
+    clocks = Clocks(
+        _table(plain["clocks"]["ranks"], CLOCKS),
+        residual_ns=document.clocks.residual_ns,
+        worst_ns=document.clocks.worst_ns,
+    )
+    tables["clocks"] = clocks.table
+    stragglers = Stragglers(rows=tuple(document.stragglers))
+    for name, make_table in stragglers.tables().items():
+        tables[name] = make_table()
+    return Analysis(
+        sources=tuple(
+            Source(
+                source.paths[0] if source.paths else "",
+                source.reader,
+                rank.rank,
+                "content",
+                world_size=source.world_size,
+                devices=tuple(source.devices),
+            )
+            for rank in document.ranks
+        ),
+        rank_results=tuple(_rank_result(rank) for rank in document.ranks),
+        tables=Tables.of(tables),
+        clocks=clocks,
+        stragglers=stragglers,
+        hiding=document.hiding,
+        changed_steps=tuple(_known(document.what_if, ())),
+        notices=(*document.warnings, _saved_notice(document)),
+        paths=tuple(source.paths),
+        shapes=tuple(source.shapes),
+        tokens_per_step=source.tokens_per_step,
+        role_results=_role_results(document),
+        document=document,
+    )
 
-    document: AnalysisDocument
-    rank_results: tuple[RankResult, ...]
-    tables: Mapping[str, pl.DataFrame]
-    schedule: Schedule | None
-    """The comparison of the run with its ideal, as the document has it. Drawing it needs the
-    traces."""
-    notices: tuple[Notice, ...]
-    paths: tuple[str, ...]
 
-    @classmethod
-    def of(cls, document: AnalysisDocument) -> SavedAnalysis:
-        """Return the analysis that a document describes."""
-        plain = to_plain(document)
-        rows = {name: plain[name] for name in _JSON_TABLES if name in plain}
-        rows["clocks"] = plain["clocks"]["ranks"]
-        tables = {}
-        for name, table_rows in rows.items():
-            tables[name] = pl.DataFrame(table_rows, infer_schema_length=None)
-        return cls(
-            document=document,
-            rank_results=tuple(_rank_result(rank) for rank in document.ranks),
-            tables=Tables.of(tables),
-            schedule=document.schedule,
-            notices=document.warnings,
-            paths=tuple(document.source.paths),
-        )
-
-    @property
-    def free_step(self) -> FreeStep | None:
-        """The step without the profiler; None if it is not known, as in files of format 1."""
-        step = self.document.step
-        if step.free_ns is None or step.free_from is None:
-            return None
-        range_ns = step.free_range_ns or (step.free_ns, step.free_ns)
-        return FreeStep(step.free_ns, range_ns, step.free_from, step.free_budget_ns)
-
-    @property
-    def world_size(self) -> int | None:
-        """Number of ranks in the run, as far as the files showed."""
-        return self.document.source.world_size
-
-    def to_document(self) -> AnalysisDocument:
-        """Return the JSON document as it was read, without keys that only a later version knows."""
-        return self.document
+def _saved_notice(document: AnalysisDocument) -> Notice:
+    """Return what a saved analysis does not show, because only the events could."""
+    shown_from_events = {
+        "timeline": True,
+        "schedule": document.schedule is not None,
+        "rates": document.rates is not None,
+        "memory": document.memory is not None,
+        "by": not isinstance(document.by, UnsetType),
+        "late": not isinstance(document.late, UnsetType),
+        "reload": document.reload is not None,
+    }
+    parts = tuple(name for name, is_left_out in shown_from_events.items() if is_left_out)
+    return Notice("saved-analysis", values={"kernels": len(document.kernels), "parts": parts})
 
 
-def read_analysis(path: str | PathLike[str]) -> SavedAnalysis:
-    """Return the analysis that ``save`` or ``analyze -o`` wrote as ``.json`` (or that file gzipped).
+def _known(value: Value | UnsetType, otherwise: Value) -> Value:
+    """Return the value of a key that is only sometimes there."""
+    return otherwise if isinstance(value, UnsetType) else value
 
-    >>> import tempfile
-    >>> from tracekit import analyze
-    >>> file = tempfile.mkdtemp() + "/run.json"
-    >>> run = analyze("sample_traces/1f1b")
-    >>> run.save(file)
-    >>> saved = read_analysis(file)
-    >>> saved.schedule.name, saved.to_dict() == run.to_dict()
-    ('1f1b', True)
-    """
+
+def _table(rows: Sequence[Mapping[str, Any]], schema: pl.Schema) -> pl.DataFrame:
+    """Return rows of a document as a table; columns that they do not have are null."""
+    return pl.DataFrame(rows, schema=schema, strict=False)
+
+
+def _role_results(document: AnalysisDocument) -> RoleResults:
+    roles = []
+    for role in _known(document.roles, []):
+        analysis = analysis_of(role.analysis)
+        roles.append(Role(role.name, role.kind, role.ranks, analysis, analysis.clocks))
+    return RoleResults(
+        main_role=_known(document.main_role, "") or None,
+        roles=tuple(roles),
+        iterations=tuple(_known(document.iterations, [])),
+        weight_updates=tuple(_known(document.weight_updates, [])),
+        bands=tuple(_known(document.phases, [])),
+    )
+
+
+def read_saved(path: str | PathLike[str]) -> Analysis:
+    """Return the analysis in a JSON file that ``save`` or ``analyze -o`` wrote, or in that file gzipped."""
     document = read_document(path, AnalysisDocument, hint=ANALYZE_AGAIN)
     try:
-        return SavedAnalysis.of(document)
-    except UnicodeEncodeError as error:  # paths may hold lone surrogates, names in tables may not
+        return analysis_of(document)
+    # A path may hold lone surrogates, a name in a table may not; a figure may be too large for one.
+    except (UnicodeEncodeError, OverflowError, pl.exceptions.PolarsError) as error:
         raise InputError(
-            f"{path}: a name in its tables is not Unicode text", hint=ANALYZE_AGAIN
+            f"{path}: a name or figure in its tables cannot be used", hint=ANALYZE_AGAIN
         ) from error
 
 
@@ -148,7 +208,11 @@ def _rank_result(rank: RankFigures) -> RankResult:
     rest_ns = Counter(rank.idle_host_ns or {})
     for activity in rank.idle_host:
         rest_ns[activity.instead] -= activity.ns
-    rest_rows = ({"instead": kind, "what": None, "ns": ns} for kind, ns in rest_ns.items() if ns)
+    rest_rows = (
+        {"instead": kind, "what": None, "line": None, "ns": ns}
+        for kind, ns in rest_ns.items()
+        if ns
+    )
     return RankResult(
         rank=rank.rank,
         steps=tuple(rank.steps),

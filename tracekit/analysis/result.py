@@ -18,7 +18,7 @@ from tracekit._util.text import counted, ms
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measured import Measured, RankResult
-from tracekit.documents.analysis import Hiding, Slowdown, StepKind
+from tracekit.documents.analysis import AnalysisDocument, Hiding, Slowdown, Step, StepKind
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.step_time import FreeStep, StepSummary, summarize_steps
@@ -222,10 +222,14 @@ class Analysis(BaseAnalysis):
     beside the traces."""
     role_results: RoleResults = field(default_factory=RoleResults)
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
+    document: AnalysisDocument | None = None
+    """The document that it was read from; None if it was measured."""
 
     @property
     def free_step(self) -> FreeStep | None:
         """The step without the profiler; None if it is not known."""
+        if self.document is not None:
+            return _saved_free_step(self.document.step)
         return None if self.replay_graph is None else self.replay_graph.free_step
 
     @property
@@ -289,3 +293,11 @@ class Analysis(BaseAnalysis):
         state = dict(vars(self))
         state.pop("_kept", None)
         return state
+
+
+def _saved_free_step(step: Step) -> FreeStep | None:
+    """Return the step without the profiler of a document; None if it is not known, as in files of format 1."""
+    if step.free_ns is None or step.free_from is None:
+        return None
+    range_ns = step.free_range_ns or (step.free_ns, step.free_ns)
+    return FreeStep(step.free_ns, range_ns, step.free_from, step.free_budget_ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +12,12 @@ from tracekit.cli._console import (
     note_partial_store,
     print_left_out,
     print_note,
+    print_notices,
     print_text,
     shows_result,
 )
 from tracekit.cli._options import flag, value
-from tracekit.errors import OptionError, TracekitError
+from tracekit.errors import InputError, OptionError, TracekitError
 from tracekit.parsers.source_refs import unknown_rank_error
 
 if TYPE_CHECKING:
@@ -116,6 +117,28 @@ def run(
     outputs = output or []
     _check_explain(explain, json=json, outputs=outputs)
     finding_number = int(explain) if explain is not None and explain.isdecimal() else None
+    if paths and len(paths) == 1 and not roles and _saved_format(paths[0]) is not None:
+        needing_events = {
+            "--steps": steps, "--ranks": ranks, "--rank": rank, "--rules": rules, "--capture": capture,
+            "--schedule": schedule != "auto", "--layout": layout, "--what-if": what_if, "--change": change,
+            "--pipeline": pipeline, "--gpu": gpu, "--critical-path": critical_path, "--by": by, "--plot": plot,
+            "--store": store, "--explain LABEL": explain is not None and finding_number is None,
+        }  # fmt: skip
+        analysis = _read_saved(paths[0], needing_events)
+        print_notices(notice for notice in analysis.notices if notice.code == "saved-analysis")
+        _check_outputs(outputs, plot)
+        _show(
+            analysis,
+            finding_number,
+            outputs,
+            plot=plot,
+            json=json,
+            critical_path=True,
+            brief=brief,
+            full=full,
+            definitions=definitions,
+        )
+        return
     if explain is not None and finding_number is None:
         _explain_label(
             options.role_paths(paths, roles, "analyze"),
@@ -163,13 +186,9 @@ def run(
             on_damage="error" if strict else "warn",
         )
     print_left_out(analysis.notices)
-    if finding_number is not None:
-        from tracekit.report.terminal.explain import explain_finding
-
-        print_text(explain_finding(analysis, finding_number))
-        return
-    _write_and_show(
+    _show(
         analysis,
+        finding_number,
         outputs,
         plot=plot,
         json=json,
@@ -190,8 +209,40 @@ def _check_explain(explain: str | None, *, json: bool, outputs: Sequence[Path]) 
         raise OptionError("--explain prints text", hint="leave -o out")
 
 
-def _write_and_show(
+def _saved_format(path: str) -> str | None:
+    """Return the format of a file that tracekit wrote as JSON; None for all else."""
+    from tracekit.diffs.load_runs import saved_format
+
+    return saved_format(path)
+
+
+def _read_saved(path: str, needing_events: Mapping[str, object]) -> Analysis:
+    """Return a saved analysis.
+
+    Raises:
+        InputError: The file holds another result, or its analysis is damaged.
+        OptionError: An option was given that needs the events, which the file does not hold.
+    """
+    from tracekit.results import read_analysis
+
+    saved_as = _saved_format(path) or ""
+    if not saved_as.startswith("tracekit.analysis/"):
+        raise InputError(
+            f"{path}: holds {saved_as}, not an analysis",
+            hint="name a trace, a store, or what analyze -o FILE.json wrote",
+        )
+    given = [option for option, value in needing_events.items() if value]
+    if given:
+        raise OptionError(
+            f"{given[0]} needs the events, and {path} is a saved analysis",
+            hint="name the traces or a store",
+        )
+    return read_analysis(path)
+
+
+def _show(
     analysis: Analysis,
+    finding_number: int | None,
     outputs: Sequence[Path],
     *,
     plot: str | None,
@@ -201,10 +252,15 @@ def _write_and_show(
     full: bool,
     definitions: bool,
 ) -> None:
-    """Write an analysis to *outputs*, and print it as JSON or as tables.
+    """Write an analysis to *outputs*, and print it as JSON or as tables; or explain one of its findings.
 
     A page shows the critical path in any case; everything else only with *critical_path*.
     """
+    if finding_number is not None:
+        from tracekit.report.terminal.explain import explain_finding
+
+        print_text(explain_finding(analysis, finding_number))
+        return
     analysis_as_asked = analysis if critical_path else analysis.without_critical_path()
     if outputs:
         from tracekit.report.write import write

@@ -18,7 +18,7 @@ from msgspec import UnsetType, structs
 
 from tracekit._util.files import read_start
 from tracekit._util.values import without_none
-from tracekit.analysis import Analysis, SavedAnalysis
+from tracekit.analysis import Analysis
 from tracekit.diffs.noise_thresholds import Noise
 from tracekit.diffs.run_samples import Run, from_analysis, from_whole_run, slow_step_samples
 from tracekit.documents.analysis import AnalysisDocument
@@ -84,7 +84,7 @@ def select_role(before: Side, after: Side, role: str) -> tuple[Side, Side]:
     return before.of_role(role), after.of_role(role)
 
 
-RunSource = str | os.PathLike[str] | Analysis | SavedAnalysis
+RunSource = str | os.PathLike[str] | Analysis
 Comparable = RunSource | Sequence[RunSource] | Side
 """Input of a comparison: a path, an analysis (also one read back from JSON), several of them, or a
 ``Side``."""
@@ -104,12 +104,12 @@ def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
     if isinstance(source, Side):
         return source
     sources: Sequence[RunSource] = (
-        [source] if isinstance(source, str | os.PathLike | Analysis | SavedAnalysis) else source
+        [source] if isinstance(source, str | os.PathLike | Analysis) else source
     )
     paths = []
     analysed = []
     for run in sources:
-        if isinstance(run, Analysis | SavedAnalysis):
+        if isinstance(run, Analysis):
             analysed.append(_run_from_analysis(run, name=what, keep=keep))
         else:
             paths.append(os.fspath(run))
@@ -236,18 +236,17 @@ def _analyze_run(paths: list[str], *, keep: bool) -> Run:
     )
 
 
-def _run_from_analysis(analysis: Analysis | SavedAnalysis, *, name: str, keep: bool) -> Run:
+def _run_from_analysis(analysis: Analysis, *, name: str, keep: bool) -> Run:
     """Return the run of an analysis; one read back from JSON has no cells."""
     cells = []
     timeline = []
-    if isinstance(analysis, Analysis) and analysis.schedule is not None:
+    if analysis.schedule is not None:
         typical_step = analysis.schedule.head.cells
         cells = _median_cells(analysis.schedule.cells)
         if len(typical_step) <= MAX_TIMELINE_CELLS:
             timeline = _timeline(typical_step)
-    document = document_of(analysis) if isinstance(analysis, Analysis) else analysis.document
-    run = from_analysis(document, name=name, cells=cells, timeline=timeline)
-    if keep and isinstance(analysis, Analysis):
+    run = from_analysis(document_of(analysis), name=name, cells=cells, timeline=timeline)
+    if keep:
         return structs.replace(run, analysis=analysis)
     return run
 

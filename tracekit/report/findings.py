@@ -80,6 +80,8 @@ def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: 
 
 def findings_of(analysis: Analysis) -> tuple[Finding, ...]:
     """Return the findings of an analysis with their sentences, found once for all that ask."""
+    if analysis.document is not None:
+        return analysis.document.findings
     return analysis.once(_find_and_word)
 
 

@@ -103,6 +103,27 @@ def resumed(traces: int) -> str:
     return f"{traces} traces were in the store already and have not changed"
 
 
+PARTS_OF_EVENTS = {
+    "timeline": "the timeline",
+    "schedule": "the pipeline and its ideal",
+    "rates": "rates",
+    "memory": "memory",
+    "by": "rows by layer or module",
+    "late": "lateness over the whole run",
+    "reload": "the weight update by lane",
+}
+"""What reports show of the events, in words."""
+
+
+@sentence("saved-analysis")
+def saved_analysis(kernels: int, parts: Sequence[str]) -> str:
+    left_out = join_with_and(PARTS_OF_EVENTS.get(part, part) for part in parts)
+    return (
+        f"read from a saved analysis, which holds its figures, findings and {counted(kernels, 'kernel')}, "
+        f"and no events: {left_out} are not shown; name the traces or a store to see them"
+    )
+
+
 @sentence("missing-ranks")
 def missing_ranks(role: str | None, count: int, world_size: int, missing: Sequence[int]) -> str:
     of_role = f"role {role}: " if role else ""

@@ -119,6 +119,8 @@ def render_json(analysis: Analysis) -> str:
 
 def document_of(analysis: Analysis) -> AnalysisDocument:
     """Return the JSON document of an analysis, its sentences included."""
+    if analysis.document is not None:
+        return analysis.document
     return build_document(analysis, findings_of=findings_of)
 
 

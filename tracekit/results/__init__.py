@@ -4,7 +4,7 @@ What is measured, compared and simulated is data in the packages below ``report`
 add what ``report`` makes of it. ``diffs`` and ``doctor``, which stand above, have theirs themselves.
 """
 
-from tracekit.results.analysis import AnalysisResult, Plots
+from tracekit.results.analysis import AnalysisResult, Plots, read_analysis
 from tracekit.results.late import LateResult
 from tracekit.results.schedules import (
     SimulationResult,
@@ -23,6 +23,7 @@ __all__ = [
     "Plots",
     "SimulationResult",
     "WeightReloadResult",
+    "read_analysis",
     "simulate",
     "weight_reload",
 ]

@@ -12,6 +12,7 @@ import msgspec
 from tracekit._util.notebook import html_table
 from tracekit._util.text import percent
 from tracekit.analysis.measured import Measured
+from tracekit.analysis.persistence import read_saved
 from tracekit.analysis.result import Analysis
 from tracekit.documents.analysis import AnalysisDocument, Budget
 from tracekit.documents.coding import HasDocument
@@ -118,6 +119,24 @@ class AnalysisResult(Analysis, HasDocument):
         )
         title = repr(self)[1:-1].partition(": ")[2]
         return html_table(title, heads, rows)
+
+
+def read_analysis(path: str | PathLike[str]) -> AnalysisResult:
+    """Return the analysis that ``save`` or ``analyze -o`` wrote as ``.json`` (or that file gzipped).
+
+    It holds the figures, findings and small tables of the run, and none of the events behind them:
+    timelines, the pipeline's cells and what-if need the traces or a store.
+
+    >>> import tempfile
+    >>> from tracekit import analyze
+    >>> file = tempfile.mkdtemp() + "/run.json"
+    >>> run = analyze("sample_traces/1f1b")
+    >>> run.save(file)
+    >>> saved = read_analysis(file)
+    >>> saved.document.schedule.name, saved.to_dict() == run.to_dict()
+    ('1f1b', True)
+    """
+    return AnalysisResult.of(read_saved(path))
 
 
 def _notebook_row(name: str, time_ns: int | None, budget: Budget, figures: Measured) -> list[str]:

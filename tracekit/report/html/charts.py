@@ -85,7 +85,8 @@ class PageClock:
         self, analysis: Analysis, *, clocks: Clocks | None = None, origin_ns: int | None = None
     ) -> None:
         self._clocks = clocks or analysis.clocks
-        steps = self._clocks.align(analysis.tables["steps"], "start_ns", "end_ns")
+        timed = analysis.tables["steps"].drop_nulls(["start_ns", "end_ns"])  # not in saved analyses
+        steps = self._clocks.align(timed, "start_ns", "end_ns")
         first_ns = int(steps["start_ns"].to_numpy().min()) if len(steps) else 0
         self.origin_ns = first_ns if origin_ns is None else origin_ns
         self.begin_ns = first_ns - self.origin_ns

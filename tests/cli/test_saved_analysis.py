@@ -1,0 +1,76 @@
+"""``analyze saved.json``: what a saved analysis shows, and files that are none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.kept import analysis_of
+
+
+@pytest.fixture
+def saved(samples, tmp_path):
+    """Return the file of a saved analysis, and the analysis."""
+    analysis = analysis_of(samples / "steps/a")
+    file = tmp_path / "saved.json"
+    analysis.save(file)
+    return file, analysis
+
+
+def test_a_saved_analysis_is_printed_with_its_findings_and_says_what_it_lacks(run_command, saved):
+    file, analysis = saved
+    shown = run_command("analyze", str(file), "--full")
+    assert shown.returncode == 0
+    text = " ".join(shown.stdout.split())
+    assert " ".join(analysis.findings[0].advice.split()) in text
+    note = " ".join(shown.stderr.split())
+    assert "no events: the timeline, the pipeline and its ideal" in note
+    assert "name the traces or a store" in note
+
+
+def test_a_saved_analysis_is_written_as_page_and_markdown(run_command, saved, tmp_path):
+    file, _ = saved
+    for suffix in (".html", ".md"):
+        page = tmp_path / f"page{suffix}"
+        assert run_command("analyze", str(file), "-o", str(page)).returncode == 0
+        text = page.read_text(encoding="utf-8")
+        assert "read from a saved analysis" in text
+        assert "15.7" in text, "the step time in ms"
+
+
+def test_a_saved_analysis_is_printed_as_the_json_that_it_is(run_command, saved):
+    file, _ = saved
+    shown = run_command("analyze", str(file), "--json")
+    assert json.loads(shown.stdout) == json.loads(file.read_text())
+
+
+@pytest.mark.parametrize(
+    "words", [("--what-if",), ("--steps", "2:4"), ("--by", "layer"), ("--explain", "forward")]
+)
+def test_what_needs_the_events_is_refused(run_command, saved, words):
+    refused = run_command("analyze", str(saved[0]), *words)
+    assert refused.returncode == 2
+    assert f"{words[0]}" in refused.stderr
+    assert "needs the events" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("tracekit.analysis/", "tracekit.gate/", 1), "not an analysis"),
+        (lambda text: text[: len(text) // 2], "is not complete JSON"),
+        (lambda text: text.replace('"cost_ns": ', '"cost_ns": "x', 1), "saved.json: "),
+        (lambda text: text.replace('"rank": 0', '"rank": 99999999999', 1), "cannot be used"),
+    ],
+    ids=["another format", "cut", "not JSON", "forged"],
+)
+def test_other_files_are_refused_in_one_line(run_command, saved, change, message):
+    file, _ = saved
+    file.write_text(change(file.read_text()))
+    refused = run_command("analyze", str(file))
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    (line,) = refused.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert message in line
