@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import pickle
+import random
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.memory_snapshots import (
     snapshot,
     write,
 )
+from tracekit import memory
 from tracekit.errors import InputError
 from tracekit.parsers.memory_snapshot import MAX_BYTES, parse_memory_snapshot, read_memory_snapshot
 
@@ -156,3 +158,88 @@ def test_a_time_beyond_the_year_2255_is_damage(time_us, is_read):
     else:
         with pytest.raises(InputError, match="impossible time"):
             parse_memory_snapshot(content, name="a")
+
+
+def change_events(content, change):
+    (history,) = [events for events in content["device_traces"] if events]
+    changed = change(history)
+    content["device_traces"] = [changed if events else [] for events in content["device_traces"]]
+
+
+def shuffle_events(content):
+    change_events(content, lambda events: random.Random(3).sample(events, len(events)))
+
+
+def shuffle_without_times(content):
+    """Shuffle what happened, and leave the times in order."""
+
+    def shuffled(events):
+        mixed = random.Random(3).sample(events, len(events))
+        times = [event["time_us"] for event in events]
+        return [{**row, "time_us": time} for row, time in zip(mixed, times, strict=True)]
+
+    change_events(content, shuffled)
+
+
+CONTRADICTIONS = {
+    "shuffled": (shuffle_events, "times"),
+    "shuffled under the old times": (shuffle_without_times, None),
+    "one after the other": (lambda c: change_events(c, lambda rows: rows + rows), "times"),
+    "each event twice": (
+        lambda c: change_events(c, lambda rows: [row for row in rows for _ in range(2)]),
+        "twice",
+    ),
+    "end cut off": (lambda c: change_events(c, lambda rows: rows[: len(rows) // 2]), None),
+    "middle cut out": (
+        lambda c: change_events(c, lambda rows: rows[: len(rows) // 4] + rows[len(rows) // 2 :]),
+        None,
+    ),
+    "segments missing": (lambda c: c.update(segments=c["segments"][::2]), "end"),
+    "no segments": (lambda c: c.update(segments=[]), "end"),
+    "segments twice reserved": (
+        lambda c: change_events(
+            c, lambda rows: [r for r in rows for _ in range(2 if r["action"][:3] == "seg" else 1)]
+        ),
+        "reserved",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_history_that_contradicts_itself_is_not_used(samples, tmp_path, name):
+    change, problem = CONTRADICTIONS[name]
+    original = gzip.decompress((samples / "memory-snapshot/memory_rank0.pickle.gz").read_bytes())
+    content = pickle.loads(original)
+    change(content)
+    read = read_memory_snapshot(write(tmp_path / "a.pickle", content))
+    (notice,) = [notice for notice in read.notices if notice.code == "memory-contradiction"]
+    assert problem in (None, notice.values["problem"])
+    assert read.events.is_empty()
+    assert read.blocks["bytes"].sum() <= read.segments["bytes"].sum()
+
+
+def test_what_a_contradicting_snapshot_holds_is_at_most_what_is_reserved(samples, tmp_path):
+    original = gzip.decompress((samples / "memory-snapshot/memory_rank0.pickle.gz").read_bytes())
+    content = pickle.loads(original)
+    content["segments"] = content["segments"][::2]
+    result = memory(write(tmp_path / "a.pickle", content))
+    (measured,) = result.to_dict()["snapshots"]
+    reserved = sum(row["total_size"] for row in content["segments"])
+    assert measured["contents"]["end_allocated_bytes"] <= reserved
+    assert not measured["contents"]["leaks"]
+    assert "memory-contradiction" in [notice.code for notice in result.notices]
+
+
+@pytest.mark.parametrize(
+    ("segments", "problem"),
+    [
+        ([segment(0, []), segment(1000, [])], "segments that overlap"),
+        ([segment(0, []), segment(0, [])], "segments that overlap"),
+        ([segment(0, [block(0, 99)], total=50)], "holds more than it has"),
+        ([segment(4096, [block(0, 99)])], "blocks outside of their segment"),
+        ([segment(0, [block(0, 99), block(0, 1 << 20, "inactive")])], "outside of their segment"),
+    ],
+)
+def test_segments_that_cannot_be_are_one_line(tmp_path, segments, problem):
+    with pytest.raises(InputError, match=problem):
+        read_memory_snapshot(write(tmp_path / "a.pickle", snapshot(segments=segments)))

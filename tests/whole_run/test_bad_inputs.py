@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 
 import pytest
 
@@ -122,3 +123,48 @@ def test_missing_ranks_are_named(tmp_path):
     (notice,) = run.notices
     assert notice.code == "missing-ranks"
     assert notice.values["missing"] == (5, 6, 7)
+
+
+def sized_dumps(ranks=4, steps=10):
+    """Dumps of a run whose operations have two sizes in turn."""
+    dumps = ddp_dumps(ranks, steps)
+    for content in dumps:
+        for number, made in enumerate(content["entries"]):
+            made["input_sizes"] = made["output_sizes"] = [[1000 * (1 + number % 2)]]
+    return dumps
+
+
+def test_entries_that_stand_there_twice_count_once(tmp_path):
+    once = late(write_dumps(tmp_path / "once", sized_dumps()))
+    dumps = sized_dumps()
+    dumps[1]["entries"] = [made for made in dumps[1]["entries"] for _ in range(2)]
+    twice = late(write_dumps(tmp_path / "twice", dumps))
+    (notice,) = [notice for notice in twice.notices if notice.code == "recorder-repeated"]
+    assert (notice.ranks, notice.values["entries"]) == ((1,), len(dumps[0]["entries"]))
+    assert twice.to_dict()["late"] == once.to_dict()["late"]
+    assert twice.to_dict()["lost_ns"] == once.to_dict()["lost_ns"]
+
+
+def test_numbers_that_are_off_by_one_are_not_matched(tmp_path):
+    dumps = sized_dumps()
+    for made in dumps[2]["entries"]:
+        made["collective_seq_id"] += 1
+    run = late(write_dumps(tmp_path, dumps))
+    (notice,) = [notice for notice in run.notices if notice.code == "recorder-disagrees"]
+    assert notice.values["operations"] == len(dumps[0]["entries"]) - 1
+    assert "called different operations or sizes" in notice_sentence(notice)
+    assert not run.late
+    assert not run.to_dict()["lost_ns"]
+
+
+def test_a_file_copied_over_another_is_left_out(tmp_path):
+    write_dumps(tmp_path, sized_dumps())
+    shutil.copy(tmp_path / "nccl_trace_rank_1", tmp_path / "nccl_trace_rank_2")
+    run = late(tmp_path)
+    (notice,) = [notice for notice in run.notices if notice.code == "recorder-copied"]
+    assert notice.ranks == (1, 2)
+    assert [source.rank for source in run.sources] == [0, 3]
+    for rank in (0, 2, 3):
+        shutil.copy(tmp_path / "nccl_trace_rank_1", tmp_path / f"nccl_trace_rank_{rank}")
+    with pytest.raises(InputError, match="copies of each other"):
+        late(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,19 @@ def test_a_rank_without_a_dump_is_named(tmp_path):
     assert hang.no_record == (1,)
     assert hang.missing == ()
     assert any("no dump" in line for line in hang_details(hang))
+    assert hang_sentence(hang).startswith("Rank 1 may not have joined all_reduce")
+    assert "(has no dump); ranks 0, 2 wait" in hang_sentence(hang)
+
+
+def test_a_rank_without_a_dump_is_not_said_to_have_stayed_away(tmp_path):
+    for rank in (1, 2, 3):
+        shutil.copy(SAMPLES / "hang" / f"fr_rank{rank}.pickle", tmp_path)
+    hang = late(tmp_path).hang
+    assert [state.rank for state in hang.missing] == [2]
+    assert hang.no_record == (0,)
+    sentence = hang_sentence(hang)
+    assert sentence.startswith("Rank 2 did not join all_reduce")
+    assert "; rank 0 unknown (no dump); ranks 1, 3 wait" in sentence
 
 
 def test_members_that_call_different_operations_are_named(tmp_path):

@@ -41,16 +41,18 @@ def whole_run_findings(context: Context) -> Iterator[Finding]:
 
 
 def _hang(context: Context, hang: Hang) -> Finding:
-    missing = [state.rank for state in hang.missing]
-    absent = tuple(sorted([*missing, *hang.no_record]))
+    missing = tuple(state.rank for state in hang.missing)
+    is_unknown = (
+        hang.kind == "missing" and not missing
+    )  # who did not join may be a rank without a dump
     different = tuple(state.rank for state in hang.different)
     cost_ns = max(hang.waited_ns or 0, 1)
     return Finding(
         code="hang",
-        case=hang.kind,
+        case="no_dump" if is_unknown else hang.kind,
         cost_ns=cost_ns,
         share=context.share(cost_ns),
-        ranks=absent or different or hang.waiting,
+        ranks=missing or hang.no_record or different or hang.waiting,
         steps=() if hang.step is None else (hang.step,),
         evidence={
             "op": hang.op,
@@ -59,6 +61,7 @@ def _hang(context: Context, hang: Hang) -> Finding:
             "group": hang.group,
             "waiting_ranks": len(hang.waiting),
         },
+        certain="possible" if is_unknown else "measured",
     )
 
 

@@ -1,5 +1,7 @@
 """Detection of a file's type and rank from its first and last bytes, without parsing and whatever its name."""
 
+import gzip
+import io
 import json
 import re
 import zlib
@@ -7,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tracekit.errors import InputError
 from tracekit.parsers.plain_pickle import is_pickle
 from tracekit.parsers.source_refs import valid_rank
 
@@ -63,9 +66,8 @@ RECORDINGS = {
 """Readers of files that may lie beside a run's traces and are not traces, with what a file is
 called."""
 
-_DUMP_KEYS = re.compile(
-    rb'"entries"\s*:\s*\[.*"(?:profiling_name|pg_config|pg_status)"\s*:', re.DOTALL
-)
+_DUMP_ENTRIES = re.compile(rb'"entries"\s*:\s*\[')
+_DUMP_KEY = re.compile(rb'"(?:profiling_name|pg_config|pg_status)"\s*:')
 _PICKLED_DUMP_KEYS = (b"profiling_name", b"pg_config", b"pg_status")
 _PICKLED_SNAPSHOT_KEYS = (b"segments", b"device_traces")
 _INSPECTOR_KEY = re.compile(rb'"inspector_output_format_version"\s*:')
@@ -138,6 +140,48 @@ def inflate(head: bytes, limit: int = HEAD_BYTES) -> bytes:
         return b""
 
 
+MAX_INFLATION = 200
+"""Most bytes that a byte of a compressed dump, log or snapshot may become. Real ones become 5 to 40."""
+MIN_INFLATED_LIMIT = 32 << 20
+"""Bytes to which any of them may grow, however short."""
+
+
+def inflated_limit(compressed_bytes: int) -> int:
+    """Return how many bytes a gzip file of a dump, log or snapshot may inflate to.
+
+    >>> inflated_limit(1000) == 32 << 20, inflated_limit(10_000_000)
+    (True, 2000000000)
+    """
+    return max(MIN_INFLATED_LIMIT, MAX_INFLATION * compressed_bytes)
+
+
+def inflation_error(name: str, compressed_bytes: int) -> InputError:
+    """Return the error about a file that inflates to more than that."""
+    problem = f"{name}: inflates to more than {inflated_limit(compressed_bytes):,} bytes"
+    return InputError(problem, hint="if it is genuine, inflate it first (gunzip)")
+
+
+def inflate_whole(data: bytes, name: str) -> bytes:
+    """Return the content of a gzip file, of at most ``inflated_limit`` bytes.
+
+    Raises:
+        InputError: It is damaged, or inflates to more.
+
+    >>> import gzip
+    >>> inflate_whole(gzip.compress(b"hello"), "a.gz")
+    b'hello'
+    """
+    limit = inflated_limit(len(data))
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as compressed:
+            content = compressed.read(limit + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{name}: is a damaged gzip file", hint="copy it again") from error
+    if len(content) > limit:
+        raise inflation_error(name, len(data))
+    return content
+
+
 def _detect_pickle(head: bytes) -> FileType:
     """Return the type of a pickle, from the keys that its first bytes hold as text."""
     if any(key in head for key in _PICKLED_DUMP_KEYS):
@@ -158,7 +202,7 @@ def _detect_json(head: bytes, tail: bytes) -> FileType:
     if _INSPECTOR_KEY.search(text):
         return FileType(NCCL_INSPECTOR)
     is_trace = _TRACE_KEYS.search(text) or _EVENT_KEYS.match(text)
-    if not is_trace and _DUMP_KEYS.search(text + tail):
+    if not is_trace and _is_dump(text + tail):
         return FileType(FLIGHT_RECORDER)
     if not (_TRACE_KEYS.search(text) or _EVENT_KEYS.match(text) or _TRACE_KEYS.search(tail)):
         return FileType(None, why='is JSON but not a trace: it has no "traceEvents"')
@@ -169,6 +213,16 @@ def _detect_json(head: bytes, tail: bytes) -> FileType:
         return FileType(None, why=other_use)
     info = _distributed_info(head) or _distributed_info(tail)
     return FileType("kineto", _integer(info.get("rank")), _integer(info.get("world_size")))
+
+
+def _is_dump(text: bytes) -> bool:
+    """Return whether JSON is a flight-recorder dump: a list of entries, and behind its start one of their keys.
+
+    Two patterns, one after the other: as one, each start of a list would be tried against all that
+    follows it.
+    """
+    entries = _DUMP_ENTRIES.search(text)
+    return entries is not None and _DUMP_KEY.search(text, entries.end()) is not None
 
 
 _PACKET_TAG = 10  # field 1, a message

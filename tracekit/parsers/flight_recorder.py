@@ -11,8 +11,6 @@ is known of the entry ``coalesced`` behind them.
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +27,8 @@ from tracekit.parsers.collective_names import (
     tensor_bytes,
     valid_int64,
 )
-from tracekit.parsers.file_type import GZIP
-from tracekit.parsers.plain_pickle import MAX_PICKLE_BYTES, is_pickle, load_plain_pickle
+from tracekit.parsers.file_type import GZIP, inflate_whole
+from tracekit.parsers.plain_pickle import is_pickle, load_plain_pickle
 from tracekit.parsers.source_refs import valid_rank
 from tracekit.schema import (
     COLLECTIVE_STATES,
@@ -127,18 +125,12 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
 def _read_bytes(path: Path, shown: str) -> bytes:
     """Return the content of a file, inflated if it is compressed."""
     try:
-        with path.open("rb") as file:
-            if file.read(2) != GZIP:
-                return path.read_bytes()
-        with gzip.open(path) as compressed:
-            data = compressed.read(MAX_PICKLE_BYTES + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{shown}: is a damaged gzip file", hint="copy it again") from error
+        data = path.read_bytes()
     except OSError as error:
         raise InputError(
             f"{shown}: cannot be read: {error.strerror}", hint="check its permissions"
         ) from error
-    return data
+    return inflate_whole(data, shown) if data.startswith(GZIP) else data
 
 
 def _load_json(data: bytes, shown: str) -> object:

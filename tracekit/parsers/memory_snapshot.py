@@ -8,15 +8,17 @@ in microseconds since the epoch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from tracekit.errors import InputError, Notice
-from tracekit.parsers.file_type import GZIP, inflate
-from tracekit.parsers.plain_pickle import MAX_PICKLE_BYTES, load_plain_pickle
+from tracekit.errors import InputError, Notice, NoticeValues
+from tracekit.parsers.file_type import GZIP, inflate_whole
+from tracekit.parsers.plain_pickle import load_plain_pickle
+from tracekit.parsers.snapshot_checks import check_segments, history_contradiction
 from tracekit.schema import (
     ALLOCATOR_ACTIONS,
     ALLOCATOR_BLOCKS,
@@ -52,8 +54,24 @@ def read_memory_snapshot(path: str | Path, *, name: str | None = None) -> Memory
             f"{shown}: cannot be read: {error.strerror}", hint="check its permissions"
         ) from error
     if data.startswith(GZIP):
-        data = inflate(data, MAX_PICKLE_BYTES)
-    return parse_memory_snapshot(load_plain_pickle(data, name=shown), name=shown)
+        data = inflate_whole(data, shown)
+    snapshot = parse_memory_snapshot(load_plain_pickle(data, name=shown), name=shown)
+    check_segments(snapshot.segments, snapshot.blocks, shown)
+    return _without_contradicting_history(snapshot)
+
+
+def _without_contradicting_history(snapshot: MemorySnapshot) -> MemorySnapshot:
+    """Return the snapshot without its events, and with a notice, if they contradict each other or the segments."""
+    problem = history_contradiction(snapshot.events, snapshot.segments, snapshot.blocks)
+    if problem is None:
+        return snapshot
+    values: NoticeValues = {
+        "file": snapshot.path,
+        "problem": problem,
+        "events": len(snapshot.events),
+    }
+    notice = Notice("memory-contradiction", values=values)
+    return replace(snapshot, events=snapshot.events.clear(), notices=(*snapshot.notices, notice))
 
 
 def parse_memory_snapshot(content: object, *, name: str) -> MemorySnapshot:

@@ -21,7 +21,7 @@ import polars as pl
 
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.collective_names import operation_name, valid_int64
-from tracekit.parsers.file_type import GZIP
+from tracekit.parsers.file_type import GZIP, inflated_limit, inflation_error
 from tracekit.schema import COLLECTIVES, RankCollectives, Recording, conform
 
 KNOWN_VERSIONS = ("v4", "v5")
@@ -167,16 +167,35 @@ def _notices(shown: str, problems: Counter[str], version: str | None) -> tuple[N
 def _lines(path: Path, shown: str) -> Iterator[bytes]:
     """Yield the lines of a log that are not empty.
 
-    Of a longer line only its first part, which does not decode.
+    Of a longer line only its first part, which does not decode. Lines are read in blocks: a line
+    of one byte costs next to nothing.
     """
+    rest = b""
+    for block in _blocks(path, shown):
+        *lines, rest = (rest + block).split(b"\n")
+        for line in filter(None, map(bytes.strip, lines)):
+            yield line[:MAX_LINE_BYTES]
+        if len(rest) >= MAX_LINE_BYTES:
+            yield rest
+            rest = b""
+    if line := rest.strip():
+        yield line
+
+
+def _blocks(path: Path, shown: str) -> Iterator[bytes]:
+    """Yield the content of a log in blocks, inflated if it is compressed."""
     try:
         with path.open("rb") as raw:
             is_compressed = raw.read(2) == GZIP
             raw.seek(0)
+            size = path.stat().st_size
             file: IO[bytes] = gzip.GzipFile(fileobj=raw) if is_compressed else raw  # type: ignore[assignment]
-            while line := file.readline(MAX_LINE_BYTES):
-                if line := line.strip():
-                    yield line
+            total = 0
+            while block := file.read(MAX_LINE_BYTES):
+                total += len(block)
+                if is_compressed and total > inflated_limit(size):
+                    raise inflation_error(shown, size)
+                yield block
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{shown}: is a damaged gzip file", hint="copy it again") from error
     except OSError as error:

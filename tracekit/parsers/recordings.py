@@ -18,6 +18,7 @@ from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice, NoticeValues, TracekitError
 from tracekit.parsers import flight_recorder, nccl_inspector, remote
 from tracekit.parsers.file_type import FLIGHT_RECORDER, NCCL_INSPECTOR
+from tracekit.parsers.recording_checks import without_contradictions
 from tracekit.parsers.source_refs import SourceRef, file_listing
 from tracekit.schema import COLLECTIVE_STATES, COLLECTIVES, ProcessGroup, RankCollectives, Recording
 
@@ -75,9 +76,11 @@ def read_recordings(refs: Iterable[SourceRef]) -> Recordings:
     dumps = [part for part in parts if part.source.recorder == FLIGHT_RECORDER]
     logs = [part for part in parts if part.source.recorder == NCCL_INSPECTOR]
     _check_groups(dumps)
-    merged_dumps = _merge_dumps(dumps)
+    merged_dumps, dump_notices = without_contradictions(_merge_dumps(dumps))
     ranked_logs, log_notices = _assign_ranks(logs)
-    return Recordings((*merged_dumps, *ranked_logs), (*notices, *log_notices))
+    ranked_logs, contradiction_notices = without_contradictions(ranked_logs)
+    notices += [*dump_notices, *log_notices, *contradiction_notices]
+    return Recordings((*merged_dumps, *ranked_logs), tuple(notices))
 
 
 def read_recording(ref: SourceRef) -> RankCollectives:

@@ -638,6 +638,18 @@ def hang_missing(words: FindingWords) -> FindingTexts:
     )
 
 
+@texts("hang", "no_dump")
+def hang_no_dump(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{words.ranks_named} may not have joined {words['op']} of {words['op_bytes']} (number "
+            f"{words['sequence']} of group {words['group']}): no dump; {words['waiting_ranks']} ranks "
+            "wait"
+        ),
+        advice="look for its dump and its log: the process may have ended",
+    )
+
+
 @texts("hang", "mismatch")
 def hang_mismatch(words: FindingWords) -> FindingTexts:
     return FindingTexts(

@@ -440,6 +440,22 @@ def memory_no_history() -> str:
     )
 
 
+_SNAPSHOT_CONTRADICTIONS = {
+    "times": "the times of its events do not ascend",
+    "twice": "memory is allocated or freed twice in a row at one address",
+    "end": "what its events leave behind is not what its segments hold",
+    "reserved": "its events hold more than is reserved",
+}
+
+
+@sentence("memory-contradiction")
+def memory_contradiction(file: str, problem: str, events: int) -> str:
+    return (
+        f"{file} contradicts itself: {_SNAPSHOT_CONTRADICTIONS[problem]}. Its {counted(events, 'event')} "
+        "are not used, and its segments may be incomplete: write the snapshot again"
+    )
+
+
 @sentence("memory-no-stacks")
 def memory_no_stacks() -> str:
     return "the snapshot has no stacks: nothing is known by source line"
@@ -451,6 +467,28 @@ def memory_unknown_events(events: int) -> str:
 
 
 # Reading flight-recorder dumps and logs of the NCCL Inspector
+
+
+@sentence("recorder-repeated")
+def recorder_repeated(file: str, entries: int) -> str:
+    return f"{file}: {counted(entries, 'entry')} stood there twice and count once"
+
+
+@sentence("recorder-copied")
+def recorder_copied(files: Sequence[str]) -> str:
+    return (
+        f"{joined(files)} have the same times to the nanosecond: they are copies of one rank's file, "
+        "and all are left out"
+    )
+
+
+@sentence("recorder-disagrees")
+def recorder_disagrees(operations: int, of: int) -> str:
+    return (
+        f"{operations:,} of {of:,} collectives completed although their members called different "
+        "operations or sizes: their numbers are off, or the files are of different runs. They are "
+        "left out"
+    )
 
 
 @sentence("recorder-version", "unknown")

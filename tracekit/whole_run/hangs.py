@@ -19,6 +19,7 @@ import polars as pl
 
 from tracekit.align.recorded_clocks import RecordedClock, clock_offsets
 from tracekit.documents.late import Hang, RankState
+from tracekit.parsers.recording_checks import SIZES_MAY_DIFFER
 from tracekit.schema import ProcessGroup, Recording
 
 MIN_STEPS_WAITED = 10
@@ -26,8 +27,6 @@ MIN_STEPS_WAITED = 10
 while it ran."""
 MIN_WAIT_WITHOUT_STEPS_NS = 10_000_000_000
 """The same (10 s) where steps are not known."""
-SIZES_MAY_DIFFER = ("all_to_all", "gather", "scatter", "coalesced")
-"""Operations whose members may have different sizes."""
 OPEN_STATES = ("scheduled", "started", "timed_out")
 """States of operations that did not complete."""
 

@@ -23,8 +23,10 @@ _CHUNK_BYTES = 1 << 24
 _OVERLAP_BYTES = 256
 """Bytes of a chunk that are looked at again with the next: a key and its value may lie in both."""
 _GPU_EVENT = re.compile(rb'"cat"\s*:\s*"(?:kernel|gpu_memcpy|gpu_memset)"')
-_LAUNCH = re.compile(rb'"name"\s*:\s*"\w*Launch\w*Kernel')
-_CAPTURE = re.compile(rb'"name"\s*:\s*"\w*StreamBeginCapture')
+# Bounded, so that a long name is not tried in all the ways to divide it. The longest beginnings are
+# hipExtModule and hipModule, the longest middle is Cooperative.
+_LAUNCH = re.compile(rb'"name"\s*:\s*"\w{0,32}Launch\w{0,32}Kernel')
+_CAPTURE = re.compile(rb'"name"\s*:\s*"\w{0,32}StreamBeginCapture')
 
 
 def holds_capture(path: str) -> bool:

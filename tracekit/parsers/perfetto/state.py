@@ -52,6 +52,9 @@ class Track:
     name: str = ""
 
 
+_NO_TRACK = Track()
+
+
 @dataclass(slots=True)
 class TraceState:
     """Everything that packets say about other packets."""
@@ -69,6 +72,8 @@ class TraceState:
     """By writer."""
     damaged: int = 0
     """Packets that are not protobuf inside."""
+    _threads: dict[int, Track] = field(default_factory=dict)
+    """Results of ``find_thread``, which is asked when all packets are read."""
 
     def real_time_offset(self) -> int:
         """Return what to add to the trace's times for nanoseconds since 1970.
@@ -92,19 +97,27 @@ class TraceState:
 
     def find_thread(self, number: int) -> Track:
         """Return the process and thread of a track, which may be those of a track above it."""
-        pid: int | None = None
-        tid: int | None = None
-        name = ""
-        next_number: int | None = number
+        chain = []
         seen: set[int] = set()
-        while next_number is not None and next_number in self.tracks and next_number not in seen:
+        next_number: int | None = number
+        while next_number in self.tracks and next_number not in self._threads:
+            if next_number in seen:
+                break
             seen.add(next_number)
-            track = self.tracks[next_number]
-            pid = track.pid if pid is None else pid
-            tid = track.tid if tid is None else tid
-            name = track.name or name
-            next_number = track.parent
-        return Track(None, pid, tid, name)
+            chain.append(next_number)
+            next_number = self.tracks[next_number].parent
+        # From the top down, so that each track is looked at once, however many lie below it.
+        above = _NO_TRACK if next_number is None else self._threads.get(next_number, _NO_TRACK)
+        for track_number in reversed(chain):
+            track = self.tracks[track_number]
+            above = Track(
+                None,
+                above.pid if track.pid is None else track.pid,
+                above.tid if track.tid is None else track.tid,
+                above.name or track.name,
+            )
+            self._threads[track_number] = above
+        return above
 
 
 def decode_state(packets: Iterable[tuple[int, bytes]]) -> TraceState:

@@ -1,6 +1,6 @@
 """Events table of a Perfetto trace: names, categories, times and threads of the scanner's rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -15,6 +15,7 @@ from tracekit.parsers.kineto.table import LATEST_NS
 from tracekit.parsers.kineto.texts import DAMAGE
 from tracekit.parsers.kineto.vocabulary import MEMORY_COLUMNS
 from tracekit.parsers.kineto.worker import ColumnPart, ScannedPart, TextChunk
+from tracekit.parsers.perfetto.messages import signed
 from tracekit.parsers.perfetto.packets import Packets
 from tracekit.parsers.perfetto.slices import NO_END, match_ends
 from tracekit.parsers.perfetto.state import BOOT_CLOCK, Names, TraceState
@@ -52,6 +53,18 @@ def decode_text(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return raw.decode("utf-8", "replace") + DAMAGE
+
+
+def _values_by_key(values: Mapping[int, int], keys: Ints) -> Ints:
+    """Return the value of each key, ``NULL`` where there is none."""
+    known = sorted((key, value) for key, value in values.items() if -(2**63) <= key < 2**63)
+    if not known:
+        return np.full(len(keys), NULL, np.int64)
+    known_keys = np.array([key for key, _ in known], np.int64)
+    known_values = np.array([signed(value) for _, value in known], np.int64)
+    # Position of the key, or of the next larger one.
+    position = np.minimum(np.searchsorted(known_keys, keys), len(known) - 1)
+    return np.where(known_keys[position] == keys, known_values[position], NULL)
 
 
 class RowResolver:
@@ -151,36 +164,39 @@ class RowResolver:
 
     def _periods(self) -> Ints:
         """Return how often the names of each row's writer had been forgotten before."""
-        periods = np.zeros(len(self._packet), np.int64)
-        for writer, forgotten in self._state.forgotten.items():
-            rows = self._writer == writer
-            periods[rows] = np.searchsorted(np.array(forgotten), self._packet[rows], side="right")
-        return periods
+        forgotten = self._state.forgotten
+        pairs = [(writer, packet) for writer in forgotten for packet in forgotten[writer]]
+        if not pairs:
+            return np.zeros(len(self._packet), np.int64)
+        events = pl.DataFrame(
+            pairs, schema={"writer": pl.Int64, "packet": pl.Int64}, orient="row", strict=False
+        ).sort("packet")
+        # How often the writer's names had been forgotten, as of each packet that forgets them.
+        counts = events.with_columns(period=pl.int_range(1, pl.len() + 1).over("writer"))
+        rows = pl.DataFrame({"writer": self._writer, "packet": self._packet}).with_row_index("row")
+        with_counts = rows.sort("packet").join_asof(
+            counts, on="packet", by="writer", check_sortedness=False
+        )
+        periods = with_counts.sort("row")["period"].fill_null(0)
+        return periods.cast(pl.Int64).to_numpy()
 
     def _tracks(self, track: Ints, writer: Ints) -> Ints:
         """Return each row's track, which may be its writer's default."""
-        track = track.copy()
-        for default_writer, default in self._state.default_track.items():
-            track[(track == NULL) & (writer == default_writer)] = default
-        return track
+        return np.where(track == NULL, _values_by_key(self._state.default_track, writer), track)
 
     def _times(self, time: Ints, clock: Ints, writer: Ints | None = None) -> tuple[Ints, Bools]:
         """Return times on the trace's own clock, and which could be placed there."""
         writer = self._writer if writer is None else writer
-        clock = clock.copy()
-        for default_writer, default in self._state.default_clock.items():
-            clock[(clock == NULL) & (writer == default_writer)] = default
+        clock = np.where(clock == NULL, _values_by_key(self._state.default_clock, writer), clock)
         clock[clock == NULL] = BOOT_CLOCK
         is_shown_by_a_clock = (time > -LATEST_NS) & (time < LATEST_NS)
         time = np.where(is_shown_by_a_clock, time, NULL)
-        is_related = np.ones(len(time), np.bool_)
-        for number in np.unique(clock).tolist():
-            offset = self._state.clock_offset(number)
-            if offset is None:
-                is_related[clock == number] = False
-            elif offset:
-                time[(clock == number) & (time != NULL)] += offset
-        return time, is_related
+        # One offset per clock, then per row.
+        numbers, row_clock = np.unique(clock, return_inverse=True)
+        offsets = [self._state.clock_offset(number) for number in numbers.tolist()]
+        is_related = np.array([offset is not None for offset in offsets], np.bool_)[row_clock]
+        offset_of_row = np.array([offset or 0 for offset in offsets], np.int64)[row_clock]
+        return np.where(time == NULL, NULL, time + offset_of_row), is_related
 
     def _look_up(
         self, table: Names, number: Ints, convert: Callable[[bytes], int] | None = None

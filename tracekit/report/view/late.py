@@ -175,10 +175,15 @@ def hang_sentence(hang: Hang) -> str:
         calls = [f"rank {state.rank} called {call_words(state)}" for state in hang.different]
         return f"{listing(calls)} where {ranks_named(hang.waiting)} called {what}."
     if hang.kind == "missing":
-        absent = sorted([*(state.rank for state in hang.missing), *hang.no_record])
-        did = "did not join" if hang.certain else "had not joined"
-        named = ranks_named(absent)
-        return f"{named[:1].upper()}{named[1:]} {did} {what}; {waiting}{for_how_long}."
+        named = ranks_named(hang.no_record)
+        verb = "has" if len(hang.no_record) == 1 else "have"
+        did = f"may not have joined {what} ({verb} no dump)"
+        unknown = ""
+        if hang.missing:
+            unknown = f"; {named} unknown (no dump)" if hang.no_record else ""
+            named = ranks_named([state.rank for state in hang.missing])
+            did = f"{'did not join' if hang.certain else 'had not joined'} {what}"
+        return f"{named[:1].upper()}{named[1:]} {did}{unknown}; {waiting}{for_how_long}."
     return f"{what} did not complete, though all {counted(len(hang.waiting), 'member')} joined{for_how_long}."
 
 

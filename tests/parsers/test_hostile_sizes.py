@@ -1,0 +1,126 @@
+"""Inputs made to take long or to grow: each ends within seconds, where it took minutes or gigabytes.
+
+There is no clock in these tests. What took quadratic time is so large here that it would not end.
+"""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+
+import numpy as np
+import pytest
+
+from tracekit._loops.json_scanner import NULL
+from tracekit.errors import InputError
+from tracekit.parsers import flight_recorder, nccl_inspector
+from tracekit.parsers.file_type import MIN_INFLATED_LIMIT, detect_file_type
+from tracekit.parsers.kineto.captures import holds_capture
+from tracekit.parsers.memory_snapshot import read_memory_snapshot
+from tracekit.parsers.perfetto.state import TraceState, Track
+from tracekit.parsers.perfetto.table import _values_by_key
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_many_lists_of_entries_are_not_tried_against_all_that_follows(packed):
+    text = b"{" + b'"entries":[' * 500_000
+    assert detect_file_type(gzip.compress(text) if packed else text).reader is None
+
+
+def test_a_dump_is_still_known_by_its_keys():
+    assert (
+        detect_file_type(b'{"entries" : [ {"x": 1}], "pg_status" : {').reader == "flight_recorder"
+    )
+    assert detect_file_type(b'{"pg_status": 1, "entries": []}').reader is None
+
+
+def test_long_names_are_not_tried_in_all_the_ways_to_divide_them(tmp_path):
+    file = tmp_path / "a.json"
+    name = "Launch" * 200_000
+    file.write_text(f'{{"traceEvents": [{{"name": "{name}"}}, {{"name": "{"x" * 10**6}"}}]}}')
+    assert not holds_capture(str(file))
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "cudaLaunchKernel",
+        "cuLaunchKernelEx",
+        "hipExtModuleLaunchKernel",
+        "hipModuleLaunchCooperativeKernel",
+        "cudaLaunchCooperativeKernelMultiDevice",
+    ],
+)
+def test_every_launch_of_a_capture_is_known(tmp_path, launch):
+    file = tmp_path / "a.json"
+    names = ["cudaStreamBeginCapture_v2", launch, launch]
+    events = ",".join(f'{{"name": "{name}"}}' for name in names)
+    file.write_text(f'{{"traceEvents": [{events}, {{"cat": "kernel"}}]}}')
+    assert holds_capture(str(file))
+
+
+def test_chained_parents_are_each_looked_at_once():
+    state = TraceState()
+    count = 200_000
+    state.tracks = {number: Track(parent=number - 1, name=f"{number}") for number in range(count)}
+    state.tracks[0] = Track(pid=7, tid=9, name="top")
+    for number in reversed(range(count)):
+        assert state.find_thread(number) == Track(None, 7, 9, "top")
+
+
+def test_parents_in_a_circle_end():
+    state = TraceState()
+    state.tracks = {1: Track(parent=2, pid=5), 2: Track(parent=1, tid=6), 3: Track(parent=3)}
+    assert state.find_thread(1).pid == 5
+    assert state.find_thread(3) == Track()
+    assert state.find_thread(99) == Track()
+
+
+def test_defaults_of_many_writers_are_looked_up_at_once():
+    defaults = {writer: writer + 1 for writer in range(0, 400_000, 2)}
+    keys = np.arange(400_000)
+    values = _values_by_key(defaults, keys)
+    assert values[:4].tolist() == [1, NULL, 3, NULL]
+    assert _values_by_key({}, keys[:2]).tolist() == [NULL, NULL]
+    assert _values_by_key({2**64: 5}, keys[:1]).tolist() == [NULL]
+
+
+def bomb(head, unit):
+    """Return a gzip file of a few kilobytes that inflates to more than is read."""
+    count = (MIN_INFLATED_LIMIT + (1 << 20)) // len(unit)
+    return gzip.compress(head + unit * count)
+
+
+ENTRIES = pickle.dumps({"entries": [], "pg_config": {}})
+
+
+@pytest.mark.parametrize(
+    ("read", "content"),
+    [
+        (flight_recorder.read, bomb(ENTRIES, b"\0" * 1000)),
+        (flight_recorder.read, bomb(b'{"entries": [', b"{}," * 1000)),
+        (nccl_inspector.read, bomb(b"", b"\n" * 1000)),
+        (nccl_inspector.read, bomb(b"", b"{}\n" * 1000)),
+        (read_memory_snapshot, bomb(pickle.dumps({"segments": []}), b"\0" * 1000)),
+    ],
+)
+def test_kilobytes_do_not_become_gigabytes(tmp_path, read, content):
+    file = tmp_path / "fr_rank0.gz"
+    file.write_bytes(content)
+    assert len(content) < 100_000
+    with pytest.raises(InputError, match="inflates to more than 33,554,432 bytes"):
+        read(file)
+
+
+def test_a_genuine_dump_that_compresses_well_is_read(tmp_path):
+    entry = {"record_id": 0, "profiling_name": "nccl:all_reduce", "state": "completed"}
+    entries = [
+        {**entry, "record_id": number, "time_created_ns": number} for number in range(20_000)
+    ]
+    content = {"version": "2.10", "pg_config": {}, "pg_status": {}, "entries": entries}
+    data = pickle.dumps(content)
+    packed = gzip.compress(data)
+    file = tmp_path / "fr_rank0.pickle.gz"
+    file.write_bytes(packed)
+    assert len(data) > 5 * len(packed)
+    flight_recorder.read(file)
