@@ -594,3 +594,15 @@ def test_a_number_given_as_a_word_is_replaced_in_lists_as_well(tmp_path, value):
     assert "98765" in (tmp_path / "kept.json").read_text()
     redact(trace, tmp_path / "redacted.json", words=["98765"])
     assert "98765" not in (tmp_path / "redacted.json").read_text()
+
+
+def test_nothing_is_written_of_a_folder_with_a_file_that_cannot_be_redacted(
+    run_command, samples, tmp_path
+):
+    source = tmp_path / "run"
+    shutil.copytree(samples / "reload", source)
+    (source / "rank9.pftrace").write_bytes(b"\x0a\x04\x40\x02\x50\x01" * 2)
+    done = run_command("redact", source, "-o", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "rank9.pftrace: a Perfetto trace cannot be redacted" in done.stderr
+    assert not (tmp_path / "out").exists()

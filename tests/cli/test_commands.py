@@ -161,3 +161,22 @@ def test_of_a_label_the_rules_that_decided_are_listed(run_command, samples):
     assert (
         "✗" in run_command("analyze", samples / "compile", "--explain", "forward", "--full").stdout
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["analyze", "sample_traces/reload", "--steps", "9" * 5000],
+        ["analyze", "sample_traces/reload", "--steps", "1:" + "9" * 5000],
+        ["analyze", "sample_traces/reload", "--ranks", "9" * 5000],
+        ["analyze", "sample_traces/reload", "--ranks", "0-" + "9" * 5000],
+        ["analyze", "sample_traces/reload", "--explain", "9" * 5000],
+        ["open", "sample_traces/reload", "--at", "9" * 5000],
+        ["open", "sample_traces/reload", "--at", "1:" + "9" * 5000],
+        ["analyze", "sample_traces/reload", "--rank", "9" * 5000],
+        ["schedule", "1f1b", "--pp", "9" * 5000, "--microbatches", "8"],
+    ],
+)
+def test_a_number_of_thousands_of_digits_is_one_line(run_command, words):
+    done = run_command(*words)
+    assert (done.returncode, done.stdout) == (2, "")

@@ -78,6 +78,12 @@ def test_an_analysis_brings_its_findings_with_cost_saving_place_and_advice(slow_
     assert savings == sorted(savings, reverse=True)
 
 
+def test_a_rank_of_a_table_without_ranks_is_an_error(slow_rank_answer):
+    tools, answer = slow_rank_answer
+    with pytest.raises(Exception, match="the table kernels has no ranks"):
+        tools.table(answer["handle"], "kernels", rank=2)
+
+
 def test_findings_are_read_on_by_their_handle(slow_rank_answer):
     tools, answer = slow_rank_answer
     assert answer["findings_of"] == len(answer["findings"])

@@ -47,6 +47,9 @@ TARGETS = {
     "captures": ("captures", "make", "check"),
     "archives": ("archives", "make", "check"),
     "answers": ("answers", "make", "check"),
+    "listings": ("listings", "make", "check"),
+    "dumps": ("dumps", "make", "check"),
+    "ci": ("ci", "make", "check"),
 }
 """Module of each target, its function that makes an input, and its function that tries one."""
 Make = Callable[[random.Random], bytes]
@@ -62,6 +65,7 @@ def functions(target: str) -> tuple[Make, Check]:
 
 NEEDS = {
     "answers": ("markdown_it", "pytest"),
+    "ci": ("yaml",),
     "gate": ("pytest",),
     "perfetto": ("perfetto",),
     "query": ("duckdb",),

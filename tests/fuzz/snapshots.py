@@ -66,9 +66,40 @@ def _change_values(choose: random.Random) -> dict:
     return content
 
 
+def _rearrange(choose: random.Random) -> dict:
+    """Return a snapshot of valid values that contradicts itself: shuffled, doubled, cut, or with other sizes."""
+    content = pickle.loads(pickle.dumps(_snapshot()))
+    for _ in range(choose.randrange(1, 4)):
+        events = content["device_traces"][0]
+        times = [row["time_us"] for row in events]
+        start, end = sorted(choose.randrange(len(events) + 1) for _ in range(2))
+        kind = choose.randrange(7)
+        if kind == 0:
+            events[start:end] = choose.sample(events[start:end], end - start)
+        elif kind == 1:  # shuffled under the old times
+            choose.shuffle(events)
+            events = [{**row, "time_us": time} for row, time in zip(events, times, strict=True)]
+        elif kind == 2:
+            events = [row for row in events for _ in range(choose.randrange(1, 3))]
+        elif kind == 3:
+            del events[start:end]
+        elif kind == 4:
+            content["segments"] = content["segments"] * choose.randrange(3)
+        elif kind == 5:
+            for row in content["segments"]:
+                row["blocks"] = row["blocks"] * choose.randrange(3)
+        else:
+            for row in events[start:end]:
+                row["size"] = choose.choice((0, 1, 1 << 12, 1 << 20, 1 << 30))
+        if not events:
+            events = [event("alloc", 0, 1, 0)]
+        content["device_traces"] = [events]
+    return content
+
+
 def make(choose: random.Random) -> bytes:
     """A snapshot with bytes, values or order changed."""
-    kind = choose.randrange(5)
+    kind = choose.randrange(7)
     if kind == 0:
         raw = pickle.dumps(_change_values(choose), protocol=choose.randrange(2, 6))
     elif kind == 1:
@@ -83,6 +114,8 @@ def make(choose: random.Random) -> bytes:
         content = pickle.loads(pickle.dumps(_snapshot()))
         choose.shuffle(content["device_traces"][0])
         raw = pickle.dumps(content)
+    elif kind in (4, 5):
+        raw = pickle.dumps(_rearrange(choose))
     else:
         name = choose.choice(("segments", "device_traces", "allocator_settings", "more"))
         raw = pickle.dumps({**_snapshot(), name: [_Runs()]}, protocol=choose.randrange(2, 6))
@@ -99,9 +132,19 @@ def check(raw: bytes, folder: Path) -> None:
     sound = folder / "sound.pickle"
     sound.write_bytes(pickle.dumps(_snapshot()))
     try:
-        str(memory(path))
-        memory(path).to_json()
+        report = memory(path)
+        str(report)
+        report.to_json()
+        for row in report.to_dict()["snapshots"]:
+            _check_levels(row["contents"])
         diff_memory(sound, path).to_json()
     except TracekitError as error:
         one_line(error)
     assert not Path(FORBIDDEN).exists(), "a pickle ran code"
+
+
+def _check_levels(contents: dict | None) -> None:
+    """Raise if more is held than reserved."""
+    peak = None if contents is None else contents["peak"]
+    if peak is not None and peak["reserved_bytes"] is not None:
+        assert peak["bytes"] <= peak["reserved_bytes"], "more is held than reserved"

@@ -31,6 +31,9 @@ COUNTS = {
     "captures": 12,
     "archives": 60,
     "answers": 12,
+    "listings": 200,
+    "dumps": 30,
+    "ci": 20,
 }
 SMOKE = "kineto"
 """The target that every test run tries: the reader whose input most people have."""

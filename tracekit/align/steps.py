@@ -66,8 +66,10 @@ def parse_steps(selection: Steps) -> str:
     """
     parts = [part.strip() for part in _as_text(selection).split(",")]
     for part in parts:
-        if not re.fullmatch(r"-?\d+(:(-?\d+)?)?|:-?\d+", part):
-            raise OptionError(f"steps: cannot read {part!r}", hint="write 3, 2:4, 1:, :-1 or 2,5")
+        if not re.fullmatch(r"-?\d{1,18}(:(-?\d{1,18})?)?|:-?\d{1,18}", part):
+            raise OptionError(
+                f"steps: cannot read {part[:100]!r}", hint="write 3, 2:4, 1:, :-1 or 2,5"
+            )
     return ",".join(parts)
 
 

@@ -227,7 +227,9 @@ class Tools:
                 f"there is no table {name[:200]!r}", hint=f"tables: {', '.join(analysis.tables)}"
             )
         rows = analysis.tables[name]
-        if rank is not None and "rank" in rows.columns:
+        if rank is not None:
+            if "rank" not in rows.columns:
+                raise InputError(f"the table {name} has no ranks", hint="leave rank out")
             rows = rows.filter(rank=rank)
         start = max(0, offset)
         shown = _fitting_rows(rows[start : start + MAX_ROWS].to_dicts())

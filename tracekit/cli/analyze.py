@@ -207,6 +207,9 @@ def _check_explain(explain: str | None, *, json: bool, outputs: Sequence[Path]) 
         raise OptionError("--explain prints text", hint="leave --json out")
     if outputs:
         raise OptionError("--explain prints text", hint="leave -o out")
+    if explain.isdecimal() and len(explain) > options.MAX_DIGITS:
+        shown = explain[: options.MAX_DIGITS]
+        raise OptionError(f"--explain {shown}…: there is no such finding", hint="give its number")
 
 
 def _saved_format(path: str) -> str | None:

@@ -80,10 +80,11 @@ def parse_moment(text: str) -> tuple[int, int]:
     ((1500, 1700), (1500, 1500))
     """
     start, _, end = text.partition(":")
-    is_moment = start.isdecimal() and (end or start).isdecimal() and int(start) <= int(end or start)
-    if not is_moment:
+    is_moment = start.isdecimal() and (end or start).isdecimal()
+    is_short = max(len(start), len(end)) <= options.MAX_DIGITS + 1  # ns since 1970 have 19 digits
+    if not is_moment or not is_short or int(start) > int(end or start):
         raise OptionError(
-            f"{text} is not a moment",
+            f"{text[: options.MAX_SHOWN_CHARS]} is not a moment",
             hint="give --at START_NS:END_NS, as the page's details copy it",
         )
     return int(start), int(end or start)

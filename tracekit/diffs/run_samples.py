@@ -350,6 +350,8 @@ def _step_values(records: Sequence[documents.StepFigures]) -> dict[str, float]:
     # A sum of nanoseconds over ranks, divided by this, is their mean in milliseconds.
     ns_per_mean_ms = 1e6 * len(records)
     values = {"step_ms": median(ranks_step_ns) / 1e6}
+    if len(records) > 1:
+        values["slowest_rank_ms"] = max(ranks_step_ns) / 1e6
     for metric, ns in sums_ns.items():
         values[metric] = ns / ns_per_mean_ms
     values |= _exposed_by_cause(records, ns_per_mean_ms)

@@ -86,6 +86,7 @@ def redact_each(
         )
     names = NameRedactor(words)  # one for all files: a group has the same pseudonym on every rank
     refs = discover(source, check=False).refs
+    _check_readers(refs)
     # A file, or an export that is itself a folder.
     if len(refs) == 1 and Path(refs[0].path) == source:
         yield _redact_file(refs[0], target, names, keep)
@@ -146,17 +147,29 @@ def _redact_file(
             )
         with atomic_write(target) as part:
             dropped = redact_nsight(source, part, names, keep=keep)
-    elif ref.reader == "perfetto":
-        hint = "export the trace as JSON and redact that"
-        raise InputError(f"{ref.path}: a Perfetto trace cannot be redacted", hint=hint)
-    elif ref.reader == "store":
-        raise InputError(
-            f"{ref.path}: a store cannot be redacted", hint="redact the traces it came from"
-        )
     else:
-        hint = "nsys export --type=sqlite, then redact that"
-        raise InputError(f"{ref.path}: this export cannot be redacted", hint=hint)
+        raise _unredactable_error(ref)
     return Redacted(target, target.stat().st_size, dropped)
+
+
+def _check_readers(refs: Sequence[SourceRef]) -> None:
+    """Raise if one of the files cannot be redacted: nothing is written then."""
+    for ref in refs:
+        is_report = ref.reader == "nsight" and Path(ref.path).suffix == SQLITE_SUFFIX
+        if ref.reader != "kineto" and not is_report:
+            raise _unredactable_error(ref)
+
+
+def _unredactable_error(ref: SourceRef) -> InputError:
+    """Return the error about a file that cannot be redacted."""
+    problems = {
+        "perfetto": ("a Perfetto trace", "export the trace as JSON and redact that"),
+        "store": ("a store", "redact the traces it came from"),
+    }
+    what, hint = problems.get(
+        ref.reader, ("this export", "nsys export --type=sqlite, then redact that")
+    )
+    return InputError(f"{ref.path}: {what} cannot be redacted", hint=hint)
 
 
 def _output_name(ref: SourceRef) -> str:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import msgspec
 import polars as pl
 import pytest
 
+from tests.diffs.gates.conftest import one_step
 from tests.mutate import answer, each
 from tests.perturbations import read_run
 from tracekit.diffs import diff, gate
 from tracekit.diffs.load_runs import side_of
-from tracekit.diffs.run_samples import Run, from_analysis
+from tracekit.diffs.run_samples import Run, from_analysis, per_step_samples
 from tracekit.diffs.verdict import judge
+from tracekit.documents.analysis import StepFigures
 from tracekit.report.notices import notice_sentence
 
 STALL_MS = 50
@@ -175,6 +179,32 @@ def test_kernels_that_change_each_in_its_own_way_are_the_same_work():
         for name, rows in (("a", KERNELS), ("b", fused))
     )
     assert gate(_side(new), _side(old)).verdict == "pass"
+
+
+def ranks_apart(*step_ms):
+    """Return a run of 12 steps whose ranks each take their own time: none waits for another."""
+    ranks = []
+    for rank_ms in step_ms:
+        steps = [one_step(step, rank_ms + 0.1 * (step % 3)) for step in range(12)]
+        ranks.append(SimpleNamespace(per_step=[msgspec.convert(row, StepFigures) for row in steps]))
+    return Run("run", per_step_samples(ranks), {})
+
+
+def test_one_slow_rank_that_nobody_waits_for_is_found():
+    usual = ranks_apart(100, 100, 100, 100)
+    slow = ranks_apart(100, 100, 100, 170)
+    result = gate(_side(slow), _side(usual))
+    checks = {check.metric: check for check in result.checks}
+    assert result.verdict == "regressed"
+    assert checks["step_ms"].verdict == "pass"  # the median over ranks
+    assert checks["slowest_rank_ms"].verdict == "regressed"
+    assert checks["slowest_rank_ms"].change == pytest.approx(70, rel=0.01)
+    assert gate(_side(usual), _side(slow)).verdict == "pass"
+    assert gate(_side(usual), _side(usual)).verdict == "pass"
+
+
+def test_one_rank_alone_has_no_slowest():
+    assert "slowest_rank_ms" not in ranks_apart(100).samples
 
 
 def many_kernels(*, renamed=0.0, ratio=1.0, jitter=0.0):
