@@ -451,7 +451,7 @@ _SNAPSHOT_CONTRADICTIONS = {
 @sentence("memory-contradiction")
 def memory_contradiction(file: str, problem: str, events: int) -> str:
     return (
-        f"{file} contradicts itself: {_SNAPSHOT_CONTRADICTIONS[problem]}. Its {counted(events, 'event')} "
+        f"{file} contradicts itself: {_SNAPSHOT_CONTRADICTIONS.get(problem, problem)}. Its {counted(events, 'event')} "
         "are not used, and its segments may be incomplete: write the snapshot again"
     )
 
