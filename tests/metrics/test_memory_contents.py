@@ -263,3 +263,64 @@ def test_one_that_begins_when_another_ends_is_not_beside_it():
 
 def test_nothing_is_in_flight_without_forwards():
     assert most_in_flight(in_flight()) == 0
+
+
+ALLOCATOR = ("c10::cuda::CUDACachingAllocator::malloc(void**)", "CUDACachingAllocator.cpp", 0)
+INTERPRETER = ("cfunction_call", "/usr/local/src/conda/python-3.12.7/Objects/methodobject.c", 537)
+HEADER = ("_PyEval_EvalFrame", "/conda/python-3.12.7/Include/internal/pycore_ceval.h", 89)
+
+
+def test_frames_of_the_interpreter_are_no_source_lines():
+    stack = (ALLOCATOR, INTERPRETER, ("forward", "model.py", 25), HEADER, ("main", "train.py", 9))
+    assert source_line(stack) == "model.py:25 forward"
+    assert source_line((ALLOCATOR, INTERPRETER, HEADER)) is None
+
+
+def test_windows_paths_tell_libraries_and_origins():
+    library = r"C:\Users\me\anaconda3\envs\x\Lib\site-packages\torch"
+    own = ("forward", r"D:\code\model.py", 41)
+    stack = (
+        ("einsum", rf"{library}\functional.py", 373),
+        own,
+        ("_call_impl", rf"{library}\nn\modules\module.py", 1787),
+    )
+    assert source_line(stack) == r"D:\code\model.py:41 forward"
+    assert stack_origin(stack) == "forward"
+
+
+@pytest.mark.parametrize(
+    ("function", "origin"),
+    [
+        ("torch::autograd::Engine::evaluate_function(std::shared_ptr<GraphTask>&)", "backward"),
+        ("c10d::ProcessGroupNCCL::allreduce(std::vector<at::Tensor>&)", "communication"),
+        ("at::native::_fused_adamw_kernel_cuda_(at::TensorList)", "optimizer"),
+        ("torch::autograd::VariableType::(anonymous namespace)::mm(at::Tensor const&)", "forward"),
+        ("at::native::empty_strided_cuda(c10::ArrayRef<long>)", None),
+    ],
+)
+def test_stacks_without_python_have_origins_by_their_frames_of_cpp(function, origin):
+    assert stack_origin((ALLOCATOR, (function, "??", 0))) == origin
+
+
+def test_backward_is_told_before_the_forward_operators_that_it_calls():
+    engine = ("torch::autograd::Engine::thread_main(std::shared_ptr<GraphTask>&)", "", 0)
+    operator = ("torch::autograd::VariableType::(anonymous namespace)::mul(at::Tensor)", "", 0)
+    assert stack_origin((ALLOCATOR, operator, engine)) == "backward"
+
+
+def test_tensors_of_own_constructors_are_weights_and_those_of_own_optimizers_are_theirs():
+    assert stack_origin((("__init__", "layers/linear.py", 19), ("main", "t.py", 3))) == "weights"
+    assert (
+        stack_origin((("__init__", "my/AdamWOptimizer.py", 27), ("main", "t.py", 3))) == "optimizer"
+    )
+    # A folder called like an optimizer tells nothing.
+    assert stack_origin((("load", "/home/adam/data.py", 27),)) is None
+
+
+def test_state_that_is_made_before_the_first_step_and_replaced_in_it_is_state():
+    replay, _ = replay_of((1, 25, 8, IN_OPTIMIZER), (22, 24, 4, IN_OPTIMIZER))
+    times = pl.DataFrame({"start_ns": [20], "end_ns": [30]})
+    purposes = find_purposes(
+        replay, None, stacks=STACKS, step_starts=steps(0, 30), optimizer_times=times
+    )
+    assert purposes["category"].to_list() == ["optimizer_state", "workspace"]

@@ -98,6 +98,8 @@ def find_purposes(
     is_freed_before_optimizer = pl.coalesce(
         ~pl.col("lives_through_optimizer"), is_freed_in_phase & ~survives_step
     )
+    # A state that is made before the first step, and replaced in it, survives no step.
+    is_there_for_optimizer = pl.col("lives_through_optimizer").fill_null(False)
     is_communication = (
         origin.is_in(["communication", "reduced_gradients"])
         | pl.col("label").is_in(COMMUNICATION_LABELS)
@@ -120,7 +122,7 @@ def find_purposes(
         (origin == "gradients", "gradients"),
         (is_communication, "communication"),
         (origin == "weights", "weights"),
-        ((origin == "optimizer") & survives_step, "optimizer_state"),
+        ((origin == "optimizer") & (survives_step | is_there_for_optimizer), "optimizer_state"),
         (origin == "optimizer", "workspace"),
         (is_library, "workspace"),
         (origin.is_in(["forward", "recompute"]) & is_freed_in_work, "workspace"),

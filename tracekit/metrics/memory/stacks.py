@@ -11,11 +11,20 @@ import msgspec
 
 from tracekit.schema import Frame
 
-_LIBRARY = re.compile(r"site-packages/|dist-packages/|(^|/)torch/|(^|/)python3\.\d+/|^<")
+_LIBRARY = re.compile(
+    r"site-packages/|dist-packages/|(^|/)torch/|(^|/)python3?\.?\d+/|(^|/)envs/[^/]+/lib/|^<",
+    re.IGNORECASE,
+)
 """Matches the path of a file that belongs to a library or to Python itself."""
+_COMPILED = re.compile(
+    r"^(\?\?)?$|\.(c|h|cc|cpp|cxx|cu|cuh|hpp|inc|inl|o|s|so[.\d]*|dll|pyd)$", re.I
+)
+"""Matches the file of a frame of C++ or of the interpreter itself, which may have a line as well."""
 
 Stack = tuple[Frame, ...]
 """Frames, innermost first."""
+_CONSTRUCTORS = ("__init__", "reset_parameters", "init_weights")
+"""Functions in which modules make their parameters."""
 
 
 class _OriginRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,16 +33,46 @@ class _OriginRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origin: str
     files: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    own_files: tuple[str, ...] = ()
+    """Parts of the names of files of the user's own code, in small letters."""
+    compiled: tuple[str, ...] = ()
+    """Parts of the names of C++ functions; such a rule is about no Python frame."""
 
     def matches(self, frame: Frame) -> bool:
         """Return whether a frame is one that the rule is about."""
         function, file, _ = frame
-        is_file = not self.files or any(part in file for part in self.files)
+        if self.compiled:
+            return is_compiled(frame) and any(part in function for part in self.compiled)
+        path = with_slashes(file)
+        if self.own_files:
+            name = path.rpartition("/")[2].lower()
+            return not _LIBRARY.search(path) and any(part in name for part in self.own_files)
+        is_file = not self.files or any(part in path for part in self.files)
         return is_file and (not self.functions or function in self.functions)
 
 
 class _Rules(msgspec.Struct, frozen=True):
     rule: tuple[_OriginRule, ...]
+
+
+def with_slashes(path: str) -> str:
+    r"""Return a path with the separators of Linux.
+
+    >>> with_slashes("C:\\env\\Lib\\site-packages\\torch\\functional.py")
+    'C:/env/Lib/site-packages/torch/functional.py'
+    """
+    return path.replace("\\", "/")
+
+
+def is_compiled(frame: Frame) -> bool:
+    """Return whether a frame is of C++ or of the interpreter, not of Python code.
+
+    >>> is_compiled(("cfunction_call", "/conda/python-3.12.7/Objects/methodobject.c", 537))
+    True
+    >>> is_compiled(("forward", "model.py", 25)), is_compiled(("<module>", "<string>", 1))
+    (False, False)
+    """
+    return _COMPILED.search(frame[1]) is not None
 
 
 @cache
@@ -55,7 +94,10 @@ def stack_origin(stack: Stack) -> str | None:
     for rule in _rules():
         if any(rule.matches(frame) for frame in stack):
             return rule.origin
-    return None
+    innermost = _innermost_python(stack)
+    # A tensor that a constructor of the user's own code makes, and no forward, is a parameter.
+    is_constructed = innermost is not None and innermost[0] in _CONSTRUCTORS
+    return "weights" if is_constructed else None
 
 
 def source_line(stack: Stack) -> str | None:
@@ -66,14 +108,18 @@ def source_line(stack: Stack) -> str | None:
     >>> source_line((("linear", "site-packages/torch/nn/functional.py", 9), ("forward", "model.py", 25)))
     'model.py:25 forward'
     """
-    # Frames of C++ have no line.
-    python = [frame for frame in stack if frame[2] > 0]
-    own = [frame for frame in python if not _LIBRARY.search(frame[1])]
-    shown = own or python
-    if not shown:
+    innermost = _innermost_python(stack)
+    if innermost is None:
         return None
-    function, file, line = shown[0]
+    function, file, line = innermost
     return f"{file}:{line} {function}"
+
+
+def _innermost_python(stack: Stack) -> Frame | None:
+    """Return the innermost frame of the user's own code, else of any Python code; None without a Python stack."""
+    python = [frame for frame in stack if frame[2] > 0 and not is_compiled(frame)]
+    own = [frame for frame in python if not _LIBRARY.search(with_slashes(frame[1]))]
+    return next(iter(own or python), None)
 
 
 def stack_origins(stacks: Sequence[Stack]) -> list[str | None]:
