@@ -124,7 +124,7 @@ def _copies_from_shared_memory(
     closes = np.sort(
         ranges.source.int64("start_ns")[names.matches(HOST_CALLS["close_shared_memory"])]
     )
-    if not len(opens) or not device_copy.any():
+    if not len(opens):
         return np.zeros(len(gpu), np.bool_)
     launch = launches.start_ns
     computes = np.sort(launch[gpu.is_kernel & (launch >= 0)])

@@ -79,7 +79,7 @@ def smallest_p(n: int, m: int) -> float:
     >>> round(smallest_p(8, 8), 6)
     7.8e-05
     """
-    return 1 / math.comb(n + m, n) if n and m else 1.0
+    return 1 / math.comb(n + m, n)
 
 
 def correlation(runs: Sequence[Sequence[float] | Floats]) -> float:

@@ -152,7 +152,7 @@ def _find_releases(rank: Rank, order: Ints) -> tuple[Ints, Ints]:
     # launch before.
     call = np.searchsorted(calls.end_ns, launch[1:], side="right") - 1
     has_call = call >= 0
-    if not len(calls.end_ns) or not has_call.any():
+    if not len(calls.end_ns):
         return released_by, after_release_ns
     call = np.maximum(call, 0)
     has_call &= calls.end_ns[call] > launch[:-1]
