@@ -26,11 +26,14 @@ from tracekit.metrics.step_time import FreeStep
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 from tracekit.whatif.constants import (
     FREE_COST_RANGE,
+    FREE_RANGE_OF_GPU_LIMIT,
     HOST_VARIATION,
     LANE_BINS,
     LINK_VARIATION,
+    MAX_FREE_RANGE_WIDTH,
     MAX_LISTED_CHANGES,
     MAX_PATH_PARTS,
+    MAX_SHARE_ABOVE_GPU_LIMIT,
     MIN_FREE_VARIATION,
     MIN_SAVED_SHARE_TO_PROPOSE,
     MIN_VARIATION,
@@ -381,6 +384,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Step time of the run as recorded (``metrics.step_time``)."""
     timed_free_ns: int | None = None
     """Step without the profiler as the recorder timed it; None: it did not."""
+    events_lost: bool = False
+    """Whether the recording lost events."""
     positions: Mapping[int, int] = {}
     """Position of each rank in its pipeline."""
     clock_error_ns: int = 0
@@ -414,13 +419,36 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         if self.timed_free_ns is not None:
             budget = graph.budget(replay.start, replay.end, bounds, self.timed_free_ns)
             return FreeStep(self.timed_free_ns, (self.timed_free_ns,) * 2, "timed", budget)
-        least_ns, most_ns = (self._with_cost_given_back(part) for part in FREE_COST_RANGE)
-        range_ns = (
-            round(min(least_ns, modelled_ns) * (1 - MIN_FREE_VARIATION)),
-            round(max(most_ns, modelled_ns) * (1 + MIN_FREE_VARIATION)),
-        )
         budget = graph.budget(replay.start, replay.end, bounds, modelled_ns)
-        return FreeStep(modelled_ns, range_ns, "modelled", budget)
+        return FreeStep(modelled_ns, self._free_range_ns(modelled_ns), "modelled", budget)
+
+    def _free_range_ns(self, modelled_ns: int) -> tuple[int, int]:
+        """Return the range of the step without the profiler.
+
+        It is narrow where the GPU is the limit, whose work the profiler does not change. Elsewhere
+        it follows from how uncertain the recording's cost is. Events that the recording lost cost
+        as well: the step may then be as long as recorded.
+        """
+        graph = self.graph
+        unlimited = graph.replay(host_factor=np.full(len(graph.start), -1.0))
+        gpu_ns = self.replayed_ns(graph.step_bounds(unlimited.start, unlimited.end))
+        low, high = FREE_RANGE_OF_GPU_LIMIT
+        if modelled_ns > (1 + MAX_SHARE_ABOVE_GPU_LIMIT) * gpu_ns:
+            least_ns, most_ns = (self._with_cost_given_back(part) for part in FREE_COST_RANGE)
+            low = min(least_ns / modelled_ns, 1.0) * (1 - MIN_FREE_VARIATION)
+            high = max(most_ns / modelled_ns, 1.0) * (1 + MIN_FREE_VARIATION)
+            narrowing = min(MAX_FREE_RANGE_WIDTH / (high - low), 1.0)
+            low = 1 - (1 - low) * narrowing
+            high = 1 + (high - 1) * narrowing
+        most_ns = round(high * modelled_ns)
+        if self.events_lost:
+            most_ns = max(most_ns, self.measured_ns)
+        return round(low * modelled_ns), most_ns
+
+    @cached_property
+    def _modelled_free_ns(self) -> int:
+        """The step without the profiler by the model."""
+        return self._with_cost_given_back(1.0)
 
     def _with_cost_given_back(self, part: float) -> int:
         """Return the step if *part* of the recording's cost is given back."""
@@ -439,7 +467,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             return None
         replay = changed.replay(free=1.0, factor_range=factor_range)
         bounds = self.graph.step_bounds(replay.start, replay.end, free=1.0)
-        modelled_ns = self._with_cost_given_back(1.0)
+        modelled_ns = self._modelled_free_ns
         saved_ns = modelled_ns - max(self.replayed_ns(bounds), changed.hidden_ns())
         return max(free.time_ns - saved_ns, 0)
 

@@ -3,7 +3,7 @@
 Recording an operator, a call of the GPU's library or a Python frame delays the thread that runs it.
 Each recorded event gives its cost back where it was recorded; the replay of the run
 (``event_graph``) then tells what that is worth. The costs per event are measured
-(``constants.RECORDING_COSTS_NS``) on one CPU; how fast another one is shows in its launch calls.
+(``constants``) on one CPU; how fast another one is shows in its launch calls.
 """
 
 from __future__ import annotations
@@ -16,40 +16,15 @@ from tracekit._util.arrays import Floats, Ints, as_int64
 from tracekit.classify.names import HOST_CALLS
 from tracekit.schema import RankEvents
 from tracekit.whatif.constants import (
+    GPU_CALL_COST_NS,
+    HOST_SLOWNESS_EXPONENT,
     HOST_SLOWNESS_RANGE,
     LAUNCH_CALL_NS,
     MIN_LAUNCHES_TO_MEASURE_HOST,
     OPERATOR_COST_NS,
     PYTHON_FRAME_COST_NS,
-    RUNTIME_CALL_COST_NS,
+    SHAPES_COST_NS,
 )
-
-
-class RecordingOptions(msgspec.Struct, frozen=True):
-    """Options of PyTorch's profiler that a trace shows."""
-
-    shapes: bool
-    memory: bool
-    stacks: bool
-
-    @classmethod
-    def of(cls, rank: RankEvents) -> RecordingOptions:
-        """Return the options that the events of a rank show."""
-        return cls(
-            shapes=bool(rank.source.record_shapes),
-            memory=not rank.memory.is_empty(),
-            stacks=count_frames(rank) > 0,
-        )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the options that are on, as PyTorch has them."""
-        arguments = {
-            "record_shapes": self.shapes,
-            "profile_memory": self.memory,
-            "with_stack": self.stacks,
-        }
-        return tuple(name for name, is_on in arguments.items() if is_on)
 
 
 def count_frames(rank: RankEvents) -> int:
@@ -90,15 +65,14 @@ def find_recording_cost(rank: RankEvents) -> RecordingCost | None:
     if operators.is_empty() or calls.is_empty():
         return None
     slowness = measure_host_slowness(calls)
-    options = RecordingOptions.of(rank)
-    operator_ns = OPERATOR_COST_NS[options.memory, options.shapes]
+    operator_ns = OPERATOR_COST_NS + (SHAPES_COST_NS if rank.source.record_shapes else 0)
     threads = calls["tid"].unique().implode()
     recorded = pl.concat(
         [
             operators.filter(pl.col("tid").is_in(threads)).select(
                 "start_ns", cost_ns=pl.lit(operator_ns * slowness)
             ),
-            calls.select("start_ns", cost_ns=pl.lit(RUNTIME_CALL_COST_NS * slowness)),
+            calls.select("start_ns", cost_ns=pl.lit(GPU_CALL_COST_NS * slowness)),
         ]
     ).sort("start_ns")
     span_ns = int(recorded["start_ns"][-1] - recorded["start_ns"][0])
@@ -111,15 +85,17 @@ def find_recording_cost(rank: RankEvents) -> RecordingCost | None:
 
 
 def measure_host_slowness(calls: pl.DataFrame) -> float:
-    """Return how long launch calls take over those of the CPU that the costs were measured on.
+    """Return how much slower this host is than the one that the costs were measured on, by its launch calls.
 
     >>> calls = pl.DataFrame({"name": ["cudaLaunchKernel"] * 60, "start_ns": [0] * 60, "end_ns": [9_750] * 60})
-    >>> measure_host_slowness(calls)
-    1.5
+    >>> round(measure_host_slowness(calls), 2)
+    1.76
     """
     is_launch = pl.col("name").cast(pl.String).str.contains(HOST_CALLS["launch_kernel"])
     durations = calls.filter(is_launch).select(pl.col("end_ns") - pl.col("start_ns")).to_series()
     if len(durations) < MIN_LAUNCHES_TO_MEASURE_HOST:
         return 1.0
     middle: float = durations.median()  # type: ignore[assignment]  # polars types it as any value
-    return float(np.clip(middle / LAUNCH_CALL_NS, *HOST_SLOWNESS_RANGE))
+    launch_slowness = float(np.clip(middle / LAUNCH_CALL_NS, *HOST_SLOWNESS_RANGE))
+    slowness: float = launch_slowness**HOST_SLOWNESS_EXPONENT
+    return slowness

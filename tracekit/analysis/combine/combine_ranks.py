@@ -130,9 +130,7 @@ def combine(
 
     # Predictions of the step with changes.
     step_summary = summarize_steps({rank.source.rank: rank.timed_steps for rank in ranks})
-    graph = _what_if_graph(
-        communication, against_schedule, step_summary.time_ns or 0, _timed_free_ns(ranks)
-    )
+    graph = _what_if_graph(ranks, communication, against_schedule, step_summary.time_ns or 0)
     predict_best = best_changes and (what_if or not changes)
     changed_steps = _changed_steps(graph, changes, best=predict_best)
 
@@ -356,10 +354,10 @@ def _timed_free_ns(ranks: Sequence[RankTables]) -> int | None:
 
 
 def _what_if_graph(
+    ranks: Sequence[RankTables],
     communication: Communication,
     against_schedule: _AgainstSchedule,
     step_time_ns: int,
-    timed_free_ns: int | None,
 ) -> WhatIfGraph | None:
     """Return the graph for questions about changes; None if it was not asked for."""
     if communication.graph is None:
@@ -378,7 +376,8 @@ def _what_if_graph(
     return WhatIfGraph(
         graph=communication.graph,
         measured_ns=step_time_ns,
-        timed_free_ns=timed_free_ns,
+        timed_free_ns=_timed_free_ns(ranks),
+        events_lost=not all(rank.idle_known for rank in ranks),
         positions=pipeline_positions,
         clock_error_ns=communication.clocks.residual_ns or 0,
         microbatches=predict_pipeline,
