@@ -10,6 +10,7 @@ import pytest
 from tests.findings.conftest import Recording
 from tests.kept import analysis_of
 from tracekit import analyze
+from tracekit.documents.analysis import ChangedStep
 from tracekit.findings.communication import (
     count_repetitions,
     drop_single_sizes,
@@ -37,7 +38,7 @@ def reduction_context(sizes, starts, forward_starts, *, steps=(0,), saves_ns=70,
     timeline = pl.DataFrame(
         {"rank": [0] * len(forwards), "label": ["forward"] * len(forwards), "start_ns": forwards}
     )
-    predicted = SimpleNamespace(saves_ns=saves_ns, saves_range_ns=(60, 80))
+    predicted = ChangedStep("dp_comm x0.25", (), 200, saves_ns=saves_ns, saves_range_ns=(60, 80))
     return SimpleNamespace(
         analysis=SimpleNamespace(tables={"operations": operations, "timeline": timeline}),
         step=SimpleNamespace(budget=SimpleNamespace(exposed_ns={"dp_comm": exposed_ns})),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.kept import analysis_of
+from tracekit.documents.analysis import ChangedStep
 from tracekit.findings.ranks import CODES, rank_findings
 from tracekit.report.findings import with_sentences
 
@@ -43,7 +44,9 @@ def context(*rows, pipeline_cause=None):
         analysis=SimpleNamespace(stragglers=stragglers),
         step=SimpleNamespace(per_step=(1, 2, 3, 4)),
         predict=lambda change: (
-            SimpleNamespace(saves_ns=SAVED_NS[change]) if change in SAVED_NS else None
+            ChangedStep(change, (), 1_000, saves_ns=SAVED_NS[change])
+            if change in SAVED_NS
+            else None
         ),
         share=lambda ns: ns / 1_000,
     )

@@ -16,6 +16,7 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit import diff
+from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.report.ci import words
 from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
@@ -101,9 +102,11 @@ def _findings(analysis, view, advice):
         "CUDA graphs or|: CUDA graphs", advice
     ):
         yield "CUDA graphs are recommended to a run that uses them"
-    savings = [finding.saves_ns or 0 for finding in findings]
-    if savings != sorted(savings, reverse=True):
-        yield "the first finding does not have the largest predicted saving"
+    is_small = [finding.effect_share < MIN_SHARE_TO_SHOW for finding in findings]
+    if is_small != sorted(is_small):
+        yield "a finding under 1 % of the step stands before one that is not"
+    if view.findings != findings[: len(view.findings)]:
+        yield "a finding has one number in the JSON and another one on the screen"
     if any(finding.case == "ranks" for finding in findings) and "missing" not in view.ranks:
         yield "missing ranks are not in the first line"
 

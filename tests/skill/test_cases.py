@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kept import analysis_of, kept
-from tracekit.report.findings import MIN_SHARE_TO_SHOW
+from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.report.write import render_json
 
 ROOT = Path(__file__).parents[2]

@@ -72,6 +72,7 @@ class Tables:
         ]
         waiting = pl.DataFrame(calls, schema=WAITING_CALLS, orient="row")
         self.graph_events = find_rank_events(Rank.of(labelled, waiting), None)
+        self.graph_host_work = None
 
 
 def graph_of(*ranks, syncs=(), host_start_ns=None, **more):
@@ -424,3 +425,57 @@ def test_an_equal_rank_is_predicted_from_a_slow_one(corpus):
     assert step.predicted_range_ns[0] < equal < step.predicted_range_ns[1]
     late = analyze(frameworks / "once-ddp", what_if=True).what_if("rank 1 like others")
     assert late.predicted_ns == pytest.approx(equal, rel=0.02)
+
+
+def exposed_transfer(compute=30, transfer=40):
+    """A step that computes, then transfers alone with another rank that does the same."""
+    return [
+        [
+            kernel("forward", 0, compute),
+            kernel("dp_comm", compute, compute + transfer, match=0, name="nccl"),
+        ]
+        for _ in range(2)
+    ]
+
+
+@pytest.mark.parametrize("changes", [("links x2", "hide dp_comm"), ("hide dp_comm", "links x2")])
+def test_faster_links_and_hiding_are_made_together_in_any_order(changes):
+    """40 of transfer become 20, which the 30 of compute hide: 30 are left; alone they leave 50 and 40."""
+    graph = graph_of(*exposed_transfer())
+    assert predicted_ms(graph, "links x2") == 50
+    assert predicted_ms(graph, "hide dp_comm") == 40
+    assert predicted_ms(graph, *changes) == 30
+
+
+def test_compute_hides_one_label_or_the_other():
+    """10 of compute and two transfers of 8: hiding one leaves 18, both 16, since only 10 can be hidden."""
+    rows = [
+        [
+            kernel("forward", 0, 10),
+            kernel("dp_comm", 10, 18, match=0, name="reduce"),
+            kernel("tp_comm", 18, 26, match=1, name="gather"),
+        ]
+        for _ in range(2)
+    ]
+    graph = graph_of(*rows)
+    assert predicted_ms(graph, "hide dp_comm") == 18
+    assert predicted_ms(graph, "hide dp_comm", "hide tp_comm") == 16
+    assert predicted_ms(graph, "hide dp_comm", "hide dp_comm") == 18
+
+
+def test_a_rank_that_was_made_like_others_is_not_made_so_again():
+    graph = graph_of(*step_of_ranks(10, 10, 10, 20))
+    assert predicted_ms(graph, "rank 3 like others") == 15
+    assert predicted_ms(graph, "rank 3 like others", "balance") == 15
+
+
+def test_changes_that_work_against_each_other_are_refused():
+    graph = graph_of(*step_of_ranks(10, 10))
+    step = graph.predict(["forward x0.5", "dp_comm x4"])
+    assert step.predicted_ns is None
+    assert step.why_not == "'forward x0.5' alone is faster: these changes work against each other"
+
+
+def test_a_run_has_one_number_of_microbatches():
+    graph = graph_of([kernel("forward", 0, 10)])
+    assert graph.predict(["microbatches 4", "microbatches 8"]).why_not.startswith("a run has one")

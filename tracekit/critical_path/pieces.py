@@ -161,6 +161,9 @@ class PathTables:
     graph_events: pl.DataFrame | None
     """Its GPU events with what each waited for (``whatif.event_graph.RANK_EVENTS``); None if not
     asked for."""
+    graph_host_work: pl.DataFrame | None = None
+    """What its host did between launches (``whatif.event_graph.HOST_WORK``); None if not asked
+    for."""
 
 
 class Release(NamedTuple):

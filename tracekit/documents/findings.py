@@ -13,6 +13,10 @@ names."""
 EvidenceValue = str | int | float | bool | None
 
 
+MIN_SHARE_TO_SHOW = 0.01
+"""Share of the step from which a finding is shown unless all are asked for."""
+
+
 class Place(Struct, frozen=True):
     """One place in the trace that shows a finding."""
 
@@ -73,3 +77,26 @@ class Finding(Struct, frozen=True, kw_only=True):
     up."""
     saves_after_ns: int | None = None
     """Predicted saving after the findings listed before it were dealt with; null if unknown."""
+
+    @property
+    def effect_ns(self) -> int:
+        """What it saves; what it costs where no saving is predicted.
+
+        >>> Finding(code="host_sync", cost_ns=4, share=0.2, saves_ns=3).effect_ns
+        3
+        """
+        return self.cost_ns if self.saves_ns is None else self.saves_ns
+
+    @property
+    def effect_share(self) -> float:
+        """The same as a share of the step.
+
+        >>> round(Finding(code="host_sync", cost_ns=4, share=0.2, saves_ns=3).effect_share, 2)
+        0.15
+        """
+        return self.share * self.effect_ns / self.cost_ns if self.cost_ns else 0.0
+
+    @property
+    def matters(self) -> bool:
+        """Whether it costs or saves enough to be shown unless all findings are asked for."""
+        return max(self.share, self.effect_share) >= MIN_SHARE_TO_SHOW or bool(self.cost_bytes)

@@ -1,14 +1,22 @@
-"""The registry of findings, and the list that it gives for a run."""
+"""The registry of findings, and the list that it gives for a run.
+
+The list begins with what is likely to save most. Two findings may be about the same time: then the
+one that is more certain comes first, and the other says what it would save after it. Both follow
+from replays of the changes together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+
+import msgspec
 
 from tracekit.analysis import Analysis
-from tracekit.documents.findings import Finding
+from tracekit.documents.findings import MIN_SHARE_TO_SHOW, Finding
 from tracekit.findings.communication import exposed_findings, repeated_reductions
 from tracekit.findings.context import Context
-from tracekit.findings.host import host_findings
+from tracekit.findings.host import OFFENCES, host_findings
 from tracekit.findings.kernels import kernel_findings
 from tracekit.findings.memory import memory_findings
 from tracekit.findings.pipeline import schedule_findings
@@ -34,8 +42,18 @@ REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
 """What makes findings, by the part of the run that it looks at."""
 
 
+LIKELY_SHARE_OF_COST = 0.25
+"""Share of its cost that a finding is likely to save if that cannot be predicted. By choice: of a
+predicted upper bound it is half."""
+MAX_COMPARED_FINDINGS = 6
+"""Findings whose changes are replayed together, those that are likely to save most."""
+MIN_SHARED_SHARE = 0.1
+"""Share of the smaller of two savings that both changes together must save less than their sum, for
+the findings to share time."""
+
+
 def find(analysis: Analysis) -> tuple[Finding, ...]:
-    """Return all findings of a run, those with the largest predicted saving first.
+    """Return all findings of a run, those that are likely to save most first.
 
     >>> from tracekit import analyze
     >>> [finding.code for finding in find(analyze("sample_traces/slow-ddp"))][:2]
@@ -48,7 +66,7 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     for make in REGISTRY.values():
         findings += make(context)
     listed = [finding for finding in findings if _is_worth_listing(finding)]
-    return tuple(sorted(listed, key=_order))
+    return _relate(context, sorted(listed, key=_order))
 
 
 def _is_worth_listing(finding: Finding) -> bool:
@@ -57,6 +75,104 @@ def _is_worth_listing(finding: Finding) -> bool:
     return costs_something and finding.saves_ns != 0
 
 
-def _order(finding: Finding) -> tuple[int, int, int]:
-    """Return the key by which findings are ordered: the largest saving, then cost in time, then in memory first."""
-    return -(finding.saves_ns or 0), -finding.cost_ns, -(finding.cost_bytes or 0)
+def likely_ns(finding: Finding) -> int:
+    """Return what a finding is likely to save: the middle of its range, or a part of its cost.
+
+    >>> likely_ns(Finding(code="host_sync", cost_ns=9, share=0.1, saves_ns=6, saves_range_ns=(0, 6)))
+    3
+    >>> likely_ns(Finding(code="slow_kernel", cost_ns=8, share=0.1))
+    2
+    """
+    if finding.saves_range_ns is not None:
+        return sum(finding.saves_range_ns) // 2
+    if finding.saves_ns is not None:
+        return finding.saves_ns
+    return round(LIKELY_SHARE_OF_COST * finding.cost_ns)
+
+
+def _order(finding: Finding) -> tuple[bool, bool, int, int, int]:
+    """Return the key by which findings are ordered: what matters first, then by likely saving, cost in time and memory.
+
+    Those that reports leave out come last, so that a finding has the same number everywhere.
+    """
+    is_small = finding.effect_share < MIN_SHARE_TO_SHOW
+    cost = (-finding.cost_ns, -(finding.cost_bytes or 0))
+    return not finding.matters, is_small, -likely_ns(finding), *cost
+
+
+def _relate(context: Context, ordered: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return findings with what they share: the more certain first, and what each saves after those before it."""
+    compared = []
+    for finding in ordered:
+        if finding.change is not None and finding.effect_share >= MIN_SHARE_TO_SHOW:
+            compared.append(finding)
+    compared = compared[:MAX_COMPARED_FINDINGS]
+    sharing = set()
+    for first, second in combinations(compared, 2):
+        if _share_time(context, first, second):
+            sharing |= {(first.code, first.change, second.code, second.change)}
+            sharing |= {(second.code, second.change, first.code, first.change)}
+
+    def share_time(first: Finding, second: Finding) -> bool:
+        return (first.code, first.change, second.code, second.change) in sharing
+
+    listed: list[Finding] = []
+    for finding in ordered:
+        # Before the first that it shares time with and that is less certain than it.
+        position = len(listed)
+        for index, other in enumerate(listed):
+            if share_time(finding, other) and _stands_before(finding, other):
+                position = index
+                break
+        listed.insert(position, finding)
+    result: list[Finding] = []
+    changes: list[str] = []
+    saved_ns = 0
+    for finding in listed:
+        shared = []
+        for number, other in enumerate(listed, start=1):
+            if share_time(finding, other):
+                shared.append(number)
+        after_ns = None
+        if finding in compared and finding.change is not None:
+            together = context.predict(*changes, finding.change)
+            after_ns = 0
+            if together is not None:
+                after_ns = max((together.saves_ns or 0) - saved_ns, 0)
+                saved_ns += after_ns
+                changes.append(finding.change)
+        result.append(
+            msgspec.structs.replace(
+                finding, shares_time_with=tuple(shared), saves_after_ns=after_ns
+            )
+        )
+    return tuple(result)
+
+
+def _stands_before(finding: Finding, other: Finding) -> bool:
+    """Return whether a finding stands before another one about the same time.
+
+    It saves more for certain; or it is an activity of the host that leaves the GPU idle longer than
+    launching does: launching is what else the host does.
+    """
+    is_longer_activity = other.code == "launch_bound" and finding.code in OFFENCES
+    if is_longer_activity and finding.cost_ns > other.cost_ns:
+        return True
+    return _least_ns(finding) > _least_ns(other)
+
+
+def _least_ns(finding: Finding) -> int:
+    """Return the lower end of what a finding saves."""
+    return finding.saves_range_ns[0] if finding.saves_range_ns is not None else 0
+
+
+def _share_time(context: Context, first: Finding, second: Finding) -> bool:
+    """Return whether two changes together save clearly less than the sum of what each saves."""
+    if first.change is None or second.change is None:
+        return False
+    savings_ns = (first.saves_ns or 0, second.saves_ns or 0)
+    together = context.predict(first.change, second.change)
+    if together is None:  # they work against each other
+        return True
+    lost_ns = sum(savings_ns) - (together.saves_ns or 0)
+    return lost_ns > MIN_SHARED_SHARE * min(savings_ns)

@@ -11,7 +11,7 @@ import polars as pl
 from tracekit._util.values import without_none
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import Certainty, EvidenceValue, Finding, Place
-from tracekit.findings.context import Context, places_of
+from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.host import exposed_pageable_share
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
@@ -250,7 +250,7 @@ def repeated_reductions(context: Context) -> Iterator[Finding]:
     predicted = context.predict(change)
     if predicted is not None:
         saves_ns = max(predicted.saves_ns or 0, 0)
-        saves_range_ns = predicted.saves_range_ns
+        saves_range_ns = saved_range_ns(predicted)
     exposed_ns = context.step.budget.exposed_ns.get("dp_comm", 0)
     cost_ns = round(exposed_ns * (times_per_step - 1) / times_per_step)
     rank_steps = sum(len(of_ranks) for of_ranks in repetitions.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from functools import cached_property
 
@@ -33,6 +32,23 @@ def places_of(rows: pl.DataFrame) -> tuple[Place, ...]:
     (Place(rank=3, step=1, start_ns=5, end_ns=9, name='all_reduce', source=None),)
     """
     return tuple(Place(*row) for row in rows.iter_rows())
+
+
+def saved_range_ns(predicted: ChangedStep) -> tuple[int, int] | None:
+    """Return what a change saves at least and at most: the longest predicted step saves least.
+
+    What makes all steps longer or shorter says little about a small saving, which is then at most
+    twice what is predicted.
+
+    >>> saved_range_ns(ChangedStep("a", ("a",), 100, saves_ns=40, saves_range_ns=(30, 50)))
+    (30, 50)
+    """
+    if predicted.saves_range_ns is None or predicted.saves_ns is None:
+        return None
+    least_ns, most_ns = predicted.saves_range_ns
+    saves_ns = max(predicted.saves_ns, 0)
+    step_ns = predicted.free_ns or predicted.measured_ns
+    return max(least_ns, 0), min(most_ns, 2 * saves_ns, step_ns)
 
 
 class Context:
@@ -69,13 +85,10 @@ class Context:
             return 1.0
         return min(free.budget.exposed_ns.get(label, 0) / recorded_ns, 1.0)
 
-    @cached_property
-    def most_host_saves_ns(self) -> float:
-        """Largest saving of any change of the host: none lets the GPU start earlier than if it never waited for it."""
-        predicted = self.predict("no host delay")
-        if predicted is None or predicted.saves_ns is None:
-            return math.inf
-        return max(predicted.saves_ns, 0)
+    @property
+    def can_replay(self) -> bool:
+        """Whether the run's events were kept, so that changes can be predicted."""
+        return self.analysis.replay_graph is not None
 
     def predict(self, *changes: str) -> ChangedStep | None:
         """Return the step with all *changes*.

@@ -1,7 +1,8 @@
 """Findings about the host: the GPU is idle because of what the host does.
 
 Once a synchronisation, an allocation or a slow loader is gone, the host runs ahead of the GPU
-again. So a saving is not the time of the offending calls: the step would take between the GPU's own
+again. So a saving is not the time of the offending calls: it is what the replay of all ranks
+without them predicts. Where no events were kept for it, the step would take between the GPU's own
 work and the host's own time without them.
 """
 
@@ -13,8 +14,9 @@ import polars as pl
 
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import EvidenceValue, Finding, Place
-from tracekit.findings.context import Context, places_of
+from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.schema import COPY_LABELS
+from tracekit.whatif.changes import HOST_CHANGES, NO_LAUNCH_DELAY
 from tracekit.whatif.constants import HOST_VARIATION
 
 OFFENCES = (
@@ -145,12 +147,19 @@ def _offence(
     """Return the finding about one activity; None if it costs nothing."""
     if cost_ns <= 0:
         return None
-    without_ns = max(gpu_ns, means.time_ns - means.value(code, "host_ns"))
-    low_ns = min(means.time_ns - without_ns, cost_ns)
-    high_ns = min(means.time_ns - gpu_ns, max(cost_ns, low_ns))
-    low_ns = min(low_ns, context.most_host_saves_ns)
-    high_ns = min(high_ns, context.most_host_saves_ns)
-    saves_ns = (low_ns + high_ns) / 2
+    change = HOST_CHANGES[code]
+    predicted = context.predict(change)
+    saves_ns = None
+    if predicted is None:
+        if context.can_replay:  # it never holds a launch back
+            return None
+        without_ns = max(gpu_ns, means.time_ns - means.value(code, "host_ns"))
+        low_ns = min(means.time_ns - without_ns, cost_ns)
+        high_ns = min(means.time_ns - gpu_ns, max(cost_ns, low_ns))
+        saves_range_ns: tuple[int, int] | None = (round(low_ns), round(high_ns))
+    else:
+        saves_ns = max(predicted.saves_ns or 0, 0)
+        saves_range_ns = saved_range_ns(predicted)
     row = means.rows[code]
     evidence: dict[str, EvidenceValue] = {
         "host_ns": round(row["host_ns"]),
@@ -167,8 +176,9 @@ def _offence(
         share=context.share(cost_ns),
         where=_places(context, code),
         evidence=evidence,
-        saves_ns=round(saves_ns),
-        saves_range_ns=(round(low_ns), round(high_ns)),
+        change=None if predicted is None else change,
+        saves_ns=saves_ns,
+        saves_range_ns=saves_range_ns,
         certain="bounded",
     )
 
@@ -192,8 +202,9 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
     events = 0
     for result in context.analysis.rank_results:
         events += sum(result.whole.label_count.values())
-    saves_ns = min(cost_ns, context.most_host_saves_ns)
     events_per_step = events / (max(len(context.step.per_step), 1) * context.ranks)
+    predicted = context.predict(NO_LAUNCH_DELAY)
+    saves_ns = None if predicted is None else max(predicted.saves_ns or 0, 0)
     return Finding(
         code="launch_bound",
         case="under_graphs" if context.uses_cuda_graphs else "",
@@ -205,9 +216,9 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
             "events_per_step": round(events_per_step),
             "mean_event_ns": round(means.gpu_ns / max(events_per_step, 1)),
         },
-        change="no host delay",
-        saves_ns=round(saves_ns),
-        saves_range_ns=(0, round(saves_ns)),
+        change=None if predicted is None else NO_LAUNCH_DELAY,
+        saves_ns=saves_ns,
+        saves_range_ns=(0, round(cost_ns) if saves_ns is None else saves_ns),
         certain="bounded",
     )
 

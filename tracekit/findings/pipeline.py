@@ -57,7 +57,7 @@ def _gap_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> Findin
     part_ns = gap_ns[cause]
     change = CHANGES.get(cause)
     predicted = context.predict(change) if change is not None else None
-    saves_ns = None if predicted is None else _at_most(predicted, part_ns)
+    saves_ns = None if predicted is None else _saving(predicted)
     is_host_under_graphs = cause == "host" and context.uses_cuda_graphs
     return Finding(
         code="schedule_gap",
@@ -83,12 +83,12 @@ def _messages(context: Context, gap_ns: Mapping[str, int]) -> Finding:
     hidden = context.predict(HIDDEN_MESSAGES)
     remedy = Remedy()
     if hidden is not None:
-        remedy = _remedy_of_messages(context, hidden, part_ns=part_ns, host_ns=host_ns)
+        remedy = _remedy_of_messages(context, hidden)
     cost_ns = part_ns
     evidence = _evidence(context, gap_ns, "p2p")
     if hidden is not None and remedy.case == "p2p_and_host":
         cost_ns = part_ns + host_ns
-        evidence["messages_alone_ns"] = _at_most(hidden, part_ns)
+        evidence["messages_alone_ns"] = _saving(hidden)
     return Finding(
         code="schedule_gap",
         case=remedy.case or "p2p",
@@ -103,21 +103,19 @@ def _messages(context: Context, gap_ns: Mapping[str, int]) -> Finding:
     )
 
 
-def _remedy_of_messages(
-    context: Context, hidden: ChangedStep, *, part_ns: int, host_ns: int
-) -> Remedy:
+def _remedy_of_messages(context: Context, hidden: ChangedStep) -> Remedy:
     """Return what to do about messages: the change that shortens what takes longest once they are hidden."""
-    saves_ns = _at_most(hidden, part_ns)
+    saves_ns = _saving(hidden)
     longest = _longest_on_path(hidden)
     other_remedy = None
     if longest == "host":
-        other_remedy = _with_earlier_host(context, hidden, part_ns + host_ns)
+        other_remedy = _with_earlier_host(context, hidden)
     elif longest == "pp_comm":
-        other_remedy = _faster_messages(context, part_ns, saves_ns)
+        other_remedy = _faster_messages(context, saves_ns)
     return other_remedy or Remedy(HIDDEN_MESSAGES, saves_ns, (0, saves_ns), case="p2p")
 
 
-def _with_earlier_host(context: Context, hidden: ChangedStep, most_ns: int) -> Remedy | None:
+def _with_earlier_host(context: Context, hidden: ChangedStep) -> Remedy | None:
     """Return what hidden messages and earlier launches save together; None unless it is more than both do alone."""
     host = context.predict(EARLIER_HOST)
     both = context.predict(HIDDEN_MESSAGES, EARLIER_HOST)
@@ -126,14 +124,14 @@ def _with_earlier_host(context: Context, hidden: ChangedStep, most_ns: int) -> R
     alone_ns = (hidden.saves_ns or 0) + (host.saves_ns or 0)
     if (both.saves_ns or 0) <= alone_ns:
         return None
-    saves_ns = _at_most(both, most_ns)
+    saves_ns = _saving(both)
     return Remedy(both.change, saves_ns, (0, saves_ns), case="p2p_and_host")
 
 
-def _faster_messages(context: Context, part_ns: int, hidden_saves_ns: int) -> Remedy | None:
+def _faster_messages(context: Context, hidden_saves_ns: int) -> Remedy | None:
     """Return what messages twice as fast save; None if hiding them saves as much."""
     faster = context.predict(FASTER_MESSAGES)
-    saves_ns = 0 if faster is None else _at_most(faster, part_ns)
+    saves_ns = 0 if faster is None else _saving(faster)
     if saves_ns <= hidden_saves_ns:
         return None
     return Remedy(FASTER_MESSAGES, saves_ns, (0, saves_ns), "possible", case="p2p_transfer")
@@ -148,9 +146,9 @@ def _longest_on_path(predicted: ChangedStep) -> str | None:
     return max(by_label, key=lambda label: by_label[label], default=None)
 
 
-def _at_most(predicted: ChangedStep, most_ns: int) -> int:
-    """Return the predicted saving, which is no more than what is to be saved."""
-    return min(max(predicted.saves_ns or 0, 0), most_ns)
+def _saving(predicted: ChangedStep) -> int:
+    """Return the predicted saving; 0 if the step would take longer."""
+    return max(predicted.saves_ns or 0, 0)
 
 
 def _evidence(context: Context, gap_ns: Mapping[str, int], cause: str) -> dict[str, EvidenceValue]:

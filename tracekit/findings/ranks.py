@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tracekit._util.values import without_none
 from tracekit.documents.analysis import Straggler, WaitCause
 from tracekit.documents.findings import EvidenceValue, Finding
-from tracekit.findings.context import Context
+from tracekit.findings.context import Context, saved_range_ns
 
 CODES = {
     "slow_gpu": "slow_rank",
@@ -80,7 +80,11 @@ def _late_rank(
     names = ", ".join(str(rank) for rank in ranks)
     change = f"{'rank' if len(ranks) == 1 else 'ranks'} {names} like others"
     predicted = context.predict(change)
-    saves_ns = None if predicted is None else max(predicted.saves_ns or 0, 0)
+    saves_ns = None
+    saves_range_ns = None
+    if predicted is not None:
+        saves_ns = max(predicted.saves_ns or 0, 0)
+        saves_range_ns = saved_range_ns(predicted)
     evidence: dict[str, EvidenceValue] = {
         "late_ns": round(late_ns),
         "late_steps": len(row.steps),
@@ -103,6 +107,6 @@ def _late_rank(
         evidence=without_none(evidence),
         change=None if predicted is None else change,
         saves_ns=saves_ns,
-        saves_range_ns=None if saves_ns is None else (0, saves_ns),
+        saves_range_ns=saves_range_ns,
         certain="measured",
     )

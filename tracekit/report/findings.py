@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tracekit._util.text import percent
+from tracekit._util.text import join_with_and, percent
 from tracekit.analysis.result import Analysis
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
@@ -14,9 +14,6 @@ from tracekit.findings import find
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.finding_sentences import TEXTS, FindingTexts
 from tracekit.report.text import short_ms, size
-
-MIN_SHARE_TO_SHOW = 0.01
-"""Share of the step from which a finding is shown unless all are asked for."""
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -29,11 +26,7 @@ class Advice(msgspec.Struct, frozen=True):
 
 def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that cost or save enough to be shown."""
-    shown = []
-    for finding in findings:
-        if finding.share >= MIN_SHARE_TO_SHOW or finding.cost_bytes:
-            shown.append(finding)
-    return tuple(shown)
+    return tuple(finding for finding in findings if finding.matters)
 
 
 ABSENCES = {
@@ -104,8 +97,27 @@ def finding_line(finding: Finding) -> str:
     """Return a finding in one sentence: what, why, what to do, and what that would save."""
     saves = ""
     if finding.saves_ns:
-        saves = f" (saves up to {short_ms(finding.saves_ns)} per step)"
+        shared = shared_time(finding)
+        saves = (
+            f" (saves up to {short_ms(finding.saves_ns)} per step{f'; {shared}' if shared else ''})"
+        )
     return f"{finding.text}: {finding.advice}{saves}"
+
+
+def shared_time(finding: Finding) -> str:
+    """Return with which findings it shares its time, and what it saves after those before it; empty if with none.
+
+    >>> second = Finding(code="host_sync", cost_ns=4, share=0.2, shares_time_with=(1, 3), saves_after_ns=2_000_000)
+    >>> shared_time(second)
+    'shares its time with 1 and 3; after those before it, it saves 2.00 ms'
+    """
+    if not finding.shares_time_with:
+        return ""
+    numbers = join_with_and(str(number) for number in finding.shares_time_with)
+    words = f"shares its time with {numbers}"
+    if finding.saves_after_ns is None or finding.saves_after_ns == finding.saves_ns:
+        return words
+    return f"{words}; after those before it, it saves {short_ms(finding.saves_after_ns)}"
 
 
 def finding_in_a_log(finding: Finding) -> str:
@@ -120,8 +132,8 @@ def finding_in_a_log(finding: Finding) -> str:
     elif finding.saves_ns is None:
         effect = f"saves at most {short_ms(finding.cost_ns)} ({percent(finding.share, digits=0)})"
     else:
-        share = finding.share * finding.saves_ns / finding.cost_ns if finding.cost_ns else 0.0
-        effect = f"saves {short_ms(finding.saves_ns)} ({percent(share, digits=0)})"
+        share = percent(finding.effect_share, digits=0)
+        effect = f"saves {short_ms(finding.saves_ns)} ({share})"
     return f"{effect}: {finding.text} → {finding.advice}"
 
 

@@ -138,4 +138,7 @@ class Options:
         if self.keep_events:
             waiting_calls = find_waiting_calls(find_calls(events.events))
             timeline = rank_timeline(events, labelled, waiting_calls, self.frames_of(events))
-        return replace(stored, events=timeline, graph_events=rank_graph_events(events, labelled))
+        graph_events, host_work = rank_graph_events(events, labelled, stored.steps)
+        return replace(
+            stored, events=timeline, graph_events=graph_events, graph_host_work=host_work
+        )

@@ -1,9 +1,13 @@
 """Changes to a run ("what if"): the step time that a replay of its events with the change predicts.
 
 A change is text: ``dp_comm x0.5`` (a label, module, operator or kernel takes half its time), ``rank
-2 like others``, ``ranks 1, 3 like others``, ``no host delay``, ``links x2`` (twice the bandwidth),
+2 like others``, ``ranks 1, 3 like others``, ``no host delay``, ``no data loading`` (and other
+activities of the host, ``HOST_CHANGES``), ``no launch delay``, ``links x2`` (twice the bandwidth),
 ``hide dp_comm``, ``balance`` and ``microbatches 16``; and the remedies of ``whatif.remedies``, such as
 ``bf16`` or ``fused attention``.
+
+Several changes are made together: each one starts from what those before it left, and hiding comes
+last, behind the compute that is left then.
 """
 
 import math
@@ -41,10 +45,25 @@ from tracekit.whatif.constants import (
 from tracekit.whatif.event_graph import EventGraph, EventReplay
 from tracekit.whatif.remedies import REMEDY_CHANGES, change_factors, select_remedies
 
+HOST_CHANGES = {
+    "compile": "no compilation",
+    "data_loading": "no data loading",
+    "pageable_copy": "no pageable copies",
+    "allocator": "no allocations",
+    "host_sync": "no synchronisation",
+    "host_compute": "no host compute",
+    "python": "no python",
+}
+"""Change that takes an activity of the host (``metrics.host.time_by_activity``) out of the step."""
+NO_LAUNCH_DELAY = "no launch delay"
 FORMS = (
-    "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, "
-    f"balance, microbatches N, {', '.join(REMEDY_CHANGES)}"
+    "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, no host delay, "
+    f"{NO_LAUNCH_DELAY}, {', '.join(HOST_CHANGES.values())}, hide LABEL, balance, microbatches N, "
+    f"{', '.join(REMEDY_CHANGES)}"
 )
+ROUNDING_SHARE = 1e-4
+"""Share of the step by which two predictions of equal changes may differ: times are rounded event
+by event."""
 
 
 class RefusedError(Exception):
@@ -62,31 +81,90 @@ class ChangedGraph:
         """Least and largest factor of each event over ``factor``."""
         self.gone, self.unwaited = np.zeros((2, len(graph.start)), np.bool_)
         """Events that disappear, and those before whose launch the host no longer waits."""
-        self.hidden: list[int] = []  # labels, as indices
+        self.hidden_share = np.zeros(len(graph.start))
+        """Share of each event's time that runs beside compute instead."""
+        self.hidden: list[str] = []  # labels
+        self.removed: set[str] = set()  # activities of the host
         self.microbatches: list[int] = []
         self.rests_on: list[str] = []
 
-    def replay(self, *, free: float = 0.0, factor_range: Floats | float = 1.0) -> EventReplay:
-        """Run the events again with the changes; *factor_range* is a further factor of each event."""
-        return self.graph.replay(
-            self.factor * factor_range,
-            self.host_factor,
-            free=free,
-            gone=self.gone,
-            unwaited=self.unwaited,
-        )
+    @property
+    def work_ns(self) -> Floats:
+        """Time that each event itself takes with the changes made so far, hiding apart."""
+        return self.graph.work_ns * self.factor
 
     def hidden_ns(self) -> int:
         """Return the time per step that hidden labels take by themselves on the rank where they take longest."""
         graph = self.graph
         sums = []
         for label in self.hidden:
-            label_ns = graph.work_ns * (graph.label == label)
+            label_ns = self.work_ns * graph.has_label(label)
             sums.append(np.bincount(graph.rank_index, weights=label_ns, minlength=1).max())
         return round(max(sums, default=0.0) / len(graph.steps))
 
+    def hide_labels(self) -> None:
+        """Hide the transfers of ``hidden`` labels behind compute that nothing runs beside yet.
+
+        Only what is exposed of each transfer gets shorter: what compute hides already saves
+        nothing. Compute that hides one label hides no other.
+        """
+        graph = self.graph
+        rank_step = graph.rank_index * len(graph.steps) + graph.step_index
+        count = len(graph.ranks) * len(graph.steps)
+        transfer_start = graph.end - graph.work_ns
+
+        def ran(rows: Bools) -> Intervals:
+            """Return when *rows* ran on each rank in each step: of matched communication, its transfer."""
+            return union(transfer_start[rows], graph.end[rows], rank_step[rows])
+
+        def scale(rows: Bools) -> Floats:
+            """Return the time of *rows* with the changes over that without, by rank and step."""
+            before_ns = np.bincount(rank_step[rows], graph.work_ns[rows], count)
+            changed_ns = np.bincount(rank_step[rows], self.work_ns[rows], count)
+            return changed_ns / np.maximum(before_ns, 1)
+
+        computes = graph.has_label(*COMPUTE_SET)
+        compute = ran(computes)
+        # Compute beside an operation that waits counts as hiding it, as in the budget.
+        others = graph.has_label(*COMMUNICATION_LABELS, *COPY_LABELS)
+        beside_others = union(graph.start[others], graph.end[others], rank_step[others])
+        free_ns = (compute - beside_others).totals_ns(count) * scale(computes)
+        for label in self.hidden:
+            events = graph.has_label(label)
+            exposed_ns = (ran(events) - compute).totals_ns(count) * scale(events)
+            hideable_share = np.minimum(1.0, free_ns / np.maximum(exposed_ns, 1))
+            free_ns = free_ns - hideable_share * exposed_ns
+            work_ns = graph.work_ns[events]
+            hidden_ns = compute.covered_ns(
+                transfer_start[events], graph.end[events], rank_step[events]
+            )
+            exposed_share = 1 - hidden_ns / np.maximum(work_ns, 1)
+            self.hidden_share[events] = exposed_share * hideable_share[rank_step[events]]
+
+    def replay(self, *, free: float = 0.0, factor_range: Floats | float = 1.0) -> EventReplay:
+        """Run the events again with all changes.
+
+        Args:
+            free: Part of the recording's cost that the host is spared (``EventGraph.replay``).
+            factor_range: Further factor on the duration of each event.
+        """
+        graph = self.graph
+        factor = self.factor * (1 - self.hidden_share) * factor_range
+        host_factor = self.host_factor
+        unwaited = self.unwaited
+        if self.removed:
+            is_released, removed_share = graph.without_host_work(self.removed)
+            unwaited = unwaited | is_released
+            # The graph applies the free host's factor: what is removed is a share of the recorded
+            # time. The sign of the factor says whether events wait for their launch at all.
+            free_factor = graph.free_host_factor(free) if free else np.ones(len(graph.start))
+            kept_share = np.maximum(free_factor - removed_share, 0.0) / free_factor
+            kept_share = np.maximum(kept_share, np.where(host_factor < 0, 1e-9, 0.0))
+            host_factor = host_factor * kept_share
+        return graph.replay(factor, host_factor, free=free, gone=self.gone, unwaited=unwaited)
+
     def scale_ranks(
-        self, ranks: Collection[int], key: Ints, weights: Ints, *, like_others: bool
+        self, ranks: Collection[int], key: Ints, weights: Ints | Floats, *, like_others: bool
     ) -> Floats:
         """Return for each event the factor that gives its rank the same sum of *weights* as the ranks like it have.
 
@@ -138,6 +216,10 @@ def parse_change(text: str) -> Edit:
     tracekit.errors.OptionError: --change 'rank two like others' is not a change that is known (changes are NAME x0.5 \
 (a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, balance, microbatches N)
     """
+    parts = split_changes(text)
+    if len(parts) > 1:
+        edits = [parse_change(part) for part in parts]
+        return partial(_make_all, edits=edits)
     words = " ".join(text.split())
     for pattern, edit in _EDITS.items():
         if match := re.fullmatch(pattern, words):
@@ -149,6 +231,21 @@ def parse_change(text: str) -> Edit:
     raise OptionError(
         f"--change {text!r} is not a change that is known", hint=f"changes are {FORMS}"
     )
+
+
+def split_changes(text: str) -> list[str]:
+    """Return the single changes of a text that names several.
+
+    >>> split_changes("hide pp_comm, ranks 1, 3 like others")
+    ['hide pp_comm', 'ranks 1, 3 like others']
+    """
+    return re.split(r",\s*(?!\d)", text)
+
+
+def _make_all(changed: ChangedGraph, edits: Sequence[Edit]) -> None:
+    """Make several changes."""
+    for edit in edits:
+        edit(changed)
 
 
 def _scale(changed: ChangedGraph, name: str, factor: float) -> None:
@@ -221,6 +318,37 @@ def _without_host_delay(changed: ChangedGraph) -> None:
     changed.rests_on.append("everything is launched before it could start, data loading included")
 
 
+def _without_activity(changed: ChangedGraph, code: str) -> None:
+    """Take an activity of the host out of the step: its time, and waits for the GPU in it."""
+    work = changed.graph.host_work
+    if work.is_empty():
+        raise RefusedError("the trace does not show what the host does: record CPU activities")
+    if not (work["code"] == code).any():
+        raise RefusedError("the host does nothing of that kind between launches of this run")
+    changed.removed.add(code)
+    if code == "pageable_copy":
+        copies = changed.graph.events["name"].cast(pl.String).str.contains("(?i)pageable")
+        changed.factor[copies.fill_null(False).to_numpy()] = 0.0
+        changed.rests_on.append(
+            "copies from pinned memory run before they are needed, beside compute"
+        )
+    else:
+        changed.rests_on.append(f"the host takes no time for it ({HOST_CHANGES[code]})")
+
+
+def _edit_without_activity(_: re.Match[str], code: str) -> Edit:
+    """Return the edit that takes an activity of the host out of the step."""
+    return partial(_without_activity, code=code)
+
+
+def _without_launch_delay(changed: ChangedGraph) -> None:
+    """Let the host launch in no time; what else it does, and what it waits for, stays."""
+    if changed.graph.events["launch_ns"].is_null().all():
+        raise RefusedError("the trace has no launches: record CPU activities as well")
+    changed.removed.add("launch_bound")
+    changed.rests_on.append("launching takes the host no time; what else it does takes as long")
+
+
 def _faster_links(changed: ChangedGraph, factor: float) -> None:
     """Divide the transfers of all communication by *factor*."""
     events = changed.graph.has_label(*COMMUNICATION_LABELS)
@@ -232,38 +360,18 @@ def _faster_links(changed: ChangedGraph, factor: float) -> None:
 
 
 def _hide(changed: ChangedGraph, label: str) -> None:
-    """Hide the transfers of *label* behind the compute that nothing runs beside yet.
+    """Hide the transfers of *label*, once all other changes are made (``ChangedGraph.hide_labels``).
 
-    The rest is still waited for.
-
-    The step still takes at least as long as the transfers do.
+    What no compute can hide is still waited for, and the step still takes at least as long as the
+    transfers do.
     """
     graph = changed.graph
     if label not in LABELS or not graph.has_label(label).any():
         raise _unknown_name_error(graph, label, "label")
     _require_known_transfers(changed, graph.has_label(label))
-    events = graph.has_label(label)
-    rank_step = graph.rank_index * len(graph.steps) + graph.step_index
-    transfer_start = graph.end - graph.work_ns
-
-    def ran(rows: Bools) -> Intervals:
-        """Return when *rows* ran on each rank in each step: of matched communication, its transfer."""
-        return union(transfer_start[rows], graph.end[rows], rank_step[rows])
-
-    compute = ran(graph.has_label(*COMPUTE_SET))
-    count = len(graph.ranks) * len(graph.steps)
-    # Compute beside an operation that waits counts as hiding it, as in the budget.
-    others = graph.has_label(*COMMUNICATION_LABELS, *COPY_LABELS)
-    beside_others = union(graph.start[others], graph.end[others], rank_step[others])
-    free_ns = (compute - beside_others).totals_ns(count)
-    exposed_ns = (ran(events) - compute).totals_ns(count)
-    hideable_share = np.minimum(1.0, free_ns / np.maximum(exposed_ns, 1))
-    # Only what is exposed of each transfer gets shorter: what compute hides already saves nothing.
-    work_ns = graph.work_ns[events]
-    hidden_ns = compute.covered_ns(transfer_start[events], graph.end[events], rank_step[events])
-    exposed_share = 1 - hidden_ns / np.maximum(work_ns, 1)
-    changed.factor[events] = 1 - exposed_share * hideable_share[rank_step[events]]
-    changed.hidden.append(LABELS.index(label))
+    if label in changed.hidden:
+        return
+    changed.hidden.append(label)
     changed.rests_on.append(
         f"{label} runs beside compute that hides nothing yet, whatever data it needs; late ranks are still waited for"
     )
@@ -281,12 +389,13 @@ def _like_others(changed: ChangedGraph, numbers: Sequence[int]) -> None:
     ranks = [graph.ranks.index(rank) for rank in numbers]
     step = graph.step_index.astype(np.int64)
     compute = graph.has_label(*COMPUTE_SET)
-    work_ns = (graph.end - graph.start) * compute
+    work_ns = (graph.end - graph.start) * changed.factor * compute
     factor = changed.scale_ranks(ranks, step * len(LABELS) + graph.label, work_ns, like_others=True)
     changed.factor[compute] *= factor[compute]
     # A host that is late less often than others stays as it is.
     late = graph.launched_late_ns > 0
-    host_factor = changed.scale_ranks(ranks, step, graph.launched_late_ns, like_others=True)
+    late_ns = graph.launched_late_ns * np.abs(changed.host_factor)
+    host_factor = changed.scale_ranks(ranks, step, late_ns, like_others=True)
     changed.host_factor[late] *= np.minimum(host_factor[late], 1.0)
     changed.rests_on.append(
         "in each step the rank's work and host take the median of the other ranks"
@@ -306,7 +415,7 @@ def _balance(changed: ChangedGraph) -> None:
     section[order] = count - np.concatenate([[0], count])[first][graph.rank_index[order]]
     key = (section * len(graph.steps) + graph.step_index) * len(LABELS) + graph.label
     compute = graph.has_label(*COMPUTE_SET)
-    work_ns = (graph.end - graph.start) * compute
+    work_ns = (graph.end - graph.start) * changed.factor * compute
     factor = changed.scale_ranks(range(len(graph.ranks)), key, work_ns, like_others=False)
     changed.factor[compute] *= factor[compute]
     changed.rests_on.append(
@@ -348,6 +457,8 @@ def _edit_remedy(match: re.Match[str]) -> Edit:
 _NUMBER = r"(?P<factor>\d+(\.\d+)?)"
 _EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
     "no host delay": lambda _: _without_host_delay,
+    NO_LAUNCH_DELAY: lambda _: _without_launch_delay,
+    **{text: partial(_edit_without_activity, code=code) for code, text in HOST_CHANGES.items()},
     **dict.fromkeys(REMEDY_CHANGES, _edit_remedy),
     "balance": lambda _: _balance,
     r"micro-?batches (?P<count>\d+)": lambda match: (
@@ -499,6 +610,12 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         predicted_ns = round(replayed_ns + added[1])
         least_ns = max(round(low_ns - margin_ns + added[0]), 0)
         most_ns = round(high_ns + margin_ns + added[2])
+        single_changes = [single for text in changes for single in split_changes(text)]
+        if len(single_changes) > 1 and not changed.microbatches:
+            worse_than = self._better_alone(single_changes, predicted_ns)
+            if worse_than is not None:
+                why_not = f"'{worse_than}' alone is faster: these changes work against each other"
+                return msgspec.structs.replace(step, why_not=why_not)
         free_predicted_ns = self._free_predicted_ns(changed)
         saves_ns = step.measured_ns - predicted_ns
         if free_ns is not None and free_predicted_ns is not None:
@@ -555,7 +672,26 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         changed = ChangedGraph(self.graph, self.positions)
         for change in changes:
             parse_change(change)(changed)
+        if len(changed.microbatches) > 1:
+            raise RefusedError("a run has one number of micro-batches")
+        if changed.hidden:
+            changed.hide_labels()
         return changed
+
+    @cached_property
+    def _alone(self) -> dict[str, ChangedStep]:
+        """Predictions of single changes that combinations were held against."""
+        return {}
+
+    def _better_alone(self, changes: Sequence[str], together_ns: int) -> str | None:
+        """Return one of *changes* with which alone the step is shorter than with all of them; None if there is none."""
+        for change in changes:
+            if change not in self._alone:
+                self._alone[change] = self.predict([change])
+            alone_ns = self._alone[change].predicted_ns
+            if alone_ns is not None and together_ns - alone_ns > ROUNDING_SHARE * self.measured_ns:
+                return change
+        return None
 
     def _more_microbatches(self, count: int) -> tuple[int, int, int]:
         """Return the change of the step with *count* micro-batches: low, likely and high."""
@@ -617,7 +753,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Return the lanes of ranks with *changes*, in the step nearest to the step time, as long as it is measured."""
         graph = self.graph
         changed = self._changed(changes)
-        replay = graph.replay(changed.factor, changed.host_factor)
+        replay = changed.replay()
         lengths = _extents(graph, graph.start, graph.end)
         step = int(
             (lengths["end_ns"] - lengths["start_ns"] - self.measured_ns).abs().arg_min() or 0

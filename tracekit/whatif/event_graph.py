@@ -9,7 +9,7 @@ nothing explains, is kept; so the unchanged graph replays to the nanosecond.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from statistics import median
 
@@ -26,7 +26,7 @@ from tracekit.align.matching import last_of_match
 from tracekit.align.steps import add_step_intervals
 from tracekit.critical_path.pieces import PathTables, find_releasing_calls
 from tracekit.documents.analysis import Budget
-from tracekit.intervals import union
+from tracekit.intervals import Intervals, union
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes
 from tracekit.metrics.start_constraints import (
@@ -67,6 +67,16 @@ RANK_EVENTS = pl.Schema(
     }
 )
 """GPU events of one rank with what each waited for. A rank may add ``remedies`` (``metrics.remedies``)."""
+HOST_WORK = pl.Schema(
+    {
+        "event": pl.Int64(),  # row of the event launched next
+        "code": pl.String(),  # activity of the host
+        "ns": pl.Int64(),  # its time since the launch before, without waits for work in the trace
+        "after_ns": pl.Int64(),  # of that, after the host was released by the GPU
+        "blocked_ns": pl.Int64(),  # its time in calls that wait for the GPU
+    }
+)
+"""What a host did between two launches other than launching (``metrics.host.time_by_activity``)."""
 
 
 def find_rank_events(rank: Rank, recording: RecordingCost | None) -> pl.DataFrame:
@@ -172,6 +182,44 @@ def _find_releases(rank: Rank, order: Ints) -> tuple[Ints, Ints]:
     return released_by, after_release_ns
 
 
+def find_host_work(
+    rank: Rank, graph_events: pl.DataFrame, stretches: Mapping[str, Intervals]
+) -> pl.DataFrame:
+    """Return ``HOST_WORK`` of one rank.
+
+    Args:
+        rank: Its GPU events, with the time in which the host waited for the GPU.
+        graph_events: The same events as ``RANK_EVENTS``.
+        stretches: When the host did what, by activity.
+    """
+    launched = np.flatnonzero(rank.launched)
+    before = graph_events["launch_before"].to_numpy()[launched]
+    until = rank.launch_ns[launched]
+    since = np.where(before >= 0, rank.launch_ns[before], -NO_LIMIT)
+    after_release_ns = graph_events["after_release_ns"].to_numpy()[launched]
+    released = np.where(after_release_ns >= 0, until - after_release_ns, since)
+    released = np.clip(released, since, until)
+    # A call that waits for nothing in the trace is time of the host like any other.
+    waits = graph_events["blocked_ns"].to_numpy()[launched] > 0
+    tables = [HOST_WORK.to_frame()]
+    for code, intervals in stretches.items():
+        blocked = intervals & rank.blocked
+        blocked_ns = blocked.covered_ns(since, until)
+        blocked_after_ns = blocked.covered_ns(released, until)
+        table = pl.DataFrame(
+            {
+                "event": launched,
+                "code": [code] * len(launched),
+                "ns": intervals.covered_ns(since, until) - waits * blocked_ns,
+                "after_ns": intervals.covered_ns(released, until) - waits * blocked_after_ns,
+                "blocked_ns": blocked_ns,
+            },
+            schema=HOST_WORK,
+        )
+        tables.append(table.filter((pl.col("ns") > 0) | (pl.col("blocked_ns") > 0)))
+    return pl.concat(tables)
+
+
 class EventReplay(msgspec.Struct, frozen=True, eq=False):
     """Times of a replayed run, and what held each event back (``_loops.critical_path.replay_events``)."""
 
@@ -211,6 +259,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     """By ``rank`` and ``step``: ``lead_ns`` from the host's start of the step to its first GPU
     work, and ``tail_ns`` from the end of its last GPU work to the host's end of the step, if that
     is later."""
+    host_work: pl.DataFrame = HOST_WORK.to_frame()
+    """What hosts did between launches (``HOST_WORK``); ``event`` counts over all ranks."""
 
     @classmethod
     def build(
@@ -230,6 +280,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             clocks: Clock offsets of the ranks.
         """
         frames: list[pl.DataFrame] = []
+        host_work = [HOST_WORK.to_frame()]
         first = 0
         for part in parts:
             if part.graph_events is None or part.graph_events.is_empty():
@@ -246,6 +297,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
                 rank=pl.lit(part.source.rank, pl.Int32),
             )
             frames.append(events_of_rank)
+            if part.graph_host_work is not None:
+                host_work.append(part.graph_host_work.with_columns(pl.col("event") + first))
             first += part.graph_events.height
         if not frames:
             return None
@@ -264,6 +317,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             events.select(step_number).to_series().to_numpy(),
             *_match_events(events, operations, members, clocks),
             host=pl.concat([_host_around(part) for part in parts]),
+            host_work=pl.concat(host_work),
         )
 
     @cached_property
@@ -479,6 +533,41 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         # figure than one.
         step_ns = [round(ns) for ns in of_steps["time_ns"].to_list()]
         return round(median(step_ns)) if step_ns else 0
+
+    def without_host_work(self, codes: Collection[str]) -> tuple[Bools, Floats]:
+        """Return before which launches the host no longer waits, and the share of its time that is taken out.
+
+        Args:
+            codes: Activities that take no time, in which the host does not wait for the GPU either;
+                ``launch_bound`` is the time in none of ``HOST_WORK``.
+        """
+        count = len(self.start)
+        blocked_ns = self.events["blocked_ns"].to_numpy()
+        is_launched = self.launch != NO_LIMIT
+        is_first = is_launched & (self.before[BEFORE.index("launch_before")] < 0)
+        host_ns = np.where(is_first, np.maximum(self.launch - self.rank_begin, 0), self._host_ns)
+        after_ns = np.maximum(self.events["after_release_ns"].to_numpy(), 0)
+
+        def sums(rows: pl.DataFrame, column: str) -> Floats:
+            """Return the sum of a column for each event."""
+            weights = rows[column].cast(pl.Float64).to_numpy()
+            return np.bincount(rows["event"].to_numpy(), weights, count).astype(np.float64)
+
+        removed = self.host_work.filter(pl.col("code").is_in(list(codes)))
+        removed_ns = sums(removed, "ns")
+        removed_after_ns = sums(removed, "after_ns")
+        if "launch_bound" in codes:
+            removed_ns += np.maximum(host_ns - sums(self.host_work, "ns"), 0)
+            removed_after_ns += np.maximum(after_ns - sums(self.host_work, "after_ns"), 0)
+        removed_blocked_ns = sums(removed, "blocked_ns")
+        all_blocked_ns = np.maximum(blocked_ns, sums(self.host_work, "blocked_ns"))
+        is_released = (removed_blocked_ns > 0) & (removed_blocked_ns >= all_blocked_ns)
+        # A launch behind work that the host waited for follows that, else the launch before.
+        is_held = ~is_released & (blocked_ns > 0)
+        share = np.where(is_held, removed_after_ns, removed_ns) / np.maximum(
+            np.where(is_held, after_ns, host_ns), 1
+        )
+        return is_released, np.where(is_launched, np.clip(share, 0.0, 1.0), 0.0)
 
     def replay(
         self,

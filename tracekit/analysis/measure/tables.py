@@ -43,7 +43,7 @@ from tracekit.metrics.expert_balance import measure_expert_work
 from tracekit.metrics.host.events import HostEvents, find_calls, find_frames, split_host_events
 from tracekit.metrics.host.idle_activity import find_host_activity, keep_longest
 from tracekit.metrics.host.stalls import find_stalls
-from tracekit.metrics.host.time_by_activity import measure_host_time
+from tracekit.metrics.host.time_by_activity import find_host_stretches, measure_host_time
 from tracekit.metrics.host.waiting_calls import (
     add_time_inside_launches,
     find_full_queue_time,
@@ -64,7 +64,7 @@ from tracekit.metrics.step_time import TimedStep, step_budgets, timed_steps
 from tracekit.reconstruct import RankPipeline, rank_pipeline
 from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
 from tracekit.weight_updates import reload_events
-from tracekit.whatif.event_graph import find_rank_events
+from tracekit.whatif.event_graph import find_host_work, find_rank_events
 from tracekit.whatif.recording_cost import find_recording_cost
 
 MAX_GAPS_PER_RANK = 100
@@ -262,8 +262,10 @@ def rank_tables(
     )
 
 
-def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame | None:
-    """Return the GPU events of all steps of a rank with what each waited for (``RANK_EVENTS``).
+def rank_graph_events(
+    rank: RankEvents, labelled: pl.DataFrame, steps: pl.DataFrame
+) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
+    """Return the GPU events of all *steps* of a rank with what each waited for (``RANK_EVENTS``, ``HOST_WORK``).
 
     None if it has none.
     """
@@ -271,9 +273,15 @@ def rank_graph_events(rank: RankEvents, labelled: pl.DataFrame) -> pl.DataFrame 
     labelled, _ = number_steps(add_slow_launch_ends(labelled, calls.rows))
     gpu_events, _, _ = assign_parts(labelled, None)
     if not len(gpu_events):
-        return None
+        return None, None
     work = Rank.of(gpu_events, find_waiting_calls(calls, gpu_events))
-    return _with_remedies(find_rank_events(work, find_recording_cost(rank)), gpu_events, rank)
+    graph_events = find_rank_events(work, find_recording_cost(rank))
+    launching = split_host_events(rank.events).on_threads(
+        gpu_events["launch_tid"].drop_nulls().unique().to_numpy()
+    )
+    stretches = find_host_stretches(launching, gpu_events, steps)
+    host_work = find_host_work(work, graph_events, stretches)
+    return _with_remedies(graph_events, gpu_events, rank), host_work
 
 
 def _with_remedies(
@@ -344,7 +352,7 @@ def _measure_rank(
     rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
     idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
     all_lanes = lanes if other_steps is None else Lanes.of(other_steps)
-    host_time, host_places = measure_host_time(
+    host_time, host_places, host_stretches = measure_host_time(
         launching,
         frames_of_rank if frames is None else find_frames(frames),
         gpu_events,
@@ -374,8 +382,10 @@ def _measure_rank(
     longest_gaps = idle_gaps.drop("inside_launch_ns").top_k(MAX_GAPS_PER_RANK, by="ns")
     compute_ns = np.array([budget.compute_ns for budget in by_step.budgets], np.int64)
     graph_events = None
+    host_work = None
     if graph and len(gpu_events):
         with_cost = find_rank_events(work, find_recording_cost(rank))
+        host_work = find_host_work(work, with_cost, host_stretches)
         graph_events = _with_remedies(with_cost, gpu_events, rank)
     return RankTables(
         source=rank.source,
@@ -414,6 +424,7 @@ def _measure_rank(
         gpu_number=_sole_gpu_number(gpu_events),
         by=rows,
         graph_events=graph_events,
+        graph_host_work=host_work,
     )
 
 

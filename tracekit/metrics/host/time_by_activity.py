@@ -97,8 +97,10 @@ def measure_host_time(
     *,
     busy: Intervals,
     gaps: pl.DataFrame,
-) -> tuple[pl.DataFrame, pl.DataFrame]:
+) -> tuple[pl.DataFrame, pl.DataFrame, dict[str, Intervals]]:
     """Return the host's time by step and activity (``HOST_TIME``), and where the GPU is idle longest (``HOST_PLACES``).
+
+    The third is when the host did what, as ``find_host_stretches`` returns it.
 
     Args:
         host: Events of the threads that launch the rank's GPU work.
@@ -109,39 +111,22 @@ def measure_host_time(
         gaps: Idle gaps with their causes (``metrics.budget.gaps``): only idle time before a launch
             is the host's.
 
-    Without events of the host both are empty: what it did is not known.
+    Without events of the host all are empty: what it did is not known.
     """
-    marks = host.ranges.named(HOST_ACTIVITIES["step_mark"])
-    host = replace(host, ranges=host.ranges.select(~marks))
+    host = _without_step_marks(host)
     tables = (host.calls, host.operators, host.ranges)
     timed = steps.with_row_index("part").filter(pl.col("time_ns").is_not_null())
     if not any(map(len, tables)) or timed.is_empty():
-        return HOST_TIME.to_frame(), HOST_PLACES.to_frame()
+        return HOST_TIME.to_frame(), HOST_PLACES.to_frame(), {}
     window = union(timed["interval_start_ns"].to_numpy(), timed["interval_end_ns"].to_numpy())
     idle = window - busy - _idle_after_launches(gaps)
-    in_calls, in_operators, in_ranges = (union_of(table.rows) for table in tables)
-    without_calls = _long_stretches(window - in_calls, MIN_WITHOUT_CALL_NS)
-    ranges = _ranges_by_code(host, gpu_events, without_calls)
-    outside_ranges = window - (in_calls | in_operators | in_ranges)
-    in_python = _long_stretches(outside_ranges, MIN_PYTHON_NS) | (outside_ranges & without_calls)
+    stretches, ranges = _stretches_and_ranges(host, gpu_events, window)
     recovered_ns = _times_of_lead(gpu_events)
-    covered_by_code = {}
-    taken = EMPTY
-    for code in HOST_CODES:
-        if code == "python":
-            covered_by_code[code] = in_python - taken
-        elif code == "launch_bound":
-            covered_by_code[code] = window - taken
-        else:
-            covered_by_code[code] = union_of(ranges[code]) - taken
-        taken = taken | covered_by_code[code]
-    idle_while_launching = idle & covered_by_code["launch_bound"]
+    idle_while_launching = idle & stretches.get("launch_bound", EMPTY)
     lost_lead = EMPTY
     times = []
     places = []
-    for code, covered in covered_by_code.items():
-        if not len(covered):
-            continue
+    for code, covered in stretches.items():
         named = ranges.get(code, _NO_RANGES)
         after = EMPTY
         if code != "launch_bound":  # while the host did something else the GPU's queue ran empty
@@ -156,7 +141,58 @@ def measure_host_time(
     all_places = pl.concat(places) if places else HOST_PLACES.to_frame()
     threads = {thread for table in tables for thread in table.threads}
     with_lines = _with_lines(all_places, frames.on_threads(np.array([*threads])))
-    return (pl.concat(times) if times else HOST_TIME.to_frame()), with_lines
+    all_times = pl.concat(times) if times else HOST_TIME.to_frame()
+    stretches.pop("launch_bound", None)
+    return all_times, with_lines, stretches
+
+
+def find_host_stretches(
+    host: HostEvents, gpu_events: pl.DataFrame, steps: pl.DataFrame
+) -> dict[str, Intervals]:
+    """Return when the host did what in timed steps, by activity: the stretches are disjoint.
+
+    Launching is left out: it is the rest. The arguments are those of ``measure_host_time``.
+    """
+    host = _without_step_marks(host)
+    timed = steps.filter(pl.col("time_ns").is_not_null())
+    if not any(map(len, (host.calls, host.operators, host.ranges))) or timed.is_empty():
+        return {}
+    window = union(timed["interval_start_ns"].to_numpy(), timed["interval_end_ns"].to_numpy())
+    stretches, _ = _stretches_and_ranges(host, gpu_events, window)
+    stretches.pop("launch_bound", None)
+    return stretches
+
+
+def _without_step_marks(host: HostEvents) -> HostEvents:
+    """Return the events of the host without ranges that mark steps."""
+    marks = host.ranges.named(HOST_ACTIVITIES["step_mark"])
+    return replace(host, ranges=host.ranges.select(~marks))
+
+
+def _stretches_and_ranges(
+    host: HostEvents, gpu_events: pl.DataFrame, window: Intervals
+) -> tuple[dict[str, Intervals], dict[str, pl.DataFrame]]:
+    """Return the time of each activity that occurs, by ``HOST_CODES``, and the ranges that it is recognised by."""
+    tables = (host.calls, host.operators, host.ranges)
+    in_calls, in_operators, in_ranges = (union_of(table.rows) for table in tables)
+    without_calls = _long_stretches(window - in_calls, MIN_WITHOUT_CALL_NS)
+    ranges = _ranges_by_code(host, gpu_events, without_calls)
+    outside_ranges = window - (in_calls | in_operators | in_ranges)
+    in_python = _long_stretches(outside_ranges, MIN_PYTHON_NS) | (outside_ranges & without_calls)
+    stretches = {}
+    taken = EMPTY
+    for code in HOST_CODES:
+        if code == "python":
+            covered = in_python - taken
+        elif code == "launch_bound":
+            covered = window - taken
+        else:
+            rows = ranges[code]
+            covered = union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy()) - taken
+        taken = taken | covered
+        if len(covered):
+            stretches[code] = covered
+    return stretches, ranges
 
 
 def _ranges_by_code(

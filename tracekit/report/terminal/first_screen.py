@@ -17,6 +17,7 @@ from tracekit._util.text import counted, percent, terminal
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.metrics.process_phases import TRAIN
+from tracekit.report.findings import shared_time
 from tracekit.report.palette import (
     COMPUTE_COLOUR,
     IDLE_COLOUR,
@@ -123,7 +124,7 @@ def _first_findings(view: View) -> list[tuple[int, Finding]]:
     first = numbered[:MAX_FINDINGS]
     large = []
     for number, finding in first:
-        if _effect_share(finding) >= MIN_SHARE_TO_SHOW_FIRST:
+        if finding.effect_share >= MIN_SHARE_TO_SHOW_FIRST:
             large.append(number)
     shown = first[: max(large, default=1)]
     about_memory = []
@@ -131,16 +132,6 @@ def _first_findings(view: View) -> list[tuple[int, Finding]]:
         if finding.cost_bytes and (number, finding) not in shown:
             about_memory.append((number, finding))
     return [*shown, *about_memory[:1]]
-
-
-def _effect_ns(finding: Finding) -> int:
-    """Return what a finding saves, or costs where that is not known."""
-    return finding.cost_ns if finding.saves_ns is None else finding.saves_ns
-
-
-def _effect_share(finding: Finding) -> float:
-    """Return the same as a share of the step."""
-    return finding.share * _effect_ns(finding) / finding.cost_ns if finding.cost_ns else 0.0
 
 
 def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
@@ -388,7 +379,9 @@ def finding_lines(
         same_as: Number of an earlier finding with the same advice, which is then not repeated.
 
     """
-    text = _wrapped(finding.text, width, first=f"{number:>2} {saving(finding)}  ", rest=INDENT)
+    shared = shared_time(finding)
+    sentence = f"{finding.text} ({shared})" if shared else finding.text
+    text = _wrapped(sentence, width, first=f"{number:>2} {saving(finding)}  ", rest=INDENT)
     advice = finding.advice if same_as is None else f"as {same_as}"
     return [*text, *_wrapped(advice, width, first=f"{INDENT}→ ", rest=f"{INDENT}  ", style="dim")]
 
@@ -408,8 +401,9 @@ def saving(finding: Finding) -> str:
     if finding.cost_bytes and not finding.cost_ns:
         return f"{size(finding.cost_bytes):>9} {'':>5}"
     bound = "≤" if finding.saves_ns is None else ""
-    ns = _effect_ns(finding)
-    return f"{bound:<2}{short_ms(ns):>7} {percent(_effect_share(finding), digits=0):>5}"
+    return (
+        f"{bound:<2}{short_ms(finding.effect_ns):>7} {percent(finding.effect_share, digits=0):>5}"
+    )
 
 
 def closing_lines(view: View, width: int, *, page_written: bool, shown: int) -> list[Text]:
