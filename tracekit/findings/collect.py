@@ -84,7 +84,8 @@ def likely_ns(finding: Finding) -> int:
     2
     """
     if finding.saves_range_ns is not None:
-        return sum(finding.saves_range_ns) // 2
+        middle_ns = sum(finding.saves_range_ns) // 2
+        return middle_ns if finding.saves_ns is None else min(middle_ns, finding.saves_ns)
     if finding.saves_ns is not None:
         return finding.saves_ns
     return round(LIKELY_SHARE_OF_COST * finding.cost_ns)
