@@ -15,6 +15,7 @@ import polars as pl
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import EvidenceValue, Finding, Place
 from tracekit.findings.context import Context, places_of, saved_range_ns
+from tracekit.findings.synchronisations import who_waits
 from tracekit.schema import COPY_LABELS
 from tracekit.whatif.changes import HOST_CHANGES, NO_LAUNCH_DELAY
 from tracekit.whatif.constants import HOST_VARIATION
@@ -186,6 +187,9 @@ def _offence(
 def _case(context: Context, code: str, row: dict[str, object]) -> str:
     """Return the variant of a finding that its texts are chosen by."""
     name = str(row["name"] or "")
+    if code == "host_sync":
+        op = None if row["op"] is None else str(row["op"])
+        return who_waits(context, op, name, float(str(row["count"])))
     if code == "data_loading":
         return "workers" if "MultiProcessing" in name else "no_workers"
     if code == "python":

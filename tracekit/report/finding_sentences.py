@@ -132,14 +132,77 @@ def allocator(words: FindingWords) -> FindingTexts:
     )
 
 
+def host_stops(words: FindingWords) -> str:
+    return (
+        f"the CPU stops {words.how_often} to wait for the GPU{words.in_op}; after each stop the GPU "
+        "runs out of work"
+    )
+
+
 @texts("host_sync")
 def host_sync(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=(
-            f"the CPU stops {words.how_often} to wait for the GPU{words.in_op}; after each stop "
-            "the GPU runs out of work"
+        text=host_stops(words),
+        advice="keep values on the GPU, and copy with `non_blocking=True`",
+    )
+
+
+@texts("host_sync", "value")
+def host_sync_value(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=host_stops(words),
+        advice="keep values on the GPU (`.item()`, `if tensor`), and log every N steps",
+    )
+
+
+@texts("host_sync", "mask")
+def host_sync_mask(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=host_stops(words),
+        advice=(
+            "avoid sizes that only the GPU knows: `torch.where` or a multiplication by the mask instead "
+            "of boolean indexing and `nonzero`"
         ),
-        advice="log every N steps, keep values on the GPU, copy with `non_blocking=True`",
+    )
+
+
+@texts("host_sync", "scaler")
+def host_sync_scaler(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"`GradScaler` stops the CPU {words.how_often} to ask whether a gradient is infinite",
+        advice="use bf16, which needs no scaler, or a fused optimizer, which takes the answer on the GPU",
+    )
+
+
+@texts("host_sync", "clipping")
+def host_sync_clipping(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"gradient clipping stops the CPU {words.how_often} to check the norm",
+        advice="leave out `error_if_nonfinite=True` and checks of the norm in Python, or check every N steps",
+    )
+
+
+@texts("host_sync", "copy")
+def host_sync_copy(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=host_stops(words),
+        advice="copy with `non_blocking=True` from or into pinned memory; `.cpu()` and `.tolist()` always wait",
+    )
+
+
+@texts("host_sync", "collective")
+def host_sync_collective(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=host_stops(words),
+        advice="let streams wait instead of the CPU (`async_op=True`, `work.wait()` without `blocking`)",
+    )
+
+
+@texts("host_sync", "explicit")
+def host_sync_explicit(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"the CPU stops {words.how_often} in {words['name']}; after each stop the GPU runs out of work",
+        advice="leave explicit synchronisations out of the loop (timers: use events, or one every N steps)",
     )
 
 
