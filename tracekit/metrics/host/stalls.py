@@ -53,9 +53,14 @@ def find_stalls(events: pl.DataFrame) -> Intervals:
     in_calls = union(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
     covered_ns = in_calls.covered_ns(stalled["start_ns"].to_numpy(), stalled["end_ns"].to_numpy())
     stalled = stalled.filter(pl.Series(covered_ns) <= MAX_SHARE_IN_CALLS * stalled["ns"])
-    if stalled["name"].n_unique() < MIN_STALLED_OPERATORS:
+    # The operators around a stalled one stall with it: the innermost tells which and when.
+    ordered = stalled.sort("tid", "start_ns", -pl.col("end_ns"))
+    contains_next = (pl.col("start_ns").shift(-1).over("tid") < pl.col("end_ns")).fill_null(
+        value=False
+    )
+    innermost = ordered.filter(~contains_next)
+    if innermost["name"].n_unique() < MIN_STALLED_OPERATORS:
         return nothing
-    # The operators around a stalled one stall with it: the innermost tells when.
     gaps = _long_gaps(host)
     return union(
         np.concatenate([stalled["start_ns"].to_numpy(), gaps["start_ns"].to_numpy()]),

@@ -1,0 +1,48 @@
+"""Stalls of the host, from events of a few operators."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tracekit.metrics.host.stalls import find_stalls
+
+MS = 1_000_000
+
+
+def host_events(rows):
+    columns = ("kind", "name", "tid", "start_ns", "end_ns")
+    return pl.DataFrame(rows, schema=columns, orient="row")
+
+
+def operators(*, stalled, nested=()):
+    """Return six calls of five operators, 10 ms apart; *stalled* take 5 ms once, inside *nested* ones."""
+    rows = []
+    start = 0
+    for number in range(6):
+        for name in ("a", "b", "c", "d", "e"):
+            is_stalled = number == 3 and name in stalled
+            end = start + (5 * MS if is_stalled else 1_000)
+            rows.append(("cpu_op", name, 1, start, end))
+            rows += [("cpu_op", outer, 1, start - 10, end + 10) for outer in nested]
+            start += 10 * MS
+    return host_events(rows)
+
+
+@pytest.mark.parametrize(
+    ("stalled", "nested", "stalled_ms"),
+    [
+        ("abc", (), 15),
+        ("ab", (), 0),  # too few operators
+        ("a", ("outer", "around"), 0),  # one operator, and what is around it
+    ],
+)
+def test_operators_of_several_names_stall_together(stalled, nested, stalled_ms):
+    assert find_stalls(operators(stalled=stalled, nested=nested)).total_ns == stalled_ms * MS
+
+
+def test_time_inside_calls_is_theirs():
+    events = operators(stalled="abc")
+    slow = events.filter(pl.col("end_ns") - pl.col("start_ns") > MS)
+    calls = slow.with_columns(kind=pl.lit("runtime"), name=pl.lit("cudaMalloc"))
+    assert find_stalls(pl.concat([events, calls])).total_ns == 0
