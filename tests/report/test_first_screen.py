@@ -123,7 +123,7 @@ def view(**values):
         if hasattr(analysis, name) and name != "clocks":
             setattr(analysis, name, values.pop(name))
     facts = {
-        "run_name": "run", "ranks": "1 rank", "devices": (), "situation": (), "memory_line": None, "role_advice": (),
+        "run_name": "run", "ranks": "1 rank", "devices": (), "situation": (), "memory_line": None, "role_findings": (),
         "findings": (), "not_wrong": "", "warnings": (), "clocks": None,
     }  # fmt: skip
     return SimpleNamespace(analysis=analysis, **{**facts, **values})

@@ -25,12 +25,10 @@ from tracekit.report.html.places import (
     places_on_page,
 )
 from tracekit.report.view import view_of
-from tracekit.report.view.roles import RoleCost
 from tracekit.report.view.top import (
     cards,
     clock_badge,
     lost_tile,
-    role_cards,
     role_tiles,
     saving_tile,
     step_tile,
@@ -164,7 +162,13 @@ def test_an_rl_loop_has_tiles_of_its_iterations_and_cards_with_figures():
         iteration_of(0, rollout=20, train=40, weight_sync=10, idle=30),
         iteration_of(1, rollout=20, train=50, weight_sync=10, idle=20),
     ]
-    cost = RoleCost("no role runs", "hand over", 25_000_000, "per iteration", 0.25, True, 0, 1)
+    cost = Finding(
+        code="rollout",
+        cost_ns=25_000_000,
+        share=0.25,
+        text="no role runs",
+        evidence={"share_of": "iterations"},
+    )
     tiles = role_tiles(iterations, [cost], "4 ranks")
     assert [(tile.name, tile.figure) for tile in tiles] == [
         ("Iteration", "100 ms"),
@@ -172,8 +176,8 @@ def test_an_rl_loop_has_tiles_of_its_iterations_and_cards_with_figures():
         ("Biggest cost", "25.0 ms"),
     ]
     assert tiles[1].text == "no role runs 25 %, rollout 20 %, weight sync 10 %"
-    [card] = role_cards([cost], has_iterations=True)
-    assert (card.figure, card.of_iterations) == ("25.0 ms", "per iteration, 25 % of the iterations")
+    [card] = cards([cost])
+    assert (card.figure, card.of_step) == ("25.0 ms", "cost, 25 % of the iterations")
 
 
 def clocks_known_to(ns):
@@ -264,12 +268,11 @@ def test_cards_of_an_rl_loop_have_figures_and_lead_to_their_iteration(look, page
     view = view_of(analysed("rl"))
     assert page.locator(".tile h2").all_inner_texts() == ["Iteration", "Training", "Biggest cost"]
     shown = page.locator(".cards").first.locator(".figure b").all_inner_texts()
-    assert shown == [card.figure for card in view.role_cards]
+    assert shown == [card.figure for card in view.cards[: len(shown)]]
     page.locator(".cards").first.locator(".show").first.click()
     low, high = page.evaluate("tracekit.timeline.chart.window()")
-    begin_ms, end_ms = PageClock(view.analysis).moment(
-        view.role_costs[0].start_ns, view.role_costs[0].end_ns
-    )
+    location = view.findings[0].where[0]
+    begin_ms, end_ms = PageClock(view.analysis).moment(location.start_ns, location.end_ns)
     assert low <= max(begin_ms, 0)
     assert high >= end_ms
 

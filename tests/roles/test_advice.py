@@ -5,18 +5,28 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
+from tests.kept import analysis_of
 from tracekit.analysis.result import RoleResults
 from tracekit.documents.roles import Iteration, RolloutTail, WeightUpdate
-from tracekit.report.view.roles import role_advice
+from tracekit.findings.roles import role_findings
+from tracekit.report.findings import shown_findings, with_sentences
 
 MS = 1_000_000
 
 
-def advice(**results):
-    clocks = SimpleNamespace(table=pl.DataFrame({"uncertainty_ns": [0]}))
-    return role_advice(
-        SimpleNamespace(role_results=RoleResults(**results), clocks=clocks, reload=None)
+def findings_of(**results):
+    table = pl.DataFrame({"rank": [0], "offset_ns": [0], "uncertainty_ns": [0]})
+    analysis = SimpleNamespace(
+        role_results=RoleResults(**results),
+        clocks=SimpleNamespace(table=table),
+        reload=None,
+        sources=(SimpleNamespace(rank=0),),
     )
+    return with_sentences(role_findings(SimpleNamespace(analysis=analysis)))
+
+
+def advice(**results):
+    return [finding.text for finding in findings_of(**results)]
 
 
 def iteration(index, tail_rank):
@@ -50,3 +60,43 @@ def test_the_longest_weight_update_is_the_one_to_shorten():
     """The first takes 12 of 10 ms, the second 30."""
     (text,) = advice(weight_updates=(update(0, 12, 10), update(100, 30, 10)))
     assert text.startswith("20.0 ms of the 20.0 ms between the weight update and its ideal")
+
+
+def idle_iteration(index, idle_ms, sync_ms=0):
+    phases = {
+        "rollout": (60 - idle_ms) * MS,
+        "train": 40 * MS,
+        "weight_sync": sync_ms * MS,
+        "idle": idle_ms * MS,
+    }
+    return Iteration(index, 100 * MS * index, 100 * MS * (index + 1), phases, (), None)
+
+
+def test_what_recurs_comes_before_what_one_iteration_has():
+    """One of three iterations has 40 ms without a role; each has 30 ms of weight sync, of which 1 ms moves weights."""
+    iterations = [idle_iteration(0, 40, 30), idle_iteration(1, 0, 30), idle_iteration(2, 0, 30)]
+    updates = tuple(update(start, 1, 1) for start in (0, 100, 200))
+    findings = findings_of(iterations=tuple(iterations), weight_updates=updates)
+    assert [(finding.code, finding.case) for finding in findings] == [
+        ("weight_sync", "around_moving"),
+        ("rollout", "between_roles"),
+    ]
+    assert [finding.evidence["recurs"] for finding in findings] == [True, False]
+    assert findings[0].cost_ns == 29 * MS
+    assert findings[0].share == pytest.approx(0.29)
+    assert findings[0].saves_range_ns == (0, 29 * MS)
+
+
+def test_what_an_rl_loop_costs_is_the_same_in_every_output(samples, run_command):
+    """The terminal, the JSON and ``--explain`` count the same list."""
+    run = analysis_of(samples / "rl")
+    shown = shown_findings(run.findings)
+    assert {finding.code for finding in shown[:3]} == {"rollout", "weight_sync"}
+    document = run.to_dict()["findings"]
+    assert [entry["text"] for entry in document] == [finding.text for finding in run.findings]
+    text = " ".join(run_command("analyze", samples / "rl").stdout.split())
+    for number, finding in enumerate(shown[:3], start=1):
+        assert finding.text in text
+        explained = run_command("analyze", samples / "rl", "--explain", str(number)).stdout
+        assert explained.startswith(f"{number}. {finding.text}")
+        assert "a step" not in explained

@@ -23,6 +23,7 @@ from tracekit.findings.pipeline import schedule_findings
 from tracekit.findings.ranks import rank_findings
 from tracekit.findings.recording import recording_findings
 from tracekit.findings.remedies import remedy_findings
+from tracekit.findings.roles import role_findings
 from tracekit.findings.steps import step_findings
 from tracekit.findings.whole_run import whole_run_findings
 
@@ -55,18 +56,26 @@ the findings to share time."""
 def find(analysis: Analysis) -> tuple[Finding, ...]:
     """Return all findings of a run, those that are likely to save most first.
 
+    In an RL loop what its iterations lose comes first, then what the main role's step does.
+
     >>> from tracekit import analyze
     >>> [finding.code for finding in find(analyze("sample_traces/slow-ddp"))][:2]
     ['exposed_comm', 'slow_rank']
     """
     context = Context(analysis)
+    between_roles = tuple(role_findings(context))
     if not context.step_ns:
-        return ()
+        return between_roles
     findings: list[Finding] = []
     for make in REGISTRY.values():
         findings += make(context)
     listed = [finding for finding in findings if _is_worth_listing(finding)]
-    return _relate(context, sorted(listed, key=_order))
+    # What an RL loop's iterations lose is listed first; its numbers must be right for ``_relate``.
+    if analysis.role_results.iterations:
+        ordered = [*between_roles, *sorted(listed, key=_order)]
+    else:
+        ordered = sorted([*listed, *between_roles], key=_order)
+    return _relate(context, ordered)
 
 
 def _is_worth_listing(finding: Finding) -> bool:

@@ -49,11 +49,8 @@ def answer_of(analysis: Analysis) -> Answer:
 
     view = view_of(analysis)
     lines = [f"{line.topic}: {line.text}" for line in view.answer if line.topic != "Next"]
-    if view.role_advice:
-        lines += [f"Next: {text}" for text in view.role_advice[:MAX_FINDINGS]]
-    else:
-        for number, finding in enumerate(view.findings[:MAX_FINDINGS], start=1):
-            lines.append(f"Finding {number}: {finding_in_a_log(finding)}")
+    for number, finding in enumerate(view.findings[:MAX_FINDINGS], start=1):
+        lines.append(f"Finding {number}: {finding_in_a_log(finding)}")
     return Answer(lines, scalars(analysis))
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.text import short_ms
+from tracekit.report.words import WORDS
 
 
 class FindingTexts(NamedTuple):
@@ -70,6 +71,55 @@ def gain_of_first(words: FindingWords) -> str:
 
 
 # Findings.
+
+
+@texts("rollout", "tail")
+def rollout_tail(words: FindingWords) -> FindingTexts:
+    which = "the longest rollout (not always the same rank's)"
+    if words.finding.ranks:
+        which = f"the rollout of rank {words.rank}"
+    return FindingTexts(
+        f"{which} takes {words['longer_ns']} longer than the median",
+        "cap or spread the longest sequences, or train on finished ones meanwhile",
+    )
+
+
+@texts("rollout", "late_start")
+def rollout_late_start(words: FindingWords) -> FindingTexts:
+    late = f"starts {words['late_ns']} after that of rank {words['first_rank']} and ends last"
+    text = f"in iteration {words['iteration']} the rollout of rank {words.rank} {late}"
+    if words.evidence["recurs"]:
+        text = f"the rollout of rank {words.rank} {late} (iteration {words['iteration']}, others alike)"
+    return FindingTexts(text, "start all rollouts together")
+
+
+@texts("rollout", "between_roles")
+def rollout_between_roles(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        f"no role runs in {words['idle_share']} of the iterations (longest in iteration "
+        f"{words['longest_in_iteration']}: {words['longest_ns']})",
+        "hand over to the next role earlier, or let roles overlap",
+    )
+
+
+@texts("weight_sync", "around_moving")
+def weight_sync_around_moving(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        f"weight sync takes {words['sync_ns']} per iteration, but moving the weights only "
+        f"{words['moving_ns']}",
+        "shorten the rest (collecting, registering and releasing buffers)",
+    )
+
+
+@texts("weight_sync", "above_ideal")
+def weight_sync_above_ideal(words: FindingWords) -> FindingTexts:
+    cause = words["cause"]
+    late = f" (rank {words.rank})" if words.finding.ranks else ""
+    return FindingTexts(
+        f"{words['cause_ns']} of the {words['above_ideal_ns']} between the weight update and its "
+        f"ideal is {WORDS.update_causes[cause]}{late}",
+        WORDS.update_remedies[cause],
+    )
 
 
 @texts("compile")

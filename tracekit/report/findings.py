@@ -11,6 +11,7 @@ from tracekit.analysis.result import Analysis
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.findings import find
+from tracekit.findings.roles import CODES as ROLE_CODES
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.finding_sentences import TEXTS, FindingTexts
 from tracekit.report.text import short_ms, size
@@ -93,14 +94,26 @@ def with_sentences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     )
 
 
+def per_words(finding: Finding) -> str:
+    """Return what a finding's times are of.
+
+    >>> per_words(Finding(code="rollout", case="tail", cost_ns=1, share=0.1))
+    'per iteration'
+    """
+    if finding.code not in ROLE_CODES:
+        return "per step"
+    if finding.case == "above_ideal":
+        return "of a weight update"
+    return "per iteration" if finding.evidence.get("recurs", True) else "in one iteration"
+
+
 def finding_line(finding: Finding) -> str:
     """Return a finding in one sentence: what, why, what to do, and what that would save."""
     saves = ""
     if finding.saves_ns:
         shared = shared_time(finding)
-        saves = (
-            f" (saves up to {short_ms(finding.saves_ns)} per step{f'; {shared}' if shared else ''})"
-        )
+        shares_time = f"; {shared}" if shared else ""
+        saves = f" (saves up to {short_ms(finding.saves_ns)} {per_words(finding)}{shares_time})"
     return f"{finding.text}: {finding.advice}{saves}"
 
 

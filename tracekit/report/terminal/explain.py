@@ -11,6 +11,8 @@ from tracekit.classify import classify, explain, load_rules
 from tracekit.classify.graph_replays import events_with_captured_launches
 from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
+from tracekit.findings.roles import CODES as ROLE_CODES
+from tracekit.report.findings import per_words
 from tracekit.report.view import view_of
 from tracekit.schema import LABELS, RankEvents
 
@@ -30,7 +32,10 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         raise OptionError(f"there is no finding {number}", hint=there_are)
     finding = findings[number - 1]
     lines = [f"{number}. {finding.text}", f"   {finding.advice}", ""]
-    lines.append(f"   costs {ms(finding.cost_ns)} of {ms(analysis.step.reference_ns)} a step")
+    cost = f"{ms(finding.cost_ns)} of {ms(analysis.step.reference_ns)} a step"
+    if finding.code in ROLE_CODES:
+        cost = f"{ms(finding.cost_ns)} {per_words(finding)}"
+    lines.append(f"   costs {cost}")
     if finding.saves_ns is not None:
         low_high = finding.saves_range_ns
         between = "" if low_high is None else f", between {ms(low_high[0])} and {ms(low_high[1])}"

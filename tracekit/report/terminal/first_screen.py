@@ -87,12 +87,11 @@ def first_screen(
         *_situation(view, width),
     ]
     findings = _first_findings(view)
-    if view.role_advice:
-        lines.append(Text("What to do, what recurs first:", style="bold"))
-        for number, text in enumerate(view.role_advice[:MAX_FINDINGS], start=1):
-            lines += _wrapped(text, width, first=f"{number:>2}  ", rest="    ")
-    elif findings:
-        lines += _wrapped(_findings_heading(findings), width, style="bold")
+    if findings:
+        heading = _findings_heading(findings)
+        if view.analysis.role_results.iterations:
+            heading = "What to do (→), what recurs first, per iteration (≤: an upper bound):"
+        lines += _wrapped(heading, width, style="bold")
         advised: dict[str, int] = {}
         for number, finding in findings:
             same_as = advised.setdefault(finding.advice, number)
@@ -137,10 +136,7 @@ def _first_findings(view: View) -> list[tuple[int, Finding]]:
 def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
     """Return five lines: what ran, where the step goes, the first finding and its advice, and how sure it is."""
     bar = bar_lines(view, width, unicode=unicode)[:1]
-    if view.role_advice:
-        what = view.role_advice[0]
-        advice = ""
-    elif view.findings:
+    if view.findings:
         first = view.findings[0]
         what = f"{' '.join(saving(first).split())}: {first.text}"
         advice = f"→ {first.advice}"
@@ -416,11 +412,11 @@ def closing_lines(view: View, width: int, *, page_written: bool, shown: int) -> 
         shown: Number of findings above.
 
     """
-    smaller = 0 if view.role_advice else len(view.findings) - shown
+    smaller = len(view.findings) - shown
     full = f"--full ({counted(smaller, 'smaller finding')})" if smaller else "--full"
     more = [full, "--explain 1", *([] if page_written else ["-o report.html"])]
     sure = f"sure: {'; '.join(certainty(view))}"
-    if view.not_wrong and not view.role_advice:
+    if view.not_wrong and not view.role_findings:
         sure += f"; {view.not_wrong}"
     return [
         *_wrapped(sure, width, first="  ", rest="    ", style="dim"),

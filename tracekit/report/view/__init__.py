@@ -15,6 +15,7 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import MANY_RANKS, spread
 from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
+from tracekit.findings.roles import CODES as ROLE_CODES
 from tracekit.report.findings import (
     Advice,
     absent_costs,
@@ -41,9 +42,7 @@ from tracekit.report.view.memory import contents_table, lines_table, memory_line
 from tracekit.report.view.path import blocking, changes_table, path_view
 from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
 from tracekit.report.view.roles import (
-    RoleCost,
     iteration_sentence,
-    role_costs,
     role_tables,
     step_summary,
     update_sentence,
@@ -258,7 +257,7 @@ class View:
         """Step time, what of it is lost, and the biggest saving; of an RL loop, its iterations."""
         analysis = self.analysis
         if analysis.role_results.iterations:
-            return top.role_tiles(analysis.role_results.iterations, self.role_costs, self.ranks)
+            return top.role_tiles(analysis.role_results.iterations, self.role_findings, self.ranks)
         return (
             top.step_tile(analysis.step, self.ranks),
             top.lost_tile(analysis.step.shown_budget, idle_known=analysis.total.idle_known),
@@ -279,20 +278,9 @@ class View:
         return re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", name).strip(".")
 
     @cached_property
-    def role_advice(self) -> tuple[str, ...]:
-        """What to do about a run whose ranks have several processes; empty for others."""
-        return tuple(capitalize(cost.text) for cost in self.role_costs)
-
-    @cached_property
-    def role_costs(self) -> tuple[RoleCost, ...]:
-        """What costs time between roles, the most important first; empty for other runs."""
-        return tuple(role_costs(self.analysis))
-
-    @cached_property
-    def role_cards(self) -> list[top.RoleCard]:
-        """What costs time between roles, as cards."""
-        iterations = self.analysis.role_results.iterations
-        return top.role_cards(self.role_costs, has_iterations=bool(iterations))
+    def role_findings(self) -> tuple[Finding, ...]:
+        """The findings about iterations and weight updates, with which the list begins; empty for other runs."""
+        return tuple(finding for finding in self.findings if finding.code in ROLE_CODES)
 
     @cached_property
     def situation(self) -> tuple[str, ...]:
@@ -322,8 +310,7 @@ class View:
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
         """What to do next, the most important first."""
-        texts = self.role_advice or [capitalize(finding_line(finding)) for finding in self.findings]
-        return tuple(Advice(text) for text in texts)
+        return tuple(Advice(capitalize(finding_line(finding))) for finding in self.findings)
 
     @property
     def what_if_hint(self) -> Advice | None:

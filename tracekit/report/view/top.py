@@ -18,7 +18,6 @@ from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.text import short_ms, size
 from tracekit.report.view.answer import unusual_steps
-from tracekit.report.view.roles import RoleCost
 from tracekit.report.words import WORDS
 from tracekit.schema import LABEL_WORDS
 
@@ -74,15 +73,6 @@ class Card(msgspec.Struct, frozen=True):
     """Section that shows it if it has no place in the timeline."""
     search: str | None
     """Search of the timeline that finds its kernels; None if it is not about one operator."""
-
-
-class RoleCard(msgspec.Struct, frozen=True):
-    """What costs time between the roles of a run, as the page shows it."""
-
-    cost: RoleCost
-    figure: str
-    of_iterations: str
-    """What the figure is of, and its share of the iterations."""
 
 
 class ClockBadge(msgspec.Struct, frozen=True):
@@ -152,7 +142,7 @@ def lost_tile(budget: Budget, *, idle_known: bool = True) -> Tile:
 
 
 def role_tiles(
-    iterations: Sequence[Iteration], costs: Sequence[RoleCost], ranks: str
+    iterations: Sequence[Iteration], costs: Sequence[Finding], ranks: str
 ) -> tuple[Tile, ...]:
     """Return the tiles of an RL loop: its iteration, what of it is training, and the biggest cost."""
     times_ns = [iteration.end_ns - iteration.start_ns for iteration in iterations]
@@ -181,19 +171,7 @@ def role_tiles(
     if not costs:
         return (*tiles, Tile("Biggest cost", "none", NOTHING_TO_GAIN, "findings"))
     biggest = max(costs, key=lambda cost: cost.share)
-    return (*tiles, Tile("Biggest cost", short_ms(biggest.ns), biggest.what, "findings"))
-
-
-def role_cards(costs: Sequence[RoleCost], *, has_iterations: bool) -> list[RoleCard]:
-    """Return a card for each cost of an RL loop or of its weight updates, in their order.
-
-    Shares are of the iterations where the run has any, else of the weight update.
-    """
-    whole = "the iterations" if has_iterations else "it"
-    return [
-        RoleCard(cost, short_ms(cost.ns), f"{cost.per}, {percent(cost.share, digits=0)} of {whole}")
-        for cost in costs
-    ]
+    return (*tiles, Tile("Biggest cost", short_ms(biggest.cost_ns), biggest.text, "findings"))
 
 
 def saving_tile(findings: Sequence[Finding]) -> Tile:
@@ -265,7 +243,8 @@ def _of_step(finding: Finding) -> str:
     if finding.cost_bytes and not finding.cost_ns:
         return "of memory"
     if finding.saves_ns is None:
-        return f"cost, {percent(finding.share, digits=0)} of the step"
+        whole = finding.evidence.get("share_of", "step")
+        return f"cost, {percent(finding.share, digits=0)} of the {whole}"
     share = finding.share * finding.saves_ns / finding.cost_ns if finding.cost_ns else 0.0
     how_sure = HOW_SURE[finding.certain]
     return f"saved, {percent(share, digits=0)} of the step{f' ({how_sure})' if how_sure else ''}"
