@@ -158,14 +158,16 @@ def _find_releases(rank: Rank, order: Ints) -> tuple[Ints, Ints]:
     released_by, after_release_ns = np.full((2, len(rank.start_ns)), -1, np.int64)
     calls = find_releasing_calls(rank)
     launch = rank.launch_ns[order]
-    # Of each launch but the first: the last call that ended before it, if that began after the
-    # launch before.
-    call = np.searchsorted(calls.end_ns, launch[1:], side="right") - 1
-    has_call = call >= 0
     if not len(calls.end_ns):
         return released_by, after_release_ns
+    # Of each launch but the first: the last call since the launch before in which the host waited,
+    # else the last call.
+    call = _last_call_between(calls.end_ns, np.arange(len(calls.end_ns)), launch)
+    waiting_calls = np.flatnonzero(calls.event >= 0)
+    waiting_call = _last_call_between(calls.end_ns, waiting_calls, launch)
+    call = np.where(waiting_call >= 0, waiting_call, call)
+    has_call = call >= 0
     call = np.maximum(call, 0)
-    has_call &= calls.end_ns[call] > launch[:-1]
     # What was launched last before the call began, and had ended when it returned.
     last_launched = np.searchsorted(launch, calls.start_ns, side="right") - 1
     queued = np.where(last_launched >= 0, order[np.maximum(last_launched, 0)], -1)
@@ -180,6 +182,25 @@ def _find_releases(rank: Rank, order: Ints) -> tuple[Ints, Ints]:
     release = np.where(waited, event_end, np.maximum(event_end, calls.end_ns[call][has_call]))
     after_release_ns[rows] = np.maximum(rank.launch_ns[rows] - release, 0)
     return released_by, after_release_ns
+
+
+def _last_call_between(end_ns: Ints, calls: Ints, launch_ns: Ints) -> Ints:
+    """Return, for each launch but the first, the last of *calls* that ended since the launch before; -1: none.
+
+    Args:
+        end_ns: Ends of all calls, ascending.
+        calls: Indices of the calls that count, ascending.
+        launch_ns: Times of launches, ascending.
+
+    >>> _last_call_between(np.array([3, 5, 15]), np.array([0, 2]), np.array([0, 10, 20, 30]))
+    array([ 0,  2, -1])
+    """
+    if not len(calls):
+        return np.full(max(len(launch_ns) - 1, 0), -1, np.int64)
+    position = np.searchsorted(end_ns[calls], launch_ns[1:], side="right") - 1
+    last = calls[np.maximum(position, 0)]
+    is_between = (position >= 0) & (end_ns[last] > launch_ns[:-1])
+    return as_int64(np.where(is_between, last, -1))
 
 
 def find_host_work(
