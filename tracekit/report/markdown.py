@@ -4,7 +4,7 @@ All text is escaped.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from tracekit.analysis import Analysis
 from tracekit.report.ci import finding_words, words
 from tracekit.report.gap_words import relevant_notices
 from tracekit.report.notices import notice_sentence
+from tracekit.report.sections import find_section, sections_of
 from tracekit.report.table import Column, Table, Value, make_table
 from tracekit.report.text import (
     capitalize,
@@ -117,7 +118,7 @@ def render_markdown(analysis: Analysis) -> str:
     ## tracekit: reload, 4 ranks
     """
     view = view_of(analysis)
-    return _paragraphs([section(view) for section in MARKDOWN_SECTIONS])
+    return _paragraphs([_title(view), _answer(view), _next(view), *_sections(view), _source(view)])
 
 
 def _paragraphs(parts: Iterable[str | None]) -> str:
@@ -265,29 +266,26 @@ def _source(view: View) -> str:
     return f"<sub>{ranks} · {markdown(view.reader)} · {devices} · {paths}</sub>"
 
 
-MARKDOWN_SECTIONS: tuple[Callable[[View], str], ...] = (
-    _title,
-    _answer,
-    _next,
-    _roles,
-    _budget,
-    lambda view: _section("What hides what", view.matrix),
-    _gap,
-    _by,
-    lambda view: _section("What a change would give", view.changes),
-    lambda view: _section("Experts", view.experts),
-    lambda view: _section("Memory (GB)", view.memory),
-    lambda view: _section("What fills memory at its peak (GB)", view.memory_contents),
-    lambda view: _section("Source lines that hold most memory", view.memory_lines),
-    lambda view: _section("Copies", view.copies),
-    _reload,
-    lambda view: _section("Whom the others wait for", view.waited_for),
-    lambda view: _section("Unequal work of the ranks", view.imbalance),
-    lambda view: _section("What slows the pipeline down", view.slowdown),
-    _kernels,
-    _warnings,
-    _source,
-)
+DRAWINGS: Mapping[str, Callable[[View], str]] = {
+    "roles": _roles,
+    "budget": _budget,
+    "beside": lambda view: _section(find_section("beside").title, view.matrix),
+    "schedule": _gap,
+    "by": _by,
+    "reload": _reload,
+    "kernels": _kernels,
+    "warnings": _warnings,
+}
+"""Sections that are more than their table, by id."""
+
+
+def _sections(view: View) -> Iterator[str]:
+    """Yield the sections, each drawn or as its table; empty if there is nothing to say."""
+    for section in sections_of("markdown"):
+        if section.id in DRAWINGS:
+            yield DRAWINGS[section.id](view)
+        elif section.table is not None:
+            yield _section(section.title, section.table(view))
 
 
 def render_diff(result: Data) -> str:

@@ -20,6 +20,7 @@ from tracekit.report.html.drawings import phase_drawing, update_drawings
 from tracekit.report.html.places import PathNames, busiest_rank, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
 from tracekit.report.html.whole_run import whole_run_section
+from tracekit.report.sections import page_headings
 from tracekit.report.table import Table
 from tracekit.report.view import input_path, view_of
 from tracekit.report.view.path import changed_lanes
@@ -83,6 +84,7 @@ def render_html(analysis: Analysis) -> str:
             different=different_ranks(view.findings, view.fleet, busiest=busiest),
         ),
         v=view,
+        headings=page_headings(view),
         places={finding.number: finding.places for finding in places},
         max_cards=MAX_CARDS,
         max_words_beside=MAX_RANKS_FOR_WORDS_BESIDE,

@@ -1,10 +1,11 @@
 """The report in the terminal: the answer, then sections, most of which are one table with its notes.
 
-A section is a function of the view and the width of the terminal. It returns what to print, or None
-if there is nothing to say. Sections that draw more are in ``fleet`` and ``schedule``.
+The sections are those of ``report.sections``. One that is more than its table is drawn by a function
+of the view and the width of the terminal, which returns None if there is nothing to say; those that
+draw more are in ``fleet`` and ``schedule``.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -20,7 +21,8 @@ from tracekit.report.palette import (
     UNRECORDED_COLOUR,
     UNSURE,
 )
-from tracekit.report.table import Column, Table, make_table
+from tracekit.report.sections import Section, find_section, section_words, sections_of
+from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.first_screen import brief_screen, first_screen
 from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.late import short_lines
@@ -40,7 +42,7 @@ from tracekit.report.words import WORDS
 
 TOPIC_WIDTH = 10
 """Columns that the topic of a line of the answer takes."""
-Section = Callable[[View, int], RenderableType | None]
+Drawing = Callable[[View, int], RenderableType | None]
 MIN_WIDTH_FOR_MORE = 110
 """Columns of the terminal from which the budget shows communication apart from copies."""
 
@@ -78,14 +80,10 @@ def render(
         else:
             shown = first_screen(view, columns, unicode=unicode, page_written=page_written)
         out.print(Text("\n").join(shown), soft_wrap=True)
-    chosen = BRIEF_SECTIONS if brief else SECTIONS if full else SHORT_SECTIONS
-    words = _title_words(view, short=not full)
-    for title, section in chosen:
-        body = section(view, out.width)
-        if body is not None:
-            out.print()
-            out.print(Text(title.format_map(words), style="bold"))
-            out.print(body, crop=False)  # a command to copy may be longer than a line
+    for title, body in chosen_sections(view, out.width, brief=brief, full=full):
+        out.print()
+        out.print(Text(title, style="bold"))
+        out.print(body, crop=False)  # a command to copy may be longer than a line
     if full:
         out.print(closing_lines(view, page_written=page_written))
     if definitions:
@@ -132,35 +130,11 @@ def answer(view: View, width: int) -> Text:
     return text
 
 
-def _title_words(view: View, *, short: bool) -> dict[str, str]:
-    """Return the words that stand in braces in the titles of sections.
-
-    ``over`` is what the figures of a table are summed or averaged over: ranks and steps.
-    """
-    steps = len(view.steps.rows) + view.steps.more if view.steps else 1
+def _ranks_drawn(view: View, *, short: bool) -> str:
+    """Return how many ranks the budget draws, if these are not all."""
     ranks = len(view.analysis.rank_results)
     drawn = len(ranks_with_bars(view, short=short))
-    over = "all ranks" if ranks > 1 else "1 rank"
-    main_role = view.analysis.role_results.main_role
-    return {
-        "over": f"{over}, {counted(steps, 'step')}" if steps > 1 else over,
-        "steps": f"{steps} steps" if steps > 1 else "step",
-        "of_role": "" if main_role is None else f" of role {main_role}",
-        "of_ranks": f"; {drawn} of {counted(ranks, 'rank')}" if drawn < ranks else "",
-        "idle": "Bubble: idle and exposed pipeline waiting"
-        if view.pipelined
-        else "Idle: why the GPU ran nothing",
-        "by": view.by_title,
-    }
-
-
-def shared(
-    table: Callable[[View], Table | None], *, total_style: str = "", max_rows: int | None = None
-) -> Section:
-    """Return the section that shows one of the tables that all reports share, with *max_rows* of its rows."""
-    return lambda view, width: render_table(
-        table(view), width, total_style=total_style, max_rows=max_rows
-    )
+    return f"; {drawn} of {counted(ranks, 'rank')}" if drawn < ranks else ""
 
 
 def compute(view: View, width: int) -> RenderableType | None:
@@ -455,67 +429,70 @@ def _draw(bar: Bar, length: int) -> Text:
     return text
 
 
-Sections = tuple[tuple[str, Section], ...]
-BREAKDOWN = ("{by}", shared(lambda view: view.by, total_style="dim"))
-BUDGET_TITLE = "Where the {steps}{of_role} went (shares of the span{of_ranks})"
-REQUESTED_CHANGES = (
-    "What a change would give",
-    shared(lambda view: view.changes if view.analysis.graph is not None else None),
-)
-SECTIONS: Sections = (
-    ("The whole run, from dumps and logs", whole_run),
-    ("Roles, iterations and weight updates", roles),
-    (BUDGET_TITLE, budget),
-    ("Over the ranks (shares of each rank's span)", many_ranks),
-    ("Compute ({over})", compute),
-    ("Communication and copies: what compute hides ({over})", exposure),
-    ("What hides what ({over})", shared(lambda view: view.beside)),
-    (
-        "What hiding communication costs the compute beside it ({over})",
-        shared(lambda view: view.hiding),
+def requested_changes(view: View, width: int) -> RenderableType | None:
+    """Show predictions for changes if they were asked for."""
+    return None if view.analysis.graph is None else render_table(view.changes, width)
+
+
+DRAWINGS: Mapping[str, Drawing] = {
+    "whole-run": whole_run,
+    "roles": roles,
+    "budget": budget,
+    "ranks": many_ranks,
+    "compute": compute,
+    "overlap": exposure,
+    "schedule": render_schedule,
+    "path": critical,
+    "by": lambda view, width: render_table(view.by, width, total_style="dim"),
+    "products": lambda view, width: render_table(view.products, width, total_style="bold"),
+    "stragglers": lambda view, width: render_table(
+        view.waited_for, width, max_rows=WORST_RANKS_SHOWN
     ),
-    ("{idle}", shared(lambda view: view.idle)),
-    (
-        "What the host did instead of launching (launch-bound idle, {over})",
-        shared(lambda view: view.instead),
-    ),
-    ("Against its ideal schedule", render_schedule),
-    ("Micro-batches overlap: what compute hides, by phase", shared(lambda view: view.phases)),
-    ("Critical path: what the step had to wait for, in order of time", critical),
-    ("What a change would give", shared(lambda view: view.changes)),
-    BREAKDOWN,
-    (
-        "How fast products ran ({over}; over their own time)",
-        shared(lambda view: view.products, total_style="bold"),
-    ),
-    (
-        "How fast communication ran (bytes over transfer, waiting apart)",
-        shared(lambda view: view.communication),
-    ),
-    (
-        "Experts: what each rank receives in the forward's dispatches",
-        shared(lambda view: view.experts),
-    ),
-    ("Memory: the most each rank held (GB)", shared(lambda view: view.memory)),
-    ("Memory: what fills each rank at its peak (GB)", shared(lambda view: view.memory_contents)),
-    ("Memory: the source lines that hold most", shared(lambda view: view.memory_lines)),
-    ("Whom the others wait for", shared(lambda view: view.waited_for, max_rows=WORST_RANKS_SHOWN)),
-    ("Unequal work of the ranks", shared(lambda view: view.imbalance)),
-    ("What slows the pipeline down", shared(lambda view: view.slowdown)),
-    ("Steps", step_times),
-    ("Copies", shared(lambda view: view.copies)),
-    ("Weight reload", reload),
-    ("Warnings", warnings),
-    ("What to do next", next_steps),
-)
-"""Title and function of each section, in the order they are printed."""
-BRIEF_SECTIONS: Sections = (REQUESTED_CHANGES, ("What other schedules would take", what_if))
-SHORT_SECTIONS: Sections = (
-    ("The whole run, from dumps and logs", whole_run),
-    ("Schedule", draw_schedule),
-    ("Critical path: what the step had to wait for, in order of time", critical),
-    REQUESTED_CHANGES,
-    BREAKDOWN,
-)
+    "steps": step_times,
+    "reload": reload,
+    "warnings": warnings,
+    "next": next_steps,
+}
+"""Drawings of sections that are more than their table, by id."""
+BRIEF_DRAWINGS: Mapping[str, Drawing] = {"changes": requested_changes, "schedule": what_if}
+"""Sections printed behind the five lines: predictions that were asked for."""
+SHORT_DRAWINGS: Mapping[str, Drawing] = {
+    "whole-run": whole_run,
+    "schedule": draw_schedule,
+    "path": critical,
+    "changes": requested_changes,
+    "by": DRAWINGS["by"],
+}
 """Sections printed by default behind the first screen: the drawing of a pipeline, and those that
 were asked for."""
+SHORT_TITLES = {"schedule": "Schedule"}
+BRIEF_TITLES = {"schedule": "What other schedules would take"}
+
+
+def draw_section(section: Section, view: View, width: int) -> RenderableType | None:
+    """Return a section, drawn or as its table; None if there is nothing to say."""
+    drawing = DRAWINGS.get(section.id)
+    if drawing is not None:
+        return drawing(view, width)
+    return None if section.table is None else render_table(section.table(view), width)
+
+
+def chosen_sections(
+    view: View, width: int, *, brief: bool, full: bool
+) -> Iterator[tuple[str, RenderableType]]:
+    """Yield the heading and content of each section that has something to say."""
+    words = section_words(view) | {"of_ranks": _ranks_drawn(view, short=not full)}
+    drawings = BRIEF_DRAWINGS if brief else SHORT_DRAWINGS
+    titles = BRIEF_TITLES if brief else SHORT_TITLES
+    chosen = sections_of("terminal")
+    if brief or not full:
+        chosen = tuple(find_section(section_id) for section_id in drawings)
+    for section in chosen:
+        if brief or not full:
+            title = titles.get(section.id) or section.heading(words)
+            body = drawings[section.id](view, width)
+        else:
+            title = section.heading(words)
+            body = draw_section(section, view, width)
+        if body is not None:
+            yield title, body

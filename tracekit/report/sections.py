@@ -1,0 +1,217 @@
+"""The sections of a report of an analysis: each is declared once, for the terminal, Markdown and the page.
+
+A section has one table that all of them show, or is drawn by each in its own way under its id:
+``terminal.analysis``, ``markdown`` and the page's template have the drawings. What a page shows
+inside another section has that section's id as its ``part_of``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import msgspec
+
+from tracekit._util.text import counted
+from tracekit.report.table import Table
+from tracekit.report.view import View
+
+Medium = Literal["terminal", "markdown", "page"]
+ALL: tuple[Medium, ...] = ("terminal", "markdown", "page")
+TEXT: tuple[Medium, ...] = ("terminal", "markdown")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """One section; names in braces are filled by ``section_words``."""
+
+    id: str
+    title: str
+    """Its heading in text."""
+    scope: str = ""
+    """What its figures are over, which the terminal adds in brackets."""
+    name: str = ""
+    """Its name in the page's navigation; empty if it is no section of the page."""
+    about: str = ""
+    """What it says, beside that name."""
+    part_of: str = ""
+    """Section of the page that shows it too."""
+    media: tuple[Medium, ...] = ALL
+    """Where it is shown."""
+    table: Callable[[View], Table | None] | None = None
+    """Its table; None if each medium draws it."""
+
+    def heading(self, words: Mapping[str, str]) -> str:
+        """Return the heading of the terminal."""
+        scope = f" ({self.scope})" if self.scope else ""
+        return f"{self.title}{scope}".format_map(words)
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section(
+        id="findings", title="What to do next", name="Findings", media=("page",)
+    ),
+    Section(
+        id="timeline", title="Timeline", name="Timeline", about="every event of every rank", media=("page",)
+    ),
+    Section(id="words", title="In words", name="In words", media=("page",)),
+    Section(
+        id="whole-run", title="The whole run, from dumps and logs", name="Whole run",
+        about="from dumps and logs", media=("terminal", "page"),
+    ),
+    Section(id="roles", title="Roles, iterations and weight updates", name="Roles"),
+    Section(id="iterations", title="Iterations", name="Iterations", media=("page",)),
+    Section(id="weight-updates", title="Weight updates", name="Weight updates", media=("page",)),
+    Section(
+        id="budget", title="Where the {steps}{of_role} went", scope="shares of the span{of_ranks}",
+        name="Budget", about="where the {step_or_steps} went",
+    ),
+    Section(
+        id="ranks", title="Over the ranks", scope="shares of each rank's span",
+        name="Ranks", about="how figures are spread over them", media=("terminal", "page"),
+    ),
+    Section(id="compute", title="Compute", scope="{over}", part_of="overlap", media=("terminal",)),
+    Section(
+        id="overlap", title="Communication and copies: what compute hides", scope="{over}",
+        name="Overlap", about="what ran, and what compute hides", media=("terminal", "page"),
+    ),
+    Section(
+        id="beside", title="What hides what", scope="{over}", part_of="overlap", media=TEXT,
+        table=lambda view: view.beside,
+    ),
+    Section(
+        id="hiding", title="What hiding communication costs the compute beside it", scope="{over}",
+        part_of="overlap", media=("terminal",), table=lambda view: view.hiding,
+    ),
+    Section(
+        id="idle", title="{idle}", name="{idle_name}", about="{idle_about}", media=("terminal", "page"),
+        table=lambda view: view.idle,
+    ),
+    Section(
+        id="host", title="What the host did instead of launching", scope="launch-bound idle, {over}",
+        name="Host", about="what it did instead of launching", media=("terminal", "page"),
+        table=lambda view: view.instead,
+    ),
+    Section(id="schedule", title="Against its ideal schedule", name="Schedule", about="measured above its ideal"),
+    Section(id="gap", title="From the ideal to the run", name="Gap", about="to the ideal, by cause", media=("page",)),
+    Section(
+        id="phases", title="Micro-batches overlap: what compute hides, by phase", name="Phases",
+        about="micro-batches overlap: what compute hides, by phase", media=("terminal", "page"),
+        table=lambda view: view.phases,
+    ),
+    Section(
+        id="path", title="Critical path: what the step had to wait for, in order of time",
+        name="Critical path", about="what the step had to wait for", media=("terminal", "page"),
+    ),
+    Section(
+        id="changes", title="What a change would give", name="What if", about="what a change would give",
+        table=lambda view: view.changes,
+    ),
+    Section(id="by", title="{by}", name="{by_name}", about="{by_about}", table=lambda view: view.by),
+    Section(
+        id="rates", title="Rates", name="Rates", about="how fast {rates_of} ran", media=("page",)
+    ),
+    Section(
+        id="products", title="How fast products ran", scope="{over}; over their own time",
+        part_of="rates", media=("terminal",), table=lambda view: view.products,
+    ),
+    Section(
+        id="communication", title="How fast communication ran", scope="bytes over transfer, waiting apart",
+        part_of="rates", media=("terminal",), table=lambda view: view.communication,
+    ),
+    Section(
+        id="experts", title="Experts: what each rank receives in the forward's dispatches",
+        part_of="rates", media=TEXT, table=lambda view: view.experts,
+    ),
+    Section(
+        id="memory", title="Memory: the most each rank held (GB)", name="Memory",
+        table=lambda view: view.memory,
+    ),
+    Section(
+        id="memory-contents", title="Memory: what fills each rank at its peak (GB)",
+        part_of="memory", media=TEXT, table=lambda view: view.memory_contents,
+    ),
+    Section(
+        id="memory-lines", title="Memory: the source lines that hold most",
+        part_of="memory", media=TEXT, table=lambda view: view.memory_lines,
+    ),
+    Section(
+        id="stragglers", title="Whom the others wait for", name="Waits", about="whom the others wait for",
+        table=lambda view: view.waited_for,
+    ),
+    Section(
+        id="imbalance", title="Unequal work of the ranks", part_of="stragglers", media=TEXT,
+        table=lambda view: view.imbalance,
+    ),
+    Section(
+        id="slowdown", title="What slows the pipeline down", part_of="stragglers", media=TEXT,
+        table=lambda view: view.slowdown,
+    ),
+    Section(id="steps", title="Steps", name="Steps", media=("terminal", "page")),
+    Section(id="copies", title="Copies", name="Copies", table=lambda view: view.copies),
+    Section(id="reload", title="Weight reload", name="Weight reload"),
+    Section(
+        id="kernels", title="The longest kernels", name="Kernels", about="the longest",
+        media=("markdown", "page"),
+    ),
+    Section(id="warnings", title="Warnings", name="Warnings ({warnings})"),
+    Section(id="next", title="What to do next", media=("terminal",)),
+    Section(
+        id="definitions", title="How each number is defined", name="Definitions",
+        about="how each number is defined", media=("page",),
+    ),
+)  # fmt: skip
+"""All sections, in the order of the text reports; the page's template lays out its own."""
+
+
+def sections_of(medium: Medium) -> tuple[Section, ...]:
+    """Return the sections that a medium shows, in order."""
+    return tuple(section for section in SECTIONS if medium in section.media)
+
+
+def find_section(section_id: str) -> Section:
+    """Return a section by its id.
+
+    >>> find_section("stragglers").title
+    'Whom the others wait for'
+    """
+    return next(section for section in SECTIONS if section.id == section_id)
+
+
+def section_words(view: View) -> dict[str, str]:
+    """Return the words that stand in braces in headings.
+
+    ``over`` is what the figures of a table are summed or averaged over: ranks and steps.
+    """
+    steps = len(view.steps.rows) + view.steps.more if view.steps else 1
+    over = "all ranks" if len(view.analysis.rank_results) > 1 else "1 rank"
+    main_role = view.analysis.role_results.main_role
+    rates_of = ["products"] if view.products else []
+    if view.communication or view.experts:
+        rates_of.append("communication")
+    idle_name, idle_about = "Idle", "why the GPU ran nothing"
+    if view.pipelined:
+        idle_name, idle_about = "Bubble", "idle and exposed pipeline waiting"
+    return {
+        "over": f"{over}, {counted(steps, 'step')}" if steps > 1 else over,
+        "steps": f"{steps} steps" if steps > 1 else "step",
+        "step_or_steps": "steps" if view.steps else "step",
+        "of_role": "" if main_role is None else f" of role {main_role}",
+        "of_ranks": "",
+        "idle": f"{idle_name}: {idle_about}",
+        "idle_name": idle_name,
+        "idle_about": idle_about,
+        "by": view.by_title,
+        "by_name": "" if view.analysis.by is None else f"By {view.analysis.by.kind}",
+        "by_about": view.by_title.partition(" (")[0],
+        "rates_of": " and ".join(rates_of),
+        "warnings": str(len(view.warnings)),
+    }
+
+
+def page_headings(view: View) -> dict[str, tuple[str, str]]:
+    """Return the name of each section of the page and what it says, by id."""
+    words = section_words(view)
+    return {
+        section.id: (section.name.format_map(words), section.about.format_map(words))
+        for section in sections_of("page")
+    }
