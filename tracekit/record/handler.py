@@ -45,6 +45,8 @@ class Handler:
     wait_s: float = MAX_WAIT_S
     background: bool = True
     gather: bool = False
+    suggests_timing: bool = False
+    """Whether to say what would time the step without the profiler."""
     _thread: threading.Thread | None = field(default=None, init=False)
 
     def __call__(self, profiled: Any) -> None:
@@ -92,6 +94,11 @@ class Handler:
         finally:
             part.unlink(missing_ok=True)
         log_line(process, f"wrote {process.file} ({size(written)})")
+        if self.suggests_timing:
+            log_line(
+                process,
+                "the step without the profiler is modelled: tracekit.profiler(...) times it before it records",
+            )
         return True
 
     def _answer_all(self) -> None:
@@ -171,7 +178,13 @@ def handler(
     """
     process = find_process_info(folder, rank=rank, world_size=world_size)
     return Handler(
-        process, answer=answer, log=log, wait_s=wait_s, background=background, gather=gather
+        process,
+        answer=answer,
+        log=log,
+        wait_s=wait_s,
+        background=background,
+        gather=gather,
+        suggests_timing=process.rank == 0,
     )
 
 

@@ -606,6 +606,20 @@ def no_gpu_events_not_recorded() -> str:
     return "there are no GPU events: record with CUDA activities on"
 
 
+@sentence("no-free-step", "no_operators")
+def no_free_step_no_operators() -> str:
+    return (
+        "the recording has GPU activities alone: the GPU's work is exact, but what the host did, and "
+        "what a step takes without the profiler, is not known: record CPU activities as well, or "
+        "with tracekit.profiler, which times the step before it records"
+    )
+
+
+@sentence("no-free-step", "other_profiler")
+def no_free_step_other_profiler() -> str:
+    return "what a step takes without this profiler is not known: times and savings are as recorded"
+
+
 @sentence("no-steps")
 def no_steps() -> str:
     return "there are no step marks: the whole trace is taken as one step"

@@ -18,7 +18,7 @@ from tracekit.metrics.operations import (
     may_be_message,
     may_be_of_pipeline,
 )
-from tracekit.metrics.step_time import StepSummary
+from tracekit.metrics.step_time import FreeStep, StepSummary
 from tracekit.store.sources import EARLIEST_DATE_NS
 
 MIN_UNLABELLED_SHARE_TO_WARN = 0.01
@@ -179,6 +179,26 @@ def weak_label_notices(results: Sequence[RankResult]) -> list[Notice]:
     if share is None or share <= MIN_WEAK_SHARE_TO_WARN:
         return []
     return [Notice("weak-labels", values={"share": share})]
+
+
+def free_step_notices(ranks: Sequence[RankTables], free: FreeStep | None) -> list[Notice]:
+    """Return why the step without the profiler is not known; empty if it is, or if nothing was recorded.
+
+    A run whose events were not kept says nothing: nobody could do anything about it.
+    """
+    if free is not None or not any(rank.graph_events is not None for rank in ranks):
+        return []
+    by_other_profiler = tuple(rank.source.rank for rank in ranks if rank.source.reader != "kineto")
+    if by_other_profiler:
+        return [Notice("no-free-step", values={"case": "other_profiler"})]
+    without_operators = []
+    for rank in ranks:
+        if not rank.source.counts.get("cpu_op", 0):
+            without_operators.append(rank.source.rank)
+    if not without_operators:
+        return []
+    named = () if len(without_operators) == len(ranks) else tuple(without_operators)
+    return [Notice("no-free-step", ranks=named, values={"case": "no_operators"})]
 
 
 def uncommon_step_notices(steps: StepSummary) -> list[Notice]:
