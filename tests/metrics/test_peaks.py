@@ -43,6 +43,11 @@ SHEETS = [
 ]
 BANDWIDTHS = {
     # GB/s of one GPU's memory
+    "NVIDIA GeForce RTX 5090": 1_792,
+    "NVIDIA GeForce RTX 4090": 1_008,
+    "NVIDIA GeForce RTX 4080": 717,
+    "NVIDIA GeForce RTX 3090": 936,
+    "NVIDIA GeForce RTX 3080": 760,
     "NVIDIA GB200": 576_000 / 72,
     "NVIDIA GB300": 576_000 / 72,
     "NVIDIA B200": 64_000 / 8,
@@ -96,3 +101,20 @@ def test_all_types_of_a_tensor_core_are_related():
         for narrow, wide in (("fp8", "bf16"), ("bf16", "tf32")):
             if narrow in peaks and wide in peaks:
                 assert peaks[narrow] / peaks[wide] == pytest.approx(2, rel=0.02), gpu["pattern"]
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16"),
+    [
+        ("NVIDIA GeForce RTX 3090", 71),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 5090", 209.5),
+    ],
+)
+def test_geforce_cards_have_the_rate_at_which_frameworks_sum(name, bf16):
+    assert peak_tflop_s(name, "bf16") == bf16
+
+
+def test_other_cards_of_the_same_number_are_unknown():
+    assert find_gpu("NVIDIA GeForce RTX 4090 Laptop GPU") is None
+    assert find_gpu("NVIDIA GeForce RTX 3090 Ti") is None

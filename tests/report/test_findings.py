@@ -15,7 +15,14 @@ from tracekit.findings.ranks import CODES
 from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.report.evidence_words import MAX_FINDING_STEPS_NAMED
 from tracekit.report.finding_sentences import TEXTS
-from tracekit.report.findings import finding_line, shown_findings, with_sentences
+from tracekit.report.findings import (
+    finding_in_a_log,
+    finding_line,
+    shown_findings,
+    with_sentences,
+)
+from tracekit.report.terminal.first_screen import saving
+from tracekit.report.view.top import cards
 from tracekit.schema import LABEL_WORDS
 
 PACKAGE = Path(tracekit.findings.__file__).parent
@@ -118,7 +125,7 @@ def test_a_line_ends_with_the_saving():
     )
     assert finding_line(*with_sentences([finding])) == (
         "2.50 ms longer than 1f1b needs: operations run in another order: run the operations in the order of 1f1b "
-        "(saves up to 2.00 ms per step)"
+        "(saves 2.00 ms per step)"
     )
 
 
@@ -129,7 +136,7 @@ def test_a_sentence_names_four_steps():
     )
     (finding,) = with_sentences([finding])
     assert MAX_FINDING_STEPS_NAMED == 4
-    assert "in step 0, 1, 2, 3" in finding.text
+    assert "in steps 0, 1, 2, 3" in finding.text
     assert "4, 5" not in finding.text
 
 
@@ -138,3 +145,18 @@ def test_the_idle_time_that_a_sentence_names_is_what_the_finding_costs(code):
     evidence = {"idle_ns": 1_770_000, "name": "aten::add"}
     finding = Finding(code=code, cost_ns=3_180_000, share=0.03, evidence=evidence)
     assert "idle for 3.18 ms" in with_sentences([finding])[0].text
+
+
+@pytest.mark.parametrize(
+    ("range_ns", "words"),
+    [((0, 3_000_000), "at most 3.00 ms"), ((2_000_000, 4_000_000), "3.00 ms")],
+)
+def test_a_bound_is_worded_alike_on_screen_in_lists_logs_and_cards(range_ns, words):
+    finding = Finding(
+        code="hang", cost_ns=4_000_000, share=0.2, saves_ns=3_000_000, saves_range_ns=range_ns
+    )
+    is_bound = words.startswith("at most")
+    assert f"saves {words}" in finding_line(finding)
+    assert f"saves {words}" in finding_in_a_log(finding)
+    assert saving(finding).startswith("≤") == is_bound
+    assert ("saved at most" in cards([finding])[0].of_step) == is_bound

@@ -88,6 +88,18 @@ class Finding(Struct, frozen=True, kw_only=True):
         return self.cost_ns if self.saves_ns is None else self.saves_ns
 
     @property
+    def is_bound(self) -> bool:
+        """Whether its effect is the most that it can save: it may save nothing.
+
+        >>> Finding(code="host_sync", cost_ns=4, share=0.2, saves_ns=3, saves_range_ns=(0, 3)).is_bound
+        True
+        """
+        if self.saves_ns is None or self.saves_range_ns is None:
+            return self.saves_ns is None
+        least_ns, most_ns = self.saves_range_ns
+        return least_ns == 0 and most_ns <= self.saves_ns
+
+    @property
     def effect_share(self) -> float:
         """The same as a share of the step.
 

@@ -14,7 +14,7 @@ from tracekit.findings.recorded import has_host_calls
 from tracekit.schema import has_stacks
 
 FRAMEWORK_PATTERNS = {
-    "Megatron-LM": r"_PARALLEL_GROUP|LinearWithGradAccumulation|\bmegatron\b",
+    "Megatron-LM": r"LinearWithGradAccumulation|(?i:\bmegatron\b)|_TransformerEngine|_LayerNormLinear",
     "FSDP2": r"FSDP::|\bfsdp\b",
     "DeepSpeed": r"(?i)deepspeed",
     "DDP": r"DistributedDataParallel",

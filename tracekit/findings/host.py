@@ -134,6 +134,8 @@ def host_findings(context: Context) -> Iterator[Finding]:
             continue
         share_of_after = means.value(code, "idle_after_ns") / after_ns if after_ns else 0.0
         cost_ns = means.value(code, "idle_ns") + share_of_after * shared_ns
+        if code == "data_loading":  # waiting for a batch costs no more than the wait
+            cost_ns = min(cost_ns, means.value(code, "host_ns"))
         copied_ns = means.pageable_ns if code == "pageable_copy" else 0.0
         finding = _offence(context, means, code, cost_ns + copied_ns, means.gpu_ns - copied_ns)
         if finding is not None:
@@ -161,11 +163,17 @@ def _offence(
     else:
         saves_ns = max(predicted.saves_ns or 0, 0)
         saves_range_ns = saved_range_ns(predicted)
+        # Idle time behind the activity is its cost only as far as the replay without it saves it.
+        idle_ns = means.value(code, "idle_ns")
+        copied_ns = means.gpu_ns - gpu_ns
+        cost_ns = min(cost_ns, max(idle_ns + copied_ns, saves_ns))
     row = means.rows[code]
     evidence: dict[str, EvidenceValue] = {
         "host_ns": round(row["host_ns"]),
         "idle_ns": round(row["idle_ns"]),
+        "idle_after_ns": max(round(cost_ns - row["idle_ns"]), 0),
         "calls_per_step": round(row["count"], 2),
+        "steps_marked": context.step.is_marked,
         "gpu_work_ns": round(gpu_ns),
         "name": row["name"],
         "op": row["op"],
@@ -190,6 +198,8 @@ def _case(context: Context, code: str, row: dict[str, object]) -> str:
     if code == "host_sync":
         op = None if row["op"] is None else str(row["op"])
         return who_waits(context, op, name, float(str(row["count"])))
+    if code == "allocator" and not context.step.is_marked:
+        return "start_up"
     if code == "data_loading":
         return "workers" if "MultiProcessing" in name else "no_workers"
     if code == "python":
@@ -218,6 +228,7 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
         evidence={
             "gpu_work_ns": round(means.gpu_ns),
             "events_per_step": round(events_per_step),
+            "steps_marked": context.step.is_marked,
             "mean_event_ns": round(means.gpu_ns / max(events_per_step, 1)),
         },
         change=None if predicted is None else NO_LAUNCH_DELAY,

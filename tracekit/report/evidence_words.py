@@ -187,7 +187,13 @@ class FindingWords:
         if count < ONCE_A_STEP:
             return f"in one of {round(1 / count)} steps"
         times = round(count)
-        return "once a step" if times == 1 else f"{times:,} times a step"
+        unit = "a step" if self.has_steps else "in the recording"
+        return f"once {unit}" if times == 1 else f"{times:,} times {unit}"
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether the recording has marks of steps; without them a time is of the whole recording."""
+        return self.evidence.get("steps_marked") is not False
 
     @property
     def in_steps(self) -> str:
@@ -196,7 +202,8 @@ class FindingWords:
         is_always_late = late_steps == self.evidence.get("recorded_steps")
         if is_always_late or not self.finding.steps:
             return " in every step"
-        return f" in step {listed(self.finding.steps, most=MAX_FINDING_STEPS_NAMED)}"
+        word = "step" if len(self.finding.steps) == 1 else "steps"
+        return f" in {word} {listed(self.finding.steps, most=MAX_FINDING_STEPS_NAMED)}"
 
     @property
     def in_late_steps(self) -> str:
@@ -240,7 +247,7 @@ class FindingWords:
         share = self.evidence.get("model_flop_utilisation")
         if not isinstance(share, float):
             return ""
-        return f" (the step reaches {percent(share, digits=0)} of peak FLOP/s)"
+        return f"; all products of the step reach {percent(share, digits=0)} of the GPU's peak rate"
 
     @property
     def peak_place(self) -> str:

@@ -53,8 +53,9 @@ def longer_than_schedule(words: FindingWords) -> str:
 
 
 def waiting_unknown(words: FindingWords) -> str:
+    are = "are" if "," in words["labels"] else "is"
     return (
-        f"{words['labels']} is exposed for {words['exposed_ns']}; how much of that is waiting is "
+        f"{words['labels']} {are} exposed for {words['exposed_ns']}; how much of that is waiting is "
         "not known"
     )
 
@@ -67,7 +68,7 @@ def first_slow_kernel(words: FindingWords) -> str:
 
 
 def gain_of_first(words: FindingWords) -> str:
-    return f"; up to {words['op_gain_ns']} of that{words.utilisation}"
+    return f"; at most {words['op_gain_ns']} of that is its own{words.utilisation}"
 
 
 # Findings.
@@ -178,6 +179,19 @@ def allocator(words: FindingWords) -> FindingTexts:
         advice=(
             "remove `torch.cuda.empty_cache()` from the loop; with shapes that change, set "
             "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`"
+        ),
+    )
+
+
+@texts("allocator", "start_up")
+def allocator_start_up(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the CPU allocates and frees GPU memory {words.how_often} ({words['host_ns']}, "
+            f"mostly in {words['name']}); without marks of steps this may be the start of the program"
+        ),
+        advice=(
+            "record a few steps after the first ones, and mark them (`tracekit doctor` says how)"
         ),
     )
 
@@ -312,8 +326,9 @@ def python_with_source(words: FindingWords) -> FindingTexts:
 def launch_bound(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            "the CPU starts kernels more slowly than the GPU runs them: "
-            f"{words['events_per_step']} a step, {words['mean_event_ns']} each"
+            "the CPU takes longer to start the GPU's work than the GPU takes to run it: "
+            f"{words['events_per_step']} kernels and copies {'a step' if words.has_steps else 'in all'}, "
+            f"{words['mean_event_ns']} each on average"
         ),
         advice=(
             'use CUDA graphs (`torch.compile(mode="reduce-overhead")`), fused optimizers, or '
@@ -500,7 +515,7 @@ def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
             f"{words.label_words}{words.rate} is exposed for {words['exposed_ns']} (no compute "
-            f"beside it); only {words['free_compute_ns']} of compute is free"
+            f"beside it); only {words['free_compute_ns']} of compute is left that could hide it"
         ),
         advice=(
             f"check links and NCCL's transport, or send fewer bytes ({words.fewer_bytes}); "
@@ -1122,7 +1137,7 @@ def recording_ranks(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
             f"{waiting_unknown(words)}: only {words['given_ranks']} of {words['world_size']} "
-            "ranks are here"
+            f"ranks {'is' if words['given_ranks'] == '1' else 'are'} here"
         ),
         advice="add the traces of the other ranks",
     )

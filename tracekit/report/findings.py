@@ -111,9 +111,11 @@ def finding_line(finding: Finding) -> str:
     """Return a finding in one sentence: what, why, what to do, and what that would save."""
     saves = ""
     if finding.saves_ns:
+        how_much = "at most " if finding.is_bound else ""
         shared = shared_time(finding)
         shares_time = f"; {shared}" if shared else ""
-        saves = f" (saves up to {short_ms(finding.saves_ns)} {per_words(finding)}{shares_time})"
+        saved = f"{how_much}{short_ms(finding.saves_ns)}"
+        saves = f" (saves {saved} {per_words(finding)}{shares_time})"
     return f"{finding.text}: {finding.advice}{saves}"
 
 
@@ -142,11 +144,10 @@ def finding_in_a_log(finding: Finding) -> str:
     """
     if finding.cost_bytes and not finding.cost_ns:
         effect = size(finding.cost_bytes)
-    elif finding.saves_ns is None:
-        effect = f"saves at most {short_ms(finding.cost_ns)} ({percent(finding.share, digits=0)})"
     else:
+        how_much = "at most " if finding.is_bound else ""
         share = percent(finding.effect_share, digits=0)
-        effect = f"saves {short_ms(finding.saves_ns)} ({share})"
+        effect = f"saves {how_much}{short_ms(finding.effect_ns)} ({share})"
     return f"{effect}: {finding.text} → {finding.advice}"
 
 

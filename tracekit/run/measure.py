@@ -12,9 +12,10 @@ from tracekit.analysis.measure.rank_timeline import MAX_RANKS_WITH_EVENTS, rank_
 from tracekit.analysis.measure.tables import RankTables, rank_graph_events, rank_tables
 from tracekit.classify import RuleBook
 from tracekit.classify.model_position import MODULE_PREFIX
-from tracekit.errors import TracekitError
+from tracekit.errors import OptionError, TracekitError
 from tracekit.metrics.host.events import find_calls
 from tracekit.metrics.host.waiting_calls import find_waiting_calls
+from tracekit.metrics.peaks import find_gpu
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import RankEvents
 from tracekit.store.files import Store, open_single_store, rank_folder
@@ -64,6 +65,13 @@ class Options:
         frames: pl.DataFrame | None = None,
     ) -> RankTables:
         """Measure one rank that is in memory."""
+        if self.gpu is not None and rank.source.devices:
+            named = rank.source.devices[0]
+            if find_gpu(named) not in (None, find_gpu(self.gpu)):
+                raise OptionError(
+                    f"--gpu {self.gpu!r}: the trace of rank {rank.source.rank} names another GPU, {named}",
+                    hint="--gpu is for traces that do not name theirs",
+                )
         if self.gpu is not None and not rank.source.devices:
             rank = replace(rank, source=msgspec.structs.replace(rank.source, devices=(self.gpu,)))
         return rank_tables(

@@ -77,7 +77,7 @@ def _step_findings(diagnosis: DoctorDocument) -> list[RenderableType]:
     lines = _grid(rows, style="dim")
     return [
         Text(""),
-        Text("What costs time in a step, by predicted saving (≤: an upper bound)", style="bold"),
+        Text("What costs time in a step, by what it is likely to save (≤: at most)", style="bold"),
         Padding(lines, (0, 0, 0, 2)),
     ]
 

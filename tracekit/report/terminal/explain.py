@@ -5,14 +5,14 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit._util.text import ms, terminal
+from tracekit._util.text import ms, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.classify import classify, explain, load_rules
 from tracekit.classify.graph_replays import events_with_captured_launches
 from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
 from tracekit.findings.roles import CODES as ROLE_CODES
-from tracekit.report.findings import per_words
+from tracekit.report.findings import per_words, shared_time
 from tracekit.report.view import view_of
 from tracekit.schema import LABELS, RankEvents
 
@@ -37,24 +37,29 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         cost = f"{ms(finding.cost_ns)} {per_words(finding)}"
     lines.append(f"   costs {cost}")
     if finding.saves_ns is not None:
-        low_high = finding.saves_range_ns
+        how_much = "at most " if finding.is_bound else ""
+        low_high = None if finding.is_bound else finding.saves_range_ns
         between = "" if low_high is None else f", between {ms(low_high[0])} and {ms(low_high[1])}"
-        lines.append(f"   saves {ms(finding.saves_ns)}{between} ({finding.certain})")
+        lines.append(f"   saves {how_much}{ms(finding.saves_ns)}{between}")
+    if shared := shared_time(finding):
+        lines.append(f"   {shared}")
     if finding.change is not None:
         lines.append(f"   predicted with {_change_options(finding.change)}")
     lines.append("   rests on:")
     for name, value in finding.evidence.items():
-        lines.append(f"     {name:<24} {_evidence_value(name, value)}")
+        lines.append(f"     {_evidence_name(name):<30} {_evidence_value(name, value)}")
     if finding.where:
-        lines.append("   where (time in the trace, µs):")
+        lines.append("   where (ms after the first GPU work of the rank):")
+    starts = dict(
+        analysis.tables["timeline"].group_by("rank").agg(pl.col("start_ns").min()).iter_rows()
+    )
     for example in finding.where:
         step = "" if example.step is None else f" step {example.step}"
         source = f"  {terminal(example.source)}" if example.source else ""
         length = ms(example.end_ns - example.start_ns)
         name = terminal(example.name or "")
-        lines.append(
-            f"     rank {example.rank}{step}  {example.start_ns / 1e3:,.0f}  {length:>10}  {name}{source}"
-        )
+        start = f"{(example.start_ns - starts.get(example.rank, 0)) / 1e6:,.1f}"
+        lines.append(f"     rank {example.rank}{step}  {start}  {length:>10}  {name}{source}")
     return "\n".join(lines)
 
 
@@ -76,7 +81,35 @@ def _evidence_value(name: str, value: EvidenceValue) -> str:
         return "unknown"
     if name.endswith("_ns") and isinstance(value, int | float):
         return ms(value)
-    return f"{value:,}" if isinstance(value, int | float) else terminal(str(value))
+    if name.endswith("_share") or name.startswith("share") or name == "model_flop_utilisation":
+        return percent(float(value), digits=0) if isinstance(value, int | float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.3g}"
+    return f"{value:,}" if isinstance(value, int) else terminal(str(value))
+
+
+EVIDENCE_NAMES = {
+    "unhideable_ns": "transfer with no compute left",
+    "free_compute_ns": "compute that hides nothing yet",
+    "gb_per_s": "GB/s",
+    "op": "operator",
+    "host_ns": "time of the CPU in it",
+    "idle_ns": "idle GPU meanwhile",
+    "idle_after_ns": "idle GPU until the CPU is ahead",
+    "gpu_work_ns": "GPU work",
+    "mean_event_ns": "mean length of GPU work",
+    "events_per_step": "kernels and copies a step",
+}
+"""Names of figures whose own name says too little."""
+
+
+def _evidence_name(name: str) -> str:
+    """Return what a figure of the evidence is called.
+
+    >>> _evidence_name("unhideable_ns"), _evidence_name("late_steps"), _evidence_name("part_ns")
+    ('transfer with no compute left', 'late steps', 'part')
+    """
+    return EVIDENCE_NAMES.get(name, name.removesuffix("_ns").replace("_", " "))
 
 
 def explain_text(

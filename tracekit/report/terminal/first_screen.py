@@ -106,10 +106,9 @@ def first_screen(
 
 def _findings_heading(findings: Sequence[tuple[int, Finding]]) -> str:
     """Return what the columns before the findings hold."""
-    is_bounded = any(finding.saves_ns is None for _, finding in findings)
-    if is_bounded:
-        return "What to do (→), by predicted saving per step; after those, upper bounds (≤):"
-    return "What to do (→), by predicted saving per step:"
+    if any(finding.is_bound for _, finding in findings):
+        return "What to do (→), by what it is likely to save per step (≤: at most):"
+    return "What to do (→), by what it saves per step:"
 
 
 def _first_findings(view: View) -> list[tuple[int, Finding]]:
@@ -148,7 +147,7 @@ def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
         headline(view, width),
         *bar,
         *texts,
-        Text(cut_text(f"sure: {'; '.join(certainty(view))}", width)),
+        Text(cut_text(f"how sure: {'; '.join(certainty(view))}", width)),
     ]
 
 
@@ -396,7 +395,7 @@ def saving(finding: Finding) -> str:
     """
     if finding.cost_bytes and not finding.cost_ns:
         return f"{size(finding.cost_bytes):>9} {'':>5}"
-    bound = "≤" if finding.saves_ns is None else ""
+    bound = "≤" if finding.is_bound else ""
     return (
         f"{bound:<2}{short_ms(finding.effect_ns):>7} {percent(finding.effect_share, digits=0):>5}"
     )
@@ -415,7 +414,7 @@ def closing_lines(view: View, width: int, *, page_written: bool, shown: int) -> 
     smaller = len(view.findings) - shown
     full = f"--full ({counted(smaller, 'smaller finding')})" if smaller else "--full"
     more = [full, "--explain 1", *([] if page_written else ["-o report.html"])]
-    sure = f"sure: {'; '.join(certainty(view))}"
+    sure = f"how sure: {'; '.join(certainty(view))}"
     if view.not_wrong and not view.role_findings:
         sure += f"; {view.not_wrong}"
     return [

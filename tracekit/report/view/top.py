@@ -40,12 +40,6 @@ SECTION_OF_CODE: Mapping[str, str] = {
     "slow_kernel": "rates",
 }
 """Section of the page that shows a finding without a place in the timeline, by its code."""
-HOW_SURE: Mapping[str, str] = {
-    "measured": "",
-    "bounded": "at most",
-    "possible": "at most, if that works out",
-}
-"""Words beside a saving, by how sure it is."""
 
 
 class Tile(msgspec.Struct, frozen=True):
@@ -235,8 +229,8 @@ def _search(finding: Finding) -> str | None:
 def _of_step(finding: Finding) -> str:
     """Return what a card's figure is: a saving or a cost, and its share of the step.
 
-    >>> _of_step(Finding(code="x", cost_ns=4, share=0.2, saves_ns=3, certain="bounded"))
-    'saved, 15 % of the step (at most)'
+    >>> _of_step(Finding(code="x", cost_ns=4, share=0.2, saves_ns=3, saves_range_ns=(0, 3)))
+    'saved at most, 15 % of the step'
     >>> _of_step(Finding(code="x", cost_ns=4, share=0.2))
     'cost, 20 % of the step'
     """
@@ -245,9 +239,8 @@ def _of_step(finding: Finding) -> str:
     if finding.saves_ns is None:
         whole = finding.evidence.get("share_of", "step")
         return f"cost, {percent(finding.share, digits=0)} of the {whole}"
-    share = finding.share * finding.saves_ns / finding.cost_ns if finding.cost_ns else 0.0
-    how_sure = HOW_SURE[finding.certain]
-    return f"saved, {percent(share, digits=0)} of the step{f' ({how_sure})' if how_sure else ''}"
+    saved = "saved at most" if finding.is_bound else "saved"
+    return f"{saved}, {percent(finding.effect_share, digits=0)} of the step"
 
 
 def badge_of(analysis: Analysis) -> ClockBadge | None:
