@@ -202,13 +202,16 @@ def _case(context: Context, code: str, row: dict[str, object]) -> str:
         return "start_up"
     if code == "data_loading":
         return "workers" if "MultiProcessing" in name else "no_workers"
-    if code == "python":
-        if any(longest.source for longest in _places(context, code)):
-            return "with_source"
-        if context.has_unread_stacks:
-            return "stacks_not_read"
-        return "outside_stacks" if context.has_stacks else ""
-    return ""
+    return _python_case(context) if code == "python" else ""
+
+
+def _python_case(context: Context) -> str:
+    """Return what is known of the Python code in which the host is."""
+    if any(longest.source for longest in _places(context, "python")):
+        return "with_source"
+    if context.has_unread_stacks:
+        return "stacks_not_read"
+    return "outside_stacks" if context.has_stacks else ""
 
 
 def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Finding:
