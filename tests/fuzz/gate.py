@@ -18,10 +18,10 @@ from typing import Any
 from tests.diffs.gates.conftest import QUIET, document
 from tests.fuzz.change import changed
 from tests.fuzz.others import one_line
-from tracekit.analysis.persistence import read_analysis
 from tracekit.diffs import Side, from_analysis, gate
 from tracekit.diffs.baseline import dump
 from tracekit.errors import TracekitError
+from tracekit.results.analysis import read_analysis
 
 NAMES = ("candidate", "baseline", "file")
 SLOWDOWN = 1.10
