@@ -12,6 +12,7 @@ from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import rank_tables
 from tracekit.diffs.run_samples import from_analysis
 from tracekit.errors import OptionError
+from tracekit.report.notices import notice_sentence
 from tracekit.report.view.ranks import Pace
 from tracekit.report.write import document_of
 from tracekit.run.load import load
@@ -47,6 +48,23 @@ def test_graph_kernels_without_a_launch_join_the_step_around_them(labelled):
     kept, _, notices = assign_parts(events)
     assert len(kept) == 3
     assert not notices
+
+
+def test_events_at_the_edge_of_a_step_whose_launch_is_missing_join_the_nearest(labelled):
+    unknown = {"label": "forward", "step": None, "launch_ns": None}
+    events = labelled(
+        {**unknown, "start_ns": 90, "end_ns": 95},  # launched before the recording began
+        {"label": "forward", "start_ns": 100, "end_ns": 1000, "step": 1},
+        {**unknown, "start_ns": 1010, "end_ns": 1015},
+        {**unknown, "start_ns": 1030, "end_ns": 1035},
+        {"label": "forward", "start_ns": 1040, "end_ns": 2000, "step": 2},
+        {**unknown, "start_ns": 2010, "end_ns": 2020},
+        {**unknown, "start_ns": 3000, "end_ns": 3007},  # as far away as a step is long
+    )
+    kept, _, (notice,) = assign_parts(events)
+    assert kept["step"].to_list() == [1, 1, 2, 2, 2]
+    assert notice.values == {"case": "no_launch", "events": 2, "busy_ns": 12}
+    assert "is not in the file" in notice_sentence(notice)
 
 
 def test_work_launched_outside_every_step_is_left_out_and_said(labelled):

@@ -21,7 +21,7 @@ import polars as pl
 
 from tracekit._util.columns import to_int64
 from tracekit._util.text import listing
-from tracekit.errors import Notice, OptionError
+from tracekit.errors import Notice, NoticeValues, OptionError
 from tracekit.schema import GPU_KINDS, conform
 
 STEPS = pl.Schema(
@@ -272,9 +272,17 @@ def assign_parts(
         return one_part, _table(one_part, one_part, [], host), notices
     placed = _place_unlaunched(labelled)
     outside = placed.filter(pl.col("step").is_null())
-    if len(outside):
-        busy_ns = int((outside["end_ns"] - outside["start_ns"]).sum())
-        notices.append(Notice("outside-steps", values={"events": len(outside), "busy_ns": busy_ns}))
+    is_unlaunched = pl.col("launch_ns").is_null()
+    for case, events in (
+        ("", outside.filter(~is_unlaunched)),
+        ("no_launch", outside.filter(is_unlaunched)),
+    ):
+        if len(events):
+            busy_ns = int((events["end_ns"] - events["start_ns"]).sum())
+            values: NoticeValues = {"events": len(events), "busy_ns": busy_ns}
+            if case:
+                values["case"] = case
+            notices.append(Notice("outside-steps", values=values))
     chosen = select_steps(present, steps)
     number = to_int64(placed["step"], min(chosen) - 1)
     part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)
@@ -285,10 +293,16 @@ def assign_parts(
     return kept, _table(kept, placed, present, host), notices
 
 
+MAX_DISTANCE_OF_UNLAUNCHED = 0.05
+"""Largest distance of an event whose launch is not in the file from the GPU work of its step, in
+steps."""
+
+
 def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
     """Return the events.
 
-    Those with neither step nor launch get the step whose GPU work surrounds their start.
+    Those with neither step nor launch get the step whose GPU work surrounds their start, or is
+    nearest to it: the first and last events of a step may be among those whose launch is missing.
     """
     lost = pl.col("step").is_null() & pl.col("launch_ns").is_null()
     if not labelled.select(lost.any()).item():
@@ -296,17 +310,24 @@ def _place_unlaunched(labelled: pl.DataFrame) -> pl.DataFrame:
     spans = (
         labelled.filter(pl.col("step").is_not_null())
         .group_by(surrounding="step")
-        .agg(pl.col("start_ns").min(), until=pl.col("end_ns").max())
-        .sort("start_ns")
+        .agg(first_ns=pl.col("start_ns").min(), until=pl.col("end_ns").max())
+        .sort("first_ns")
     )
-    is_inside = lost & (pl.col("start_ns") < pl.col("until"))
+    median_ns = spans.select((pl.col("until") - pl.col("first_ns")).median()).item()
+    reach_ns = round(MAX_DISTANCE_OF_UNLAUNCHED * median_ns)
+    # Between two steps, the middle divides what is near to both. What runs before the first one was
+    # launched before the recording began.
+    end_before = pl.col("until").shift(1)
+    gap_ns = (pl.col("first_ns") - end_before).fill_null(0).clip(0, 2 * reach_ns)
+    spans = spans.with_columns(start_ns=pl.col("first_ns") - gap_ns // 2).sort("start_ns")
+    is_near = lost & (pl.col("start_ns") < pl.col("until") + reach_ns)
     return (
         labelled.with_row_index("_row")
         .sort("start_ns")
         .join_asof(spans, on="start_ns", strategy="backward")
-        .with_columns(step=pl.when(is_inside).then("surrounding").otherwise("step"))
+        .with_columns(step=pl.when(is_near).then("surrounding").otherwise("step"))
         .sort("_row")
-        .drop("_row", "surrounding", "until")
+        .drop("_row", "surrounding", "until", "first_ns")
     )
 
 

@@ -635,6 +635,14 @@ def outside_steps(events: int, busy_ns: int) -> str:
     return f"{events} GPU events ({ms(busy_ns, 3)}) were launched outside every step: not counted"
 
 
+@sentence("outside-steps", "no_launch")
+def outside_steps_no_launch(events: int, busy_ns: int) -> str:
+    return (
+        f"the launch of {events} GPU events ({ms(busy_ns, 3)}) is not in the file, and they ran "
+        "between steps: not counted"
+    )
+
+
 @sentence("partial-step")
 def partial_step(step: int, events: int) -> str:
     return f"step {step} holds only {events} GPU events: it looks cut off"
