@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import shutil
 
 import numpy as np
 import pytest
 
+from tracekit import load
 from tracekit._loops.json_scanner import NULL
-from tracekit.errors import InputError
+from tracekit.errors import InputError, MachineError
 from tracekit.parsers import flight_recorder, nccl_inspector
 from tracekit.parsers.file_type import MIN_INFLATED_LIMIT, detect_file_type
 from tracekit.parsers.kineto.captures import holds_capture
+from tracekit.parsers.kineto.recording_window import recording_window
 from tracekit.parsers.memory_snapshot import read_memory_snapshot
+from tracekit.parsers.nsight import exports
 from tracekit.parsers.perfetto.state import TraceState, Track
 from tracekit.parsers.perfetto.table import _values_by_key
+from tracekit.report.perfetto.serve import moment_parameters
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -124,3 +129,39 @@ def test_a_genuine_dump_that_compresses_well_is_read(tmp_path):
     file.write_bytes(packed)
     assert len(data) > 5 * len(packed)
     flight_recorder.read(file)
+
+
+def test_a_parquet_file_of_more_rows_than_fit_into_memory_is_one_line(
+    tmp_path, samples, monkeypatch
+):
+    folder = tmp_path / "rank0.parquetdir"
+    shutil.copytree(samples / "nsys-1f1b/rank0.parquetdir", folder)
+    monkeypatch.setattr(exports, "available_memory", lambda: 1000)
+    with pytest.raises(MachineError, match="rows take"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"ts": 1.2.3',
+        '"ts": ' + "9" * 5000,
+        '"ts": ..',
+    ],
+)
+def test_odd_times_of_a_recording_are_no_window(tmp_path, text):
+    file = tmp_path / "a.json"
+    marks = [
+        f'{{"name": "{name}", {text}}}'
+        for name in ("Iteration Start: PyTorch Profiler", "Record Window End")
+    ]
+    file.write_text(f'{{"baseTimeNanoseconds": {"9" * 5000}, "traceEvents": [{", ".join(marks)}]}}')
+    assert recording_window(file) is None
+
+
+def test_an_export_with_a_base_of_thousands_of_digits_begins_at_zero(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text(
+        '{"baseTimeNanoseconds":' + "9" * 5000 + ',"otherData":{"tracekit":"1"},"traceEvents":[]}'
+    )
+    assert moment_parameters(file, 10**6, 10**6) == "&visStart=995000&visEnd=1005000"

@@ -11,10 +11,10 @@ PIECE_BYTES = 1 << 20
 """Bytes that are read and decompressed at once."""
 TAIL_BYTES = 1 << 16
 """Bytes at the end of a trace in which its marks are looked for; the profiler writes them last."""
-_TIME = rb'[^{}]*?"ts":\s*([0-9.]+)'
+_TIME = rb'[^{}]*?"ts":\s*([0-9]{1,16}(?:\.[0-9]{0,9})?)(?![0-9.])'
 _START_MARK = re.compile(rb'"Iteration Start: PyTorch Profiler"' + _TIME)
 _END_MARK = re.compile(rb'"Record Window End"' + _TIME)
-_BASE = re.compile(rb'"baseTimeNanoseconds":\s*([0-9]+)')
+_BASE = re.compile(rb'"baseTimeNanoseconds":\s*([0-9]{1,19})(?![0-9])')
 
 
 def recording_window(path: str | Path) -> tuple[int, int] | None:

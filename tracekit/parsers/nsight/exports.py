@@ -26,9 +26,12 @@ from adbc_driver_manager import AdbcConnection, AdbcStatement
 from adbc_driver_manager import Error as AdbcError
 from pyarrow import ipc, parquet
 
-from tracekit.errors import InputError, Notice, NoticeValues
+from tracekit._util.machine import available_memory
+from tracekit.errors import InputError, MachineError, Notice, NoticeValues
 from tracekit.parsers.nsight.tables import READ_TABLES, TEXT_COLUMNS
 
+MIN_BYTES_OF_A_VALUE = 4
+"""Least bytes that a value of an export's table takes in memory."""
 _ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 """Errors of ``pyarrow`` on a damaged file."""
 
@@ -98,7 +101,12 @@ class ArrowExport:
         file, offset = self._positions[table]
         if file.suffix == ".parquet":
             parquet_file = parquet.ParquetFile(file)
-            return parquet_file.schema_arrow, parquet_file.read
+
+            def read(columns: list[str]) -> Any:
+                _check_rows(file, parquet_file.metadata.num_rows, columns)
+                return parquet_file.read(columns)
+
+            return parquet_file.schema_arrow, read
         source = pa.memory_map(str(file))
         try:  # versions of the exporter differ in whether they write an Arrow file or an Arrow stream
             reader = ipc.open_file(source)
@@ -110,6 +118,19 @@ class ArrowExport:
     def _report_damage(self, table: str) -> None:
         values: NoticeValues = {"case": "left_out", "file": self.path.name, "table": table}
         self.notices.append(Notice("damaged-table", values=values))
+
+
+def _check_rows(file: Path, rows: int, columns: Sequence[str]) -> None:
+    """Raise MachineError if columns cannot fit into memory.
+
+    A Parquet file of a kilobyte may hold billions of equal rows.
+    """
+    needed = rows * len(columns) * MIN_BYTES_OF_A_VALUE
+    available = available_memory()
+    if needed > available:
+        sizes = f"take {needed / 1e9:,.1f} GB, and {available / 1e9:,.1f} GB are free"
+        problem = f"{file}: {rows:,} rows {sizes}"
+        raise MachineError(problem, hint="use a machine with more memory")
 
 
 def to_polars(table: Any, *, trusted: bool = False) -> pl.DataFrame:

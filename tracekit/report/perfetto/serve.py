@@ -141,7 +141,7 @@ def is_export(path: str | Path) -> bool:
 
 def moment_parameters(file: Path, start_ns: int, end_ns: int) -> str:
     """Return the parameters of a link that make the viewer show an export around a moment of the common clock."""
-    match = re.search(rb'"baseTimeNanoseconds":(\d+)', _header(file))
+    match = re.search(rb'"baseTimeNanoseconds":(\d{1,19})(?!\d)', _header(file))
     base_ns = int(match[1]) if match else 0
     margin_ns = max(2 * (end_ns - start_ns), MIN_MARGIN_NS)
     return (
