@@ -48,7 +48,7 @@ def dump_of(rank: int, ranks: int, entries: int) -> dict:
                 "p2p_seq_id": 0,
                 "op_id": number,
                 "profiling_name": "nccl:all_reduce",
-                "time_created_ns": EPOCH_NS + round(called_ms * MS),
+                "time_created_ns": EPOCH_NS + round(called_ms * MS) + rank,  # none in the same ns
                 "duration_ms": 5.0 + late_ms - own_ms,
                 "input_sizes": [[(place + 1) << 20]],
                 "input_dtypes": ["Float"],

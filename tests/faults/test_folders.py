@@ -15,8 +15,10 @@ import time
 import pytest
 
 import tracekit
+from tracekit.errors import InputError
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.report.notices import notice_sentence
+from tracekit.run import watch as watching
 
 SOON_S = 120
 DROP_FROM_BOUNDING_SET, MAY_WRITE_ANYWHERE = 24, 1
@@ -200,3 +202,41 @@ def test_a_file_that_shrinks_while_it_is_read_is_cut_and_says_so(four, monkeypat
     got = tracekit.load(folder, ranks=[2]).rank(2)
     assert 0 < got.events.height < 280
     assert "truncated" in {notice.code for notice in got.source.notices}
+
+
+@pytest.fixture
+def watched(tmp_path, samples, monkeypatch):
+    """A folder with the recording of two ranks."""
+    monkeypatch.setattr(watching, "SETTLED_S", 0.0)
+    folder = tmp_path / "watched"
+    folder.mkdir()
+    for rank in (0, 1):
+        shutil.copy(samples / f"reload/rank{rank}.pt.trace.json.gz", folder)
+    return folder
+
+
+def test_a_recording_that_goes_away_while_it_is_watched_does_not_end_the_watch(
+    watched, monkeypatch
+):
+    real_stamp = watching._stamp
+    first = sorted(watched.glob("*.gz"))[0]
+    calls = []
+
+    def stamp_of_what_goes_away(file):
+        calls.append(file)
+        if len(calls) == 1:
+            first.rename(first.with_suffix(".gone"))
+        elif len(calls) == 2:
+            first.with_suffix(".gone").rename(first)
+        return real_stamp(file)
+
+    monkeypatch.setattr(watching, "_stamp", stamp_of_what_goes_away)
+    (recording,) = watching.watch(watched, every_s=0, idle_s=0.5)
+    assert recording.analysis is not None
+    assert recording.modified_s > 0
+
+
+def test_a_watched_folder_that_goes_away_is_one_line(watched, monkeypatch):
+    monkeypatch.setattr(watching.time, "sleep", lambda _: shutil.rmtree(watched))
+    with pytest.raises(InputError, match="the folder is gone"):
+        list(watching.watch(watched, idle_s=60))

@@ -280,3 +280,69 @@ def test_a_store_that_is_replaced_is_never_missing(traces, tmp_path):
     assert (tmp_path / "store").stat().st_ino != before
     assert open_store(tmp_path / "store").ranks == (0, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+KILLER = """
+import os, signal, sys
+target, number, *words = sys.argv[1:]
+count = 0
+WRITES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "os.link", "os.truncate")
+
+def kill_at_write(event, args):
+    global count
+    is_open = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+    if event not in WRITES and not is_open:
+        return
+    if not any(isinstance(arg, (str, bytes)) and os.fsdecode(arg).startswith(target) for arg in args):
+        return
+    count += 1
+    if count == int(number):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(kill_at_write)
+sys.argv[1:] = words
+from tracekit.cli import main
+main()
+"""
+
+
+def killed_at_write(number, target, *words):
+    """Run the command line, killed at its write of this number below *target*; return the exit code."""
+    command = [sys.executable, "-c", KILLER, str(target), str(number), *map(str, words)]
+    return subprocess.run(command, capture_output=True, timeout=SOON_S, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    "every",
+    [pytest.param(7, marks=pytest.mark.nightly), pytest.param(1, marks=pytest.mark.nightly), 29],
+)
+def test_a_kill_at_any_write_of_a_store_leaves_what_can_be_resumed(traces, tmp_path, every):
+    words = ("ingest", traces, "-o", tmp_path / "store", "--workers", 1, "--resume")
+    number = every
+    while killed_at_write(number, tmp_path, *words) == -signal.SIGKILL:
+        has_manifest = (tmp_path / "store" / "tracekit-store.json").exists()
+        if has_manifest and open_store(tmp_path / "store").entries:
+            tracekit.load(tmp_path / "store")  # what is listed is whole
+        if number % 2:
+            shutil.rmtree(tmp_path / "store", ignore_errors=True)
+        number += every
+    finished = open_store(tmp_path / "store")
+    assert finished.complete
+    assert finished.ranks == (0, 1, 2, 3)
+    assert number > every  # it was killed at least once
+    assert not [path for path in (tmp_path / "store").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["run.json", "run.html", "run.md", "run.xlsx"])
+def test_a_kill_at_any_write_of_a_report_leaves_the_old_or_the_new_one(traces, tmp_path, name):
+    report = tmp_path / name
+    report.write_bytes(b"old")
+    number = 1
+    words = ("analyze", traces, "--schedule", "none", "--workers", 1, "-o", report)
+    while killed_at_write(number, tmp_path, *words) == -signal.SIGKILL:
+        assert report.read_bytes() == b"old" or report.stat().st_size > 1000
+        number += 1
+    assert number > 1
+    assert report.stat().st_size > 1000
+    assert [path.name for path in tmp_path.iterdir()] == [name]

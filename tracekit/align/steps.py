@@ -274,14 +274,12 @@ def assign_parts(
     outside = placed.filter(pl.col("step").is_null())
     is_unlaunched = pl.col("launch_ns").is_null()
     for case, events in (
-        ("", outside.filter(~is_unlaunched)),
+        ("launched", outside.filter(~is_unlaunched)),
         ("no_launch", outside.filter(is_unlaunched)),
     ):
         if len(events):
             busy_ns = int((events["end_ns"] - events["start_ns"]).sum())
-            values: NoticeValues = {"events": len(events), "busy_ns": busy_ns}
-            if case:
-                values["case"] = case
+            values: NoticeValues = {"case": case, "events": len(events), "busy_ns": busy_ns}
             notices.append(Notice("outside-steps", values=values))
     chosen = select_steps(present, steps)
     number = to_int64(placed["step"], min(chosen) - 1)

@@ -55,7 +55,7 @@ def run(
             write_file(prometheus, prometheus_text(figures) + "\n")
         run = run_of(recording)
         if output is not None and recording.analysis is not None and run is not None:
-            time_s = max(file.stat().st_mtime for file in recording.files)
+            time_s = recording.modified_s
             report = write_report(recording.analysis, output, recording.name)
             verdict = verdict_of(run, first)
             add_to_history(

@@ -630,7 +630,7 @@ def steps_by_optimizer(steps: int) -> str:
     return f"there are no step marks: {steps} steps are told apart by their optimizer"
 
 
-@sentence("outside-steps")
+@sentence("outside-steps", "launched")
 def outside_steps(events: int, busy_ns: int) -> str:
     return f"{events} GPU events ({ms(busy_ns, 3)}) were launched outside every step: not counted"
 

@@ -25,6 +25,8 @@ class WatchedRecording:
     error: TracekitError | None = None
     read_again: bool = False
     """Whether it was read before, and a file has changed since."""
+    modified_s: float = 0.0
+    """When the last of its files was written, in seconds since 1970."""
 
 
 def watch(
@@ -57,8 +59,7 @@ def watch(
     clock = _QuietTimes()
     last_new_s = time.monotonic()
     while True:
-        for recording in _complete_recordings(root, clock):
-            stamps = [_stamp(file) for file in recording.files]
+        for recording, stamps in _stamped_recordings(root, clock):
             last_stamps = stamps_read.get(recording.files)
             if stamps != last_stamps:
                 stamps_read[recording.files] = stamps
@@ -70,6 +71,28 @@ def watch(
         if idle_s is not None and time.monotonic() - last_new_s >= idle_s:
             return
         time.sleep(every_s)
+
+
+def _stamped_recordings(
+    root: Path, clock: "_QuietTimes"
+) -> "list[tuple[WatchedRecording, list[_Stamp]]]":
+    """Return the recordings whose files are all complete, with the files' stamps.
+
+    None if a file goes away meanwhile: the next look finds what is there then.
+    """
+    try:
+        stamped = []
+        for recording in _complete_recordings(root, clock):
+            stamps = [_stamp(file) for file in recording.files]
+            modified_s = max(map(_modified_s, recording.files))
+            stamped.append((replace(recording, modified_s=modified_s), stamps))
+    except OSError as error:
+        if not root.is_dir():
+            raise InputError(
+                f"{root}: the folder is gone", hint="name the folder that traces land in"
+            ) from error
+        return []
+    return stamped
 
 
 def _analyzed(recording: WatchedRecording, *, critical_path: bool) -> WatchedRecording:
