@@ -118,6 +118,28 @@ LONGEST_FILES = (
 """Started first, so that no worker is left alone with one of them at the end."""
 
 
+SLOW_FILES = (
+    *LONGEST_FILES,
+    "tests/against_ideal/test_alike.py",
+    "tests/against_ideal/test_slowdowns.py",
+    "tests/against_ideal/test_spread.py",
+    "tests/diffs/gates/test_files.py",
+    "tests/diffs/gates/test_hidden_changes.py",
+    "tests/diffs/test_single_runs.py",
+    "tests/findings/test_steps.py",
+    "tests/parsers/test_kineto.py",
+    "tests/parsers/test_kineto_broken.py",
+    "tests/parsers/test_perfetto.py",
+    "tests/report/test_first_screen.py",
+    "tests/report/test_lateness.py",
+    "tests/report/test_page_history.py",
+    "tests/report/test_page_many.py",
+    "tests/test_api.py",
+    "tests/test_store.py",
+    "tests/test_synthetic.py",
+    "tests/test_terminal_schedule.py",
+)
+"""Files whose tests take two seconds of processor time or more together: left out by ``make quick``."""
 NIGHTLY = tuple(
     line
     for line in (Path(__file__).parent / "nightly.txt").read_text(encoding="utf-8").splitlines()
@@ -130,6 +152,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.nodeid.startswith(NIGHTLY):
             item.add_marker(pytest.mark.nightly)
+        if item.nodeid.startswith(SLOW_FILES):
+            item.add_marker(pytest.mark.slow)
         if isinstance(item, pytest.DoctestItem) and "sample_traces" in item.dtest.docstring:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FILES))
