@@ -37,6 +37,8 @@ RELATIVE_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)")
 SHARED_CODE = "tracekit._loops._cyutility"
 """Module for what Cython would otherwise compile into each of the others; building takes half as
 long with it."""
+JOBS = min(os.cpu_count() or 1, 8)
+"""Modules that are compiled side by side."""
 CHECKED = os.environ.get("TRACEKIT_CHECKED") == "1"
 SANITIZER_FLAGS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
 
@@ -105,6 +107,7 @@ def extensions() -> list[Extension]:
         build_dir="build/cython",
         quiet=True,
         force=CHECKED,
+        nthreads=JOBS,
         shared_utility_qualified_name=SHARED_CODE,
         compiler_directives=directives,
     )
@@ -115,6 +118,11 @@ def extensions() -> list[Extension]:
 
 class BuildLoops(build_ext):
     """``build_ext`` that uses ziglang where there is no C compiler, and says what is missing where nothing works."""
+
+    def finalize_options(self) -> None:
+        """Compile side by side unless the caller says how."""
+        super().finalize_options()
+        self.parallel = self.parallel or JOBS
 
     def build_extensions(self) -> None:
         """Compile every loop; a failure is a warning."""

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from tests.whatif.test_changes import MS, graph_of, kernel
 from tracekit import analyze
+from tracekit.metrics.host.events import NamedRows, split_host_events
 from tracekit.schema import EVENTS, MEMORY, RankEvents, Source, conform
 from tracekit.whatif import constants
 from tracekit.whatif.recording_cost import find_recording_cost, measure_host_slowness
@@ -37,7 +38,7 @@ def recorded_host(*, launch_us=6.5, calls=60, operators=3, shapes=False, frames=
 
 
 def cost_us(rank, start_us=0, end_us=100):
-    cost = find_recording_cost(rank)
+    cost = find_recording_cost(rank, split_host_events(rank.events))
     (ns,) = cost.between(np.array([start_us * US]), np.array([end_us * US]))
     return ns / US
 
@@ -70,15 +71,15 @@ def test_the_median_launch_tells_how_slow_the_host_is_within_bounds(launch_us, s
 
 def test_fewer_than_fifty_launches_tell_nothing_of_the_host():
     calls = pl.DataFrame({"name": ["cudaLaunchKernel"] * 50, "start_ns": 0, "end_ns": 9_750})
-    assert measure_host_slowness(calls) > 1
-    assert measure_host_slowness(calls.head(49)) == 1
+    assert measure_host_slowness(NamedRows(calls)) > 1
+    assert measure_host_slowness(NamedRows(calls.head(49))) == 1
 
 
 @pytest.mark.parametrize(
     "rank", [recorded_host(operators=0), recorded_host(reader="nsight"), recorded_host(calls=0)]
 )
 def test_without_recorded_operators_and_calls_of_pytorch_the_cost_is_not_known(rank):
-    assert find_recording_cost(rank) is None
+    assert find_recording_cost(rank, split_host_events(rank.events)) is None
 
 
 def with_recording(graph, ns):

@@ -122,22 +122,19 @@ class CategoryColumn:
         old_codes = np.ascontiguousarray(
             physical if rows is None else physical.take(rows), np.uint32
         )
-        largest = int(old_codes.max(initial=0))
-        if largest == NULL_CODE:
-            largest = int(old_codes.max(where=old_codes != NULL_CODE, initial=0))
         # Codes of a categorical column count the values of all columns: number those that occur
-        # here from 0.
-        filled = np.flatnonzero(old_codes != NULL_CODE)
-        first_row = np.full(largest + 1, -1, np.int64)
-        # Backwards: the first row of each code stays.
-        first_row[old_codes[filled[::-1]]] = filled[::-1]
-        used_codes = np.flatnonzero(first_row >= 0)
-        used_codes = used_codes[np.argsort(first_row[used_codes])]
-        new_code = np.full(largest + 1, -1, np.int32)
+        # here from 0, in the order of their first rows.
+        first_rows = pl.Series(old_codes).arg_unique().to_numpy()
+        used_codes = old_codes[first_rows]
+        is_value = used_codes != NULL_CODE
+        first_rows = first_rows[is_value]
+        used_codes = used_codes[is_value]
+        largest = int(used_codes.max(initial=0))
+        # The last element is that of null: its code is above all others.
+        new_code = np.full(largest + 2, -1, np.int32)
         new_code[used_codes] = np.arange(len(used_codes))
-        codes = np.full(len(old_codes), -1, np.int32)
-        codes[filled] = new_code[old_codes[filled]]
-        value_rows = first_row[used_codes] if rows is None else rows[first_row[used_codes]]
+        codes = new_code.take(old_codes if is_value.all() else np.minimum(old_codes, largest + 1))
+        value_rows = first_rows if rows is None else rows[first_rows]
         return cls(tuple(column[value_rows].to_list()), codes)
 
     @classmethod

@@ -14,6 +14,7 @@ import polars as pl
 
 from tracekit._util.arrays import Floats, Ints, as_int64
 from tracekit.classify.names import HOST_CALLS
+from tracekit.metrics.host.events import HostEvents, NamedRows
 from tracekit.schema import RankEvents
 from tracekit.whatif.constants import (
     GPU_CALL_COST_NS,
@@ -51,28 +52,24 @@ class RecordingCost(msgspec.Struct, frozen=True, eq=False):
         return as_int64(cost_ns + self.per_ns * np.maximum(end_ns - start_ns, 0))
 
 
-def find_recording_cost(rank: RankEvents) -> RecordingCost | None:
-    """Return what the recording cost the host of a rank; None if that is not known.
+def find_recording_cost(rank: RankEvents, host: HostEvents) -> RecordingCost | None:
+    """Return what the recording cost the host of a rank, whose events *host* are; None if that is not known.
 
     It is known of PyTorch's profiler where it recorded operators: without them the trace has no
     host, and what Nsight Systems costs was not measured.
     """
     if rank.source.reader != "kineto":
         return None
-    events = rank.events
-    calls = events.filter(pl.col("kind").is_in(["runtime", "driver"]))
-    operators = events.filter(pl.col("kind") == "cpu_op")
-    if operators.is_empty() or calls.is_empty():
+    calls = host.calls
+    if not len(host.operators) or not len(calls):
         return None
     slowness = measure_host_slowness(calls)
     operator_ns = OPERATOR_COST_NS + (SHAPES_COST_NS if rank.source.record_shapes else 0)
-    threads = calls["tid"].unique().implode()
+    operators = host.operators.on_threads(np.array(calls.threads))
     recorded = pl.concat(
         [
-            operators.filter(pl.col("tid").is_in(threads)).select(
-                "start_ns", cost_ns=pl.lit(operator_ns * slowness)
-            ),
-            calls.select("start_ns", cost_ns=pl.lit(GPU_CALL_COST_NS * slowness)),
+            operators.rows.select("start_ns", cost_ns=pl.lit(operator_ns * slowness)),
+            calls.rows.select("start_ns", cost_ns=pl.lit(GPU_CALL_COST_NS * slowness)),
         ]
     ).sort("start_ns")
     span_ns = int(recorded["start_ns"][-1] - recorded["start_ns"][0])
@@ -84,15 +81,15 @@ def find_recording_cost(rank: RankEvents) -> RecordingCost | None:
     )
 
 
-def measure_host_slowness(calls: pl.DataFrame) -> float:
+def measure_host_slowness(calls: NamedRows) -> float:
     """Return how much slower this host is than the one that the costs were measured on, by its launch calls.
 
     >>> calls = pl.DataFrame({"name": ["cudaLaunchKernel"] * 60, "start_ns": [0] * 60, "end_ns": [9_750] * 60})
-    >>> round(measure_host_slowness(calls), 2)
+    >>> round(measure_host_slowness(NamedRows(calls)), 2)
     1.76
     """
-    is_launch = pl.col("name").cast(pl.String).str.contains(HOST_CALLS["launch_kernel"])
-    durations = calls.filter(is_launch).select(pl.col("end_ns") - pl.col("start_ns")).to_series()
+    launches = calls.select(calls.named(HOST_CALLS["launch_kernel"])).rows
+    durations = launches["end_ns"] - launches["start_ns"]
     if len(durations) < MIN_LAUNCHES_TO_MEASURE_HOST:
         return 1.0
     middle: float = durations.median()  # type: ignore[assignment]  # polars types it as any value

@@ -40,7 +40,7 @@ from tracekit.metrics.budget import (
 from tracekit.metrics.causes import Rank, exposure_causes
 from tracekit.metrics.completeness import Completeness, check_completeness
 from tracekit.metrics.expert_balance import measure_expert_work
-from tracekit.metrics.host.events import HostEvents, find_calls, find_frames, split_host_events
+from tracekit.metrics.host.events import HostEvents, find_frames, split_host_events
 from tracekit.metrics.host.idle_activity import find_host_activity, keep_longest
 from tracekit.metrics.host.stalls import find_stalls
 from tracekit.metrics.host.time_by_activity import find_host_stretches, measure_host_time
@@ -269,16 +269,14 @@ def rank_graph_events(
 
     None if it has none.
     """
-    calls = find_calls(rank.events)
-    labelled, _ = number_steps(add_slow_launch_ends(labelled, calls.rows))
+    host = split_host_events(rank.events)
+    labelled, _ = number_steps(add_slow_launch_ends(labelled, host.calls.rows))
     gpu_events, _, _ = assign_parts(labelled, None)
     if not len(gpu_events):
         return None, None
-    work = Rank.of(gpu_events, find_waiting_calls(calls, gpu_events))
-    graph_events = find_rank_events(work, find_recording_cost(rank))
-    launching = split_host_events(rank.events).on_threads(
-        gpu_events["launch_tid"].drop_nulls().unique().to_numpy()
-    )
+    work = Rank.of(gpu_events, find_waiting_calls(host.calls, gpu_events))
+    graph_events = find_rank_events(work, find_recording_cost(rank, host))
+    launching = host.on_threads(gpu_events["launch_tid"].drop_nulls().unique().to_numpy())
     stretches = find_host_stretches(launching, gpu_events, steps)
     host_work = find_host_work(work, graph_events, stretches)
     return _with_remedies(graph_events, gpu_events, rank), host_work
@@ -331,7 +329,9 @@ def _measure_rank(
     events of all steps, if not all were selected: some may run while a selected step does.
     """
     device = next(iter(rank.source.devices), None)
+    is_large = len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY
     work = Rank.of(gpu_events, find_waiting_calls(host.calls, gpu_events))
+    give_back_memory(worth=is_large)
 
     # The whole window.
     lanes = Lanes.of(gpu_events)
@@ -361,6 +361,7 @@ def _measure_rank(
         gaps=idle_gaps,
     )
     del launching, frames_of_rank
+    give_back_memory(worth=is_large)
     of_steps = timed_steps(steps, step_budgets(steps, all_lanes, unrecorded=recording.unrecorded))
 
     # Each step, if there are several. The window's lanes go first: those of the steps take as much
@@ -384,9 +385,11 @@ def _measure_rank(
     graph_events = None
     host_work = None
     if graph and len(gpu_events):
-        with_cost = find_rank_events(work, find_recording_cost(rank))
+        with_cost = find_rank_events(work, find_recording_cost(rank, host))
         host_work = find_host_work(work, with_cost, host_stretches)
+        give_back_memory(worth=is_large)
         graph_events = _with_remedies(with_cost, gpu_events, rank)
+        give_back_memory(worth=is_large)
     return RankTables(
         source=rank.source,
         steps=steps,

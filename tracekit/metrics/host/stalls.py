@@ -37,8 +37,13 @@ def find_stalls(events: pl.DataFrame) -> Intervals:
     """
     nothing = union(np.zeros(0, np.int64), np.zeros(0, np.int64))
     ns = pl.col("end_ns") - pl.col("start_ns")
-    host = events.select("kind", "name", "tid", "start_ns", "end_ns", ns=ns)
-    ops = host.filter(pl.col("kind") == "cpu_op")
+    columns = events.select("kind", "name", "tid", "start_ns", "end_ns")
+    is_op = pl.col("kind") == "cpu_op"
+    # Only the few operators that ever take long are compared with their usual time.
+    names = columns.filter(is_op & (ns >= MIN_STALL_NS))["name"].unique()
+    if names.is_empty():
+        return nothing
+    ops = columns.filter(is_op & pl.col("name").is_in(names.implode())).with_columns(ns=ns)
     usual_ns = pl.col("ns").median().over("name")
     is_stalled = (
         (pl.col("ns") >= MIN_STALL_NS)
@@ -49,7 +54,7 @@ def find_stalls(events: pl.DataFrame) -> Intervals:
     if stalled.is_empty():
         return nothing
     is_call = pl.col("kind").is_in(["runtime", "driver"])
-    calls = host.filter(is_call & (pl.col("ns") >= MIN_STALL_NS / 2))
+    calls = columns.filter(is_call & (ns >= MIN_STALL_NS / 2))
     in_calls = union(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
     covered_ns = in_calls.covered_ns(stalled["start_ns"].to_numpy(), stalled["end_ns"].to_numpy())
     stalled = stalled.filter(pl.Series(covered_ns) <= MAX_SHARE_IN_CALLS * stalled["ns"])
@@ -61,7 +66,7 @@ def find_stalls(events: pl.DataFrame) -> Intervals:
     innermost = ordered.filter(~contains_next)
     if innermost["name"].n_unique() < MIN_STALLED_OPERATORS:
         return nothing
-    gaps = _long_gaps(host)
+    gaps = _long_gaps(columns)
     return union(
         np.concatenate([stalled["start_ns"].to_numpy(), gaps["start_ns"].to_numpy()]),
         np.concatenate([stalled["end_ns"].to_numpy(), gaps["end_ns"].to_numpy()]),
