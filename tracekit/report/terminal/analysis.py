@@ -34,6 +34,7 @@ from tracekit.report.terminal.table import (
     Note,
     render_table,
     stack,
+    stacked_bar,
 )
 from tracekit.report.text import wrap_text
 from tracekit.report.view import View, view_of
@@ -413,20 +414,8 @@ def _compute_share(rank: RankResult) -> float:
 
 
 def _draw(bar: Bar, length: int) -> Text:
-    """Draw the parts of a bar with as many characters as their shares of *length* say.
-
-    Shares are rounded by largest remainder: each part first gets its whole characters, and those
-    left over go to the parts whose fraction is largest. So the bar is full.
-    """
-    exact = [part.share * length for part in bar.parts]
-    counts = [int(characters) for characters in exact]
-    left_over = round(sum(exact)) - sum(counts)
-    for i in sorted(range(len(counts)), key=lambda i: counts[i] - exact[i])[:left_over]:
-        counts[i] += 1
-    text = Text(no_wrap=True)
-    for part, count in zip(bar.parts, counts, strict=True):
-        text.append(GLYPHS[part.kind] * count, style=part.colour)
-    return text
+    """Draw the parts of a rank's bar."""
+    return stacked_bar([(part.share, GLYPHS[part.kind], part.colour) for part in bar.parts], length)
 
 
 def requested_changes(view: View, width: int) -> RenderableType | None:

@@ -25,6 +25,7 @@ from tracekit.report.palette import (
     PROFILER_COLOUR,
     UNRECORDED_COLOUR,
 )
+from tracekit.report.terminal.table import stacked_bar
 from tracekit.report.text import short_ms, size, wrap_text
 from tracekit.report.view import View
 from tracekit.report.view.answer import free_step_words, times_of_kinds, unusual_steps
@@ -287,16 +288,10 @@ def parts_in_words(parts: Sequence[Part], span_ns: int) -> str:
 
 
 def _bar(parts: Sequence[Part], span_ns: int, length: int, blocks: dict[str, str]) -> Text:
-    """Return the parts as blocks, each as long as its share."""
-    text = Text()
-    drawn = 0
-    reached_ns = 0
-    for _, kind, ns, colour in parts:
-        reached_ns += ns
-        until = round(length * reached_ns / max(span_ns, 1))
-        text.append(blocks[kind] * (until - drawn), style=colour)
-        drawn = until
-    return text.append(" " * (length - drawn))
+    """Draw the parts of the step, and nothing for what is too short to be named."""
+    shares = [(ns / max(span_ns, 1), blocks[kind], colour) for _, kind, ns, colour in parts]
+    bar = stacked_bar(shares, length)
+    return bar.append(" " * (length - len(bar)))
 
 
 def _situation(view: View, width: int) -> Iterator[Text]:

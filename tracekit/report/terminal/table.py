@@ -1,6 +1,6 @@
 """Tables in the terminal: no box, numbers to the right, notes below."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -158,3 +158,23 @@ def _cell(column: Column, value: Value, style: str) -> Text:
     if column.kind == "change":
         return Text(value, style=BAD if value.startswith("+") else GOOD)
     return Text(terminal(column.bare(value)), style=style)
+
+
+def stacked_bar(parts: Iterable[tuple[float, str, str]], length: int) -> Text:
+    """Draw parts one after the other, each as long as its share of *length*.
+
+    Ends are rounded, not lengths, so that the parts together are as long as their sum.
+
+    Args:
+        parts: Share, character and colour of each part.
+        length: Characters of the whole.
+
+    >>> stacked_bar([(0.55, "█", "red"), (0.25, "▒", "blue"), (0.2, "░", "green")], 10).plain
+    '██████▒▒░░'
+    """
+    bar = Text(no_wrap=True)
+    reached = 0.0
+    for share, character, colour in parts:
+        reached += share
+        bar.append(character * (round(length * reached) - len(bar)), style=colour)
+    return bar
