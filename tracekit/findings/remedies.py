@@ -52,6 +52,9 @@ def remedy_findings(context: Context) -> Iterator[Finding]:
     yield from _finding(context, "small_copies", "one copy", case="")
     yield from _finding(context, "optimizer", "fused optimizer")
     yield from _finding(context, "layout", "channels last", case="")
+    yield from _finding(context, "small_messages", "large messages", case="")
+    yield from _finding(context, "late_reduction", "reduce in backward", case="")
+    yield from _finding(context, "exposed_comm", "gather once", case="gathered_twice")
     yield from _finding(context, "busy_cpu", "free cpu", case="")
     yield from _finding(context, "slow_kernel", "pad sizes", case="padding")
 

@@ -24,6 +24,8 @@ FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "ep_combine": "`--overlap-moe-expert-parallel-comm`",
         "imbalance": "`--pipeline-model-parallel-layout`",
         "narrow": "`--bf16`",
+        "reduction": "`--overlap-grad-reduce`",
+        "messages": "a larger `--ddp-bucket-size`",
         "attention": "`--attention-backend flash`",
         "loss": "`--cross-entropy-loss-fusion`",
         "fuse": "leave out the `--no-…-fusion` options, or `torch.compile` the rest",
@@ -37,6 +39,8 @@ FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "dp_comm": "`overlap_comm`, and `stage3_prefetch_bucket_size` with ZeRO 3",
         "imbalance": "`partition_method`",
         "narrow": "`bf16` in DeepSpeed's configuration",
+        "reduction": "`overlap_comm`",
+        "messages": "a larger `reduce_bucket_size`",
     },
     "DDP": {
         "dp_comm": "`bucket_cap_mb`",
@@ -51,6 +55,8 @@ SWITCHES: Mapping[str, str] = {
     "tf32": '`torch.set_float32_matmul_precision("high")`',
     "narrow": "`torch.autocast`",
     "attention": "`torch.nn.functional.scaled_dot_product_attention`",
+    "messages": "larger buckets (`bucket_cap_mb=25` or more), or one flat tensor instead of one call per parameter",
+    "reduction": "`DistributedDataParallel`, or hooks (`register_post_accumulate_grad_hook`) with `async_op=True`",
     "loss": "`torch.compile` the head with the loss, or a fused linear cross-entropy (Liger)",
     "fuse": "`torch.compile` the blocks, or use fused kernels (`torch.nn.RMSNorm`, `torch.nn.functional.gelu`)",
 }

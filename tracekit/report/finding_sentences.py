@@ -1406,3 +1406,30 @@ def busy_cpu(words: FindingWords) -> FindingTexts:
             "other jobs elsewhere, no limit of CPU time"
         ),
     )
+
+
+@texts("small_messages")
+def small_messages(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"gradients are reduced in {words['kernels_per_step']} messages a step, too small for the "
+            f"link's bandwidth ({words['work_ns']})"
+        ),
+        advice=f"join them: {words.switch('messages')}",
+    )
+
+
+@texts("late_reduction")
+def late_reduction(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"gradients are reduced only when the backward has ended: {words['work_ns']} of communication",
+        advice=f"reduce them while the backward runs: {words.switch('reduction')}",
+    )
+
+
+@texts("exposed_comm", "gathered_twice")
+def exposed_comm_gathered_twice(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"parameters are gathered again for the backward: {words['work_ns']} of communication",
+        advice="keep them after the forward where memory allows (`reshard_after_forward=False`)",
+    )

@@ -290,7 +290,7 @@ def _with_remedies(
         gpu_events,
         device=next(iter(rank.source.devices), None),
         multiprocessors=rank.source.multiprocessors,
-        stalls=find_stalls(rank.events),
+        stalls=find_stalls(rank.events, gpu_events["op"].unique().drop_nulls().cast(pl.String)),
     )
     return graph_events.with_columns(remedies=remedies)
 

@@ -8,27 +8,39 @@ processes or threads share the cores.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import polars as pl
 
+from tracekit.classify.names import HOST_ACTIVITIES
 from tracekit.intervals import Intervals, union
 
 MIN_STALL_NS = 1_000_000
 """Time of a stall: the system's shares of a core are a few milliseconds."""
+MAX_STALL_NS = 200_000_000
+"""Time of a stall, at most: what takes longer has a reason of its own."""
 MIN_TIMES_MEDIAN = 20
 """Duration of a stalled operator over the median of its name."""
 MIN_CALLS = 4
 """Calls of an operator from which its usual duration is known."""
 MIN_STALLED_OPERATORS = 3
 """Different operators that must stall: one alone has a reason of its own."""
+MIN_STALLED_BOOKS = 2
+"""Stalls of operators that only keep books (views, transposes), which nothing but the system can delay."""
 MAX_SHARE_IN_CALLS = 0.5
 """Share of a stall inside long calls of the GPU's library, from which these are the reason."""
 
 
-def find_stalls(events: pl.DataFrame) -> Intervals:
+def find_stalls(events: pl.DataFrame, launching: Collection[str] = ()) -> Intervals:
     """Return when the host stood still, of one rank's events; nothing if it did so in few operators only.
 
-    >>> names = ["a", "b", "c"] * 5
+    Args:
+        events: The rank's events.
+        launching: Operators that launch GPU work. These and operators that only keep books take the
+            same time whatever their sizes; others may compute on the CPU.
+
+    >>> names = ["aten::view", "aten::t", "aten::detach"] * 5
     >>> starts = [number * 10_000_000 for number in range(15)]
     >>> ends = [start + (5_000_000 if number < 3 else 1_000) for number, start in enumerate(starts)]
     >>> events = pl.DataFrame({"kind": "cpu_op", "name": names, "tid": 1, "start_ns": starts, "end_ns": ends})
@@ -40,17 +52,28 @@ def find_stalls(events: pl.DataFrame) -> Intervals:
     columns = events.select("kind", "name", "tid", "start_ns", "end_ns")
     is_op = pl.col("kind") == "cpu_op"
     # Only the few operators that ever take long are compared with their usual time.
-    names = columns.filter(is_op & (ns >= MIN_STALL_NS))["name"].unique()
+    long_ops = columns.filter(is_op & (ns >= MIN_STALL_NS))
+    names = long_ops["name"].unique()
     if names.is_empty():
         return nothing
-    ops = columns.filter(is_op & pl.col("name").is_in(names.implode())).with_columns(ns=ns)
+    name = pl.col("name").cast(pl.String)
+    keeps_books = name.str.contains(HOST_ACTIVITIES["bookkeeping"])
+    compiling = long_ops.filter(name.str.contains(HOST_ACTIVITIES["compile"]))
+    eligible = names.to_frame("name").filter(keeps_books | name.is_in(list(launching)))["name"]
+    ops = columns.filter(is_op & pl.col("name").is_in(eligible.implode())).with_columns(ns=ns)
     usual_ns = pl.col("ns").median().over("name")
     is_stalled = (
-        (pl.col("ns") >= MIN_STALL_NS)
+        pl.col("ns").is_between(MIN_STALL_NS, MAX_STALL_NS)
         & (pl.col("ns") > MIN_TIMES_MEDIAN * usual_ns)
         & (pl.len().over("name") >= MIN_CALLS)
     )
     stalled = ops.filter(is_stalled)
+    in_compilation = union(compiling["start_ns"].to_numpy(), compiling["end_ns"].to_numpy())
+    if stalled.height:
+        in_ns = in_compilation.covered_ns(
+            stalled["start_ns"].to_numpy(), stalled["end_ns"].to_numpy()
+        )
+        stalled = stalled.filter(pl.Series(in_ns) == 0)
     if stalled.is_empty():
         return nothing
     is_call = pl.col("kind").is_in(["runtime", "driver"])
@@ -64,7 +87,8 @@ def find_stalls(events: pl.DataFrame) -> Intervals:
         value=False
     )
     innermost = ordered.filter(~contains_next)
-    if innermost["name"].n_unique() < MIN_STALLED_OPERATORS:
+    idle_work = innermost.filter(keeps_books).height
+    if innermost["name"].n_unique() < MIN_STALLED_OPERATORS or idle_work < MIN_STALLED_BOOKS:
         return nothing
     gaps = _long_gaps(columns)
     return union(
@@ -84,5 +108,7 @@ def _long_gaps(host: pl.DataFrame) -> pl.DataFrame:
         .filter(pl.col("ns") > 0)
     )
     usual_ns = pl.col("ns").median().over("tid")
-    is_long = (pl.col("ns") >= MIN_STALL_NS) & (pl.col("ns") > MIN_TIMES_MEDIAN * usual_ns)
+    is_long = pl.col("ns").is_between(MIN_STALL_NS, MAX_STALL_NS) & (
+        pl.col("ns") > MIN_TIMES_MEDIAN * usual_ns
+    )
     return gaps.filter(is_long)

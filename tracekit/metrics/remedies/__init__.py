@@ -12,6 +12,7 @@ from tracekit.intervals import Intervals
 from tracekit.metrics.rates import CONVOLUTION_BACKWARD
 from tracekit.metrics.remedies.attention import attention_remedies, find_written_out, is_upcast
 from tracekit.metrics.remedies.fusion import fusion_remedies
+from tracekit.metrics.remedies.messages import message_remedies
 from tracekit.metrics.remedies.precision import precision_remedies
 from tracekit.metrics.remedies.removals import removal_remedies, stall_remedies
 from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork
@@ -21,7 +22,7 @@ from tracekit.metrics.remedies.work import FUSED_ATTENTION, describe_work
 __all__ = ["REMEDIES", "REMEDY", "find_remedies", "rank_work"]
 
 _COLUMNS = ("start_ns", "end_ns", "launch_ns", "part", "stream", "op_id", "bytes")
-_TEXTS = ("label", "pass", "module", "chain", "node")
+_TEXTS = ("label", "pass", "module", "chain", "node", "collective")
 
 
 def find_remedies(
@@ -54,6 +55,7 @@ def find_remedies(
         *fusion_remedies(rank, without=in_attention),
         *removal_remedies(rank, without=in_attention),
         *stall_remedies(rank, stalls),
+        *message_remedies(rank),
     ]
     table = pl.concat([REMEDIES.to_frame(), *frames])
     rows = table.group_by("row").agg(remedies=pl.struct([field.name for field in REMEDY.fields]))

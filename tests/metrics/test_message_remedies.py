@@ -1,0 +1,89 @@
+"""Remedies of collectives, from labelled events of one step."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.metrics.remedies import find_remedies
+from tracekit.schema import LABELLED, conform
+
+MB = 1 << 20
+
+
+def remedies_of(events):
+    labelled = conform(pl.DataFrame(events, infer_schema_length=None), LABELLED)
+    labelled = labelled.with_columns(part=pl.lit(0))
+    remedies = find_remedies(labelled, device="NVIDIA H200", multiprocessors=132)
+    table = labelled.select("id", "bytes").with_columns(remedies)
+    return table.drop_nulls("remedies").explode("remedies").unnest("remedies")
+
+
+def message(number, launch_ns, ns, size, *, collective="allreduce", **more):
+    return {
+        "id": number,
+        "kind": "kernel",
+        "name": "ncclDevKernel",
+        "label": "dp_comm",
+        "collective": collective,
+        "bytes": size,
+        "launch_ns": launch_ns,
+        "start_ns": launch_ns + 1_000,
+        "end_ns": launch_ns + 1_000 + ns,
+        **more,
+    }
+
+
+def backward_kernel(number, launch_ns, ns):
+    return {
+        "id": number,
+        "kind": "kernel",
+        "name": "gemm",
+        "label": "dgrad",
+        "launch_ns": launch_ns,
+        "start_ns": launch_ns + 1_000,
+        "end_ns": launch_ns + 1_000 + ns,
+    }
+
+
+def test_latencies_of_small_messages_go():
+    """20 messages of 1 MB take 0.1 ms of latency and 0.1 of bytes, one of 32 MB 3.2: two of 26 MB would do."""
+    small = [message(n, n * 10_000_000, 200_000, MB) for n in range(20)]
+    large = message(20, 300_000_000, 3_200_000, 32 * MB)
+    table = remedies_of([*small, large]).filter(pl.col("change") == "large messages")
+    of_small = table.filter(pl.col("bytes") == MB)["likely_ns"].to_list()
+    left_share = 52 / 25 / 21
+    assert of_small == [round(200_000 - 100_000 * (1 - left_share))] * 20
+
+
+def test_messages_of_one_size_do_not_tell_latency_from_bandwidth():
+    small = [message(n, n * 10_000_000, 200_000, MB) for n in range(20)]
+    assert remedies_of(small).filter(pl.col("change") == "large messages").is_empty()
+
+
+def test_reductions_launched_behind_the_backward_hide_under_it_but_for_the_last():
+    """Four of 2 ms behind a backward of 10 ms: 6 of 8 ms can hide."""
+    backward = backward_kernel(0, 0, 10_000_000)
+    late = [message(n, 1_000_000 + n, 2_000_000, 64 * MB) for n in range(1, 5)]
+    table = remedies_of([backward, *late]).filter(pl.col("change") == "reduce in backward")
+    assert table["likely_ns"].to_list() == [500_000] * 4
+
+
+def test_reductions_during_the_backward_are_not_late():
+    """One of four messages is launched last, as DDP's last bucket is."""
+    backward = [backward_kernel(0, 0, 5_000_000), backward_kernel(9, 8_000_000, 5_000_000)]
+    during = [message(n, n * 1_000_000, 2_000_000, 64 * MB) for n in range(1, 4)]
+    last = message(5, 9_000_000, 2_000_000, 64 * MB)
+    table = remedies_of([*backward, *during, last])
+    assert table.filter(pl.col("change") == "reduce in backward").is_empty()
+
+
+def test_parameters_gathered_again_for_the_backward_could_stay():
+    forward = message(0, 0, 1_000_000, 64 * MB, collective="_allgather_base", **{"pass": "forward"})
+    again = message(
+        1, 9_000_000, 1_000_000, 64 * MB, collective="_allgather_base", **{"pass": "backward"}
+    )
+    other = message(
+        2, 12_000_000, 1_000_000, 32 * MB, collective="_allgather_base", **{"pass": "backward"}
+    )
+    table = remedies_of([forward, again, other]).filter(pl.col("change") == "gather once")
+    assert table.select("id", "likely_ns", "host_share").rows() == [(1, 0, 0.0)]
