@@ -17,9 +17,11 @@ from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.step_time import (
     StepTime,
     TimedStep,
+    find_start_up_steps,
     find_unusual,
     step_budgets,
     summarize_steps,
+    timed_steps,
 )
 
 MS = 1_000_000
@@ -230,3 +232,29 @@ def test_the_step_time_is_what_the_loop_measured(name):
         assert step.by_rank[0] / MS == pytest.approx(median(loop), rel=0.03)
         return
     assert median(times) == pytest.approx(median(loop), rel=0.03)
+
+
+def loading(*ns_of_step):
+    """Return steps of 100 ns in which code is loaded for so long."""
+    rows = []
+    for step, ns in enumerate(ns_of_step):
+        rows.append(("cuLibraryLoadData", step, 100 * step, 100 * step + ns))
+    calls = pl.DataFrame(rows, schema=["name", "step", "start_ns", "end_ns"], orient="row")
+    steps = pl.DataFrame({"step": range(len(ns_of_step)), "time_ns": 100, "partial": False})
+    budgets = [Budget(compute_ns=100, exposed_ns={}, idle=0)] * len(ns_of_step)
+    return timed_steps(steps, budgets, find_start_up_steps(calls, steps))
+
+
+def test_a_step_that_loads_code_for_a_twentieth_of_its_time_is_start_up_and_left_out():
+    assert [step.start_up for step in loading(60, 5, 4, 0)] == [True, True, False, False]
+    summary = summarize_steps({0: loading(60, 5, 4, 0)})
+    assert [step.step for step in summary.per_step] == [2, 3]
+    assert summary.start_up == (0, 1)
+    assert not summary.is_start_up_alone
+
+
+def test_where_every_step_is_start_up_they_count_and_that_is_known():
+    summary = summarize_steps({0: loading(60, 50)})
+    assert [step.step for step in summary.per_step] == [0, 1]
+    assert summary.is_start_up_alone
+    assert not summarize_steps({0: loading(0, 0)}).is_start_up_alone

@@ -277,6 +277,7 @@ def rank_document(result: RankResult) -> documents.RankFigures:
         figures = documents.StepFigures(
             step=scope.step,
             partial=scope.partial,
+            start_up=timed.start_up,
             time_ns=timed.time_ns,
             time_budget_ns=_budget(timed.budget, idle_known=idle_known),
             **_figures(scope),

@@ -230,7 +230,9 @@ def _rank_result(rank: RankFigures) -> RankResult:
 
 def _timed_step(step: StepFigures) -> TimedStep:
     """Return the time of one step of a rank."""
-    return TimedStep(step.step, step.time_ns, step.time_budget_ns, step.partial)
+    return TimedStep(
+        step.step, step.time_ns, step.time_budget_ns, step.partial, start_up=step.start_up
+    )
 
 
 def _measured(figures: Figures) -> Measured:

@@ -123,6 +123,8 @@ class StepFigures(Figures, frozen=True):
     unknown."""
     time_budget_ns: Budget
     """Where the step time went."""
+    start_up: bool = False
+    """Whether code was loaded onto the GPU for much of the step: it is no ordinary one."""
 
 
 class Phase(Struct, frozen=True):

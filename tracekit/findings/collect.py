@@ -43,6 +43,8 @@ REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
 """What makes findings, by the part of the run that it looks at."""
 
 
+INDEPENDENT_OF_STEPS = frozenset({"memory", "whole_run", "recording"})
+"""What is found also where every recorded step is one of start-up, which says nothing of others."""
 LIKELY_SHARE_OF_COST = 0.25
 """Share of its cost that a finding is likely to save if that cannot be predicted. By choice: of a
 predicted upper bound it is half."""
@@ -67,8 +69,9 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     if not context.step_ns:
         return between_roles
     findings: list[Finding] = []
-    for make in REGISTRY.values():
-        findings += make(context)
+    for name, make in REGISTRY.items():
+        if not context.step.is_start_up_alone or name in INDEPENDENT_OF_STEPS:
+            findings += make(context)
     listed = [finding for finding in findings if _is_worth_listing(finding)]
     # What an RL loop's iterations lose is listed first; its numbers must be right for ``_relate``.
     if analysis.role_results.iterations:

@@ -9,7 +9,7 @@ over all ranks, because ranks enter a step at different times.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from tracekit.classify.names import HOST_CALLS
 from tracekit.documents.analysis import Budget
 from tracekit.intervals import EMPTY, Intervals
 from tracekit.metrics.label_intervals import Lanes
@@ -28,6 +29,8 @@ MIN_UNUSUAL_DEVIATIONS = 4
 MIN_PROFILER_SHARE_TO_SHOW = 0.05
 """Time that the profiler added to a step, as a share of the step without it, from which that step
 is stated first."""
+MIN_LOADING_SHARE = 0.05
+"""Share of a step's time in calls that load code onto the GPU, from which it is one of start-up."""
 MIN_STEPS_TO_COMPARE = 3
 """Steps from which one of them can stand out."""
 
@@ -80,14 +83,44 @@ class TimedStep(msgspec.Struct, frozen=True):
     """Where that time went."""
     partial: bool = False
     """Whether this is a first or last step that looks cut off."""
+    start_up: bool = False
+    """Whether the host spent much of it on loading code onto the GPU (``find_start_up_steps``)."""
 
 
-def timed_steps(steps: pl.DataFrame, budgets: Sequence[Budget]) -> tuple[TimedStep, ...]:
-    """Return the steps of one rank (``align.steps.STEPS``) with the budgets of their intervals."""
+def find_start_up_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> frozenset[int]:
+    """Return the steps in which the host spent much of the time on loading code onto the GPU.
+
+    Code is loaded when it is first used: such a step is no ordinary one, however many there are.
+
+    Args:
+        calls: The host's calls of the GPU's library.
+        steps: Steps of the rank (``align.steps.STEPS``).
+
+    >>> rows = {"name": ["cuLibraryLoadData"] * 2, "step": [0, 1], "start_ns": [0, 100], "end_ns": [10, 101]}
+    >>> calls = pl.DataFrame(rows)
+    >>> find_start_up_steps(calls, pl.DataFrame({"step": [0, 1], "time_ns": [100, 100]}))
+    frozenset({0})
+    """
+    loads = calls.filter(pl.col("name").cast(pl.String).str.contains(HOST_CALLS["load_code"]))
+    if loads.is_empty():
+        return frozenset()
+    loading_ns = loads.group_by("step").agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
+    joined = steps.select("step", "time_ns").join(loading_ns, on="step")
+    is_start_up = pl.col("ns") >= MIN_LOADING_SHARE * pl.col("time_ns")
+    return frozenset(joined.filter(is_start_up)["step"].drop_nulls().to_list())
+
+
+def timed_steps(
+    steps: pl.DataFrame, budgets: Sequence[Budget], start_up: Collection[int] = ()
+) -> tuple[TimedStep, ...]:
+    """Return the steps of one rank (``align.steps.STEPS``) with the budgets of their intervals.
+
+    *start_up* are those in which code was loaded.
+    """
     rows = steps.select("step", "time_ns", "partial").iter_rows()
     result = []
     for (step, time_ns, partial), budget in zip(rows, budgets, strict=True):
-        result.append(TimedStep(step, time_ns, budget, partial))
+        result.append(TimedStep(step, time_ns, budget, partial, start_up=step in start_up))
     return tuple(result)
 
 
@@ -136,6 +169,13 @@ class StepSummary(msgspec.Struct, frozen=True):
     """False if the trace has no steps: the time is then the trace's extent."""
     free: FreeStep | None = None
     """The step without the profiler; None if it is not known."""
+    start_up: tuple[int, ...] = ()
+    """Steps in which code was loaded onto the GPU: left out, unless there are no others."""
+
+    @property
+    def is_start_up_alone(self) -> bool:
+        """Whether every step that counts is one of start-up."""
+        return bool(self.start_up) and all(each.step in self.start_up for each in self.per_step)
 
     @property
     def reference_ns(self) -> int | None:
@@ -216,6 +256,7 @@ def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> StepSummary:
             step: lack for step, lack in lacking_ranks.items() if lack and step is not None
         },
         is_marked=recorded != [None],
+        start_up=_start_up_steps(timed),
     )
 
 
@@ -239,7 +280,17 @@ def _compared_steps(
     """Return the steps of all ranks; those that are cut off count only where there are no others."""
     common = [step for step, ranks in lacking_ranks.items() if not ranks]
     complete = [step for step in common if _is_complete(step, timed)]
-    return complete or common
+    start_up = _start_up_steps(timed)
+    ordinary = [step for step in complete if step not in start_up]
+    return ordinary or complete or common
+
+
+def _start_up_steps(timed: TimedByRank) -> tuple[int, ...]:
+    """Return the steps in which any rank loaded code onto the GPU."""
+    loading: set[int] = set()
+    for steps in timed.values():
+        loading.update(step for step, each in steps.items() if each.start_up and step is not None)
+    return tuple(sorted(loading))
 
 
 def _time_by_rank(compared: Sequence[int | None], timed: TimedByRank) -> dict[int, int]:

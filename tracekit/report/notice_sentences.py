@@ -648,6 +648,23 @@ def partial_step(step: int, events: int) -> str:
     return f"step {step} holds only {events} GPU events: it looks cut off"
 
 
+@sentence("start-up", "left_out")
+def start_up_left_out(count: int, steps: Sequence[int]) -> str:
+    return (
+        f"{verb(count, 'step', 'steps')} {first_of(steps, count=count)} "
+        f"{verb(count, 'loads', 'load')} code onto the GPU (start-up): left out of ordinary steps"
+    )
+
+
+@sentence("start-up", "alone")
+def start_up_alone(count: int, steps: Sequence[int]) -> str:
+    return (
+        f"{verb(count, 'step', 'steps')} {first_of(steps, count=count)} "
+        f"{verb(count, 'loads', 'load')} code onto the GPU (start-up), and no other was recorded: "
+        "nothing is advised about it; record later steps"
+    )
+
+
 @sentence("steps-not-common")
 def steps_not_common(count: int, steps: Sequence[int]) -> str:
     return (

@@ -201,6 +201,22 @@ def free_step_notices(ranks: Sequence[RankTables], free: FreeStep | None) -> lis
     return [Notice("no-free-step", ranks=named, values={"case": "no_operators"})]
 
 
+def start_up_notices(steps: StepSummary) -> list[Notice]:
+    """Return the steps in which code was loaded onto the GPU, and whether there are others.
+
+    >>> from tracekit.metrics.step_time import StepTime
+    >>> (notice,) = start_up_notices(StepSummary(10, (StepTime(0, 10),), start_up=(0,)))
+    >>> notice.values["case"]
+    'alone'
+    """
+    if not steps.start_up:
+        return []
+    case = "alone" if steps.is_start_up_alone else "left_out"
+    named = steps.start_up[:MAX_STEPS_NAMED]
+    values: NoticeValues = {"case": case, "count": len(steps.start_up), "steps": named}
+    return [Notice("start-up", values=values)]
+
+
 def uncommon_step_notices(steps: StepSummary) -> list[Notice]:
     """Return the steps that some ranks recorded and others did not, one notice for ranks that lack the same steps.
 

@@ -60,7 +60,12 @@ from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_str
 from tracekit.metrics.rates import Rates, products
 from tracekit.metrics.remedies import find_remedies
 from tracekit.metrics.step_kinds import measure_step_kinds
-from tracekit.metrics.step_time import TimedStep, step_budgets, timed_steps
+from tracekit.metrics.step_time import (
+    TimedStep,
+    find_start_up_steps,
+    step_budgets,
+    timed_steps,
+)
 from tracekit.reconstruct import RankPipeline, rank_pipeline
 from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
 from tracekit.weight_updates import reload_events
@@ -362,7 +367,11 @@ def _measure_rank(
     )
     del launching, frames_of_rank
     give_back_memory(worth=is_large)
-    of_steps = timed_steps(steps, step_budgets(steps, all_lanes, unrecorded=recording.unrecorded))
+    of_steps = timed_steps(
+        steps,
+        step_budgets(steps, all_lanes, unrecorded=recording.unrecorded),
+        find_start_up_steps(host.calls.rows, steps),
+    )
 
     # Each step, if there are several. The window's lanes go first: those of the steps take as much
     # memory.
