@@ -151,9 +151,7 @@ def parse_rules(text: str, source: str, pack: str, *, shipped: bool = False) -> 
     """
     document = _convert(_decode(text, source), text, source)
     reader = _RulesReader(text, source, pack, shipped=shipped)
-    rules = []
-    for index, rule in enumerate(document.rule):
-        rules.append(reader.read_rule(index, rule))
+    rules = [reader.read_rule(index, rule) for index, rule in enumerate(document.rule)]
     groups = []
     for index, group in enumerate(document.group):
         groups.append(reader.read_kind("group", index, group.kind, group.when))

@@ -134,10 +134,7 @@ def _role_notices(roles: Sequence[Role]) -> list[Notice]:
 
 def _ranks_without_gpu_work(analysis: Analysis) -> tuple[int, ...]:
     """Return the ranks whose recording holds no GPU work."""
-    ranks = []
-    for result in analysis.rank_results:
-        if not result.whole.budget.span_ns:
-            ranks.append(result.rank)
+    ranks = [result.rank for result in analysis.rank_results if not result.whole.budget.span_ns]
     return tuple(ranks)
 
 

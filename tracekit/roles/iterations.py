@@ -218,10 +218,7 @@ class _Loop:
 
     def measure(self, index: int, start: int, end: int) -> Iteration:
         """Measure one iteration: the phases of its GPUs, the waits of its roles, and the tail of its rollout."""
-        inside = []
-        for band in self.bands:
-            if band.start_ns < end and band.end_ns > start:
-                inside.append(band)
+        inside = [band for band in self.bands if band.start_ns < end and band.end_ns > start]
         in_iteration = select_bands(self.bands, iteration=index)
         window = union([start], [end])
         roles = dict.fromkeys(process.role for process in self.processes)
