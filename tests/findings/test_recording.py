@@ -72,7 +72,7 @@ def test_missing_ranks_are_named():
     (finding,) = recording_findings(context(ranks=(0,), world_size=3))
     assert finding.ranks == (1, 2)
     assert with_sentences([finding])[0].text == (
-        "dp_comm is exposed for 0 µs; how much of that is waiting is not known: only 1 of 3 ranks are here"
+        "dp_comm is exposed for 0 µs; how much of that is waiting is not known: only 1 of 3 ranks is here"
     )
 
 
@@ -122,10 +122,16 @@ REQUESTS = {
     ("recording", "gpu_work"): {"no-gpu-events"},
     ("recording", "peers"): {"no-peers", "no-groups"},
     ("exposed_comm", "unknown"): {"no-launches", "no-cpu-ops"},
+    ("recording", "idle_host_unknown"): {"no-launches", "no-cpu-ops"},
 }
 """Problems of the doctor, one of which a trace has if a finding asks to record something."""
-NOT_SEEN_BY_THE_DOCTOR = {("recording", "one_rank"), ("recording", "sides")}
-"""One rank of nobody knows how many, and ranks that were recorded at different times."""
+NOT_SEEN_BY_THE_DOCTOR = {
+    ("recording", "one_rank"),
+    ("recording", "sides"),
+    ("recording", "idle"),
+}
+"""One rank of nobody knows how many, ranks that were recorded at different times, and idle time that
+nothing explains."""
 STACKS = "with_stack=True"
 
 
@@ -171,3 +177,30 @@ def test_the_doctor_shows_what_costs_time_in_a_step_as_analyze_does(samples):
     assert analysis.findings[0].text in capture.get()
     assert analysis.findings[0].advice in capture.get()
     assert diagnose(path).step_findings is None
+
+
+def test_idle_time_that_nothing_explains_is_stated(analysis_of_steps):
+    """Kernels that wait for each other for 10 of 20 ms although all of them were launched before."""
+
+    def fill(recording, start, _):
+        for number in range(10):
+            begin = start + 0.2 + 2 * number
+            recording.kernel(start + 0.01 + number * 0.01, begin, begin + 1)
+
+    findings = analysis_of_steps(fill).findings
+    (unexplained,) = [finding for finding in findings if finding.case == "idle"]
+    assert unexplained.evidence["unexplained_ns"] > 0.3 * unexplained.cost_ns / unexplained.share
+    assert "is not explained" in unexplained.text
+
+
+def test_idle_time_that_the_host_explains_is_not_stated_again(analysis_of_steps):
+    def fill(recording, start, _):
+        recording.op(
+            "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start, start + 9
+        )
+        for number in range(10):
+            begin = start + 9.1 + number
+            recording.kernel(start + 9.05 + number * 0.01, begin, begin + 1)
+
+    findings = analysis_of_steps(fill, period=19.1).findings
+    assert not [finding for finding in findings if finding.case.startswith("idle")]

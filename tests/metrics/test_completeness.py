@@ -208,3 +208,40 @@ def test_a_graph_that_left_nothing_makes_idle_unknown():
     result = recorded(host, ran([0, 2]))
     assert codes(result) == ["graphs-unseen"]
     assert not result.idle_known
+
+
+def started_late(start_ns, *, busy_until_ns=100):
+    """Two streams; the second one's first kernel is launched at once and starts at *start_ns*."""
+    calls = pl.DataFrame(
+        {
+            "name": ["cudaLaunchKernel"] * 2,
+            "tid": 1,
+            "correlation": [1, 2],
+            "start_ns": [0, 10],
+            "end_ns": [5, 20],
+            "step": pl.Series([None, None], dtype=pl.Int64),
+        }
+    )
+    gpu = pl.DataFrame(
+        {
+            "kind": "kernel",
+            "correlation": [1, 2],
+            "start_ns": [30, start_ns],
+            "end_ns": [busy_until_ns, start_ns + 10],
+            "stream": [7, 8],
+            "device": 0,
+            "launch_ns": [0, 10],
+        }
+    )
+    return module.check_completeness(NamedRows(calls), gpu).unrecorded
+
+
+def test_work_that_waits_for_nothing_in_the_file_waits_for_work_from_before_it():
+    """The GPU runs nothing from 100 ns to 3 ms, though the next kernel was launched at 10 ns."""
+    waits = started_late(3_000_000)
+    assert (waits.start_ns.tolist(), waits.end_ns.tolist()) == ([100], [3_000_000])
+
+
+def test_a_start_right_behind_its_launch_or_behind_other_work_is_no_wait_for_earlier_work():
+    assert not len(started_late(500_000))
+    assert not len(started_late(3_000_000, busy_until_ns=2_999_000))

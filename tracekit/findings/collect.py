@@ -21,7 +21,7 @@ from tracekit.findings.kernels import kernel_findings
 from tracekit.findings.memory import memory_findings
 from tracekit.findings.pipeline import schedule_findings
 from tracekit.findings.ranks import rank_findings
-from tracekit.findings.recording import recording_findings
+from tracekit.findings.recording import recording_findings, unexplained_idle
 from tracekit.findings.remedies import remedy_findings
 from tracekit.findings.roles import role_findings
 from tracekit.findings.steps import step_findings
@@ -73,6 +73,7 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
         if not context.step.is_start_up_alone or name in INDEPENDENT_OF_STEPS:
             findings += make(context)
     listed = [finding for finding in findings if _is_worth_listing(finding)]
+    listed += unexplained_idle(context, listed)
     # What an RL loop's iterations lose is listed first; its numbers must be right for ``_relate``.
     if analysis.role_results.iterations:
         ordered = [*between_roles, *sorted(listed, key=_order)]

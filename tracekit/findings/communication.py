@@ -90,6 +90,7 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
             **transfer.evidence(),
             "exposed_ns": exposed_ns,
             "cause": cause,
+            "cause_share": _cause_share(because_ns, cause),
             "wait_share": round(wait_share, 4),
             "label": label,
             "framework": context.framework,
@@ -112,6 +113,15 @@ def _main_cause(because_ns: Mapping[str, int]) -> str:
     if unknown_ns > sum(known_causes_ns.values()):
         return "unknown"
     return max(known_causes_ns, key=lambda cause: known_causes_ns[cause], default="unknown")
+
+
+def _cause_share(because_ns: Mapping[str, int], cause: str) -> float:
+    """Return the share of the exposed time that has a cause, 0 to 1.
+
+    >>> _cause_share({"same_stream": 3, "peer_late": 1}, "same_stream")
+    0.75
+    """
+    return round(because_ns.get(cause, 0) / max(sum(because_ns.values()), 1), 4)
 
 
 def _best_remedy(context: Context, label: str, exposed_ns: int, *, unhideable_ns: int) -> Remedy:

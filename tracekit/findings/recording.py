@@ -5,13 +5,14 @@ What is there is decided by ``recorded``, for these findings and for the doctor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tracekit._util.values import first_that_holds
 from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
 from tracekit.findings.context import Context
 from tracekit.findings.recorded import absent_ranks, lacks_groups
+from tracekit.metrics.host.time_by_activity import HOST_CODES
 
 MAX_MISSING_NAMED = 64
 """Missing ranks that are looked for to be named."""
@@ -22,6 +23,40 @@ def is_about_unnamed_peers(notice: Notice) -> bool:
     return notice.code == "wait-unknown" and notice.values.get("case") in (
         "unnamed",
         "peers_unnamed",
+    )
+
+
+MIN_UNEXPLAINED_IDLE_SHARE = 0.05
+"""Share of the step from which idle time that no finding explains is stated."""
+
+
+def unexplained_idle(context: Context, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield a finding if the GPU is idle for longer than the *findings* about the host explain.
+
+    Idle time of a pipeline is its bubble, which the schedule explains; of several roles, their
+    iterations.
+    """
+    analysis = context.analysis
+    is_explained_elsewhere = analysis.total.pipeline or bool(analysis.role_results.roles)
+    if is_explained_elsewhere or not analysis.total.idle_known:
+        return
+    free = context.step.free
+    budget = context.step.budget if free is None or free.budget is None else free.budget
+    explained_ns = sum(finding.cost_ns for finding in findings if finding.code in HOST_CODES)
+    unexplained_ns = max(budget.idle_ns - explained_ns, 0)
+    if context.share(unexplained_ns) <= MIN_UNEXPLAINED_IDLE_SHARE:
+        return
+    yield Finding(
+        code="recording",
+        case="idle" if context.has_host_calls else "idle_host_unknown",
+        cost_ns=unexplained_ns,
+        share=context.share(unexplained_ns),
+        evidence={
+            "idle_ns": budget.idle_ns,
+            "unexplained_ns": unexplained_ns,
+            "steps_marked": context.step.is_marked,
+        },
+        certain="possible",
     )
 
 

@@ -34,6 +34,10 @@ MIN_QUEUED_GAP_NS = 200_000
 """Idle time before or after a graph, with work queued, above which nodes of the graph were not
 recorded."""
 
+MIN_WAIT_FOR_EARLIER_WORK_NS = 1_000_000
+"""Idle time between the launch of a stream's first recorded work and its start, above which it waits
+for work from before the recording; a launch takes microseconds to start."""
+
 _GPU_COLUMNS = ("correlation", "start_ns", "end_ns", "device", "stream", "launch_ns")
 
 
@@ -66,7 +70,38 @@ def add_launch_times(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def check_completeness(calls: NamedRows, labelled: pl.DataFrame) -> Completeness:
-    """Return which GPU work is missing from the file.
+    """Return which GPU work is missing from the file: lost with it, or launched before it began.
+
+    The arguments are those of ``_check_launches``.
+    """
+    completeness = _check_launches(calls, labelled)
+    waits = _waits_for_earlier_work(calls, labelled)
+    if not len(waits):
+        return completeness
+    return msgspec.structs.replace(completeness, unrecorded=completeness.unrecorded | waits)
+
+
+def _waits_for_earlier_work(calls: NamedRows, labelled: pl.DataFrame) -> Intervals:
+    """Return when the GPU ran nothing that is recorded while the first work of a stream was launched and waited.
+
+    Nothing before it in the file holds it back: it waits for work from before the recording.
+    """
+    if labelled.is_empty() or "launch_ns" not in labelled.columns:
+        return EMPTY
+    launched = labelled.select(_GPU_COLUMNS).drop_nulls(["launch_ns", "correlation"])
+    first = launched.sort("start_ns").group_by("device", "stream", maintain_order=True).first()
+    returns = calls.rows.group_by("correlation").agg(returned_ns=pl.col("end_ns").max())
+    waiting = first.join(returns, on="correlation").filter(
+        pl.col("start_ns") - pl.col("returned_ns") >= MIN_WAIT_FOR_EARLIER_WORK_NS
+    )
+    busy = union(labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy())
+    idle = union(waiting["returned_ns"].to_numpy(), waiting["start_ns"].to_numpy()) - busy
+    is_long = idle.end_ns - idle.start_ns >= MIN_WAIT_FOR_EARLIER_WORK_NS
+    return union(idle.start_ns[is_long], idle.end_ns[is_long])
+
+
+def _check_launches(calls: NamedRows, labelled: pl.DataFrame) -> Completeness:
+    """Return which launched GPU work is missing from the file.
 
     Args:
         calls: The host's calls.
@@ -76,7 +111,7 @@ def check_completeness(calls: NamedRows, labelled: pl.DataFrame) -> Completeness
     ...          "start_ns": [0, 1, 2], "end_ns": [1, 2, 3], "step": None}
     >>> gpu = {"kind": "kernel", "correlation": [1, 3], "start_ns": [5, 30], "end_ns": [9, 40], "stream": 7,
     ...        "device": 0, "launch_ns": [0, 2]}
-    >>> completeness = check_completeness(ApiCalls(pl.DataFrame(calls)), pl.DataFrame(gpu))
+    >>> completeness = check_completeness(NamedRows(pl.DataFrame(calls)), pl.DataFrame(gpu))
     >>> completeness.unrecorded, [notice.code for notice in completeness.notices]
     (Intervals([9, 30)), ['gpu-events-lost'])
 

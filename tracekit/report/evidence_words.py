@@ -14,6 +14,8 @@ ONCE_A_STEP = 0.75
 more."""
 MAX_FINDING_STEPS_NAMED = 4
 """Steps that a sentence names."""
+NEARLY_ALL = 0.9
+"""Share from which a cause stands for the whole."""
 LIMIT_WORDS = {"peak": "peak rate", "bandwidth": "memory bandwidth"}
 """What limits an operator, in words."""
 FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
@@ -200,6 +202,14 @@ class FindingWords:
     def has_steps(self) -> bool:
         """Whether the recording has marks of steps; without them a time is of the whole recording."""
         return self.evidence.get("steps_marked") is not False
+
+    @property
+    def for_part_of_it(self) -> str:
+        """How much of the exposed time has the cause that is named; empty if nearly all of it."""
+        share = self.evidence.get("cause_share")
+        if not isinstance(share, float) or share >= NEARLY_ALL:
+            return ""
+        return f"for {percent(share, digits=0)} of that "
 
     @property
     def in_steps(self) -> str:

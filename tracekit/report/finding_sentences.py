@@ -191,7 +191,7 @@ def allocator_start_up(words: FindingWords) -> FindingTexts:
             f"mostly in {words['name']}); without marks of steps this may be the start of the program"
         ),
         advice=(
-            "record a few steps after the first ones, and mark them (`tracekit doctor` says how)"
+            "record a few steps after the first ones, and mark them (`profiler.step()` after each)"
         ),
     )
 
@@ -549,7 +549,7 @@ def exposed_comm_peer_late(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "same_stream")
 def exposed_comm_same_stream(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: it is queued on the compute stream",
+        text=f"{exposed(words)}: {words.for_part_of_it}it is queued on the compute stream",
         advice=(
             "run it on a stream of its own (`async_op=True`) and let compute wait for its "
             f"event{words.option}"
@@ -560,7 +560,7 @@ def exposed_comm_same_stream(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "one_queue")
 def exposed_comm_one_queue(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: compute is queued behind it in one hardware queue",
+        text=f"{exposed(words)}: {words.for_part_of_it}compute is queued behind it in one hardware queue",
         advice="set CUDA_DEVICE_MAX_CONNECTIONS to 8 or more, or launch the compute first",
     )
 
@@ -568,7 +568,7 @@ def exposed_comm_one_queue(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "launched_late")
 def exposed_comm_launched_late(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: the CPU starts it late",
+        text=f"{exposed(words)}: {words.for_part_of_it}the CPU starts it late",
         advice="launch it earlier: CUDA graphs, fewer small kernels, or less Python in the step",
     )
 
@@ -576,7 +576,7 @@ def exposed_comm_launched_late(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "launched_late_under_graphs")
 def exposed_comm_launched_late_under_graphs(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: the CPU starts it late although CUDA graphs are used",
+        text=f"{exposed(words)}: {words.for_part_of_it}the CPU starts it late although CUDA graphs are used",
         advice="use fewer and larger graphs, and less Python between their launches",
     )
 
@@ -584,7 +584,7 @@ def exposed_comm_launched_late_under_graphs(words: FindingWords) -> FindingTexts
 @texts("exposed_comm", "nothing_to_hide")
 def exposed_comm_nothing_to_hide(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: no compute is independent of it at that time",
+        text=f"{exposed(words)}: {words.for_part_of_it}no compute is independent of it at that time",
         advice=(
             f"start it earlier or in smaller pieces, or beside another micro-batch{words.option}"
         ),
@@ -594,7 +594,7 @@ def exposed_comm_nothing_to_hide(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "compute_waited")
 def exposed_comm_compute_waited(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: the next compute needs its result",
+        text=f"{exposed(words)}: {words.for_part_of_it}the next compute needs its result",
         advice=f"start it earlier (prefetch), or move the wait to the first use{words.option}",
     )
 
@@ -1129,6 +1129,27 @@ def recording(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"{waiting_unknown(words)}: operations of some ranks have no match",
         advice="record all ranks over the same time",
+    )
+
+
+@texts("recording", "idle")
+def recording_idle(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"the GPU is idle for {words['idle_ns']}, and {words['unexplained_ns']} of that is not explained",
+        advice=(
+            "look at the longest gaps in the timeline (`-o report.html`); stacks (`with_stack=True`) "
+            "tell what the CPU does in them"
+        ),
+    )
+
+
+@texts("recording", "idle_host_unknown")
+def recording_idle_host_unknown(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the GPU is idle for {words['idle_ns']}; what the CPU does then is not in the recording"
+        ),
+        advice="record CPU activities as well (`tracekit doctor` says how)",
     )
 
 
