@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -26,7 +26,7 @@ class SideEntry(Struct, frozen=True, kw_only=True):
 
     runs: list[ComparedRun]
     """Its runs."""
-    facts: Mapping[str, str | int | float | list[str]]
+    facts: Mapping[str, str | int | float | Sequence[str | float]]
     """Facts that must agree before runs can be compared, such as world_size and schedule."""
     calibrated: bool | UnsetType = UNSET
     """Of the gate: whether its noise was measured between runs."""

@@ -38,9 +38,11 @@ from tracekit.whatif.constants import (
     MAX_LISTED_CHANGES,
     MAX_PATH_PARTS,
     MAX_SHARE_ABOVE_GPU_LIMIT,
+    MIN_FACTOR,
     MIN_FREE_VARIATION,
     MIN_SAVED_SHARE_TO_PROPOSE,
     MIN_VARIATION,
+    ROUNDING_SHARE,
 )
 from tracekit.whatif.event_graph import EventGraph, EventReplay
 from tracekit.whatif.remedies import REMEDY_CHANGES, change_factors, select_remedies
@@ -61,9 +63,6 @@ FORMS = (
     f"{NO_LAUNCH_DELAY}, {', '.join(HOST_CHANGES.values())}, hide LABEL, balance, microbatches N, "
     f"{', '.join(REMEDY_CHANGES)}"
 )
-ROUNDING_SHARE = 1e-4
-"""Share of the step by which two predictions of equal changes may differ: times are rounded event
-by event."""
 
 
 class RefusedError(Exception):
@@ -204,8 +203,6 @@ class ChangedGraph:
 
 
 Edit = Callable[[ChangedGraph], None]
-MIN_FACTOR = 1e-6
-"""Factor of an event that disappears, to compare its range with."""
 
 
 def parse_change(text: str) -> Edit:

@@ -223,3 +223,14 @@ recording's cost (96 % of 56), 2026-11-18."""
 MAX_FREE_RANGE_WIDTH = 0.4
 """Largest width of the range, as a share of the modelled step: more says nothing. By choice,
 2026-11-18."""
+
+MIN_FACTOR = 1e-6
+"""Factor of an event that disappears, to compare its range with. By choice, 2026-11-18."""
+
+MAX_LAUNCH_MEDIANS = 10
+"""Time of a launch that disappears over the median of all that do, above which it holds other work.
+By choice, 2026-11-18."""
+
+ROUNDING_SHARE = 1e-4
+"""Share of the step by which two predictions of equal changes may differ, because times are rounded
+event by event. By choice, 2026-11-18."""

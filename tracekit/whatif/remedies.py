@@ -9,11 +9,9 @@ import polars as pl
 
 from tracekit._loops.critical_path import NO_LIMIT
 from tracekit._util.arrays import Floats
+from tracekit.whatif.constants import MAX_LAUNCH_MEDIANS
 from tracekit.whatif.event_graph import EventGraph
 
-MAX_LAUNCH_MEDIANS = 10
-"""Time of a launch that disappears over the median of all that do, above which it holds other work. By
-choice, 2026-11-18."""
 FUSE = "fuse"
 FUSE_LOSS = "fuse loss"
 REMEDY_CHANGES = {
