@@ -156,8 +156,10 @@ def find_generating_passes(events: pl.DataFrame) -> pl.DataFrame:
     [(0, 0, 4, 'prefill', 2, 10), (1, 4, 9223372036854775807, 'decode', 2, 2)]
     """
     no_passes = SERVER_STEPS.to_frame()
-    lookups = filter_by_name(events.filter(pl.col("kind") == "cpu_op"), _LOOKUP)
-    if lookups.is_empty() or filter_by_name(events, _NO_GENERATION).height:
+    # Few columns, because most events of a training run match one of the names.
+    named = filter_by_name(events.select("kind", "name", "start_ns", "shapes"), _LOOKUP)
+    lookups = named.filter(pl.col("kind") == "cpu_op")
+    if lookups.is_empty() or filter_by_name(events.select("name"), _NO_GENERATION).height:
         return no_passes
     sizes = pl.col("shapes").cast(pl.String).str.replace_all(" ", "")
     groups = sizes.str.extract_groups(_LOOKUP_SHAPES)
