@@ -14,7 +14,7 @@ import polars as pl
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import EvidenceValue, Finding
 from tracekit.findings.context import Context
-from tracekit.whatif.remedies import FUSE, FUSE_LOSS, all_remedies, select_remedies
+from tracekit.whatif.remedies import FUSE, FUSE_LOSS, select_remedies
 
 MIN_SAVED_SHARE = 0.05
 """Share of the step that a change must save to be advised: predictions are not more exact than that."""
@@ -42,7 +42,7 @@ class _Changed(msgspec.Struct, frozen=True):
 def remedy_findings(context: Context) -> Iterator[Finding]:
     """Yield the findings whose remedy is a change of the GPU's work."""
     graph = context.analysis.replay_graph
-    if graph is None or all_remedies(graph.graph.events).is_empty():
+    if graph is None or graph.graph.remedies.is_empty():
         return
     yield from _precision(context)
     yield from _finding(context, "attention", "fused attention")
@@ -66,7 +66,7 @@ def operators_with_remedy(context: Context) -> set[str]:
     if graph is None or not changes:
         return set()
     events = graph.graph.events
-    explained = pl.concat([select_remedies(events, change) for change in changes if change])
+    explained = pl.concat([select_remedies(graph.graph, change) for change in changes if change])
     is_explained = pl.int_range(pl.len()).is_in(explained["event"].unique().implode())
     times = events.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"), is_explained=is_explained)
     by_op = times.group_by(pl.col("op").cast(pl.String)).agg(
@@ -93,6 +93,9 @@ def _finding(
     context: Context, code: str, change: str, *, case: str | None = None
 ) -> Iterator[Finding]:
     """Yield the finding of one change, if it saves enough."""
+    graph = context.analysis.replay_graph
+    if graph is None or select_remedies(graph.graph, change).is_empty():
+        return
     predicted = context.predict(change)
     if predicted is None or (predicted.saves_ns or 0) < MIN_SAVED_SHARE * _step_ns(predicted):
         return
@@ -133,7 +136,7 @@ def _changed_work(context: Context, change: str) -> _Changed:
     if graph is None:
         raise ValueError("the run's events were not kept")
     events = graph.graph.events
-    remedies = select_remedies(events, change)
+    remedies = select_remedies(graph.graph, change)
     rank_steps = max(events.select(pl.struct("rank", "step").n_unique()).item(), 1)
     described = remedies.with_columns(
         events["op"][remedies["event"]].cast(pl.String),

@@ -432,7 +432,7 @@ def _require_other_ranks(graph: EventGraph) -> None:
 
 def _remedy(changed: ChangedGraph, change: str) -> None:
     """Give the events that a remedy changes their new durations, and take launches away that disappear."""
-    remedies = select_remedies(changed.graph.events, change)
+    remedies = select_remedies(changed.graph, change)
     if remedies.is_empty():
         raise RefusedError(f"no GPU work of this run would change ({REMEDY_CHANGES[change]})")
     factors = change_factors(changed.graph, remedies)

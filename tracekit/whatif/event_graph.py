@@ -342,6 +342,18 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
 
     @cached_property
+    def remedies(self) -> pl.DataFrame:
+        """What changes would make of events: ``event``, ``ns`` and the fields of a remedy (``metrics.remedies``)."""
+        if "remedies" not in self.events.columns:
+            return pl.DataFrame(schema={"event": pl.Int64(), "change": pl.String()})
+        numbered = self.events.select(
+            "remedies",
+            event=pl.int_range(pl.len(), dtype=pl.Int64),
+            ns=pl.col("end_ns") - pl.col("start_ns"),
+        )
+        return numbered.drop_nulls("remedies").explode("remedies").unnest("remedies")
+
+    @cached_property
     def before(self) -> Int32s:
         """What each event waits for, one row for each of ``BEFORE``."""
         return np.stack([self.events[name].to_numpy() for name in BEFORE]).astype(np.int32)

@@ -48,21 +48,9 @@ class ChangedFactors(NamedTuple):
     host: Floats
 
 
-def all_remedies(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the remedies of a graph's events: ``event``, ``ns`` and the fields of a remedy."""
-    if "remedies" not in events.columns:
-        return pl.DataFrame(schema={"event": pl.Int64(), "change": pl.String()})
-    numbered = events.select(
-        "remedies",
-        event=pl.int_range(pl.len(), dtype=pl.Int64),
-        ns=pl.col("end_ns") - pl.col("start_ns"),
-    )
-    return numbered.drop_nulls("remedies").explode("remedies").unnest("remedies")
-
-
-def select_remedies(events: pl.DataFrame, change: str) -> pl.DataFrame:
+def select_remedies(graph: EventGraph, change: str) -> pl.DataFrame:
     """Return the remedies that a change makes; ``fuse`` is all fusions but that of the loss."""
-    remedies = all_remedies(events)
+    remedies = graph.remedies
     if change != FUSE:
         return remedies.filter(pl.col("change") == change)
     is_fusion = pl.col("change").str.starts_with(f"{FUSE} ")
