@@ -8,22 +8,20 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
-from msgspec.structs import replace
 
 from tests.classify.conftest import Program
 from tracekit.against_ideal import compare_run as lines
 from tracekit.align import clock_bounds
 from tracekit.analysis.combine.notices import bound_notices
 from tracekit.analysis.measure.by import layers
-from tracekit.analysis.measured import Measured
+from tracekit.analysis.measured import make_figures
 from tracekit.classify import classify, copies, matmul, pass_direction
 from tracekit.diffs import stats, verdict
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.noise_thresholds import Noise, prior_deviation
 from tracekit.diffs.run_samples import Run
-from tracekit.documents.analysis import Budget
+from tracekit.documents.analysis import Budget, RankFigures
 from tracekit.documents.gate import GateSettings
-from tracekit.metrics.budget import Bubble
 from tracekit.metrics.label_intervals import weak_ns
 from tracekit.metrics.rates import Rates
 from tracekit.reconstruct import chunk_table as beside
@@ -31,29 +29,46 @@ from tracekit.reconstruct import chunk_table as beside
 combining = importlib.import_module("tracekit.analysis.combine.combine_ranks")
 
 
-def measured(**figures):
-    return Measured(
-        Budget(span_ns=1_000, compute_ns=900, exposed_ns={}, idle=0),
-        {"other": 0, **figures},
-        {},
-        {},
-        {},
-        {},
-        Bubble(1_000, 100, None),
+def measured(*, weak_ns=0, lower_bound=False, **label_ns):
+    """A rank that computes for 900 of 1,000 ns."""
+    figures = make_figures(
+        budget=Budget(compute_ns=900, exposed_ns={}, idle=100),
+        label_ns={"other": 0, **label_ns},
+        set_ns={},
+        label_count={},
+        hidden_ns={},
+        hidden_by_ns={},
+        wait_ns={},
+        wait_open_ns={},
+        weak_ns=weak_ns,
+        because_ns={},
+        blocking_ns={},
+        exposed_wait_ns=None,
+        least_wait_ns=0,
+        lower_bound=lower_bound,
+        pipeline=True,
+    )
+    return RankFigures(
+        rank=0,
+        steps=(),
+        **figures,
+        phases=(),
+        idle_host_ns=None,
+        idle_host=(),
+        inside_launch_ns=0,
+        idle_causes=None,
+        per_step=(),
     )
 
 
 @pytest.mark.parametrize(("other_ns", "is_loud"), [(10, False), (11, True)])
 def test_unlabelled_work_is_loud_above_one_percent_of_the_span(other_ns, is_loud):
-    rank = SimpleNamespace(rank=0, whole=measured(other=other_ns))
-    assert bool(combining.unlabelled_notices([rank])) is is_loud
+    assert bool(combining.unlabelled_notices([measured(other=other_ns)])) is is_loud
 
 
-@pytest.mark.parametrize(("share", "is_loud"), [(0.01, False), (0.0101, True)])
-def test_weak_labels_are_loud_above_one_percent_of_gpu_time(monkeypatch, share, is_loud):
-    monkeypatch.setattr(Measured, "weak_share", property(lambda self: share))
-    rank = SimpleNamespace(rank=0, whole=measured())
-    assert bool(combining.weak_label_notices([rank])) is is_loud
+@pytest.mark.parametrize(("weak", "is_loud"), [(9, False), (10, True)])
+def test_weak_labels_are_loud_above_one_percent_of_gpu_time(weak, is_loud):
+    assert bool(combining.weak_label_notices([measured(weak_ns=weak)])) is is_loud
 
 
 @pytest.mark.parametrize(("confidence", "ns"), [(0.64, 5), (0.65, 0)])
@@ -191,9 +206,8 @@ def test_a_drift_is_six_times_its_scatter(times, believed):
 @pytest.mark.parametrize(("outside", "is_loud"), [(0.2, False), (0.21, True)])
 def test_a_bound_is_called_low_below_half_of_what_the_table_shows(monkeypatch, outside, is_loud):
     """FAR: the bubble's bound is 10 %."""
-    whole = replace(measured(), lower_bound=True, bubble=Bubble(1_000, 100, None), pipeline=True)
     held = SimpleNamespace(exact=True, head=SimpleNamespace(measured_bubble=outside))
-    assert bool(bound_notices([SimpleNamespace(rank=0, whole=whole)], held)) is is_loud
+    assert bool(bound_notices([measured(lower_bound=True)], held)) is is_loud
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,13 @@ def _rank(rank: int, label_ms: dict[str, int], exposed_ms: int) -> RankFigures:
     compute_ns, exposed_ns = sum(label_ns.values()), exposed_ms * MS
     return RankFigures(
         rank=rank, steps=[1], span_ns=1000 * MS, label_ns=label_ns, set_ns={}, label_count={}, weak_ns=0,
-        weak_share=None, overlap={}, hidden_ns={}, wait_ns={}, blocking_ns={}, exposed_because_ns={},
-        budget_ns=Budget(
+        weak_share=None, overlap={}, hidden_by_ns={}, wait_ns={}, blocking_ns={}, because_ns={},
+        budget=Budget(
             compute_ns=compute_ns, exposed_ns={"pp_comm": exposed_ns}, idle=1000 * MS - compute_ns - exposed_ns
         ),
-        bubble=Bubble(0, 0, None, lower_bound=False), phases=[], idle_host_ns=None, idle_host=[], inside_launch_ns=0,
-        idle_causes_ns=None, per_step=[],
+        bubble=Bubble(idle_ns=0, wait_ns=0, fraction=None, lower_bound=False),
+        phases=(), idle_host_ns=None, idle_host=[], inside_launch_ns=0,
+        idle_causes=None, per_step=[],
     )  # fmt: skip
 
 

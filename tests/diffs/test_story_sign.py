@@ -15,18 +15,18 @@ def run_with(samples, *, compute_ms, exposed_ms):
 
     def changed(figures):
         budget = replace(
-            figures.budget_ns,
+            figures.budget,
             compute_ns=compute_ms * 10**6,
             exposed_ns={"dp_comm": exposed_ms * 10**6},
             idle=0,
         )
         span_ns = (compute_ms + exposed_ms) * 10**6
         labels = {"optimizer": compute_ms * 10**6, "dp_comm": exposed_ms * 10**6}
-        return replace(figures, span_ns=span_ns, budget_ns=budget, label_ns=labels)
+        return replace(figures, span_ns=span_ns, budget=budget, label_ns=labels)
 
     def changed_step(figures):
         step = changed(figures)
-        return replace(step, time_ns=step.span_ns, time_budget_ns=step.budget_ns)
+        return replace(step, time_ns=step.span_ns, time_budget=step.budget)
 
     ranks = [
         replace(changed(rank), per_step=tuple(map(changed_step, rank.per_step)))

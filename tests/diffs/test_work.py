@@ -65,12 +65,12 @@ def scaled(original, *, step, compute, exposed):
 
     def figures(rank):
         budget = replace(
-            rank.budget_ns,
+            rank.budget,
             compute_ns=compute * 10**6,
             exposed_ns={"dp_comm": exposed * 10**6},
             idle=0,
         )
-        return replace(rank, span_ns=step * 10**6, budget_ns=budget, label_ns={}, per_step=[])
+        return replace(rank, span_ns=step * 10**6, budget=budget, label_ns={}, per_step=[])
 
     ranks = tuple(replace(figures(rank), steps=[1]) for rank in original.ranks)
     return replace(original, samples={"step_ms": (float(step),)}, ranks=ranks, tables={})

@@ -6,11 +6,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.analysis.measured import total_of
+from tests.figures import with_figures
+from tracekit.analysis.measured import total_figures
+from tracekit.documents.analysis import Budget
 from tracekit.intervals import EMPTY, union
 from tracekit.metrics.bandwidth import copies
 from tracekit.metrics.budget import (
-    Bubble,
     add_slow_launch_ends,
     budgets,
     find_exposed_waits,
@@ -31,10 +32,22 @@ def test_a_wait_is_exposed_only_where_no_compute_runs():
     assert find_exposed_waits(start[:0], wait[:0], group[:0], EMPTY) == EMPTY
 
 
+def pipelined(idle, wait, least_wait=0, *, compute=None):
+    """Figures of a rank of a pipeline that computes in all of 100 ns but its idle time."""
+    compute_ns = 100 - idle if compute is None else compute
+    return with_figures(
+        total_figures([]),
+        budget=Budget(compute_ns=compute_ns, exposed_ns={}, idle=idle),
+        exposed_wait_ns=wait,
+        least_wait_ns=least_wait,
+        pipeline=True,
+    )
+
+
 def test_bubble_is_a_lower_bound_without_wait():
-    assert Bubble(100, 10, None).fraction == 0.1
-    assert Bubble(0, 0, None).fraction is None
-    assert total_of([Bubble(100, 10, None), Bubble(100, 0, 20, 20)]).fraction == 0.15
+    assert pipelined(10, None).bubble_fraction == 0.1
+    assert pipelined(0, None, compute=0).bubble_fraction is None
+    assert total_figures([pipelined(10, None), pipelined(0, 20, 20)]).bubble_fraction == 0.15
 
 
 def test_gpipe_has_no_steady_phase(labelled):
@@ -151,9 +164,9 @@ def test_time_inside_a_slow_launch_call_is_warm_up(labelled, took, warm):
 
 
 def test_a_wait_unknown_on_one_rank_is_unknown_in_the_sum_and_what_is_known_stays_a_bound():
-    total = total_of([Bubble(100, 5, 20, 20), Bubble(100, 5, None, 3)])
-    assert total.wait_ns is None
-    assert total.fraction == (10 + 23) / 200
+    total = total_figures([pipelined(5, 20, 20), pipelined(5, None, 3)])
+    assert total.bubble.wait_ns is None
+    assert total.bubble_fraction == (10 + 23) / 200
 
 
 def test_idle_in_which_lost_work_may_have_run_is_a_part_of_its_own(labelled):

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from tests.figures import with_figures
 from tests.kept import analysis_of
 from tracekit.analysis.result import RoleResults, Tables
 from tracekit.documents.analysis import Budget, Straggler, WaitCause
 from tracekit.documents.analysis import Evidence as WaitEvidence
-from tracekit.metrics.budget import Bubble
-from tracekit.metrics.step_time import TimedStep
 from tracekit.report.view import view_of
 from tracekit.report.view.ranks import Pace, late_rank
 
@@ -35,12 +34,13 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         return {label: us * 1000 * steps for label, us in by_label.items()}
 
     span, rest = 1_000_000 * steps, idle * 1000 * steps
-    whole = structs.replace(
-        one.whole,
+    whole = with_figures(
+        one,
         budget=Budget(
             span_ns=span, compute_ns=compute * 1000 * steps, exposed_ns=ns(exposed), idle=rest
         ),
-        bubble=Bubble(span, rest, 0),
+        exposed_wait_ns=0,
+        least_wait_ns=0,
         pipeline="pp_comm" in exposed,
         hidden_ns={},
         hidden_by_ns={},
@@ -54,18 +54,23 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         exposed_ns={label: us * 1000 for label, us in exposed.items()},
         idle=idle * 1000,
     )
-    each = tuple(structs.replace(whole, budget=budget, step=step) for step in range(steps))
-    timed = tuple(TimedStep(step, budget.span_ns, budget) for step in range(steps))
-    made = tuple(
+    first_step = with_figures(
+        one.per_step[0],
+        **{
+            name: getattr(whole, name)
+            for name in ("hidden_ns", "hidden_by_ns", "label_ns", "wait_ns")
+        },
+        budget=budget,
+        pipeline=whole.pipeline,
+    )
+    each = tuple(
         structs.replace(
-            one,
-            rank=rank,
-            steps=tuple(range(steps)),
-            whole=whole,
-            per_step=each,
-            timed_steps=timed,
-            idle_causes={},
+            first_step, step=step, partial=False, time_ns=budget.span_ns, time_budget=budget
         )
+        for step in range(steps)
+    )
+    made = tuple(
+        structs.replace(whole, rank=rank, steps=tuple(range(steps)), per_step=each, idle_causes={})
         for rank in range(ranks)
     )
     rows = tuple(sorted(late, key=lambda row: -row.caused_ns))
@@ -93,23 +98,20 @@ def slower(run, *, by, steps=None):
     """The same run, whose rank 1 takes so much longer, in all its steps or in some."""
 
     def longer(measured):
+        span_ns = round(measured.budget.span_ns * (1 + by))
+        budget = structs.replace(measured.budget, span_ns=span_ns)
         return structs.replace(
-            measured,
-            budget=structs.replace(
-                measured.budget, span_ns=round(measured.budget.span_ns * (1 + by))
-            ),
+            with_figures(measured, budget=budget), time_ns=span_ns, time_budget=budget
         )
 
     one = run.rank_results[1]
     each = tuple(
         longer(step) if steps is None or step.step in steps else step for step in one.per_step
     )
-    whole = structs.replace(
-        one.whole,
-        budget=structs.replace(one.whole.budget, span_ns=sum(step.budget.span_ns for step in each)),
+    whole = with_figures(
+        one, budget=structs.replace(one.budget, span_ns=sum(step.budget.span_ns for step in each))
     )
-    timed = tuple(TimedStep(step.step, step.budget.span_ns, step.budget) for step in each)
-    longer_rank = structs.replace(one, per_step=each, whole=whole, timed_steps=timed)
+    longer_rank = structs.replace(whole, per_step=each)
     return replace(run, rank_results=(run.rank_results[0], longer_rank, *run.rank_results[2:]))
 
 

@@ -12,6 +12,7 @@ from msgspec import structs
 from rich.console import Console
 
 from tests.kept import analysis_of
+from tracekit.documents.analysis import HostActivity
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
 from tracekit.report.markdown import render_markdown
@@ -110,10 +111,12 @@ def test_what_the_host_hardly_did_has_no_row(run, share, shown):
     analysis = run("router")
     span = analysis.total.budget.span_ns
     little = round(share * span)
-    rows = [{"instead": "operator", "what": name, "line": None, "ns": ns} for name, ns in
-            (("aten::mm", span - little), ("aten::add", little))]  # fmt: skip
-    first = structs.replace(analysis.rank_results[0], instead=tuple(rows))
-    others = tuple(structs.replace(one, instead=()) for one in analysis.rank_results[1:])
+    rows = tuple(
+        HostActivity("operator", name, None, ns, 1)
+        for name, ns in (("aten::mm", span - little), ("aten::add", little))
+    )
+    first = structs.replace(analysis.rank_results[0], idle_host=rows)
+    others = tuple(structs.replace(one, idle_host=()) for one in analysis.rank_results[1:])
     activity = host_activity_table(replace(analysis, rank_results=(first, *others)))
     assert [row[3] for row in activity.rows] == ["aten::mm", "aten::add"][: 1 + shown]
 

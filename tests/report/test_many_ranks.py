@@ -11,12 +11,12 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
+from tests.figures import with_figures
 from tests.kept import analysis_of
 from tracekit.analysis.combine.spread import spread
 from tracekit.documents.analysis import Budget
 from tracekit.documents.coding import to_plain
 from tracekit.errors import Notice
-from tracekit.metrics.budget import Bubble
 from tracekit.report.html import charts
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
@@ -43,13 +43,10 @@ def run_of(small, compute, *, span=1000):
 
     def rank(number, busy):
         budget = Budget(span_ns=span, compute_ns=busy, exposed_ns={}, idle=span - busy)
-        return structs.replace(
-            one,
-            rank=number,
-            whole=structs.replace(
-                one.whole, budget=budget, bubble=Bubble(span, span - busy, 0), pipeline=True
-            ),
+        whole = with_figures(
+            one, budget=budget, exposed_wait_ns=0, least_wait_ns=0, lower_bound=False, pipeline=True
         )
+        return structs.replace(whole, rank=number)
 
     # A run of many ranks keeps no events, so that no changes are listed.
     return replace(
@@ -104,12 +101,12 @@ def test_a_rank_whose_peer_is_missing_is_not_called_different(small):
     """Its bubble is a lower bound: less than the others' because less of it is known."""
     run = run_of(small, [500] * 40)
     one = run.rank_results[7]
-    unsure = structs.replace(one.whole, bubble=Bubble(1000, 100, None), lower_bound=True)
+    bound = structs.replace(one.bubble, fraction=0.1, wait_ns=None, lower_bound=True)
     run = replace(
         run,
         rank_results=(
             *run.rank_results[:7],
-            structs.replace(one, whole=unsure),
+            structs.replace(one, bubble=bound),
             *run.rank_results[8:],
         ),
     )
@@ -119,7 +116,7 @@ def test_a_rank_whose_peer_is_missing_is_not_called_different(small):
     alone = replace(
         run,
         rank_results=tuple(
-            structs.replace(r, whole=structs.replace(r.whole, lower_bound=True))
+            structs.replace(r, bubble=structs.replace(r.bubble, lower_bound=True))
             for r in run.rank_results
         ),
     )
@@ -137,10 +134,7 @@ def test_without_pipelines_the_heat_map_shows_idle_time(small):
     run = run_of(small, [500] * 40)
     alone = replace(
         run,
-        rank_results=tuple(
-            structs.replace(r, whole=structs.replace(r.whole, pipeline=False))
-            for r in run.rank_results
-        ),
+        rank_results=tuple(with_figures(r, pipeline=False) for r in run.rank_results),
     )
     assert spread(run).heat.name == "bubble"
     assert (spread(alone).heat.name, spread(alone).heat.most) == ("idle", 0.5)
@@ -212,10 +206,7 @@ def test_failures_are_all_listed_and_others_shortened():
 
 def test_the_terminals_bars_and_names_are_whole_at_any_rank_number(small):
     many = run_of(small, [500 + rank % 7 for rank in range(1024)])
-    unsure = tuple(
-        structs.replace(one, whole=structs.replace(one.whole, lower_bound=one.rank == 9))
-        for one in many.rank_results
-    )
+    unsure = tuple(with_figures(one, lower_bound=one.rank == 9) for one in many.rank_results)
     for width in (80, 120):
         text = text_of(replace(many, rank_results=unsure), width)
         budget = text.split("Where the step went")[1].split("Over the ranks")[0]

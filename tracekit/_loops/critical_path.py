@@ -247,7 +247,7 @@ def replay_events(
         times: Measured times of each event on one clock: start; end; launch (``NO_LIMIT``: not
             known); begin (first start on its rank, before which nothing of the rank starts that
             waits for nothing).
-        delays: Measured durations around each event: latency (from its launch to its start, if
+        delays: Figures durations around each event: latency (from its launch to its start, if
             nothing else holds it back); gap (from the end of the GPU work before it to its start,
             likewise); blocked (time since the launch before in which the host waited for the GPU);
             after release (time of the host from the event that releases it to the launch); transfer

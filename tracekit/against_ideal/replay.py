@@ -118,7 +118,7 @@ class CellGraph:
 
         Args:
             start: Measured start of each cell.
-            end: Measured end of each cell.
+            end: Figures end of each cell.
         """
         origin = start.min() if len(start) else 0
         # -1 in waits selects the appended values: no dependency ends at the first start and takes no time.
@@ -502,7 +502,7 @@ def measure_slowdown(
 
     Args:
         step_times: Replay of the steps with other durations.
-        durations: Measured durations, operations × lanes.
+        durations: Figures durations, operations × lanes.
         usual: Durations without stragglers, likewise.
         groups: By what to split it: the group of every operation and lane, an array like
             *durations*.

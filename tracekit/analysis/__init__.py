@@ -4,7 +4,7 @@ Both steps are pure functions. The same analysis can therefore run in one proces
 a cluster (``tracekit.run``).
 """
 
-from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import Analysis
+from tracekit.documents.analysis import Figures, RankFigures
 
-__all__ = ["Analysis", "Measured", "RankResult"]
+__all__ = ["Analysis", "Figures", "RankFigures"]

@@ -13,14 +13,12 @@ from tracekit.analysis.combine.communication import RunRates, below_peak_ns
 from tracekit.analysis.combine.memory import HeldMemory, RunMemory
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measure.by import By
-from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import Analysis, RoleResults
 from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import analysis as documents
 from tracekit.documents.analysis import Budget
 from tracekit.documents.coding import rows
 from tracekit.documents.findings import Finding
-from tracekit.metrics.label_intervals import LABEL_SETS
 from tracekit.schema import PYTORCH_READERS, has_stacks
 from tracekit.weight_updates import ReloadSummary
 
@@ -62,10 +60,10 @@ def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> documents.
         tracekit=__version__,
         format=documents.FORMAT,
         source=_source(analysis),
-        ranks=[rank_document(result) for result in analysis.rank_results],
+        ranks=[_with_longest_activities(rank) for rank in analysis.rank_results],
         step=step_document(analysis),
         findings=findings_of(analysis),
-        total=documents.Figures(**_figures(analysis.total)),
+        total=analysis.total,
         schedule=None if schedule is None else schedule_document(schedule),
         # A schedule has the lanes in its own part of the document.
         lanes=lanes,
@@ -238,62 +236,10 @@ def step_document(analysis: Analysis) -> documents.Step:
     )
 
 
-def _figures(measured: Measured) -> dict[str, Any]:
-    """Return the fields of ``documents.analysis.Figures``."""
-    budget = measured.budget
-    idle_ns = budget.idle_ns if measured.idle_known else None
-    return {
-        "span_ns": budget.span_ns,
-        "budget_ns": _budget(budget, idle_known=measured.idle_known),
-        "label_ns": {name: ns for name, ns in measured.label_ns.items() if name not in LABEL_SETS},
-        "set_ns": {name: ns for name, ns in measured.label_ns.items() if name in LABEL_SETS},
-        "label_count": measured.label_count,
-        "weak_ns": measured.weak_ns,
-        "weak_share": measured.weak_share,
-        "overlap": measured.overlap,
-        "hidden_ns": measured.hidden_by_ns,
-        "wait_ns": measured.wait_ns,
-        "blocking_ns": measured.blocking_ns,
-        "exposed_because_ns": measured.because_ns,
-        "bubble": documents.Bubble(
-            idle_ns,
-            measured.bubble.wait_ns,
-            measured.bubble_fraction,
-            lower_bound=measured.lower_bound,
-        ),
-        "wait_open_ns": measured.wait_open_ns or UNSET,
-    }
-
-
-def rank_document(result: RankResult) -> documents.RankFigures:
-    """Return one of the ``ranks`` of the document."""
-    named_rows = []
-    for row in result.instead:
-        if row["what"] or row["instead"] == "python":
-            named_rows.append(row)
-    idle_known = result.whole.idle_known
-    per_step = []
-    for scope, timed in zip(result.per_step, result.timed_steps, strict=True):
-        figures = documents.StepFigures(
-            step=scope.step,
-            partial=scope.partial,
-            start_up=timed.start_up,
-            time_ns=timed.time_ns,
-            time_budget_ns=_budget(timed.budget, idle_known=idle_known),
-            **_figures(scope),
-        )
-        per_step.append(figures)
-    return documents.RankFigures(
-        rank=result.rank,
-        steps=list(result.steps),
-        **_figures(result.whole),
-        phases=[documents.Phase(**phase) for phase in result.phases],
-        idle_host_ns=result.idle_host_ns if idle_known else None,
-        idle_host=[documents.HostActivity(**row) for row in named_rows[:MAX_HOST_ROWS]],
-        inside_launch_ns=result.inside_launch_ns,
-        idle_causes_ns=result.idle_causes if idle_known else None,
-        per_step=per_step,
-    )
+def _with_longest_activities(rank: documents.RankFigures) -> documents.RankFigures:
+    """Return a rank with the longest host activities that have a name, or are Python itself."""
+    named = [row for row in rank.idle_host if row.what or row.instead == "python"]
+    return msgspec.structs.replace(rank, idle_host=tuple(named[:MAX_HOST_ROWS]))
 
 
 def _path_totals(critical: CriticalPath) -> documents.PathTotals:

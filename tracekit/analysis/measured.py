@@ -16,161 +16,135 @@ from msgspec.structs import replace
 
 from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.critical_path.path import CriticalPath
-from tracekit.documents.analysis import Budget
+from tracekit.documents.analysis import (
+    Bubble,
+    Budget,
+    Figures,
+    HostActivity,
+    Phase,
+    RankFigures,
+    StepFigures,
+    TimedStep,
+)
+from tracekit.documents.coding import rows
 from tracekit.intervals import Intervals, union
-from tracekit.metrics.budget import Bubble, find_exposed_waits
+from tracekit.metrics.budget import find_exposed_waits
 from tracekit.metrics.causes import with_peers
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS
 from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message
 from tracekit.metrics.overlap import ratio
-from tracekit.metrics.step_time import TimedStep
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
 MAX_OPEN_SHARE = 0.5
 """Share of a label's time in operations that no other rank recorded, up to which the others' waits
 are a bound."""
+
+
+def make_figures(
+    *,
+    budget: Budget,
+    label_ns: Mapping[str, int],
+    set_ns: Mapping[str, int],
+    label_count: Mapping[str, int],
+    hidden_ns: Mapping[str, int],
+    hidden_by_ns: Mapping[str, Mapping[str, int]],
+    wait_ns: Mapping[str, int | None],
+    wait_open_ns: Mapping[str, int],
+    weak_ns: int,
+    because_ns: Mapping[str, Mapping[str, int]],
+    blocking_ns: Mapping[str, int | None],
+    exposed_wait_ns: int | None,
+    least_wait_ns: int,
+    lower_bound: bool,
+    pipeline: bool,
+) -> dict[str, Any]:
+    """Return the fields of ``Figures``: the measured times, and the shares that follow from them.
+
+    Args:
+        budget: Parts of the span.
+        label_ns: Time of each label.
+        set_ns: Time of each set of labels.
+        label_count: Events of each label.
+        hidden_ns: Time of each communication and copy label, and set, that compute hides.
+        hidden_by_ns: The same by label of the compute.
+        wait_ns: Time in which operations of a label wait; None if it is unknown.
+        wait_open_ns: Time, beyond known waits, in operations that another rank did not record.
+        weak_ns: Time whose label rests on weak evidence.
+        because_ns: Exposed time of each label by cause.
+        blocking_ns: Exposed time of each label on the critical path; None if it is unknown.
+        exposed_wait_ns: Exposed wait of pipeline messages; None if it is unknown.
+        least_wait_ns: Lower bound of it.
+        lower_bound: Whether some waiting could not be measured, or work was not recorded.
+        pipeline: Whether the run has a pipeline; without one there is no bubble.
+    """
+    times_ns = {**label_ns, **set_ns}
+    fraction = None
+    if pipeline and budget.idle is not None:
+        bubble_ns = budget.idle + max(exposed_wait_ns or 0, least_wait_ns)
+        fraction = ratio(bubble_ns, budget.span_ns)
+    return {
+        "span_ns": budget.span_ns,
+        "budget": budget,
+        "label_ns": label_ns,
+        "set_ns": set_ns,
+        "label_count": label_count,
+        "weak_ns": weak_ns,
+        "weak_share": ratio(weak_ns, budget.compute_ns + sum(budget.exposed_ns.values())),
+        "overlap": {name: ratio(ns, times_ns.get(name, 0)) for name, ns in hidden_ns.items()},
+        "hidden_by_ns": hidden_by_ns,
+        "wait_ns": wait_ns,
+        "blocking_ns": blocking_ns,
+        "because_ns": because_ns,
+        "bubble": Bubble(
+            idle_ns=budget.idle,
+            wait_ns=exposed_wait_ns,
+            fraction=fraction,
+            lower_bound=lower_bound,
+            least_wait_ns=least_wait_ns,
+        ),
+        "wait_open_ns": wait_open_ns,
+        "hidden_ns": hidden_ns,
+        "pipeline": pipeline,
+    }
+
+
 _SUMMED_FIELDS = (
-    "budget",
     "label_ns",
+    "set_ns",
     "label_count",
     "hidden_ns",
     "hidden_by_ns",
     "wait_ns",
-    "bubble",
-    "because_ns",
     "blocking_ns",
+    "because_ns",
     "weak_ns",
     "wait_open_ns",
 )
-"""Fields of ``Measured`` that are sums over ranks in the total."""
+"""Fields of ``Figures`` that are sums over ranks in the total, as they are."""
 
 
-class Measured(msgspec.Struct, frozen=True, eq=False):
-    """The figures of one rank's window, of one step on one rank, or of all ranks together.
-
-    >>> budget = Budget(compute_ns=80, exposed_ns={}, idle=20)
-    >>> Measured(budget, {}, {}, {}, {}, {}, Bubble(100, 20, None)).bubble_fraction
-    0.2
-    """
-
-    budget: Budget
-    label_ns: Mapping[str, int]
-    label_count: Mapping[str, int]
-    hidden_ns: Mapping[str, int]
-    """By communication and copy label, and by both sets: the time that compute hides."""
-    hidden_by_ns: Mapping[str, Mapping[str, int]]
-    """By communication and copy label: the hidden time by the label of the compute that hides
-    it."""
-    wait_ns: Mapping[str, int | None]
-    """By communication label: the time in which any operation waits for a peer; None if that is unknown.
-
-    A lower bound where ``wait_open_ns`` has time of the label.
-    """
-    bubble: Bubble
-    because_ns: Mapping[str, Mapping[str, int]] = {}
-    """By exposed label: its exposed time by cause (``metrics.causes``); the causes sum to the
-    exposed time."""
-    blocking_ns: Mapping[str, int | None] = {}
-    """By exposed label: the part of its exposed time on the critical path; None if that is
-    unknown."""
-    weak_ns: int = 0
-    """Time whose label rests on weak evidence (``metrics.label_intervals``)."""
-    idle_known: bool = True
-    lower_bound: bool = False
-    """Whether the bubble is a lower bound: some waiting could not be measured, or work was not
-    recorded."""
-    pipeline: bool = True
-    """False for a run without a pipeline, which has idle time and no bubble."""
-    step: int | None = None
-    partial: bool = False
-    """Whether this is a first or last step that looks cut off."""
-    wait_open_ns: Mapping[str, int] = {}
-    """By communication label: time beyond known waits in operations that another rank did not
-    record."""
-
-    @property
-    def overlap(self) -> dict[str, float | None]:
-        """Share of each label's (and set's) own time that compute hides; None if it never ran."""
-        return {name: ratio(ns, self.label_ns.get(name, 0)) for name, ns in self.hidden_ns.items()}
-
-    @property
-    def weak_share(self) -> float | None:
-        """Share of the GPU's busy time whose label rests on weak evidence.
-
-        None if the GPU is never busy.
-        """
-        return ratio(self.weak_ns, self.budget.compute_ns + sum(self.budget.exposed_ns.values()))
-
-    @property
-    def bubble_fraction(self) -> float | None:
-        """Share of the span that is idle or exposed pipeline waiting.
-
-        None without a pipeline or known idle time.
-        """
-        return self.bubble.fraction if self.idle_known and self.pipeline else None
-
-    @classmethod
-    def total(cls, parts: Iterable[Measured]) -> Measured:
-        """Return the sum over ranks: times are added, ratios are of the sums."""
-        ranks = list(parts)
-        nothing = cls(
-            Budget(compute_ns=0, exposed_ns={}, idle=0),
-            {},
-            {},
-            {"communication": 0, "copy": 0},
-            {},
-            {},
-            Bubble(0, 0, 0),
-        )
-        fields = []
-        for rank in (nothing, *ranks):
-            fields.append({name: getattr(rank, name) for name in _SUMMED_FIELDS})
-        sums = total_of(fields)
-        in_order = {name: _in_order(sums[name]) for name in ("hidden_by_ns", "because_ns")}
-        exposed_ns = _in_order(sums["budget"].exposed_ns)
-        return cls(
-            **sums | in_order | {"budget": replace(sums["budget"], exposed_ns=exposed_ns)},
-            idle_known=all(rank.idle_known for rank in ranks),
+def total_figures(ranks: Sequence[Figures]) -> Figures:
+    """Return the figures of all ranks together: times are added, ratios are of the sums."""
+    no_rank: dict[str, Any] = {name: {} for name in _SUMMED_FIELDS}
+    no_rank |= {"hidden_ns": {"communication": 0, "copy": 0}, "weak_ns": 0}
+    of_ranks = [{name: getattr(rank, name) for name in _SUMMED_FIELDS} for rank in ranks]
+    sums = total_of([no_rank, *of_ranks])
+    for name in ("hidden_by_ns", "because_ns"):
+        sums[name] = _in_order(sums[name])
+    budget = total_of(
+        [Budget(compute_ns=0, exposed_ns={}, idle=0), *(rank.budget for rank in ranks)]
+    )
+    waits_ns = [rank.bubble.wait_ns for rank in ranks]
+    return Figures(
+        **make_figures(
+            **sums,
+            budget=replace(budget, exposed_ns=_in_order(budget.exposed_ns)),
+            exposed_wait_ns=total_of([0, *waits_ns]),
+            least_wait_ns=sum(rank.bubble.least_wait_ns for rank in ranks),
             lower_bound=any(rank.lower_bound for rank in ranks),
             pipeline=any(rank.pipeline for rank in ranks),
         )
-
-
-class RankResult(msgspec.Struct, frozen=True, eq=False):
-    """The figures of one rank: of its window, each of its steps and phases, and its idle time by cause.
-
-    >>> from tracekit import analyze
-    >>> first = analyze("sample_traces/reload", schedule="none").rank_results[0]
-    >>> first.rank, first.steps
-    (0, (2,))
-    """
-
-    rank: int
-    steps: tuple[int, ...]
-    whole: Measured
-    """Figures of all selected steps, with the time between them."""
-    per_step: tuple[Measured, ...]
-    timed_steps: tuple[TimedStep, ...]
-    """Step time of each step, from its start to the start of the next one, and where it went."""
-    phases: tuple[Mapping[str, Any], ...]
-    idle_causes: Mapping[str, int]
-    instead: tuple[Mapping[str, Any], ...] = ()
-    """Launch-bound idle time by activity of the host (``metrics.host.idle_activity``), the longest
-    first."""
-    inside_launch_ns: int = 0
-    """Idle time inside the launch call of the work that ended it."""
-
-    @property
-    def idle_host_ns(self) -> dict[str, int] | None:
-        """Launch-bound idle time in ns by kind of host activity.
-
-        None if the trace does not show the host.
-        """
-        by_activity: Counter[str] = Counter()
-        for row in self.instead:
-            by_activity[row["instead"]] += row["ns"]
-        host_is_unseen = not by_activity and self.idle_causes.get("launch_bound")
-        return None if host_is_unseen else dict(by_activity)
+    )
 
 
 def total_of(parts: Sequence[Any]) -> Any:
@@ -178,8 +152,8 @@ def total_of(parts: Sequence[Any]) -> Any:
 
     Of mappings by key, and of structs by field.
 
-    >>> total_of([Bubble(100, 5, 20, 20), Bubble(100, 5, None, 1)])
-    Bubble(span_ns=200, idle_ns=10, wait_ns=None, known_ns=21)
+    >>> total_of([{"dp_comm": 5, "pp_comm": 20}, {"dp_comm": None, "pp_comm": 1}])
+    {'dp_comm': None, 'pp_comm': 21}
     """
     if isinstance(parts[0], msgspec.Struct):
         return type(parts[0])(**total_of([msgspec.structs.asdict(part) for part in parts]))
@@ -211,12 +185,11 @@ def _in_order(by_label: Mapping[str, Any]) -> dict[str, Any]:
 MAX_RANKS_AT_ONCE = 128
 """Ranks whose exposed time is in memory at the same time."""
 _NEVER_HIDDEN = ("compute", *COMPUTE_SET)
-_LABEL_ORDER = (*LABEL_SETS, *LABELS)
 
 
 def rank_results(
     ranks: Sequence[RankTables], operations: pl.DataFrame, critical: CriticalPath, *, pipeline: bool
-) -> tuple[RankResult, ...]:
+) -> tuple[RankFigures, ...]:
     """Return the result of every rank.
 
     Args:
@@ -231,7 +204,7 @@ def rank_results(
         is_message & operations["wait_is_bound"].fill_null(False)
     )
     operations = operations.with_columns(unknown=unknown, is_message=is_message)
-    results: list[RankResult] = []
+    results: list[RankFigures] = []
     for start in range(0, len(ranks), MAX_RANKS_AT_ONCE):
         batch = ranks[start : start + MAX_RANKS_AT_ONCE]
         is_own = pl.col("rank").is_between(batch[0].source.rank, batch[-1].source.rank)
@@ -241,7 +214,7 @@ def rank_results(
 
 def _batch_results(
     ranks: Sequence[RankTables], operations: pl.DataFrame, critical: CriticalPath, *, pipeline: bool
-) -> list[RankResult]:
+) -> list[RankFigures]:
     """Return the results of some ranks from their *operations*."""
     rank_numbers = [rank.source.rank for rank in ranks]
     rank_index = np.searchsorted(rank_numbers, operations["rank"].to_numpy())
@@ -263,23 +236,56 @@ def _batch_results(
         figures = partial(_figures, rank, index, critical=critical, pipeline=pipeline)
         steps = rank.steps["step"].to_list() or [None]
         looks_cut = rank.steps["partial"].to_list() or [False]
-        per_step = []
-        for step, is_cut in zip(figures(rank.by_step, step_waits, steps), looks_cut, strict=True):
-            per_step.append(replace(step, partial=is_cut))
+        per_step = [
+            StepFigures(
+                step=step,
+                partial=is_cut,
+                start_up=timed.start_up,
+                time_ns=timed.time_ns,
+                time_budget=_with_known_idle(timed.budget, rank),
+                **step_figures,
+            )
+            for step, is_cut, timed, step_figures in zip(
+                steps,
+                looks_cut,
+                rank.timed_steps or [NO_TIME],
+                figures(rank.by_step, step_waits, steps),
+                strict=True,
+            )
+        ]
+        (window_figures,) = figures(rank.window, window_waits, [None])
         results.append(
-            RankResult(
+            RankFigures(
                 rank=rank.source.rank,
                 steps=tuple(rank.steps["step"].drop_nulls().to_list()),
-                whole=figures(rank.window, window_waits, [None])[0],
-                per_step=tuple(per_step),
-                timed_steps=rank.timed_steps,
+                **window_figures,
                 phases=_phases(rank, index, step_waits, steps),
-                instead=tuple(rank.instead.to_dicts()),
+                idle_host_ns=_idle_host_ns(rank) if rank.idle_known else None,
+                idle_host=tuple(rows(rank.instead, HostActivity)),
                 inside_launch_ns=rank.inside_launch_ns,
-                idle_causes=rank.idle_causes,
+                idle_causes=rank.idle_causes if rank.idle_known else None,
+                per_step=tuple(per_step),
             )
         )
     return results
+
+
+NO_TIME = TimedStep(None, None, Budget(compute_ns=0, exposed_ns={}, idle=0))
+"""The step of a rank without GPU events."""
+
+
+def _with_known_idle(budget: Budget, rank: RankTables) -> Budget:
+    """Return a rank's budget, without its idle time if work is missing in the recording."""
+    return budget if rank.idle_known else replace(budget, idle=None)
+
+
+def _idle_host_ns(rank: RankTables) -> dict[str, int] | None:
+    """Return launch-bound idle time by kind of host activity; None if the trace does not show the host."""
+    by_activity: Counter[str] = Counter()
+    for activity, ns in rank.instead.select("instead", "ns").iter_rows():
+        by_activity[activity] += ns
+    host_is_unseen = not by_activity and rank.idle_causes.get("launch_bound")
+    return None if host_is_unseen else dict(by_activity)
 
 
 class _Waits(msgspec.Struct, frozen=True, eq=False):
@@ -413,8 +419,8 @@ def _figures(
     *,
     critical: CriticalPath,
     pipeline: bool,
-) -> list[Measured]:
-    """Return the figures of every part of a rank.
+) -> list[dict[str, Any]]:
+    """Return the fields of ``Figures`` of every part of a rank.
 
     *steps* are the numbers of its steps, or [None] for its window.
     """
@@ -431,7 +437,7 @@ def _figures(
     for part, (step, scope) in enumerate(zip(steps, scopes, strict=False)):
         budget = measures.budgets[part]
         # Without a pipeline the wait is unknown too; then there is no bubble at all
-        # (Measured.bubble_fraction).
+        # (Figures.bubble_fraction).
         wait_known = pipeline and scope not in waits.unknown
         least_wait_ns = exposed_waits_ns[part]
         exposed_labels = [label for label, ns in budget.exposed_ns.items() if ns]
@@ -445,9 +451,10 @@ def _figures(
             if label not in _NEVER_HIDDEN:
                 hidden_ns[label] = label_hidden_ns
         figures.append(
-            Measured(
-                budget=budget,
-                label_ns={label: label_ns[label] for label in _LABEL_ORDER if label in label_ns},
+            make_figures(
+                budget=_with_known_idle(budget, rank),
+                label_ns={label: label_ns[label] for label in LABELS if label in label_ns},
+                set_ns={name: label_ns[name] for name in LABEL_SETS if name in label_ns},
                 label_count=label_count,
                 hidden_ns=hidden_ns,
                 hidden_by_ns=_nested(_in_order(label_ns), hidden_by_part[part]),
@@ -456,16 +463,10 @@ def _figures(
                 weak_ns=measures.weak[part],
                 because_ns=_nested(exposed_labels, waits.exposure[scope]),
                 blocking_ns=critical.blocking_ns(rank.source.rank, exposed_labels, step),
-                bubble=Bubble(
-                    budget.span_ns,
-                    budget.idle_ns,
-                    least_wait_ns if wait_known else None,
-                    least_wait_ns,
-                ),
-                idle_known=rank.idle_known,
+                exposed_wait_ns=least_wait_ns if wait_known else None,
+                least_wait_ns=least_wait_ns,
                 lower_bound=pipeline and (not wait_known or budget.unrecorded_ns > 0),
                 pipeline=pipeline,
-                step=step,
             )
         )
     return figures
@@ -497,7 +498,7 @@ def _nested(labels: Iterable[str], rows: list[tuple[Any, ...]]) -> dict[str, dic
 
 def _phases(
     rank: RankTables, rank_index: int, waits: _Waits, steps: Sequence[int | None]
-) -> tuple[dict[str, Any], ...]:
+) -> tuple[Phase, ...]:
     """Return the phases of each step with the bubble in them: idle time and exposed waiting of the pipeline."""
     table = rank.phases
     scopes = waits.scopes(rank_index)
@@ -507,7 +508,7 @@ def _phases(
     part = table["part"].to_numpy()
     waits_ns = pl.Series(waits.exposed_pp.covered_ns(start, end, scopes.start + part))
     unknown = pl.lit(None, pl.Int64)
-    rows = table.select(
+    phases = table.select(
         pl.Series("step", steps, pl.Int64).gather(part),
         "phase",
         "span_ns",
@@ -515,4 +516,4 @@ def _phases(
         idle_ns=pl.col("idle_ns") if rank.idle_known else unknown,
         wait_ns=waits_ns if waits_known else unknown,
     )
-    return tuple(rows.to_dicts())
+    return tuple(rows(phases, Phase))

@@ -24,26 +24,24 @@ from typing import Any, TypeVar
 
 import msgspec
 import polars as pl
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 from msgspec.structs import replace
 
 from tracekit._version import __version__
 from tracekit.align.clocks import CLOCKS, Clocks
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measure.tables import Measures, RankTables
-from tracekit.analysis.measured import Measured, RankResult
 from tracekit.analysis.result import Analysis, Role, RoleResults, Tables
 from tracekit.analysis.table_checks import check_path_pieces, check_rank_tables
 from tracekit.critical_path.pieces import LoadableTable
 from tracekit.documents.analysis import (
     AnalysisDocument,
-    Figures,
+    HostActivity,
     Kernel,
     Lane,
     PathSegment,
     Phase,
     RankFigures,
-    StepFigures,
 )
 from tracekit.documents.coding import (
     decode,
@@ -51,18 +49,15 @@ from tracekit.documents.coding import (
     read_document,
     table_schema,
     to_plain,
-    to_plain_rows,
 )
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError, Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bandwidth import COPIES
-from tracekit.metrics.budget import Bubble
 from tracekit.metrics.host.time_by_activity import HOST_TIME
 from tracekit.metrics.label_intervals import TIMELINE
 from tracekit.metrics.operations import OPERATIONS
 from tracekit.metrics.overlap import HIDDEN
-from tracekit.metrics.step_time import TimedStep
 from tracekit.schema import Source
 
 Value = TypeVar("Value")
@@ -137,7 +132,7 @@ def analysis_of(document: AnalysisDocument) -> Analysis:
             )
             for rank in document.ranks
         ),
-        rank_results=tuple(_rank_result(rank) for rank in document.ranks),
+        rank_results=tuple(_with_other_activities(rank) for rank in document.ranks),
         tables=Tables.of(tables),
         clocks=clocks,
         stragglers=stragglers,
@@ -203,68 +198,13 @@ def read_saved(path: str | PathLike[str]) -> Analysis:
         ) from error
 
 
-def _rank_result(rank: RankFigures) -> RankResult:
-    """Return the result of one rank; host activity beyond the longest rows has no detail."""
+def _with_other_activities(rank: RankFigures) -> RankFigures:
+    """Return a rank with host activity beyond the longest rows, which has no detail."""
     rest_ns = Counter(rank.idle_host_ns or {})
     for activity in rank.idle_host:
         rest_ns[activity.instead] -= activity.ns
-    rest_rows = (
-        {"instead": kind, "what": None, "line": None, "ns": ns}
-        for kind, ns in rest_ns.items()
-        if ns
-    )
-    return RankResult(
-        rank=rank.rank,
-        steps=tuple(rank.steps),
-        whole=_measured(rank),
-        per_step=tuple(
-            replace(_measured(step), step=step.step, partial=step.partial) for step in rank.per_step
-        ),
-        timed_steps=tuple(_timed_step(step) for step in rank.per_step),
-        phases=tuple(to_plain_rows(rank.phases)),
-        idle_causes=rank.idle_causes_ns or {},
-        instead=(*to_plain_rows(rank.idle_host), *rest_rows),
-        inside_launch_ns=rank.inside_launch_ns,
-    )
-
-
-def _timed_step(step: StepFigures) -> TimedStep:
-    """Return the time of one step of a rank."""
-    return TimedStep(
-        step.step, step.time_ns, step.time_budget_ns, step.partial, start_up=step.start_up
-    )
-
-
-def _measured(figures: Figures) -> Measured:
-    """Return the figures of a rank or a step."""
-    budget = figures.budget_ns
-    bubble = figures.bubble
-    span_ns = figures.span_ns
-    label_ns = {**figures.label_ns, **figures.set_ns}
-    # If the whole wait is unknown, its lower bound follows from the fraction: (idle + bound) /
-    # span.
-    bound_ns = bubble.wait_ns or 0
-    if bubble.wait_ns is None and bubble.fraction is not None:
-        bound_ns = round(bubble.fraction * span_ns) - (budget.idle or 0)
-    hidden_ns = {}
-    for name, share in figures.overlap.items():
-        hidden_ns[name] = round((share or 0) * label_ns.get(name, 0))
-    return Measured(
-        budget=budget,
-        label_ns=label_ns,
-        label_count=figures.label_count,
-        hidden_ns=hidden_ns,
-        hidden_by_ns=figures.hidden_ns,
-        wait_ns=figures.wait_ns,
-        wait_open_ns={} if figures.wait_open_ns is UNSET else figures.wait_open_ns,
-        bubble=Bubble(span_ns, budget.idle or 0, bubble.wait_ns, bound_ns),
-        because_ns=figures.exposed_because_ns,
-        blocking_ns=figures.blocking_ns,
-        weak_ns=figures.weak_ns,
-        idle_known=budget.idle is not None,
-        lower_bound=bubble.lower_bound,
-        pipeline=bubble.fraction is not None or budget.idle is None or not span_ns,
-    )
+    rest = tuple(HostActivity(kind, None, None, ns, 0) for kind, ns in rest_ns.items() if ns)
+    return replace(rank, idle_host=(*rank.idle_host, *rest))
 
 
 # ---- a rank's tables

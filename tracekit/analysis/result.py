@@ -17,8 +17,16 @@ import polars as pl
 from tracekit._util.text import counted, ms
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine.stragglers import Stragglers
-from tracekit.analysis.measured import Measured, RankResult
-from tracekit.documents.analysis import AnalysisDocument, Hiding, Slowdown, Step, StepKind
+from tracekit.analysis.measured import total_figures
+from tracekit.documents.analysis import (
+    AnalysisDocument,
+    Figures,
+    Hiding,
+    RankFigures,
+    Slowdown,
+    Step,
+    StepKind,
+)
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.step_time import FreeStep, StepSummary, summarize_steps
@@ -92,13 +100,13 @@ class Tables(Mapping[str, pl.DataFrame]):
 class BaseAnalysis:
     """The figures of every rank; ``tables`` holds them as polars tables."""
 
-    rank_results: tuple[RankResult, ...]
+    rank_results: tuple[RankFigures, ...]
     tables: Mapping[str, pl.DataFrame]
 
     @cached_property
-    def total(self) -> Measured:
+    def total(self) -> Figures:
         """The figures of all ranks together: times are sums over ranks, shares are ratios of these sums."""
-        return Measured.total(result.whole for result in self.rank_results)
+        return total_figures(self.rank_results)
 
     @property
     def free_step(self) -> FreeStep | None:
@@ -113,7 +121,7 @@ class BaseAnalysis:
         )
         return msgspec.structs.replace(recorded, free=self.free_step)
 
-    def rank(self, rank: int) -> RankResult:
+    def rank(self, rank: int) -> RankFigures:
         """Return one rank's result."""
         for result in self.rank_results:
             if result.rank == rank:
@@ -174,7 +182,7 @@ class Analysis(BaseAnalysis):
     """
 
     sources: tuple[Source, ...]
-    rank_results: tuple[RankResult, ...]
+    rank_results: tuple[RankFigures, ...]
     """One result per rank, in the order of their numbers."""
     tables: Mapping[str, pl.DataFrame]
     clocks: Clocks
@@ -224,6 +232,11 @@ class Analysis(BaseAnalysis):
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
     document: AnalysisDocument | None = None
     """The document that it was read from; None if it was measured."""
+
+    @cached_property
+    def total(self) -> Figures:
+        """The figures of all ranks together: times are sums over ranks, shares are ratios of these sums."""
+        return super().total if self.document is None else self.document.total
 
     @property
     def free_step(self) -> FreeStep | None:

@@ -389,7 +389,7 @@ def _budget_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
     for run in runs:
         for rank in run.ranks:
             by_name = per_step_samples([rank])
-            exposed = [f"exposed_ms.{label}" for label in rank.budget_ns.exposed_ns]
+            exposed = [f"exposed_ms.{label}" for label in rank.budget.exposed_ns]
             for name in ("step_ms", "compute_ms", "idle_ms", *exposed):
                 if name in by_name:
                     samples.setdefault(rank.rank, {}).setdefault(name, []).append(by_name[name])

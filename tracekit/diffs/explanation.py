@@ -394,14 +394,14 @@ def _rank_parts(rank: RankFigures) -> dict[str, float]:
     timed = [step for step in timed if not step.partial] or timed
     if not timed:  # one record covers all steps
         return _budget_parts(
-            rank.span_ns, rank.budget_ns, rank.label_ns, steps=max(1, len(rank.steps))
+            rank.span_ns, rank.budget, rank.label_ns, steps=max(1, len(rank.steps))
         )
     times = [StepTime(step.step, step.time_ns or 0) for step in timed]
     unusual = {step.step for step in find_unusual(times)}
     records = []
     for step, time in zip(timed, times, strict=True):
         if step.step not in unusual:
-            records.append(_budget_parts(time.time_ns, step.time_budget_ns, step.label_ns, steps=1))
+            records.append(_budget_parts(time.time_ns, step.time_budget, step.label_ns, steps=1))
     mean = _mean_parts(records)
     step_ms = median([time.time_ns for time in times]) / 1e6
     # Times of labels are no part of the budget and stay what they are.

@@ -371,7 +371,7 @@ def _sums_over_ranks(records: Sequence[documents.StepFigures]) -> dict[str, floa
 
     A time that is not known on a rank, such as waits without the peers' traces, is left out.
     """
-    budgets = [record.time_budget_ns for record in records]
+    budgets = [record.time_budget for record in records]
     sums_ns: dict[str, float] = {"compute_ms": sum(budget.compute_ns for budget in budgets)}
     for label, ns in _sum_by_label(budget.exposed_ns for budget in budgets).items():
         sums_ns[f"exposed_ms.{label}"] = ns
@@ -417,7 +417,7 @@ def _exposed_by_cause(
     """Return exposed time by label and cause, the mean of ranks in milliseconds."""
     values: defaultdict[str, float] = defaultdict(float)
     for record in records:
-        for label, causes in record.exposed_because_ns.items():
+        for label, causes in record.because_ns.items():
             for cause, ns in causes.items():
                 values[f"exposed_ms.{label}.{cause}"] += ns / ns_per_mean_ms
     return values
@@ -454,8 +454,8 @@ def _label_samples(ranks: Sequence[documents.RankFigures]) -> Samples:
     for rank in ranks:
         for label, count in rank.label_count.items():
             values[f"label_count.{label}"] += count / steps
-        for label, hidden_ns in rank.hidden_ns.items():
-            for compute, ns in hidden_ns.items():
+        for label, hidden_by_ns in rank.hidden_by_ns.items():
+            for compute, ns in hidden_by_ns.items():
                 values[f"hidden_ms.{label}.{compute}"] += ns / 1e6 / steps / len(ranks)
     return _single_samples(values)
 

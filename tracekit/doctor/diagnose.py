@@ -24,14 +24,14 @@ from tracekit.doctor.findings import (
     find_extras,
     find_problems,
 )
-from tracekit.documents.analysis import Budget
+from tracekit.documents.analysis import Budget, TimedStep
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, DoctorFinding
 from tracekit.documents.findings import Finding
 from tracekit.errors import Notice, TracekitError
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host.events import find_calls
-from tracekit.metrics.step_time import TimedStep, summarize_steps, timed_steps
+from tracekit.metrics.step_time import summarize_steps, timed_steps
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.report.notices import notice_sentence, with_messages
 from tracekit.run.analyze import analyze

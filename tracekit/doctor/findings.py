@@ -11,11 +11,11 @@ from typing import Literal
 import msgspec
 
 from tracekit._util.text import listing
+from tracekit.documents.analysis import TimedStep
 from tracekit.documents.doctor import DoctorFinding, Extra, RankContents
 from tracekit.errors import Notice
 from tracekit.findings.recorded import absent_ranks, lacks_groups
 from tracekit.metrics.peaks import find_gpu
-from tracekit.metrics.step_time import TimedStep
 from tracekit.report.notices import notice_sentence
 from tracekit.schema import PYTORCH_READERS, Source, has_stacks
 

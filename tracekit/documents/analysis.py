@@ -59,7 +59,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         return self._parts_ns() + self.idle_ns == self.span_ns
 
 
-class Bubble(Struct, frozen=True):
+class Bubble(Struct, frozen=True, kw_only=True):
     """Pipeline bubble."""
 
     idle_ns: int | None
@@ -70,6 +70,8 @@ class Bubble(Struct, frozen=True):
     """(Idle time + exposed wait) / span; null without a pipeline."""
     lower_bound: bool
     """Whether the fraction is a lower bound, because some waiting could not be measured."""
+    least_wait_ns: int = 0
+    """Lower bound of the exposed wait."""
 
 
 class Figures(Struct, frozen=True, kw_only=True):
@@ -77,7 +79,7 @@ class Figures(Struct, frozen=True, kw_only=True):
 
     span_ns: NotNegative
     """Time from the first to the last GPU event."""
-    budget_ns: Budget
+    budget: Budget = field(name="budget_ns")
     """Where the span went."""
     label_ns: Mapping[str, NotNegative]
     """By label: time in which any of its events runs."""
@@ -92,20 +94,57 @@ class Figures(Struct, frozen=True, kw_only=True):
     overlap: Mapping[str, float | None]
     """By communication and copy label, and set: share of its time that compute hides; null if it
     never ran."""
-    hidden_ns: Mapping[str, Mapping[str, NotNegative]]
+    hidden_by_ns: Mapping[str, Mapping[str, NotNegative]] = field(name="hidden_ns")
     """By communication and copy label: hidden time by the label of the compute that hides it."""
     wait_ns: Mapping[str, int | None]
     """By communication label: time spent waiting for peers; null if unknown; at least that if
     wait_open_ns names it."""
     blocking_ns: Mapping[str, int | None]
     """By exposed label: part of its exposed time on the critical path; null if unknown."""
-    exposed_because_ns: Mapping[str, Mapping[str, int]]
+    because_ns: Mapping[str, Mapping[str, int]] = field(name="exposed_because_ns")
     """By exposed label: exposed time by cause; the causes sum to it."""
     bubble: Bubble
     """Pipeline bubble."""
-    wait_open_ns: Mapping[str, NotNegative] | UnsetType = UNSET
+    wait_open_ns: Mapping[str, NotNegative] = {}
     """By communication label: time, beyond known waits, in operations that another rank did not
     record."""
+    hidden_ns: Mapping[str, NotNegative] = field(default_factory=dict, name="hidden_total_ns")
+    """By communication and copy label, and set: time that compute hides."""
+    pipeline: bool = True
+    """False for a run without a pipeline, which has idle time and no bubble."""
+
+    @property
+    def idle_known(self) -> bool:
+        """Whether no work is missing in the recording."""
+        return self.budget.idle is not None
+
+    @property
+    def bubble_fraction(self) -> float | None:
+        """Share of the span that is idle or exposed pipeline waiting.
+
+        None without a pipeline or known idle time.
+        """
+        return self.bubble.fraction
+
+    @property
+    def lower_bound(self) -> bool:
+        """Whether the bubble is a lower bound: some waiting could not be measured, or work was not recorded."""
+        return self.bubble.lower_bound
+
+
+class TimedStep(Struct, frozen=True):
+    """The time of one step on one rank."""
+
+    step: int | None
+    """Number of the step; null without steps."""
+    time_ns: int | None
+    """Step time; null if it is not known."""
+    budget: Budget
+    """Where that time went."""
+    partial: bool = False
+    """Whether this is a first or last step that looks cut off."""
+    start_up: bool = False
+    """Whether the host spent much of it on loading code onto the GPU."""
 
 
 class StepFigures(Figures, frozen=True):
@@ -121,7 +160,7 @@ class StepFigures(Figures, frozen=True):
     time_ns: int | None
     """Step time on this rank: from the start of the step to the start of the next one; null if
     unknown."""
-    time_budget_ns: Budget
+    time_budget: Budget = field(name="time_budget_ns")
     """Where the step time went."""
     start_up: bool = False
     """Whether code was loaded onto the GPU for much of the step: it is no ordinary one."""
@@ -164,26 +203,47 @@ class _RankKeys(Figures, frozen=True):
 
     rank: int
     """Number of the rank."""
-    steps: list[int]
+    steps: tuple[int, ...]
     """Numbers of the selected steps."""
 
 
 class RankFigures(_RankKeys, frozen=True, kw_only=True):
-    """Figures of one rank over the selected steps and the time between them."""
+    """Figures of one rank over the selected steps and the time between them.
 
-    phases: list[Phase]
+    >>> from tracekit import analyze
+    >>> first = analyze("sample_traces/reload", schedule="none").rank_results[0]
+    >>> first.rank, first.steps
+    (0, (2,))
+    """
+
+    phases: tuple[Phase, ...]
     """Phases of each step, in a run with a pipeline."""
     idle_host_ns: Mapping[str, int] | None
     """Launch-bound idle time by kind of host activity; null if the recording does not show the
     host."""
-    idle_host: list[HostActivity]
+    idle_host: tuple[HostActivity, ...]
     """The longest of them, with the calls."""
     inside_launch_ns: int
     """Idle time inside the launch call of the work that ended it."""
-    idle_causes_ns: Mapping[str, int] | None
+    idle_causes: Mapping[str, int] | None = field(name="idle_causes_ns")
     """Idle time by cause; null if work is missing in the recording."""
-    per_step: list[StepFigures]
+    per_step: tuple[StepFigures, ...]
     """Figures of each step."""
+
+    @property
+    def whole(self) -> RankFigures:
+        """Figures of all selected steps, with the time between them: the rank's own."""
+        return self
+
+    @property
+    def timed_steps(self) -> tuple[TimedStep, ...]:
+        """Step time of each step, from its start to the start of the next one, and where it went."""
+        return tuple(
+            TimedStep(
+                step.step, step.time_ns, step.time_budget, step.partial, start_up=step.start_up
+            )
+            for step in self.per_step
+        )
 
 
 # ---- the step time

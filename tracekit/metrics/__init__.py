@@ -8,8 +8,8 @@
 True
 """
 
-from tracekit.documents.analysis import Budget
-from tracekit.metrics.budget import Bubble, budgets, phases
+from tracekit.documents.analysis import Bubble, Budget
+from tracekit.metrics.budget import budgets, phases
 from tracekit.metrics.label_intervals import Lanes, weak_ns
 from tracekit.metrics.overlap import hidden, label_times
 from tracekit.metrics.peaks import Gpu, find_gpu, peak_tflop_s

@@ -7,7 +7,6 @@ unrecorded.
 from functools import reduce
 from operator import or_
 
-import msgspec
 import numpy as np
 import polars as pl
 
@@ -75,30 +74,6 @@ def unrecorded_gaps(lanes: Lanes, unrecorded: Intervals) -> Intervals:
 
 
 _BACKWARD_LABELS = ("dgrad", "wgrad", "backward")
-
-
-class Bubble(msgspec.Struct, frozen=True):
-    """Bubble of a rank, or of several. Where a wait is unknown, the fraction is a lower bound."""
-
-    span_ns: int
-    idle_ns: int
-    wait_ns: int | None
-    """Exposed wait of pipeline messages; None where the wait of any message is unknown."""
-    known_ns: int = 0
-    """Lower bound of the wait."""
-
-    @property
-    def fraction(self) -> float | None:
-        """Bubble / span, a lower bound where a wait is unknown; None if the span is 0.
-
-        >>> Bubble(100, 5, 20).fraction, Bubble(100, 5, None, 10).fraction
-        (0.25, 0.15)
-        """
-        return (
-            (self.idle_ns + max(self.wait_ns or 0, self.known_ns)) / self.span_ns
-            if self.span_ns
-            else None
-        )
 
 
 def phases(lanes: Lanes) -> pl.DataFrame:

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.classify.names import HOST_CALLS
-from tracekit.documents.analysis import Budget
+from tracekit.documents.analysis import Budget, TimedStep
 from tracekit.intervals import EMPTY, Intervals
 from tracekit.metrics.label_intervals import Lanes
 
@@ -71,20 +71,6 @@ def step_budgets(
             )
         )
     return result
-
-
-class TimedStep(msgspec.Struct, frozen=True):
-    """One step on one rank."""
-
-    step: int | None
-    time_ns: int | None
-    """Step time; None if it is not known."""
-    budget: Budget
-    """Where that time went."""
-    partial: bool = False
-    """Whether this is a first or last step that looks cut off."""
-    start_up: bool = False
-    """Whether the host spent much of it on loading code onto the GPU (``find_start_up_steps``)."""
 
 
 def find_start_up_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> frozenset[int]:

@@ -18,9 +18,9 @@ import polars.selectors as cs
 
 from tracekit._util.files import atomic_write, check_output_path
 from tracekit._util.text import UNKNOWN, counted, json_text, terminal
-from tracekit.analysis import Analysis, Measured
+from tracekit.analysis import Analysis
 from tracekit.analysis.document import build_document
-from tracekit.documents.analysis import AnalysisDocument
+from tracekit.documents.analysis import AnalysisDocument, Figures
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
 from tracekit.report.findings import findings_of
@@ -164,7 +164,7 @@ def figures(analysis: Analysis) -> pl.DataFrame:
 
 
 def _figures_of(
-    measured: Measured,
+    measured: Figures,
 ) -> Iterator[tuple[str, str | None, str | None, float | None, str]]:
     """Yield figure, label, hiding label, value and unit."""
     budget = measured.budget

@@ -11,10 +11,9 @@ import msgspec
 
 from tracekit._util.notebook import html_table
 from tracekit._util.text import percent
-from tracekit.analysis.measured import Measured
 from tracekit.analysis.persistence import read_saved
 from tracekit.analysis.result import Analysis
-from tracekit.documents.analysis import AnalysisDocument, Budget
+from tracekit.documents.analysis import AnalysisDocument, Budget, Figures
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.findings import Finding
 from tracekit.metrics.overlap import ratio
@@ -139,7 +138,7 @@ def read_analysis(path: str | PathLike[str]) -> AnalysisResult:
     return AnalysisResult.of(read_saved(path))
 
 
-def _notebook_row(name: str, time_ns: int | None, budget: Budget, figures: Measured) -> list[str]:
+def _notebook_row(name: str, time_ns: int | None, budget: Budget, figures: Figures) -> list[str]:
     """Return a row of the notebook's table: the step time, the shares of its parts, and the bubble of *figures*."""
     shares = [
         ratio(budget.compute_ns, budget.span_ns),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import median
 
+import msgspec
 import polars as pl
 
 from tracekit._util.columns import concat_ranks
@@ -39,11 +40,11 @@ from tracekit.analysis.measure.by import By, combined
 from tracekit.analysis.measure.kernels import all_shapes, mean_kernels, run_reasons
 from tracekit.analysis.measure.rank_timeline import RankTimeline
 from tracekit.analysis.measure.tables import RankTables
-from tracekit.analysis.measured import Measured, RankResult, rank_results
+from tracekit.analysis.measured import rank_results
 from tracekit.analysis.result import Analysis, Tables
 from tracekit.classify.messages import format_messages
 from tracekit.critical_path.path import CriticalPath, join_cells
-from tracekit.documents.analysis import Bubble, ChangedStep, Phase
+from tracekit.documents.analysis import Bubble, ChangedStep, Figures, Phase, RankFigures
 from tracekit.documents.coding import table_schema
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.causes import causes_by_event
@@ -313,7 +314,7 @@ def _update_processes(ranks: Sequence[RankTables], clocks: Clocks) -> list[Updat
     return processes
 
 
-def _trains(results: Sequence[RankResult]) -> bool:
+def _trains(results: Sequence[RankFigures]) -> bool:
     """Return whether anything runs backwards or updates weights.
 
     A trace without GPU work may be of training too.
@@ -470,12 +471,15 @@ def _by(
 
 _SCOPE = {"rank": pl.Int32(), "step": pl.Int64()}
 _BUDGET = pl.Schema({**_SCOPE, "part": pl.String(), "ns": pl.Int64(), "share": pl.Float64()})
-_BUBBLES = pl.Schema({**_SCOPE, "span_ns": pl.Int64(), **table_schema(Bubble)})
+_OF_BUBBLE = {
+    name: dtype for name, dtype in table_schema(Bubble).items() if name != "least_wait_ns"
+}
+_BUBBLES = pl.Schema({**_SCOPE, "span_ns": pl.Int64(), **_OF_BUBBLE})
 _PHASES = pl.Schema({"rank": pl.Int32(), **table_schema(Phase)})
 
 
 def run_tables(
-    ranks: Sequence[RankTables], results: Sequence[RankResult], communication: Communication
+    ranks: Sequence[RankTables], results: Sequence[RankFigures], communication: Communication
 ) -> dict[str, Callable[[], pl.DataFrame]]:
     """Return the functions that compute the tables which every run has, by table name."""
     operations = communication.operations
@@ -555,7 +559,7 @@ def _window_and_steps(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-def _scopes(results: Sequence[RankResult]) -> Iterator[tuple[int, int | None, Measured]]:
+def _scopes(results: Sequence[RankFigures]) -> Iterator[tuple[int, int | None, Figures]]:
     """Yield rank, step and figures: of each rank's window (step None), and of its steps if there are several."""
     for result in results:
         yield result.rank, None, result.whole
@@ -564,7 +568,7 @@ def _scopes(results: Sequence[RankResult]) -> Iterator[tuple[int, int | None, Me
                 yield result.rank, scope.step, scope
 
 
-def _budget_table(results: Sequence[RankResult]) -> pl.DataFrame:
+def _budget_table(results: Sequence[RankFigures]) -> pl.DataFrame:
     rows: list[tuple[int, int | None, str, int | None, float | None]] = []
     for rank, step, scope in _scopes(results):
         budget = scope.budget
@@ -581,7 +585,7 @@ def _budget_table(results: Sequence[RankResult]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=_BUDGET, orient="row")
 
 
-def _bubble_table(results: Sequence[RankResult]) -> pl.DataFrame:
+def _bubble_table(results: Sequence[RankFigures]) -> pl.DataFrame:
     rows = []
     for rank, step, scope in _scopes(results):
         idle_ns = scope.budget.idle_ns if scope.idle_known else None
@@ -590,9 +594,9 @@ def _bubble_table(results: Sequence[RankResult]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=_BUBBLES, orient="row")
 
 
-def _phase_table(results: Sequence[RankResult]) -> pl.DataFrame:
+def _phase_table(results: Sequence[RankFigures]) -> pl.DataFrame:
     rows = []
     for result in results:
         for phase in result.phases:
-            rows.append({"rank": result.rank, **phase})
+            rows.append({"rank": result.rank, **msgspec.structs.asdict(phase)})
     return pl.DataFrame(rows, schema=_PHASES)

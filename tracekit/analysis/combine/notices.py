@@ -9,8 +9,9 @@ import polars as pl
 from tracekit.against_ideal import ScheduleComparison
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.measure.tables import RankTables
-from tracekit.analysis.measured import Measured, RankResult
+from tracekit.analysis.measured import total_figures
 from tracekit.classify.messages import parse_group_ranks
+from tracekit.documents.analysis import RankFigures
 from tracekit.errors import Notice, NoticeValues
 from tracekit.metrics.operations import (
     has_unknown_wait,
@@ -154,7 +155,7 @@ def _why_wait_unknown(unknown: pl.DataFrame, recorded: set[int]) -> NoticeValues
     return {"case": "peers_missing", "missing": tuple(sorted(named - recorded))}
 
 
-def unlabelled_notices(results: Sequence[RankResult]) -> list[Notice]:
+def unlabelled_notices(results: Sequence[RankFigures]) -> list[Notice]:
     """Return a notice of ranks with much work that no rule labels."""
     shares = {}
     for result in results:
@@ -173,9 +174,9 @@ def unlabelled_notices(results: Sequence[RankResult]) -> list[Notice]:
     return [Notice("unlabelled", ranks=(worst,), values=values)]
 
 
-def weak_label_notices(results: Sequence[RankResult]) -> list[Notice]:
+def weak_label_notices(results: Sequence[RankFigures]) -> list[Notice]:
     """Return a notice if much GPU time is labelled only by the work that ran around it."""
-    share = Measured.total(result.whole for result in results).weak_share
+    share = total_figures(results).weak_share
     if share is None or share <= MIN_WEAK_SHARE_TO_WARN:
         return []
     return [Notice("weak-labels", values={"share": share})]
@@ -235,10 +236,10 @@ def uncommon_step_notices(steps: StepSummary) -> list[Notice]:
 
 
 def bound_notices(
-    results: Sequence[RankResult], comparison: ScheduleComparison | None
+    results: Sequence[RankFigures], comparison: ScheduleComparison | None
 ) -> list[Notice]:
     """Return a notice if the lower bound of the bubble is far below the share of time outside pipeline cells."""
-    total = Measured.total(result.whole for result in results)
+    total = total_figures(results)
     bound = total.bubble_fraction
     if comparison is None or not comparison.exact or not total.lower_bound or bound is None:
         return []

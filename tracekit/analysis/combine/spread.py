@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.analysis.measured import RankResult
 from tracekit.analysis.result import Analysis
+from tracekit.documents.analysis import RankFigures
 from tracekit.schema import COMMUNICATION_LABELS
 
 MANY_RANKS = 32
@@ -147,7 +147,7 @@ def spread(analysis: Analysis) -> Spread:
     return Spread(table, figures, _outliers(table, by_stage=mesh.column == "replica"), mesh)
 
 
-def _figures(result: RankResult, *, exact_only: bool) -> tuple[float | None, ...]:
+def _figures(result: RankFigures, *, exact_only: bool) -> tuple[float | None, ...]:
     """Return a rank's figures in the order of ``FIGURES``.
 
     With *exact_only* no bubble that is a lower bound.

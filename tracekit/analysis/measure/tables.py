@@ -26,7 +26,7 @@ from tracekit.classify import RuleBook, load_rules
 from tracekit.classify.classify_events import classify_lost_kernels, classify_with_lost
 from tracekit.classify.graph_replays import join_replays
 from tracekit.critical_path.pieces import PathTables, TableInMemory, find_path_pieces
-from tracekit.documents.analysis import Budget
+from tracekit.documents.analysis import Budget, TimedStep
 from tracekit.errors import Notice
 from tracekit.intervals import Intervals
 from tracekit.metrics.bandwidth import copies
@@ -61,7 +61,6 @@ from tracekit.metrics.rates import Rates, products
 from tracekit.metrics.remedies import find_remedies
 from tracekit.metrics.step_kinds import measure_step_kinds
 from tracekit.metrics.step_time import (
-    TimedStep,
     find_start_up_steps,
     step_budgets,
     timed_steps,

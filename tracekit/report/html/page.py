@@ -6,7 +6,7 @@ from typing import Any
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import FIGURES, Spread, by_rank
-from tracekit.analysis.measured import Measured
+from tracekit.documents.analysis import Figures
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
 from tracekit.report.ci import finding_words, words
 from tracekit.report.html.charts import (
@@ -170,7 +170,7 @@ def step_heat_map(analysis: Analysis) -> dict[str, Any] | None:
     }
 
 
-def _busy_without_waits_ns(scope: Measured) -> int:
+def _busy_without_waits_ns(scope: Figures) -> int:
     """Return how long a rank's GPU worked in a step, without the waits inside communication."""
     wait_ns = 0
     for ns in scope.wait_ns.values():

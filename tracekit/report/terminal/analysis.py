@@ -11,7 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from tracekit._util.text import counted, percent, terminal
-from tracekit.analysis import Analysis, RankResult
+from tracekit.analysis import Analysis
+from tracekit.documents.analysis import RankFigures
 from tracekit.report.palette import (
     BAD,
     COMPUTE_COLOUR,
@@ -299,7 +300,7 @@ MAX_BARS_BESIDE_SCHEDULE = 4
 """… or, where the schedule is drawn below it, up to this number."""
 
 
-def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
+def ranks_with_bars(view: View, *, short: bool) -> list[RankFigures]:
     """Return the ranks whose budget is drawn, by number: all, or of many those that differ most from the mean.
 
     The ranks that the answer names come first: the one that blocks the step, and the one that is
@@ -311,7 +312,7 @@ def ranks_with_bars(view: View, *, short: bool) -> list[RankResult]:
         return list(ranks)
     mean = view.budget.mean
 
-    def difference(rank: RankResult) -> float:
+    def difference(rank: RankFigures) -> float:
         bar = Bar("", rank.whole)
         shares = [abs(bar.share(kind) - mean.share(kind)) for kind in LEGEND]
         return max(
@@ -408,7 +409,7 @@ def _legend(kinds: Collection[str]) -> Text:
     return legend
 
 
-def _compute_share(rank: RankResult) -> float:
+def _compute_share(rank: RankFigures) -> float:
     budget = rank.whole.budget
     return budget.compute_ns / budget.span_ns if budget.span_ns else 0.0
 

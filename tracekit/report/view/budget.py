@@ -6,7 +6,8 @@ import msgspec
 import polars as pl
 
 from tracekit._util.text import ms, percent
-from tracekit.analysis import Analysis, Measured, RankResult
+from tracekit.analysis import Analysis
+from tracekit.documents.analysis import Figures, RankFigures
 from tracekit.documents.coding import to_plain_rows
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.table import Column, Table, make_table
@@ -52,7 +53,7 @@ class Bar:
         of: Number of ranks in the sum.
     """
 
-    def __init__(self, name: str, whole: Measured, *, rank: int | None = None, of: int = 1) -> None:
+    def __init__(self, name: str, whole: Figures, *, rank: int | None = None, of: int = 1) -> None:
         self.name = name
         self.whole = whole
         self.rank = rank
@@ -104,7 +105,7 @@ class BudgetView:
         """Names and colours of the parts."""
 
 
-def _ranks_with_bars(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+def _ranks_with_bars(ranks: Sequence[RankFigures]) -> Sequence[RankFigures]:
     """Return all ranks; of a large run some, evenly spread from the least compute to the most."""
     if len(ranks) <= MAX_RANKS_WITH_BARS:
         return ranks
@@ -121,7 +122,7 @@ def _ranks_with_bars(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
 class LabelRow:
     """One label over all ranks; times are means over *ranks* ranks whose sum is *total*."""
 
-    def __init__(self, label: str, total: Measured, ranks: int) -> None:
+    def __init__(self, label: str, total: Figures, ranks: int) -> None:
         span_ns = max(1, total.budget.span_ns)
         ns = total.label_ns[label]
         exposed_ns = total.budget.exposed_ns.get(label, 0)

@@ -8,10 +8,9 @@ import msgspec
 import polars as pl
 
 from tracekit._util.text import counted, listing, ms, percent
-from tracekit.analysis import Analysis, RankResult
+from tracekit.analysis import Analysis
 from tracekit.analysis.combine.stragglers import MIN_LATE_SHARE, Stragglers
-from tracekit.analysis.measured import Measured
-from tracekit.documents.analysis import Evidence, Straggler
+from tracekit.documents.analysis import Evidence, Figures, Phase, RankFigures, Straggler
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import at_least, ms_range
 from tracekit.schema import IDLE_CAUSES, PHASES
@@ -112,8 +111,8 @@ _ALWAYS_SHOWN_IDLE_CAUSES = ("launch_bound", "dependency")
 
 
 def worst_ranks(
-    ranks: Sequence[RankResult], amounts: Sequence[float]
-) -> tuple[list[RankResult], str]:
+    ranks: Sequence[RankFigures], amounts: Sequence[float]
+) -> tuple[list[RankFigures], str]:
     """Return the ranks with the largest amounts in the order of their numbers, and a note if some are left out."""
     count = len(ranks) if len(ranks) <= MAX_RANKS_LISTED_IN_FULL else WORST_RANKS_LISTED
     largest = sorted(range(len(ranks)), key=lambda i: -amounts[i])[:count]
@@ -136,7 +135,7 @@ def idle_table(analysis: Analysis) -> Table | None:
         return None
     causes = []
     for cause in IDLE_CAUSES:
-        is_present = any(rank.idle_causes.get(cause) for rank in ranks)
+        is_present = any((rank.idle_causes or {}).get(cause) for rank in ranks)
         if is_present or cause in _ALWAYS_SHOWN_IDLE_CAUSES:
             causes.append(cause)
     columns = [Column("rank", "rank"), Column("idle", "ms")]
@@ -161,21 +160,21 @@ def idle_table(analysis: Analysis) -> Table | None:
     return make_table(columns, rows, notes=[note] if note else ())
 
 
-def _may_idle(whole: Measured) -> bool:
+def _may_idle(whole: Figures) -> bool:
     """Return whether a rank idles or waits, or may do so unseen."""
     return bool(whole.budget.idle_ns or whole.bubble.wait_ns or not whole.idle_known)
 
 
-def _idle_row(rank: RankResult, causes: Sequence[str]) -> list[object]:
+def _idle_row(rank: RankFigures, causes: Sequence[str]) -> list[object]:
     """Return a rank's idle time and the share of each cause in it."""
     idle_ns = rank.whole.budget.idle_ns if rank.whole.idle_known else None
     row: list[object] = [rank.rank, idle_ns]
     for cause in causes:
-        row.append(rank.idle_causes.get(cause, 0) / idle_ns if idle_ns else None)
+        row.append((rank.idle_causes or {}).get(cause, 0) / idle_ns if idle_ns else None)
     return row
 
 
-def _bubble_row(rank: RankResult, *, has_messages: bool) -> list[object]:
+def _bubble_row(rank: RankFigures, *, has_messages: bool) -> list[object]:
     """Return a rank's pipeline wait, its bubble, and the bubble of each phase."""
     whole = rank.whole
     bubble = at_least(percent(whole.bubble_fraction), whole.lower_bound)
@@ -185,11 +184,15 @@ def _bubble_row(rank: RankResult, *, has_messages: bool) -> list[object]:
     return row
 
 
-def _bubble_in_phase(phases: Sequence[Mapping[str, Any]], name: str) -> int | None:
-    rows = [phase for phase in phases if phase["phase"] == name]
-    if not rows or any(row["idle_ns"] is None for row in rows):
-        return None
-    return sum(int(row["idle_ns"]) + int(row["wait_ns"] or 0) for row in rows)
+def _bubble_in_phase(phases: Sequence[Phase], name: str) -> int | None:
+    """Return the bubble of a phase over all steps; None if it is not there, or idle time is unknown."""
+    bubbles_ns = []
+    for phase in phases:
+        if phase.phase == name:
+            if phase.idle_ns is None:
+                return None
+            bubbles_ns.append(phase.idle_ns + (phase.wait_ns or 0))
+    return sum(bubbles_ns) if bubbles_ns else None
 
 
 def host_activity_table(analysis: Analysis) -> Table | None:
@@ -201,8 +204,8 @@ def host_activity_table(analysis: Analysis) -> Table | None:
     ranks = max(1, len(analysis.rank_results))
     ns_of: Counter[tuple[str, str | None, str | None]] = Counter()
     for rank in analysis.rank_results:
-        for row in rank.instead:
-            ns_of[row["instead"], row["what"], row["line"]] += row["ns"]
+        for row in rank.idle_host:
+            ns_of[row.instead, row.what, row.line] += row.ns
     launch_bound_ns = sum(ns_of.values())
     is_little = launch_bound_ns < MIN_LAUNCH_BOUND_SHARE * span_ns
     if not analysis.total.idle_known or is_little or not launch_bound_ns:
@@ -329,7 +332,7 @@ _WORDS: Mapping[str, Callable[[Evidence], str]] = {
 def why_late(row: Straggler) -> str:
     """Return the causes of a rank's lateness in words, the largest first; empty if it is not late.
 
-    >>> from tracekit.documents.analysis import WaitCause
+    >>> from tracekit.documents.analysis import Phase, WaitCause
     >>> cause = WaitCause("slow_gpu", 9, Evidence(ratio=1.96))
     >>> why_late(Straggler(2, "dp_comm", 9, 1, kind="chronic", steps=[4], late_ns=3, why=[cause]))
     'its GPU runs the same kernels 1.96 times slower'
@@ -360,7 +363,7 @@ def why_pipeline_waits(stragglers: Stragglers, rank: int) -> str:
 
     Empty if that is not known.
 
-    >>> from tracekit.documents.analysis import WaitCause
+    >>> from tracekit.documents.analysis import Phase, WaitCause
     >>> cause = WaitCause("waited_itself", 6, Evidence(chain=[1, 3]))
     >>> root = Straggler(3, "pp_comm", 9, 1, why=[WaitCause("more_work", 6, Evidence(ratio=2.03))])
     >>> why_pipeline_waits(Stragglers((Straggler(1, "pp_comm", 9, 1, why=[cause]), root)), 1)
@@ -394,7 +397,7 @@ def _lateness_words(row: Straggler) -> str:
 def late_rank(row: Straggler, steps: int, *, at_most: bool = False) -> str:
     """Return the answer about one rank; *at_most* if waits are upper bounds.
 
-    >>> from tracekit.documents.analysis import WaitCause
+    >>> from tracekit.documents.analysis import Phase, WaitCause
     >>> cause = WaitCause("slow_gpu", 9, Evidence(ratio=1.96))
     >>> row = Straggler(2, "dp_comm", 9, 1, kind="chronic", steps=[4, 5], late_ns=54_000_000, why=[cause])
     >>> late_rank(row, 2)
