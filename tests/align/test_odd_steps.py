@@ -6,8 +6,8 @@ import polars as pl
 
 from tracekit.align.steps import HOST_RANGES, assign_parts
 from tracekit.analysis.combine.notices import uncommon_step_notices
-from tracekit.documents.analysis import Budget
-from tracekit.metrics.step_time import TimedStep, summarize_steps, timed_steps
+from tracekit.documents.analysis import Budget, TimedStep
+from tracekit.metrics.step_time import summarize_steps, timed_steps
 from tracekit.report.notices import notice_sentence
 
 

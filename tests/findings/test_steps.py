@@ -9,9 +9,8 @@ import pytest
 
 from tests.findings.conftest import Recording
 from tracekit import analyze
-from tracekit.documents.analysis import Straggler
+from tracekit.documents.analysis import StepTime, Straggler
 from tracekit.findings.steps import _cause_in, step_findings
-from tracekit.metrics.step_time import StepTime
 from tracekit.report.findings import with_sentences
 
 MS = 1_000_000

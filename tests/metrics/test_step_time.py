@@ -12,11 +12,9 @@ import pytest
 
 from tracekit import analyze
 from tracekit.align.steps import STEPS, add_step_intervals, assign_parts, host_ranges
-from tracekit.documents.analysis import Budget
+from tracekit.documents.analysis import Budget, StepTime, TimedStep
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.step_time import (
-    StepTime,
-    TimedStep,
     find_start_up_steps,
     find_unusual,
     step_budgets,

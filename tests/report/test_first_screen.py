@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.documents.analysis import Budget
+from tracekit.documents.analysis import Budget, StepTime
 from tracekit.documents.findings import Finding
-from tracekit.metrics.step_time import FreeStep, StepSummary, StepTime
+from tracekit.metrics.step_time import FreeStep, StepSummary
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import (
     budget_parts,

@@ -12,10 +12,10 @@ from msgspec import structs
 
 from tests.kept import analysis_of
 from tests.report.pdf_images import FORWARD_PIXEL, images_of
-from tracekit.documents.analysis import Budget
+from tracekit.documents.analysis import Budget, StepTime
 from tracekit.documents.findings import Finding, Place
 from tracekit.documents.roles import Iteration
-from tracekit.metrics.step_time import StepSummary, StepTime
+from tracekit.metrics.step_time import StepSummary
 from tracekit.report.html.charts import PageClock
 from tracekit.report.html.page import render_html
 from tracekit.report.html.places import (

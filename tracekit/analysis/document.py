@@ -210,8 +210,6 @@ def _budget(budget: Budget, *, idle_known: bool) -> documents.Budget:
 def step_document(analysis: Analysis) -> documents.Step:
     """Return the ``step`` of the document."""
     step = analysis.step
-    per_step = [documents.StepTime(each.step, each.time_ns) for each in step.per_step]
-    unusual = [documents.StepTime(each.step, each.time_ns) for each in step.unusual]
     not_common = []
     for number, ranks in step.not_common.items():
         not_common.append(documents.StepNotCommon(number, list(ranks)))
@@ -225,8 +223,8 @@ def step_document(analysis: Analysis) -> documents.Step:
         free_range_ns=None if free is None else free.range_ns,
         free_from=None if free is None else free.source,
         free_budget_ns=free_budget,
-        per_step=per_step,
-        unusual=unusual,
+        per_step=list(step.per_step),
+        unusual=list(step.unusual),
         single=step.single,
         marked=step.is_marked,
         by_rank=[documents.RankStepTime(rank, time_ns) for rank, time_ns in step.by_rank.items()],

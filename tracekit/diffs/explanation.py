@@ -20,9 +20,9 @@ from tracekit.diffs.comparability import (
     product_slowdown,
 )
 from tracekit.diffs.run_samples import Run, mean_times
-from tracekit.documents.analysis import Budget, RankFigures
+from tracekit.documents.analysis import Budget, RankFigures, StepTime
 from tracekit.documents.diff import PartChange, Waterfall, WorkChange
-from tracekit.metrics.step_time import StepTime, find_unusual
+from tracekit.metrics.step_time import find_unusual
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
 MIN_STEP_SHARE_TO_EXPLAIN = 0.03

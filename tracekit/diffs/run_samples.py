@@ -19,11 +19,12 @@ from tracekit._util.values import sum_if_known, without_none
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Metric, resolve
 from tracekit.documents import analysis as documents
+from tracekit.documents.analysis import StepTime
 from tracekit.documents.coding import decode, to_plain_rows
 from tracekit.documents.findings import Finding
 from tracekit.documents.late import LateDocument
 from tracekit.errors import InputError
-from tracekit.metrics.step_time import StepTime, find_unusual
+from tracekit.metrics.step_time import find_unusual
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 _ANALYZE_TRACES_AGAIN = "analyze the traces again"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from tracekit.documents.analysis import StepTime
 from tracekit.documents.findings import EvidenceValue, Finding, Place
 from tracekit.findings.context import Context, places_of
-from tracekit.metrics.step_time import StepTime
 
 MIN_EXTRA_SHARE = 0.1
 """Share of a slow step's excess from which an activity that the others lack explains it."""

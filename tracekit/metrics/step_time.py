@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.classify.names import HOST_CALLS
-from tracekit.documents.analysis import Budget, TimedStep
+from tracekit.documents.analysis import Budget, StepTime, TimedStep
 from tracekit.intervals import EMPTY, Intervals
 from tracekit.metrics.label_intervals import Lanes
 
@@ -108,13 +108,6 @@ def timed_steps(
     for (step, time_ns, partial), budget in zip(rows, budgets, strict=True):
         result.append(TimedStep(step, time_ns, budget, partial, start_up=step in start_up))
     return tuple(result)
-
-
-class StepTime(msgspec.Struct, frozen=True):
-    """One step of the run: the median over ranks."""
-
-    step: int | None
-    time_ns: int
 
 
 class FreeStep(msgspec.Struct, frozen=True):

@@ -149,7 +149,7 @@ def free_step_words(step: StepSummary) -> str:
 def unusual_steps(step: StepSummary) -> str:
     """Return the number of steps that the time is the median of, and those that stand out.
 
-    >>> from tracekit.metrics.step_time import StepTime
+    >>> from tracekit.documents.analysis import StepTime
     >>> times = [StepTime(4, 15_900_000), StepTime(5, 175_000_000), StepTime(6, 17_700_000)]
     >>> unusual_steps(StepSummary(17_700_000, tuple(times), (times[1],)))
     '2 steps take 16–18 ms, step 5 takes 175.0 ms'
