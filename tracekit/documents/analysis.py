@@ -60,7 +60,11 @@ class Budget(Struct, frozen=True, kw_only=True):
 
 
 class Bubble(Struct, frozen=True, kw_only=True):
-    """Pipeline bubble."""
+    """Pipeline bubble.
+
+    >>> Bubble(idle_ns=10, wait_ns=None, fraction=0.1, lower_bound=True).fraction
+    0.1
+    """
 
     idle_ns: int | None
     """Idle time; null if work is missing in the recording."""
@@ -75,7 +79,13 @@ class Bubble(Struct, frozen=True, kw_only=True):
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """Figures of a rank, of one of its steps, or of all ranks together (then times are sums over ranks)."""
+    """Figures of a rank, of one of its steps, or of all ranks together (then times are sums over ranks).
+
+    >>> from tracekit import analyze
+    >>> total = analyze("sample_traces/reload", schedule="none").total
+    >>> total.pipeline, total.overlap["broadcast"]
+    (False, 0.0)
+    """
 
     span_ns: NotNegative
     """Time from the first to the last GPU event."""
