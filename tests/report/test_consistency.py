@@ -18,10 +18,15 @@ from tests.kept import analysis_of
 from tracekit import diff
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.report.ci import words
+from tracekit.report.findings import finding_in_a_log, finding_line
 from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
+from tracekit.report.terminal.explain import explain_finding
+from tracekit.report.terminal.first_screen import saving
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.view import view_of
+from tracekit.report.view.top import cards
+from tracekit.report.write import render_json
 from tracekit.run.analyze import analyze
 from tracekit.schema import EXPOSURE_CAUSES, GAP_CAUSES, IDLE_CAUSES, LABELS
 
@@ -86,7 +91,14 @@ def contradictions(analysis):
         notice.code == "no-pipeline" for notice in view.warnings
     ):
         bad.append("a run without a pipeline is warned that it has none")
-    return [*bad, *_findings(analysis, view, advice), *_order_of_ranks(view), *_savings(analysis)]
+    return [
+        *bad,
+        *_findings(analysis, view, advice),
+        *_prices(analysis),
+        *_wording(analysis, view),
+        *_order_of_ranks(view),
+        *_savings(analysis),
+    ]
 
 
 def _findings(analysis, view, advice):
@@ -109,6 +121,39 @@ def _findings(analysis, view, advice):
         yield "a finding has one number in the JSON and another one on the screen"
     if any(finding.case == "ranks" for finding in findings) and "missing" not in view.ranks:
         yield "missing ranks are not in the first line"
+
+
+def _prices(analysis):
+    """Return findings whose saving is not what their change predicts, or more in sum than the step has."""
+    graph = analysis.replay_graph
+    step_ns = analysis.step.reference_ns or 0
+    if sum(finding.saves_after_ns or 0 for finding in analysis.findings) > step_ns:
+        yield "findings save more one after the other than the step takes"
+    for finding in analysis.findings:
+        if finding.saves_ns is not None and finding.saves_ns > step_ns:
+            yield f"{finding.code} saves more than the step takes"
+        if finding.change is None or graph is None:
+            continue
+        predicted_ns = max(graph.predict([finding.change]).saves_ns or 0, 0)
+        if finding.saves_ns != predicted_ns:
+            yield f"{finding.code} saves {finding.saves_ns}, and '{finding.change}' {predicted_ns}"
+
+
+def _wording(analysis, view):
+    """Return findings that one output states otherwise than another."""
+    document = json.loads(render_json(analysis))["findings"]
+    for number, (finding, card) in enumerate(
+        zip(view.findings, cards(view.findings), strict=True), start=1
+    ):
+        if document[number - 1]["saves_ns"] != finding.saves_ns:
+            yield f"finding {number} has another saving in the JSON"
+        if finding.saves_ns is None:
+            continue
+        is_bound = "≤" in saving(finding)
+        texts = [finding_line(finding), finding_in_a_log(finding), card.of_step]
+        texts.append(explain_finding(analysis, number))
+        if any(bool(re.search(r"\bsave[sd] at most\b", text)) != is_bound for text in texts):
+            yield f"finding {number} is a bound in one output and not in another"
 
 
 def _order_of_ranks(view):

@@ -445,6 +445,8 @@ def certainty(view: View) -> list[str]:
         facts.append("one step")
     if view.clocks is not None:
         facts.append(view.clocks.text)
+    if not view.devices:
+        facts.append("GPU not named: pass `--gpu`")
     if view.warnings:
         facts.append(f"{counted(len(view.warnings), 'warning')} (--full)")
     return facts or ["no step marks"]
