@@ -154,7 +154,7 @@ LANE_BINS = 240
 
 # ---- Cost of the recording: the step without PyTorch's profiler.
 #
-# "The loops of the recording's cost" (docs/whatif-notes.md): 138 recordings of 66 loops, timed with
+# "The loops of the recording's cost" (docs/whatif-notes.md): 138 recordings of 77 loops, timed with
 # and without the profiler, on one H200, and a log of eight H100. Fitted to the mean of the free
 # timings before and after each recording; held out by loop the median error is 5 %.
 # ``benchmarks/recording_cost.py`` measures them anew on another machine.
@@ -205,8 +205,8 @@ the loops of the recording's cost, 2026-11-18."""
 
 FREE_COST_RANGE = (1.3, 0.7)
 """Parts of the recording's likely cost that are given back for the low and the high end of the
-range of the step without the profiler. From the loops of the recording's cost, of which 89 % lie in
-the range, 2026-11-18."""
+range of the step without the profiler. From the loops of the recording's cost, of which 86 % of
+132 lie in the range (not held out), 2026-11-18."""
 
 MIN_FREE_VARIATION = 0.05
 """Distance of the range's ends from the modelled step, as a share of it, if the recording cost
