@@ -207,7 +207,7 @@ def test_hiding_saves_nothing_for_certain_where_the_host_takes_as_long(tmp_path)
 
 @pytest.mark.parametrize(
     ("world_size", "case", "why"),
-    [(2, "ranks", "only 1 of 2 ranks are here"), (1, "one_rank", "only rank 0 is here")],
+    [(2, "ranks", "only 1 of 2 ranks is here"), (1, "one_rank", "only rank 0 is here")],
 )
 def test_one_rank_does_not_tell_waiting_from_transfer(tmp_path, world_size, case, why):
     findings = two_ranks(tmp_path, ranks=(0,), world_size=world_size)

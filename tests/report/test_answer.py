@@ -25,6 +25,12 @@ def small(samples):
     )
 
 
+UNEXPLAINED = (
+    "The GPU is idle for 0.40 ms, and 0.40 ms of that is not explained: look at the longest gaps in the timeline "
+    "(`-o report.html`); stacks (`with_stack=True`) tell what the CPU does in them"
+)
+
+
 def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, wait=None, late=()):
     """Every rank spans 1 ms per step, of which it computes so many µs, and is idle where nothing else is given."""
     one, exposed = small.rank_results[0], exposed or {}
@@ -90,7 +96,8 @@ def sentences_of(run):
 
 def test_one_gpu_and_one_step(small):
     assert sentences_of(run_of(small)) == {
-        "Time": "A step takes 1.0 ms: 60.0 % compute and 40.0 % idle."
+        "Time": "A step takes 1.0 ms: 60.0 % compute and 40.0 % idle.",
+        "Next": UNEXPLAINED,
     }
 
 
@@ -284,7 +291,7 @@ def test_unknown_work_above_one_per_cent_is_said_first_thing(small):
     )
     quiet = run_of(small, labels={"other": 9})
     assert "other" not in str(sentences_of(quiet))
-    assert view_of(quiet).advice == ()
+    assert [advice.text for advice in view_of(quiet).advice] == [UNEXPLAINED]
 
 
 def test_what_to_do_next_is_the_first_advice(samples):

@@ -12,6 +12,7 @@ from tests.kept import analysis_of
 from tracekit.documents.findings import Finding
 from tracekit.findings.host import OFFENCES
 from tracekit.findings.ranks import CODES
+from tracekit.findings.roles import CODES as ROLE_CODES
 from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.report.evidence_words import MAX_FINDING_STEPS_NAMED
 from tracekit.report.finding_sentences import TEXTS
@@ -43,7 +44,8 @@ def codes_in_source():
     sources = "\n".join(file.read_text() for file in PACKAGE.glob("*.py"))
     conditional = r'\bcode=\(?"([a-z_]+)"(?: if [^,]* else "([a-z_]+)")?'
     written = {code for codes in re.findall(conditional, sources) for code in codes if code}
-    return {*OFFENCES, *CODES.values(), *written}
+    of_remedies = re.findall(r'\b_finding\(context, "([a-z_]+)"', sources)
+    return {*OFFENCES, *CODES.values(), *ROLE_CODES, *of_remedies, *written}
 
 
 CODES_WITH_TEXTS = {code for code, _ in TEXTS}

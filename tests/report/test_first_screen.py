@@ -197,7 +197,7 @@ def test_the_terminal_says_of_clocks_what_the_page_says(samples, run):
     (of_the_page,) = re.findall(r"clocks (?:agree|known to [\d.]+ [mµ]s)", badge_of(analysis).text)
     assert of_the_page in certainty(view_of(analysis))
     assert of_the_page in " ".join(lines_of(analysis, 200))
-    assert certainty(view()) == ["one step"]
+    assert certainty(view()) == ["one step", "GPU not named: pass `--gpu`"]
 
 
 def test_a_header_without_a_device_has_no_empty_part():

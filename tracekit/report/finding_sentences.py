@@ -89,7 +89,7 @@ def rollout_tail(words: FindingWords) -> FindingTexts:
 def rollout_late_start(words: FindingWords) -> FindingTexts:
     late = f"starts {words['late_ns']} after that of rank {words['first_rank']} and ends last"
     text = f"in iteration {words['iteration']} the rollout of rank {words.rank} {late}"
-    if words.evidence["recurs"]:
+    if words.evidence.get("recurs"):
         text = f"the rollout of rank {words.rank} {late} (iteration {words['iteration']}, others alike)"
     return FindingTexts(text, "start all rollouts together")
 
@@ -118,8 +118,8 @@ def weight_sync_above_ideal(words: FindingWords) -> FindingTexts:
     late = f" (rank {words.rank})" if words.finding.ranks else ""
     return FindingTexts(
         f"{words['cause_ns']} of the {words['above_ideal_ns']} between the weight update and its "
-        f"ideal is {WORDS.update_causes[cause]}{late}",
-        WORDS.update_remedies[cause],
+        f"ideal is {WORDS.update_causes.get(cause, 'not explained')}{late}",
+        WORDS.update_remedies.get(cause, "look at the longest gaps of the update in the timeline"),
     )
 
 
@@ -233,7 +233,7 @@ def host_sync_mask(words: FindingWords) -> FindingTexts:
 @texts("host_sync", "scaler")
 def host_sync_scaler(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"`GradScaler` stops the CPU {words.how_often} to ask whether a gradient is infinite",
+        text=f"the `GradScaler` stops the CPU {words.how_often} to ask whether a gradient is infinite",
         advice="use bf16, which needs no scaler, or a fused optimizer, which takes the answer on the GPU",
     )
 

@@ -236,7 +236,7 @@ def split_changes(text: str) -> list[str]:
     >>> split_changes("hide pp_comm, ranks 1, 3 like others")
     ['hide pp_comm', 'ranks 1, 3 like others']
     """
-    return re.split(r",\s*(?!\d)", text)
+    return re.split(r",(?!\s*\d)\s*", text)
 
 
 def _make_all(changed: ChangedGraph, edits: Sequence[Edit]) -> None:

@@ -169,7 +169,7 @@ def stacked_bar(parts: Iterable[tuple[float, str, str]], length: int) -> Text:
         parts: Share, character and colour of each part.
         length: Characters of the whole.
 
-    >>> stacked_bar([(0.55, "█", "red"), (0.25, "▒", "blue"), (0.2, "░", "green")], 10).plain
+    >>> stacked_bar([(0.55, "█", ""), (0.25, "▒", ""), (0.2, "░", "")], 10).plain
     '██████▒▒░░'
     """
     bar = Text(no_wrap=True)
