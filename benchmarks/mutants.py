@@ -517,7 +517,7 @@ def run(mutants: list[Mutant], records: dict[str, dict], jobs: int) -> list[Muta
 
 def main() -> int:
     """Draw, run and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--count", type=int, default=40, help="mutants of each seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())

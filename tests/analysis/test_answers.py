@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 def test_1f1b_rank_0(run):
     one = run("1f1b").rank(0).whole
     assert one.budget.span_ns == 118_845_920
-    assert one.label_ns["communication"] == one.label_ns["pp_comm"] == 50_202_203
+    assert one.set_ns["communication"] == one.label_ns["pp_comm"] == 50_202_203
     assert one.hidden_ns["communication"] == pytest.approx(1_447_000, abs=500)
     assert one.budget.idle_ns / one.budget.span_ns == pytest.approx(0.049, abs=0.0005)
     assert one.budget.compute_ns / one.budget.span_ns == pytest.approx(0.537, abs=0.0005)
@@ -55,7 +55,7 @@ def test_1f1b_last_rank_waits_longest_before_its_first_backward(run):
 
 def test_overlapped_rank_0(run):
     one = run("overlapped").rank(0).whole
-    assert one.label_ns["communication"] == pytest.approx(214_304_000, abs=500)
+    assert one.set_ns["communication"] == pytest.approx(214_304_000, abs=500)
     assert one.overlap["communication"] == pytest.approx(0.172, abs=0.0005)
 
 
@@ -106,7 +106,7 @@ def test_deepseek(corpus):
     analysis = analysis_of(corpus / "deepseek", schedule="none")
     one = analysis.rank(0).whole
     assert one.budget.span_ns == 129_012_000
-    assert one.label_ns["communication"] == 113_440_000
+    assert one.set_ns["communication"] == 113_440_000
     assert one.label_ns["compute"] == 124_338_000
     assert one.hidden_ns["communication"] == pytest.approx(109_263_000, abs=10_000)
     assert one.overlap["communication"] == pytest.approx(0.963, abs=0.0005)

@@ -82,6 +82,10 @@ SAME_CALLS = {
     "cuMemAddressReserve": "hipMemAddressReserve",
     "cuMemAddressFree": "hipMemAddressFree",
     "cudaMemPoolTrimTo": "hipMemPoolTrimTo",
+    "cudaLibraryLoadData": "hipLibraryLoadData",
+    "cuLibraryLoadData": "hipLibraryLoadData",
+    "cuModuleLoadData": "hipModuleLoadData",
+    "cuModuleLoadDataEx": "hipModuleLoadDataEx",
     "cudaIpcOpenMemHandle": "hipIpcOpenMemHandle",
     "cudaIpcCloseMemHandle": "hipIpcCloseMemHandle",
     "cudaEventRecord": "hipEventRecord",
@@ -101,6 +105,7 @@ KINDS_OF_CALLS = {
     "capture": ("cudaStreamBeginCapture", "cudaStreamEndCapture"),
     "stream_wait": ("cudaStreamWaitEvent", "cudaStreamWaitEvent"),
     "allocation": ("cudaMalloc", "cudaMemPoolTrimTo"),
+    "load_code": ("cudaLibraryLoadData", "cuModuleLoadDataEx"),
     "open_shared_memory": ("cudaIpcOpenMemHandle", "cudaIpcOpenMemHandle"),
     "close_shared_memory": ("cudaIpcCloseMemHandle", "cudaIpcCloseMemHandle"),
 }

@@ -22,6 +22,14 @@ pytestmark = pytest.mark.slow
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 KERNELS = 300
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+SOUND = {
+    "span": 2996,
+    "compute": 1200,
+    "exposed": {"comm": 600},
+    "idle": 1196,
+    "not_recorded": 0,
+}
+"""What the budget of the sound export says."""
 
 
 def program():
@@ -74,7 +82,7 @@ def budget(path):
 
 def test_the_sound_file_says_how_long_it_computes(sound):
     spent, messages = budget(sound)
-    assert spent == {"compute": 1200, "exposed": {"comm": 600}, "idle": 1196}
+    assert spent == SOUND
     assert not messages.keys() & {"damaged-rows", "gpu-events-lost", "unnamed"}
 
 
@@ -161,7 +169,7 @@ def test_half_a_string_table_is_no_better_where_communication_lost_its_name(dama
 
 def test_a_kernel_takes_another_of_its_names_where_one_is_lost(damaged):
     path = damaged(f"UPDATE {KERNEL} SET demangledName = 9999 WHERE correlationId % 3 = 0")
-    assert budget(path)[0] == {"compute": 1200, "exposed": {"comm": 600}, "idle": 1196}
+    assert budget(path)[0] == SOUND
 
 
 def test_one_nameless_kernel_is_counted(damaged):
@@ -195,7 +203,7 @@ def test_nameless_calls_and_ranges_are_counted_too(tmp_path):
 
 def test_without_launches_kernels_go_by_name_and_that_is_said(damaged):
     spent, messages = budget(damaged(without=["CUPTI_ACTIVITY_KIND_RUNTIME"]))
-    assert spent == {"compute": 1200, "exposed": {"comm": 600}, "idle": 1196}
+    assert spent == SOUND
     assert "300 of 300 GPU events have no launch" in messages["no-launch"]
 
 
@@ -252,7 +260,6 @@ def test_calls_with_ends_before_their_starts_are_counted(damaged):
 
 # --- what sqlite takes and a profiler never writes ---
 
-SOUND = {"compute": 1200, "exposed": {"comm": 600}, "idle": 1196}
 STRANGE = {
     "no types": ([], SOUND, None),
     "times with fractions": (

@@ -191,7 +191,7 @@ def metric_names() -> list[str]:
     """Return every metric name, in the order of the families.
 
     >>> metric_names()[:3]
-    ['step_ms', 'mean_step_ms', 'slow_steps']
+    ['step_ms', 'slowest_rank_ms', 'mean_step_ms']
     """
     names = []
     for family in FAMILIES:

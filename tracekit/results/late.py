@@ -12,7 +12,7 @@ class LateResult(WholeRun):
     """Who joins collectives late over a whole run, and hangs; ``print`` shows it.
 
     >>> from tracekit import late
-    >>> "rank 1" in str(late("sample_traces/always-on/late"))
+    >>> "Rank 1" in str(late("sample_traces/always-on/late"))
     True
     """
 

@@ -211,7 +211,11 @@ def parse_change(text: str) -> Edit:
     >>> parse_change("rank two like others")
     Traceback (most recent call last):
     tracekit.errors.OptionError: --change 'rank two like others' is not a change that is known (changes are NAME x0.5 \
-(a label, module, operator or kernel), links x2, rank N like others, no host delay, hide LABEL, balance, microbatches N)
+(a label, module, operator or kernel), links x2, rank N like others, no host delay, \
+no launch delay, no compilation, no data loading, no pageable copies, no allocations, no synchronisation, \
+no host compute, no python, hide LABEL, balance, microbatches N, tf32, bf16, fp16, fp32, fused attention, fuse, \
+fuse norm, fuse activation, fuse rotation, fuse elementwise, no recompute, one copy, fused optimizer, \
+channels last, large messages, reduce in backward, gather once, free cpu, pad sizes, fuse loss)
     """
     parts = split_changes(text)
     if len(parts) > 1:
