@@ -515,7 +515,7 @@ def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
             f"{words.label_words}{words.rate} is exposed for {words['exposed_ns']} (no compute "
-            f"beside it); only {words['free_compute_ns']} of compute is left that could hide it"
+            f"beside it); only {words['free_compute_ns']} of compute is free to hide it"
         ),
         advice=(
             f"check links and NCCL's transport, or send fewer bytes ({words.fewer_bytes}); "

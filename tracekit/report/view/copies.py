@@ -84,7 +84,7 @@ def copy_table(analysis: Analysis, *, by_rank: bool = False) -> Table | None:
     notes = []
     for gb_s in links:
         notes.append(
-            f"link: {gb_s:g} GB/s one way between a GPU and its host; processes of one GPU share it"
+            f"link: {gb_s:g} GB/s one way between GPU and host; processes of one GPU share it"
         )
     if too_fast:
         names = listing(f"{label} of rank {rank}" for rank, label in too_fast)
