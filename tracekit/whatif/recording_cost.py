@@ -58,7 +58,7 @@ def find_recording_cost(rank: RankEvents, host: HostEvents) -> RecordingCost | N
     It is known of PyTorch's profiler where it recorded operators: without them the trace has no
     host, and what Nsight Systems costs was not measured.
     """
-    if rank.source.reader != "kineto":
+    if rank.source.reader == "nsight":
         return None
     calls = host.calls
     if not len(host.operators) or not len(calls):

@@ -189,7 +189,7 @@ def free_step_notices(ranks: Sequence[RankTables], free: FreeStep | None) -> lis
     """
     if free is not None or not any(rank.graph_events is not None for rank in ranks):
         return []
-    by_other_profiler = tuple(rank.source.rank for rank in ranks if rank.source.reader != "kineto")
+    by_other_profiler = tuple(rank.source.rank for rank in ranks if rank.source.reader == "nsight")
     if by_other_profiler:
         return [Notice("no-free-step", values={"case": "other_profiler"})]
     without_operators = []
