@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from tracekit.cli import make_app
 from tracekit.documents.findings import Finding
+from tracekit.report.findings import finding_texts
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS = {"README.md": 90, "docs/gallery.md": 90, "docs/late.md": 100, "docs/gate.md": 120}
@@ -91,7 +92,7 @@ def fill_examples(text: str) -> str:
             lines.append(line)
             continue
         finding = msgspec.convert({"cost_ns": 1, "share": 1.0, **example}, Finding)
-        sentence = finding.text.replace("_", r"\_")
+        sentence = finding_texts(finding).text.replace("_", r"\_")
         lines.append(f"{cells[0]} | {cells[1]} | {sentence} |")
     return "\n".join(lines)
 
