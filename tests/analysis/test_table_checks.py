@@ -130,6 +130,17 @@ def test_a_forged_critical_path_is_one_line(run, forged, change, message):
         tracekit.analyze(store, workers=1)
 
 
+def test_compressed_tables_are_not_unpacked(run, tmp_path):
+    store, _ = run
+    with (
+        zipfile.ZipFile(store / "rank=0" / FILE) as sound,
+        zipfile.ZipFile(tmp_path / FILE, "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in sound.namelist():
+            packed.writestr(name, sound.read(name))
+    assert read_tables(tmp_path) is None
+
+
 def test_tables_that_nobody_forged_are_used(run):
     store, _ = run
     assert read_tables(store / "rank=0") is not None

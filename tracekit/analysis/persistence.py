@@ -324,7 +324,10 @@ def read_tables(folder: Path) -> RankTables | None:
     try:
         with zipfile.ZipFile(file) as archive:
             document = decode(
-                archive.read(_JSON_MEMBER), TablesDocument, file, hint="analyze the store again"
+                _read_member(archive, _JSON_MEMBER),
+                TablesDocument,
+                file,
+                hint="analyze the store again",
             )
             if document.tracekit != __version__:
                 return None
@@ -366,4 +369,11 @@ def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> 
 
 def _read_frame(archive: zipfile.ZipFile, name: str) -> pl.DataFrame:
     """Read one Arrow stream of the zip."""
-    return pl.read_ipc_stream(archive.read(f"{name}{_TABLE_SUFFIX}"))
+    return pl.read_ipc_stream(_read_member(archive, f"{name}{_TABLE_SUFFIX}"))
+
+
+def _read_member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Read a member, which ``write_tables`` never compresses: a kilobyte of zip holds no gigabyte."""
+    if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{name} is compressed")
+    return archive.read(name)
