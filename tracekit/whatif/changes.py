@@ -525,9 +525,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             if self.timed_free_ns is None:
                 return None
             return FreeStep(self.timed_free_ns, (self.timed_free_ns,) * 2, "timed")
-        replay = graph.replay(free=1.0)
-        bounds = graph.step_bounds(replay.start, replay.end, free=1.0)
-        modelled_ns = self.replayed_ns(bounds)
+        replay, bounds = self._free_replay
+        modelled_ns = self._modelled_free_ns
         if self.timed_free_ns is not None:
             budget = graph.budget(replay.start, replay.end, bounds, self.timed_free_ns)
             return FreeStep(self.timed_free_ns, (self.timed_free_ns,) * 2, "timed", budget)
@@ -558,9 +557,15 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         return round(low * modelled_ns), most_ns
 
     @cached_property
+    def _free_replay(self) -> tuple[EventReplay, pl.DataFrame]:
+        """The events without the profiler, and the bounds of their steps."""
+        replay = self.graph.replay(free=1.0)
+        return replay, self.graph.step_bounds(replay.start, replay.end, free=1.0)
+
+    @cached_property
     def _modelled_free_ns(self) -> int:
         """The step without the profiler by the model."""
-        return self._with_cost_given_back(1.0)
+        return self.replayed_ns(self._free_replay[1])
 
     def _with_cost_given_back(self, part: float) -> int:
         """Return the step if *part* of the recording's cost is given back."""
@@ -617,13 +622,18 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             if worse_than is not None:
                 why_not = f"'{worse_than}' alone is faster: these changes work against each other"
                 return msgspec.structs.replace(step, why_not=why_not)
-        free_predicted_ns = self._free_predicted_ns(changed)
+        likely_ns = self._free_predicted_ns(changed)
+        free_predicted_ns = likely_ns
         saves_ns = step.measured_ns - predicted_ns
-        if free_ns is not None and free_predicted_ns is not None:
-            saves_ns = free_ns - free_predicted_ns
-            free_predicted_ns = max(round(free_predicted_ns + added[1]), 0)
+        if free_ns is not None and likely_ns is not None:
+            saves_ns = free_ns - likely_ns
+            free_predicted_ns = max(round(likely_ns + added[1]), 0)
         least_saved_ns, most_saved_ns = self._saved_range_ns(
-            changed, saves_ns, (most_ns - predicted_ns, predicted_ns - least_ns), margin_ns
+            changed,
+            saves_ns,
+            likely_ns,
+            (most_ns - predicted_ns, predicted_ns - least_ns),
+            margin_ns,
         )
         saves_range_ns = (max(least_saved_ns, 0), max(most_saved_ns, 0))
         return msgspec.structs.replace(
@@ -638,14 +648,19 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
 
     def _saved_range_ns(
-        self, changed: ChangedGraph, saves_ns: int, widths_ns: tuple[int, int], margin_ns: float
+        self,
+        changed: ChangedGraph,
+        saves_ns: int,
+        likely_ns: int | None,
+        widths_ns: tuple[int, int],
+        margin_ns: float,
     ) -> tuple[int, int]:
         """Return what changes save at least and at most.
 
-        Where factors have a range and the free step is known, its replays with the largest and the
-        least factors tell; else the widths of the recorded step's range do.
+        Where factors have a range and the free step with the changes, *likely_ns*, is known, its
+        replays with the largest and the least factors tell; else the widths of the recorded
+        step's range do.
         """
-        likely_ns = self._free_predicted_ns(changed)
         saved = []
         for sign, width_ns, factor_range in zip(
             (-1, 1), widths_ns, changed.factor_range[::-1], strict=True
