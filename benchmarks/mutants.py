@@ -1,31 +1,30 @@
 """Mutation testing: whether the tests notice a changed constant, comparison or branch.
 
-``python -m benchmarks.mutants --seed 1 --count 40 --jobs 16`` draws changes of the packages that
-decide answers, runs the tests that execute the changed function, the nearest and cheapest first,
-and prints the survivors. Exit code 1 if more than one in ten survives.
+``python -m benchmarks.mutants --seed 1 --count 40 --jobs 2`` draws changes of the packages that
+decide answers, runs for each the tests that import the changed module, the nearest and cheapest
+first, and prints the survivors. Exit code 1 if more than one in ten survives.
 
-Which tests execute which functions is recorded once, one process per test file, in
-``build/mutants/map.json`` (delete it when tests or code moved). Each job works in a copy of the
-repository made of hard links, so that the working tree stays as it is.
+A mutant counts as survivor if ``--budget`` seconds of tests do not notice it. The tests must pass
+unchanged. What they take is read from ``--times``, a file that ``pytest --cpu-times`` wrote. Each
+job works in a copy of the repository made of hard links, so that the working tree stays as it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import queue
 import random
-import resource
 import shutil
 import subprocess
 import sys
-import threading
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -34,22 +33,17 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build/mutants"
 PACKAGES = ("align", "classify", "diffs", "findings", "metrics", "whatif")
 """Packages whose constants, comparisons and branches decide answers."""
-LEFT_OUT_OF_COPIES = {".git", ".venv", "build", "dist", "__pycache__", ".mypy_cache"}
-FIRST_PIECE_S = 20
-PIECE_S = 60
-"""Processor time of the tests that one process runs: the first piece notices most mutants."""
+LEFT_OUT_OF_COPIES = {".git", ".venv", "build", "dist", ".mypy_cache"}
+FIRST_PIECE_S = 25
+"""Processor time of the tests that every mutant meets first: they notice most."""
+UNKNOWN_S = 2.0
+IMPORT_S = 0.1
+"""Processor time of a test file of which nothing is known, and of importing it."""
+TIMEOUT_S = 1200
 MAX_SURVIVING_SHARE = 0.1
 """Share of mutants that may survive: some changes make no difference that anyone could see."""
 MAX_INTEGER_MOVED_BY_ONE = 8
 """Integers up to which a number is moved by one; larger ones are doubled or halved."""
-RUN_TO_THE_END = (
-    pytest.ExitCode.OK,
-    pytest.ExitCode.TESTS_FAILED,
-    pytest.ExitCode.NO_TESTS_COLLECTED,
-)
-RECORDED = "TRACEKIT_EXECUTED"
-"""Environment variable: the file to which the plugin writes the functions that tests execute."""
-
 NEGATED = {
     ast.Lt: ">=",
     ast.LtE: ">",
@@ -81,8 +75,8 @@ class Mutant:
     """Bytes of the file that are replaced."""
     old: str
     new: str
-    functions: frozenset[str]
-    """``path:qualified name`` of the functions whose tests should notice; empty: of the whole module."""
+    paths: frozenset[str]
+    """Modules whose tests should notice: its own, or those that read the constant."""
 
     def __str__(self) -> str:
         old, new = (" ".join(text.split())[:60] for text in (self.old, self.new))
@@ -93,6 +87,7 @@ class Mutant:
 # Candidates
 
 
+@cache
 def candidates() -> list[Mutant]:
     """Every change that may be drawn, in the order of files and lines."""
     readers = readers_of_constants()
@@ -106,30 +101,25 @@ def candidates() -> list[Mutant]:
 
 
 def readers_of_constants() -> dict[str, set[str]]:
-    """Functions of the package that read each upper-case name, as ``path:qualified name``."""
+    """Modules of the package with a function that reads each upper-case name."""
     readers: dict[str, set[str]] = {}
     for file in (ROOT / "tracekit").rglob("*.py"):
-        path = str(file.relative_to(ROOT))
-        for scope, node in scoped_nodes(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes_in_functions(ast.parse(file.read_text(encoding="utf-8"))):
             name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
-            if scope and isinstance(node, ast.Name | ast.Attribute) and name.isupper():
-                readers.setdefault(name, set()).add(f"{path}:{scope}")
+            if isinstance(node, ast.Name | ast.Attribute) and name.isupper():
+                readers.setdefault(name, set()).add(str(file.relative_to(ROOT)))
     return readers
 
 
-def scoped_nodes(tree: ast.AST, scope: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """Yield each node with the qualified name of the outermost function that it stands in."""
+def nodes_in_functions(tree: ast.AST, *, is_inside: bool = False) -> Iterator[ast.AST]:
+    """Yield each node that stands in a function."""
     for node in ast.iter_child_nodes(tree):
-        inner = scope
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            in_function = scope and not scope.endswith(".")
-            if not in_function:
-                is_class = isinstance(node, ast.ClassDef)
-                inner = scope + node.name + ("." if is_class else "")
-        yield scope if scope and not scope.endswith(".") else "", node
+        if is_inside:
+            yield node
         if isinstance(node, ast.JoinedStr):
             continue  # Python 3.11 does not say where in the file its parts stand
-        yield from scoped_nodes(node, inner)
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from nodes_in_functions(node, is_inside=is_inside or is_function)
 
 
 class Finder:
@@ -138,9 +128,9 @@ class Finder:
     def __init__(self, file: Path, readers: dict[str, set[str]]) -> None:
         self.path = str(file.relative_to(ROOT))
         self.source = file.read_bytes()
-        self.lines = self.source.split(b"\n")
+        lines = self.source.split(b"\n")
+        self.line_starts = [0, *accumulate(len(line) + 1 for line in lines)]
         self.readers = readers
-        self.scope = ""
         self.seen: list[Mutant] = []
 
     def mutants(self) -> list[Mutant]:
@@ -148,14 +138,11 @@ class Finder:
         tree = ast.parse(self.source)
         for node in tree.body:
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                self.scope = ""
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                 if isinstance(target, ast.Name) and is_number(node.value):
                     self._add_number(node.value, self.readers.get(target.id, set()))
-        for scope, node in scoped_nodes(tree):
-            if scope:
-                self.scope = scope
-                self.visit(node)
+        for inner in nodes_in_functions(tree):
+            self.visit(inner)
         return sorted(self.seen, key=lambda mutant: (mutant.start, mutant.new))
 
     def visit(self, node: ast.AST) -> None:
@@ -196,13 +183,12 @@ class Finder:
 
     def _add(self, node: ast.expr, kind: str, new: str, readers: set[str] | None = None) -> None:
         start, end = (
-            sum(len(line) + 1 for line in self.lines[: line - 1]) + column
+            self.line_starts[line - 1] + column
             for line, column in (
                 (node.lineno, node.col_offset),
                 (node.end_lineno or node.lineno, node.end_col_offset or 0),
             )
         )
-        functions = {f"{self.path}:{self.scope}"} if readers is None else readers
         self.seen.append(
             Mutant(
                 self.path,
@@ -212,7 +198,7 @@ class Finder:
                 end,
                 self.source[start:end].decode(),
                 new,
-                frozenset(functions),
+                frozenset(readers or {self.path}),
             )
         )
 
@@ -252,7 +238,7 @@ def rule_mutants(file: Path) -> list[Mutant]:
     """One change for each rule of a pack: the rule left out."""
     text = file.read_text(encoding="utf-8")
     path = str(file.relative_to(ROOT))
-    reader = frozenset({"tracekit/classify/rules.py:builtin_rules"})
+    reader = frozenset({"tracekit/classify/rules.py"})
     mutants = []
     start = text.find("[[rule]]")
     while start >= 0:
@@ -313,59 +299,102 @@ def draw(seed: int, count: int) -> list[Mutant]:
 
 
 # ---------------------------------------------------------------------------------------------
-# Which tests execute which functions. This part is loaded by pytest too (``-p benchmarks.mutants``).
+# Which tests are near
 
 
-class Recorder:
-    """Pytest plugin that writes the functions of tracekit which a process called, and the tests that failed."""
-
-    def __init__(self, file: str) -> None:
-        self.file = Path(file)
-        self.codes: set[object] = set()
-        self.failed: list[str] = []
-        package = f"{ROOT / 'tracekit'}{os.sep}"
-        codes = self.codes
-
-        def called(frame, event, arg):
-            # Called for every function of the process: it must be short.
-            code = frame.f_code
-            if code not in codes:
-                codes.add(code)
-
-        self.package = package
-        threading.settrace(called)
-        sys.settrace(called)
-
-    def pytest_runtest_logreport(self, report) -> None:
-        """Remember what fails without any change."""
-        if report.failed:
-            self.failed.append(report.nodeid)
-
-    def pytest_sessionfinish(self) -> None:
-        """Write the record."""
-        sys.settrace(None)
-        functions = set()
-        for code in self.codes:
-            if code.co_filename.startswith(self.package):
-                path = os.path.relpath(code.co_filename, ROOT)
-                functions.add(f"{path}:{code.co_qualname.split('.<')[0]}")
-        usage = [
-            resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        ]
-        seconds = sum(part.ru_utime + part.ru_stime for part in usage)
-        record = {"seconds": seconds, "failed": self.failed, "functions": sorted(functions)}
-        self.file.write_text(json.dumps(record), encoding="utf-8")
+def imported_files(file: Path) -> set[str]:
+    """Return the modules of the package and of the tests that a file imports, relative to the repository."""
+    files = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                dotted = [module, *(f"{module}.{name.name}" for name in names)]
+            case ast.Import(names=names):
+                dotted = [name.name for name in names]
+            case _:
+                continue
+        for name in dotted:
+            if name.split(".")[0] in ("tests", "tracekit"):
+                stem = name.replace(".", "/")
+                files |= {path for path in (f"{stem}.py", f"{stem}/__init__.py") if is_file(path)}
+    return files
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if RECORDED in os.environ:
-        config.pluginmanager.register(Recorder(os.environ.pop(RECORDED)))
+def is_file(path: str) -> bool:
+    """Whether the repository has a file."""
+    return (ROOT / path).is_file()
 
 
-def units() -> list[str]:
-    """What one process of the map runs: a test file, or the examples of a package."""
-    tests = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py"))
-    return tests + [f"tracekit/{package}" for package in PACKAGES]
+def importers() -> dict[str, set[str]]:
+    """Return which files of the package and of the tests import each of them."""
+    found: dict[str, set[str]] = {}
+    for folder in ("tests", "tracekit"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for imported in imported_files(file):
+                found.setdefault(imported, set()).add(str(file.relative_to(ROOT)))
+    return found
+
+
+def distances(paths: Collection[str], imported_by: dict[str, set[str]]) -> dict[str, int]:
+    """Return over how many imports each file depends on the nearest of *paths*.
+
+    >>> distances({"a.py"}, {"a.py": {"b.py"}, "b.py": {"c.py"}})
+    {'a.py': 0, 'b.py': 1, 'c.py': 2}
+    """
+    found = dict.fromkeys(sorted(paths), 0)
+    waiting = list(found)
+    for path in waiting:  # grows meanwhile
+        for importer in sorted(imported_by.get(path, ())):
+            if importer not in found:
+                found[importer] = found[path] + 1
+                waiting.append(importer)
+    return found
+
+
+def read_times(file: Path) -> dict[str, float]:
+    """Return the processor time of each test file."""
+    seconds: dict[str, float] = {}
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    for line in lines:
+        spent, test = line.split(maxsplit=1)
+        path = test.split("::")[0]
+        seconds[path] = seconds.get(path, 0.0) + float(spent)
+    return seconds
+
+
+@dataclass(frozen=True)
+class Tests:
+    """Chooses the tests that may notice a mutant."""
+
+    imported_by: dict[str, set[str]]
+    seconds: dict[str, float]
+    """Processor time of each test file."""
+    budget_s: float
+
+    def pieces(self, mutant: Mutant) -> list[list[str]]:
+        """Return the test files to run, in pieces of one process each, the nearest and cheapest first."""
+        package = mutant.path.split("/")[1]
+        distance = distances(mutant.paths, self.imported_by)
+        files = [path for path in distance if Path(path).name.startswith("test_")]
+
+        def place(path: str) -> tuple[bool, int, float]:
+            is_near = path.startswith(f"tests/{package}/") or distance[path] == 1
+            return not is_near, distance[path], self.cost_s(path)
+
+        pieces: list[list[str]] = [[]]
+        spent_s = 0.0
+        for path in sorted(files, key=place):
+            spent_s += self.cost_s(path)
+            if spent_s > self.budget_s:
+                break
+            if spent_s > FIRST_PIECE_S and len(pieces) == 1:
+                pieces.append([])
+            pieces[-1].append(path)
+        return [piece for piece in pieces if piece]
+
+    def cost_s(self, path: str) -> float:
+        """Return what a test file takes, its import included."""
+        return IMPORT_S + self.seconds.get(path, UNKNOWN_S)
 
 
 def run_tests(folder: Path, words: list[str], timeout: float, **variables: str) -> int | None:
@@ -397,28 +426,6 @@ def run_tests(folder: Path, words: list[str], timeout: float, **variables: str) 
             return None
 
 
-def record_map(jobs: int) -> dict[str, dict]:
-    """Run every test file on its own and return the functions that it calls, its time and what fails."""
-    file = WORK / "map.json"
-    if file.exists():
-        return json.loads(file.read_text(encoding="utf-8"))
-    folder = make_copy("map")
-    waiting = units()
-
-    def record(unit: str) -> dict:
-        out = folder / "build" / unit.replace("/", "+")
-        words = ["-p", "benchmarks.mutants", unit]
-        code = run_tests(folder, words, 900, **{RECORDED: str(out)})
-        if code not in RUN_TO_THE_END:  # a package is missing, say: these tests cannot be used
-            return {"seconds": 0.0, "failed": [unit], "functions": []}
-        return json.loads(out.read_text(encoding="utf-8"))
-
-    with ThreadPoolExecutor(jobs) as pool:
-        records = dict(zip(waiting, pool.map(record, waiting), strict=True))
-    file.write_text(json.dumps(records), encoding="utf-8")
-    return records
-
-
 # ---------------------------------------------------------------------------------------------
 # Running mutants
 
@@ -436,62 +443,40 @@ def make_copy(name: str) -> Path:
     return folder
 
 
-def pieces_of(mutant: Mutant, records: dict[str, dict]) -> list[list[str]]:
-    """Return the test files that execute the changed function, nearest and cheapest first, in pieces."""
-    package = mutant.path.split("/")[1]
-    functions = mutant.functions
-
-    def executes(record: dict) -> bool:
-        called = record["functions"]
-        if functions:
-            return not functions.isdisjoint(called)
-        return any(function.startswith(f"{mutant.path}:") for function in called)
-
-    covering = [unit for unit, record in records.items() if executes(record)]
-    covering.sort(key=lambda unit: (f"/{package}" not in unit, records[unit]["seconds"]))
-    pieces: list[list[str]] = []
-    room_s = 0.0
-    for unit in covering:
-        seconds = records[unit]["seconds"]
-        if seconds > room_s:
-            pieces.append([])
-            room_s = PIECE_S if len(pieces) > 1 else FIRST_PIECE_S
-        room_s -= seconds
-        pieces[-1].append(unit)
-    return pieces
-
-
-def notices(folder: Path, mutant: Mutant, piece: list[str], records: dict[str, dict]) -> bool:
-    """Return whether a test of *piece* fails with the change."""
+def notice(folder: Path, mutant: Mutant, piece: list[str]) -> str | None:
+    """Return the test of *piece* that fails with the change; None if all pass."""
     file = folder / mutant.path
     original = file.read_bytes()
     file.unlink()  # a hard link: the original stays
     file.write_bytes(changed(mutant, original))
-    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
-        compiled.unlink()
-    failing = [test for unit in piece for test in records[unit]["failed"]]
-    deselected = [f"--deselect={test}" for test in failing]
-    seconds = sum(records[unit]["seconds"] for unit in piece)
+    remove_compiled(file)
     try:
-        code = run_tests(folder, ["-x", *deselected, *piece], 120 + 10 * seconds)
+        code = run_tests(folder, ["-x", *piece], TIMEOUT_S)
     finally:
         file.unlink()
         os.link(ROOT / mutant.path, file)
-        for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
-            compiled.unlink()
-    no_tests = pytest.ExitCode.NO_TESTS_COLLECTED
-    return code not in (pytest.ExitCode.OK, no_tests)
+        remove_compiled(file)
+    if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return None
+    log = (folder / "build/pytest.log").read_text(encoding="utf-8", errors="replace")
+    failures = [line for line in log.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return failures[0][:120] if failures else f"exit code {code}"
 
 
-def run(mutants: list[Mutant], records: dict[str, dict], jobs: int) -> list[Mutant]:
+def remove_compiled(file: Path) -> None:
+    """Remove what Python compiled of a module: two changes within a second look alike to it."""
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+        compiled.unlink()
+
+
+def run(mutants: list[Mutant], tests: Tests, jobs: int) -> list[Mutant]:
     """Run all mutants and return those that no test notices."""
-    waiting: queue.PriorityQueue = queue.PriorityQueue()
-    pieces = [pieces_of(mutant, records) for mutant in mutants]
+    waiting: queue.PriorityQueue[tuple[int, int]] = queue.PriorityQueue()
+    pieces = [tests.pieces(mutant) for mutant in mutants]
     for number, of_mutant in enumerate(pieces):
         for i, _piece in enumerate(of_mutant):
             waiting.put((i, number))
     noticed: set[int] = set()
-    lock = threading.Lock()
 
     def work(slot: int) -> None:
         folder = make_copy(f"slot-{slot}")
@@ -502,13 +487,12 @@ def run(mutants: list[Mutant], records: dict[str, dict], jobs: int) -> list[Muta
                 return
             if number in noticed:
                 continue
-            if notices(folder, mutants[number], pieces[number][i], records):
-                with lock:
-                    if number not in noticed:
-                        noticed.add(number)
-                        print(
-                            f"noticed {len(noticed)}/{len(mutants)}: {mutants[number]}", flush=True
-                        )
+            failure = notice(folder, mutants[number], pieces[number][i])
+            if failure is not None:
+                noticed.add(number)
+            count = f"{len(noticed)} of {len(mutants)}"
+            outcome = f"noticed ({count}) by {failure}" if failure else f"passed piece {i + 1}"
+            print(f"{mutants[number]}: {outcome}", flush=True)
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(work, range(jobs)))
@@ -521,28 +505,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--count", type=int, default=40, help="mutants of each seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds of tests per mutant")
+    parser.add_argument("--times", type=Path, default=WORK / "cpu-times.txt")
     parser.add_argument("--only", default="", help="only mutants whose description contains this")
-    parser.add_argument("--map", action="store_true", help="only record which tests run what")
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     options = parser.parse_args()
-    drawn = {seed: draw(seed, options.count) for seed in options.seed}
+    drawn = {
+        seed: [mutant for mutant in draw(seed, options.count) if options.only in str(mutant)]
+        for seed in options.seed
+    }
     if options.list:
         for seed, mutants in drawn.items():
             print(*(f"seed {seed}: {mutant}" for mutant in mutants), sep="\n")
         return 0
-    WORK.mkdir(parents=True, exist_ok=True)
-    records = record_map(options.jobs)
-    for unit, record in records.items():
-        if record["failed"]:
-            print(f"left out, because it fails unchanged: {' '.join(record['failed'])} ({unit})")
-    if options.map:
-        return 0
-    drawn = {
-        seed: [mutant for mutant in mutants if options.only in str(mutant)]
-        for seed, mutants in drawn.items()
-    }
     mutants = [mutant for of_seed in drawn.values() for mutant in of_seed]
-    survivors = set(run(mutants, records, options.jobs))
+    tests = Tests(importers(), read_times(options.times), options.budget)
+    survivors = set(run(mutants, tests, options.jobs))
     for seed, of_seed in drawn.items():
         survived = [mutant for mutant in of_seed if mutant in survivors]
         for mutant in survived:

@@ -148,7 +148,7 @@ NIGHTLY = tuple(
 """Beginnings of the names of tests that are more cases of what another test shows."""
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.nodeid.startswith(NIGHTLY):
             item.add_marker(pytest.mark.nightly)
@@ -156,7 +156,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
         if isinstance(item, pytest.DoctestItem) and "sample_traces" in item.dtest.docstring:
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FILES))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FILES))
 
 
 def pytest_collection_finish():
