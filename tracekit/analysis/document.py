@@ -62,6 +62,7 @@ def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> documents.
         source=_source(analysis),
         ranks=[_with_longest_activities(rank) for rank in analysis.rank_results],
         step=step_document(analysis),
+        workload=analysis.workload,
         findings=findings_of(analysis),
         total=analysis.total,
         schedule=None if schedule is None else schedule_document(schedule),

@@ -142,6 +142,8 @@ def analysis_of(document: AnalysisDocument) -> Analysis:
         paths=tuple(source.paths),
         shapes=tuple(source.shapes),
         tokens_per_step=source.tokens_per_step,
+        step_kinds=tuple(_known(document.step.kinds, [])),
+        workload=document.workload,
         role_results=_role_results(document),
         document=document,
     )

@@ -26,6 +26,7 @@ from tracekit.documents.analysis import (
     Slowdown,
     Step,
     StepKind,
+    Workload,
 )
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
@@ -223,6 +224,8 @@ class Analysis(BaseAnalysis):
     recorded."""
     step_kinds: tuple[StepKind, ...] = ()
     """Prefill and decode steps, if an inference server marked them."""
+    workload: Workload | None = None
+    """Whether the program trains a model or only runs it forward; None if that is not known."""
     events: tuple[RankTimeline, ...] = ()
     """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
     whole_run: WholeRun | None = None

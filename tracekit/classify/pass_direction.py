@@ -244,7 +244,7 @@ def read_directions(
     """Find the direction of every GPU event that does not communicate, as far as there is evidence.
 
     The evidence is one of "autograd", "seed", "matmul", "name", "parameters", "between", "namesake"
-    and "no backward in trace".
+    and "forward only".
     """
     names = gpu.names
     chain = launches.chain
@@ -301,7 +301,7 @@ def read_directions(
             bool((launches.op >= 0).any())
             or bool((names.matches(KERNELS["framework"]) & compute).any())
         ):
-            assign("no backward in trace", np.ones(len(gpu), np.bool_), FORWARD)
+            assign("forward only", np.ones(len(gpu), np.bool_), FORWARD)
     return directions
 
 

@@ -1355,6 +1355,10 @@ class RoleDocument(Struct, frozen=True):
     """Its analysis."""
 
 
+Workload = Literal["training", "inference"]
+"""What a program does with its model."""
+
+
 class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Where the step's time went on every rank."""
 
@@ -1369,6 +1373,9 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Figures of each rank."""
     step: Step
     """The step time, which savings and predictions refer to."""
+    workload: Workload | None = None
+    """``inference`` if the model only runs forward, ``training`` if it also runs backwards; null if
+    the labels do not show it."""
     findings: tuple[Finding, ...]
     """What costs time, why and what to do, those with the largest saving first."""
     total: Figures

@@ -45,6 +45,29 @@ REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
 
 INDEPENDENT_OF_STEPS = frozenset({"memory", "whole_run", "recording"})
 """What is found also where every recorded step is one of start-up, which says nothing of others."""
+TRAINING_CODES = frozenset(
+    {
+        "late_reduction",
+        "optimizer",
+        "recompute",
+        "repeated_reduction",
+        "schedule_gap",
+        "small_messages",
+    }
+)
+"""Codes that only training has: in inference such a pattern means something else."""
+TRAINING_CASES = frozenset(
+    {
+        ("exposed_comm", "gathered_twice"),
+        ("memory_peak", "above_schedule"),
+        ("memory_peak", "nearly_full"),  # a server fills the GPU with its cache on purpose
+        ("memory_peak", "outlived"),
+        ("slow_kernel", "optimizer"),
+        ("slow_step", "checkpoint"),
+        ("slow_step", "evaluation"),
+    }
+)
+"""The same of single cases of a code."""
 LIKELY_SHARE_OF_COST = 0.25
 """Share of its cost that a finding is likely to save if that cannot be predicted. By choice: of a
 predicted upper bound it is half."""
@@ -72,6 +95,8 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     for name, make in REGISTRY.items():
         if not context.step.is_start_up_alone or name in INDEPENDENT_OF_STEPS:
             findings += make(context)
+    if context.is_inference:
+        findings = [finding for finding in findings if not is_of_training(finding)]
     listed = [finding for finding in findings if _is_worth_listing(finding)]
     listed += unexplained_idle(context, listed)
     # What an RL loop's iterations lose is listed first; its numbers must be right for ``_relate``.
@@ -79,7 +104,24 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
         ordered = [*between_roles, *sorted(listed, key=_order)]
     else:
         ordered = sorted([*listed, *between_roles], key=_order)
-    return _relate(context, ordered)
+    return _relate(context, [_with_workload(context, finding) for finding in ordered])
+
+
+def is_of_training(finding: Finding) -> bool:
+    """Return whether only training has such a finding.
+
+    >>> is_of_training(Finding(code="optimizer", cost_ns=1, share=0.1))
+    True
+    """
+    return finding.code in TRAINING_CODES or (finding.code, finding.case) in TRAINING_CASES
+
+
+def _with_workload(context: Context, finding: Finding) -> Finding:
+    """Return a finding of inference with what its words depend on; others as they are."""
+    if not context.is_inference:
+        return finding
+    evidence = {**finding.evidence, "workload": "inference", "vendor": context.vendor}
+    return msgspec.structs.replace(finding, evidence=evidence)
 
 
 def _is_worth_listing(finding: Finding) -> bool:

@@ -21,6 +21,8 @@ FRAMEWORK_PATTERNS = {
 }
 """Frameworks by what their traces hold: group descriptions, annotations, operators, packs of rules
 that decided."""
+AMD_GPUS = "(?i)amd|instinct|radeon|^MI[0-9]{2,3}"
+"""Names of GPUs whose vendor is AMD."""
 _GRAPH_NOTICES = ("graphs-whole", "graphs-unseen", "graph-nodes-missing")
 
 
@@ -128,6 +130,19 @@ class Context:
             if re.search(pattern, text):
                 return name
         return None
+
+    @property
+    def is_inference(self) -> bool:
+        """Whether the program only runs its model forward."""
+        return self.analysis.workload == "inference"
+
+    @cached_property
+    def vendor(self) -> str | None:
+        """Vendor of the GPUs, "amd" or "nvidia"; None if they are not named."""
+        names = [source.devices[0] for source in self.analysis.sources if source.devices]
+        if not names:
+            return None
+        return "amd" if any(re.search(AMD_GPUS, name) for name in names) else "nvidia"
 
     @cached_property
     def has_stacks(self) -> bool:

@@ -23,8 +23,6 @@ MIN_FUSED_KERNELS = 16
 MIN_EXPLAINED_SHARE = 0.5
 """Share of an operator's time that has a remedy, above which its rate is no finding of its own."""
 NARROW = ("bf16", "fp16")
-AMD = "(?i)amd|instinct|radeon|^MI[0-9]{2,3}"
-"""Names of GPUs whose vendor is AMD."""
 
 
 class _Changed(msgspec.Struct, frozen=True):
@@ -109,7 +107,7 @@ def _finding(
         "op": work.op,
         "module": work.module,
         "framework": context.framework,
-        "vendor": _vendor(context),
+        "vendor": context.vendor,
         "change_to": change,
     }
     yield Finding(
@@ -155,12 +153,3 @@ def _longest(remedies: pl.DataFrame, column: str) -> list[str]:
     """Return the values of a column, that with most time first."""
     sums = remedies.drop_nulls(column).group_by(column).agg(pl.col("ns").sum())
     return sums.sort(-pl.col("ns"), column)[column].to_list()
-
-
-def _vendor(context: Context) -> str | None:
-    """Return the vendor of the GPUs: "amd" or "nvidia"; None if they are not named."""
-    names = [source.devices[0] for source in context.analysis.sources if source.devices]
-    if not names:
-        return None
-    is_amd = pl.Series(names).str.contains(AMD).any()
-    return "amd" if is_amd else "nvidia"

@@ -22,6 +22,8 @@ evaluation)."""
 
 def step_findings(context: Context) -> Iterator[Finding]:
     """Yield a finding for each step that takes longer than the others."""
+    if context.analysis.step_kinds:  # steps differ by their kinds, each of which has a tail
+        return
     usual_ns = context.step.time_ns or 0
     for step in context.step.unusual:
         if step.time_ns <= usual_ns:
@@ -95,11 +97,12 @@ def _cause_in(scope: _StepScope, excess_ns: int) -> tuple[str, dict[str, Evidenc
     backward, usual_backward = scope.backward_events()
     largest = max(host_ns, key=lambda code: host_ns[code], default=None)
     writes_ns = host_ns.get("pageable_copy", 0) + host_ns.get("python", 0)
-    if copied > 0 and writes_ns >= MIN_EXTRA_SHARE * excess_ns:
+    trains = not scope.context.is_inference
+    if trains and copied > 0 and writes_ns >= MIN_EXTRA_SHARE * excess_ns:
         return "checkpoint", {"copies_to_host": round(copied)}
     has_more_forward = forward >= MIN_TIMES_MORE_WORK * usual_forward > 0
     has_more_backward = backward >= MIN_TIMES_MORE_WORK * usual_backward
-    if has_more_forward and not has_more_backward:
+    if trains and has_more_forward and not has_more_backward:
         return "evaluation", {
             "forward_events": round(forward),
             "usual_forward_events": round(usual_forward),

@@ -204,6 +204,16 @@ class FindingWords:
         return self.evidence.get("steps_marked") is not False
 
     @property
+    def is_inference(self) -> bool:
+        """Whether the program only runs its model forward."""
+        return self.evidence.get("workload") == "inference"
+
+    @property
+    def graphs(self) -> str:
+        """The vendor's name of graphs of kernels."""
+        return "HIP graphs" if self.evidence.get("vendor") == "amd" else "CUDA graphs"
+
+    @property
     def for_part_of_it(self) -> str:
         """How much of the exposed time has the cause that is named; empty if nearly all of it."""
         share = self.evidence.get("cause_share")

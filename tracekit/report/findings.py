@@ -14,6 +14,7 @@ from tracekit.findings import find
 from tracekit.findings.roles import CODES as ROLE_CODES
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.finding_sentences import TEXTS, FindingTexts
+from tracekit.report.serving_sentences import SERVING_TEXTS
 from tracekit.report.text import short_ms, size
 
 
@@ -154,9 +155,14 @@ def finding_in_a_log(finding: Finding) -> str:
 def finding_texts(finding: Finding) -> FindingTexts:
     """Return the texts of the finding's case; where the case has none, those of the code.
 
+    Inference has texts of its own where those of training do not fit.
+
     >>> evidence = {"calls_per_step": 8.0, "op": "aten::item"}
     >>> finding_texts(Finding(code="host_sync", cost_ns=1, share=0.1, evidence=evidence)).text
     'the CPU stops 8 times a step to wait for the GPU in aten::item; after each stop the GPU runs out of work'
     """
+    words = FindingWords(finding)
     make_texts = TEXTS.get((finding.code, finding.case)) or TEXTS[finding.code, ""]
-    return make_texts(FindingWords(finding))
+    if words.is_inference:
+        make_texts = SERVING_TEXTS.get((finding.code, finding.case)) or make_texts
+    return make_texts(words)

@@ -316,7 +316,9 @@ def _without_host_delay(changed: ChangedGraph) -> None:
     if changed.graph.events["launch_ns"].is_null().all():
         raise RefusedError("the trace has no launches: record CPU activities as well")
     changed.host_factor[:] = -1.0
-    changed.rests_on.append("everything is launched before it could start, data loading included")
+    changed.rests_on.append(
+        "everything is launched before it could start, whatever the host does between"
+    )
 
 
 def _without_activity(changed: ChangedGraph, code: str) -> None:

@@ -44,7 +44,14 @@ from tracekit.analysis.measured import rank_results
 from tracekit.analysis.result import Analysis, Tables
 from tracekit.classify.messages import format_messages
 from tracekit.critical_path.path import CriticalPath, join_cells
-from tracekit.documents.analysis import Bubble, ChangedStep, Figures, Phase, RankFigures
+from tracekit.documents.analysis import (
+    Bubble,
+    ChangedStep,
+    Figures,
+    Phase,
+    RankFigures,
+    Workload,
+)
 from tracekit.documents.coding import table_schema
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.causes import causes_by_event
@@ -126,7 +133,9 @@ def combine(
     has_pipeline = comparison is not None or _may_have_pipeline(ranks, operations)
     results = rank_results(ranks, operations, communication.critical, pipeline=has_pipeline)
     schedule_notices = against_schedule.notices
-    if not has_pipeline and not _trains(results):
+    step_kinds = summarize_step_kinds([rank.step_kinds for rank in ranks])
+    workload = _workload(results, generates=bool(step_kinds))
+    if step_kinds or not (has_pipeline or _trains(results)):
         schedule_notices = without_pipeline_notices(schedule_notices)
     critical = _shown_path(ranks, communication, comparison) if critical_path else None
     stragglers = explain_stragglers(communication.stragglers, ranks, operations, clocks)
@@ -179,7 +188,8 @@ def combine(
         paths=tuple(paths),
         shapes=tuple(all_shapes(rank.shapes for rank in ranks)),
         tokens_per_step=_tokens_per_step(ranks),
-        step_kinds=summarize_step_kinds([rank.step_kinds for rank in ranks]),
+        step_kinds=step_kinds,
+        workload=workload,
         events=_events_with_causes(ranks, operations),
     )
 
@@ -324,6 +334,22 @@ def _trains(results: Sequence[RankFigures]) -> bool:
         if has_training_labels or not result.whole.budget.span_ns:
             return True
     return False
+
+
+def _workload(results: Sequence[RankFigures], *, generates: bool) -> Workload | None:
+    """Return what the program does; None if its labels do not show it.
+
+    Prefill and decode steps are of inference. Otherwise work that runs backwards or updates weights
+    is training, and a model that only runs forward is inference.
+    """
+    labels: set[str] = set()
+    for result in results:
+        labels |= result.whole.label_ns.keys()
+    if generates:
+        return "inference"
+    if labels & LABELS_OF_TRAINING_ALONE:
+        return "training"
+    return "inference" if "forward" in labels else None
 
 
 def _shown_path(

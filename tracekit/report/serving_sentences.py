@@ -1,0 +1,240 @@
+"""The texts of findings in the words of inference, where those of training do not fit.
+
+A server takes requests: it has no optimizer and no gradients, its batch is the sequences that it
+serves at once, and its host schedules, samples and detokenizes between steps.
+"""
+
+from collections.abc import Callable
+
+from tracekit.report.evidence_words import FindingWords
+from tracekit.report.finding_sentences import (
+    FindingTexts,
+    MakeTexts,
+    exposed,
+    first_slow_kernel,
+    gain_of_first,
+    host_stops,
+    step_takes,
+)
+
+SERVING_TEXTS: dict[tuple[str, str], MakeTexts] = {}
+"""Functions by code and case; a case that is not here has the texts of every run."""
+MORE_SEQUENCES = "more sequences at once"
+HOST_OF_A_SERVER = "scheduling, sampling, detokenizing, garbage collection"
+
+
+def serving_texts(code: str, *cases: str) -> Callable[[MakeTexts], MakeTexts]:
+    """Enter a function as the one that makes the texts of some cases of a code."""
+
+    def enter(function: MakeTexts) -> MakeTexts:
+        for case in cases or ("",):
+            SERVING_TEXTS[code, case] = function
+        return function
+
+    return enter
+
+
+@serving_texts("launch_bound")
+def launch_bound(words: FindingWords) -> FindingTexts:
+    per = "a step" if words.has_steps else "in all"
+    return FindingTexts(
+        text=(
+            "the CPU takes longer to start the GPU's work than the GPU takes to run it: "
+            f"{words['events_per_step']} kernels and copies {per}, {words['mean_event_ns']} each on average"
+        ),
+        advice=f"replay decode steps as {words.graphs}, fuse small kernels, or serve {MORE_SEQUENCES}",
+    )
+
+
+@serving_texts("launch_bound", "under_graphs")
+def launch_bound_under_graphs(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"the CPU starts work more slowly than the GPU runs it, although {words.graphs} are used",
+        advice=(
+            "capture the batch sizes that still run without a graph, use whole graphs instead of "
+            "piecewise ones, and do less in Python between their launches"
+        ),
+    )
+
+
+@serving_texts("host_compute")
+def host_compute(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"the GPU is idle for {words.cost} because the CPU computes, mostly {words['name']}",
+        advice="move this work to the GPU, or run it while the GPU works on the next step",
+    )
+
+
+@serving_texts("host_sync", "value")
+def host_sync_value(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=host_stops(words),
+        advice=(
+            "keep values on the GPU (`.item()`, `if tensor`), log every N steps, and take the sampled "
+            "tokens while the next step runs (overlapped or asynchronous scheduling)"
+        ),
+    )
+
+
+@serving_texts("host_sync", "copy")
+def host_sync_copy(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=host_stops(words),
+        advice=(
+            "copy with `non_blocking=True` from or into pinned memory (`.cpu()` and `.tolist()` always "
+            "wait), and take the sampled tokens while the next step runs"
+        ),
+    )
+
+
+@serving_texts("slow_step", "data_loading")
+def slow_step_data_loading(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{step_takes(words)}: it waits {words['extra_ns']} longer for its input{words.while_others_wait}",
+        advice="prepare inputs ahead of time, in another process",
+    )
+
+
+@serving_texts("exposed_comm", "same_stream", "nothing_to_hide", "compute_waited")
+def exposed_comm_needed_next(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{exposed(words)}: {words.for_part_of_it}the next compute needs its result",
+        advice=MESSAGE_ADVICE.get(str(words.evidence.get("label")), TWO_HALVES),
+    )
+
+
+TWO_HALVES = "let two halves of the batch take turns, so that one computes while the other sends"
+MESSAGE_ADVICE = {
+    "tp_comm": (
+        "for small messages use one-shot all-reduce kernels (the server's custom all-reduce), fused "
+        "with the norm behind them; for large ones let two halves of the batch take turns"
+    ),
+    "ep_dispatch": f"{TWO_HALVES}, and use low-latency kernels (DeepEP) in decode",
+    "ep_combine": f"{TWO_HALVES}, and use low-latency kernels (DeepEP) in decode",
+}
+"""What makes communication cheaper that the next compute waits for, by label."""
+
+
+@serving_texts("late_host")
+def late_host(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the others wait {words['late_ns']}{words.in_steps} for rank {words.rank}, whose "
+            "process starts its work late"
+        ),
+        advice=f"see what that process does then: {HOST_OF_A_SERVER}",
+    )
+
+
+@serving_texts("late_host", "whole_run")
+def late_host_whole_run(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"over the whole run, the host of {words.ranks_named} calls collectives "
+            f"{words['late_ns']} late{words.in_late_steps}"
+        ),
+        advice=f"see what that process does then: {HOST_OF_A_SERVER}",
+    )
+
+
+@serving_texts("late_host", "together")
+def late_host_together(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the others wait {words['late_ns']}{words.in_steps} for {words.ranks_named}, whose "
+            "processes start their work late together"
+        ),
+        advice=f"mend all of them, one alone saves little: see what they do then ({HOST_OF_A_SERVER})",
+    )
+
+
+@serving_texts("slow_kernel", "few_tiles")
+def slow_kernel_few_tiles(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{first_slow_kernel(words)}, because its result has fewer tiles than the GPU has "
+            "multiprocessors"
+        ),
+        advice=(
+            f"serve {MORE_SEQUENCES}, use a kernel that splits the inner size (split-K), or join "
+            f"products into one (a fused QKV projection){gain_of_first(words)}"
+        ),
+    )
+
+
+@serving_texts("slow_kernel", "short_sequence")
+def slow_kernel_short_sequence(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"{first_slow_kernel(words)}, because its sequences are short",
+        advice=(
+            "use an attention kernel that splits the keys (FlashDecoding, paged attention), or serve "
+            f"{MORE_SEQUENCES}{gain_of_first(words)}"
+        ),
+    )
+
+
+@serving_texts("slow_kernel", "few_tokens")
+def slow_kernel_few_tokens(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{first_slow_kernel(words)}, because its experts get few tokens each (it moves more than "
+            "it computes)"
+        ),
+        advice=f"serve {MORE_SEQUENCES}, or put fewer experts on a GPU{gain_of_first(words)}",
+    )
+
+
+@serving_texts("slow_kernel", "product")
+def slow_kernel_product(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=first_slow_kernel(words),
+        advice=(
+            'try another kernel (`torch.compile(mode="max-autotune")`, a tuned library) or '
+            f"{MORE_SEQUENCES}{gain_of_first(words)}"
+        ),
+    )
+
+
+@serving_texts("memory_peak", "out_of_memory")
+def memory_peak_out_of_memory(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"rank {words.rank} ran out of memory: {words['failed_request_bytes']} were asked "
+            f"for; at its peak it held {words['peak_bytes']}, most of it {words.category_words} "
+            f"({words['category_bytes']})"
+        ),
+        advice="give the cache of keys and values less memory, or compute fewer tokens in a step",
+    )
+
+
+@serving_texts("precision", "", "narrow")
+def precision_narrow(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=f"products and attention run in float32: {words['work_ns']} of GPU time",
+        advice=f"load the weights in {words['change_to']} and compute in it",
+    )
+
+
+@serving_texts("unfused", "loss")
+def unfused_sampling(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the head reads and writes its logits over the whole vocabulary in "
+            f"{words['kernels_per_step']} kernels ({words['work_ns']})"
+        ),
+        advice="fuse sampling into one kernel, or compute logits only for the tokens that are sampled",
+    )
+
+
+@serving_texts("busy_cpu")
+def busy_cpu(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            "operators that usually take microseconds stand still for milliseconds again and again: "
+            "other processes share the CPU"
+        ),
+        advice=(
+            "give the server cores of its own: fewer threads (`OMP_NUM_THREADS`), other jobs "
+            "elsewhere, no limit of CPU time"
+        ),
+    )
