@@ -2,7 +2,7 @@
 
     python benchmarks/changes.py BEFORE AFTER CHANGE…
 
-Prints a row of docs/whatif-notes.md: the time per step of both recordings, what was predicted, and its
+Prints a row of docs/maintainers/predictions.md: the time per step of both recordings, what was predicted, and its
 error; then the error with the measured ratio of the transfers as one more change, because the links
 of two recordings differ. ``RUN@STEPS`` takes some steps of a recording. Exits 1 where the
 prediction misses by more than 10 %.

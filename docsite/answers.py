@@ -20,16 +20,31 @@ from tracekit.documents.findings import Finding
 from tracekit.report.findings import finding_texts
 
 ROOT = Path(__file__).resolve().parent.parent
-WIDTHS = {"README.md": 90, "docs/gallery.md": 90, "docs/late.md": 100, "docs/gate.md": 120}
-"""Columns of the terminal that the answers of each page are printed in."""
+WIDTHS = {"README.md": 90, "docs/gallery.md": 90, "docs/gate.md": 120}
+"""Columns of the terminal that the answers of a page are printed in, where it is not the default."""
+DEFAULT_WIDTH = 100
 FINDINGS_PAGE = "docs/findings.md"
 """Page whose table has an example of each finding."""
 EXAMPLES = Path(__file__).with_name("finding_examples.toml")
 """Figures of these examples."""
 LEFT_OUT = "…"
 """Line that stands for lines of the answer that are not shown."""
-BLOCK = re.compile(r"^\$ tracekit ([^\n]+)\n(.*?)```", re.DOTALL | re.MULTILINE)
-"""A command in a block of code, and what it prints."""
+BLOCK = re.compile(
+    r"^```(?:console)?\n\$ tracekit (?P<words>[^\n]+)\n(?P<shown>[^$].*?)```",
+    re.DOTALL | re.MULTILINE,
+)
+"""A block of code that begins with a command and shows what it prints."""
+
+
+def pages_with_answers() -> dict[str, int]:
+    """Return every page that shows an answer, and the columns it is printed in."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    names = [
+        page.relative_to(ROOT).as_posix()
+        for page in pages
+        if BLOCK.search(page.read_text(encoding="utf-8"))
+    ]
+    return {name: WIDTHS.get(name, DEFAULT_WIDTH) for name in names}
 
 
 def answer(words: str, width: int) -> list[str]:
@@ -75,8 +90,9 @@ def write_again(text: str, width: int) -> str:
     """Return a page with every answer as it is printed now."""
 
     def block(match: re.Match[str]) -> str:
-        lines = shown_lines(match[2], answer(match[1], width))
-        return "\n".join([f"$ tracekit {match[1]}", *lines, "```"])
+        lines = shown_lines(match["shown"], answer(match["words"], width))
+        fence = match[0].partition("\n")[0]
+        return "\n".join([fence, f"$ tracekit {match['words']}", *lines, "```"])
 
     return BLOCK.sub(block, text)
 
@@ -99,7 +115,7 @@ def fill_examples(text: str) -> str:
 
 def main() -> None:
     """Rewrite the pages; commands name their samples as seen from the repository."""
-    for name, width in WIDTHS.items():
+    for name, width in pages_with_answers().items():
         page = ROOT / name
         page.write_text(write_again(page.read_text(encoding="utf-8"), width), encoding="utf-8")
     page = ROOT / FINDINGS_PAGE

@@ -34,7 +34,7 @@ from tracekit.schema import COMMUNICATION_LABELS
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/proof.md"
 KEPT = ROOT / "docs/proof.json"
-WHATIF = ROOT / "docs/whatif-notes.md"
+WHATIF = ROOT / "docs/maintainers/predictions.md"
 CORPUS = Path(os.environ["TRACEKIT_CORPUS"]) / "public" if "TRACEKIT_CORPUS" in os.environ else None
 
 ZERO_BUBBLE = "[zero-bubble-pipeline-parallelism](https://github.com/sail-sg/zero-bubble-pipeline-parallelism)"
@@ -215,12 +215,12 @@ PREDICTED_KINDS = {
     "change": "another number of micro-batches",
     "from": "another schedule, the GPU-bound size",
 }
-"""Kinds of predictions, by a column that only their table in ``docs/whatif-notes.md`` has; the first that
+"""Kinds of predictions, by a column that only their table in ``docs/maintainers/predictions.md`` has; the first that
 fits counts."""
 
 
 def _documented_predictions(text: str) -> str:
-    """Return one table of all pairs of recordings that ``docs/whatif-notes.md`` lists.
+    """Return one table of all pairs of recordings that ``docs/maintainers/predictions.md`` lists.
 
     >>> lines = ["| from | to | measured ms | predicted ms | between |", "|---|---|---|---|---|",
     ...          "| a | b | 100.0 | 90.0 | 80 – 95 |", "| b | a | 50.0 | 51.0 | 45 – 55 |"]
@@ -243,7 +243,7 @@ def _documented_predictions(text: str) -> str:
             error = abs(float(row["predicted ms"]) / recorded_ms - 1)
             pairs.setdefault(kind, []).append((error, lowest_ms <= recorded_ms <= highest_ms))
     lines = [
-        "All pairs that the [notes on predictions](whatif-notes.md) list, whose recordings are too large to keep here:",
+        "All pairs of [predictions and recordings](maintainers/predictions.md), too large to keep here:",
         "",
         "| predicted | pairs | median error | largest | in the predicted range |",
         "|---|--:|--:|--:|--:|",

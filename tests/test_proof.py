@@ -57,7 +57,7 @@ def test_a_figure_beyond_its_promise_needs_a_reason():
 
 def test_the_pages_about_predictions_count_the_pairs_that_the_notes_list():
     notes = proof.WHATIF.read_text(encoding="utf-8")
-    page = proof.WHATIF.with_name("whatif.md").read_text(encoding="utf-8")
+    page = (proof.ROOT / "docs/whatif.md").read_text(encoding="utf-8")
     changes, microbatches, _ = proof._documented_predictions(notes).splitlines()[-3:]
     assert changes in page
     assert microbatches in page

@@ -31,7 +31,7 @@ there."""
 MAX_RELATIVE_DIFFERENCE_OF_EQUAL_RUNS = {"waiting": 1.25, "copying": 0.45}
 """Largest difference of waiting (copying) between two runs of the same code, as a share of its
 level. Fewer than one pair in 100 of equal runs whose host or network sets the pace differed by more
-(docs/gate.md)."""
+(docs/maintainers/measurements.md)."""
 MAX_STEP_DEVIATIONS_BETWEEN_RUNS = 20.0
 """Largest difference between two runs of the same code, in standard deviations of the steps inside
 a run."""

@@ -1,7 +1,7 @@
 """Constants of predictions: every figure that was set rather than measured in the run at hand.
 
 Each names its source and the date on which it was set. "The eleven sets", "the later sets" and "the
-pairs of changes" are the recordings that docs/whatif-notes.md lists with all figures: PyTorch's schedules
+pairs of changes" are the recordings that docs/maintainers/predictions.md lists with all figures: PyTorch's schedules
 of 2 to 4 ranks that share an H200, with NCCL over loopback sockets. A figure "by choice" rests on
 no recording: it says how much is computed or shown, or where an answer is refused.
 """
@@ -154,7 +154,7 @@ LANE_BINS = 240
 
 # ---- Cost of the recording: the step without PyTorch's profiler.
 #
-# "The loops of the recording's cost" (docs/whatif-notes.md): 138 recordings of 77 loops, timed with
+# "The loops of the recording's cost" (docs/maintainers/predictions.md): 138 recordings of 77 loops, timed with
 # and without the profiler, on one H200, and a log of eight H100. Fitted to the mean of the free
 # timings before and after each recording; held out by loop the median error is 5 %.
 # ``benchmarks/recording_cost.py`` measures them anew on another machine.
