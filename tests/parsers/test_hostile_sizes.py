@@ -106,12 +106,13 @@ ENTRIES = pickle.dumps({"entries": [], "pg_config": {}})
         (flight_recorder.read, ENTRIES, b"\0"),
         (flight_recorder.read, b'{"entries": [', b"{},"),
         (nccl_inspector.read, b"", b"\n"),
-        (nccl_inspector.read, b"", b"{}\n"),
+        (nccl_inspector.read, b"", b'{"x": "' + b"x" * 1000 + b'"}\n'),
         (read_memory_snapshot, pickle.dumps({"segments": []}), b"\0"),
     ],
+    ids=["pickle", "json", "blank lines", "lines", "snapshot"],
 )
 def test_kilobytes_do_not_become_gigabytes(tmp_path, read, head, unit):
-    content = bomb(head, unit * 1000)
+    content = bomb(head, unit * (1000 // len(unit) + 1))
     file = tmp_path / "fr_rank0.gz"
     file.write_bytes(content)
     assert len(content) < 100_000

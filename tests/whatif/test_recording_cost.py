@@ -15,7 +15,6 @@ from tests.whatif.test_changes import MS, graph_of, kernel
 from tracekit import analyze
 from tracekit.metrics.host.events import NamedRows, split_host_events
 from tracekit.schema import EVENTS, MEMORY, RankEvents, Source, conform
-from tracekit.whatif import constants
 from tracekit.whatif.recording_cost import find_recording_cost, measure_host_slowness
 
 US = 1_000
@@ -111,17 +110,32 @@ def test_a_gpu_that_is_the_limit_takes_its_own_time_and_has_a_narrow_range():
 
 
 def test_some_of_the_hosts_time_is_left_however_many_events_it_recorded():
-    graph = with_recording(launched_every(4), 100 * MS)
-    launches_ms = 4 * 4 * constants.MIN_FREE_HOST_SHARE
-    assert graph.free_step.time_ns == pytest.approx((max(launches_ms, 4) + 1) * MS, rel=0.01)
+    """Of the 4 ms before each of four launches 15 %; the last kernel takes a quarter of a ms."""
+    graph = with_recording(launched_every(4, work=0.25), 100 * MS)
+    assert graph.free_step.time_ns == pytest.approx((4 * 0.6 + 0.25) * MS, rel=0.01)
 
 
-def test_the_range_is_at_most_two_fifths_of_the_step_and_reaches_the_recorded_one_if_events_were_lost():
-    free = with_recording(launched_every(4), 3 * MS).free_step
-    assert free.range_ns[0] < free.time_ns < free.range_ns[1]
-    assert free.range_ns[1] - free.range_ns[0] <= 0.4 * free.time_ns + 2
+def test_the_range_reaches_the_recorded_step_if_events_were_lost():
     lossy = with_recording(launched_every(4, events_lost=True), 3 * MS)
     assert lossy.free_step.range_ns[1] == lossy.measured_ns
+
+
+def test_the_range_is_that_of_the_cost_and_five_percent_more_on_either_side():
+    """Of 17 ms the profiler has 4: 11.8 ms without 1.3 of that, 14.2 ms without 0.7 of it."""
+    free = with_recording(launched_every(4), MS).free_step
+    assert free.time_ns == 13 * MS
+    assert free.range_ns == pytest.approx((0.95 * 11.8 * MS, 1.05 * 14.2 * MS), rel=1e-6)
+
+
+def test_the_range_is_at_most_two_fifths_of_the_step_wide():
+    """Of 17 ms the profiler has 8: 6.6 to 11.4 ms around 9, which is more than half of it."""
+    free = with_recording(launched_every(4), 2 * MS).free_step
+    low_ns, high_ns = free.range_ns
+    assert free.time_ns == 9 * MS
+    assert high_ns - low_ns == pytest.approx(0.4 * 9 * MS, rel=1e-6)
+    assert (9 * MS - low_ns) / (high_ns - 9 * MS) == pytest.approx(
+        (1 - 0.95 * 6.6 / 9) / (1.05 * 11.4 / 9 - 1), rel=1e-6
+    )
 
 
 def test_savings_are_of_the_free_step_and_predictions_also_of_a_recording():

@@ -490,6 +490,26 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Return which events have one of *labels*."""
         return np.isin(self.label, [LABELS.index(label) for label in labels])
 
+    @cached_property
+    def _rank_steps(self) -> tuple[pl.DataFrame, Ints, Ints]:
+        """Each step of each rank with the host's time around it, the events in that order, and the first of each."""
+        keys = self.rank_index.astype(np.int64) * len(self.steps) + self.step_index
+        by_step = np.argsort(keys, kind="stable")
+        present, first = np.unique(keys[by_step], return_index=True)
+        rank_index, step_index = np.divmod(present, max(len(self.steps), 1))
+        steps = pl.DataFrame(
+            {
+                "rank_index": rank_index.astype(np.int32),
+                "step_index": step_index.astype(np.int32),
+                "rank": pl.Series(self.ranks, dtype=pl.Int32).gather(rank_index),
+                "step": pl.Series(self.steps, dtype=pl.Int64).gather(step_index),
+            }
+        )
+        with_host = steps.join(
+            self.host, on=["rank", "step"], how="left", nulls_equal=True, maintain_order="left"
+        )
+        return with_host, by_step, first
+
     def step_bounds(self, start: Ints, end: Ints, *, free: float = 0.0) -> pl.DataFrame:
         """Return when each rank was in each step, with step times (``align.steps.add_step_intervals``).
 
@@ -497,24 +517,11 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         the GPU's keeps its length, or the share that is left of it on a *free* host (``replay``).
         Columns ``rank_index`` and ``step_index`` are added.
         """
-        bounds = (
-            pl.DataFrame(
-                {
-                    "rank_index": self.rank_index,
-                    "step_index": self.step_index,
-                    "start_ns": start,
-                    "end_ns": end,
-                }
-            )
-            .group_by("rank_index", "step_index")
-            .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        with_host, by_step, first = self._rank_steps
+        with_host = with_host.with_columns(
+            start_ns=pl.Series(np.minimum.reduceat(start[by_step], first)),
+            end_ns=pl.Series(np.maximum.reduceat(end[by_step], first)),
         )
-        ranks = pl.Series("rank", self.ranks, pl.Int32)
-        steps = pl.Series("step", self.steps, pl.Int64)
-        named = bounds.with_columns(
-            ranks.gather(bounds["rank_index"]), steps.gather(bounds["step_index"])
-        )
-        with_host = named.join(self.host, on=["rank", "step"], how="left", nulls_equal=True)
         if free:
             shares = pl.Series(self._free_shares(self.free_host_factor(free)))
             of_row = shares.gather(with_host["rank_index"])
