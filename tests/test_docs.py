@@ -140,6 +140,25 @@ def test_output_that_a_page_quotes_follows_a_command_about_files_of_the_reposito
     assert {"README.md", "docs/gate.md", "docs/late.md"} <= set(WIDTHS)
 
 
+LISTS = {"compatibility", "glossary", "notices", "notebooks", "proof", "how", "gallery", "memory"}
+"""Pages of ``docs/`` that are lists, or explain what no single command prints."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        page
+        for page in (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/tutorials").glob("*.md"))
+        if page.stem not in LISTS
+    ],
+    ids=lambda page: page.stem,
+)
+def test_a_page_begins_with_what_to_type(page):
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert any(line.startswith("```") for line in lines[:6])
+
+
 def test_the_first_install_command_comes_early():
     lines = README.splitlines()
     assert lines.index("pip install .") < 60
