@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import polars as pl
 import pytest
 
 from tests.classify.conftest import event_row
@@ -151,3 +152,41 @@ def test_fused_operators_tell_if_they_agree(program):
     }
     ids = [program.kernel(name, 10 + i) for i, name in enumerate(fused)]
     assert modules_of(classify(program.events()), ids) == list(fused.values())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "op", "module"),
+    [
+        ("void vllm::reshape_and_cache_flash_kernel<short>(short)", "_C_cache_ops::copy", "attention"),
+        ("store_kvcache<2048>", "sgl_kernel::store", "attention"),
+        ("copy", "sglang_profiler::memory_pool_set_kv_buffer", "attention"),
+        ("void flashinfer::sampling::TopKTopPSamplingFromProbKernel", "custom::sample", "sampling"),
+        ("reduce_kernel<512, 1, ArgMaxOps<float>>", "aten::argmax", "sampling"),
+        ("void act_and_mul_kernel<bf16, silu>", "sgl_kernel::activate", "mlp"),
+    ],
+)
+@pytest.mark.parametrize("mark", ["step[DECODE bs=4]", "execute_context_0(0)_generation_4(4)"])
+def test_the_cache_and_sampling_of_a_server_have_modules(program, mark, kernel, op, module):
+    program.note(mark, 0, 100)
+    program.op(op, 1, 9)
+    target = program.kernel(kernel, 2)
+    assert modules_of(classify(program.events()), [target]) == [module]
+
+
+def test_choosing_the_largest_in_training_is_no_sampling(program):
+    program.trained()
+    program.op("aten::argmax", 1, 9)
+    target = program.kernel("reduce_kernel<512, 1, ArgMaxOps<float>>", 2)
+    assert modules_of(classify(program.events()), [target]) == [None]
+
+
+@pytest.mark.parametrize("kernel", ["fused_bwd_kernel", "multi_tensor_apply_kernel<Adam>"])
+def test_everything_in_a_step_of_a_server_runs_forward(program, kernel):
+    program.note("step[EXTEND bs=2 toks=600]", 0, 100)
+    program.op("aten::mm", 1, 9, shapes="[[600, 8], [8, 8]]")
+    program.kernel("gemm", 2)
+    program.op("custom::op", 20, 29)
+    program.kernel(kernel, 21)
+    labelled = classify(program.events()).filter(pl.col("label").is_not_null())
+    assert labelled["label"].unique().to_list() == ["forward"]
+    assert labelled["pass"].unique().to_list() == ["forward"]

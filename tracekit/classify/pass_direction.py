@@ -243,7 +243,7 @@ def read_directions(
 ) -> FirstEvidence:
     """Find the direction of every GPU event that does not communicate, as far as there is evidence.
 
-    The evidence is one of "autograd", "seed", "matmul", "name", "parameters", "between", "namesake"
+    The evidence is one of "server step", "autograd", "seed", "matmul", "name", "parameters", "between", "namesake"
     and "forward only".
     """
     names = gpu.names
@@ -257,6 +257,8 @@ def read_directions(
     def assign(source: str, mask: Bools, direction: int) -> None:
         directions.fill_mask(source, _DIRECTIONS[direction], mask & ~communicates)
 
+    in_server_step = launches.annotations.map(_has_server_step)
+    assign("server step", compute & in_server_step, FORWARD)
     assign("autograd", site.any_of("recompute"), RECOMPUTE)
     assign("autograd", site.any_of("backward"), BACKWARD)
     assign("autograd", site.any_of("forward"), FORWARD)
@@ -313,6 +315,10 @@ def _right_before_engine(launches: Launches, autograd: Autograd) -> Bools:
 
 def _has_optimizer_annotation(path: str) -> bool:
     return any(re.search(RANGES["optimizer"], name) for name in path.split(PATH_SEPARATOR))
+
+
+def _has_server_step(path: str) -> bool:
+    return any(re.search(RANGES["server_step"], name) for name in path.split(PATH_SEPARATOR))
 
 
 def _assign_lost_launches(directions: FirstEvidence, gpu: GpuEvents, lost: Bools) -> None:

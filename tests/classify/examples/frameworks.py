@@ -33,6 +33,7 @@ noted("deepspeed-step", "DeepSpeedEngine.step")
 noted("deepspeed-forward", "DeepSpeedEngine.forward")
 noted("deepspeed-backward", "DeepSpeedEngine.backward")
 noted("fsdp-copy-range", "FSDP::all_gather_copy_out (layers.0)")
+noted("server-step", "step[DECODE bs=4]", "mha_bwd_dq")
 noted("forward-annotation", "## forward ##")
 noted("backward-annotation", "## backward ##")
 for part in ("dispatch", "combine"):
