@@ -12,6 +12,7 @@ from msgspec import structs
 from rich.console import Console
 
 import tracekit
+from tests.findings.conftest import Recording
 from tracekit.doctor.diagnose import diagnose, examine
 from tracekit.doctor.findings import (
     EXTRA_RULES,
@@ -152,8 +153,6 @@ PUBLIC = {
     "dlrm-8ranks": {"no-groups"},
     "tracelens/qwen3_30b_a3b_B300_TP-0-DECODE.trace.json.gz": {
         "cuda-graphs",
-        "no-autograd",
-        "no-steps",
         "stacks-recorded",
     },
     "hta/rank_not_found.json.gz": {"no-gpu-events"},
@@ -261,3 +260,20 @@ def test_totals_and_peaks_that_nobody_knows(samples):
     odd = replace(rank, source=structs.replace(rank.source, devices=("Abacus",)))
     assert [one.code for one in find_extras([examine(old)])] == ["memory-totals"]
     assert [one.code for one in find_extras([examine(odd)])] == ["peaks"]
+
+
+def test_a_server_lacks_no_backward_and_is_shown_how_servers_record(tmp_path, run_command):
+    recording = Recording()
+    recording.annotation("step[DECODE bs=4]", 0, 5)
+    recording.kernel(1, 2, 3)
+    recording.write(tmp_path)
+    merged = {"pid": "[TP00] 7", "ph": "X", "cat": "kernel", "name": "k", "ts": 0, "dur": 1}
+    (tmp_path / "merged-17.trace.json").write_text(json.dumps({"traceEvents": [merged]}))
+    found = diagnose(tmp_path)
+    assert "no-autograd" not in {finding.code for finding in found.findings}
+    (notice,) = found.notices
+    assert notice.values["files"] == ("merged-17.trace.json",)
+    printed = " ".join(run_command("doctor", tmp_path).stdout.split())
+    assert "several ranks merged into one file" in printed
+    assert "start_profile" in printed
+    assert "train_step" not in printed

@@ -157,7 +157,11 @@ def test_fused_operators_tell_if_they_agree(program):
 @pytest.mark.parametrize(
     ("kernel", "op", "module"),
     [
-        ("void vllm::reshape_and_cache_flash_kernel<short>(short)", "_C_cache_ops::copy", "attention"),
+        (
+            "void vllm::reshape_and_cache_flash_kernel<short>(short)",
+            "_C_cache_ops::copy",
+            "attention",
+        ),
         ("store_kvcache<2048>", "sgl_kernel::store", "attention"),
         ("copy", "sglang_profiler::memory_pool_set_kv_buffer", "attention"),
         ("void flashinfer::sampling::TopKTopPSamplingFromProbKernel", "custom::sample", "sampling"),

@@ -117,6 +117,22 @@ def server_ranges(*rows):
         ("step[EXTEND bs=15 toks=15360]", "prefill", 15, 15360),
         ("step[MIXED bs=4 toks=700]", "mixed", 4, 700),
         ("step[DRAFT_EXTEND bs=4 toks=12]", None, 4, 12),
+        ("step[DRAFT_LOOP raw_bs=3 bs=4 topk=1]", None, 4, None),
+        (
+            "step[EXTEND bs=1 toks=1025 c_sq=1025 c_sqsq=1050625 c_sqsk=1050625 c_sk=1025]",
+            "prefill",
+            1,
+            1025,
+        ),
+        ("step[DECODE bs=64 g_sq=64 g_sqsq=64 g_sqsk=100032 g_sk=100032]", "decode", 64, 64),
+        ("step[TARGET_VERIFY bs=2 g_sq=6 g_sqsq=18 g_sqsk=90 g_sk=30]", "decode", 2, 6),
+        (
+            "step[MIXED bs=66 c=2 g=64 c_sq=2048 c_sk=2048 c_sqsq=2097152 c_sqsk=2097152 "
+            "g_sq=64 g_sk=65600 g_sqsq=64 g_sqsk=65600]",
+            "mixed",
+            66,
+            2112,
+        ),
         ("execute_context_2(1024)_generation_0(0)", "prefill", 2, 1024),
         (
             "execute_1030_context_2(sq1024sk4096sqsq9sqsk9)_generation_6(sq6sk99sqsq6sqsk99)",

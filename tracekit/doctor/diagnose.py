@@ -33,6 +33,7 @@ from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host.events import find_calls
 from tracekit.metrics.step_time import summarize_steps, timed_steps
 from tracekit.parsers.source_refs import SourceRef
+from tracekit.parsers.steps import find_inference_steps
 from tracekit.report.notices import notice_sentence, with_messages
 from tracekit.run.analyze import analyze
 from tracekit.run.driver import check_run, find_sources, map_sources
@@ -156,7 +157,8 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
         roles = dict.fromkeys(
             fact.source.role for fact in self.facts if fact.source.role is not None
         )
-        return render(self.to_document(), roles=roles, recipe=RECIPES.get(self.reader))
+        tool = "server" if all(fact.generates for fact in self.facts) else self.reader
+        return render(self.to_document(), roles=roles, recipe=RECIPES.get(tool))
 
     def _repr_html_(self) -> str:
         rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]
@@ -260,6 +262,7 @@ def examine(part: RankEvents) -> RankFacts:
         timed_steps=_time_marked_steps(events, gpu_events),
         allocations=len(on_gpu),
         with_totals=on_gpu["allocated"].count(),
+        generates=not find_inference_steps(events).is_empty(),
         **facts.row(0, named=True),
     )
 

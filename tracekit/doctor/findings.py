@@ -43,6 +43,7 @@ class RankFacts(RankContents, frozen=True, kw_only=True):
     peers: int = 0  # messages with a recorded peer
     allocations: int = 0  # allocations and frees of GPU memory
     with_totals: int = 0  # allocations with the total allocated after them
+    generates: bool = False  # its steps are prefill and decode
 
 
 class FindingText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,6 +119,7 @@ FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
     ),
     "no-autograd": lambda f: (
         f.with_sequence == 0
+        and not f.generates
         and f.gpu_events > 0
         and not f.nccl_calls
         and (f.cpu_ops > 0 or f.counts.get("annotation", 0) > 0)

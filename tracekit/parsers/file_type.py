@@ -43,7 +43,8 @@ _EVENTS_OF_OTHER_USE = (
     (
         # SGLang puts the rank in front of every process id.
         re.compile(rb'"pid"\s*:\s*"\[(?:TP|DP|PP|EP|Unknown)[-\w]{0,40}\] '),
-        "holds several ranks merged into one file; name the files of the ranks that it was made from",
+        "holds several ranks merged into one file; name the files of the ranks that it was made from "
+        "(SGLang writes them beside it, as …-TP-0.trace.json.gz)",
     ),
     (
         # Its tracks repeat events, which would count twice.

@@ -18,8 +18,12 @@ SERVER_STEP_FORMS = (
     r"_generation_(?<decodes>\d+)\((?:sq)?(?<decode_tokens>\d+)[^)]*\)$",
     # vLLM up to 0.11: requests that are new (prefill) and cached (decode).
     r"^execute_new_(?<prefills>\d+)_cached_(?<decodes>\d+)$",
-    # SGLang: the mode of the batch, its requests, and its tokens if they are not one each.
-    r"^step\[(?<mode>[A-Z_]+) bs=(?<requests>\d+)(?: toks=(?<tokens>\d+))?\]$",
+    # SGLang: the mode of the batch, its requests, and its tokens if they are not one each. With
+    # detailed annotations also requests (c, g) and tokens (c_sq, g_sq) of both kinds.
+    r"^step\[(?<mode>[A-Z_]+)(?: raw_bs=\d+)? bs=(?<requests>\d+)(?: toks=(?<tokens>\d+))?"
+    r"(?: c=(?<prefills>\d+))?(?: g=(?<decodes>\d+))?"
+    r"(?: c_sq=(?<prefill_tokens>\d+))?(?: c_[a-z]+=\d+)*"
+    r"(?: g_sq=(?<decode_tokens>\d+))?(?: g_[a-z]+=\d+)*(?: topk=\d+)?\]$",
     # TensorRT-LLM's PyTorch backend: requests of both kinds, tokens of prefill in newer versions.
     r"^\[Executor\] _forward_step(?: \d+)?: (?<prefills>\d+) ctx reqs,"
     r"(?: (?<prefill_tokens>\d+) ctx (?:tokens|tkns),)? (?<decodes>\d+) gen reqs",
@@ -265,12 +269,15 @@ def _describe_marks(texts: pl.DataFrame) -> pl.DataFrame:
     # Each sequence that decodes computes one token; how many a prefill computes must be said.
     decode_tokens = pl.coalesce("decode_tokens", "decodes")
     prefill_tokens = pl.when(pl.col("prefills") == 0).then(0).otherwise("prefill_tokens")
+    of_both = pl.sum_horizontal("prefill_tokens", "decode_tokens")
+    says_tokens = pl.any_horizontal(pl.col("prefill_tokens", "decode_tokens").is_not_null())
+    in_detail = pl.when(pl.col("mode").is_not_null() & says_tokens).then(of_both)
     decodes_alone = pl.when(pl.col("mode") == "DECODE").then("requests")
     return parsed.select(
         "name",
         kind=kind,
         requests=pl.coalesce("requests", pl.col("prefills") + pl.col("decodes")),
-        tokens=pl.coalesce("tokens", prefill_tokens + decode_tokens, decodes_alone),
+        tokens=pl.coalesce("tokens", in_detail, prefill_tokens + decode_tokens, decodes_alone),
     )
 
 
