@@ -335,13 +335,19 @@ def conform(frame: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     │ 0    ┆ null │
     └──────┴──────┘
     """
+    if not frame.width:
+        return schema.to_frame()
     have = frame.schema
-    return pl.DataFrame(
-        frame.get_column(name) if have.get(name) == dtype
-        else frame.get_column(name).cast(dtype) if name in have
-        else pl.Series(name, [None], dtype).new_from_index(0, frame.height)
+    # A literal takes no memory for its rows.
+    missing = [
+        pl.lit(None, dtype).alias(name) for name, dtype in schema.items() if name not in have
+    ]
+    casts = [
+        pl.col(name).cast(dtype)
         for name, dtype in schema.items()
-    )  # fmt: skip
+        if name in have and have[name] != dtype
+    ]
+    return frame.with_columns(*missing, *casts).select(schema.names())
 
 
 class ProcessGroup(msgspec.Struct, frozen=True):

@@ -9,7 +9,13 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis.measure.rank_timeline import MAX_RANKS_WITH_EVENTS, rank_timeline
-from tracekit.analysis.measure.tables import RankTables, rank_graph_events, rank_tables
+from tracekit.analysis.measure.tables import (
+    LabelledRank,
+    RankTables,
+    label_rank,
+    measure_rank,
+    rank_graph_events,
+)
 from tracekit.classify import RuleBook
 from tracekit.classify.model_position import MODULE_PREFIX
 from tracekit.errors import OptionError, TracekitError
@@ -65,6 +71,10 @@ class Options:
         frames: pl.DataFrame | None = None,
     ) -> RankTables:
         """Measure one rank that is in memory."""
+        return self._measure(self._label(rank, labelled), frames)
+
+    def _label(self, rank: RankEvents, labelled: pl.DataFrame | None = None) -> LabelledRank:
+        """Label one rank; the result does not hold the events that measuring does not read."""
         if self.gpu is not None and rank.source.devices:
             named = rank.source.devices[0]
             if find_gpu(named) not in (None, find_gpu(self.gpu)):
@@ -74,10 +84,14 @@ class Options:
                 )
         if self.gpu is not None and not rank.source.devices:
             rank = replace(rank, source=msgspec.structs.replace(rank.source, devices=(self.gpu,)))
-        return rank_tables(
-            rank,
-            labelled=labelled,
-            rules=self.rules,
+        return label_rank(
+            rank, labelled=labelled, rules=self.rules, all_columns=self.by is not None
+        )
+
+    def _measure(self, labelled_rank: LabelledRank, frames: pl.DataFrame | None) -> RankTables:
+        """Measure one rank that is labelled."""
+        return measure_rank(
+            labelled_rank,
             steps=self.steps,
             pipeline=self.with_pipeline,
             by=self.by,
@@ -124,15 +138,22 @@ class Options:
             events = store.rank(ref.rank)
             return [self.measure(events, store.labelled(ref.rank), frames=self.frames_of(events))]
         parts = read_ref(ref, ranks=self.ranks, stacks=self.stacks, lenient=self.lenient)
-        return [self._measure_without_frames(part) for part in parts]
+        tables = []
+        while parts:  # a rank's events are let go when it is labelled, before it is measured
+            labelled_rank, frames = self._label_without_frames(parts.pop(0))
+            tables.append(self._measure(labelled_rank, frames))
+        return tables
 
-    def _measure_without_frames(self, rank: RankEvents) -> RankTables:
-        """Measure a rank without its Python frames, apart from calls of modules, which labels rest on."""
+    def _label_without_frames(self, rank: RankEvents) -> tuple[LabelledRank, pl.DataFrame | None]:
+        """Label a rank without its Python frames, apart from calls of modules, which labels rest on.
+
+        Return its frames beside it, if source lines are wanted.
+        """
         if not self.stacks:
-            return self.measure(rank)
+            return self._label(rank), None
         is_module = pl.col("name").cast(pl.String).str.starts_with(MODULE_PREFIX)
         plain = replace(rank, events=rank.events.filter(~_IS_FRAME | is_module))
-        return self.measure(plain, frames=self.frames_of(rank))
+        return self._label(plain), self.frames_of(rank)
 
     def frames_of(self, rank: RankEvents) -> pl.DataFrame | None:
         """Return the Python frames of a rank, if source lines are wanted."""

@@ -74,7 +74,9 @@ from tracekit.whatif.recording_cost import find_recording_cost
 MAX_GAPS_PER_RANK = 100
 """Idle gaps that are listed, the longest; sums are over all gaps."""
 MIN_EVENTS_TO_GIVE_BACK_MEMORY = 10_000
-"""GPU events from which the memory freed after measuring is worth returning to the system."""
+"""Events from which freed memory is worth returning to the system."""
+MEASURED_COLUMNS = ("kind", "name", "start_ns", "end_ns", "tid", "shapes", "collective", "step")
+"""Columns of a rank's events that measuring reads after its GPU events are labelled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +172,65 @@ class RankTables(PathTables):
     notices: tuple[Notice, ...] = ()
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledRank:
+    """One rank whose GPU events are labelled, with what measuring reads of its other events."""
+
+    rank: RankEvents
+    """Its events have ``MEASURED_COLUMNS`` alone, unless all columns were asked for."""
+    gpu_events: pl.DataFrame
+    """``LABELLED``."""
+    lost: pl.DataFrame
+    """Communication kernels that were launched and not recorded, labelled."""
+    host: HostEvents
+    rules: RuleBook | None
+    """Rules that it was labelled with, before the built-in ones."""
+    damage: tuple[Notice, ...]
+    """Notices of GPU events that could not be read."""
+    capture: tuple[Notice, ...]
+    """Notices about the replays of graphs."""
+
+
+def label_rank(
+    rank: RankEvents,
+    *,
+    labelled: pl.DataFrame | None = None,
+    lost: pl.DataFrame | None = None,
+    rules: str | Path | RuleBook | None = None,
+    all_columns: bool = False,
+) -> LabelledRank:
+    """Label one rank and split its host events.
+
+    Its other events are not held: if the caller lets *rank* go, their memory is free.
+
+    Args:
+        rank: Its events and source.
+        labelled: Its labelled events, if they are known already.
+        lost: Its communication kernels that were launched and not recorded, if they are known as
+            well.
+        rules: Rules file or book to label with, before the built-in rules.
+        all_columns: Keep all columns of its events.
+
+    """
+    give_back_memory(worth=rank.events.height > MIN_EVENTS_TO_GIVE_BACK_MEMORY)  # of reading
+    damage = tuple(damage_notices(rank))
+    book = load_rules(rules) if isinstance(rules, str | Path) else rules
+    replays = None if rank.capture is None else join_replays(rank.events, rank.capture)
+    if labelled is None:
+        labelled, lost = classify_with_lost(rank.events, rules=book, replays=replays)
+    elif lost is None:
+        lost = classify_lost_kernels(rank.events, rules=book)
+    return LabelledRank(
+        rank=rank if all_columns else replace(rank, events=rank.events.select(MEASURED_COLUMNS)),
+        gpu_events=labelled,
+        lost=lost,
+        host=split_host_events(rank.events),
+        rules=book,
+        damage=damage,
+        capture=tuple(capture_notices(replays, rank.capture)),
+    )
+
+
 def rank_tables(
     rank: RankEvents,
     *,
@@ -183,20 +244,7 @@ def rank_tables(
     frames: pl.DataFrame | None = None,
     graph: bool = False,
 ) -> RankTables:
-    """Label and measure one rank.
-
-    Args:
-        rank: Its events and source.
-        labelled: Its labelled events, if they are known already.
-        lost: Its communication kernels that were launched and not recorded, if they are known as
-            well.
-        rules: Rules file or book to label with, before the built-in rules.
-        steps: Steps to measure, such as ``2:4``; by default all.
-        pipeline: Reconstruct its part of the pipeline.
-        by: Add its time by ``layer``, ``module``, ``annotation`` or ``shape``.
-        keep_events: Keep its single events, for the page.
-        frames: Its Python frames, for the source lines of the events.
-        graph: Keep its events with what each waited for, to ask what a change would give.
+    """Label and measure one rank: ``label_rank``, then ``measure_rank``.
 
     >>> from tracekit.run.load import load
     >>> tables = rank_tables(load("sample_traces/reload", ranks=[0]).rank(0))
@@ -204,18 +252,49 @@ def rank_tables(
     (104587652, True)
 
     """
-    damaged = damage_notices(rank)
-    book = load_rules(rules) if isinstance(rules, str | Path) else rules
-    replays = None if rank.capture is None else join_replays(rank.events, rank.capture)
-    if labelled is None:
-        labelled, lost = classify_with_lost(rank.events, rules=book, replays=replays)
-    elif lost is None:
-        lost = classify_lost_kernels(rank.events, rules=book)
+    labelled_rank = label_rank(
+        rank, labelled=labelled, lost=lost, rules=rules, all_columns=by is not None
+    )
+    return measure_rank(
+        labelled_rank,
+        steps=steps,
+        pipeline=pipeline,
+        by=by,
+        keep_events=keep_events,
+        frames=frames,
+        graph=graph,
+    )
+
+
+def measure_rank(
+    labelled_rank: LabelledRank,
+    *,
+    steps: str | None = None,
+    pipeline: bool = True,
+    by: str | None = None,
+    keep_events: bool = False,
+    frames: pl.DataFrame | None = None,
+    graph: bool = False,
+) -> RankTables:
+    """Measure one rank.
+
+    Args:
+        labelled_rank: Its events, with all columns if *by* is given.
+        steps: Steps to measure, such as ``2:4``; by default all.
+        pipeline: Reconstruct its part of the pipeline.
+        by: Add its time by ``layer``, ``module``, ``annotation`` or ``shape``.
+        keep_events: Keep its single events, for the page.
+        frames: Its Python frames, for the source lines of the events.
+        graph: Keep its events with what each waited for, to ask what a change would give.
+
+    """
+    rank = labelled_rank.rank
+    host = labelled_rank.host
+    labelled = labelled_rank.gpu_events
     repeated = repetition_notices(labelled, rank.source)
-    host = split_host_events(rank.events)
     recording = check_completeness(host.calls, labelled)
     labelled = add_slow_launch_ends(labelled, host.calls.rows)
-    labelled, lost, unmarked = _number_steps_with_lost(labelled, lost)
+    labelled, lost, unmarked = _number_steps_with_lost(labelled, labelled_rank.lost)
     gpu_events, step_table, step_notices = assign_parts(
         labelled, steps, host=host_ranges(rank.events)
     )
@@ -228,7 +307,7 @@ def rank_tables(
         host,
         recording,
         other_steps=other_steps,
-        rules=book,
+        rules=labelled_rank.rules,
         by=by,
         frames=frames,
         graph=graph,
@@ -252,12 +331,12 @@ def rank_tables(
         events=events,
         memory=memory,
         steps_marked=not unmarked,
-        idle_known=recording.idle_known and not damaged,
+        idle_known=recording.idle_known and not labelled_rank.damage,
         notices=(
-            *damaged,
+            *labelled_rank.damage,
             *repeated,
             *recording.notices,
-            *capture_notices(replays, rank.capture),
+            *labelled_rank.capture,
             *unmarked,
             *step_notices,
             *content_notices(gpu_events, step_table, rank),

@@ -147,7 +147,6 @@ class TableBuilder:
             self._series(self._take(Column.TS)), self._series(self._take(Column.DUR)), base_ns
         )
         columns = {
-            "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, self._rows),
             "kind": kind,
             "start_ns": times["start_ns"],
             "end_ns": times["end_ns"],
@@ -157,7 +156,12 @@ class TableBuilder:
             text_columns = pool.submit(self._text_columns)
             columns |= self._number_columns(gpu_rows)
             columns |= text_columns.result()
-        events = pl.DataFrame(columns)
+        with_values = {
+            name: column
+            for name, column in columns.items()
+            if name == "kind" or column.null_count() < self._rows
+        }
+        events = pl.DataFrame(with_values).with_columns(rank=pl.lit(rank, pl.Int32))
         untimed: dict[str, int] = {}
         out_of_range = 0
         if not times["is_usable"].all():
