@@ -66,17 +66,15 @@ def find_recording_cost(rank: RankEvents, host: HostEvents) -> RecordingCost | N
     slowness = measure_host_slowness(calls)
     operator_ns = OPERATOR_COST_NS + (SHAPES_COST_NS if rank.source.record_shapes else 0)
     operators = host.operators.on_threads(np.array(calls.threads))
-    recorded = pl.concat(
-        [
-            operators.rows.select("start_ns", cost_ns=pl.lit(operator_ns * slowness)),
-            calls.rows.select("start_ns", cost_ns=pl.lit(GPU_CALL_COST_NS * slowness)),
-        ]
-    ).sort("start_ns")
-    span_ns = int(recorded["start_ns"][-1] - recorded["start_ns"][0])
+    starts = np.concatenate([operators.rows["start_ns"], calls.rows["start_ns"]])
+    order = np.argsort(starts, kind="stable")
+    cost_ns = np.where(order < len(operators), operator_ns, GPU_CALL_COST_NS) * slowness
+    time_ns = starts[order]
+    span_ns = int(time_ns[-1] - time_ns[0])
     frames_ns = count_frames(rank) * PYTHON_FRAME_COST_NS * slowness
     return RecordingCost(
-        time_ns=recorded["start_ns"].to_numpy(),
-        until_ns=np.concatenate([[0.0], np.cumsum(recorded["cost_ns"].to_numpy())]),
+        time_ns=time_ns,
+        until_ns=np.concatenate([[0.0], np.cumsum(cost_ns)]),
         per_ns=frames_ns / max(span_ns, 1),
     )
 
