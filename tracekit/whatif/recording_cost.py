@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import polars as pl
 
 from tracekit._util.arrays import Floats, Ints, as_int64
 from tracekit.classify.names import HOST_CALLS
