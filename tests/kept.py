@@ -112,10 +112,21 @@ def _analyze(path, **options):
 def measuring_once():
     """Let analyses and stores share what was measured of equal traces in this run, also in other workers."""
     with (
-        mock.patch("tracekit.run.measure.rank_tables", measure_once),
+        mock.patch("tracekit.run.measure.label_rank", _label_later),
+        mock.patch("tracekit.run.measure.measure_rank", _label_and_measure_once),
         mock.patch("tracekit.run.ingest.rank_tables", measure_once),
     ):
         yield
+
+
+def _label_later(rank, *, all_columns, **options):
+    """Stand in for ``label_rank``: what was measured already need not be labelled."""
+    return rank, options
+
+
+def _label_and_measure_once(labelled_rank, **options):
+    rank, label_options = labelled_rank
+    return measure_once(rank, **label_options, **options)
 
 
 def measure_once(rank, **options):

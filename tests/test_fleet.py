@@ -169,7 +169,7 @@ def test_an_analysis_of_a_store_takes_its_tables_and_measures_where_it_must(
     assert without_paths(analyze(tmp_path / "store", steps="3:5").to_json()) == without_paths(
         some.to_json()
     )
-    monkeypatch.setattr("tracekit.run.measure.rank_tables", None)  # measuring would fail
+    monkeypatch.setattr("tracekit.run.measure.measure_rank", None)  # measuring would fail
     assert without_paths(analyze(tmp_path / "store").to_json()) == without_paths(whole.to_json())
     assert analyze(tmp_path / "store", schedule="none").schedule is None
 
