@@ -12,6 +12,7 @@ from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.documents.analysis import ChangedStep
 from tracekit.findings.communication import (
+    causes_without_profiler,
     count_repetitions,
     drop_single_sizes,
     longest_operations,
@@ -165,6 +166,20 @@ def two_ranks(
             recording.events = [event for event in recording.events if event["cat"] in keeps]
         recording.write(folder)
     return {finding.code: finding for finding in analyze(folder).findings}
+
+
+@pytest.mark.parametrize(
+    ("free_share", "left_ns"),
+    [
+        (1.0, {"peer_late": 60, "launched_late": 10, "same_stream": 30}),
+        (0.7, {"peer_late": 30, "launched_late": 10, "same_stream": 30}),
+        (0.35, {"peer_late": 0, "launched_late": 5, "same_stream": 30}),
+        (0.1, {"peer_late": 0, "launched_late": 0, "same_stream": 30}),
+    ],
+)
+def test_without_the_profiler_waits_go_before_late_launches_and_transfers_stay(free_share, left_ns):
+    recorded_ns = {"peer_late": 60, "launched_late": 10, "same_stream": 30}
+    assert causes_without_profiler(recorded_ns, free_share) == left_ns
 
 
 def test_an_all_reduce_without_compute_beside_it_costs_its_length(tmp_path):

@@ -105,9 +105,10 @@ def test_a_row_with_one_operation_that_was_not_measured_is_not_compared():
     [
         ("allreduce", "fp16", True),
         ("allreduce", "int8", True),
-        ("allreduce", "bf16", False),
+        ("allreduce", "bf16", True),
+        ("allreduce", "fp64", False),
         ("allreduce", None, False),
-        ("_reduce_scatter_base", "fp32", False),
+        ("_reduce_scatter_base", "fp32", True),
         ("_allgather_base", None, True),
         ("all_to_all", None, True),
         ("all_to_allv", None, False),
@@ -120,6 +121,16 @@ def test_operations_that_reduce_need_the_same_type_and_uneven_ones_are_not_compa
 ):
     members = gather(MIB, 100_000, what=what, dtype=dtype)
     assert (compared(members, one_machine())[2] is not None) is is_compared
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_sums_of_other_floats_are_compared_with_the_times_of_halves(dtype):
+    sizes = np.array([MIB, 512 * MIB])
+    times_ns = [
+        measured_ns("allreduce", sizes, gpu="H100 SXM", ranks=8, dtype=name).tolist()
+        for name in (dtype, "fp16")
+    ]
+    assert times_ns[0] == times_ns[1] == [25_400, 2_111_060]
 
 
 @pytest.mark.parametrize("ranks", [3, 5, 6, 7])

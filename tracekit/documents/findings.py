@@ -80,12 +80,16 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def effect_ns(self) -> int:
-        """What it saves; what it costs where no saving is predicted.
+        """What it saves; where no saving is predicted, the most that it can save, at most what it costs.
 
         >>> Finding(code="host_sync", cost_ns=4, share=0.2, saves_ns=3).effect_ns
         3
+        >>> Finding(code="exposed_comm", cost_ns=4, share=0.2, saves_range_ns=(0, 2)).effect_ns
+        2
         """
-        return self.cost_ns if self.saves_ns is None else self.saves_ns
+        if self.saves_ns is not None:
+            return self.saves_ns
+        return self.cost_ns if self.saves_range_ns is None else self.saves_range_ns[1]
 
     @property
     def is_bound(self) -> bool:

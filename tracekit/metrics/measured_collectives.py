@@ -48,6 +48,8 @@ class _MeasuredTimes(msgspec.Struct, frozen=True):
     """The file of measured times."""
 
     first_bytes: int
+    measured_as: dict[str, str]
+    """Type that was measured, by types whose sums take as long."""
     gpu: tuple[MeasuredGpu, ...]
     curve: tuple[Curve, ...]
 
@@ -149,8 +151,9 @@ def measured_ns(
     is_uneven = what.lower().endswith("v")
     is_batch = "coalesced" in what.lower()
     operation = None if is_uneven or is_batch else normalize_call(what)
+    measured_dtype = times.measured_as.get(dtype or "", dtype)
     for curve in times.curve:
-        has_type = curve.dtype is None or curve.dtype == dtype
+        has_type = curve.dtype is None or curve.dtype == measured_dtype
         if (curve.gpu, curve.operation, curve.ranks) == (gpu, operation, ranks) and has_type:
             measured_sizes = times.first_bytes * 2.0 ** np.arange(len(curve.us))
             curve_ns = np.array(curve.us) * 1e3

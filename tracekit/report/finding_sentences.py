@@ -528,7 +528,7 @@ def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
 def exposed_comm_host_takes_as_long(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"{exposed(words)}, but hiding it alone saves nothing unless the CPU, which takes as "
+            f"{exposed(words)}, but hiding it alone saves little unless the CPU, which takes as "
             "long for a step, only waits there"
         ),
         advice=(

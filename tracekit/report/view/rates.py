@@ -185,8 +185,9 @@ def _measured_elsewhere(communication: pl.DataFrame) -> list[str]:
         return []
     links = " or ".join(f"{link:,.0f}" for link in compared["gpu_link_gb_s"].unique().sort())
     return [
-        "elsewhere: bus GB/s of NCCL for the same operation, sizes and data type on as many GPUs of this model in one "
-        f"machine (aiconfigurator); by data sheet their links carry {links} GB/s in one direction"
+        "elsewhere: bus GB/s of NCCL for the same operation and sizes (sums of bf16 and fp32 as those of fp16) on "
+        "as many GPUs of this model in one machine (aiconfigurator); by data sheet their links carry "
+        f"{links} GB/s in one direction"
     ]
 
 
