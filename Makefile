@@ -1,5 +1,5 @@
 # On a machine with only Python >= 3.11:
-#   make demo    install, analyse a sample, show the result
+#   make demo    install, analyse two samples, show the results
 #   make test    install what tests need, check style, types and imports, run the tests (more cases: make nightly)
 #   make coverage  the tests with line and branch coverage of the package; fails below fail_under in pyproject.toml
 #   make nightly the cases that `make test` leaves out because they take too long
@@ -29,8 +29,8 @@ $(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
 	touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/tracekit analyze sample_traces/1f1b -o demo-report.html
-	@echo "Open demo-report.html for the same as a page."
+	$(BIN)/tracekit demo -o demo
+	@echo "Open demo/h100-ddp.html and demo/1f1b.html for the same as pages."
 
 style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -23,7 +23,6 @@ TRACEKIT = ["-c", "from tracekit.cli import main; main()"]
 
 def looks(folder):
     """Return the commands by name, each as the words after Python's."""
-    page = str(folder / "report.html")
     return {
         "Python alone": ["-c", ""],
         "numpy and polars imported": ["-c", "import numpy, polars"],
@@ -35,7 +34,6 @@ def looks(folder):
             "--brief",
         ],
         "`tracekit analyze 1f1b`, four ranks": [*TRACEKIT, "analyze", str(SAMPLES / "1f1b")],
-        "`make demo`, after installing": [*TRACEKIT, "analyze", str(SAMPLES / "1f1b"), "-o", page],
         "`tracekit demo`": [*TRACEKIT, "demo", "-o", str(folder / "demo")],
     }
 

@@ -1,4 +1,4 @@
-"""Files of synthetic runs as the PyTorch profiler writes them, and the sample run of ``tracekit demo``."""
+"""Files of synthetic runs as the PyTorch profiler writes them."""
 
 import gzip
 import json
@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.files import atomic_write, output_folder
-from tracekit.errors import OutputError
-from tracekit.schedules import generate
 from tracekit.synthetic.emit import rank_events
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe
 
@@ -41,8 +39,7 @@ def write_kineto(recipe: Recipe, rank: int, path: str | os.PathLike[str]) -> Pat
     """Write one rank as a PyTorch profiler trace (compressed if the name ends in ``.gz``).
 
     >>> import tempfile
-    >>> from tracekit.schedules import generate
-    >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2))
+    >>>     >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2))
     >>> write_kineto(recipe, 0, tempfile.mkdtemp() + "/rank0.json.gz").name
     'rank0.json.gz'
     """
@@ -104,8 +101,7 @@ def write_run(
     """Write a run into *folder*, one rank after another, so that thousands of ranks take little memory.
 
     >>> import tempfile
-    >>> from tracekit.schedules import generate
-    >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2))
+    >>>     >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2))
     >>> [file.name for file in write_run(recipe, tempfile.mkdtemp())]
     ['rank0.pt.trace.json.gz', 'rank1.pt.trace.json.gz']
     """
@@ -114,33 +110,3 @@ def write_run(
         return [
             write_kineto(recipe, rank, target / f"rank{rank}.pt.trace.json.gz") for rank in wanted
         ]
-
-
-def sample_recipe() -> Recipe:
-    """Return the recipe: 1F1B on four ranks whose third stage is slow, with transfers that take time.
-
-    >>> sample_recipe().world_size
-    4
-    """
-    plan = generate("1f1b", pp=4, microbatches=8)
-    return Recipe(plan, p2p_ns=120_000, stage_factor={2: 1.25}, jitter=0.02)
-
-
-def write_sample(folder: str | os.PathLike[str]) -> list[Path]:
-    """Write the sample run into *folder*, which must be empty or contain only an older sample.
-
-    >>> import tempfile
-    >>> len(write_sample(tempfile.mkdtemp()))
-    4
-    """
-    target = Path(folder)
-    wanted = {f"rank{rank}.pt.trace.json.gz" for rank in range(sample_recipe().world_size)} | {
-        "report.html"
-    }
-    if target.exists() and (
-        not target.is_dir() or any(file.name not in wanted for file in target.iterdir())
-    ):
-        raise OutputError(
-            f"{target}: already exists and contains other files", hint="name another folder with -o"
-        )
-    return write_run(sample_recipe(), target)
