@@ -27,7 +27,11 @@ SELECT_LONGEST_SEND = (
 SHOW_TIMELINE = "document.getElementById('timeline').scrollIntoView()"
 
 
-HEIGHT_OF_RUN = {"tests/data/everyday/loader": 800, "sample_traces/rl": 700}
+HEIGHT_OF_RUN = {
+    "sample_traces/h100-ddp": 1250,
+    "tests/data/everyday/loader": 800,
+    "sample_traces/rl": 700,
+}
 """Runs whose page is shown from its top, and how much of it."""
 
 

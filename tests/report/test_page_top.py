@@ -87,6 +87,8 @@ def test_exposed_labels_below_half_a_percent_are_not_named():
 def test_the_third_tile_is_the_biggest_saving_and_without_one_the_biggest_cost():
     small, big = finding_of(saves_ns=1_000_000), finding_of(saves_ns=3_000_000)
     assert (saving_tile([small, big]).figure, saving_tile([small, big]).number) == ("−3.00 ms", 2)
+    at_most = finding_of(saves_range_ns=(0, 2_000_000))
+    assert (saving_tile([small, at_most]).figure, cards([at_most])[0].figure) == ("−2.00 ms",) * 2
     assert saving_tile([finding_of()]).name == "Biggest cost"
     assert saving_tile([]).figure == "none"
 

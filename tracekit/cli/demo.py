@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit._util.files import write_error
+from tracekit._util.os_errors import write_error
 from tracekit.cli._console import print_note, print_text, shows_result
 from tracekit.errors import InputError, OutputError
 

@@ -79,17 +79,24 @@ class Finding(Struct, frozen=True, kw_only=True):
     """Predicted saving after the findings listed before it were dealt with; null if unknown."""
 
     @property
+    def saving_ns(self) -> int | None:
+        """What it saves, or the most that it can save where only that is known; None if neither is.
+
+        >>> Finding(code="exposed_comm", cost_ns=4, share=0.2, saves_range_ns=(0, 2)).saving_ns
+        2
+        """
+        if self.saves_ns is None and self.saves_range_ns is not None:
+            return self.saves_range_ns[1]
+        return self.saves_ns
+
+    @property
     def effect_ns(self) -> int:
-        """What it saves; where no saving is predicted, the most that it can save, at most what it costs.
+        """What it saves; what it costs where no saving is predicted.
 
         >>> Finding(code="host_sync", cost_ns=4, share=0.2, saves_ns=3).effect_ns
         3
-        >>> Finding(code="exposed_comm", cost_ns=4, share=0.2, saves_range_ns=(0, 2)).effect_ns
-        2
         """
-        if self.saves_ns is not None:
-            return self.saves_ns
-        return self.cost_ns if self.saves_range_ns is None else self.saves_range_ns[1]
+        return self.cost_ns if self.saving_ns is None else self.saving_ns
 
     @property
     def is_bound(self) -> bool:

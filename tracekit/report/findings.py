@@ -111,11 +111,11 @@ def per_words(finding: Finding) -> str:
 def finding_line(finding: Finding) -> str:
     """Return a finding in one sentence: what, why, what to do, and what that would save."""
     saves = ""
-    if finding.saves_ns:
+    if finding.saving_ns:
         how_much = "at most " if finding.is_bound else ""
         shared = shared_time(finding)
         shares_time = f"; {shared}" if shared else ""
-        saved = f"{how_much}{short_ms(finding.saves_ns)}"
+        saved = f"{how_much}{short_ms(finding.saving_ns)}"
         saves = f" (saves {saved} {per_words(finding)}{shares_time})"
     return f"{finding.text}: {finding.advice}{saves}"
 

@@ -36,11 +36,11 @@ def explain_finding(analysis: Analysis, number: int) -> str:
     if finding.code in ROLE_CODES:
         cost = f"{ms(finding.cost_ns)} {per_words(finding)}"
     lines.append(f"   costs {cost}")
-    if finding.saves_ns is not None:
+    if finding.saving_ns is not None:
         how_much = "at most " if finding.is_bound else ""
         low_high = None if finding.is_bound else finding.saves_range_ns
         between = "" if low_high is None else f", between {ms(low_high[0])} and {ms(low_high[1])}"
-        lines.append(f"   saves {how_much}{ms(finding.saves_ns)}{between}")
+        lines.append(f"   saves {how_much}{ms(finding.saving_ns)}{between}")
     if shared := shared_time(finding):
         lines.append(f"   {shared}")
     if finding.change is not None:

@@ -171,9 +171,9 @@ def role_tiles(
 def saving_tile(findings: Sequence[Finding]) -> Tile:
     """Return the tile of the biggest predicted saving; without one, of the biggest cost."""
     numbered = list(enumerate(findings, start=1))
-    savings = [(number, finding) for number, finding in numbered if finding.saves_ns]
+    savings = [(number, finding) for number, finding in numbered if finding.saving_ns]
     if savings:
-        number, finding = max(savings, key=lambda pair: pair[1].saves_ns or 0)
+        number, finding = max(savings, key=lambda pair: pair[1].saving_ns or 0)
         return Tile("Biggest saving", figure_of(finding), finding.text, "findings", number)
     costs = [(number, finding) for number, finding in numbered if finding.cost_ns]
     if costs:
@@ -192,9 +192,9 @@ def figure_of(finding: Finding) -> str:
     """
     if finding.cost_bytes and not finding.cost_ns:
         return size(finding.cost_bytes)
-    if finding.saves_ns is None:
+    if finding.saving_ns is None:
         return short_ms(finding.cost_ns)
-    return f"−{short_ms(finding.saves_ns)}"
+    return f"−{short_ms(finding.saving_ns)}"
 
 
 def cards(findings: Sequence[Finding]) -> list[Card]:
@@ -236,7 +236,7 @@ def _of_step(finding: Finding) -> str:
     """
     if finding.cost_bytes and not finding.cost_ns:
         return "of memory"
-    if finding.saves_ns is None:
+    if finding.saving_ns is None:
         whole = finding.evidence.get("share_of", "step")
         return f"cost, {percent(finding.share, digits=0)} of the {whole}"
     saved = "saved at most" if finding.is_bound else "saved"
