@@ -43,11 +43,13 @@ def profiled(run) -> Samples:
     ranks = [{k: np.array(v, float) / 1e3 for k, v in rank.items()} for rank in run["ranks"]]
     span = np.sum([r["span_us"] for r in ranks], axis=0)
     found = {
-        "step_ms": np.max([r["span_us"] for r in ranks], axis=0),
+        "step_ms": np.median([r["span_us"] for r in ranks], axis=0),
         "bubble_fraction": 1 - np.sum([r["busy_us"] for r in ranks], axis=0) / span,
         "compute_ms": np.mean([r["compute_us"] for r in ranks], axis=0),
         "idle_ms": np.mean([r["span_us"] - r["busy_us"] for r in ranks], axis=0),
     }
+    if len(ranks) > 1:
+        found["slowest_rank_ms"] = np.max([r["span_us"] for r in ranks], axis=0)
     for label, key in (("pp_comm", "comm"), ("offload", "copy")):
         if all(f"{key}_us" in r for r in ranks):
             ran = np.mean([r[f"{key}_us"] for r in ranks], axis=0)
