@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import importlib
 import os
 import shutil
 import subprocess
@@ -30,6 +31,9 @@ settings.register_profile("patient", deadline=None)  # a busy machine is not a f
 settings.load_profile("patient")
 
 
+PACKAGE = Path(tracekit.__file__).parent
+
+
 class Examples:
     """Hooks for all tests; hooks of a conftest see those beside it alone."""
 
@@ -37,8 +41,15 @@ class Examples:
     def pytest_collect_file(self, file_path):
         """Look for examples only in modules that have some: looking takes longer than reading."""
         collectors = yield
-        if file_path.suffix == ".py" and b">>> " not in file_path.read_bytes():
+        if file_path.suffix != ".py":
+            return collectors
+        if b">>> " not in file_path.read_bytes():
             return [found for found in collectors if type(found).__name__ != "DoctestModule"]
+        if PACKAGE in file_path.parents:
+            # Else pytest makes a second module of a file that its package has imported already, and
+            # tests that replace a function would replace that of the copy.
+            names = file_path.relative_to(PACKAGE.parent).with_suffix("").parts
+            importlib.import_module(".".join(names).removesuffix(".__init__"))
         return collectors
 
     @pytest.hookimpl(wrapper=True)

@@ -189,7 +189,7 @@ def test_no_module_beside_the_traces_is_run(tmp_path):
     script.write_text(
         "from tracekit._util.workers import map_items\n"
         "if __name__ == '__main__':\n"
-        "    print([result.value for result in map_items(abs, [-1, -2], workers=2)])\n",
+        "    print(sorted(result.value for result in map_items(abs, [-1, -2], workers=2)))\n",
         encoding="utf-8",
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[2])}

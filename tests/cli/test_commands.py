@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from tracekit.cli._options import parse_ranks
 from tracekit.errors import OptionError
+from tracekit.parsers.source_refs import chosen_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
@@ -106,11 +106,11 @@ def test_workers_need_no_standard_error(samples):
 
 
 def test_ranks_are_numbers_and_spans():
-    assert parse_ranks("3,0-2, 7") == (0, 1, 2, 3, 7)
-    assert parse_ranks(None) is None
+    assert chosen_ranks("3,0-2, 7") == (0, 1, 2, 3, 7)
+    assert chosen_ranks(None) is None
     for wrong in ("", "a", "3-1", "1-", "-1"):
         with pytest.raises(OptionError, match="is not a rank"):
-            parse_ranks(wrong)
+            chosen_ranks(wrong)
 
 
 def test_quiet_commands_print_neither_notes_nor_what_they_wrote(run_command, samples, tmp_path):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import tracekit
-from tracekit.cli._options import parse_ranks
 from tracekit.errors import OptionError
+from tracekit.parsers.source_refs import chosen_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
@@ -213,9 +213,9 @@ def test_a_narrow_terminal_cuts_no_number_off(run_command, monkeypatch, samples)
 
 
 def test_ranks_are_counted_only_as_far_as_runs_go():
-    assert parse_ranks("0-3") == (0, 1, 2, 3)
+    assert chosen_ranks("0-3") == (0, 1, 2, 3)
     with pytest.raises(OptionError, match="more than any run has"):
-        parse_ranks("7,10000000")
+        chosen_ranks("7,10000000")
 
 
 def test_one_rank_is_one_rank(run_command, samples, tmp_path):

@@ -281,20 +281,18 @@ class Analysis(BaseAnalysis):
     def what_if(self, *changes: str) -> ChangedStep:
         """Return the predicted step with all *changes* at once, such as ``rank 2 like others`` or ``dp_comm x0.5``.
 
-        The analysis must have been made with ``analyze(..., what_if=True)``, which keeps the run's
-        events.
-
         >>> from tracekit.run.analyze import analyze
-        >>> analysis = analyze("sample_traces/reload", schedule="none", what_if=True)
+        >>> analysis = analyze("sample_traces/reload", schedule="none")
         >>> step = analysis.what_if("broadcast x0.5")
         >>> step.measured_ns > step.predicted_ns
         True
         """
-        if self.graph is None:
+        graph = self.graph or self.replay_graph
+        if graph is None:
             raise OptionError(
                 "the run's events were not kept", hint="use analyze(..., what_if=True)"
             )
-        return self.graph.predict(changes)
+        return graph.predict(changes)
 
     def once(self, compute: Callable[[Analysis], Result]) -> Result:
         """Return what a function computes of this analysis, computed once for all that ask."""

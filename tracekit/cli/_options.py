@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracekit.errors import QUIET, OptionError
-from tracekit.parsers.source_refs import MAX_RANKS
 
 if TYPE_CHECKING:
     from tracekit.store.sources import OneRole
@@ -20,42 +19,6 @@ if TYPE_CHECKING:
 
 
 NSYS_VARIABLE = "TRACEKIT_NSYS"
-
-
-MAX_DIGITS = 18
-"""Longest number that is read: Python refuses to read very long ones."""
-MAX_SHOWN_CHARS = 100
-"""Characters of an option that a message repeats."""
-
-
-def parse_ranks(text: str | None) -> tuple[int, ...] | None:
-    """Parse a list of ranks: numbers and spans, separated by commas.
-
-    >>> parse_ranks("0,4-6")
-    (0, 4, 5, 6)
-    """
-    if text is None:
-        return None
-    ranks: set[int] = set()
-    shown = text[:MAX_SHOWN_CHARS]
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise OptionError(
-                f"--ranks {shown}: {part.strip()[:MAX_SHOWN_CHARS]!r} is not a rank",
-                hint="write 0,2 or 0-7",
-            )
-        if max(len(first), len(last)) > MAX_DIGITS or int(last or first) >= MAX_RANKS:
-            largest = (last or first)[:MAX_SHOWN_CHARS]
-            raise OptionError(
-                f"--ranks {shown}: {largest} is more than any run has", hint="write 0,2 or 0-7"
-            )
-        if dash and int(last) < int(first):
-            raise OptionError(
-                f"--ranks {shown}: {part.strip()!r} is not a rank", hint="write 0,2 or 0-7"
-            )
-        ranks.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(ranks))
 
 
 def set_nsys(program: str | None) -> str | None:

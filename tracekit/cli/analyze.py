@@ -18,7 +18,7 @@ from tracekit.cli._console import (
 )
 from tracekit.cli._options import flag, value
 from tracekit.errors import InputError, OptionError, TracekitError
-from tracekit.parsers.source_refs import unknown_rank_error
+from tracekit.parsers.source_refs import MAX_DIGITS, chosen_ranks, unknown_rank_error
 
 if TYPE_CHECKING:
     from tracekit.results import Analysis
@@ -143,7 +143,7 @@ def run(
         _explain_label(
             options.role_paths(paths, roles, "analyze"),
             explain,
-            ranks=options.parse_ranks(ranks),
+            ranks=chosen_ranks(ranks),
             rank=rank,
             rules=rules,
             capture=capture,
@@ -164,7 +164,7 @@ def run(
         analysis = analyze(
             options.role_paths(paths, roles, "analyze"),
             steps=steps,
-            ranks=options.parse_ranks(ranks),
+            ranks=ranks,
             file_rank=rank,
             rules=rules,
             capture=capture,
@@ -207,8 +207,8 @@ def _check_explain(explain: str | None, *, json: bool, outputs: Sequence[Path]) 
         raise OptionError("--explain prints text", hint="leave --json out")
     if outputs:
         raise OptionError("--explain prints text", hint="leave -o out")
-    if explain.isdecimal() and len(explain) > options.MAX_DIGITS:
-        shown = explain[: options.MAX_DIGITS]
+    if explain.isdecimal() and len(explain) > MAX_DIGITS:
+        shown = explain[:MAX_DIGITS]
         raise OptionError(f"--explain {shown}…: there is no such finding", hint="give its number")
 
 

@@ -23,7 +23,7 @@ def run(
 
     diagnosis = diagnose(
         options.role_paths(paths, roles, "doctor"),
-        ranks=options.parse_ranks(ranks),
+        ranks=ranks,
         file_rank=rank,
         workers=workers,
         steps=True,

@@ -34,7 +34,7 @@ def run(
         options.role_paths(paths, roles, "export"),
         output,
         schedule=schedule,
-        ranks=options.parse_ranks(ranks),
+        ranks=ranks,
         file_rank=rank,
         rules=rules,
         stacks=stacks,

@@ -40,7 +40,7 @@ def run(
         store = ingest(
             options.role_paths(paths, roles, "ingest"),
             output,
-            ranks=options.parse_ranks(ranks),
+            ranks=ranks,
             file_rank=rank,
             workers=workers or cluster_size,
             executor=executor,

@@ -32,7 +32,7 @@ def run(
 
     for path in output or ():
         check_late_output(path)
-    result = late(paths, ranks=options.parse_ranks(ranks), workers=workers)
+    result = late(paths, ranks=ranks, workers=workers)
     for path in output or ():
         write_late(result, path)
         print_note(f"wrote {path}")

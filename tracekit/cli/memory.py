@@ -33,7 +33,7 @@ def run(
 
     for path in output or ():
         check_memory_output(path)
-    report = memory(paths, ranks=options.parse_ranks(ranks))
+    report = memory(paths, ranks=ranks)
     for path in output or ():
         write_memory(report, path)
         print_note(f"wrote {path}")

@@ -8,6 +8,7 @@ from typing import Annotated
 from tracekit.cli import _options as options
 from tracekit.cli._console import print_line, print_note, print_notices
 from tracekit.errors import OptionError
+from tracekit.parsers.source_refs import MAX_DIGITS, MAX_SHOWN_CHARS
 from tracekit.report.text import size
 
 
@@ -56,7 +57,7 @@ def run(
                 options.role_paths(paths, roles, "open"),
                 server.file,
                 schedule=schedule,
-                ranks=options.parse_ranks(ranks),
+                ranks=ranks,
                 file_rank=rank,
                 rules=rules,
                 stacks=stacks,
@@ -81,10 +82,10 @@ def parse_moment(text: str) -> tuple[int, int]:
     """
     start, _, end = text.partition(":")
     is_moment = start.isdecimal() and (end or start).isdecimal()
-    is_short = max(len(start), len(end)) <= options.MAX_DIGITS + 1  # ns since 1970 have 19 digits
+    is_short = max(len(start), len(end)) <= MAX_DIGITS + 1  # ns since 1970 have 19 digits
     if not is_moment or not is_short or int(start) > int(end or start):
         raise OptionError(
-            f"{text[: options.MAX_SHOWN_CHARS]} is not a moment",
+            f"{text[:MAX_SHOWN_CHARS]} is not a moment",
             hint="give --at START_NS:END_NS, as the page's details copy it",
         )
     return int(start), int(end or start)

@@ -90,6 +90,9 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
         """Write the result to *path* in the format of its extension: .json, .xml (JUnit), .md or .txt (metrics)."""
         write_gate(self.to_dict(), path)
 
+    def __repr__(self) -> str:
+        return f"<GateResult: {self.verdict}, {len(self.checks)} checked>"
+
     def _repr_html_(self) -> str:
         rows = [(check.metric, check.verdict, check.reason) for check in self.checks]
         title = f"{self.verdict}: {len(self.checks)} checked"

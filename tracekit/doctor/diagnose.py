@@ -32,7 +32,7 @@ from tracekit.errors import Notice, TracekitError
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host.events import find_calls
 from tracekit.metrics.step_time import summarize_steps, timed_steps
-from tracekit.parsers.source_refs import SourceRef
+from tracekit.parsers.source_refs import RankChoice, SourceRef, chosen_ranks
 from tracekit.parsers.steps import find_inference_steps
 from tracekit.report.notices import notice_sentence, with_messages
 from tracekit.run.analyze import analyze
@@ -160,6 +160,10 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
         tool = "server" if all(fact.generates for fact in self.facts) else self.reader
         return render(self.to_document(), roles=roles, recipe=RECIPES.get(tool))
 
+    def __repr__(self) -> str:
+        missing = counted(len(self.findings), "finding")
+        return f"<Diagnosis: {counted(len(self.facts), 'rank')}, {missing}>"
+
     def _repr_html_(self) -> str:
         rows = [(finding.severity, finding.problem, finding.fix) for finding in self.findings]
         title = f"{counted(len(self.facts), 'rank')}, {counted(len(rows), 'finding')}"
@@ -172,7 +176,7 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
 def diagnose(
     paths: Paths | OneRole,
     *,
-    ranks: Collection[int] | None = None,
+    ranks: RankChoice | None = None,
     file_rank: int | None = None,
     workers: int | None = None,
     steps: bool = False,
@@ -192,6 +196,7 @@ def diagnose(
     >>> [finding.code for finding in diagnose("sample_traces/1f1b-noshapes").findings]
     ['no-shapes']
     """
+    ranks = chosen_ranks(ranks)
     refs, notices = find_sources(paths, ranks=ranks, rank=file_rank)
     results = map_sources(
         partial(_examine_ref, ranks=ranks), refs, workers=workers, progress="examining"

@@ -12,12 +12,53 @@ import msgspec
 from msgspec.structs import replace
 
 from tracekit._util.text import listing
-from tracekit.errors import InputError
+from tracekit.errors import InputError, OptionError
 from tracekit.schema import PYTORCH_READERS
 
 MAX_RANKS = 10_000_000
 """Upper limit of ranks in a run: a larger number in a file is damage, in a command a typing
 error."""
+MAX_DIGITS = 18
+"""Longest number that is read: Python refuses to read very long ones."""
+MAX_SHOWN_CHARS = 100
+"""Characters of an option that a message repeats."""
+RankChoice = str | Collection[int]
+"""Ranks to read: their numbers, or text such as ``0,4-6``."""
+
+
+def chosen_ranks(ranks: RankChoice | None) -> tuple[int, ...] | None:
+    """Return the numbers of ranks: a collection of them, or numbers and spans, separated by commas.
+
+    >>> chosen_ranks("0,4-6"), chosen_ranks([2, 1]), chosen_ranks(None)
+    ((0, 4, 5, 6), (1, 2), None)
+    """
+    if ranks is None:
+        return None
+    if isinstance(ranks, str):
+        return _numbers_in_text(ranks)
+    if not isinstance(ranks, Iterable) or not all(isinstance(rank, int) for rank in ranks):
+        raise _no_rank_error(str(ranks), str(ranks))
+    return tuple(sorted(ranks))
+
+
+def _numbers_in_text(text: str) -> tuple[int, ...]:
+    numbers: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise _no_rank_error(text, part)
+        if max(len(first), len(last)) > MAX_DIGITS or int(last or first) >= MAX_RANKS:
+            problem = f"ranks {text[:MAX_SHOWN_CHARS]}: {(last or first)[:MAX_SHOWN_CHARS]} is more than any run has"
+            raise OptionError(problem, hint="write 0,2 or 0-7")
+        if dash and int(last) < int(first):
+            raise _no_rank_error(text, part)
+        numbers.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(numbers))
+
+
+def _no_rank_error(text: str, part: str) -> OptionError:
+    problem = f"ranks {text[:MAX_SHOWN_CHARS]}: {part.strip()[:MAX_SHOWN_CHARS]!r} is not a rank"
+    return OptionError(problem, hint="write 0,2 or 0-7")
 
 
 def valid_rank(value: int | None) -> int | None:

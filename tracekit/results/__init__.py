@@ -6,6 +6,7 @@ add what ``report`` makes of it. ``diffs`` and ``doctor``, which stand above, ha
 
 from tracekit.results.analysis import AnalysisResult, Plots, read_analysis
 from tracekit.results.late import LateResult
+from tracekit.results.memory import MemoryDiffResult, MemoryResult
 from tracekit.results.schedules import (
     SimulationResult,
     WeightReloadResult,
@@ -20,6 +21,8 @@ __all__ = [
     "Analysis",
     "AnalysisResult",
     "LateResult",
+    "MemoryDiffResult",
+    "MemoryResult",
     "Plots",
     "SimulationResult",
     "WeightReloadResult",

@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from tracekit._util.notebook import html_table
-from tracekit._util.text import percent
 from tracekit.analysis.persistence import read_saved
 from tracekit.analysis.result import Analysis
-from tracekit.documents.analysis import AnalysisDocument, Budget, Figures
+from tracekit.documents.analysis import AnalysisDocument
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.findings import Finding
-from tracekit.metrics.overlap import ratio
-from tracekit.metrics.step_time import summarize_steps
 from tracekit.report.findings import findings_of
+from tracekit.report.notebook import analysis_html, findings_html
 from tracekit.report.notices import with_messages
-from tracekit.report.text import at_least
 from tracekit.report.view import View, view_of
 from tracekit.report.write import document_of, write
 from tracekit.results.late import LateResult
@@ -28,6 +24,19 @@ from tracekit.results.late import LateResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+class Findings(tuple[Finding, ...]):
+    """The findings of a run, which a notebook shows as a table.
+
+    >>> Findings()._repr_html_()
+    '<p><b>No findings</b></p>'
+    """
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return findings_html(self)
 
 
 class AnalysisResult(Analysis, HasDocument):
@@ -60,9 +69,9 @@ class AnalysisResult(Analysis, HasDocument):
         return cls(**fields)
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         """What costs time, why, what to do and what it would save, those with the largest saving first."""
-        return findings_of(self)
+        return Findings(findings_of(self))
 
     @property
     def view(self) -> View:
@@ -101,23 +110,7 @@ class AnalysisResult(Analysis, HasDocument):
         write(self, path, plot=plot)
 
     def _repr_html_(self) -> str:
-        step = self.step
-        rows = [_notebook_row("run", step.shown_ns, step.shown_budget, self.total)]
-        for result in self.rank_results:
-            budget = summarize_steps({result.rank: result.timed_steps}).budget
-            rows.append(
-                _notebook_row(str(result.rank), step.by_rank.get(result.rank), budget, result.whole)
-            )
-        heads = (
-            "rank",
-            "step ms",
-            "compute",
-            "exposed",
-            "idle",
-            *(["bubble"] if self.total.pipeline else []),
-        )
-        title = repr(self)[1:-1].partition(": ")[2]
-        return html_table(title, heads, rows)
+        return analysis_html(self)
 
 
 def read_analysis(path: str | PathLike[str]) -> AnalysisResult:
@@ -136,22 +129,6 @@ def read_analysis(path: str | PathLike[str]) -> AnalysisResult:
     ('1f1b', True)
     """
     return AnalysisResult.of(read_saved(path))
-
-
-def _notebook_row(name: str, time_ns: int | None, budget: Budget, figures: Figures) -> list[str]:
-    """Return a row of the notebook's table: the step time, the shares of its parts, and the bubble of *figures*."""
-    shares = [
-        ratio(budget.compute_ns, budget.span_ns),
-        ratio(sum(budget.exposed_ns.values()), budget.span_ns),
-        ratio(budget.idle_ns, budget.span_ns) if figures.idle_known else None,
-    ]
-    bubble = (
-        [at_least(percent(figures.bubble_fraction), figures.lower_bound)]
-        if figures.pipeline
-        else []
-    )
-    time = "–" if time_ns is None else f"{time_ns / 1e6:,.3f}"
-    return [name, time, *map(percent, shares), *bubble]
 
 
 class Plots:

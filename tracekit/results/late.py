@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from tracekit.report.notebook import WIDTH, screen_html
 from tracekit.report.notices import with_messages
+from tracekit.report.terminal.late import render, render_text
+from tracekit.report.view.late import headline
 from tracekit.whole_run.result import WholeRun
 
 
@@ -24,6 +27,10 @@ class LateResult(WholeRun):
         return cls(**fields)
 
     def __str__(self) -> str:
-        from tracekit.report.terminal.late import render_text
-
         return render_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Late: {headline(self)}>"
+
+    def _repr_html_(self) -> str:
+        return screen_html(render(self, WIDTH))

@@ -18,7 +18,7 @@ from tracekit.analysis.measure.tables import RankTables
 from tracekit.classify import RuleBook
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.metrics.peaks import check_gpu
-from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
+from tracekit.parsers.source_refs import RankChoice, SourceRef, chosen_ranks, unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.results import AnalysisResult
 from tracekit.roles.combine import combine_roles, main_role
@@ -33,7 +33,7 @@ def analyze(
     traces: Paths | OneRole | Trace,
     *,
     steps: Steps | None = None,
-    ranks: Collection[int] | None = None,
+    ranks: RankChoice | None = None,
     file_rank: int | None = None,
     rules: str | Path | RuleBook | None = None,
     capture: PathList | None = None,
@@ -102,6 +102,7 @@ def analyze(
     (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
 
     """
+    ranks = chosen_ranks(ranks)
     _check_options(by=by, layout=layout, gpu=gpu, changes=changes, on_damage=on_damage)
     _check_inputs(traces, store=store, resume=resume, capture=capture)
     run_input = _RunInput(

@@ -2,13 +2,17 @@
 
 import os
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from tracekit.errors import Notice
-from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
+from tracekit.parsers.source_refs import (
+    RankChoice,
+    SourceRef,
+    chosen_ranks,
+    unknown_rank_error,
+)
 from tracekit.report.perfetto.archive import no_rank_file_error
 from tracekit.report.perfetto.export import (
     ARCHIVE_EXTENSION,
@@ -29,7 +33,7 @@ def export(
     paths: Paths | OneRole,
     output: str | os.PathLike[str],
     *,
-    ranks: Collection[int] | None = None,
+    ranks: RankChoice | None = None,
     file_rank: int | None = None,
     rules: str | Path | None = None,
     schedule: str = "auto",
@@ -52,6 +56,7 @@ def export(
     """
     check_extension(output, EXPORT_EXTENSIONS)
     check_on_damage(on_damage)
+    ranks = chosen_ranks(ranks)
     is_archive = Path(output).suffix.lower() == ARCHIVE_EXTENSION
     traces = _named_traces(paths, file_rank) if is_archive else {}
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:

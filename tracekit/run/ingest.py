@@ -27,7 +27,7 @@ from tracekit.classify.graph_replays import join_replays
 from tracekit.documents.store_manifest import StoreEntry
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers.recordings import Recordings
-from tracekit.parsers.source_refs import SourceRef
+from tracekit.parsers.source_refs import RankChoice, SourceRef, chosen_ranks
 from tracekit.roles.assign import group_by_role
 from tracekit.run import driver
 from tracekit.run.recordings import find_recordings, has_recordings_alone
@@ -97,7 +97,7 @@ def ingest(
     paths: Paths | OneRole,
     store: str | os.PathLike[str],
     *,
-    ranks: Collection[int] | None = None,
+    ranks: RankChoice | None = None,
     file_rank: int | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
@@ -140,6 +140,7 @@ def ingest(
 
     """
     driver.check_on_damage(on_damage)
+    ranks = chosen_ranks(ranks)
     strict = on_damage == "error"
     if rules is not None:
         load_rules(Path(rules))  # raises here if it is wrong, not once per rank

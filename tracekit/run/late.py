@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from tracekit.analysis import Analysis
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import discover
-from tracekit.parsers.source_refs import SourceRef, check_single_run
+from tracekit.parsers.source_refs import RankChoice, SourceRef, check_single_run, chosen_ranks
 from tracekit.results import LateResult
 from tracekit.run.driver import map_sources
 from tracekit.run.recordings import find_recordings, read_found_recordings
@@ -20,7 +20,7 @@ from tracekit.whole_run.result import WholeRun
 
 
 def late(
-    paths: PathList, *, ranks: Collection[int] | None = None, workers: int | None = None
+    paths: PathList, *, ranks: RankChoice | None = None, workers: int | None = None
 ) -> LateResult:
     """Return who joins collectives late over a whole run, and hangs.
 
@@ -39,6 +39,7 @@ def late(
     2
 
     """
+    numbers = chosen_ranks(ranks)
     discovery = discover(paths, check=False, need_traces=False)
     recordings = read_found_recordings(discovery)
     if recordings is None and not discovery.refs:
@@ -54,8 +55,8 @@ def late(
     traces, trace_notices = _read_traces(discovery.refs, workers=workers)
     parts += traces
     notices += trace_notices
-    if ranks is not None:
-        parts = [part for part in parts if part.source.rank in ranks]
+    if numbers is not None:
+        parts = [part for part in parts if part.source.rank in numbers]
     return LateResult.of(measure_whole_run(parts, notices))
 
 

@@ -1,9 +1,10 @@
 """The ``load`` call: traces read into one ``Trace``, with every rank's events in memory."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
+from tracekit.parsers.source_refs import RankChoice, chosen_ranks
 from tracekit.report.notices import with_messages
 from tracekit.run.driver import check_on_damage, check_run, find_sources, map_sources
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref, span
@@ -13,7 +14,7 @@ from tracekit.store.trace import Trace
 def load(
     paths: Paths | OneRole,
     *,
-    ranks: Collection[int] | None = None,
+    ranks: RankChoice | None = None,
     file_rank: int | None = None,
     workers: int | None = None,
     stacks: bool = False,
@@ -38,6 +39,7 @@ def load(
 
     """
     check_on_damage(on_damage)
+    ranks = chosen_ranks(ranks)
     refs, notices = find_sources(paths, ranks=ranks, rank=file_rank)
     read = partial(read_ref, ranks=ranks, stacks=stacks, lenient=on_damage == "warn")
     results = map_sources(read, refs, workers=workers, progress="reading")

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from msgspec.structs import replace
 
-from tracekit.analysis.memory_snapshots import (
-    RankSnapshot,
-    SnapshotDiff,
-    SnapshotReport,
-    compare_snapshots,
-)
+from tracekit.analysis.memory_snapshots import RankSnapshot, compare_snapshots
 from tracekit.errors import InputError, Notice, TracekitError
 from tracekit.metrics.memory import history_notices
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.file_type import MEMORY_SNAPSHOT
 from tracekit.parsers.memory_snapshot import read_memory_snapshot
-from tracekit.parsers.source_refs import SourceRef
+from tracekit.parsers.source_refs import RankChoice, SourceRef, chosen_ranks
 from tracekit.report.notices import with_messages
+from tracekit.results.memory import MemoryDiffResult, MemoryResult
 from tracekit.store.sources import PathList
 
 
-def memory(paths: PathList, *, ranks: Collection[int] | None = None) -> SnapshotReport:
+def memory(paths: PathList, *, ranks: RankChoice | None = None) -> MemoryResult:
     """Return what fills the GPUs of a run, from its memory snapshots alone.
 
     Args:
@@ -36,9 +30,10 @@ def memory(paths: PathList, *, ranks: Collection[int] | None = None) -> Snapshot
     587931648
 
     """
+    numbers = chosen_ranks(ranks)
     refs = find_snapshots(paths)
-    if ranks is not None:
-        refs = [ref for ref in refs if ref.rank in ranks]
+    if numbers is not None:
+        refs = [ref for ref in refs if ref.rank in numbers]
     if not refs:
         raise _no_snapshot_error(paths)
     snapshots = []
@@ -57,7 +52,7 @@ def memory(paths: PathList, *, ranks: Collection[int] | None = None) -> Snapshot
             notices.append(Notice("memory-snapshot-failed", values={"error": error.message}))
     if not snapshots:
         raise errors[0]
-    return SnapshotReport(tuple(snapshots), with_messages(notices))
+    return MemoryResult(tuple(snapshots), with_messages(notices))
 
 
 def _no_snapshot_error(paths: PathList) -> InputError:
@@ -97,7 +92,7 @@ def holds_snapshots_alone(paths: PathList) -> bool:
     return has_snapshots and not discovery.refs
 
 
-def diff_memory(before: PathList, after: PathList) -> SnapshotDiff:
+def diff_memory(before: PathList, after: PathList) -> MemoryDiffResult:
     """Return what changed from one memory snapshot to another, or between those of each rank of two runs.
 
     >>> change = diff_memory("sample_traces/memory-snapshot/memory_rank0.pickle.gz",
@@ -105,4 +100,5 @@ def diff_memory(before: PathList, after: PathList) -> SnapshotDiff:
     >>> change.changes[0].peak.after_bytes
     407083520
     """
-    return compare_snapshots(memory(before), memory(after))
+    compared = compare_snapshots(memory(before), memory(after))
+    return MemoryDiffResult(compared.changes, compared.notices)

@@ -79,9 +79,17 @@ ASCII_BLOCKS = {
 
 
 def first_screen(
-    view: View, width: int, *, unicode: bool = True, page_written: bool = False
+    view: View,
+    width: int,
+    *,
+    unicode: bool = True,
+    page_written: bool = False,
+    in_notebook: bool = False,
 ) -> list[Text]:
-    """Return the lines of the first screen, at most *width* columns wide."""
+    """Return the lines of the first screen, at most *width* columns wide.
+
+    In a notebook, where more is folded below it, no options of the command line are suggested.
+    """
     lines = [
         headline(view, width),
         *bar_lines(view, width, unicode=unicode),
@@ -101,7 +109,9 @@ def first_screen(
             )
     else:
         lines.append(Text("nothing to gain that this recording shows", style="bold"))
-    lines += closing_lines(view, width, page_written=page_written, shown=len(findings))
+    lines += certainty_lines(view, width)
+    if not in_notebook:
+        lines += hint_lines(view, width, page_written=page_written, shown=len(findings))
     return lines
 
 
@@ -396,8 +406,16 @@ def saving(finding: Finding) -> str:
     )
 
 
-def closing_lines(view: View, width: int, *, page_written: bool, shown: int) -> list[Text]:
-    """Return how sure the figures are and what is not wrong, and where there is more.
+def certainty_lines(view: View, width: int) -> list[Text]:
+    """Return how sure the figures are and what is not wrong."""
+    sure = f"how sure: {'; '.join(certainty(view))}"
+    if view.not_wrong and not view.role_findings:
+        sure += f"; {view.not_wrong}"
+    return _wrapped(sure, width, first="  ", rest="    ", style="dim")
+
+
+def hint_lines(view: View, width: int, *, page_written: bool, shown: int) -> list[Text]:
+    """Return where there is more.
 
     Args:
         view: The run.
@@ -409,13 +427,7 @@ def closing_lines(view: View, width: int, *, page_written: bool, shown: int) -> 
     smaller = len(view.findings) - shown
     full = f"--full ({counted(smaller, 'smaller finding')})" if smaller else "--full"
     more = [full, "--explain 1", *([] if page_written else ["-o report.html"])]
-    sure = f"how sure: {'; '.join(certainty(view))}"
-    if view.not_wrong and not view.role_findings:
-        sure += f"; {view.not_wrong}"
-    return [
-        *_wrapped(sure, width, first="  ", rest="    ", style="dim"),
-        *_wrapped(f"more: {', '.join(more)}", width, first="  ", rest="    ", style="dim"),
-    ]
+    return _wrapped(f"more: {', '.join(more)}", width, first="  ", rest="    ", style="dim")
 
 
 def _operations_end_together(view: View) -> bool:
