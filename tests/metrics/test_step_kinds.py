@@ -6,7 +6,9 @@ import polars as pl
 import pytest
 
 from tracekit import analyze
+from tracekit.documents.findings import Finding
 from tracekit.metrics.step_kinds import summarize_step_kinds
+from tracekit.report.findings import finding_texts
 
 
 def server_trace(path, steps):
@@ -69,6 +71,7 @@ def steps_of(kind, tokens, gpu_ns):
             "tokens": tokens,
             "gpu_ns": gpu_ns,
             "interval_ns": gpu_ns,
+            "gap_ns": [0] * count,
         }
     )
 
@@ -101,3 +104,60 @@ def test_a_step_takes_the_median_of_its_ranks():
     (kind,) = summarize_step_kinds(ranks)
     assert kind.steps == 2
     assert kind.time_ns == 25
+
+
+def long_server_trace(path):
+    """Write ten decode steps that end every 20 µs, then a prefill of 600 µs, then ten more.
+
+    Each decode computes for 10 µs and begins 10 µs after the step before has ended.
+    """
+    steps = []
+    start = 0
+    for number in range(21):
+        is_prefill = number == 10
+        mark = "step[EXTEND bs=2 toks=900]" if is_prefill else "step[DECODE bs=4]"
+        length = 590 if is_prefill else 10
+        # The small kernel of a step runs where its host begins: right before the large one.
+        steps.append((mark, start + 8, 11, start + 10, length))
+        start += 10 + length
+    return server_trace(path, steps)
+
+
+def test_decode_that_waits_for_a_prefill_is_a_finding(tmp_path):
+    analysis = analyze(str(long_server_trace(tmp_path / "rank0.json")))
+    prefill, decode = analysis.step_kinds
+    assert (prefill.steps, decode.steps) == (1, 20)
+    assert (decode.interval_ns, prefill.interval_ns) == (20_000, 600_000)
+    assert (decode.delayed_steps, decode.delay_ns) == (1, 600_000)
+    (finding,) = [finding for finding in analysis.findings if finding.code == "slow_step"]
+    assert finding.text == (
+        "in 1 of 20 decode steps the sequences wait 0.60 ms for a prefill; otherwise a token takes 20 µs"
+    )
+    assert finding.cost_ns == round(600_000 / 21)
+
+
+def test_decode_steps_in_a_row_wait_for_nothing(tmp_path):
+    steps = [("step[DECODE bs=4]", 20 * n, 11, 20 * n + 5, 10) for n in range(6)]
+    analysis = analyze(str(server_trace(tmp_path / "rank0.json", steps)))
+    (decode,) = analysis.step_kinds
+    assert (decode.delayed_steps, decode.delay_ns) == (0, None)
+    assert not [finding for finding in analysis.findings if finding.code == "slow_step"]
+
+
+def test_the_gap_before_a_step_is_counted_from_the_end_of_all_work(tmp_path):
+    steps = [("step[DECODE bs=4]", 20 * n, 11, 20 * n + 3, 10) for n in range(6)]
+    analysis = analyze(str(server_trace(tmp_path / "rank0.json", steps)))
+    # The small kernel runs from 2 to 3, the large one to 13; the next step begins at 22.
+    assert analysis.step_kinds[0].gap_ns == 9_000
+    assert analysis.step_kinds[0].time_ns == 11_000
+    (finding,) = [finding for finding in analysis.findings if finding.code == "launch_bound"]
+    # The host launches right away: five of six idle times are between two steps.
+    assert finding.text.endswith("(83 % of all idle time is between two steps)")
+    assert finding.advice.startswith("schedule, sample and detokenize while the GPU runs")
+
+
+@pytest.mark.parametrize("share", [0.49, None])
+def test_idle_time_inside_steps_is_not_said_to_be_between_them(share):
+    evidence = {"workload": "inference", "between_steps_share": share}
+    finding = Finding(code="python", cost_ns=1, share=0.1, evidence=evidence)
+    assert "between" not in finding_texts(finding).text

@@ -301,6 +301,14 @@ class StepKind(Struct, frozen=True, kw_only=True):
     steps follow each other."""
     interval_tail_ns: int | None = None
     """95th percentile of the same."""
+    gap_ns: int | None = None
+    """From the end of all GPU work before to the start of a step's own, the median; 0 where they
+    overlap."""
+    delayed_steps: int = 0
+    """Decode steps that come after a prefill or mixed step which a decode step precedes."""
+    delay_ns: int | None = None
+    """What such a step's sequences wait for these steps, the median of their intervals; null if
+    there are none."""
     gpu_busy: float | None = None
     """GPU work as a share of these intervals."""
     requests: int | None = None

@@ -26,6 +26,7 @@ from tracekit.findings.remedies import remedy_findings
 from tracekit.findings.roles import role_findings
 from tracekit.findings.steps import step_findings
 from tracekit.findings.whole_run import whole_run_findings
+from tracekit.metrics.host.time_by_activity import HOST_CODES
 
 REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
     "host": host_findings,
@@ -121,6 +122,8 @@ def _with_workload(context: Context, finding: Finding) -> Finding:
     if not context.is_inference:
         return finding
     evidence = {**finding.evidence, "workload": "inference", "vendor": context.vendor}
+    if finding.code in HOST_CODES:
+        evidence["between_steps_share"] = context.between_steps_share
     return msgspec.structs.replace(finding, evidence=evidence)
 
 

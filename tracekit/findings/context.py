@@ -137,6 +137,19 @@ class Context:
         return self.analysis.workload == "inference"
 
     @cached_property
+    def between_steps_share(self) -> float | None:
+        """Share of the idle time that lies between two steps of inference, 0 to 1; None without such steps."""
+        idle_ns = 0
+        for result in self.analysis.rank_results:
+            idle_ns += sum(timed.budget.idle_ns for timed in result.timed_steps)
+        if not self.analysis.step_kinds or not idle_ns:
+            return None
+        ends_before = pl.col("end_ns").cum_max().shift(1).over("rank")
+        gap_ns = (pl.col("start_ns") - ends_before).clip(lower_bound=0)
+        steps = self.analysis.tables["steps"].sort("rank", "start_ns")
+        return min(float(steps.select(gap_ns.sum()).item()) / idle_ns, 1.0)
+
+    @cached_property
     def vendor(self) -> str | None:
         """Vendor of the GPUs, "amd" or "nvidia"; None if they are not named."""
         names = [source.devices[0] for source in self.analysis.sources if source.devices]

@@ -15,6 +15,9 @@ MIN_EXTRA_SHARE = 0.1
 """Share of a slow step's excess from which an activity that the others lack explains it."""
 COPY_TO_HOST = r"(?i)DtoH|DeviceToHost|Device -> (Host|Pageable|Pinned)"
 """Names of copies from the GPU to the host."""
+MIN_TIMES_DELAYED = 2.0
+"""What sequences that decode wait for prefills over the usual time of a decode step, from which it is
+a finding."""
 MIN_TIMES_MORE_WORK = 1.5
 """Forward kernels of a step over those of the others, from which it did something else as well (an
 evaluation)."""
@@ -23,6 +26,7 @@ evaluation)."""
 def step_findings(context: Context) -> Iterator[Finding]:
     """Yield a finding for each step that takes longer than the others."""
     if context.analysis.step_kinds:  # steps differ by their kinds, each of which has a tail
+        yield from _delayed_decode(context)
         return
     usual_ns = context.step.time_ns or 0
     for step in context.step.unusual:
@@ -51,6 +55,29 @@ def step_findings(context: Context) -> Iterator[Finding]:
             saves_ns=round(cost_ns),
             saves_range_ns=(0, round(cost_ns)),
             certain="bounded",
+        )
+
+
+def _delayed_decode(context: Context) -> Iterator[Finding]:
+    """Yield a finding if sequences that decode wait for prefills much longer than for their own steps."""
+    for kind in context.analysis.step_kinds:
+        delay_ns = kind.delay_ns
+        usual_ns = kind.interval_ns or kind.time_ns
+        if kind.kind != "decode" or delay_ns is None or delay_ns < MIN_TIMES_DELAYED * usual_ns:
+            continue
+        cost_ns = delay_ns * kind.delayed_steps / max(len(context.step.per_step), 1)
+        yield Finding(
+            code="slow_step",
+            case="prefill",
+            cost_ns=round(cost_ns),
+            share=context.share(cost_ns),
+            evidence={
+                "delay_ns": delay_ns,
+                "usual_ns": usual_ns,
+                "delayed_steps": kind.delayed_steps,
+                "decode_steps": kind.steps,
+            },
+            certain="possible",
         )
 
 

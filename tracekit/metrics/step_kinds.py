@@ -32,6 +32,7 @@ STEP_KINDS = pl.Schema(
         "tokens": pl.Int64(),
         "gpu_ns": pl.Int64(),  # union of the GPU work launched in the step
         "interval_ns": pl.Int64(),  # from the end of the step before; null without one
+        "gap_ns": pl.Int64(),  # from the end of all work before to the step's own; null without one
     }
 )
 """Steps of one rank that a server marked as prefill, decode or both."""
@@ -53,10 +54,15 @@ def measure_step_kinds(
     gpu_ns = [budget.span_ns - budget.idle_ns - budget.unrecorded_ns for budget in budgets]
     is_preceded = pl.col("step").shift(1) == pl.col("step") - 1
     since_last_ns = pl.col("end_ns") - pl.col("end_ns").shift(1)
+    # Work of several steps before may still run: the latest of all ends counts.
+    since_all_ns = (pl.col("start_ns") - pl.col("end_ns").cum_max().shift(1)).clip(lower_bound=0)
     timed = (
         steps.with_columns(pl.Series("gpu_ns", gpu_ns, pl.Int64))
         .sort("step")
-        .with_columns(interval_ns=pl.when(is_preceded & (since_last_ns > 0)).then(since_last_ns))
+        .with_columns(
+            interval_ns=pl.when(is_preceded & (since_last_ns > 0)).then(since_last_ns),
+            gap_ns=pl.when(is_preceded).then(since_all_ns),
+        )
     )
     known = marks.drop_nulls("kind").select("step", "kind", "requests", "tokens")
     return conform(timed.join(known, on="step"), STEP_KINDS)
@@ -66,21 +72,53 @@ def summarize_step_kinds(ranks: Sequence[pl.DataFrame]) -> tuple[StepKind, ...]:
     """Return each kind of step of a run: ranks take the median, then steps do.
 
     >>> rank = pl.DataFrame({"step": [0, 1, 2], "kind": ["prefill", "decode", "decode"], "requests": [2, 2, 2],
-    ...                      "tokens": [512, 2, 2], "gpu_ns": [900, 90, 110], "interval_ns": [None, 120, 200]})
+    ...                      "tokens": [512, 2, 2], "gpu_ns": [900, 90, 110], "interval_ns": [None, 120, 200],
+    ...                      "gap_ns": [None, 30, 90]})
     >>> [(kind.kind, kind.steps, kind.time_ns, kind.interval_ns) for kind in summarize_step_kinds([rank])]
     [('prefill', 1, 900, None), ('decode', 2, 100, 160)]
     """
     if not ranks:
         return ()
-    times = pl.col("gpu_ns", "interval_ns").median()
+    times = pl.col("gpu_ns", "interval_ns", "gap_ns").median()
     marks = pl.col("kind", "requests", "tokens").first()
     steps = pl.concat(ranks).group_by("step").agg(marks, times).sort("step")
+    steps = _with_delays(steps)
     kinds = []
     for kind in KINDS_OF_STEPS:
         of_kind = steps.filter(pl.col("kind") == kind)
         if len(of_kind):
             kinds.append(_summarize(kind, of_kind))
     return tuple(kinds)
+
+
+def _with_delays(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps with ``delay_ns``: what the sequences of a decode step wait for the steps since the last one.
+
+    Null for other steps, for a decode step right after another, and where a step between has no
+    interval.
+
+    >>> steps = pl.DataFrame({"step": [0, 1, 2, 3], "kind": ["decode", "prefill", "mixed", "decode"],
+    ...                       "interval_ns": [10.0, 300.0, 40.0, 11.0]})
+    >>> _with_delays(steps)["delay_ns"].to_list()
+    [None, None, None, 340.0]
+    """
+    is_decode = pl.col("kind") == "decode"
+    # Steps between two decodes form a group with the second of them; those before the first one
+    # have no number.
+    since_decode = is_decode.cum_sum().shift(1, fill_value=0)
+    between = (
+        steps.with_columns(is_decode=is_decode, group=since_decode)
+        .filter(pl.col("group") > 0)
+        .group_by("group")
+        .agg(
+            step=pl.col("step").filter("is_decode").last(),
+            others=(~pl.col("is_decode")).sum(),
+            untimed=(pl.col("interval_ns").is_null() & ~pl.col("is_decode")).sum(),
+            delay_ns=pl.col("interval_ns").filter(~pl.col("is_decode")).sum(),
+        )
+        .filter((pl.col("others") > 0) & (pl.col("untimed") == 0) & pl.col("step").is_not_null())
+    )
+    return steps.join(between.select("step", "delay_ns"), on="step", how="left").sort("step")
 
 
 def _summarize(kind: str, steps: pl.DataFrame) -> StepKind:
@@ -100,6 +138,9 @@ def _summarize(kind: str, steps: pl.DataFrame) -> StepKind:
         time_tail_ns=_tail(steps["gpu_ns"]),
         interval_ns=_median(with_interval["interval_ns"]),
         interval_tail_ns=_tail(with_interval["interval_ns"]),
+        gap_ns=_median(steps["gap_ns"]),
+        delayed_steps=steps["delay_ns"].count(),
+        delay_ns=_median(steps["delay_ns"]),
         gpu_busy=busy_share,
         requests=_median(steps["requests"]),
         tokens=_median(steps["tokens"]),

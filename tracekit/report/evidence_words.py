@@ -16,6 +16,8 @@ MAX_FINDING_STEPS_NAMED = 4
 """Steps that a sentence names."""
 NEARLY_ALL = 0.9
 """Share from which a cause stands for the whole."""
+MOST_OF_IDLE = 0.5
+"""Share of the idle time between two steps, from which a sentence says so."""
 LIMIT_WORDS = {"peak": "peak rate", "bandwidth": "memory bandwidth"}
 """What limits an operator, in words."""
 FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
@@ -207,6 +209,14 @@ class FindingWords:
     def is_inference(self) -> bool:
         """Whether the program only runs its model forward."""
         return self.evidence.get("workload") == "inference"
+
+    @property
+    def between_steps(self) -> str:
+        """How much of the idle time lies between two steps; empty unless that is most of it."""
+        share = self.evidence.get("between_steps_share")
+        if not isinstance(share, float) or share < MOST_OF_IDLE:
+            return ""
+        return f" ({percent(share, digits=0)} of all idle time is between two steps)"
 
     @property
     def graphs(self) -> str:

@@ -20,6 +20,10 @@ from tracekit.report.finding_sentences import (
 SERVING_TEXTS: dict[tuple[str, str], MakeTexts] = {}
 """Functions by code and case; a case that is not here has the texts of every run."""
 MORE_SEQUENCES = "more sequences at once"
+BESIDE_THE_GPU = (
+    "schedule, sample and detokenize while the GPU runs (SGLang's overlap schedule, vLLM's "
+    "`--async-scheduling`) or in another process"
+)
 HOST_OF_A_SERVER = "scheduling, sampling, detokenizing, garbage collection"
 
 
@@ -37,19 +41,26 @@ def serving_texts(code: str, *cases: str) -> Callable[[MakeTexts], MakeTexts]:
 @serving_texts("launch_bound")
 def launch_bound(words: FindingWords) -> FindingTexts:
     per = "a step" if words.has_steps else "in all"
+    advice = f"replay decode steps as {words.graphs}, fuse small kernels, or serve {MORE_SEQUENCES}"
+    if words.between_steps:
+        advice = BESIDE_THE_GPU
     return FindingTexts(
         text=(
             "the CPU takes longer to start the GPU's work than the GPU takes to run it: "
-            f"{words['events_per_step']} kernels and copies {per}, {words['mean_event_ns']} each on average"
+            f"{words['events_per_step']} kernels and copies {per}, {words['mean_event_ns']} each on "
+            f"average{words.between_steps}"
         ),
-        advice=f"replay decode steps as {words.graphs}, fuse small kernels, or serve {MORE_SEQUENCES}",
+        advice=advice,
     )
 
 
 @serving_texts("launch_bound", "under_graphs")
 def launch_bound_under_graphs(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"the CPU starts work more slowly than the GPU runs it, although {words.graphs} are used",
+        text=(
+            f"the CPU starts work more slowly than the GPU runs it, although {words.graphs} are "
+            f"used{words.between_steps}"
+        ),
         advice=(
             "capture the batch sizes that still run without a graph, use whole graphs instead of "
             "piecewise ones, and do less in Python between their launches"
@@ -60,8 +71,37 @@ def launch_bound_under_graphs(words: FindingWords) -> FindingTexts:
 @serving_texts("host_compute")
 def host_compute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"the GPU is idle for {words.cost} because the CPU computes, mostly {words['name']}",
+        text=(
+            f"the GPU is idle for {words.cost} because the CPU computes, mostly "
+            f"{words['name']}{words.between_steps}"
+        ),
         advice="move this work to the GPU, or run it while the GPU works on the next step",
+    )
+
+
+@serving_texts("python", "", "stacks_not_read", "outside_stacks")
+def python(words: FindingWords) -> FindingTexts:
+    where = {
+        "": "; record with `with_stack=True` to see the function",
+        "stacks_not_read": "; write a page (`-o page.html`) to see the function",
+    }
+    return FindingTexts(
+        text=(
+            f"the GPU is idle for {words.cost} because the CPU runs Python that calls no "
+            f"PyTorch{words.between_steps}"
+        ),
+        advice=f"{BESIDE_THE_GPU}{where.get(words.finding.case, '')}",
+    )
+
+
+@serving_texts("python", "with_source")
+def python_with_source(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the GPU is idle for {words.cost} because the CPU runs Python, in "
+            f"{words.source}{words.between_steps}"
+        ),
+        advice=BESIDE_THE_GPU,
     )
 
 
@@ -83,6 +123,20 @@ def host_sync_copy(words: FindingWords) -> FindingTexts:
         advice=(
             "copy with `non_blocking=True` from or into pinned memory (`.cpu()` and `.tolist()` always "
             "wait), and take the sampled tokens while the next step runs"
+        ),
+    )
+
+
+@serving_texts("slow_step", "prefill")
+def slow_step_prefill(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"in {words['delayed_steps']} of {words['decode_steps']} decode steps the sequences wait "
+            f"{words['delay_ns']} for a prefill; otherwise a token takes {words['usual_ns']}"
+        ),
+        advice=(
+            "compute prefills in smaller pieces beside decode (SGLang `--chunked-prefill-size`, vLLM "
+            "`--max-num-batched-tokens`), or on other GPUs: tokens then come more evenly, not sooner in all"
         ),
     )
 

@@ -93,6 +93,8 @@ def _kind_sentence(kind: StepKind) -> str:
             tail = f", 95 % within {short_ms(kind.interval_tail_ns)}"
         busy = percent(kind.gpu_busy, digits=0)
         facts.append(f"a step ends every {short_ms(kind.interval_ns)}{tail} (GPU busy {busy})")
+    if kind.gap_ns:
+        facts.append(f"{short_ms(kind.gap_ns)} without GPU work before it")
     if kind.tokens_per_s is not None:
         facts.append(f"{kind.tokens_per_s:,.0f} tokens a second")
     if kind.ns_per_token is not None and kind.ns_per_token > 0:
