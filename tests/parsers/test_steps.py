@@ -243,3 +243,43 @@ def test_passes_over_whole_sequences_alone_are_no_generation():
 
 def test_lookups_without_shapes_tell_nothing():
     assert passes_of([lookup(start, None) for start in (0, 10, 20)]).is_empty()
+
+
+@pytest.mark.parametrize("end", [lambda n: n + 2_000, lambda n: 6_000 - n])
+def test_many_marks_that_overlap_or_lie_in_each_other_give_the_innermost(end):
+    count = 2_000
+    marks = pl.DataFrame(
+        {
+            "step": range(count),
+            "start_ns": range(count),
+            "end_ns": [end(n) for n in range(count)],
+        }
+    )
+    times = [0, 7, count - 1, count + 500, 9_000]
+    events = table([("cpu_op", "a", time, time + 1, None) for time in times])
+    expected = []
+    for time in times:
+        around = [n for n in range(count) if n <= time < end(n)]
+        expected.append(max(around, default=None))
+    assert assign_steps(events, marks)["step"].to_list() == expected
+
+
+def test_marks_of_a_server_that_were_cut_or_have_no_length_are_steps_without_work():
+    steps = find_server_steps(
+        server_ranges(
+            ("step[DECODE bs=4]", 0, 10),
+            ("step[DECODE bs=4]", 10, 10),
+            ("step[DECODE bs=4]", 20, 30),
+        )
+    )
+    events = table(
+        [
+            ("runtime", "launch", 5, 6, 1),
+            ("kernel", "k", 7, 9, 1),
+            ("runtime", "launch", 25, 26, 2),
+            ("kernel", "k", 40, 41, 2),
+        ]
+    )
+    numbered = assign_steps(events, steps.select("step", "start_ns", "end_ns"))
+    first, *_, last = numbered["step"].to_list()
+    assert (first, last) == (steps["step"][0], steps["step"][-1])

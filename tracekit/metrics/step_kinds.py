@@ -171,4 +171,4 @@ def _growth(steps: pl.DataFrame) -> float | None:
     if tokens.max() < MIN_TOKEN_RATIO_FOR_GROWTH * max(tokens.min(), 1.0):
         return None
     slope, _ = np.polyfit(tokens, counted["gpu_ns"].to_numpy().astype(np.float64), 1)
-    return float(slope)
+    return round(float(slope), 6)  # rounding errors are no growth

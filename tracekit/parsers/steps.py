@@ -1,6 +1,7 @@
 """Assignment of steps to events: training steps, or the prefill and decode steps of an inference server."""
 
 import re
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -285,16 +286,26 @@ def _innermost_marks(marks: pl.DataFrame) -> tuple[Ints, Ints]:
     """Return the times at which the step may change, and for each the row of the innermost mark, -1 for none.
 
     Marks may be nested: a trainer that marks steps too, or the copy of a mark among the operators.
-    They come in order of their start, so that an inner mark is written over the one around it.
+    They come in order of their start, so that of those around a time the last one is the innermost.
     """
     starts = marks["start_ns"].to_numpy()
     ends = marks["end_ns"].to_numpy()
     bounds = np.unique(np.concatenate([starts, ends]))
-    innermost = np.full(len(bounds), -1, np.int64)
     first = np.searchsorted(bounds, starts).tolist()
     behind = np.searchsorted(bounds, ends).tolist()
-    for row in range(len(marks)):
-        innermost[first[row] : behind[row]] = row
+    innermost = np.full(len(bounds), -1, np.int64)
+    # Marks that have begun, the last of them on top; one that has ended is dropped when it comes
+    # there, so that each is pushed and dropped once, however many overlap.
+    begun: list[int] = []
+    next_row = 0
+    for bound in range(len(bounds)):
+        while next_row < len(marks) and first[next_row] == bound:
+            heappush(begun, -next_row)
+            next_row += 1
+        while begun and behind[-begun[0]] <= bound:
+            heappop(begun)
+        if begun:
+            innermost[bound] = -begun[0]
     return bounds, innermost
 
 
