@@ -159,9 +159,16 @@ NIGHTLY = tuple(
 """Beginnings of the names of tests that are more cases of what another test shows."""
 
 
+IN_BROWSER = "tests/report/test_page.py"
+"""The file whose tests in a browser are run every time: each worker that runs one starts it."""
+
+
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        if item.nodeid.startswith(NIGHTLY):
+        in_browser = "browser" in getattr(item, "fixturenames", ())
+        if item.nodeid.startswith(NIGHTLY) or (
+            in_browser and not item.nodeid.startswith(IN_BROWSER)
+        ):
             item.add_marker(pytest.mark.nightly)
         if item.nodeid.startswith(SLOW_FILES):
             item.add_marker(pytest.mark.slow)

@@ -26,7 +26,7 @@ MS = 1_000_000
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"
 CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere"))
 RUNS = [
-    SAMPLES / "overlapped",
+    pytest.param(SAMPLES / "overlapped", marks=pytest.mark.nightly),
     pytest.param(SAMPLES / "1f1b", marks=pytest.mark.nightly),
     SAMPLES / "steps/straggler",
     *(CORPUS / "frameworks" / name for name in ("once-ddp", "titan-fsdp", "ds-pipe")),

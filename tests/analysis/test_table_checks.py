@@ -101,16 +101,27 @@ FORGERIES = {
     "time hidden by communication": ("window.hidden", first_row("by", "dp_comm")),
     "causes of time that is not exposed": ("window.exposed", first_row("label", "cp_comm")),
     "a second step of the whole window": ("window.exposed", first_row("part", 1)),
-    "another rank": (None, lambda fields: fields["source"].update(rank=5)),
     "a number beyond 64 bits": (None, lambda fields: fields.update(inside_launch_ns=2**63)),
     "budgets of other steps": (None, lambda fields: fields["by_step"].update(weak=[1, 2, 3])),
 }
 
 
 @pytest.mark.parametrize("case", FORGERIES)
-def test_forged_tables_are_measured_again(run, forged, case):
-    store, answer = run
+def test_forged_tables_are_not_read(run, forged, case):
+    store, _ = run
+    assert read_tables(store / "rank=0") is not None
     forged(*FORGERIES[case])
+    assert read_tables(store / "rank=0") is None
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [FORGERIES["an infinite time"], (None, lambda fields: fields["source"].update(rank=5))],
+    ids=["not read", "of another rank"],
+)
+def test_forged_tables_are_measured_again(run, forged, forgery):
+    store, answer = run
+    forged(*forgery)
     assert tracekit.analyze(store, workers=1).to_dict() == answer
 
 

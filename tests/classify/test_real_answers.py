@@ -13,7 +13,7 @@ from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
 pytestmark = pytest.mark.slow
 
-FOUR_RANKS = [0, 1, pytest.param(2, marks=pytest.mark.nightly), 3]
+FOUR_RANKS = [0, *(pytest.param(rank, marks=pytest.mark.nightly) for rank in (1, 2)), 3]
 """The first rank of a pipeline, one between and the last."""
 EIGHT_RANKS = [
     0,

@@ -32,14 +32,14 @@ FOLDERS = (
     "steps/a",  # a pipeline of several steps
     "vpp-overlap",  # virtual stages
     "slow-ddp",  # data parallelism
-    "megatron-moe",  # experts
+    pytest.param("megatron-moe", marks=pytest.mark.nightly),  # experts
     "recompute",  # one rank
     "compile",  # graphs
     "memory",  # with allocations
     "reload",  # weight updates, no marked steps
-    "checkpoint-engine",  # several processes per rank
+    pytest.param("checkpoint-engine", marks=pytest.mark.nightly),  # several processes per rank
     "nsys-1f1b",  # Nsight Systems
-    "nsys-meg-1f1b",  # Nsight Systems with messages
+    pytest.param("nsys-meg-1f1b", marks=pytest.mark.nightly),  # Nsight Systems with messages
 )
 """A sample of each kind of run and recording."""
 
