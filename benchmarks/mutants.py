@@ -453,8 +453,7 @@ def notice(folder: Path, mutant: Mutant, piece: list[str]) -> str | None:
     try:
         code = run_tests(folder, ["-x", *piece], TIMEOUT_S)
     finally:
-        file.unlink()
-        os.link(ROOT / mutant.path, file)
+        file.write_bytes(original)
         remove_compiled(file)
     if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return None

@@ -397,7 +397,7 @@ def nightly_tests(_modules: list[Module]) -> Iterator[str]:
         if not line or line.startswith("#"):
             continue
         path, _, name = line.partition("::")
-        function = name.partition("[")[0]
+        function = name.partition("[")[0].rpartition(".")[2]  # of an example: with its module
         file = ROOT / path
         if not file.is_file() or f"def {function}" not in file.read_text(encoding="utf-8"):
             yield f"tests/nightly.txt: there is no test {line}"

@@ -7,7 +7,7 @@ import pytest
 from tracekit import analyze
 from tracekit.report.notices import notice_sentence
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 
 @pytest.mark.parametrize(("ranks", "size"), [(1, "1 rank"), (6, "6 ranks")])

@@ -16,7 +16,7 @@ from tracekit.schedules import generate
 from tracekit.synthetic import Recipe
 from tracekit.synthetic.files import write_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tracekit.report.write import (
 )
 from tracekit.run.analyze import analyze
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tracekit.intervals import union
 from tracekit.run.load import load
 from tracekit.schema import COMMUNICATION_LABELS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 CORPUS = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere"))
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
