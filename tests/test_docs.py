@@ -34,7 +34,8 @@ pytestmark = pytest.mark.usefixtures("measured_once")
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = sorted(typer.main.get_command(make_app()).commands)
+APP = typer.main.get_command(make_app())
+COMMANDS = sorted(APP.commands)
 NOT_RUN = re.compile(r"^(pip |git |make |python -m venv|cd |tracekit demo |# |$)")
 """What needs the network or another folder, the demonstration (tests/cli/test_demo.py), and
 comments."""
@@ -61,7 +62,7 @@ def test_every_command_is_in_the_readme(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_and_every_option_has_help(command):
-    typer_command = typer.main.get_command(make_app()).commands[command]
+    typer_command = APP.commands[command]
     assert typer_command.help, command
     undocumented = [p.name for p in typer_command.params if not getattr(p, "help", None)]
     assert undocumented == []
@@ -241,3 +242,21 @@ def test_every_call_the_documents_name_is_there():
         [sys.executable, "-c", check, *named], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr.splitlines()[-1]
+
+
+def test_every_option_the_documents_name_with_a_command_is_there():
+    options = {
+        name: {word for parameter in command.params for word in parameter.opts} | {"--help"}
+        for name, command in APP.commands.items()
+    }
+    unknown = []
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for command, words in re.findall(r"\btracekit ([a-z]+)\b([^`\n|#]*)", text):
+            if command in options:
+                named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", words))
+                unknown += [
+                    f"{page.name}: tracekit {command} {option}"
+                    for option in named - options[command]
+                ]
+    assert unknown == []
