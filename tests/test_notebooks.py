@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PICTURES = {"01-first-look": 2, "02-pipeline-and-ideal": 6, "03-hunting-a-regression": 1,
             "04-megatron-to-a-better-schedule": 4, "05-weight-updates-and-rl": 1,
-            "06-whole-runs-and-hangs": 2}  # fmt: skip
+            "06-whole-runs-and-hangs": 2, "07-eight-gpus": 2}  # fmt: skip
 
 NIGHTLY_NOTEBOOKS = {
     "02-pipeline-and-ideal": pytest.mark.nightly,
