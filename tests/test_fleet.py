@@ -35,6 +35,7 @@ from tracekit.intervals import Intervals
 from tracekit.report.notices import error_message, notice_sentence
 from tracekit.run import ingest as ingesting
 from tracekit.run.analyze import analyze
+from tracekit.run.dask import cluster
 from tracekit.run.measure import Options
 from tracekit.schedules import generate
 from tracekit.schema import LABELLED
@@ -244,9 +245,9 @@ def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, t
         assert command.returncode == 0, err
         assert out.startswith(f"Wrote {store}: {RANKS - 1} ranks, ")
         assert f"note: rank {BAD} is left out: {traces}/rank{BAD}.pt.trace.json.gz: " in err
-        answer = run("analyze", traces, "--dask", address, "--json")  # on the worker that is left
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.strip() == serial.to_json()
+        with cluster(address) as (executor, workers_left):  # the worker that is left
+            answer = analyze(traces, executor=executor, workers=workers_left)
+    assert answer.to_json() == serial.to_json()
     assert without_paths(analyze(store).to_json()) == without_paths(serial.to_json())
     alone = Options()
     stored = read_tables(store / f"rank={RANKS - 1}")

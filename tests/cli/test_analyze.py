@@ -86,7 +86,7 @@ def test_the_answer_comes_first_and_alone_when_brief(analysis):
 def test_every_definition_is_printed_when_asked_for(analysis):
     assert "U(compute)" not in printed(analysis, 160)
     console = Console(width=160, file=io.StringIO(), highlight=False)
-    render(analysis, console, definitions=True)
+    render(analysis, console, sections=["definitions"])
     text = " ".join(console.file.getvalue().split())
     for phrase in (
         "|U(X) ∩ U(compute)| / |U(X)|",

@@ -173,7 +173,7 @@ def test_of_a_label_the_rules_that_decided_are_listed(run_command, samples):
         ["analyze", "sample_traces/reload", "--explain", "9" * 5000],
         ["open", "sample_traces/reload", "--at", "9" * 5000],
         ["open", "sample_traces/reload", "--at", "1:" + "9" * 5000],
-        ["analyze", "sample_traces/reload", "--rank", "9" * 5000],
+        ["analyze", "sample_traces/reload", "--file-rank", "9" * 5000],
         ["schedule", "1f1b", "--pp", "9" * 5000, "--microbatches", "8"],
     ],
 )

@@ -30,7 +30,6 @@ COMMANDS = [
         "diff",
         "gate",
         "export",
-        "open",
         "late",
         "memory",
         "doctor",
@@ -57,8 +56,8 @@ WRONG = {
     ),
     "misspelt command": (["analyse", "x"], "did you mean 'analyze'?"),
     "an option without its value": (
-        ["analyze", "x", "--rank"],
-        "option '--rank' requires an argument",
+        ["analyze", "x", "--file-rank"],
+        "option '--file-rank' requires an argument",
     ),
     "nothing named": (["analyze"], "missing argument 'PATH'; see tracekit analyze --help"),
     "no output": (["ingest", "x"], "missing option '-o' / '--output'; see tracekit ingest --help"),
@@ -67,8 +66,8 @@ WRONG = {
         "invalid value for '--pp'",
     ),
     "no worker": (["analyze", "x", "--workers", "0"], "invalid value for '--workers'"),
-    "a rank below 0": (["analyze", "x", "--rank", "-3"], "invalid value for '--rank'"),
-    "no port": (["open", "x", "--port", "99999"], "invalid value for '--port'"),
+    "a rank below 0": (["analyze", "x", "--file-rank", "-3"], "invalid value for '--file-rank'"),
+    "no port": (["export", "x", "--open", "--port", "99999"], "invalid value for '--port'"),
     "no policy": (["gate", "x", "--inconclusive", "maybe"], "'maybe' is not one of 'pass', 'fail'"),
     "ranks without end": (
         ["analyze", "x", "--ranks", "0-99999999999"],
@@ -99,6 +98,67 @@ WRONG = {
         "--explain prints text; leave -o out",
     ),
 }
+
+REMOVED = {
+    ("open", "x"): "tracekit open was removed; use tracekit export --open",
+    (
+        "analyze",
+        "x",
+        "--rank",
+        "3",
+    ): "--rank was removed; --file-rank N says which rank a file is, --ranks reads",
+    (
+        "doctor",
+        "x",
+        "--nsys",
+        "p",
+    ): "--nsys was removed; set the environment variable TRACEKIT_NSYS",
+    ("analyze", "x", "--critical-path"): "--critical-path was removed; use --show critical-path",
+    ("analyze", "x", "--definitions"): "--definitions was removed; use --show definitions",
+    ("analyze", "x", "--store", "s"): "--store was removed; use tracekit ingest PATH -o STORE",
+    ("analyze", "x", "--resume"): "--resume was removed; use tracekit ingest",
+    ("analyze", "x", "--overwrite"): "--overwrite was removed; use tracekit ingest",
+    ("analyze", "x", "--dask=tcp://h:1"): "--dask was removed; use tracekit ingest",
+    ("ingest", "x", "-o", "s", "--no-lenient"): "--no-lenient was removed; use --strict",
+    ("ingest", "x", "-o", "s", "--lenient"): "--lenient was removed; a damaged file is read as far",
+}
+
+
+@pytest.mark.parametrize("words", REMOVED, ids=" ".join)
+def test_what_was_removed_names_its_successor(run_command, words):
+    out = run_command(*words)
+    assert out.returncode == 2
+    assert out.stderr.startswith(f"error: {REMOVED[words]}")
+    assert out.stderr.count("\n") == 1
+
+
+def test_sections_are_shown_by_name(run_command, samples):
+    run = samples / "reload"
+    plain = run_command("analyze", run).stdout
+    out = run_command("analyze", run, "--show", "copies,definitions", "--show", "memory")
+    assert out.stdout.startswith(plain)
+    more = out.stdout.removeprefix(plain)
+    assert "\nCopies" in more
+    assert "span = " in more
+    assert "nothing of this run" in more.partition("Memory")[2]
+
+
+def test_an_unknown_section_lists_those_there_are(run_command):
+    out = run_command("analyze", "x", "--show", "budgets")
+    assert out.returncode == 2
+    assert out.stderr.startswith(
+        "error: --show budgets: there is no such section; there are budget, "
+    )
+    assert out.stderr.endswith(", full\n")
+
+
+def test_export_writes_or_opens(run_command):
+    for words in ([], ["-o", "x.json", "--open"]):
+        out = run_command("export", "x", *words)
+        assert out.returncode == 2
+        assert "give either -o FILE or --open" in out.stderr
+    out = run_command("export", "x", "-o", "x.json", "--at", "5")
+    assert "--at is for --open" in out.stderr
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -99,8 +99,7 @@ def documents(tmp_path_factory):
         "diff": [diff(before, after).document],
         "gate": [gate(after, before).to_document()],
         "doctor": [
-            diagnose(SAMPLES / name, steps=True).to_document()
-            for name in ("1f1b-noshapes", "nsys-1f1b")
+            diagnose(SAMPLES / name).to_document() for name in ("1f1b-noshapes", "nsys-1f1b")
         ],
         "memory": [memory(SAMPLES / "memory-snapshot").to_document()],
         "memory-diff": [

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tracekit.cli.open import parse_moment
+from tracekit.cli.export import parse_moment
 from tracekit.errors import OptionError, OutputError
 from tracekit.report.perfetto.serve import VIEWER, SingleDownloadServer, moment_parameters
 
@@ -157,7 +157,7 @@ def test_a_port_in_use_is_one_clear_error(offer, tmp_path):
 
 def test_the_command_prints_the_link_and_ends_once_read(samples):
     command = [sys.executable, "-c", "from tracekit.cli import main; main()"]
-    words = ["open", samples / "reload", "--ranks", "0", "--port", "0"]
+    words = ["export", "--open", samples / "reload", "--ranks", "0", "--port", "0"]
     with subprocess.Popen(
         [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:

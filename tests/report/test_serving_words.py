@@ -77,7 +77,12 @@ def outputs(analysis):
     screens = {}
     for name, full in (("first screen", False), ("full", True)):
         stream = StringIO()
-        render(analysis, Screen(file=stream, width=100), full=full, definitions=full)
+        render(
+            analysis,
+            Screen(file=stream, width=100),
+            full=full,
+            sections=["definitions"] if full else [],
+        )
         screens[name] = stream.getvalue()
     return {
         **screens,

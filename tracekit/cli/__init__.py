@@ -27,7 +27,6 @@ from tracekit.cli import (
     late,
     mcp,
     memory,
-    open,
     query,
     redact,
     schedule,
@@ -35,7 +34,8 @@ from tracekit.cli import (
 )
 from tracekit.cli._console import discard_stdout, prepare_streams, print_line
 from tracekit.cli._options import with_quiet
-from tracekit.errors import DEBUG, TracekitError
+from tracekit.cli._removed import REMOVED_COMMANDS, successor_of_option
+from tracekit.errors import DEBUG, OptionError, TracekitError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -47,8 +47,10 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "ingest": (ingest.run, "Write traces as a store that every command reads without parsing."),
     "diff": (diff.run, "Show what changed from run A to run B, the largest change first."),
     "gate": (gate.run, "Judge whether runs are slower than their baseline, beyond noise."),
-    "export": (export.run, "Write the trace with labels, cells and ideal for ui.perfetto.dev."),
-    "open": (open.run, "Open the trace at ui.perfetto.dev, served from this machine."),
+    "export": (
+        export.run,
+        "Write the trace with labels for ui.perfetto.dev, or open it there.",
+    ),
     "late": (late.run, "Show who joins collectives late over a whole run, and hangs."),
     "memory": (memory.run, "Show what fills GPUs, from memory snapshots without traces."),
     "doctor": (doctor.run, "Show what traces hold, what is missing, and how to record better."),
@@ -73,6 +75,13 @@ class CommandGroup(TyperGroup):
         except BrokenPipeError:
             discard_stdout()
             raise typer.Exit(0) from None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; of one that was removed, say what takes its place."""
+        if args and args[0] in REMOVED_COMMANDS:
+            successor = REMOVED_COMMANDS[args[0]]
+            raise OptionError(f"tracekit {args[0]} was removed", hint=f"use {successor}")
+        return super().resolve_command(ctx, args)
 
 
 def make_app() -> typer.Typer:
@@ -161,7 +170,12 @@ def usage_message(error: Any) -> str:
     >>> usage_message(SimpleNamespace(ctx=None, format_message=lambda: "Missing option '--output'."))
     "missing option '--output'; see tracekit --help"
     """
-    text = " ".join(error.format_message().split()).rstrip(".")
+    removed = getattr(error, "option_name", None)
     context = getattr(error, "ctx", None)
+    if removed is not None and context is not None:
+        successor = successor_of_option(context.info_name or "", removed)
+        if successor is not None:
+            return f"{removed} was removed; {successor}"
+    text = " ".join(error.format_message().split()).rstrip(".")
     command = context.command_path if context is not None else "tracekit"
     return f"{text[:1].lower()}{text[1:]}; see {command} --help"

@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from tracekit.store.sources import Paths as RunPaths
 
 
-NSYS_VARIABLE = "TRACEKIT_NSYS"
-
-
-def set_nsys(program: str | None) -> str | None:
-    """Set the path of nsys for this process and its workers."""
-    if program:
-        os.environ[NSYS_VARIABLE] = program
-    return program
-
-
 def with_quiet(run: Callable[..., None]) -> Callable[..., None]:
     """Return a command's function with the option ``--quiet``, which every command has."""
 
@@ -71,13 +61,19 @@ Paths = Annotated[
     ),
 ]
 Ranks = Annotated[str | None, value("Read only these ranks: 0,2 or 0-7.", "RANKS")]
-Rank = Annotated[int | None, value("The rank of a single file that does not name it.", "N", min=0)]
+FileRank = Annotated[
+    int | None,
+    typer.Option(
+        "--file-rank",
+        help="The rank that a single file is, if it does not say.",
+        metavar="N",
+        min=0,
+    ),
+]
 Rules = Annotated[Path | None, value("Rules file to label with, before the built-in ones.", "FILE")]
 Workers = Annotated[
     int | None, value("Number of worker processes; by default as many as help.", "N", min=1)
 ]
-_NSYS_HELP = "Path of nsys, which reads .nsys-rep reports, if it is not on the PATH."
-Nsys = Annotated[str | None, value(_NSYS_HELP, "PROGRAM", envvar=NSYS_VARIABLE, callback=set_nsys)]
 Strict = Annotated[
     bool, flag("--strict", "A damaged, unreadable or missing rank is an error, not a warning.")
 ]
@@ -92,8 +88,6 @@ Dask = Annotated[
         "Work on the Dask cluster whose scheduler is at this address: tcp://host:8786.", "ADDRESS"
     ),
 ]
-DrawnIdeal = Annotated[str, value("Ideal to draw: auto, a name, an order file or none.", "NAME")]
-DrawnStacks = Annotated[bool, flag("--stacks", "Include Python frames.")]
 _QUIET_HELP = "Print no notes and no progress, and with -o not the result either."
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help=_QUIET_HELP)]
 Json = Annotated[bool, flag("--json", "Print the result as JSON.")]

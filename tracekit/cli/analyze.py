@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from tracekit.cli import _options as options
 from tracekit.cli._console import (
-    note_partial_store,
     print_left_out,
     print_note,
     print_notices,
@@ -18,12 +17,22 @@ from tracekit.cli._console import (
 )
 from tracekit.cli._options import flag, value
 from tracekit.errors import InputError, OptionError, TracekitError
-from tracekit.parsers.source_refs import MAX_DIGITS, chosen_ranks, unknown_rank_error
+from tracekit.parsers.source_refs import (
+    MAX_DIGITS,
+    MAX_SHOWN_CHARS,
+    chosen_ranks,
+    unknown_rank_error,
+)
 
 if TYPE_CHECKING:
     from tracekit.results import Analysis
     from tracekit.store.sources import OneRole
     from tracekit.store.sources import Paths as RunPaths
+
+ALL_SECTIONS = "full"
+"""What ``--show`` calls all sections."""
+CRITICAL_PATH = "critical-path"
+"""Section whose content is measured only if it is asked for."""
 
 
 def run(
@@ -52,7 +61,7 @@ def run(
     ] = None,
     ranks: options.Ranks = None,
     roles: options.Roles = None,
-    rank: options.Rank = None,
+    file_rank: options.FileRank = None,
     rules: options.Rules = None,
     capture: Annotated[
         Path | None,
@@ -66,12 +75,16 @@ def run(
         value("Override how ranks are arranged: pp=4,ep=2; node=8 for ranks per machine.", "SIZES"),
     ] = None,
     what_if: Annotated[
-        bool, flag("--what-if", "Show the changes that would save most, and other schedules.")
+        bool,
+        flag(
+            "--what-if",
+            "List what would help: the changes that save most, and other schedules. --change asks for one of your own.",
+        ),
     ] = False,
     change: Annotated[
         list[str] | None,
         value(
-            "Predict the step with a change: 'dp_comm x0.5', 'links x2', 'rank 2 like others', 'no host delay', "
+            "Predict one such change: 'dp_comm x0.5', 'links x2', 'rank 2 like others', 'no host delay', "
             "'hide dp_comm', 'balance', 'microbatches 16'; may be repeated.",
             "TEXT",
         ),
@@ -82,12 +95,6 @@ def run(
     gpu: Annotated[
         str | None, value("Name of the GPU, for traces that do not name it: H100, MI300X …", "NAME")
     ] = None,
-    critical_path: Annotated[
-        bool,
-        flag(
-            "--critical-path", "Show the chain of work across ranks that the step had to wait for."
-        ),
-    ] = False,
     by: Annotated[
         str | None, value("Show the step in rows: by layer, module, annotation or shape.", "ROWS")
     ] = None,
@@ -98,31 +105,34 @@ def run(
             "WHAT",
         ),
     ] = None,
+    show: Annotated[
+        list[str] | None,
+        value(
+            "Print more: a section (budget, critical-path, definitions, memory, rates …; a wrong name lists "
+            "all) or full; may be repeated.",
+            "SECTION",
+        ),
+    ] = None,
     brief: Annotated[bool, flag("--brief", "Print only the answer: five lines.")] = False,
-    full: Annotated[bool, flag("--full", "Print every table and all warnings.")] = False,
-    definitions: Annotated[
-        bool, flag("--definitions", "Print how each number is defined, after the tables.")
+    full: Annotated[
+        bool, flag("--full", "Print every table and all warnings; short for --show full.")
     ] = False,
     workers: options.Workers = None,
-    nsys: options.Nsys = None,
     strict: options.Strict = False,
-    store: Annotated[
-        Path | None, value("Keep what is read in this store, as ingest does.", "STORE")
-    ] = None,
-    resume: options.Resume = False,
-    overwrite: options.Overwrite = False,
-    dask: options.Dask = None,
 ) -> None:
     """Show where the step's time went on every rank, what was hidden, who waited, and how far it is from its ideal."""
     outputs = output or []
+    sections, show_all = chosen_sections(show or ())
+    full = full or show_all
+    critical_path = CRITICAL_PATH in sections
     _check_explain(explain, json=json, outputs=outputs)
     finding_number = int(explain) if explain is not None and explain.isdecimal() else None
     if paths and len(paths) == 1 and not roles and _saved_format(paths[0]) is not None:
-        needing_events = {
-            "--steps": steps, "--ranks": ranks, "--rank": rank, "--rules": rules, "--capture": capture,
+        needing_events: dict[str, object] = {
+            "--steps": steps, "--ranks": ranks, "--file-rank": file_rank, "--rules": rules, "--capture": capture,
             "--schedule": schedule != "auto", "--layout": layout, "--what-if": what_if, "--change": change,
-            "--pipeline": pipeline, "--gpu": gpu, "--critical-path": critical_path, "--by": by, "--plot": plot,
-            "--store": store, "--explain LABEL": explain is not None and finding_number is None,
+            "--pipeline": pipeline, "--gpu": gpu, "--by": by, "--plot": plot,
+            "--explain LABEL": explain is not None and finding_number is None,
         }  # fmt: skip
         analysis = _read_saved(paths[0], needing_events)
         print_notices(notice for notice in analysis.notices if notice.code == "saved-analysis")
@@ -136,7 +146,7 @@ def run(
             critical_path=True,
             brief=brief,
             full=full,
-            definitions=definitions,
+            sections=sections,
         )
         return
     if explain is not None and finding_number is None:
@@ -144,7 +154,7 @@ def run(
             options.role_paths(paths, roles, "analyze"),
             explain,
             ranks=chosen_ranks(ranks),
-            rank=rank,
+            rank=file_rank,
             rules=rules,
             capture=capture,
             all_rules=full,
@@ -157,34 +167,28 @@ def run(
         return
     _check_outputs(outputs, plot)
     from tracekit.run.analyze import analyze
-    from tracekit.run.dask import cluster
 
     has_page = any(_is_page(path) for path in outputs)
-    with note_partial_store(store), cluster(dask) as (executor, cluster_size):
-        analysis = analyze(
-            options.role_paths(paths, roles, "analyze"),
-            steps=steps,
-            ranks=ranks,
-            file_rank=rank,
-            rules=rules,
-            capture=capture,
-            schedule=schedule,
-            layout=layout,
-            what_if=what_if or plot == "curve",  # the curve is one of the predictions
-            changes=change or (),
-            critical_path=critical_path or has_page,  # the page always shows it
-            timeline=has_page,
-            stacks=has_page or finding_number is not None,  # source lines of the places
-            by=by,
-            pipeline=pipeline,
-            gpu=gpu,
-            store=store,
-            resume=resume,
-            overwrite=overwrite,
-            workers=workers or cluster_size,
-            executor=executor,
-            on_damage="error" if strict else "warn",
-        )
+    analysis = analyze(
+        options.role_paths(paths, roles, "analyze"),
+        steps=steps,
+        ranks=ranks,
+        file_rank=file_rank,
+        rules=rules,
+        capture=capture,
+        schedule=schedule,
+        layout=layout,
+        what_if=what_if or plot == "curve",  # the curve is one of the predictions
+        changes=change or (),
+        critical_path=critical_path or has_page,  # the page always shows it
+        timeline=has_page,
+        stacks=has_page or finding_number is not None,  # source lines of the places
+        by=by,
+        pipeline=pipeline,
+        gpu=gpu,
+        workers=workers,
+        on_damage="error" if strict else "warn",
+    )
     print_left_out(analysis.notices)
     _show(
         analysis,
@@ -195,8 +199,31 @@ def run(
         critical_path=critical_path,
         brief=brief,
         full=full,
-        definitions=definitions,
+        sections=sections,
     )
+
+
+def chosen_sections(show: Sequence[str]) -> tuple[tuple[str, ...], bool]:
+    """Return the sections that ``--show`` names, and whether it asks for all.
+
+    >>> chosen_sections(["budget,rates", "full"])
+    (('budget', 'rates'), True)
+    """
+    if not show:
+        return (), False
+    from tracekit.report.sections import sections_to_show
+
+    available = sections_to_show()
+    names = [name.strip() for names in show for name in names.split(",")]
+    for name in names:
+        if name not in (*available, ALL_SECTIONS):
+            raise OptionError(
+                f"--show {name[:MAX_SHOWN_CHARS]}: there is no such section",
+                hint=f"there are {', '.join([*available, ALL_SECTIONS])}",
+            )
+    return tuple(
+        dict.fromkeys(name for name in names if name != ALL_SECTIONS)
+    ), ALL_SECTIONS in names
 
 
 def _check_explain(explain: str | None, *, json: bool, outputs: Sequence[Path]) -> None:
@@ -253,7 +280,7 @@ def _show(
     critical_path: bool,
     brief: bool,
     full: bool,
-    definitions: bool,
+    sections: Sequence[str],
 ) -> None:
     """Write an analysis to *outputs*, and print it as JSON or as tables; or explain one of its findings.
 
@@ -285,7 +312,7 @@ def _show(
             brief=brief,
             full=full,
             page_written=any(_is_page(path) for path in outputs),
-            definitions=definitions,
+            sections=sections,
         )
 
 

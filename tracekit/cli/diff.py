@@ -19,7 +19,6 @@ def run(
         list[Path] | None, options.output("Write the result: .json, .md or .html; may be repeated.")
     ] = None,
     role: options.Role = None,
-    nsys: options.Nsys = None,
     json: options.Json = False,
 ) -> None:
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""

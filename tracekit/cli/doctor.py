@@ -12,21 +12,19 @@ def run(
     *,
     ranks: options.Ranks = None,
     roles: options.Roles = None,
-    rank: options.Rank = None,
+    file_rank: options.FileRank = None,
     workers: options.Workers = None,
-    nsys: options.Nsys = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Show what these traces hold and lack, how to record better, and what costs time in a step."""
+    """Show what these traces hold and lack, and how to record better."""
     from tracekit.doctor.diagnose import diagnose
     from tracekit.report.terminal.screen import Screen
 
     diagnosis = diagnose(
         options.role_paths(paths, roles, "doctor"),
         ranks=ranks,
-        file_rank=rank,
+        file_rank=file_rank,
         workers=workers,
-        steps=True,
     )
     if json:
         typer.echo(diagnosis.to_json())

@@ -89,7 +89,6 @@ def run(
         str | None, value("Name of this gate in its reports, where a project has several.", "NAME")
     ] = None,
     role: options.Role = None,
-    nsys: options.Nsys = None,
     json: options.Json = False,
     inconclusive: Annotated[
         Literal["pass", "fail"] | None,

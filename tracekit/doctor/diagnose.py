@@ -5,7 +5,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -27,15 +26,13 @@ from tracekit.doctor.findings import (
 from tracekit.documents.analysis import Budget, TimedStep
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, DoctorFinding
-from tracekit.documents.findings import Finding
-from tracekit.errors import Notice, TracekitError
+from tracekit.errors import Notice
 from tracekit.metrics.completeness import add_launch_times, check_completeness
 from tracekit.metrics.host.events import find_calls
 from tracekit.metrics.step_time import summarize_steps, timed_steps
 from tracekit.parsers.source_refs import RankChoice, SourceRef, chosen_ranks
 from tracekit.parsers.steps import find_inference_steps
 from tracekit.report.notices import notice_sentence, with_messages
-from tracekit.run.analyze import analyze
 from tracekit.run.driver import check_run, find_sources, map_sources
 from tracekit.schema import GPU_KINDS, ProcessGroup, RankEvents
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref
@@ -58,9 +55,6 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
     facts: tuple[RankFacts, ...]
     findings: tuple[DoctorFinding, ...]
     notices: tuple[Notice, ...]
-    step_findings: tuple[Finding, ...] | None = None
-    """What costs time in a step, as ``analyze`` says it; None if that was not asked for, or the
-    traces cannot be analysed."""
 
     @property
     def reader(self) -> str:
@@ -145,7 +139,7 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             "export_again": suggest_reexport(self.facts),
             "extras": find_extras(self.facts),
             "findings": self.findings,
-            "step_findings": self.step_findings,
+            "step_findings": None,
             "warnings": with_messages(self.notices),
         }
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
@@ -179,7 +173,6 @@ def diagnose(
     ranks: RankChoice | None = None,
     file_rank: int | None = None,
     workers: int | None = None,
-    steps: bool = False,
 ) -> Diagnosis:
     """Examine the traces at *paths*.
 
@@ -190,8 +183,6 @@ def diagnose(
         ranks: Numbers of the ranks to read; by default all.
         file_rank: Rank of a single file that does not name it.
         workers: Processes that read; by default as many as pay.
-        steps: Whether to analyse the steps too, for what costs time in them
-            (``step_findings``).
 
     >>> [finding.code for finding in diagnose("sample_traces/1f1b-noshapes").findings]
     ['no-shapes']
@@ -214,15 +205,7 @@ def diagnose(
     spans = [(fact.source, fact.start_ns, fact.end_ns) for fact in facts]
     check_run(spans, ranks=ranks, failed=bool(unreadable), named=isinstance(paths, Mapping))
     findings = find_problems(facts, unreadable=unreadable, ranks=ranks)
-    step_findings = None
-    if steps:
-        # What cannot be analysed is diagnosed all the same: the reason is among the problems.
-        with suppress(TracekitError):
-            run = analyze(paths, ranks=ranks, file_rank=file_rank, workers=workers, timeline=False)
-            step_findings = run.findings
-    return Diagnosis(
-        tuple(ref.path for ref in refs), tuple(facts), tuple(findings), notices, step_findings
-    )
+    return Diagnosis(tuple(ref.path for ref in refs), tuple(facts), tuple(findings), notices)
 
 
 def examine(part: RankEvents) -> RankFacts:

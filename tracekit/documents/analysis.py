@@ -1393,9 +1393,9 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     lanes: list[Lane] | UnsetType = UNSET
     """Time by phase and label, if there is no schedule that holds them."""
     critical_path: list[PathSegment] | UnsetType = UNSET
-    """Segments of the critical path, with --critical-path."""
+    """Segments of the critical path, with --show critical-path."""
     critical_path_ns: PathTotals | UnsetType = UNSET
-    """Totals of the critical path, with --critical-path."""
+    """Totals of the critical path, with --show critical-path."""
     what_if: list[ChangedStep] | UnsetType = UNSET
     """Predictions for changes, with --change or --what-if."""
     by: ByTable | UnsetType = UNSET

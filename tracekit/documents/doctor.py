@@ -117,7 +117,6 @@ class DoctorDocument(Struct, frozen=True):
     findings: list[DoctorFinding]
     """What is missing."""
     step_findings: tuple[Finding, ...] | None
-    """What costs time in a step: the findings of analyze; null if the traces cannot be analysed, or
-    were not."""
+    """Null: what costs time in a step is in ``findings`` of analyze. Files of earlier versions have it here."""
     warnings: tuple[Notice, ...]
     """Notices."""

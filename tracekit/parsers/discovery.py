@@ -129,13 +129,14 @@ def _apply_rank_option(refs: list[SourceRef], rank: int | None) -> list[SourceRe
     if rank is not None:
         if len(refs) != 1:
             raise OptionError(
-                f"--rank names the rank of one file, and there are {len(refs)}", hint="leave it out"
+                f"--file-rank names the rank of one file, and there are {len(refs)}",
+                hint="leave it out",
             )
         if refs[0].rank not in (None, rank):
             origin = f"its {refs[0].rank_from} says so"
             raise OptionError(
                 f"{refs[0].path}: is rank {refs[0].rank} ({origin}), not {rank}",
-                hint="leave --rank out",
+                hint="leave --file-rank out",
             )
         if refs[0].rank is None:
             return [replace(refs[0], rank=rank, rank_from="option")]

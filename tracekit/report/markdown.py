@@ -26,7 +26,6 @@ from tracekit.report.text import (
 from tracekit.report.view import View, view_of
 from tracekit.report.view.budget import NOT_RECORDED
 from tracekit.report.view.pipeline import waterfall
-from tracekit.report.words import short_kernel
 
 Data = Mapping[str, Any]
 VERDICT_ICONS = {
@@ -229,24 +228,13 @@ def _section(title: str, table: Table | None) -> str:
 
 
 def _kernels(view: View) -> str:
-    columns = (
-        Column("kernel", "code", value=lambda row: _shorten(short_kernel(row.name))),
-        Column("label"),
-        Column("module"),
-        Column("per step", "figure", value=lambda row: f"{row.count:,.1f}".removesuffix(".0")),
-        Column("time per step", "ms", digits=2, value="ns"),
-    )
-    table = make_table(columns, view.kernels)
+    table = view.kernel_table
     over = ", mean over ranks" if len(view.analysis.rank_results) > 1 else ""
     return (
         folded(f"The {len(view.kernels)} longest kernels{over}", render_table(table, fold=False))
         if table
         else ""
     )
-
-
-def _shorten(name: str) -> str:
-    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
 
 
 def _warnings(view: View) -> str:

@@ -39,6 +39,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     """Where it is shown."""
     table: Callable[[View], Table | None] | None = None
     """Its table; None if each medium draws it."""
+    when_asked: bool = False
+    """Whether the terminal shows it only when it is asked for by name."""
 
     def heading(self, words: Mapping[str, str]) -> str:
         """Return the heading of the terminal."""
@@ -47,9 +49,6 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SECTIONS: tuple[Section, ...] = (
-    Section(
-        id="findings", title="What to do next", name="Findings", media=("page",)
-    ),
     Section(
         id="timeline", title="Timeline", name="Timeline", about="every event of every rank", media=("page",)
     ),
@@ -99,7 +98,7 @@ SECTIONS: tuple[Section, ...] = (
         table=lambda view: view.phases,
     ),
     Section(
-        id="path", title="Critical path: what the step had to wait for, in order of time",
+        id="critical-path", title="Critical path: what the step had to wait for, in order of time",
         name="Critical path", about="what the step had to wait for", media=("terminal", "page"),
     ),
     Section(
@@ -151,16 +150,41 @@ SECTIONS: tuple[Section, ...] = (
     Section(id="reload", title="Weight reload", name="Weight reload"),
     Section(
         id="kernels", title="The longest kernels", name="Kernels", about="the longest",
-        media=("markdown", "page"),
+        table=lambda view: view.kernel_table, when_asked=True,
     ),
     Section(id="warnings", title="Warnings", name="Warnings ({warnings})"),
-    Section(id="next", title="What to do next", media=("terminal",)),
+    Section(id="findings", title="What to do next", name="Findings", media=("terminal", "page")),
     Section(
         id="definitions", title="How each number is defined", name="Definitions",
-        about="how each number is defined", media=("page",),
+        about="how each number is defined", media=("terminal", "page"), when_asked=True,
     ),
 )  # fmt: skip
 """All sections, in the order of the text reports; the page's template lays out its own."""
+
+
+NEED_OPTIONS = ("by", "changes")
+"""Sections that the terminal shows with the options that fill them."""
+
+
+def sections_to_show() -> tuple[str, ...]:
+    """Return the names of the sections that ``--show`` prints in the terminal, sorted: each with its parts.
+
+    >>> "rates" in sections_to_show(), "products" in sections_to_show()
+    (True, False)
+    """
+    names = {section.part_of or section.id for section in sections_of("terminal")}
+    return tuple(sorted(names - set(NEED_OPTIONS)))
+
+
+def with_parts(name: str) -> tuple[Section, ...]:
+    """Return the sections of the terminal that ``--show`` prints under this name.
+
+    >>> [section.id for section in with_parts("stragglers")]
+    ['stragglers', 'imbalance', 'slowdown']
+    """
+    return tuple(
+        section for section in sections_of("terminal") if name in (section.id, section.part_of)
+    )
 
 
 def sections_of(medium: Medium) -> tuple[Section, ...]:

@@ -204,7 +204,7 @@ def _check_inputs(
 ) -> None:
     """Raise OptionError if traces, store and capture cannot be used together."""
     if resume and store is None:
-        raise OptionError("resume needs a store to go on with", hint="name one: store (--store)")
+        raise OptionError("resume needs a store to go on with", hint="name one: store=")
     if capture is not None and (store is not None or isinstance(traces, Trace)):
         raise OptionError("a capture is joined with trace files", hint="give paths, and no store")
 

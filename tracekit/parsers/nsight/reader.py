@@ -259,7 +259,7 @@ def _find_nsys(path: Path, nsys: str | None) -> str:
         return program
     program = shutil.which("nsys")
     if program is None:
-        hint = f"on a machine with Nsight Systems: {_export_command(path)} (or give its path with --nsys PATH)"
+        hint = f"on a machine with Nsight Systems: {_export_command(path)} (or set {NSYS_VARIABLE} to its path)"
         raise InputError(
             f"{path}: a report must be exported first, and nsys is not on the PATH", hint=hint
         )

@@ -5,7 +5,7 @@ of the view and the width of the terminal, which returns None if there is nothin
 draw more are in ``fleet`` and ``schedule``.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -22,7 +22,13 @@ from tracekit.report.palette import (
     UNRECORDED_COLOUR,
     UNSURE,
 )
-from tracekit.report.sections import Section, find_section, section_words, sections_of
+from tracekit.report.sections import (
+    Section,
+    find_section,
+    section_words,
+    sections_of,
+    with_parts,
+)
 from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.first_screen import brief_screen, first_screen
 from tracekit.report.terminal.fleet import many_ranks
@@ -56,7 +62,7 @@ def render(
     brief: bool = False,
     full: bool = True,
     page_written: bool = False,
-    definitions: bool = False,
+    sections: Sequence[str] = (),
 ) -> None:
     """Print the report.
 
@@ -67,7 +73,7 @@ def render(
         full: Print the whole answer and every section; else the first screen, the schedule and what
             was asked for.
         page_written: Whether a page was written, which is then not suggested.
-        definitions: Print the definition of each number as well.
+        sections: Ids of further sections to print.
     """
     out = console or Screen()
     view = view_of(analysis)
@@ -82,18 +88,12 @@ def render(
         else:
             shown = first_screen(view, columns, unicode=unicode, page_written=page_written)
         out.print(Text("\n").join(shown), soft_wrap=True)
-    for title, body in chosen_sections(view, out.width, brief=brief, full=full):
+    for title, body in chosen_sections(view, out.width, brief=brief, full=full, asked=sections):
         out.print()
         out.print(Text(title, style="bold"))
         out.print(body, crop=False)  # a command to copy may be longer than a line
     if full:
         out.print(closing_lines(view, page_written=page_written))
-    if definitions:
-        out.print()
-        out.print(Text("How each number is defined", style="bold"))
-        lines = (f"{name} = {meaning}" for name, meaning in view.definitions)
-        text = "\n".join(wrap_text(line, out.width, first="  ", rest="    ") for line in lines)
-        out.print(Text(text, style="dim"))
 
 
 def whole_run(view: View, width: int) -> RenderableType | None:
@@ -261,6 +261,13 @@ def warnings(view: View, width: int) -> RenderableType | None:
     for notice in view.warnings:
         messages.append(wrap_text(notice.message, max(40, width), first="  ! ", rest="    "))
     return Group(*(Text(message, style=UNSURE) for message in messages))
+
+
+def definitions(view: View, width: int) -> RenderableType:
+    """Say how each number is defined."""
+    lines = (f"{name} = {meaning}" for name, meaning in view.definitions)
+    text = "\n".join(wrap_text(line, width, first="  ", rest="    ") for line in lines)
+    return Text(text, style="dim")
 
 
 def next_steps(view: View, width: int, *, first: int = 1) -> RenderableType | None:
@@ -432,7 +439,7 @@ DRAWINGS: Mapping[str, Drawing] = {
     "compute": compute,
     "overlap": exposure,
     "schedule": render_schedule,
-    "path": critical,
+    "critical-path": critical,
     "by": lambda view, width: render_table(view.by, width, total_style="dim"),
     "products": lambda view, width: render_table(view.products, width, total_style="bold"),
     "stragglers": lambda view, width: render_table(
@@ -441,7 +448,8 @@ DRAWINGS: Mapping[str, Drawing] = {
     "steps": step_times,
     "reload": reload,
     "warnings": warnings,
-    "next": next_steps,
+    "findings": next_steps,
+    "definitions": definitions,
 }
 """Drawings of sections that are more than their table, by id."""
 BRIEF_DRAWINGS: Mapping[str, Drawing] = {"changes": requested_changes, "schedule": what_if}
@@ -449,7 +457,6 @@ BRIEF_DRAWINGS: Mapping[str, Drawing] = {"changes": requested_changes, "schedule
 SHORT_DRAWINGS: Mapping[str, Drawing] = {
     "whole-run": whole_run,
     "schedule": draw_schedule,
-    "path": critical,
     "changes": requested_changes,
     "by": DRAWINGS["by"],
 }
@@ -468,15 +475,18 @@ def draw_section(section: Section, view: View, width: int) -> RenderableType | N
 
 
 def chosen_sections(
-    view: View, width: int, *, brief: bool, full: bool
+    view: View, width: int, *, brief: bool, full: bool, asked: Sequence[str] = ()
 ) -> Iterator[tuple[str, RenderableType]]:
-    """Yield the heading and content of each section that has something to say."""
+    """Yield the heading and content of each section that has something to say, and of those *asked* for."""
     words = section_words(view) | {"of_ranks": _ranks_drawn(view, short=not full)}
     drawings = BRIEF_DRAWINGS if brief else SHORT_DRAWINGS
     titles = BRIEF_TITLES if brief else SHORT_TITLES
-    chosen = sections_of("terminal")
+    chosen = tuple(section for section in sections_of("terminal") if not section.when_asked)
     if brief or not full:
         chosen = tuple(find_section(section_id) for section_id in drawings)
+    chosen_by_name = [(name, with_parts(name)) for name in asked]
+    asked_ids = {section.id for _, parts in chosen_by_name for section in parts}
+    chosen = tuple(section for section in chosen if section.id not in asked_ids)
     for section in chosen:
         if brief or not full:
             title = titles.get(section.id) or section.heading(words)
@@ -486,3 +496,9 @@ def chosen_sections(
             body = draw_section(section, view, width)
         if body is not None:
             yield title, body
+    for name, parts in chosen_by_name:
+        drawn = [(section.heading(words), draw_section(section, view, width)) for section in parts]
+        with_content = [(title, body) for title, body in drawn if body is not None]
+        if not with_content:
+            yield find_section(name).heading(words), Text("  nothing of this run", style="dim")
+        yield from with_content

@@ -11,10 +11,8 @@ from rich.text import Text
 from tracekit._util.text import format_ranges, listing, ms, terminal
 from tracekit.documents.coding import to_plain
 from tracekit.documents.doctor import DoctorDocument, DoctorFinding
-from tracekit.report.findings import shown_findings
 from tracekit.report.notices import notice_sentence
 from tracekit.report.palette import BAD, GOOD, TO_TYPE, UNSURE
-from tracekit.report.terminal.first_screen import saving
 
 TOOL_NAMES = {
     "kineto": "PyTorch profiler",
@@ -29,8 +27,6 @@ SKIPPED_KINDS = {
     "python": "Python frames",
 }
 MAX_GROUPS = 8
-MAX_STEP_FINDINGS = 3
-"""Findings about the step that are shown; ``analyze`` shows all."""
 _MARKS = {"blocks": ("✗", f"bold {BAD}"), "limits": ("!", f"bold {UNSURE}"), "note": ("·", "dim")}
 
 
@@ -53,7 +49,7 @@ def render(
         complete = Text(
             "Nothing is missing that labels, budget, overlap and waits need.", style=f"bold {GOOD}"
         )
-        return Group(*parts, complete, *_extras(diagnosis), *_step_findings(diagnosis))
+        return Group(*parts, complete, *_extras(diagnosis))
     parts += _answers(diagnosis)
     parts.append(Text("Missing, and what it costs", style="bold"))
     for finding in diagnosis.findings:
@@ -62,24 +58,7 @@ def render(
     if recipe is not None and is_more_than_noted:
         parts.append(Text("A recording with everything", style="bold"))
         parts.append(Padding(Text(recipe, style=TO_TYPE), (0, 0, 0, 2)))
-    return Group(*parts, *_extras(diagnosis), *_step_findings(diagnosis))
-
-
-def _step_findings(diagnosis: DoctorDocument) -> list[RenderableType]:
-    """Return what costs time in a step: the first findings of ``analyze``, in its words."""
-    shown = shown_findings(diagnosis.step_findings or ())
-    if not shown:
-        return []
-    rows = []
-    for finding in shown[:MAX_STEP_FINDINGS]:
-        words = Text(f"{terminal(finding.text)}\n→ {terminal(finding.advice)}")
-        rows.append((saving(finding), words))
-    lines = _grid(rows, style="dim")
-    return [
-        Text(""),
-        Text("What costs time in a step, by what it is likely to save (≤: at most)", style="bold"),
-        Padding(lines, (0, 0, 0, 2)),
-    ]
+    return Group(*parts, *_extras(diagnosis))
 
 
 def _extras(diagnosis: DoctorDocument) -> list[RenderableType]:

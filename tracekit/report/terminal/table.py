@@ -17,6 +17,8 @@ MAX_RANKS_LISTED = 12
 """Up to this number of ranks, a table lists all of them …"""
 WORST_RANKS_SHOWN = 5
 """… and of more ranks, this many."""
+NAME_KINDS = ("name", "code")
+"""Kinds of columns whose texts are shortened where they do not fit."""
 MIN_NAME_LENGTH = 24
 """Characters that a name keeps, however narrow the terminal is …"""
 MIN_NAME_LENGTH_WITH_ALL_COLUMNS = 36
@@ -82,7 +84,7 @@ def render_table(
     lines.show_header = any(column.heading for column in columns)
     for column in columns:
         # Words may wrap, but a label is one word: only its coloured mark is separated by a space.
-        no_wrap = fits or not column.words or column.kind == "name" or column.heading == "label"
+        no_wrap = fits or not column.words or column.kind in NAME_KINDS or column.heading == "label"
         justify: Literal["left", "right"] = "left" if column.words else "right"
         lines.add_column(column.heading, justify=justify, no_wrap=no_wrap)
     for i, texts in enumerate(shown_cells):
@@ -101,7 +103,7 @@ def _shorten_names(columns: Sequence[Column], cells: list[list[Text]], width: in
     """Shorten the names in *cells* to the room that the other columns leave, so that they still differ."""
     widths = _column_widths(columns, cells)
     for i, column in enumerate(columns):
-        if column.kind != "name":
+        if column.kind not in NAME_KINDS:
             continue
         room = max(MIN_NAME_LENGTH, width - _total_width([*widths[:i], 0, *widths[i + 1 :]]))
         names = shorten_distinct((str(row[i]) for row in cells), most=room)
@@ -125,7 +127,7 @@ def fitting_columns(
     """
     widths = _column_widths(columns, cells)
     for i, column in enumerate(columns):
-        if column.kind in ("name", "word"):  # a name is shortened, words wrap
+        if column.kind in (*NAME_KINDS, "word"):  # a name is shortened, words wrap
             widths[i] = min(widths[i], MIN_NAME_LENGTH_WITH_ALL_COLUMNS)
     shown = []
     for i in range(len(columns)):

@@ -25,6 +25,7 @@ from tracekit.report.findings import (
 )
 from tracekit.report.gap_words import missing_ranks_named, relevant_notices
 from tracekit.report.notices import NoticeLine, shorten_notices
+from tracekit.report.table import Table
 from tracekit.report.text import capitalize
 from tracekit.report.view import answer as sentences
 from tracekit.report.view import ranks as rank_tables
@@ -235,7 +236,7 @@ class View:
             ("Iteration", iteration_sentence(analysis), "iterations"),
             ("Weights", update_sentence(analysis), "weight-updates"),
             ("Time", sentences.time_sentence(analysis, pace), "budget"),
-            ("Blocked", blocked, "path"),
+            ("Blocked", blocked, "critical-path"),
             ("Exposed", sentences.exposed_sentence(analysis, self.labels, pace.steps), "overlap"),
             (
                 "Schedule",
@@ -246,7 +247,7 @@ class View:
             ("Waits", waits, "stragglers"),
             ("Balance", rank_tables.imbalance_line(analysis), "stragglers"),
             ("Memory", memory_sentence(analysis), "memory"),
-            *(("Next", first.text, "next") for first in self.advice[:1]),
+            *(("Next", first.text, "findings") for first in self.advice[:1]),
         )
         return tuple(
             sentences.AnswerLine(topic, text, target) for topic, text, target in lines if text
@@ -359,6 +360,11 @@ class View:
     def kernels(self) -> tuple[rates.KernelRow, ...]:
         """The longest kernels, and the evidence for their labels."""
         return rates.kernels(self.analysis, self.quoted_path)
+
+    @property
+    def kernel_table(self) -> Table | None:
+        """The longest kernels as a table; None if there are none."""
+        return rates.kernel_table(self.kernels)
 
     @property
     def exposure(self) -> tuple[LabelRow, ...]:

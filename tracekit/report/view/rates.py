@@ -17,6 +17,7 @@ from tracekit.classify.messages import list_ranks
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import size
+from tracekit.report.words import short_kernel
 from tracekit.schema import COMPUTE_LABELS, Source
 
 MIN_UNEVEN_OVER_MEAN = 1.05
@@ -28,6 +29,8 @@ MAX_PLACES = 40
 MAX_KERNELS_IN_TABLE = 20
 MAX_KERNEL_RANKS = 4
 """Ranks listed of one kernel, those on which it takes longest."""
+MAX_NAME_LENGTH = 160
+"""Characters of a kernel's name in a table."""
 MAX_DTYPES = 3
 """Operands whose types are named."""
 MIN_SOLE_RULE_SHARE = 0.999
@@ -458,6 +461,22 @@ def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[KernelRow, ...
         places_of_kernel = places.get((row["name"], row["label"], row["module"]), [])
         rows.append(KernelRow(row, places_of_kernel, span_ns, quoted_path))
     return tuple(rows)
+
+
+def kernel_table(rows: Sequence[KernelRow]) -> Table | None:
+    """Return the longest kernels as a table; None if there are none."""
+    columns = (
+        Column("kernel", "code", value=lambda row: _shorten(short_kernel(row.name))),
+        Column("label"),
+        Column("module"),
+        Column("per step", "figure", value=lambda row: f"{row.count:,.1f}".removesuffix(".0")),
+        Column("time per step", "ms", digits=2, value="ns"),
+    )
+    return make_table(columns, rows)
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
 
 
 def _facts(row: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -275,7 +275,7 @@ const detailsPanel = (() => {
       const origin = BigInt(run.data.origin_ns), shift = source.shift || 0;
       const nanoseconds = (time) => origin + BigInt(Math.round((time - shift) * 1e6));
       const at = `${nanoseconds(events.start[event])}:${nanoseconds(events.end[event])}`;
-      made.push(copyButton("copy Perfetto command", `tracekit open ${shellQuote(traces)} --at ${at}`));
+      made.push(copyButton("copy Perfetto command", `tracekit export --open ${shellQuote(traces)} --at ${at}`));
     }
     const link = copyButton("copy link to this moment", "");
     link.onclick = () => copy(timeline.link(), link);
