@@ -231,7 +231,8 @@ def test_a_recording_that_goes_away_while_it_is_watched_does_not_end_the_watch(
         return real_stamp(file)
 
     monkeypatch.setattr(watching, "_stamp", stamp_of_what_goes_away)
-    (recording,) = watching.watch(watched, every_s=0, idle_s=0.5)
+    *_, recording = watching.watch(watched, every_s=0, idle_s=0.5)
+    assert len(recording.files) == 2
     assert recording.analysis is not None
     assert recording.modified_s > 0
 

@@ -147,6 +147,7 @@ def test_what_the_host_does_longer_explains_a_slow_step_from_a_tenth_of_its_exce
         events=lambda label: 10,
         usual_events=lambda label: 10,
         backward_events=lambda: (10, 10),
+        context=SimpleNamespace(is_inference=False),
     )
     assert _cause_in(scope, 1_000)[0] == case
 
@@ -173,8 +174,12 @@ def context_of_ranks(*, late_step, late_ns, host_time):
     )
     return SimpleNamespace(
         analysis=SimpleNamespace(
-            tables=tables, rank_results=(), stragglers=SimpleNamespace(rows=(late,))
+            tables=tables,
+            rank_results=(),
+            step_kinds=(),
+            stragglers=SimpleNamespace(rows=(late,)),
         ),
+        is_inference=False,
         step=SimpleNamespace(time_ns=100 * MS, per_step=tuple(steps), unusual=(steps[4],)),
         usual_steps=frozenset(number for number in range(6) if number != 4),
         share=lambda ns: ns / (100 * MS),

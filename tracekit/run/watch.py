@@ -63,11 +63,11 @@ def watch(
             last_stamps = stamps_read.get(recording.files)
             if stamps != last_stamps:
                 stamps_read[recording.files] = stamps
-                last_new_s = time.monotonic()
                 yield _analyzed(
                     replace(recording, read_again=last_stamps is not None),
                     critical_path=critical_path,
                 )
+                last_new_s = time.monotonic()
         if idle_s is not None and time.monotonic() - last_new_s >= idle_s:
             return
         time.sleep(every_s)

@@ -39,7 +39,8 @@ def write_kineto(recipe: Recipe, rank: int, path: str | os.PathLike[str]) -> Pat
     """Write one rank as a PyTorch profiler trace (compressed if the name ends in ``.gz``).
 
     >>> import tempfile
-    >>>     >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2))
+    >>> from tracekit.schedules import generate
+    >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2))
     >>> write_kineto(recipe, 0, tempfile.mkdtemp() + "/rank0.json.gz").name
     'rank0.json.gz'
     """
@@ -101,7 +102,8 @@ def write_run(
     """Write a run into *folder*, one rank after another, so that thousands of ranks take little memory.
 
     >>> import tempfile
-    >>>     >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2))
+    >>> from tracekit.schedules import generate
+    >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2))
     >>> [file.name for file in write_run(recipe, tempfile.mkdtemp())]
     ['rank0.pt.trace.json.gz', 'rank1.pt.trace.json.gz']
     """

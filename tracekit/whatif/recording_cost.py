@@ -81,7 +81,8 @@ def find_recording_cost(rank: RankEvents, host: HostEvents) -> RecordingCost | N
 def measure_host_slowness(calls: NamedRows) -> float:
     """Return how much slower this host is than the one that the costs were measured on, by its launch calls.
 
-    >>> calls = pl.DataFrame({"name": ["cudaLaunchKernel"] * 60, "start_ns": [0] * 60, "end_ns": [9_750] * 60})
+    >>> import polars as pl
+    >>> calls = pl.DataFrame({"name": ["cudaLaunchKernel"] * 60, "start_ns": 0, "end_ns": 9_750})
     >>> round(measure_host_slowness(NamedRows(calls)), 2)
     1.76
     """
