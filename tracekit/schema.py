@@ -199,6 +199,7 @@ ALLOCATOR_EVENTS = pl.Schema(
         "bytes": pl.Int64(),
         "stream": pl.Int64(),
         "stack": pl.Int32(),  # number of its stack; null where none was recorded
+        "device_free": pl.Int64(),  # of oom: what was free on the GPU; null of other events
     }
 )
 """One row per event of a memory snapshot's history, in the order in which they happened."""

@@ -14,7 +14,9 @@ from tracekit.documents.memory import (
     MemoryFragmentation,
     MemoryLeak,
     MemoryPeak,
+    MemoryRemedy,
     ModuleMemory,
+    OutOfMemory,
 )
 from tracekit.findings import find
 from tracekit.findings.memory import (
@@ -73,11 +75,78 @@ def test_a_gpu_is_nearly_full_by_what_is_reserved(share, is_found):
     assert cases(capacity=None) == []
 
 
-def test_a_request_that_failed_comes_first():
-    (finding,) = findings_with(capacity=PEAK, failed_request_bytes=777)
-    assert (finding.case, finding.cost_bytes) == ("out_of_memory", 777)
-    assert "ran out of memory" in with_sentences([finding])[0].text
-    assert "in 1B2" in with_sentences([finding])[0].text
+def the_failure(**changes):
+    failure = OutOfMemory(
+        cause="activations",
+        at_ns=9,
+        failures=1,
+        requested_bytes=777,
+        needed_bytes=800,
+        missing_bytes=700,
+        line="model.py:25 forward",
+        origin="forward",
+        capacity_bytes=10 * PEAK,
+        device_free_bytes=100,
+        outside_bytes=50,
+        reserved_bytes=PEAK,
+        allocated_bytes=PEAK,
+        pending_bytes=0,
+        rounding_bytes=0,
+        fragmented_bytes=0,
+        largest_piece_bytes=0,
+        cached_bytes=0,
+        other_streams_bytes=0,
+        private_pools_bytes=0,
+        small_segments_bytes=0,
+        leaked_bytes=0,
+        by_category={"activations": 600_000, "weights": 400_000},
+        lines=[],
+        repeated=[],
+        remedies=[
+            MemoryRemedy("recompute", 500_000, True, "model.py forward"),
+            MemoryRemedy("expandable_segments", 300, False, None),
+        ],
+    )
+    return replace(failure, **changes)
+
+
+def test_a_request_that_failed_stands_for_a_full_gpu():
+    (finding,) = findings_with(capacity=PEAK, out_of_memory=the_failure())
+    assert (finding.code, finding.cost_bytes) == ("out_of_memory", 777)
+    worded = with_sentences([finding])[0]
+    assert worded.text == (
+        "rank 1 ran out of memory: 777 bytes were asked for by the forward at model.py:25 forward while "
+        "1.0 MB were in use and 100 bytes free; most of it activations (600.0 kB)"
+    )
+    assert worded.advice == (
+        "recompute model.py forward (`torch.utils.checkpoint`): up to 500.0 kB; or set "
+        "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: up to 300 bytes, not enough alone"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("limit", "a limit of this process or of the driver stopped it"),
+        ("request", "more than this process could have had at all"),
+        ("leak", "steps left 5.0 kB behind"),
+        ("fragmentation", "4.0 kB were free, but in pieces of at most 1.0 kB"),
+        ("other_pools", "3.0 kB were free, but belong to other streams or graphs"),
+        ("other_processes", "other processes (and CUDA itself) hold 50 bytes of 10.0 MB"),
+        ("optimizer_state", "most of it optimizer state (600.0 kB)"),
+    ],
+)
+def test_each_cause_has_its_words(cause, words):
+    failed = the_failure(
+        cause=cause,
+        leaked_bytes=5_000,
+        fragmented_bytes=4_000,
+        largest_piece_bytes=1_000,
+        other_streams_bytes=2_000,
+        private_pools_bytes=1_000,
+    )
+    (finding,) = findings_with(out_of_memory=failed)
+    assert with_sentences([finding])[0].text.endswith(words)
 
 
 def test_more_micro_batches_in_flight_than_the_schedule_asks_for_are_a_finding():

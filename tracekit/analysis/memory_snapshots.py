@@ -11,6 +11,7 @@ from tracekit._version import __version__
 from tracekit.analysis.combine.memory_contents import contents_document
 from tracekit.documents import memory as documents
 from tracekit.documents.coding import HasDocument
+from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.memory import MemoryHistory, RankContents, measure_contents
 from tracekit.schema import MemorySnapshot
@@ -27,9 +28,13 @@ class RankSnapshot:
     rank: int | None
     events: int
     contents: RankContents
+    capacity_bytes: int | None = None
+    """Memory of the GPU; None if unknown."""
 
     @classmethod
-    def of(cls, snapshot: MemorySnapshot, rank: int | None) -> RankSnapshot:
+    def of(
+        cls, snapshot: MemorySnapshot, rank: int | None, *, capacity_bytes: int | None = None
+    ) -> RankSnapshot:
         """Measure a snapshot."""
         contents = measure_contents(MemoryHistory.of_snapshot(snapshot))
         if contents is None:
@@ -37,7 +42,7 @@ class RankSnapshot:
                 f"{snapshot.path}: holds no allocation",
                 hint="write it while the model is in memory",
             )
-        return cls(snapshot.path, rank, len(snapshot.events), contents)
+        return cls(snapshot.path, rank, len(snapshot.events), contents, capacity_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +52,7 @@ class SnapshotReport(HasDocument):
     snapshots: tuple[RankSnapshot, ...]
     """By rank."""
     notices: tuple[Notice, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -57,7 +63,7 @@ class SnapshotReport(HasDocument):
         """Return the JSON document (``format: tracekit.memory/1``)."""
         rows = []
         for snapshot in self.snapshots:
-            contents = contents_document(snapshot.contents)
+            contents = contents_document(snapshot.contents, capacity_bytes=snapshot.capacity_bytes)
             device = snapshot.contents.device
             rows.append(
                 documents.SnapshotMemory(
@@ -69,6 +75,7 @@ class SnapshotReport(HasDocument):
             format=documents.FORMAT,
             peak_bytes=self.peak_bytes,
             snapshots=rows,
+            findings=self.findings,
             warnings=self.notices,
         )
 
@@ -105,13 +112,25 @@ def _pair_up(
 ) -> list[tuple[RankSnapshot, RankSnapshot]]:
     if len(before) == len(after) == 1:
         return [(before[0], after[0])]
-    by_rank = {snapshot.rank: snapshot for snapshot in after}
-    pairs = [(first, by_rank[first.rank]) for first in before if first.rank in by_rank]
+    by_gpu = {(snapshot.rank, snapshot.contents.device): snapshot for snapshot in after}
+    pairs = []
+    for first in before:
+        second = by_gpu.get((first.rank, first.contents.device))
+        if second is None:
+            second = _only_of_rank(after, first.rank)
+        if second is not None:
+            pairs.append((first, second))
     if not pairs:
         raise InputError(
             "the two sides have no rank in common", hint="name snapshots of the same ranks"
         )
     return pairs
+
+
+def _only_of_rank(snapshots: Sequence[RankSnapshot], rank: int | None) -> RankSnapshot | None:
+    """Return the only snapshot of a rank; None if it has none, or several."""
+    of_rank = [snapshot for snapshot in snapshots if snapshot.rank == rank]
+    return of_rank[0] if len(of_rank) == 1 else None
 
 
 def _snapshot_change(before: RankSnapshot, after: RankSnapshot) -> documents.SnapshotChange:

@@ -23,6 +23,10 @@ def run(
         ),
     ] = None,
     ranks: options.Ranks = None,
+    gpu_memory: Annotated[
+        float | None,
+        options.value("Memory of each GPU in GB, which a snapshot does not tell.", "GB"),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Show what fills each GPU at its peak, by purpose and source line, and what grows from step to step."""
@@ -33,7 +37,7 @@ def run(
 
     for path in output or ():
         check_memory_output(path)
-    report = memory(paths, ranks=ranks)
+    report = memory(paths, ranks=ranks, gpu_memory_gb=gpu_memory)
     for path in output or ():
         write_memory(report, path)
         print_note(f"wrote {path}")

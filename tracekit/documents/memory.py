@@ -5,6 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
 
 FORMAT: Literal["tracekit.memory/1"] = "tracekit.memory/1"
@@ -150,6 +151,92 @@ class MemoryFragmentation(Struct, frozen=True):
     """Source line of the request."""
 
 
+class RepeatedFunction(Struct, frozen=True):
+    """A function of a module that ran several times, and the activations that it left."""
+
+    function: str
+    """File and function."""
+    calls: int
+    """Calls whose activations were in memory."""
+    bytes: int
+    """Activations that it and what it calls allocated."""
+
+
+class MemoryRemedy(Struct, frozen=True):
+    """What would have made memory for a request that failed."""
+
+    code: str
+    """stop_leak, expandable_segments, fewer_pools, end_other_processes, raise_limit,
+    smaller_request, smaller_microbatch, recompute, offload_activations, offload_optimizer, share_gradient_buckets
+    or free_gradients."""
+    bytes: int | None
+    """What it frees at most; null if unknown."""
+    is_enough: bool | None
+    """Whether that much would have been enough; null if it is not known how much was missing."""
+    name: str | None
+    """Function or module to recompute; null for others."""
+
+
+class OutOfMemory(Struct, frozen=True):
+    """The last request that failed, the memory at that moment, and what would have made it fit."""
+
+    cause: str
+    """limit (as much was free on the GPU), request (larger than all there is), leak, fragmentation,
+    other_pools (free memory of other streams and private pools), other_processes; else what filled
+    the memory most: activations, weights, …"""
+    at_ns: int
+    """Host time."""
+    failures: int
+    """Requests that failed in the history."""
+    requested_bytes: int
+    """What was asked for."""
+    needed_bytes: int
+    """Segment that the allocator asked the GPU for."""
+    missing_bytes: int | None
+    """What the GPU lacked for that; null if it is not recorded what was free."""
+    line: str | None
+    """Source line of the request; null if unknown."""
+    origin: str | None
+    """What asked: forward, backward, recompute, optimizer, …; null if unknown."""
+    capacity_bytes: int | None
+    """Memory of the GPU; null if unknown."""
+    device_free_bytes: int | None
+    """Free on the GPU; null if it is not recorded."""
+    outside_bytes: int | None
+    """Held by other processes and by CUDA itself; null without the memory of the GPU."""
+    reserved_bytes: int
+    """Reserved by the allocator."""
+    allocated_bytes: int
+    """In tensors."""
+    pending_bytes: int
+    """Freed, and still in use by a stream."""
+    rounding_bytes: int
+    """Of what is in tensors, the bytes that nobody asked for: blocks are larger."""
+    fragmented_bytes: int
+    """Free beside blocks in use, in segments that serve the request."""
+    largest_piece_bytes: int
+    """Largest of these pieces."""
+    cached_bytes: int
+    """Free in segments that serve the request and hold no block in use."""
+    other_streams_bytes: int
+    """Free in segments of other streams."""
+    private_pools_bytes: int
+    """Free in pools of CUDA graphs and of MemPool."""
+    small_segments_bytes: int
+    """Free in segments for the other kind of blocks: those up to 1 MiB, or those above."""
+    leaked_bytes: int
+    """Left behind by steps, at least."""
+    by_category: Mapping[str, int]
+    """Bytes in tensors by what they are for, the largest first."""
+    lines: list[LineMemory]
+    """Bytes by source line, the largest first."""
+    repeated: list[RepeatedFunction]
+    """Functions of modules with activations of several calls, those first whose recomputation frees
+    most."""
+    remedies: list[MemoryRemedy]
+    """What would have made it fit, the likeliest first."""
+
+
 class StepMemory(Struct, frozen=True):
     """Allocated memory of one step."""
 
@@ -203,6 +290,8 @@ class MemoryContents(Struct, frozen=True):
     """Difference between replayed events and the snapshot's own segments; 0 if they agree."""
     failed_request_bytes: int | None
     """Largest request that failed because memory had run out; null if none did."""
+    out_of_memory: OutOfMemory | None = None
+    """The last request that failed; null if none did."""
 
 
 class SnapshotMemory(Struct, frozen=True):
@@ -304,5 +393,7 @@ class MemoryDocument(Struct, frozen=True):
     """Largest peak of any snapshot."""
     snapshots: list[SnapshotMemory]
     """The snapshots, by rank."""
+    findings: tuple[Finding, ...]
+    """Requests for memory that failed."""
     warnings: tuple[Notice, ...]
     """Notices."""

@@ -149,14 +149,16 @@ def likely_ns(finding: Finding) -> int:
     return round(LIKELY_SHARE_OF_COST * finding.cost_ns)
 
 
-def _order(finding: Finding) -> tuple[bool, bool, int, int, int]:
+def _order(finding: Finding) -> tuple[bool, bool, bool, int, int, int]:
     """Return the key by which findings are ordered: what matters first, then by likely saving, cost in time and memory.
 
+    What ended the run comes before all.
     Those that reports leave out come last, so that a finding has the same number everywhere.
     """
     is_small = finding.effect_share < MIN_SHARE_TO_SHOW
     cost = (-finding.cost_ns, -(finding.cost_bytes or 0))
-    return not finding.matters, is_small, -likely_ns(finding), *cost
+    ended_run = finding.code == "out_of_memory"
+    return not ended_run, not finding.matters, is_small, -likely_ns(finding), *cost
 
 
 def _relate(context: Context, ordered: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -1,12 +1,12 @@
-"""Findings about GPU memory: a peak near the GPU's limit or above the schedule's, fragmentation, leaks."""
+"""Findings about GPU memory: a request that failed, a high peak, fragmentation, leaks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from tracekit.analysis.combine.memory import HeldMemory
 from tracekit.documents.findings import EvidenceValue, Finding, Place
-from tracekit.documents.memory import MemoryContents, MemoryLeak, ModuleMemory
+from tracekit.documents.memory import MemoryContents, MemoryLeak, ModuleMemory, SnapshotMemory
 from tracekit.findings.context import Context
 
 NEARLY_FULL_SHARE = 0.9
@@ -28,15 +28,75 @@ def memory_findings(context: Context) -> Iterator[Finding]:
     for rank in memory.ranks:
         if rank.contents is None:
             continue
-        for make in (_peak_findings, _leaks, _fragmentation):
+        for make in (_failures, _peak_findings, _leaks, _fragmentation):
             for finding in make(rank, rank.contents):
                 candidates.setdefault(f"{finding.code}.{finding.case}", []).append(finding)
     for findings in candidates.values():
         yield max(findings, key=lambda finding: finding.cost_bytes or 0)
 
 
+def snapshot_findings(snapshots: Iterable[SnapshotMemory]) -> Iterator[Finding]:
+    """Yield the requests that failed of memory snapshots without a trace."""
+    for snapshot in snapshots:
+        finding = out_of_memory(snapshot.rank, snapshot.contents)
+        if finding is not None:
+            yield finding
+
+
+def _failures(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
+    """Yield the request of a rank that failed."""
+    finding = out_of_memory(rank.rank, contents)
+    if finding is not None:
+        yield finding
+
+
+def out_of_memory(rank: int | None, contents: MemoryContents) -> Finding | None:
+    """Return the request that failed; None if none did."""
+    failure = contents.out_of_memory
+    if failure is None:
+        return None
+    category, category_bytes = next(iter(failure.by_category.items()), ("other", 0))
+    evidence: dict[str, EvidenceValue] = {
+        "cause": failure.cause,
+        "requested_bytes": failure.requested_bytes,
+        "missing_bytes": failure.missing_bytes,
+        "line": failure.line,
+        "origin": failure.origin,
+        "device_free_bytes": failure.device_free_bytes,
+        "capacity_bytes": failure.capacity_bytes,
+        "outside_bytes": failure.outside_bytes,
+        "reserved_bytes": failure.reserved_bytes,
+        "allocated_bytes": failure.allocated_bytes,
+        "fragmented_bytes": failure.fragmented_bytes,
+        "largest_piece_bytes": failure.largest_piece_bytes,
+        "pools_bytes": failure.other_streams_bytes + failure.private_pools_bytes,
+        "leaked_bytes": failure.leaked_bytes,
+        "category": category,
+        "category_bytes": category_bytes,
+    }
+    for prefix, remedy in zip(("remedy", "second_remedy"), failure.remedies, strict=False):
+        evidence[prefix] = remedy.code
+        evidence[f"{prefix}_bytes"] = remedy.bytes
+        evidence[f"{prefix}_is_enough"] = remedy.is_enough
+        evidence[f"{prefix}_name"] = remedy.name
+    where: tuple[Place, ...] = ()
+    if rank is not None:
+        where = (Place(rank, None, failure.at_ns, failure.at_ns, None, failure.line),)
+    return Finding(
+        code="out_of_memory",
+        cost_ns=0,
+        cost_bytes=failure.requested_bytes,
+        share=0.0,
+        ranks=() if rank is None else (rank,),
+        where=where,
+        evidence=evidence,
+    )
+
+
 def _peak_findings(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
-    """Yield the first finding about a rank's peak that holds."""
+    """Yield the first finding about a rank's peak that holds; none where a request failed."""
+    if contents.out_of_memory is not None:
+        return
     reserved = rank.measured.reserved_bytes or contents.peak.bytes
     capacity = rank.capacity_bytes
     is_nearly_full = capacity is not None and reserved >= NEARLY_FULL_SHARE * capacity
@@ -47,7 +107,6 @@ def _peak_findings(rank: HeldMemory, contents: MemoryContents) -> Iterator[Findi
         not contents.leaks and contents.outlived_bytes >= MIN_OUTLIVED_SHARE * contents.peak.bytes
     )
     cases = [  # the first that holds decides
-        (contents.failed_request_bytes is not None, "out_of_memory", contents.failed_request_bytes),
         (is_nearly_full, "nearly_full", contents.peak.bytes),
         (holds_too_many, "above_schedule", _excess_bytes(contents)),
         (keeps_after_backward, "outlived", contents.outlived_bytes),

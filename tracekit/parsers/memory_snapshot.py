@@ -31,12 +31,13 @@ from tracekit.schema import (
 
 SNAPSHOT_KEYS = ("segments", "device_traces")
 """Keys that every memory snapshot has, and no other pickle that tracekit reads."""
+_NULLABLE_COLUMNS = ("stack", "device_free")
 _FRAME_VALUES = itemgetter("name", "filename", "line")
 _WRITE_AGAIN = "write the snapshot again"
 
 
 def read_memory_snapshot(path: str | Path, *, name: str | None = None) -> MemorySnapshot:
-    """Read a memory snapshot, compressed by gzip or not.
+    """Read a memory snapshot, compressed by gzip or not: the GPU with most events.
 
     Args:
         path: The file.
@@ -47,6 +48,44 @@ def read_memory_snapshot(path: str | Path, *, name: str | None = None) -> Memory
 
     """
     shown = str(path) if name is None else name
+    content = _load(path, shown)
+    snapshot = parse_memory_snapshot(content, name=shown)
+    return _checked(snapshot)
+
+
+def read_memory_snapshots(path: str | Path, *, name: str | None = None) -> list[MemorySnapshot]:
+    """Read a memory snapshot as ``read_memory_snapshot`` does: each GPU that the process used."""
+    shown = str(path) if name is None else name
+    content = _load(path, shown)
+    first = parse_memory_snapshot(content, name=shown)
+    others = [device for device in used_devices(content) if device != first.device]
+    if not others:
+        return [_checked(first)]
+    snapshots = [first]
+    for device in others:
+        snapshots.append(parse_memory_snapshot(content, name=shown, device=device))
+    checked = []
+    for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.device):
+        notices = tuple(
+            notice for notice in snapshot.notices if notice.code != "memory-several-devices"
+        )
+        checked.append(_checked(replace(snapshot, notices=notices)))
+    return checked
+
+
+def used_devices(content: object) -> list[int]:
+    """Return the numbers of the GPUs of an unpickled file that have events or segments."""
+    assert isinstance(content, dict), "it is parsed before"
+    numbers = {number for number, history in enumerate(content["device_traces"]) if history}
+    for segment in content["segments"]:
+        device = segment.get("device", 0)
+        if isinstance(device, int) and device >= 0:
+            numbers.add(device)
+    return sorted(numbers)
+
+
+def _load(path: str | Path, shown: str) -> object:
+    """Return the content of a file, without building any object but plain values."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -55,8 +94,12 @@ def read_memory_snapshot(path: str | Path, *, name: str | None = None) -> Memory
         ) from error
     if data.startswith(GZIP):
         data = inflate_whole(data, shown)
-    snapshot = parse_memory_snapshot(load_plain_pickle(data, name=shown), name=shown)
-    check_segments(snapshot.segments, snapshot.blocks, shown)
+    return load_plain_pickle(data, name=shown)
+
+
+def _checked(snapshot: MemorySnapshot) -> MemorySnapshot:
+    """Return the snapshot, without a history that contradicts it; raise if it contradicts itself."""
+    check_segments(snapshot.segments, snapshot.blocks, snapshot.path)
     return _without_contradicting_history(snapshot)
 
 
@@ -74,12 +117,15 @@ def _without_contradicting_history(snapshot: MemorySnapshot) -> MemorySnapshot:
     return replace(snapshot, events=snapshot.events.clear(), notices=(*snapshot.notices, notice))
 
 
-def parse_memory_snapshot(content: object, *, name: str) -> MemorySnapshot:
+def parse_memory_snapshot(
+    content: object, *, name: str, device: int | None = None
+) -> MemorySnapshot:
     """Return the snapshot that an unpickled file holds.
 
     Args:
         content: The file's content.
         name: What to call the file in messages.
+        device: Number of the GPU; by default that with most events.
 
     """
     if not isinstance(content, dict) or not _has_lists(content, SNAPSHOT_KEYS):
@@ -88,7 +134,8 @@ def parse_memory_snapshot(content: object, *, name: str) -> MemorySnapshot:
     stacks = _Stacks(name)
     histories = [_dicts(history, f"{name}: device_traces") for history in content["device_traces"]]
     segments = _dicts(content["segments"], f"{name}: segments")
-    device = _busiest_device(histories, segments)
+    if device is None:
+        device = _busiest_device(histories, segments)
     history = histories[device] if device < len(histories) else []
     own_segments = [segment for segment in segments if segment.get("device", 0) == device]
     settings = content.get("allocator_settings")
@@ -182,7 +229,10 @@ def _event_table(history: Sequence[Mapping[str, Any]], stacks: _Stacks, name: st
         address = event.get("addr", 0)  # an event of memory that ran out has none
         stream = event.get("stream", 0)
         stack = stacks.number(event.get("frames"))
-        rows.append((event.get("time_us"), action, address, event.get("size"), stream, stack))
+        device_free = event.get("device_free")
+        rows.append(
+            (event.get("time_us"), action, address, event.get("size"), stream, stack, device_free)
+        )
     table = _table(rows, ALLOCATOR_EVENTS, f"{name}: device_traces")
     return table.with_columns(pl.col("at_ns") * 1000)
 
@@ -261,9 +311,9 @@ def _table(rows: Sequence[tuple[Any, ...]], schema: pl.Schema, where: str) -> pl
         ) from error
     table = pl.DataFrame(series)
     for name in schema:
-        if name != "stack" and table[name].null_count():
+        if name not in _NULLABLE_COLUMNS and table[name].null_count():
             raise InputError(f"{where} has an entry without {name}", hint=_WRITE_AGAIN)
-    for name in ("bytes", "allocated", "active", "requested"):
+    for name in ("bytes", "allocated", "active", "requested", "device_free"):
         if name not in schema:
             continue
         if (table[name] < 0).any() or (table[name] > MAX_BYTES).any():

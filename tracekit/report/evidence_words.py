@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 from tracekit._util.text import ms, percent, ranks_named
 from tracekit.documents.findings import Finding
+from tracekit.documents.memory import MemoryRemedy
+from tracekit.report.memory_words import remedies_sentence
 from tracekit.report.text import listed, short_ms, size
+from tracekit.report.words import WORDS
 from tracekit.schema import LABEL_WORDS
 
 ONCE_A_STEP = 0.75
@@ -78,6 +81,10 @@ def framework_options(framework: object, topic: str) -> str:
     ('`bucket_cap_mb`', '')
     """
     return FRAMEWORK_OPTIONS.get(str(framework), {}).get(topic, "")
+
+
+_PHASES_OF_REQUESTS = ("forward", "backward", "recompute", "optimizer")
+"""Origins of a request that are named in a sentence."""
 
 
 class FindingWords:
@@ -306,6 +313,49 @@ class FindingWords:
             return "recompute activations"
         freed = size(freed_bytes)
         return f"recompute {module} (frees up to {freed} for {ms(recompute_ns)} per step)"
+
+    @property
+    def of_gpu(self) -> str:
+        """The rank, if it is known."""
+        return f"rank {self.finding.ranks[0]}" if self.finding.ranks else "the GPU"
+
+    @property
+    def failed_in(self) -> str:
+        """Phase and source line of a request for memory; empty if neither is known."""
+        origin = str(self.evidence.get("origin"))
+        phase = f" by the {origin}" if origin in _PHASES_OF_REQUESTS else ""
+        line = self.evidence.get("line")
+        return f"{phase} at {line}" if line else phase
+
+    @property
+    def why_out_of_memory(self) -> str:
+        """Why the request failed."""
+        cause = str(self.evidence.get("cause"))
+        words = WORDS.memory_causes.get(cause)
+        if words is None:
+            category = WORDS.memory_categories.get(cause, cause)
+            return f"most of it {category} ({self['category_bytes']})"
+        return words.format_map(self)
+
+    @property
+    def remedies(self) -> str:
+        """What would have made the request fit; empty if nothing is known."""
+        named = []
+        for prefix in ("remedy", "second_remedy"):
+            code = self.evidence.get(prefix)
+            if isinstance(code, str):
+                freed_bytes = self.evidence.get(f"{prefix}_bytes")
+                is_enough = self.evidence.get(f"{prefix}_is_enough")
+                name = self.evidence.get(f"{prefix}_name")
+                named.append(
+                    MemoryRemedy(
+                        code,
+                        freed_bytes if isinstance(freed_bytes, int) else None,
+                        is_enough if isinstance(is_enough, bool) else None,
+                        name if isinstance(name, str) else None,
+                    )
+                )
+        return remedies_sentence(named)
 
     @property
     def leak_place(self) -> str:

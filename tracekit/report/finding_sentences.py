@@ -1196,18 +1196,15 @@ def recording_groups(words: FindingWords) -> FindingTexts:
     )
 
 
-@texts("memory_peak", "out_of_memory")
-def memory_peak_out_of_memory(words: FindingWords) -> FindingTexts:
+@texts("out_of_memory")
+def out_of_memory(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"rank {words.rank} ran out of memory: {words['failed_request_bytes']} were asked "
-            f"for; at its peak it held {words['peak_bytes']}{words.peak_place}, most of it "
-            f"{words.category_words} ({words['category_bytes']})"
+            f"{words.of_gpu} ran out of memory: {words['requested_bytes']} were asked "
+            f"for{words.failed_in} while {words['allocated_bytes']} were in use and "
+            f"{words['device_free_bytes']} free; {words.why_out_of_memory}"
         ),
-        advice=(
-            f"{words.recompute}, or take smaller micro-batches or a schedule with fewer of them "
-            "in flight (`--what-if` says what each needs)"
-        ),
+        advice=words.remedies or "take smaller micro-batches, or recompute activations",
     )
 
 

@@ -134,6 +134,14 @@ SECTIONS: tuple[Section, ...] = (
         part_of="memory", media=TEXT, table=lambda view: view.memory_lines,
     ),
     Section(
+        id="memory-account", title="Memory: where it was when it ran out",
+        part_of="memory", media=TEXT, table=lambda view: view.memory_account,
+    ),
+    Section(
+        id="memory-remedies", title="Memory: what would have made it fit",
+        part_of="memory", media=TEXT, table=lambda view: view.memory_remedies,
+    ),
+    Section(
         id="stragglers", title="Whom the others wait for", name="Waits", about="whom the others wait for",
         table=lambda view: view.waited_for,
     ),

@@ -249,13 +249,13 @@ def slow_kernel_product(words: FindingWords) -> FindingTexts:
     )
 
 
-@serving_texts("memory_peak", "out_of_memory")
-def memory_peak_out_of_memory(words: FindingWords) -> FindingTexts:
+@serving_texts("out_of_memory")
+def out_of_memory(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"rank {words.rank} ran out of memory: {words['failed_request_bytes']} were asked "
-            f"for; at its peak it held {words['peak_bytes']}, most of it {words.category_words} "
-            f"({words['category_bytes']})"
+            f"{words.of_gpu} ran out of memory: {words['requested_bytes']} were asked "
+            f"for{words.failed_in} while {words['allocated_bytes']} were in use and "
+            f"{words['device_free_bytes']} free; {words.why_out_of_memory}"
         ),
         advice="give the cache of keys and values less memory, or compute fewer tokens in a step",
     )

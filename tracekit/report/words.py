@@ -21,6 +21,8 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     update_causes: Mapping[str, str]
     update_remedies: Mapping[str, str]
     memory_categories: Mapping[str, str]
+    memory_remedies: Mapping[str, str]
+    memory_causes: Mapping[str, str]
     definitions: Mapping[str, str]
     schedule_definitions: Mapping[str, str]
 

@@ -82,6 +82,7 @@ def run_memory(
                 ideal_in_flight=ideal_chunks.get(number),
                 forward_ns=_forward_ns(rank.kernels),
                 link_gb_s=None if device is None else host_link_gb_s(device),
+                capacity_bytes=rank.source.memory_bytes,
             )
         memories.append(
             HeldMemory(number, memory, rank.source.memory_bytes, ideal_chunks.get(number), contents)

@@ -8,12 +8,11 @@ from itertools import product
 import polars as pl
 
 from tracekit.against_ideal import ScheduleComparison
+from tracekit.analysis.combine.out_of_memory import MAX_SOURCE_LINES, out_of_memory_document
 from tracekit.documents import memory as documents
 from tracekit.documents.coding import rows
 from tracekit.metrics.memory import RankContents
 
-MAX_SOURCE_LINES = 20
-"""Source lines in a document, those with the most memory."""
 MAX_LEAKS = 10
 """Leaks in a document, the largest."""
 
@@ -48,6 +47,7 @@ def contents_document(
     ideal_in_flight: int | None = None,
     forward_ns: Mapping[str, float] | None = None,
     link_gb_s: float | None = None,
+    capacity_bytes: int | None = None,
 ) -> documents.MemoryContents:
     """Return what fills one rank's memory.
 
@@ -57,6 +57,7 @@ def contents_document(
         ideal_in_flight: Most micro-batches in flight in the schedule; None without one.
         forward_ns: GPU time of forwards per step, by module.
         link_gb_s: Bandwidth between host and GPU; None if unknown.
+        capacity_bytes: Memory of the GPU; None if unknown.
 
     """
     has_schedule = ideal_in_flight is not None
@@ -89,6 +90,7 @@ def contents_document(
         end_active_bytes=contents.end_active_bytes,
         end_difference_bytes=contents.end_difference_bytes,
         failed_request_bytes=contents.oom_bytes,
+        out_of_memory=out_of_memory_document(contents, capacity_bytes),
     )
 
 

@@ -13,11 +13,13 @@ from msgspec import structs
 from tracekit.align.snapshot_clock import SnapshotClock
 from tracekit.metrics.memory.activations import measure_activations, most_in_flight
 from tracekit.metrics.memory.contents import contents_at, find_purposes
+from tracekit.metrics.memory.failed_request import FailedRequest, find_failed_request
 from tracekit.metrics.memory.fragmentation import Fragmentation, measure_fragmentation
 from tracekit.metrics.memory.host_work import find_host_work
 from tracekit.metrics.memory.leaks import find_leaks
 from tracekit.metrics.memory.replay import Replay, replay_snapshot
 from tracekit.metrics.memory.stacks import Stack, source_line
+from tracekit.metrics.memory.steps_by_stack import starts_by_allocations
 from tracekit.schema import MEMORY, MemorySnapshot, conform
 
 STEP_LEVELS = pl.Schema(
@@ -100,8 +102,12 @@ class RankContents(msgspec.Struct, frozen=True, eq=False):
     end_active_bytes: int | None
     end_difference_bytes: int
     """Difference between the replayed events and the snapshot's segments; 0 if they agree."""
+    expandable: bool
+    """Whether segments may grow (``expandable_segments``)."""
     oom_bytes: int | None
     """Largest request that failed; None if none did."""
+    failed_request: FailedRequest | None
+    """The last request that failed; None if none did."""
 
     @property
     def unknown_share(self) -> float:
@@ -209,9 +215,15 @@ def measure_contents(
         in_flight = most_in_flight(activations)
     fragmentation = None
     oom_bytes = None
+    failed_request = None
     if snapshot is not None:
         fragmentation = measure_fragmentation(replay, snapshot, start_ns=start_ns, end_ns=end_ns)
         oom_bytes = _largest_failed_request(snapshot)
+        failed_request = find_failed_request(replay, snapshot, purposes, leaks)
+    failed_stacks: list[pl.Series] = []
+    if failed_request is not None:
+        own_stack = pl.Series([failed_request.stack], dtype=pl.Int32)
+        failed_stacks = [failed_request.contents["stack"], own_stack]
     return RankContents(
         source="trace" if snapshot is None else "snapshot",
         clock=history.clock,
@@ -221,7 +233,7 @@ def measure_contents(
         end_contents=end_contents,
         stacks=_stack_table(
             history.stacks,
-            [contents["stack"], end_contents["stack"], leaks["stack"]],
+            [contents["stack"], end_contents["stack"], leaks["stack"], *failed_stacks],
             fragmentation,
         ),
         activations=activations,
@@ -234,7 +246,9 @@ def measure_contents(
         end_allocated_bytes=replay.end_allocated,
         end_active_bytes=replay.end_active,
         end_difference_bytes=replay.difference_bytes,
+        expandable=snapshot is not None and snapshot.expandable,
         oom_bytes=oom_bytes,
+        failed_request=failed_request,
     )
 
 
@@ -242,7 +256,8 @@ def _step_starts(history: MemoryHistory, trace_starts: pl.DataFrame | None) -> p
     """Return ``step`` and ``start_ns`` of all steps in the history, in order of time.
 
     A snapshot's own ranges come first: they also name the steps before the trace began. Without
-    ``ProfilerStep`` ranges a step ends with the optimizer's.
+    ``ProfilerStep`` ranges a step ends with the optimizer's, and without any range what allocates
+    tells.
     """
     schema = pl.Schema({"step": pl.Int64(), "start_ns": pl.Int64()})
     snapshot = history.snapshot
@@ -268,7 +283,8 @@ def _step_starts(history: MemoryHistory, trace_starts: pl.DataFrame | None) -> p
             return pl.DataFrame(
                 {"step": range(len(boundaries)), "start_ns": boundaries}, schema=schema
             )
-    return schema.to_frame()
+    starts = starts_by_allocations(history.replay.allocations, history.stacks)
+    return pl.DataFrame({"step": range(len(starts)), "start_ns": starts}, schema=schema)
 
 
 def _optimizer_times(history: MemoryHistory) -> pl.DataFrame | None:

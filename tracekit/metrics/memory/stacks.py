@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,9 @@ _COMPILED = re.compile(
     r"^(\?\?)?$|\.(c|h|cc|cpp|cxx|cu|cuh|hpp|inc|inl|o|s|so[.\d]*|dll|pyd)$", re.I
 )
 """Matches the file of a frame of C++ or of the interpreter itself, which may have a line as well."""
+
+_TORCH = re.compile(r"(^|/)torch/")
+_MODULE_FILE = "torch/nn/modules/module.py"
 
 Stack = tuple[Frame, ...]
 """Frames, innermost first."""
@@ -113,6 +117,25 @@ def source_line(stack: Stack) -> str | None:
         return None
     function, file, line = innermost
     return f"{file}:{line} {function}"
+
+
+def repeated_functions(stack: Stack) -> list[str]:
+    """Return the functions of modules that a stack passes through, outermost first.
+
+    These are the frames that ``torch.nn.Module`` calls, outside of PyTorch itself.
+
+    >>> call = ("_call_impl", "site-packages/torch/nn/modules/module.py", 9)
+    >>> repeated_functions((("forward", "model.py", 25), call, ("step", "train.py", 3)))
+    ['model.py forward']
+    """
+    python = [frame for frame in stack if not is_compiled(frame)]
+    names: list[str] = []
+    for (function, file, _), (_, caller, _) in pairwise(python):
+        is_called_by_module = with_slashes(caller).endswith(_MODULE_FILE)
+        name = f"{file} {function}"
+        if is_called_by_module and not _TORCH.search(with_slashes(file)) and name not in names:
+            names.insert(0, name)
+    return names
 
 
 def _innermost_python(stack: Stack) -> Frame | None:

@@ -6,9 +6,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from tracekit.analysis.memory_snapshots import SnapshotDiff, SnapshotReport
+from tracekit.report.table import Table
 from tracekit.report.terminal.table import Note, render_table, stack
 from tracekit.report.text import wrap_text
 from tracekit.report.view import snapshots as view
+from tracekit.report.view.out_of_memory import account_table, remedies_table
 
 
 def render(report: SnapshotReport, width: int) -> RenderableType:
@@ -20,11 +22,18 @@ def render(report: SnapshotReport, width: int) -> RenderableType:
     ]
     for fact in view.facts(document):
         parts.append(Text(wrap_text(fact, width, first="• ", rest="  ")))
-    tables = (
+    failure = view.failure(document)
+    tables: list[tuple[str, Table | None]] = []
+    if failure is not None:
+        tables += [
+            ("Where the memory was when it ran out", account_table(failure)),
+            ("What would have made it fit", remedies_table(failure)),
+        ]
+    tables += [
         ("What fills each GPU at its peak (GB)", view.contents_table(document)),
         ("The source lines that hold most", view.lines_table(fullest)),
         ("Steps", view.steps_table(fullest)),
-    )
+    ]
     for heading, table in tables:
         rendered = render_table(table, width)
         if rendered is not None:

@@ -40,6 +40,7 @@ from tracekit.report.view.budget import (
 )
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
 from tracekit.report.view.memory import contents_table, lines_table, memory_line, memory_sentence
+from tracekit.report.view.out_of_memory import account_table_of, remedies_table_of
 from tracekit.report.view.path import blocking, changes_table, path_view
 from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
 from tracekit.report.view.roles import (
@@ -190,6 +191,10 @@ class View:
     """How full the fullest rank is, and with what."""
     memory_lines = computed(lines_table)
     """Source lines that hold most of the fullest rank's memory."""
+    memory_account = computed(account_table_of)
+    """Where the memory was when a request failed."""
+    memory_remedies = computed(remedies_table_of)
+    """What would have made the request fit."""
     stragglers = computed(rank_tables.stragglers)
     waited_for = computed(rank_tables.straggler_table)
     """The stragglers as a table."""

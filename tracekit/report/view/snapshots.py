@@ -7,6 +7,7 @@ from tracekit.documents.memory import (
     MemoryContents,
     MemoryDocument,
     MomentChange,
+    OutOfMemory,
     SnapshotChange,
     SnapshotMemory,
 )
@@ -48,18 +49,29 @@ def headline(snapshot: SnapshotMemory) -> str:
 
 def facts(document: MemoryDocument) -> list[str]:
     """Return what stands out: requests that failed, leaks, fragmentation."""
-    sentences = []
+    sentences = [f"{finding.text}: {finding.advice}" for finding in document.findings]
     for snapshot in document.snapshots:
-        of_rank = "the GPU" if snapshot.rank is None else f"rank {snapshot.rank}"
+        of_rank = _subject(snapshot)
         for fact in _facts_of(snapshot.contents):
             sentences.append(f"{of_rank}: {fact}")
     return sentences
 
 
+def _subject(snapshot: SnapshotMemory) -> str:
+    return "the GPU" if snapshot.rank is None else f"rank {snapshot.rank}"
+
+
+def failure(document: MemoryDocument) -> OutOfMemory | None:
+    """Return the failed request that lacked most; None if none failed."""
+    failures = []
+    for snapshot in document.snapshots:
+        if snapshot.contents.out_of_memory is not None:
+            failures.append(snapshot.contents.out_of_memory)
+    return max(failures, key=lambda one: one.needed_bytes, default=None)
+
+
 def _facts_of(contents: MemoryContents) -> list[str]:
     sentences = []
-    if contents.failed_request_bytes is not None:
-        sentences.append(f"memory ran out: {size(contents.failed_request_bytes)} were asked for")
     for leak in contents.leaks:
         source = f", allocated at {leak.line}" if leak.line else ""
         sentences.append(
@@ -86,7 +98,7 @@ def contents_table(document: MemoryDocument) -> Table:
     categories = [name for name in WORDS.memory_categories if name in present]
     all_contents = [snapshot.contents for snapshot in document.snapshots]
     columns = [Column("holds")]
-    columns += [Column(_name(snapshot), "figure") for snapshot in document.snapshots]
+    columns += [Column(name, "figure") for name in _names(document)]
     rows: list[tuple[object, ...]] = []
     for category in categories:
         sizes = [contents.by_category.get(category, 0) for contents in all_contents]
@@ -99,8 +111,16 @@ def contents_table(document: MemoryDocument) -> Table:
     return Table(tuple(columns), tuple(rows), tuple(notes), frozenset({len(rows) - 3}))
 
 
-def _name(snapshot: SnapshotMemory) -> str:
-    return snapshot.path.rpartition("/")[2] if snapshot.rank is None else f"rank {snapshot.rank}"
+def _names(document: MemoryDocument) -> list[str]:
+    """Return the names of snapshots: the ranks, else the files, with the GPU where those are not unique."""
+    names = []
+    for snapshot in document.snapshots:
+        file = snapshot.path.rpartition("/")[2]
+        names.append(file if snapshot.rank is None else f"rank {snapshot.rank}")
+    if len(set(names)) < len(names):
+        devices = [snapshot.device for snapshot in document.snapshots]
+        names = [f"{name} GPU {device}" for name, device in zip(names, devices, strict=True)]
+    return names
 
 
 def lines_table(snapshot: SnapshotMemory) -> Table | None:

@@ -33,6 +33,7 @@ NOTHING_TO_GAIN = "nothing to gain that this recording shows"
 SECTION_OF_CODE: Mapping[str, str] = {
     "schedule_gap": "gap",
     "memory_peak": "memory",
+    "out_of_memory": "memory",
     "fragmentation": "memory",
     "leak": "memory",
     "exposed_comm": "overlap",

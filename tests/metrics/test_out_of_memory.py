@@ -1,0 +1,194 @@
+"""Requests that failed, with planted causes: snapshots of a model of PyTorch's allocator, which counts for itself."""
+
+from __future__ import annotations
+
+import pytest
+
+import tracekit
+from tests.allocator_model import (
+    MIB,
+    Allocator,
+    OutOfMemoryError,
+    Training,
+    frame,
+    in_block,
+)
+from tests.memory_snapshots import write
+
+GB = 1000 * MIB
+LOAD = [frame("load", "data.py", 9)]
+
+
+def measured(gpu, tmp_path, **options):
+    path = write(tmp_path / "memory.pickle", gpu.snapshot())
+    return tracekit.memory(path, **options)
+
+
+def failure(gpu, tmp_path, **options):
+    document = measured(gpu, tmp_path, **options).to_document()
+    return document.snapshots[0].contents.out_of_memory
+
+
+def remedies(found):
+    return {remedy.code: remedy for remedy in found.remedies}
+
+
+def test_without_a_failed_request_there_is_none(tmp_path):
+    gpu = Allocator(GB)
+    assert not Training(gpu).run(3)
+    assert failure(gpu, tmp_path) is None
+    assert measured(gpu, tmp_path).findings == ()
+
+
+def test_activations_that_do_not_fit_are_the_cause_and_their_module_is_named(tmp_path):
+    gpu = Allocator(600 * MIB)
+    assert Training(gpu, layers=12, weight=10 * MIB, activation=40 * MIB).run(1)
+    found = failure(gpu, tmp_path)
+    # 12 × 10 MiB of weights, then eight layers of 40 and 20 MiB fill the 600 MiB.
+    assert found.by_category == {"activations": 480 * MIB, "weights": 120 * MIB}
+    assert (found.cause, found.origin, found.line) == (
+        "activations",
+        "forward",
+        "model.py:25 forward",
+    )
+    assert (found.requested_bytes, found.device_free_bytes) == (40 * MIB, 0)
+    # Eight calls of the block left 480 MiB; recomputed, one of them at a time is needed.
+    recompute = remedies(found)["recompute"]
+    assert recompute.name == "model.py forward"
+    assert recompute.bytes == 480 * MIB - 60 * MIB
+    assert recompute.is_enough
+    assert remedies(found)["offload_activations"].bytes == 480 * MIB
+    assert remedies(found)["smaller_microbatch"].bytes == (480 + 40) // 2 * MIB
+
+
+def test_a_leak_that_fills_the_gpu_is_the_cause(tmp_path):
+    gpu = Allocator(GB)
+    training = Training(gpu, layers=4, leak=30 * MIB)
+    assert training.run(40)
+    found = failure(gpu, tmp_path)
+    leaked = sum(
+        block.size for block in gpu.blocks if block.is_used and block.requested == 30 * MIB
+    )
+    assert found.cause == "leak"
+    # The last step's cannot be told from what the step still needs.
+    assert leaked - 60 * MIB <= found.leaked_bytes <= leaked
+    assert found.remedies[0].code == "stop_leak"
+    (finding,) = measured(gpu, tmp_path).findings
+    assert (finding.code, finding.evidence["cause"]) == ("out_of_memory", "leak")
+    assert "drop what every step leaves behind" in finding.advice
+
+
+def test_free_memory_in_pieces_is_the_cause(tmp_path):
+    gpu = Allocator(GB)
+    large = gpu.alloc(800 * MIB, LOAD)
+    gpu.free(large)
+    pieces = [gpu.alloc(50 * MIB, LOAD) for _ in range(16)]  # all cut from the 800 MiB
+    for piece in pieces[::2]:
+        gpu.free(piece)
+    with pytest.raises(OutOfMemoryError):
+        gpu.alloc(300 * MIB, in_block(25))
+    found = failure(gpu, tmp_path)
+    assert found.cause == "fragmentation"
+    assert (found.fragmented_bytes, found.largest_piece_bytes) == (400 * MIB, 50 * MIB)
+    assert (found.reserved_bytes, found.allocated_bytes) == (800 * MIB, 400 * MIB)
+    assert found.missing_bytes == 100 * MIB
+    first = found.remedies[0]
+    assert (first.code, first.bytes, first.is_enough) == ("expandable_segments", 400 * MIB, True)
+
+
+def test_a_little_fragmentation_is_not_the_cause_even_where_it_would_have_been_enough(tmp_path):
+    gpu = Allocator(GB)
+    blocks = [gpu.alloc(90 * MIB, LOAD) for _ in range(10)]
+    gpu.free(blocks.pop())
+    gpu.alloc(40 * MIB, LOAD)  # leaves 50 of 90 MiB
+    with pytest.raises(OutOfMemoryError):
+        gpu.alloc(120 * MIB, LOAD)
+    found = failure(gpu, tmp_path)
+    assert (found.fragmented_bytes, found.missing_bytes) == (50 * MIB, 20 * MIB)
+    assert found.cause == "other"
+    assert remedies(found)["expandable_segments"].is_enough
+
+
+def test_other_processes_are_told_where_the_gpus_memory_is_known(tmp_path):
+    gpu = Allocator(GB, others=500 * MIB)
+    assert Training(gpu, layers=6).run(3)
+    found = failure(gpu, tmp_path, gpu_memory_gb=GB / 1e9)
+    assert (found.cause, found.outside_bytes) == ("other_processes", 500 * MIB)
+    assert found.remedies[0].code == "end_other_processes"
+    unknown = failure(gpu, tmp_path)
+    assert (unknown.outside_bytes, unknown.capacity_bytes) == (None, None)
+    assert unknown.cause == "optimizer_state"
+
+
+def test_a_limit_of_the_process_is_told_from_a_full_gpu(tmp_path):
+    gpu = Allocator(GB, limit=500 * MIB)
+    assert Training(gpu, layers=6).run(3)
+    found = failure(gpu, tmp_path)
+    assert (found.cause, found.missing_bytes) == ("limit", 0)
+    assert [remedy.code for remedy in found.remedies] == ["raise_limit"]
+
+
+def test_a_request_larger_than_the_gpu_is_its_own_cause(tmp_path):
+    gpu = Allocator(GB)
+    gpu.alloc(100 * MIB, LOAD)
+    with pytest.raises(OutOfMemoryError):
+        gpu.alloc(1200 * MIB, LOAD)
+    found = failure(gpu, tmp_path)
+    assert (found.cause, found.missing_bytes) == ("request", 300 * MIB)
+    assert [remedy.code for remedy in found.remedies] == ["smaller_request"]
+
+
+def test_free_memory_of_another_stream_is_no_fragmentation_of_the_own(tmp_path):
+    gpu = Allocator(GB)
+    kept = []
+    for _ in range(8):
+        block = gpu.alloc(100 * MIB, LOAD, stream=7)
+        gpu.free(block)
+        gpu.alloc(2 * MIB, LOAD, stream=7)  # keeps the segment
+        kept.append(block)
+    with pytest.raises(OutOfMemoryError):
+        gpu.alloc(950 * MIB, LOAD)
+    found = failure(gpu, tmp_path)
+    assert found.fragmented_bytes == 0
+    assert found.other_streams_bytes == found.reserved_bytes - found.allocated_bytes
+
+
+def test_everything_reserved_is_accounted_for(tmp_path):
+    gpu = Allocator(GB)
+    assert Training(gpu, layers=10, activation=70 * MIB).run(2)
+    found = failure(gpu, tmp_path)
+    free = (
+        found.fragmented_bytes
+        + found.cached_bytes
+        + found.other_streams_bytes
+        + found.private_pools_bytes
+        + found.small_segments_bytes
+    )
+    assert free + found.pending_bytes + found.allocated_bytes == found.reserved_bytes
+    assert found.reserved_bytes == gpu.reserved
+    assert sum(found.by_category.values()) == found.allocated_bytes
+
+
+def test_what_happens_after_a_failed_request_does_not_change_it(tmp_path):
+    """A program may catch the error, free all and write its snapshot afterwards."""
+    gpu = Allocator(600 * MIB)
+    assert Training(gpu, layers=12, weight=10 * MIB, activation=40 * MIB).run(1)
+    before = failure(gpu, tmp_path)
+    for block in [block for block in gpu.blocks if block.is_used]:
+        gpu.free(block)
+    gpu.alloc(550 * MIB, LOAD, stream=3)
+    after = failure(gpu, tmp_path)
+    assert after.by_category == before.by_category
+    assert (after.reserved_bytes, after.fragmented_bytes) == (
+        before.reserved_bytes,
+        before.fragmented_bytes,
+    )
+    assert after.cause == before.cause
+
+
+def test_the_recorded_failure_is_read(snapshots):
+    """The program asked an H200 for 16 TiB inside a hook; 140.7 GB were free."""
+    (only,) = tracekit.memory(snapshots / "oom").to_document().snapshots
+    found = only.contents.out_of_memory
+    assert (found.cause, found.requested_bytes) == ("request", 16 << 40)
+    assert (found.device_free_bytes, found.line) == (140650151936, "alone.py:116 hook")
