@@ -23,6 +23,14 @@ from tracekit.intervals import Intervals
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS
 from tracekit.metrics.memory.activations import ACTIVATIONS
 from tracekit.metrics.memory.contents import CONTENTS
+from tracekit.metrics.memory.failed_request import REPEATED_FUNCTIONS
+from tracekit.metrics.memory.history import (
+    FRAMES,
+    HISTORY_LEVELS,
+    HISTORY_STACKS,
+    LIVES,
+    SEGMENT_LIVES,
+)
 from tracekit.metrics.memory.leaks import LEAKS
 from tracekit.metrics.memory.rank_contents import MODULES, STACKS, STEP_LEVELS
 from tracekit.metrics.memory.rank_memory import MEMORY_CURVE
@@ -77,6 +85,13 @@ ONLY_SOMETIMES = {
     "memory.contents.modules": MODULES,
     "memory.contents.leaks": LEAKS,
     "memory.contents.steps": STEP_LEVELS,
+    "memory.contents.failed_request.contents": CONTENTS,
+    "memory.contents.failed_request.repeated": REPEATED_FUNCTIONS,
+    "memory.contents.history.lives": LIVES,
+    "memory.contents.history.levels": HISTORY_LEVELS,
+    "memory.contents.history.segments": SEGMENT_LIVES,
+    "memory.contents.history.frames": FRAMES,
+    "memory.contents.history.stacks": HISTORY_STACKS,
 }
 """Columns of the tables that a rank without events does not have."""
 

@@ -201,6 +201,52 @@ class RankRemark(Struct, frozen=True):
     """How it differs, in words."""
 
 
+class MemoryTrack(Struct, frozen=True):
+    """All allocations of one GPU."""
+
+    name: str
+    """Rank or file."""
+    levels: PackedColumns
+    """Events: time, and reserved KiB from 1 (0: unknown)."""
+    lives: PackedColumns
+    """Allocations: event that made it (-1: before the first), events until it is freed, size in
+    units of 2^40, 2^20 and 1 byte, category, stack from 1 (0: unknown), whether it leaks; segment
+    from 1 (0: unknown) and place in it in 2^20 and 1 byte."""
+    segments: PackedColumns | None
+    """Segments, by address: event that made it (-1), events until it is given back, size in 2^20
+    and 1 byte, number of its stream; null where they are not known."""
+    stacks: str
+    """Packed JSON: texts of the frames of each stack, outermost first, and of its line."""
+    steps: Sequence[tuple[int, int]]
+    """Number and first event of each step."""
+    peak: int
+    """Event of the peak; -1 without events."""
+    failed: int | None
+    """Event of the last request that failed; null if none did."""
+    left_out: str
+    """What of it is not on the page; empty if all of it is."""
+
+
+class MemoryCharts(Struct, frozen=True):
+    """Allocations of GPUs over time."""
+
+    tracks: Sequence[MemoryTrack]
+    """GPUs; those of a diff: before, then after."""
+    categories: Sequence[Coloured]
+    """What memory is for, in the order of the curves from below; the last one leaks."""
+    frames: str
+    """Packed JSON: texts and kinds (own, library, compiled) of all frames."""
+    compares: bool = False
+    """Whether the second half of the tracks is compared with the first."""
+
+
+class MemoryPageData(Struct, frozen=True):
+    """Data of the page of memory snapshots."""
+
+    memory: MemoryCharts
+    """Allocations."""
+
+
 class PageData(Struct, frozen=True):
     """Data of the page of an analysis."""
 
@@ -214,6 +260,8 @@ class PageData(Struct, frozen=True):
     """Where the timeline shows each finding."""
     different: Sequence[RankRemark] = ()
     """Ranks that differ from the others, which the timeline marks."""
+    memory: MemoryCharts | None = None
+    """Allocations over time; null where single ones are not known."""
 
 
 class DiffSide(Struct, frozen=True):

@@ -17,24 +17,13 @@ from tracekit._util.text import percent
 from tracekit.analysis import Analysis
 from tracekit.metrics.memory import RankContents
 from tracekit.report import figures
-from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
+from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, MEMORY_COLOURS
 from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
 from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, cell_handles, draw_grid
 from tracekit.report.text import size
 from tracekit.report.view.memory import NO_STACK
 from tracekit.report.words import WORDS
 
-CATEGORY_COLOURS = {
-    "weights": LABEL_COLOURS["optimizer"],
-    "gradients": LABEL_COLOURS["wgrad"],
-    "optimizer_state": LABEL_COLOURS["recompute"],
-    "activations": LABEL_COLOURS["forward"],
-    "communication": LABEL_COLOURS["dp_comm"],
-    "workspace": LABEL_COLOURS["memory"],
-    "before_recording": UNRECORDED_COLOUR,
-    "other": LABEL_COLOURS["other"],
-}
-"""Colour of what memory is for."""
 _LINE_LABELS = ("pp_comm", "forward", "wgrad", "backward", "optimizer", "tp_comm")
 RANK_COLOURS = tuple(LABEL_COLOURS[name] for name in _LINE_LABELS)
 """Colours of the ranks' lines, in turn."""
@@ -171,7 +160,7 @@ class _Frame:
         """Colour of what nearly all of it is for; neutral if it is for several things."""
         category = max(self.by_category, key=lambda name: self.by_category[name])
         is_pure = self.by_category[category] >= MIN_SHARE_OF_COLOUR * self.bytes
-        return CATEGORY_COLOURS[category] if is_pure else IDLE_COLOUR
+        return MEMORY_COLOURS[category] if is_pure else IDLE_COLOUR
 
 
 def draw_flame_graph(contents: RankContents, *, rank: int | None, ax: Axes | None = None) -> Figure:
@@ -211,7 +200,7 @@ def draw_flame_graph(contents: RankContents, *, rank: int | None, ax: Axes | Non
     for name, count in _largest(root):
         words = WORDS.memory_categories[name]
         parts.append(f"{words} {percent(count, root.bytes, digits=0)}")
-        handles.append(Patch(facecolor=CATEGORY_COLOURS[name], label=words))
+        handles.append(Patch(facecolor=MEMORY_COLOURS[name], label=words))
     subtitle = f"{of_rank}{size(root.bytes)}: {', '.join(parts)}"
     figures.draw_title(axes, "What allocated the memory at the peak", subtitle)
     figures.draw_legend(axes, handles, below_axes=ax is not None)

@@ -24,6 +24,19 @@ PROFILER_COLOUR = "#B8A9C9"
 """Time that the profiler added to a step."""
 COMPUTE_COLOUR = "#0072B2"
 """Compute of all labels together, in budgets."""
+MEMORY_COLOURS = {
+    "weights": LABEL_COLOURS["optimizer"],
+    "gradients": LABEL_COLOURS["wgrad"],
+    "optimizer_state": LABEL_COLOURS["recompute"],
+    "activations": LABEL_COLOURS["forward"],
+    "communication": LABEL_COLOURS["dp_comm"],
+    "workspace": LABEL_COLOURS["memory"],
+    "before_recording": UNRECORDED_COLOUR,
+    "other": LABEL_COLOURS["other"],
+}
+"""Colour of what memory is for."""
+LEAK_COLOUR = "#D55E00"
+"""Memory that steps leave behind."""
 
 
 GOOD = "green"

@@ -80,7 +80,7 @@ def measure_fragmentation(
     )
     most = fullest.row(0, named=True)
     row = int(most["row"])
-    segments = _segment_lifetimes(snapshot)
+    segments = segment_lifetimes(snapshot)
     cached_bytes = int(most["reserved"] - most["active"])
     fragmented_bytes = None
     forced: list[_Request] = []
@@ -114,7 +114,7 @@ class _Request(msgspec.Struct, frozen=True):
     stack: int | None
 
 
-def _segment_lifetimes(snapshot: MemorySnapshot) -> pl.DataFrame:
+def segment_lifetimes(snapshot: MemorySnapshot) -> pl.DataFrame:
     """Return address, bytes, stream, first row and last row of every segment.
 
     -1 and the largest number for always.
@@ -196,7 +196,7 @@ _FREE_CHANGES = {"segment_alloc": 1, "segment_free": -1, "alloc": -1, "free_comp
 
 def _first_free(replay: Replay, snapshot: MemorySnapshot) -> pl.DataFrame:
     """Return by pool what was free before the first event (``first_free``)."""
-    segments = _segment_lifetimes(snapshot).filter(pl.col("first_row") < 0)
+    segments = segment_lifetimes(snapshot).filter(pl.col("first_row") < 0)
     reserved = segments.select(
         "stream", is_small=pl.col("bytes") == SMALL_SEGMENT_BYTES, first_free="bytes"
     )

@@ -40,23 +40,51 @@ def find_leaks(purposes: pl.DataFrame, step_starts: pl.DataFrame) -> pl.DataFram
 
     *purposes* come from ``contents.find_purposes``, step starts are in order of time.
     """
+    rows = _leaking_places(_left_behind(purposes, step_starts), step_starts)
+    count = pl.col("steps").list.len()
+    rows = rows.with_columns(bytes=pl.col("total"), bytes_per_step=pl.col("total") // count)
+    return conform(rows.sort("bytes", "first_ns", descending=[True, False]), LEAKS)
+
+
+def find_leaked_rows(purposes: pl.DataFrame, step_starts: pl.DataFrame) -> pl.Series:
+    """Return the events of the allocations that ``LEAKS`` counts."""
+    leaked = _left_behind(purposes, step_starts)
+    places = _leaking_places(leaked, step_starts).select(_PLACE)
+    return leaked.join(places, on=_PLACE, how="semi", nulls_equal=True)["alloc_row"].drop_nulls()
+
+
+_PLACE = ["stack", "place", "bytes"]
+"""Columns that tell where an allocation was made. Without stacks the operator around it tells its
+place, without a trace its size alone."""
+
+
+def _telling_steps(step_starts: pl.DataFrame) -> list[int]:
+    """Return the steps that end early enough to tell whether what they left behind is freed in time."""
     steps = step_starts["step"].to_list()
-    # Later steps end too early to tell whether what they left behind is freed in time.
-    telling_steps = steps[: max(0, len(steps) - MIN_STEPS_TO_BE_KEPT)]
+    return steps[: max(0, len(steps) - MIN_STEPS_TO_BE_KEPT)]
+
+
+def _left_behind(purposes: pl.DataFrame, step_starts: pl.DataFrame) -> pl.DataFrame:
+    """Return the allocations that were there two steps later and at the end, with their ``place``."""
+    telling_steps = _telling_steps(step_starts)
+    operator = pl.when(pl.col("stack").is_null()).then("operator")
+    placed = purposes.with_columns(place=operator)
     if len(telling_steps) < MIN_STEPS_OF_LEAK:
-        return LEAKS.to_frame()
+        return placed.clear()
     last_start_ns = int(step_starts["start_ns"][-1])
     is_there_at_end = pl.col("free_ns").is_null() | (pl.col("free_ns") > last_start_ns)
     is_of_step = pl.col("step").is_in(telling_steps) & (
         pl.col("free_row").is_null() | (pl.col("free_row") >= 0)
     )
-    leaked = purposes.filter(
+    return placed.filter(
         is_there_at_end & is_of_step & (pl.col("steps_survived") >= MIN_STEPS_TO_BE_KEPT)
     )
-    # Without stacks the operator around an allocation tells its place, without a trace its size
-    # alone.
-    operator = pl.when(pl.col("stack").is_null()).then("operator")
-    rows = leaked.group_by("stack", operator.alias("place"), "bytes").agg(
+
+
+def _leaking_places(leaked: pl.DataFrame, step_starts: pl.DataFrame) -> pl.DataFrame:
+    """Return the places that left something behind in enough of the steps since their first."""
+    telling_steps = _telling_steps(step_starts)
+    rows = leaked.group_by(_PLACE).agg(
         pl.col("operator", "module", "phase").drop_nulls().first(),
         pairs=pl.col("pair").drop_nulls().unique().sort(),
         total=pl.col("bytes").sum(),
@@ -64,14 +92,15 @@ def find_leaks(purposes: pl.DataFrame, step_starts: pl.DataFrame) -> pl.DataFram
         first_ns=pl.col("alloc_ns").min(),
         last_ns=pl.col("alloc_ns").max(),
     )
-    order = pl.DataFrame({"step": telling_steps, "index": range(len(telling_steps))})
+    order = pl.DataFrame(
+        {"step": telling_steps, "index": range(len(telling_steps))},
+        schema={"step": pl.Int64(), "index": pl.Int64()},
+    )
     first_index = (
         rows["steps"].list.first().replace_strict(order["step"], order["index"], default=0)
     )
     possible_steps = len(telling_steps) - first_index
     count = pl.col("steps").list.len()
-    rows = rows.filter(
+    return rows.filter(
         (count >= MIN_STEPS_OF_LEAK) & (count >= MIN_SHARE_OF_STEPS * possible_steps)
     )
-    rows = rows.with_columns(bytes=pl.col("total"), bytes_per_step=pl.col("total") // count)
-    return conform(rows.sort("bytes", "first_ns", descending=[True, False]), LEAKS)

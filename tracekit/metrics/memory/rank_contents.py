@@ -15,8 +15,9 @@ from tracekit.metrics.memory.activations import measure_activations, most_in_fli
 from tracekit.metrics.memory.contents import contents_at, find_purposes
 from tracekit.metrics.memory.failed_request import FailedRequest, find_failed_request
 from tracekit.metrics.memory.fragmentation import Fragmentation, measure_fragmentation
+from tracekit.metrics.memory.history import AllocationHistory, allocation_history
 from tracekit.metrics.memory.host_work import find_host_work
-from tracekit.metrics.memory.leaks import find_leaks
+from tracekit.metrics.memory.leaks import find_leaked_rows, find_leaks
 from tracekit.metrics.memory.replay import Replay, replay_snapshot
 from tracekit.metrics.memory.stacks import Stack, source_line
 from tracekit.metrics.memory.steps_by_stack import starts_by_allocations
@@ -108,6 +109,8 @@ class RankContents(msgspec.Struct, frozen=True, eq=False):
     """Largest request that failed; None if none did."""
     failed_request: FailedRequest | None
     """The last request that failed; None if none did."""
+    history: AllocationHistory
+    """All allocations."""
 
     @property
     def unknown_share(self) -> float:
@@ -249,6 +252,14 @@ def measure_contents(
         expandable=snapshot is not None and snapshot.expandable,
         oom_bytes=oom_bytes,
         failed_request=failed_request,
+        history=allocation_history(
+            replay,
+            purposes,
+            find_leaked_rows(purposes, starts),
+            stacks=history.stacks,
+            snapshot=snapshot,
+            peak_row=row,
+        ),
     )
 
 
@@ -283,8 +294,8 @@ def _step_starts(history: MemoryHistory, trace_starts: pl.DataFrame | None) -> p
             return pl.DataFrame(
                 {"step": range(len(boundaries)), "start_ns": boundaries}, schema=schema
             )
-    starts = starts_by_allocations(history.replay.allocations, history.stacks)
-    return pl.DataFrame({"step": range(len(starts)), "start_ns": starts}, schema=schema)
+    start_times = starts_by_allocations(history.replay.allocations, history.stacks)
+    return pl.DataFrame({"step": range(len(start_times)), "start_ns": start_times}, schema=schema)
 
 
 def _optimizer_times(history: MemoryHistory) -> pl.DataFrame | None:

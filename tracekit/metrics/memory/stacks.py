@@ -79,6 +79,15 @@ def is_compiled(frame: Frame) -> bool:
     return _COMPILED.search(frame[1]) is not None
 
 
+def is_of_library(frame: Frame) -> bool:
+    """Return whether a frame of Python is of a library or of Python itself, not of the user's own code.
+
+    >>> is_of_library(("linear", "site-packages/torch/nn/functional.py", 9))
+    True
+    """
+    return _LIBRARY.search(with_slashes(frame[1])) is not None
+
+
 @cache
 def _rules() -> tuple[_OriginRule, ...]:
     text = Path(__file__).with_name("origins.toml").read_bytes()
@@ -141,7 +150,7 @@ def repeated_functions(stack: Stack) -> list[str]:
 def _innermost_python(stack: Stack) -> Frame | None:
     """Return the innermost frame of the user's own code, else of any Python code; None without a Python stack."""
     python = [frame for frame in stack if frame[2] > 0 and not is_compiled(frame)]
-    own = [frame for frame in python if not _LIBRARY.search(with_slashes(frame[1]))]
+    own = [frame for frame in python if not is_of_library(frame)]
     return next(iter(own or python), None)
 
 
