@@ -1,4 +1,4 @@
-"""What would have made memory for a request that failed, in words."""
+"""Sentences about what would have made memory for a request that failed."""
 
 from __future__ import annotations
 

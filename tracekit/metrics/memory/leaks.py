@@ -49,11 +49,13 @@ def find_leaks(purposes: pl.DataFrame, step_starts: pl.DataFrame) -> pl.DataFram
 def find_leaked_rows(purposes: pl.DataFrame, step_starts: pl.DataFrame) -> pl.Series:
     """Return the events of the allocations that ``LEAKS`` counts."""
     leaked = _left_behind(purposes, step_starts)
-    places = _leaking_places(leaked, step_starts).select(_PLACE)
-    return leaked.join(places, on=_PLACE, how="semi", nulls_equal=True)["alloc_row"].drop_nulls()
+    places = _leaking_places(leaked, step_starts).select(_LEAKING_PLACE)
+    return leaked.join(places, on=_LEAKING_PLACE, how="semi", nulls_equal=True)[
+        "alloc_row"
+    ].drop_nulls()
 
 
-_PLACE = ["stack", "place", "bytes"]
+_LEAKING_PLACE = ["stack", "place", "bytes"]
 """Columns that tell where an allocation was made. Without stacks the operator around it tells its
 place, without a trace its size alone."""
 
@@ -84,7 +86,7 @@ def _left_behind(purposes: pl.DataFrame, step_starts: pl.DataFrame) -> pl.DataFr
 def _leaking_places(leaked: pl.DataFrame, step_starts: pl.DataFrame) -> pl.DataFrame:
     """Return the places that left something behind in enough of the steps since their first."""
     telling_steps = _telling_steps(step_starts)
-    rows = leaked.group_by(_PLACE).agg(
+    rows = leaked.group_by(_LEAKING_PLACE).agg(
         pl.col("operator", "module", "phase").drop_nulls().first(),
         pairs=pl.col("pair").drop_nulls().unique().sort(),
         total=pl.col("bytes").sum(),
