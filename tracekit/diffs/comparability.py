@@ -407,12 +407,20 @@ def _unknown_work(before: Sequence[Run], after: Sequence[Run]) -> str | None:
     """Return why the sides' kernels do not tell whether their steps do the same work; None if they do.
 
     Kernels under other names may be a change of the code or another model, and a step that is
-    marked more often is no faster.
+    marked more often is no faster, also where some kernels were split or fused at the same time.
     """
     kernels = _common_kernels(before, after)
-    if kernels is not None and kernels.share_of_time < MIN_SHARE_OF_COMMON_KERNELS:
+    if kernels is None:
+        return None
+    if kernels.share_of_time < MIN_SHARE_OF_COMMON_KERNELS:
         return f"too few kernels in common ({percent(kernels.share_of_time)} of the model's kernel time)"
-    return None
+    has_one_ratio = kernels.share_of_typical >= MIN_SHARE_OF_EQUAL_RATIO
+    is_unchanged = kernels.share_unchanged >= MIN_SHARE_OF_UNCHANGED_COUNTS
+    is_balanced = abs(kernels.typical_ratio - 1) <= MAX_CHANGE_OF_EQUAL_COUNT
+    if has_one_ratio or is_unchanged or is_balanced:
+        return None
+    changed = percent(1 - kernels.share_unchanged)
+    return f"{changed} of the model's kernel time is in kernels that run more or less often than before, by different factors"
 
 
 def _model_kernels(runs: Sequence[Run]) -> dict[Key, tuple[float, float]]:

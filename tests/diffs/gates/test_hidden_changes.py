@@ -207,12 +207,17 @@ def test_one_rank_alone_has_no_slowest():
     assert "slowest_rank_ms" not in ranks_apart(100).samples
 
 
-def many_kernels(*, renamed=0.0, ratio=1.0, jitter=0.0):
-    """Return 100 kernels of equal time, of which a share has new names, and which run *ratio* times as often."""
+def many_kernels(*, renamed=0.0, ratio=1.0, jitter=0.0, split=0.0):
+    """Return 100 kernels of equal time, of which a share has new names, and which run *ratio* times as often.
+
+    The last ones, a share of *split*, are divided into two each.
+    """
     rows = []
     for number in range(100):
         name = f"{'new' if number < renamed * 100 else 'kernel'}{number}"
         count = 40 * ratio * (1 + jitter * (number % 3 - 1))
+        if number >= 100 - 100 * split:
+            count *= 2
         label = ("forward", "dgrad", "other")[number % 3]
         rows.append(
             {"name": name, "label": label, "module": "", "count": count, "ns": 10**6 * ratio}
@@ -232,6 +237,11 @@ def many_kernels(*, renamed=0.0, ratio=1.0, jitter=0.0):
         # As many micro-batches, of another model.
         ({"microbatches": 8}, {"renamed": 0.6}, "too few kernels in common (40.0 %"),
         ({}, {"renamed": 1.0}, "too few kernels in common (0.0 %"),
+        # Marked twice as often, and kernels divided or of varying number.
+        ({}, {"ratio": 0.5, "split": 0.3}, "70.0 % of the model's kernel time is in kernels that"),
+        ({}, {"ratio": 0.5, "split": 0.3, "renamed": 0.4}, "by different factors"),
+        ({}, {"ratio": 0.5, "jitter": 0.08}, "by different factors"),
+        ({"microbatches": 8}, {"ratio": 0.5, "jitter": 0.08}, "by different factors"),
     ],
 )
 def test_steps_whose_work_cannot_be_compared_are_inconclusive(facts, change, reason):
@@ -248,7 +258,9 @@ def test_steps_whose_work_cannot_be_compared_are_inconclusive(facts, change, rea
     assert gate(_side(new), _side(old), config=_config(allow=("work",))).obstacles == ()
 
 
-@pytest.mark.parametrize("change", [{}, {"jitter": 0.04}, {"renamed": 0.4}])
+@pytest.mark.parametrize(
+    "change", [{}, {"jitter": 0.04}, {"renamed": 0.4}, {"split": 0.5}, {"jitter": 0.1}]
+)
 def test_kernels_under_new_names_are_compared_as_long_as_most_are_the_same(change):
     old, new = (
         Run(name, timed(BASE_MS).samples, {}, {"kernels": rows})
