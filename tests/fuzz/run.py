@@ -13,6 +13,7 @@ import hashlib
 import os
 import platform
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -27,7 +28,9 @@ from pathlib import Path
 
 FOUND = Path(__file__).parent / "found"
 LONGEST_S = 60
-"""An input that takes longer hangs: the process ends and says where it was."""
+"""Processor time of an input that hangs: the process ends and says where it was. Other work of the machine does not count."""
+LONGEST_WAIT_S = 1800
+"""The same by the clock, for an input that waits and never ends."""
 TARGETS = {
     "scan": ("scan", "make", "check"),
     "kineto": ("kineto", "make", "check"),
@@ -106,13 +109,16 @@ def fuzz(
     How many were tried, and how many failed.
     """
     make, check = functions(target)
+    # The default action, which follows, ends the process.
+    faulthandler.register(signal.SIGPROF, chain=True)
     until, tried, failures = time.monotonic() + seconds, 0, 0
     with tempfile.TemporaryDirectory() as folder:
         while time.monotonic() < until:
             number = first + tried * every
             raw = make(chooser(target, seed, number))
             tried += 1
-            faulthandler.dump_traceback_later(LONGEST_S, exit=True)
+            signal.setitimer(signal.ITIMER_PROF, LONGEST_S)
+            faulthandler.dump_traceback_later(LONGEST_WAIT_S, exit=True)
             try:
                 check(raw, Path(folder))
             except Exception as error:
@@ -120,6 +126,7 @@ def fuzz(
                 message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 sys.stdout.write(f"{target} {number}: {message}; kept as {keep(target, raw)}\n")
             finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
                 faulthandler.cancel_dump_traceback_later()
     return tried, failures
 

@@ -181,7 +181,17 @@ def shuffle_without_times(content):
     change_events(content, shuffled)
 
 
+def shrink_allocations(content):
+    change_events(
+        content,
+        lambda rows: [
+            {**row, "size": row["size"] // 3} if row["action"] == "alloc" else row for row in rows
+        ],
+    )
+
+
 CONTRADICTIONS = {
+    "allocations of other sizes": (shrink_allocations, "sizes"),
     "shuffled": (shuffle_events, "times"),
     "shuffled under the old times": (shuffle_without_times, None),
     "one after the other": (lambda c: change_events(c, lambda rows: rows + rows), "times"),

@@ -54,7 +54,7 @@ def history_contradiction(
     """Return in which way the events contradict themselves or the segments; None if they do not.
 
     ``times``: they do not ascend. ``twice``: memory is allocated or freed twice in a row at one
-    address. ``end``: what the events leave behind is not what the segments hold. ``reserved``: more
+    address. ``sizes``: memory is freed with another size than it was allocated with. ``end``: what the events leave behind is not what the segments hold. ``reserved``: more
     is held than is reserved, or less than nothing is reserved.
 
     Args:
@@ -79,6 +79,10 @@ def history_contradiction(
     has_allocations = (tensors["action"] == "alloc").any()
     if has_allocations and (tensors["action"] == tensors["before"]).any():
         return "twice"
+    is_free = (pl.col("action") != "alloc") & (pl.col("before") == "alloc")
+    has_other_size = is_free & (pl.col("bytes") != pl.col("bytes_before"))
+    if tensors.select(has_other_size.any()).item():
+        return "sizes"
     last = tensors.filter("is_last").select("address", "action")
     ends = last.join(blocks.select("address", "state"), on="address", how="left")
     is_held = pl.col("state").str.starts_with("active").fill_null(False)

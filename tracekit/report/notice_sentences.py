@@ -443,6 +443,7 @@ def memory_no_history() -> str:
 _SNAPSHOT_CONTRADICTIONS = {
     "times": "the times of its events do not ascend",
     "twice": "memory is allocated or freed twice in a row at one address",
+    "sizes": "memory is freed with another size than it was allocated with",
     "end": "what its events leave behind is not what its segments hold",
     "reserved": "its events hold more than is reserved",
 }
