@@ -170,6 +170,27 @@ def test_no_code_of_the_workspace_runs_in_the_gitlab_job(hostile_job):
     assert "s3cret" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("name", ["action.yml", "gitlab.yml"])
+def test_a_report_in_the_workspace_is_not_taken_for_the_gates(hostile_job, name):
+    """What is commented is what the gate wrote, also if it was killed before it wrote anything."""
+    outside = hostile_job.workspace.parent / "elsewhere"
+    outside.mkdir()
+    (outside / "gate.md").write_text("/approve", encoding="utf-8")
+    (hostile_job.workspace / "tracekit-gate").symlink_to(outside)
+    killed = 'python() { case "$*" in *" gate "*) return 137;; *) cat "$4";; esac; }\n'
+    if name == "gitlab.yml":
+        script = "\n".join(read(ROOT / "ci" / name)[".tracekit-gate"]["script"])
+    else:
+        steps = read(ROOT / "ci" / name)["runs"]["steps"]
+        script = next(step["run"] for step in steps if step.get("id") == "gate")
+    empty = dict.fromkeys(("CANDIDATE", "BASELINE", "REQUIRE", "INCONCLUSIVE", "NAME"), "")
+    hostile_job.variables = {**empty, "ARTIFACT": "", "CI_JOB_NAME": "", "CI_JOB_URL": ""}
+    done = hostile_job.run(killed + script, shell="bash -e {0}")
+    assert "/approve" not in done.stdout
+    assert not (hostile_job.workspace / "tracekit-gate").is_symlink()
+    assert [file.name for file in outside.iterdir()] == ["gate.md"]
+
+
 def test_the_compiler_that_is_fetched_has_a_fixed_version():
     text = (ROOT / "build_backend.py").read_text(encoding="utf-8")
     names = re.findall(r"\"(ziglang[^\"]*)\"", text)
