@@ -420,7 +420,7 @@ def _unknown_work(before: Sequence[Run], after: Sequence[Run]) -> str | None:
     if has_one_ratio or is_unchanged or is_balanced:
         return None
     changed = percent(1 - kernels.share_unchanged)
-    return f"{changed} of the model's kernel time is in kernels that run more or less often than before, by different factors"
+    return f"{changed} of the model's kernel time is in kernels that run more or less often, by different factors"
 
 
 def _model_kernels(runs: Sequence[Run]) -> dict[Key, tuple[float, float]]:

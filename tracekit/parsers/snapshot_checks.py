@@ -54,8 +54,9 @@ def history_contradiction(
     """Return in which way the events contradict themselves or the segments; None if they do not.
 
     ``times``: they do not ascend. ``twice``: memory is allocated or freed twice in a row at one
-    address. ``sizes``: memory is freed with another size than it was allocated with. ``end``: what the events leave behind is not what the segments hold. ``reserved``: more
-    is held than is reserved, or less than nothing is reserved.
+    address. ``sizes``: it is freed with another size than it was allocated with. ``end``: what the
+    events leave behind is not what the segments hold. ``reserved``: more is held than is reserved,
+    or less than nothing is reserved.
 
     Args:
         events: ``ALLOCATOR_EVENTS``, in the order of the file.

@@ -55,6 +55,10 @@ MAX_NESTING_DEPTH = 64
 """Levels of nested ranges through which data loading and garbage collection are passed on to what
 runs inside them."""
 
+MAX_LAUNCHING_THREADS = 64
+"""Most threads whose ranges are looked at where the launching thread has none open, those with the most
+launches first. Each takes time of its own; a process has a few."""
+
 _HOST_TABLES = ("ranges", "operators", "calls")
 """Tables of ``HostEvents``, the outer ones first."""
 
@@ -96,7 +100,7 @@ def find_host_activity(
     ranges = _HostRanges.overlapping(waiting, host.ranges, host.operators, host.calls)
     if not len(ranges):
         return HOST_ACTIVITY.to_frame()
-    threads = [int(tid) for tid in labelled["launch_tid"].drop_nulls().unique().to_list()]
+    threads = _launching_threads(labelled)
     pieces, innermost = _split_by_innermost_range(waiting, ranges, threads)
     activity, shown_range = _find_activities(ranges, innermost)
     open_frames = _HostRanges.overlapping(waiting, frames.on_threads(np.array(threads)))
@@ -180,6 +184,13 @@ class _HostRanges(msgspec.Struct, frozen=True, eq=False):
     def find_innermost(self, tid: Ints, time: Ints) -> Ints:
         """Return the innermost range open on a thread at a time; -1 if there is none."""
         return self.nest(tid, time).point_op
+
+
+def _launching_threads(labelled: pl.DataFrame) -> list[int]:
+    """Return the threads that launch GPU work, at most ``MAX_LAUNCHING_THREADS`` of them, in ascending order."""
+    launches = labelled.select(pl.col("launch_tid").drop_nulls().value_counts(sort=True))
+    most = launches.unnest("launch_tid").head(MAX_LAUNCHING_THREADS)
+    return sorted(int(tid) for tid in most["launch_tid"])
 
 
 def _split_by_innermost_range(
