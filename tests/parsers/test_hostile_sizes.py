@@ -10,11 +10,14 @@ import pickle
 import shutil
 
 import numpy as np
+import polars as pl
 import pytest
 
 from tracekit import load
 from tracekit._loops.json_scanner import NULL
+from tracekit.classify.model_position import _depths
 from tracekit.errors import InputError, MachineError
+from tracekit.metrics.host.idle_activity import MAX_LAUNCHING_THREADS, _launching_threads
 from tracekit.parsers import flight_recorder, nccl_inspector
 from tracekit.parsers.file_type import MIN_INFLATED_LIMIT, detect_file_type
 from tracekit.parsers.kineto.captures import holds_capture
@@ -134,16 +137,36 @@ def test_a_genuine_dump_that_compresses_well_is_read(tmp_path):
     flight_recorder.read(file)
 
 
-def test_a_parquet_file_of_more_rows_than_fit_into_memory_is_one_line(
-    tmp_path, samples, monkeypatch
-):
+@pytest.fixture
+def parquet_export(tmp_path):
+    """An export with a table of a million equal rows, in a few kilobytes."""
+    rows = pl.DataFrame({"start": pl.repeat(0, 1_000_000, eager=True)}).with_columns(end=0)
+    rows.write_parquet(tmp_path / "KERNELS.parquet")
+    assert (tmp_path / "KERNELS.parquet").stat().st_size < 50_000
+    return exports.ArrowExport(tmp_path)
+
+
+def test_a_parquet_file_of_more_rows_than_fit_into_memory_is_one_line(parquet_export, monkeypatch):
+    # Two columns of a million rows, of at least 4 bytes each.
+    monkeypatch.setattr(exports, "available_memory", lambda: 8_000_000 - 1)
+    with pytest.raises(MachineError, match="1,000,000 rows take 0.0 GB, and 0.0 GB are free"):
+        parquet_export.fetch("KERNELS", ["start", "end"])
+    assert len(parquet_export.fetch("KERNELS", ["start"])) == 1_000_000
+
+
+def test_a_parquet_file_whose_rows_fit_into_memory_is_read(parquet_export, monkeypatch):
+    monkeypatch.setattr(exports, "available_memory", lambda: 8_000_000)
+    assert len(parquet_export.fetch("KERNELS", ["start", "end"])) == 1_000_000
+
+
+def test_an_export_of_more_rows_than_fit_into_memory_is_one_line(tmp_path, samples, monkeypatch):
     folder = tmp_path / "rank0.parquetdir"
     shutil.copytree(samples / "nsys-1f1b/rank0.parquetdir", folder)
     monkeypatch.setattr(exports, "available_memory", lambda: 1000)
-    # Where memory is short, a process of its own would read, which knows nothing of the line above.
+    # Whatever this machine has free: a process of its own would know nothing of the line above.
     monkeypatch.setattr(driver, "may_exceed_memory", lambda ref: False)
     with pytest.raises(MachineError, match="rows take"):
-        load(folder)
+        load(folder, workers=1)
 
 
 @pytest.mark.parametrize(
@@ -170,3 +193,17 @@ def test_an_export_with_a_base_of_thousands_of_digits_begins_at_zero(tmp_path):
         '{"baseTimeNanoseconds":' + "9" * 5000 + ',"otherData":{"tracekit":"1"},"traceEvents":[]}'
     )
     assert moment_parameters(file, 10**6, 10**6) == "&visStart=995000&visEnd=1005000"
+
+
+def test_launches_of_many_threads_are_explained_by_the_ranges_of_a_few():
+    count = 50_000
+    launches = pl.DataFrame({"launch_tid": np.repeat(np.arange(count), 2).tolist() + [7, None]})
+    threads = _launching_threads(launches)
+    assert len(threads) == MAX_LAUNCHING_THREADS
+    assert 7 in threads
+    assert _launching_threads(launches.tail(4)) == [7, count - 1]
+
+
+def test_calls_inside_calls_are_each_looked_at_a_few_times():
+    count = 500_000
+    assert _depths(np.arange(-1, count - 1, dtype=np.int32)).tolist() == list(range(count))

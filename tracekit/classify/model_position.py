@@ -283,9 +283,10 @@ def _module_classes(frames: Frames, own_ns: Ints) -> pl.DataFrame:
     parent = frames.parent
     depth = _depths(frames.parent)
     inclusive_ns = own_ns.copy()
-    deepest = int(depth.max(initial=0))
-    for level in range(deepest, 0, -1):  # add the time of all calls of a level to their callers
-        rows = np.flatnonzero(depth == level)
+    by_depth = np.argsort(depth, kind="stable")
+    first_of_level = np.searchsorted(depth[by_depth], np.arange(1, depth.max(initial=0) + 1))
+    levels = np.split(by_depth, first_of_level)[1:]
+    for rows in reversed(levels):  # add the time of all calls of a level to their callers
         np.add.at(inclusive_ns, parent[rows], inclusive_ns[rows])
     calls_modules = np.zeros(len(frames), np.bool_)
     calls_modules[parent[parent >= 0]] = True
@@ -321,13 +322,18 @@ def _module_classes(frames: Frames, own_ns: Ints) -> pl.DataFrame:
 
 
 def _depths(parent: Int32s) -> Ints:
-    """Return the number of frames around each frame."""
-    depth = np.zeros(len(parent), np.int64)
-    ancestor = parent
-    while (has_ancestor := ancestor >= 0).any():  # one level of all frames per round
-        depth += has_ancestor
-        ancestor = np.where(has_ancestor, np.append(parent, -1)[ancestor], -1)
-    return depth
+    """Return the number of frames around each frame.
+
+    >>> _depths(np.array([-1, 0, 1, 0], np.int32)).tolist()
+    [0, 1, 2, 1]
+    """
+    # Twice as far with every round; row -1, the last, leads to itself.
+    ancestor = np.append(parent, -1)
+    depth = (ancestor >= 0).astype(np.int64)
+    while (ancestor >= 0).any():
+        depth += depth[ancestor]
+        ancestor = ancestor[ancestor]
+    return depth[:-1]
 
 
 def _layer_class(classes: pl.DataFrame, total_ns: int) -> str | None:
