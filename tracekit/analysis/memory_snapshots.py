@@ -86,6 +86,8 @@ class SnapshotDiff(HasDocument):
 
     changes: tuple[documents.SnapshotChange, ...]
     notices: tuple[Notice, ...] = ()
+    pairs: tuple[tuple[RankSnapshot, RankSnapshot], ...] = ()
+    """The snapshots that were compared, as ``changes`` lists them."""
 
     def to_document(self) -> documents.MemoryDiffDocument:
         """Return the JSON document (``format: tracekit.memory-diff/1``)."""
@@ -104,7 +106,7 @@ def compare_snapshots(before: SnapshotReport, after: SnapshotReport) -> Snapshot
     """
     pairs = _pair_up(before.snapshots, after.snapshots)
     changes = [_snapshot_change(first, second) for first, second in pairs]
-    return SnapshotDiff(tuple(changes), (*before.notices, *after.notices))
+    return SnapshotDiff(tuple(changes), (*before.notices, *after.notices), tuple(pairs))
 
 
 def _pair_up(

@@ -53,7 +53,7 @@ def _show_memory(before: str, after: str, *, output: list[Path], json: bool) -> 
     from tracekit.run.memory_snapshots import diff_memory
 
     for path in output:
-        check_memory_output(path, (".json",))
+        check_memory_output(path, (".html", ".json"))
     changes = diff_memory(before, after)
     for path in output:
         write_memory(changes, path)

@@ -19,7 +19,7 @@ def run(
     output: Annotated[
         list[Path] | None,
         options.output(
-            "Write the result: .json, or a flame graph of the peak: .svg, .png, .pdf; may be repeated."
+            "Write the result: a page .html, .json, or a flame graph of the peak: .svg, .png, .pdf; may be repeated."
         ),
     ] = None,
     ranks: options.Ranks = None,

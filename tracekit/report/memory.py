@@ -1,4 +1,4 @@
-"""Memory snapshots in files: JSON, and a flame graph of the peak."""
+"""Memory snapshots in files: a page, JSON, and a flame graph of the peak."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tracekit.errors import OptionError
 from tracekit.report import figures
 
 PICTURES = (".svg", ".png", ".pdf")
-MEMORY_EXTENSIONS = (".json", *PICTURES)
+MEMORY_EXTENSIONS = (".html", ".json", *PICTURES)
 """Files that a result can be written to."""
 
 
@@ -25,8 +25,16 @@ def check_memory_output(path: Path, extensions: Collection[str] = MEMORY_EXTENSI
 def write_memory(result: SnapshotReport | SnapshotDiff, path: Path) -> None:
     """Write a result.
 
-    The extension decides what: the document, or the flame graph of the fullest snapshot.
+    The extension decides what: the page, the document, or the flame graph of the fullest snapshot.
     """
+    if path.suffix == ".html":
+        from tracekit.report.html.memory_page import render_memory, render_memory_diff
+
+        is_diff = isinstance(result, SnapshotDiff)
+        page = render_memory_diff(result) if is_diff else render_memory(result)  # type: ignore[arg-type]
+        with atomic_write(path) as temporary:
+            temporary.write_text(page, encoding="utf-8")
+        return
     if path.suffix == ".json" or isinstance(result, SnapshotDiff):
         with atomic_write(path) as temporary:
             temporary.write_text(result.to_json(), encoding="utf-8")

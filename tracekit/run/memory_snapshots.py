@@ -152,4 +152,4 @@ def diff_memory(before: PathList, after: PathList) -> MemoryDiffResult:
     407083520
     """
     compared = compare_snapshots(memory(before), memory(after))
-    return MemoryDiffResult(compared.changes, compared.notices)
+    return MemoryDiffResult(compared.changes, compared.notices, compared.pairs)

@@ -14,6 +14,8 @@ from tracekit.metrics.memory.failed_request import FailedRequest
 MIN_SHARE_TO_BE_A_CAUSE = 0.1
 """Share of the memory that was reserved, or of the GPU's, from which what could not be used is the
 cause."""
+MIN_SHARE_OF_MISSING = 0.1
+"""Share of the missing memory that a remedy must free to be worth naming."""
 MAX_SOURCE_LINES = 20
 """Source lines in a document, those with the most memory."""
 MAX_REPEATED_FUNCTIONS = 5
@@ -162,7 +164,7 @@ def _remedies(
     if failure.origin == "forward":
         freed.append(("free_gradients", gradients, None))
     for code, size, name in freed:
-        if size > 0:
+        if size > MIN_SHARE_OF_MISSING * failure.missing_bytes:
             is_enough = None
             if failure.device_free_bytes is not None:
                 is_enough = size >= failure.missing_bytes

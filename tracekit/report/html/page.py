@@ -17,6 +17,7 @@ from tracekit.report.html.charts import (
     timeline_data,
 )
 from tracekit.report.html.drawings import phase_drawing, update_drawings
+from tracekit.report.html.memory_charts import charts_of_analysis
 from tracekit.report.html.places import PathNames, busiest_rank, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
 from tracekit.report.html.whole_run import whole_run_section
@@ -72,17 +73,20 @@ def render_html(analysis: Analysis) -> str:
     busiest = busiest_rank(analysis.schedule)
     places = places_on_page(view.cards, clock, ranks, busiest=busiest)
     paths = PathNames(analysis.paths or view.paths)
+    memory = charts_of_analysis(analysis)
     return render_page(
         "page.html.j2",
-        css=["page.css"],
-        scripts=[*TIMELINE_SCRIPTS, "page.js"],
+        css=["page.css", *(["memory.css"] if memory is not None else [])],
+        scripts=[*TIMELINE_SCRIPTS, *(["memory.js"] if memory is not None else []), "page.js"],
         data=PageData(
             schedule,
             timelines,
             path=view.input_path and paths.shorten(view.input_path),
             findings=places,
             different=different_ranks(view.findings, view.fleet, busiest=busiest),
+            memory=memory,
         ),
+        memory_charts=memory is not None,
         v=view,
         headings=page_headings(view),
         places={finding.number: finding.places for finding in places},

@@ -76,7 +76,7 @@ def remedies_table(failure: OutOfMemory) -> Table | None:
     if not failure.remedies:
         return None
     columns = [
-        Column("what", value=remedy_words),
+        Column("what", value=lambda remedy: remedy_words(remedy).replace("`", "")),
         Column("frees at most", "figure", value=_freed),
         Column("enough", value=_enough),
     ]

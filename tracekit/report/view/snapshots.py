@@ -98,7 +98,7 @@ def contents_table(document: MemoryDocument) -> Table:
     categories = [name for name in WORDS.memory_categories if name in present]
     all_contents = [snapshot.contents for snapshot in document.snapshots]
     columns = [Column("holds")]
-    columns += [Column(name, "figure") for name in _names(document)]
+    columns += [Column(name, "figure") for name in names(document)]
     rows: list[tuple[object, ...]] = []
     for category in categories:
         sizes = [contents.by_category.get(category, 0) for contents in all_contents]
@@ -111,16 +111,16 @@ def contents_table(document: MemoryDocument) -> Table:
     return Table(tuple(columns), tuple(rows), tuple(notes), frozenset({len(rows) - 3}))
 
 
-def _names(document: MemoryDocument) -> list[str]:
+def names(document: MemoryDocument) -> list[str]:
     """Return the names of snapshots: the ranks, else the files, with the GPU where those are not unique."""
-    names = []
+    shown = []
     for snapshot in document.snapshots:
         file = snapshot.path.rpartition("/")[2]
-        names.append(file if snapshot.rank is None else f"rank {snapshot.rank}")
-    if len(set(names)) < len(names):
+        shown.append(file if snapshot.rank is None else f"rank {snapshot.rank}")
+    if len(set(shown)) < len(shown):
         devices = [snapshot.device for snapshot in document.snapshots]
-        names = [f"{name} GPU {device}" for name, device in zip(names, devices, strict=True)]
-    return names
+        shown = [f"{name} GPU {device}" for name, device in zip(shown, devices, strict=True)]
+    return shown
 
 
 def lines_table(snapshot: SnapshotMemory) -> Table | None:
@@ -167,3 +167,21 @@ def change_table(moment: MomentChange) -> Table | None:
         ),
     ]
     return make_table(columns, moment.lines)
+
+
+def category_change_table(moment: MomentChange) -> Table | None:
+    """Return what changed by purpose; None if nothing did."""
+    changed = [row for row in moment.categories if row.before_bytes != row.after_bytes]
+    if not changed:
+        return None
+    columns = [
+        Column("holds", value=lambda row: WORDS.memory_categories.get(row.category, row.category)),
+        Column("before MB", "figure", value=lambda row: f"{row.before_bytes / 1e6:,.1f}"),
+        Column("after MB", "figure", value=lambda row: f"{row.after_bytes / 1e6:,.1f}"),
+        Column(
+            "change MB",
+            "change",
+            value=lambda row: f"{(row.after_bytes - row.before_bytes) / 1e6:+,.1f}",
+        ),
+    ]
+    return make_table(columns, changed)

@@ -331,6 +331,7 @@
   addEventListener("resize", resize);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", resize);
   charts.drawOnPaper(() => Object.values(drawn));
+  if (data.memory) await memoryView.create(data.memory);
   globalThis.tracekit = { drawn, timeline, showMoment, showPlace }; // for tests and the console
   document.documentElement.dataset.ready = "true";
 })();
