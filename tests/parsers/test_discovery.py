@@ -123,6 +123,10 @@ REFUSED = {
         "2 files do not say their rank",
     ),
     "no traces": ({"README.md": "# hi", "truth.json": "{}"}, r"holds no traces \(2 other files\)"),
+    "a merged file alone": (
+        {"merged-17.trace.json": '{"traceEvents": [{"ph": "M", "pid": "[TP00-DP01] 83"}]}'},
+        r"1 other file: merged-17\.trace\.json holds several ranks merged .* name the files of",
+    ),
     "a png among none": ({"rank0.json": b"\x89PNG\r\n\x1a\n"}, "holds no traces"),
 }
 

@@ -292,11 +292,12 @@ def _discovery(path: str, files: Mapping[str, tuple[SourceRef | None, FileType]]
             refs.append(ref)
     skipped = len(others)
     if not refs and not recordings:
-        unreadable = []
+        named_like_traces = []
         for other, file_type in others.items():
-            if file_type.is_unreadable and _TRACE_SUFFIX.search(other.name):
-                unreadable.append(f"{other.name} {file_type.why}")
-        reasons = f": {listing(unreadable, most=2)}" if unreadable else ""
+            is_damaged = file_type.is_unreadable and _TRACE_SUFFIX.search(other.name) is not None
+            if is_damaged or _looks_like_trace(other):
+                named_like_traces.append(f"{other.name} {file_type.why}")
+        reasons = f": {listing(named_like_traces, most=2)}" if named_like_traces else ""
         raise InputError(
             f"{path}: holds no traces ({counted(skipped, 'other file')}{reasons})",
             hint="name the traces' own folder",
