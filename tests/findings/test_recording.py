@@ -127,6 +127,7 @@ REQUESTS = {
 """Problems of the doctor, one of which a trace has if a finding asks to record something."""
 NOT_SEEN_BY_THE_DOCTOR = {
     ("recording", "one_rank"),
+    ("recording", "capture"),
     ("recording", "sides"),
     ("recording", "idle"),
 }
@@ -197,3 +198,41 @@ def test_idle_time_that_the_host_explains_is_not_stated_again(analysis_of_steps)
 
     findings = analysis_of_steps(fill, period=19.1).findings
     assert not [finding for finding in findings if finding.case.startswith("idle")]
+
+
+@pytest.mark.parametrize(("captured", "is_capture"), [(30, True), (2, False)])
+def test_a_recording_of_a_capture_says_nothing_of_steps(analysis_of_steps, captured, is_capture):
+    """The GPU waits while the host records a graph: no reason to launch less, or to use graphs."""
+
+    def fill(recording, start, _):
+        for number in range(3):
+            launch = start + 0.1 + 0.2 * number
+            recording.kernel(launch, launch + 0.05, launch + 0.1)
+        recording.call("cudaStreamBeginCapture", start + 1, start + 1.01)
+        for number in range(captured):
+            launch = start + 1.1 + 0.5 * number
+            correlation = round(1000 * (start + 1)) + number + 100_000
+            recording.call("cudaLaunchKernel", launch, launch + 0.4, correlation=correlation)
+        recording.call("cudaStreamEndCapture", start + 18, start + 18.01)
+        recording.kernel(start + 18.5, start + 18.6, start + 18.7)
+
+    findings = analysis_of_steps(fill).findings
+    cases = [(finding.code, finding.case) for finding in findings]
+    assert (("recording", "capture") in cases) == is_capture
+    if is_capture:
+        assert cases == [("recording", "capture")]
+        assert "120 launches recorded a graph" in findings[0].text
+        assert "--capture" in findings[0].advice
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vllm_decode_full-graph_capture_rank_0.pt.trace.json.gz",
+        "vllm_piecewise-graph_capture_rank_0.pt.trace.json.gz",
+        "sglang_decode-capture_bs32_rank0.json.gz",
+    ],
+)
+def test_recordings_of_captures_by_servers_are_known(corpus, name):
+    findings = analyze(corpus / "captures" / name).findings
+    assert [finding.case for finding in findings if finding.matters] == ["capture"]

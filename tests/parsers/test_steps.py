@@ -283,3 +283,17 @@ def test_marks_of_a_server_that_were_cut_or_have_no_length_are_steps_without_wor
     numbered = assign_steps(events, steps.select("step", "start_ns", "end_ns"))
     first, *_, last = numbered["step"].to_list()
     assert (first, last) == (steps["step"][0], steps["step"][-1])
+
+
+@pytest.mark.parametrize("count", [10**9 + 1, 2**63 - 1, 2**63, 10**30])
+def test_a_mark_that_names_more_tokens_than_can_be_is_of_unknown_size(count):
+    names = [
+        f"step[EXTEND bs=1 toks={count}]",
+        f"step[DECODE bs={count}]",
+        f"execute_context_1({count})_generation_0(0)",
+        "step[EXTEND bs=1 toks=1000000000]",
+    ]
+    ranges = pl.DataFrame({"name": names, "start_ns": [0, 10, 20, 30], "end_ns": [5, 15, 25, 35]})
+    steps = find_server_steps(ranges)
+    assert steps["kind"].to_list() == ["prefill", "decode", "prefill", "prefill"]
+    assert steps["tokens"].to_list() == [None, None, None, 10**9]

@@ -120,7 +120,7 @@ def test_a_server_that_launches_slowly_is_told_to_use_graphs_and_nothing_of_trai
     assert analysis.workload == "inference"
     (finding,) = [finding for finding in analysis.findings if finding.code == "launch_bound"]
     assert finding.advice == (
-        "replay decode steps as CUDA graphs, fuse small kernels, or serve more sequences at once"
+        "replay steps as CUDA graphs, fuse small kernels, or serve more sequences at once"
     )
     assert training_words(analysis) == {}
 

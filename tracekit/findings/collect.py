@@ -21,7 +21,7 @@ from tracekit.findings.kernels import kernel_findings
 from tracekit.findings.memory import memory_findings
 from tracekit.findings.pipeline import schedule_findings
 from tracekit.findings.ranks import rank_findings
-from tracekit.findings.recording import recording_findings, unexplained_idle
+from tracekit.findings.recording import capture_findings, recording_findings, unexplained_idle
 from tracekit.findings.remedies import remedy_findings
 from tracekit.findings.roles import role_findings
 from tracekit.findings.steps import step_findings
@@ -45,7 +45,8 @@ REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
 
 
 INDEPENDENT_OF_STEPS = frozenset({"memory", "whole_run", "recording"})
-"""What is found also where every recorded step is one of start-up, which says nothing of others."""
+"""What is found also where all that was recorded is start-up or the capture of graphs, which say nothing of
+other steps."""
 TRAINING_CODES = frozenset(
     {
         "late_reduction",
@@ -93,13 +94,17 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     if not context.step_ns:
         return between_roles
     findings: list[Finding] = []
+    says_nothing_of_steps = context.step.is_start_up_alone or context.captured_launches
     for name, make in REGISTRY.items():
-        if not context.step.is_start_up_alone or name in INDEPENDENT_OF_STEPS:
+        if not says_nothing_of_steps or name in INDEPENDENT_OF_STEPS:
             findings += make(context)
     if context.is_inference:
         findings = [finding for finding in findings if not is_of_training(finding)]
     listed = [finding for finding in findings if _is_worth_listing(finding)]
-    listed += unexplained_idle(context, listed)
+    if context.captured_launches:
+        listed += capture_findings(context)
+    else:
+        listed += unexplained_idle(context, listed)
     # What an RL loop's iterations lose is listed first; its numbers must be right for ``_relate``.
     if analysis.role_results.iterations:
         ordered = [*between_roles, *sorted(listed, key=_order)]

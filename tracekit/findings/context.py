@@ -137,6 +137,22 @@ class Context:
         return self.analysis.workload == "inference"
 
     @cached_property
+    def captured_launches(self) -> int:
+        """Launches that recorded a graph, if they are more than the GPU events; else 0.
+
+        Such a recording shows how graphs are made: the GPU waits for the host, which a replay does
+        not.
+        """
+        launches = 0
+        for notice in self.analysis.notices:
+            if notice.code == "graph-captured":
+                launches += int(str(notice.values["launches"]))
+        events = sum(
+            sum(result.whole.label_count.values()) for result in self.analysis.rank_results
+        )
+        return launches if launches > events else 0
+
+    @cached_property
     def between_steps_share(self) -> float | None:
         """Share of the idle time that lies between two steps of inference, 0 to 1; None without such steps."""
         idle_ns = 0

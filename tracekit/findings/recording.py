@@ -26,6 +26,19 @@ def is_about_unnamed_peers(notice: Notice) -> bool:
     )
 
 
+def capture_findings(context: Context) -> Iterator[Finding]:
+    """Yield the one finding about the host and the GPU of a recording that shows how graphs are captured."""
+    idle_ns = _idle_ns(context)
+    yield Finding(
+        code="recording",
+        case="capture",
+        cost_ns=idle_ns,
+        share=context.share(idle_ns),
+        evidence={"captured_launches": context.captured_launches},
+        certain="possible",
+    )
+
+
 MIN_UNEXPLAINED_IDLE_SHARE = 0.05
 """Share of the step from which idle time that no finding explains is stated."""
 
@@ -40,10 +53,9 @@ def unexplained_idle(context: Context, findings: Sequence[Finding]) -> Iterator[
     is_explained_elsewhere = analysis.total.pipeline or bool(analysis.role_results.roles)
     if is_explained_elsewhere or not analysis.total.idle_known:
         return
-    free = context.step.free
-    budget = context.step.budget if free is None or free.budget is None else free.budget
+    idle_ns = _idle_ns(context)
     explained_ns = sum(finding.cost_ns for finding in findings if finding.code in HOST_CODES)
-    unexplained_ns = max(budget.idle_ns - explained_ns, 0)
+    unexplained_ns = max(idle_ns - explained_ns, 0)
     if context.share(unexplained_ns) <= MIN_UNEXPLAINED_IDLE_SHARE:
         return
     yield Finding(
@@ -52,12 +64,19 @@ def unexplained_idle(context: Context, findings: Sequence[Finding]) -> Iterator[
         cost_ns=unexplained_ns,
         share=context.share(unexplained_ns),
         evidence={
-            "idle_ns": budget.idle_ns,
+            "idle_ns": idle_ns,
             "unexplained_ns": unexplained_ns,
             "steps_marked": context.step.is_marked,
         },
         certain="possible",
     )
+
+
+def _idle_ns(context: Context) -> int:
+    """Return the idle time of the step without the profiler; of the recorded one where that is not known."""
+    free = context.step.free
+    budget = context.step.budget if free is None or free.budget is None else free.budget
+    return budget.idle_ns
 
 
 def recording_findings(context: Context) -> Iterator[Finding]:

@@ -43,6 +43,8 @@ _LOOKUP = r"^aten::embedding$"
 _LOOKUP_SHAPES = r"^\[\[(?<vocabulary>\d+),(?<width>\d+)\],\[(?:(?<sequences>\d+),)(?<length>\d+)\]"
 _NO_GENERATION = r"^ProfilerStep#|^Optimizer\.|Backward\d*$|^autograd::engine"
 """Names in a trace whose steps are marked, or that trains."""
+MAX_COUNT_IN_MARK = 10**9
+"""Most requests or tokens that a mark may name; a larger number is damage, and unknown."""
 SERVER_STEPS = pl.Schema(
     {
         "step": pl.Int64(),
@@ -255,7 +257,9 @@ def _describe_marks(texts: pl.DataFrame) -> pl.DataFrame:
                 of_forms.append(extracted)
         values[field] = pl.coalesce(of_forms)
     numbers = [field for field in fields if field != "mode"]
-    parsed = texts.with_columns(**values).with_columns(pl.col(numbers).cast(pl.Int64, strict=False))
+    counts = pl.col(numbers).cast(pl.Int64, strict=False)
+    is_possible = counts <= MAX_COUNT_IN_MARK
+    parsed = texts.with_columns(**values).with_columns(pl.when(is_possible).then(counts))
     has_prefills = pl.col("prefills") > 0
     has_decodes = pl.col("decodes") > 0
     kind = (

@@ -1143,6 +1143,17 @@ def recording_idle(words: FindingWords) -> FindingTexts:
     )
 
 
+@texts("recording", "capture")
+def recording_capture(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the recording shows how graphs are captured: {words['captured_launches']} launches "
+            "recorded a graph and ran nothing"
+        ),
+        advice="name it with `--capture` beside the recording of steps that replay the graphs",
+    )
+
+
 @texts("recording", "idle_host_unknown")
 def recording_idle_host_unknown(words: FindingWords) -> FindingTexts:
     return FindingTexts(

@@ -41,7 +41,7 @@ def serving_texts(code: str, *cases: str) -> Callable[[MakeTexts], MakeTexts]:
 @serving_texts("launch_bound")
 def launch_bound(words: FindingWords) -> FindingTexts:
     per = "a step" if words.has_steps else "in all"
-    advice = f"replay decode steps as {words.graphs}, fuse small kernels, or serve {MORE_SEQUENCES}"
+    advice = f"replay steps as {words.graphs}, fuse small kernels, or serve {MORE_SEQUENCES}"
     if words.between_steps:
         advice = BESIDE_THE_GPU
     return FindingTexts(
