@@ -21,7 +21,6 @@ import pytest
 from tracekit import _loops
 from tracekit._loops.critical_path import NO_LIMIT
 from tracekit.intervals import union
-from tracekit.schedules import controllable, generate
 
 SOURCE = Path(_loops.__file__).parent
 
@@ -83,98 +82,6 @@ def measure_covered(rng):
     query_group, query_start, query_end = (rng.permutation(column) for column in intervals(rng, 15))
     running = np.concatenate([[0], np.cumsum(end - start)])
     return [group, start, end, running, query_group, query_start, query_end, np.zeros(15, np.int64)]
-
-
-def schedule(rng):
-    name = ["1f1b", "zb-h1", "dualpipe", "gpipe"][rng.integers(4)]
-    return generate(name, pp=4, microbatches=8)
-
-
-def find_running_order(rng):
-    made = schedule(rng)
-    edges, offsets = made.edges, made.table.offsets.astype(np.int64)
-    dependencies = np.stack([edges.forward, edges.backward, edges.own]).astype(np.int64)
-    if rng.integers(3) == 0:  # most likely a deadlock
-        dependencies[:, rng.integers(len(edges.own))] = offsets[-1] - 1
-    ops = len(edges.own)
-    empty = np.full(ops, -1, np.int64), np.full(len(offsets) - 1, -1, np.int64)
-    return [dependencies, offsets[1:], offsets[:-1].copy(), *empty, np.zeros(ops, np.int64)]
-
-
-def run_ops(rng):
-    made = schedule(rng)
-    edges = made.edges
-    dependencies = np.stack([edges.previous, edges.forward, edges.backward, edges.own]).astype(
-        np.int64
-    )
-    dtype = (np.int64, np.float64)[rng.integers(2)]
-    duration = rng.integers(1, 9, dependencies.shape[1]).astype(dtype)
-    latency = rng.integers(0, 3, dependencies.shape).astype(dtype)
-    return [
-        made.running_order,
-        dependencies,
-        duration / 2 if dtype is np.float64 else duration,
-        latency,
-        duration * 0,
-    ]
-
-
-def fill_gaps(rng):
-    pp, microbatches = int(rng.integers(1, 5)), int(rng.integers(1, 6))
-    shift = 0 if pp % 2 else 3  # the block of V-Half
-    blocks = [
-        (2 * i, 3 * pp - i - 2, 3 * pp + shift + 2 * i - 1, 6 * pp + shift - i - 2)
-        for i in range(pp)
-    ]
-    orders = controllable._repeat_block(blocks, microbatches)
-    first = np.cumsum([0, *map(len, orders)])
-    kind, stage, microbatch = np.concatenate(orders).T.copy()
-    return {
-        "kind": kind,
-        "stage": stage,
-        "microbatch": microbatch,
-        "next_op": np.arange(1, len(kind) + 1),
-        "head": first[:-1].copy(),
-        "rank_end": first[1:],
-        "next_row": first[:-1].copy(),
-        "forwards_left": np.full(pp, 2 * microbatches),
-        "activations": np.zeros(pp, np.int64),
-        "f_done": np.full((2 * pp, microbatches), 2**62),
-        "i_done": np.full((2 * pp, microbatches), 2**62),
-        "max_activations": 2 * ((pp + 2) // 2),
-        "window": 16,
-        "eager": bool(rng.integers(2)),
-        "order": np.zeros(len(kind), np.int64),
-    }
-
-
-def count_edits(rng):
-    limit = int(rng.integers(2, 30))
-    return [
-        rng.integers(0, 4, 15),
-        rng.integers(0, 4, rng.integers(0, 20)),
-        limit,
-        np.zeros(2 * limit + 3, np.int64),
-    ]
-
-
-def number_walks(rng):
-    number, size = rng.integers(-1, 9, 40), 40
-    outside = np.cumsum(rng.integers(0, 2, size))
-    return [number, outside, 0, np.full(9, -1), *np.full((2, size), -1), np.full(size + 1, -1)]
-
-
-def renumber_walks(rng):
-    number, size = rng.integers(-1, 9, 40), 40
-    walk, (repeats, first) = np.zeros(size, np.int64), np.full((2, size + 1), -1)
-    return [
-        number,
-        rng.integers(0, 5, size),
-        np.sort(rng.integers(0, 4, size)),
-        walk,
-        repeats,
-        first,
-    ]
 
 
 def host_ranges(rng, size=40):
@@ -383,7 +290,6 @@ def check_pickle(rng):
 
 CASES = {
     "autograd_nodes": [find_nodes, spread_flags],
-    "autograd_walks": [number_walks, renumber_walks],
     "critical_path": [
         mark_walks,
         number_pieces,
@@ -391,13 +297,10 @@ CASES = {
         replay_events,
         walk_replayed_step,
     ],
-    "edit_distance": [count_edits],
-    "gap_filling": [fill_gaps],
     "grouping": [number_pairs],
     "interval_sets": [join, measure_covered, subtract],
     "nesting": [nest, find_nearest_marked, find_nearest_named, assign_lines],
     "pickle_check": [check_pickle],
-    "simulation": [find_running_order, run_ops],
 }
 """Functions of loops that share a name."""
 
@@ -462,28 +365,7 @@ def test_every_loop_is_compared(module):
 
 @needs_compiled_loops
 def test_an_array_of_another_type_is_refused():
-    from tracekit._loops.edit_distance import count_edits
+    from tracekit._loops.nesting import find_nearest_marked
 
     with pytest.raises(ValueError, match="Buffer dtype mismatch"):
-        count_edits(np.zeros(2, np.int32), np.zeros(2, np.int64), 1, np.zeros(5, np.int64))
-
-
-def test_edits_are_as_many_as_the_longest_common_subsequence_leaves():
-    from tracekit._loops.edit_distance import count_edits as count
-
-    for seed in range(40):
-        a, b, limit, reach = count_edits(np.random.default_rng(seed))
-        common = np.zeros((len(a) + 1, len(b) + 1), int)
-        for i, left in enumerate(a):
-            for j, right in enumerate(b):
-                common[i + 1, j + 1] = (
-                    common[i, j] + 1 if left == right else max(common[i, j + 1], common[i + 1, j])
-                )
-        assert count(a, b, limit, reach) == min(len(a) + len(b) - 2 * common[-1, -1], limit + 1)
-
-
-def test_filling_gaps_stops_where_no_op_can_ever_run():
-    """The input gradient that the weight gradient needs is not in the order."""
-    order = [(controllable._F, 0, 0), (controllable._W, 0, 0)]
-    with pytest.raises(ValueError, match="none of the 1 ops that are left can run"):
-        controllable._fill_gaps([order], limit=2)
+        find_nearest_marked(np.zeros(2, np.int64), np.zeros(2, np.uint8), np.zeros(2, np.int32))

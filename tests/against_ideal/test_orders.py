@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from tracekit.against_ideal.identify import (
     candidates,
+    count_edits,
     distance,
     exact_match,
     find_differences,
@@ -112,3 +114,19 @@ def test_a_schedule_of_another_size_is_refused():
     with pytest.raises(ScheduleError, match="is for 2 ranks"):
         match_with({3: ops("0F0")}, generate("1f1b", pp=2, microbatches=2))
     assert named_candidates("dualpipe", 3, 12) == []  # needs an even number of ranks
+
+
+def test_edits_are_as_many_as_the_longest_common_subsequence_leaves():
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        limit = int(rng.integers(2, 30))
+        a = rng.integers(0, 4, 15).tolist()
+        b = rng.integers(0, 4, rng.integers(0, 20)).tolist()
+        common = np.zeros((len(a) + 1, len(b) + 1), int)
+        for i, left in enumerate(a):
+            for j, right in enumerate(b):
+                common[i + 1, j + 1] = (
+                    common[i, j] + 1 if left == right else max(common[i, j + 1], common[i + 1, j])
+                )
+        expected = min(len(a) + len(b) - 2 * int(common[-1, -1]), limit + 1)
+        assert count_edits(a, b, limit=limit) == expected

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tracekit.errors import DeadlockError, OptionError, ScheduleError
-from tracekit.schedules import Op, Schedule, Times, generate, names, simulate
+from tracekit.schedules import Op, Schedule, Times, controllable, generate, names, simulate
 from tracekit.schedules.ops import parse_orders
 
 PIPELINES = [name for name in names() if name != "weight-reload"]
@@ -247,3 +247,10 @@ def test_numpy_durations_are_taken():
     assert (
         simulate(orders, durations=[np.array([1, 2]), np.array([3, 4])]).makespan == 1 + 3 + 4 + 2
     )
+
+
+def test_filling_gaps_stops_where_no_op_can_ever_run():
+    """The input gradient that the weight gradient needs is not in the order."""
+    order = [(controllable._F, 0, 0), (controllable._W, 0, 0)]
+    with pytest.raises(ValueError, match="none of the 1 ops that are left can run"):
+        controllable._fill_gaps([order], limit=2)

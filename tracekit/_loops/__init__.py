@@ -21,17 +21,13 @@ from multiprocessing import parent_process
 
 MODULES = (
     "tracekit._loops.autograd_nodes",
-    "tracekit._loops.autograd_walks",
     "tracekit._loops.critical_path",
-    "tracekit._loops.edit_distance",
-    "tracekit._loops.gap_filling",
     "tracekit._loops.grouping",
     "tracekit._loops.interval_sets",
     "tracekit._loops.json_scanner",
     "tracekit._loops.nesting",
     "tracekit._loops.pickle_check",
     "tracekit._loops.packet_scanner",
-    "tracekit._loops.simulation",
 )
 """Modules to compile."""
 

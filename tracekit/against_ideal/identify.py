@@ -13,8 +13,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tracekit._loops import edit_distance
-from tracekit._util.arrays import Ints
 from tracekit.documents.analysis import Difference
 from tracekit.errors import ScheduleError
 from tracekit.schedules import Op, Schedule, generate, names, read_orders
@@ -135,16 +133,41 @@ def distance(measured: Sequence[Op], expected: Sequence[Op]) -> int:
     """
     code_of_unit: dict[Unit, int] = {}
 
-    def encode(order: Sequence[Op]) -> Ints:
+    def encode(order: Sequence[Op]) -> list[int]:
         codes = []
         for op in order:
             for unit in units(op):
                 codes.append(code_of_unit.setdefault(unit, len(code_of_unit)))
-        return np.array(codes, np.int64)
+        return codes
 
-    limit = MAX_COUNTED_DISTANCE
-    scratch = np.zeros(2 * limit + 3, np.int64)
-    return edit_distance.count_edits(encode(measured), encode(expected), limit, scratch)
+    return count_edits(encode(measured), encode(expected), limit=MAX_COUNTED_DISTANCE)
+
+
+def count_edits(a: Sequence[int], b: Sequence[int], *, limit: int) -> int:
+    """Count the insertions and deletions that turn *a* into *b* (Myers 1986, An O(ND) difference algorithm).
+
+    *limit* + 1 if there are more than *limit*.
+
+    >>> count_edits([1, 2, 3], [2, 3, 4], limit=9), count_edits([1], [2], limit=1)
+    (2, 2)
+    """
+    # A diagonal holds the pairs (x, y) of positions in a and b with x - y = diagonal.
+    # reach[diagonal + limit + 1] is the farthest x on it that the edits so far lead to; an edit
+    # leads to a neighbouring diagonal.
+    reach = [0] * (2 * limit + 3)
+    for edits in range(limit + 1):
+        for diagonal in range(-edits, edits + 1, 2):
+            k = diagonal + limit + 1
+            if diagonal == -edits or (diagonal != edits and reach[k - 1] < reach[k + 1]):
+                x = reach[k + 1]  # insert an element of b
+            else:
+                x = reach[k - 1] + 1  # delete an element of a
+            while x < len(a) and x - diagonal < len(b) and a[x] == b[x - diagonal]:
+                x += 1
+            reach[k] = x
+            if x >= len(a) and x - diagonal >= len(b):
+                return edits
+    return limit + 1
 
 
 def find_differences(

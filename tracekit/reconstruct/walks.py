@@ -10,8 +10,7 @@ from itertools import accumulate
 import numpy as np
 import polars as pl
 
-from tracekit._loops import autograd_walks
-from tracekit._util.arrays import Bools, Ints, as_int64, find_sorted, take_or_missing
+from tracekit._util.arrays import Bools, Ints, find_sorted, take_or_missing
 from tracekit.classify.messages import parse_messages
 from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, LOOSE_WGRAD, MESSAGE, Kernels
 
@@ -51,21 +50,79 @@ def _number_walks(number: Ints, loose_wgrads_before: Ints) -> tuple[Ints, Ints]:
     numbered = number[number >= 0]
     if not len(numbered):
         return np.zeros(len(number), np.int64), np.zeros(min(1, len(number)), np.int64)
-    first_number = numbered.min()
-    first_walk = np.full(int(numbered.max() - first_number) + 1, -1, np.int64)
-    next_number, walk = np.full((2, len(number)), -1, np.int64)
-    repeated_walk = np.full(len(number) + 1, -1, np.int64)
-    count = autograd_walks.number_walks(
-        as_int64(number),
-        as_int64(loose_wgrads_before),
-        first_number,
-        first_walk,
-        next_number,
-        walk,
-        repeated_walk,
-    )
+    walk, repeated_walk = _descending_walks(number.tolist(), loose_wgrads_before.tolist())
     # Kernels before the first number join the first walk.
-    return np.maximum(walk, 0), repeated_walk[:count]
+    return np.maximum(np.array(walk, np.int64), 0), np.array(repeated_walk, np.int64)
+
+
+def _descending_walks(
+    number: list[int], loose_wgrads_before: list[int]
+) -> tuple[list[int], list[int]]:
+    """Assign kernels to descending walks over sequence numbers.
+
+    A walk ends where the number rises, where it comes to numbers that another walk has been over,
+    and where it leaves such numbers again.
+
+    Args:
+        number: Sequence number of each kernel, in launch order; -1: none.
+        loose_wgrads_before: Weight gradients outside autograd launched before each kernel. One
+            between two kernels of the same number shows that the node was run twice, unless the
+            walk goes on downwards after it.
+
+    Returns:
+        The walk of each kernel, -1 before the first number; and for each walk the earlier walk whose
+        numbers it goes over again, or itself.
+
+    >>> _descending_walks([3, 2, 1, 3, 2, 1], [0] * 6)
+    ([0, 0, 0, 1, 1, 1], [0, 0])
+    """
+    next_number = _next_other_numbers(number)
+    first_walk: dict[int, int] = {}  # by number: the walk that was first at it
+    repeated_walk: list[int] = []
+    walk = []
+    current = last = -1
+    last_loose_wgrads = 0
+    for n, following, loose_wgrads in zip(number, next_number, loose_wgrads_before, strict=True):
+        if n < 0:
+            walk.append(current)
+            continue
+        earlier = first_walk.get(n, -1)
+        repeated = repeated_walk[current] if current >= 0 else -1
+        continues_down = 0 <= following < n and following not in first_walk
+        goes_back = n > last  # a walk never goes up; true of the first number too
+        # A weight gradient outside autograd separates two runs of a node, unless the walk continues
+        # to new numbers.
+        runs_twice = n == last and loose_wgrads > last_loose_wgrads and not continues_down
+        # Down to numbers of an earlier walk, other than the one that is being repeated.
+        enters_other = n < last and earlier >= 0 and repeated != earlier
+        # Down from the numbers of the repeated walk to new ones.
+        leaves_repeat = current >= 0 and earlier < 0 and repeated != current
+        if goes_back or runs_twice or enters_other or leaves_repeat:
+            current += 1
+            repeated_walk.append(earlier if earlier >= 0 else current)
+        if earlier < 0:
+            first_walk[n] = current
+        walk.append(current)
+        last = n
+        last_loose_wgrads = loose_wgrads
+    return walk, repeated_walk
+
+
+def _next_other_numbers(number: list[int]) -> list[int]:
+    """Return for each kernel the next number that differs from its own; -1: none.
+
+    >>> _next_other_numbers([3, 3, -1, 2])
+    [2, 2, -1, -1]
+    """
+    next_number = [-1] * len(number)
+    different = following = -1
+    for i in range(len(number) - 1, -1, -1):
+        if number[i] >= 0:
+            if following != number[i]:
+                different = following
+            next_number[i] = different
+            following = number[i]
+    return next_number
 
 
 def _split_by_messages(walk: Ints, autograd: Ints, kernels: Kernels) -> Ints:
@@ -180,17 +237,22 @@ def _renumber_walks(number: Ints, first_visitor: Ints, uncut_walk: Ints) -> tupl
     """
     if not len(number):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    walk = np.zeros(len(number), np.int64)
-    repeated_walk, first_walk = np.full((2, len(number) + 1), -1, np.int64)
-    count = autograd_walks.renumber_walks(
-        as_int64(number),
-        as_int64(first_visitor),
-        as_int64(uncut_walk),
-        walk,
-        repeated_walk,
-        first_walk,
-    )
-    return walk, np.maximum(repeated_walk, 0)[:count]
+    first_walk: dict[int, int] = {}  # by first visitor: its first walk in the result
+    repeated_walk: list[int] = []  # for each walk the first walk with the same first visitor
+    walk = []
+    current = last = last_visitor = last_uncut_walk = -1
+    rows = zip(number.tolist(), first_visitor.tolist(), uncut_walk.tolist(), strict=True)
+    for n, visitor, uncut in rows:
+        if n >= 0:
+            begins = visitor != last_visitor or n > last or uncut != last_uncut_walk
+            if current < 0 or begins:
+                current += 1
+                last_visitor = visitor
+                repeated_walk.append(first_walk.setdefault(visitor, current))
+            last = n
+            last_uncut_walk = uncut
+        walk.append(max(current, 0))
+    return np.array(walk, np.int64), np.array(repeated_walk or [0], np.int64)
 
 
 def _join_next_walk(walk: Ints, is_numbered: Bools, barriers_before: Ints) -> Ints:

@@ -5,12 +5,6 @@ slot. The shape of the block determines how long an activation lives, and so the
 at both ends are filled without more memory.
 """
 
-from itertools import chain, pairwise
-
-import numpy as np
-
-from tracekit._loops import gap_filling
-from tracekit._util.arrays import Ints
 from tracekit.schedules.ops import Kind, Op
 
 PERIOD = 6
@@ -19,9 +13,9 @@ MAX_LOOKAHEAD = 32
 """Ops to look ahead for one that fits into a gap; more never helped, and costs time."""
 
 _KINDS: tuple[Kind, ...] = ("F", "I", "W")
-_F = gap_filling.F
-_I = gap_filling.I
-_W = gap_filling.W
+_F, _I, _W = range(len(_KINDS))
+_NO_OP_COST = 9
+"""Higher than the cost of any op."""
 
 
 def v_half(pp: int, microbatches: int) -> list[list[Op]]:
@@ -85,41 +79,136 @@ def _fill_gaps(orders: list[list[_CodedOp]], *, limit: int) -> list[list[Op]]:
 
     *limit* is in activations of a chunk.
     """
-    ops = list(chain.from_iterable(orders))
-    coded = np.array(ops, np.int64)
-    first = np.cumsum([0, *map(len, orders)])  # first op of each rank, and the end
-    late_slots, late_order = _fill_gaps_one_way(coded, first, limit, eager=False)
-    eager_slots, eager_order = _fill_gaps_one_way(coded, first, limit, eager=True)
-    order = eager_order if eager_slots < late_slots else late_order
+    late_slots, late_orders = _fill_gaps_one_way(orders, limit, eager=False)
+    eager_slots, eager_orders = _fill_gaps_one_way(orders, limit, eager=True)
     filled = []
-    for row in order.tolist():
-        kind, stage, microbatch = ops[row]
-        filled.append(Op(_KINDS[kind], stage, microbatch))
-    return [filled[start:end] for start, end in pairwise(first.tolist())]
+    for order in eager_orders if eager_slots < late_slots else late_orders:
+        filled.append([Op(_KINDS[kind], stage, i) for kind, stage, i in order])
+    return filled
 
 
-def _fill_gaps_one_way(ops: Ints, first: Ints, limit: int, *, eager: bool) -> tuple[int, Ints]:
-    """Return how many slots the ranks take, and the ops in the order they run, rank after rank."""
-    kind, stage, microbatch = ops.T.copy()
-    f_done, i_done = np.full(
-        (2, 2 * (len(first) - 1), microbatch.max() + 1), gap_filling.UNSTARTED, np.int64
+class _GapFiller:
+    """One rank while gaps are filled: the ops that are left, and the activations it holds."""
+
+    def __init__(self, ops: list[_CodedOp]) -> None:
+        self.left = ops.copy()
+        self.forwards_left = sum(kind == _F for kind, _, _ in ops)
+        self.activations = 0
+        self.order: list[_CodedOp] = []
+
+    def run(self, position: int) -> _CodedOp:
+        """Run the op at a *position* of those that are left."""
+        op = self.left.pop(position)
+        if op[0] == _F:
+            self.activations += 1
+            self.forwards_left -= 1
+        elif op[0] == _W:
+            self.activations -= 1
+        self.order.append(op)
+        return op
+
+
+def _fill_gaps_one_way(
+    orders: list[list[_CodedOp]], limit: int, *, eager: bool
+) -> tuple[int, list[list[_CodedOp]]]:
+    """Run all ranks slot by slot; return how many slots they take, and the order of each.
+
+    A rank whose next op is not ready runs a later one, if memory allows. While it has forwards to
+    run, it leaves its order only to fill a gap (*eager*: also to run I before W). Without any it
+    runs I before W, because other ranks wait only for I.
+
+    Raises:
+        ValueError: None of the ops that are left can ever run.
+
+    """
+    ranks = [_GapFiller(order) for order in orders]
+    last_stage = 2 * len(ranks) - 1
+    window = min(2 * limit, MAX_LOOKAHEAD)
+    done_at: dict[_CodedOp, int] = {}  # slot from which the result of an op can be used
+    ops_left = sum(len(order) for order in orders)
+    now = 0
+    while ops_left:
+        ops_left_before = ops_left
+        for rank in ranks:
+            position = _find_best_op(
+                rank, done_at, now, last_stage, limit=limit, window=window, eager=eager
+            )
+            if position is not None:
+                done_at[rank.run(position)] = now + 1
+                ops_left -= 1
+        # No result is outstanding, so that the next slot would be the same.
+        if ops_left == ops_left_before:
+            raise ValueError(f"none of the {ops_left} ops that are left can run")
+        now += 1
+    return now, [rank.order for rank in ranks]
+
+
+def _find_best_op(
+    rank: _GapFiller,
+    done_at: dict[_CodedOp, int],
+    now: int,
+    last_stage: int,
+    *,
+    limit: int,
+    window: int,
+    eager: bool,
+) -> int | None:
+    """Return the position of the ready op that costs least, among equals the first; None if none is ready."""
+    best = None
+    best_cost = _NO_OP_COST
+    # After the ops looked at so far, run in their order.
+    activations_in_order = peak_in_order = rank.activations
+    for position, op in enumerate(rank.left[:window]):
+        kind = op[0]
+        # A forward that is run early adds an activation to all that the skipped ops will hold.
+        may_run = kind != _F or position == 0 or peak_in_order < limit
+        if may_run and _is_ready(op, done_at, now, last_stage):
+            cost = _cost(kind, position, rank, eager=eager)
+            if cost < best_cost:
+                best = position
+                best_cost = cost
+            # The head at no cost is run at once. Behind it the search ends at a cost of 1: it goes
+            # through the ops in their order, and leaving the order further than needed delays what
+            # was to come first.
+            if best_cost == 0 or (position > 0 and best_cost == 1):
+                break
+        if kind == _F:
+            activations_in_order += 1
+        elif kind == _W:
+            activations_in_order -= 1
+        peak_in_order = max(peak_in_order, activations_in_order)
+    return best
+
+
+def _is_ready(op: _CodedOp, done_at: dict[_CodedOp, int], now: int, last_stage: int) -> bool:
+    """Return whether the results that an op needs can be used."""
+    kind, stage, i = op
+    never = now + 1
+    if kind == _F:
+        return stage == 0 or done_at.get((_F, stage - 1, i), never) <= now
+    if kind == _W:
+        return done_at.get((_I, stage, i), never) <= now
+    return done_at.get((_F, stage, i), never) <= now and (
+        stage == last_stage or done_at.get((_I, stage + 1, i), never) <= now
     )
-    order = np.empty(len(kind), np.int64)
-    slots = gap_filling.fill_gaps(
-        kind=kind,
-        stage=stage,
-        microbatch=microbatch,
-        next_op=np.arange(1, len(order) + 1),
-        head=first[:-1].copy(),
-        rank_end=first[1:],
-        next_row=first[:-1].copy(),
-        forwards_left=np.add.reduceat((kind == _F).astype(np.int64), first[:-1]),
-        activations=np.zeros(len(first) - 1, np.int64),
-        f_done=f_done,
-        i_done=i_done,
-        max_activations=limit,
-        window=min(2 * limit, MAX_LOOKAHEAD),
-        eager=eager,
-        order=order,
-    )
-    return slots, order
+
+
+def _cost(kind: int, position: int, rank: _GapFiller, *, eager: bool) -> int:
+    """Return how much running a ready op costs.
+
+    | mode                           | 0                          | 1           | 2           | 3           |
+    |--------------------------------|----------------------------|-------------|-------------|-------------|
+    | eager                          | head if F or I; I before W | F           | I           | W           |
+    | not eager, forwards left       | head                       | I           | F           | W           |
+    | not eager, no forwards left    | I                          |             | W           |             |
+    """
+    is_head = position == 0
+    if eager:
+        head_kind = rank.left[0][0]
+        costs_nothing = (is_head and kind != _W) or (kind == _I and head_kind == _W)
+        return 0 if costs_nothing else 1 + kind
+    if not rank.forwards_left:
+        return 0 if kind == _I else 2
+    if is_head:
+        return 0
+    return {_I: 1, _F: 2, _W: 3}[kind]

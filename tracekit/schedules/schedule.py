@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracekit._loops import simulation
-from tracekit._util.arrays import Ints, as_int64
+from tracekit._util.arrays import Ints
 from tracekit._util.notebook import html_table
 from tracekit.errors import DeadlockError, ScheduleError
 from tracekit.schedules.ops import KINDS, Op
@@ -312,24 +311,35 @@ def find_running_order(edges: Edges, offsets: Ints) -> tuple[Ints, dict[int, tup
         The indices of the ops, each behind those it depends on; and for every rank that is stuck
         its next op, and an op that this one waits for.
     """
-    offsets = as_int64(offsets)
-    dependencies = as_int64(np.stack([edges.forward, edges.backward, edges.own]))
-    ops = len(edges.own)
-    ranks = len(offsets) - 1
-    next_op = offsets[:-1].copy()
-    first_waiting = np.full(ops, -1, np.int64)
-    next_waiting = np.full(ranks, -1, np.int64)
-    order = np.empty(ops, np.int64)
-    simulation.find_running_order(
-        dependencies, offsets[1:], next_op, first_waiting, next_waiting, order
-    )
+    dependencies = np.stack([edges.forward, edges.backward, edges.own], axis=1).tolist()
+    # Each rank runs its ops in sequence until one has to wait for an op of another rank. It then
+    # joins the ranks that wait for this op, and continues when the op has run. So every op is looked
+    # at once, or once for each wait.
+    rank_end = offsets[1:].tolist()
+    next_op = offsets[:-1].tolist()
+    has_run = [False] * len(dependencies)
+    waiting_ranks: dict[int, list[int]] = {}
+    order: list[int] = []
+    for first_rank in range(len(next_op)):
+        runnable = [first_rank]
+        while runnable:
+            rank = runnable.pop()
+            while next_op[rank] < rank_end[rank]:
+                op = next_op[rank]
+                missing = [d for d in dependencies[op] if d >= 0 and not has_run[d]]
+                if missing:
+                    waiting_ranks.setdefault(missing[-1], []).append(rank)
+                    break
+                order.append(op)
+                next_op[rank] += 1
+                has_run[op] = True
+                runnable += reversed(waiting_ranks.pop(op, []))
     stuck = {}
-    for rank, op in enumerate(next_op.tolist()):
-        if op < offsets[rank + 1]:
-            awaited = dependencies[:, op]
-            unfinished = awaited[(awaited >= 0) & (first_waiting[awaited] != simulation.DONE)]
-            stuck[rank] = (op, int(unfinished[0]))
-    return order, stuck
+    for rank, op in enumerate(next_op):
+        if op < rank_end[rank]:
+            awaited = next(d for d in dependencies[op] if d >= 0 and not has_run[d])
+            stuck[rank] = (op, awaited)
+    return np.array(order, np.int64), stuck
 
 
 def _deadlock(schedule: Schedule, stuck: Mapping[int, tuple[int, int]]) -> DeadlockError:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tracekit._loops import simulation
-from tracekit._util.arrays import Ints, as_int64
+from tracekit._util.arrays import Ints
 from tracekit._util.notebook import html_table
 from tracekit._util.text import percent
 from tracekit.documents.coding import HasDocument
@@ -206,9 +205,18 @@ def run_ops(order: Ints, waits: Ints, duration: Numbers, latency: Numbers) -> Nu
         latency: [k, op]: time from the end of what it waits for to its arrival, of the type of
             *duration*; below 0 if an op may start before that end.
     """
-    start = np.zeros(len(duration), duration.dtype)
-    simulation.run_ops(order, as_int64(waits), duration, latency, start)
-    return start
+    # Lists: an element of an array is an object that numpy makes anew at each access.
+    waits_of_op = waits.T.tolist()
+    latency_of_op = latency.T.tolist()
+    durations = duration.tolist()
+    start = [0] * len(durations)
+    for op in order.tolist():
+        ready = 0
+        for dependency, delay in zip(waits_of_op[op], latency_of_op[op], strict=True):
+            if dependency >= 0:
+                ready = max(ready, start[dependency] + durations[dependency] + delay)
+        start[op] = ready
+    return np.array(start, duration.dtype)
 
 
 def _flatten(schedule: Schedule, by_rank: Sequence[Sequence[Any]]) -> Numbers:
