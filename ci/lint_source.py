@@ -60,7 +60,7 @@ def read_package() -> list[Module]:
 
 
 def names_used_twice(modules: list[Module]) -> Iterator[str]:
-    """Class names defined twice and constants with two values; the list of exceptions only shrinks."""
+    """Class names defined twice, and constants with two values but for a list that only shrinks."""
     listed = tomllib.loads(LISTED_NAMES.read_text(encoding="utf-8"))
     homes = defaultdict(list)
     values = defaultdict(set)
@@ -74,15 +74,24 @@ def names_used_twice(modules: list[Module]) -> Iterator[str]:
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     if isinstance(target, ast.Name) and target.id.isupper():
                         values[target.id.lstrip("_")].add(ast.unparse(node.value))
-    for kind, uses in (("classes", homes), ("constants", values)):
-        twice = {name for name, places in uses.items() if len(places) > 1}
-        for name in sorted(twice - set(listed[kind])):
-            where = ", ".join(sorted(uses[name]))
-            yield f"{name}: stands for something else already ({where}): choose a name that says what it holds"
-        for name in sorted(set(listed[kind]) - twice):
+    exceptions = set(listed["constants"])
+    for uses, allowed in ((homes, set()), (values, exceptions)):
+        for name, places in sorted(uses.items()):
+            if len(places) > 1 and name not in allowed:
+                where = ", ".join(sorted(places))
+                yield f"{name}: stands for something else already ({where}): choose a name that says what it holds"
+    yield from exceptions_to_delete(exceptions, values, most=listed["most_constants"])
+
+
+def exceptions_to_delete(
+    exceptions: set[str], values: dict[str, set[str]], *, most: int
+) -> Iterator[str]:
+    """Listed constants that have one value, and a list that grew."""
+    for name in sorted(exceptions):
+        if len(values[name]) < 2:
             yield f"{name}: no longer used twice: delete it from {LISTED_NAMES.relative_to(ROOT)}"
-        if len(listed[kind]) > listed[f"most_{kind}"]:
-            yield f"{LISTED_NAMES.relative_to(ROOT)}: the list of {kind} may only shrink"
+    if len(exceptions) > most:
+        yield f"{LISTED_NAMES.relative_to(ROOT)}: the list of constants may only shrink"
 
 
 # Docstrings --------------------------------------------------------------------------------------

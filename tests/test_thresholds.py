@@ -23,7 +23,7 @@ from tracekit.diffs.run_samples import Run
 from tracekit.documents.analysis import Budget, RankFigures
 from tracekit.documents.gate import GateSettings
 from tracekit.metrics.label_intervals import weak_ns
-from tracekit.metrics.rates import Rates
+from tracekit.metrics.rates import ProductTotals
 from tracekit.reconstruct import chunk_table as beside
 
 combining = importlib.import_module("tracekit.analysis.combine.combine_ranks")
@@ -225,7 +225,7 @@ def test_rates_are_given_where_all_but_a_hundredth_of_the_products_is_counted(
     uncounted_ns, counted
 ):
     """UNCOUNTED, of 1,000 ns of products."""
-    assert Rates(1, 1, 1_000, uncounted_ns, None, 2_000).counted is counted
+    assert ProductTotals(1, 1, 1_000, uncounted_ns, None, 2_000).counted is counted
 
 
 def test_what_was_known_beforehand_counts_like_four_runs():

@@ -16,7 +16,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.align.late_together import WAITED_FOR
 from tracekit.align.waits import STRAGGLERS
 from tracekit.analysis.combine.stragglers import explain_stragglers
-from tracekit.metrics.lateness import KERNEL_TIMES, STEP_LATENESS, TOKENS, RankLateness
+from tracekit.metrics.lateness import KERNEL_TIMES, STEP_LATENESS, TOKENS, LatenessTables
 from tracekit.schema import conform
 
 MS = 1_000_000
@@ -90,7 +90,7 @@ class Run:
         )
         return SimpleNamespace(
             source=SimpleNamespace(rank=rank, multiprocessors=self.multiprocessors.get(rank)),
-            lateness=RankLateness(*frames),
+            lateness=LatenessTables(*frames),
             steps_marked=self.marked,
         )
 

@@ -60,7 +60,7 @@ def test_the_constants_of_both_files_agree():
     for name, value in {**enum, **defines}.items():
         assert getattr(module, name) == int(value, 0), name
     for column in ("ID", "TS", "DUR", "TID", "BYTES", "EVENT", "NAME", "CAT"):
-        assert getattr(module, f"_{column}") == json_scanner.Column[column]
+        assert getattr(module, f"_{column}") == json_scanner.EventColumn[column]
     for status in json_scanner.Status:
         assert getattr(module, f"_{status.name}") == status
     assert module._NULL == json_scanner.NULL

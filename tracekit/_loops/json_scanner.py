@@ -1,6 +1,6 @@
 """Scanner of PyTorch profiler traces: the JSON text of events to rows of integers.
 
-``Scanner.scan`` walks the events in one buffer and writes one row of ``len(Column)`` integers per
+``Scanner.scan`` walks the events in one buffer and writes one row of ``len(EventColumn)`` integers per
 complete event. A text is stored once in a dictionary; rows hold its code. The scanner checks only
 what it needs to find its way: an event that is not JSON is counted and stepped over.
 
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import secrets
 from enum import IntEnum
+
+from tracekit._loops.event_columns import EventColumn
 
 try:
     import cython
@@ -31,49 +33,14 @@ NULL32 = -(2**31)
 """``NULL`` in a column of 32-bit integers."""
 
 
-class Column(IntEnum):
-    """Columns of a row: numbers first, then texts."""
-
-    ID = 0  # number of the complete event, from 0
-    TS = 1
-    DUR = 2
-    PID = 3
-    TID = 4
-    EXTERNAL = 5
-    CORRELATION = 6
-    SEQUENCE = 7
-    FWD_THREAD = 8
-    SRC = 9
-    DST = 10
-    BYTES = 11
-    IN_NELEMS = 12
-    OUT_NELEMS = 13
-    DEVICE = 14
-    STREAM = 15
-    GRAPH = 16
-    GRAPH_NODE = 17
-    GROUP_ID = 18
-    COLLECTIVE_SEQ = 19
-    EVENT = 20  # number of the event, complete or not, from 0
-    NAME = 21
-    CAT = 22
-    SHAPES = 23
-    COLLECTIVE = 24
-    GROUP = 25
-    GROUP_DESC = 26
-    GROUP_RANKS = 27
-    DTYPE = 28
-    DTYPES = 29
-
-
 class Target(IntEnum):
-    """Use of a key's value that does not go to a ``Column``."""
+    """Use of a key's value that does not go to a ``EventColumn``."""
 
-    PHASE = len(Column)  # one letter that says what kind of event it is
-    ARGS = len(Column) + 1  # an object whose keys are looked up as well
+    PHASE = len(EventColumn)  # one letter that says what kind of event it is
+    ARGS = len(EventColumn) + 1  # an object whose keys are looked up as well
     # A key that only events have: it helps to find the next event behind damage.
-    IGNORED = len(Column) + 2
-    NONE = len(Column) + 3  # the key is not known
+    IGNORED = len(EventColumn) + 2
+    NONE = len(EventColumn) + 3  # the key is not known
 
 
 class Level(IntEnum):
@@ -103,7 +70,7 @@ FIXED_TEXTS = ("python_function", "[memory]", "stream ", "nn.Module: ")
 """Texts that the scanner compares with. The caller adds them to the dictionary first: their codes
 are 0, 1, 2 and 3."""
 
-GAP_ROWS = 4 * (len(Level) * (len(Column) + len(Target)) + 1)
+GAP_ROWS = 4 * (len(Level) * (len(EventColumn) + len(Target)) + 1)
 """Rows of the table of gaps: a few for each context, see ``Scanner._find_gap``."""
 GAP_FIELDS = 5
 
@@ -111,12 +78,12 @@ if not cython.compiled:
     # The constants of json_scanner.pxd, which code without the interpreter lock can read; a test
     # compares the values.
     _NULL = NULL
-    _WIDTH, _FIRST_TEXT = len(Column), Column.NAME.value
+    _WIDTH, _FIRST_TEXT = len(EventColumn), EventColumn.NAME.value
     _TEXT_COLUMNS = _WIDTH - _FIRST_TEXT
     _ID, _TS, _DUR, _TID, _BYTES = 0, 1, 2, 4, 11
     _EVENT, _NAME, _CAT = 20, 21, 22
     _PHASE, _ARGS, _IGNORED, _NO_TARGET, _CLOSED = range(
-        len(Column), len(Column) + 5
+        len(EventColumn), len(EventColumn) + 5
     )  # _CLOSED: no key, the event ends
     _EVENT_LEVEL, _ARGS_LEVEL, _MEMORY_LEVEL = range(3)
     _MORE, _END, _PARTIAL, _ROWS_FULL, _TEXT_FULL = range(5)
@@ -131,7 +98,7 @@ if not cython.compiled:
     _MAX_BEFORE_DIGIT = _LARGEST // 10 - 1
     # Gaps: contexts per level, the context of an event's first key, gaps per context, bytes, and
     # the fields of a gap.
-    _CONTEXTS = len(Column) + len(Target)
+    _CONTEXTS = len(EventColumn) + len(Target)
     _START_CONTEXT = len(Level) * _CONTEXTS
     _GAPS_PER_CONTEXT = 4
     _SHORTEST_GAP, _LONGEST_GAP = 8, 64
@@ -153,13 +120,13 @@ class Scanner:
     first.
 
     Args:
-        targets: ``Column`` or ``Target`` by ``Level`` and by the code of the key, ``[len(Level),
+        targets: ``EventColumn`` or ``Target`` by ``Level`` and by the code of the key, ``[len(Level),
             keys]``.
-        tile: A few rows and behind each the ends of its texts, ``[rows, len(Column) + texts]``.
+        tile: A few rows and behind each the ends of its texts, ``[rows, len(EventColumn) + texts]``.
             They stay in the fastest cache until they are copied to ``columns``.
-        columns: Rows, column by column, ``[len(Column), rows]``.
+        columns: Rows, column by column, ``[len(EventColumn), rows]``.
         bounds: Least value, greatest value and number of values of each column, ``[3,
-            len(Column)]``.
+            len(EventColumn)]``.
         memory_rows: Rows of the allocator's events, numbers only.
         phases: Number of events that were not kept by the byte of their phase. 0 counts events
             without a phase, 1 those whose phase is not one letter.

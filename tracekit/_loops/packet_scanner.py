@@ -23,28 +23,29 @@ try:
 except ImportError:
     from tracekit._loops import uncompiled as cython
 
-from tracekit._loops.json_scanner import NULL, Column
+from tracekit._loops.event_columns import EventColumn
+from tracekit._loops.json_scanner import NULL
 
 if cython.compiled:
     from cython.cimports.libc.string import memcmp, memcpy
 
 
 class PacketColumn(IntEnum):
-    """Columns of a row behind those of ``json_scanner.Column``."""
+    """Columns of a row behind those of ``json_scanner.EventColumn``."""
 
-    PACKET = len(Column)  # number of its packet, from 0
-    TYPE = len(Column) + 1  # ``EventType``
-    WRITER = len(Column) + 2  # the sequence of packets to which numbers of names belong
-    CLOCK = len(Column) + 3  # of its time; null: the trace's own
-    TRACK = len(Column) + 4  # 64 bits, as a signed number
-    NAME_ID = len(Column) + 5  # the number of its name
-    CATEGORY_ID = len(Column) + 6
-    STAGE_ID = len(Column) + 7
-    KERNEL_ID = len(Column) + 8
-    TRAITS = len(Column) + 9  # a bit for each ``Trait``
-    COPY_KIND = len(Column) + 10  # texts from here
-    SOURCE_KIND = len(Column) + 11
-    TARGET_KIND = len(Column) + 12
+    PACKET = len(EventColumn)  # number of its packet, from 0
+    TYPE = len(EventColumn) + 1  # ``EventType``
+    WRITER = len(EventColumn) + 2  # the sequence of packets to which numbers of names belong
+    CLOCK = len(EventColumn) + 3  # of its time; null: the trace's own
+    TRACK = len(EventColumn) + 4  # 64 bits, as a signed number
+    NAME_ID = len(EventColumn) + 5  # the number of its name
+    CATEGORY_ID = len(EventColumn) + 6
+    STAGE_ID = len(EventColumn) + 7
+    KERNEL_ID = len(EventColumn) + 8
+    TRAITS = len(EventColumn) + 9  # a bit for each ``Trait``
+    COPY_KIND = len(EventColumn) + 10  # texts from here
+    SOURCE_KIND = len(EventColumn) + 11
+    TARGET_KIND = len(EventColumn) + 12
 
 
 class EventType(IntEnum):
@@ -84,7 +85,7 @@ class PacketStatus(IntEnum):
     BROKEN = 4  # before bytes that are not a packet
 
 
-WIDTH = len(Column) + len(PacketColumn)
+WIDTH = len(EventColumn) + len(PacketColumn)
 FIRST_TRAIT = WIDTH
 """Targets from here on are bits of ``PacketColumn.TRAITS``."""
 NO_TARGET = WIDTH + len(Trait)
@@ -95,16 +96,16 @@ STATE_COLUMNS = 3
 
 _NULL = cython.declare(cython.longlong, NULL)
 _WIDTH = cython.declare(cython.Py_ssize_t, WIDTH)
-_FIRST_TEXT = cython.declare(cython.int, Column.NAME.value)
-_LAST_TEXT = cython.declare(cython.int, Column.DTYPES.value)
+_FIRST_TEXT = cython.declare(cython.int, EventColumn.NAME.value)
+_LAST_TEXT = cython.declare(cython.int, EventColumn.DTYPES.value)
 _FIRST_EXTRA_TEXT = cython.declare(cython.int, PacketColumn.COPY_KIND.value)
 _FIRST_TRAIT = cython.declare(cython.int, FIRST_TRAIT)
 _NO_TARGET = cython.declare(cython.int, NO_TARGET)
-_TS = cython.declare(cython.int, Column.TS.value)
-_DUR = cython.declare(cython.int, Column.DUR.value)
-_DEVICE = cython.declare(cython.int, Column.DEVICE.value)
-_NAME = cython.declare(cython.int, Column.NAME.value)
-_CAT = cython.declare(cython.int, Column.CAT.value)
+_TS = cython.declare(cython.int, EventColumn.TS.value)
+_DUR = cython.declare(cython.int, EventColumn.DUR.value)
+_DEVICE = cython.declare(cython.int, EventColumn.DEVICE.value)
+_NAME = cython.declare(cython.int, EventColumn.NAME.value)
+_CAT = cython.declare(cython.int, EventColumn.CAT.value)
 _PACKET = cython.declare(cython.int, PacketColumn.PACKET.value)
 _TYPE = cython.declare(cython.int, PacketColumn.TYPE.value)
 _WRITER = cython.declare(cython.int, PacketColumn.WRITER.value)
@@ -153,7 +154,7 @@ class PacketScanner:
     first.
 
     Args:
-        targets: Column, trait or ``NO_TARGET`` by ``PacketLevel`` and by the code of the argument's
+        targets: EventColumn, trait or ``NO_TARGET`` by ``PacketLevel`` and by the code of the argument's
             key.
         rows: Rows of events, ``[rows, WIDTH]``.
         ends: Rows of slices that end, ``[rows, END_COLUMNS]``.

@@ -81,7 +81,7 @@ def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> documents.
         lateness=analysis.stragglers.late_ranks(),
         imbalance=_imbalance(analysis.stragglers),
         slowdown=analysis.slowdown,
-        clocks=documents.Clocks(
+        clocks=documents.ClockAlignment(
             residual_ns=analysis.clocks.residual_ns,
             worst_ns=analysis.clocks.worst_ns,
             ranks=rows(analysis.clocks.table, documents.RankClock),
@@ -95,12 +95,12 @@ def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> documents.
     )
 
 
-def _source(analysis: Analysis) -> documents.Source:
+def _source(analysis: Analysis) -> documents.RunOrigin:
     """Return what the analysis was made from."""
     devices: set[str] = set()
     for source in analysis.sources:
         devices.update(source.devices)
-    return documents.Source(
+    return documents.RunOrigin(
         paths=list(analysis.paths) or [source.path for source in analysis.sources],
         reader="+".join(sorted({source.reader for source in analysis.sources})),
         ranks=[result.rank for result in analysis.rank_results],
@@ -171,12 +171,12 @@ def _pipeline_step(step: StepComparison) -> documents.PipelineStep:
     )
 
 
-def schedule_document(comparison: ScheduleComparison) -> documents.Schedule:
+def schedule_document(comparison: ScheduleComparison) -> documents.ComparedSchedule:
     """Return the ``schedule`` of the document."""
     head = comparison.head
     match = comparison.head.match
     confidence: Any = head.cells["confidence"].min()
-    return documents.Schedule(
+    return documents.ComparedSchedule(
         name=comparison.name,
         compared_with=comparison.compared_with,
         pp=comparison.pp,
@@ -300,13 +300,13 @@ def _rates(rates: RunRates) -> documents.Rates:
     )
 
 
-def _rank_memory(rank: HeldMemory) -> documents.RankMemory:
+def _rank_memory(rank: HeldMemory) -> documents.AllocatorMemory:
     measured = rank.measured
     chunks = measured.chunks
     chunk_bytes = None
     if chunks is not None and chunks.low is not None and chunks.high is not None:
         chunk_bytes = [chunks.low, chunks.high]
-    return documents.RankMemory(
+    return documents.AllocatorMemory(
         rank=rank.rank,
         device=measured.device,
         capacity_bytes=rank.capacity_bytes,

@@ -481,7 +481,7 @@ def _lateness_samples(document: documents.AnalysisDocument) -> Samples:
     return samples
 
 
-def _schedule_samples(schedule: documents.Schedule) -> Samples:
+def _schedule_samples(schedule: documents.ComparedSchedule) -> Samples:
     """Return makespan and gap of every step.
 
     Of several pipelines in a step, those of the slowest.
@@ -594,14 +594,14 @@ MIN_STEPS_TO_TELL_LEAKS = 4
 two after each."""
 
 
-def _leaked_bytes(rank: documents.RankMemory) -> int | None:
+def _leaked_bytes(rank: documents.AllocatorMemory) -> int | None:
     """Return what a step of a rank leaves behind; None if too few steps were seen."""
     if rank.contents is None or len(rank.contents.steps) < MIN_STEPS_TO_TELL_LEAKS:
         return None
     return sum(leak.bytes_per_step for leak in rank.contents.leaks)
 
 
-def _phase_peaks(ranks: Iterable[documents.RankMemory]) -> dict[str, float]:
+def _phase_peaks(ranks: Iterable[documents.AllocatorMemory]) -> dict[str, float]:
     """Return the largest peak of any rank in each phase, in GB, where it is known exactly."""
     at_least: defaultdict[str, int] = defaultdict(int)
     at_most: defaultdict[str, int] = defaultdict(int)

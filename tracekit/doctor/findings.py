@@ -12,7 +12,7 @@ import msgspec
 
 from tracekit._util.text import listing
 from tracekit.documents.analysis import TimedStep
-from tracekit.documents.doctor import DoctorFinding, Extra, RankContents
+from tracekit.documents.doctor import DoctorFinding, Extra, RecordedRank
 from tracekit.errors import Notice
 from tracekit.findings.recorded import absent_ranks, lacks_groups
 from tracekit.metrics.peaks import find_gpu
@@ -23,7 +23,7 @@ MIN_LAUNCHED_SHARE = 0.8
 """Share of GPU events whose launch must be recorded for answers that need launches."""
 
 
-class RankFacts(RankContents, frozen=True, kw_only=True):
+class RankFacts(RecordedRank, frozen=True, kw_only=True):
     """Facts about how one rank was recorded, from its events."""
 
     source: Source

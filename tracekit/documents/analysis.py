@@ -506,7 +506,7 @@ class PipelineStep(Struct, frozen=True):
     """Measured minus ideal makespan by cause; null if it cannot be split."""
 
 
-class Schedule(Struct, frozen=True, kw_only=True):
+class ComparedSchedule(Struct, frozen=True, kw_only=True):
     """The run's pipeline compared with its ideal.
 
     Figures are those of the median step of the slowest pipeline.
@@ -907,7 +907,7 @@ class RankClock(Struct, frozen=True):
     """Median distance from the first to the last end of its matches."""
 
 
-class Clocks(Struct, frozen=True):
+class ClockAlignment(Struct, frozen=True):
     """Alignment of clocks across ranks."""
 
     residual_ns: int | None
@@ -1239,7 +1239,7 @@ class MemoryLine(Struct, frozen=True):
     """Bytes reserved."""
 
 
-class RankMemory(Struct, frozen=True):
+class AllocatorMemory(Struct, frozen=True):
     """Memory of one rank's allocator."""
 
     rank: int
@@ -1275,14 +1275,14 @@ class Memory(Struct, frozen=True):
 
     peak_bytes: int
     """Largest peak of any rank."""
-    ranks: list[RankMemory]
+    ranks: list[AllocatorMemory]
     """Memory of each rank."""
 
 
 # ---- the document
 
 
-class Source(Struct, frozen=True):
+class RunOrigin(Struct, frozen=True):
     """Origin of the events."""
 
     paths: list[str]
@@ -1375,7 +1375,7 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     format: Literal["tracekit.analysis/2", "tracekit.analysis/1"]
     """Name and number of the format. In files of number 1, which are still read, savings and shares
     refer to the recorded step."""
-    source: Source
+    source: RunOrigin
     """Origin of the events."""
     ranks: list[RankFigures]
     """Figures of each rank."""
@@ -1388,7 +1388,7 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """What costs time, why and what to do, those with the largest saving first."""
     total: Figures
     """Figures of all ranks together: times are sums, shares are ratios of these sums."""
-    schedule: Schedule | None
+    schedule: ComparedSchedule | None
     """The pipeline compared with its ideal; null without one."""
     lanes: list[Lane] | UnsetType = UNSET
     """Time by phase and label, if there is no schedule that holds them."""
@@ -1424,7 +1424,7 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Cost of unequal work; null if shapes were not recorded."""
     slowdown: Slowdown | None = None
     """Slowdown of the pipeline by stage, kind of cell and rank; null without a pipeline."""
-    clocks: Clocks
+    clocks: ClockAlignment
     """Alignment of clocks."""
     kernels: list[Kernel]
     """Kernels with the most time."""

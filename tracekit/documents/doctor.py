@@ -12,7 +12,7 @@ from tracekit.schema import ProcessGroup
 FORMAT: Literal["tracekit.doctor/1"] = "tracekit.doctor/1"
 
 
-class RankContents(Struct, frozen=True):
+class RecordedRank(Struct, frozen=True):
     """Contents of one rank's file."""
 
     rank: int
@@ -106,7 +106,7 @@ class DoctorDocument(Struct, frozen=True):
     """Events by kind."""
     skipped: Mapping[str, int]
     """Events that were not read, by reason."""
-    by_rank: list[RankContents]
+    by_rank: list[RecordedRank]
     """Contents of each rank's file."""
     answers: list[str] | None
     """Answers that an Nsight recording can give; null for others."""

@@ -13,14 +13,14 @@ from tracekit.metrics.budget import budgets, phases
 from tracekit.metrics.label_intervals import Lanes, weak_ns
 from tracekit.metrics.overlap import hidden, label_times
 from tracekit.metrics.peaks import Gpu, find_gpu, peak_tflop_s
-from tracekit.metrics.rates import Rates, flop, products
+from tracekit.metrics.rates import ProductTotals, flop, products
 
 __all__ = [
     "Bubble",
     "Budget",
     "Gpu",
     "Lanes",
-    "Rates",
+    "ProductTotals",
     "budgets",
     "find_gpu",
     "flop",

@@ -47,7 +47,7 @@ TOKENS = pl.Schema({"step": pl.Int64(), "microbatch": pl.Int64(), "tokens": pl.I
 
 
 @dataclass(frozen=True, eq=False)
-class RankLateness:
+class LatenessTables:
     """Figures of one rank, by step."""
 
     kernels: pl.DataFrame = field(default_factory=KERNEL_TIMES.to_frame)
@@ -66,7 +66,7 @@ def measure_lateness(
     compute_ns: Ints,
     *,
     texts: CategoryColumns | None = None,
-) -> RankLateness:
+) -> LatenessTables:
     """Measure one rank.
 
     Args:
@@ -79,7 +79,7 @@ def measure_lateness(
 
     """
     texts = texts or CategoryColumns(gpu_events)
-    return RankLateness(
+    return LatenessTables(
         _kernel_times(gpu_events, steps, texts),
         _step_lateness(
             gpu_events, steps, idle_gaps, compute_ns, _copies_with_host(gpu_events, texts)

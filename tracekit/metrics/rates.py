@@ -54,10 +54,10 @@ MAX_FLOP = 1 << 62
 """More work than any call or run does: shapes that imply it are damaged."""
 
 
-class Rates(msgspec.Struct, frozen=True):
-    """Rates of one rank's products over a window.
+class ProductTotals(msgspec.Struct, frozen=True):
+    """Totals of one rank's products over a window.
 
-    >>> Rates(4_000_000, 4_000_000, product_ns=2_000, uncounted_ns=0, at_peak_ns=1_000.0, span_ns=4_000).tflop_s
+    >>> ProductTotals(4_000_000, 4_000_000, product_ns=2_000, uncounted_ns=0, at_peak_ns=1_000.0, span_ns=4_000).tflop_s
     2.0
     """
 
@@ -103,7 +103,7 @@ def products(
     multiprocessors: int | None = None,
     key: str | None = None,
     texts: CategoryColumns | None = None,
-) -> tuple[pl.DataFrame, Rates]:
+) -> tuple[pl.DataFrame, ProductTotals]:
     """Return one rank's products by group (``PRODUCTS``), and the rates of all of them together.
 
     Args:
@@ -126,7 +126,7 @@ def products(
         span_ns = int(labelled["end_ns"].to_numpy().max() - labelled["start_ns"].to_numpy().min())
     kernels = _ProductKernels.find(labelled, texts or CategoryColumns(labelled))
     if not len(kernels.rows):
-        return PRODUCTS.to_frame(), Rates(0, 0, 0, 0, None, span_ns)
+        return PRODUCTS.to_frame(), ProductTotals(0, 0, 0, 0, None, span_ns)
     groups = _group_products(kernels, None if key is None else labelled[key])
     table = _add_flop_and_peak(groups, device, multiprocessors)
     is_counted = table["flop"].is_not_null()
@@ -135,7 +135,7 @@ def products(
     at_peak_ns = None
     if len(model_at_peak_ns) and not model_at_peak_ns.null_count():
         at_peak_ns = float(model_at_peak_ns.sum())
-    rates = Rates(
+    rates = ProductTotals(
         flop=int(table["flop"].sum()),
         model_flop=int(table["flop"].filter(is_model).sum()),
         product_ns=union(kernels.start_ns, kernels.end_ns).total_ns,

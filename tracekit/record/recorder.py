@@ -252,13 +252,12 @@ def transformers_callback(folder: str | os.PathLike[str], **options: Any) -> Any
     """
     base = _import_base_class("TrainerCallback", ("transformers",), package="transformers")
     recorder = _TrainingRecorder(folder, options)
-
-    class TracekitCallback(base):  # type: ignore[misc,valid-type]
-        on_train_begin = recorder.begin
-        on_step_end = recorder.step
-        on_train_end = recorder.end
-
-    return TracekitCallback()
+    hooks = {
+        "on_train_begin": recorder.begin,
+        "on_step_end": recorder.step,
+        "on_train_end": recorder.end,
+    }
+    return type("TracekitCallback", (base,), hooks)()
 
 
 def lightning_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
@@ -275,13 +274,13 @@ def lightning_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
         "Callback", ("lightning.pytorch", "pytorch_lightning"), package="lightning"
     )
     recorder = _TrainingRecorder(folder, options)
-
-    class TracekitCallback(base):  # type: ignore[misc,valid-type]
-        on_train_start = recorder.begin
-        on_train_batch_end = recorder.step
-        on_train_end = on_exception = recorder.end
-
-    return TracekitCallback()
+    hooks = {
+        "on_train_start": recorder.begin,
+        "on_train_batch_end": recorder.step,
+        "on_train_end": recorder.end,
+        "on_exception": recorder.end,
+    }
+    return type("TracekitCallback", (base,), hooks)()
 
 
 def _import_base_class(name: str, modules: tuple[str, ...], *, package: str) -> Any:

@@ -46,7 +46,7 @@ from tracekit.store.writer import StoreWriter, check_same_run, store_folder
 
 
 @dataclass(frozen=True, slots=True)
-class RankWork:
+class RankIngest:
     """The work of one rank as a function of its source.
 
     Picklable, so that any executor can run it.
@@ -155,7 +155,7 @@ def ingest(
     refs = tuple(with_absolute_path(ref) for ref in refs)
     _check_target(target, refs, resume=resume, overwrite=overwrite)
     work_in_folder = partial(
-        RankWork,
+        RankIngest,
         rules=None if rules is None else str(Path(rules).absolute()),
         ranks=None if ranks is None else frozenset(ranks),
         stacks=stacks,
@@ -227,7 +227,7 @@ def _write_roles(
     refs: Sequence[SourceRef],
     *,
     source_notices: Sequence[Notice],
-    work_in_folder: Callable[[str], RankWork],
+    work_in_folder: Callable[[str], RankIngest],
     map_sources: Callable[..., list[ItemResult[SourceRef, list[StoreEntry]]]],
     run_so_far: _RunSoFar,
     resume: bool,
@@ -273,7 +273,7 @@ def _write_role(
     writer: StoreWriter,
     refs: Sequence[SourceRef],
     *,
-    work: RankWork,
+    work: RankIngest,
     map_sources: Callable[..., list[ItemResult[SourceRef, list[StoreEntry]]]],
     run_so_far: _RunSoFar,
     resume: bool,

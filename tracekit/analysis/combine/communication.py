@@ -27,7 +27,7 @@ from tracekit.metrics.bandwidth import bandwidth
 from tracekit.metrics.expert_balance import EXPERT_WORK, expert_cost, measure_expert_balance
 from tracekit.metrics.measured_collectives import find_rank_gpu
 from tracekit.metrics.operations import add_waits
-from tracekit.metrics.rates import PRODUCTS, Rates
+from tracekit.metrics.rates import PRODUCTS, ProductTotals
 from tracekit.reconstruct import RankPipeline
 from tracekit.reconstruct.messages import MESSAGES
 from tracekit.reconstruct.parallel_groups import name_peers
@@ -185,9 +185,9 @@ _PRODUCT_KEYS = ["label", "module", "op", "kernel", "shapes", "dtype"]
 
 
 class RunRates(msgspec.Struct, frozen=True, eq=False):
-    """Rates of a run: work and time are sums over ranks, rates are ratios of these sums."""
+    """ProductTotals of a run: work and time are sums over ranks, rates are ratios of these sums."""
 
-    total: Rates
+    total: ProductTotals
     products: pl.DataFrame
     """Matrix products by label, module, operator, shapes and dtype, over all ranks, most time
     first."""

@@ -51,13 +51,13 @@ from tracekit.metrics.host.waiting_calls import (
 )
 from tracekit.metrics.kernel_limits import find_memory_bound
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
-from tracekit.metrics.lateness import RankLateness, measure_lateness
+from tracekit.metrics.lateness import LatenessTables, measure_lateness
 from tracekit.metrics.memory import RankMemory, measure_memory
 from tracekit.metrics.operations import count_issued_messages, operations
 from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
-from tracekit.metrics.rates import Rates, products
+from tracekit.metrics.rates import ProductTotals, products
 from tracekit.metrics.remedies import find_remedies
 from tracekit.metrics.step_kinds import measure_step_kinds
 from tracekit.metrics.step_time import (
@@ -129,7 +129,7 @@ class RankTables(PathTables):
     """Attention that reads a cache of keys and values (``metrics.process_phases``)."""
     products: pl.DataFrame
     """Matrix products by label, module, operator, shapes and dtype (``metrics.rates``)."""
-    rates: Rates
+    rates: ProductTotals
     experts: pl.DataFrame
     """Work of its experts for each dispatch (``metrics.expert_balance``)."""
     memory: RankMemory | None = None
@@ -155,7 +155,7 @@ class RankTables(PathTables):
     hiding: pl.DataFrame
     """Durations of kernels beside communication, and of the same kernels alone
     (``metrics.overlap``)."""
-    lateness: RankLateness
+    lateness: LatenessTables
     """Figures that explain why others wait for it (``metrics.lateness``)."""
     gpu_number: int | None = None
     """Number of the GPU that its events ran on; None if there are several."""

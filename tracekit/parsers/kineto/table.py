@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tracekit._loops.json_scanner import NULL, Column
+from tracekit._loops.event_columns import EventColumn
+from tracekit._loops.json_scanner import NULL
 from tracekit._util.arrays import Ints, find_sorted, take_or_missing
 from tracekit._util.columns import sparse, with_nulls
 from tracekit.parsers.kineto.texts import DAMAGE, compact_json, decode_string, remove_blanks
@@ -24,23 +25,23 @@ is damage."""
 UNTIMED_CPU = "CPU events without usable times"
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "gpu_annotation")
 TEXTS = {
-    "name": Column.NAME,
-    "collective": Column.COLLECTIVE,
-    "group": Column.GROUP,
-    "group_desc": Column.GROUP_DESC,
+    "name": EventColumn.NAME,
+    "collective": EventColumn.COLLECTIVE,
+    "group": EventColumn.GROUP,
+    "group_desc": EventColumn.GROUP_DESC,
 }
 """Columns of ``schema.EVENTS`` that are texts of the file."""
-JSON_TEXTS: dict[str, tuple[Column, Callable[[bytes], str]]] = {
-    "shapes": (Column.SHAPES, remove_blanks),
-    "group_ranks": (Column.GROUP_RANKS, remove_blanks),
-    "dtypes": (Column.DTYPES, compact_json),
+JSON_TEXTS: dict[str, tuple[EventColumn, Callable[[bytes], str]]] = {
+    "shapes": (EventColumn.SHAPES, remove_blanks),
+    "group_ranks": (EventColumn.GROUP_RANKS, remove_blanks),
+    "dtypes": (EventColumn.DTYPES, compact_json),
 }
 """Columns of ``schema.EVENTS`` that are JSON as text, and how the file's JSON is shortened."""
 NUMBERS = {
-    "correlation": Column.CORRELATION,
-    "external_id": Column.EXTERNAL,
-    "sequence": Column.SEQUENCE,
-    "fwd_thread": Column.FWD_THREAD,
+    "correlation": EventColumn.CORRELATION,
+    "external_id": EventColumn.EXTERNAL,
+    "sequence": EventColumn.SEQUENCE,
+    "fwd_thread": EventColumn.FWD_THREAD,
 }
 """Columns of ``schema.EVENTS`` that are numbers of the file."""
 
@@ -139,12 +140,14 @@ class TableBuilder:
         """Return the table of events; *base_ns* is added to all times."""
         kinds = pl.Enum(KINDS)
         kind = self._look_up(
-            Column.CAT, self._decode, lambda category: CATEGORIES.get(category.lower()), kinds
+            EventColumn.CAT, self._decode, lambda category: CATEGORIES.get(category.lower()), kinds
         )
         kind = kind.fill_null("other")
         is_gpu = kind.is_in(DEVICE_KINDS)
         times = _event_times(
-            self._series(self._take(Column.TS)), self._series(self._take(Column.DUR)), base_ns
+            self._series(self._take(EventColumn.TS)),
+            self._series(self._take(EventColumn.DUR)),
+            base_ns,
         )
         columns = {
             "kind": kind,
@@ -190,22 +193,24 @@ class TableBuilder:
         for name, (column, shorten) in JSON_TEXTS.items():
             columns[name] = self._look_up(column, shorten)
         columns["bytes"], columns["received"] = self._bytes()
-        columns["group"] = _fill_groups(columns["group"], self._series(self._take(Column.GROUP_ID)))
+        columns["group"] = _fill_groups(
+            columns["group"], self._series(self._take(EventColumn.GROUP_ID))
+        )
         columns["peer"] = self._peer()
-        columns["collective_seq"] = self._sparse(*self._take_present(Column.COLLECTIVE_SEQ))
-        node = self._take(Column.GRAPH_NODE)
-        graph = self._take(Column.GRAPH)
+        columns["collective_seq"] = self._sparse(*self._take_present(EventColumn.COLLECTIVE_SEQ))
+        node = self._take(EventColumn.GRAPH_NODE)
+        graph = self._take(EventColumn.GRAPH)
         columns["graph"] = self._series(_coalesce(_zero_as_null(node), _zero_as_null(graph)))
         return columns
 
     def _number_columns(self, gpu_rows: Ints) -> dict[str, pl.Series]:
         """Return the columns of numbers that most rows have."""
-        pid = self._take(Column.PID)
-        tid = self._take(Column.TID)
+        pid = self._take(EventColumn.PID)
+        tid = self._take(EventColumn.TID)
         # GPU events without a device or stream among their arguments show them as process and
         # thread.
-        device = _coalesce(_at(self._take(Column.DEVICE), gpu_rows), _at(pid, gpu_rows))
-        stream = _coalesce(_at(self._take(Column.STREAM), gpu_rows), _at(tid, gpu_rows))
+        device = _coalesce(_at(self._take(EventColumn.DEVICE), gpu_rows), _at(pid, gpu_rows))
+        stream = _coalesce(_at(self._take(EventColumn.STREAM), gpu_rows), _at(tid, gpu_rows))
         return {
             "id": pl.Series(self._ids()),
             "device": self._sparse(gpu_rows, device, np.int32),
@@ -215,7 +220,7 @@ class TableBuilder:
             **{name: self._series(self._take(column)) for name, column in NUMBERS.items()},
         }
 
-    def _take(self, column: Column, *, is_text: bool = False) -> Ints | None:
+    def _take(self, column: EventColumn, *, is_text: bool = False) -> Ints | None:
         """Return one column of all rows, ``NULL`` where there is no value; None if no row has one.
 
         Text is returned as indexes of ``self._texts``.
@@ -241,7 +246,7 @@ class TableBuilder:
                 values[part.rows] = part.values.astype(np.int64) + first_code
         return taken
 
-    def _take_present(self, column: Column) -> tuple[Ints, Ints]:
+    def _take_present(self, column: EventColumn) -> tuple[Ints, Ints]:
         """Return the rows that have a value in a column, and the values: for columns that few rows have."""
         rows = [np.empty(0, np.int64)]
         values = [np.empty(0, np.int64)]
@@ -259,7 +264,7 @@ class TableBuilder:
 
     def _ids(self) -> Ints:
         """Return the numbers of the events, which count from the start of each part, as numbers of the file."""
-        numbers = self._take(Column.ID)
+        numbers = self._take(EventColumn.ID)
         if numbers is None:
             return np.empty(0, np.int64)
         first_row = first_number = 0
@@ -272,7 +277,7 @@ class TableBuilder:
 
     def _look_up(
         self,
-        column: Column,
+        column: EventColumn,
         decode: Callable[[bytes], str],
         convert: Callable[[str], Any] = str,
         dtype: pl.DataType | None = None,
@@ -322,8 +327,8 @@ class TableBuilder:
 
     def _peer(self) -> pl.Series:
         """Return the rank a message goes to, or else the one it comes from."""
-        (to_rows, destination) = self._take_present(Column.DST)
-        (from_rows, origin) = self._take_present(Column.SRC)
+        (to_rows, destination) = self._take_present(EventColumn.DST)
+        (from_rows, origin) = self._take_present(EventColumn.SRC)
         rows = np.union1d(to_rows, from_rows)
         peers = np.full(len(rows), NULL, np.int64)
         peers[np.searchsorted(rows, from_rows)] = origin
@@ -335,10 +340,10 @@ class TableBuilder:
 
         And the bytes received.
         """
-        rows, moved = self._take_present(Column.BYTES)
-        collective_rows, sent = self._take_present(Column.IN_NELEMS)
-        out_rows, out_elements = self._take_present(Column.OUT_NELEMS)
-        item_bytes = self._look_up(Column.DTYPE, self._decode, ITEM_BYTES.get, pl.Int64())
+        rows, moved = self._take_present(EventColumn.BYTES)
+        collective_rows, sent = self._take_present(EventColumn.IN_NELEMS)
+        out_rows, out_elements = self._take_present(EventColumn.OUT_NELEMS)
+        item_bytes = self._look_up(EventColumn.DTYPE, self._decode, ITEM_BYTES.get, pl.Int64())
         sizes = item_bytes.gather(collective_rows).fill_null(0).to_numpy()
         if not sizes.any():
             return self._sparse(rows, moved), self._series(None)

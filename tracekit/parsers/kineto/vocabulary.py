@@ -4,21 +4,22 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from tracekit._loops.json_scanner import Column, Level, Target
+from tracekit._loops.event_columns import EventColumn
+from tracekit._loops.json_scanner import Level, Target
 from tracekit._util.values import invert_lists
 
 _WORDS = tomllib.loads(Path(__file__).with_name("vocabulary.toml").read_text(encoding="utf-8"))
-_TARGETS: dict[str, Column | Target] = {**Column.__members__, **Target.__members__}
+_TARGETS: dict[str, EventColumn | Target] = {**EventColumn.__members__, **Target.__members__}
 
 
-def _columns_of_keys(names_of_keys: Mapping[str, str]) -> dict[str, Column | Target]:
+def _columns_of_keys(names_of_keys: Mapping[str, str]) -> dict[str, EventColumn | Target]:
     """Return the column that each key fills."""
     return {key: _TARGETS[name] for key, name in names_of_keys.items()}
 
 
 KEYS = {Level[level]: _columns_of_keys(keys) for level, keys in _WORDS["keys"].items()}
 """Keys that the scanner looks for, and the column each fills."""
-MEMORY_COLUMNS = {name: Column[column] for name, column in _WORDS["memory_columns"].items()}
+MEMORY_COLUMNS = {name: EventColumn[column] for name, column in _WORDS["memory_columns"].items()}
 """Columns of ``schema.MEMORY``, and where the scanner puts their values (see
 ``Level.MEMORY_ARGS``)."""
 CATEGORIES: dict[str, str] = invert_lists(_WORDS["categories"])

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tracekit._loops.event_columns import EventColumn
 from tracekit._loops.json_scanner import (
     FIXED_TEXTS,
     GAP_FIELDS,
     GAP_ROWS,
     NULL,
     NULL32,
-    Column,
     Level,
     Scanner,
     Status,
@@ -56,7 +56,7 @@ class TextChunk:
 
     worker: int
     rows: int
-    columns: dict[Column, ColumnPart]
+    columns: dict[EventColumn, ColumnPart]
 
 
 @dataclass(slots=True)
@@ -85,12 +85,12 @@ class Worker:
     def __init__(self, index: int, *, stacks: bool) -> None:
         self.index = index
         self._stacks = stacks
-        texts = len(Column) - Column.NAME
-        self._columns = np.empty((len(Column), ROWS_PER_CHUNK), np.int64)
-        self._bounds = np.zeros((3, len(Column)), np.int64)
-        self._memory_rows = np.empty((MEMORY_ROWS, len(Column) - texts), np.int64)
+        texts = len(EventColumn) - EventColumn.NAME
+        self._columns = np.empty((len(EventColumn), ROWS_PER_CHUNK), np.int64)
+        self._bounds = np.zeros((3, len(EventColumn)), np.int64)
+        self._memory_rows = np.empty((MEMORY_ROWS, len(EventColumn) - texts), np.int64)
         self._phases = np.zeros(256, np.int64)
-        self._pages = {column: _ColumnPages() for column in Column}
+        self._pages = {column: _ColumnPages() for column in EventColumn}
         keys = dict.fromkeys(FIXED_TEXTS)
         for level in Level:
             keys |= dict.fromkeys(KEYS[level])
@@ -99,7 +99,7 @@ class Worker:
             targets.append([KEYS[level].get(key, Target.NONE) for key in keys])
         self._scanner = Scanner(
             np.array(targets, np.int32).data,
-            np.empty((ROWS_PER_TILE, len(Column) + texts), np.int64).data,
+            np.empty((ROWS_PER_TILE, len(EventColumn) + texts), np.int64).data,
             self._columns.data,
             self._bounds.data,
             self._memory_rows.data,
@@ -152,12 +152,12 @@ class Worker:
                 self._memory_rows[: scanner.memory_count, list(MEMORY_COLUMNS.values())]
             )
         if scanner.row_count:
-            columns: dict[Column, ColumnPart] = {}
+            columns: dict[EventColumn, ColumnPart] = {}
             for column, (least, greatest, count) in zip(
-                Column, self._bounds.T.tolist(), strict=True
+                EventColumn, self._bounds.T.tolist(), strict=True
             ):
                 # The number of an event in its part, which nobody needs.
-                if count and column != Column.EVENT:
+                if count and column != EventColumn.EVENT:
                     fits = least > NULL32 and greatest < 2**31
                     columns[column] = self._store(
                         column, scanner.row_count, count, np.int32 if fits else np.int64
@@ -166,7 +166,7 @@ class Worker:
         scanner.clear_rows()
 
     def _store(
-        self, column: Column, rows: int, count: int, dtype: type[np.int32 | np.int64]
+        self, column: EventColumn, rows: int, count: int, dtype: type[np.int32 | np.int64]
     ) -> ColumnPart:
         """Store the first *rows* rows of a column, *count* of which have a value."""
         values = self._columns[column, :rows]
@@ -185,7 +185,9 @@ class Worker:
 
         Codes and bytes grow apart, each only where it is short: many short texts need few bytes.
         """
-        has_code_for_each = self._scanner.text_count + len(Column) - Column.NAME < len(self._starts)
+        has_code_for_each = self._scanner.text_count + len(EventColumn) - EventColumn.NAME < len(
+            self._starts
+        )
         if has_code_for_each:
             # The event's texts are no longer than what is left of the buffer.
             self._resize_dictionary(len(self._starts), 2 * len(self._heap) + rest_bytes)

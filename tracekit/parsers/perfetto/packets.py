@@ -35,7 +35,7 @@ class Packets:
     """Contents of a trace."""
 
     chunks: list[dict[int, Ints]] = field(default_factory=list)
-    """Rows of events, a part at a time: the columns that have a value, by ``Column`` or
+    """Rows of events, a part at a time: the columns that have a value, by ``EventColumn`` or
     ``PacketColumn``."""
     row_counts: list[int] = field(default_factory=list)
     """Rows of each part."""

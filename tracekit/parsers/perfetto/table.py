@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._loops.json_scanner import NULL, Column
+from tracekit._loops.event_columns import EventColumn
+from tracekit._loops.json_scanner import NULL
 from tracekit._loops.packet_scanner import EventType, PacketColumn, Trait
 from tracekit._util.arrays import Ints
 from tracekit.parsers.kineto.table import LATEST_NS
@@ -85,7 +86,7 @@ class RowResolver:
         """Return the rows; of Python frames only the calls of modules, or with *stacks* all."""
         track = self._tracks(self._packets.column(PacketColumn.TRACK), self._writer)
         start, has_clock = self._times(
-            self._packets.column(Column.TS), self._packets.column(PacketColumn.CLOCK)
+            self._packets.column(EventColumn.TS), self._packets.column(PacketColumn.CLOCK)
         )
         name = self._names()
         pid, tid, process_names = self._threads(track)
@@ -106,13 +107,13 @@ class RowResolver:
             UNKNOWN_NAME_KEY: int((name == NULL).sum()),
         }
         columns = {
-            Column.ID: np.cumsum(is_complete) - 1,
-            Column.TS: start,
-            Column.DUR: duration,
-            Column.PID: pid,
-            Column.TID: tid,
-            Column.NAME: name,
-            Column.CAT: category,
+            EventColumn.ID: np.cumsum(is_complete) - 1,
+            EventColumn.TS: start,
+            EventColumn.DUR: duration,
+            EventColumn.PID: pid,
+            EventColumn.TID: tid,
+            EventColumn.NAME: name,
+            EventColumn.CAT: category,
         }
         part = self._part(columns, is_kept, is_allocation & has_clock)
         return ResolvedRows(
@@ -123,15 +124,15 @@ class RowResolver:
         )
 
     def _part(
-        self, columns: dict[Column, Ints], is_kept: Bools, is_allocation: Bools
+        self, columns: dict[EventColumn, Ints], is_kept: Bools, is_allocation: Bools
     ) -> ScannedPart:
         """Return the kept rows with the columns of arguments beside *columns*, and the allocator's rows."""
         columns_with_values = set(chain.from_iterable(self._packets.chunks))
-        arguments = {number for number in columns_with_values if number < len(Column)}
-        parts: dict[Column, ColumnPart] = {}
-        memory: dict[Column, Ints] = {}
+        arguments = {number for number in columns_with_values if number < len(EventColumn)}
+        parts: dict[EventColumn, ColumnPart] = {}
+        memory: dict[EventColumn, Ints] = {}
         has_allocations = bool(is_allocation.any())
-        for column in Column:
+        for column in EventColumn:
             if column in columns:
                 values = columns[column]
             elif column in arguments:
@@ -239,7 +240,7 @@ class RowResolver:
     def _names(self) -> Ints:
         """Return the code of each row's name: its own, that of its number, of its kernel, or of its stage."""
         packets = self._packets
-        name = self._canonical(packets.column(Column.NAME))
+        name = self._canonical(packets.column(EventColumn.NAME))
         for table, column in (
             (Names.EVENT, PacketColumn.NAME_ID),
             (Names.KERNEL, PacketColumn.KERNEL_ID),
@@ -314,8 +315,8 @@ class RowResolver:
             process_words.append(thread.name.partition(" ")[0])
         pid = pids[which]
         tid = tids[which]
-        device = self._packets.column(Column.DEVICE)
-        stream = self._packets.column(Column.STREAM)
+        device = self._packets.column(EventColumn.DEVICE)
+        stream = self._packets.column(EventColumn.STREAM)
         pid[self._is_stage] = device[self._is_stage]
         tid[self._is_stage] = stream[self._is_stage]
         words = np.array(process_words)
@@ -326,7 +327,7 @@ class RowResolver:
     def _categories(self, name: Ints, process_names: dict[str, Bools]) -> Ints:
         """Return the code of each row's category: what the file says, else what its arguments and track tell."""
         packets = self._packets
-        category = self._canonical(packets.column(Column.CAT))
+        category = self._canonical(packets.column(EventColumn.CAT))
         numbered = self._look_up(Names.CATEGORY, packets.column(PacketColumn.CATEGORY_ID))
         category = np.where(category == NULL, numbered, category)
         if self._is_stage.any():
@@ -343,12 +344,12 @@ class RowResolver:
             bit: Bools = (traits >> trait) & 1 == 1
             return bit
 
-        def has_value(column: Column | PacketColumn) -> Bools:
+        def has_value(column: EventColumn | PacketColumn) -> Bools:
             present: Bools = packets.column(column) != NULL
             return present
 
         is_on_gpu = process_names["GPU"] | has_trait(Trait.GRID)
-        has_correlation = has_value(Column.CORRELATION)
+        has_correlation = has_value(EventColumn.CORRELATION)
         is_copy = has_value(PacketColumn.COPY_KIND) | (
             is_on_gpu & self._starts_with(name, b"Memcpy")
         )
@@ -358,7 +359,9 @@ class RowResolver:
             is_call & self._starts_with(name, b"cu") & ~self._starts_with(name, b"cuda")
         )
         is_operator = (
-            has_value(Column.SEQUENCE) | has_value(Column.SHAPES) | has_trait(Trait.INPUTS)
+            has_value(EventColumn.SEQUENCE)
+            | has_value(EventColumn.SHAPES)
+            | has_trait(Trait.INPUTS)
         )
         cases = (  # the first that holds decides
             (has_trait(Trait.SYNC_KIND), b"cuda_sync"),
@@ -398,7 +401,7 @@ class RowResolver:
 
     def _durations(self, start: Ints, track: Ints) -> tuple[Ints, Bools]:
         """Return the duration of each row, and which rows have one."""
-        duration = self._packets.column(Column.DUR)
+        duration = self._packets.column(EventColumn.DUR)
         begins = np.flatnonzero(self._type == EventType.BEGIN)
         if not len(begins):
             return duration, self._is_stage.copy()

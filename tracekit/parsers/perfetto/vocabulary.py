@@ -3,12 +3,13 @@
 import tomllib
 from pathlib import Path
 
-from tracekit._loops.json_scanner import Column, Level
+from tracekit._loops.event_columns import EventColumn
+from tracekit._loops.json_scanner import Level
 from tracekit._loops.packet_scanner import FIRST_TRAIT, PacketColumn, PacketLevel, Trait
 from tracekit.parsers.kineto.vocabulary import KEYS
 
 _WORDS = tomllib.loads(Path(__file__).with_name("vocabulary.toml").read_text(encoding="utf-8"))
-_COLUMNS: dict[str, int] = {**Column.__members__, **PacketColumn.__members__}
+_COLUMNS: dict[str, int] = {**EventColumn.__members__, **PacketColumn.__members__}
 
 TARGETS: dict[PacketLevel, dict[str, int]] = {
     PacketLevel.EVENT: {
