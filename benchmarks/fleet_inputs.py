@@ -105,7 +105,6 @@ def copied(entry, tables, replica, place):
                    for group in entry.source.groups)  # fmt: skip
     source = structs.replace(entry.source, rank=rank, groups=groups, path=entry.source.path.replace(
         f"rank{entry.rank}.", f"rank{rank}."))  # fmt: skip
-    own = {"rank": pl.lit(rank, pl.Int32)}
     lists = {
         str(list(old)).replace(" ", ""): str(list(to)).replace(" ", "")
         for old, to in [(new, new.values())]
@@ -115,23 +114,27 @@ def copied(entry, tables, replica, place):
         pl.struct(send=message.field("send"), peer=message.field("peer").replace(new))
     )
     named = pl.col("group").replace("pp0", pipeline)
+    group_ranks = pl.col("group_ranks").cast(pl.String).replace(lists)
+
+    def renumbered(table, *columns):
+        """The table of the other rank; only some have its number in them."""
+        own = [pl.lit(rank, pl.Int32).alias("rank")] if "rank" in table.columns else []
+        return table.with_columns(*columns, *own).cast(table.schema)
+
     messages = tables.pipeline.messages.with_columns(named, pl.col("peer").replace(new))
     changed = replace(
         tables,
         source=source,
-        steps=tables.steps.with_columns(**own),
-        operations=tables.operations.with_columns(
-            named, pl.col("group_ranks").replace(lists), peers, **own
+        steps=renumbered(tables.steps),
+        operations=renumbered(tables.operations, named, group_ranks, peers),
+        gaps=renumbered(tables.gaps),
+        timeline=renumbered(tables.timeline),
+        experts=renumbered(tables.experts),
+        reasons=renumbered(tables.reasons, group_ranks, pl.col("peer").replace(new)),
+        pipeline=replace(
+            tables.pipeline, rank=rank, groups=groups, group=pipeline, messages=messages
         ),
-        gaps=tables.gaps.with_columns(**own),
-        timeline=tables.timeline.with_columns(**own),
-        experts=tables.experts.with_columns(**own),
-        reasons=tables.reasons.with_columns(
-            pl.col("group_ranks").cast(pl.String).replace(lists).cast(tables.reasons.schema["group_ranks"]),
-            pl.col("peer").replace(new), **own,
-        ),
-        pipeline=replace(tables.pipeline, rank=rank, groups=groups, group=pipeline, messages=messages),
-    )  # fmt: skip
+    )
     folder = place / f"rank={rank}"
     folder.mkdir(parents=True)
     write_tables(changed, folder)

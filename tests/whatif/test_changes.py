@@ -11,6 +11,7 @@ import pytest
 from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.align.clocks import Clocks
+from tracekit.critical_path.pieces import TableInMemory
 from tracekit.errors import OptionError
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.host.waiting_calls import WAITING_CALLS
@@ -71,7 +72,7 @@ class Tables:
             for start, end in syncs
         ]
         waiting = pl.DataFrame(calls, schema=WAITING_CALLS, orient="row")
-        self.graph_events = find_rank_events(Rank.of(labelled, waiting), None)
+        self.graph_events = TableInMemory(find_rank_events(Rank.of(labelled, waiting), None))
         self.graph_host_work = None
 
 

@@ -7,7 +7,8 @@ file is a zip with one Arrow stream per table (as small as Parquet for small tab
 fifth of the time) and ``tables.json`` for everything else. It is one file and not forty, because a
 run of a thousand ranks would have forty thousand. Reading runs no code from the file: each field is
 built as the type that it is declared with, and the tables are checked (``table_checks``). The
-pieces of the critical path, two thirds of a rank's tables, stay in the file until they are loaded.
+largest tables, the pieces of the critical path and the events of the replay, stay in the file until
+they are loaded.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import dataclasses
 import io
 import zipfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import polars as pl
@@ -32,7 +33,12 @@ from tracekit.align.clocks import CLOCKS, Clocks
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.analysis.result import Analysis, Role, RoleResults, Tables
-from tracekit.analysis.table_checks import check_path_pieces, check_rank_tables
+from tracekit.analysis.table_checks import (
+    check_graph_events,
+    check_host_work,
+    check_path_pieces,
+    check_rank_tables,
+)
 from tracekit.critical_path.pieces import LoadableTable
 from tracekit.documents.analysis import (
     AnalysisDocument,
@@ -59,6 +65,7 @@ from tracekit.metrics.label_intervals import TIMELINE
 from tracekit.metrics.operations import OPERATIONS
 from tracekit.metrics.overlap import HIDDEN
 from tracekit.schema import Source
+from tracekit.whatif.packed_events import pack_events, unpack_events
 
 Value = TypeVar("Value")
 
@@ -225,6 +232,27 @@ _UNREADABLE = (
 """Errors that reading a damaged file of tables may raise."""
 
 
+def _as_it_is(table: pl.DataFrame) -> pl.DataFrame:
+    return table
+
+
+class _LargeTable(NamedTuple):
+    """How a table that is loaded when it is needed is stored, and what it must be."""
+
+    check: Callable[..., None]
+    """Raises ``ValueError`` if it is not one that tracekit wrote."""
+    pack: Callable[[pl.DataFrame], pl.DataFrame] = _as_it_is
+    unpack: Callable[[pl.DataFrame], pl.DataFrame] = _as_it_is
+
+
+_LARGE_TABLES: Mapping[str, _LargeTable] = {
+    "path": _LargeTable(check_path_pieces),
+    "graph_events": _LargeTable(check_graph_events, pack_events, unpack_events),
+    "graph_host_work": _LargeTable(check_host_work),
+}
+"""The tables that are loaded when they are needed, by their field of ``RankTables``."""
+
+
 @dataclass(frozen=True, eq=False)
 class TableInFile(LoadableTable):
     """A table that stays in the zip file of a rank.
@@ -234,6 +262,7 @@ class TableInFile(LoadableTable):
 
     file: Path
     name: str
+    """Its field of ``RankTables``, and the number of the table in the file."""
     written_ns: int
     """Time at which the file was last written when the other tables of the rank were read."""
     parts: int
@@ -244,14 +273,40 @@ class TableInFile(LoadableTable):
         try:
             if self.file.stat().st_mtime_ns != self.written_ns:
                 raise OSError("it was written again since")
+            large_table = _LARGE_TABLES[self.name.partition(".")[0]]
             with zipfile.ZipFile(self.file) as archive:
-                pieces = _read_frame(archive, self.name)
-            check_path_pieces(pieces, parts=self.parts)
-            return pieces
+                table = large_table.unpack(_read_frame(archive, self.name))
+            large_table.check(table, parts=self.parts)
+            return table
         except _UNREADABLE as error:
             raise InputError(
                 f"{self.file}: cannot be read: {error}", hint="analyze the store again"
             ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedTable(LoadableTable):
+    """A table in memory as it would be in a file of a store: for runs of many ranks."""
+
+    name: str
+    """Its field of ``RankTables``."""
+    data: bytes
+
+    @classmethod
+    def of(cls, name: str, table: LoadableTable) -> CompressedTable:
+        """Compress the table of a field of ``RankTables``."""
+        return cls(name, _ipc_stream(_LARGE_TABLES[name].pack(table.load())))
+
+    def load(self) -> pl.DataFrame:
+        """Return the table."""
+        return _LARGE_TABLES[self.name].unpack(pl.read_ipc_stream(self.data))
+
+
+def _ipc_stream(table: pl.DataFrame) -> bytes:
+    """Return a table as a compressed Arrow stream."""
+    buffer = io.BytesIO()
+    table.write_ipc_stream(buffer, compression="zstd")
+    return buffer.getvalue()
 
 
 def write_tables(tables: RankTables, folder: Path) -> Path:
@@ -275,9 +330,7 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     with zipfile.ZipFile(folder / FILE, "w") as archive:
         archive.writestr(zipfile.ZipInfo(_JSON_MEMBER), encode(document, indent=None))
         for name, frame in frames.items():
-            buffer = io.BytesIO()
-            frame.write_ipc_stream(buffer, compression="zstd")
-            archive.writestr(zipfile.ZipInfo(f"{name}{_TABLE_SUFFIX}"), buffer.getvalue())
+            archive.writestr(zipfile.ZipInfo(f"{name}{_TABLE_SUFFIX}"), _ipc_stream(frame))
     return folder / FILE
 
 
@@ -295,7 +348,7 @@ def _encode(
         without: Field to leave out.
     """
     if isinstance(value, LoadableTable):
-        value = value.load()
+        value = _LARGE_TABLES[name].pack(value.load())
     if isinstance(value, Intervals):
         value = value.to_frame()
     if dataclasses.is_dataclass(value):
@@ -319,8 +372,7 @@ def read_tables(folder: Path) -> RankTables | None:
     None if there are none, they are damaged, or another version measured them.
 
     In these cases the rank must be measured again, from the labelled events in the same folder. All
-    tables are read but ``RankTables.path``, the largest, which stays in the file until it is
-    loaded.
+    tables are read but the largest, which stay in the file until they are loaded.
     """
     file = (folder / FILE).absolute()
     try:

@@ -42,6 +42,9 @@ from tracekit.store.checks import (
     is_total_too_large,
 )
 from tracekit.weight_updates.transfers import RELOAD_EVENTS
+from tracekit.whatif.event_graph import BEFORE, HOST_WORK
+from tracekit.whatif.packed_events import EVENTS_WITH_REMEDIES
+from tracekit.whatif.remedies import REMEDY_CHANGES
 
 TIME_COLUMNS = frozenset(
     (
@@ -99,7 +102,8 @@ ONLY_SOMETIMES = {
 def check_rank_tables(tables: RankTables, fields: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if the tables of a rank are not ones that tracekit wrote.
 
-    The pieces of the critical path are checked when they are loaded (``check_path_pieces``).
+    The largest tables are checked when they are loaded (``check_path_pieces``,
+    ``check_graph_events``, ``check_host_work``).
 
     Args:
         tables: The tables.
@@ -149,6 +153,51 @@ def check_path_pieces(pieces: pl.DataFrame, *, parts: int) -> None:
         raise ValueError("the critical path runs in a circle")
 
 
+def check_graph_events(events: pl.DataFrame, *, parts: int) -> None:
+    """Raise ``ValueError`` if the events of a replay are not ones that tracekit wrote.
+
+    The replay takes the events that an event waits for from rows of the same table.
+
+    >>> check_graph_events(pl.DataFrame({"start_ns": [0]}), parts=1)
+    Traceback (most recent call last):
+    ValueError: the events of the replay have other columns than tracekit writes
+    """
+    name = "the events of the replay"
+    if events.schema != EVENTS_WITH_REMEDIES:
+        raise ValueError(f"{name} have other columns than tracekit writes")
+    check_values(events, EVENTS_WITH_REMEDIES, name=name, parts=parts)
+    required = events.select("label", "blocked_ns", "after_release_ns", *BEFORE)
+    if any(column.null_count() for column in required):
+        raise ValueError(f"{name} have rows without a value")
+    for column in events.select(BEFORE):
+        if not _is_within(column + 1, events.height + 1):
+            raise ValueError(f"{name} wait for a row that is not there")
+    remedies = events.select("remedies").drop_nulls().explode("remedies").unnest("remedies")
+    required = remedies.drop("what")
+    if any(column.null_count() for column in required):
+        raise ValueError(f"{name} have remedies without a value")
+    if not set(remedies["change"].unique()) <= REMEDY_CHANGES.keys():
+        raise ValueError(f"{name} have changes that tracekit does not know")
+    check_values(remedies, remedies.schema, name=name, parts=parts)
+
+
+def check_host_work(work: pl.DataFrame, *, parts: int) -> None:
+    """Raise ``ValueError`` if the host's work of a replay is not such as tracekit wrote.
+
+    >>> check_host_work(pl.DataFrame({"event": [0]}), parts=1)
+    Traceback (most recent call last):
+    ValueError: the host's work of the replay has other columns than tracekit writes
+    """
+    name = "the host's work of the replay"
+    if work.schema != HOST_WORK:
+        raise ValueError(f"{name} has other columns than tracekit writes")
+    if any(column.null_count() for column in work):
+        raise ValueError(f"{name} has rows without a value")
+    if not is_number_of_an_event(work["event"]):
+        raise ValueError(f"{name} is before events that are not there")
+    check_values(work, HOST_WORK, name=name, parts=parts)
+
+
 def check_values(table: pl.DataFrame, schema: pl.Schema, *, name: str, parts: int) -> None:
     """Raise ``ValueError`` if times or numbers of a table cannot be ones that were measured.
 
@@ -191,7 +240,7 @@ def check_values(table: pl.DataFrame, schema: pl.Schema, *, name: str, parts: in
 def _check_finite(table: pl.DataFrame, *, name: str) -> None:
     """Raise ``ValueError`` if a column has a number that is infinite or not a number."""
     for column in table:
-        if column.dtype.is_float() and not column.is_finite().all():
+        if column.dtype.is_float() and not np.isfinite(column.drop_nulls().to_numpy()).all():
             raise ValueError(f"{name} has numbers that are not finite: {column.name}")
 
 

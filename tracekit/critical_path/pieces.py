@@ -158,10 +158,10 @@ class PathTables:
     """Pieces that the critical path may run through (``PATH_PIECES``)."""
     launches_known: bool
     """False if no GPU event has its launch in the file."""
-    graph_events: pl.DataFrame | None
+    graph_events: LoadableTable | None
     """Its GPU events with what each waited for (``whatif.event_graph.RANK_EVENTS``); None if not
-    asked for."""
-    graph_host_work: pl.DataFrame | None = None
+    asked for, or without GPU events."""
+    graph_host_work: LoadableTable | None = None
     """What its host did between launches (``whatif.event_graph.HOST_WORK``); None if not asked
     for."""
 

@@ -79,6 +79,8 @@ def _late_rank(
     cost_ns = late_ns * len(row.steps) / max(len(context.step.per_step), 1)
     names = ", ".join(str(rank) for rank in ranks)
     change = f"{'rank' if len(ranks) == 1 else 'ranks'} {names} like others"
+    if cause.cause == "slow_link":
+        change = f"links of {change}"
     predicted = context.predict(change)
     saves_ns = None
     saves_range_ns = None

@@ -992,6 +992,19 @@ def unlabelled(share: float, ranks: Sequence[int], ranks_above: int, limit: floa
     )
 
 
+@sentence("replay-sampled")
+def replay_sampled(replayed: int, count: int, waited_for: Sequence[int], spread: float) -> str:
+    chosen = "those nearest to the median of their kind"
+    if waited_for:
+        named = first_of(waited_for, count=MAX_RANKS_NAMED)
+        chosen = f"those that others wait for most (ranks {named}), with whom they exchange messages, and {chosen}"
+    return (
+        f"savings and the step without the profiler come from a replay of {replayed} of {count:,} ranks: "
+        f"{chosen}; compute of the ranks left out differs from that median by up to {percent(spread)}: "
+        "what is unlike others there and lets nobody wait is not found"
+    )
+
+
 @sentence("weak-labels")
 def weak_labels(share: float) -> str:
     return (

@@ -75,8 +75,7 @@ def analyze(
             events, so that ``result.what_if("rank 2 like others")`` answers questions.
         changes: Changes to predict the run with: ``dp_comm x0.5``, ``links x2``, ``rank 2 like
             others``, ``no host delay``, ``hide dp_comm``, ``balance`` or ``microbatches 16``
-            (``result.changed_steps``); by default those that would save most, for runs of up to 64
-            ranks.
+            (``result.changed_steps``); by default those that would save most.
         critical_path: Add the critical path across ranks (``result.critical``).
         by: Add the step's time by ``layer``, ``module``, ``annotation`` or ``shape``
             (``result.by``).
@@ -129,10 +128,9 @@ def analyze(
         lenient=run_input.on_damage == "warn",
         by=by,
         keep_events=timeline,
-        best_changes=True,
         stacks=stacks,
         gpu=gpu,
-        graph=what_if or bool(changes),
+        graph=True,
     )
     roles_named_by_caller = isinstance(traces, Mapping)
     measured = _measure(

@@ -8,13 +8,16 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from tracekit.analysis.measure.rank_timeline import MAX_RANKS_WITH_EVENTS, rank_timeline
+from tracekit.analysis.measure.rank_timeline import (
+    MAX_RANKS_WITH_EVENTS,
+    RankTimeline,
+    rank_timeline,
+)
 from tracekit.analysis.measure.tables import (
     LabelledRank,
     RankTables,
     label_rank,
     measure_rank,
-    rank_graph_events,
 )
 from tracekit.classify import RuleBook
 from tracekit.classify.model_position import MODULE_PREFIX
@@ -51,18 +54,15 @@ class Options:
     gpu: str | None = None
     """Name of the GPU, for traces that do not name it."""
     graph: bool = False
-    """Keep what the events of each rank waited for (``whatif.event_graph``), for the changes asked
-    about."""
-    best_changes: bool = False
-    """Keep it for the changes that would save most."""
+    """Keep what the events of each rank waited for (``whatif.event_graph``), to replay the run."""
+    compress_graph: bool = False
+    """Keep that as it is in a store."""
 
     def for_ranks(self, count: int) -> Options:
-        """Return the options for a run of *count* ranks: those of large runs keep no single events."""
-        return (
-            self
-            if count <= MAX_RANKS_WITH_EVENTS
-            else replace(self, keep_events=False, best_changes=False)
-        )
+        """Return the options for a run of *count* ranks: those of large runs keep no events for the page's timeline."""
+        if count <= MAX_RANKS_WITH_EVENTS:
+            return self
+        return replace(self, keep_events=False, compress_graph=True)
 
     def measure(
         self,
@@ -90,15 +90,16 @@ class Options:
 
     def _measure(self, labelled_rank: LabelledRank, frames: pl.DataFrame | None) -> RankTables:
         """Measure one rank that is labelled."""
-        return measure_rank(
+        tables = measure_rank(
             labelled_rank,
             steps=self.steps,
             pipeline=self.with_pipeline,
             by=self.by,
             keep_events=self.keep_events,
             frames=frames,
-            graph=self.graph or self.best_changes,
+            graph=self.graph,
         )
+        return _with_compressed_graph(tables) if self.compress_graph else tables
 
     def source_tables(self, ref: SourceRef) -> list[RankTables]:
         """Read and measure one source; return the tables of each of its ranks.
@@ -128,13 +129,11 @@ class Options:
             from tracekit.analysis.persistence import FILE, read_tables
 
             store = open_single_store(ref.path)
-            asks_for_more = self.by is not None or self.graph or self.gpu is not None
+            asks_for_more = self.by is not None or self.gpu is not None
             if self.steps is None and not asks_for_more and store.intact(ref.rank, FILE):
                 stored = read_tables(rank_folder(Path(ref.path), ref.rank))
                 if stored is not None and stored.source == store.source(ref.rank):
-                    stored = stored if self.with_pipeline else replace(stored, pipeline=None)
-                    with_events = self.keep_events or self.best_changes
-                    return [self._with_events(stored, store, ref.rank) if with_events else stored]
+                    return [self._as_asked_for(stored, store, ref.rank)]
             events = store.rank(ref.rank)
             return [self.measure(events, store.labelled(ref.rank), frames=self.frames_of(events))]
         parts = read_ref(ref, ranks=self.ranks, stacks=self.stacks, lenient=self.lenient)
@@ -159,15 +158,30 @@ class Options:
         """Return the Python frames of a rank, if source lines are wanted."""
         return rank.events.filter(_IS_FRAME) if self.stacks else None
 
-    def _with_events(self, stored: RankTables, store: Store, rank: int) -> RankTables:
-        """Return tables of a store with the rank's single events, which the store's own tables leave out."""
-        labelled = store.labelled(rank)
-        events = store.rank(rank)
-        timeline = None
+    def _as_asked_for(self, stored: RankTables, store: Store, rank: int) -> RankTables:
+        """Return tables of a store with what was asked for, and without what was not."""
+        tables = stored if self.with_pipeline else replace(stored, pipeline=None)
+        if not self.graph:
+            tables = replace(tables, graph_events=None, graph_host_work=None)
         if self.keep_events:
-            waiting_calls = find_waiting_calls(find_calls(events.events))
-            timeline = rank_timeline(events, labelled, waiting_calls, self.frames_of(events))
-        graph_events, host_work = rank_graph_events(events, labelled, stored.steps)
-        return replace(
-            stored, events=timeline, graph_events=graph_events, graph_host_work=host_work
-        )
+            tables = replace(tables, events=self._timeline(store, rank))
+        return tables
+
+    def _timeline(self, store: Store, rank: int) -> RankTimeline:
+        """Return the rank's single events for the page, which the store's tables leave out."""
+        events = store.rank(rank)
+        waiting_calls = find_waiting_calls(find_calls(events.events))
+        return rank_timeline(events, store.labelled(rank), waiting_calls, self.frames_of(events))
+
+
+def _with_compressed_graph(tables: RankTables) -> RankTables:
+    """Return the tables of a rank with its events for the replay as they are in a store."""
+    from tracekit.analysis.persistence import CompressedTable
+
+    events = tables.graph_events
+    work = tables.graph_host_work
+    return replace(
+        tables,
+        graph_events=None if events is None else CompressedTable.of("graph_events", events),
+        graph_host_work=None if work is None else CompressedTable.of("graph_host_work", work),
+    )

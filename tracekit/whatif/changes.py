@@ -59,8 +59,9 @@ HOST_CHANGES = {
 """Change that takes an activity of the host (``metrics.host.time_by_activity``) out of the step."""
 NO_LAUNCH_DELAY = "no launch delay"
 FORMS = (
-    "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, no host delay, "
-    f"{NO_LAUNCH_DELAY}, {', '.join(HOST_CHANGES.values())}, hide LABEL, balance, microbatches N, "
+    "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, "
+    f"links of rank N like others, no host delay, {NO_LAUNCH_DELAY}, "
+    f"{', '.join(HOST_CHANGES.values())}, hide LABEL, balance, microbatches N, "
     f"{', '.join(REMEDY_CHANGES)}"
 )
 
@@ -211,7 +212,7 @@ def parse_change(text: str) -> Edit:
     >>> parse_change("rank two like others")
     Traceback (most recent call last):
     tracekit.errors.OptionError: --change 'rank two like others' is not a change that is known (changes are NAME x0.5 \
-(a label, module, operator or kernel), links x2, rank N like others, no host delay, \
+(a label, module, operator or kernel), links x2, rank N like others, links of rank N like others, no host delay, \
 no launch delay, no compilation, no data loading, no pageable copies, no allocations, no synchronisation, \
 no host compute, no python, hide LABEL, balance, microbatches N, tf32, bf16, fp16, fp32, fused attention, fuse, \
 fuse norm, fuse activation, fuse rotation, fuse elementwise, no recompute, one copy, fused optimizer, \
@@ -232,6 +233,25 @@ channels last, large messages, reduce in backward, gather once, free cpu, pad si
     raise OptionError(
         f"--change {text!r} is not a change that is known", hint=f"changes are {FORMS}"
     )
+
+
+def ranks_of_changes(changes: Collection[str]) -> tuple[int, ...]:
+    """Return the ranks that changes name, ascending.
+
+    >>> ranks_of_changes(["hide pp_comm, ranks 3, 1 like others", "rank 1 like others"])
+    (1, 3)
+    """
+    ranks: set[int] = set()
+    for text in changes:
+        for change in split_changes(text):
+            if match := re.fullmatch(_LIKE_OTHERS, " ".join(change.split())):
+                ranks.update(_numbers(match["ranks"]))
+    return tuple(sorted(ranks))
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of a list such as ``1, 3``."""
+    return [int(number) for number in text.split(",")]
 
 
 def split_changes(text: str) -> list[str]:
@@ -383,13 +403,7 @@ def _hide(changed: ChangedGraph, label: str) -> None:
 def _like_others(changed: ChangedGraph, numbers: Sequence[int]) -> None:
     """Give the work of each label, and the host, of some ranks the time that they take on the others, per step."""
     graph = changed.graph
-    for rank in numbers:
-        if rank not in graph.ranks:
-            raise OptionError(
-                f"there is no rank {rank} in this run", hint=f"there are {ranks_named(graph.ranks)}"
-            )
-    _require_other_ranks(graph)
-    ranks = [graph.ranks.index(rank) for rank in numbers]
+    ranks = _indices_of_ranks(changed, numbers)
     step = graph.step_index.astype(np.int64)
     compute = graph.has_label(*COMPUTE_SET)
     work_ns = (graph.end - graph.start) * changed.factor * compute
@@ -403,6 +417,38 @@ def _like_others(changed: ChangedGraph, numbers: Sequence[int]) -> None:
     changed.rests_on.append(
         "in each step the rank's work and host take the median of the other ranks"
     )
+
+
+def _links_like_others(changed: ChangedGraph, numbers: Sequence[int]) -> None:
+    """Give the transfers of each label of some ranks the time that they take on the others, per step."""
+    graph = changed.graph
+    ranks = _indices_of_ranks(changed, numbers)
+    communication = graph.has_label(*COMMUNICATION_LABELS)
+    _require_known_transfers(changed, communication)
+    key = graph.step_index.astype(np.int64) * len(LABELS) + graph.label
+    factor = changed.scale_ranks(ranks, key, changed.work_ns * communication, like_others=True)
+    # A link that is faster than those of others stays as it is.
+    changed.factor[communication] *= np.minimum(factor[communication], 1.0)
+    changed.rests_on.append("in each step the rank's transfers take the median of the other ranks")
+
+
+def _indices_of_ranks(changed: ChangedGraph, numbers: Sequence[int]) -> list[int]:
+    """Return where ranks stand in the graph; those whose events are not replayed are left out."""
+    graph = changed.graph
+    for rank in numbers:
+        if rank not in graph.ranks and rank not in graph.ranks_left_out:
+            raise OptionError(
+                f"there is no rank {rank} in this run", hint=f"there are {ranks_named(graph.ranks)}"
+            )
+    _require_other_ranks(graph)
+    ranks = [graph.ranks.index(rank) for rank in numbers if rank in graph.ranks]
+    if not ranks:
+        raise RefusedError("the rank is not among those whose events are replayed")
+    if len(ranks) < len(numbers):
+        changed.rests_on.append(
+            "of these ranks, those whose events are replayed tell what all of them save"
+        )
+    return ranks
 
 
 def _balance(changed: ChangedGraph) -> None:
@@ -457,6 +503,7 @@ def _edit_remedy(match: re.Match[str]) -> Edit:
     return partial(_remedy, change=match.string)
 
 
+_LIKE_OTHERS = r"(?P<links>links of )?ranks? (?P<ranks>\d+(, ?\d+)*) like others"
 _NUMBER = r"(?P<factor>\d+(\.\d+)?)"
 _EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
     "no host delay": lambda _: _without_host_delay,
@@ -467,8 +514,8 @@ _EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
     r"micro-?batches (?P<count>\d+)": lambda match: (
         lambda changed: changed.microbatches.append(int(match["count"]))
     ),
-    r"ranks? (?P<ranks>\d+(, ?\d+)*) like others": lambda match: partial(
-        _like_others, numbers=[int(number) for number in match["ranks"].split(",")]
+    _LIKE_OTHERS: lambda match: partial(
+        _links_like_others if match["links"] else _like_others, numbers=_numbers(match["ranks"])
     ),
     r"hide (?P<label>\S+)": lambda match: partial(_hide, label=match["label"]),
     rf"links [x×] ?{_NUMBER}": lambda match: partial(_faster_links, factor=float(match["factor"])),

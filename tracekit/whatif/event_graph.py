@@ -247,8 +247,27 @@ class EventReplay(msgspec.Struct, frozen=True, eq=False):
     start: Ints
     end: Ints
     replayed: Ints
-    """Start, end and more of each event."""
+    """Start, end and more of each event, in the order of ``ReplayInput``."""
     arrivals: Ints
+
+
+class ReplayInput(msgspec.Struct, frozen=True, eq=False):
+    """A graph as ``replay_events`` takes it, its events in the order of their starts.
+
+    The replay goes through all ranks in that order: with events rank by rank it would read from as
+    many places of memory as there are ranks, in three times the time.
+    """
+
+    by_time: Ints
+    """Events of the graph in the order of their starts."""
+    order: npt.NDArray[np.uint32]
+    times: Ints
+    delays: Ints
+    before: Int32s
+    first_match: Int32s
+    matches: Int32s
+    decisive: Int32s
+    rank_index: Int32s
 
 
 class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -280,6 +299,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     """By ``rank`` and ``step``: ``lead_ns`` from the host's start of the step to its first GPU
     work, and ``tail_ns`` from the end of its last GPU work to the host's end of the step, if that
     is later."""
+    ranks_left_out: frozenset[int] = frozenset()
+    """Ranks of the run whose events are not replayed."""
     host_work: pl.DataFrame = HOST_WORK.to_frame()
     """What hosts did between launches (``HOST_WORK``); ``event`` counts over all ranks."""
 
@@ -290,6 +311,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         operations: pl.DataFrame,
         members: pl.DataFrame,
         clocks: Clocks,
+        *,
+        ranks_left_out: frozenset[int] = frozenset(),
     ) -> EventGraph | None:
         """Join the events of all ranks; None if no rank kept its events.
 
@@ -299,19 +322,21 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of
                 *operations*.
             clocks: Clock offsets of the ranks.
+            ranks_left_out: Ranks of the run that *parts* leaves out on purpose.
         """
         frames: list[pl.DataFrame] = []
         host_work = [HOST_WORK.to_frame()]
         first = 0
         for part in parts:
-            if part.graph_events is None or part.graph_events.is_empty():
+            rank_events = None if part.graph_events is None else part.graph_events.load()
+            if rank_events is None or rank_events.is_empty():
                 continue
             step = part.steps["step"].gather(
-                part.graph_events["part"].clip(upper_bound=part.steps.height - 1)
+                rank_events["part"].clip(upper_bound=part.steps.height - 1)
             )
             # Rows of the rank's own table become rows of the table of all ranks.
             before = pl.col(BEFORE)
-            events_of_rank = part.graph_events.with_columns(
+            events_of_rank = rank_events.with_columns(
                 *clocks.moved(part.source.rank, "start_ns", "end_ns", "launch_ns"),
                 pl.when(before >= 0).then(before + first).otherwise(-1),
                 step=step,
@@ -319,8 +344,11 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             )
             frames.append(events_of_rank)
             if part.graph_host_work is not None:
-                host_work.append(part.graph_host_work.with_columns(pl.col("event") + first))
-            first += part.graph_events.height
+                # A store's tables are checked one by one, not whether they fit together.
+                of_events = pl.col("event") < rank_events.height
+                work = part.graph_host_work.load().filter(of_events)
+                host_work.append(work.with_columns(pl.col("event") + first))
+            first += rank_events.height
         if not frames:
             return None
         events = pl.concat(frames, rechunk=True)
@@ -338,6 +366,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             events.select(step_number).to_series().to_numpy(),
             *_match_events(events, operations, members, clocks),
             host=pl.concat([_host_around(part) for part in parts]),
+            ranks_left_out=ranks_left_out,
             host_work=pl.concat(host_work),
         )
 
@@ -404,12 +433,37 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         return as_int64(np.maximum(launched - self.gpu_ready, 0))
 
     @cached_property
-    def _times(self) -> Ints:
-        """Times of events as ``replay_events`` takes them."""
-        return np.stack([self.start, self.end, self.launch, self.rank_begin])
+    def _replay_input(self) -> ReplayInput:
+        """The graph as ``replay_events`` takes it."""
+        count = len(self.start)
+        by_time = np.argsort(self.start, kind="stable")
+        number = np.empty(count, np.int32)
+        number[by_time] = np.arange(count, dtype=np.int32)
+        # Starts, and launches (number of events + event), merged; a launch before a start.
+        launched = np.flatnonzero(self.launch != NO_LIMIT)
+        nodes = np.concatenate([number[launched] + count, number]).astype(np.uint32)
+        times = np.concatenate([self.launch[launched], self.start])
+        # Matches of each event, in the new order of events.
+        match_counts = np.diff(self.first_match)[by_time]
+        first_match = np.concatenate([[0], np.cumsum(match_counts)]).astype(np.int32)
+        shift = np.repeat(self.first_match[:-1][by_time] - first_match[:-1], match_counts)
+        return ReplayInput(
+            by_time=by_time,
+            order=np.ascontiguousarray(nodes[np.argsort(times, kind="stable")]),
+            times=np.stack(
+                [each[by_time] for each in (self.start, self.end, self.launch, self.rank_begin)]
+            ),
+            delays=np.stack([each[by_time] for each in self._delays()]),
+            before=np.stack(
+                [np.where(each >= 0, number[each], -1)[by_time] for each in self.before]
+            ).astype(np.int32),
+            first_match=first_match,
+            matches=self.matches[shift + np.arange(len(shift))],
+            decisive=self.decisive[by_time],
+            rank_index=self.rank_index[by_time],
+        )
 
-    @cached_property
-    def _delays(self) -> Ints:
+    def _delays(self) -> tuple[Ints, ...]:
         """Delays of events as ``replay_events`` takes them.
 
         What held an event back last tells its own delay: the latency of its launch or the gap after
@@ -435,7 +489,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             latency[held_by_work] = np.minimum(since_launch[held_by_work], usual_latency)
         blocked_ns = self.events["blocked_ns"].to_numpy()
         after_release_ns = self.events["after_release_ns"].to_numpy()
-        return np.stack([latency, gap, blocked_ns, after_release_ns, self.transfer_ns])
+        return latency, gap, blocked_ns, after_release_ns, self.transfer_ns
 
     @cached_property
     def recording_known(self) -> bool:
@@ -454,8 +508,20 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     def free_host_factor(self, free: float = 1.0) -> Floats:
         """Return the time of the host before each launch without the profiler, over the recorded one.
 
-        *free* is the part of the recording's cost that is given back, 1 for what is likely.
+        *free* is the part of the recording's cost that is given back, 1 for what is likely. The
+        result must not be written to.
         """
+        return self._likely_free_factor if free == 1.0 else self._free_factor(free)
+
+    @cached_property
+    def _likely_free_factor(self) -> Floats:
+        return self._free_factor(1.0)
+
+    @cached_property
+    def _likely_free_shares(self) -> Floats:
+        return self._free_shares(self._likely_free_factor)
+
+    def _free_factor(self, free: float) -> Floats:
         host_ns = self._host_ns
         recording_ns = free * self.events["recording_ns"].fill_null(0).to_numpy()
         share = np.divide(recording_ns, host_ns, out=np.zeros(len(host_ns)), where=host_ns > 0)
@@ -474,21 +540,10 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         np.divide(free_ns, recorded_ns, out=shares, where=recorded_ns > 0)
         return shares
 
-    @cached_property
-    def _order(self) -> npt.NDArray[np.uint32]:
-        """Events by start and launches (number of events + event) by time, merged.
-
-        A launch before a start.
-        """
-        count = len(self.start)
-        launched = np.flatnonzero(self.launch != NO_LIMIT)
-        nodes = np.concatenate([launched + count, np.arange(count)]).astype(np.uint32)
-        times = np.concatenate([self.launch[launched], self.start])
-        return np.ascontiguousarray(nodes[np.argsort(times, kind="stable")])
-
     def has_label(self, *labels: str) -> Bools:
         """Return which events have one of *labels*."""
-        return np.isin(self.label, [LABELS.index(label) for label in labels])
+        is_one_of_them = np.isin(LABELS, labels)
+        return is_one_of_them[self.label]
 
     @cached_property
     def _rank_steps(self) -> tuple[pl.DataFrame, Ints, Ints]:
@@ -523,7 +578,12 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             end_ns=pl.Series(np.maximum.reduceat(end[by_step], first)),
         )
         if free:
-            shares = pl.Series(self._free_shares(self.free_host_factor(free)))
+            shares_of_ranks = (
+                self._likely_free_shares
+                if free == 1.0
+                else self._free_shares(self.free_host_factor(free))
+            )
+            shares = pl.Series(shares_of_ranks)
             of_row = shares.gather(with_host["rank_index"])
             with_host = with_host.with_columns(
                 (pl.col("lead_ns", "tail_ns") * of_row).cast(pl.Int64)
@@ -631,37 +691,42 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             unwaited: Events before whose launch the host no longer waits for the GPU.
         """
         count = len(self.start)
-        delays = self._delays
-        before = self.before
+        inputs = self._replay_input
+        by_time = inputs.by_time
+        delays = inputs.delays
+        before = inputs.before
         if gone is not None and gone.any():
             delays = delays.copy()
-            delays[:2, gone] = 0  # latency and gap
+            delays[:2, gone[by_time]] = 0  # latency and gap
         if unwaited is not None and unwaited.any():
             before = before.copy()
-            before[BEFORE.index("released_by"), unwaited] = -1
+            before[BEFORE.index("released_by"), unwaited[by_time]] = -1
         matches = int(self.matches.max(initial=-1)) + 1
         factors = np.ones((2, count))
         if factor is not None:
-            factors[0] = factor
+            factors[0] = factor[by_time]
         if host_factor is not None:
-            factors[1] = host_factor
+            factors[1] = host_factor[by_time]
         if free:
-            factors[1] *= self.free_host_factor(free)
+            factors[1] *= self.free_host_factor(free)[by_time]
         replayed = np.zeros((5, count), np.int64)
         arrivals = np.full((2, matches), -NO_LIMIT)
         replay_events(
-            self._order,
-            self._times,
+            inputs.order,
+            inputs.times,
             delays,
             before,
             factors,
-            self.first_match,
-            self.matches,
-            self.decisive,
+            inputs.first_match,
+            inputs.matches,
+            inputs.decisive,
             replayed,
             arrivals,
         )
-        return EventReplay(replayed[0], replayed[1], replayed, arrivals)
+        start, end = np.empty((2, count), np.int64)
+        start[by_time] = replayed[0]
+        end[by_time] = replayed[1]
+        return EventReplay(start, end, replayed, arrivals)
 
     def path_parts(self, replay: EventReplay, bounds: pl.DataFrame) -> pl.DataFrame:
         """Return the parts of the replayed steps' critical paths, per step, the longest first.
@@ -669,21 +734,27 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         *bounds* are those of the replayed steps (``step_bounds``). Columns rank, label (null: the
         host) and ns.
         """
-        part = (self.rank_index.astype(np.int64) * len(LABELS) + self.label).astype(np.int32)
+        inputs = self._replay_input
+        label = self.label[inputs.by_time]
+        part = (inputs.rank_index.astype(np.int64) * len(LABELS) + label).astype(np.int32)
+        step_index = self.step_index[inputs.by_time]
         part_ns = np.zeros((2, len(self.ranks) * len(LABELS)), np.int64)
         for step in range(len(self.steps)):
             of_step = bounds.filter(pl.col("step_index") == step)
             # A rank without the step is never on the path.
             begins = np.full(len(self.ranks), NO_LIMIT)
             begins[of_step["rank_index"].to_numpy()] = of_step["start_ns"].to_numpy()
-            rows = np.flatnonzero(self.step_index == step)
-            last = int(rows[replay.end[rows].argmax()])
+            rows = np.flatnonzero(step_index == step)
+            end = replay.replayed[1, rows]
+            # Of several that end last the first one of the graph, which numbers them rank by rank.
+            ends_last = rows[end == end.max()]
+            last = int(ends_last[inputs.by_time[ends_last].argmin()])
             walk_replayed_step(
                 last,
                 begins,
-                self.rank_index,
-                self.before[2],
-                self.decisive,
+                inputs.rank_index,
+                inputs.before[2],
+                inputs.decisive,
                 replay.replayed,
                 replay.arrivals,
                 part,
@@ -691,8 +762,10 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             )
         rank = pl.Series("rank", np.tile(np.repeat(self.ranks, len(LABELS)), 2), pl.Int32)
         labels = LABELS * len(self.ranks)
-        label = pl.Series("label", [*labels, *[None] * len(labels)], pl.String)
-        parts = pl.DataFrame([rank, label, pl.Series("ns", part_ns.ravel() // len(self.steps))])
+        label_or_host = pl.Series("label", [*labels, *[None] * len(labels)], pl.String)
+        parts = pl.DataFrame(
+            [rank, label_or_host, pl.Series("ns", part_ns.ravel() // len(self.steps))]
+        )
         parts = parts.group_by("rank", "label").agg(pl.col("ns").sum()).filter(pl.col("ns") > 0)
         return parts.sort("ns", "rank", "label", descending=[True, False, False])
 

@@ -27,6 +27,7 @@ from tracekit.analysis.combine.notices import (
     free_step_notices,
     incomplete_group_notices,
     lost_operation_notices,
+    replayed_ranks_notices,
     start_up_notices,
     uncommon_step_notices,
     unlabelled_notices,
@@ -63,7 +64,7 @@ from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.reconstruct.stalls import LANES
 from tracekit.weight_updates import UpdateProcess
 from tracekit.weight_updates.summary import summarize_longest_update
-from tracekit.whatif.changes import WhatIfGraph
+from tracekit.whatif.changes import WhatIfGraph, ranks_of_changes
 from tracekit.whatif.pipeline import fit_to_comparison, predict_microbatches, with_predictions
 from tracekit.whatif.predictor import Predictor
 
@@ -114,7 +115,9 @@ def combine(
     ranks, peer_notices = with_peers(sorted_ranks, mesh)
 
     # Communication matched across ranks: waits, common clock, critical path.
-    communication = Communication.of(ranks, ranks_per_node=ranks_per_node)
+    communication = Communication.of(
+        ranks, ranks_per_node=ranks_per_node, changed_ranks=ranks_of_changes(changes)
+    )
     operations = communication.operations
     clocks = communication.clocks
 
@@ -158,6 +161,7 @@ def combine(
         *uncommon_step_notices(step_summary),
         *start_up_notices(step_summary),
         *free_step_notices(ranks, None if graph is None else graph.free_step),
+        *replayed_ranks_notices(communication.replayed),
         *peer_notices,
         *_communication_notices(ranks, communication),
         *bound_notices(results, comparison),

@@ -7,7 +7,7 @@ in the pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -18,6 +18,7 @@ from tracekit.align.clocks import Clocks, align
 from tracekit.align.matching import MEMBERS, match
 from tracekit.align.peers import by_communicator
 from tracekit.align.waits import find_stragglers, with_waits
+from tracekit.analysis.combine.replayed_ranks import ReplayedRanks, choose_replayed_ranks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import total_of
 from tracekit.critical_path.path import CriticalPath, critical_path
@@ -54,11 +55,23 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
     """Whether ranks number steps alike, so that operations of different steps are never matched."""
     notices: tuple[Notice, ...]
     graph: EventGraph | None = None
-    """The events of all ranks with what each waited for, if it was asked for."""
+    """The events of all ranks, or of those replayed, with what each waited for, if it was asked
+    for."""
+    replayed: ReplayedRanks | None = None
+    """The ranks whose events are in the graph; None if all are."""
 
     @classmethod
-    def of(cls, ranks: Sequence[RankTables], *, ranks_per_node: int | None) -> Communication:
-        """Match the operations of *ranks*, which are in the order of their numbers."""
+    def of(
+        cls,
+        ranks: Sequence[RankTables],
+        *,
+        ranks_per_node: int | None,
+        changed_ranks: Collection[int] = (),
+    ) -> Communication:
+        """Match the operations of *ranks*, which are in the order of their numbers.
+
+        *changed_ranks* are those that a change names.
+        """
         operations, lost = _all_operations(ranks)
         by_step = all(rank.steps_marked for rank in ranks)
         matching = match(pl.concat([operations, lost]), by_step=by_step)
@@ -80,9 +93,26 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
             all_recorded=_all_recorded(ranks),
         )
         critical = critical_path(ranks, waited, members, clocks)
-        graph = EventGraph.build(ranks, operations, members, clocks)
+        replayed = None
+        parts: Sequence[RankTables] = ranks
+        if any(rank.graph_events is not None for rank in ranks):
+            replayed = choose_replayed_ranks(ranks, members, stragglers, named=changed_ranks)
+        left_out: frozenset[int] = frozenset()
+        if replayed is not None:
+            parts = [rank for rank in ranks if rank.source.rank in replayed.ranks]
+            left_out = frozenset(rank.source.rank for rank in ranks).difference(replayed.ranks)
+        graph = EventGraph.build(parts, operations, members, clocks, ranks_left_out=left_out)
         return cls(
-            waited, lost, clocks, rates, critical, stragglers, by_step, matching.notices, graph
+            waited,
+            lost,
+            clocks,
+            rates,
+            critical,
+            stragglers,
+            by_step,
+            matching.notices,
+            graph,
+            replayed,
         )
 
     def matched(self) -> pl.DataFrame:

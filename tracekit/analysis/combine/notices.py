@@ -8,6 +8,7 @@ import polars as pl
 
 from tracekit.against_ideal import ScheduleComparison
 from tracekit.align.clocks import Clocks
+from tracekit.analysis.combine.replayed_ranks import ReplayedRanks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import total_figures
 from tracekit.classify.messages import parse_group_ranks
@@ -200,6 +201,19 @@ def free_step_notices(ranks: Sequence[RankTables], free: FreeStep | None) -> lis
         return []
     named = () if len(without_operators) == len(ranks) else tuple(without_operators)
     return [Notice("no-free-step", ranks=named, values={"case": "no_operators"})]
+
+
+def replayed_ranks_notices(replayed: ReplayedRanks | None) -> list[Notice]:
+    """Return which ranks of a large run are replayed, if not all are."""
+    if replayed is None:
+        return []
+    values: NoticeValues = {
+        "replayed": len(replayed.ranks),
+        "count": replayed.count,
+        "waited_for": replayed.waited_for,
+        "spread": replayed.spread,
+    }
+    return [Notice("replay-sampled", values=values)]
 
 
 def start_up_notices(steps: StepSummary) -> list[Notice]:

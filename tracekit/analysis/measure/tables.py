@@ -43,7 +43,7 @@ from tracekit.metrics.expert_balance import measure_expert_work
 from tracekit.metrics.host.events import HostEvents, find_frames, split_host_events
 from tracekit.metrics.host.idle_activity import find_host_activity, keep_longest
 from tracekit.metrics.host.stalls import find_stalls
-from tracekit.metrics.host.time_by_activity import find_host_stretches, measure_host_time
+from tracekit.metrics.host.time_by_activity import measure_host_time
 from tracekit.metrics.host.waiting_calls import (
     add_time_inside_launches,
     find_full_queue_time,
@@ -345,26 +345,6 @@ def measure_rank(
     )
 
 
-def rank_graph_events(
-    rank: RankEvents, labelled: pl.DataFrame, steps: pl.DataFrame
-) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
-    """Return the GPU events of all *steps* of a rank with what each waited for (``RANK_EVENTS``, ``HOST_WORK``).
-
-    None if it has none.
-    """
-    host = split_host_events(rank.events)
-    labelled, _ = number_steps(add_slow_launch_ends(labelled, host.calls.rows))
-    gpu_events, _, _ = assign_parts(labelled, None)
-    if not len(gpu_events):
-        return None, None
-    work = Rank.of(gpu_events, find_waiting_calls(host.calls, gpu_events))
-    graph_events = find_rank_events(work, find_recording_cost(rank, host))
-    launching = host.on_threads(gpu_events["launch_tid"].drop_nulls().unique().to_numpy())
-    stretches = find_host_stretches(launching, gpu_events, steps)
-    host_work = find_host_work(work, graph_events, stretches)
-    return _with_remedies(graph_events, gpu_events, rank), host_work
-
-
 def _with_remedies(
     graph_events: pl.DataFrame, gpu_events: pl.DataFrame, rank: RankEvents
 ) -> pl.DataFrame:
@@ -513,8 +493,8 @@ def _measure_rank(
         messages_issued=count_issued_messages(rank.events),
         gpu_number=_sole_gpu_number(gpu_events),
         by=rows,
-        graph_events=graph_events,
-        graph_host_work=host_work,
+        graph_events=None if graph_events is None else TableInMemory(graph_events),
+        graph_host_work=None if host_work is None else TableInMemory(host_work),
     )
 
 

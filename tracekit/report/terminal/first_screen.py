@@ -457,6 +457,11 @@ def certainty(view: View) -> list[str]:
         facts.append("one step")
     if view.clocks is not None:
         facts.append(view.clocks.text)
+    for notice in analysis.notices:
+        if notice.code == "replay-sampled":
+            replayed = notice.values["replayed"]
+            count = notice.values["count"]
+            facts.append(f"savings from a replay of {replayed} ranks, chosen of {count:,}")
     if not view.devices:
         facts.append("GPU not named: pass `--gpu`")
     if view.warnings:
