@@ -325,6 +325,11 @@ def is_file(path: str) -> bool:
     return (ROOT / path).is_file()
 
 
+def has_examples(path: str) -> bool:
+    """Whether a module has examples in its docstrings."""
+    return path.endswith(".py") and ">>> " in (ROOT / path).read_text(encoding="utf-8")
+
+
 def importers() -> dict[str, set[str]]:
     """Return which files of the package and of the tests import each of them."""
     found: dict[str, set[str]] = {}
@@ -381,7 +386,8 @@ class Tests:
             is_near = path.startswith(f"tests/{package}/") or distance[path] == 1
             return not is_near, distance[path], self.cost_s(path)
 
-        pieces: list[list[str]] = [[]]
+        # The examples in the docstrings of the changed module are its nearest tests.
+        pieces = [[path for path in sorted(mutant.paths) if has_examples(path)]]
         spent_s = 0.0
         for path in sorted(files, key=place):
             spent_s += self.cost_s(path)

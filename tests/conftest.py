@@ -28,7 +28,7 @@ from tracekit.schema import LABELLED, conform
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A busy machine is not a failure.
-settings.register_profile("patient", deadline=None, max_examples=50)
+settings.register_profile("patient", deadline=None, max_examples=25)
 settings.load_profile("patient")
 
 

@@ -41,7 +41,7 @@ def lcs_distance(a, b):
     return row[-1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(OPS, max_size=12), st.lists(OPS, max_size=12))
 def test_distance_is_the_textbooks(a, b):
     left, right = [u for op in a for u in units(op)], [u for op in b for u in units(op)]

@@ -76,6 +76,13 @@ def test_allocations_of_the_trace_tell_it_before_ranges_do():
     assert (placement.source, placement.pairs) == ("allocations", COUNT)
 
 
+def test_ranges_alone_tell_it_where_no_operator_was_recorded():
+    trace = the_trace(offset_us=300, ranges=RANGES, operators=False)
+    placement = place_snapshot(the_snapshot(ranges=RANGES), trace)
+    assert (placement.source, placement.pairs) == ("annotations", 3)
+    assert abs(placement.offset_ns - 300_000) <= 1000
+
+
 def test_operators_tell_it_where_nothing_else_does():
     placement = place_snapshot(the_snapshot(), the_trace(offset_us=300))
     assert placement.source == "operators"

@@ -20,7 +20,7 @@ RANGES = st.lists(
 POINTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), max_size=10)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(RANGES, POINTS)
 def test_nesting_agrees_with_a_search_of_all_ranges(rows, points):
     """The innermost range is the latest to start among those that hold the point and are not yet left."""

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from tracekit._util.categories import CategoryColumn
-from tracekit.classify import collectives, communication_passes, copies, host_ranges
+from tracekit.classify import collectives, communication_passes, copies, host_ranges, matmul
 
 MIB = 1 << 20
 
@@ -113,3 +113,13 @@ def test_external_ids_name_operators_unless_nine_in_ten_are_correlations(equal_i
     lost = np.ones(10, np.bool_)
     ops = host_ranges._ops_by_external_id(GpuEvents(equal_ids), Operators(), lost)
     assert ops[-1] == last_op
+
+
+@pytest.mark.parametrize(("gradients", "are_forward"), [(1, True), (2, True), (3, False)])
+def test_two_products_laid_out_as_gradients_before_a_forward_product_are_forward(
+    gradients, are_forward
+):
+    layout = column(*["dgrad"] * gradients, "forward")
+    rows = np.arange(gradients + 1)
+    marked = matmul._lone_input_gradients(rows, layout, np.zeros(gradients + 1, np.int64))
+    assert marked.tolist() == [are_forward] * gradients + [False]

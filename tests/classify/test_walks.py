@@ -68,7 +68,7 @@ def chain(parent, row):
         row = int(parent[row])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(OPS)
 def test_nodes_agree_with_a_search_of_the_parents(rows):
     parent, is_op, name, sequence = tree(rows)
@@ -104,7 +104,7 @@ def test_nodes_agree_with_a_search_of_the_parents(rows):
     ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     OPS,
     st.lists(
@@ -128,7 +128,7 @@ def test_marks_are_handed_down_to_what_lies_inside(rows, marks):
             assert bool(spread[i] & mark) == any(own[j] & mark for j in above)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     OPS, st.lists(st.integers(-1, 24), max_size=12), st.lists(st.booleans(), min_size=7, max_size=7)
 )
@@ -142,7 +142,7 @@ def test_climbing_finds_the_nearest_that_is_wanted(rows, queried, wanted):
     ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(-2, 2**62), st.integers(-2, 3)), max_size=40))
 def test_pairs_are_numbered_in_their_order(pairs):
     ranks = {pair: rank for rank, pair in enumerate(sorted(set(pairs)))}
@@ -150,7 +150,7 @@ def test_pairs_are_numbered_in_their_order(pairs):
     assert rank_pairs(one, other).tolist() == [ranks[p] for p in pairs]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(-5, 30), max_size=30), st.lists(st.integers(-5, 30), max_size=20))
 def test_values_are_found_where_they_first_stand(values, is_known):
     is_known.sort()

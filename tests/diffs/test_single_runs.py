@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tracekit.diffs.gate_config import parse_requirement
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.noise_thresholds import single_run_uncertainty
 from tracekit.diffs.run_samples import Run
@@ -69,10 +70,16 @@ def test_the_gpus_own_work_is_judged_from_one_run():
 
 
 def test_an_asked_limit_is_no_surer_than_the_run():
-    from tracekit.diffs.gate_config import parse_requirement
-
     (check,) = judge([run(waits=52.0)], [run()], [parse_requirement("step_ms < +3%")])
     assert check.verdict == "inconclusive"
+
+
+def test_a_share_of_a_baseline_of_zero_allows_no_growth():
+    """No allowance in per cent of nothing is enough for 40 ms; equal runs keep it."""
+    (check,) = judge([run(shape=CALM)], [run(waits=0.0)], [parse_requirement("idle_ms < +300%")])
+    assert check.verdict == "regressed"
+    (check,) = judge([run(waits=0.0)], [run(waits=0.0)], [parse_requirement("idle_ms < +300%")])
+    assert check.verdict == "pass"
 
 
 def test_three_calibrated_runs_do_not_blunt_the_gpus_own_work():

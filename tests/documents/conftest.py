@@ -33,8 +33,7 @@ def analyses():
     yield analysis_of(SAMPLES / "1f1b", what_if=True, critical_path=True).to_document()
     for name in RUNS:
         yield analysis_of(SAMPLES / name).to_document()
-    for by in ("layer", "module", "annotation", "shape"):
-        yield analysis_of(SAMPLES / "layers", by=by).to_document()
+    yield analysis_of(SAMPLES / "layers", by="layer").to_document()
 
 
 def settings():

@@ -57,6 +57,12 @@ def test_documents_of_more_samples_fit_and_are_read_back(samples, run):
     check_document("analysis", analysis_of(samples / run).to_document())
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("by", ["module", "annotation", "shape"])
+def test_documents_with_rows_of_other_kinds_fit_and_are_read_back(samples, by):
+    check_document("analysis", analysis_of(samples / "layers", by=by).to_document())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_in_a_document_is_finite(name, plain):
     """``encode`` would write null for another: a figure that is not known must be null on purpose."""

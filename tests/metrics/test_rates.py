@@ -144,6 +144,13 @@ def test_nothing_is_said_without_products():
     assert (rates.tflop_s, rates.utilisation) == (None, None)
 
 
+def test_without_products_of_the_model_its_time_at_peak_is_not_known():
+    again = {**MM, "label": "recompute", "dtypes": BF16, "start_ns": 0, "end_ns": 10_000}
+    table, rates = products(labelled(again), device="NVIDIA H200")
+    assert table["at_peak_ns"].null_count() == 0
+    assert (rates.model_flop, rates.at_peak_ns) == (0, None)
+
+
 def test_the_real_runs_flop_are_the_models(samples):
     """Three blocks per stage of width 2048, 8192 inside, 16 heads.
 

@@ -145,9 +145,7 @@ forms = st.sampled_from(
 )
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(events, forms, st.integers(-(10**18), 10**18), st.booleans())
 def test_valid_json_equals_the_reference(tmp_path_factory, many, form, base, keys_first):
     data = {"baseTimeNanoseconds": base, "traceEvents": many}

@@ -27,7 +27,9 @@ def with_path(samples):
         int(analysis.clocks.align(analysis.tables["timeline"], "end_ns")["end_ns"].max()) + 10 * MS
     )
 
-    def build(*pieces, chain=None, unknown=(), notices=(), uncertain=False, launched=None):
+    def build(
+        *pieces, chain=None, unknown=(), notices=(), uncertain=False, launched=None, busy_ms=0
+    ):
         rows, end_ns = [], start_ns  # after all GPU events, so that no GPU works beside the host
         for rank, kind, what, label, length_ms in pieces:
             times = {"start_ns": end_ns, "end_ns": (end_ns := end_ns + int(length_ms * MS))}
@@ -42,7 +44,7 @@ def with_path(samples):
                 **times,
             }
             idle = {
-                "idle_ns": length_ns if kind == "host" else 0,
+                "idle_ns": max(length_ns - busy_ms * MS, 0) if kind == "host" else 0,
                 "launched": launched if kind == "host" else None,
             }
             rows.append({**row, **idle, "uncertain": uncertain, "exposed_ns": 0})
@@ -83,6 +85,13 @@ def test_the_host_is_named_with_what_it_launched(with_path):
         in text
     )
     assert "its GPU worked" not in text
+
+
+def test_of_host_time_only_what_the_gpu_is_idle_counts(with_path):
+    """The GPU is idle for 10 of the host's 60 ms: the message of 40 ms is the longest piece."""
+    pieces = ((0, "host", "aten::copy_", None, 60), (1, "message", "send", "pp_comm", 40))
+    assert blocking(with_path(*pieces, busy_ms=50)).piece["kind"] == "message"
+    assert blocking(with_path(*pieces, busy_ms=10)).piece["kind"] == "host"
 
 
 def test_host_time_in_which_the_gpu_works_is_not_the_longest_piece(samples):

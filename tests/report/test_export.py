@@ -337,7 +337,7 @@ def test_kernels_that_overlap_on_a_stream_are_drawn_beside_each_other(tmp_path):
     assert where == {"a": "stream 7", "b": "stream 7 (2)", "c": "stream 7", "d": "stream 7"}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(0, 8)), max_size=14))
 def test_lines_nest_and_none_is_opened_in_vain(rows):
     track, start, length = (np.array([row[i] for row in rows], np.int64) for i in range(3))

@@ -38,7 +38,7 @@ def plan(*lines, microbatches=1):
 
 
 @given(schedules())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_op_is_there_once(schedule):
     made = {"F": [], "I": [], "W": []}
     for op in (op for rank in schedule.ranks for op in rank):
@@ -54,7 +54,7 @@ def test_every_op_is_there_once(schedule):
 
 
 @given(schedules(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_against_the_slow_simulator(slow_simulate, schedule, data):
     numbers = data.draw(st.randoms(use_true_random=False))
     durations = [[numbers.randint(1, 50) for _ in rank] for rank in schedule.ranks]
@@ -70,7 +70,7 @@ def test_against_the_slow_simulator(slow_simulate, schedule, data):
 
 
 @given(schedules(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_bounds_nothing_can_beat(schedule, data):
     t = Times(
         **{key: data.draw(st.integers(1, 20)) for key in ("F", "I", "W")},
@@ -99,7 +99,7 @@ def critical_path(schedule, t):
 
 
 @given(schedules())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_peak_memory_counted_op_by_op(schedule):
     peaks = []
     for rank in schedule.ranks:

@@ -28,7 +28,7 @@ def test_the_published_figure():
 @given(
     st.integers(1, 9), st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_totals(n, r, h, b, reload):
     total = weight_reload(n, r, ReloadTimes(H2D=h, BROADCAST=b, RELOAD=reload)).makespan
     if reload <= b:
@@ -42,7 +42,7 @@ def test_totals(n, r, h, b, reload):
 @given(
     st.integers(1, 6), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_buffer_holds_one_bucket_at_a_time(n, r, h, b, reload):
     cells = weight_reload(n, r, ReloadTimes(H2D=h, BROADCAST=b, RELOAD=reload)).cells
     for (_, lane), each in cells.group_by("rank", "lane"):
