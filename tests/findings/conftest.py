@@ -63,9 +63,11 @@ class Recording:
         args=None,
         **more,
     ):
-        """A kernel, its launch (which takes 0.01 ms) and the operator around the launch."""
+        """A kernel, its launch (which takes 0.01 ms) and the operator around the launch; none if *op* is None."""
         correlation = len(self.events) + 1
-        self.op(op, launch - 0.005, launch + 0.015, **{"External id": correlation}, **(args or {}))
+        if op is not None:
+            within = {"External id": correlation, **(args or {})}
+            self.op(op, launch - 0.005, launch + 0.015, **within)
         self.call(
             "cudaLaunchKernel",
             launch,

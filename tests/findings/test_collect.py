@@ -11,8 +11,9 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit import analyze
-from tracekit.documents.findings import MIN_SHARE_TO_SHOW
-from tracekit.findings.collect import likely_ns
+from tracekit.documents.analysis import ChangedStep
+from tracekit.documents.findings import MIN_SHARE_TO_SHOW, Finding
+from tracekit.findings.collect import _is_said_of_a_rank, _relate, likely_ns
 from tracekit.report.write import render_json
 
 MS = 1_000_000
@@ -122,6 +123,71 @@ def test_two_parts_of_the_hosts_time_are_saved_one_after_the_other(findings_of):
     assert waiting.shares_time_with == (2, 3)
     assert loading.shares_time_with == python.shares_time_with == (1,)
     assert (loading.saves_after_ns, python.saves_after_ns) == (0, 0)
+
+
+class Replays:
+    """A context of a step of 1,000 ns, which changes shorten as the table says; together none saves more."""
+
+    def __init__(self, saves_ns):
+        self.saves_ns = saves_ns
+
+    def predict(self, *changes):
+        saves_ns = max(self.saves_ns[change] for change in changes)
+        return ChangedStep(", ".join(changes), changes, 1_000, saves_ns=saves_ns)
+
+    def share(self, ns):
+        return ns / 1_000
+
+
+def saving_finding(change, saves_ns, least_ns):
+    return Finding(
+        code="host_sync",
+        cost_ns=saves_ns,
+        share=saves_ns / 1_000,
+        change=change,
+        saves_ns=saves_ns,
+        saves_range_ns=(least_ns, saves_ns),
+    )
+
+
+def test_what_another_finding_does_as_well_comes_after_what_saves_more():
+    """The second saves nothing after the first, which is certain; the third, without a change, still may."""
+    first, second = saving_finding("a", 300, 200), saving_finding("b", 250, 0)
+    third = Finding(code="slow_kernel", cost_ns=100, share=0.1)
+    ordered = _relate(Replays({"a": 300, "b": 250}), [first, second, third])
+    assert [finding.change for finding in ordered] == ["a", None, "b"]
+    assert [finding.saves_after_ns for finding in ordered] == [300, None, 0]
+    assert (ordered[0].shares_time_with, ordered[2].shares_time_with) == ((3,), (1,))
+
+
+def test_what_a_bound_might_do_as_well_keeps_its_place():
+    """The first may save nothing: then the second saves all of its own."""
+    first, second = saving_finding("a", 300, 0), saving_finding("b", 250, 0)
+    third = Finding(code="slow_kernel", cost_ns=100, share=0.1)
+    ordered = _relate(Replays({"a": 300, "b": 250}), [first, second, third])
+    assert [finding.change for finding in ordered] == ["a", "b", None]
+
+
+WAITING = Finding(
+    code="exposed_comm",
+    case="peer_late",
+    cost_ns=100,
+    share=0.1,
+    evidence={"label": "dp_comm", "wait_share": 0.9},
+)
+
+
+@pytest.mark.parametrize(
+    ("late_ns", "label", "is_said"),
+    [(100, "dp_comm", True), (99, "dp_comm", False), (100, "tp_comm", False)],
+)
+def test_waiting_is_no_finding_where_one_about_a_late_rank_tells_of_half_of_it(
+    late_ns, label, is_said
+):
+    evidence = {"late_ns": late_ns, "label": label, "late_steps": 2, "recorded_steps": 4}
+    late = Finding(code="late_host", cost_ns=50, share=0.05, ranks=(3,), evidence=evidence)
+    assert _is_said_of_a_rank(WAITING, [WAITING, late]) is is_said
+    assert not _is_said_of_a_rank(late, [WAITING, late])
 
 
 @pytest.mark.slow

@@ -228,7 +228,7 @@ def test_one_rank_does_not_tell_waiting_from_transfer(tmp_path, world_size, case
     findings = two_ranks(tmp_path, ranks=(0,), world_size=world_size)
     assert "exposed_comm" not in findings
     assert (findings["recording"].case, findings["recording"].cost_ns) == (case, 8_000_000)
-    assert "is exposed for 8.00 ms" in findings["recording"].text
+    assert "8.00 ms of tp_comm is exposed" in findings["recording"].text
     assert findings["recording"].text.endswith(why)
 
 

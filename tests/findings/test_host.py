@@ -401,3 +401,16 @@ def test_without_marks_of_steps_the_recording_is_spoken_of(tmp_path):
     assert "a step" not in allocations.text
     assert "in the recording" in allocations.text
     assert "empty_cache" not in allocations.advice
+
+
+def test_a_program_without_operators_is_not_said_to_run_python(tmp_path):
+    """Kernels and their launches alone, 8 ms apart: a program in C++ looks the same."""
+    recording = Recording()
+    for number in range(4):
+        start = 10.0 * number
+        recording.step(number, start, start + 10)
+        recording.kernel(start + 8, start + 8.02, start + 9.9, op=None, name="saxpy")
+    recording.write(tmp_path)
+    python = [finding for finding in analyze(tmp_path).findings if finding.code == "python"]
+    assert [finding.case for finding in python] == ["no_operators"]
+    assert "Python" not in python[0].text

@@ -43,6 +43,7 @@ def context(gap_ns, *, ideal_bubble=0.0, exact=True, saves_ns=None, graphs=False
     schedule = SimpleNamespace(gap_ns=gap_ns, head=head, compared_with="1f1b")
     return SimpleNamespace(
         analysis=SimpleNamespace(schedule=schedule, tables={"operations": OPERATIONS}),
+        step=SimpleNamespace(profiler_ns=0),
         uses_cuda_graphs=graphs,
         framework=None,
         predict=lambda *changes: (predictions or {}).get(changes, any_change),

@@ -6,8 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.findings.conftest import Recording
 from tests.kept import analysis_of
-from tracekit.documents.analysis import ChangedStep
+from tracekit import analyze
+from tracekit.analysis.combine.stragglers import SlowGpu
+from tracekit.documents.analysis import ChangedStep, Evidence
 from tracekit.findings.ranks import CODES, rank_findings
 from tracekit.report.findings import with_sentences
 
@@ -20,7 +23,9 @@ NO_EVIDENCE = SimpleNamespace(
 )
 
 
-def straggler(rank, *causes, label="dp_comm", steps=(1, 2), uncertain=False, late_with=()):
+def straggler(
+    rank, *causes, label="dp_comm", steps=(1, 2), uncertain=False, late_with=(), kind="chronic"
+):
     why = [SimpleNamespace(cause=cause, ns=ns, evidence=NO_EVIDENCE) for cause, ns in causes]
     caused_ns = sum(ns for _, ns in causes)
     return SimpleNamespace(
@@ -32,17 +37,25 @@ def straggler(rank, *causes, label="dp_comm", steps=(1, 2), uncertain=False, lat
         late_ns=100,
         caused_ns=caused_ns,
         late_with=late_with,
+        kind=kind,
     )
 
 
 SAVED_NS = {"rank 3 like others": 40, "ranks 1, 3 like others": 90}
 
 
-def context(*rows, pipeline_cause=None):
-    stragglers = SimpleNamespace(rows=rows, pipeline_cause=lambda rank: pipeline_cause)
+def context(
+    *rows, pipeline_cause=None, slow_gpus=(), by_rank=None, because_ns=None, free_exposed_share=1.0
+):
+    stragglers = SimpleNamespace(
+        rows=rows, pipeline_cause=lambda rank: pipeline_cause, slow_gpus=slow_gpus
+    )
     return SimpleNamespace(
-        analysis=SimpleNamespace(stragglers=stragglers),
-        step=SimpleNamespace(per_step=(1, 2, 3, 4)),
+        analysis=SimpleNamespace(
+            stragglers=stragglers, total=SimpleNamespace(because_ns=because_ns or {})
+        ),
+        free_exposed_share=lambda label: free_exposed_share,
+        step=SimpleNamespace(per_step=(1, 2, 3, 4), by_rank=by_rank or {}),
         predict=lambda change: (
             ChangedStep(change, (), 1_000, saves_ns=SAVED_NS[change])
             if change in SAVED_NS
@@ -120,3 +133,77 @@ def test_the_slow_rank_of_a_recorded_run_is_named(samples):
         if finding.code == "slow_rank"
     ]
     assert [finding.ranks for finding in slow] == [(2,)]
+
+
+SLOW_GPU = SlowGpu(5, 300, Evidence(ratio=1.5))
+STEPS_BY_RANK = {3: 1_000, 4: 1_010, 5: 1_290, 6: 990}
+
+
+def test_a_slow_gpu_that_nobody_waits_for_costs_what_its_own_steps_take_longer():
+    (finding,) = rank_findings(context(slow_gpus=[SLOW_GPU], by_rank=STEPS_BY_RANK))
+    assert (finding.code, finding.case, finding.ranks) == ("slow_rank", "own_steps", (5,))
+    assert finding.cost_ns == finding.saves_ns == 290  # the others' median is 1,000
+    assert not finding.is_bound
+    assert "rank 5 take" in with_sentences([finding])[0].text
+
+
+def test_a_slow_gpu_costs_no_more_than_its_kernels_take_longer():
+    by_rank = {**STEPS_BY_RANK, 5: 1_500}  # 200 more for another reason
+    (finding,) = rank_findings(context(slow_gpus=[SLOW_GPU], by_rank=by_rank))
+    assert finding.cost_ns == 300
+
+
+def test_nothing_is_said_of_a_slow_gpu_whose_steps_are_as_long_as_the_others():
+    by_rank = {**STEPS_BY_RANK, 5: 1_010}
+    assert not list(rank_findings(context(slow_gpus=[SLOW_GPU], by_rank=by_rank)))
+
+
+def test_a_slow_gpu_of_one_replica_is_named_though_the_runs_step_is_no_shorter_without_it(
+    monkeypatch,
+):
+    """Its replica waits for it, the others do not: the step of the run is the median of all ranks."""
+    monkeypatch.setitem(SAVED_NS, "rank 5 like others", 0)
+    late_in_its_replica = straggler(5, ("slow_gpu", 30))
+    (finding,) = rank_findings(
+        context(late_in_its_replica, slow_gpus=[SLOW_GPU], by_rank=STEPS_BY_RANK)
+    )
+    assert (finding.case, finding.cost_ns) == ("own_steps", 290)
+
+
+def test_the_slow_one_of_ranks_that_never_synchronise_is_the_first_finding(tmp_path):
+    """Five ranks without collectives: four kernels of 1 ms a step, of 1.5 ms on rank 2."""
+    for rank in range(5):
+        recording = Recording(rank=rank, world_size=5)
+        length = 1.5 if rank == 2 else 1.0
+        for number in range(4):
+            start = number * (4 * length + 0.2)
+            recording.step(number, start, start + 4 * length + 0.2)
+            for kernel in range(4):
+                begin = start + 0.1 + kernel * length
+                shapes = {"Input Dims": [[64, 64], [64, 64]]}
+                recording.kernel(start + kernel * 0.05, begin, begin + length, args=shapes)
+            recording.call("cudaDeviceSynchronize", start + 0.3, begin + length)
+        recording.write(tmp_path)
+    first = analyze(tmp_path).findings[0]
+    assert (first.code, first.case, first.ranks) == ("slow_rank", "own_steps", (2,))
+
+
+def test_the_waiting_for_a_rank_is_that_without_the_profiler_with_the_recorded_one_beside_it():
+    """Of 100 recorded, 60 are waiting; without the profiler 70 are exposed, 30 of them waiting: half."""
+    causes = {"dp_comm": {"peer_late": 60, "nothing_to_hide": 40}}
+    (finding,) = rank_findings(
+        context(straggler(3, ("host_late", 30)), because_ns=causes, free_exposed_share=0.7)
+    )
+    assert (finding.evidence["late_ns"], finding.evidence["recorded_late_ns"]) == (50, 100)
+    assert finding.cost_ns == 25  # in two of four steps
+
+
+def test_a_cause_that_explains_a_part_of_the_waiting_says_which():
+    (finding,) = rank_findings(context(straggler(3, ("host_late", 20), ("unknown", 60))))
+    assert with_sentences([finding])[0].text.endswith("; that explains 25 % of the waiting")
+
+
+def test_a_rank_that_was_late_in_one_step_is_not_priced_by_a_change_of_every_step():
+    (finding,) = rank_findings(context(straggler(3, ("more_work", 30), steps=(2,), kind="one_off")))
+    assert (finding.change, finding.saves_ns, finding.cost_ns) == (None, None, 25)
+    assert finding.is_bound

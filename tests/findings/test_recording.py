@@ -72,7 +72,8 @@ def test_missing_ranks_are_named():
     (finding,) = recording_findings(context(ranks=(0,), world_size=3))
     assert finding.ranks == (1, 2)
     assert with_sentences([finding])[0].text == (
-        "dp_comm is exposed for 0 µs; how much of that is waiting is not known: only 1 of 3 ranks is here"
+        "0 µs of dp_comm is exposed (no compute beside it); how much of that is waiting is not known: "
+        "only 1 of 3 ranks is here"
     )
 
 

@@ -12,6 +12,7 @@ from tracekit import analyze
 from tracekit.documents.analysis import StepTime, Straggler
 from tracekit.findings.steps import _cause_in, step_findings
 from tracekit.report.findings import with_sentences
+from tracekit.report.view.answer import unusual_steps
 
 MS = 1_000_000
 SLOW = 3
@@ -95,6 +96,43 @@ def test_a_slow_steps_cost_is_its_excess_divided_by_the_recorded_steps(slow_step
     assert finding.saves_ns == finding.cost_ns
     assert finding.evidence["excess_ns"] == pytest.approx(20 * MS, rel=0.03)
     assert finding.evidence["copies_to_host"] == 5
+
+
+def test_the_share_of_a_slow_step_is_of_what_the_run_spends_on_a_step(slow_step_of):
+    """Six steps of 12 ms, one of which takes 200 ms longer: 33 of 45 ms, not of 12."""
+    finding = slow_step_of(copies(150), extra=200.0)
+    assert finding.share == pytest.approx(200 / (6 * 12 + 200), rel=0.03)
+
+
+def test_what_only_the_first_step_does_is_start_up_and_no_finding(tmp_path):
+    recording = Recording()
+    start = 0.0
+    for number in range(5):
+        end = start + (60.0 if number == 0 else 12.0)
+        recording.step(number, start, end)
+        work_end = train(recording, start)
+        if number == 0:
+            recording.call("cudaMalloc", work_end + 1, end - 1)
+        start = end
+    recording.write(tmp_path)
+    analysis = analyze(tmp_path)
+    assert [step.step for step in analysis.step.unusual] == [0]
+    assert "slow_step" not in {finding.code for finding in analysis.findings}
+    assert "step 0 takes 60.0 ms (the first)" in unusual_steps(analysis.step)
+
+
+def test_the_parts_of_a_free_step_are_those_of_an_ordinary_one(tmp_path):
+    """Five steps compute for 10 ms each; one of them is idle for 100 ms more, which an ordinary one is not."""
+    recording = Recording()
+    start = 0.0
+    for number in range(5):
+        end = start + (112.0 if number == SLOW else 12.0)
+        recording.step(number, start, end)
+        train(recording, start)
+        start = end
+    recording.write(tmp_path)
+    step = analyze(tmp_path).step
+    assert step.free.budget.compute_ns == pytest.approx(10 * MS, rel=0.1)
 
 
 @pytest.mark.parametrize(("length", "is_checkpoint"), [(2.5, True), (2.0, False)])

@@ -126,8 +126,8 @@ def test_a_line_ends_with_the_saving():
         saves_ns=2_000_000,
     )
     assert finding_line(*with_sentences([finding])) == (
-        "2.50 ms longer than 1f1b needs: operations run in another order: run the operations in the order of 1f1b "
-        "(saves 2.00 ms per step)"
+        "the pipeline takes 2.50 ms longer than 1f1b needs, because operations run in another order: run the "
+        "operations in the order of 1f1b (saves 2.00 ms per step)"
     )
 
 
@@ -162,3 +162,50 @@ def test_a_bound_is_worded_alike_on_screen_in_lists_logs_and_cards(range_ns, wor
     assert f"saves {words}" in finding_in_a_log(finding)
     assert saving(finding).startswith("≤") == is_bound
     assert ("saved at most" in cards([finding])[0].of_step) == is_bound
+
+
+EXPOSED = {"label": "dp_comm", "exposed_ns": 200_000_000, "cause": "peer_late", "wait_share": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("waited_for", "words", "look_at"),
+    [
+        ({}, "waiting for late ranks", "which rank comes last"),
+        ({"late_rank": 3, "late_rank_share": 0.6}, "late ranks, mostly rank 3", "what rank 3 does"),
+        ({"late_rank": 3, "late_rank_share": 0.95}, "waiting for rank 3", "what rank 3 does"),
+    ],
+)
+def test_waiting_names_the_rank_that_is_waited_for(waited_for, words, look_at):
+    evidence = {**EXPOSED, **waited_for}
+    finding = Finding(
+        code="exposed_comm", case="peer_late", cost_ns=1, share=0.1, evidence=evidence
+    )
+    (worded,) = with_sentences([finding])
+    assert words in worded.text
+    assert look_at in worded.advice
+
+
+@pytest.mark.parametrize(
+    ("free_ns", "words"),
+    [
+        (20_000_000, "compute could hide at most 20.0 ms of it"),
+        (1_000_000, "there is no compute to hide it"),
+    ],
+)
+def test_compute_that_could_hide_transfers_is_told_from_none(free_ns, words):
+    evidence = {**EXPOSED, "free_compute_ns": free_ns, "gb_per_s": 1.94}
+    finding = Finding(
+        code="exposed_comm", case="too_little_compute", cost_ns=1, share=0.1, evidence=evidence
+    )
+    (worded,) = with_sentences([finding])
+    assert words in worded.text
+    assert ", at 1.9 GB/s; " in worded.text
+
+
+@pytest.mark.parametrize("is_recorded_time", [True, False])
+def test_a_gap_says_where_it_is_of_the_recording(is_recorded_time):
+    evidence = {"part_ns": 82_000_000, "schedule": "1f1b", "is_recorded_time": is_recorded_time}
+    finding = Finding(code="schedule_gap", case="host", cost_ns=1, share=0.1, evidence=evidence)
+    (worded,) = with_sentences([finding])
+    assert ("(as recorded)" in worded.text) is is_recorded_time
+    assert worded.text.startswith("the pipeline takes 82.0 ms")

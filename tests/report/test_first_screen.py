@@ -27,7 +27,7 @@ from tracekit.report.terminal.screen import Screen
 from tracekit.report.text import short_ms
 from tracekit.report.view import view_of
 from tracekit.report.view.roles import phase_times
-from tracekit.report.view.top import badge_of
+from tracekit.report.view.top import badge_of, cards
 
 MS = 1_000_000
 RUNS = ("slow-ddp", "1f1b", "megatron-moe", "rl", "reload", "rates")
@@ -139,7 +139,7 @@ def test_a_finding_below_three_percent_is_left_to_the_full_report(share, is_show
         line.plain for line in first_screen(view(findings=(finding(0.5), finding(share))), 80)
     )
     assert (f"≤ {share * 100:.2f} ms" in text) is is_shown
-    assert ("--full (1 smaller finding)" in text) is not is_shown
+    assert ("--full (1 more finding)" in text) is not is_shown
 
 
 def test_the_first_finding_is_shown_however_small_it_is():
@@ -163,9 +163,11 @@ def test_a_run_that_mostly_computes_shows_which_part_of_the_model_does(compute, 
     ]
     kernels = pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")
     shown = view(tables={"kernels": kernels})
-    budget = Budget(span_ns=100, compute_ns=compute, exposed_ns={}, idle=100 - compute)
-    shown.analysis.step = StepSummary(100, budget=budget)
-    text = "compute by part of the model: mlp 60 %, attention 38 %, norm 2 %"
+    budget = Budget(
+        span_ns=100 * MS, compute_ns=compute * MS, exposed_ns={}, idle=(100 - compute) * MS
+    )
+    shown.analysis.step = StepSummary(100 * MS, budget=budget)
+    text = "the GPU computes for 81.0 of 100 ms: mlp 60 %, attention 38 %, norm 2 %"
     assert compute_by_module(shown) == (text if is_split else "")
 
 
@@ -256,3 +258,20 @@ def test_a_profiler_that_adds_less_than_a_twentieth_is_not_mentioned():
     text = " ".join(line.plain for line in first_screen(shown, 100))
     assert "104 ms a step" in text
     assert "profiler" not in text
+
+
+@pytest.mark.parametrize(("is_marked", "words"), [(True, "save per step"), (False, "save of the")])
+def test_without_marks_of_steps_savings_are_of_the_recording(is_marked, words):
+    shown = view(findings=(finding(0.5),))
+    shown.analysis.step = StepSummary(100 * MS, is_marked=is_marked)
+    heading = next(line.plain for line in first_screen(shown, 120) if "What to do" in line.plain)
+    assert words in heading
+
+
+def test_a_finding_names_only_those_before_it_that_it_shares_its_time_with():
+    first = finding(0.5, saves_ns=50, shares_time_with=(2,), saves_after_ns=50)
+    second = finding(0.4, saves_ns=40, shares_time_with=(1,), saves_after_ns=0)
+    text = " ".join(line.plain for line in first_screen(view(findings=(first, second)), 200))
+    assert text.count("shares its time with") == 1
+    assert "shares its time with 1; nothing more once what stands before it is done" in text
+    assert [card.shared != "" for card in cards([first, second])] == [False, True]

@@ -20,6 +20,7 @@ from tracekit.findings.host import OFFENCES, host_findings
 from tracekit.findings.kernels import kernel_findings
 from tracekit.findings.memory import memory_findings
 from tracekit.findings.pipeline import schedule_findings
+from tracekit.findings.ranks import CODES as CODES_OF_CAUSES
 from tracekit.findings.ranks import rank_findings
 from tracekit.findings.recording import capture_findings, recording_findings, unexplained_idle
 from tracekit.findings.remedies import remedy_findings
@@ -70,11 +71,16 @@ TRAINING_CASES = frozenset(
     }
 )
 """The same of single cases of a code."""
+RANK_CODES = frozenset(CODES_OF_CAUSES.values())
+"""Codes of findings about ranks that the others wait for."""
 LIKELY_SHARE_OF_COST = 0.25
 """Share of its cost that a finding is likely to save if that cannot be predicted. By choice: of a
 predicted upper bound it is half."""
 MAX_COMPARED_FINDINGS = 6
 """Findings whose changes are replayed together, those that are likely to save most."""
+MIN_WAITING_SAID_OF_RANKS = 0.5
+"""Share of exposed communication that findings about late ranks tell of, from which it is no finding
+of its own."""
 MIN_SHARED_SHARE = 0.1
 """Share of the smaller of two savings that both changes together must save less than their sum, for
 the findings to share time."""
@@ -101,6 +107,7 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     if context.is_inference:
         findings = [finding for finding in findings if not is_of_training(finding)]
     listed = [finding for finding in findings if _is_worth_listing(finding)]
+    listed = [finding for finding in listed if not _is_said_of_a_rank(finding, listed)]
     if context.captured_launches:
         listed += capture_findings(context)
     else:
@@ -138,6 +145,20 @@ def _is_worth_listing(finding: Finding) -> bool:
     return costs_something and finding.saves_ns != 0
 
 
+def _is_said_of_a_rank(finding: Finding, others: Sequence[Finding]) -> bool:
+    """Return whether a finding says that ranks wait for late ones, and others which ranks these are and why."""
+    if (finding.code, finding.case) != ("exposed_comm", "peer_late"):
+        return False
+    explained_ns = 0.0
+    for other in others:
+        late_ns = other.evidence.get("late_ns")
+        of_label = other.evidence.get("label") == finding.evidence.get("label")
+        if other.code in RANK_CODES and of_label and isinstance(late_ns, int):
+            steps = int(other.evidence.get("late_steps") or 0)
+            explained_ns += late_ns * steps / int(other.evidence.get("recorded_steps") or 1)
+    return explained_ns >= MIN_WAITING_SAID_OF_RANKS * finding.cost_ns
+
+
 def likely_ns(finding: Finding) -> int:
     """Return what a finding is likely to save: the middle of its range, or a part of its cost.
 
@@ -167,7 +188,10 @@ def _order(finding: Finding) -> tuple[bool, bool, bool, int, int, int]:
 
 
 def _relate(context: Context, ordered: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return findings with what they share: the more certain first, and what each saves after those before it."""
+    """Return findings with what they share: the more certain first, and what each saves after those before it.
+
+    What saves nothing more after those before it comes after what does.
+    """
     compared = []
     for finding in ordered:
         if finding.change is not None and finding.effect_share >= MIN_SHARE_TO_SHOW:
@@ -191,14 +215,53 @@ def _relate(context: Context, ordered: Sequence[Finding]) -> tuple[Finding, ...]
                 position = index
                 break
         listed.insert(position, finding)
-    result: list[Finding] = []
-    changes: list[str] = []
-    saved_ns = 0
-    for finding in listed:
+    is_done_by_others = []
+    saves_after_ns = _savings_in_sequence(context, listed, compared)
+    for position, (finding, after_ns) in enumerate(zip(listed, saves_after_ns, strict=True)):
+        saves_little = after_ns is not None and context.share(after_ns) < MIN_SHARE_TO_SHOW
+        # A bound may save less than the most, and then leaves something to the others.
+        before = [other for other in listed[:position] if not other.is_bound]
+        is_done = saves_little and any(share_time(finding, other) for other in before)
+        is_done_by_others.append(is_done)
+    listed = _after_what_saves_more(listed, is_done_by_others)
+    saves_after_ns = _savings_in_sequence(context, listed, compared)
+    result = []
+    for finding, after_ns in zip(listed, saves_after_ns, strict=True):
         shared = []
         for number, other in enumerate(listed, start=1):
             if share_time(finding, other):
                 shared.append(number)
+        result.append(
+            msgspec.structs.replace(
+                finding, shares_time_with=tuple(shared), saves_after_ns=after_ns
+            )
+        )
+    return tuple(result)
+
+
+def _after_what_saves_more(
+    listed: Sequence[Finding], is_done_by_others: Sequence[bool]
+) -> list[Finding]:
+    """Return findings with those that others do behind the others that are worth 1 % of the step."""
+    saving, done, small = [], [], []
+    for finding, is_done in zip(listed, is_done_by_others, strict=True):
+        if finding.effect_share < MIN_SHARE_TO_SHOW:
+            small.append(finding)
+        elif is_done:
+            done.append(finding)
+        else:
+            saving.append(finding)
+    return [*saving, *done, *small]
+
+
+def _savings_in_sequence(
+    context: Context, listed: Sequence[Finding], compared: Sequence[Finding]
+) -> list[int | None]:
+    """Return what each finding saves after those before it; None of those that are not *compared*."""
+    saves_after_ns: list[int | None] = []
+    changes: list[str] = []
+    saved_ns = 0
+    for finding in listed:
         after_ns = None
         if finding in compared and finding.change is not None:
             together = context.predict(*changes, finding.change)
@@ -207,12 +270,8 @@ def _relate(context: Context, ordered: Sequence[Finding]) -> tuple[Finding, ...]
                 after_ns = max((together.saves_ns or 0) - saved_ns, 0)
                 saved_ns += after_ns
                 changes.append(finding.change)
-        result.append(
-            msgspec.structs.replace(
-                finding, shares_time_with=tuple(shared), saves_after_ns=after_ns
-            )
-        )
-    return tuple(result)
+        saves_after_ns.append(after_ns)
+    return saves_after_ns
 
 
 def _stands_before(finding: Finding, other: Finding) -> bool:

@@ -26,6 +26,8 @@ NO_HOST_DELAY = "no host delay"
 MIN_SHARE_LEFT_BY_HOST = 0.5
 """Share of what hiding communication saves with a host that is always ahead, which it must save with
 the host as it is; below, the host is the limit of the changed step."""
+MIN_SHARE_OF_LATE_RANK = 0.5
+"""Share of the waiting in a label that a rank causes, to be the one that the others wait for."""
 MIN_REPEATED_BYTES_SHARE = 0.5
 """Share of a step's reduced bytes that repeated sizes must be, to be those of the gradients; the
 rest, such as a loss that is averaged once, is left out."""
@@ -97,6 +99,7 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
             "cause": cause,
             "cause_share": _cause_share(because_ns, cause),
             "wait_share": round(wait_share, 4),
+            **(_longest_waited_for(context, label) if cause == "peer_late" else {}),
             "label": label,
             "framework": context.framework,
         },
@@ -105,6 +108,27 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
         saves_range_ns=remedy.saves_range_ns,
         certain=remedy.certain,
     )
+
+
+def _longest_waited_for(context: Context, label: str) -> dict[str, EvidenceValue]:
+    """Return the rank that makes most of the waiting in a label, and its share; empty if none certainly does."""
+    rows = [row for row in context.analysis.stragglers.rows if row.label == label]
+    total_ns = sum(row.caused_ns for row in rows)
+    for row in rows:
+        share = row.caused_ns / max(total_ns, 1)
+        if not row.uncertain and share >= MIN_SHARE_OF_LATE_RANK:
+            return {"late_rank": row.rank, "late_rank_share": round(share, 4)}
+    return {}
+
+
+def free_wait_share(context: Context, label: str) -> float:
+    """Return the waiting for late ranks in *label* without the profiler over the recorded one, 0 to 1."""
+    because_ns = context.analysis.total.because_ns.get(label, {})
+    waits_ns = because_ns.get("peer_late", 0)
+    if not waits_ns:
+        return 1.0
+    free_share = context.free_exposed_share(label)
+    return causes_without_profiler(because_ns, free_share).get("peer_late", 0) / waits_ns
 
 
 def causes_without_profiler(because_ns: Mapping[str, int], free_share: float) -> dict[str, int]:

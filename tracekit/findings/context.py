@@ -184,6 +184,11 @@ class Context:
         return all(map(has_host_calls, self.analysis.sources))
 
     @cached_property
+    def has_operators(self) -> bool:
+        """Whether PyTorch's operators were recorded: without them it is unknown what the host does."""
+        return any(source.counts.get("cpu_op", 0) for source in self.analysis.sources)
+
+    @cached_property
     def has_unread_stacks(self) -> bool:
         """Whether Python's stacks were recorded and not read."""
         return any(source.skipped.get("python", 0) for source in self.analysis.sources)

@@ -209,6 +209,8 @@ def _python_case(context: Context) -> str:
     """Return what is known of the Python code in which the host is."""
     if any(longest.source for longest in _places(context, "python")):
         return "with_source"
+    if not context.has_operators:
+        return "no_operators"
     if context.has_unread_stacks:
         return "stacks_not_read"
     return "outside_stacks" if context.has_stacks else ""

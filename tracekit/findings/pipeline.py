@@ -160,4 +160,5 @@ def _evidence(context: Context, gap_ns: Mapping[str, int], cause: str) -> dict[s
         "part_ns": gap_ns[cause],
         "schedule": None if schedule is None else schedule.compared_with,
         "framework": context.framework,
+        "is_recorded_time": bool(context.step.profiler_ns),
     }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
 from tracekit._util.values import without_none
+from tracekit.analysis.combine.stragglers import MIN_LATE_SHARE, SlowGpu
 from tracekit.documents.analysis import Straggler, WaitCause
 from tracekit.documents.findings import EvidenceValue, Finding
+from tracekit.findings.communication import free_wait_share
 from tracekit.findings.context import Context, saved_range_ns
 
 CODES = {
@@ -16,6 +19,8 @@ CODES = {
     "slow_link": "slow_link",
 }
 """Code of a finding by the cause of a rank's lateness."""
+SAME_TIME_SHARE = 0.95
+"""Waiting without the profiler over the recorded one, from which they are the same to a reader."""
 
 
 def rank_findings(context: Context) -> Iterator[Finding]:
@@ -25,8 +30,12 @@ def rank_findings(context: Context) -> Iterator[Finding]:
 
     Stages of a pipeline wait for each other, and unequal stages are a part of the gap to the ideal:
     there only a slow GPU or a late host counts, with the part of the waiting that it explains.
+
+    A slow GPU that makes no step of the run longer still makes its own steps longer: of a rank that
+    nobody waits for, and of one of several replicas, for which only its own replica waits.
     """
     analysis = context.analysis
+    slow_gpus = {gpu.rank: gpu for gpu in analysis.stragglers.slow_gpus}
     seen: set[int] = set()
     for row in analysis.stragglers.rows:  # those that cause most waiting first
         in_pipeline = row.label == "pp_comm"  # the times that prove its causes need no clock
@@ -36,8 +45,48 @@ def rank_findings(context: Context) -> Iterator[Finding]:
         if cause is None or cause.cause not in CODES:
             continue
         ranks = _late_together(context, row, cause, seen)
+        finding = _late_rank(context, row, cause, ranks)
+        if finding.saves_ns == 0 and row.rank in slow_gpus:
+            continue  # below, with what its own steps lose
         seen.update(ranks)
-        yield _late_rank(context, row, cause, ranks)
+        yield finding
+    for rank, gpu in slow_gpus.items():
+        own_steps = None if rank in seen else _slow_alone(context, gpu)
+        if own_steps is not None:
+            yield own_steps
+
+
+def _slow_alone(context: Context, gpu: SlowGpu) -> Finding | None:
+    """Return the finding about a slow GPU that costs only the steps of its own rank.
+
+    None if these are as long as those of the other ranks: who waits for it is then unknown.
+    """
+    step_ns_by_rank = context.step.by_rank
+    own_ns = step_ns_by_rank.get(gpu.rank, 0)
+    others_ns = [ns for rank, ns in step_ns_by_rank.items() if rank != gpu.rank]
+    if not others_ns:
+        return None
+    cost_ns = min(round(own_ns - median(others_ns)), gpu.slower_ns)
+    if context.share(cost_ns) < MIN_LATE_SHARE:
+        return None
+    evidence: dict[str, EvidenceValue] = {
+        "slower_by_ns": cost_ns,
+        "own_step_ns": own_ns,
+        "ratio": gpu.evidence.ratio,
+        "multiprocessors": gpu.evidence.multiprocessors,
+        "multiprocessors_of_others": gpu.evidence.multiprocessors_of_others,
+    }
+    return Finding(
+        code="slow_rank",
+        case="own_steps",
+        cost_ns=cost_ns,
+        share=context.share(cost_ns),
+        ranks=(gpu.rank,),
+        evidence=without_none(evidence),
+        saves_ns=cost_ns,
+        saves_range_ns=(cost_ns, cost_ns),
+        certain="measured",
+    )
 
 
 def _main_cause(context: Context, row: Straggler) -> WaitCause | None:
@@ -75,13 +124,21 @@ def _late_rank(
     """Return the finding about a late rank, or about *ranks* that are late together, of which it is the latest."""
     largest = max(row.why, key=lambda part: part.ns)
     is_all = largest is cause and row.label != "pp_comm"
-    late_ns = row.late_ns * (1.0 if is_all else cause.ns / max(row.caused_ns, 1))
-    cost_ns = late_ns * len(row.steps) / max(len(context.step.per_step), 1)
+    explained_share = 1.0 if is_all else cause.ns / max(row.caused_ns, 1)
+    recorded_ns: float = row.late_ns
+    if row.label == "pp_comm":  # stages also wait by design: only what is explained counts
+        recorded_ns *= explained_share
+        explained_share = 1.0
+    free_share = free_wait_share(context, row.label)
+    late_ns = recorded_ns * free_share
+    steps_share = len(row.steps) / max(len(context.step.per_step), 1)
+    cost_ns = late_ns * explained_share * steps_share
     names = ", ".join(str(rank) for rank in ranks)
     change = f"{'rank' if len(ranks) == 1 else 'ranks'} {names} like others"
     if cause.cause == "slow_link":
         change = f"links of {change}"
-    predicted = context.predict(change)
+    # The change is made in every step: it says nothing of a rank that is late in one of them.
+    predicted = None if row.kind == "one_off" else context.predict(change)
     saves_ns = None
     saves_range_ns = None
     if predicted is not None:
@@ -89,6 +146,8 @@ def _late_rank(
         saves_range_ns = saved_range_ns(predicted)
     evidence: dict[str, EvidenceValue] = {
         "late_ns": round(late_ns),
+        "recorded_late_ns": None if free_share >= SAME_TIME_SHARE else round(recorded_ns),
+        "explained_share": round(explained_share, 4),
         "late_steps": len(row.steps),
         "recorded_steps": len(context.step.per_step),
         "label": row.label,

@@ -13,6 +13,8 @@ from tracekit.findings.context import Context, places_of
 
 MIN_EXTRA_SHARE = 0.1
 """Share of a slow step's excess from which an activity that the others lack explains it."""
+RECURRING_CASES = ("checkpoint", "evaluation")
+"""What a step does that a run does again and again, though not in every step."""
 COPY_TO_HOST = r"(?i)DtoH|DeviceToHost|Device -> (Host|Pageable|Pinned)"
 """Names of copies from the GPU to the host."""
 MIN_TIMES_DELAYED = 2.0
@@ -34,13 +36,17 @@ def step_findings(context: Context) -> Iterator[Finding]:
             continue
         excess_ns = step.time_ns - usual_ns
         cost_ns = excess_ns / len(context.step.per_step)
+        # Of what the run spends on a step: it may be more than an ordinary one takes.
+        mean_ns = sum(each.time_ns for each in context.step.per_step) / len(context.step.per_step)
         late_ranks = _late_ranks(context, step, excess_ns)
         case, evidence = _cause(context, step, excess_ns, late_ranks)
+        if step is context.step.per_step[0] and case not in RECURRING_CASES:
+            continue  # what only the first step does is start-up, which a longer run does once
         yield Finding(
             code="slow_step",
             case=case,
             cost_ns=round(cost_ns),
-            share=context.share(cost_ns),
+            share=cost_ns / mean_ns,
             ranks=late_ranks,
             steps=() if step.step is None else (step.step,),
             where=_places(context, step),

@@ -19,9 +19,11 @@ MAX_FINDING_STEPS_NAMED = 4
 """Steps that a sentence names."""
 NEARLY_ALL = 0.9
 """Share from which a cause stands for the whole."""
+NO_COMPUTE_SHARE = 0.01
+"""Share of exposed transfers up to which compute that could hide them is none."""
 MOST_OF_IDLE = 0.5
 """Share of the idle time between two steps, from which a sentence says so."""
-LIMIT_WORDS = {"peak": "peak rate", "bandwidth": "memory bandwidth"}
+LIMIT_WORDS = {"peak": "GPU's peak rate", "bandwidth": "memory bandwidth"}
 """What limits an operator, in words."""
 FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "Megatron-LM": {
@@ -156,13 +158,63 @@ class FindingWords:
     @property
     def limit_words(self) -> str:
         """What limits the operator."""
-        return LIMIT_WORDS.get(str(self.evidence.get("limit")), "limit")
+        return LIMIT_WORDS.get(str(self.evidence.get("limit")), "GPU's limit")
 
     @property
     def rate(self) -> str:
         """Rate of the transfers; empty if it is not known."""
         rate = self.evidence.get("gb_per_s")
-        return f" at {rate:,.2g} GB/s" if isinstance(rate, float) else ""
+        return f", at {rate:,.2g} GB/s" if isinstance(rate, float) else ""
+
+    @property
+    def compute_to_hide_it(self) -> str:
+        """How much compute is left to hide transfers."""
+        free_ns = self.evidence.get("free_compute_ns")
+        exposed_ns = self.evidence.get("exposed_ns")
+        if not isinstance(free_ns, int) or not isinstance(exposed_ns, int):
+            return "compute could hide little of it"
+        if free_ns < NO_COMPUTE_SHARE * exposed_ns:
+            return "there is no compute to hide it"
+        return f"compute could hide at most {short_ms(free_ns)} of it"
+
+    @property
+    def late_rank(self) -> str:
+        """The rank that is waited for longest; late ranks if none of them makes most of the waiting."""
+        rank = self.evidence.get("late_rank")
+        share = self.evidence.get("late_rank_share")
+        if rank is None or not isinstance(share, float):
+            return "late ranks"
+        return f"rank {rank}" if share >= NEARLY_ALL else f"late ranks, mostly rank {rank}"
+
+    @property
+    def look_at_late_rank(self) -> str:
+        """What to do about ranks that are late for a reason that is not known."""
+        rank = self.evidence.get("late_rank")
+        if rank is None:
+            return "find in the timeline which rank comes last, and what it does before"
+        return f"look in the timeline at what rank {rank} does before the others wait for it"
+
+    @property
+    def lateness(self) -> str:
+        """Time that others wait for a rank; what was recorded too, where the profiler made it longer."""
+        late = self["late_ns"]
+        recorded_ns = self.evidence.get("recorded_late_ns")
+        if not isinstance(recorded_ns, int):
+            return late
+        return f"{late} ({short_ms(recorded_ns)} as recorded)"
+
+    @property
+    def explained(self) -> str:
+        """How much of the waiting the cause explains; empty if all or nearly all of it."""
+        share = self.evidence.get("explained_share")
+        if not isinstance(share, float) or share >= NEARLY_ALL:
+            return ""
+        return f"; that explains {percent(share, digits=0)} of the waiting"
+
+    @property
+    def as_recorded(self) -> str:
+        """That a time is one of the recording, where the step is stated without the profiler."""
+        return " (as recorded)" if self.evidence.get("is_recorded_time") else ""
 
     @property
     def option(self) -> str:
@@ -231,12 +283,12 @@ class FindingWords:
         return "HIP graphs" if self.evidence.get("vendor") == "amd" else "CUDA graphs"
 
     @property
-    def for_part_of_it(self) -> str:
+    def mostly(self) -> str:
         """How much of the exposed time has the cause that is named; empty if nearly all of it."""
         share = self.evidence.get("cause_share")
         if not isinstance(share, float) or share >= NEARLY_ALL:
             return ""
-        return f"for {percent(share, digits=0)} of that "
+        return f"{percent(share, digits=0)} of that "
 
     @property
     def in_steps(self) -> str:
@@ -247,6 +299,12 @@ class FindingWords:
             return " in every step"
         word = "step" if len(self.finding.steps) == 1 else "steps"
         return f" in {word} {listed(self.finding.steps, most=MAX_FINDING_STEPS_NAMED)}"
+
+    @property
+    def in_some_steps(self) -> str:
+        """In which of the recorded steps; empty if in all."""
+        words = self.in_steps
+        return "" if words == " in every step" else words
 
     @property
     def in_late_steps(self) -> str:
@@ -283,14 +341,6 @@ class FindingWords:
         if not own or not others or own == others:
             return ""
         return f" ({own:,} tokens, the others {others:,})"
-
-    @property
-    def utilisation(self) -> str:
-        """How much of the GPU's peak rate the step reaches; empty if that is not known."""
-        share = self.evidence.get("model_flop_utilisation")
-        if not isinstance(share, float):
-            return ""
-        return f"; all products of the step reach {percent(share, digits=0)} of the GPU's peak rate"
 
     @property
     def peak_place(self) -> str:

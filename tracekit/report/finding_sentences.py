@@ -45,30 +45,39 @@ def step_takes(words: FindingWords) -> str:
 
 
 def exposed(words: FindingWords) -> str:
-    return f"{words.label_words} is exposed for {words['exposed_ns']} (no compute beside it)"
+    return f"{words['exposed_ns']} of {words.label_words} is exposed (no compute beside it)"
 
 
-def longer_than_schedule(words: FindingWords) -> str:
-    return f"{words['part_ns']} longer than {words['schedule']} needs"
+def exposed_because(words: FindingWords, reason: str) -> str:
+    return f"{exposed(words)}, {words.mostly}because {reason}"
+
+
+def longer_than_schedule(words: FindingWords, reason: str) -> str:
+    longer = f"{words['part_ns']}{words.as_recorded} longer than {words['schedule']} needs"
+    return f"the pipeline takes {longer}, because {reason}"
+
+
+def wait_for_messages(words: FindingWords) -> str:
+    longer = f"{words['part_ns']}{words.as_recorded} longer for each other's messages"
+    return f"pipeline stages wait {longer} than {words['schedule']} needs"
 
 
 def waiting_unknown(words: FindingWords) -> str:
-    are = "are" if "," in words["labels"] else "is"
     return (
-        f"{words['labels']} {are} exposed for {words['exposed_ns']}; how much of that is waiting is "
-        "not known"
+        f"{words['exposed_ns']} of {words['labels']} is exposed (no compute beside it); how much of "
+        "that is waiting is not known"
     )
 
 
 def first_slow_kernel(words: FindingWords) -> str:
     return (
-        f"slow kernels, first {words['op']}{words.in_module}: {words['share_of_limit']} of the "
-        f"GPU's {words.limit_words}"
+        f"kernels are slower than the GPU allows, most of all {words['op']}{words.in_module}: it "
+        f"reaches {words['share_of_limit']} of the {words.limit_words}"
     )
 
 
 def gain_of_first(words: FindingWords) -> str:
-    return f"; at most {words['op_gain_ns']} of that is its own{words.utilisation}"
+    return f" (saves at most {words['op_gain_ns']} of that)"
 
 
 # Findings.
@@ -288,6 +297,20 @@ def python(words: FindingWords) -> FindingTexts:
         advice=(
             "record with `with_stack=True` to see the function; do tokenizing and logging ahead "
             "of time or in another process"
+        ),
+    )
+
+
+@texts("python", "no_operators")
+def python_no_operators(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the GPU is idle for {words.cost} because the CPU does something between its calls of "
+            "the GPU's library that was not recorded"
+        ),
+        advice=(
+            "record what the CPU does: NVTX ranges or samples of its stacks in Nsight Systems, or "
+            "PyTorch's profiler"
         ),
     )
 
@@ -513,13 +536,10 @@ def exposed_comm(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "too_little_compute")
 def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=(
-            f"{words.label_words}{words.rate} is exposed for {words['exposed_ns']} (no compute "
-            f"beside it); only {words['free_compute_ns']} of compute is free to hide it"
-        ),
+        text=(f"{exposed(words)}{words.rate}; {words.compute_to_hide_it}"),
         advice=(
-            f"check links and NCCL's transport, or send fewer bytes ({words.fewer_bytes}); "
-            "assumes transfers twice as fast"
+            f"send fewer bytes ({words.fewer_bytes}), or check links and NCCL's transport; assumed: "
+            "twice as fast"
         ),
     )
 
@@ -528,12 +548,12 @@ def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
 def exposed_comm_host_takes_as_long(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"{exposed(words)}, but hiding it alone saves little unless the CPU, which takes as "
-            "long for a step, only waits there"
+            f"{exposed(words)}; the CPU is hardly faster than the GPU, so that hiding it may save "
+            "less"
         ),
         advice=(
-            "shorten what the CPU does in a step, then start it earlier or beside other "
-            f"compute{words.option}"
+            f"start it earlier or beside other compute{words.option}, and give the CPU less to do in "
+            "a step (fewer kernels, less Python)"
         ),
     )
 
@@ -541,15 +561,15 @@ def exposed_comm_host_takes_as_long(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "peer_late")
 def exposed_comm_peer_late(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}, {words['wait_share']} of that waiting for a late rank",
-        advice="find out why that rank is late (`--full` names whom the others wait for)",
+        text=f"{exposed(words)}, {words['wait_share']} of that waiting for {words.late_rank}",
+        advice=words.look_at_late_rank,
     )
 
 
 @texts("exposed_comm", "same_stream")
 def exposed_comm_same_stream(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: {words.for_part_of_it}it is queued on the compute stream",
+        text=exposed_because(words, "it is queued on the compute stream"),
         advice=(
             "run it on a stream of its own (`async_op=True`) and let compute wait for its "
             f"event{words.option}"
@@ -560,7 +580,7 @@ def exposed_comm_same_stream(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "one_queue")
 def exposed_comm_one_queue(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: {words.for_part_of_it}compute is queued behind it in one hardware queue",
+        text=exposed_because(words, "compute is queued behind it in the same hardware queue"),
         advice="set CUDA_DEVICE_MAX_CONNECTIONS to 8 or more, or launch the compute first",
     )
 
@@ -568,7 +588,7 @@ def exposed_comm_one_queue(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "launched_late")
 def exposed_comm_launched_late(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: {words.for_part_of_it}the CPU starts it late",
+        text=exposed_because(words, "the CPU starts it late"),
         advice="launch it earlier: CUDA graphs, fewer small kernels, or less Python in the step",
     )
 
@@ -576,7 +596,7 @@ def exposed_comm_launched_late(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "launched_late_under_graphs")
 def exposed_comm_launched_late_under_graphs(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: {words.for_part_of_it}the CPU starts it late although CUDA graphs are used",
+        text=exposed_because(words, "the CPU starts it late although CUDA graphs are used"),
         advice="use fewer and larger graphs, and less Python between their launches",
     )
 
@@ -584,7 +604,7 @@ def exposed_comm_launched_late_under_graphs(words: FindingWords) -> FindingTexts
 @texts("exposed_comm", "nothing_to_hide")
 def exposed_comm_nothing_to_hide(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: {words.for_part_of_it}no compute is independent of it at that time",
+        text=exposed_because(words, "there is nothing else to compute at that time"),
         advice=(
             f"start it earlier or in smaller pieces, or beside another micro-batch{words.option}"
         ),
@@ -594,7 +614,7 @@ def exposed_comm_nothing_to_hide(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "compute_waited")
 def exposed_comm_compute_waited(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: {words.for_part_of_it}the next compute needs its result",
+        text=exposed_because(words, "the next compute waits for its result"),
         advice=f"start it earlier (prefetch), or move the wait to the first use{words.option}",
     )
 
@@ -622,8 +642,8 @@ def exposed_copy(words: FindingWords) -> FindingTexts:
 def slow_rank(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait for rank {words.rank}: the same kernels take {words['ratio']} "
-            "times as long"
+            f"the others wait {words.lateness}{words.in_some_steps} for rank {words.rank}: the same "
+            f"kernels take {words['ratio']} times as long"
         ),
         advice="check that GPU's clocks, temperature and power limit, and what else runs on it",
     )
@@ -633,11 +653,22 @@ def slow_rank(words: FindingWords) -> FindingTexts:
 def slow_rank_fewer_multiprocessors(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait for rank {words.rank}: the same kernels take {words['ratio']} "
-            f"times as long ({words['multiprocessors']} SMs, others "
+            f"the others wait {words.lateness}{words.in_some_steps} for rank {words.rank}: the same "
+            f"kernels take {words['ratio']} times as long ({words['multiprocessors']} SMs, others "
             f"{words['multiprocessors_of_others']})"
         ),
         advice=f"give rank {words.rank} as many SMs as the others (MIG profile, MPS percentage)",
+    )
+
+
+@texts("slow_rank", "own_steps")
+def slow_rank_own_steps(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"the steps of rank {words.rank} take {words['slower_by_ns']} longer than those of other "
+            f"ranks: the same kernels take {words['ratio']} times as long"
+        ),
+        advice="check that GPU's clocks, temperature and power limit, and what else runs on it",
     )
 
 
@@ -687,8 +718,8 @@ def slow_rank_whole_run_open(words: FindingWords) -> FindingTexts:
 def uneven_work(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words['late_ns']} for rank {words.rank}, which has more "
-            f"work{words.tokens_words}"
+            f"the others wait {words.lateness}{words.in_some_steps} for rank {words.rank}, which has "
+            f"more work{words.tokens_words}{words.explained}"
         ),
         advice="give all ranks the same number of tokens (sort or pack by length), or move layers",
     )
@@ -698,8 +729,8 @@ def uneven_work(words: FindingWords) -> FindingTexts:
 def uneven_work_together(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words['late_ns']} for {words.ranks_named}, which have more "
-            f"work{words.tokens_words}"
+            f"the others wait {words.lateness}{words.in_some_steps} for {words.ranks_named}, which "
+            f"have more work{words.tokens_words}{words.explained}"
         ),
         advice=(
             "give all ranks the same number of tokens (sort or pack by length), or move layers; "
@@ -712,8 +743,8 @@ def uneven_work_together(words: FindingWords) -> FindingTexts:
 def late_host(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words['late_ns']}{words.in_steps} for rank {words.rank}, whose "
-            "process starts its work late"
+            f"the others wait {words.lateness}{words.in_steps} for rank {words.rank}, whose process "
+            f"starts its work late{words.explained}"
         ),
         advice="see what that process does then: data loading, a checkpoint, garbage collection",
     )
@@ -734,8 +765,8 @@ def late_host_whole_run(words: FindingWords) -> FindingTexts:
 def late_host_together(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words['late_ns']}{words.in_steps} for {words.ranks_named}, whose "
-            "processes start their work late together"
+            f"the others wait {words.lateness}{words.in_steps} for {words.ranks_named}, whose "
+            f"processes start their work late together{words.explained}"
         ),
         advice=(
             "mend all of them, one alone saves little: see what they do then (data loading, a "
@@ -849,7 +880,7 @@ def slow_link_together(words: FindingWords) -> FindingTexts:
 @texts("schedule_gap")
 def schedule_gap(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{longer_than_schedule(words)}: other work between the stages' computations",
+        text=longer_than_schedule(words, "other work runs between the stages' computations"),
         advice="shorten or move the work between the stages' computations",
     )
 
@@ -857,7 +888,7 @@ def schedule_gap(words: FindingWords) -> FindingTexts:
 @texts("schedule_gap", "order")
 def schedule_gap_order(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{longer_than_schedule(words)}: operations run in another order",
+        text=longer_than_schedule(words, "operations run in another order"),
         advice=f"run the operations in the order of {words['schedule']}",
     )
 
@@ -865,7 +896,7 @@ def schedule_gap_order(words: FindingWords) -> FindingTexts:
 @texts("schedule_gap", "imbalance")
 def schedule_gap_imbalance(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{longer_than_schedule(words)}: pipeline stages take unequal time",
+        text=longer_than_schedule(words, "its stages take unequal time"),
         advice="move layers between stages until they take the same time",
     )
 
@@ -873,7 +904,7 @@ def schedule_gap_imbalance(words: FindingWords) -> FindingTexts:
 @texts("schedule_gap", "variation")
 def schedule_gap_variation(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{longer_than_schedule(words)}: micro-batches take unequal time",
+        text=longer_than_schedule(words, "micro-batches take unequal time"),
         advice="give every micro-batch the same work",
     )
 
@@ -881,10 +912,7 @@ def schedule_gap_variation(words: FindingWords) -> FindingTexts:
 @texts("schedule_gap", "p2p")
 def schedule_gap_p2p(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=(
-            f"pipeline stages wait {words['part_ns']} longer for messages from each other than "
-            f"{words['schedule']} needs"
-        ),
+        text=wait_for_messages(words),
         advice="send and receive earlier and asynchronously (`isend`, `irecv`)",
     )
 
@@ -892,10 +920,7 @@ def schedule_gap_p2p(words: FindingWords) -> FindingTexts:
 @texts("schedule_gap", "p2p_and_host")
 def schedule_gap_p2p_and_host(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=(
-            f"pipeline stages wait {words['part_ns']} longer for messages from each other than "
-            f"{words['schedule']} needs, and the CPU takes nearly as long for a step"
-        ),
+        text=f"{wait_for_messages(words)}, and the CPU takes nearly as long for a step",
         advice=(
             "do both: send and receive earlier and asynchronously (`isend`, `irecv`), which "
             f"alone saves only {words['messages_alone_ns']}, and start kernels earlier (CUDA "
@@ -907,13 +932,10 @@ def schedule_gap_p2p_and_host(words: FindingWords) -> FindingTexts:
 @texts("schedule_gap", "p2p_transfer")
 def schedule_gap_p2p_transfer(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=(
-            f"pipeline stages wait {words['part_ns']} longer for messages from each other than "
-            f"{words['schedule']} needs, and there is too little compute to hide them"
-        ),
+        text=f"{wait_for_messages(words)}, and there is too little compute to hide them",
         advice=(
-            "check links and NCCL's transport, or send fewer bytes (a narrower type, fewer "
-            "chunks per rank); assumes transfers twice as fast"
+            "send fewer bytes (a narrower type, fewer chunks per rank), or check links and NCCL's "
+            "transport; assumed: twice as fast"
         ),
     )
 
@@ -921,7 +943,7 @@ def schedule_gap_p2p_transfer(words: FindingWords) -> FindingTexts:
 @texts("schedule_gap", "offload")
 def schedule_gap_offload(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{longer_than_schedule(words)}: compute stops for copies between GPU and host",
+        text=longer_than_schedule(words, "compute stops for copies between GPU and host"),
         advice="copy earlier, or less",
     )
 
@@ -929,7 +951,7 @@ def schedule_gap_offload(words: FindingWords) -> FindingTexts:
 @texts("schedule_gap", "host")
 def schedule_gap_host(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{longer_than_schedule(words)}: the CPU starts its work late",
+        text=longer_than_schedule(words, "the CPU starts its work late"),
         advice="start it earlier: CUDA graphs, fewer small kernels, or less Python in the step",
     )
 
@@ -937,9 +959,8 @@ def schedule_gap_host(words: FindingWords) -> FindingTexts:
 @texts("schedule_gap", "host_under_graphs")
 def schedule_gap_host_under_graphs(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=(
-            f"{longer_than_schedule(words)}: the CPU starts its work late although CUDA graphs "
-            "are used"
+        text=longer_than_schedule(
+            words, "the CPU starts its work late although CUDA graphs are used"
         ),
         advice="use fewer and larger graphs, and less Python between their launches",
     )
@@ -1026,8 +1047,8 @@ def slow_kernel_attention(words: FindingWords) -> FindingTexts:
 def slow_kernel_depthwise(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"slow kernels, first {words['op']}{words.in_module}: at most "
-            f"{words['share_of_limit']} of the GPU's {words.limit_words}, because each channel "
+            f"kernels are slower than the GPU allows, most of all {words['op']}{words.in_module}: it "
+            f"reaches at most {words['share_of_limit']} of the {words.limit_words}, because each channel "
             "is convolved by itself (it moves more than it computes)"
         ),
         advice=(
@@ -1041,8 +1062,8 @@ def slow_kernel_depthwise(words: FindingWords) -> FindingTexts:
 def slow_kernel_channels(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"slow kernels, first {words['op']}{words.in_module}: at most "
-            f"{words['share_of_limit']} of the GPU's {words.limit_words}, because its numbers of "
+            f"kernels are slower than the GPU allows, most of all {words['op']}{words.in_module}: it "
+            f"reaches at most {words['share_of_limit']} of the {words.limit_words}, because its numbers of "
             "channels are no multiples of 8"
         ),
         advice=(
@@ -1056,8 +1077,8 @@ def slow_kernel_channels(words: FindingWords) -> FindingTexts:
 def slow_kernel_convolution(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"slow kernels, first {words['op']}{words.in_module}: at most "
-            f"{words['share_of_limit']} of the GPU's {words.limit_words}"
+            f"kernels are slower than the GPU allows, most of all {words['op']}{words.in_module}: it "
+            f"reaches at most {words['share_of_limit']} of the {words.limit_words}"
         ),
         advice=(
             "use `channels_last`, a 16-bit type and `torch.backends.cudnn.benchmark = "
@@ -1095,8 +1116,8 @@ def slow_kernel_experts(words: FindingWords) -> FindingTexts:
 def slow_kernel_optimizer(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"slow kernels, first {words['op']}: {words['share_of_limit']} of the GPU's "
-            f"{words.limit_words}"
+            f"the optimizer's kernels are slower than the GPU allows: {words['op']} reaches "
+            f"{words['share_of_limit']} of the {words.limit_words}"
         ),
         advice=f"use the fused optimizer (`fused=True`){gain_of_first(words)}",
     )
@@ -1106,8 +1127,8 @@ def slow_kernel_optimizer(words: FindingWords) -> FindingTexts:
 def slow_kernel_copy(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"slow kernels, first copies on the device: {words['share_of_limit']} of the GPU's "
-            f"{words.limit_words}"
+            f"kernels are slower than the GPU allows, most of all copies on the device: they reach "
+            f"{words['share_of_limit']} of the {words.limit_words}"
         ),
         advice=f"avoid them (`contiguous`, `cat`, `clone`){gain_of_first(words)}",
     )

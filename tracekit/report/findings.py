@@ -42,6 +42,8 @@ ABSENCES = {
 have."""
 MAX_ABSENCES = 2
 """Absent costs that are named, the first of ``ABSENCES``."""
+NOTHING_MORE_SHARE = 0.02
+"""Share of what a finding saves alone, below which it saves nothing more after others."""
 MAX_EXPOSED_SHARE = 0.05
 """Share of the step up to which it is worth saying how little is exposed."""
 
@@ -120,20 +122,29 @@ def finding_line(finding: Finding) -> str:
     return f"{finding.text}: {finding.advice}{saves}"
 
 
-def shared_time(finding: Finding) -> str:
+def shared_time(finding: Finding, number: int | None = None) -> str:
     """Return with which findings it shares its time, and what it saves after those before it; empty if with none.
+
+    Where its own *number* is known, only those before it are named.
 
     >>> second = Finding(code="host_sync", cost_ns=4, share=0.2, shares_time_with=(1, 3), saves_after_ns=2_000_000)
     >>> shared_time(second)
-    'shares its time with 1 and 3; after those before it, it saves 2.00 ms'
+    'shares its time with 1 and 3; 2.00 ms once what stands before it is done'
+    >>> shared_time(second, 2)
+    'shares its time with 1; 2.00 ms once what stands before it is done'
     """
-    if not finding.shares_time_with:
+    others = [other for other in finding.shares_time_with if number is None or other < number]
+    if not others:
         return ""
-    numbers = join_with_and(str(number) for number in finding.shares_time_with)
+    numbers = join_with_and(map(str, others))
     words = f"shares its time with {numbers}"
-    if finding.saves_after_ns is None or finding.saves_after_ns == finding.saves_ns:
+    after_ns = finding.saves_after_ns
+    if after_ns is None or after_ns == finding.saves_ns:
         return words
-    return f"{words}; after those before it, it saves {short_ms(finding.saves_after_ns)}"
+    saved = (
+        "nothing more" if after_ns < NOTHING_MORE_SHARE * finding.effect_ns else short_ms(after_ns)
+    )
+    return f"{words}; {saved} once what stands before it is done"
 
 
 def finding_in_a_log(finding: Finding) -> str:

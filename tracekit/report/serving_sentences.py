@@ -10,7 +10,7 @@ from tracekit.report.evidence_words import FindingWords
 from tracekit.report.finding_sentences import (
     FindingTexts,
     MakeTexts,
-    exposed,
+    exposed_because,
     first_slow_kernel,
     gain_of_first,
     host_stops,
@@ -152,7 +152,7 @@ def slow_step_data_loading(words: FindingWords) -> FindingTexts:
 @serving_texts("exposed_comm", "same_stream", "nothing_to_hide", "compute_waited")
 def exposed_comm_needed_next(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}: {words.for_part_of_it}the next compute needs its result",
+        text=exposed_because(words, "the next compute waits for its result"),
         advice=MESSAGE_ADVICE.get(str(words.evidence.get("label")), TWO_HALVES),
     )
 

@@ -25,7 +25,7 @@ from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
 from tracekit.align.steps import add_step_intervals
 from tracekit.critical_path.pieces import PathTables, find_releasing_calls
-from tracekit.documents.analysis import Budget
+from tracekit.documents.analysis import Budget, StepTime
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes
@@ -36,7 +36,7 @@ from tracekit.metrics.start_constraints import (
     last_of_other_stream,
     previous_on_stream,
 )
-from tracekit.metrics.step_time import mean_budget, step_budgets
+from tracekit.metrics.step_time import find_unusual, mean_budget, step_budgets
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 from tracekit.whatif.constants import (
     MIN_FREE_HOST_SHARE,
@@ -596,10 +596,17 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
 
     def budget(self, start: Ints, end: Ints, bounds: pl.DataFrame, time_ns: int) -> Budget:
-        """Return the parts of a step of *time_ns* in which events run from *start* to *end*.
+        """Return the parts of an ordinary step of *time_ns* in which events run from *start* to *end*.
 
-        *bounds* are those of the steps (``step_bounds``).
+        *bounds* are those of the steps (``step_bounds``), of which those that stand out are left out.
         """
+        of_steps = bounds.drop_nulls("time_ns").group_by("step_index", maintain_order=True)
+        times = [
+            StepTime(step_index, round(ns))
+            for step_index, ns in of_steps.agg(pl.col("time_ns").median()).iter_rows()
+        ]
+        unusual = [each.step for each in find_unusual(times)]
+        bounds = bounds.filter(~pl.col("step_index").is_in(unusual))
         budgets: list[Budget] = []
         for index in range(len(self.ranks)):
             rows = self.rank_index == index

@@ -105,6 +105,15 @@ WAITS_BY_STEP = pl.Schema(
 _PAIR = ("last_rank", "rank", "step", "label", "channel")
 
 
+class SlowGpu(msgspec.Struct, frozen=True):
+    """A rank whose GPU takes longer than the others for the same kernels, whether or not anybody waits for it."""
+
+    rank: int
+    slower_ns: int
+    """Compute of one of its steps beyond what is usual for its kernels; the median of its steps."""
+    evidence: Evidence
+
+
 @dataclass(frozen=True, eq=False)
 class Stragglers:
     """Ranks that others wait for, with reasons."""
@@ -122,6 +131,8 @@ class Stragglers:
     lateness is unknown."""
     waits: pl.DataFrame = field(default_factory=WAITS_BY_STEP.to_frame)
     """``WAITS_BY_STEP``: waiting for each rank by label and step, messages included."""
+    slow_gpus: tuple[SlowGpu, ...] = ()
+    """Ranks whose GPUs are slower than those of the others in most steps, the slowest first."""
 
     @property
     def imbalance_share(self) -> float | None:
@@ -253,7 +264,29 @@ def explain_stragglers(
         imbalance=_imbalance(figures, operations),
         has_compared_collectives=has_compared_collectives,
         waits=conform(waits, WAITS_BY_STEP),
+        slow_gpus=_slow_gpus(figures, multiprocessors),
     )
+
+
+def _slow_gpus(
+    figures: pl.DataFrame, multiprocessors: Mapping[int, int | None]
+) -> tuple[SlowGpu, ...]:
+    """Return the ranks that are slow in most of their steps, of which there must be two or more."""
+    by_rank = figures.group_by("rank").agg(
+        steps=pl.len(),
+        slow_steps=pl.col("is_slow").fill_null(value=False).sum(),
+        ratio=pl.coalesce("kernel_ratio", "ratio").median(),
+        slower_ns=pl.col("slow_ns").median(),
+    )
+    is_slow = 2 * pl.col("slow_steps") > pl.col("steps")
+    slow = by_rank.filter(is_slow & (pl.col("steps") > 1) & (pl.col("slower_ns") > 0))
+    gpus = []
+    for row in slow.sort("slower_ns", "rank", descending=[True, False]).to_dicts():
+        evidence = msgspec.structs.replace(
+            _fewer_multiprocessors(row["rank"], multiprocessors), ratio=_rounded(row["ratio"])
+        )
+        gpus.append(SlowGpu(row["rank"], round(row["slower_ns"]), evidence))
+    return tuple(gpus)
 
 
 def _by_rank(ranks: Sequence[RankTables], name: str, schema: pl.Schema) -> pl.DataFrame:

@@ -24,7 +24,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
 
     >>> from tracekit import analyze
     >>> print(explain_finding(analyze("sample_traces/slow-ddp"), 2).splitlines()[0])
-    2. the others wait for rank 2: the same kernels take 1.98 times as long (12 SMs, others 32)
+    2. the others wait 26.4 ms for rank 2: the same kernels take 1.98 times as long (12 SMs, others 32)
     """
     findings = view_of(analysis).findings
     if not 1 <= number <= len(findings):
@@ -32,7 +32,11 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         raise OptionError(f"there is no finding {number}", hint=there_are)
     finding = findings[number - 1]
     lines = [f"{number}. {finding.text}", f"   {finding.advice}", ""]
-    cost = f"{ms(finding.cost_ns)} of {ms(analysis.step.reference_ns)} a step"
+    per = "a step" if analysis.step.is_marked else "in all"
+    cost = f"{ms(finding.cost_ns)} of {ms(analysis.step.reference_ns)} {per}"
+    if finding.code == "slow_step" and "excess_ns" in finding.evidence:
+        steps = finding.evidence.get("recorded_steps")
+        cost = f"{ms(finding.cost_ns)} a step, spread over {steps} steps"
     if finding.code in ROLE_CODES:
         cost = f"{ms(finding.cost_ns)} {per_words(finding)}"
     lines.append(f"   costs {cost}")
@@ -41,7 +45,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         low_high = None if finding.is_bound else finding.saves_range_ns
         between = "" if low_high is None else f", between {ms(low_high[0])} and {ms(low_high[1])}"
         lines.append(f"   saves {how_much}{ms(finding.saving_ns)}{between}")
-    if shared := shared_time(finding):
+    if shared := shared_time(finding, number):
         lines.append(f"   {shared}")
     if finding.change is not None:
         lines.append(f"   predicted with {_change_options(finding.change)}")

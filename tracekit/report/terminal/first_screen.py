@@ -17,6 +17,7 @@ from tracekit._util.text import counted, percent, terminal
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.metrics.process_phases import TRAIN
+from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import shared_time
 from tracekit.report.palette import (
     COMPUTE_COLOUR,
@@ -97,7 +98,7 @@ def first_screen(
     ]
     findings = _first_findings(view)
     if findings:
-        heading = _findings_heading(findings)
+        heading = _findings_heading(findings, view.analysis.step)
         if view.analysis.role_results.iterations:
             heading = "What to do (→), what recurs first, per iteration (≤: an upper bound):"
         lines += _wrapped(heading, width, style="bold")
@@ -115,11 +116,12 @@ def first_screen(
     return lines
 
 
-def _findings_heading(findings: Sequence[tuple[int, Finding]]) -> str:
+def _findings_heading(findings: Sequence[tuple[int, Finding]], step: StepSummary) -> str:
     """Return what the columns before the findings hold."""
+    per = "per step" if step.is_marked else "of the recording"
     if any(finding.is_bound for _, finding in findings):
-        return "What to do (→), by what it is likely to save per step (≤: at most):"
-    return "What to do (→), by what it saves per step:"
+        return f"What to do (→), by what it is likely to save {per} (≤: at most):"
+    return f"What to do (→), by what it saves {per}:"
 
 
 def _first_findings(view: View) -> list[tuple[int, Finding]]:
@@ -230,9 +232,11 @@ def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
         lines = [_bar(parts, span_ns, min(2 * BAR_LENGTH, width), blocks)]
         lines += [Text(line) for line in textwrap.wrap(words.replace("  ", " · "), width)]
     if step.profiler_ns and not phases:
-        lines += _wrapped(f"A step takes {free_step_words(step)}.", width)
+        subject = "A step" if step.is_marked else "The recorded work"
+        lines += _wrapped(f"{subject} takes {free_step_words(step)}.", width)
     if step.unusual and not view.analysis.step_kinds:
-        lines += _wrapped(unusual_steps(step), width)
+        clock = "as recorded, " if step.profiler_ns else ""
+        lines += _wrapped(f"{clock}{unusual_steps(step)}", width)
     return lines
 
 
@@ -319,7 +323,11 @@ def _situation(view: View, width: int) -> Iterator[Text]:
     digits = significant_digits(view)
     measured = short_ms(head.measured_ns, digits)
     ideal = short_ms(head.ideal_ns, digits)
-    facts = f"{schedule.name} pipeline: schedule span {measured}; with the same compute and no delays {ideal}"
+    clock = " as recorded" if view.analysis.step.profiler_ns else ""
+    facts = (
+        f"{schedule.name} pipeline: {measured} over all ranks{clock}; with the same compute and no "
+        f"delays {ideal}"
+    )
     gap_ns = {}
     for gap_cause, ns in (schedule.gap_ns or {}).items():
         if ns > 0 and gap_cause in GAP_CAUSES:
@@ -364,7 +372,10 @@ def compute_by_module(view: View) -> str:
     shares = []
     for name, ns in named.iter_rows():
         shares.append(f"{terminal(name)} {percent(ns, total_ns, digits=0)}")
-    return f"compute by part of the model: {', '.join(shares)}" if len(shares) > 1 else ""
+    if len(shares) < 2:
+        return ""
+    compute = short_ms(budget.compute_ns).removesuffix(" ms")
+    return f"the GPU computes for {compute} of {short_ms(budget.span_ns)}: {', '.join(shares)}"
 
 
 def finding_lines(
@@ -379,7 +390,7 @@ def finding_lines(
         same_as: Number of an earlier finding with the same advice, which is then not repeated.
 
     """
-    shared = shared_time(finding)
+    shared = shared_time(finding, number)
     sentence = f"{finding.text} ({shared})" if shared else finding.text
     text = _wrapped(sentence, width, first=f"{number:>2} {saving(finding)}  ", rest=INDENT)
     advice = finding.advice if same_as is None else f"as {same_as}"
@@ -425,7 +436,7 @@ def hint_lines(view: View, width: int, *, page_written: bool, shown: int) -> lis
 
     """
     smaller = len(view.findings) - shown
-    full = f"--full ({counted(smaller, 'smaller finding')})" if smaller else "--full"
+    full = f"--full ({counted(smaller, 'more finding')})" if smaller else "--full"
     more = [full, "--explain 1", *([] if page_written else ["-o report.html"])]
     return _wrapped(f"more: {', '.join(more)}", width, first="  ", rest="    ", style="dim")
 
@@ -450,7 +461,8 @@ def certainty(view: View) -> list[str]:
         spread = (max(usual) - min(usual)) / max(analysis.step.time_ns or 0, 1)
         steps = counted(len(usual), "step")
         if spread <= MAX_SPREAD_OF_ALIKE_STEPS:
-            facts.append(f"{steps} within {percent(spread, digits=0)} of each other")
+            least = percent(max(spread, 0.01), digits=0)
+            facts.append(f"{steps} within {least} of each other")
         else:
             facts.append(f"{steps} differ by up to {percent(spread, digits=0)}")
     elif analysis.step.is_marked:

@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit._util.text import counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
-from tracekit.documents.analysis import StepKind, Straggler
+from tracekit.documents.analysis import StepKind, StepTime, Straggler
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.gap_words import gap_basis, gap_words, is_wait_bound, of_the_gap
 from tracekit.report.notices import notice_sentence
@@ -154,7 +154,10 @@ def unusual_steps(step: StepSummary) -> str:
     >>> from tracekit.documents.analysis import StepTime
     >>> times = [StepTime(4, 15_900_000), StepTime(5, 175_000_000), StepTime(6, 17_700_000)]
     >>> unusual_steps(StepSummary(17_700_000, tuple(times), (times[1],)))
-    '2 steps take 16–18 ms, step 5 takes 175.0 ms'
+    '2 steps take 16–18 ms, step 5 takes 175 ms'
+    >>> times = [StepTime(0, 4_500_000_000), StepTime(1, 15_900_000), StepTime(2, 17_700_000)]
+    >>> unusual_steps(StepSummary(17_700_000, tuple(times), (times[0],)))
+    '2 steps take 16–18 ms, step 0 takes 4.50 s (the first)'
     """
     if len(step.per_step) < 2:
         return ""
@@ -163,11 +166,17 @@ def unusual_steps(step: StepSummary) -> str:
     usual_times = ms_range(each.time_ns for each in step.usual)
     parts = [f"{counted(len(step.usual), 'step')} take {usual_times}"]
     for each in step.unusual[:MAX_UNUSUAL_NAMED]:
-        parts.append(f"step {each.step} takes {ms(each.time_ns)}")
+        first = " (the first)" if is_longer_first(each, step) else ""
+        parts.append(f"step {each.step} takes {short_ms(each.time_ns)}{first}")
     more = len(step.unusual) - MAX_UNUSUAL_NAMED
     if more > 0:
         parts.append(f"{more} more stand out")
     return ", ".join(parts)
+
+
+def is_longer_first(each: StepTime, step: StepSummary) -> bool:
+    """Return whether a step that stands out is the first one, which starts what the others use."""
+    return each is step.per_step[0] and each.time_ns > (step.time_ns or 0)
 
 
 def _budget_parts(analysis: Analysis) -> list[str]:

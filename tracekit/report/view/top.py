@@ -16,6 +16,7 @@ from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary
+from tracekit.report.findings import shared_time
 from tracekit.report.text import short_ms, size
 from tracekit.report.view.answer import unusual_steps
 from tracekit.report.words import WORDS
@@ -68,6 +69,8 @@ class Card(msgspec.Struct, frozen=True):
     """Section that shows it if it has no place in the timeline."""
     search: str | None
     """Search of the timeline that finds its kernels; None if it is not about one operator."""
+    shared: str = ""
+    """With which findings before it it shares its time; empty if with none."""
 
 
 class ClockBadge(msgspec.Struct, frozen=True):
@@ -170,12 +173,15 @@ def role_tiles(
 
 
 def saving_tile(findings: Sequence[Finding]) -> Tile:
-    """Return the tile of the biggest predicted saving; without one, of the biggest cost."""
+    """Return the tile of the first predicted saving; without one, of the biggest cost."""
     numbered = list(enumerate(findings, start=1))
     savings = [(number, finding) for number, finding in numbered if finding.saving_ns]
     if savings:
-        number, finding = max(savings, key=lambda pair: pair[1].saving_ns or 0)
-        return Tile("Biggest saving", figure_of(finding), finding.text, "findings", number)
+        number, finding = savings[0]  # they are ordered by what they are likely to save
+        figure = figure_of(finding)
+        if finding.is_bound:
+            figure = f"≤ {short_ms(finding.effect_ns)}"
+        return Tile("Biggest likely saving", figure, finding.text, "findings", number)
     costs = [(number, finding) for number, finding in numbered if finding.cost_ns]
     if costs:
         number, finding = max(costs, key=lambda pair: pair[1].cost_ns)
@@ -210,6 +216,7 @@ def cards(findings: Sequence[Finding]) -> list[Card]:
                 _of_step(finding),
                 section=SECTION_OF_CODE.get(finding.code),
                 search=_search(finding),
+                shared=shared_time(finding, number),
             )
         )
     return numbered_cards
