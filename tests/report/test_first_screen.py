@@ -269,8 +269,8 @@ def test_without_marks_of_steps_savings_are_of_the_recording(is_marked, words):
 
 
 def test_a_finding_names_only_those_before_it_that_it_shares_its_time_with():
-    first = finding(0.5, saves_ns=50, shares_time_with=(2,), saves_after_ns=50)
-    second = finding(0.4, saves_ns=40, shares_time_with=(1,), saves_after_ns=0)
+    first = finding(0.5, saves_ns=50 * MS, shares_time_with=(2,), saves_after_ns=50 * MS)
+    second = finding(0.4, saves_ns=40 * MS, shares_time_with=(1,), saves_after_ns=0)
     text = " ".join(line.plain for line in first_screen(view(findings=(first, second)), 200))
     assert text.count("shares its time with") == 1
     assert "shares its time with 1; nothing more once what stands before it is done" in text
