@@ -115,11 +115,8 @@ def test_two_parts_of_the_hosts_time_are_saved_one_after_the_other(findings_of):
     assert loading.saves_ns == pytest.approx(6 * MS, rel=0.02)
     assert python.saves_ns == pytest.approx(2 * MS, rel=0.05)
     assert waiting.saves_ns == pytest.approx(8 * MS, rel=0.05)
-    assert list(findings) == ["host_sync", "data_loading", "python", "launch_bound"]
-    launching = findings["launch_bound"]  # the operator 5 µs before the call, the call 10
-    assert launching.cost_ns == pytest.approx(15_000, rel=0.01)
-    assert launching.effect_share < MIN_SHARE_TO_SHOW
-    assert launching.shares_time_with == ()
+    # Launching takes 15 µs, the operator 5 before the call and the call 10: too little to list.
+    assert list(findings) == ["host_sync", "data_loading", "python"]
     assert waiting.shares_time_with == (2, 3)
     assert loading.shares_time_with == python.shares_time_with == (1,)
     assert (loading.saves_after_ns, python.saves_after_ns) == (0, 0)

@@ -48,6 +48,7 @@ def host_beside_gpu(name, add="op"):
 STOPS = {
     "compile": ("dynamo_timed: entire_frame_compile", "op"),
     "data_loading": (SINGLE_LOADER, "op"),
+    "unused_parameters": ("torch.distributed.ddp.reducer::search_unused_parameters", "op"),
     "allocator": ("cudaMalloc", "call"),
     "host_compute": ("aten::_fused_adam_", "op"),
     "host_sync": ("cudaStreamSynchronize", "call"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 
 from tracekit.metrics.remedies import find_remedies
 from tracekit.schema import LABELLED, conform
@@ -56,6 +57,25 @@ def test_latencies_of_small_messages_go():
     # Half as much more or less is possible.
     assert of_small["low_ns"].to_list() == [round(200_000 - 1.5 * saved_ns)] * 20
     assert of_small["high_ns"].to_list() == [round(200_000 - 0.5 * saved_ns)] * 20
+
+
+@pytest.mark.parametrize(
+    ("usual_us", "saved_us"),
+    [
+        (600, 160),  # four fifths of the latency of 200 µs go: 3.2 of 16 messages are left
+        (640, 192),  # the usual one starts 40 µs more slowly than the shortest
+        (2000, 208),  # of more, 15 % of the time of the bytes; the rest is waiting
+    ],
+)
+def test_the_bytes_between_two_sizes_tell_latency_from_bandwidth(usual_us, saved_us):
+    """2 MB take 0.3 ms and 8 MB 0.6: 0.05 ms for each MB, and 0.2 ms whatever the size."""
+    small = [message(n, n * 10_000_000, 300_000, 2 * MB) for n in range(8)]
+    shortest = message(8, 80_000_000, 600_000, 8 * MB)
+    usual = [message(n, n * 10_000_000, usual_us * 1000, 8 * MB) for n in range(9, 16)]
+    table = remedies_of([*small, shortest, *usual]).filter(pl.col("change") == "large messages")
+    of_large = table.filter(pl.col("id") > 8)["likely_ns"].to_list()
+    assert of_large == [(usual_us - saved_us) * 1000] * 7
+    assert table.filter(pl.col("id") < 8)["likely_ns"].to_list() == [140_000] * 8
 
 
 def test_messages_of_one_size_do_not_tell_latency_from_bandwidth():

@@ -46,6 +46,20 @@ def test_operators_of_several_names_stall_together(stalled, nested, stalled_ms):
     )
 
 
+def short_operators(tid, start_ms, end_ms, every_us):
+    starts = range(round(start_ms * MS), round(end_ms * MS), every_us * 1000)
+    return host_events([("cpu_op", "aten::add", tid, start, start + 1_000) for start in starts])
+
+
+def test_a_thread_that_waits_while_another_works_does_not_stand_still():
+    """A second thread records nothing for 5 ms; so does the first, or a third is at work."""
+    stalled = operators(stalled=("aten::view", "aten::t", "aten::mm"))
+    second = [short_operators(2, 1, 2, 20), short_operators(2, 7, 8, 20)]
+    third = short_operators(3, 1.5, 7.5, 500)
+    assert find_stalls(pl.concat([stalled, *second]), LAUNCHING).total_ns > 19.9 * MS
+    assert find_stalls(pl.concat([stalled, *second, third]), LAUNCHING).total_ns == 15 * MS
+
+
 def test_time_inside_calls_is_theirs():
     events = operators(stalled=("aten::view", "aten::t", "aten::add"))
     slow = events.filter(pl.col("end_ns") - pl.col("start_ns") > MS)

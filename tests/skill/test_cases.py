@@ -49,23 +49,8 @@ def shown_codes(document):
     return {row["code"] for row in rows if row["share"] >= MIN_SHARE_TO_SHOW}
 
 
-KNOWN_WRONG = {
-    "starved": "the free step's model gives back too much of a loader's waiting: it saves 29 ms, not 48",
-    "stops": "a foreach optimizer is listed before the synchronisations, which the free step shortens",
-    "memory-calls": "allocations save 2.4 ms on the free step where the recorded loops differ by 11 ms",
-}
-"""Questions whose known answer is that of recorded steps, which savings no longer refer to."""
-
-
-def case_of(case):
-    """Return a case as a parameter; one whose answer is known to be wrong must fail."""
-    reason = KNOWN_WRONG.get(case["name"])
-    marks = [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
-    return pytest.param(case, id=case["name"], marks=marks)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", list(map(case_of, CASES)))
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_the_call_of_a_question_gives_the_known_answer(case):
     document = answer_to(case)
     selected = value_at(document, case["read"]) if "read" in case else None

@@ -81,6 +81,11 @@ MAX_COMPARED_FINDINGS = 6
 MIN_WAITING_SAID_OF_RANKS = 0.5
 """Share of exposed communication that findings about late ranks tell of, from which it is no finding
 of its own."""
+MIN_LISTED_SHARE = 0.001
+"""Share of the step that a change must be predicted to save for its finding to be listed: less is what
+rounding and the clocks' resolution make."""
+MIN_SHARE_OF_CERTAIN_SAVING = 0.05
+"""Share of the step from which a saving stands before one that is only possible."""
 MIN_SHARED_SHARE = 0.1
 """Share of the smaller of two savings that both changes together must save less than their sum, for
 the findings to share time."""
@@ -140,9 +145,11 @@ def _with_workload(context: Context, finding: Finding) -> Finding:
 
 
 def _is_worth_listing(finding: Finding) -> bool:
-    """Return whether a finding costs something, and its change is not predicted to save nothing."""
+    """Return whether a finding costs something, and its change is not predicted to save next to nothing."""
     costs_something = finding.cost_ns > 0 or bool(finding.cost_bytes)
-    return costs_something and finding.saves_ns != 0
+    return costs_something and (
+        finding.saves_ns is None or finding.effect_share >= MIN_LISTED_SHARE
+    )
 
 
 def _is_said_of_a_rank(finding: Finding, others: Sequence[Finding]) -> bool:
@@ -277,9 +284,13 @@ def _savings_in_sequence(
 def _stands_before(finding: Finding, other: Finding) -> bool:
     """Return whether a finding stands before another one about the same time.
 
-    It saves more for certain; or it is an activity of the host that leaves the GPU idle longer than
-    launching does: launching is what else the host does.
+    It saves more for certain, or saves enough where the other is only possible; or it is an activity
+    of the host that leaves the GPU idle longer than launching does: launching is what else the host
+    does.
     """
+    is_surer = other.certain == "possible" and finding.certain != "possible"
+    if is_surer and finding.effect_share >= MIN_SHARE_OF_CERTAIN_SAVING:
+        return True
     is_longer_activity = other.code == "launch_bound" and finding.code in OFFENCES
     if is_longer_activity and finding.cost_ns > other.cost_ns:
         return True

@@ -213,7 +213,8 @@ def reason_of(op: str, kind: str, shapes: str, *, multiprocessors: int | None) -
     rows, inner, columns = _product_sizes(op, dims)
     tiles = -(-rows // TILE_SIZE) * -(-columns // TILE_SIZE) * prod(dims[0][:-2])
     sizes = (rows, inner, columns)
-    is_misaligned = any(size % ALIGNED_SIZE for size in sizes)
+    # The number of rows, often that of tokens, decides where no row begins.
+    is_misaligned = inner % ALIGNED_SIZE > 0 or columns % ALIGNED_SIZE > 0
     has_few_tiles = multiprocessors is not None and tiles < MIN_TILES_SHARE * multiprocessors
     cases = [  # the first that holds decides
         (is_misaligned, "misaligned"),

@@ -118,9 +118,20 @@ def _finding(
         evidence=evidence,
         change=change,
         saves_ns=predicted.saves_ns,
-        saves_range_ns=predicted.saves_range_ns,
+        saves_range_ns=_saved_range_ns(code, predicted),
         certain="bounded",
     )
+
+
+def _saved_range_ns(code: str, predicted: ChangedStep) -> tuple[int, int] | None:
+    """Return what a change saves at least and at most.
+
+    Other processes take as much of a core as they need at the moment: how much they took during the
+    recording bounds what they take otherwise.
+    """
+    if code == "busy_cpu":
+        return 0, max(predicted.saves_ns or 0, 0)
+    return predicted.saves_range_ns
 
 
 def _step_ns(predicted: ChangedStep) -> int:

@@ -167,6 +167,20 @@ def data_loading_workers(words: FindingWords) -> FindingTexts:
     )
 
 
+@texts("unused_parameters")
+def unused_parameters(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"before each backward DDP searches the graph for unused parameters ({words['host_ns']} "
+            "of the CPU a step), and the ranks tell each other which they used"
+        ),
+        advice=(
+            "leave `find_unused_parameters=True` out if every parameter gets a gradient; if the "
+            "same ones never do, set `static_graph=True`"
+        ),
+    )
+
+
 @texts("pageable_copy")
 def pageable_copy(words: FindingWords) -> FindingTexts:
     return FindingTexts(
@@ -459,6 +473,17 @@ def slow_step_pageable_copy(words: FindingWords) -> FindingTexts:
             f"{words['extra_ns']} longer{words.while_others_wait}"
         ),
         advice="pin the memory (`pin_memory=True`) and copy with `non_blocking=True`",
+    )
+
+
+@texts("slow_step", "unused_parameters")
+def slow_step_unused_parameters(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"{step_takes(words)}: DDP searches for unused parameters for {words['extra_ns']} "
+            f"longer{words.while_others_wait}"
+        ),
+        advice="leave `find_unused_parameters=True` out if every parameter gets a gradient",
     )
 
 

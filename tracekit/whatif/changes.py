@@ -30,6 +30,7 @@ from tracekit.metrics.step_time import FreeStep
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 from tracekit.whatif.constants import (
     FREE_COST_RANGE,
+    FREE_HOST_RANGE,
     FREE_RANGE_OF_GPU_LIMIT,
     HOST_VARIATION,
     LANE_BINS,
@@ -50,6 +51,7 @@ from tracekit.whatif.remedies import REMEDY_CHANGES, change_factors, select_reme
 HOST_CHANGES = {
     "compile": "no compilation",
     "data_loading": "no data loading",
+    "unused_parameters": "no search for unused parameters",
     "pageable_copy": "no pageable copies",
     "allocator": "no allocations",
     "host_sync": "no synchronisation",
@@ -58,6 +60,7 @@ HOST_CHANGES = {
 }
 """Change that takes an activity of the host (``metrics.host.time_by_activity``) out of the step."""
 NO_LAUNCH_DELAY = "no launch delay"
+FREE_CPU = "free cpu"
 FORMS = (
     "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, "
     f"links of rank N like others, no host delay, {NO_LAUNCH_DELAY}, "
@@ -213,8 +216,9 @@ def parse_change(text: str) -> Edit:
     Traceback (most recent call last):
     tracekit.errors.OptionError: --change 'rank two like others' is not a change that is known (changes are NAME x0.5 \
 (a label, module, operator or kernel), links x2, rank N like others, links of rank N like others, no host delay, \
-no launch delay, no compilation, no data loading, no pageable copies, no allocations, no synchronisation, \
-no host compute, no python, hide LABEL, balance, microbatches N, tf32, bf16, fp16, fp32, fused attention, fuse, \
+no launch delay, no compilation, no data loading, no search for unused parameters, no pageable copies, \
+no allocations, no synchronisation, no host compute, no python, \
+hide LABEL, balance, microbatches N, tf32, bf16, fp16, fp32, fused attention, fuse, \
 fuse norm, fuse activation, fuse rotation, fuse elementwise, no recompute, one copy, fused optimizer, \
 channels last, large messages, reduce in backward, gather once, free cpu, pad sizes, fuse loss)
     """
@@ -586,24 +590,35 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Return the range of the step without the profiler.
 
         It is narrow where the GPU is the limit, whose work the profiler does not change. Elsewhere
-        it follows from how uncertain the recording's cost is. Events that the recording lost cost
-        as well: the step may then be as long as recorded.
+        it follows from how uncertain the recording's cost and the host's own speed are. Events that
+        the recording lost cost as well: the step may then be as long as recorded. Where other
+        processes shared the host's cores, it may be as short as without them.
         """
         graph = self.graph
         unlimited = graph.replay(host_factor=np.full(len(graph.start), -1.0))
         gpu_ns = self.replayed_ns(graph.step_bounds(unlimited.start, unlimited.end))
         low, high = FREE_RANGE_OF_GPU_LIMIT
         if modelled_ns > (1 + MAX_SHARE_ABOVE_GPU_LIMIT) * gpu_ns:
-            least_ns, most_ns = (self._with_cost_given_back(part) for part in FREE_COST_RANGE)
-            low = min(least_ns / modelled_ns, 1.0) * (1 - MIN_FREE_VARIATION)
-            high = max(most_ns / modelled_ns, 1.0) * (1 + MIN_FREE_VARIATION)
+            shortest_ns, longest_ns = (
+                self._with_cost_given_back(part, host)
+                for part, host in zip(FREE_COST_RANGE, FREE_HOST_RANGE, strict=True)
+            )
+            low = min(shortest_ns / modelled_ns, 1.0) * (1 - MIN_FREE_VARIATION)
+            high = max(longest_ns / modelled_ns, 1.0) * (1 + MIN_FREE_VARIATION)
             narrowing = min(MAX_FREE_RANGE_WIDTH / (high - low), 1.0)
             low = 1 - (1 - low) * narrowing
             high = 1 + (high - 1) * narrowing
+        least_ns = round(low * modelled_ns)
         most_ns = round(high * modelled_ns)
         if self.events_lost:
             most_ns = max(most_ns, self.measured_ns)
-        return round(low * modelled_ns), most_ns
+        if (graph.remedies["change"] == FREE_CPU).any():
+            without_stalls = ChangedGraph(graph, self.positions)
+            _remedy(without_stalls, FREE_CPU)
+            replay = without_stalls.replay(free=1.0)
+            bounds = graph.step_bounds(replay.start, replay.end, free=1.0)
+            least_ns = min(least_ns, round(low * self.replayed_ns(bounds)))
+        return least_ns, most_ns
 
     @cached_property
     def _free_replay(self) -> tuple[EventReplay, pl.DataFrame]:
@@ -616,9 +631,10 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """The step without the profiler by the model."""
         return self.replayed_ns(self._free_replay[1])
 
-    def _with_cost_given_back(self, part: float) -> int:
-        """Return the step if *part* of the recording's cost is given back."""
-        replay = self.graph.replay(free=part)
+    def _with_cost_given_back(self, part: float, host: float) -> int:
+        """Return the step if *part* of the recording's cost is given back, and the host takes *host* times as long."""
+        host_factor = np.full(len(self.graph.start), host)
+        replay = self.graph.replay(host_factor=host_factor, free=part)
         return self.replayed_ns(self.graph.step_bounds(replay.start, replay.end, free=part))
 
     def _free_predicted_ns(

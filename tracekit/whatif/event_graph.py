@@ -10,6 +10,7 @@ nothing explains, is kept; so the unchanged graph replays to the nanosecond.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from statistics import median
 
@@ -84,6 +85,7 @@ def find_rank_events(rank: Rank, recording: RecordingCost | None) -> pl.DataFram
 
     *recording* is what the profiler cost its host; None: not known.
     """
+    rank = _with_launches_of_graphs(rank)
     start = rank.start_ns
     end = rank.end_ns
     launch = rank.launch_ns
@@ -142,6 +144,27 @@ def find_rank_events(rank: Rank, recording: RecordingCost | None) -> pl.DataFram
         },
         schema_overrides=RANK_EVENTS,
     )
+
+
+def _with_launches_of_graphs(rank: Rank) -> Rank:
+    """Return the rank with the work of graphs launched when the call for all of it returned, if that took long.
+
+    Until then the host is still launching it. What starts before that was launched by then.
+    """
+    labelled = rank.labelled
+    if "launch_end_ns" not in labelled.columns or labelled["launch_end_ns"].is_null().all():
+        return rank
+    of_graph = (pl.len().over("correlation") > 1) & (pl.col("correlation") >= 0)
+    first_ns = pl.col("start_ns").min().over("correlation")
+    returned_ns = pl.max_horizontal("launch_ns", pl.min_horizontal("launch_end_ns", first_ns))
+    is_slow = of_graph & pl.col("launch_ns").is_not_null() & pl.col("launch_end_ns").is_not_null()
+    launch_ns = labelled.select(
+        pl.when(is_slow).then(returned_ns).otherwise("launch_ns").alias("launch_ns")
+    )["launch_ns"]
+    if launch_ns.equals(labelled["launch_ns"], null_equal=True):
+        return rank
+    with_launches = labelled.with_columns(launch_ns)
+    return replace(rank, labelled=with_launches, launch_ns=to_int64(launch_ns, 0))
 
 
 def _find_releases(rank: Rank, order: Ints) -> tuple[Ints, Ints]:

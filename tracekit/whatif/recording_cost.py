@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import polars as pl
 
 from tracekit._util.arrays import Floats, Ints, as_int64
 from tracekit.classify.names import HOST_CALLS
@@ -17,6 +18,7 @@ from tracekit.metrics.host.events import HostEvents, NamedRows
 from tracekit.schema import RankEvents
 from tracekit.whatif.constants import (
     GPU_CALL_COST_NS,
+    GRAPH_NODE_COST_NS,
     HOST_SLOWNESS_EXPONENT,
     HOST_SLOWNESS_RANGE,
     LAUNCH_CALL_NS,
@@ -51,11 +53,18 @@ class RecordingCost(msgspec.Struct, frozen=True, eq=False):
         return as_int64(cost_ns + self.per_ns * np.maximum(end_ns - start_ns, 0))
 
 
-def find_recording_cost(rank: RankEvents, host: HostEvents) -> RecordingCost | None:
-    """Return what the recording cost the host of a rank, whose events *host* are; None if that is not known.
+def find_recording_cost(
+    rank: RankEvents, host: HostEvents, correlation: pl.Series | None = None
+) -> RecordingCost | None:
+    """Return what the recording cost the host of a rank; None if that is not known.
 
     It is known of PyTorch's profiler where it recorded operators: without them the trace has no
     host, and what Nsight Systems costs was not measured.
+
+    Args:
+        rank: The rank.
+        host: Its host events.
+        correlation: That of its GPU events; those of a graph have one call in common.
     """
     if rank.source.reader == "nsight":
         return None
@@ -67,7 +76,9 @@ def find_recording_cost(rank: RankEvents, host: HostEvents) -> RecordingCost | N
     operators = host.operators.on_threads(np.array(calls.threads))
     starts = np.concatenate([operators.rows["start_ns"], calls.rows["start_ns"]])
     order = np.argsort(starts, kind="stable")
-    cost_ns = np.where(order < len(operators), operator_ns, GPU_CALL_COST_NS) * slowness
+    of_calls_ns = np.full(len(calls), GPU_CALL_COST_NS) + _graph_costs_ns(calls, correlation)
+    of_operators_ns = np.full(len(operators), operator_ns)
+    cost_ns = np.concatenate([of_operators_ns, of_calls_ns])[order] * slowness
     time_ns = starts[order]
     span_ns = int(time_ns[-1] - time_ns[0])
     frames_ns = count_frames(rank) * PYTHON_FRAME_COST_NS * slowness
@@ -76,6 +87,27 @@ def find_recording_cost(rank: RankEvents, host: HostEvents) -> RecordingCost | N
         until_ns=np.concatenate([[0.0], np.cumsum(cost_ns)]),
         per_ns=frames_ns / max(span_ns, 1),
     )
+
+
+def _graph_costs_ns(calls: NamedRows, correlation: pl.Series | None) -> Ints:
+    """Return what recording the work of a graph adds to each call; 0 for those that launch none.
+
+    It is no more than the call took.
+
+    >>> calls = pl.DataFrame({"name": ["cudaGraphLaunch", "cudaFree"], "correlation": [1, 2], "start_ns": [0, 0],
+    ...                       "end_ns": [9_000, 9_000]})
+    >>> _graph_costs_ns(NamedRows(calls), pl.Series("correlation", [1] * 4)).tolist()
+    [5200, 0]
+    """
+    none = np.zeros(len(calls), np.int64)
+    launches_graph = calls.named(HOST_CALLS["launch_graph"])
+    if correlation is None or not launches_graph.any():
+        return none
+    counts = correlation.drop_nulls().value_counts(name="events")
+    rows = calls.rows.select("correlation", ns=pl.col("end_ns") - pl.col("start_ns"))
+    events = rows.join(counts, on="correlation", how="left", maintain_order="left")["events"]
+    cost_ns = pl.DataFrame([events.fill_null(0).cast(pl.Int64) * GRAPH_NODE_COST_NS, rows["ns"]])
+    return np.where(launches_graph, cost_ns.min_horizontal().to_numpy(), none)
 
 
 def measure_host_slowness(calls: NamedRows) -> float:

@@ -452,7 +452,8 @@ def _measure_rank(
     graph_events = None
     host_work = None
     if graph and len(gpu_events):
-        with_cost = find_rank_events(work, find_recording_cost(rank, host))
+        cost = find_recording_cost(rank, host, gpu_events["correlation"])
+        with_cost = find_rank_events(work, cost)
         host_work = find_host_work(work, with_cost, host_stretches)
         give_back_memory(worth=is_large)
         graph_events = _with_remedies(with_cost, gpu_events, rank)

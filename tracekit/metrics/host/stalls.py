@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.classify.names import HOST_ACTIVITIES
-from tracekit.intervals import Intervals, union
+from tracekit.intervals import Intervals, union, union_of
 
 MIN_STALL_NS = 1_000_000
 """Time of a stall: the system's shares of a core are a few milliseconds."""
@@ -91,10 +91,8 @@ def find_stalls(events: pl.DataFrame, launching: Collection[str] = ()) -> Interv
     if innermost["name"].n_unique() < MIN_STALLED_OPERATORS or idle_work < MIN_STALLED_BOOKS:
         return nothing
     gaps = _long_gaps(columns)
-    return union(
-        np.concatenate([stalled["start_ns"].to_numpy(), gaps["start_ns"].to_numpy()]),
-        np.concatenate([stalled["end_ns"].to_numpy(), gaps["end_ns"].to_numpy()]),
-    )
+    standing_still = union_of(gaps) & _without_any_event(columns)
+    return union_of(stalled) | standing_still
 
 
 def _long_gaps(host: pl.DataFrame) -> pl.DataFrame:
@@ -112,3 +110,13 @@ def _long_gaps(host: pl.DataFrame) -> pl.DataFrame:
         pl.col("ns") > MIN_TIMES_MEDIAN * usual_ns
     )
     return gaps.filter(is_long)
+
+
+def _without_any_event(host: pl.DataFrame) -> Intervals:
+    """Return the stretches, at least as long as a stall, in which no event of any thread starts or ends.
+
+    A thread that waits while another one works stands still for a reason.
+    """
+    times = np.unique(np.concatenate([host["start_ns"].to_numpy(), host["end_ns"].to_numpy()]))
+    is_long = np.diff(times) >= MIN_STALL_NS
+    return union(times[:-1][is_long], times[1:][is_long])

@@ -26,6 +26,7 @@ from tracekit.schema import EVENTS
 HOST_CODES = (
     "compile",
     "data_loading",
+    "unused_parameters",
     "pageable_copy",
     "allocator",
     "host_sync",
@@ -34,7 +35,7 @@ HOST_CODES = (
     "launch_bound",
 )
 """What the host can do, in order: time that two match belongs to the first."""
-OWN_WORK = frozenset({"compile", "data_loading", "host_compute", "python"})
+OWN_WORK = frozenset({"compile", "data_loading", "unused_parameters", "host_compute", "python"})
 """Activities in which the host works itself: what they delay, they delay by no more than they take.
 
 A host that waits is different: what it launches next starts behind a queue that has run empty.
@@ -203,6 +204,7 @@ def _ranges_by_code(
     return {
         "compile": _named_ranges(host, HOST_ACTIVITIES["compile"]),
         "data_loading": _named_ranges(host, HOST_ACTIVITIES["data_loading"]),
+        "unused_parameters": _named_ranges(host, HOST_ACTIVITIES["unused_parameters"]),
         "pageable_copy": _pageable_copies(host, gpu_events),
         "allocator": _with_operator(calls.select(calls.named(HOST_CALLS["allocation"])), host),
         "host_sync": _synchronisations(host),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
+from tracekit._util.arrays import Floats, Ints
 from tracekit.metrics.remedies.rows import REMEDIES, RankWork
 from tracekit.metrics.remedies.speeds import Share
 
@@ -22,6 +23,18 @@ MIN_SIZES_APART = 4
 """Largest over smallest message from which latency and bandwidth can be told apart."""
 MAX_LATENCY_NS = 200_000
 """Latency of a message, at most: what takes longer waits for another rank."""
+MIN_MESSAGES_OF_SIZE = 4
+"""Messages of one size of which the shortest waited for nobody."""
+MIN_SIZES_TO_COMPARE = 2
+"""Larger over smaller size from which the time of the bytes between them tells the bandwidth."""
+MAX_BANDWIDTH_FACTOR = 2.0
+"""Bandwidth between two sizes over that of the larger half of messages, up to which it is believed."""
+MAX_RAMP_SHARE = 0.15
+"""Time by which the usual message of a size is longer than the shortest, over that of its bytes, which
+is held to be that of starting it; more is waiting for another rank."""
+LEAST_LATENCY_SHARE = 0.5
+MOST_LATENCY_FACTOR = 1.5
+"""Range of what fewer messages save: half the latencies alone, up to half as much again as is likely."""
 MIN_LATE_SHARE = 0.8
 """Share of a step's reduced bytes that is launched behind the backward, from which reductions are late."""
 HIDEABLE_BACKWARD = Share(0.6, 0.9, 1.0)
@@ -50,22 +63,55 @@ def _large_messages(messages: pl.DataFrame) -> Iterator[pl.DataFrame]:
     parts = messages["part"].n_unique()
     if messages.height < MIN_MESSAGES * parts:
         return
-    # The shortest of each size waited least for other ranks.
-    by_size = messages.group_by("copied_bytes").agg(pl.col("ns").min()).sort("copied_bytes")
+    by_size = (
+        messages.group_by("copied_bytes")
+        .agg(pl.len(), shortest_ns=pl.col("ns").min(), usual_ns=pl.col("ns").median())
+        .sort("copied_bytes")
+    )
     sizes = by_size["copied_bytes"].to_numpy().astype(np.float64)
-    shortest_ns = by_size["ns"].to_numpy().astype(np.float64)
     if sizes[-1] < MIN_SIZES_APART * sizes[0] or sizes[0] >= LARGE_MESSAGE_BYTES:
         return
-    is_large = sizes * 2 >= sizes[-1]
-    bytes_per_ns = float((sizes[is_large] / shortest_ns[is_large]).max())
-    latency_ns = np.clip(shortest_ns - sizes / bytes_per_ns, 0.0, MAX_LATENCY_NS)
-    latency_of_size = dict(zip(by_size["copied_bytes"].to_list(), latency_ns.tolist(), strict=True))
+    # The shortest of each size waited least for other ranks.
+    shortest_ns = by_size["shortest_ns"].to_numpy().astype(np.float64)
+    usual_ns = by_size["usual_ns"].to_numpy().astype(np.float64)
+    bytes_ns = sizes / _bytes_per_ns(sizes, shortest_ns, by_size["len"].to_numpy())
+    latency_ns = np.clip(shortest_ns - bytes_ns, 0.0, MAX_LATENCY_NS)
+    ramp_ns = np.clip(usual_ns - shortest_ns, 0.0, MAX_RAMP_SHARE * bytes_ns)
     total_bytes = int(messages["copied_bytes"].sum()) / parts
     few = max(total_bytes / LARGE_MESSAGE_BYTES, 1.0)
-    left_share = min(few / (messages.height / parts), 1.0)
-    latency = pl.col("copied_bytes").replace_strict(latency_of_size, return_dtype=pl.Float64)
-    saved_ns = latency * (1 - left_share)
-    yield _shorter(messages, "large messages", saved_ns * 1.5, saved_ns, saved_ns * 0.5)
+    removed_share = 1 - min(few / (messages.height / parts), 1.0)
+    saved = pl.DataFrame(
+        {
+            "copied_bytes": by_size["copied_bytes"],
+            "least_ns": latency_ns * removed_share * LEAST_LATENCY_SHARE,
+            "likely_ns": (latency_ns + ramp_ns) * removed_share,
+            "most_ns": (latency_ns + ramp_ns) * removed_share * MOST_LATENCY_FACTOR,
+        }
+    )
+    joined = messages.join(saved, on="copied_bytes", how="left", maintain_order="left")
+    yield _shorter(
+        joined, "large messages", pl.col("most_ns"), pl.col("likely_ns"), pl.col("least_ns")
+    )
+
+
+def _bytes_per_ns(sizes: Floats, shortest_ns: Floats, count: Ints) -> float:
+    """Return the bandwidth that large messages reach, from the shortest durations by size (ascending).
+
+    That is the most that one of the larger half reaches, or that the bytes between two sizes add:
+    a latency is in both and drops out. A single message of a size may have waited, so that sizes need a few.
+    """
+    is_large = sizes * 2 >= sizes[-1]
+    bandwidth = float((sizes[is_large] / shortest_ns[is_large]).max())
+    repeated = count >= MIN_MESSAGES_OF_SIZE
+    sizes = sizes[repeated]
+    shortest_ns = shortest_ns[repeated]
+    smaller, larger = np.triu_indices(len(sizes), 1)
+    more_ns = shortest_ns[larger] - shortest_ns[smaller]
+    is_apart = (sizes[larger] >= MIN_SIZES_TO_COMPARE * sizes[smaller]) & (more_ns > 0)
+    added = (sizes[larger] - sizes[smaller])[is_apart] / more_ns[is_apart]
+    # More than this is an outlier: the smaller message waited.
+    believed = added[added <= MAX_BANDWIDTH_FACTOR * bandwidth]
+    return max(bandwidth, float(believed.max(initial=0.0)))
 
 
 def _reduce_in_backward(rank: RankWork, reductions: pl.DataFrame) -> Iterator[pl.DataFrame]:

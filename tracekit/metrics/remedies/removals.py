@@ -223,14 +223,15 @@ def padded_share(shapes: str) -> float | None:
     (1.0666666666666667, None)
     """
     matrices = [shape for shape in parse_list(shapes) if is_shape(shape) and len(shape) > 1]
-    sizes = [size for shape in matrices[-2:] for size in shape[-2:]]
-    if len(matrices) < 2 or not all(sizes) or all(size % ALIGNED_SIZE == 0 for size in sizes):
+    if len(matrices) < 2:
         return None
-    # The inner size stands in both matrices and is padded once.
-    left = matrices[-2]
-    right = matrices[-1]
-    ratio = prod(_padding(size) for size in (left[-2], left[-1], right[-1]))
-    return float(ratio)
+    # The number of rows, often that of tokens, decides where no row begins.
+    inner = matrices[-2][-1]
+    columns = matrices[-1][-1]
+    sizes = (inner, columns)
+    if not all(sizes) or all(size % ALIGNED_SIZE == 0 for size in sizes):
+        return None
+    return prod(map(_padding, sizes))
 
 
 def _padding(size: int) -> float:
