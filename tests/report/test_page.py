@@ -81,7 +81,7 @@ def test_one_rank_without_steps_or_peers_has_no_empty_parts(look, tmp_path):
     path = tmp_path / "page.html"
     path.write_text(render_html(analyze(tmp_path / "one.json")), encoding="utf-8")
     page = look(path)
-    assert page.title() == "tracekit: one.json, 1 rank"
+    assert page.title() == "one · tracekit"
     assert page.locator(".source").inner_text().startswith("1 rank · no step marks")
     answer = page.locator("#words").inner_text().replace("\N{NO-BREAK SPACE}", " ")
     assert "The trace spans 2.0 ms: 100.0 % compute and 0.0 % idle" in answer

@@ -30,7 +30,7 @@ def texts(page, rows):
 def test_rates_of_products_communication_and_experts(look, runs):
     _, path = runs("router")
     page = look(path)
-    page.locator("nav a", has_text="Rates").click()
+    page.locator("#rates summary").first.click()
     heads = page.locator("#rates h3").all_inner_texts()
     assert heads == ["Products", "Communication", "Experts"]
     experts = texts(page, "#rates table:last-of-type >> nth=2 >> tbody tr")
@@ -53,7 +53,7 @@ def test_one_rank_has_rates_of_its_products_alone(look, runs):
         "how fast products ran",
     ]
     assert page.locator("#rates h3").count() == 0  # one table needs no second heading
-    page.locator("nav a", has_text="Rates").click()
+    page.locator("#rates summary").first.click()
     rows = texts(page, "#rates tbody tr")
     odd = next(
         row for row in rows if row[1] == "2048×1024 · 1024×4093" and row[0].startswith("forward")
@@ -78,7 +78,7 @@ def test_what_better_kernels_could_give_stands_under_the_gap(look, runs):
 def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(look, runs):
     analysis, path = runs("1f1b")
     page = look(path)
-    rows = texts(page, "#path tbody tr")
+    rows = texts(page, "#critical-path tbody tr")
     lengths = analysis.critical.segments.select(
         "rank", ns=analysis.critical.segments["end_ns"] - analysis.critical.segments["start_ns"]
     )
@@ -86,14 +86,14 @@ def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(look, runs
     assert len(rows) == 10
     assert sorted(int(row[3]) for row in rows) == sorted(longest["rank"])
     assert sorted(row[1] for row in rows) == sorted(f"{ns / 1e6:.2f} ms" for ns in longest["ns"])
-    page.locator("#path tbody tr").nth(1).locator("a").first.click()
+    page.locator("#critical-path tbody tr").nth(1).locator("a").first.click()
     page.locator("#said", has_text=f"timeline of rank {rows[1][3]}").wait_for(state="attached")
 
 
 def test_without_asking_there_is_no_path(runs):
     analysis = replace(runs("1f1b")[0], critical=None)
     assert view_of(analysis).critical is None
-    assert 'id="path"' not in render_html(analysis)
+    assert 'id="critical-path"' not in render_html(analysis)
 
 
 def test_cells_on_the_path_are_marked(look, runs):

@@ -366,7 +366,7 @@ def test_a_label_is_shown_alone_and_a_number_leads_to_its_events(look, pages, an
 
 def test_a_segment_of_the_path_opens_its_moment(look, pages, analysed):
     page = look(pages("1f1b", path=True))
-    rows = page.locator("#path tbody tr")
+    rows = page.locator("#critical-path tbody tr")
     row = rows.nth(4)
     rank = row.get_attribute("data-rank")
     row.locator("a").first.click()
@@ -393,7 +393,7 @@ def test_a_segment_of_the_path_opens_its_moment(look, pages, analysed):
 @pytest.mark.parametrize("name", ["1f1b", "steps/straggler"])
 def test_each_row_of_the_path_opens_its_own_event(look, pages, name):
     page = look(pages(name, path=True))
-    for row in page.locator("#path tbody tr").all():
+    for row in page.locator("#critical-path tbody tr").all():
         # Time, of step, rank, kind, label, came last, what.
         cells = row.locator("td").all_inner_texts()
         start, end = (float(row.get_attribute(name)) for name in ("data-from", "data-to"))

@@ -7,7 +7,7 @@ inside another section has that section's id as its ``part_of``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
 import msgspec
@@ -238,6 +238,34 @@ def section_words(view: View) -> dict[str, str]:
         "rates_of": " and ".join(rates_of),
         "warnings": str(len(view.warnings)),
     }
+
+
+TABS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Findings", ("findings", "words")),
+    ("Timeline", ("timeline",)),
+    ("Schedule", ("schedule", "gap", "phases", "reload")),
+    ("Roles", ("iterations", "roles", "weight-updates")),
+    ("Budget", ("budget", "ranks", "overlap", "idle", "host", "steps")),
+    ("Memory", ("memory",)),
+    ("Critical path", ("critical-path", "stragglers", "changes", "whole-run")),
+    ("Kernels", ("kernels", "by", "rates", "copies")),
+    ("Notes", ("warnings", "definitions")),
+)
+"""Tabs of the page's navigation, nine at most, and the sections that stand together under each."""
+
+
+def page_tabs(section_ids: Collection[str]) -> list[tuple[str, list[str]]]:
+    """Return the name of each tab that has something to show, and its sections.
+
+    >>> page_tabs(["findings", "overlap", "stragglers"])
+    [('Findings', ['findings']), ('Budget', ['overlap']), ('Critical path', ['stragglers'])]
+    """
+    tabs = []
+    for name, ids in TABS:
+        shown = [section_id for section_id in ids if section_id in section_ids]
+        if shown:
+            tabs.append((name, shown))
+    return tabs
 
 
 def page_headings(view: View) -> dict[str, tuple[str, str]]:

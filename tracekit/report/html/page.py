@@ -21,7 +21,7 @@ from tracekit.report.html.memory_charts import charts_of_analysis
 from tracekit.report.html.places import PathNames, busiest_rank, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
 from tracekit.report.html.whole_run import whole_run_section
-from tracekit.report.sections import page_headings
+from tracekit.report.sections import page_headings, page_tabs
 from tracekit.report.table import Table
 from tracekit.report.view import input_path, view_of
 from tracekit.report.view.path import changed_lanes
@@ -89,6 +89,7 @@ def render_html(analysis: Analysis) -> str:
         memory_charts=memory is not None,
         v=view,
         headings=page_headings(view),
+        tabs=page_tabs,
         places={finding.number: finding.places for finding in places},
         max_cards=MAX_CARDS,
         max_words_beside=MAX_RANKS_FOR_WORDS_BESIDE,

@@ -31,6 +31,7 @@ from tracekit.report.text import short_ms, size, wrap_text
 from tracekit.report.view import View
 from tracekit.report.view.answer import free_step_words, times_of_kinds, unusual_steps
 from tracekit.report.view.roles import phase_times
+from tracekit.report.view.top import MAX_SPREAD_OF_ALIKE_STEPS
 from tracekit.report.words import WORDS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, GAP_CAUSES
 
@@ -55,9 +56,6 @@ MAX_MODULES = 4
 """Parts of the model that are named, those with most time."""
 INDENT = "    "
 """Spaces before the further lines of a finding."""
-MAX_SPREAD_OF_ALIKE_STEPS = 0.1
-"""Difference between the longest and the shortest step, as a share of the step, up to which they
-are alike."""
 MAX_END_DIFFERENCE_SHARE = 0.01
 """Difference between the ends of one operation on several ranks (median), as a share of the step,
 up to which times that compare ranks have three digits."""

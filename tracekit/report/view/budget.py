@@ -7,7 +7,7 @@ import polars as pl
 
 from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis
-from tracekit.documents.analysis import Figures, RankFigures
+from tracekit.documents.analysis import Budget, Figures, RankFigures
 from tracekit.documents.coding import to_plain_rows
 from tracekit.report.palette import COMPUTE_COLOUR, IDLE_COLOUR, LABEL_COLOURS, UNRECORDED_COLOUR
 from tracekit.report.table import Column, Table, make_table
@@ -57,20 +57,8 @@ class Bar:
         self.name = name
         self.whole = whole
         self.rank = rank
-        budget = whole.budget
-        span_ns = max(1, whole.budget.span_ns)
-        parts = [("compute", "compute", budget.compute_ns, COMPUTE_COLOUR)]
-        for label, ns in budget.exposed_ns.items():
-            if ns:
-                parts.append((label, kind_of(label), ns, LABEL_COLOURS[label]))
-        if whole.idle_known:
-            parts.append(("idle", "idle", budget.idle_ns, IDLE_COLOUR))
-        if budget.unrecorded_ns:
-            parts.append((NOT_RECORDED, "unrecorded", budget.unrecorded_ns, UNRECORDED_COLOUR))
-        self.span_ns = budget.span_ns / of
-        self.parts = tuple(
-            Part(part, kind, ns / of, ns / span_ns, colour) for part, kind, ns, colour in parts
-        )
+        self.span_ns = whole.budget.span_ns / of
+        self.parts = budget_parts(whole.budget, idle_known=whole.idle_known, of=of)
 
     @property
     def idle(self) -> str:
@@ -85,6 +73,26 @@ class Bar:
     def share(self, kind: str) -> float:
         """Return the share of the span of one kind of part."""
         return sum(part.share for part in self.parts if part.kind == kind)
+
+
+def budget_parts(budget: Budget, *, idle_known: bool, of: int = 1) -> tuple[Part, ...]:
+    """Return the parts that a bar of this budget is drawn of, the mean over *of* ranks.
+
+    >>> [part.name for part in budget_parts(Budget(compute_ns=6, exposed_ns={"dp_comm": 3}, idle=1), idle_known=True)]
+    ['compute', 'dp_comm', 'idle']
+    """
+    span_ns = max(1, budget.span_ns)
+    parts = [("compute", "compute", budget.compute_ns, COMPUTE_COLOUR)]
+    for label, ns in budget.exposed_ns.items():
+        if ns:
+            parts.append((label, kind_of(label), ns, LABEL_COLOURS[label]))
+    if idle_known:
+        parts.append(("idle", "idle", budget.idle_ns, IDLE_COLOUR))
+    if budget.unrecorded_ns:
+        parts.append((NOT_RECORDED, "unrecorded", budget.unrecorded_ns, UNRECORDED_COLOUR))
+    return tuple(
+        Part(part, kind, ns / of, ns / span_ns, colour) for part, kind, ns, colour in parts
+    )
 
 
 class BudgetView:
@@ -103,6 +111,12 @@ class BudgetView:
                 name = f"exposed {part.name}" if is_exposed else part.name
                 self.legend.append((name, part.colour))
         """Names and colours of the parts."""
+        self.of_step = budget_parts(
+            analysis.step.shown_budget, idle_known=analysis.total.idle_known
+        )
+        """Parts of the step that is stated first."""
+        self.as_recorded = bool(analysis.step.profiler_ns)
+        """Whether the profiler made the ranks' spans longer than the step that is stated first."""
 
 
 def _ranks_with_bars(ranks: Sequence[RankFigures]) -> Sequence[RankFigures]:

@@ -42,6 +42,9 @@ SECTION_OF_CODE: Mapping[str, str] = {
     "slow_kernel": "rates",
 }
 """Section of the page that shows a finding without a place in the timeline, by its code."""
+MAX_SPREAD_OF_ALIKE_STEPS = 0.1
+"""Difference between the longest and the shortest step, as a share of the step, up to which they
+are alike."""
 
 
 class Tile(msgspec.Struct, frozen=True):
@@ -90,7 +93,8 @@ def step_tile(step: StepSummary, ranks: str) -> Tile:
         steps = unusual_steps(step)
     elif len(usual) > 1:
         spread = (max(usual) - min(usual)) / max(step.time_ns or 0, 1)
-        steps = f"{counted(len(usual), 'step')} within {percent(max(spread, 0.01), digits=0)}"
+        differ = "within" if spread <= MAX_SPREAD_OF_ALIKE_STEPS else "that differ by up to"
+        steps = f"{counted(len(usual), 'step')} {differ} {percent(max(spread, 0.01), digits=0)}"
     elif step.is_marked:
         steps = "one step recorded"
     figure = "unknown" if step.shown_ns is None else short_ms(step.shown_ns)
@@ -178,10 +182,7 @@ def saving_tile(findings: Sequence[Finding]) -> Tile:
     savings = [(number, finding) for number, finding in numbered if finding.saving_ns]
     if savings:
         number, finding = savings[0]  # they are ordered by what they are likely to save
-        figure = figure_of(finding)
-        if finding.is_bound:
-            figure = f"≤ {short_ms(finding.effect_ns)}"
-        return Tile("Biggest likely saving", figure, finding.text, "findings", number)
+        return Tile("Biggest likely saving", figure_of(finding), finding.text, "findings", number)
     costs = [(number, finding) for number, finding in numbered if finding.cost_ns]
     if costs:
         number, finding = max(costs, key=lambda pair: pair[1].cost_ns)
@@ -190,18 +191,18 @@ def saving_tile(findings: Sequence[Finding]) -> Tile:
 
 
 def figure_of(finding: Finding) -> str:
-    """Return what a finding saves or, if that cannot be predicted, costs.
+    """Return what a finding is likely to save, behind ≤ at most, as the terminal says it.
 
     >>> figure_of(Finding(code="host_sync", cost_ns=4_000_000, share=0.2, saves_ns=3_000_000))
-    '−3.00 ms'
+    '3.00 ms'
+    >>> figure_of(Finding(code="host_sync", cost_ns=4_000_000, share=0.2))
+    '≤ 4.00 ms'
     >>> figure_of(Finding(code="leak", cost_ns=0, cost_bytes=8_388_608, share=0.0))
     '8.4 MB'
     """
     if finding.cost_bytes and not finding.cost_ns:
         return size(finding.cost_bytes)
-    if finding.saving_ns is None:
-        return short_ms(finding.cost_ns)
-    return f"−{short_ms(finding.saving_ns)}"
+    return f"{'≤ ' if finding.is_bound else ''}{short_ms(finding.effect_ns)}"
 
 
 def cards(findings: Sequence[Finding]) -> list[Card]:
@@ -235,20 +236,18 @@ def _search(finding: Finding) -> str | None:
 
 
 def _of_step(finding: Finding) -> str:
-    """Return what a card's figure is: a saving or a cost, and its share of the step.
+    """Return what a card's figure is, and its share of the step, or of what else it is a share of.
 
     >>> _of_step(Finding(code="x", cost_ns=4, share=0.2, saves_ns=3, saves_range_ns=(0, 3)))
     'saved at most, 15 % of the step'
     >>> _of_step(Finding(code="x", cost_ns=4, share=0.2))
-    'cost, 20 % of the step'
+    'saved at most, 20 % of the step'
     """
     if finding.cost_bytes and not finding.cost_ns:
         return "of memory"
-    if finding.saving_ns is None:
-        whole = finding.evidence.get("share_of", "step")
-        return f"cost, {percent(finding.share, digits=0)} of the {whole}"
+    whole = finding.evidence.get("share_of", "step")
     saved = "saved at most" if finding.is_bound else "saved"
-    return f"{saved}, {percent(finding.effect_share, digits=0)} of the step"
+    return f"{saved}, {percent(finding.effect_share, digits=0)} of the {whole}"
 
 
 def badge_of(analysis: Analysis) -> ClockBadge | None:

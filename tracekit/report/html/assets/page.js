@@ -212,7 +212,8 @@
     timeline.chart.setWindow(middle - span / 2, middle + span / 2);
     const line = byId("timeline-spot"), [text, previous, next, back] = line.children;
     line.hidden = false;
-    text.textContent = `Finding ${number}: ${finding.text} (${title})`;
+    const position = count > 1 ? `place ${index + 1} of ${count}: ` : "";
+    text.textContent = `Finding ${number}: ${finding.text} (${position}${title})`;
     for (const [button, step] of [[previous, -1], [next, 1]]) {
       button.hidden = count < 2;
       button.onclick = () => showPlace(number, (index + step + count) % count);
@@ -241,12 +242,12 @@
 
   // The navigation marks the section that is read.
   function followSections() {
-    const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
+    const links = new Map([...document.querySelectorAll("nav a")].flatMap((link) => link.dataset.sections.split(" ").map((id) => [id, link])));
     const seen = new Set();
     const watch = new IntersectionObserver((entries) => {
       for (const { target, isIntersecting } of entries) if (isIntersecting) seen.add(target.id); else seen.delete(target.id);
       const current = [...links.keys()].find((id) => seen.has(id));
-      for (const [id, link] of links) if (id === current) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
+      for (const link of links.values()) if (link === links.get(current)) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
     }, { rootMargin: "-12% 0px -70% 0px" });
     for (const id of links.keys()) watch.observe(byId(id));
   }
