@@ -89,13 +89,23 @@ def _fuse_chains(
     rank: RankWork, events: pl.DataFrame, loss_rows: Collection[int]
 ) -> Iterator[pl.DataFrame]:
     """Yield the remedies of all other chains."""
-    ordered = events.sort("stream", "start_ns").with_columns(
-        is_link=pl.col("kind").is_in(MEMORY_KINDS).fill_null(False)
+    is_link = (
+        pl.col("kind").is_in(MEMORY_KINDS).fill_null(False)
         & pl.col("elements").is_not_null()
         & ~pl.col("row").is_in(list(loss_rows))
         & (pl.col("label") != "optimizer")
         & pl.col("op").str.starts_with("aten::").fill_null(False)
     )
+    # Few columns of all events, in their order on the stream; all columns of links alone.
+    ordered = events.select(
+        "stream",
+        "start_ns",
+        "part",
+        "is_backward",
+        "elements",
+        index=pl.int_range(pl.len()),
+        is_link=is_link,
+    ).sort("stream", "start_ns")
     chain = _number_chains(
         ordered["is_link"].to_numpy(),
         ordered["elements"].fill_null(0).to_numpy(),
@@ -103,7 +113,8 @@ def _fuse_chains(
         .to_series()
         .to_numpy(),
     )
-    links = ordered.with_columns(group=pl.Series(chain)).filter("is_link")
+    of_links = ordered.select("index", "is_link", group=pl.Series(chain)).filter("is_link")
+    links = events[of_links["index"]].with_columns(of_links["group"])
     largest = pl.col("elements").max().over("group")
     # A norm in one kernel is fused already, and a copy or cast may be what its types need: they are
     # links, and no reason to fuse.

@@ -83,13 +83,24 @@ def describe_work(labelled: pl.DataFrame) -> pl.DataFrame:
     ('elementwise', 32, 384)
     """
     products = describe_products(labelled)
-    events = labelled.select(
-        pl.int_range(pl.len(), dtype=pl.Int32).alias("row"),
-        pl.col("kind").cast(pl.String).alias("event_kind"),
-        pl.col("op", "name", "shapes", "dtypes").cast(pl.String),
-    ).with_columns(products["product"], products["dtype"])
+    # Texts stay categorical here: comparing events by long names would copy them all.
     keys = ["event_kind", "op", "name", "shapes", "dtypes", "product", "dtype"]
-    distinct = events.select(keys).unique(maintain_order=True)
+    events = labelled.select(
+        pl.col("kind").alias("event_kind"),
+        pl.col("op", "name", "shapes", "dtypes"),
+        products["product"],
+        products["dtype"].cast(pl.Categorical()),
+    )
+    distinct_codes = events.unique(maintain_order=True)
+    alike = events.join(
+        distinct_codes.with_row_index("alike"),
+        on=keys,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )["alike"]
+    distinct = distinct_codes.cast({pl.Categorical(): pl.String, pl.Enum: pl.String})
+    del products, events, distinct_codes
     backward = distinct.filter(pl.col("op") == CONVOLUTION_BACKWARD)["shapes"].drop_nulls()
     outputs = convolution_outputs(backward.unique().to_list())
     tensors: dict[tuple[str | None, str | None], _Tensors] = {}
@@ -115,8 +126,8 @@ def describe_work(labelled: pl.DataFrame) -> pl.DataFrame:
     described = pl.DataFrame(rows, infer_schema_length=None).cast(
         {name: dtype for name, dtype in WORK.items() if name != "row"}
     )
-    joined = events.join(described, on=keys, how="left", nulls_equal=True, maintain_order="left")
-    return joined.select(WORK.names())
+    row = pl.int_range(pl.len(), dtype=pl.Int32).alias("row")
+    return described[alike].with_columns(row).select(WORK.names())
 
 
 def _kind(group: dict[str, Any]) -> str | None:
