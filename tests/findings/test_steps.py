@@ -12,6 +12,8 @@ from tracekit import analyze
 from tracekit.documents.analysis import StepTime, Straggler
 from tracekit.findings.steps import _cause_in, step_findings
 from tracekit.report.findings import with_sentences
+from tracekit.report.terminal.first_screen import first_screen
+from tracekit.report.view import view_of
 from tracekit.report.view.answer import unusual_steps
 
 MS = 1_000_000
@@ -102,6 +104,25 @@ def test_the_share_of_a_slow_step_is_of_what_the_run_spends_on_a_step(slow_step_
     """Six steps of 12 ms, one of which takes 200 ms longer: 33 of 45 ms, not of 12."""
     finding = slow_step_of(copies(150), extra=200.0)
     assert finding.share == pytest.approx(200 / (6 * 12 + 200), rel=0.03)
+
+
+def test_steps_that_alternate_are_said_to(tmp_path):
+    """Every other of six steps works twice as long."""
+    recording = Recording()
+    start = 0.0
+    for number in range(6):
+        length = 24.0 if number % 2 else 12.0
+        recording.step(number, start, start + length)
+        work_end = train(recording, start)
+        if number % 2:
+            train(recording, work_end + 0.1)
+        start += length
+    recording.write(tmp_path)
+    analysis = analyze(tmp_path)
+    short_ns, long_ns = analysis.to_dict()["step"]["in_turn_ns"]
+    assert long_ns == pytest.approx(2 * short_ns, rel=0.15)
+    screen = [line.plain for line in first_screen(view_of(analysis), 100)]
+    assert any("steps take" in line and "in turn" in line for line in screen)
 
 
 def test_what_only_the_first_step_does_is_start_up_and_no_finding(tmp_path):

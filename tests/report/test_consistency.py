@@ -17,13 +17,15 @@ import pytest
 from tests.kept import analysis_of
 from tracekit import diff
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
+from tracekit.errors import InputError
 from tracekit.report.ci import words
 from tracekit.report.findings import finding_in_a_log, finding_line
 from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.explain import explain_finding
-from tracekit.report.terminal.first_screen import saving
+from tracekit.report.terminal.first_screen import first_screen, headline, saving
 from tracekit.report.terminal.screen import Screen
+from tracekit.report.text import capitalize, short_ms
 from tracekit.report.view import view_of
 from tracekit.report.view.top import cards
 from tracekit.report.write import render_json
@@ -38,6 +40,14 @@ FRAMEWORKS = ("cp-ring", "ds-pipe", "fp8-fsdp", "graph-trees", "hf-ddp-ckpt", "m
               "nsys-meg-1f1b", "once-ddp", "slow-ddp", "titan-ac", "titan-fsdp", "varlen-ddp",
               "meg-moe-vpp/rank0.pt.trace.json.gz", "titan-ac/rank3.pt.trace.json.gz")  # fmt: skip
 MAX_LINES = 60
+MAX_COMBINED = 3
+"""Changes of a run's first findings that are replayed in pairs."""
+MAX_REPLAY_NOISE_SHARE = 0.001
+"""Share of the step by which two replays of the same changes may differ."""
+RECORDINGS = ("everyday/*", "everyday-free/*", "checked/*", "h200/*", "recording-cost/*", "public/amd-ddp",
+              "public/hta/*", "public/inference/*", "public/kineto/*", "public/models/*", "public/nsight/*",
+              "public/tracelens/*", "public/tracelens-evals/*")  # fmt: skip
+"""Folders of the corpus whose recordings no two outputs may disagree about."""
 CODE_WORDS = re.compile(
     r"\b("
     + "|".join(code for code in (*EXPOSURE_CAUSES, *GAP_CAUSES, *IDLE_CAUSES) if "_" in code)
@@ -96,6 +106,7 @@ def contradictions(analysis):
         *_findings(analysis, view, advice),
         *_prices(analysis),
         *_wording(analysis, view),
+        *_outputs(analysis, view),
         *_order_of_ranks(view),
         *_savings(analysis),
     ]
@@ -104,7 +115,9 @@ def contradictions(analysis):
 def _findings(analysis, view, advice):
     """Return findings that contradict each other or the run."""
     findings = analysis.findings
-    one_sided = {finding.evidence["labels"] for finding in findings if finding.code == "recording"}
+    one_sided = {
+        finding.evidence.get("labels") for finding in findings if finding.code == "recording"
+    }
     for finding in findings:
         if finding.code == "exposed_comm" and finding.evidence["label"] in " ".join(
             map(str, one_sided)
@@ -154,6 +167,63 @@ def _wording(analysis, view):
         texts.append(explain_finding(analysis, number))
         if any(bool(re.search(r"\bsave[sd] at most\b", text)) != is_bound for text in texts):
             yield f"finding {number} is a bound in one output and not in another"
+
+
+def _outputs(analysis, view):
+    """Return what outputs say differently of a run's step and findings: terminal, page, Markdown, JSON, explanation."""
+    document = json.loads(render_json(analysis))
+    step = analysis.step
+    named_ns = (document["step"]["time_ns"], document["step"]["free_ns"])
+    if step.shown_ns is not None and step.shown_ns not in named_ns:
+        yield "the step time that is shown is not in the JSON"
+    headline_text = headline(view, 200).plain
+    is_plain = not analysis.role_results.iterations and not analysis.step_kinds
+    if is_plain and step.shown_ns is not None and short_ms(step.shown_ns) not in headline_text:
+        yield f"the first line states another step time: {headline_text}"
+    terminal_text = _plain("\n".join(line.plain for line in first_screen(view, 400)))
+    markdown_text = _plain(render_markdown(analysis))
+    for number, card in enumerate(cards(view.findings), start=1):
+        finding = card.finding
+        entry = document["findings"][number - 1]
+        if (entry["text"], entry["ranks"], entry["steps"]) != (
+            finding.text,
+            list(finding.ranks),
+            list(finding.steps),
+        ):
+            yield f"finding {number} has other words, ranks or steps in the JSON"
+        if finding.effect_share > 1.0 or finding.share > 1.0:
+            yield f"finding {number} ({finding.code}) is {finding.effect_share:.0%} of the step"
+        if finding.effect_ns and short_ms(finding.effect_ns) not in card.figure:
+            yield f"finding {number} has another figure on the page: {card.figure}"
+        if f"{number} {_plain(saving(finding))} {_plain(finding.text)}" in terminal_text:
+            shown = [line for line in terminal_text.split("→") if _plain(finding.text) in line]
+            if len(shown) != 1:
+                yield f"finding {number} stands {len(shown)} times on the first screen"
+        elif number == 1:
+            yield "the first finding is not the first of the first screen"
+        if _plain(capitalize(finding.text)) not in markdown_text:
+            yield f"finding {number} has other words in Markdown"
+        if finding.text not in explain_finding(analysis, number):
+            yield f"finding {number} has other words in its explanation"
+
+
+def _plain(text):
+    """Return text without marks of Markdown and with single spaces."""
+    return " ".join(re.sub(r"[`*\\]", "", text).split())
+
+
+def _combinations(analysis):
+    """Return changes of findings that save less together than one of them alone."""
+    graph = analysis.replay_graph
+    changes = [finding.change for finding in analysis.findings if finding.change is not None]
+    if graph is None:
+        return
+    for pair in itertools.combinations(changes[:MAX_COMBINED], 2):
+        together = graph.predict(pair)
+        alone_ns = max(graph.predict([change]).saves_ns or 0 for change in pair)
+        least_ns = 0.99 * alone_ns - MAX_REPLAY_NOISE_SHARE * (analysis.step.reference_ns or 0)
+        if together.why_not is None and (together.saves_ns or 0) < least_ns:
+            yield f"{pair} save {together.saves_ns} together, and one of them {alone_ns}"
 
 
 def _order_of_ranks(view):
@@ -209,6 +279,29 @@ def test_nothing_contradicts_its_evidence_in_a_sample(samples, sample):
 @pytest.mark.parametrize("trace", FRAMEWORKS)
 def test_nothing_contradicts_its_evidence_in_a_framework_trace(corpus, trace):
     check(analysis_of(corpus.parent / "frameworks" / trace))
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_changes_of_a_sample_save_together_what_the_best_of_them_saves(samples, sample):
+    assert list(_combinations(analysis_of(samples / sample))) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("pattern", RECORDINGS)
+def test_no_two_outputs_of_a_recording_disagree(corpus, pattern):
+    """What the folder holds beside recordings, and recordings without GPU work, cannot be analysed."""
+    found = {}
+    for path in sorted(corpus.parent.glob(pattern)):
+        if path.suffix in (".md", ".json"):
+            continue
+        try:
+            analysis = analysis_of(path)
+        except InputError:
+            continue
+        disagreements = [*contradictions(analysis), *_combinations(analysis)]
+        if disagreements:
+            found[path.name] = disagreements
+    assert found == {}
 
 
 def without_rank(folder):

@@ -226,6 +226,7 @@ def step_document(analysis: Analysis) -> documents.Step:
         free_budget_ns=free_budget,
         per_step=list(step.per_step),
         unusual=list(step.unusual),
+        in_turn_ns=list(step.in_turn_ns),
         single=step.single,
         marked=step.is_marked,
         by_rank=[documents.RankStepTime(rank, time_ns) for rank, time_ns in step.by_rank.items()],

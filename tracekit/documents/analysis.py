@@ -351,6 +351,8 @@ class Step(Struct, frozen=True, kw_only=True):
     """Whether the recorder timed it, or each recorded event gave back what recording it costs."""
     free_budget_ns: Budget | None = None
     """Where its time goes; sums to it."""
+    in_turn_ns: list[int] = []
+    """Times that steps take in turn, one for each step of the period; empty if they do not repeat."""
 
 
 # ---- the schedule

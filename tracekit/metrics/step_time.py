@@ -26,6 +26,9 @@ MIN_UNUSUAL_DIFFERENCE = 0.25
 """Share of the median step by which a step must differ from it to stand out, and …"""
 MIN_UNUSUAL_DEVIATIONS = 4
 """… how many times the median deviation of all steps that must be."""
+MAX_DIFFERENCE_IN_TURN = 0.1
+"""Difference between steps of one place in a period, as a share of their time, up to which they are
+alike."""
 MIN_PROFILER_SHARE_TO_SHOW = 0.05
 """Time that the profiler added to a step, as a share of the step without it, from which that step
 is stated first."""
@@ -194,6 +197,11 @@ class StepSummary(msgspec.Struct, frozen=True):
         return 1 - min(times) / longest if longest else 0.0
 
     @property
+    def in_turn_ns(self) -> tuple[int, ...]:
+        """Times that the steps take in turn, such as every other one; empty if they do not repeat."""
+        return find_times_in_turn([step.time_ns for step in self.per_step])
+
+    @property
     def usual(self) -> tuple[StepTime, ...]:
         """Steps that do not stand out."""
         return tuple(step for step in self.per_step if step not in self.unusual)
@@ -318,6 +326,31 @@ def find_unusual(steps: Sequence[StepTime]) -> list[StepTime]:
     deviation_ns = median([abs(step.time_ns - usual_ns) for step in steps])
     least_ns = max(MIN_UNUSUAL_DIFFERENCE * usual_ns, MIN_UNUSUAL_DEVIATIONS * deviation_ns)
     return [step for step in steps if abs(step.time_ns - usual_ns) > least_ns]
+
+
+def find_times_in_turn(times_ns: Sequence[int]) -> tuple[int, ...]:
+    """Return the times that steps take in turn, for the shortest period; empty if they do not repeat.
+
+    The recording must have the whole period twice, in which some step takes clearly longer than
+    another.
+
+    >>> find_times_in_turn([33, 114, 34, 113])
+    (34, 114)
+    >>> find_times_in_turn([33, 33, 33, 114, 33, 33, 33, 114])
+    (33, 33, 33, 114)
+    >>> find_times_in_turn([33, 34, 33, 114]), find_times_in_turn([33, 34, 33, 34])
+    ((), ())
+    """
+    for period in range(2, len(times_ns) // 2 + 1):
+        places = [times_ns[place::period] for place in range(period)]
+        medians = [median(times) for times in places]
+        are_alike = all(
+            max(times) - min(times) <= MAX_DIFFERENCE_IN_TURN * middle
+            for times, middle in zip(places, medians, strict=True)
+        )
+        if are_alike and max(medians) >= (1 + MIN_UNUSUAL_DIFFERENCE) * min(medians):
+            return tuple(round(middle) for middle in medians)
+    return ()
 
 
 def _median_time(steps: Iterable[TimedStep]) -> int:

@@ -232,7 +232,7 @@ def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
     if step.profiler_ns and not phases:
         subject = "A step" if step.is_marked else "The recorded work"
         lines += _wrapped(f"{subject} takes {free_step_words(step)}.", width)
-    if step.unusual and not view.analysis.step_kinds:
+    if (step.unusual or step.in_turn_ns) and not view.analysis.step_kinds:
         clock = "as recorded, " if step.profiler_ns else ""
         lines += _wrapped(f"{clock}{unusual_steps(step)}", width)
     return lines

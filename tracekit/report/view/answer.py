@@ -161,6 +161,8 @@ def unusual_steps(step: StepSummary) -> str:
     """
     if len(step.per_step) < 2:
         return ""
+    if step.in_turn_ns:
+        return steps_in_turn(step.in_turn_ns)
     if not step.unusual:
         return f"median of {counted(len(step.per_step), 'step')}"
     usual_times = ms_range(each.time_ns for each in step.usual)
@@ -172,6 +174,22 @@ def unusual_steps(step: StepSummary) -> str:
     if more > 0:
         parts.append(f"{more} more stand out")
     return ", ".join(parts)
+
+
+def steps_in_turn(times_ns: Sequence[int]) -> str:
+    """Return how steps alternate.
+
+    >>> steps_in_turn([33_000_000, 114_000_000])
+    'steps take 33.0 ms and 114 ms in turn'
+    >>> steps_in_turn([33_000_000, 33_500_000, 33_200_000, 114_000_000])
+    'of every 4 steps one takes 114 ms, the others 33–34 ms'
+    """
+    if len(times_ns) == 2:
+        return f"steps take {join_with_and(map(short_ms, times_ns))} in turn"
+    longest = max(times_ns)
+    others = list(times_ns)
+    others.remove(longest)
+    return f"of every {len(times_ns)} steps one takes {short_ms(longest)}, the others {ms_range(others)}"
 
 
 def is_longer_first(each: StepTime, step: StepSummary) -> bool:
