@@ -119,7 +119,7 @@ def _findings(analysis, view, advice):
         finding.evidence.get("labels") for finding in findings if finding.code == "recording"
     }
     for finding in findings:
-        if finding.code == "exposed_comm" and finding.evidence["label"] in " ".join(
+        if finding.code == "exposed_comm" and finding.evidence.get("label", "no label") in " ".join(
             map(str, one_sided)
         ):
             yield "transfer is advised about while not all sides were recorded"
