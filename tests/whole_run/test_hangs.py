@@ -37,10 +37,10 @@ def test_messages_of_a_batch_that_completed_do_not_hang():
     assert late(SAMPLES / "1f1b").hang is None
 
 
-def waiting(number, rank_waited_ms=5_000.0, **fields):
+def waiting(number, rank_waited_ms=5_000.0, at_ms=10_000, **fields):
     """An operation that was seen to start, and no more."""
     seen = EPOCH_NS + round((10_000 + rank_waited_ms) * MS)
-    return entry(number, at_ms=10_000, state="started", time_discovered_started_ns=seen, **fields)
+    return entry(number, at_ms=at_ms, state="started", time_discovered_started_ns=seen, **fields)
 
 
 def hang_of(folder, last, *, ranks=4, **options):
@@ -181,3 +181,26 @@ def test_the_stack_of_the_rank_that_did_not_join_is_told(tmp_path):
     hang = late(write_dumps(tmp_path, dumps)).hang
     assert hang.missing[0].stack == ("save_checkpoint (train.py:12)",)
     assert any("train.py:12" in line for line in hang_details(hang))
+
+
+def test_a_rank_whose_dump_lost_the_operation_did_not_stay_away(tmp_path):
+    """Its ring holds later operations alone: it called this one before them."""
+    last = [[waiting(NEXT)], [waiting(NEXT)], [waiting(NEXT + 5, at_ms=10_001)]]
+    dumps = ddp_dumps(3, 10)
+    for content, entries in zip(dumps, last, strict=True):
+        content["entries"] += entries
+    dumps[2]["entries"] = entries
+    hang = late(write_dumps(tmp_path, dumps)).hang
+    assert (hang.kind, hang.sequence, hang.waiting) == ("stuck", NEXT, (0, 1, 2))
+    assert hang.missing == ()
+
+
+def test_members_that_no_dump_names_are_not_all_of_them(tmp_path):
+    dumps = ddp_dumps(3, 10)
+    for content in dumps:
+        content["entries"] += [waiting(NEXT)]
+        for group in content["pg_config"].values():
+            group["ranks"] = ""
+    hang = late(write_dumps(tmp_path, [*dumps[:2], None])).hang
+    assert (hang.kind, hang.waiting, hang.members_known) == ("stuck", (0, 1), False)
+    assert "though the 2 members in the dumps joined" in hang_sentence(hang)

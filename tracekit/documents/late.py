@@ -247,6 +247,8 @@ class Hang(Struct, frozen=True):
     certain: bool
     """Whether it is a hang: it timed out, or waited for much longer than a step takes. Otherwise
     the dumps may have been written while it ran."""
+    members_known: bool = True
+    """Whether a dump says who the members are; otherwise those that recorded something are named."""
 
 
 class PipelineOrder(Struct, frozen=True):

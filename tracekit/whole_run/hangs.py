@@ -142,13 +142,17 @@ def _collective_hang(dumps: Dumps, group_name: str, sequence: int) -> Hang:
     ).row(0)
     varies = str(op) in SIZES_MAY_DIFFER
     same_op = set(joined.filter(pl.col("op") == op)["rank"].to_list())
-    waiting = sorted(same_op) if varies else list(agreeing)
+    # Ranks call the operations of a group in their order: who called a later one joined this one,
+    # also where the dump has lost it.
+    called_later = set(in_group.filter(pl.col("sequence") > sequence)["rank"].to_list())
+    lost = called_later - set(joined["rank"].to_list())
+    waiting = sorted(lost.union(same_op if varies else agreeing))
     differing = sorted(set(joined["rank"].to_list()) - set(waiting))
     group = dumps.group(group_name)
     members = set(in_group["rank"].to_list())
     if group is not None and group.ranks:
         members = set(group.ranks)
-    absent = sorted(members - set(joined["rank"].to_list()))
+    absent = sorted(members - set(joined["rank"].to_list()) - lost)
     missing, no_record = _split_recorded(dumps, absent)
     waited = _waited(dumps, joined)
     kind: Literal["missing", "mismatch", "stuck"] = "stuck"
@@ -171,6 +175,7 @@ def _collective_hang(dumps: Dumps, group_name: str, sequence: int) -> Hang:
         different=tuple(_last_state(dumps, rank, joined) for rank in differing),
         waited_ns=waited,
         certain=_is_certain(dumps, joined, waited),
+        members_known=group is not None and bool(group.ranks),
     )
 
 

@@ -184,7 +184,9 @@ def hang_sentence(hang: Hang) -> str:
             named = ranks_named([state.rank for state in hang.missing])
             did = f"{'did not join' if hang.certain else 'had not joined'} {what}"
         return f"{named[:1].upper()}{named[1:]} {did}{unknown}; {waiting}{for_how_long}."
-    return f"{what} did not complete, though all {counted(len(hang.waiting), 'member')} joined{for_how_long}."
+    members = counted(len(hang.waiting), "member")
+    who_joined = f"all {members}" if hang.members_known else f"the {members} in the dumps"
+    return f"{what} did not complete, though {who_joined} joined{for_how_long}."
 
 
 def call_words(state: RankState) -> str:
