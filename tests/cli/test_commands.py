@@ -175,6 +175,13 @@ def test_of_a_label_the_rules_that_decided_are_listed(run_command, samples):
         ["open", "sample_traces/reload", "--at", "1:" + "9" * 5000],
         ["analyze", "sample_traces/reload", "--file-rank", "9" * 5000],
         ["schedule", "1f1b", "--pp", "9" * 5000, "--microbatches", "8"],
+        ["analyze", "sample_traces/reload", "--change", f"rank {'9' * 5000} like others"],
+        ["analyze", "sample_traces/reload", "--change", f"microbatches {'9' * 5000}"],
+        ["analyze", "sample_traces/reload", "--change", f"links x{'9' * 5000}"],
+        [
+            *("gate", "sample_traces/reload", "--baseline", "sample_traces/reload"),
+            *("--require", f"step_ms@{'9' * 5000} < 3"),
+        ],
     ],
 )
 def test_a_number_of_thousands_of_digits_is_one_line(run_command, words):

@@ -60,7 +60,7 @@ _COLUMN_TYPES = {
     **dict.fromkeys(FLAG_COLUMNS, "flag"),
 }
 
-COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\d+)")
+COMPARISON = re.compile(r"(>=|<=|>|<)\s*(\d{1,18})")
 """Condition on a number such as ``>= 1024``."""
 _SEE_DOCS = "see docs/rules.md"
 _TYPE_OF_TABLE = {"rule": RuleTable, "group": GroupTable, "module": ModuleTable}

@@ -173,7 +173,7 @@ def resolve(name: str, *, names_in_runs: Iterable[str] = ()) -> Metric:
     Traceback (most recent call last):
     tracekit.errors.OptionError: unknown metric overlap.ep_dispach (did you mean overlap.ep_dispatch or ...
     """
-    match = re.fullmatch(r"([A-Za-z_]+)(?:\.([A-Za-z0-9_.]+))?(?:@(\d+))?", name)
+    match = re.fullmatch(r"([A-Za-z_]+)(?:\.([A-Za-z0-9_.]+))?(?:@(\d{1,9}))?", name)
     family = FAMILY_BY_NAME.get(match[1]) if match else None
     if match and family:
         key = match[2]

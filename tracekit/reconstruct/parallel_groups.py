@@ -88,7 +88,7 @@ def parse_layout(text: str) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for word in _words_of_layout(text):
-        match = re.fullmatch(r"([a-z]\w*)=([1-9]\d*)", word)
+        match = re.fullmatch(r"([a-z]\w*)=([1-9]\d{0,8})", word)
         if not match or match[1] in sizes:
             raise OptionError(
                 f"layout {text!r} is not NAME=size,…", hint="write it as pp=4,ep=2: slowest first"

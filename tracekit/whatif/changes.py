@@ -507,15 +507,16 @@ def _edit_remedy(match: re.Match[str]) -> Edit:
     return partial(_remedy, change=match.string)
 
 
-_LIKE_OTHERS = r"(?P<links>links of )?ranks? (?P<ranks>\d+(, ?\d+)*) like others"
-_NUMBER = r"(?P<factor>\d+(\.\d+)?)"
+_LIKE_OTHERS = r"(?P<links>links of )?ranks? (?P<ranks>\d{1,9}(, ?\d{1,9})*) like others"
+# At most nine digits: a longer number is none of a run, and Python converts none of thousands.
+_NUMBER = r"(?P<factor>\d{1,9}(\.\d{1,9})?)"
 _EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
     "no host delay": lambda _: _without_host_delay,
     NO_LAUNCH_DELAY: lambda _: _without_launch_delay,
     **{text: partial(_edit_without_activity, code=code) for code, text in HOST_CHANGES.items()},
     **dict.fromkeys(REMEDY_CHANGES, _edit_remedy),
     "balance": lambda _: _balance,
-    r"micro-?batches (?P<count>\d+)": lambda match: (
+    r"micro-?batches (?P<count>\d{1,9})": lambda match: (
         lambda changed: changed.microbatches.append(int(match["count"]))
     ),
     _LIKE_OTHERS: lambda match: partial(
