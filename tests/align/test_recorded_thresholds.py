@@ -86,6 +86,17 @@ def test_three_common_operations_give_a_clock(shared, ranks):
     assert sorted(align_recorded_clocks(members)) == ranks
 
 
+def test_measured_ends_give_the_offset_of_a_clock():
+    """Rank 1's clock is 7 ms later; of four ends one is 3 ms off, which the median does not notice."""
+    times = [i * SECOND for i in range(4)]
+    late = pl.Series([0] * 4 + [7 * MS, 7 * MS, 10 * MS, 7 * MS])
+    table = operations(times).with_columns(completed_ns=pl.col("enqueued_ns") + 5 * MS + late)
+    members, _ = match_operations(table)
+    clocks = align_recorded_clocks(members)
+    assert clocks[0].offset_ns == 0
+    assert clocks[1].offset_ns == pytest.approx(7 * MS, abs=1000)
+
+
 @pytest.mark.parametrize(("repetitions", "period"), [(3, 3), (2, None)])
 def test_a_sequence_that_runs_three_times_is_a_step(repetitions, period):
     assert recorded_steps._find_period(np.array([1, 2, 3] * repetitions)) == period

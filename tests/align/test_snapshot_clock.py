@@ -77,9 +77,11 @@ def test_allocations_of_the_trace_tell_it_before_ranges_do():
 
 
 def test_ranges_alone_tell_it_where_no_operator_was_recorded():
-    trace = the_trace(offset_us=300, ranges=RANGES, operators=False)
-    placement = place_snapshot(the_snapshot(ranges=RANGES), trace)
-    assert (placement.source, placement.pairs) == ("annotations", 3)
+    """All 40 allocations lie between the ranges: enough to be looked for in operators, if there were any."""
+    ranges = [*RANGES, ("ProfilerStep#4", 4500)]
+    trace = the_trace(offset_us=300, ranges=ranges, operators=False)
+    placement = place_snapshot(the_snapshot(ranges=ranges), trace)
+    assert (placement.source, placement.pairs) == ("annotations", 4)
     assert abs(placement.offset_ns - 300_000) <= 1000
 
 

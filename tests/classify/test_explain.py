@@ -43,3 +43,12 @@ def test_without_all_rules_only_those_that_match_are_printed(program):
     assert "✓ torch-forward" in matching
     assert "✗" not in matching
     assert "✗ torch-recompute" in explanation.render()
+
+
+def test_rules_behind_the_first_that_matches_are_not_said_to_fail(program):
+    program.op("aten::relu", 0, 10, sequence=5)
+    target = program.kernel("relu_kernel", 1)
+    program.node("ReluBackward0", 20, 30, 5)
+    before, _, behind = explain(program.events(), target).render().partition("✓ torch-forward")
+    assert "✗" in before
+    assert "✗" not in behind

@@ -68,6 +68,10 @@ def test_what_if_proposes_another_split_where_a_stage_is_slow_and_draws_a_curve(
     assert 0 < line.saves_ns == comparison.head.measured_ns - line.predicted_ns
     points = [line.microbatches for line in comparison.what_if if line.change == "microbatches"]
     assert points == [4, 8, 16, 32]
+    # Another amount of work saves nothing of this run's; as many in chunks of another size may.
+    assert {line.saves_ns for line in comparison.what_if if line.change == "microbatches"} == {None}
+    chunks = [line for line in comparison.what_if if line.change == "chunks"]
+    assert None not in {line.saves_ns for line in chunks if line.predicted_ns is not None}
     assert [line.virtual for line in comparison.what_if if line.change == "chunks"] == [1, 2, 4]
     even, _ = compare_recipe(Recipe(PLAN, TIMES, layers=4, p2p_ns=10_000), what_if=True)
     assert not [line for line in even.what_if if line.change == "layout"]
