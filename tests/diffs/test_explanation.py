@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.diffs.explanation import explain_change
+from tracekit.diffs.explanation import _most_changed_modules, explain_change
 from tracekit.diffs.run_samples import Run
 from tracekit.documents.analysis import Bubble, Budget, RankFigures
 
@@ -97,3 +97,13 @@ def test_ranks_wait_for_a_rank_that_is_named(waiting: list[int], sentence: str) 
     after.append(_rank(3, {"dgrad": 150}, 10))
     runs = [Run("", {}, {}, {}, tuple(ranks)) for ranks in (before, after)]
     assert explain_change(runs[:1], runs[1:]) == ["rank 3's dgrad grew by 50.0 ms", sentence]
+
+
+def test_the_module_that_changed_most_is_named_wherever_it_stands():
+    def run(mlp_ms, attention_ms, norm_ms):
+        times = {"mlp": mlp_ms, "attention": attention_ms, "norm": norm_ms}
+        rows = [{"module": m, "label": "forward", "ns": ms * MS} for m, ms in times.items()]
+        return Run("run", {}, {}, {"modules": rows}, ())
+
+    assert _most_changed_modules([run(10, 5, 1)], [run(16, 6, 1)]) == {"forward": ("mlp", 6.0)}
+    assert _most_changed_modules([run(10, 5, 9)], [run(9, 6, 5)]) == {"forward": ("norm", -4.0)}

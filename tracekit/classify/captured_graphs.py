@@ -336,7 +336,7 @@ def _checked(graph: CapturedGraph, nodes: pl.DataFrame, launch: Ints) -> NodeMat
     """Return a match without the nodes that contradict it, and the shares of those that agree with it."""
     is_kernel = pl.col("kind") == "kernel"
     size = pl.format("{} {}", pl.col("kind").cast(pl.String), pl.col("bytes").fill_null(-1))
-    launch_row = pl.Series(np.where(launch >= 0, launch, 0))
+    launch_row = pl.Series(np.maximum(launch, 0))
     table = nodes.select(
         name=pl.when(is_kernel).then(pl.col("name").cast(pl.String)).otherwise(size),
         kernel=is_kernel,

@@ -48,12 +48,17 @@ def test_a_stage_that_works_twice_is_caught_and_named(recorded):
     assert [c.verdict for c in by_rank.checks] == ["pass", "regressed"]
 
 
-def test_traces_stores_and_saved_analyses_are_alike(recorded, samples, tmp_path):
+def test_a_saved_analysis_gives_the_samples_of_its_run(recorded, samples, tmp_path):
     saved = tmp_path / "a.json"
     saved.write_text(analysis_of(samples / "steps/a").to_json())
+    assert read_side([saved], what="x").runs[0].samples == recorded["a"].runs[0].samples
+
+
+@pytest.mark.nightly
+def test_traces_and_stores_are_alike(recorded, samples, tmp_path):
     ingest(samples / "steps/a", tmp_path / "store")
     expected = recorded["a"].runs[0].samples
-    for path in (samples / "steps/a", saved, tmp_path / "store"):
+    for path in (samples / "steps/a", tmp_path / "store"):
         assert read_side([path], what="x").runs[0].samples == expected
 
 
