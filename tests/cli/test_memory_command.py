@@ -73,7 +73,7 @@ def test_without_stacks_and_profiler_the_optimizer_is_still_known(snapshots):
 
 def test_a_request_that_failed_is_said(run_command, snapshots):
     done = run_command("memory", str(snapshots / "oom"))
-    assert "memory ran out" in done.stdout
+    assert "rank 0 ran out of memory" in done.stdout
 
 
 def test_two_snapshots_of_one_process_differ_by_what_grew(run_command, snapshots):

@@ -183,6 +183,9 @@ class _Stacks:
     def __init__(self, name: str) -> None:
         self._name = name
         self._numbers: dict[tuple[Frame, ...], int] = {}
+        self._by_objects: dict[tuple[int, ...], int] = {}
+        """Numbers by the identities of frames: PyTorch writes each frame once, and stacks refer to
+        it. The content that is read keeps them alive."""
 
     @property
     def stacks(self) -> tuple[tuple[Frame, ...], ...]:
@@ -193,6 +196,10 @@ class _Stacks:
         if not frames:
             return None
         try:
+            objects = tuple(map(id, frames))  # type: ignore[call-overload]
+            known = self._by_objects.get(objects)
+            if known is not None:
+                return known
             stack: tuple[Frame, ...] = tuple(map(_FRAME_VALUES, frames))  # type: ignore[call-overload]
             number = self._numbers.get(stack)
         except (TypeError, KeyError, IndexError):
@@ -202,6 +209,7 @@ class _Stacks:
         if number is None:
             self._check(stack)
             number = self._numbers[stack] = len(self._numbers)
+        self._by_objects[objects] = number
         return number
 
     def _check(self, stack: tuple[Frame, ...]) -> None:
@@ -221,19 +229,17 @@ def _dicts(values: object, where: str) -> list[dict[str, Any]]:
 
 def _event_table(history: Sequence[Mapping[str, Any]], stacks: _Stacks, name: str) -> pl.DataFrame:
     """Return the events of the allocator; those of unknown kinds are left out."""
-    rows = []
-    for event in history:
-        action = event.get("action")
-        if action not in ALLOCATOR_ACTIONS:
-            continue
-        address = event.get("addr", 0)  # an event of memory that ran out has none
-        stream = event.get("stream", 0)
-        stack = stacks.number(event.get("frames"))
-        device_free = event.get("device_free")
-        rows.append(
-            (event.get("time_us"), action, address, event.get("size"), stream, stack, device_free)
-        )
-    table = _table(rows, ALLOCATOR_EVENTS, f"{name}: device_traces")
+    known = [event for event in history if event.get("action") in ALLOCATOR_ACTIONS]
+    columns = [
+        [event.get("time_us") for event in known],
+        [event["action"] for event in known],
+        [event.get("addr", 0) for event in known],  # an event of memory that ran out has none
+        [event.get("size") for event in known],
+        [event.get("stream", 0) for event in known],
+        [stacks.number(event.get("frames")) for event in known],
+        [event.get("device_free") for event in known],
+    ]
+    table = _table_of_columns(columns, ALLOCATOR_EVENTS, f"{name}: device_traces")
     return table.with_columns(pl.col("at_ns") * 1000)
 
 
@@ -300,10 +306,15 @@ def _table(rows: Sequence[tuple[Any, ...]], schema: pl.Schema, where: str) -> pl
         where: What the table is read from, for messages.
 
     """
+    columns = [[row[i] for row in rows] for i in range(len(schema))]
+    return _table_of_columns(columns, schema, where)
+
+
+def _table_of_columns(columns: Sequence[list[Any]], schema: pl.Schema, where: str) -> pl.DataFrame:
+    """Return what ``_table`` does, of the values of each column."""
     series = []
     try:
-        for i, (name, dtype) in enumerate(schema.items()):
-            values = [row[i] for row in rows]
+        for (name, dtype), values in zip(schema.items(), columns, strict=True):
             series.append(pl.Series(name, values, dtype, strict=True))
     except (TypeError, OverflowError, ValueError, pl.exceptions.PolarsError) as error:
         raise InputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,6 +27,8 @@ _MODULE_FILE = "torch/nn/modules/module.py"
 
 Stack = tuple[Frame, ...]
 """Frames, innermost first."""
+MAX_REMEMBERED_FRAMES = 1 << 16
+"""Frames whose first matching rule is kept; stacks share most of theirs."""
 _CONSTRUCTORS = ("__init__", "reset_parameters", "init_weights")
 """Functions in which modules make their parameters."""
 
@@ -94,6 +96,16 @@ def _rules() -> tuple[_OriginRule, ...]:
     return msgspec.toml.decode(text, type=_Rules).rule
 
 
+@lru_cache(maxsize=MAX_REMEMBERED_FRAMES)
+def _first_rule(frame: Frame) -> int:
+    """Return the index of the first rule that a frame matches; the number of rules if it matches none."""
+    rules = _rules()
+    for i, rule in enumerate(rules):
+        if rule.matches(frame):
+            return i
+    return len(rules)
+
+
 def stack_origin(stack: Stack) -> str | None:
     """Return where an allocation comes from by its stack.
 
@@ -104,9 +116,9 @@ def stack_origin(stack: Stack) -> str | None:
     >>> stack_origin((("main", "train.py", 3),)) is None
     True
     """
-    for rule in _rules():
-        if any(rule.matches(frame) for frame in stack):
-            return rule.origin
+    first_rule = min(map(_first_rule, stack), default=len(_rules()))
+    if first_rule < len(_rules()):
+        return _rules()[first_rule].origin
     innermost = _innermost_python(stack)
     # A tensor that a constructor of the user's own code makes, and no forward, is a parameter.
     is_constructed = innermost is not None and innermost[0] in _CONSTRUCTORS
