@@ -324,3 +324,12 @@ def test_state_that_is_made_before_the_first_step_and_replaced_in_it_is_state():
         replay, None, stacks=STACKS, step_starts=steps(0, 30), optimizer_times=times
     )
     assert purposes["category"].to_list() == ["optimizer_state", "workspace"]
+
+
+LOADED = (("load", "data.py", 9), ("main", "train.py", 3))
+UNKNOWN_LIBRARY = (("make", "site-packages/somewhere/ops.py", 5), *LOADED)
+
+
+def test_what_the_program_makes_outside_of_its_model_is_its_own_and_a_librarys_is_unknown():
+    rows = [(1, None, 1, 0), (2, None, 2, 1)]
+    assert categories(*rows, stacks=(LOADED, UNKNOWN_LIBRARY)) == ["program", "other"]

@@ -105,7 +105,7 @@ def test_a_little_fragmentation_is_not_the_cause_even_where_it_would_have_been_e
         gpu.alloc(120 * MIB, LOAD)
     found = failure(gpu, tmp_path)
     assert (found.fragmented_bytes, found.missing_bytes) == (50 * MIB, 20 * MIB)
-    assert found.cause == "other"
+    assert found.cause == "program"
     assert remedies(found)["expandable_segments"].is_enough
 
 

@@ -73,8 +73,9 @@ class LineMemory(Struct, frozen=True):
     """File, line and function: the innermost of the user's own code; null where no stack was
     recorded."""
     category: str
-    """weights, gradients, optimizer_state, activations, communication, workspace, before_recording
-    or other."""
+    """weights, gradients, optimizer_state, activations, communication, workspace, program (made by a
+    line of the program outside of modules, backwards and optimizers: inputs, targets, caches),
+    before_recording or other."""
     bytes: int
     """Allocated."""
     count: int

@@ -31,6 +31,7 @@ MEMORY_COLOURS = {
     "activations": LABEL_COLOURS["forward"],
     "communication": LABEL_COLOURS["dp_comm"],
     "workspace": LABEL_COLOURS["memory"],
+    "program": LABEL_COLOURS["ep_dispatch"],
     "before_recording": UNRECORDED_COLOUR,
     "other": LABEL_COLOURS["other"],
 }

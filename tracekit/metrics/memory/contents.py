@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.metrics.memory.replay import Replay
-from tracekit.metrics.memory.stacks import Stack, stack_origin
+from tracekit.metrics.memory.stacks import Stack, is_of_program, stack_origin
 from tracekit.schema import COMMUNICATION_LABELS, conform
 
 CATEGORIES = (
@@ -24,6 +24,7 @@ CATEGORIES = (
     "activations",
     "communication",
     "workspace",
+    "program",  # made by a line of the program outside of modules, backwards and optimizers: inputs, targets, caches
     "before_recording",  # allocated before the first event, without a stack: weights, optimizer state or anything else
     "other",
 )
@@ -84,7 +85,7 @@ def find_purposes(
     """
     rows = _add_host_work(replay.allocations, work)
     rows = _add_optimizer_steps(rows, optimizer_times)
-    rows = rows.with_columns(_origins(rows, stacks))
+    rows = rows.with_columns(_origins(rows, stacks), _made_by_program(rows, stacks))
     rows = _add_chunks(rows, chunks)
     rows = _add_steps(rows, step_starts, replay)
     is_older = pl.col("alloc_row").is_null()
@@ -135,6 +136,7 @@ def find_purposes(
         ),
         ((origin == "backward") & is_freed & is_freed_before_optimizer, "workspace"),
         (origin == "backward", "gradients"),
+        (origin.is_null() & pl.col("is_of_program"), "program"),
     ]
     category = pl.lit("other")
     for condition, name in reversed(cases):
@@ -217,6 +219,15 @@ def _origins(rows: pl.DataFrame, stacks: Sequence[Stack]) -> pl.Series:
     return joined.select(
         origin=pl.coalesce(lasting, by_range, "phase", "stack_origin", by_absence)
     )["origin"]
+
+
+def _made_by_program(rows: pl.DataFrame, stacks: Sequence[Stack]) -> pl.Series:
+    """Return whether the program itself made each tensor (``is_of_program``)."""
+    numbers = [number for number, stack in enumerate(stacks) if is_of_program(stack)]
+    own = pl.Series(numbers, dtype=pl.Int32)
+    return rows.select(is_of_program=pl.col("stack").is_in(own.implode()).fill_null(False))[
+        "is_of_program"
+    ]
 
 
 def _add_chunks(rows: pl.DataFrame, chunks: pl.DataFrame | None) -> pl.DataFrame:

@@ -23,6 +23,8 @@ _COMPILED = re.compile(
 """Matches the file of a frame of C++ or of the interpreter itself, which may have a line as well."""
 
 _TORCH = re.compile(r"(^|/)torch/")
+_TENSOR_FILES = re.compile(r"(^|/)torch/(_tensor|functional|_ops|utils/_device)\.py$")
+"""Matches files of PyTorch whose functions pass a call on that could stand in the program itself."""
 _MODULE_FILE = "torch/nn/modules/module.py"
 
 Stack = tuple[Frame, ...]
@@ -157,6 +159,21 @@ def repeated_functions(stack: Stack) -> list[str]:
         if is_called_by_module and not _TORCH.search(with_slashes(file)) and name not in names:
             names.insert(0, name)
     return names
+
+
+def is_of_program(stack: Stack) -> bool:
+    """Return whether the program itself made a tensor: its own line called PyTorch, through no library.
+
+    >>> is_of_program((("load", "data.py", 9), ("main", "train.py", 3)))
+    True
+    >>> is_of_program((("make", "site-packages/xformers/ops.py", 5), ("main", "train.py", 3)))
+    False
+    """
+    for frame in stack:
+        if frame[2] <= 0 or is_compiled(frame) or _TENSOR_FILES.search(with_slashes(frame[1])):
+            continue
+        return not is_of_library(frame)
+    return False
 
 
 def _innermost_python(stack: Stack) -> Frame | None:

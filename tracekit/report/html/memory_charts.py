@@ -27,6 +27,7 @@ CURVE_ORDER = (
     "optimizer_state",
     "gradients",
     "communication",
+    "program",
     "activations",
     "workspace",
     "other",

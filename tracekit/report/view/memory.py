@@ -70,7 +70,12 @@ def contents_table(analysis: Analysis) -> Table | None:
             Column(WORDS.memory_categories[name], "figure", terminal_heading=SHORT[name])
             for name in categories
         ),
-        Column("rest", "figure", 3, note="communication buffers, workspace and other"),
+        Column(
+            "rest",
+            "figure",
+            3,
+            note="communication buffers, workspace, tensors of the program and other",
+        ),
         Column(
             "in flight",
             "figure",
