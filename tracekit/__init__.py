@@ -61,6 +61,12 @@ __all__ = [
     "record", "redact", "schedules", "simulate", "watch", "weight_reload", "weight_updates",
 ]  # fmt: skip
 
+_FIRST_NAMES = (
+    "Analysis", "Diff", "GateResult", "Trace", "TracekitError",
+    "analyze", "diff", "gate", "handler", "late", "load", "memory", "profiler", "schedules",
+)  # fmt: skip
+"""What completion offers: the calls that most people need, and the types of their results."""
+
 
 def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
@@ -71,4 +77,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return [*_FIRST_NAMES]

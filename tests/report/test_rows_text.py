@@ -31,4 +31,14 @@ def test_rows_for_another_program_keep_their_lines():
 
 def test_no_line_is_wider_than_the_terminal():
     wide = pl.DataFrame({f"column{i}": ["x" * i] for i in range(90)})
-    assert max(map(len, rows_text(wide, most=1, width=60).splitlines())) == 60
+    assert max(map(len, rows_text(wide, most=1, width=60).splitlines())) <= 60
+
+
+def test_people_read_names_that_are_cut_and_numbers_that_are_rounded():
+    names = [f"kernel_{'x' * 80}_{i}" for i in range(2)]
+    rows = pl.DataFrame({"name": names, "share": [0.8500000238418579, None]})
+    first, second = rows_text(rows, most=2, width=80).splitlines()[1:]
+    assert len(first.split()[0]) == 48
+    assert first.split()[0] != second.split()[0]
+    assert first.split()[1:] == ["0.85"]
+    assert "0.8500000238418579" in rows_text(rows, most=2)  # for another program

@@ -49,6 +49,15 @@ def test_what_cannot_be_answered_is_one_line(store, sql, reason):
         query(store, sql)
 
 
+def test_an_unknown_column_lists_those_there_are(store):
+    with pytest.raises(InputError) as caught:
+        query(store, "select foo from labelled")
+    assert "foo" in caught.value.message
+    assert caught.value.hint.startswith("columns of labelled: rank, ")
+    assert " label, " in caught.value.hint
+    assert "columns of events" not in caught.value.hint
+
+
 def test_without_duckdb_it_says_what_to_install(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(OptionError, match=r"tracekit-ml\[sql\]"):

@@ -8,6 +8,7 @@ name begins with an equals sign is no formula, and an address is no link.
 import importlib
 import importlib.util
 import io
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -25,7 +26,7 @@ from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
 from tracekit.report.findings import findings_of
 from tracekit.report.notices import notice_sentence
-from tracekit.report.text import FORMULA_START, spreadsheet_cell
+from tracekit.report.text import FORMULA_START, shorten_distinct, spreadsheet_cell
 
 Subject = TypeVar("Subject")
 Renderer = Callable[[Analysis], str | bytes]
@@ -286,16 +287,19 @@ def rows_text(rows: pl.DataFrame, *, most: int, width: int | None = None) -> str
         rows: The frame.
         most: Rows to show.
         width: Columns of the terminal. What is wider goes on below, a block of columns after the
-            other; a cell that is wider alone is continued in further lines. None: lines of any
-            length, for another program to read.
+            other; a cell that is wider alone is continued in further lines, long names are cut
+            and numbers rounded. None: lines of any length, for another program to read.
 
     >>> print(rows_text(pl.DataFrame({"rank": [0, 1], "label": ["forward", None]}), most=1))
     rank  label
        0  forward
     1 row more
     """
+    shown_rows = rows.head(most)
+    if width is not None:
+        shown_rows = _for_people(shown_rows)
     cells = [[terminal(name) for name in rows.columns]]
-    for row in rows.head(most).iter_rows():
+    for row in shown_rows.iter_rows():
         cells.append([UNKNOWN if value is None else terminal(value) for value in row])
     widths = []
     for i in range(rows.width):
@@ -310,6 +314,44 @@ def rows_text(rows: pl.DataFrame, *, most: int, width: int | None = None) -> str
         blocks.append("\n".join(lines))
     text = "\n\n".join(blocks)
     return text if len(rows) <= most else f"{text}\n{counted(len(rows) - most, 'row')} more"
+
+
+MAX_NAME_LENGTH = 48
+"""Characters of a name in rows that people read."""
+MAX_DIGITS_OF_FRACTIONS = 6
+"""Digits of a number with a fraction in rows that people read."""
+
+
+def _for_people(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows with names cut to a length at which they still differ, and fractions rounded.
+
+    >>> _for_people(pl.DataFrame({"ns": [12900336.78125]})).item()
+    '12900337'
+    """
+    columns = []
+    for column in rows.iter_columns():
+        if column.dtype == pl.String:
+            present = [value for value in column.to_list() if value is not None]
+            names = iter(shorten_distinct(present, most=MAX_NAME_LENGTH))
+            texts = [None if value is None else next(names) for value in column.to_list()]
+            columns.append(pl.Series(column.name, texts, dtype=pl.String))
+        elif column.dtype.is_float():
+            texts = [None if value is None else _rounded(value) for value in column.to_list()]
+            columns.append(pl.Series(column.name, texts, dtype=pl.String))
+        else:
+            columns.append(column)
+    return pl.DataFrame(columns)
+
+
+def _rounded(value: float) -> str:
+    """Return a number with a fraction as text, rounded to an integer where it is large.
+
+    >>> _rounded(0.8500000238418579), _rounded(12900336.78125)
+    ('0.85', '12900337')
+    """
+    if math.isfinite(value) and abs(value) >= 10**MAX_DIGITS_OF_FRACTIONS:
+        return f"{value:.0f}"
+    return f"{value:.{MAX_DIGITS_OF_FRACTIONS}g}"
 
 
 COLUMN_GAP = 2

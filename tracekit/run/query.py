@@ -1,6 +1,8 @@
 """SQL over the tables of a store, with DuckDB; read-only."""
 
 import importlib
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,10 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
         answer: pl.DataFrame = connection.sql(sql).pl()
     except duckdb.Error as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(f"query: {reason}", hint=f"tables: {', '.join(TABLES)}") from error
+        hint = f"tables: {', '.join(TABLES)}"
+        if isinstance(error, duckdb.BinderException) and "column" in reason:
+            hint = _columns_named(sql, tables)
+        raise InputError(f"query: {reason}", hint=hint) from error
     except pl.exceptions.PolarsError as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"query: a column cannot be read: {reason}", hint=_CAST_IT) from error
@@ -58,6 +63,15 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
         if "Binary" in str(dtype) or "Object" in str(dtype):  # also inside of lists
             raise InputError(f"query: the column {terminal(name)} holds bytes", hint=_CAST_IT)
     return answer
+
+
+def _columns_named(sql: str, tables: Mapping[str, Any]) -> str:
+    """Return the columns of the tables that *sql* names; of all if it names none."""
+    named = [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
+    columns = []
+    for name in named or TABLES:
+        columns.append(f"columns of {name}: {', '.join(tables[name].schema.names)}")
+    return "; ".join(columns)
 
 
 _CAST_IT = "cast it to another type, for instance with ::VARCHAR"
