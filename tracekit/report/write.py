@@ -316,7 +316,7 @@ def rows_text(rows: pl.DataFrame, *, most: int, width: int | None = None) -> str
     return text if len(rows) <= most else f"{text}\n{counted(len(rows) - most, 'row')} more"
 
 
-MAX_NAME_LENGTH = 48
+MAX_QUERIED_NAME_LENGTH = 48
 """Characters of a name in rows that people read."""
 MAX_DIGITS_OF_FRACTIONS = 6
 """Digits of a number with a fraction in rows that people read."""
@@ -332,7 +332,7 @@ def _for_people(rows: pl.DataFrame) -> pl.DataFrame:
     for column in rows.iter_columns():
         if column.dtype == pl.String:
             present = [value for value in column.to_list() if value is not None]
-            names = iter(shorten_distinct(present, most=MAX_NAME_LENGTH))
+            names = iter(shorten_distinct(present, most=MAX_QUERIED_NAME_LENGTH))
             texts = [None if value is None else next(names) for value in column.to_list()]
             columns.append(pl.Series(column.name, texts, dtype=pl.String))
         elif column.dtype.is_float():
