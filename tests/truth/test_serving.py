@@ -131,3 +131,10 @@ def test_a_recording_of_many_steps_has_medians_tails_and_growth(corpus, tmp_path
     assert decode.interval_ns == pytest.approx(1000 * PERIOD_US + 1_000_000, rel=1e-6)
     tokens = sum(8 * (n + 1) for n in range(1, COPIES))
     assert decode.tokens_per_s == pytest.approx(tokens / (11 * 0.501), rel=1e-5)
+
+
+def test_work_from_before_the_recording_is_not_saved_by_an_earlier_host(corpus):
+    """The recording begins with a copy that waits 493 ms for work that it does not hold."""
+    analysis = analyze(str(corpus / "inference/sglang_prefilldecode.json.gz"))
+    assert analysis.step.budget.unrecorded_ns > 490_000_000
+    assert [row.change for row in analysis.changed_steps if "host" in row.change] == []

@@ -14,6 +14,7 @@ from tracekit.documents.findings import Certainty, EvidenceValue, Finding, Place
 from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.host import exposed_pageable_share
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
+from tracekit.whatif.changes import NO_HOST_DELAY
 
 REDUCTIONS = r"(?i)all_?reduce|reduce_?scatter"
 """Operations that sum gradients over ranks."""
@@ -22,7 +23,6 @@ HOST_COPIES = (
     r"|(Host|Pageable|Pinned) ->|-> (Host|Pageable|Pinned)"
 )
 """Names of copies between the host and the GPU."""
-NO_HOST_DELAY = "no host delay"
 MIN_SHARE_LEFT_BY_HOST = 0.5
 """Share of what hiding communication saves with a host that is always ahead, which it must save with
 the host as it is; below, the host is the limit of the changed step."""

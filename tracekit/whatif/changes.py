@@ -59,6 +59,7 @@ HOST_CHANGES = {
     "python": "no python",
 }
 """Change that takes an activity of the host (``metrics.host.time_by_activity``) out of the step."""
+NO_HOST_DELAY = "no host delay"
 NO_LAUNCH_DELAY = "no launch delay"
 FREE_CPU = "free cpu"
 FORMS = (
@@ -511,7 +512,7 @@ _LIKE_OTHERS = r"(?P<links>links of )?ranks? (?P<ranks>\d{1,9}(, ?\d{1,9})*) lik
 # At most nine digits: a longer number is none of a run, and Python converts none of thousands.
 _NUMBER = r"(?P<factor>\d{1,9}(\.\d{1,9})?)"
 _EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
-    "no host delay": lambda _: _without_host_delay,
+    NO_HOST_DELAY: lambda _: _without_host_delay,
     NO_LAUNCH_DELAY: lambda _: _without_launch_delay,
     **{text: partial(_edit_without_activity, code=code) for code, text in HOST_CHANGES.items()},
     **dict.fromkeys(REMEDY_CHANGES, _edit_remedy),
@@ -821,7 +822,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         yield from (f"hide {label}" for label in communication)
         if communication:
             yield "links x2"
-        yield "no host delay"
+        yield NO_HOST_DELAY
         if len(graph.ranks) > 1:
             yield "balance"
             # The ranks with the most compute, and with the latest host.

@@ -64,7 +64,7 @@ from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.reconstruct.stalls import LANES
 from tracekit.weight_updates import UpdateProcess
 from tracekit.weight_updates.summary import summarize_longest_update
-from tracekit.whatif.changes import WhatIfGraph, ranks_of_changes
+from tracekit.whatif.changes import NO_HOST_DELAY, WhatIfGraph, ranks_of_changes
 from tracekit.whatif.pipeline import fit_to_comparison, predict_microbatches, with_predictions
 from tracekit.whatif.predictor import Predictor
 
@@ -147,7 +147,9 @@ def combine(
     step_summary = summarize_steps({rank.source.rank: rank.timed_steps for rank in ranks})
     graph = _what_if_graph(ranks, communication, against_schedule, step_summary.time_ns or 0)
     predict_best = best_changes and (what_if or not changes)
-    changed_steps = _changed_steps(graph, changes, best=predict_best)
+    changed_steps = _changed_steps(
+        graph, changes, best=predict_best, work_recorded=_is_work_recorded(results)
+    )
 
     tables = {
         **run_tables(ranks, results, communication),
@@ -420,8 +422,20 @@ def _what_if_graph(
     )
 
 
+MAX_UNRECORDED_SHARE = 0.01
+"""Share of the ranks' spans in which work may have run that is not recorded, up to which an earlier host
+is proposed: such work would not end earlier."""
+
+
+def _is_work_recorded(results: Sequence[RankFigures]) -> bool:
+    """Return whether hardly any time passed in work that is not recorded."""
+    span_ns = sum(result.whole.budget.span_ns for result in results)
+    unrecorded_ns = sum(result.whole.budget.unrecorded_ns for result in results)
+    return unrecorded_ns <= MAX_UNRECORDED_SHARE * span_ns
+
+
 def _changed_steps(
-    graph: WhatIfGraph | None, changes: Sequence[str], *, best: bool
+    graph: WhatIfGraph | None, changes: Sequence[str], *, best: bool, work_recorded: bool
 ) -> tuple[ChangedStep, ...]:
     """Return the step with each change, with all of them if there are several, and with the *best* other changes."""
     rows: list[ChangedStep] = []
@@ -434,7 +448,8 @@ def _changed_steps(
     if len(changes) > 1 and all(row.why_not is None for row in rows):
         rows.append(graph.predict(changes))
     if best:
-        rows += graph.best_changes(without=changes)
+        not_proposed = () if work_recorded else (NO_HOST_DELAY,)
+        rows += graph.best_changes(without=(*changes, *not_proposed))
     return tuple(rows)
 
 
