@@ -6,9 +6,11 @@ Nothing that a report says contradicts what it rests on.
 from __future__ import annotations
 
 import gzip
+import html
 import io
 import itertools
 import json
+import math
 import re
 import shutil
 
@@ -27,6 +29,7 @@ from tracekit.report.terminal.first_screen import first_screen, headline, saving
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.text import capitalize, short_ms
 from tracekit.report.view import view_of
+from tracekit.report.view.path import changes_table
 from tracekit.report.view.top import cards
 from tracekit.report.write import render_json
 from tracekit.run.analyze import analyze
@@ -107,6 +110,7 @@ def contradictions(analysis):
         *_prices(analysis),
         *_wording(analysis, view),
         *_outputs(analysis, view),
+        *_changes(analysis),
         *_order_of_ranks(view),
         *_savings(analysis),
     ]
@@ -143,7 +147,9 @@ def _prices(analysis):
     if sum(finding.saves_after_ns or 0 for finding in analysis.findings) > step_ns:
         yield "findings save more one after the other than the step takes"
     for finding in analysis.findings:
-        if finding.saves_ns is not None and finding.saves_ns > step_ns:
+        # One slow step may take longer than several others: its share is of what the run spends.
+        is_slow_step = finding.code == "slow_step"
+        if finding.saves_ns is not None and finding.saves_ns > step_ns and not is_slow_step:
             yield f"{finding.code} saves more than the step takes"
         if finding.change is None or graph is None:
             continue
@@ -207,9 +213,26 @@ def _outputs(analysis, view):
             yield f"finding {number} has other words in its explanation"
 
 
+def _changes(analysis):
+    """Return rows of what-if whose figures on the screen do not add up to the step that they are of."""
+    table = changes_table(analysis)
+    rows = [] if table is None else analysis.changed_steps
+    for number, row in enumerate(rows):
+        if row.saves_ns is None or row.peak_bytes is not None:
+            continue
+        cells = dict(
+            zip([column.name for column in table.columns], table.rows[number], strict=True)
+        )
+        step_ns = row.free_ns or row.measured_ns
+        if cells["predicted"] + row.saves_ns != step_ns and cells["predicted"] > 0:
+            yield f"{row.change}: {cells['predicted']} and {row.saves_ns} are not {step_ns}"
+        if not math.isclose(cells["of the step"], row.saves_ns / step_ns):
+            yield f"{row.change}: another share of the step"
+
+
 def _plain(text):
     """Return text without marks of Markdown and with single spaces."""
-    return " ".join(re.sub(r"[`*\\]", "", text).split())
+    return " ".join(re.sub(r"[`*\\]", "", html.unescape(text)).split())
 
 
 def _combinations(analysis):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -58,6 +59,16 @@ def test_the_step_tile_names_what_the_time_is_of():
     assert (
         "step 3 takes 50.0 ms" in step_tile(StepSummary(10_100_000, slow, slow[3:]), "4 ranks").text
     )
+
+
+def test_the_bar_in_a_tile_has_the_shares_of_the_tile(samples):
+    """Both of the step without the profiler, which the profiler made much longer."""
+    analysis = analysis_of(samples / "mi300-ddp")
+    page = render_html(analysis).partition('<div class="tiles">')[2]
+    tile = next(tile for tile in view_of(analysis).tiles if tile.name == "Idle")
+    (bar,) = re.findall(r'class="bar" role="img" aria-label="(compute [^"]*idle [^"]*)"', page)[:1]
+    idle = float(re.search(r"idle ([0-9.]+)", bar).group(1))
+    assert tile.figure == f"{idle:.0f} %"
 
 
 @pytest.mark.parametrize(

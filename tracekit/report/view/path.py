@@ -329,12 +329,14 @@ def changes_table(analysis: Analysis) -> Table | None:
     rows = analysis.changed_steps
     notes = [f"{row.change}: not answered, because {row.why_not}" for row in rows if row.why_not]
     if len(notes) < len(rows):
-        step = ms(rows[0].measured_ns)
+        step = f"{ms(rows[0].measured_ns)} as measured"
+        if rows[0].free_ns is not None and analysis.step.profiler_ns:
+            step = f"{ms(rows[0].free_ns)} without the profiler, {step}"
         saves = "saves: an upper bound of what the change can give"
         per_step = "time of the step"
         if max(len(analysis.step.per_step), 1) > 1:
             per_step = "time per step (all steps and the time between them / their number)"
-        notes.insert(0, f"{per_step}, {step} as measured; {saves}")
+        notes.insert(0, f"{per_step}, {step}; {saves}")
     for row in rows:
         if row.peak_bytes is not None:
             needs = f"{row.change}: the fullest rank needs {gb_range(*row.peak_bytes)} GB"
@@ -374,10 +376,27 @@ def _longest_parts(row: ChangedStep) -> str:
     return ", ".join(parts)
 
 
+def _predicted_ns(row: ChangedStep) -> int | None:
+    """Return the predicted step, without the profiler where that is known: what is saved is of that step."""
+    return row.predicted_ns if row.free_predicted_ns is None else row.free_predicted_ns
+
+
+def _predicted_range_ns(row: ChangedStep) -> tuple[int, int] | None:
+    """Return the range of the predicted step.
+
+    >>> _predicted_range_ns(ChangedStep("a", ("a",), 100, free_ns=80, free_predicted_ns=60, saves_range_ns=(10, 30)))
+    (50, 70)
+    """
+    if row.free_predicted_ns is None or row.free_ns is None or row.saves_range_ns is None:
+        return row.predicted_range_ns
+    least_ns, most_ns = row.saves_range_ns
+    return max(row.free_ns - most_ns, 0), max(row.free_ns - least_ns, 0)
+
+
 _COLUMNS = (
     Column("change", "name"),
-    Column("predicted", "ms", terminal_heading="predicted ms", value="predicted_ns"),
-    Column("between ms", "figure", 1, value=lambda row: describe_range(row.predicted_range_ns)),
+    Column("predicted", "ms", terminal_heading="predicted ms", value=_predicted_ns),
+    Column("between ms", "figure", 1, value=lambda row: describe_range(_predicted_range_ns(row))),
     Column(
         "saves ms",
         "figure",
@@ -387,7 +406,7 @@ _COLUMNS = (
         "of the step",
         "share",
         2,
-        value=lambda row: row.saves_ns and row.saves_ns / max(row.measured_ns, 1),
+        value=lambda row: row.saves_ns and row.saves_ns / max(row.free_ns or row.measured_ns, 1),
     ),
     Column("then the longest", "word", 3, value=_longest_parts),
 )
