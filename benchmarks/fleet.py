@@ -1,14 +1,18 @@
 """Throughput, memory and shares of ``tracekit ingest`` and ``analyze`` against the number of ranks.
 
-    python benchmarks/fleet.py curves [--ranks 16 32 64 128 256] [--megabytes 20] [--folder FOLDER]
-    python benchmarks/fleet.py store STORE [--ranks 1024] # one pipeline ingested, the others'
-    tables made from its own python benchmarks/fleet.py combine STORE [--ranks 16 64 256 1024]
-    [--workers 2] # a store's tables put together python benchmarks/fleet.py shares [--megabytes 20]
-    [--trace TRACE] # where one rank's time goes python benchmarks/fleet.py same [--ranks 256] # one
-    answer: serially, from processes, from Dask
+    python benchmarks/fleet.py curves [--ranks 16 64] [--megabytes 20] [--folder FOLDER]
+        traces written, ingested and analyzed
+    python benchmarks/fleet.py store STORE [--ranks 1024]
+        one pipeline ingested, the tables of the others made from its own
+    python benchmarks/fleet.py combine STORE [--ranks 64 256 1024] [--workers 1]
+        a store's tables read and put together, with findings
+    python benchmarks/fleet.py shares [--megabytes 20] [--trace TRACE]
+        where one rank's time goes
+    python benchmarks/fleet.py same [--ranks 128]
+        one answer: from traces, and from stores made serially, by processes and by Dask
 
 The run is synthetic (``fleet_inputs.py``). Processor seconds are what counts on a busy machine;
-wall seconds are printed beside them.
+wall seconds are printed beside them. All but ``shares`` run in ``make nightly`` at a small size.
 """
 
 from __future__ import annotations
@@ -170,13 +174,15 @@ def combine_one(wanted):
     """One row of ``combine``, in a process of its own."""
     from tracekit.analysis.combine.combine_ranks import combine as together
     from tracekit.analysis.persistence import TableInFile
+    from tracekit.results import AnalysisResult
     from tracekit.run.driver import find_sources, pipeline_map
     from tracekit.run.measure import Options
 
     refs, _ = find_sources(wanted.store)
     replicas = len(refs) // PP
     refs = [ref for at, ref in enumerate(refs) if at % replicas < wanted.ranks[0] // PP]
-    tables = [one for ref in refs for one in Options().source_tables(ref)]
+    options = Options(graph=True).for_ranks(len(refs))
+    tables = [one for ref in refs for one in options.source_tables(ref)]
     late = [0.0]  # what combining reads itself is reading, too
     read_later = TableInFile.load
 
@@ -191,13 +197,13 @@ def combine_one(wanted):
     read, began = os.times(), time.perf_counter()
     peaks = watched_peaks()
     found = together(tables, schedule="auto", map_function=pipeline_map(wanted.workers, None))
+    text = AnalysisResult.of(found).to_json()  # with findings
     done, took = os.times(), time.perf_counter() - began
     own, others = (done.user + done.system - read.user - read.system,
                    done.children_user + done.children_system - read.children_user - read.children_system)  # fmt: skip
     peak, first = peak_mb("self"), read.user + read.system + late[0]
-    digest = hashlib.sha256(found.to_json().encode()).hexdigest()[:8]
     print(f"| {len(tables)} | {wanted.workers} | {first:.1f} | {own + others - late[0]:.1f} | {others:.1f} "
-          f"| {took:.0f} | {peak:.0f} | {max(peaks.values(), default=0):.0f} | {digest} |")  # fmt: skip
+          f"| {took:.0f} | {peak:.0f} | {max(peaks.values(), default=0):.0f} | {digest(text)[:8]} |")  # fmt: skip
 
 
 def peak_mb(process):
@@ -289,31 +295,32 @@ def same(wanted):
             p2p_ns=20_000,
         )
         write_run(tiny, place / "traces")
-        answers = {}
-        (wall, cpu, _), answers["serially"] = timed(
-            [*COMMAND, "analyze", place / "traces", "--json", "--workers", 1]
-        )
-        print(f"serially: {wall:.0f} s, {cpu:.0f} CPU s", flush=True)
-        (wall, cpu, _), answers["processes"] = timed(
-            [*COMMAND, "analyze", place / "traces", "--json", "--workers", 2]
-        )
-        print(f"two processes: {wall:.0f} s, {cpu:.0f} CPU s", flush=True)
+        (_, cpu, _), text = timed([*COMMAND, "analyze", place / "traces", "--json", "--workers", 1])
+        print(f"from traces: {cpu:.0f} CPU s", flush=True)
+        answers = {"traces": digest(text)}
         with dask(place) as address:
-            code = (
-                "import sys; from tracekit.run.analyze import analyze; from tracekit.run.dask import cluster\n"
-                "with cluster(sys.argv[2]) as (executor, size):\n"
-                "    print(analyze(sys.argv[1], executor=executor, workers=size).to_json())"
-            )
-            (wall, _, _), answers["Dask"] = timed(
-                [sys.executable, "-c", code, place / "traces", address]
-            )
-            print(f"Dask, two workers: {wall:.0f} s", flush=True)
-    digests = {
-        name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in answers.items()
-    }
-    print(f"{ranks} ranks, {len(answers['serially']) / 1e6:.1f} MB of JSON: {digests}")
-    if len(set(digests.values())) > 1:
+            ways = {
+                "serially": ["--workers", 1],
+                "processes": ["--workers", 2],
+                "Dask": ["--dask", address],
+            }
+            for name, words in ways.items():
+                store = place / "store"
+                shutil.rmtree(store, ignore_errors=True)
+                timed([*COMMAND, "ingest", place / "traces", "-o", store, *words])
+                (_, cpu, _), text = timed([*COMMAND, "analyze", store, "--json"])
+                print(f"store written {name}: {cpu:.0f} CPU s to analyze", flush=True)
+                answers[name] = digest(text)
+    print(f"{ranks} ranks, {len(text) / 1e6:.1f} MB of JSON: {answers}")
+    if len(set(answers.values())) > 1:
         raise SystemExit("the answers differ")
+
+
+def digest(text):
+    """The digest of an analysis without the paths that it was read from."""
+    document = json.loads(text)
+    document["source"]["paths"] = None
+    return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager

@@ -32,3 +32,36 @@ def test_each_says_how_it_is_called():
     assert done.returncode == 0, done.stderr
     for file in files:
         assert f"{file}\nusage: {file.name}" in done.stdout
+
+
+FLEET = FILES[0].parent / "fleet.py"
+
+
+def run_fleet(*words):
+    command = [sys.executable, str(FLEET), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+
+
+@pytest.mark.nightly
+def test_many_ranks_are_ingested_and_analyzed(tmp_path):
+    done = run_fleet("curves", "--ranks", 8, "--megabytes", 1, "--folder", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "\n| 8 | 0.0" in done.stdout
+
+
+@pytest.mark.nightly
+def test_tables_of_many_ranks_are_made_and_combined(tmp_path):
+    """Of 64 ranks, 60 have tables that were made of those of four."""
+    store = tmp_path / "store"
+    done = run_fleet("store", store, "--ranks", 64, "--megabytes", 1)
+    assert done.returncode == 0, done.stderr
+    done = run_fleet("combine", store, "--ranks", 16, 64, "--workers", 1)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" | ")[0] for line in done.stdout.splitlines()[3:]] == ["| 16", "| 64"]
+
+
+@pytest.mark.nightly
+def test_the_answer_does_not_depend_on_who_worked(tmp_path):
+    pytest.importorskip("distributed")
+    done = run_fleet("same", "--ranks", 8)
+    assert done.returncode == 0, done.stderr
