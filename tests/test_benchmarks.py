@@ -39,7 +39,7 @@ FLEET = FILES[0].parent / "fleet.py"
 
 def run_fleet(*words):
     command = [sys.executable, str(FLEET), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=800)
 
 
 @pytest.mark.nightly
@@ -61,6 +61,7 @@ def test_tables_of_many_ranks_are_made_and_combined(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)  # seven commands, and a cluster that starts
 def test_the_answer_does_not_depend_on_who_worked(tmp_path):
     pytest.importorskip("distributed")
     done = run_fleet("same", "--ranks", 8)
