@@ -123,3 +123,10 @@ def test_two_products_laid_out_as_gradients_before_a_forward_product_are_forward
     rows = np.arange(gradients + 1)
     marked = matmul._lone_input_gradients(rows, layout, np.zeros(gradients + 1, np.int64))
     assert marked.tolist() == [are_forward] * gradients + [False]
+
+
+def test_products_outside_nodes_have_no_turn():
+    node = np.array([-1, 0, -1, 0])
+    turns, halves = matmul.turns_and_halves(np.ones(4, np.bool_), node, np.arange(4))
+    assert turns.strings() == [None, "first", None, "second"]
+    assert halves.strings() == [None, "first", None, "second"]

@@ -241,7 +241,7 @@ def _check_explain(explain: str | None, *, json: bool, outputs: Sequence[Path]) 
 
 def _saved_format(path: str) -> str | None:
     """Return the format of a file that tracekit wrote as JSON; None for all else."""
-    from tracekit.diffs.load_runs import saved_format
+    from tracekit.documents.coding import saved_format
 
     return saved_format(path)
 

@@ -7,7 +7,6 @@ as the ranks of a run do.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import msgspec
 import polars as pl
 from msgspec import UnsetType, structs
 
-from tracekit._util.files import read_start
 from tracekit._util.values import without_none
 from tracekit.analysis import Analysis
 from tracekit.diffs.noise_thresholds import Noise
@@ -24,7 +22,7 @@ from tracekit.diffs.run_samples import Run, from_analysis, from_whole_run, slow_
 from tracekit.documents.analysis import AnalysisDocument
 from tracekit.documents.baseline import FORMAT as BASELINE_FORMAT
 from tracekit.documents.baseline import BaselineDocument, RoleBaseline
-from tracekit.documents.coding import read_document, to_plain
+from tracekit.documents.coding import read_document, saved_format, to_plain
 from tracekit.documents.late import FORMAT as LATE_FORMAT
 from tracekit.documents.late import LateDocument
 from tracekit.errors import InputError, OptionError
@@ -32,8 +30,6 @@ from tracekit.parsers.remote import public_url
 from tracekit.report.write import document_of
 
 MAX_TIMELINE_CELLS = 3_000  # of one step; a larger pipeline is not drawn
-_FORMAT_KEY = re.compile(rb'"format"\s*:\s*"(tracekit\.[a-z]+/\d+)"')
-_FORMAT_SEARCH_BYTES = 1 << 18
 _CELL_KEYS = ["rank", "op", "stage", "microbatch", "b_stage", "b_microbatch"]
 
 
@@ -197,18 +193,6 @@ def _side_of_baseline(document: RoleBaseline, path: str) -> Side:
     for metric, entry in document.noise.items():
         noise[metric] = Noise(entry.deviation, entry.runs - 1)
     return Side(tuple(runs), noise)
-
-
-def saved_format(path: str) -> str | None:
-    """Return the ``format`` of a JSON file that tracekit wrote.
-
-    None for a trace, a store or a folder.
-    """
-    file = Path(path)
-    if "://" in path or not file.is_file() or not file.name.endswith((".json", ".json.gz")):
-        return None
-    match = _FORMAT_KEY.search(read_start(file, _FORMAT_SEARCH_BYTES) or b"")
-    return match[1].decode() if match else None
 
 
 def _group_by_run(paths: list[str]) -> list[list[str]]:

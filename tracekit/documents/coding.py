@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 import polars as pl
 
+from tracekit._util.files import read_start
 from tracekit._util.text import json_text
 from tracekit.errors import InputError
 
@@ -22,6 +23,8 @@ _DTYPES = {int: pl.Int64(), float: pl.Float64(), str: pl.String(), bool: pl.Bool
 MAX_MAGNITUDE = 1e30
 """Largest number that a saved document may hold: its square is finite, and a table of integers can
 hold it."""
+_FORMAT_KEY = re.compile(rb'"format"\s*:\s*"(tracekit\.[a-z]+/\d+)"')
+_FORMAT_SEARCH_BYTES = 1 << 18
 _NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
 
 
@@ -30,6 +33,18 @@ class _Header(msgspec.Struct):
 
     format: str | None = None
     tracekit: str | None = None
+
+
+def saved_format(path: str) -> str | None:
+    """Return the ``format`` of a JSON file that tracekit wrote.
+
+    None for a trace, a store or a folder.
+    """
+    file = Path(path)
+    if "://" in path or not file.is_file() or not file.name.endswith((".json", ".json.gz")):
+        return None
+    match = _FORMAT_KEY.search(read_start(file, _FORMAT_SEARCH_BYTES) or b"")
+    return match[1].decode() if match else None
 
 
 def to_plain(document: Any) -> dict[str, Any]:
