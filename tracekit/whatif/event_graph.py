@@ -245,17 +245,22 @@ def find_host_work(
     released = np.clip(released, since, until)
     # A call that waits for nothing in the trace is time of the host like any other.
     waits = graph_events["blocked_ns"].to_numpy()[launched] > 0
+    calls = find_releasing_calls(rank)
+    waited = calls.event >= 0
+    waiting = union(calls.start_ns[waited], calls.end_ns[waited])
     tables = [HOST_WORK.to_frame()]
     for code, intervals in stretches.items():
         blocked = intervals & rank.blocked
         blocked_ns = blocked.covered_ns(since, until)
-        blocked_after_ns = blocked.covered_ns(released, until)
+        in_waits = intervals & waiting
         table = pl.DataFrame(
             {
                 "event": launched,
                 "code": [code] * len(launched),
-                "ns": intervals.covered_ns(since, until) - waits * blocked_ns,
-                "after_ns": intervals.covered_ns(released, until) - waits * blocked_after_ns,
+                "ns": intervals.covered_ns(since, until)
+                - waits * in_waits.covered_ns(since, until),
+                "after_ns": intervals.covered_ns(released, until)
+                - waits * in_waits.covered_ns(released, until),
                 "blocked_ns": blocked_ns,
             },
             schema=HOST_WORK,
@@ -693,7 +698,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         all_blocked_ns = np.maximum(blocked_ns, sums(self.host_work, "blocked_ns"))
         is_released = (removed_blocked_ns > 0) & (removed_blocked_ns >= all_blocked_ns)
         # A launch behind work that the host waited for follows that, else the launch before.
-        is_held = ~is_released & (blocked_ns > 0)
+        # More than all the time since then lies before it.
+        is_held = ~is_released & (blocked_ns > 0) & (removed_ns <= after_ns)
         share = np.where(is_held, removed_after_ns, removed_ns) / np.maximum(
             np.where(is_held, after_ns, host_ns), 1
         )
