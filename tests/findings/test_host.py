@@ -218,6 +218,38 @@ def test_copies_of_pageable_memory_cost_the_copy_and_the_hosts_wait(findings_of)
     assert finding.evidence["host_ns"] == pytest.approx(9.4 * MS, rel=0.01)
 
 
+def pageable_before_a_wait(recording, start, _):
+    """The copy's call takes 9.4 ms, the synchronisation behind it 0.02."""
+    recording.copy(start + 0.1, start + 9.5, start + 0.3, start + 9.52)
+    recording.call("cudaStreamSynchronize", start + 9.51, start + 9.53)
+    launch_ten(recording, start)
+
+
+def test_a_pageable_copy_is_saved_whole_though_a_wait_follows_it(findings_of):
+    finding = findings_of(pageable_before_a_wait)["pageable_copy"]
+    assert finding.saves_ns == pytest.approx(9.4 * MS, rel=0.05)
+
+
+def computes_on_the_host(memory):
+    """Return a step that copies results to the host for 2 ms, computes there for 5, and copies back for 2."""
+
+    def fill(recording, start, _):
+        to_host = f"Memcpy DtoH (Device -> {memory})"
+        recording.copy(start + 0.1, start + 2.1, start + 0.2, start + 2.05, name=to_host)
+        recording.op("aten::_fused_adam_", start + 2.2, start + 7.2)
+        to_gpu = f"Memcpy HtoD ({memory} -> Device)"
+        recording.copy(start + 7.3, start + 9.3, start + 7.4, start + 9.25, name=to_gpu)
+        launch_ten(recording, start, first=9.4)
+
+    return fill
+
+
+@pytest.mark.parametrize(("memory", "saved_ms"), [("Pageable", 9), ("Pinned", 5)])
+def test_work_that_leaves_the_host_takes_its_pageable_copies_with_it(findings_of, memory, saved_ms):
+    finding = findings_of(computes_on_the_host(memory))["host_compute"]
+    assert finding.saves_ns == pytest.approx(saved_ms * MS, rel=0.07)
+
+
 def test_copies_of_pinned_memory_are_exposed_copies_and_not_pageable(findings_of):
     findings = findings_of(pageable("Memcpy HtoD (Pinned -> Device)"))
     assert "pageable_copy" not in findings

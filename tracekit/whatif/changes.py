@@ -42,10 +42,11 @@ from tracekit.whatif.constants import (
     MIN_FACTOR,
     MIN_FREE_VARIATION,
     MIN_SAVED_SHARE_TO_PROPOSE,
+    MIN_SHARE_OF_CARRIED_COPIES,
     MIN_VARIATION,
     ROUNDING_SHARE,
 )
-from tracekit.whatif.event_graph import EventGraph, EventReplay
+from tracekit.whatif.event_graph import BEFORE, EventGraph, EventReplay
 from tracekit.whatif.remedies import REMEDY_CHANGES, change_factors, select_remedies
 
 HOST_CHANGES = {
@@ -354,14 +355,33 @@ def _without_activity(changed: ChangedGraph, code: str) -> None:
     if not (work["code"] == code).any():
         raise RefusedError("the host does nothing of that kind between launches of this run")
     changed.removed.add(code)
+    names = changed.graph.events["name"].cast(pl.String)
+    copies = names.str.contains("(?i)pageable").fill_null(False).to_numpy()
+    if code == "host_compute":
+        carried = copies & _copies_of_host_compute(changed.graph)
+        work_ns = changed.graph.work_ns
+        if work_ns[carried].sum() > MIN_SHARE_OF_CARRIED_COPIES * work_ns[copies].sum():
+            changed.removed.add("pageable_copy")
+            changed.factor[carried] = 0.0
+            changed.rests_on.append("what the CPU computes is neither copied to it nor back")
     if code == "pageable_copy":
-        copies = changed.graph.events["name"].cast(pl.String).str.contains("(?i)pageable")
-        changed.factor[copies.fill_null(False).to_numpy()] = 0.0
+        changed.factor[copies] = 0.0
         changed.rests_on.append(
             "copies from pinned memory run before they are needed, beside compute"
         )
     else:
         changed.rests_on.append(f"the host takes no time for it ({HOST_CHANGES[code]})")
+
+
+def _copies_of_host_compute(graph: EventGraph) -> Bools:
+    """Return the events launched right before or right behind operators on the CPU, of which copies carry the data."""
+    computing = graph.host_work.filter(pl.col("code") == "host_compute")
+    following = computing["event"].unique().to_numpy()
+    before = graph.before[BEFORE.index("launch_before")][following]
+    beside = np.zeros(len(graph.start), np.bool_)
+    beside[following] = True
+    beside[before[before >= 0]] = True
+    return beside
 
 
 def _edit_without_activity(_: re.Match[str], code: str) -> Edit:

@@ -237,6 +237,10 @@ MAX_FREE_RANGE_WIDTH = 0.4
 MIN_FACTOR = 1e-6
 """Factor of an event that disappears, to compare its range with. By choice, 2026-11-18."""
 
+MIN_SHARE_OF_CARRIED_COPIES = 0.5
+"""Share of the time of pageable copies beside operators on the CPU, above which these copies go with
+them. By choice, 2026-11-18."""
+
 MAX_LAUNCH_MEDIANS = 10
 """Time of a launch that disappears over the median of all that do, above which it holds other work.
 By choice, 2026-11-18."""
