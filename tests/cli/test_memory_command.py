@@ -151,3 +151,39 @@ def test_a_store_says_that_it_keeps_no_snapshots(run_command, samples, tmp_path)
     assert done.returncode == 2
     assert "a store keeps what analyze tells of memory snapshots, not the snapshots" in done.stderr
     assert "tracekit analyze" in done.stderr
+
+
+def test_each_gpu_of_a_process_is_shown(run_command, tmp_path):
+    first = [event("alloc", 1 << 20, 4096, 5)]
+    second = [event("alloc", 9 << 20, 8192, 6), event("alloc", (9 << 20) + 8192, 512, 7)]
+    segments = [
+        segment(1 << 20, [block(1 << 20, 4096), block((1 << 20) + 4096, 4096, "inactive")]),
+        segment(9 << 20, [block(9 << 20, 8192), block((9 << 20) + 8192, 512)], device=1),
+    ]
+    path = write(
+        tmp_path / "memory_rank0.pickle", snapshot(segments=segments, traces=[first, second])
+    )
+    report = tracekit.memory(path)
+    peaks = [(one.contents.device, one.contents.peak.bytes) for one in report.snapshots]
+    assert peaks == [(0, 4096), (1, 8704)]
+    assert "memory-several-devices" not in [notice.code for notice in report.notices]
+    assert "rank 0 GPU 1" in run_command("memory", str(path)).stdout
+
+
+def test_the_page_is_written(run_command, snapshots, tmp_path):
+    page = tmp_path / "memory.html"
+    done = run_command("memory", str(snapshots / "oom"), "-o", str(page))
+    assert done.returncode == 0
+    text = page.read_text(encoding="utf-8")
+    assert "What would have made it fit" in text
+    paths = [str(snapshots / f"leak/{name}_rank1.pickle.gz") for name in ("early", "memory")]
+    done = run_command("diff", *paths, "-o", str(page))
+    assert done.returncode == 0
+    assert "At the peak: by purpose" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("amount", ["0", "-3", "nan"])
+def test_no_gpu_has_such_a_memory(run_command, snapshots, amount):
+    done = run_command("memory", str(snapshots / "oom"), f"--gpu-memory={amount}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is no GPU's memory" in done.stderr

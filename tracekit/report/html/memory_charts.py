@@ -112,7 +112,7 @@ def _track(gpu: GpuHistory, texts: _FrameTexts, budget: int) -> MemoryTrack:
     return MemoryTrack(
         name=gpu.name,
         levels=_pack_levels(history.levels),
-        lives=_pack_lives(kept, segments),
+        lives=_pack_lives(kept, segments, history),
         segments=_pack_segments(segments) if segments.height else None,
         stacks=_pack_stacks(history, texts),
         steps=_steps(gpu.contents),
@@ -145,9 +145,17 @@ def _pack_levels(levels: pl.DataFrame) -> PackedColumns:
     return pack_columns(table, differences=["time", "reserved"], unit_ns=unit_ns)
 
 
-def _pack_lives(lives: pl.DataFrame, segments: pl.DataFrame) -> PackedColumns:
+def _pack_lives(
+    lives: pl.DataFrame, segments: pl.DataFrame, history: AllocationHistory
+) -> PackedColumns:
     """Return the allocations, in the order in which they were made."""
-    ordered = lives.sort("made", maintain_order=True)
+    events = history.levels.height
+    clipped = lives.with_columns(pl.col("made").clip(-1, events), pl.col("freed").clip(0, events))
+    ordered = clipped.sort("made", maintain_order=True)
+    stacks = history.stacks["stack"]
+    stack_rows = pl.col("stack").replace_strict(
+        stacks, range(1, len(stacks) + 1), default=0, return_dtype=pl.Int64
+    )
     segment, offset = _places(ordered, segments)
     size_bytes = pl.col("bytes")
     codes = dict(zip(CURVE_ORDER, range(len(CURVE_ORDER)), strict=True))
@@ -159,7 +167,7 @@ def _pack_lives(lives: pl.DataFrame, segments: pl.DataFrame) -> PackedColumns:
         (size_bytes // (1 << MEGA) % (1 << MEGA)).alias("mega"),
         (size_bytes % (1 << MEGA)).alias("rest"),
         category.alias("category"),
-        (pl.col("stack").cast(pl.Int64) + 1).fill_null(0).alias("stack"),
+        stack_rows.fill_null(0).alias("stack"),
         pl.col("is_leaked").cast(pl.Int64).alias("leak"),
         pl.Series("segment", segment),
         pl.Series("at_mega", offset >> MEGA),
@@ -220,15 +228,14 @@ def _pack_segments(segments: pl.DataFrame) -> PackedColumns:
 
 
 def _pack_stacks(history: AllocationHistory, texts: _FrameTexts) -> str:
-    """Return texts of the frames of every stack number, and of its line (-1: none)."""
+    """Return texts of the frames of every stack, and of its line (-1: none), in the order of the table."""
     numbers = [texts.number(*row) for row in history.frames.iter_rows()]
-    last = int(history.stacks["stack"].max() or 0) if history.stacks.height else -1  # type: ignore[arg-type]
-    frames: list[list[int]] = [[] for _ in range(last + 1)]
-    lines = [-1] * (last + 1)
-    for stack, line, own_frames in history.stacks.iter_rows():
-        frames[stack] = [numbers[frame] for frame in own_frames]
-        if line is not None:
-            lines[stack] = texts.number(line, "own")
+    frames = []
+    lines = []
+    for line, own_frames in history.stacks.select("line", "frames").iter_rows():
+        # A table of a store may be forged, and name frames that are not there.
+        frames.append([numbers[frame] for frame in own_frames or () if 0 <= frame < len(numbers)])
+        lines.append(-1 if line is None else texts.number(line, "own"))
     return pack_json({"frames": frames, "lines": lines})
 
 
