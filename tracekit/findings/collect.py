@@ -56,6 +56,7 @@ TRAINING_CODES = frozenset(
         "repeated_reduction",
         "schedule_gap",
         "small_messages",
+        "unused_parameters",
     }
 )
 """Codes that only training has: in inference such a pattern means something else."""
@@ -68,6 +69,7 @@ TRAINING_CASES = frozenset(
         ("slow_kernel", "optimizer"),
         ("slow_step", "checkpoint"),
         ("slow_step", "evaluation"),
+        ("slow_step", "unused_parameters"),
     }
 )
 """The same of single cases of a code."""
