@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tracekit.diffs.metrics import FAMILY_BY_NAME, resolve
 from tracekit.diffs.run_samples import rate_samples
 from tracekit.documents.analysis import (
+    AllocatorMemory,
     AnalysisDocument,
     Bandwidth,
     Copy,
@@ -17,7 +18,6 @@ from tracekit.documents.analysis import (
     Memory,
     MemoryLine,
     Peak,
-    RankMemory,
     Rates,
 )
 
@@ -44,7 +44,9 @@ def copied(size):
 
 def held(**by_phase):
     line = MemoryLine([], [], [])
-    return RankMemory(0, 0, None, 4_000_000_000, None, 0, by_phase, None, None, None, None, line)
+    return AllocatorMemory(
+        0, 0, None, 4_000_000_000, None, 0, by_phase, None, None, None, None, line
+    )
 
 
 def test_bandwidths_are_weighed_by_transfer_time(document):
