@@ -338,3 +338,45 @@ def test_an_ideal_saves_and_draws_itself(tmp_path):
     assert isinstance(done.plot(), Figure)
     with pytest.raises(OptionError):
         done.save(tmp_path / "ideal.docx")
+
+
+def without_ranks(document):
+    document["ranks"] = []
+
+
+def with_a_rank_twice(document):
+    document["ranks"].append(document["ranks"][0])
+
+
+def of_another_rank(document):
+    document["source"]["ranks"][0] += 90
+
+
+def with_more_idle_time(document):
+    document["ranks"][0]["budget_ns"]["idle"] += 1_000
+
+
+@pytest.mark.parametrize(
+    ("forge", "problem"),
+    [
+        (without_ranks, "holds no ranks"),
+        (with_a_rank_twice, "its ranks are not those of its source"),
+        (of_another_rank, "its ranks are not those of its source"),
+        (with_more_idle_time, "$.ranks[0]: the parts of the time do not sum to it"),
+    ],
+)
+def test_a_saved_analysis_that_contradicts_itself_is_refused(saved, tmp_path, forge, problem):
+    document = json.loads(saved.read_text())
+    forge(document)
+    forged = tmp_path / "forged.json"
+    forged.write_text(json.dumps(document))
+    with pytest.raises(InputError) as error:
+        tracekit.read_analysis(forged)
+    assert error.value.message == f"{forged}: {problem}"
+
+
+def test_a_saved_analysis_nested_too_deeply_is_refused(tmp_path):
+    deep = tmp_path / "deep.json"
+    deep.write_text('{"format": "tracekit.analysis/2", "source":' + "[" * 100_000)
+    with pytest.raises(InputError, match="expected object, got array"):
+        tracekit.read_analysis(deep)

@@ -61,7 +61,10 @@ def test_what_needs_the_events_is_refused(run_command, saved, words):
         (lambda text: text.replace("tracekit.analysis/", "tracekit.gate/", 1), "not an analysis"),
         (lambda text: text[: len(text) // 2], "is not complete JSON"),
         (lambda text: text.replace('"cost_ns": ', '"cost_ns": "x', 1), "saved.json: "),
-        (lambda text: text.replace('"rank": 0', '"rank": 99999999999', 1), "cannot be used"),
+        (
+            lambda text: text.replace('"rank": 0', '"rank": 99999999999', 1),
+            "its ranks are not those of its source",
+        ),
     ],
     ids=["another format", "cut", "not JSON", "forged"],
 )

@@ -198,6 +198,9 @@ def _role_results(document: AnalysisDocument) -> RoleResults:
 def read_saved(path: str | PathLike[str]) -> Analysis:
     """Return the analysis in a JSON file that ``save`` or ``analyze -o`` wrote, or in that file gzipped."""
     document = read_document(path, AnalysisDocument, hint=ANALYZE_AGAIN)
+    contradiction = find_contradiction(document)
+    if contradiction is not None:
+        raise InputError(f"{path}: {contradiction}", hint=ANALYZE_AGAIN)
     try:
         return analysis_of(document)
     # A path may hold lone surrogates, a name in a table may not; a figure may be too large for one.
@@ -205,6 +208,32 @@ def read_saved(path: str | PathLike[str]) -> Analysis:
         raise InputError(
             f"{path}: a name or figure in its tables cannot be used", hint=ANALYZE_AGAIN
         ) from error
+
+
+def find_contradiction(document: AnalysisDocument) -> str | None:
+    """Return what contradicts itself in a document: its ranks, or the parts of a time; None if nothing does.
+
+    tracekit writes no such document, and no answer may rest on one.
+    """
+    ranks = [rank.rank for rank in document.ranks]
+    if not ranks:
+        return "holds no ranks"
+    if len(set(ranks)) < len(ranks) or set(ranks) != set(document.source.ranks):
+        return "its ranks are not those of its source"
+    budgets = {"$.step": document.step.budget_ns, "$.total": document.total.budget}
+    for i, rank in enumerate(document.ranks):
+        budgets[f"$.ranks[{i}]"] = rank.budget
+        for k, step in enumerate(rank.per_step):
+            budgets[f"$.ranks[{i}].per_step[{k}]"] = step.budget
+            budgets[f"$.ranks[{i}].per_step[{k}].time_budget_ns"] = step.time_budget
+    for place, budget in budgets.items():
+        if not budget.conserved:
+            return f"{place}: the parts of the time do not sum to it"
+    for role in _known(document.roles, []):
+        contradiction = find_contradiction(role.analysis)
+        if contradiction is not None:
+            return f"role {role.name}: {contradiction}"
+    return None
 
 
 def _with_other_activities(rank: RankFigures) -> RankFigures:

@@ -222,14 +222,19 @@ def _problem(data: bytes, document_type: type[Any], error: Exception) -> str:
         if isinstance(error, UnicodeDecodeError):
             return f"byte {error.start}: not UTF-8 text"
         if position is None:
-            return f"is not complete JSON: {str(error).lower()}"
+            is_too_deep = isinstance(error, RecursionError)
+            return (
+                "is nested too deeply"
+                if is_too_deep
+                else f"is not complete JSON: {str(error).lower()}"
+            )
         line = data.count(b"\n", 0, int(position[1])) + 1
         name = _NOT_FINITE.match(data, int(position[1]))
         what = f"{name[0].decode()} is not a number" if name else "not valid JSON"
         return f"line {line}, byte {position[1]}: {what}"
     try:
         header = msgspec.json.decode(data, type=_Header)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return problem_text(error)
     expected = next(
         (field for field in msgspec.structs.fields(document_type) if field.name == "format"), None
