@@ -297,3 +297,18 @@ def test_a_mark_that_names_more_tokens_than_can_be_is_of_unknown_size(count):
     steps = find_server_steps(ranges)
     assert steps["kind"].to_list() == ["prefill", "decode", "prefill", "prefill"]
     assert steps["tokens"].to_list() == [None, None, None, 10**9]
+
+
+def test_work_whose_launch_is_not_in_the_file_has_the_step_of_its_operator():
+    events = pl.DataFrame(
+        {
+            "kind": ["cpu_op", "runtime", "cpu_op", "kernel", "kernel", "kernel"],
+            "start_ns": [11, 12, 13, 30, 40, 50],
+            "correlation": [None, 1, None, 1, 2, 3],
+            "external_id": [101, 101, 102, 101, 102, 103],
+        }
+    )
+    marks = pl.DataFrame({"step": [7], "start_ns": [10], "end_ns": [20]})
+    assert assign_steps(events, marks)["step"].to_list() == [7, 7, 7, 7, 7, None]
+    same_ids = events.with_columns(external_id=pl.col("correlation"))
+    assert assign_steps(same_ids, marks)["step"].to_list() == [7, 7, 7, 7, None, None]

@@ -93,6 +93,12 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
         events["correlation"], _of_kind(kind, "runtime", "driver"), gpu_rows
     )
     inside[gpu_rows] = False
+    # A launch that is not in the file: the operator that made it tells the time as well.
+    is_lost = (launch_rows < 0) & _of_kind(kind[gpu_rows], *GPU_KINDS)
+    if is_lost.any() and _names_operators(events, gpu_rows):
+        launch_rows[is_lost] = _find_launches(
+            events["external_id"], _of_kind(kind, "cpu_op"), gpu_rows[is_lost]
+        )
     has_launch = launch_rows >= 0
     gpu_rows = gpu_rows[has_launch]
     launch_rows = launch_rows[has_launch]
@@ -101,6 +107,19 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     )
     step = pl.Series("step", steps)
     return events.with_columns(step if inside.all() else step.set(pl.Series(~inside), None))
+
+
+MAX_SHARE_OF_EQUAL_IDS = 0.9
+"""Share of GPU events whose external id equals their correlation, above which such ids name no operators."""
+
+
+def _names_operators(events: pl.DataFrame, gpu_rows: Ints) -> bool:
+    """Return whether external ids of GPU events name operators; some files write the correlation there."""
+    if "external_id" not in events.columns:
+        return False
+    ids = events.select("external_id", "correlation")[gpu_rows]
+    equal = (ids["external_id"] == ids["correlation"]).sum()
+    return equal <= MAX_SHARE_OF_EQUAL_IDS * len(ids)
 
 
 def _steps_at(times: Ints, bounds: Ints, numbers: Ints, inside: Bools) -> tuple[Ints, Bools]:
