@@ -216,7 +216,7 @@ FREE_HOST_RANGE = (0.75, 1.0)
 """Time of the host at the low and the high end of that range, over the likely one. The costs are
 fitted to the mean of timings before and after a recording; a process that was never profiled is
 faster than that where the host is the limit: afterwards it takes 20 to 60 % longer. From 44 of the
-loops of the recording's cost, of which 40 lie in the range (not held out), 2026-11-18."""
+loops of the recording's cost, of which 41 lie in the range (not held out), 2026-11-18."""
 
 MIN_FREE_VARIATION = 0.05
 """Distance of the range's ends from the modelled step, as a share of it, if the recording cost
