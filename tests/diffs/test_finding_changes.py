@@ -251,7 +251,8 @@ def test_the_straggler_of_the_sample_is_new_work_and_its_end_is_seen(samples):
         ("gone", "imbalance"),
         ("better", "own_bubble"),
     ]
-    assert mended.savings.outcome == "more"  # the stage's own extra work went too
+    # The stage runs its products a twelfth as often: what the step gained is not what was predicted.
+    assert mended.savings.outcome == "not_comparable"
 
 
 def test_of_two_equal_runs_no_finding_changed_with_the_step(samples):
