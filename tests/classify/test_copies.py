@@ -47,6 +47,22 @@ def test_the_sum_of_a_reduction_over_symmetric_memory_is_communication(program, 
 
 
 @pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("dma_request", "memory"),
+        ("DMA_write", "memory"),
+        ("__amd_rocclr_copyBuffer", "memory"),
+        ("gemm_of_cdma_tiles", "forward"),  # the letters inside another name
+    ],
+)
+def test_requests_of_a_dma_engine_are_copies(program, name, label):
+    """An accelerator that records them as work of its own, like kernels."""
+    program.note("forward", 0, 100)
+    kernel = program.kernel(name, 20)
+    assert event_row(classify(program.events()), kernel)["label"] == label
+
+
+@pytest.mark.parametrize(
     ("name", "way"),
     [
         ("DtoH (Device -> Pinned)", "d2h"),

@@ -18,6 +18,7 @@ from tracekit.findings.communication import (
     longest_operations,
     repeated_reductions,
 )
+from tracekit.findings.context import Context
 from tracekit.schema import COPY_LABELS
 
 
@@ -272,3 +273,23 @@ def test_hints_about_collectives_are_not_given_for_copies(findings_of):
     assert finding.evidence["label"] in COPY_LABELS
     assert "shards" not in finding.advice
     assert finding.change is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "framework"),
+    [
+        ({"pack": "torch-pipelining", "annotations": "Schedule1F1B::step"}, None),
+        ({"pack": "megatron"}, "Megatron-LM"),
+        ({"chain": "MmBackward0 LinearWithGradAccumulationAndAsyncCommunication"}, "Megatron-LM"),
+        ({"annotations": "FSDP::all_gather"}, "FSDP2"),
+        ({"annotations": "DistributedDataParallel.forward"}, "DDP"),
+    ],
+)
+def test_a_framework_is_one_that_the_trace_shows(seen, framework):
+    names = ("group_desc", "annotations", "chain", "pack")
+    row = {name: seen.get(name) for name in names}
+    reasons = pl.DataFrame([row], schema=dict.fromkeys(names, pl.String))
+    analysis = SimpleNamespace(
+        tables={"reasons": reasons}, step=SimpleNamespace(reference_ns=1), changed_steps=()
+    )
+    assert Context(analysis).framework == framework

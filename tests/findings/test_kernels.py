@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 
@@ -241,6 +242,26 @@ def test_other_shapes_are_no_experts(shapes):
 def test_a_gpu_without_known_peaks_is_refused(samples):
     with pytest.raises(OptionError, match="no peak rates are known for the GPU 'Abacus'"):
         analyze(samples / "rates", gpu="Abacus")
+
+
+def named(samples, tmp_path, gpu):
+    """The trace of products, whose GPU has another name."""
+    path = tmp_path / "rank0.pt.trace.json"
+    text = gzip.decompress((samples / "rates" / "rank0.pt.trace.json.gz").read_bytes()).decode()
+    path.write_text(text.replace("NVIDIA H200", gpu))
+    return path
+
+
+def test_a_gpu_that_the_trace_contradicts_is_refused(samples):
+    message = "--gpu 'L40S': the trace of rank 0 names another GPU, NVIDIA H200"
+    with pytest.raises(OptionError, match=message):
+        analyze(samples / "rates", gpu="L40S")
+
+
+def test_a_name_without_known_peaks_gives_way_to_the_gpu_that_was_named(samples, tmp_path):
+    path = named(samples, tmp_path, "AMD Radeon Graphics")
+    assert analyze(path).sources[0].devices == ("AMD Radeon Graphics",)
+    assert analyze(path, gpu="MI300X").sources[0].devices == ("MI300X",)
 
 
 EVALUATIONS = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import polars as pl
 import pytest
 
@@ -11,6 +13,9 @@ from tracekit.metrics.overlap import (
     combine_overlap_costs,
     measure_overlap_costs,
 )
+from tracekit.report.view.budget import hiding_table
+
+MS = 1_000_000
 
 
 def costs(labelled, alone, beside, *, cover=1.0, **more):
@@ -111,3 +116,19 @@ def test_a_net_gain_is_given_where_half_of_the_time_could_be_compared(compared_n
     }
     hiding = combine_overlap_costs([pl.DataFrame([row], schema=OVERLAP_COSTS)], saved_ns=1_000)
     assert (hiding.net_ns is not None) is given
+
+
+@pytest.mark.parametrize(
+    ("compared_ns", "sentence"),
+    [
+        # 10 of 50 ms more, and as much of the other 50.
+        (50, "per rank hiding saved 60.0 ms and cost 20.0 ms: a net gain of 40.0 ms"),
+        (49, "per rank hiding saved 60.0 ms and cost at least 9.0 ms"),
+    ],
+)
+def test_what_hiding_saved_less_what_it_cost_is_its_net_gain(compared_ns, sentence):
+    beside = {"beside_ns": compared_ns * MS, "alone_ns": 40 * MS, "all_ns": 100 * MS}
+    row = {"label": "forward", "kernels": 3, **beside}
+    hiding = combine_overlap_costs([pl.DataFrame([row], schema=OVERLAP_COSTS)], saved_ns=60 * MS)
+    table = hiding_table(SimpleNamespace(hiding=hiding, rank_results=(None,)))
+    assert table.notes[0].startswith(sentence)

@@ -209,3 +209,18 @@ def test_a_gap_says_where_it_is_of_the_recording(is_recorded_time):
     (worded,) = with_sentences([finding])
     assert ("(as recorded)" in worded.text) is is_recorded_time
     assert worded.text.startswith("the pipeline takes 82.0 ms")
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (0.47, "is exposed (no compute beside it), 47 % of that because it is queued"),
+        (1.0, "is exposed (no compute beside it), because it is queued"),
+    ],
+)
+def test_a_cause_of_a_part_of_the_exposed_time_says_which_part(share, words):
+    evidence = {**EXPOSED, "cause": "same_stream", "cause_share": share}
+    finding = Finding(
+        code="exposed_comm", case="same_stream", cost_ns=1, share=0.1, evidence=evidence
+    )
+    assert words in with_sentences([finding])[0].text

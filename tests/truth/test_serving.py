@@ -138,3 +138,6 @@ def test_work_from_before_the_recording_is_not_saved_by_an_earlier_host(corpus):
     analysis = analyze(str(corpus / "inference/sglang_prefilldecode.json.gz"))
     assert analysis.step.budget.unrecorded_ns > 490_000_000
     assert [row.change for row in analysis.changed_steps if "host" in row.change] == []
+    # Neither idle time nor a finding, in the step without the profiler as in the recorded one.
+    assert analysis.step.free.budget.idle_ns < 2_000_000
+    assert [finding.case for finding in analysis.findings if finding.code == "recording"] == []

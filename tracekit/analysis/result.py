@@ -120,7 +120,7 @@ class BaseAnalysis:
         recorded = summarize_steps(
             {result.rank: result.timed_steps for result in self.rank_results}
         )
-        return msgspec.structs.replace(recorded, free=self.free_step)
+        return recorded.with_free(self.free_step)
 
     def rank(self, rank: int) -> RankFigures:
         """Return one rank's result."""

@@ -154,6 +154,24 @@ class StepSummary(msgspec.Struct, frozen=True):
     start_up: tuple[int, ...] = ()
     """Steps in which code was loaded onto the GPU: left out, unless there are no others."""
 
+    def with_free(self, free: FreeStep | None) -> StepSummary:
+        """Return the summary with the step without the profiler.
+
+        Time for which the recording lacks events is not idle there either.
+
+        >>> recorded = StepSummary(20, budget=Budget(compute_ns=8, exposed_ns={}, idle=2, unrecorded_ns=10))
+        >>> free = FreeStep(19, (19, 19), "modelled", Budget(compute_ns=8, exposed_ns={}, idle=11))
+        >>> recorded.with_free(free).free.budget
+        Budget(span_ns=19, compute_ns=8, exposed_ns={}, idle=1, unrecorded_ns=10)
+        """
+        replace = msgspec.structs.replace
+        budget = None if free is None else free.budget
+        if free is None or budget is None or budget.idle is None or budget.unrecorded_ns:
+            return replace(self, free=free)
+        unrecorded_ns = min(self.budget.unrecorded_ns, budget.idle)
+        budget = replace(budget, idle=budget.idle - unrecorded_ns, unrecorded_ns=unrecorded_ns)
+        return replace(self, free=replace(free, budget=budget))
+
     @property
     def is_start_up_alone(self) -> bool:
         """Whether every step that counts is one of start-up."""

@@ -75,14 +75,14 @@ class Options:
 
     def _label(self, rank: RankEvents, labelled: pl.DataFrame | None = None) -> LabelledRank:
         """Label one rank; the result does not hold the events that measuring does not read."""
-        if self.gpu is not None and rank.source.devices:
-            named = rank.source.devices[0]
-            if find_gpu(named) not in (None, find_gpu(self.gpu)):
-                raise OptionError(
-                    f"--gpu {self.gpu!r}: the trace of rank {rank.source.rank} names another GPU, {named}",
-                    hint="--gpu is for traces that do not name theirs",
-                )
-        if self.gpu is not None and not rank.source.devices:
+        named = rank.source.devices[0] if rank.source.devices else ""
+        if self.gpu is not None and find_gpu(named) not in (None, find_gpu(self.gpu)):
+            raise OptionError(
+                f"--gpu {self.gpu!r}: the trace of rank {rank.source.rank} names another GPU, {named}",
+                hint="--gpu is for traces that do not name theirs",
+            )
+        # A name without known peaks ("AMD Radeon Graphics", say) tells as little as none.
+        if self.gpu is not None and find_gpu(named) is None:
             rank = replace(rank, source=msgspec.structs.replace(rank.source, devices=(self.gpu,)))
         return label_rank(
             rank, labelled=labelled, rules=self.rules, all_columns=self.by is not None
