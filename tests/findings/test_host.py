@@ -7,6 +7,7 @@ import pytest
 from tests.findings.conftest import Recording
 from tracekit import analyze
 from tracekit.metrics.host.time_by_activity import MAX_PLACES
+from tracekit.report.findings import finding_line, per_words
 
 MS = 1_000_000
 ONE_PERCENT = 0.01
@@ -434,6 +435,9 @@ def test_without_marks_of_steps_the_recording_is_spoken_of(tmp_path):
     assert "a step" not in allocations.text
     assert "in the recording" in allocations.text
     assert "empty_cache" not in allocations.advice
+    assert not [line for line in map(finding_line, findings.values()) if "per step" in line]
+    assert all(finding.evidence["steps_marked"] is False for finding in findings.values())
+    assert per_words(allocations) == "of the recording"
 
 
 def test_a_program_without_operators_is_not_said_to_run_python(tmp_path):

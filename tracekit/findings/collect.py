@@ -137,12 +137,17 @@ def is_of_training(finding: Finding) -> bool:
 
 
 def _with_workload(context: Context, finding: Finding) -> Finding:
-    """Return a finding of inference with what its words depend on; others as they are."""
-    if not context.is_inference:
+    """Return a finding with what its words depend on in inference and without steps."""
+    if context.is_inference:
+        evidence = {**finding.evidence, "workload": "inference", "vendor": context.vendor}
+        if finding.code in HOST_CODES:
+            evidence["between_steps_share"] = context.between_steps_share
+    elif not context.step.is_marked:
+        evidence = dict(finding.evidence)
+    else:
         return finding
-    evidence = {**finding.evidence, "workload": "inference", "vendor": context.vendor}
-    if finding.code in HOST_CODES:
-        evidence["between_steps_share"] = context.between_steps_share
+    if not context.step.is_marked:
+        evidence["steps_marked"] = False
     return msgspec.structs.replace(finding, evidence=evidence)
 
 

@@ -104,7 +104,7 @@ def per_words(finding: Finding) -> str:
     'per iteration'
     """
     if finding.code not in ROLE_CODES:
-        return "per step"
+        return "of the recording" if finding.evidence.get("steps_marked") is False else "per step"
     if finding.case == "above_ideal":
         return "of a weight update"
     return "per iteration" if finding.evidence.get("recurs", True) else "in one iteration"
