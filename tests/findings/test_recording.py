@@ -10,6 +10,7 @@ from rich.console import Console
 
 from tests.kept import analysis_of, diagnosis_of
 from tracekit import analyze, diagnose
+from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
 from tracekit.findings.recording import recording_findings
 from tracekit.report.findings import with_sentences
@@ -185,7 +186,27 @@ def test_idle_time_that_nothing_explains_is_stated(analysis_of_steps):
     findings = analysis_of_steps(fill).findings
     (unexplained,) = [finding for finding in findings if finding.case == "idle"]
     assert unexplained.evidence["unexplained_ns"] > 0.3 * unexplained.cost_ns / unexplained.share
-    assert "is not explained" in unexplained.text
+    assert "the reason is not known" in unexplained.text
+
+
+@pytest.mark.parametrize(
+    ("unexplained_ms", "says"),
+    [
+        (4, "the GPU has no known work for 4.00 ms; the reason is not known"),
+        (1, "the GPU has no known work for 4.00 ms; the reason is not known for 1.00 ms of that"),
+    ],
+)
+def test_idle_time_is_called_work_that_is_not_known(unexplained_ms, says):
+    """It may be time that the recording lacks; what is unexplained is given only where it is less."""
+    evidence = {"idle_ns": 4_000_000, "unexplained_ns": unexplained_ms * 1_000_000}
+    finding = Finding(
+        code="recording",
+        case="idle",
+        cost_ns=unexplained_ms * 1_000_000,
+        share=0.1,
+        evidence=evidence,
+    )
+    assert with_sentences([finding])[0].text == says
 
 
 def test_idle_time_that_the_host_explains_is_not_stated_again(analysis_of_steps):

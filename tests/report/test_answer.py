@@ -26,7 +26,7 @@ def small(samples):
 
 
 UNEXPLAINED = (
-    "The GPU is idle for 0.40 ms, and 0.40 ms of that is not explained: look at the longest gaps in the timeline "
+    "The GPU has no known work for 0.40 ms; the reason is not known: look at the longest gaps in the timeline "
     "(`-o report.html`); stacks (`with_stack=True`) tell what the CPU does in them"
 )
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit.analysis.result import RoleResults
+from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration, RolloutTail, WeightUpdate
 from tracekit.findings.roles import role_findings
 from tracekit.report.findings import shown_findings, with_sentences
@@ -85,6 +86,17 @@ def test_what_recurs_comes_before_what_one_iteration_has():
     assert findings[0].cost_ns == 29 * MS
     assert findings[0].share == pytest.approx(0.29)
     assert findings[0].saves_range_ns == (0, 29 * MS)
+
+
+@pytest.mark.parametrize(
+    ("recurs", "says"), [(True, "(iteration 2, others alike)"), (False, "unlike most others")]
+)
+def test_a_late_rollout_says_whether_other_iterations_have_one(recurs, says):
+    evidence = {"late_ns": 5 * MS, "first_rank": 0, "iteration": 2, "recurs": recurs}
+    finding = Finding(
+        code="rollout", case="late_start", cost_ns=5 * MS, share=0.1, ranks=(1,), evidence=evidence
+    )
+    assert says in with_sentences([finding])[0].text
 
 
 def test_what_an_rl_loop_costs_is_the_same_in_every_output(samples, run_command, measured_once):

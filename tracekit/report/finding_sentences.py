@@ -97,7 +97,10 @@ def rollout_tail(words: FindingWords) -> FindingTexts:
 @texts("rollout", "late_start")
 def rollout_late_start(words: FindingWords) -> FindingTexts:
     late = f"starts {words['late_ns']} after that of rank {words['first_rank']} and ends last"
-    text = f"in iteration {words['iteration']} the rollout of rank {words.rank} {late}"
+    text = (
+        f"in iteration {words['iteration']}, unlike most others, the rollout of rank {words.rank} "
+        f"{late}"
+    )
     if words.evidence.get("recurs"):
         text = f"the rollout of rank {words.rank} {late} (iteration {words['iteration']}, others alike)"
     return FindingTexts(text, "start all rollouts together")
@@ -1180,8 +1183,12 @@ def recording(words: FindingWords) -> FindingTexts:
 
 @texts("recording", "idle")
 def recording_idle(words: FindingWords) -> FindingTexts:
+    # Known, not idle: the time without the profiler counts as idle what the recording lacks.
+    text = f"the GPU has no known work for {words['idle_ns']}; the reason is not known"
+    if words["unexplained_ns"] != words["idle_ns"]:
+        text = f"{text} for {words['unexplained_ns']} of that"
     return FindingTexts(
-        text=f"the GPU is idle for {words['idle_ns']}, and {words['unexplained_ns']} of that is not explained",
+        text=text,
         advice=(
             "look at the longest gaps in the timeline (`-o report.html`); stacks (`with_stack=True`) "
             "tell what the CPU does in them"

@@ -323,8 +323,8 @@ def _situation(view: View, width: int) -> Iterator[Text]:
     ideal = short_ms(head.ideal_ns, digits)
     clock = " as recorded" if view.analysis.step.profiler_ns else ""
     facts = (
-        f"{schedule.name} pipeline: {measured} over all ranks{clock}; with the same compute and no "
-        f"delays {ideal}"
+        f"{schedule.name} pipeline: {measured} from start to end{clock}; with the same compute "
+        f"and no delays {ideal}"
     )
     gap_ns = {}
     for gap_cause, ns in (schedule.gap_ns or {}).items():
