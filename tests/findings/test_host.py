@@ -23,10 +23,11 @@ def launch_ten(recording, start, *, first=10.0):
 
 
 def stopped_host(name, add="op"):
-    """Return a step whose host is in *name* for 9.8 ms before it launches: the GPU is idle meanwhile."""
+    """Return a step whose host is in *name* for 9.8 ms before it launches a backward: the GPU is idle meanwhile."""
 
     def fill(recording, start, _):
         getattr(recording, add)(name, start + 0.1, start + 9.9)
+        recording.op("autograd::engine::evaluate_function: MmBackward0", start + 9.9, start + 10.6)
         launch_ten(recording, start)
 
     return fill

@@ -114,6 +114,7 @@ def view(**values):
         total=SimpleNamespace(idle_known=True),
         role_results=SimpleNamespace(iterations=(), roles=()),
         step_kinds=(),
+        notices=(),
         rank_results=[0],
         clocks=SimpleNamespace(residual_ns=None),
         schedule=None,

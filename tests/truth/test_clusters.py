@@ -131,7 +131,8 @@ def test_the_first_finding_of_the_eight_gpus_is_their_exposed_transfers():
     assert first.cost_ns / 1e6 < expected["exposed_transfer_ms"] * 1.2
     assert first.saves_range_ns[1] <= first.cost_ns
     late = [finding for finding in others if finding.code == "late_host"]
-    assert all(finding.saves_ns < 200_000 for finding in late)
+    # One that is late in a single step only has no change of its own.
+    assert all((finding.saves_ns or finding.cost_ns) < 200_000 for finding in late)
 
 
 def test_links_of_the_eight_gpus_are_as_fast_as_nccl_is_elsewhere():
