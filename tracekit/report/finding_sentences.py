@@ -576,12 +576,12 @@ def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
 def exposed_comm_host_takes_as_long(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"{exposed(words)}; the CPU is hardly faster than the GPU, so that hiding it may save "
-            "less"
+            f"{exposed(words)}; hiding it saves less where the CPU takes as long to start a step as "
+            "the GPU takes to run it"
         ),
         advice=(
-            f"start it earlier or beside other compute{words.option}, and give the CPU less to do in "
-            "a step (fewer kernels, less Python)"
+            f"start it earlier or beside other compute{words.option}, and keep the CPU ahead (fewer "
+            "kernels, less Python)"
         ),
     )
 
@@ -941,7 +941,10 @@ def schedule_gap_variation(words: FindingWords) -> FindingTexts:
 def schedule_gap_p2p(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=wait_for_messages(words),
-        advice="send and receive earlier and asynchronously (`isend`, `irecv`)",
+        advice=(
+            "check links and NCCL's transport, then send and receive earlier and asynchronously "
+            "(`isend`, `irecv`)"
+        ),
     )
 
 
