@@ -1,4 +1,4 @@
-"""Who asks for a synchronisation: the operator or call in which the host waits for the GPU tells it."""
+"""Synchronisations by who asks for them: the operator or call in which the host waits for the GPU tells it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a GPU ran out of memory, and what would have made the request fit, each with its bytes."""
+"""Causes of running out of GPU memory, and what would have made the request fit, each with its bytes."""
 
 from __future__ import annotations
 

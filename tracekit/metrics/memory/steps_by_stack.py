@@ -35,20 +35,20 @@ def starts_by_allocations(allocations: pl.DataFrame, stacks: Sequence[Stack]) ->
         },
         schema={"stack": pl.Int32(), "origin": pl.String(), "is_root": pl.Boolean()},
     )
-    made = allocations.filter(pl.col("alloc_row").is_not_null()).sort("alloc_row")
-    known = made.join(origins, on="stack", how="inner", maintain_order="left")
-    if known.is_empty():
+    in_history = allocations.filter(pl.col("alloc_row").is_not_null()).sort("alloc_row")
+    with_origin = in_history.join(origins, on="stack", how="inner", maintain_order="left")
+    if with_origin.is_empty():
         return []
-    first_ns = int(known["alloc_ns"][0])
-    told = known.filter(pl.col("origin").is_in([*_COMPUTE, "optimizer"]))
+    first_ns = int(with_origin["alloc_ns"][0])
+    of_passes = with_origin.filter(pl.col("origin").is_in([*_COMPUTE, "optimizer"]))
     follows_optimizer = (pl.col("origin").shift(1) == "optimizer") & (
         pl.col("origin") != "optimizer"
     )
-    after_optimizer = told.filter(follows_optimizer)["alloc_ns"].to_list()
+    after_optimizer = of_passes.filter(follows_optimizer)["alloc_ns"].to_list()
     if len(after_optimizer) >= MIN_OPTIMIZER_STEPS:
         return [first_ns, *after_optimizer]
     # The forward after each gradient of a loss begins a step.
-    numbered = known.with_columns(backwards=pl.col("is_root").cum_sum())
+    numbered = with_origin.with_columns(backwards=pl.col("is_root").cum_sum())
     forwards = numbered.filter((pl.col("origin") == "forward") & (pl.col("backwards") > 0))
     starts = forwards.group_by("backwards").agg(pl.col("alloc_ns").min()).sort("backwards")
     after_backward = starts["alloc_ns"].to_list()

@@ -1,4 +1,4 @@
-"""Why a GPU ran out of memory: where its memory was, and what would have made the request fit."""
+"""View of a GPU that ran out of memory: where its memory was, and what would have made the request fit."""
 
 from __future__ import annotations
 
