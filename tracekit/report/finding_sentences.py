@@ -941,10 +941,7 @@ def schedule_gap_variation(words: FindingWords) -> FindingTexts:
 def schedule_gap_p2p(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=wait_for_messages(words),
-        advice=(
-            "check links and NCCL's transport, then send and receive earlier and asynchronously "
-            "(`isend`, `irecv`)"
-        ),
+        advice="check the links; send and receive earlier (`isend`, `irecv`)",
     )
 
 
