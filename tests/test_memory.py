@@ -16,15 +16,14 @@ import tracekit
 from tests.kept import analysis_of
 from tests.unpack import unpacked
 from tracekit.analysis.combine.memory import (
-    HeldMemory,
     RunMemory,
     memory_with_microbatches,
     with_memory,
 )
 from tracekit.diffs.scalars import scalars
-from tracekit.documents.analysis import ChangedStep, Peak
+from tracekit.documents.analysis import AllocatorMemory, ChangedStep, Memory, MemoryLine, Peak
 from tracekit.documents.coding import to_plain
-from tracekit.metrics.memory import ChunkMemory, RankMemory
+from tracekit.metrics.memory import ChunkMemory
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
 from tracekit.report.terminal.schedule import render_what_if
@@ -48,8 +47,8 @@ def truth(samples):
 
 
 def test_peaks_are_the_allocators_own(run, truth):
-    for one, expected in zip(run.memory.ranks, truth["memory"], strict=True):
-        measured = one.measured
+    for one, expected in zip(run.memory.figures.ranks, truth["memory"], strict=True):
+        measured = one
         assert measured.peak_bytes == expected["peak_bytes"]
         assert measured.by_phase["backward"] == Peak(*[expected["backward_cells_peak_bytes"]] * 2)
         assert measured.by_phase["optimizer"] == Peak(*[expected["optimizer_peak_bytes"]] * 2)
@@ -62,8 +61,8 @@ def test_peaks_are_the_allocators_own(run, truth):
 
 
 def test_a_chunk_holds_what_a_forward_cell_grew_by(run, truth):
-    for one, expected in zip(run.memory.ranks, truth["memory"], strict=True):
-        chunks, grown = one.measured.chunks, expected["grown_by_forward_bytes"][0]
+    for one, expected in zip(run.memory.figures.ranks, truth["memory"], strict=True):
+        chunks, grown = run.memory.chunks[one.rank], expected["grown_by_forward_bytes"][0]
         assert chunks.low <= 1.04 * grown
         assert chunks.high >= grown
         assert chunks.high <= 1.07 * grown  # the last stage's, with its loss
@@ -92,7 +91,7 @@ def test_another_schedule_needs_what_it_was_seen_to_need(run):
     rows = {row.name: row for row in run.schedule.what_if if row.change == "schedule"}
     low, high = rows["gpipe"].peak_bytes
     assert low <= 1_989_396_992 <= high < 1.1 * 1_989_396_992
-    assert rows["1f1b"].peak_bytes == (run.memory.peak_bytes, run.memory.peak_bytes)
+    assert rows["1f1b"].peak_bytes == (run.memory.figures.peak_bytes, run.memory.figures.peak_bytes)
     assert rows["dualpipe"].peak_bytes[1] is None  # twice the weights
     assert rows["gpipe"].fits is True
     assert rows["dualpipe"].fits is None
@@ -101,10 +100,21 @@ def test_another_schedule_needs_what_it_was_seen_to_need(run):
 def held(capacity, *, base=100, chunk=10, chunks=4, optimizer=None):
     phases = {} if optimizer is None else {"optimizer": Peak(optimizer, optimizer)}
     peak = base + chunk * chunks
-    memory = RankMemory(
-        0, peak, peak + 5, base, phases, ChunkMemory(chunk, chunk, base, 0, 0, chunks)
+    rank = AllocatorMemory(
+        rank=0,
+        device=0,
+        capacity_bytes=capacity,
+        peak_bytes=peak,
+        reserved_bytes=peak + 5,
+        first_bytes=base,
+        by_phase=phases,
+        base_bytes=base,
+        chunk_bytes=[chunk, chunk],
+        chunks=chunks,
+        ideal_chunks=chunks,
+        line=MemoryLine([], [], []),
     )
-    return RunMemory((HeldMemory(0, memory, capacity),))
+    return RunMemory(Memory(peak, [rank]), {0: ChunkMemory(chunk, chunk, base, 0, 0, chunks)})
 
 
 @pytest.mark.parametrize(
@@ -124,11 +134,9 @@ def test_the_optimizer_is_the_least_that_any_schedule_needs(run):
 
 
 def test_without_a_known_chunk_nothing_is_said_of_other_schedules(run):
-    rank = held(100).ranks[0]
-    unknown = structs.replace(rank.measured.chunks, low=None, high=None)
-    bare = RunMemory(
-        (structs.replace(rank, measured=structs.replace(rank.measured, chunks=unknown)),)
-    )
+    memory = held(100)
+    unknown = structs.replace(memory.chunks[0], low=None, high=None)
+    bare = structs.replace(memory, chunks={0: unknown})
     plain = structs.replace(
         run.schedule,
         what_if=tuple(structs.replace(r, peak_bytes=None, fits=None) for r in run.schedule.what_if),
@@ -174,13 +182,13 @@ def test_the_terminal_names_what_does_not_fit(run):
 def test_the_page_holds_a_line_for_every_rank_on_its_lanes_axis(run):
     data = to_plain(timeline_data(run, PageClock(run)))
     assert [entry["rank"] for entry in data["ranks"]] == [
-        memory.rank for memory in run.memory.ranks
+        memory.rank for memory in run.memory.figures.ranks
     ]
-    for entry, memory in zip(data["ranks"], run.memory.ranks, strict=True):
+    for entry, memory in zip(data["ranks"], run.memory.figures.ranks, strict=True):
         line = unpacked(entry["memory"])
         assert (np.diff(line["time"]) >= 0).all()
         assert line["time"][-1] * 1000 <= data["end_ns"]
-        assert line["allocated"].max() * 1024 <= memory.measured.peak_bytes
+        assert line["allocated"].max() * 1024 <= memory.peak_bytes
         assert (line["reserved"].max() - 1) * 1024 <= data["memory_top"] * 1e9
     assert '<a href="#memory">' in render_html(run)
 

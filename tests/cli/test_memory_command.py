@@ -39,7 +39,7 @@ def test_peaks_are_those_that_the_allocator_counted(snapshots):
             truth = json.loads(
                 gzip.decompress((snapshots / run / "truth_rank0.json.gz").read_bytes())
             )
-            assert measured.contents.peak.bytes == max(
+            assert measured.contents.figures.peak.bytes == max(
                 step["allocated_peak"] for step in truth["steps"]
             )
 
@@ -51,8 +51,8 @@ def test_a_history_that_was_cut_says_what_it_does_not_know(run_command, snapshot
     truth = json.loads(gzip.decompress((snapshots / "cut/truth_rank0.json.gz").read_bytes()))
     # Its 150 events are frees after the last step: the level before them is what the allocator
     # counted at its end.
-    assert only.contents.peak.bytes == truth["steps"][-1]["allocated_end"]
-    assert only.contents.end_difference_bytes == 0
+    assert only.contents.figures.peak.bytes == truth["steps"][-1]["allocated_end"]
+    assert only.contents.figures.end_difference_bytes == 0
 
 
 def test_without_stacks_and_profiler_the_optimizer_is_still_known(snapshots):
@@ -107,7 +107,7 @@ def test_each_moment_counts_what_is_there(tmp_path):
     content = snapshot(events, [segment(0, [block(0, 512)])])
     path = write(tmp_path / "rank0.pickle", content)
     contents = tracekit.memory(path).snapshots[0].contents
-    assert (contents.peak.bytes, contents.end_contents["bytes"].sum()) == (1536, 512)
+    assert (contents.figures.peak.bytes, contents.end_contents["bytes"].sum()) == (1536, 512)
 
 
 def test_analyze_says_which_command_reads_snapshots_alone(run_command, snapshots):
@@ -164,7 +164,7 @@ def test_each_gpu_of_a_process_is_shown(run_command, tmp_path):
         tmp_path / "memory_rank0.pickle", snapshot(segments=segments, traces=[first, second])
     )
     report = tracekit.memory(path)
-    peaks = [(one.contents.device, one.contents.peak.bytes) for one in report.snapshots]
+    peaks = [(one.contents.device, one.contents.figures.peak.bytes) for one in report.snapshots]
     assert peaks == [(0, 4096), (1, 8704)]
     assert "memory-several-devices" not in [notice.code for notice in report.notices]
     assert "rank 0 GPU 1" in run_command("memory", str(path)).stdout

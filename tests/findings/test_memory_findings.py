@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.kept import analysis_of
-from tracekit.analysis.combine.memory import HeldMemory, RunMemory
+from tracekit.analysis.combine.memory import RunMemory
+from tracekit.documents.analysis import AllocatorMemory, Memory, MemoryLine
 from tracekit.documents.memory import (
     MemoryContents,
     MemoryFragmentation,
@@ -22,7 +23,6 @@ from tracekit.findings import find
 from tracekit.findings.memory import (
     memory_findings,
 )
-from tracekit.metrics.memory import RankMemory
 from tracekit.report.findings import with_sentences
 
 PEAK = 1_000_000
@@ -54,9 +54,23 @@ def the_contents(**changes):
 
 
 def findings_with(*, capacity=10 * PEAK, reserved=PEAK, **changes):
-    memory = RankMemory(0, PEAK, reserved, 0)
-    held = HeldMemory(1, memory, capacity, 4, the_contents(**changes))
-    context = SimpleNamespace(analysis=SimpleNamespace(memory=RunMemory((held,))))
+    rank = AllocatorMemory(
+        rank=1,
+        device=0,
+        capacity_bytes=capacity,
+        peak_bytes=PEAK,
+        reserved_bytes=reserved,
+        first_bytes=0,
+        by_phase={},
+        base_bytes=None,
+        chunk_bytes=None,
+        chunks=None,
+        ideal_chunks=4,
+        line=MemoryLine([], [], []),
+        contents=the_contents(**changes),
+    )
+    memory = RunMemory(Memory(PEAK, [rank]))
+    context = SimpleNamespace(analysis=SimpleNamespace(memory=memory))
     return list(memory_findings(context))
 
 

@@ -10,9 +10,10 @@ from tracekit.metrics.memory.chunk_memory import MIN_CELLS, ChunkMemory, measure
 from tracekit.metrics.memory.phases import add_phases, phase_peaks
 from tracekit.metrics.memory.rank_memory import MEMORY_CURVE, measure_rank_memory, thin_curve
 from tracekit.metrics.memory.replay import gpu_memory
-from tracekit.schema import EVENTS, MEMORY, conform
+from tracekit.schema import EVENTS, MEMORY, Source, conform
 
 MAIN, ENGINE = 1, 2
+SOURCE = Source("a.json", "kineto", 0, "name")
 
 
 def memory(*rows, device_type=1, device=0):
@@ -54,7 +55,9 @@ def test_the_gpu_with_most_events_counts_and_the_host_does_not():
     )
     assert gpu_memory(both)["at_ns"].to_list() == [4, 5]
     assert (
-        measure_rank_memory(memory((1, 5), device_type=0), pl.DataFrame(), EVENTS.to_frame())
+        measure_rank_memory(
+            memory((1, 5), device_type=0), pl.DataFrame(), EVENTS.to_frame(), source=SOURCE
+        )
         is None
     )
 
@@ -128,9 +131,13 @@ def test_the_peak_of_a_phase_is_a_range_where_moments_belong_to_none(labelled):
 
 def test_a_rank_in_bytes(labelled):
     gpu = launched(labelled, ("forward", 10, MAIN), ("forward", 20, MAIN))
-    result = measure_rank_memory(memory((11, 50), (12, -80), (30, 5)), gpu, ops())
+    result = measure_rank_memory(
+        memory((11, 50), (12, -80), (30, 5)), gpu, ops(), source=SOURCE
+    ).figures
     assert (result.peak_bytes, result.first_bytes, result.reserved_bytes) == (150, 100, 1000)
-    later = measure_rank_memory(memory((11, 50), (12, -80), (30, 5)), gpu, ops(), window=(12, 40))
+    later = measure_rank_memory(
+        memory((11, 50), (12, -80), (30, 5)), gpu, ops(), source=SOURCE, window=(12, 40)
+    ).figures
     assert (later.peak_bytes, later.first_bytes) == (150, 150)
 
 
@@ -140,8 +147,9 @@ def test_without_launches_there_is_a_peak_and_no_phase(labelled):
         pl.lit(None, pl.Int64).alias("launch_ns")
     )
     for gpu in (bare, bare.clear()):
-        result = measure_rank_memory(own, gpu, ops())
-        assert (result.peak_bytes, dict(result.by_phase), result.chunks) == (150, {}, None)
+        result = measure_rank_memory(own, gpu, ops(), source=SOURCE)
+        figures = result.figures
+        assert (figures.peak_bytes, dict(figures.by_phase), result.chunks) == (150, {}, None)
 
 
 @pytest.mark.parametrize("points", [2, 3, 50])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.memory_snapshots import block, event, segment, snapshot
-from tracekit.metrics.memory.fragmentation import (
-    Fragmentation,
-    measure_fragmentation,
-)
+from tracekit.documents.memory import MemoryFragmentation
+from tracekit.metrics.memory.fragmentation import measure_fragmentation
 from tracekit.metrics.memory.replay import replay_snapshot
 from tracekit.parsers.memory_snapshot import parse_memory_snapshot
 
@@ -16,7 +14,7 @@ MIB = 1 << 20
 BASE = 1 << 40
 
 
-def measured(content, **options) -> Fragmentation:
+def measured(content, **options) -> MemoryFragmentation:
     read = parse_memory_snapshot(content, name="a")
     return measure_fragmentation(replay_snapshot(read), read, **options)
 

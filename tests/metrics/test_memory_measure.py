@@ -9,6 +9,7 @@ import pytest
 
 from tests.memory_snapshots import BASE_US, event, snapshot
 from tracekit.align.snapshot_clock import SnapshotClock
+from tracekit.documents.memory import SnapshotPlace
 from tracekit.metrics.memory import measure
 from tracekit.parsers.memory_snapshot import parse_memory_snapshot
 from tracekit.schema import MEMORY
@@ -18,7 +19,7 @@ BASE_NS = BASE_US * 1_000
 
 def notice_codes(monkeypatch, *, uncertainty_ns=0, launches_ns=()):
     """Notices about a snapshot whose events last from 0 to 1 ms, on a clock with this uncertainty."""
-    clock = SnapshotClock(0, uncertainty_ns, "annotations", 3, 2)
+    clock = SnapshotClock(SnapshotPlace(0, uncertainty_ns, "annotations"), 3, 2)
     monkeypatch.setattr(measure, "place_snapshot", lambda snapshot, rank: clock)
     read = parse_memory_snapshot(
         snapshot([event("alloc", 0, 8, 0), event("alloc", 512, 8, 1_000)]), name="a"
@@ -46,5 +47,5 @@ def test_a_snapshot_that_saw_less_than_nine_tenths_of_the_launches_is_short(
 
 @pytest.mark.parametrize(("share", "is_said"), [(0.049, False), (0.05, True)])
 def test_a_twentieth_of_the_peak_from_before_the_history_is_said(share, is_said):
-    contents = SimpleNamespace(source="snapshot", unknown_share=share)
+    contents = SimpleNamespace(figures=SimpleNamespace(source="snapshot"), unknown_share=share)
     assert bool(measure.history_notices(contents)) is is_said

@@ -82,7 +82,7 @@ def test_the_pages_sums_are_those_that_the_snapshot_holds(snapshots, run):
     (track,) = data["tracks"]
     assert total_after(unpacked(track["lives"]), len(content["device_traces"][0]) - 1) == allocated
     measured = report.snapshots[0].contents
-    assert total_after(unpacked(track["lives"]), track["peak"]) == measured.peak.bytes
+    assert total_after(unpacked(track["lives"]), track["peak"]) == measured.figures.peak.bytes
 
 
 def test_leaks_are_marked_one_by_one(tmp_path):
@@ -91,7 +91,7 @@ def test_leaks_are_marked_one_by_one(tmp_path):
     lives = unpacked(track["lives"])
     marked = [size for size, leaks in zip(sizes(lives), lives["leak"], strict=True) if leaks]
     assert set(marked) == {LEAKED}
-    assert sum(marked) == report.snapshots[0].contents.failed_request.leaked_bytes
+    assert sum(marked) == report.snapshots[0].contents.figures.out_of_memory.leaked_bytes
 
 
 def test_blocks_lie_in_their_segments(tmp_path):

@@ -41,13 +41,18 @@ def test_no_user_name_of_a_stack_is_on_the_page(samples):
     """Lines of memory at the peak and findings that rest on them, from stacks below a home."""
     analysis = analysis_of(samples / "memory-snapshot")
     ranks = []
-    for rank in analysis.memory.ranks:
+    for rank in analysis.memory.figures.ranks:
         lines = [
             structs.replace(line, line=line.line and f"/home/ada/nets/{line.line}")
             for line in rank.contents.lines
         ]
         ranks.append(structs.replace(rank, contents=structs.replace(rank.contents, lines=lines)))
-    run = replace(analysis, memory=structs.replace(analysis.memory, ranks=tuple(ranks)))
+    run = replace(
+        analysis,
+        memory=structs.replace(
+            analysis.memory, figures=structs.replace(analysis.memory.figures, ranks=ranks)
+        ),
+    )
     text = render_html(run)
     assert "nets/ranks.py:25 forward" in text
     assert "/home/ada" not in text

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from tracekit.documents.memory import SnapshotPlace
 from tracekit.schema import MemorySnapshot, RankEvents
 
 MAX_OFFSET_NS = 1_000_000_000
@@ -42,14 +43,9 @@ _ALLOCATING = r"^aten::(empty|new_empty|resize)"
 
 
 class SnapshotClock(msgspec.Struct, frozen=True):
-    """Offset of a memory snapshot's clock from that of a trace."""
+    """Offset of a memory snapshot's clock from that of a trace, and what speaks for it."""
 
-    offset_ns: int
-    """Added to the snapshot's times."""
-    uncertainty_ns: int
-    """Largest deviation of a pair that agrees on it."""
-    source: str
-    """What it rests on: ``allocations``, ``annotations`` or ``operators``."""
+    place: SnapshotPlace
     pairs: int
     """Pairs that agree on it."""
     events: int
@@ -89,7 +85,8 @@ def place_snapshot(snapshot: MemorySnapshot, rank: RankEvents) -> SnapshotClock 
         )
         if fitted_ns is None or placed.is_empty():
             return None
-        return SnapshotClock(fitted_ns, uncertainty_ns, source, agreeing, len(placed))
+        place = SnapshotPlace(fitted_ns, uncertainty_ns, source)
+        return SnapshotClock(place, agreeing, len(placed))
     return None
 
 

@@ -10,7 +10,6 @@ from msgspec import UNSET, UnsetType
 from tracekit._version import __version__
 from tracekit.against_ideal import ScheduleComparison, StepComparison
 from tracekit.analysis.combine.communication import RunRates, below_peak_ns
-from tracekit.analysis.combine.memory import HeldMemory, RunMemory
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measure.by import By
 from tracekit.analysis.result import Analysis, RoleResults
@@ -90,7 +89,7 @@ def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> documents.
         copies=rows(tables["copies"], documents.Copy),
         reload=None if analysis.reload is None else _reload(analysis.reload),
         rates=None if analysis.rates is None else _rates(analysis.rates),
-        memory=_memory(analysis.memory),
+        memory=None if analysis.memory is None else analysis.memory.figures,
         warnings=analysis.notices,
     )
 
@@ -124,13 +123,6 @@ def _recording_options(analysis: Analysis) -> list[str] | None:
         "no CPU activities": not any(source.counts.get("cpu_op", 0) for source in sources),
     }
     return [name for name, value in is_on.items() if value]
-
-
-def _memory(memory: RunMemory | None) -> documents.Memory | None:
-    """Return the memory of each rank; None if it was not recorded."""
-    if memory is None:
-        return None
-    return documents.Memory(memory.peak_bytes, [_rank_memory(rank) for rank in memory.ranks])
 
 
 def _roles(results: RoleResults, findings_of: FindingsOf) -> dict[str, Any]:
@@ -298,27 +290,4 @@ def _rates(rates: RunRates) -> documents.Rates:
         expert_cost=rates.expert_cost,
         lower_bound=total.uncounted_ns > 0,
         uncounted=rows(rates.uncounted.head(MAX_PRODUCTS), documents.Uncounted),
-    )
-
-
-def _rank_memory(rank: HeldMemory) -> documents.AllocatorMemory:
-    measured = rank.measured
-    chunks = measured.chunks
-    chunk_bytes = None
-    if chunks is not None and chunks.low is not None and chunks.high is not None:
-        chunk_bytes = [chunks.low, chunks.high]
-    return documents.AllocatorMemory(
-        rank=rank.rank,
-        device=measured.device,
-        capacity_bytes=rank.capacity_bytes,
-        peak_bytes=measured.peak_bytes,
-        reserved_bytes=measured.reserved_bytes,
-        first_bytes=measured.first_bytes,
-        by_phase=measured.by_phase,
-        base_bytes=None if chunks is None else chunks.base_bytes,
-        chunk_bytes=chunk_bytes,
-        chunks=None if chunks is None else chunks.peak_chunks,
-        ideal_chunks=rank.ideal_chunks,
-        line=documents.MemoryLine(**measured.line.to_dict(as_series=False)),
-        contents=rank.contents,
     )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import polars as pl
 
 from tracekit._version import __version__
-from tracekit.analysis.combine.memory_contents import contents_document
 from tracekit.documents import memory as documents
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.findings import Finding
@@ -28,21 +27,21 @@ class RankSnapshot:
     rank: int | None
     events: int
     contents: RankContents
-    capacity_bytes: int | None = None
-    """Memory of the GPU; None if unknown."""
 
     @classmethod
     def of(
         cls, snapshot: MemorySnapshot, rank: int | None, *, capacity_bytes: int | None = None
     ) -> RankSnapshot:
-        """Measure a snapshot."""
-        contents = measure_contents(MemoryHistory.of_snapshot(snapshot))
+        """Measure a snapshot; *capacity_bytes* is the memory of its GPU, None if unknown."""
+        contents = measure_contents(
+            MemoryHistory.of_snapshot(snapshot), capacity_bytes=capacity_bytes
+        )
         if contents is None:
             raise InputError(
                 f"{snapshot.path}: holds no allocation",
                 hint="write it while the model is in memory",
             )
-        return cls(snapshot.path, rank, len(snapshot.events), contents, capacity_bytes)
+        return cls(snapshot.path, rank, len(snapshot.events), contents)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,19 +56,20 @@ class SnapshotReport(HasDocument):
     @property
     def peak_bytes(self) -> int:
         """Largest peak of any snapshot."""
-        return max(snapshot.contents.peak.bytes for snapshot in self.snapshots)
+        return max(snapshot.contents.figures.peak.bytes for snapshot in self.snapshots)
 
     def to_document(self) -> documents.MemoryDocument:
         """Return the JSON document (``format: tracekit.memory/1``)."""
-        rows = []
-        for snapshot in self.snapshots:
-            contents = contents_document(snapshot.contents, capacity_bytes=snapshot.capacity_bytes)
-            device = snapshot.contents.device
-            rows.append(
-                documents.SnapshotMemory(
-                    snapshot.rank, snapshot.path, device, snapshot.events, contents
-                )
+        rows = [
+            documents.SnapshotMemory(
+                rank=snapshot.rank,
+                path=snapshot.path,
+                device=snapshot.contents.device,
+                events=snapshot.events,
+                contents=snapshot.contents.figures,
             )
+            for snapshot in self.snapshots
+        ]
         return documents.MemoryDocument(
             tracekit=__version__,
             format=documents.FORMAT,
@@ -138,18 +138,16 @@ def _only_of_rank(snapshots: Sequence[RankSnapshot], rank: int | None) -> RankSn
 def _snapshot_change(before: RankSnapshot, after: RankSnapshot) -> documents.SnapshotChange:
     first = before.contents
     second = after.contents
+    reserve_before = first.figures.fragmentation
+    reserve_after = second.figures.fragmentation
     return documents.SnapshotChange(
         rank=after.rank,
         before_path=before.path,
         after_path=after.path,
         peak=_moment_change(first, second, first.contents, second.contents),
         end=_moment_change(first, second, first.end_contents, second.end_contents),
-        before_reserved_bytes=None
-        if first.fragmentation is None
-        else first.fragmentation.reserved_bytes,
-        after_reserved_bytes=None
-        if second.fragmentation is None
-        else second.fragmentation.reserved_bytes,
+        before_reserved_bytes=None if reserve_before is None else reserve_before.reserved_bytes,
+        after_reserved_bytes=None if reserve_after is None else reserve_after.reserved_bytes,
     )
 
 

@@ -24,7 +24,6 @@ from tracekit.intervals import Intervals
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS
 from tracekit.metrics.memory.activations import ACTIVATIONS
 from tracekit.metrics.memory.contents import CONTENTS
-from tracekit.metrics.memory.failed_request import REPEATED_FUNCTIONS
 from tracekit.metrics.memory.history import (
     FRAMES,
     HISTORY_LEVELS,
@@ -33,8 +32,7 @@ from tracekit.metrics.memory.history import (
     SEGMENT_LIVES,
 )
 from tracekit.metrics.memory.leaks import LEAKS
-from tracekit.metrics.memory.rank_contents import MODULES, STACKS, STEP_LEVELS
-from tracekit.metrics.memory.rank_memory import MEMORY_CURVE
+from tracekit.metrics.memory.rank_contents import STACKS, STEP_STARTS
 from tracekit.schema import CELLS, EVENTS, LABELS, PASSES, PHASES, RankEvents, Source
 from tracekit.store.checks import (
     LATEST_NS,
@@ -81,16 +79,12 @@ WORDS = {
 """Words that columns of texts may hold, by the column, or by the table and the column."""
 ONLY_SOMETIMES = {
     "reload": RELOAD_EVENTS,
-    "memory.line": MEMORY_CURVE,
     "memory.contents.contents": CONTENTS,
     "memory.contents.end_contents": CONTENTS,
     "memory.contents.stacks": STACKS,
     "memory.contents.activations": ACTIVATIONS,
-    "memory.contents.modules": MODULES,
     "memory.contents.leaks": LEAKS,
-    "memory.contents.steps": STEP_LEVELS,
-    "memory.contents.failed_request.contents": CONTENTS,
-    "memory.contents.failed_request.repeated": REPEATED_FUNCTIONS,
+    "memory.contents.step_starts": STEP_STARTS,
     "memory.contents.history.lives": LIVES,
     "memory.contents.history.levels": HISTORY_LEVELS,
     "memory.contents.history.segments": SEGMENT_LIVES,
@@ -121,6 +115,10 @@ def check_rank_tables(tables: RankTables, fields: Mapping[str, Any]) -> None:
         if schema is None or table.schema != schema:
             raise ValueError(f"{name} has other columns than tracekit writes")
         check_values(table, schema, name=name, parts=parts)
+    if tables.memory is not None:
+        line = tables.memory.figures.line
+        if not len(line.at_ns) == len(line.allocated) == len(line.reserved):
+            raise ValueError("the memory over time has columns of different lengths")
     for name, measures in (("window", tables.window), ("by_step", tables.by_step)):
         _check_intervals(measures.covered, name=f"{name}.covered", parts=parts)
         if len(measures.budgets) not in (1, parts) or len(measures.weak) != len(measures.budgets):

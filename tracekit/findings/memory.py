@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from tracekit.analysis.combine.memory import HeldMemory
+from tracekit.documents.analysis import AllocatorMemory
 from tracekit.documents.findings import EvidenceValue, Finding, Place
 from tracekit.documents.memory import MemoryContents, MemoryLeak, ModuleMemory, SnapshotMemory
 from tracekit.findings.context import Context
@@ -25,7 +25,7 @@ def memory_findings(context: Context) -> Iterator[Finding]:
     if memory is None:
         return
     candidates: dict[str, list[Finding]] = {}
-    for rank in memory.ranks:
+    for rank in memory.figures.ranks:
         if rank.contents is None:
             continue
         for make in (_failures, _peak_findings, _leaks, _fragmentation):
@@ -43,7 +43,7 @@ def snapshot_findings(snapshots: Iterable[SnapshotMemory]) -> Iterator[Finding]:
             yield finding
 
 
-def _failures(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
+def _failures(rank: AllocatorMemory, contents: MemoryContents) -> Iterator[Finding]:
     """Yield the request of a rank that failed."""
     finding = out_of_memory(rank.rank, contents)
     if finding is not None:
@@ -93,11 +93,11 @@ def out_of_memory(rank: int | None, contents: MemoryContents) -> Finding | None:
     )
 
 
-def _peak_findings(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
+def _peak_findings(rank: AllocatorMemory, contents: MemoryContents) -> Iterator[Finding]:
     """Yield the first finding about a rank's peak that holds; none where a request failed."""
     if contents.out_of_memory is not None:
         return
-    reserved = rank.measured.reserved_bytes or contents.peak.bytes
+    reserved = rank.reserved_bytes or contents.peak.bytes
     capacity = rank.capacity_bytes
     is_nearly_full = capacity is not None and reserved >= NEARLY_FULL_SHARE * capacity
     measured = contents.in_flight
@@ -136,14 +136,14 @@ def _excess_bytes(contents: MemoryContents) -> int:
     return (contents.in_flight - contents.ideal_in_flight) * contents.microbatch_bytes[0]
 
 
-def _peak_evidence(rank: HeldMemory, contents: MemoryContents) -> dict[str, EvidenceValue]:
+def _peak_evidence(rank: AllocatorMemory, contents: MemoryContents) -> dict[str, EvidenceValue]:
     peak = contents.peak
     category, size = next(iter(contents.by_category.items()), ("other", 0))
     module = _cheapest_module(contents.modules)
     return {
         "peak_bytes": peak.bytes,
         "capacity_bytes": rank.capacity_bytes,
-        "reserved_bytes": rank.measured.reserved_bytes,
+        "reserved_bytes": rank.reserved_bytes,
         "failed_request_bytes": contents.failed_request_bytes,
         "category": category,
         "category_bytes": size,
@@ -166,7 +166,7 @@ def _cheapest_module(modules: list[ModuleMemory]) -> ModuleMemory | None:
     return max(rated, key=lambda module: module.recompute_bytes_per_ms or 0.0, default=None)
 
 
-def _leaks(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
+def _leaks(rank: AllocatorMemory, contents: MemoryContents) -> Iterator[Finding]:
     """Yield a finding about the largest leak of a rank."""
     for leak in contents.leaks[:1]:
         if leak.bytes_per_step < MIN_LEAKED_SHARE_PER_STEP * contents.peak.bytes:
@@ -192,18 +192,18 @@ def _leaks(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
         )
 
 
-def _steps_until_full(rank: HeldMemory, leak: MemoryLeak) -> int | None:
+def _steps_until_full(rank: AllocatorMemory, leak: MemoryLeak) -> int | None:
     """Return the number of steps after which the leak has filled the GPU.
 
     None if its memory is not known.
     """
-    reserved = rank.measured.reserved_bytes
+    reserved = rank.reserved_bytes
     if rank.capacity_bytes is None or reserved is None or not leak.bytes_per_step:
         return None
     return max(0, rank.capacity_bytes - reserved) // leak.bytes_per_step
 
 
-def _fragmentation(rank: HeldMemory, contents: MemoryContents) -> Iterator[Finding]:
+def _fragmentation(rank: AllocatorMemory, contents: MemoryContents) -> Iterator[Finding]:
     """Yield a finding about a rank whose memory is free in pieces that requests did not fit into."""
     fragmentation = contents.fragmentation
     if (
@@ -233,7 +233,7 @@ def _fragmentation(rank: HeldMemory, contents: MemoryContents) -> Iterator[Findi
 
 
 def _finding(
-    rank: HeldMemory,
+    rank: AllocatorMemory,
     contents: MemoryContents,
     *,
     code: str,

@@ -41,7 +41,7 @@ def write_memory(result: SnapshotReport | SnapshotDiff, path: Path) -> None:
         return
     from tracekit.report.memory_plot import draw_flame_graph
 
-    fullest = max(result.snapshots, key=lambda snapshot: snapshot.contents.peak.bytes)
+    fullest = max(result.snapshots, key=lambda snapshot: snapshot.contents.figures.peak.bytes)
     figure = draw_flame_graph(fullest.contents, rank=fullest.rank)
     picture = figures.render_figure(figure, path.suffix)
     with atomic_write(path) as temporary:

@@ -50,12 +50,12 @@ def memory(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     """
     if analysis.memory is None:
         return figures.message_figure(ax, "Memory was not recorded in these traces.")
-    ranks = sorted(analysis.memory.ranks, key=lambda rank: -rank.measured.peak_bytes)[
+    ranks = sorted(analysis.memory.figures.ranks, key=lambda rank: -rank.peak_bytes)[
         :MAX_RANKS_WITH_CURVES
     ]
     numbers = sorted(rank.rank for rank in ranks)
     table = analysis.memory.table(analysis.clocks).filter(pl.col("rank").is_in(numbers))
-    top_bytes = max(rank.measured.peak_bytes for rank in ranks)
+    top_bytes = max(rank.peak_bytes for rank in ranks)
     layout = None
     if analysis.schedule is not None:
         layout = layout_pipeline(analysis.schedule.head)["measured"].in_ms()
@@ -118,19 +118,14 @@ def _curve_y(share: Any, curve_rows: int) -> Any:
 
 def flame(analysis: Analysis, *, rank: int | None = None, ax: Axes | None = None) -> Figure:
     """Draw the flame graph of a rank's peak by stack; by default the fullest rank's."""
-    candidates = []
-    for memory_of_rank in () if analysis.memory is None else analysis.memory.ranks:
-        is_wanted = rank is None or memory_of_rank.rank == rank
-        if is_wanted and memory_of_rank.contents is not None:
-            candidates.append(memory_of_rank)
+    contents = {} if analysis.memory is None else analysis.memory.contents
+    candidates = [number for number in contents if rank in (None, number)]
     if not candidates:
         return figures.message_figure(
             ax, "Single allocations are not known: record a memory snapshot."
         )
-    fullest = max(candidates, key=lambda candidate: candidate.measured.peak_bytes)
-    contents = fullest.measured.contents
-    assert contents is not None, "only ranks with contents are looked at"
-    return draw_flame_graph(contents, rank=fullest.rank, ax=ax)
+    fullest = max(candidates, key=lambda number: contents[number].figures.peak.bytes)
+    return draw_flame_graph(contents[fullest], rank=fullest, ax=ax)
 
 
 @dataclass

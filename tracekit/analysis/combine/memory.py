@@ -5,56 +5,44 @@ Memory that other schedules would need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import polars as pl
+from msgspec import structs
 from msgspec.structs import replace
 
 from tracekit._util.columns import concat_ranks
 from tracekit.against_ideal import ScheduleComparison
 from tracekit.align.clocks import Clocks
-from tracekit.analysis.combine.memory_contents import contents_document, find_places
+from tracekit.analysis.combine.memory_contents import complete_contents, find_places
 from tracekit.analysis.measure.tables import RankTables
-from tracekit.documents.analysis import WhatIf
-from tracekit.documents.memory import MemoryContents
+from tracekit.documents.analysis import AllocatorMemory, Memory, WhatIf
 from tracekit.errors import ScheduleError
-from tracekit.metrics.memory import MEMORY_CURVE, RankMemory
+from tracekit.metrics.memory import MEMORY_CURVE, ChunkMemory, RankContents
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.whatif.schedule_rows import TWO_STAGES_PER_RANK, microbatches_row
 
 
-class HeldMemory(msgspec.Struct, frozen=True):
-    """Memory that one rank held, and the chunks that the schedule has it hold."""
-
-    rank: int
-    measured: RankMemory
-    capacity_bytes: int | None
-    """Memory of its GPU, as recorded in the trace."""
-    ideal_chunks: int | None = None
-    """Most chunks that the schedule holds on this rank at once; None without a recognised
-    schedule."""
-    contents: MemoryContents | None = None
-    """What fills it at its peak; None if single allocations are not known."""
-
-
-class RunMemory(msgspec.Struct, frozen=True):
+class RunMemory(msgspec.Struct, frozen=True, eq=False):
     """Memory that the allocators of all ranks held.
 
     Times are the hosts', because memory is allocated at launch.
     """
 
-    ranks: tuple[HeldMemory, ...]
-
-    @property
-    def peak_bytes(self) -> int:
-        """Largest peak of any rank."""
-        return max(rank.measured.peak_bytes for rank in self.ranks)
+    figures: Memory
+    chunks: Mapping[int, ChunkMemory] = {}
+    """Memory of pipeline chunks, by rank of a recognised schedule."""
+    contents: Mapping[int, RankContents] = {}
+    """What fills the memory at the peak, by rank of which single allocations are known."""
 
     def table(self, clocks: Clocks) -> pl.DataFrame:
         """Return the ``MEMORY_CURVE`` of every rank, on the common clock."""
-        lines = concat_ranks({rank.rank: rank.measured.line for rank in self.ranks}, MEMORY_CURVE)
-        return clocks.align(lines, "at_ns")
+        lines = {
+            rank.rank: pl.DataFrame(structs.asdict(rank.line), schema=MEMORY_CURVE)
+            for rank in self.figures.ranks
+        }
+        return clocks.align(concat_ranks(lines, MEMORY_CURVE), "at_ns")
 
 
 def run_memory(
@@ -67,27 +55,45 @@ def run_memory(
     """
     ideal_chunks = {} if comparison is None else _ideal_chunks(comparison)
     places = find_places(comparison)
-    memories = []
+    figures: list[AllocatorMemory] = []
+    chunks_by_rank: dict[int, ChunkMemory] = {}
+    contents_by_rank: dict[int, RankContents] = {}
     for rank in ranks:
         if rank.memory is None:
             continue
         number = rank.source.rank
-        memory = rank.memory if number in ideal_chunks else replace(rank.memory, chunks=None)
-        contents = None
-        if memory.contents is not None:
+        measured = replace(
+            rank.memory.figures,
+            rank=number,
+            capacity_bytes=rank.source.memory_bytes,
+            ideal_chunks=ideal_chunks.get(number),
+        )
+        chunks = rank.memory.chunks
+        if chunks is not None and number in ideal_chunks:
+            chunks_by_rank[number] = chunks
+            measured = replace(
+                measured,
+                base_bytes=chunks.base_bytes,
+                chunk_bytes=chunks.bounds,
+                chunks=chunks.peak_chunks,
+            )
+        contents = rank.memory.contents
+        if contents is not None:
+            contents_by_rank[number] = contents
             device = next(iter(rank.source.devices), None)
-            contents = contents_document(
-                memory.contents,
-                places=places.get(number),
+            shown = complete_contents(
+                contents,
+                places=places.get(number, {}),
                 ideal_in_flight=ideal_chunks.get(number),
                 forward_ns=_forward_ns(rank.kernels),
                 link_gb_s=None if device is None else host_link_gb_s(device),
-                capacity_bytes=rank.source.memory_bytes,
             )
-        memories.append(
-            HeldMemory(number, memory, rank.source.memory_bytes, ideal_chunks.get(number), contents)
-        )
-    return RunMemory(tuple(memories)) if memories else None
+            measured = replace(measured, contents=shown)
+        figures.append(measured)
+    if not figures:
+        return None
+    peak_bytes = max(rank.peak_bytes for rank in figures)
+    return RunMemory(Memory(peak_bytes, figures), chunks_by_rank, contents_by_rank)
 
 
 def _forward_ns(kernels: pl.DataFrame) -> dict[str, float]:
@@ -115,7 +121,7 @@ def with_memory(
     """Return the comparison with the memory that each other schedule would need, if that can be estimated."""
     if comparison is None or memory is None or not comparison.what_if:
         return comparison
-    estimate = _MemoryEstimate.of(memory.ranks, comparison)
+    estimate = _MemoryEstimate.of(memory, comparison)
     if estimate is None:
         return comparison
     return replace(comparison, what_if=tuple(map(estimate.with_peak_bytes, comparison.what_if)))
@@ -125,7 +131,7 @@ def memory_with_microbatches(
     comparison: ScheduleComparison, memory: RunMemory | None, count: int
 ) -> tuple[tuple[int, int | None] | None, bool | None]:
     """Return the range of the fullest rank's peak with *count* micro-batches, and whether it fits; None: unknown."""
-    estimate = None if memory is None else _MemoryEstimate.of(memory.ranks, comparison)
+    estimate = None if memory is None else _MemoryEstimate.of(memory, comparison)
     if estimate is None:
         return None, None
     try:
@@ -155,37 +161,33 @@ class _MemoryEstimate(msgspec.Struct, frozen=True):
     """Memory of the smallest GPU; None if any is unknown."""
 
     @classmethod
-    def of(
-        cls, ranks: Sequence[HeldMemory], comparison: ScheduleComparison
-    ) -> _MemoryEstimate | None:
+    def of(cls, memory: RunMemory, comparison: ScheduleComparison) -> _MemoryEstimate | None:
         """Return the estimate of a run; None if the memory per chunk of any rank is unknown."""
         schedule = comparison.head.match.schedule
         chunks_per_rank = schedule.stages / schedule.pp
         beside: list[int] = []
         microbatch: list[float] = []
         optimizer_bytes = 0
+        ranks = memory.figures.ranks
         for rank in ranks:
-            chunks = rank.measured.chunks
-            peak_bytes = rank.measured.peak_bytes
+            chunks = memory.chunks.get(rank.rank)
             if chunks is None or chunks.low is None or chunks.high is None:
                 return None
             with_gradients = chunks.base_bytes + chunks.kept_bytes + chunks.passing_bytes
             beside += [
                 chunks.base_bytes,
-                max(with_gradients, peak_bytes - chunks.peak_chunks * chunks.low),
+                max(with_gradients, rank.peak_bytes - chunks.peak_chunks * chunks.low),
             ]
             microbatch += [chunks.low * chunks_per_rank, chunks.high * chunks_per_rank]
-            if "optimizer" in rank.measured.by_phase:
-                optimizer_bytes = max(optimizer_bytes, rank.measured.by_phase["optimizer"].at_least)
-        unused = max(
-            (rank.measured.reserved_bytes or 0) - rank.measured.peak_bytes for rank in ranks
-        )
+            if "optimizer" in rank.by_phase:
+                optimizer_bytes = max(optimizer_bytes, rank.by_phase["optimizer"].at_least)
+        unused = max((rank.reserved_bytes or 0) - rank.peak_bytes for rank in ranks)
         capacities = [rank.capacity_bytes for rank in ranks if rank.capacity_bytes is not None]
         return cls(
             beside_activations=(min(beside), max(beside)),
             microbatch=(min(microbatch), max(microbatch)),
             optimizer_bytes=optimizer_bytes,
-            peak_bytes=max(rank.measured.peak_bytes for rank in ranks),
+            peak_bytes=memory.figures.peak_bytes,
             max_unused_bytes=max(0, unused),
             capacity_bytes=min(capacities) if len(capacities) == len(ranks) else None,
         )

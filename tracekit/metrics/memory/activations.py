@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import polars as pl
 
+from tracekit.documents.memory import CellMemory
 from tracekit.schema import conform
 
 MIN_SHARE_IN_FLIGHT = 0.5
@@ -20,6 +23,13 @@ ACTIVATIONS = pl.Schema(
     }
 )
 """One row per forward of a chunk."""
+
+
+Place = tuple[int | None, int | None]
+"""Stage and micro-batch."""
+Places = Mapping[tuple[int, int], Place]
+"""Place by step and pair: the index of a forward within its step."""
+UNKNOWN_PLACE: Place = (None, None)
 
 
 def measure_activations(purposes: pl.DataFrame) -> pl.DataFrame:
@@ -63,3 +73,18 @@ def most_in_flight(activations: pl.DataFrame) -> int:
     changes = np.concatenate([np.full(len(ends), -1), np.full(len(starts), 1)])
     order = np.lexsort((changes, times))  # an end before a start at the same time
     return int(np.cumsum(changes[order]).max())
+
+
+def cells_with_activations(contents: pl.DataFrame, places: Places) -> list[CellMemory]:
+    """Return the activations of ``contents.CONTENTS`` by micro-batch and stage, as far as these are known."""
+    by_pair = (
+        contents.filter(pl.col("category") == "activations")
+        .group_by("step", "pair")
+        .agg(pl.sum("bytes"))
+        .sort("step", "pair", nulls_last=True)
+    )
+    cells: dict[tuple[int | None, int | None, int | None], int] = {}
+    for step, pair, size in by_pair.iter_rows():
+        key = (step, *places.get((step, pair), UNKNOWN_PLACE))
+        cells[key] = cells.get(key, 0) + size
+    return [CellMemory(*key, bytes=size) for key, size in cells.items()]

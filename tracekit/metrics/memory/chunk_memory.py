@@ -40,6 +40,11 @@ class ChunkMemory(msgspec.Struct, frozen=True):
     peak_chunks: int
     """Largest number of chunks in memory at once, each from its forward to its B or W."""
 
+    @property
+    def bounds(self) -> list[int] | None:
+        """``low`` and ``high``; None where they are not known."""
+        return None if self.low is None or self.high is None else [self.low, self.high]
+
 
 def measure_chunk_memory(memory: pl.DataFrame, chunks: pl.DataFrame) -> ChunkMemory | None:
     """Return the memory of a rank's chunks; None without allocator events or chunks.

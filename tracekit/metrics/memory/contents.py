@@ -13,8 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from tracekit.documents.coding import rows
+from tracekit.documents.memory import LineMemory
 from tracekit.metrics.memory.replay import Replay
-from tracekit.metrics.memory.stacks import Stack, is_of_program, stack_origin
+from tracekit.metrics.memory.stacks import Stack, is_of_program, source_line, stack_origin
 from tracekit.schema import COMMUNICATION_LABELS, conform
 
 CATEGORIES = (
@@ -43,6 +45,8 @@ PURPOSES = pl.Schema(
 )
 """Columns that ``find_purposes`` adds to allocations."""
 
+MAX_SOURCE_LINES = 20
+"""Source lines in a document, those with the most memory."""
 MIN_STEPS_TO_BE_KEPT = 2
 """Starts of steps that an allocation survives to count as kept: gradients are freed by the next
 step at the latest."""
@@ -296,3 +300,25 @@ def contents_at(purposes: pl.DataFrame, row: int) -> pl.DataFrame:
     return conform(
         table.sort("bytes", *key, descending=[True, *[False] * len(key)], nulls_last=True), CONTENTS
     )
+
+
+def bytes_by_category(contents: pl.DataFrame) -> dict[str, int]:
+    """Return bytes by what they are for, the largest first; *contents* are ``CONTENTS``."""
+    sums = contents.group_by("category").agg(pl.sum("bytes"))
+    ordered = sums.sort("bytes", "category", descending=[True, False])
+    return dict(ordered.cast({"category": pl.String}).iter_rows())
+
+
+def largest_lines(contents: pl.DataFrame, stacks: Sequence[Stack]) -> list[LineMemory]:
+    """Return the contents by source line and category, the largest first."""
+    numbers = contents["stack"].drop_nulls().unique().to_list()
+    lines = pl.DataFrame(
+        {"stack": numbers, "line": [source_line(stacks[number]) for number in numbers]},
+        schema={"stack": pl.Int32(), "line": pl.String()},
+    )
+    key = ["line", "category"]
+    sums = contents.join(lines, on="stack", how="left").group_by(key).agg(pl.sum("bytes", "count"))
+    ordered = sums.cast({"category": pl.String}).sort(
+        "bytes", *key, descending=[True, False, False], nulls_last=True
+    )
+    return rows(ordered.head(MAX_SOURCE_LINES), LineMemory)

@@ -13,39 +13,14 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints
+from tracekit.documents.memory import MemoryFragmentation
 from tracekit.metrics.memory.block_sizes import MAX_SMALL_BLOCK_BYTES
 from tracekit.metrics.memory.replay import Replay
+from tracekit.metrics.memory.stacks import source_line
 from tracekit.schema import MemorySnapshot
 
 SMALL_SEGMENT_BYTES = 2 << 20
 """Size of the segments that PyTorch keeps for small blocks."""
-
-
-class Fragmentation(msgspec.Struct, frozen=True):
-    """Reserved memory of one GPU at the moment when most was reserved, and of these most active, in bytes."""
-
-    at_ns: int
-    """Host time of that moment."""
-    reserved_bytes: int
-    allocated_bytes: int
-    """In tensors."""
-    pending_bytes: int
-    """Freed, and still in use by a stream."""
-    cached_bytes: int
-    """In segments without any block in use."""
-    fragmented_bytes: int | None
-    """Free beside blocks in use; None where segments grow (``expandable_segments``) and cannot be
-    told apart."""
-    forced_segments: int
-    """Segments that were reserved although as much memory was free in pieces."""
-    forced_bytes: int
-    """Size of these segments."""
-    largest_request_bytes: int | None = None
-    """Largest request that forced a segment."""
-    largest_request_free_bytes: int | None = None
-    """Memory that was free in pieces at that request."""
-    largest_request_stack: int | None = None
-    """Number of its stack."""
 
 
 def measure_fragmentation(
@@ -54,7 +29,7 @@ def measure_fragmentation(
     *,
     start_ns: int | None = None,
     end_ns: int | None = None,
-) -> Fragmentation | None:
+) -> MemoryFragmentation | None:
     """Return the fragmentation of a snapshot's history at the most that was reserved.
 
     None without a history.
@@ -90,7 +65,8 @@ def measure_fragmentation(
         fragmented_bytes = int(free_by_segment[is_used].sum())
         forced = _forced_segments(replay, snapshot, int(levels["row"][0]), row)
     largest = max(forced, key=lambda request: request.bytes, default=None)
-    return Fragmentation(
+    largest_stack = None if largest is None else largest.stack
+    return MemoryFragmentation(
         at_ns=int(most["at_ns"]),
         reserved_bytes=int(most["reserved"]),
         allocated_bytes=int(most["allocated"]),
@@ -101,7 +77,9 @@ def measure_fragmentation(
         forced_bytes=sum(request.segment_bytes for request in forced),
         largest_request_bytes=None if largest is None else largest.bytes,
         largest_request_free_bytes=None if largest is None else largest.free_bytes,
-        largest_request_stack=None if largest is None else largest.stack,
+        largest_request_line=None
+        if largest_stack is None
+        else source_line(snapshot.stacks[largest_stack]),
     )
 
 

@@ -7,7 +7,6 @@ smaller requests alone.
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import polars as pl
 
@@ -21,27 +20,15 @@ DEFAULT_POOL = "(0, 0)"
 """Pool of every segment that belongs to no CUDA graph and no ``MemPool``."""
 
 
-class FreeMemory(msgspec.Struct, frozen=True):
-    """What is reserved and in no block in use, by why a request cannot have it, in bytes."""
-
-    fragmented_bytes: int
-    """Beside blocks in use, in segments that serve the request."""
-    largest_piece_bytes: int
-    """Largest of these pieces."""
-    cached_bytes: int
-    """In segments that serve the request and hold no block in use."""
-    other_streams_bytes: int
-    """In segments of other streams."""
-    private_pools_bytes: int
-    """In pools of CUDA graphs and of ``MemPool``."""
-    small_segments_bytes: int
-    """In segments for the other kind of blocks: those up to 1 MiB, or those above."""
-
-
-def measure_free_memory(
+def free_bytes_by_reason(
     replay: Replay, snapshot: MemorySnapshot, *, row: int, requested_bytes: int, stream: int
-) -> FreeMemory:
-    """Return what is reserved and free after an event.
+) -> dict[str, int]:
+    """Return what is reserved and in no block in use after an event, by why a request cannot have it, in bytes.
+
+    ``fragmented``: beside blocks in use, in segments that serve the request (``largest_piece``: the
+    largest of these pieces). ``cached``: in such segments without a block in use. ``other_streams``,
+    ``private_pools`` (CUDA graphs and ``MemPool``) and ``small_segments`` (for the other kind of
+    blocks: those up to 1 MiB, or those above): in segments that do not serve it.
 
     Args:
         replay: Replay of the snapshot.
@@ -56,25 +43,19 @@ def measure_free_memory(
     is_own_kind = pl.col("is_small") == (requested_bytes <= MAX_SMALL_BLOCK_BYTES)
     is_private = pl.col("pool") != DEFAULT_POOL
     cases = [  # the first that holds decides
-        (is_private, "private"),
-        (pl.col("stream") != stream, "stream"),
-        (~is_own_kind, "kind"),
+        (is_private, "private_pools"),
+        (pl.col("stream") != stream, "other_streams"),
+        (~is_own_kind, "small_segments"),
         (~pl.col("is_used"), "cached"),
     ]
     reason = pl.lit("fragmented")
     for condition, name in reversed(cases):
         reason = pl.when(condition).then(pl.lit(name)).otherwise(reason)
     named = pieces.with_columns(reason=reason)
-    sums = dict(named.group_by("reason").agg(pl.sum("bytes")).iter_rows())
-    largest = named.filter(pl.col("reason") == "fragmented")["bytes"].to_list()
-    return FreeMemory(
-        fragmented_bytes=sums.get("fragmented", 0),
-        largest_piece_bytes=max(largest, default=0),
-        cached_bytes=sums.get("cached", 0),
-        other_streams_bytes=sums.get("stream", 0),
-        private_pools_bytes=sums.get("private", 0),
-        small_segments_bytes=sums.get("kind", 0),
-    )
+    fragments = named.filter(pl.col("reason") == "fragmented")["bytes"].to_list()
+    sums = dict.fromkeys(("fragmented", *(name for _, name in cases)), 0)
+    sums |= dict(named.group_by("reason").agg(pl.sum("bytes")).iter_rows())
+    return {**sums, "largest_piece": max(fragments, default=0)}
 
 
 def reserved_ranges(snapshot: MemorySnapshot, row: int) -> pl.DataFrame:

@@ -12,6 +12,8 @@ import polars as pl
 from tracekit.metrics.memory.contents import MIN_STEPS_TO_BE_KEPT
 from tracekit.schema import conform
 
+MAX_LEAKS = 10
+"""Leaks in a document, the largest."""
 MIN_STEPS_OF_LEAK = 2
 """Steps that must leave something behind from the same place."""
 MIN_SHARE_OF_STEPS = 0.5

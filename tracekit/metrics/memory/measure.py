@@ -60,7 +60,9 @@ def measure_memory(
         # A snapshot may have seen more of the run than the trace: the peak is that of the trace's
         # time.
         window = window or _host_time(rank.events)
-    measured = measure_rank_memory(memory, labelled, ops, window=window, chunks=chunks)
+    measured = measure_rank_memory(
+        memory, labelled, ops, source=rank.source, window=window, chunks=chunks
+    )
     if measured is None:
         return None, notices
     # A redacted trace: nothing tells which allocation a free belongs to.
@@ -74,6 +76,7 @@ def measure_memory(
         chunks=chunks,
         step_starts=_step_starts(labelled),
         window=window,
+        capacity_bytes=rank.source.memory_bytes,
     )
     if contents is not None:
         notices = (*notices, *history_notices(contents))
@@ -83,7 +86,7 @@ def measure_memory(
 def history_notices(contents: RankContents) -> tuple[Notice, ...]:
     """Return a notice if much of the peak was allocated before the history of a snapshot began."""
     share = contents.unknown_share
-    if contents.source != "snapshot" or share < MIN_UNKNOWN_SHARE_TO_REPORT:
+    if contents.figures.source != "snapshot" or share < MIN_UNKNOWN_SHARE_TO_REPORT:
         return ()
     return (Notice("memory-before-history", values={"share": share}),)
 
@@ -122,9 +125,11 @@ def _choose_snapshot(
         )
         if has_own_events:
             return None, tuple(notices)
-    if chosen[1].uncertainty_ns > MAX_CLOCK_UNCERTAINTY_NS:
+    if chosen[1].place.uncertainty_ns > MAX_CLOCK_UNCERTAINTY_NS:
         notices.append(
-            Notice("memory-clock-uncertain", values={"uncertainty_ns": chosen[1].uncertainty_ns})
+            Notice(
+                "memory-clock-uncertain", values={"uncertainty_ns": chosen[1].place.uncertainty_ns}
+            )
         )
     return chosen, tuple(notices)
 
@@ -133,9 +138,9 @@ def _seen_share(snapshot: MemorySnapshot, clock: SnapshotClock, launches: pl.Ser
     """Return the share of launches that lie between the first and the last event of a snapshot, 0 to 1."""
     if launches.is_empty() or snapshot.events.is_empty():
         return 1.0
-    times = snapshot.events["at_ns"].to_numpy() + clock.offset_ns
+    times = snapshot.events["at_ns"].to_numpy() + clock.place.offset_ns
     is_seen = launches.is_between(
-        int(times.min()) - clock.uncertainty_ns, int(times.max()) + clock.uncertainty_ns
+        int(times.min()) - clock.place.uncertainty_ns, int(times.max()) + clock.place.uncertainty_ns
     )
     return int(is_seen.sum()) / len(launches)
 

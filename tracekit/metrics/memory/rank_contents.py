@@ -11,112 +11,78 @@ import polars as pl
 from msgspec import structs
 
 from tracekit.align.snapshot_clock import SnapshotClock
-from tracekit.metrics.memory.activations import measure_activations, most_in_flight
-from tracekit.metrics.memory.contents import contents_at, find_purposes
-from tracekit.metrics.memory.failed_request import FailedRequest, find_failed_request
-from tracekit.metrics.memory.fragmentation import Fragmentation, measure_fragmentation
+from tracekit.documents.coding import rows
+from tracekit.documents.memory import (
+    MemoryContents,
+    MemoryLeak,
+    MemoryPeak,
+    ModuleMemory,
+    StepMemory,
+)
+from tracekit.metrics.memory.activations import (
+    cells_with_activations,
+    measure_activations,
+    most_in_flight,
+)
+from tracekit.metrics.memory.contents import (
+    bytes_by_category,
+    contents_at,
+    find_purposes,
+    largest_lines,
+)
+from tracekit.metrics.memory.fragmentation import measure_fragmentation
 from tracekit.metrics.memory.history import AllocationHistory, allocation_history
 from tracekit.metrics.memory.host_work import find_host_work
-from tracekit.metrics.memory.leaks import find_leaked_rows, find_leaks
+from tracekit.metrics.memory.leaks import MAX_LEAKS, find_leaked_rows, find_leaks
+from tracekit.metrics.memory.out_of_memory import find_out_of_memory
 from tracekit.metrics.memory.replay import Replay, replay_snapshot
 from tracekit.metrics.memory.stacks import Stack, source_line
 from tracekit.metrics.memory.steps_by_stack import starts_by_allocations
 from tracekit.schema import MEMORY, MemorySnapshot, conform
 
-STEP_LEVELS = pl.Schema(
-    {
-        "step": pl.Int64(),
-        "start_ns": pl.Int64(),  # host time
-        "first_bytes": pl.Int64(),  # allocated when it starts
-        "peak_bytes": pl.Int64(),  # most allocated in it
-    }
-)
-"""Allocated memory by step."""
+STEP_STARTS = pl.Schema({"step": pl.Int64(), "start_ns": pl.Int64()})
+"""Host time at which steps begin, in order of time."""
 
 STACKS = pl.Schema({"stack": pl.Int32(), "line": pl.String(), "frames": pl.List(pl.String())})
 """Stacks of the contents: the source line that stands for each, and all frames, outermost first."""
-
-MODULES = pl.Schema({"module": pl.String(), "bytes": pl.Int64(), "step_bytes": pl.Int64()})
-"""Activations by module: at the peak, and allocated by a step (a mean)."""
 
 _PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 _OPTIMIZER_STEP = r"^Optimizer\.step#"
 
 
-class PeakMoment(msgspec.Struct, frozen=True):
-    """The moment at which most is allocated, and what the host was doing then."""
-
-    bytes: int
-    """Allocated."""
-    at_ns: int | None
-    """Host time; None without a history."""
-    active_bytes: int | None
-    """Allocated or still in use by a stream; None if unknown."""
-    requested_bytes: int | None
-    """Of what is allocated, the bytes that were asked for: blocks are larger. None if unknown."""
-    reserved_bytes: int | None
-    """None if unknown."""
-    step: int | None = None
-    op: str | None = None
-    """Op of the pipeline chunk that the host was launching: F, B, I or W; None outside of
-    chunks."""
-    pair: int | None = None
-    """Index of that chunk's forward within its step; None outside of chunks."""
-    phase: str | None = None
-    operator: str | None = None
-
-
 class RankContents(msgspec.Struct, frozen=True, eq=False):
-    """What one rank's memory holds.
+    """What one rank's memory holds, and the tables that the schedule, pictures and comparisons need.
 
     Times are the host's, on the trace's clock if there is a trace.
     """
 
-    source: str
-    """``snapshot`` or ``trace``."""
-    clock: SnapshotClock | None
-    """Place of the snapshot on the trace's clock; None for a trace's own events, or a snapshot
-    alone."""
     device: int
-    peak: PeakMoment
+    figures: MemoryContents
+    """As far as the rank alone tells: without stages and micro-batches, and without times of
+    modules."""
+    peak_pair: int | None
+    """Index within its step of the forward of the pipeline chunk that the host was launching at the
+    peak; None outside of chunks."""
     contents: pl.DataFrame
     """``CONTENTS`` at the peak."""
     end_contents: pl.DataFrame
     """``CONTENTS`` after the last event."""
     stacks: pl.DataFrame
-    """``STACKS`` of contents and leaks."""
+    """``STACKS`` of both."""
     activations: pl.DataFrame
     """``ACTIVATIONS``"""
-    modules: pl.DataFrame
-    """``MODULES``"""
-    in_flight: int | None
-    """Most forwards whose activations are in memory at once; None without a pipeline."""
-    outlived_bytes: int
-    """Activations at the peak whose own backward had ended."""
     leaks: pl.DataFrame
     """``LEAKS``"""
-    steps: pl.DataFrame
-    """``STEP_LEVELS``"""
-    fragmentation: Fragmentation | None
-    """None without a snapshot's history."""
-    end_allocated_bytes: int
-    end_active_bytes: int | None
-    end_difference_bytes: int
-    """Difference between the replayed events and the snapshot's segments; 0 if they agree."""
-    expandable: bool
-    """Whether segments may grow (``expandable_segments``)."""
-    oom_bytes: int | None
-    """Largest request that failed; None if none did."""
-    failed_request: FailedRequest | None
-    """The last request that failed; None if none did."""
+    step_starts: pl.DataFrame
+    """``STEP_STARTS`` of the steps that began after the history did."""
     history: AllocationHistory
     """All allocations."""
 
     @property
     def unknown_share(self) -> float:
         """Share of the peak that was allocated before the history began, and of which no purpose is known, 0 to 1."""
-        is_older = pl.col("category") == "before_recording"
-        return int(self.contents.filter(is_older)["bytes"].sum()) / max(1, self.peak.bytes)
+        older_bytes = self.figures.by_category.get("before_recording", 0)
+        return older_bytes / max(1, self.figures.peak.bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +106,7 @@ class MemoryHistory:
         """Return the history of a snapshot, moved to the trace's clock."""
         replay = replay_snapshot(snapshot)
         if clock is not None:
-            moved = pl.col("^.*_ns$") + clock.offset_ns
+            moved = pl.col("^.*_ns$") + clock.place.offset_ns
             allocations = replay.allocations.with_columns(moved)
             replay = replace(
                 replay, allocations=allocations, levels=replay.levels.with_columns(moved)
@@ -170,6 +136,7 @@ def measure_contents(
     chunks: pl.DataFrame | None = None,
     step_starts: pl.DataFrame | None = None,
     window: tuple[int, int] | None = None,
+    capacity_bytes: int | None = None,
 ) -> RankContents | None:
     """Return what fills a rank's memory at its peak; None without any event or block.
 
@@ -182,6 +149,7 @@ def measure_contents(
         step_starts: Columns ``step`` and ``start_ns`` of the trace's steps; a snapshot's own are
             used before these.
         window: Host times between which the peak is looked for; None for all.
+        capacity_bytes: Memory of the GPU; None if unknown.
 
     """
     replay = history.replay
@@ -210,48 +178,54 @@ def measure_contents(
     )
     contents = contents_at(purposes, -1 if row is None else row)
     end_contents = contents_at(purposes, len(replay.levels))
-    peak = _peak_moment(replay, row, work, chunks)
+    peak, peak_pair = _peak_moment(replay, row, work, chunks)
     activations = measure_activations(purposes)
     leaks = find_leaks(purposes, starts)
     in_flight = None
     if chunks is not None and not chunks.is_empty():
         in_flight = most_in_flight(activations)
     fragmentation = None
-    oom_bytes = None
-    failed_request = None
+    failed_request_bytes = None
+    out_of_memory = None
     if snapshot is not None:
         fragmentation = measure_fragmentation(replay, snapshot, start_ns=start_ns, end_ns=end_ns)
-        oom_bytes = _largest_failed_request(snapshot)
-        failed_request = find_failed_request(replay, snapshot, purposes, leaks)
-    failed_stacks: list[pl.Series] = []
-    if failed_request is not None:
-        own_stack = pl.Series([failed_request.stack], dtype=pl.Int32)
-        failed_stacks = [failed_request.contents["stack"], own_stack]
-    return RankContents(
+        failed_request_bytes = _largest_failed_request(snapshot)
+        out_of_memory = find_out_of_memory(
+            replay, snapshot, purposes, leaks, capacity_bytes=capacity_bytes
+        )
+    levels = _step_levels(replay, starts)
+    clock = history.clock
+    figures = MemoryContents(
         source="trace" if snapshot is None else "snapshot",
-        clock=history.clock,
-        device=history.device,
+        clock=None if clock is None else clock.place,
         peak=peak,
-        contents=contents,
-        end_contents=end_contents,
-        stacks=_stack_table(
-            history.stacks,
-            [contents["stack"], end_contents["stack"], leaks["stack"], *failed_stacks],
-            fragmentation,
-        ),
-        activations=activations,
-        modules=_module_table(purposes, contents),
+        by_category=bytes_by_category(contents),
+        activations=cells_with_activations(contents, {}),
+        lines=largest_lines(contents, history.stacks),
+        modules=_modules(purposes, contents),
         in_flight=in_flight,
+        ideal_in_flight=None,
+        microbatch_bytes=None,
         outlived_bytes=_outlived_bytes(contents, chunks, peak.at_ns),
-        leaks=leaks,
-        steps=_step_levels(replay, starts),
+        leaks=_largest_leaks(leaks, history.stacks),
         fragmentation=fragmentation,
+        steps=rows(levels, StepMemory),
         end_allocated_bytes=replay.end_allocated,
         end_active_bytes=replay.end_active,
         end_difference_bytes=replay.difference_bytes,
-        expandable=snapshot is not None and snapshot.expandable,
-        oom_bytes=oom_bytes,
-        failed_request=failed_request,
+        failed_request_bytes=failed_request_bytes,
+        out_of_memory=out_of_memory,
+    )
+    return RankContents(
+        device=history.device,
+        figures=figures,
+        peak_pair=peak_pair,
+        contents=contents,
+        end_contents=end_contents,
+        stacks=_stack_table(history.stacks, pl.concat([contents["stack"], end_contents["stack"]])),
+        activations=activations,
+        leaks=leaks,
+        step_starts=levels.select(STEP_STARTS.names()),
         history=allocation_history(
             replay,
             purposes,
@@ -270,9 +244,8 @@ def _step_starts(history: MemoryHistory, trace_starts: pl.DataFrame | None) -> p
     ``ProfilerStep`` ranges a step ends with the optimizer's, and without any range what allocates
     tells.
     """
-    schema = pl.Schema({"step": pl.Int64(), "start_ns": pl.Int64()})
     snapshot = history.snapshot
-    offset_ns = 0 if history.clock is None else history.clock.offset_ns
+    offset_ns = 0 if history.clock is None else history.clock.place.offset_ns
     if snapshot is not None:
         starts = snapshot.annotations.filter("is_start")
         numbered = starts.select(
@@ -280,9 +253,11 @@ def _step_starts(history: MemoryHistory, trace_starts: pl.DataFrame | None) -> p
             start_ns=pl.col("at_ns") + offset_ns,
         ).drop_nulls()
         if len(numbered):
-            return numbered.unique("step", keep="first").sort("start_ns").cast(schema)
+            return numbered.unique("step", keep="first").sort("start_ns").cast(STEP_STARTS)
     if trace_starts is not None and len(trace_starts):
-        return trace_starts.select("step", "start_ns").drop_nulls().sort("start_ns").cast(schema)
+        return (
+            trace_starts.select("step", "start_ns").drop_nulls().sort("start_ns").cast(STEP_STARTS)
+        )
     if snapshot is not None:
         ends = snapshot.annotations.filter(
             ~pl.col("is_start") & pl.col("name").str.contains(_OPTIMIZER_STEP)
@@ -292,17 +267,19 @@ def _step_starts(history: MemoryHistory, trace_starts: pl.DataFrame | None) -> p
         if times:
             boundaries = [*first_ns, *times[:-1]]
             return pl.DataFrame(
-                {"step": range(len(boundaries)), "start_ns": boundaries}, schema=schema
+                {"step": range(len(boundaries)), "start_ns": boundaries}, schema=STEP_STARTS
             )
     start_times = starts_by_allocations(history.replay.allocations, history.stacks)
-    return pl.DataFrame({"step": range(len(start_times)), "start_ns": start_times}, schema=schema)
+    return pl.DataFrame(
+        {"step": range(len(start_times)), "start_ns": start_times}, schema=STEP_STARTS
+    )
 
 
 def _optimizer_times(history: MemoryHistory) -> pl.DataFrame | None:
     """Return the ranges around optimizer steps that a snapshot recorded; None if it has none."""
     if history.snapshot is None:
         return None
-    offset_ns = 0 if history.clock is None else history.clock.offset_ns
+    offset_ns = 0 if history.clock is None else history.clock.place.offset_ns
     ranges = history.snapshot.annotations.filter(pl.col("name").str.contains(_OPTIMIZER_STEP)).sort(
         "at_ns"
     )
@@ -317,14 +294,29 @@ def _optimizer_times(history: MemoryHistory) -> pl.DataFrame | None:
 
 def _peak_moment(
     replay: Replay, row: int | None, work: pl.DataFrame | None, chunks: pl.DataFrame | None
-) -> PeakMoment:
-    """Return the moment after an event; without events, what is there is all there is."""
+) -> tuple[MemoryPeak, int | None]:
+    """Return the moment after an event, and the pair of the chunk that the host was launching.
+
+    Without events, what is there is all there is.
+    """
+    moment = MemoryPeak(
+        bytes=replay.first_allocated,
+        at_ns=None,
+        active_bytes=replay.end_active,
+        requested_bytes=None,
+        reserved_bytes=replay.first_reserved,
+        step=None,
+        op=None,
+        stage=None,
+        microbatch=None,
+        phase=None,
+        operator=None,
+    )
     if row is None:
-        return PeakMoment(
-            replay.first_allocated, None, replay.end_active, None, replay.first_reserved
-        )
+        return moment, None
     level = replay.levels.row(row, named=True)
-    moment = PeakMoment(
+    moment = structs.replace(
+        moment,
         bytes=int(level["allocated"]),
         at_ns=int(level["at_ns"]),
         active_bytes=level["active"],
@@ -332,43 +324,64 @@ def _peak_moment(
         reserved_bytes=level["reserved"],
     )
     if work is None:
-        return moment
+        return moment, None
     host = work.row(row, named=True)
     moment = structs.replace(
         moment, step=host["step"], phase=host["phase"], operator=host["operator"]
     )
     if chunks is None or host["chunk"] is None:
-        return moment
+        return moment, None
     chunk = chunks.row(host["chunk"], named=True)
-    return structs.replace(
-        moment, step=int(chunk["step"]), op=str(chunk["op"]), pair=int(chunk["pair"])
-    )
+    moment = structs.replace(moment, step=int(chunk["step"]), op=str(chunk["op"]))
+    return moment, int(chunk["pair"])
 
 
-def _module_table(purposes: pl.DataFrame, contents: pl.DataFrame) -> pl.DataFrame:
-    """Return ``MODULES``, those with the most activations at the peak first."""
+def _modules(purposes: pl.DataFrame, contents: pl.DataFrame) -> list[ModuleMemory]:
+    """Return the activations of each module, those with the most at the peak first."""
     is_activation = (pl.col("category") == "activations") & pl.col("module").is_not_null()
     at_peak = contents.filter(is_activation).group_by("module").agg(pl.sum("bytes"))
-    if at_peak.is_empty():
-        return MODULES.to_frame()
     allocated = purposes.filter(is_activation & (pl.col("phase") == "forward"))
     steps = max(1, allocated["step"].n_unique())
     by_step = allocated.group_by("module").agg(step_bytes=pl.sum("bytes") // steps)
-    table = at_peak.join(by_step, on="module", how="left").with_columns(
-        pl.col("step_bytes").fill_null(0)
+    table = at_peak.join(by_step, on="module", how="left").sort(
+        "bytes", "module", descending=[True, False]
     )
-    return conform(table.sort("bytes", "module", descending=[True, False]), MODULES)
+    return [
+        ModuleMemory(
+            module=module,
+            bytes=size,
+            step_bytes=step_bytes or 0,
+            forward_ns=None,
+            recompute_bytes_per_ms=None,
+            offload_ns=None,
+            offload_bytes_per_ms=None,
+        )
+        for module, size, step_bytes in table.iter_rows()
+    ]
 
 
-def _stack_table(
-    stacks: Sequence[Stack], columns: Sequence[pl.Series], fragmentation: Fragmentation | None
-) -> pl.DataFrame:
-    """Return ``STACKS`` of the numbers in *columns*, and of the request that forced a segment."""
-    numbers = set(pl.concat(columns).drop_nulls().to_list())
-    if fragmentation is not None and fragmentation.largest_request_stack is not None:
-        numbers.add(fragmentation.largest_request_stack)
+def _largest_leaks(leaks: pl.DataFrame, stacks: Sequence[Stack]) -> list[MemoryLeak]:
+    """Return the largest leaks, without the stages and micro-batches that a schedule gives them."""
+    return [
+        MemoryLeak(
+            line=None if leak["stack"] is None else source_line(stacks[leak["stack"]]),
+            operator=leak["operator"],
+            module=leak["module"],
+            phase=leak["phase"],
+            stage=None,
+            microbatches=(),
+            bytes=leak["bytes"],
+            bytes_per_step=leak["bytes_per_step"],
+            steps=tuple(leak["steps"]),
+        )
+        for leak in leaks.head(MAX_LEAKS).iter_rows(named=True)
+    ]
+
+
+def _stack_table(stacks: Sequence[Stack], used: pl.Series) -> pl.DataFrame:
+    """Return ``STACKS`` of the numbers in *used*."""
     table: dict[str, list[Any]] = {"stack": [], "line": [], "frames": []}
-    for number in sorted(numbers):
+    for number in sorted(used.drop_nulls().unique()):
         stack = stacks[number]
         table["stack"].append(number)
         table["line"].append(source_line(stack))
@@ -393,9 +406,13 @@ def _outlived_bytes(
 
 
 def _step_levels(replay: Replay, starts: pl.DataFrame) -> pl.DataFrame:
-    """Return ``STEP_LEVELS`` of the steps that began after the history did."""
+    """Return ``STEP_STARTS`` of the steps that began after the history did, with ``first_bytes`` and ``peak_bytes``.
+
+    Allocated when the step starts, and the most in it.
+    """
+    columns = {**STEP_STARTS, "first_bytes": pl.Int64(), "peak_bytes": pl.Int64()}
     if starts.is_empty() or replay.levels.is_empty():
-        return STEP_LEVELS.to_frame()
+        return pl.DataFrame(schema=columns)
     levels = replay.levels.select("at_ns", "allocated").sort("at_ns")
     starts = starts.filter(pl.col("start_ns") >= levels["at_ns"][0])
     at_start = starts.join_asof(
@@ -408,7 +425,7 @@ def _step_levels(replay: Replay, starts: pl.DataFrame) -> pl.DataFrame:
     peaks = within.drop_nulls("step").group_by("step").agg(peak_bytes=pl.max("allocated"))
     joined = at_start.join(peaks, on="step", how="left", maintain_order="left")
     peak = pl.max_horizontal("first_bytes", "peak_bytes")
-    return conform(joined.with_columns(peak_bytes=peak), STEP_LEVELS)
+    return conform(joined.with_columns(peak_bytes=peak), pl.Schema(columns))
 
 
 def _largest_failed_request(snapshot: MemorySnapshot) -> int | None:

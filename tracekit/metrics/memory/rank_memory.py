@@ -6,16 +6,15 @@ not when the GPU runs it: all times are the host's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 import polars as pl
 
-from tracekit.documents.analysis import Peak
+from tracekit.documents.analysis import AllocatorMemory, MemoryLine
 from tracekit.metrics.memory.chunk_memory import ChunkMemory, measure_chunk_memory
 from tracekit.metrics.memory.phases import add_phases, phase_peaks
 from tracekit.metrics.memory.rank_contents import RankContents
 from tracekit.metrics.memory.replay import gpu_memory
+from tracekit.schema import Source
 
 MAX_CURVE_POINTS = 200
 """Points of a rank's memory curve; each is the maximum of its stretch of time, so that no peak is
@@ -26,20 +25,12 @@ MEMORY_CURVE = pl.Schema({"at_ns": pl.Int64(), "allocated": pl.Int64(), "reserve
 class RankMemory(msgspec.Struct, frozen=True, eq=False):
     """One rank's memory over the selected steps, in bytes."""
 
-    device: int
-    peak_bytes: int
-    """Peak of memory allocated to tensors."""
-    reserved_bytes: int | None
-    """Peak of memory reserved by the allocator, used or not."""
-    first_bytes: int
-    """Allocated before the first event."""
-    by_phase: Mapping[str, Peak] = {}
+    figures: AllocatorMemory
+    """As far as the rank alone tells: without what belongs to a schedule."""
     chunks: ChunkMemory | None = None
     """Memory of pipeline chunks; None without a pipeline."""
     contents: RankContents | None = None
     """What fills the memory at its peak; None if single allocations are not known."""
-    line: pl.DataFrame = msgspec.field(default_factory=MEMORY_CURVE.to_frame)
-    """``MEMORY_CURVE`` on the host's clock; the value of a point lasts until the next."""
 
 
 def measure_rank_memory(
@@ -47,6 +38,7 @@ def measure_rank_memory(
     labelled: pl.DataFrame,
     ops: pl.DataFrame,
     *,
+    source: Source,
     window: tuple[int, int] | None = None,
     chunks: pl.DataFrame | None = None,
 ) -> RankMemory | None:
@@ -56,6 +48,7 @@ def measure_rank_memory(
         memory: Allocator events of the rank (``schema.MEMORY``).
         labelled: Its GPU events.
         ops: Its CPU operators.
+        source: Where its events are from.
         window: First and last host time of the selected steps; None for the whole trace.
         chunks: Its cells in the pipeline (``measure_chunk_memory``); None without a pipeline.
 
@@ -66,15 +59,21 @@ def measure_rank_memory(
     if events.is_empty():
         return None
     peaks = events.select(pl.max("allocated", "before", "reserved"))
-    return RankMemory(
+    figures = AllocatorMemory(
+        rank=source.rank,
         device=int(events["device"][0] or 0),
+        capacity_bytes=source.memory_bytes,
         peak_bytes=max(int(peaks["allocated"][0]), int(peaks["before"][0])),
         reserved_bytes=peaks["reserved"][0],
         first_bytes=int(events["before"][0]),
         by_phase=phase_peaks(add_phases(events, labelled, ops)),
-        chunks=None if chunks is None else measure_chunk_memory(events, chunks),
-        line=thin_curve(events),
+        base_bytes=None,
+        chunk_bytes=None,
+        chunks=None,
+        ideal_chunks=None,
+        line=MemoryLine(**thin_curve(events).to_dict(as_series=False)),
     )
+    return RankMemory(figures, None if chunks is None else measure_chunk_memory(events, chunks))
 
 
 def thin_curve(events: pl.DataFrame, *, points: int = MAX_CURVE_POINTS) -> pl.DataFrame:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from tracekit._util.arrays import Ints
 from tracekit._util.text import counted, format_ranges, percent
@@ -25,6 +25,7 @@ from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import page as documents
 from tracekit.intervals import union
 from tracekit.metrics import label_intervals
+from tracekit.metrics.memory import MEMORY_CURVE
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.palette import LABEL_COLOURS
@@ -502,9 +503,8 @@ def _memory_top_gb(analysis: Analysis) -> float | None:
     if analysis.memory is None:
         return None
     top_bytes = 0
-    for memory in analysis.memory.ranks:
-        measured = memory.measured
-        top_bytes = max(top_bytes, measured.reserved_bytes or 0, measured.peak_bytes)
+    for rank in analysis.memory.figures.ranks:
+        top_bytes = max(top_bytes, rank.reserved_bytes or 0, rank.peak_bytes)
     return top_bytes / 1e9
 
 
@@ -515,21 +515,22 @@ def _memory_line(
 
     Unset if not recorded.
     """
-    records = () if analysis.memory is None else analysis.memory.ranks
-    line = next((memory.measured.line for memory in records if memory.rank == rank), None)
+    recorded = () if analysis.memory is None else analysis.memory.figures.ranks
+    line = next((memory.line for memory in recorded if memory.rank == rank), None)
     if line is None:
         return UNSET
     (time_ns,) = clock.on_page(rank, "at_ns")
-    line = line.filter(pl.col("allocated").is_not_null()).select(
+    points = pl.DataFrame(structs.asdict(line), schema=MEMORY_CURVE)
+    points = points.filter(pl.col("allocated").is_not_null()).select(
         time_ns.alias("time_ns"),
         time=time_ns // 1000,
         allocated=pl.col("allocated") // 1024,
         reserved=(pl.col("reserved") // 1024 + 1).fill_null(0),  # 0: unknown
     )
     # The value before the page's first moment is still valid there.
-    first = max(0, int((line["time_ns"] <= 0).sum()) - 1)
-    end = int((line["time_ns"] < clock.end_ns).sum())
-    columns = line.drop("time_ns")[first:end]
+    first = max(0, int((points["time_ns"] <= 0).sum()) - 1)
+    end = int((points["time_ns"] < clock.end_ns).sum())
+    columns = points.drop("time_ns")[first:end]
     return pack_columns(columns, differences=columns.columns)
 
 

@@ -54,11 +54,10 @@ def charts_of_analysis(analysis: Analysis) -> MemoryCharts | None:
     """Return the allocations of an analysis' ranks; None where single ones are not known."""
     if analysis.memory is None:
         return None
-    gpus = []
-    for rank in sorted(analysis.memory.ranks, key=lambda rank: -rank.measured.peak_bytes):
-        if rank.measured.contents is not None:
-            gpus.append(GpuHistory(f"rank {rank.rank}", rank.measured.contents))
-    return memory_charts(gpus[:MAX_GPUS_ON_PAGE])
+    peaks = {rank.rank: rank.peak_bytes for rank in analysis.memory.figures.ranks}
+    contents = analysis.memory.contents
+    fullest = sorted(contents, key=lambda rank: -peaks[rank])[:MAX_GPUS_ON_PAGE]
+    return memory_charts([GpuHistory(f"rank {rank}", contents[rank]) for rank in fullest])
 
 
 def charts_of_snapshots(
@@ -68,7 +67,7 @@ def charts_of_snapshots(
     gpus = [
         GpuHistory(name, snapshot.contents) for name, snapshot in zip(names, snapshots, strict=True)
     ]
-    gpus.sort(key=lambda gpu: -gpu.contents.peak.bytes)
+    gpus.sort(key=lambda gpu: -gpu.contents.figures.peak.bytes)
     return memory_charts(gpus[:MAX_GPUS_ON_PAGE])
 
 
@@ -242,7 +241,7 @@ def _pack_stacks(history: AllocationHistory, texts: _FrameTexts) -> str:
 def _steps(contents: RankContents) -> list[tuple[int, int]]:
     """Return number and first event of each step."""
     times = contents.history.levels["at_ns"].to_numpy()
-    steps = contents.steps
+    steps = contents.step_starts
     rows = np.searchsorted(times, steps["start_ns"].to_numpy(), side="left")
     return list(zip(steps["step"].to_list(), rows.tolist(), strict=True))
 

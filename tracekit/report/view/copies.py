@@ -8,7 +8,7 @@ import polars as pl
 
 from tracekit._util.text import UNKNOWN, counted, listing, ms, percent
 from tracekit.analysis import Analysis
-from tracekit.analysis.combine.memory import HeldMemory
+from tracekit.documents.analysis import AllocatorMemory
 from tracekit.metrics.memory import MEMORY_PHASES
 from tracekit.report.table import Column, Table, make_table
 
@@ -153,12 +153,12 @@ def memory_table(analysis: Analysis) -> Table | None:
     """
     if analysis.memory is None:
         return None
-    ranks = sorted(analysis.memory.ranks, key=lambda rank: -rank.measured.peak_bytes)[
+    ranks = sorted(analysis.memory.figures.ranks, key=lambda rank: -rank.peak_bytes)[
         :MAX_MEMORY_RANKS
     ]
     phases = []
     for phase in SHOWN_PHASES:
-        if any(phase in rank.measured.by_phase for rank in ranks):
+        if any(phase in rank.by_phase for rank in ranks):
             phases.append(phase)
     columns = [Column("rank", "rank"), Column("peak", "figure"), Column("reserved", "figure", 2)]
     columns += [Column(phase, "figure") for phase in phases]
@@ -174,36 +174,29 @@ def memory_table(analysis: Analysis) -> Table | None:
     return make_table(columns, rows, notes=_memory_notes(analysis, len(ranks)))
 
 
-def _memory_row(rank: HeldMemory, phases: Sequence[str]) -> tuple[object, ...]:
-    measured = rank.measured
-    chunks = rank.measured.chunks
-    peaks = [measured.by_phase.get(phase) for phase in phases]
+def _memory_row(rank: AllocatorMemory, phases: Sequence[str]) -> tuple[object, ...]:
     in_phases = []
-    for peak in peaks:
-        if peak is None:
-            in_phases.append(UNKNOWN)
-        else:
-            in_phases.append(gb_range(peak.at_least, peak.at_most))
-    base = chunk = count = UNKNOWN
-    if chunks is not None:
-        base = gb(chunks.base_bytes)
-        count = str(chunks.peak_chunks)
-        chunk = UNKNOWN if chunks.low is None else gb_range(chunks.low, chunks.high)
-        if rank.ideal_chunks not in (None, chunks.peak_chunks):
+    for phase in phases:
+        peak = rank.by_phase.get(phase)
+        in_phases.append(UNKNOWN if peak is None else gb_range(peak.at_least, peak.at_most))
+    count = UNKNOWN
+    if rank.chunks is not None:
+        count = str(rank.chunks)
+        if rank.ideal_chunks not in (None, rank.chunks):
             count += f" (schedule {rank.ideal_chunks})"
     return (
         rank.rank,
-        gb(measured.peak_bytes),
-        gb(measured.reserved_bytes),
+        gb(rank.peak_bytes),
+        gb(rank.reserved_bytes),
         *in_phases,
-        base,
-        chunk,
+        gb(rank.base_bytes),
+        UNKNOWN if rank.chunk_bytes is None else gb_range(*rank.chunk_bytes),
         count,
     )
 
 
 def _memory_notes(analysis: Analysis, shown: int) -> list[str]:
-    recorded = analysis.memory.ranks if analysis.memory is not None else ()
+    recorded = analysis.memory.figures.ranks if analysis.memory is not None else ()
     capacities = sorted(
         {rank.capacity_bytes for rank in recorded if rank.capacity_bytes is not None}
     )

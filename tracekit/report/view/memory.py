@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tracekit._util.text import UNKNOWN, join_with_and, percent
 from tracekit.analysis import Analysis
-from tracekit.analysis.combine.memory import HeldMemory
+from tracekit.documents.analysis import AllocatorMemory
 from tracekit.documents.memory import MemoryContents, MemoryPeak
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import size
@@ -35,9 +35,9 @@ MIN_SHARE_TO_NAME = 0.05
 """Share of the peak from which the sentence names a kind of contents."""
 
 
-def _filled(analysis: Analysis) -> list[HeldMemory]:
+def _filled(analysis: Analysis) -> list[AllocatorMemory]:
     """Return the ranks whose contents are known."""
-    ranks = () if analysis.memory is None else analysis.memory.ranks
+    ranks = () if analysis.memory is None else analysis.memory.figures.ranks
     return [rank for rank in ranks if rank.contents is not None]
 
 
@@ -57,7 +57,7 @@ def contents_table(analysis: Analysis) -> Table | None:
 
     None if single allocations are not known.
     """
-    ranks = sorted(_filled(analysis), key=lambda rank: -rank.measured.peak_bytes)[:MAX_MEMORY_RANKS]
+    ranks = sorted(_filled(analysis), key=lambda rank: -rank.peak_bytes)[:MAX_MEMORY_RANKS]
     if not ranks:
         return None
     ranks.sort(key=lambda rank: rank.rank)
@@ -98,7 +98,7 @@ def _own_columns(contents: Sequence[MemoryContents]) -> list[str]:
     return [category for category in SHORT if category in present]
 
 
-def _contents_row(rank: HeldMemory, categories: Sequence[str]) -> tuple[object, ...]:
+def _contents_row(rank: AllocatorMemory, categories: Sequence[str]) -> tuple[object, ...]:
     contents = rank.contents
     assert contents is not None, "only ranks with contents are shown"
     peak = contents.peak
@@ -140,7 +140,7 @@ def lines_table(analysis: Analysis) -> Table | None:
     ranks = _filled(analysis)
     if not ranks:
         return None
-    fullest = max(ranks, key=lambda rank: rank.measured.peak_bytes)
+    fullest = max(ranks, key=lambda rank: rank.peak_bytes)
     contents = fullest.contents
     assert contents is not None, "only ranks with contents are looked at"
     return source_lines(contents, rank=fullest.rank)
@@ -173,7 +173,7 @@ def memory_line(analysis: Analysis) -> str | None:
     ranks = _filled(analysis)
     if not ranks:
         return None
-    fullest = max(ranks, key=lambda rank: rank.measured.peak_bytes)
+    fullest = max(ranks, key=lambda rank: rank.peak_bytes)
     contents = fullest.contents
     assert contents is not None, "only ranks with contents are looked at"
     whole = "" if fullest.capacity_bytes is None else f" of {size(fullest.capacity_bytes)}"
@@ -199,7 +199,7 @@ def memory_sentence(analysis: Analysis) -> str | None:
     ranks = _filled(analysis)
     if not ranks:
         return None
-    fullest = max(ranks, key=lambda rank: rank.measured.peak_bytes)
+    fullest = max(ranks, key=lambda rank: rank.peak_bytes)
     contents = fullest.contents
     assert contents is not None, "only ranks with contents are looked at"
     whole = "" if fullest.capacity_bytes is None else f" of {size(fullest.capacity_bytes)}"

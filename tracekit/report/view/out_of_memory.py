@@ -17,7 +17,7 @@ MAX_REMEDIES_IN_TABLE = 8
 def failure_of(analysis: Analysis) -> OutOfMemory | None:
     """Return the failed request of the rank that lacked most; None if none failed."""
     failures = []
-    for rank in () if analysis.memory is None else analysis.memory.ranks:
+    for rank in () if analysis.memory is None else analysis.memory.figures.ranks:
         if rank.contents is not None and rank.contents.out_of_memory is not None:
             failures.append(rank.contents.out_of_memory)
     return max(failures, key=lambda failure: failure.needed_bytes, default=None)
