@@ -20,7 +20,8 @@ from tracekit.whatif.changes import (
     WhatIfGraph,
     parse_change,
 )
-from tracekit.whatif.event_graph import EventGraph, find_rank_events
+from tracekit.whatif.event_graph import EventGraph
+from tracekit.whatif.rank_events import find_rank_events
 
 MS = 1_000_000
 COMPUTE, COMM = 7, 9  # streams

@@ -41,8 +41,8 @@ from tracekit.store.checks import (
     is_total_too_large,
 )
 from tracekit.weight_updates.transfers import RELOAD_EVENTS
-from tracekit.whatif.event_graph import BEFORE, HOST_WORK
 from tracekit.whatif.packed_events import EVENTS_WITH_REMEDIES
+from tracekit.whatif.rank_events import BEFORE, HOST_WORK
 from tracekit.whatif.remedies import REMEDY_CHANGES
 
 TIME_COLUMNS = frozenset(

@@ -159,10 +159,10 @@ class PathTables:
     launches_known: bool
     """False if no GPU event has its launch in the file."""
     graph_events: LoadableTable | None
-    """Its GPU events with what each waited for (``whatif.event_graph.RANK_EVENTS``); None if not
+    """Its GPU events with what each waited for (``whatif.rank_events.RANK_EVENTS``); None if not
     asked for, or without GPU events."""
     graph_host_work: LoadableTable | None = None
-    """What its host did between launches (``whatif.event_graph.HOST_WORK``); None if not asked
+    """What its host did between launches (``whatif.rank_events.HOST_WORK``); None if not asked
     for."""
 
 

@@ -46,7 +46,8 @@ from tracekit.whatif.constants import (
     MIN_VARIATION,
     ROUNDING_SHARE,
 )
-from tracekit.whatif.event_graph import BEFORE, EventGraph, EventReplay
+from tracekit.whatif.event_graph import EventGraph, EventReplay
+from tracekit.whatif.rank_events import BEFORE
 from tracekit.whatif.remedies import REMEDY_CHANGES, change_factors, select_remedies
 
 HOST_CHANGES = {

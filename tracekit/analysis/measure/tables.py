@@ -68,7 +68,7 @@ from tracekit.metrics.step_time import (
 from tracekit.reconstruct import RankPipeline, rank_pipeline
 from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
 from tracekit.weight_updates import reload_events
-from tracekit.whatif.event_graph import find_host_work, find_rank_events
+from tracekit.whatif.rank_events import find_host_work, find_rank_events
 from tracekit.whatif.recording_cost import find_recording_cost
 
 MAX_GAPS_PER_RANK = 100
