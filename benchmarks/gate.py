@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from tracekit.diffs.noise_thresholds import calibrate
-from tracekit.diffs.run_samples import Run
+from tracekit.diffs.runs import Run
+from tracekit.diffs.samples import make_samples
 from tracekit.diffs.verdict import judge
 
 DATA = Path(__file__).parent / "data" / "steps.json"
@@ -74,7 +75,7 @@ def slower(run: Samples, factor: float) -> Samples:
 
 
 def as_run(samples: Samples) -> Run:
-    return Run("", {name: tuple(map(float, values)) for name, values in samples.items()})
+    return Run("", make_samples(samples))
 
 
 def outcome(candidate: Samples, baseline: list[Samples], *, calibrated: bool) -> str:

@@ -28,7 +28,8 @@ import numpy as np
 from gate import DATA, Samples, as_run, part, profiled, slower
 
 from tracekit import analyze
-from tracekit.diffs.run_samples import from_analysis, per_step_samples, slow_step_samples
+from tracekit.diffs.run_samples import from_analysis
+from tracekit.diffs.samples import by_full_name, per_step_samples, slow_step_samples
 from tracekit.diffs.verdict import judge
 
 BLOCK_STEPS = 4
@@ -78,7 +79,7 @@ def two_processes(
 def recorded(path: str) -> Samples:
     """Return the per-step samples of a trace or a folder."""
     run = from_analysis(analyze(path).to_document(), name=path)
-    samples = per_step_samples(run.ranks)
+    samples = by_full_name(per_step_samples(run.ranks))
     return {name: np.array(values) for name, values in samples.items()}
 
 

@@ -19,7 +19,8 @@ from tracekit.classify import classify, copies, matmul, pass_direction
 from tracekit.diffs import stats, verdict
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.noise_thresholds import Noise, prior_deviation
-from tracekit.diffs.run_samples import Run
+from tracekit.diffs.runs import Run
+from tracekit.diffs.samples import make_samples
 from tracekit.documents.analysis import Budget, RankFigures
 from tracekit.documents.gate import GateSettings
 from tracekit.metrics.label_intervals import weak_ns
@@ -155,7 +156,7 @@ def test_runs_must_agree_seven_and_a_half_times_better_than_steps(after, sure):
     """BETWEEN_RUNS_P_FACTOR: a p-value from the spread between runs counts twice against alpha."""
     before = runs(99.0, 101.0, 103.0)
     baseline, candidate = (
-        [Run(str(i), {"step_ms": tuple(run)}) for i, run in enumerate(s)]
+        [Run(str(i), make_samples({"step_ms": run})) for i, run in enumerate(s)]
         for s in (before, runs(*after))
     )
     case = verdict._make_case(

@@ -37,7 +37,7 @@ class MeasuredRun(msgspec.Struct, frozen=True):
         values = self.steps(metric)
         if not values:
             raise KeyError(
-                f"{metric}: this run does not have it; it has {', '.join(sorted(self.run.samples))}"
+                f"{metric}: this run does not have it; it has {', '.join(sorted(self.run.metric_names))}"
             )
         return stats.pseudomedian(values)
 
@@ -45,7 +45,7 @@ class MeasuredRun(msgspec.Struct, frozen=True):
         """Return one value per step."""
         from tracekit.diffs.metrics import resolve
 
-        return self.run.values(resolve(metric, names_in_runs=self.run.samples))
+        return self.run.values(resolve(metric, names_in_runs=self.run.metric_names).name)
 
     def check(self, *requirements: str) -> None:
         """Fail the test unless every limit, such as ``bubble_fraction < 0.12``, holds."""

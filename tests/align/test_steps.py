@@ -276,6 +276,6 @@ def test_without_marks_budget_and_pipeline_count_the_same_steps(cut_marks):
 def test_report_and_gate_agree_on_how_long_a_step_takes(cut_marks):
     for mark in cut_marks:
         took = Pace(mark)
-        samples = from_analysis(document_of(mark), name="run").samples["step_ms"]
+        samples = from_analysis(document_of(mark), name="run").values("step_ms")
         assert len(samples) == took.steps == 8
         assert took.ns / 1e6 == pytest.approx(median(samples), abs=1e-6)

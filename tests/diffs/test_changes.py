@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.diffs import Run, Side, diff
+from tracekit.diffs import Run, Side, diff, make_samples
+from tracekit.documents.baseline import CellTime
+from tracekit.documents.diff import Facts
 
 
 def side(name, step_ms, **facts):
     steps = tuple(
         step_ms * factor for factor in (1.0, 1.001, 0.999, 1.002, 0.998, 1.0, 1.001, 0.999)
     )
-    return Side((Run(name, {"step_ms": steps, "compute_ms": steps}, facts),), {})
+    return Side(
+        (Run(name, make_samples({"step_ms": steps, "compute_ms": steps}), Facts(**facts)),), {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -21,7 +25,7 @@ def side(name, step_ms, **facts):
         (side("a", 100.0), side("b", 100.0), "2 pass"),
         (side("a", 1.0, gpu="H100"), side("b", 1.0, gpu="H200"),
          "not comparable: GPU differs: H100 before, H200 after"),
-        (Side((Run("a", {}),), {}), Side((Run("b", {}),), {}), "nothing to compare"),
+        (Side((Run("a"),), {}), Side((Run("b"),), {}), "nothing to compare"),
     ],
 )  # fmt: skip
 def test_the_repr_has_the_verdicts(before, after, text):
@@ -30,11 +34,11 @@ def test_the_repr_has_the_verdicts(before, after, text):
 
 def run_with_cells(stages_by_rank, ns):
     cells = [
-        {"rank": rank, "op": "F", "stage": stage, "microbatch": 0, "ns": ns}
+        CellTime(rank=rank, op="F", stage=stage, microbatch=0, ns=ns)
         for rank, stages in stages_by_rank.items()
         for stage in stages
     ]
-    return Side((Run("a", {"step_ms": (1.0,)}, {}, {"cells": cells}),), {})
+    return Side((Run("a", make_samples({"step_ms": (1.0,)}), cells=cells),), {})
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tracekit.diffs.explanation import _most_changed_modules, explain_change
-from tracekit.diffs.run_samples import Run
+from tracekit.diffs.runs import Run
 from tracekit.documents.analysis import Bubble, Budget, RankFigures
+from tracekit.documents.baseline import ModuleTime
 
 MS = 1_000_000
 
@@ -32,14 +33,8 @@ def _run(name: str, forward_ms: tuple[int, int], mlp_ms: float) -> Run:
 
     The mlp's part of it is a mean over them.
     """
-    tables = {"modules": [{"module": "mlp", "label": "forward", "ns": mlp_ms * MS}]}
-    return Run(
-        name,
-        {},
-        {},
-        tables,
-        tuple(_rank(rank, {"forward": ms}, 0) for rank, ms in enumerate(forward_ms)),
-    )
+    ranks = tuple(_rank(rank, {"forward": ms}, 0) for rank, ms in enumerate(forward_ms))
+    return Run(name, modules=[ModuleTime("mlp", "forward", mlp_ms * MS)], ranks=ranks)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +76,7 @@ def test_labels_that_changed_together_are_summed(
     base = dict.fromkeys(("dgrad", "wgrad", "forward"), 100)
     changed = {label: ms + more for (label, ms), more in zip(base.items(), grew_ms, strict=True)}
     before, after = (
-        Run("", {}, {}, {}, (_rank(0, base, 0), _rank(1, labels, 0))) for labels in (base, changed)
+        Run("", ranks=(_rank(0, base, 0), _rank(1, labels, 0))) for labels in (base, changed)
     )
     assert explain_change([before], [after]) == [sentence]
 
@@ -95,15 +90,15 @@ def test_ranks_wait_for_a_rank_that_is_named(waiting: list[int], sentence: str) 
     before = [_rank(rank, {"dgrad": 100}, 10) for rank in range(4)]
     after = [_rank(rank, {"dgrad": 100}, 60 if rank in waiting else 10) for rank in range(3)]
     after.append(_rank(3, {"dgrad": 150}, 10))
-    runs = [Run("", {}, {}, {}, tuple(ranks)) for ranks in (before, after)]
+    runs = [Run("", ranks=tuple(ranks)) for ranks in (before, after)]
     assert explain_change(runs[:1], runs[1:]) == ["rank 3's dgrad grew by 50.0 ms", sentence]
 
 
 def test_the_module_that_changed_most_is_named_wherever_it_stands():
     def run(mlp_ms, attention_ms, norm_ms):
         times = {"mlp": mlp_ms, "attention": attention_ms, "norm": norm_ms}
-        rows = [{"module": m, "label": "forward", "ns": ms * MS} for m, ms in times.items()]
-        return Run("run", {}, {}, {"modules": rows}, ())
+        rows = [ModuleTime(module, "forward", ms * MS) for module, ms in times.items()]
+        return Run("run", modules=rows)
 
     assert _most_changed_modules([run(10, 5, 1)], [run(16, 6, 1)]) == {"forward": ("mlp", 6.0)}
     assert _most_changed_modules([run(10, 5, 9)], [run(9, 6, 5)]) == {"forward": ("norm", -4.0)}

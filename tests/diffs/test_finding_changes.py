@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.diffs import Run, Side, diff
+from tracekit.diffs import Run, Side, diff, make_samples
 from tracekit.diffs.baseline import write_baseline
 from tracekit.diffs.finding_changes import check_savings, compare_findings
+from tracekit.documents.diff import Facts
 from tracekit.documents.findings import Finding
 from tracekit.report.ci.finding_words import savings_sentence
 
@@ -44,8 +45,8 @@ def finding(code="data_loading", cost_ms=10.0, saves_ms=None, **fields):
 def side(step_ms, *findings, spread=STEADY, **facts):
     """Return one run of steps around *step_ms* milliseconds with these findings."""
     steps = tuple(step_ms + deviation for deviation in spread)
-    samples = {"step_ms": steps, "mean_step_ms": steps}
-    return Side((Run("run", samples, facts, findings=findings),), {})
+    samples = make_samples({"step_ms": steps, "mean_step_ms": steps})
+    return Side((Run("run", samples, Facts(**facts), findings=findings),), {})
 
 
 def kinds(before, after):
@@ -140,7 +141,7 @@ def test_memory_is_compared_in_bytes():
 
 
 def test_a_side_without_a_record_of_findings_is_not_compared():
-    old = Side((Run("old", {"step_ms": (100.0,) * 6}),), {})
+    old = Side((Run("old", make_samples({"step_ms": (100.0,) * 6})),), {})
     assert compare_findings(old, side(100.0, finding())) is None
     assert diff(old, side(100.0, finding())).document.findings is None
 

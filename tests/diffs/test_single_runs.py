@@ -11,7 +11,8 @@ import pytest
 from tracekit.diffs.gate_config import parse_requirement
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.noise_thresholds import single_run_uncertainty
-from tracekit.diffs.run_samples import Run
+from tracekit.diffs.runs import Run
+from tracekit.diffs.samples import make_samples
 from tracekit.diffs.verdict import judge
 
 RESTLESS = (0.9, 1.1, 1.0, 0.85, 1.15, 1.05, 0.95, 1.0)
@@ -21,14 +22,12 @@ CALM = tuple(1 + 0.001 * i for i in (0, 2, -1, 1, -2, 3, -3, 1))
 
 def run(compute=60.0, waits=40.0, shape=RESTLESS):
     idle = [waits * f for f in shape]
-    return Run(
-        "",
-        {
-            "step_ms": tuple(compute + i for i in idle),
-            "idle_ms": tuple(idle),
-            "compute_ms": tuple(compute * f for f in CALM),
-        },
-    )
+    samples = {
+        "step_ms": [compute + i for i in idle],
+        "idle_ms": idle,
+        "compute_ms": [compute * f for f in CALM],
+    }
+    return Run("", make_samples(samples))
 
 
 def verdicts(candidate, baseline):
@@ -107,7 +106,7 @@ def test_three_calibrated_runs_do_not_blunt_the_gpus_own_work():
     ],
 )
 def test_how_much_is_doubted(metric, values, expected):
-    side = [Run("", {metric: values})]
+    side = [Run("", make_samples({metric: values}))]
     assert single_run_uncertainty(resolve(metric), (side, side)) == pytest.approx(expected)
 
 

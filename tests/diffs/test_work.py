@@ -9,19 +9,22 @@ import pytest
 from msgspec.structs import replace
 
 from tests.kept import analysis_of
-from tracekit.diffs import Side, diff, from_analysis
+from tracekit.diffs import Side, diff, from_analysis, make_samples
 from tracekit.diffs.comparability import compare_work, product_slowdown
 from tracekit.diffs.explanation import explain_change
-from tracekit.diffs.run_samples import Run
+from tracekit.diffs.runs import Run
+from tracekit.documents.analysis import ProductRate
+from tracekit.documents.diff import Facts
 
 
 def run(step_ms, **facts):
-    return Run("", {"step_ms": (step_ms,)}, facts)
+    return Run("", make_samples({"step_ms": (step_ms,)}), Facts(**facts))
 
 
 def products(label, shapes, calls, ns):
-    rows = [{"label": label, "shapes": shapes, "dtype": "bfloat16", "calls": calls, "ns": ns}]
-    return [Run("", {}, {}, {"products": rows})]
+    unknown = dict.fromkeys(("module", "op", "flop", "at_peak_ns", "tflop_s", "share_of_peak"))
+    row = ProductRate(label=label, shapes=shapes, dtype="bfloat16", calls=calls, ns=ns, **unknown)
+    return [Run("", products=[row])]
 
 
 @pytest.mark.parametrize(
@@ -73,13 +76,22 @@ def scaled(original, *, step, compute, exposed):
         return replace(rank, span_ns=step * 10**6, budget=budget, label_ns={}, per_step=[])
 
     ranks = tuple(replace(figures(rank), steps=[1]) for rank in original.ranks)
-    return replace(original, samples={"step_ms": (float(step),)}, ranks=ranks, tables={})
+    return replace(
+        original,
+        samples=make_samples({"step_ms": (float(step),)}),
+        ranks=ranks,
+        kernels=(),
+        modules=(),
+        products=(),
+    )
 
 
 def test_the_story_of_twice_the_work_is_per_micro_batch(samples):
     original = from_analysis(analysis_of(samples / "steps/a").to_document(), name="x")
-    before = replace(scaled(original, step=80, compute=40, exposed=40), facts={"microbatches": 8})
-    after = replace(scaled(original, step=120, compute=80, exposed=40), facts={"microbatches": 16})
+    before = replace(scaled(original, step=80, compute=40, exposed=40), facts=Facts(microbatches=8))
+    after = replace(
+        scaled(original, step=120, compute=80, exposed=40), facts=Facts(microbatches=16)
+    )
     # Per micro-batch: the step takes 10 → 7.5 ms, compute 5 → 5 and dp_comm 5 → 2.5.
     assert explain_change([before], [after]) == [
         "number of micro-batches differs: 8 before, 16 after",

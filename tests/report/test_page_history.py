@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tracekit.cli import make_app
-from tracekit.diffs import Run
+from tracekit.diffs import Run, make_samples
 from tracekit.diffs.history import history_point
 from tracekit.errors import InputError, OptionError
 from tracekit.report.html.history import add_to_history, check_history, read_history
@@ -17,13 +17,8 @@ pytestmark = pytest.mark.usefixtures("measured_once")
 
 
 def run_of(name, step_ms, **samples):
-    return Run(
-        name,
-        {
-            "step_ms": (step_ms,),
-            **{key.replace("__", "."): (value,) for key, value in samples.items()},
-        },
-    )
+    values = {"step_ms": step_ms, **samples}
+    return Run(name, make_samples({key.replace("__", "."): [ms] for key, ms in values.items()}))
 
 
 def test_points_are_added_in_order_of_time_and_replaced_if_the_same(tmp_path):

@@ -13,7 +13,9 @@ from tracekit.diffs.changes import Diff, diff
 from tracekit.diffs.gate_config import Config, load_config
 from tracekit.diffs.load_runs import Comparable, Side, read_side, side_of
 from tracekit.diffs.run_gate import GateResult, gate
-from tracekit.diffs.run_samples import Run, from_analysis
+from tracekit.diffs.run_samples import from_analysis
+from tracekit.diffs.runs import Run
+from tracekit.diffs.samples import make_samples
 from tracekit.documents.gate import Waiver
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "from_analysis",
     "gate",
     "load_config",
+    "make_samples",
     "read_side",
     "side_of",
 ]

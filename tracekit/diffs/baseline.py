@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tracekit._util.files import atomic_write
 from tracekit._util.text import counted
@@ -19,8 +20,8 @@ from tracekit._version import __version__
 from tracekit.diffs.comparability import check_formats, find_obstacles
 from tracekit.diffs.load_runs import Side, read_baseline
 from tracekit.diffs.noise_thresholds import Noise, calibrate
-from tracekit.diffs.run_samples import Run, centre_of_runs
-from tracekit.documents.baseline import FORMAT, BaselineTables, Facts
+from tracekit.diffs.runs import Run, centre_of_runs
+from tracekit.documents.baseline import FORMAT, BaselineTables
 from tracekit.documents.coding import encode, to_plain
 from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, OptionError
@@ -35,7 +36,10 @@ MAX_ROWS_KEPT = 40
 def dump(side: Side) -> str:
     """Return the text of a baseline file.
 
-    >>> print(dump(Side((Run("a", {"step_ms": (10.123456, 9.9)}, {"world_size": 2}),), {})))
+    >>> from tracekit.diffs.samples import make_samples
+    >>> from tracekit.documents.diff import Facts
+    >>> run = Run("a", make_samples({"step_ms": (10.123456, 9.9)}), Facts(world_size=2))
+    >>> print(dump(Side((run,), {})))
     {
      "facts": {"world_size": 2},
      "format": "tracekit.baseline/1",
@@ -63,38 +67,40 @@ def dump(side: Side) -> str:
 def _role_data(side: Side) -> dict[str, Any]:
     """Return the runs of one role as plain data (``RoleBaseline``): numbers are rounded, long runs and tables cut."""
     first = side.runs[0]
-    tables = {}
-    for name in BaselineTables.__struct_fields__:
-        if name in first.tables:
-            tables[name] = first.tables[name][:MAX_ROWS_KEPT]
+    findings: list[Finding] | UnsetType = UNSET
     if first.findings is not None:
-        tables["findings"] = [_kept_finding(finding) for finding in first.findings][:MAX_ROWS_KEPT]
+        findings = [_kept_finding(finding) for finding in first.findings[:MAX_ROWS_KEPT]]
+    tables = BaselineTables(
+        cells=list(first.cells[:MAX_ROWS_KEPT]) or UNSET,
+        findings=findings,
+        kernels=list(first.kernels[:MAX_ROWS_KEPT]) or UNSET,
+        modules=list(first.modules[:MAX_ROWS_KEPT]) or UNSET,
+    )
     noise = {}
     for metric, entry in side.noise.items():
         noise[metric] = {"deviation": entry.deviation, "runs": entry.df + 1}
     runs = []
     for run in side.runs:
-        samples = {name: _some_steps(values) for name, values in run.samples.items()}
+        samples = {name: _some_steps(run.values(name)) for name in run.metric_names}
         run_data: dict[str, Any] = {"name": run.name, "samples": samples}
         if run.recorded_steps:
             run_data["recorded_steps"] = run.recorded_steps
         runs.append(run_data)
     return {
-        "facts": to_plain(msgspec.convert(_round(first.facts), Facts)),
+        "facts": _round(to_plain(first.facts)),
         "noise": _round(noise),
         "runs": _round(runs),
-        "tables": to_plain(msgspec.convert(_round(tables), BaselineTables)),
+        "tables": _round(to_plain(tables)),
     }
 
 
-def _kept_finding(finding: Finding) -> dict[str, Any]:
+def _kept_finding(finding: Finding) -> Finding:
     """Return what a later run needs of a finding: its cost, its predicted saving, and what it is about."""
     evidence = {}
     for name in ("label", "gap_part"):
         if name in finding.evidence:
             evidence[name] = finding.evidence[name]
-    kept = msgspec.structs.replace(finding, where=(), evidence=evidence, advice="")
-    return to_plain(kept)
+    return msgspec.structs.replace(finding, where=(), evidence=evidence, advice="")
 
 
 def _some_steps(values: Sequence[float]) -> Sequence[float]:
@@ -131,7 +137,7 @@ def write_baseline(
     # A file that is replaced may hold the noise of metrics that these runs do not have.
     noise = {}
     for metric, entry in with_noise.noise.items():
-        if metric in runs[0].samples:
+        if metric in runs[0].metric_names:
             noise[metric] = entry
     text = dump(Side(measured.runs, noise, with_noise.role_noise))
     with atomic_write(path) as part:

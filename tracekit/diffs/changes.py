@@ -14,14 +14,13 @@ from msgspec import UNSET, UnsetType, structs
 
 from tracekit._util.notebook import html_table
 from tracekit._util.text import counted
-from tracekit._util.values import without_none
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
 from tracekit.diffs import comparability, stats
 from tracekit.diffs.explanation import build_waterfall, explain_change
 from tracekit.diffs.finding_changes import check_savings, compare_findings
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
-from tracekit.diffs.run_samples import Key, Rows, Run, centre_of_runs, mean_times, per_step_samples
+from tracekit.diffs.runs import Key, Run, TimedRow, centre_of_runs, mean_times
 from tracekit.diffs.verdict import judge
 from tracekit.documents import diff as documents
 from tracekit.documents.coding import HasDocument
@@ -31,21 +30,19 @@ from tracekit.schema import LABELS
 
 _DIFF_VERDICT_ORDER = ("regressed", "improved", "inconclusive", "pass")
 Change = TypeVar("Change", bound=documents.TimeChange)
-_ROW_TYPES: dict[str, type[documents.CountedChange]] = {
-    "kernels": documents.KernelChange,
-    "modules": documents.ModuleChange,
-    "cells": documents.CellChange,
-}
-"""Rows of the tables whose times are compared."""
+Counted = TypeVar("Counted", bound=documents.CountedChange)
+Times = Mapping[Key, tuple[float, float]]
+"""Milliseconds and count per step, by the fields of a change that are no time and no count."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diff(HasDocument):
     """Changes from one side to the other, the result of ``tracekit.diff``.
 
-    >>> a = Side((Run("a", {"step_ms": (10.0,), "label_ms.forward": (4.0,)}),), {})
-    >>> b = Side((Run("b", {"step_ms": (12.0,), "label_ms.forward": (6.0,)}),), {})
-    >>> diff(a, b).tables["labels"]["change_ms"].to_list()
+    >>> from tracekit.diffs.samples import make_samples
+    >>> a = Run("a", make_samples({"step_ms": (10.0,), "label_ms.forward": (4.0,)}))
+    >>> b = Run("b", make_samples({"step_ms": (12.0,), "label_ms.forward": (6.0,)}))
+    >>> diff(Side((a,), {}), Side((b,), {})).tables["labels"]["change_ms"].to_list()
     [2.0]
     """
 
@@ -68,7 +65,7 @@ class Diff(HasDocument):
     def tables(self) -> dict[str, pl.DataFrame]:
         """Changes by metric, label, rank, kernel, module and cell, the largest first."""
         plain = self.to_dict()
-        names = ("metrics", "labels", "ranks", *_ROW_TYPES)
+        names = ("metrics", "labels", "ranks", "kernels", "modules", "cells")
         return {name: pl.DataFrame(plain[name], infer_schema_length=None) for name in names}
 
     @property
@@ -177,62 +174,65 @@ def _timelines(before: Sequence[Run], after: Sequence[Run]) -> documents.Timelin
     new = _first_timeline(after)
     if not old or not new:
         return None
-    return documents.Timelines(
-        before=[documents.TimelineCell(**cell) for cell in old],
-        after=[documents.TimelineCell(**cell) for cell in new],
-    )
+    return documents.Timelines(before=old, after=new)
 
 
-def _first_timeline(runs: Sequence[Run]) -> Rows:
+def _first_timeline(runs: Sequence[Run]) -> list[documents.TimelineCell]:
     """Return the timeline of the first run that has one, else nothing."""
-    for run in runs:
-        timeline: Rows = run.tables.get("timeline", ())
-        if timeline:
-            return timeline
-    return ()
+    return next((list(run.timeline) for run in runs if run.timeline), [])
 
 
 def largest_changes(
     before: Sequence[Run], after: Sequence[Run], *, max_rows: int = 10
 ) -> documents.LargestChanges:
     """Return the kernels, modules and cells whose time changed most, and notes on what could not be compared."""
-    changes: dict[str, Any] = {"comparable_cells": None}
-    notes = []
-    for table, row_type in _ROW_TYPES.items():
-        keys = _key_fields(row_type)
-        old = mean_times(before, table, keys)
-        new = mean_times(after, table, keys)
-        if not old or not new:
-            if not old and not new:
-                missing = "on both sides"
-            elif not old:
-                missing = "before"
-            else:
-                missing = "after"
-            need = "traces whose pipeline can be found" if table == "cells" else "traces or stores"
-            notes.append(f"no {table} to compare: none {missing}; give {need}")
-            changes[table] = []
-            continue
-        if table == "cells":
-            reason = _cell_obstacle(old, new)
-            changes["comparable_cells"] = not reason
-            # The pipeline of the other side was reconstructed with other cells: that is no change
-            # of time.
-            common = set() if reason else old.keys() & new.keys()
-            left_out = len(old.keys() | new.keys()) - len(common)
-            if left_out:
-                notes.append(reason or f"{left_out} cells are on one side only and are left out")
-            old = _keep_cells(old, common)
-            new = _keep_cells(new, common)
-        changes[table] = _change_rows(old, new, row_type)[:max_rows]
-    return documents.LargestChanges(**changes, notes=notes)
+    old_kernels = _times(documents.KernelChange, [run.kernels for run in before])
+    new_kernels = _times(documents.KernelChange, [run.kernels for run in after])
+    old_modules = _times(documents.ModuleChange, [run.modules for run in before])
+    new_modules = _times(documents.ModuleChange, [run.modules for run in after])
+    old_cells = _times(documents.CellChange, [run.cells for run in before])
+    new_cells = _times(documents.CellChange, [run.cells for run in after])
+    notes = [
+        *_missing_rows("kernels", old_kernels, new_kernels, need="traces or stores"),
+        *_missing_rows("modules", old_modules, new_modules, need="traces or stores"),
+        *_missing_rows("cells", old_cells, new_cells, need="traces whose pipeline can be found"),
+    ]
+    are_cells_comparable = None
+    if old_cells and new_cells:
+        obstacle = _cell_obstacle(old_cells, new_cells)
+        are_cells_comparable = not obstacle
+        # The pipeline of the other side was reconstructed with other cells: that is no change of
+        # time.
+        common = set() if obstacle else old_cells.keys() & new_cells.keys()
+        left_out = len(old_cells.keys() | new_cells.keys()) - len(common)
+        if left_out:
+            notes.append(obstacle or f"{left_out} cells are on one side only and are left out")
+        old_cells = {key: time for key, time in old_cells.items() if key in common}
+        new_cells = {key: time for key, time in new_cells.items() if key in common}
+    return documents.LargestChanges(
+        kernels=_change_rows(documents.KernelChange, old_kernels, new_kernels)[:max_rows],
+        modules=_change_rows(documents.ModuleChange, old_modules, new_modules)[:max_rows],
+        cells=_change_rows(documents.CellChange, old_cells, new_cells)[:max_rows],
+        comparable_cells=are_cells_comparable,
+        notes=notes,
+    )
 
 
-def _keep_cells(
-    times: Mapping[Key, tuple[float, float]], kept: Collection[Key]
-) -> dict[Key, tuple[float, float]]:
-    """Return the times and counts of some cells."""
-    return {key: times_and_count for key, times_and_count in times.items() if key in kept}
+def _times(
+    row_type: type[documents.CountedChange], rows_of_runs: Sequence[Sequence[TimedRow]]
+) -> Times:
+    """Return the mean times of a side by the fields that tell rows of this type apart."""
+    return mean_times(rows_of_runs, _key_fields(row_type))
+
+
+def _missing_rows(table: str, old: Times, new: Times, *, need: str) -> list[str]:
+    """Return the note on a table that one of the sides lacks."""
+    if old and new:
+        return []
+    sides = {"before": old, "after": new}
+    lacking = [side for side, times in sides.items() if not times]
+    missing = "on both sides" if len(lacking) == 2 else lacking[0]
+    return [f"no {table} to compare: none {missing}; give {need}"]
 
 
 def _cell_obstacle(old: Iterable[Key], new: Iterable[Key]) -> str:
@@ -268,7 +268,7 @@ def _stages_by_rank(cells: Iterable[Key]) -> dict[int, set[int]]:
     """Return the stages that each rank has cells of."""
     stages: defaultdict[int, set[int]] = defaultdict(set)
     for rank, _, stage, _, b_stage, _ in cells:
-        stages[rank] |= {stage, b_stage} - {None}
+        stages[rank] |= {stage, b_stage} - {UNSET}
     return stages
 
 
@@ -283,17 +283,15 @@ def _key_fields(row_type: type[documents.CountedChange]) -> tuple[str, ...]:
     return tuple(name for name in row_type.__struct_fields__ if name not in times_and_counts)
 
 
-def _change_rows(
-    old: Mapping[Key, tuple[float, float]],
-    new: Mapping[Key, tuple[float, float]],
-    row_type: type[documents.CountedChange],
-) -> list[documents.CountedChange]:
-    """Return one row per key whose time changed, the largest change first."""
+def _change_rows(row_type: type[Counted], old: Times, new: Times) -> list[Counted]:
+    """Return one row per key whose time changed, the largest change first; none where a side has no times."""
+    if not old or not new:
+        return []
     rows = []
     for key in {**old, **new}:
         old_ms, old_count = old.get(key, (0.0, 0.0))
         new_ms, new_count = new.get(key, (0.0, 0.0))
-        fields = without_none(dict(zip(_key_fields(row_type), key, strict=True)))
+        fields = dict(zip(_key_fields(row_type), key, strict=True))
         counts = {"count_before": round(old_count, 3), "count_after": round(new_count, 3)}
         row = row_type(**fields, **_change(old_ms, new_ms), **counts)
         if row.change_ms:
@@ -385,23 +383,25 @@ def _rank_rows(before: Sequence[Run], after: Sequence[Run]) -> list[documents.Ra
 
 def _budget_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
     """Return step time and budget parts by rank and metric name, in milliseconds."""
-    samples: dict[int, dict[str, list[tuple[float, ...]]]] = {}
+    samples: defaultdict[int, defaultdict[str, list[tuple[float, ...]]]]
+    samples = defaultdict(lambda: defaultdict(list))
     for run in runs:
         for rank in run.ranks:
-            by_name = per_step_samples([rank])
             exposed = [f"exposed_ms.{label}" for label in rank.budget.exposed_ns]
             for name in ("step_ms", "compute_ms", "idle_ms", *exposed):
-                if name in by_name:
-                    samples.setdefault(rank.rank, {}).setdefault(name, []).append(by_name[name])
-    budgets = {}
-    for rank_number, samples_of_runs in samples.items():
-        budgets[rank_number] = {name: stats.centre(runs) for name, runs in samples_of_runs.items()}
-    return budgets
+                if values := run.values(f"{name}@{rank.rank}"):
+                    samples[rank.rank][name].append(values)
+    return {
+        rank: {name: stats.centre(values) for name, values in of_rank.items()}
+        for rank, of_rank in samples.items()
+    }
 
 
 def side_summary(side: Side, *, calibrated: bool | UnsetType = UNSET) -> documents.SideEntry:
     """Return the runs and facts of a side."""
     runs = [documents.ComparedRun(run.name, run.recorded_or_measured_steps) for run in side.runs]
     return documents.SideEntry(
-        runs=runs, facts=side.runs[0].facts if side.runs else {}, calibrated=calibrated
+        runs=runs,
+        facts=side.runs[0].facts if side.runs else documents.Facts(),
+        calibrated=calibrated,
     )

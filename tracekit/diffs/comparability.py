@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import median
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from msgspec import UNSET
 
 from tracekit._util.text import listing, percent
 from tracekit.classify.product_shapes import product_dims
-from tracekit.diffs.run_samples import Key, Run, centre_of_runs, mean_times
+from tracekit.diffs.runs import Key, Run, centre_of_runs, mean_times
 from tracekit.documents.diff import WorkChange, WorkUnit
 from tracekit.errors import InputError, OptionError
 from tracekit.schema import PYTORCH_READERS
@@ -45,75 +46,108 @@ def find_obstacles(
 
     A fact that one side does not know is no obstacle.
 
-    >>> find_obstacles([Run("a", {}, {"world_size": 8})], [Run("b", {}, {"world_size": 4})])
+    >>> from tracekit.documents.diff import Facts
+    >>> find_obstacles([Run("a", facts=Facts(world_size=8))], [Run("b", facts=Facts(world_size=4))])
     ['world size differs: 4 before, 8 after']
     """
     unknown = [aspect for aspect in allow if aspect not in ASPECTS]
     if unknown:
         raise OptionError(f"allow: there is no {unknown[0]}", hint=f"one of {', '.join(ASPECTS)}")
-    before = _merge_facts(baseline)
-    after = _merge_facts(candidate)
-    if "shapes" in before and "shapes" in after:
-        count = min(_listed_count(before["shapes"]), _listed_count(after["shapes"]))
-        before["shapes"] = before["shapes"][:count]
-        after["shapes"] = after["shapes"][:count]
     reasons = []
     for aspect, fact_names in ASPECTS.items():
         if aspect in allow:
             continue
         # One sentence per aspect: the other differences follow from the first.
-        key = _first_difference(before, after, fact_names)
-        if key is None:
-            continue
-        if key == "options":
-            reasons.append(_differing_options(before, after))
-        elif key == "shapes":
-            reasons.append(f"model shapes differ: {_differing_shapes(before[key], after[key])}")
-        else:
-            reasons.append(f"{fact_names[key]} differs: {before[key]} before, {after[key]} after")
+        if aspect == "shapes":
+            reasons += _differing_shapes(baseline, candidate)
+        elif (difference := _first_difference(baseline, candidate, fact_names)) is not None:
+            before, after = difference.before, difference.after
+            if aspect == "recording":
+                reasons.append(_differing_options(baseline, candidate, difference))
+            else:
+                reasons.append(
+                    f"{fact_names[difference.fact]} differs: {before} before, {after} after"
+                )
     if "work" not in allow:
         reasons += _different_work(baseline, candidate, allow)
     return [*reasons, *find_damage((*baseline, *candidate), allow=allow)]
 
 
-def _differing_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+class _DifferingFact(NamedTuple):
+    """A fact in which the sides differ, in words."""
+
+    fact: str
+    before: str
+    after: str
+
+
+def _first_difference(
+    before: Sequence[Run], after: Sequence[Run], fact_names: Iterable[str]
+) -> _DifferingFact | None:
+    """Return the first of these facts that both sides know and that differs; None if there is none."""
+    for name in fact_names:
+        difference = _DifferingFact(name, _in_words(before, name), _in_words(after, name))
+        if difference.before and difference.after and difference.before != difference.after:
+            return difference
+    return None
+
+
+def _in_words(runs: Sequence[Run], fact: str) -> str:
+    """Return a fact of a side; where its own runs disagree, all values joined, and nothing where none knows it."""
+    values = [getattr(run.facts, fact) for run in runs]
+    return " and ".join(dict.fromkeys(str(value) for value in values if value is not UNSET))
+
+
+def _differing_options(before: Sequence[Run], after: Sequence[Run], options: _DifferingFact) -> str:
     """Return the sentence about runs that were recorded with different options of the profiler."""
-    named = f"recorded with different options: {before['options']} before, {after['options']} after"
-    return f"{named}; without the profiler a step takes {_free_step(before)} before, {_free_step(after)} after"
+    named = f"recorded with different options: {options.before} before, {options.after} after"
+    free_before = _free_step_in_words(free_step(before))
+    free_after = _free_step_in_words(free_step(after))
+    return f"{named}; without the profiler a step takes {free_before} before, {free_after} after"
 
 
-def _free_step(facts: Mapping[str, Any]) -> str:
-    """Return the step without the profiler in words."""
-    if facts.get("free_ms") is None:
+class FreeStepOfSide(NamedTuple):
+    """The step without the profiler, and the range in which it lies."""
+
+    ms: float
+    least_ms: float
+    most_ms: float
+
+
+def free_step(runs: Sequence[Run]) -> FreeStepOfSide | None:
+    """Return the step of a side without the profiler; None if a run does not know it."""
+    times = []
+    for run in runs:
+        if run.facts.free_ms is UNSET or run.facts.free_range_ms is UNSET:
+            return None
+        times.append(FreeStepOfSide(run.facts.free_ms, *run.facts.free_range_ms))
+    if not times:
+        return None
+    return FreeStepOfSide(
+        median(time.ms for time in times),
+        min(time.least_ms for time in times),
+        max(time.most_ms for time in times),
+    )
+
+
+def _free_step_in_words(step: FreeStepOfSide | None) -> str:
+    if step is None:
         return "an unknown time"
-    least_ms, most_ms = facts["free_range_ms"]
-    return f"{facts['free_ms']:.3g} ms ({least_ms:.3g}–{most_ms:.3g})"
+    return f"{step.ms:.3g} ms ({step.least_ms:.3g}–{step.most_ms:.3g})"
 
 
 def differing_free_steps(
     candidate: Sequence[Run], baseline: Sequence[Run]
-) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Return the facts before and after, if the sides differ in the profiler's options and both free steps are known.
+) -> tuple[FreeStepOfSide, FreeStepOfSide] | None:
+    """Return the free steps before and after, if the sides differ in the profiler's options and both are known.
 
     None: recorded times are compared, or nothing can be.
     """
-    before = _merge_facts(baseline)
-    after = _merge_facts(candidate)
-    if _first_difference(before, after, ASPECTS["recording"]) is None:
+    if _first_difference(baseline, candidate, ASPECTS["recording"]) is None:
         return None
-    is_known = before.get("free_ms") is not None and after.get("free_ms") is not None
-    return (before, after) if is_known else None
-
-
-def _first_difference(
-    before: Mapping[str, Any], after: Mapping[str, Any], fact_names: Iterable[str]
-) -> str | None:
-    """Return the first of these facts that both sides know and that differs; None if there is none."""
-    for name in fact_names:
-        is_known = before.get(name) is not None and after.get(name) is not None
-        if is_known and before[name] != after[name]:
-            return name
-    return None
+    before = free_step(baseline)
+    after = free_step(candidate)
+    return None if before is None or after is None else (before, after)
 
 
 def _different_work(before: Sequence[Run], after: Sequence[Run], allow: Sequence[str]) -> list[str]:
@@ -148,7 +182,8 @@ them."""
 def find_differences(candidate: Sequence[Run], baseline: Sequence[Run]) -> list[str]:
     """Return the schedules and numbers of ranks in which the sides differ, as one sentence.
 
-    >>> find_differences([Run("a", {}, {"schedule": "zb-v"})], [Run("b", {}, {"schedule": "1f1b"})])
+    >>> from tracekit.documents.diff import Facts
+    >>> find_differences([Run("a", facts=Facts(schedule="zb-v"))], [Run("b", facts=Facts(schedule="1f1b"))])
     ['schedule differs: 1f1b before, zb-v after']
     """
     allow = [aspect for aspect in ASPECTS if aspect not in ("world_size", "schedule")]
@@ -163,17 +198,18 @@ MAX_STEPS_NAMED = 8
 def find_damage(runs: Sequence[Run], *, allow: Sequence[str] = ()) -> list[str]:
     """Return which of these runs were not read whole or lack steps on some ranks, one sentence each.
 
-    >>> find_damage([Run("a.json", {}, {"damage": ["truncated"]})])
+    >>> from tracekit.documents.diff import Facts
+    >>> find_damage([Run("a.json", facts=Facts(damage=["truncated"]))])
     ['a.json was not read whole: truncated']
-    >>> find_damage([Run("a.json", {}, {"steps_not_common": [8, 9]})])
+    >>> find_damage([Run("a.json", facts=Facts(steps_not_common=[8, 9]))])
     ['a.json: not every rank recorded steps 8, 9']
     """
     if "damage" in allow:
         return []
     sentences = []
     for run in runs:
-        damage = run.facts.get("damage")
-        steps = run.facts.get("steps_not_common")
+        damage = run.facts.damage
+        steps = run.facts.steps_not_common
         if damage:
             sentences.append(f"{run.name} was not read whole: {', '.join(damage)}")
         if steps:
@@ -187,16 +223,17 @@ def find_damage(runs: Sequence[Run], *, allow: Sequence[str] = ()) -> list[str]:
 def check_formats(candidate: Sequence[Run], baseline: Sequence[Run]) -> None:
     """Raise InputError if the runs were recorded by two profilers, which time the same kernel differently.
 
-    >>> check_formats([Run("a", {}, {"reader": "kineto"})], [Run("b", {}, {"reader": "nsight"})])
+    >>> from tracekit.documents.diff import Facts
+    >>> check_formats([Run("a", facts=Facts(reader="kineto"))], [Run("b", facts=Facts(reader="nsight"))])
     Traceback (most recent call last):
     tracekit.errors.InputError: mixed formats: a was read by kineto, b by nsight (...
     """
     run_by_reader: dict[str, str] = {}
     for run in (*candidate, *baseline):
-        reader = run.facts.get("reader")
-        if reader is not None:
+        reader = run.facts.reader
+        if reader is not UNSET:
             # One profiler writes both formats.
-            profiler = "kineto" if reader in PYTORCH_READERS else str(reader)
+            profiler = "kineto" if reader in PYTORCH_READERS else reader
             run_by_reader.setdefault(profiler, run.name)
     if len(run_by_reader) > 1:
         (first_reader, first_run), (second_reader, second_run) = list(run_by_reader.items())[:2]
@@ -204,44 +241,34 @@ def check_formats(candidate: Sequence[Run], baseline: Sequence[Run]) -> None:
         raise InputError(problem, hint="record both sides with the same profiler")
 
 
-def _merge_facts(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the facts of a side; where its own runs disagree, all values joined."""
-    merged: dict[str, Any] = {}
-    for key in chain.from_iterable(ASPECTS.values()):
-        values = [run.facts[key] for run in runs if key in run.facts]
-        if not values:
-            continue
-        if key == "shapes":
-            merged[key] = list(dict.fromkeys(chain.from_iterable(values)))
-        elif len(set(values)) == 1:
-            merged[key] = values[0]
-        else:
-            merged[key] = " and ".join(dict.fromkeys(map(str, values)))
-    free_ms = [run.facts["free_ms"] for run in runs if "free_ms" in run.facts]
-    ranges_ms = [run.facts["free_range_ms"] for run in runs if "free_range_ms" in run.facts]
-    if free_ms and len(free_ms) == len(ranges_ms) == len(runs):
-        merged["free_ms"] = median(free_ms)
-        merged["free_range_ms"] = [
-            min(low for low, _ in ranges_ms),
-            max(high for _, high in ranges_ms),
-        ]
-    return merged
+def _differing_shapes(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
+    """Return the sentence about shapes that only one side has: how many, with the first of each side."""
+    old = _shapes(before)
+    new = _shapes(after)
+    # A list that was cut tells nothing of what is not listed.
+    count = min(_listed_count(old), _listed_count(new))
+    only_on_side = {
+        "before": sorted(set(old[:count]) - set(new[:count])),
+        "after": sorted(set(new[:count]) - set(old[:count])),
+    }
+    if not old or not new or old[:count] == new[:count]:
+        return []
+    counts = []
+    for side, shapes in only_on_side.items():
+        if shapes:
+            counts.append(f"{len(shapes)} only {side} ({shapes[0]})")
+    return [f"model shapes differ: {', '.join(counts)}"]
+
+
+def _shapes(runs: Sequence[Run]) -> list[str]:
+    """Return the shapes of all runs of a side."""
+    return list(dict.fromkeys(chain.from_iterable(run.facts.shapes or () for run in runs)))
 
 
 def _listed_count(shapes: Sequence[str]) -> int:
     """Return how many shapes are listed: a list that was cut ends in how many more there are."""
     is_cut = bool(shapes) and re.match(r"\d+ more", shapes[-1]) is not None
     return len(shapes) - 1 if is_cut else sys.maxsize
-
-
-def _differing_shapes(old: Sequence[str], new: Sequence[str]) -> str:
-    """Return how many shapes only one side has, with the first of each side."""
-    only_on_side = {"before": sorted(set(old) - set(new)), "after": sorted(set(new) - set(old))}
-    counts = []
-    for side, shapes in only_on_side.items():
-        if shapes:
-            counts.append(f"{len(shapes)} only {side} ({shapes[0]})")
-    return ", ".join(counts)
 
 
 # ---- Amount of work in the steps of two runs, by which steps of different size are compared.
@@ -287,7 +314,10 @@ def compare_work(before: Sequence[Run], after: Sequence[Run]) -> WorkChange | No
 
     If the sides have different numbers of ranks, it is the work of one GPU.
 
-    >>> short, long = (Run("", {"step_ms": (ms,)}, {"microbatches": count}) for ms, count in ((80.0, 8), (120.0, 16)))
+    >>> from tracekit.diffs.samples import make_samples
+    >>> from tracekit.documents.diff import Facts
+    >>> short = Run("short", make_samples({"step_ms": [80.0]}), Facts(microbatches=8))
+    >>> long = Run("long", make_samples({"step_ms": [120.0]}), Facts(microbatches=16))
     >>> work = compare_work([short], [long])
     >>> work.unit, work.ratio, work.ms_before, work.ms_after
     ('micro-batch', 2.0, 10.0, 7.5)
@@ -296,32 +326,37 @@ def compare_work(before: Sequence[Run], after: Sequence[Run]) -> WorkChange | No
     new_step_ms = centre_of_runs(after, "step_ms")
     if old_step_ms is None or new_step_ms is None:
         return None
-    unit = _common_unit(before, after)
-    if unit is None:
+    amounts = _common_amounts(before, after)
+    if amounts is None:
         ratio = _launch_ratio(before, after)
         if ratio is None:
             return None
         return _work_change("launch", False, (1.0, ratio), (old_step_ms, new_step_ms))
-    old_ranks = _fact(before, "ranks")
-    new_ranks = _fact(after, "ranks")
+    unit, old_amount, new_amount = amounts
+    old_ranks = _amount(before, "ranks")
+    new_ranks = _amount(after, "ranks")
     is_per_gpu = old_ranks is not None and new_ranks is not None and old_ranks != new_ranks
-    old_amount = _fact(before, FACT_OF_UNIT[unit]) / (old_ranks if is_per_gpu else 1)
-    new_amount = _fact(after, FACT_OF_UNIT[unit]) / (new_ranks if is_per_gpu else 1)
+    if old_ranks is not None and new_ranks is not None and is_per_gpu:
+        old_amount /= old_ranks
+        new_amount /= new_ranks
     return _work_change(unit, is_per_gpu, (old_amount, new_amount), (old_step_ms, new_step_ms))
 
 
-def _common_unit(before: Sequence[Run], after: Sequence[Run]) -> WorkUnit | None:
-    """Return the first unit of work that both sides know and that agrees with the FLOP."""
-    ratios: dict[WorkUnit, float] = {}
+def _common_amounts(
+    before: Sequence[Run], after: Sequence[Run]
+) -> tuple[WorkUnit, float, float] | None:
+    """Return the first unit of work that both sides know and that agrees with the FLOP, and both amounts."""
+    amounts: dict[WorkUnit, tuple[float, float]] = {}
     for unit, fact in FACT_OF_UNIT.items():
-        old = _fact(before, fact)
-        new = _fact(after, fact)
+        old = _amount(before, fact)
+        new = _amount(after, fact)
         if old and new:
-            ratios[unit] = new / old
+            amounts[unit] = (old, new)
+    ratios = {unit: new / old for unit, (old, new) in amounts.items()}
     flop_ratio = ratios.get("TFLOP")
     for unit, ratio in ratios.items():
         if flop_ratio is None or abs(ratio / flop_ratio - 1) <= MAX_FLOP_DISAGREEMENT:
-            return unit
+            return unit, *amounts[unit]
     return None
 
 
@@ -426,7 +461,7 @@ def _unknown_work(before: Sequence[Run], after: Sequence[Run]) -> str | None:
 def _model_kernels(runs: Sequence[Run]) -> dict[Key, tuple[float, float]]:
     """Return (milliseconds, count) per step of the kernels of forward and backward, by name and label."""
     model_kernels = {}
-    for key, (ms, count) in mean_times(runs, "kernels", ("name", "label")).items():
+    for key, (ms, count) in mean_times([run.kernels for run in runs], ("name", "label")).items():
         _, label = key
         if label in COMPARED_KERNEL_LABELS and ms and count:
             model_kernels[key] = (ms, count)
@@ -438,10 +473,10 @@ def is_equal_work(work: WorkChange | None) -> bool:
     return work is None or abs(work.ratio - 1) <= MAX_CHANGE_OF_EQUAL_WORK
 
 
-def _fact(runs: Sequence[Run], name: str) -> Any:
-    """Return a fact in which all runs of a side agree, else None."""
-    values = {run.facts.get(name) for run in runs}
-    return values.pop() if len(values) == 1 else None
+def _amount(runs: Sequence[Run], fact: str) -> float | None:
+    """Return an amount in which all runs of a side agree, else None."""
+    amounts = {getattr(run.facts, fact) for run in runs}
+    return (amounts.pop() or None) if len(amounts) == 1 else None
 
 
 def product_slowdown(before: Sequence[Run], after: Sequence[Run]) -> float | None:
@@ -465,23 +500,21 @@ def product_slowdown(before: Sequence[Run], after: Sequence[Run]) -> float | Non
     return predicted_ns / old_ns
 
 
-def _share_of_time(
-    times: Mapping[tuple[Any, ...], tuple[int, int]], chosen: Collection[tuple[Any, ...]]
-) -> float:
+def _share_of_time(times: Mapping[Key, tuple[int, int]], chosen: Collection[Key]) -> float:
     """Return the share of the time of all products that the *chosen* take; 0 if there are none."""
     total_ns = sum(ns for ns, _ in times.values())
     chosen_ns = sum(times[product][0] for product in chosen)
     return chosen_ns / (total_ns or 1)
 
 
-def _times_of_products(runs: Sequence[Run]) -> dict[tuple[Any, ...], tuple[int, int]]:
+def _times_of_products(runs: Sequence[Run]) -> dict[Key, tuple[int, int]]:
     """Return (nanoseconds, calls) of matrix products by label, rows, inner size, columns and data type."""
-    times: defaultdict[tuple[Any, ...], tuple[int, int]] = defaultdict(lambda: (0, 0))
+    times: defaultdict[Key, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for run in runs:
-        for row in run.tables.get("products", ()):
-            sizes = product_dims(row["shapes"] or "[]")
+        for row in run.products:
+            sizes = product_dims(row.shapes or "[]")
             if any(sizes):
-                key = (row["label"], *sizes, row["dtype"])
+                key = (row.label, *sizes, row.dtype)
                 ns, calls = times[key]
-                times[key] = (ns + row["ns"], calls + row["calls"])
+                times[key] = (ns + row.ns, calls + row.calls)
     return times

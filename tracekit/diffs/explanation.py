@@ -19,7 +19,7 @@ from tracekit.diffs.comparability import (
     is_equal_work,
     product_slowdown,
 )
-from tracekit.diffs.run_samples import Run, mean_times
+from tracekit.diffs.runs import Run, mean_times
 from tracekit.documents.analysis import Budget, RankFigures, StepTime
 from tracekit.documents.diff import PartChange, Waterfall, WorkChange
 from tracekit.metrics.step_time import find_unusual
@@ -435,8 +435,8 @@ def _most_changed_modules(
     before: Sequence[Run], after: Sequence[Run]
 ) -> dict[str, tuple[str, float]]:
     """Return, by label, the module whose time changed most, and its change in milliseconds per step."""
-    old = mean_times(before, "modules", ("module", "label"))
-    new = mean_times(after, "modules", ("module", "label"))
+    old = mean_times([run.modules for run in before], ("module", "label"))
+    new = mean_times([run.modules for run in after], ("module", "label"))
     largest: dict[str, tuple[str, float]] = {}
     for module, label in {**old, **new}:
         old_ms, _ = old.get((module, label), (0.0, 0.0))

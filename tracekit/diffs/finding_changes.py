@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+import polars as pl
 
 from tracekit._util.values import first_that_holds
 from tracekit.diffs.comparability import compare_work, find_obstacles, is_equal_work
 from tracekit.diffs.load_runs import Side
-from tracekit.diffs.run_samples import Run, centre_of_runs
+from tracekit.diffs.runs import Run, centre_of_runs
 from tracekit.diffs.verdict import judge
 from tracekit.documents.diff import FindingChange, SavingCheck
 from tracekit.documents.findings import Finding
@@ -301,14 +302,8 @@ def _step_change(metric: str, before: Side, after: Side) -> _StepChange | None:
 
 def _step_times(side: Side) -> list[Run]:
     """Return the runs of a side with their step times alone."""
-    runs = []
-    for run in side.runs:
-        samples = {}
-        for name in ("step_ms", "mean_step_ms"):
-            if name in run.samples:
-                samples[name] = run.samples[name]
-        runs.append(Run(run.name, samples))
-    return runs
+    is_step_time = pl.col("metric").is_in(["step_ms", "mean_step_ms"])
+    return [Run(run.name, run.samples.filter(is_step_time)) for run in side.runs]
 
 
 def _outcome(predicted_ns: tuple[int, int], step: _StepChange) -> Outcome:

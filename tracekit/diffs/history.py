@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tracekit.diffs.run_samples import Run, centre_of_runs
+from tracekit._util.values import without_none
+from tracekit.diffs.runs import Run, centre_of_runs
 from tracekit.documents.history import HistoryPoint
 from tracekit.report.html.history import add_to_history, current_commit, write_report
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
@@ -26,8 +27,7 @@ def history_point(
         *METRICS,
         *(f"exposed_ms.{label}" for label in (*COMMUNICATION_LABELS, *COPY_LABELS)),
     )
-    levels = {name: centre_of_runs([run], name) for name in metrics}
-    values = {name: level for name, level in levels.items() if level is not None}
+    values = without_none({name: centre_of_runs([run], name) for name in metrics})
     recorded = datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
     return HistoryPoint(run.name, recorded, values, commit, verdict, report)
 

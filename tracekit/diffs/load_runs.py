@@ -9,20 +9,22 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import polars as pl
-from msgspec import UnsetType, structs
+from msgspec import UNSET, structs
 
 from tracekit._util.values import without_none
 from tracekit.analysis import Analysis
 from tracekit.diffs.noise_thresholds import Noise
-from tracekit.diffs.run_samples import Run, from_analysis, from_whole_run, slow_step_samples
+from tracekit.diffs.run_samples import from_analysis, from_whole_run
+from tracekit.diffs.runs import Run
+from tracekit.diffs.samples import SAMPLES, make_samples, slow_step_samples
 from tracekit.documents.analysis import AnalysisDocument
 from tracekit.documents.baseline import FORMAT as BASELINE_FORMAT
-from tracekit.documents.baseline import BaselineDocument, RoleBaseline
-from tracekit.documents.coding import read_document, saved_format, to_plain
+from tracekit.documents.baseline import BaselineDocument, CellTime, RoleBaseline
+from tracekit.documents.coding import read_document, rows, saved_format
+from tracekit.documents.diff import TimelineCell
 from tracekit.documents.late import FORMAT as LATE_FORMAT
 from tracekit.documents.late import LateDocument
 from tracekit.errors import InputError, OptionError
@@ -36,8 +38,8 @@ _CELL_KEYS = ["rank", "op", "stage", "microbatch", "b_stage", "b_microbatch"]
 class Side(msgspec.Struct, frozen=True):
     """One side of a comparison: its runs, and the noise calibrated in a baseline file.
 
-    >>> Side((Run("nightly", {"step_ms": (10.0, 10.2)}),), {}).runs[0].name
-    'nightly'
+    >>> Side((Run("nightly", make_samples({"step_ms": (10.0, 10.2)})),), {}).samples["value"].to_list()
+    [10.0, 10.2]
     """
 
     runs: tuple[Run, ...]
@@ -48,6 +50,11 @@ class Side(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """The names of its runs."""
         return " + ".join(run.name for run in self.runs)
+
+    @property
+    def samples(self) -> pl.DataFrame:
+        """The samples of all its runs (``runs.SAMPLES``)."""
+        return pl.concat([SAMPLES.to_frame(), *(run.samples for run in self.runs)])
 
     def of_role(self, role: str) -> Side:
         """Return the side of one role, with the runs that have it."""
@@ -118,7 +125,7 @@ def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
 def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> Side:
     """Read every run of one side from *paths*; *what* (candidate or baseline) is for the errors.
 
-    >>> read_side(["sample_traces/reload"], what="baseline").runs[0].facts["ranks"]
+    >>> read_side(["sample_traces/reload"], what="baseline").runs[0].facts.ranks
     4
     """
     if not paths:
@@ -144,7 +151,7 @@ def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> 
             (*side.runs, *read.runs), side.noise | read.noise, side.role_noise | read.role_noise
         )
     for run in side.runs:
-        if min(run.samples.get("step_ms", ()), default=1.0) <= 0:
+        if min(run.values("step_ms"), default=1.0) <= 0:
             raise InputError(
                 f"{run.name}: a step takes no time, or less", hint="analyze the traces again"
             )
@@ -156,7 +163,7 @@ def read_baseline(path: str) -> Side:
     hint = "write it again with --update-baseline"
     document = read_document(path, BaselineDocument, hint=hint)
     main = _side_of_baseline(document, path)
-    if not any(run.steps or run.samples.get("run_step_ms") for run in main.runs):
+    if not any(run.steps or run.values("run_step_ms") for run in main.runs):
         raise InputError(f"{path}: the baseline is empty", hint=hint)
     roles = {name: _side_of_baseline(role, path) for name, role in (document.roles or {}).items()}
     role_noise = {name: role.noise for name, role in roles.items()}
@@ -172,22 +179,23 @@ def read_baseline(path: str) -> Side:
 
 def _side_of_baseline(document: RoleBaseline, path: str) -> Side:
     """Return the runs of one role and their noise."""
-    facts = to_plain(document.facts)
-    tables = to_plain(document.tables)
-    # Of the first run, as all tables are; a file of an earlier version has none.
-    kept_findings = document.tables.findings
-    tables.pop("findings", None)
-    findings = None if isinstance(kept_findings, UnsetType) else tuple(kept_findings)
+    tables = document.tables  # of the first run
     runs = []
     for run in document.runs:
-        samples = {name: tuple(values) for name, values in run.samples.items()}
         # A file that an earlier version wrote has no samples of mean and slow steps, which follow
-        # from the step times.
-        samples = slow_step_samples(samples.get("step_ms", ())) | samples
-        recorded_steps = 0 if run.recorded_steps is msgspec.UNSET else run.recorded_steps
-        name = f"{path}:{run.name}"
+        # from the step times, and no findings.
+        samples = {**slow_step_samples(run.samples.get("step_ms", ())), **run.samples}
         runs.append(
-            Run(name, samples, facts, tables, recorded_steps=recorded_steps, findings=findings)
+            Run(
+                f"{path}:{run.name}",
+                make_samples(samples),
+                document.facts,
+                kernels=tables.kernels or (),
+                modules=tables.modules or (),
+                cells=tables.cells or (),
+                recorded_steps=run.recorded_steps or 0,
+                findings=None if tables.findings is UNSET else tuple(tables.findings),
+            )
         )
     noise = {}
     for metric, entry in document.noise.items():
@@ -222,8 +230,8 @@ def _analyze_run(paths: list[str], *, keep: bool) -> Run:
 
 def _run_from_analysis(analysis: Analysis, *, name: str, keep: bool) -> Run:
     """Return the run of an analysis; one read back from JSON has no cells."""
-    cells = []
-    timeline = []
+    cells: list[CellTime] = []
+    timeline: list[TimelineCell] = []
     if analysis.schedule is not None:
         typical_step = analysis.schedule.head.cells
         cells = _median_cells(analysis.schedule.cells)
@@ -235,16 +243,14 @@ def _run_from_analysis(analysis: Analysis, *, name: str, keep: bool) -> Run:
     return run
 
 
-def _timeline(cells: pl.DataFrame) -> list[dict[str, Any]]:
+def _timeline(cells: pl.DataFrame) -> list[TimelineCell]:
     """Return the cells of one step with their times counted from the start of the first."""
     origin = pl.col("start_ns").min()
-    table = cells.with_columns(pl.col("start_ns", "end_ns") - origin).select(
-        *_CELL_KEYS, "start_ns", "end_ns"
-    )
-    return table.sort("rank", "start_ns").to_dicts()
+    table = cells.with_columns(pl.col("start_ns", "end_ns") - origin)
+    return rows(table.sort("rank", "start_ns"), TimelineCell)
 
 
-def _median_cells(cells: pl.DataFrame) -> list[dict[str, Any]]:
+def _median_cells(cells: pl.DataFrame) -> list[CellTime]:
     """Return the median time of each pipeline cell over the steps, without keys that do not apply to it."""
     duration = pl.col("end_ns") - pl.col("start_ns")
     table = (
@@ -252,4 +258,4 @@ def _median_cells(cells: pl.DataFrame) -> list[dict[str, Any]]:
         .agg(ns=duration.median().cast(pl.Int64))
         .sort(_CELL_KEYS, nulls_last=True)
     )
-    return [without_none(row) for row in table.to_dicts()]
+    return [CellTime(**without_none(row)) for row in table.iter_rows(named=True)]

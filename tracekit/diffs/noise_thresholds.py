@@ -18,7 +18,8 @@ import numpy as np
 
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Floor, Metric, resolve
-from tracekit.diffs.run_samples import LABEL_SETS, Run, centre_of_runs, samples_of_metric
+from tracekit.diffs.runs import Run, centre_of_runs, samples_of_metric
+from tracekit.diffs.samples import LABEL_SETS
 from tracekit.errors import OptionError
 from tracekit.schema import COMMUNICATION_LABELS
 
@@ -133,8 +134,10 @@ def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> fl
     waiting for the host, for a peer or for a bus differs between processes by more than the steps
     of one process show.
 
+    >>> from tracekit.diffs.samples import make_samples
     >>> from tracekit.diffs.metrics import resolve
-    >>> waits = Run("a", {"step_ms": (10.0, 11.0), "idle_ms": (4.0, 5.0), "label_ms.forward": (6.0, 6.0)})
+    >>> steps = {"step_ms": (10.0, 11.0), "idle_ms": (4.0, 5.0), "label_ms.forward": (6.0, 6.0)}
+    >>> waits = Run("a", make_samples(steps))
     >>> single_run_uncertainty(resolve("step_ms"), [[waits], [waits]])
     5.625
     >>> single_run_uncertainty(resolve("label_ms.forward"), [[waits], [waits]])
@@ -144,12 +147,7 @@ def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> fl
         return 0.0
     series_of_sides = []
     for side in sides:
-        series = []
-        for run in side:
-            values = _variable_part(metric, run)
-            if len(values):
-                series.append(values)
-        series_of_sides.append(series)
+        series_of_sides.append([values for run in side if (values := _variable_part(metric, run))])
     if not all(series_of_sides):
         return 0.0
     level = stats.centre(series_of_sides[0])
@@ -170,10 +168,10 @@ def single_run_uncertainty(metric: Metric, sides: Sequence[Sequence[Run]]) -> fl
 def _variable_part(metric: Metric, run: Run) -> Sequence[float]:
     """Return, per step, the part of *metric* that may differ between runs of the same code."""
     if metric.nature != "pace":
-        return run.values(metric)
+        return run.values(metric.name)
     suffix = "" if metric.rank is None else f"@{metric.rank}"
-    idle = run.values(resolve(f"idle_ms{suffix}"))
-    exposed = run.values(resolve(f"exposed_ms.communication{suffix}"))
+    idle = run.values(f"idle_ms{suffix}")
+    exposed = run.values(f"exposed_ms.communication{suffix}")
     if idle and exposed and len(idle) == len(exposed):
         return [idle_ms + exposed_ms for idle_ms, exposed_ms in zip(idle, exposed, strict=True)]
     return idle or exposed
@@ -202,20 +200,17 @@ def prior_deviation(floor: float, uncertainty: float = 0.0) -> float:
 def calibrate(runs: Sequence[Run]) -> dict[str, Noise]:
     """Return the noise between *runs* of the same code, by metric name.
 
-    >>> runs = [Run("a", {"step_ms": (9.0, 9.0)}), Run("b", {"step_ms": (10.0,)}), Run("c", {"step_ms": (11.0,)})]
-    >>> calibrate(runs)["step_ms"]
+    >>> from tracekit.diffs.samples import make_samples
+    >>> steps_of_runs = ((9.0, 9.0), (10.0,), (11.0,))
+    >>> calibrate([Run("", make_samples({"step_ms": steps})) for steps in steps_of_runs])["step_ms"]
     Noise(deviation=1.0, df=2)
     """
     noise = {}
-    for name in runs[0].samples:
-        level = resolve(name, names_in_runs=[name]).family.level
-        centres = []
-        for run in runs:
-            values = run.samples.get(name)
-            if values:
-                centres.append(stats.level_of(values, level))
-        if len(centres) == len(runs):
-            noise[name] = Noise(float(np.std(centres, ddof=1)), len(centres) - 1)
+    for name in runs[0].metric_names:
+        if all(name in run.metric_names for run in runs):
+            level = resolve(name, names_in_runs=[name]).family.level
+            levels = [stats.level_of(run.values(name), level) for run in runs]
+            noise[name] = Noise(float(np.std(levels, ddof=1)), len(levels) - 1)
     return noise
 
 

@@ -24,7 +24,7 @@ from tracekit.diffs.gate_config import Config, apply_waivers, check_syntax, pars
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import Requirement
 from tracekit.diffs.noise_thresholds import Noise, calibrate
-from tracekit.diffs.run_samples import Run
+from tracekit.diffs.runs import Run
 from tracekit.diffs.verdict import compare_free_steps, judge
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import FORMAT, CheckResult, GateDocument, Settings
@@ -40,8 +40,9 @@ Verdict = Literal["pass", "regressed", "inconclusive"]
 class GateResult(HasDocument, msgspec.Struct, frozen=True):
     """Verdict of one gate, with everything it rests on.
 
-    >>> from tracekit.diffs import Run
-    >>> slow = Side((Run("slow", {"step_ms": (20.0, 20.1, 19.9, 20.0, 20.2, 19.8)}),), {})
+    >>> from tracekit.diffs.samples import make_samples
+    >>> steps = {"step_ms": (20.0, 20.1, 19.9, 20.0, 20.2, 19.8)}
+    >>> slow = Side((Run("slow", make_samples(steps)),), {})
     >>> result = gate(slow, require=["step_ms < 12"])
     >>> result.verdict, result.exit_code
     ('regressed', 1)
@@ -120,8 +121,9 @@ def gate(
         role: The role to judge alone, where ranks have several processes; by default each that both
             sides have, the main one by its plain metrics and the others by ``ROLE/METRIC``.
 
-    >>> from tracekit.diffs.run_samples import Run
-    >>> base = Side((Run("a", {"step_ms": (10.0, 10.1, 9.9, 10.0, 10.2, 9.8)}),), {})
+    >>> from tracekit.diffs.samples import make_samples
+    >>> steps = {"step_ms": (10.0, 10.1, 9.9, 10.0, 10.2, 9.8)}
+    >>> base = Side((Run("a", make_samples(steps)),), {})
     >>> gate(base, base, require=["step_ms < 12"]).verdict
     'pass'
     """
@@ -158,10 +160,8 @@ def gate(
         role_checks, role_obstacles = _judge_sides(
             candidate_side.of_role(name), baseline_side.of_role(name), [], run_damage, config
         )
-        for obstacle in role_obstacles:
-            obstacles.append(f"{name}: {obstacle}")
-        for check in role_checks:
-            checks.append(replace(check, metric=f"{name}/{check.metric}"))
+        obstacles += [f"{name}: {obstacle}" for obstacle in role_obstacles]
+        checks += [replace(check, metric=f"{name}/{check.metric}") for check in role_checks]
     checks = apply_waivers(checks, config.waivers, today)
     return GateResult(
         verdict=_overall_verdict(checks),
@@ -178,7 +178,7 @@ def _parse_requirements(texts: Sequence[str], runs: Sequence[Run]) -> list[Requi
     """Return the requirements; they may be on metrics that occur in these runs alone."""
     metric_names: set[str] = set()
     for run in runs:
-        metric_names.update(run.samples)
+        metric_names.update(run.metric_names)
     return [parse_requirement(text, names_in_runs=sorted(metric_names)) for text in texts]
 
 

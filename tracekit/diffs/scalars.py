@@ -4,8 +4,10 @@ import json
 import re
 from collections.abc import Mapping
 
+from tracekit._util.values import without_none
 from tracekit.analysis import Analysis
-from tracekit.diffs.run_samples import centre_of_runs, from_analysis
+from tracekit.diffs.run_samples import from_analysis
+from tracekit.diffs.runs import centre_of_runs
 from tracekit.report.write import document_of
 
 
@@ -20,12 +22,8 @@ def scalars(analysis: Analysis) -> dict[str, float]:
     ['tracekit/overlap.broadcast', 'tracekit/overlap.communication']
     """
     run = from_analysis(document_of(analysis), name="run")
-    levels = {name: centre_of_runs([run], name) for name in sorted(run.samples)}
-    known_levels = {}
-    for name, level in levels.items():
-        if level is not None:
-            known_levels[f"tracekit/{name}"] = level
-    return known_levels
+    names = sorted(run.metric_names)
+    return without_none({f"tracekit/{name}": centre_of_runs([run], name) for name in names})
 
 
 def json_line(values: Mapping[str, float]) -> str:

@@ -7,7 +7,6 @@ significant. What cannot be decided is inconclusive, with a reason.
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -15,8 +14,10 @@ from msgspec.structs import replace
 from tracekit._util.text import counted
 from tracekit.diffs import noise_thresholds as thresholds
 from tracekit.diffs import stats
+from tracekit.diffs.comparability import FreeStepOfSide
 from tracekit.diffs.metrics import Metric, Requirement, resolve
-from tracekit.diffs.run_samples import LABEL_SETS, Run, samples_of_metric
+from tracekit.diffs.runs import Run, samples_of_metric
+from tracekit.diffs.samples import LABEL_SETS
 from tracekit.documents.diff import Verdict
 from tracekit.documents.gate import CheckResult, Counts, GateSettings
 
@@ -104,8 +105,10 @@ def judge(
         damage: Reason why the figures themselves cannot be trusted; limits are then inconclusive
             too.
 
-    >>> base = Run("base", {"step_ms": (100.0, 101.0, 99.0, 100.5, 99.5, 100.2, 99.8, 100.1)})
-    >>> slow = Run("slow", {"step_ms": tuple(1.06 * v for v in base.samples["step_ms"])})
+    >>> from tracekit.diffs.samples import make_samples
+    >>> step_ms = (100.0, 101.0, 99.0, 100.5, 99.5, 100.2, 99.8, 100.1)
+    >>> base = Run("base", make_samples({"step_ms": step_ms}))
+    >>> slow = Run("slow", make_samples({"step_ms": [1.06 * ms for ms in step_ms]}))
     >>> [(c.metric, c.verdict) for c in judge([slow], [base])]
     [('step_ms', 'regressed')]
     >>> [(c.metric, c.verdict) for c in judge([base], [base])]
@@ -165,7 +168,7 @@ def default_metrics(
     """Return the metrics checked without requirements: the default families, where a change can exceed its floor."""
     every_run = (*baseline, *candidate)
     metrics = []
-    for name in dict.fromkeys(chain.from_iterable(run.samples for run in every_run)):
+    for name in dict.fromkeys(chain.from_iterable(run.metric_names for run in every_run)):
         metric = resolve(name, names_in_runs=[name])
         if not metric.family.default or metric.key in metric.family.details:
             continue
@@ -187,9 +190,11 @@ def default_metrics(
     return sorted([*labels, *sets], key=lambda metric: metric.name != "step_ms")
 
 
-def _values_of_runs(metric: Metric, runs: Sequence[Run]) -> tuple[str, tuple[Any, ...]]:
+def _values_of_runs(
+    metric: Metric, runs: Sequence[Run]
+) -> tuple[str, tuple[tuple[float, ...], ...]]:
     """Return the family and all samples of a metric; two metrics for which they are equal are the same."""
-    return metric.family.name, tuple(run.values(metric) for run in runs)
+    return metric.family.name, tuple(run.values(metric.name) for run in runs)
 
 
 def _can_exceed_floor(
@@ -316,44 +321,40 @@ def _unjudged_check(
 
 
 def compare_free_steps(
-    before: Mapping[str, Any], after: Mapping[str, Any], *, is_comparable: bool
+    before: FreeStepOfSide, after: FreeStepOfSide, *, is_comparable: bool
 ) -> CheckResult:
     """Return the check of steps without the profiler, of runs that were recorded with different options.
 
     A difference inside the ranges of both is inconclusive.
 
-    >>> facts = {"free_ms": 15.0, "free_range_ms": [14.4, 16.1], "options": "none"}
-    >>> slower = {"free_ms": 18.0, "free_range_ms": [17.0, 19.0], "options": "with_stack"}
-    >>> compare_free_steps(facts, slower, is_comparable=True).verdict
+    >>> fast, slow = FreeStepOfSide(15.0, 14.4, 16.1), FreeStepOfSide(18.0, 17.0, 19.0)
+    >>> compare_free_steps(fast, slow, is_comparable=True).verdict
     'regressed'
-    >>> compare_free_steps(facts, facts, is_comparable=True).verdict
+    >>> compare_free_steps(fast, fast, is_comparable=True).verdict
     'inconclusive'
     """
-    before_ms, after_ms = before["free_ms"], after["free_ms"]
-    least_before, most_before = before["free_range_ms"]
-    least_after, most_after = after["free_range_ms"]
     verdict: Verdict = "inconclusive"
     reason = "the difference lies inside the ranges of the steps without the profiler"
     if not is_comparable:
         reason = "the runs differ in more than the options they were recorded with"
-    elif least_after > most_before:
+    elif after.least_ms > before.most_ms:
         verdict = "regressed"
         reason = "the step without the profiler is longer, beyond both ranges"
-    elif most_after < least_before:
+    elif after.most_ms < before.least_ms:
         verdict = "pass"
         reason = "the step without the profiler is shorter, beyond both ranges"
-    change_ms = after_ms - before_ms
+    change_ms = after.ms - before.ms
     return CheckResult(
         metric="free_step_ms",
         unit="ms",
         better="down",
         verdict=verdict,
         reason=reason,
-        before=before_ms,
-        after=after_ms,
+        before=before.ms,
+        after=after.ms,
         change=change_ms,
-        change_relative=change_ms / before_ms if before_ms else None,
-        interval=[least_after - most_before, most_after - least_before],
+        change_relative=change_ms / before.ms if before.ms else None,
+        interval=[after.least_ms - before.most_ms, after.most_ms - before.least_ms],
         requirement=None,
         floor=None,
         p=None,

@@ -4,7 +4,8 @@ from tracekit._util.text import counted, ms, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.diffs.load_runs import Side
 from tracekit.diffs.run_gate import GateResult, gate
-from tracekit.diffs.run_samples import Run, from_analysis
+from tracekit.diffs.run_samples import from_analysis
+from tracekit.diffs.runs import Run
 from tracekit.errors import InputError
 from tracekit.report.findings import finding_in_a_log, shown_findings
 from tracekit.report.view.answer import free_step_words
@@ -52,7 +53,8 @@ def _newly_late(analysis: Analysis, first: Run) -> str:
 
     Else nothing.
     """
-    rows = [row for row in late_rows(analysis) if f"late_ms.rank@{row.rank}" not in first.samples]
+    were_late = first.metric_names
+    rows = [row for row in late_rows(analysis) if f"late_ms.rank@{row.rank}" not in were_late]
     return f"  << {late_rank(rows[0], max(len(analysis.step.per_step), 1))}" if rows else ""
 
 

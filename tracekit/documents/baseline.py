@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from tracekit.documents.analysis import Kernel
+from tracekit.documents.diff import Count, Facts
 from tracekit.documents.findings import Finding
 
 FORMAT: Literal["tracekit.baseline/1"] = "tracekit.baseline/1"
-Count = Annotated[int, Meta(ge=1)]
-Amount = Annotated[float, Meta(ge=0)]
 
 
 class RunSamples(Struct, frozen=True):
@@ -23,40 +23,6 @@ class RunSamples(Struct, frozen=True):
     """Steps of a run of dumps and logs alone, whose metrics have one value per run."""
 
 
-class Facts(Struct, frozen=True, kw_only=True):
-    """Facts of runs, as far as they are known.
-
-    Those of candidate and baseline must agree, but for amounts of work.
-    """
-
-    damage: list[str] | UnsetType = UNSET
-    """Codes of notices about parts of the recording that are lost."""
-    gpu: str | UnsetType = UNSET
-    """Devices."""
-    microbatches: Count | UnsetType = UNSET
-    """Number of micro-batches."""
-    pp: Count | UnsetType = UNSET
-    """Pipeline size."""
-    ranks: Count | UnsetType = UNSET
-    """Number of ranks in the traces."""
-    reader: str | UnsetType = UNSET
-    """Profiler that recorded them."""
-    schedule: str | UnsetType = UNSET
-    """Pipeline schedule."""
-    shapes: list[str] | UnsetType = UNSET
-    """Shapes of the model's matrix products."""
-    steps_not_common: list[int] | UnsetType = UNSET
-    """Steps that some ranks recorded and others did not."""
-    tflop: Amount | UnsetType = UNSET
-    """TFLOP of the model's matrix products per step."""
-    tokens: Amount | UnsetType = UNSET
-    """Tokens per step."""
-    virtual: Count | UnsetType = UNSET
-    """Number of virtual stages."""
-    world_size: Count | UnsetType = UNSET
-    """Number of ranks in the run."""
-
-
 class NoiseEntry(Struct, frozen=True):
     """Noise of one metric between runs of the same code."""
 
@@ -64,21 +30,6 @@ class NoiseEntry(Struct, frozen=True):
     """Standard deviation between runs."""
     runs: Annotated[int, Meta(ge=2)]
     """Number of runs from which it was measured."""
-
-
-class KernelTime(Struct, frozen=True):
-    """Kernels of one name, label and module, per step."""
-
-    name: str
-    """Name of the kernel."""
-    label: str
-    """Label."""
-    ns: int
-    """Sum of durations."""
-    count: int | float | None = None
-    """Number of launches."""
-    module: str | None = None
-    """Module."""
 
 
 class ModuleTime(Struct, frozen=True):
@@ -118,7 +69,7 @@ class BaselineTables(Struct, frozen=True):
     """Pipeline cells."""
     findings: list[Finding] | UnsetType = UNSET
     """What costs time, and the savings predicted for it; without places and advice."""
-    kernels: list[KernelTime] | UnsetType = UNSET
+    kernels: list[Kernel] | UnsetType = UNSET
     """Kernels with the most time."""
     modules: list[ModuleTime] | UnsetType = UNSET
     """Modules."""

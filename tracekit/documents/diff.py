@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 FORMAT: Literal["tracekit.diff/1"] = "tracekit.diff/1"
 Verdict = Literal["pass", "improved", "regressed", "inconclusive"]
 WorkUnit = Literal["token", "micro-batch", "TFLOP", "launch"]
+Count = Annotated[int, Meta(ge=1)]
+Amount = Annotated[float, Meta(ge=0)]
 
 
 class ComparedRun(Struct, frozen=True):
@@ -21,12 +23,52 @@ class ComparedRun(Struct, frozen=True):
     """Measured steps."""
 
 
+class Facts(Struct, frozen=True, kw_only=True):
+    """Facts of runs, as far as they are known.
+
+    Those of candidate and baseline must agree, but for amounts of work.
+    """
+
+    reader: str | UnsetType = UNSET
+    """Profiler that recorded them."""
+    world_size: Count | UnsetType = UNSET
+    """Number of ranks in the run."""
+    ranks: Count | UnsetType = UNSET
+    """Number of ranks in the traces."""
+    gpu: str | UnsetType = UNSET
+    """Devices."""
+    shapes: list[str] | UnsetType = UNSET
+    """Shapes of the model's matrix products."""
+    options: str | UnsetType = UNSET
+    """Options of the profiler that cost time, joined with +; none if there are none."""
+    free_ms: Amount | UnsetType = UNSET
+    """Step without the profiler."""
+    free_range_ms: tuple[Amount, Amount] | UnsetType = UNSET
+    """Range in which it lies."""
+    tokens: Amount | UnsetType = UNSET
+    """Tokens per step."""
+    tflop: Amount | UnsetType = UNSET
+    """TFLOP of the model's matrix products per step."""
+    steps_not_common: list[int] | UnsetType = UNSET
+    """Steps that some ranks recorded and others did not."""
+    damage: list[str] | UnsetType = UNSET
+    """Codes of notices about parts of the recording that are lost."""
+    schedule: str | UnsetType = UNSET
+    """Pipeline schedule."""
+    pp: Count | UnsetType = UNSET
+    """Pipeline size."""
+    microbatches: Count | UnsetType = UNSET
+    """Number of micro-batches."""
+    virtual: Count | UnsetType = UNSET
+    """Number of virtual stages."""
+
+
 class SideEntry(Struct, frozen=True, kw_only=True):
     """One side of a comparison."""
 
     runs: list[ComparedRun]
     """Its runs."""
-    facts: Mapping[str, str | int | float | Sequence[str | float]]
+    facts: Facts
     """Facts that must agree before runs can be compared, such as world_size and schedule."""
     calibrated: bool | UnsetType = UNSET
     """Of the gate: whether its noise was measured between runs."""

@@ -6,6 +6,10 @@ import json
 
 import pytest
 
+from tracekit.diffs import Run, Side, gate, make_samples
+from tracekit.diffs.baseline import write_baseline
+from tracekit.documents.diff import Facts
+
 pytestmark = pytest.mark.usefixtures("measured_once")
 
 
@@ -244,3 +248,23 @@ def test_a_baseline_with_an_impossible_amount_is_refused(command, save, tmp_path
     code, out, err = command("gate", "run.json", "--baseline", "base.json")
     assert (code, out) == (2, "")
     assert f"$.facts.{fact}" in err
+
+
+@pytest.mark.parametrize(("free_ms", "verdict"), [(18.0, "regressed"), (15.2, "inconclusive")])
+def test_a_baseline_file_knows_the_options_that_its_runs_were_recorded_with(
+    tmp_path, free_ms, verdict
+):
+    """Recorded steps of runs that were recorded differently are not compared; the free steps are."""
+    steps = make_samples({"step_ms": [20.0 + 0.01 * step for step in range(8)]})
+    slowed = make_samples({"step_ms": [30.0 + 0.01 * step for step in range(8)]})
+    plain = Facts(reader="kineto", options="none", free_ms=15.0, free_range_ms=(14.5, 16.0))
+    stacks = Facts(
+        reader="kineto",
+        options="with_stack",
+        free_ms=free_ms,
+        free_range_ms=(free_ms - 1, free_ms + 1),
+    )
+    file = tmp_path / "base.json"
+    write_baseline(file, [Run("plain", steps, plain)])
+    result = gate(Side((Run("stacks", slowed, stacks),), {}), file)
+    assert [(check.metric, check.verdict) for check in result.checks] == [("free_step_ms", verdict)]

@@ -8,15 +8,19 @@ from types import SimpleNamespace
 import msgspec
 import polars as pl
 import pytest
+from msgspec import structs
 
 from tests.diffs.gates.conftest import one_step
 from tests.mutate import answer, each
 from tests.perturbations import read_run
 from tracekit.diffs import diff, gate
 from tracekit.diffs.load_runs import side_of
-from tracekit.diffs.run_samples import Run, from_analysis, per_step_samples
+from tracekit.diffs.run_samples import from_analysis
+from tracekit.diffs.runs import Run
+from tracekit.diffs.samples import make_samples, per_step_samples, slow_step_samples
 from tracekit.diffs.verdict import judge
-from tracekit.documents.analysis import StepFigures
+from tracekit.documents.analysis import Kernel, StepFigures
+from tracekit.documents.diff import Facts
 from tracekit.report.notices import notice_sentence
 
 STALL_MS = 50
@@ -82,9 +86,7 @@ def test_the_diff_says_that_the_ranks_are_idle_and_its_waterfall_sums_to_the_cha
 
 def timed(step_ms):
     """A run of which the step times are known, with the samples that follow from them."""
-    from tracekit.diffs.run_samples import slow_step_samples
-
-    return Run("", {"step_ms": tuple(step_ms), **slow_step_samples(step_ms)})
+    return Run("", make_samples({"step_ms": step_ms, **slow_step_samples(step_ms)}))
 
 
 def checks_of(after_ms, before_ms):
@@ -139,13 +141,13 @@ def test_one_slow_step_more_of_forty_is_allowed_and_three_are_not(slow, passes):
 
 
 def half_the_kernels(rows):
-    return [{**row, "count": row["count"] / 2, "ns": row["ns"] * 0.95} for row in rows]
+    return [structs.replace(row, count=row.count / 2, ns=row.ns * 0.95) for row in rows]
 
 
 KERNELS = [
-    {"name": "gemm", "label": "forward", "module": "mlp", "count": 32, "ns": 40_000_000},
-    {"name": "gemm", "label": "dgrad", "module": "mlp", "count": 32, "ns": 40_000_000},
-    {"name": "adam", "label": "optimizer", "module": "", "count": 4, "ns": 10_000_000},
+    Kernel("gemm", "forward", "mlp", count=32, ns=40_000_000),
+    Kernel("gemm", "dgrad", "mlp", count=32, ns=40_000_000),
+    Kernel("adam", "optimizer", "", count=4, ns=10_000_000),
 ]
 
 
@@ -153,18 +155,18 @@ KERNELS = [
     ("facts_before", "facts_after", "reason"),
     [
         (
-            {"tokens": 8192.0},
-            {"tokens": 4096.0},
+            Facts(tokens=8192.0),
+            Facts(tokens=4096.0),
             "work per step differs: 8,192 tokens before, 4,096 after",
         ),
-        ({"tflop": 10.0}, {"tflop": 5.0}, "work per step differs: 10 TFLOP before, 5 after"),
-        ({}, {}, "every kernel of the model runs 0.5 times as often"),
+        (Facts(tflop=10.0), Facts(tflop=5.0), "work per step differs: 10 TFLOP before, 5 after"),
+        (Facts(), Facts(), "every kernel of the model runs 0.5 times as often"),
     ],
 )
 def test_half_the_work_in_almost_the_same_time_is_no_improvement(facts_before, facts_after, reason):
-    old = Run("a", timed(BASE_MS).samples, facts_before, {"kernels": KERNELS})
+    old = Run("a", timed(BASE_MS).samples, facts_before, kernels=KERNELS)
     fewer = half_the_kernels(KERNELS[:2]) + KERNELS[2:]
-    new = Run("b", timed([0.953 * ms for ms in BASE_MS]).samples, facts_after, {"kernels": fewer})
+    new = Run("b", timed([0.953 * ms for ms in BASE_MS]).samples, facts_after, kernels=fewer)
     result = gate(_side(new), _side(old))
     assert result.verdict == "inconclusive"
     assert reason in result.obstacles[0]
@@ -173,9 +175,9 @@ def test_half_the_work_in_almost_the_same_time_is_no_improvement(facts_before, f
 
 
 def test_kernels_that_change_each_in_its_own_way_are_the_same_work():
-    fused = [{**KERNELS[0], "count": 16}, *KERNELS[1:]]
+    fused = [structs.replace(KERNELS[0], count=16), *KERNELS[1:]]
     old, new = (
-        Run(name, timed(BASE_MS).samples, {}, {"kernels": rows})
+        Run(name, timed(BASE_MS).samples, kernels=rows)
         for name, rows in (("a", KERNELS), ("b", fused))
     )
     assert gate(_side(new), _side(old)).verdict == "pass"
@@ -186,8 +188,12 @@ def ranks_apart(*step_ms):
     ranks = []
     for rank_ms in step_ms:
         steps = [one_step(step, rank_ms + 0.1 * (step % 3)) for step in range(12)]
-        ranks.append(SimpleNamespace(per_step=[msgspec.convert(row, StepFigures) for row in steps]))
-    return Run("run", per_step_samples(ranks), {})
+        ranks.append(
+            SimpleNamespace(
+                rank=len(ranks), per_step=[msgspec.convert(row, StepFigures) for row in steps]
+            )
+        )
+    return Run("run", per_step_samples(ranks))
 
 
 def test_one_slow_rank_that_nobody_waits_for_is_found():
@@ -204,7 +210,7 @@ def test_one_slow_rank_that_nobody_waits_for_is_found():
 
 
 def test_one_rank_alone_has_no_slowest():
-    assert "slowest_rank_ms" not in ranks_apart(100).samples
+    assert "slowest_rank_ms" not in ranks_apart(100).metric_names
 
 
 def many_kernels(*, renamed=0.0, ratio=1.0, jitter=0.0, split=0.0):
@@ -219,9 +225,7 @@ def many_kernels(*, renamed=0.0, ratio=1.0, jitter=0.0, split=0.0):
         if number >= 100 - 100 * split:
             count *= 2
         label = ("forward", "dgrad", "other")[number % 3]
-        rows.append(
-            {"name": name, "label": label, "module": "", "count": count, "ns": 10**6 * ratio}
-        )
+        rows.append(Kernel(name, label, "", count=count, ns=10**6 * ratio))
     return rows
 
 
@@ -229,28 +233,32 @@ def many_kernels(*, renamed=0.0, ratio=1.0, jitter=0.0, split=0.0):
     ("facts", "change", "reason"),
     [
         # Marked twice as often: a step is half as long, and takes 28 % more time for the same work.
-        ({}, {"renamed": 0.0, "ratio": 0.5}, "0.5 times as often"),
-        ({}, {"renamed": 0.2, "ratio": 0.5}, "0.5 times as often"),
-        ({}, {"renamed": 0.4, "ratio": 0.5, "jitter": 0.02}, "times as often"),
-        ({}, {"renamed": 0.6, "ratio": 0.5}, "too few kernels in common (40.0 %"),
-        ({}, {"renamed": 0.6}, "too few kernels in common (40.0 %"),
+        (Facts(), {"renamed": 0.0, "ratio": 0.5}, "0.5 times as often"),
+        (Facts(), {"renamed": 0.2, "ratio": 0.5}, "0.5 times as often"),
+        (Facts(), {"renamed": 0.4, "ratio": 0.5, "jitter": 0.02}, "times as often"),
+        (Facts(), {"renamed": 0.6, "ratio": 0.5}, "too few kernels in common (40.0 %"),
+        (Facts(), {"renamed": 0.6}, "too few kernels in common (40.0 %"),
         # As many micro-batches, of another model.
-        ({"microbatches": 8}, {"renamed": 0.6}, "too few kernels in common (40.0 %"),
-        ({}, {"renamed": 1.0}, "too few kernels in common (0.0 %"),
+        (Facts(microbatches=8), {"renamed": 0.6}, "too few kernels in common (40.0 %"),
+        (Facts(), {"renamed": 1.0}, "too few kernels in common (0.0 %"),
         # Marked twice as often, and kernels divided or of varying number.
-        ({}, {"ratio": 0.5, "split": 0.3}, "70.0 % of the model's kernel time is in kernels that"),
-        ({}, {"ratio": 0.5, "split": 0.28, "renamed": 0.4}, "by different factors"),
-        ({}, {"ratio": 0.5, "jitter": 0.08}, "by different factors"),
-        ({"microbatches": 8}, {"ratio": 0.5, "jitter": 0.08}, "by different factors"),
+        (
+            Facts(),
+            {"ratio": 0.5, "split": 0.3},
+            "70.0 % of the model's kernel time is in kernels that",
+        ),
+        (Facts(), {"ratio": 0.5, "split": 0.28, "renamed": 0.4}, "by different factors"),
+        (Facts(), {"ratio": 0.5, "jitter": 0.08}, "by different factors"),
+        (Facts(microbatches=8), {"ratio": 0.5, "jitter": 0.08}, "by different factors"),
     ],
 )
 def test_steps_whose_work_cannot_be_compared_are_inconclusive(facts, change, reason):
-    old = Run("a", timed(BASE_MS).samples, facts, {"kernels": many_kernels()})
+    old = Run("a", timed(BASE_MS).samples, facts, kernels=many_kernels())
     new = Run(
         "b",
         timed([0.64 * ms for ms in BASE_MS]).samples,
         facts,
-        {"kernels": many_kernels(**change)},
+        kernels=many_kernels(**change),
     )
     result = gate(_side(new), _side(old))
     assert result.verdict == "inconclusive"
@@ -263,7 +271,7 @@ def test_steps_whose_work_cannot_be_compared_are_inconclusive(facts, change, rea
 )
 def test_kernels_under_new_names_are_compared_as_long_as_most_are_the_same(change):
     old, new = (
-        Run(name, timed(BASE_MS).samples, {}, {"kernels": rows})
+        Run(name, timed(BASE_MS).samples, kernels=rows)
         for name, rows in (("a", many_kernels()), ("b", many_kernels(**change)))
     )
     assert gate(_side(new), _side(old)).verdict == "pass"
@@ -323,6 +331,6 @@ def test_a_baseline_file_without_means_of_steps_is_compared_by_its_step_times(tm
     from tracekit.diffs.load_runs import read_baseline
 
     file = tmp_path / "old.json"
-    file.write_text(dump(_side(Run("a", {"step_ms": BASE_MS}))))
+    file.write_text(dump(_side(Run("a", make_samples({"step_ms": BASE_MS})))))
     result = gate(_side(timed(BASE_MS)), read_baseline(str(file)))
     assert {check.metric: check.verdict for check in result.checks}["mean_step_ms"] == "pass"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.diffs import Run, Side, gate, read_side
+from tracekit.diffs import Run, Side, gate, make_samples, read_side
 from tracekit.diffs.baseline import write_baseline
+from tracekit.documents.diff import Facts
 
 STEADY = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0, 1.001, 0.999)
 
@@ -15,8 +16,8 @@ def run(trainer_ms, rollout_ms, name="run", damage=None, **rollout_facts):
         steps = tuple(ms * factor for factor in STEADY)
         return Run(
             name,
-            {"step_ms": steps, "compute_ms": steps},
-            {"reader": "kineto", **facts},
+            make_samples({"step_ms": steps, "compute_ms": steps}),
+            Facts(reader="kineto", **facts),
             main_role="trainer",
         )
 

@@ -26,12 +26,12 @@ def dumps(tmp_path):
 
 def test_the_figures_are_those_that_were_planted(dumps):
     (run,) = read_side([dumps], what="candidate").runs
-    assert run.samples["run_late_ms"] == pytest.approx((10.0,))
+    assert run.values("run_late_ms") == pytest.approx((10.0,))
     # 50 of compute, 10 late, two transfers of 5.
-    assert run.samples["run_step_ms"] == pytest.approx((70.0,), rel=1e-4)
-    assert run.samples["run_late_fraction"] == pytest.approx((10.0 / 70.0,), rel=1e-3)
-    assert run.samples["run_hangs"] == (0.0,)
-    assert run.samples["run_slow_link_ms"] == (0.0,)
+    assert run.values("run_step_ms") == pytest.approx((70.0,), rel=1e-4)
+    assert run.values("run_late_fraction") == pytest.approx((10.0 / 70.0,), rel=1e-3)
+    assert run.values("run_hangs") == (0.0,)
+    assert run.values("run_slow_link_ms") == (0.0,)
     assert run.recorded_steps == 12
 
 
