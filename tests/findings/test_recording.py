@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import random
+import re
 from types import SimpleNamespace
 
 import polars as pl
@@ -14,6 +18,7 @@ from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
 from tracekit.findings.recording import recording_findings
 from tracekit.report.findings import with_sentences
+from tracekit.report.notices import notice_sentence
 from tracekit.schema import ProcessGroup, Source
 
 pytestmark = pytest.mark.usefixtures("measured_once")
@@ -258,3 +263,49 @@ def test_a_recording_of_a_capture_says_nothing_of_steps(analysis_of_steps, captu
 def test_recordings_of_captures_by_servers_are_known(corpus, name):
     findings = analyze(corpus / "captures" / name).findings
     assert [finding.case for finding in findings if finding.matters] == ["capture"]
+
+
+def without_launches(source, folder, *, share, keeps_operators):
+    """Write the traces of *source* without the calls of a share of the launches, drawn by their number."""
+    for file in sorted(source.glob("rank*.json.gz")):
+        trace = json.loads(gzip.decompress(file.read_bytes()))
+        events = []
+        for event in trace["traceEvents"]:
+            arguments = event.get("args", {})
+            is_launch = re.search("Launch|Memcpy|Memset", event.get("name", "")) is not None
+            is_call = is_launch and event.get("cat") in ("cuda_runtime", "cuda_driver")
+            number = arguments.get("correlation", event.get("id"))
+            is_drawn = random.Random(f"{file.name} {number}").random() < share
+            if is_drawn and (is_call or event.get("cat") == "ac2g"):
+                continue
+            if not keeps_operators and event.get("cat") in ("kernel", "gpu_memset", "gpu_memcpy"):
+                arguments.pop("External id", None)
+            events.append(event)
+        trace["traceEvents"] = events
+        (folder / file.name).write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
+
+
+def test_without_launches_and_operators_no_saving_is_stated(samples, tmp_path):
+    without_launches(samples / "slow-ddp", tmp_path, share=0.3, keeps_operators=False)
+    analysis = analyze(tmp_path)
+    (notice,) = [notice for notice in analysis.notices if notice.code == "no-launches"]
+    assert notice.values["case"] == "by_time"
+    assert notice.ranks == (0, 1, 2, 3)
+    assert "is not in the file" in notice_sentence(notice)
+    saved = [(finding.saves_ns, finding.saves_range_ns) for finding in analysis.findings]
+    assert len(saved) >= 2
+    assert set(saved) == {(None, None)}
+    problems = {problem.code: problem for problem in diagnose(tmp_path).findings}
+    assert "is not in the file" in problems["no-launches"].problem
+    assert "profile(" in problems["no-launches"].fix
+
+
+def test_operators_stand_in_for_launches_that_are_not_there(samples, tmp_path):
+    without_launches(samples / "slow-ddp", tmp_path, share=0.3, keeps_operators=True)
+    analysis = analyze(tmp_path)
+    (notice,) = [notice for notice in analysis.notices if notice.code == "no-launches"]
+    assert notice.values["case"] == "by_operator"
+    whole = analysis_of(samples / "slow-ddp")
+    saved = [(finding.code, finding.saves_ns) for finding in analysis.findings]
+    assert saved == [(finding.code, finding.saves_ns) for finding in whole.findings]
+    assert not [notice for notice in whole.notices if notice.code == "no-launches"]

@@ -245,3 +245,39 @@ def test_work_that_waits_for_nothing_in_the_file_waits_for_work_from_before_it()
 def test_a_start_right_behind_its_launch_or_behind_other_work_is_no_wait_for_earlier_work():
     assert not len(started_late(500_000))
     assert not len(started_late(3_000_000, busy_until_ns=2_999_000))
+
+
+def missing_launches(*correlations, calls, graph=None, streams=None):
+    events = {
+        "correlation": correlations,
+        "start_ns": range(len(correlations)),
+        "device": 0,
+        "stream": streams or 7,
+    }
+    frame = pl.DataFrame(events, strict=False).with_columns(graph=pl.lit(graph, pl.Int64))
+    return module.count_missing_launches(
+        pl.DataFrame({"correlation": calls}, schema={"correlation": pl.Int64}), frame
+    )
+
+
+def test_what_ran_before_the_first_launched_event_of_its_stream_lacks_no_launch():
+    assert missing_launches(1, 2, 3, 4, calls=[3, 4]) == 0
+    assert missing_launches(1, 2, 3, 4, calls=[2, 4]) == 1
+    assert missing_launches(1, 2, 3, 4, calls=[1, 4]) == 2
+    assert missing_launches(1, 2, 3, 4, calls=[]) == 4
+    # Stream 9 was in use before the recording began; no event of stream 8 has a launch.
+    assert missing_launches(1, 2, 3, 4, calls=[1, 3], streams=[7, 9, 9, 8]) == 1
+
+
+def test_events_without_a_correlation_lack_their_launch():
+    assert missing_launches(1, None, calls=[1, None]) == 1
+
+
+def test_nodes_of_graphs_have_no_launch_of_their_own():
+    assert missing_launches(1, 2, 3, calls=[1], graph=5) == 0
+    assert missing_launches(1, 2, 3, calls=[1], graph=0) == 2
+
+
+def test_a_launch_in_a_hundred_may_be_missing():
+    assert missing_launches(*range(100), calls=[*range(50), *range(51, 100)]) == 0
+    assert missing_launches(*range(100), calls=[*range(50), *range(52, 100)]) == 2

@@ -240,6 +240,28 @@ def test_what_a_contradicting_snapshot_holds_is_at_most_what_is_reserved(samples
     assert "memory-contradiction" in [notice.code for notice in result.notices]
 
 
+@pytest.mark.parametrize("kept", [slice(1, None), slice(None, -1), slice(0), slice(None, None, 2)])
+def test_blocks_missing_from_a_segment_are_one_line(samples, tmp_path, kept):
+    original = gzip.decompress((samples / "memory-snapshot/memory_rank0.pickle.gz").read_bytes())
+    content = pickle.loads(original)
+    largest = max(content["segments"], key=lambda row: (row["allocated_size"], len(row["blocks"])))
+    held = [block for block in largest["blocks"] if block["state"] == "active_allocated"]
+    largest["blocks"] = held[kept] if len(held) > 1 else []
+    path = write(tmp_path / "a.pickle", content)
+    with pytest.raises(InputError, match="do not add up to what segments hold"):
+        read_memory_snapshot(path)
+
+
+@pytest.mark.parametrize("state", ["active_allocated", "active_pending_free"])
+def test_a_block_counts_as_its_state_says(tmp_path, state):
+    content = snapshot(segments=[segment(0, [block(0, 99, state), block(99, 7, "inactive")])])
+    path = write(tmp_path / "a.pickle", content)
+    assert len(read_memory_snapshot(path).blocks) == 2
+    content["segments"][0]["active_size"] += 1
+    with pytest.raises(InputError, match="do not add up"):
+        read_memory_snapshot(write(path, content))
+
+
 @pytest.mark.parametrize(
     ("segments", "problem"),
     [

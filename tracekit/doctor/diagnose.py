@@ -26,8 +26,12 @@ from tracekit.doctor.findings import (
 from tracekit.documents.analysis import Budget, TimedStep
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import FORMAT, DoctorDocument, DoctorFinding
-from tracekit.errors import Notice
-from tracekit.metrics.completeness import add_launch_times, check_completeness
+from tracekit.errors import Notice, NoticeValues
+from tracekit.metrics.completeness import (
+    add_launch_times,
+    check_completeness,
+    count_missing_launches,
+)
 from tracekit.metrics.host.events import find_calls
 from tracekit.metrics.step_time import summarize_steps, timed_steps
 from tracekit.parsers.source_refs import RankChoice, SourceRef, chosen_ranks
@@ -229,14 +233,18 @@ def examine(part: RankEvents) -> RankFacts:
     )
     on_gpu = part.memory.filter(pl.col("device_type") != 0)
     gpu_events = add_launch_times(events)
-    recording = check_completeness(find_calls(events), gpu_events)
+    lost = check_completeness(find_calls(events), gpu_events).notices
+    missing = count_missing_launches(launches, gpu)
+    if missing:
+        values: NoticeValues = {"case": "recorded", "count": missing, "total": gpu.height}
+        lost += (Notice("no-launches", values=values),)
     return RankFacts(
         rank=part.source.rank,
         rank_from=part.source.rank_from,
         path=part.source.path,
         events=events.height,
         source=part.source,
-        lost=recording.notices,
+        lost=lost,
         counts=_count_kinds(events),
         steps=events["step"].drop_nulls().unique().sort().to_list(),
         devices=gpu["device"].drop_nulls().unique().sort().to_list(),

@@ -37,7 +37,7 @@ class RankFacts(RecordedRank, frozen=True, kw_only=True):
     collectives: int  # NCCL or RCCL kernels
     timed_steps: tuple[TimedStep, ...] = ()  # marked steps with their times, without a budget
     groups: Mapping[str, str | None] = {}  # name → description
-    lost: tuple[Notice, ...] = ()  # launches without their GPU events
+    lost: tuple[Notice, ...] = ()  # launches without their GPU events, GPU events without launches
     nccl_calls: int = 0  # recorded calls of the NCCL library
     messages: int = 0  # sends and receives among the calls
     peers: int = 0  # messages with a recorded peer
@@ -108,11 +108,6 @@ FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
         and f.with_sequence == 0
         and f.nccl_calls > 0
     ),
-    "no-launches": lambda f: (
-        f.gpu_events > 0
-        and not (f.in_graphs or f.graph_launches)
-        and f.launched < MIN_LAUNCHED_SHARE * f.gpu_events
-    ),
     "no-shapes": lambda f: (
         f.with_shapes == 0
         and (f.cpu_ops > 0 if f.source.reader in PYTORCH_READERS else f.with_sequence > 0)
@@ -161,7 +156,8 @@ def find_problems(
         findings += _missing_ranks(facts)
     findings += _from_notices(read)
     # Launches without their GPU work have numbers of their own on every rank.
-    findings += _from_notices(lost, numbers_differ=True)
+    reader = facts[0].source.reader if facts else ""
+    findings += _from_notices(lost, numbers_differ=True, reader=reader)
     findings += _apply_rules(facts)
     order = {"blocks": 0, "limits": 1, "note": 2}
     return sorted(findings, key=lambda finding: order[finding.severity])
@@ -193,7 +189,7 @@ _COVERED_BY_RULES = frozenset(("no-gpu-events", "graph-mode", "no-launch", "no-r
 
 
 def _from_notices(
-    notices: Iterable[tuple[int, Notice]], *, numbers_differ: bool = False
+    notices: Iterable[tuple[int, Notice]], *, numbers_differ: bool = False, reader: str = ""
 ) -> Iterable[DoctorFinding]:
     """Return findings from the notices of ranks: one for equal notices.
 
@@ -208,7 +204,7 @@ def _from_notices(
         ranks = [rank for rank, _ in members]
         first = members[0][1]
         text = TEXTS.notices.get(first.code, TEXTS.notices["damaged"])
-        yield text.finding(first.code, notice_sentence(first), ranks)
+        yield text.finding(first.code, notice_sentence(first), ranks, reader)
 
 
 def _unreadable_files(files: Sequence[tuple[str, str]]) -> Iterable[DoctorFinding]:

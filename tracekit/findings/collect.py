@@ -115,6 +115,8 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
         findings = [finding for finding in findings if not is_of_training(finding)]
     listed = [finding for finding in findings if _is_worth_listing(finding)]
     listed = [finding for finding in listed if not _is_said_of_a_rank(finding, listed)]
+    if context.lacks_launches:
+        listed = [_without_saving(finding) for finding in listed]
     if context.captured_launches:
         listed += capture_findings(context)
     else:
@@ -149,6 +151,13 @@ def _with_workload(context: Context, finding: Finding) -> Finding:
     if not context.step.is_marked:
         evidence["steps_marked"] = False
     return msgspec.structs.replace(finding, evidence=evidence)
+
+
+def _without_saving(finding: Finding) -> Finding:
+    """Return a finding whose saving is not known, because a replay lacks launches."""
+    return msgspec.structs.replace(
+        finding, change=None, saves_ns=None, saves_range_ns=None, certain="possible"
+    )
 
 
 def _is_worth_listing(finding: Finding) -> bool:

@@ -153,6 +153,14 @@ class Context:
         return launches if launches > events else 0
 
     @cached_property
+    def lacks_launches(self) -> bool:
+        """Whether launches are not in the file and no operators stand in for them: a replay saves too little."""
+        return any(
+            notice.code == "no-launches" and notice.values.get("case") == "by_time"
+            for notice in self.analysis.notices
+        )
+
+    @cached_property
     def between_steps_share(self) -> float | None:
         """Share of the idle time that lies between two steps of inference, 0 to 1; None without such steps."""
         idle_ns = 0

@@ -27,6 +27,8 @@ cut off there."""
 MAX_LAUNCHES_TO_NEIGHBOUR = 64
 """Launches before or after a lost one within which a stream must have work to be the one that the
 lost work ran on."""
+MAX_MISSING_LAUNCH_SHARE = 0.01
+"""Share of GPU events whose launch is not in the file, above which that is said."""
 MIN_NODE_GAP_NS = 20_000
 """Idle time between two nodes of one graph launch above which nodes between them were not
 recorded."""
@@ -67,6 +69,34 @@ def add_launch_times(events: pl.DataFrame) -> pl.DataFrame:
     launches = calls.select("correlation", launch_ns="start_ns").unique("correlation", keep="last")
     gpu = events.filter(pl.col("kind").is_in(GPU_KINDS))
     return gpu.join(launches, on="correlation", how="left", maintain_order="left")
+
+
+def count_missing_launches(calls: pl.DataFrame, gpu_events: pl.DataFrame) -> int:
+    """Return how many GPU events lack the call that launched them; 0 if they are at most ``MAX_MISSING_LAUNCH_SHARE``.
+
+    Nodes of a graph have no launch of their own. What ran before the first event of its stream that
+    has a launch was launched before the recording began.
+
+    Args:
+        calls: The host's calls.
+        gpu_events: GPU events of one rank.
+
+    >>> calls = pl.DataFrame({"correlation": [2, 4]})
+    >>> events = pl.DataFrame({"correlation": [1, 2, 3, 4], "start_ns": [0, 1, 2, 3], "graph": None,
+    ...                        "device": 0, "stream": 7})
+    >>> count_missing_launches(calls, events)
+    1
+    """
+    is_launched = pl.col("correlation").is_in(calls["correlation"].drop_nulls().implode())
+    launched = gpu_events.select(
+        "device", "stream", "start_ns", "graph", is_launched=is_launched.fill_null(False)
+    ).sort("start_ns")
+    since_first = pl.col("is_launched").cum_max().over("device", "stream")
+    is_stream_launched = pl.col("is_launched").any().over("device", "stream")
+    is_node = (pl.col("graph") > 0).fill_null(False)
+    is_missing = ~pl.col("is_launched") & (since_first | ~is_stream_launched) & ~is_node
+    count = int(launched.select(is_missing.sum()).item())
+    return count if count > MAX_MISSING_LAUNCH_SHARE * len(gpu_events) else 0
 
 
 def check_completeness(calls: NamedRows, labelled: pl.DataFrame) -> Completeness:

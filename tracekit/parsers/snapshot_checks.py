@@ -15,7 +15,7 @@ _RESERVED_CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "
 
 
 def check_segments(segments: pl.DataFrame, blocks: pl.DataFrame, name: str) -> None:
-    """Raise InputError if segments overlap, or hold more than they have.
+    """Raise InputError if segments overlap, hold more than they have, or hold what none of their blocks does.
 
     Args:
         segments: ``ALLOCATOR_SEGMENTS``, by address.
@@ -27,8 +27,11 @@ def check_segments(segments: pl.DataFrame, blocks: pl.DataFrame, name: str) -> N
     holds_more = segments.select(
         (pl.max_horizontal("allocated", "active") > pl.col("bytes")).any()
     ).item()
+    state = pl.col("state")
     sums = blocks.group_by("segment").agg(
         used=pl.sum("bytes"),
+        allocated_in_blocks=pl.col("bytes").filter(state == "active_allocated").sum(),
+        active_in_blocks=pl.col("bytes").filter(state.str.starts_with("active")).sum(),
         first=pl.col("address").min(),
         last=(pl.col("address") + pl.col("bytes")).max(),
     )
@@ -38,10 +41,19 @@ def check_segments(segments: pl.DataFrame, blocks: pl.DataFrame, name: str) -> N
         | (pl.col("last") > pl.col("segment") + pl.col("bytes"))
         | (pl.col("used") > pl.col("bytes"))
     )
+    # The allocator sums what a segment holds over its blocks, so that a block that is not there shows.
+    with_sums = segments.join(sums, left_on="address", right_on="segment", how="left")
+    holds_other = pl.any_horizontal(
+        pl.col(f"{held}_in_blocks").fill_null(0) != pl.col(held) for held in ("allocated", "active")
+    )
     problems = [  # the first that holds is named
         (overlaps, "segments that overlap"),
         (holds_more, "a segment that holds more than it has"),
         (in_segments.select(is_outside.any()).item(), "blocks outside of their segment"),
+        (
+            with_sums.select(holds_other.any()).item(),
+            "blocks that do not add up to what segments hold",
+        ),
     ]
     for holds, problem in problems:
         if holds:

@@ -683,11 +683,25 @@ def graphs_whole(graphs: int) -> str:
     )
 
 
-@sentence("no-launches")
+@sentence("no-launches", "recorded")
 def no_launches(count: int, total: int) -> str:
+    return f"the launch of {count:,} of {total:,} GPU events is not in the file"
+
+
+@sentence("no-launches", "by_operator")
+def no_launches_by_operator(count: int, total: int) -> str:
     return (
-        f"{count} of {total} GPU events have no launch in the file: what their gaps waited for "
-        "is not known"
+        f"{no_launches(count, total)}: the operators around it tell steps and labels, and launches "
+        "count from an operator's start"
+    )
+
+
+@sentence("no-launches", "by_time")
+def no_launches_by_time(count: int, total: int) -> str:
+    return (
+        f"{no_launches(count, total)}: they count in the step in which they ran, what their gaps "
+        "waited for is not known, waits and costs may be lower bounds, and what findings would save is "
+        "withheld; tracekit doctor says how to record launches"
     )
 
 

@@ -11,13 +11,12 @@ import polars as pl
 
 from tracekit.classify.graph_replays import Replays
 from tracekit.errors import InputError, Notice, NoticeValues
+from tracekit.metrics.completeness import MAX_MISSING_LAUNCH_SHARE, count_missing_launches
 from tracekit.schema import DAMAGED, GPU_KINDS, NAMELESS, UNTIMED, GraphCapture, RankEvents, Source
 
 MAX_DAMAGED_SHARE = 0.01
 """Share of a rank's GPU events without times, or of its kernels' time without a name, above which
 it is refused."""
-MAX_UNLAUNCHED_PERCENT = 1
-"""Per cent of GPU events without a launch, above which there is a notice."""
 _RECORD_AGAIN = {
     "nsight": "export the report again: nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep",
     "kineto": "record this rank again",
@@ -146,13 +145,14 @@ def repetition_notices(labelled: pl.DataFrame, source: Source) -> list[Notice]:
 
 
 def content_notices(
-    gpu_events: pl.DataFrame, steps: pl.DataFrame, rank: RankEvents
+    gpu_events: pl.DataFrame, steps: pl.DataFrame, calls: pl.DataFrame, rank: RankEvents
 ) -> list[Notice]:
     """Return notices about what the recording lacks.
 
     Args:
         gpu_events: The rank's labelled GPU events in the selected steps.
         steps: Its table of steps.
+        calls: Its host's calls.
         rank: All its events, and its source.
 
     """
@@ -168,10 +168,13 @@ def content_notices(
     graphs = int((gpu_events["kind"] == "graph").sum())
     if graphs:
         notices.append(Notice("graphs-whole", values={"graphs": graphs}))
-    unlaunched = gpu_events["launch_ns"].null_count()
-    total = len(gpu_events)
-    if 100 * unlaunched > MAX_UNLAUNCHED_PERCENT * total:
-        notices.append(Notice("no-launches", values={"count": unlaunched, "total": total}))
+    missing = count_missing_launches(calls, gpu_events)
+    if missing:
+        # Where a call is not in the file, ``launch_ns`` is the start of the operator that made it.
+        unplaced = gpu_events["launch_ns"].null_count()
+        case = "by_time" if unplaced > MAX_MISSING_LAUNCH_SHARE * len(gpu_events) else "by_operator"
+        values: NoticeValues = {"case": case, "count": missing, "total": len(gpu_events)}
+        notices.append(Notice("no-launches", values=values))
     return notices
 
 

@@ -339,7 +339,7 @@ def measure_rank(
             *labelled_rank.capture,
             *unmarked,
             *step_notices,
-            *content_notices(gpu_events, step_table, rank),
+            *content_notices(gpu_events, step_table, host.calls.rows, rank),
             *memory_notices,
         ),
     )
