@@ -26,7 +26,8 @@ from tracekit.against_ideal.replay import (
     StepReplays,
     measure_stage_times,
     prepare_replays,
-    split_gap,
+    replay_balanced,
+    split_gaps,
 )
 from tracekit.align.clocks import Clocks
 from tracekit.documents.analysis import RankBubble
@@ -89,6 +90,17 @@ _Batch = tuple[Sequence[PipelineRanks], Mapping[int, RankPipeline]]
 """Some pipelines, and the tables of their ranks."""
 
 
+class _Ideal(msgspec.Struct, frozen=True, eq=False):
+    """Ideal of one step."""
+
+    makespan: int
+    bubble: float  # share of ranks × makespan outside cells
+    start: Ints  # of every cell of the run
+    end: Ints
+    idle: Sequence[tuple[int, int, int]]  # by position: idle time in each phase
+    cells: pl.DataFrame | None = None  # of the schedule, if the run has another order
+
+
 def _compare_batch_alone(
     finder: ScheduleFinder, clocks: Clocks, batch: _Batch
 ) -> list[ComparedPipeline]:
@@ -135,10 +147,13 @@ def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> lis
 
     all_replays = prepare_replays([step.pipeline for step in matched], ranks, finder.graphs)
     compared: list[list[StepComparison]] = [[] for _ in pipelines]
-    for step, replays in zip(matched, all_replays, strict=True):
-        comparison, step_notices = _compare_step(
-            step.pipeline, step.match, step.notices, replays, wanted=finder.wanted
-        )
+    balanced = replay_balanced(all_replays)
+    ideals = []
+    for step, replays, start_and_end in zip(matched, all_replays, balanced, strict=True):
+        ideals.append(_simulate_ideal(step.pipeline, replays, step.match, start_and_end))
+    gaps = split_gaps(all_replays, [ideal.makespan for ideal in ideals])
+    for step, replays, ideal, gap_ns in zip(matched, all_replays, ideals, gaps, strict=True):
+        comparison, step_notices = _compare_step(step, replays, ideal, gap_ns, wanted=finder.wanted)
         notices[step.index][step.pipeline.step] = step_notices
         if comparison is not None:
             compared[step.index].append(comparison)
@@ -215,15 +230,22 @@ def _is_pipeline(pipeline: Pipeline) -> bool:
 
 
 def _compare_step(
-    pipeline: Pipeline, match: Match, notices: list[Notice], replays: StepReplays, *, wanted: str
+    step: _MatchedStep,
+    replays: StepReplays,
+    ideal: _Ideal,
+    gap_ns: dict[str, int] | None,
+    *,
+    wanted: str,
 ) -> tuple[StepComparison | None, list[Notice]]:
     """Compare one step with its ideal.
 
     None and notices with the reason if the comparison is doubtful.
     """
-    complete = len(pipeline.positions) == len(pipeline.ranks)
-    ideal = _simulate_ideal(pipeline, replays, match, complete=complete)
-    gap_ns = split_gap(replays, ideal.makespan) if complete else None
+    pipeline = step.pipeline
+    match = step.match
+    notices = step.notices
+    if not _is_complete(pipeline):
+        gap_ns = None
     doubt = find_doubt(match, measured_ns=replays.makespan, ideal_ns=ideal.makespan, gap_ns=gap_ns)
     if doubt and wanted == "auto" and not (match.exact and pipeline.stages_from != "nothing"):
         doubtful = Notice("schedule-doubtful", values={"step": pipeline.step, **doubt})
@@ -250,6 +272,11 @@ def _compare_step(
             *_late_start_notices(pipeline, replays),
         ),
     ), []
+
+
+def _is_complete(pipeline: Pipeline) -> bool:
+    """Return whether every rank of a pipeline has a trace."""
+    return len(pipeline.positions) == len(pipeline.ranks)
 
 
 def _match_notices(match: Match, pipeline: Pipeline) -> list[Notice]:
@@ -305,27 +332,22 @@ def _late_start_notices(pipeline: Pipeline, replays: StepReplays) -> list[Notice
     return notices
 
 
-class _Ideal(msgspec.Struct, frozen=True, eq=False):
-    """Ideal of one step."""
-
-    makespan: int
-    bubble: float  # share of ranks × makespan outside cells
-    start: Ints  # of every cell of the run
-    end: Ints
-    idle: Sequence[tuple[int, int, int]]  # by position: idle time in each phase
-    cells: pl.DataFrame | None = None  # of the schedule, if the run has another order
-
-
 def _simulate_ideal(
-    pipeline: Pipeline, replays: StepReplays, match: Match, *, complete: bool
+    pipeline: Pipeline, replays: StepReplays, match: Match, balanced: tuple[Ints, Ints]
 ) -> _Ideal:
     """Return the ideal: a replay of the run if it has the schedule's order, else the schedule simulated at its times.
 
     Cells of the run that do not correspond one by one to ops of the schedule keep the times of the
     replay.
+
+    Args:
+        pipeline: The pipeline in one step.
+        replays: The same, ready to be replayed.
+        match: Its schedule.
+        balanced: Start and end of its cells with balanced work.
     """
-    start, end = replays.graph.run(replays.balanced)
-    if match.exact and complete:
+    start, end = balanced
+    if match.exact and _is_complete(pipeline):
         makespan = int(end.max(initial=0))
         bubble = (
             1 - int(replays.balanced.sum()) / (makespan * len(pipeline.positions))

@@ -79,6 +79,8 @@ class CellGraph:
     ) -> tuple[Numbers, Numbers]:
         """Return start and end of every cell if it starts as soon as its dependencies allow, plus its delay.
 
+        Arrays may have one more axis, the last, for several replays.
+
         Args:
             duration: Duration of each cell.
             delay: Delay of each cell; none if None.
@@ -86,14 +88,14 @@ class CellGraph:
                 its end.
         """
         order, waits = self._with_begin
-        cells = len(duration)
-        durations = np.zeros(cells + 1, duration.dtype)
+        cells, *replays = duration.shape
+        durations = np.zeros((cells + 1, *replays), duration.dtype)
         durations[:cells] = duration  # the begin of the step takes no time
-        latency = np.zeros(waits.shape, durations.dtype)
+        latency = np.zeros((*waits.shape, *replays), durations.dtype)
         if delay is not None:
             latency[:, :cells] += delay
         if early is not None:
-            lead = early.T * durations[waits[:, :cells]]
+            lead = np.moveaxis(early, 1, 0) * durations[waits[:, :cells]]
             # None is negative, so that this rounds down.
             latency[:, :cells] -= lead.astype(durations.dtype)
         start = run_ops(order, waits, durations, latency)[:cells]
@@ -320,28 +322,72 @@ def _stalls_before_start(
     return before
 
 
-def split_gap(replays: StepReplays, ideal_ns: int) -> dict[str, int]:
-    """Return the parts of the gap between the measured makespan and *ideal_ns*; they sum to it."""
-    names = ("order", "imbalance", "variation", "early_output", *STALL_CAUSES)
-    # One replay per row: the order run with balanced work, then one more cause in each row.
+def replay_balanced(all_replays: Sequence[StepReplays]) -> list[tuple[Ints, Ints]]:
+    """Return start and end of the cells of each step with balanced work and nothing else."""
+    starts_and_ends: dict[int, tuple[Ints, Ints]] = {}
+    for indices in _by_graph(all_replays):
+        balanced = np.stack([all_replays[index].balanced for index in indices], axis=1)
+        start, end = all_replays[indices[0]].graph.run(balanced)
+        for column, index in enumerate(indices):
+            starts_and_ends[index] = (start[:, column].copy(), end[:, column].copy())
+    return [starts_and_ends[index] for index in range(len(all_replays))]
+
+
+def _by_graph(all_replays: Sequence[StepReplays]) -> list[list[int]]:
+    """Return the indices of steps with equal graphs, which are replayed together."""
+    indices: dict[int, list[int]] = {}
+    for index, replays in enumerate(all_replays):
+        indices.setdefault(id(replays.graph), []).append(index)
+    return list(indices.values())
+
+
+_GAP_STEPS = ("order", "imbalance", "variation", "early_output", *STALL_CAUSES)
+"""Parts of the gap, one more in each replay."""
+
+
+def split_gaps(
+    all_replays: Sequence[StepReplays], ideals_ns: Sequence[int]
+) -> list[dict[str, int]]:
+    """Return the parts of the gap between the measured makespan and the ideal one of each step.
+
+    They sum to it.
+    """
+    gaps: dict[int, dict[str, int]] = {}
+    for indices in _by_graph(all_replays):
+        of_graph = [all_replays[index] for index in indices]
+        causes = [_durations_and_delays(replays) for replays in of_graph]
+        durations = np.concatenate([duration for duration, _ in causes], axis=1)
+        delays = np.concatenate([delay for _, delay in causes], axis=1)
+        # [cell, k, replay]: starting early is a cause as well.
+        has_early = np.arange(len(_GAP_STEPS)) >= _GAP_STEPS.index("early_output")
+        early = np.concatenate(
+            [replays.early[:, :, None] * has_early for replays in of_graph], axis=2
+        )
+        _, end = of_graph[0].graph.run(durations, delays, early)
+        makespans = end.max(axis=0, initial=0).reshape(len(indices), -1).tolist()
+        for index, replays, replayed_ns in zip(indices, of_graph, makespans, strict=True):
+            steps = pairwise([ideals_ns[index], *replayed_ns, replays.makespan])
+            gap = {}
+            for name, (before, after) in zip((*_GAP_STEPS, "unexplained"), steps, strict=True):
+                gap[name] = after - before
+            gaps[index] = gap
+    return [gaps[index] for index in range(len(all_replays))]
+
+
+def _durations_and_delays(replays: StepReplays) -> tuple[Ints, Ints]:
+    """Return durations and delays of cells in each replay, [cell, replay].
+
+    The first runs the order with balanced work, then each has one more cause.
+    """
     work = replays.work
-    durations = np.stack(
-        [replays.balanced, replays.typical, work, work, *[work] * len(STALL_CAUSES)]
-    )
+    rows = [replays.balanced, replays.typical, work, work, *[work] * len(STALL_CAUSES)]
+    durations = np.stack(rows, axis=1)
     delays = np.zeros_like(durations)
-    for row, cause in enumerate(STALL_CAUSES, names.index(STALL_CAUSES[0])):
-        delays[row:] += replays.before[cause]
-        durations[row:] += replays.inside.get(cause, 0)
-    makespans = []
-    for row in range(len(durations)):
-        early = replays.early if row >= names.index("early_output") else None
-        _, end = replays.graph.run(durations[row], delays[row], early)
-        makespans.append(int(end.max(initial=0)))
-    steps = pairwise([ideal_ns, *makespans, replays.makespan])
-    gap = {}
-    for name, (before, after) in zip((*names, "unexplained"), steps, strict=True):
-        gap[name] = after - before
-    return gap
+    for row, cause in enumerate(STALL_CAUSES, _GAP_STEPS.index(STALL_CAUSES[0])):
+        delays[:, row:] += replays.before[cause][:, None]
+        if cause in replays.inside:
+            durations[:, row:] += replays.inside[cause][:, None]
+    return durations, delays
 
 
 MAX_WEIGHT_GRADIENT_SHARE = 0.9
@@ -580,10 +626,9 @@ def replay_cells(graph: CellGraph, lane_step: Ints, durations: Floats) -> Floats
 
     *lane_step* is each lane's step, from 0.
     """
+    _, end = graph.run(np.ascontiguousarray(durations))
     step_end = np.zeros(int(lane_step.max()) + 1)
-    for step, duration in zip(lane_step.tolist(), durations.T, strict=True):
-        _, end = graph.run(np.ascontiguousarray(duration))
-        step_end[step] = max(step_end[step], end.max(initial=0.0))
+    np.maximum.at(step_end, lane_step, end.max(axis=0, initial=0.0))
     return step_end
 
 
