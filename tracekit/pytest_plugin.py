@@ -88,13 +88,12 @@ def _assert_passed(result: GateResult) -> None:
     """Fail the test if *result* regressed, skip it if it is inconclusive, as the settings say."""
     from tracekit.report.ci import words as gate_words
 
-    document = result.to_dict()
     lines = [
-        gate_words.explain(c)
-        for c in document["checks"]
-        if c["verdict"] == result.verdict and not c["waiver"]
+        gate_words.explain(check)
+        for check in result.checks
+        if check.verdict == result.verdict and not check.waiver
     ]
-    text = "\n".join([gate_words.headline(document), *(f"  {line}" for line in lines)])
+    text = "\n".join([gate_words.headline(result.to_document()), *(f"  {line}" for line in lines)])
     if result.verdict == "regressed" or (
         result.verdict == "inconclusive" and result.config.inconclusive == "fail"
     ):

@@ -282,7 +282,7 @@ def test_savings_predicted_for_everyday_faults_come_true(faulty, mended, code, o
     saving = changes.document.savings
     assert saving.codes[0] == code
     assert saving.outcome == outcome
-    assert "measured −" in savings_sentence(changes.to_dict())
+    assert "measured −" in savings_sentence(changes.document)
 
 
 def test_a_baseline_file_keeps_predicted_savings(tmp_path):

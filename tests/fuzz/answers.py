@@ -154,7 +154,7 @@ def _write_runs(names: list[str], folder: Path) -> tuple[Path, Path]:
 def _check_gate(names: list[str], folder: Path) -> None:
     """Judge a slower run with such names; look at all that a pull request shows of it."""
     before, after = _write_runs(names, folder)
-    verdict = gate([after], [before]).to_dict()
+    verdict = gate([after], [before]).to_document()
     report = render_gate(verdict)
     check_markdown(report)
     comment = comment_body(report * 40 if len(names[0]) % 2 else report, name=names[0])
@@ -168,7 +168,7 @@ def _check_gate(names: list[str], folder: Path) -> None:
 
 def _check_diff(names: list[str], folder: Path) -> None:
     """Compare both runs with such names."""
-    check_markdown(render_diff(diff(*_write_runs(names, folder)).to_dict()))
+    check_markdown(render_diff(diff(*_write_runs(names, folder)).document))
 
 
 def _check_trace(names: list[str], folder: Path) -> None:

@@ -371,18 +371,18 @@ PAIRS = [
 
 def misfits(result):
     """Return what in the words of a diff contradicts its numbers, one sentence each."""
-    step = next(row for row in result["metrics"] if row["metric"] == "step_ms")
+    step = next(row for row in result.metrics if row.metric == "step_ms")
     story = words.story(result)
-    text = "\n".join([words.step_sentence(result), *story, *result["obstacles"], *result["notes"]])
+    text = "\n".join([words.step_sentence(result), *story, *result.obstacles, *result.notes])
     if re.search(r"\b[0-9a-f]{8,}\b", text):
         yield "a digest is shown"
     if (
         story
-        and step["verdict"] == "regressed"
+        and step.verdict == "regressed"
         and not re.search("grew|more|longer|slower|wait|added|late", story[0])
     ):
         yield f"a slower step is explained by: {story[0]}"
-    if story and step["verdict"] == "improved" and re.search(r"\b(grew|slower|longer)\b", story[0]):
+    if story and step.verdict == "improved" and re.search(r"\b(grew|slower|longer)\b", story[0]):
         yield f"a faster step is explained by: {story[0]}"
     if CODE_WORDS.search(text):
         yield "code words are shown without their meaning"
@@ -390,7 +390,7 @@ def misfits(result):
 
 @pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_the_story_of_a_diff_fits_its_numbers(samples, before, after):
-    result = diff(analysis_of(samples / before), analysis_of(samples / after)).to_dict()
+    result = diff(analysis_of(samples / before), analysis_of(samples / after)).document
     assert list(misfits(result)) == []
 
 

@@ -7,10 +7,13 @@ import re
 
 import pytest
 from markdown_it import MarkdownIt
+from msgspec.structs import replace
 from rich.console import Console
 
+from tests.changes import unusable
 from tests.diffs.test_finding_changes import MS, finding, side
 from tracekit.diffs import diff, gate
+from tracekit.documents.diff import KernelChange
 from tracekit.report import markdown
 from tracekit.report.ci import finding_words
 from tracekit.report.html import page
@@ -20,7 +23,7 @@ SECRET_CALL = "<img src=x> ![y](https://evil.example) @team #12 GH-3 ::error:: `
 
 
 def result_of(before, after):
-    return diff(before, after).to_dict()
+    return diff(before, after).document
 
 
 def printed(show, result):
@@ -39,7 +42,7 @@ def mended():
 def test_every_report_says_predicted_and_measured(mended):
     sentence = "Predicted −10.0 ms per step, measured −10.0 ms: as predicted"
     compared = result_of(*mended)
-    judged = gate(mended[1], mended[0]).to_dict()
+    judged = gate(mended[1], mended[0]).to_document()
     texts = [
         printed(show_diff, compared),
         printed(show_gate, judged),
@@ -92,7 +95,7 @@ def test_too_few_steps_and_different_work_are_named():
 
 
 def test_nothing_is_said_of_runs_that_cannot_be_compared(mended):
-    result = {**result_of(*mended), "obstacles": ["world size differs"]}
+    result = replace(result_of(*mended), obstacles=["world size differs"])
     assert finding_words.changed_findings(result) == []
     assert finding_words.savings_sentence(result) == ""
 
@@ -105,7 +108,7 @@ def test_a_range_narrower_than_a_twentieth_is_not_worth_its_words():
 
 
 def test_a_finding_that_moved_without_the_step_is_folded():
-    text = markdown.render_gate(gate(side(100.0, finding()), side(100.0)).to_dict())
+    text = markdown.render_gate(gate(side(100.0, finding()), side(100.0)).to_document())
     folded = re.search("<details>.*?</details>", text, re.DOTALL)[0]
     assert "1 finding differs, but the step time does not beyond its noise" in folded
     assert "**new**, 10.0 ms" in folded
@@ -114,7 +117,7 @@ def test_a_finding_that_moved_without_the_step_is_folded():
 
 def test_names_from_a_trace_are_data_in_every_report():
     bad = finding(text=SECRET_CALL, advice=SECRET_CALL)
-    judged = gate(side(120.0, bad), side(100.0)).to_dict()
+    judged = gate(side(120.0, bad), side(100.0)).to_document()
     text = markdown.render_gate(judged)
     html = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
     without_code = re.sub("<code>.*?</code>", "", html)
@@ -138,7 +141,7 @@ def test_a_long_sentence_is_cut_at_300_characters():
 
 def test_eight_findings_are_seen_and_the_rest_is_folded():
     many = [finding(f"code{i}", 3) for i in range(10)]
-    text = markdown.render_gate(gate(side(120.0, *many), side(100.0)).to_dict())
+    text = markdown.render_gate(gate(side(120.0, *many), side(100.0)).to_document())
     before_fold = text.partition("<details>")[0]
     assert before_fold.count("**new**") == 8
     assert "<summary>2 more findings</summary>" in text
@@ -147,18 +150,19 @@ def test_eight_findings_are_seen_and_the_rest_is_folded():
 def hostile_result():
     """A verdict whose every text is as long as a trace can make it."""
     many = [finding(f"code{i}", 3, text="|@a " * 500, advice="<b>" * 500) for i in range(300)]
-    result = gate(side(120.0, *many), side(100.0)).to_dict()
-    kernel = {
-        "name": "k" * 4000,
-        "label": "other",
-        "before_ms": 1.0,
-        "after_ms": 2.0,
-        "change_ms": 1.0,
-    }
-    result["moved"] = {"kernels": [kernel] * 200, "cells": [], "notes": ["n" * 5000] * 50}
-    result["story"] = ["s" * 100] * 30
-    result["waivers"] = []
-    return result
+    result = gate(side(120.0, *many), side(100.0)).to_document()
+    kernel = KernelChange(
+        name="k" * 4000,
+        label="other",
+        before_ms=1.0,
+        after_ms=2.0,
+        change_ms=1.0,
+        change_relative=1.0,
+        count_before=1,
+        count_after=1,
+    )
+    moved = replace(result.moved, kernels=[kernel] * 200, cells=[], notes=["n" * 5000] * 50)
+    return replace(result, moved=moved, story=["s" * 100] * 30, waivers=[])
 
 
 def test_a_verdict_is_shorter_than_60_000_characters_and_begins_with_the_verdict():
@@ -168,31 +172,31 @@ def test_a_verdict_is_shorter_than_60_000_characters_and_begins_with_the_verdict
     assert "<sub>left out: " in text
     assert text.count("<details>") == text.count("</details>")
     assert text.count("\n- S") == 5
-    roomy = {**hostile_result(), "findings": []}
-    roomy["moved"] = {"kernels": [], "cells": [], "notes": ["n" * 31_000]}
+    hostile = hostile_result()
+    moved = replace(hostile.moved, kernels=[], cells=[], notes=["n" * 31_000])
+    roomy = replace(hostile, findings=[], moved=moved)
     assert "n" * 31_000 in markdown.render_gate(roomy)
 
 
 def test_a_long_error_is_cut_after_600_characters():
-    error = {"verdict": "error", "error": "e" * 5000, "checks": [], "waivers": [], "obstacles": []}
     for length, text in ((5000, "e" * 560), (500, "e" * 500)):
-        said = markdown.render_gate({**error, "error": "e" * length})
+        said = markdown.render_gate(unusable("e" * length))
         assert text in said
         assert len(said) < 700
 
 
 def test_a_comment_gives_each_reason_once():
-    few = gate(side(110.0, spread=(0.0,) * 3), side(100.0)).to_dict()
+    few = gate(side(110.0, spread=(0.0,) * 3), side(100.0)).to_document()
     text = markdown.render_gate(few)
     assert text.partition("<details>")[0].count("at least 5 are needed") == 1
-    broken = gate(side(110.0), side(100.0), require=["step_ms < +3%"]).to_dict()
+    broken = gate(side(110.0), side(100.0), require=["step_ms < +3%"]).to_document()
     text = markdown.render_gate(broken)
     assert "breaks" not in text
     assert "| step_ms &lt; +3% |" in text
 
 
 def test_metrics_of_runs_that_cannot_be_compared_are_folded():
-    other = gate(side(110.0, world_size=8), side(100.0, world_size=4)).to_dict()
+    other = gate(side(110.0, world_size=8), side(100.0, world_size=4)).to_document()
     visible = markdown.render_gate(other).partition("<details>")[0]
     assert "world size differs: 4 before, 8 after" in visible
     assert "|" not in visible

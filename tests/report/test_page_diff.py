@@ -100,7 +100,7 @@ def test_differences_are_coloured(look, tmp_path):
         )
     changed = diff(tmp_path / "a", tmp_path / "b")
     path = tmp_path / "diff.html"
-    path.write_text(render_diff(changed.to_dict(), analyses=changed.analyses), encoding="utf-8")
+    path.write_text(render_diff(changed.document, analyses=changed.analyses), encoding="utf-8")
     page = look(path)
     compute = "run.text('label', run.ranks[{0}].events.description[i]) === 'forward'"
     kinds = [

@@ -36,7 +36,7 @@ def pages(tmp_path_factory):
                 text, encoding="utf-8"
             )
     runs = sorted(path for path in folder.iterdir() if path.is_dir())
-    changed = diff(*(read_side([str(run)], what="run") for run in runs)).to_dict()
+    changed = diff(*(read_side([str(run)], what="run") for run in runs)).document
     texts = {"report": render_html(analyze(runs[0])), "diff": diff_page.render_diff(changed)}
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")

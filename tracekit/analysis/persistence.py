@@ -52,6 +52,7 @@ from tracekit.documents.analysis import (
 from tracekit.documents.coding import (
     decode,
     encode,
+    known,
     read_document,
     table_schema,
     to_plain,
@@ -144,12 +145,12 @@ def analysis_of(document: AnalysisDocument) -> Analysis:
         clocks=clocks,
         stragglers=stragglers,
         hiding=document.hiding,
-        changed_steps=tuple(_known(document.what_if, ())),
+        changed_steps=tuple(known(document.what_if, ())),
         notices=(*document.warnings, _saved_notice(document)),
         paths=tuple(source.paths),
         shapes=tuple(source.shapes),
         tokens_per_step=source.tokens_per_step,
-        step_kinds=tuple(_known(document.step.kinds, [])),
+        step_kinds=tuple(known(document.step.kinds, [])),
         workload=document.workload,
         role_results=_role_results(document),
         document=document,
@@ -171,11 +172,6 @@ def _saved_notice(document: AnalysisDocument) -> Notice:
     return Notice("saved-analysis", values={"kernels": len(document.kernels), "parts": parts})
 
 
-def _known(value: Value | UnsetType, otherwise: Value) -> Value:
-    """Return the value of a key that is only sometimes there."""
-    return otherwise if isinstance(value, UnsetType) else value
-
-
 def _table(rows: Sequence[Mapping[str, Any]], schema: pl.Schema) -> pl.DataFrame:
     """Return rows of a document as a table; columns that they do not have are null."""
     return pl.DataFrame(rows, schema=schema, strict=False)
@@ -183,15 +179,15 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: pl.Schema) -> pl.DataFrame
 
 def _role_results(document: AnalysisDocument) -> RoleResults:
     roles = []
-    for role in _known(document.roles, []):
+    for role in known(document.roles, []):
         analysis = analysis_of(role.analysis)
         roles.append(Role(role.name, role.kind, role.ranks, analysis, analysis.clocks))
     return RoleResults(
-        main_role=_known(document.main_role, "") or None,
+        main_role=known(document.main_role, "") or None,
         roles=tuple(roles),
-        iterations=tuple(_known(document.iterations, [])),
-        weight_updates=tuple(_known(document.weight_updates, [])),
-        bands=tuple(_known(document.phases, [])),
+        iterations=tuple(known(document.iterations, [])),
+        weight_updates=tuple(known(document.weight_updates, [])),
+        bands=tuple(known(document.phases, [])),
     )
 
 
@@ -229,7 +225,7 @@ def find_contradiction(document: AnalysisDocument) -> str | None:
     for place, budget in budgets.items():
         if not budget.conserved:
             return f"{place}: the parts of the time do not sum to it"
-    for role in _known(document.roles, []):
+    for role in known(document.roles, []):
         contradiction = find_contradiction(role.analysis)
         if contradiction is not None:
             return f"role {role.name}: {contradiction}"

@@ -39,9 +39,9 @@ def run(
         changes.save(path)
         print_note(f"wrote {path}")
     if json:
-        typer.echo(to_json(changes.to_dict()), nl=False)
+        typer.echo(to_json(changes.document), nl=False)
     elif shows_result(output):
-        show_diff(changes.to_dict(), Screen(highlight=True))
+        show_diff(changes.document, Screen(highlight=True))
 
 
 def _show_memory(before: str, after: str, *, output: list[Path], json: bool) -> None:

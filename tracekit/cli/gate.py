@@ -1,6 +1,6 @@
 """The command ``tracekit gate``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +15,7 @@ from tracekit.errors import OptionError, TracekitError
 
 if TYPE_CHECKING:
     from tracekit.diffs import Config, GateResult, Side
+    from tracekit.documents.gate import GateDocument
 
 
 class GateCommand(TyperCommand):
@@ -143,7 +144,7 @@ def run(
             pages=pages,
             history=history,
         )
-        result = verdict.to_dict()
+        result = verdict.to_document()
     except TracekitError as error:
         _write_result(_error_result(error, name=settings.name), files, json=json, quiet=True)
         raise
@@ -151,7 +152,7 @@ def run(
         _write_result(result, files, json=json)
     except BrokenPipeError:
         discard_stdout()  # the verdict stands, whoever reads it
-    raise typer.Exit(result["exit_code"])
+    raise typer.Exit(result.exit_code)
 
 
 def _settings(
@@ -225,7 +226,7 @@ def _write_page(
 
 
 def _write_result(
-    result: Mapping[str, Any], paths: Sequence[Path], *, json: bool, quiet: bool = False
+    result: "GateDocument", paths: Sequence[Path], *, json: bool, quiet: bool = False
 ) -> None:
     """Write the result to the files and print it; *quiet* prints no text."""
     from tracekit.report.ci.write import github, to_json, write_gate
@@ -243,15 +244,14 @@ def _write_result(
         typer.echo(command, err=json)
 
 
-def _error_result(error: TracekitError, *, name: str) -> dict[str, Any]:
+def _error_result(error: TracekitError, *, name: str) -> "GateDocument":
     """Return the result of a gate whose input cannot be used."""
     from msgspec import UNSET
 
     from tracekit._version import __version__
-    from tracekit.documents.coding import to_plain
     from tracekit.documents.gate import FORMAT, GateDocument
 
-    document = GateDocument(
+    return GateDocument(
         tracekit=__version__,
         format=FORMAT,
         name=name or UNSET,
@@ -262,7 +262,6 @@ def _error_result(error: TracekitError, *, name: str) -> dict[str, Any]:
         checks=[],
         waivers=[],
     )
-    return to_plain(document)
 
 
 def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrate: bool) -> None:

@@ -83,7 +83,7 @@ class Diff(HasDocument):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the changes to *path* in the format of its extension: .json, .md or .html."""
-        write_diff(self.to_dict(), path, analyses=self.analyses)
+        write_diff(self.document, path, analyses=self.analyses)
 
     def _repr_html_(self) -> str:
         rows = []

@@ -89,7 +89,7 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to *path* in the format of its extension: .json, .xml (JUnit), .md or .txt (metrics)."""
-        write_gate(self.to_dict(), path)
+        write_gate(self.to_document(), path)
 
     def __repr__(self) -> str:
         return f"<GateResult: {self.verdict}, {len(self.checks)} checked>"

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 import polars as pl
+from msgspec import UnsetType
 
 from tracekit._util.files import read_start
 from tracekit._util.text import json_text
@@ -19,6 +20,7 @@ from tracekit.errors import InputError
 
 Document = TypeVar("Document")
 Row = TypeVar("Row", bound=msgspec.Struct)
+Value = TypeVar("Value")
 _DTYPES = {int: pl.Int64(), float: pl.Float64(), str: pl.String(), bool: pl.Boolean()}
 MAX_MAGNITUDE = 1e30
 """Largest number that a saved document may hold: its square is finite, and a table of integers can
@@ -98,6 +100,15 @@ def table_schema(row_type: type[msgspec.Struct]) -> pl.Schema:
         )
         dtypes[field.encode_name] = pl.Int32() if field.name == "rank" else _DTYPES[plain]
     return pl.Schema(dtypes)
+
+
+def known(value: Value | UnsetType, otherwise: Value) -> Value:
+    """Return the value of a key that is only sometimes there.
+
+    >>> known(msgspec.UNSET, 5), known(3, 5)
+    (5, 3)
+    """
+    return otherwise if isinstance(value, UnsetType) else value
 
 
 def encode(document: Any, *, indent: int | None = 1) -> str:

@@ -280,7 +280,7 @@ class DiffData(Struct, frozen=True):
 
     sides: Sequence[DiffSide]
     """Both runs; empty if their events are not at hand."""
-    comparable_cells: bool
+    comparable_cells: bool | None
     """Whether cells of both runs hold the same work."""
     changed: RankRemark | None = None
     """The rank that changed, which the timeline begins with; null if none is known."""

@@ -5,12 +5,14 @@ All text is escaped.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
 from tracekit._util.text import counted, listing, ms, percent
 from tracekit.analysis import Analysis
+from tracekit.documents.coding import known
+from tracekit.documents.diff import DiffDocument
+from tracekit.documents.gate import CheckResult, GateDocument
 from tracekit.report.ci import finding_words, words
 from tracekit.report.gap_words import relevant_notices
 from tracekit.report.notices import notice_sentence
@@ -27,7 +29,6 @@ from tracekit.report.view import View, view_of
 from tracekit.report.view.budget import NOT_RECORDED
 from tracekit.report.view.pipeline import waterfall
 
-Data = Mapping[str, Any]
 VERDICT_ICONS = {
     "pass": "✅",
     "improved": "🚀",
@@ -276,7 +277,7 @@ def _sections(view: View) -> Iterator[str]:
             yield _section(section.title, section.table(view))
 
 
-def render_diff(result: Data) -> str:
+def render_diff(result: DiffDocument) -> str:
     """Return the changes by metric, label, module, rank, kernel and cell, the largest first."""
     parts = [f"# tracekit diff\n\n**{markdown(words.step_sentence(result))}**"]
     parts += [
@@ -285,18 +286,18 @@ def render_diff(result: Data) -> str:
         _changed_findings(result),
         markdown(words.compared_runs(result)),
     ]
-    if result["obstacles"]:
-        parts.append(f"> **Not comparable:** {markdown('; '.join(result['obstacles']))}")
-    parts.append(_diff_section("Metrics", words.metric_table(result["metrics"][:MAX_DIFF_ROWS])))
-    if result["metrics"] and words.has_typical_steps(result):
+    if result.obstacles:
+        parts.append(f"> **Not comparable:** {markdown('; '.join(result.obstacles))}")
+    parts.append(_diff_section("Metrics", words.metric_table(result.metrics[:MAX_DIFF_ROWS])))
+    if result.metrics and words.has_typical_steps(result):
         parts.append(words.TYPICAL_STEP_NOTE)
     parts.append(_diff_section("Labels", words.label_table(result)))
     for key in words.MOVED:
-        parts.append(_diff_section(key.capitalize(), words.moved_table(key, result[key])))
+        parts.append(_diff_section(key.capitalize(), words.moved_table(key, result)))
     means_note = words.means_note(result)
     if means_note:
         parts.append(f"{capitalize(means_note)}.")
-    parts.append(bullets(result["notes"]))
+    parts.append(bullets(result.notes))
     return _paragraphs(parts)
 
 
@@ -309,7 +310,7 @@ def _diff_section(title: str, table: Table | None) -> str:
     return f"## {title}\n\n{render_table(replace(table, rows=table.rows[:MAX_DIFF_ROWS]))}{more}"
 
 
-def _changed_findings(result: Data) -> str:
+def _changed_findings(result: words.Compared) -> str:
     """Return the findings that changed and what became of predicted savings; empty if there are none."""
     lines = [_finding_line(line) for line in finding_words.changed_findings(result)]
     undecided = [_finding_line(line) for line in finding_words.undecided_findings(result)]
@@ -332,19 +333,19 @@ def _finding_line(line: finding_words.FindingLine) -> str:
     return f"- {mark} **{line.kind}**, {markdown(line.cost)}: {_with_code(line.explanation)}"
 
 
-def render_gate(result: Data, *, max_length: int = MAX_COMMENT_LENGTH) -> str:
+def render_gate(result: GateDocument, *, max_length: int = MAX_COMMENT_LENGTH) -> str:
     """Return a verdict: the sentence, what changed, before and after, and folded what else was checked.
 
     Parts that do not fit into *max_length* are left out from the end.
     """
     visible = [_gate_headline(result), _gate_step(result)]
-    if result["verdict"] in ("regressed", "improved"):
+    if result.verdict in ("regressed", "improved"):
         visible.append(bullets(words.story(result)[:MAX_STORY_LINES]))
     visible.append(_changed_findings(result))
     visible.append(_gate_metrics(result))
-    if result["waivers"]:
+    if result.waivers:
         columns = [Column(name) for name in ("metric", "status", "until", "reason")]
-        visible.append(_section("Waivers", make_table(columns, result["waivers"])))
+        visible.append(_section("Waivers", make_table(columns, result.waivers)))
     runs = words.compared_runs(result)
     footer = f"<sub>{markdown(_clip(runs, MAX_HEADLINE_LENGTH))}</sub>" if runs else ""
     parts = [*visible, *_gate_details(result), footer]
@@ -376,30 +377,29 @@ def _clip(text: str, max_length: int) -> str:
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
-def _gate_headline(result: Data) -> str:
+def _gate_headline(result: GateDocument) -> str:
     headline = _clip(words.headline(result), MAX_HEADLINE_LENGTH)
-    name = f" ({markdown(_clip(result['name'], MAX_NAME_LENGTH))})" if result.get("name") else ""
-    return f"## {VERDICT_ICONS[result['verdict']]} tracekit gate{name}: {markdown(headline)}"
+    gate_name = known(result.name, "")
+    name = f" ({markdown(_clip(gate_name, MAX_NAME_LENGTH))})" if gate_name else ""
+    return f"## {VERDICT_ICONS[result.verdict]} tracekit gate{name}: {markdown(headline)}"
 
 
-def _gate_step(result: Data) -> str:
+def _gate_step(result: GateDocument) -> str:
     """Return what became of the step time; empty if it cannot be compared with a baseline."""
-    if result["obstacles"]:
+    if result.obstacles:
         return ""
-    for check in _without_repeated_reasons(result["checks"], words.headline(result)):
-        if check["metric"] == "step_ms" and check["change"] is not None:
-            return f"**{markdown(words.step_sentence({**result, 'metrics': [check]}))}**"
+    for check in _without_repeated_reasons(result.checks, words.headline(result)):
+        if check.metric == "step_ms" and check.change is not None:
+            return f"**{markdown(words.step_sentence(replace(result, checks=[check])))}**"
     return ""
 
 
-def _gate_metrics(result: Data) -> str:
+def _gate_metrics(result: GateDocument) -> str:
     """Return the metrics that changed, exceed their limit or were required; the rest is folded."""
-    checks = sorted(
-        result["checks"], key=lambda check: words.GATE_VERDICT_ORDER.index(check["verdict"])
-    )
+    checks = sorted(result.checks, key=lambda check: words.GATE_VERDICT_ORDER.index(check.verdict))
     telling = [check for check in checks if _is_telling(check)]
-    if result["obstacles"]:  # changes of runs that cannot be compared tell nothing
-        telling = [check for check in telling if check["verdict"] != "inconclusive"]
+    if result.obstacles:  # changes of runs that cannot be compared tell nothing
+        telling = [check for check in telling if check.verdict != "inconclusive"]
     shown = telling[:MAX_GATE_ROWS]
     rest = [check for check in checks if check not in shown]
     parts = []
@@ -414,32 +414,28 @@ def _gate_metrics(result: Data) -> str:
     return "\n\n".join(parts)
 
 
-def _is_telling(check: Data) -> bool:
+def _is_telling(check: CheckResult) -> bool:
     """Return whether a check is shown before anybody asks: what changed, or may have, or was required."""
-    if check["verdict"] != "inconclusive":
-        return check["verdict"] != "pass" or bool(check["requirement"])
-    if check["requirement"] or check["change"] is None or check["limit"] is None:
+    if check.verdict != "inconclusive":
+        return check.verdict != "pass" or bool(check.requirement)
+    if check.requirement or check.change is None or check.limit is None:
         return True
-    return bool(abs(check["change"]) > abs(check["limit"]))
+    return bool(abs(check.change) > abs(check.limit))
 
 
-def _without_repeated_reasons(checks: Sequence[Data], headline: str) -> list[Data]:
+def _without_repeated_reasons(checks: Sequence[CheckResult], headline: str) -> list[CheckResult]:
     """Return checks without reasons that stand elsewhere: in the headline, or as the limit that is broken."""
     explained = []
     for check in checks:
-        repeats = check["verdict"] == "regressed" or check["reason"] in headline
-        explained.append({**check, "reason": ""} if repeats else check)
+        repeats = check.verdict == "regressed" or check.reason in headline
+        explained.append(replace(check, reason="") if repeats else check)
     return explained
 
 
-def _rest_title(checks: Sequence[Data], *, is_all: bool) -> str:
-    """Return the title of the folded metrics.
-
-    >>> _rest_title([{"verdict": "pass"}, {"verdict": "pass"}], is_all=False)
-    '2 more metrics pass'
-    """
+def _rest_title(checks: Sequence[CheckResult], *, is_all: bool) -> str:
+    """Return the title of the folded metrics."""
     count = counted(len(checks), "metric" if is_all else "more metric")
-    if any(check["verdict"] != "pass" for check in checks):
+    if any(check.verdict != "pass" for check in checks):
         return count
     return f"{count} {'passes' if len(checks) == 1 else 'pass'}"
 
@@ -452,14 +448,16 @@ def _without_range(table: Table) -> Table:
     return replace(table, columns=columns, rows=rows)
 
 
-def _gate_details(result: Data) -> list[str]:
+def _gate_details(result: GateDocument) -> list[str]:
     """Return the folded parts: kernels and cells that moved most, and what could not be compared."""
-    moved = result.get("moved") or {}
+    moved = known(result.moved, None)
+    if moved is None:
+        return []
     parts = []
     for key in ("kernels", "cells"):
-        if (table := words.moved_table(key, moved.get(key) or ())) is not None:
+        if (table := words.moved_table(key, moved)) is not None:
             title = f"{key.capitalize()} that moved most"
             parts.append(folded(title, render_table(table, fold=False)))
-    if notes := moved.get("notes"):
-        parts.append(folded("What could not be compared", bullets(notes)))
+    if moved.notes:
+        parts.append(folded("What could not be compared", bullets(moved.notes)))
     return parts

@@ -8,7 +8,9 @@ import re
 
 import pytest
 from markdown_it import MarkdownIt
+from msgspec.structs import replace
 
+from tests.changes import unusable
 from tracekit.diffs import Side, diff, from_analysis, gate
 from tracekit.report import markdown as diff_markdown
 from tracekit.report import markdown as gate_markdown
@@ -27,17 +29,14 @@ def sides(make, scaled):
 
 
 def test_at_most_ten_annotations(sides):
-    result = gate(sides[1], sides[0]).to_dict()
-    result["checks"] = result["checks"][:1] * 30
-    lines = gate_github.github_annotations(result)
+    result = gate(sides[1], sides[0]).to_document()
+    lines = gate_github.github_annotations(replace(result, checks=result.checks[:1] * 30))
     assert len(lines) == 10
     assert lines[-1] == "::notice title=tracekit gate::and 21 more in the summary"
 
 
 def test_annotations_cannot_be_broken_by_what_they_say():
-    line = gate_github.github_annotations(
-        {"verdict": "error", "error": "a\nb%0A::", "checks": [], "waivers": []}
-    )[0]
+    line = gate_github.github_annotations(unusable("a\nb%0A::"))[0]
     assert "\n" not in line
     assert line.endswith("a%0Ab%250A::")
 
@@ -49,7 +48,7 @@ def test_markdown_shows_before_and_after_and_what_moved(make, scaled):
     slow = [{**cells[0], "ns": 1_500_000}]
     before = Side((from_analysis(old, name="old", cells=cells),), {})
     after = Side((from_analysis(new, name="new", cells=slow),), {})
-    text = gate_markdown.render_gate(gate(after, before).to_dict())
+    text = gate_markdown.render_gate(gate(after, before).to_document())
     text = text.replace("\N{NO-BREAK SPACE}", " ")
     assert "| ❌ regressed | step_ms | 100.0 ms | 110.0 ms | +10.0 % |" in text
     assert "| gemm&lt;a\\|b&gt;, forward | 20.00 ms | 30.00 ms | +10.00 ms (+50.0 %) |" in text
@@ -63,8 +62,8 @@ def test_names_in_a_pull_request_call_nobody_and_link_nowhere(make, scaled):
     new["kernels"][0]["ns"] = 30_000_000
     sides = [Side((from_analysis(document, name=f"`{name}`"),), {}) for document in (old, new)]
     for text in (
-        gate_markdown.render_gate(gate(sides[1], sides[0]).to_dict()),
-        diff_markdown.render_diff(diff(*sides).to_dict()),
+        gate_markdown.render_gate(gate(sides[1], sides[0]).to_document()),
+        diff_markdown.render_diff(diff(*sides).document),
     ):
         read = MarkdownIt("commonmark").enable("table").render(text)
         assert "everyone" in read
@@ -107,7 +106,7 @@ def test_a_saved_analysis_says_what_it_cannot_show(sides):
 
 
 def test_renderings_hold_the_same_facts(sides):
-    got = diff(sides[0], sides[1]).to_dict()
+    got = diff(sides[0], sides[1]).document
     page, text = diff_html.render_diff(got), diff_markdown.render_diff(got)
     for fragment in ("step_ms", "100.0 ms", "110.0 ms", "pp_comm", "rank 1"):
         assert fragment in page
@@ -134,7 +133,7 @@ def test_diff_command(command, save, scaled, tmp_path):
 
 
 def test_every_rendering_says_first_what_became_of_the_step(sides):
-    got = diff(sides[0], sides[1]).to_dict()
+    got = diff(sides[0], sides[1]).document
     sentence = "Typical step 100.0 ms → 110.0 ms (+10.0 %): slower"
     page, text = (
         diff_html.render_diff(got).replace("\N{NO-BREAK SPACE}", " "),
@@ -157,7 +156,7 @@ def printed(show, result, width=160):
 
 def test_too_few_steps_are_inconclusive_in_every_rendering(make):
     before, after = (Side((from_analysis(make((ms,)), name="x"),), {}) for ms in (100.0, 150.0))
-    got = diff(before, after).to_dict()
+    got = diff(before, after).document
     outcome = "Step 100.0 ms → 150.0 ms (+50.0 %): inconclusive (1 step before, 1 after; at least 5 are needed)"
     terminal_text = "\n".join(printed(diff_terminal.show_diff, got))
     for text in (terminal_text, diff_markdown.render_diff(got), diff_html.render_diff(got)):
@@ -170,7 +169,7 @@ def test_too_few_steps_are_inconclusive_in_every_rendering(make):
 
 
 def test_a_gate_names_both_sides_and_every_limit(sides):
-    lines = printed(diff_terminal.show_gate, gate(sides[1], sides[0]).to_dict())
+    lines = printed(diff_terminal.show_gate, gate(sides[1], sides[0]).to_document())
     assert lines[0].rstrip() == "before: old (8 steps) · after: new (8 steps)"
     assert lines[1].startswith("regressed: step_ms")
     rows = {line.split()[1]: line for line in lines if line.startswith(("regressed ", "pass "))}
@@ -181,19 +180,17 @@ def test_a_gate_names_both_sides_and_every_limit(sides):
 
 
 def test_on_80_columns_names_of_metrics_are_whole_and_reasons_stand_below(sides):
-    result = gate(sides[1], sides[0]).to_dict()
+    result = gate(sides[1], sides[0]).to_document()
     lines = printed(diff_terminal.show_gate, result, width=80)
     rows = {line.split()[1] for line in lines if line.startswith(("regressed ", "pass "))}
-    assert {
-        check["metric"] for check in result["checks"] if check["verdict"] == "regressed"
-    } <= rows
+    assert {check.metric for check in result.checks if check.verdict == "regressed"} <= rows
     text = " ".join(" ".join(lines).split())
     assert re.search(r"step_ms[\w., ]*: worse by more than 2\.9 %", text)
     assert all(len(line.rstrip()) <= 80 for line in lines)
 
 
 def test_below_110_columns_a_pass_without_reasons_keeps_its_likely_ranges(sides):
-    lines = printed(diff_terminal.show_gate, gate(sides[0], sides[0]).to_dict(), width=105)
+    lines = printed(diff_terminal.show_gate, gate(sides[0], sides[0]).to_document(), width=105)
     assert re.search(r"limit +likely range$", lines[2].rstrip())
     assert not any(line.startswith("  step_ms: ") for line in lines)
 
@@ -221,11 +218,11 @@ def test_a_pass_says_that_it_got_worse(make, scaled, factor, reason):
 )
 def test_the_limit_is_that_of_the_requirement(make, requirement, limit, limit_on, text):
     side = Side((from_analysis(make((100.0,) * 8), name="x"),), {})
-    check = gate(side, side, require=[requirement]).to_dict()["checks"][0]
-    assert (check["limit"], check["limit_on"]) == (pytest.approx(limit), limit_on)
+    check = gate(side, side, require=[requirement]).checks[0]
+    assert (check.limit, check.limit_on) == (pytest.approx(limit), limit_on)
     assert words.limit(check) == text
 
 
 def test_a_gate_without_a_baseline_names_the_candidate_alone(sides):
-    result = gate(sides[1], require=["step_ms < 200"]).to_dict()
+    result = gate(sides[1], require=["step_ms < 200"]).to_document()
     assert printed(diff_terminal.show_gate, result)[0].rstrip() == "after: new (8 steps)"

@@ -1,14 +1,15 @@
 """The wording of findings that changed between two runs, and of predicted against measured savings."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from tracekit._util.text import counted, percent
+from tracekit.documents.coding import known
+from tracekit.documents.diff import FindingChange, SavingCheck
+from tracekit.report.ci.words import Compared
 from tracekit.report.text import capitalize, short_ms, size
 
-Row = Mapping[str, Any]
 KIND_MARKS = {"new": "🆕", "worse": "🔺", "gone": "✅", "better": "🔽"}
 OUTCOME_WORDS = {
     "as_predicted": "as predicted",
@@ -52,17 +53,17 @@ class FindingLine(msgspec.Struct, frozen=True):
         return f"{self.text}{predicted}{advice}"
 
 
-def changed_findings(result: Row) -> list[FindingLine]:
+def changed_findings(result: Compared) -> list[FindingLine]:
     """Return the findings of a diff or gate that changed together with the step time, in words.
 
     None of runs that cannot be compared.
     """
-    return [_line(row) for row in _comparable_rows(result) if row["step_agrees"]]
+    return [_line(row) for row in _comparable_rows(result) if row.step_agrees]
 
 
-def undecided_findings(result: Row) -> list[FindingLine]:
+def undecided_findings(result: Compared) -> list[FindingLine]:
     """Return the findings that changed although the step time did not beyond its noise."""
-    return [_line(row) for row in _comparable_rows(result) if not row["step_agrees"]]
+    return [_line(row) for row in _comparable_rows(result) if not row.step_agrees]
 
 
 def undecided_note(count: int) -> str:
@@ -75,22 +76,22 @@ def undecided_note(count: int) -> str:
     return f"{counted(count, 'finding')} {verb}, but the step time does not beyond its noise"
 
 
-def _comparable_rows(result: Row) -> Sequence[Row]:
-    if result["obstacles"]:
+def _comparable_rows(result: Compared) -> Sequence[FindingChange]:
+    findings = result.findings
+    if result.obstacles or findings is None:
         return ()
-    rows: Sequence[Row] = result.get("findings") or ()
-    return rows
+    return known(findings, [])
 
 
-def _line(row: Row) -> FindingLine:
+def _line(row: FindingChange) -> FindingLine:
     predicted = ""
-    if row["predicted_saving_ns"] is not None:
-        predicted = f"predicted {_saving(row['predicted_saving_ns'], row['predicted_range_ns'])}"
+    if row.predicted_saving_ns is not None:
+        predicted = f"predicted {_saving(row.predicted_saving_ns, row.predicted_range_ns)}"
     return FindingLine(
-        kind=row["kind"],
+        kind=row.kind,
         cost=_cost(row),
-        text=_clip(row["text"]),
-        advice=_clip(row["advice"]),
+        text=_clip(row.text),
+        advice=_clip(row.advice),
         predicted=predicted,
     )
 
@@ -99,32 +100,25 @@ def _clip(text: str) -> str:
     return text if len(text) <= MAX_TEXT_LENGTH else text[: MAX_TEXT_LENGTH - 1] + "…"
 
 
-def _cost(row: Row) -> str:
-    """Return the cost of a finding before and after.
-
-    >>> row = {"cost_before_bytes": None, "cost_after_bytes": None, "cost_before_ns": 0, "cost_after_ns": 5_000_000}
-    >>> _cost({**row, "kind": "new", "share_after": 0.25})
-    '5.00 ms (25 % of the step)'
-    >>> _cost({**row, "kind": "worse", "cost_before_ns": 2_000_000, "share_after": 0.25})
-    '2.00 ms → 5.00 ms'
-    """
-    if row["cost_before_bytes"] is not None or row["cost_after_bytes"] is not None:
-        before = size(row["cost_before_bytes"] or 0)
-        after = size(row["cost_after_bytes"] or 0)
+def _cost(row: FindingChange) -> str:
+    """Return the cost of a finding before and after."""
+    if row.cost_before_bytes is not None or row.cost_after_bytes is not None:
+        before = size(row.cost_before_bytes or 0)
+        after = size(row.cost_after_bytes or 0)
         new_cost = after
         old_cost = f"{before} before"
     else:
-        before = short_ms(row["cost_before_ns"])
-        after = short_ms(row["cost_after_ns"])
-        new_cost = f"{after}{_share(row.get('share_after'))}"
-        old_cost = f"{before}{_share(row.get('share_before'))} before"
+        before = short_ms(row.cost_before_ns)
+        after = short_ms(row.cost_after_ns)
+        new_cost = f"{after}{_share(row.share_after)}"
+        old_cost = f"{before}{_share(row.share_before)} before"
     costs = {"new": new_cost, "gone": old_cost}
-    return costs.get(row["kind"], f"{before} → {after}")
+    return costs.get(row.kind, f"{before} → {after}")
 
 
-def _share(share: float | None) -> str:
+def _share(share: float) -> str:
     """Return a share of the step in brackets; empty for a slow step, which costs more than a step."""
-    return "" if share is None or share > 1 else f" ({percent(share, digits=0)} of the step)"
+    return "" if share > 1 else f" ({percent(share, digits=0)} of the step)"
 
 
 def _saving(saving_ns: int, range_ns: Sequence[int] | None) -> str:
@@ -159,56 +153,47 @@ def _range(least_ns: int, largest_ns: int) -> str:
     return f"{least} {unit} to {largest} {largest_unit}"
 
 
-def savings_sentence(result: Row) -> str:
-    """Return predicted against measured savings in one sentence; empty if there is nothing to say.
-
-    >>> savings = {"codes": ["data_loading"], "step": "typical", "predicted_saving_ns": 3_200_000,
-    ...     "predicted_range_ns": [3_200_000, 3_200_000], "measured_saving_ns": 2_900_000,
-    ...     "measured_range_ns": [2_500_000, 3_300_000], "added_cost_ns": 0, "outcome": "as_predicted"}
-    >>> savings_sentence({"savings": savings, "obstacles": []})
-    'Predicted −3.20 ms per step, measured −2.90 ms: as predicted'
-    >>> savings_sentence({"savings": {**savings, "outcome": "undecided"}, "obstacles": []})
-    'Predicted −3.20 ms per step, measured −2.90 ms: not decided, because the steps vary by more than that'
-    """
-    savings = result.get("savings")
-    if not savings or result["obstacles"]:
+def savings_sentence(result: Compared) -> str:
+    """Return predicted against measured savings in one sentence; empty if there is nothing to say."""
+    savings = known(result.savings, None)
+    if savings is None or result.obstacles:
         return ""
     return f"{_prediction(savings)}{_measurement(savings)}{_additions(savings)}"
 
 
-def _prediction(savings: Row) -> str:
+def _prediction(savings: SavingCheck) -> str:
     """Return the predicted saving; of several findings as a range, because they may share time."""
-    unit = "per mean step" if savings["step"] == "mean" else "per step"
-    least_ns, largest_ns = savings["predicted_range_ns"]
-    if len(savings["codes"]) == 1:
-        predicted = _saving(savings["predicted_saving_ns"], savings["predicted_range_ns"])
+    unit = "per mean step" if savings.step == "mean" else "per step"
+    least_ns, largest_ns = savings.predicted_range_ns
+    if len(savings.codes) == 1:
+        predicted = _saving(savings.predicted_saving_ns, savings.predicted_range_ns)
     elif least_ns == 0:
         predicted = f"up to {short_ms(-largest_ns)}"
     elif largest_ns - least_ns < MIN_RANGE_SHARE_TO_SHOW * largest_ns:
-        predicted = short_ms(-savings["predicted_saving_ns"])
+        predicted = short_ms(-savings.predicted_saving_ns)
     else:
         predicted = _range(least_ns, largest_ns)
-    together = "together " if len(savings["codes"]) > 1 else ""
+    together = "together " if len(savings.codes) > 1 else ""
     return capitalize(f"{together}predicted {predicted} {unit}")
 
 
-def _measurement(savings: Row) -> str:
+def _measurement(savings: SavingCheck) -> str:
     """Return the measured saving and how it compares."""
-    saving_ns = savings["measured_saving_ns"]
+    saving_ns = savings.measured_saving_ns
     sign = "+" if saving_ns < 0 else ""
     measured = f", measured {sign}{short_ms(-saving_ns)}"
-    outcome = savings["outcome"]
+    outcome = savings.outcome
     if outcome == "not_comparable":
         return "; not compared with the measured time, because the steps do different work"
     if outcome != "undecided":
         return f"{measured}: {OUTCOME_WORDS[outcome]}"
-    if savings["measured_range_ns"] is None:
+    if savings.measured_range_ns is None:
         return f"{measured}: not decided, because there are too few steps"
     return f"{measured}: not decided, because the steps vary by more than that"
 
 
-def _additions(savings: Row) -> str:
+def _additions(savings: SavingCheck) -> str:
     """Return what new and worse findings cost, which is in the measured time too; empty if nothing."""
-    if savings["added_cost_ns"] <= 0:
+    if savings.added_cost_ns <= 0:
         return ""
-    return f"; new and worse findings cost {short_ms(savings['added_cost_ns'])} of it"
+    return f"; new and worse findings cost {short_ms(savings.added_cost_ns)} of it"

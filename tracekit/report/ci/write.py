@@ -5,30 +5,28 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 from tracekit._util.text import terminal_lines
 from tracekit.analysis import Analysis
-from tracekit.documents.coding import encode
+from tracekit.documents.coding import encode, known
+from tracekit.documents.diff import DiffDocument
+from tracekit.documents.gate import CheckResult, GateDocument
 from tracekit.report.ci import words
+from tracekit.report.ci.words import Compared
 from tracekit.report.html import page
 from tracekit.report.markdown import render_diff, render_gate
 from tracekit.report.text import escape_workflow
 from tracekit.report.write import write_by_extension
 
-Data = Mapping[str, Any]
-Writers = Mapping[str, Callable[[Data], str]]
-"""Functions that return the text of a file, by extension."""
 
-
-def to_json(result: Data) -> str:
-    """Return plain data as JSON text."""
+def to_json(result: Compared) -> str:
+    """Return a diff or a verdict as JSON text."""
     return encode(result) + "\n"
 
 
 def write_diff(
-    result: Data,
+    result: DiffDocument,
     path: str | os.PathLike[str],
     *,
     analyses: tuple[Analysis, Analysis] | None = None,
@@ -38,12 +36,12 @@ def write_diff(
     write_by_extension(result, path, {**DIFF, ".html": render_page})
 
 
-def write_gate(result: Data, path: str | os.PathLike[str]) -> None:
+def write_gate(result: GateDocument, path: str | os.PathLike[str]) -> None:
     """Write a verdict to *path*: .json, .xml, .md or .txt."""
     write_by_extension(result, path, GATE)
 
 
-def github(result: Data, environment: Mapping[str, str] | None = None) -> list[str]:
+def github(result: GateDocument, environment: Mapping[str, str] | None = None) -> list[str]:
     """Append to the step summary of GitHub Actions and return the annotations to print.
 
     Empty elsewhere.
@@ -62,32 +60,36 @@ MAX_ANNOTATIONS = 10
 """Annotations of one run that GitHub shows."""
 
 
-def render_junit(result: Data) -> str:
+def render_junit(result: GateDocument) -> str:
     """Return the verdict as JUnit XML, one test case per metric.
 
     A regressed metric is a failure, a waived one is skipped, an inconclusive one is an error, or
     skipped if the gate passes in spite of it.
     """
-    suite_name = " ".join(filter(None, ("tracekit gate", result.get("name"))))
+    suite_name = " ".join(filter(None, ("tracekit gate", known(result.name, ""))))
     suite = ElementTree.Element("testsuite", name=suite_name)
-    if result["waivers"]:  # the schema wants properties first
+    if result.waivers:  # the schema wants properties first
         properties = ElementTree.SubElement(suite, "properties")
-        for waiver in result["waivers"]:
-            text = f"{waiver['status']} until {waiver['until']}: {waiver['reason']}"
+        for waiver in result.waivers:
+            text = f"{waiver.status} until {waiver.until}: {waiver.reason}"
             ElementTree.SubElement(
-                properties, "property", name=f"waiver {waiver['metric']}", value=text
+                properties, "property", name=f"waiver {waiver.metric}", value=text
             )
-    for check in result["checks"]:
-        case = _test_case(suite, check["requirement"] or check["metric"])
-        outcome = _junit_outcome(check, gate_passes=result["exit_code"] == 0)
+    for check in result.checks:
+        case = _test_case(suite, check.requirement or check.metric)
+        outcome = _junit_outcome(check, gate_passes=result.exit_code == 0)
         if outcome:
-            message = words.reason(check) if check["waiver"] else words.explain(check)
-            kind = {} if outcome == "skipped" else {"type": check["verdict"]}
-            ElementTree.SubElement(case, outcome, message=message, **kind)
+            message = words.reason(check) if check.waiver else words.explain(check)
+            attributes = {"message": message}
+            if outcome != "skipped":
+                attributes["type"] = check.verdict
+            ElementTree.SubElement(case, outcome, attributes)
         ElementTree.SubElement(case, "system-out").text = words.explain(check)
-    if result["verdict"] == "error":
+    if result.verdict == "error":
         case = _test_case(suite, "input")
-        ElementTree.SubElement(case, "error", message=result["error"], type="unusable input")
+        ElementTree.SubElement(
+            case, "error", message=known(result.error, ""), type="unusable input"
+        )
     for attribute, path in (
         ("tests", ""),
         ("failures", "/failure"),
@@ -102,17 +104,12 @@ def render_junit(result: Data) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'
 
 
-def render_metrics(result: Data) -> str:
-    r"""Return the candidate's level of each metric in the text format of Prometheus, which GitLab compares.
-
-    >>> check = {"metric": "exposed_ms.pp_comm", "after": 1.5}
-    >>> render_metrics({"checks": [check, {"metric": "step_ms", "after": None}]})
-    'tracekit_exposed_ms_pp_comm 1.5\n'
-    """
+def render_metrics(result: GateDocument) -> str:
+    r"""Return the candidate's level of each metric in the text format of Prometheus, which GitLab compares."""
     levels = {}
-    for check in result["checks"]:
-        if check["after"] is not None:
-            levels[_METRIC_SEPARATORS.sub("_", check["metric"])] = check["after"]
+    for check in result.checks:
+        if check.after is not None:
+            levels[_METRIC_SEPARATORS.sub("_", check.metric)] = check.after
     return "".join(f"tracekit_{name} {level:.6g}\n" for name, level in levels.items())
 
 
@@ -123,36 +120,32 @@ def _test_case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
     return ElementTree.SubElement(suite, "testcase", classname="tracekit.gate", name=name)
 
 
-def _junit_outcome(check: Data, *, gate_passes: bool) -> str | None:
+def _junit_outcome(check: CheckResult, *, gate_passes: bool) -> str | None:
     """Return the element that marks the outcome of a check; None if it passes."""
-    if check["verdict"] in ("pass", "improved"):
+    if check.verdict in ("pass", "improved"):
         return None
-    if check["waiver"]:
+    if check.waiver:
         return "skipped"
-    if check["verdict"] == "regressed":
+    if check.verdict == "regressed":
         return "failure"
     return "skipped" if gate_passes else "error"
 
 
-def github_annotations(result: Data) -> list[str]:
-    """Return the annotations as workflow commands of GitHub Actions, one line each, the worst first.
-
-    >>> github_annotations({"verdict": "error", "error": "a: no such file", "checks": [], "waivers": []})
-    ['::error title=tracekit gate::unusable input: a: no such file']
-    """
-    if result["verdict"] == "error":
+def github_annotations(result: GateDocument) -> list[str]:
+    """Return the annotations as workflow commands of GitHub Actions, one line each, the worst first."""
+    if result.verdict == "error":
         return [_annotation("error", "tracekit gate", words.headline(result))]
-    if result["verdict"] == "inconclusive" and result["obstacles"]:
+    if result.verdict == "inconclusive" and result.obstacles:
         return [_annotation("warning", "tracekit gate", words.headline(result))]
     lines = []
     for verdict in ("regressed", "inconclusive"):
-        for check in result["checks"]:
-            if check["verdict"] == verdict:
+        for check in result.checks:
+            if check.verdict == verdict:
                 lines.append(_check_annotation(check))
-    for waiver in result["waivers"]:
-        if waiver["status"] == "expired":
-            title = f"waiver of {waiver['metric']} expired"
-            lines.append(_annotation("warning", title, f"on {waiver['until']}: {waiver['reason']}"))
+    for waiver in result.waivers:
+        if waiver.status == "expired":
+            title = f"waiver of {waiver.metric} expired"
+            lines.append(_annotation("warning", title, f"on {waiver.until}: {waiver.reason}"))
     if len(lines) <= MAX_ANNOTATIONS:
         return lines
     shown = lines[: MAX_ANNOTATIONS - 1]
@@ -164,23 +157,28 @@ def github_annotations(result: Data) -> list[str]:
     ]
 
 
-def _check_annotation(check: Data) -> str:
-    metric = check["metric"]
+def _check_annotation(check: CheckResult) -> str:
+    metric = check.metric
     text = words.explain(check)
-    if check["waiver"]:
+    if check.waiver:
         return _annotation("notice", f"waived: {metric}", f"{text} ({words.reason(check)})")
-    level = "error" if check["verdict"] == "regressed" else "warning"
-    return _annotation(level, f"{check['verdict']}: {metric}", text)
+    level = "error" if check.verdict == "regressed" else "warning"
+    return _annotation(level, f"{check.verdict}: {metric}", text)
 
 
 def _annotation(level: str, title: str, text: str) -> str:
     return f"::{level} title={escape_workflow(title, also=':,')}::{escape_workflow(text)}"
 
 
-GATE: Writers = {
+GATE: Mapping[str, Callable[[GateDocument], str]] = {
     ".json": to_json,
     ".xml": render_junit,
     ".md": render_gate,
     ".txt": render_metrics,
 }
-DIFF: Writers = {".json": to_json, ".md": render_diff, ".html": page.render_diff}
+DIFF: Mapping[str, Callable[[DiffDocument], str]] = {
+    ".json": to_json,
+    ".md": render_diff,
+    ".html": page.render_diff,
+}
+"""Functions that return the text of a file, by extension."""

@@ -1,12 +1,13 @@
 """HTML pages of an analysis and of a diff: each is one file that opens offline, with charts from packed data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import FIGURES, Spread, by_rank
 from tracekit.documents.analysis import Figures
+from tracekit.documents.diff import DiffDocument, Waterfall
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
 from tracekit.report.ci import finding_words, words
 from tracekit.report.html.charts import (
@@ -213,10 +214,8 @@ def heat_map(spread: Spread | None) -> dict[str, Any] | None:
     }
 
 
-def render_diff(
-    result: Mapping[str, Any], *, analyses: tuple[Analysis, Analysis] | None = None
-) -> str:
-    """Return the page of a diff's plain data, with a timeline of both runs where their analyses are at hand."""
+def render_diff(result: DiffDocument, *, analyses: tuple[Analysis, Analysis] | None = None) -> str:
+    """Return the page of a diff, with a timeline of both runs where their analyses are at hand."""
     sides: list[DiffSide] = []
     for analysis in analyses or ():
         side = _timeline_side(analysis)
@@ -227,13 +226,13 @@ def render_diff(
     left_out: list[str] = []
     for side in sides:
         left_out += side.timeline.left_out
-    changes = result.get("waterfall")
+    changes = result.waterfall
     undecided = finding_words.undecided_findings(result)
     return render_page(
         "diff.html.j2",
         css=["page.css", "diff.css"],
         scripts=[*TIMELINE_SCRIPTS, "diff.js"],
-        data=DiffData(sides, result["comparable_cells"], _changed_rank(result)),
+        data=DiffData(sides, result.comparable_cells, _changed_rank(result)),
         lanes=bool(sides),
         left_out=left_out,
         result=result,
@@ -247,17 +246,15 @@ def render_diff(
     )
 
 
-def _changed_rank(result: Mapping[str, Any]) -> RankRemark | None:
+def _changed_rank(result: DiffDocument) -> RankRemark | None:
     """Return the rank whose compute changed, and what the diff says of it.
 
     None if no rank's compute explains it.
     """
-    changes = result.get("waterfall")
-    if not changes or not changes.get("compute_changed"):
+    changes = result.waterfall
+    if changes is None or not changes.compute_changed:
         return None
-    return RankRemark(
-        changes["rank"], "; ".join(result.get("story") or ["its compute changed most"])
-    )
+    return RankRemark(changes.rank, "; ".join(result.story or ["its compute changed most"]))
 
 
 def _timeline_side(analysis: Analysis) -> DiffSide | None:
@@ -273,23 +270,17 @@ def _timeline_side(analysis: Analysis) -> DiffSide | None:
     return DiffSide(timeline, schedule_data(analysis), shown_path)
 
 
-def diff_waterfall(result: Mapping[str, Any]) -> tuple[Rung, ...]:
-    """Return the bars of a waterfall from before to after; all changes sum to the difference.
-
-    >>> changes = [{"part": "x", "change_ms": 4}, {"part": "y", "change_ms": -1}, {"part": "z", "change_ms": 0}]
-    >>> bars = diff_waterfall({"before_ms": 10, "after_ms": 13, "changes": changes})
-    >>> [(bar.name, bar.ns) for bar in bars]
-    [('before', 10000000), ('x', 4000000), ('y', -1000000), ('after', 13000000)]
-    """
-    before_ns = round(1e6 * result["before_ms"])
-    after_ns = round(1e6 * result["after_ms"])
+def diff_waterfall(result: Waterfall) -> tuple[Rung, ...]:
+    """Return the bars of a waterfall from before to after; all changes sum to the difference."""
+    before_ns = round(1e6 * result.before_ms)
+    after_ns = round(1e6 * result.after_ms)
     min_change_ns = MIN_CHANGE_SHARE * (abs(after_ns - before_ns) or 1)
     changes = []
     rest_ns = after_ns - before_ns
-    for row in result["changes"]:
-        change_ns = round(1e6 * row["change_ms"])
+    for row in result.changes:
+        change_ns = round(1e6 * row.change_ms)
         if abs(change_ns) >= min_change_ns:
-            changes.append((row["part"], change_ns))
+            changes.append((row.part, change_ns))
             rest_ns -= change_ns
     if abs(rest_ns) > len(changes):  # more than what rounding leaves
         changes.append(("smaller changes", rest_ns))
