@@ -69,7 +69,9 @@ def test_the_first_place_of_transfers_is_a_long_transfer_and_of_waits_a_long_wai
     context = SimpleNamespace(analysis=SimpleNamespace(tables={"operations": operations}))
     places = longest_operations(context, "dp_comm")
     assert [location.name for location in places] == ["transfers", "is half hidden", "waits"]
-    assert longest_operations(context, "dp_comm", waits=True)[0].name == "waits"
+    assert (places[0].start_ns, places[0].end_ns) == (210, 240)  # without its wait
+    longest_wait = longest_operations(context, "dp_comm", waits=True)[0]
+    assert (longest_wait.name, longest_wait.start_ns, longest_wait.end_ns) == ("waits", 0, 90)
 
 
 ONCE_PER_MICROBATCH = ([8, 4] * 4, [10, 12, 30, 32, 50, 52, 70, 72], [0, 20, 40, 60])

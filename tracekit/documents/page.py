@@ -69,7 +69,7 @@ class RankTrack(Struct, frozen=True, omit_defaults=True):
     label_causes: Mapping[str, Mapping[int, int]] | UnsetType = UNSET
     """Exposed time in ns by label and number of the cause, where single events were not kept."""
     host: PackedColumns | UnsetType = UNSET
-    """Ranges of the host: start, length, lane and number of the name."""
+    """Ranges of the host: start, length, lane, thread and number of the name."""
     memory: PackedColumns | UnsetType = UNSET
     """Memory in KiB over time in microseconds."""
 

@@ -280,9 +280,10 @@ def _transfer_rate(context: Context, label: str) -> float | None:
 
 
 def longest_operations(context: Context, label: str, *, waits: bool = False) -> tuple[Place, ...]:
-    """Return the operations of a label with the longest exposed transfer, or that wait longest.
+    """Return the longest exposed transfers of a label, or its longest waits for other ranks.
 
-    Waiting for another rank is no transfer: where it is known, it is not counted.
+    A place is the part of an operation that is meant: it waits first and then transfers. Where the
+    wait is not known, it is the whole operation.
     """
     operations = context.analysis.tables["operations"].filter(
         pl.col("label").cast(pl.String) == label
@@ -290,8 +291,14 @@ def longest_operations(context: Context, label: str, *, waits: bool = False) -> 
     exposed_ns = pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns")
     shown_ns = pl.col("wait_ns") if waits else pl.col("transfer_ns").fill_null(exposed_ns)
     exposed = operations.with_columns(shown_ns=pl.min_horizontal(shown_ns, exposed_ns))
+    wait_end_ns = pl.col("start_ns") + pl.col("wait_ns")
+    transfer_start_ns = pl.col("end_ns") - pl.col("transfer_ns")
     rows = exposed.top_k(5, by="shown_ns").select(
-        "rank", "step", "start_ns", "end_ns", pl.col("what").cast(pl.String)
+        "rank",
+        "step",
+        "start_ns" if waits else transfer_start_ns.fill_null(pl.col("start_ns")).alias("start_ns"),
+        wait_end_ns.fill_null(pl.col("end_ns")).alias("end_ns") if waits else "end_ns",
+        pl.col("what").cast(pl.String),
     )
     return places_of(rows)
 

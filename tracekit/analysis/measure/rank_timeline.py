@@ -13,17 +13,17 @@ from tracekit._util.arrays import group_rows
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.columns import to_int64
 from tracekit.metrics.causes import EVENT_CAUSES
-from tracekit.schema import RankEvents
+from tracekit.schema import RankEvents, conform
 
-MAX_HOST_RANGES = 20_000
-"""Host ranges of one rank that are kept, the longest."""
+MAX_HOST_RANGES = 50_000
+"""Host ranges of one rank that are kept, the longest: about 0.4 MB in the page."""
 MAX_RANKS_WITH_EVENTS = 64
 """Ranks of a run up to which single events are kept: at 100,000 events they take 4 MB a rank."""
 MAX_TEXT_LETTERS = 300
 """Letters kept of a chain of operators or ranges; the innermost are at its end."""
 
 DESCRIPTION_TEXTS = ("name", "label", "pass", "module", "annotations", "chain", "rule", "source")
-HOST_LANES = ("ranges", "operators", "waiting calls")
+HOST_LANES = ("ranges", "Python", "operators", "waiting calls")
 EVENT_TIMES = pl.Schema(
     {
         "id": pl.Int64(),  # as in EVENTS
@@ -34,7 +34,13 @@ EVENT_TIMES = pl.Schema(
     }
 )
 HOST_RANGES = pl.Schema(
-    {"lane": pl.Enum(HOST_LANES), "name": pl.String(), "start_ns": pl.Int64(), "end_ns": pl.Int64()}
+    {
+        "lane": pl.Enum(HOST_LANES),
+        "thread": pl.Int64(),  # counted from 0 in order of the first range, over all lanes
+        "name": pl.String(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+    }
 )
 
 
@@ -48,7 +54,7 @@ class RankTimeline:
     descriptions: pl.DataFrame
     """``DESCRIPTION_TEXTS`` and ``stream``; null where a text is unknown."""
     host: pl.DataFrame
-    """``HOST_RANGES``, sorted by start."""
+    """``HOST_RANGES``, sorted by start, of equal starts the longest first: an inner range follows the one around it."""
     host_count: int
     """Host ranges before the shortest were left out."""
     causes: pl.DataFrame = field(default_factory=EVENT_CAUSES.to_frame)
@@ -85,7 +91,7 @@ def rank_timeline(
     columns = [texts[name].codes for name in DESCRIPTION_TEXTS if name != "source"]
     description, first_row = group_rows(*columns, source_codes, stream)
     described = gpu_events[first_row]
-    host, host_count = _host_ranges(rank.events, waiting_calls)
+    host, host_count = _host_ranges(rank.events, waiting_calls, frames)
     return RankTimeline(
         rank=rank.source.rank,
         events=gpu_events.with_columns(description=pl.Series(description)).select(
@@ -128,33 +134,31 @@ _RANGE_LANES = {"annotation": "ranges", "cpu_op": "operators"}
 """Lane of each kind of range of the host."""
 
 
-def _host_ranges(events: pl.DataFrame, waiting_calls: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Return the longest named ranges, outermost operators and waiting calls of the host, and how many there were."""
-    ranges = (
-        events.select("kind", "tid", "name", "start_ns", "end_ns")
-        .filter(pl.col("kind").is_in(list(_RANGE_LANES)))
-        .sort("start_ns", "end_ns", descending=[False, True])
+def _host_ranges(
+    events: pl.DataFrame, waiting_calls: pl.DataFrame, frames: pl.DataFrame | None
+) -> tuple[pl.DataFrame, int]:
+    """Return the longest ranges of the host (``HOST_RANGES``), and how many there were."""
+    columns = (pl.col("tid").cast(pl.Int64), pl.col("name").cast(pl.String), "start_ns", "end_ns")
+    ranges = events.filter(pl.col("kind").is_in(list(_RANGE_LANES)))
+    range_lane = pl.col("kind").cast(pl.String).replace_strict(_RANGE_LANES)
+    of_lanes = [
+        _longest(ranges).select(range_lane.alias("lane"), *columns),
+        _longest(waiting_calls.filter("blocks")).select(
+            pl.lit("waiting calls").alias("lane"), *columns
+        ),
+    ]
+    count = len(ranges) + int(waiting_calls["blocks"].sum())
+    if frames is not None:
+        of_lanes.append(_longest(frames).select(pl.lit("Python").alias("lane"), *columns))
+        count += len(frames)
+    host = _longest(pl.concat(of_lanes)).sort("start_ns", -pl.col("end_ns"), maintain_order=True)
+    threads = host.unique("tid", keep="first", maintain_order=True).select("tid")
+    numbered = host.join(
+        threads.with_row_index("thread"), on="tid", nulls_equal=True, maintain_order="left"
     )
-    # An operator is outermost if all operators that began before it on its thread have ended.
-    reach_ns = pl.col("end_ns").cum_max().shift(1).over("kind", "tid")
-    ranges = ranges.filter(
-        (pl.col("kind") == "annotation") | (pl.col("start_ns") >= reach_ns).fill_null(value=True)
-    )
-    calls = waiting_calls.filter("blocks")
-    longest = []
-    for table in (ranges, calls):
-        longest.append(table.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns")))
-    lanes = (pl.col("kind").cast(pl.String).replace_strict(_RANGE_LANES), pl.lit("waiting calls"))
-    columns = (pl.col("name").cast(pl.String), "start_ns", "end_ns")
-    host = pl.concat(
-        [
-            table.select(lane.alias("lane"), *columns)
-            for table, lane in zip(longest, lanes, strict=True)
-        ]
-    )
-    host = host.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns")).sort(
-        "start_ns", -pl.col("end_ns")
-    )
-    return host.select(pl.col(name).cast(dtype) for name, dtype in HOST_RANGES.items()), len(
-        ranges
-    ) + len(calls)
+    return conform(numbered, HOST_RANGES), count
+
+
+def _longest(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return the longest ranges, at most ``MAX_HOST_RANGES``."""
+    return ranges.top_k(MAX_HOST_RANGES, by=pl.col("end_ns") - pl.col("start_ns"))

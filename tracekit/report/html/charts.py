@@ -64,7 +64,14 @@ LANES: Mapping[str, Sequence[str]] = {
 """Labels of each lane of a rank."""
 MAX_PATH_PIECES = 200_000
 """Pieces of the critical path that the page holds, the longest."""
-HOST_COLOURS = {"ranges": "#C3B1D6", "operators": "#8A97A3", "waiting calls": "#B5473C"}
+HOST_COLOURS = {
+    "ranges": "#C3B1D6",
+    "Python": "#D9C58B",
+    "operators": "#8A97A3",
+    "waiting calls": "#B5473C",
+}
+MAX_HOST_RANGES_ON_PAGE = 400_000
+"""Host ranges that the page holds, the longest of each rank."""
 MAX_CHOICES = 16
 """Pipelines and steps that a page holds."""
 MAX_CELLS = 60_000
@@ -149,7 +156,9 @@ def timeline_data(
     if analysis.tables["timeline"].is_empty():
         return None
     timelines = _page_timelines(analysis)
-    shown = _without_shortest(timelines, max_events)
+    with_longest_events = _without_shortest(timelines, max_events)
+    rank_count = len(timelines)
+    shown = [_with_fewer_host_ranges(timeline, rank_count) for timeline in with_longest_events]
     descriptions, numbers = _shared_descriptions(shown)
     text_numbers = _number_texts(descriptions, shown)
     present = set(descriptions["label"].to_list())
@@ -288,6 +297,15 @@ def _without_shortest(timelines: Sequence[RankTimeline], max_events: int) -> Seq
     return shortened
 
 
+def _with_fewer_host_ranges(timeline: RankTimeline, rank_count: int) -> RankTimeline:
+    """Return the timeline with a rank's share of the host ranges that a page holds."""
+    max_ranges = MAX_HOST_RANGES_ON_PAGE // rank_count
+    if len(timeline.host) <= max_ranges:
+        return timeline
+    longest = timeline.host.top_k(max_ranges, by=pl.col("end_ns") - pl.col("start_ns"))
+    return replace(timeline, host=longest.sort("start_ns", -pl.col("end_ns")))
+
+
 def _left_out(
     analysis: Analysis, timelines: Sequence[RankTimeline], shown: Sequence[RankTimeline]
 ) -> list[str]:
@@ -355,7 +373,7 @@ def _rank_data(
     )
     description = pl.lit(pl.Series(description_numbers)).gather("description")
     lanes = timeline.host.select(
-        *times, lane=pl.col("lane").to_physical(), name=_text_number("name", text_numbers)
+        *times, "thread", lane=pl.col("lane").to_physical(), name=_text_number("name", text_numbers)
     )
     return documents.RankTrack(
         rank,

@@ -18,11 +18,12 @@
     const show = async (choice) => {
       const { kinds, rows, ranks, step, cells, sections, end_ns, shaded, origin_ns } = choices[choice];
       const allKinds = [...kinds, { name: "", colour: "ink" }];
-      // Time 0 of the pipeline on the timeline's axis, in ms.
+      // The timeline's time at which the pipeline starts, in ms: both axes count from the same moment.
       const shift = main ? Number(BigInt(origin_ns) - BigInt(main.origin_ns)) / 1e6 : 0;
       let hasPath = false;
       const groups = await Promise.all(sections.map(async ({ name, boxes: packed }) => {
         const boxes = await columns.unpackTimes(packed), isMeasured = name === "measured";
+        for (let i = 0; i < boxes.count; i++) { boxes.start[i] += shift; boxes.end[i] += shift; }
         const indices = rows.map(() => []);
         for (let i = 0; i < boxes.count; i++) indices[boxes.row[i]].push(i);
         hasPath ||= isMeasured && boxes.path_ns?.some((time) => time > 0);
@@ -64,13 +65,14 @@
         }
       };
       const open = ({ row, box, boxes }) => {
-        if (row.isMeasured && main) showMoment({ rank: row.rankNumber, from: boxes.start[box] + shift, to: boxes.end[box] + shift });
+        if (row.isMeasured && main) showMoment({ rank: row.rankNumber, from: boxes.start[box], to: boxes.end[box] });
       };
       const ideal = groups.find(({ name }) => name === "ideal"), isCell = (row, i) => row.boxes.stage[i] >= 0;
-      const idealEnd = Math.max(0, ...(ideal?.rows ?? []).map((row) => row.tracks.reduce(
-        (latest, track) => track.index.reduce((end, i) => (isCell(row, i) ? Math.max(end, row.boxes.end[i]) : end), latest), 0)));
-      offerFit(idealEnd, end_ns / 1e6);
-      drawn.schedule = charts.create(byId("schedule-chart"), { groups, kinds: allKinds, begin: 0, end: end_ns / 1e6, hidden, overlay, open });
+      const idealEnd = Math.max(shift, ...(ideal?.rows ?? []).map((row) => row.tracks.reduce(
+        (latest, track) => track.index.reduce((end, i) => (isCell(row, i) ? Math.max(end, row.boxes.end[i]) : end), latest), shift)));
+      const end = shift + end_ns / 1e6;
+      offerFit(shift, idealEnd, end);
+      drawn.schedule = charts.create(byId("schedule-chart"), { groups, kinds: allKinds, begin: shift, end, hidden, overlay, open });
       charts.drawLegend(byId("schedule-legend"), drawn.schedule, kinds,
         [shaded ? "lighter: later chunk" : "", hasPath ? "bar below: on the critical path" : ""].filter(Boolean).join(" · "));
     };
@@ -82,13 +84,13 @@
   }
 
   // Where the ideal is much shorter than the run, a button zooms to its length, and back.
-  function offerFit(idealEnd, end) {
+  function offerFit(begin, idealEnd, end) {
     const MAX_SHARE = 0.5, button = byId("schedule-fit"), names = ["fit ideal", "show all"];
-    button.parentElement.hidden = !(idealEnd > 0 && idealEnd < MAX_SHARE * end);
+    button.parentElement.hidden = !(idealEnd > begin && idealEnd - begin < MAX_SHARE * (end - begin));
     [button.textContent] = names;
     button.onclick = () => {
       const isFitted = button.textContent === names[1];
-      drawn.schedule.setWindow(0, isFitted ? end : idealEnd * 1.02);
+      drawn.schedule.setWindow(begin, isFitted ? end : idealEnd + 0.02 * (idealEnd - begin));
       button.textContent = names[Number(!isFitted)];
     };
   }

@@ -6,6 +6,7 @@ const timelines = (() => {
   const MAX_OPEN_RANKS = 8; // of more ranks (over all sources), each is one line until it is opened
   const MAX_RANK_BUTTONS = 16; // of more ranks, a field takes their numbers instead
   const MAX_PINNED_AT_FIRST = 3;
+  const MAX_HOST_DEPTH = 24; // ranges of the host below each other; deeper ones are drawn over the last
   // Height of a rank's one line, by the number of ranks.
   const lineHeight = (count) => (count <= 16 ? 18 : count <= 64 ? 13 : 10);
   const HEIGHTS = { path: 7, cells: 17, compute: 24, lane: 13, host: 11, memory: 34 };
@@ -109,16 +110,23 @@ const timelines = (() => {
       };
     }
 
-    function hostRow(source, rank, lane) {
-      const { host } = rank, indices = [];
-      for (let i = 0; i < host.count; i++) if (host.lane[i] === lane) indices.push(i);
-      if (!indices.length) return null;
-      const made = tracks.makeTracks(host, indices), { name } = first.host[lane];
-      return {
-        name, height: HEIGHTS.host * made.length, tracks: made, source, rank, host: true,
-        describe: (i) => `${source.run.texts[host.name[i]] ?? ""}\nhost, ${name} · ${rankTitle(source, rank)}\n${timesOf(host, i)}`,
-        text: (i) => source.run.texts[host.name[i]] ?? "",
-      };
+    // The rows of a lane of the host, one per thread: inner ranges below those around them.
+    function hostRows(source, rank, lane) {
+      const { host } = rank, byThread = new Map();
+      for (let i = 0; i < host.count; i++) {
+        if (host.lane[i] !== lane) continue;
+        if (!byThread.has(host.thread[i])) byThread.set(host.thread[i], []);
+        byThread.get(host.thread[i]).push(i);
+      }
+      const { name } = first.host[lane], lone = byThread.size === 1;
+      return [...byThread].sort(([one], [other]) => one - other).map(([thread, indices]) => {
+        const made = tracks.makeTracks(host, indices, MAX_HOST_DEPTH), title = lone ? name : `${name}, thread ${thread}`;
+        return {
+          name: title, height: HEIGHTS.host * made.length, tracks: made, source, rank, host: true,
+          describe: (i) => `${source.run.texts[host.name[i]] ?? ""}\nhost, ${title} · ${rankTitle(source, rank)}\n${timesOf(host, i)}`,
+          text: (i) => source.run.texts[host.name[i]] ?? "",
+        };
+      });
     }
 
     // What the name of a rank's group does, and what it says.
@@ -184,7 +192,7 @@ const timelines = (() => {
             + (point[2] === null ? "" : `, ${point[2].toPrecision(3)} GB reserved`),
         });
       }
-      if (rank.host && state.lanes.has("host")) first.host.forEach((_, lane) => rows.push(hostRow(source, rank, lane)));
+      if (rank.host && state.lanes.has("host")) first.host.forEach((_, lane) => rows.push(...hostRows(source, rank, lane)));
       return { ...groupOptions(source, s, rank), rows: rows.filter(Boolean) };
     }
 
@@ -735,8 +743,9 @@ const timelines = (() => {
         }
       }
     }
+    const usedHostLanes = new Set(sources.flatMap(({ run }) => run.ranks.flatMap(({ host }) => [...new Set(host?.lane ?? [])])));
     const legendKinds = () => kinds.map((kind, i) => {
-      const used = i < extraKind ? !options.colouring?.() : i < eventKinds ? options.colouring?.() : state.lanes.has("host");
+      const used = i < extraKind ? !options.colouring?.() : i < eventKinds ? options.colouring?.() : state.lanes.has("host") && (i >= hostKind + first.host.length || usedHostLanes.has(i - hostKind));
       return used ? kind : { ...kind, name: "" };
     });
 

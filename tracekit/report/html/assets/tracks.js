@@ -20,11 +20,11 @@ const tracks = (() => {
 
   // Spread boxes over tracks: each box goes to the first track that is free when it starts.
   // `boxes` is { start, end, kind } in ms, `indices` are the boxes of this row, in order of start.
-  function makeTracks(boxes, indices) {
+  function makeTracks(boxes, indices, maxTracks = MAX_TRACKS) {
     const lists = [], ends = [];
     for (const i of indices) {
       let level = 0;
-      while (level < lists.length && ends[level] > boxes.start[i] && level < MAX_TRACKS - 1) level++;
+      while (level < lists.length && ends[level] > boxes.start[i] && level < maxTracks - 1) level++;
       if (level === lists.length) { lists.push([]); ends.push(-Infinity); }
       lists[level].push(i);
       ends[level] = Math.max(ends[level], boxes.end[i]);
