@@ -21,17 +21,29 @@ def test_hovering_a_cell_tells_its_facts(look, pages):
     page.mouse.move(box["x"] + 132, box["y"] + 50)  # rank 0's first forward
     tip = page.locator("#tip")
     tip.wait_for(state="visible")
-    assert re.match(
-        r"forward · rank 0 · measured\nstage 0, micro-batch 0\n0\.000 to ", tip.inner_text()
+    facts = re.match(
+        r"forward · rank 0 · measured\nstage 0, micro-batch 0\n([\d.]+) to ", tip.inner_text()
+    )
+    assert float(facts[1]) == pytest.approx(start_of_pipeline_ms(page), abs=0.001)
+
+
+def start_of_pipeline_ms(page):
+    """When the pipeline starts on the timeline, which the schedule's axis shares."""
+    return page.evaluate(
+        "(() => { const data = JSON.parse(document.getElementById('data').textContent);"
+        "const [{ origin_ns }] = data.schedule.choices, [{ timeline }] = data.timelines;"
+        "return Number(BigInt(origin_ns) - BigInt(timeline.origin_ns)) / 1e6; })()"
     )
 
 
 def zoom_of(page):
-    """The window of the schedule chart, in per cent of its time axis."""
+    """The window of the schedule chart, in per cent of the pipeline's time."""
+    start_ms = start_of_pipeline_ms(page)
     return page.evaluate(
-        "(() => { const chart = tracekit.drawn.schedule, [from, to] = chart.window();"
+        "(start) => { const chart = tracekit.drawn.schedule, [from, to] = chart.window();"
         "const { end_ns } = JSON.parse(document.getElementById('data').textContent).schedule.choices[0];"
-        "return [from, to].map((time) => 1e8 * time / end_ns); })()"
+        "return [from, to].map((time) => 1e8 * (time - start) / end_ns); }",
+        start_ms,
     )
 
 

@@ -118,9 +118,9 @@ const timelines = (() => {
         if (!byThread.has(host.thread[i])) byThread.set(host.thread[i], []);
         byThread.get(host.thread[i]).push(i);
       }
-      const { name } = first.host[lane], lone = byThread.size === 1;
-      return [...byThread].sort(([one], [other]) => one - other).map(([thread, indices]) => {
-        const made = tracks.makeTracks(host, indices, MAX_HOST_DEPTH), title = lone ? name : `${name}, thread ${thread}`;
+      const { name } = first.host[lane];
+      return [...byThread].sort(([one], [other]) => one - other).map(([thread, indices], i) => {
+        const made = tracks.makeTracks(host, indices, MAX_HOST_DEPTH), title = i ? `${name}, thread ${thread}` : name;
         return {
           name: title, height: HEIGHTS.host * made.length, tracks: made, source, rank, host: true,
           describe: (i) => `${source.run.texts[host.name[i]] ?? ""}\nhost, ${title} · ${rankTitle(source, rank)}\n${timesOf(host, i)}`,
