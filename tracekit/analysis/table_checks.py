@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ from tracekit.metrics.memory.history import (
 )
 from tracekit.metrics.memory.leaks import LEAKS
 from tracekit.metrics.memory.rank_contents import STACKS, STEP_STARTS
-from tracekit.schema import CELLS, EVENTS, LABELS, PASSES, PHASES, RankEvents, Source
+from tracekit.schema import CELLS, EVENTS, LABELLED, LABELS, PASSES, PHASES, RankEvents, Source
 from tracekit.store.checks import (
     LATEST_NS,
     is_number_of_an_event,
@@ -108,17 +108,11 @@ def check_rank_tables(tables: RankTables, fields: Mapping[str, Any]) -> None:
     parts = tables.steps.height
     if len(tables.timed_steps) != parts:
         raise ValueError(f"there are {len(tables.timed_steps)} timed steps of {parts}")
-    expected = _expected_columns()
+    expected = _expected_tables()
     for name, table in _named_tables(tables, ""):
-        # The tables of single steps have the columns of those of the whole window.
-        schema = expected.get(name.replace("by_step.", "window."))
-        if schema is None or table.schema != schema:
+        if name not in expected or table.schema != expected[name].schema:
             raise ValueError(f"{name} has other columns than tracekit writes")
-        check_values(table, schema, name=name, parts=parts)
-    if tables.memory is not None:
-        line = tables.memory.figures.line
-        if not len(line.at_ns) == len(line.allocated) == len(line.reserved):
-            raise ValueError("the memory over time has columns of different lengths")
+        _check_columns(table, expected[name].checks, name=name, parts=parts)
     for name, measures in (("window", tables.window), ("by_step", tables.by_step)):
         _check_intervals(measures.covered, name=f"{name}.covered", parts=parts)
         if len(measures.budgets) not in (1, parts) or len(measures.weak) != len(measures.budgets):
@@ -211,60 +205,112 @@ def check_values(table: pl.DataFrame, schema: pl.Schema, *, name: str, parts: in
     Traceback (most recent call last):
     ValueError: phases has rows of a step that is not there
     """
-    for column_name in REQUIRED_COLUMNS.intersection(schema):
-        if table.get_column(column_name).null_count():
-            raise ValueError(f"{name} has rows without {column_name}")
-    for column_name in schema:
-        words = WORDS.get(f"{name}.{column_name}", WORDS.get(column_name))
-        if words is None or schema[column_name] != pl.String:
-            continue
-        if not words.issuperset(set(table.get_column(column_name))):
-            raise ValueError(f"{name} has words that tracekit does not use: {column_name}")
-    _check_finite(table, name=name)
-    if "id" in schema and not is_number_of_an_event(table.get_column("id")):
-        raise ValueError(f"{name} has numbers that no event has")
-    for column_name in _checked_columns(schema):
-        column = table.get_column(column_name)
-        if column_name in TIME_COLUMNS and not is_time_of_a_clock(column):
-            raise ValueError(f"{name} has times that no clock shows")
-        if column_name not in TIME_COLUMNS and is_total_too_large(column):
-            raise ValueError(f"{name} has sums that cannot be: {column_name}")
-    has_both = "start_ns" in schema and "end_ns" in schema
-    if has_both and (table.get_column("end_ns") < table.get_column("start_ns")).any():
-        raise ValueError(f"{name} has rows that end before they start")
-    if "part" in schema and not _is_within(table.get_column("part"), parts):
+    _check_columns(table, _ColumnChecks.of(name, schema), name=name, parts=parts)
+
+
+class _ColumnChecks(NamedTuple):
+    """What is checked of which columns of a table."""
+
+    required: tuple[str, ...]
+    words: tuple[tuple[str, frozenset[str | None]], ...]
+    floats: tuple[str, ...]
+    times: tuple[str, ...]
+    sums: tuple[str, ...]
+    """Columns of durations and counts."""
+    has_ids: bool
+    has_intervals: bool
+    has_parts: bool
+
+    @classmethod
+    def of(cls, name: str, schema: pl.Schema) -> _ColumnChecks:
+        """Return the checks of a table with the columns of *schema*, by its name."""
+        words = []
+        times = []
+        sums = []
+        for column, dtype in schema.items():
+            allowed = WORDS.get(f"{name}.{column}", WORDS.get(column))
+            if allowed is not None and dtype == pl.String:
+                words.append((column, allowed))
+            is_checked = column.endswith("ns") or column in COUNT_COLUMNS
+            if is_checked and dtype.is_numeric():
+                (times if column in TIME_COLUMNS else sums).append(column)
+        return cls(
+            required=tuple(REQUIRED_COLUMNS.intersection(schema)),
+            words=tuple(words),
+            floats=tuple(column for column, dtype in schema.items() if dtype.is_float()),
+            times=tuple(times),
+            sums=tuple(sums),
+            has_ids="id" in schema,
+            has_intervals="start_ns" in schema and "end_ns" in schema,
+            has_parts="part" in schema,
+        )
+
+
+def _check_columns(table: pl.DataFrame, checks: _ColumnChecks, *, name: str, parts: int) -> None:
+    """Raise ``ValueError`` as ``check_values`` does."""
+    if table.is_empty():
+        return
+    for column in checks.required:
+        if table.get_column(column).null_count():
+            raise ValueError(f"{name} has rows without {column}")
+    for column, words in checks.words:
+        if not words.issuperset(table.get_column(column).to_list()):
+            raise ValueError(f"{name} has words that tracekit does not use: {column}")
+    for column in checks.floats:
+        # A sum is finite if all its numbers are; nulls do not count.
+        if not isfinite(table.get_column(column).sum()):
+            raise ValueError(f"{name} has numbers that are not finite: {column}")
+    _check_numbers_of_columns(table, checks, name=name)
+    if checks.has_intervals:
+        duration_ns = table.get_column("end_ns") - table.get_column("start_ns")
+        if (duration_ns.min() or 0) < 0:  # type: ignore[operator]  # polars types it as any value
+            raise ValueError(f"{name} has rows that end before they start")
+    if checks.has_parts and not _is_within(table.get_column("part"), parts):
         raise ValueError(f"{name} has rows of a step that is not there")
 
 
-def _check_finite(table: pl.DataFrame, *, name: str) -> None:
-    """Raise ``ValueError`` if a column has a number that is infinite or not a number."""
-    for column in table:
-        # A sum is finite if all its numbers are; nulls do not count.
-        if column.dtype.is_float() and not isfinite(column.sum()):
-            raise ValueError(f"{name} has numbers that are not finite: {column.name}")
-
-
-def _checked_columns(schema: pl.Schema) -> list[str]:
-    """Return the columns of times, durations and counts."""
-    names = []
-    for name, dtype in schema.items():
-        is_checked = name.endswith("ns") or name in COUNT_COLUMNS
-        if is_checked and dtype.is_numeric():
-            names.append(name)
-    return names
+def _check_numbers_of_columns(table: pl.DataFrame, checks: _ColumnChecks, *, name: str) -> None:
+    """Raise ``ValueError`` if a column has a number that cannot be one of its kind."""
+    if checks.has_ids and not is_number_of_an_event(table.get_column("id")):
+        raise ValueError(f"{name} has numbers that no event has")
+    for column in checks.times:
+        if not is_time_of_a_clock(table.get_column(column)):
+            raise ValueError(f"{name} has times that no clock shows")
+    for column in checks.sums:
+        if is_total_too_large(table.get_column(column)):
+            raise ValueError(f"{name} has sums that cannot be: {column}")
 
 
 def _is_within(column: pl.Series, count: int) -> bool:
     """Return whether all values of a column are from 0 to *count*, exclusive."""
-    return not len(column) or bool(((column >= 0) & (column < count)).all())
+    least = column.min()
+    most = column.max()
+    if least is None or most is None:
+        return True
+    return bool(least >= 0 and most < count)  # type: ignore[operator]  # polars types them as any value
+
+
+class _Expected(NamedTuple):
+    """Columns of a table that tracekit writes, and what is checked of them."""
+
+    schema: pl.Schema
+    checks: _ColumnChecks
 
 
 @lru_cache(maxsize=1)
-def _expected_columns() -> Mapping[str, pl.Schema]:
+def _expected_tables() -> Mapping[str, _Expected]:
     """Return the columns of each table: those of a rank without events, and those of ``ONLY_SOMETIMES``."""
     nothing = RankEvents(EVENTS.to_frame(), Source("", "kineto", 0, "option"))
-    tables = dict(_named_tables(rank_tables(nothing), ""))
-    return {name: table.schema for name, table in tables.items()} | ONLY_SOMETIMES
+    tables = dict(_named_tables(rank_tables(nothing, labelled=LABELLED.to_frame()), ""))
+    schemas = {name: table.schema for name, table in tables.items()} | ONLY_SOMETIMES
+    expected = {}
+    for name, schema in schemas.items():
+        expected[name] = _Expected(schema, _ColumnChecks.of(name, schema))
+        # The tables of single steps have the columns of those of the whole window.
+        if name.startswith("window."):
+            of_steps = name.replace("window.", "by_step.")
+            expected[of_steps] = _Expected(schema, _ColumnChecks.of(of_steps, schema))
+    return expected
 
 
 def _named_tables(value: Any, name: str) -> Iterator[tuple[str, pl.DataFrame]]:
