@@ -13,7 +13,7 @@ JOBS ?= 2
 # compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test run-tests quick nightly lint style types format clean coverage fuzz fuzz-checked faults mutants docs proof \
+.PHONY: demo test run-tests quick nightly lint style types format clean coverage fuzz fuzz-checked faults covering mutants docs proof \
 	release
 
 # Compiled loops are built again when their sources change.
@@ -88,9 +88,14 @@ KILLS ?= 50
 faults: $(VENV)/.installed-dev
 	for again in 1 2 3; do TRACEKIT_KILLS=$(KILLS) $(BIN)/pytest -q tests/faults -m "" -o timeout=3600 || exit 1; done
 
+# Which tests reach which lines: `make mutants` runs those first. Takes as long as the tests; the fast ones are enough.
+covering: $(VENV)/.installed-coverage
+	rm -rf build/mutants/covering
+	POLARS_MAX_THREADS=1 $(BIN)/pytest -q -p benchmarks.covering --covering build/mutants/covering -m "not slow and not nightly"
+
 # COUNT constants, comparisons and branches changed, one at a time, drawn by SEED: do the tests notice?
 COUNT ?= 40
-mutants: $(VENV)/.installed-dev
+mutants: $(VENV)/.installed-coverage $(if $(wildcard build/mutants/covering),,covering)
 	nice -n 19 $(BIN)/python -m benchmarks.mutants --seed $(SEED) --count $(COUNT) --jobs $(JOBS)
 
 $(VENV)/.installed-docs: $(VENV)/.installed pyproject.toml

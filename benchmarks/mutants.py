@@ -5,14 +5,18 @@ decide answers, runs for each the tests that import the changed module, the near
 first, and prints the survivors. Exit code 1 if more than one in ten survives.
 
 A mutant counts as survivor if ``--budget`` seconds of tests do not notice it. The tests must pass
-unchanged. What they take is read from ``--times``, a file that ``pytest --cpu-times`` wrote. Each
-job works in a copy of the repository made of hard links, so that the working tree stays as it is.
+unchanged. Those that reach the changed line run first, as ``pytest -p benchmarks.covering`` recorded
+once in ``--covering`` (``make covering``); without the record, those that import the module. Each job
+works in a copy of the repository made of hard links, so that the working tree stays as it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import difflib
+import importlib
+import json
 import os
 import queue
 import random
@@ -22,12 +26,17 @@ import sys
 import tomllib
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
+
+if TYPE_CHECKING:
+    from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build/mutants"
@@ -39,7 +48,11 @@ FIRST_PIECE_S = 25
 UNKNOWN_S = 2.0
 IMPORT_S = 0.1
 """Processor time of a test file of which nothing is known, and of importing it."""
-TIMEOUT_S = 1200
+RULE_EXAMPLES = "tests/classify/test_rules_covered.py"
+"""Holds an event for each rule."""
+MAX_TESTS_OF_A_FILE = 12
+"""Tests of one file that run because they reach the changed line; of more the whole file runs."""
+TIMEOUT_S = 600
 MAX_SURVIVING_SHARE = 0.1
 """Share of mutants that may survive: some changes make no difference that anyone could see."""
 MAX_INTEGER_MOVED_BY_ONE = 8
@@ -75,8 +88,13 @@ class Mutant:
     """Bytes of the file that are replaced."""
     old: str
     new: str
-    paths: frozenset[str]
-    """Modules whose tests should notice: its own, or those that read the constant."""
+    places: frozenset[tuple[str, int]]
+    """Files and lines whose tests should notice: its own, or those that read the constant."""
+
+    @property
+    def paths(self) -> set[str]:
+        """Modules whose tests should notice."""
+        return {path for path, _line in self.places}
 
     def __str__(self) -> str:
         old, new = (" ".join(text.split())[:60] for text in (self.old, self.new))
@@ -100,14 +118,15 @@ def candidates() -> list[Mutant]:
     return mutants
 
 
-def readers_of_constants() -> dict[str, set[str]]:
-    """Modules of the package with a function that reads each upper-case name."""
-    readers: dict[str, set[str]] = {}
+def readers_of_constants() -> dict[str, set[tuple[str, int]]]:
+    """Files of the package and lines, in functions, that read each upper-case name."""
+    readers: dict[str, set[tuple[str, int]]] = {}
     for file in (ROOT / "tracekit").rglob("*.py"):
         for node in nodes_in_functions(ast.parse(file.read_text(encoding="utf-8"))):
             name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
             if isinstance(node, ast.Name | ast.Attribute) and name.isupper():
-                readers.setdefault(name, set()).add(str(file.relative_to(ROOT)))
+                place = (str(file.relative_to(ROOT)), node.lineno)
+                readers.setdefault(name, set()).add(place)
     return readers
 
 
@@ -125,7 +144,7 @@ def nodes_in_functions(tree: ast.AST, *, is_inside: bool = False) -> Iterator[as
 class Finder:
     """Finds the changes of one module."""
 
-    def __init__(self, file: Path, readers: dict[str, set[str]]) -> None:
+    def __init__(self, file: Path, readers: dict[str, set[tuple[str, int]]]) -> None:
         self.path = str(file.relative_to(ROOT))
         self.source = file.read_bytes()
         lines = self.source.split(b"\n")
@@ -176,12 +195,14 @@ class Finder:
             if is_number(side):
                 self._add_number(side)
 
-    def _add_number(self, node: ast.expr, readers: set[str] | None = None) -> None:
+    def _add_number(self, node: ast.expr, readers: set[tuple[str, int]] | None = None) -> None:
         value = eval(compile(ast.Expression(node), self.path, "eval"), {})
         for moved in moved_values(value):
             self._add(node, "constant", f"({moved!r})", readers)
 
-    def _add(self, node: ast.expr, kind: str, new: str, readers: set[str] | None = None) -> None:
+    def _add(
+        self, node: ast.expr, kind: str, new: str, readers: set[tuple[str, int]] | None = None
+    ) -> None:
         start, end = (
             self.line_starts[line - 1] + column
             for line, column in (
@@ -198,7 +219,7 @@ class Finder:
                 end,
                 self.source[start:end].decode(),
                 new,
-                frozenset(readers or {self.path}),
+                frozenset(readers or {(self.path, node.lineno)}),
             )
         )
 
@@ -238,7 +259,7 @@ def rule_mutants(file: Path) -> list[Mutant]:
     """One change for each rule of a pack: the rule left out."""
     text = file.read_text(encoding="utf-8")
     path = str(file.relative_to(ROOT))
-    reader = frozenset({"tracekit/classify/rules.py"})
+    reader = frozenset({("tracekit/classify/rules.py", 0)})
     mutants = []
     start = text.find("[[rule]]")
     while start >= 0:
@@ -356,15 +377,88 @@ def distances(paths: Collection[str], imported_by: dict[str, set[str]]) -> dict[
     return found
 
 
-def read_times(file: Path) -> dict[str, float]:
-    """Return the processor time of each test file."""
-    seconds: dict[str, float] = {}
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    for line in lines:
-        spent, test = line.split(maxsplit=1)
-        path = test.split("::")[0]
-        seconds[path] = seconds.get(path, 0.0) + float(spent)
-    return seconds
+class Record(msgspec.Struct):
+    """What is known of the tests of one run beside the lines that they reach.
+
+    A context is a test, or a result that tests share (``tests.kept``): it is computed in one of them
+    alone, but all that use it depend on its lines.
+    """
+
+    uses: dict[str, set[str]]
+    """The shared results that each context takes."""
+    seconds: dict[str, float]
+    """Processor time of each context, without what it shares."""
+    sources: dict[str, str]
+    """Text of each file of the packages: lines move afterwards."""
+
+
+class Covering:
+    """Which tests reach a line, as recorded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs: list[tuple[CoverageData, Record]] = []
+        for file in sorted(folder.glob("*.coverage")):
+            coverage = importlib.import_module("coverage")  # not needed without a record
+            data = coverage.CoverageData(str(file))
+            data.read()
+            record = msgspec.json.decode(file.with_suffix(".json").read_bytes(), type=Record)
+            self.runs.append((data, record))
+        self.seconds = {
+            test: seconds
+            for _data, record in self.runs
+            for test, seconds in record.seconds.items()
+            if "::" in test
+        }
+
+    def tests(self, path: str, line: int) -> dict[str, float]:
+        """Return the tests that reach a line, with their processor time, what they share included."""
+        found = {}
+        for data, record in self.runs:
+            recorded = data.contexts_by_lineno(str(ROOT / path))
+            line_then = old_line(path, record.sources.get(path, ""), line)
+            # An expression of several lines has no line of code for each.
+            known = max((number for number in recorded if number <= line_then), default=None)
+            reaching = set(recorded.get(known, ())) if known is not None else set()
+            for test in record.seconds:
+                needed = needed_results(test, record.uses)
+                if "::" in test and (test in reaching or needed & reaching):
+                    found[test] = sum(record.seconds.get(each, 0.0) for each in {test, *needed})
+        return found
+
+    def file_s(self, path: str) -> float:
+        """Return the processor time of a file's tests, as far as they were recorded."""
+        of_file = [spent for test, spent in self.seconds.items() if test.split("::")[0] == path]
+        return sum(of_file) if of_file else UNKNOWN_S
+
+
+def needed_results(context: str, uses: dict[str, set[str]]) -> set[str]:
+    """Return the shared results that a test takes, and those that they take.
+
+    >>> sorted(needed_results("test", {"test": {"analysis"}, "analysis": {"tables"}}))
+    ['analysis', 'tables']
+    """
+    found: set[str] = set()
+    waiting = [context]
+    for user in waiting:  # grows meanwhile
+        waiting += uses.get(user, set()) - found
+        found |= uses.get(user, set())
+    return found
+
+
+@cache
+def old_line(path: str, text_then: str, line: int) -> int:
+    """Return where a line of a file stood when its tests were recorded."""
+    text_now = (ROOT / path).read_text(encoding="utf-8")
+    if text_now == text_then:
+        return line
+    matcher = difflib.SequenceMatcher(
+        None, text_now.splitlines(), text_then.splitlines(), autojunk=False
+    )
+    for tag, start, end, start_then, end_then in matcher.get_opcodes():
+        if start < line <= end:
+            moved = line - start + start_then
+            return moved if tag == "equal" else min(moved, end_then)
+    return line
 
 
 @dataclass(frozen=True)
@@ -372,64 +466,120 @@ class Tests:
     """Chooses the tests that may notice a mutant."""
 
     imported_by: dict[str, set[str]]
-    seconds: dict[str, float]
-    """Processor time of each test file."""
+    covering: Covering
     budget_s: float
+    _file_s: dict[str, float] = field(default_factory=dict)
 
     def pieces(self, mutant: Mutant) -> list[list[str]]:
-        """Return the test files to run, in pieces of one process each, the nearest and cheapest first."""
+        """Return the tests to run, in pieces of one process each, the nearest and cheapest first."""
         package = mutant.path.split("/")[1]
         distance = distances(mutant.paths, self.imported_by)
-        files = [path for path in distance if Path(path).name.startswith("test_")]
 
-        def place(path: str) -> tuple[bool, int, float]:
-            is_near = path.startswith(f"tests/{package}/") or distance[path] == 1
-            return not is_near, distance[path], self.cost_s(path)
+        def place(path: str) -> tuple[bool, int]:
+            near = path.startswith(f"tests/{package}/") or distance.get(path) == 1
+            return not near, distance.get(path, len(distance))
 
         # The examples in the docstrings of the changed module are its nearest tests.
-        pieces = [[path for path in sorted(mutant.paths) if has_examples(path)]]
+        chosen = [(0.0, path) for path in sorted(mutant.paths) if has_examples(path)]
+        if mutant.kind == "rule":
+            chosen.append((0.0, RULE_EXAMPLES))
+        reaching = {
+            test: seconds
+            for path, line in sorted(mutant.places)
+            for test, seconds in self.covering.tests(path, line).items()
+        }
+        by_file: dict[str, list[str]] = {}
+        for test in sorted(reaching, key=reaching.__getitem__):
+            by_file.setdefault(test.split("::")[0], []).append(test)
+        for path in sorted(by_file, key=lambda path: (place(path), reaching[by_file[path][0]])):
+            tests = by_file[path]
+            if len(tests) > MAX_TESTS_OF_A_FILE:
+                chosen.append((self.cost_s(path), path))
+            else:
+                chosen += [(reaching[test] + IMPORT_S, test) for test in tests]
+        # Slow tests may not have been recorded.
+        whole = {test for _seconds, test in chosen}
+        files = [path for path in distance if Path(path).name.startswith("test_")]
+        chosen += [
+            (self.cost_s(path), path)
+            for path in sorted(files, key=lambda path: (place(path), self.cost_s(path)))
+            if path not in whole
+        ]
+        return self._cut(chosen)
+
+    def _cut(self, chosen: list[tuple[float, str]]) -> list[list[str]]:
+        """Cut tests, each with its seconds, into pieces; leave out what is beyond the budget."""
+        pieces: list[list[str]] = [[]]
         spent_s = 0.0
-        for path in sorted(files, key=place):
-            spent_s += self.cost_s(path)
-            if spent_s > self.budget_s:
-                break
+        for seconds, test in chosen:
+            if spent_s + seconds > self.budget_s:
+                continue
+            spent_s += seconds
             if spent_s > FIRST_PIECE_S and len(pieces) == 1:
                 pieces.append([])
-            pieces[-1].append(path)
+            pieces[-1].append(test)
         return [piece for piece in pieces if piece]
 
     def cost_s(self, path: str) -> float:
         """Return what a test file takes, its import included."""
-        return IMPORT_S + self.seconds.get(path, UNKNOWN_S)
+        if path not in self._file_s:
+            self._file_s[path] = IMPORT_S + self.covering.file_s(path)
+        return self._file_s[path]
 
 
-def run_tests(folder: Path, words: list[str], timeout: float, **variables: str) -> int | None:
-    """Run pytest in a copy of the repository; return its exit code, None if it took too long."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(folder),
-        "POLARS_MAX_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-        "TMPDIR": str(folder / "build"),
-        **variables,
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
-    with (
-        (folder / "build/pytest.log").open("wb") as log,
-        subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        ) as process,
-    ):
+class Slot:
+    """A copy of the repository and the process that runs tests in it."""
+
+    def __init__(self, name: str) -> None:
+        self.folder = make_copy(name)
+        self.log = self.folder / "build/pytest.log"
+        # Else each process compiles all tests again.
+        kept_bytecode = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.fork_server"],
+            cwd=ROOT,
+            env={**kept_bytecode, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def run_tests(self, words: list[str]) -> int | None:
+        """Run pytest in the copy; return its exit code, None if it took too long."""
+        job = {
+            "folder": str(self.folder),
+            "log": str(self.log),
+            "words": ["-q", "-p", "no:cacheprovider", *words],
+            "variables": {"PYTHONPATH": str(self.folder), "TMPDIR": str(self.folder / "build")},
+            "timeout_s": TIMEOUT_S,
+        }
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        self.server.stdin.write(json.dumps(job).encode() + b"\n")
+        self.server.stdin.flush()
+        code: int | None = json.loads(self.server.stdout.readline())
+        return code
+
+    def notice(self, mutant: Mutant, piece: list[str]) -> str | None:
+        """Return the test of *piece* that fails with the change; None if all pass."""
+        file = self.folder / mutant.path
+        original = file.read_bytes()
+        file.unlink()  # a hard link: the original stays
+        file.write_bytes(changed(mutant, original))
+        remove_compiled(file)
         try:
-            return process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
+            code = self.run_tests(["-x", *piece])
+        finally:
+            file.write_bytes(original)
+            remove_compiled(file)
+        if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return None
+        log = self.log.read_text(encoding="utf-8", errors="replace")
+        if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR):
+            # A test that is no longer there notices nothing.
+            lost = [line for line in log.splitlines() if "not found" in line]
+            raise SystemExit(f"record again which tests reach what (make covering): {lost or log}")
+        failures = [line for line in log.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        return failures[0][:120] if failures else f"exit code {code}"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -449,25 +599,6 @@ def make_copy(name: str) -> Path:
     return folder
 
 
-def notice(folder: Path, mutant: Mutant, piece: list[str]) -> str | None:
-    """Return the test of *piece* that fails with the change; None if all pass."""
-    file = folder / mutant.path
-    original = file.read_bytes()
-    file.unlink()  # a hard link: the original stays
-    file.write_bytes(changed(mutant, original))
-    remove_compiled(file)
-    try:
-        code = run_tests(folder, ["-x", *piece], TIMEOUT_S)
-    finally:
-        file.write_bytes(original)
-        remove_compiled(file)
-    if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        return None
-    log = (folder / "build/pytest.log").read_text(encoding="utf-8", errors="replace")
-    failures = [line for line in log.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return failures[0][:120] if failures else f"exit code {code}"
-
-
 def remove_compiled(file: Path) -> None:
     """Remove what Python compiled of a module: two changes within a second look alike to it."""
     for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
@@ -483,16 +614,17 @@ def run(mutants: list[Mutant], tests: Tests, jobs: int) -> list[Mutant]:
             waiting.put((i, number))
     noticed: set[int] = set()
 
-    def work(slot: int) -> None:
-        folder = make_copy(f"slot-{slot}")
+    def work(number_of_slot: int) -> None:
+        slot = Slot(f"slot-{number_of_slot}")
         while True:
             try:
                 i, number = waiting.get_nowait()
             except queue.Empty:
+                slot.server.communicate()
                 return
             if number in noticed:
                 continue
-            failure = notice(folder, mutants[number], pieces[number][i])
+            failure = slot.notice(mutants[number], pieces[number][i])
             if failure is not None:
                 noticed.add(number)
             count = f"{len(noticed)} of {len(mutants)}"
@@ -510,8 +642,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     parser.add_argument("--count", type=int, default=40, help="mutants of each seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--budget", type=float, default=300.0, help="seconds of tests per mutant")
-    parser.add_argument("--times", type=Path, default=WORK / "cpu-times.txt")
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds of tests per mutant")
+    parser.add_argument("--covering", type=Path, default=WORK / "covering")
     parser.add_argument("--only", default="", help="only mutants whose description contains this")
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     options = parser.parse_args()
@@ -524,7 +656,7 @@ def main() -> int:
             print(*(f"seed {seed}: {mutant}" for mutant in mutants), sep="\n")
         return 0
     mutants = [mutant for of_seed in drawn.values() for mutant in of_seed]
-    tests = Tests(importers(), read_times(options.times), options.budget)
+    tests = Tests(importers(), Covering(options.covering), options.budget)
     survivors = set(run(mutants, tests, options.jobs))
     for seed, of_seed in drawn.items():
         survived = [mutant for mutant in of_seed if mutant in survivors]

@@ -130,29 +130,41 @@ LONGEST_FILES = (
 """Started first, so that no worker is left alone with one of them at the end."""
 
 
-SLOW_FILES = (
+SLOW = (
     *LONGEST_FILES,
     "tests/against_ideal/test_alike.py",
     "tests/against_ideal/test_slowdowns.py",
     "tests/against_ideal/test_spread.py",
     "tests/align/test_files.py",
     "tests/align/test_late_together.py",
+    "tests/align/test_steps.py::test_report_and_gate_agree",
+    "tests/analysis/test_checkpoint_on_one_rank.py",
     "tests/analysis/test_stragglers.py",
     "tests/analysis/test_table_checks.py",
     "tests/classify/test_graph_capture.py",
-    "tests/classify/test_rules_covered.py",
     "tests/diffs/gates/test_files.py",
     "tests/diffs/gates/test_hidden_changes.py",
+    "tests/diffs/test_finding_changes.py::test_of_two_equal_runs",
+    "tests/diffs/test_finding_changes.py::test_the_straggler_of_the_sample",
     "tests/diffs/test_single_runs.py",
+    "tests/documents/test_old_files.py",
+    "tests/findings/test_collect.py::test_a_run_without_steps",
     "tests/findings/test_communication.py",
     "tests/findings/test_host.py",
     "tests/findings/test_kernels.py",
+    "tests/findings/test_ranks.py::test_the_slow_one_of_ranks",
+    "tests/findings/test_ranks.py::test_the_slow_rank_of_a_recorded_run",
+    "tests/findings/test_recording.py::test_one_rank_of_four_lacks",
+    "tests/findings/test_recording.py::test_the_doctor_says_what_files_hold",
     "tests/findings/test_remedies.py",
     "tests/findings/test_steps.py",
     "tests/findings/test_synchronisations.py",
+    "tests/findings/test_whole_run_findings.py::test_a_hang_is_a_finding",
     "tests/metrics/test_causes.py",
     "tests/metrics/test_host_activity.py",
     "tests/metrics/test_measured_collectives.py",
+    "tests/metrics/test_memory_replay.py::test_random_histories",
+    "tests/metrics/test_rates.py::test_the_real_runs_flop",
     "tests/parsers/test_hostile_sizes.py",
     "tests/parsers/test_kineto.py",
     "tests/parsers/test_kineto_broken.py",
@@ -160,19 +172,29 @@ SLOW_FILES = (
     "tests/parsers/test_remote_listings.py",
     "tests/report/test_blocking.py",
     "tests/report/test_first_screen.py",
+    "tests/report/test_late_page.py::test_without_dumps",
     "tests/report/test_lateness.py",
+    "tests/report/test_notebook.py",
+    "tests/report/test_notices.py::test_a_title_names_every_rank",
+    "tests/report/test_notices.py::test_the_sentences_of_a_run",
     "tests/report/test_page_history.py",
     "tests/report/test_page_many.py",
+    "tests/report/test_page_top.py::test_the_bar_in_a_tile",
     "tests/schedules/test_command.py",
+    "tests/skill/test_skill_folder.py::test_the_script_that_picks_keys",
     "tests/test_api.py",
     "tests/test_ci.py",
     "tests/test_columns.py",
+    "tests/test_proof.py",
     "tests/test_store.py",
     "tests/test_synthetic.py",
     "tests/test_terminal_schedule.py",
+    "tests/whatif/test_changes.py::test_a_wait_followed_by_short_calls",
     "tests/whole_run/test_late.py",
+    "tracekit/diffs/stats.py",
 )
-"""Files whose tests take two seconds of processor time or more together: left out by ``make quick``."""
+"""Files whose tests take two seconds of processor time or more together, and tests that take one: left out
+by ``make quick``."""
 NIGHTLY = tuple(
     line
     for line in (Path(__file__).parent / "nightly.txt").read_text(encoding="utf-8").splitlines()
@@ -192,7 +214,7 @@ def pytest_collection_modifyitems(config, items):
             in_browser and not item.nodeid.startswith(IN_BROWSER)
         ):
             item.add_marker(pytest.mark.nightly)
-        if item.nodeid.startswith(SLOW_FILES):
+        if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
         if isinstance(item, pytest.DoctestItem) and "sample_traces" in item.dtest.docstring:
             item.add_marker(pytest.mark.slow)

@@ -29,22 +29,21 @@ _in_memory = {}
 
 def kept(key, compute):
     """Return ``compute()``: from memory, or as another worker of this run computed it for the same *key*."""
-    if key not in _in_memory:
-        folder = os.environ.get(SHARED)
-        if folder is None:
-            _in_memory[key] = compute()
-        else:
-            _in_memory[key] = _shared(
-                Path(folder, hashlib.sha256(key.encode()).hexdigest()[:24]), compute
-            )
-    return _in_memory[key]
+    folder = os.environ.get(SHARED, "")
+    return share(Path(folder, hashlib.sha256(key.encode()).hexdigest()[:24]), compute, _in_memory)
 
 
-def _shared(file, compute):
-    """Return the result in a file, or compute it and write it there.
+def share(file, compute, in_memory):
+    """Return the result *in_memory* or in a file, or compute it and write it there.
 
-    Another worker that needs it waits meanwhile.
+    Another worker that needs it waits meanwhile. Without a folder for the run it is in memory alone.
     """
+    if file.name not in in_memory:
+        in_memory[file.name] = _from_file(file, compute) if SHARED in os.environ else compute()
+    return in_memory[file.name]
+
+
+def _from_file(file, compute):
     with file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if file.exists():
@@ -141,7 +140,7 @@ def measure_once(rank, **options):
     nameless = replace(rank, source=source)
     content = pickle.dumps((nameless, sorted(options.items())), 5)
     file = Path(folder, f"tables-{hashlib.sha256(content).hexdigest()[:24]}")
-    tables = _shared(file, lambda: rank_tables(rank, **options))
+    tables = share(file, lambda: rank_tables(rank, **options), in_memory={})
     return replace(tables, source=rank.source)
 
 

@@ -121,6 +121,13 @@ def test_a_rank_that_is_late_with_another_in_a_few_operations_only_is_late_by_it
     assert named_ranks[3]["alone_ns"] == 150 * MS
 
 
+def test_ranks_are_late_together_if_they_are_in_more_than_half_of_the_waiting():
+    """Rank 1 causes 110 ms: 50 of them with rank 3, less than half, and 60 with rank 2."""
+    named_ranks = named(all_reduce(0, 50, 0, 50) + all_reduce(0, 60, 60, 0, step_ms=200))
+    assert named_ranks[1]["caused_ns"] == 110 * MS
+    assert {rank: row["late_with"] for rank, row in named_ranks.items()} == {1: [2], 2: [1], 3: [1]}
+
+
 def test_a_rank_that_saves_half_of_the_waiting_by_itself_is_late_by_itself():
     """Rank 3 comes 60 ms after the first and 30 after rank 1: it causes 120 ms, 90 of them alone."""
     named_ranks = named(all_reduce(0, 30, 0, 60))

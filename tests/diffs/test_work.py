@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
 from tests.kept import analysis_of
-from tracekit.diffs import Side, diff, from_analysis, make_samples
+from tracekit.diffs import Side, comparability, diff, from_analysis, make_samples
 from tracekit.diffs.comparability import compare_work, product_slowdown
 from tracekit.diffs.explanation import explain_change
 from tracekit.diffs.runs import Run
@@ -61,6 +62,41 @@ def test_products_of_equal_shape_are_compared_by_call():
     assert (
         product_slowdown(before, products("forward", "[[16,4],[4,2]]", calls=10, ns=1000)) is None
     )
+
+
+@pytest.mark.parametrize(("other_ns", "slowdown"), [(1000, 1.5), (1001, None)])
+def test_products_of_equal_shape_must_take_half_of_the_time(other_ns, slowdown):
+    before = products("forward", "[[8,4],[4,2]]", calls=10, ns=1000)
+    after = products("forward", "[[8,4],[4,2]]", calls=10, ns=1500)
+    other = products("forward", "[[9,4],[4,2]]", calls=1, ns=other_ns)
+    assert product_slowdown([*before, *other], after) == slowdown
+    faster = products("forward", "[[8,4],[4,2]]", calls=20, ns=1000)
+    assert product_slowdown(faster, [*before, *other]) == (slowdown and 2.0)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "ratio", "is_known"),
+    [
+        # Shares of the time: of common kernels, of those as often as before, of those by one factor; and that factor.
+        ((0.5, 0.0, 0.8, 2.0), 2.0, True),
+        ((0.49, 0.0, 1.0, 2.0), None, False),  # too few in common
+        ((1.0, 0.49, 0.8, 2.0), 2.0, True),
+        ((1.0, 0.5, 0.8, 2.0), None, True),  # half of them run as often as before
+        ((1.0, 0.49, 0.79, 2.0), None, False),  # each by a factor of its own
+        ((1.0, 0.49, 0.79, 1.04), None, True),  # about as often
+        ((1.0, 0.49, 0.79, 0.96), None, True),
+        ((1.0, 0.49, 0.79, 1.06), None, False),
+        ((1.0, 0.49, 0.79, 0.94), None, False),
+        ((1.0, 0.5, 0.79, 2.0), None, True),
+        (None, None, True),
+    ],
+)
+def test_kernels_tell_the_work_by_one_factor_of_most_of_them(monkeypatch, kernels, ratio, is_known):
+    names = ("share_of_time", "share_unchanged", "share_of_typical", "typical_ratio")
+    common = kernels and SimpleNamespace(**dict(zip(names, kernels, strict=True)))
+    monkeypatch.setattr(comparability, "_common_kernels", lambda before, after: common)
+    assert comparability._launch_ratio([], []) == ratio
+    assert (comparability._unknown_work([], []) is None) is is_known
 
 
 def scaled(original, *, step, compute, exposed):

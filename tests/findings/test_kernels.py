@@ -10,7 +10,7 @@ import pytest
 
 from tracekit import analyze
 from tracekit.errors import OptionError
-from tracekit.findings.kernels import MAX_KERNELS, reason_of
+from tracekit.findings.kernels import MAX_KERNELS, _product_sizes, reason_of
 from tracekit.metrics.rates import flop
 
 BF16 = "c10::BFloat16"
@@ -131,6 +131,23 @@ def test_the_ten_operators_with_most_to_gain_are_counted(findings_of):
 )
 def test_sizes_say_why_a_product_is_slow(shapes, reason):
     assert reason_of("aten::mm", "product", shapes, multiprocessors=132) == reason
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        ("aten::mm", [[7, 300], [300, 50]]),
+        ("aten::addmm", [[50], [7, 300], [300, 50]]),
+        ("aten::bmm", [[4, 7, 300], [4, 300, 50]]),
+        ("aten::linear", [[7, 300], [50, 300]]),
+    ],
+)
+def test_a_product_of_seven_rows_has_300_inner_values_and_50_columns(op, shapes):
+    assert _product_sizes(op, shapes) == (7, 300, 50)
+
+
+def test_what_stands_before_the_last_dimension_of_a_linear_layers_input_are_rows():
+    assert _product_sizes("aten::linear", [[4, 7, 300], [50, 300]]) == (28, 300, 50)
 
 
 @pytest.mark.parametrize(

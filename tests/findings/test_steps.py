@@ -10,7 +10,7 @@ import pytest
 from tests.findings.conftest import Recording
 from tracekit import analyze
 from tracekit.documents.analysis import StepTime, Straggler
-from tracekit.findings.steps import _cause_in, step_findings
+from tracekit.findings.steps import _cause_in, _delayed_decode, _late_ranks, step_findings
 from tracekit.report.findings import with_sentences
 from tracekit.report.terminal.first_screen import first_screen
 from tracekit.report.view import view_of
@@ -272,3 +272,89 @@ def test_a_rank_that_is_late_for_a_tenth_of_the_excess_or_more_explains_it(
     )
     assert finding.ranks == ranks
     assert (finding.case == "checkpoint") is bool(ranks)
+
+
+@pytest.mark.parametrize(
+    ("row", "is_late"),
+    [
+        ({}, True),
+        ({"late_ns_by_step": (500, 99)}, False),  # less than a tenth of the excess, in this step
+        ({"uncertain": True}, False),
+        ({"label": "pp_comm"}, False),
+        ({"steps": (4, 6)}, False),
+    ],
+)
+def test_ranks_that_come_a_tenth_of_the_excess_late_are_waited_for(row, is_late):
+    usual = {
+        "rank": 3,
+        "uncertain": False,
+        "label": "dp_comm",
+        "steps": (4, 5),
+        "late_ns_by_step": (0, 100),
+    }
+    rows = [SimpleNamespace(**{**usual, **row})]
+    context = SimpleNamespace(analysis=SimpleNamespace(stragglers=SimpleNamespace(rows=rows)))
+    assert _late_ranks(context, SimpleNamespace(step=5), 1_000) == ((3,) if is_late else ())
+
+
+def scope_of(*, copied=0, host_ns=None, forward=(10, 10), backward=(10, 10), is_inference=False):
+    return SimpleNamespace(
+        extra_copies_to_host=lambda: copied,
+        extra_host_time=lambda: host_ns or {},
+        events=lambda label: forward[0],
+        usual_events=lambda label: forward[1],
+        backward_events=lambda: backward,
+        context=SimpleNamespace(is_inference=is_inference),
+    )
+
+
+@pytest.mark.parametrize(
+    ("scope", "case"),
+    [
+        ({}, "unknown"),
+        ({"copied": 1, "host_ns": {"pageable_copy": 60, "python": 40}}, "checkpoint"),
+        ({"copied": 1, "host_ns": {"pageable_copy": 59, "python": 40}}, "unknown"),
+        ({"copied": 0, "host_ns": {"pageable_copy": 100}}, "pageable_copy"),
+        ({"copied": 1, "host_ns": {"python": 100}, "is_inference": True}, "python"),
+        ({"forward": (15, 10)}, "evaluation"),
+        ({"forward": (14, 10)}, "unknown"),
+        ({"forward": (15, 10), "backward": (15, 10)}, "unknown"),  # more of all: a longer batch
+        ({"forward": (15, 10), "backward": (14, 10)}, "evaluation"),
+        ({"forward": (15, 10), "is_inference": True}, "unknown"),
+        ({"forward": (15, 0)}, "unknown"),  # the others have none
+        ({"host_ns": {"loader": 99, "gc": 100}}, "gc"),
+        ({"host_ns": {"loader": 99, "gc": 98}}, "unknown"),
+    ],
+)
+def test_what_a_step_of_1000_ns_more_did_beside_the_others(scope, case):
+    assert _cause_in(scope_of(**scope), 1_000)[0] == case
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_found"),
+    [
+        ({}, True),
+        ({"delay_ns": 199}, False),  # less than twice the time between steps
+        ({"delay_ns": None}, False),
+        ({"interval_ns": None, "time_ns": 100}, True),
+        ({"interval_ns": None, "time_ns": 101}, False),
+        ({"kind": "prefill"}, False),
+    ],
+)
+def test_sequences_that_wait_twice_as_long_as_a_step_of_decode_are_a_finding(kind, is_found):
+    """Three steps of ten wait for 200 ns: 60 ns of each."""
+    usual = {
+        "kind": "decode",
+        "steps": 7,
+        "time_ns": 50,
+        "interval_ns": 100,
+        "delay_ns": 200,
+        "delayed_steps": 3,
+    }
+    context = SimpleNamespace(
+        analysis=SimpleNamespace(step_kinds=[SimpleNamespace(**{**usual, **kind})]),
+        step=SimpleNamespace(per_step=[None] * 10),
+        share=lambda ns: ns / 1_000,
+    )
+    found = list(_delayed_decode(context))
+    assert [(finding.cost_ns, finding.share) for finding in found] == [(60, 0.06)] * is_found

@@ -17,16 +17,20 @@ from tracekit.schema import MEMORY
 BASE_NS = BASE_US * 1_000
 
 
-def notice_codes(monkeypatch, *, uncertainty_ns=0, launches_ns=()):
-    """Notices about a snapshot whose events last from 0 to 1 ms, on a clock with this uncertainty."""
+def choose(monkeypatch, *, uncertainty_ns=0, launches_ns=(), own_events=0):
+    """Choose a snapshot whose events last from 0 to 1 ms, on a clock with this uncertainty."""
     clock = SnapshotClock(SnapshotPlace(0, uncertainty_ns, "annotations"), 3, 2)
     monkeypatch.setattr(measure, "place_snapshot", lambda snapshot, rank: clock)
     read = parse_memory_snapshot(
         snapshot([event("alloc", 0, 8, 0), event("alloc", 512, 8, 1_000)]), name="a"
     )
-    rank = SimpleNamespace(snapshots=(read,), memory=MEMORY.to_frame())
+    rank = SimpleNamespace(snapshots=(read,), memory=MEMORY.to_frame().clear(own_events))
     launches = pl.Series([BASE_NS + at_ns for at_ns in launches_ns], dtype=pl.Int64)
-    _, notices = measure._choose_snapshot(rank, launches)
+    return measure._choose_snapshot(rank, launches)
+
+
+def notice_codes(monkeypatch, **options):
+    _, notices = choose(monkeypatch, **options)
     return [notice.code for notice in notices]
 
 
@@ -43,6 +47,14 @@ def test_a_snapshot_that_saw_less_than_nine_tenths_of_the_launches_is_short(
 ):
     launches = [10_000] * seen + [5_000_000] * (100 - seen)
     assert ("memory-history-short" in notice_codes(monkeypatch, launches_ns=launches)) is is_said
+
+
+@pytest.mark.parametrize(("own_events", "case"), [(0, "used"), (1, "not_used")])
+def test_a_short_snapshot_is_used_if_the_trace_has_no_memory_events(monkeypatch, own_events, case):
+    launches = [10_000] + [5_000_000] * 3
+    chosen, (notice,) = choose(monkeypatch, launches_ns=launches, own_events=own_events)
+    assert (chosen is not None) is (case == "used")
+    assert (notice.values["case"], notice.values["share"]) == (case, 0.25)
 
 
 @pytest.mark.parametrize(("share", "is_said"), [(0.049, False), (0.05, True)])

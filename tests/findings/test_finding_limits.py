@@ -1,0 +1,185 @@
+"""Limits of findings, each on both sides, of contexts with a few figures in them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import polars as pl
+import pytest
+
+from tracekit.documents.findings import Finding
+from tracekit.findings import remedies
+from tracekit.findings.kernels import _device, _multiprocessors, _slower_than, reason_of
+from tracekit.findings.recording import unexplained_idle
+
+
+def idle_context(*, free_idle_ns=None, has_host_calls=True, **total):
+    """A step of 1,000 ns, 100 of them idle."""
+    known = {"pipeline": False, "idle_known": True, **total}
+    free = None
+    if free_idle_ns is not None:
+        free = SimpleNamespace(budget=SimpleNamespace(idle_ns=free_idle_ns))
+    return SimpleNamespace(
+        analysis=SimpleNamespace(
+            total=SimpleNamespace(**known),
+            role_results=SimpleNamespace(roles=known.pop("roles", ())),
+        ),
+        step=SimpleNamespace(budget=SimpleNamespace(idle_ns=100), free=free, is_marked=True),
+        has_host_calls=has_host_calls,
+        share=lambda ns: ns / 1_000,
+    )
+
+
+def host_finding(code, cost_ns):
+    return Finding(code=code, case="", cost_ns=cost_ns, share=cost_ns / 1_000)
+
+
+@pytest.mark.parametrize(
+    ("context", "findings", "stated"),
+    [
+        ({}, [], ("idle", 100)),
+        ({"has_host_calls": False}, [], ("idle_host_unknown", 100)),
+        ({}, [host_finding("compile", 49)], ("idle", 51)),
+        ({}, [host_finding("compile", 50)], None),  # a twentieth of the step is left
+        ({}, [host_finding("compile", 200)], None),
+        ({}, [host_finding("slow_kernel", 90)], ("idle", 100)),  # not about the host
+        ({"pipeline": True}, [], None),
+        ({"roles": ("actor",)}, [], None),
+        ({"idle_known": False}, [], None),
+        ({"free_idle_ns": 51}, [], ("idle", 51)),  # without the profiler
+        ({"free_idle_ns": 50}, [], None),
+    ],
+)
+def test_idle_time_beyond_a_twentieth_that_no_finding_explains_is_stated(context, findings, stated):
+    found = list(unexplained_idle(idle_context(**context), findings))
+    assert [(finding.case, finding.cost_ns) for finding in found] == (
+        [] if stated is None else [stated]
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit_ns", "calls", "ns", "gain_ns"),
+    [
+        (70_000, 2, 200_000, 100_000),  # seven tenths of the limit are good
+        (70_000, 2, 100_000, None),
+        (700, 2, 20_000, 10_000),  # two kernels take 5 µs each whatever they do
+        (700, 2, 10_000, None),
+    ],
+)
+def test_an_operator_gains_what_it_takes_beyond_a_good_kernel(limit_ns, calls, ns, gain_ns):
+    row = {"op": "aten::mm", "module": None, "shapes": None, "calls": calls, "ns": ns}
+    found = list(_slower_than(limit_ns, row, "product", 4, is_compute=True))
+    assert [(slow.ns, slow.limit_ns, slow.gain_ns) for slow in found] == (
+        [] if gain_ns is None else [(ns / 4, limit_ns / 4, pytest.approx(gain_ns / 4))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "reason"),
+    [
+        ("attention", "[[16,512,32,128]]", "short_sequence"),
+        ("attention", "[[16,513,32,128]]", "attention"),
+        ("attention", "[[16,32,513,128]]", "attention"),  # heads before tokens
+        ("attention", "[[16,512,32]]", "attention"),
+        ("attention", "[]", "attention"),
+        ("convolution", "[[8,32,9,9],[64,1,3,3]]", "depthwise"),
+        ("convolution", "[[8,1,9,9],[64,1,3,3]]", "channels"),  # one channel, no groups
+        ("convolution", "[[8,16,9,9],[64,16,3,3]]", "convolution"),
+        ("convolution", "[[8,16,9,9],[60,16,3,3]]", "channels"),
+        ("convolution", "[[8,12,9,9],[64,12,3,3]]", "channels"),
+        ("convolution", "[[8,16,9,9]]", "convolution"),
+        ("product", "[[4096,4096]]", "product"),
+        ("elementwise", "[[7,7],[7,7]]", "elementwise"),
+        ("experts", "[[7,7],[7,7]]", "experts"),  # no sizes of experts
+    ],
+)
+def test_sizes_say_why_an_operator_is_slow(kind, shapes, reason):
+    assert reason_of("aten::op", kind, shapes, multiprocessors=132) == reason
+
+
+@pytest.mark.parametrize(("tokens", "reason"), [(64, "few_tokens"), (65, "experts")])
+def test_experts_of_64_tokens_each_are_few(tokens, reason):
+    """Of two experts each takes half of the tokens of one each."""
+    shapes = f"[[{2 * tokens},8],[2,12,8],[2,8,6],[{2 * tokens},1]]"
+    assert reason_of("fused_experts", "experts", shapes, multiprocessors=132) == reason
+
+
+def test_without_multiprocessors_few_tiles_are_no_reason():
+    assert (
+        reason_of("aten::mm", "product", "[[128,4096],[4096,128]]", multiprocessors=None)
+        == "product"
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "device"),
+    [
+        ([("H200",), ("H200",)], "H200"),
+        ([("H200",), ("H100",)], None),
+        ([("H200",), ()], "H200"),
+        ([()], None),
+    ],
+)
+def test_the_gpu_is_known_if_all_ranks_name_the_same(devices, device):
+    sources = [SimpleNamespace(devices=names) for names in devices]
+    assert _device(SimpleNamespace(analysis=SimpleNamespace(sources=sources))) == device
+
+
+@pytest.mark.parametrize(
+    ("counts", "fewest"), [([132, 66], 66), ([None, 132], 132), ([None], None)]
+)
+def test_multiprocessors_are_the_fewest_of_all_ranks(counts, fewest):
+    sources = [SimpleNamespace(multiprocessors=count) for count in counts]
+    assert _multiprocessors(SimpleNamespace(analysis=SimpleNamespace(sources=sources))) == fewest
+
+
+def advised(monkeypatch, code, change, *, events=16, **predicted):
+    """The findings of a change that is predicted to save 50 of 1,000 ns of work of this many kernels."""
+    saving = {
+        "measured_ns": 1_000,
+        "free_ns": None,
+        "saves_ns": 50,
+        "saves_range_ns": (20, 80),
+        **predicted,
+    }
+    monkeypatch.setattr(
+        remedies, "select_remedies", lambda graph, change: pl.DataFrame({"event": [1]})
+    )
+    work = remedies._Changed(ns=300.0, events=events, whats=("norm", "loss"), op="op", module=None)
+    monkeypatch.setattr(remedies, "_changed_work", lambda context, change: work)
+    context = SimpleNamespace(
+        analysis=SimpleNamespace(replay_graph=SimpleNamespace(graph=None)),
+        predict=lambda change: SimpleNamespace(**saving),
+        share=lambda ns: ns / 1_000,
+        framework=None,
+        vendor="NVIDIA",
+    )
+    return [
+        (finding.case, finding.cost_ns, finding.saves_ns, finding.saves_range_ns)
+        for finding in remedies._finding(context, code, change)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "change", "options", "found"),
+    [
+        ("unfused", remedies.FUSE, {}, ("norm", 300, 50, (20, 80))),
+        ("unfused", remedies.FUSE, {"events": 15}, None),  # a mask or a position
+        ("attention", "fused attention", {"events": 15}, ("norm", 300, 50, (20, 80))),
+        ("unfused", remedies.FUSE_LOSS, {"events": 1}, ("norm", 300, 50, (20, 80))),
+        ("attention", "fused attention", {"saves_ns": 49}, None),
+        ("attention", "fused attention", {"saves_ns": None}, None),
+        (
+            "attention",
+            "fused attention",
+            {"free_ns": 980, "saves_ns": 49},
+            ("norm", 300, 49, (20, 80)),
+        ),
+        ("attention", "fused attention", {"free_ns": 2_000, "saves_ns": 99}, None),
+        ("busy_cpu", "free cpu", {}, ("norm", 300, 50, (0, 50))),
+    ],
+)
+def test_a_change_that_saves_a_twentieth_of_the_step_is_advised(
+    monkeypatch, code, change, options, found
+):
+    assert advised(monkeypatch, code, change, **options) == ([] if found is None else [found])

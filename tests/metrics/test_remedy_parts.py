@@ -1,0 +1,242 @@
+"""What remedies are made of, each threshold on both sides: sizes of attention, measured speeds, work that could go."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tracekit.intervals import union
+from tracekit.metrics.remedies.attention import Scores, _flash_takes, _head_size, _scores
+from tracekit.metrics.remedies.removals import (
+    _fused_optimizer,
+    _one_copy,
+    padded_share,
+    stall_remedies,
+)
+from tracekit.metrics.remedies.rows import RankWork, new_durations
+from tracekit.metrics.remedies.speeds import (
+    USUAL_ATTENTION_SHARE,
+    Share,
+    Speeds,
+    _measured_bandwidth_share,
+    _measured_share,
+)
+
+
+def rank_work(*events, bandwidth=None):
+    """Work of a GPU whose memory moves as many bytes per ns, of which kernels reach the half, all or twice that."""
+    speeds = Speeds({}, bandwidth, {}, Share(0.5, 1.0, 2.0), USUAL_ATTENTION_SHARE)
+    return RankWork(pl.DataFrame(list(events), infer_schema_length=None), pl.DataFrame(), speeds)
+
+
+@pytest.mark.parametrize(
+    ("dims", "scores"),
+    [
+        ([2, 16, 32, 64], (32, 32, 64)),
+        ([4, 32, 32], (4, 32, 32)),
+        ([32, 32], None),  # one matrix
+        ([2, 16, 31, 64], None),  # few queries
+        ([2, 16, 64, 31], None),
+    ],
+)
+def test_scores_are_of_heads_and_of_at_least_32_queries_and_keys(dims, scores):
+    assert _scores(dims) == scores
+
+
+def test_scores_are_counted():
+    assert Scores(2, 3, 5).elements == 30
+
+
+@pytest.mark.parametrize(
+    ("shapes", "size"),
+    [
+        ("[[8,128,64],[8,64,96]]", 64),  # queries by keys
+        ("[[8,128,96],[8,96,64]]", 64),  # scores by values
+        ("[[8,64,128],[8,128,96]]", 64),  # a gradient: scores are the right matrix
+        ("[[2,4,128,64],[2,4,64,96]]", 64),
+        ("[[7,128,64],[7,64,96]]", None),  # other heads
+        ("[[8,128,64],[8,63,96]]", None),  # no product
+        ("[[8,128,64],[4,64,96]]", None),
+        ("[[128,64],[64,96]]", None),
+        ("[[8,128,64]]", None),
+        ("[[8,128,127],[8,127,96]]", 127),
+        ("[[8,128,128],[8,128,96]]", None),  # a head as long as the sequence is another product
+    ],
+)
+def test_a_product_of_128_queries_and_96_keys_tells_the_head_size(shapes, size):
+    assert _head_size(shapes, Scores(8, 128, 96)) == size
+
+
+@pytest.mark.parametrize(("head", "size"), [(256, 256), (257, None)])
+def test_fused_kernels_take_heads_of_256(head, size):
+    assert _head_size(f"[[8,1024,{head}],[8,{head},1024]]", Scores(8, 1024, 1024)) == size
+
+
+FORWARD = "aten::_efficient_attention_forward"
+BACKWARD = "aten::_efficient_attention_backward"
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "is_taken"),
+    [
+        (FORWARD, "[[8,9,16,256],[8,9,16,256],[8,9,16,256],[]]", True),
+        (FORWARD, "[[8,9,16,257],[8,9,16,257],[8,9,16,257],[]]", False),
+        (FORWARD, "[[8,9,16,64],[8,9,16,64],[8,9,16,64],[8,16,9,9]]", False),  # a bias
+        (FORWARD, "[[8,9,16,64],[8,9,16,64],[8,9,16,64]]", False),
+        (FORWARD, "[[],[8,9,16,64],[8,9,16,64],[]]", False),
+        # Of a backward the gradient comes first.
+        (BACKWARD, "[[8,9,16,64],[8,9,16,64],[8,9,16,64],[8,9,16,64],[]]", True),
+        (BACKWARD, "[[8,9,16,64],[8,9,16,64],[8,9,16,64],[8,9,16,64]]", False),
+    ],
+)
+def test_flash_attention_takes_heads_of_256_without_a_bias(op, shapes, is_taken):
+    assert _flash_takes(op, shapes) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("shapes", "share"),
+    [
+        ("[[100,8],[8,16]]", None),  # rows do not count
+        ("[[100,32],[32,7]]", 64 / 7),
+        ("[[100,65],[65,64]]", 128 / 65),
+        ("[[100,60],[60,60]]", (64 / 60) ** 2),
+        ("[[100,0],[0,7]]", None),
+        ("[[100,7]]", None),
+        ("[[3],[100,32],[32,7]]", 64 / 7),
+    ],
+)
+def test_sizes_that_are_no_multiple_of_8_are_padded_to_64(shapes, share):
+    assert padded_share(shapes) == (None if share is None else pytest.approx(share))
+
+
+def copies(count, size=65_536, part=0):
+    return [
+        {"row": 100 * part + n, "part": part, "start_ns": n, "name": "Memcpy HtoD", "copied_bytes": size}
+        for n in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "gone"),
+    [
+        (copies(16), list(range(1, 16))),
+        (copies(15), []),
+        (copies(16, 65_537), []),
+        (copies(10) + copies(10, part=1), []),  # ten in each of two steps
+    ],
+)
+def test_of_sixteen_copies_of_64_kb_in_a_step_one_remains(rows, gone):
+    removed = _one_copy(rank_work(*rows))
+    assert removed["row"].to_list() == gone
+    assert not removed["waits"].any()
+
+
+def optimizer(op, count, *, first=0, elements=100):
+    return [
+        {"row": first + n, "part": 0, "label": "optimizer", "op": op, "kind": "elementwise", "ns": 50,
+         "elements": elements, "width": 4}
+        for n in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "moved"),
+    [
+        # Parameters are 10 times 100 numbers of 4 bytes.
+        (optimizer("aten::addcdiv_", 10) + optimizer("aten::mul_", 54, first=10), 7 * 4000),
+        (optimizer("aten::add_", 10) + optimizer("aten::mul_", 54, first=10), 5 * 4000),
+        (optimizer("aten::add_", 10) + optimizer("aten::lerp_", 54, first=10), 5 * 4000),
+        (optimizer("aten::sub_", 10) + optimizer("aten::neg", 54, first=10), 3 * 4000),
+    ],
+)
+def test_a_loop_over_parameters_would_move_them_once_for_each_of_its_tensors(rows, moved):
+    """At 20 bytes per ns."""
+    (remedies,) = _fused_optimizer(rank_work(*rows, bandwidth=20.0))
+    assert remedies["likely_ns"].sum() == pytest.approx(moved / 20, abs=40)  # each is rounded
+    assert remedies["host_share"].to_list() == [1.0] + [0.0] * 63
+
+
+def test_one_launch_of_a_fused_optimizer_replaces_128():
+    (remedies,) = _fused_optimizer(rank_work(*optimizer("aten::addcdiv_", 129), bandwidth=20.0))
+    kept = remedies.filter(pl.col("host_share") > 0)
+    assert kept["row"].to_list() == [0, 128]
+
+
+def test_fewer_than_64_kernels_of_an_optimizer_are_no_loop():
+    assert list(_fused_optimizer(rank_work(*optimizer("aten::addcdiv_", 63), bandwidth=1.0))) == []
+
+
+def test_a_foreach_optimizer_takes_three_to_six_tenths_if_it_is_fused():
+    (remedies,) = _fused_optimizer(rank_work(*optimizer("aten::_foreach_add_", 2)))
+    assert remedies.select("low_ns", "likely_ns", "high_ns").rows() == [(15, 20, 30)] * 2
+    fused = optimizer("aten::_fused_adam_", 1, first=2)
+    assert list(_fused_optimizer(rank_work(*optimizer("aten::_foreach_add_", 2), *fused))) == []
+
+
+def test_a_launch_keeps_the_share_of_its_hosts_time_in_which_it_did_not_stand_still():
+    """The host stood still for 30 of the 40 ns before the second launch, and for all before the third."""
+    events = [{"row": row, "launch_ns": launch, "ns": 5} for row, launch in enumerate((0, 40, 60))]
+    (remedies,) = stall_remedies(rank_work(*events), union([10, 40], [40, 60]))
+    assert remedies.select("row", "likely_ns").rows() == [(1, 5), (2, 5)]
+    assert remedies["host_share"].to_list() == pytest.approx([0.25, 0.001])
+
+
+def test_events_share_the_new_duration_by_the_present_ones_and_get_no_longer():
+    """10 and 30 ns become 20 together; 100 ns would be longer than what they take."""
+    events = pl.DataFrame(
+        {
+            "row": [4, 2],
+            "ns": [10, 30],
+            "group": 0,
+            "low_ns": 8.0,
+            "likely_ns": 20.0,
+            "high_ns": 100.0,
+        }
+    )
+    remedies = new_durations(events, "fused", keeps_first=True)
+    columns = ("low_ns", "likely_ns", "high_ns", "host_share")
+    assert remedies.select(columns).rows() == [(2, 5, 10, 0.0), (6, 15, 30, 1.0)]
+
+
+def calls(count, *, flop, ns=100):
+    return pl.DataFrame({"flop": [float(flop)] * count, "ns": [ns] * count})
+
+
+@pytest.mark.parametrize(
+    ("of", "share"),
+    [
+        (calls(3, flop=500), None),
+        (calls(4, flop=500), Share(0.425, 0.5, 0.575)),
+        (calls(4, flop=950), Share(0.8075, 0.95, 1.0)),
+        (calls(4, flop=1000), Share(0.85, 1.0, 1.0)),
+        (calls(4, flop=1001), None),  # faster than the peak: it is another type
+        (calls(4, flop=0), None),
+    ],
+)
+def test_four_calls_at_a_peak_of_ten_flop_per_ns_measure_a_share(of, share):
+    assert _measured_share(of, 10.0) == (None if share is None else pytest.approx(share))
+
+
+USUAL = (0.55, 0.75, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("share", "count", "size", "kind", "measured"),
+    [
+        (0.7, 4, 1 << 26, "elementwise", (0.7, 0.7, 0.75)),
+        (0.7, 4, 1 << 26, "norm", (0.7, 0.7, 0.75)),
+        (0.7, 3, 1 << 26, "norm", USUAL),
+        (0.7, 4, (1 << 26) - 1, "norm", USUAL),
+        (0.7, 4, 1 << 26, "product", USUAL),
+        (1.1, 4, 1 << 26, "norm", USUAL),  # from a cache
+        (0.3, 4, 1 << 26, "norm", (0.4, 0.55, 0.75)),
+        (0.98, 4, 1 << 26, "norm", (0.75, 0.9, 0.95)),
+    ],
+)
+def test_four_kernels_of_64_mb_measure_the_memory(share, count, size, kind, measured):
+    work = pl.DataFrame({"kind": [kind] * count, "bytes": size, "ns": round(size / share / 1000)})
+    assert _measured_bandwidth_share(work, 1000.0) == pytest.approx(measured, abs=1e-3)
+
+
+def test_a_memory_of_unknown_speed_reaches_what_is_usual():
+    assert _measured_bandwidth_share(pl.DataFrame(), None) == USUAL
