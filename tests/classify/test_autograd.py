@@ -36,6 +36,20 @@ def test_gradients_scaled_before_the_optimizer_are_no_forward_though_the_next_st
     ]
 
 
+def test_an_optimizer_that_runs_the_forward_and_the_backward_itself_updates_behind_them(program):
+    """``optimizer.step(closure)``, as Lightning calls every optimizer."""
+    program.note("Optimizer.step#AdamW.step", 0, 60)
+    program.op("aten::relu", 1, 5, sequence=5)
+    forward = program.kernel("k", 2)
+    program.node("ReluBackward0", 10, 20, 5)
+    backward = program.kernel("k", 11, tid=ENGINE)
+    program.op("aten::mul_", 30, 35)
+    update = program.kernel("k", 31)
+    labelled = classify(program.events())
+    labels = [event_row(labelled, k)["label"] for k in (forward, backward, update)]
+    assert labels == ["forward", "dgrad", "optimizer"]
+
+
 def test_a_node_knows_its_forward(program):
     program.op("aten::linear", 0, 10, sequence=7)
     program.op("aten::mm", 1, 9, sequence=7)

@@ -83,12 +83,16 @@ def test_messages_of_one_size_do_not_tell_latency_from_bandwidth():
     assert remedies_of(small).filter(pl.col("change") == "large messages").is_empty()
 
 
-def test_reductions_launched_behind_the_backward_hide_under_it_but_for_the_last():
-    """Four of 2 ms behind a backward of 10 ms: 6 of 8 ms can hide."""
+@pytest.mark.parametrize("messages", [1, 4])
+def test_reductions_launched_behind_the_backward_hide_under_it_but_for_the_last_bucket(messages):
+    """8 ms for 200 MB behind a backward of 10 ms: all but 25 MB, which take 1 ms, can hide; one buffer is split."""
     backward = backward_kernel(0, 0, 10_000_000)
-    late = [message(n, 1_000_000 + n, 2_000_000, 64 * MB) for n in range(1, 5)]
+    late = [
+        message(n, 1_000_000 + n, 8_000_000 // messages, 200 * MB // messages)
+        for n in range(1, messages + 1)
+    ]
     table = remedies_of([backward, *late]).filter(pl.col("change") == "reduce in backward")
-    assert table["likely_ns"].to_list() == [500_000] * 4
+    assert table["likely_ns"].to_list() == [1_000_000 // messages] * messages
 
 
 def test_reductions_during_the_backward_are_not_late():

@@ -356,12 +356,42 @@ class Launches:
 
 def read_ranges(events: pl.DataFrame) -> tuple[GpuEvents, Ranges, Launches]:
     """Split *events* into GPU events, host ranges, and the launches that connect them."""
-    source = ColumnReader(events, _EVENT_COLUMNS)
+    source = ColumnReader(_begin_behind_closures(events), _EVENT_COLUMNS)
     gpu = GpuEvents(events[_sort_gpu_rows(source)], _GPU_COLUMNS)
     calls = _launch_calls(source, gpu.int64("correlation"))
     range_rows = np.flatnonzero(_is_kind(source, "cpu_op", "annotation"))
     ranges, call_sites = _nest_ranges(source, range_rows, calls)
     return gpu, ranges, _connect_launches(gpu, ranges, call_sites)
+
+
+def _begin_behind_closures(events: pl.DataFrame) -> pl.DataFrame:
+    """Let an optimizer's annotation begin behind the last backward inside it.
+
+    ``optimizer.step(closure)`` runs the forward and the backward itself, as Lightning does with every
+    optimizer: what it updates comes last.
+    """
+    names = events["name"].unique().cast(pl.String).drop_nulls()
+    of_optimizer = names.filter(names.str.contains(RANGES["optimizer"]))
+    if of_optimizer.is_empty():
+        return events
+    kind = pl.col("kind").cast(pl.String)
+    name = pl.col("name").cast(pl.String)
+    times = pl.col("start_ns", "end_ns")
+    nodes = events.lazy().filter((kind == "cpu_op") & name.str.starts_with(EVALUATE_NODE))
+    by_end = nodes.select(times).sort("end_ns").collect()
+    node_ends_ns = by_end["end_ns"].to_numpy()
+    is_mark = (kind == "annotation") & name.is_in(of_optimizer.implode())
+    marks = events.lazy().with_row_index().filter(is_mark).select("index", times).collect()
+    if marks.is_empty() or not len(node_ends_ns):
+        return events
+    last = np.searchsorted(node_ends_ns, marks["end_ns"].to_numpy()) - 1
+    last_start_ns = by_end["start_ns"].gather(np.maximum(last, 0))
+    last_end_ns = pl.Series(node_ends_ns[np.maximum(last, 0)])
+    has_closure = pl.Series(last >= 0) & (last_start_ns >= marks["start_ns"])
+    start_ns = events["start_ns"].scatter(
+        marks["index"].filter(has_closure), last_end_ns.filter(has_closure)
+    )
+    return events.with_columns(start_ns)
 
 
 def ranges_around_calls(events: pl.DataFrame, calls: Ints) -> tuple[Ranges, Ints]:

@@ -13,6 +13,7 @@ from tracekit.metrics.rates import CONVOLUTION_BACKWARD
 from tracekit.metrics.remedies.attention import attention_remedies, find_written_out, is_upcast
 from tracekit.metrics.remedies.fusion import fusion_remedies
 from tracekit.metrics.remedies.messages import message_remedies
+from tracekit.metrics.remedies.padding import padding_remedies, with_padding
 from tracekit.metrics.remedies.precision import precision_remedies
 from tracekit.metrics.remedies.removals import removal_remedies, stall_remedies
 from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork
@@ -53,7 +54,11 @@ def find_remedies(
         *(frame.filter(~pl.col("row").is_in(list(upcast))) for frame in precision_remedies(rank)),
         *attention,
         *fusion_remedies(rank, without=in_attention),
-        *removal_remedies(rank, without=in_attention),
+        *removal_remedies(rank),
+        *(
+            padded.filter(~pl.col("row").is_in(list(in_attention)))
+            for padded in padding_remedies(rank)
+        ),
         *stall_remedies(rank, stalls),
         *message_remedies(rank),
     ]
@@ -86,6 +91,7 @@ def rank_work(
         .agg(
             pl.col("kind", "op", "name", "shapes", "dtype").first(),
             pl.col("ns").sum(),
+            is_weight_gradient=(pl.col("label") == "wgrad").any(),
             # The backward of a convolution computes two gradients; its FLOP are those of one.
             flop=pl.col("flop").first()
             * pl.when(pl.col("op").first() == CONVOLUTION_BACKWARD)
@@ -94,5 +100,6 @@ def rank_work(
             .clip(lower_bound=1),
         )
     )
+    calls = with_padding(calls)
     speeds = measure_speeds(calls, events, device=device, multiprocessors=multiprocessors)
     return RankWork(events, calls, speeds)

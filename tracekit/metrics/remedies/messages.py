@@ -130,8 +130,10 @@ def _reduce_in_backward(rank: RankWork, reductions: pl.DataFrame) -> Iterator[pl
     if late.is_empty():
         return
     total_ns = pl.col("ns").sum().over("part")
-    # The last gradient is reduced when the backward has ended, whatever is done.
-    hideable_ns = total_ns - pl.col("ns").max().over("part")
+    # The last bucket of gradients is reduced when the backward has ended, whatever is done.
+    share_of_bucket = LARGE_MESSAGE_BYTES / pl.col("copied_bytes").clip(LARGE_MESSAGE_BYTES)
+    last_ns = (pl.col("ns") * share_of_bucket).max().over("part")
+    hideable_ns = total_ns - last_ns
     saved = []
     for share in HIDEABLE_BACKWARD[::-1]:
         hidden_ns = pl.min_horizontal(hideable_ns, pl.col("backward_ns") * share)

@@ -1,21 +1,19 @@
 """Remedies of work that could go: recomputed forwards, small copies one by one, optimizers parameter by parameter.
 
-Layout conversions around convolutions and products of odd sizes belong here too: what they cost over
-the same work in a better shape.
+Layout conversions around convolutions belong here too: what they cost over the same work in a better
+shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from math import prod
+from collections.abc import Iterator
 
 import numpy as np
 import polars as pl
 
-from tracekit._util.shapes import is_shape, parse_list
 from tracekit.intervals import Intervals
 from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations
-from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS, Share
+from tracekit.metrics.remedies.speeds import Share
 from tracekit.metrics.remedies.work import PATTERNS
 
 MAX_SMALL_COPY_BYTES = 1 << 16
@@ -37,27 +35,16 @@ BATCH_NORM_PASSES = {False: 3, True: 5}
 """Times that a batch norm reads or writes its input, forward and backward."""
 BATCH_NORM_SHARE = Share(0.3, 0.45, 0.65)
 """Share of the memory's bandwidth that batch norms reach where channels are last."""
-ALIGNED_SIZE = 8
-"""Elements that sizes must be a multiple of."""
-PADDED_SIZE = 64
-"""Elements that sizes are padded to a multiple of."""
 MIN_HOST_SHARE = 1e-3
 """Share of the host's time before a launch that is left without its stalls, at least."""
-MAX_PADDED_SHARE = 0.8
-"""Time of a padded product over the present one, above which odd sizes are not what makes it slow."""
 
 
-def removal_remedies(rank: RankWork, *, without: Collection[int]) -> Iterator[pl.DataFrame]:
-    """Yield the remedies of work that could go or be done in a better shape.
-
-    *without* are rows that belong to attention, whose products are not padded but fused.
-    """
+def removal_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
+    """Yield the remedies of work that could go or be done in a better shape."""
     yield _disappears(rank.events.filter(pl.col("label") == "recompute"), "no recompute")
     yield _one_copy(rank)
     yield from _fused_optimizer(rank)
     yield from _channels_last(rank)
-    for padded in _padded(rank):
-        yield padded.filter(~pl.col("row").is_in(list(without)))
 
 
 def stall_remedies(rank: RankWork, stalls: Intervals | None) -> Iterator[pl.DataFrame]:
@@ -180,62 +167,3 @@ def _channels_last(rank: RankWork) -> Iterator[pl.DataFrame]:
         high_ns=full_ns / BATCH_NORM_SHARE.low,
     )
     yield new_durations(priced, "channels last", what="norms")
-
-
-def _padded(rank: RankWork) -> Iterator[pl.DataFrame]:
-    """Yield the remedies of products in 16 bits whose sizes are no multiples of 8."""
-    calls = rank.calls.filter(
-        (pl.col("kind") == "product") & pl.col("dtype").is_in(["bf16", "fp16"])
-    ).drop_nulls(["flop", "shapes"])
-    padding = {shapes: padded_share(shapes) for shapes in calls["shapes"].unique().to_list()}
-    share = pl.col("shapes").replace_strict(padding, default=None, return_dtype=pl.Float64)
-    odd = calls.with_columns(padding=share).drop_nulls("padding")
-    if odd.is_empty():
-        return
-    aligned = calls.filter(~pl.col("call").is_in(odd["call"].implode()) & (pl.col("ns") > 20_000))
-    for dtype in odd["dtype"].unique().sort().to_list():
-        peak = rank.speeds.peaks.get(dtype)
-        if peak is None:
-            continue
-        reached = rank.speeds.product_share(dtype)
-        of_type = aligned.filter(pl.col("dtype") == dtype)
-        if of_type.height:
-            share_of_aligned = float(of_type["flop"].sum()) / peak / float(of_type["ns"].sum())
-            likely = min(max(share_of_aligned, reached.low), 0.9)
-            reached = Share(likely * 0.8, likely, min(likely * 1.2, 1.0))
-        at_peak_ns = pl.col("flop") * pl.col("padding") / peak
-        priced = odd.filter(pl.col("dtype") == dtype).select(
-            "call",
-            low_ns=pl.max_horizontal(at_peak_ns / reached.high, MIN_KERNEL_NS),
-            likely_ns=pl.max_horizontal(at_peak_ns / reached.likely, MIN_KERNEL_NS),
-            high_ns=pl.max_horizontal(at_peak_ns / reached.low, MIN_KERNEL_NS),
-            call_ns="ns",
-        )
-        slow = priced.filter(pl.col("likely_ns") < MAX_PADDED_SHARE * pl.col("call_ns"))
-        events = rank.events.join(slow, on="call", how="inner").with_columns(group="call")
-        yield new_durations(events, "pad sizes")
-
-
-def padded_share(shapes: str) -> float | None:
-    """Return the work of a padded product over that of the present one; None if its sizes are multiples of 8.
-
-    >>> padded_share("[[128,60],[60,128]]"), padded_share("[[128,64],[64,128]]")
-    (1.0666666666666667, None)
-    """
-    matrices = [shape for shape in parse_list(shapes) if is_shape(shape) and len(shape) > 1]
-    if len(matrices) < 2:
-        return None
-    # The number of rows, often that of tokens, decides where no row begins.
-    inner = matrices[-2][-1]
-    columns = matrices[-1][-1]
-    sizes = (inner, columns)
-    if not all(sizes) or all(size % ALIGNED_SIZE == 0 for size in sizes):
-        return None
-    return prod(map(_padding, sizes))
-
-
-def _padding(size: int) -> float:
-    """Return a size padded to a multiple of 64 over the size; 1 if it is a multiple of 8."""
-    if size % ALIGNED_SIZE == 0:
-        return 1.0
-    return -(-size // PADDED_SIZE) * PADDED_SIZE / size

@@ -81,7 +81,8 @@ def measure_speeds(
     """Return the speeds of a GPU, from a rank's calls of products and its kernels.
 
     Args:
-        calls: One row per call of an operator: ``kind``, ``dtype``, ``flop``, ``ns``.
+        calls: One row per call of an operator: ``kind``, ``dtype``, ``flop``, ``ns``, and ``padding``
+            where its sizes make it slow.
         work: ``WORK`` with the duration ``ns``.
         device: Name of the GPU; None if unknown.
         multiprocessors: Multiprocessors that the process may use; None if all, or unknown.
@@ -97,7 +98,9 @@ def measure_speeds(
     long_calls = calls.filter(pl.col("ns") >= MIN_MEASURED_CALL_NS).drop_nulls(["flop", "dtype"])
     shares: dict[str, Share] = {}
     for dtype, peak in peaks.items():
-        products = long_calls.filter((pl.col("kind") == "product") & (pl.col("dtype") == dtype))
+        products = long_calls.filter(
+            (pl.col("kind") == "product") & (pl.col("dtype") == dtype) & pl.col("padding").is_null()
+        )
         share = _measured_share(products, peak)
         if share is not None:
             shares[dtype] = share
