@@ -178,7 +178,7 @@ def combine_one(wanted):
     from tracekit.run.driver import find_sources, pipeline_map
     from tracekit.run.measure import Options
 
-    refs, _ = find_sources(wanted.store)
+    refs = find_sources(wanted.store).refs
     replicas = len(refs) // PP
     refs = [ref for at, ref in enumerate(refs) if at % replicas < wanted.ranks[0] // PP]
     options = Options(graph=True).for_ranks(len(refs))
@@ -242,7 +242,7 @@ def shares(wanted):
         traces = wanted.trace or Path(folder) / "traces"
         if wanted.trace is None:
             write(*stages(wanted.megabytes), traces, PP)
-        ref = find(traces)[0][0]
+        ref = find(traces).refs[0]
         best = {}
         for turn in range(4):  # the first compiles and warms
             at = [time.process_time()]

@@ -191,7 +191,7 @@ def test_two_ranks_that_each_lack_another_kernel_keep_all_other_matches(name):
 @cache
 def read_events(folder):
     """Return the events of each rank of a run, by rank."""
-    refs, _ = find([str(folder)])
+    refs = find([str(folder)]).refs
     ranks = [rank for ref in refs for rank in read_ref(ref)]
     return {rank.source.rank: rank.events for rank in ranks}
 

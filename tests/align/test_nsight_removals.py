@@ -30,7 +30,7 @@ LAUNCH_ROW = "DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = ?"
 
 
 def rank_of(path):
-    ((ref,), _) = find([str(path)])
+    (ref,) = find([str(path)]).refs
     (rank_events,) = read_ref(ref)
     return rank_tables(rank_events)
 

@@ -68,7 +68,7 @@ def test_runs_that_follow_each_other_are_refused_before_they_are_parsed(tmp_path
 
 def test_roles_that_were_recorded_at_the_same_time_stay_roles(tmp_path):
     write_runs(tmp_path, {"trainer": (0, 100), "rollout": (99, 200)})
-    refs, _ = find_roles(str(tmp_path))
+    refs = find_roles(str(tmp_path)).refs
     assert {ref.role for ref in refs} == {"trainer", "rollout"}
 
 
@@ -76,11 +76,11 @@ def test_one_rank_that_began_earlier_keeps_roles_together(tmp_path):
     """The smallest traces of both roles do not meet, another rank's do."""
     write_runs(tmp_path, {"trainer": (0, 100), "rollout": (150, 200)})
     (tmp_path / "trainer/rank1.json").write_text(trace(0, 170, rank=1) + " " * 50)
-    refs, _ = find_roles(str(tmp_path))
+    refs = find_roles(str(tmp_path)).refs
     assert len(refs) == 4
 
 
 def test_without_marks_nothing_is_decided_before_parsing(tmp_path):
     write_runs(tmp_path, {"a": (0, 100), "b": (100, 200)}, marks=False)
-    refs, _ = find_roles(str(tmp_path))
+    refs = find_roles(str(tmp_path)).refs
     assert {ref.role for ref in refs} == {"a", "b"}

@@ -112,7 +112,7 @@ def test_host_work_moves_to_the_next_launch_that_is_left():
 @pytest.mark.parametrize("name", ["h100-ddp", "1f1b", "compile"])
 def test_a_sample_replays_alike_with_joined_events(samples, name):
     ranks = []
-    for ref in find(samples / name)[0]:
+    for ref in find(samples / name).refs:
         ranks += Options(graph=True).source_tables(ref)
     communication = Communication.of(ranks, ranks_per_node=None)
     members = match(communication.operations, by_step=communication.by_step).members

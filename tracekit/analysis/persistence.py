@@ -340,7 +340,7 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     >>> import tempfile
     >>> from tracekit.run.measure import Options
     >>> from tracekit.store.sources import find
-    >>> measured = Options().source_tables(find("sample_traces/reload", ranks=[0])[0][0])[0]
+    >>> measured = Options().source_tables(find("sample_traces/reload", ranks=[0]).refs[0])[0]
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = write_tables(measured, folder)
     >>> read_tables(folder).operations.equals(measured.operations)

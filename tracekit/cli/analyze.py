@@ -362,7 +362,7 @@ def _explain_label(
     from tracekit.run.driver import find_sources
     from tracekit.store.sources import attach_named_capture, read_ref
 
-    sources, _ = find_sources(paths, ranks=ranks, rank=rank)
+    sources = find_sources(paths, ranks=ranks, rank=rank).refs
     for ref in attach_named_capture(sources, capture):
         parts = read_ref(ref, ranks=ranks)
         if parts:

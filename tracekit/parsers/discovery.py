@@ -11,6 +11,7 @@ import re
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -80,25 +81,22 @@ def discover(
     path_list = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not path_list:
         raise OptionError("no path was given", hint="name a trace, a folder of traces or a store")
-    all_refs: list[SourceRef] = []
-    all_recordings: list[SourceRef] = []
-    notices: list[Notice] = []
-    skipped = 0
-    for path in path_list:
-        at_path = _expand(os.fspath(path), alone=len(path_list) == 1)
-        all_refs += at_path.refs
-        all_recordings += at_path.recordings
-        notices += at_path.notices
-        skipped += at_path.skipped
-    recordings = _unique(all_recordings)
-    if not all_refs and (need_traces or not recordings):
+    found = [_expand(os.fspath(path), alone=len(path_list) == 1) for path in path_list]
+    recordings = _unique(chain.from_iterable(at_path.recordings for at_path in found))
+    refs = _unique(chain.from_iterable(at_path.refs for at_path in found))
+    if not refs and (need_traces or not recordings):
         raise _no_trace_error(path_list, recordings)
-    refs = _apply_rank_option(number_by_position(_unique(all_refs)), rank)
+    refs = _apply_rank_option(number_by_position(refs), rank)
     if check:
         check_single_run(refs)
     if ranks is not None:
         refs = _select_ranks(refs, ranks)
-    return Discovery(_by_rank(refs), skipped, tuple(notices), _by_rank(recordings))
+    return Discovery(
+        _by_rank(refs),
+        sum(at_path.skipped for at_path in found),
+        tuple(chain.from_iterable(at_path.notices for at_path in found)),
+        _by_rank(recordings),
+    )
 
 
 def _by_rank(refs: Iterable[SourceRef]) -> tuple[SourceRef, ...]:
@@ -147,10 +145,9 @@ def _apply_rank_option(refs: list[SourceRef], rank: int | None) -> list[SourceRe
 
 def _select_ranks(refs: list[SourceRef], ranks: Collection[int]) -> list[SourceRef]:
     """Return the sources of *ranks*, and those whose ranks only reading can tell."""
-    selected = []
-    for ref in refs:
-        if ref.rank is None or ref.rank in ranks or ref.reader not in PYTORCH_READERS:
-            selected.append(ref)
+    selected = [
+        ref for ref in refs if ref.rank in {None, *ranks} or ref.reader not in PYTORCH_READERS
+    ]
     present = {ref.rank for ref in refs if ref.rank is not None}
     missing = set(ranks) - present
     if missing and all(ref.reader in PYTORCH_READERS for ref in refs):
@@ -195,10 +192,7 @@ def _expand(path: str, *, alone: bool) -> Discovery:
         names = sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # patterns may be absolute
         if not names:
             raise InputError(f"{path}: matches nothing", hint="check the pattern")
-        matching: list[Path] = []
-        for name in names:
-            matching += _members(Path(name))
-        return _from_many(path, matching)
+        return _from_many(path, chain.from_iterable(_members(Path(name)) for name in names))
     raise InputError(f"{path}: there is no such file or folder", hint="check the path")
 
 
@@ -215,20 +209,18 @@ def _from_file(path: str, *, alone: bool) -> Discovery:
 
     A file that does not look like one is skipped, unless it was named alone.
     """
-    ref, file_type = _reference(Path(path), path)
-    if ref is None and not alone and not _looks_like_trace(Path(path)):
-        notice = Notice(
-            "not-a-trace", values={"case": "named", "file": Path(path).name, "error": file_type.why}
-        )
-        return Discovery((), 1, (notice,))
-    if ref is None:
-        hint = "tracekit reads PyTorch profiler traces and Nsight Systems exports"
-        if file_type.why.startswith("cannot be read"):
-            hint = "check its permissions"
-        raise InputError(f"{path}: {file_type.why}", hint=hint)
-    if ref.reader in RECORDINGS:
-        return Discovery((), recordings=(ref,))
-    return Discovery((ref,))
+    file = Path(path)
+    ref = _reference(file, path)
+    if isinstance(ref, SourceRef):
+        is_recording = ref.reader in RECORDINGS
+        return Discovery((), recordings=(ref,)) if is_recording else Discovery((ref,))
+    if not alone and not _looks_like_trace(file):
+        values: NoticeValues = {"case": "named", "file": file.name, "error": ref.why}
+        return Discovery((), 1, (Notice("not-a-trace", values=values),))
+    hint = "tracekit reads PyTorch profiler traces and Nsight Systems exports"
+    if ref.why.startswith("cannot be read"):
+        hint = "check its permissions"
+    raise InputError(f"{path}: {ref.why}", hint=hint)
 
 
 def _members(path: Path) -> Iterable[Path]:
@@ -264,32 +256,25 @@ def _is_folder(path: Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112
 
 
-def _from_many(path: str, members: list[Path]) -> Discovery:
+def _from_many(path: str, members: Iterable[Path]) -> Discovery:
     """Return the traces among many files."""
     is_folder = Path(path).is_dir()
     files = {}
     for member in members:
-        files[str(member)] = _reference(
-            member, os.path.relpath(member, path) if is_folder else str(member)
-        )
+        shown = os.path.relpath(member, path) if is_folder else str(member)
+        files[str(member)] = _reference(member, shown)
     return _discovery(path, files)
 
 
-def _discovery(path: str, files: Mapping[str, tuple[SourceRef | None, FileType]]) -> Discovery:
+def _discovery(path: str, files: Mapping[str, SourceRef | FileType]) -> Discovery:
     """Return the traces among the *files* at *path*; warn about others that look like traces.
 
-    Of each file, by its own path, *files* has the source, None if it is not one, and its type.
+    By its own path, *files* has each file's source, or its type if it is none.
     """
-    refs: list[SourceRef] = []
-    recordings: list[SourceRef] = []
-    others: dict[Path, FileType] = {}
-    for file, (ref, file_type) in files.items():
-        if ref is None:
-            others[Path(file)] = file_type
-        elif ref.reader in RECORDINGS:
-            recordings.append(ref)
-        else:
-            refs.append(ref)
+    all_refs = [ref for ref in files.values() if isinstance(ref, SourceRef)]
+    others = {Path(file): type_ for file, type_ in files.items() if isinstance(type_, FileType)}
+    refs = [ref for ref in all_refs if ref.reader not in RECORDINGS]
+    recordings = [ref for ref in all_refs if ref.reader in RECORDINGS]
     skipped = len(others)
     if not refs and not recordings:
         named_like_traces = []
@@ -370,8 +355,11 @@ def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], lis
     return remaining, notices
 
 
-def _reference(path: Path, shown: str) -> tuple[SourceRef | None, FileType]:
-    """Return the source at *path*, None if it is not one, and the type of the file, which tells why."""
+def _reference(path: Path, shown: str) -> SourceRef | FileType:
+    """Return the source at *path*; the type of the file, which tells why, if it is none.
+
+    *shown* is the part of the path that may name a rank.
+    """
     size = 0
     try:
         if path.is_dir():
@@ -385,10 +373,10 @@ def _reference(path: Path, shown: str) -> tuple[SourceRef | None, FileType]:
         file_type = unreadable_file(f"cannot be read: {error.strerror}")
     if file_type.reader == "store":
         folder = path.parent if path.name == STORE_MANIFEST else path
-        return SourceRef(str(folder), "store", bytes=size), file_type
+        return SourceRef(str(folder), "store", bytes=size)
     if file_type.is_unreadable:
-        file_type = replace(file_type, rank=rank_in_name(shown))
-    return _make_reference(str(path), shown, file_type, size), file_type
+        return replace(file_type, rank=rank_in_name(shown))
+    return _make_reference(str(path), shown, file_type, size)
 
 
 def _detect_type(path: Path, status: os.stat_result) -> FileType:
@@ -412,23 +400,22 @@ def _detect_type(path: Path, status: os.stat_result) -> FileType:
     return detect_file_type(head, tail)
 
 
-def _make_reference(path: str, shown: str, file_type: FileType, size: int) -> SourceRef | None:
-    """Return the source at *path*, None if it is not a trace.
-
-    *shown* is the part of the path that may name a rank.
-    """
+def _make_reference(
+    path: str, shown: str, file_type: FileType, size: int, *, url: str | None = None
+) -> SourceRef | FileType:
+    """Return the source at *path*, or the type of the file if it is none."""
     if file_type.reader is None:
-        return None
+        return file_type
     rank = file_type.rank
     rank_from = "content"
     if rank is None and (rank := rank_in_name(shown)) is not None:
         rank_from = "name"
-    return SourceRef(path, file_type.reader, rank, rank_from, file_type.world_size, size)
+    return SourceRef(path, file_type.reader, rank, rank_from, file_type.world_size, size, url=url)
 
 
 def _expand_remote(url: str) -> Discovery:
     """Return the sources behind a URL."""
-    files: dict[str, tuple[SourceRef | None, FileType]] = {}
+    files: dict[str, SourceRef | FileType] = {}
     for file_url, size in remote.list_files(url, depth=MAX_FOLDER_DEPTH).items():
         path = remote.public_url(file_url)
         is_nsight = path.endswith((".nsys-rep", ".parquetdir", ".arrowdir"))
@@ -437,12 +424,11 @@ def _expand_remote(url: str) -> Discovery:
             if is_nsight
             else detect_file_type(remote.read_head(file_url, HEAD_BYTES))
         )
-        ref = _make_reference(path, path, file_type, size)
-        files[file_url] = ref and replace(ref, url=file_url), file_type
-    (ref, file_type), *others = files.values()
+        files[file_url] = _make_reference(path, path, file_type, size, url=file_url)
     shown = remote.public_url(url)
-    if ref is None and not others:
+    first, *others = files.values()
+    if isinstance(first, FileType) and not others:
         raise InputError(
-            f"{shown}: {file_type.why}", hint="tracekit reads PyTorch and Nsight Systems traces"
+            f"{shown}: {first.why}", hint="tracekit reads PyTorch and Nsight Systems traces"
         )
     return _discovery(shown, files)

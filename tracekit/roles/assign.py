@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.metrics.process_phases import find_decode_steps, find_stretches
+from tracekit.parsers.discovery import Discovery
 from tracekit.parsers.kineto.recording_window import recording_window
 from tracekit.parsers.source_refs import (
     SourceRef,
@@ -35,7 +36,6 @@ from tracekit.store.sources import (
     OneRole,
     PathList,
     Paths,
-    Sources,
     find,
     read_ref,
     separate_captures,
@@ -45,50 +45,49 @@ from tracekit.weight_updates.transfers import RELOAD_EVENTS, reload_events
 
 def find_roles(
     paths: Paths | OneRole, *, ranks: Collection[int] | None = None, rank: int | None = None
-) -> Sources:
+) -> Discovery:
     """Return the sources at *paths*, each with its rank and, if ranks have several processes, its role.
 
-    >>> [ref.role for ref in find_roles({"a": "sample_traces/reload", "b": "sample_traces/1f1b"}, ranks=[0])[0]]
+    >>> [ref.role for ref in find_roles({"a": "sample_traces/reload", "b": "sample_traces/1f1b"}, ranks=[0]).refs]
     ['a', 'b']
     """
     if isinstance(paths, OneRole):
-        sources, notices = find_roles(paths.paths, ranks=ranks, rank=rank)
-        return _keep_role(sources, paths.role), notices
+        found = find_roles(paths.paths, ranks=ranks, rank=rank)
+        return replace(found, refs=_keep_role(found.refs, paths.role))
     if isinstance(paths, Mapping):
         return _find_named_roles(paths, ranks=ranks, rank=rank)
-    sources, notices = find(paths, ranks=ranks, rank=rank)
-    if any(ref.role for ref in sources):
-        return _with_ranks(list(sources), list(notices))
+    found = find(paths, ranks=ranks, rank=rank)
+    if any(ref.role for ref in found.refs):
+        return _with_ranks(list(found.refs), list(found.notices))
     try:
-        check_single_run(sources)
+        check_single_run(found.refs)
     except InputError:
-        replays = separate_captures(sources)
+        replays = separate_captures(found.refs)
         if replays is not None:
             check_single_run(replays)
-            return tuple(replays), notices
-        refs_with_roles = roles_by_name(sources)
+            return replace(found, refs=tuple(replays))
+        refs_with_roles = roles_by_name(found.refs)
         if refs_with_roles is not None:
             check_recorded_together(refs_with_roles)
         else:
-            refs_with_roles = _roles_by_content(sources)
+            refs_with_roles = _roles_by_content(found.refs)
         if refs_with_roles is None:
             raise
     else:
-        return sources, notices
-    return _with_ranks(refs_with_roles, list(notices))
+        return found
+    return _with_ranks(refs_with_roles, list(found.notices))
 
 
 def _find_named_roles(
     paths: Mapping[str, PathList], *, ranks: Collection[int] | None, rank: int | None
-) -> Sources:
+) -> Discovery:
     """Return the sources of the roles that the caller named, each with its rank and role."""
     refs: list[SourceRef] = []
     notices: list[Notice] = []
     for role, role_paths in paths.items():
-        sources, role_notices = find(role_paths, ranks=ranks, rank=rank)
-        for ref in sources:
-            refs.append(replace(ref, role=role))
-        notices += role_notices
+        found = find(role_paths, ranks=ranks, rank=rank)
+        refs += [replace(ref, role=role) for ref in found.refs]
+        notices += found.notices
     return _with_ranks(refs, notices)
 
 
@@ -145,7 +144,7 @@ def _follow_each_other(refs: Sequence[SourceRef]) -> bool:
     return any(start_ns >= end_ns for (_, end_ns), (start_ns, _) in pairwise(ordered))
 
 
-def _with_ranks(refs: list[SourceRef], notices: list[Notice]) -> Sources:
+def _with_ranks(refs: list[SourceRef], notices: list[Notice]) -> Discovery:
     """Return the sources of all roles, each with its rank; raise if a role is no run of its own."""
     if any(ref.rank is None and ref.reader in PYTORCH_READERS for ref in refs):
         refs, guessed = _find_ranks(refs)
@@ -155,7 +154,7 @@ def _with_ranks(refs: list[SourceRef], notices: list[Notice]) -> Sources:
     order = sorted(
         refs, key=lambda ref: (ref.role or "", ref.rank is None, ref.rank or 0, ref.path)
     )
-    return tuple(order), tuple(notices)
+    return Discovery(tuple(order), notices=tuple(notices))
 
 
 def _roles_by_content(refs: Sequence[SourceRef]) -> list[SourceRef] | None:

@@ -238,7 +238,7 @@ def _through_store(
     from tracekit.run.ingest import ingest
 
     file_rank = run_input.file_rank
-    original_refs, _ = driver.find_sources(traces, ranks=ranks, rank=file_rank)
+    original_refs = driver.find_sources(traces, ranks=ranks, rank=file_rank).refs
     written = ingest(
         traces,
         store,
@@ -292,10 +292,10 @@ def _measure(
     if isinstance(run_input.traces, Trace):
         return _measure_trace(run_input.traces, options)
     strict = run_input.on_damage == "error"
-    refs, source_notices = driver.find_sources(
+    found = driver.find_sources(
         run_input.traces, ranks=options.ranks, rank=run_input.file_rank, strict=strict
     )
-    refs = attach_named_capture(refs, capture)
+    refs = attach_named_capture(found.refs, capture)
     results = driver.map_sources(
         options.for_ranks(len(refs)).source_tables,
         refs,
@@ -307,7 +307,7 @@ def _measure(
     ranks, run_notices = _check_results(results, options.ranks, strict=strict, named=named)
     _check_capture_used(capture, ranks)
     return _MeasuredRanks(
-        ranks=ranks, paths=[ref.path for ref in refs], notices=(*source_notices, *run_notices)
+        ranks=ranks, paths=[ref.path for ref in refs], notices=(*found.notices, *run_notices)
     )
 
 

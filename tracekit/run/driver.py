@@ -16,6 +16,7 @@ from tracekit._util.notices import merge_notices
 from tracekit._util.text import terminal
 from tracekit._util.workers import ItemResult, MapFunction, map_items
 from tracekit.errors import Notice, OptionError
+from tracekit.parsers.discovery import Discovery
 from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
 from tracekit.roles.assign import find_roles
 from tracekit.roles.combine import check_roles
@@ -23,7 +24,6 @@ from tracekit.schema import Source
 from tracekit.store.sources import (
     OneRole,
     Paths,
-    Sources,
     check_one_run,
     check_strict,
     missing_notice,
@@ -53,16 +53,16 @@ def find_sources(
     ranks: Collection[int] | None = None,
     rank: int | None = None,
     strict: bool = False,
-) -> Sources:
-    """Return the sources to read, one per rank where the rank is known before reading, and notices about them.
+) -> Discovery:
+    """Return what to read at *paths*: one source per rank where the rank is known before reading.
 
-    >>> [ref.rank for ref in find_sources("sample_traces/reload", ranks=[1, 3])[0]]
+    >>> [ref.rank for ref in find_sources("sample_traces/reload", ranks=[1, 3]).refs]
     [1, 3]
     """
-    refs, notices = find_roles(paths, ranks=ranks, rank=rank)
+    found = find_roles(paths, ranks=ranks, rank=rank)
     if strict:
-        check_strict(notices)
-    return refs, notices
+        check_strict(found.notices)
+    return found
 
 
 def map_sources(

@@ -101,7 +101,7 @@ def _named_traces(
 ) -> dict[str, tuple[SourceRef, str]]:
     """Return the traces that the paths name, and their ``content_key``, by the path that a store of them has."""
     traces = {}
-    refs, _ = find_sources(paths, rank=file_rank)
+    refs = find_sources(paths, rank=file_rank).refs
     for ref in refs:
         if ref.reader == "store":
             raise no_rank_file_error(ref.path)

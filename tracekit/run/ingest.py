@@ -151,8 +151,8 @@ def ingest(
         if not (resume or overwrite):
             check_same_run(target, ())
         return _ingest_recordings(paths_with_recordings, target, ranks=ranks, resume=resume)
-    refs, source_notices = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
-    refs = tuple(with_absolute_path(ref) for ref in refs)
+    found = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
+    refs = tuple(with_absolute_path(ref) for ref in found.refs)
     _check_target(target, refs, resume=resume, overwrite=overwrite)
     work_in_folder = partial(
         RankIngest,
@@ -172,7 +172,7 @@ def ingest(
         resume_notices = _write_roles(
             folder,
             refs,
-            source_notices=source_notices,
+            source_notices=found.notices,
             work_in_folder=work_in_folder,
             map_sources=map_sources,
             run_so_far=run_so_far,

@@ -13,7 +13,7 @@ from tracekit.run.driver import map_sources
 from tracekit.run.recordings import find_recordings, read_found_recordings
 from tracekit.schema import RankCollectives
 from tracekit.store.files import open_store
-from tracekit.store.sources import PathList, failure_notices, read_ref
+from tracekit.store.sources import PathList, failure_notices, read_ref, refs_of_store
 from tracekit.whole_run.measure import measure_whole_run
 from tracekit.whole_run.profiled import collectives_of_events, collectives_of_operations
 from tracekit.whole_run.result import WholeRun
@@ -80,14 +80,8 @@ def _read_traces(
         return [], ()
     expanded = []
     for ref in refs:
-        if ref.reader == "store":
-            store = open_store(ref.path)
-            for source in store.sources:
-                expanded.append(
-                    SourceRef(ref.path, "store", source.rank, source.rank_from, role=source.role)
-                )
-        else:
-            expanded.append(ref)
+        is_store = ref.reader == "store"
+        expanded += refs_of_store(ref, open_store(ref.path).sources) if is_store else [ref]
     if not expanded:
         return [], ()
     check_single_run(expanded)

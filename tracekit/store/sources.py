@@ -24,7 +24,7 @@ from tracekit.errors import (
     TracekitError,
 )
 from tracekit.parsers import remote
-from tracekit.parsers.discovery import discover
+from tracekit.parsers.discovery import Discovery, discover
 from tracekit.parsers.file_type import MEMORY_SNAPSHOT
 from tracekit.parsers.source_refs import SourceRef, check_single_run, missing_ranks
 from tracekit.schema import EVENTS, PYTORCH_READERS, GraphCapture, RankEvents, Source
@@ -52,25 +52,21 @@ EARLIEST_DATE_NS = 1_400_000_000_000_000_000
 """Times before this (2014) count from the start of a machine and tell no date."""
 
 
-Sources = tuple[tuple[SourceRef, ...], tuple[Notice, ...]]
-"""Sources to read, and notices about them."""
-
-
 def find(
     paths: PathList, *, ranks: Collection[int] | None = None, rank: int | None = None
-) -> Sources:
-    """Return the sources at *paths*, one per rank where the rank is known before reading, and notices about them.
+) -> Discovery:
+    """Return what is at *paths*, with one source per rank where the rank is known before reading.
 
     A store becomes one source per rank. *rank* is the rank of a single file that does not name it.
     Several sources may have the same rank (``roles.assign`` tells them apart).
 
-    >>> [ref.rank for ref in find("sample_traces/reload", ranks=[1, 3])[0]]
+    >>> [ref.rank for ref in find("sample_traces/reload", ranks=[1, 3]).refs]
     [1, 3]
     """
-    sources = discover(paths, ranks=ranks, rank=rank, check=False)
+    discovery = discover(paths, ranks=ranks, rank=rank, check=False)
     refs: list[SourceRef] = []
-    notices = list(sources.notices)
-    for ref in sources.refs:
+    notices = list(discovery.notices)
+    for ref in discovery.refs:
         if ref.reader != "store":
             refs.append(ref)
             continue
@@ -78,16 +74,14 @@ def find(
         if not store.complete:
             notices.append(Notice("store-incomplete", values={"path": ref.path}))
         notices += store.notices
-        refs += _store_refs(ref, store.sources)
-    refs = _with_snapshots(refs, sources.recordings)
-    if ranks is None:
-        return tuple(refs), tuple(notices)
-    wanted = []
-    for ref in refs:
-        may_hold_wanted_ranks = ref.rank is None or ref.reader == "nsight"
-        if may_hold_wanted_ranks or ref.rank in ranks:
-            wanted.append(ref)
-    return tuple(wanted), tuple(notices)
+        if not store.sources:
+            raise _empty_store_error(ref)
+        refs += refs_of_store(ref, store.sources)
+    refs = _with_snapshots(refs, discovery.recordings)
+    if ranks is not None:
+        # A report holds several ranks, which only reading can tell.
+        refs = [ref for ref in refs if ref.rank in {None, *ranks} or ref.reader == "nsight"]
+    return replace(discovery, refs=tuple(refs), notices=tuple(notices))
 
 
 def _with_snapshots(refs: Sequence[SourceRef], recordings: Sequence[SourceRef]) -> list[SourceRef]:
@@ -113,31 +107,28 @@ def _folder(ref: SourceRef) -> str:
     return ref.path.rpartition("/")[0]
 
 
-def _store_refs(ref: SourceRef, sources: Sequence[Source]) -> list[SourceRef]:
+def _empty_store_error(ref: SourceRef) -> InputError:
+    """Return the error about a store without any rank's events."""
+    if holds_recordings(Path(ref.path)):
+        problem = f"{ref.path}: the store holds dumps and logs, but no trace"
+        return InputError(problem, hint="tracekit late reads it")
+    problem = f"{ref.path}: the store holds no rank yet"
+    return InputError(problem, hint="go on with: tracekit ingest --resume")
+
+
+def refs_of_store(ref: SourceRef, sources: Sequence[Source]) -> list[SourceRef]:
     """Return one source per rank of a store."""
-    if not sources and holds_recordings(Path(ref.path)):
-        raise InputError(
-            f"{ref.path}: the store holds dumps and logs, but no trace",
-            hint="tracekit late reads it",
+    return [
+        replace(
+            ref,
+            rank=source.rank,
+            rank_from=source.rank_from,
+            world_size=source.world_size,
+            bytes=ref.bytes // len(sources),
+            role=ref.role or source.role,
         )
-    if not sources:
-        raise InputError(
-            f"{ref.path}: the store holds no rank yet", hint="go on with: tracekit ingest --resume"
-        )
-    size = ref.bytes // max(1, len(sources))
-    refs = []
-    for source in sources:
-        refs.append(
-            replace(
-                ref,
-                rank=source.rank,
-                rank_from=source.rank_from,
-                world_size=source.world_size,
-                bytes=size,
-                role=ref.role or source.role,
-            )
-        )
-    return refs
+        for source in sources
+    ]
 
 
 def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> None:
