@@ -333,9 +333,7 @@ def group_by_values(
     for column in columns:
         key = key * (len(column.values) + 1) + column.codes[rows] + 1
     order = np.argsort(key, kind="stable")
-    groups = []
-    for start, stop in pairwise(SortedGroups.of(key[order]).edges):
-        groups.append(order[start:stop])
+    groups = [order[start:stop] for start, stop in pairwise(SortedGroups.of(key[order]).edges)]
     groups.sort(key=lambda group: int(group[0]))
     split = []
     for group in groups:

@@ -77,8 +77,7 @@ class ScheduleFinder:
         placement = pipeline.placement
         sent_messages = []
         for sender, sent in pipeline.traffic.items():
-            for message in sorted(sent.items()):
-                sent_messages.append((sender, *message))
+            sent_messages += [(sender, *message) for message in sorted(sent.items())]
         key = (
             len(pipeline.ranks),
             pipeline.order_key,

@@ -395,8 +395,7 @@ def _match_streams(graph: CapturedGraph, nodes: pl.DataFrame) -> Ints:
     ops = [op for op in keys_of_op if op is not None]
     related = []
     for op, name in find_related(ops, distinct.to_list()):
-        for key in keys_of_op[op]:
-            related.append((key, number_of[name]))
+        related += [(key, number_of[name]) for key in keys_of_op[op]]
     streams = nodes.select(pl.struct("device", "stream").rank("dense")).to_series().to_numpy()
     launch = np.full(len(nodes), -1, np.int64)
     for kind in ("kernel", "memset", "memcpy"):

@@ -130,9 +130,9 @@ def _find_libraries(gpu: GpuEvents, launches: Launches) -> CategoryColumn:
     # copy engine.
     in_call = launches.op_name.matches(r"^(record_param_comms|c10d::)")
     is_peer_copy = gpu.text("kind").any_of("memcpy") & names.matches(r"(?i)PtoP|Peer")
-    cases = []  # the first that holds decides
-    for library, pattern in LIBRARIES.items():
-        cases.append((library, names.matches(pattern) & is_kernel))
+    cases = [  # the first that holds decides
+        (library, names.matches(pattern) & is_kernel) for library, pattern in LIBRARIES.items()
+    ]
     is_nccl = (is_kernel & (has_record | in_call)) | (is_peer_copy & in_call)
     is_custom = named_for_collective & ~no_collective & is_kernel
     cases += [("nccl", is_nccl), ("custom", is_custom)]

@@ -151,8 +151,7 @@ def write_baseline(
 def _check_same_code(side: Side) -> None:
     """Raise InputError unless the runs of each role can be compared with its first one."""
     runs_of_roles = [side.runs]
-    for name in side.other_roles:
-        runs_of_roles.append(side.of_role(name).runs)
+    runs_of_roles += [side.of_role(name).runs for name in side.other_roles]
     for runs in runs_of_roles:
         differences = find_obstacles(runs[1:], runs[:1]) if len(runs) > 1 else []
         if differences:

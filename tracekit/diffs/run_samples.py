@@ -291,15 +291,14 @@ def _bus_bandwidths(rows: Sequence[documents.Bandwidth]) -> dict[str, float]:
     values = {}
     for label, rows_of_label in rows_by_label.items():
         transfer_ns = sum(row.transfer_ns for row in rows_of_label)
-        moved_bytes = sum_if_known(_moved_bytes(row) for row in rows_of_label)
+        # GB/s are bytes per nanosecond.
+        moved_bytes = sum_if_known(
+            None if row.bus_gb_s is None else row.bus_gb_s * row.transfer_ns
+            for row in rows_of_label
+        )
         if transfer_ns and moved_bytes is not None:
             values[f"bus_gb_s.{label}"] = moved_bytes / transfer_ns
     return values
-
-
-def _moved_bytes(row: documents.Bandwidth) -> float | None:
-    """Return the bytes that operations moved on the bus; GB/s are bytes per nanosecond."""
-    return None if row.bus_gb_s is None else row.bus_gb_s * row.transfer_ns
 
 
 def _copy_bandwidths(rows: Sequence[documents.Copy]) -> dict[str, float]:

@@ -114,12 +114,11 @@ def judge(
     >>> [(c.metric, c.verdict) for c in judge([base], [base])]
     [('step_ms', 'pass')]
     """
-    requested: list[tuple[Metric, Requirement | None]] = []
-    for requirement in requirements:
-        requested.append((requirement.metric, requirement))
+    requested: list[tuple[Metric, Requirement | None]] = [
+        (requirement.metric, requirement) for requirement in requirements
+    ]
     if not requirements:
-        for metric in default_metrics(candidate, baseline, rules):
-            requested.append((metric, None))
+        requested += [(metric, None) for metric in default_metrics(candidate, baseline, rules)]
     checks: dict[int, CheckResult] = {}  # by position in ``requested``
     whole_step: dict[int, _Case] = {}
     parts: dict[int, _Case] = {}

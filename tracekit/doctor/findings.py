@@ -149,8 +149,7 @@ def find_problems(
         for notice in fact.source.notices:
             if notice.code not in _COVERED_BY_RULES:
                 read.append((fact.rank, notice))
-        for notice in fact.lost:
-            lost.append((fact.rank, notice))
+        lost += [(fact.rank, notice) for notice in fact.lost]
     findings = list(_unreadable_files(unreadable))
     if ranks is None:
         findings += _missing_ranks(facts)

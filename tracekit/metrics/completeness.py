@@ -163,7 +163,9 @@ def _check_launches(calls: NamedRows, labelled: pl.DataFrame) -> Completeness:
 
     # 1. Launches during the capture of a graph run nothing.
     captured = _is_captured(calls.select(calls.named(HOST_CALLS["capture"])).rows, lost)
-    notices = _capture_notice(int(captured.sum()))
+    notices: tuple[Notice, ...] = ()
+    if captured.any():
+        notices = (Notice("graph-captured", values={"launches": int(captured.sum())}),)
     lost = lost.filter(pl.Series(~captured))
     # 2. Graphs without any event, and graphs of which some nodes are missing.
     is_graph = pl.col("name").cast(pl.String).str.contains(HOST_CALLS["launch_graph"])
@@ -329,10 +331,6 @@ def _find_graph_holes(gpu: pl.DataFrame, graphs: pl.DataFrame) -> Intervals:
     min_gap_ns = pl.when(is_inside).then(MIN_NODE_GAP_NS).otherwise(MIN_QUEUED_GAP_NS)
     holes = table.filter(is_beside & (pl.col("end_ns") - pl.col("begin") > min_gap_ns))
     return union(holes["begin"].to_numpy(), holes["end_ns"].to_numpy())
-
-
-def _capture_notice(count: int) -> tuple[Notice, ...]:
-    return (Notice("graph-captured", values={"launches": count}),) if count else ()
 
 
 def _cut_notice(early: int, late: int) -> tuple[Notice, ...]:

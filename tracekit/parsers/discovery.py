@@ -47,10 +47,9 @@ _TRACE_SUFFIX = re.compile(
 
 
 class Discovery(msgspec.Struct, frozen=True):
-    """Sources ordered by rank, and the number of other files beside them that are not traces."""
+    """What is at some paths: sources ordered by rank, and notices about files that are none."""
 
     refs: tuple[SourceRef, ...]
-    skipped: int = 0
     notices: tuple[Notice, ...] = ()
     # Dumps, logs and snapshots of the run (``file_type.RECORDINGS``).
     recordings: tuple[SourceRef, ...] = ()
@@ -93,7 +92,6 @@ def discover(
         refs = _select_ranks(refs, ranks)
     return Discovery(
         _by_rank(refs),
-        sum(at_path.skipped for at_path in found),
         tuple(chain.from_iterable(at_path.notices for at_path in found)),
         _by_rank(recordings),
     )
@@ -216,7 +214,7 @@ def _from_file(path: str, *, alone: bool) -> Discovery:
         return Discovery((), recordings=(ref,)) if is_recording else Discovery((ref,))
     if not alone and not _looks_like_trace(file):
         values: NoticeValues = {"case": "named", "file": file.name, "error": ref.why}
-        return Discovery((), 1, (Notice("not-a-trace", values=values),))
+        return Discovery((), (Notice("not-a-trace", values=values),))
     hint = "tracekit reads PyTorch profiler traces and Nsight Systems exports"
     if ref.why.startswith("cannot be read"):
         hint = "check its permissions"
@@ -275,7 +273,6 @@ def _discovery(path: str, files: Mapping[str, SourceRef | FileType]) -> Discover
     others = {Path(file): type_ for file, type_ in files.items() if isinstance(type_, FileType)}
     refs = [ref for ref in all_refs if ref.reader not in RECORDINGS]
     recordings = [ref for ref in all_refs if ref.reader in RECORDINGS]
-    skipped = len(others)
     if not refs and not recordings:
         named_like_traces = []
         for other, file_type in others.items():
@@ -284,7 +281,7 @@ def _discovery(path: str, files: Mapping[str, SourceRef | FileType]) -> Discover
                 named_like_traces.append(f"{other.name} {file_type.why}")
         reasons = f": {listing(named_like_traces, most=2)}" if named_like_traces else ""
         raise InputError(
-            f"{path}: holds no traces ({counted(skipped, 'other file')}{reasons})",
+            f"{path}: holds no traces ({counted(len(others), 'other file')}{reasons})",
             hint="name the traces' own folder",
         )
     if len(refs) == 1 and refs[0].rank is None:
@@ -294,7 +291,7 @@ def _discovery(path: str, files: Mapping[str, SourceRef | FileType]) -> Discover
             refs = [replace(refs[0], rank=number, rank_from="name")]
     refs, notices = _drop_duplicate_exports(refs)
     notices += _skipped_files(others, {ref.rank for ref in refs if ref.rank is not None})
-    return Discovery(tuple(refs), skipped, tuple(notices), tuple(recordings))
+    return Discovery(tuple(refs), tuple(notices), tuple(recordings))
 
 
 def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> list[Notice]:

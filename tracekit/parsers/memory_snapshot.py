@@ -62,8 +62,7 @@ def read_memory_snapshots(path: str | Path, *, name: str | None = None) -> list[
     if not others:
         return [_checked(first)]
     snapshots = [first]
-    for device in others:
-        snapshots.append(parse_memory_snapshot(content, name=shown, device=device))
+    snapshots += [parse_memory_snapshot(content, name=shown, device=device) for device in others]
     checked = []
     for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.device):
         notices = tuple(

@@ -189,10 +189,9 @@ def _assign_ranks(logs: Sequence[RankCollectives]) -> tuple[list[RankCollectives
         for group, size in log.source.group_sizes.items():
             group_members = members[group]
             # A log may say any size: count the members that are recorded, not those it claims.
-            recorded_ranks = []
-            for number, member in sorted(group_members.items()):
-                if 0 <= number < size:
-                    recorded_ranks.append(member)
+            recorded_ranks = [
+                member for number, member in sorted(group_members.items()) if 0 <= number < size
+            ]
             groups.append(ProcessGroup(group, None, tuple(recorded_ranks)))
         source = structs.replace(log.source, rank=rank, groups=tuple(groups))
         ranked.append(RankCollectives(_with_ranks(log.collectives, rank, members), source))
@@ -318,8 +317,7 @@ def _with_ranks(
         return table
     rows: list[tuple[str, int, int]] = []
     for group, rank_by_number in members.items():
-        for number, member in rank_by_number.items():
-            rows.append((group, number, member))
+        rows += [(group, number, member) for number, member in rank_by_number.items()]
     ranks_of_groups = pl.DataFrame(
         rows, schema={"group": pl.String, "peer": pl.Int32, "member": pl.Int32}, orient="row"
     ).with_columns(pl.col("group").cast(COLLECTIVES["group"]))

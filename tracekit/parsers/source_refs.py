@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from tracekit._util.text import listing
 from tracekit.errors import InputError, OptionError
-from tracekit.schema import PYTORCH_READERS
+from tracekit.schema import PYTORCH_READERS, Source
 
 MAX_RANKS = 10_000_000
 """Upper limit of ranks in a run: a larger number in a file is damage, in a command a typing
@@ -185,7 +185,7 @@ def number_by_position(refs: Sequence[SourceRef]) -> list[SourceRef]:
     return numbered
 
 
-def check_single_run(refs: Sequence[SourceRef]) -> None:
+def check_single_run(refs: Sequence[SourceRef | Source]) -> None:
     """Raise InputError if the sources cannot be ranks of one run: several files per rank, tools or world sizes."""
     by_rank: dict[int, list[str]] = defaultdict(list)
     for ref in refs:
@@ -217,7 +217,7 @@ def check_single_run(refs: Sequence[SourceRef]) -> None:
         )
 
 
-def _run_folders(refs: Sequence[SourceRef]) -> list[str]:
+def _run_folders(refs: Sequence[SourceRef | Source]) -> list[str]:
     """Return the folder of each source's run or role; empty if folders do not separate them.
 
     >>> _run_folders([SourceRef(f"runs/{name}/rank{n}.json", "kineto", n) for name in "ab" for n in (0, 1)])
@@ -249,7 +249,7 @@ def _run_folders(refs: Sequence[SourceRef]) -> list[str]:
     return []
 
 
-def _has_each_rank_once(names: Sequence[str], refs: Sequence[SourceRef]) -> bool:
+def _has_each_rank_once(names: Sequence[str], refs: Sequence[SourceRef | Source]) -> bool:
     """Return whether no two sources of one run or role, which *names* tell, are of the same rank."""
     pairs = set()
     for name, ref in zip(names, refs, strict=True):
@@ -311,9 +311,7 @@ def several_runs_error(runs: Sequence[str]) -> InputError:
         return InputError(problem, hint=f"name the files of one run, or its folder: {command}")
     first = shlex.quote(runs[0])
     second = shlex.quote(runs[1])
-    roles = []
-    for run in runs[:2]:
-        roles.append(f"--role {shlex.quote(Path(run).name)}={shlex.quote(run)}")
+    roles = [f"--role {shlex.quote(Path(run).name)}={shlex.quote(run)}" for run in runs[:2]]
     return InputError(
         problem,
         hint=f"name one: tracekit analyze {first}; compare two: tracekit diff {first} {second}; "

@@ -268,9 +268,9 @@ def measure_chunks(
     measured = {"busy_ns": time_of(rows, COMPUTE_SET), "wgrad_ns": time_of(rows, ("wgrad",))}
     for cause, stall in stalls.items():
         measured[f"{cause}_ns"] = stall
-    measures = []
-    for name, intervals in measured.items():
-        measures.append(pl.Series(name, intervals.covered_ns(start, end)))
+    measures = [
+        pl.Series(name, intervals.covered_ns(start, end)) for name, intervals in measured.items()
+    ]
     return conform(chunks.with_columns(measures), CHUNKS)
 
 

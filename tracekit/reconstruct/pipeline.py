@@ -190,9 +190,7 @@ def _fuse_backwards(detail: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     key = ["position", "stage", "microbatch"]
     backwards = []
     for position, order in enumerate(schedule.ranks):
-        for op in order:
-            if op.kind == "B":
-                backwards.append((position, op.stage, op.microbatch))
+        backwards += [(position, op.stage, op.microbatch) for op in order if op.kind == "B"]
     whole_backwards = pl.DataFrame(backwards, schema=dict.fromkeys(key, pl.Int32), orient="row")
     is_whole = pl.struct(key).is_in(whole_backwards.to_struct().implode())
     is_followed = pl.all_horizontal(pl.col(key) == pl.col(key).shift(-1))

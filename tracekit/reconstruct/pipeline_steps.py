@@ -190,9 +190,9 @@ def assemble_steps(
 
     """
     tables = StepTables(ranks, lines)
-    results = []
-    for instance in range(len(tables.instances)):
-        results.append(_examine_instance(tables, instance, cache))
+    results = [
+        _examine_instance(tables, instance, cache) for instance in range(len(tables.instances))
+    ]
     detail = _make_cells(tables, results, clocks)
     numbers = identity_numbers(detail)
     first_cells = accumulate((len(result.stage) for result in results), initial=0)

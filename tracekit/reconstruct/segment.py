@@ -396,10 +396,9 @@ class ChunkAssembly:
         spans.sort()
         outside = []
         for rows in runs:
-            around = []
-            for first_ns, last_ns, chunk in spans:
-                if first_ns < host_ns[rows[0]] < last_ns:
-                    around.append(chunk)
+            around = [
+                chunk for first_ns, last_ns, chunk in spans if first_ns < host_ns[rows[0]] < last_ns
+            ]
             if around:
                 self._join(rows, around[-1])
             else:

@@ -491,9 +491,9 @@ def _draw_ranks(
     for rank, top in zip(ranks, tops, strict=True):
         _draw_lanes(axes, events.filter(rank=rank), lanes, first_row=top)
     figures.strip_axes(axes, x_label="time (ms) from the step's first event")
-    handles: list[Any] = []
-    for label in labels_of(events):
-        handles.append(Patch(facecolor=LABEL_COLOURS[label], label=label))
+    handles: list[Any] = [
+        Patch(facecolor=LABEL_COLOURS[label], label=label) for label in labels_of(events)
+    ]
     handles.append(Patch(facecolor=IDLE_COLOUR, label="nothing"))
     figures.draw_legend(axes, handles, below_axes=below_axes)
     return tops

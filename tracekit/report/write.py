@@ -159,8 +159,7 @@ def figures(analysis: Analysis) -> pl.DataFrame:
         rows += [(rank.rank, None, *row) for row in _figures_of(rank.whole)]
         if len(rank.per_step) > 1:
             for step in rank.per_step:
-                for row in _figures_of(step):
-                    rows.append((rank.rank, step.step, *row))
+                rows += [(rank.rank, step.step, *row) for row in _figures_of(step)]
     return pl.DataFrame(rows, schema=FIGURES, orient="row")
 
 

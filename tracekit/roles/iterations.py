@@ -129,8 +129,7 @@ def _number(bands: Sequence[PhaseBand], updates: Sequence[WeightUpdate]) -> list
     numbered = []
     if updates:
         middles = [(update.start_ns + update.end_ns) // 2 for update in updates]
-        for band in bands:
-            numbered.append(replace(band, iteration=bisect_left(middles, band.start_ns)))
+        numbered += [replace(band, iteration=bisect_left(middles, band.start_ns)) for band in bands]
         return numbered
     counts: Counter[str] = Counter()
     for band in bands:

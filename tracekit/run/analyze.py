@@ -409,8 +409,7 @@ def _check_results(
     measured: list[MeasuredRank] = []
     for result in results:
         if result.error is None:
-            for tables in result.unwrap():
-                measured.append((result.item.role, tables))
+            measured += [(result.item.role, tables) for tables in result.unwrap()]
     spans: list[driver.Span] = []
     for role, tables in measured:
         first = tables.steps["start_ns"].min()

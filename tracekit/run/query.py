@@ -68,9 +68,9 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
 def _columns_named(sql: str, tables: Mapping[str, Any]) -> str:
     """Return the columns of the tables that *sql* names; of all if it names none."""
     named = [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
-    columns = []
-    for name in named or TABLES:
-        columns.append(f"columns of {name}: {', '.join(tables[name].schema.names)}")
+    columns = [
+        f"columns of {name}: {', '.join(tables[name].schema.names)}" for name in named or TABLES
+    ]
     return "; ".join(columns)
 
 
@@ -103,8 +103,7 @@ def _tables(store: Store) -> dict[str, Any]:
         # Arrow does not verify checksums, and would answer from a damaged file.
         files = []
         for of_role in stores:
-            for entry in of_role.entries:
-                files.append(str(of_role.checked_file(entry.rank, name)))
+            files += [str(of_role.checked_file(entry.rank, name)) for entry in of_role.entries]
         if files:
             tables[name] = datasets.dataset(
                 files, format="parquet", partitioning=by_role, partition_base_dir=base

@@ -74,9 +74,9 @@ class Block:
     def cells(self) -> pl.DataFrame:
         """One row per task: lane, task, label, start, end."""
         ends = _run(self.tasks)
-        rows = []
-        for t in self.tasks:
-            rows.append((t.lane, t.name, t.label, ends[t.name] - t.duration, ends[t.name]))
+        rows = [
+            (t.lane, t.name, t.label, ends[t.name] - t.duration, ends[t.name]) for t in self.tasks
+        ]
         return pl.DataFrame(
             rows, schema=["lane", "task", "label", "start", "end"], orient="row"
         ).sort(

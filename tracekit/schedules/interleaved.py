@@ -30,8 +30,7 @@ def chunk_order(microbatches: int, virtual: int, group: int) -> list[tuple[int, 
     order = []
     for first in range(0, microbatches, group):
         for chunk in range(virtual):
-            for i in range(first, min(first + group, microbatches)):
-                order.append((chunk, i))
+            order += [(chunk, i) for i in range(first, min(first + group, microbatches))]
     return order
 
 
@@ -71,8 +70,7 @@ def looped_bfs(pp: int, microbatches: int, virtual: int) -> list[list[Op]]:
     for rank in range(pp):
         forwards = []
         for chunk in range(virtual):
-            for i in range(microbatches):
-                forwards.append(forward(chunk * pp + rank, i))
+            forwards += [forward(chunk * pp + rank, i) for i in range(microbatches)]
         orders.append(forwards + [backward(f.stage, f.microbatch) for f in reversed(forwards)])
     return orders
 

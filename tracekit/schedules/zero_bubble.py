@@ -23,9 +23,9 @@ def zb_h(pp: int, microbatches: int, *, h: int) -> list[list[Op]]:
     [Op(1F0), Op(1I0), Op(1F1), Op(1I1), Op(1W0), Op(1W1)]
     """
     # One forward and one backward in turn after the warm-up; each W runs *delay* backwards later.
-    orders = []
-    for rank in range(pp):
-        orders.append(one_by_one(*passes(rank, microbatches), warmup=h * (pp - 1 - rank)))
+    orders = [
+        one_by_one(*passes(rank, microbatches), warmup=h * (pp - 1 - rank)) for rank in range(pp)
+    ]
     return [split_backwards(order, delay=h * rank) for rank, order in enumerate(orders)]
 
 

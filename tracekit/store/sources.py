@@ -136,18 +136,14 @@ def check_one_run(spans: Sequence[tuple[Source, int | None, int | None]]) -> Non
 
     A span is a rank's source, first and last time in ns.
     """
-    refs = []
     paths_by_run = defaultdict(list)
     dated_spans = []
     for source, start_ns, end_ns in spans:
-        refs.append(
-            SourceRef(source.path, source.reader, source.rank, source.rank_from, source.world_size)
-        )
         if source.run is not None:
             paths_by_run[source.run].append(source.path)
         if start_ns and start_ns > EARLIEST_DATE_NS:
             dated_spans.append((start_ns, end_ns or start_ns, source.path))
-    check_single_run(refs)
+    check_single_run([source for source, _, _ in spans])
     if len(paths_by_run) > 1:
         examples = "; ".join(listing(paths, most=2) for paths in list(paths_by_run.values())[:3])
         problem = f"these traces come from {len(paths_by_run)} different runs: {examples}"

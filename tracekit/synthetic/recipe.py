@@ -136,8 +136,9 @@ class Recipe:
         messages = []
         for producers in (edges.forward, edges.backward):
             is_from_other_rank = (producers >= 0) & (rank[producers] != rank)
-            for cell in np.flatnonzero(is_from_other_rank).tolist():
-                messages.append((int(producers[cell]), cell))
+            messages += [
+                (int(producers[cell]), cell) for cell in np.flatnonzero(is_from_other_rank).tolist()
+            ]
         return messages
 
     @cached_property

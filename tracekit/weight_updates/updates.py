@@ -86,9 +86,9 @@ def _match_update(
         number: Position of the update.
     """
     # A rank's recording may lack the last buckets: only those that all ranks have can be matched.
-    sizes_by_rank = []
-    for _, transfers in servers:
-        sizes_by_rank.append(transfers[number].filter(lane="broadcast")["bytes"].to_numpy())
+    sizes_by_rank = [
+        transfers[number].filter(lane="broadcast")["bytes"].to_numpy() for _, transfers in servers
+    ]
     sizes = max(sizes_by_rank, key=len)  # of all buckets
     bucket_count = min(map(len, sizes_by_rank))  # those that can be matched
     ranks = []
@@ -231,10 +231,8 @@ def _find_window(ranks: Sequence[RankBuckets]) -> tuple[int, int] | None:
     broadcast_starts: list[int] = []
     broadcast_ends: list[int] = []
     for part in ranks:
-        for start, _ in part.h2d:
-            copy_starts.append(start)
-        for _, end in part.reload.values():
-            reload_ends.append(end)
+        copy_starts += [start for start, _ in part.h2d]
+        reload_ends += [end for _, end in part.reload.values()]
         broadcast_starts.append(int(part.broadcast_start[0]))
         broadcast_ends.append(int(part.broadcast_end[-1]))
     if not copy_starts and not reload_ends:

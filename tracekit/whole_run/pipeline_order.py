@@ -108,9 +108,9 @@ def _recognise(
     chain: Sequence[int], orders: Mapping[int, Sequence[tuple[str, int]]]
 ) -> PipelineOrder | None:
     """Return the pipeline of a chain of ranks, None if no schedule has its order in all steps."""
-    works = []
-    for stage, rank in enumerate(chain):
-        works.append(_forwards_and_backwards(chain, stage, orders[rank]))
+    works = [
+        _forwards_and_backwards(chain, stage, orders[rank]) for stage, rank in enumerate(chain)
+    ]
     microbatches = _count_microbatches(works[0])
     if microbatches is None:
         return None
@@ -127,10 +127,9 @@ def _recognise(
         if whole_steps != order_of_step * steps:
             return None
         step_orders.append(order_of_step)
-    schedules = []
-    for name in _candidates():
-        if _orders_of(name, len(chain), microbatches) == step_orders:
-            schedules.append(name)
+    schedules = [
+        name for name in _candidates() if _orders_of(name, len(chain), microbatches) == step_orders
+    ]
     if not schedules:
         return None
     return PipelineOrder(tuple(chain), microbatches, steps, tuple(schedules))

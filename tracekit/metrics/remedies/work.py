@@ -141,8 +141,9 @@ def _kind(group: dict[str, Any]) -> str | None:
     if is_kernel and group["product"]:
         return _kind_of_product(op)
     kinds = [(kind, re.search(PATTERNS[kind], op)) for kind in MEMORY_KINDS]
-    for kind in ("elementwise", "reduction"):
-        kinds.append((kind, re.search(PATTERNS[f"{kind}_kernel"], name)))
+    kinds += [
+        (kind, re.search(PATTERNS[f"{kind}_kernel"], name)) for kind in ("elementwise", "reduction")
+    ]
     return next((kind for kind, match in kinds if match and is_kernel), None)
 
 

@@ -165,9 +165,9 @@ def scan_parallel(
             reader.stop()
             raise
 
-    workers = []
-    for index in range(min(MAX_THREADS, pl.thread_pool_size())):
-        workers.append(Worker(index, stacks=stacks))
+    workers = [
+        Worker(index, stacks=stacks) for index in range(min(MAX_THREADS, pl.thread_pool_size()))
+    ]
     with ThreadPoolExecutor(max(len(workers) - 1, 1)) as pool:
         others = [pool.submit(work, worker) for worker in workers[1:]]
         work(workers[0])  # in this thread, the only one that Ctrl-C interrupts

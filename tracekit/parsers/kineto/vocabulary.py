@@ -1,7 +1,6 @@
 """Words of PyTorch's profiler, from ``vocabulary.toml``: keys of events, categories, element types."""
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 
 from tracekit._loops.event_columns import EventColumn
@@ -12,12 +11,10 @@ _WORDS = tomllib.loads(Path(__file__).with_name("vocabulary.toml").read_text(enc
 _TARGETS: dict[str, EventColumn | Target] = {**EventColumn.__members__, **Target.__members__}
 
 
-def _columns_of_keys(names_of_keys: Mapping[str, str]) -> dict[str, EventColumn | Target]:
-    """Return the column that each key fills."""
-    return {key: _TARGETS[name] for key, name in names_of_keys.items()}
-
-
-KEYS = {Level[level]: _columns_of_keys(keys) for level, keys in _WORDS["keys"].items()}
+KEYS: dict[Level, dict[str, EventColumn | Target]] = {
+    Level[level]: {key: _TARGETS[name] for key, name in names_of_keys.items()}
+    for level, names_of_keys in _WORDS["keys"].items()
+}
 """Keys that the scanner looks for, and the column each fills."""
 MEMORY_COLUMNS = {name: EventColumn[column] for name, column in _WORDS["memory_columns"].items()}
 """Columns of ``schema.MEMORY``, and where the scanner puts their values (see

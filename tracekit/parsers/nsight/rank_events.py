@@ -249,10 +249,9 @@ def number_ranks(
     else:
         numbers = [0] * len(pairs)
         number_from = "only file"
-    ranks = []
-    for pair, number in zip(pairs, numbers, strict=True):
-        ranks.append(NsightRank(*pair, number, number_from))
-    return ranks
+    return [
+        NsightRank(*pair, number, number_from) for pair, number in zip(pairs, numbers, strict=True)
+    ]
 
 
 def _nccl_ranks(communicators: pl.DataFrame) -> dict[int, int]:
@@ -330,9 +329,7 @@ def _sorted_events(frames: list[pl.DataFrame]) -> pl.DataFrame:
     events = pl.concat(typed, how="diagonal")
     # Categories are sorted as their texts.
     order: list[str | pl.Expr] = ["start_ns", -pl.col("end_ns")]
-    for name in ("kind", "tid", "correlation", "stream"):
-        if name in events.columns:
-            order.append(name)
+    order += [name for name in ("kind", "tid", "correlation", "stream") if name in events.columns]
     order.append("name")
     return conform(events.sort(order), EVENTS)
 

@@ -169,9 +169,9 @@ def timeline_data(
     ranks = []
     for timeline, description_numbers in zip(shown, numbers, strict=True):
         ranks.append(_rank_data(analysis, clock, timeline, description_numbers, text_numbers))
-    causes = []
-    for cause in EXPOSURE_CAUSES:
-        causes.append((WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause]))
+    causes = [
+        (WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause]) for cause in EXPOSURE_CAUSES
+    ]
     return documents.Timeline(
         origin_ns=str(clock.origin_ns),
         begin_ns=min(0, clock.begin_ns),
@@ -193,8 +193,7 @@ def timeline_data(
 def _number_texts(descriptions: pl.DataFrame, timelines: Sequence[RankTimeline]) -> dict[str, int]:
     """Return a number for every text of the descriptions and of the host's ranges."""
     texts = [descriptions[name] for name in rank_timeline.DESCRIPTION_TEXTS]
-    for timeline in timelines:
-        texts.append(timeline.host["name"].cast(pl.String))
+    texts += [timeline.host["name"].cast(pl.String) for timeline in timelines]
     different = pl.concat(texts).drop_nulls().unique(maintain_order=True).to_list()
     return dict(zip(different, range(len(different)), strict=True))
 
@@ -653,10 +652,7 @@ def _boxes(layout: ScheduleLayout, end_ns: int) -> documents.PackedColumns:
         "after": -1,
         "path_ns": 0,
     }
-    filled = []
-    for name, null in nulls.items():
-        if name in boxes.columns:
-            filled.append(pl.col(name).fill_null(null))
+    filled = [pl.col(name).fill_null(null) for name, null in nulls.items() if name in boxes.columns]
     columns = boxes.select("start_ns", "end_ns", *filled, "row", "kind")
     # µs, which fit into 32 bits.
     return pack_intervals(columns.with_columns(pl.col("^(wait|path)_ns$") // 1000))

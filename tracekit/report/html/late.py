@@ -88,8 +88,7 @@ def render_late_page(run: WholeRun) -> str:
 def _fact_lines(run: WholeRun) -> list[str]:
     """Return what is known about hangs, late ranks, slow links and pipelines, a sentence each."""
     lines = [] if run.hang is None else list(view.hang_details(run.hang))
-    for sentence in view.fact_sentences(run):
-        lines.append(capitalize(sentence))
+    lines += [capitalize(sentence) for sentence in view.fact_sentences(run)]
     return lines
 
 

@@ -76,9 +76,7 @@ def render_memory_diff(changes: SnapshotDiff) -> str:
         of_rank = f" rank {second.rank}" if several and second.rank is not None else ""
         before.append(GpuHistory(f"before{of_rank}", first.contents))
         after.append(GpuHistory(f"after{of_rank}", second.contents))
-    paths = []
-    for change in changes.changes:
-        paths.append(f"{change.before_path} → {change.after_path}")
+    paths = [f"{change.before_path} → {change.after_path}" for change in changes.changes]
     return _page(
         title="GPU memory: what changed",
         paths=paths,

@@ -227,9 +227,9 @@ class _TraceExport:
                 starts.append(int(self.clocks.to_common(entry.rank, np.array([entry.start_ns]))[0]))
         tables = [compared.cells for compared in self.pipelines]
         tables += [self.analysis.critical.segments] if self.analysis.critical is not None else []
-        for table in tables:
-            if not table.is_empty():
-                starts.append(int(table["start_ns"].to_numpy().min()))
+        starts += [
+            int(table["start_ns"].to_numpy().min()) for table in tables if not table.is_empty()
+        ]
         return min(starts, default=0) // 1000 * 1000
 
     def _header(self) -> bytes:

@@ -131,8 +131,7 @@ def _layout_reload(reload: WeightReload) -> ScheduleLayout:
     )
     rows = []
     for rank in range(reload.ranks):
-        for lane in LANES:
-            rows.append(f"device {rank} · {lane}")
+        rows += [f"device {rank} · {lane}" for lane in LANES]
     colours = list(RELOAD_COLOURS.values())
     return ScheduleLayout(rows, reload.makespan, cells, boxes, colours, RELOAD_COLOURS)
 

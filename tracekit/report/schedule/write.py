@@ -170,10 +170,9 @@ def _summary(simulation: Simulation | WeightReload) -> list[Text]:
         if isinstance(simulation, WeightReload)
         else simulation.times.scalars()
     )
-    named_times = []
-    for name, value in scalars.items():
-        if isinstance(value, (int, float)):
-            named_times.append(f"{name}={value:g}")
+    named_times = [
+        f"{name}={value:g}" for name, value in scalars.items() if isinstance(value, (int, float))
+    ]
     times = ", ".join(named_times)
     lines = [Text(f"times     {times}"), Text(f"makespan  {simulation.makespan:g}")]
     if isinstance(simulation, WeightReload):

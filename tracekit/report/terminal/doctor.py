@@ -66,9 +66,7 @@ def _extras(diagnosis: DoctorDocument) -> list[RenderableType]:
     extras = to_plain(diagnosis)["extras"]
     if not extras:
         return []
-    rows = []
-    for extra in extras:
-        rows.append(("+", Text(f"{extra['adds']}\n{extra['how']}", style="dim")))
+    rows = [("+", Text(f"{extra['adds']}\n{extra['how']}", style="dim")) for extra in extras]
     lines = _grid(rows, style="dim")
     return [
         Text(""),
@@ -117,9 +115,7 @@ def _facts(
     shown_groups = facts["groups"][:MAX_GROUPS]
     more_groups = f"; +{len(groups) - MAX_GROUPS} more" if len(groups) > MAX_GROUPS else ""
     yield "tool", TOOL_NAMES.get(facts["reader"], facts["reader"])
-    versions = []
-    for name, value in facts["versions"].items():
-        versions.append(f"{name.replace('_', ' ')} {value}")
+    versions = [f"{name.replace('_', ' ')} {value}" for name, value in facts["versions"].items()]
     yield "versions", ", ".join(versions)
     yield "roles", ", ".join(roles)
     yield (
@@ -136,9 +132,9 @@ def _facts(
     )
     yield "groups", "; ".join(_group(group) for group in shown_groups) + more_groups
     yield "events", ", ".join(f"{count:,} {kind}" for kind, count in facts["counts"].items())
-    skipped = []
-    for kind, count in facts["skipped"].items():
-        skipped.append(f"{count:,} {SKIPPED_KINDS.get(kind, kind)}")
+    skipped = [
+        f"{count:,} {SKIPPED_KINDS.get(kind, kind)}" for kind, count in facts["skipped"].items()
+    ]
     yield "left out", ", ".join(skipped)
     for notice in diagnosis.warnings:
         yield "note", notice_sentence(notice)

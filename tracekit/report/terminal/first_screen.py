@@ -131,10 +131,7 @@ def _first_findings(view: View) -> list[tuple[int, Finding]]:
     if not numbered:
         return []
     first = numbered[:MAX_FINDINGS]
-    large = []
-    for number, finding in first:
-        if finding.effect_share >= MIN_SHARE_TO_SHOW_FIRST:
-            large.append(number)
+    large = [number for number, finding in first if finding.effect_share >= MIN_SHARE_TO_SHOW_FIRST]
     shown = first[: max(large, default=1)]
     about_memory = []
     for number, finding in numbered:
@@ -367,9 +364,9 @@ def compute_by_module(view: View) -> str:
         .head(MAX_MODULES)
         .filter(pl.col("ns") >= MIN_MODULE_SHARE * total_ns)
     )
-    shares = []
-    for name, ns in named.iter_rows():
-        shares.append(f"{terminal(name)} {percent(ns, total_ns, digits=0)}")
+    shares = [
+        f"{terminal(name)} {percent(ns, total_ns, digits=0)}" for name, ns in named.iter_rows()
+    ]
     if len(shares) < 2:
         return ""
     compute = short_ms(budget.compute_ns).removesuffix(" ms")

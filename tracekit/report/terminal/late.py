@@ -44,9 +44,9 @@ def render(run: WholeRun, width: int) -> RenderableType:
 def short_lines(run: WholeRun, width: int) -> list[str]:
     """Return the facts as lines, for a section of another report."""
     sentences = [view.headline(run), *_details(run), *_facts(run)]
-    lines = []
-    for sentence in sentences:
-        lines.append(wrap_text(capitalize(sentence), width, first="  ", rest="    "))
+    lines = [
+        wrap_text(capitalize(sentence), width, first="  ", rest="    ") for sentence in sentences
+    ]
     recorded = "; ".join(view.record_lines(run))
     return [*lines, wrap_text(recorded, width, first="  ", rest="    ")]
 

@@ -20,8 +20,7 @@ def render(report: SnapshotReport, width: int) -> RenderableType:
     parts: list[RenderableType | None] = [
         Text(wrap_text(view.headline(fullest), width), style="bold")
     ]
-    for fact in view.facts(document):
-        parts.append(Text(wrap_text(fact, width, first="• ", rest="  ")))
+    parts += [Text(wrap_text(fact, width, first="• ", rest="  ")) for fact in view.facts(document)]
     failure = view.failure(document)
     tables: list[tuple[str, Table | None]] = []
     if failure is not None:

@@ -80,10 +80,7 @@ def _legend(ops: set[str]) -> str:
     >>> _legend({"F", "FB"})
     'F forward, X both at once; the number is the micro-batch'
     """
-    meanings = []
-    for op, name in OP_NAMES.items():
-        if op in ops:
-            meanings.append(f"{op} {name}")
+    meanings = [f"{op} {name}" for op, name in OP_NAMES.items() if op in ops]
     if "FB" in ops:
         meanings.append(f"{PAIR_LETTER} both at once")
     return f"{', '.join(meanings)}; the number is the micro-batch"

@@ -85,9 +85,7 @@ def describe_ranks(analysis: Analysis) -> str:
         remarks.append(f"{missing} missing")
     if empty:
         remarks.append(f"{ranks_named(empty)} without GPU events")
-    for notice in analysis.notices:
-        if notice.code == "truncated":
-            remarks.append(_cut_files(notice))
+    remarks += [_cut_files(notice) for notice in analysis.notices if notice.code == "truncated"]
     of_world = f" of {world:,}" if world and world != len(whole) else ""
     noun = "rank" if (world or len(whole)) == 1 else "ranks"
     count = f"{len(whole):,}{of_world} {noun}"
@@ -341,10 +339,9 @@ class View:
         """The notices for a reader, without what is uncertain about the critical path, which stands beside it."""
         critical = self.analysis.critical
         beside_path = () if self.critical is None or critical is None else critical.notices
-        notices = []
-        for notice in relevant_notices(self.analysis):
-            if notice not in beside_path:
-                notices.append(notice)
+        notices = [
+            notice for notice in relevant_notices(self.analysis) if notice not in beside_path
+        ]
         return tuple(shorten_notices(notices))
 
     @property

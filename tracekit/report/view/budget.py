@@ -127,10 +127,9 @@ def _ranks_with_bars(ranks: Sequence[RankFigures]) -> Sequence[RankFigures]:
         ranks, key=lambda rank: rank.whole.budget.compute_ns / max(1, rank.whole.budget.span_ns)
     )
     last = len(ranks) - 1
-    spread_out = []
-    for i in range(BARS_OF_LARGE_RUNS):
-        spread_out.append(by_compute[round(i * last / (BARS_OF_LARGE_RUNS - 1))])
-    return spread_out
+    return [
+        by_compute[round(i * last / (BARS_OF_LARGE_RUNS - 1))] for i in range(BARS_OF_LARGE_RUNS)
+    ]
 
 
 class LabelRow:

@@ -344,13 +344,9 @@ def transfer_table(run: WholeRun) -> Table | None:
 
 def fact_sentences(run: WholeRun, *, most: int | None = None) -> list[str]:
     """Return a sentence about each late rank, slow link and pipeline; of each kind the first *most*, or all."""
-    sentences = []
-    for late_ranks in run.late[:most]:
-        sentences.append(late_sentence(late_ranks, run))
-    for link in run.slow_links[:most]:
-        sentences.append(link_sentence(link))
-    for pipeline in run.pipelines[:most]:
-        sentences.append(pipeline_sentence(pipeline))
+    sentences = [late_sentence(late_ranks, run) for late_ranks in run.late[:most]]
+    sentences += [link_sentence(link) for link in run.slow_links[:most]]
+    sentences += [pipeline_sentence(pipeline) for pipeline in run.pipelines[:most]]
     return sentences
 
 

@@ -49,9 +49,7 @@ def account_table(failure: OutOfMemory) -> Table:
         ("free in segments for other block sizes", failure.small_segments_bytes),
         ("other processes, and CUDA itself", failure.outside_bytes or 0),
     )
-    for name, count in unusable:
-        if count:
-            rows.append((name, count))
+    rows += [(name, count) for name, count in unusable if count]
     if failure.device_free_bytes is not None:
         rows.append(("free on the GPU", failure.device_free_bytes))
     total_bytes = sum(count for _, count in rows if isinstance(count, int))

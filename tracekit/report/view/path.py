@@ -92,9 +92,7 @@ def blocking(analysis: Analysis) -> Blocking | None:
     if first == "unknown" or not path.unknown_labels.isdisjoint(names):
         return None
     blocking_pieces = pieces.filter(pl.col("holder").is_in(names))
-    holders = []
-    for name in names:
-        holders.append(WORDS.path_holders.get(name) or f"{LABEL_WORDS[name]} ({name})")
+    holders = [WORDS.path_holders.get(name) or f"{LABEL_WORDS[name]} ({name})" for name in names]
     words = join_with_and(holders)
     share = percent(int(blocking_pieces["ns"].sum()), int(pieces["ns"].sum()))
     text = f"By {words}: {share} of the critical path{_ranks(analysis, path, blocking_pieces)}"
@@ -271,9 +269,7 @@ def path_view(analysis: Analysis) -> PathView | None:
         share=length / max(span_ns, 1),
     )
     longest = segments.sort("ns", descending=True).head(MAX_SEGMENTS).sort("start_ns")
-    rows = []
-    for row in longest.iter_rows(named=True):
-        rows.append({**row, "name": _segment_name(row)})
+    rows = [{**row, "name": _segment_name(row)} for row in longest.iter_rows(named=True)]
     of_step = ""
     in_steps = ""
     if len(steps) > 1:
@@ -300,8 +296,7 @@ def path_view(analysis: Analysis) -> PathView | None:
         notes.append(
             "a cell is named by stage, op and micro-batch: 0F3 is stage 0's forward of micro-batch 3"
         )
-    for notice in path.notices:
-        notes.append(notice_sentence(notice))
+    notes += [notice_sentence(notice) for notice in path.notices]
     return PathView(step, tuple(rows), tuple(notes))
 
 

@@ -139,13 +139,11 @@ def idle_table(analysis: Analysis) -> Table | None:
         if is_present or cause in _ALWAYS_SHOWN_IDLE_CAUSES:
             causes.append(cause)
     columns = [Column("rank", "rank"), Column("idle", "ms")]
-    for cause in causes:
-        columns.append(Column(IDLE_CAUSES[cause], "share", note="shares of idle"))
+    columns += [Column(IDLE_CAUSES[cause], "share", note="shares of idle") for cause in causes]
     if is_pipelined:
         columns.append(Column("pipeline wait", "ms"))
         columns.append(Column("bubble", "figure", note="of the span"))
-        for phase in PHASES:
-            columns.append(Column(phase, "ms", 1, "bubble in that phase"))
+        columns += [Column(phase, "ms", 1, "bubble in that phase") for phase in PHASES]
     amounts = []  # by which ranks are chosen
     for rank in ranks:
         amount = rank.whole.bubble_fraction if is_pipelined else rank.whole.budget.idle_ns

@@ -172,8 +172,7 @@ def _updates_table(updates: Sequence[WeightUpdate]) -> Table | None:
         for cause, words in WORDS.update_causes.items():
             rows.append((f"+ {words}", *[ms(gap_ns[cause]) for gap_ns in gaps]))
     columns = [Column("")]
-    for name in updates_by_name:
-        columns.append(Column(name, "figure"))
+    columns += [Column(name, "figure") for name in updates_by_name]
     return make_table(columns, rows)
 
 

@@ -52,8 +52,7 @@ def facts(document: MemoryDocument) -> list[str]:
     sentences = [f"{finding.text}: {finding.advice}" for finding in document.findings]
     for snapshot in document.snapshots:
         of_rank = _subject(snapshot)
-        for fact in _facts_of(snapshot.contents):
-            sentences.append(f"{of_rank}: {fact}")
+        sentences += [f"{of_rank}: {fact}" for fact in _facts_of(snapshot.contents)]
     return sentences
 
 
