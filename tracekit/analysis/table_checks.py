@@ -225,8 +225,8 @@ class _ColumnChecks(NamedTuple):
     def of(cls, name: str, schema: pl.Schema) -> _ColumnChecks:
         """Return the checks of a table with the columns of *schema*, by its name."""
         words = []
-        times = []
-        sums = []
+        times: list[str] = []
+        sums: list[str] = []
         for column, dtype in schema.items():
             allowed = WORDS.get(f"{name}.{column}", WORDS.get(column))
             if allowed is not None and dtype == pl.String:

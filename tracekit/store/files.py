@@ -247,15 +247,19 @@ class Store:
 
     def checked_file(self, rank: int, name: str) -> Path:
         """Return the path of one rank's table (``events``, ``labelled``, ``memory``) after verifying its checksum."""
-        entry = self._entry(rank)
         file = rank_folder(self.path, rank) / f"{name}.parquet"
-        try:
-            intact = matches_checksum(file, entry.digests.get(file.name))
-        except OSError as error:
-            raise read_error(error, file, hint=INGEST_AGAIN) from error
-        if not intact:
-            raise damaged_file_error(file)
+        check_file(file, self._entry(rank).digests)
         return file
+
+
+def check_file(file: Path, digests: Mapping[str, str]) -> None:
+    """Raise InputError if a file of a store cannot be read, or does not match its checksum, by the files' names."""
+    try:
+        intact = matches_checksum(file, digests.get(file.name))
+    except OSError as error:
+        raise read_error(error, file, hint=INGEST_AGAIN) from error
+    if not intact:
+        raise damaged_file_error(file)
 
 
 def damaged_file_error(file: Path) -> InputError:

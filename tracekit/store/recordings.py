@@ -27,9 +27,9 @@ from tracekit.store.checks import check_collectives, check_size
 from tracekit.store.files import (
     ENTRY,
     INGEST_AGAIN,
+    check_file,
     damaged_file_error,
     file_checksum,
-    matches_checksum,
     read_checked_document,
     with_checksum,
     write_table,
@@ -83,14 +83,8 @@ def read_stored_recordings(store: Path) -> Recordings | None:
 
 def checked_collectives_file(store: Path) -> Path:
     """Return the path of a store's table of collectives after verifying its checksum."""
-    entry = _read_entry(store)
     file = store / RECORDINGS_FOLDER / COLLECTIVES_FILE
-    try:
-        intact = matches_checksum(file, entry.digests.get(file.name))
-    except OSError as error:
-        raise read_error(error, file, hint=INGEST_AGAIN) from error
-    if not intact:
-        raise damaged_file_error(file)
+    check_file(file, _read_entry(store).digests)
     return file
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tests.changes import unusable
 from tracekit.diffs import Side, diff, from_analysis, gate
+from tracekit.documents.baseline import CellTime
 from tracekit.report import markdown as diff_markdown
 from tracekit.report import markdown as gate_markdown
 from tracekit.report.ci import words
@@ -44,8 +45,8 @@ def test_annotations_cannot_be_broken_by_what_they_say():
 def test_markdown_shows_before_and_after_and_what_moved(make, scaled):
     old, new = make(scaled(1.0)), make(scaled(1.1))
     new["kernels"][0]["ns"] = 30_000_000
-    cells = [{"rank": 0, "op": "F", "stage": 0, "microbatch": 3, "ns": 1_000_000}]
-    slow = [{**cells[0], "ns": 1_500_000}]
+    cells = [CellTime(rank=0, op="F", stage=0, microbatch=3, ns=1_000_000)]
+    slow = [replace(cells[0], ns=1_500_000)]
     before = Side((from_analysis(old, name="old", cells=cells),), {})
     after = Side((from_analysis(new, name="new", cells=slow),), {})
     text = gate_markdown.render_gate(gate(after, before).to_document())
@@ -77,10 +78,10 @@ def test_diff_finds_label_module_rank_kernel_and_cell(make, scaled):
         {**new["kernels"][0], "ns": 30_000_000},
         {"name": "extra", "label": "other", "module": None, "count": 1, "ns": 50},
     ]
-    cells = [{"rank": 1, "op": "B", "stage": 1, "microbatch": 0, "ns": 2_000_000}]
+    cells = [CellTime(rank=1, op="B", stage=1, microbatch=0, ns=2_000_000)]
     got = diff(
         Side((from_analysis(old, name="old", cells=cells),), {}),
-        Side((from_analysis(new, name="new", cells=[{**cells[0], "ns": 2_500_000}]),), {}),
+        Side((from_analysis(new, name="new", cells=[replace(cells[0], ns=2_500_000)]),), {}),
     ).to_dict()
     assert got["labels"][0]["label"] == "forward"
     # A third of 60 ms, half as long again.
