@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -13,6 +15,8 @@ from tracekit.classify import classify
 from tracekit.intervals import union
 from tracekit.metrics.causes import (
     Rank,
+    _cut,
+    _cut_where_host_waits,
     causes_by_event,
     exposure_causes,
     with_peers,
@@ -367,6 +371,44 @@ def test_exposed_time_of_two_operations_at_once_belongs_to_one(why):
         1: 40,
         2: 160,
     }
+
+
+@pytest.mark.parametrize(
+    ("interval", "edges", "is_cut", "pieces"),
+    [
+        ((0, 30), [10, 20], True, [(0, 10, 0), (10, 20, 1), (20, 30, 2)]),
+        ((0, 30), [10, 20], False, [(0, 30, 0)]),
+        ((10, 20), [10, 20], True, [(10, 20, 1)]),  # edges at its ends cut nothing off
+        ((12, 15), [10, 20], True, [(12, 15, 1)]),
+        ((25, 30), [10, 20], True, [(25, 30, 2)]),
+        ((0, 30), [], True, [(0, 30, 0)]),
+    ],
+)
+def test_an_interval_is_cut_at_the_edges_inside_it(interval, edges, is_cut, pieces):
+    """Beside one that is not cut: start, end and number of edges up to the start of each piece."""
+    starts, ends = np.array([[interval[0], 0], [interval[1], 30]])
+    cuts = _cut(starts, ends, np.array(edges, np.int64), np.array([is_cut, False]))
+    assert list(zip(cuts.start_ns, cuts.end_ns, cuts.edges_before, strict=True)) == [
+        *pieces,
+        (0, 30, 0),
+    ]
+    assert cuts.interval.tolist() == [0] * len(pieces) + [1]
+
+
+def test_pieces_are_cut_where_the_host_begins_and_ends_to_wait_if_that_changes_their_cause():
+    blocked = union([10, 40], [20, 50])
+    pieces = pl.DataFrame(
+        {"start_ns": [0, 42, 15], "end_ns": [30, 44, 60], "if_host_ran": ["queue", "queue", "queue"],
+         "if_host_waited": ["host", "host", "queue"]}
+    )  # fmt: skip
+    cut = _cut_where_host_waits(SimpleNamespace(blocked=blocked), pieces)
+    assert cut.select("start_ns", "end_ns", "host_waited").rows() == [
+        (0, 10, False),
+        (10, 20, True),
+        (20, 30, False),
+        (42, 44, True),
+        (15, 60, True),
+    ]
 
 
 def test_pieces_are_carried_by_the_event_that_runs(labelled):

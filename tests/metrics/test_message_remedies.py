@@ -78,6 +78,14 @@ def test_the_bytes_between_two_sizes_tell_latency_from_bandwidth(usual_us, saved
     assert table.filter(pl.col("id") < 8)["likely_ns"].to_list() == [140_000] * 8
 
 
+@pytest.mark.parametrize(("size", "is_told"), [(4 * MB, True), (4 * MB - 1, False)])
+def test_messages_of_four_times_the_size_tell_latency_from_bandwidth(size, is_told):
+    messages = [message(n, n * 10_000_000, 200_000, MB) for n in range(20)]
+    messages += [message(n, n * 10_000_000, 500_000, size) for n in range(20, 24)]
+    found = remedies_of(messages).filter(pl.col("change") == "large messages")
+    assert found.is_empty() is not is_told
+
+
 def test_messages_of_one_size_do_not_tell_latency_from_bandwidth():
     small = [message(n, n * 10_000_000, 200_000, MB) for n in range(20)]
     assert remedies_of(small).filter(pl.col("change") == "large messages").is_empty()

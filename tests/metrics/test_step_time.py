@@ -15,6 +15,8 @@ from tracekit.align.steps import STEPS, add_step_intervals, assign_parts, host_r
 from tracekit.documents.analysis import Budget, StepTime, TimedStep
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.step_time import (
+    FreeStep,
+    StepSummary,
     find_start_up_steps,
     find_unusual,
     step_budgets,
@@ -256,3 +258,34 @@ def test_where_every_step_is_start_up_they_count_and_that_is_known():
     assert [step.step for step in summary.per_step] == [0, 1]
     assert summary.is_start_up_alone
     assert not summarize_steps({0: loading(0, 0)}).is_start_up_alone
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "added_ns", "shown_ns"),
+    [(1_060, 60, 1_000), (1_050, 0, 1_050), (990, 0, 990), (None, 0, None)],
+)
+def test_the_step_without_the_profiler_is_shown_if_that_added_more_than_a_twentieth(
+    time_ns, added_ns, shown_ns
+):
+    recorded = Budget(compute_ns=1, exposed_ns={}, idle=0)
+    modelled = Budget(compute_ns=2, exposed_ns={}, idle=0)
+    free = FreeStep(1_000, (900, 1_100), "modelled", modelled)
+    summary = StepSummary(time_ns, budget=recorded, free=free)
+    assert (summary.profiler_ns, summary.shown_ns) == (added_ns, shown_ns)
+    assert summary.shown_budget is (modelled if added_ns else recorded)
+
+
+def test_a_step_without_the_profiler_that_has_no_parts_shows_the_recorded_ones():
+    recorded = Budget(compute_ns=1, exposed_ns={}, idle=0)
+    timed = StepSummary(1_060, budget=recorded, free=FreeStep(1_000, (1_000, 1_060), "timed"))
+    assert (timed.shown_ns, timed.shown_budget) == (1_000, recorded)
+    unknown = StepSummary(1_060, budget=recorded)
+    assert (unknown.profiler_ns, unknown.shown_ns, unknown.shown_budget) == (0, 1_060, recorded)
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "spread"),
+    [({0: 75, 1: 100}, 0.25), ({0: 100}, 0.0), ({}, 0.0), ({0: 0, 1: 0}, 0.0)],
+)
+def test_ranks_differ_by_a_share_of_the_slowest(by_rank, spread):
+    assert StepSummary(100, by_rank=by_rank).spread == spread
