@@ -1,0 +1,119 @@
+"""Operations of one call, counted by hand from the sizes of its inputs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracekit.metrics.rates import (
+    _attention,
+    _convolution_backward,
+    _grouped,
+    _product,
+    fused_experts,
+    most_convolution_output,
+)
+
+
+@pytest.mark.parametrize(
+    ("dims", "flop"),
+    [
+        ([[2, 3], [3, 5]], 60),
+        ([[7, 2, 3], [7, 3, 5]], 420),
+        ([[2, 3], [3]], 12),  # a vector
+        ([[2, 3], [4]], None),
+        ([[2, 3], [4, 5]], None),
+        ([[2, 3]], None),
+        ([[], [3, 5]], None),
+        ([[2, 3], []], None),
+    ],
+)
+def test_a_product_multiplies_and_adds_for_each_row_inner_value_and_column(dims, flop):
+    assert _product(0, 1)(dims) == flop
+
+
+def test_other_inputs_and_a_matrix_that_lies_on_its_side():
+    assert _product(1, 2)([[5], [2, 3], [3, 5]]) == 60
+    assert _product(0, 1, transposed=True)([[2, 3], [5, 3]]) == 60
+    assert _product(0, 1, transposed=True)([[2, 3], [3, 5]]) is None
+
+
+@pytest.mark.parametrize(
+    ("dims", "flop"),
+    [
+        ([[4, 3], [2, 3, 5]], 120),  # four tokens, each by the matrix of one of two experts
+        ([[2, 4, 3], [2, 3, 5]], 240),
+        ([[2, 4, 3], [3, 5]], 120),  # experts cut the columns
+        ([[4, 3], [2, 4, 5]], None),
+        ([[4, 3]], None),
+        ([[4, 3], []], None),
+        ([[], [2, 3, 5]], None),
+    ],
+)
+def test_each_token_is_multiplied_by_one_experts_matrix(dims, flop):
+    assert _grouped(dims) == flop
+
+
+QUERY, KEY, VALUE = [2, 3, 5, 7], [2, 3, 11, 7], [2, 3, 11, 13]
+PAIRS = 2 * 3 * 5 * 11
+
+
+@pytest.mark.parametrize(
+    ("options", "dims", "flop"),
+    [
+        ({"heads": 1}, [QUERY, KEY, VALUE], 2 * PAIRS * (7 + 13)),
+        ({"heads": 1, "backward": True}, [QUERY, KEY, VALUE], 2 * PAIRS * (3 * 7 + 2 * 13)),
+        ({"heads": 2}, [[2, 5, 3, 7], [2, 11, 3, 7], [2, 11, 3, 13]], 2 * PAIRS * (7 + 13)),
+        ({"heads": 1}, [QUERY, KEY], None),
+        ({"heads": 1}, [QUERY, KEY, VALUE[1:]], None),  # packed sequences
+    ],
+)
+def test_attention_multiplies_each_query_with_each_key_and_its_weights_with_the_values(
+    options, dims, flop
+):
+    assert _attention(0, **options)(dims) == flop
+    assert _attention(1, **options)([[9], *dims]) == flop
+    assert _attention(1, **options)(dims) is None
+
+
+def test_each_gradient_of_a_convolution_costs_as_much_as_its_forward():
+    """Two images of 5 channels and 4 × 4 come of 3 channels by kernels of 3 × 3."""
+    assert _convolution_backward([[2, 5, 4, 4], [2, 3, 6, 6], [5, 3, 3, 3]]) == 2 * 160 * 27
+    assert _convolution_backward([[2, 5, 4, 4], [2, 3, 6, 6]]) is None
+    assert _convolution_backward([[], [2, 3, 6, 6], [5, 3, 3, 3]]) is None
+    assert _convolution_backward([[2, 5, 4, 4], [2, 3, 6, 6], [5, 3]]) is None
+
+
+@pytest.mark.parametrize(
+    ("shapes", "elements"),
+    [
+        ("[[8,3,5],[64,3,2]]", 8 * 64 * 6),
+        ("[[8,3],[64,3]]", None),
+        ("[[8,3,5],[64,3,2,2]]", None),
+        ("[[8,3,5]]", None),
+        ("[]", None),
+    ],
+)
+def test_a_convolution_gives_at_most_what_full_padding_gives(shapes, elements):
+    assert most_convolution_output(shapes) == elements
+
+
+@pytest.mark.parametrize(
+    ("shapes", "per_expert"),
+    [
+        ("[[4,8],[16,12,8],[16,8,6],[4,2]]", 12 * 8 + 8 * 6),  # gated: two matrices in one
+        ("[[4,8],[16,6,8],[16,8,6],[4,2]]", 6 * 8 + 8 * 6),
+        ("[[4,8],[16,7,8],[16,8,6],[4,2]]", None),
+        ("[[4,8],[15,12,8],[16,8,6],[4,2]]", None),
+        ("[[4,8],[16,12,9],[16,8,6],[4,2]]", None),
+        ("[[4,8],[16,12,8],[16,9,6],[4,2]]", None),
+        ("[[4,8],[16,12,8],[16,8,6],[5,2]]", None),  # no row of each token
+        ("[[4,8],[16,12,8],[16,8,6],[4,0]]", None),
+        ("[[4,8],[16,12,8],[16,8,6],[4,16]]", 144),
+        ("[[4,8],[16,12,8],[16,8,6],[4,17]]", None),  # more experts of a token than there are
+        ("[[4,8],[16,12,8]]", None),
+        ("[[4,8],[12,8],[16,8,6],[4,2]]", None),
+    ],
+)
+def test_experts_are_known_by_sizes_that_fit_each_other(shapes, per_expert):
+    experts = fused_experts(shapes)
+    assert (experts and experts.weights_per_expert) == per_expert
