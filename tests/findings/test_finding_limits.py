@@ -8,9 +8,11 @@ import polars as pl
 import pytest
 
 from tracekit.documents.findings import Finding
-from tracekit.findings import remedies
+from tracekit.findings import ranks, remedies
+from tracekit.findings.communication import Remedy, _best_remedy
 from tracekit.findings.kernels import _device, _multiprocessors, _slower_than, reason_of
 from tracekit.findings.recording import unexplained_idle
+from tracekit.whatif.changes import NO_HOST_DELAY
 
 
 def idle_context(*, free_idle_ns=None, has_host_calls=True, **total):
@@ -183,3 +185,77 @@ def test_a_change_that_saves_a_twentieth_of_the_step_is_advised(
     monkeypatch, code, change, options, found
 ):
     assert advised(monkeypatch, code, change, **options) == ([] if found is None else [found])
+
+
+@pytest.mark.parametrize(
+    ("saves", "unhideable_ns", "remedy"),
+    [
+        # Saved by hiding, by halving, by a host without delay, and by both.
+        ((100, 0, 0, 100), 0, Remedy("hide dp_comm", 100, (0, 100))),
+        (
+            (100, 101, 0, 100),
+            1,
+            Remedy("dp_comm x0.5", 101, (0, 101), "possible", case="too_little_compute"),
+        ),
+        ((100, 101, 0, 100), 0, Remedy("hide dp_comm", 100, (0, 100))),  # compute can hide all
+        ((100, 100, 0, 100), 1, Remedy("hide dp_comm", 100, (0, 100))),
+        (
+            (-5, 1, 0, 0),
+            1,
+            Remedy("dp_comm x0.5", 1, (0, 1), "possible", case="too_little_compute"),
+        ),
+        ((-5, 0, 0, 100), 1, Remedy(None, None, (0, 100), "possible", case="host_takes_as_long")),
+        ((None, 0, 0, 100), 1, Remedy()),
+        # The host as it is leaves half of what one that is always ahead would save, or less.
+        ((51, 0, 20, 120), 0, Remedy("hide dp_comm", 51, (0, 51))),
+        ((50, 0, 20, 120), 0, Remedy(None, None, (0, 100), "possible", case="host_takes_as_long")),
+        ((50, 0, 20, 520), 0, Remedy(None, None, (0, 400), "possible", case="host_takes_as_long")),
+        ((0, 0, 20, 20), 0, Remedy(None, None, (0, 400), "possible", case="host_takes_as_long")),
+    ],
+)
+def test_the_best_remedy_of_400_ns_of_exposed_transfers(saves, unhideable_ns, remedy):
+    changes = (
+        ("hide dp_comm",),
+        ("dp_comm x0.5",),
+        (NO_HOST_DELAY,),
+        (NO_HOST_DELAY, "hide dp_comm"),
+    )
+    predicted = dict(zip(changes, saves, strict=True))
+
+    def predict(*changes):
+        saves_ns = predicted[changes]
+        return None if saves_ns is None else SimpleNamespace(saves_ns=saves_ns)
+
+    context = SimpleNamespace(predict=predict)
+    assert _best_remedy(context, "dp_comm", 400, unhideable_ns=unhideable_ns) == remedy
+
+
+@pytest.mark.parametrize(
+    ("other", "together"),
+    [
+        ({}, (1, 3)),
+        ({"late_with": ()}, (3,)),
+        ({"label": "tp_comm"}, (3,)),
+        ({"steps": ()}, (3,)),
+        ({"uncertain": True}, (3,)),
+        ({"cause": "slow_gpu"}, (3,)),
+        ({"cause": None}, (3,)),
+        ({"rank": 2, "late_with": (3,)}, (3,)),  # rank 3 is not late with it
+        ({"rank": 7}, (3,)),  # it has a finding
+    ],
+)
+def test_ranks_are_late_together_for_the_same_reason(monkeypatch, other, together):
+    usual = {
+        "rank": 1,
+        "late_with": (3,),
+        "label": "dp_comm",
+        "steps": (0,),
+        "uncertain": False,
+        "cause": "host_late",
+    }
+    row = SimpleNamespace(**{**usual, "rank": 3, "late_with": (1, 7)})
+    rows = [row, SimpleNamespace(**{**usual, **other})]
+    cause_of = lambda context, row: row.cause and SimpleNamespace(cause=row.cause)  # noqa: E731
+    monkeypatch.setattr(ranks, "_main_cause", cause_of)
+    context = SimpleNamespace(analysis=SimpleNamespace(stragglers=SimpleNamespace(rows=rows)))
+    assert ranks._late_together(context, row, SimpleNamespace(cause="host_late"), {7}) == together
