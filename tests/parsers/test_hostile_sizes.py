@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.memory_snapshots import event, write
 from tracekit import load
 from tracekit._loops.json_scanner import NULL
 from tracekit.classify.model_position import _depths
@@ -22,7 +23,7 @@ from tracekit.parsers import flight_recorder, nccl_inspector
 from tracekit.parsers.file_type import MIN_INFLATED_LIMIT, detect_file_type
 from tracekit.parsers.kineto.captures import holds_capture
 from tracekit.parsers.kineto.recording_window import recording_window
-from tracekit.parsers.memory_snapshot import read_memory_snapshot
+from tracekit.parsers.memory_snapshot import read_memory_snapshot, read_memory_snapshots
 from tracekit.parsers.nsight import exports
 from tracekit.parsers.perfetto.state import TraceState, Track
 from tracekit.parsers.perfetto.table import _values_by_key
@@ -98,6 +99,17 @@ def bomb(head, unit):
     """Return a gzip file of a few kilobytes that inflates to more than is read."""
     count = (MIN_INFLATED_LIMIT + (1 << 20)) // len(unit)
     return gzip.compress(head + unit * count)
+
+
+@pytest.mark.parametrize(("gpus", "is_read"), [(128, True), (129, False)])
+def test_a_snapshot_of_more_gpus_than_a_process_has_is_one_line(tmp_path, gpus, is_read):
+    content = {"segments": [], "device_traces": [[event("alloc", 0, 512, 1)]] * gpus}
+    file = write(tmp_path / "a.pickle", content)
+    if is_read:
+        assert len(read_memory_snapshots(file)) == gpus
+    else:
+        with pytest.raises(InputError, match="names 129 GPUs"):
+            read_memory_snapshots(file)
 
 
 ENTRIES = pickle.dumps({"entries": [], "pg_config": {}})

@@ -31,6 +31,8 @@ from tracekit.schema import (
 
 SNAPSHOT_KEYS = ("segments", "device_traces")
 """Keys that every memory snapshot has, and no other pickle that tracekit reads."""
+MAX_GPUS_PER_SNAPSHOT = 128
+"""GPUs that one process may use, by PyTorch's own limit (``C10_COMPILE_TIME_MAX_GPUS``). Each has a fixed cost."""
 _NULLABLE_COLUMNS = ("stack", "device_free")
 _FRAME_VALUES = itemgetter("name", "filename", "line")
 _WRITE_AGAIN = "write the snapshot again"
@@ -58,7 +60,11 @@ def read_memory_snapshots(path: str | Path, *, name: str | None = None) -> list[
     shown = str(path) if name is None else name
     content = _load(path, shown)
     first = parse_memory_snapshot(content, name=shown)
-    others = [device for device in used_devices(content) if device != first.device]
+    devices = used_devices(content)
+    if len(devices) > MAX_GPUS_PER_SNAPSHOT:
+        problem = f"{shown}: names {len(devices):,} GPUs, and a process has at most {MAX_GPUS_PER_SNAPSHOT}"
+        raise InputError(problem, hint=_WRITE_AGAIN)
+    others = [device for device in devices if device != first.device]
     if not others:
         return [_checked(first)]
     snapshots = [first]
