@@ -11,7 +11,7 @@ import pytest
 
 import tracekit
 from tests.stores import seal
-from tracekit.analysis.persistence import FILE, read_tables
+from tracekit.analysis.persistence import FILE, _read_frame, read_tables
 from tracekit.analysis.table_checks import check_path_pieces, check_values
 from tracekit.critical_path.pieces import PATH_PIECES
 from tracekit.errors import InputError
@@ -149,6 +149,25 @@ def test_compressed_tables_are_not_unpacked(run, tmp_path):
     ):
         for name in sound.namelist():
             packed.writestr(name, sound.read(name))
+    assert read_tables(tmp_path) is None
+
+
+def test_a_table_that_unpacks_to_gigabytes_is_not_unpacked(run, tmp_path):
+    store, _ = run
+    rows = pl.DataFrame({"part": pl.repeat(0, 5_000_000, dtype=pl.Int64, eager=True)})
+    bomb = io.BytesIO()
+    rows.write_ipc_stream(bomb, compression="zstd")
+    assert len(bomb.getvalue()) < 100_000
+    with (
+        zipfile.ZipFile(store / "rank=0" / FILE) as sound,
+        zipfile.ZipFile(tmp_path / FILE, "w") as forged_file,
+    ):
+        names = sound.namelist()
+        for name in names:
+            is_first_table = name == names[1]
+            forged_file.writestr(name, bomb.getvalue() if is_first_table else sound.read(name))
+        with pytest.raises(ValueError, match="unpacks to 40,"):
+            _read_frame(forged_file, names[1].removesuffix(".arrows"))
     assert read_tables(tmp_path) is None
 
 

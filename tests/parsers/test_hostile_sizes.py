@@ -11,11 +11,14 @@ import shutil
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
+from pyarrow import ipc
 
 from tests.memory_snapshots import event, write
 from tracekit import load
 from tracekit._loops.json_scanner import NULL
+from tracekit._util.arrow_sizes import unpacked_bytes
 from tracekit.classify.model_position import _depths
 from tracekit.errors import InputError, MachineError
 from tracekit.metrics.host.idle_activity import MAX_LAUNCHING_THREADS, _launching_threads
@@ -179,6 +182,57 @@ def test_an_export_of_more_rows_than_fit_into_memory_is_one_line(tmp_path, sampl
     monkeypatch.setattr(driver, "may_exceed_memory", lambda ref: False)
     with pytest.raises(MachineError, match="rows take"):
         load(folder, workers=1)
+
+
+def arrow_export(file, rows, *, compression, is_stream):
+    """Write a table of equal rows as ``nsys export`` writes its tables."""
+    table = pa.table({"start": np.zeros(rows, np.int64), "end": np.zeros(rows, np.int64)})
+    named = table.replace_schema_metadata({"table_name": "KERNELS"})
+    options = ipc.IpcWriteOptions(compression=compression)
+    open_writer = ipc.new_stream if is_stream else ipc.new_file
+    with open_writer(str(file), named.schema, options=options) as writer:
+        writer.write_table(named)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "file"])
+def test_a_compressed_arrow_table_of_gigabytes_is_one_line(tmp_path, compression, is_stream):
+    folder = tmp_path / "rank0.arrowdir"
+    folder.mkdir()
+    file = folder / "KERNELS.arrow"
+    arrow_export(file, 5_000_000, compression=compression, is_stream=is_stream)
+    limit = max(MIN_INFLATED_LIMIT, 200 * file.stat().st_size)
+    export = exports.ArrowExport(folder)
+    if limit < 80_000_000:
+        with pytest.raises(InputError, match="inflates to more than"):
+            export.fetch("KERNELS", ["start"])
+    else:  # lz4 packs at most 255 times
+        assert len(export.fetch("KERNELS", ["start"])) == 5_000_000
+
+
+def test_a_stream_of_gigabytes_is_found_without_unpacking_it(tmp_path):
+    file = tmp_path / "rank0.arrow"
+    arrow_export(file, 5_000_000, compression="zstd", is_stream=True)
+    before = pa.total_allocated_bytes()
+    export = exports.ArrowExport(file)
+    assert export.tables == {"KERNELS"}
+    with pytest.raises(InputError, match="inflates to more than 33,554,432 bytes"):
+        export.fetch("KERNELS", ["start"])
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+def test_sizes_of_arrow_tables_are_known_before_they_are_unpacked(compression):
+    content = pa.table({"ns": [7] * 1000, "name": ["a"] * 999 + [None]})
+    dictionary = content.set_column(1, "name", content["name"].dictionary_encode())
+    for table, least in ((content, 8000 + 999 + 4004), (dictionary, 8000 + 4000 + 1)):
+        sink = pa.BufferOutputStream()
+        options = ipc.IpcWriteOptions(compression=compression)
+        with ipc.new_stream(sink, table.schema, options=options) as writer:
+            writer.write_table(table)
+        assert least <= unpacked_bytes(sink.getvalue()) < least + 1000
+        with pytest.raises(ValueError, match="damaged"):
+            unpacked_bytes(sink.getvalue().slice(0, 600))
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ from tracekit.metrics.host.time_by_activity import HOST_TIME
 from tracekit.metrics.label_intervals import TIMELINE
 from tracekit.metrics.operations import OPERATIONS
 from tracekit.metrics.overlap import HIDDEN
+from tracekit.parsers.file_type import inflated_limit
 from tracekit.schema import Source
 from tracekit.whatif.packed_events import pack_events, unpack_events
 
@@ -447,8 +448,14 @@ def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> 
 
 
 def _read_frame(archive: zipfile.ZipFile, name: str) -> pl.DataFrame:
-    """Read one Arrow stream of the zip."""
-    return pl.read_ipc_stream(_read_member(archive, f"{name}{_TABLE_SUFFIX}"))
+    """Read one Arrow stream of the zip, unless it unpacks to more than a table of ours would."""
+    from tracekit._util.arrow_sizes import unpacked_bytes  # it imports pyarrow
+
+    packed = _read_member(archive, f"{name}{_TABLE_SUFFIX}")
+    size = unpacked_bytes(packed)
+    if size > inflated_limit(len(packed)):
+        raise ValueError(f"{name} unpacks to {size:,} bytes")
+    return pl.read_ipc_stream(packed)
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> bytes:

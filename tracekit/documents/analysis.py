@@ -930,9 +930,9 @@ class Kernel(Struct, frozen=True):
     """Label."""
     module: str | None
     """Module."""
-    count: float
+    count: Annotated[float, Meta(ge=0)]
     """Number of launches."""
-    ns: int
+    ns: NotNegative
     """Sum of durations."""
 
 

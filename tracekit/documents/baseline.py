@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tracekit.documents.analysis import Kernel
+from tracekit.documents.analysis import Kernel, NotNegative
 from tracekit.documents.diff import Count, Facts
 from tracekit.documents.findings import Finding
 
@@ -39,7 +39,7 @@ class ModuleTime(Struct, frozen=True):
     """Module."""
     label: str
     """Label."""
-    ns: int
+    ns: NotNegative
     """Sum of durations."""
 
 
@@ -50,7 +50,7 @@ class CellTime(Struct, frozen=True):
     """Number of the rank."""
     op: str
     """Kind of operation."""
-    ns: int
+    ns: NotNegative
     """Median over steps."""
     stage: int | UnsetType = UNSET
     """Pipeline stage."""

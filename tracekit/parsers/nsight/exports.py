@@ -26,8 +26,10 @@ from adbc_driver_manager import AdbcConnection, AdbcStatement
 from adbc_driver_manager import Error as AdbcError
 from pyarrow import ipc, parquet
 
+from tracekit._util.arrow_sizes import unpacked_bytes
 from tracekit._util.machine import available_memory
 from tracekit.errors import InputError, MachineError, Notice, NoticeValues
+from tracekit.parsers.file_type import inflated_limit
 from tracekit.parsers.nsight.tables import READ_TABLES, TEXT_COLUMNS
 
 MIN_BYTES_OF_A_VALUE = 4
@@ -60,15 +62,11 @@ class ArrowExport:
             try:
                 while source.tell() < source.size():
                     offset = source.tell()
-                    reader = ipc.open_stream(source)
-                    name = (
-                        (reader.schema.metadata or {})
-                        .get(b"table_name", b"")
-                        .decode("utf-8", "replace")
-                    )
-                    for _ in (
-                        reader
-                    ):  # skips to the end of the stream; only the headers of batches are read
+                    # Messages alone: their batches may be compressed, and stay packed.
+                    messages = ipc.MessageReader.open_stream(source)
+                    metadata = ipc.read_schema(messages.read_next_message()).metadata or {}
+                    name = metadata.get(b"table_name", b"").decode("utf-8", "replace")
+                    for _ in messages:  # skips to the end of the stream
                         pass
                     positions[name] = self.path, offset
             except _ARROW_ERRORS as error:
@@ -108,6 +106,16 @@ class ArrowExport:
 
             return parquet_file.schema_arrow, read
         source = pa.memory_map(str(file))
+        source.seek(offset)
+        try:
+            size = unpacked_bytes(source)
+        except ValueError as error:
+            raise pa.ArrowInvalid(str(error)) from error
+        limit = inflated_limit(source.size())
+        if size > limit:
+            problem = f"{file}: {table} inflates to more than {limit:,} bytes"
+            raise InputError(problem, hint="if it is genuine, export it without compression")
+        source.seek(0)
         try:  # versions of the exporter differ in whether they write an Arrow file or an Arrow stream
             reader = ipc.open_file(source)
         except pa.ArrowInvalid:
