@@ -7,10 +7,10 @@ import pytest
 
 from tracekit.intervals import union
 from tracekit.metrics.remedies.attention import Scores, _flash_takes, _head_size, _scores
+from tracekit.metrics.remedies.padding import padded_share
 from tracekit.metrics.remedies.removals import (
     _fused_optimizer,
     _one_copy,
-    padded_share,
     stall_remedies,
 )
 from tracekit.metrics.remedies.rows import RankWork, new_durations
