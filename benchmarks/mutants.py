@@ -7,7 +7,7 @@ first, and prints the survivors. Exit code 1 if more than one in ten survives.
 A mutant counts as survivor if ``--budget`` seconds of tests do not notice it. The tests must pass
 unchanged. Those that reach the changed line run first, as ``pytest -p benchmarks.covering`` recorded
 once in ``--covering`` (``make covering``); without the record, those that import the module. Each job
-works in a copy of the repository made of hard links, so that the working tree stays as it is.
+works in a copy of the repository, so that the working tree stays as it is.
 """
 
 from __future__ import annotations
@@ -563,7 +563,6 @@ class Slot:
         """Return the test of *piece* that fails with the change; None if all pass."""
         file = self.folder / mutant.path
         original = file.read_bytes()
-        file.unlink()  # a hard link: the original stays
         file.write_bytes(changed(mutant, original))
         remove_compiled(file)
         try:
@@ -586,15 +585,23 @@ class Slot:
 # Running mutants
 
 
+def copy_or_link(source: str, target: str) -> None:
+    """Copy a file of source, which may be edited meanwhile; link any other."""
+    if source.endswith((".py", ".toml", ".txt")):
+        shutil.copy2(source, target)
+    else:
+        os.link(source, target)
+
+
 def make_copy(name: str) -> Path:
-    """Make a copy of the repository out of hard links."""
+    """Make a copy of the repository, mostly out of hard links."""
     folder = WORK / name
     shutil.rmtree(folder, ignore_errors=True)
 
     def left_out(_folder: str, names: list[str]) -> set[str]:
         return LEFT_OUT_OF_COPIES & set(names)
 
-    shutil.copytree(ROOT, folder, copy_function=os.link, ignore=left_out)
+    shutil.copytree(ROOT, folder, copy_function=copy_or_link, ignore=left_out)
     (folder / "build").mkdir()
     return folder
 
