@@ -203,9 +203,9 @@ def _budget(budget: Budget, *, idle_known: bool) -> documents.Budget:
 def step_document(analysis: Analysis) -> documents.Step:
     """Return the ``step`` of the document."""
     step = analysis.step
-    not_common = []
-    for number, ranks in step.not_common.items():
-        not_common.append(documents.StepNotCommon(number, list(ranks)))
+    not_common = [
+        documents.StepNotCommon(number, list(ranks)) for number, ranks in step.not_common.items()
+    ]
     free = step.free
     free_budget = None
     if free is not None and free.budget is not None:

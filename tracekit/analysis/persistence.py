@@ -113,8 +113,9 @@ def analysis_of(document: AnalysisDocument) -> Analysis:
     tables |= {name: schema.to_frame() for name, schema in _TABLES_OF_EVENTS.items()}
     steps = []
     for rank in document.ranks:
-        for step in rank.per_step:
-            steps.append((rank.rank, step.step, step.time_ns, step.partial, None, None))
+        steps += [
+            (rank.rank, step.step, step.time_ns, step.partial, None, None) for step in rank.per_step
+        ]
     tables["steps"] = pl.DataFrame(steps, schema=_STEPS, orient="row")
     for name, rows in (("lanes", document.lanes), ("critical_path", document.critical_path)):
         if isinstance(rows, UnsetType):

@@ -250,10 +250,9 @@ def _relate(context: Context, ordered: Sequence[Finding]) -> tuple[Finding, ...]
     saves_after_ns = _savings_in_sequence(context, listed, compared)
     result = []
     for finding, after_ns in zip(listed, saves_after_ns, strict=True):
-        shared = []
-        for number, other in enumerate(listed, start=1):
-            if share_time(finding, other):
-                shared.append(number)
+        shared = [
+            number for number, other in enumerate(listed, start=1) if share_time(finding, other)
+        ]
         result.append(
             msgspec.structs.replace(
                 finding, shares_time_with=tuple(shared), saves_after_ns=after_ns

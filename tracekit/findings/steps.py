@@ -213,9 +213,9 @@ class _StepScope:
         for result in self.context.analysis.rank_results:
             if self.ranks and result.rank not in self.ranks:
                 continue
-            for scope in result.per_step:
-                if scope.step == number:
-                    counts.append(scope.label_count.get(label, 0))
+            counts += [
+                scope.label_count.get(label, 0) for scope in result.per_step if scope.step == number
+            ]
         return sum(counts) / max(len(counts), 1)
 
 

@@ -193,10 +193,9 @@ class ChangedGraph:
             # Ranks of one position in several pipelines are alike; in a single pipeline all ranks
             # count.
             position = self.positions.get(graph.ranks[index])
-            comparable = []
-            for i, rank in enumerate(graph.ranks):
-                if self.positions.get(rank) == position:
-                    comparable.append(i)
+            comparable = [
+                i for i, rank in enumerate(graph.ranks) if self.positions.get(rank) == position
+            ]
             if len(comparable) == 1:
                 comparable = list(range(count))
             if like_others:

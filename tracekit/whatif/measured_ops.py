@@ -318,9 +318,9 @@ def _first_of_positions(
 def _block_factor(rows: pl.DataFrame, gpu_ns: Mapping[str, Floats], level: int) -> float:
     """Return the GPU time of blocks FB over that of their halves run alone; 1 if no block ran."""
     blocks = rows.filter(pl.col("op") == "FB").select("stage", "b_stage", "gpu_ns").rows()
-    factors = []
-    for stage, b_stage, ns in blocks:
-        factors.append(ns / max(1.0, gpu_ns["F"][stage] + gpu_ns["B"][b_stage]))
+    factors = [
+        ns / max(1.0, gpu_ns["F"][stage] + gpu_ns["B"][b_stage]) for stage, b_stage, ns in blocks
+    ]
     return float(np.quantile(factors, QUANTILES[level])) if factors else 1.0
 
 

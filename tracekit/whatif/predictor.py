@@ -160,9 +160,9 @@ class Predictor:
             ):
                 break
             if hosts is not None:
-                rank_ends = []
-                for numbers in program.rank_pieces:
-                    rank_ends.append(float(outcome.end[numbers].max(initial=0)))
+                rank_ends = [
+                    float(outcome.end[numbers].max(initial=0)) for numbers in program.rank_pieces
+                ]
                 host_starts, gpu_starts = ops.next_starts(rank_ends, outcome.host_ends)
                 hosts = replace(hosts, starts=host_starts, gpu_starts=gpu_starts)
         return None if outcome.stuck else outcome

@@ -459,9 +459,9 @@ def find_queues(messages: Mapping[int, pl.DataFrame], cells: pl.DataFrame) -> Qu
         return "compute"
     if all(table["stream"].n_unique() == 1 for table in tables):
         return "one"
-    streams_per_peer = []
-    for table in tables:
-        streams_per_peer.append(table.group_by("peer").agg(pl.col("stream").n_unique())["stream"])
+    streams_per_peer = [
+        table.group_by("peer").agg(pl.col("stream").n_unique())["stream"] for table in tables
+    ]
     return "peer" if all((streams == 1).all() for streams in streams_per_peer) else "direction"
 
 

@@ -235,10 +235,7 @@ def _compare_with_schedule(
         spread: Maps the comparison over pipelines.
 
     """
-    pipelines = []
-    for rank in ranks:
-        if rank.pipeline is not None:
-            pipelines.append(rank.pipeline)
+    pipelines = [rank.pipeline for rank in ranks if rank.pipeline is not None]
     comparison = None
     notices: tuple[Notice, ...] = ()
     if schedule != "none" and pipelines:
@@ -438,13 +435,10 @@ def _changed_steps(
     graph: WhatIfGraph | None, changes: Sequence[str], *, best: bool, work_recorded: bool
 ) -> tuple[ChangedStep, ...]:
     """Return the step with each change, with all of them if there are several, and with the *best* other changes."""
-    rows: list[ChangedStep] = []
     if graph is None:
-        for text in changes:
-            rows.append(ChangedStep(text, (text,), 0, why_not="there are no GPU events"))
-        return tuple(rows)
-    for text in changes:
-        rows.append(graph.predict([text]))
+        why_not = "there are no GPU events"
+        return tuple(ChangedStep(text, (text,), 0, why_not=why_not) for text in changes)
+    rows = [graph.predict([text]) for text in changes]
     if len(changes) > 1 and all(row.why_not is None for row in rows):
         rows.append(graph.predict(changes))
     if best:
@@ -642,6 +636,5 @@ def _bubble_table(results: Sequence[RankFigures]) -> pl.DataFrame:
 def _phase_table(results: Sequence[RankFigures]) -> pl.DataFrame:
     rows = []
     for result in results:
-        for phase in result.phases:
-            rows.append({"rank": result.rank, **msgspec.structs.asdict(phase)})
+        rows += [{"rank": result.rank, **msgspec.structs.asdict(phase)} for phase in result.phases]
     return pl.DataFrame(rows, schema=_PHASES)

@@ -135,9 +135,9 @@ def _all_operations(ranks: Sequence[RankTables]) -> tuple[pl.DataFrame, pl.DataF
 
     Text becomes categorical, because few texts repeat often.
     """
-    frames = []
-    for rank in ranks:
-        frames.append(rank.operations.with_columns(pl.col(_TEXT_COLUMNS).cast(pl.Categorical)))
+    frames = [
+        rank.operations.with_columns(pl.col(_TEXT_COLUMNS).cast(pl.Categorical)) for rank in ranks
+    ]
     operations = pl.concat(frames, rechunk=True)
     is_lost = (pl.col("id") < 0).fill_null(False)
     return operations.filter(~is_lost), operations.filter(is_lost)

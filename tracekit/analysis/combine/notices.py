@@ -193,10 +193,9 @@ def free_step_notices(ranks: Sequence[RankTables], free: FreeStep | None) -> lis
     by_other_profiler = tuple(rank.source.rank for rank in ranks if rank.source.reader == "nsight")
     if by_other_profiler:
         return [Notice("no-free-step", values={"case": "other_profiler"})]
-    without_operators = []
-    for rank in ranks:
-        if not rank.source.counts.get("cpu_op", 0):
-            without_operators.append(rank.source.rank)
+    without_operators = [
+        rank.source.rank for rank in ranks if not rank.source.counts.get("cpu_op", 0)
+    ]
     if not without_operators:
         return []
     named = () if len(without_operators) == len(ranks) else tuple(without_operators)

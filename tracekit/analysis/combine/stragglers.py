@@ -529,9 +529,9 @@ def _explain_pairs(
         ).then(_beyond_noise(figures, "link_ns")),
         "waited_itself": _waited_elsewhere("last_") - _waited_elsewhere(""),
     }
-    parts = []
-    for cause, difference in differences.items():
-        parts.append(difference.fill_null(0).clip(0).alias(cause))
+    parts = [
+        difference.fill_null(0).clip(0).alias(cause) for cause, difference in differences.items()
+    ]
     joined = joined.with_columns(parts)
     # Causes that together exceed the lateness share it. Where several ranks share a wait, a cause
     # explains as much of the rank's part as it does of its lateness.
