@@ -136,7 +136,7 @@ def test_the_range_reaches_the_recorded_step_if_events_were_lost():
 
 
 def test_the_range_is_that_of_the_cost_and_the_host_and_five_percent_more_on_either_side():
-    """Of 4 ms before each of four launches the profiler has a half: 3.35 × 0.85 to 3.7 × 1.05 ms are left, and a kernel."""
+    """Of 4 ms before each of four launches the profiler has half: 3.35 × 0.85 to 3.7 × 1.05 ms stay, and a kernel."""
     free = with_recording(launched_every(4), MS // 2).free_step
     assert free.time_ns == 15 * MS
     assert free.range_ns == pytest.approx((0.95 * 12.39 * MS, 1.05 * 16.54 * MS), rel=1e-6)
