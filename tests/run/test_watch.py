@@ -122,6 +122,19 @@ def test_what_cannot_be_read_is_a_line(tmp_path):
     assert "rank0.json" in line(landed)
 
 
+def test_a_watched_folder_with_hostile_files_ends_and_each_is_one_line(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "nothing.json").symlink_to("missing")
+    hostile = tmp_path / "b\x1b[31m\n::error::rank0.json"
+    hostile.write_text("x")
+    aged(hostile, 60)
+    lines = [line(recording) for recording in watch(tmp_path, idle_s=0)]
+    assert any("::error::rank0.json: is not a trace" in text for text in lines)
+    assert not [text for text in lines if "\n" in text or "\x1b" in text]
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         list(watch(tmp_path / "none"))

@@ -28,7 +28,7 @@ def line(recording: WatchedRecording, *, first: Run | None = None) -> str:
     if recording.read_again:
         name = f"{name} (read again, a file has changed)"
     if analysis is None or run is None:
-        return f"{name}: {recording.error}"
+        return f"{name}: {terminal(recording.error)}"
     total = analysis.total
     budget = analysis.step.shown_budget
     step_pace = Pace(analysis)
@@ -86,7 +86,7 @@ def _regression_mark(run: Run, first: Run) -> str:
     try:
         result = judge(run, first)
     except InputError as error:
-        return f"  (not compared: {error.message})"
+        return f"  (not compared: {terminal(error.message)})"
     if result is None:
         return ""
     if result.verdict != "regressed":
