@@ -395,10 +395,12 @@ def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
     for (low, high), of_pair in windows.filter(is_long_enough).group_by(
         "low", "high", maintain_order=True
     ):
+        since_ns = of_pair["since_ns"].to_numpy()
         fits = []
         for column in ("bounds", "ends"):
-            points = of_pair.select("since_ns", column).drop_nulls()
-            fits.append(_fit_drift(points["since_ns"].to_numpy(), points[column].to_numpy()))
+            values = of_pair[column].cast(pl.Float64).to_numpy()  # NaN where nothing tells
+            is_known = ~np.isnan(values)
+            fits.append(_fit_drift(since_ns[is_known], values[is_known]))
         rate, _ = min(fits, key=lambda fit: fit[1])
         if rate:
             rates[int(low), int(high)] = rate

@@ -207,26 +207,28 @@ def _step_ends(steps: pl.DataFrame, path: pl.DataFrame) -> pl.DataFrame:
     A step ends where the next one begins: the walk starts from the first piece of that one. Other
     steps end with their last piece.
     """
-    rows = path.select("part", "first", "last").with_row_index("piece")
+    # One query for all of it: there is one for each rank.
+    rows = path.lazy().select("part", "first", "last", "end_ns").with_row_index("piece")
     first = rows.filter("first").select("part", first_piece="piece")
-    last = rows.filter("last").select("part", last_piece="piece")
+    last = rows.filter("last").select("part", last_piece="piece", last_end_ns="end_ns")
     has_time = pl.col("time_ns").is_not_null()
     numbered = steps.with_columns(
         part=pl.int_range(pl.len()), followed=is_followed(steps) & steps["time_ns"].is_not_null()
     )
     with_pieces = (
-        numbered.join(last, on="part")
+        numbered.lazy()
+        .join(last, on="part")
         .with_columns(next_part=pl.col("part") + 1)
         .join(first, left_on="next_part", right_on="part", how="left", maintain_order="left")
     )
     walks_from_next = pl.col("followed") & pl.col("first_piece").is_not_null()
-    last_end = path["end_ns"].gather(with_pieces["last_piece"])
-    return with_pieces.select(
+    ends = with_pieces.select(
         "step",
         begin_ns=pl.when(has_time).then("interval_start_ns").otherwise("start_ns"),
-        end_ns=pl.when(walks_from_next).then("interval_end_ns").otherwise(last_end),
+        end_ns=pl.when(walks_from_next).then("interval_end_ns").otherwise("last_end_ns"),
         piece=pl.when(walks_from_next).then("first_piece").otherwise("last_piece").cast(pl.Int64),
     )
+    return ends.collect()
 
 
 class OperationArrivals(msgspec.Struct, frozen=True, eq=False):

@@ -38,7 +38,6 @@ def processes_on_one_clock(
     first = next(iter(tables_by_role))
     main = clocks_by_role[first]
     main_ranks = {tables.source.rank for tables in tables_by_role[first]}
-    first_processes = _processes_of_role(first, tables_by_role[first], main)
     processes: list[Process] = []
     run_clocks: dict[str, Clocks] = {}
     notices: list[Notice] = []
@@ -48,6 +47,7 @@ def processes_on_one_clock(
         if not same_hosts:
             own_clocks = clocks_by_role[role]
             on_own_clocks = _processes_of_role(role, ranks, own_clocks)
+            first_processes = _processes_of_role(first, tables_by_role[first], main)
             offset = _offset_by_broadcasts(first_processes, on_own_clocks)
             if offset is None:
                 notices.append(Notice("role-clock", values={"role": role, "other_role": first}))

@@ -550,6 +550,19 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         end[by_time] = replayed[1]
         return EventReplay(start, end, replayed, arrivals)
 
+    @cached_property
+    def _part_of_path(self) -> Int32s:
+        """Rank and label of each event in the order of ``ReplayInput``, as one number."""
+        inputs = self._replay_input
+        label = self.label[inputs.by_time]
+        return (inputs.rank_index.astype(np.int64) * len(LABELS) + label).astype(np.int32)
+
+    @cached_property
+    def _rows_of_steps(self) -> list[Ints]:
+        """Events of each step, as rows of ``ReplayInput``."""
+        step_index = self.step_index[self._replay_input.by_time]
+        return [np.flatnonzero(step_index == step) for step in range(len(self.steps))]
+
     def path_parts(self, replay: EventReplay, bounds: pl.DataFrame) -> pl.DataFrame:
         """Return the parts of the replayed steps' critical paths, per step, the longest first.
 
@@ -557,16 +570,16 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         host) and ns.
         """
         inputs = self._replay_input
-        label = self.label[inputs.by_time]
-        part = (inputs.rank_index.astype(np.int64) * len(LABELS) + label).astype(np.int32)
-        step_index = self.step_index[inputs.by_time]
+        part = self._part_of_path
+        bound_step = bounds["step_index"].to_numpy()
+        bound_rank = bounds["rank_index"].to_numpy()
+        begin_ns = bounds["start_ns"].to_numpy()
         part_ns = np.zeros((2, len(self.ranks) * len(LABELS)), np.int64)
-        for step in range(len(self.steps)):
-            of_step = bounds.filter(pl.col("step_index") == step)
+        for step, rows in enumerate(self._rows_of_steps):
+            of_step = bound_step == step
             # A rank without the step is never on the path.
             begins = np.full(len(self.ranks), NO_LIMIT)
-            begins[of_step["rank_index"].to_numpy()] = of_step["start_ns"].to_numpy()
-            rows = np.flatnonzero(step_index == step)
+            begins[bound_rank[of_step]] = begin_ns[of_step]
             end = replay.replayed[1, rows]
             # Of several that end last the first one of the graph, which numbers them rank by rank.
             ends_last = rows[end == end.max()]

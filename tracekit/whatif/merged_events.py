@@ -96,7 +96,7 @@ def _find_blocks(events: pl.DataFrame, chain: Ints) -> _Blocks:
     count = events.height
     kind = np.zeros(count, np.int64)
     for name in KIND:
-        code = events[name].to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
+        code = to_int64(events[name].to_physical(), -1) + 1
         kind = kind * (int(code.max(initial=0)) + 1) + code
     _, kind = np.unique(kind, return_inverse=True)
     _, first, block = np.unique(

@@ -71,6 +71,9 @@ from tracekit.whatif.predictor import Predictor
 LABELS_OF_TRAINING_ALONE = frozenset({"dgrad", "wgrad", "backward", "optimizer"})
 """Labels of work that only training does."""
 
+MAX_OPERATIONS_FORMATTED_TOGETHER = 100_000
+"""Operations whose messages become text at once: while they do, each takes hundreds of bytes."""
+
 
 def combine(
     ranks: Sequence[RankTables],
@@ -552,9 +555,13 @@ def _operations_table(operations: pl.DataFrame) -> pl.DataFrame:
     How waits are shared by ranks that are late together is summed up in the stragglers.
     """
     messages = operations.get_column_index("messages")
-    table = operations.drop("messages").insert_column(
-        messages, format_messages(operations["messages"])
-    )
+    column = operations.select("messages")
+    texts = [format_messages(column["messages"].clear())]
+    texts += [
+        format_messages(rows["messages"])
+        for rows in column.iter_slices(MAX_OPERATIONS_FORMATTED_TOGETHER)
+    ]
+    table = operations.drop("messages").insert_column(messages, pl.concat(texts))
     return table.drop("part", "order_ns", "waited_for").cast({pl.Categorical: pl.String})
 
 
