@@ -148,3 +148,83 @@ def test_events_between_two_phases_are_divided_at_the_longest_pause(rows, phases
 def test_without_training_the_pause_divides_before_a_synchronisation_too():
     rows = [("a", 0, 1), ("", 1, 2), ("", 9, 10), (SYNC, 11, 12)]
     assert phases_of(*rows, trains=False) == ["a", "a", SYNC, SYNC]
+
+
+USED_UP = {
+    "device_free_bytes": 0,
+    "needed_bytes": 100,
+    "missing_bytes": 100,
+    "capacity_bytes": 10_000,
+    "reserved_bytes": 1_000,
+    "leaked_bytes": 0,
+    "fragmented_bytes": 0,
+    "other_streams_bytes": 0,
+    "private_pools_bytes": 0,
+    "outside_bytes": None,
+    "by_category": {"weights": 600, "activations": 300},
+}
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause"),
+    [
+        ({}, "weights"),
+        ({"by_category": {}}, "other"),
+        ({"device_free_bytes": 100}, "limit"),
+        ({"device_free_bytes": 99}, "weights"),
+        ({"device_free_bytes": None}, "weights"),
+        ({"needed_bytes": 10_001}, "request"),
+        ({"needed_bytes": 10_000}, "weights"),
+        # Without its size the GPU holds what is reserved and free.
+        ({"needed_bytes": 1_051, "device_free_bytes": 50, "capacity_bytes": None}, "request"),
+        ({"needed_bytes": 1_050, "device_free_bytes": 50, "capacity_bytes": None}, "weights"),
+        ({"needed_bytes": 9_999, "device_free_bytes": None, "capacity_bytes": None}, "weights"),
+        # What would have been enough, and is a tenth of what was reserved.
+        ({"leaked_bytes": 100}, "leak"),
+        ({"leaked_bytes": 99}, "weights"),
+        ({"leaked_bytes": 99, "missing_bytes": 50}, "weights"),
+        ({"leaked_bytes": 100, "missing_bytes": 101}, "weights"),
+        ({"leaked_bytes": 100, "missing_bytes": None}, "leak"),
+        ({"fragmented_bytes": 100}, "fragmentation"),
+        ({"leaked_bytes": 100, "fragmented_bytes": 101}, "fragmentation"),
+        ({"other_streams_bytes": 50, "private_pools_bytes": 50}, "other_pools"),
+        ({"outside_bytes": 1_000}, "other_processes"),  # a tenth of the GPU
+        ({"outside_bytes": 999}, "weights"),
+    ],
+)
+def test_what_would_have_been_enough_is_the_cause(failure, cause):
+    assert out_of_memory._cause(SimpleNamespace(**{**USED_UP, **failure})) == cause
+
+
+def allocation(address, size, *, made=0, done=None):
+    return {"address": address, "bytes": size, "alloc_row": made, "done_row": done}
+
+
+@pytest.mark.parametrize(
+    ("allocations", "pieces"),
+    [
+        # Two ranges, from 100 to 200 and from 300 to 400; what is free of each, and whether it is used.
+        ([], [(100, 100, False), (300, 100, False)]),
+        ([allocation(100, 100)], [(300, 100, False)]),
+        ([allocation(120, 30)], [(100, 20, True), (100, 50, True), (300, 100, False)]),
+        (
+            [allocation(100, 10), allocation(150, 10), allocation(390, 10)],
+            [(100, 40, True), (100, 40, True), (300, 90, True)],
+        ),
+        ([allocation(100, 100, made=6)], [(100, 100, False), (300, 100, False)]),  # later
+        ([allocation(100, 100, made=5)], [(300, 100, False)]),
+        ([allocation(100, 100, made=None)], [(300, 100, False)]),  # before the history
+        ([allocation(100, 100, done=5)], [(100, 100, False), (300, 100, False)]),
+        ([allocation(100, 100, done=6)], [(300, 100, False)]),
+        ([allocation(250, 10)], [(100, 100, False), (300, 100, False)]),  # between the ranges
+        ([allocation(50, 10)], [(100, 100, False), (300, 100, False)]),
+        ([allocation(None, 10)], [(100, 100, False), (300, 100, False)]),
+    ],
+)
+def test_what_lies_between_the_blocks_of_a_range_is_free(allocations, pieces):
+    """After the event in row 5."""
+    schema = dict.fromkeys(("address", "bytes", "alloc_row", "done_row"), pl.Int64)
+    replay = SimpleNamespace(allocations=pl.DataFrame(allocations, schema=schema))
+    segments = pl.DataFrame({"start": [100, 300], "end": [200, 400]})
+    found = free_memory._free_pieces(replay, segments, 5)
+    assert sorted(found.select("start", "bytes", "is_used").rows()) == sorted(pieces)
