@@ -117,3 +117,25 @@ def test_a_shorter_period_may_mismatch_once_more_in_five_steps(count, period):
     symbols = np.array([1, 2] * (count // 2))
     symbols[[count // 2, count // 2 + 10]] = 9
     assert recorded_steps._find_period(symbols) == period
+
+
+@pytest.mark.parametrize(
+    ("rows", "from_start", "numbers", "counted_from"),
+    [
+        ([(None, 0), (None, 1)], True, [0, 1], "start"),
+        ([(None, 0), (None, 1)], False, [0, 1], "first recorded"),
+        (
+            [(None, 0), (7, 1), (8, 2), (5, 3)],
+            True,
+            [6, 7, 8, 9],
+            "profiler",
+        ),  # what most of them say
+        ([(7, None), (None, 1)], True, [None, 1], "start"),
+    ],
+)
+def test_steps_are_numbered_as_the_profiler_does_where_it_recorded_some(
+    rows, from_start, numbers, counted_from
+):
+    table = pl.DataFrame(rows, schema={"step": pl.Int64, "number": pl.Int64}, orient="row")
+    numbered, source = recorded_steps._number(table, from_start=from_start)
+    assert (numbered["number"].to_list(), source) == (numbers, counted_from)

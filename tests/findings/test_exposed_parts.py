@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import polars as pl
 import pytest
 
 from tracekit.findings import communication
-from tracekit.findings.communication import Remedy, _exposed_case, _transfer, exposed_findings
+from tracekit.findings.communication import (
+    Remedy,
+    _exposed_case,
+    _transfer,
+    _transfer_rate,
+    exposed_findings,
+)
 from tracekit.findings.context import Context
 
 
@@ -132,3 +139,25 @@ def test_idle_and_exposed_time_are_shares_of_what_was_recorded(recorded, free, s
 @pytest.mark.parametrize(("step_ns", "share"), [(1_000, 0.25), (0, 0.0), (None, 0.0)])
 def test_a_share_is_of_the_step(step_ns, share):
     assert context_of(recorded=(0, 0), step_ns=step_ns).share(250) == share
+
+
+@pytest.mark.parametrize(
+    ("rows", "gb_per_s"),
+    [
+        ([("dp_comm", 10.0, 1), ("dp_comm", 20.0, 3)], 17.5),
+        ([("dp_comm", 10.0, 1), ("tp_comm", 20.0, 3)], 10.0),
+        ([("dp_comm", None, 1), ("dp_comm", 20.0, 3)], 20.0),
+        ([("dp_comm", 10.0, 0)], None),
+        ([("dp_comm", 10.0, 1)], 10.0),
+        ([], None),
+    ],
+)
+def test_the_rate_of_transfers_is_a_mean_by_their_time(rows, gb_per_s):
+    schema = {"label": pl.String, "algorithm_gb_s": pl.Float64, "transfer_ns": pl.Int64}
+    rates = SimpleNamespace(communication=pl.DataFrame(rows, schema=schema, orient="row"))
+    context = SimpleNamespace(analysis=SimpleNamespace(rates=rates))
+    assert _transfer_rate(context, "dp_comm") == gb_per_s
+
+
+def test_without_rates_that_of_transfers_is_not_known():
+    assert _transfer_rate(SimpleNamespace(analysis=SimpleNamespace(rates=None)), "dp_comm") is None
