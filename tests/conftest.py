@@ -155,7 +155,9 @@ SLOW = (
     "tests/findings/test_ranks.py::test_the_slow_one_of_ranks",
     "tests/findings/test_ranks.py::test_the_slow_rank_of_a_recorded_run",
     "tests/findings/test_recording.py::test_one_rank_of_four_lacks",
+    "tests/findings/test_recording.py::test_operators_stand_in_for",
     "tests/findings/test_recording.py::test_the_doctor_says_what_files_hold",
+    "tests/findings/test_recording.py::test_without_launches_and_operators",
     "tests/findings/test_remedies.py",
     "tests/findings/test_steps.py",
     "tests/findings/test_synchronisations.py",
@@ -190,6 +192,7 @@ SLOW = (
     "tests/test_synthetic.py",
     "tests/test_terminal_schedule.py",
     "tests/whatif/test_changes.py::test_a_wait_followed_by_short_calls",
+    "tests/whatif/test_merged_events.py::test_a_sample_replays_alike",
     "tests/whole_run/test_late.py",
     "tracekit/diffs/stats.py",
 )

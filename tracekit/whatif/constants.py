@@ -170,8 +170,8 @@ SHAPES_COST_NS = 500
 
 GPU_CALL_COST_NS = 8_000
 """Time that recording a call of the GPU's library adds to its thread, over the same call in a process
-that was never profiled: some of it stays once a process has been. 54 recordings are 11 % too long
-on average with 5 µs, 4 % with 8.5 and 0.4 % with 11, but one that keeps the host busy with Python
+that was never profiled: some of it stays once a process has been. From 54 recordings: they are 11 % too
+long on average with 5 µs, 4 % with 8.5 and 0.4 % with 11, but one that keeps the host busy with Python
 is then too short by more than 15 %. 2026-11-19."""
 
 GRAPH_NODE_COST_NS = 1_300
@@ -213,8 +213,8 @@ the loops of the recording's cost, 2026-11-18."""
 
 FREE_COST_RANGE = (1.3, 0.6)
 """Parts of the recording's likely cost that are given back for the low and the high end of the
-range of the step without the profiler. The high end is a process that has been profiled before.
-2026-11-19."""
+range of the step without the profiler. The high end is from processes that have been profiled
+before. 2026-11-19."""
 
 FREE_HOST_RANGE = (0.85, 1.05)
 """Time of the host at the low and the high end of that range, over the likely one. From the 54
