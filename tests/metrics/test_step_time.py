@@ -71,7 +71,38 @@ def test_a_step_that_was_not_recorded_belongs_to_no_other():
     steps = bounds(
         (4, 0, 9, 0, 9), (5, 10, 19, 10, 19), (9, 500, 509, 500, 509), (10, 510, 519, 510, 519)
     )
-    assert times_ms(steps) == [10, 10, 10, 10]
+    assert times_ms(steps) == [10, 9, 10, 9]
+
+
+def test_waiting_for_a_batch_counts_once_and_in_the_step_that_waits():
+    """The loader takes 48 ms of each step, before its 18 ms of GPU work; the recording takes 201."""
+    steps = bounds((4, 48, 66, 0, 67), (5, 115, 134, 67, 134), (6, 182, 201, 134, 201))
+    assert times_ms(steps) == [67, 67, 67]
+
+
+def test_a_batch_that_is_waited_for_while_the_gpu_still_works_costs_what_is_left_of_it():
+    """The host asks for the batch of step 5 at 90, and the GPU works for step 4 until 100."""
+    assert times_ms(bounds((4, 20, 100, 0, 90), (5, 150, 200, 90, 200))) == [100, 100]
+
+
+def test_the_first_step_of_a_gpu_that_catches_up_takes_as_long_as_on_the_host():
+    """Its first kernel waits until 15 behind work launched before; the host needs 50 ms a step."""
+    steps = bounds((4, 15, 49, 0, 50), (5, 51, 99, 50, 100), (6, 101, 149, 100, 150))
+    assert times_ms(steps) == [50, 50, 50]
+
+
+def test_the_first_step_of_a_gpu_that_stays_behind_takes_as_long_as_on_the_gpu():
+    steps = bounds((4, 15, 45, 0, 10), (5, 45, 75, 10, 20), (6, 75, 105, 20, 106))
+    assert times_ms(steps) == [30, 30, 31]
+
+
+def test_steps_never_overlap_whatever_their_marks_say():
+    """Step 5 begins on the GPU before step 4 has, and step 6 while step 5 still runs on another stream."""
+    steps = add_step_intervals(bounds((4, 10, 20, 0, 30), (5, 5, 45, 1, 29), (6, 30, 40, 29, 41)))
+    timed = steps.drop_nulls("time_ns").sort("interval_start_ns")
+    ends, starts = timed["interval_end_ns"].to_list(), timed["interval_start_ns"].to_list()
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    assert sum(timed["time_ns"]) <= 45 * MS
 
 
 def test_a_step_that_begins_after_the_next_has_no_time():

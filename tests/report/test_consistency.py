@@ -107,6 +107,7 @@ def contradictions(analysis):
     return [
         *bad,
         *_findings(analysis, view, advice),
+        *_steps(analysis),
         *_prices(analysis),
         *_wording(analysis, view),
         *_outputs(analysis, view),
@@ -128,9 +129,9 @@ def _findings(analysis, view, advice):
         ):
             yield "transfer is advised about while not all sides were recorded"
     if analysis.tables["reasons"]["in_graph"].any() and re.search(
-        "CUDA graphs or|: CUDA graphs", advice
+        "(CUDA|HIP|captured) graphs or|(: |use )(CUDA|HIP|captured) graphs", advice
     ):
-        yield "CUDA graphs are recommended to a run that uses them"
+        yield "graphs are recommended to a run that uses them"
     is_small = [finding.effect_share < MIN_SHARE_TO_SHOW for finding in findings]
     if is_small != sorted(is_small):
         yield "a finding under 1 % of the step stands before one that is not"
@@ -138,6 +139,19 @@ def _findings(analysis, view, advice):
         yield "a finding has one number in the JSON and another one on the screen"
     if any(finding.case == "ranks" for finding in findings) and "missing" not in view.ranks:
         yield "missing ranks are not in the first line"
+
+
+def _steps(analysis):
+    """Return ranks whose steps overlap, or take longer together than their recording."""
+    recorded = analysis.tables["steps"].drop_nulls("time_ns").sort("rank", "interval_start_ns")
+    for (rank,), steps in recorded.group_by("rank", maintain_order=True):
+        ends_before = steps["interval_end_ns"].shift(1)
+        if (steps["interval_start_ns"] < ends_before).any():
+            yield f"rank {rank}: steps overlap"
+        begin = min(steps["interval_start_ns"].min(), steps["start_ns"].min())
+        end = max(steps["interval_end_ns"].max(), steps["end_ns"].max())
+        if steps["time_ns"].sum() > end - begin:
+            yield f"rank {rank}: {steps.height} steps take longer together than the recording"
 
 
 def _prices(analysis):

@@ -12,6 +12,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import Counter
+from itertools import pairwise
 from statistics import mean, median
 from typing import NamedTuple
 
@@ -204,15 +205,27 @@ def waits_by_step(collectives):
 
 
 def step_times(ranks):
-    """Time from a step's first GPU event to that of the next one, median of ranks, by step."""
+    """Time of each step but the last, median of ranks, by step.
+
+    A step begins with its mark, or when the GPU has ended the work before it if that is later, but
+    with its first GPU event at the latest. The first one, whose GPU may be behind with earlier work,
+    begins with its first GPU event unless the GPU is idle before the next step.
+    """
     times = {}
     for rank in ranks.values():
-        starts = {}
+        first, end = {}, {}
         for event in rank.gpu:
-            starts.setdefault(event.step, event.start)
-        for number, *_ in rank.marks:
-            if number in starts and number + 1 in starts:
-                times.setdefault(number, []).append(starts[number + 1] - starts[number])
+            first.setdefault(event.step, event.start)
+            end[event.step] = max(end.get(event.step, 0), event.end)
+        numbers = [number for number, *_ in rank.marks if number in first]
+        mark = {number: start for number, start, _ in rank.marks}
+        begins = {}
+        for before, number in pairwise(numbers):
+            begins[number] = min(first[number], max(mark[number], end[before]))
+        is_idle = first[numbers[1]] - end[numbers[0]] >= 20_000
+        begins[numbers[0]] = mark[numbers[0]] if is_idle else first[numbers[0]]
+        for number, following in pairwise(numbers):
+            times.setdefault(number, []).append(begins[following] - begins[number])
     return {number: median(of_ranks) for number, of_ranks in times.items()}
 
 

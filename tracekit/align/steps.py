@@ -5,12 +5,13 @@ launched in it. The parsers stamp each event with the step whose mark contains i
 marks, a forward launched after a backward and an optimizer begins the next step; where there is no
 optimizer either, the whole trace is one step, whose number is null.
 
-The *step time* on a rank is what a training log says: from the first GPU work of a step to the
-first GPU work of the next step, so that time between two steps (data loading, an optimizer on the
-CPU, evaluation, a checkpoint) belongs to the step before it. The last recorded step has no next
-one: it runs from the end of the previous step's work to the end of its own, a single step from the
-start of its host range. Work ends when both the GPU work that was launched in a step and the step's
-host range have ended.
+The *step time* on a rank is what a training log says. A step begins when the host has begun it and
+the GPU has finished the work before it, at its first GPU work at the latest, and ends where the next
+one begins: steps follow each other without gaps and never overlap, and waiting for a batch belongs
+to the step that waits for it. Where the host is the limit these are the host's own marks, where it
+runs ahead of the GPU the GPU's; of the first recorded step that is seen at its end
+(``_first_begin``). The last one, and a single one, ends when both the GPU work that was launched in
+it and its host range have ended.
 """
 
 import re
@@ -44,6 +45,9 @@ HOST_RANGES = pl.Schema(
 )
 """When the host was in each step."""
 
+MIN_IDLE_OF_HOST_LIMIT_NS = 20_000
+"""Idle time of the GPU between two steps from which it waits for the host: a GPU with work in its queue
+goes from one kernel to the next in a few µs."""
 _BACKWARD = ("dgrad", "wgrad", "backward", "recompute")
 
 Steps = str | int | slice | Iterable[int]
@@ -218,31 +222,58 @@ def add_step_intervals(steps: pl.DataFrame) -> pl.DataFrame:
     Returns:
         The same rows with ``interval_start_ns``, ``interval_end_ns`` and ``time_ns``, which is null
         for a step that would end before it starts (steps that are marked one inside the other,
-        say).
+        say). Intervals of a rank are disjoint.
 
     >>> steps = pl.DataFrame({"rank": [0, 0, 0], "step": [4, 5, 6], "start_ns": [10, 30, 50], "end_ns": [20, 40, 60],
     ...                       "host_start_ns": [5, 21, 45], "host_end_ns": [21, 45, 70]})
     >>> add_step_intervals(steps)["time_ns"].to_list()
-    [20, 20, 25]
+    [16, 24, 25]
     >>> add_step_intervals(steps.head(1))["time_ns"].to_list()
     [16]
     """
-    work_end = pl.max_horizontal("end_ns", "host_end_ns")
-    ordered = steps.sort("rank", "step", nulls_last=True).with_columns(work_end_ns=work_end)
     is_followed = (pl.col("step").shift(-1) == pl.col("step") + 1).over("rank").fill_null(False)
     is_preceded = (pl.col("step").shift(1) == pl.col("step") - 1).over("rank").fill_null(False)
-    next_start = pl.col("start_ns").shift(-1).over("rank")
-    previous_end = pl.col("work_end_ns").shift(1).over("rank")
-    timed = ordered.with_columns(
-        interval_start_ns=pl.when(is_followed)
+    ordered = steps.sort("rank", "step", nulls_last=True).with_columns(
+        is_followed=is_followed,
+        is_preceded=is_preceded,
+        work_end_ns=pl.max_horizontal("end_ns", "host_end_ns").cum_max().over("rank"),
+        gpu_end_ns=pl.col("end_ns").cum_max().over("rank"),
+    )
+    free_ns = pl.max_horizontal("host_start_ns", pl.col("gpu_end_ns").shift(1).over("rank"))
+    with_marks = ordered.with_columns(
+        mark_ns=pl.when(pl.col("host_start_ns").is_null())
         .then("start_ns")
-        .when(is_preceded)
-        .then(previous_end)
-        .otherwise(pl.min_horizontal("start_ns", "host_start_ns")),
-        interval_end_ns=pl.when(is_followed).then(next_start).otherwise("work_end_ns"),
+        .otherwise(pl.min_horizontal("start_ns", free_ns))
+    )
+    work_end_before = pl.col("work_end_ns").shift(1).over("rank")
+    with_starts = with_marks.with_columns(
+        interval_start_ns=pl.when("is_preceded")
+        .then("mark_ns")
+        .otherwise(pl.max_horizontal(_first_begin(), work_end_before))
+    ).with_columns(pl.col("interval_start_ns").cum_max().over("rank"))
+    timed = with_starts.with_columns(
+        interval_end_ns=pl.when("is_followed")
+        .then(pl.col("interval_start_ns").shift(-1).over("rank"))
+        .otherwise(pl.max_horizontal("end_ns", "host_end_ns"))
     )
     length = pl.col("interval_end_ns") - pl.col("interval_start_ns")
-    return timed.with_columns(time_ns=pl.when(length > 0).then(length)).drop("work_end_ns")
+    return timed.with_columns(time_ns=pl.when(length > 0).then(length)).drop(
+        "is_followed", "is_preceded", "work_end_ns", "gpu_end_ns", "mark_ns"
+    )
+
+
+def _first_begin() -> pl.Expr:
+    """Return when a step begins that follows no recorded one.
+
+    Its GPU may still be behind with work launched before. If it has caught up, and is idle before the
+    first work of the next step, the host is the limit, and the step begins with its mark; else it
+    begins with its first GPU work. A single step begins with its host range.
+    """
+    is_single = ~pl.col("is_followed")
+    idle_before_ns = pl.col("start_ns") - pl.col("gpu_end_ns").shift(1).over("rank")
+    has_caught_up = (idle_before_ns >= MIN_IDLE_OF_HOST_LIMIT_NS).shift(-1).over("rank")
+    by_mark = pl.min_horizontal("start_ns", "host_start_ns")
+    return pl.when(is_single | has_caught_up).then(by_mark).otherwise("start_ns")
 
 
 def assign_parts(

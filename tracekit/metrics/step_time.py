@@ -1,7 +1,6 @@
 """Step time of a run, and the budget of its steps.
 
-On a rank a step takes from its first GPU work to that of the next step
-(``align.steps.add_step_intervals``). The time of a run's step is the median over ranks, and the
+When a step begins and ends on a rank says ``align.steps``. The time of a run's step is the median over ranks, and the
 time of a run the median over its steps. It is never counted from the first start to the last end
 over all ranks, because ranks enter a step at different times.
 """

@@ -556,9 +556,8 @@ Lane = list[tuple[str | None, float, float]]
 shares."""
 
 
-def _extents(graph: EventGraph, start: Ints, end: Ints) -> pl.DataFrame:
+def _extents(bounds: pl.DataFrame) -> pl.DataFrame:
     """Return the first start and the last end of each step over all ranks, for drawing them on one axis."""
-    bounds = graph.step_bounds(start, end)
     by_step = bounds.group_by("step_index").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
     return by_step.sort("step_index")
 
@@ -618,7 +617,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """
         graph = self.graph
         unlimited = graph.replay(host_factor=np.full(len(graph.start), -1.0))
-        gpu_ns = self.replayed_ns(graph.step_bounds(unlimited.start, unlimited.end))
+        gpu_ns = self.replayed_ns(
+            graph.step_bounds(unlimited.start, unlimited.end, unlimited.launch)
+        )
         low, high = FREE_RANGE_OF_GPU_LIMIT
         if modelled_ns > (1 + MAX_SHARE_ABOVE_GPU_LIMIT) * gpu_ns:
             shortest_ns, longest_ns = (
@@ -638,7 +639,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             without_stalls = ChangedGraph(graph, self.positions)
             _remedy(without_stalls, FREE_CPU)
             replay = without_stalls.replay(free=1.0)
-            bounds = graph.step_bounds(replay.start, replay.end, free=1.0)
+            bounds = graph.step_bounds(replay.start, replay.end, replay.launch, free=1.0)
             least_ns = min(least_ns, round(low * self.replayed_ns(bounds)))
         return least_ns, most_ns
 
@@ -646,7 +647,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     def _free_replay(self) -> tuple[EventReplay, pl.DataFrame]:
         """The events without the profiler, and the bounds of their steps."""
         replay = self.graph.replay(free=1.0)
-        return replay, self.graph.step_bounds(replay.start, replay.end, free=1.0)
+        return replay, self.graph.step_bounds(replay.start, replay.end, replay.launch, free=1.0)
 
     @cached_property
     def _modelled_free_ns(self) -> int:
@@ -657,7 +658,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Return the step if *part* of the recording's cost is given back, and the host takes *host* times as long."""
         host_factor = np.full(len(self.graph.start), host)
         replay = self.graph.replay(host_factor=host_factor, free=part)
-        return self.replayed_ns(self.graph.step_bounds(replay.start, replay.end, free=part))
+        return self.replayed_ns(
+            self.graph.step_bounds(replay.start, replay.end, replay.launch, free=part)
+        )
 
     def _free_predicted_ns(
         self, changed: ChangedGraph, factor_range: Floats | float = 1.0
@@ -670,7 +673,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         if free is None or not self.graph.recording_known:
             return None
         replay = changed.replay(free=1.0, factor_range=factor_range)
-        bounds = self.graph.step_bounds(replay.start, replay.end, free=1.0)
+        bounds = self.graph.step_bounds(replay.start, replay.end, replay.launch, free=1.0)
         modelled_ns = self._modelled_free_ns
         saved_ns = modelled_ns - max(self.replayed_ns(bounds), changed.hidden_ns())
         return max(free.time_ns - saved_ns, 0)
@@ -695,7 +698,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         if changed.microbatches:
             changed.rests_on.append("micro-batches of this run's size")
         replay = changed.replay()
-        bounds = self.graph.step_bounds(replay.start, replay.end)
+        bounds = self.graph.step_bounds(replay.start, replay.end, replay.launch)
         replayed_ns = max(self.replayed_ns(bounds), changed.hidden_ns())
         path_parts = self.graph.path_parts(replay, bounds)
         margin_ns = self._margin_ns(replayed_ns, path_parts)
@@ -767,7 +770,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
                 bounds_ns.append(likely_ns)
                 continue
             replay = changed.replay(factor_range=factor_range)
-            bounds_ns.append(self.replayed_ns(self.graph.step_bounds(replay.start, replay.end)))
+            bounds_ns.append(
+                self.replayed_ns(self.graph.step_bounds(replay.start, replay.end, replay.launch))
+            )
         return min(likely_ns, bounds_ns[0]), max(likely_ns, bounds_ns[1])
 
     def _changed(self, changes: Sequence[str]) -> ChangedGraph:
@@ -857,12 +862,12 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         graph = self.graph
         changed = self._changed(changes)
         replay = changed.replay()
-        lengths = _extents(graph, graph.start, graph.end)
+        lengths = _extents(graph.measured_bounds)
         step = int(
             (lengths["end_ns"] - lengths["start_ns"] - self.measured_ns).abs().arg_min() or 0
         )
         measured_ns = lengths["end_ns"][step] - lengths["start_ns"][step]
-        replayed = _extents(graph, replay.start, replay.end)
+        replayed = _extents(graph.step_bounds(replay.start, replay.end, replay.launch))
         begin = replayed["start_ns"][step]
         end = replayed["end_ns"][step]
         edges = np.linspace(begin, begin + max(measured_ns, end - begin), LANE_BINS + 1).astype(

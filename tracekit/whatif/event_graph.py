@@ -43,6 +43,8 @@ class EventReplay(msgspec.Struct, frozen=True, eq=False):
 
     start: Ints
     end: Ints
+    launch: Ints
+    """``NO_LIMIT`` if not recorded."""
     replayed: Ints
     """Start, end and more of each event, in the order of ``ReplayInput``."""
     arrivals: Ints
@@ -212,15 +214,18 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     def rank_begin(self) -> Ints:
         """Begin of the window on the rank of each event, before which none of its events can start.
 
-        Ranks enter a step at different times, which is nobody's delay. A single step begins with
-        its host range, several begin with the first GPU work.
+        Ranks enter a step at different times, which is nobody's delay. The first step begins as the
+        step time has it (``align.steps``).
         """
-        begins = np.full(len(self.ranks), NO_LIMIT)
-        np.minimum.at(begins, self.rank_index, self.start)
-        if len(self.steps) == 1:
-            lead_ns = dict(self.host.select("rank", pl.col("lead_ns").fill_null(0)).iter_rows())
-            begins -= np.array([max(lead_ns.get(rank, 0), 0) for rank in self.ranks])
-        return begins[self.rank_index]
+        return self._begins[self.rank_index]
+
+    @cached_property
+    def _begins(self) -> Ints:
+        """Begin of the first step of each rank."""
+        first_steps = self.measured_bounds.sort("rank_index", "step_index").unique(
+            "rank_index", keep="first", maintain_order=True
+        )
+        return first_steps["interval_start_ns"].to_numpy()
 
     @cached_property
     def gpu_ready(self) -> Ints:
@@ -377,17 +382,42 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
         return with_host, by_step, first
 
-    def step_bounds(self, start: Ints, end: Ints, *, free: float = 0.0) -> pl.DataFrame:
+    @cached_property
+    def _hosts(self) -> pl.DataFrame:
+        """Host's start of each step of each rank as measured, and its time before the first launch of the step."""
+        with_host, by_step, first = self._rank_steps
+        first_launch = np.minimum.reduceat(self.launch[by_step], first)
+        first_start = np.minimum.reduceat(self.start[by_step], first)
+        hosts = with_host.select(
+            "tail_ns",
+            host_start_ns=pl.Series(first_start) - pl.col("lead_ns"),
+            launch_ns=pl.Series(np.where(first_launch == NO_LIMIT, first_start, first_launch)),
+            is_first=pl.col("step_index") == pl.col("step_index").first().over("rank_index"),
+        )
+        return hosts.with_columns(before_launch_ns=pl.col("launch_ns") - pl.col("host_start_ns"))
+
+    def step_bounds(
+        self, start: Ints, end: Ints, launch: Ints, *, free: float = 0.0
+    ) -> pl.DataFrame:
         """Return when each rank was in each step, with step times (``align.steps.add_step_intervals``).
 
-        *start* and *end* are times of all events, as measured or replayed. The host's work around
-        the GPU's keeps its length, or the share that is left of it on a *free* host (``replay``).
+        *start*, *end* and *launch* are times of all events, as measured or replayed. The host's work
+        before the first launch of a step and behind its GPU work keeps its length, or the share that
+        is left of it on a *free* host (``replay``); each rank's host begins its first step when it did.
         Columns ``rank_index`` and ``step_index`` are added.
         """
         with_host, by_step, first = self._rank_steps
-        with_host = with_host.with_columns(
-            start_ns=pl.Series(np.minimum.reduceat(start[by_step], first)),
-            end_ns=pl.Series(np.maximum.reduceat(end[by_step], first)),
+        first_launch = np.minimum.reduceat(launch[by_step], first)
+        first_start = np.minimum.reduceat(start[by_step], first)
+        hosts = self._hosts.select("host_start_ns", "is_first", "before_launch_ns", "tail_ns")
+        with_host = (
+            with_host.drop("tail_ns")
+            .hstack(hosts)
+            .with_columns(
+                start_ns=pl.Series(first_start),
+                end_ns=pl.Series(np.maximum.reduceat(end[by_step], first)),
+                launch_ns=pl.Series(np.where(first_launch == NO_LIMIT, first_start, first_launch)),
+            )
         )
         if free:
             shares_of_ranks = (
@@ -398,11 +428,13 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             shares = pl.Series(shares_of_ranks)
             of_row = shares.gather(with_host["rank_index"])
             with_host = with_host.with_columns(
-                (pl.col("lead_ns", "tail_ns") * of_row).cast(pl.Int64)
+                (pl.col("before_launch_ns", "tail_ns") * of_row).cast(pl.Int64)
             )
         return add_step_intervals(
             with_host.with_columns(
-                host_start_ns=pl.col("start_ns") - pl.col("lead_ns"),
+                host_start_ns=pl.when("is_first")
+                .then("host_start_ns")
+                .otherwise(pl.col("launch_ns") - pl.col("before_launch_ns")),
                 host_end_ns=pl.col("end_ns") + pl.col("tail_ns"),
             )
         )
@@ -436,7 +468,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def measured_bounds(self) -> pl.DataFrame:
         """When each rank was in each step, as measured."""
-        return self.step_bounds(self.start, self.end)
+        return self.step_bounds(self.start, self.end, self.launch)
 
     @cached_property
     def measured_step_ns(self) -> int:
@@ -545,10 +577,11 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             replayed,
             arrivals,
         )
-        start, end = np.empty((2, count), np.int64)
+        start, end, launch = np.empty((3, count), np.int64)
         start[by_time] = replayed[0]
         end[by_time] = replayed[1]
-        return EventReplay(start, end, replayed, arrivals)
+        launch[by_time] = replayed[2]
+        return EventReplay(start, end, launch, replayed, arrivals)
 
     @cached_property
     def _part_of_path(self) -> Int32s:
