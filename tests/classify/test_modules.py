@@ -194,3 +194,23 @@ def test_everything_in_a_step_of_a_server_runs_forward(program, kernel):
     labelled = classify(program.events()).filter(pl.col("label").is_not_null())
     assert labelled["label"].unique().to_list() == ["forward"]
     assert labelled["pass"].unique().to_list() == ["forward"]
+
+
+def test_what_scales_masks_or_copies_the_scores_of_attention_belongs_to_it(program):
+    """Scores of 2 × 4 heads and 64 tokens; a mask of 64 × 64 alone, and what is as wide as tokens, are others."""
+    scores, heads = "[2, 4, 64, 64]", "[2, 4, 64, 16]"
+    names = (
+        ("aten::bmm", "gemm", "[[8, 64, 16], [8, 16, 64]]", "attention"),
+        ("aten::div", "elementwise", f"[{scores}, []]", "attention"),
+        ("aten::masked_fill", "elementwise", f"[{scores}, [64, 64], []]", "attention"),
+        ("aten::_softmax", "softmax", f"[{scores}, [], []]", "attention"),
+        ("aten::bmm", "gemm", "[[8, 64, 64], [8, 64, 16]]", "attention"),
+        ("aten::triu", "elementwise", "[[64, 64]]", None),
+        ("aten::mul", "elementwise", f"[{heads}, {heads}]", None),
+        ("aten::add", "elementwise", "[[2, 64, 64], [2, 64, 64]]", None),
+    )
+    ids = []
+    for i, (op, kernel, shapes, _) in enumerate(names):
+        program.op(op, i, i + 0.9, shapes=shapes)
+        ids.append(program.kernel(kernel, i + 0.1))
+    assert modules_of(classify(program.events()), ids) == [module for *_, module in names]

@@ -4,8 +4,9 @@ Null where nothing tells.
 
 Evidence is tried in this order: calls of ``nn.Module`` around the launch; annotations; names of
 operators, of those that inductor fused, and of kernels; the shapes of products, which repeat from
-layer to layer (``Stretch``); the one product between two events of a known module. A backward event
-belongs to the module of its forward.
+layer to layer (``Stretch``); the one product between two events of a known module; the shape of an
+attention's scores, which other kernels scale, mask and copy. A backward event belongs to the module
+of its forward.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, pairwise
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from tracekit._util.arrays import Bools, Ints, SortedGroups, find_sorted, group_rows
 from tracekit._util.categories import CategoryColumn
+from tracekit._util.shapes import is_shape, parse_list
 from tracekit.classify.evidence import EventEvidence
 from tracekit.classify.matmul import MATMUL_KERNELS
 from tracekit.classify.model_position import BY_MODULE_STACK, BY_NAME
@@ -240,6 +243,39 @@ def _is_attention(evidence: EventEvidence, products: Ints, is_forward: Bools) ->
     return is_attention
 
 
+MIN_SCORES = 32
+"""Queries and keys from which a tensor of tokens × tokens is told from one of a few flags."""
+
+
+def _passes_scores(evidence: EventEvidence, module: CategoryColumn) -> Bools:
+    """Return the mask of events whose operator reads a tensor of the shape of an attention's scores.
+
+    The scores are what the softmax of written-out attention is taken of: heads × queries × keys.
+    """
+    shapes = evidence.ranges.text("shapes", evidence.launches.op)
+    is_softmax = evidence.text("op").matches(OPERATORS["softmax"])
+    of_softmax = set(shapes.where(is_softmax & module.any_of("attention")).strings())
+    scores = set(chain.from_iterable(_score_sizes(text) for text in of_softmax if text))
+    return shapes.map(lambda text: not scores.isdisjoint(_score_sizes(text)))
+
+
+def _score_sizes(shapes: str) -> list[tuple[int, int, int]]:
+    """Return heads, queries and keys of the inputs that have the shape of scores.
+
+    Queries and keys are in order of their size: a gradient may be transposed.
+
+    >>> _score_sizes("[[8,12,64,64],[8,12,64,32],[],[64,64]]")
+    [(96, 64, 64), (96, 32, 64)]
+    """
+    tensors = [shape for shape in parse_list(shapes) if is_shape(shape)]
+    sizes = []
+    for shape in tensors:
+        if len(shape) > 2 and min(shape[-2:]) >= MIN_SCORES:
+            smaller, larger = sorted(shape[-2:])
+            sizes.append((prod(shape[:-2]), smaller, larger))
+    return sizes
+
+
 _FUSED_KERNEL = re.compile(r"^triton_(poi|red|per|tem|for|mix|spl)_fused_(.+?)(?:_(\d+))?$")
 
 
@@ -330,6 +366,8 @@ def find_modules(evidence: EventEvidence, decisions: Decisions, book: RuleBook) 
     modules.fill(
         "neighbour", _next_to(evidence, modules.value, is_forward, is_gemm, _MODULES_WITH_PRODUCTS)
     )
+    passes_scores = _passes_scores(evidence, modules.value) & has_module & ~is_gemm
+    modules.fill("shapes", CategoryColumn.choose(size, [("attention", passes_scores)]))
     inherited = _modules_of_forward(evidence, modules.value, is_forward).where(has_module)
     modules.fill("forward", inherited.where(~(is_gemm & inherited.any_of("norm"))))
     modules.fill("forward", products.modules_of_equal_shapes(modules.value, is_forward))
