@@ -130,7 +130,6 @@ def test_where_stacks_were_recorded_the_function_is_named(findings_of):
     finding = findings_of(python_before_the_launch, stacks=True)["python"]
     assert finding.case == "with_source"
     assert finding.text.endswith("because the CPU runs Python, in tokens.py(31): encode")
-    # A step begins with its first GPU work, so that four steps have three such places between them.
     assert [location.source for location in finding.where[:3]] == ["tokens.py(31): encode"] * 3
 
 
@@ -138,6 +137,29 @@ def test_stacks_that_were_not_read_are_asked_for_and_not_recorded_again(findings
     finding = findings_of(python_before_the_launch)["python"]
     assert finding.case == "stacks_not_read"
     assert "with_stack" not in finding.advice
+
+
+def test_stacks_are_read_if_a_finding_asks_for_them(findings_of):
+    finding = findings_of(python_before_the_launch, stacks=None)["python"]
+    assert finding.text.endswith("because the CPU runs Python, in tokens.py(31): encode")
+
+
+def test_a_call_that_waits_outside_any_operator_is_named_with_the_function_that_makes_it(
+    findings_of,
+):
+    def fill(recording, start, _):
+        for number in range(4):
+            begin = start + number * 2.0
+            recording.kernel(begin + 0.05, begin + 0.06, begin + 1.0)
+            recording.frame("timer.py(12): stop", begin + 0.07, begin + 1.02)
+            recording.call("cudaDeviceSynchronize", begin + 0.09, begin + 1.0)
+        recording.kernel(start + 8.5, start + 8.51, start + 9.5)
+
+    finding = findings_of(fill, period=11.0, stacks=None)["host_sync"]
+    assert finding.case == "explicit"
+    assert finding.text.startswith(
+        "the CPU stops 4 times a step in cudaDeviceSynchronize, called from timer.py(12): stop;"
+    )
 
 
 def test_half_a_millisecond_without_a_range_is_python_and_less_lies_between_two_launches(

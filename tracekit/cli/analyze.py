@@ -182,7 +182,8 @@ def run(
         changes=change or (),
         critical_path=critical_path or has_page,  # the page always shows it
         timeline=has_page,
-        stacks=has_page or finding_number is not None,  # source lines of the places
+        # Source lines of the places; else only if a finding asks for them.
+        stacks=True if has_page or finding_number is not None else None,
         by=by,
         pipeline=pipeline,
         gpu=gpu,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from tracekit.documents.analysis import Budget
-from tracekit.documents.findings import EvidenceValue, Finding, Place
+from tracekit.documents.findings import MIN_SHARE_TO_SHOW, EvidenceValue, Finding, Place
 from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.synchronisations import who_waits
 from tracekit.schema import COPY_LABELS
@@ -181,9 +181,13 @@ def _offence(
         "name": row["name"],
         "op": row["op"],
     }
+    case = _case(context, code, row)
+    is_made_by_unknown = case == "explicit" and context.has_unread_stacks
+    if case == "stacks_not_read" or is_made_by_unknown:
+        evidence["stacks_not_read"] = True
     return Finding(
         code=code,
-        case=_case(context, code, row),
+        case=case,
         cost_ns=round(cost_ns),
         share=context.share(cost_ns),
         where=_places(context, code),
@@ -236,6 +240,16 @@ def _python_case(context: Context) -> str:
     if context.has_unread_stacks:
         return "stacks_not_read"
     return "outside_stacks" if context.has_stacks else ""
+
+
+def asks_for_stacks(finding: Finding) -> bool:
+    """Return whether stacks that were recorded and not read would name a function of the finding.
+
+    >>> asks_for_stacks(Finding(code="python", cost_ns=1, share=0.1, evidence={"stacks_not_read": True}))
+    True
+    """
+    is_worth_it = finding.effect_share >= MIN_SHARE_TO_SHOW
+    return is_worth_it and bool(finding.evidence.get("stacks_not_read"))
 
 
 def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Finding:

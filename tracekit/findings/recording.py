@@ -60,7 +60,7 @@ def unexplained_idle(context: Context, findings: Sequence[Finding]) -> Iterator[
         return
     yield Finding(
         code="recording",
-        case="idle" if context.has_host_calls else "idle_host_unknown",
+        case=_idle_case(context),
         cost_ns=unexplained_ns,
         share=context.share(unexplained_ns),
         evidence={
@@ -70,6 +70,14 @@ def unexplained_idle(context: Context, findings: Sequence[Finding]) -> Iterator[
         },
         certain="possible",
     )
+
+
+def _idle_case(context: Context) -> str:
+    """Return what is known of the host while the GPU is idle."""
+    if not context.has_host_calls:
+        return "idle_host_unknown"
+    has_recorded_stacks = context.has_stacks or context.has_unread_stacks
+    return "idle_with_stacks" if has_recorded_stacks else "idle"
 
 
 def _idle_ns(context: Context) -> int:

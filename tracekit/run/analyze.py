@@ -17,6 +17,7 @@ from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.classify import RuleBook
 from tracekit.errors import InputError, Notice, OptionError
+from tracekit.findings.host import asks_for_stacks
 from tracekit.metrics.peaks import check_gpu
 from tracekit.parsers.source_refs import RankChoice, SourceRef, chosen_ranks, unknown_rank_error
 from tracekit.reconstruct.parallel_groups import split_layout
@@ -46,7 +47,7 @@ def analyze(
     pipeline: int | None = None,
     gpu: str | None = None,
     timeline: bool = True,
-    stacks: bool = False,
+    stacks: bool | None = False,
     store: str | os.PathLike[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -85,7 +86,7 @@ def analyze(
         timeline: Keep single events for the timeline of the page, in runs of up to 64 ranks;
             without them a page has no timeline, and less time and memory is needed.
         stacks: Read Python frames, for the source lines on the page; takes as long again where
-            stacks were recorded.
+            stacks were recorded. None reads them if a finding asks which function the CPU is in.
         store: Store to write the traces to, as ``ingest`` does, and to analyse.
         resume: Continue a store that was interrupted.
         overwrite: Replace a store of another run.
@@ -114,7 +115,7 @@ def analyze(
             ranks=ranks,
             workers=workers,
             executor=executor,
-            stacks=stacks,
+            stacks=bool(stacks),
             resume=resume,
             overwrite=overwrite,
         )
@@ -128,48 +129,58 @@ def analyze(
         lenient=run_input.on_damage == "warn",
         by=by,
         keep_events=timeline,
-        stacks=stacks,
+        stacks=bool(stacks),
         gpu=gpu,
         graph=True,
     )
     roles_named_by_caller = isinstance(traces, Mapping)
-    measured = _measure(
-        run_input,
-        options,
-        capture=capture,
-        workers=workers,
-        executor=executor,
-        named=roles_named_by_caller,
-    )
-    combine_tables = partial(
-        combine,
-        paths=run_input.original_paths or measured.paths,
-        map_function=driver.pipeline_map(workers, executor),
-    )
-    # The caller's options describe the main role (schedule, layout, pipeline) or ask about it
-    # (changes, what-if, critical path): its figures are the result's own. Notices from reading are
-    # listed once, with them. Every other role is compared with the schedule that is recognised in
-    # it, unless no comparison is wanted at all.
-    analysis = _combine_by_role(
-        measured.ranks,
-        combine_main=partial(
-            combine_tables,
-            notices=measured.notices,
-            schedule=schedule,
-            layout=layout,
-            what_if=what_if,
-            changes=changes,
-            critical_path=critical_path,
-            pipeline=pipeline,
-        ),
-        combine_other=partial(combine_tables, schedule="none" if schedule == "none" else "auto"),
-        named=roles_named_by_caller,
-    )
-    # Dumps and logs are looked for where the traces are, not in a store made of them or in those of
-    # several roles.
-    if isinstance(traces, Trace | Mapping | OneRole):
-        return AnalysisResult.of(analysis)
-    return AnalysisResult.of(_with_whole_run(analysis, traces))
+
+    def measure_and_combine(options: Options) -> AnalysisResult:
+        """Return the result with these options."""
+        measured = _measure(
+            run_input,
+            options,
+            capture=capture,
+            workers=workers,
+            executor=executor,
+            named=roles_named_by_caller,
+        )
+        combine_tables = partial(
+            combine,
+            paths=run_input.original_paths or measured.paths,
+            map_function=driver.pipeline_map(workers, executor),
+        )
+        # The caller's options describe the main role (schedule, layout, pipeline) or ask about it
+        # (changes, what-if, critical path): its figures are the result's own. Notices from reading
+        # are listed once, with them. Every other role is compared with the schedule that is
+        # recognised in it, unless no comparison is wanted at all.
+        analysis = _combine_by_role(
+            measured.ranks,
+            combine_main=partial(
+                combine_tables,
+                notices=measured.notices,
+                schedule=schedule,
+                layout=layout,
+                what_if=what_if,
+                changes=changes,
+                critical_path=critical_path,
+                pipeline=pipeline,
+            ),
+            combine_other=partial(
+                combine_tables, schedule="none" if schedule == "none" else "auto"
+            ),
+            named=roles_named_by_caller,
+        )
+        # Dumps and logs are looked for where the traces are, not in a store made of them or in
+        # those of several roles.
+        if isinstance(traces, Trace | Mapping | OneRole):
+            return AnalysisResult.of(analysis)
+        return AnalysisResult.of(_with_whole_run(analysis, traces))
+
+    result = measure_and_combine(options)
+    if stacks is None and any(map(asks_for_stacks, result.findings)):
+        return measure_and_combine(replace(options, stacks=True))
+    return result
 
 
 def _check_options(

@@ -512,7 +512,8 @@ def _names_at(ranges: pl.DataFrame, times_ns: Ints) -> pl.Series:
 def _with_lines(places: pl.DataFrame, frames: NamedRows) -> pl.DataFrame:
     """Return the places with the innermost frame of the program that was open in the middle of each.
 
-    None if only modules were recorded.
+    Of synchronisations at their start, because the host may have gone on elsewhere while the GPU had no
+    work. None if only modules were recorded.
     """
     functions = frames.select(~frames.named(HOST_ACTIVITIES["module_call"]))
     if not len(functions) or places.is_empty():
@@ -522,9 +523,10 @@ def _with_lines(places: pl.DataFrame, frames: NamedRows) -> pl.DataFrame:
     end = by_start.rows["end_ns"].to_numpy()
     is_library = by_start.named(HOST_ACTIVITIES["library_frame"])
     lines: list[str | None] = []
-    for place_start, place_end in places.select("start_ns", "end_ns").iter_rows():
-        middle = (place_start + place_end) // 2
-        is_open = np.flatnonzero((start <= middle) & (end > middle))
+    middle = (pl.col("start_ns") + pl.col("end_ns")) // 2
+    is_wait = pl.col("code") == "host_sync"
+    for time_ns in places.select(pl.when(is_wait).then("start_ns").otherwise(middle)).to_series():
+        is_open = np.flatnonzero((start <= time_ns) & (end > time_ns))
         own = is_open[~is_library[is_open]]
         candidates = own if len(own) else is_open
         line = None
