@@ -159,6 +159,26 @@ def test_amd_has_graphs_of_its_own_name():
     assert "HIP graphs" in finding_texts(finding).advice
 
 
+@pytest.mark.parametrize(
+    ("vendor", "graphs"),
+    [("amd", "HIP graphs"), ("nvidia", "CUDA graphs"), (None, "captured graphs")],
+)
+@pytest.mark.parametrize(
+    ("code", "case"),
+    [
+        ("launch_bound", ""),
+        ("launch_bound", "under_graphs"),
+        ("exposed_comm", "launched_late"),
+        ("schedule_gap", "host"),
+        ("schedule_gap", "host_under_graphs"),
+    ],
+)
+def test_training_too_speaks_of_graphs_as_the_vendor_does(vendor, graphs, code, case):
+    evidence = {"vendor": vendor, "label": "dp_comm", "schedule": "1f1b"}
+    finding = Finding(code=code, case=case, cost_ns=1, share=0.1, evidence=evidence)
+    assert graphs in " ".join(finding_texts(finding))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLIC_TRACES)
 def test_no_report_of_a_public_inference_trace_speaks_of_training(corpus, name):

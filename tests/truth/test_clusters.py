@@ -109,6 +109,12 @@ def test_the_rank_that_the_four_gpus_wait_for_is_named_with_its_reason():
     assert first.steps == truth("mi300-ddp")["steps"]
 
 
+def test_the_four_mi300_are_told_of_hip_graphs():
+    advice = " ".join(finding.advice for finding in answer("mi300-ddp").findings)
+    assert "HIP graphs" in advice
+    assert "CUDA" not in advice
+
+
 def test_the_step_without_the_profiler_is_that_of_the_logs():
     logged_ms = truth("h100-ddp")["logs"]["step_ms"]
     step = answer("h100-ddp").step

@@ -73,6 +73,8 @@ TRAINING_CASES = frozenset(
     }
 )
 """The same of single cases of a code."""
+GRAPH_CODES = frozenset({"exposed_comm", "launch_bound", "schedule_gap"})
+"""Codes whose advice in training names graphs of kernels, which each vendor calls otherwise."""
 RANK_CODES = frozenset(CODES_OF_CAUSES.values())
 """Codes of findings about ranks that the others wait for."""
 LIKELY_SHARE_OF_COST = 0.25
@@ -144,6 +146,8 @@ def _with_workload(context: Context, finding: Finding) -> Finding:
         evidence = {**finding.evidence, "workload": "inference", "vendor": context.vendor}
         if finding.code in HOST_CODES:
             evidence["between_steps_share"] = context.between_steps_share
+    elif finding.code in GRAPH_CODES:
+        evidence = {**finding.evidence, "vendor": context.vendor}
     elif not context.step.is_marked:
         evidence = dict(finding.evidence)
     else:

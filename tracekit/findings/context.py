@@ -21,8 +21,16 @@ FRAMEWORK_PATTERNS = {
 }
 """Frameworks by what their traces hold: group descriptions, annotations, operators, packs of rules
 that decided."""
-AMD_GPUS = "(?i)amd|instinct|radeon|^MI[0-9]{2,3}"
-"""Names of GPUs whose vendor is AMD."""
+VENDORS_OF_GPUS = {
+    "amd": r"(?i)amd|instinct|radeon|^MI[0-9]{2,3}",
+    "nvidia": r"(?i)nvidia|tesla|quadro|geforce|titan|\b[RG]TX\b|\b(RTX|GTX|GB|GH|[PTVALHB])[0-9]{1,4}\b",
+}
+"""Names of GPUs by their vendor."""
+VENDORS_OF_CALLS = {
+    "amd": r"^hip[A-Z]|^__amd_|^Cijk_|^miopen",
+    "nvidia": r"^cuda[A-Z]|^cu[A-Z]|nvjet|cutlass|cudnn|ampere_|sm[89]0_|volta_|turing_",
+}
+"""Names of calls of the host and of kernels by the vendor whose libraries they belong to."""
 _GRAPH_NOTICES = ("graphs-whole", "graphs-unseen", "graph-nodes-missing")
 
 
@@ -175,11 +183,21 @@ class Context:
 
     @cached_property
     def vendor(self) -> str | None:
-        """Vendor of the GPUs, "amd" or "nvidia"; None if they are not named."""
-        names = [source.devices[0] for source in self.analysis.sources if source.devices]
-        if not names:
-            return None
-        return "amd" if any(re.search(AMD_GPUS, name) for name in names) else "nvidia"
+        """Vendor of the GPUs, "amd" or "nvidia", by their names, else by those of calls and kernels.
+
+        None if neither tells.
+        """
+        devices = [name for source in self.analysis.sources for name in source.devices]
+        names = pl.Series(devices, dtype=pl.String)
+        vendors = VENDORS_OF_GPUS
+        if not devices:
+            tables = (self.analysis.tables[table] for table in ("host_time", "kernels"))
+            names = pl.concat([table["name"].cast(pl.String).unique() for table in tables])
+            vendors = VENDORS_OF_CALLS
+        for vendor, pattern in vendors.items():
+            if names.str.contains(pattern).any():
+                return vendor
+        return None
 
     @cached_property
     def has_stacks(self) -> bool:

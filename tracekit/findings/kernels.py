@@ -53,6 +53,8 @@ class _SlowOperator(msgspec.Struct, frozen=True, kw_only=True):
     gain_ns: float
     is_compute: bool
     """Whether the peak rate is the limit; else the bandwidth."""
+    dtype: str | None = None
+    """Type in which it multiplies, whose peak rate is meant."""
 
 
 def kernel_findings(context: Context) -> Iterator[Finding]:
@@ -75,6 +77,7 @@ def kernel_findings(context: Context) -> Iterator[Finding]:
         "module": first.module,
         "shapes": first.shapes,
         "limit": "peak" if first.is_compute else "bandwidth",
+        "peak_dtype": first.dtype if first.is_compute else None,
         "share_of_limit": round(first.limit_ns / first.ns, 4),
         "op_ns": round(first.ns),
         "op_gain_ns": round(first.gain_ns),
@@ -186,6 +189,7 @@ def _slower_than(
         limit_ns=limit_ns / rank_steps,
         gain_ns=(ns - achievable_ns) / rank_steps,
         is_compute=is_compute,
+        dtype=row.get("dtype"),
     )
 
 

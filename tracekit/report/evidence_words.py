@@ -23,6 +23,7 @@ NO_COMPUTE_SHARE = 0.01
 """Share of exposed transfers up to which compute that could hide them is none."""
 MOST_OF_IDLE = 0.5
 """Share of the idle time between two steps, from which a sentence says so."""
+GRAPHS_OF_VENDORS = {"amd": "HIP graphs", "nvidia": "CUDA graphs"}
 LIMIT_WORDS = {"peak": "GPU's peak rate", "bandwidth": "memory bandwidth"}
 """What limits an operator, in words."""
 FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
@@ -145,6 +146,11 @@ class FindingWords:
         return next((source for source in sources if source), "unknown")
 
     @property
+    def called_from(self) -> str:
+        """The function that makes the first call that is known; empty if stacks do not tell."""
+        return "" if self.source == "unknown" else f", called from {self.source}"
+
+    @property
     def label_words(self) -> str:
         """The label with its meaning."""
         label = str(self.evidence.get("label"))
@@ -157,8 +163,10 @@ class FindingWords:
 
     @property
     def limit_words(self) -> str:
-        """What limits the operator."""
-        return LIMIT_WORDS.get(str(self.evidence.get("limit")), "GPU's limit")
+        """What limits the operator; of a peak rate, the type that it is the rate of."""
+        limit = LIMIT_WORDS.get(str(self.evidence.get("limit")), "GPU's limit")
+        dtype = self.evidence.get("peak_dtype")
+        return limit if dtype is None else f"{limit} in {dtype}"
 
     @property
     def rate(self) -> str:
@@ -279,8 +287,8 @@ class FindingWords:
 
     @property
     def graphs(self) -> str:
-        """The vendor's name of graphs of kernels."""
-        return "HIP graphs" if self.evidence.get("vendor") == "amd" else "CUDA graphs"
+        """The vendor's name of graphs of kernels; one that is no vendor's where the GPU is not known."""
+        return GRAPHS_OF_VENDORS.get(str(self.evidence.get("vendor")), "captured graphs")
 
     @property
     def mostly(self) -> str:

@@ -224,8 +224,8 @@ def allocator_start_up(words: FindingWords) -> FindingTexts:
 
 def host_stops(words: FindingWords) -> str:
     return (
-        f"the CPU stops {words.how_often} to wait for the GPU{words.in_op}; after each stop the GPU "
-        "runs out of work"
+        f"the CPU stops {words.how_often} to wait for the GPU{words.in_op}{words.called_from}; after "
+        "each stop the GPU runs out of work"
     )
 
 
@@ -291,7 +291,8 @@ def host_sync_collective(words: FindingWords) -> FindingTexts:
 @texts("host_sync", "explicit")
 def host_sync_explicit(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"the CPU stops {words.how_often} in {words['name']}; after each stop the GPU runs out of work",
+        text=f"the CPU stops {words.how_often} in {words['name']}{words.called_from}; after each stop "
+        "the GPU runs out of work",
         advice="leave explicit synchronisations out of the loop (timers: use events, or one every N steps)",
     )
 
@@ -371,7 +372,7 @@ def launch_bound(words: FindingWords) -> FindingTexts:
             f"{words['mean_event_ns']} each on average"
         ),
         advice=(
-            'use CUDA graphs (`torch.compile(mode="reduce-overhead")`), fused optimizers, or '
+            f'use {words.graphs} (`torch.compile(mode="reduce-overhead")`), fused optimizers, or '
             "larger batches"
         ),
     )
@@ -380,7 +381,7 @@ def launch_bound(words: FindingWords) -> FindingTexts:
 @texts("launch_bound", "under_graphs")
 def launch_bound_under_graphs(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text="the CPU starts work more slowly than the GPU runs it, although CUDA graphs are used",
+        text=f"the CPU starts work more slowly than the GPU runs it, although {words.graphs} are used",
         advice="use fewer and larger graphs, and less Python between their launches",
     )
 
@@ -617,14 +618,14 @@ def exposed_comm_one_queue(words: FindingWords) -> FindingTexts:
 def exposed_comm_launched_late(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=exposed_because(words, "the CPU starts it late"),
-        advice="launch it earlier: CUDA graphs, fewer small kernels, or less Python in the step",
+        advice=f"launch it earlier: {words.graphs}, fewer small kernels, or less Python in the step",
     )
 
 
 @texts("exposed_comm", "launched_late_under_graphs")
 def exposed_comm_launched_late_under_graphs(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=exposed_because(words, "the CPU starts it late although CUDA graphs are used"),
+        text=exposed_because(words, f"the CPU starts it late although {words.graphs} are used"),
         advice="use fewer and larger graphs, and less Python between their launches",
     )
 
@@ -980,7 +981,7 @@ def schedule_gap_offload(words: FindingWords) -> FindingTexts:
 def schedule_gap_host(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=longer_than_schedule(words, "the CPU starts its work late"),
-        advice="start it earlier: CUDA graphs, fewer small kernels, or less Python in the step",
+        advice=f"start it earlier: {words.graphs}, fewer small kernels, or less Python in the step",
     )
 
 
@@ -988,7 +989,7 @@ def schedule_gap_host(words: FindingWords) -> FindingTexts:
 def schedule_gap_host_under_graphs(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=longer_than_schedule(
-            words, "the CPU starts its work late although CUDA graphs are used"
+            words, f"the CPU starts its work late although {words.graphs} are used"
         ),
         advice="use fewer and larger graphs, and less Python between their launches",
     )
@@ -1181,17 +1182,32 @@ def recording(words: FindingWords) -> FindingTexts:
     )
 
 
-@texts("recording", "idle")
-def recording_idle(words: FindingWords) -> FindingTexts:
+def unexplained(words: FindingWords) -> str:
     # Known, not idle: the time without the profiler counts as idle what the recording lacks.
     text = f"the GPU has no known work for {words['idle_ns']}; the reason is not known"
     if words["unexplained_ns"] != words["idle_ns"]:
         text = f"{text} for {words['unexplained_ns']} of that"
+    return text
+
+
+@texts("recording", "idle")
+def recording_idle(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=text,
+        text=unexplained(words),
         advice=(
             "look at the longest gaps in the timeline (`-o report.html`); stacks (`with_stack=True`) "
             "tell what the CPU does in them"
+        ),
+    )
+
+
+@texts("recording", "idle_with_stacks")
+def recording_idle_with_stacks(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=unexplained(words),
+        advice=(
+            "look at the longest gaps in the timeline (`-o report.html`): the recorded stacks tell what "
+            "the CPU does in them"
         ),
     )
 
