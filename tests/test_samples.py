@@ -12,7 +12,6 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of, labelled_of
-from tracekit.analysis.document import schedule_document
 from tracekit.classify import classify
 from tracekit.documents.coding import to_plain
 from tracekit.run.load import load
@@ -104,7 +103,7 @@ def test_gemms_are_told_apart_on_every_rank(folder):
 def test_the_schedule_and_every_order_come_back(folder):
     expected, held = truth(folder), analysis(folder).schedule
     assert held is not None
-    document = to_plain(schedule_document(held))
+    document = to_plain(held.to_document())
     assert (document["name"], document["pp"], document["microbatches"]) == (
         expected["schedule"],
         expected["pp"],

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.against_ideal.conftest import compare_with_options
-from tracekit.analysis.document import schedule_document
 from tracekit.documents.coding import to_plain
 from tracekit.reconstruct import rank_pipeline
 from tracekit.schema import LABELLED, Source, conform
@@ -83,7 +82,7 @@ def test_there_is_an_answer_or_a_reason(ranks, what_if):
     if comparison is None:
         assert notices
     else:
-        to_plain(schedule_document(comparison))
+        to_plain(comparison.to_document())
         for step in comparison.all:
             assert (
                 step.gap_ns is None or sum(step.gap_ns.values()) == step.measured_ns - step.ideal_ns

@@ -10,7 +10,6 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit import analyze
-from tracekit.analysis.document import schedule_document
 from tracekit.documents.coding import to_plain
 from tracekit.report.notices import notice_sentence
 from tracekit.schedules import generate
@@ -54,7 +53,7 @@ def without_payloads(recorded, tmp_path_factory):
 @pytest.mark.parametrize("fixture", ["with_payloads", "without_payloads"])
 def test_the_schedule_is_1f1b_in_both_steps(request, fixture):
     comparison = request.getfixturevalue(fixture).schedule
-    data = to_plain(schedule_document(comparison))
+    data = to_plain(comparison.to_document())
     assert (data["name"], data["pp"], data["microbatches"], data["virtual"]) == ("1f1b", 4, 8, 1)
     assert data["exact"]
     assert data["ranks"] == generate("1f1b", pp=4, microbatches=8).orders()

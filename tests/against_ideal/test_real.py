@@ -9,7 +9,6 @@ import pytest
 
 from tests.against_ideal.conftest import compare_with_options
 from tracekit.against_ideal import compare_pipelines
-from tracekit.analysis.document import schedule_document
 from tracekit.classify import classify
 from tracekit.documents.coding import to_plain
 from tracekit.reconstruct import rank_pipeline
@@ -31,7 +30,7 @@ def codes(notices):
 def test_1f1b_is_named_and_its_gap_is_slow_transfers(compare_sample, bare):
     comparison, _ = compare_sample("1f1b", bare=bare)
     plan = generate("1f1b", pp=4, microbatches=8)
-    data = to_plain(schedule_document(comparison))
+    data = to_plain(comparison.to_document())
     assert (data["name"], data["pp"], data["microbatches"], data["virtual"]) == ("1f1b", 4, 8, 1)
     assert data["exact"]
     assert data["ranks"] == plan.orders()
@@ -89,7 +88,7 @@ def test_nsight_1f1b_without_peers_is_named_by_its_pattern(compare_sample, bare)
     )
     assert comparison.head.orders() == generate("1f1b", pp=4, microbatches=8).orders()
     assert "stages-from-pattern" in codes(notices) or "peers-unknown" not in codes(notices)
-    assert to_plain(schedule_document(comparison))["confidence"] <= 0.95
+    assert to_plain(comparison.to_document())["confidence"] <= 0.95
 
 
 @pytest.mark.parametrize("bare", [False, True])
@@ -172,7 +171,7 @@ def test_without_sequence_numbers_order_alone_ties_pairs_and_says_so(samples):
         ranks.append(rank_pipeline(labelled, trace.rank(rank).source))
     comparison, notices = compare_pipelines(ranks)
     assert (comparison.name, comparison.exact) == ("1f1b", True)
-    assert to_plain(schedule_document(comparison))["confidence"] == pytest.approx(
+    assert to_plain(comparison.to_document())["confidence"] == pytest.approx(
         0.85
     )  # its messages have recorded peers
     assert [n.code for n in notices].count("no-sequence-numbers") == 1
@@ -267,8 +266,8 @@ def test_both_profilers_show_the_same_schedule_cells_and_labels(compare_sample, 
         "differences",
         "fb_run_apart",
     )
-    assert {k: to_plain(schedule_document(torch))[k] for k in same} == {
-        k: to_plain(schedule_document(nsys))[k] for k in same
+    assert {k: to_plain(torch.to_document())[k] for k in same} == {
+        k: to_plain(nsys.to_document())[k] for k in same
     }
     names = ("rank", "op", "stage", "microbatch")
     assert sorted(torch.cells.select(names).rows()) == sorted(nsys.cells.select(names).rows())

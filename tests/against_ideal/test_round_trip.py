@@ -9,7 +9,6 @@ import pytest
 
 from tracekit import analyze
 from tracekit.align.clock_bounds import MAX_ACKNOWLEDGE_NS
-from tracekit.analysis.document import schedule_document
 from tracekit.documents.coding import to_plain
 from tracekit.schedules import Times, generate, names
 from tracekit.schedules.registry import describe
@@ -77,7 +76,7 @@ def test_weight_gradients_in_a_second_engine_run_are_tied_exactly(compare_recipe
 def test_annotations_give_certainty(compare_recipe):
     comparison, _ = compare_recipe(recipe("interleaved-overlap", annotations=True))
     assert comparison.head.pipeline.stages_from == "annotations"
-    assert to_plain(schedule_document(comparison))["confidence"] == 1.0
+    assert to_plain(comparison.to_document())["confidence"] == 1.0
 
 
 PLAN = generate("1f1b", pp=4, microbatches=8)
@@ -111,7 +110,7 @@ def test_injected_stalls_come_back_within_two_percent(compare_recipe, more, caus
 
 def test_imbalance_comes_back_by_stage(compare_recipe):
     comparison, _ = compare_recipe(Recipe(PLAN, TIMES, stage_factor={2: 1.5}))
-    stage = comparison.factors["stage"]
+    stage = comparison.factors.stage
     assert stage[2] / stage[0] == pytest.approx(1.5, rel=0.02)
     balanced = Recipe(PLAN, Times(F=1_125_000, I=1_012_500, W=787_500)).simulation().makespan
     assert comparison.head.ideal_ns == pytest.approx(balanced, rel=0.001)
@@ -122,12 +121,10 @@ def test_a_straggling_rank_and_a_slow_cell_are_found(compare_recipe):
     comparison, _ = compare_recipe(
         Recipe(PLAN, TIMES, rank_factor={1: 1.3}, slow_cells={(3, "B", 3, 4): 2.0})
     )
-    assert comparison.factors["stage"][1] / comparison.factors["stage"][0] == pytest.approx(
-        1.3, rel=0.02
-    )
-    slow = comparison.factors["slow_cells"]
-    assert [(c["rank"], c["op"], c["microbatch"]) for c in slow] == [(3, "B", 4)]
-    assert slow[0]["factor"] == pytest.approx(2.0, rel=0.02)
+    assert comparison.factors.stage[1] / comparison.factors.stage[0] == pytest.approx(1.3, rel=0.02)
+    slow = comparison.factors.slow_cells
+    assert [(cell.rank, cell.op, cell.microbatch) for cell in slow] == [(3, "B", 4)]
+    assert slow[0].factor == pytest.approx(2.0, rel=0.02)
     assert comparison.gap_ns["variation"] > 0
 
 
@@ -146,7 +143,7 @@ def test_jitter_is_variation_and_is_measured(compare_recipe):
     assert comparison.exact
     # The median distance from the middle of a normal distribution is 0.6745 of its standard
     # deviation.
-    assert comparison.factors["spread"] == pytest.approx(0.06745, rel=0.2)
+    assert comparison.factors.spread == pytest.approx(0.06745, rel=0.2)
     assert comparison.head.measured_ns == run_recipe.simulation().makespan
     parts = comparison.gap_ns
     assert (

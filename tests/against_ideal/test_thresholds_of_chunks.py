@@ -67,5 +67,5 @@ def test_a_cell_is_slow_above_one_and_a_quarter_of_its_usual_work(work_ns, is_sl
     )
     pipeline = SimpleNamespace(detail=pl.DataFrame({"rank": [0]}))
     step = SimpleNamespace(replays=replays, pipeline=pipeline)
-    slow_cells = StepComparison.measure_imbalance(step)["slow_cells"]
+    slow_cells = StepComparison.measure_imbalance(step).slow_cells
     assert bool(slow_cells) is is_slow

@@ -11,7 +11,6 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.analysis.document import by_document
 from tracekit.analysis.measure.by.layers import (
     MAX_KERNELS_PER_OPERATOR,
     Host,
@@ -145,8 +144,8 @@ def test_the_slow_shape_is_on_top():
 
 def test_nothing_to_go_by_is_one_line_and_no_rows():
     by = analysis_of(SAMPLES / "reload", by="layer", schedule="none").by
-    assert by_document(by).rows is None
-    assert by_document(by).total_ns > 0
+    assert by.to_document().rows is None
+    assert by.to_document().total_ns > 0
     assert "with_stack=True" in by.notes[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -37,6 +38,29 @@ def test_a_saved_analysis_is_written_as_page_and_markdown(run_command, saved, tm
         text = page.read_text(encoding="utf-8")
         assert "read from a saved analysis" in text
         assert "15.7" in text, "the step time in ms"
+
+
+@pytest.mark.parametrize(
+    ("sample", "shown"),
+    [("memory", "Memory: the most each rank held"), ("reload", "two-buffer ideal")],
+)
+def test_a_saved_analysis_shows_memory_and_the_weight_update(
+    run_command, samples, tmp_path, sample, shown
+):
+    file = tmp_path / "saved.json"
+    analysis = analysis_of(samples / sample)
+    analysis.save(file)
+    fresh = tmp_path / "fresh.md"
+    analysis.save(fresh)
+    again = tmp_path / "again.md"
+    assert run_command("analyze", str(file), "-q", "-o", str(again)).returncode == 0
+    assert section(again, shown) == section(fresh, shown) != []
+
+
+def section(file, text):
+    """Return the sections of a report in Markdown whose title or table has this text."""
+    parts = re.split(r"\n### |\n<", file.read_text(encoding="utf-8"))
+    return [part for part in parts if text in part]
 
 
 def test_a_saved_analysis_is_printed_as_the_json_that_it_is(run_command, saved):

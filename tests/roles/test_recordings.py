@@ -5,7 +5,6 @@ import json
 import shutil
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from tests.kept import analysis_of
@@ -322,5 +321,5 @@ def test_an_unknown_role_is_named():
 
 def test_the_synthetic_reload_still_gives_its_answers():
     reload = analysis_of("sample_traces/reload").reload
-    assert (reload.rounds, reload.buckets, reload.sources) == (2, 8, (0, 1, 2, 3) * 2)
-    assert isinstance(reload.lanes, pl.DataFrame)
+    assert (reload.rounds, reload.buckets, reload.sources) == (2, 8, [0, 1, 2, 3] * 2)
+    assert len(reload.lanes) > 0

@@ -4,6 +4,7 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
+from tracekit.documents.analysis import ReloadLane
 from tracekit.metrics.process_phases import STRETCHES
 from tracekit.schema import conform
 from tracekit.weight_updates import UpdateProcess, reload_events
@@ -41,23 +42,13 @@ def two_rounds(rank):
 
 def test_a_summary_is_put_together_from_its_ranks():
     summary = summarize_longest_update([two_rounds(0), two_rounds(1)])
-    assert (summary.rounds, summary.buckets, summary.owners, summary.sources) == (
-        2,
-        4,
-        2,
-        (0, 1, 0, 1),
-    )
-    assert (summary.h2d_ns, summary.broadcast_ns, summary.reload_ns) == (4, 2, 1)
+    assert (summary.rounds, summary.buckets, summary.owners) == (2, 4, 2)
+    assert summary.sources == [0, 1, 0, 1]
+    assert summary.time_ns == {"H2D": 4, "BROADCAST": 2, "RELOAD": 1}
     assert summary.ideal_ns == summary.measured_ns == 2 * (4 + 2 * 2) + 1
     # Every other one is under an H2D, or last.
-    assert summary.hidden["reload_under_broadcast"].to_list() == [
-        0.5,
-        0.5,
-    ]
-    of_rank_1 = {
-        row["lane"]: (row["count"], row["bytes"], row["ns"])
-        for row in summary.lanes.rows(named=True)[4:]
-    }
+    assert [rank.reload_under_broadcast for rank in summary.hidden] == [0.5, 0.5]
+    of_rank_1 = {row.lane: (row.count, row.bytes, row.ns) for row in summary.lanes[4:]}
     assert of_rank_1 == {
         "h2d": (2, 2, 8),
         "stage": (2, 2, 0),
@@ -75,7 +66,7 @@ def test_a_broadcast_lasts_until_the_last_rank_has_the_bucket():
     source = process(0, ("h2d", 0, 4), ("stage", 4, 4), ("broadcast", 4, 6), ("reload", 9, 10))
     destination = process(1, ("h2d", 0, 4), ("broadcast", 4, 9), ("reload", 9, 10))
     summary = summarize_longest_update([source, destination])
-    assert summary.broadcast_ns == 5
+    assert summary.time_ns["BROADCAST"] == 5
     assert summary.ideal_ns == summary.measured_ns == 10
 
 
@@ -84,7 +75,8 @@ def test_waiting_for_the_last_member_is_no_part_of_a_broadcast():
     source = process(0, ("h2d", 0, 4), ("stage", 4, 4), ("broadcast", 4, 12), ("reload", 12, 13))
     destination = process(1, ("h2d", 0, 4), ("broadcast", 10, 12), ("reload", 12, 13))
     summary = summarize_longest_update([source, destination])
-    assert (summary.broadcast_ns, summary.measured_ns, summary.ideal_ns) == (2, 13, 4 + 2 + 1)
+    assert summary.time_ns["BROADCAST"] == 2
+    assert (summary.measured_ns, summary.ideal_ns) == (13, 4 + 2 + 1)
 
 
 def test_an_update_is_measured_from_the_first_copy_of_any_rank_to_the_last_reload_of_any():
@@ -113,7 +105,8 @@ def test_of_several_updates_the_longest_is_summarized():
     parts = [UpdateProcess("", 0, conform(phases, STRETCHES), process(0, *rows).transfers)]
     summary = summarize_longest_update(parts)
     assert (summary.measured_ns, summary.rounds, summary.buckets) == (14, 1, 1)
-    assert summary.lanes.filter(lane="broadcast").row(0) == (0, "broadcast", 1, 1, 8, 1 / 8)
+    (broadcast,) = (lane for lane in summary.lanes if lane.lane == "broadcast")
+    assert broadcast == ReloadLane(0, "broadcast", 1, 1, 8, 1 / 8)
 
 
 def test_no_summary_where_nothing_is_reloaded(labelled):

@@ -11,7 +11,9 @@ from tracekit._util.arrays import Ints
 from tracekit._util.notebook import html_table
 from tracekit.against_ideal.identify import Match
 from tracekit.against_ideal.replay import StepReplays
+from tracekit.documents import analysis as documents
 from tracekit.documents.analysis import RankBubble, WhatIf
+from tracekit.documents.coding import rows
 from tracekit.errors import Notice
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank_pipeline import RankPipeline
@@ -70,31 +72,38 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
             orders.append([str(op) for op in ops])
         return orders
 
-    def measure_imbalance(self) -> dict[str, Any]:
-        """Return measures of how unequal stages and cells were.
-
-        ``stage``: work of the typical ops of each stage over that of the mean stage. ``spread``:
-        median distance of a cell's work from the median of its op and stage, as a share of it.
-        ``slow_cells``: the slowest cells, with their work over that median.
-        """
+    def measure_imbalance(self) -> documents.Factors:
+        """Return how unequal stages and cells were."""
         replays = self.replays
         table = self.replays.graph.table
         typical = np.bincount(table.stage, replays.typical)
         balanced = np.bincount(table.stage, replays.balanced)
-        stages = {}
-        for stage in np.unique(table.stage):
-            stages[int(stage)] = float(typical[stage] / max(1, balanced[stage]))
+        stages = {
+            int(stage): float(typical[stage] / max(1, balanced[stage]))
+            for stage in np.unique(table.stage)
+        }
         factor = replays.work / np.maximum(replays.typical, 1)
         columns = {"op": replays.graph.op, "stage": table.stage, "microbatch": table.microbatch}
         cells = pl.DataFrame({"rank": self.pipeline.detail["rank"], **columns, "factor": factor})
         slow_cells = cells.filter(pl.col("factor") > MIN_SLOW_CELL_FACTOR)
-        return {
-            "stage": stages,
-            "spread": float(np.median(np.abs(factor - 1))) if len(factor) else 0.0,
-            "slow_cells": slow_cells.sort("factor", descending=True, maintain_order=True)[
-                :MAX_SLOW_CELLS
-            ].to_dicts(),
-        }
+        slowest = slow_cells.sort("factor", descending=True, maintain_order=True)
+        return documents.Factors(
+            stage=stages,
+            spread=float(np.median(np.abs(factor - 1))) if len(factor) else 0.0,
+            slow_cells=rows(slowest.head(MAX_SLOW_CELLS), documents.SlowCell),
+        )
+
+    def to_document(self) -> documents.PipelineStep:
+        """Return the step as the ``pipelines`` of the document list it."""
+        return documents.PipelineStep(
+            ranks=list(self.pipeline.ranks),
+            step=self.pipeline.step,
+            name=self.match.schedule.name,
+            exact=self.match.exact,
+            measured_ns=self.measured_ns,
+            ideal_ns=self.ideal_ns,
+            gap_ns=self.gap_ns,
+        )
 
 
 def cells_with_ideal(steps: Sequence[StepComparison]) -> pl.DataFrame:
@@ -126,7 +135,8 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     what_if: tuple[WhatIf, ...] = ()  # predictions of other schedules, if they were asked for
     # Why other schedules cannot be predicted; None if they can.
     no_prediction_reason: str | None = None
-    factors: Mapping[str, Any] = {}  # see StepComparison.measure_imbalance
+    # Imbalance of stages and cells in the head.
+    factors: documents.Factors = documents.Factors(stage={}, spread=0.0, slow_cells=[])
     chosen: bool = False  # whether the user chose the pipeline
 
     @property
@@ -173,6 +183,37 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     def cells(self) -> pl.DataFrame:
         """Cells of all pipelines and steps with their ideal times (``CELLS_WITH_IDEAL``)."""
         return cells_with_ideal(self.all)
+
+    def to_document(self) -> documents.ComparedSchedule:
+        """Return the ``schedule`` of the document."""
+        head = self.head
+        match = head.match
+        confidence: Any = head.cells["confidence"].min()
+        return documents.ComparedSchedule(
+            name=self.name,
+            compared_with=self.compared_with,
+            pp=self.pp,
+            microbatches=self.microbatches,
+            virtual=self.virtual,
+            ranks=head.orders(),
+            measured=documents.Makespan(head.measured_ns, head.measured_bubble),
+            ideal=documents.Makespan(head.ideal_ns, head.ideal_bubble),
+            gap_ns=head.gap_ns,
+            exact=self.exact,
+            distance=match.distance,
+            differences=tuple(match.differences),
+            fb_run_apart=match.blocks_run_apart,
+            step=head.pipeline.step,
+            pipeline_ranks=list(head.pipeline.ranks),
+            stages_from=head.pipeline.stages_from,
+            confidence=None if confidence is None else round(float(confidence), 3),
+            by_rank=head.bubbles,
+            factors=self.factors,
+            lanes=rows(self.lanes, documents.Lane),
+            positions=self.positions,
+            what_if=list(self.what_if),
+            pipelines=[step.to_document() for step in self.all],
+        )
 
     def __repr__(self) -> str:
         head = self.head

@@ -1,8 +1,6 @@
-"""Saving and loading of analyses: a whole analysis as JSON, and the tables of one rank as a file of a store.
+"""The tables of one rank as a file of a store.
 
-A saved analysis (``read_analysis``) holds every figure and none of the events behind them.
-
-A rank's tables (``write_tables``, ``read_tables``) are all that ``combine`` needs of a rank. Their
+They (``write_tables``, ``read_tables``) are all that ``combine`` needs of a rank. Their
 file is a zip with one Arrow stream per table (as small as Parquet for small tables, and read in a
 fifth of the time) and ``tables.json`` for everything else. It is one file and not forty, because a
 run of a thousand ranks would have forty thousand. Reading runs no code from the file: each field is
@@ -16,23 +14,16 @@ from __future__ import annotations
 import dataclasses
 import io
 import zipfile
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import polars as pl
-from msgspec import UnsetType
-from msgspec.structs import replace
 
 from tracekit._version import __version__
-from tracekit.align.clocks import CLOCKS, Clocks
-from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measure.tables import Measures, RankTables
-from tracekit.analysis.result import Analysis, Role, RoleResults, Tables
 from tracekit.analysis.table_checks import (
     check_graph_events,
     check_host_work,
@@ -40,210 +31,17 @@ from tracekit.analysis.table_checks import (
     check_rank_tables,
 )
 from tracekit.critical_path.pieces import LoadableTable
-from tracekit.documents.analysis import (
-    AnalysisDocument,
-    HostActivity,
-    Kernel,
-    Lane,
-    PathSegment,
-    Phase,
-    RankFigures,
-)
 from tracekit.documents.coding import (
     decode,
     encode,
-    known,
-    read_document,
-    table_schema,
-    to_plain,
 )
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
-from tracekit.errors import InputError, Notice
+from tracekit.errors import InputError
 from tracekit.intervals import Intervals
-from tracekit.metrics.bandwidth import COPIES
-from tracekit.metrics.host.time_by_activity import HOST_TIME
-from tracekit.metrics.label_intervals import TIMELINE
-from tracekit.metrics.operations import OPERATIONS
-from tracekit.metrics.overlap import HIDDEN
 from tracekit.parsers.file_type import inflated_limit
-from tracekit.schema import Source
 from tracekit.whatif.packed_events import pack_events, unpack_events
 
 Value = TypeVar("Value")
-
-# ---- a whole analysis, as JSON
-
-_JSON_TABLES = {
-    "kernels": table_schema(Kernel),
-    "copies": pl.Schema({"rank": pl.Int32(), "step": pl.Int64(), **COPIES}),
-    "lanes": table_schema(Lane),
-    "critical_path": table_schema(PathSegment),
-}
-"""Keys of the JSON object whose values are rows of a table, with its columns."""
-_STEPS = pl.Schema(
-    {
-        "rank": pl.Int32(),
-        "step": pl.Int64(),
-        "time_ns": pl.Int64(),
-        "partial": pl.Boolean(),
-        "start_ns": pl.Int64(),  # null: when a step ran is not saved
-        "end_ns": pl.Int64(),
-    }
-)
-_TABLES_OF_EVENTS = {
-    "timeline": pl.Schema({"rank": pl.Int32(), **TIMELINE}),
-    "operations": pl.Schema({"rank": pl.Int32(), **OPERATIONS, "wait_ns": pl.Int64()}),
-    "hidden": pl.Schema({"rank": pl.Int32(), "step": pl.Int64(), **HIDDEN}),
-    "host_time": pl.Schema({"rank": pl.Int32(), "step": pl.Int64(), **HOST_TIME}),
-    "phases": pl.Schema({"rank": pl.Int32(), **table_schema(Phase)}),
-    "reasons": pl.Schema(dict.fromkeys(("name", "label", "module"), pl.String())),
-}
-"""Tables that reports look into and that only the events can fill."""
-ANALYZE_AGAIN = "write it again with analyze -o FILE.json"
-
-
-def analysis_of(document: AnalysisDocument) -> Analysis:
-    """Return the analysis that a document describes, as far as it holds it.
-
-    Its figures, findings and small tables are those of the document; what needs the events (the
-    timeline, the pipeline's cells, what-if) is not there.
-    """
-    plain = to_plain(document)
-    tables = {name: _table(plain.get(name) or (), schema) for name, schema in _JSON_TABLES.items()}
-    tables |= {name: schema.to_frame() for name, schema in _TABLES_OF_EVENTS.items()}
-    steps = []
-    for rank in document.ranks:
-        steps += [
-            (rank.rank, step.step, step.time_ns, step.partial, None, None) for step in rank.per_step
-        ]
-    tables["steps"] = pl.DataFrame(steps, schema=_STEPS, orient="row")
-    for name, rows in (("lanes", document.lanes), ("critical_path", document.critical_path)):
-        if isinstance(rows, UnsetType):
-            del tables[name]
-    source = document.source
-    clocks = Clocks(
-        _table(plain["clocks"]["ranks"], CLOCKS),
-        residual_ns=document.clocks.residual_ns,
-        worst_ns=document.clocks.worst_ns,
-    )
-    tables["clocks"] = clocks.table
-    stragglers = Stragglers(rows=tuple(document.stragglers))
-    for name, make_table in stragglers.tables().items():
-        tables[name] = make_table()
-    return Analysis(
-        sources=tuple(
-            Source(
-                source.paths[0] if source.paths else "",
-                source.reader,
-                rank.rank,
-                "content",
-                world_size=source.world_size,
-                devices=tuple(source.devices),
-            )
-            for rank in document.ranks
-        ),
-        rank_results=tuple(_with_other_activities(rank) for rank in document.ranks),
-        tables=Tables.of(tables),
-        clocks=clocks,
-        stragglers=stragglers,
-        hiding=document.hiding,
-        changed_steps=tuple(known(document.what_if, ())),
-        notices=(*document.warnings, _saved_notice(document)),
-        paths=tuple(source.paths),
-        shapes=tuple(source.shapes),
-        tokens_per_step=source.tokens_per_step,
-        step_kinds=tuple(known(document.step.kinds, [])),
-        workload=document.workload,
-        role_results=_role_results(document),
-        document=document,
-    )
-
-
-def _saved_notice(document: AnalysisDocument) -> Notice:
-    """Return what a saved analysis does not show, because only the events could."""
-    shown_from_events = {
-        "timeline": True,
-        "schedule": document.schedule is not None,
-        "rates": document.rates is not None,
-        "memory": document.memory is not None,
-        "by": not isinstance(document.by, UnsetType),
-        "late": not isinstance(document.late, UnsetType),
-        "reload": document.reload is not None,
-    }
-    parts = tuple(name for name, is_left_out in shown_from_events.items() if is_left_out)
-    return Notice("saved-analysis", values={"kernels": len(document.kernels), "parts": parts})
-
-
-def _table(rows: Sequence[Mapping[str, Any]], schema: pl.Schema) -> pl.DataFrame:
-    """Return rows of a document as a table; columns that they do not have are null."""
-    return pl.DataFrame(rows, schema=schema, strict=False)
-
-
-def _role_results(document: AnalysisDocument) -> RoleResults:
-    roles = []
-    for role in known(document.roles, []):
-        analysis = analysis_of(role.analysis)
-        roles.append(Role(role.name, role.kind, role.ranks, analysis, analysis.clocks))
-    return RoleResults(
-        main_role=known(document.main_role, "") or None,
-        roles=tuple(roles),
-        iterations=tuple(known(document.iterations, [])),
-        weight_updates=tuple(known(document.weight_updates, [])),
-        bands=tuple(known(document.phases, [])),
-    )
-
-
-def read_saved(path: str | PathLike[str]) -> Analysis:
-    """Return the analysis in a JSON file that ``save`` or ``analyze -o`` wrote, or in that file gzipped."""
-    document = read_document(path, AnalysisDocument, hint=ANALYZE_AGAIN)
-    contradiction = find_contradiction(document)
-    if contradiction is not None:
-        raise InputError(f"{path}: {contradiction}", hint=ANALYZE_AGAIN)
-    try:
-        return analysis_of(document)
-    # A path may hold lone surrogates, a name in a table may not; a figure may be too large for one.
-    except (UnicodeEncodeError, OverflowError, pl.exceptions.PolarsError) as error:
-        raise InputError(
-            f"{path}: a name or figure in its tables cannot be used", hint=ANALYZE_AGAIN
-        ) from error
-
-
-def find_contradiction(document: AnalysisDocument) -> str | None:
-    """Return what contradicts itself in a document: its ranks, or the parts of a time; None if nothing does.
-
-    tracekit writes no such document, and no answer may rest on one.
-    """
-    ranks = [rank.rank for rank in document.ranks]
-    if not ranks:
-        return "holds no ranks"
-    if len(set(ranks)) < len(ranks) or set(ranks) != set(document.source.ranks):
-        return "its ranks are not those of its source"
-    budgets = {"$.step": document.step.budget_ns, "$.total": document.total.budget}
-    for i, rank in enumerate(document.ranks):
-        budgets[f"$.ranks[{i}]"] = rank.budget
-        for k, step in enumerate(rank.per_step):
-            budgets[f"$.ranks[{i}].per_step[{k}]"] = step.budget
-            budgets[f"$.ranks[{i}].per_step[{k}].time_budget_ns"] = step.time_budget
-    for place, budget in budgets.items():
-        if not budget.conserved:
-            return f"{place}: the parts of the time do not sum to it"
-    for role in known(document.roles, []):
-        contradiction = find_contradiction(role.analysis)
-        if contradiction is not None:
-            return f"role {role.name}: {contradiction}"
-    return None
-
-
-def _with_other_activities(rank: RankFigures) -> RankFigures:
-    """Return a rank with host activity beyond the longest rows, which has no detail."""
-    rest_ns = Counter(rank.idle_host_ns or {})
-    for activity in rank.idle_host:
-        rest_ns[activity.instead] -= activity.ns
-    rest = tuple(HostActivity(kind, None, None, ns, 0) for kind, ns in rest_ns.items() if ns)
-    return replace(rank, idle_host=(*rank.idle_host, *rest))
-
-
-# ---- a rank's tables
 
 FILE = "tables.zip"
 _JSON_MEMBER = "tables.json"

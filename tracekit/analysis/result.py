@@ -1,6 +1,6 @@
 """The result of an analysis, which every report, gate and picture is made from.
 
-``BaseAnalysis`` is what an ``Analysis`` and one read back from JSON (``analysis.persistence``) have
+``BaseAnalysis`` is what an ``Analysis`` and one read back from JSON (``analysis.saved``) have
 in common.
 """
 
@@ -23,6 +23,7 @@ from tracekit.documents.analysis import (
     Figures,
     Hiding,
     RankFigures,
+    Reload,
     Slowdown,
     Step,
     StepKind,
@@ -33,7 +34,6 @@ from tracekit.errors import Notice, OptionError
 from tracekit.metrics.step_time import FreeStep, StepSummary, summarize_steps
 from tracekit.parsers.source_refs import unknown_rank_error
 from tracekit.schema import Source
-from tracekit.weight_updates import ReloadSummary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -187,7 +187,7 @@ class Analysis(BaseAnalysis):
     """One result per rank, in the order of their numbers."""
     tables: Mapping[str, pl.DataFrame]
     clocks: Clocks
-    reload: ReloadSummary | None = None
+    reload: Reload | None = None
     """The longest weight update by rank and lane, if the same processes broadcast and reload."""
     rates: RunRates | None = None
     """Speed of matrix products and communication, if shapes and sizes were recorded."""
@@ -272,6 +272,8 @@ class Analysis(BaseAnalysis):
     @cached_property
     def slowdown(self) -> Slowdown | None:
         """Slowdown of the pipeline by stage, kind of cell and rank; None without one."""
+        if self.document is not None:
+            return self.document.slowdown
         if self.schedule is None:
             return None
         from tracekit.against_ideal.replay import pipeline_slowdown

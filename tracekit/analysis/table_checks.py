@@ -113,6 +113,10 @@ def check_rank_tables(tables: RankTables, fields: Mapping[str, Any]) -> None:
         if name not in expected or table.schema != expected[name].schema:
             raise ValueError(f"{name} has other columns than tracekit writes")
         _check_columns(table, expected[name].checks, name=name, parts=parts)
+    if tables.memory is not None:
+        line = tables.memory.figures.line
+        if not len(line.at_ns) == len(line.allocated) == len(line.reserved):
+            raise ValueError("the memory over time has columns of different lengths")
     for name, measures in (("window", tables.window), ("by_step", tables.by_step)):
         _check_intervals(measures.covered, name=f"{name}.covered", parts=parts)
         if len(measures.budgets) not in (1, parts) or len(measures.weak) != len(measures.budgets):

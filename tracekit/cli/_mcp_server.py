@@ -13,7 +13,6 @@ from typing import Any
 from tracekit._util.text import one_line, terminal
 from tracekit._version import __version__
 from tracekit.against_ideal import ScheduleComparison
-from tracekit.analysis.document import schedule_document
 from tracekit.documents.coding import to_plain, to_plain_rows
 from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, OptionError, TracekitError
@@ -258,9 +257,7 @@ class Tools:
             "free_step_ns": None if analysis.step.free is None else analysis.step.free.time_ns,
             "what_if": to_plain_rows(analysis.changed_steps[:MAX_ROWS]),
             "measured_ns": None if schedule is None else schedule.head.measured_ns,
-            "schedules": []
-            if schedule is None
-            else to_plain_rows(schedule_document(schedule).what_if[:MAX_ROWS]),
+            "schedules": [] if schedule is None else to_plain_rows(schedule.what_if[:MAX_ROWS]),
             "why_not": [notice_sentence(notice) for notice in analysis.notices]
             if schedule is None
             else [],
@@ -446,6 +443,6 @@ def _registered(schedule: str, *others: str) -> str:
 
 
 def _schedule_summary(comparison: ScheduleComparison) -> dict[str, Any]:
-    schedule = to_plain(schedule_document(comparison))
+    schedule = to_plain(comparison.to_document())
     keys = ("name", "pp", "microbatches", "virtual", "exact", "measured", "ideal", "gap_ns")
     return {key: schedule[key] for key in keys}

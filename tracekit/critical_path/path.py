@@ -19,8 +19,8 @@ from tracekit.against_ideal import ScheduleComparison
 from tracekit.align.clocks import Clocks
 from tracekit.critical_path.links import SEGMENT_KINDS, OperationArrivals, Pieces, Walks, walk_back
 from tracekit.critical_path.pieces import PathTables
-from tracekit.documents.analysis import Slack
-from tracekit.documents.coding import table_schema
+from tracekit.documents.analysis import PathTotals, Slack
+from tracekit.documents.coding import rows, table_schema
 from tracekit.errors import Notice, NoticeValues
 from tracekit.metrics.causes import with_peers
 from tracekit.schema import conform
@@ -155,6 +155,19 @@ class CriticalPath:
             return named.with_columns(cause=pl.when(is_exposed).then("cause")).select(table.columns)
 
         return replace(self, segments=with_cause(self.segments), pieces=with_cause(self.pieces))
+
+    def to_document(self) -> PathTotals:
+        """Return the ``critical_path_ns`` of the document."""
+        steps = self.segments.group_by("step").agg(
+            ns=pl.col("end_ns").max() - pl.col("start_ns").min()
+        )
+        return PathTotals(
+            total=int(steps["ns"].sum()),
+            **self.totals(),
+            slack=rows(self.slack, Slack),
+            uncertain=self.uncertain_ns,
+            candidates=self.candidates,
+        )
 
     def totals(self) -> dict[str, dict[str, int]]:
         """Return the path's time by label, rank, stage, kind and cause; each sums to the path.

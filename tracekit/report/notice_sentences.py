@@ -107,10 +107,8 @@ PARTS_OF_EVENTS = {
     "timeline": "the timeline",
     "schedule": "the pipeline and its ideal",
     "rates": "rates",
-    "memory": "memory",
     "by": "rows by layer or module",
     "late": "lateness over the whole run",
-    "reload": "the weight update by lane",
 }
 """What reports show of the events, in words."""
 

@@ -20,7 +20,7 @@ import polars.selectors as cs
 from tracekit._util.files import atomic_write, check_output_path
 from tracekit._util.text import UNKNOWN, counted, json_text, terminal
 from tracekit.analysis import Analysis
-from tracekit.analysis.document import build_document
+from tracekit.analysis.saved import build_document
 from tracekit.documents.analysis import AnalysisDocument, Figures
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError

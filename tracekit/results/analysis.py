@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from tracekit.analysis.persistence import read_saved
 from tracekit.analysis.result import Analysis
+from tracekit.analysis.saved import read_saved
 from tracekit.documents.analysis import AnalysisDocument
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.findings import Finding

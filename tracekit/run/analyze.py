@@ -99,7 +99,7 @@ def analyze(
 
     >>> result = analyze("sample_traces/reload", schedule="none")
     >>> result.reload.rounds, result.reload.buckets, result.reload.sources
-    (2, 8, (0, 1, 2, 3, 0, 1, 2, 3))
+    (2, 8, [0, 1, 2, 3, 0, 1, 2, 3])
 
     """
     ranks = chosen_ranks(ranks)

@@ -10,13 +10,11 @@ broadcast and reload.
 17
 """
 
-from tracekit.weight_updates.summary import ReloadSummary
 from tracekit.weight_updates.transfers import UpdateProcess, reload_events
 from tracekit.weight_updates.two_buffers import ReloadTimes, WeightReload, weight_reload
 from tracekit.weight_updates.updates import find_weight_updates
 
 __all__ = [
-    "ReloadSummary",
     "ReloadTimes",
     "UpdateProcess",
     "WeightReload",

@@ -5,14 +5,11 @@ rank moved in each lane and how much of its reloads ran beside broadcasts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import polars as pl
 
-from tracekit.documents.analysis import ReloadLane
-from tracekit.documents.coding import table_schema
+from tracekit.documents.analysis import Reload, ReloadHidden, ReloadLane
 from tracekit.documents.roles import WeightUpdate
 from tracekit.intervals import union_of
 from tracekit.metrics.overlap import ratio
@@ -20,41 +17,7 @@ from tracekit.weight_updates.transfers import TRANSFER_LANES, UpdateProcess
 from tracekit.weight_updates.updates import find_weight_updates
 
 
-@dataclass(frozen=True, slots=True)
-class ReloadSummary:
-    """A measured weight update.
-
-    A share such as ``reload_under_broadcast`` is of the first-named lane's time.
-
-    >>> from tracekit import analyze
-    >>> reload = analyze("sample_traces/reload", schedule="none").reload
-    >>> reload.rounds, reload.owners
-    (2, 4)
-    """
-
-    rounds: int
-    buckets: int
-    owners: int
-    """Buckets of a round: each rank that broadcasts owns one."""
-    sources: tuple[int | None, ...]
-    """Rank that broadcast each bucket."""
-    lanes: pl.DataFrame
-    """rank, lane, count, bytes, ns, bandwidth_gb_s"""
-    hidden: pl.DataFrame
-    """rank, reload_under_broadcast, h2d_under_others"""
-    h2d_ns: int
-    """Median over rounds of the copy from the host, which lasts as long as the slowest rank's."""
-    broadcast_ns: int
-    """Median over buckets of the broadcast, from the arrival of its last member to its last end."""
-    reload_ns: int
-    """Median over buckets of the reload, which is itself a median over ranks."""
-    measured_ns: int
-    """Time from the first copy on any rank to the last reload on any rank."""
-    ideal_ns: int | None
-    """Time of the two-buffer ideal with the measured time of each round and bucket."""
-
-
-def summarize_longest_update(processes: Sequence[UpdateProcess]) -> ReloadSummary | None:
+def summarize_longest_update(processes: Sequence[UpdateProcess]) -> Reload | None:
     """Return the summary of the longest update among processes that broadcast and reload.
 
     None if there is none.
@@ -67,7 +30,7 @@ def summarize_longest_update(processes: Sequence[UpdateProcess]) -> ReloadSummar
     >>> summary = summarize_longest_update([UpdateProcess("", 3, phases, transfers)])
     >>> summary.rounds, summary.buckets, summary.measured_ns, summary.ideal_ns
     (1, 2, 9, 9)
-    >>> summary.hidden["reload_under_broadcast"].to_list()
+    >>> [rank.reload_under_broadcast for rank in summary.hidden]
     [0.5]
     """
     some_broadcast = any(len(process.lane("broadcast")) for process in processes)
@@ -82,7 +45,7 @@ def summarize_longest_update(processes: Sequence[UpdateProcess]) -> ReloadSummar
     return _summarize(longest, processes)
 
 
-def _summarize(update: WeightUpdate, processes: Sequence[UpdateProcess]) -> ReloadSummary:
+def _summarize(update: WeightUpdate, processes: Sequence[UpdateProcess]) -> Reload:
     in_update = pl.col("start_ns").is_between(update.start_ns, update.end_ns)
     by_rank = []
     hidden = []
@@ -93,16 +56,14 @@ def _summarize(update: WeightUpdate, processes: Sequence[UpdateProcess]) -> Relo
             hidden.append(_measure_hidden(transfers))
     durations = _ideal_durations(update)
     rounds = len(durations["H2D"])
-    return ReloadSummary(
+    return Reload(
         rounds=rounds,
         buckets=update.buckets,
         owners=max(1, round(update.buckets / rounds)),
-        sources=update.sources,
+        sources=list(update.sources),
         lanes=_measure_lanes(pl.concat(by_rank)),
-        hidden=pl.DataFrame(hidden),
-        h2d_ns=round(median(durations["H2D"])),
-        broadcast_ns=round(median(durations["BROADCAST"])),
-        reload_ns=round(median(durations["RELOAD"])),
+        hidden=hidden,
+        time_ns={op: round(median(times)) for op, times in durations.items()},
         measured_ns=update.measured_ns,
         ideal_ns=update.ideal_ns,
     )
@@ -116,30 +77,35 @@ def _ideal_durations(update: WeightUpdate) -> dict[str, list[int]]:
     return durations
 
 
-def _measure_lanes(transfers: pl.DataFrame) -> pl.DataFrame:
+def _measure_lanes(transfers: pl.DataFrame) -> list[ReloadLane]:
     """Return count, bytes, union time and bandwidth by rank and lane.
 
-    Bytes are null where any event lacks them.
+    Bytes are unknown where any event lacks them.
     """
-    rows = []
+    lanes = []
     for (rank, lane), events in transfers.group_by("rank", "lane", maintain_order=True):
         ns = union_of(events).total_ns
         size = None if events["bytes"].null_count() else int(events["bytes"].sum())
-        bandwidth_gb_s = None if size is None else ratio(size, ns)  # bytes per ns are GB per s
-        rows.append((rank, lane, len(events), size, ns, bandwidth_gb_s))
-    lane_order = pl.col("lane").cast(pl.Enum(TRANSFER_LANES))
-    return pl.DataFrame(rows, schema=table_schema(ReloadLane), orient="row").sort(
-        "rank", lane_order
-    )
+        lanes.append(
+            ReloadLane(
+                rank=int(rank),
+                lane=str(lane),
+                count=len(events),
+                bytes=size,
+                ns=ns,
+                bandwidth_gb_s=None if size is None else ratio(size, ns),  # bytes per ns are GB/s
+            )
+        )
+    return sorted(lanes, key=lambda lane: (lane.rank, TRANSFER_LANES.index(lane.lane)))
 
 
-def _measure_hidden(transfers: pl.DataFrame) -> dict[str, Any]:
+def _measure_hidden(transfers: pl.DataFrame) -> ReloadHidden:
     """Return the share of a rank's reloads under broadcasts, and of its copies under broadcasts and reloads."""
     h2d = union_of(transfers.filter(lane="h2d"))
     broadcast = union_of(transfers.filter(lane="broadcast"))
     reload = union_of(transfers.filter(lane="reload"))
-    return {
-        "rank": int(transfers["rank"][0]),
-        "reload_under_broadcast": ratio((reload & broadcast).total_ns, reload.total_ns),
-        "h2d_under_others": ratio((h2d & (broadcast | reload)).total_ns, h2d.total_ns),
-    }
+    return ReloadHidden(
+        rank=int(transfers["rank"][0]),
+        reload_under_broadcast=ratio((reload & broadcast).total_ns, reload.total_ns),
+        h2d_under_others=ratio((h2d & (broadcast | reload)).total_ns, h2d.total_ns),
+    )

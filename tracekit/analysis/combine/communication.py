@@ -22,7 +22,18 @@ from tracekit.analysis.combine.replayed_ranks import ReplayedRanks, choose_repla
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import total_of
 from tracekit.critical_path.path import CriticalPath, critical_path
-from tracekit.documents.analysis import ExpertCost
+from tracekit.documents.analysis import (
+    Bandwidth,
+    ExpertCost,
+    ExpertLayer,
+    ExpertLoad,
+    LabelRate,
+    ModuleRate,
+    ProductRate,
+    Rates,
+    Uncounted,
+)
+from tracekit.documents.coding import rows
 from tracekit.errors import Notice
 from tracekit.metrics.bandwidth import bandwidth
 from tracekit.metrics.expert_balance import EXPERT_WORK, expert_cost, measure_expert_balance
@@ -35,6 +46,10 @@ from tracekit.reconstruct.parallel_groups import name_peers
 from tracekit.schema import conform
 from tracekit.whatif.event_graph import EventGraph
 
+MAX_PRODUCTS = 40
+"""Kinds of matrix products in a document, those with the most time."""
+MAX_EXPERT_LAYERS = 256
+"""Rows of expert layers in a document, the most uneven first."""
 _TEXT_COLUMNS = ("label", "pass", "what", "group", "group_ranks")
 
 
@@ -239,6 +254,28 @@ class RunRates(msgspec.Struct, frozen=True, eq=False):
         unknown = self.products.filter(pl.col("flop").is_null())
         keys = ["label", "module", "op", "kernel"]
         return unknown.group_by(keys).agg(pl.col("calls", "ns").sum()).sort(-pl.col("ns"), *keys)
+
+    def to_document(self) -> Rates:
+        """Return the ``rates`` of the document."""
+        total = self.total
+        return Rates(
+            flop=total.flop or None,
+            model_flop=total.model_flop or None,
+            product_ns=total.product_ns,
+            uncounted_ns=total.uncounted_ns,
+            tflop_s=total.tflop_s,
+            utilisation=total.utilisation,
+            below_peak_ns=below_peak_ns(self.products),
+            by_label=rows(self.by("label"), LabelRate),
+            by_module=rows(self.by("module"), ModuleRate),
+            products=rows(self.products.head(MAX_PRODUCTS), ProductRate),
+            communication=rows(self.communication, Bandwidth),
+            experts=rows(self.experts, ExpertLoad),
+            expert_layers=rows(self.expert_layers.head(MAX_EXPERT_LAYERS), ExpertLayer),
+            expert_cost=self.expert_cost,
+            lower_bound=total.uncounted_ns > 0,
+            uncounted=rows(self.uncounted.head(MAX_PRODUCTS), Uncounted),
+        )
 
 
 def run_rates(

@@ -22,7 +22,16 @@ from tracekit._util.columns import concat_ranks
 from tracekit.align.clocks import Clocks
 from tracekit.align.waits import STRAGGLERS
 from tracekit.analysis.measure.tables import RankTables
-from tracekit.documents.analysis import Evidence, Lateness, RankLateness, Straggler, WaitCause
+from tracekit.documents.analysis import (
+    Evidence,
+    Imbalance,
+    ImbalanceStep,
+    Lateness,
+    RankLateness,
+    Straggler,
+    WaitCause,
+)
+from tracekit.documents.coding import rows
 from tracekit.metrics.gpu_speed import MIN_SLOW_RATIO, usual_ns
 from tracekit.metrics.lateness import KERNEL_TIMES, STEP_LATENESS, TOKENS
 from tracekit.metrics.operations import divide_waits
@@ -145,6 +154,11 @@ class Stragglers:
         )
         total_ns = int(worst["step_ns"].sum())
         return int(worst["cost_ns"].sum()) / total_ns if total_ns else None
+
+    def imbalance_of_steps(self) -> Imbalance | None:
+        """Return the imbalance of work by step; None if shapes were not recorded."""
+        share = self.imbalance_share
+        return None if share is None else Imbalance(share, rows(self.imbalance, ImbalanceStep))
 
     def late_ranks(self) -> Lateness | None:
         """Return the lateness by step of ranks that are late in any.

@@ -1,6 +1,7 @@
 """Memory of the allocators, copies between host and device, and weight updates."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -120,8 +121,8 @@ def reload_view(analysis: Analysis) -> ReloadView | None:
         counted(reload.owners, "owner"),
     )
     sources = ["?" if rank is None else str(rank) for rank in reload.sources]
-    hidden = reload.hidden["reload_under_broadcast"].mean()
-    ahead = reload.hidden["h2d_under_others"].mean()
+    hidden = [row.reload_under_broadcast for row in reload.hidden]
+    ahead = [row.h2d_under_others for row in reload.hidden]
     facts = (
         ("rounds and buckets", ", ".join(sizes)),
         (
@@ -130,20 +131,26 @@ def reload_view(analysis: Analysis) -> ReloadView | None:
         ),
         ("measured", ms(reload.measured_ns)),
         ("two-buffer ideal", ms(reload.ideal_ns)),
-        ("reload hidden under broadcast", percent(hidden)),  # type: ignore[arg-type]
-        ("H2D hidden under other work", percent(ahead)),  # type: ignore[arg-type]
+        ("reload hidden under broadcast", percent(_mean_share(hidden))),
+        ("H2D hidden under other work", percent(_mean_share(ahead))),
     )
     columns = (
         Column("rank", "rank"),
-        Column("lane", value=lambda lane: "H2D" if lane["lane"] == "h2d" else lane["lane"]),
+        Column("lane", value=lambda lane: "H2D" if lane.lane == "h2d" else lane.lane),
         Column("buckets", "count", value="count"),
         Column("time", "ms", value="ns"),
         Column("GB/s", "rate", value="bandwidth_gb_s"),
     )
     more = len(reload.lanes) - MAX_LANES
     notes = [f"{counted(more, 'more row')} in the JSON"] if more > 0 else ()
-    lanes = make_table(columns, reload.lanes.head(MAX_LANES).rows(named=True), notes=notes)
+    lanes = make_table(columns, reload.lanes[:MAX_LANES], notes=notes)
     return ReloadView(Table((Column(""), Column("")), facts), lanes)
+
+
+def _mean_share(shares: Sequence[float | None]) -> float | None:
+    """Return the mean of the shares that are known; None if none is."""
+    known = [share for share in shares if share is not None]
+    return fmean(known) if known else None
 
 
 def memory_table(analysis: Analysis) -> Table | None:
@@ -162,15 +169,12 @@ def memory_table(analysis: Analysis) -> Table | None:
             phases.append(phase)
     columns = [Column("rank", "rank"), Column("peak", "figure"), Column("reserved", "figure", 2)]
     columns += [Column(phase, "figure") for phase in phases]
-    if analysis.schedule is not None:
-        columns += [
-            Column("before", "figure", 1),
-            Column("a chunk", "figure"),
-            Column("chunks", "figure"),
-        ]
-    rows = []
-    for rank in sorted(ranks, key=lambda rank: rank.rank):
-        rows.append(_memory_row(rank, phases)[: len(columns)])
+    columns += [
+        Column("before", "figure", 1),
+        Column("a chunk", "figure"),
+        Column("chunks", "figure"),
+    ]
+    rows = [_memory_row(rank, phases) for rank in sorted(ranks, key=lambda rank: rank.rank)]
     return make_table(columns, rows, notes=_memory_notes(analysis, len(ranks)))
 
 
@@ -206,7 +210,7 @@ def _memory_notes(analysis: Analysis, shown: int) -> list[str]:
         else "GB of tensors",
         HOST_TIME_NOTE,
     ]
-    if analysis.schedule is not None:
+    if any(rank.chunks is not None for rank in recorded):
         notes.append(
             "before: before the first chunk; a chunk: what memory grows by over a forward cell and falls by over a "
             "backward, their medians; chunks: the most in memory at once"

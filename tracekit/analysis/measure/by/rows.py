@@ -7,6 +7,8 @@ import polars as pl
 
 from tracekit._util.text import did_you_mean
 from tracekit.analysis.measure.by.layers import repeated_positions
+from tracekit.documents import coding
+from tracekit.documents.analysis import ByRow, ByTable
 from tracekit.errors import OptionError
 from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes, attribute_time
 from tracekit.metrics.rates import MAX_UNCOUNTED_SHARE, describe_products, products
@@ -260,6 +262,11 @@ class By(msgspec.Struct, frozen=True, eq=False):
     def placed(self) -> int:
         """Number of rows that are a place."""
         return len(self.rows.filter(~pl.col("name").is_in(LAST)))
+
+    def to_document(self) -> ByTable:
+        """Return the ``by`` of the document."""
+        placed_rows = coding.rows(self.rows, ByRow) if self.placed else None
+        return ByTable(self.kind, self.total_ns, self.steps, placed_rows, list(self.notes))
 
     @staticmethod
     def is_place(name: str) -> bool:
