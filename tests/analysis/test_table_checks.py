@@ -70,7 +70,28 @@ def first_row(column, value):
     return change
 
 
+def put_memory(line):
+    """Return a change of the values beside the tables: memory over time as in *line*."""
+    figures = {
+        "rank": 0,
+        "device": 0,
+        "peak_bytes": 5,
+        "first_bytes": 0,
+        "by_phase": {},
+        "line": line,
+        **dict.fromkeys(("capacity_bytes", "reserved_bytes", "base_bytes", "chunk_bytes")),
+        **dict.fromkeys(("chunks", "ideal_chunks", "contents")),
+    }
+    return lambda fields: fields.update(
+        memory={"figures": figures, "chunks": None, "contents": None}
+    )
+
+
 FORGERIES = {
+    "memory at more times than sizes": (
+        None,
+        put_memory({"at_ns": [1, 2], "allocated": [5], "reserved": [5]}),
+    ),
     "a column is missing": ("phases", lambda table: table.drop("compute_ns")),
     "a column has another type": ("operations", lambda table: table.cast({"bytes": pl.String})),
     "a column has another name": ("copies", lambda table: table.rename({"ns": "renamed"})),

@@ -101,3 +101,17 @@ def test_other_files_are_refused_in_one_line(run_command, saved, change, message
     (line,) = refused.stderr.strip().splitlines()
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_memory_over_time_with_lists_of_different_lengths_is_refused(
+    run_command, samples, tmp_path
+):
+    file = tmp_path / "saved.json"
+    analysis_of(samples / "memory").save(file)
+    document = json.loads(file.read_text())
+    document["memory"]["ranks"][1]["line"]["allocated"].pop()
+    file.write_text(json.dumps(document))
+    refused = run_command("analyze", str(file))
+    assert refused.returncode == 2
+    (line,) = refused.stderr.strip().splitlines()
+    assert "memory of rank 1" in line
