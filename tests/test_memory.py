@@ -109,7 +109,7 @@ def held(capacity, *, base=100, chunk=10, chunks=4, optimizer=None):
         first_bytes=base,
         by_phase=phases,
         base_bytes=base,
-        chunk_bytes=[chunk, chunk],
+        chunk_bytes=(chunk, chunk),
         chunks=chunks,
         ideal_chunks=chunks,
         line=MemoryLine([], [], []),

@@ -110,8 +110,21 @@ def test_memory_over_time_with_lists_of_different_lengths_is_refused(
     analysis_of(samples / "memory").save(file)
     document = json.loads(file.read_text())
     document["memory"]["ranks"][1]["line"]["allocated"].pop()
+    assert "memory of rank 1" in refusal(run_command, file, document)
+
+
+def test_bounds_that_are_more_than_two_are_refused(run_command, samples, tmp_path):
+    file = tmp_path / "saved.json"
+    analysis_of(samples / "memory").save(file)
+    document = json.loads(file.read_text())
+    document["memory"]["ranks"][0]["chunk_bytes"].append(3)
+    assert "chunk_bytes" in refusal(run_command, file, document)
+
+
+def refusal(run_command, file, document):
+    """Return the line with which a document is refused."""
     file.write_text(json.dumps(document))
     refused = run_command("analyze", str(file))
     assert refused.returncode == 2
     (line,) = refused.stderr.strip().splitlines()
-    assert "memory of rank 1" in line
+    return line

@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 import polars as pl
@@ -40,8 +40,6 @@ from tracekit.errors import InputError
 from tracekit.intervals import Intervals
 from tracekit.parsers.file_type import inflated_limit
 from tracekit.whatif.packed_events import pack_events, unpack_events
-
-Value = TypeVar("Value")
 
 FILE = "tables.zip"
 _JSON_MEMBER = "tables.json"

@@ -1260,7 +1260,7 @@ class AllocatorMemory(Struct, frozen=True):
     """Largest memory by phase."""
     base_bytes: int | None
     """Memory without activations of chunks."""
-    chunk_bytes: list[int] | None
+    chunk_bytes: tuple[int, int] | None
     """Bounds of the memory of one chunk's activations."""
     chunks: int | None
     """Most chunks whose activations it held at once."""

@@ -41,9 +41,9 @@ class ChunkMemory(msgspec.Struct, frozen=True):
     """Largest number of chunks in memory at once, each from its forward to its B or W."""
 
     @property
-    def bounds(self) -> list[int] | None:
+    def bounds(self) -> tuple[int, int] | None:
         """``low`` and ``high``; None where they are not known."""
-        return None if self.low is None or self.high is None else [self.low, self.high]
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 def measure_chunk_memory(memory: pl.DataFrame, chunks: pl.DataFrame) -> ChunkMemory | None:
