@@ -91,7 +91,7 @@ faults: $(VENV)/.installed-dev
 # Which tests reach which lines: `make mutants` runs those first. Takes as long as the tests; the fast ones are enough.
 covering: $(VENV)/.installed-coverage
 	rm -rf build/mutants/covering
-	POLARS_MAX_THREADS=1 $(BIN)/pytest -q -p benchmarks.covering --covering build/mutants/covering -m "not slow and not nightly"
+	POLARS_MAX_THREADS=1 $(BIN)/pytest -q -p tests.covering --covering build/mutants/covering -m "not slow and not nightly"
 
 # COUNT constants, comparisons and branches changed, one at a time, drawn by SEED: do the tests notice?
 COUNT ?= 40

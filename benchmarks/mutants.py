@@ -5,7 +5,7 @@ decide answers, runs for each the tests that import the changed module, the near
 first, and prints the survivors. Exit code 1 if more than one in ten survives.
 
 A mutant counts as survivor if ``--budget`` seconds of tests do not notice it. The tests must pass
-unchanged. Those that reach the changed line run first, as ``pytest -p benchmarks.covering`` recorded
+unchanged. Those that reach the changed line run first, as ``pytest -p tests.covering`` recorded
 once in ``--covering`` (``make covering``); without the record, those that import the module. Each job
 works in a copy of the repository, so that the working tree stays as it is.
 """
@@ -403,6 +403,9 @@ class Covering:
             data.read()
             record = msgspec.json.decode(file.with_suffix(".json").read_bytes(), type=Record)
             self.runs.append((data, record))
+        self.recorded_at = max(
+            (file.stat().st_mtime for file in folder.glob("*.json")), default=None
+        )
         self.seconds = {
             test: seconds
             for _data, record in self.runs
@@ -424,6 +427,14 @@ class Covering:
                 if "::" in test and (test in reaching or needed & reaching):
                     found[test] = sum(record.seconds.get(each, 0.0) for each in {test, *needed})
         return found
+
+    def is_new(self, path: str) -> bool:
+        """Whether a file of tests was written since, so that it is not known what it reaches."""
+        is_test = Path(path).name.startswith("test_")
+        is_known = any(test.startswith(f"{path}::") for test in self.seconds)
+        if self.recorded_at is None or not is_test or is_known:
+            return False
+        return (ROOT / path).stat().st_mtime > self.recorded_at
 
     def file_s(self, path: str) -> float:
         """Return the processor time of a file's tests, as far as they were recorded."""
@@ -483,6 +494,11 @@ class Tests:
         chosen = [(0.0, path) for path in sorted(mutant.paths) if has_examples(path)]
         if mutant.kind == "rule":
             chosen.append((0.0, RULE_EXAMPLES))
+        chosen += [
+            (self.cost_s(path), path)
+            for path in sorted(distance)
+            if not place(path)[0] and self.covering.is_new(path)
+        ]
         reaching = {
             test: seconds
             for path, line in sorted(mutant.places)
@@ -536,7 +552,7 @@ class Slot:
         # Else each process compiles all tests again.
         kept_bytecode = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         self.server = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.fork_server"],
+            [sys.executable, "-m", "tests.fork_server"],
             cwd=ROOT,
             env={**kept_bytecode, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,

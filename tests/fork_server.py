@@ -1,6 +1,6 @@
 """Runs pytest many times in copies of the repository without importing other people's packages again.
 
-``python -m benchmarks.fork_server`` reads a job per line, forks for it, and prints pytest's exit code
+``python -m tests.fork_server`` reads a job per line, forks for it, and prints pytest's exit code
 or ``null`` for one that took too long. Nothing of this repository is imported before the fork.
 """
 
@@ -73,7 +73,8 @@ def main() -> None:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
-        print(json.dumps(wait(process, job["timeout_s"])), flush=True)
+        sys.stdout.write(json.dumps(wait(process, job["timeout_s"])) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

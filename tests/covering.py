@@ -1,6 +1,6 @@
 """Records which tests reach which lines of the packages that ``benchmarks.mutants`` changes.
 
-``pytest -p benchmarks.covering --covering FOLDER`` adds two files to the folder: the lines that each
+``pytest -p tests.covering --covering FOLDER`` adds two files to the folder: the lines that each
 test reached (``coverage`` with a context per test), and a record of what ``coverage`` does not know.
 """
 
