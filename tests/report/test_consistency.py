@@ -361,6 +361,63 @@ def without_shapes(folder):
         path.write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
 
 
+def rewrite(path, change):
+    """Change the events of a trace file in place."""
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    trace["traceEvents"] = change(trace["traceEvents"])
+    path.write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
+
+
+def without_step_marks(folder):
+    for path in folder.glob("*.json.gz"):
+        rewrite(path, lambda events: [e for e in events if "ProfilerStep" not in e.get("name", "")])
+
+
+def without_operators(folder):
+    for path in folder.glob("*.json.gz"):
+        rewrite(path, lambda events: [e for e in events if e.get("cat") != "cpu_op"])
+
+
+def with_a_rank_slowed(folder):
+    """Everything on the last rank takes 1.4 times as long, as on a slower machine."""
+
+    def slow(events):
+        begin = min(float(event["ts"]) for event in events if event.get("ph") == "X")
+        return [
+            event
+            | ({"ts": begin + 1.4 * (float(event["ts"]) - begin)} if "ts" in event else {})
+            | ({"dur": 1.4 * float(event["dur"])} if "dur" in event else {})
+            for event in events
+        ]
+
+    rewrite(sorted(folder.glob("*.json.gz"))[-1], slow)
+
+
+def with_host_pauses(folder):
+    """The first rank pauses for 3 ms at a quarter, the half and three quarters of its launches."""
+
+    def pause(events):
+        calls = sorted(float(e["ts"]) for e in events if e.get("cat") == "cuda_runtime")
+        pauses = [calls[len(calls) * quarter // 4] for quarter in (1, 2, 3)]
+
+        def moved(time):
+            return time + 3000 * sum(time >= begin for begin in pauses)
+
+        result = []
+        for event in events:
+            if "ts" not in event:
+                result.append(event)
+                continue
+            start, length = float(event["ts"]), float(event.get("dur", 0))
+            if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+                length = moved(start + length) - moved(start)
+            timed = {"ts": moved(start), "dur": length} if "dur" in event else {"ts": moved(start)}
+            result.append(event | timed)
+        return result
+
+    rewrite(min(folder.glob("*.json.gz")), pause)
+
+
 @pytest.mark.parametrize(
     ("sample", "mutate"),
     [
@@ -369,6 +426,11 @@ def without_shapes(folder):
         ("router", without_shapes),
         ("router", truncated),
         ("steps/straggler", without_rank),
+        ("steps/straggler", with_host_pauses),
+        pytest.param("steps/straggler", without_step_marks, marks=pytest.mark.nightly),
+        pytest.param("steps/straggler", without_operators, marks=pytest.mark.nightly),
+        pytest.param("slow-ddp", with_a_rank_slowed, marks=pytest.mark.nightly),
+        pytest.param("slow-ddp", with_host_pauses, marks=pytest.mark.nightly),
     ],
 )
 def test_nothing_contradicts_its_evidence_in_a_damaged_trace(samples, tmp_path, sample, mutate):
