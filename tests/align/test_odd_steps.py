@@ -37,22 +37,23 @@ def test_without_marks_the_time_is_the_extent_and_called_so() -> None:
 
 
 def test_work_that_overlaps_the_next_step_ends_no_step() -> None:
-    # A step lasts until the next one's first work: 30 - 0, 60 - 30. The last one from the end of
-    # step 2's work, 80.
-    assert times(gpu_events((1, 0, 50), (2, 30, 80), (3, 60, 90))) == [30, 30, 10]
+    # A step lasts until the next one's first work: 30 - 0, 60 - 30. The last one lasts until its
+    # work ends, for 90 - 60.
+    assert times(gpu_events((1, 0, 50), (2, 30, 80), (3, 60, 90))) == [30, 30, 30]
 
 
 def test_a_step_inside_another_has_no_time_and_is_not_counted() -> None:
-    # Step 2 ends at 20, before the work of step 1 does at 100: it would take 20 - 100.
-    inside = gpu_events((1, 0, 100), (2, 10, 20))
-    assert times(inside) == [10, None]
+    # Step 3 follows no recorded one, so it begins where the work of step 1 ends, at 100; its own
+    # ends at 20.
+    inside = gpu_events((1, 0, 100), (3, 10, 20))
+    assert times(inside) == [100, None]
     assert [step.step for step in summary(inside).per_step] == [1]
 
 
 def test_host_ranges_that_overlap_give_no_negative_time() -> None:
-    # Step 2's host range ends at 70 and its GPU work at 45: it runs from the end of step 1, at 40,
-    # to 70.
-    assert times(gpu_events((1, 0, 20), (2, 30, 45)), (1, 0, 40), (2, 25, 70)) == [30, 30]
+    # Step 2 begins with its mark at 25, as the GPU has done all of step 1 at 20, and ends with its
+    # host range at 70; the GPU work ends at 45.
+    assert times(gpu_events((1, 0, 20), (2, 30, 45)), (1, 0, 40), (2, 25, 70)) == [25, 45]
 
 
 def test_a_step_that_began_before_the_recording_is_cut_and_not_counted() -> None:
@@ -64,13 +65,9 @@ def test_a_step_that_began_before_the_recording_is_cut_and_not_counted() -> None
     ]
     cut = summary(gpu_events((4, 8, 9), *whole_steps))
     assert [step.step for step in cut.per_step] == [5, 6, 7]
-    # The last: from 37 (end of 6) to 67.
-    assert [step.time_ns for step in cut.per_step] == [
-        20,
-        30,
-        30,
-    ]
-    assert cut.time_ns == 30
+    # Between first events; the last from 60 to the end of its work, at 67.
+    assert [step.time_ns for step in cut.per_step] == [20, 30, 7]
+    assert cut.time_ns == 20  # their median
 
 
 def test_steps_that_a_rank_lacks_are_named_and_the_common_ones_counted() -> None:

@@ -187,7 +187,8 @@ def test_without_the_profiler_waits_go_before_late_launches_and_transfers_stay(f
 
 def test_an_all_reduce_without_compute_beside_it_costs_its_length(tmp_path):
     finding = two_ranks(tmp_path, compute_end=10)["exposed_comm"]
-    assert finding.cost_ns == 8_000_000
+    # Of a step without the profiler, which is 14 µs shorter.
+    assert finding.cost_ns == pytest.approx(8_000_000, rel=1e-3)
     assert finding.share == pytest.approx(0.4, rel=0.02)
     assert {(location.end_ns - location.start_ns) for location in finding.where} == {8_000_000}
 
@@ -219,8 +220,10 @@ def test_hiding_saves_nothing_for_certain_where_the_host_takes_as_long(tmp_path)
     """The host is in no operator and no call for 19 of 20 ms: it computes, or waits unrecorded."""
     finding = two_ranks(tmp_path, waits=False)["exposed_comm"]
     assert (finding.case, finding.certain) == ("host_takes_as_long", "possible")
-    assert (finding.saves_ns, finding.saves_range_ns) == (None, (0, 8_000_000))
-    assert (finding.cost_ns, finding.change) == (8_000_000, None)
+    assert (finding.saves_ns, finding.change) == (None, None)
+    # Of a step without the profiler, which is a little shorter.
+    assert finding.saves_range_ns == (0, pytest.approx(8_000_000, rel=1e-3))
+    assert finding.cost_ns == pytest.approx(8_000_000, rel=1e-3)
 
 
 @pytest.mark.parametrize(

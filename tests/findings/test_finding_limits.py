@@ -15,7 +15,14 @@ from tracekit.findings.recording import unexplained_idle
 from tracekit.whatif.changes import NO_HOST_DELAY
 
 
-def idle_context(*, free_idle_ns=None, has_host_calls=True, **total):
+def idle_context(
+    *,
+    free_idle_ns=None,
+    has_host_calls=True,
+    has_stacks=False,
+    has_unread_stacks=False,
+    **total,
+):
     """A step of 1,000 ns, 100 of them idle."""
     known = {"pipeline": False, "idle_known": True, **total}
     free = None
@@ -28,6 +35,8 @@ def idle_context(*, free_idle_ns=None, has_host_calls=True, **total):
         ),
         step=SimpleNamespace(budget=SimpleNamespace(idle_ns=100), free=free, is_marked=True),
         has_host_calls=has_host_calls,
+        has_stacks=has_stacks,
+        has_unread_stacks=has_unread_stacks,
         share=lambda ns: ns / 1_000,
     )
 
@@ -41,6 +50,8 @@ def host_finding(code, cost_ns):
     [
         ({}, [], ("idle", 100)),
         ({"has_host_calls": False}, [], ("idle_host_unknown", 100)),
+        ({"has_stacks": True}, [], ("idle_with_stacks", 100)),
+        ({"has_unread_stacks": True}, [], ("idle_with_stacks", 100)),
         ({}, [host_finding("compile", 49)], ("idle", 51)),
         ({}, [host_finding("compile", 50)], None),  # a twentieth of the step is left
         ({}, [host_finding("compile", 200)], None),

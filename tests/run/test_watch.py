@@ -7,9 +7,11 @@ import shutil
 import time
 from pathlib import Path
 
+import polars as pl
 import pytest
 from msgspec import structs
 
+from tracekit.diffs.samples import make_samples
 from tracekit.diffs.scalars import prometheus
 from tracekit.diffs.watch_line import line, run_of
 from tracekit.errors import InputError
@@ -38,14 +40,13 @@ def test_a_rank_that_turns_slow_is_named(tmp_path):
     [landed] = watch(tmp_path, idle_s=0)
     run = run_of(landed)
     assert "is late" not in line(landed, first=run)
-    on_time = {
-        name: values for name, values in run.samples.items() if not name.startswith("late_ms.rank@")
-    }
+    on_time = run.samples.filter(pl.col("metric") != "late_ms.rank")
     before = structs.replace(run, name="before", samples=on_time)
     text = line(landed, first=before)
     assert "<< rank 1 is late in step 6" in text
     assert "its host launches late" in text
-    also_late = structs.replace(before, samples={**on_time, "late_ms.rank@1": (0.0, 77.0, 0.0)})
+    late = make_samples({"late_ms.rank@1": (0.0, 77.0, 0.0)})
+    also_late = structs.replace(before, samples=pl.concat([on_time, late]))
     assert "<< rank 2 is late in 2 of 3 steps" in line(landed, first=also_late)
 
 

@@ -133,5 +133,5 @@ def test_a_sample_replays_alike_with_joined_events(samples, name):
         step_ns = []
         for each in (single, graph):
             replay = each.replay(np.where(each.has_label(label), factor, 1.0), free=1.0)
-            step_ns.append(each.step_ns(each.step_bounds(replay.start, replay.end)))
+            step_ns.append(each.step_ns(each.step_bounds(replay.start, replay.end, replay.launch)))
         assert step_ns[1] == pytest.approx(step_ns[0], rel=0.004)

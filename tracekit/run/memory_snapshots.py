@@ -39,7 +39,7 @@ def memory(
             processes hold follows from it where memory ran out.
 
     >>> report = memory("sample_traces/memory-snapshot", ranks=[0])
-    >>> report.snapshots[0].contents.peak.bytes
+    >>> report.snapshots[0].contents.figures.peak.bytes
     587931648
 
     """
