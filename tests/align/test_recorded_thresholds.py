@@ -87,14 +87,29 @@ def test_three_common_operations_give_a_clock(shared, ranks):
 
 
 def test_measured_ends_give_the_offset_of_a_clock():
-    """Rank 1's clock is 7 ms later; of four ends one is 3 ms off, which the median does not notice."""
+    """Rank 1's clock is 7 ms and 1 ns later; of four ends one is 3 ms off, which the median does not notice.
+
+    Floats hold times since 1970 to 256 ns only.
+    """
     times = [i * SECOND for i in range(4)]
-    late = pl.Series([0] * 4 + [7 * MS, 7 * MS, 10 * MS, 7 * MS])
+    late = pl.Series([0] * 4 + [7 * MS + 1, 7 * MS + 1, 10 * MS, 7 * MS + 1])
     table = operations(times).with_columns(completed_ns=pl.col("enqueued_ns") + 5 * MS + late)
     members, _ = match_operations(table)
     clocks = align_recorded_clocks(members)
     assert clocks[0].offset_ns == 0
-    assert clocks[1].offset_ns == pytest.approx(7 * MS, abs=1000)
+    assert clocks[1].offset_ns == 7 * MS + 1
+
+
+def test_a_clock_that_began_with_the_machine_is_set_to_the_nanosecond():
+    """Rank 1 counts from its start, 1,700,000,000 s and 3 ns after 1970."""
+    times = [i * SECOND for i in range(4)]
+    earlier = pl.when(pl.col("rank") == 1).then(EPOCH + 3).otherwise(0)
+    table = operations(times).with_columns(
+        completed_ns=pl.col("enqueued_ns") + 5 * MS - earlier,
+        enqueued_ns=pl.col("enqueued_ns") - earlier,
+    )
+    members, _ = match_operations(table)
+    assert align_recorded_clocks(members)[1].offset_ns == -(EPOCH + 3)
 
 
 @pytest.mark.parametrize(("repetitions", "period"), [(3, 3), (2, None)])

@@ -97,10 +97,13 @@ def _next_clocks(ends: pl.DataFrame, clocks: dict[int, RecordedClock]) -> dict[i
         earliest_ns=pl.col("earliest_ns") - pl.col("offset_ns") - pl.col("uncertainty_ns"),
         latest_ns=pl.col("latest_ns") - pl.col("offset_ns") + pl.col("uncertainty_ns"),
     )
+    # Times since 1970 are too large for a float: only what they differ by is averaged.
+    end_ns = pl.col("earliest_ns") + (pl.col("latest_ns") - pl.col("earliest_ns")) // 2
+    since_first_ns = (end_ns - end_ns.min()).median().round().cast(pl.Int64)
     of_op = on_reference.group_by("op_id").agg(
         known_earliest_ns=pl.col("earliest_ns").max(),
         known_latest_ns=pl.col("latest_ns").min(),
-        known_end_ns=((pl.col("earliest_ns") + pl.col("latest_ns")) // 2).median(),
+        known_end_ns=end_ns.min() + since_first_ns,
         known_is_measured=pl.col("is_measured").all(),
         known_uncertainty_ns=pl.col("uncertainty_ns").min(),
     )
@@ -117,11 +120,12 @@ def _clock(rank: int, shared: pl.DataFrame) -> RecordedClock:
     """Return the clock of one rank from the operations it shares with ranks whose clocks are known."""
     measured = shared.filter(pl.col("is_measured") & pl.col("known_is_measured"))
     if measured.height >= MIN_COMMON_OPS:
-        difference = (measured["latest_ns"] - measured["known_end_ns"]).to_numpy()
-        offset = float(np.median(difference))
-        spread = MEDIAN_DEVIATION_TO_SIGMA * float(np.median(np.abs(difference - offset)))
-        inherited = float(measured["known_uncertainty_ns"].to_numpy().min())
-        return RecordedClock(rank, round(offset), round(spread + inherited))
+        difference_ns = (measured["latest_ns"] - measured["known_end_ns"]).to_numpy()
+        first_ns = int(difference_ns[0])
+        offset_ns = first_ns + round(float(np.median(difference_ns - first_ns)))
+        spread_ns = MEDIAN_DEVIATION_TO_SIGMA * float(np.median(np.abs(difference_ns - offset_ns)))
+        inherited_ns = int(measured["known_uncertainty_ns"].to_numpy().min())
+        return RecordedClock(rank, offset_ns, round(spread_ns) + inherited_ns)
     # The end on the rank's own clock lies between its bounds; the same end on the reference clock
     # between the others'.
     lowest = int((shared["earliest_ns"] - shared["known_latest_ns"]).to_numpy().max())
