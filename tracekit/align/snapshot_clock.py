@@ -142,9 +142,8 @@ def _allocation_pairs(snapshot: MemorySnapshot, memory: pl.DataFrame) -> pl.Data
     """Return ``PAIRS`` of allocations with the same address and size."""
     key = ["address", "bytes"]
     own = snapshot.events.filter(pl.col("action") == "alloc").select("at_ns", *key)
-    of_trace = memory.filter((pl.col("device_type") != 0) & (pl.col("bytes") > 0)).select(
-        "at_ns", *key
-    )
+    # What the trace has of frees, whose bytes are negative, finds no partner.
+    of_trace = memory.filter(pl.col("device_type") != 0).select("at_ns", *key)
     return _pairs(own, of_trace.drop_nulls(), key)
 
 

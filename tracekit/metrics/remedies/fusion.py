@@ -47,12 +47,9 @@ def fusion_remedies(rank: RankWork, *, without: Collection[int]) -> Iterator[pl.
     if rank.speeds.bandwidth is None:
         return
     events = rank.events.filter(~pl.col("row").is_in(list(without)))
-    loss_rows = []
     loss = _loss_events(events)
-    if len(loss):
-        loss_rows = loss["row"].to_list()
-        yield from _fuse_loss(rank, loss)
-    yield from _fuse_chains(rank, events, loss_rows)
+    yield from _fuse_loss(rank, loss)
+    yield from _fuse_chains(rank, events, loss["row"].to_list())
 
 
 def _loss_events(events: pl.DataFrame) -> pl.DataFrame:

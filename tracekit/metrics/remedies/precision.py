@@ -89,7 +89,8 @@ def _retyped(rank: RankWork, calls: pl.DataFrame, dtype: str) -> pl.DataFrame:
     is_attention = (known["kind"] == FUSED_ATTENTION).to_numpy()
     usual_share = _usual_share_of(known, own_share)
     relative = np.clip(own_share / usual_share, SLOWEST_RELATIVE, 1.0)
-    memory_ns = speeds.memory_ns(np.array(moved)) or (np.zeros(len(ns)),) * 3
+    no_memory_ns = np.zeros(len(ns))
+    memory_ns = speeds.memory_ns(np.array(moved)) or (no_memory_ns, no_memory_ns, no_memory_ns)
     peak = speeds.peaks[dtype]
     share = speeds.product_share(dtype)
     attention = USUAL_ATTENTION_SHARE
