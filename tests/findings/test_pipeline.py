@@ -73,6 +73,8 @@ def test_what_no_change_of_the_schedule_removes_is_no_finding_of_it(cause):
 
 def test_a_part_of_nothing_is_no_finding():
     assert not list(schedule_findings(context({"imbalance": 0, "host": -5})))
+    (finding,) = schedule_findings(context({"imbalance": 1, "host": -5}))
+    assert finding.cost_ns == 1
 
 
 def test_a_late_host_under_cuda_graphs_gets_no_advice_to_use_them():
