@@ -519,7 +519,8 @@ def _remedy(changed: ChangedGraph, change: str) -> None:
     is_waited_for = changed.host_factor >= 0
     changed.host_factor[is_waited_for] *= factors.host[is_waited_for]
     changed.gone[remedies.filter(pl.col("host_share") == 0)["event"].to_numpy()] = True
-    changed.unwaited[remedies.filter(~pl.col("waits"))["event"].to_numpy()] = True
+    not_waited_for = remedies.filter(~pl.col("waits"))["event"].to_numpy()
+    changed.unwaited |= np.isin(changed.graph.before[BEFORE.index("released_by")], not_waited_for)
     changed.rests_on.append(REMEDY_CHANGES[change])
 
 

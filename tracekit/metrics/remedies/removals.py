@@ -84,14 +84,22 @@ def _disappears(events: pl.DataFrame, change: str, *, what: str | None = None) -
 
 
 def _one_copy(rank: RankWork) -> pl.DataFrame:
-    """Return the remedies of small copies from the host, all but the first of each step."""
+    """Return the remedies of small copies from the host: the first of each step remains, for all.
+
+    It is of pinned memory: the host waits for none of them.
+    """
     is_small = pl.col("name").str.contains("(?i)HtoD|HostToDevice") & (
         pl.col("copied_bytes") <= MAX_SMALL_COPY_BYTES
     )
     copies = rank.events.filter(is_small).sort("start_ns")
     many = copies.filter(pl.len().over("part") >= MIN_SMALL_COPIES)
-    others = many.filter(pl.int_range(pl.len()).over("part") > 0)
-    return _disappears(others, "one copy").with_columns(waits=pl.lit(False))
+    is_first = pl.int_range(pl.len()).over("part") == 0
+    remains = new_durations(
+        many.filter(is_first).with_columns(group="row", low_ns="ns", likely_ns="ns", high_ns="ns"),
+        "one copy",
+    )
+    disappear = _disappears(many.filter(~is_first), "one copy")
+    return pl.concat([remains, disappear]).with_columns(waits=pl.lit(value=False))
 
 
 def _fused_optimizer(rank: RankWork) -> Iterator[pl.DataFrame]:

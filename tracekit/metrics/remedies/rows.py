@@ -15,7 +15,7 @@ REMEDY = pl.Struct(
         "likely_ns": pl.Int64(),
         "high_ns": pl.Int64(),
         "host_share": pl.Float64(),  # what remains of the host's time before its launch; 0: its launch disappears
-        "waits": pl.Boolean(),  # whether the host still waits for the GPU before its launch
+        "waits": pl.Boolean(),  # whether the host still waits for it
     }
 )
 """A change of one GPU event."""
