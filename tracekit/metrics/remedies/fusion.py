@@ -91,6 +91,8 @@ def _fuse_chains(
         & pl.col("elements").is_not_null()
         & ~pl.col("row").is_in(list(loss_rows))
         & (pl.col("label") != "optimizer")
+        # A gradient is added to the one before it, which no kernel of a chain wrote.
+        & (pl.col("node") != "AccumulateGrad").fill_null(value=True)
         & pl.col("op").str.starts_with("aten::").fill_null(False)
     )
     # Few columns of all events, in their order on the stream; all columns of links alone.

@@ -117,7 +117,15 @@ def _fused_optimizer(rank: RankWork) -> Iterator[pl.DataFrame]:
             likely_ns=pl.col("ns") * FOREACH_FACTORS.likely,
             high_ns=pl.col("ns") * FOREACH_FACTORS.high,
         )
-        yield new_durations(priced, "fused optimizer", what="foreach")
+        remedies = new_durations(priced, "fused optimizer", what="foreach")
+        # A fused kernel takes as many tensors as the one for a single operation does.
+        in_step = ["part", "op"]
+        kernels = foreach.group_by(in_step).agg(kernels=pl.len())
+        kept = kernels.sort("part", "kernels", "op").unique("part", keep="first")
+        keeps_launch = foreach.select(
+            pl.struct(in_step).is_in(kept.select(pl.struct(in_step)).to_series().implode())
+        ).to_series()
+        yield remedies.with_columns(host_share=keeps_launch.cast(pl.Float64))
     # Products are those of an optimizer that no fused kernel replaces.
     loop = events.filter(
         ~is_foreach & pl.col("kind").is_in(["elementwise", "reduction"]).fill_null(False)
