@@ -10,7 +10,7 @@ import pytest
 
 from tracekit import analyze
 from tracekit.errors import OptionError
-from tracekit.findings.kernels import MAX_KERNELS, _product_sizes, reason_of
+from tracekit.findings.kernels import MAX_KERNELS, _product_sizes, kind_of_product, reason_of
 from tracekit.metrics.rates import flop
 
 BF16 = "c10::BFloat16"
@@ -203,6 +203,20 @@ def test_a_depthwise_convolution_is_limited_by_the_memory(findings_of):
 def test_channels_say_why_a_convolution_is_slow(inputs, weight, reason):
     shapes = str([inputs, weight])
     assert reason_of("aten::convolution", "convolution", shapes, multiprocessors=132) == reason
+    backward = "aten::convolution_backward"
+    shapes = str([[*inputs[:1], weight[0], *inputs[2:]], inputs, weight])
+    assert kind_of_product(backward, shapes) == "convolution"
+    assert reason_of(backward, "convolution", shapes, multiprocessors=132) == reason
+
+
+def test_a_fused_optimizer_is_not_told_to_be_fused(analysis_of_steps):
+    """It takes ten times what its lists of 34 MB need; the operator is in the table of those that move memory."""
+    fill = calls_of("aten::_fused_adamw_", [[[4096, 4096]]] * 4, "TensorList", 500_000)
+    analysis = analysis_of_steps(fill)
+    table = analysis.tables["memory_bound"]
+    assert table["kind"].to_list() == ["optimizer"]
+    assert (table["ns"] > 10 * table["limit_ns"]).all()
+    assert "slow_kernel" not in {finding.code for finding in analysis.findings}
 
 
 def experts(ns, tokens=8192, count=8, per_token=1, op="vllm::outplace_fused_experts"):

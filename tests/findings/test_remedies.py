@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from tracekit import analyze
+from tracekit.metrics.remedies.fusion import fusion_remedies
+from tracekit.metrics.remedies.rows import RankWork
+from tracekit.metrics.remedies.speeds import USUAL_ATTENTION_SHARE, Share, Speeds
 
 BF16 = "c10::BFloat16"
 CORPUS = os.environ.get("TRACEKIT_CORPUS")
@@ -180,6 +184,31 @@ def test_what_is_short_or_fused_already_is_no_chain(findings_of, ops):
     assert "unfused" not in findings_of(chain(*ops), period=10.0)
 
 
+def test_gradients_that_are_added_up_are_in_no_chain():
+    """A bias' gradient is a sum, which is scaled and then added to the gradient before it."""
+
+    def chains(node):
+        size = {
+            "dims": [64, 1024],
+            "elements": 1 << 16,
+            "width": 4,
+            "shapes": "[[64,1024]]",
+            "dtypes": '["float"]',
+        }
+        ops = {"aten::sum": "reduction", "aten::mul": "elementwise", "aten::add_": "elementwise"}
+        events = [
+            {"row": row, "op": op, "kind": kind, "ns": 9_000, "start_ns": row, "stream": 7, "part": 0,
+             "call": row, "label": "wgrad", "is_backward": True, "node": node if op == "aten::add_" else None, **size}
+            for row, (op, kind) in enumerate(ops.items())
+        ]  # fmt: skip
+        speeds = Speeds({}, 4800.0, {}, Share(0.5, 0.75, 0.9), USUAL_ATTENTION_SHARE)
+        frame = pl.DataFrame(events, schema_overrides={"node": pl.String})
+        return list(fusion_remedies(RankWork(frame, pl.DataFrame(), speeds), without=()))
+
+    assert chains("AccumulateGrad") == []
+    assert len(chains("AddBackward0")) == 1
+
+
 def test_a_loss_over_a_large_vocabulary_reads_its_logits_a_few_times(findings_of):
     """8,192 × 32,768 logits of two bytes, three times: 1.61 GB, 0.447 ms at three quarters of 4.8 TB/s."""
     logits = [8192, 32768]
@@ -244,6 +273,23 @@ def test_many_small_copies_are_one(findings_of, copied, is_small):
         recording.kernel(start + 8.2, start + 8.3, start + 9.0)
 
     assert ("small_copies" in findings_of(fill, period=10.0)) is is_small
+
+
+def test_the_host_waits_for_no_copy_once_all_are_one(findings_of):
+    """After each of 20 copies it waits for a kernel that runs meanwhile; without that no idle time is left."""
+
+    def fill(recording, start, _):
+        busy = start + 0.1
+        for number in range(20):
+            launch = busy
+            recording.kernel(launch, launch + 0.01, launch + 0.4)
+            recording.copy(launch + 0.02, launch + 0.41, launch + 0.4, launch + 0.405, copied=4_000)
+            busy = launch + 0.5
+        recording.kernel(busy, busy + 0.01, busy + 8.0)
+
+    finding = findings_of(fill, period=20.0)["small_copies"]
+    idle_ns = 20_000_000 - 20 * 390_000 - 7_990_000
+    assert finding.saves_ns == pytest.approx(idle_ns, rel=0.15)
 
 
 def test_conversions_around_convolutions_go_where_channels_are_last(findings_of):

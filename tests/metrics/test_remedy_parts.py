@@ -111,7 +111,8 @@ def test_sizes_that_are_no_multiple_of_8_are_padded_to_64(shapes, share):
 
 def copies(count, size=65_536, part=0):
     return [
-        {"row": 100 * part + n, "part": part, "start_ns": n, "name": "Memcpy HtoD", "copied_bytes": size}
+        {"row": 100 * part + n, "part": part, "start_ns": n, "ns": 3, "name": "Memcpy HtoD",
+         "copied_bytes": size}
         for n in range(count)
     ]  # fmt: skip
 
@@ -126,9 +127,11 @@ def copies(count, size=65_536, part=0):
     ],
 )
 def test_of_sixteen_copies_of_64_kb_in_a_step_one_remains(rows, gone):
-    removed = _one_copy(rank_work(*rows))
-    assert removed["row"].to_list() == gone
-    assert not removed["waits"].any()
+    remedies = _one_copy(rank_work(*rows))
+    assert remedies.filter(pl.col("host_share") == 0)["row"].to_list() == gone
+    remaining = remedies.filter(pl.col("host_share") > 0)
+    assert remaining.select("row", "likely_ns").rows() == ([(0, 3)] if gone else [])
+    assert not remedies["waits"].any()
 
 
 def optimizer(op, count, *, first=0, elements=100):
@@ -171,6 +174,27 @@ def test_a_foreach_optimizer_takes_three_to_six_tenths_if_it_is_fused():
     assert remedies.select("low_ns", "likely_ns", "high_ns").rows() == [(15, 20, 30)] * 2
     fused = optimizer("aten::_fused_adam_", 1, first=2)
     assert list(_fused_optimizer(rank_work(*optimizer("aten::_foreach_add_", 2), *fused))) == []
+
+
+def test_the_launches_of_one_operation_remain_of_a_foreach_optimizer():
+    adds = optimizer("aten::_foreach_add_", 2)
+    rows = [*adds, *optimizer("aten::_foreach_mul_", 4, first=2)]
+    (remedies,) = _fused_optimizer(rank_work(*rows))
+    assert remedies.filter(pl.col("host_share") > 0)["row"].to_list() == [0, 1]
+
+
+def test_without_sizes_a_loop_over_parameters_keeps_its_time_on_the_gpu():
+    rows = optimizer("aten::add_", 64) + optimizer("aten::add_", 1, first=64, elements=None)
+    (remedies,) = _fused_optimizer(rank_work(*rows, bandwidth=20.0))
+    assert remedies.select("low_ns", "likely_ns", "high_ns").rows() == [(50, 50, 50)] * 65
+    assert remedies["host_share"].sum() == 1.0
+
+
+@pytest.mark.parametrize("op", ["aten::fill_", "aten::zero_"])
+def test_kernels_that_zero_gradients_are_no_part_of_a_loop_over_parameters(op):
+    rows = optimizer("aten::add_", 64) + optimizer(op, 9, first=64)
+    (remedies,) = _fused_optimizer(rank_work(*rows, bandwidth=20.0))
+    assert remedies["row"].to_list() == list(range(64))
 
 
 def test_a_launch_keeps_the_share_of_its_hosts_time_in_which_it_did_not_stand_still():

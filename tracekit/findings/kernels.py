@@ -16,7 +16,12 @@ from tracekit.findings.context import Context
 from tracekit.findings.remedies import operators_with_remedy
 from tracekit.metrics.kernel_limits import experts_bytes, memory_gb_s, product_bytes
 from tracekit.metrics.peaks import peak_tflop_s
-from tracekit.metrics.rates import CONVOLUTIONS, fused_experts, most_convolution_output
+from tracekit.metrics.rates import (
+    CONVOLUTION_BACKWARD,
+    CONVOLUTIONS,
+    fused_experts,
+    most_convolution_output,
+)
 
 MAX_KERNELS = 10
 """Operators with equal sizes that are looked at, those with most time to gain."""
@@ -34,6 +39,8 @@ TILE_SIZE = 128
 """Rows and columns of the result that one multiprocessor computes at a time."""
 MAX_SKINNY_SIZE = 64
 """Smallest of a product's three sizes up to which it moves more than it computes."""
+FUSED_OPTIMIZER = "_fused_"
+"""Part of the names of operators that update all parameters in one kernel."""
 MAX_SHORT_SEQUENCE = 512
 """Length of sequences up to which attention is short of work for each block."""
 
@@ -113,12 +120,12 @@ def _products(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:
 def kind_of_product(op: str, shapes: str) -> str:
     """Return the kind of an operator that multiplies.
 
-    >>> kind_of_product("aten::mm", "[[8,8],[8,8]]"), kind_of_product("aten::cudnn_convolution", "[]")
+    >>> kind_of_product("aten::mm", "[[8,8],[8,8]]"), kind_of_product("aten::convolution_backward", "[]")
     ('product', 'convolution')
     """
     kinds = [  # the first that holds decides
         ("attention" in op or "attn" in op, "attention"),
-        (op in CONVOLUTIONS, "convolution"),
+        (op in CONVOLUTIONS or op == CONVOLUTION_BACKWARD, "convolution"),
         (fused_experts(shapes) is not None, "experts"),
         (True, "product"),
     ]
@@ -169,6 +176,9 @@ def _memory_bound(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:
         pl.col("calls", "ns").sum(), pl.col("limit_ns").sum()
     )
     for row in sums.iter_rows(named=True):
+        # What is advised for an optimizer is there already.
+        if row["kind"] == "optimizer" and FUSED_OPTIMIZER in row["op"]:
+            continue
         yield from _slower_than(row["limit_ns"], row, row["kind"], rank_steps, is_compute=False)
 
 
@@ -208,7 +218,8 @@ def reason_of(op: str, kind: str, shapes: str, *, multiprocessors: int | None) -
         length = sorted(dims[0][1:3])[-1] if len(dims[0]) == 4 else 0
         return "short_sequence" if 0 < length <= MAX_SHORT_SEQUENCE else "attention"
     if kind == "convolution" and len(dims) > 1:
-        return _reason_of_convolution(dims[0], dims[1])
+        # The backward's first input is the gradient of its output.
+        return _reason_of_convolution(*dims[1:3] if op == CONVOLUTION_BACKWARD else dims[:2])
     experts = fused_experts(shapes)
     if kind == "experts" and experts is not None:
         return "few_tokens" if experts.tokens_per_expert <= MAX_SKINNY_SIZE else "experts"

@@ -22,6 +22,8 @@ MIN_SMALL_COPIES = 16
 """Small copies of a step from which one copy of all is worth it."""
 MIN_OPTIMIZER_KERNELS = 64
 """Kernels of a step's optimizer from which it goes parameter by parameter."""
+ZEROING = "zero_?$|fill_?$"
+"""Operators that zero gradients."""
 KERNELS_PER_FUSED_LAUNCH = 128
 """Kernels of a loop over parameters that one launch of a fused optimizer replaces."""
 FUSED_PASSES = 7
@@ -126,9 +128,11 @@ def _fused_optimizer(rank: RankWork) -> Iterator[pl.DataFrame]:
             pl.struct(in_step).is_in(kept.select(pl.struct(in_step)).to_series().implode())
         ).to_series()
         yield remedies.with_columns(host_share=keeps_launch.cast(pl.Float64))
-    # Products are those of an optimizer that no fused kernel replaces.
+    # Products are those of an optimizer that no fused kernel replaces, and none zeroes gradients.
     loop = events.filter(
-        ~is_foreach & pl.col("kind").is_in(["elementwise", "reduction"]).fill_null(False)
+        ~is_foreach
+        & pl.col("kind").is_in(["elementwise", "reduction"]).fill_null(False)
+        & ~pl.col("op").str.contains(ZEROING).fill_null(False)
     )
     loop = loop.filter(pl.len().over("part") >= MIN_OPTIMIZER_KERNELS)
     if loop.is_empty() or rank.speeds.bandwidth is None:
@@ -139,18 +143,21 @@ def _fused_optimizer(rank: RankWork) -> Iterator[pl.DataFrame]:
         updates = loop.filter(pl.col("op").str.contains("aten::(add|sub)_$"))
         has_states = loop["op"].str.contains("aten::mul_|lerp_").any()
         passes = MOMENTUM_PASSES if has_states else PLAIN_PASSES
+    has_size = pl.col("elements").is_not_null() & pl.col("width").is_not_null()
     parameters = updates.group_by("part").agg(
-        moved=(pl.col("elements") * pl.col("width")).sum() * passes
+        moved=pl.when(has_size.all()).then((pl.col("elements") * pl.col("width")).sum() * passes)
     )
-    priced = loop.join(parameters, on="part", how="inner").drop_nulls("moved")
+    priced = loop.join(parameters, on="part", how="inner").sort("row")
     durations = rank.speeds.memory_ns(priced["moved"].to_numpy().astype(np.float64))
     if priced.is_empty() or durations is None:
         return
-    columns = [
-        pl.Series(name, ns)
-        for name, ns in zip(("low_ns", "likely_ns", "high_ns"), durations, strict=True)
+    # Without sizes only the launches are known to go.
+    present_ns = pl.col("ns").sum().over("part")
+    new_ns = [
+        pl.coalesce(pl.Series(values).fill_nan(None), present_ns).alias(name)
+        for name, values in zip(("low_ns", "likely_ns", "high_ns"), durations, strict=True)
     ]
-    priced = priced.with_columns(columns).with_columns(group="part").sort("row")
+    priced = priced.with_columns(new_ns).with_columns(group="part")
     remedies = new_durations(priced, "fused optimizer", what="loop")
     keeps_launch = pl.int_range(pl.len()) % KERNELS_PER_FUSED_LAUNCH == 0
     yield remedies.with_columns(host_share=keeps_launch.cast(pl.Float64))
