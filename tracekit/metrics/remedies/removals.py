@@ -124,9 +124,8 @@ def _fused_optimizer(rank: RankWork) -> Iterator[pl.DataFrame]:
         in_step = ["part", "op"]
         kernels = foreach.group_by(in_step).agg(kernels=pl.len())
         kept = kernels.sort("part", "kernels", "op").unique("part", keep="first")
-        keeps_launch = foreach.select(
-            pl.struct(in_step).is_in(kept.select(pl.struct(in_step)).to_series().implode())
-        ).to_series()
+        of_kept = foreach.join(kept, on=in_step, how="semi")["row"]
+        keeps_launch = pl.col("row").is_in(of_kept.implode())
         yield remedies.with_columns(host_share=keeps_launch.cast(pl.Float64))
     # Products are those of an optimizer that no fused kernel replaces, and none zeroes gradients.
     loop = events.filter(
