@@ -280,7 +280,7 @@ def test_the_host_waits_for_no_copy_once_all_are_one(findings_of):
 
     def fill(recording, start, _):
         busy = start + 0.1
-        for number in range(20):
+        for _ in range(20):
             launch = busy
             recording.kernel(launch, launch + 0.01, launch + 0.4)
             recording.copy(launch + 0.02, launch + 0.41, launch + 0.4, launch + 0.405, copied=4_000)
