@@ -321,6 +321,15 @@ def test_idle_time_after_a_synchronisation_is_its_cost_unless_the_host_alone_is_
     assert alone["launch_bound"].cost_ns > 13 * MS
 
 
+@pytest.mark.parametrize("sync_ms", [4.5, 5.0])
+def test_idle_time_that_is_left_without_a_synchronisation_is_launching(findings_of, sync_ms):
+    """The GPU works for *sync_ms* and 0.01 ms for each of the launches behind it: all else of 20 ms is idle."""
+    findings = findings_of(slow_after_sync(sync_ms))
+    costs = [findings[code].cost_ns for code in ("host_sync", "launch_bound") if code in findings]
+    work_ms = sync_ms - 0.06 + 0.01 * 15
+    assert sum(costs) == pytest.approx((20 - work_ms) * MS, rel=0.07)
+
+
 def after_sync_with_lead(lead_ms):
     """Return a step: a synchronisation, one launch *lead_ms* before its kernel starts, then idle time of 8 ms."""
 

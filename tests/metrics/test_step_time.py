@@ -96,6 +96,22 @@ def test_the_first_step_of_a_gpu_that_stays_behind_takes_as_long_as_on_the_gpu()
     assert times_ms(steps) == [30, 30, 31]
 
 
+@pytest.mark.parametrize(("until", "time_ms"), [(40, 40), (5, 70), (60, 30)])
+def test_a_single_step_begins_when_the_gpu_has_ended_earlier_work(until, time_ms):
+    """The host is in the step from 10 to 80; its GPU work runs from 50 to 80, and other work *until* then."""
+    events = pl.DataFrame(
+        {
+            "step": [None, 3],
+            "start_ns": [0, 50],
+            "end_ns": [until, 80],
+            "launch_ns": [None, 45],
+        }
+    )
+    host = pl.DataFrame({"step": [3], "host_start_ns": [10], "host_end_ns": [80]})
+    _, table, _ = assign_parts(events, host=host)
+    assert table["time_ns"].to_list() == [time_ms]
+
+
 def test_steps_never_overlap_whatever_their_marks_say():
     """Step 5 begins on the GPU before step 4 has, and step 6 while step 5 still runs on another stream."""
     steps = add_step_intervals(bounds((4, 10, 20, 0, 30), (5, 5, 45, 1, 29), (6, 30, 40, 29, 41)))

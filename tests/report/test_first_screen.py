@@ -208,6 +208,30 @@ def test_a_header_without_a_device_has_no_empty_part():
     assert headline(view(run_name=""), 80).plain == "1 rank · 1 step · 100 ms a step"
 
 
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (80, "run · 1 rank · 1 step · H200 (12 or 32 of 132 SMs) · 100 ms a step"),
+        (60, "run · 1 rank · 1 step · H200 · 100 ms a step"),
+        (40, "run · 1 rank · H200 · 100 ms a step"),
+        (32, "1 rank · H200 · 100 ms a step"),
+        (26, "1 rank · 100 ms a step"),
+    ],
+)
+def test_a_narrow_header_keeps_the_name_of_the_gpu_longer_than_what_the_reader_knows(width, line):
+    device = "NVIDIA H200 (12 or 32 of 132 multiprocessors)"
+    assert headline(view(devices=(device,)), width).plain == line
+
+
+def test_without_findings_there_is_none_to_explain():
+    without, with_one = (
+        "\n".join(line.plain for line in first_screen(view(findings=findings), 80))
+        for findings in ((), (finding(0.5),))
+    )
+    assert "--explain" not in without
+    assert "--explain 1" in with_one
+
+
 def test_the_iterations_of_an_rl_loop_are_the_bar(samples):
     lines = lines_of(analysis_of(samples / "rl"), 80)
     assert "an iteration" in lines[0]

@@ -32,6 +32,13 @@ RL_CODES = {"rollout", "weight_sync"}
 """Codes of loops that also train."""
 NAMED_BY_OPERATORS = {("host_sync", "clipping"), ("host_sync", "scaler")}
 """Cases that operators of training decide."""
+OF_TOKENS = {
+    ("out_of_memory", ""),
+    ("slow_kernel", "few_tokens"),
+    ("slow_step", "prefill"),
+    ("unfused", "loss"),
+}
+"""Cases that only models of tokens have."""
 KEYS_OF_TEXT = {"text", "advice", "message", "rests_on", "change"}
 PUBLIC_TRACES = [
     "inference/sglang_prefilldecode.json.gz",
@@ -144,13 +151,42 @@ def test_a_backward_makes_it_training(tmp_path):
     assert "workload" not in analysis.findings[0].evidence
 
 
+@pytest.mark.parametrize("generates", [True, False])
 @pytest.mark.parametrize(("code", "case"), sorted({*TEXTS, *SERVING_TEXTS}))
-def test_every_text_that_inference_can_have_is_free_of_training(code, case):
-    evidence = {"workload": "inference", "label": "tp_comm"}
+def test_every_text_that_inference_can_have_is_free_of_training(code, case, generates):
+    evidence = {"workload": "inference", "label": "tp_comm", "generates": generates}
     finding = Finding(code=code, case=case, cost_ns=1, share=0.1, ranks=(0,), evidence=evidence)
     if is_of_training(finding) or code in RL_CODES | LOADING or (code, case) in NAMED_BY_OPERATORS:
         return
     assert not TRAINING_WORDS.search(" ".join(finding_texts(finding)))
+
+
+@pytest.mark.parametrize(("code", "case"), sorted(SERVING_TEXTS))
+def test_a_model_that_only_runs_forward_is_not_told_of_servers_and_sampling(code, case):
+    """An image classifier has no sequences to serve and no tokens to sample."""
+    if (code, case) in OF_TOKENS:
+        return
+    evidence = {"workload": "inference", "generates": False}
+    finding = Finding(code=code, case=case, cost_ns=1, share=0.1, ranks=(0,), evidence=evidence)
+    assert not re.search(
+        "serve|sampl|token|sequences at once|SGLang", finding_texts(finding).advice
+    )
+
+
+@pytest.mark.parametrize(
+    ("vendor", "libraries"),
+    [
+        ("amd", "kernel (CK, AITER)"),
+        ("nvidia", "kernel (FlashAttention 3, cuDNN)"),
+        (None, "another attention kernel"),
+    ],
+)
+def test_kernels_of_attention_are_those_of_the_vendor(vendor, libraries):
+    evidence = {"vendor": vendor, "op_gain_ns": 1}
+    finding = Finding(code="slow_kernel", case="attention", cost_ns=1, share=0.1, evidence=evidence)
+    advice = finding_texts(finding).advice
+    assert libraries in advice
+    assert ("CK" in advice, "cuDNN" in advice) == (vendor == "amd", vendor == "nvidia")
 
 
 def test_amd_has_graphs_of_its_own_name():
@@ -171,6 +207,7 @@ def test_amd_has_graphs_of_its_own_name():
         ("exposed_comm", "launched_late"),
         ("schedule_gap", "host"),
         ("schedule_gap", "host_under_graphs"),
+        ("schedule_gap", "p2p_and_host"),
     ],
 )
 def test_training_too_speaks_of_graphs_as_the_vendor_does(vendor, graphs, code, case):

@@ -9,6 +9,8 @@ import re
 import pytest
 
 from tracekit import analyze
+from tracekit.report.terminal.first_screen import first_screen
+from tracekit.report.view import view_of
 
 pytestmark = pytest.mark.slow
 
@@ -141,3 +143,31 @@ def test_work_from_before_the_recording_is_not_saved_by_an_earlier_host(corpus):
     # Neither idle time nor a finding, in the step without the profiler as in the recorded one.
     assert analysis.step.free.budget.idle_ns < 2_000_000
     assert [finding.case for finding in analysis.findings if finding.code == "recording"] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["inference/sglang_prefilldecode.json.gz", "models/sglang_decode.json.gz"]
+)
+def test_work_from_before_the_recording_is_left_out_of_shares(corpus, name):
+    """The GPU works for 493 and 9.8 ms on what was recorded; the copy waits for 493 and 463 ms before."""
+    analysis = analyze(str(corpus / name))
+    known_ns = analysis.step.reference_ns - analysis.step.shown_budget.unrecorded_ns
+    assert known_ns < 0.51 * analysis.step.reference_ns
+    for finding in analysis.findings:
+        assert finding.share == pytest.approx(finding.cost_ns / known_ns, rel=0.001)
+        assert finding.cost_ns <= known_ns
+    lines = [line.plain for line in first_screen(view_of(analysis), 100)]
+    shares = [int(share) for share in re.findall(r"(?:compute|idle) (\d+) %", lines[1])]
+    assert sum(shares) == pytest.approx(100, abs=1)
+    assert "not recorded +" in lines[1]
+    words = " ".join(line.text for line in view_of(analysis).answer)
+    assert "more that is not recorded" in words
+
+
+def test_a_single_step_begins_when_the_gpu_has_ended_the_work_of_the_steps_before(corpus):
+    """PyTorch's own mark on the GPU says when that is: its first and last kernel are of the step."""
+    path = corpus / "models/h100_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz"
+    marks = [e for e in read(path)["traceEvents"] if e.get("cat") == "gpu_user_annotation"]
+    (on_gpu,) = [e for e in marks if e["name"] == "ProfilerStep#6"]
+    (step,) = analyze(str(path)).step.per_step
+    assert step.time_ns == pytest.approx(on_gpu["dur"] * 1000, rel=0.02)

@@ -267,7 +267,8 @@ def _first_begin() -> pl.Expr:
 
     Its GPU may still be behind with work launched before. If it has caught up, and is idle before the
     first work of the next step, the host is the limit, and the step begins with its mark; else it
-    begins with its first GPU work. A single step begins with its host range.
+    begins with its first GPU work. A single step begins with its host range, or when the GPU has
+    ended recorded work of no step (``_behind_earlier_work``).
     """
     is_single = ~pl.col("is_followed")
     idle_before_ns = pl.col("start_ns") - pl.col("gpu_end_ns").shift(1).over("rank")
@@ -408,4 +409,25 @@ def _intervals(
         bounds = table.select("step", "start_ns", "end_ns")
     ranges = HOST_RANGES.to_frame() if host is None else host
     of_rank = bounds.join(ranges, on="step", how="left").with_columns(rank=pl.lit(0))
+    if len(bounds) == 1:
+        of_rank = _behind_earlier_work(of_rank, recorded)
     return add_step_intervals(of_rank).drop("rank", "start_ns", "end_ns")
+
+
+def _behind_earlier_work(step: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
+    """Return a single step whose host range begins when the GPU has ended the work of no step before it.
+
+    What that work takes is no part of the step, though the host was in it already.
+
+    >>> step = pl.DataFrame({"step": [3], "start_ns": [50], "end_ns": [80], "host_start_ns": [10]})
+    >>> work = pl.DataFrame({"step": [None, 3], "start_ns": [0, 50], "end_ns": [40, 80]})
+    >>> _behind_earlier_work(step, work)["host_start_ns"].item()
+    40
+    """
+    first_ns = step["start_ns"].item()
+    is_earlier = pl.col("step").is_null() & (pl.col("start_ns") < first_ns)
+    end_ns = recorded.filter(is_earlier)["end_ns"].max()
+    if end_ns is None or step["step"].item() is None:
+        return step
+    earlier_end = min(end_ns, first_ns)
+    return step.with_columns(pl.col("host_start_ns").clip(lower_bound=earlier_end))

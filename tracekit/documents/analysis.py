@@ -54,6 +54,11 @@ class Budget(Struct, frozen=True, kw_only=True):
         return max(0, self.span_ns - self._parts_ns()) if self.idle is None else self.idle
 
     @property
+    def recorded_ns(self) -> int:
+        """The time that the recording shows, of which shares are; the span unless events are lacking."""
+        return self.span_ns - self.unrecorded_ns or self.span_ns
+
+    @property
     def conserved(self) -> bool:
         """Whether the parts sum to the span."""
         return self._parts_ns() + self.idle_ns == self.span_ns

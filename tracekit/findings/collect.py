@@ -73,8 +73,8 @@ TRAINING_CASES = frozenset(
     }
 )
 """The same of single cases of a code."""
-GRAPH_CODES = frozenset({"exposed_comm", "launch_bound", "schedule_gap"})
-"""Codes whose advice in training names graphs of kernels, which each vendor calls otherwise."""
+VENDOR_CODES = frozenset({"exposed_comm", "launch_bound", "schedule_gap", "slow_kernel"})
+"""Codes whose advice in training names graphs or libraries of kernels, which each vendor calls otherwise."""
 RANK_CODES = frozenset(CODES_OF_CAUSES.values())
 """Codes of findings about ranks that the others wait for."""
 LIKELY_SHARE_OF_COST = 0.25
@@ -144,9 +144,10 @@ def _with_workload(context: Context, finding: Finding) -> Finding:
     """Return a finding with what its words depend on in inference and without steps."""
     if context.is_inference:
         evidence = {**finding.evidence, "workload": "inference", "vendor": context.vendor}
+        evidence["generates"] = bool(context.analysis.step_kinds)
         if finding.code in HOST_CODES:
             evidence["between_steps_share"] = context.between_steps_share
-    elif finding.code in GRAPH_CODES:
+    elif finding.code in VENDOR_CODES:
         evidence = {**finding.evidence, "vendor": context.vendor}
     elif not context.step.is_marked:
         evidence = dict(finding.evidence)

@@ -67,8 +67,8 @@ class Context:
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
         self.step = analysis.step
-        self.step_ns = analysis.step.reference_ns or 0
-        """Step without the profiler, or as recorded if that is not known."""
+        self.step_ns = analysis.step.known_ns or 0
+        """Step without the profiler, or as recorded if that is not known, as far as the recording shows it."""
         self._predictions = {row.change: row for row in analysis.changed_steps}
 
     def share(self, ns: float) -> float:

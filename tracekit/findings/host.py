@@ -131,15 +131,21 @@ def host_findings(context: Context) -> Iterator[Finding]:
         shared_ns = 0.0
     launch_cost_ns = means.launching_idle_ns - shared_ns
     for code in OFFENCES:
-        if not means.value(code, "host_ns"):  # only in steps that stand out
-            continue
-        share_of_after = means.value(code, "idle_after_ns") / after_ns if after_ns else 0.0
-        cost_ns = means.value(code, "idle_ns") + share_of_after * shared_ns
-        if code == "data_loading":  # waiting for a batch costs no more than the wait
-            cost_ns = min(cost_ns, means.value(code, "host_ns"))
+        idle_after_ns = (
+            means.value(code, "idle_after_ns") / after_ns * shared_ns if after_ns else 0.0
+        )
+        idle_ns = means.value(code, "idle_ns") + idle_after_ns
+        # Waiting for a batch costs no more than the wait.
+        host_ns = means.value(code, "host_ns")
+        cost_ns = min(idle_ns, host_ns) if code == "data_loading" else idle_ns
         copied_ns = means.pageable_ns if code == "pageable_copy" else 0.0
-        finding = _offence(context, means, code, cost_ns + copied_ns, means.gpu_ns - copied_ns)
-        if finding is None and code == "unused_parameters":
+        finding = None
+        if host_ns:  # else only in steps that stand out
+            finding = _offence(context, means, code, cost_ns + copied_ns, means.gpu_ns - copied_ns)
+        # Idle time behind an activity that the step without it still has is launching.
+        confirmed_ns = 0 if finding is None else finding.cost_ns
+        launch_cost_ns += min(max(idle_ns + copied_ns - confirmed_ns, 0.0), idle_after_ns)
+        if finding is None and host_ns and code == "unused_parameters":
             finding = _unused_parameters(context, means)
         if finding is not None:
             yield finding

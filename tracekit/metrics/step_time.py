@@ -182,6 +182,15 @@ class StepSummary(msgspec.Struct, frozen=True):
         return self.time_ns if self.free is None else self.free.time_ns
 
     @property
+    def known_ns(self) -> int | None:
+        """The same without the time for which the recording lacks events: shares are of what it shows."""
+        if self.reference_ns is None:
+            return None
+        has_free_budget = self.free is not None and self.free.budget is not None
+        budget = self.free.budget if has_free_budget else self.budget
+        return self.reference_ns - budget.unrecorded_ns or self.reference_ns
+
+    @property
     def profiler_ns(self) -> int:
         """Time that the profiler added to a step; 0 if it is not known, or too little to matter."""
         if self.free is None or self.time_ns is None:

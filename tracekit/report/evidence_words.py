@@ -24,6 +24,8 @@ NO_COMPUTE_SHARE = 0.01
 MOST_OF_IDLE = 0.5
 """Share of the idle time between two steps, from which a sentence says so."""
 GRAPHS_OF_VENDORS = {"amd": "HIP graphs", "nvidia": "CUDA graphs"}
+ATTENTION_OF_VENDORS = {"amd": " (CK, AITER)", "nvidia": " (FlashAttention 3, cuDNN)"}
+"""Libraries with kernels of attention."""
 LIMIT_WORDS = {"peak": "GPU's peak rate", "bandwidth": "memory bandwidth"}
 """What limits an operator, in words."""
 FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
@@ -276,6 +278,16 @@ class FindingWords:
     def is_inference(self) -> bool:
         """Whether the program only runs its model forward."""
         return self.evidence.get("workload") == "inference"
+
+    @property
+    def generates(self) -> bool:
+        """Whether the program generates tokens for sequences, as a server does."""
+        return bool(self.evidence.get("generates"))
+
+    @property
+    def attention_kernels(self) -> str:
+        """The vendor's libraries of attention; empty where the GPU is not known."""
+        return ATTENTION_OF_VENDORS.get(str(self.evidence.get("vendor")), "")
 
     @property
     def between_steps(self) -> str:

@@ -952,8 +952,8 @@ def schedule_gap_p2p_and_host(words: FindingWords) -> FindingTexts:
         text=f"{wait_for_messages(words)}, and the CPU takes nearly as long for a step",
         advice=(
             "do both: send and receive earlier and asynchronously (`isend`, `irecv`), which "
-            f"alone saves only {words['messages_alone_ns']}, and start kernels earlier (CUDA "
-            "graphs, less Python)"
+            f"alone saves only {words['messages_alone_ns']}, and start kernels earlier "
+            f"({words.graphs}, less Python)"
         ),
     )
 
@@ -1068,7 +1068,7 @@ def slow_kernel_short_sequence(words: FindingWords) -> FindingTexts:
 def slow_kernel_attention(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=first_slow_kernel(words),
-        advice=f"use another attention kernel (FlashAttention 3, cuDNN){gain_of_first(words)}",
+        advice=f"use another attention kernel{words.attention_kernels}{gain_of_first(words)}",
     )
 
 
@@ -1183,11 +1183,11 @@ def recording(words: FindingWords) -> FindingTexts:
 
 
 def unexplained(words: FindingWords) -> str:
-    # Known, not idle: the time without the profiler counts as idle what the recording lacks.
-    text = f"the GPU has no known work for {words['idle_ns']}; the reason is not known"
+    # Shown, not idle: the time without the profiler counts as idle what the recording lacks.
+    text = f"the recording shows no GPU work for {words['idle_ns']}"
     if words["unexplained_ns"] != words["idle_ns"]:
-        text = f"{text} for {words['unexplained_ns']} of that"
-    return text
+        return f"{text}, and for {words['unexplained_ns']} of that not why"
+    return f"{text}, and not why"
 
 
 @texts("recording", "idle")

@@ -1,7 +1,8 @@
 """The texts of findings in the words of inference, where those of training do not fit.
 
-A server takes requests: it has no optimizer and no gradients, its batch is the sequences that it
-serves at once, and its host schedules, samples and detokenizes between steps.
+Inference has no optimizer and no gradients. A server takes requests: its batch is the sequences that
+it serves at once, and its host schedules, samples and detokenizes between steps. A program that runs
+its model forward without generating tokens is spoken of in plainer words.
 """
 
 from collections.abc import Callable
@@ -19,12 +20,10 @@ from tracekit.report.finding_sentences import (
 
 SERVING_TEXTS: dict[tuple[str, str], MakeTexts] = {}
 """Functions by code and case; a case that is not here has the texts of every run."""
-MORE_SEQUENCES = "more sequences at once"
 BESIDE_THE_GPU = (
     "schedule, sample and detokenize while the GPU runs (SGLang's overlap schedule, vLLM's "
     "`--async-scheduling`) or in another process"
 )
-HOST_OF_A_SERVER = "scheduling, sampling, detokenizing, garbage collection"
 
 
 def serving_texts(code: str, *cases: str) -> Callable[[MakeTexts], MakeTexts]:
@@ -38,12 +37,39 @@ def serving_texts(code: str, *cases: str) -> Callable[[MakeTexts], MakeTexts]:
     return enter
 
 
+# What a server does, and any other program that runs a model forward.
+
+
+def run_more_at_once(words: FindingWords) -> str:
+    return "serve more sequences at once" if words.generates else "compute more inputs at once"
+
+
+def beside_the_gpu(words: FindingWords) -> str:
+    if words.generates:
+        return BESIDE_THE_GPU
+    return "do this ahead of time, while the GPU runs, or in another process"
+
+
+def results(words: FindingWords) -> str:
+    return "the sampled tokens" if words.generates else "results"
+
+
+def host_activities(words: FindingWords) -> str:
+    if words.generates:
+        return "scheduling, sampling, detokenizing, garbage collection"
+    return "preparing inputs, garbage collection"
+
+
+def program(words: FindingWords) -> str:
+    return "server" if words.generates else "program"
+
+
 @serving_texts("launch_bound")
 def launch_bound(words: FindingWords) -> FindingTexts:
     per = "a step" if words.has_steps else "in all"
-    advice = f"replay steps as {words.graphs}, fuse small kernels, or serve {MORE_SEQUENCES}"
+    advice = f"replay steps as {words.graphs}, fuse small kernels, or {run_more_at_once(words)}"
     if words.between_steps:
-        advice = BESIDE_THE_GPU
+        advice = beside_the_gpu(words)
     return FindingTexts(
         text=(
             "the CPU takes longer to start the GPU's work than the GPU takes to run it: "
@@ -90,7 +116,7 @@ def python(words: FindingWords) -> FindingTexts:
             f"the GPU is idle for {words.cost} because the CPU runs Python that calls no "
             f"PyTorch{words.between_steps}"
         ),
-        advice=f"{BESIDE_THE_GPU}{where.get(words.finding.case, '')}",
+        advice=f"{beside_the_gpu(words)}{where.get(words.finding.case, '')}",
     )
 
 
@@ -101,7 +127,7 @@ def python_with_source(words: FindingWords) -> FindingTexts:
             f"the GPU is idle for {words.cost} because the CPU runs Python, in "
             f"{words.source}{words.between_steps}"
         ),
-        advice=BESIDE_THE_GPU,
+        advice=beside_the_gpu(words),
     )
 
 
@@ -110,8 +136,8 @@ def host_sync_value(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=host_stops(words),
         advice=(
-            "keep values on the GPU (`.item()`, `if tensor`), log every N steps, and take the sampled "
-            "tokens while the next step runs (overlapped or asynchronous scheduling)"
+            "keep values on the GPU (`.item()`, `if tensor`), log every N steps, and take "
+            f"{results(words)} while the next step runs"
         ),
     )
 
@@ -122,7 +148,7 @@ def host_sync_copy(words: FindingWords) -> FindingTexts:
         text=host_stops(words),
         advice=(
             "copy with `non_blocking=True` from or into pinned memory (`.cpu()` and `.tolist()` always "
-            "wait), and take the sampled tokens while the next step runs"
+            f"wait), and take {results(words)} while the next step runs"
         ),
     )
 
@@ -173,10 +199,10 @@ MESSAGE_ADVICE = {
 def late_host(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words['late_ns']}{words.in_steps} for rank {words.rank}, whose "
+            f"the others wait {words.lateness}{words.in_steps} for rank {words.rank}, whose "
             "process starts its work late"
         ),
-        advice=f"see what that process does then: {HOST_OF_A_SERVER}",
+        advice=f"see what that process does then: {host_activities(words)}",
     )
 
 
@@ -187,7 +213,7 @@ def late_host_whole_run(words: FindingWords) -> FindingTexts:
             f"over the whole run, the host of {words.ranks_named} calls collectives "
             f"{words['late_ns']} late{words.in_late_steps}"
         ),
-        advice=f"see what that process does then: {HOST_OF_A_SERVER}",
+        advice=f"see what that process does then: {host_activities(words)}",
     )
 
 
@@ -195,10 +221,10 @@ def late_host_whole_run(words: FindingWords) -> FindingTexts:
 def late_host_together(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words['late_ns']}{words.in_steps} for {words.ranks_named}, whose "
+            f"the others wait {words.lateness}{words.in_steps} for {words.ranks_named}, whose "
             "processes start their work late together"
         ),
-        advice=f"mend all of them, one alone saves little: see what they do then ({HOST_OF_A_SERVER})",
+        advice=f"mend all of them, one alone saves little: see what they do then ({host_activities(words)})",
     )
 
 
@@ -210,7 +236,7 @@ def slow_kernel_few_tiles(words: FindingWords) -> FindingTexts:
             "multiprocessors"
         ),
         advice=(
-            f"serve {MORE_SEQUENCES}, use a kernel that splits the inner size (split-K), or join "
+            f"{run_more_at_once(words)}, use a kernel that splits the inner size (split-K), or join "
             f"products into one (a fused QKV projection){gain_of_first(words)}"
         ),
     )
@@ -221,8 +247,8 @@ def slow_kernel_short_sequence(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"{first_slow_kernel(words)}, because its sequences are short",
         advice=(
-            "use an attention kernel that splits the keys (FlashDecoding, paged attention), or serve "
-            f"{MORE_SEQUENCES}{gain_of_first(words)}"
+            "use an attention kernel that splits the keys (FlashDecoding, paged attention), or "
+            f"{run_more_at_once(words)}{gain_of_first(words)}"
         ),
     )
 
@@ -234,7 +260,7 @@ def slow_kernel_few_tokens(words: FindingWords) -> FindingTexts:
             f"{first_slow_kernel(words)}, because its experts get few tokens each (it moves more than "
             "it computes)"
         ),
-        advice=f"serve {MORE_SEQUENCES}, or put fewer experts on a GPU{gain_of_first(words)}",
+        advice=f"{run_more_at_once(words)}, or put fewer experts on a GPU{gain_of_first(words)}",
     )
 
 
@@ -244,7 +270,7 @@ def slow_kernel_product(words: FindingWords) -> FindingTexts:
         text=first_slow_kernel(words),
         advice=(
             'try another kernel (`torch.compile(mode="max-autotune")`, a tuned library) or '
-            f"{MORE_SEQUENCES}{gain_of_first(words)}"
+            f"{run_more_at_once(words)}{gain_of_first(words)}"
         ),
     )
 
@@ -288,7 +314,7 @@ def busy_cpu(words: FindingWords) -> FindingTexts:
             "other processes share the CPU"
         ),
         advice=(
-            "give the server cores of its own: fewer threads (`OMP_NUM_THREADS`), other jobs "
+            f"give the {program(words)} cores of its own: fewer threads (`OMP_NUM_THREADS`), other jobs "
             "elsewhere, no limit of CPU time"
         ),
     )

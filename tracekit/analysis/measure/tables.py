@@ -420,7 +420,7 @@ def _measure_rank(
         frames_of_rank if frames is None else find_frames(frames),
         gpu_events,
         steps,
-        busy=all_lanes.busy,
+        busy=all_lanes.busy | recording.unrecorded,  # there the GPU is not known to be idle
         gaps=idle_gaps,
     )
     del launching, frames_of_rank

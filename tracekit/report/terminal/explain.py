@@ -12,6 +12,7 @@ from tracekit.classify.graph_replays import events_with_captured_launches
 from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
 from tracekit.findings.roles import CODES as ROLE_CODES
+from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import per_words, shared_time
 from tracekit.report.view import view_of
 from tracekit.schema import LABELS, RankEvents
@@ -33,7 +34,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
     finding = findings[number - 1]
     lines = [f"{number}. {finding.text}", f"   {finding.advice}", ""]
     per = "a step" if analysis.step.is_marked else "in all"
-    cost = f"{ms(finding.cost_ns)} of {ms(analysis.step.reference_ns)} {per}"
+    cost = f"{ms(finding.cost_ns)} of {_reference(analysis.step)} {per}"
     if finding.code == "slow_step" and "excess_ns" in finding.evidence:
         steps = finding.evidence.get("recorded_steps")
         cost = f"{ms(finding.cost_ns)} a step, spread over {steps} steps"
@@ -67,6 +68,19 @@ def explain_finding(analysis: Analysis, number: int) -> str:
     return "\n".join(lines)
 
 
+def _reference(step: StepSummary) -> str:
+    """Return the time that a cost is a part of, and which it is where the first line states another one.
+
+    >>> from tracekit.metrics.step_time import FreeStep
+    >>> _reference(StepSummary(102_000_000, free=FreeStep(99_500_000, (98, 101), "modelled")))
+    '99.5 ms (without the profiler)'
+    """
+    reference = ms(step.known_ns)
+    return (
+        reference if step.shown_ns == step.reference_ns else f"{reference} (without the profiler)"
+    )
+
+
 def _change_options(change: str) -> str:
     """Return the options that ask for a change, of which there may be several, separated by commas.
 
@@ -80,9 +94,15 @@ def _change_options(change: str) -> str:
 
 
 def _evidence_value(name: str, value: EvidenceValue) -> str:
-    """Return a figure of the evidence with its unit."""
+    """Return a figure of the evidence with its unit.
+
+    >>> _evidence_value("idle_ns", 1_500_000), _evidence_value("steps_marked", True)
+    ('1.5 ms', 'yes')
+    """
     if value is None:
         return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if name.endswith("_ns") and isinstance(value, int | float):
         return ms(value)
     if name.endswith("_share") or name.startswith("share") or name == "model_flop_utilisation":
@@ -103,6 +123,13 @@ EVIDENCE_NAMES = {
     "gpu_work_ns": "GPU work",
     "mean_event_ns": "mean length of GPU work",
     "events_per_step": "kernels and copies a step",
+    "op_ns": "time of this operator",
+    "op_gain_ns": "of that saved at its limit",
+    "operators": "slow operators",
+    "steps_marked": "steps are marked",
+    "is_recorded_time": "time as recorded",
+    "generates": "generates tokens",
+    "stacks_not_read": "stacks recorded and not read",
 }
 """Names of figures whose own name says too little."""
 

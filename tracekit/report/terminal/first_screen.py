@@ -187,9 +187,15 @@ def headline(view: View, width: int) -> Text:
         "device": terminal(device),
         "time": time,
     }
-    # The step time is never cut off: what matters least goes first.
-    for name in ("", "device", "steps", "name"):
-        facts.pop(name, None)
+    # The step time is never cut off: what matters least, or is known to who reads it, goes first.
+    shorter = {
+        "": "",
+        "device": terminal(device.partition(" (")[0]),
+        "steps": "",
+        "name": "",
+    }
+    for name, text in (*shorter.items(), ("device", "")):
+        facts[name] = text
         line = " · ".join(fact for fact in facts.values() if fact)
         if len(line) <= width:
             return Text(line, style="bold")
@@ -257,7 +263,7 @@ def budget_parts(budget: Budget, *, idle_known: bool = True) -> list[Part]:
     parts.append(
         ("idle" if idle_known else "idle or not recorded", "idle", budget.idle_ns, IDLE_COLOUR)
     )
-    return [part for part in parts if part[2] >= MIN_SHARE_NAMED * budget.span_ns]
+    return [part for part in parts if part[2] >= MIN_SHARE_NAMED * budget.recorded_ns]
 
 
 def _phase_parts(phases: Mapping[str, float]) -> list[Part]:
@@ -278,11 +284,20 @@ def parts_in_words(parts: Sequence[Part], span_ns: int) -> str:
     'compute 60 %  exposed: dp_comm 30 %, pp_comm 4 %  idle 6 %'
     >>> parts_in_words(budget_parts(Budget(compute_ns=60, exposed_ns={"dp_comm": 34}, idle=6)), 100)
     'compute 60 %  dp_comm exposed 34 %  idle 6 %'
+
+    What is not recorded is left out of the shares.
+
+    >>> parts = budget_parts(Budget(compute_ns=9_000_000, exposed_ns={}, idle=1_000_000, unrecorded_ns=40_000_000))
+    >>> parts_in_words(parts, 50_000_000)
+    'compute 90 %  idle 10 %  not recorded +40.0 ms'
     """
+    span_ns -= sum(ns for _, kind, ns, _ in parts if kind == "unrecorded")
     exposed = [part for part in parts if part[1] == "exposed"]
     texts: list[str] = []
     for part in parts:
-        name, _, ns, _ = part
+        name, kind, ns, _ = part
+        if kind == "unrecorded":
+            continue
         share = percent(ns, span_ns, digits=0)
         if part in exposed and len(exposed) > 1:
             if part is exposed[0]:
@@ -293,6 +308,9 @@ def parts_in_words(parts: Sequence[Part], span_ns: int) -> str:
                 texts.append(f"exposed: {', '.join(labels)}")
             continue
         texts.append(f"{name} {share}")
+    for name, kind, ns, _ in parts:
+        if kind == "unrecorded":
+            texts.append(f"{name} +{short_ms(ns)}")
     return "  ".join(texts)
 
 
@@ -432,7 +450,8 @@ def hint_lines(view: View, width: int, *, page_written: bool, shown: int) -> lis
     """
     smaller = len(view.findings) - shown
     full = f"--full ({counted(smaller, 'more finding')})" if smaller else "--full"
-    more = [full, "--explain 1", *([] if page_written else ["-o report.html"])]
+    explain = ["--explain 1"] if view.findings else []
+    more = [full, *explain, *([] if page_written else ["-o report.html"])]
     return _wrapped(f"more: {', '.join(more)}", width, first="  ", rest="    ", style="dim")
 
 

@@ -200,9 +200,10 @@ def is_longer_first(each: StepTime, step: StepSummary) -> bool:
 def _budget_parts(analysis: Analysis) -> list[str]:
     """Return the parts of a step in words, without those that take no time."""
     budget = analysis.step.shown_budget
+    whole_ns = budget.recorded_ns
     texts = []
     if budget.compute_ns:
-        texts.append(f"{percent(budget.compute_ns, budget.span_ns)} compute")
+        texts.append(f"{percent(budget.compute_ns, whole_ns)} compute")
     exposed_ns = sum(budget.exposed_ns.values())
     if exposed_ns:
         exposed_kinds = {kind_of(label) for label, ns in budget.exposed_ns.items() if ns}
@@ -211,13 +212,13 @@ def _budget_parts(analysis: Analysis) -> list[str]:
             names.append("communication")
         if "copy" in exposed_kinds:
             names.append("copies")
-        texts.append(f"{percent(exposed_ns, budget.span_ns)} exposed {' or '.join(names)}")
+        texts.append(f"{percent(exposed_ns, whole_ns)} exposed {' or '.join(names)}")
     if analysis.total.idle_known:
-        texts.append(f"{percent(budget.idle_ns, budget.span_ns)} idle")
+        texts.append(f"{percent(budget.idle_ns, whole_ns)} idle")
     else:
         texts.append("idle not known")
     if budget.unrecorded_ns:
-        texts.append(f"{percent(budget.unrecorded_ns, budget.span_ns)} not recorded")
+        texts.append(f"{short_ms(budget.unrecorded_ns)} more that is not recorded")
     return texts
 
 

@@ -118,7 +118,7 @@ def lost_tile(budget: Budget, *, idle_known: bool = True) -> Tile:
     >>> lost_tile(Budget(compute_ns=60, exposed_ns={"dp_comm": 10}, idle=30)).name
     'Idle'
     """
-    span_ns = max(budget.span_ns, 1)
+    span_ns = max(budget.recorded_ns, 1)
     exposed_ns = sum(budget.exposed_ns.values())
     longest = sorted(budget.exposed_ns.items(), key=lambda item: -item[1])
     named = [(label, ns) for label, ns in longest if ns >= MIN_SHARE_NAMED * span_ns]
