@@ -116,7 +116,7 @@ def context_of(*, recorded=None, free=None, step_ns=1_000):
         return SimpleNamespace(idle_ns=figures[0], exposed_ns={"dp_comm": figures[1]})
 
     no_profiler = None if free is None else SimpleNamespace(budget=budget(free) if free else None)
-    step = SimpleNamespace(reference_ns=step_ns, budget=budget(recorded), free=no_profiler)
+    step = SimpleNamespace(known_ns=step_ns, budget=budget(recorded), free=no_profiler)
     return Context(SimpleNamespace(step=step, changed_steps=()))
 
 

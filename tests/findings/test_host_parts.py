@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import polars as pl
 import pytest
@@ -31,14 +32,24 @@ class Means:
         return float(self.rows[code][column]) if code in self.rows else 0.0
 
 
-def costs(monkeypatch, means, *, idle_known=True):
-    """What each finding costs, and the GPU's work beside it."""
+class Cost(NamedTuple):
+    code: str
+    cost_ns: int
+
+
+def costs(monkeypatch, means, *, idle_known=True, confirmed_ns=None):
+    """What each finding costs; at most *confirmed_ns* of an activity are what the replay without it saves."""
     monkeypatch.setattr(host, "_StepMeans", lambda context: means)
     monkeypatch.setattr(
-        host, "_launch_bound", lambda context, means, ns: ("launch_bound", round(ns))
+        host, "_launch_bound", lambda context, means, ns: Cost("launch_bound", round(ns))
     )
-    monkeypatch.setattr(host, "_unused_parameters", lambda context, means: ("unused_parameters", 0))
-    offence = lambda context, means, code, ns, gpu_ns: (code, round(ns)) if ns > 0 else None  # noqa: E731
+    unused_parameters = Cost("unused_parameters", 0)
+    monkeypatch.setattr(host, "_unused_parameters", lambda context, means: unused_parameters)
+
+    def offence(context, means, code, ns, gpu_ns):
+        cost_ns = ns if confirmed_ns is None else min(ns, confirmed_ns)
+        return Cost(code, round(cost_ns)) if cost_ns > 0 else None
+
     monkeypatch.setattr(host, "_offence", offence)
     analysis = SimpleNamespace(
         total=SimpleNamespace(idle_known=idle_known), tables={"host_time": pl.DataFrame({"a": [1]})}
@@ -77,6 +88,22 @@ def test_an_activity_costs_its_idle_time_and_its_share_of_what_follows(
     monkeypatch, activities, options, found
 ):
     assert costs(monkeypatch, Means(activities, **options)) == found
+
+
+@pytest.mark.parametrize(
+    ("confirmed_ns", "found"),
+    [
+        (50, {"compile": 50, "launch_bound": 60}),
+        (30, {"compile": 30, "launch_bound": 80}),
+        (0, {"launch_bound": 100}),
+    ],
+)
+def test_idle_time_behind_an_activity_that_is_left_without_it_is_launching(
+    monkeypatch, confirmed_ns, found
+):
+    """Of 100 ns of idle time while launching 40 follow from the activity, in which the GPU is idle for 10."""
+    means = Means({"compile": (400, 10, 40)}, launching_idle_ns=100)
+    assert costs(monkeypatch, means, confirmed_ns=confirmed_ns) == found
 
 
 def test_a_host_that_is_slower_than_the_gpu_by_itself_is_bound_by_launching(monkeypatch):

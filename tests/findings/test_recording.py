@@ -191,14 +191,17 @@ def test_idle_time_that_nothing_explains_is_stated(analysis_of_steps):
     findings = analysis_of_steps(fill).findings
     (unexplained,) = [finding for finding in findings if finding.case == "idle"]
     assert unexplained.evidence["unexplained_ns"] > 0.3 * unexplained.cost_ns / unexplained.share
-    assert "the reason is not known" in unexplained.text
+    assert "the recording does not show why" in unexplained.text
 
 
 @pytest.mark.parametrize(
     ("unexplained_ms", "says"),
     [
-        (4, "the GPU has no known work for 4.00 ms; the reason is not known"),
-        (1, "the GPU has no known work for 4.00 ms; the reason is not known for 1.00 ms of that"),
+        (4, "no GPU work is recorded for 4.00 ms, and the recording does not show why"),
+        (
+            1,
+            "no GPU work is recorded for 4.00 ms; for 1.00 ms of that the recording does not show why",
+        ),
     ],
 )
 def test_idle_time_is_called_work_that_is_not_known(unexplained_ms, says):

@@ -26,8 +26,8 @@ def small(samples):
 
 
 UNEXPLAINED = (
-    "The GPU has no known work for 0.40 ms; the reason is not known: look at the longest gaps in the timeline "
-    "(`-o report.html`); stacks (`with_stack=True`) tell what the CPU does in them"
+    "No GPU work is recorded for 0.40 ms, and the recording does not show why: look at the longest gaps in the "
+    "timeline (`-o report.html`); stacks (`with_stack=True`) tell what the CPU does in them"
 )
 
 

@@ -186,8 +186,9 @@ class StepSummary(msgspec.Struct, frozen=True):
         """The same without the time for which the recording lacks events: shares are of what it shows."""
         if self.reference_ns is None:
             return None
-        has_free_budget = self.free is not None and self.free.budget is not None
-        budget = self.free.budget if has_free_budget else self.budget
+        budget = self.budget
+        if self.free is not None and self.free.budget is not None:
+            budget = self.free.budget
         return self.reference_ns - budget.unrecorded_ns or self.reference_ns
 
     @property

@@ -1183,11 +1183,11 @@ def recording(words: FindingWords) -> FindingTexts:
 
 
 def unexplained(words: FindingWords) -> str:
-    # Shown, not idle: the time without the profiler counts as idle what the recording lacks.
-    text = f"the recording shows no GPU work for {words['idle_ns']}"
+    # Recorded, not idle: the time without the profiler counts as idle what the recording lacks.
+    text = f"no GPU work is recorded for {words['idle_ns']}"
     if words["unexplained_ns"] != words["idle_ns"]:
-        return f"{text}, and for {words['unexplained_ns']} of that not why"
-    return f"{text}, and not why"
+        return f"{text}; for {words['unexplained_ns']} of that the recording does not show why"
+    return f"{text}, and the recording does not show why"
 
 
 @texts("recording", "idle")
