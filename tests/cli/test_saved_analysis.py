@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 
 import pytest
 
 from tests.kept import analysis_of
+from tracekit._util.inflation import MIN_INFLATED_LIMIT
 
 
 @pytest.fixture
@@ -128,3 +130,16 @@ def refusal(run_command, file, document):
     assert refused.returncode == 2
     (line,) = refused.stderr.strip().splitlines()
     return line
+
+
+@pytest.mark.parametrize("command", ["analyze", "gate", "diff"])
+def test_kilobytes_that_inflate_to_gigabytes_are_one_line(run_command, tmp_path, command):
+    file = tmp_path / "saved.json.gz"
+    head = b'{"format": "tracekit.analysis/2", "x": "'
+    file.write_bytes(gzip.compress(head + bytes(MIN_INFLATED_LIMIT)))
+    assert file.stat().st_size < 100_000
+    words = {"gate": (file, "--baseline", file), "diff": (file, file)}
+    refused = run_command(command, *words.get(command, (file,)))
+    assert refused.returncode == 2
+    (line,) = refused.stderr.strip().splitlines()
+    assert "saved.json.gz: inflates to more than 33,554,432 bytes" in line

@@ -13,17 +13,18 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from pyarrow import ipc
+from pyarrow import ipc, parquet
 
 from tests.memory_snapshots import event, write
 from tracekit import load
 from tracekit._loops.json_scanner import NULL
 from tracekit._util.arrow_sizes import unpacked_bytes
+from tracekit._util.inflation import MIN_INFLATED_LIMIT
 from tracekit.classify.model_position import _depths
 from tracekit.errors import InputError, MachineError
 from tracekit.metrics.host.idle_activity import MAX_LAUNCHING_THREADS, _launching_threads
 from tracekit.parsers import flight_recorder, nccl_inspector
-from tracekit.parsers.file_type import MIN_INFLATED_LIMIT, detect_file_type
+from tracekit.parsers.file_type import detect_file_type
 from tracekit.parsers.kineto.captures import holds_capture
 from tracekit.parsers.kineto.recording_window import recording_window
 from tracekit.parsers.memory_snapshot import read_memory_snapshot, read_memory_snapshots
@@ -219,6 +220,55 @@ def test_a_stream_of_gigabytes_is_found_without_unpacking_it(tmp_path):
     with pytest.raises(InputError, match="inflates to more than 33,554,432 bytes"):
         export.fetch("KERNELS", ["start"])
     assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+@pytest.mark.parametrize("rows", [1_000_000, 10_000_000])
+def test_a_column_without_bytes_counts_by_its_rows(tmp_path, rows):
+    folder = tmp_path / "rank0.arrowdir"
+    folder.mkdir()
+    table = pa.table({"start": pa.nulls(rows)})
+    with ipc.new_stream(str(folder / "KERNELS.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    export = exports.ArrowExport(folder)
+    if rows * 4 <= MIN_INFLATED_LIMIT:
+        assert len(export.fetch("KERNELS", ["start"])) == rows
+    else:
+        with pytest.raises(InputError, match="inflates to more than"):
+            export.fetch("KERNELS", ["start"])
+
+
+def test_columns_of_types_that_no_export_has_are_damage(tmp_path):
+    folder = tmp_path / "rank0.arrowdir"
+    folder.mkdir()
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([1000], pa.int32()), pa.array([5]))
+    lists = pa.array([[0] * 1000])
+    for name, column in (("RUNS", runs), ("LISTS", lists)):
+        table = pa.table({"start": column})
+        with ipc.new_stream(str(folder / f"{name}.arrow"), table.schema) as writer:
+            writer.write_table(table)
+    parquet.write_table(pa.table({"start": lists}), folder / "PACKED.parquet")
+    export = exports.ArrowExport(folder)
+    for name in ("RUNS", "LISTS", "PACKED"):
+        assert export.fetch(name, ["start"]).is_empty()
+    assert [notice.values["table"] for notice in export.notices] == ["RUNS", "LISTS", "PACKED"]
+
+
+@pytest.mark.parametrize("rows", [1000, 60_000])
+def test_texts_that_many_rows_repeat_are_added_up_before_they_are_written_out(tmp_path, rows):
+    folder = tmp_path / "rank0.parquetdir"
+    folder.mkdir()
+    text = "x" * 16_000
+    file = folder / "StringIds.parquet"
+    parquet.write_table(pa.table({"value": [text] * (rows - 1) + [None]}), file, compression="zstd")
+    assert file.stat().st_size < 10_000
+    export = exports.ArrowExport(folder)
+    before = pa.total_allocated_bytes()
+    if rows == 1000:
+        assert export.fetch("StringIds", ["value"])["value"].to_list() == [text] * 999 + [None]
+    else:
+        with pytest.raises(InputError, match="inflates to more than"):
+            export.fetch("StringIds", ["value"])
+        assert pa.total_allocated_bytes() - before < 1 << 20
 
 
 @pytest.mark.parametrize("compression", [None, "zstd", "lz4"])

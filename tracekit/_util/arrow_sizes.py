@@ -19,6 +19,9 @@ _DICTIONARY_BATCH = 2
 """Type of a message that holds a record batch in its second field."""
 _RECORD_BATCH = 3
 """Type of a message that is a record batch."""
+MIN_BYTES_OF_A_VALUE = 4
+"""Least bytes that a value of a table takes in memory once its columns have types of ours: columns of
+type null have a length and no bytes at all."""
 
 
 class _FlatBufferTable:
@@ -88,10 +91,18 @@ def _unpacked_bytes(message: Any) -> int:
         batch = _FlatBufferTable(metadata, inner)
     elif metadata[type_field] != _RECORD_BATCH:
         return 0
+    values = 0
+    nodes = batch.pointer(1)
+    if nodes is not None:
+        (count,) = struct.unpack_from("<I", metadata, nodes)
+        for length, _nulls in struct.iter_unpack(
+            "<qq", metadata[nodes + 4 : nodes + 4 + 16 * count]
+        ):
+            values += max(0, length)
     buffers = batch.pointer(2)
     body = memoryview(message.body)
     if buffers is None or batch.field(3) is None:  # nothing is compressed
-        return len(body)
+        return max(len(body), values * MIN_BYTES_OF_A_VALUE)
     (count,) = struct.unpack_from("<I", metadata, buffers)
     total = 0
     for offset, length in struct.iter_unpack(
@@ -100,4 +111,4 @@ def _unpacked_bytes(message: Any) -> int:
         # -1 stands for a buffer that is not compressed.
         size = struct.unpack_from("<q", body, offset)[0] if length else 0
         total += length if size < 0 else size
-    return total
+    return max(total, values * MIN_BYTES_OF_A_VALUE)

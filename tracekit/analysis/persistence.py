@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
+from tracekit._util.inflation import inflated_limit
 from tracekit._version import __version__
 from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.analysis.table_checks import (
@@ -38,7 +39,6 @@ from tracekit.documents.coding import (
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError
 from tracekit.intervals import Intervals
-from tracekit.parsers.file_type import inflated_limit
 from tracekit.whatif.packed_events import pack_events, unpack_events
 
 FILE = "tables.zip"

@@ -1,9 +1,7 @@
 """Encoding and decoding of documents."""
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -15,6 +13,7 @@ import polars as pl
 from msgspec import UnsetType
 
 from tracekit._util.files import read_start
+from tracekit._util.inflation import GZIP, inflate_whole
 from tracekit._util.text import json_text
 from tracekit.errors import InputError
 
@@ -186,11 +185,12 @@ def read_document(
     """
     try:
         data = Path(path).read_bytes()
-        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except FileNotFoundError as error:
         raise InputError(f"{path}: there is no such file", hint=hint) from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: is not complete: {error}", hint=hint) from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
+    if data.startswith(GZIP):
+        data = inflate_whole(data, str(path))
     document = decode(data, document_type, path, hint=hint)
     for key_path, number in _numbers(to_plain(document), "$"):
         if abs(number) > MAX_MAGNITUDE:

@@ -1,7 +1,5 @@
 """Detection of a file's type and rank from its first and last bytes, without parsing and whatever its name."""
 
-import gzip
-import io
 import json
 import re
 import zlib
@@ -9,14 +7,13 @@ from typing import Any
 
 import msgspec
 
-from tracekit.errors import InputError
+from tracekit._util.inflation import GZIP
 from tracekit.parsers.plain_pickle import is_pickle
 from tracekit.parsers.source_refs import valid_rank
 
 HEAD_BYTES = 1 << 18
 TAIL_BYTES = 1 << 16
 
-GZIP = b"\x1f\x8b"
 SQLITE = b"SQLite format 3\x00"
 ARROW = (b"\xff\xff\xff\xff", b"ARROW1")
 SIGNATURES = {SQLITE: "nsight", **dict.fromkeys(ARROW, "nsight")}
@@ -139,48 +136,6 @@ def inflate(head: bytes, limit: int = HEAD_BYTES) -> bytes:
         return zlib.decompressobj(wbits=31).decompress(head, limit)
     except zlib.error:
         return b""
-
-
-MAX_INFLATION = 200
-"""Most bytes that a byte of a compressed dump, log or snapshot may become. Real ones become 5 to 40."""
-MIN_INFLATED_LIMIT = 32 << 20
-"""Bytes to which any of them may grow, however short."""
-
-
-def inflated_limit(compressed_bytes: int) -> int:
-    """Return how many bytes a gzip file of a dump, log or snapshot may inflate to.
-
-    >>> inflated_limit(1000) == 32 << 20, inflated_limit(10_000_000)
-    (True, 2000000000)
-    """
-    return max(MIN_INFLATED_LIMIT, MAX_INFLATION * compressed_bytes)
-
-
-def inflation_error(name: str, compressed_bytes: int) -> InputError:
-    """Return the error about a file that inflates to more than that."""
-    problem = f"{name}: inflates to more than {inflated_limit(compressed_bytes):,} bytes"
-    return InputError(problem, hint="if it is genuine, inflate it first (gunzip)")
-
-
-def inflate_whole(data: bytes, name: str) -> bytes:
-    """Return the content of a gzip file, of at most ``inflated_limit`` bytes.
-
-    Raises:
-        InputError: It is damaged, or inflates to more.
-
-    >>> import gzip
-    >>> inflate_whole(gzip.compress(b"hello"), "a.gz")
-    b'hello'
-    """
-    limit = inflated_limit(len(data))
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as compressed:
-            content = compressed.read(limit + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{name}: is a damaged gzip file", hint="copy it again") from error
-    if len(content) > limit:
-        raise inflation_error(name, len(data))
-    return content
 
 
 def _detect_pickle(head: bytes) -> FileType:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from tracekit._util.inflation import GZIP, inflate_whole
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.collective_names import (
     group_identity,
@@ -27,7 +28,6 @@ from tracekit.parsers.collective_names import (
     tensor_bytes,
     valid_int64,
 )
-from tracekit.parsers.file_type import GZIP, inflate_whole
 from tracekit.parsers.plain_pickle import is_pickle, load_plain_pickle
 from tracekit.parsers.source_refs import valid_rank
 from tracekit.schema import (

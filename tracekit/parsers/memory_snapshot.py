@@ -15,8 +15,8 @@ from typing import Any
 
 import polars as pl
 
+from tracekit._util.inflation import GZIP, inflate_whole
 from tracekit.errors import InputError, Notice, NoticeValues
-from tracekit.parsers.file_type import GZIP, inflate_whole
 from tracekit.parsers.plain_pickle import load_plain_pickle
 from tracekit.parsers.snapshot_checks import check_segments, history_contradiction
 from tracekit.schema import (

@@ -19,9 +19,9 @@ from typing import IO, Any
 import msgspec
 import polars as pl
 
+from tracekit._util.inflation import GZIP, inflated_limit, inflation_error
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.collective_names import operation_name, valid_int64
-from tracekit.parsers.file_type import GZIP, inflated_limit, inflation_error
 from tracekit.schema import COLLECTIVES, RankCollectives, Recording, conform
 
 KNOWN_VERSIONS = ("v4", "v5")

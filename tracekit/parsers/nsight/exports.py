@@ -24,18 +24,16 @@ import polars as pl
 import pyarrow as pa
 from adbc_driver_manager import AdbcConnection, AdbcStatement
 from adbc_driver_manager import Error as AdbcError
-from pyarrow import ipc, parquet
+from pyarrow import compute, ipc, parquet
 
-from tracekit._util.arrow_sizes import unpacked_bytes
+from tracekit._util.arrow_sizes import MIN_BYTES_OF_A_VALUE, unpacked_bytes
+from tracekit._util.inflation import inflated_limit
 from tracekit._util.machine import available_memory
 from tracekit.errors import InputError, MachineError, Notice, NoticeValues
-from tracekit.parsers.file_type import inflated_limit
 from tracekit.parsers.nsight.tables import READ_TABLES, TEXT_COLUMNS
 
-MIN_BYTES_OF_A_VALUE = 4
-"""Least bytes that a value of an export's table takes in memory."""
-_ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
-"""Errors of ``pyarrow`` on a damaged file."""
+_ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, pl.exceptions.PolarsError)
+"""Errors of ``pyarrow`` on a damaged file, and of ``polars`` on types that it does not know."""
 
 
 class ArrowExport:
@@ -88,8 +86,13 @@ class ArrowExport:
 
     def fetch(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
         """Read columns that exist; a damaged table has no rows."""
+        if not columns:
+            return pl.DataFrame()
         try:
-            return to_polars(self._open(table)[1](list(columns))) if columns else pl.DataFrame()
+            schema, read = self._open(table)
+            if any(pa.types.is_nested(schema.field(name).type) for name in columns):
+                raise pa.ArrowInvalid("a value is a list")  # of any number of values
+            return to_polars(read(list(columns)))
         except _ARROW_ERRORS:
             self._report_damage(table)
             return pl.DataFrame()
@@ -98,23 +101,15 @@ class ArrowExport:
         """Return the schema of a table, and a function that reads some of its columns as an Arrow table."""
         file, offset = self._positions[table]
         if file.suffix == ".parquet":
-            parquet_file = parquet.ParquetFile(file)
-
-            def read(columns: list[str]) -> Any:
-                _check_rows(file, parquet_file.metadata.num_rows, columns)
-                return parquet_file.read(columns)
-
-            return parquet_file.schema_arrow, read
+            schema = parquet.read_schema(file)
+            return schema, lambda columns: _read_parquet(file, schema, columns)
         source = pa.memory_map(str(file))
         source.seek(offset)
         try:
             size = unpacked_bytes(source)
         except ValueError as error:
             raise pa.ArrowInvalid(str(error)) from error
-        limit = inflated_limit(source.size())
-        if size > limit:
-            problem = f"{file}: {table} inflates to more than {limit:,} bytes"
-            raise InputError(problem, hint="if it is genuine, export it without compression")
+        _check_unpacked(file, size)
         source.seek(0)
         try:  # versions of the exporter differ in whether they write an Arrow file or an Arrow stream
             reader = ipc.open_file(source)
@@ -128,11 +123,44 @@ class ArrowExport:
         self.notices.append(Notice("damaged-table", values=values))
 
 
-def _check_rows(file: Path, rows: int, columns: Sequence[str]) -> None:
-    """Raise MachineError if columns cannot fit into memory.
+def _check_unpacked(file: Path, size: int) -> None:
+    """Raise InputError if a table takes so many bytes once it is unpacked that its file was made for it."""
+    limit = inflated_limit(file.stat().st_size)
+    if size > limit:
+        problem = f"{file}: inflates to more than {limit:,} bytes"
+        raise InputError(problem, hint="if it is genuine, export it without compression")
 
-    A Parquet file of a kilobyte may hold billions of equal rows.
+
+def _read_parquet(file: Path, schema: Any, columns: list[str]) -> Any:
+    """Read columns of a Parquet file.
+
+    A file of a kilobyte may hold billions of equal rows, and texts of megabytes that each of many
+    rows repeats: texts are read as numbers into a list of different ones, and added up before they
+    are written out.
     """
+    texts = [
+        name
+        for name in columns
+        if pa.types.is_string(schema.field(name).type)
+        or pa.types.is_binary(schema.field(name).type)
+    ]
+    parquet_file = parquet.ParquetFile(file, read_dictionary=texts)
+    rows = parquet_file.metadata.num_rows
+    _check_rows(file, rows, columns)
+    _check_unpacked(file, rows * len(columns) * MIN_BYTES_OF_A_VALUE)
+    table = parquet_file.read(columns)
+    text_bytes = 0
+    for name in texts:
+        for chunk in table[name].chunks:
+            if pa.types.is_dictionary(chunk.type):
+                lengths = compute.binary_length(chunk.dictionary)
+                text_bytes += compute.sum(lengths.take(chunk.indices)).as_py() or 0
+    _check_unpacked(file, text_bytes)
+    return table.cast(pa.schema([schema.field(name) for name in table.column_names]))
+
+
+def _check_rows(file: Path, rows: int, columns: Sequence[str]) -> None:
+    """Raise MachineError if columns cannot fit into memory."""
     needed = rows * len(columns) * MIN_BYTES_OF_A_VALUE
     available = available_memory()
     if needed > available:
