@@ -11,7 +11,13 @@ import pytest
 
 import tracekit
 from tests.stores import seal
-from tracekit.analysis.persistence import FILE, _read_frame, read_tables
+from tracekit.analysis.persistence import (
+    FILE,
+    _as_one_row,
+    _read_frame,
+    _table_of_row,
+    read_tables,
+)
 from tracekit.analysis.table_checks import check_path_pieces, check_values
 from tracekit.critical_path.pieces import PATH_PIECES
 from tracekit.errors import InputError
@@ -39,10 +45,15 @@ def forge(store, table, change):
         change(document["tables"])
         members["tables.json"] = json.dumps(document).encode()
     else:
-        name = next(name for name in members if name.startswith(f"{table}."))
+        small = pl.read_ipc_stream(members["tables.arrows"])
+        name = next(name for name in (*members, *small.columns) if name.startswith(f"{table}."))
+        if name in members:
+            forged = change(pl.read_ipc_stream(members[name]))
+        else:
+            forged = small.with_columns(_as_one_row({name: change(_table_of_row(small, name))}))
         buffer = io.BytesIO()
-        change(pl.read_ipc_stream(members[name])).write_ipc_stream(buffer)
-        members[name] = buffer.getvalue()
+        forged.write_ipc_stream(buffer)
+        members[name if name in members else "tables.arrows"] = buffer.getvalue()
     with zipfile.ZipFile(file, "w") as archive:
         for name, data in members.items():
             archive.writestr(name, data)

@@ -506,14 +506,15 @@ def _phases(
     start = table["start_ns"].to_numpy()
     end = table["end_ns"].to_numpy()
     part = table["part"].to_numpy()
-    waits_ns = pl.Series(waits.exposed_pp.covered_ns(start, end, scopes.start + part))
-    unknown = pl.lit(None, pl.Int64)
-    phases = table.select(
-        pl.Series("step", steps, pl.Int64).gather(part),
-        "phase",
-        "span_ns",
-        "compute_ns",
-        idle_ns=pl.col("idle_ns") if rank.idle_known else unknown,
-        wait_ns=waits_ns if waits_known else unknown,
+    unknown = [None] * len(table)
+    waits_ns = waits.exposed_pp.covered_ns(start, end, scopes.start + part).tolist()
+    # As lists: the table is small, and every query of polars takes as long as a thousand rows.
+    columns = (  # in the order of ``Phase``
+        [steps[number] for number in part.tolist()],
+        table["phase"].to_list(),
+        table["span_ns"].to_list(),
+        table["compute_ns"].to_list(),
+        table["idle_ns"].to_list() if rank.idle_known else unknown,
+        waits_ns if waits_known else unknown,
     )
-    return tuple(rows(phases, Phase))
+    return tuple(Phase(*row) for row in zip(*columns, strict=True))

@@ -1,20 +1,22 @@
 """The tables of one rank as a file of a store.
 
 They (``write_tables``, ``read_tables``) are all that ``combine`` needs of a rank. Their
-file is a zip with one Arrow stream per table (as small as Parquet for small tables, and read in a
-fifth of the time) and ``tables.json`` for everything else. It is one file and not forty, because a
-run of a thousand ranks would have forty thousand. Reading runs no code from the file: each field is
-built as the type that it is declared with, and the tables are checked (``table_checks``). The
-largest tables, the pieces of the critical path and the events of the replay, stay in the file until
-they are loaded.
+file is a zip of Arrow streams (as small as Parquet for small tables, and read in a fifth of the
+time) and ``tables.json`` for everything else. The small tables are one stream of one row, with the
+rows of a table as the list in its column: a run of a thousand ranks has forty thousand of them.
+Reading runs no code from the file: each field is built as the type that it is declared with, and
+the tables are checked, those of many ranks together (``table_checks``). The largest tables, the
+pieces of the critical path and the events of the replay, have streams of their own, which stay in
+the file until they are loaded.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import io
+import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +28,7 @@ from tracekit._util.inflation import inflated_limit
 from tracekit._version import __version__
 from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.analysis.table_checks import (
+    StoredTables,
     check_graph_events,
     check_host_work,
     check_path_pieces,
@@ -44,6 +47,8 @@ from tracekit.whatif.packed_events import pack_events, unpack_events
 FILE = "tables.zip"
 _JSON_MEMBER = "tables.json"
 _TABLE_SUFFIX = ".arrows"
+_SMALL_TABLES = "tables"
+"""Name of the stream of all tables but the largest."""
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -126,9 +131,13 @@ class CompressedTable(LoadableTable):
 
 
 def _ipc_stream(table: pl.DataFrame) -> bytes:
-    """Return a table as a compressed Arrow stream."""
+    """Return a table as a compressed Arrow stream.
+
+    Text is one buffer with offsets: as views, text in lists comes with all of the buffers that it
+    was cut from, which takes twice the memory when it is read.
+    """
     buffer = io.BytesIO()
-    table.write_ipc_stream(buffer, compression="zstd")
+    table.write_ipc_stream(buffer, compression="zstd", compat_level=pl.CompatLevel.oldest())
     return buffer.getvalue()
 
 
@@ -149,12 +158,39 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     has_one_step = tables.by_step is tables.window
     fields = _encode(tables, "", frames, without="by_step" if has_one_step else None)
     document = TablesDocument(TABLES_FORMAT, __version__, fields)
+    small = {name: frame for name, frame in frames.items() if not _is_large(name)}
+    large = {name: frame for name, frame in frames.items() if _is_large(name)}
+    streams = {_SMALL_TABLES: _as_one_row(small), **large}
     # ZipInfo without a time: equal tables are equal bytes, and a clock before 1980 does no harm.
     with zipfile.ZipFile(folder / FILE, "w") as archive:
         archive.writestr(zipfile.ZipInfo(_JSON_MEMBER), encode(document, indent=None))
-        for name, frame in frames.items():
+        for name, frame in streams.items():
             archive.writestr(zipfile.ZipInfo(f"{name}{_TABLE_SUFFIX}"), _ipc_stream(frame))
     return folder / FILE
+
+
+def _is_large(name: str) -> bool:
+    """Return whether a table, by its name in the file, has a stream of its own."""
+    return name.partition(".")[0] in _LARGE_TABLES
+
+
+def _as_one_row(tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
+    """Return tables as one row with a column for each, which holds the table's rows as a list.
+
+    >>> row = _as_one_row({"steps": pl.DataFrame({"step": [3, 4]})})
+    >>> _table_of_row(row, "steps")["step"].to_list()
+    [3, 4]
+    """
+    return pl.DataFrame([pl.Series(name, [table.to_struct()]) for name, table in tables.items()])
+
+
+def _table_of_row(row: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return a table that ``_as_one_row`` put into a row."""
+    column = row.get_column(name)
+    rows = column[0] if len(column) == 1 else None
+    if not isinstance(rows, pl.Series):
+        raise ValueError(f"{name} is no table")
+    return rows.struct.unnest()
 
 
 def _encode(
@@ -190,14 +226,41 @@ def _encode(
 
 
 def read_tables(folder: Path) -> RankTables | None:
-    """Return a rank's tables.
+    """Return a rank's tables (``read_tables_of_ranks``); None if it must be measured again."""
+    return read_tables_of_ranks([folder])[0]
 
-    None if there are none, they are damaged, or another version measured them.
 
-    In these cases the rank must be measured again, from the labelled events in the same folder. All
-    tables are read but the largest, which stay in the file until they are loaded.
+def read_tables_of_ranks(folders: Sequence[Path]) -> list[RankTables | None]:
+    """Return the tables of some ranks, in the order of their folders.
+
+    None for a rank if there are none, they are damaged, or another version measured them. Such a
+    rank must be measured again, from the labelled events in the same folder. All tables are read but
+    the largest, which stay in the file until they are loaded.
     """
-    file = (folder / FILE).absolute()
+    stored = [_read_unchecked((folder / FILE).absolute()) for folder in folders]
+    is_sound = iter(_are_sound([each for each in stored if each is not None]))
+    return [each.tables if each is not None and next(is_sound) else None for each in stored]
+
+
+def _are_sound(stored: Sequence[StoredTables]) -> list[bool]:
+    """Return for each rank whether tracekit wrote its tables.
+
+    All are checked together, and each half of them if that fails.
+    """
+    if not stored:
+        return []
+    try:
+        check_rank_tables(stored)
+    except _UNREADABLE:
+        if len(stored) == 1:
+            return [False]
+        middle = len(stored) // 2
+        return _are_sound(stored[:middle]) + _are_sound(stored[middle:])
+    return [True] * len(stored)
+
+
+def _read_unchecked(file: Path) -> StoredTables | None:
+    """Return the tables of a file as they are there; None if they cannot be read."""
     try:
         with zipfile.ZipFile(file) as archive:
             document = decode(
@@ -213,20 +276,22 @@ def read_tables(folder: Path) -> RankTables | None:
         return None
 
 
-def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> RankTables:
+def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> StoredTables:
     """Return the tables that ``write_tables`` turned into *fields* and the Arrow streams of *archive*."""
     written_ns = file.stat().st_mtime_ns
-    parts = _read_frame(archive, fields["steps"]).height
+    stream = _read_stream(archive, _SMALL_TABLES)
+    row = pl.read_ipc_stream(stream)
+    parts = _table_of_row(row, fields["steps"]).height
 
     def get_table(table_type: type[Any], name: str) -> Any:
         if table_type is LoadableTable:
             return TableInFile(file, name, written_ns, parts)
-        return _read_frame(archive, name)
+        return _table_of_row(row, name)
 
     measures: dict[str, Measures] = {}
     for name in ("window", "by_step"):
         if name in fields:
-            covered = _read_frame(archive, fields[name]["covered"])
+            covered = _table_of_row(row, fields[name]["covered"])
             intervals = Intervals(
                 group=covered["group"].to_numpy(),
                 start_ns=covered["start_ns"].to_numpy(),
@@ -240,11 +305,17 @@ def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> 
     tables: RankTables = msgspec.convert(
         {**fields, **measures}, RankTables, str_keys=True, dec_hook=get_table
     )
-    check_rank_tables(tables, fields)
-    return tables
+    # A stream begins with a mark, the size of its schema, and the schema.
+    (schema_bytes,) = struct.unpack_from("<i", stream, 4)
+    return StoredTables(tables, fields, stream[: 8 + schema_bytes])
 
 
 def _read_frame(archive: zipfile.ZipFile, name: str) -> pl.DataFrame:
+    """Read one Arrow stream of the zip as a table."""
+    return pl.read_ipc_stream(_read_stream(archive, name))
+
+
+def _read_stream(archive: zipfile.ZipFile, name: str) -> bytes:
     """Read one Arrow stream of the zip, unless it unpacks to more than a table of ours would."""
     from tracekit._util.arrow_sizes import unpacked_bytes  # it imports pyarrow
 
@@ -252,7 +323,7 @@ def _read_frame(archive: zipfile.ZipFile, name: str) -> pl.DataFrame:
     size = unpacked_bytes(packed)
     if size > inflated_limit(len(packed)):
         raise ValueError(f"{name} unpacks to {size:,} bytes")
-    return pl.read_ipc_stream(packed)
+    return packed
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> bytes:

@@ -9,7 +9,7 @@ The loops behind them index arrays by these numbers without checking again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import isfinite
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from tracekit._util.arrays import Ints
 from tracekit.analysis.measure.tables import Measures, RankTables, rank_tables
 from tracekit.critical_path.pieces import PATH_PIECES
 from tracekit.intervals import Intervals
@@ -94,34 +95,72 @@ ONLY_SOMETIMES = {
 """Columns of the tables that a rank without events does not have."""
 
 
-def check_rank_tables(tables: RankTables, fields: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` if the tables of a rank are not ones that tracekit wrote.
+class StoredTables(NamedTuple):
+    """The tables of a rank as they were read."""
 
+    tables: RankTables
+    fields: Mapping[str, Any]
+    """Everything beside the tables."""
+    schema: bytes
+    """Columns and types of all its tables: those of ranks with equal bytes are equal."""
+
+
+def check_rank_tables(ranks: Sequence[StoredTables]) -> None:
+    """Raise ``ValueError``, or an error of polars, if the tables of some rank are not ones that tracekit wrote.
+
+    Those of all *ranks* are checked together, because a query costs as much for the rows of one.
     The largest tables are checked when they are loaded (``check_path_pieces``,
     ``check_graph_events``, ``check_host_work``).
-
-    Args:
-        tables: The tables.
-        fields: Everything beside the tables, as it was read.
     """
-    _check_numbers(fields)
+    expected = _expected_tables()
+    frames: dict[str, list[pl.DataFrame]] = {}
+    owners: dict[str, list[int]] = {}
+    schemas: set[bytes] = set()
+    for index, stored in enumerate(ranks):
+        _check_fields(stored)
+        for name, table in _named_tables(stored.tables, ""):
+            is_known = stored.schema in schemas
+            if name not in expected or (not is_known and table.schema != expected[name].schema):
+                raise ValueError(f"{name} has other columns than tracekit writes")
+            frames.setdefault(name, []).append(table)
+            owners.setdefault(name, []).append(index)
+        schemas.add(stored.schema)
+    parts = np.array([stored.tables.steps.height for stored in ranks])
+    joined: dict[str, _Joined] = {}
+    for name, of_ranks in frames.items():
+        table = pl.concat(of_ranks)
+        owner = np.repeat(owners[name], [frame.height for frame in of_ranks])
+        joined[name] = _Joined(table, owner)
+        limit = pl.Series(parts[owner])
+        _check_columns(table, expected[name].checks, name=name, parts=limit)
+    for name in ("window", "by_step"):
+        measures = [getattr(stored.tables, name) for stored in ranks]
+        _check_intervals([each.covered for each in measures], name=f"{name}.covered", parts=parts)
+        _check_labels(measures, joined, name=name)
+
+
+class _Joined(NamedTuple):
+    """One table of several ranks."""
+
+    table: pl.DataFrame
+    owner: Ints
+    """Of each row: index of its rank."""
+
+
+def _check_fields(stored: StoredTables) -> None:
+    """Raise ``ValueError`` if what is beside the tables is not as tracekit writes it."""
+    tables = stored.tables
+    _check_numbers(stored.fields)
     parts = tables.steps.height
     if len(tables.timed_steps) != parts:
         raise ValueError(f"there are {len(tables.timed_steps)} timed steps of {parts}")
-    expected = _expected_tables()
-    for name, table in _named_tables(tables, ""):
-        if name not in expected or table.schema != expected[name].schema:
-            raise ValueError(f"{name} has other columns than tracekit writes")
-        _check_columns(table, expected[name].checks, name=name, parts=parts)
     if tables.memory is not None:
         line = tables.memory.figures.line
         if not len(line.at_ns) == len(line.allocated) == len(line.reserved):
             raise ValueError("the memory over time has columns of different lengths")
     for name, measures in (("window", tables.window), ("by_step", tables.by_step)):
-        _check_intervals(measures.covered, name=f"{name}.covered", parts=parts)
         if len(measures.budgets) not in (1, parts) or len(measures.weak) != len(measures.budgets):
             raise ValueError(f"{name} is not of {parts} steps")
-        _check_labels(measures, name=name)
 
 
 def check_path_pieces(pieces: pl.DataFrame, *, parts: int) -> None:
@@ -250,15 +289,17 @@ class _ColumnChecks(NamedTuple):
         )
 
 
-def _check_columns(table: pl.DataFrame, checks: _ColumnChecks, *, name: str, parts: int) -> None:
-    """Raise ``ValueError`` as ``check_values`` does."""
+def _check_columns(
+    table: pl.DataFrame, checks: _ColumnChecks, *, name: str, parts: int | pl.Series
+) -> None:
+    """Raise ``ValueError`` as ``check_values`` does; *parts* may be a number for each row."""
     if table.is_empty():
         return
     for column in checks.required:
         if table.get_column(column).null_count():
             raise ValueError(f"{name} has rows without {column}")
     for column, words in checks.words:
-        if not words.issuperset(table.get_column(column).to_list()):
+        if not words.issuperset(table.get_column(column).unique().to_list()):
             raise ValueError(f"{name} has words that tracekit does not use: {column}")
     for column in checks.floats:
         # A sum is finite if all its numbers are; nulls do not count.
@@ -285,13 +326,9 @@ def _check_numbers_of_columns(table: pl.DataFrame, checks: _ColumnChecks, *, nam
             raise ValueError(f"{name} has sums that cannot be: {column}")
 
 
-def _is_within(column: pl.Series, count: int) -> bool:
+def _is_within(column: pl.Series, count: int | pl.Series) -> bool:
     """Return whether all values of a column are from 0 to *count*, exclusive."""
-    least = column.min()
-    most = column.max()
-    if least is None or most is None:
-        return True
-    return bool(least >= 0 and most < count)  # type: ignore[operator]  # polars types them as any value
+    return bool(((column >= 0) & (column < count)).all())
 
 
 class _Expected(NamedTuple):
@@ -305,7 +342,8 @@ class _Expected(NamedTuple):
 def _expected_tables() -> Mapping[str, _Expected]:
     """Return the columns of each table: those of a rank without events, and those of ``ONLY_SOMETIMES``."""
     nothing = RankEvents(EVENTS.to_frame(), Source("", "kineto", 0, "option"))
-    tables = dict(_named_tables(rank_tables(nothing, labelled=LABELLED.to_frame()), ""))
+    no_events = LABELLED.to_frame()
+    tables = dict(_named_tables(rank_tables(nothing, labelled=no_events, lost=no_events), ""))
     schemas = {name: table.schema for name, table in tables.items()} | ONLY_SOMETIMES
     expected = {}
     for name, schema in schemas.items():
@@ -324,60 +362,85 @@ def _named_tables(value: Any, name: str) -> Iterator[tuple[str, pl.DataFrame]]:
         return
     if isinstance(value, Intervals):
         return
-    names: tuple[str, ...] = ()
-    if dataclasses.is_dataclass(value):
-        names = tuple(field.name for field in dataclasses.fields(value))
-    elif isinstance(value, msgspec.Struct):
-        names = value.__struct_fields__
-    for field in names:
+    for field in _field_names(type(value)):
         yield from _named_tables(getattr(value, field), f"{name}.{field}".lstrip("."))
 
 
-def _check_labels(measures: Measures, *, name: str) -> None:
+@lru_cache
+def _field_names(value_type: type[Any]) -> tuple[str, ...]:
+    """Return the fields of a dataclass or struct; none of another type."""
+    if dataclasses.is_dataclass(value_type):
+        return tuple(field.name for field in dataclasses.fields(value_type))
+    if issubclass(value_type, msgspec.Struct):
+        return value_type.__struct_fields__
+    return ()
+
+
+def _check_labels(
+    measures: Sequence[Measures], joined: Mapping[str, _Joined], *, name: str
+) -> None:
     """Raise ``ValueError`` if tables of a window or of steps do not fit together.
 
     Hidden time is of communication and copies that ran, under compute. Exposed time with a cause is
     of labels that have exposed time in the budget.
+
+    Args:
+        measures: Of each rank.
+        joined: The tables of all ranks.
+        name: ``window`` or ``by_step``.
     """
-    parts = len(measures.budgets)
-    for table in (measures.labels, measures.hidden, measures.exposed):
-        if not _is_within(table["part"], parts):
+    parts = np.array([len(each.budgets) for each in measures])
+    rows = {}
+    for of_measures in ("labels", "hidden", "exposed"):
+        table, owner = joined[f"{name}.{of_measures}"]
+        if not _is_within(table["part"], pl.Series(parts[owner])):
             raise ValueError(f"{name} has rows of a step that is not there")
-    # Columns as lists: the tables are small, and every query of polars takes as long as a thousand rows.
-    ran = set(_rows(measures.labels, "part", "label"))
-    for part, label, by, is_detail in set(_rows(measures.hidden, "part", "label", "by", "detail")):
-        is_exposable = label in EXPOSABLE_LABELS and (part, label) in ran
-        if not is_detail and not (is_exposable and by in COMPUTE_SET):
-            raise ValueError(f"{name} has hidden time of a label that did not run")
-    for part, label, ns in _rows(measures.exposed, "part", "label", "ns"):
-        if ns > 0 and not measures.budgets[part].exposed_ns.get(label):
+        rows[of_measures] = table.with_columns(
+            pl.col("label").cast(pl.String), owner=pl.Series(owner)
+        )
+    key = ["owner", "part", "label"]
+    hidden = rows["hidden"].filter(~pl.col("detail")).select(*key, pl.col("by").cast(pl.String))
+    is_exposable = pl.col("label").is_in(EXPOSABLE_LABELS) & pl.col("by").is_in(COMPUTE_SET)
+    ran = rows["labels"].select(key).unique()
+    did_not_run = hidden.join(ran, on=key, how="anti")
+    if not did_not_run.is_empty() or not hidden.select(is_exposable.fill_null(False).all()).item():
+        raise ValueError(f"{name} has hidden time of a label that did not run")
+    for owner, part, label in rows["exposed"].filter(pl.col("ns") > 0).select(key).unique().rows():
+        if not measures[owner].budgets[part].exposed_ns.get(label):
             raise ValueError(f"{name} has causes of exposed time that its budget does not have")
 
 
-def _rows(table: pl.DataFrame, *columns: str) -> Iterator[tuple[Any, ...]]:
-    """Return the rows of some columns of a table."""
-    return zip(*(table.get_column(column).to_list() for column in columns), strict=True)
+def _check_intervals(intervals: Sequence[Intervals], *, name: str, parts: Ints) -> None:
+    """Raise ``ValueError`` if intervals are not disjoint, sorted and of parts that exist.
 
-
-def _check_intervals(intervals: Intervals, *, name: str, parts: int) -> None:
-    """Raise ``ValueError`` if intervals are not disjoint, sorted and of parts that exist."""
-    group = intervals.group
-    start = intervals.start_ns
-    end = intervals.end_ns
-    in_range = (group >= 0) & (group < max(parts, 1))
+    Args:
+        intervals: Of each rank.
+        name: What the error calls them.
+        parts: Number of steps of each rank.
+    """
+    owner = np.repeat(np.arange(len(intervals)), [len(each.group) for each in intervals])
+    group = np.concatenate([each.group for each in intervals])
+    start = np.concatenate([each.start_ns for each in intervals])
+    end = np.concatenate([each.end_ns for each in intervals])
+    in_range = (group >= 0) & (group < np.maximum(parts, 1)[owner])
     is_time = (start > -LATEST_NS) & (end < LATEST_NS) & (start < end)
-    follows = (group[1:] > group[:-1]) | ((group[1:] == group[:-1]) & (start[1:] > end[:-1]))
+    is_other_rank = owner[1:] > owner[:-1]
+    is_later = (group[1:] == group[:-1]) & (start[1:] > end[:-1])
+    follows = is_other_rank | (group[1:] > group[:-1]) | is_later
     if not (in_range.all() and is_time.all() and follows.all()):
         raise ValueError(f"{name} has intervals that are not sorted or not of its steps")
 
 
 def _check_numbers(value: Any) -> None:
-    """Raise ``ValueError`` if a number beside the tables is beyond all that can be measured."""
-    if isinstance(value, dict):
-        for item in value.values():
-            _check_numbers(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _check_numbers(item)
-    elif isinstance(value, int | float) and not abs(value) < LATEST_NS:
-        raise ValueError(f"{value} is beyond all that can be measured")
+    """Raise ``ValueError`` if a number in what JSON held is beyond all that can be measured."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        kind = type(item)
+        if kind is int or kind is float:
+            if not abs(item) < LATEST_NS:
+                raise ValueError(f"{item} is beyond all that can be measured")
+        elif kind is dict:
+            pending.extend(item.values())
+        elif kind is list:
+            pending.extend(item)

@@ -70,7 +70,7 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         operation_ids = to_int64(operations["id"])
         with_pieces: list[PathTables] = []
         columns: dict[str, list[npt.NDArray[Any]]] = {}
-        step_ends: list[pl.DataFrame] = []
+        edges_of_steps: list[pl.DataFrame] = []
         first_pieces = [0]
         for part, (first_operation, end_of_operations) in zip(parts, edges, strict=True):
             path = part.path.load()
@@ -88,7 +88,7 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             for name, column in rank_columns.items():
                 columns.setdefault(name, []).append(column)
             rank_index = len(with_pieces)
-            step_ends.append(_rank_step_ends(part, path, clocks, rank_index, first_piece))
+            edges_of_steps.append(_edges_of_steps(path, rank_index, first_piece))
             first_pieces.append(first_piece + len(path))
             with_pieces.append(part)
         # Each list is released before the next is joined, so that never much is in memory twice.
@@ -102,9 +102,7 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             kind=joined["kind"],
             comm=joined["comm"],
             row=joined["row"],
-            step_ends=pl.concat(step_ends).sort(
-                "step", "end", descending=[False, True], nulls_last=True, maintain_order=True
-            ),
+            step_ends=_step_ends(with_pieces, pl.concat(edges_of_steps), clocks),
         )
 
     @property
@@ -186,49 +184,76 @@ def _shift_known(index: Ints, offset: int) -> Int32s:
     return np.where(index >= 0, index + offset, -1).astype(np.int32)
 
 
-def _rank_step_ends(
-    part: PathTables, path: pl.DataFrame, clocks: Clocks, rank_index: int, first_piece: int
-) -> pl.DataFrame:
-    """Return where the steps of one rank end (``Pieces.step_ends``), on the common clock."""
-    rank = part.source.rank
-    ends = _step_ends(part.steps, path)
-    return ends.select(
-        "step",
-        begin=clocks.to_common(rank, ends["begin_ns"].to_numpy()),
-        rank_index=pl.lit(rank_index),
-        piece=ends["piece"].to_numpy() + first_piece,
-        end=clocks.to_common(rank, ends["end_ns"].to_numpy()),
+def _edges_of_steps(path: pl.DataFrame, rank_index: int, first_piece: int) -> pl.DataFrame:
+    """Return the pieces of a rank that are the first or the last of their step."""
+    first = path["first"].to_numpy()
+    last = path["last"].to_numpy()
+    piece = np.flatnonzero(first | last)
+    return pl.DataFrame(
+        {
+            "rank_index": np.full(len(piece), rank_index),
+            "part": path["part"].to_numpy()[piece],
+            "piece": piece + first_piece,
+            "first": first[piece],
+            "last": last[piece],
+            "end_ns": path["end_ns"].to_numpy()[piece],
+        }
     )
 
 
-def _step_ends(steps: pl.DataFrame, path: pl.DataFrame) -> pl.DataFrame:
-    """Return where each step of a rank begins and ends, and the row of the piece that a walk back starts from.
+def _step_ends(parts: Sequence[PathTables], edges: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
+    """Return where each step begins and ends on each rank, and the piece that a walk back starts from (``step_ends``).
 
     A step ends where the next one begins: the walk starts from the first piece of that one. Other
     steps end with their last piece.
+
+    Args:
+        parts: Tables of the ranks.
+        edges: The first and last pieces of their steps (``_edges_of_steps``).
+        clocks: Clock offsets of the ranks.
     """
-    # One query for all of it: there is one for each rank.
-    rows = path.lazy().select("part", "first", "last", "end_ns").with_row_index("piece")
-    first = rows.filter("first").select("part", first_piece="piece")
-    last = rows.filter("last").select("part", last_piece="piece", last_end_ns="end_ns")
-    has_time = pl.col("time_ns").is_not_null()
+    key = ["rank_index", "part"]
+    first = edges.filter("first").select(*key, first_piece="piece")
+    last = edges.filter("last").select(*key, last_piece="piece", last_end_ns="end_ns")
+    steps = pl.concat([part.steps for part in parts])
+    counts = [part.steps.height for part in parts]
+    rank_index = pl.Series(np.repeat(np.arange(len(parts)), counts))
+    # The last step of a rank is not followed by the first one of the next.
+    of_same_rank = (rank_index.shift(-1) == rank_index).fill_null(False)
+    has_time = steps["time_ns"].is_not_null()
     numbered = steps.with_columns(
-        part=pl.int_range(pl.len()), followed=is_followed(steps) & steps["time_ns"].is_not_null()
+        rank_index=rank_index,
+        part=np.concatenate([np.arange(count) for count in counts]),
+        followed=is_followed(steps) & of_same_rank & has_time,
     )
-    with_pieces = (
-        numbered.lazy()
-        .join(last, on="part")
-        .with_columns(next_part=pl.col("part") + 1)
-        .join(first, left_on="next_part", right_on="part", how="left", maintain_order="left")
+    with_pieces = numbered.join(last, on=key, maintain_order="left").with_columns(
+        next_part=pl.col("part") + 1
+    )
+    with_pieces = with_pieces.join(
+        first,
+        left_on=["rank_index", "next_part"],
+        right_on=key,
+        how="left",
+        maintain_order="left",
     )
     walks_from_next = pl.col("followed") & pl.col("first_piece").is_not_null()
     ends = with_pieces.select(
         "step",
-        begin_ns=pl.when(has_time).then("interval_start_ns").otherwise("start_ns"),
-        end_ns=pl.when(walks_from_next).then("interval_end_ns").otherwise("last_end_ns"),
-        piece=pl.when(walks_from_next).then("first_piece").otherwise("last_piece").cast(pl.Int64),
+        "rank_index",
+        begin=pl.when(pl.col("time_ns").is_not_null())
+        .then("interval_start_ns")
+        .otherwise("start_ns"),
+        piece=pl.when(walks_from_next).then("first_piece").otherwise("last_piece"),
+        end=pl.when(walks_from_next).then("interval_end_ns").otherwise("last_end_ns"),
     )
-    return ends.collect()
+    ranks = np.array([part.source.rank for part in parts])[ends["rank_index"].to_numpy()]
+    on_common_clock = {
+        name: pl.Series(clocks.to_common_each(ranks, ends[name].to_numpy()))
+        for name in ("begin", "end")
+    }
+    return ends.with_columns(**on_common_clock).sort(
+        "step", "end", descending=[False, True], nulls_last=True, maintain_order=True
+    )
 
 
 class OperationArrivals(msgspec.Struct, frozen=True, eq=False):

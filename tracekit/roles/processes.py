@@ -65,12 +65,15 @@ def _processes_of_role(role: str, ranks: Sequence[RankTables], clocks: Clocks) -
 def _process(role: str, tables: RankTables, clocks: Clocks) -> Process:
     rank = tables.source.rank
     times = clocks.moved(rank, "start_ns", "end_ns")
+    decode_steps = tables.decode_steps
+    if len(decode_steps):  # training has none
+        decode_steps = decode_steps.with_columns(clocks.moved(rank, "start_ns"))
     return Process(
         role=role,
         rank=rank,
         stretches=tables.stretches.with_columns(times),
         transfers=_NO_TRANSFERS if tables.reload is None else tables.reload.with_columns(times),
-        decode_steps=tables.decode_steps.with_columns(clocks.moved(rank, "start_ns")),
+        decode_steps=decode_steps,
         shapes_recorded=bool(tables.source.record_shapes),
     )
 

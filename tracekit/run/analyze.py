@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace as replace_fields
 
-from tracekit._util.workers import ItemResult
+from tracekit._util.workers import ItemResult, map_items
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.combine_ranks import combine
@@ -307,19 +307,45 @@ def _measure(
         run_input.traces, ranks=options.ranks, rank=run_input.file_rank, strict=strict
     )
     refs = attach_named_capture(found.refs, capture)
-    results = driver.map_sources(
-        options.for_ranks(len(refs)).source_tables,
-        refs,
-        workers=workers,
-        executor=executor,
-        progress="analyzing",
-        measures=True,
+    results = _tables_of_sources(
+        options.for_ranks(len(refs)), refs, workers=workers, executor=executor
     )
     ranks, run_notices = _check_results(results, options.ranks, strict=strict, named=named)
     _check_capture_used(capture, ranks)
     return _MeasuredRanks(
         ranks=ranks, paths=[ref.path for ref in refs], notices=(*found.notices, *run_notices)
     )
+
+
+def _tables_of_sources(
+    options: Options,
+    refs: Sequence[SourceRef],
+    *,
+    workers: int | None,
+    executor: Executor | None,
+) -> list[ItemResult[SourceRef, list[RankTables]]]:
+    """Return the tables of every source: those of a store that holds them, the others measured on workers."""
+    stored = options.stored_tables(refs)
+    others = [index for index in range(len(refs)) if index not in stored]
+    results = []
+    if others:
+        measured = driver.map_sources(
+            options.source_tables,
+            [refs[index] for index in others],
+            workers=workers,
+            executor=executor,
+            progress="analyzing",
+            measures=True,
+        )
+        results += [replace(result, index=others[result.index]) for result in measured]
+
+    def as_asked_for(index: int) -> list[RankTables]:
+        return [options.as_asked_for(stored[index], refs[index])]
+
+    for result in map_items(as_asked_for, list(stored), workers=1):
+        index = result.item
+        results.append(ItemResult(index, refs[index], result.value, result.error))
+    return sorted(results, key=lambda result: result.index)
 
 
 def _combine_by_role(
