@@ -182,7 +182,8 @@ def combine_one(wanted):
     replicas = len(refs) // PP
     refs = [ref for at, ref in enumerate(refs) if at % replicas < wanted.ranks[0] // PP]
     options = Options(graph=True).for_ranks(len(refs))
-    tables = [one for ref in refs for one in options.source_tables(ref)]
+    tables = list(options.stored_tables(refs).values())
+    assert len(tables) == len(refs)
     late = [0.0]  # what combining reads itself is reading, too
     read_later = TableInFile.load
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import zipfile
 
 import polars as pl
@@ -17,6 +18,7 @@ from tracekit.analysis.persistence import (
     _read_frame,
     _table_of_row,
     read_tables,
+    read_tables_of_ranks,
 )
 from tracekit.analysis.table_checks import check_path_pieces, check_values
 from tracekit.critical_path.pieces import PATH_PIECES
@@ -46,7 +48,9 @@ def forge(store, table, change):
         members["tables.json"] = json.dumps(document).encode()
     else:
         small = pl.read_ipc_stream(members["tables.arrows"])
-        name = next(name for name in (*members, *small.columns) if name.startswith(f"{table}."))
+        name = next(
+            name for name in (*members, *small.columns) if f"{name}.".startswith(f"{table}.")
+        )
         if name in members:
             forged = change(pl.read_ipc_stream(members[name]))
         else:
@@ -105,6 +109,10 @@ FORGERIES = {
     ),
     "a column is missing": ("phases", lambda table: table.drop("compute_ns")),
     "a column has another type": ("operations", lambda table: table.cast({"bytes": pl.String})),
+    "a column without any value": (
+        "lateness.steps",
+        lambda table: table.with_columns(host_late_ns=pl.lit(None, pl.Null)),
+    ),
     "a column has another name": ("copies", lambda table: table.rename({"ns": "renamed"})),
     "a step that is not there": ("phases", lambda table: table.with_columns(part=pl.lit(7))),
     "a time beyond all clocks": (
@@ -140,10 +148,45 @@ FORGERIES = {
 
 @pytest.mark.parametrize("case", FORGERIES)
 def test_forged_tables_are_not_read(run, forged, case):
+    """Nor are those of the other rank, with which they are checked, refused."""
     store, _ = run
-    assert read_tables(store / "rank=0") is not None
+    folders = [store / "rank=0", store / "rank=1", store / "nowhere"]
+    assert [tables is not None for tables in read_tables_of_ranks(folders)] == [True, True, False]
     forged(*FORGERIES[case])
+    assert [tables is not None for tables in read_tables_of_ranks(folders)] == [False, True, False]
+
+
+@pytest.mark.parametrize("value", [7, None, [7], "text"])
+def test_what_is_no_table_is_not_read(run, forged, value):
+    store, _ = run
+
+    def without_rows(stream):
+        return stream.with_columns(pl.lit(value).alias(stream.columns[0]))
+
+    forged("tables.arrows", without_rows)
     assert read_tables(store / "rank=0") is None
+
+
+def test_tables_as_an_older_version_wrote_them_are_measured_again(run, tmp_path):
+    """Each table had a stream of its own."""
+    store, answer = run
+    shutil.copytree(store, tmp_path / "store")
+    file = tmp_path / "store" / "rank=0" / FILE
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    small = pl.read_ipc_stream(members.pop("tables.arrows"))
+    for name in small.columns:
+        buffer = io.BytesIO()
+        _table_of_row(small, name).write_ipc_stream(buffer, compression="zstd")
+        members[f"{name}.arrows"] = buffer.getvalue()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    seal(tmp_path / "store")
+    assert read_tables(file.parent) is None
+    document = tracekit.analyze(tmp_path / "store", workers=1).to_dict()
+    document["source"]["paths"] = answer["source"]["paths"]
+    assert document == answer
 
 
 @pytest.mark.parametrize(

@@ -362,7 +362,7 @@ def _named_tables(value: Any, name: str) -> Iterator[tuple[str, pl.DataFrame]]:
         return
     if isinstance(value, Intervals):
         return
-    for field in _field_names(type(value)):
+    for field in _field_names(type(value)):  # type: ignore[arg-type]  # every class can be hashed
         yield from _named_tables(getattr(value, field), f"{name}.{field}".lstrip("."))
 
 
