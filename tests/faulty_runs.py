@@ -22,11 +22,15 @@ GROUP_DESCRIPTIONS = ("TENSOR_MODEL_PARALLEL_GROUP", "DATA_PARALLEL_GROUP")
 class Fault:
     """What is wrong with one rank, or with the link between it and its partner."""
 
+    code: str
+    """Finding about it."""
     rank: int
     layer_factor: float = 1.0
     """Time of its layers over that of others."""
     more_layers: int = 0
     """Layers that it has besides."""
+    is_of_stage: bool = False
+    """Whether both ranks of the pair have these layers: a stage of the model, not a single rank."""
     host_late_us: int = 0
     """Time for which its host does something else before the first layer of each step."""
     link_factor: float = 1.0
@@ -34,12 +38,13 @@ class Fault:
 
 
 FAULTS = {
-    "slow_rank": Fault(rank=2, layer_factor=1.3),
-    "uneven_work": Fault(rank=2, more_layers=6),
-    "late_host": Fault(rank=2, host_late_us=LATE_US),
-    "slow_link": Fault(rank=2, link_factor=31.0),
+    "slow_rank": Fault("slow_rank", rank=2, layer_factor=1.3),
+    "uneven_rank": Fault("uneven_work", rank=2, more_layers=6),
+    "uneven_stage": Fault("uneven_work", rank=2, more_layers=6, is_of_stage=True),
+    "late_host": Fault("late_host", rank=2, host_late_us=LATE_US),
+    "slow_link": Fault("slow_link", rank=2, link_factor=31.0),
 }
-"""Faults by the code of the finding about them; each costs 6 ms of a step."""
+"""Faults by name; each costs 6 ms of a step."""
 
 
 class _Rank:
@@ -136,7 +141,9 @@ def _run_layers(even: _Rank, odd: _Rank, began: float, fault: Fault) -> None:
         for part in pair:
             is_faulty = part.number == fault.rank
             part.layer(LAYER_US * (fault.layer_factor if is_faulty else 1.0))
-            if is_faulty and layer % 10 == 0:
+            is_of_faulty_pair = part.number // 2 == fault.rank // 2
+            has_more = is_of_faulty_pair if fault.is_of_stage else is_faulty
+            if has_more and layer % 10 == 0:
                 for _ in range(fault.more_layers // 2):
                     part.layer(LAYER_US)
         if layer % 10 == 9:

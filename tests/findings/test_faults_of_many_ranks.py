@@ -21,10 +21,12 @@ LOST_MS = 6.0
 """Time of a step that each fault costs."""
 
 
-def check_fault(analysis, code):
+def check_fault(analysis, name):
     """Assert that there is one finding about the fault, with the rank and the time that it costs."""
-    (finding,) = (finding for finding in analysis.findings if finding.code == code)
-    assert FAULTS[code].rank in finding.ranks
+    fault = FAULTS[name]
+    (finding,) = (finding for finding in analysis.findings if finding.code == fault.code)
+    assert fault.rank in finding.ranks
+    assert not fault.is_of_stage or finding.ranks == (fault.rank, fault.rank + 1)
     assert finding.saves_ns / MS == pytest.approx(LOST_MS, rel=0.03)
     assert analysis.step.time_ns / MS == pytest.approx(29.2, abs=0.1)
 
@@ -43,9 +45,9 @@ def replay_at_most(monkeypatch, ranks):
     monkeypatch.setattr(f"{module}.MAX_RANKS_OF_GROUPS", ranks // 2)
 
 
-@pytest.mark.parametrize("code", FAULTS)
-def test_a_fault_is_found_in_a_small_run(tmp_path, code):
-    check_fault(analyze(write_faulty_run(tmp_path, 4, FAULTS[code]), schedule="none"), code)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_in_a_small_run(tmp_path, name):
+    check_fault(analyze(write_faulty_run(tmp_path, 4, FAULTS[name]), schedule="none"), name)
 
 
 def test_a_fault_is_found_where_not_all_ranks_are_replayed(tmp_path, monkeypatch):
@@ -70,12 +72,12 @@ def test_a_fault_is_found_where_not_all_ranks_are_replayed(tmp_path, monkeypatch
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("code", FAULTS)
+@pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("ranks", [16, 64])
-def test_a_fault_is_found_in_larger_runs(tmp_path, ranks, code):
-    traces = write_faulty_run(tmp_path / "traces", ranks, FAULTS[code])
+def test_a_fault_is_found_in_larger_runs(tmp_path, ranks, name):
+    traces = write_faulty_run(tmp_path / "traces", ranks, FAULTS[name])
     from_traces = analyze(traces, schedule="none", timeline=False)
-    check_fault(from_traces, code)
+    check_fault(from_traces, name)
     store = ingest(traces, tmp_path / "store").path
     from_store = analyze(store, schedule="none", timeline=False)
     assert without_paths(from_store) == without_paths(from_traces)
@@ -83,11 +85,12 @@ def test_a_fault_is_found_in_larger_runs(tmp_path, ranks, code):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("ranks", "code"), [(256, "slow_rank"), (256, "slow_link"), (1024, "late_host")]
+    ("ranks", "name"),
+    [(256, "slow_rank"), (256, "uneven_stage"), (256, "slow_link"), (1024, "late_host")],
 )
-def test_a_fault_is_found_in_very_large_runs(tmp_path, ranks, code):
-    traces = write_faulty_run(tmp_path / "traces", ranks, FAULTS[code])
-    check_fault(analyze(traces, schedule="none", timeline=False), code)
+def test_a_fault_is_found_in_very_large_runs(tmp_path, ranks, name):
+    traces = write_faulty_run(tmp_path / "traces", ranks, FAULTS[name])
+    check_fault(analyze(traces, schedule="none", timeline=False), name)
 
 
 NIGHTLY_SAMPLES = ("h100-ddp", "steps/a", "compile", "dualpipe", "rates", "layers", "megatron-moe")
