@@ -2,9 +2,9 @@
 
     python benchmarks/changes.py BEFORE AFTER CHANGE…
 
-Prints a row of docs/maintainers/predictions.md: the time per step of both recordings, what was predicted, and its
-error; then the error with the measured ratio of the transfers as one more change, because the links
-of two recordings differ. ``RUN@STEPS`` takes some steps of a recording. Exits 1 where the
+Prints a row of docs/maintainers/predictions.csv: the time per step of both recordings and what was predicted; last
+the error with the measured ratio of the transfers as one more change, because the links of two
+recordings differ. ``RUN@STEPS`` takes some steps of a recording. Exits 1 where the
 prediction misses by more than 10 %.
 """
 
@@ -48,8 +48,9 @@ def main():
     low, high = step.predicted_range_ns
     error = step.predicted_ns / became - 1
     print(
-        f"| {step.change} | {step.measured_ns / 1e6:.1f} | {step.predicted_ns / 1e6:.1f} "
-        f"| {low / 1e6:.0f} – {high / 1e6:.0f} | {became / 1e6:.1f} | {error:+.1%} | {corrected / became - 1:+.1%} |"
+        f"change,{options.before},{step.change},{options.after},{step.measured_ns / 1e6:.1f},"
+        f"{step.predicted_ns / 1e6:.1f},{low / 1e6:.0f},{high / 1e6:.0f},{became / 1e6:.1f},"
+        f"{100 * (corrected / became - 1):.1f},"
     )
     return int(abs(error) > WORST)
 

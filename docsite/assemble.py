@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from docsite import api, commands, json_keys, label_rules, tables
+from docsite import api, commands, json_keys, label_rules, notices, tables
 from docsite.links import rewrite
 
 ROOT = Path(__file__).parent.parent
@@ -28,13 +28,20 @@ MOVED: Mapping[str, str] = {
     "benchmarks/README.md": "benchmarks.md",
 }
 """Pages from outside ``docs/``, and their paths on the site."""
-ELSEWHERE: Mapping[str, str] = {"docs/schemas": "reference/json.md"}
-"""Folders that a page of the site explains."""
+ELSEWHERE: Mapping[str, str] = {
+    "docs/schemas": "reference/json.md",
+    "docsite/evidence.toml": "reference/label-rules.md",
+    "docsite/notices.toml": "reference/notices.md",
+}
+"""Folders and files that a page of the site explains."""
+COPIED = ("img", "schemas")
+"""Folders of ``docs/`` that are on the site as they are."""
 GENERATED: Mapping[str, Callable[[], str]] = {
     "reference/api.md": api.page,
     "reference/commands.md": commands.page,
     "reference/json.md": json_keys.page,
     "reference/label-rules.md": label_rules.page,
+    "reference/notices.md": notices.page,
     "reference/tables.md": tables.page,
 }
 """Pages generated from the code."""
@@ -65,7 +72,7 @@ def assemble(folder: Path) -> list[str]:
         )
     for page_path, make in GENERATED.items():
         _write(folder / page_path, make())
-    for part in ("img", "schemas"):
+    for part in COPIED:
         shutil.copytree(ROOT / "docs" / part, folder / part)
     return sorted([*pages, *GENERATED])
 
@@ -78,8 +85,10 @@ def _site_link(target: str, file: Path, page_path: str) -> str:
     inside = os.path.relpath((file.parent / path).resolve(), ROOT.resolve()).replace(os.sep, "/")
     page_folder = os.path.dirname(page_path) or "."  # noqa: PTH120 (a path on the site is no path of this machine)
     linked_page = MOVED.get(inside) or ELSEWHERE.get(inside)
-    if linked_page is None and inside.startswith("docs/"):
-        linked_page = inside.removeprefix("docs/")
+    in_docs = inside.removeprefix("docs/")
+    is_on_site = in_docs.endswith(".md") or in_docs.split("/")[0] in COPIED
+    if linked_page is None and inside.startswith("docs/") and is_on_site:
+        linked_page = in_docs
     if linked_page is not None:
         return os.path.relpath(linked_page, page_folder).replace(os.sep, "/") + (
             f"#{anchor}" if anchor else ""

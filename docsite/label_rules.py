@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from docsite.code import row, table
+
+EVIDENCE_FILE = Path(__file__).with_name("evidence.toml")
+"""What each piece of evidence says that a rule can ask for."""
 
 
 def page() -> str:
@@ -31,7 +36,18 @@ def page() -> str:
     out += [row(f"`{kind.value}`", _all(kind.when)) for kind in book.groups]
     out += ["", "## Parts of the model", "", *table("module", "when")]
     out += [row(f"`{kind.value}`", _all(kind.when)) for kind in book.modules]
+    out += ["", "## Evidence", "", *table("evidence", "what it says")]
+    for entry in evidence_rows():
+        out.append(row(", ".join(f"`{name}`" for name in entry["names"]), entry["says"]))
     return "\n".join(out) + "\n"
+
+
+def evidence_rows() -> list[dict[str, Any]]:
+    """Return what each piece of evidence says: ``names`` and ``says``."""
+    rows: list[dict[str, Any]] = tomllib.loads(EVIDENCE_FILE.read_text(encoding="utf-8"))[
+        "evidence"
+    ]
+    return rows
 
 
 def _all(conditions: Mapping[str, Any]) -> str:

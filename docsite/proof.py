@@ -35,7 +35,7 @@ from tracekit.schema import COMMUNICATION_LABELS
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/proof.md"
 KEPT = ROOT / "docs/proof.json"
-WHATIF = ROOT / "docs/maintainers/predictions.md"
+PREDICTIONS = ROOT / "docs/maintainers/predictions.csv"
 CORPUS = Path(os.environ["TRACEKIT_CORPUS"]) / "public" if "TRACEKIT_CORPUS" in os.environ else None
 
 ZERO_BUBBLE = "[zero-bubble-pipeline-parallelism](https://github.com/sail-sg/zero-bubble-pipeline-parallelism)"
@@ -349,53 +349,49 @@ def prediction_section() -> Section:
         "is half of the predicted range. The samples hold one model under two schedules; their figures are computed "
         "here:",
         tuple(results),
-        _documented_predictions(WHATIF.read_text(encoding="utf-8")),
+        _documented_predictions(pl.read_csv(PREDICTIONS)),
     )
 
 
 PREDICTED_KINDS = {
-    "recorded then": "a change of the run (`--change`)",
-    "change": "another number of micro-batches",
-    "from": "another schedule, the GPU-bound size",
+    "change": "a change of the run (`--change`)",
+    "microbatches": "another number of micro-batches",
+    "schedule": "another schedule, the GPU-bound size",
 }
-"""Kinds of predictions, by a column that only their table in ``docs/maintainers/predictions.md`` has; the first that
-fits counts."""
+"""What is predicted, by the column ``kind`` of ``docs/maintainers/predictions.csv``."""
 
 
-def _documented_predictions(text: str) -> str:
-    """Return one table of all pairs of recordings that ``docs/maintainers/predictions.md`` lists.
+def _documented_predictions(pairs: pl.DataFrame) -> str:
+    """Return one table of all pairs of recordings that ``docs/maintainers/predictions.csv`` lists.
 
-    >>> lines = ["| from | to | measured ms | predicted ms | between |", "|---|---|---|---|---|",
-    ...          "| a | b | 100.0 | 90.0 | 80 – 95 |", "| b | a | 50.0 | 51.0 | 45 – 55 |"]
-    >>> print(_documented_predictions(chr(10).join(lines)).splitlines()[-1])
+    >>> pairs = pl.DataFrame({"kind": "schedule", "predicted_ms": [90.0, 51.0], "lowest_ms": [80, 45],
+    ...                       "highest_ms": [95, 55], "after_ms": [100.0, 50.0]})
+    >>> print(_documented_predictions(pairs).splitlines()[-1])
     | another schedule, the GPU-bound size | 2 | 6.0 % | 10.0 % | 1 of 2 |
     """
-    pairs: dict[str, list[tuple[float, bool]]] = {}
-    columns: list[str] = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if not line.startswith("|"):
-            columns = []
-        elif not columns:
-            columns = cells
-        elif {"predicted ms", "between"} <= set(columns) and not line.startswith("|---"):
-            row = dict(zip(columns, cells, strict=True))
-            kind = next(name for key, name in PREDICTED_KINDS.items() if key in row)
-            recorded_ms = float(row.get("became ms") or row["measured ms"])
-            lowest_ms, highest_ms = map(float, row["between"].split("–"))
-            error = abs(float(row["predicted ms"]) / recorded_ms - 1)
-            pairs.setdefault(kind, []).append((error, lowest_ms <= recorded_ms <= highest_ms))
+    kinds = (
+        pairs.with_columns(
+            error=(pl.col("predicted_ms") / pl.col("after_ms") - 1).abs(),
+            in_range=pl.col("after_ms").is_between("lowest_ms", "highest_ms"),
+        )
+        .group_by("kind", maintain_order=True)
+        .agg(
+            pl.len(),
+            pl.col("error").median(),
+            largest=pl.col("error").max(),
+            in_range=pl.col("in_range").sum(),
+        )
+    )
     lines = [
         "All pairs of [predictions and recordings](maintainers/predictions.md), too large to keep here:",
         "",
         "| predicted | pairs | median error | largest | in the predicted range |",
         "|---|--:|--:|--:|--:|",
     ]
-    for kind, errors in pairs.items():
-        sizes = [error for error, _ in errors]
-        in_range = sum(is_in_range for _, is_in_range in errors)
-        figures = f"{100 * median(sizes):.1f} % | {100 * max(sizes):.1f} %"
-        lines.append(f"| {kind} | {len(errors)} | {figures} | {in_range} of {len(errors)} |")
+    for row in kinds.iter_rows(named=True):
+        figures = f"{100 * row['error']:.1f} % | {100 * row['largest']:.1f} %"
+        in_range = f"{row['in_range']} of {row['len']}"
+        lines.append(f"| {PREDICTED_KINDS[row['kind']]} | {row['len']} | {figures} | {in_range} |")
     return "\n".join(lines)
 
 
@@ -676,9 +672,11 @@ def page(all_sections: Sequence[Section]) -> str:
     <BLANKLINE>
     B.
     <BLANKLINE>
-    | what | published by | published | tracekit | difference | promised |
-    |---|---|--:|--:|--:|--:|
-    | x | S | 2 ms | 2.1 ms | +5 % | 10 % |
+    Published by S.
+    <BLANKLINE>
+    | what | published | tracekit | difference | promised |
+    |---|--:|--:|--:|--:|
+    | x | 2 ms | 2.1 ms | +5 % | 10 % |
     <BLANKLINE>
     """
     return HEAD + "".join(_section_text(section) for section in all_sections)
@@ -686,18 +684,21 @@ def page(all_sections: Sequence[Section]) -> str:
 
 def _section_text(section: Section) -> str:
     has_own = any(result.own is not None for result in section.results)
-    columns = ["what", "published by", "published", "tracekit", "difference", "promised"]
-    alignment = ["---", "---", "--:", "--:", "--:", "--:"]
+    sources = list(dict.fromkeys(result.source for result in section.results))
+    columns = ["what", "published", "tracekit", "difference", "promised"]
+    alignment = ["---", "--:", "--:", "--:", "--:"]
     if has_own:
-        columns[3] = "tracekit, same definition"
+        columns[2] = "tracekit, same definition"
         columns.append("tracekit's own")
         alignment.append("--:")
+    if len(sources) > 1:
+        columns.append("published by")
+        alignment.append("---")
     lines = [f"| {' | '.join(columns)} |", f"|{'|'.join(alignment)}|"]
     notes = []
     for result in section.results:
         cells = [
             result.what,
-            result.source,
             _figure(result.published, result.unit),
             _figure(result.ours, result.unit),
             "0"
@@ -709,6 +710,8 @@ def _section_text(section: Section) -> str:
         ]
         if has_own:
             cells.append("" if result.own is None else _figure(result.own, result.unit))
+        if len(sources) > 1:
+            cells.append(result.source)
         lines.append(f"| {' | '.join(cells)} |")
         if abs(result.difference) > result.within:
             notes.append(f"- {result.what}: {result.reason}.")
@@ -717,7 +720,8 @@ def _section_text(section: Section) -> str:
         text += "\n" + "\n".join(dict.fromkeys(notes)) + "\n"
     if section.below:
         text += f"\n{section.below}\n"
-    return f"\n## {section.title}\n\n{section.text}\n\n{text}"
+    published = f"Published by {sources[0]}.\n\n" if len(sources) == 1 else ""
+    return f"\n## {section.title}\n\n{section.text}\n\n{published}{text}"
 
 
 def _percent(result: Result) -> str:

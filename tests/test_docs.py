@@ -141,7 +141,7 @@ def test_output_that_a_page_quotes_follows_a_command_about_files_of_the_reposito
     assert {"README.md", "docs/gate.md", "docs/late.md"} <= set(WIDTHS)
 
 
-LISTS = {"compatibility", "glossary", "notices", "notebooks", "proof", "how", "gallery", "memory"}
+LISTS = {"compatibility", "notebooks", "proof", "gallery", "memory"}
 """Pages of ``docs/`` that are lists, or explain what no single command prints."""
 
 
@@ -209,8 +209,10 @@ def test_python_examples_run(workplace, monkeypatch, text):
 @pytest.mark.slow
 def test_the_worked_trace_gives_the_answers_that_are_shown(monkeypatch):
     monkeypatch.chdir(ROOT)
-    examples = "\n".join(blocks("python", (ROOT / "docs/how.md").read_text(encoding="utf-8")))
-    shown = doctest.DocTestParser().get_doctest(examples, {}, "how", None, None)
+    examples = "\n".join(
+        blocks("python", (ROOT / "docs/maintainers/how.md").read_text(encoding="utf-8"))
+    )
+    shown = doctest.DocTestParser().get_doctest(examples, {}, None, None)
     assert len(shown.examples) > 12
     assert doctest.DocTestRunner(verbose=False).run(shown).failed == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import polars as pl
 import pytest
 
 from docsite import proof
@@ -64,9 +65,11 @@ def test_a_figure_beyond_its_promise_needs_a_reason():
 
 
 def test_the_pages_about_predictions_count_the_pairs_that_the_notes_list():
-    notes = proof.WHATIF.read_text(encoding="utf-8")
+    notes = proof.PREDICTIONS.with_suffix(".md").read_text(encoding="utf-8")
     page = (proof.ROOT / "docs/whatif.md").read_text(encoding="utf-8")
-    changes, microbatches, _ = proof._documented_predictions(notes).splitlines()[-3:]
+    changes, microbatches, _ = proof._documented_predictions(
+        pl.read_csv(proof.PREDICTIONS)
+    ).splitlines()[-3:]
     assert changes in page
     assert microbatches in page
     cells = [row.strip("| ").split(" | ") for row in (changes, microbatches)]

@@ -71,6 +71,8 @@ _FIRST_NAMES = (
 def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
         return importlib.import_module(f"tracekit.{name}")
+    if name == "SavedAnalysis":
+        raise AttributeError("tracekit.SavedAnalysis was removed; use tracekit.Analysis")
     if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'tracekit' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF_NAME[name]), name)

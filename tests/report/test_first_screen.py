@@ -13,6 +13,7 @@ from tests.kept import analysis_of
 from tracekit.documents.analysis import Budget, StepTime
 from tracekit.documents.findings import Finding
 from tracekit.metrics.step_time import FreeStep, StepSummary
+from tracekit.report.finding_sentences import TEXTS
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import (
     budget_parts,
@@ -28,6 +29,7 @@ from tracekit.report.text import short_ms
 from tracekit.report.view import view_of
 from tracekit.report.view.roles import phase_times
 from tracekit.report.view.top import badge_of, cards
+from tracekit.report.words import WORDS
 
 MS = 1_000_000
 RUNS = ("slow-ddp", "1f1b", "megatron-moe", "rl", "reload", "rates")
@@ -89,11 +91,11 @@ def test_further_exposed_labels_are_summed():
         Budget(
             span_ns=100,
             compute_ns=40,
-            exposed_ns={"dp_comm": 30, "pp_comm": 20, "tp_comm": 6, "cp_comm": 4},
+            exposed_ns={"dp_comm": 24, "pp_comm": 20, "tp_comm": 6, "cp_comm": 6, "comm": 4},
             idle=0,
         )
     )
-    assert [(name, ns) for name, _, ns, _ in parts][-1] == ("other exposed", 10)
+    assert [(name, ns) for name, _, ns, _ in parts][-1] == ("the rest exposed", 10)
 
 
 def test_a_finding_without_a_predicted_saving_shows_its_cost():
@@ -140,7 +142,7 @@ def test_a_finding_below_three_percent_is_left_to_the_full_report(share, is_show
         line.plain for line in first_screen(view(findings=(finding(0.5), finding(share))), 80)
     )
     assert (f"≤ {share * 100:.2f} ms" in text) is is_shown
-    assert ("--full (1 more finding)" in text) is not is_shown
+    assert ("--full (1 more finding: slow kernels)" in text) is not is_shown
 
 
 def test_the_first_finding_is_shown_however_small_it_is():
@@ -151,7 +153,7 @@ def test_the_first_finding_is_shown_however_small_it_is():
 
 def test_advice_is_not_repeated():
     lines = [line.plain for line in first_screen(view(findings=(finding(0.5), finding(0.4))), 80)]
-    assert [line for line in lines if line.strip().startswith("→")][1] == "    → as 1"
+    assert [line for line in lines if line.strip().startswith("→")][1] == "    → as for 1"
 
 
 @pytest.mark.parametrize(("compute", "is_split"), [(79, False), (81, True)])
@@ -285,7 +287,9 @@ def test_a_profiler_that_adds_less_than_a_twentieth_is_not_mentioned():
     assert "profiler" not in text
 
 
-@pytest.mark.parametrize(("is_marked", "words"), [(True, "save per step"), (False, "save of the")])
+@pytest.mark.parametrize(
+    ("is_marked", "words"), [(True, "saves per step"), (False, "saves of the")]
+)
 def test_without_marks_of_steps_savings_are_of_the_recording(is_marked, words):
     shown = view(findings=(finding(0.5),))
     shown.analysis.step = StepSummary(100 * MS, is_marked=is_marked)
@@ -298,5 +302,34 @@ def test_a_finding_names_only_those_before_it_that_it_shares_its_time_with():
     second = finding(0.4, saves_ns=40 * MS, shares_time_with=(1,), saves_after_ns=0)
     text = " ".join(line.plain for line in first_screen(view(findings=(first, second)), 200))
     assert text.count("shares its time with") == 1
-    assert "shares its time with 1; nothing more once what stands before it is done" in text
+    assert "shares its time with 1: nothing more once that is done" in text
     assert [card.shared != "" for card in cards([first, second])] == [False, True]
+
+
+def test_every_finding_has_a_title():
+    assert set(WORDS.finding_titles) == {code for code, _ in TEXTS}
+
+
+@pytest.mark.parametrize(("count", "titles"), [(3, ": optimizer, Python"), (4, "")])
+def test_up_to_three_further_findings_are_named_by_their_titles(count, titles):
+    codes = ("optimizer", "python", "python", "recompute")[:count]
+    small = [Finding(code=code, cost_ns=2 * MS, share=0.02) for code in codes]
+    text = " ".join(line.plain for line in first_screen(view(findings=(finding(0.5), *small)), 200))
+    assert f"--full ({count} more findings{titles})" in text
+
+
+def test_what_one_iteration_has_is_not_a_share_of_all_of_them():
+    once = {"iteration": 0, "iterations": 2, "recurs": False}
+    late = Finding(code="rollout", case="late_start", cost_ns=MS, share=0.45, evidence=once)
+    assert saving(late).split() == ["≤", "1.00", "ms", "once"]
+    between = Finding(
+        code="rollout", case="between_roles", cost_ns=MS, share=0.45, evidence={"recurs": False}
+    )
+    assert saving(between).split() == ["≤", "1.00", "ms", "45", "%"]
+
+
+def test_what_is_left_of_compute_is_named():
+    rows = [("forward", "mlp", 60.0), ("forward", "attention", 30.0), ("forward", None, 10.0)]
+    kernels = pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")
+    shown = view(tables={"kernels": kernels})
+    assert compute_by_module(shown).endswith("mlp 60 %, attention 30 %, the rest 10 %")

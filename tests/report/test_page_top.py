@@ -183,6 +183,7 @@ def test_an_rl_loop_has_tiles_of_its_iterations_and_cards_with_figures():
         code="rollout",
         cost_ns=25_000_000,
         share=0.25,
+        saves_range_ns=(0, 25_000_000),
         text="no role runs",
         evidence={"share_of": "iterations"},
     )
@@ -190,7 +191,7 @@ def test_an_rl_loop_has_tiles_of_its_iterations_and_cards_with_figures():
     assert [(tile.name, tile.figure) for tile in tiles] == [
         ("Iteration", "100 ms"),
         ("Training", "45 %"),
-        ("Biggest cost", "25.0 ms"),
+        ("Biggest likely saving", "≤ 25.0 ms"),
     ]
     assert tiles[1].text == "no role runs 25 %, rollout 20 %, weight sync 10 %"
     [card] = cards([cost])
@@ -293,7 +294,10 @@ def test_show_opens_the_timeline_at_the_findings_place(look, pages, analysed):
 def test_cards_of_an_rl_loop_have_figures_and_lead_to_their_iteration(look, pages, analysed):
     page = look(pages("rl"), width=1440, height=900)
     view = view_of(analysed("rl"))
-    assert page.locator(".tile h2").all_inner_texts() == ["Iteration", "Training", "Biggest cost"]
+    tiles = page.locator(".tile")
+    titles = ["Iteration", "Training", "Biggest likely saving"]
+    assert tiles.locator("h2").all_inner_texts() == titles
+    assert view.cards[0].figure in tiles.nth(2).inner_text()
     shown = page.locator(".cards").first.locator(".figure b").all_inner_texts()
     assert shown == [card.figure for card in view.cards[: len(shown)]]
     page.locator(".cards").first.locator(".show").first.click()

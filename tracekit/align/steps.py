@@ -77,7 +77,7 @@ def parse_steps(selection: Steps) -> str:
     return ",".join(parts)
 
 
-def _as_text(selection: Steps) -> str:
+def _as_text(selection: object) -> str:
     if isinstance(selection, str | int):
         return str(selection)
     if isinstance(selection, slice):
@@ -88,6 +88,8 @@ def _as_text(selection: Steps) -> str:
         first = "" if selection.start is None else selection.start
         end = "" if selection.stop is None else selection.stop
         return f"{first}:{end}"
+    if not isinstance(selection, Iterable):
+        return repr(selection)  # which no selection of steps is
     return ",".join(map(str, selection))
 
 

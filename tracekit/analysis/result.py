@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import msgspec
 import polars as pl
 
+from tracekit._util.arguments import checked_words
 from tracekit._util.text import counted, ms
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine.stragglers import Stragglers
@@ -294,7 +295,7 @@ class Analysis(BaseAnalysis):
             raise OptionError(
                 "the run's events were not kept", hint="use analyze(..., what_if=True)"
             )
-        return graph.predict(changes)
+        return graph.predict(checked_words(changes, "changes"))
 
     def once(self, compute: Callable[[Analysis], Result]) -> Result:
         """Return what a function computes of this analysis, computed once for all that ask."""

@@ -12,7 +12,6 @@ import msgspec
 import polars as pl
 from msgspec import UNSET, UnsetType, structs
 
-from tracekit._util.notebook import html_table
 from tracekit._util.text import counted
 from tracekit._version import __version__
 from tracekit.analysis import Analysis
@@ -26,6 +25,8 @@ from tracekit.documents import diff as documents
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import CheckResult
 from tracekit.report.ci.write import write_diff
+from tracekit.report.notebook import WIDTH, screen_html
+from tracekit.report.terminal.changes import render_diff
 from tracekit.schema import LABELS
 
 _DIFF_VERDICT_ORDER = ("regressed", "improved", "inconclusive", "pass")
@@ -86,17 +87,7 @@ class Diff(HasDocument):
         write_diff(self.document, path, analyses=self.analyses)
 
     def _repr_html_(self) -> str:
-        rows = []
-        for row in self.document.metrics:
-            levels = [_format_level(value) for value in (row.before, row.after, row.change)]
-            rows.append((row.metric, *levels, row.verdict))
-        notes = [*(f"not comparable: {reason}" for reason in self.obstacles), *self.story]
-        return html_table(
-            f"Diff: {self._title}",
-            ("metric", "before", "after", "change", "verdict"),
-            rows,
-            notes=notes,
-        )
+        return screen_html(render_diff(self.document, width=WIDTH))
 
     @property
     def _title(self) -> str:
@@ -112,10 +103,6 @@ class Diff(HasDocument):
         else:
             summary = ", ".join(verdicts) or "nothing to compare"
         return f"<Diff: {self._title}: {summary}>"
-
-
-def _format_level(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.4g}"
 
 
 def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> Diff:

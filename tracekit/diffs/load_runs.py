@@ -7,13 +7,14 @@ as the ranks of a run do.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 import polars as pl
 from msgspec import UNSET, structs
 
+from tracekit._util.arguments import checked_path
 from tracekit._util.values import without_none
 from tracekit.analysis import Analysis
 from tracekit.diffs.noise_thresholds import Noise
@@ -106,16 +107,15 @@ def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
     """
     if isinstance(source, Side):
         return source
-    sources: Sequence[RunSource] = (
-        [source] if isinstance(source, str | os.PathLike | Analysis) else source
-    )
+    is_one = isinstance(source, str | os.PathLike | Analysis) or not isinstance(source, Iterable)
+    sources = [source] if is_one else source
     paths = []
     analysed = []
     for run in sources:
         if isinstance(run, Analysis):
             analysed.append(_run_from_analysis(run, name=what, keep=keep))
         else:
-            paths.append(os.fspath(run))
+            paths.append(checked_path(run, what))
     if analysed and not paths:
         return Side(tuple(analysed), {})
     read = read_side(paths, what=what, keep=keep)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from tracekit._util.notebook import html_table
+from tracekit._util.arguments import checked_words
 from tracekit._version import __version__
 from tracekit.diffs.changes import largest_changes, side_summary
 from tracekit.diffs.comparability import (
@@ -30,6 +30,8 @@ from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import FORMAT, CheckResult, GateDocument, Settings
 from tracekit.errors import InputError, OptionError
 from tracekit.report.ci.write import write_gate
+from tracekit.report.notebook import WIDTH, screen_html
+from tracekit.report.terminal.changes import render_gate
 
 EXIT_CODES = {"pass": 0, "regressed": 1, "inconclusive": 3}
 MIN_RUNS_TO_CALIBRATE_BY_DEFAULT = 5
@@ -95,9 +97,7 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
         return f"<GateResult: {self.verdict}, {len(self.checks)} checked>"
 
     def _repr_html_(self) -> str:
-        rows = [(check.metric, check.verdict, check.reason) for check in self.checks]
-        title = f"{self.verdict}: {len(self.checks)} checked"
-        return html_table(title, ("metric", "verdict", "why"), rows, notes=self.obstacles)
+        return screen_html(render_gate(self.to_document(), width=WIDTH))
 
 
 def gate(
@@ -127,6 +127,7 @@ def gate(
     >>> gate(base, base, require=["step_ms < 12"]).verdict
     'pass'
     """
+    require = checked_words(require, "require")
     for text in require:
         check_syntax(text)
     config = config or Config()

@@ -12,6 +12,7 @@ import msgspec
 import polars as pl
 from msgspec import UnsetType
 
+from tracekit._util.arguments import checked_path
 from tracekit._util.files import read_start
 from tracekit._util.inflation import GZIP, inflate_whole
 from tracekit._util.text import json_text
@@ -184,7 +185,7 @@ def read_document(
     Numbers that sums and squares would overflow are refused.
     """
     try:
-        data = Path(path).read_bytes()
+        data = checked_path(path, "file").read_bytes()
     except FileNotFoundError as error:
         raise InputError(f"{path}: there is no such file", hint=hint) from error
     except OSError as error:

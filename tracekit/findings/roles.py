@@ -155,6 +155,7 @@ def _late_starts(analysis: Analysis) -> Iterator[Finding]:
         evidence={
             "late_ns": start.late_ns,
             "iteration": start.iteration,
+            "iterations": len(iterations),
             "first_rank": start.first_rank,
         },
         recurs=start.recurs,

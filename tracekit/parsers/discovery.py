@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from tracekit._util.arguments import checked_paths
 from tracekit._util.text import counted, listing
 from tracekit.errors import InputError, Notice, NoticeValues, OptionError
 from tracekit.parsers import remote
@@ -77,7 +78,7 @@ def discover(
     >>> [(ref.rank, ref.name) for ref in discover("sample_traces/reload").refs][:2]
     [(0, 'rank0.pt.trace.json.gz'), (1, 'rank1.pt.trace.json.gz')]
     """
-    path_list = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    path_list = checked_paths(paths, "traces")
     if not path_list:
         raise OptionError("no path was given", hint="name a trace, a folder of traces or a store")
     found = [_expand(os.fspath(path), alone=len(path_list) == 1) for path in path_list]

@@ -13,6 +13,7 @@ from math import prod
 
 import polars as pl
 
+from tracekit._util.arguments import checked_text
 from tracekit.align.peers import MESSAGES, PipelinePeers, along_pipelines, by_communicator
 from tracekit.classify.rules import builtin_rules
 from tracekit.errors import Notice, NoticeValues, OptionError
@@ -52,7 +53,7 @@ def split_layout(text: str | None) -> tuple[str | None, int | None]:
         return None, None
     axes: list[str] = []
     node_sizes: list[str] = []
-    for word in _words_of_layout(text):
+    for word in _words_of_layout(checked_text(text, "layout")):
         name, _, size = word.partition("=")
         if name.strip() == NODE:
             node_sizes.append(size.strip())

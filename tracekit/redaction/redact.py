@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracekit._util.arguments import checked_path
 from tracekit._util.files import atomic_write, output_folder
 from tracekit._util.text import did_you_mean
 from tracekit.errors import InputError, OptionError, OutputError
@@ -74,8 +75,8 @@ def redact_each(
     >>> next(redact_each("sample_traces/reload", tempfile.mkdtemp())).path.name
     'rank0.pt.trace.json.gz'
     """
-    source = Path(path)
-    target = Path(output)
+    source = checked_path(path, "path")
+    target = checked_path(output, "output")
     for option in keep:
         if option not in KEEP_OPTIONS:
             hint = did_you_mean(option, KEEP_OPTIONS, otherwise=f"one of {', '.join(KEEP_OPTIONS)}")

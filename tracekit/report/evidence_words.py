@@ -354,6 +354,23 @@ class FindingWords:
         return f"; the others wait for {self.ranks_named}"
 
     @property
+    def in_iteration(self) -> str:
+        """In which iteration something took longest, and how the others compare; empty if there is one alone.
+
+        >>> evidence = {"iteration": 0, "iterations": 2, "recurs": False}
+        >>> FindingWords(Finding(code="rollout", cost_ns=1, share=0.1, evidence=evidence)).in_iteration
+        'in iteration 0, much less in the other, '
+        """
+        count = self.evidence.get("iterations")
+        if count == 1:
+            return ""
+        others = "the other" if count == 2 else "the others"
+        how_much = "about as much" if self.evidence.get("recurs") else "much less"
+        if self.evidence.get("recurs") and count != 2:
+            others = "most others"
+        return f"in iteration {self['iteration']}, {how_much} in {others}, "
+
+    @property
     def tokens_words(self) -> str:
         """Tokens of the rank and of the others; empty unless both are known and differ."""
         own = self.evidence.get("tokens")

@@ -70,14 +70,21 @@ def waiting_unknown(words: FindingWords) -> str:
 
 
 def first_slow_kernel(words: FindingWords) -> str:
+    return slowest_operator(words, f"{words['share_of_limit']} of the {words.limit_words}")
+
+
+def slowest_operator(words: FindingWords, reached: str) -> str:
+    operator = f"{words['op']}{words.in_module}"
+    if words["op_gain_ns"] == words.cost:
+        return f"{operator} is {words.cost} slower than the GPU allows: it reaches {reached}"
     return (
-        f"kernels are slower than the GPU allows, most of all {words['op']}{words.in_module}: it "
-        f"reaches {words['share_of_limit']} of the {words.limit_words}"
+        f"kernels are {words.cost} slower than the GPU allows, {words['op_gain_ns']} of it in {operator}, "
+        f"which reaches {reached}"
     )
 
 
-def gain_of_first(words: FindingWords) -> str:
-    return f" (saves at most {words['op_gain_ns']} of that)"
+def at_most(words: FindingWords) -> str:
+    return f"at most {words['share_of_limit']} of the {words.limit_words}"
 
 
 # Findings.
@@ -96,14 +103,11 @@ def rollout_tail(words: FindingWords) -> FindingTexts:
 
 @texts("rollout", "late_start")
 def rollout_late_start(words: FindingWords) -> FindingTexts:
-    late = f"starts {words['late_ns']} after that of rank {words['first_rank']} and ends last"
-    text = (
-        f"in iteration {words['iteration']}, unlike most others, the rollout of rank {words.rank} "
-        f"{late}"
+    return FindingTexts(
+        f"{words.in_iteration}the rollout of rank {words.rank} starts {words['late_ns']} after that of rank "
+        f"{words['first_rank']} and ends last",
+        "start all rollouts together",
     )
-    if words.evidence.get("recurs"):
-        text = f"the rollout of rank {words.rank} {late} (iteration {words['iteration']}, others alike)"
-    return FindingTexts(text, "start all rollouts together")
 
 
 @texts("rollout", "between_roles")
@@ -567,8 +571,8 @@ def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(f"{exposed(words)}{words.rate}; {words.compute_to_hide_it}"),
         advice=(
-            f"send fewer bytes ({words.fewer_bytes}), or check links and NCCL's transport; assumed: "
-            "twice as fast"
+            f"send fewer bytes ({words.fewer_bytes}), or check links and NCCL's transport (the saving: "
+            "if twice as fast)"
         ),
     )
 
@@ -964,7 +968,7 @@ def schedule_gap_p2p_transfer(words: FindingWords) -> FindingTexts:
         text=f"{wait_for_messages(words)}, and there is too little compute to hide them",
         advice=(
             "send fewer bytes (a narrower type, fewer chunks per rank), or check links and NCCL's "
-            "transport; assumed: twice as fast"
+            "transport (the saving: if twice as fast)"
         ),
     )
 
@@ -1010,7 +1014,7 @@ def schedule_gap_own_bubble(words: FindingWords) -> FindingTexts:
 def slow_kernel(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=first_slow_kernel(words),
-        advice=f"let `torch.compile` fuse it, and keep its inputs contiguous{gain_of_first(words)}",
+        advice="let `torch.compile` fuse it, and keep its inputs contiguous",
     )
 
 
@@ -1018,10 +1022,7 @@ def slow_kernel(words: FindingWords) -> FindingTexts:
 def slow_kernel_misaligned(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"{first_slow_kernel(words)}, because its sizes are no multiples of 8",
-        advice=(
-            "pad sizes to multiples of 64 (vocabulary, hidden size, head "
-            f"count){gain_of_first(words)}"
-        ),
+        advice=("pad sizes to multiples of 64 (vocabulary, hidden size, head count)"),
     )
 
 
@@ -1034,7 +1035,7 @@ def slow_kernel_skinny(words: FindingWords) -> FindingTexts:
         ),
         advice=(
             "fuse it with what is before or behind it, batch several into one, or let "
-            f"`torch.compile` do so{gain_of_first(words)}"
+            "`torch.compile` do so"
         ),
     )
 
@@ -1048,7 +1049,7 @@ def slow_kernel_few_tiles(words: FindingWords) -> FindingTexts:
         ),
         advice=(
             "use a larger batch, or join products into one (a fused QKV projection, grouped "
-            f"products){gain_of_first(words)}"
+            "products)"
         ),
     )
 
@@ -1058,8 +1059,7 @@ def slow_kernel_short_sequence(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"{first_slow_kernel(words)}, because its sequences are short",
         advice=(
-            "pack several sequences into one (variable-length attention), or use a larger "
-            f"batch{gain_of_first(words)}"
+            "pack several sequences into one (variable-length attention), or use a larger batch"
         ),
     )
 
@@ -1068,7 +1068,7 @@ def slow_kernel_short_sequence(words: FindingWords) -> FindingTexts:
 def slow_kernel_attention(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=first_slow_kernel(words),
-        advice=f"use another attention kernel{words.attention_kernels}{gain_of_first(words)}",
+        advice=f"use another attention kernel{words.attention_kernels}",
     )
 
 
@@ -1076,13 +1076,12 @@ def slow_kernel_attention(words: FindingWords) -> FindingTexts:
 def slow_kernel_depthwise(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"kernels are slower than the GPU allows, most of all {words['op']}{words.in_module}: it "
-            f"reaches at most {words['share_of_limit']} of the {words.limit_words}, because each channel "
+            f"{slowest_operator(words, at_most(words))}, because each channel "
             "is convolved by itself (it moves more than it computes)"
         ),
         advice=(
             "use `channels_last` and a 16-bit type, or let `torch.compile` fuse it with what is "
-            f"behind it{gain_of_first(words)}"
+            "behind it"
         ),
     )
 
@@ -1091,13 +1090,12 @@ def slow_kernel_depthwise(words: FindingWords) -> FindingTexts:
 def slow_kernel_channels(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"kernels are slower than the GPU allows, most of all {words['op']}{words.in_module}: it "
-            f"reaches at most {words['share_of_limit']} of the {words.limit_words}, because its numbers of "
+            f"{slowest_operator(words, at_most(words))}, because its numbers of "
             "channels are no multiples of 8"
         ),
         advice=(
             "pad the channels to multiples of 8 (an image's 3 to 4 or 8), use `channels_last` "
-            f"and a 16-bit type{gain_of_first(words)}"
+            "and a 16-bit type"
         ),
     )
 
@@ -1105,14 +1103,8 @@ def slow_kernel_channels(words: FindingWords) -> FindingTexts:
 @texts("slow_kernel", "convolution")
 def slow_kernel_convolution(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=(
-            f"kernels are slower than the GPU allows, most of all {words['op']}{words.in_module}: it "
-            f"reaches at most {words['share_of_limit']} of the {words.limit_words}"
-        ),
-        advice=(
-            "use `channels_last`, a 16-bit type and `torch.backends.cudnn.benchmark = "
-            f"True`{gain_of_first(words)}"
-        ),
+        text=(f"{slowest_operator(words, at_most(words))}"),
+        advice=("use `channels_last`, a 16-bit type and `torch.backends.cudnn.benchmark = True`"),
     )
 
 
@@ -1124,8 +1116,7 @@ def slow_kernel_few_tokens(words: FindingWords) -> FindingTexts:
             "it computes)"
         ),
         advice=(
-            "send more tokens through each call (a larger batch), or put fewer experts on a "
-            f"GPU{gain_of_first(words)}"
+            "send more tokens through each call (a larger batch), or put fewer experts on a GPU"
         ),
     )
 
@@ -1134,10 +1125,7 @@ def slow_kernel_few_tokens(words: FindingWords) -> FindingTexts:
 def slow_kernel_experts(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=first_slow_kernel(words),
-        advice=(
-            "tune its kernel for these sizes, or spread tokens evenly over "
-            f"experts{gain_of_first(words)}"
-        ),
+        advice=("tune its kernel for these sizes, or spread tokens evenly over experts"),
     )
 
 
@@ -1145,10 +1133,10 @@ def slow_kernel_experts(words: FindingWords) -> FindingTexts:
 def slow_kernel_optimizer(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the optimizer's kernels are slower than the GPU allows: {words['op']} reaches "
+            f"the optimizer's kernels are {words.cost} slower than the GPU allows: {words['op']} reaches "
             f"{words['share_of_limit']} of the {words.limit_words}"
         ),
-        advice=f"use the fused optimizer (`fused=True`){gain_of_first(words)}",
+        advice="use the fused optimizer (`fused=True`)",
     )
 
 
@@ -1156,10 +1144,11 @@ def slow_kernel_optimizer(words: FindingWords) -> FindingTexts:
 def slow_kernel_copy(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"kernels are slower than the GPU allows, most of all copies on the device: they reach "
+            f"kernels are {words.cost} slower than the GPU allows, {words['op_gain_ns']} of it in copies "
+            "on the device: they reach "
             f"{words['share_of_limit']} of the {words.limit_words}"
         ),
-        advice=f"avoid them (`contiguous`, `cat`, `clone`){gain_of_first(words)}",
+        advice="avoid them (`contiguous`, `cat`, `clone`)",
     )
 
 
@@ -1167,10 +1156,7 @@ def slow_kernel_copy(words: FindingWords) -> FindingTexts:
 def slow_kernel_product(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=first_slow_kernel(words),
-        advice=(
-            'try another kernel (`torch.compile(mode="max-autotune")`) or a larger '
-            f"batch{gain_of_first(words)}"
-        ),
+        advice=('try another kernel (`torch.compile(mode="max-autotune")`) or a larger batch'),
     )
 
 

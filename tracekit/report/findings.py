@@ -16,6 +16,7 @@ from tracekit.report.evidence_words import FindingWords
 from tracekit.report.finding_sentences import TEXTS, FindingTexts
 from tracekit.report.serving_sentences import SERVING_TEXTS
 from tracekit.report.text import short_ms, size
+from tracekit.report.words import WORDS
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -122,6 +123,28 @@ def finding_line(finding: Finding) -> str:
     return f"{finding.text}: {finding.advice}{saves}"
 
 
+def is_of_one_iteration(finding: Finding) -> bool:
+    """Return whether a finding's time is of one iteration, and most others have much less of it.
+
+    Its share of all iterations would be taken for a share of that one.
+    """
+    return "iteration" in finding.evidence and finding.evidence.get("recurs") is False
+
+
+def finding_title(finding: Finding) -> str:
+    """Return a finding in a few words: what it is about, without figures.
+
+    >>> finding_title(Finding(code="host_sync", cost_ns=1, share=0.1, evidence={"op": "aten::item"}))
+    'CPU stops in aten::item'
+    >>> finding_title(Finding(code="exposed_comm", cost_ns=1, share=0.1, evidence={"label": "dp_comm"}))
+    'exposed dp_comm'
+    """
+    words = FindingWords(finding)
+    title = WORDS.finding_titles.get(finding.code, finding.code.replace("_", " "))
+    label = finding.evidence.get("label")
+    return f"{title}{words.in_op}" if finding.code == "host_sync" else title.format(label=label)
+
+
 def shared_time(finding: Finding, number: int | None = None) -> str:
     """Return with which findings it shares its time, and what it saves after those before it; empty if with none.
 
@@ -129,9 +152,9 @@ def shared_time(finding: Finding, number: int | None = None) -> str:
 
     >>> second = Finding(code="host_sync", cost_ns=4, share=0.2, shares_time_with=(1, 3), saves_after_ns=2_000_000)
     >>> shared_time(second)
-    'shares its time with 1 and 3; 2.00 ms once what stands before it is done'
+    'shares its time with 1 and 3: 2.00 ms more once they are done'
     >>> shared_time(second, 2)
-    'shares its time with 1; 2.00 ms once what stands before it is done'
+    'shares its time with 1: 2.00 ms more once that is done'
     """
     others = [other for other in finding.shares_time_with if number is None or other < number]
     if not others:
@@ -141,10 +164,9 @@ def shared_time(finding: Finding, number: int | None = None) -> str:
     after_ns = finding.saves_after_ns
     if after_ns is None or after_ns == finding.saves_ns:
         return words
-    saved = (
-        "nothing more" if after_ns < NOTHING_MORE_SHARE * finding.effect_ns else short_ms(after_ns)
-    )
-    return f"{words}; {saved} once what stands before it is done"
+    more = "nothing" if after_ns < NOTHING_MORE_SHARE * finding.effect_ns else short_ms(after_ns)
+    done = "that is" if len(others) == 1 else "they are"
+    return f"{words}: {more} more once {done} done"
 
 
 def finding_in_a_log(finding: Finding) -> str:

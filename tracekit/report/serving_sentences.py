@@ -13,7 +13,6 @@ from tracekit.report.finding_sentences import (
     MakeTexts,
     exposed_because,
     first_slow_kernel,
-    gain_of_first,
     host_stops,
     step_takes,
 )
@@ -237,7 +236,7 @@ def slow_kernel_few_tiles(words: FindingWords) -> FindingTexts:
         ),
         advice=(
             f"{run_more_at_once(words)}, use a kernel that splits the inner size (split-K), or join "
-            f"products into one (a fused QKV projection){gain_of_first(words)}"
+            f"products into one (a fused QKV projection)"
         ),
     )
 
@@ -248,7 +247,7 @@ def slow_kernel_short_sequence(words: FindingWords) -> FindingTexts:
         text=f"{first_slow_kernel(words)}, because its sequences are short",
         advice=(
             "use an attention kernel that splits the keys (FlashDecoding, paged attention), or "
-            f"{run_more_at_once(words)}{gain_of_first(words)}"
+            f"{run_more_at_once(words)}"
         ),
     )
 
@@ -260,7 +259,7 @@ def slow_kernel_few_tokens(words: FindingWords) -> FindingTexts:
             f"{first_slow_kernel(words)}, because its experts get few tokens each (it moves more than "
             "it computes)"
         ),
-        advice=f"{run_more_at_once(words)}, or put fewer experts on a GPU{gain_of_first(words)}",
+        advice=f"{run_more_at_once(words)}, or put fewer experts on a GPU",
     )
 
 
@@ -270,7 +269,7 @@ def slow_kernel_product(words: FindingWords) -> FindingTexts:
         text=first_slow_kernel(words),
         advice=(
             'try another kernel (`torch.compile(mode="max-autotune")`, a tuned library) or '
-            f"{run_more_at_once(words)}{gain_of_first(words)}"
+            f"{run_more_at_once(words)}"
         ),
     )
 

@@ -11,12 +11,12 @@ import io
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, TypeVar
 
 import polars as pl
 import polars.selectors as cs
 
+from tracekit._util.arguments import checked_path
 from tracekit._util.files import atomic_write, check_output_path
 from tracekit._util.text import UNKNOWN, counted, json_text, terminal
 from tracekit.analysis import Analysis
@@ -101,7 +101,7 @@ def check_extension(path: str | PathLike[str], extensions: Collection[str]) -> s
     Traceback (most recent call last):
     tracekit.errors.OptionError: gate.pdf: cannot write .pdf (use .json, .xml or .md)
     """
-    target = Path(path)
+    target = checked_path(path, "output")
     *first, last = extensions
     extension = next(
         (suffix for suffix in extensions if target.name.lower().endswith(suffix)), None

@@ -11,13 +11,15 @@ import msgspec
 
 from tracekit.analysis.result import Analysis
 from tracekit.analysis.saved import read_saved
-from tracekit.documents.analysis import AnalysisDocument
+from tracekit.documents.analysis import AnalysisDocument, ChangedStep
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.findings import Finding
 from tracekit.report.findings import findings_of
-from tracekit.report.notebook import analysis_html, findings_html
+from tracekit.report.notebook import WIDTH, analysis_html, findings_html, screen_html
 from tracekit.report.notices import with_messages
+from tracekit.report.terminal.table import render_table
 from tracekit.report.view import View, view_of
+from tracekit.report.view.path import change_table
 from tracekit.report.write import document_of, write
 from tracekit.results.late import LateResult
 
@@ -37,6 +39,19 @@ class Findings(tuple[Finding, ...]):
 
     def _repr_html_(self) -> str:
         return findings_html(self)
+
+
+class PredictedStep(ChangedStep, frozen=True):
+    """The step with changes, which a notebook shows as a table.
+
+    >>> step = PredictedStep("links x2", ("links x2",), 100_000_000, 90_000_000, saves_ns=10_000_000)
+    >>> "links x2" in step._repr_html_()
+    True
+    """
+
+    def _repr_html_(self) -> str:
+        table = change_table(self)
+        return "" if table is None else screen_html(*filter(None, [render_table(table, WIDTH)]))
 
 
 class AnalysisResult(Analysis, HasDocument):
@@ -86,6 +101,16 @@ class AnalysisResult(Analysis, HasDocument):
     def to_document(self) -> AnalysisDocument:
         """Return the JSON document (``format: tracekit.analysis/2``)."""
         return document_of(self)
+
+    def what_if(self, *changes: str) -> PredictedStep:
+        """Return the predicted step with all *changes* at once, such as ``rank 2 like others`` or ``dp_comm x0.5``.
+
+        >>> from tracekit import analyze
+        >>> step = analyze("sample_traces/reload", schedule="none").what_if("broadcast x0.5")
+        >>> step.measured_ns > step.predicted_ns
+        True
+        """
+        return PredictedStep(**msgspec.structs.asdict(super().what_if(*changes)))
 
     @property
     def plot(self) -> Plots:

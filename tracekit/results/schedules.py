@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from tracekit._util.arguments import checked_type
 from tracekit.schedules import Schedule, Simulation, Times
 from tracekit.schedules import simulate as run_schedule
 from tracekit.weight_updates import ReloadTimes, WeightReload
@@ -73,6 +74,7 @@ def simulate(
     >>> simulate(generate("dualpipe", pp=8, microbatches=20)).makespan
     66
     """
+    checked_type(schedule, Schedule, "schedule", "make one with tracekit.schedules.generate")
     return SimulationResult(**_fields(run_schedule(schedule, times, durations=durations)))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace as replace_fields
 
+from tracekit._util.arguments import checked_path, checked_text, checked_words
 from tracekit._util.workers import ItemResult, map_items
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
@@ -103,6 +104,8 @@ def analyze(
 
     """
     ranks = chosen_ranks(ranks)
+    changes = checked_words(changes, "changes")
+    schedule = checked_text(schedule, "schedule")
     _check_options(by=by, layout=layout, gpu=gpu, changes=changes, on_damage=on_damage)
     _check_inputs(traces, store=store, resume=resume, capture=capture)
     run_input = _RunInput(
@@ -463,9 +466,10 @@ def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | Non
 
     Raise here if it is wrong, not once per rank.
     """
-    if not isinstance(rules, str | Path):
-        return rules
-    from tracekit.classify import load_rules
+    from tracekit.classify import RuleBook, load_rules
 
-    load_rules(rules)
-    return Path(rules).absolute()
+    if rules is None or isinstance(rules, RuleBook):
+        return rules
+    file = checked_path(rules, "rules")
+    load_rules(file)
+    return file.absolute()

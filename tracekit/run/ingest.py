@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from tracekit._util.arguments import checked_path
 from tracekit._util.machine import give_back_memory
 from tracekit._util.workers import ItemResult
 from tracekit.analysis.measure.tables import rank_tables
@@ -144,7 +145,7 @@ def ingest(
     strict = on_damage == "error"
     if rules is not None:
         load_rules(Path(rules))  # raises here if it is wrong, not once per rank
-    target = Path(store).absolute()
+    target = checked_path(store, "store").absolute()
     # Dumps and logs are of no role: where roles are named, they are not looked for.
     paths_with_recordings = None if isinstance(paths, Mapping | OneRole) else paths
     if paths_with_recordings is not None and has_recordings_alone(paths_with_recordings):

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from tracekit._util.arguments import checked_text
 from tracekit._util.text import terminal
 from tracekit.errors import InputError, OptionError
 from tracekit.schema import COLLECTIVES, EVENTS, LABELLED
@@ -38,6 +39,7 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
         duckdb: Any = importlib.import_module("duckdb")
     except ImportError:
         raise OptionError("query needs DuckDB", hint="pip install 'tracekit-ml[sql]'") from None
+    sql = checked_text(sql, "sql")
     tables = _tables(open_store(store))  # a damaged store is refused before DuckDB starts
     connection = duckdb.connect(":memory:")
     try:

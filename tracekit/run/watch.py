@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tracekit._util.arguments import checked_path
 from tracekit.errors import InputError, TracekitError
 from tracekit.parsers.source_refs import rank_in_name
 from tracekit.results import AnalysisResult
@@ -50,7 +51,7 @@ def watch(
     ['a', 'b', 'straggler']
 
     """
-    root = Path(folder)
+    root = checked_path(folder, "folder")
     if not root.is_dir():
         raise InputError(
             f"{root}: there is no such folder", hint="name the folder that traces land in"

@@ -31,6 +31,7 @@ from typing import Any
 import polars as pl
 from msgspec.structs import replace
 
+from tracekit._util.arguments import checked_path
 from tracekit._util.os_errors import read_error, write_error
 from tracekit._version import __version__
 from tracekit.documents.coding import Document, decode, encode, to_plain
@@ -302,7 +303,7 @@ def open_store(path: str | Path) -> Store:
     Traceback (most recent call last):
     tracekit.errors.InputError: sample_traces: ...
     """
-    root = _root(Path(path))
+    root = _root(checked_path(path, "store"))
     role_folders = _role_folders(root)
     if not role_folders:
         return open_single_store(root)

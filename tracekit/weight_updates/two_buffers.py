@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import polars as pl
 
+from tracekit._util.arguments import checked_type
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.schedule import FORMAT, Cell, ScheduleDocument
 from tracekit.errors import ScheduleError
@@ -116,6 +117,7 @@ def weight_reload(ranks: int, rounds: int, times: ReloadTimes | None = None) -> 
     8
     """
     for size, value in (("ranks", ranks), ("rounds", rounds)):
+        checked_type(value, int, size, "give a number")
         if value < 1:
             raise ScheduleError(f"{size} must be 1 or more; got {value}")
     if ranks * ranks * rounds > 2_000_000:

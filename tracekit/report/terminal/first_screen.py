@@ -18,7 +18,7 @@ from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary
-from tracekit.report.findings import shared_time
+from tracekit.report.findings import finding_title, is_of_one_iteration, shared_time
 from tracekit.report.palette import (
     COMPUTE_COLOUR,
     IDLE_COLOUR,
@@ -44,8 +44,10 @@ BAR_LENGTH = 32
 """Characters of the bar at 80 columns; a narrower terminal has a shorter one."""
 MIN_LENGTH_OF_BAR_BESIDE_WORDS = 16
 """Characters from which a bar stands beside its words; else it has a line of its own."""
-MAX_EXPOSED_LABELS = 2
+MAX_LABELS_BESIDE_BAR = 3
 """Exposed labels that are named beside the bar; the others are summed."""
+REST = "the rest"
+"""What is not named of the exposed labels, or of the parts of the model."""
 MIN_SHARE_NAMED = 0.005
 """Share of the step from which a part of it is named."""
 MIN_COMPUTE_SHARE_TO_SPLIT = 0.8
@@ -54,6 +56,8 @@ MIN_MODULE_SHARE = 0.02
 """Share of compute from which a part of the model is named."""
 MAX_MODULES = 4
 """Parts of the model that are named, those with most time."""
+MAX_TITLES = 3
+"""Further findings up to which they are named by their titles."""
 INDENT = "    "
 """Spaces before the further lines of a finding."""
 MAX_END_DIFFERENCE_SHARE = 0.01
@@ -98,7 +102,9 @@ def first_screen(
     if findings:
         heading = _findings_heading(findings, view.analysis.step)
         if view.analysis.role_results.iterations:
-            heading = "What to do (→), what recurs first, per iteration (≤: an upper bound):"
+            heading = (
+                "What to do (→) and what it saves per iteration (≤: at most), what recurs first:"
+            )
         lines += _wrapped(heading, width, style="bold")
         advised: dict[str, int] = {}
         for number, finding in findings:
@@ -110,7 +116,7 @@ def first_screen(
         lines.append(Text("nothing to gain that this recording shows", style="bold"))
     lines += certainty_lines(view, width)
     if not in_notebook:
-        lines += hint_lines(view, width, page_written=page_written, shown=len(findings))
+        lines += hint_lines(view, width, page_written=page_written, shown=findings)
     return lines
 
 
@@ -118,8 +124,8 @@ def _findings_heading(findings: Sequence[tuple[int, Finding]], step: StepSummary
     """Return what the columns before the findings hold."""
     per = "per step" if step.is_marked else "of the recording"
     if any(finding.is_bound for _, finding in findings):
-        return f"What to do (→), by what it is likely to save {per} (≤: at most):"
-    return f"What to do (→), by what it saves {per}:"
+        return f"What to do (→) and what it saves {per}, likeliest first (≤: at most):"
+    return f"What to do (→) and what it saves {per}:"
 
 
 def _first_findings(view: View) -> list[tuple[int, Finding]]:
@@ -253,11 +259,11 @@ def budget_parts(budget: Budget, *, idle_known: bool = True) -> list[Part]:
     """
     exposed = sorted(((ns, label) for label, ns in budget.exposed_ns.items() if ns), reverse=True)
     parts: list[Part] = [("compute", "compute", budget.compute_ns, COMPUTE_COLOUR)]
-    for ns, label in exposed[:MAX_EXPOSED_LABELS]:
+    for ns, label in exposed[:MAX_LABELS_BESIDE_BAR]:
         parts.append((f"{label} exposed", "exposed", ns, LABEL_COLOURS[label]))
-    rest_ns = sum(ns for ns, _ in exposed[MAX_EXPOSED_LABELS:])
+    rest_ns = sum(ns for ns, _ in exposed[MAX_LABELS_BESIDE_BAR:])
     if rest_ns:
-        parts.append(("other exposed", "exposed", rest_ns, LABEL_COLOURS["comm"]))
+        parts.append((f"{REST} exposed", "exposed", rest_ns, LABEL_COLOURS["comm"]))
     if budget.unrecorded_ns:
         parts.append(("not recorded", "unrecorded", budget.unrecorded_ns, UNRECORDED_COLOUR))
     parts.append(
@@ -338,8 +344,8 @@ def _situation(view: View, width: int) -> Iterator[Text]:
     ideal = short_ms(head.ideal_ns, digits)
     clock = " as recorded" if view.analysis.step.profiler_ns else ""
     facts = (
-        f"{schedule.name} pipeline: {measured} from start to end{clock}; with the same compute "
-        f"and no delays {ideal}"
+        f"{schedule.name} pipeline: {measured} from start to end{clock}; without any delay it "
+        f"would take {ideal}"
     )
     gap_ns = {}
     for gap_cause, ns in (schedule.gap_ns or {}).items():
@@ -387,6 +393,9 @@ def compute_by_module(view: View) -> str:
     ]
     if len(shares) < 2:
         return ""
+    rest_ns = total_ns - float(named["ns"].sum())
+    if rest_ns >= MIN_MODULE_SHARE * total_ns:
+        shares.append(f"{REST} {percent(rest_ns, total_ns, digits=0)}")
     compute = short_ms(budget.compute_ns).removesuffix(" ms")
     return f"the GPU computes for {compute} of {short_ms(budget.span_ns)}: {', '.join(shares)}"
 
@@ -406,12 +415,12 @@ def finding_lines(
     shared = shared_time(finding, number)
     sentence = f"{finding.text} ({shared})" if shared else finding.text
     text = _wrapped(sentence, width, first=f"{number:>2} {saving(finding)}  ", rest=INDENT)
-    advice = finding.advice if same_as is None else f"as {same_as}"
+    advice = finding.advice if same_as is None else f"as for {same_as}"
     return [*text, *_wrapped(advice, width, first=f"{INDENT}→ ", rest=f"{INDENT}  ", style="dim")]
 
 
 def saving(finding: Finding) -> str:
-    """Return what a finding saves and its share of the step.
+    """Return what a finding saves and its share of the step; of what one iteration has that it is once.
 
     What it costs where no saving is predicted.
 
@@ -425,9 +434,10 @@ def saving(finding: Finding) -> str:
     if finding.cost_bytes and not finding.cost_ns:
         return f"{size(finding.cost_bytes):>9} {'':>5}"
     bound = "≤" if finding.is_bound else ""
-    return (
-        f"{bound:<2}{short_ms(finding.effect_ns):>7} {percent(finding.effect_share, digits=0):>5}"
-    )
+    share = percent(finding.effect_share, digits=0)
+    if is_of_one_iteration(finding):
+        share = "once"
+    return f"{bound:<2}{short_ms(finding.effect_ns):>7} {share:>5}"
 
 
 def certainty_lines(view: View, width: int) -> list[Text]:
@@ -438,18 +448,22 @@ def certainty_lines(view: View, width: int) -> list[Text]:
     return _wrapped(sure, width, first="  ", rest="    ", style="dim")
 
 
-def hint_lines(view: View, width: int, *, page_written: bool, shown: int) -> list[Text]:
+def hint_lines(
+    view: View, width: int, *, page_written: bool, shown: Sequence[tuple[int, Finding]]
+) -> list[Text]:
     """Return where there is more.
 
     Args:
         view: The run.
         width: Columns of the terminal.
         page_written: Whether a page was written, which is then not suggested.
-        shown: Number of findings above.
+        shown: Findings above, with their numbers.
 
     """
-    smaller = len(view.findings) - shown
-    full = f"--full ({counted(smaller, 'more finding')})" if smaller else "--full"
+    smaller = [each for each in enumerate(view.findings, start=1) if each not in shown]
+    titles = dict.fromkeys(finding_title(finding) for _, finding in smaller)
+    of_what = f": {', '.join(titles)}" if len(smaller) <= MAX_TITLES else ""
+    full = f"--full ({counted(len(smaller), 'more finding')}{of_what})" if smaller else "--full"
     explain = ["--explain 1"] if view.findings else []
     more = [full, *explain, *([] if page_written else ["-o report.html"])]
     return _wrapped(f"more: {', '.join(more)}", width, first="  ", rest="    ", style="dim")

@@ -344,6 +344,12 @@ def changes_table(analysis: Analysis) -> Table | None:
     return make_table(_COLUMNS, rows, notes=notes)
 
 
+def change_table(step: ChangedStep) -> Table | None:
+    """Return one prediction as a table, or why there is none."""
+    why_not = [f"{step.change}: not answered, because {step.why_not}"] if step.why_not else []
+    return make_table(_COLUMNS, [step], notes=[*why_not, *step.rests_on])
+
+
 def changed_lanes(analysis: Analysis) -> Iterator[tuple[str, dict[int, Lane], dict[int, Lane]]]:
     """Yield each change that can be drawn, with the lanes of ranks as measured and as predicted."""
     for row in analysis.changed_steps:

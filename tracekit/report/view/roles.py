@@ -245,10 +245,15 @@ def step_summary(analysis: Analysis) -> str | None:
         return None
     budget = step.budget
     exposed_ns = sum(budget.exposed_ns.values())
+    longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default="")
     parts = {"compute": budget.compute_ns, "exposed transfers": exposed_ns, "idle": budget.idle_ns}
-    shares = [f"{name} {percent(ns, budget.span_ns, digits=0)}" for name, ns in parts.items() if ns]
+    shares = []
+    for name, ns in parts.items():
+        mostly = f" (mostly {longest})" if name == "exposed transfers" else ""
+        if ns:
+            shares.append(f"{name} {percent(ns, budget.span_ns, digits=0)}{mostly}")
     role = f" of the {results.main_role}" if results.main_role else ""
-    return f"a step{role}, start to start: {short_ms(step.time_ns)}, {', '.join(shares)}"
+    return f"from one step{role} to the next {short_ms(step.time_ns)}, of which {', '.join(shares)}"
 
 
 def update_summary(analysis: Analysis) -> str | None:

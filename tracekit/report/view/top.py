@@ -16,13 +16,13 @@ from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary
-from tracekit.report.findings import shared_time
+from tracekit.report.findings import is_of_one_iteration, shared_time
 from tracekit.report.text import short_ms, size
 from tracekit.report.view.answer import unusual_steps
 from tracekit.report.words import WORDS
 from tracekit.schema import LABEL_WORDS
 
-MAX_LABELS_IN_TILE = 2
+MAX_LABELS_IN_TILE = 3
 """Exposed labels that the tile names."""
 MIN_SHARE_NAMED = 0.005
 """Share of the step from which a part of it is named."""
@@ -42,6 +42,8 @@ SECTION_OF_CODE: Mapping[str, str] = {
     "slow_kernel": "rates",
 }
 """Section of the page that shows a finding without a place in the timeline, by its code."""
+LABEL_OF_CODE: Mapping[str, str] = {"optimizer": "optimizer", "recompute": "recompute"}
+"""Label whose kernels a finding is about, by its code; of transfers the evidence names it."""
 MAX_SPREAD_OF_ALIKE_STEPS = 0.1
 """Difference between the longest and the shortest step, as a share of the step, up to which they
 are alike."""
@@ -146,7 +148,10 @@ def lost_tile(budget: Budget, *, idle_known: bool = True) -> Tile:
 def role_tiles(
     iterations: Sequence[Iteration], costs: Sequence[Finding], ranks: str
 ) -> tuple[Tile, ...]:
-    """Return the tiles of an RL loop: its iteration, what of it is training, and the biggest cost."""
+    """Return the tiles of an RL loop: its iteration, what of it is training, and the biggest likely saving.
+
+    *costs* are the findings with which the list begins.
+    """
     times_ns = [iteration.end_ns - iteration.start_ns for iteration in iterations]
     total_ns = sum(times_ns)
     spread = f"{counted(len(times_ns), 'iteration')}"
@@ -170,10 +175,7 @@ def role_tiles(
         ),
         Tile("Training", train, ", ".join(others) or "all of the iteration", "iterations"),
     )
-    if not costs:
-        return (*tiles, Tile("Biggest cost", "none", NOTHING_TO_GAIN, "findings"))
-    biggest = max(costs, key=lambda cost: cost.share)
-    return (*tiles, Tile("Biggest cost", short_ms(biggest.cost_ns), biggest.text, "findings"))
+    return (*tiles, saving_tile(costs))
 
 
 def saving_tile(findings: Sequence[Finding]) -> Tile:
@@ -224,15 +226,20 @@ def cards(findings: Sequence[Finding]) -> list[Card]:
 
 
 def _search(finding: Finding) -> str | None:
-    """Return the search for the operator that a finding is about.
+    """Return the search for the operator or the label that a finding is about.
 
     None if it is about something else.
 
     >>> _search(Finding(code="slow_kernel", cost_ns=1, share=0.1, evidence={"op": "aten::mm"}))
     'op:"aten::mm"'
+    >>> _search(Finding(code="optimizer", cost_ns=1, share=0.1))
+    'label:=optimizer'
     """
     operator = finding.evidence.get("op")
-    return f'op:"{operator}"' if finding.code == "slow_kernel" and operator else None
+    if finding.code == "slow_kernel" and operator:
+        return f'op:"{operator}"'
+    label = LABEL_OF_CODE.get(finding.code, finding.evidence.get("label"))
+    return f"label:={label}" if label else None
 
 
 def _of_step(finding: Finding) -> str:
@@ -247,6 +254,8 @@ def _of_step(finding: Finding) -> str:
         return "of memory"
     whole = finding.evidence.get("share_of", "step")
     saved = "saved at most" if finding.is_bound else "saved"
+    if is_of_one_iteration(finding):
+        return f"{saved}, once"
     return f"{saved}, {percent(finding.effect_share, digits=0)} of the {whole}"
 
 
