@@ -9,7 +9,7 @@ import pytest
 import tracekit
 import tracekit.analysis
 from tests.kept import analysis_of
-from tracekit.errors import OptionError
+from tracekit.errors import OptionError, TracekitError
 
 RELOAD = str(Path(__file__).parent.parent / "sample_traces" / "reload")
 
@@ -23,8 +23,9 @@ CALLS = {
         lambda: tracekit.ingest(None, "store"),
     ],
     "traces: 5 is no path": [lambda: tracekit.analyze(5), lambda: tracekit.memory([5])],
-    "first run: None is no path": [lambda: tracekit.diff(None, RELOAD)],
-    "candidate: None is no path": [lambda: tracekit.gate(None)],
+    "there is no first run": [lambda: tracekit.diff(None, RELOAD)],
+    "there is no candidate": [lambda: tracekit.gate(None)],
+    "candidate: 5 is no path": [lambda: tracekit.gate([5])],
     "require: 5 is no text": [lambda: tracekit.gate(RELOAD, require=5)],
     "store: None is no path": [
         lambda: tracekit.open_store(None),
@@ -56,7 +57,7 @@ CALLS = {
     ("message", "call"), [(message, call) for message, calls in CALLS.items() for call in calls]
 )
 def test_a_wrong_type_is_named_in_one_line(message, call):
-    with pytest.raises(OptionError) as raised:
+    with pytest.raises(TracekitError) as raised:
         call()
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)

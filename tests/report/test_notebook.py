@@ -52,6 +52,24 @@ def test_lateness_and_memory_show_what_the_terminal_shows(samples):
     assert "nothing changed" in shown_text(change._repr_html_())
 
 
+@pytest.mark.slow
+def test_a_comparison_and_a_verdict_show_what_changed_and_why(samples):
+    steps = samples / "steps"
+    changes = tracekit.diff(steps / "a", steps / "straggler")
+    verdict = tracekit.gate(steps / "straggler", steps / "a")
+    for result in (changes, verdict):
+        assert "Rank 1's mlp forward grew by" in shown_text(result._repr_html_())
+    assert verdict.verdict in shown_text(verdict._repr_html_())
+
+
+def test_a_prediction_shows_its_step_and_what_it_rests_on(samples):
+    step = analysis_of(samples / "slow-ddp").what_if("rank 2 like others")
+    text = " ".join(shown_text(step._repr_html_()).split())
+    assert "predicted ms" in text
+    assert f"{step.predicted_ns / 1e6:,.1f}" in text
+    assert step.rests_on[0] in text
+
+
 def test_ranks_are_spelled_as_on_the_command_line(samples):
     assert tracekit.load(samples / "reload", ranks="0,2-3").ranks == (0, 2, 3)
     with pytest.raises(OptionError, match="is not a rank"):

@@ -4,7 +4,7 @@ Both steps are pure functions. The same analysis can therefore run in one proces
 a cluster (``tracekit.run``).
 """
 
-from typing import NoReturn
+import typing
 
 from tracekit.analysis.result import Analysis
 from tracekit.documents.analysis import Figures, RankFigures
@@ -15,7 +15,7 @@ _SUCCESSORS = {"SavedAnalysis": "Analysis", "Measured": "Figures", "RankResult":
 """Names that were removed, and what to use instead."""
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> typing.NoReturn:
     if name in _SUCCESSORS:
         message = f"tracekit.analysis.{name} was removed; use {_SUCCESSORS[name]}"
         raise AttributeError(message)

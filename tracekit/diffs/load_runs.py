@@ -14,7 +14,7 @@ import msgspec
 import polars as pl
 from msgspec import UNSET, structs
 
-from tracekit._util.arguments import checked_path
+from tracekit._util.arguments import checked_paths
 from tracekit._util.values import without_none
 from tracekit.analysis import Analysis
 from tracekit.diffs.noise_thresholds import Noise
@@ -107,19 +107,24 @@ def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
     """
     if isinstance(source, Side):
         return source
-    is_one = isinstance(source, str | os.PathLike | Analysis) or not isinstance(source, Iterable)
-    sources = [source] if is_one else source
-    paths = []
+    paths: list[str] = []
     analysed = []
-    for run in sources:
+    for run in _several(source):
         if isinstance(run, Analysis):
             analysed.append(_run_from_analysis(run, name=what, keep=keep))
         else:
-            paths.append(checked_path(run, what))
+            paths += [os.fspath(path) for path in checked_paths(run, what)]
     if analysed and not paths:
         return Side(tuple(analysed), {})
     read = read_side(paths, what=what, keep=keep)
     return structs.replace(read, runs=(*analysed, *read.runs))
+
+
+def _several(source: object) -> list[object]:
+    """Return the runs of one side as a list, whether it is one run or several."""
+    if isinstance(source, str | os.PathLike | Analysis) or not isinstance(source, Iterable):
+        return [source]
+    return list(source)
 
 
 def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> Side:

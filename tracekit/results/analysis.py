@@ -51,7 +51,8 @@ class PredictedStep(ChangedStep, frozen=True):
 
     def _repr_html_(self) -> str:
         table = change_table(self)
-        return "" if table is None else screen_html(*filter(None, [render_table(table, WIDTH)]))
+        shown = None if table is None else render_table(table, WIDTH)
+        return "" if shown is None else screen_html(shown)
 
 
 class AnalysisResult(Analysis, HasDocument):
