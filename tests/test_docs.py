@@ -212,7 +212,7 @@ def test_the_worked_trace_gives_the_answers_that_are_shown(monkeypatch):
     examples = "\n".join(
         blocks("python", (ROOT / "docs/maintainers/how.md").read_text(encoding="utf-8"))
     )
-    shown = doctest.DocTestParser().get_doctest(examples, {}, None, None)
+    shown = doctest.DocTestParser().get_doctest(examples, {}, "how", None, None)
     assert len(shown.examples) > 12
     assert doctest.DocTestRunner(verbose=False).run(shown).failed == 0
 
