@@ -135,20 +135,29 @@ SLOW = (
     "tests/against_ideal/test_alike.py",
     "tests/against_ideal/test_slowdowns.py",
     "tests/against_ideal/test_spread.py",
+    "tests/against_ideal/test_zero_bubble.py::test_it_comes_back_whole",
     "tests/align/test_files.py",
     "tests/align/test_late_together.py",
     "tests/align/test_steps.py::test_report_and_gate_agree",
     "tests/analysis/test_checkpoint_on_one_rank.py",
     "tests/analysis/test_stragglers.py",
     "tests/analysis/test_table_checks.py",
+    "tests/classify/test_bounds.py::test_a_rule_decides_up_to_its_bound",
     "tests/classify/test_graph_capture.py",
+    "tests/classify/test_messages.py::test_an_overlapped_ring_sends_activations_ahead_and_gradients_back",
+    "tests/classify/test_names.py::test_by_the_name_alone",
+    "tests/classify/test_rules_covered.py::test_the_example_is_decided_by_its_rule",
+    "tests/classify/test_threads.py::test_captures_without_their_operators_keep_their_passes",
+    "tests/classify/test_undescribed_groups.py::test_communication_keeps_its_label_or_claims_less",
     "tests/diffs/gates/test_files.py",
     "tests/diffs/gates/test_hidden_changes.py",
     "tests/diffs/test_finding_changes.py::test_of_two_equal_runs",
     "tests/diffs/test_finding_changes.py::test_the_straggler_of_the_sample",
     "tests/diffs/test_single_runs.py",
+    "tests/diffs/test_stats.py::test_only_comparisons_import_scipy",
     "tests/documents/test_old_files.py",
     "tests/findings/test_collect.py::test_a_run_without_steps",
+    "tests/findings/test_collect.py::test_two_parts_of_the_hosts_time_are_saved_one_after_the_other",
     "tests/findings/test_communication.py",
     "tests/findings/test_host.py",
     "tests/findings/test_kernels.py",
@@ -156,33 +165,41 @@ SLOW = (
     "tests/findings/test_ranks.py::test_the_slow_rank_of_a_recorded_run",
     "tests/findings/test_recording.py::test_one_rank_of_four_lacks",
     "tests/findings/test_recording.py::test_operators_stand_in_for",
+    "tests/findings/test_recording.py::test_the_doctor_and_the_finding_miss_the_same_ranks",
     "tests/findings/test_recording.py::test_the_doctor_says_what_files_hold",
     "tests/findings/test_recording.py::test_without_launches_and_operators",
     "tests/findings/test_remedies.py",
     "tests/findings/test_steps.py",
     "tests/findings/test_synchronisations.py",
     "tests/findings/test_whole_run_findings.py::test_a_hang_is_a_finding",
+    "tests/findings/test_whole_run_findings.py::test_a_hang_that_is_not_certain_is_none",
     "tests/metrics/test_causes.py",
     "tests/metrics/test_host_activity.py",
     "tests/metrics/test_measured_collectives.py",
     "tests/metrics/test_memory_replay.py::test_random_histories",
     "tests/metrics/test_rates.py::test_the_real_runs_flop",
+    "tests/parsers/test_flight_recorder.py::test_damaged_dumps_are_refused_or_read",
     "tests/parsers/test_hostile_sizes.py",
     "tests/parsers/test_kineto.py",
     "tests/parsers/test_kineto_broken.py",
+    "tests/parsers/test_memory_snapshot.py::test_a_history_that_contradicts_itself_is_not_used",
+    "tests/parsers/test_nsight_ops.py::test_any_text_is_taken_apart_as_the_patterns_say",
     "tests/parsers/test_perfetto.py",
     "tests/parsers/test_remote_listings.py",
     "tests/report/test_blocking.py",
     "tests/report/test_first_screen.py",
     "tests/report/test_late_page.py::test_without_dumps",
     "tests/report/test_lateness.py",
+    "tests/report/test_memory_page.py::test_the_pages_sums_are_those_that_the_snapshot_holds",
     "tests/report/test_notebook.py",
     "tests/report/test_notices.py::test_a_title_names_every_rank",
     "tests/report/test_notices.py::test_the_sentences_of_a_run",
     "tests/report/test_page_history.py",
     "tests/report/test_page_many.py",
     "tests/report/test_page_top.py::test_the_bar_in_a_tile",
+    "tests/report/test_serving_words.py::test_a_server_that_launches_slowly_is_told_to_use_graphs_and_nothing_of_training",
     "tests/schedules/test_command.py",
+    "tests/schedules/test_large.py::test_every_op_starts_as_soon_as_its_inputs_are_there",
     "tests/skill/test_skill_folder.py::test_the_script_that_picks_keys",
     "tests/test_api.py",
     "tests/test_ci.py",
@@ -191,13 +208,16 @@ SLOW = (
     "tests/test_store.py",
     "tests/test_synthetic.py",
     "tests/test_terminal_schedule.py",
+    "tests/truth/test_shipped_frameworks.py::test_linear_layers_have_the_labels_of_the_program",
     "tests/whatif/test_changes.py::test_a_wait_followed_by_short_calls",
     "tests/whatif/test_merged_events.py::test_a_sample_replays_alike",
     "tests/whole_run/test_late.py",
     "tracekit/diffs/stats.py",
+    "tracekit/diffs/verdict.py::tracekit.diffs.verdict.judge",
 )
-"""Files whose tests take two seconds of processor time or more together, and tests that take one: left out
-by ``make quick``."""
+"""Files whose tests take two seconds of processor time or more together, and tests that take 0.7 with all
+their cases: left out by ``make quick``."""
+SLOW_FILES = tuple(name for name in SLOW if "::" not in name)
 NIGHTLY = tuple(
     line
     for line in (Path(__file__).parent / "nightly.txt").read_text(encoding="utf-8").splitlines()
@@ -208,6 +228,14 @@ NIGHTLY = tuple(
 
 IN_BROWSER = "tests/report/test_page.py"
 """The file whose tests in a browser are run every time: each worker that runs one starts it."""
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave files alone of which ``-m "not slow"`` runs nothing: collecting them takes as long as the rest."""
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    if "not slow" in config.option.markexpr and path.startswith(SLOW_FILES):
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(config, items):
