@@ -78,6 +78,8 @@ def test_attention_multiplies_each_query_with_each_key_and_its_weights_with_the_
 def test_each_gradient_of_a_convolution_costs_as_much_as_its_forward():
     """Two images of 5 channels and 4 × 4 come of 3 channels by kernels of 3 × 3."""
     assert _convolution_backward([[2, 5, 4, 4], [2, 3, 6, 6], [5, 3, 3, 3]]) == 2 * 160 * 27
+    # Of a sequence: 2 × 5 × 4 results of 3 channels × 3 places each.
+    assert _convolution_backward([[2, 5, 4], [2, 3, 6], [5, 3, 3]]) == 2 * 40 * 9
     assert _convolution_backward([[2, 5, 4, 4], [2, 3, 6, 6]]) is None
     assert _convolution_backward([[], [2, 3, 6, 6], [5, 3, 3, 3]]) is None
     assert _convolution_backward([[2, 5, 4, 4], [2, 3, 6, 6], [5, 3]]) is None

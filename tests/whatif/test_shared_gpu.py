@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import polars as pl
 import pytest
 
 from tracekit.reconstruct.rank_pipeline import RankPipeline, rank_pipeline
 from tracekit.schema import LABELLED, Source
+from tracekit.whatif.changes import ChangedGraph
 from tracekit.whatif.engine import run_program
 from tracekit.whatif.machine import FittedMachine, Machine
+from tracekit.whatif.measured_ops import _time_alone
 from tracekit.whatif.rank_programs import POST, RUN, WAIT, Message, MessageKernel, Piece, Program
 from tracekit.whatif.shared_gpu import SharedGpu, count_computing_ranks, fit_shared_gpu
 
@@ -34,6 +38,17 @@ def test_other_ranks_count_while_they_compute_beside_a_message():
     )
     assert beside_message.tolist() == pytest.approx([0.2, 10 / 60, 0.1 + 0.2])
     assert computing.tolist() == pytest.approx([0.4 + 1.0, 50 / 60 + 1.0, 0.9 + 0.4])
+
+
+@pytest.mark.parametrize(
+    ("compute_cost", "alone_ns"), [(0.0, [100.0, 100.0]), (0.5, [100 / 1.5, 100 / 1.25])]
+)
+def test_time_alone_leaves_out_what_the_compute_of_other_ranks_costs(compute_cost, alone_ns):
+    # Rank 1 computes beside all of rank 0's cell, rank 0 for half of it without its message.
+    table = cells((0, 0, 100), (1, 0, 100)).with_columns(host_ns=pl.lit(0), op=pl.lit("F"))
+    machine = Machine(1.0, 1.0, 1.0, compute_cost=compute_cost)
+    messages = {0: times((0, 50)), 1: times()}
+    assert _time_alone(table, messages, machine).to_list() == pytest.approx(alone_ns)
 
 
 def planted_ops(
@@ -150,3 +165,13 @@ def test_a_process_with_a_part_of_the_multiprocessors_shares_its_gpu(
     pipeline = rank_pipeline(pl.DataFrame(schema=LABELLED), source)
     assert isinstance(pipeline, RankPipeline)
     assert pipeline.shares_gpu is shares
+
+
+def test_a_rank_without_work_of_a_kind_is_not_made_like_the_others():
+    """Rank 1 has 5 of it, rank 0 nothing: no factor makes 5 of nothing."""
+    graph = SimpleNamespace(ranks=[0, 1], rank_index=np.array([0, 1]))
+    changed = SimpleNamespace(graph=graph, positions={})
+    factors = ChangedGraph.scale_ranks(
+        changed, {0}, np.zeros(2, np.int64), np.array([0, 5]), like_others=True
+    )
+    assert factors.tolist() == [1.0, 1.0]

@@ -1,0 +1,51 @@
+"""Chains of events, sizes of messages and modules to recompute, counted by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tracekit.metrics.memory.out_of_memory import _recomputed
+from tracekit.metrics.remedies.fusion import _number_chains
+from tracekit.metrics.remedies.messages import _bytes_per_ns
+
+
+@pytest.mark.parametrize(
+    ("elements", "chains"),
+    [
+        ([4, 8], [1, 1]),
+        ([8, 4], [1, 1]),
+        ([8, 5], [1, 2]),  # no multiple
+        ([0, 8], [1, 2]),  # what has no elements is no neighbour
+        ([8, 0], [1, 2]),
+    ],
+)
+def test_neighbours_of_a_multiple_of_the_elements_are_a_chain(elements, chains):
+    links = np.array([True, True])
+    numbered = _number_chains(links, np.array(elements), np.zeros(2, np.int64))
+    assert numbered.tolist() == chains
+
+
+@pytest.mark.parametrize(("count", "bytes_per_ns"), [(4, 20.0), (3, 4_000 / 300)])
+def test_four_messages_of_a_size_tell_the_time_of_the_bytes_between_two(count, bytes_per_ns):
+    """From 1,000 bytes in 150 ns to 4,000 in 300: 3,000 more in 150 ns, without the latency of both."""
+    sizes = np.array([1_000.0, 4_000.0])
+    shortest_ns = np.array([150.0, 300.0])
+    assert _bytes_per_ns(sizes, shortest_ns, np.array([count, 4])) == bytes_per_ns
+
+
+def test_the_two_modules_with_most_activations_are_to_be_recomputed():
+    rows = {"category": "activations", "module": ["a", "b", "c", None], "bytes": [1, 3, 2, 9]}
+    assert _recomputed(SimpleNamespace(repeated=()), pl.DataFrame(rows)) == [("b", 3), ("c", 2)]
+
+
+def test_of_functions_that_are_repeated_the_first_two_are_to_be_recomputed():
+    """Four calls of 100 bytes each: one of them is needed at a time."""
+    repeated = [SimpleNamespace(function=name, bytes=400, calls=4) for name in "abc"]
+    assert _recomputed(SimpleNamespace(repeated=repeated), pl.DataFrame()) == [
+        ("a", 300),
+        ("b", 300),
+    ]
