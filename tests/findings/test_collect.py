@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.kept import analysis_of
 from tracekit import analyze
@@ -160,6 +161,37 @@ def test_what_another_finding_does_as_well_comes_after_what_saves_more():
     assert [finding.change for finding in ordered] == ["a", None, "b"]
     assert [finding.saves_after_ns for finding in ordered] == [300, None, 0]
     assert (ordered[0].shares_time_with, ordered[2].shares_time_with) == ((3,), (1,))
+
+
+class AddedReplays(Replays):
+    """The same, of changes that save the sum of their savings together."""
+
+    def predict(self, *changes):
+        saves_ns = sum(self.saves_ns[change] for change in changes)
+        return ChangedStep(", ".join(changes), changes, 1_000, saves_ns=saves_ns)
+
+
+@pytest.mark.parametrize(
+    ("replays", "least_ns", "changes"),
+    [
+        (Replays, 1, ["b", "a"]),  # for certain at least that, where the first may save nothing
+        (Replays, 0, ["b", "a"]),  # bounded, where the first is only possible
+        (AddedReplays, 1, ["a", "b"]),  # about another time: by what is likely
+    ],
+)
+def test_a_surer_saving_stands_before_a_possible_one_about_the_same_time(
+    replays, least_ns, changes
+):
+    possible = replace(saving_finding("a", 300, 0), certain="possible")
+    surer = replace(saving_finding("b", 100, least_ns), certain="bounded")
+    ordered = _relate(replays({"a": 300, "b": 100}), [possible, surer])
+    assert [finding.change for finding in ordered] == changes
+
+
+def test_of_two_bounds_about_the_same_time_the_one_with_the_higher_lower_end_comes_first():
+    first, second = saving_finding("a", 300, 0), saving_finding("b", 40, 20)
+    ordered = _relate(Replays({"a": 300, "b": 40}), [first, second])
+    assert [finding.change for finding in ordered] == ["b", "a"]
 
 
 def test_what_a_bound_might_do_as_well_keeps_its_place():

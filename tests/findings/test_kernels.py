@@ -52,7 +52,8 @@ def test_a_product_at_half_the_peak_has_the_time_above_seven_tenths_to_gain(find
     finding = findings_of(product(2 * SQUARE_NS))["slow_kernel"]
     assert finding.cost_ns == pytest.approx(4 * (2 - 1 / 0.7) * SQUARE_NS, rel=0.02)
     assert finding.evidence["share_of_limit"] == pytest.approx(0.5, rel=0.01)
-    assert finding.evidence["limit"] == "peak"
+    assert (finding.evidence["limit"], finding.evidence["peak_dtype"]) == ("peak", "bf16")
+    assert finding.text.endswith("it reaches 50 % of the GPU's peak rate in bf16")
     assert (finding.case, finding.saves_ns, finding.certain) == ("product", None, "possible")
 
 
@@ -66,6 +67,7 @@ def test_an_addition_is_limited_by_the_memorys_bandwidth(findings_of):
     finding = findings_of(addition(3 * ADD_NS))["slow_kernel"]
     assert (finding.case, finding.evidence["limit"]) == ("elementwise", "bandwidth")
     assert finding.evidence["share_of_limit"] == pytest.approx(1 / 3, rel=0.01)
+    assert finding.text.endswith("of the memory bandwidth")
 
 
 @pytest.mark.parametrize(("ns", "is_slow"), [(4_600, False), (5_600, True)])
