@@ -300,7 +300,10 @@ def test_a_redirect_from_a_public_to_a_private_address_is_refused(source, locati
     yarl = pytest.importorskip("yarl")
     response = SimpleNamespace(headers={"Location": location})
     check = remote._check_redirect(
-        None, None, SimpleNamespace(url=yarl.URL(source), response=response)
+        None,
+        None,
+        SimpleNamespace(url=yarl.URL(source), response=response),
+        public_hosts=set(),
     )
     # A browser of other tests may have a loop running in this thread.
     with ThreadPoolExecutor(1) as apart:
@@ -309,6 +312,80 @@ def test_a_redirect_from_a_public_to_a_private_address_is_refused(source, locati
         pytest.raises(InputError, match="private address") if refused else contextlib.nullcontext()
     ):
         outcome.result()
+
+
+PUBLIC, PRIVATE = "93.184.216.34", "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("answers", "refused"),
+    [
+        ([PUBLIC, PRIVATE], True),
+        ([PUBLIC, PUBLIC], False),
+        ([PRIVATE, PRIVATE], False),
+        ([PRIVATE, PUBLIC, PRIVATE], True),
+    ],
+)
+def test_a_name_that_led_to_a_public_address_leads_to_no_private_one(monkeypatch, answers, refused):
+    """Whoever has the domain answers each question as they like (DNS rebinding)."""
+    pytest.importorskip("aiohttp")
+    pending = list(answers)
+
+    def getaddrinfo(*_, **__):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (pending.pop(0), 80))]
+
+    async def resolve_all():
+        resolver = remote._resolver(set())
+        for _ in answers:
+            await resolver.resolve("rebinding.example", 80)
+        await resolver.close()
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    # A browser of other tests may have a loop running in this thread.
+    with ThreadPoolExecutor(1) as apart:
+        outcome = apart.submit(asyncio.run, resolve_all())
+    with (
+        pytest.raises(InputError, match="a private one now")
+        if refused
+        else contextlib.nullcontext()
+    ):
+        outcome.result()
+
+
+def test_a_redirect_is_judged_by_the_address_that_was_asked(monkeypatch):
+    """The name of the server that redirects leads to a private address by now."""
+    yarl = pytest.importorskip("yarl")
+    entry = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (PRIVATE, 80))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [entry])
+    response = SimpleNamespace(headers={"Location": f"http://{PRIVATE}/x.json"})
+    redirect = SimpleNamespace(url=yarl.URL("http://rebinding.example/x.json"), response=response)
+    hosts = {"rebinding.example"}
+    check = remote._check_redirect(None, None, redirect, public_hosts=hosts)
+    with (
+        ThreadPoolExecutor(1) as apart,
+        pytest.raises(InputError, match="redirects to the private address"),
+    ):
+        apart.submit(asyncio.run, check).result()
+
+
+def test_the_target_of_a_redirect_stays_where_it_was_judged_to_be(monkeypatch):
+    yarl = pytest.importorskip("yarl")
+    pytest.importorskip("aiohttp")
+    hosts = {"public.example"}
+    answers = [PUBLIC, PRIVATE]
+
+    def getaddrinfo(*_, **__):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers.pop(0), 80))]
+
+    async def follow():
+        response = SimpleNamespace(headers={"Location": "http://other.example/x.json"})
+        redirect = SimpleNamespace(url=yarl.URL("http://public.example/x.json"), response=response)
+        await remote._check_redirect(None, None, redirect, public_hosts=hosts)
+        await remote._resolver(hosts).resolve("other.example", 80)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with ThreadPoolExecutor(1) as apart, pytest.raises(InputError, match="led to a public address"):
+        apart.submit(asyncio.run, follow()).result()
 
 
 def test_a_rank_in_the_content_is_found_even_behind_the_events_of_a_gzip_file(tmp_path):

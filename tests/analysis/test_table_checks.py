@@ -141,6 +141,7 @@ FORGERIES = {
     "time hidden by communication": ("window.hidden", first_row("by", "dp_comm")),
     "causes of time that is not exposed": ("window.exposed", first_row("label", "cp_comm")),
     "a second step of the whole window": ("window.exposed", first_row("part", 1)),
+    "two steps of the same number": ("steps", lambda table: table.with_columns(step=pl.lit(7))),
     "a number beyond 64 bits": (None, lambda fields: fields.update(inside_launch_ns=2**63)),
     "budgets of other steps": (None, lambda fields: fields["by_step"].update(weak=[1, 2, 3])),
 }

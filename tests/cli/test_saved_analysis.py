@@ -143,3 +143,29 @@ def test_kilobytes_that_inflate_to_gigabytes_are_one_line(run_command, tmp_path,
     assert refused.returncode == 2
     (line,) = refused.stderr.strip().splitlines()
     assert "saved.json.gz: inflates to more than 33,554,432 bytes" in line
+
+
+@pytest.mark.parametrize("command", ["analyze", "gate", "diff"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda plain: plain["ranks"][0]["per_step"][0].update(step=2**63), "is too large"),
+        (lambda plain: plain["ranks"][0]["per_step"][0].update(time_ns=-7), "time_ns"),
+        (lambda plain: plain["step"].update(free_ns=-3), "free_ns"),
+        (lambda plain: plain["ranks"][1].update(rank=2**40), "its ranks are not those"),
+        (lambda plain: plain["total"]["budget_ns"].update(idle=5), "do not sum to it"),
+    ],
+    ids=["step", "negative step time", "negative free step", "rank", "parts"],
+)
+def test_figures_that_cannot_be_are_one_line(run_command, saved, command, change, message):
+    file, _ = saved
+    plain = json.loads(file.read_text())
+    change(plain)
+    forged = file.with_name("forged.json")
+    forged.write_text(json.dumps(plain))
+    words = {"gate": (forged, "--baseline", file), "diff": (file, forged)}
+    refused = run_command(command, *words.get(command, (forged,)))
+    assert refused.returncode == 2
+    (line,) = refused.stderr.strip().splitlines()
+    assert "forged.json: " in line
+    assert message in line

@@ -250,6 +250,22 @@ def test_packets_and_events_of_other_kinds_are_skipped_and_counted():
     assert skipped == {"packets of other kinds": 2, "track events of other types": 1, "i": 1}
 
 
+def test_numbers_of_writers_and_clocks_beyond_63_bits_are_read():
+    """Protobuf keeps 32 bits of them; a file may have 64."""
+    number = b"\x80" * 9 + b"\x01"  # 2 ** 63
+    writer = b"\x50" + number
+    forgets = writer + b"\x68\x01"
+    default_clock = writer + b"\xda\x03\x0c\xd0\x03" + number
+    trace = pb.Trace()
+    begin(trace.packet.add(), 10, 10)
+    end(trace.packet.add(), 20, 10)
+    packets = trace.SerializeToString()
+    for packet in (forgets, default_clock):
+        packets += b"\x0a" + bytes([len(packet)]) + packet
+    rank_events = perfetto.read(io.BytesIO(packets))
+    assert rank_events.events["start_ns"].to_list() == [10]
+
+
 def test_numbers_of_names_belong_to_a_writer_until_they_are_forgotten():
     trace = pb.Trace()
     for writer, name in ((1, "first"), (2, "other")):

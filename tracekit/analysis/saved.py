@@ -35,6 +35,7 @@ from tracekit.metrics.host.time_by_activity import HOST_TIME
 from tracekit.metrics.label_intervals import TIMELINE
 from tracekit.metrics.operations import OPERATIONS
 from tracekit.metrics.overlap import HIDDEN
+from tracekit.parsers.source_refs import valid_rank
 from tracekit.schema import PYTORCH_READERS, Source, has_stacks
 
 MAX_KERNELS_IN_DOCUMENT = 200
@@ -333,7 +334,8 @@ def find_contradiction(document: AnalysisDocument) -> str | None:
     ranks = [rank.rank for rank in document.ranks]
     if not ranks:
         return "holds no ranks"
-    if len(set(ranks)) < len(ranks) or set(ranks) != set(document.source.ranks):
+    are_ranks = len(set(ranks)) == len(ranks) and None not in map(valid_rank, ranks)
+    if not are_ranks or set(ranks) != set(document.source.ranks):
         return "its ranks are not those of its source"
     budgets = {"$.step": document.step.budget_ns, "$.total": document.total.budget}
     for i, rank in enumerate(document.ranks):

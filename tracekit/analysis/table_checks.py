@@ -152,6 +152,8 @@ def _check_fields(stored: StoredTables) -> None:
     tables = stored.tables
     _check_numbers(stored.fields)
     parts = tables.steps.height
+    if tables.steps["step"].n_unique() != parts:
+        raise ValueError("there are steps of the same number")
     if len(tables.timed_steps) != parts:
         raise ValueError(f"there are {len(tables.timed_steps)} timed steps of {parts}")
     if tables.memory is not None:

@@ -17,6 +17,7 @@ from msgspec import UNSET, structs
 from tracekit._util.arguments import checked_paths
 from tracekit._util.values import without_none
 from tracekit.analysis import Analysis
+from tracekit.analysis.saved import find_contradiction
 from tracekit.diffs.noise_thresholds import Noise
 from tracekit.diffs.run_samples import from_analysis, from_whole_run
 from tracekit.diffs.runs import Run
@@ -151,6 +152,11 @@ def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> 
             document = read_document(
                 run_paths[0], AnalysisDocument, hint="analyze the traces again"
             )
+            contradiction = find_contradiction(document)
+            if contradiction is not None:
+                raise InputError(
+                    f"{run_paths[0]}: {contradiction}", hint="analyze the traces again"
+                )
             read = Side((from_analysis(document, name=run_paths[0]),), {})
         side = Side(
             (*side.runs, *read.runs), side.noise | read.noise, side.role_noise | read.role_noise

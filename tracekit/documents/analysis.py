@@ -152,7 +152,7 @@ class TimedStep(Struct, frozen=True):
 
     step: int | None
     """Number of the step; null without steps."""
-    time_ns: int | None
+    time_ns: NotNegative | None
     """Step time; null if it is not known."""
     budget: Budget
     """Where that time went."""
@@ -172,7 +172,7 @@ class StepFigures(Figures, frozen=True):
     """Number of the step; null without steps."""
     partial: bool
     """Whether this is a first or last step that looks cut off."""
-    time_ns: int | None
+    time_ns: NotNegative | None
     """Step time on this rank: from the start of the step to the start of the next one; null if
     unknown."""
     time_budget: Budget = field(name="time_budget_ns")
@@ -269,7 +269,7 @@ class StepTime(Struct, frozen=True):
 
     step: int | None
     """Number of the step; null without steps."""
-    time_ns: int
+    time_ns: NotNegative
     """Median over ranks of their step times."""
 
 
@@ -278,7 +278,7 @@ class RankStepTime(Struct, frozen=True):
 
     rank: int
     """Number of the rank."""
-    time_ns: int
+    time_ns: NotNegative
     """Median over steps."""
 
 
@@ -297,7 +297,7 @@ class StepKind(Struct, frozen=True, kw_only=True):
     kind: str
     """``prefill``, ``decode`` or ``mixed``."""
     steps: int
-    time_ns: int
+    time_ns: NotNegative
     """GPU work that a step launches (union of its events), the median."""
     time_tail_ns: int | None = None
     """95th percentile of the same; null for fewer than five steps."""
@@ -329,7 +329,7 @@ class StepKind(Struct, frozen=True, kw_only=True):
 class Step(Struct, frozen=True, kw_only=True):
     """The step time of the run: from the start of a step to the start of the next one."""
 
-    time_ns: int | None
+    time_ns: NotNegative | None
     """Median over the steps that all ranks recorded; null if unknown."""
     per_step: list[StepTime]
     """Each of them."""
@@ -348,9 +348,9 @@ class Step(Struct, frozen=True, kw_only=True):
     them."""
     kinds: list[StepKind] | UnsetType = UNSET
     """Prefill and decode steps, if an inference server marked them."""
-    free_ns: int | None = None
+    free_ns: NotNegative | None = None
     """Time of a step without the profiler, which savings and shares refer to; null if unknown."""
-    free_range_ns: tuple[int, int] | None = None
+    free_range_ns: tuple[NotNegative, NotNegative] | None = None
     """Range in which it lies."""
     free_from: Literal["timed", "modelled"] | None = None
     """Whether the recorder timed it, or each recorded event gave back what recording it costs."""

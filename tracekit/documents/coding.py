@@ -23,8 +23,10 @@ Row = TypeVar("Row", bound=msgspec.Struct)
 Value = TypeVar("Value")
 _DTYPES = {int: pl.Int64(), float: pl.Float64(), str: pl.String(), bool: pl.Boolean()}
 MAX_MAGNITUDE = 1e30
-"""Largest number that a saved document may hold: its square is finite, and a table of integers can
-hold it."""
+"""Largest number that a saved document may hold: its square is finite."""
+MAX_INTEGER = 1 << 62
+"""Largest integer that it may hold: a table can hold it, and the sum of two. It is 146 years in
+nanoseconds."""
 _FORMAT_KEY = re.compile(rb'"format"\s*:\s*"(tracekit\.[a-z]+/\d+)"')
 _FORMAT_SEARCH_BYTES = 1 << 18
 _NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
@@ -194,7 +196,7 @@ def read_document(
         data = inflate_whole(data, str(path))
     document = decode(data, document_type, path, hint=hint)
     for key_path, number in _numbers(to_plain(document), "$"):
-        if abs(number) > MAX_MAGNITUDE:
+        if abs(number) > (MAX_INTEGER if isinstance(number, int) else MAX_MAGNITUDE):
             raise InputError(f"{path}: {key_path}: the number is too large", hint=hint)
     return document
 

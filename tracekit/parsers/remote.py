@@ -201,8 +201,13 @@ async def _http_client(**options: Any) -> Any:
         total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=ANSWER_TIMEOUT_S
     )
 
+    public_hosts: set[str] = set()
+
+    async def check_redirect(session: Any, context: Any, redirect: Any) -> None:
+        await _check_redirect(session, context, redirect, public_hosts=public_hosts)
+
     redirects = aiohttp.TraceConfig()
-    redirects.on_request_redirect.append(_check_redirect)
+    redirects.on_request_redirect.append(check_redirect)
 
     class Response(aiohttp.ClientResponse):
         """An answer whose text, which fsspec asks for to list a folder, is of a bounded size."""
@@ -221,12 +226,41 @@ async def _http_client(**options: Any) -> Any:
 
     return aiohttp.ClientSession(
         **{"timeout": timeout, **options},
+        connector=aiohttp.TCPConnector(resolver=_resolver(public_hosts)),
         trace_configs=[redirects],
         # Bytes are stored as they come: a server cannot make a thousand of each.
         auto_decompress=False,
         headers={"Accept-Encoding": "identity"},
         response_class=Response,
     )
+
+
+def _resolver(public_hosts: set[str]) -> Any:
+    """Return a resolver of host names that gives no private address of one that had a public one.
+
+    Whoever has a domain can give its name another address at every question (DNS rebinding).
+
+    Args:
+        public_hosts: Names that lead to a public address; those that are resolved are added.
+    """
+    import aiohttp
+
+    class Resolver(aiohttp.ThreadedResolver):
+        """The resolver of the system, which remembers the names that were public."""
+
+        async def resolve(
+            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+        ) -> list[Any]:
+            """Return the addresses of *host*."""
+            addresses: list[Any] = await super().resolve(host, port, family)
+            if not any(_is_private_address(address["host"]) for address in addresses):
+                public_hosts.add(host)
+            elif host in public_hosts:
+                problem = f"{host}: led to a public address, and leads to a private one now"
+                raise InputError(problem, hint="name that address yourself")
+            return addresses
+
+    return Resolver()
 
 
 def _links_alone(page: str) -> str:
@@ -241,16 +275,28 @@ def _links_alone(page: str) -> str:
     return "\n".join(f'<a href="{link}">' for link in links)
 
 
-async def _check_redirect(session: Any, context: Any, redirect: Any) -> None:
+async def _check_redirect(
+    session: Any, context: Any, redirect: Any, *, public_hosts: set[str]
+) -> None:
     """Refuse a redirect from a public to a private address.
 
     Say on stderr if one leads to another host.
+
+    Args:
+        session: The client.
+        context: Its own data.
+        redirect: The request that was answered, and the answer.
+        public_hosts: Names that led to a public address, whatever they lead to now; the target is
+            added if it is judged as one.
     """
     source = redirect.url
     target = source.join(type(source)(redirect.response.headers.get("Location", "")))
     if target.host in (None, source.host):
         return
-    if _is_private(target.host) and not _is_private(source.host):
+    is_from_public = source.host in public_hosts or not _is_private(source.host)
+    if is_from_public and not _is_private(target.host):
+        public_hosts.add(target.host)
+    elif is_from_public:
         problem = f"{public_url(str(source))}: redirects to the private address {target.host}"
         raise InputError(problem, hint="name that URL yourself")
     sys.stderr.write(f"tracekit: {source.host} redirects to {target.host}\n")
@@ -265,9 +311,16 @@ def _is_private(host: str) -> bool:
         addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
     except OSError:
         return False
-    return any(
-        not ipaddress.ip_address(str(address).partition("%")[0]).is_global for address in addresses
-    )
+    return any(_is_private_address(str(address)) for address in addresses)
+
+
+def _is_private_address(address: str) -> bool:
+    """Return whether an address is one of this machine or of a private network.
+
+    >>> _is_private_address("127.0.0.1"), _is_private_address("fe80::1%eth0"), _is_private_address("8.8.8.8")
+    (True, True, False)
+    """
+    return not ipaddress.ip_address(address.partition("%")[0]).is_global
 
 
 @contextlib.contextmanager

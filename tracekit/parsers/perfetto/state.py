@@ -133,7 +133,7 @@ def decode_state(packets: Iterable[tuple[int, bytes]]) -> TraceState:
 
 def _decode_packet(state: TraceState, packet_number: int, packet: bytes) -> None:
     parts: dict[int, Value] = numbers_and_texts(packet)
-    writer = _integer(parts.get(10)) or 0
+    writer = signed(_integer(parts.get(10)) or 0)  # as the scanner has it
     flags = _integer(parts.get(13)) or 0
     if flags & 1 or parts.get(41):
         state.forgotten[writer].append(packet_number)
@@ -195,13 +195,13 @@ def _decode_clocks(state: TraceState, snapshot: bytes) -> None:
             # Not incremental, and in nanoseconds.
             is_plain = not values.get(3) and values.get(4, 1) == 1
             if clock_id is not None and time is not None and time < LATEST_NS and is_plain:
-                state.clocks[clock_id] = time
+                state.clocks[signed(clock_id)] = time
 
 
 def _decode_defaults(state: TraceState, writer: int, defaults: bytes) -> None:
     values = numbers_and_texts(defaults)
     if (clock := _integer(values.get(58))) is not None:
-        state.default_clock[writer] = clock
+        state.default_clock[writer] = signed(clock)
     if isinstance(event := values.get(11), bytes):
         track = _integer(numbers_and_texts(event).get(11))
         if track is not None:
