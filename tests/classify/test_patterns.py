@@ -5,6 +5,7 @@ A bad one is an error on its line.
 
 from __future__ import annotations
 
+import re
 import time
 
 import polars as pl
@@ -82,6 +83,14 @@ def test_both_engines_find_the_same():
                 ), condition
                 compared += 1
     assert compared > 50
+
+
+def test_every_shipped_pattern_compiles():
+    book = builtin_rules()
+    cases = [condition for rule in book.rules for condition in (rule.when, rule.unless)]
+    cases += [kind.when for kind in (*book.groups, *book.modules)]
+    patterns = [value for case in cases for value in case.values() if isinstance(value, str)]
+    assert len([re.compile(pattern) for pattern in patterns]) > 500
 
 
 def test_our_own_patterns_end_on_names_that_nobody_wrote():

@@ -13,6 +13,7 @@ import pytest
 from tracekit import analyze
 from tracekit.align.steps import STEPS, add_step_intervals, assign_parts, host_ranges
 from tracekit.documents.analysis import Budget, StepTime, TimedStep
+from tracekit.metrics.host.events import NamedRows
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.step_time import (
     FreeStep,
@@ -289,7 +290,7 @@ def loading(*ns_of_step):
     calls = pl.DataFrame(rows, schema=["name", "step", "start_ns", "end_ns"], orient="row")
     steps = pl.DataFrame({"step": range(len(ns_of_step)), "time_ns": 100, "partial": False})
     budgets = [Budget(compute_ns=100, exposed_ns={}, idle=0)] * len(ns_of_step)
-    return timed_steps(steps, budgets, find_start_up_steps(calls, steps))
+    return timed_steps(steps, budgets, find_start_up_steps(NamedRows(calls), steps))
 
 
 def test_a_step_that_loads_code_for_a_twentieth_of_its_time_is_start_up_and_left_out():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -68,7 +68,13 @@ def search_all(pattern: str, texts: Sequence[str]) -> Bools:
 @lru_cache(maxsize=100_000)
 def _is_found(pattern: str, text: str) -> bool:
     """Return whether a shipped pattern is found in a text; each name comes again on other ranks."""
-    return re.compile(pattern).search(text, 0, MAX_SEARCHED_CHARS) is not None
+    return _compiled(pattern).search(text, 0, MAX_SEARCHED_CHARS) is not None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Return a shipped pattern compiled; ``re`` itself keeps 512, and there are more."""
+    return re.compile(pattern)
 
 
 NULL_CODE = 2**32 - 1

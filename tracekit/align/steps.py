@@ -196,9 +196,7 @@ def host_ranges(events: pl.DataFrame) -> pl.DataFrame:
     >>> host_ranges(events).rows()
     [(4, 0, 10), (5, 10, 19)]
     """
-    is_host = pl.col("step").is_not_null() & ~pl.col("kind").cast(pl.String).is_in(
-        [*GPU_KINDS, "gpu_annotation"]
-    )
+    is_host = pl.col("step").is_not_null() & ~pl.col("kind").is_in([*GPU_KINDS, "gpu_annotation"])
     ranges = (
         events.lazy()
         .filter(is_host)

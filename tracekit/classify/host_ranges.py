@@ -370,19 +370,22 @@ def _begin_behind_closures(events: pl.DataFrame) -> pl.DataFrame:
     ``optimizer.step(closure)`` runs the forward and the backward itself, as Lightning does with every
     optimizer: what it updates comes last.
     """
-    names = events["name"].unique().cast(pl.String).drop_nulls()
-    of_optimizer = names.filter(names.str.contains(RANGES["optimizer"]))
-    if of_optimizer.is_empty():
+    names = events["name"].unique().drop_nulls()
+    texts = names.cast(pl.String)
+    of_optimizer = names.filter(texts.str.contains(RANGES["optimizer"]))
+    of_nodes = names.filter(texts.str.starts_with(EVALUATE_NODE))
+    if of_optimizer.is_empty() or of_nodes.is_empty():
         return events
-    kind = pl.col("kind").cast(pl.String)
-    name = pl.col("name").cast(pl.String)
+    name = pl.col("name")
     times = pl.col("start_ns", "end_ns")
-    nodes = events.lazy().filter((kind == "cpu_op") & name.str.starts_with(EVALUATE_NODE))
-    by_end = nodes.select(times).sort("end_ns").collect()
-    node_ends_ns = by_end["end_ns"].to_numpy()
-    is_mark = (kind == "annotation") & name.is_in(of_optimizer.implode())
+    is_mark = (pl.col("kind") == "annotation") & name.is_in(of_optimizer.implode())
     marks = events.lazy().with_row_index().filter(is_mark).select("index", times).collect()
-    if marks.is_empty() or not len(node_ends_ns):
+    if marks.is_empty():
+        return events
+    is_node = (pl.col("kind") == "cpu_op") & name.is_in(of_nodes.implode())
+    by_end = events.lazy().filter(is_node).select(times).sort("end_ns").collect()
+    node_ends_ns = by_end["end_ns"].to_numpy()
+    if not len(node_ends_ns):
         return events
     last = np.searchsorted(node_ends_ns, marks["end_ns"].to_numpy()) - 1
     last_start_ns = by_end["start_ns"].gather(np.maximum(last, 0))

@@ -87,13 +87,14 @@ def find_memory_bound(
         "kind",
         "op_id",
         "bytes",
-        pl.col("name", *columns).cast(pl.String),
+        pl.col("name", *columns),
         ns=pl.col("end_ns") - pl.col("start_ns"),
     )
     groups = (
         named.filter(is_kernel & pl.col("shapes").is_not_null())
         .group_by(columns)
         .agg(pl.col("ns").sum(), calls=pl.col("op_id").n_unique().cast(pl.Int64))
+        .with_columns(pl.col(columns).cast(pl.String))
         .collect()
     )
     rows: list[dict[str, Any]] = []
@@ -102,11 +103,9 @@ def find_memory_bound(
         moved = None if kind is None else moved_bytes(kind, group["shapes"], group["dtypes"] or "")
         if moved:
             rows.append({**group, "kind": kind, "bytes": moved * group["calls"]})
-    on_device = (pl.col("kind") == "memcpy") & pl.col("name").str.contains(
-        "(?i)DtoD|DeviceToDevice"
-    )
     copies = (
-        named.filter(on_device)
+        named.filter(pl.col("kind") == "memcpy")
+        .filter(pl.col("name").cast(pl.String).str.contains("(?i)DtoD|DeviceToDevice"))
         .select(pl.col("ns", "bytes").sum(), calls=pl.len())
         .collect()
         .row(0, named=True)

@@ -19,6 +19,7 @@ import polars as pl
 from tracekit.classify.names import HOST_CALLS
 from tracekit.documents.analysis import Budget, StepTime, TimedStep
 from tracekit.intervals import EMPTY, Intervals
+from tracekit.metrics.host.events import NamedRows
 from tracekit.metrics.label_intervals import Lanes
 
 MIN_UNUSUAL_DIFFERENCE = 0.25
@@ -75,7 +76,7 @@ def step_budgets(
     return result
 
 
-def find_start_up_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> frozenset[int]:
+def find_start_up_steps(calls: NamedRows, steps: pl.DataFrame) -> frozenset[int]:
     """Return the steps in which the host spent much of the time on loading code onto the GPU.
 
     Code is loaded when it is first used: such a step is no ordinary one, however many there are.
@@ -85,11 +86,11 @@ def find_start_up_steps(calls: pl.DataFrame, steps: pl.DataFrame) -> frozenset[i
         steps: Steps of the rank (``align.steps.STEPS``).
 
     >>> rows = {"name": ["cuLibraryLoadData"] * 2, "step": [0, 1], "start_ns": [0, 100], "end_ns": [10, 101]}
-    >>> calls = pl.DataFrame(rows)
+    >>> calls = NamedRows(pl.DataFrame(rows))
     >>> find_start_up_steps(calls, pl.DataFrame({"step": [0, 1], "time_ns": [100, 100]}))
     frozenset({0})
     """
-    loads = calls.filter(pl.col("name").cast(pl.String).str.contains(HOST_CALLS["load_code"]))
+    loads = calls.select(calls.named(HOST_CALLS["load_code"])).rows
     if loads.is_empty():
         return frozenset()
     loading_ns = loads.group_by("step").agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())

@@ -180,7 +180,7 @@ def _split_repetitions(walk: Ints, autograd: Ints, kernels: Kernels, is_first_vi
     to_cut = {walk_names for walk_names in doubled if _repeated_half(walk_names) == most_frequent}
     # The longest walks that, cut in two, make up for the backwards missing from the count of
     # messages.
-    missing = _messages_received_at_end(kernels) - len(parts)
+    missing = _messages_received_at_end(kernels) - len(parts) if doubled else 0
     for used, total in enumerate(accumulate(count[walk_names] for walk_names in doubled), start=1):
         if total == missing:
             to_cut |= set(doubled[:used])

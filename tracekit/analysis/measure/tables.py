@@ -428,7 +428,7 @@ def _measure_rank(
     of_steps = timed_steps(
         steps,
         step_budgets(steps, all_lanes, unrecorded=recording.unrecorded),
-        find_start_up_steps(host.calls.rows, steps),
+        find_start_up_steps(host.calls, steps),
     )
 
     # Each step, if there are several. The window's lanes go first: those of the steps take as much

@@ -63,7 +63,12 @@ class NamedRows:
 
     def select(self, mask: Bools) -> NamedRows:
         """Return the events of a mask; the same object if that is all of them."""
-        return self if mask.all() else NamedRows(self.rows.filter(pl.Series(mask)))
+        if mask.all():
+            return self
+        selected = NamedRows(self.rows.filter(pl.Series(mask)))
+        if "names" in vars(self):  # read already: the patterns that they were asked for are kept
+            vars(selected)["names"] = self.names.take(np.flatnonzero(mask))
+        return selected
 
     def on_threads(self, threads: Ints) -> NamedRows:
         """Return the events of some threads."""
