@@ -9,6 +9,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+# Without compiling every module of every package: Python compiles what is imported, and keeps it. Groups of dependencies need
+# pip 25.1, the package itself takes the pip that comes with Python.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 # Compiled modules are kept whatever the environment says: else every worker and every command that a test starts
 # compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -20,12 +23,12 @@ export PYTHONDONTWRITEBYTECODE :=
 $(VENV)/.installed: pyproject.toml setup.py build_backend.py $(wildcard tracekit/_loops/*.py tracekit/_loops/*.pxd)
 	$(PYTHON) -c 'import sys; sys.exit("tracekit needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet -e .
+	$(INSTALL) -e .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed pyproject.toml
-	$(BIN)/python -m pip install --quiet --group dev
+	$(INSTALL) --upgrade 'pip>=25.1'
+	$(INSTALL) --group dev
 	touch $@
 
 demo: $(VENV)/.installed
@@ -63,7 +66,7 @@ nightly: $(VENV)/.installed-dev
 	$(PYTEST) -vv -m nightly
 
 $(VENV)/.installed-coverage: $(VENV)/.installed-dev pyproject.toml
-	$(BIN)/python -m pip install --quiet --group coverage
+	$(INSTALL) --group coverage
 	touch $@
 
 # The whole suite with coverage; the compiled loops are omitted, because coverage cannot trace compiled code.
@@ -99,7 +102,8 @@ mutants: $(VENV)/.installed-coverage $(if $(wildcard build/mutants/covering),,co
 	nice -n 19 $(BIN)/python -m benchmarks.mutants --seed $(SEED) --count $(COUNT) --jobs $(JOBS)
 
 $(VENV)/.installed-docs: $(VENV)/.installed pyproject.toml
-	$(BIN)/python -m pip install --quiet --group docs
+	$(INSTALL) --upgrade 'pip>=25.1'
+	$(INSTALL) --group docs
 	touch $@
 
 # The documentation site, in build/site/html. A warning (a link that leads nowhere, say) is an error.

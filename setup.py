@@ -40,6 +40,11 @@ long with it."""
 JOBS = min(os.cpu_count() or 1, 8)
 """Modules that are compiled side by side."""
 CHECKED = os.environ.get("TRACEKIT_CHECKED") == "1"
+COMPILER_FLAGS = ["-O3", "-g0"]
+"""Optimized, and without the debug information that Python's own flags ask for: it takes two fifths
+of the time to compile."""
+SHARED_COMPILER_FLAGS = ["-O1", "-g0"]
+"""Of ``SHARED_CODE``, in which no loop runs: it compiles in half the time."""
 SANITIZER_FLAGS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g", "-O1"]
 
 
@@ -86,11 +91,12 @@ def extensions() -> list[Extension]:
         for module in loop_modules()
     }
     sources[SHARED_CODE] = f"{SHARED_CODE.replace('.', '/')}.c"  # Cython writes it
+    flags = dict.fromkeys(sources, COMPILER_FLAGS) | {SHARED_CODE: SHARED_COMPILER_FLAGS}
     loops = [
         Extension(
             module,
             [source],
-            extra_compile_args=SANITIZER_FLAGS if CHECKED else ["-O3"],
+            extra_compile_args=SANITIZER_FLAGS if CHECKED else flags[module],
             extra_link_args=SANITIZER_FLAGS if CHECKED else [],
         )
         for module, source in sources.items()
