@@ -41,7 +41,7 @@ JOBS = min(os.cpu_count() or 1, 8)
 """Modules that are compiled side by side."""
 CHECKED = os.environ.get("TRACEKIT_CHECKED") == "1"
 COMPILER_FLAGS = ["-O3", "-g0"]
-"""Optimized, and without the debug information that Python's own flags ask for: it takes two fifths
+"""Optimized, and without the debug information that Python's own flags ask for, which costs two fifths
 of the time to compile."""
 SHARED_COMPILER_FLAGS = ["-O1", "-g0"]
 """Of ``SHARED_CODE``, in which no loop runs: it compiles in half the time."""

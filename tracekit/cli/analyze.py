@@ -262,10 +262,10 @@ def _read_saved(path: str, needing_events: Mapping[str, object]) -> Analysis:
             f"{path}: holds {saved_as}, not an analysis",
             hint="name a trace, a store, or what analyze -o FILE.json wrote",
         )
-    given = [option for option, value in needing_events.items() if value]
-    if given:
+    refused_options = [option for option, value in needing_events.items() if value]
+    if refused_options:
         raise OptionError(
-            f"{given[0]} needs the events, and {path} is a saved analysis",
+            f"{refused_options[0]} needs the events, and {path} is a saved analysis",
             hint="name the traces or a store",
         )
     return read_analysis(path)

@@ -16,9 +16,9 @@ def absent_ranks(sources: Iterable[Source], *, most: int) -> tuple[int, list[int
     >>> absent_ranks([Source("a.json", "kineto", 1, "name", world_size=4)], most=2)
     (3, [0, 2])
     """
-    given = list(sources)
-    world_size = max((source.world_size or 0 for source in given), default=0)
-    return missing_ranks({source.rank for source in given}, world_size, most=most)
+    all_sources = list(sources)
+    world_size = max((source.world_size or 0 for source in all_sources), default=0)
+    return missing_ranks({source.rank for source in all_sources}, world_size, most=most)
 
 
 def lacks_groups(source: Source, *, collectives: int, named: int) -> bool:

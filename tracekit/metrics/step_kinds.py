@@ -64,8 +64,8 @@ def measure_step_kinds(
             gap_ns=pl.when(is_preceded).then(since_all_ns),
         )
     )
-    known = marks.drop_nulls("kind").select("step", "kind", "requests", "tokens")
-    return conform(timed.join(known, on="step"), STEP_KINDS)
+    kinds = marks.drop_nulls("kind").select("step", "kind", "requests", "tokens")
+    return conform(timed.join(kinds, on="step"), STEP_KINDS)
 
 
 def summarize_step_kinds(ranks: Sequence[pl.DataFrame]) -> tuple[StepKind, ...]:

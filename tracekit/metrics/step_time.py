@@ -370,11 +370,11 @@ def find_times_in_turn(times_ns: Sequence[int]) -> tuple[int, ...]:
     ((), ())
     """
     for period in range(2, len(times_ns) // 2 + 1):
-        places = [times_ns[place::period] for place in range(period)]
-        medians = [median(times) for times in places]
+        times_by_position = [times_ns[position::period] for position in range(period)]
+        medians = [median(times) for times in times_by_position]
         are_alike = all(
             max(times) - min(times) <= MAX_DIFFERENCE_IN_TURN * middle
-            for times, middle in zip(places, medians, strict=True)
+            for times, middle in zip(times_by_position, medians, strict=True)
         )
         if are_alike and max(medians) >= (1 + MIN_UNUSUAL_DIFFERENCE) * min(medians):
             return tuple(round(middle) for middle in medians)

@@ -202,9 +202,9 @@ class _Stacks:
             return None
         try:
             objects = tuple(map(id, frames))  # type: ignore[call-overload]
-            known = self._by_objects.get(objects)
-            if known is not None:
-                return known
+            known_number = self._by_objects.get(objects)
+            if known_number is not None:
+                return known_number
             stack: tuple[Frame, ...] = tuple(map(_FRAME_VALUES, frames))  # type: ignore[call-overload]
             number = self._numbers.get(stack)
         except (TypeError, KeyError, IndexError):
@@ -234,15 +234,17 @@ def _dicts(values: object, where: str) -> list[dict[str, Any]]:
 
 def _event_table(history: Sequence[Mapping[str, Any]], stacks: _Stacks, name: str) -> pl.DataFrame:
     """Return the events of the allocator; those of unknown kinds are left out."""
-    known = [event for event in history if event.get("action") in ALLOCATOR_ACTIONS]
+    known_events = [event for event in history if event.get("action") in ALLOCATOR_ACTIONS]
     columns = [
-        [event.get("time_us") for event in known],
-        [event["action"] for event in known],
-        [event.get("addr", 0) for event in known],  # an event of memory that ran out has none
-        [event.get("size") for event in known],
-        [event.get("stream", 0) for event in known],
-        [stacks.number(event.get("frames")) for event in known],
-        [event.get("device_free") for event in known],
+        [event.get("time_us") for event in known_events],
+        [event["action"] for event in known_events],
+        [
+            event.get("addr", 0) for event in known_events
+        ],  # an event of memory that ran out has none
+        [event.get("size") for event in known_events],
+        [event.get("stream", 0) for event in known_events],
+        [stacks.number(event.get("frames")) for event in known_events],
+        [event.get("device_free") for event in known_events],
     ]
     table = _table_of_columns(columns, ALLOCATOR_EVENTS, f"{name}: device_traces")
     return table.with_columns(pl.col("at_ns") * 1000)

@@ -76,18 +76,20 @@ def _with_used_type(rank: RankWork) -> pl.DataFrame:
 def _retyped(rank: RankWork, calls: pl.DataFrame, dtype: str) -> pl.DataFrame:
     """Return the remedies of calls that compute in *dtype* instead."""
     speeds = rank.speeds
-    known = calls.drop_nulls("flop").filter(pl.col("used").is_in(list(speeds.peaks)))
+    countable = calls.drop_nulls("flop").filter(pl.col("used").is_in(list(speeds.peaks)))
     moved = [
         product_bytes(op, shapes, dtype, flop, 1) or 0.0
-        for op, shapes, flop in known.select("op", "shapes", "flop").iter_rows()
+        for op, shapes, flop in countable.select("op", "shapes", "flop").iter_rows()
     ]
-    flop = known["flop"].to_numpy().astype(np.float64)
-    ns = known["ns"].to_numpy().astype(np.float64)
-    old_peak = known["used"].replace_strict(dict(speeds.peaks), return_dtype=pl.Float64).to_numpy()
+    flop = countable["flop"].to_numpy().astype(np.float64)
+    ns = countable["ns"].to_numpy().astype(np.float64)
+    old_peak = (
+        countable["used"].replace_strict(dict(speeds.peaks), return_dtype=pl.Float64).to_numpy()
+    )
     own_share = flop / old_peak / np.maximum(ns, 1)
-    is_convolution = (known["kind"] == "convolution").to_numpy()
-    is_attention = (known["kind"] == FUSED_ATTENTION).to_numpy()
-    usual_share = _usual_share_of(known, own_share)
+    is_convolution = (countable["kind"] == "convolution").to_numpy()
+    is_attention = (countable["kind"] == FUSED_ATTENTION).to_numpy()
+    usual_share = _usual_share_of(countable, own_share)
     relative = np.clip(own_share / usual_share, SLOWEST_RELATIVE, 1.0)
     no_memory_ns = np.zeros(len(ns))
     memory_ns = speeds.memory_ns(np.array(moved)) or (no_memory_ns, no_memory_ns, no_memory_ns)
@@ -105,7 +107,7 @@ def _retyped(rank: RankWork, calls: pl.DataFrame, dtype: str) -> pl.DataFrame:
         # FLOP of attention are counted in full, the shares by half, as for a causal mask.
         compute_ns = np.where(is_attention, flop / 2 / peak / of_attention, flop / peak / reached)
         new_ns.append(np.maximum(np.maximum(compute_ns, of_memory), MIN_KERNEL_NS))
-    priced = known.select(
+    priced = countable.select(
         "call",
         low_ns=pl.Series(new_ns[0]),
         likely_ns=pl.Series(new_ns[1]),

@@ -58,14 +58,14 @@ def decode_text(raw: bytes) -> str:
 
 def _values_by_key(values: Mapping[int, int], keys: Ints) -> Ints:
     """Return the value of each key, ``NULL`` where there is none."""
-    known = sorted((key, value) for key, value in values.items() if -(2**63) <= key < 2**63)
-    if not known:
+    items = sorted((key, value) for key, value in values.items() if -(2**63) <= key < 2**63)
+    if not items:
         return np.full(len(keys), NULL, np.int64)
-    known_keys = np.array([key for key, _ in known], np.int64)
-    known_values = np.array([signed(value) for _, value in known], np.int64)
+    sorted_keys = np.array([key for key, _ in items], np.int64)
+    sorted_values = np.array([signed(value) for _, value in items], np.int64)
     # Position of the key, or of the next larger one.
-    position = np.minimum(np.searchsorted(known_keys, keys), len(known) - 1)
-    return np.where(known_keys[position] == keys, known_values[position], NULL)
+    position = np.minimum(np.searchsorted(sorted_keys, keys), len(items) - 1)
+    return np.where(sorted_keys[position] == keys, sorted_values[position], NULL)
 
 
 class RowResolver:

@@ -149,8 +149,8 @@ def reload_view(analysis: Analysis) -> ReloadView | None:
 
 def _mean_share(shares: Sequence[float | None]) -> float | None:
     """Return the mean of the shares that are known; None if none is."""
-    known = [share for share in shares if share is not None]
-    return fmean(known) if known else None
+    known_shares = [share for share in shares if share is not None]
+    return fmean(known_shares) if known_shares else None
 
 
 def memory_table(analysis: Analysis) -> Table | None:

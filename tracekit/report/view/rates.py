@@ -2,9 +2,10 @@
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from tracekit._util.shapes import parse_list
@@ -14,6 +15,8 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine.communication import RunRates, below_peak_ns
 from tracekit.analysis.measure.by import By
 from tracekit.classify.messages import list_ranks
+from tracekit.documents.analysis import Kernel
+from tracekit.documents.coding import rows as table_rows
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import size
@@ -407,11 +410,43 @@ def _place_name(row: dict[str, Any], kind: str) -> str:
     return f"{ranks}{terminal(row['name'])}"
 
 
+class KernelReason(msgspec.Struct, frozen=True):
+    """One rank's longest event of a kernel, with the evidence for its label: a row of the table ``reasons``."""
+
+    rank: int
+    label: str | None
+    module: str | None
+    count: int
+    ns: int
+    rule: str | None
+    rule_ns: int
+    confidence: float
+    tier: str | None
+    pack: str | None
+    asks: str | None
+    step: int | None
+    start_ns: int
+    end_ns: int
+    stream: int | None
+    op: str | None
+    chain: str | None
+    annotations: str | None
+    node: str | None
+    fwd_op: str | None
+    collective: str | None
+    group_desc: str | None
+    group_ranks: str | None
+    peer: int | None
+    bytes: int | None
+    shapes: str | None
+    dtypes: str | None
+
+
 class KernelRow:
     """A kernel in a step, mean over ranks.
 
     Args:
-        row: Its row of the table ``kernels``.
+        kernel: Its row of the table ``kernels``.
         places: Its rows of the table ``reasons``, one per rank, the rank on which it takes longest
             first.
         span_ns: Mean span of a rank and step.
@@ -420,17 +455,17 @@ class KernelRow:
 
     def __init__(
         self,
-        row: Mapping[str, Any],
-        places: Sequence[Mapping[str, Any]],
+        kernel: Kernel,
+        places: Sequence[KernelReason],
         span_ns: float,
         quoted_path: str | None,
     ) -> None:
-        self.name = row["name"]
-        self.label = row["label"]
-        self.module = row["module"]
-        self.count = row["count"]
-        self.ns = row["ns"]
-        self.share = row["ns"] / span_ns
+        self.name = kernel.name
+        self.label = kernel.label
+        self.module = kernel.module
+        self.count = kernel.count
+        self.ns = kernel.ns
+        self.share = kernel.ns / span_ns
         """Share of the span."""
         self.command = (
             quoted_path and f"tracekit analyze {quoted_path} --explain {shlex.quote(self.name)}"
@@ -447,20 +482,16 @@ def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[KernelRow, ...
     """Return the kernels that took longest in a step, as a mean over ranks."""
     rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
     span_ns = max(1.0, analysis.total.budget.span_ns / rank_steps)
-    longest = (
-        analysis.tables["kernels"]
-        .sort("ns", descending=True)
-        .head(MAX_KERNELS_IN_TABLE)
-        .iter_rows(named=True)
-    )
-    places = analysis.tables["reasons"].rows_by_key(
+    longest = analysis.tables["kernels"].sort("ns", descending=True).head(MAX_KERNELS_IN_TABLE)
+    reasons = analysis.tables["reasons"].rows_by_key(
         ["name", "label", "module"], named=True, include_key=True
     )
-    rows = []
-    for row in longest:
-        places_of_kernel = places.get((row["name"], row["label"], row["module"]), [])
-        rows.append(KernelRow(row, places_of_kernel, span_ns, quoted_path))
-    return tuple(rows)
+    kernel_rows = []
+    for kernel in table_rows(longest, Kernel):
+        of_ranks = reasons.get((kernel.name, kernel.label, kernel.module), [])
+        places = [msgspec.convert(reason, KernelReason) for reason in of_ranks]
+        kernel_rows.append(KernelRow(kernel, places, span_ns, quoted_path))
+    return tuple(kernel_rows)
 
 
 def kernel_table(rows: Sequence[KernelRow]) -> Table | None:
@@ -479,66 +510,62 @@ def _shorten(name: str) -> str:
     return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
 
 
-def _facts(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(row: KernelReason) -> list[tuple[str, str]]:
     """Return the facts about the longest event of one rank.
 
     The text is empty if a fact is not known.
     """
-    step = "" if row["step"] is None else f", step {row['step']}"
+    step = "" if row.step is None else f", step {row.step}"
     stream = (
-        ""
-        if row["stream"] is None
-        else f", stream {row['stream']}; {counted(row['count'], 'event')} there"
+        "" if row.stream is None else f", stream {row.stream}; {counted(row.count, 'event')} there"
     )
-    node = row["node"] or ""
+    node = row.node or ""
     return [
         ("label", _label_decision(row)),
-        ("the rule asks", row["asks"] or ""),
-        ("launched by", row["chain"] or row["op"] or ""),
-        ("inside", row["annotations"] or ""),
-        ("autograd", f"{node}, of {row['fwd_op']}" if node and row["fwd_op"] else node),
+        ("the rule asks", row.asks or ""),
+        ("launched by", row.chain or row.op or ""),
+        ("inside", row.annotations or ""),
+        ("autograd", f"{node}, of {row.fwd_op}" if node and row.fwd_op else node),
         ("communication", _communication(row)),
         ("shapes", _shapes(row)),
         (
             "the longest",
-            f"{ms(row['end_ns'] - row['start_ns'], 3)} on rank {row['rank']}{step}{stream}",
+            f"{ms(row.end_ns - row.start_ns, 3)} on rank {row.rank}{step}{stream}",
         ),
     ]
 
 
-def _label_decision(row: Mapping[str, Any]) -> str:
+def _label_decision(row: KernelReason) -> str:
     """Return the label, the rule that decided it, and how sure it is."""
-    label = f"{row['label']}, module {row['module']}" if row["module"] else str(row["label"])
-    if row["tier"] is None and row["rule"] in (None, "other"):
+    label = f"{row.label}, module {row.module}" if row.module else str(row.label)
+    if row.tier is None and row.rule in (None, "other"):
         return f"{label}: no rule knows it"
-    origin = f"{row['tier']} evidence, {row['pack']} rules" if row["tier"] else "of a rules file"
-    decision = f"{label}: by rule {row['rule']} ({origin}), confidence {row['confidence']:.2f}"
-    share = row["rule_ns"] / row["ns"] if row["ns"] else 1.0
+    origin = f"{row.tier} evidence, {row.pack} rules" if row.tier else "of a rules file"
+    decision = f"{label}: by rule {row.rule} ({origin}), confidence {row.confidence:.2f}"
+    share = row.rule_ns / row.ns if row.ns else 1.0
     if share > MIN_SOLE_RULE_SHARE:
         return decision
     return f"{decision}; it decides {percent(share)} of its time, other rules the rest"
 
 
-def _communication(row: Mapping[str, Any]) -> str:
+def _communication(row: KernelReason) -> str:
     """Return the collective, its peer, its group and its size, as far as they are known."""
-    members = row["group_ranks"]
-    peer = "" if row["peer"] is None or members is None else f"with rank {row['peer']}"
+    members = row.group_ranks
+    peer = "" if row.peer is None or members is None else f"with rank {row.peer}"
     ranks = "" if members is None else f"(ranks {', '.join(map(str, list_ranks(members)))})"
-    group = " ".join(filter(None, (row["group_desc"], ranks)))
-    bytes_moved = size(row["bytes"]) if row["bytes"] else ""
-    return ", ".join(
-        filter(None, (row["collective"], peer, group and f"group {group}", bytes_moved))
-    )
+    group = " ".join(filter(None, (row.group_desc, ranks)))
+    bytes_moved = size(row.bytes) if row.bytes else ""
+    return ", ".join(filter(None, (row.collective, peer, group and f"group {group}", bytes_moved)))
 
 
-def _shapes(row: Mapping[str, Any]) -> str:
+def _shapes(row: KernelReason) -> str:
     """Return the shapes and types of the operands; empty for a collective."""
-    if not row["shapes"] or row["collective"]:
+    if not row.shapes or row.collective:
         return ""
     dtypes = []
-    for dtype in parse_list(row["dtypes"] or "[]"):
+    for dtype in parse_list(row.dtypes or "[]"):
         if isinstance(dtype, str) and dtype:
             dtypes.append(dtype.removeprefix("c10::"))
     return " ".join(
-        filter(None, (shape_words(row["shapes"]), ", ".join(dict.fromkeys(dtypes[:MAX_DTYPES]))))
+        filter(None, (shape_words(row.shapes), ", ".join(dict.fromkeys(dtypes[:MAX_DTYPES]))))
     )
