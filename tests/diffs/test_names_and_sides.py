@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.diffs import Side, make_samples
+from tracekit.diffs import Side, gate, make_samples
 from tracekit.diffs.baseline import _check_same_code
 from tracekit.diffs.changes import Diff
 from tracekit.diffs.comparability import find_obstacles
@@ -62,3 +62,14 @@ def test_only_a_slower_recording_is_marked(step_ms, mark):
 def test_a_side_without_runs_has_no_analysis():
     nothing = Side((), {})
     assert Diff(before=nothing, after=nothing, document=None).analyses is None
+
+
+@pytest.mark.parametrize(
+    ("requirement", "verdict"),
+    [("step_ms < +3%", "pass"), ("step_ms < 11", "pass"), ("step_ms < 9", "fail")],
+)
+def test_a_requirement_is_a_limit_or_a_change(requirement, verdict):
+    """Both runs take 10 ms a step."""
+    before, after = (run(name, *[10.0, 10.1] * 10) for name in ("old", "new"))
+    judged = gate(Side((after,), {}), Side((before,), {}), require=[requirement])
+    assert (judged.verdict == "pass") is (verdict == "pass")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
+from tracekit.findings import host
 from tracekit.findings.context import Context
 from tracekit.findings.recorded import has_host_calls
 from tracekit.findings.recording import recording_findings
@@ -71,3 +72,16 @@ def test_idle_time_between_steps_is_a_share_where_a_server_has_steps(step_kinds,
         tables={"steps": steps},
     )
     assert Context.between_steps_share.func(SimpleNamespace(analysis=analysis)) == share
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "workers"),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "no_workers"),
+        (None, "no_workers"),
+    ],
+)
+def test_the_loaders_name_tells_whether_workers_load(name, case):
+    row = {"name": name, "op": None, "count": 1}
+    assert host._case(None, "data_loading", row) == case

@@ -72,6 +72,7 @@ def test_attention_multiplies_each_query_with_each_key_and_its_weights_with_the_
 ):
     assert _attention(0, **options)(dims) == flop
     assert _attention(1, **options)([[9], *dims]) == flop
+    assert _attention(0, **options)([*dims, [], []]) == flop  # no mask, no dropout
     assert _attention(1, **options)(dims) is None
 
 
