@@ -21,6 +21,8 @@ FRAMEWORK_PATTERNS = {
 }
 """Frameworks by what their traces hold: group descriptions, annotations, operators, packs of rules
 that decided."""
+PYTORCH_PATTERN = r"^aten::|\bat::native\b|\bc10::|\bat::cuda\b"
+"""Names of PyTorch's operators and kernels."""
 VENDORS_OF_GPUS = {
     "amd": r"(?i)amd|instinct|radeon|^MI[0-9]{2,3}",
     "nvidia": r"(?i)nvidia|tesla|quadro|geforce|titan|\b[RG]TX\b|\b(RTX|GTX|GB|GH|[PTVALHB])[0-9]{1,4}\b",
@@ -138,6 +140,15 @@ class Context:
             if re.search(pattern, text):
                 return name
         return None
+
+    @cached_property
+    def runs_pytorch(self) -> bool:
+        """Whether the program is PyTorch's: its profiler recorded it, or PyTorch's operators and kernels are in it."""
+        if any(source.reader != "nsight" for source in self.analysis.sources) or self.has_operators:
+            return True
+        reasons = self.analysis.tables["reasons"].select(pl.col("name", "op").cast(pl.String))
+        is_pytorch = pl.any_horizontal(pl.all().str.contains(PYTORCH_PATTERN)).any()
+        return bool(reasons.select(is_pytorch).item())
 
     @property
     def is_inference(self) -> bool:

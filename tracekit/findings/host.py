@@ -15,7 +15,7 @@ import polars as pl
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW, EvidenceValue, Finding, Place
 from tracekit.findings.context import Context, places_of, saved_range_ns
-from tracekit.findings.synchronisations import who_waits
+from tracekit.findings.synchronisations import runs_operator, who_waits
 from tracekit.schema import COPY_LABELS
 from tracekit.whatif.changes import HOST_CHANGES, NO_LAUNCH_DELAY
 from tracekit.whatif.constants import HOST_VARIATION
@@ -31,6 +31,8 @@ OFFENCES = (
     "python",
 )
 """Activities of the host that can be removed or moved elsewhere; the rest is launching."""
+FUSED_OPTIMIZERS = "_fused_(ada|sgd)"
+"""Operators that update all parameters in one kernel."""
 MIN_EXCESS_TO_BE_SLOW = 0.5
 """Share of the idle time while launching by which the host alone is slower than the GPU, from which
 launching is the limit whatever else the host does."""
@@ -187,6 +189,8 @@ def _offence(
         "name": row["name"],
         "op": row["op"],
     }
+    if not context.runs_pytorch:
+        evidence["is_pytorch"] = False
     case = _case(context, code, row)
     is_made_by_unknown = case == "explicit" and context.has_unread_stacks
     if case == "stacks_not_read" or is_made_by_unknown:
@@ -273,10 +277,13 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
         share=context.share(cost_ns),
         where=_places(context, "launch_bound"),
         evidence={
+            **({} if context.runs_pytorch else {"is_pytorch": False}),
             "gpu_work_ns": round(means.gpu_ns),
             "events_per_step": round(events_per_step),
             "steps_marked": context.step.is_marked,
             "mean_event_ns": round(means.gpu_ns / max(events_per_step, 1)),
+            "waits_per_step": round(means.value("host_sync", "count"), 2),
+            "has_fused_optimizer": runs_operator(context, FUSED_OPTIMIZERS),
         },
         change=None if predicted is None else NO_LAUNCH_DELAY,
         saves_ns=saves_ns,

@@ -37,8 +37,8 @@ def who_waits(context: Context, op: str | None, call: str | None, count: float) 
     is_rare = count <= MAX_WAITS_OF_OPTIMIZER
     cases = [  # the first that holds decides
         (re.search(MASKS, operator) is not None, "mask"),
-        (is_value and is_rare and _runs(context, SCALER), "scaler"),
-        (is_value and is_rare and _runs(context, CHECKS), "clipping"),
+        (is_value and is_rare and runs_operator(context, SCALER), "scaler"),
+        (is_value and is_rare and runs_operator(context, CHECKS), "clipping"),
         (is_value, "value"),
         (re.search(COPIES, operator) is not None, "copy"),
         (re.search(COLLECTIVES, operator) is not None, "collective"),
@@ -48,7 +48,7 @@ def who_waits(context: Context, op: str | None, call: str | None, count: float) 
     return first_that_holds(cases)
 
 
-def _runs(context: Context, pattern: str) -> bool:
+def runs_operator(context: Context, pattern: str) -> bool:
     """Return whether the GPU runs work of an operator."""
     graph = context.analysis.replay_graph
     if graph is None:

@@ -41,6 +41,7 @@ FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
         "attention": "`--attention-backend flash`",
         "loss": "`--cross-entropy-loss-fusion`",
         "fuse": "leave out the `--no-…-fusion` options, or `torch.compile` the rest",
+        "recompute": "`--recompute-granularity selective`, or a smaller `--recompute-num-layers`",
         "bubble": "`--num-layers-per-virtual-pipeline-stage`, or a smaller `--micro-batch-size`",
     },
     "FSDP2": {
@@ -71,10 +72,16 @@ SWITCHES: Mapping[str, str] = {
     "reduction": "`DistributedDataParallel`, or hooks (`register_post_accumulate_grad_hook`) with `async_op=True`",
     "loss": "`torch.compile` the head with the loss, or a fused linear cross-entropy (Liger)",
     "fuse": "`torch.compile` the blocks, or use fused kernels (`torch.nn.RMSNorm`, `torch.nn.functional.gelu`)",
+    "recompute": "checkpoint fewer blocks",
+    "layout": "`model.to(memory_format=torch.channels_last)`, and the same for the images",
 }
 """What to switch on where no framework has its own way."""
 AMD_SWITCHES: Mapping[str, str] = {
     "attention": "the CK or AITER kernels behind `torch.nn.functional.scaled_dot_product_attention`",
+    "layout": (
+        "`model.to(memory_format=torch.channels_last)`, and the same for the images; before ROCm 7 with "
+        "`PYTORCH_MIOPEN_SUGGEST_NHWC=1`"
+    ),
 }
 """The same in the words of ROCm."""
 
@@ -296,6 +303,11 @@ class FindingWords:
         if not isinstance(share, float) or share < MOST_OF_IDLE:
             return ""
         return f" ({percent(share, digits=0)} of all idle time is between two steps)"
+
+    @property
+    def is_pytorch(self) -> bool:
+        """Whether PyTorch's words fit the program."""
+        return self.evidence.get("is_pytorch") is not False
 
     @property
     def graphs(self) -> str:

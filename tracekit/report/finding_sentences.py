@@ -23,6 +23,8 @@ class FindingTexts(NamedTuple):
 
 
 MakeTexts = Callable[[FindingWords], FindingTexts]
+MAX_WAITS_BESIDE_GRAPHS = 4
+"""Waits of a step for the GPU up to which they may lie outside of what a graph holds: a loss, a norm."""
 TEXTS: dict[tuple[str, str], MakeTexts] = {}
 """Functions by code and case; the one with an empty case is for every case without its own."""
 
@@ -195,6 +197,8 @@ def pageable_copy(words: FindingWords) -> FindingTexts:
         advice=(
             "pin the memory (`pin_memory=True`) and copy with `non_blocking=True`, before the "
             "step needs the data"
+            if words.is_pytorch
+            else "pin the memory and copy it asynchronously, before the step needs the data"
         ),
     )
 
@@ -209,6 +213,8 @@ def allocator(words: FindingWords) -> FindingTexts:
         advice=(
             "remove `torch.cuda.empty_cache()` from the loop; with shapes that change, set "
             "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`"
+            if words.is_pytorch
+            else "allocate once before the loop, or take memory from a pool"
         ),
     )
 
@@ -375,11 +381,23 @@ def launch_bound(words: FindingWords) -> FindingTexts:
             f"{words['events_per_step']} kernels and copies {'a step' if words.has_steps else 'in all'}, "
             f"{words['mean_event_ns']} each on average"
         ),
-        advice=(
-            f'use {words.graphs} (`torch.compile(mode="reduce-overhead")`), fused optimizers, or '
-            "larger batches"
-        ),
+        advice=launch_less(words),
     )
+
+
+def launch_less(words: FindingWords) -> str:
+    """Return how to launch less, without what is there already; a graph holds no wait for the GPU."""
+    if not words.is_pytorch:
+        return f"use {words.graphs}, or fewer and larger kernels"
+    graphs = f'{words.graphs} (`torch.compile(mode="reduce-overhead")`)'
+    fused = "" if words.evidence.get("has_fused_optimizer") else "fused optimizers, or "
+    waits = words.evidence.get("waits_per_step")
+    if isinstance(waits, int | float) and waits > MAX_WAITS_BESIDE_GRAPHS:
+        return (
+            f"use {fused}larger batches; {graphs} only once the step does not wait for the GPU "
+            f"{words['waits_per_step']} times"
+        )
+    return f"use {graphs}, {fused or 'or '}larger batches"
 
 
 @texts("launch_bound", "under_graphs")
@@ -1428,7 +1446,7 @@ def unfused_loss(words: FindingWords) -> FindingTexts:
 def recompute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"forwards are computed again in the backward: {words['work_ns']} of GPU time",
-        advice="keep the activations of more layers, as far as memory allows (checkpoint fewer blocks)",
+        advice=f"keep the activations of more layers, as far as memory allows ({words.switch('recompute')})",
     )
 
 
@@ -1466,7 +1484,7 @@ def layout(words: FindingWords) -> FindingTexts:
             f"images have their channels first: conversions around convolutions and batch norms take "
             f"{words['work_ns']}"
         ),
-        advice="put channels last: `model.to(memory_format=torch.channels_last)`, and the same for the images",
+        advice=f"put channels last: {words.switch('layout')}",
     )
 
 
