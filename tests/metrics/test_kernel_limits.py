@@ -32,6 +32,8 @@ from tracekit.schema import LABELLED, conform
         ("elementwise", "[[4,8]]", '["unheard"]', None),
         ("elementwise", "[[],[]]", '["Scalar","Scalar"]', None),
         ("elementwise", "[[4,8]]", "", None),
+        ("elementwise", "[]", "[]", None),
+        ("embedding", "[]", "[]", None),
     ],
 )
 def test_every_input_is_read_and_every_result_written_once(kind, shapes, dtypes, expected):
