@@ -155,7 +155,7 @@ def test_the_idle_time_that_a_sentence_names_is_what_the_finding_costs(code):
 )
 def test_a_bound_is_worded_alike_on_screen_in_lists_logs_and_cards(range_ns, words):
     finding = Finding(
-        code="hang", cost_ns=4_000_000, share=0.2, saves_ns=3_000_000, saves_range_ns=range_ns
+        code="host_sync", cost_ns=4_000_000, share=0.2, saves_ns=3_000_000, saves_range_ns=range_ns
     )
     is_bound = words.startswith("at most")
     assert f"saves {words}" in finding_line(finding)

@@ -14,6 +14,7 @@ from tracekit.documents.analysis import Budget, StepTime
 from tracekit.documents.findings import Finding
 from tracekit.metrics.step_time import FreeStep, StepSummary
 from tracekit.report.finding_sentences import TEXTS
+from tracekit.report.findings import finding_in_a_log
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import (
     budget_parts,
@@ -223,6 +224,15 @@ def test_a_header_without_a_device_has_no_empty_part():
 def test_a_narrow_header_keeps_the_name_of_the_gpu_longer_than_what_the_reader_knows(width, line):
     device = "NVIDIA H200 (12 or 32 of 132 multiprocessors)"
     assert headline(view(devices=(device,)), width).plain == line
+
+
+def test_a_hang_is_no_share_of_a_step_in_any_output():
+    """Three seconds of waiting beside a step of 100 ms."""
+    hang = Finding(code="hang", case="missing", cost_ns=3_000 * MS, share=30.0)
+    (card,) = cards([hang])
+    assert saving(hang).split() == ["3.00", "s", "once"]
+    assert card.of_step == "waited at least"
+    assert finding_in_a_log(hang).startswith("waited at least 3.00 s:")
 
 
 def test_without_findings_there_is_none_to_explain():

@@ -178,6 +178,8 @@ def finding_in_a_log(finding: Finding) -> str:
     """
     if finding.cost_bytes and not finding.cost_ns:
         effect = size(finding.cost_bytes)
+    elif finding.code == "hang" and finding.saving_ns is None:
+        effect = f"waited at least {short_ms(finding.cost_ns)}"
     else:
         how_much = "at most " if finding.is_bound else ""
         share = percent(finding.effect_share, digits=0)

@@ -38,6 +38,10 @@ def explain_finding(analysis: Analysis, number: int) -> str:
     if finding.code == "slow_step" and "excess_ns" in finding.evidence:
         steps = finding.evidence.get("recorded_steps")
         cost = f"{ms(finding.cost_ns)} a step, spread over {steps} steps"
+    if finding.code == "hang":
+        cost = f"{ms(finding.cost_ns)} at least, of no step"
+    elif finding.evidence.get("is_recorded_time"):
+        cost = f"{ms(finding.cost_ns)} of {ms(analysis.step.time_ns)} {per}, both as recorded"
     if finding.code in ROLE_CODES:
         cost = f"{ms(finding.cost_ns)} {per_words(finding)}"
     lines.append(f"   costs {cost}")

@@ -252,6 +252,8 @@ def _of_step(finding: Finding) -> str:
     """
     if finding.cost_bytes and not finding.cost_ns:
         return "of memory"
+    if finding.code == "hang":
+        return "waited at least"
     whole = finding.evidence.get("share_of", "step")
     saved = "saved at most" if finding.is_bound else "saved"
     if is_of_one_iteration(finding):
