@@ -8,8 +8,15 @@ pairs of 0.1 ms each behind every tenth layer, one of all ranks of 2 ms, and 1 m
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from tracekit.analysis.measure.tables import RankTables
+from tracekit.run.measure import Options
+from tracekit.store.sources import find
 
 LAYERS, STEPS = 20, 4
 LAYER_US, PAIR_US, ALL_US, OPTIMIZER_US = 1000, 100, 2000, 1000
@@ -99,8 +106,11 @@ class _Rank:
         return max(self.gpu_us, self.host_us + 10)
 
 
-def write_faulty_run(folder: Path, ranks: int, fault: Fault) -> Path:
-    """Write a run of *ranks*, an even number, with one fault; return its folder."""
+def write_faulty_run(folder: Path, ranks: int, fault: Fault, *, written: int | None = None) -> Path:
+    """Write a run of *ranks*, an even number, with one fault; return its folder.
+
+    *written* is the number of ranks, from the first on, whose traces are written; by default all.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     parts = [_Rank(number, ranks) for number in range(ranks)]
     for step in range(STEPS):
@@ -116,7 +126,7 @@ def write_faulty_run(folder: Path, ranks: int, fault: Fault) -> Path:
             )
             part.host_us = part.gpu_us
             part.add("user_annotation", f"ProfilerStep#{step}", began, part.host_us - began, 1)
-    for part in parts:
+    for part in parts[:written]:
         groups = [
             {"pg_name": name, "pg_desc": desc, "ranks": members}
             for (name, members), desc in zip(part.groups.values(), GROUP_DESCRIPTIONS, strict=True)
@@ -153,3 +163,45 @@ def _run_layers(even: _Rank, odd: _Rank, began: float, fault: Fault) -> None:
                 part.reduce(
                     "pair", PAIR_US * (fault.link_factor if is_slow else 1.0), ready_us=last
                 )
+
+
+def tables_of_faulty_run(folder: Path, ranks: int, fault: Fault) -> list[RankTables]:
+    """Return the measured tables of a run with a fault in its second pair.
+
+    Two pairs are measured; the tables of all others are those of the first with other numbers, as
+    their traces would be.
+    """
+    traces = write_faulty_run(folder, ranks, fault, written=4)
+    options = Options(graph=True, with_pipeline=False)
+    measured = [table for ref in find(traces).refs for table in options.source_tables(ref)]
+    measured.sort(key=lambda table: table.source.rank)
+    others = [_renumbered(measured[rank % 2], rank) for rank in range(4, ranks)]
+    return [*measured, *others]
+
+
+def _renumbered(tables: RankTables, rank: int) -> RankTables:
+    """Return tables of a rank of the first pair as those of the rank that stands there in another pair."""
+    pair = (rank - rank % 2, rank - rank % 2 + 1)
+    group = f"tp{pair[0]}"
+    groups = tuple(
+        msgspec.structs.replace(each, name=group, ranks=pair) if each.name == "tp0" else each
+        for each in tables.source.groups
+    )
+    path = tables.source.path.replace(f"rank{tables.source.rank}.", f"rank{rank}.")
+    source = msgspec.structs.replace(tables.source, rank=rank, groups=groups, path=path)
+
+    def renumbered(table: pl.DataFrame) -> pl.DataFrame:
+        columns = []
+        if "rank" in table.columns:
+            columns.append(pl.lit(rank).alias("rank"))
+        if "group" in table.columns:
+            columns.append(pl.col("group").cast(pl.String).replace("tp0", group))
+        if "group_ranks" in table.columns:
+            of_pair = f"[{pair[0]},{pair[1]}]"
+            columns.append(pl.col("group_ranks").cast(pl.String).replace("[0,1]", of_pair))
+        return table.with_columns(columns).cast(table.schema)
+
+    names = ("steps", "operations", "gaps", "timeline", "experts", "reasons")
+    return replace(
+        tables, source=source, **{name: renumbered(getattr(tables, name)) for name in names}
+    )

@@ -6,11 +6,13 @@ import json
 
 import pytest
 
-from tests.faulty_runs import FAULTS, write_faulty_run
+from tests.faulty_runs import FAULTS, tables_of_faulty_run, write_faulty_run
 from tests.kept import analysis_of
+from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.errors import OptionError
 from tracekit.report.terminal.first_screen import certainty
 from tracekit.report.view import View
+from tracekit.results import AnalysisResult
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest
 
@@ -83,14 +85,20 @@ def test_a_fault_is_found_in_larger_runs(tmp_path, ranks, name):
     assert without_paths(from_store) == without_paths(from_traces)
 
 
+def test_tables_with_other_numbers_are_those_of_traces(tmp_path):
+    fault = FAULTS["slow_link"]
+    tables = tables_of_faulty_run(tmp_path / "few", 8, fault)
+    from_traces = analyze(write_faulty_run(tmp_path / "all", 8, fault), schedule="none")
+    from_tables = AnalysisResult.of(combine(tables))
+    assert without_paths(from_tables) == without_paths(from_traces)
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("ranks", "name"),
-    [(256, "slow_rank"), (256, "uneven_stage"), (256, "slow_link"), (1024, "late_host")],
-)
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("ranks", [256, 1024])
 def test_a_fault_is_found_in_very_large_runs(tmp_path, ranks, name):
-    traces = write_faulty_run(tmp_path / "traces", ranks, FAULTS[name])
-    check_fault(analyze(traces, schedule="none", timeline=False), name)
+    tables = tables_of_faulty_run(tmp_path, ranks, FAULTS[name])
+    check_fault(AnalysisResult.of(combine(tables)), name)
 
 
 NIGHTLY_SAMPLES = ("h100-ddp", "steps/a", "compile", "dualpipe", "rates", "layers", "megatron-moe")
