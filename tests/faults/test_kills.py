@@ -359,3 +359,37 @@ def test_a_kill_at_any_write_of_a_report_leaves_the_old_or_the_new_one(traces, t
     assert number > 1
     assert report.stat().st_size > 1000
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("base.json", ["gate", "{saved}", "--update-baseline", "--baseline", "{out}"]),
+        ("out.json.gz", ["export", "{trace}", "-o", "{out}", "--workers", "1"]),
+        ("redacted.json.gz", ["redact", "{trace}", "-o", "{out}"]),
+        ("late.json", ["late", "{dumps}", "-o", "{out}"]),
+    ],
+    ids=["gate", "export", "redact", "late"],
+)
+def test_a_kill_at_any_write_of_a_file_leaves_the_old_or_the_new_one(
+    traces, samples, tmp_path, name, words
+):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    places = {
+        "saved": tmp_path / "saved.json",
+        "trace": traces / "rank0.pt.trace.json.gz",
+        "dumps": samples / "always-on/1f1b",
+        "out": folder / name,
+    }
+    tracekit.analyze(samples / "steps/a", schedule="none").save(places["saved"])
+    command = [word.format(**places) for word in words]
+    assert killed_at_write(10**6, folder, *command) == 0
+    old = places["out"].read_bytes()
+    number = 1
+    while killed_at_write(number, folder, *command) == -signal.SIGKILL:
+        assert places["out"].stat().st_size == len(old)
+        number += 1
+    assert number > 1
+    assert [path.name for path in folder.iterdir()] == [name]
