@@ -10,16 +10,21 @@ the GPU has finished the work before it, at its first GPU work at the latest, an
 one begins: steps follow each other without gaps and never overlap, and waiting for a batch belongs
 to the step that waits for it. Where the host is the limit these are the host's own marks, where it
 runs ahead of the GPU the GPU's; of the first recorded step that is seen at its end
-(``_first_begin``). The last one, and a single one, ends when both the GPU work that was launched in
+(``add_step_intervals``). The last one, and a single one, ends when both the GPU work that was launched in
 it and its host range have ended.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
+from tracekit._util.arrays import Bools, Int32s, Ints
 from tracekit._util.columns import to_int64
 from tracekit._util.text import listing
 from tracekit.errors import Notice, NoticeValues, OptionError
@@ -48,6 +53,10 @@ HOST_RANGES = pl.Schema(
 MIN_IDLE_OF_HOST_LIMIT_NS = 20_000
 """Idle time of the GPU between two steps from which it waits for the host: a GPU with work in its queue
 goes from one kernel to the next in a few µs."""
+UNKNOWN_TIME = np.iinfo(np.int64).min
+"""Instead of a time that is not recorded: earlier than any."""
+NO_STEP = -2
+"""Instead of the number of a step that has none: follows none, and none follows it."""
 _BACKWARD = ("dgrad", "wgrad", "backward", "recompute")
 
 Steps = str | int | slice | Iterable[int]
@@ -231,50 +240,92 @@ def add_step_intervals(steps: pl.DataFrame) -> pl.DataFrame:
     >>> add_step_intervals(steps.head(1))["time_ns"].to_list()
     [16]
     """
-    is_followed = (pl.col("step").shift(-1) == pl.col("step") + 1).over("rank").fill_null(False)
-    is_preceded = (pl.col("step").shift(1) == pl.col("step") - 1).over("rank").fill_null(False)
-    ordered = steps.sort("rank", "step", nulls_last=True).with_columns(
-        is_followed=is_followed,
-        is_preceded=is_preceded,
-        work_end_ns=pl.max_horizontal("end_ns", "host_end_ns").cum_max().over("rank"),
-        gpu_end_ns=pl.col("end_ns").cum_max().over("rank"),
+    ordered = steps.sort("rank", "step", nulls_last=True)
+    rows = StepRows.of(ordered["rank"].to_numpy(), to_int64(ordered["step"], NO_STEP))
+    begin, end = step_intervals(
+        rows,
+        ordered["start_ns"].to_numpy(),
+        ordered["end_ns"].to_numpy(),
+        to_int64(ordered["host_start_ns"], UNKNOWN_TIME),
+        to_int64(ordered["host_end_ns"], UNKNOWN_TIME),
     )
-    free_ns = pl.max_horizontal("host_start_ns", pl.col("gpu_end_ns").shift(1).over("rank"))
-    with_marks = ordered.with_columns(
-        mark_ns=pl.when(pl.col("host_start_ns").is_null())
-        .then("start_ns")
-        .otherwise(pl.min_horizontal("start_ns", free_ns))
-    )
-    work_end_before = pl.col("work_end_ns").shift(1).over("rank")
-    with_starts = with_marks.with_columns(
-        interval_start_ns=pl.when("is_preceded")
-        .then("mark_ns")
-        .otherwise(pl.max_horizontal(_first_begin(), work_end_before))
-    ).with_columns(pl.col("interval_start_ns").cum_max().over("rank"))
-    timed = with_starts.with_columns(
-        interval_end_ns=pl.when("is_followed")
-        .then(pl.col("interval_start_ns").shift(-1).over("rank"))
-        .otherwise(pl.max_horizontal("end_ns", "host_end_ns"))
-    )
-    length = pl.col("interval_end_ns") - pl.col("interval_start_ns")
-    return timed.with_columns(time_ns=pl.when(length > 0).then(length)).drop(
-        "is_followed", "is_preceded", "work_end_ns", "gpu_end_ns", "mark_ns"
-    )
+    return ordered.hstack(interval_columns(begin, end))
 
 
-def _first_begin() -> pl.Expr:
-    """Return when a step begins that follows no recorded one.
+class StepRows(NamedTuple):
+    """Which rows belong together, where each is a step of a rank, sorted by rank and step."""
 
-    Its GPU may still be behind with work launched before. If it has caught up, and is idle before the
-    first work of the next step, the host is the limit, and the step begins with its mark; else it
-    begins with its first GPU work. A single step begins with its host range, or when the GPU has
-    ended recorded work of no step (``_behind_earlier_work``).
+    first: Ints
+    """The first row of each rank."""
+    is_same_rank: Bools
+    """Of each row but the last: whether the row after it is of the same rank."""
+    is_next: Bools
+    """The same: whether it is the step after it on that rank."""
+
+    @classmethod
+    def of(cls, rank: Ints | Int32s, step: Ints) -> StepRows:
+        """Return how rows belong together whose ranks and numbers of steps these are."""
+        is_same_rank = rank[1:] == rank[:-1]
+        is_next = is_same_rank & (step[1:] == step[:-1] + 1)
+        first = np.flatnonzero(np.insert(~is_same_rank, 0, True)[: len(rank)])
+        return cls(first, is_same_rank, is_next)
+
+
+def step_intervals(
+    rows: StepRows, start: Ints, end: Ints, mark: Ints, host_end: Ints
+) -> tuple[Ints, Ints]:
+    """Return when the interval of each step begins and ends (``add_step_intervals``).
+
+    *start* and *end* are of the GPU work launched in each step, *mark* and *host_end* of its host
+    range: ``UNKNOWN_TIME`` where that is not recorded.
     """
-    is_single = ~pl.col("is_followed")
-    idle_before_ns = pl.col("start_ns") - pl.col("gpu_end_ns").shift(1).over("rank")
-    has_caught_up = (idle_before_ns >= MIN_IDLE_OF_HOST_LIMIT_NS).shift(-1).over("rank")
-    by_mark = pl.min_horizontal("start_ns", "host_start_ns")
-    return pl.when(is_single | has_caught_up).then(by_mark).otherwise("start_ns")
+    if not len(start):
+        return start, end
+    is_followed = np.append(rows.is_next, False)
+    is_preceded = np.insert(rows.is_next, 0, False)
+    has_mark = mark != UNKNOWN_TIME
+    work_end = np.maximum(end, host_end)
+    gpu_end = _highest_so_far(end, rows.first)
+    gpu_end_before = _before(gpu_end, rows)
+    work_end_before = _before(_highest_so_far(work_end, rows.first), rows)
+
+    # A step that follows no recorded one: its GPU may still be behind with work launched before. If it
+    # has caught up, and is idle before the first work of the next step, the host is the limit, and the
+    # step begins with its mark; else with its first GPU work. A single step begins with its mark.
+    idle_before_next_ns = start[1:] - gpu_end[:-1]
+    has_caught_up = rows.is_same_rank & (idle_before_next_ns >= MIN_IDLE_OF_HOST_LIMIT_NS)
+    begins_by_mark = has_mark & (~is_followed | np.append(has_caught_up, False))
+    first_begin = np.where(begins_by_mark, np.minimum(start, mark), start)
+    # Any other begins when its host has begun it and the GPU has ended the work before it.
+    begin = np.where(has_mark, np.minimum(start, np.maximum(mark, gpu_end_before)), start)
+    begin = np.where(is_preceded, begin, np.maximum(first_begin, work_end_before))
+    begin = _highest_so_far(begin, rows.first)
+    next_begin = np.append(begin[1:], UNKNOWN_TIME)
+    return begin, np.where(is_followed, next_begin, work_end)
+
+
+def interval_columns(begin: Ints, end: Ints) -> pl.DataFrame:
+    """Return the columns that ``add_step_intervals`` adds."""
+    intervals = pl.DataFrame({"interval_start_ns": begin, "interval_end_ns": end})
+    length = pl.col("interval_end_ns") - pl.col("interval_start_ns")
+    return intervals.with_columns(time_ns=pl.when(length > 0).then(length))
+
+
+def _highest_so_far(values: Ints, first: Ints) -> Ints:
+    """Return for each row the highest value of its rank up to it; *first* are the first rows of the ranks.
+
+    >>> _highest_so_far(np.array([3, 1, 5, 2, 4]), np.array([0, 3]))
+    array([3, 3, 5, 2, 4])
+    """
+    highest = np.empty_like(values)
+    for begin, stop in pairwise([*first.tolist(), len(values)]):
+        np.maximum.accumulate(values[begin:stop], out=highest[begin:stop])
+    return highest
+
+
+def _before(values: Ints, rows: StepRows) -> Ints:
+    """Return for each row the value of the row before it on its rank; ``UNKNOWN_TIME`` for the first."""
+    return np.insert(np.where(rows.is_same_rank, values[:-1], UNKNOWN_TIME), 0, UNKNOWN_TIME)
 
 
 def assign_parts(

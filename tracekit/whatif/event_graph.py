@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,7 +24,13 @@ from tracekit._util.arrays import Bools, Floats, Int32s, Ints, as_int64
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
-from tracekit.align.steps import add_step_intervals
+from tracekit.align.steps import (
+    NO_STEP,
+    UNKNOWN_TIME,
+    StepRows,
+    interval_columns,
+    step_intervals,
+)
 from tracekit.critical_path.pieces import PathTables
 from tracekit.documents.analysis import Budget, StepTime
 from tracekit.metrics.label_intervals import Lanes
@@ -69,6 +76,22 @@ class ReplayInput(msgspec.Struct, frozen=True, eq=False):
     rank_index: Int32s
     gap_share: Floats
     """Share of each event's time that is between the events that it was joined from."""
+
+
+class _HostsOfSteps(NamedTuple):
+    """Of each step of each rank, sorted by both: when its host was in it, as measured."""
+
+    rows: StepRows
+    start_ns: Ints
+    before_launch_ns: Ints
+    """From the host's start of the step to its first launch."""
+    tail_ns: Ints
+    """From the end of its last GPU work to the host's end of the step."""
+    has_lead: Bools
+    """Whether the host's start is known, and with it the first two times."""
+    has_tail: Bools
+    is_first: Bools
+    """Whether the step is the first of its rank."""
 
 
 class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -383,18 +406,26 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         return with_host, by_step, first
 
     @cached_property
-    def _hosts(self) -> pl.DataFrame:
-        """Host's start of each step of each rank as measured, and its time before the first launch of the step."""
-        with_host, by_step, first = self._rank_steps
+    def _hosts(self) -> _HostsOfSteps:
+        """The host's time around each step of each rank, as measured."""
+        steps, by_step, first = self._rank_steps
         first_launch = np.minimum.reduceat(self.launch[by_step], first)
         first_start = np.minimum.reduceat(self.start[by_step], first)
-        hosts = with_host.select(
-            "tail_ns",
-            host_start_ns=pl.Series(first_start) - pl.col("lead_ns"),
-            launch_ns=pl.Series(np.where(first_launch == NO_LIMIT, first_start, first_launch)),
-            is_first=pl.col("step_index") == pl.col("step_index").first().over("rank_index"),
+        first_launch = np.where(first_launch == NO_LIMIT, first_start, first_launch)
+        rank_index = steps["rank_index"].to_numpy()
+        rows = StepRows.of(rank_index, to_int64(steps["step"], NO_STEP))
+        host_start = first_start - to_int64(steps["lead_ns"], 0)
+        is_first = np.zeros(len(rank_index), np.bool_)
+        is_first[rows.first] = True
+        return _HostsOfSteps(
+            rows=rows,
+            start_ns=host_start,
+            before_launch_ns=first_launch - host_start,
+            tail_ns=to_int64(steps["tail_ns"], 0),
+            has_lead=steps["lead_ns"].is_not_null().to_numpy(),
+            has_tail=steps["tail_ns"].is_not_null().to_numpy(),
+            is_first=is_first,
         )
-        return hosts.with_columns(before_launch_ns=pl.col("launch_ns") - pl.col("host_start_ns"))
 
     def step_bounds(
         self, start: Ints, end: Ints, launch: Ints, *, free: float = 0.0
@@ -406,38 +437,30 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         is left of it on a *free* host (``replay``); each rank's host begins its first step when it did.
         Columns ``rank_index`` and ``step_index`` are added.
         """
-        with_host, by_step, first = self._rank_steps
-        first_launch = np.minimum.reduceat(launch[by_step], first)
+        steps, by_step, first = self._rank_steps
+        hosts = self._hosts
         first_start = np.minimum.reduceat(start[by_step], first)
-        hosts = self._hosts.select("host_start_ns", "is_first", "before_launch_ns", "tail_ns")
-        with_host = (
-            with_host.drop("tail_ns")
-            .hstack(hosts)
-            .with_columns(
-                start_ns=pl.Series(first_start),
-                end_ns=pl.Series(np.maximum.reduceat(end[by_step], first)),
-                launch_ns=pl.Series(np.where(first_launch == NO_LIMIT, first_start, first_launch)),
-            )
-        )
+        last_end = np.maximum.reduceat(end[by_step], first)
+        first_launch = np.minimum.reduceat(launch[by_step], first)
+        first_launch = np.where(first_launch == NO_LIMIT, first_start, first_launch)
+        before_launch_ns, tail_ns = hosts.before_launch_ns, hosts.tail_ns
         if free:
             shares_of_ranks = (
                 self._likely_free_shares
                 if free == 1.0
                 else self._free_shares(self.free_host_factor(free))
             )
-            shares = pl.Series(shares_of_ranks)
-            of_row = shares.gather(with_host["rank_index"])
-            with_host = with_host.with_columns(
-                (pl.col("before_launch_ns", "tail_ns") * of_row).cast(pl.Int64)
-            )
-        return add_step_intervals(
-            with_host.with_columns(
-                host_start_ns=pl.when("is_first")
-                .then("host_start_ns")
-                .otherwise(pl.col("launch_ns") - pl.col("before_launch_ns")),
-                host_end_ns=pl.col("end_ns") + pl.col("tail_ns"),
-            )
+            shares = shares_of_ranks[steps["rank_index"].to_numpy()]
+            before_launch_ns = (before_launch_ns * shares).astype(np.int64)
+            tail_ns = (tail_ns * shares).astype(np.int64)
+        mark = np.where(hosts.is_first, hosts.start_ns, first_launch - before_launch_ns)
+        mark = np.where(hosts.has_lead, mark, UNKNOWN_TIME)
+        host_end = np.where(hosts.has_tail, last_end + tail_ns, UNKNOWN_TIME)
+        begin, interval_end = step_intervals(hosts.rows, first_start, last_end, mark, host_end)
+        bounds = steps.select("rank_index", "step_index", "rank", "step").with_columns(
+            start_ns=pl.Series(first_start), end_ns=pl.Series(last_end)
         )
+        return bounds.hstack(interval_columns(begin, interval_end))
 
     def budget(self, start: Ints, end: Ints, bounds: pl.DataFrame, time_ns: int) -> Budget:
         """Return the parts of an ordinary step of *time_ns* in which events run from *start* to *end*.
