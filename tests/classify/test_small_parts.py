@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracekit._util.categories import CategoryColumn
+from tracekit._util.categories import CategoryColumn, LinearPattern
 from tracekit.classify.captured_graphs import NodeMatch, _is_accepted
 from tracekit.classify.collectives import group_shapes
 from tracekit.classify.explain import _shorten, _verb
@@ -22,7 +22,7 @@ from tracekit.classify.rules import _condition_problem
         ("bytes", 7, None),
         ("bytes", "many", "'bytes' is a whole number"),
         ("annotations", "forward", None),
-        ("annotations", "for(ward", "'annotations' is not a regular expression"),
+        ("annotations", LinearPattern("for(ward"), "'annotations' is not a regular expression"),
         ("annotations", ["a", "b"], None),
         ("annotations", ("a", "b"), None),
         ("annotations", True, None),

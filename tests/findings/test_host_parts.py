@@ -125,6 +125,7 @@ def offence(monkeypatch, cost_ns, *, can_replay=False, saves=None, gpu_ns=600):
     context = SimpleNamespace(
         predict=lambda change: predicted,
         can_replay=can_replay,
+        runs_pytorch=True,
         step=SimpleNamespace(is_marked=True),
         share=lambda ns: ns / 1_000,
     )
