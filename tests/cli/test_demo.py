@@ -33,7 +33,7 @@ def test_both_runs_are_written_and_shown_one_after_the_other(tmp_path):
     }
     text = " ".join(done.stdout.split())
     first, _, second = text.partition("A pipeline of four stages:")
-    assert "h100-ddp · 8 ranks · 4 steps" in first
+    assert "h100-ddp · 8 ranks · H100 80GB HBM3" in first
     assert "without the profiler" in first
     assert "1f1b · 4 ranks · 1 step" in second
     assert "1f1b pipeline" in second

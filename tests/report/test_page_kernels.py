@@ -63,10 +63,10 @@ def test_places_and_rules_are_those_of_the_events(samples, analysed):
         & (pl.col("label") == kernel.label)
         & (pl.col("module") == kernel.module)
     )
-    location = next(row for row in kernel.places if row["rank"] == 1)
+    location = next(row for row in kernel.places if row.rank == 1)
     took = own["end_ns"] - own["start_ns"]
-    longest_ns = location["end_ns"] - location["start_ns"]
-    assert (location["count"], location["ns"], longest_ns) == (len(own), took.sum(), took.max())
+    longest_ns = location.end_ns - location.start_ns
+    assert (location.count, location.ns, longest_ns) == (len(own), took.sum(), took.max())
     decided = (
         own.group_by("rule")
         .agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())

@@ -379,7 +379,7 @@ def launch_bound(words: FindingWords) -> FindingTexts:
         text=(
             "the CPU takes longer to start the GPU's work than the GPU takes to run it: "
             f"{words['events_per_step']} kernels and copies {'a step' if words.has_steps else 'in all'}, "
-            f"{words['mean_event_ns']} each on average"
+            f"{words['mean_event_ns']} of GPU time each"
         ),
         advice=launch_less(words),
     )
@@ -589,8 +589,8 @@ def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(f"{exposed(words)}{words.rate}; {words.compute_to_hide_it}"),
         advice=(
-            f"send fewer bytes ({words.fewer_bytes}), or check links and NCCL's transport (the saving: "
-            "if twice as fast)"
+            f"check links and NCCL's transport, or send fewer bytes ({words.fewer_bytes}); the saving "
+            "is what twice the speed would give"
         ),
     )
 
@@ -985,8 +985,8 @@ def schedule_gap_p2p_transfer(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"{wait_for_messages(words)}, and there is too little compute to hide them",
         advice=(
-            "send fewer bytes (a narrower type, fewer chunks per rank), or check links and NCCL's "
-            "transport (the saving: if twice as fast)"
+            "check links and NCCL's transport, or send fewer bytes (a narrower type, fewer chunks per "
+            "rank); the saving is what twice the speed would give"
         ),
     )
 
@@ -1373,9 +1373,7 @@ def precision_tf32(words: FindingWords) -> FindingTexts:
     further_ns = words.evidence.get("further_ns")
     further = ""
     if isinstance(further_ns, int):
-        further = (
-            f"; in {words['further']} instead ({words.switch('narrow')}): {short_ms(further_ns)}"
-        )
+        further = f"; {words['further']} instead ({words.switch('narrow')}) would save {short_ms(further_ns)}"
     return FindingTexts(
         text=f"products of float32 run without tensor cores: {words['work_ns']} of GPU time",
         advice=f"let them use TF32 ({words.switch('tf32')}){further}",

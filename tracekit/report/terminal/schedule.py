@@ -78,12 +78,14 @@ def _legend(ops: set[str]) -> str:
     """Return the meaning of the letters of *ops*.
 
     >>> _legend({"F", "FB"})
-    'F forward, X both at once; the number is the micro-batch'
+    'F forward, X both at once; the number is the micro-batch, ─ the same still runs, · none does'
     """
     meanings = [f"{op} {name}" for op, name in OP_NAMES.items() if op in ops]
     if "FB" in ops:
         meanings.append(f"{PAIR_LETTER} both at once")
-    return f"{', '.join(meanings)}; the number is the micro-batch"
+    return (
+        f"{', '.join(meanings)}; the number is the micro-batch, ─ the same still runs, · none does"
+    )
 
 
 def _line(cells: pl.DataFrame, end_ns: int, columns: int) -> Text:
