@@ -78,13 +78,13 @@ def _legend(ops: set[str]) -> str:
     """Return the meaning of the letters of *ops*.
 
     >>> _legend({"F", "FB"})
-    'F forward, X both at once; the number is the micro-batch, ─ the same still runs, · none does'
+    'F forward, X both at once; number: micro-batch; ─ still running, · nothing runs'
     """
     meanings = [f"{op} {name}" for op, name in OP_NAMES.items() if op in ops]
     if "FB" in ops:
         meanings.append(f"{PAIR_LETTER} both at once")
     return (
-        f"{', '.join(meanings)}; the number is the micro-batch, ─ the same still runs, · none does"
+        f"{', '.join(meanings)}; number: micro-batch; ─ still running, · nothing runs"
     )
 
 
