@@ -16,8 +16,10 @@ import pytest
 from pyarrow import ipc, parquet
 
 from tests.memory_snapshots import event, write
+from tests.sqlite_pages import write_repeated_index, write_repeated_page, write_shared_text
 from tracekit import load
 from tracekit._loops.json_scanner import NULL
+from tracekit._loops.packet_scanner import PacketScanner
 from tracekit._util.arrow_sizes import unpacked_bytes
 from tracekit._util.inflation import MIN_INFLATED_LIMIT
 from tracekit.classify.model_position import _depths
@@ -29,8 +31,10 @@ from tracekit.parsers.kineto.captures import holds_capture
 from tracekit.parsers.kineto.recording_window import recording_window
 from tracekit.parsers.memory_snapshot import read_memory_snapshot, read_memory_snapshots
 from tracekit.parsers.nsight import exports
+from tracekit.parsers.nsight.reader import open_export
 from tracekit.parsers.perfetto.state import TraceState, Track
 from tracekit.parsers.perfetto.table import _values_by_key
+from tracekit.redaction.redact import redact
 from tracekit.report.perfetto.serve import moment_parameters
 from tracekit.run import driver
 
@@ -323,3 +327,53 @@ def test_launches_of_many_threads_are_explained_by_the_ranges_of_a_few():
 def test_calls_inside_calls_are_each_looked_at_a_few_times():
     count = 500_000
     assert _depths(np.arange(-1, count - 1, dtype=np.int32)).tolist() == list(range(count))
+
+
+@pytest.mark.parametrize("table", ["CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"])
+def test_a_table_of_pages_that_repeat_without_end_is_one_line(tmp_path, table):
+    # 40 ** 12 times a row: no machine reads them, and none holds them.
+    file = write_repeated_page(tmp_path / "rank0.sqlite", depth=12, table=table)
+    assert file.stat().st_size < 16_000
+    with pytest.raises(InputError, match="a table holds more than the file has bytes for"):
+        open_export(file).fetch(table, ["start"] if table != "StringIds" else ["id", "value"])
+    with pytest.raises(InputError, match="a table holds more than the file has bytes for"):
+        redact(file, tmp_path / "redacted.sqlite")
+
+
+def test_a_list_of_tables_without_end_is_one_line(tmp_path):
+    file = write_repeated_index(tmp_path / "rank0.sqlite", depth=12)
+    assert file.stat().st_size < 16_000
+    with pytest.raises(InputError, match="the sqlite file is damaged"):
+        open_export(file)
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+def test_a_text_that_rows_of_an_export_share_is_added_up_before_it_is_read(tmp_path, rows):
+    file = write_shared_text(tmp_path / "rank0.sqlite", rows=rows, chain_pages=400)
+    export = open_export(file)
+    before = pa.total_allocated_bytes()
+    if rows == 1:
+        assert export.fetch("NVTX_EVENTS", ["text"])["text"].str.len_bytes().sum() > 200_000
+    else:
+        with pytest.raises(InputError, match="a table holds more than the file has bytes for"):
+            export.fetch("NVTX_EVENTS", ["text"])
+        assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_names_of_a_perfetto_trace_cannot_be_chosen_for_one_place():
+    mix = 0x9E3779B97F4A7C15
+    # Texts of eight bytes whose hashes had the same upper half when the hash had no seed.
+    hashes = (np.uint64(0x12345678) << np.uint64(32)) + np.arange(10_000, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        words = (hashes * np.uint64(pow(mix, -1, 2**64))) ^ np.uint64(8 * mix % 2**64)
+    scanner = PacketScanner(
+        *(np.zeros((1, 1), dtype) for dtype in (np.int32, np.int64, np.int64, np.int64)),
+        np.zeros(1, np.int64),
+    )
+    slots = np.zeros(1 << 15, np.uint64)
+    heap = np.zeros(8 * len(words), np.uint8)
+    starts = np.zeros(len(words) + 2, np.int64)
+    scanner.set_dictionary(slots, starts, heap, np.zeros(len(words) + 1, np.uint8))
+    codes = [scanner.add_text(memoryview(word.tobytes())) for word in words]
+    assert codes == list(range(len(words)))
+    assert len(np.unique(slots >> np.uint64(32))) > 0.99 * len(words)

@@ -4,6 +4,7 @@ cimport cython
 
 @cython.final
 cdef class PacketScanner:
+    cdef unsigned long long seed
     cdef int[:, ::1] targets
     cdef long long[:, ::1] rows
     cdef long long[:, ::1] ends
@@ -60,3 +61,4 @@ cdef class PacketScanner:
     cdef bint _equals(self, Py_ssize_t first, Py_ssize_t last, Py_ssize_t code) except -3
     cdef unsigned long long _word(self, Py_ssize_t i) noexcept
     cdef unsigned long long _hash(self, Py_ssize_t first, Py_ssize_t last, unsigned char is_message) noexcept
+    cdef unsigned long long _mix(self, unsigned long long a) noexcept

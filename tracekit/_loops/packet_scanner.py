@@ -16,6 +16,7 @@ therefore switch Cython's bounds checks off.
 
 from __future__ import annotations
 
+import secrets
 from enum import IntEnum
 
 try:
@@ -28,6 +29,7 @@ from tracekit._loops.json_scanner import NULL
 
 if cython.compiled:
     from cython.cimports.libc.string import memcmp, memcpy
+    from cython.cimports.tracekit._loops.json_scanner import fold_product
 
 
 class PacketColumn(IntEnum):
@@ -127,6 +129,9 @@ _LARGEST_LENGTH = cython.declare(cython.ulonglong, 2**62)
 _MAX_BEFORE_DIGIT = cython.declare(cython.longlong, (2**63 - 1) // 10 - 1)
 _64_BITS = cython.declare(cython.ulonglong, 2**64 - 1)
 _32_BITS = cython.declare(cython.ulonglong, 2**32 - 1)
+_SEED = secrets.randbits(64)
+"""Random number of this process, so that no file can be made whose texts all lie in one place of the
+hash table; what is read does not depend on it."""
 # 2**64 / golden ratio: spreads hashes over the table.
 _MIX = cython.declare(cython.ulonglong, 0x9E3779B97F4A7C15)
 
@@ -171,6 +176,7 @@ class PacketScanner:
         state: cython.longlong[:, ::1],
         types: cython.longlong[::1],
     ) -> None:
+        self.seed = _SEED
         self.targets = targets
         self.rows = rows
         self.ends = ends
@@ -751,12 +757,11 @@ class PacketScanner:
         self, first: cython.Py_ssize_t, last: cython.Py_ssize_t, is_message: cython.uchar
     ) -> cython.ulonglong:
         """Return the hash of ``buffer[first:last]``."""
-        hashed: cython.ulonglong = ((last - first + is_message) * _MIX) & _64_BITS
+        hashed: cython.ulonglong = self._mix(self.seed ^ ((last - first) * 2 + is_message))
         word: cython.ulonglong = 0
         i: cython.Py_ssize_t = first
         while last - i > 8:
-            hashed = ((hashed ^ self._word(i)) * _MIX) & _64_BITS
-            hashed ^= hashed >> 32
+            hashed = self._mix(hashed ^ self._word(i))
             i += 8
         if last - first >= 8:
             word = self._word(last - 8)  # some bytes may be hashed twice
@@ -764,4 +769,17 @@ class PacketScanner:
             while i < last:
                 word = (word << 8) | self.buffer[i]
                 i += 1
-        return ((hashed ^ word) * _MIX) & _64_BITS
+        return self._mix(hashed ^ word)
+
+    def _mix(self, a: cython.ulonglong) -> cython.ulonglong:
+        """Return both halves of a product of 128 bits, xored: every bit of it depends on every bit of *a*.
+
+        *a* depends on the seed: nobody who does not know it can choose texts with the same hash.
+        """
+        product: cython.ulonglong
+        if cython.compiled:
+            product = fold_product(a, _MIX)
+        else:
+            full = a * _MIX
+            product = (full ^ (full >> 64)) & _64_BITS
+        return product

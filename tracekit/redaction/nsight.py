@@ -17,7 +17,7 @@ import numpy as np
 
 from tracekit.errors import InputError
 from tracekit.parsers.nsight import nccl
-from tracekit.parsers.nsight.exports import refuse_unreadable
+from tracekit.parsers.nsight.exports import SqliteExport, refuse_unreadable
 from tracekit.parsers.nsight.reader import open_export
 from tracekit.redaction.fields import ANY, ID, KEPT, SIZE, SMALL, is_version
 from tracekit.redaction.names import NameRedactor
@@ -91,9 +91,12 @@ def redact_nsight(
     try:
         copy = sqlite3.connect(target.resolve().as_uri(), isolation_level=None, uri=True)
         try:
-            for name, function in _sql_functions(
-                names, nccl.payload_layouts(open_export(source)), keep
-            ).items():
+            export = open_export(source)
+            assert isinstance(export, SqliteExport), "other exports are refused before"
+            for table in export.tables & NUMBER_COLUMNS.keys():
+                export.check_size(table)
+            layouts = nccl.payload_layouts(export)
+            for name, function in _sql_functions(names, layouts, keep).items():
                 copy.create_function(name, 1, function, deterministic=True)
             dropped = _copy_tables(copy, source, has_words=names.has_user_words)
         finally:

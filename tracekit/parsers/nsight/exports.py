@@ -10,6 +10,10 @@ fails on a later value of another type, so a table is read by the first of these
 2. The columns with the type of every value checked, null where a number is not one. It takes 1.6
    times as long.
 3. The rows before and after the damage, of a table that SQLite itself cannot read.
+
+SQLite does not check that a page of a file is used once: twelve kilobytes can hold a table of rows
+without end, or a text that a million rows share. No table has more rows or text than its file has
+bytes for; one that does is refused.
 """
 
 import sqlite3
@@ -216,10 +220,19 @@ def _decode(column: pl.Series) -> pl.Series:
 
 
 BATCH_ROWS = 65_536
+MIN_BYTES_OF_A_ROW = 6
+"""Bytes of its file that a row takes at least: a pointer of two and a cell of four."""
+MAX_CHARS_PER_BYTE = 4
+"""Characters that a byte of the file can become: a small number as text, or bytes as hexadecimal
+digits."""
 SALVAGE_BATCH_ROWS = 32
 """Batch size in a damaged table: up to this many sound rows before the damage are lost."""
 
 MIN_ROWS_FOR_TWO_THREADS = 100_000
+PROGRESS_STEPS = 100_000
+"""Instructions of SQLite between two looks at how many it has run."""
+STEPS_PER_BYTE = 8
+"""Instructions of SQLite that reading the list of tables takes at most for each byte of the file."""
 
 _SQLITE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError)
 """Errors of the ``sqlite3`` module on a damaged file. Their messages can quote the damage and are
@@ -232,10 +245,12 @@ class SqliteExport:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notices: list[Notice] = []
+        self._file_bytes = path.stat().st_size
+        self._max_rows = self._file_bytes // MIN_BYTES_OF_A_ROW
         refuse_unreadable(path)
         self._uri = _immutable_uri(path)
         try:
-            with closing(sqlite3.connect(self._uri, uri=True)) as connection:
+            with closing(_connect(self._uri, path)) as connection:
                 names = [name for name, is_stored in _list_tables(connection) if is_stored]
                 self._columns = {
                     name: _column_names(connection, name) for name in names if name in READ_TABLES
@@ -260,6 +275,11 @@ class SqliteExport:
         """Read columns; of a damaged table, the rows around the damage."""
         if not columns:
             return pl.DataFrame()
+        checked_query = f'SELECT {", ".join(map(_checked_value, columns))} FROM "{table}"'
+        try:
+            self._check_texts(table, [name for name in columns if name in TEXT_COLUMNS])
+        except _QueryError:
+            return self._salvage(table, checked_query, columns)
         query = f'SELECT {", ".join(map(_value, columns))} FROM "{table}"'
         try:
             with ThreadPoolExecutor(2) as pool:
@@ -270,11 +290,41 @@ class SqliteExport:
                 return pl.concat(halves)
         except _QueryError:
             pass
-        query = f'SELECT {", ".join(map(_checked_value, columns))} FROM "{table}"'
         try:
-            return self._query(query)
+            return self._query(checked_query)
         except _QueryError:
-            return self._salvage(table, query, columns)
+            return self._salvage(table, checked_query, columns)
+
+    def check_size(self, table: str) -> None:
+        """Raise InputError if *table* has more rows, or more text, than the file has bytes for."""
+        try:
+            self._query(f'SELECT 1 AS row FROM "{table}"')
+            self._check_texts(table, sorted(self._columns.get(table, ())))
+        except _QueryError as error:
+            hint = "export the report again with `nsys export`"
+            raise InputError(f"{self.path}: the sqlite file is damaged", hint=hint) from error
+
+    def _check_texts(self, table: str, columns: Sequence[str]) -> None:
+        """Raise InputError if the texts of some columns together are longer than the file.
+
+        Their lengths stand in the rows themselves: no text is read for it.
+        """
+        if not columns:
+            return
+        lengths = []
+        for name in columns:
+            is_text = f"typeof(\"{name}\") IN ('text', 'blob')"
+            lengths.append(f'CASE WHEN {is_text} THEN octet_length("{name}") ELSE 0 END')
+        rows = f'SELECT {" + ".join(lengths)} AS bytes FROM "{table}" LIMIT {self._max_rows + 1}'
+        totals = self._query(f"SELECT count(*), coalesce(sum(bytes), 0) FROM ({rows})")
+        row_count, text_bytes = totals.row(0)
+        self._refuse_more_than(self._max_rows, row_count)
+        self._refuse_more_than(self._file_bytes, text_bytes)
+
+    def _refuse_more_than(self, limit: int, count: int) -> None:
+        if count > limit:
+            problem = f"{self.path}: a table holds more than the file has bytes for"
+            raise InputError(problem, hint="export the report again with `nsys export`")
 
     def _rowid_ranges(self, table: str) -> list[str]:
         """Return WHERE clauses that cut a large table into two ranges of rowids.
@@ -284,7 +334,7 @@ class SqliteExport:
         if "rowid" in map(str.lower, self._columns[table]):
             return [""]
         try:
-            with closing(sqlite3.connect(self._uri, uri=True)) as connection:
+            with closing(_connect(self._uri, self.path)) as connection:
                 # Two queries: SQLite looks up a single min or max, but scans the whole table for
                 # both at once.
                 (first,) = connection.execute(f'SELECT min(rowid) FROM "{table}"').fetchone()
@@ -315,6 +365,7 @@ class SqliteExport:
 
     def _query(self, query: str, batch_rows: int = BATCH_ROWS) -> pl.DataFrame:
         batches = []
+        rows = text_bytes = 0
         with (
             adbc_driver_sqlite.connect(self._uri) as database,
             AdbcConnection(database) as connection,
@@ -328,6 +379,10 @@ class SqliteExport:
                 reader = pa.RecordBatchReader.from_stream(stream)
                 for batch in reader:
                     batches.append(batch)
+                    rows += batch.num_rows
+                    self._refuse_more_than(self._max_rows, rows)
+                    text_bytes += _text_bytes(batch)
+                    self._refuse_more_than(MAX_CHARS_PER_BYTE * self._file_bytes, text_bytes)
             except (AdbcError, pa.ArrowException, OSError) as error:
                 rows_before = (
                     to_polars(pa.Table.from_batches(batches), trusted=True)
@@ -344,6 +399,26 @@ class _QueryError(Exception):
     def __init__(self, rows_before: pl.DataFrame) -> None:
         super().__init__()
         self.rows_before = rows_before
+
+
+def _text_bytes(batch: Any) -> int:
+    """Return how long the texts of a batch are together."""
+    texts = [column for column in batch.columns if pa.types.is_string(column.type)]
+    return sum(compute.sum(compute.binary_length(column)).as_py() or 0 for column in texts)
+
+
+def _connect(uri: str, path: Path) -> sqlite3.Connection:
+    """Open a file; a list of tables without end ends in an ``OperationalError``."""
+    connection = sqlite3.connect(uri, uri=True, timeout=1)
+    left = 1_000_000 + STEPS_PER_BYTE * path.stat().st_size
+
+    def is_too_long() -> bool:
+        nonlocal left
+        left -= PROGRESS_STEPS
+        return left < 0
+
+    connection.set_progress_handler(is_too_long, PROGRESS_STEPS)
+    return connection
 
 
 def _value(name: str) -> str:
@@ -389,7 +464,7 @@ def refuse_unreadable(path: Path) -> None:
     in_wal_mode = len(header) == 20 and 2 in header[18:20]
     uri = _immutable_uri(path) if in_wal_mode else f"{path.absolute().as_uri()}?mode=ro"
     try:
-        with closing(sqlite3.connect(uri, uri=True, timeout=1)) as connection:
+        with closing(_connect(uri, path)) as connection:
             computed = []
             for name, is_stored in _list_tables(connection):
                 if not is_stored and name in READ_TABLES:
