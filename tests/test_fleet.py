@@ -249,7 +249,7 @@ def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, t
             answer = analyze(traces, executor=executor, workers=workers_left)
     assert answer.to_json() == serial.to_json()
     assert without_paths(analyze(store).to_json()) == without_paths(serial.to_json())
-    alone = Options()
+    alone = Options(graph=True)  # as ingest
     stored = read_tables(store / f"rank={RANKS - 1}")
     same(alone.source_tables(find(traces, ranks=[RANKS - 1]).refs[0])[0], stored)
 
