@@ -35,9 +35,9 @@ TRIALS: tuple[tuple[tuple[str, ...], int], ...] = (
     (("tracekit", "--version"), 0),
     (("tracekit-ml", "--version"), 0),
     (("tracekit", "demo", "-o", "demo"), 0),
-    (("tracekit", "analyze", "demo", "-o", "report.html", "-o", "run.json"), 0),
+    (("tracekit", "analyze", "demo/1f1b", "-o", "report.html", "-o", "run.json"), 0),
     (("tracekit", "doctor", "demo"), 0),
-    (("tracekit", "gate", str(STEPS / "b"), "--baseline", str(STEPS / "a")), 0),
+    (("tracekit", "gate", str(STEPS / "a"), "--baseline", str(STEPS / "b")), 0),
     (("tracekit", "gate", str(STEPS / "straggler"), "--baseline", str(STEPS / "a")), 1),
 )
 """What an installed wheel has to do, and the exit codes: the second gate must find the slower run."""

@@ -107,7 +107,7 @@ def test_deepseek(corpus):
     one = analysis.rank(0).whole
     assert one.budget.span_ns == 129_012_000
     assert one.set_ns["communication"] == 113_440_000
-    assert one.label_ns["compute"] == 124_338_000
+    assert one.set_ns["compute"] == 124_338_000
     assert one.hidden_ns["communication"] == pytest.approx(109_263_000, abs=10_000)
     assert one.overlap["communication"] == pytest.approx(0.963, abs=0.0005)
     assert 4_170_000 <= sum(one.budget.exposed_ns.values()) <= 4_190_000

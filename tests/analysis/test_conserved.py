@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import polars as pl
 import pytest
 
@@ -50,7 +52,8 @@ def test_public_traces_conserve_too(corpus):
         try:
             analysis = analysis_of(path)
         except InputError as error:
-            if "there are no GPU events" not in error.message:  # a recording of the host alone
+            # A recording of the host alone, or a timeline that no profiler wrote.
+            if not re.search("no GPU work was recorded|is a timeline of operations", error.message):
                 raise
             continue
         for one in analysis.rank_results:

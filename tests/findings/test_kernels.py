@@ -303,7 +303,7 @@ EVALUATIONS = {
     "moe_02_few_experts_many_tokens": "experts",
     "moe_06_tiny_batch_many_experts": "few_tokens",
     "elem_01_add_poor_bw": "elementwise",
-    "gemm_03_compute_misaligned": "misaligned",
+    "gemm_03_compute_misaligned": "padding",
     "gemm_04_memory_tall_skinny": "skinny",
     "sdpa_01_long_seq_low_eff": "attention",
     "sdpa_03_short_seq_overhead": "short_sequence",
