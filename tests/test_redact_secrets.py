@@ -106,6 +106,8 @@ def test_what_is_kept_on_request_still_has_no_paths_and_addresses(kind):
         ),
         *(
             "nccl:send 0->1",
+            "execute_16_context_0(sq0sk0sqsq0sqsk0)_generation_16(sq16sk8193sqsq16sqsk8193)",
+            "execute_context_1(512)_generation_2(2)",
             "PP:2F0",
             "PP:(0F7;7B3)OVERLAP_F_B",
             "ProfilerStep#1234567",

@@ -82,14 +82,17 @@ _BEFORE_CODE_NUMBER = re.compile(r"(?:^|[<>,(\[{)#=&*])[ -]*\Z")
 _BEFORE_INDEX = re.compile(r"[\s._#:=\[(/|-]{0,3}")
 _TRITON_NAME = re.compile(r"(triton_\w+?_)(\d{1,4})", re.ASCII)
 
+_TOKENS_OF_BATCH = r"\((?:\d{1,9}|sq\d{1,9}sk\d{1,9}sqsq\d{1,12}sqsk\d{1,12})\)"
 KNOWN_TEXTS = re.compile(
     r"ProfilerStep#\d{1,7}|\d{1,3}F\d{1,3}B"
     r"|PP:\d{1,4}(?:(?:SEND_|RECV_)?[FIWB]\d{1,5}|UNSHARD|RESHARD|REDUCE_GRAD)"
     r"|PP:\(\d{1,4}F\d{1,5};\d{1,4}[IWB]\d{1,5}\)(?:OVERLAP_F_B)?"
-    r"|nccl:(?:send|recv) \d{1,5}(?:->|<-)\d{1,5}",
+    r"|nccl:(?:send|recv) \d{1,5}(?:->|<-)\d{1,5}"
+    r"|execute_(?:\d{1,6}_)?context_\d{1,6}"
+    rf"{_TOKENS_OF_BATCH}_generation_\d{{1,6}}{_TOKENS_OF_BATCH}",
     re.ASCII,
 )
-"""Ranges of PyTorch that name steps, pipeline actions and messages by number."""
+"""Ranges of PyTorch that name steps, pipeline actions and messages by number, and vLLM's steps."""
 
 
 class Vocabulary(NamedTuple):
