@@ -36,7 +36,7 @@ TRIALS: tuple[tuple[tuple[str, ...], int], ...] = (
     (("tracekit-ml", "--version"), 0),
     (("tracekit", "demo", "-o", "demo"), 0),
     (("tracekit", "analyze", "demo/1f1b", "-o", "report.html", "-o", "run.json"), 0),
-    (("tracekit", "doctor", "demo"), 0),
+    (("tracekit", "doctor", "demo/1f1b"), 0),
     (("tracekit", "gate", str(STEPS / "a"), "--baseline", str(STEPS / "b")), 0),
     (("tracekit", "gate", str(STEPS / "straggler"), "--baseline", str(STEPS / "a")), 1),
 )
