@@ -271,7 +271,7 @@ def test_the_job_of_gitlab_reports_and_notes(tmp_path, save, scaled):
 def test_the_sample_workflow_gates_both_pairs():
     text = (ROOT / ".github" / "workflows" / "gate.yml").read_text()
     for words in (
-        "candidate: sample_traces/steps/b",
+        "candidate: sample_traces/steps/a",
         "candidate: sample_traces/steps/straggler",
         'expect: "1"',
     ):
