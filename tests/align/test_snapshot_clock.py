@@ -63,9 +63,9 @@ RANGES = [("ProfilerStep#2", 5), ("Optimizer.step#AdamW.step", 900), ("ProfilerS
 
 def test_ranges_of_the_same_name_tell_the_offset():
     placement = place_snapshot(the_snapshot(ranges=RANGES), the_trace(offset_us=300, ranges=RANGES))
-    assert (placement.place.source, placement.pairs) == ("annotations", 3)
-    assert abs(placement.place.offset_ns - 300_000) <= 10_000
-    assert placement.place.uncertainty_ns <= 1000
+    assert (placement.on_trace.source, placement.pairs) == ("annotations", 3)
+    assert abs(placement.on_trace.offset_ns - 300_000) <= 10_000
+    assert placement.on_trace.uncertainty_ns <= 1000
 
 
 def test_allocations_of_the_trace_tell_it_before_ranges_do():
@@ -73,7 +73,7 @@ def test_allocations_of_the_trace_tell_it_before_ranges_do():
     placement = place_snapshot(
         the_snapshot(ranges=RANGES), the_trace(offset_us=300, ranges=RANGES, memory=memory)
     )
-    assert (placement.place.source, placement.pairs) == ("allocations", COUNT)
+    assert (placement.on_trace.source, placement.pairs) == ("allocations", COUNT)
 
 
 def test_ranges_alone_tell_it_where_no_operator_was_recorded():
@@ -81,21 +81,21 @@ def test_ranges_alone_tell_it_where_no_operator_was_recorded():
     ranges = [*RANGES, ("ProfilerStep#4", 4500)]
     trace = the_trace(offset_us=300, ranges=ranges, operators=False)
     placement = place_snapshot(the_snapshot(ranges=ranges), trace)
-    assert (placement.place.source, placement.pairs) == ("annotations", 4)
-    assert abs(placement.place.offset_ns - 300_000) <= 1000
+    assert (placement.on_trace.source, placement.pairs) == ("annotations", 4)
+    assert abs(placement.on_trace.offset_ns - 300_000) <= 1000
 
 
 def test_operators_tell_it_where_nothing_else_does():
     placement = place_snapshot(the_snapshot(), the_trace(offset_us=300))
-    assert placement.place.source == "operators"
-    assert abs(placement.place.offset_ns - 300_000) <= 20_000
+    assert placement.on_trace.source == "operators"
+    assert abs(placement.on_trace.offset_ns - 300_000) <= 20_000
 
 
 def test_a_range_that_was_interrupted_widens_the_uncertainty():
     late = [*RANGES[:2], ("ProfilerStep#3", 1900 + 100)]
     placement = place_snapshot(the_snapshot(ranges=RANGES), the_trace(ranges=late))
     assert placement.pairs == 3
-    assert placement.place.uncertainty_ns == pytest.approx(100_000, rel=0.05)
+    assert placement.on_trace.uncertainty_ns == pytest.approx(100_000, rel=0.05)
     too_late = [*RANGES[:2], ("ProfilerStep#3", 1900 + 400)]
     assert place_snapshot(the_snapshot(ranges=RANGES), the_trace(ranges=too_late)).pairs == 2
 
@@ -147,7 +147,7 @@ def test_ranges_alone_are_believed_where_the_trace_has_no_operators():
     placement = place_snapshot(
         the_snapshot(ranges=RANGES), the_trace(ranges=RANGES, operators=False)
     )
-    assert placement.place.source == "annotations"
+    assert placement.on_trace.source == "annotations"
 
 
 def test_ranges_that_mostly_disagree_are_not_believed():
@@ -168,9 +168,9 @@ def recorded(rank):
 def test_recorded_snapshots_fit_their_own_rank_alone(rank, monkeypatch):
     trace, own = recorded(rank)
     placement = place_snapshot(own, trace)
-    assert placement.place.source == "annotations"
-    assert abs(placement.place.offset_ns) < 10_000
-    assert placement.place.uncertainty_ns < 130_000
+    assert placement.on_trace.source == "annotations"
+    assert abs(placement.on_trace.offset_ns) < 10_000
+    assert placement.on_trace.uncertainty_ns < 130_000
     for other in range(4):
         if other != rank:
             assert place_snapshot(recorded(other)[1], trace) is None
@@ -178,5 +178,5 @@ def test_recorded_snapshots_fit_their_own_rank_alone(rank, monkeypatch):
         snapshot_clock, "_annotation_pairs", lambda *_: snapshot_clock.PAIRS.to_frame()
     )
     without_ranges = place_snapshot(own, trace)
-    assert without_ranges.place.source == "operators"
-    assert abs(without_ranges.place.offset_ns - placement.place.offset_ns) < 20_000
+    assert without_ranges.on_trace.source == "operators"
+    assert abs(without_ranges.on_trace.offset_ns - placement.on_trace.offset_ns) < 20_000

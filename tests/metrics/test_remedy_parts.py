@@ -176,6 +176,11 @@ def test_a_foreach_optimizer_takes_three_to_six_tenths_if_it_is_fused():
     assert list(_fused_optimizer(rank_work(*optimizer("aten::_foreach_add_", 2), *fused))) == []
 
 
+def test_a_fused_norm_of_the_model_is_no_fused_optimizer():
+    norm = [{**row, "label": "forward"} for row in optimizer("aten::_fused_rms_norm", 1, first=2)]
+    assert len(list(_fused_optimizer(rank_work(*optimizer("aten::_foreach_add_", 2), *norm)))) == 1
+
+
 def test_the_launches_of_one_operation_remain_of_a_foreach_optimizer():
     adds = optimizer("aten::_foreach_add_", 2)
     rows = [*adds, *optimizer("aten::_foreach_mul_", 4, first=2)]

@@ -45,7 +45,7 @@ _ALLOCATING = r"^aten::(empty|new_empty|resize)"
 class SnapshotClock(msgspec.Struct, frozen=True):
     """Offset of a memory snapshot's clock from that of a trace, and what speaks for it."""
 
-    place: SnapshotPlace
+    on_trace: SnapshotPlace
     pairs: int
     """Pairs that agree on it."""
     events: int
@@ -85,8 +85,8 @@ def place_snapshot(snapshot: MemorySnapshot, rank: RankEvents) -> SnapshotClock 
         )
         if fitted_ns is None or placed.is_empty():
             return None
-        place = SnapshotPlace(fitted_ns, uncertainty_ns, source)
-        return SnapshotClock(place, agreeing, len(placed))
+        on_trace = SnapshotPlace(fitted_ns, uncertainty_ns, source)
+        return SnapshotClock(on_trace, agreeing, len(placed))
     return None
 
 

@@ -343,9 +343,9 @@ def find_contradiction(document: AnalysisDocument) -> str | None:
         for k, step in enumerate(rank.per_step):
             budgets[f"$.ranks[{i}].per_step[{k}]"] = step.budget
             budgets[f"$.ranks[{i}].per_step[{k}].time_budget_ns"] = step.time_budget
-    for place, budget in budgets.items():
+    for json_path, budget in budgets.items():
         if not budget.conserved:
-            return f"{place}: the parts of the time do not sum to it"
+            return f"{json_path}: the parts of the time do not sum to it"
     for memory in () if document.memory is None else document.memory.ranks:
         line = memory.line
         is_line = len(line.at_ns) == len(line.allocated) == len(line.reserved)

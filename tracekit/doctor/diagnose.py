@@ -192,9 +192,9 @@ def diagnose(
     ['no-shapes']
     """
     ranks = chosen_ranks(ranks)
-    found = find_sources(paths, ranks=ranks, rank=file_rank)
+    discovery = find_sources(paths, ranks=ranks, rank=file_rank)
     results = map_sources(
-        partial(_examine_ref, ranks=ranks), found.refs, workers=workers, progress="examining"
+        partial(_examine_ref, ranks=ranks), discovery.refs, workers=workers, progress="examining"
     )
     facts: list[RankFacts] = []
     unreadable: list[tuple[str, str]] = []  # path and message
@@ -209,8 +209,8 @@ def diagnose(
     spans = [(fact.source, fact.start_ns, fact.end_ns) for fact in facts]
     check_run(spans, ranks=ranks, failed=bool(unreadable), named=isinstance(paths, Mapping))
     findings = find_problems(facts, unreadable=unreadable, ranks=ranks)
-    paths_read = tuple(ref.path for ref in found.refs)
-    return Diagnosis(paths_read, tuple(facts), tuple(findings), found.notices)
+    paths_read = tuple(ref.path for ref in discovery.refs)
+    return Diagnosis(paths_read, tuple(facts), tuple(findings), discovery.notices)
 
 
 def examine(part: RankEvents) -> RankFacts:

@@ -16,6 +16,7 @@ from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW, EvidenceValue, Finding, Place
 from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.synchronisations import runs_operator, who_waits
+from tracekit.metrics.remedies.work import PATTERNS
 from tracekit.schema import COPY_LABELS
 from tracekit.whatif.changes import HOST_CHANGES, NO_LAUNCH_DELAY
 from tracekit.whatif.constants import HOST_VARIATION
@@ -31,8 +32,6 @@ OFFENCES = (
     "python",
 )
 """Activities of the host that can be removed or moved elsewhere; the rest is launching."""
-FUSED_OPTIMIZERS = "_fused_(ada|sgd)"
-"""Operators that update all parameters in one kernel."""
 MIN_EXCESS_TO_BE_SLOW = 0.5
 """Share of the idle time while launching by which the host alone is slower than the GPU, from which
 launching is the limit whatever else the host does."""
@@ -283,7 +282,7 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
             "steps_marked": context.step.is_marked,
             "mean_event_ns": round(means.gpu_ns / max(events_per_step, 1)),
             "waits_per_step": round(means.value("host_sync", "count"), 2),
-            "has_fused_optimizer": runs_operator(context, FUSED_OPTIMIZERS),
+            "has_fused_optimizer": runs_operator(context, PATTERNS["fused_optimizer"]),
         },
         change=None if predicted is None else NO_LAUNCH_DELAY,
         saves_ns=saves_ns,

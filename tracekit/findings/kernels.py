@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
@@ -22,6 +23,7 @@ from tracekit.metrics.rates import (
     fused_experts,
     most_convolution_output,
 )
+from tracekit.metrics.remedies.work import PATTERNS
 
 MAX_KERNELS = 10
 """Operators with equal sizes that are looked at, those with most time to gain."""
@@ -39,8 +41,6 @@ TILE_SIZE = 128
 """Rows and columns of the result that one multiprocessor computes at a time."""
 MAX_SKINNY_SIZE = 64
 """Smallest of a product's three sizes up to which it moves more than it computes."""
-FUSED_OPTIMIZER = "_fused_"
-"""Part of the names of operators that update all parameters in one kernel."""
 MAX_SHORT_SEQUENCE = 512
 """Length of sequences up to which attention is short of work for each block."""
 
@@ -177,7 +177,7 @@ def _memory_bound(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:
     )
     for row in sums.iter_rows(named=True):
         # What is advised for an optimizer is there already.
-        if row["kind"] == "optimizer" and FUSED_OPTIMIZER in row["op"]:
+        if row["kind"] == "optimizer" and re.search(PATTERNS["fused_optimizer"], row["op"]):
             continue
         yield from _slower_than(row["limit_ns"], row, row["kind"], rank_steps, is_compute=False)
 

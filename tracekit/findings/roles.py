@@ -261,14 +261,14 @@ def _finding(
     offset_ns = offsets.get(shown_rank) or 0
     share_of = "iterations" if analysis.role_results.iterations else "weight update"
     name = "weight update" if case == "above_ideal" else f"iteration {where.index}"
-    place = Place(shown_rank, None, where.start_ns + offset_ns, where.end_ns + offset_ns, name)
+    location = Place(shown_rank, None, where.start_ns + offset_ns, where.end_ns + offset_ns, name)
     yield Finding(
         code=code,
         case=case,
         cost_ns=cost_ns,
         share=share,
         ranks=ranks,
-        where=(place,),
+        where=(location,),
         evidence={**evidence, "recurs": recurs, "share_of": share_of},
         saves_range_ns=(0, cost_ns),
         certain="bounded",

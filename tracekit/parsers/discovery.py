@@ -81,9 +81,9 @@ def discover(
     path_list = checked_paths(paths, "traces")
     if not path_list:
         raise OptionError("no path was given", hint="name a trace, a folder of traces or a store")
-    found = [_expand(os.fspath(path), alone=len(path_list) == 1) for path in path_list]
-    recordings = _unique(chain.from_iterable(at_path.recordings for at_path in found))
-    refs = _unique(chain.from_iterable(at_path.refs for at_path in found))
+    discoveries = [_expand(os.fspath(path), alone=len(path_list) == 1) for path in path_list]
+    recordings = _unique(chain.from_iterable(at_path.recordings for at_path in discoveries))
+    refs = _unique(chain.from_iterable(at_path.refs for at_path in discoveries))
     if not refs and (need_traces or not recordings):
         raise _no_trace_error(path_list, recordings)
     refs = _apply_rank_option(number_by_position(refs), rank)
@@ -93,7 +93,7 @@ def discover(
         refs = _select_ranks(refs, ranks)
     return Discovery(
         _by_rank(refs),
-        tuple(chain.from_iterable(at_path.notices for at_path in found)),
+        tuple(chain.from_iterable(at_path.notices for at_path in discoveries)),
         _by_rank(recordings),
     )
 

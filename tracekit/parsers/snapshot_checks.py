@@ -44,7 +44,8 @@ def check_segments(segments: pl.DataFrame, blocks: pl.DataFrame, name: str) -> N
     # The allocator sums what a segment holds over its blocks, so that a block that is not there shows.
     with_sums = segments.join(sums, left_on="address", right_on="segment", how="left")
     holds_other = pl.any_horizontal(
-        pl.col(f"{held}_in_blocks").fill_null(0) != pl.col(held) for held in ("allocated", "active")
+        pl.col(f"{amount}_in_blocks").fill_null(0) != pl.col(amount)
+        for amount in ("allocated", "active")
     )
     problems = [  # the first that holds is named
         (overlaps, "segments that overlap"),

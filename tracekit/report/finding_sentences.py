@@ -587,7 +587,7 @@ def exposed_comm(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "too_little_compute")
 def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=(f"{exposed(words)}{words.rate}; {words.compute_to_hide_it}"),
+        text=f"{exposed(words)}{words.rate}; {words.compute_to_hide_it}",
         advice=(
             f"check links and NCCL's transport, or send fewer bytes ({words.fewer_bytes}); the saving "
             "is what twice the speed would give"
@@ -1040,7 +1040,7 @@ def slow_kernel(words: FindingWords) -> FindingTexts:
 def slow_kernel_misaligned(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"{first_slow_kernel(words)}, because its sizes are no multiples of 8",
-        advice=("pad sizes to multiples of 64 (vocabulary, hidden size, head count)"),
+        advice="pad sizes to multiples of 64 (vocabulary, hidden size, head count)",
     )
 
 
@@ -1121,8 +1121,8 @@ def slow_kernel_channels(words: FindingWords) -> FindingTexts:
 @texts("slow_kernel", "convolution")
 def slow_kernel_convolution(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=(f"{slowest_operator(words, at_most(words))}"),
-        advice=("use `channels_last`, a 16-bit type and `torch.backends.cudnn.benchmark = True`"),
+        text=slowest_operator(words, at_most(words)),
+        advice="use `channels_last`, a 16-bit type and `torch.backends.cudnn.benchmark = True`",
     )
 
 
@@ -1143,7 +1143,7 @@ def slow_kernel_few_tokens(words: FindingWords) -> FindingTexts:
 def slow_kernel_experts(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=first_slow_kernel(words),
-        advice=("tune its kernel for these sizes, or spread tokens evenly over experts"),
+        advice="tune its kernel for these sizes, or spread tokens evenly over experts",
     )
 
 
@@ -1174,7 +1174,7 @@ def slow_kernel_copy(words: FindingWords) -> FindingTexts:
 def slow_kernel_product(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=first_slow_kernel(words),
-        advice=('try another kernel (`torch.compile(mode="max-autotune")`) or a larger batch'),
+        advice='try another kernel (`torch.compile(mode="max-autotune")`) or a larger batch',
     )
 
 

@@ -52,30 +52,30 @@ def find_roles(
     ['a', 'b']
     """
     if isinstance(paths, OneRole):
-        found = find_roles(paths.paths, ranks=ranks, rank=rank)
-        return replace(found, refs=_keep_role(found.refs, paths.role))
+        discovery = find_roles(paths.paths, ranks=ranks, rank=rank)
+        return replace(discovery, refs=_keep_role(discovery.refs, paths.role))
     if isinstance(paths, Mapping):
         return _find_named_roles(paths, ranks=ranks, rank=rank)
-    found = find(paths, ranks=ranks, rank=rank)
-    if any(ref.role for ref in found.refs):
-        return _with_ranks(list(found.refs), list(found.notices))
+    discovery = find(paths, ranks=ranks, rank=rank)
+    if any(ref.role for ref in discovery.refs):
+        return _with_ranks(list(discovery.refs), list(discovery.notices))
     try:
-        check_single_run(found.refs)
+        check_single_run(discovery.refs)
     except InputError:
-        replays = separate_captures(found.refs)
+        replays = separate_captures(discovery.refs)
         if replays is not None:
             check_single_run(replays)
-            return replace(found, refs=tuple(replays))
-        refs_with_roles = roles_by_name(found.refs)
+            return replace(discovery, refs=tuple(replays))
+        refs_with_roles = roles_by_name(discovery.refs)
         if refs_with_roles is not None:
             check_recorded_together(refs_with_roles)
         else:
-            refs_with_roles = _roles_by_content(found.refs)
+            refs_with_roles = _roles_by_content(discovery.refs)
         if refs_with_roles is None:
             raise
     else:
-        return found
-    return _with_ranks(refs_with_roles, list(found.notices))
+        return discovery
+    return _with_ranks(refs_with_roles, list(discovery.notices))
 
 
 def _find_named_roles(
@@ -85,9 +85,9 @@ def _find_named_roles(
     refs: list[SourceRef] = []
     notices: list[Notice] = []
     for role, role_paths in paths.items():
-        found = find(role_paths, ranks=ranks, rank=rank)
-        refs += [replace(ref, role=role) for ref in found.refs]
-        notices += found.notices
+        discovery = find(role_paths, ranks=ranks, rank=rank)
+        refs += [replace(ref, role=role) for ref in discovery.refs]
+        notices += discovery.notices
     return _with_ranks(refs, notices)
 
 

@@ -306,17 +306,17 @@ def _measure(
     if isinstance(run_input.traces, Trace):
         return _measure_trace(run_input.traces, options)
     strict = run_input.on_damage == "error"
-    found = driver.find_sources(
+    discovery = driver.find_sources(
         run_input.traces, ranks=options.ranks, rank=run_input.file_rank, strict=strict
     )
-    refs = attach_named_capture(found.refs, capture)
+    refs = attach_named_capture(discovery.refs, capture)
     results = _tables_of_sources(
         options.for_ranks(len(refs)), refs, workers=workers, executor=executor
     )
     ranks, run_notices = _check_results(results, options.ranks, strict=strict, named=named)
     _check_capture_used(capture, ranks)
     return _MeasuredRanks(
-        ranks=ranks, paths=[ref.path for ref in refs], notices=(*found.notices, *run_notices)
+        ranks=ranks, paths=[ref.path for ref in refs], notices=(*discovery.notices, *run_notices)
     )
 
 

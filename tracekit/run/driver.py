@@ -59,10 +59,10 @@ def find_sources(
     >>> [ref.rank for ref in find_sources("sample_traces/reload", ranks=[1, 3]).refs]
     [1, 3]
     """
-    found = find_roles(paths, ranks=ranks, rank=rank)
+    discovery = find_roles(paths, ranks=ranks, rank=rank)
     if strict:
-        check_strict(found.notices)
-    return found
+        check_strict(discovery.notices)
+    return discovery
 
 
 def map_sources(

@@ -152,8 +152,8 @@ def ingest(
         if not (resume or overwrite):
             check_same_run(target, ())
         return _ingest_recordings(paths_with_recordings, target, ranks=ranks, resume=resume)
-    found = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
-    refs = tuple(with_absolute_path(ref) for ref in found.refs)
+    discovery = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
+    refs = tuple(with_absolute_path(ref) for ref in discovery.refs)
     _check_target(target, refs, resume=resume, overwrite=overwrite)
     work_in_folder = partial(
         RankIngest,
@@ -173,7 +173,7 @@ def ingest(
         resume_notices = _write_roles(
             folder,
             refs,
-            source_notices=found.notices,
+            source_notices=discovery.notices,
             work_in_folder=work_in_folder,
             map_sources=map_sources,
             run_so_far=run_so_far,

@@ -40,9 +40,9 @@ def load(
     """
     check_on_damage(on_damage)
     ranks = chosen_ranks(ranks)
-    found = find_sources(paths, ranks=ranks, rank=file_rank)
+    discovery = find_sources(paths, ranks=ranks, rank=file_rank)
     read = partial(read_ref, ranks=ranks, stacks=stacks, lenient=on_damage == "warn")
-    results = map_sources(read, found.refs, workers=workers, progress="reading")
+    results = map_sources(read, discovery.refs, workers=workers, progress="reading")
     raise_failures(results)
     parts = []
     for result in results:
@@ -51,4 +51,4 @@ def load(
     run_notices = check_run(
         [span(part) for part in parts], ranks=ranks, named=isinstance(paths, Mapping)
     )
-    return Trace(tuple(parts), with_messages([*found.notices, *run_notices]))
+    return Trace(tuple(parts), with_messages([*discovery.notices, *run_notices]))

@@ -142,7 +142,7 @@ class Options:
         for index, ref in enumerate(refs):
             if _is_rank_of_store(ref) and open_single_store(ref.path).intact(_rank_of(ref), FILE):
                 folders[index] = rank_folder(Path(ref.path), _rank_of(ref))
-        found: dict[int, RankTables] = {}
+        stored: dict[int, RankTables] = {}
         in_store = list(folders)
         for first in range(0, len(in_store), MAX_RANKS_READ_TOGETHER):
             batch = in_store[first : first + MAX_RANKS_READ_TOGETHER]
@@ -150,8 +150,8 @@ class Options:
             for index, tables in zip(batch, tables_of_batch, strict=True):
                 source = open_single_store(refs[index].path).source(_rank_of(refs[index]))
                 if tables is not None and tables.source == source:
-                    found[index] = tables
-        return found
+                    stored[index] = tables
+        return stored
 
     def _source_tables(self, ref: SourceRef) -> list[RankTables]:
         if _is_rank_of_store(ref) and self.rules is None:

@@ -53,15 +53,14 @@ def run_memory(
     Memory per chunk is kept only for ranks of a recognised schedule: other cells may be cut in the
     wrong places.
     """
-    recorded = [rank for rank in ranks if rank.memory is not None]
-    if not recorded:
+    if all(rank.memory is None for rank in ranks):
         return None
     ideal_chunks = {} if comparison is None else _ideal_chunks(comparison)
     places = find_places(comparison)
     figures: list[AllocatorMemory] = []
     chunks_by_rank: dict[int, ChunkMemory] = {}
     contents_by_rank: dict[int, RankContents] = {}
-    for rank in recorded:
+    for rank in ranks:
         if rank.memory is None:
             continue
         number = rank.source.rank

@@ -65,10 +65,7 @@ class NamedRows:
         """Return the events of a mask; the same object if that is all of them."""
         if mask.all():
             return self
-        selected = NamedRows(self.rows.filter(pl.Series(mask)))
-        if "names" in vars(self):  # read already: the patterns that they were asked for are kept
-            vars(selected)["names"] = self.names.take(np.flatnonzero(mask))
-        return selected
+        return NamedRows(self.rows.filter(pl.Series(mask)))
 
     def on_threads(self, threads: Ints) -> NamedRows:
         """Return the events of some threads."""

@@ -125,10 +125,11 @@ def _choose_snapshot(
         )
         if has_own_events:
             return None, tuple(notices)
-    if chosen[1].place.uncertainty_ns > MAX_CLOCK_UNCERTAINTY_NS:
+    if chosen[1].on_trace.uncertainty_ns > MAX_CLOCK_UNCERTAINTY_NS:
         notices.append(
             Notice(
-                "memory-clock-uncertain", values={"uncertainty_ns": chosen[1].place.uncertainty_ns}
+                "memory-clock-uncertain",
+                values={"uncertainty_ns": chosen[1].on_trace.uncertainty_ns},
             )
         )
     return chosen, tuple(notices)
@@ -138,9 +139,10 @@ def _seen_share(snapshot: MemorySnapshot, clock: SnapshotClock, launches: pl.Ser
     """Return the share of launches that lie between the first and the last event of a snapshot, 0 to 1."""
     if launches.is_empty() or snapshot.events.is_empty():
         return 1.0
-    times = snapshot.events["at_ns"].to_numpy() + clock.place.offset_ns
+    times = snapshot.events["at_ns"].to_numpy() + clock.on_trace.offset_ns
     is_seen = launches.is_between(
-        int(times.min()) - clock.place.uncertainty_ns, int(times.max()) + clock.place.uncertainty_ns
+        int(times.min()) - clock.on_trace.uncertainty_ns,
+        int(times.max()) + clock.on_trace.uncertainty_ns,
     )
     return int(is_seen.sum()) / len(launches)
 

@@ -106,7 +106,7 @@ class MemoryHistory:
         """Return the history of a snapshot, moved to the trace's clock."""
         replay = replay_snapshot(snapshot)
         if clock is not None:
-            moved = pl.col("^.*_ns$") + clock.place.offset_ns
+            moved = pl.col("^.*_ns$") + clock.on_trace.offset_ns
             allocations = replay.allocations.with_columns(moved)
             replay = replace(
                 replay, allocations=allocations, levels=replay.levels.with_columns(moved)
@@ -197,7 +197,7 @@ def measure_contents(
     clock = history.clock
     figures = MemoryContents(
         source="trace" if snapshot is None else "snapshot",
-        clock=None if clock is None else clock.place,
+        clock=None if clock is None else clock.on_trace,
         peak=peak,
         by_category=bytes_by_category(contents),
         activations=cells_with_activations(contents, {}),
@@ -245,7 +245,7 @@ def _step_starts(history: MemoryHistory, trace_starts: pl.DataFrame | None) -> p
     tells.
     """
     snapshot = history.snapshot
-    offset_ns = 0 if history.clock is None else history.clock.place.offset_ns
+    offset_ns = 0 if history.clock is None else history.clock.on_trace.offset_ns
     if snapshot is not None:
         starts = snapshot.annotations.filter("is_start")
         numbered = starts.select(
@@ -279,7 +279,7 @@ def _optimizer_times(history: MemoryHistory) -> pl.DataFrame | None:
     """Return the ranges around optimizer steps that a snapshot recorded; None if it has none."""
     if history.snapshot is None:
         return None
-    offset_ns = 0 if history.clock is None else history.clock.place.offset_ns
+    offset_ns = 0 if history.clock is None else history.clock.on_trace.offset_ns
     ranges = history.snapshot.annotations.filter(pl.col("name").str.contains(_OPTIMIZER_STEP)).sort(
         "at_ns"
     )

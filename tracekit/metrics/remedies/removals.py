@@ -106,11 +106,10 @@ def _one_copy(rank: RankWork) -> pl.DataFrame:
 
 def _fused_optimizer(rank: RankWork) -> Iterator[pl.DataFrame]:
     """Yield the remedies of optimizers that are loops over parameters or over operations."""
-    events = rank.events.filter(
-        (pl.col("label") == "optimizer") & ~pl.col("op").str.contains("_fused_").fill_null(False)
-    )
+    is_fused = pl.col("op").str.contains(PATTERNS["fused_optimizer"]).fill_null(False)
+    events = rank.events.filter((pl.col("label") == "optimizer") & ~is_fused)
     is_foreach = pl.col("op").str.contains("_foreach_").fill_null(False)
-    has_fused = rank.events.filter(pl.col("op").str.contains("_fused_")).height > 0
+    has_fused = rank.events.select(is_fused.any()).item()
     foreach = events.filter(is_foreach)
     if foreach.height and not has_fused:
         priced = foreach.with_columns(

@@ -134,6 +134,10 @@ def computed(function: Callable[[Analysis], Result]) -> cached_property[Result]:
     return cached_property(lambda view: function(view.analysis))
 
 
+TOPICS_AS_RECORDED = frozenset({"Blocked", "Exposed", "Waits", "Balance"})
+"""Lines of the answer whose figures are of the recording, whatever the step takes without the profiler."""
+
+
 class View:
     """The content of a report, in the order it is read."""
 
@@ -252,8 +256,15 @@ class View:
             ("Memory", memory_sentence(analysis), "memory"),
             *(("Next", first.text, "findings") for first in self.advice[:1]),
         )
+        step_is_free = bool(sentences.free_step_words(analysis.step))
         return tuple(
-            sentences.AnswerLine(topic, text, target) for topic, text, target in lines if text
+            sentences.AnswerLine(
+                topic,
+                f"As recorded: {text}" if step_is_free and topic in TOPICS_AS_RECORDED else text,
+                target,
+            )
+            for topic, text, target in lines
+            if text
         )
 
     @cached_property
