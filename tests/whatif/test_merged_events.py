@@ -118,7 +118,9 @@ def test_a_sample_replays_alike_with_joined_events(samples, name):
     members = match(communication.operations, by_step=communication.by_step).members
     joined = []
     for rank in ranks:
-        merged = merge_events(rank.graph_events.load(), rank.graph_host_work.load())
+        # Events with a remedy are not joined: here none has one.
+        events = rank.graph_events.load().drop("remedies", strict=False)
+        merged = merge_events(events, rank.graph_host_work.load())
         tables = replace(
             rank,
             graph_events=TableInMemory(merged.events),
