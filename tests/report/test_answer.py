@@ -129,8 +129,8 @@ def test_ranks_that_tie_are_alike_and_steps_have_a_median(small):
         "communication or copies and 9.5 % idle."
     )
     assert sentences_of(run)["Exposed"] == (
-        "Expert combine (ep_combine) 0.2 ms per rank and step, 20.0 % of the span; "
-        "data-parallel communication (dp_comm) 0.1 ms per rank and step, 10.0 % of the span."
+        "Expert combine (ep_combine) 0.2 ms per step (20.0 %); "
+        "data-parallel communication (dp_comm) 0.1 ms per step (10.0 %)."
     )
 
 

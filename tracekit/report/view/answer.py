@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit._util.text import counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
-from tracekit.documents.analysis import StepKind, StepTime, Straggler
+from tracekit.documents.analysis import Budget, StepKind, StepTime, Straggler
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.gap_words import gap_basis, gap_words, is_wait_bound, of_the_gap
 from tracekit.report.notices import notice_sentence
@@ -229,7 +229,7 @@ def exposed_sentence(analysis: Analysis, labels: Sequence[LabelRow], steps: int)
     longest = sorted(exposed, key=lambda row: -row.exposed_ns)[:MAX_EXPOSED_LABELS]
     sentences = []
     if longest:
-        costs = "; ".join(_exposed_label(row, steps) for row in longest)
+        costs = "; ".join(_exposed_label(row, steps, analysis.step.budget) for row in longest)
         sentences.append(f"{costs[:1].upper()}{costs[1:]}.")
     if total.pipeline and total.bubble_fraction is not None:
         bubble = at_least(percent(total.bubble_fraction), total.lower_bound)
@@ -237,11 +237,21 @@ def exposed_sentence(analysis: Analysis, labels: Sequence[LabelRow], steps: int)
     return " ".join(sentences)
 
 
-def _exposed_label(row: LabelRow, steps: int) -> str:
-    """Return the exposed time of one label, and its main cause if it is known."""
+def _exposed_label(row: LabelRow, steps: int, budget: Budget) -> str:
+    """Return the exposed time of one label, and its main cause if it is known.
+
+    Args:
+        row: Time and causes of the label, over all steps.
+        steps: How many steps there are.
+        budget: Parts of the step as recorded: findings state the same.
+    """
     name = f"{LABEL_WORDS.get(row.label, row.label)} ({row.label})"
-    per = "per rank and step" if steps > 1 else "per rank"
-    cost = f"{name} {ms(row.exposed_ns / steps)} {per}, {percent(row.exposed_share)} of the span"
+    exposed_ns = budget.exposed_ns.get(row.label)
+    share = percent(row.exposed_share)
+    if exposed_ns is not None:
+        share = percent(exposed_ns, budget.recorded_ns)
+    per_step = " per step" if steps > 1 else ""
+    cost = f"{name} {ms(exposed_ns or row.exposed_ns / steps)}{per_step} ({share})"
     main_cause = row.causes(most=1)
     if not main_cause:
         return cost
