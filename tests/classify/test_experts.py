@@ -96,6 +96,27 @@ def test_all_to_alls_take_turns(program, described, counts):
     } == expected
 
 
+@pytest.mark.parametrize(
+    ("start_us", "labels"),
+    [
+        (0, ["ep_dispatch", "ep_dispatch"]),  # no product runs between the two
+        (None, ["ep_dispatch", "ep_combine"]),  # no product is recognised at all: they alternate
+    ],
+)
+def test_a_product_at_the_very_start_of_a_recording_is_one(program, start_us, labels):
+    program.trained()
+    if start_us is not None:
+        program.op("aten::mm", start_us, start_us + 8, sequence=100)
+        program.kernel("gemm", start_us)
+        program.node("MmBackward0", 9600, 9601, 100)
+    exchanges = [
+        program.nccl("all_to_all", start, group="5", group_desc="EXPERT_MODEL_PARALLEL_GROUP")
+        for start in (20, 40)
+    ]
+    labelled = classify(program.events())
+    assert [event_row(labelled, i)["label"] for i in exchanges] == labels
+
+
 def test_a_dispatch_in_two_parts(program):
     """Tokens and their weights may travel apart: the turn changes only after the experts' product."""
     expected = train_moe(program, parts=2)

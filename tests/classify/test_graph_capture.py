@@ -310,6 +310,23 @@ def test_a_replay_cut_in_the_middle_is_joined_as_far_as_it_goes():
     assert replays.joined.filter(pl.col("replay") == 1)["launch"].to_list() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("part", "launches"),
+    [
+        (slice(0, 3), [0, 1, 2]),  # the recording ended
+        (slice(8, None), [8, 9, 10]),  # it began during the replay
+        (slice(4, 7), []),  # neither end
+        (slice(1, 3), []),
+    ],
+)
+def test_a_replay_is_joined_by_the_end_of_the_graph_that_it_has(part, launches):
+    """Of eleven kernels the first and the last have names of their own."""
+    whole = ["first", *KERNELS * 4, "GeluKernel", "last"]
+    ops = [("aten::first", "[]"), *LAYER * 4, LAYER[1], ("aten::last", "[]")]
+    replays = join_replays(replay_of(whole, whole[part]), capture_of(ops))
+    assert replays.joined.filter(pl.col("replay") == 1)["launch"].to_list() == launches
+
+
 def test_a_cut_replay_alone_is_not_joined():
     replays = join_replays(replay_of((KERNELS * 5)[:4]), capture_of(LAYER * 5))
     assert [(m.case, m.captured, m.replayed) for m in replays.mismatches] == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+from msgspec import UNSET
 
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.run_samples import from_analysis
@@ -62,6 +63,16 @@ def test_exposed_time_by_cause_is_there_when_asked_for(make):
         [run], [run], GateSettings()
     )  # causes trade places: only the label is checked unasked
     assert from_analysis(make([10.0]), name="old").values(named.name) == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [(["shapes", "stacks"], "shapes + stacks"), ([], "none"), (None, UNSET)],
+)
+def test_runs_are_compared_by_the_options_they_were_recorded_with(make, options, named):
+    data = make([10.0])
+    data["source"]["options"] = options
+    assert from_analysis(data, name="x").facts.options == named
 
 
 def test_one_rank_alone(make):

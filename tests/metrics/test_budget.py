@@ -79,6 +79,14 @@ def test_times_hidden_and_exposed_by_label_and_set(raw):
             )
 
 
+def test_label_sets_have_no_events_and_no_bytes_of_their_own():
+    """One event of 4 ns and 9 bytes: its label has both, the sets that it belongs to have the time alone."""
+    events = table([("pp_comm", 0, 0, 9)]).with_columns(start_ns=pl.lit(0), end_ns=pl.lit(4))
+    times = label_times(events, Lanes.of(events, parts=2, part="part"), part="part")
+    figures = {row["label"]: (row["ns"], row["count"], row["bytes"]) for row in times.to_dicts()}
+    assert figures == {"pp_comm": (4, 1, 9), "communication": (4, None, None)}
+
+
 @given(rows)
 def test_the_matrix_is_pairwise_intersection(raw):
     result = hidden(table(raw), part="part")

@@ -6,8 +6,14 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.metrics.host.events import find_calls, find_frames, split_host_events
+from tracekit.metrics.host.events import (
+    NamedRows,
+    find_calls,
+    find_frames,
+    split_host_events,
+)
 from tracekit.metrics.host.idle_activity import HOST_ACTIVITY, find_host_activity, keep_longest
+from tracekit.metrics.host.time_by_activity import _with_lines
 from tracekit.metrics.host.waiting_calls import add_time_inside_launches
 from tracekit.schema import EVENTS, LABELLED, conform
 
@@ -95,6 +101,24 @@ def test_frames_say_the_line():
     holes = pl.DataFrame({"start_ns": [0], "launch_bound_ns": [100], "next": [0]})
     row = activity_of(events, gpu, holes).row(0, named=True)
     assert (row["what"], row["line"], row["ns"]) == ("aten::mm", "train.py(12): step", 100)
+
+
+def test_a_place_has_the_innermost_line_of_the_program_that_is_open():
+    """At 50: not the frame that has ended, nor the one that begins later, nor the library's inside."""
+    frames = [
+        ("train.py(1): main", 0, 100),
+        ("train.py(12): step", 20, 80),
+        ("train.py(20): prepare", 30, 50),
+        ("torch/nn/functional.py(9): linear", 40, 70),
+        ("train.py(30): log", 60, 75),
+    ]
+    names = pl.DataFrame(frames, schema=["name", "start_ns", "end_ns"], orient="row")
+    places = pl.DataFrame({"code": ["python", "host_sync"], "start_ns": [40, 60], "end_ns": 60})
+    rows = NamedRows(names.with_columns(pl.col("name").cast(pl.Categorical())))
+    assert _with_lines(places, rows)["source"].to_list() == [
+        "train.py(12): step",
+        "train.py(30): log",
+    ]
 
 
 def test_without_a_host_nothing_is_said():

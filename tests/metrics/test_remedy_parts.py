@@ -6,8 +6,9 @@ import polars as pl
 import pytest
 
 from tracekit.intervals import union
-from tracekit.metrics.remedies.attention import Scores, _flash_takes, _head_size, _scores
+from tracekit.metrics.remedies.attention import Scores, _flash_takes, _fuse, _head_size, _scores
 from tracekit.metrics.remedies.padding import padded_share
+from tracekit.metrics.remedies.precision import _retyped
 from tracekit.metrics.remedies.removals import (
     _fused_optimizer,
     _one_copy,
@@ -70,6 +71,68 @@ def test_a_product_of_128_queries_and_96_keys_tells_the_head_size(shapes, size):
 @pytest.mark.parametrize(("head", "size"), [(256, 256), (257, None)])
 def test_fused_kernels_take_heads_of_256(head, size):
     assert _head_size(f"[[8,1024,{head}],[8,{head},1024]]", Scores(8, 1024, 1024)) == size
+
+
+SCORES_FLOP = 2 * 2 * 8 * 128 * 128 * 64
+"""Two products of 8 heads of 64, 128 queries and 128 keys; the GPUs below do one FLOP in a ns."""
+
+
+@pytest.mark.parametrize(
+    ("is_masked", "keys", "bounds_ns"),
+    [
+        (False, 128, (SCORES_FLOP / 0.65, SCORES_FLOP / 0.45, SCORES_FLOP / 0.3)),
+        (True, 128, (SCORES_FLOP / 2 / 0.6, SCORES_FLOP / 2 / 0.35, SCORES_FLOP / 0.3)),
+        # A mask of other queries is no causal one.
+        (True, 256, (SCORES_FLOP * 2 / 0.65, SCORES_FLOP * 2 / 0.45, SCORES_FLOP * 2 / 0.3)),
+    ],
+)
+def test_fused_attention_skips_half_of_the_scores_if_a_mask_is_causal(is_masked, keys, bounds_ns):
+    softmax = {
+        "row": 0,
+        "ns": 10**9,
+        "kind": "softmax",
+        "head_size": None,
+        "dtype": None,
+        "call": 0,
+    }
+    product = {"row": 1, "ns": 0, "kind": "product", "head_size": 64, "dtype": "bf16", "call": 1}
+    common = {
+        "op": "aten::bmm",
+        "is_masked": is_masked,
+        "node": None,
+        "pass": "forward",
+        "chain": "",
+    }
+    members = pl.DataFrame([row | common for row in (softmax, product)])
+    calls = pl.DataFrame(
+        schema={"kind": pl.String, "call": pl.Int64, "dtype": pl.String, "ns": pl.Int64}
+    )
+    speeds = Speeds({"bf16": 1.0}, None, {}, Share(0.5, 1.0, 2.0), USUAL_ATTENTION_SHARE)
+    (remedies,) = _fuse(RankWork(members, calls, speeds), Scores(8, 128, keys), members)
+    new_ns = remedies.select("low_ns", "likely_ns", "high_ns").row(0)
+    assert new_ns == pytest.approx(bounds_ns, abs=1)
+
+
+def test_attention_in_sixteen_bits_does_half_of_its_flop_at_the_usual_rates():
+    """21,000,000 FLOP, of which a causal kernel does half, at 1 per ns: 0.6, 0.35 and 0.22 of it are usual."""
+    call = {
+        "call": 0,
+        "kind": "fused_attention",
+        "op": "aten::attention",
+        "shapes": "",
+        "used": "fp32",
+    }
+    calls = pl.DataFrame([call | {"flop": 21_000_000, "ns": 10**9}])
+    speeds = Speeds(
+        {"fp32": 0.1, "bf16": 1.0}, None, {}, Share(0.5, 1.0, 2.0), USUAL_ATTENTION_SHARE
+    )
+    events = pl.DataFrame({"row": [0], "ns": [10**9], "call": [0]})
+    remedies = _retyped(RankWork(events, calls, speeds), calls, "bf16")
+    assert remedies.select("low_ns", "likely_ns", "high_ns").row(0) == (
+        17_500_000,
+        30_000_000,
+        47_727_273,
+    )
 
 
 FORWARD = "aten::_efficient_attention_forward"

@@ -21,7 +21,7 @@ from tracekit.whatif.changes import (
     parse_change,
 )
 from tracekit.whatif.event_graph import EventGraph
-from tracekit.whatif.rank_events import find_rank_events
+from tracekit.whatif.rank_events import HOST_WORK, find_rank_events
 
 MS = 1_000_000
 COMPUTE, COMM = 7, 9  # streams
@@ -134,6 +134,26 @@ def test_a_kernel_that_takes_half_its_time_ends_the_step_earlier():
         ("wgrad", 10 * MS),
     ]
     assert predicted_ms(graph, "wgrad x2") == 50
+
+
+def test_host_work_before_events_that_a_rank_does_not_have_is_left_out():
+    """A store's tables are checked one by one: one may name event 2 of two."""
+    tables = Tables(0, [kernel("forward", 0, 10), kernel("wgrad", 10, 30)])
+    rows = [(event, "data_loading", 5, 5, 0) for event in (0, 1, 2)]
+    tables.graph_host_work = TableInMemory(pl.DataFrame(rows, schema=HOST_WORK, orient="row"))
+    operations = pl.DataFrame(schema={"rank": pl.Int32, "id": pl.Int64})
+    members = pl.DataFrame(schema={"match": pl.Int64, "row": pl.Int64, "start_ns": pl.Int64})
+    graph = EventGraph.build([tables], operations, members, Clocks.recorded([0]))
+    assert graph.host_work["event"].to_list() == [0, 1]
+
+
+def test_a_replay_has_one_arrival_of_each_matched_operation():
+    ranks = step_of_ranks(10, 20)
+    second = [
+        [*events, kernel("dp_comm", 30, 35, match=1, name="nccl", launch=30)] for events in ranks
+    ]
+    assert graph_of(*ranks).graph.replay().arrivals.shape == (2, 1)
+    assert graph_of(*second).graph.replay().arrivals.shape == (2, 2)
 
 
 def test_transfers_on_the_critical_path_widen_the_range():

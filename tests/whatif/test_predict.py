@@ -524,6 +524,26 @@ def test_receives_that_wait_for_no_compute_are_seen(early, queues):
     assert find_queues({0: table(rows)}, cells) == queues
 
 
+@pytest.mark.parametrize(
+    ("streams_of_messages", "queues"),
+    [
+        ({1: [20, 20], 2: [20, 20]}, "one"),
+        ({1: [20, 20], 2: [24, 24]}, "peer"),  # one stream for each peer
+        ({1: [20, 24], 2: [20, 24]}, "direction"),  # each peer has both streams
+    ],
+)
+def test_streams_tell_what_messages_wait_for_each_other(streams_of_messages, queues):
+    rows = [
+        (10 * peer + n, n == 0, peer, 1, 2_000, 3_000)
+        for peer, streams in streams_of_messages.items()
+        for n in range(len(streams))
+    ]
+    streams = [stream for of_peer in streams_of_messages.values() for stream in of_peer]
+    messages = table(rows).with_columns(stream=pl.Series(streams, dtype=pl.Int64))
+    cells = pl.DataFrame({"position": [0], "launch_ns": [0], "end_ns": [1]}, schema=CELLS.schema)
+    assert find_queues({0: messages}, cells) == queues
+
+
 def test_the_recorded_program_launches_and_waits_as_the_run_did():
     """Rank 0 runs a forward and sends it.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.schedules import generate
-from tracekit.whatif import machine, predictor, rank_programs
+from tracekit.schedules import Times, generate
+from tracekit.whatif import machine, predictor, rank_programs, schedule_rows
 from tracekit.whatif.changes import WhatIfGraph
+from tracekit.whatif.engine import HostTimes
 from tracekit.whatif.schedule_rows import too_large_to_search
 
 
@@ -72,6 +74,16 @@ def test_orders_of_up_to_4000_units_are_searched_for():
     assert too_large_to_search(pp=1, microbatches=1_334)
 
 
+@pytest.mark.parametrize("is_too_large", [True, False])
+def test_of_a_run_too_large_to_search_all_other_schedules_are_shown(monkeypatch, is_too_large):
+    monkeypatch.setattr(schedule_rows, "too_large_to_search", lambda *_: is_too_large)
+    own = generate("1f1b", pp=2, microbatches=4)
+    times = Times(F=1, I=1, W=1)
+    shown = {other.name for other in schedule_rows._other_schedules(own, times)}
+    assert {"gpipe", "1f1b", "interleaved", "zb-h1"} <= shown
+    assert ("zb-2p" in shown) is not is_too_large  # whose order is searched for
+
+
 @pytest.mark.parametrize(("early_share", "queues"), [(0.10, "compute"), (0.11, "free")])
 def test_receives_wait_for_no_compute_if_more_than_a_tenth_begin_early(
     monkeypatch, early_share, queues
@@ -106,3 +118,32 @@ def test_a_host_may_be_faster_or_slower_by_a_factor_of_one_point_four():
     low_ns, high_ns = predicted_range(host_ns=700)
     assert low_ns == round(1_000 - (200**2 + 110**2) ** 0.5)
     assert high_ns == round(1_000 + (280**2 + 110**2) ** 0.5)
+
+
+def simulated_ns(monkeypatch, *step_ns):
+    """Makespan that is returned if the steps of a program would take these times, one after the other."""
+    outcomes = [
+        SimpleNamespace(makespan=ns, stuck=False, end=np.zeros(1), host_ends=[0]) for ns in step_ns
+    ]
+    steps = iter(outcomes)
+    monkeypatch.setattr(predictor, "run_program", lambda *_: next(steps))
+    ops = SimpleNamespace(
+        times=lambda *_, **__: [],
+        host_times=lambda *_, **__: HostTimes((), ()),
+        next_starts=lambda *_: (None, None),
+    )
+    of_run = SimpleNamespace(
+        ops={predictor.MIDDLE: ops},
+        machine=SimpleNamespace(machines={predictor.MIDDLE: None}),
+    )
+    program = SimpleNamespace(rank_pieces=[[0]])
+    return predictor.Predictor.simulate(of_run, program, None, predictor.MIDDLE).makespan
+
+
+def test_three_steps_are_simulated_until_the_host_runs_ahead_as_in_a_long_run(monkeypatch):
+    assert simulated_ns(monkeypatch, 1_000, 1_100, 1_200, 1_300) == 1_200
+
+
+def test_a_step_that_changes_by_a_five_hundredth_is_as_in_a_long_run(monkeypatch):
+    assert simulated_ns(monkeypatch, 1_000, 1_002, 1_200) == 1_002
+    assert simulated_ns(monkeypatch, 1_000, 1_003, 1_200) == 1_200
