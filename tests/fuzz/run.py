@@ -1,6 +1,7 @@
 """Fuzz for a while: ``python -m tests.fuzz.run --seconds 60 --seed 1``.
 
-What fails is kept in ``tests/fuzz/found``.
+What fails is kept in ``tests/fuzz/found``. With ``--inputs 1000000`` all targets take turns until
+so many were tried, however busy the machine is.
 
 Each input follows from the seed and its number alone, so that a failure can be made again anywhere.
 """
@@ -19,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
@@ -133,7 +133,10 @@ def fuzz(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=60, help="of one round over all targets")
+    parser.add_argument(
+        "--inputs", type=int, default=0, help="repeat rounds until so many inputs were tried"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--jobs", type=int, default=1, help="processes; each takes every n-th input"
@@ -152,22 +155,37 @@ def main() -> int:
     share = options.seconds / len(targets)
     # Each process has a core: threads of its own would only wait for others. They are read at import.
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    results: dict[str, tuple[int, int, float]] = {}
+    results = dict.fromkeys(targets, (0, 0, 0.0))
+    # Inputs that each process has tried of each target: its next round goes on behind them.
+    tried_by_job = {target: [0] * options.jobs for target in targets}
     with ProcessPoolExecutor(
         options.jobs, mp_context=get_context("spawn")
     ) as pool:  # a process that dies fails the run
-        for target in targets:
-            began = time.monotonic()
-            same = partial(fuzz, target, seed=options.seed, seconds=share, every=options.jobs)
-            done = [
-                one.result()
-                for one in [pool.submit(same, first=first) for first in range(options.jobs)]
-            ]
-            tried = sum(tried for tried, _ in done)
-            failed = sum(failed for _, failed in done)
-            results[target] = tried, failed, time.monotonic() - began
-            sys.stdout.write(f"{target}: {tried:,} inputs, {failed} failed\n")
-            sys.stdout.flush()
+        while True:
+            for target in targets:
+                began = time.monotonic()
+                tried_before = tried_by_job[target]
+                runs = [
+                    pool.submit(
+                        fuzz,
+                        target,
+                        seed=options.seed,
+                        seconds=share,
+                        first=job + tried_before[job] * options.jobs,
+                        every=options.jobs,
+                    )
+                    for job in range(options.jobs)
+                ]
+                tried_now, failed_now = zip(*(run.result() for run in runs), strict=True)
+                tried_by_job[target] = list(map(sum, zip(tried_before, tried_now, strict=True)))
+                _, failed, seconds = results[target]
+                failed += sum(failed_now)
+                seconds += time.monotonic() - began
+                results[target] = sum(tried_by_job[target]), failed, seconds
+                sys.stdout.write(f"{target}: {results[target][0]:,} inputs, {failed} failed\n")
+                sys.stdout.flush()
+            if sum(tried for tried, _, _ in results.values()) >= options.inputs:
+                break
     text = record(results, seed=options.seed, jobs=options.jobs)
     sys.stdout.write(f"\n{text}")
     if options.record:
