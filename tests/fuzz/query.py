@@ -79,13 +79,13 @@ def _damage(file: Path, kind: str, share: float, value: int, other: Path) -> Non
         return
     if kind == "o":
         data = bytearray(other.read_bytes()) if other.is_file() else data
-    elif kind == "f":
+    elif kind == "f" and data:  # an earlier change may have left nothing
         data[i] ^= 1 << (value % 8)
     elif kind == "i":
         data.insert(i, value)
     elif kind == "d":
         del data[i : i + 1 + value % 50]
-    else:
+    elif kind == "c":
         del data[i:]
     file.write_bytes(data)
 

@@ -80,27 +80,33 @@ def test_every_launch_of_a_capture_is_known(tmp_path, launch):
 def test_chained_parents_are_each_looked_at_once():
     state = TraceState()
     count = 200_000
-    state.tracks = {number: Track(parent=number - 1, name=f"{number}") for number in range(count)}
-    state.tracks[0] = Track(pid=7, tid=9, name="top")
+    state.tracks = {
+        f"{number}": Track(parent=number - 1, name=f"{number}") for number in range(count)
+    }
+    state.tracks["0"] = Track(pid=7, tid=9, name="top")
     for number in reversed(range(count)):
         assert state.find_thread(number) == Track(None, 7, 9, "top")
 
 
 def test_parents_in_a_circle_end():
     state = TraceState()
-    state.tracks = {1: Track(parent=2, pid=5), 2: Track(parent=1, tid=6), 3: Track(parent=3)}
+    state.tracks = {
+        "1": Track(parent=2, pid=5),
+        "2": Track(parent=1, tid=6),
+        "3": Track(parent=3),
+    }
     assert state.find_thread(1).pid == 5
     assert state.find_thread(3) == Track()
     assert state.find_thread(99) == Track()
 
 
 def test_defaults_of_many_writers_are_looked_up_at_once():
-    defaults = {writer: writer + 1 for writer in range(0, 400_000, 2)}
+    defaults = {f"{writer}": writer + 1 for writer in range(0, 400_000, 2)}
     keys = np.arange(400_000)
     values = _values_by_key(defaults, keys)
     assert values[:4].tolist() == [1, NULL, 3, NULL]
     assert _values_by_key({}, keys[:2]).tolist() == [NULL, NULL]
-    assert _values_by_key({2**64: 5}, keys[:1]).tolist() == [NULL]
+    assert _values_by_key({f"{2**64}": 5}, keys[:1]).tolist() == [NULL]
 
 
 def bomb(head, unit):

@@ -1,9 +1,9 @@
 """Check of a pickle before it is loaded: opcodes of plain values alone, within limits.
 
 The pickle is carried out without making its values: the stack and the memo hold, for each value,
-only whether it is a container, and which. A container can be changed only until the memo hands it
-out a second time. So no container can come to hold itself, and the size and depth noted when it was
-last changed stay true.
+only whether it is a text, a number or a container, and which. A container can be changed only until
+the memo hands it out a second time. So no container can come to hold itself, and the size and depth
+noted when it was last changed stay true.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ OK, CUT_OFF, DAMAGED, CALLS, UNKNOWN_OPCODE = range(5)
 LONG_NUMBER, TOO_DEEP, TOO_LARGE, CHANGES_SHARED, CONTAINER_AS_KEY = range(5, 10)
 """Results of a check."""
 
-_MARK, _SCALAR, _FIRST_CONTAINER = range(3)
-"""Values on the stack and in the memo; a container is its number plus _FIRST_CONTAINER."""
+_MARK, _TEXT, _NUMBER, _FIRST_CONTAINER = range(4)
+"""Values on the stack and in the memo: texts and bytes, all else that holds no values, and
+containers, each its number plus _FIRST_CONTAINER."""
 
 _LIST, _DICT, _TUPLE = range(3)
 """Kinds of containers."""
+
+_MAX_NUMBER_KEYS = 10_000
+"""Most keys of dicts that are no texts; dumps and snapshots have none. A dict finds texts by a hash
+that no file knows, and numbers by themselves: chosen ones would all fall on one place."""
 
 _CALLING_OPCODES = memoryview(b"cRbioPQ\x81\x82\x83\x84\x92\x93\x97\x98")
 """GLOBAL, REDUCE, BUILD, INST, OBJ, PERSID, BINPERSID, NEWOBJ, EXT1, EXT2, EXT4, NEWOBJ_EX,
@@ -82,7 +87,8 @@ def check_pickle(
     memo_count: cython.longlong = 0
     container_count: cython.Py_ssize_t = 0
     mark: cython.int = _MARK
-    scalar: cython.int = _SCALAR
+    text: cython.int = _TEXT
+    plain_number: cython.int = _NUMBER
     first_container: cython.int = _FIRST_CONTAINER
     list_kind: cython.uchar = _LIST
     dict_kind: cython.uchar = _DICT
@@ -97,13 +103,16 @@ def check_pickle(
     i: cython.Py_ssize_t
     value: cython.int
     number: cython.longlong = 0
+    number_keys: cython.longlong = 0
+    max_number_keys: cython.longlong = _MAX_NUMBER_KEYS
     total: cython.longlong
     depth: cython.int
     inner_depth: cython.int
-    pushes_scalar: cython.bint
+    pushes: cython.int  # the text or number that an opcode pushes; the mark: none
     makes: cython.int  # kind of the container that an opcode makes of values on the stack; -1: none
     changes: cython.int  # kind of the container that an opcode puts values in; -1: none
     has_mark: cython.bint
+    is_key: cython.bint
     while position < size:
         opcode = data[position]
         position_out[0] = position
@@ -114,34 +123,39 @@ def check_pickle(
         # Opcodes with an argument of fixed size, and with a length before what it is the length of.
         argument_bytes = 0
         length_bytes = 0
-        pushes_scalar = False
+        pushes = mark
         makes = -1
         changes = -1
         has_mark = False
         base = height
         if opcode == 0x4E or opcode == 0x88 or opcode == 0x89:  # NONE, NEWTRUE, NEWFALSE
-            pushes_scalar = True
+            pushes = plain_number
         elif opcode == 0x4B:  # BININT1
-            pushes_scalar = True
+            pushes = plain_number
             argument_bytes = 1
         elif opcode == 0x4D:  # BININT2
-            pushes_scalar = True
+            pushes = plain_number
             argument_bytes = 2
         elif opcode == 0x4A:  # BININT
-            pushes_scalar = True
+            pushes = plain_number
             argument_bytes = 4
         elif opcode == 0x47:  # BINFLOAT
-            pushes_scalar = True
+            pushes = plain_number
             argument_bytes = 8
-        elif opcode == 0x8C or opcode == 0x43 or opcode == 0x8A:
-            # SHORT_BINUNICODE, SHORT_BINBYTES, LONG1.
-            pushes_scalar = True
+        elif opcode == 0x8A:  # LONG1
+            pushes = plain_number
             length_bytes = 1
-        elif opcode == 0x58 or opcode == 0x42 or opcode == 0x8B:  # BINUNICODE, BINBYTES, LONG4
-            pushes_scalar = True
+        elif opcode == 0x8B:  # LONG4
+            pushes = plain_number
+            length_bytes = 4
+        elif opcode == 0x8C or opcode == 0x43:  # SHORT_BINUNICODE, SHORT_BINBYTES
+            pushes = text
+            length_bytes = 1
+        elif opcode == 0x58 or opcode == 0x42:  # BINUNICODE, BINBYTES
+            pushes = text
             length_bytes = 4
         elif opcode == 0x8D or opcode == 0x8E:  # BINUNICODE8, BINBYTES8
-            pushes_scalar = True
+            pushes = text
             length_bytes = 8
         elif opcode == 0x80:  # PROTO
             argument_bytes = 1
@@ -208,8 +222,8 @@ def check_pickle(
             if opcode == 0x95 and number > size - position:
                 return CUT_OFF
 
-        if pushes_scalar:
-            stack[height] = scalar
+        if pushes != mark:
+            stack[height] = pushes
             height += 1
             continue
 
@@ -268,14 +282,19 @@ def check_pickle(
             value = stack[i]
             if value == mark:
                 return DAMAGED
-            if value == scalar:
+            is_key = changes == dict_kind and (i - first) % 2 == 0
+            if value < first_container:
+                if is_key and value == plain_number:
+                    number_keys += 1
                 total += 1
                 continue
-            if changes == dict_kind and (i - first) % 2 == 0:
+            if is_key:
                 return CONTAINER_AS_KEY
             total += expanded[value - first_container]
             inner_depth = depths[value - first_container]
             depth = max(depth, inner_depth + 1)
+        if number_keys > max_number_keys:
+            return CONTAINER_AS_KEY
         if depth > max_depth:
             return TOO_DEEP
         if total > max_expanded:

@@ -217,7 +217,7 @@ def _columns(
 ) -> tuple[dict[str, list[Any]], int | None]:
     """Return the columns of the table, and the rank that messages tell."""
     ops: dict[str, tuple[str, tuple[int, int] | None]] = {}
-    bytes_of_tensors: dict[_Tensors, int | None] = {}
+    bytes_of_tensors: dict[str, int | None] = {}  # by the text of sizes and types: see seeded_key
     for entry in entries:  # names and sizes repeat from step to step: each is read once
         if entry.profiling_name not in ops:
             ops[entry.profiling_name] = (
@@ -225,8 +225,8 @@ def _columns(
                 message_ranks(entry.profiling_name),
             )
         tensors = _tensors(entry)
-        if tensors not in bytes_of_tensors:
-            bytes_of_tensors[tensors] = _smaller_side(*tensors)
+        if repr(tensors) not in bytes_of_tensors:
+            bytes_of_tensors[repr(tensors)] = _smaller_side(*tensors)
     names = [_group_name(entry) for entry in entries]
     is_message = _find_messages(entries, ops)
     peers, content_rank = _find_peers(entries, names, groups, ops)
@@ -242,7 +242,7 @@ def _columns(
             "op": ops[entry.profiling_name][0],
             "is_message": is_message[position],
             "peer": peers[position],
-            "bytes": bytes_of_tensors[_tensors(entry)],
+            "bytes": bytes_of_tensors[repr(_tensors(entry))],
             "dtype": entry.input_dtypes[0] if entry.input_dtypes else None,
             "enqueued_ns": valid_int64(entry.time_created_ns),
             "completed_by_ns": valid_int64(entry.time_discovered_completed_ns or None),

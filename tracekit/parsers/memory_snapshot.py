@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 
 from tracekit._util.inflation import GZIP, inflate_whole
+from tracekit._util.values import seeded_key
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.plain_pickle import load_plain_pickle
 from tracekit.parsers.snapshot_checks import check_segments, history_contradiction
@@ -81,12 +82,16 @@ def read_memory_snapshots(path: str | Path, *, name: str | None = None) -> list[
 def used_devices(content: object) -> list[int]:
     """Return the numbers of the GPUs of an unpickled file that have events or segments."""
     assert isinstance(content, dict), "it is parsed before"
-    numbers = {number for number, history in enumerate(content["device_traces"]) if history}
+    numbers = {
+        seeded_key(number): number
+        for number, history in enumerate(content["device_traces"])
+        if history
+    }
     for segment in content["segments"]:
         device = segment.get("device", 0)
         if isinstance(device, int) and device >= 0:
-            numbers.add(device)
-    return sorted(numbers)
+            numbers[seeded_key(device)] = device
+    return sorted(numbers.values())
 
 
 def _load(path: str | Path, shown: str) -> object:
@@ -173,13 +178,15 @@ def _busiest_device(
     counts = [len(history) for history in histories]
     if any(counts):
         return counts.index(max(counts))
-    reserved: dict[int, int] = {}
+    reserved: dict[str, int] = {}  # by the GPU's number
     for segment in segments:
         device = segment.get("device", 0)
         size = segment.get("total_size")
         if isinstance(device, int) and isinstance(size, int):
-            reserved[device] = reserved.get(device, 0) + size
-    return max(reserved, key=lambda number: (reserved[number], -number), default=0)
+            key = seeded_key(device)
+            reserved[key] = reserved.get(key, 0) + size
+    most = max(reserved.items(), key=lambda item: (item[1], -int(item[0])), default=("0", 0))
+    return int(most[0])
 
 
 class _Stacks:
@@ -187,14 +194,18 @@ class _Stacks:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._numbers: dict[tuple[Frame, ...], int] = {}
+        self._stacks: list[tuple[Frame, ...]] = []
+        self._numbers: dict[tuple[str, ...], int] = {}
+        """Numbers by the texts of frames, whose hashes have a seed: a file could choose line numbers
+        for one place of a dict."""
         self._by_objects: dict[tuple[int, ...], int] = {}
         """Numbers by the identities of frames: PyTorch writes each frame once, and stacks refer to
         it. The content that is read keeps them alive."""
+        self._text_by_object: dict[int, str] = {}
 
     @property
     def stacks(self) -> tuple[tuple[Frame, ...], ...]:
-        return tuple(self._numbers)
+        return tuple(self._stacks)
 
     def number(self, frames: object) -> int | None:
         """Return the number of a stack; None if no frames were recorded."""
@@ -206,23 +217,27 @@ class _Stacks:
             if known_number is not None:
                 return known_number
             stack: tuple[Frame, ...] = tuple(map(_FRAME_VALUES, frames))  # type: ignore[call-overload]
-            number = self._numbers.get(stack)
         except (TypeError, KeyError, IndexError):
-            raise InputError(
-                f"{self._name}: has a frame without name, file or line", hint=_WRITE_AGAIN
-            ) from None
-        if number is None:
-            self._check(stack)
-            number = self._numbers[stack] = len(self._numbers)
+            raise self._frame_error() from None
+        for identity, frame in zip(objects, stack, strict=True):
+            if identity not in self._text_by_object:
+                self._check(frame)
+                self._text_by_object[identity] = repr(frame)
+        texts = tuple(map(self._text_by_object.__getitem__, objects))
+        number = self._numbers.setdefault(texts, len(self._stacks))
+        if number == len(self._stacks):
+            self._stacks.append(stack)
         self._by_objects[objects] = number
         return number
 
-    def _check(self, stack: tuple[Frame, ...]) -> None:
-        for function, file, line in stack:
-            if not (isinstance(function, str) and isinstance(file, str) and isinstance(line, int)):
-                raise InputError(
-                    f"{self._name}: has a frame without name, file or line", hint=_WRITE_AGAIN
-                )
+    def _check(self, frame: Frame) -> None:
+        function, file, line = frame
+        if not (isinstance(function, str) and isinstance(file, str) and isinstance(line, int)):
+            raise self._frame_error()
+
+    def _frame_error(self) -> InputError:
+        problem = f"{self._name}: has a frame without name, file or line"
+        return InputError(problem, hint=_WRITE_AGAIN)
 
 
 def _dicts(values: object, where: str) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ _PROBLEMS = {
     pickle_check.TOO_DEEP: f"nests values more than {MAX_DEPTH} deep at byte {{position:,}}",
     pickle_check.TOO_LARGE: "expands to an unreasonable number of values at byte {position:,}",
     pickle_check.CHANGES_SHARED: "changes a value that it uses elsewhere at byte {position:,}",
-    pickle_check.CONTAINER_AS_KEY: "has a key that is no text or number at byte {position:,}",
+    pickle_check.CONTAINER_AS_KEY: "has a key that is no text, or too many that are numbers, at byte {position:,}",
 }
 
 

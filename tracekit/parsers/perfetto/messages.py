@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 from tracekit._util.text import counted
 
+MAX_FIELD = 1 << 11
+"""Numbers of fields end before this one in all messages that are read. A packet of a million fields
+with numbers of their own is one of a few that count."""
 MAX_DEPTH = 32
 """Nested lists and objects in an argument that are followed; shapes of tensor lists have three
 levels."""
@@ -61,7 +64,7 @@ def _varint(message: bytes, i: int) -> tuple[int, int]:
 
 def numbers_and_texts(message: bytes) -> dict[int, Value]:
     """Return the values of a message's fields by their numbers; of a repeated field the last."""
-    return {number: value for number, _, value in fields(message)}
+    return {number: value for number, _, value in fields(message) if number < MAX_FIELD}
 
 
 def signed(value: int) -> int:

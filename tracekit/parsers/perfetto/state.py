@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from tracekit._util.values import seeded_key
 from tracekit.parsers.kineto.table import LATEST_NS
 from tracekit.parsers.perfetto.messages import (
     DamagedMessageError,
@@ -57,22 +58,25 @@ _NO_TRACK = Track()
 
 @dataclass(slots=True)
 class TraceState:
-    """Everything that packets say about other packets."""
+    """Everything that packets say about other packets.
+
+    Writers, tracks and clocks are the ``seeded_key`` of their numbers as the scanner has them: 64
+    bits, signed.
+    """
 
     names: list[NumberedName] = field(default_factory=list)
-    forgotten: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    forgotten: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """By writer: packets at which its names are forgotten."""
-    tracks: dict[int, Track] = field(default_factory=dict)
-    """By the track's number as the scanner has it: 64 bits, signed."""
-    clocks: dict[int, int] = field(default_factory=dict)
+    tracks: dict[str, Track] = field(default_factory=dict)
+    clocks: dict[str, int] = field(default_factory=dict)
     """Times that clocks showed at one moment."""
-    default_clock: dict[int, int] = field(default_factory=dict)
+    default_clock: dict[str, int] = field(default_factory=dict)
     """By writer."""
-    default_track: dict[int, int] = field(default_factory=dict)
+    default_track: dict[str, int] = field(default_factory=dict)
     """By writer."""
     damaged: int = 0
     """Packets that are not protobuf inside."""
-    _threads: dict[int, Track] = field(default_factory=dict)
+    _threads: dict[str, Track] = field(default_factory=dict)
     """Results of ``find_thread``, which is asked when all packets are read."""
 
     def real_time_offset(self) -> int:
@@ -80,9 +84,9 @@ class TraceState:
 
         0 where the trace does not say.
         """
-        if REAL_CLOCK not in self.clocks or BOOT_CLOCK not in self.clocks:
-            return 0
-        return self.clocks[REAL_CLOCK] - self.clocks[BOOT_CLOCK]
+        real_ns = self.clocks.get(seeded_key(REAL_CLOCK))
+        boot_ns = self.clocks.get(seeded_key(BOOT_CLOCK))
+        return 0 if real_ns is None or boot_ns is None else real_ns - boot_ns
 
     def clock_offset(self, clock: int) -> int | None:
         """Return what to add to times of *clock* for the trace's own.
@@ -91,32 +95,33 @@ class TraceState:
         """
         if clock == BOOT_CLOCK:
             return 0
-        if clock not in self.clocks or BOOT_CLOCK not in self.clocks:
-            return None
-        return self.clocks[BOOT_CLOCK] - self.clocks[clock]
+        time_ns = self.clocks.get(seeded_key(clock))
+        boot_ns = self.clocks.get(seeded_key(BOOT_CLOCK))
+        return None if time_ns is None or boot_ns is None else boot_ns - time_ns
 
     def find_thread(self, number: int) -> Track:
         """Return the process and thread of a track, which may be those of a track above it."""
         chain = []
-        seen: set[int] = set()
-        next_number: int | None = number
-        while next_number in self.tracks and next_number not in self._threads:
-            if next_number in seen:
+        seen: set[str] = set()
+        key: str | None = seeded_key(number)
+        while key in self.tracks and key not in self._threads:
+            if key in seen:
                 break
-            seen.add(next_number)
-            chain.append(next_number)
-            next_number = self.tracks[next_number].parent
+            seen.add(key)
+            chain.append(key)
+            parent = self.tracks[key].parent
+            key = None if parent is None else seeded_key(parent)
         # From the top down, so that each track is looked at once, however many lie below it.
-        above = _NO_TRACK if next_number is None else self._threads.get(next_number, _NO_TRACK)
-        for track_number in reversed(chain):
-            track = self.tracks[track_number]
+        above = _NO_TRACK if key is None else self._threads.get(key, _NO_TRACK)
+        for track_key in reversed(chain):
+            track = self.tracks[track_key]
             above = Track(
                 None,
                 above.pid if track.pid is None else track.pid,
                 above.tid if track.tid is None else track.tid,
                 above.name or track.name,
             )
-            self._threads[track_number] = above
+            self._threads[track_key] = above
         return above
 
 
@@ -136,7 +141,7 @@ def _decode_packet(state: TraceState, packet_number: int, packet: bytes) -> None
     writer = signed(_integer(parts.get(10)) or 0)  # as the scanner has it
     flags = _integer(parts.get(13)) or 0
     if flags & 1 or parts.get(41):
-        state.forgotten[writer].append(packet_number)
+        state.forgotten[seeded_key(writer)].append(packet_number)
     if isinstance(interned := parts.get(12), bytes):
         _decode_names(state, writer, packet_number, interned)
     if isinstance(descriptor := parts.get(60), bytes):
@@ -148,7 +153,7 @@ def _decode_packet(state: TraceState, packet_number: int, packet: bytes) -> None
 
 
 def _decode_names(state: TraceState, writer: int, packet: int, interned: bytes) -> None:
-    period = len(state.forgotten[writer])
+    period = len(state.forgotten[seeded_key(writer)])
     tables = {table.value: table for table in Names}
     for number, _, entry in fields(interned):
         if number not in tables or not isinstance(entry, bytes):
@@ -178,7 +183,7 @@ def _decode_track(state: TraceState, descriptor: bytes) -> None:
         pid = _integer(thread_values.get(1))
         tid = _integer(thread_values.get(2))
         name = name or _text(thread_values.get(5))
-    state.tracks[signed(uuid)] = Track(
+    state.tracks[seeded_key(signed(uuid))] = Track(
         parent=None if parent is None else signed(parent),
         pid=None if pid is None else signed(pid),
         tid=None if tid is None else signed(tid),
@@ -195,17 +200,17 @@ def _decode_clocks(state: TraceState, snapshot: bytes) -> None:
             # Not incremental, and in nanoseconds.
             is_plain = not values.get(3) and values.get(4, 1) == 1
             if clock_id is not None and time is not None and time < LATEST_NS and is_plain:
-                state.clocks[signed(clock_id)] = time
+                state.clocks[seeded_key(signed(clock_id))] = time
 
 
 def _decode_defaults(state: TraceState, writer: int, defaults: bytes) -> None:
     values = numbers_and_texts(defaults)
     if (clock := _integer(values.get(58))) is not None:
-        state.default_clock[writer] = signed(clock)
+        state.default_clock[seeded_key(writer)] = signed(clock)
     if isinstance(event := values.get(11), bytes):
         track = _integer(numbers_and_texts(event).get(11))
         if track is not None:
-            state.default_track[writer] = signed(track)
+            state.default_track[seeded_key(writer)] = signed(track)
 
 
 def _integer(value: Value | None) -> int | None:

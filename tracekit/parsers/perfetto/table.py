@@ -56,9 +56,13 @@ def decode_text(raw: bytes) -> str:
         return raw.decode("utf-8", "replace") + DAMAGE
 
 
-def _values_by_key(values: Mapping[int, int], keys: Ints) -> Ints:
-    """Return the value of each key, ``NULL`` where there is none."""
-    items = sorted((key, value) for key, value in values.items() if -(2**63) <= key < 2**63)
+def _values_by_key(values: Mapping[str, int], keys: Ints) -> Ints:
+    """Return the value of each number of *keys*, ``NULL`` where there is none.
+
+    The keys of *values* are numbers as text, as ``seeded_key`` writes them.
+    """
+    numbered = ((int(key), value) for key, value in values.items())
+    items = sorted((number, value) for number, value in numbered if -(2**63) <= number < 2**63)
     if not items:
         return np.full(len(keys), NULL, np.int64)
     sorted_keys = np.array([key for key, _ in items], np.int64)
@@ -166,7 +170,7 @@ class RowResolver:
     def _periods(self) -> Ints:
         """Return how often the names of each row's writer had been forgotten before."""
         forgotten = self._state.forgotten
-        pairs = [(writer, packet) for writer in forgotten for packet in forgotten[writer]]
+        pairs = [(int(writer), packet) for writer in forgotten for packet in forgotten[writer]]
         if not pairs:
             return np.zeros(len(self._packet), np.int64)
         events = pl.DataFrame(
