@@ -139,6 +139,16 @@ class FindingWords:
         return short_ms(self.finding.cost_ns)
 
     @property
+    def work(self) -> str:
+        """GPU time of its kernels, and that the CPU launches them where the saving is larger than that."""
+        work = f"{self['work_ns']} of GPU time"
+        work_ns = self.evidence.get("work_ns")
+        saves_ns = self.finding.saves_ns
+        if isinstance(work_ns, int | float) and saves_ns is not None and saves_ns > work_ns:
+            return f"{work}, and the CPU's to launch them"
+        return work
+
+    @property
     def rank(self) -> str:
         """The first rank that it is about."""
         return str(self.finding.ranks[0])

@@ -1401,7 +1401,7 @@ def attention_written_out(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
             f"attention is written out: {words['kernels_per_step']} kernels a step read or write "
-            f"tokens × tokens ({words['work_ns']} of GPU time)"
+            f"tokens × tokens ({words.work})"
         ),
         advice=f"use one fused kernel ({words.switch('attention')}), with `is_causal` instead of a causal mask",
     )
@@ -1423,7 +1423,7 @@ def unfused(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
             f"{words['kernels_per_step']} kernels a step only move memory, each reading what the "
-            f"last one wrote ({words['what']}; {words['work_ns']})"
+            f"last one wrote ({words['what']}; {words.work})"
         ),
         advice=f"fuse them: {words.switch('fuse')}",
     )
@@ -1434,7 +1434,7 @@ def unfused_loss(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
             f"the loss reads and writes its logits over the whole vocabulary in "
-            f"{words['kernels_per_step']} kernels ({words['work_ns']})"
+            f"{words['kernels_per_step']} kernels ({words.work})"
         ),
         advice=f"fuse it: {words.switch('loss')}",
     )
@@ -1461,7 +1461,7 @@ def optimizer_loop(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
             f"the optimizer goes parameter by parameter: {words['kernels_per_step']} kernels a step "
-            f"({words['work_ns']} of GPU time)"
+            f"({words.work})"
         ),
         advice="let it update all parameters at once (`fused=True`, or `foreach=True` where there is no fused one)",
     )
@@ -1470,7 +1470,7 @@ def optimizer_loop(words: FindingWords) -> FindingTexts:
 @texts("optimizer", "foreach")
 def optimizer_foreach(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"the optimizer reads and writes all parameters for each of its operations ({words['work_ns']})",
+        text=f"the optimizer reads and writes all parameters for each of its operations ({words.work})",
         advice="use its fused kernel (`fused=True`)",
     )
 
