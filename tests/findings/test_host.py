@@ -288,6 +288,15 @@ def test_a_host_that_only_launches_is_the_limit(findings_of):
     assert finding.case == ""
 
 
+def test_launching_may_save_all_idle_time_of_the_longest_step(findings_of):
+    """The kernels of a CUDA graph have not even the gaps that a replay without launching keeps."""
+    finding = findings_of(short_stretches(0.46))["launch_bound"]
+    least_ns, most_ns = finding.saves_range_ns
+    assert least_ns == 0
+    assert max(finding.saves_ns, finding.cost_ns) < most_ns < 1.4 * finding.cost_ns
+    assert finding.is_bound
+
+
 def test_a_host_ahead_of_the_gpu_is_not_the_limit(findings_of):
     findings = findings_of(host_beside_gpu("loop"))
     assert "launch_bound" not in findings or findings["launch_bound"].share < ONE_PERCENT

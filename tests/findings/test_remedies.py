@@ -378,3 +378,16 @@ def test_a_twin_without_the_fault_saves_what_is_predicted(run, code, change, sav
     assert first.saves_ns / 1e6 == pytest.approx(saves_ms, rel=0.1)
     low_ns, high_ns = first.saves_range_ns
     assert low_ns / 1e6 < saves_ms < high_ns / 1e6
+
+
+@pytest.mark.skipif(CORPUS is None, reason="TRACEKIT_CORPUS names the recordings")
+@pytest.mark.slow
+def test_the_range_of_launching_holds_what_cuda_graphs_save():
+    (finding,) = [
+        finding
+        for finding in analyze(Path(CORPUS) / "everyday-free" / "decode").findings
+        if finding.code == "launch_bound"
+    ]
+    assert finding.saves_ns / 1e6 == pytest.approx(47.3, rel=0.1)
+    low_ns, high_ns = finding.saves_range_ns
+    assert low_ns / 1e6 < 47.3 < high_ns / 1e6

@@ -469,6 +469,15 @@ def test_faster_links_and_hiding_are_made_together_in_any_order(changes):
     assert predicted_ms(graph, *changes) == 30
 
 
+def test_a_saving_without_its_range_is_that_of_the_whole_prediction():
+    changes = ["links x2", "hide dp_comm"]
+    whole = graph_of(*exposed_transfer()).predict(changes)
+    saving = graph_of(*exposed_transfer()).predict_saving(changes)
+    assert (saving.saves_ns, saving.predicted_ns) == (whole.saves_ns, whole.predicted_ns)
+    assert saving.saves_range_ns is None
+    assert whole.saves_range_ns is not None
+
+
 def test_compute_hides_one_label_or_the_other():
     """10 of compute and two transfers of 8: hiding one leaves 18, both 16, since only 10 can be hidden."""
     rows = [

@@ -306,9 +306,14 @@ def step_intervals(
 
 def interval_columns(begin: Ints, end: Ints) -> pl.DataFrame:
     """Return the columns that ``add_step_intervals`` adds."""
-    intervals = pl.DataFrame({"interval_start_ns": begin, "interval_end_ns": end})
-    length = pl.col("interval_end_ns") - pl.col("interval_start_ns")
-    return intervals.with_columns(time_ns=pl.when(length > 0).then(length))
+    length_ns = pl.Series("time_ns", end - begin)
+    return pl.DataFrame(
+        {
+            "interval_start_ns": begin,
+            "interval_end_ns": end,
+            "time_ns": length_ns.set(length_ns <= 0, None),
+        }
+    )
 
 
 def _highest_so_far(values: Ints, first: Ints) -> Ints:

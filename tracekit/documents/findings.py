@@ -15,6 +15,9 @@ EvidenceValue = str | int | float | bool | None
 
 MIN_SHARE_TO_SHOW = 0.01
 """Share of the step from which a finding is shown unless all are asked for."""
+CODES_WITHOUT_LEAST = frozenset({"launch_bound"})
+"""Codes whose saving is that of a remedy that leaves nothing of the cause: how much of it is reached is up to
+the remedy. Their range may end above it, because the host may be slower than the model of it."""
 
 
 class Place(Struct, frozen=True):
@@ -100,7 +103,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def is_bound(self) -> bool:
-        """Whether its effect is the most that it can save: it may save nothing.
+        """Whether its effect is about the most that it can save: it may save nothing.
 
         >>> Finding(code="host_sync", cost_ns=4, share=0.2, saves_ns=3, saves_range_ns=(0, 3)).is_bound
         True
@@ -108,7 +111,7 @@ class Finding(Struct, frozen=True, kw_only=True):
         if self.saves_ns is None or self.saves_range_ns is None:
             return self.saves_ns is None
         least_ns, most_ns = self.saves_range_ns
-        return least_ns == 0 and most_ns <= self.saves_ns
+        return least_ns == 0 and (most_ns <= self.saves_ns or self.code in CODES_WITHOUT_LEAST)
 
     @property
     def effect_share(self) -> float:

@@ -23,11 +23,19 @@ from tracekit.findings.pipeline import schedule_findings
 from tracekit.findings.ranks import CODES as CODES_OF_CAUSES
 from tracekit.findings.ranks import rank_findings
 from tracekit.findings.recording import capture_findings, recording_findings, unexplained_idle
-from tracekit.findings.remedies import remedy_findings
+from tracekit.findings.remedies import operators_with_remedy, remedy_findings
 from tracekit.findings.roles import role_findings
 from tracekit.findings.steps import step_findings
 from tracekit.findings.whole_run import whole_run_findings
 from tracekit.metrics.host.time_by_activity import HOST_CODES
+
+
+def _work_findings(context: Context) -> Iterator[Finding]:
+    """Yield the findings about the GPU's own work: what a change of it saves, and then what else is slow."""
+    remedies = tuple(remedy_findings(context))
+    yield from remedies
+    yield from kernel_findings(context, operators_with_remedy(context, remedies))
+
 
 REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
     "host": host_findings,
@@ -37,8 +45,7 @@ REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
     "ranks": rank_findings,
     "whole_run": whole_run_findings,
     "pipeline": schedule_findings,
-    "remedies": remedy_findings,
-    "kernels": kernel_findings,
+    "work": _work_findings,
     "memory": memory_findings,
     "recording": recording_findings,
 }
@@ -195,6 +202,8 @@ def likely_ns(finding: Finding) -> int:
     >>> likely_ns(Finding(code="slow_kernel", cost_ns=8, share=0.1))
     2
     """
+    if finding.is_bound and finding.saves_ns is not None:
+        return finding.saves_ns // 2
     if finding.saves_range_ns is not None:
         middle_ns = sum(finding.saves_range_ns) // 2
         return middle_ns if finding.saves_ns is None else min(middle_ns, finding.saves_ns)

@@ -86,6 +86,14 @@ class Context:
             return 1.0
         return min(free.budget.idle_ns / recorded_ns, 1.0)
 
+    @cached_property
+    def longest_free_share(self) -> float:
+        """The longest step without the profiler over the likely one, at least 1; 1 if it is not known."""
+        free = self.step.free
+        return (
+            max(free.range_ns[1] / free.time_ns, 1.0) if free is not None and free.time_ns else 1.0
+        )
+
     def free_exposed_share(self, label: str) -> float:
         """Return the exposed time of *label* without the profiler over the recorded one, 0 to 1.
 
@@ -105,14 +113,15 @@ class Context:
     def predict(self, *changes: str) -> ChangedStep | None:
         """Return the step with all *changes*.
 
-        None if the run's events were not kept, or a change is refused.
+        None if the run's events were not kept, or a change is refused. Several changes have no ranges.
         """
         key = ", ".join(changes)
         if key not in self._predictions:
             graph = self.analysis.replay_graph
             if graph is None:
                 return None
-            self._predictions[key] = graph.predict(changes)
+            predict = graph.predict if len(changes) == 1 else graph.predict_saving
+            self._predictions[key] = predict(changes)
         row = self._predictions[key]
         return row if row.why_not is None and row.saves_ns is not None else None
 

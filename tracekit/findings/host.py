@@ -269,6 +269,8 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
     events_per_step = events / (max(len(context.step.per_step), 1) * context.ranks)
     predicted = context.predict(NO_LAUNCH_DELAY)
     saves_ns = None if predicted is None else max(predicted.saves_ns or 0, 0)
+    # The replay keeps the time between kernels, which those of a CUDA graph do not have.
+    most_ns = max(round(context.longest_free_share * cost_ns), saves_ns or 0)
     return Finding(
         code="launch_bound",
         case="under_graphs" if context.uses_cuda_graphs else "",
@@ -286,7 +288,7 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
         },
         change=None if predicted is None else NO_LAUNCH_DELAY,
         saves_ns=saves_ns,
-        saves_range_ns=(0, round(cost_ns) if saves_ns is None else saves_ns),
+        saves_range_ns=(0, most_ns),
         certain="bounded",
     )
 

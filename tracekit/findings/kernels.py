@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -14,7 +14,6 @@ from tracekit._util.shapes import is_shape, parse_list
 from tracekit._util.values import first_that_holds
 from tracekit.documents.findings import EvidenceValue, Finding
 from tracekit.findings.context import Context
-from tracekit.findings.remedies import operators_with_remedy
 from tracekit.metrics.kernel_limits import experts_bytes, memory_gb_s, product_bytes
 from tracekit.metrics.peaks import peak_tflop_s
 from tracekit.metrics.rates import (
@@ -64,11 +63,13 @@ class _SlowOperator(msgspec.Struct, frozen=True, kw_only=True):
     """Type in which it multiplies, whose peak rate is meant."""
 
 
-def kernel_findings(context: Context) -> Iterator[Finding]:
-    """Yield a finding about the operators with most time to gain, where shapes and the GPU's peak are known."""
+def kernel_findings(context: Context, explained: Collection[str]) -> Iterator[Finding]:
+    """Yield a finding about the operators with most time to gain, where shapes and the GPU's peak are known.
+
+    *explained* are the operators about which another finding says more.
+    """
     rank_steps = max(1, sum(len(rank.per_step) for rank in context.analysis.rank_results))
     operators = [*_products(context, rank_steps), *_memory_bound(context, rank_steps)]
-    explained = operators_with_remedy(context)
     operators = [operator for operator in operators if operator.op not in explained]
     slow = sorted(operators, key=lambda operator: -operator.gain_ns)[:MAX_KERNELS]
     if not slow:

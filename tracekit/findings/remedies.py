@@ -6,9 +6,10 @@ what the replay of all ranks with that change predicts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from tracekit.documents.analysis import ChangedStep
@@ -57,20 +58,22 @@ def remedy_findings(context: Context) -> Iterator[Finding]:
     yield from _finding(context, "slow_kernel", "pad sizes", case="padding")
 
 
-def operators_with_remedy(context: Context) -> set[str]:
-    """Return the operators most of whose time another finding explains and says how to save."""
+def operators_with_remedy(context: Context, findings: Collection[Finding]) -> set[str]:
+    """Return the operators most of whose time *findings* explain, and say how to save."""
     graph = context.analysis.replay_graph
-    changes = {finding.change for finding in remedy_findings(context)}
+    changes = {finding.change for finding in findings}
     if graph is None or not changes:
         return set()
     events = graph.graph.events
-    explained = pl.concat([select_remedies(graph.graph, change) for change in changes if change])
-    is_explained = pl.int_range(pl.len()).is_in(explained["event"].unique().implode())
-    times = events.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"), is_explained=is_explained)
-    by_op = times.group_by(pl.col("op").cast(pl.String)).agg(
-        share=(pl.col("ns") * pl.col("is_explained")).sum() / pl.col("ns").sum()
-    )
-    return set(by_op.filter(pl.col("share") > MIN_EXPLAINED_SHARE)["op"].drop_nulls())
+    is_explained = np.zeros(events.height, np.bool_)
+    for change in changes:
+        if change is not None:
+            is_explained[select_remedies(graph.graph, change)["event"].to_numpy()] = True
+    ns = pl.col("end_ns") - pl.col("start_ns")
+    times = events.select("op", ns=ns, explained_ns=ns * pl.Series(is_explained))
+    by_op = times.group_by("op").agg(share=pl.col("explained_ns").sum() / pl.col("ns").sum())
+    explained = by_op.filter(pl.col("share") > MIN_EXPLAINED_SHARE)["op"]
+    return set(explained.drop_nulls().cast(pl.String))
 
 
 def _precision(context: Context) -> Iterator[Finding]:
@@ -146,11 +149,12 @@ def _changed_work(context: Context, change: str) -> _Changed:
         raise ValueError("the run's events were not kept")
     events = graph.graph.events
     remedies = select_remedies(graph.graph, change)
-    rank_steps = max(events.select(pl.struct("rank", "step").n_unique()).item(), 1)
-    described = remedies.with_columns(
-        events["op"][remedies["event"]].cast(pl.String),
-        events["module"][remedies["event"]].cast(pl.String),
+    rank_steps = max(graph.graph.measured_bounds.height, 1)
+    described = remedies.select(
+        "what", "ns", *(events[name].gather(remedies["event"]) for name in ("op", "module"))
     )
+    described = described.group_by("what", "op", "module").agg(pl.col("ns").sum())
+    described = described.cast({pl.Categorical(): pl.String})
     return _Changed(
         ns=float(remedies["ns"].sum()) / rank_steps,
         events=remedies.height / rank_steps,
@@ -160,7 +164,10 @@ def _changed_work(context: Context, change: str) -> _Changed:
     )
 
 
-def _longest(remedies: pl.DataFrame, column: str) -> list[str]:
-    """Return the values of a column, that with most time first."""
-    sums = remedies.drop_nulls(column).group_by(column).agg(pl.col("ns").sum())
-    return sums.sort(-pl.col("ns"), column)[column].to_list()
+def _longest(described: pl.DataFrame, column: str) -> list[str]:
+    """Return the values of a column of remedies' sums, that with most time first."""
+    ns_by_value: dict[str, int] = {}
+    for value, ns in described.select(column, "ns").iter_rows():
+        if value is not None:
+            ns_by_value[value] = ns_by_value.get(value, 0) + ns
+    return sorted(ns_by_value, key=lambda value: (-ns_by_value[value], value))

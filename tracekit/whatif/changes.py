@@ -684,6 +684,23 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
 
         What they save is of the step without the profiler, where that is known.
         """
+        key = tuple(changes)
+        if key not in self._predicted:
+            self._predicted[key] = self._predict(changes, saving_alone=False)
+        return self._predicted[key]
+
+    def predict_saving(self, changes: Sequence[str]) -> ChangedStep:
+        """Predict what all *changes* save at once, without ranges and the new critical path."""
+        whole = self._predicted.get(tuple(changes))
+        return whole or self._predict(changes, saving_alone=True)
+
+    @cached_property
+    def _predicted(self) -> dict[tuple[str, ...], ChangedStep]:
+        """Whole predictions made so far, by their changes."""
+        return {}
+
+    def _predict(self, changes: Sequence[str], *, saving_alone: bool) -> ChangedStep:
+        """Return a prediction; *saving_alone*: without ranges and the new critical path."""
         free_ns = None if self.free_step is None else self.free_step.time_ns
         step = ChangedStep(", ".join(changes), tuple(changes), self.measured_ns, free_ns=free_ns)
         try:
@@ -701,12 +718,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         replay = changed.replay()
         bounds = self.graph.step_bounds(replay.start, replay.end, replay.launch)
         replayed_ns = max(self.replayed_ns(bounds), changed.hidden_ns())
-        path_parts = self.graph.path_parts(replay, bounds)
-        margin_ns = self._margin_ns(replayed_ns, path_parts)
-        low_ns, high_ns = self._bounds_ns(changed, replayed_ns)
         predicted_ns = round(replayed_ns + added[1])
-        least_ns = max(round(low_ns - margin_ns + added[0]), 0)
-        most_ns = round(high_ns + margin_ns + added[2])
         single_changes = [single for text in changes for single in split_changes(text)]
         if len(single_changes) > 1 and not changed.microbatches:
             worse_than = self._better_alone(single_changes, predicted_ns)
@@ -719,6 +731,20 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         if free_ns is not None and likely_ns is not None:
             saves_ns = free_ns - likely_ns
             free_predicted_ns = max(round(likely_ns + added[1]), 0)
+        step = msgspec.structs.replace(
+            step,
+            predicted_ns=predicted_ns,
+            free_predicted_ns=free_predicted_ns,
+            saves_ns=None if changed.microbatches else saves_ns,
+            rests_on=tuple(changed.rests_on),
+        )
+        if saving_alone:
+            return step
+        path_parts = self.graph.path_parts(replay, bounds)
+        margin_ns = self._margin_ns(replayed_ns, path_parts)
+        low_ns, high_ns = self._bounds_ns(changed, replayed_ns)
+        least_ns = max(round(low_ns - margin_ns + added[0]), 0)
+        most_ns = round(high_ns + margin_ns + added[2])
         least_saved_ns, most_saved_ns = self._saved_range_ns(
             changed,
             saves_ns,
@@ -729,13 +755,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         saves_range_ns = (max(least_saved_ns, 0), max(most_saved_ns, 0))
         return msgspec.structs.replace(
             step,
-            predicted_ns=predicted_ns,
             predicted_range_ns=(least_ns, most_ns),
-            free_predicted_ns=free_predicted_ns,
-            saves_ns=None if changed.microbatches else saves_ns,
             saves_range_ns=None if changed.microbatches else saves_range_ns,
             critical_path=tuple(PathPart(*row) for row in path_parts.head(MAX_PATH_PARTS).rows()),
-            rests_on=tuple(changed.rests_on),
         )
 
     def _saved_range_ns(
@@ -787,17 +809,10 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             changed.hide_labels()
         return changed
 
-    @cached_property
-    def _alone(self) -> dict[str, ChangedStep]:
-        """Predictions of single changes that combinations were held against."""
-        return {}
-
     def _better_alone(self, changes: Sequence[str], together_ns: int) -> str | None:
         """Return one of *changes* with which alone the step is shorter than with all of them; None if there is none."""
         for change in changes:
-            if change not in self._alone:
-                self._alone[change] = self.predict([change])
-            alone_ns = self._alone[change].predicted_ns
+            alone_ns = self.predict([change]).predicted_ns
             if alone_ns is not None and together_ns - alone_ns > ROUNDING_SHARE * self.measured_ns:
                 return change
         return None

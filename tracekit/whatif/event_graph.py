@@ -457,10 +457,10 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         mark = np.where(hosts.has_lead, mark, UNKNOWN_TIME)
         host_end = np.where(hosts.has_tail, last_end + tail_ns, UNKNOWN_TIME)
         begin, interval_end = step_intervals(hosts.rows, first_start, last_end, mark, host_end)
-        bounds = steps.select("rank_index", "step_index", "rank", "step").with_columns(
-            start_ns=pl.Series(first_start), end_ns=pl.Series(last_end)
-        )
-        return bounds.hstack(interval_columns(begin, interval_end))
+        of_gpu = [pl.Series("start_ns", first_start), pl.Series("end_ns", last_end)]
+        intervals = interval_columns(begin, interval_end).get_columns()
+        identity = [steps[name] for name in ("rank_index", "step_index", "rank", "step")]
+        return pl.DataFrame([*identity, *of_gpu, *intervals])
 
     def budget(self, start: Ints, end: Ints, bounds: pl.DataFrame, time_ns: int) -> Budget:
         """Return the parts of an ordinary step of *time_ns* in which events run from *start* to *end*.
@@ -501,11 +501,15 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     @staticmethod
     def step_ns(bounds: pl.DataFrame) -> int:
         """Return the step time of ``step_bounds``: the median over ranks, and of that the median over steps."""
-        of_ranks = bounds.drop_nulls("time_ns")
-        of_steps = of_ranks.group_by("step_index").agg(pl.col("time_ns").median())
+        of_steps: dict[int, list[int]] = {}
+        for step_index, time_ns in zip(
+            bounds["step_index"].to_list(), bounds["time_ns"].to_list(), strict=True
+        ):
+            if time_ns is not None:
+                of_steps.setdefault(step_index, []).append(time_ns)
         # Whole nanoseconds of each step, as the step time has them: two roundings give another
         # figure than one.
-        step_ns = [round(ns) for ns in of_steps["time_ns"].to_list()]
+        step_ns = [round(median(times_ns)) for times_ns in of_steps.values()]
         return round(median(step_ns)) if step_ns else 0
 
     def without_host_work(self, codes: Collection[str]) -> tuple[Bools, Floats]:
