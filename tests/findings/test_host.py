@@ -302,6 +302,44 @@ def test_a_host_ahead_of_the_gpu_is_not_the_limit(findings_of):
     assert "launch_bound" not in findings or findings["launch_bound"].share < ONE_PERCENT
 
 
+def slow_first_call(dims_of_step):
+    """Return a step of twelve calls of an operator, of which the first takes 12 ms on the host."""
+
+    def fill(recording, start, number):
+        recording.op("loop", start + 0.001, start + 19.999)
+        dims = dims_of_step(number)
+        shapes = {} if dims is None else {"Input Dims": [dims]}
+        for call in range(12):
+            begin = start + 12.5 + call * 0.4
+            end = begin + 0.05
+            if call == 0:
+                begin, end = start + 0.2, start + 12.2
+            recording.op("aten::attend", begin, end, **shapes)
+            recording.kernel(end - 0.03, end + 0.01, end + 0.02, op=None)
+
+    return fill
+
+
+def test_an_operator_that_is_slow_on_each_new_shape_is_named(analysis_of_steps):
+    analysis = analysis_of_steps(slow_first_call(lambda number: [1, 80 + number, 64]))
+    (finding,) = [finding for finding in analysis.findings if finding.code == "launch_bound"]
+    assert finding.evidence["new_shapes_op"] == "aten::attend"
+    assert finding.evidence["new_shapes_ns"] == pytest.approx(12 * MS, rel=0.15)
+    predicted = analysis.replay_graph.predict(["known shapes"])
+    assert predicted.saves_ns == finding.evidence["new_shapes_ns"]
+    assert "in aten::attend" in finding.text
+    assert "few different shapes" in finding.advice
+
+
+@pytest.mark.parametrize("dims_of_step", [lambda _: [1, 80, 64], lambda _: None])
+def test_a_slow_operator_whose_shapes_are_equal_or_unknown_is_not_said_to_meet_new_ones(
+    findings_of, dims_of_step
+):
+    finding = findings_of(slow_first_call(dims_of_step))["launch_bound"]
+    assert "new_shapes_op" not in finding.evidence
+    assert "shape" not in finding.text + finding.advice
+
+
 def slow_after_sync(sync_ms):
     """Return a step that waits *sync_ms* for one kernel, then launches a short kernel every millisecond."""
 

@@ -268,7 +268,7 @@ def test_kernels_that_zero_gradients_are_no_part_of_a_loop_over_parameters(op):
 def test_a_launch_keeps_the_share_of_its_hosts_time_in_which_it_did_not_stand_still():
     """The host stood still for 30 of the 40 ns before the second launch, and for all before the third."""
     events = [{"row": row, "launch_ns": launch, "ns": 5} for row, launch in enumerate((0, 40, 60))]
-    (remedies,) = stall_remedies(rank_work(*events), union([10, 40], [40, 60]))
+    (remedies,) = stall_remedies(rank_work(*events), union([10, 40], [40, 60]), "free cpu")
     assert remedies.select("row", "likely_ns").rows() == [(1, 5), (2, 5)]
     assert remedies["host_share"].to_list() == pytest.approx([0.25, 0.001])
 

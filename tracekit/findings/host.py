@@ -20,6 +20,7 @@ from tracekit.metrics.remedies.work import PATTERNS
 from tracekit.schema import COPY_LABELS
 from tracekit.whatif.changes import HOST_CHANGES, NO_LAUNCH_DELAY
 from tracekit.whatif.constants import HOST_VARIATION
+from tracekit.whatif.remedies import KNOWN_SHAPES, select_remedies
 
 OFFENCES = (
     "compile",
@@ -35,6 +36,10 @@ OFFENCES = (
 MIN_EXCESS_TO_BE_SLOW = 0.5
 """Share of the idle time while launching by which the host alone is slower than the GPU, from which
 launching is the limit whatever else the host does."""
+
+
+MIN_SHARE_ON_NEW_SHAPES = 0.05
+"""Share of the step that an operator takes longer on new shapes, from which it is named."""
 
 
 class _StepMeans:
@@ -285,12 +290,30 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
             "mean_event_ns": round(means.gpu_ns / max(events_per_step, 1)),
             "waits_per_step": round(means.value("host_sync", "count"), 2),
             "has_fused_optimizer": runs_operator(context, PATTERNS["fused_optimizer"]),
+            **_on_new_shapes(context),
         },
         change=None if predicted is None else NO_LAUNCH_DELAY,
         saves_ns=saves_ns,
         saves_range_ns=(0, most_ns),
         certain="bounded",
     )
+
+
+def _on_new_shapes(context: Context) -> dict[str, EvidenceValue]:
+    """Return the operator that takes much longer on each new shape, and how long; nothing if there is none."""
+    graph = context.analysis.replay_graph
+    if graph is None:
+        return {}
+    remedies = select_remedies(graph.graph, KNOWN_SHAPES)
+    if remedies.is_empty():
+        return {}
+    predicted = context.predict(KNOWN_SHAPES)
+    saves_ns = 0 if predicted is None else predicted.saves_ns or 0
+    if context.share(saves_ns) < MIN_SHARE_ON_NEW_SHAPES:
+        return {}
+    of_op = remedies.group_by("what").agg(removed=(1 - pl.col("host_share")).sum())
+    op = of_op.sort(-pl.col("removed"), "what")["what"].first()
+    return {"new_shapes_op": str(op), "new_shapes_ns": saves_ns}
 
 
 def _places(context: Context, code: str) -> tuple[Place, ...]:

@@ -315,6 +315,26 @@ class FindingWords:
         return f" ({percent(share, digits=0)} of all idle time is between two steps)"
 
     @property
+    def on_new_shapes(self) -> str:
+        """Which operator takes longer on each new shape of its inputs, and how long; empty if there is none."""
+        if self.evidence.get("new_shapes_op") is None:
+            return ""
+        return (
+            f"; {self['new_shapes_ns']} of it in {self['new_shapes_op']}, which takes many times as long "
+            "on each new shape of its inputs"
+        )
+
+    @property
+    def keep_shapes(self) -> str:
+        """Advice against new shapes; empty where none cost time."""
+        if self.evidence.get("new_shapes_op") is None:
+            return ""
+        return (
+            f"; give {self['new_shapes_op']} few different shapes (padded lengths, a cache of fixed size), "
+            "or another kernel"
+        )
+
+    @property
     def is_pytorch(self) -> bool:
         """Whether PyTorch's words fit the program."""
         return self.evidence.get("is_pytorch") is not False

@@ -379,9 +379,9 @@ def launch_bound(words: FindingWords) -> FindingTexts:
         text=(
             "the CPU takes longer to start the GPU's work than the GPU takes to run it: "
             f"{words['events_per_step']} kernels and copies {'a step' if words.has_steps else 'in all'}, "
-            f"{words['mean_event_ns']} of GPU time each"
+            f"{words['mean_event_ns']} of GPU time each{words.on_new_shapes}"
         ),
-        advice=launch_less(words),
+        advice=f"{launch_less(words)}{words.keep_shapes}",
     )
 
 

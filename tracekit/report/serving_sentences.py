@@ -73,9 +73,9 @@ def launch_bound(words: FindingWords) -> FindingTexts:
         text=(
             "the CPU takes longer to start the GPU's work than the GPU takes to run it: "
             f"{words['events_per_step']} kernels and copies {per}, {words['mean_event_ns']} each on "
-            f"average{words.between_steps}"
+            f"average{words.between_steps}{words.on_new_shapes}"
         ),
-        advice=advice,
+        advice=f"{advice}{words.keep_shapes}",
     )
 
 

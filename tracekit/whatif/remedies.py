@@ -14,6 +14,7 @@ from tracekit.whatif.event_graph import EventGraph
 
 FUSE = "fuse"
 FUSE_LOSS = "fuse loss"
+KNOWN_SHAPES = "known shapes"
 REMEDY_CHANGES = {
     "tf32": "products of float32 run on tensor cores in TF32",
     "bf16": "products and attention of float32 run in bf16",
@@ -33,6 +34,7 @@ REMEDY_CHANGES = {
     "reduce in backward": "gradients are reduced as soon as the backward has them",
     "gather once": "parameters stay after the forward, which needs memory",
     "free cpu": "nothing else runs on the cores of the host's threads",
+    KNOWN_SHAPES: "operators take no longer on new shapes than on known ones",
     "pad sizes": "sizes of products are multiples of 64",
     FUSE_LOSS: "the loss reads its logits in 16 bits, and few times",
 }

@@ -59,6 +59,7 @@ from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
 from tracekit.metrics.rates import ProductTotals, products
 from tracekit.metrics.remedies import find_remedies
+from tracekit.metrics.remedies.new_shapes import find_new_shapes
 from tracekit.metrics.step_kinds import measure_step_kinds
 from tracekit.metrics.step_time import (
     find_start_up_steps,
@@ -349,11 +350,13 @@ def _with_remedies(
     graph_events: pl.DataFrame, gpu_events: pl.DataFrame, rank: RankEvents
 ) -> pl.DataFrame:
     """Return the rank's events with what changes would make of each (``metrics.remedies``)."""
+    launching = gpu_events["op"].unique().drop_nulls().cast(pl.String)
     remedies = find_remedies(
         gpu_events,
         device=next(iter(rank.source.devices), None),
         multiprocessors=rank.source.multiprocessors,
-        stalls=find_stalls(rank.events, gpu_events["op"].unique().drop_nulls().cast(pl.String)),
+        stalls=find_stalls(rank.events, launching),
+        on_new_shapes=find_new_shapes(rank.events, launching),
     )
     return graph_events.with_columns(remedies=remedies)
 

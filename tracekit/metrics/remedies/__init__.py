@@ -6,6 +6,8 @@ events, so that a change can be replayed with all others (``whatif.changes``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
 
 from tracekit.intervals import Intervals
@@ -32,6 +34,7 @@ def find_remedies(
     device: str | None,
     multiprocessors: int | None,
     stalls: Intervals | None = None,
+    on_new_shapes: Mapping[str, Intervals] | None = None,
 ) -> pl.Series:
     """Return the remedies of each GPU event as a list of ``REMEDY``; null where it has none.
 
@@ -40,6 +43,7 @@ def find_remedies(
         device: Name of its GPU; None if unknown.
         multiprocessors: Multiprocessors that the process may use; None if all, or unknown.
         stalls: When the host stood still (``metrics.host.stalls``).
+        on_new_shapes: By operator, when it took longer because of new shapes (``new_shapes``).
     """
     rank = rank_work(labelled, device=device, multiprocessors=multiprocessors)
     attention = list(attention_remedies(rank))
@@ -59,7 +63,12 @@ def find_remedies(
             padded.filter(~pl.col("row").is_in(list(in_attention)))
             for padded in padding_remedies(rank)
         ),
-        *stall_remedies(rank, stalls),
+        *stall_remedies(rank, stalls, "free cpu"),
+        *(
+            remedies
+            for op, slow in (on_new_shapes or {}).items()
+            for remedies in stall_remedies(rank, slow, "known shapes", what=op)
+        ),
         *message_remedies(rank),
     ]
     table = pl.concat([REMEDIES.to_frame(), *frames])

@@ -49,8 +49,10 @@ def removal_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     yield from _channels_last(rank)
 
 
-def stall_remedies(rank: RankWork, stalls: Intervals | None) -> Iterator[pl.DataFrame]:
-    """Yield the remedies of launches before which the host stood still."""
+def stall_remedies(
+    rank: RankWork, stalls: Intervals | None, change: str, *, what: str | None = None
+) -> Iterator[pl.DataFrame]:
+    """Yield the remedies of launches before which the host stood still, which it would not with *change*."""
     if stalls is None or not stalls.total_ns:
         return
     launched = rank.events.drop_nulls("launch_ns").sort("launch_ns")
@@ -60,8 +62,8 @@ def stall_remedies(rank: RankWork, stalls: Intervals | None) -> Iterator[pl.Data
     host_share = 1 - stalled_ns / np.maximum(launch_ns - since_ns, 1)
     remedies = launched.select(
         "row",
-        change=pl.lit("free cpu"),
-        what=pl.lit(None, pl.String()),
+        change=pl.lit(change),
+        what=pl.lit(what, pl.String()),
         low_ns="ns",
         likely_ns="ns",
         high_ns="ns",
