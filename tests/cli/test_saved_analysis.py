@@ -154,8 +154,15 @@ def test_kilobytes_that_inflate_to_gigabytes_are_one_line(run_command, tmp_path,
         (lambda plain: plain["step"].update(free_ns=-3), "free_ns"),
         (lambda plain: plain["ranks"][1].update(rank=2**40), "its ranks are not those"),
         (lambda plain: plain["total"]["budget_ns"].update(idle=5), "do not sum to it"),
+        (lambda plain: plain["findings"][0].update(share=1e20), "findings[0].share"),
+        (lambda plain: plain["findings"][0].update(share=-0.5), "findings[0].share"),
+        (lambda plain: plain["findings"][0].update(cost_ns=-5), "findings[0].cost_ns"),
+        (lambda plain: plain["total"].update(weak_share=-1.0), "total.weak_share"),
     ],
-    ids=["step", "negative step time", "negative free step", "rank", "parts"],
+    ids=[
+        *("step", "negative step time", "negative free step", "rank", "parts"),
+        *("huge share", "negative share", "negative cost", "share of a total"),
+    ],
 )
 def test_figures_that_cannot_be_are_one_line(run_command, saved, command, change, message):
     file, _ = saved

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import force_setattr
 
-from tracekit.documents.findings import Finding
+from tracekit.documents.findings import Finding, Share
 from tracekit.documents.late import LateDocument
 from tracekit.documents.memory import MemoryContents
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
@@ -75,7 +75,7 @@ class Bubble(Struct, frozen=True, kw_only=True):
     """Idle time; null if work is missing in the recording."""
     wait_ns: int | None
     """Exposed wait of pipeline messages; null if the wait of any message is unknown."""
-    fraction: float | None
+    fraction: Share | None
     """(Idle time + exposed wait) / span; null without a pipeline."""
     lower_bound: bool
     """Whether the fraction is a lower bound, because some waiting could not be measured."""
@@ -104,7 +104,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     """By label: number of events."""
     weak_ns: NotNegative
     """Time whose label rests on weak evidence."""
-    weak_share: float | None
+    weak_share: Share | None
     """The same as a share of the busy time."""
     overlap: Mapping[str, float | None]
     """By communication and copy label, and set: share of its time that compute hides; null if it
@@ -686,7 +686,7 @@ class ByRow(Struct, frozen=True, kw_only=True):
     """Time beyond that at the peak rate."""
     inclusive_ns: int | UnsetType | None = UNSET
     """Time with all that is inside; for modules and annotations."""
-    share: float | None
+    share: Share | None
     """Share of total_ns."""
     apart: bool
     """Whether ranks of different stages have rows of their own."""
@@ -864,7 +864,7 @@ class ImbalanceStep(Struct, frozen=True):
 class Imbalance(Struct, frozen=True):
     """Unequal work of ranks, part of which communication may hide."""
 
-    share: float
+    share: Share
     """Work of the rank with the most minus the mean / time of all steps."""
     steps: list[ImbalanceStep]
     """The same of each step."""

@@ -100,6 +100,8 @@ def table_schema(row_type: type[msgspec.Struct]) -> pl.Schema:
         plain = next(
             option for option in get_args(field.type) or (field.type,) if option is not NoneType
         )
+        # What is annotated, of a number with limits.
+        plain = getattr(plain, "__origin__", plain)
         dtypes[field.encode_name] = pl.Int32() if field.name == "rank" else _DTYPES[plain]
     return pl.Schema(dtypes)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 Certainty = Literal["measured", "bounded", "possible"]
 """How sure a saving is: measured or replayed; a bound; possible under an assumption that the text
 names."""
 EvidenceValue = str | int | float | bool | None
+Share = Annotated[float, Meta(ge=0, le=1e9)]
+"""A time as a share of another, which may be shorter: of a step of a microsecond, a quarter of an
+hour is not too much."""
+Cost = Annotated[int, Meta(ge=0)]
 
 
 MIN_SHARE_TO_SHOW = 0.01
@@ -49,11 +53,11 @@ class Finding(Struct, frozen=True, kw_only=True):
     """Kind of finding; a code keeps its meaning."""
     case: str = ""
     """Variant of the code that its texts are chosen by; empty if it has one."""
-    cost_ns: int
+    cost_ns: Cost
     """Time that it costs."""
-    cost_bytes: int | None = None
+    cost_bytes: Cost | None = None
     """Memory that it costs; null if it is about time."""
-    share: float
+    share: Share
     """The time as a share of the step time."""
     ranks: tuple[int, ...] = ()
     """Ranks that it is about; empty: all alike."""

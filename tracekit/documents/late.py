@@ -4,6 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from tracekit.documents.findings import Share
 from tracekit.errors import Notice
 
 FORMAT: Literal["tracekit.late/1"] = "tracekit.late/1"
@@ -100,7 +101,7 @@ class LateRanks(Struct, frozen=True):
     """Waiting of all other ranks in operations that it joined last, in its late steps."""
     cost_ns: int
     """Sum over its late steps of how late it was: time that the run lost."""
-    share: float
+    share: Share
     """cost_ns over the time of the record, 0 to 1."""
     cause: Literal["host", "gpu", "waited_itself"] | None
     """host (it called the operation late), gpu (it called it in time, its GPU was not ready) or
@@ -310,5 +311,5 @@ class LateDocument(Struct, frozen=True):
     lost_ns: int | None = None
     """Time that the run lost to the ranks in late: of each step the lateness of the latest; null if
     nothing could be compared."""
-    lost_share: float | None = None
+    lost_share: Share | None = None
     """lost_ns over the time of the record, 0 to 1."""
