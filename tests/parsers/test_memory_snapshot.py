@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import os
 import pickle
@@ -275,3 +276,25 @@ def test_a_block_counts_as_its_state_says(tmp_path, state):
 def test_segments_that_cannot_be_are_one_line(tmp_path, segments, problem):
     with pytest.raises(InputError, match=problem):
         read_memory_snapshot(write(tmp_path / "a.pickle", snapshot(segments=segments)))
+
+
+def test_the_search_for_cycles_does_not_go_over_a_history_while_it_is_read(tmp_path):
+    count = 20_000
+    history = [
+        event("alloc", 4096 + i * 512, 512, i, frames=[{**FRAMES[0], "line": i}])
+        for i in range(count)
+    ]
+    file = write(tmp_path / "a.pickle", {"segments": [], "device_traces": [history]})
+    searches = []
+
+    def count_search(phase, facts):
+        searches.append(facts["generation"])
+
+    gc.callbacks.append(count_search)
+    try:
+        snapshot = read_memory_snapshot(file)
+    finally:
+        gc.callbacks.remove(count_search)
+    assert len(snapshot.stacks) == count
+    assert len(searches) < 20
+    assert gc.isenabled()

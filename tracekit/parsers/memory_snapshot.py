@@ -18,7 +18,7 @@ import polars as pl
 from tracekit._util.inflation import GZIP, inflate_whole
 from tracekit._util.values import seeded_key
 from tracekit.errors import InputError, Notice, NoticeValues
-from tracekit.parsers.plain_pickle import load_plain_pickle
+from tracekit.parsers.plain_pickle import cycle_collection_paused, load_plain_pickle
 from tracekit.parsers.snapshot_checks import check_segments, history_contradiction
 from tracekit.schema import (
     ALLOCATOR_ACTIONS,
@@ -141,6 +141,12 @@ def parse_memory_snapshot(
     if not isinstance(content, dict) or not _has_lists(content, SNAPSHOT_KEYS):
         hint = "torch.cuda.memory._dump_snapshot writes one"
         raise InputError(f"{name}: is not a memory snapshot", hint=hint)
+    with cycle_collection_paused():
+        return _parse_content(content, name, device)
+
+
+def _parse_content(content: Mapping[str, Any], name: str, device: int | None) -> MemorySnapshot:
+    """Return what ``parse_memory_snapshot`` does, of a dict with the keys of a snapshot."""
     stacks = _Stacks(name)
     histories = [_dicts(history, f"{name}: device_traces") for history in content["device_traces"]]
     segments = _dicts(content["segments"], f"{name}: segments")
