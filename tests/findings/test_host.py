@@ -331,6 +331,25 @@ def test_an_operator_that_is_slow_on_each_new_shape_is_named(analysis_of_steps):
     assert "few different shapes" in finding.advice
 
 
+def test_an_operator_that_is_slow_on_new_shapes_of_the_first_step_alone_is_not_named(findings_of):
+    """What is slow on every shape when it first runs is started up, not met by new shapes in each step."""
+
+    def fill(recording, start, number):
+        recording.op("loop", start + 0.001, start + 19.999)
+        for call in range(12):
+            begin = start + 0.2 + call * 0.4
+            end = begin + 0.05
+            if call >= 2:
+                begin, end = begin + 11, end + 11
+            elif number == 0:
+                begin, end = start + 0.2 + call * 6, start + 6 + call * 6
+            dims = [1, 80 + call % 2, 64]
+            recording.op("aten::attend", begin, end, **{"Input Dims": [dims]})
+            recording.kernel(end - 0.03, end + 0.01, end + 0.02, op=None)
+
+    assert "new_shapes_op" not in findings_of(fill)["launch_bound"].evidence
+
+
 @pytest.mark.parametrize("dims_of_step", [lambda _: [1, 80, 64], lambda _: None])
 def test_a_slow_operator_whose_shapes_are_equal_or_unknown_is_not_said_to_meet_new_ones(
     findings_of, dims_of_step

@@ -114,6 +114,23 @@ def written_out(scores=SCORES, *, head_size=64, softmax="aten::_softmax", mask=T
     return calls
 
 
+def test_written_out_attention_of_grouped_heads_is_found_as_that_of_single_ones(findings_of):
+    """Sixteen heads of queries, four for each head of keys: the products are of 4 × 1,024 rows."""
+    scores = [2, 4, 4, 1024, 1024]
+    calls = Calls()
+    key = [8, 64, 1024]
+    calls.add("aten::bmm", [[8, 4096, 64], key], [BF16, BF16], 2_000_000, name="nvjet_tst")
+    calls.add("aten::mul", [scores, []], [BF16, "double"], 2_000_000)
+    types = [BF16, "bool", "Scalar"]
+    calls.add("aten::masked_fill_", [scores, [1024, 1024], []], types, 2_000_000)
+    calls.add("aten::_softmax", [scores, [], []], [BF16, "Scalar", "Scalar"], 2_000_000)
+    weights = [8, 4096, 1024]
+    calls.add("aten::bmm", [weights, [8, 1024, 64]], [BF16, BF16], 2_000_000, name="nvjet_tst")
+    grouped = findings_of(calls, period=14.0)["attention"]
+    single = findings_of(written_out(), period=14.0)["attention"]
+    assert grouped.saves_ns == pytest.approx(single.saves_ns, rel=0.001)
+
+
 def test_written_out_attention_is_one_kernel_of_its_flop(findings_of):
     """4 × 32 × 1,024² × 64 FLOP, half of them behind the mask, at 35 % of 989.4 TFLOP/s: 12 µs."""
     finding = findings_of(written_out(), period=14.0)["attention"]
@@ -262,6 +279,42 @@ def test_an_optimizer_that_goes_parameter_by_parameter_is_one_pass_over_all(anal
     assert (finding.case, finding.change) == ("loop", "fused optimizer")
     fused_ns = 7 * 32 * 4194304 * 4 / 4800 / 0.75
     assert finding.saves_ns == pytest.approx(96 * 100_000 - fused_ns, rel=0.06)
+
+
+@pytest.mark.parametrize(("gradients", "is_found"), [(80, True), (50, False)])
+def test_gradients_clipped_one_by_one_are_clipped_together(analysis_of_steps, gradients, is_found):
+    """Norms and scales of 10 µs behind the backward; three passes of 1 MB for each take 52 µs for 80."""
+    shape = [256, 1024]
+
+    def fill(recording, start, _):
+        at = start + 0.1
+
+        def run(op, shapes, ns, node=None):
+            nonlocal at
+            if node is not None:
+                recording.op(node, at - 0.006, at + 0.016)
+            name = "void at::native::vectorized_elementwise_kernel<4>"
+            args = {"Input Dims": shapes, "Input type": ["float"] * len(shapes)}
+            recording.kernel(at, at + 0.02, at + 0.02 + ns / 1e6, op=op, name=name, args=args)
+            at += 0.022
+
+        node = "autograd::engine::evaluate_function: MulBackward0"
+        run("aten::mul", [shape, shape], 10_000, node)
+        for _ in range(gradients):
+            run("aten::linalg_vector_norm", [shape], 10_000)
+        for _ in range(gradients):
+            run("aten::mul_", [shape, []], 10_000)
+        run("aten::_fused_adamw_", [[shape] * gradients] * 4, 10_000)
+
+    analysis = analysis_of_steps(fill, period=4.0)
+    findings = [finding for finding in analysis.findings if finding.code == "optimizer"]
+    assert bool(findings) is is_found
+    if is_found:
+        assert (findings[0].case, findings[0].change) == ("clipping", "clip together")
+        assert findings[0].evidence["kernels_per_step"] == 160
+        few_ns = 80 * 3 * 256 * 1024 * 4 / 4800 / 0.75
+        remedies = analysis.replay_graph.graph.remedies
+        assert remedies["likely_ns"].sum() == pytest.approx(4 * few_ns, rel=0.02)
 
 
 @pytest.mark.parametrize(("copied", "is_small"), [(4_000, True), (1_000_000, False)])

@@ -41,6 +41,9 @@ launching is the limit whatever else the host does."""
 MIN_SHARE_ON_NEW_SHAPES = 0.05
 """Share of the step that an operator takes longer on new shapes, from which it is named."""
 
+MIN_STEPS_ON_NEW_SHAPES = 2
+"""Steps in which it does so."""
+
 
 class _StepMeans:
     """Means over ranks and ordinary steps, in ns: step time, GPU work, and the host's activities.
@@ -306,6 +309,11 @@ def _on_new_shapes(context: Context) -> dict[str, EvidenceValue]:
         return {}
     remedies = select_remedies(graph.graph, KNOWN_SHAPES)
     if remedies.is_empty():
+        return {}
+    # A single slow step may be the first of all, whose operators are slow on every shape.
+    steps = graph.graph.events["step"]
+    slow_steps = steps.gather(remedies["event"]).n_unique()
+    if slow_steps < max(MIN_STEPS_ON_NEW_SHAPES, steps.n_unique() / 2):
         return {}
     predicted = context.predict(KNOWN_SHAPES)
     saves_ns = 0 if predicted is None else predicted.saves_ns or 0

@@ -50,6 +50,7 @@ def remedy_findings(context: Context) -> Iterator[Finding]:
     yield from _finding(context, "recompute", "no recompute", case="")
     yield from _finding(context, "small_copies", "one copy", case="")
     yield from _finding(context, "optimizer", "fused optimizer")
+    yield from _finding(context, "optimizer", "clip together", case="clipping")
     yield from _finding(context, "layout", "channels last", case="")
     yield from _finding(context, "small_messages", "large messages", case="")
     yield from _finding(context, "late_reduction", "reduce in backward", case="")

@@ -24,7 +24,7 @@ NO_COMPUTE_SHARE = 0.01
 MOST_OF_IDLE = 0.5
 """Share of the idle time between two steps, from which a sentence says so."""
 GRAPHS_OF_VENDORS = {"amd": "HIP graphs", "nvidia": "CUDA graphs"}
-ATTENTION_OF_VENDORS = {"amd": " (CK, AITER)", "nvidia": " (FlashAttention 3, cuDNN)"}
+ATTENTION_OF_VENDORS = {"amd": ("CK", "AITER"), "nvidia": ("FlashAttention 3", "cuDNN")}
 """Libraries with kernels of attention."""
 LIMIT_WORDS = {"peak": "GPU's peak rate", "bandwidth": "memory bandwidth"}
 """What limits an operator, in words."""
@@ -302,9 +302,12 @@ class FindingWords:
         return bool(self.evidence.get("generates"))
 
     @property
-    def attention_kernels(self) -> str:
-        """The vendor's libraries of attention; empty where the GPU is not known."""
-        return ATTENTION_OF_VENDORS.get(str(self.evidence.get("vendor")), "")
+    def other_attention_kernels(self) -> str:
+        """The vendor's libraries of attention but that of the operator; empty where the GPU is not known."""
+        libraries = ATTENTION_OF_VENDORS.get(str(self.evidence.get("vendor")), ())
+        op = str(self.evidence.get("op")).lower()
+        others = [library for library in libraries if library.lower() not in op]
+        return f" ({', '.join(others)})" if others else ""
 
     @property
     def between_steps(self) -> str:

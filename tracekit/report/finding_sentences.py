@@ -1086,7 +1086,7 @@ def slow_kernel_short_sequence(words: FindingWords) -> FindingTexts:
 def slow_kernel_attention(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=first_slow_kernel(words),
-        advice=f"use another attention kernel{words.attention_kernels}",
+        advice=f"use another attention kernel{words.other_attention_kernels}",
     )
 
 
@@ -1472,6 +1472,17 @@ def optimizer_foreach(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"the optimizer reads and writes all parameters for each of its operations ({words.work})",
         advice="use its fused kernel (`fused=True`)",
+    )
+
+
+@texts("optimizer", "clipping")
+def optimizer_clipping(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"gradients are clipped parameter by parameter: {words['kernels_per_step']} kernels a step "
+            f"({words.work})"
+        ),
+        advice="clip all at once: `clip_grad_norm_` with `foreach=True`, on gradients that are all on the GPU",
     )
 
 

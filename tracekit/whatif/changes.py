@@ -222,7 +222,8 @@ no launch delay, no compilation, no data loading, no search for unused parameter
 no allocations, no synchronisation, no host compute, no python, \
 hide LABEL, balance, microbatches N, tf32, bf16, fp16, fp32, fused attention, fuse, \
 fuse norm, fuse activation, fuse rotation, fuse elementwise, no recompute, one copy, fused optimizer, \
-channels last, large messages, reduce in backward, gather once, free cpu, known shapes, pad sizes, fuse loss)
+clip together, channels last, large messages, reduce in backward, gather once, free cpu, \
+known shapes, pad sizes, fuse loss)
     """
     parts = split_changes(text)
     if len(parts) > 1:

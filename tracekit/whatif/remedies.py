@@ -29,6 +29,7 @@ REMEDY_CHANGES = {
     "no recompute": "activations are kept and not computed again, which needs memory",
     "one copy": "small copies from the host are one copy of pinned memory",
     "fused optimizer": "the optimizer updates all parameters in a few kernels",
+    "clip together": "gradients are clipped in a few kernels",
     "channels last": "images have their channels last, from the first layer to the last",
     "large messages": "messages are joined to 25 MB or more, and their latencies go",
     "reduce in backward": "gradients are reduced as soon as the backward has them",

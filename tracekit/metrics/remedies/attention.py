@@ -97,6 +97,8 @@ def _head_size(shapes: str, scores: Scores) -> int | None:
 
     >>> _head_size("[[8,128,64],[8,64,128]]", Scores(8, 128, 128)), _head_size("[[8,64],[64,8]]", Scores(8, 128, 128))
     (64, None)
+    >>> _head_size("[[8,512,64],[8,64,128]]", Scores(32, 128, 128))  # four heads of queries share one of keys
+    64
     """
     matrices = [shape for shape in parse_list(shapes) if is_shape(shape) and len(shape) > 2]
     if len(matrices) < 2:
@@ -108,16 +110,23 @@ def _head_size(shapes: str, scores: Scores) -> int | None:
     columns = right[-1]
     if right[-2] != inner or prod(right[:-2]) != batch:
         return None
-    sides = sorted((scores.queries, scores.keys))
     for first, second, third in (
         (rows, columns, inner),
         (rows, inner, columns),
         (inner, columns, rows),
     ):
-        is_scores = sorted((first, second)) == sides and batch == scores.heads
-        if is_scores and third <= MAX_HEAD_SIZE and third < max(sides):
+        is_scores = batch * first * second == scores.elements and _are_sides(first, second, scores)
+        if is_scores and third <= MAX_HEAD_SIZE and third < max(scores.queries, scores.keys):
             return int(third)
     return None
+
+
+def _are_sides(first: int, second: int, scores: Scores) -> bool:
+    """Return whether one size is that of the keys, and the other of the queries of one or several heads."""
+    return any(
+        keys == scores.keys and queries % scores.queries == 0
+        for keys, queries in ((first, second), (second, first))
+    )
 
 
 def _fuse(rank: RankWork, scores: Scores, members: pl.DataFrame) -> Iterator[pl.DataFrame]:

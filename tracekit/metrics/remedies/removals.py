@@ -6,7 +6,7 @@ shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import polars as pl
@@ -45,7 +45,9 @@ def removal_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     """Yield the remedies of work that could go or be done in a better shape."""
     yield _disappears(rank.events.filter(pl.col("label") == "recompute"), "no recompute")
     yield _one_copy(rank)
-    yield from _fused_optimizer(rank)
+    clipping = _find_clipping(rank)
+    yield from _clip_together(rank, clipping)
+    yield from _fused_optimizer(rank, without=clipping["row"].to_list())
     yield from _channels_last(rank)
 
 
@@ -106,10 +108,14 @@ def _one_copy(rank: RankWork) -> pl.DataFrame:
     return pl.concat([remains, disappear]).with_columns(waits=pl.lit(value=False))
 
 
-def _fused_optimizer(rank: RankWork) -> Iterator[pl.DataFrame]:
-    """Yield the remedies of optimizers that are loops over parameters or over operations."""
+def _fused_optimizer(rank: RankWork, *, without: Collection[int] = ()) -> Iterator[pl.DataFrame]:
+    """Yield the remedies of optimizers that are loops over parameters or over operations.
+
+    *without* are rows of kernels that clip gradients.
+    """
     is_fused = pl.col("op").str.contains(PATTERNS["fused_optimizer"]).fill_null(False)
-    events = rank.events.filter((pl.col("label") == "optimizer") & ~is_fused)
+    updates_parameters = (pl.col("label") == "optimizer") & ~pl.col("row").is_in(list(without))
+    events = rank.events.filter(updates_parameters & ~is_fused)
     is_foreach = pl.col("op").str.contains("_foreach_").fill_null(False)
     has_fused = rank.events.select(is_fused.any()).item()
     foreach = events.filter(is_foreach)
@@ -147,7 +153,52 @@ def _fused_optimizer(rank: RankWork) -> Iterator[pl.DataFrame]:
     parameters = updates.group_by("part").agg(
         moved=pl.when(has_size.all()).then((pl.col("elements") * pl.col("width")).sum() * passes)
     )
-    priced = loop.join(parameters, on="part", how="inner").sort("row")
+    yield from _in_few_kernels(
+        rank, loop.join(parameters, on="part", how="inner"), "fused optimizer", what="loop"
+    )
+
+
+def _find_clipping(rank: RankWork) -> pl.DataFrame:
+    """Return the kernels that clip gradients one by one, with ``passes`` over each.
+
+    Behind the backward of their step come the norms, one for each gradient; behind these, and before
+    the optimizer's first update, their scales.
+    """
+    launch_ns = pl.col("launch_ns")
+    backward = rank.events.drop_nulls("node").group_by("part").agg(backward_ns=launch_ns.max())
+    behind = rank.events.filter(pl.col("node").is_null()).join(backward, on="part", how="inner")
+    behind = behind.filter(launch_ns > pl.col("backward_ns"))
+    norms = behind.filter(pl.col("op").str.contains(PATTERNS["gradient_norm"]))
+    norms = norms.filter(pl.len().over("part") >= MIN_OPTIMIZER_KERNELS)
+    last_norms = norms.group_by("part").agg(norms_ns=launch_ns.max())
+    later = behind.join(last_norms, on="part", how="inner").filter(launch_ns > pl.col("norms_ns"))
+    update_ns = launch_ns.filter(pl.col("op").str.contains(PATTERNS["optimizer_update"])).min()
+    is_before_updates = (launch_ns < update_ns.over("part")).fill_null(value=True)
+    scales = later.filter(pl.col("op").str.contains(PATTERNS["gradient_scale"]) & is_before_updates)
+    columns = rank.events.columns
+    return pl.concat(
+        [
+            norms.select(*columns, passes=pl.lit(1)),
+            scales.select(*columns, passes=pl.lit(2)),
+        ]
+    )
+
+
+def _clip_together(rank: RankWork, clipping: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Yield the remedies of gradients that are clipped one by one."""
+    if clipping.is_empty() or rank.speeds.bandwidth is None:
+        return
+    moved = (pl.col("elements") * pl.col("width") * pl.col("passes")).sum().over("part")
+    is_known = (pl.col("elements").is_not_null() & pl.col("width").is_not_null()).all().over("part")
+    priced = clipping.with_columns(moved=pl.when(is_known).then(moved))
+    yield from _in_few_kernels(rank, priced, "clip together", what="clipping")
+
+
+def _in_few_kernels(
+    rank: RankWork, loop: pl.DataFrame, change: str, *, what: str
+) -> Iterator[pl.DataFrame]:
+    """Yield the remedies of a loop over tensors that a few kernels replace, which move ``moved`` bytes a step."""
+    priced = loop.sort("row")
     durations = rank.speeds.memory_ns(priced["moved"].to_numpy().astype(np.float64))
     if priced.is_empty() or durations is None:
         return
@@ -158,7 +209,7 @@ def _fused_optimizer(rank: RankWork) -> Iterator[pl.DataFrame]:
         for name, values in zip(("low_ns", "likely_ns", "high_ns"), durations, strict=True)
     ]
     priced = priced.with_columns(new_ns).with_columns(group="part")
-    remedies = new_durations(priced, "fused optimizer", what="loop")
+    remedies = new_durations(priced, change, what=what)
     keeps_launch = pl.int_range(pl.len()) % KERNELS_PER_FUSED_LAUNCH == 0
     yield remedies.with_columns(host_share=keeps_launch.cast(pl.Float64))
 
