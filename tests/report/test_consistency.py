@@ -30,7 +30,6 @@ from tracekit.report.terminal.screen import Screen
 from tracekit.report.text import capitalize, short_ms
 from tracekit.report.view import view_of
 from tracekit.report.view.path import changes_table
-from tracekit.report.view.top import cards
 from tracekit.report.write import render_json
 from tracekit.run.analyze import analyze
 from tracekit.schema import EXPOSURE_CAUSES, GAP_CAUSES, IDLE_CAUSES, LABELS
@@ -176,9 +175,7 @@ def _prices(analysis):
 def _wording(analysis, view):
     """Return findings that one output states otherwise than another."""
     document = json.loads(render_json(analysis))["findings"]
-    for number, (finding, card) in enumerate(
-        zip(view.findings, cards(view.findings), strict=True), start=1
-    ):
+    for number, (finding, card) in enumerate(zip(view.findings, view.cards, strict=True), start=1):
         if document[number - 1]["saves_ns"] != finding.saves_ns:
             yield f"finding {number} has another saving in the JSON"
         if finding.saves_ns is None:
@@ -203,7 +200,7 @@ def _outputs(analysis, view):
         yield f"the first line states another step time: {headline_text}"
     terminal_text = _plain("\n".join(line.plain for line in first_screen(view, 400)))
     markdown_text = _plain(render_markdown(analysis))
-    for number, card in enumerate(cards(view.findings), start=1):
+    for number, card in enumerate(view.cards, start=1):
         finding = card.finding
         entry = document["findings"][number - 1]
         if (entry["text"], entry["ranks"], entry["steps"]) != (

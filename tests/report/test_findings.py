@@ -9,6 +9,7 @@ import pytest
 
 import tracekit.findings
 from tests.kept import analysis_of
+from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.findings.host import OFFENCES
 from tracekit.findings.ranks import CODES
@@ -37,6 +38,8 @@ SAMPLES = [
     "steps/a",
     "steps/straggler",
 ]
+
+NOTHING = Budget(compute_ns=0, exposed_ns={}, idle=0)
 
 
 def codes_in_source():
@@ -161,7 +164,7 @@ def test_a_bound_is_worded_alike_on_screen_in_lists_logs_and_cards(range_ns, wor
     assert f"saves {words}" in finding_line(finding)
     assert f"saves {words}" in finding_in_a_log(finding)
     assert saving(finding).startswith("≤") == is_bound
-    assert ("saved at most" in cards([finding])[0].of_step) == is_bound
+    assert ("saved at most" in cards([finding], NOTHING)[0].of_step) == is_bound
 
 
 EXPOSED = {"label": "dp_comm", "exposed_ns": 200_000_000, "cause": "peer_late", "wait_share": 0.7}

@@ -33,6 +33,7 @@ from tracekit.report.view.top import badge_of, cards
 from tracekit.report.words import WORDS
 
 MS = 1_000_000
+NOTHING = Budget(compute_ns=0, exposed_ns={}, idle=0)
 RUNS = ("slow-ddp", "1f1b", "megatron-moe", "rl", "reload", "rates")
 
 
@@ -229,7 +230,7 @@ def test_a_narrow_header_keeps_the_name_of_the_gpu_longer_than_what_the_reader_k
 def test_a_hang_is_no_share_of_a_step_in_any_output():
     """Three seconds of waiting beside a step of 100 ms."""
     hang = Finding(code="hang", case="missing", cost_ns=3_000 * MS, share=30.0)
-    (card,) = cards([hang])
+    (card,) = cards([hang], NOTHING)
     assert saving(hang).split() == ["3.00", "s", "once"]
     assert card.of_step == "waited at least"
     assert finding_in_a_log(hang).startswith("waited at least 3.00 s:")
@@ -247,7 +248,7 @@ def test_without_findings_there_is_none_to_explain():
 def test_the_iterations_of_an_rl_loop_are_the_bar(samples):
     lines = lines_of(analysis_of(samples / "rl"), 80)
     assert "an iteration" in lines[0]
-    assert re.search(r"rollout \d+ %  train \d+ %  weight sync \d+ %  idle \d+ %", lines[1])
+    assert re.search(r"rollout \d+ %  train \d+ %  weight update \d+ %  idle \d+ %", lines[1])
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -264,7 +265,7 @@ def test_full_still_prints_the_whole_answer(samples):
         assert re.search(rf"^{topic}\b", out.getvalue(), re.MULTILINE)
 
 
-def test_the_step_without_the_profiler_comes_first_and_the_profilers_time_is_a_part_of_its_own():
+def test_the_bar_and_its_shares_are_of_the_step_without_the_profiler():
     """15 ms of which 14 compute, recorded as 23 ms: the profiler's 8 ms are no idle time."""
     shown = view()
     free = FreeStep(
@@ -277,9 +278,70 @@ def test_the_step_without_the_profiler_comes_first_and_the_profilers_time_is_a_p
     shown.analysis.step = StepSummary(23 * MS, budget=recorded, free=free)
     lines = [line.plain for line in first_screen(shown, 100)]
     assert lines[0].endswith("15.0 ms a step without the profiler")
-    assert lines[1].endswith("compute 93 %  idle 7 %  profiler +8.00 ms")
-    assert lines[1].count("╱") == round(32 * 8 / 23)
-    assert lines[2] == "A step takes 15.0 ms without the profiler (14.0–17.0), 23.0 ms as recorded."
+    assert lines[1].endswith("compute 93 %  idle 7 %")
+    assert (lines[1].count("█"), lines[1].count("░")) == (30, 2)
+    assert lines[2] == "15.0 ms is an estimate (14.0–17.0); with the profiler a step took 23.0 ms"
+
+
+def test_a_step_that_was_timed_is_no_estimate():
+    shown = view()
+    budget = Budget(span_ns=15 * MS, compute_ns=15 * MS, exposed_ns={}, idle=0)
+    free = FreeStep(15 * MS, (14 * MS, 17 * MS), "timed", budget)
+    shown.analysis.step = StepSummary(23 * MS, budget=budget, free=free)
+    text = " ".join(line.plain for line in first_screen(shown, 100))
+    assert "15.0 ms was timed before the profiler started; with the profiler" in text
+    assert "estimate" not in text
+
+
+def test_the_first_warning_is_named_in_a_line():
+    lines = SimpleNamespace(message="rank 0: a warning"), SimpleNamespace(message="w" * 90)
+    for warnings, line in (
+        (lines[:1], "  warning: rank 0: a warning"),
+        (lines, "  2 warnings (--full), first: rank 0: a warning"),
+        (lines[1:], f"  warning: {'w' * 68}…"),
+    ):
+        shown = [each.plain for each in first_screen(view(warnings=warnings), 80)]
+        assert [each for each in shown if "warning" in each] == [line]
+
+
+@pytest.mark.parametrize(
+    ("code", "share", "is_shown"),
+    [("host_sync", 0.021, True), ("host_sync", 0.019, False), ("python", 0.021, False)],
+)
+def test_what_a_changed_line_mends_is_shown_from_two_percent_on(code, share, is_shown):
+    small = Finding(code=code, cost_ns=round(share * 100 * MS), share=share)
+    text = "\n".join(line.plain for line in first_screen(view(findings=(finding(0.5), small)), 80))
+    assert (f"\n 2 ≤ {share * 100:.2f} ms" in text) is is_shown
+
+
+def test_there_is_room_for_one_small_finding_that_a_changed_line_mends():
+    """Behind one large finding; not behind three, and not where such a finding is shown already."""
+    large = finding(0.5)
+    small = Finding(code="host_sync", cost_ns=2 * MS, share=0.02)
+    for findings, is_shown in (
+        ((large, small, small), True),
+        ((large, large, large, small), False),
+        ((Finding(code="allocator", cost_ns=9 * MS, share=0.09), small), False),
+    ):
+        lines = [line.plain for line in first_screen(view(findings=findings), 200)]
+        assert sum("≤ 2.00 ms" in line for line in lines) == is_shown
+
+
+def test_a_faster_host_may_save_more_than_idle_because_transfers_get_shorter():
+    budget = Budget(
+        span_ns=100 * MS, compute_ns=60 * MS, exposed_ns={"dp_comm": 30 * MS}, idle=10 * MS
+    )
+    words = "the saving exceeds idle: exposed dp_comm gets shorter, too"
+    for saves_ms, is_said in ((11, True), (10, False)):
+        late = Finding(code="launch_bound", cost_ns=10 * MS, share=0.1, saves_ns=saves_ms * MS)
+        shown = view(findings=(late,))
+        shown.analysis.step = StepSummary(100 * MS, budget=budget)
+        assert (words in " ".join(line.plain for line in first_screen(shown, 200))) is is_said
+
+
+def test_phases_of_an_rl_loop_have_signs_of_their_own(samples):
+    lines = lines_of(analysis_of(samples / "rl"), 80)
+    assert len(set(lines[1].split()[0])) == len(re.findall(r"\d+ %", lines[1]))
 
 
 def test_a_profiler_that_adds_less_than_a_twentieth_is_not_mentioned():
@@ -313,7 +375,7 @@ def test_a_finding_names_only_those_before_it_that_it_shares_its_time_with():
     text = " ".join(line.plain for line in first_screen(view(findings=(first, second)), 200))
     assert text.count("shares its time with") == 1
     assert "shares its time with 1: nothing more once that is done" in text
-    assert [card.shared != "" for card in cards([first, second])] == [False, True]
+    assert [card.remarks != "" for card in cards([first, second], NOTHING)] == [False, True]
 
 
 def test_every_finding_has_a_title():

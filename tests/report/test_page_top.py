@@ -35,6 +35,8 @@ from tracekit.report.view.top import (
     step_tile,
 )
 
+NOTHING = Budget(compute_ns=0, exposed_ns={}, idle=0)
+
 
 def finding_of(code="host_sync", **fields):
     return Finding(
@@ -101,14 +103,17 @@ def test_the_third_tile_is_the_first_saving_and_without_one_the_biggest_cost():
     assert (saving_tile([big, small]).figure, saving_tile([big, small]).number) == ("3.00 ms", 1)
     at_most = finding_of(saves_range_ns=(0, 2_000_000))
     assert saving_tile([small, at_most]).figure == saving_tile([small]).figure
-    assert (saving_tile([at_most]).figure, cards([at_most])[0].figure) == ("≤ 2.00 ms", "≤ 2.00 ms")
+    assert (saving_tile([at_most]).figure, cards([at_most], NOTHING)[0].figure) == (
+        "≤ 2.00 ms",
+        "≤ 2.00 ms",
+    )
     assert saving_tile([finding_of()]).name == "Biggest cost"
     assert saving_tile([]).figure == "none"
 
 
 def test_a_card_says_whether_its_figure_is_saved_or_cost():
-    saved, cost = cards([finding_of(saves_ns=2_000_000), finding_of()])
-    (bound,) = cards([finding_of(saves_ns=2_000_000, saves_range_ns=(0, 2_000_000))])
+    saved, cost = cards([finding_of(saves_ns=2_000_000), finding_of()], NOTHING)
+    (bound,) = cards([finding_of(saves_ns=2_000_000, saves_range_ns=(0, 2_000_000))], NOTHING)
     assert (saved.figure, saved.of_step) == ("2.00 ms", "saved, 10 % of the step")
     assert (bound.figure, bound.of_step) == ("≤ 2.00 ms", "saved at most, 10 % of the step")
     assert (cost.figure, cost.of_step) == ("≤ 4.00 ms", "saved at most, 20 % of the step")
@@ -119,7 +124,7 @@ def test_a_place_is_on_the_pages_clock_and_only_ranks_of_the_timeline_are_led_to
     clock = PageClock(analysis)
     start_ns = int(analysis.tables["steps"].filter(rank=2)["start_ns"][0])
     where = tuple(Place(rank, 2, start_ns, start_ns + 5_000_000, "sync") for rank in (2, 7))
-    [shown] = places_on_page(cards([finding_of(where=where)]), clock, [0, 1, 2, 3])
+    [shown] = places_on_page(cards([finding_of(where=where)], NOTHING), clock, [0, 1, 2, 3])
     [location] = shown.places
     expected_ms = float(clock.steps.filter(rank=2)["start_ns"][0]) / 1e6
     assert (location.rank, location.title) == (2, "rank 2, step 2, sync, 5.0 ms")
@@ -130,7 +135,9 @@ def test_a_place_is_on_the_pages_clock_and_only_ranks_of_the_timeline_are_led_to
 
 def test_a_finding_about_a_rank_leads_to_its_step(samples):
     analysis = analysis_of(samples / "1f1b")
-    [shown] = places_on_page(cards([finding_of(ranks=(3,))]), PageClock(analysis), [0, 1, 2, 3])
+    [shown] = places_on_page(
+        cards([finding_of(ranks=(3,))], NOTHING), PageClock(analysis), [0, 1, 2, 3]
+    )
     assert [(location.rank, location.title.split(", ")[1]) for location in shown.places] == [
         (3, "step 2")
     ]
@@ -163,7 +170,7 @@ def test_unequal_stages_lead_to_the_rank_that_computes_longest(samples):
     unequal = finding_of("schedule_gap", case="imbalance")
     on_page = structs.replace(busiest, rank=1)
     clock = PageClock(analysis_of(samples / "1f1b"))
-    [shown] = places_on_page(cards([unequal]), clock, [0, 1, 2, 3], busiest=on_page)
+    [shown] = places_on_page(cards([unequal], NOTHING), clock, [0, 1, 2, 3], busiest=on_page)
     assert [location.title for location in shown.places] == [f"rank 1: {busiest.text}"]
     assert [remark.rank for remark in different_ranks([unequal], None, busiest=on_page)] == [1]
     assert different_ranks([finding_of()], None, busiest=on_page) == []
@@ -193,8 +200,8 @@ def test_an_rl_loop_has_tiles_of_its_iterations_and_cards_with_figures():
         ("Training", "45 %"),
         ("Biggest likely saving", "≤ 25.0 ms"),
     ]
-    assert tiles[1].text == "no role runs 25 %, rollout 20 %, weight sync 10 %"
-    [card] = cards([cost])
+    assert tiles[1].text == "no role runs 25 %, rollout 20 %, weight update 10 %"
+    [card] = cards([cost], NOTHING)
     assert (card.figure, card.of_step) == ("≤ 25.0 ms", "saved at most, 25 % of the iterations")
 
 

@@ -60,7 +60,7 @@ def update(start_ms, took_ms, ideal_ms):
 def test_the_longest_weight_update_is_the_one_to_shorten():
     """The first takes 12 of 10 ms, the second 30."""
     (text,) = advice(weight_updates=(update(0, 12, 10), update(100, 30, 10)))
-    assert text.startswith("20.0 ms of the 20.0 ms between the weight update and its ideal")
+    assert text.startswith("20.0 ms of the 20.0 ms between moving the weights and its ideal")
 
 
 def idle_iteration(index, idle_ms, sync_ms=0):

@@ -161,4 +161,4 @@ def test_three_ranks_that_are_last_in_turn(corpus):
     assert named == {0: ("rollout", [0]), 1: ("rollout", [1])}
     (waits,) = [line.text for line in view_of(analysis).answer if line.topic == "Waits"]
     assert "rank 0 is late in every step (1,242.3 ms in step 0, 70.1 ms in step 1)" in waits
-    assert "on the other ranks in iteration 0; rank 1" in waits
+    assert "than the others' in iteration 0; rank 1" in waits

@@ -231,6 +231,12 @@ class FindingWords:
         return f"{late} ({short_ms(recorded_ns)} as recorded)"
 
     @property
+    def in_label(self) -> str:
+        """The communication in which others wait; empty if it is not known."""
+        label = self.evidence.get("label")
+        return f" in {label}" if label else ""
+
+    @property
     def explained(self) -> str:
         """How much of the waiting the cause explains; empty if all or nearly all of it."""
         share = self.evidence.get("explained_share")

@@ -124,8 +124,7 @@ def rollout_between_roles(words: FindingWords) -> FindingTexts:
 @texts("weight_sync", "around_moving")
 def weight_sync_around_moving(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        f"weight sync takes {words['sync_ns']} per iteration, but moving the weights only "
-        f"{words['moving_ns']}",
+        f"of the {words['sync_ns']} of a weight update only {words['moving_ns']} move weights",
         "shorten the rest (collecting, registering and releasing buffers)",
     )
 
@@ -135,7 +134,7 @@ def weight_sync_above_ideal(words: FindingWords) -> FindingTexts:
     cause = words["cause"]
     late = f" (rank {words.rank})" if words.finding.ranks else ""
     return FindingTexts(
-        f"{words['cause_ns']} of the {words['above_ideal_ns']} between the weight update and its "
+        f"{words['cause_ns']} of the {words['above_ideal_ns']} between moving the weights and its "
         f"ideal is {WORDS.update_causes.get(cause, 'not explained')}{late}",
         WORDS.update_remedies.get(cause, "look at the longest gaps of the update in the timeline"),
     )
@@ -251,7 +250,10 @@ def host_sync(words: FindingWords) -> FindingTexts:
 def host_sync_value(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=host_stops(words),
-        advice="keep values on the GPU (`.item()`, `if tensor`), and log every N steps",
+        advice=(
+            "take `.item()`, `.cpu()`, `print(tensor)` and `if tensor` out of the loop: keep the value "
+            "on the GPU, and log it every N steps"
+        ),
     )
 
 
@@ -693,7 +695,7 @@ def exposed_copy(words: FindingWords) -> FindingTexts:
 def slow_rank(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_some_steps} for rank {words.rank}: the same "
+            f"the others wait {words.lateness}{words.in_label}{words.in_some_steps} for rank {words.rank}: the same "
             f"kernels take {words['ratio']} times as long"
         ),
         advice="check that GPU's clocks, temperature and power limit, and what else runs on it",
@@ -704,7 +706,7 @@ def slow_rank(words: FindingWords) -> FindingTexts:
 def slow_rank_fewer_multiprocessors(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_some_steps} for rank {words.rank}: the same "
+            f"the others wait {words.lateness}{words.in_label}{words.in_some_steps} for rank {words.rank}: the same "
             f"kernels take {words['ratio']} times as long ({words['multiprocessors']} SMs, others "
             f"{words['multiprocessors_of_others']})"
         ),
@@ -769,7 +771,7 @@ def slow_rank_whole_run_open(words: FindingWords) -> FindingTexts:
 def uneven_work(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_some_steps} for rank {words.rank}, which has "
+            f"the others wait {words.lateness}{words.in_label}{words.in_some_steps} for rank {words.rank}, which has "
             f"more work{words.tokens_words}{words.explained}"
         ),
         advice="give all ranks the same number of tokens (sort or pack by length), or move layers",
@@ -780,7 +782,7 @@ def uneven_work(words: FindingWords) -> FindingTexts:
 def uneven_work_together(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_some_steps} for {words.ranks_named}, which "
+            f"the others wait {words.lateness}{words.in_label}{words.in_some_steps} for {words.ranks_named}, which "
             f"have more work{words.tokens_words}{words.explained}"
         ),
         advice=(
@@ -794,7 +796,7 @@ def uneven_work_together(words: FindingWords) -> FindingTexts:
 def late_host(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_steps} for rank {words.rank}, whose process "
+            f"the others wait {words.lateness}{words.in_label}{words.in_steps} for rank {words.rank}, whose process "
             f"starts its work late{words.explained}"
         ),
         advice="see what that process does then: data loading, a checkpoint, garbage collection",
@@ -816,7 +818,7 @@ def late_host_whole_run(words: FindingWords) -> FindingTexts:
 def late_host_together(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_steps} for {words.ranks_named}, whose "
+            f"the others wait {words.lateness}{words.in_label}{words.in_steps} for {words.ranks_named}, whose "
             f"processes start their work late together{words.explained}"
         ),
         advice=(
@@ -1021,8 +1023,9 @@ def schedule_gap_host_under_graphs(words: FindingWords) -> FindingTexts:
 def schedule_gap_own_bubble(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"stages have nothing to do for {words['bubble_share']} of the pipeline's time while "
-            f"it fills and drains (the bubble of {words['schedule']})"
+            f"even without delays each stage has nothing to do for {words.cost} "
+            f"({words['bubble_share']}) while the pipeline fills and drains (the bubble of "
+            f"{words['schedule']})"
         ),
         advice="more micro-batches, more chunks per rank, or another schedule (`--what-if`)",
     )

@@ -12,6 +12,7 @@ from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.findings import find
 from tracekit.findings.roles import CODES as ROLE_CODES
+from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.finding_sentences import TEXTS, FindingTexts
 from tracekit.report.serving_sentences import SERVING_TEXTS
@@ -32,6 +33,10 @@ def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(finding for finding in findings if finding.matters)
 
 
+QUICK_REMEDIES = frozenset(
+    {"host_sync", "pageable_copy", "allocator", "repeated_reduction", "unused_parameters"}
+)
+"""Codes of findings that a changed line of the training loop mends."""
 ABSENCES = {
     "data_loading": "no waiting for data",
     "host_sync": "no sync stalls",
@@ -167,6 +172,35 @@ def shared_time(finding: Finding, number: int | None = None) -> str:
     more = "nothing" if after_ns < NOTHING_MORE_SHARE * finding.effect_ns else short_ms(after_ns)
     done = "that is" if len(others) == 1 else "they are"
     return f"{words}: {more} more once {done} done"
+
+
+def beyond_idle(finding: Finding, budget: Budget) -> str:
+    """Return why a faster host saves more than the GPU is idle; empty where it does not.
+
+    >>> late = Finding(code="launch_bound", cost_ns=7, share=0.2, saves_ns=12)
+    >>> beyond_idle(late, Budget(span_ns=31, compute_ns=16, exposed_ns={"dp_comm": 6}, idle=9))
+    'the saving exceeds idle: exposed dp_comm gets shorter, too'
+    >>> beyond_idle(late, Budget(span_ns=31, compute_ns=16, exposed_ns={}, idle=15))
+    ''
+    """
+    if finding.code not in HOST_CODES or (finding.saving_ns or 0) <= budget.idle_ns:
+        return ""
+    longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default=None)
+    if longest is None:
+        return ""
+    return f"the saving exceeds idle: exposed {longest} gets shorter, too"
+
+
+def remarks_on(finding: Finding, number: int, budget: Budget) -> str:
+    """Return what is to be known about the saving of a finding; empty if nothing is.
+
+    Args:
+        finding: The finding.
+        number: Its number.
+        budget: Parts of the step that it is of.
+
+    """
+    return "; ".join(filter(None, (beyond_idle(finding, budget), shared_time(finding, number))))
 
 
 def finding_in_a_log(finding: Finding) -> str:

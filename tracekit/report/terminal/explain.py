@@ -13,7 +13,7 @@ from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
 from tracekit.findings.roles import CODES as ROLE_CODES
 from tracekit.metrics.step_time import StepSummary
-from tracekit.report.findings import per_words, shared_time
+from tracekit.report.findings import per_words, remarks_on
 from tracekit.report.view import view_of
 from tracekit.schema import LABELS, RankEvents
 
@@ -25,7 +25,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
 
     >>> from tracekit import analyze
     >>> print(explain_finding(analyze("sample_traces/slow-ddp"), 2).splitlines()[0])
-    2. the others wait 26.4 ms for rank 2: the same kernels take 1.98 times as long (12 SMs, others 32)
+    2. the others wait 26.4 ms in dp_comm for rank 2: the same kernels take 1.98 times as long (12 SMs, others 32)
     """
     findings = view_of(analysis).findings
     if not 1 <= number <= len(findings):
@@ -50,8 +50,8 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         low_high = None if finding.is_bound else finding.saves_range_ns
         between = "" if low_high is None else f", between {ms(low_high[0])} and {ms(low_high[1])}"
         lines.append(f"   saves {how_much}{ms(finding.saving_ns)}{between}")
-    if shared := shared_time(finding, number):
-        lines.append(f"   {shared}")
+    if remarks := remarks_on(finding, number, analysis.step.shown_budget):
+        lines.append(f"   {remarks}")
     if finding.change is not None:
         lines.append(f"   predicted with {_change_options(finding.change)}")
     lines.append("   rests on:")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 import polars as pl
 from rich.text import Text
@@ -16,20 +17,24 @@ from rich.text import Text
 from tracekit._util.text import counted, percent, terminal
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
-from tracekit.metrics.process_phases import TRAIN
+from tracekit.metrics.process_phases import TRAIN, WEIGHT_SYNC
 from tracekit.metrics.step_time import StepSummary
-from tracekit.report.findings import finding_title, is_of_one_iteration, shared_time
+from tracekit.report.findings import (
+    QUICK_REMEDIES,
+    finding_title,
+    is_of_one_iteration,
+    remarks_on,
+)
 from tracekit.report.palette import (
     COMPUTE_COLOUR,
     IDLE_COLOUR,
     LABEL_COLOURS,
-    PROFILER_COLOUR,
     UNRECORDED_COLOUR,
 )
 from tracekit.report.terminal.table import stacked_bar
 from tracekit.report.text import short_ms, size, wrap_text
 from tracekit.report.view import View
-from tracekit.report.view.answer import free_step_words, times_of_kinds, unusual_steps
+from tracekit.report.view.answer import origin_of_free_step, times_of_kinds, unusual_steps
 from tracekit.report.view.roles import phase_times
 from tracekit.report.view.top import MAX_SPREAD_OF_ALIKE_STEPS
 from tracekit.report.words import WORDS
@@ -40,6 +45,8 @@ MAX_FINDINGS = 3
 MIN_SHARE_TO_SHOW_FIRST = 0.03
 """Share of the step that a finding saves, or costs, from which it is on the first screen; the first
 is in any case."""
+MIN_SHARE_OF_QUICK_REMEDY = 0.02
+"""Share of the step from which a finding is on the first screen that a changed line mends."""
 BAR_LENGTH = 32
 """Characters of the bar at 80 columns; a narrower terminal has a shorter one."""
 MIN_LENGTH_OF_BAR_BESIDE_WORDS = 16
@@ -67,17 +74,17 @@ UNICODE_BLOCKS = {
     "compute": "█",
     "exposed": "▒",
     "phase": "▓",
+    "weight_update": "▞",
     "idle": "░",
     "unrecorded": "┄",
-    "profiler": "╱",
 }
 ASCII_BLOCKS = {
     "compute": "#",
     "exposed": "=",
     "phase": "%",
+    "weight_update": "+",
     "idle": ".",
     "unrecorded": "?",
-    "profiler": "/",
 }
 
 
@@ -110,11 +117,16 @@ def first_screen(
         for number, finding in findings:
             same_as = advised.setdefault(finding.advice, number)
             lines += finding_lines(
-                finding, number, width, same_as=None if same_as == number else same_as
+                finding,
+                number,
+                width,
+                same_as=None if same_as == number else same_as,
+                remarks=remarks_on(finding, number, view.analysis.step.shown_budget),
             )
     else:
         lines.append(Text("nothing to gain that this recording shows", style="bold"))
     lines += certainty_lines(view, width)
+    lines += warning_lines(view, width)
     if not in_notebook:
         lines += hint_lines(view, width, page_written=page_written, shown=findings)
     return lines
@@ -129,9 +141,11 @@ def _findings_heading(findings: Sequence[tuple[int, Finding]], step: StepSummary
 
 
 def _first_findings(view: View) -> list[tuple[int, Finding]]:
-    """Return the findings of the first screen with their numbers: those up to the last large one, and one on memory.
+    """Return the findings of the first screen with their numbers.
 
-    A small finding before a large one is shown, so that no number is missing.
+    They are those up to the last large one, so that no number is missing before it; then the first
+    about memory. Where there is room, the first that a changed line of the loop mends is added, which
+    is worth doing though it saves little.
     """
     numbered = list(enumerate(view.findings, start=1))
     if not numbered:
@@ -140,10 +154,19 @@ def _first_findings(view: View) -> list[tuple[int, Finding]]:
     large = [number for number, finding in first if finding.effect_share >= MIN_SHARE_TO_SHOW_FIRST]
     shown = first[: max(large, default=1)]
     about_memory = []
-    for number, finding in numbered:
-        if finding.cost_bytes and (number, finding) not in shown:
+    quickly_mended = []
+    for number, finding in numbered[len(shown) :]:
+        if finding.cost_bytes:
             about_memory.append((number, finding))
-    return [*shown, *about_memory[:1]]
+        elif (
+            finding.code in QUICK_REMEDIES
+            and finding.effect_share >= MIN_SHARE_OF_QUICK_REMEDY
+            and not view.role_findings
+        ):
+            quickly_mended.append((number, finding))
+    if len(shown) == MAX_FINDINGS or any(f.code in QUICK_REMEDIES for _, f in shown):
+        quickly_mended = []
+    return sorted([*shown, *about_memory[:1], *quickly_mended[:1]], key=itemgetter(0))
 
 
 def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
@@ -157,11 +180,14 @@ def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
         what = "nothing to gain that this recording shows"
         advice = ""
     texts = [Text(cut_text(what, width)), Text(cut_text(advice, width), style="dim")]
+    sure = certainty(view)
+    if view.warnings:
+        sure.append(f"{counted(len(view.warnings), 'warning')} (--full)")
     return [
         headline(view, width),
         *bar,
         *texts,
-        Text(cut_text(f"how sure: {'; '.join(certainty(view))}", width)),
+        Text(cut_text(f"how sure: {'; '.join(sure)}", width)),
     ]
 
 
@@ -214,6 +240,7 @@ def headline(view: View, width: int) -> Text:
 def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
     """Return the step as a bar with its parts beside it; steps that stand out in a second line.
 
+    The bar is the step that the first line states: the one without the profiler where that is known.
     A run whose ranks have several processes has its iterations drawn, by phase.
     """
     step = view.analysis.step
@@ -225,11 +252,6 @@ def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
         parts = _phase_parts(phases)
         span_ns = round(sum(phases.values()))
     words = parts_in_words(parts, span_ns)
-    if step.profiler_ns and not phases:
-        # Shares are of the step without the profiler; the bar is as long as the recorded one.
-        parts.append(("profiler", "profiler", step.profiler_ns, PROFILER_COLOUR))
-        words = f"{words}  profiler +{short_ms(step.profiler_ns)}"
-        span_ns += step.profiler_ns
     blocks = UNICODE_BLOCKS if unicode else ASCII_BLOCKS
     beside = width - len(words) - 2
     if beside >= MIN_LENGTH_OF_BAR_BESIDE_WORDS:
@@ -238,9 +260,8 @@ def bar_lines(view: View, width: int, *, unicode: bool = True) -> list[Text]:
     else:
         lines = [_bar(parts, span_ns, min(2 * BAR_LENGTH, width), blocks)]
         lines += [Text(line) for line in textwrap.wrap(words.replace("  ", " · "), width)]
-    if step.profiler_ns and not phases:
-        subject = "A step" if step.is_marked else "The recorded work"
-        lines += _wrapped(f"{subject} takes {free_step_words(step)}.", width)
+    if not phases and (origin := origin_of_free_step(step)):
+        lines += _wrapped(origin, width)
     if (step.unusual or step.in_turn_ns) and not view.analysis.step_kinds:
         clock = "as recorded, " if step.profiler_ns else ""
         lines += _wrapped(f"{clock}{unusual_steps(step)}", width)
@@ -274,7 +295,7 @@ def budget_parts(budget: Budget, *, idle_known: bool = True) -> list[Part]:
 
 def _phase_parts(phases: Mapping[str, float]) -> list[Part]:
     """Return the phases of an iteration as parts of a bar: training is drawn as compute, idle as idle."""
-    kinds = {TRAIN: "compute", "idle": "idle"}
+    kinds = {TRAIN: "compute", WEIGHT_SYNC: "weight_update", "idle": "idle"}
     colours = {TRAIN: COMPUTE_COLOUR, "idle": IDLE_COLOUR}
     parts: list[Part] = []
     for phase, ns in phases.items():
@@ -401,7 +422,12 @@ def compute_by_module(view: View) -> str:
 
 
 def finding_lines(
-    finding: Finding, number: int, width: int, *, same_as: int | None = None
+    finding: Finding,
+    number: int,
+    width: int,
+    *,
+    same_as: int | None = None,
+    remarks: str = "",
 ) -> list[Text]:
     """Return a finding: its number, saving, share and text, and below it the advice.
 
@@ -410,10 +436,10 @@ def finding_lines(
         number: Its number.
         width: Columns of the terminal.
         same_as: Number of an earlier finding with the same advice, which is then not repeated.
+        remarks: What is to be known about its saving.
 
     """
-    shared = shared_time(finding, number)
-    sentence = f"{finding.text} ({shared})" if shared else finding.text
+    sentence = f"{finding.text} ({remarks})" if remarks else finding.text
     text = _wrapped(sentence, width, first=f"{number:>2} {saving(finding)}  ", rest=INDENT)
     advice = finding.advice if same_as is None else f"as for {same_as}"
     return [*text, *_wrapped(advice, width, first=f"{INDENT}→ ", rest=f"{INDENT}  ", style="dim")]
@@ -450,6 +476,16 @@ def certainty_lines(view: View, width: int) -> list[Text]:
     if view.not_wrong and not view.role_findings:
         sure += f"; {view.not_wrong}"
     return _wrapped(sure, width, first="  ", rest="    ", style="dim")
+
+
+def warning_lines(view: View, width: int) -> list[Text]:
+    """Return the first warning in a line, and how many more there are."""
+    if not view.warnings:
+        return []
+    count = len(view.warnings)
+    heading = "  warning: " if count == 1 else f"  {count} warnings (--full), first: "
+    message = cut_text(view.warnings[0].message, width - len(heading))
+    return [Text(f"{heading}{message}", style="dim")]
 
 
 def hint_lines(
@@ -491,7 +527,8 @@ def certainty(view: View) -> list[str]:
     facts = []
     if len(usual) > 1:
         spread = (max(usual) - min(usual)) / max(analysis.step.time_ns or 0, 1)
-        steps = counted(len(usual), "step")
+        # The range of the step without the profiler stands above: these are other steps.
+        steps = counted(len(usual), "recorded step" if analysis.step.profiler_ns else "step")
         if spread <= MAX_SPREAD_OF_ALIKE_STEPS:
             least = percent(max(spread, 0.01), digits=0)
             facts.append(f"{steps} within {least} of each other")
@@ -508,8 +545,6 @@ def certainty(view: View) -> list[str]:
             facts.append(f"savings from a replay of {replayed} ranks, chosen of {count:,}")
     if not view.devices:
         facts.append("GPU not named: pass `--gpu`")
-    if view.warnings:
-        facts.append(f"{counted(len(view.warnings), 'warning')} (--full)")
     return facts or ["no step marks"]
 
 

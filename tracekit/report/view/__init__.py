@@ -282,7 +282,7 @@ class View:
     @cached_property
     def cards(self) -> list[top.Card]:
         """The findings as cards."""
-        return top.cards(self.findings)
+        return top.cards(self.findings, self.analysis.step.shown_budget)
 
     @cached_property
     def run_name(self) -> str:
@@ -303,7 +303,10 @@ class View:
 
         A sentence each; empty for other runs.
         """
-        sentences_of_roles = (step_summary(self.analysis), update_summary(self.analysis))
+        # A finding about what surrounds the moving of weights says how long moving takes.
+        cases = {finding.case for finding in self.role_findings}
+        update = None if "around_moving" in cases else update_summary(self.analysis)
+        sentences_of_roles = (step_summary(self.analysis), update)
         return (
             *sentences.kind_sentences(self.analysis.step_kinds),
             *(sentence for sentence in sentences_of_roles if sentence),

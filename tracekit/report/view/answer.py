@@ -12,7 +12,7 @@ import polars as pl
 from tracekit._util.text import counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Budget, StepKind, StepTime, Straggler
-from tracekit.metrics.step_time import StepSummary
+from tracekit.metrics.step_time import FreeStep, StepSummary
 from tracekit.report.gap_words import gap_basis, gap_words, is_wait_bound, of_the_gap
 from tracekit.report.notices import notice_sentence
 from tracekit.report.text import at_least, capitalize, ms_range, short_ms
@@ -136,16 +136,40 @@ def free_step_words(step: StepSummary) -> str:
     >>> from tracekit.metrics.step_time import FreeStep
     >>> free = FreeStep(15_000_000, (14_400_000, 16_100_000), "modelled")
     >>> free_step_words(StepSummary(23_200_000, free=free))
-    '15.0 ms without the profiler (14.4–16.1), 23.2 ms as recorded'
+    '15.0 ms without the profiler (estimated: 14.4–16.1), 23.2 ms as recorded'
     >>> free_step_words(StepSummary(15_300_000, free=free))
     ''
     """
     free = step.free
     if free is None or not step.profiler_ns:
         return ""
-    least, most = (short_ms(ns).removesuffix(" ms") for ns in free.range_ns)
-    origin = "timed" if free.source == "timed" else f"{least}–{most}"
+    origin = "timed" if free.source == "timed" else f"estimated: {_range_words(free)}"
     return f"{short_ms(free.time_ns)} without the profiler ({origin}), {short_ms(step.time_ns or 0)} as recorded"
+
+
+def origin_of_free_step(step: StepSummary) -> str:
+    """Return where the step without the profiler comes from, and the recorded one; empty where they are alike.
+
+    >>> from tracekit.metrics.step_time import FreeStep
+    >>> free = FreeStep(15_000_000, (14_400_000, 16_100_000), "modelled")
+    >>> origin_of_free_step(StepSummary(23_200_000, free=free))
+    '15.0 ms is an estimate (14.4–16.1); with the profiler a step took 23.2 ms'
+    """
+    free = step.free
+    if free is None or not step.profiler_ns:
+        return ""
+    time = short_ms(free.time_ns)
+    origin = f"{time} is an estimate ({_range_words(free)})"
+    if free.source == "timed":
+        origin = f"{time} was timed before the profiler started"
+    subject = "a step" if step.is_marked else "all of it"
+    return f"{origin}; with the profiler {subject} took {short_ms(step.time_ns or 0)}"
+
+
+def _range_words(free: FreeStep) -> str:
+    """Return the range of the step without the profiler, in the unit of the step itself."""
+    least, most = (short_ms(ns).removesuffix(" ms") for ns in free.range_ns)
+    return f"{least}–{most}"
 
 
 def unusual_steps(step: StepSummary) -> str:

@@ -292,7 +292,7 @@ def _chain(evidence: Evidence) -> str:
         iterations = evidence.iterations or []
         noun = "iteration" if len(iterations) == 1 else "iterations"
         when = f" in {noun} {listing(map(str, iterations))}" if iterations else ""
-        return f"its {evidence.role} process ends later than on the other ranks{when}"
+        return f"its {evidence.role} process ends later than the others'{when}"
     chain = evidence.chain or []
     return (
         f"it waits for rank {chain[-1]} itself"

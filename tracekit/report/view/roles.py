@@ -14,12 +14,16 @@ from tracekit.findings.roles import MIN_SHARE, late_start, phase_ns, rollout_tai
 from tracekit.intervals import union
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.process_phases import TRAIN
+from tracekit.report.gap_words import is_wait_bound
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import at_least, short_ms
+from tracekit.report.view.ranks import late_rows, why_late
 from tracekit.report.words import WORDS
 
 MAX_UPDATES_SHOWN = 3
 """Weight updates that a table shows one by one."""
+MIN_WAITING_SHARE_TO_NAME = 0.5
+"""Share of a label from which waiting in it is what the label's time is about."""
 MAX_ROWS = 32
 """Iterations that a table lists."""
 MIN_RATIO_OF_UNEQUAL_ITERATIONS = 1.2
@@ -235,7 +239,7 @@ def phase_times(analysis: Analysis) -> dict[str, float]:
 
 
 def step_summary(analysis: Analysis) -> str | None:
-    """Return the step of the main role in a few words, where an iteration holds it.
+    """Return the step of the main role in a few words, where an iteration holds it, and whom it waits for.
 
     None without iterations.
     """
@@ -252,21 +256,41 @@ def step_summary(analysis: Analysis) -> str | None:
         mostly = f" (mostly {longest})" if name == "exposed transfers" else ""
         if ns:
             shares.append(f"{name} {percent(ns, budget.span_ns, digits=0)}{mostly}")
-    role = f" of the {results.main_role}" if results.main_role else ""
-    return f"from one step{role} to the next {short_ms(step.time_ns)}, of which {', '.join(shares)}"
+    role = f"{results.main_role}, " if results.main_role else ""
+    text = f"{role}{short_ms(step.time_ns)} from step to step: {', '.join(shares)}"
+    waiting = _waiting_summary(analysis, longest)
+    return f"{text}; {waiting}" if waiting else text
+
+
+def _waiting_summary(analysis: Analysis, label: str) -> str:
+    """Return how much of a label is waiting, for which rank longest, and why that one is late.
+
+    Empty unless most of it is waiting.
+    """
+    total = analysis.total
+    waits_ns = total.wait_ns.get(label) or 0
+    label_ns = total.label_ns.get(label) or 0
+    late = late_rows(analysis, label)
+    if not late or waits_ns < MIN_WAITING_SHARE_TO_NAME * label_ns:
+        return ""
+    why = why_late(late[0])
+    bound = "at most " if is_wait_bound(analysis, label) else ""
+    share = percent(waits_ns, label_ns, digits=0)
+    return f"{bound}{share} of {label} is waiting, longest for rank {late[0].rank}: {why}"
 
 
 def update_summary(analysis: Analysis) -> str | None:
-    """Return what the longest weight update takes in a few words; None without any."""
+    """Return what moving the weights takes in the longest update, in a few words; None without any."""
     updates = analysis.role_results.weight_updates
     if not updates:
         return None
     longest = max(updates, key=lambda update: update.measured_ns)
     rate = f"{longest.bytes / 1e9:,.2f} GB at {longest.gb_s:.2f} GB/s"
-    text = f"weight update: {short_ms(longest.measured_ns)}, {rate}"
+    of_longest = " in the longest weight update" if len(updates) > 1 else ""
+    text = f"moving the weights takes {short_ms(longest.measured_ns)}{of_longest}, {rate}"
     if longest.ideal_ns is None:
         return text
-    return f"{text}; ideal with two buffers: {short_ms(longest.ideal_ns)}"
+    return f"{text}; with two buffers {short_ms(longest.ideal_ns)}"
 
 
 def _train_waits(analysis: Analysis) -> str:

@@ -16,7 +16,7 @@ from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary
-from tracekit.report.findings import is_of_one_iteration, shared_time
+from tracekit.report.findings import is_of_one_iteration, remarks_on
 from tracekit.report.text import short_ms, size
 from tracekit.report.view.answer import unusual_steps
 from tracekit.report.words import WORDS
@@ -74,8 +74,8 @@ class Card(msgspec.Struct, frozen=True):
     """Section that shows it if it has no place in the timeline."""
     search: str | None
     """Search of the timeline that finds its kernels; None if it is not about one operator."""
-    shared: str = ""
-    """With which findings before it it shares its time; empty if with none."""
+    remarks: str = ""
+    """What is to be known about its saving; empty if nothing is."""
 
 
 class ClockBadge(msgspec.Struct, frozen=True):
@@ -207,8 +207,8 @@ def figure_of(finding: Finding) -> str:
     return f"{'≤ ' if finding.is_bound else ''}{short_ms(finding.effect_ns)}"
 
 
-def cards(findings: Sequence[Finding]) -> list[Card]:
-    """Return a card for each finding, in their order."""
+def cards(findings: Sequence[Finding], budget: Budget) -> list[Card]:
+    """Return a card for each finding, in their order; *budget* holds the parts of the step."""
     numbered_cards = []
     for number, finding in enumerate(findings, start=1):
         numbered_cards.append(
@@ -219,7 +219,7 @@ def cards(findings: Sequence[Finding]) -> list[Card]:
                 _of_step(finding),
                 section=SECTION_OF_CODE.get(finding.code),
                 search=_search(finding),
-                shared=shared_time(finding, number),
+                remarks=remarks_on(finding, number, budget),
             )
         )
     return numbered_cards
