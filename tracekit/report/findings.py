@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 import msgspec
 
@@ -37,6 +38,13 @@ QUICK_REMEDIES = frozenset(
     {"host_sync", "pageable_copy", "allocator", "repeated_reduction", "unused_parameters"}
 )
 """Codes of findings that a changed line of the training loop mends."""
+MAX_FIRST_FINDINGS = 3
+"""Findings that are shown first."""
+MIN_SHARE_TO_SHOW_FIRST = 0.03
+"""Share of the step that a finding saves, or costs, from which it is shown first; the first of all is
+in any case."""
+MIN_SHARE_OF_QUICK_REMEDY = 0.02
+"""Share of the step from which a finding is shown first that a changed line mends."""
 ABSENCES = {
     "data_loading": "no waiting for data",
     "host_sync": "no sync stalls",
@@ -52,6 +60,30 @@ NOTHING_MORE_SHARE = 0.02
 """Share of what a finding saves alone, below which it saves nothing more after others."""
 MAX_EXPOSED_SHARE = 0.05
 """Share of the step up to which it is worth saying how little is exposed."""
+
+
+def first_findings(findings: Sequence[Finding]) -> list[tuple[int, Finding]]:
+    """Return the findings that are shown first, with their numbers.
+
+    They are those up to the last large one, so that no number is missing before it; then the first
+    about memory. Where there is room, the first that a changed line of the loop mends is added, which
+    is worth doing though it saves little; an RL loop has other things to mend first.
+    """
+    numbered = list(enumerate(findings, start=1))
+    first = numbered[:MAX_FIRST_FINDINGS]
+    large = [number for number, finding in first if finding.effect_share >= MIN_SHARE_TO_SHOW_FIRST]
+    shown = first[: max(large, default=1)]
+    about_memory = []
+    quickly_mended = []
+    for number, finding in numbered[len(shown) :]:
+        if finding.cost_bytes:
+            about_memory.append((number, finding))
+        elif finding.code in QUICK_REMEDIES and finding.effect_share >= MIN_SHARE_OF_QUICK_REMEDY:
+            quickly_mended.append((number, finding))
+    codes = {finding.code for _, finding in shown}
+    if len(shown) == MAX_FIRST_FINDINGS or codes & {*QUICK_REMEDIES, *ROLE_CODES}:
+        quickly_mended = []
+    return sorted([*shown, *about_memory[:1], *quickly_mended[:1]], key=itemgetter(0))
 
 
 def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: bool) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
 
 import polars as pl
 from rich.text import Text
@@ -20,8 +19,8 @@ from tracekit.documents.findings import Finding
 from tracekit.metrics.process_phases import TRAIN, WEIGHT_SYNC
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import (
-    QUICK_REMEDIES,
     finding_title,
+    first_findings,
     is_of_one_iteration,
     remarks_on,
 )
@@ -40,13 +39,6 @@ from tracekit.report.view.top import MAX_SPREAD_OF_ALIKE_STEPS
 from tracekit.report.words import WORDS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, GAP_CAUSES
 
-MAX_FINDINGS = 3
-"""Findings that the first screen shows."""
-MIN_SHARE_TO_SHOW_FIRST = 0.03
-"""Share of the step that a finding saves, or costs, from which it is on the first screen; the first
-is in any case."""
-MIN_SHARE_OF_QUICK_REMEDY = 0.02
-"""Share of the step from which a finding is on the first screen that a changed line mends."""
 BAR_LENGTH = 32
 """Characters of the bar at 80 columns; a narrower terminal has a shorter one."""
 MIN_LENGTH_OF_BAR_BESIDE_WORDS = 16
@@ -105,7 +97,7 @@ def first_screen(
         *bar_lines(view, width, unicode=unicode),
         *_situation(view, width),
     ]
-    findings = _first_findings(view)
+    findings = first_findings(view.findings)
     if findings:
         heading = _findings_heading(findings, view.analysis.step)
         if view.analysis.role_results.iterations:
@@ -138,35 +130,6 @@ def _findings_heading(findings: Sequence[tuple[int, Finding]], step: StepSummary
     if any(finding.is_bound for _, finding in findings):
         return f"What to do (→) and what it saves {per}, likeliest first (≤: at most):"
     return f"What to do (→) and what it saves {per}:"
-
-
-def _first_findings(view: View) -> list[tuple[int, Finding]]:
-    """Return the findings of the first screen with their numbers.
-
-    They are those up to the last large one, so that no number is missing before it; then the first
-    about memory. Where there is room, the first that a changed line of the loop mends is added, which
-    is worth doing though it saves little.
-    """
-    numbered = list(enumerate(view.findings, start=1))
-    if not numbered:
-        return []
-    first = numbered[:MAX_FINDINGS]
-    large = [number for number, finding in first if finding.effect_share >= MIN_SHARE_TO_SHOW_FIRST]
-    shown = first[: max(large, default=1)]
-    about_memory = []
-    quickly_mended = []
-    for number, finding in numbered[len(shown) :]:
-        if finding.cost_bytes:
-            about_memory.append((number, finding))
-        elif (
-            finding.code in QUICK_REMEDIES
-            and finding.effect_share >= MIN_SHARE_OF_QUICK_REMEDY
-            and not view.role_findings
-        ):
-            quickly_mended.append((number, finding))
-    if len(shown) == MAX_FINDINGS or any(f.code in QUICK_REMEDIES for _, f in shown):
-        quickly_mended = []
-    return sorted([*shown, *about_memory[:1], *quickly_mended[:1]], key=itemgetter(0))
 
 
 def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:

@@ -21,6 +21,7 @@ from tracekit.report.findings import (
     absent_costs,
     finding_line,
     findings_of,
+    first_findings,
     shown_findings,
 )
 from tracekit.report.gap_words import missing_ranks_named, relevant_notices
@@ -136,6 +137,15 @@ def computed(function: Callable[[Analysis], Result]) -> cached_property[Result]:
 
 TOPICS_AS_RECORDED = frozenset({"Blocked", "Exposed", "Waits", "Balance"})
 """Lines of the answer whose figures are of the recording, whatever the step takes without the profiler."""
+
+
+def _as_recorded(text: str) -> str:
+    """Return a sentence with the remark that its figures are of the recording.
+
+    >>> _as_recorded("By the host: 84 %."), _as_recorded("80 % of dp_comm is waiting.")
+    ('As recorded: by the host: 84 %.', 'As recorded: 80 % of dp_comm is waiting.')
+    """
+    return f"As recorded: {text[:1].lower()}{text[1:]}"
 
 
 class View:
@@ -260,7 +270,7 @@ class View:
         return tuple(
             sentences.AnswerLine(
                 topic,
-                f"As recorded: {text}" if step_is_free and topic in TOPICS_AS_RECORDED else text,
+                _as_recorded(text) if step_is_free and topic in TOPICS_AS_RECORDED else text,
                 target,
             )
             for topic, text, target in lines
@@ -283,6 +293,11 @@ class View:
     def cards(self) -> list[top.Card]:
         """The findings as cards."""
         return top.cards(self.findings, self.analysis.step.shown_budget)
+
+    @cached_property
+    def first_numbers(self) -> tuple[int, ...]:
+        """Numbers of the findings that the terminal's first screen shows."""
+        return tuple(number for number, _ in first_findings(self.findings))
 
     @cached_property
     def run_name(self) -> str:

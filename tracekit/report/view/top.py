@@ -18,7 +18,7 @@ from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import is_of_one_iteration, remarks_on
 from tracekit.report.text import short_ms, size
-from tracekit.report.view.answer import unusual_steps
+from tracekit.report.view.answer import origin_of_free_step, unusual_steps
 from tracekit.report.words import WORDS
 from tracekit.schema import LABEL_WORDS
 
@@ -96,13 +96,12 @@ def step_tile(step: StepSummary, ranks: str) -> Tile:
     elif len(usual) > 1:
         spread = (max(usual) - min(usual)) / max(step.time_ns or 0, 1)
         differ = "within" if spread <= MAX_SPREAD_OF_ALIKE_STEPS else "that differ by up to"
-        steps = f"{counted(len(usual), 'step')} {differ} {percent(max(spread, 0.01), digits=0)}"
+        noun = "recorded step" if step.profiler_ns else "step"
+        steps = f"{counted(len(usual), noun)} {differ} {percent(max(spread, 0.01), digits=0)}"
     elif step.is_marked:
         steps = "one step recorded"
     figure = "unknown" if step.shown_ns is None else short_ms(step.shown_ns)
-    recorded = (
-        f"without the profiler; {short_ms(step.time_ns or 0)} recorded" if step.profiler_ns else ""
-    )
+    recorded = f"without the profiler: {origin_of_free_step(step)}" if step.profiler_ns else ""
     return Tile(
         "Step" if step.is_marked else "Recording",
         figure,
