@@ -510,14 +510,9 @@ MISSED_SAVINGS = {
 }
 """Why predicted savings of planted faults differ from what the recorded twin saves."""
 PATTERN_MATCHER = (
-    "PyTorch's own `torch.profiler._pattern_matcher` reads no file: it needs the process that records, with "
-    "shapes and stacks. Of its eight patterns (tensors filled on the CPU, indexing in loops, which is switched "
-    "off, float32 products, optimizers tensor by tensor, loaders without workers, gradients set to zero, bias "
-    "before a batch norm, odd sizes) four are about faults of these tables; none knows attention, fusion, TF32 "
-    "where 16 bits would do, layout, recomputation, small copies or messages, and none predicts a saving without "
-    "running the operator anew. In three loops with a fault it matched one (PyTorch 2.11): AdamW with "
-    "`foreach=False`, where 4.9 ms were to gain and tracekit predicts 4.7; neither "
-    "`zero_grad(set_to_none=False)` nor a ResNet with its channels first, where tracekit predicts 25.9 of 25.2 ms."
+    "PyTorch's own `torch.profiler._pattern_matcher` reads no file: it needs the process that records. It knows four "
+    "of these kinds of faults, and in three loops with a fault it matched one (PyTorch 2.11): AdamW with "
+    "`foreach=False`."
 )
 
 
@@ -753,10 +748,8 @@ def read_kept() -> list[Section]:
 
 HEAD = """# Proof
 
-What others published, and what tracekit computes from the same input. `make proof` writes this page again:
-schedules and samples from the repository alone; public inputs where `TRACEKIT_CORPUS` names the folder that holds
-them, otherwise as they were last computed. A difference is a share of the published figure. Each is within what the
-last column promises, or a line below the table says why it is not.
+What others published, and what tracekit computes from the same input (`make proof`). A difference is a share of the published figure. Each is
+within what the last column promises, or a line below the table says why it is not.
 """
 
 

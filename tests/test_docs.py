@@ -141,7 +141,7 @@ def test_output_that_a_page_quotes_follows_a_command_about_files_of_the_reposito
     assert {"README.md", "docs/gate.md", "docs/late.md"} <= set(WIDTHS)
 
 
-LISTS = {"compatibility", "notebooks", "proof", "gallery", "memory"}
+LISTS = {"compatibility", "notebooks", "proof", "gallery"}
 """Pages of ``docs/`` that are lists, or explain what no single command prints."""
 
 
