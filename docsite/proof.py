@@ -748,8 +748,9 @@ def read_kept() -> list[Section]:
 
 HEAD = """# Proof
 
-What others published, and what tracekit computes from the same input (`make proof`). A difference is a share of the published figure. Each is
-within what the last column promises, or a line below the table says why it is not.
+What others published, and what tracekit computes from the same input (`make proof`). A difference is
+a share of the published figure. Each is within what the last column promises, or a line below the
+table says why it is not.
 """
 
 

@@ -279,8 +279,8 @@ def _exposed_label(row: LabelRow, steps: int, budget: Budget) -> str:
     main_cause = row.causes(most=1)
     if not main_cause:
         return cost
-    cause, share = main_cause[0]
-    return f"{cost}, {percent(share, digits=0)} of that {WORDS.exposure_causes[cause]}"
+    cause, cause_share = main_cause[0]
+    return f"{cost}, {percent(cause_share, digits=0)} of that {WORDS.exposure_causes[cause]}"
 
 
 def schedule_sentence(analysis: Analysis, schedule: ScheduleView | None) -> str:
