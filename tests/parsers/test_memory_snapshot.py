@@ -290,11 +290,14 @@ def test_the_search_for_cycles_does_not_go_over_a_history_while_it_is_read(tmp_p
     def count_search(phase, facts):
         searches.append(facts["generation"])
 
+    thresholds = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)  # as Python starts
     gc.callbacks.append(count_search)
     try:
         snapshot = read_memory_snapshot(file)
     finally:
         gc.callbacks.remove(count_search)
+        gc.set_threshold(*thresholds)
     assert len(snapshot.stacks) == count
     assert len(searches) < 20
     assert gc.isenabled()
