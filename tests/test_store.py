@@ -372,7 +372,15 @@ FORGERIES = {
         "numbers that no event has",
     ),
     "texts as times": (lambda events: events.with_columns(start_ns=pl.lit("soon")), "conversion"),
-    "lists as times": (lambda events: events.with_columns(start_ns=pl.lit([1, 2])), "cannot"),
+    "lists as times": (lambda events: events.with_columns(start_ns=pl.lit([1, 2])), "lists"),
+    "a text that many rows repeat": (
+        lambda events: (
+            pl.concat([events] * -(-40_000 // len(events)))
+            .head(40_000)
+            .with_columns(name=pl.lit("x" * 1000))
+        ),
+        "texts are 40,000,000 bytes long together",
+    ),
     "another rank": (lambda events: events.with_columns(rank=pl.lit(7, pl.Int32)), "another rank"),
     "fewer rows than listed": (lambda events: events.head(3), "3 rows, and"),
     "more rows than any memory holds": (lambda events: events, "rows take"),

@@ -5,10 +5,14 @@ types of its schema, and its times must be ones that a clock shows: everything b
 without checking again.
 """
 
+import io
+
 import polars as pl
 
+from tracekit._util.inflation import inflated_limit
 from tracekit._util.machine import available_memory
 from tracekit.errors import MachineError
+from tracekit.schema import conform
 
 LATEST_NS = 1 << 62
 """No clock shows this time, a later one, or one before its negative, as in the readers of traces:
@@ -26,6 +30,30 @@ TIMES = ("start_ns", "end_ns", "at_ns", "launch_ns")
 MAX_BYTES_OF_A_VALUE = 16
 """Bytes in memory of a value whose type does not tell: a text or a list, without what it points
 to."""
+
+
+def read_table(data: bytes, schema: pl.Schema) -> pl.DataFrame:
+    """Return the table in a Parquet file with the columns of *schema*; those it lacks are null.
+
+    Raises:
+        MachineError: Its rows do not fit into memory.
+        ValueError: It has columns of other kinds, or texts far longer than the file.
+    """
+    stored = pl.read_parquet_schema(io.BytesIO(data))
+    names = [name for name in schema if name in stored]
+    for name in names:
+        if stored[name].is_nested() and not schema[name].is_nested():
+            raise ValueError(f"the column {name} has lists or records")
+    rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
+    check_size(rows, schema)
+    table = pl.read_parquet(io.BytesIO(data), columns=names)
+    # Lengths stand in the rows. Each text is looked at when it becomes a category: of a text that
+    # all rows repeat, the file has one copy, and that is as long as all of them.
+    lengths = table.select(pl.col(pl.String).str.len_bytes().cast(pl.UInt64).sum())
+    text_bytes = sum(lengths.row(0)) if lengths.width else 0
+    if text_bytes > inflated_limit(len(data)):
+        raise ValueError(f"its texts are {text_bytes:,} bytes long together")
+    return conform(table, schema)
 
 
 def check_size(rows: int, schema: pl.Schema) -> None:

@@ -17,7 +17,6 @@ renamed when it is complete. A rank that the manifest does not list does not exi
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -40,8 +39,8 @@ from tracekit.errors import InputError, MachineError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import STORE_MANIFEST
 from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
-from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source, conform
-from tracekit.store.checks import check_size, check_table
+from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source
+from tracekit.store.checks import check_table, read_table
 
 CHECKSUM_KEY = "digest"
 """Key of a document's checksum, computed over all its other keys."""
@@ -213,9 +212,7 @@ class Store:
             data = file.read_bytes()
             if hashlib.sha256(data).hexdigest() != entry.digests.get(file.name):
                 raise damaged_file_error(file)
-            rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
-            check_size(rows, schema)
-            table = conform(pl.read_parquet(io.BytesIO(data)), schema)
+            table = read_table(data, schema)
             check_table(table, rank=rank, rows=listed_rows)
         except ValueError as error:
             raise InputError(f"{file}: is damaged: {error}", hint=INGEST_AGAIN) from error

@@ -10,7 +10,6 @@ ranks do.
 from __future__ import annotations
 
 import hashlib
-import io
 import shutil
 import tempfile
 from pathlib import Path
@@ -22,8 +21,8 @@ from tracekit.documents.coding import encode
 from tracekit.documents.store_manifest import RecordingsEntry
 from tracekit.errors import InputError, MachineError
 from tracekit.parsers.recordings import Recordings
-from tracekit.schema import COLLECTIVES, RankCollectives, conform
-from tracekit.store.checks import check_collectives, check_size
+from tracekit.schema import COLLECTIVES, RankCollectives
+from tracekit.store.checks import check_collectives, read_table
 from tracekit.store.files import (
     ENTRY,
     INGEST_AGAIN,
@@ -106,9 +105,7 @@ def _read_collectives(store: Path, entry: RecordingsEntry) -> pl.DataFrame:
         data = file.read_bytes()
         if hashlib.sha256(data).hexdigest() != entry.digests.get(file.name):
             raise damaged_file_error(file)
-        rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
-        check_size(rows, COLLECTIVES)
-        table = conform(pl.read_parquet(io.BytesIO(data)), COLLECTIVES)
+        table = read_table(data, COLLECTIVES)
         check_collectives(table, rows=entry.rows)
     except ValueError as error:
         raise InputError(f"{file}: is damaged: {error}", hint=INGEST_AGAIN) from error
