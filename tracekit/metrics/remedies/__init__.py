@@ -18,7 +18,7 @@ from tracekit.metrics.remedies.messages import message_remedies
 from tracekit.metrics.remedies.padding import padding_remedies, with_padding
 from tracekit.metrics.remedies.precision import precision_remedies
 from tracekit.metrics.remedies.removals import removal_remedies, stall_remedies
-from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork
+from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork, without_rows
 from tracekit.metrics.remedies.speeds import measure_speeds
 from tracekit.metrics.remedies.work import FUSED_ATTENTION, describe_work
 
@@ -46,23 +46,21 @@ def find_remedies(
         on_new_shapes: By operator, when it took longer because of new shapes (``new_shapes``).
     """
     rank = rank_work(labelled, device=device, multiprocessors=multiprocessors)
-    attention = list(attention_remedies(rank))
+    written_out = list(find_written_out(rank))
+    attention = list(attention_remedies(rank, written_out))
     in_attention: set[int] = set()
     for frame in attention:
         in_attention.update(frame["row"].to_list())
     upcast: set[int] = set()
-    for _, members in find_written_out(rank):
+    for _, members in written_out:
         if is_upcast(rank, members):
             upcast.update(members["row"].to_list())
     frames = [
-        *(frame.filter(~pl.col("row").is_in(list(upcast))) for frame in precision_remedies(rank)),
+        *(without_rows(frame, upcast) for frame in precision_remedies(rank)),
         *attention,
         *fusion_remedies(rank, without=in_attention),
         *removal_remedies(rank),
-        *(
-            padded.filter(~pl.col("row").is_in(list(in_attention)))
-            for padded in padding_remedies(rank)
-        ),
+        *(without_rows(padded, in_attention) for padded in padding_remedies(rank)),
         *stall_remedies(rank, stalls, "free cpu"),
         *(
             remedies

@@ -9,7 +9,7 @@ forward and backward; one fused kernel does their FLOP without writing the score
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -50,9 +50,11 @@ class Scores(NamedTuple):
         return self.heads * self.queries * self.keys
 
 
-def attention_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
-    """Yield the remedies ``fused attention``."""
-    for scores, members in find_written_out(rank):
+def attention_remedies(
+    rank: RankWork, written_out: Sequence[tuple[Scores, pl.DataFrame]]
+) -> Iterator[pl.DataFrame]:
+    """Yield the remedies ``fused attention``; *written_out* is what ``find_written_out`` yields."""
+    for scores, members in written_out:
         yield from _fuse(rank, scores, members)
     yield from _faster_kernel(rank)
 

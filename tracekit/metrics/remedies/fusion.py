@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Floats, Ints
-from tracekit.metrics.remedies.rows import RankWork, new_durations
+from tracekit.metrics.remedies.rows import RankWork, new_durations, without_rows
 from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS
 from tracekit.metrics.remedies.work import MEMORY_KINDS, read_inputs
 
@@ -46,7 +46,7 @@ def fusion_remedies(rank: RankWork, *, without: Collection[int]) -> Iterator[pl.
     """
     if rank.speeds.bandwidth is None:
         return
-    events = rank.events.filter(~pl.col("row").is_in(list(without)))
+    events = without_rows(rank.events, without)
     loss = _loss_events(events)
     yield from _fuse_loss(rank, loss)
     yield from _fuse_chains(rank, events, loss["row"].to_list())

@@ -164,6 +164,11 @@ def _find_clipping(rank: RankWork) -> pl.DataFrame:
     Behind the backward of their step come the norms, one for each gradient; behind these, and before
     the optimizer's first update, their scales.
     """
+    norms = rank.events.filter(
+        pl.col("op").str.contains(PATTERNS["gradient_norm"]) & pl.col("node").is_null()
+    )
+    if norms.height < MIN_OPTIMIZER_KERNELS:
+        return norms.head(0).with_columns(passes=pl.lit(1))
     launch_ns = pl.col("launch_ns")
     backward = rank.events.drop_nulls("node").group_by("part").agg(backward_ns=launch_ns.max())
     behind = rank.events.filter(pl.col("node").is_null()).join(backward, on="part", how="inner")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 import polars as pl
 
@@ -33,6 +35,11 @@ class RankWork(msgspec.Struct, frozen=True, eq=False):
     """Calls of products, convolutions and attention: kind, op, dtype, flop, ns, and the ``call`` that
     ``events`` have as well."""
     speeds: Speeds
+
+
+def without_rows(events: pl.DataFrame, rows: Collection[int]) -> pl.DataFrame:
+    """Return the events or remedies of all rows but *rows*."""
+    return events.filter(~pl.col("row").is_in(list(rows))) if rows else events
 
 
 def new_durations(
