@@ -143,6 +143,11 @@ FORGERIES = {
     "a second step of the whole window": ("window.exposed", first_row("part", 1)),
     "two steps of the same number": ("steps", lambda table: table.with_columns(step=pl.lit(7))),
     "a number beyond 64 bits": (None, lambda fields: fields.update(inside_launch_ns=2**63)),
+    "a number in place of a large table": (None, lambda fields: fields.update(graph_host_work=7)),
+    "another table in place of a large one": (
+        None,
+        lambda fields: fields.update(graph_host_work=fields["graph_events"]),
+    ),
     "budgets of other steps": (None, lambda fields: fields["by_step"].update(weak=[1, 2, 3])),
 }
 

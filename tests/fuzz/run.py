@@ -184,12 +184,12 @@ def main() -> int:
                 results[target] = sum(tried_by_job[target]), failed, seconds
                 sys.stdout.write(f"{target}: {results[target][0]:,} inputs, {failed} failed\n")
                 sys.stdout.flush()
+            text = record(results, seed=options.seed, jobs=options.jobs)
+            if options.record:  # also before the last round: a run of hours may be stopped
+                replace_record(options.record, text)
             if sum(tried for tried, _, _ in results.values()) >= options.inputs:
                 break
-    text = record(results, seed=options.seed, jobs=options.jobs)
     sys.stdout.write(f"\n{text}")
-    if options.record:
-        replace_record(options.record, text)
     return 1 if any(failed for _, failed, _ in results.values()) else 0
 
 

@@ -283,7 +283,9 @@ def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> 
     row = pl.read_ipc_stream(stream)
     parts = _table_of_row(row, fields["steps"]).height
 
-    def get_table(table_type: type[Any], name: str) -> Any:
+    def get_table(table_type: type[Any], name: Any) -> Any:
+        if not isinstance(name, str):
+            raise ValueError(f"{name} is no name of a table")
         if table_type is LoadableTable:
             return TableInFile(file, name, written_ns, parts)
         return _table_of_row(row, name)
@@ -305,6 +307,10 @@ def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> 
     tables: RankTables = msgspec.convert(
         {**fields, **measures}, RankTables, str_keys=True, dec_hook=get_table
     )
+    for field in _LARGE_TABLES:
+        table = getattr(tables, field)
+        if isinstance(table, TableInFile) and table.name.partition(".")[0] != field:
+            raise ValueError(f"{field} is another table")
     # A stream begins with a mark, the size of its schema, and the schema.
     (schema_bytes,) = struct.unpack_from("<i", stream, 4)
     return StoredTables(tables, fields, stream[: 8 + schema_bytes])
