@@ -12,6 +12,7 @@ import pytest
 
 import tracekit
 from tests.stores import seal
+from tracekit.analysis.measure.tables import rank_tables
 from tracekit.analysis.persistence import (
     FILE,
     _as_one_row,
@@ -20,12 +21,28 @@ from tracekit.analysis.persistence import (
     read_tables,
     read_tables_of_ranks,
 )
-from tracekit.analysis.table_checks import check_path_pieces, check_values
+from tracekit.analysis.table_checks import (
+    check_path_pieces,
+    check_values,
+    named_tables,
+    read_table_columns,
+)
 from tracekit.critical_path.pieces import PATH_PIECES
 from tracekit.errors import InputError
 from tracekit.schedules import generate
-from tracekit.schema import conform
+from tracekit.schema import EVENTS, LABELLED, RankEvents, Source, conform
 from tracekit.synthetic import Recipe, write_run
+
+
+def test_the_columns_of_the_tables_are_those_that_are_measured_now():
+    """Run ci/table_columns.py when a table gets a column."""
+    nothing = RankEvents(EVENTS.to_frame(), Source("", "kineto", 0, "option"))
+    no_events = LABELLED.to_frame()
+    tables = dict(named_tables(rank_tables(nothing, labelled=no_events, lost=no_events)))
+    columns = read_table_columns()
+    assert {name for name in tables if not name.startswith("by_step.")} == columns.keys()
+    for name, table in tables.items():
+        assert table.schema == columns[name.replace("by_step.", "window.")], name
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ first. The layout is that of ``Message.fbs`` and FlatBuffers (https://arrow.apac
 from __future__ import annotations
 
 import struct
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-import pyarrow as pa
-from pyarrow import ipc
-
+_CONTINUATION = -1
+"""Begins a message, before the length of its metadata; files of old writers leave it out."""
 _FILE_MAGIC = b"ARROW1\0\0"
 """Beginning of the file format; a stream follows it."""
 _DICTIONARY_BATCH = 2
@@ -31,6 +31,8 @@ class _FlatBufferTable:
         self.data = data
         self.position = position
         self._fields = position - struct.unpack_from("<i", data, position)[0]
+        if self._fields < 0:  # struct would count from the end
+            raise ValueError("a table of a message lies before its beginning")
 
     def field(self, number: int) -> int | None:
         """Return where a field lies; None if it has its default."""
@@ -49,39 +51,70 @@ class _FlatBufferTable:
         return field + int(struct.unpack_from("<I", self.data, field)[0])
 
 
+class _Message(NamedTuple):
+    """One message of a stream."""
+
+    metadata: memoryview
+    header: _FlatBufferTable
+    body: memoryview
+
+
 def unpacked_bytes(content: Any) -> int:
     """Return how many bytes the buffers of an Arrow stream or file take once they are unpacked.
 
     Args:
-        content: The bytes, or a memory map that stands where the stream begins.
+        content: The bytes, or another buffer of them, from where the stream begins.
 
     Raises:
         ValueError: The stream is damaged.
 
-    >>> table = pa.table({"ns": [0] * 1000})
-    >>> sink = pa.BufferOutputStream()
-    >>> with ipc.new_stream(sink, table.schema, options=ipc.IpcWriteOptions(compression="zstd")) as stream:
-    ...     stream.write_table(table)
-    >>> unpacked_bytes(sink.getvalue()) >= 8000
+    >>> import io
+    >>> import polars as pl
+    >>> sink = io.BytesIO()
+    >>> pl.DataFrame({"ns": [0] * 1000}).write_ipc_stream(sink, compression="zstd")
+    >>> len(sink.getvalue()) < 8000 <= unpacked_bytes(sink.getvalue())
     True
     """
-    source = pa.BufferReader(content) if isinstance(content, bytes | pa.Buffer) else content
-    start = source.tell()
-    if source.read(len(_FILE_MAGIC)) != _FILE_MAGIC:
-        source.seek(start)
     try:
-        return sum(map(_unpacked_bytes, ipc.MessageReader.open_stream(source)))
-    except (struct.error, IndexError, OSError, pa.ArrowException) as error:
+        return sum(map(_unpacked_bytes, _messages(memoryview(content))))
+    except (struct.error, IndexError, ValueError) as error:
         raise ValueError("the header of a batch is damaged") from error
 
 
-def _unpacked_bytes(message: Any) -> int:
+def _messages(content: memoryview) -> Iterator[_Message]:
+    """Yield the messages of a stream up to its end."""
+    position = len(_FILE_MAGIC) if content[: len(_FILE_MAGIC)] == _FILE_MAGIC else 0
+    while position < len(content):
+        (length,) = struct.unpack_from("<i", content, position)
+        position += 4
+        if length == _CONTINUATION:
+            (length,) = struct.unpack_from("<i", content, position)
+            position += 4
+        if length == 0:  # marks the end
+            return
+        metadata = _cut(content, position, length)
+        position += length
+        header = _FlatBufferTable(metadata, struct.unpack_from("<I", metadata)[0])
+        body_field = header.field(3)
+        body_bytes = 0 if body_field is None else struct.unpack_from("<q", metadata, body_field)[0]
+        yield _Message(metadata, header, _cut(content, position, body_bytes))
+        position += body_bytes
+
+
+def _cut(content: memoryview, start: int, length: int) -> memoryview:
+    """Return *length* bytes from *start*; raise ``ValueError`` if they are not there."""
+    if not 0 <= length <= len(content) - start:
+        raise ValueError("a message ends behind the stream")
+    return content[start : start + length]
+
+
+def _unpacked_bytes(message: _Message) -> int:
     """Return the bytes of a message's buffers once they are unpacked; 0 of a schema."""
-    metadata = memoryview(message.metadata)
-    header = _FlatBufferTable(metadata, struct.unpack_from("<I", metadata)[0])
-    type_field = header.field(1)
-    position = header.pointer(2)
-    if type_field is None or position is None or message.body is None:
+    metadata = message.metadata
+    body = message.body
+    type_field = message.header.field(1)
+    position = message.header.pointer(2)
+    if type_field is None or position is None:
         return 0
     batch = _FlatBufferTable(metadata, position)
     if metadata[type_field] == _DICTIONARY_BATCH:
@@ -100,7 +133,6 @@ def _unpacked_bytes(message: Any) -> int:
         ):
             values += max(0, length)
     buffers = batch.pointer(2)
-    body = memoryview(message.body)
     if buffers is None or batch.field(3) is None:  # nothing is compressed
         return max(len(body), values * MIN_BYTES_OF_A_VALUE)
     (count,) = struct.unpack_from("<I", metadata, buffers)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
+from tracekit._util.arrow_sizes import unpacked_bytes
 from tracekit._util.inflation import inflated_limit
 from tracekit._version import __version__
 from tracekit.analysis.measure.tables import Measures, RankTables
@@ -56,6 +57,7 @@ _UNREADABLE = (
     TypeError,
     zipfile.BadZipFile,
     pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,  # of some damaged streams, whatever their headers say
 )
 """Errors that reading a damaged file of tables may raise."""
 
@@ -323,8 +325,6 @@ def _read_frame(archive: zipfile.ZipFile, name: str) -> pl.DataFrame:
 
 def _read_stream(archive: zipfile.ZipFile, name: str) -> bytes:
     """Read one Arrow stream of the zip, unless it unpacks to more than a table of ours would."""
-    from tracekit._util.arrow_sizes import unpacked_bytes  # it imports pyarrow
-
     packed = _read_member(archive, f"{name}{_TABLE_SUFFIX}")
     size = unpacked_bytes(packed)
     if size > inflated_limit(len(packed)):

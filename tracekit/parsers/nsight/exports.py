@@ -110,7 +110,7 @@ class ArrowExport:
         source = pa.memory_map(str(file))
         source.seek(offset)
         try:
-            size = unpacked_bytes(source)
+            size = unpacked_bytes(source.read_buffer())
         except ValueError as error:
             raise pa.ArrowInvalid(str(error)) from error
         _check_unpacked(file, size)
