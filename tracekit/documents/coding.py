@@ -124,8 +124,10 @@ def encode(document: Any, *, indent: int | None = 1) -> str:
     '{"name": "é\\u009b", "p": null}'
     """
     try:
-        data = msgspec.json.encode(document, enc_hook=_to_python_number)
-        text = msgspec.json.format(data, indent=indent or 0).decode()
+        # Nested, so that of a large document two of its texts are held at a time, not three.
+        text = msgspec.json.format(
+            msgspec.json.encode(document, enc_hook=_to_python_number), indent=indent or 0
+        ).decode()
     except UnicodeEncodeError:
         # A lone surrogate, as in a path that is not UTF-8: ``json_text`` writes an escape.
         text = json.dumps(to_plain(document), indent=indent, ensure_ascii=False, allow_nan=False)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace as replace_fields
 
 from tracekit._util.arguments import checked_path, checked_text, checked_words
+from tracekit._util.machine import give_back_memory
 from tracekit._util.workers import ItemResult, map_items
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
@@ -183,6 +184,7 @@ def analyze(
     result = measure_and_combine(options)
     if stacks is None and any(map(asks_for_stacks, result.findings)):
         return measure_and_combine(replace(options, stacks=True))
+    give_back_memory()  # of the replays that findings rest on
     return result
 
 

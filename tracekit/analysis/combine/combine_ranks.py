@@ -9,6 +9,7 @@ import msgspec
 import polars as pl
 
 from tracekit._util.columns import concat_ranks
+from tracekit._util.machine import give_back_memory
 from tracekit._util.notices import merge_notices
 from tracekit._util.workers import MapFunction
 from tracekit.against_ideal import ScheduleComparison, compare_pipelines
@@ -40,7 +41,7 @@ from tracekit.analysis.combine.stragglers import explain_stragglers
 from tracekit.analysis.measure.by import By, combined
 from tracekit.analysis.measure.kernels import all_shapes, mean_kernels, run_reasons
 from tracekit.analysis.measure.rank_timeline import RankTimeline
-from tracekit.analysis.measure.tables import RankTables
+from tracekit.analysis.measure.tables import MIN_EVENTS_TO_GIVE_BACK_MEMORY, RankTables
 from tracekit.analysis.measured import rank_results
 from tracekit.analysis.result import Analysis, Tables
 from tracekit.classify.messages import format_messages
@@ -123,6 +124,8 @@ def combine(
     )
     operations = communication.operations
     clocks = communication.clocks
+    is_large = operations.height > MIN_EVENTS_TO_GIVE_BACK_MEMORY
+    give_back_memory(worth=is_large)  # of matching
 
     against_schedule = _compare_with_schedule(
         ranks,
@@ -153,6 +156,7 @@ def combine(
     changed_steps = _changed_steps(
         graph, changes, best=predict_best, work_recorded=_is_work_recorded(results)
     )
+    give_back_memory(worth=is_large)  # of replays
 
     tables = {
         **run_tables(ranks, results, communication),
