@@ -27,7 +27,7 @@ def measured_columns() -> dict[str, pl.Schema]:
 def type_text(dtype: pl.DataType) -> str:
     """Return the TOML value of a column's type.
 
-    >>> type_text(pl.List(pl.Struct({"peer": pl.Int32})))
+    >>> type_text(pl.List(pl.Struct({"peer": pl.Int32()})))
     '{ list = { struct = { peer = "Int32" } } }'
     >>> type_text(pl.Enum(["forward", "backward"]))
     '["forward", "backward"]'
@@ -42,7 +42,7 @@ def type_text(dtype: pl.DataType) -> str:
         fields: list[Any] = dtype.fields
         texts = ", ".join(f"{field.name} = {type_text(field.dtype)}" for field in fields)
         return f"{{ struct = {{ {texts} }} }}"
-    return f'"{type(dtype).__name__}"'
+    return f'"{dtype.base_type().__name__}"'
 
 
 def file_text(columns: dict[str, pl.Schema]) -> str:

@@ -365,7 +365,7 @@ def read_table_columns() -> dict[str, pl.Schema]:
     """Return the columns of each table of ``table_columns.toml``.
 
     >>> read_table_columns()["decode_steps"].names()
-    ['start_ns', 'tokens']
+    ['start_ns', 'keys']
     """
     tables = tomllib.loads(COLUMNS_FILE.read_text(encoding="utf-8"))
     schemas = {}
