@@ -51,7 +51,7 @@ class _FlatBufferTable:
         return field + int(struct.unpack_from("<I", self.data, field)[0])
 
 
-class _Message(NamedTuple):
+class _ArrowMessage(NamedTuple):
     """One message of a stream."""
 
     metadata: memoryview
@@ -81,7 +81,7 @@ def unpacked_bytes(content: Any) -> int:
         raise ValueError("the header of a batch is damaged") from error
 
 
-def _messages(content: memoryview) -> Iterator[_Message]:
+def _messages(content: memoryview) -> Iterator[_ArrowMessage]:
     """Yield the messages of a stream up to its end."""
     position = len(_FILE_MAGIC) if content[: len(_FILE_MAGIC)] == _FILE_MAGIC else 0
     while position < len(content):
@@ -97,7 +97,7 @@ def _messages(content: memoryview) -> Iterator[_Message]:
         header = _FlatBufferTable(metadata, struct.unpack_from("<I", metadata)[0])
         body_field = header.field(3)
         body_bytes = 0 if body_field is None else struct.unpack_from("<q", metadata, body_field)[0]
-        yield _Message(metadata, header, _cut(content, position, body_bytes))
+        yield _ArrowMessage(metadata, header, _cut(content, position, body_bytes))
         position += body_bytes
 
 
@@ -108,7 +108,7 @@ def _cut(content: memoryview, start: int, length: int) -> memoryview:
     return content[start : start + length]
 
 
-def _unpacked_bytes(message: _Message) -> int:
+def _unpacked_bytes(message: _ArrowMessage) -> int:
     """Return the bytes of a message's buffers once they are unpacked; 0 of a schema."""
     metadata = message.metadata
     body = message.body
