@@ -356,8 +356,7 @@ def _without_activity(changed: ChangedGraph, code: str) -> None:
     if not (work["code"] == code).any():
         raise RefusedError("the host does nothing of that kind between launches of this run")
     changed.removed.add(code)
-    names = changed.graph.events["name"].cast(pl.String)
-    copies = names.str.contains("(?i)pageable").fill_null(False).to_numpy()
+    copies = changed.graph.is_pageable_copy
     if code == "host_compute":
         carried = copies & _copies_of_host_compute(changed.graph)
         work_ns = changed.graph.work_ns

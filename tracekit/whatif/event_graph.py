@@ -221,6 +221,13 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         return self.events["label"].to_physical().to_numpy().astype(np.int64)
 
     @cached_property
+    def is_pageable_copy(self) -> Bools:
+        """Which events copy pageable memory."""
+        names = self.events["name"].unique().drop_nulls()
+        of_copies = names.filter(names.cast(pl.String).str.contains("(?i)pageable"))
+        return self.events["name"].is_in(of_copies.implode()).fill_null(False).to_numpy()
+
+    @cached_property
     def work_ns(self) -> Ints:
         """Time that each event itself takes: of matched communication its transfer, else its duration."""
         duration_ns = self.end - self.start - self.gaps_within_ns
