@@ -211,3 +211,16 @@ def test_forward_work_inside_a_node_is_recompute(program):
         "recompute",
         "dgrad",
     )
+
+
+@pytest.mark.parametrize("start", [0, 200])
+def test_what_only_a_forward_runs_is_recompute_inside_a_node_also_in_the_first_range(
+    program, start
+):
+    if start:
+        program.op("aten::relu", 0, 10, sequence=5)
+    program.node("MyBlockBackward", start, start + 100, 5)
+    program.op("aten::native_layer_norm", start + 1, start + 10, tid=ENGINE)
+    again = program.kernel("vectorized_layer_norm", start + 2, tid=ENGINE)
+    labelled = classify(program.events())
+    assert event_row(labelled, again)["label"] == "recompute"

@@ -236,7 +236,7 @@ def _peers_in_annotations(launches: Launches, group_ranks: CategoryColumn) -> In
     peer = launches.annotation_name.extract(r"^nccl:(?:send|recv) \d+(?:->|<-)(\d+)$").numbers()
     members = [list_ranks(ranks) for ranks in group_ranks.values]
     size = max(map(len, members), default=0)
-    if not size or not (peer >= 0).any():
+    if not size:
         return peer
     # Global rank by group and number inside the group. The last row, for unknown groups, leaves
     # numbers as they are.
