@@ -44,6 +44,13 @@ def test_kernels_that_ran_alone_once_say_nothing_of_a_gpu():
     assert gpu_slowdowns([usual, usual, contention([20.0] * 40, alone=2)]) == {}
 
 
+def test_kernels_of_one_rank_alone_say_nothing_of_its_gpu():
+    """A rank that is half as fast has 40 kernels as others do, and 60 in chunks that no other rank has."""
+    usual = contention([10.0] * 40)
+    slow = pl.concat([contention([20.0] * 40), contention([10.0] * 60)])
+    assert gpu_slowdowns([usual, usual, slow]) == {2: 2.0}
+
+
 @pytest.mark.parametrize(("kernels", "slowdowns"), [(20, {}), (29, {}), (30, {2: 2.0})])
 def test_a_gpu_is_compared_by_thirty_kernels_or_more(kernels, slowdowns):
     usual = contention([10.0] * kernels)
