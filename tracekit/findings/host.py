@@ -17,7 +17,7 @@ from tracekit.documents.findings import MIN_SHARE_TO_SHOW, EvidenceValue, Findin
 from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.synchronisations import runs_operator, who_waits
 from tracekit.metrics.remedies.work import PATTERNS
-from tracekit.schema import COPY_LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 from tracekit.whatif.changes import HOST_CHANGES, NO_LAUNCH_DELAY
 from tracekit.whatif.constants import HOST_VARIATION
 from tracekit.whatif.remedies import KNOWN_SHAPES, select_remedies
@@ -58,7 +58,9 @@ class _StepMeans:
         time_ns = 0
         idle_ns = 0
         copied_ns = 0
+        compute_ns = 0
         for budget in budgets:
+            compute_ns += budget.compute_ns
             time_ns += budget.span_ns
             idle_ns += budget.idle_ns
             copied_ns += sum(budget.exposed_ns.get(label, 0) for label in COPY_LABELS)
@@ -66,6 +68,7 @@ class _StepMeans:
         self.gpu_ns = (time_ns - idle_ns) / count
         self.idle_ns = idle_share * idle_ns / count
         self.time_ns = self.gpu_ns + self.idle_ns
+        self.compute_ns = compute_ns / count
         self.copied_ns = copied_ns / count
         """Exposed time of all copies."""
         table = context.analysis.tables["host_time"]
@@ -272,9 +275,14 @@ def asks_for_stacks(finding: Finding) -> bool:
 def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Finding:
     """Return the finding that the host only launches, and is slower at it than the GPU works."""
     events = 0
+    transfers = 0
     for result in context.analysis.rank_results:
         events += sum(result.whole.label_count.values())
-    events_per_step = events / (max(len(context.step.per_step), 1) * context.ranks)
+        transfers += sum(result.whole.label_count.get(label, 0) for label in COMMUNICATION_LABELS)
+    rank_steps = max(len(context.step.per_step), 1) * context.ranks
+    events_per_step = events / rank_steps
+    # A kernel of communication takes as long as it waits: that is no work of the GPU.
+    works_per_step = (events - transfers) / rank_steps
     predicted = context.predict(NO_LAUNCH_DELAY)
     saves_ns = None if predicted is None else max(predicted.saves_ns or 0, 0)
     # The replay keeps the time between kernels, which those of a CUDA graph do not have.
@@ -290,7 +298,7 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
             "gpu_work_ns": round(means.gpu_ns),
             "events_per_step": round(events_per_step),
             "steps_marked": context.step.is_marked,
-            "mean_event_ns": round(means.gpu_ns / max(events_per_step, 1)),
+            "mean_event_ns": round((means.compute_ns + means.copied_ns) / max(works_per_step, 1)),
             "waits_per_step": round(means.value("host_sync", "count"), 2),
             "has_fused_optimizer": runs_operator(context, PATTERNS["fused_optimizer"]),
             **_on_new_shapes(context),

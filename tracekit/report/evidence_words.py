@@ -202,7 +202,7 @@ class FindingWords:
             return "compute could hide little of it"
         if free_ns < NO_COMPUTE_SHARE * exposed_ns:
             return "there is no compute to hide it"
-        return f"compute could hide at most {short_ms(free_ns)} of it"
+        return f"free compute could hide at most {short_ms(free_ns)} of it"
 
     @property
     def late_rank(self) -> str:
@@ -242,7 +242,7 @@ class FindingWords:
         share = self.evidence.get("explained_share")
         if not isinstance(share, float) or share >= NEARLY_ALL:
             return ""
-        return f"; that explains {percent(share, digits=0)} of the waiting"
+        return f"; {percent(share, digits=0)} of the waiting is because of that"
 
     @property
     def as_recorded(self) -> str:

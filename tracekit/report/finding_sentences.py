@@ -591,8 +591,8 @@ def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"{exposed(words)}{words.rate}; {words.compute_to_hide_it}",
         advice=(
-            f"check links and NCCL's transport, or send fewer bytes ({words.fewer_bytes}); the saving "
-            "is what twice the speed would give"
+            "check links and NCCL's transport (`NCCL_DEBUG=INFO`), or send fewer bytes "
+            f"({words.fewer_bytes}); the saving is what twice the speed would give"
         ),
     )
 
@@ -987,8 +987,8 @@ def schedule_gap_p2p_transfer(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"{wait_for_messages(words)}, and there is too little compute to hide them",
         advice=(
-            "check links and NCCL's transport, or send fewer bytes (a narrower type, fewer chunks per "
-            "rank); the saving is what twice the speed would give"
+            "check links and NCCL's transport (`NCCL_DEBUG=INFO`), or send fewer bytes (a narrower "
+            "type, fewer chunks per rank); the saving is what twice the speed would give"
         ),
     )
 
@@ -1025,7 +1025,7 @@ def schedule_gap_own_bubble(words: FindingWords) -> FindingTexts:
         text=(
             f"even without delays each stage has nothing to do for {words.cost} "
             f"({words['bubble_share']}) while the pipeline fills and drains (the bubble of "
-            f"{words['schedule']})"
+            f"{words['schedule']}, part of exposed pp_comm and idle)"
         ),
         advice="more micro-batches, more chunks per rank, or another schedule (`--what-if`)",
     )
@@ -1377,8 +1377,11 @@ def precision_tf32(words: FindingWords) -> FindingTexts:
     further = ""
     if isinstance(further_ns, int):
         further = f"; {words['further']} instead ({words.switch('narrow')}) would save {short_ms(further_ns)}"
+        work_ns = words.evidence.get("work_ns")
+        if isinstance(work_ns, int | float) and further_ns > work_ns:
+            further += ", because other kernels get faster, too"
     return FindingTexts(
-        text=f"products of float32 run without tensor cores: {words['work_ns']} of GPU time",
+        text=f"matrix products in float32 run without tensor cores: {words['work_ns']} of GPU time",
         advice=f"let them use TF32 ({words.switch('tf32')}){further}",
     )
 
@@ -1386,7 +1389,7 @@ def precision_tf32(words: FindingWords) -> FindingTexts:
 @texts("precision")
 def precision_narrow(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"products and attention run in float32: {words['work_ns']} of GPU time",
+        text=f"matrix products and attention run in float32: {words['work_ns']} of GPU time",
         advice=f"compute in {words['change_to']} ({words.switch('narrow')}); weights and losses may stay in float32",
     )
 
@@ -1403,8 +1406,8 @@ def precision_fp64(words: FindingWords) -> FindingTexts:
 def attention_written_out(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"attention is written out: {words['kernels_per_step']} kernels a step read or write "
-            f"tokens × tokens ({words.work})"
+            f"attention runs in separate kernels: {words['kernels_per_step']} a step read or write "
+            f"a matrix of tokens × tokens ({words.work})"
         ),
         advice=f"use one fused kernel ({words.switch('attention')}), with `is_causal` instead of a causal mask",
     )

@@ -56,6 +56,8 @@ ABSENCES = {
 have."""
 MAX_ABSENCES = 2
 """Absent costs that are named, the first of ``ABSENCES``."""
+BEYOND_COST_FACTOR = 1.02
+"""Saving over cost from which is said why it is more."""
 NOTHING_MORE_SHARE = 0.02
 """Share of what a finding saves alone, below which it saves nothing more after others."""
 MAX_EXPOSED_SHARE = 0.05
@@ -67,7 +69,8 @@ def first_findings(findings: Sequence[Finding]) -> list[tuple[int, Finding]]:
 
     They are those up to the last large one, so that no number is missing before it; then the first
     about memory. Where there is room, the first that a changed line of the loop mends is added, which
-    is worth doing though it saves little; an RL loop has other things to mend first.
+    is worth doing though it saves little, with the one before it if only one is between; an RL loop
+    has other things to mend first.
     """
     numbered = list(enumerate(findings, start=1))
     first = numbered[:MAX_FIRST_FINDINGS]
@@ -83,7 +86,11 @@ def first_findings(findings: Sequence[Finding]) -> list[tuple[int, Finding]]:
     codes = {finding.code for _, finding in shown}
     if len(shown) == MAX_FIRST_FINDINGS or codes & {*QUICK_REMEDIES, *ROLE_CODES}:
         quickly_mended = []
-    return sorted([*shown, *about_memory[:1], *quickly_mended[:1]], key=itemgetter(0))
+    chosen = dict([*shown, *about_memory[:1], *quickly_mended[:1]])
+    next_number = len(shown) + 1
+    if quickly_mended and quickly_mended[0][0] == next_number + 1:
+        chosen.setdefault(*numbered[next_number - 1])
+    return sorted(chosen.items(), key=itemgetter(0))
 
 
 def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: bool) -> str:
@@ -189,9 +196,9 @@ def shared_time(finding: Finding, number: int | None = None) -> str:
 
     >>> second = Finding(code="host_sync", cost_ns=4, share=0.2, shares_time_with=(1, 3), saves_after_ns=2_000_000)
     >>> shared_time(second)
-    'shares its time with 1 and 3: 2.00 ms more once they are done'
+    'shares its time with 1 and 3: 2.00 ms after them'
     >>> shared_time(second, 2)
-    'shares its time with 1: 2.00 ms more once that is done'
+    'shares its time with 1: 2.00 ms after it'
     """
     others = [other for other in finding.shares_time_with if number is None or other < number]
     if not others:
@@ -202,25 +209,29 @@ def shared_time(finding: Finding, number: int | None = None) -> str:
     if after_ns is None or after_ns == finding.saves_ns:
         return words
     more = "nothing" if after_ns < NOTHING_MORE_SHARE * finding.effect_ns else short_ms(after_ns)
-    done = "that is" if len(others) == 1 else "they are"
-    return f"{words}: {more} more once {done} done"
+    them = "it" if len(others) == 1 else "them"
+    return f"{words}: {more} after {them}"
 
 
-def beyond_idle(finding: Finding, budget: Budget) -> str:
-    """Return why a faster host saves more than the GPU is idle; empty where it does not.
+def beyond_cost(finding: Finding, budget: Budget) -> str:
+    """Return why a faster host saves more than the GPU is idle, or than its sentence states; empty where it does not.
 
     >>> late = Finding(code="launch_bound", cost_ns=7, share=0.2, saves_ns=12)
-    >>> beyond_idle(late, Budget(span_ns=31, compute_ns=16, exposed_ns={"dp_comm": 6}, idle=9))
-    'the saving exceeds idle: exposed dp_comm gets shorter, too'
-    >>> beyond_idle(late, Budget(span_ns=31, compute_ns=16, exposed_ns={}, idle=15))
+    >>> beyond_cost(late, Budget(span_ns=31, compute_ns=16, exposed_ns={"dp_comm": 6}, idle=9))
+    'saves more than is idle: exposed dp_comm gets shorter, too'
+    >>> beyond_cost(late, Budget(span_ns=31, compute_ns=16, exposed_ns={}, idle=15))
     ''
     """
-    if finding.code not in HOST_CODES or (finding.saving_ns or 0) <= budget.idle_ns:
+    saving_ns = finding.saving_ns or 0
+    if finding.code not in HOST_CODES:
         return ""
     longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default=None)
-    if longest is None:
-        return ""
-    return f"the saving exceeds idle: exposed {longest} gets shorter, too"
+    if saving_ns > budget.idle_ns and longest is not None:
+        return f"saves more than is idle: exposed {longest} gets shorter, too"
+    states_cost = short_ms(finding.cost_ns) in finding.text
+    if states_cost and saving_ns > BEYOND_COST_FACTOR * finding.cost_ns:
+        return "saves more than that: what follows starts earlier, too"
+    return ""
 
 
 def remarks_on(finding: Finding, number: int, budget: Budget) -> str:
@@ -232,7 +243,7 @@ def remarks_on(finding: Finding, number: int, budget: Budget) -> str:
         budget: Parts of the step that it is of.
 
     """
-    return "; ".join(filter(None, (beyond_idle(finding, budget), shared_time(finding, number))))
+    return "; ".join(filter(None, (beyond_cost(finding, budget), shared_time(finding, number))))
 
 
 def finding_in_a_log(finding: Finding) -> str:

@@ -8,7 +8,7 @@ put before it.
 from collections.abc import Callable, Mapping, Sequence
 
 from tracekit._util.text import counted, join_with_and, listing, ms, percent, ranks_named
-from tracekit.report.text import first_of, joined, listed, verb
+from tracekit.report.text import first_of, joined, listed, short_ms, verb
 
 MAX_RANKS_NAMED = 8
 """Parts of a list of ranks that a sentence names (a range is one part); of the others it says how
@@ -637,8 +637,8 @@ def outside_steps(events: int, busy_ns: int) -> str:
 @sentence("outside-steps", "no_launch")
 def outside_steps_no_launch(events: int, busy_ns: int) -> str:
     return (
-        f"the launch of {events} GPU events ({ms(busy_ns, 3)}) is not in the file, and they ran "
-        "between steps: not counted"
+        f"{events} GPU events ({short_ms(busy_ns)}), whose launch is not in the file, ran between "
+        "steps: not counted"
     )
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import polars as pl
 from rich.text import Text
 
-from tracekit._util.text import counted, percent, terminal
+from tracekit._util.text import counted, join_with_and, percent, terminal
+from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.metrics.process_phases import TRAIN, WEIGHT_SYNC
-from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import (
     finding_title,
     first_findings,
@@ -31,7 +31,7 @@ from tracekit.report.palette import (
     UNRECORDED_COLOUR,
 )
 from tracekit.report.terminal.table import stacked_bar
-from tracekit.report.text import short_ms, size, wrap_text
+from tracekit.report.text import ms_range, short_ms, size, wrap_text
 from tracekit.report.view import View
 from tracekit.report.view.answer import origin_of_free_step, times_of_kinds, unusual_steps
 from tracekit.report.view.roles import phase_times
@@ -55,8 +55,12 @@ MIN_MODULE_SHARE = 0.02
 """Share of compute from which a part of the model is named."""
 MAX_MODULES = 4
 """Parts of the model that are named, those with most time."""
+MAX_ITERATIONS_NAMED = 2
+"""Iterations of an RL loop up to which the time of each is stated."""
 MAX_TITLES = 3
 """Further findings up to which they are named by their titles."""
+MAX_WARNING_LINES = 2
+"""Lines of the first warning."""
 INDENT = "    "
 """Spaces before the further lines of a finding."""
 MAX_END_DIFFERENCE_SHARE = 0.01
@@ -99,11 +103,7 @@ def first_screen(
     ]
     findings = first_findings(view.findings)
     if findings:
-        heading = _findings_heading(findings, view.analysis.step)
-        if view.analysis.role_results.iterations:
-            heading = (
-                "What to do (→) and what it saves per iteration (≤: at most), what recurs first:"
-            )
+        heading = _findings_heading(findings, view.analysis)
         lines += _wrapped(heading, width, style="bold")
         advised: dict[str, int] = {}
         for number, finding in findings:
@@ -124,12 +124,13 @@ def first_screen(
     return lines
 
 
-def _findings_heading(findings: Sequence[tuple[int, Finding]], step: StepSummary) -> str:
+def _findings_heading(findings: Sequence[tuple[int, Finding]], analysis: Analysis) -> str:
     """Return what the columns before the findings hold."""
-    per = "per step" if step.is_marked else "of the recording"
-    if any(finding.is_bound for _, finding in findings):
-        return f"What to do (→) and what it saves {per}, likeliest first (≤: at most):"
-    return f"What to do (→) and what it saves {per}:"
+    per = "per step" if analysis.step.is_marked else "of the recording"
+    if analysis.role_results.iterations:
+        per = "per iteration"
+    bounds = " (≤: at most)" if any(finding.is_bound for _, finding in findings) else ""
+    return f"What to do (→) and what it saves {per}{bounds}:"
 
 
 def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
@@ -442,13 +443,17 @@ def certainty_lines(view: View, width: int) -> list[Text]:
 
 
 def warning_lines(view: View, width: int) -> list[Text]:
-    """Return the first warning in a line, and how many more there are."""
+    """Return the first warning in at most two lines, and how many more there are."""
     if not view.warnings:
         return []
     count = len(view.warnings)
     heading = "  warning: " if count == 1 else f"  {count} warnings (--full), first: "
-    message = cut_text(view.warnings[0].message, width - len(heading))
-    return [Text(f"{heading}{message}", style="dim")]
+    message = view.warnings[0].message
+    lines = _wrapped(message, width, first=heading, rest=INDENT, style="dim")
+    if len(lines) > MAX_WARNING_LINES:
+        last = lines[MAX_WARNING_LINES - 1].plain
+        lines = [*lines[: MAX_WARNING_LINES - 1], Text(cut_text(f"{last} …", width), style="dim")]
+    return lines
 
 
 def hint_lines(
@@ -487,8 +492,16 @@ def certainty(view: View) -> list[str]:
     """Return what the figures rest on: how alike the steps are, how well clocks agree, and warnings."""
     analysis = view.analysis
     usual = [each.time_ns for each in analysis.step.usual]
+    iterations = analysis.role_results.iterations
     facts = []
-    if len(usual) > 1:
+    if iterations:
+        times = join_with_and(short_ms(each.end_ns - each.start_ns) for each in iterations)
+        if len(iterations) > MAX_ITERATIONS_NAMED:
+            times = ms_range(each.end_ns - each.start_ns for each in iterations)
+        facts.append(
+            f"{counted(len(iterations), 'iteration')} of {times}; phases are means over GPUs"
+        )
+    elif len(usual) > 1:
         spread = (max(usual) - min(usual)) / max(analysis.step.time_ns or 0, 1)
         # The range of the step without the profiler stands above: these are other steps.
         steps = counted(len(usual), "recorded step" if analysis.step.profiler_ns else "step")

@@ -164,7 +164,9 @@ def _headline(schedule: ScheduleView) -> RenderableType:
     facts = [
         f"{counted(comparison.pp, 'rank')}{chunks}",
         counted(comparison.microbatches, "micro-batch"),
-        "in exactly its order" if comparison.exact else f"nearest; {elsewhere}",
+        f"exactly in the order of {comparison.name}"
+        if comparison.exact
+        else f"nearest; {elsewhere}",
     ]
     if comparison.compared_with != comparison.name:
         facts.append(f"compared with {comparison.compared_with}: {elsewhere}")

@@ -271,11 +271,11 @@ def _exposed_label(row: LabelRow, steps: int, budget: Budget) -> str:
     """
     name = f"{LABEL_WORDS.get(row.label, row.label)} ({row.label})"
     exposed_ns = budget.exposed_ns.get(row.label)
-    share = percent(row.exposed_share)
+    of_time = percent(row.exposed_share)
     if exposed_ns is not None:
-        share = percent(exposed_ns, budget.recorded_ns)
+        of_time = percent(exposed_ns, budget.recorded_ns)
     per_step = " per step" if steps > 1 else ""
-    cost = f"{name} {ms(exposed_ns or row.exposed_ns / steps)}{per_step} ({share})"
+    cost = f"{name} {ms(exposed_ns or row.exposed_ns / steps)}{per_step} ({of_time})"
     main_cause = row.causes(most=1)
     if not main_cause:
         return cost
