@@ -14,7 +14,7 @@ from tracekit.documents.analysis import Budget, StepTime
 from tracekit.documents.findings import Finding
 from tracekit.metrics.step_time import FreeStep, StepSummary
 from tracekit.report.finding_sentences import TEXTS
-from tracekit.report.findings import finding_in_a_log
+from tracekit.report.findings import finding_in_a_log, first_findings
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import (
     budget_parts,
@@ -201,7 +201,8 @@ def test_times_that_compare_ranks_have_as_many_digits_as_clocks_allow(error_ms, 
 @pytest.mark.parametrize("run", ["1f1b", "slow-ddp"])
 def test_the_terminal_says_of_clocks_what_the_page_says(samples, run):
     analysis = analysis_of(samples / run)
-    (of_the_page,) = re.findall(r"clocks (?:agree|known to [\d.]+ [mµ]s)", badge_of(analysis).text)
+    of_the_page = badge_of(analysis).text
+    assert re.fullmatch(r"clocks agree|ranks' clocks known to [\d.]+ [mµ]s", of_the_page)
     assert of_the_page in certainty(view_of(analysis))
     assert of_the_page in " ".join(lines_of(analysis, 200))
     assert certainty(view()) == ["one step", "GPU not named: pass `--gpu`"]
@@ -331,7 +332,7 @@ def test_a_faster_host_may_save_more_than_idle_because_transfers_get_shorter():
     budget = Budget(
         span_ns=100 * MS, compute_ns=60 * MS, exposed_ns={"dp_comm": 30 * MS}, idle=10 * MS
     )
-    words = "the saving exceeds idle: exposed dp_comm gets shorter, too"
+    words = "saves more than is idle: exposed dp_comm gets shorter, too"
     for saves_ms, is_said in ((11, True), (10, False)):
         late = Finding(code="launch_bound", cost_ns=10 * MS, share=0.1, saves_ns=saves_ms * MS)
         shown = view(findings=(late,))
@@ -374,7 +375,7 @@ def test_a_finding_names_only_those_before_it_that_it_shares_its_time_with():
     second = finding(0.4, saves_ns=40 * MS, shares_time_with=(1,), saves_after_ns=0)
     text = " ".join(line.plain for line in first_screen(view(findings=(first, second)), 200))
     assert text.count("shares its time with") == 1
-    assert "shares its time with 1: nothing more once that is done" in text
+    assert "shares its time with 1: nothing after it" in text
     assert [card.remarks != "" for card in cards([first, second], NOTHING)] == [False, True]
 
 
@@ -382,7 +383,7 @@ def test_every_finding_has_a_title():
     assert set(WORDS.finding_titles) == {code for code, _ in TEXTS}
 
 
-@pytest.mark.parametrize(("count", "titles"), [(3, ": optimizer, Python"), (4, "")])
+@pytest.mark.parametrize(("count", "titles"), [(3, ": optimizer, CPU runs Python"), (4, "")])
 def test_up_to_three_further_findings_are_named_by_their_titles(count, titles):
     codes = ("optimizer", "python", "python", "recompute")[:count]
     small = [Finding(code=code, cost_ns=2 * MS, share=0.02) for code in codes]
@@ -405,3 +406,19 @@ def test_what_is_left_of_compute_is_named():
     kernels = pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")
     shown = view(tables={"kernels": kernels})
     assert compute_by_module(shown).endswith("mlp 60 %, attention 30 %, the rest 10 %")
+
+
+def test_a_long_warning_ends_with_a_clause():
+    message = f"rank 0: 117 GPU events ran between steps: not counted; {'w' * 40}"
+    shown = first_screen(view(warnings=[SimpleNamespace(message=message)]), 80)
+    warning = next(line.plain for line in shown if "warning" in line.plain)
+    assert warning == "  warning: rank 0: 117 GPU events ran between steps: not counted"
+
+
+@pytest.mark.parametrize(("number", "shown"), [(3, [1, 2, 3]), (4, [1, 4])])
+def test_one_finding_before_a_quick_remedy_is_shown_with_it(number, shown):
+    """A changed line mends the third, or the fourth of all, behind one large and small ones."""
+    small = Finding(code="slow_kernel", cost_ns=2 * MS, share=0.02)
+    quick = Finding(code="host_sync", cost_ns=2 * MS, share=0.02)
+    findings = [finding(0.5), *[small] * (number - 2), quick]
+    assert [each for each, _ in first_findings(findings)] == shown

@@ -202,7 +202,7 @@ class FindingWords:
             return "compute could hide little of it"
         if free_ns < NO_COMPUTE_SHARE * exposed_ns:
             return "there is no compute to hide it"
-        return f"free compute could hide at most {short_ms(free_ns)} of it"
+        return f"free compute could hide {short_ms(free_ns)} of it"
 
     @property
     def late_rank(self) -> str:

@@ -591,8 +591,8 @@ def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"{exposed(words)}{words.rate}; {words.compute_to_hide_it}",
         advice=(
-            "check links and NCCL's transport (`NCCL_DEBUG=INFO`), or send fewer bytes "
-            f"({words.fewer_bytes}); the saving is what twice the speed would give"
+            "check links and transport (`NCCL_DEBUG=INFO`), or send fewer bytes "
+            f"({words.fewer_bytes}); saving: at twice the speed"
         ),
     )
 
@@ -987,8 +987,8 @@ def schedule_gap_p2p_transfer(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"{wait_for_messages(words)}, and there is too little compute to hide them",
         advice=(
-            "check links and NCCL's transport (`NCCL_DEBUG=INFO`), or send fewer bytes (a narrower "
-            "type, fewer chunks per rank); the saving is what twice the speed would give"
+            "check links and transport (`NCCL_DEBUG=INFO`), or send fewer bytes (a narrower "
+            "type, fewer chunks per rank); saving: at twice the speed"
         ),
     )
 

@@ -637,8 +637,8 @@ def outside_steps(events: int, busy_ns: int) -> str:
 @sentence("outside-steps", "no_launch")
 def outside_steps_no_launch(events: int, busy_ns: int) -> str:
     return (
-        f"{events} GPU events ({short_ms(busy_ns)}), whose launch is not in the file, ran between "
-        "steps: not counted"
+        f"{events} GPU events ({short_ms(busy_ns)}) ran between steps: not counted; their launch "
+        "is not in the file"
     )
 
 

@@ -7,6 +7,7 @@ that is.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -59,8 +60,6 @@ MAX_ITERATIONS_NAMED = 2
 """Iterations of an RL loop up to which the time of each is stated."""
 MAX_TITLES = 3
 """Further findings up to which they are named by their titles."""
-MAX_WARNING_LINES = 2
-"""Lines of the first warning."""
 INDENT = "    "
 """Spaces before the further lines of a finding."""
 MAX_END_DIFFERENCE_SHARE = 0.01
@@ -443,17 +442,13 @@ def certainty_lines(view: View, width: int) -> list[Text]:
 
 
 def warning_lines(view: View, width: int) -> list[Text]:
-    """Return the first warning in at most two lines, and how many more there are."""
+    """Return the first warning in a line, and how many more there are."""
     if not view.warnings:
         return []
     count = len(view.warnings)
     heading = "  warning: " if count == 1 else f"  {count} warnings (--full), first: "
-    message = view.warnings[0].message
-    lines = _wrapped(message, width, first=heading, rest=INDENT, style="dim")
-    if len(lines) > MAX_WARNING_LINES:
-        last = lines[MAX_WARNING_LINES - 1].plain
-        lines = [*lines[: MAX_WARNING_LINES - 1], Text(cut_text(f"{last} …", width), style="dim")]
-    return lines
+    message = first_clauses(view.warnings[0].message, width - len(heading))
+    return [Text(f"{heading}{message}", style="dim")]
 
 
 def hint_lines(
@@ -498,9 +493,7 @@ def certainty(view: View) -> list[str]:
         times = join_with_and(short_ms(each.end_ns - each.start_ns) for each in iterations)
         if len(iterations) > MAX_ITERATIONS_NAMED:
             times = ms_range(each.end_ns - each.start_ns for each in iterations)
-        facts.append(
-            f"{counted(len(iterations), 'iteration')} of {times}; phases are means over GPUs"
-        )
+        facts.append(f"{counted(len(iterations), 'iteration')} of {times}")
     elif len(usual) > 1:
         spread = (max(usual) - min(usual)) / max(analysis.step.time_ns or 0, 1)
         # The range of the step without the profiler stands above: these are other steps.
@@ -522,6 +515,21 @@ def certainty(view: View) -> list[str]:
     if not view.devices:
         facts.append("GPU not named: pass `--gpu`")
     return facts or ["no step marks"]
+
+
+def first_clauses(text: str, width: int) -> str:
+    """Return the clauses of a sentence that fit into *width* columns; cut where its first one does not.
+
+    >>> first_clauses("7 events ran between steps: not counted; their launch is not in the file", 40)
+    '7 events ran between steps: not counted'
+    >>> first_clauses("rank 0: seven events ran between steps", 20)
+    'rank 0: seven event…'
+    """
+    if len(text) <= width:
+        return text
+    ends = [match.start() for match in re.finditer(r"[:;,] ", text[: width + 1])]
+    last = max(ends, default=0)
+    return text[:last] if 3 * last >= width else cut_text(text, width)
 
 
 def cut_text(text: str, width: int) -> str:

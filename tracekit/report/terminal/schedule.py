@@ -164,15 +164,15 @@ def _headline(schedule: ScheduleView) -> RenderableType:
     facts = [
         f"{counted(comparison.pp, 'rank')}{chunks}",
         counted(comparison.microbatches, "micro-batch"),
-        f"exactly in the order of {comparison.name}"
-        if comparison.exact
-        else f"nearest; {elsewhere}",
     ]
+    if not comparison.exact:
+        facts.append(f"nearest; {elsewhere}")
     if comparison.compared_with != comparison.name:
         facts.append(f"compared with {comparison.compared_with}: {elsewhere}")
     if schedule.which:
         facts.append(schedule.which)
-    line = Text(" · ".join([comparison.name, *facts]))
+    name = f"{comparison.name}, exactly" if comparison.exact else comparison.name
+    line = Text(" · ".join([name, *facts]))
     line.stylize("bold", 0, len(comparison.name))
     for difference in schedule.differences[:3]:
         line.append(f"\n{difference}", style="dim")
