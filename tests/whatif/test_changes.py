@@ -147,6 +147,17 @@ def test_host_work_before_events_that_a_rank_does_not_have_is_left_out():
     assert graph.host_work["event"].to_list() == [0, 1]
 
 
+def test_a_rank_that_kept_no_events_is_left_out_of_the_graph():
+    without = Tables(1, [kernel("forward", 0, 10)])
+    without.graph_events = None
+    operations = pl.DataFrame(schema={"rank": pl.Int32, "id": pl.Int64})
+    members = pl.DataFrame(schema={"match": pl.Int64, "row": pl.Int64, "start_ns": pl.Int64})
+    clocks = Clocks.recorded([0, 1])
+    parts = [Tables(0, [kernel("forward", 0, 10)]), without]
+    assert EventGraph.build(parts, operations, members, clocks).ranks == (0,)
+    assert EventGraph.build([without], operations, members, clocks) is None
+
+
 def test_a_replay_has_one_arrival_of_each_matched_operation():
     ranks = step_of_ranks(10, 20)
     second = [
