@@ -205,7 +205,9 @@ def test_the_waiting_for_a_rank_is_that_without_the_profiler_with_the_recorded_o
 
 def test_a_cause_that_explains_a_part_of_the_waiting_says_which():
     (finding,) = rank_findings(context(straggler(3, ("host_late", 20), ("unknown", 60))))
-    assert with_sentences([finding])[0].text.endswith("; 25 % of the waiting is because of that")
+    assert with_sentences([finding])[0].text.endswith(
+        ", 25 % of it because its process starts its work late"
+    )
 
 
 def test_a_rank_that_was_late_in_one_step_is_not_priced_by_a_change_of_every_step():

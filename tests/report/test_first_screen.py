@@ -375,7 +375,7 @@ def test_a_finding_names_only_those_before_it_that_it_shares_its_time_with():
     second = finding(0.4, saves_ns=40 * MS, shares_time_with=(1,), saves_after_ns=0)
     text = " ".join(line.plain for line in first_screen(view(findings=(first, second)), 200))
     assert text.count("shares its time with") == 1
-    assert "shares its time with 1: nothing after it" in text
+    assert "shares its time with 1: nothing once that is fixed" in text
     assert [card.remarks != "" for card in cards([first, second], NOTHING)] == [False, True]
 
 

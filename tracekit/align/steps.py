@@ -361,14 +361,19 @@ def assign_parts(
     placed = _place_unlaunched(labelled)
     outside = placed.filter(pl.col("step").is_null())
     is_unlaunched = pl.col("launch_ns").is_null()
-    for case, events in (
-        ("launched", outside.filter(~is_unlaunched)),
-        ("no_launch", outside.filter(is_unlaunched)),
+    first_start = placed.drop_nulls("step")["start_ns"].min()
+    is_earlier = is_unlaunched & (pl.col("start_ns") < first_start)
+    for code, case, events in (
+        ("before-first-step", "", outside.filter(is_earlier)),
+        ("outside-steps", "launched", outside.filter(~is_unlaunched)),
+        ("outside-steps", "no_launch", outside.filter(is_unlaunched & ~is_earlier)),
     ):
         if len(events):
             busy_ns = int((events["end_ns"] - events["start_ns"]).sum())
-            values: NoticeValues = {"case": case, "events": len(events), "busy_ns": busy_ns}
-            notices.append(Notice("outside-steps", values=values))
+            values: NoticeValues = {"events": len(events), "busy_ns": busy_ns}
+            if case:
+                values = {"case": case, **values}
+            notices.append(Notice(code, values=values))
     chosen = select_steps(present, steps)
     number = to_int64(placed["step"], min(chosen) - 1)
     part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)

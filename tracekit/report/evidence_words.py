@@ -222,27 +222,17 @@ class FindingWords:
         return f"look in the timeline at what rank {rank} does before the others wait for it"
 
     @property
-    def lateness(self) -> str:
-        """Time that others wait for a rank; what was recorded too, where the profiler made it longer."""
-        late = self["late_ns"]
-        recorded_ns = self.evidence.get("recorded_late_ns")
-        if not isinstance(recorded_ns, int):
-            return late
-        return f"{late} ({short_ms(recorded_ns)} as recorded)"
-
-    @property
     def in_label(self) -> str:
         """The communication in which others wait; empty if it is not known."""
         label = self.evidence.get("label")
         return f" in {label}" if label else ""
 
-    @property
-    def explained(self) -> str:
-        """How much of the waiting the cause explains; empty if all or nearly all of it."""
+    def because(self, relative: str, clause: str) -> str:
+        """Return why ranks are waited for: a relative clause, or how much of the waiting is because of *clause*."""
         share = self.evidence.get("explained_share")
         if not isinstance(share, float) or share >= NEARLY_ALL:
-            return ""
-        return f"; {percent(share, digits=0)} of the waiting is because of that"
+            return f", {relative}"
+        return f", {percent(share, digits=0)} of it because {clause}"
 
     @property
     def as_recorded(self) -> str:

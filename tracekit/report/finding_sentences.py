@@ -25,6 +25,8 @@ class FindingTexts(NamedTuple):
 MakeTexts = Callable[[FindingWords], FindingTexts]
 MAX_WAITS_BESIDE_GRAPHS = 4
 """Waits of a step for the GPU up to which they may lie outside of what a graph holds: a loss, a norm."""
+MIN_SHARE_OF_LAUNCH_BOUND = 0.2
+"""Share of the step that the GPU idles while the host launches, from which the whole step is said to be so."""
 TEXTS: dict[tuple[str, str], MakeTexts] = {}
 """Functions by code and case; the one with an empty case is for every case without its own."""
 
@@ -377,9 +379,10 @@ def python_with_source(words: FindingWords) -> FindingTexts:
 
 @texts("launch_bound")
 def launch_bound(words: FindingWords) -> FindingTexts:
+    at_times = "at times " if words.finding.share < MIN_SHARE_OF_LAUNCH_BOUND else ""
     return FindingTexts(
         text=(
-            "the CPU takes longer to start the GPU's work than the GPU takes to run it: "
+            f"{at_times}the CPU takes longer to start the GPU's work than the GPU takes to run it: "
             f"{words['events_per_step']} kernels and copies {'a step' if words.has_steps else 'in all'}, "
             f"{words['mean_event_ns']} of GPU time each{words.on_new_shapes}"
         ),
@@ -397,7 +400,7 @@ def launch_less(words: FindingWords) -> str:
     if isinstance(waits, int | float) and waits > MAX_WAITS_BESIDE_GRAPHS:
         return (
             f"use {fused}larger batches; {graphs} only once the step does not wait for the GPU "
-            f"{words['waits_per_step']} times"
+            f"{round(waits)} times"
         )
     return f"use {graphs}, {fused or 'or '}larger batches"
 
@@ -592,7 +595,7 @@ def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
         text=f"{exposed(words)}{words.rate}; {words.compute_to_hide_it}",
         advice=(
             "check links and transport (`NCCL_DEBUG=INFO`), or send fewer bytes "
-            f"({words.fewer_bytes}); saving: at twice the speed"
+            f"({words.fewer_bytes}); saving: if links were twice as fast"
         ),
     )
 
@@ -695,7 +698,7 @@ def exposed_copy(words: FindingWords) -> FindingTexts:
 def slow_rank(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_label}{words.in_some_steps} for rank {words.rank}: the same "
+            f"the others wait {words['late_ns']}{words.in_label}{words.in_some_steps} for rank {words.rank}: the same "
             f"kernels take {words['ratio']} times as long"
         ),
         advice="check that GPU's clocks, temperature and power limit, and what else runs on it",
@@ -706,7 +709,7 @@ def slow_rank(words: FindingWords) -> FindingTexts:
 def slow_rank_fewer_multiprocessors(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_label}{words.in_some_steps} for rank {words.rank}: the same "
+            f"the others wait {words['late_ns']}{words.in_label}{words.in_some_steps} for rank {words.rank}: the same "
             f"kernels take {words['ratio']} times as long ({words['multiprocessors']} SMs, others "
             f"{words['multiprocessors_of_others']})"
         ),
@@ -769,10 +772,11 @@ def slow_rank_whole_run_open(words: FindingWords) -> FindingTexts:
 
 @texts("uneven_work")
 def uneven_work(words: FindingWords) -> FindingTexts:
+    more_work = f"more work{words.tokens_words}"
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_label}{words.in_some_steps} for rank {words.rank}, which has "
-            f"more work{words.tokens_words}{words.explained}"
+            f"the others wait {words['late_ns']}{words.in_label}{words.in_some_steps} for rank {words.rank}"
+            f"{words.because(f'which has {more_work}', f'it has {more_work}')}"
         ),
         advice="give all ranks the same number of tokens (sort or pack by length), or move layers",
     )
@@ -780,10 +784,11 @@ def uneven_work(words: FindingWords) -> FindingTexts:
 
 @texts("uneven_work", "together")
 def uneven_work_together(words: FindingWords) -> FindingTexts:
+    more_work = f"more work{words.tokens_words}"
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_label}{words.in_some_steps} for {words.ranks_named}, which "
-            f"have more work{words.tokens_words}{words.explained}"
+            f"the others wait {words['late_ns']}{words.in_label}{words.in_some_steps} for {words.ranks_named}"
+            f"{words.because(f'which have {more_work}', f'they have {more_work}')}"
         ),
         advice=(
             "give all ranks the same number of tokens (sort or pack by length), or move layers; "
@@ -796,8 +801,8 @@ def uneven_work_together(words: FindingWords) -> FindingTexts:
 def late_host(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_label}{words.in_steps} for rank {words.rank}, whose process "
-            f"starts its work late{words.explained}"
+            f"the others wait {words['late_ns']}{words.in_label}{words.in_steps} for rank {words.rank}"
+            f"{words.because('whose process starts its work late', 'its process starts its work late')}"
         ),
         advice="see what that process does then: data loading, a checkpoint, garbage collection",
     )
@@ -816,10 +821,11 @@ def late_host_whole_run(words: FindingWords) -> FindingTexts:
 
 @texts("late_host", "together")
 def late_host_together(words: FindingWords) -> FindingTexts:
+    late = "start their work late together"
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_label}{words.in_steps} for {words.ranks_named}, whose "
-            f"processes start their work late together{words.explained}"
+            f"the others wait {words['late_ns']}{words.in_label}{words.in_steps} for {words.ranks_named}"
+            f"{words.because(f'whose processes {late}', f'their processes {late}')}"
         ),
         advice=(
             "mend all of them, one alone saves little: see what they do then (data loading, a "
@@ -988,7 +994,7 @@ def schedule_gap_p2p_transfer(words: FindingWords) -> FindingTexts:
         text=f"{wait_for_messages(words)}, and there is too little compute to hide them",
         advice=(
             "check links and transport (`NCCL_DEBUG=INFO`), or send fewer bytes (a narrower "
-            "type, fewer chunks per rank); saving: at twice the speed"
+            "type, fewer chunks per rank); saving: if links were twice as fast"
         ),
     )
 

@@ -196,9 +196,9 @@ def shared_time(finding: Finding, number: int | None = None) -> str:
 
     >>> second = Finding(code="host_sync", cost_ns=4, share=0.2, shares_time_with=(1, 3), saves_after_ns=2_000_000)
     >>> shared_time(second)
-    'shares its time with 1 and 3: 2.00 ms after them'
+    'shares its time with 1 and 3: only 2.00 ms once they are fixed'
     >>> shared_time(second, 2)
-    'shares its time with 1: 2.00 ms after it'
+    'shares its time with 1: only 2.00 ms once that is fixed'
     """
     others = [other for other in finding.shares_time_with if number is None or other < number]
     if not others:
@@ -208,9 +208,10 @@ def shared_time(finding: Finding, number: int | None = None) -> str:
     after_ns = finding.saves_after_ns
     if after_ns is None or after_ns == finding.saves_ns:
         return words
-    more = "nothing" if after_ns < NOTHING_MORE_SHARE * finding.effect_ns else short_ms(after_ns)
-    them = "it" if len(others) == 1 else "them"
-    return f"{words}: {more} after {them}"
+    saves_little = after_ns < NOTHING_MORE_SHARE * finding.effect_ns
+    left = "nothing" if saves_little else f"only {short_ms(after_ns)}"
+    those = "that is" if len(others) == 1 else "they are"
+    return f"{words}: {left} once {those} fixed"
 
 
 def beyond_cost(finding: Finding, budget: Budget) -> str:

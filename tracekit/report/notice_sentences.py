@@ -642,6 +642,14 @@ def outside_steps_no_launch(events: int, busy_ns: int) -> str:
     )
 
 
+@sentence("before-first-step")
+def before_first_step(events: int, busy_ns: int) -> str:
+    return (
+        f"{events} GPU events ({short_ms(busy_ns)}), launched before the recording, ran before the "
+        "first step: they belong to none"
+    )
+
+
 @sentence("partial-step")
 def partial_step(step: int, events: int) -> str:
     return f"step {step} holds only {events} GPU events: it looks cut off"

@@ -198,7 +198,7 @@ MESSAGE_ADVICE = {
 def late_host(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_steps} for rank {words.rank}, whose "
+            f"the others wait {words['late_ns']}{words.in_steps} for rank {words.rank}, whose "
             "process starts its work late"
         ),
         advice=f"see what that process does then: {host_activities(words)}",
@@ -220,7 +220,7 @@ def late_host_whole_run(words: FindingWords) -> FindingTexts:
 def late_host_together(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words.lateness}{words.in_steps} for {words.ranks_named}, whose "
+            f"the others wait {words['late_ns']}{words.in_steps} for {words.ranks_named}, whose "
             "processes start their work late together"
         ),
         advice=f"mend all of them, one alone saves little: see what they do then ({host_activities(words)})",

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import polars as pl
 from rich.text import Text
 
-from tracekit._util.text import counted, join_with_and, percent, terminal
+from tracekit._util.text import counted, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
+from tracekit.documents.roles import Iteration
 from tracekit.metrics.process_phases import TRAIN, WEIGHT_SYNC
 from tracekit.report.findings import (
     finding_title,
@@ -32,7 +33,7 @@ from tracekit.report.palette import (
     UNRECORDED_COLOUR,
 )
 from tracekit.report.terminal.table import stacked_bar
-from tracekit.report.text import ms_range, short_ms, size, wrap_text
+from tracekit.report.text import short_ms, size, wrap_text
 from tracekit.report.view import View
 from tracekit.report.view.answer import origin_of_free_step, times_of_kinds, unusual_steps
 from tracekit.report.view.roles import phase_times
@@ -56,10 +57,12 @@ MIN_MODULE_SHARE = 0.02
 """Share of compute from which a part of the model is named."""
 MAX_MODULES = 4
 """Parts of the model that are named, those with most time."""
-MAX_ITERATIONS_NAMED = 2
-"""Iterations of an RL loop up to which the time of each is stated."""
+MAX_RATIO_OF_ITERATIONS = 1.25
+"""Longest over shortest iteration of an RL loop from which both are stated instead of the mean."""
 MAX_TITLES = 3
 """Further findings up to which they are named by their titles."""
+HARMLESS_NOTICES = frozenset({"before-first-step"})
+"""Codes of notices that change no figure: only the full report has them."""
 INDENT = "    "
 """Spaces before the further lines of a finding."""
 MAX_END_DIFFERENCE_SHARE = 0.01
@@ -129,7 +132,21 @@ def _findings_heading(findings: Sequence[tuple[int, Finding]], analysis: Analysi
     if analysis.role_results.iterations:
         per = "per iteration"
     bounds = " (≤: at most)" if any(finding.is_bound for _, finding in findings) else ""
-    return f"What to do (→) and what it saves {per}{bounds}:"
+    order = ", largest first" if len(findings) > 1 and not analysis.role_results.iterations else ""
+    return f"What to do (→) and what it likely saves {per}{order}{bounds}:"
+
+
+def _time_of_iterations(iterations: Sequence[Iteration]) -> str:
+    """Return how long the iterations of an RL loop take: the mean, or from and to where they differ much.
+
+    >>> one, other = (Iteration(0, 0, ms * 1_000_000, {}, (), None) for ms in (1150, 3130))
+    >>> _time_of_iterations([one, other]), _time_of_iterations([one, one])
+    ('1.15 s to 3.13 s', '1.15 s')
+    """
+    times_ns = [iteration.end_ns - iteration.start_ns for iteration in iterations]
+    if max(times_ns) > MAX_RATIO_OF_ITERATIONS * min(times_ns):
+        return f"{short_ms(min(times_ns))} to {short_ms(max(times_ns))}"
+    return short_ms(sum(times_ns) / len(times_ns))
 
 
 def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
@@ -161,11 +178,10 @@ def headline(view: View, width: int) -> Text:
     time_ns: float | None = step.shown_ns
     steps = counted(len(step.per_step), "step") if step.is_marked and step.per_step else ""
     iterations = view.analysis.role_results.iterations
-    if iterations:
-        unit = "an iteration"
-        time_ns = sum(phase_times(view.analysis).values())
-        steps = counted(len(iterations), "iteration")
     time = f"{short_ms(time_ns)} {unit}" if time_ns is not None else "step time unknown"
+    if iterations:
+        steps = counted(len(iterations), "iteration")
+        time = f"{_time_of_iterations(iterations)} an iteration"
     if step.profiler_ns and not iterations:
         time = f"{time} without the profiler"
     if view.analysis.step_kinds:
@@ -442,12 +458,13 @@ def certainty_lines(view: View, width: int) -> list[Text]:
 
 
 def warning_lines(view: View, width: int) -> list[Text]:
-    """Return the first warning in a line, and how many more there are."""
-    if not view.warnings:
+    """Return the first warning in a line, and how many more there are; none of what every recording may have."""
+    warnings = [warning for warning in view.warnings if warning.code not in HARMLESS_NOTICES]
+    if not warnings:
         return []
-    count = len(view.warnings)
+    count = len(warnings)
     heading = "  warning: " if count == 1 else f"  {count} warnings (--full), first: "
-    message = first_clauses(view.warnings[0].message, width - len(heading))
+    message = first_clauses(warnings[0].message, width - len(heading))
     return [Text(f"{heading}{message}", style="dim")]
 
 
@@ -490,10 +507,7 @@ def certainty(view: View) -> list[str]:
     iterations = analysis.role_results.iterations
     facts = []
     if iterations:
-        times = join_with_and(short_ms(each.end_ns - each.start_ns) for each in iterations)
-        if len(iterations) > MAX_ITERATIONS_NAMED:
-            times = ms_range(each.end_ns - each.start_ns for each in iterations)
-        facts.append(f"{counted(len(iterations), 'iteration')} of {times}")
+        facts.append(f"shares and savings are of {counted(len(iterations), 'iteration')} together")
     elif len(usual) > 1:
         spread = (max(usual) - min(usual)) / max(analysis.step.time_ns or 0, 1)
         # The range of the step without the profiler stands above: these are other steps.
