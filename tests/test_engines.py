@@ -114,8 +114,3 @@ def test_mpi(traces, answer, tmp_path):
     ]
     subprocess.run([*command, str(script)], timeout=120, check=True)
     assert analyze(tmp_path / "store").to_dict()["ranks"] == answer
-
-
-def test_blocks_that_cannot_be_run_here_are_sound_python():
-    compile(example("KubeCluster"), "docs/fleet.md", "exec")
-    assert "Not tried:" in PAGE.partition("**Kubernetes**")[2].partition("```")[0]

@@ -1,4 +1,4 @@
-"""The page on reconstruction and the list of notices name every part and every warning, and the example runs."""
+"""The page on reconstruction and the list of notices name every part and every warning."""
 
 from __future__ import annotations
 
@@ -31,11 +31,3 @@ def test_every_warning_is_explained():
     used = set(re.findall(r'Notice\(\s*"([a-z-]+)"', code))
     assert used
     assert used <= set(meanings())
-
-
-def test_the_example_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    (example,) = [text for text in examples if "slow-stage" in text]
-    exec(example, {})
-    assert len(list((tmp_path / "slow-stage").iterdir())) == 4

@@ -61,10 +61,11 @@ def test_events_at_the_edge_of_a_step_whose_launch_is_missing_join_the_nearest(l
         {**unknown, "start_ns": 2010, "end_ns": 2020},
         {**unknown, "start_ns": 3000, "end_ns": 3007},  # as far away as a step is long
     )
-    kept, _, (notice,) = assign_parts(events)
+    kept, _, (earlier, later) = assign_parts(events)
     assert kept["step"].to_list() == [1, 1, 2, 2, 2]
-    assert notice.values == {"case": "no_launch", "events": 2, "busy_ns": 12}
-    assert "is not in the file" in notice_sentence(notice)
+    assert (earlier.code, earlier.values) == ("before-first-step", {"events": 1, "busy_ns": 5})
+    assert later.values == {"case": "no_launch", "events": 1, "busy_ns": 7}
+    assert "is not in the file" in notice_sentence(later)
 
 
 def test_work_launched_outside_every_step_is_left_out_and_said(labelled):
@@ -193,7 +194,7 @@ def test_without_marks_kernels_launched_before_the_recording_began_are_outside_i
     kept, table, (notice,) = assign_parts(numbered)
     assert kept["start_ns"].to_list() == [40, 50, 56, 60, 70, 80]
     assert table["step"].to_list() == [0, 1]
-    assert notice.code == "outside-steps"
+    assert notice.code == "before-first-step"
 
 
 def test_kernels_like_those_of_an_optimizer_between_forwards_begin_no_step(labelled):

@@ -238,7 +238,7 @@ def test_no_report_of_a_public_inference_trace_speaks_of_training(corpus, name):
             4.25,
             True,
             "use larger batches; CUDA graphs (`torch.compile(mode=\"reduce-overhead\")`) only once the step does not "
-            "wait for the GPU 4.25 times",
+            "wait for the GPU 4 times",
         ),
     ],
 )  # fmt: skip

@@ -333,6 +333,12 @@ def _before(values: Ints, rows: StepRows) -> Ints:
     return np.insert(np.where(rows.is_same_rank, values[:-1], UNKNOWN_TIME), 0, UNKNOWN_TIME)
 
 
+def _amount(events: pl.DataFrame) -> NoticeValues:
+    """Return how many events a notice is about, and how long they take together."""
+    busy_ns = int((events["end_ns"] - events["start_ns"]).sum())
+    return {"events": len(events), "busy_ns": busy_ns}
+
+
 def assign_parts(
     labelled: pl.DataFrame, steps: str | None = None, *, host: pl.DataFrame | None = None
 ) -> tuple[pl.DataFrame, pl.DataFrame, list[Notice]]:
@@ -363,17 +369,15 @@ def assign_parts(
     is_unlaunched = pl.col("launch_ns").is_null()
     first_start = placed.drop_nulls("step")["start_ns"].min()
     is_earlier = is_unlaunched & (pl.col("start_ns") < first_start)
-    for code, case, events in (
-        ("before-first-step", "", outside.filter(is_earlier)),
-        ("outside-steps", "launched", outside.filter(~is_unlaunched)),
-        ("outside-steps", "no_launch", outside.filter(is_unlaunched & ~is_earlier)),
+    earlier = outside.filter(is_earlier)
+    if len(earlier):
+        notices.append(Notice("before-first-step", values=_amount(earlier)))
+    for case, events in (
+        ("launched", outside.filter(~is_unlaunched)),
+        ("no_launch", outside.filter(is_unlaunched & ~is_earlier)),
     ):
         if len(events):
-            busy_ns = int((events["end_ns"] - events["start_ns"]).sum())
-            values: NoticeValues = {"events": len(events), "busy_ns": busy_ns}
-            if case:
-                values = {"case": case, **values}
-            notices.append(Notice(code, values=values))
+            notices.append(Notice("outside-steps", values={"case": case, **_amount(events)}))
     chosen = select_steps(present, steps)
     number = to_int64(placed["step"], min(chosen) - 1)
     part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)

@@ -85,6 +85,15 @@ class NoticeLine(NamedTuple):
     message: str
 
 
+HARMLESS_NOTICES = frozenset({"before-first-step"})
+"""Codes of notices that change no figure: only the full report has them."""
+
+
+def telling_notices(lines: Sequence[NoticeLine]) -> list[NoticeLine]:
+    """Return the notices that a reader of the first screen should know of."""
+    return [line for line in lines if line.code not in HARMLESS_NOTICES]
+
+
 def shorten_notices(notices: Sequence[Notice]) -> list[NoticeLine]:
     """Return the first notices of each code and how many more there are.
 

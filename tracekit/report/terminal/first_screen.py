@@ -26,6 +26,7 @@ from tracekit.report.findings import (
     is_of_one_iteration,
     remarks_on,
 )
+from tracekit.report.notices import telling_notices
 from tracekit.report.palette import (
     COMPUTE_COLOUR,
     IDLE_COLOUR,
@@ -61,8 +62,6 @@ MAX_RATIO_OF_ITERATIONS = 1.25
 """Longest over shortest iteration of an RL loop from which both are stated instead of the mean."""
 MAX_TITLES = 3
 """Further findings up to which they are named by their titles."""
-HARMLESS_NOTICES = frozenset({"before-first-step"})
-"""Codes of notices that change no figure: only the full report has them."""
 INDENT = "    "
 """Spaces before the further lines of a finding."""
 MAX_END_DIFFERENCE_SHARE = 0.01
@@ -161,8 +160,8 @@ def brief_screen(view: View, width: int, *, unicode: bool = True) -> list[Text]:
         advice = ""
     texts = [Text(cut_text(what, width)), Text(cut_text(advice, width), style="dim")]
     sure = certainty(view)
-    if view.warnings:
-        sure.append(f"{counted(len(view.warnings), 'warning')} (--full)")
+    if warnings := telling_notices(view.warnings):
+        sure.append(f"{counted(len(warnings), 'warning')} (--full)")
     return [
         headline(view, width),
         *bar,
@@ -458,8 +457,8 @@ def certainty_lines(view: View, width: int) -> list[Text]:
 
 
 def warning_lines(view: View, width: int) -> list[Text]:
-    """Return the first warning in a line, and how many more there are; none of what every recording may have."""
-    warnings = [warning for warning in view.warnings if warning.code not in HARMLESS_NOTICES]
+    """Return the first warning in a line, and how many more there are."""
+    warnings = telling_notices(view.warnings)
     if not warnings:
         return []
     count = len(warnings)

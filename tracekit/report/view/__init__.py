@@ -25,7 +25,7 @@ from tracekit.report.findings import (
     shown_findings,
 )
 from tracekit.report.gap_words import missing_ranks_named, relevant_notices
-from tracekit.report.notices import NoticeLine, shorten_notices
+from tracekit.report.notices import NoticeLine, shorten_notices, telling_notices
 from tracekit.report.table import Table
 from tracekit.report.text import capitalize
 from tracekit.report.view import answer as sentences
@@ -362,6 +362,11 @@ class View:
             None if self.quoted_path is None else f"tracekit analyze {self.quoted_path} --what-if"
         )
         return Advice("`--what-if` predicts other schedules", command)
+
+    @cached_property
+    def telling_warnings(self) -> list[NoticeLine]:
+        """Warnings without those that change no figure."""
+        return telling_notices(self.warnings)
 
     @cached_property
     def warnings(self) -> tuple[NoticeLine, ...]:
