@@ -645,8 +645,8 @@ def outside_steps_no_launch(events: int, busy_ns: int) -> str:
 @sentence("before-first-step")
 def before_first_step(events: int, busy_ns: int) -> str:
     return (
-        f"{events} GPU events ({short_ms(busy_ns)}), launched before the recording, ran before the "
-        "first step: they belong to none"
+        f"{events} GPU events ({short_ms(busy_ns)}), whose launch is not in the file, ran before "
+        "the first step: they belong to none"
     )
 
 

@@ -329,8 +329,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             held_by_launch = on_rank & launched_last
             held_by_work = on_rank & follows_work & ~launched_last
             # What follows no recorded work may have waited for work from before the recording.
-            known = held_by_launch & follows_work
-            usual_latency = _lower_quartile(since_launch[known], USUAL_LATENCY_NS)
+            shows_latency = held_by_launch & follows_work
+            usual_latency = _lower_quartile(since_launch[shows_latency], USUAL_LATENCY_NS)
             usual_gap = _lower_quartile(since_work[held_by_work], USUAL_KERNEL_GAP_NS)
             gap[held_by_launch] = np.minimum(since_work[held_by_launch], usual_gap)
             latency[held_by_work] = np.minimum(since_launch[held_by_work], usual_latency)
