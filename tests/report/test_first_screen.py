@@ -14,7 +14,7 @@ from tracekit.documents.analysis import Budget, StepTime
 from tracekit.documents.findings import Finding
 from tracekit.metrics.step_time import FreeStep, StepSummary
 from tracekit.report.finding_sentences import TEXTS
-from tracekit.report.findings import finding_in_a_log, first_findings
+from tracekit.report.findings import finding_in_a_log, finding_line, first_findings
 from tracekit.report.notices import NoticeLine
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import (
@@ -29,7 +29,7 @@ from tracekit.report.terminal.first_screen import (
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.text import short_ms
 from tracekit.report.view import view_of
-from tracekit.report.view.top import badge_of, cards
+from tracekit.report.view.top import badge_of, cards, figure_of
 from tracekit.report.words import WORDS
 
 MS = 1_000_000
@@ -334,7 +334,7 @@ def test_a_faster_host_may_save_more_than_idle_because_transfers_get_shorter():
     budget = Budget(
         span_ns=100 * MS, compute_ns=60 * MS, exposed_ns={"dp_comm": 30 * MS}, idle=10 * MS
     )
-    words = "saves more than is idle: exposed dp_comm gets shorter, too"
+    words = "saves more than it costs: exposed dp_comm gets shorter, too"
     for saves_ms, is_said in ((11, True), (10, False)):
         late = Finding(code="launch_bound", cost_ns=10 * MS, share=0.1, saves_ns=saves_ms * MS)
         shown = view(findings=(late,))
@@ -377,8 +377,27 @@ def test_a_finding_names_only_those_before_it_that_it_shares_its_time_with():
     second = finding(0.4, saves_ns=40 * MS, shares_time_with=(1,), saves_after_ns=0)
     text = " ".join(line.plain for line in first_screen(view(findings=(first, second)), 200))
     assert text.count("shares its time with") == 1
-    assert "shares its time with 1: nothing once that is fixed" in text
+    assert "shares its time with 1: saves nothing more after it" in text
     assert [card.remarks != "" for card in cards([first, second], NOTHING)] == [False, True]
+
+
+def test_a_saving_that_assumes_something_says_so_and_is_no_bound():
+    links = Finding(
+        code="exposed_comm",
+        case="too_little_compute",
+        cost_ns=40 * MS,
+        share=0.4,
+        saves_range_ns=(0, 20 * MS),
+        text="dp_comm is exposed",
+        advice="check links",
+    )
+    lines = [line.plain for line in first_screen(view(findings=(links,)), 200)]
+    shown = next(line for line in lines if "20.0 ms" in line)
+    assert shown.split("  ")[-1] == "(if links were twice as fast) dp_comm is exposed"
+    assert not any("≤" in line for line in lines)
+    assert finding_line(links).endswith("(saves 20.0 ms per step; if links were twice as fast)")
+    assert "20.0 ms (20 %, if links were twice as fast)" in finding_in_a_log(links)
+    assert figure_of(links) == "20.0 ms"
 
 
 def test_every_finding_has_a_title():

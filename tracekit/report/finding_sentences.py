@@ -110,7 +110,7 @@ def rollout_late_start(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         f"{words.in_iteration}the rollout of rank {words.rank} starts {words['late_ns']} after that of rank "
         f"{words['first_rank']} and ends last",
-        "start all rollouts together",
+        "see what its rollout process does before, and start all together",
     )
 
 
@@ -592,10 +592,13 @@ def exposed_comm(words: FindingWords) -> FindingTexts:
 @texts("exposed_comm", "too_little_compute")
 def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{exposed(words)}{words.rate}; {words.compute_to_hide_it}",
+        text=(
+            f"{words['exposed_ns']} of {words.label_words} is exposed{words.rate}; "
+            f"{words.compute_to_hide_it}"
+        ),
         advice=(
             "check links and transport (`NCCL_DEBUG=INFO`), or send fewer bytes "
-            f"({words.fewer_bytes}); saving: if links were twice as fast"
+            f"({words.fewer_bytes})"
         ),
     )
 
@@ -994,7 +997,7 @@ def schedule_gap_p2p_transfer(words: FindingWords) -> FindingTexts:
         text=f"{wait_for_messages(words)}, and there is too little compute to hide them",
         advice=(
             "check links and transport (`NCCL_DEBUG=INFO`), or send fewer bytes (a narrower "
-            "type, fewer chunks per rank); saving: if links were twice as fast"
+            "type, fewer chunks per rank)"
         ),
     )
 
@@ -1029,9 +1032,9 @@ def schedule_gap_host_under_graphs(words: FindingWords) -> FindingTexts:
 def schedule_gap_own_bubble(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"even without delays each stage has nothing to do for {words.cost} "
-            f"({words['bubble_share']}) while the pipeline fills and drains (the bubble of "
-            f"{words['schedule']}, part of exposed pp_comm and idle)"
+            f"even without delays {words['schedule']} leaves each stage idle for "
+            f"{words['bubble_share']} of its time ({words.cost}), while the pipeline fills and "
+            "drains (its bubble, part of exposed pp_comm and idle)"
         ),
         advice="more micro-batches, more chunks per rank, or another schedule (`--what-if`)",
     )
@@ -1412,7 +1415,8 @@ def precision_fp64(words: FindingWords) -> FindingTexts:
 def attention_written_out(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"attention runs in separate kernels: {words['kernels_per_step']} a step read or write "
+            f"attention runs in separate kernels: {words['kernels_per_step']} kernels and copies a "
+            "step read or write "
             f"a matrix of tokens × tokens ({words.work})"
         ),
         advice=f"use one fused kernel ({words.switch('attention')}), with `is_causal` instead of a causal mask",

@@ -46,7 +46,7 @@ in any case."""
 MIN_SHARE_OF_QUICK_REMEDY = 0.02
 """Share of the step from which a finding is shown first that a changed line mends."""
 ABSENCES = {
-    "data_loading": "no waiting for data",
+    "data_loading": "no data stalls",
     "host_sync": "no sync stalls",
     "pageable_copy": "no pageable copies",
     "allocator": "no allocations",
@@ -60,6 +60,11 @@ BEYOND_COST_FACTOR = 1.02
 """Saving over cost from which is said why it is more."""
 NOTHING_MORE_SHARE = 0.02
 """Share of what a finding saves alone, below which it saves nothing more after others."""
+CONDITIONS = {
+    ("exposed_comm", "too_little_compute"): "if links were twice as fast",
+    ("schedule_gap", "p2p_transfer"): "if links were twice as fast",
+}
+"""What is assumed where a finding's saving is not that of its advice, by code and case."""
 MAX_EXPOSED_SHARE = 0.05
 """Share of the step up to which it is worth saying how little is exposed."""
 
@@ -97,7 +102,7 @@ def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: 
     """Return what is not wrong, in a few words; empty if nothing of that is known or worth a line.
 
     >>> absent_costs((), Budget(span_ns=1000, compute_ns=990, exposed_ns={"dp_comm": 5}, idle=5), host_recorded=True)
-    'nothing to gain outside compute: no waiting for data, no sync stalls, 0.5 % exposed transfers'
+    'nothing to gain outside compute: no data stalls, no sync stalls, 0.5 % exposed transfers'
     """
     shown = {finding.code for finding in shown_findings(findings)}
     absent = (
@@ -159,11 +164,11 @@ def finding_line(finding: Finding) -> str:
     """Return a finding in one sentence: what, why, what to do, and what that would save."""
     saves = ""
     if finding.saving_ns:
-        how_much = "at most " if finding.is_bound else ""
-        shared = shared_time(finding)
-        shares_time = f"; {shared}" if shared else ""
+        how_much = "at most " if is_at_most(finding) else ""
+        remark = saving_remark(finding)
+        remarked = f"; {remark}" if remark else ""
         saved = f"{how_much}{short_ms(finding.saving_ns)}"
-        saves = f" (saves {saved} {per_words(finding)}{shares_time})"
+        saves = f" (saves {saved} {per_words(finding)}{remarked})"
     return f"{finding.text}: {finding.advice}{saves}"
 
 
@@ -189,6 +194,27 @@ def finding_title(finding: Finding) -> str:
     return f"{title}{words.in_op}" if finding.code == "host_sync" else title.format(label=label)
 
 
+def condition(finding: Finding) -> str:
+    """Return what a finding's saving assumes beyond its advice; empty if nothing.
+
+    >>> condition(Finding(code="exposed_comm", case="too_little_compute", cost_ns=4, share=0.2, saves_ns=2))
+    'if links were twice as fast'
+    """
+    if finding.saving_ns is None:
+        return ""
+    return CONDITIONS.get((finding.code, finding.case), "")
+
+
+def is_at_most(finding: Finding) -> bool:
+    """Return whether a finding's effect is shown as a bound: of one that states its condition it is not."""
+    return finding.is_bound and not condition(finding)
+
+
+def saving_remark(finding: Finding, number: int | None = None) -> str:
+    """Return what a finding's saving assumes, or with which findings it shares its time; empty if neither."""
+    return condition(finding) or shared_time(finding, number)
+
+
 def shared_time(finding: Finding, number: int | None = None) -> str:
     """Return with which findings it shares its time, and what it saves after those before it; empty if with none.
 
@@ -196,9 +222,9 @@ def shared_time(finding: Finding, number: int | None = None) -> str:
 
     >>> second = Finding(code="host_sync", cost_ns=4, share=0.2, shares_time_with=(1, 3), saves_after_ns=2_000_000)
     >>> shared_time(second)
-    'shares its time with 1 and 3: only 2.00 ms once they are fixed'
+    'shares its time with 1 and 3: saves 2.00 ms after them'
     >>> shared_time(second, 2)
-    'shares its time with 1: only 2.00 ms once that is fixed'
+    'shares its time with 1: saves 2.00 ms after it'
     """
     others = [other for other in finding.shares_time_with if number is None or other < number]
     if not others:
@@ -209,9 +235,9 @@ def shared_time(finding: Finding, number: int | None = None) -> str:
     if after_ns is None or after_ns == finding.saves_ns:
         return words
     saves_little = after_ns < NOTHING_MORE_SHARE * finding.effect_ns
-    left = "nothing" if saves_little else f"only {short_ms(after_ns)}"
-    those = "that is" if len(others) == 1 else "they are"
-    return f"{words}: {left} once {those} fixed"
+    left = "nothing more" if saves_little else short_ms(after_ns)
+    those = "it" if len(others) == 1 else "them"
+    return f"{words}: saves {left} after {those}"
 
 
 def beyond_cost(finding: Finding, budget: Budget) -> str:
@@ -219,7 +245,7 @@ def beyond_cost(finding: Finding, budget: Budget) -> str:
 
     >>> late = Finding(code="launch_bound", cost_ns=7, share=0.2, saves_ns=12)
     >>> beyond_cost(late, Budget(span_ns=31, compute_ns=16, exposed_ns={"dp_comm": 6}, idle=9))
-    'saves more than is idle: exposed dp_comm gets shorter, too'
+    'saves more than it costs: exposed dp_comm gets shorter, too'
     >>> beyond_cost(late, Budget(span_ns=31, compute_ns=16, exposed_ns={}, idle=15))
     ''
     """
@@ -228,10 +254,10 @@ def beyond_cost(finding: Finding, budget: Budget) -> str:
         return ""
     longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default=None)
     if saving_ns > budget.idle_ns and longest is not None:
-        return f"saves more than is idle: exposed {longest} gets shorter, too"
+        return f"saves more than it costs: exposed {longest} gets shorter, too"
     states_cost = short_ms(finding.cost_ns) in finding.text
     if states_cost and saving_ns > BEYOND_COST_FACTOR * finding.cost_ns:
-        return "saves more than that: what follows starts earlier, too"
+        return "saves more than it costs: what follows starts earlier, too"
     return ""
 
 
@@ -244,7 +270,7 @@ def remarks_on(finding: Finding, number: int, budget: Budget) -> str:
         budget: Parts of the step that it is of.
 
     """
-    return "; ".join(filter(None, (beyond_cost(finding, budget), shared_time(finding, number))))
+    return "; ".join(filter(None, (saving_remark(finding, number), beyond_cost(finding, budget))))
 
 
 def finding_in_a_log(finding: Finding) -> str:
@@ -259,9 +285,10 @@ def finding_in_a_log(finding: Finding) -> str:
     elif finding.code == "hang" and finding.saving_ns is None:
         effect = f"waited at least {short_ms(finding.cost_ns)}"
     else:
-        how_much = "at most " if finding.is_bound else ""
+        how_much = "at most " if is_at_most(finding) else ""
         share = percent(finding.effect_share, digits=0)
-        effect = f"saves {how_much}{short_ms(finding.effect_ns)} ({share})"
+        assumed = condition(finding)
+        effect = f"saves {how_much}{short_ms(finding.effect_ns)} ({share}{', ' if assumed else ''}{assumed})"
     return f"{effect}: {finding.text} → {finding.advice}"
 
 

@@ -13,7 +13,7 @@ from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
 from tracekit.findings.roles import CODES as ROLE_CODES
 from tracekit.metrics.step_time import StepSummary
-from tracekit.report.findings import per_words, remarks_on
+from tracekit.report.findings import is_at_most, per_words, remarks_on
 from tracekit.report.view import view_of
 from tracekit.schema import LABELS, RankEvents
 
@@ -46,7 +46,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         cost = f"{ms(finding.cost_ns)} {per_words(finding)}"
     lines.append(f"   costs {cost}")
     if finding.saving_ns is not None:
-        how_much = "at most " if finding.is_bound else ""
+        how_much = "at most " if is_at_most(finding) else ""
         low_high = None if finding.is_bound else finding.saves_range_ns
         between = "" if low_high is None else f", between {ms(low_high[0])} and {ms(low_high[1])}"
         lines.append(f"   saves {how_much}{ms(finding.saving_ns)}{between}")

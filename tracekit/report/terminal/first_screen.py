@@ -21,10 +21,12 @@ from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
 from tracekit.metrics.process_phases import TRAIN, WEIGHT_SYNC
 from tracekit.report.findings import (
+    beyond_cost,
     finding_title,
     first_findings,
+    is_at_most,
     is_of_one_iteration,
-    remarks_on,
+    saving_remark,
 )
 from tracekit.report.notices import telling_notices
 from tracekit.report.palette import (
@@ -48,6 +50,8 @@ MIN_LENGTH_OF_BAR_BESIDE_WORDS = 16
 """Characters from which a bar stands beside its words; else it has a line of its own."""
 MAX_LABELS_BESIDE_BAR = 3
 """Exposed labels that are named beside the bar; the others are summed."""
+NAMES_BESIDE_BAR = {"memory": "copies"}
+"""Names of labels beside the bar, where the label alone reads like something else."""
 REST = "the rest"
 """What is not named of the exposed labels, or of the parts of the model."""
 MIN_SHARE_NAMED = 0.005
@@ -114,7 +118,7 @@ def first_screen(
                 number,
                 width,
                 same_as=None if same_as == number else same_as,
-                remarks=remarks_on(finding, number, view.analysis.step.shown_budget),
+                budget=view.analysis.step.shown_budget,
             )
     else:
         lines.append(Text("nothing to gain that this recording shows", style="bold"))
@@ -130,7 +134,7 @@ def _findings_heading(findings: Sequence[tuple[int, Finding]], analysis: Analysi
     per = "per step" if analysis.step.is_marked else "of the recording"
     if analysis.role_results.iterations:
         per = "per iteration"
-    bounds = " (≤: at most)" if any(finding.is_bound for _, finding in findings) else ""
+    bounds = " (≤: at most)" if any(is_at_most(finding) for _, finding in findings) else ""
     order = ", largest first" if len(findings) > 1 and not analysis.role_results.iterations else ""
     return f"What to do (→) and what it likely saves {per}{order}{bounds}:"
 
@@ -259,7 +263,8 @@ def budget_parts(budget: Budget, *, idle_known: bool = True) -> list[Part]:
     exposed = sorted(((ns, label) for label, ns in budget.exposed_ns.items() if ns), reverse=True)
     parts: list[Part] = [("compute", "compute", budget.compute_ns, COMPUTE_COLOUR)]
     for ns, label in exposed[:MAX_LABELS_BESIDE_BAR]:
-        parts.append((f"{label} exposed", "exposed", ns, LABEL_COLOURS[label]))
+        name = NAMES_BESIDE_BAR.get(label, label)
+        parts.append((f"{name} exposed", "exposed", ns, LABEL_COLOURS[label]))
     rest_ns = sum(ns for ns, _ in exposed[MAX_LABELS_BESIDE_BAR:])
     if rest_ns:
         parts.append((f"{REST} exposed", "exposed", rest_ns, LABEL_COLOURS["comm"]))
@@ -404,8 +409,8 @@ def finding_lines(
     number: int,
     width: int,
     *,
+    budget: Budget,
     same_as: int | None = None,
-    remarks: str = "",
 ) -> list[Text]:
     """Return a finding: its number, saving, share and text, and below it the advice.
 
@@ -413,11 +418,15 @@ def finding_lines(
         finding: The finding.
         number: Its number.
         width: Columns of the terminal.
+        budget: Parts of the step that it is of.
         same_as: Number of an earlier finding with the same advice, which is then not repeated.
-        remarks: What is to be known about its saving.
 
     """
-    sentence = f"{finding.text} ({remarks})" if remarks else finding.text
+    before = saving_remark(finding, number)
+    behind = beyond_cost(finding, budget)
+    sentence = f"({before}) {finding.text}" if before else finding.text
+    if behind:
+        sentence += f" ({behind})"
     text = _wrapped(sentence, width, first=f"{number:>2} {saving(finding)}  ", rest=INDENT)
     advice = finding.advice if same_as is None else f"as for {same_as}"
     return [*text, *_wrapped(advice, width, first=f"{INDENT}→ ", rest=f"{INDENT}  ", style="dim")]
@@ -439,7 +448,7 @@ def saving(finding: Finding) -> str:
     """
     if finding.cost_bytes and not finding.cost_ns:
         return f"{size(finding.cost_bytes):>9} {'':>5}"
-    bound = "≤" if finding.is_bound else ""
+    bound = "≤" if is_at_most(finding) else ""
     share = percent(finding.effect_share, digits=0)
     if finding.code == "hang":  # what ranks waited until the recording ended, of no step
         bound = ""
@@ -449,10 +458,10 @@ def saving(finding: Finding) -> str:
 
 
 def certainty_lines(view: View, width: int) -> list[Text]:
-    """Return how sure the figures are and what is not wrong."""
+    """Return how sure the figures are, and what is not wrong."""
     sure = f"how sure: {'; '.join(certainty(view))}"
     if view.not_wrong and not view.role_findings:
-        sure += f"; {view.not_wrong}"
+        sure += f"; fine: {view.not_wrong}"
     return _wrapped(sure, width, first="  ", rest="    ", style="dim")
 
 

@@ -20,6 +20,7 @@ from tracekit.report.terminal.table import (
     render_table,
     stack,
 )
+from tracekit.report.text import short_ms
 from tracekit.report.view import View
 from tracekit.report.view.copies import gb_range
 from tracekit.report.view.path import describe_range
@@ -53,13 +54,20 @@ def gantt(
         ranks = [*ranks[: max_ranks // 2], *ranks[-max_ranks // 2 :]]
     chart = Text()
     ideal = "ideal" if compared.match.exact else f"ideal of {compared.match.schedule.name}"
+    ideal += f": {short_ms(ideal_end_ns)}"
     if stretch >= MIN_STRETCH_OF_SHORT_IDEAL:
         ideal += f", drawn {stretch:.0f} times as wide"
+        ideal_axis_ns = ideal_end_ns
     else:
-        ideal_end_ns = measured_end_ns
+        ideal_axis_ns = measured_end_ns
+    scale = short_ms(measured_end_ns / columns)
     sides = (
-        ("as it ran", layouts["measured"], measured_end_ns),
-        (ideal, layouts["ideal"], ideal_end_ns),
+        (
+            f"as it ran: {short_ms(compared.measured_ns)}, {scale} a character",
+            layouts["measured"],
+            measured_end_ns,
+        ),
+        (ideal, layouts["ideal"], ideal_axis_ns),
     )
     for title, layout, end_ns in sides:
         chart.append(f"  {title}\n", style="dim")

@@ -16,7 +16,7 @@ from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary
-from tracekit.report.findings import is_of_one_iteration, remarks_on
+from tracekit.report.findings import is_at_most, is_of_one_iteration, remarks_on
 from tracekit.report.text import short_ms, size
 from tracekit.report.view.answer import origin_of_free_step, unusual_steps
 from tracekit.report.words import WORDS
@@ -203,7 +203,7 @@ def figure_of(finding: Finding) -> str:
     """
     if finding.cost_bytes and not finding.cost_ns:
         return size(finding.cost_bytes)
-    return f"{'≤ ' if finding.is_bound else ''}{short_ms(finding.effect_ns)}"
+    return f"{'≤ ' if is_at_most(finding) else ''}{short_ms(finding.effect_ns)}"
 
 
 def cards(findings: Sequence[Finding], budget: Budget) -> list[Card]:
@@ -254,7 +254,7 @@ def _of_step(finding: Finding) -> str:
     if finding.code == "hang":
         return "waited at least"
     whole = finding.evidence.get("share_of", "step")
-    saved = "saved at most" if finding.is_bound else "saved"
+    saved = "saved at most" if is_at_most(finding) else "saved"
     if is_of_one_iteration(finding):
         return f"{saved}, once"
     return f"{saved}, {percent(finding.effect_share, digits=0)} of the {whole}"
