@@ -39,10 +39,11 @@ def merge_notices(
 
 def _meaning(notice: Notice) -> Hashable:
     """Return what is equal in notices that differ in nothing but numbers."""
-    words = []
-    for name, value in notice.values.items():
-        if isinstance(value, str | bool) and name not in VALUES_OF_A_RANK:
-            words.append((name, value))
+    words = [
+        (name, value)
+        for name, value in notice.values.items()
+        if isinstance(value, str | bool) and name not in VALUES_OF_A_RANK
+    ]
     return notice.code, notice.labels, frozenset(words)
 
 

@@ -65,9 +65,7 @@ def format_ranges(numbers: Iterable[int], *, most: int = 12) -> str:
             ranges[-1] = ranges[-1][0], number
         else:
             ranges.append((number, number))
-    texts = []
-    for first, last in ranges:
-        texts.append(f"{first}" if first == last else f"{first}–{last}")
+    texts = [f"{first}" if first == last else f"{first}–{last}" for first, last in ranges]
     return listing(texts, most=most)
 
 

@@ -148,9 +148,10 @@ def _compare_batch(finder: ScheduleFinder, clocks: Clocks, batch: _Batch) -> lis
     all_replays = prepare_replays([step.pipeline for step in matched], ranks, finder.graphs)
     compared: list[list[StepComparison]] = [[] for _ in pipelines]
     balanced = replay_balanced(all_replays)
-    ideals = []
-    for step, replays, start_and_end in zip(matched, all_replays, balanced, strict=True):
-        ideals.append(_simulate_ideal(step.pipeline, replays, step.match, start_and_end))
+    ideals = [
+        _simulate_ideal(step.pipeline, replays, step.match, start_and_end)
+        for step, replays, start_and_end in zip(matched, all_replays, balanced, strict=True)
+    ]
     gaps = split_gaps(all_replays, [ideal.makespan for ideal in ideals])
     for step, replays, ideal, gap_ns in zip(matched, all_replays, ideals, gaps, strict=True):
         comparison, step_notices = _compare_step(step, replays, ideal, gap_ns, wanted=finder.wanted)
@@ -489,11 +490,11 @@ def _steps_cut_in_most(results: Sequence[ComparedPipeline]) -> set[int]:
         for step, step_notices in notices_by_step.items():
             if any(notice.code == "step-cut" for notice in step_notices):
                 cut_pipelines_by_step[step] += 1
-    cut_steps = set()
-    for step, cut_pipelines in cut_pipelines_by_step.items():
-        if 2 * cut_pipelines >= len(results):
-            cut_steps.add(step)
-    return cut_steps
+    return {
+        step
+        for step, cut_pipelines in cut_pipelines_by_step.items()
+        if 2 * cut_pipelines >= len(results)
+    }
 
 
 def _unique(notices: Sequence[Notice]) -> tuple[Notice, ...]:

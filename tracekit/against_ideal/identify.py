@@ -428,9 +428,9 @@ def _sends(schedule: Schedule, traffic: Traffic) -> bool:
         np.add.at(messages, (table.rank[producers[consumers]], table.rank[consumers]), 1)
     np.fill_diagonal(messages, 0)  # a rank sends itself nothing
     for sender, sent in traffic.items():
-        sent_to_others = []
-        for receiver in range(schedule.pp):
-            sent_to_others.append(0 if receiver == sender else sent.get(receiver, 0))
+        sent_to_others = [
+            0 if receiver == sender else sent.get(receiver, 0) for receiver in range(schedule.pp)
+        ]
         if sent_to_others != messages[sender].tolist():
             return False
     return True

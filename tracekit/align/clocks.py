@@ -200,9 +200,10 @@ def align(members: pl.DataFrame, ranks: Iterable[int]) -> Clocks:
     settings = _settings(bounds, everyone, origin)
     matches = members.group_by("rank").agg(matches=pl.col("match").n_unique().cast(pl.Int64))
     pair_uncertainty, uncertainty = _uncertainty(bounds, settings)
-    rows = []
-    for rank, setting in settings.items():
-        rows.append((rank, setting.offset_ns, setting.drift * 1e6, uncertainty[rank]))
+    rows = [
+        (rank, setting.offset_ns, setting.drift * 1e6, uncertainty[rank])
+        for rank, setting in settings.items()
+    ]
     columns = {
         "rank": pl.Int32,
         "offset_ns": pl.Int64,

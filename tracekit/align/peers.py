@@ -238,9 +238,10 @@ class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
         by_launch = timed.select("rank", "send", "launch_ns", row=pl.int_range(pl.len())).sort(
             "launch_ns", maintain_order=True
         )
-        rows: dict[tuple[int, bool], Ints] = {}
-        for (rank, send), group in by_launch.group_by("rank", "send", maintain_order=True):
-            rows[cast("int", rank), bool(send)] = group["row"].to_numpy()
+        rows = {
+            (cast("int", rank), bool(send)): group["row"].to_numpy()
+            for (rank, send), group in by_launch.group_by("rank", "send", maintain_order=True)
+        }
         columns = [name for name in cls.__struct_fields__ if name != "rows"]
         return cls(**{name: timed[name].to_numpy() for name in columns}, rows=rows)
 

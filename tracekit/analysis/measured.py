@@ -168,11 +168,7 @@ def total_of(parts: Sequence[Any]) -> Any:
 
 def _in_order(by_label: Mapping[str, Any]) -> dict[str, Any]:
     """Return figures of communication and copy labels in the order of ``EXPOSABLE_LABELS``."""
-    ordered = {}
-    for label in EXPOSABLE_LABELS:
-        if label in by_label:
-            ordered[label] = by_label[label]
-    return ordered
+    return {label: by_label[label] for label in EXPOSABLE_LABELS if label in by_label}
 
 
 # ---- Figures of every rank by scope: its measures joined with its waits, for its whole window and for each of its
@@ -225,10 +221,11 @@ def _batch_results(
     # window.
     operations = operations.with_columns(rank=pl.Series(rank_index))
     in_window = operations.with_columns(part=pl.lit(0, pl.Int64))
-    unseen = []
-    for i, tables in enumerate(ranks):
-        if has_unseen_messages(tables.messages_issued, message_counts[i]):
-            unseen.append(i)
+    unseen = [
+        i
+        for i, tables in enumerate(ranks)
+        if has_unseen_messages(tables.messages_issued, message_counts[i])
+    ]
     step_waits = _Waits.of(operations, [rank.by_step for rank in ranks], unseen)
     window_waits = _Waits.of(in_window, [rank.window for rank in ranks], unseen)
     results = []

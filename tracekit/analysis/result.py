@@ -262,10 +262,11 @@ class Analysis(BaseAnalysis):
         if self.critical is None:
             return self
         hidden = {"critical_path", "slack"}
-        shown_tables = {}
-        for name in self.tables:
-            if name not in hidden:
-                shown_tables[name] = partial(self.tables.__getitem__, name)
+        shown_tables = {
+            name: partial(self.tables.__getitem__, name)
+            for name in self.tables
+            if name not in hidden
+        }
         tables = Tables(shown_tables)
         notices = tuple(notice for notice in self.notices if notice not in self.critical.notices)
         return replace(self, critical=None, tables=tables, notices=notices)

@@ -378,9 +378,10 @@ def walk_back(pieces: Pieces, arrivals: OperationArrivals) -> Walks:
             segments=segments,
         )
         max_segments *= 2
-    stops: list[tuple[int, int] | None] = []
-    for rank, ns in zip(stopped_rank.tolist(), stopped_ns.tolist(), strict=True):
-        stops.append((ranks[rank], ns) if rank >= 0 else None)
+    stops = [
+        (ranks[rank], ns) if rank >= 0 else None
+        for rank, ns in zip(stopped_rank.tolist(), stopped_ns.tolist(), strict=True)
+    ]
     table = pl.DataFrame(segments[:count], schema=["step", "piece", "kind", "peer", "start", "end"])
     uncertain_piece = np.zeros(len(pieces.start), np.bool_)
     uncertain_piece[pieces.comm] = arrivals.is_uncertain

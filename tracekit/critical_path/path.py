@@ -261,10 +261,11 @@ def critical_path(
     walks = walk_back(pieces, OperationArrivals.find(pieces.row, members, clocks))
     segments = _build_segments(pieces, walks)
     slack = _measure_slack(pieces, walks)
-    stops = []
-    for step, stop in zip(pieces.steps, walks.stopped, strict=True):
-        if stop is not None:
-            stops.append((step, *stop))
+    stops = [
+        (step, *stop)
+        for step, stop in zip(pieces.steps, walks.stopped, strict=True)
+        if stop is not None
+    ]
     longest_stop = max(stops, key=lambda stop: stop[2], default=None)
     unmatched = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
     unknown_labels = labels_with_unknown_path(

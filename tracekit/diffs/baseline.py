@@ -76,9 +76,10 @@ def _role_data(side: Side) -> dict[str, Any]:
         kernels=list(first.kernels[:MAX_ROWS_KEPT]) or UNSET,
         modules=list(first.modules[:MAX_ROWS_KEPT]) or UNSET,
     )
-    noise = {}
-    for metric, entry in side.noise.items():
-        noise[metric] = {"deviation": entry.deviation, "runs": entry.df + 1}
+    noise = {
+        metric: {"deviation": entry.deviation, "runs": entry.df + 1}
+        for metric, entry in side.noise.items()
+    }
     runs = []
     for run in side.runs:
         samples = {name: _some_steps(run.values(name)) for name in run.metric_names}
@@ -96,10 +97,9 @@ def _role_data(side: Side) -> dict[str, Any]:
 
 def _kept_finding(finding: Finding) -> Finding:
     """Return what a later run needs of a finding: its cost, its predicted saving, and what it is about."""
-    evidence = {}
-    for name in ("label", "gap_part"):
-        if name in finding.evidence:
-            evidence[name] = finding.evidence[name]
+    evidence = {
+        name: finding.evidence[name] for name in ("label", "gap_part") if name in finding.evidence
+    }
     return msgspec.structs.replace(finding, where=(), evidence=evidence, advice="")
 
 
@@ -135,17 +135,15 @@ def write_baseline(
     _check_same_code(measured)
     with_noise = _calibrated(measured) if calibrated else _read_replaced(path)
     # A file that is replaced may hold the noise of metrics that these runs do not have.
-    noise = {}
-    for metric, entry in with_noise.noise.items():
-        if metric in runs[0].metric_names:
-            noise[metric] = entry
+    noise = {
+        metric: entry
+        for metric, entry in with_noise.noise.items()
+        if metric in runs[0].metric_names
+    }
     text = dump(Side(measured.runs, noise, with_noise.role_noise))
     with atomic_write(path) as part:
         part.write_text(text + "\n", encoding="utf-8")
-    noise_and_centre = {}
-    for metric, entry in noise.items():
-        noise_and_centre[metric] = (entry, centre_of_runs(runs, metric) or 0.0)
-    return noise_and_centre
+    return {metric: (entry, centre_of_runs(runs, metric) or 0.0) for metric, entry in noise.items()}
 
 
 def _check_same_code(side: Side) -> None:
@@ -199,9 +197,10 @@ def _format(value: Any, indent: int = 0) -> str:
         ordered = dict(sorted(value.items())) if isinstance(value, dict) else value
         return encode(ordered, indent=None)
     space = "\n" + " " * indent
-    lines = []
-    for name, item in zip(names, items, strict=True):
-        lines.append(f"{space} {name}{_format(item, indent + 1)}")
+    lines = [
+        f"{space} {name}{_format(item, indent + 1)}"
+        for name, item in zip(names, items, strict=True)
+    ]
     return opening + ",".join(lines) + space + closing
 
 

@@ -121,10 +121,11 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
     new = side_of(after, what="second run", keep=True)
     if role is not None:
         old, new = select_role(old, new, role)
-    roles = {}
-    for name in old.other_roles:
-        if role is None and name in new.other_roles:
-            roles[name] = diff(old.of_role(name), new.of_role(name)).document
+    roles = {
+        name: diff(old.of_role(name), new.of_role(name)).document
+        for name in old.other_roles
+        if role is None and name in new.other_roles
+    }
     comparability.check_formats(new.runs, old.runs)
     work = comparability.compare_work(old.runs, new.runs)
     obstacles = comparability.find_obstacles(
@@ -354,10 +355,11 @@ def _rank_rows(before: Sequence[Run], after: Sequence[Run]) -> list[documents.Ra
     for rank in sorted(set(old_ranks) & set(new_ranks)):
         old = old_ranks[rank]
         new = new_ranks[rank]
-        changes = {}
-        for part in {**old, **new}:
-            if part != "step_ms":
-                changes[part] = new.get(part, 0.0) - old.get(part, 0.0)
+        changes = {
+            part: new.get(part, 0.0) - old.get(part, 0.0)
+            for part in {**old, **new}
+            if part != "step_ms"
+        }
         most = max(changes, key=lambda part: abs(changes[part]), default=None)
         most_ms = round(changes[most], 6) if most else None
         rows.append(

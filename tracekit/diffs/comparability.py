@@ -253,10 +253,11 @@ def _differing_shapes(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
     }
     if not old or not new or old[:count] == new[:count]:
         return []
-    counts = []
-    for side, shapes in only_on_side.items():
-        if shapes:
-            counts.append(f"{len(shapes)} only {side} ({shapes[0]})")
+    counts = [
+        f"{len(shapes)} only {side} ({shapes[0]})"
+        for side, shapes in only_on_side.items()
+        if shapes
+    ]
     return [f"model shapes differ: {', '.join(counts)}"]
 
 

@@ -71,10 +71,11 @@ def build_waterfall(before: Sequence[Run], after: Sequence[Run]) -> Waterfall | 
     changed = _rank_that_changed(changes_of_ranks, old, new)
     slowest = max(changes_of_ranks, key=lambda candidate: new[candidate]["step"])
     rank = slowest if changed is None else changed
-    rows = []
-    for part, change_ms in changes_of_ranks[rank].items():
-        if change_ms and _is_budget_part(part):
-            rows.append(PartChange(part, round(change_ms, 6)))
+    rows = [
+        PartChange(part, round(change_ms, 6))
+        for part, change_ms in changes_of_ranks[rank].items()
+        if change_ms and _is_budget_part(part)
+    ]
     rows.sort(key=lambda row: -abs(changes_of_ranks[rank][row.part]))
     return Waterfall(
         rank,
@@ -228,9 +229,9 @@ def _describe_compute(
     """
     compute_ms = changes[rank]["compute"]
     sign = 1 if compute_ms > 0 else -1
-    by_label = {}
-    for name in (*COMPUTE_LABELS, "other"):
-        by_label[name] = changes[rank].get(f"label {name}", 0.0)
+    by_label = {
+        name: changes[rank].get(f"label {name}", 0.0) for name in (*COMPUTE_LABELS, "other")
+    }
     label = max(by_label, key=lambda name: sign * by_label[name])
     # The module's change is a mean over ranks, so it is compared with the label's mean change.
     module, module_ms = modules.get(label, ("", 0.0))
@@ -271,10 +272,11 @@ def _describe_waiting(changes: Mapping[int, Parts], cause: int, min_ms: float) -
         return []
     waits_by_label: dict[str, dict[int, float]] = {}  # milliseconds by rank
     for rank, parts in changes.items():
-        exposed = {}
-        for part, change_ms in parts.items():
-            if part.startswith("exposed "):
-                exposed[part.removeprefix("exposed ")] = change_ms
+        exposed = {
+            part.removeprefix("exposed "): change_ms
+            for part, change_ms in parts.items()
+            if part.startswith("exposed ")
+        }
         longest_label = max(exposed, key=lambda name: exposed[name], default=None)
         if rank != cause and longest_label is not None and exposed[longest_label] >= min_ms:
             waits_by_label.setdefault(longest_label, {})[rank] = exposed[longest_label]
@@ -372,11 +374,9 @@ def _changes_by_rank(
 
 def _changes(old: Parts, new: Parts) -> dict[str, float]:
     """Return the change of each part of the step."""
-    changes = {}
-    for part in {**old, **new}:
-        if part != "step":
-            changes[part] = new.get(part, 0.0) - old.get(part, 0.0)
-    return changes
+    return {
+        part: new.get(part, 0.0) - old.get(part, 0.0) for part in {**old, **new} if part != "step"
+    }
 
 
 def _parts_by_rank(runs: Sequence[Run]) -> dict[int, dict[str, float]]:
@@ -398,18 +398,19 @@ def _rank_parts(rank: RankFigures) -> dict[str, float]:
         )
     times = [StepTime(step.step, step.time_ns or 0) for step in timed]
     unusual = {step.step for step in find_unusual(times)}
-    records = []
-    for step, time in zip(timed, times, strict=True):
-        if step.step not in unusual:
-            records.append(_budget_parts(time.time_ns, step.time_budget, step.label_ns, steps=1))
+    records = [
+        _budget_parts(time.time_ns, step.time_budget, step.label_ns, steps=1)
+        for step, time in zip(timed, times, strict=True)
+        if step.step not in unusual
+    ]
     mean = _mean_parts(records)
     step_ms = median([time.time_ns for time in times]) / 1e6
     # Times of labels are no part of the budget and stay what they are.
     factor = step_ms / mean["step"]
-    scaled = {}
-    for part, part_ms in mean.items():
-        scaled[part] = part_ms if part.startswith("label ") else part_ms * factor
-    return scaled
+    return {
+        part: part_ms if part.startswith("label ") else part_ms * factor
+        for part, part_ms in mean.items()
+    }
 
 
 def _budget_parts(

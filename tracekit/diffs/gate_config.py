@@ -106,9 +106,7 @@ def _parse(table: Mapping[str, Any] | None, file: Path) -> Config:
             f"{file}: {problem_text(error).replace('$', 'gate', 1)}", hint="see docs/gate.md"
         ) from error
     # Paths are relative to the file, unless they are addresses.
-    baseline = []
-    for item in settings.baseline:
-        baseline.append(item if "://" in item else str(file.parent / item))
+    baseline = [item if "://" in item else str(file.parent / item) for item in settings.baseline]
     return Config(**asdict(settings) | {"baseline": tuple(baseline), "path": str(file)})
 
 

@@ -180,10 +180,7 @@ def read_baseline(path: str) -> Side:
     role_noise = {name: role.noise for name, role in roles.items()}
     runs = []
     for i, run in enumerate(main.runs):
-        run_of_role = {}
-        for name, role in roles.items():
-            if i < len(role.runs):
-                run_of_role[name] = role.runs[i]
+        run_of_role = {name: role.runs[i] for name, role in roles.items() if i < len(role.runs)}
         runs.append(structs.replace(run, main_role=document.main_role or None, roles=run_of_role))
     return Side(tuple(runs), main.noise, role_noise)
 
@@ -208,9 +205,9 @@ def _side_of_baseline(document: RoleBaseline, path: str) -> Side:
                 findings=None if tables.findings is UNSET else tuple(tables.findings),
             )
         )
-    noise = {}
-    for metric, entry in document.noise.items():
-        noise[metric] = Noise(entry.deviation, entry.runs - 1)
+    noise = {
+        metric: Noise(entry.deviation, entry.runs - 1) for metric, entry in document.noise.items()
+    }
     return Side(tuple(runs), noise)
 
 

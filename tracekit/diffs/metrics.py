@@ -213,8 +213,8 @@ def _suggest(name: str, names_in_runs: Iterable[str]) -> str:
         if bare and (candidate.startswith(bare) or candidate.endswith(f".{bare}")):
             close.append(candidate)
     if not close:
-        families = []
-        for family in FAMILIES[:7]:
-            families.append(f"{family.name}.LABEL" if family.keys else family.name)
+        families = [
+            f"{family.name}.LABEL" if family.keys else family.name for family in FAMILIES[:7]
+        ]
         return "names: " + ", ".join(families) + ", …"
     return "did you mean " + " or ".join(dict.fromkeys(close)) + "?"

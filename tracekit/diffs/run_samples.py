@@ -90,10 +90,11 @@ def from_analysis(
     ]
     if document.schedule is not None:
         tables += _schedule_samples(document.schedule)
-    roles = {}
-    for role in document.roles or ():
-        if role.name != document.main_role:
-            roles[role.name] = from_analysis(role.analysis, name=f"{name}:{role.name}")
+    roles = {
+        role.name: from_analysis(role.analysis, name=f"{name}:{role.name}")
+        for role in document.roles or ()
+        if role.name != document.main_role
+    }
     kernels = document.kernels
     return Run(
         name,
@@ -353,8 +354,6 @@ def _phase_peaks(ranks: Iterable[documents.AllocatorMemory]) -> dict[str, float]
         for phase, peak in rank.by_phase.items():
             at_least[phase] = max(at_least[phase], peak.at_least)
             at_most[phase] = max(at_most[phase], peak.at_most)
-    peaks = {}
-    for phase, low in at_least.items():
-        if low == at_most[phase]:
-            peaks[f"phase_gb.{phase}"] = low / 1e9
-    return peaks
+    return {
+        f"phase_gb.{phase}": low / 1e9 for phase, low in at_least.items() if low == at_most[phase]
+    }

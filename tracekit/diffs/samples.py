@@ -70,10 +70,10 @@ def split_name(name: str) -> tuple[str, int | None]:
 def by_full_name(samples: pl.DataFrame) -> dict[str, tuple[float, ...]]:
     """Return the values of each metric by its full name, in the order of the table."""
     groups = samples.group_by("metric", "rank", maintain_order=True).agg("value")
-    values_by_name = {}
-    for metric, rank, values in groups.iter_rows():
-        values_by_name[metric if rank is None else f"{metric}@{rank}"] = tuple(values)
-    return values_by_name
+    return {
+        metric if rank is None else f"{metric}@{rank}": tuple(values)
+        for metric, rank, values in groups.iter_rows()
+    }
 
 
 def per_step_samples(ranks: Sequence[RankFigures], *, by_rank: bool = False) -> pl.DataFrame:

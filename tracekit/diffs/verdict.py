@@ -182,10 +182,11 @@ def default_metrics(
     # A set with the values of a single label is the same metric twice: it would only weaken the
     # correction.
     label_values = {_values_of_runs(metric, every_run) for metric in labels}
-    sets = []
-    for metric in metrics:
-        if metric.key in LABEL_SETS and _values_of_runs(metric, every_run) not in label_values:
-            sets.append(metric)
+    sets = [
+        metric
+        for metric in metrics
+        if metric.key in LABEL_SETS and _values_of_runs(metric, every_run) not in label_values
+    ]
     return sorted([*labels, *sets], key=lambda metric: metric.name != "step_ms")
 
 

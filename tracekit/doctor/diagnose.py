@@ -84,10 +84,10 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             for name, description in fact.groups.items():
                 if name not in in_headers:
                     descriptions[name, ()] = description
-        groups = []
-        for (name, ranks), description in sorted(descriptions.items()):
-            groups.append(ProcessGroup(name, description, ranks))
-        return groups
+        return [
+            ProcessGroup(name, description, ranks)
+            for (name, ranks), description in sorted(descriptions.items())
+        ]
 
     def _devices(self) -> list[str]:
         """Return the names of the GPUs, each once."""
@@ -266,10 +266,7 @@ def examine(part: RankEvents) -> RankFacts:
 
 def _count_kinds(events: pl.DataFrame) -> dict[str, int]:
     """Return the number of events of each kind, by its name."""
-    counts = {}
-    for name, count in sorted(events["kind"].value_counts().iter_rows()):
-        counts[str(name)] = count
-    return counts
+    return {str(name): count for name, count in sorted(events["kind"].value_counts().iter_rows())}
 
 
 def _time_marked_steps(events: pl.DataFrame, gpu_events: pl.DataFrame) -> tuple[TimedStep, ...]:

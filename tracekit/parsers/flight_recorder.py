@@ -411,10 +411,9 @@ def _read_progress(
     """Return how far each group had come, by the name that identifies it in the table."""
     if not isinstance(status, Mapping):
         return {}
-    name_of_id = {}
-    for entry in entries:
-        if entry.pg_id is not None:
-            name_of_id[str(entry.pg_id)] = _group_name(entry)
+    name_of_id = {
+        str(entry.pg_id): _group_name(entry) for entry in entries if entry.pg_id is not None
+    }
     progress = {}
     for key, numbers in status.items():
         if not isinstance(numbers, Mapping):

@@ -377,10 +377,7 @@ def _notices(
 ) -> tuple[Notice, ...]:
     """Return notices about what the snapshot lacks."""
     notices = []
-    others = []
-    for number, events in enumerate(histories):
-        if events and number != device:
-            others.append(number)
+    others = [number for number, events in enumerate(histories) if events and number != device]
     if others:
         notices.append(
             Notice("memory-several-devices", values={"gpus": len(others) + 1, "device": device})

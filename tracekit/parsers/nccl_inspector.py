@@ -97,10 +97,9 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
 
     """
     shown = name or str(path)
-    columns: dict[str, list[Any]] = {}
-    for column in COLLECTIVES:
-        if column not in ("rank", "source", "step"):
-            columns[column] = []
+    columns: dict[str, list[Any]] = {
+        column: [] for column in COLLECTIVES if column not in ("rank", "source", "step")
+    }
     group_ranks: dict[str, int] = {}
     group_sizes: dict[str, int] = {}
     problems: Counter[str] = Counter()

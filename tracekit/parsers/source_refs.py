@@ -251,9 +251,7 @@ def _run_folders(refs: Sequence[SourceRef | Source]) -> list[str]:
 
 def _has_each_rank_once(names: Sequence[str], refs: Sequence[SourceRef | Source]) -> bool:
     """Return whether no two sources of one run or role, which *names* tell, are of the same rank."""
-    pairs = set()
-    for name, ref in zip(names, refs, strict=True):
-        pairs.add((name, ref.rank))
+    pairs = {(name, ref.rank) for name, ref in zip(names, refs, strict=True)}
     return len(pairs) == len(refs)
 
 
@@ -278,10 +276,10 @@ def roles_by_name(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
         if not names or not all(names) or not _has_each_rank_once(names, refs):
             continue
         if len(set(names)) == processes > 1:
-            roles = []
-            for ref, name in zip(refs, names, strict=True):
-                roles.append(msgspec.structs.replace(ref, role=name))
-            return roles
+            return [
+                msgspec.structs.replace(ref, role=name)
+                for ref, name in zip(refs, names, strict=True)
+            ]
     return None
 
 

@@ -102,10 +102,10 @@ def batch_sends(work: pl.DataFrame, sends: pl.DataFrame) -> list[SendBatch]:
     count_of_batch, first_send = np.unique(chunks_before, return_index=True)
     rows_of_batches = pairwise([*first_send.tolist(), sends.height])
     chunks_of_batches = pairwise([0, *count_of_batch.tolist()])
-    batches = []
-    for rows, chunks in zip(rows_of_batches, chunks_of_batches, strict=True):
-        batches.append(SendBatch(range(*rows), range(*chunks)))
-    return batches
+    return [
+        SendBatch(range(*rows), range(*chunks))
+        for rows, chunks in zip(rows_of_batches, chunks_of_batches, strict=True)
+    ]
 
 
 def find_senders(work: pl.DataFrame, sends: pl.DataFrame) -> Ints:

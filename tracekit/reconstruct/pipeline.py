@@ -11,7 +11,7 @@ from tracekit._util.arrays import Ints
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.segment import CONFIDENCE_ANNOTATED, CONFIDENCE_COUNTED
-from tracekit.reconstruct.stage_assignment import Place, StagePlacement
+from tracekit.reconstruct.stage_assignment import StagePlacement
 from tracekit.schedules import Op, Schedule
 from tracekit.schema import CELL_OPS, CELLS, STALL_CAUSES, conform
 
@@ -154,9 +154,10 @@ def _with_names_of(schedule: Schedule, pipeline: Pipeline) -> pl.DataFrame:
         )
         forward_pairs = [pair for op, pair, _ in cells if op in _HAS_FORWARD]
         forwards = [op for op in order if op.kind in _HAS_FORWARD]
-        place_of_pair: dict[int, Place] = {}
-        for pair, forward in zip(forward_pairs, forwards, strict=True):
-            place_of_pair[pair] = (forward.stage, forward.microbatch)
+        place_of_pair = {
+            pair: (forward.stage, forward.microbatch)
+            for pair, forward in zip(forward_pairs, forwards, strict=True)
+        }
         # Weight gradients that were only counted take the schedule's order as well.
         weights = [op for op in order if op.kind == "W"]
         weight_cells = [pair for op, pair, _ in cells if op == "W"]

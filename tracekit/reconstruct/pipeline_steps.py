@@ -141,10 +141,10 @@ def _row_ranges(table: pl.DataFrame) -> dict[tuple[int, int], slice]:
     """Return the rows of each instance and position of a table sorted by these."""
     rows = table.with_row_index("row").group_by("instance", "position", maintain_order=True)
     ranges = rows.agg(pl.col("row").first(), pl.len())
-    row_ranges = {}
-    for instance, position, first, count in ranges.rows():
-        row_ranges[(instance, position)] = slice(first, first + count)
-    return row_ranges
+    return {
+        (instance, position): slice(first, first + count)
+        for instance, position, first, count in ranges.rows()
+    }
 
 
 def _encode_chunks(chunks: pl.DataFrame) -> Ints:
@@ -363,9 +363,10 @@ def _count_messages(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int,
 
     Empty where the trace does not show it.
     """
-    sent = {}
-    for position, table in messages.items():
-        sent[position] = Counter(table.filter("send")["peer"].to_list())
+    sent = {
+        position: Counter(table.filter("send")["peer"].to_list())
+        for position, table in messages.items()
+    }
     is_peer_unknown = any(None in peers for peers in sent.values())
     if is_peer_unknown or not any(sent.values()):
         return {}

@@ -61,10 +61,10 @@ class RankPipeline:
         """Chunks and messages of each step that has chunks."""
         messages = _partition_by_step(self.messages)
         no_messages = self.messages.clear()
-        by_step = {}
-        for step, chunks in _partition_by_step(self.chunks).items():
-            by_step[step] = (chunks, messages.get(step, no_messages))
-        return by_step
+        return {
+            step: (chunks, messages.get(step, no_messages))
+            for step, chunks in _partition_by_step(self.chunks).items()
+        }
 
     @property
     def has_work(self) -> bool:
@@ -236,10 +236,11 @@ def _process_groups(source: Source, messages: pl.DataFrame) -> tuple[ProcessGrou
     groups = groups.join(members, on="group_ranks", maintain_order="left").unique(
         "group", maintain_order=True
     )
-    more = []
-    for name, description, ranks in groups.select("group", "group_desc", "members").rows():
-        if name not in listed:
-            more.append(ProcessGroup(name, description, tuple(ranks)))
+    more = [
+        ProcessGroup(name, description, tuple(ranks))
+        for name, description, ranks in groups.select("group", "group_desc", "members").rows()
+        if name not in listed
+    ]
     return (*source.groups, *more)
 
 

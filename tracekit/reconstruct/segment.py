@@ -390,9 +390,10 @@ class ChunkAssembly:
         Return the other runs.
         """
         host_ns = self.kernels.host_ns
-        spans = []
-        for chunk, rows in self.autograd_rows.items():
-            spans.append((host_ns[rows[0]], host_ns[rows[-1]], chunk))
+        spans = [
+            (host_ns[rows[0]], host_ns[rows[-1]], chunk)
+            for chunk, rows in self.autograd_rows.items()
+        ]
         spans.sort()
         outside = []
         for rows in runs:
@@ -440,13 +441,15 @@ class ChunkAssembly:
         """
         duration = self.kernels.duration_ns
         is_wgrad = self.kernels.is_wgrad
-        backwards = []
-        for chunk in self.autograd_rows:
-            if not self._is_weight(chunk) and chunk not in self.absorbed:
-                backwards.append(chunk)
-        inside_ns = {}
-        for chunk, rows in self.autograd_rows.items():
-            inside_ns[chunk] = float(duration[rows][is_wgrad[rows]].sum())
+        backwards = [
+            chunk
+            for chunk in self.autograd_rows
+            if not self._is_weight(chunk) and chunk not in self.absorbed
+        ]
+        inside_ns = {
+            chunk: float(duration[rows][is_wgrad[rows]].sum())
+            for chunk, rows in self.autograd_rows.items()
+        }
         outside_ns = float(sum(duration[rows].sum() for rows in runs))
         candidates = backwards
         for _ in range(2):  # the mean outside depends on how many backwards share it

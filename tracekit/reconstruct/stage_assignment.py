@@ -73,9 +73,9 @@ def assign_stages(
         pp: Number of ranks in the pipeline.
 
     """
-    destinations = {}
-    for position in chunks:
-        destinations[position] = forward_destinations(chunks[position], messages[position])
+    destinations = {
+        position: forward_destinations(chunks[position], messages[position]) for position in chunks
+    }
     if pp == 1:
         return _assign_line(destinations, chunks)
     if any(table.filter("send")["peer"].null_count() for table in messages.values()):

@@ -185,10 +185,11 @@ def _split_repetitions(walk: Ints, autograd: Ints, kernels: Kernels, is_first_vi
         if total == missing:
             to_cut |= set(doubled[:used])
             break
-    middles = []
-    for part, part_names in zip(parts, names, strict=True):
-        if part_names in to_cut:
-            middles.append(int(part[len(part) // 2]))
+    middles = [
+        int(part[len(part) // 2])
+        for part, part_names in zip(parts, names, strict=True)
+        if part_names in to_cut
+    ]
     return _begin_walks(walk, np.array(middles, np.int64))
 
 

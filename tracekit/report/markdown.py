@@ -70,8 +70,7 @@ def render_table(table: Table, *, fold: bool = True) -> str:
     rest = table.rows[len(visible) :]
     if rest:
         parts.append(folded(counted(len(rest), "more row"), _lines(table, rest)))
-    for remark in table.remarks():
-        parts.append(markdown(f"{capitalize(remark)}."))
+    parts.extend(markdown(f"{capitalize(remark)}.") for remark in table.remarks())
     return "\n\n".join(parts)
 
 
@@ -131,10 +130,11 @@ def _title(view: View) -> str:
 
 
 def _answer(view: View) -> str:
-    lines = []
-    for line in view.answer:
-        if line.topic != "Next":
-            lines.append(f"- **{line.topic}**: {_with_code(line.text)}")
+    lines = [
+        f"- **{line.topic}**: {_with_code(line.text)}"
+        for line in view.answer
+        if line.topic != "Next"
+    ]
     return "\n".join(lines)
 
 
@@ -210,9 +210,10 @@ def _reload(view: View) -> str:
 
 
 def _roles(view: View) -> str:
-    sections = []
-    for title, (meaning, table) in view.roles.items():
-        sections.append(_section(title, replace(table, notes=(meaning, *table.notes))))
+    sections = [
+        _section(title, replace(table, notes=(meaning, *table.notes)))
+        for title, (meaning, table) in view.roles.items()
+    ]
     return "\n\n".join(sections)
 
 

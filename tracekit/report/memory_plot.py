@@ -209,10 +209,11 @@ def _flame_tree(contents: RankContents) -> _Frame:
     for stack, category, count in contents.contents.select(
         "stack", "category", "bytes"
     ).iter_rows():
-        names = []
-        for name in frames.get(stack) or []:
-            if name.rpartition(" ")[2] not in SKIPPED_FRAMES:
-                names.append(name)
+        names = [
+            name
+            for name in frames.get(stack) or []
+            if name.rpartition(" ")[2] not in SKIPPED_FRAMES
+        ]
         without_stack = f"{NO_STACK}: {WORDS.memory_categories[category]}"
         root.add(names[:MAX_FLAME_DEPTH] or [without_stack], category, count)
     return root

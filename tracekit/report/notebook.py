@@ -44,9 +44,10 @@ def findings_html(findings: Sequence[Finding]) -> str:
     """
     if not findings:
         return html_table("No findings", (), ())
-    rows = []
-    for number, finding in enumerate(findings, start=1):
-        rows.append((number, " ".join(saving(finding).split()), finding.text, finding.advice))
+    rows = [
+        (number, " ".join(saving(finding).split()), finding.text, finding.advice)
+        for number, finding in enumerate(findings, start=1)
+    ]
     heads = ("", "saves per step", "what costs time", "what to do")
     return html_table(counted(len(findings), "finding"), heads, rows)
 

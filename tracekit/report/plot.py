@@ -251,10 +251,11 @@ def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None)
     if analysis.schedule is None:
         return figures.message_figure(ax, "No pipeline schedule was found in these traces.")
     compared = analysis.schedule.head
-    layouts = {}
-    for name, layout in layout_pipeline(compared).items():
-        if show in ("both", name):
-            layouts[name] = layout.in_ms()
+    layouts = {
+        name: layout.in_ms()
+        for name, layout in layout_pipeline(compared).items()
+        if show in ("both", name)
+    }
     *_, last = layouts.values()
     end = max(layout.end for layout in layouts.values())
     rows = len(layouts) * (len(last.rows) + 1) - 1  # one empty row between the sections

@@ -182,9 +182,9 @@ def shorten_distinct(names: Iterable[str], *, most: int) -> list[str]:
         start = _common_prefix_length(colliding)
         replacements = {name: _shorten("…" + name[start:], most) for name in colliding}
         if len(set(replacements.values())) < len(colliding):
-            replacements = {}
-            for i, name in enumerate(colliding, 1):
-                replacements[name] = _shorten(f"{i}: {name}", most)
+            replacements = {
+                name: _shorten(f"{i}: {name}", most) for i, name in enumerate(colliding, 1)
+            }
         shortened |= replacements
     return [shortened[name] for name in full_names]
 

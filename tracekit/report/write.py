@@ -221,11 +221,7 @@ def sheets(analysis: Analysis) -> dict[str, pl.DataFrame]:
     tables["warnings"] = pl.DataFrame(
         warnings, schema={"code": pl.String, "message": pl.String}, orient="row"
     )
-    filled_sheets = {}
-    for name, table in tables.items():
-        if table.width:
-            filled_sheets[name[:MAX_SHEET_NAME_LENGTH]] = table
-    return filled_sheets
+    return {name[:MAX_SHEET_NAME_LENGTH]: table for name, table in tables.items() if table.width}
 
 
 def render_spreadsheet(analysis: Analysis) -> bytes:
@@ -420,10 +416,9 @@ def rows_json(rows: pl.DataFrame) -> str:
 def _as_csv_cells(rows: pl.DataFrame) -> pl.DataFrame:
     """Return rows whose texts and headings no spreadsheet takes for formulas."""
     cells = rows.rename(spreadsheet_cell)
-    nested = []
-    for name, dtype in cells.schema.items():
-        if dtype.is_nested() or dtype == pl.Binary:
-            nested.append(name)
+    nested = [
+        name for name, dtype in cells.schema.items() if dtype.is_nested() or dtype == pl.Binary
+    ]
     if nested:
         raise OptionError(
             f"a .csv file cannot hold the column {terminal(nested[0])}",

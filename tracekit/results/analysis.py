@@ -71,9 +71,9 @@ class AnalysisResult(Analysis, HasDocument):
     @classmethod
     def of(cls, analysis: Analysis) -> AnalysisResult:
         """Return an analysis, and those of its roles, as people get them."""
-        fields = {}
-        for field in dataclasses.fields(analysis):
-            fields[field.name] = getattr(analysis, field.name)
+        fields = {
+            field.name: getattr(analysis, field.name) for field in dataclasses.fields(analysis)
+        }
         results = analysis.role_results
         roles = [
             msgspec.structs.replace(role, analysis=cls.of(role.analysis)) for role in results.roles

@@ -140,10 +140,11 @@ def _explain(row: Straggler, handovers: Sequence[Handover]) -> Straggler:
     what is unknown where clocks tell that the rank came last.
     """
     late_ns = dict(zip(row.steps, row.late_ns_by_step, strict=True))
-    explained: dict[Handover, int] = {}
-    for handover in handovers:
-        if handover.rank == row.rank and handover.step in late_ns:
-            explained[handover] = min(handover.waited_ns, late_ns[handover.step])
+    explained = {
+        handover: min(handover.waited_ns, late_ns[handover.step])
+        for handover in handovers
+        if handover.rank == row.rank and handover.step in late_ns
+    }
     share = sum(explained.values()) / max(sum(late_ns.values()), 1)
     replaceable = ("host_late",) if row.uncertain else ("host_late", "unknown")
     replaceable_ns = sum(part.ns for part in row.why if part.cause in replaceable)

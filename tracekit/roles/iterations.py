@@ -236,9 +236,9 @@ class _Loop:
 
         With idle time they sum to the iteration.
         """
-        bands_of_gpu: dict[object, list[PhaseBand]] = {}
-        for process in self.processes:
-            bands_of_gpu[self._gpu(process)] = []
+        bands_of_gpu: dict[object, list[PhaseBand]] = {
+            self._gpu(process): [] for process in self.processes
+        }
         for band in bands:
             bands_of_gpu[self._gpu(band)].append(band)
         totals: Counter[str] = Counter()

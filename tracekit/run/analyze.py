@@ -373,10 +373,11 @@ def _combine_by_role(
     for role, rank_tables in ranks:
         tables_by_role.setdefault(role or "", []).append(rank_tables)
     main = main_role(tables_by_role)
-    analyses = {}
-    for role, tables in tables_by_role.items():
-        if role != main:
-            analyses[role] = combine_other(tables, best_changes=False)
+    analyses = {
+        role: combine_other(tables, best_changes=False)
+        for role, tables in tables_by_role.items()
+        if role != main
+    }
     # A role alone does not show what the others would hold back.
     is_only_role = not analyses
     analyses[main] = combine_main(tables_by_role[main], best_changes=is_only_role)
@@ -419,10 +420,9 @@ def _with_whole_run(analysis: Analysis, paths: PathList) -> Analysis:
 
 def _measure_trace(trace: Trace, options: Options) -> _MeasuredRanks:
     """Measure the ranks of a trace in memory."""
-    parts = []
-    for part in trace.parts:
-        if options.ranks is None or part.source.rank in options.ranks:
-            parts.append(part)
+    parts = [
+        part for part in trace.parts if options.ranks is None or part.source.rank in options.ranks
+    ]
     requested = options.ranks or frozenset()
     if absent := requested.difference(trace.ranks):
         raise unknown_rank_error(absent, trace.ranks)

@@ -138,10 +138,11 @@ class Options:
             return {}
         from tracekit.analysis.persistence import FILE, read_tables_of_ranks
 
-        folders = {}
-        for index, ref in enumerate(refs):
-            if _is_rank_of_store(ref) and open_single_store(ref.path).intact(_rank_of(ref), FILE):
-                folders[index] = rank_folder(Path(ref.path), _rank_of(ref))
+        folders = {
+            index: rank_folder(Path(ref.path), _rank_of(ref))
+            for index, ref in enumerate(refs)
+            if _is_rank_of_store(ref) and open_single_store(ref.path).intact(_rank_of(ref), FILE)
+        }
         stored: dict[int, RankTables] = {}
         in_store = list(folders)
         for first in range(0, len(in_store), MAX_RANKS_READ_TOGETHER):

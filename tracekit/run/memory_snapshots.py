@@ -111,10 +111,11 @@ def _no_snapshot_error(paths: PathList) -> InputError:
 
     Of a store it says what became of them.
     """
-    stores = []
-    for ref in discover(paths, check=False, need_traces=False).refs:
-        if ref.reader == "store":
-            stores.append(ref.path)
+    stores = [
+        ref.path
+        for ref in discover(paths, check=False, need_traces=False).refs
+        if ref.reader == "store"
+    ]
     if stores:
         problem = (
             f"{stores[0]}: a store keeps what analyze tells of memory snapshots, not the snapshots"

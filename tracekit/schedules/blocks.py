@@ -171,9 +171,10 @@ def _backward_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
 
 def _overlapped_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
     """Return forward and backward together: each communication beside the other micro-batch's computation."""
-    tasks = {}
-    for task in (*_forward_tasks(t, layer, layers), *_backward_tasks(t, layer, layers)):
-        tasks[task.name] = task
+    tasks = {
+        task.name: task
+        for task in (*_forward_tasks(t, layer, layers), *_backward_tasks(t, layer, layers))
+    }
     order = (
         "combine(B)",
         "attn(F)",

@@ -25,9 +25,10 @@ def v_half(pp: int, microbatches: int) -> list[list[Op]]:
     '0F0 1F0 1I0 0I0 1W0 0W0'
     """
     shift = 3 if pp % 2 == 0 else 0
-    blocks = []
-    for i in range(pp):
-        blocks.append((2 * i, 3 * pp - i - 2, 3 * pp + shift + 2 * i - 1, 6 * pp + shift - i - 2))
+    blocks = [
+        (2 * i, 3 * pp - i - 2, 3 * pp + shift + 2 * i - 1, 6 * pp + shift - i - 2)
+        for i in range(pp)
+    ]
     return _fill_gaps(_repeat_block(blocks, microbatches), limit=2 * ((pp + 2) // 2))
 
 

@@ -279,9 +279,10 @@ microbatches=12
         )
     if not entry.holds(sizes):
         raise _constraint_error(entry, sizes, group)
-    ranks: list[tuple[Op, ...]] = []
-    for order in entry.build(sizes):
-        ranks.append(parse_orders(order) if isinstance(order, str) else tuple(order))
+    ranks = [
+        parse_orders(order) if isinstance(order, str) else tuple(order)
+        for order in entry.build(sizes)
+    ]
     if len(ranks) != pp:
         raise ScheduleError(f"{entry.name}: its generator made {len(ranks)} ranks, not {pp}")
     return Schedule(entry.name, pp, microbatches, sizes.virtual, tuple(ranks), sizes.group or None)

@@ -72,10 +72,10 @@ class Simulation(HasDocument):
     def span(self) -> list[Any]:
         """Time from the start of each rank's first op to the end of its last."""
         rows = itertools.pairwise(self.schedule.table.offsets.tolist())
-        span = []
-        for first, end in rows:
-            span.append((self.end[end - 1] - self.start[first]).item() if end > first else 0)
-        return span
+        return [
+            (self.end[end - 1] - self.start[first]).item() if end > first else 0
+            for first, end in rows
+        ]
 
     @property
     def bubble(self) -> list[Any]:
@@ -126,9 +126,10 @@ class Simulation(HasDocument):
 
     def _repr_html_(self) -> str:
         columns = zip(self.busy, self.bubble, self.peak_activations, strict=True)
-        rows = []
-        for rank, (busy, idle, peak) in enumerate(columns):
-            rows.append((rank, f"{busy:g}", f"{idle:g}", peak))
+        rows = [
+            (rank, f"{busy:g}", f"{idle:g}", peak)
+            for rank, (busy, idle, peak) in enumerate(columns)
+        ]
         heads = ("rank", "work", "idle", "most activations held")
         return html_table(f"{repr(self)[1:-1]}, {percent(self.bubble_fraction)} idle", heads, rows)
 

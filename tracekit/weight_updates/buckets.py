@@ -46,11 +46,10 @@ def split_updates(server: UpdateProcess, worker: UpdateProcess | None) -> list[p
     buckets.
     """
     processes = [server] if worker is None else [server, worker]
-    breaks = []
-    for process in processes:
-        breaks.append(
-            process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy()
-        )
+    breaks = [
+        process.stretches.filter(pl.col("phase") != WEIGHT_SYNC)["start_ns"].to_numpy()
+        for process in processes
+    ]
     groups = _split_at(server.transfers, np.sort(np.concatenate(breaks)))
     if len(groups) == 1:
         # They move nothing.

@@ -55,10 +55,11 @@ def find_weight_updates(
         values: NoticeValues = {"numbers": tuple(sorted(counts)), "counted": update_count}
         notices.append(Notice("weight-updates-differ", values=values))
     # The k-th update of one rank is the k-th of another only if both have the same number.
-    complete = []
-    for server, transfers in zip(servers, transfers_of_servers, strict=True):
-        if len(transfers) == update_count:
-            complete.append((server, transfers))
+    complete = [
+        (server, transfers)
+        for server, transfers in zip(servers, transfers_of_servers, strict=True)
+        if len(transfers) == update_count
+    ]
     updates = []
     for number in range(update_count):
         ranks = _match_update(complete, workers, number)
@@ -303,9 +304,10 @@ def _ideal(
             h2d[number] = max(h2d[number], last - first)
     starts, ends = _broadcast_times(ranks)
     broadcast_ns = (ends - starts).tolist()
-    buckets = []
-    for bucket, round_index in enumerate(rounds):
-        buckets.append((round_index, broadcast_ns[bucket], _median_reload_ns(ranks, bucket)))
+    buckets = [
+        (round_index, broadcast_ns[bucket], _median_reload_ns(ranks, bucket))
+        for bucket, round_index in enumerate(rounds)
+    ]
     return simulate_buckets(h2d, buckets)
 
 

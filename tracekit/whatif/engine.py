@@ -242,11 +242,9 @@ class _ProgramRun:
         return own_speed / (1.0 + cost)
 
     def _other_running_ranks(self, rank: int) -> list[int]:
-        ranks = []
-        for other, piece in enumerate(self.running_piece):
-            if piece >= 0 and other != rank:
-                ranks.append(other)
-        return ranks
+        return [
+            other for other, piece in enumerate(self.running_piece) if piece >= 0 and other != rank
+        ]
 
     def _settle(self, rank: int, now: float) -> None:
         """Take off the running piece what it did until now at its present speed."""

@@ -69,9 +69,7 @@ class FittedMachine(msgspec.Struct, frozen=True, eq=False):
         ratio = (shared.own_slowdown - 1) / (pooled - 1) if pooled > 1 else 0.0
 
         def on_shared(machine: Machine) -> Machine:
-            slowdown = {}
-            for kind, factor in machine.slowdown.items():
-                slowdown[kind] = 1 + ratio * (factor - 1)
+            slowdown = {kind: 1 + ratio * (factor - 1) for kind, factor in machine.slowdown.items()}
             return msgspec.structs.replace(
                 machine,
                 slowdown=slowdown,

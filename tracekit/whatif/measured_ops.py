@@ -97,9 +97,10 @@ class MeasuredOps(msgspec.Struct, frozen=True, eq=False):
         gpu_starts = [end - min(rank_ends) for end in rank_ends]
         ahead_ns = [gpu - host for gpu, host in zip(self.gpu_starts, self.host_starts, strict=True)]
         launched = [end - min(rank_ends) for end in host_ends]
-        host_starts = []
-        for end, gpu, ahead in zip(launched, gpu_starts, ahead_ns, strict=True):
-            host_starts.append(max(end, gpu - ahead))
+        host_starts = [
+            max(end, gpu - ahead)
+            for end, gpu, ahead in zip(launched, gpu_starts, ahead_ns, strict=True)
+        ]
         return host_starts, gpu_starts
 
     def host_times(self, times: Sequence[OpTimes], *, own: bool = False) -> HostTimes:

@@ -20,10 +20,11 @@ def match_messages(messages_by_position: Mapping[int, pl.DataFrame]) -> pl.DataF
         it with others (``grouped``). None if a message has no known peer, or if more than a few
         have no other side.
     """
-    tables = []
-    for position, table in messages_by_position.items():
-        if table.height:
-            tables.append(table.with_columns(rank=pl.lit(position, pl.Int32)))
+    tables = [
+        table.with_columns(rank=pl.lit(position, pl.Int32))
+        for position, table in messages_by_position.items()
+        if table.height
+    ]
     if not tables:
         return None
     messages = pl.concat(tables)

@@ -39,10 +39,11 @@ def layers_per_stage(cells: pl.DataFrame, stages: int) -> Ints | None:
     """
     forwards = cells.filter((pl.col("op").cast(pl.String) == "F") & pl.col("stage").is_not_null())
     medians = forwards.group_by("stage").agg(pl.col("layers").median()).drop_nulls("layers").rows()
-    layers = {}
-    for stage, count in medians:
-        if 0 <= stage < stages and round(count) > 1:
-            layers[int(stage)] = round(count)
+    layers = {
+        int(stage): round(count)
+        for stage, count in medians
+        if 0 <= stage < stages and round(count) > 1
+    }
     if not layers or len(layers) * 2 < stages:
         return None
     usual = int(np.median(list(layers.values())))
@@ -284,9 +285,10 @@ def _layer_split_row(predictor: Predictor, cells: pl.DataFrame) -> WhatIf | None
     stage_ns = (ops.gpu_ns["F"] + ops.gpu_ns["B"]) * slowdowns
     stage_factor = np.maximum(1 + added_ns / np.maximum(stage_ns, 1.0), 0.0)
     typical = ops.times(program, own)
-    work = []
-    for piece, op in zip(program.pieces, typical, strict=True):
-        work.append(op.gpu_ns * float(stage_factor[piece.stage]))
+    work = [
+        op.gpu_ns * float(stage_factor[piece.stage])
+        for piece, op in zip(program.pieces, typical, strict=True)
+    ]
     base = predictor.simulate(program, own)
     changed = predictor.simulate(program, own, work=work)
     if (
@@ -324,9 +326,7 @@ def megatron_layout(layers: Sequence[int]) -> str:
     >>> megatron_layout((3, 4, 4, 1))
     'Et*3|t*4|t*4|tL'
     """
-    stages = []
-    for count in layers:
-        stages.append("t" if count == 1 else f"t*{count}")
+    stages = ["t" if count == 1 else f"t*{count}" for count in layers]
     return f"E{'|'.join(stages)}L"
 
 

@@ -87,10 +87,11 @@ def measure_arrivals(members: pl.DataFrame, clocks: Mapping[int, RecordedClock])
 
 def conform_arrivals(members: pl.DataFrame) -> pl.DataFrame:
     """Return members with empty columns of ``ARRIVALS``."""
-    missing = []
-    for name, dtype in ARRIVALS.items():
-        if name not in members.columns:
-            missing.append(pl.lit(None, dtype).alias(name))
+    missing = [
+        pl.lit(None, dtype).alias(name)
+        for name, dtype in ARRIVALS.items()
+        if name not in members.columns
+    ]
     return members.with_columns(missing)
 
 

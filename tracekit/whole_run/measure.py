@@ -52,10 +52,11 @@ def measure_whole_run(parts: Sequence[RankCollectives], notices: Sequence[Notice
     members, steps = find_steps(members, from_start=_is_from_start(collectives))
     arrivals = measure_arrivals(members, clocks)
     lateness = measure_steps(arrivals, clocks)
-    hosts = {}
-    for source in sources:
-        if source.rank is not None and source.host is not None:
-            hosts[source.rank] = source.host
+    hosts = {
+        source.rank: source.host
+        for source in sources
+        if source.rank is not None and source.host is not None
+    }
     groups = _groups(sources)
     group_ranks = {name: group.ranks for name, group in groups.items()}
     transfers = measure_transfers(members)
@@ -267,10 +268,11 @@ def _clock_notices(clocks: Mapping[int, RecordedClock], arrivals: Arrivals) -> l
         else:
             offsets[rank] = clock.offset_ns
     usual_ns = float(np.median(list(offsets.values()))) if offsets else 0.0
-    apart_ns: dict[int, float] = {}
-    for rank, offset_ns in offsets.items():
-        if abs(offset_ns - usual_ns) > MAX_CLOCK_DIFFERENCE_NS:
-            apart_ns[rank] = abs(offset_ns - usual_ns)
+    apart_ns = {
+        rank: abs(offset_ns - usual_ns)
+        for rank, offset_ns in offsets.items()
+        if abs(offset_ns - usual_ns) > MAX_CLOCK_DIFFERENCE_NS
+    }
     notices = []
     if apart_ns:
         hours = round(max(apart_ns.values()) / 3.6e12, 1)

@@ -86,9 +86,10 @@ class WholeRun:
         lost_share = None
         if lost_ns is not None and duration_ns:
             lost_share = round(lost_ns / duration_ns, 6)
-        clocks = []
-        for _, clock in sorted(self.clocks.items()):
-            clocks.append(LateClockEntry(clock.rank, clock.offset_ns, clock.uncertainty_ns))
+        clocks = [
+            LateClockEntry(clock.rank, clock.offset_ns, clock.uncertainty_ns)
+            for _, clock in sorted(self.clocks.items())
+        ]
         return LateDocument(
             tracekit=__version__,
             format=FORMAT,

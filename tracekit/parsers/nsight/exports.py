@@ -51,11 +51,11 @@ class ArrowExport:
         self.tables = frozenset(self._positions)
 
     def _find_files(self) -> dict[str, tuple[Path, int]]:
-        tables = {}
-        for file in sorted(self.path.iterdir()):
-            if file.suffix in (".parquet", ".arrow") and file.is_file():
-                tables[file.stem] = (file, 0)
-        return tables
+        return {
+            file.stem: (file, 0)
+            for file in sorted(self.path.iterdir())
+            if file.suffix in (".parquet", ".arrow") and file.is_file()
+        }
 
     def _find_streams(self) -> dict[str, tuple[Path, int]]:
         """Find the streams, which follow each other, each with its table's name as metadata."""
@@ -213,9 +213,7 @@ def _decode(column: pl.Series) -> pl.Series:
     try:
         return column.cast(pl.String)
     except pl.exceptions.ComputeError:
-        texts: list[str | None] = []
-        for item in column:
-            texts.append(None if item is None else item.decode("utf-8", "replace"))
+        texts = [None if item is None else item.decode("utf-8", "replace") for item in column]
         return pl.Series(column.name, texts, dtype=pl.String)
 
 
@@ -350,9 +348,7 @@ class SqliteExport:
         """Read a damaged table from both ends up to the damage, in small batches."""
         values: NoticeValues = {"case": "in_part", "file": self.path.name, "table": table}
         self.notices.append(Notice("damaged-table", values=values))
-        schema: dict[str, pl.DataType] = {}
-        for name in columns:
-            schema[name] = pl.String() if name in TEXT_COLUMNS else pl.Int64()
+        schema = {name: pl.String() if name in TEXT_COLUMNS else pl.Int64() for name in columns}
         parts = [pl.DataFrame(schema=schema)]
         for order in (" ORDER BY rowid", " ORDER BY rowid DESC"):
             try:
@@ -465,10 +461,11 @@ def refuse_unreadable(path: Path) -> None:
     uri = _immutable_uri(path) if in_wal_mode else f"{path.absolute().as_uri()}?mode=ro"
     try:
         with closing(_connect(uri, path)) as connection:
-            computed = []
-            for name, is_stored in _list_tables(connection):
-                if not is_stored and name in READ_TABLES:
-                    computed.append(name)
+            computed = [
+                name
+                for name, is_stored in _list_tables(connection)
+                if not is_stored and name in READ_TABLES
+            ]
     except sqlite3.OperationalError as error:
         if "locked" in str(error) or "busy" in str(error):
             raise being_written from error
@@ -489,10 +486,10 @@ def _list_tables(connection: sqlite3.Connection) -> list[tuple[str, bool]]:
     rows = connection.execute(
         "SELECT name, type, sql FROM sqlite_master WHERE type IN ('table', 'view')"
     ).fetchall()
-    tables = []
-    for name, kind, sql in rows:
-        tables.append((name, kind == "table" and not str(sql).upper().startswith("CREATE VIRTUAL")))
-    return tables
+    return [
+        (name, kind == "table" and not str(sql).upper().startswith("CREATE VIRTUAL"))
+        for name, kind, sql in rows
+    ]
 
 
 def _column_names(connection: sqlite3.Connection, table: str) -> frozenset[str]:

@@ -321,10 +321,11 @@ def _sorted_events(frames: list[pl.DataFrame]) -> pl.DataFrame:
     typed = []
     for frame in frames:
         with_pid = frame.with_columns(pid=pl.col("process") & PID_MASK)
-        columns = []
-        for name, dtype in EVENTS.items():
-            if name in with_pid.columns:
-                columns.append(pl.col(name).cast(dtype, strict=False))
+        columns = [
+            pl.col(name).cast(dtype, strict=False)
+            for name, dtype in EVENTS.items()
+            if name in with_pid.columns
+        ]
         typed.append(with_pid.select(columns))
     events = pl.concat(typed, how="diagonal")
     # Categories are sorted as their texts.

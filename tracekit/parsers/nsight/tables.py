@@ -162,11 +162,7 @@ def versions(export: NsightExport) -> dict[str, str]:
     rows = read_table(export, table, ["name", "value"]).filter(
         pl.col("name").is_in(list(_VERSION_NAMES))
     )
-    named_versions = {}
-    for name, value in rows.rows():
-        if value:
-            named_versions[_VERSION_NAMES[name]] = value
-    return named_versions
+    return {_VERSION_NAMES[name]: value for name, value in rows.rows() if value}
 
 
 def session_start_ns(export: NsightExport) -> int | None:
@@ -206,13 +202,10 @@ def find_gpus(export: NsightExport) -> dict[tuple[int, int | None], RecordedGpu]
     rows = rows.with_columns(
         pl.when(pl.col(name) > 0).then(name) for name in ("smCount", "totalMemory")
     )
-    by_id = {}
-    for gpu_id, device, *properties in rows.rows():
-        by_id[gpu_id] = (device, RecordedGpu(*properties))
-    gpus: dict[tuple[int, int | None], RecordedGpu] = {}
-    for device, gpu in by_id.values():
-        if device is not None:
-            gpus[(-1, device)] = gpu
+    by_id = {
+        gpu_id: (device, RecordedGpu(*properties)) for gpu_id, device, *properties in rows.rows()
+    }
+    gpus = {(-1, device): gpu for device, gpu in by_id.values() if device is not None}
     devices = read_table(export, "TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"])
     return gpus | {
         (pid, device): by_id[gpu_id][1] for gpu_id, device, pid in devices.rows() if gpu_id in by_id

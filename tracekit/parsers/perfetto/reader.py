@@ -144,8 +144,4 @@ def _skipped(
         **table.untimed,
     }
     counts.pop(UNKNOWN_NAME_KEY, None)  # these are in the table
-    skipped = {}
-    for key, count in counts.items():
-        if count:
-            skipped[key] = count
-    return skipped
+    return {key: count for key, count in counts.items() if count}

@@ -106,10 +106,11 @@ def render_junit(result: GateDocument) -> str:
 
 def render_metrics(result: GateDocument) -> str:
     r"""Return the candidate's level of each metric in the text format of Prometheus, which GitLab compares."""
-    levels = {}
-    for check in result.checks:
-        if check.after is not None:
-            levels[_METRIC_SEPARATORS.sub("_", check.metric)] = check.after
+    levels = {
+        _METRIC_SEPARATORS.sub("_", check.metric): check.after
+        for check in result.checks
+        if check.after is not None
+    }
     return "".join(f"tracekit_{name} {level:.6g}\n" for name, level in levels.items())
 
 

@@ -166,9 +166,10 @@ def timeline_data(
     lanes = []
     for lane, lane_labels in LANES.items():
         lanes.append(documents.PageLane(lane, [label for label in lane_labels if label in present]))
-    ranks = []
-    for timeline, description_numbers in zip(shown, numbers, strict=True):
-        ranks.append(_rank_data(analysis, clock, timeline, description_numbers, text_numbers))
+    ranks = [
+        _rank_data(analysis, clock, timeline, description_numbers, text_numbers)
+        for timeline, description_numbers in zip(shown, numbers, strict=True)
+    ]
     causes = [
         (WORDS.exposure_causes[cause], WORDS.exposure_meanings[cause]) for cause in EXPOSURE_CAUSES
     ]
@@ -429,10 +430,10 @@ def _steps(steps: pl.DataFrame) -> list[documents.PageStepTime]:
         .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
         .sort("start_ns")
     )
-    times = []
-    for step, start_ns, end_ns in by_step.rows():
-        times.append(documents.PageStepTime(step, start_ns / 1e6, end_ns / 1e6))
-    return times
+    return [
+        documents.PageStepTime(step, start_ns / 1e6, end_ns / 1e6)
+        for step, start_ns, end_ns in by_step.rows()
+    ]
 
 
 def _phases(
@@ -564,9 +565,10 @@ def schedule_data(analysis: Analysis) -> documents.ScheduleChart | None:
         if cell_count <= MAX_CELLS:
             choices.append(compared)
     has_several_pipelines = len({compared.pipeline.ranks for compared in choices}) > 1
-    charts = []
-    for compared in choices:
-        charts.append(_choice(compared, analysis.critical, name_ranks=has_several_pipelines))
+    charts = [
+        _choice(compared, analysis.critical, name_ranks=has_several_pipelines)
+        for compared in choices
+    ]
     return documents.ScheduleChart(causes=list(GAP_CAUSES.values()), choices=charts)
 
 

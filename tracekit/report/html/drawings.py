@@ -101,10 +101,11 @@ def phase_drawing(analysis: Analysis) -> tuple[Markup, Legend] | None:
                 rows.append(Row(f"{role} · rank {rank}", boxes_of_lanes[role, rank], gap=gap))
                 gap = ROW_GAP
     present_phases = {band.phase for band in results.bands}
-    legend = []
-    for phase, colour in PHASE_COLOURS.items():
-        if phase in present_phases:
-            legend.append((WORDS.phases[phase], colour))
+    legend = [
+        (WORDS.phases[phase], colour)
+        for phase, colour in PHASE_COLOURS.items()
+        if phase in present_phases
+    ]
     drawing = _svg(
         rows,
         results.iterations[0].start_ns,

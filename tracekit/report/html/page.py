@@ -68,9 +68,10 @@ def render_html(analysis: Analysis) -> str:
         ranks_of_roles.update(track.rank for track in role_timeline.timeline.ranks)
         left_out += role_timeline.timeline.left_out
     ranks = sorted(ranks_of_roles)
-    iterations = {}
-    for iteration in analysis.role_results.iterations:
-        iterations[str(iteration.index)] = clock.moment(iteration.start_ns, iteration.end_ns)
+    iterations = {
+        str(iteration.index): clock.moment(iteration.start_ns, iteration.end_ns)
+        for iteration in analysis.role_results.iterations
+    }
     busiest = busiest_rank(analysis.schedule)
     places = places_on_page(view.cards, clock, ranks, busiest=busiest)
     paths = PathNames(analysis.paths or view.paths)

@@ -92,9 +92,10 @@ def arrow_lines(
     common = f',"cat":{json.dumps(category)},"name":{json.dumps(name)},"id":'
     start = _track_and_time("from_pid", "from_tid", pl.col("from_ns") - base_ns)
     end = _track_and_time("to_pid", "to_tid", pl.col("start_ns") - base_ns)
-    lines = []
-    for opening, track_and_time in (('{"ph":"s"', start), ('{"ph":"f","bp":"e"', end)):
-        lines.append(pl.concat_str(pl.lit(opening + common), "id", *track_and_time, pl.lit("}")))
+    lines = [
+        pl.concat_str(pl.lit(opening + common), "id", *track_and_time, pl.lit("}"))
+        for opening, track_and_time in (('{"ph":"s"', start), ('{"ph":"f","bp":"e"', end))
+    ]
     numbered = arrows.with_row_index("id", offset=first_id)
     return numbered.select(line=pl.concat_list(lines))["line"].explode()
 

@@ -221,10 +221,11 @@ class _TraceExport:
 
     def _first_time(self) -> int:
         """Return the time that is 0 in the file: small numbers keep their nanoseconds in any reader."""
-        starts = []
-        for entry in self.store.entries:
-            if entry.start_ns is not None and entry.rank in self.ranks:
-                starts.append(int(self.clocks.to_common(entry.rank, np.array([entry.start_ns]))[0]))
+        starts = [
+            int(self.clocks.to_common(entry.rank, np.array([entry.start_ns]))[0])
+            for entry in self.store.entries
+            if entry.start_ns is not None and entry.rank in self.ranks
+        ]
         tables = [compared.cells for compared in self.pipelines]
         tables += [self.analysis.critical.segments] if self.analysis.critical is not None else []
         starts += [
@@ -283,10 +284,11 @@ class _TraceExport:
             for rank in compared.pipeline.ranks:
                 threads[f"rank {rank}"] = None
         for name in ("measured", "ideal"):
-            details = {}
-            for column in CELL_DETAILS:
-                if name == "measured" or column not in MEASURED_ONLY:
-                    details[column] = column
+            details = {
+                column: column
+                for column in CELL_DETAILS
+                if name == "measured" or column not in MEASURED_ONLY
+            }
             cells_of_pipelines = []
             for sides in layouts:
                 layout = sides[name]

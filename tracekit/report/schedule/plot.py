@@ -154,9 +154,10 @@ def draw_cells(
 
 def cell_handles(layout: ScheduleLayout) -> list[Patch]:
     """Return the legend entries of a layout."""
-    handles = []
-    for letter, op in layout.legend.items():
-        handles.append(Patch(facecolor=op.colour, label=f"{op.name} ({letter})"))
+    handles = [
+        Patch(facecolor=op.colour, label=f"{op.name} ({letter})")
+        for letter, op in layout.legend.items()
+    ]
     if "FB" in layout.cells["op"]:
         handles.append(
             Patch(facecolor="none", edgecolor=figures.INK, label="overlapped pair (FB), F above B")

@@ -306,10 +306,7 @@ def schedule_sentence(analysis: Analysis, schedule: ScheduleView | None) -> str:
     if schedule.gap_note is not None:
         return f"{spans} ({schedule.gap_note}).{apart}"
     gap_ns = comparison.gap_ns or {}
-    causes = {}
-    for cause, ns in gap_ns.items():
-        if ns > 0 and cause != "unexplained":
-            causes[cause] = ns
+    causes = {cause: ns for cause, ns in gap_ns.items() if ns > 0 and cause != "unexplained"}
     if measured_ns <= ideal_ns or not causes:
         return f"{spans}.{apart}"
     worst = max(causes, key=lambda cause: causes[cause])
@@ -341,10 +338,11 @@ def waits_sentence(
     With *clock_reasons* it says how well clocks are known where they leave open which rank it is.
     """
     total = analysis.total
-    waits_ns = {}
-    for waiting_label, ns in total.wait_ns.items():
-        if ns and total.label_ns.get(waiting_label):
-            waits_ns[waiting_label] = ns
+    waits_ns = {
+        waiting_label: ns
+        for waiting_label, ns in total.wait_ns.items()
+        if ns and total.label_ns.get(waiting_label)
+    }
     label = max(waits_ns, key=lambda name: waits_ns[name], default=None)
     if label is None or waits_ns[label] < MIN_SHARE_TO_REPORT * total.budget.span_ns:
         return ""
@@ -385,9 +383,10 @@ def _waited_for(
         open_ranks.update(late[0].candidates)
     if explained and open_ranks <= {row.rank for row in explained}:
         steps = max(len(analysis.step.per_step), 1)
-        sentences = []
-        for row in explained[:MAX_LATE_RANKS]:
-            sentences.append(rank_tables.late_rank(row, steps, at_most=is_bound))
+        sentences = [
+            rank_tables.late_rank(row, steps, at_most=is_bound)
+            for row in explained[:MAX_LATE_RANKS]
+        ]
         return "; ".join(sentences) + _late_together(explained[0], late)
     latest = []
     for row in late:

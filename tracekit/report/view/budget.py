@@ -204,10 +204,11 @@ def matrix_table(analysis: Analysis) -> Table | None:
     """
     total = analysis.total
     ranks = recorded_ranks(analysis)
-    hidden_by_label = {}
-    for hidden_label, hidden_by in total.hidden_by_ns.items():
-        if total.label_ns.get(hidden_label):
-            hidden_by_label[hidden_label] = hidden_by
+    hidden_by_label = {
+        hidden_label: hidden_by
+        for hidden_label, hidden_by in total.hidden_by_ns.items()
+        if total.label_ns.get(hidden_label)
+    }
     hiding = []
     for name in LABELS:
         if any(

@@ -82,11 +82,10 @@ def copy_table(analysis: Analysis, *, by_rank: bool = False) -> Table | None:
         .rows()
     )
     links = sorted({gb_s for gb_s in totals["link_gb_s"].to_list() if gb_s})
-    notes = []
-    for gb_s in links:
-        notes.append(
-            f"link: {gb_s:g} GB/s one way between GPU and host; processes of one GPU share it"
-        )
+    notes = [
+        f"link: {gb_s:g} GB/s one way between GPU and host; processes of one GPU share it"
+        for gb_s in links
+    ]
     if too_fast:
         names = listing(f"{label} of rank {rank}" for rank, label in too_fast)
         notes.append(

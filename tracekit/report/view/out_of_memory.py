@@ -16,10 +16,11 @@ MAX_REMEDIES_IN_TABLE = 8
 
 def failure_of(analysis: Analysis) -> OutOfMemory | None:
     """Return the failed request of the rank that lacked most; None if none failed."""
-    failures = []
-    for rank in () if analysis.memory is None else analysis.memory.figures.ranks:
-        if rank.contents is not None and rank.contents.out_of_memory is not None:
-            failures.append(rank.contents.out_of_memory)
+    failures = [
+        rank.contents.out_of_memory
+        for rank in (() if analysis.memory is None else analysis.memory.figures.ranks)
+        if rank.contents is not None and rank.contents.out_of_memory is not None
+    ]
     return max(failures, key=lambda failure: failure.needed_bytes, default=None)
 
 
@@ -37,9 +38,10 @@ def remedies_table_of(analysis: Analysis) -> Table | None:
 
 def account_table(failure: OutOfMemory) -> Table:
     """Return where the memory was when a request failed. The rows sum to the total."""
-    rows: list[tuple[object, ...]] = []
-    for category, count in failure.by_category.items():
-        rows.append((WORDS.memory_categories[category], count))
+    rows: list[tuple[object, ...]] = [
+        (WORDS.memory_categories[category], count)
+        for category, count in failure.by_category.items()
+    ]
     unusable = (
         ("freed, and still in use by a stream", failure.pending_bytes),
         ("free in pieces between blocks in use", failure.fragmented_bytes),

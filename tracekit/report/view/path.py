@@ -85,10 +85,11 @@ def blocking(analysis: Analysis) -> Blocking | None:
         .sort("ns", "holder", descending=[True, False])
     )
     first, first_ns = totals.row(0)
-    names = []
-    for name, ns in totals.head(MAX_HOLDERS).iter_rows():
-        if 2 * ns >= first_ns and name != "unknown":
-            names.append(name)
+    names = [
+        name
+        for name, ns in totals.head(MAX_HOLDERS).iter_rows()
+        if 2 * ns >= first_ns and name != "unknown"
+    ]
     if first == "unknown" or not path.unknown_labels.isdisjoint(names):
         return None
     blocking_pieces = pieces.filter(pl.col("holder").is_in(names))
@@ -208,10 +209,9 @@ def innermost_operators(chain: str | None) -> str:
     >>> innermost_operators("Model > _AllToAll > c10d::alltoall_base_ > record_param_comms")
     '_AllToAll > c10d::alltoall_base_'
     """
-    names = []
-    for name in (chain or "").split(" > "):
-        if name and not name.startswith(_WRAPPER_NAMES):
-            names.append(name)
+    names = [
+        name for name in (chain or "").split(" > ") if name and not name.startswith(_WRAPPER_NAMES)
+    ]
     return " > ".join(names[-MAX_OPERATORS:])
 
 
@@ -276,9 +276,7 @@ def path_view(analysis: Analysis) -> PathView | None:
         of_step = f" of step {step}, the longest of {len(steps)}"
         in_steps = f" {counted(len(steps), 'step')}"
     totals = path.totals()
-    by_rank = {}
-    for key, ns in totals["by_rank"].items():
-        by_rank[f"rank {key}" if key.isdigit() else key] = ns
+    by_rank = {f"rank {key}" if key.isdigit() else key: ns for key, ns in totals["by_rank"].items()}
     notes = [
         f"the {len(longest)} longest of {counted(len(segments), 'segment')}{of_step}: "
         f"{percent(int(longest['ns'].sum()), span_ns)} of the step's {ms(span_ns)}",

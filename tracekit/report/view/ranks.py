@@ -177,8 +177,7 @@ def _bubble_row(rank: RankFigures, *, has_messages: bool) -> list[object]:
     whole = rank.whole
     bubble = at_least(percent(whole.bubble_fraction), whole.lower_bound)
     row: list[object] = [whole.bubble.wait_ns, bubble]
-    for phase in PHASES:
-        row.append(_bubble_in_phase(rank.phases, phase) if has_messages else None)
+    row.extend(_bubble_in_phase(rank.phases, phase) if has_messages else None for phase in PHASES)
     return row
 
 
@@ -209,10 +208,7 @@ def host_activity_table(analysis: Analysis) -> Table | None:
     if not analysis.total.idle_known or is_little or not launch_bound_ns:
         return None
     # Activities without a name say nothing, except that Python itself ran.
-    named = {}
-    for key, ns in ns_of.items():
-        if key[1] or key[0] == "python":
-            named[key] = ns
+    named = {key: ns for key, ns in ns_of.items() if key[1] or key[0] == "python"}
     longest = Counter(named).most_common(MAX_HOST_ROWS)
     rows = []
     for (kind, what, line), ns in longest:
@@ -527,10 +523,9 @@ def _waits_by_rank_and_step(analysis: Analysis) -> Counter[tuple[int, int | None
 
     Where clocks leave open which rank came last, each candidate counts.
     """
-    candidates = {}
-    for row in analysis.stragglers.rows:
-        if row.uncertain:
-            candidates[row.rank, row.label] = row.candidates
+    candidates = {
+        (row.rank, row.label): row.candidates for row in analysis.stragglers.rows if row.uncertain
+    }
     cells: Counter[tuple[int, int | None]] = Counter()
     for last_rank, label, step, ns in analysis.stragglers.waits.iter_rows():
         for rank in candidates.get((last_rank, label), [last_rank]):
@@ -590,10 +585,11 @@ def slowdown_table(analysis: Analysis) -> Table | None:
     if slowdown is None or not slowdown.groups:
         return None
     order = ("stage", "op", "rank")
-    shown = []
-    for part in slowdown.groups:
-        if part.alone > 1 and part.explains > 0 and part.by in order:
-            shown.append(part)
+    shown = [
+        part
+        for part in slowdown.groups
+        if part.alone > 1 and part.explains > 0 and part.by in order
+    ]
     shown.sort(key=lambda part: order.index(part.by))
     columns = (
         Column("of", value=lambda part: f"{part.by} {part.name}"),

@@ -99,9 +99,9 @@ def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
             continue
         is_part = usable is not None and usable < gpu.multiprocessors
         part = f" with {usable} of its {gpu.multiprocessors} multiprocessors" if is_part else ""
-        whole = {}
-        for dtype in gpu_peaks:
-            whole[dtype] = f" (of {gpu.tflop_s[dtype]:,.1f})" if is_part else ""
+        whole = {
+            dtype: f" (of {gpu.tflop_s[dtype]:,.1f})" if is_part else "" for dtype in gpu_peaks
+        }
         listed = (f"{dtype} {peak:,.1f}{whole[dtype]}" for dtype, peak in gpu_peaks.items())
         notes.append(f"peak of {device}{part}, TFLOP/s: {', '.join(listed)}")
     return notes
@@ -286,10 +286,7 @@ def shape_words(shapes: str) -> str:
     >>> shape_words("[[1024,2048],[2048,6144],[]]")
     '1024×2048 · 2048×6144'
     """
-    operands = []
-    for sizes in parse_list(shapes):
-        if isinstance(sizes, list) and len(sizes) > 1:
-            operands.append(sizes)
+    operands = [sizes for sizes in parse_list(shapes) if isinstance(sizes, list) and len(sizes) > 1]
     return " · ".join("×".join(map(str, sizes)) for sizes in operands[:2])
 
 
@@ -562,10 +559,11 @@ def _shapes(row: KernelReason) -> str:
     """Return the shapes and types of the operands; empty for a collective."""
     if not row.shapes or row.collective:
         return ""
-    dtypes = []
-    for dtype in parse_list(row.dtypes or "[]"):
-        if isinstance(dtype, str) and dtype:
-            dtypes.append(dtype.removeprefix("c10::"))
+    dtypes = [
+        dtype.removeprefix("c10::")
+        for dtype in parse_list(row.dtypes or "[]")
+        if isinstance(dtype, str) and dtype
+    ]
     return " ".join(
         filter(None, (shape_words(row.shapes), ", ".join(dict.fromkeys(dtypes[:MAX_DTYPES]))))
     )

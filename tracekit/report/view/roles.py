@@ -51,11 +51,9 @@ def role_tables(analysis: Analysis) -> dict[str, tuple[str, Table]]:
         "Which role waits for which": ("per rank of the role", _waits_table(iterations)),
         "Weight updates": ("from the first copy to a device to the last reload", updates),
     }
-    filled = {}
-    for title, (meaning, table) in tables.items():
-        if table is not None:
-            filled[title] = (meaning, table)
-    return filled
+    return {
+        title: (meaning, table) for title, (meaning, table) in tables.items() if table is not None
+    }
 
 
 def _roles_table(results: RoleResults) -> Table | None:

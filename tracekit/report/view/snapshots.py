@@ -32,11 +32,10 @@ def headline(snapshot: SnapshotMemory) -> str:
     """Return how full the GPU was, and with what."""
     contents = snapshot.contents
     of_rank = "The GPU" if snapshot.rank is None else f"Rank {snapshot.rank}"
-    parts = []
-    for category, count in list(contents.by_category.items())[:MAX_CATEGORIES_NAMED]:
-        parts.append(
-            f"{WORDS.memory_categories[category]} {percent(count, contents.peak.bytes, digits=0)}"
-        )
+    parts = [
+        f"{WORDS.memory_categories[category]} {percent(count, contents.peak.bytes, digits=0)}"
+        for category, count in list(contents.by_category.items())[:MAX_CATEGORIES_NAMED]
+    ]
     reserved = (
         ""
         if contents.peak.reserved_bytes is None
@@ -62,10 +61,11 @@ def _subject(snapshot: SnapshotMemory) -> str:
 
 def failure(document: MemoryDocument) -> OutOfMemory | None:
     """Return the failed request that lacked most; None if none failed."""
-    failures = []
-    for snapshot in document.snapshots:
-        if snapshot.contents.out_of_memory is not None:
-            failures.append(snapshot.contents.out_of_memory)
+    failures = [
+        snapshot.contents.out_of_memory
+        for snapshot in document.snapshots
+        if snapshot.contents.out_of_memory is not None
+    ]
     return max(failures, key=lambda one: one.needed_bytes, default=None)
 
 
