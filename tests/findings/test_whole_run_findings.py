@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,10 +65,8 @@ def test_a_hang_is_a_finding():
 
 def test_a_hang_that_is_not_certain_is_none():
     run = late(ROOT / "sample_traces/always-on/hang")
-    import dataclasses
-
-    unsure = dataclasses.replace(run, hang=replace(run.hang, certain=False))
-    assert findings(unsure) == []
+    document = replace(run.document, hang=replace(run.hang, certain=False))
+    assert findings(dataclasses.replace(run, document=document)) == []
 
 
 def test_a_late_host_of_the_whole_run_is_a_finding_with_the_recorded_steps():

@@ -60,7 +60,7 @@ def test_a_dump_says_its_rank_and_can_be_read(tmp_path, torch):
             dump_flight_recorder(tmp_path / "dumps", rank=rank, world_size=2).name
             == f"nccl_trace_rank_{rank}"
         )
-    assert late(tmp_path / "dumps").ranks == (0, 1)
+    assert late(tmp_path / "dumps").document.ranks == (0, 1)
 
 
 def test_a_slow_step_is_dumped_on_all_ranks(tmp_path, torch, clock):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 
 from tests.changes import check, difference, finding, metric, side, time_of, unusable, verdict
@@ -19,7 +21,7 @@ from tracekit.report.ci.finding_words import changed_findings
 from tracekit.report.ci.write import github_annotations, render_metrics
 from tracekit.report.html.page import diff_waterfall
 
-WAIVER = WaiverStatus("step_ms", "new kernel", "2026-01-31", "active")
+WAIVER = WaiverStatus("step_ms", "new kernel", date(2026, 1, 31), "active")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_logs_of_a_run_that_was_started_again_are_named(tmp_path, starts_at_ms, 
         ):
             late(tmp_path)
     else:
-        assert len(late(tmp_path).ranks) == 4
+        assert len(late(tmp_path).document.ranks) == 4
 
 
 @pytest.mark.parametrize("cut", [1, 100, 2_000])

@@ -47,7 +47,7 @@ def test_each_recorder_alone_and_both_find_rank_1_in_every_third_step(records):
     assert fact.cause == "host"
     assert not fact.uncertain
     assert run.steps.count == 26
-    assert run.basis == "durations"
+    assert run.document.basis == "durations"
 
 
 PROFILED = Path(__file__).parents[1] / "data/late-profiler"
@@ -66,7 +66,7 @@ def test_all_three_together_give_one_answer():
     """The profiler's numbers of steps are those that the count from the start gives."""
     run = late([SAMPLES / "late", PROFILED])
     (fact,) = run.late
-    assert run.operations == 136
+    assert run.document.operations == 136
     assert (fact.ranks, fact.kind, fact.period, fact.since_step) == ((1,), "periodic", 3, 3)
     assert fact.steps == (3, 6, 9, 12, 15, 18, 21, 24)
     assert fact.profiled_steps == (21, 24)
@@ -78,7 +78,7 @@ def test_analyze_shows_the_whole_run_beside_the_traces(tmp_path):
     for path in [*(SAMPLES / "late").glob("*"), *PROFILED.glob("*")]:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     analysis = analyze(tmp_path, schedule="none")
-    assert analysis.whole_run.operations == 136
+    assert analysis.whole_run.document.operations == 136
     document = analysis.to_dict()
     assert document["late"]["late"][0]["profiled_steps"] == [21, 24]
     assert "late" not in analyze(PROFILED, schedule="none").to_dict()
@@ -110,7 +110,7 @@ def test_times_of_calls_alone_find_the_same(tmp_path, missing):
         (tmp_path / f"fr_rank{rank}.json").write_text(json.dumps(content))
     run = late(tmp_path)
     (fact,) = run.late
-    assert run.basis == ("calls" if len(missing) == 1 else "changes of calls")
+    assert run.document.basis == ("calls" if len(missing) == 1 else "changes of calls")
     assert (fact.ranks, fact.kind, fact.period, fact.since_step) == ((1,), "periodic", 3, 3)
     assert abs(fact.late_ns - 30 * MS) < 2 * MS
     assert fact.at.place == 0
@@ -131,13 +131,13 @@ def test_a_log_without_times_finds_the_same(tmp_path):
     for path in sorted((SAMPLES / "late").glob("fr_rank*")):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     run = late(tmp_path)
-    assert run.operations == 136
+    assert run.document.operations == 136
     assert run.late[0].cause == "host"
 
 
 def test_all_recorders_count_an_operation_once():
     run = late(SAMPLES / "late")
-    assert run.operations == 136
+    assert run.document.operations == 136
     assert run.members["op_id"].n_unique() * 4 == run.members.height
 
 
@@ -187,9 +187,10 @@ def test_lateness_needs_no_clocks(tmp_path):
     clocks = lambda rank: -3_600_000.0 * rank  # noqa: E731
     run = late(write_dumps(tmp_path, ddp_dumps(4, 30, late_ms=delay, clock_ms=clocks)))
     assert [(fact.ranks, fact.period, fact.cause) for fact in run.late] == [((3,), 3, "host")]
-    for rank, clock in run.clocks.items():
+    clocks = {clock.rank: clock for clock in run.document.clocks}
+    for rank, clock in clocks.items():
         assert (
-            abs(clock.offset_ns - run.clocks[0].offset_ns + 3_600_000 * MS * rank)
+            abs(clock.offset_ns - clocks[0].offset_ns + 3_600_000 * MS * rank)
             <= clock.uncertainty_ns
         )
 
@@ -347,7 +348,7 @@ def test_inspector_hosts_are_named(tmp_path):
             )
         write_log(tmp_path / f"node{rank // 2}-pid{rank}.log", lines)
     run = late(tmp_path)
-    assert run.operations == 12
+    assert run.document.operations == 12
     # Half of the ranks are late: the median of a rank's three others lies with the larger half.
     assert all(fact.hosts in (("node1",), ("node0",)) for fact in run.late)
 

@@ -18,7 +18,7 @@ def test_the_real_run_is_1f1b_or_its_double_zb_h1():
 
     ZB-H1 differs in weight gradients, which send nothing.
     """
-    (pipeline,) = late(str(SAMPLES / "1f1b/fr_rank*")).pipelines
+    (pipeline,) = late(str(SAMPLES / "1f1b/fr_rank*")).document.pipelines
     assert pipeline.ranks == (0, 1, 2, 3)
     assert (pipeline.microbatches, pipeline.steps) == (8, 4)
     assert pipeline.schedules == ("1f1b", "zb-h1")
@@ -64,7 +64,7 @@ def pipeline_dumps(name, *, stages, microbatches, steps=3, ranks=None, lost=0):
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 8), (4, 6)])
 def test_schedules_of_one_chunk_per_rank_are_named(tmp_path, name, stages, microbatches):
     folder = write_dumps(tmp_path, pipeline_dumps(name, stages=stages, microbatches=microbatches))
-    (pipeline,) = late(folder).pipelines
+    (pipeline,) = late(folder).document.pipelines
     assert name in pipeline.schedules
     assert pipeline.microbatches == microbatches
     assert pipeline.steps == 3
@@ -74,14 +74,14 @@ def test_stages_need_not_be_in_the_order_of_ranks(tmp_path):
     folder = write_dumps(
         tmp_path, pipeline_dumps("1f1b", stages=4, microbatches=8, ranks=[2, 0, 3, 1])
     )
-    assert late(folder).pipelines[0].ranks == (2, 0, 3, 1)
+    assert late(folder).document.pipelines[0].ranks == (2, 0, 3, 1)
 
 
 def test_a_ring_that_lost_the_beginning_still_tells(tmp_path):
     folder = write_dumps(
         tmp_path, pipeline_dumps("1f1b", stages=4, microbatches=8, steps=5, lost=20)
     )
-    (pipeline,) = late(folder).pipelines
+    (pipeline,) = late(folder).document.pipelines
     assert "1f1b" in pipeline.schedules
     assert pipeline.microbatches == 8
 
@@ -96,10 +96,10 @@ def test_an_order_that_no_schedule_has_is_not_named(tmp_path):
     names.insert(1, moved)
     for made, name in zip(entries, names, strict=True):
         made["profiling_name"] = name
-    assert late(write_dumps(tmp_path, dumps)).pipelines == ()
+    assert late(write_dumps(tmp_path, dumps)).document.pipelines == ()
 
 
 def test_a_rank_missing_in_the_middle_leaves_it_open(tmp_path):
     dumps = pipeline_dumps("1f1b", stages=4, microbatches=8)
     dumps[1] = None
-    assert late(write_dumps(tmp_path, dumps)).pipelines == ()
+    assert late(write_dumps(tmp_path, dumps)).document.pipelines == ()

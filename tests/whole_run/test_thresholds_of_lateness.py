@@ -148,7 +148,7 @@ def test_durations_count_if_half_of_the_operations_have_them(tmp_path, timed, ba
         assert len(content["entries"]) == 20
         for made in content["entries"][timed:]:
             del made["duration_ms"]
-    assert late(write_dumps(tmp_path, dumps)).basis == basis
+    assert late(write_dumps(tmp_path, dumps)).document.basis == basis
 
 
 @pytest.mark.parametrize(("on_time", "found"), [(3, True), (2, False)])
@@ -202,4 +202,4 @@ def test_a_group_is_compared_with_two_others(groups, found):
 @pytest.mark.parametrize(("microbatches", "found"), [(2, True), (1, False)])
 def test_four_messages_make_a_stage(tmp_path, microbatches, found):
     dumps = pipeline_dumps("gpipe", stages=2, microbatches=microbatches, steps=1)
-    assert bool(late(write_dumps(tmp_path, dumps)).pipelines) is found
+    assert bool(late(write_dumps(tmp_path, dumps)).document.pipelines) is found

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 import polars as pl
 
+from tracekit.documents.late import RecordedClock
 from tracekit.schema import SYMMETRIC_OPS
 
 MIN_COMMON_OPS = 3
@@ -22,15 +22,6 @@ MEDIAN_DEVIATION_TO_SIGMA = 1.4826
 """Standard deviation over median absolute deviation, of a normal distribution."""
 MAX_ROUNDS = 64
 """Rounds in which offsets spread from rank to rank: ranks of a chain of groups need one each."""
-
-
-class RecordedClock(msgspec.Struct, frozen=True):
-    """What to subtract from a rank's times to read the reference rank's clock."""
-
-    rank: int
-    offset_ns: int
-    uncertainty_ns: int | None
-    """None where bounds contradict each other, so that the clock ran differently or jumped."""
 
 
 def align_recorded_clocks(members: pl.DataFrame) -> dict[int, RecordedClock]:

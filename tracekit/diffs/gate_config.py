@@ -64,7 +64,7 @@ def apply_waivers(
 
     A waived check keeps its verdict, but does not decide the gate.
     """
-    active = [waiver for waiver in waivers if waiver.status(today).status == "active"]
+    active = [waiver for waiver in waivers if waiver.status_on(today).status == "active"]
     return [_apply_waiver(check, active, today) for check in checks]
 
 
@@ -74,7 +74,7 @@ def _apply_waiver(check: CheckResult, active: Sequence[Waiver], today: date) -> 
         return check
     for waiver in active:
         if fnmatch.fnmatchcase(check.metric, waiver.metric):
-            return replace(check, waiver=waiver.status(today))
+            return replace(check, waiver=waiver.status_on(today))
     return check
 
 

@@ -77,7 +77,7 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
             exit_code=self.exit_code,
             obstacles=list(self.obstacles),
             checks=list(self.checks),
-            waivers=[waiver.status(self.today) for waiver in config.waivers],
+            waivers=[waiver.status_on(self.today) for waiver in config.waivers],
             before=side_summary(self.baseline, calibrated=bool(self.baseline.noise)),
             after=side_summary(self.candidate, calibrated=bool(self.candidate.noise)),
             story=explain_change(self.baseline.runs, self.candidate.runs),

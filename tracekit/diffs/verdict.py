@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from tracekit._util.text import counted
 from tracekit.diffs import noise_thresholds as thresholds
@@ -486,13 +486,18 @@ def _check_limit(
     )
 
 
-class _Test(msgspec.Struct, frozen=True):
-    """Result of the statistical test of one metric, before correction for the number of metrics."""
+class _StepTest(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of comparing the steps of both sides, without the spread between runs."""
 
     p_worse: float
     p_better: float
-    interval: list[float]  # confidence interval of the change
     method: str
+
+
+class _Test(_StepTest, frozen=True, kw_only=True):
+    """Result of the statistical test of one metric, before correction for the number of metrics."""
+
+    interval: list[float]  # confidence interval of the change
 
 
 def _test(case: _Case, alpha: float) -> _Test:
@@ -510,7 +515,7 @@ def _test(case: _Case, alpha: float) -> _Test:
     test = _test_steps(case, estimate, alpha)
     if case.noise is None and len(case.after) + len(case.before) == 2:
         interval = case.interval(estimate, 1 - 2 * alpha)
-        return _Test(test.p_worse, test.p_better, interval, test.method)
+        return _Test(**asdict(test), interval=interval)
     spread = _estimate_between_runs(case)
     p_worse = BETWEEN_RUNS_P_FACTOR * spread.p_not_above(case.tested_change)
     p_better = BETWEEN_RUNS_P_FACTOR * _reversed(spread).p_not_above()
@@ -521,14 +526,6 @@ def _test(case: _Case, alpha: float) -> _Test:
         interval=case.interval(less_certain, 1 - 2 * alpha),
         method=f"{test.method}, over runs",
     )
-
-
-class _StepTest(msgspec.Struct, frozen=True):
-    """Result of comparing the steps of both sides, without the spread between runs."""
-
-    p_worse: float
-    p_better: float
-    method: str
 
 
 def _test_steps(case: _Case, estimate: stats.Estimate, alpha: float) -> _StepTest:

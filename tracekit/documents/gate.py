@@ -1,5 +1,7 @@
 """Verdict of the gate: ``tracekit gate --json``."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from datetime import date
 from typing import Annotated, Literal
@@ -26,15 +28,32 @@ class Counts(Struct, frozen=True):
     """Candidate."""
 
 
-class WaiverStatus(Struct, frozen=True):
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class Waiver(Struct, frozen=True):
+    """An accepted regression, with its reason and last day."""
+
+    metric: Text
+    """Name or pattern of metrics, such as ``exposed_ms.*``."""
+    reason: Text
+    """Why it is accepted."""
+    until: date
+    """Its last day."""
+
+    def status_on(self, today: date) -> WaiverStatus:
+        """Return it as a part of the gate's document: ``active`` up to and on its last day, ``expired`` after it.
+
+        >>> Waiver("step_ms", "new kernel", date(2026, 1, 31)).status_on(date(2026, 2, 1)).status
+        'expired'
+        """
+        status: Literal["active", "expired"] = "active" if today <= self.until else "expired"
+        return WaiverStatus(self.metric, self.reason, self.until, status)
+
+
+class WaiverStatus(Waiver, frozen=True):
     """An accepted regression."""
 
-    metric: str
-    """Name or pattern of metrics."""
-    reason: str
-    """Why it is accepted."""
-    until: str
-    """Its last day."""
     status: Literal["active", "expired"]
     """Whether it still holds."""
 
@@ -122,29 +141,6 @@ class GateDocument(Struct, frozen=True, kw_only=True):
 
 
 # ---- Settings of the gate: ``[tool.tracekit.gate]`` in pyproject.toml, or ``[gate]`` in tracekit.toml.
-
-
-Text = Annotated[str, Meta(min_length=1)]
-
-
-class Waiver(Struct, frozen=True):
-    """An accepted regression, with its reason and last day."""
-
-    metric: Text
-    """Name or pattern of metrics, such as ``exposed_ms.*``."""
-    reason: Text
-    """Why it is accepted."""
-    until: date
-    """Its last day."""
-
-    def status(self, today: date) -> WaiverStatus:
-        """Return it as a part of the gate's document: ``active`` up to and on its last day, ``expired`` after it.
-
-        >>> Waiver("step_ms", "new kernel", date(2026, 1, 31)).status(date(2026, 2, 1)).status
-        'expired'
-        """
-        status: Literal["active", "expired"] = "active" if today <= self.until else "expired"
-        return WaiverStatus(self.metric, self.reason, self.until.isoformat(), status)
 
 
 class GateSettings(Struct, frozen=True):

@@ -43,8 +43,8 @@ class RecordedStepsEntry(Struct, frozen=True):
     """Collectives in a step, on the rank with most of them."""
 
 
-class LateClockEntry(Struct, frozen=True):
-    """Clock of a rank."""
+class RecordedClock(Struct, frozen=True):
+    """Clock of a rank, from the operations that recorders saw."""
 
     rank: int
     """The rank."""
@@ -290,7 +290,7 @@ class LateDocument(Struct, frozen=True):
     aligned clocks, or only changes of these, where clocks are not known."""
     steps: RecordedStepsEntry
     """The steps."""
-    clocks: tuple[LateClockEntry, ...]
+    clocks: tuple[RecordedClock, ...]
     """Clocks of the ranks."""
     hang: Hang | None
     """The operation that did not complete, if there is one."""

@@ -8,10 +8,9 @@ import polars as pl
 
 from tracekit._util.values import without_none
 from tracekit.documents.findings import EvidenceValue, Finding, Place
-from tracekit.documents.late import Hang, LateRanks, SlowLink
+from tracekit.documents.late import Hang, LateDocument, LateRanks, SlowLink
 from tracekit.findings.context import Context, places_of
 from tracekit.findings.ranks import rank_findings
-from tracekit.whole_run.result import WholeRun
 
 CODES = {"host": "late_host", "gpu": "slow_rank", None: "slow_rank"}
 """Code of a finding by the cause of a rank's lateness."""
@@ -24,9 +23,9 @@ def whole_run_findings(context: Context) -> Iterator[Finding]:
 
     Ranks that a finding of the traces names are left to it; costs are per step of the long record.
     """
-    run = context.analysis.whole_run
-    if run is None:
+    if context.analysis.whole_run is None:
         return
+    run = context.analysis.whole_run.document
     if run.hang is not None and run.hang.certain:
         yield _hang(context, run.hang)
     named_ranks: set[int] = set()
@@ -65,7 +64,7 @@ def _hang(context: Context, hang: Hang) -> Finding:
     )
 
 
-def _late_ranks(context: Context, fact: LateRanks, run: WholeRun) -> Finding:
+def _late_ranks(context: Context, fact: LateRanks, run: LateDocument) -> Finding:
     steps = max(run.steps.count, 1)
     cost_ns = round(fact.cost_ns / steps)
     evidence: dict[str, EvidenceValue] = {
@@ -109,7 +108,7 @@ def _recorded_places(context: Context, fact: LateRanks) -> tuple[Place, ...]:
     return places_of(rows)
 
 
-def _slow_link(context: Context, link: SlowLink, run: WholeRun) -> Finding:
+def _slow_link(context: Context, link: SlowLink, run: LateDocument) -> Finding:
     cost_ns = round(link.cost_ns / max(run.steps.count, 1))
     evidence: dict[str, EvidenceValue] = {
         "op": link.op,

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
+
+from tracekit.documents.late import Hang, LateRanks
+from tracekit.errors import Notice
 from tracekit.report.notebook import WIDTH, screen_html
 from tracekit.report.notices import with_messages
 from tracekit.report.terminal.late import render, render_text
@@ -23,14 +27,30 @@ class LateResult(WholeRun):
     def of(cls, run: WholeRun) -> LateResult:
         """Return the result of a whole run as people get it."""
         fields = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-        fields["notices"] = with_messages(run.notices)
+        warnings = with_messages(run.document.warnings)
+        fields["document"] = msgspec.structs.replace(run.document, warnings=warnings)
         return cls(**fields)
+
+    @property
+    def late(self) -> tuple[LateRanks, ...]:
+        """Ranks that join late, the most expensive first."""
+        return self.document.late
+
+    @property
+    def hang(self) -> Hang | None:
+        """The operation that did not complete, if there is one."""
+        return self.document.hang
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """What was left out or is not certain."""
+        return self.document.warnings
 
     def __str__(self) -> str:
         return render_text(self)
 
     def __repr__(self) -> str:
-        return f"<Late: {headline(self)}>"
+        return f"<Late: {headline(self.document)}>"
 
     def _repr_html_(self) -> str:
         return screen_html(render(self, WIDTH))

@@ -16,7 +16,8 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints, SortedGroups
-from tracekit.align.recorded_clocks import RecordedClock, clock_offsets
+from tracekit.align.recorded_clocks import clock_offsets
+from tracekit.documents.late import RecordedClock
 from tracekit.schema import SYMMETRIC_OPS
 
 Basis = Literal["durations", "calls", "changes of calls"]

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import polars as pl
 
-from tracekit.align.recorded_clocks import RecordedClock, clock_offsets
-from tracekit.documents.late import Hang, RankState
+from tracekit.align.recorded_clocks import clock_offsets
+from tracekit.documents.late import Hang, RankState, RecordedClock
 from tracekit.parsers.recording_checks import SIZES_MAY_DIFFER
 from tracekit.schema import ProcessGroup, Recording
 

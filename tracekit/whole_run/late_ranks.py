@@ -18,8 +18,8 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit._util.arrays import Bools, Floats, Ints
-from tracekit.align.recorded_clocks import MEDIAN_DEVIATION_TO_SIGMA, RecordedClock, clock_offsets
-from tracekit.documents.late import LateRanks, OperationPlace
+from tracekit.align.recorded_clocks import MEDIAN_DEVIATION_TO_SIGMA, clock_offsets
+from tracekit.documents.late import LateRanks, OperationPlace, RecordedClock
 from tracekit.whole_run.arrivals import Arrivals
 
 NOISE_SCALES = 6.0

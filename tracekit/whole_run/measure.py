@@ -8,14 +8,19 @@ import numpy as np
 import polars as pl
 from msgspec import structs
 
-from tracekit.align.recorded_clocks import RecordedClock, align_recorded_clocks
+from tracekit._version import __version__
+from tracekit.align.recorded_clocks import align_recorded_clocks
 from tracekit.align.recorded_ops import match_operations
-from tracekit.align.recorded_steps import find_steps
+from tracekit.align.recorded_steps import RecordedSteps, find_steps
 from tracekit.documents.late import (
+    FORMAT,
     GroupWaiting,
+    LateDocument,
     LateRanks,
     PipelineOrder,
     RankDistribution,
+    RecordedClock,
+    RecordedStepsEntry,
     RecordingEntry,
 )
 from tracekit.errors import InputError, Notice, NoticeValues
@@ -23,7 +28,7 @@ from tracekit.parsers.source_refs import missing_ranks
 from tracekit.schema import COLLECTIVES, RECORDERS, ProcessGroup, RankCollectives, Recording
 from tracekit.whole_run.arrivals import Arrivals, measure_arrivals
 from tracekit.whole_run.hangs import Dumps, find_hang
-from tracekit.whole_run.late_ranks import find_late_ranks, measure_steps
+from tracekit.whole_run.late_ranks import StepLateness, find_late_ranks, lost_time, measure_steps
 from tracekit.whole_run.pipeline_order import find_pipelines
 from tracekit.whole_run.result import WholeRun
 from tracekit.whole_run.transfers import find_slow_links, measure_transfers, summarise_transfers
@@ -66,29 +71,60 @@ def measure_whole_run(parts: Sequence[RankCollectives], notices: Sequence[Notice
     run_notices = [
         Notice("recorder-left-out", values={"recorder": recorder}) for recorder in left_out
     ]
-    return WholeRun(
-        sources=sources,
+    late = _with_profiled_steps(find_late_ranks(arrivals, lateness, clocks, hosts), members)
+    lost_ns = lost_time(late, lateness)
+    lost_share = None
+    if lost_ns is not None and lateness.duration_ns:
+        lost_share = round(lost_ns / lateness.duration_ns, 6)
+    document = LateDocument(
+        tracekit=__version__,
+        format=FORMAT,
+        paths=tuple(source.path for source in sources),
         records=_records(collectives),
+        ranks=tuple(sorted({source.rank for source in sources if source.rank is not None})),
+        world_size=world_size,
+        operations=int(members["op_id"].n_unique()),
+        compared=int(arrivals.members["op_id"].n_unique()),
+        basis=arrivals.basis,
+        steps=_steps(steps, lateness),
+        clocks=tuple(clock for _, clock in sorted(clocks.items())),
+        hang=find_hang(_dumps(collectives, sources, clocks, lateness.step_ns, members)),
+        late=late,
+        distributions=_distributions(arrivals),
+        groups=_waiting_by_group(arrivals, groups),
+        transfers=summarise_transfers(transfers),
+        slow_links=find_slow_links(transfers, group_ranks),
+        pipelines=_pipelines(collectives),
+        warnings=(
+            *notices,
+            *run_notices,
+            *_run_notices(sources, members, clocks, world_size, arrivals),
+        ),
+        lost_ns=lost_ns,
+        lost_share=lost_share,
+    )
+    return WholeRun(
+        document=document,
+        sources=sources,
         collectives=collectives,
         members=members,
         arrivals=arrivals,
         lateness=lateness,
         steps=steps,
-        clocks=clocks,
-        late=_with_profiled_steps(find_late_ranks(arrivals, lateness, clocks, hosts), members),
-        hang=find_hang(_dumps(collectives, sources, clocks, lateness.step_ns, members)),
-        distributions=_distributions(arrivals),
-        groups=_waiting_by_group(arrivals, groups),
-        transfers=summarise_transfers(transfers),
         transfer_times=transfers,
-        slow_links=find_slow_links(transfers, group_ranks),
-        pipelines=_pipelines(collectives),
-        world_size=world_size,
-        notices=(
-            *notices,
-            *run_notices,
-            *_run_notices(sources, members, clocks, world_size, arrivals),
-        ),
+    )
+
+
+def _steps(steps: RecordedSteps, lateness: StepLateness) -> RecordedStepsEntry:
+    """Return the steps, numbered from the first to the last of which lateness is known."""
+    numbers = lateness.steps.tolist() if steps.count else []
+    return RecordedStepsEntry(
+        count=steps.count,
+        first=numbers[0] if numbers else None,
+        last=numbers[-1] if numbers else None,
+        numbered_from=steps.numbered_from,
+        time_ns=None if lateness.step_ns is None else round(lateness.step_ns),
+        operations=steps.ops_per_step,
     )
 
 

@@ -44,7 +44,7 @@ def shown_steps(run: WholeRun) -> tuple[int, int] | None:
     steps = run.lateness.steps
     if not run.steps.count or not len(steps):
         return None
-    culprits = [fact for fact in run.late if fact.cause != "waited_itself"]
+    culprits = [fact for fact in run.document.late if fact.cause != "waited_itself"]
     middle = _latest_step(run, culprits[0]) if culprits else int(steps[-1])
     return max(int(steps[0]), middle - STEPS_AROUND), min(int(steps[-1]), middle + STEPS_AROUND)
 
@@ -67,7 +67,8 @@ def collective_bars(run: WholeRun) -> pl.DataFrame:
         members = members.filter(pl.col("step").is_between(*steps))
     last_ids = members["op_id"].unique().sort().tail(MAX_OPERATIONS)
     members = members.filter(pl.col("op_id").is_in(last_ids.implode()))
-    offset = clock_offsets(run.clocks, default=0)
+    clocks = {clock.rank: clock for clock in run.document.clocks}
+    offset = clock_offsets(clocks, default=0)
     placed = members.with_columns(
         op=pl.col("op").cast(pl.String),
         called_ns=pl.col("enqueued_ns") - offset,

@@ -54,7 +54,7 @@ def collective_timeline(run: WholeRun, *, level: int = 2) -> str:
         return ""
     present = sorted(bars["rank"].unique().to_list())
     ranks: dict[int, None] = {}  # late ranks first
-    for late_ranks in run.late:
+    for late_ranks in run.document.late:
         ranks |= dict.fromkeys(late_ranks.ranks)
     ranks |= dict.fromkeys(present)
     shown = sorted([rank for rank in ranks if rank in present][:MAX_TIMELINE_ROWS])

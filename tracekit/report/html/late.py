@@ -59,10 +59,11 @@ svg text { font: 11px system-ui, sans-serif; fill: #667; }
 
 def render_late_page(run: WholeRun) -> str:
     """Return the page."""
-    title = capitalize(view.headline(run))
+    title = capitalize(view.headline(run.document))
     names = PathNames([source.path for source in run.sources])
     notices = [
-        shorten_source_paths(names.shorten(notice_sentence(notice))) for notice in run.notices
+        shorten_source_paths(names.shorten(notice_sentence(notice)))
+        for notice in run.document.warnings
     ]
     parts = [
         f"<h1>{html(title)}</h1>",
@@ -70,11 +71,11 @@ def render_late_page(run: WholeRun) -> str:
         heat_map(run),
         collective_timeline(run),
         transfer_lines(run),
-        table_of("How each rank joins", view.rank_table(run)),
-        table_of("Waiting by group", view.group_table(run)),
-        table_of("Transfers", view.transfer_table(run)),
+        table_of("How each rank joins", view.rank_table(run.document)),
+        table_of("Waiting by group", view.group_table(run.document)),
+        table_of("Transfers", view.transfer_table(run.document)),
         "<h2>Recorded</h2>",
-        list_of_lines([*view.record_lines(run), *filter(None, [view.clock_words(run)])]),
+        list_of_lines([*view.record_lines(run), *filter(None, [view.clock_words(run.document)])]),
         list_of_lines(notices),
     ]
     body = "\n".join(part for part in parts if part)
@@ -87,8 +88,8 @@ def render_late_page(run: WholeRun) -> str:
 
 def _fact_lines(run: WholeRun) -> list[str]:
     """Return what is known about hangs, late ranks, slow links and pipelines, a sentence each."""
-    lines = [] if run.hang is None else list(view.hang_details(run.hang))
-    lines += [capitalize(sentence) for sentence in view.fact_sentences(run)]
+    lines = [] if run.document.hang is None else list(view.hang_details(run.document.hang))
+    lines += [capitalize(sentence) for sentence in view.fact_sentences(run.document)]
     return lines
 
 
@@ -154,7 +155,7 @@ def heat_map(run: WholeRun, *, level: int = 2) -> str:
 def transfer_lines(run: WholeRun, *, level: int = 2) -> str:
     """Return the time of transfers over the record, one line per kind and size."""
     pictures = []
-    for entry in run.transfers[:MAX_TRANSFER_LINES]:
+    for entry in run.document.transfers[:MAX_TRANSFER_LINES]:
         rows = run.transfer_times.filter(
             (pl.col("group") == entry.group)
             & (pl.col("op") == entry.op)

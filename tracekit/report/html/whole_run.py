@@ -30,22 +30,22 @@ def whole_run_section(analysis: Analysis, lanes: Collection[int]) -> Markup | No
     run = analysis.whole_run
     if run is None:
         return None
-    sentences = [view.headline(run)]
-    if run.hang is not None:
-        sentences += view.hang_details(run.hang)
-    sentences += [view.late_sentence(fact, run) for fact in run.late]
-    sentences += [view.link_sentence(link) for link in run.slow_links]
-    sentences += [view.pipeline_sentence(pipeline) for pipeline in run.pipelines]
+    sentences = [view.headline(run.document)]
+    if run.document.hang is not None:
+        sentences += view.hang_details(run.document.hang)
+    sentences += [view.late_sentence(fact, run.document) for fact in run.document.late]
+    sentences += [view.link_sentence(link) for link in run.document.slow_links]
+    sentences += [view.pipeline_sentence(pipeline) for pipeline in run.document.pipelines]
     parts = [
         list_of_lines([capitalize(sentence) for sentence in dict.fromkeys(sentences)]),
         profiled_links(run, lanes),
         heat_map(run, level=3),
         collective_timeline(run, level=3),
         transfer_lines(run, level=3),
-        table_of("How each rank joins", view.rank_table(run), level=3),
-        table_of("Waiting by group", view.group_table(run), level=3),
-        table_of("Transfers", view.transfer_table(run), level=3),
-        f"<h3>Recorded</h3>{list_of_lines([*view.record_lines(run), *filter(None, [view.clock_words(run)])])}",
+        table_of("How each rank joins", view.rank_table(run.document), level=3),
+        table_of("Waiting by group", view.group_table(run.document), level=3),
+        table_of("Transfers", view.transfer_table(run.document), level=3),
+        f"<h3>Recorded</h3>{list_of_lines([*view.record_lines(run), *filter(None, [view.clock_words(run.document)])])}",
     ]
     body = "\n".join(part for part in parts if part)
     return Markup(body)  # all texts in it are escaped where they are put in
@@ -54,7 +54,7 @@ def whole_run_section(analysis: Analysis, lanes: Collection[int]) -> Markup | No
 def profiled_links(run: WholeRun, lanes: Collection[int]) -> str:
     """Return links from the late steps that the traces show to the page's timeline."""
     links = []
-    for fact in run.late:
+    for fact in run.document.late:
         for rank in fact.ranks:
             if rank not in lanes:
                 continue

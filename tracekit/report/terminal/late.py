@@ -18,7 +18,7 @@ MAX_FACTS = 6
 def render(run: WholeRun, width: int) -> RenderableType:
     """Return the answer in one line, further facts, and tables."""
     parts: list[RenderableType | None] = [
-        Text(wrap_text(capitalize(view.headline(run)), width), style="bold")
+        Text(wrap_text(capitalize(view.headline(run.document)), width), style="bold")
     ]
     parts += [Note(line) for line in _details(run)]
     facts = _facts(run)
@@ -26,16 +26,16 @@ def render(run: WholeRun, width: int) -> RenderableType:
         parts.append(Text(""))
         parts += [Text(wrap_text(fact, width, first="• ", rest="  ")) for fact in facts]
     for heading, table in (
-        ("How each rank joins", view.rank_table(run)),
-        ("Waiting by group", view.group_table(run)),
-        ("Transfers", view.transfer_table(run)),
+        ("How each rank joins", view.rank_table(run.document)),
+        ("Waiting by group", view.group_table(run.document)),
+        ("Transfers", view.transfer_table(run.document)),
     ):
         rendered = render_table(table, width)
         if rendered is not None:
             parts += [Text(""), Text(heading, style="bold"), rendered]
     parts += [Text(""), Text("Recorded", style="bold")]
     parts += [Note(line) for line in view.record_lines(run)]
-    clocks = view.clock_words(run)
+    clocks = view.clock_words(run.document)
     if clocks is not None:
         parts.append(Note(clocks))
     return stack(*parts) or Text("")
@@ -43,7 +43,7 @@ def render(run: WholeRun, width: int) -> RenderableType:
 
 def short_lines(run: WholeRun, width: int) -> list[str]:
     """Return the facts as lines, for a section of another report."""
-    sentences = [view.headline(run), *_details(run), *_facts(run)]
+    sentences = [view.headline(run.document), *_details(run), *_facts(run)]
     lines = [
         wrap_text(capitalize(sentence), width, first="  ", rest="    ") for sentence in sentences
     ]
@@ -53,19 +53,19 @@ def short_lines(run: WholeRun, width: int) -> list[str]:
 
 def _details(run: WholeRun) -> list[str]:
     """Return what stands below the first line."""
-    if run.hang is not None and run.hang.certain:
-        return view.hang_details(run.hang)
+    if run.document.hang is not None and run.document.hang.certain:
+        return view.hang_details(run.document.hang)
     return []
 
 
 def _facts(run: WholeRun) -> list[str]:
     """Return what else is worth a sentence: the first line is not repeated."""
-    first = view.headline(run)
+    first = view.headline(run.document)
     sentences = []
-    if run.hang is not None and not run.hang.certain:
-        sentences.append(view.hang_sentence(run.hang))
-        sentences += view.hang_details(run.hang)
-    sentences += view.fact_sentences(run, most=MAX_FACTS)
+    if run.document.hang is not None and not run.document.hang.certain:
+        sentences.append(view.hang_sentence(run.document.hang))
+        sentences += view.hang_details(run.document.hang)
+    sentences += view.fact_sentences(run.document, most=MAX_FACTS)
     return [sentence for sentence in sentences if sentence != first]
 
 

@@ -16,6 +16,7 @@ from tracekit._util.text import (
 )
 from tracekit.documents.late import (
     Hang,
+    LateDocument,
     LateRanks,
     OperationPlace,
     PipelineOrder,
@@ -45,7 +46,7 @@ MAX_STEPS_LISTED = 8
 MAX_ROWS = 12
 
 
-def headline(run: WholeRun) -> str:
+def headline(run: LateDocument) -> str:
     """Return the answer in one sentence: a hang, who is late, what became slow, or that nothing stands out."""
     if run.hang is not None and run.hang.certain:
         return hang_sentence(run.hang)
@@ -63,7 +64,7 @@ def headline(run: WholeRun) -> str:
     )
 
 
-def late_sentence(fact: LateRanks, run: WholeRun) -> str:
+def late_sentence(fact: LateRanks, run: LateDocument) -> str:
     """Return who is late, how often, by how much, since when, and at what cost."""
     who = _who(fact)
     verb = "joins" if len(fact.ranks) == 1 else "join"
@@ -113,7 +114,7 @@ def _cause_words(fact: LateRanks) -> str:
     )
 
 
-def _since(fact: LateRanks, run: WholeRun) -> str:
+def _since(fact: LateRanks, run: LateDocument) -> str:
     unit = "step" if run.steps.count else "collective"
     since = (
         "from the beginning of the record"
@@ -255,7 +256,7 @@ def group_words(group: str, description: str | None) -> str:
 def record_lines(run: WholeRun) -> list[str]:
     """Return what was recorded, in words."""
     lines = []
-    for record in run.records:
+    for record in run.document.records:
         extent = ""
         if record.first_ns is not None and record.last_ns is not None:
             extent = f", {duration_words(record.last_ns - record.first_ns)}"
@@ -272,12 +273,12 @@ def record_lines(run: WholeRun) -> list[str]:
         warm_up = ", after warm-up" if run.steps.has_warm_up else ""
         step_time = "" if run.lateness.step_ns is None else f" of {ms(run.lateness.step_ns)}"
         lines.append(f"{counted(run.steps.count, 'step')}{step_time}, {origin}{warm_up}")
-    if run.basis is not None:
-        lines.append(f"lateness from {BASIS_WORDS[run.basis]}")
+    if run.document.basis is not None:
+        lines.append(f"lateness from {BASIS_WORDS[run.document.basis]}")
     return lines
 
 
-def rank_table(run: WholeRun) -> Table | None:
+def rank_table(run: LateDocument) -> Table | None:
     """Return how each rank joined, those that caused most waiting first."""
     columns = (
         Column("rank", "rank"),
@@ -301,7 +302,7 @@ def rank_table(run: WholeRun) -> Table | None:
     return make_table(columns, rows[:MAX_ROWS], notes=notes)
 
 
-def group_table(run: WholeRun) -> Table | None:
+def group_table(run: LateDocument) -> Table | None:
     """Return the waiting of each group; None if there is only one."""
     if len(run.groups) < 2:
         return None
@@ -317,7 +318,7 @@ def group_table(run: WholeRun) -> Table | None:
     return make_table(columns, run.groups[:MAX_ROWS], notes=notes)
 
 
-def transfer_table(run: WholeRun) -> Table | None:
+def transfer_table(run: LateDocument) -> Table | None:
     """Return the transfers that take most time."""
     columns = (
         Column("collective", value="op"),
@@ -342,7 +343,7 @@ def transfer_table(run: WholeRun) -> Table | None:
     return make_table(columns, run.transfers[:MAX_ROWS])
 
 
-def fact_sentences(run: WholeRun, *, most: int | None = None) -> list[str]:
+def fact_sentences(run: LateDocument, *, most: int | None = None) -> list[str]:
     """Return a sentence about each late rank, slow link and pipeline; of each kind the first *most*, or all."""
     sentences = [late_sentence(late_ranks, run) for late_ranks in run.late[:most]]
     sentences += [link_sentence(link) for link in run.slow_links[:most]]
@@ -350,11 +351,11 @@ def fact_sentences(run: WholeRun, *, most: int | None = None) -> list[str]:
     return sentences
 
 
-def clock_words(run: WholeRun) -> str | None:
+def clock_words(run: LateDocument) -> str | None:
     """Return how far clocks are apart and how sure that is; None if nothing rests on them."""
     offsets_ns = []
     uncertainties_ns = []
-    for clock in run.clocks.values():
+    for clock in run.clocks:
         if clock.uncertainty_ns is not None:
             offsets_ns.append(clock.offset_ns)
             uncertainties_ns.append(clock.uncertainty_ns)
@@ -366,7 +367,7 @@ def clock_words(run: WholeRun) -> str | None:
     return f"clocks are {apart}, known to {duration_words(worst)}, from the operations themselves"
 
 
-def _extent(run: WholeRun) -> str:
+def _extent(run: LateDocument) -> str:
     if run.steps.count:
         return counted(run.steps.count, "step")
     return "the record"

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import polars as pl
+from msgspec.structs import asdict
 
 from tracekit._util.shapes import parse_list
 from tracekit._util.text import counted, listing, ms, percent, terminal
@@ -439,40 +440,17 @@ class KernelReason(msgspec.Struct, frozen=True):
     dtypes: str | None
 
 
-class KernelRow:
-    """A kernel in a step, mean over ranks.
+class KernelRow(Kernel, frozen=True, kw_only=True):
+    """A kernel in a step, mean over ranks."""
 
-    Args:
-        kernel: Its row of the table ``kernels``.
-        places: Its rows of the table ``reasons``, one per rank, the rank on which it takes longest
-            first.
-        span_ns: Mean span of a rank and step.
-        quoted_path: The input as one path, for the command that explains a label.
-    """
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        places: Sequence[KernelReason],
-        span_ns: float,
-        quoted_path: str | None,
-    ) -> None:
-        self.name = kernel.name
-        self.label = kernel.label
-        self.module = kernel.module
-        self.count = kernel.count
-        self.ns = kernel.ns
-        self.share = kernel.ns / span_ns
-        """Share of the span."""
-        self.command = (
-            quoted_path and f"tracekit analyze {quoted_path} --explain {shlex.quote(self.name)}"
-        )
-        """Command that explains its label, rule by rule."""
-        self.facts = []
-        if places:
-            self.facts = [(topic, text) for topic, text in _facts(places[0]) if text]
-        """Topic and text of the evidence for its label; empty if the analysis does not have it."""
-        self.places = places[:MAX_KERNEL_RANKS]
+    share: float
+    """Share of the span."""
+    command: str | None
+    """Command that explains its label, rule by rule; None without an input that it could name."""
+    facts: Sequence[tuple[str, str]]
+    """Topic and text of the evidence for its label; empty if the analysis does not have it."""
+    places: Sequence[KernelReason]
+    """Its longest event on each rank, the rank on which it takes longest first."""
 
 
 def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[KernelRow, ...]:
@@ -487,8 +465,34 @@ def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[KernelRow, ...
     for kernel in table_rows(longest, Kernel):
         of_ranks = reasons.get((kernel.name, kernel.label, kernel.module), [])
         places = [msgspec.convert(reason, KernelReason) for reason in of_ranks]
-        kernel_rows.append(KernelRow(kernel, places, span_ns, quoted_path))
+        kernel_rows.append(_kernel_row(kernel, places, span_ns, quoted_path))
     return tuple(kernel_rows)
+
+
+def _kernel_row(
+    kernel: Kernel, places: Sequence[KernelReason], span_ns: float, quoted_path: str | None
+) -> KernelRow:
+    """Return the row of a kernel.
+
+    Args:
+        kernel: Its row of the table ``kernels``.
+        places: Its rows of the table ``reasons``, one per rank, the rank on which it takes longest
+            first.
+        span_ns: Mean span of a rank and step.
+        quoted_path: The input as one path, for the command that explains the label.
+
+    """
+    command = None
+    if quoted_path:
+        command = f"tracekit analyze {quoted_path} --explain {shlex.quote(kernel.name)}"
+    facts = _facts(places[0]) if places else []
+    return KernelRow(
+        **asdict(kernel),
+        share=kernel.ns / span_ns,
+        command=command,
+        facts=[(topic, text) for topic, text in facts if text],
+        places=places[:MAX_KERNEL_RANKS],
+    )
 
 
 def kernel_table(rows: Sequence[KernelRow]) -> Table | None:
