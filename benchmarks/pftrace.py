@@ -18,10 +18,10 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from tests.pftrace import write_pftrace
 from tracekit.parsers import kineto, perfetto
-from tracekit.parsers.perfetto.vocabulary import TARGETS
+from tracekit.parsers.perfetto.vocabulary import PACKET_TARGETS
 
 ROUNDS = 5
-KEYS = {key for keys in TARGETS.values() for key in keys}
+KEYS = {key for keys in PACKET_TARGETS.values() for key in keys}
 
 
 def read_with_classes(path):

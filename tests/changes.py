@@ -43,7 +43,7 @@ def verdict(**changes):
     """A verdict of the gate."""
     document = {
         "tracekit": "0",
-        "format": gate.FORMAT,
+        "format": gate.GATE_FORMAT,
         "verdict": "pass",
         "exit_code": 0,
         "obstacles": [],
@@ -68,7 +68,7 @@ def difference(**changes):
     """A diff."""
     document = {
         "tracekit": "0",
-        "format": diff.FORMAT,
+        "format": diff.DIFF_FORMAT,
         "before": side(8),
         "after": side(8),
         "obstacles": [],

@@ -15,10 +15,10 @@ import tracekit
 from tests.findings.conftest import Recording
 from tracekit.doctor.diagnose import diagnose, examine
 from tracekit.doctor.findings import (
+    DOCTOR_TEXTS,
     EXTRA_RULES,
     FINDING_RULES,
     RECIPES,
-    TEXTS,
     find_extras,
     find_problems,
 )
@@ -189,13 +189,13 @@ def test_json_is_json(samples):
 
 
 def test_every_lack_says_what_to_do():
-    assert [*TEXTS.rules] == [*FINDING_RULES]
-    assert [extra.code for extra in TEXTS.extras] == [*EXTRA_RULES]
-    for lack in (*TEXTS.rules.values(), *TEXTS.notices.values()):
+    assert [*DOCTOR_TEXTS.rules] == [*FINDING_RULES]
+    assert [extra.code for extra in DOCTOR_TEXTS.extras] == [*EXTRA_RULES]
+    for lack in (*DOCTOR_TEXTS.rules.values(), *DOCTOR_TEXTS.notices.values()):
         assert lack.severity in ("blocks", "limits", "note")
         assert lack.fix
         assert lack.rules_out or lack.severity == "note"
-    assert all(lack.problem for lack in TEXTS.rules.values())
+    assert all(lack.problem for lack in DOCTOR_TEXTS.rules.values())
 
 
 def test_an_nsight_recording_says_first_what_it_answers_then_what_one_option_more_gives(samples):

@@ -8,7 +8,7 @@ import pytest
 
 from tracekit.against_ideal.replay import CellGraph
 from tracekit.errors import OptionError
-from tracekit.reconstruct.messages import MESSAGES
+from tracekit.reconstruct.messages import RANK_MESSAGES
 from tracekit.reconstruct.parallel_groups import (
     find_parallel_groups,
     mesh_positions,
@@ -86,7 +86,7 @@ def sent(*pairs):
     rows = [(k, to) for k, to in pairs]
     messages = [{"step": 0, "kernel": i, "send": True, "peer": to, "launch_ns": 10 * k + 5, "start_ns": 0, "end_ns": 1}
             for i, (k, to) in enumerate(rows)]  # fmt: skip
-    return pl.DataFrame(messages, schema=MESSAGES)
+    return pl.DataFrame(messages, schema=RANK_MESSAGES)
 
 
 def test_a_send_belongs_to_the_work_launched_last():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.align.steps import HOST_RANGES, assign_parts
+from tracekit.align.steps import STEP_HOST_RANGES, assign_parts
 from tracekit.analysis.combine.notices import uncommon_step_notices
 from tracekit.documents.analysis import Budget, TimedStep
 from tracekit.metrics.step_time import summarize_steps, timed_steps
@@ -18,7 +18,9 @@ def gpu_events(*rows: tuple[int | None, int, int]) -> pl.DataFrame:
 
 
 def times(events: pl.DataFrame, *host: tuple[int, int, int]) -> list[int | None]:
-    _, steps, _ = assign_parts(events, host=pl.DataFrame(list(host), HOST_RANGES, orient="row"))
+    _, steps, _ = assign_parts(
+        events, host=pl.DataFrame(list(host), STEP_HOST_RANGES, orient="row")
+    )
     return steps["time_ns"].to_list()
 
 

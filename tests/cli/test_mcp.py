@@ -14,7 +14,7 @@ from tracekit.cli._mcp_server import (
     MAX_ANSWER_CHARACTERS,
     MAX_FORWARDS_TO_SEARCH,
     MAX_FORWARDS_TO_SIMULATE,
-    MAX_ROWS,
+    MAX_ROWS_IN_ANSWER,
     MAX_TEXT_CHARACTERS,
     MAX_VALUE_CHARACTERS,
     TOOLS,
@@ -170,8 +170,8 @@ def test_tables_are_read_in_pages():
     tools = Tools([SAMPLES])
     handle = tools.analyze("reload", schedule="none")["handle"]
     page = tools.table(handle, "timeline")
-    assert len(page["rows"]) == MAX_ROWS
-    assert page["next_offset"] == MAX_ROWS
+    assert len(page["rows"]) == MAX_ROWS_IN_ANSWER
+    assert page["next_offset"] == MAX_ROWS_IN_ANSWER
     last = tools.table(handle, "timeline", offset=page["of"] - 1)
     assert (len(last["rows"]), last["next_offset"]) == (1, None)
 
@@ -284,7 +284,7 @@ def test_limits_of_schedules_are_stated_in_the_description_of_the_tool():
 
 def test_lists_of_a_schedule_are_cut_and_it_is_said():
     answer = Tools([SAMPLES]).schedule("1f1b", pp=4, microbatches=60)
-    assert [len(order) for order in answer["ranks"]] == [MAX_ROWS] * 4
+    assert [len(order) for order in answer["ranks"]] == [MAX_ROWS_IN_ANSWER] * 4
     assert "lists and texts are cut" in answer["left_out"]
     assert "left_out" not in Tools([SAMPLES]).schedule("1f1b", pp=4, microbatches=8)
 

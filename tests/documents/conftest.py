@@ -14,8 +14,7 @@ from tracekit.diffs.load_runs import side_of
 from tracekit.doctor import diagnose
 from tracekit.documents.coding import decode, to_plain
 from tracekit.documents.gate import GateSettings, Waiver
-from tracekit.documents.history import FORMAT as HISTORY_FORMAT
-from tracekit.documents.history import HistoryDocument, HistoryPoint
+from tracekit.documents.history import HISTORY_FORMAT, HistoryDocument, HistoryPoint
 from tracekit.documents.rules_file import GroupTable, ModuleTable, RulesDocument, RuleTable
 from tracekit.run.ingest import ingest
 from tracekit.run.late import late

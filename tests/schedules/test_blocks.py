@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tracekit.errors import DeadlockError, OptionError, ScheduleError
 from tracekit.schedules import BlockTimes, block, block_times, generate, simulate
-from tracekit.schedules.blocks import LANES, Block, Task
+from tracekit.schedules.blocks import BLOCK_LANES, Block, Task
 
 FIELDS = tuple(BlockTimes.__dataclass_fields__)
 
@@ -71,7 +71,7 @@ def test_lanes_in_order_and_needs_met(kind, layers, numbers):
     starts = dict(done.cells.select("task", "start").iter_rows())
     for task in done.tasks:
         assert all(ends[need] <= starts[task.name] for need in task.after)
-    for lane in LANES:
+    for lane in BLOCK_LANES:
         each = [task.name for task in done.tasks if task.lane == lane]
         assert all(ends[a] <= starts[b] for a, b in itertools.pairwise(each))
     compute = sum(task.duration for task in done.tasks if task.lane == "Computation")
@@ -88,7 +88,11 @@ def test_overlap_is_never_slower_than_one_after_the_other():
 
 def test_tasks_that_wait_for_each_other():
     stuck = Block(
-        "mine", (Task("a", LANES[0], "forward", 1, ("b",)), Task("b", LANES[1], "comm", 1, ("a",)))
+        "mine",
+        (
+            Task("a", BLOCK_LANES[0], "forward", 1, ("b",)),
+            Task("b", BLOCK_LANES[1], "comm", 1, ("a",)),
+        ),
     )
     with pytest.raises(DeadlockError, match="a, b wait for each other"):
         _ = stuck.cells

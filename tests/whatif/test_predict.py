@@ -10,7 +10,7 @@ import pytest
 
 from tracekit.intervals import EMPTY, union
 from tracekit.reconstruct.chunk_table import count_layers
-from tracekit.reconstruct.messages import CONTENTION, MESSAGES
+from tracekit.reconstruct.messages import CONTENTION, RANK_MESSAGES
 from tracekit.schedules import generate, simulate
 from tracekit.whatif.constants import (
     HOST_SPEED_FACTOR,
@@ -382,7 +382,7 @@ def table(rows):
         dict(zip(names, row, strict=True)) | {"step": 0, "stream": 7, "inline": False}
         for row in rows
     ]
-    return pl.DataFrame(messages, schema=MESSAGES)
+    return pl.DataFrame(messages, schema=RANK_MESSAGES)
 
 
 def crossing(late):

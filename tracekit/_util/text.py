@@ -131,6 +131,13 @@ def did_you_mean(word: str, choices: Iterable[str], *, otherwise: str, cutoff: f
     return f"did you mean {matches[0]}?" if matches else otherwise
 
 
+def record_again(reader: str) -> str:
+    """Return what to do about a damaged recording, by its reader."""
+    if reader == "nsight":
+        return "export the report again: nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep"
+    return "record this rank again"
+
+
 def terminal(text: object) -> str:
     r"""Return text as one line for a terminal, runs of white space as one space, control characters escaped.
 

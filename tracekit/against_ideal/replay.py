@@ -21,7 +21,7 @@ from tracekit.intervals import union
 from tracekit.reconstruct.pipeline import Pipeline
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schedules import Times
-from tracekit.schedules.ops import KINDS, Op
+from tracekit.schedules.ops import OP_KINDS, Op
 from tracekit.schedules.schedule import FB, B, Edges, Numbers, OpTable, W, find_running_order
 from tracekit.schedules.simulation import run_ops
 from tracekit.schema import GAP_CAUSES, STALL_CAUSES
@@ -58,7 +58,7 @@ class CellGraph:
         [1, 6, 2, 4]
         """
         position = to_int64(cells["position"])
-        kind = to_int64(cells["op"].cast(pl.Enum(KINDS)).to_physical())
+        kind = to_int64(cells["op"].cast(pl.Enum(OP_KINDS)).to_physical())
         numbers = (to_int64(cells[name], 0) for name in Op._fields[1:])
         table = OpTable.of(position, kind, numbers, ranks=int(position.max(initial=-1)) + 1)
         waits = np.stack(table.find_edges(), axis=1)
@@ -134,7 +134,7 @@ class CellGraph:
     @cached_property
     def op(self) -> npt.NDArray[np.str_]:
         """Kind of each cell."""
-        return np.array(KINDS)[self.table.kind]
+        return np.array(OP_KINDS)[self.table.kind]
 
     @cached_property
     def peak_activations(self) -> list[int]:

@@ -12,11 +12,15 @@ import polars as pl
 from tracekit.against_ideal.compare_run import compare_pipelines
 from tracekit.against_ideal.comparison import ScheduleComparison
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.operation_timeline import COMPUTE, MESSAGES, read_operation_timeline
+from tracekit.parsers.operation_timeline import (
+    CELL_OPERATIONS,
+    MESSAGE_OPERATIONS,
+    read_operation_timeline,
+)
 from tracekit.reconstruct.operation_timelines import pipelines_of_operations
 from tracekit.schedules import Times, simulate
 
-RECEIVES = tuple(name for name in MESSAGES if name.endswith("-recv"))
+RECEIVES = tuple(name for name in MESSAGE_OPERATIONS if name.endswith("-recv"))
 """Messages whose end lets the next operation start."""
 
 
@@ -73,6 +77,6 @@ def average_times(operations: pl.DataFrame) -> Times:
     """
     duration = pl.col("end_ns") - pl.col("start_ns")
     means = dict(operations.group_by("name").agg(duration.mean()).iter_rows())
-    forward, backward = (means.get(name) for name in COMPUTE)
+    forward, backward = (means.get(name) for name in CELL_OPERATIONS)
     message = operations.filter(pl.col("name").is_in(RECEIVES)).select(duration.median()).item()
     return Times(F=forward, B=backward, P2P=message or 0)

@@ -20,7 +20,7 @@ MIN_COMMON_OPS = 3
 """Operations that two ranks must share for an offset between them."""
 MEDIAN_DEVIATION_TO_SIGMA = 1.4826
 """Standard deviation over median absolute deviation, of a normal distribution."""
-MAX_ROUNDS = 64
+MAX_CLOCK_ROUNDS = 64
 """Rounds in which offsets spread from rank to rank: ranks of a chain of groups need one each."""
 
 
@@ -36,7 +36,7 @@ def align_recorded_clocks(members: pl.DataFrame) -> dict[int, RecordedClock]:
     counts = ends.group_by("rank").len().sort(["len", "rank"], descending=[True, False])
     reference = counts["rank"][0]
     clocks = {reference: RecordedClock(reference, 0, 0)}
-    for _ in range(MAX_ROUNDS):
+    for _ in range(MAX_CLOCK_ROUNDS):
         added = _next_clocks(ends, clocks)
         if not added:
             break

@@ -23,7 +23,7 @@ MIN_MERGED_SHARE = 0.5
 """Share of a recorder's operations, within the time of the other, that must be found in the other
 to merge the two."""
 
-MEMBERS = pl.Schema(
+RECORDED_MEMBERS = pl.Schema(
     {
         "op_id": pl.Int64(),  # operation; numbers follow the order of time
         **{name: dtype for name, dtype in COLLECTIVES.items() if name not in ("id", "source")},
@@ -33,11 +33,11 @@ MEMBERS = pl.Schema(
 )
 """Collectives of a run, one row per operation and member, sorted by op_id and rank."""
 
-_TIMES = ("enqueued_ns", "started_ns", "completed_ns", "completed_by_ns", "duration_ns")
+_MEMBER_TIMES = ("enqueued_ns", "started_ns", "completed_ns", "completed_by_ns", "duration_ns")
 
 
 def match_operations(collectives: pl.DataFrame) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """Return the collectives of all ranks matched across ranks and recorders (``MEMBERS``).
+    """Return the collectives of all ranks matched across ranks and recorders (``RECORDED_MEMBERS``).
 
     Messages are left out.
 
@@ -65,7 +65,7 @@ def match_operations(collectives: pl.DataFrame) -> tuple[pl.DataFrame, tuple[str
         else:
             merged = combined
     if merged is None:
-        return MEMBERS.to_frame(), ()
+        return RECORDED_MEMBERS.to_frame(), ()
     return _combine_recorders(merged), tuple(left_out)
 
 
@@ -254,7 +254,7 @@ def _combine_recorders(rows: pl.DataFrame) -> pl.DataFrame:
         rows = pl.concat([rows.filter(~repeated), several.select(rows.columns)])
     time_of_op = pl.col("order_ns").median().over("op_id")
     rows = rows.with_columns(op_id=pl.struct(time_of_op, "op_id").rank("dense").cast(pl.Int64) - 1)
-    return conform(rows.sort("op_id", "rank"), MEMBERS)
+    return conform(rows.sort("op_id", "rank"), RECORDED_MEMBERS)
 
 
 _KEYS_OF_MEMBER = ("op_id", "rank", "sources")

@@ -52,7 +52,7 @@ def find_steps(members: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame
     members of an operation.
 
     Args:
-        members: Operations (``recorded_ops.MEMBERS``).
+        members: Operations (``recorded_ops.RECORDED_MEMBERS``).
         from_start: Whether the record begins with the run's first operation.
 
     """
@@ -73,8 +73,8 @@ def find_steps(members: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame
     cycle = np.concatenate([cycles.cycle for cycles in cycles_of_ranks])
     position = np.concatenate([cycles.position for cycles in cycles_of_ranks])
     table = ordered.with_columns(
-        cycle=pl.Series(cycle, dtype=pl.Int64).replace(_UNKNOWN, None),
-        place=pl.Series(position, dtype=pl.Int64).replace(_UNKNOWN, None),
+        cycle=pl.Series(cycle, dtype=pl.Int64).replace(_IN_NO_CYCLE, None),
+        place=pl.Series(position, dtype=pl.Int64).replace(_IN_NO_CYCLE, None),
     )
     shifts = _shifts(table)
     aligned = table.join(shifts, on="rank", how="left", maintain_order="left")
@@ -98,16 +98,16 @@ def find_steps(members: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame
     return numbers.with_columns(step=pl.col("number")).drop("number"), steps
 
 
-_UNKNOWN = int(np.iinfo(np.int64).min)
+_IN_NO_CYCLE = int(np.iinfo(np.int64).min)
 
 
 class _Cycles(msgspec.Struct, frozen=True, eq=False):
     """Repetitions of one rank's operations."""
 
     cycle: Ints
-    """Repetition of each operation, from 0; -1 before the first, ``_UNKNOWN`` if nothing repeats."""
+    """Repetition of each operation, from 0; -1 before the first, ``_IN_NO_CYCLE`` if nothing repeats."""
     position: Ints
-    """Position of each operation in its repetition, from 0; ``_UNKNOWN`` if it is in none."""
+    """Position of each operation in its repetition, from 0; ``_IN_NO_CYCLE`` if it is in none."""
     period: int
     """Operations of a repetition; 0 if nothing repeats."""
 
@@ -134,11 +134,11 @@ def _find_cycles(symbols: Ints, order_ns: Ints) -> _Cycles:
     """
     period = _find_period(symbols[-MAX_OPS_TO_COMPARE:])
     if period is None:
-        unknown = np.full(len(symbols), _UNKNOWN)
+        unknown = np.full(len(symbols), _IN_NO_CYCLE)
         return _Cycles(cycle=unknown, position=unknown, period=0)
     pattern, first = _find_pattern(symbols, order_ns, period)
     cycle = np.full(len(symbols), -1)
-    position = np.full(len(symbols), _UNKNOWN)
+    position = np.full(len(symbols), _IN_NO_CYCLE)
     number = -1
     row = first
     while row < len(symbols):

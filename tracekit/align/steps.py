@@ -45,7 +45,7 @@ STEPS = pl.Schema(
         "time_ns": pl.Int64(),  # the step time; null for a step that would end before it starts
     }
 )
-HOST_RANGES = pl.Schema(
+STEP_HOST_RANGES = pl.Schema(
     {"step": pl.Int64(), "host_start_ns": pl.Int64(), "host_end_ns": pl.Int64()}
 )
 """When the host was in each step."""
@@ -196,7 +196,7 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
 
 
 def host_ranges(events: pl.DataFrame) -> pl.DataFrame:
-    """Return when the host was in each step (``HOST_RANGES``), from the events of one rank.
+    """Return when the host was in each step (``STEP_HOST_RANGES``), from the events of one rank.
 
     A range ends before the next one begins: work of another thread may run on.
 
@@ -472,7 +472,7 @@ def _intervals(
         )
     else:
         bounds = table.select("step", "start_ns", "end_ns")
-    ranges = HOST_RANGES.to_frame() if host is None else host
+    ranges = STEP_HOST_RANGES.to_frame() if host is None else host
     of_rank = bounds.join(ranges, on="step", how="left").with_columns(rank=pl.lit(0))
     if len(bounds) == 1:
         of_rank = _behind_earlier_work(of_rank, recorded)

@@ -72,7 +72,7 @@ class SnapshotReport(HasDocument):
         ]
         return documents.MemoryDocument(
             tracekit=__version__,
-            format=documents.FORMAT,
+            format=documents.MEMORY_FORMAT,
             peak_bytes=self.peak_bytes,
             snapshots=rows,
             findings=self.findings,
@@ -93,7 +93,7 @@ class SnapshotDiff(HasDocument):
         """Return the JSON document (``format: tracekit.memory-diff/1``)."""
         return documents.MemoryDiffDocument(
             tracekit=__version__,
-            format=documents.DIFF_FORMAT,
+            format=documents.MEMORY_DIFF_FORMAT,
             snapshots=list(self.changes),
             warnings=self.notices,
         )

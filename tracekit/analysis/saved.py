@@ -50,7 +50,7 @@ _JSON_TABLES = {
     "critical_path": table_schema(PathSegment),
 }
 """Keys of the JSON object whose values are rows of a table, with its columns."""
-_STEPS = pl.Schema(
+_STEP_COLUMNS = pl.Schema(
     {
         "rank": pl.Int32(),
         "step": pl.Int64(),
@@ -97,7 +97,7 @@ def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> AnalysisDo
     )
     return AnalysisDocument(
         tracekit=__version__,
-        format=documents.FORMAT,
+        format=documents.ANALYSIS_FORMAT,
         source=_source(analysis),
         ranks=[_with_longest_activities(rank) for rank in analysis.rank_results],
         step=step_document(analysis),
@@ -234,7 +234,7 @@ def analysis_of(document: AnalysisDocument) -> Analysis:
         steps += [
             (rank.rank, step.step, step.time_ns, step.partial, None, None) for step in rank.per_step
         ]
-    tables["steps"] = pl.DataFrame(steps, schema=_STEPS, orient="row")
+    tables["steps"] = pl.DataFrame(steps, schema=_STEP_COLUMNS, orient="row")
     for name, saved_rows in (("lanes", document.lanes), ("critical_path", document.critical_path)):
         if isinstance(saved_rows, UnsetType):
             del tables[name]

@@ -70,10 +70,10 @@ REQUIRED_COLUMNS = frozenset(
     )
 )
 """Columns that every row has, in the tables that have them."""
-LABEL_SETS = ("compute", "communication", "copy")
+LABEL_SET_NAMES = ("compute", "communication", "copy")
 """Sets of labels that tables list beside the labels."""
-WORDS = {
-    "label": frozenset((*LABELS, *LABEL_SETS, None)),
+KNOWN_WORDS = {
+    "label": frozenset((*LABELS, *LABEL_SET_NAMES, None)),
     "pass": frozenset((*PASSES, None)),
     "phases.phase": frozenset((*PHASES, "rest")),
     "pipeline.chunks.op": frozenset(CELLS["op"].categories),  # type: ignore[attr-defined]
@@ -275,7 +275,7 @@ class _ColumnChecks(NamedTuple):
         times: list[str] = []
         sums: list[str] = []
         for column, dtype in schema.items():
-            allowed = WORDS.get(f"{name}.{column}", WORDS.get(column))
+            allowed = KNOWN_WORDS.get(f"{name}.{column}", KNOWN_WORDS.get(column))
             if allowed is not None and dtype == pl.String:
                 words.append((column, allowed))
             is_checked = column.endswith("ns") or column in COUNT_COLUMNS

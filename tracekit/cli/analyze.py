@@ -19,7 +19,7 @@ from tracekit.cli._options import flag, value
 from tracekit.errors import InputError, OptionError, TracekitError
 from tracekit.parsers.source_refs import (
     MAX_DIGITS,
-    MAX_SHOWN_CHARS,
+    MAX_SHOWN_OPTION_CHARS,
     chosen_ranks,
     unknown_rank_error,
 )
@@ -219,7 +219,7 @@ def chosen_sections(show: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     for name in names:
         if name not in (*available, ALL_SECTIONS):
             raise OptionError(
-                f"--show {name[:MAX_SHOWN_CHARS]}: there is no such section",
+                f"--show {name[:MAX_SHOWN_OPTION_CHARS]}: there is no such section",
                 hint=f"there are {', '.join([*available, ALL_SECTIONS])}",
             )
     return tuple(

@@ -11,7 +11,7 @@ from tracekit._util.text import counted
 from tracekit.cli import _options as options
 from tracekit.cli._console import print_line, print_note, print_notices, shows_result
 from tracekit.errors import OptionError
-from tracekit.parsers.source_refs import MAX_DIGITS, MAX_SHOWN_CHARS
+from tracekit.parsers.source_refs import MAX_DIGITS, MAX_SHOWN_OPTION_CHARS
 from tracekit.report.text import size
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def parse_moment(text: str) -> tuple[int, int]:
     is_short = max(len(start), len(end)) <= MAX_DIGITS + 1  # ns since 1970 have 19 digits
     if not is_moment or not is_short or int(start) > int(end or start):
         raise OptionError(
-            f"{text[:MAX_SHOWN_CHARS]} is not a moment",
+            f"{text[:MAX_SHOWN_OPTION_CHARS]} is not a moment",
             hint="give --at START_NS:END_NS, as the page's details copy it",
         )
     return int(start), int(end or start)

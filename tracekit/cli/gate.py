@@ -249,11 +249,11 @@ def _error_result(error: TracekitError, *, name: str) -> "GateDocument":
     from msgspec import UNSET
 
     from tracekit._version import __version__
-    from tracekit.documents.gate import FORMAT, GateDocument
+    from tracekit.documents.gate import GATE_FORMAT, GateDocument
 
     return GateDocument(
         tracekit=__version__,
-        format=FORMAT,
+        format=GATE_FORMAT,
         name=name or UNSET,
         verdict="error",
         exit_code=error.exit_code,

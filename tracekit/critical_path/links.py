@@ -23,12 +23,12 @@ from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.critical_path.pieces import PIECE_KINDS, PathTables, is_followed
 
-_COMMUNICATION = PIECE_KINDS.index("communication")
+_COMMUNICATION_PIECE = PIECE_KINDS.index("communication")
 SEGMENT_KINDS = (*PIECE_KINDS, "message", "collective")
 """Kinds of a segment of the path; a communication is a message or a collective."""
-_UNKNOWN = SEGMENT_KINDS.index("unknown")
-_MESSAGE = SEGMENT_KINDS.index("message")
-_COLLECTIVE = SEGMENT_KINDS.index("collective")
+_UNKNOWN_SEGMENT = SEGMENT_KINDS.index("unknown")
+_MESSAGE_SEGMENT = SEGMENT_KINDS.index("message")
+_COLLECTIVE_SEGMENT = SEGMENT_KINDS.index("collective")
 
 
 class Pieces(msgspec.Struct, frozen=True, eq=False):
@@ -162,7 +162,7 @@ def _rank_columns(
     """
     start = path["start_ns"].to_numpy()
     kind = path["kind"].to_physical().to_numpy().astype(np.uint8)
-    communications = np.flatnonzero(kind == _COMMUNICATION)
+    communications = np.flatnonzero(kind == _COMMUNICATION_PIECE)
     operation_rows = find_ids(to_int64(path["id"][communications]), operation_ids)
     return {
         # A negative start stands for one before the trace, which no clock moves.
@@ -357,11 +357,13 @@ def walk_back(pieces: Pieces, arrivals: OperationArrivals) -> Walks:
             end=pieces.end,
             before=pieces.before,
             kind=pieces.kind,
-            communication_kind=_COMMUNICATION,
-            unknown_kind=_UNKNOWN,
+            communication_kind=_COMMUNICATION_PIECE,
+            unknown_kind=_UNKNOWN_SEGMENT,
             comm_piece=pieces.comm,
             comm_rank=as_int64(pieces.rank_index(pieces.comm)),
-            comm_kind=as_int64(np.where(arrivals.is_message, _MESSAGE, _COLLECTIVE)),
+            comm_kind=as_int64(
+                np.where(arrivals.is_message, _MESSAGE_SEGMENT, _COLLECTIVE_SEGMENT)
+            ),
             last_to_arrive=as_int64(arrivals.last_to_arrive),
             last_arrival=arrivals.last_arrival,
             own_arrival=arrivals.own_arrival,
@@ -394,7 +396,7 @@ def _mark_uncertain(segments: pl.DataFrame, uncertain_piece: Bools) -> pl.DataFr
     From a communication the walk goes on along the rank that arrived last, up to and with the next
     communication.
     """
-    is_communication = pl.col("kind").is_in([_MESSAGE, _COLLECTIVE])
+    is_communication = pl.col("kind").is_in([_MESSAGE_SEGMENT, _COLLECTIVE_SEGMENT])
     flags = pl.Series("uncertain", uncertain_piece[segments["piece"].to_numpy()])
     marked = segments.with_columns(flags).with_columns(
         pl.when(is_communication).then("uncertain").alias("uncertain")

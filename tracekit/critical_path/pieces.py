@@ -26,7 +26,7 @@ from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS, Source
 
 PIECE_KINDS = ("kernel", "copy", "communication", "launch", "host", "unknown")
 _KERNEL, _COPY, _COMMUNICATION, _LAUNCH, _HOST, _UNKNOWN = range(len(PIECE_KINDS))
-_STRING = pl.String()
+_STRING_TYPE = pl.String()
 BEFORE_TRACE_NS = np.iinfo(np.int64).min // 4
 """Start of host work that nothing in the trace precedes."""
 
@@ -336,7 +336,7 @@ def _pieces_between(rank: Rank, chains: _Chains) -> tuple[pl.DataFrame, Ints]:
     return table, np.concatenate([before_gpu, before_gap[gaps], followed_piece[hosts]])
 
 
-def _text(rank: Rank, column: str, rows: Ints, dtype: pl.DataType = _STRING) -> pl.Series:
+def _text(rank: Rank, column: str, rows: Ints, dtype: pl.DataType = _STRING_TYPE) -> pl.Series:
     """Return a text column of the labelled table at some rows."""
     return rank.labelled[column][rows].cast(dtype)
 

@@ -21,7 +21,7 @@ from tracekit.diffs.comparability import check_formats, find_obstacles
 from tracekit.diffs.load_runs import Side, read_baseline
 from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.runs import Run, centre_of_runs
-from tracekit.documents.baseline import FORMAT, BaselineTables
+from tracekit.documents.baseline import BASELINE_FORMAT, BaselineTables
 from tracekit.documents.coding import encode, to_plain
 from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, OptionError
@@ -56,7 +56,11 @@ def dump(side: Side) -> str:
      "tracekit": "..."
     }
     """
-    document: dict[str, Any] = {**_role_data(side), "format": FORMAT, "tracekit": __version__}
+    document: dict[str, Any] = {
+        **_role_data(side),
+        "format": BASELINE_FORMAT,
+        "tracekit": __version__,
+    }
     main_role = side.runs[0].main_role
     if side.other_roles and main_role is not None:
         roles = {name: _role_data(side.of_role(name)) for name in side.other_roles}

@@ -25,7 +25,7 @@ from tracekit.documents import diff as documents
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import CheckResult
 from tracekit.report.ci.write import write_diff
-from tracekit.report.notebook import WIDTH, screen_html
+from tracekit.report.notebook import NOTEBOOK_WIDTH, screen_html
 from tracekit.report.terminal.changes import render_diff
 from tracekit.schema import LABELS
 
@@ -87,7 +87,7 @@ class Diff(HasDocument):
         write_diff(self.document, path, analyses=self.analyses)
 
     def _repr_html_(self) -> str:
-        return screen_html(render_diff(self.document, width=WIDTH))
+        return screen_html(render_diff(self.document, width=NOTEBOOK_WIDTH))
 
     @property
     def _title(self) -> str:
@@ -134,7 +134,7 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
     findings = compare_findings(old, new)
     document = documents.DiffDocument(
         tracekit=__version__,
-        format=documents.FORMAT,
+        format=documents.DIFF_FORMAT,
         before=side_summary(old),
         after=side_summary(new),
         obstacles=obstacles,

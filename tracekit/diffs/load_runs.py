@@ -23,12 +23,10 @@ from tracekit.diffs.run_samples import from_analysis, from_whole_run
 from tracekit.diffs.runs import Run
 from tracekit.diffs.samples import SAMPLES, make_samples, slow_step_samples
 from tracekit.documents.analysis import AnalysisDocument
-from tracekit.documents.baseline import FORMAT as BASELINE_FORMAT
-from tracekit.documents.baseline import BaselineDocument, CellTime, RoleBaseline
+from tracekit.documents.baseline import BASELINE_FORMAT, BaselineDocument, CellTime, RoleBaseline
 from tracekit.documents.coding import read_document, rows, saved_format
 from tracekit.documents.diff import TimelineCell
-from tracekit.documents.late import FORMAT as LATE_FORMAT
-from tracekit.documents.late import LateDocument
+from tracekit.documents.late import LATE_FORMAT, LateDocument
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers.remote import public_url
 from tracekit.report.write import document_of

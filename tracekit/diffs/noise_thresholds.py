@@ -19,7 +19,7 @@ import numpy as np
 from tracekit.diffs import stats
 from tracekit.diffs.metrics import Floor, Metric, resolve
 from tracekit.diffs.runs import Run, centre_of_runs, samples_of_metric
-from tracekit.diffs.samples import LABEL_SETS
+from tracekit.diffs.samples import COMPARED_LABEL_SETS
 from tracekit.errors import OptionError
 from tracekit.schema import COMMUNICATION_LABELS
 
@@ -123,7 +123,7 @@ def _error_of_means(metric: Metric, baseline: Sequence[Run]) -> float:
 
 def label_ms_per_step(key: str, runs: Sequence[Run]) -> float:
     """Return the milliseconds per step that a label, or the labels of a set (communication, copy), ran."""
-    labels = LABEL_SETS.get(key, (key,))
+    labels = COMPARED_LABEL_SETS.get(key, (key,))
     return sum(centre_of_runs(runs, f"label_ms.{label}") or 0.0 for label in labels)
 
 

@@ -27,10 +27,10 @@ from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.runs import Run
 from tracekit.diffs.verdict import compare_free_steps, judge
 from tracekit.documents.coding import HasDocument
-from tracekit.documents.gate import FORMAT, CheckResult, GateDocument, Settings
+from tracekit.documents.gate import GATE_FORMAT, CheckResult, GateDocument, Settings
 from tracekit.errors import InputError, OptionError
 from tracekit.report.ci.write import write_gate
-from tracekit.report.notebook import WIDTH, screen_html
+from tracekit.report.notebook import NOTEBOOK_WIDTH, screen_html
 from tracekit.report.terminal.changes import render_gate
 
 EXIT_CODES = {"pass": 0, "regressed": 1, "inconclusive": 3}
@@ -71,7 +71,7 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
         findings = compare_findings(self.baseline, self.candidate)
         return GateDocument(
             tracekit=__version__,
-            format=FORMAT,
+            format=GATE_FORMAT,
             name=config.name or UNSET,
             verdict=self.verdict,
             exit_code=self.exit_code,
@@ -97,7 +97,7 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
         return f"<GateResult: {self.verdict}, {len(self.checks)} checked>"
 
     def _repr_html_(self) -> str:
-        return screen_html(render_gate(self.to_document(), width=WIDTH))
+        return screen_html(render_gate(self.to_document(), width=NOTEBOOK_WIDTH))
 
 
 def gate(

@@ -14,7 +14,7 @@ from tracekit.documents.analysis import RankFigures, StepFigures, StepTime
 from tracekit.metrics.step_time import find_unusual
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, conform
 
-LABEL_SETS = {"communication": COMMUNICATION_LABELS, "copy": COPY_LABELS}
+COMPARED_LABEL_SETS = {"communication": COMMUNICATION_LABELS, "copy": COPY_LABELS}
 _PREFIXES_OF_TIMES = ("exposed_ms.", "label_ms.")
 _TIMES_OF_STEP = ("compute_ms", "wait_ms", "idle_ms")
 _HIDDEN_PREFIX = "hidden "
@@ -134,7 +134,7 @@ def _figures(records: Sequence[StepFigures]) -> pl.DataFrame:
     """
     budgets = [record.time_budget for record in records]
     exposed = _by_label([budget.exposed_ns for budget in budgets])
-    for set_name, labels in LABEL_SETS.items():
+    for set_name, labels in COMPARED_LABEL_SETS.items():
         if not exposed.keys().isdisjoint(labels):
             members = [exposed[label] for label in labels if label in exposed]
             exposed[set_name] = [sum(times) for times in zip(*members, strict=True)]
@@ -148,7 +148,11 @@ def _figures(records: Sequence[StepFigures]) -> pl.DataFrame:
         "span_ns": [record.span_ns for record in records],
         "compute_ms": [budget.compute_ns for budget in budgets],
         **{f"exposed_ms.{label}": ns for label, ns in exposed.items()},
-        **{f"label_ms.{label}": ns for label, ns in label_ns.items() if label not in LABEL_SETS},
+        **{
+            f"label_ms.{label}": ns
+            for label, ns in label_ns.items()
+            if label not in COMPARED_LABEL_SETS
+        },
         "wait_ms": [record.bubble.wait_ns for record in records],
         "idle_ms": [budget.idle for budget in budgets],
         "bubble_ms": [_bubble_ns(record) for record in records],
@@ -180,7 +184,7 @@ def _exposed_by_cause(record: StepFigures) -> dict[str, int]:
 def _overlapping_ns(record: StepFigures) -> dict[str, float]:
     """Return the hidden time and the whole time of each label and set of which they are known and not 0."""
     label_ns: dict[str, int] = {**record.label_ns}
-    for set_name, labels in LABEL_SETS.items():
+    for set_name, labels in COMPARED_LABEL_SETS.items():
         label_ns[set_name] = sum(record.label_ns.get(label, 0) for label in labels)
     label_ns |= record.set_ns
     times = {}

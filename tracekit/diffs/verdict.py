@@ -17,7 +17,7 @@ from tracekit.diffs import stats
 from tracekit.diffs.comparability import FreeStepOfSide
 from tracekit.diffs.metrics import Metric, Requirement, resolve
 from tracekit.diffs.runs import Run, samples_of_metric
-from tracekit.diffs.samples import LABEL_SETS
+from tracekit.diffs.samples import COMPARED_LABEL_SETS
 from tracekit.documents.diff import Verdict
 from tracekit.documents.gate import CheckResult, Counts, GateSettings
 
@@ -178,14 +178,15 @@ def default_metrics(
             continue
         if metric.key is None or _can_exceed_floor(metric, candidate, baseline, rules):
             metrics.append(metric)
-    labels = [metric for metric in metrics if metric.key not in LABEL_SETS]
+    labels = [metric for metric in metrics if metric.key not in COMPARED_LABEL_SETS]
     # A set with the values of a single label is the same metric twice: it would only weaken the
     # correction.
     label_values = {_values_of_runs(metric, every_run) for metric in labels}
     sets = [
         metric
         for metric in metrics
-        if metric.key in LABEL_SETS and _values_of_runs(metric, every_run) not in label_values
+        if metric.key in COMPARED_LABEL_SETS
+        and _values_of_runs(metric, every_run) not in label_values
     ]
     return sorted([*labels, *sets], key=lambda metric: metric.name != "step_ms")
 

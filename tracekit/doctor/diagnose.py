@@ -25,7 +25,7 @@ from tracekit.doctor.findings import (
 )
 from tracekit.documents.analysis import Budget, TimedStep
 from tracekit.documents.coding import HasDocument
-from tracekit.documents.doctor import FORMAT, DoctorDocument, DoctorFinding
+from tracekit.documents.doctor import DOCTOR_FORMAT, DoctorDocument, DoctorFinding
 from tracekit.errors import Notice, NoticeValues
 from tracekit.metrics.completeness import (
     add_launch_times,
@@ -125,7 +125,7 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
     def to_document(self) -> DoctorDocument:
         """Return the JSON document (``format: tracekit.doctor/1``)."""
         fields = {
-            "format": FORMAT,
+            "format": DOCTOR_FORMAT,
             "paths": self.paths,
             "reader": self.reader,
             "versions": _merge_versions(fact.source.versions for fact in self.facts),

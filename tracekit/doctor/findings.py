@@ -73,8 +73,10 @@ class _Texts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recipes: Mapping[str, str]
 
 
-TEXTS = msgspec.toml.decode(Path(__file__).with_name("findings.toml").read_bytes(), type=_Texts)
-RECIPES = {**TEXTS.recipes, **dict.fromkeys(PYTORCH_READERS, TEXTS.recipes["kineto"])}
+DOCTOR_TEXTS = msgspec.toml.decode(
+    Path(__file__).with_name("findings.toml").read_bytes(), type=_Texts
+)
+RECIPES = {**DOCTOR_TEXTS.recipes, **dict.fromkeys(PYTORCH_READERS, DOCTOR_TEXTS.recipes["kineto"])}
 """Code that makes a whole recording, by recording tool."""
 
 
@@ -166,7 +168,7 @@ def _apply_rules(facts: Sequence[RankFacts]) -> Iterable[DoctorFinding]:
     for code, applies in FINDING_RULES.items():
         affected = [fact for fact in facts if applies(fact)]
         if affected:
-            text = TEXTS.rules[code]
+            text = DOCTOR_TEXTS.rules[code]
             ranks = [fact.rank for fact in affected]
             yield text.finding(code, text.problem, ranks, affected[0].source.reader)
 
@@ -181,7 +183,7 @@ def _missing_ranks(facts: Sequence[RankFacts]) -> Iterable[DoctorFinding]:
     count, first = absent_ranks(sources, most=MAX_MISSING_RANKS_LISTED)
     if count:
         problem = f"{count} of {size} ranks {'is' if count == 1 else 'are'} not here: {listing(map(str, first))}"
-        yield TEXTS.notices["missing-ranks"].finding("missing-ranks", problem, first)
+        yield DOCTOR_TEXTS.notices["missing-ranks"].finding("missing-ranks", problem, first)
 
 
 _COVERED_BY_RULES = frozenset(("no-gpu-events", "graph-mode", "no-launch", "no-ranges"))
@@ -202,14 +204,14 @@ def _from_notices(
     for members in groups.values():
         ranks = [rank for rank, _ in members]
         first = members[0][1]
-        text = TEXTS.notices.get(first.code, TEXTS.notices["damaged"])
+        text = DOCTOR_TEXTS.notices.get(first.code, DOCTOR_TEXTS.notices["damaged"])
         yield text.finding(first.code, notice_sentence(first), ranks, reader)
 
 
 def _unreadable_files(files: Sequence[tuple[str, str]]) -> Iterable[DoctorFinding]:
     for path, message in files:
         text = message if path in message else f"{path}: {message}"
-        yield TEXTS.notices["unreadable"].finding("unreadable", text, ())
+        yield DOCTOR_TEXTS.notices["unreadable"].finding("unreadable", text, ())
 
 
 EXTRA_RULES: dict[str, Callable[[RankFacts], bool]] = {
@@ -226,4 +228,4 @@ EXTRA_RULES: dict[str, Callable[[RankFacts], bool]] = {
 
 def find_extras(facts: Sequence[RankFacts]) -> list[Extra]:
     """Return the optional recordings that some rank lacks."""
-    return [extra for extra in TEXTS.extras if any(map(EXTRA_RULES[extra.code], facts))]
+    return [extra for extra in DOCTOR_TEXTS.extras if any(map(EXTRA_RULES[extra.code], facts))]

@@ -14,7 +14,7 @@ from tracekit.documents.memory import MemoryContents
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice
 
-FORMAT: Literal["tracekit.analysis/2"] = "tracekit.analysis/2"
+ANALYSIS_FORMAT: Literal["tracekit.analysis/2"] = "tracekit.analysis/2"
 
 NotNegative = Annotated[int, Meta(ge=0)]
 """A time or a count. Sums and shares of measured time rest on these."""

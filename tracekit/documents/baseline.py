@@ -9,7 +9,7 @@ from tracekit.documents.analysis import Kernel, NotNegative
 from tracekit.documents.diff import Count, Facts
 from tracekit.documents.findings import Finding
 
-FORMAT: Literal["tracekit.baseline/1"] = "tracekit.baseline/1"
+BASELINE_FORMAT: Literal["tracekit.baseline/1"] = "tracekit.baseline/1"
 
 
 class RunSamples(Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-FORMAT: Literal["tracekit.diff/1"] = "tracekit.diff/1"
+DIFF_FORMAT: Literal["tracekit.diff/1"] = "tracekit.diff/1"
 Verdict = Literal["pass", "improved", "regressed", "inconclusive"]
 WorkUnit = Literal["token", "micro-batch", "TFLOP", "launch"]
 Count = Annotated[int, Meta(ge=1)]

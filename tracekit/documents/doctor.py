@@ -9,7 +9,7 @@ from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
 from tracekit.schema import ProcessGroup
 
-FORMAT: Literal["tracekit.doctor/1"] = "tracekit.doctor/1"
+DOCTOR_FORMAT: Literal["tracekit.doctor/1"] = "tracekit.doctor/1"
 
 
 class RecordedRank(Struct, frozen=True):

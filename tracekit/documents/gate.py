@@ -16,7 +16,7 @@ from tracekit.documents.diff import (
     SideEntry,
 )
 
-FORMAT: Literal["tracekit.gate/1"] = "tracekit.gate/1"
+GATE_FORMAT: Literal["tracekit.gate/1"] = "tracekit.gate/1"
 
 
 class Counts(Struct, frozen=True):

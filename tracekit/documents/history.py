@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-FORMAT: Literal["tracekit.history/1"] = "tracekit.history/1"
+HISTORY_FORMAT: Literal["tracekit.history/1"] = "tracekit.history/1"
 
 
 class HistoryPoint(Struct, frozen=True):

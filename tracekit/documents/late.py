@@ -7,7 +7,7 @@ from msgspec import Struct
 from tracekit.documents.findings import Share
 from tracekit.errors import Notice
 
-FORMAT: Literal["tracekit.late/1"] = "tracekit.late/1"
+LATE_FORMAT: Literal["tracekit.late/1"] = "tracekit.late/1"
 
 
 class RecordingEntry(Struct, frozen=True):

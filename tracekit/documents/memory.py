@@ -8,8 +8,8 @@ from msgspec import Struct
 from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
 
-FORMAT: Literal["tracekit.memory/1"] = "tracekit.memory/1"
-DIFF_FORMAT: Literal["tracekit.memory-diff/1"] = "tracekit.memory-diff/1"
+MEMORY_FORMAT: Literal["tracekit.memory/1"] = "tracekit.memory/1"
+MEMORY_DIFF_FORMAT: Literal["tracekit.memory-diff/1"] = "tracekit.memory-diff/1"
 
 
 class SnapshotPlace(Struct, frozen=True):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-FORMAT: Literal["tracekit.schedule/1"] = "tracekit.schedule/1"
+SCHEDULE_FORMAT: Literal["tracekit.schedule/1"] = "tracekit.schedule/1"
 Time = int | float
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 from tracekit.errors import Notice
 from tracekit.schema import Recording, Source
 
-FORMAT: Literal["tracekit.store/3"] = "tracekit.store/3"
+STORE_FORMAT: Literal["tracekit.store/3"] = "tracekit.store/3"
 TABLES_FORMAT: Literal["tracekit.tables/9"] = "tracekit.tables/9"
 
 

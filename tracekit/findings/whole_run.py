@@ -14,7 +14,7 @@ from tracekit.findings.ranks import rank_findings
 
 CODES = {"host": "late_host", "gpu": "slow_rank", None: "slow_rank"}
 """Code of a finding by the cause of a rank's lateness."""
-MAX_PLACES = 8
+MAX_RECORDED_PLACES = 8
 """Places in the traces that a finding lists."""
 
 
@@ -103,7 +103,7 @@ def _recorded_places(context: Context, fact: LateRanks) -> tuple[Place, ...]:
         ["rank", "step"], keep="first", maintain_order=True
     )
     rows = first.select("rank", "step", "start_ns", "end_ns", pl.col("what").cast(pl.String)).head(
-        MAX_PLACES
+        MAX_RECORDED_PLACES
     )
     return places_of(rows)
 

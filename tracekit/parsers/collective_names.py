@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from math import prod
 
-ELEMENT_BYTES: Mapping[str, int] = {
+BYTES_OF_ELEMENT: Mapping[str, int] = {
     "bool": 1,
     "byte": 1,
     "char": 1,
@@ -61,7 +61,7 @@ _OPS = {
 }
 """One name for operations that PyTorch and NCCL name in several ways; others keep theirs."""
 
-_MESSAGE = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
+_MESSAGE_NAME = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 
 
 def operation_name(name: str) -> str:
@@ -82,7 +82,7 @@ def message_ranks(name: str) -> tuple[int, int] | None:
     >>> message_ranks("nccl:recv 3<-2"), message_ranks("nccl:all_reduce")
     ((3, 2), None)
     """
-    match = _MESSAGE.search(name)
+    match = _MESSAGE_NAME.search(name)
     return (int(match[2]), int(match[3])) if match else None
 
 
@@ -101,7 +101,7 @@ def tensor_bytes(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> int |
         dtypes = [dtypes[0]] * len(sizes) if len(set(dtypes)) == 1 else []
     total = 0
     for size, dtype in zip(sizes, dtypes, strict=False):
-        element = ELEMENT_BYTES.get(dtype.lower())
+        element = BYTES_OF_ELEMENT.get(dtype.lower())
         if element is None or any(dimension < 0 for dimension in size):
             return None
         total += element * prod(size)

@@ -41,7 +41,7 @@ from tracekit.parsers.source_refs import (
 from tracekit.schema import PYTORCH_READERS
 
 STORE_MANIFEST = "tracekit-store.json"
-_TRACE_SUFFIX = re.compile(
+_SUFFIX_OF_TRACES = re.compile(
     r"\.(json|json\.gz|sqlite|arrow|nsys-rep|parquetdir|arrowdir|pftrace|pftrace\.gz|perfetto-trace)$",
     re.IGNORECASE,
 )
@@ -277,7 +277,9 @@ def _discovery(path: str, files: Mapping[str, SourceRef | FileType]) -> Discover
     if not refs and not recordings:
         named_like_traces = []
         for other, file_type in others.items():
-            is_damaged = file_type.is_unreadable and _TRACE_SUFFIX.search(other.name) is not None
+            is_damaged = (
+                file_type.is_unreadable and _SUFFIX_OF_TRACES.search(other.name) is not None
+            )
             if is_damaged or _looks_like_trace(other):
                 named_like_traces.append(f"{other.name} {file_type.why}")
         reasons = f": {listing(named_like_traces, most=2)}" if named_like_traces else ""
@@ -306,7 +308,7 @@ def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> l
     reasons: list[str] = []
     for file, file_type in others.items():
         rank = file_type.rank
-        if not _TRACE_SUFFIX.search(file.name):
+        if not _SUFFIX_OF_TRACES.search(file.name):
             continue
         if rank is not None and rank not in ranks and file_type.is_unreadable:
             values: NoticeValues = {
@@ -327,7 +329,7 @@ def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> l
 def _looks_like_trace(path: Path) -> bool:
     """Return whether a file is named like the trace of a rank."""
     is_named = rank_in_name(path.name) is not None or "trace" in path.name
-    return is_named and _TRACE_SUFFIX.search(path.name) is not None
+    return is_named and _SUFFIX_OF_TRACES.search(path.name) is not None
 
 
 def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], list[Notice]]:

@@ -48,7 +48,7 @@ MAX_STACK_FRAMES = 32
 """Frames that are kept of the stack of a dump's last operation."""
 MAX_DURATION_MS = 1e12
 """Longest duration that is believed, 30 years: more is damage."""
-_COLUMN_TYPES = {
+_TYPES_OF_COLUMNS = {
     name: dtype for name, dtype in COLLECTIVES.items() if dtype in (pl.Int64, pl.Boolean)
 }
 _DUMP_AGAIN = "dump it again with torch._C._distributed_c10d._dump_nccl_trace()"
@@ -102,7 +102,7 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
     columns, content_rank = _columns(entries, groups)
     rank_from = "content" if content_rank is not None else "name"
     rank = content_rank if content_rank is not None else rank
-    frame = pl.DataFrame(columns, schema_overrides=_COLUMN_TYPES, strict=False).with_columns(
+    frame = pl.DataFrame(columns, schema_overrides=_TYPES_OF_COLUMNS, strict=False).with_columns(
         rank=pl.lit(rank, COLLECTIVES["rank"]),
         source=pl.lit("flight_recorder", COLLECTIVES["source"]),
     )
@@ -196,7 +196,7 @@ def _read_groups(config: object) -> dict[str, ProcessGroup]:
     return groups
 
 
-_COLUMNS = (
+_ENTRY_COLUMNS = (
     "id",
     "group",
     "sequence",
@@ -230,7 +230,7 @@ def _columns(
     names = [_group_name(entry) for entry in entries]
     is_message = _find_messages(entries, ops)
     peers, content_rank = _find_peers(entries, names, groups, ops)
-    columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    columns: dict[str, list[Any]] = {name: [] for name in _ENTRY_COLUMNS}
     for position, entry in enumerate(entries):
         name = names[position]
         sequence = entry.p2p_seq_id if is_message[position] else entry.collective_seq_id

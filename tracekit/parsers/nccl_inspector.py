@@ -30,7 +30,7 @@ MAX_LINE_BYTES = 1 << 20
 """Longest line: an operation on 64 channels takes 16 KB."""
 GPU_TIMINGS = ("kernel_gpu", "kernel_cpu")
 """Sources of a duration that is the kernel's. ``collective_cpu`` is the time of the host's call."""
-_RECORD_AGAIN = "record it with NCCL_INSPECTOR_ENABLE=1 and NCCL_INSPECTOR_DUMP_VERBOSE=1"
+_HOW_TO_RECORD = "record it with NCCL_INSPECTOR_ENABLE=1 and NCCL_INSPECTOR_DUMP_VERBOSE=1"
 
 
 class _InspectorHeader(msgspec.Struct):
@@ -124,7 +124,7 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
             group_sizes[header.id] = header.n_ranks
         _add_row(columns, line)
     if metadata is None:
-        raise InputError(f"{shown}: has no line of an NCCL Inspector log", hint=_RECORD_AGAIN)
+        raise InputError(f"{shown}: has no line of an NCCL Inspector log", hint=_HOW_TO_RECORD)
     if len(processes) > 1:
         raise InputError(
             f"{shown}: holds lines of {len(processes)} processes", hint="name one log per process"

@@ -19,16 +19,16 @@ import polars as pl
 from tracekit.errors import InputError
 from tracekit.schema import conform
 
-COMPUTE = {"forward-compute": "F", "backward-compute": "B"}
+CELL_OPERATIONS = {"forward-compute": "F", "backward-compute": "B"}
 """Operations that are pipeline cells, and the kind of cell."""
-MESSAGES = {
+MESSAGE_OPERATIONS = {
     "forward-send": ("F", 1),
     "forward-recv": ("F", -1),
     "backward-send": ("B", -1),
     "backward-recv": ("B", 1),
 }
 """Messages between pipeline ranks: the pass they serve, and how far the other rank is away."""
-OPERATIONS = pl.Schema(
+TIMELINE_OPERATIONS = pl.Schema(
     {
         "replica": pl.Int32(),  # of the data-parallel group
         "pipeline_rank": pl.Int32(),
@@ -45,7 +45,7 @@ OPERATIONS = pl.Schema(
 """One row per operation."""
 MAX_FILE_BYTES = 2 << 30
 """A longer file is not read: the largest published one has 27 MB."""
-_THREAD_NAME = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6}), ([\w-]+)")
+_THREAD_NAME_PATTERN = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6}), ([\w-]+)")
 _HINT = "give a timeline of operations such as forward-compute, one event each"
 
 
@@ -75,7 +75,7 @@ class OperationTimeline(msgspec.Struct, frozen=True, eq=False):
     """Operations of one timeline."""
 
     operations: pl.DataFrame
-    """A row per operation (``OPERATIONS``), sorted by replica, rank and start."""
+    """A row per operation (``TIMELINE_OPERATIONS``), sorted by replica, rank and start."""
     left_out: int
     """Operations that end before they start."""
 
@@ -119,12 +119,13 @@ def read_operation_timeline(path: str | Path) -> OperationTimeline:
                 event.dur,
             )
         )
-    if not any(row[4] in COMPUTE for row in rows):
+    if not any(row[4] in CELL_OPERATIONS for row in rows):
         raise InputError(
-            f"{path}: is not a timeline of operations: no {' or '.join(COMPUTE)}", hint=_HINT
+            f"{path}: is not a timeline of operations: no {' or '.join(CELL_OPERATIONS)}",
+            hint=_HINT,
         )
     start_ns = (pl.col("ts") * 1000).round().cast(pl.Int64)
-    columns = [*list(OPERATIONS)[:8], "ts", "dur"]
+    columns = [*list(TIMELINE_OPERATIONS)[:8], "ts", "dur"]
     table = pl.DataFrame(rows, schema=columns, orient="row").with_columns(
         start_ns=start_ns, end_ns=start_ns + (pl.col("dur") * 1000).round().cast(pl.Int64)
     )
@@ -134,7 +135,9 @@ def read_operation_timeline(path: str | Path) -> OperationTimeline:
         raise InputError(problem, hint=_HINT)
     timed = table.filter(pl.col("dur") >= 0)
     order = ("replica", "pipeline_rank", "tensor_rank", "start_ns", "end_ns")
-    return OperationTimeline(conform(timed, OPERATIONS).sort(order), table.height - timed.height)
+    return OperationTimeline(
+        conform(timed, TIMELINE_OPERATIONS).sort(order), table.height - timed.height
+    )
 
 
 def _decode(path: Path) -> list[_TimelineEvent]:
@@ -157,7 +160,7 @@ def _threads(events: list[_TimelineEvent]) -> dict[tuple[int, int], tuple[int, i
     places = {}
     for event in events:
         if event.ph == "M" and event.name == "thread_name" and event.args.name:
-            match = _THREAD_NAME.fullmatch(event.args.name)
+            match = _THREAD_NAME_PATTERN.fullmatch(event.args.name)
             if match:
                 places[event.pid, event.tid] = int(match[1]), int(match[2])
     return places

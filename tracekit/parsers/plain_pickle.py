@@ -20,7 +20,7 @@ import numpy as np
 from tracekit._loops import pickle_check
 from tracekit.errors import InputError
 
-MAX_DEPTH = 64
+MAX_PICKLE_DEPTH = 64
 """Largest nesting of containers. A memory snapshot nests 7 deep."""
 MAX_INTEGER_BYTES = 16
 """Longest integer. Addresses and nanoseconds take 9 bytes at most."""
@@ -41,7 +41,7 @@ _PROBLEMS = {
     pickle_check.CALLS: "names or calls a class or a function at byte {position:,}, which is never loaded",
     pickle_check.UNKNOWN_OPCODE: "has an opcode at byte {position:,} that plain values do not need",
     pickle_check.LONG_NUMBER: f"has a number of more than {MAX_INTEGER_BYTES} bytes at byte {{position:,}}",
-    pickle_check.TOO_DEEP: f"nests values more than {MAX_DEPTH} deep at byte {{position:,}}",
+    pickle_check.TOO_DEEP: f"nests values more than {MAX_PICKLE_DEPTH} deep at byte {{position:,}}",
     pickle_check.TOO_LARGE: "expands to an unreasonable number of values at byte {position:,}",
     pickle_check.CHANGES_SHARED: "changes a value that it uses elsewhere at byte {position:,}",
     pickle_check.CONTAINER_AS_KEY: "has a key that is no text, or too many that are numbers, at byte {position:,}",
@@ -106,7 +106,7 @@ def _find_problem(data: bytes) -> str | None:
     max_expanded = max(MIN_EXPANDED_LIMIT, MAX_EXPANDED_PER_BYTE * size)
     result = pickle_check.check_pickle(
         memoryview(data),
-        MAX_DEPTH,
+        MAX_PICKLE_DEPTH,
         MAX_INTEGER_BYTES,
         max_expanded,
         stack,

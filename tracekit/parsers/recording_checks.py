@@ -20,7 +20,7 @@ SIZES_MAY_DIFFER = ("all_to_all", "gather", "scatter", "coalesced")
 MIN_TIMES_OF_A_COPY = 4
 """Entries with a time from which two equal series of times are one file, copied."""
 
-_IDENTITY = ("group", "sequence", "op", "is_message", "peer", "bytes", "enqueued_ns")
+_OPERATION_IDENTITY = ("group", "sequence", "op", "is_message", "peer", "bytes", "enqueued_ns")
 """What no two operations of a rank have in common: the host calls one after the other."""
 
 
@@ -42,7 +42,9 @@ def _without_repetitions(
     notices = []
     for part in parts:
         table = part.collectives
-        is_first = pl.struct(_IDENTITY).is_first_distinct() | pl.col("enqueued_ns").is_null()
+        is_first = (
+            pl.struct(_OPERATION_IDENTITY).is_first_distinct() | pl.col("enqueued_ns").is_null()
+        )
         unique_table = table.filter(is_first)
         repeated = len(table) - len(unique_table)
         if repeated:

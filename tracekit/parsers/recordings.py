@@ -22,7 +22,7 @@ from tracekit.parsers.recording_checks import without_contradictions
 from tracekit.parsers.source_refs import SourceRef, file_listing
 from tracekit.schema import COLLECTIVE_STATES, COLLECTIVES, ProcessGroup, RankCollectives, Recording
 
-READERS: Mapping[str, Callable[..., RankCollectives]] = {
+RECORDING_READERS: Mapping[str, Callable[..., RankCollectives]] = {
     FLIGHT_RECORDER: flight_recorder.read,
     NCCL_INSPECTOR: nccl_inspector.read,
 }
@@ -86,7 +86,7 @@ def read_recordings(refs: Iterable[SourceRef]) -> Recordings:
 def read_recording(ref: SourceRef) -> RankCollectives:
     """Read one dump or log."""
     with remote.fetch_to_local(ref.path) as local:
-        part = READERS[ref.reader](local, rank=ref.rank, name=ref.path)
+        part = RECORDING_READERS[ref.reader](local, rank=ref.rank, name=ref.path)
     return replace(part, source=structs.replace(part.source, path=ref.path))
 
 

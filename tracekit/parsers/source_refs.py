@@ -20,7 +20,7 @@ MAX_RANKS = 10_000_000
 error."""
 MAX_DIGITS = 18
 """Longest number that is read: Python refuses to read very long ones."""
-MAX_SHOWN_CHARS = 100
+MAX_SHOWN_OPTION_CHARS = 100
 """Characters of an option that a message repeats."""
 RankChoice = str | Collection[int]
 """Ranks to read: their numbers, or text such as ``0,4-6``."""
@@ -48,7 +48,8 @@ def _numbers_in_text(text: str) -> tuple[int, ...]:
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise _no_rank_error(text, part)
         if max(len(first), len(last)) > MAX_DIGITS or int(last or first) >= MAX_RANKS:
-            problem = f"ranks {text[:MAX_SHOWN_CHARS]}: {(last or first)[:MAX_SHOWN_CHARS]} is more than any run has"
+            number = (last or first)[:MAX_SHOWN_OPTION_CHARS]
+            problem = f"ranks {text[:MAX_SHOWN_OPTION_CHARS]}: {number} is more than any run has"
             raise OptionError(problem, hint="write 0,2 or 0-7")
         if dash and int(last) < int(first):
             raise _no_rank_error(text, part)
@@ -57,7 +58,7 @@ def _numbers_in_text(text: str) -> tuple[int, ...]:
 
 
 def _no_rank_error(text: str, part: str) -> OptionError:
-    problem = f"ranks {text[:MAX_SHOWN_CHARS]}: {part.strip()[:MAX_SHOWN_CHARS]!r} is not a rank"
+    problem = f"ranks {text[:MAX_SHOWN_OPTION_CHARS]}: {part.strip()[:MAX_SHOWN_OPTION_CHARS]!r} is not a rank"
     return OptionError(problem, hint="write 0,2 or 0-7")
 
 

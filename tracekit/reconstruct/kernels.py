@@ -18,7 +18,7 @@ UNUSED, FORWARD, AUTOGRAD, LOOSE_WGRAD, MESSAGE = range(5)
 """Categories of GPU events: not used here, kernel of a forward, kernel run by the autograd engine,
 weight gradient run outside the engine, point-to-point message."""
 
-_CATEGORIES = {
+_CATEGORY_OF_LABEL = {
     "forward": FORWARD,
     **dict.fromkeys(("dgrad", "backward", "recompute"), AUTOGRAD),
     "wgrad": LOOSE_WGRAD,  # AUTOGRAD if it belongs to an autograd node
@@ -76,7 +76,9 @@ def _categories(
         annotations: Ranges around each event's launch.
     """
     # Code -1: no label.
-    of_label = np.array([_CATEGORIES.get(label, UNUSED) for label in LABELS] + [UNUSED], np.int8)
+    of_label = np.array(
+        [_CATEGORY_OF_LABEL.get(label, UNUSED) for label in LABELS] + [UNUSED], np.int8
+    )
     category = of_label[codes]
     category[(category == LOOSE_WGRAD) & present(rows["node"])] = AUTOGRAD
     # What is done once for the gradients of all micro-batches belongs to no cell.

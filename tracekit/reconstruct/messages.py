@@ -13,7 +13,7 @@ from tracekit.intervals import Intervals
 from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, LOOSE_WGRAD, MESSAGE
 from tracekit.schema import conform
 
-MESSAGES = pl.Schema(
+RANK_MESSAGES = pl.Schema(
     {
         "step": pl.Int64(),
         "kernel": pl.Int64(),  # messages of one batch share their kernel
@@ -33,7 +33,7 @@ MESSAGES = pl.Schema(
 
 
 def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
-    """Return the messages (``MESSAGES``) of a rank.
+    """Return the messages (``RANK_MESSAGES``) of a rank.
 
     Args:
         rows: GPU events of the rank, as ``prepare`` returns them.
@@ -57,7 +57,7 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
             inline=pl.col("stream").is_in(compute_streams.implode()),
         )
     )
-    return conform(table.with_columns(made=_carried_ops(table, chunks)), MESSAGES)
+    return conform(table.with_columns(made=_carried_ops(table, chunks)), RANK_MESSAGES)
 
 
 def _carried_ops(messages: pl.DataFrame, chunks: pl.DataFrame) -> pl.Series:
@@ -149,7 +149,7 @@ CONTENTION = pl.Schema(
 """Kernels with the same index in chunks of the same op and the same number of kernels are the same
 kernel."""
 
-_KERNEL = ["op", "size", "place"]
+_KERNEL_KEY = ["op", "size", "place"]
 
 
 def measure_contention(kernels: pl.DataFrame, messages: Intervals) -> pl.DataFrame:
@@ -182,14 +182,14 @@ def measure_contention(kernels: pl.DataFrame, messages: Intervals) -> pl.DataFra
         pl.Series("covered_ns", covered_ns), took_ns=pl.col("until_ns") - pl.col("start_ns")
     )
     is_alone = pl.col("covered_ns") == 0
-    measured = table.group_by(_KERNEL).agg(
+    measured = table.group_by(_KERNEL_KEY).agg(
         alone=is_alone.sum(),
         alone_ns=pl.col("took_ns").filter(is_alone).median(),
         beside=(~is_alone).sum(),
         took_ns=pl.col("took_ns").filter(~is_alone).sum(),
         beside_ns=pl.col("covered_ns").sum(),
     )
-    return conform(measured.sort(_KERNEL), CONTENTION)
+    return conform(measured.sort(_KERNEL_KEY), CONTENTION)
 
 
 def contention_losses(ranks: Sequence[pl.DataFrame]) -> pl.DataFrame:
@@ -205,8 +205,10 @@ def contention_losses(ranks: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """
     tables = [table.with_columns(rank=pl.lit(rank)) for rank, table in enumerate(ranks)]
     table = pl.concat([pl.DataFrame(schema=CONTENTION).with_columns(rank=pl.lit(0)), *tables])
-    usual = table.drop_nulls("alone_ns").group_by(_KERNEL).agg(usual_ns=pl.col("alone_ns").median())
-    table = table.join(usual, on=_KERNEL)
+    usual = (
+        table.drop_nulls("alone_ns").group_by(_KERNEL_KEY).agg(usual_ns=pl.col("alone_ns").median())
+    )
+    table = table.join(usual, on=_KERNEL_KEY)
     slowdown = (
         table.drop_nulls("alone_ns")
         .group_by("op", "size", "rank")

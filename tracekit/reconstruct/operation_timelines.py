@@ -5,14 +5,14 @@ from dataclasses import replace
 import polars as pl
 
 from tracekit.errors import InputError
-from tracekit.parsers.operation_timeline import COMPUTE, MESSAGES
+from tracekit.parsers.operation_timeline import CELL_OPERATIONS, MESSAGE_OPERATIONS
 from tracekit.reconstruct.rank_pipeline import RankPipeline, rank_pipeline
 from tracekit.schema import LABELLED, ProcessGroup, Source, conform
 
-LABELS = {
+LABEL_OF_OPERATION = {
     "forward-compute": "forward",
     "backward-compute": "backward",
-    **dict.fromkeys(MESSAGES, "pp_comm"),
+    **dict.fromkeys(MESSAGE_OPERATIONS, "pp_comm"),
     **dict.fromkeys(("params-all-gather", "grads-reduce-scatter"), "dp_comm"),
     **dict.fromkeys(
         ("embedding-grads-all-reduce", "layernorm-grads-all-reduce", "separate-grads-all-reduce"),
@@ -32,7 +32,7 @@ def pipelines_of_operations(operations: pl.DataFrame) -> list[RankPipeline]:
     Ranks are numbered replica by replica, in each by pipeline rank and then by tensor rank.
 
     Args:
-        operations: A table with the columns of ``parsers.operation_timeline.OPERATIONS``.
+        operations: A table with the columns of ``parsers.operation_timeline.TIMELINE_OPERATIONS``.
     """
     if (operations["chunk"].fill_null(0) > 0).any():
         hint = "timelines of interleaved schedules do not say which chunk a message is of"
@@ -67,9 +67,9 @@ def pipelines_of_operations(operations: pl.DataFrame) -> list[RankPipeline]:
 def _label_columns(tensor_ranks: int) -> dict[str, pl.Expr]:
     """Return the columns that classification would add, from an operation's name and numbers."""
     name = pl.col("name")
-    pass_of_name = dict(COMPUTE)
+    pass_of_name = dict(CELL_OPERATIONS)
     distance_of_message = {}
-    for message, (served_pass, distance) in MESSAGES.items():
+    for message, (served_pass, distance) in MESSAGE_OPERATIONS.items():
         pass_of_name[message] = served_pass
         distance_of_message[message] = distance
     letter = name.replace_strict(pass_of_name, default=None, return_dtype=pl.String)
@@ -77,12 +77,12 @@ def _label_columns(tensor_ranks: int) -> dict[str, pl.Expr]:
     direction = name.str.extract("-(send|recv)$")
     microbatch = pl.coalesce("microbatch", "number")
     verb = (
-        pl.when(name.is_in(list(MESSAGES)))
+        pl.when(name.is_in(list(MESSAGE_OPERATIONS)))
         .then(direction.str.to_uppercase() + "_")
         .otherwise(pl.lit(""))
     )
     annotation = pl.format("PP:{}{}{}{}", "pipeline_rank", verb, letter, microbatch)
-    label = name.replace_strict(LABELS, default=None, return_dtype=pl.String)
+    label = name.replace_strict(LABEL_OF_OPERATION, default=None, return_dtype=pl.String)
     return {
         "label": label,
         "pass": letter.replace_strict(

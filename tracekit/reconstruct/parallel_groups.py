@@ -38,7 +38,7 @@ class ParallelGroups:
     how many."""
 
 
-NODE = "node"
+NODE_SIZE = "node"
 """Name in a layout for the number of consecutive ranks on one machine; the other names are axes of
 the mesh."""
 
@@ -55,7 +55,7 @@ def split_layout(text: str | None) -> tuple[str | None, int | None]:
     node_sizes: list[str] = []
     for word in _words_of_layout(checked_text(text, "layout")):
         name, _, size = word.partition("=")
-        if name.strip() == NODE:
+        if name.strip() == NODE_SIZE:
             node_sizes.append(size.strip())
         else:
             axes.append(word)

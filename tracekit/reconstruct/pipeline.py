@@ -31,13 +31,22 @@ DETAILED = pl.Schema(
 )
 """Cells with their position in the pipeline, pair, first and last launch, layers, weight gradients
 and stalls; see ``CHUNKS`` for these columns."""
-IDENTITY = ("position", "op", "stage", "microbatch", "b_stage", "b_microbatch", "pair", "b_pair")
+CELL_IDENTITY = (
+    "position",
+    "op",
+    "stage",
+    "microbatch",
+    "b_stage",
+    "b_microbatch",
+    "pair",
+    "b_pair",
+)
 """Columns that tell what a cell is, independent of its times."""
-# Columns of IDENTITY, and the code of W.
-_POSITION = IDENTITY.index("position")
-_OP = IDENTITY.index("op")
+# Columns of CELL_IDENTITY, and the code of W.
+_POSITION = CELL_IDENTITY.index("position")
+_OP = CELL_IDENTITY.index("op")
 _WEIGHT_GRADIENT = CELL_OPS.index("W")
-# Columns of IDENTITY that name a cell, where stages are known and where they are not.
+# Columns of CELL_IDENTITY that name a cell, where stages are known and where they are not.
 _BY_STAGE = slice(0, 6)
 _BY_PAIR = [0, 1, 6, 7]
 
@@ -99,8 +108,10 @@ class Pipeline:
 
 
 def identity_numbers(detail: pl.DataFrame) -> Ints:
-    """Return the columns ``IDENTITY`` of cells as one matrix; -1 for null."""
-    return detail.select(pl.col(IDENTITY).to_physical().cast(pl.Int64).fill_null(-1)).to_numpy()
+    """Return the columns ``CELL_IDENTITY`` of cells as one matrix; -1 for null."""
+    return detail.select(
+        pl.col(CELL_IDENTITY).to_physical().cast(pl.Int64).fill_null(-1)
+    ).to_numpy()
 
 
 def has_same_order(pipeline: Pipeline, schedule: Schedule) -> bool:

@@ -20,7 +20,7 @@ from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice
 from tracekit.reconstruct.chunk_table import CHUNKS
-from tracekit.reconstruct.messages import MESSAGES
+from tracekit.reconstruct.messages import RANK_MESSAGES
 from tracekit.reconstruct.pipeline import DETAILED, STALL_COLUMNS, Pipeline, identity_numbers
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.reconstruct.segment import CONFIDENCE_COUNTED, CONFIDENCE_POSITION
@@ -36,7 +36,7 @@ Line = Sequence[int]
 """Ranks of a pipeline in stage order."""
 
 _CHUNK_OPS = ("F", "I", "W", "B")
-_OPS = pl.Enum(_CHUNK_OPS)
+_CHUNK_OP_TYPE = pl.Enum(_CHUNK_OPS)
 _WEIGHTS = _CHUNK_OPS.index("W")
 
 
@@ -95,7 +95,7 @@ class StepTables:
         self.chunks = collect("chunks", CHUNKS)
         # Peers are positions, null outside the line.
         positions = members.select("line", peer="rank", peer_position="position")
-        messages = collect("messages", MESSAGES)
+        messages = collect("messages", RANK_MESSAGES)
         messages = messages.join(positions, on=["line", "peer"], how="left", maintain_order="left")
         self.messages = messages.with_columns(peer="peer_position")
         # By instance, the parts that have chunks, by position.
@@ -153,7 +153,7 @@ def _encode_chunks(chunks: pl.DataFrame) -> Ints:
     doubt = (confidence <= CONFIDENCE_COUNTED).astype(np.int64) + (
         confidence <= CONFIDENCE_POSITION
     )
-    op = to_int64(chunks["op"].cast(_OPS).to_physical())
+    op = to_int64(chunks["op"].cast(_CHUNK_OP_TYPE).to_physical())
     numbers = [to_int64(chunks[name], -1) for name in ("pair", "beside", "stage", "microbatch")]
     return np.stack([op, doubt, *numbers], axis=1)
 

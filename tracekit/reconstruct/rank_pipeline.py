@@ -24,7 +24,7 @@ from tracekit.reconstruct.segment import CONFIDENCE_POSITION
 from tracekit.reconstruct.stalls import LANES, find_stalls, measure_lanes, time_of
 from tracekit.schema import STALL_CAUSES, ProcessGroup, Source
 
-TIMES = pl.Schema({"start_ns": pl.Int64(), "end_ns": pl.Int64()})
+START_AND_END = pl.Schema({"start_ns": pl.Int64(), "end_ns": pl.Int64()})
 STALLS = pl.Schema({"cause": pl.Enum(STALL_CAUSES), "start_ns": pl.Int64(), "end_ns": pl.Int64()})
 
 MAX_STEPS = 32
@@ -54,7 +54,7 @@ class RankPipeline:
     contention: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CONTENTION))
     shares_gpu: bool = False  # its process may use a part of the GPU's multiprocessors only
     # When the host waited for room in the GPU's queue.
-    full_queue: pl.DataFrame = field(default_factory=TIMES.to_frame)
+    full_queue: pl.DataFrame = field(default_factory=START_AND_END.to_frame)
 
     @cached_property
     def by_step(self) -> dict[int, tuple[pl.DataFrame, pl.DataFrame]]:
@@ -86,7 +86,7 @@ def _partition_by_step(table: pl.DataFrame) -> dict[int, pl.DataFrame]:
     return {int(rows["step"][0]): rows for rows in partitions}
 
 
-_COLUMNS = (
+_LABELLED_COLUMNS = (
     "id",
     "name",
     "label",
@@ -148,9 +148,9 @@ def rank_pipeline(
 
     """
     all_events = labelled if around is None else around
-    with_lost = labelled.select(_COLUMNS)
+    with_lost = labelled.select(_LABELLED_COLUMNS)
     if lost is not None and len(lost):
-        tables = [table for table in (with_lost, lost.select(_COLUMNS)) if len(table)]
+        tables = [table for table in (with_lost, lost.select(_LABELLED_COLUMNS)) if len(table)]
         with_lost = pl.concat(tables)
     sampled, notices = sample_steps(with_lost)
     rows = prepare(sampled)
@@ -186,7 +186,7 @@ def rank_pipeline(
         notices=(*notices, *_pairing_notices(rows, chunks)),
         contention=measure_contention(timed_kernels, time_of(rows, ("pp_comm",))),
         full_queue=pl.DataFrame(
-            {"start_ns": full_queue.start_ns, "end_ns": full_queue.end_ns}, schema=TIMES
+            {"start_ns": full_queue.start_ns, "end_ns": full_queue.end_ns}, schema=START_AND_END
         ),
     )
 

@@ -25,9 +25,9 @@ MIN_GAP_NS = 5_000
 """Shorter gaps between kernels occur on any busy GPU: they are part of what ran before or after
 them."""
 
-_WORK = (*COMPUTE_SET, "memory")
+_WORK_LABELS = (*COMPUTE_SET, "memory")
 _LABELS_OF_CAUSE = {
-    "other_work": _WORK,
+    "other_work": _WORK_LABELS,
     "exposed_ep": ("ep_dispatch", "ep_combine"),
     "p2p": ("pp_comm",),
     "exposed_comm": ("tp_comm", "dp_comm", "cp_comm", "comm", "broadcast"),
@@ -65,7 +65,7 @@ def find_stalls(
         chunks: Chunks of the steps (``CHUNKS``).
 
     """
-    covered = time_of(rows, _WORK, among=in_chunk)
+    covered = time_of(rows, _WORK_LABELS, among=in_chunk)
     stalls: dict[str, Intervals] = {}
     explained = _fill_short_gaps(covered)
     for cause, labels in _LABELS_OF_CAUSE.items():
@@ -146,8 +146,8 @@ MIN_CROSSED_SHARE = 0.1
 on a rank."""
 _COMPUTE_OF_OTHER_PASS = (("dgrad", "wgrad", "backward", "recompute"), ("forward",))
 """Compute labels of the other pass, for each of ``PASSES``."""
-_LANES = ("computation", "communication", "offload")
-_LANE_OF_LABEL = invert_lists(dict(zip(_LANES, LABEL_SETS.values(), strict=True)))
+_LANE_NAMES = ("computation", "communication", "offload")
+_LANE_OF_LABEL = invert_lists(dict(zip(_LANE_NAMES, LABEL_SETS.values(), strict=True)))
 
 
 def measure_lanes(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:

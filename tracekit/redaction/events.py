@@ -34,7 +34,7 @@ class EventRedactor:
             return None
         phase = event.get("ph", "X")
         is_allocator = phase == "i" and event.get("name") == fields.ALLOCATOR_EVENT
-        if phase not in fields.PHASES and not is_allocator and "metadata" not in self._keep:
+        if phase not in fields.KEPT_PHASES and not is_allocator and "metadata" not in self._keep:
             self.dropped["other events"] += 1
             return None
         redacted: dict[str, Any] = {}
@@ -44,7 +44,7 @@ class EventRedactor:
             elif key == "name":
                 redacted[key] = value if is_allocator else self._name(value, kind)
             elif key == "cat":
-                redacted[key] = value if kind in fields.CATEGORIES else self._words(value)
+                redacted[key] = value if kind in fields.KEPT_CATEGORIES else self._words(value)
             elif key in fields.EVENT_NUMBERS:
                 redacted[key] = self._event_number(key, value)
             elif key in ("ph", "bp", "s"):

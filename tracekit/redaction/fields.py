@@ -19,22 +19,22 @@ entries, and events without a duration such as names of processes and threads.""
 
 KEPT = tomllib.loads(Path(__file__).with_name("kept.toml").read_text(encoding="utf-8"))
 """Keys, tables and columns that stay."""
-_KEYS = KEPT["kineto"]
-CATEGORIES = frozenset((*READ_CATEGORIES, *_KEYS["categories"]))
-GPU_CATEGORIES = frozenset(_KEYS["gpu_categories"])
-PHASES = frozenset("XsftBE")
+_KINETO_KEYS = KEPT["kineto"]
+KEPT_CATEGORIES = frozenset((*READ_CATEGORIES, *_KINETO_KEYS["categories"]))
+GPU_CATEGORIES = frozenset(_KINETO_KEYS["gpu_categories"])
+KEPT_PHASES = frozenset("XsftBE")
 """Complete events, flows, and pairs of begin and end. Other phases hold names of processes, threads
 and hosts."""
 ALLOCATOR_EVENT = "[memory]"
 """Name of the allocator's events, the only instants that stay."""
-STACK_KEYS = frozenset(_KEYS["stacks"])
+STACK_KEYS = frozenset(_KINETO_KEYS["stacks"])
 EVENT_NUMBERS = frozenset(("pid", "tid", "ts", "dur", "id"))
 EVENT_IDS = frozenset(("pid", "tid", "id"))
 """Those of them that are numbers of something, of which 32 bits hold all that there can be."""
-ARGUMENT_TEXTS = frozenset(_KEYS["argument_texts"])
-GROUP_TEXTS = frozenset(_KEYS["group_texts"])
-HEADER_VERSIONS = frozenset(_KEYS["header_versions"])
-FRACTIONS = frozenset(_KEYS["fractions"])
+ARGUMENT_TEXTS = frozenset(_KINETO_KEYS["argument_texts"])
+GROUP_TEXTS = frozenset(_KINETO_KEYS["group_texts"])
+HEADER_VERSIONS = frozenset(_KINETO_KEYS["header_versions"])
+FRACTIONS = frozenset(_KINETO_KEYS["fractions"])
 """Arguments whose numbers may have a fraction."""
 
 SMALL = 10**6
@@ -56,7 +56,7 @@ def number_limits(section: str) -> dict[str, int]:
     {'pg_size': 1000000, 'ranks': 1000000}
     """
     limit_of_key: dict[str, int] = {}
-    for limit, keys in _KEYS["numbers"][section].items():
+    for limit, keys in _KINETO_KEYS["numbers"][section].items():
         limit_of_key |= dict.fromkeys(keys, LIMITS[limit])
     return limit_of_key
 
@@ -68,17 +68,17 @@ DISTRIBUTED_NUMBERS = number_limits("distributed")
 GROUP_NUMBERS = number_limits("groups")
 
 MAX_VERSION_DIGITS = 6
-_VERSION = re.compile(
+_VERSION_TEXT = re.compile(
     r"\d{1,3}(?:\.\d{1,3}){1,2}(?:a0|rc\d)?(?:\+(?:cu\d{2,3}|rocm\d\.\d|cpu))?|\d{4,5}", re.ASCII
 )
 MAX_FRACTION_DIGITS = 6
 """Digits behind the point of a time in µs or of a rate; more tell nothing, and may be a phone or
 card number."""
-_NUMBER = re.compile(
+_JSON_NUMBER = re.compile(
     rf"-?\d{{1,20}}(?:\.(?:0+|\d{{1,{MAX_FRACTION_DIGITS}}}))?(?:[eE][-+]?\d{{1,3}})?", re.ASCII
 )
 _FRACTION = re.compile(rf"(-?\d+\.\d{{{MAX_FRACTION_DIGITS}}})\d+", re.ASCII)
-_NUMBERS = re.compile(r"\[[-\d\s,.\[\]]*\]", re.ASCII)
+_NUMBER_LIST = re.compile(r"\[[-\d\s,.\[\]]*\]", re.ASCII)
 
 
 class NumberText(str):
@@ -104,7 +104,7 @@ def is_number(value: Any, limit: int, *, fractions: bool = False) -> bool:
     if not isinstance(value, str):
         return False
     if not isinstance(value, NumberText):
-        if _NUMBERS.fullmatch(value):
+        if _NUMBER_LIST.fullmatch(value):
             return is_number(_parse_numbers(value), limit, fractions=fractions)
         limit = min(limit, MAX_NUMBER_AS_TEXT)
     return _is_number_text(value, limit, fractions=fractions)
@@ -120,7 +120,7 @@ def _parse_numbers(text: str) -> Any:
 
 def _is_number_text(text: str, limit: int, *, fractions: bool) -> bool:
     """Return whether *text* spells a number below *limit*, a whole one unless *fractions* are allowed."""
-    if not _NUMBER.fullmatch(text):
+    if not _JSON_NUMBER.fullmatch(text):
         return False
     number = float(text)
     return abs(number) < limit and (fractions or number.is_integer())
@@ -163,6 +163,6 @@ def is_version(value: Any) -> bool:
     >>> is_version("2.9.0+cu128"), is_version("2.9.0+acme"), is_version("10.1.2.3"), is_version("415.555.1234")
     (True, False, False, False)
     """
-    if not isinstance(value, str) or not _VERSION.fullmatch(value):
+    if not isinstance(value, str) or not _VERSION_TEXT.fullmatch(value):
         return False
     return sum(map(str.isdecimal, value.partition("+")[0])) <= MAX_VERSION_DIGITS

@@ -24,13 +24,14 @@ CHUNK_CHARACTERS = 1 << 20
 MAX_VALUE_LENGTH = 1 << 25
 """Characters of an event or header entry; a longer one is damage."""
 
-_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'  # possessive: a string without an end must not be tried in many ways
+_STRING_LITERAL = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'  # possessive: a string without an end must not be tried in many ways
 _NOT_JSON = re.compile(
-    _STRING + r"|(?<=[:\[,\s])-?(?:N/A|inf|nan|Inf|INF|n/a|undefined|None)(?=[\s,\]}])", re.DOTALL
+    _STRING_LITERAL + r"|(?<=[:\[,\s])-?(?:N/A|inf|nan|Inf|INF|n/a|undefined|None)(?=[\s,\]}])",
+    re.DOTALL,
 )
 _INVALID_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _BLANKS_AND_COMMAS = re.compile(r"[\s,]*")
-_BRACKETS_AND_STRINGS = re.compile(_STRING + r'|["{}\[\]]', re.DOTALL)
+_BRACKETS_AND_STRINGS = re.compile(_STRING_LITERAL + r'|["{}\[\]]', re.DOTALL)
 _decode = json.JSONDecoder(
     strict=False, parse_float=NumberText, parse_int=NumberText, parse_constant=lambda _: None
 ).raw_decode

@@ -75,7 +75,9 @@ _LOCATIONS_AND_WORDS = re.compile(
     # A word ends where an address begins: cuda32:29:fc:47:59:12.
     rf"(?P<location>{_LOCATION}|{_SPACED_WORD})|(?:(?!{_HEX_ADDRESS})[\w\u0080-\U0010ffff])+"
 )
-_PARTS = re.compile(r"\d{1,4}(?:x\d{1,4})+(?!\d)|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|_+|[^\d_A-Za-z]+")
+_WORD_PARTS = re.compile(
+    r"\d{1,4}(?:x\d{1,4})+(?!\d)|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|_+|[^\d_A-Za-z]+"
+)
 _TILE = re.compile(r"\d{1,4}(?:x\d{1,4})+", re.ASCII)
 _CODE_NUMBER = re.compile(rf"\d{{1,{MAX_CODE_DIGITS}}}(?:u|l|ul|ull|f)?", re.IGNORECASE | re.ASCII)
 _BEFORE_CODE_NUMBER = re.compile(r"(?:^|[<>,(\[{)#=&*])[ -]*\Z")
@@ -291,7 +293,7 @@ class _WordPass:
 
         Return each piece and whether it is known.
         """
-        parts = _PARTS.findall(word)
+        parts = _WORD_PARTS.findall(word)
         pieces: list[tuple[str, bool]] = []
         while parts:
             count = self._count_known(parts)

@@ -23,7 +23,7 @@ from tracekit.redaction.fields import ANY, ID, KEPT, SIZE, SMALL, is_version
 from tracekit.redaction.names import NameRedactor
 
 METADATA_TABLES = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-NUMBER_COLUMNS: dict[str, dict[str, list[str]]] = KEPT["nsight"]["numbers"]
+KEPT_NUMBER_COLUMNS: dict[str, dict[str, list[str]]] = KEPT["nsight"]["numbers"]
 """Tables that stay, and their columns of numbers by kind."""
 MAX_KEPT_TIME_NS = 10**15
 """Times count from the start of the session, which takes less than eleven days."""
@@ -50,7 +50,7 @@ _REPLACED_KINDS = {
     "process": f"({{0}} & {(1 << MACHINE_SHIFT) - 1}) | (machine({{0}} >> {MACHINE_SHIFT}) << {MACHINE_SHIFT})",
 }
 """What an integer becomes, in SQL, in columns of kinds where it may become another."""
-TEXT_COLUMNS: dict[str, dict[str, str]] = KEPT["nsight"]["texts"]
+KEPT_TEXT_COLUMNS: dict[str, dict[str, str]] = KEPT["nsight"]["texts"]
 """Columns of text that stay, by table, and the SQL function that reduces each."""
 STRING_COLUMNS: dict[str, list[str]] = KEPT["nsight"]["strings"]
 """SQL function by the columns that refer to StringIds; a string that no kept row refers to is
@@ -93,7 +93,7 @@ def redact_nsight(
         try:
             export = open_export(source)
             assert isinstance(export, SqliteExport), "other exports are refused before"
-            for table in export.tables & NUMBER_COLUMNS.keys():
+            for table in export.tables & KEPT_NUMBER_COLUMNS.keys():
                 export.check_size(table)
             layouts = nccl.payload_layouts(export)
             for name, function in _sql_functions(names, layouts, keep).items():
@@ -117,7 +117,7 @@ def _copy_tables(copy: sqlite3.Connection, source: Path, *, has_words: bool) -> 
             "SELECT name FROM old.sqlite_master WHERE type IN ('table', 'view')"
         )
     ]
-    tables = [name for name in listed if name in NUMBER_COLUMNS]
+    tables = [name for name in listed if name in KEPT_NUMBER_COLUMNS]
     machines = _number_machines(copy, tables)
     copy.create_function("machine", 1, machines.get, deterministic=True)
     copy.execute("BEGIN")
@@ -137,7 +137,7 @@ def _number_machines(copy: sqlite3.Connection, tables: Iterable[str]) -> dict[in
     machines: set[int] = set()
     for table in tables:
         present = _columns(copy, "old", table)
-        for column in NUMBER_COLUMNS[table].get("process", ()):
+        for column in KEPT_NUMBER_COLUMNS[table].get("process", ()):
             if column in present:
                 distinct = copy.execute(
                     f'SELECT DISTINCT "{column}" >> {MACHINE_SHIFT} FROM old.{table}'
@@ -168,13 +168,13 @@ def _copy_table(copy: sqlite3.Connection, table: str, *, has_words: bool) -> Non
         copy.execute("CREATE TABLE main.StringIds (id, value)")
         return
     values = {}
-    for kind, columns in NUMBER_COLUMNS[table].items():
+    for kind, columns in KEPT_NUMBER_COLUMNS[table].items():
         for column in columns:
             if column in present:
                 values[f'"{column}"'] = _number_in_sql(column, kind, has_words=has_words)
     values |= {
         f'"{column}"': f'{function}("{column}")'
-        for column, function in TEXT_COLUMNS.get(table, {}).items()
+        for column, function in KEPT_TEXT_COLUMNS.get(table, {}).items()
         if column in present
     }
     if values:

@@ -20,7 +20,7 @@ from tracekit.report.terminal.screen import Screen
 from tracekit.report.text import at_least
 from tracekit.report.view import view_of
 
-WIDTH = 100
+NOTEBOOK_WIDTH = 100
 """Characters of a line."""
 _PREFORMATTED = '<pre style="line-height:1.3;white-space:pre-wrap">{code}</pre>'
 
@@ -28,7 +28,7 @@ _PREFORMATTED = '<pre style="line-height:1.3;white-space:pre-wrap">{code}</pre>'
 def analysis_html(analysis: Analysis) -> str:
     """Return the first screen of a run; all findings and a table of the ranks are folded below it."""
     view = view_of(analysis)
-    parts = [screen_html(*first_screen(view, WIDTH, in_notebook=True))]
+    parts = [screen_html(*first_screen(view, NOTEBOOK_WIDTH, in_notebook=True))]
     findings = findings_of(analysis)
     if findings:
         parts.append(_folded("All findings", findings_html(findings)))
@@ -58,7 +58,7 @@ def screen_html(*lines: RenderableType) -> str:
     >>> "a &lt; b" in screen_html("a < b")
     True
     """
-    screen = Screen(width=WIDTH, file=io.StringIO(), record=True, color_system="truecolor")
+    screen = Screen(width=NOTEBOOK_WIDTH, file=io.StringIO(), record=True, color_system="truecolor")
     for line in lines:
         screen.print(line)
     return screen.export_html(inline_styles=True, code_format=_PREFORMATTED)

@@ -5,9 +5,17 @@ A function's parameters are the values of the notice that its sentence needs, by
 put before it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from tracekit._util.text import counted, join_with_and, listing, ms, percent, ranks_named
+from tracekit._util.text import (
+    counted,
+    join_with_and,
+    listing,
+    ms,
+    percent,
+    ranks_named,
+    record_again,
+)
 from tracekit.report.text import first_of, joined, listed, short_ms, verb
 
 MAX_RANKS_NAMED = 8
@@ -60,18 +68,6 @@ def pipelines_named(pipelines: Sequence[Sequence[int]]) -> str:
     named = [listed(ranks, most=MAX_RANKS_NAMED) for ranks in pipelines[:MAX_PIPELINES_NAMED]]
     more = len(pipelines) - len(named)
     return "; ".join(named) + (f" and {more} more" if more else "")
-
-
-RECORD_AGAIN: Mapping[str, str] = {
-    "nsight": "export the report again: nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep",
-    "kineto": "record this rank again",
-}
-"""What to do about a damaged recording, by its reader."""
-
-
-def record_again(reader: str) -> str:
-    """Return what to do about a damaged recording."""
-    return RECORD_AGAIN.get(reader, RECORD_AGAIN["kineto"])
 
 
 # Finding traces

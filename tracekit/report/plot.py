@@ -75,7 +75,7 @@ RANK_GAP_ROWS = 0.6
 MAX_VECTOR_BOXES = 2_000
 """More boxes of one label are drawn as pixels, so that the file stays small."""
 _EXPERT_LABELS = ("ep_dispatch", "ep_combine")
-LANES: Lanes = {
+PLOT_LANES: Lanes = {
     "Computation": dict.fromkeys(COMPUTE_SET, WHOLE),
     "Communication": {
         **dict.fromkeys(COMMUNICATION_LABELS, LOWER),
@@ -90,7 +90,7 @@ RELOAD_LANES: Lanes = {
     "H2D": {"onload": 0, "offload": 0, "memory": 0},
     "Broadcast": dict.fromkeys(COMMUNICATION_LABELS, 0),
     "Reload": {"reload": 0},
-    "Computation": LANES["Computation"],
+    "Computation": PLOT_LANES["Computation"],
 }
 
 
@@ -577,7 +577,7 @@ def lanes_for(present: Sequence[str]) -> Lanes:
     >>> list(lanes_for(["forward", "pp_comm", "offload"])), list(lanes_for(["forward", "memory"]))
     (['Computation', 'Communication', 'Offload'], ['Computation', 'Copies'])
     """
-    lanes = RELOAD_LANES if "reload" in present else LANES
+    lanes = RELOAD_LANES if "reload" in present else PLOT_LANES
     copies_to_host = "offload" in present or "onload" in present
     used = {}
     for name, halves in lanes.items():

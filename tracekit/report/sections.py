@@ -18,7 +18,7 @@ from tracekit.report.view import View
 
 Medium = Literal["terminal", "markdown", "page"]
 ALL: tuple[Medium, ...] = ("terminal", "markdown", "page")
-TEXT: tuple[Medium, ...] = ("terminal", "markdown")
+TEXT_MEDIA: tuple[Medium, ...] = ("terminal", "markdown")
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ SECTIONS: tuple[Section, ...] = (
         name="Overlap", about="what ran, and what compute hides", media=("terminal", "page"),
     ),
     Section(
-        id="beside", title="What hides what", scope="{over}", part_of="overlap", media=TEXT,
+        id="beside", title="What hides what", scope="{over}", part_of="overlap", media=TEXT_MEDIA,
         table=lambda view: view.beside,
     ),
     Section(
@@ -119,7 +119,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         id="experts", title="Experts: what each rank receives in the forward's dispatches",
-        part_of="rates", media=TEXT, table=lambda view: view.experts,
+        part_of="rates", media=TEXT_MEDIA, table=lambda view: view.experts,
     ),
     Section(
         id="memory", title="Memory: the most each rank held (GB)", name="Memory",
@@ -127,30 +127,30 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         id="memory-contents", title="Memory: what fills each rank at its peak (GB)",
-        part_of="memory", media=TEXT, table=lambda view: view.memory_contents,
+        part_of="memory", media=TEXT_MEDIA, table=lambda view: view.memory_contents,
     ),
     Section(
         id="memory-lines", title="Memory: the source lines that hold most",
-        part_of="memory", media=TEXT, table=lambda view: view.memory_lines,
+        part_of="memory", media=TEXT_MEDIA, table=lambda view: view.memory_lines,
     ),
     Section(
         id="memory-account", title="Memory: where it was when it ran out",
-        part_of="memory", media=TEXT, table=lambda view: view.memory_account,
+        part_of="memory", media=TEXT_MEDIA, table=lambda view: view.memory_account,
     ),
     Section(
         id="memory-remedies", title="Memory: what would have made it fit",
-        part_of="memory", media=TEXT, table=lambda view: view.memory_remedies,
+        part_of="memory", media=TEXT_MEDIA, table=lambda view: view.memory_remedies,
     ),
     Section(
         id="stragglers", title="Whom the others wait for", name="Waits", about="whom the others wait for",
         table=lambda view: view.waited_for,
     ),
     Section(
-        id="imbalance", title="Unequal work of the ranks", part_of="stragglers", media=TEXT,
+        id="imbalance", title="Unequal work of the ranks", part_of="stragglers", media=TEXT_MEDIA,
         table=lambda view: view.imbalance,
     ),
     Section(
-        id="slowdown", title="What slows the pipeline down", part_of="stragglers", media=TEXT,
+        id="slowdown", title="What slows the pipeline down", part_of="stragglers", media=TEXT_MEDIA,
         table=lambda view: view.slowdown,
     ),
     Section(id="steps", title="Steps", name="Steps", media=("terminal", "page")),

@@ -31,7 +31,7 @@ from tracekit.report.text import FORMULA_START, shorten_distinct, spreadsheet_ce
 Subject = TypeVar("Subject")
 Renderer = Callable[[Analysis], str | bytes]
 """Function that returns the content of a file."""
-FIGURES = pl.Schema(
+FIGURE_ROWS = pl.Schema(
     {
         "rank": pl.Int32(),  # null: all ranks
         "step": pl.Int64(),  # null: the whole window
@@ -147,7 +147,7 @@ def _picture_renderer(extension: str, plot: str | None) -> Renderer:
 
 
 def figures(analysis: Analysis) -> pl.DataFrame:
-    """Return every figure of the analysis, one per row (``FIGURES``).
+    """Return every figure of the analysis, one per row (``FIGURE_ROWS``).
 
     >>> from tracekit.run.analyze import analyze
     >>> table = figures(analyze("sample_traces/reload", schedule="none"))
@@ -160,7 +160,7 @@ def figures(analysis: Analysis) -> pl.DataFrame:
         if len(rank.per_step) > 1:
             for step in rank.per_step:
                 rows += [(rank.rank, step.step, *row) for row in _figures_of(step)]
-    return pl.DataFrame(rows, schema=FIGURES, orient="row")
+    return pl.DataFrame(rows, schema=FIGURE_ROWS, orient="row")
 
 
 def _figures_of(

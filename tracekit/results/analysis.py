@@ -15,7 +15,7 @@ from tracekit.documents.analysis import AnalysisDocument, ChangedStep
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.findings import Finding
 from tracekit.report.findings import findings_of
-from tracekit.report.notebook import WIDTH, analysis_html, findings_html, screen_html
+from tracekit.report.notebook import NOTEBOOK_WIDTH, analysis_html, findings_html, screen_html
 from tracekit.report.notices import with_messages
 from tracekit.report.terminal.table import render_table
 from tracekit.report.view import View, view_of
@@ -51,7 +51,7 @@ class PredictedStep(ChangedStep, frozen=True):
 
     def _repr_html_(self) -> str:
         table = change_table(self)
-        shown = None if table is None else render_table(table, WIDTH)
+        shown = None if table is None else render_table(table, NOTEBOOK_WIDTH)
         return "" if shown is None else screen_html(shown)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from tracekit.documents.late import Hang, LateRanks
 from tracekit.errors import Notice
-from tracekit.report.notebook import WIDTH, screen_html
+from tracekit.report.notebook import NOTEBOOK_WIDTH, screen_html
 from tracekit.report.notices import with_messages
 from tracekit.report.terminal.late import render, render_text
 from tracekit.report.view.late import headline
@@ -53,4 +53,4 @@ class LateResult(WholeRun):
         return f"<Late: {headline(self.document)}>"
 
     def _repr_html_(self) -> str:
-        return screen_html(render(self, WIDTH))
+        return screen_html(render(self, NOTEBOOK_WIDTH))

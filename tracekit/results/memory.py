@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracekit._util.text import counted
 from tracekit.analysis.memory_snapshots import SnapshotDiff, SnapshotReport
-from tracekit.report.notebook import WIDTH, screen_html
+from tracekit.report.notebook import NOTEBOOK_WIDTH, screen_html
 from tracekit.report.terminal.memory import render, render_diff
 from tracekit.report.text import size
 
@@ -18,7 +18,7 @@ class MemoryResult(SnapshotReport):
     """
 
     def _repr_html_(self) -> str:
-        return screen_html(render(self, WIDTH))
+        return screen_html(render(self, NOTEBOOK_WIDTH))
 
     def __repr__(self) -> str:
         snapshots = counted(len(self.snapshots), "snapshot")
@@ -34,7 +34,7 @@ class MemoryDiffResult(SnapshotDiff):
     """
 
     def _repr_html_(self) -> str:
-        return screen_html(render_diff(self, WIDTH))
+        return screen_html(render_diff(self, NOTEBOOK_WIDTH))
 
     def __repr__(self) -> str:
         return f"<MemoryDiff: {counted(len(self.changes), 'snapshot')} compared>"

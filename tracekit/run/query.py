@@ -15,7 +15,7 @@ from tracekit.schema import COLLECTIVES, EVENTS, LABELLED
 from tracekit.store.files import Store, open_store
 from tracekit.store.recordings import checked_collectives_file, holds_recordings
 
-TABLES = {
+QUERY_TABLES = {
     "events": "every event of every rank, columns as in tracekit.schema.EVENTS; of several roles also role",
     "labelled": "GPU events with label, pass, module and evidence, columns as in tracekit.schema.LABELLED",
     "collectives": "dumps and logs of the whole run, columns as in tracekit.schema.COLLECTIVES; empty without any",
@@ -25,7 +25,7 @@ TABLES = {
 
 
 def query(store: str | Path, sql: str) -> pl.DataFrame:
-    """Run *sql* over a store's tables (``TABLES``) and return its rows.
+    """Run *sql* over a store's tables (``QUERY_TABLES``) and return its rows.
 
     Files outside the store cannot be read.
 
@@ -50,7 +50,7 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
         answer: pl.DataFrame = connection.sql(sql).pl()
     except duckdb.Error as error:
         reason = str(error).strip().splitlines()[0]
-        hint = f"tables: {', '.join(TABLES)}"
+        hint = f"tables: {', '.join(QUERY_TABLES)}"
         if isinstance(error, duckdb.BinderException) and "column" in reason:
             hint = _columns_named(sql, tables)
         raise InputError(f"query: {reason}", hint=hint) from error
@@ -69,9 +69,10 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
 
 def _columns_named(sql: str, tables: Mapping[str, Any]) -> str:
     """Return the columns of the tables that *sql* names; of all if it names none."""
-    named = [name for name in TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
+    named = [name for name in QUERY_TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
     columns = [
-        f"columns of {name}: {', '.join(tables[name].schema.names)}" for name in named or TABLES
+        f"columns of {name}: {', '.join(tables[name].schema.names)}"
+        for name in named or QUERY_TABLES
     ]
     return "; ".join(columns)
 

@@ -13,7 +13,7 @@ from tracekit.run.analyze import analyze
 
 SETTLED_S = 2.0
 """Seconds without a change after which a file counts as complete."""
-PATTERNS = ("*.pt.trace.json", "*.pt.trace.json.gz", "*.json", "*.json.gz", "*.sqlite")
+WATCHED_PATTERNS = ("*.pt.trace.json", "*.pt.trace.json.gz", "*.json", "*.json.gz", "*.sqlite")
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +155,7 @@ def _complete_recordings(root: Path, clock: _QuietTimes) -> list[WatchedRecordin
 def _recordings_in(folder: Path, root: Path, clock: _QuietTimes) -> list[WatchedRecording]:
     files_by_rank: dict[int | None, list[Path]] = {}
     matching: set[Path] = set()
-    for pattern in PATTERNS:
+    for pattern in WATCHED_PATTERNS:
         matching.update(folder.glob(pattern))
     for file in sorted(matching):
         if file.is_file() and file.name != "truth.json" and not file.name.startswith("."):

@@ -20,8 +20,8 @@ import polars as pl
 from tracekit.errors import DeadlockError, ScheduleError
 from tracekit.schedules.times import PositiveTimes, Times
 
-LANES = ("Computation", "Communication", "Offload")
-PHASES = {"warm-up": "F", "steady": "FB", "cool-down": "B"}
+BLOCK_LANES = ("Computation", "Communication", "Offload")
+KIND_OF_PHASE = {"warm-up": "F", "steady": "FB", "cool-down": "B"}
 BlockKind = Literal["F", "B", "FB"]
 
 
@@ -80,7 +80,7 @@ class Block:
         return pl.DataFrame(
             rows, schema=["lane", "task", "label", "start", "end"], orient="row"
         ).sort(
-            pl.col("lane").replace_strict(dict(zip(LANES, range(3), strict=True))),
+            pl.col("lane").replace_strict(dict(zip(BLOCK_LANES, range(3), strict=True))),
             "start",
             maintain_order=True,
         )
@@ -107,7 +107,7 @@ def block(kind: BlockKind, times: BlockTimes | None = None, *, layers: int = 1) 
     """
     if layers < 1:
         raise ScheduleError(f"layers must be 1 or more; got {layers}")
-    if kind not in PHASES.values():
+    if kind not in KIND_OF_PHASE.values():
         raise ScheduleError(f"no block is called {kind!r}", hint="F, B or FB")
     times = times or BlockTimes()
     layer_tasks = {"F": _forward_tasks, "B": _backward_tasks, "FB": _overlapped_tasks}[kind]
@@ -144,10 +144,10 @@ def _forward_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
     combine = _name("combine(F)", layer, layers)
     before = (_name("combine(F)", layer - 1, layers),) if layer else ()
     return [
-        Task(attn, LANES[0], "forward", t.attention, before),
-        Task(dispatch, LANES[1], "ep_dispatch", t.dispatch, (attn,)),
-        Task(mlp, LANES[0], "forward", t.mlp, (dispatch,)),
-        Task(combine, LANES[1], "ep_combine", t.combine, (mlp,)),
+        Task(attn, BLOCK_LANES[0], "forward", t.attention, before),
+        Task(dispatch, BLOCK_LANES[1], "ep_dispatch", t.dispatch, (attn,)),
+        Task(mlp, BLOCK_LANES[0], "forward", t.mlp, (dispatch,)),
+        Task(combine, BLOCK_LANES[1], "ep_combine", t.combine, (mlp,)),
     ]
 
 
@@ -160,12 +160,12 @@ def _backward_tasks(t: BlockTimes, layer: int, layers: int) -> list[Task]:
     combine, mlp, dispatch, mlp_w, attn, attn_w = (_name(x, layer, layers) for x in names)
     before = (_name("attn(B)", layer - 1, layers),) if layer else ()
     return [
-        Task(combine, LANES[1], "ep_combine", t.combine, before),
-        Task(mlp, LANES[0], "dgrad", t.mlp_dgrad, (combine,)),
-        Task(dispatch, LANES[1], "ep_dispatch", t.dispatch, (mlp,)),
-        Task(mlp_w, LANES[0], "wgrad", t.mlp_wgrad, (mlp,)),
-        Task(attn, LANES[0], "dgrad", t.attention_dgrad, (dispatch,)),
-        Task(attn_w, LANES[0], "wgrad", t.attention_wgrad, (attn,)),
+        Task(combine, BLOCK_LANES[1], "ep_combine", t.combine, before),
+        Task(mlp, BLOCK_LANES[0], "dgrad", t.mlp_dgrad, (combine,)),
+        Task(dispatch, BLOCK_LANES[1], "ep_dispatch", t.dispatch, (mlp,)),
+        Task(mlp_w, BLOCK_LANES[0], "wgrad", t.mlp_wgrad, (mlp,)),
+        Task(attn, BLOCK_LANES[0], "dgrad", t.attention_dgrad, (dispatch,)),
+        Task(attn_w, BLOCK_LANES[0], "wgrad", t.attention_wgrad, (attn,)),
     ]
 
 
@@ -194,11 +194,13 @@ def _tasks_once_per_block(kind: str, t: BlockTimes, layers: int) -> list[Task]:
     """Return the send of the results (PP), and offload and onload, which depend on nothing in the block."""
     last = layers - 1
     results = {"F": ("combine(F)",), "B": ("attn(B)",), "FB": ("combine(F)", "attn(B)")}[kind]
-    tasks = [Task("PP", LANES[1], "pp_comm", t.pp, tuple(_name(x, last, layers) for x in results))]
+    tasks = [
+        Task("PP", BLOCK_LANES[1], "pp_comm", t.pp, tuple(_name(x, last, layers) for x in results))
+    ]
     if kind != "B":
-        tasks.append(Task("offload", LANES[2], "offload", t.offload))
+        tasks.append(Task("offload", BLOCK_LANES[2], "offload", t.offload))
     if kind != "F":
-        tasks.append(Task("onload", LANES[2], "onload", t.onload))
+        tasks.append(Task("onload", BLOCK_LANES[2], "onload", t.onload))
     return tasks
 
 

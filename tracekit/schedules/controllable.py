@@ -12,8 +12,8 @@ PERIOD = 6
 MAX_LOOKAHEAD = 32
 """Ops to look ahead for one that fits into a gap; more never helped, and costs time."""
 
-_KINDS: tuple[Kind, ...] = ("F", "I", "W")
-_F, _I, _W = range(len(_KINDS))
+_SPLIT_KINDS: tuple[Kind, ...] = ("F", "I", "W")
+_F, _I, _W = range(len(_SPLIT_KINDS))
 _NO_OP_COST = 9
 """Higher than the cost of any op."""
 
@@ -84,7 +84,7 @@ def _fill_gaps(orders: list[list[_CodedOp]], *, limit: int) -> list[list[Op]]:
     eager_slots, eager_orders = _fill_gaps_one_way(orders, limit, eager=True)
     filled = []
     for order in eager_orders if eager_slots < late_slots else late_orders:
-        filled.append([Op(_KINDS[kind], stage, i) for kind, stage, i in order])
+        filled.append([Op(_SPLIT_KINDS[kind], stage, i) for kind, stage, i in order])
     return filled
 
 

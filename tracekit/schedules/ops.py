@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 from tracekit.errors import ScheduleError
 
 Kind = Literal["F", "I", "W", "B", "FB"]
-KINDS: tuple[Kind, ...] = ("F", "I", "W", "B", "FB")
+OP_KINDS: tuple[Kind, ...] = ("F", "I", "W", "B", "FB")
 
 _PLAIN = re.compile(r"(\d{1,9})([FIWB])(\d{1,9})")
-_PAIR = re.compile(r"\((\d{1,9})F(\d{1,9});(\d{1,9})B(\d{1,9})\)(?:OVERLAP_F_B)?")
+_PAIR_OF_OPS = re.compile(r"\((\d{1,9})F(\d{1,9});(\d{1,9})B(\d{1,9})\)(?:OVERLAP_F_B)?")
 
 
 class Op(NamedTuple):
@@ -62,7 +62,7 @@ class Op(NamedTuple):
         if plain := _PLAIN.fullmatch(text):
             stage, kind, microbatch = plain.groups()
             return cls(kind, int(stage), int(microbatch))  # type: ignore[arg-type]
-        if pair := _PAIR.fullmatch(text):
+        if pair := _PAIR_OF_OPS.fullmatch(text):
             return cls("FB", *map(int, pair.groups()))
         raise ScheduleError(
             f"{text!r} is not an op", hint="write stage, kind, micro-batch as in 0F3, or (0F7;7B3)"

@@ -78,7 +78,9 @@ def _has_valid_group(n: Sizes) -> bool:
     return n.pp <= n.group <= n.microbatches and (rest == 0 or rest >= n.pp)
 
 
-_TEXTS = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
+_CATALOGUE_TEXTS = tomllib.loads(
+    Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8")
+)
 
 
 def _entry(name: str, build: Callable[[Sizes], Orders], **options: Any) -> Entry:
@@ -86,7 +88,7 @@ def _entry(name: str, build: Callable[[Sizes], Orders], **options: Any) -> Entry
 
     *options* are further fields.
     """
-    return Entry(name, build, **_TEXTS[name], **options)
+    return Entry(name, build, **_CATALOGUE_TEXTS[name], **options)
 
 
 def _by_size(build: Callable[[int, int], Orders]) -> Callable[[Sizes], Orders]:

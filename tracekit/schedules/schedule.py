@@ -15,11 +15,11 @@ import numpy.typing as npt
 from tracekit._util.arrays import Ints
 from tracekit._util.notebook import html_table
 from tracekit.errors import DeadlockError, ScheduleError
-from tracekit.schedules.ops import KINDS, Op
+from tracekit.schedules.ops import OP_KINDS, Op
 
 Numbers = npt.NDArray[Any]
 
-F, I, W, B, FB = range(len(KINDS))  # codes of the kinds in OpTable  # noqa: E741
+F, I, W, B, FB = range(len(OP_KINDS))  # codes of the kinds in OpTable  # noqa: E741
 
 MAX_OPS_IN_NOTEBOOK = 24
 """Ops of a rank shown in a notebook."""
@@ -41,7 +41,7 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
     """
 
     rank: Ints
-    kind: Ints  # index in KINDS
+    kind: Ints  # index in OP_KINDS
     stage: Ints
     microbatch: Ints
     b_stage: Ints  # of B, I and W the same as stage; of FB its backward half; of F -1
@@ -193,7 +193,7 @@ class Schedule:
                 f"{self.name}: has no ops", hint="write at least one forward and its backward"
             )
         kinds, *numbers = zip(*ops, strict=True)
-        kind = np.array([KINDS.index(name) for name in kinds], np.int64)
+        kind = np.array([OP_KINDS.index(name) for name in kinds], np.int64)
         rank = np.repeat(np.arange(len(self.ranks)), [len(order) for order in self.ranks])
         return OpTable.of(
             rank, kind, (np.array(column, np.int64) for column in numbers), ranks=len(self.ranks)

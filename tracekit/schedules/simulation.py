@@ -19,10 +19,10 @@ from tracekit._util.arrays import Ints
 from tracekit._util.notebook import html_table
 from tracekit._util.text import percent
 from tracekit.documents.coding import HasDocument
-from tracekit.documents.schedule import FORMAT, Cell, RankIdle, ScheduleDocument
+from tracekit.documents.schedule import SCHEDULE_FORMAT, Cell, RankIdle, ScheduleDocument
 from tracekit.errors import OptionError, ScheduleError
 from tracekit.schedules import schedule as s
-from tracekit.schedules.ops import KINDS
+from tracekit.schedules.ops import OP_KINDS
 from tracekit.schedules.schedule import Numbers, Schedule
 from tracekit.schedules.times import Times
 
@@ -50,7 +50,7 @@ class Simulation(HasDocument):
         table = self.schedule.table
         names = ("rank", "stage", "microbatch", "b_stage", "b_microbatch")
         numbers = pl.DataFrame({name: getattr(table, name) for name in names}).cast(pl.Int32)
-        ops = pl.Series("op", np.array(KINDS)[table.kind], pl.Enum(KINDS))
+        ops = pl.Series("op", np.array(OP_KINDS)[table.kind], pl.Enum(OP_KINDS))
         # Null in other ops.
         of_blocks = pl.when(ops == "FB").then(pl.col("b_stage", "b_microbatch"))
         times = {"start": self.start, "end": self.end}
@@ -137,7 +137,7 @@ class Simulation(HasDocument):
         """Return the JSON document (``format: tracekit.schedule/1``)."""
         plan = self.schedule
         return ScheduleDocument(
-            format=FORMAT,
+            format=SCHEDULE_FORMAT,
             name=plan.name,
             pp=plan.pp,
             microbatches=plan.microbatches,

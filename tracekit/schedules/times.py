@@ -14,7 +14,7 @@ from tracekit.schedules import schedule as s
 from tracekit.schedules.schedule import OpTable, Schedule
 
 Table = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
-KEYS = ("F", "I", "W", "B", "FB", "P2P")
+TIME_KEYS = ("F", "I", "W", "B", "FB", "P2P")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Times:
         >>> Times.parse("F=2,B=5").scalars()
         {'F': 2, 'I': 1, 'W': 1, 'B': 5, 'FB': 7, 'P2P': 0}
         """
-        return cls(**parse_times(text, KEYS))
+        return cls(**parse_times(text, TIME_KEYS))
 
     def scalars(self) -> dict[str, Any]:
         """Return the times by kind, as plain data."""
@@ -123,7 +123,7 @@ def parse_times(text: str, keys: tuple[str, ...]) -> dict[str, float]:
 
     >>> parse_times("H2D=4,RELOAD=0.5", ("H2D", "BROADCAST", "RELOAD"))
     {'H2D': 4, 'RELOAD': 0.5}
-    >>> parse_times("F=fast", KEYS)
+    >>> parse_times("F=fast", TIME_KEYS)
     Traceback (most recent call last):
     tracekit.errors.OptionError: time 'F=fast' is not NAME=number (names: F, I, W, B, FB, P2P)
     """

@@ -18,7 +18,7 @@ from tracekit._util.files import atomic_write, lock_temporary, remove_abandoned,
 from tracekit._util.os_errors import write_error
 from tracekit._version import __version__
 from tracekit.documents.coding import encode
-from tracekit.documents.store_manifest import FORMAT, StoreEntry, StoreManifest
+from tracekit.documents.store_manifest import STORE_FORMAT, StoreEntry, StoreManifest
 from tracekit.errors import InputError, Notice, OutputError
 from tracekit.parsers.source_refs import SourceRef, file_listing
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, with_checksum
@@ -218,7 +218,7 @@ class StoreWriter:
     def write(self) -> None:
         """Write the manifest, which makes the folder a store."""
         manifest = StoreManifest(
-            format=FORMAT,
+            format=STORE_FORMAT,
             tracekit=__version__,
             labelled_by=self.labelled_by,
             complete=self.complete,

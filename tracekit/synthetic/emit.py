@@ -10,13 +10,13 @@ import polars as pl
 
 from tracekit.schedules import Op
 from tracekit.schema import EVENTS
-from tracekit.synthetic.recipe import EPOCH_NS, Recipe
+from tracekit.synthetic.recipe import SYNTHETIC_EPOCH_NS, Recipe
 
 MAIN = 100
 AUTOGRAD = 101
 """Threads."""
-COMPUTE = 7
-COMMUNICATION = 20
+COMPUTE_STREAM = 7
+COMMUNICATION_STREAM = 20
 EXPERT = 24
 D2H = 28
 H2D = 32
@@ -27,8 +27,8 @@ CALL_NS = 1_000
 """Time from one launch to the next."""
 GAP_NS = 2_000_000
 """Time between two steps."""
-TOKENS = 1024
-WIDTH = 2048
+TOKENS_PER_MICROBATCH = 1024
+MODEL_WIDTH = 2048
 INNER = 8192
 """Sizes of the matrix products."""
 _GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_"
@@ -48,7 +48,7 @@ def rank_events(recipe: Recipe, rank: int) -> pl.DataFrame:
     writer = _Writer(recipe, rank, position, replica)
     period = int(recipe.simulation().makespan) + GAP_NS
     for step in range(recipe.steps):
-        writer.step(step, EPOCH_NS + step * period + recipe.skew_ns.get(rank, 0))
+        writer.step(step, SYNTHETIC_EPOCH_NS + step * period + recipe.skew_ns.get(rank, 0))
     rows = sorted(writer.rows, key=lambda row: row["start_ns"])
     return pl.DataFrame(
         [{"rank": rank, "id": i} | row for i, row in enumerate(rows)], schema=EVENTS
@@ -190,9 +190,9 @@ class _Writer:
             self.sequence += 1
             numbers.append(self.sequence)
             shapes = (
-                [[TOKENS, WIDTH], [WIDTH, INNER]]
+                [[TOKENS_PER_MICROBATCH, MODEL_WIDTH], [MODEL_WIDTH, INNER]]
                 if layer % 2 == 0
-                else [[TOKENS, INNER], [INNER, WIDTH]]
+                else [[TOKENS_PER_MICROBATCH, INNER], [INNER, MODEL_WIDTH]]
             )
             self.kernel(
                 _GEMM + "TNN",
@@ -204,9 +204,11 @@ class _Writer:
                 late=late,
             )
             return
-        rows, width = (INNER, WIDTH) if layer % 2 == 0 else (WIDTH, INNER)
+        rows, width = (INNER, MODEL_WIDTH) if layer % 2 == 0 else (MODEL_WIDTH, INNER)
         shapes = (
-            [[TOKENS, rows], [rows, width]] if what == "I" else [[rows, TOKENS], [TOKENS, width]]
+            [[TOKENS_PER_MICROBATCH, rows], [rows, width]]
+            if what == "I"
+            else [[rows, TOKENS_PER_MICROBATCH], [TOKENS_PER_MICROBATCH, width]]
         )
         name = _GEMM + ("NNN" if what == "I" else "NTN")
         is_split = (self.position, stage, microbatch) in self.recipe.split_backwards
@@ -238,7 +240,7 @@ class _Writer:
         sequence: int | None = None,
         node: str | None = None,
         late: int = 0,
-        stream: int = COMPUTE,
+        stream: int = COMPUTE_STREAM,
         kind: str = "kernel",
         **more: Any,
     ) -> None:
@@ -269,7 +271,7 @@ class _Writer:
             if way == "offload"
             else ("HtoD (Pinned -> Device)", H2D)
         )
-        size = TOKENS * INNER * 2
+        size = TOKENS_PER_MICROBATCH * INNER * 2
         self.kernel(
             f"Memcpy {name}", start, end, op="aten::copy_", stream=stream, kind="memcpy", bytes=size
         )
@@ -311,7 +313,7 @@ class _Writer:
             start,
             max(end, start + 1),
             op="c10d::batch",
-            stream=COMMUNICATION,
+            stream=COMMUNICATION_STREAM,
         )
 
     def annotated(self, name: str, start: int, end: int) -> None:

@@ -21,12 +21,12 @@ import polars as pl
 
 from tracekit._util.arguments import checked_type
 from tracekit.documents.coding import HasDocument
-from tracekit.documents.schedule import FORMAT, Cell, ScheduleDocument
+from tracekit.documents.schedule import SCHEDULE_FORMAT, Cell, ScheduleDocument
 from tracekit.errors import ScheduleError
 from tracekit.schedules.times import PositiveTimes
 
 Time = TypeVar("Time", int, float)
-LANES = ("H2D buffer", "IPC buffer 0", "IPC buffer 1")
+BUFFER_LANES = ("H2D buffer", "IPC buffer 0", "IPC buffer 1")
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class WeightReload(HasDocument):
             for rank in range(self.ranks):
                 if op == "H2D":
                     own_bucket = round_index * self.ranks + rank
-                    lane = LANES[0]
+                    lane = BUFFER_LANES[0]
                 else:
                     own_bucket = bucket
-                    lane = LANES[1 + bucket % 2]
+                    lane = BUFFER_LANES[1 + bucket % 2]
                 broadcast_role = None
                 if op == "BROADCAST":
                     broadcast_role = "source" if rank == owner else "destination"
@@ -99,7 +99,7 @@ class WeightReload(HasDocument):
     def to_document(self) -> ScheduleDocument:
         """Return the JSON document (``format: tracekit.schedule/1``)."""
         return ScheduleDocument(
-            format=FORMAT,
+            format=SCHEDULE_FORMAT,
             name=self.name,
             devices=self.ranks,
             rounds=self.rounds,

@@ -18,7 +18,7 @@ from tracekit.errors import Notice, NoticeValues
 from tracekit.intervals import Intervals, union
 from tracekit.weight_updates.buckets import RankBuckets, match_buckets, split_updates
 from tracekit.weight_updates.transfers import UpdateProcess
-from tracekit.weight_updates.two_buffers import LANES, simulate_buckets
+from tracekit.weight_updates.two_buffers import BUFFER_LANES, simulate_buckets
 
 INT64_MAX = np.iinfo(np.int64).max
 MAX_RANKS_WITH_CELLS = 64
@@ -370,10 +370,12 @@ def _cells(ranks: Sequence[RankBuckets], sources: Sequence[int | None]) -> list[
             bucket = own[number] if number < len(own) else number
             held_until_ns = part.staged.get(bucket, last)
             cells.append(
-                BucketCell(part.rank, LANES[0], "H2D", None, bucket, first, last, held_until_ns)
+                BucketCell(
+                    part.rank, BUFFER_LANES[0], "H2D", None, bucket, first, last, held_until_ns
+                )
             )
         for bucket, source in enumerate(sources):
-            lane = LANES[1 + bucket % 2]
+            lane = BUFFER_LANES[1 + bucket % 2]
             reload = part.reload.get(bucket)
             role = None if source is None else "source" if source == part.rank else "destination"
             start = int(part.broadcast_start[bucket])

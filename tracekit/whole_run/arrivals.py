@@ -57,7 +57,7 @@ def measure_arrivals(members: pl.DataFrame, clocks: Mapping[int, RecordedClock])
     """Return who joined each operation when, relative to the other members.
 
     Args:
-        members: Operations by member (``recorded_ops.MEMBERS``), with ``step`` and ``place``.
+        members: Operations by member (``recorded_ops.RECORDED_MEMBERS``), with ``step`` and ``place``.
         clocks: Clocks of the ranks (``align_recorded_clocks``).
 
     """

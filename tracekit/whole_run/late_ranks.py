@@ -38,7 +38,7 @@ FULLY_LATE_SHARE = 0.9
 has already."""
 MIN_LATE_STEPS = 4
 """Late steps from which on they can be constant, periodic or drifting."""
-MIN_EXPLAINED_SHARE = 0.7
+MIN_EXPLAINED_LATE_SHARE = 0.7
 """Share of a rank's late steps that lie in the span, or at the period, that is reported."""
 MISS_WEIGHT = 3
 """Steps that are late for each that is not, at least, in a span that counts as late throughout."""
@@ -319,7 +319,7 @@ def _find_kind(
     if len(late) < MIN_LATE_STEPS:
         return "occasional", None, span
     first, last, hits = _densest_span(is_late)
-    if hits >= max(MIN_LATE_STEPS, MIN_EXPLAINED_SHARE * len(late)):
+    if hits >= max(MIN_LATE_STEPS, MIN_EXPLAINED_LATE_SHARE * len(late)):
         return "constant", None, (first, last)
     best: tuple[int, int, int, int] | None = None  # hits, period, first, last
     offset = max(0, len(is_late) - MAX_STEPS_FOR_PERIOD)
@@ -329,7 +329,7 @@ def _find_kind(
         first, last, hits = _densest_span(recent[phase::period])
         if hits >= MIN_LATE_STEPS and (best is None or hits > best[0]):
             best = (hits, period, offset + phase + first * period, offset + phase + last * period)
-    if best is not None and best[0] >= MIN_EXPLAINED_SHARE * len(late):
+    if best is not None and best[0] >= MIN_EXPLAINED_LATE_SHARE * len(late):
         return "periodic", best[1], (best[2], best[3])
     return "occasional", None, span
 

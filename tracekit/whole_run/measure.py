@@ -13,7 +13,7 @@ from tracekit.align.recorded_clocks import align_recorded_clocks
 from tracekit.align.recorded_ops import match_operations
 from tracekit.align.recorded_steps import RecordedSteps, find_steps
 from tracekit.documents.late import (
-    FORMAT,
+    LATE_FORMAT,
     GroupWaiting,
     LateDocument,
     LateRanks,
@@ -78,7 +78,7 @@ def measure_whole_run(parts: Sequence[RankCollectives], notices: Sequence[Notice
         lost_share = round(lost_ns / lateness.duration_ns, 6)
     document = LateDocument(
         tracekit=__version__,
-        format=FORMAT,
+        format=LATE_FORMAT,
         paths=tuple(source.path for source in sources),
         records=_records(collectives),
         ranks=tuple(sorted({source.rank for source in sources if source.rank is not None})),

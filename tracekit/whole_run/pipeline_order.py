@@ -20,7 +20,7 @@ from tracekit.errors import ScheduleError
 from tracekit.schedules import Schedule, generate, names
 from tracekit.schedules.registry import searched_names
 
-MIN_MESSAGES = 4
+MIN_MESSAGES_OF_A_STAGE = 4
 """Messages of a rank from which on it may be a stage of a pipeline."""
 
 
@@ -72,7 +72,7 @@ def _message_orders(messages: pl.DataFrame) -> dict[int, list[tuple[str, int]]]:
     orders: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for rank, op, peer in ordered.select("rank", pl.col("op").cast(pl.String), "peer").iter_rows():
         orders[rank].append((op, peer))
-    return {rank: order for rank, order in orders.items() if len(order) >= MIN_MESSAGES}
+    return {rank: order for rank, order in orders.items() if len(order) >= MIN_MESSAGES_OF_A_STAGE}
 
 
 def _chains(orders: Mapping[int, Sequence[tuple[str, int]]]) -> list[list[int]]:

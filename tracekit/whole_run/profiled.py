@@ -17,7 +17,7 @@ from tracekit.schema import (
     conform,
 )
 
-_MESSAGES = ("send", "recv", "coalesced")
+_MESSAGE_OPS = ("send", "recv", "coalesced")
 
 
 def collectives_of_events(part: RankEvents) -> RankCollectives:
@@ -51,7 +51,7 @@ def collectives_of_events(part: RankEvents) -> RankCollectives:
         group=names,
         op=op,
     )
-    frame = frame.with_columns(is_message=pl.col("op").is_in(_MESSAGES))
+    frame = frame.with_columns(is_message=pl.col("op").is_in(_MESSAGE_OPS))
     last_ns: int | None = frame["completed_ns"].max()  # type: ignore[assignment]
     source = Recording(
         part.source.path,

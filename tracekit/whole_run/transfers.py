@@ -16,7 +16,7 @@ from tracekit.schema import SYMMETRIC_OPS
 
 MIN_TRANSFERS = 12
 """Transfers of one kind from which on changes are looked for."""
-MIN_SLOW_RATIO = 1.3
+MIN_SLOW_TRANSFER_RATIO = 1.3
 """Transfer time over the usual one, from which on a link is slow."""
 NOISE_SCALES = 6.0
 """Median deviations of transfer times by which slow ones exceed the usual ones."""
@@ -173,7 +173,7 @@ def _find_change(times: Floats) -> tuple[int, float, float] | None:
     usual = float(np.median(times[:split]))
     slow = float(np.median(times[split:]))
     noise = float(np.median(np.abs(times[:split] - usual)))
-    if slow < MIN_SLOW_RATIO * usual or slow - usual < NOISE_SCALES * noise:
+    if slow < MIN_SLOW_TRANSFER_RATIO * usual or slow - usual < NOISE_SCALES * noise:
         return None
     is_slow = times > (usual + slow) / 2
     weights = np.where(is_slow, 1, -1)
@@ -198,7 +198,7 @@ def _slower_groups(
         usual = float(rows["median"].median())  # type: ignore[arg-type]
         noise = float((rows["median"] - usual).abs().median())  # type: ignore[arg-type]
         slow_rows = rows.filter(
-            (pl.col("median") >= MIN_SLOW_RATIO * usual)
+            (pl.col("median") >= MIN_SLOW_TRANSFER_RATIO * usual)
             & (pl.col("median") - usual >= NOISE_SCALES * noise)
         )
         for row in slow_rows.iter_rows(named=True):

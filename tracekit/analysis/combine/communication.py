@@ -41,7 +41,7 @@ from tracekit.metrics.measured_collectives import find_rank_gpu
 from tracekit.metrics.operations import add_waits
 from tracekit.metrics.rates import PRODUCTS, ProductTotals
 from tracekit.reconstruct import RankPipeline
-from tracekit.reconstruct.messages import MESSAGES
+from tracekit.reconstruct.messages import RANK_MESSAGES
 from tracekit.reconstruct.parallel_groups import name_peers
 from tracekit.schema import conform
 from tracekit.whatif.event_graph import EventGraph
@@ -176,7 +176,7 @@ def with_peers(
             if pipeline.peers_by_order:
                 tables[pipeline.rank] = pipeline.messages
         index = pl.int_range(pl.len()).over("rank", "kernel")
-        by_order = concat_ranks(tables, MESSAGES).select(
+        by_order = concat_ranks(tables, RANK_MESSAGES).select(
             "rank", peer_by_order="peer", id="kernel", index=index
         )
         messages = messages.join(

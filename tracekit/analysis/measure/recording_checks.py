@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
+from tracekit._util.text import record_again
 from tracekit.classify.graph_replays import Replays
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.metrics.completeness import MAX_MISSING_LAUNCH_SHARE, count_missing_launches
@@ -17,18 +18,10 @@ from tracekit.schema import DAMAGED, GPU_KINDS, NAMELESS, UNTIMED, GraphCapture,
 MAX_DAMAGED_SHARE = 0.01
 """Share of a rank's GPU events without times, or of its kernels' time without a name, above which
 it is refused."""
-_RECORD_AGAIN = {
-    "nsight": "export the report again: nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep",
-    "kineto": "record this rank again",
-}
 _EVENT_IDENTITY = ("device", "stream", "start_ns", "end_ns", "name", "correlation")
 """Columns in which two GPU events are equal only if one of them is a copy."""
 _OTHER_ACCELERATORS = r"(?i)\b(npu|ascend|aclnn|aclrt|aclop|hccl|xpu|hpu|mps|tpu)"
 """Names in the runtimes and operators of accelerators that are not supported."""
-
-
-def _record_again(source: Source) -> str:
-    return _RECORD_AGAIN.get(source.reader, _RECORD_AGAIN["kineto"])
 
 
 def damage_notices(rank: RankEvents) -> list[Notice]:
@@ -58,7 +51,7 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
     else:
         return []
     if lost > MAX_DAMAGED_SHARE * total:
-        raise InputError(f"{rank.source.path}: {problem}", hint=_record_again(rank.source))
+        raise InputError(f"{rank.source.path}: {problem}", hint=record_again(rank.source.reader))
     values: NoticeValues = {
         "case": case,
         "count": lost,
@@ -120,7 +113,7 @@ def _refuse_nameless(rank: RankEvents) -> None:
             f"{rank.source.path}: {count:,} of {len(kernels):,} kernels have no name (the table StringIds is missing "
             "or incomplete): compute cannot be told from communication"
         )
-        raise InputError(text, hint=_RECORD_AGAIN["nsight"])
+        raise InputError(text, hint=record_again("nsight"))
 
 
 def repetition_notices(labelled: pl.DataFrame, source: Source) -> list[Notice]:

@@ -15,15 +15,15 @@ from tracekit.parsers.nsight.names import (
 from tracekit.parsers.nsight.tables import NsightExport, read_cpu_events, read_gpu_events
 from tracekit.schema import EVENTS, NAMELESS
 
-_GPU_COLUMNS = ["start", "end", "deviceId", "streamId", "correlationId", "globalPid"]
+_ACTIVITY_COLUMNS = ["start", "end", "deviceId", "streamId", "correlationId", "globalPid"]
 _OTHER_KERNEL_NAMES = ("shortName", "mangledName")
 """Names for kernels whose demangled name is not in the string table."""
-_KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+_KERNEL_TABLE = "CUPTI_ACTIVITY_KIND_KERNEL"
 _MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
 _GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
-_SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+_SYNC_TABLE = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 
 
 def gpu_events(export: NsightExport, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
@@ -49,12 +49,12 @@ def gpu_events(export: NsightExport, strings: Strings, base_ns: int) -> tuple[pl
 
 
 def _kernels(export: NsightExport, strings: Strings, base_ns: int) -> tuple[pl.DataFrame, int]:
-    columns = [*_GPU_COLUMNS, "graphNodeId", "demangledName"]
-    frame, dropped = read_gpu_events(export, _KERNEL, columns, noun="kernels")
+    columns = [*_ACTIVITY_COLUMNS, "graphNodeId", "demangledName"]
+    frame, dropped = read_gpu_events(export, _KERNEL_TABLE, columns, noun="kernels")
     name_ids = frame["demangledName"]
     if not strings.contain(name_ids):  # rarely: two more columns would take a fifth more time
         frame, dropped = read_gpu_events(
-            export, _KERNEL, [*columns, *_OTHER_KERNEL_NAMES], noun="kernels"
+            export, _KERNEL_TABLE, [*columns, *_OTHER_KERNEL_NAMES], noun="kernels"
         )
         name_ids = strings.first_named(
             [frame[name] for name in ("demangledName", *_OTHER_KERNEL_NAMES)]
@@ -66,14 +66,14 @@ def _kernels(export: NsightExport, strings: Strings, base_ns: int) -> tuple[pl.D
 
 
 def _copies(export: NsightExport, base_ns: int) -> tuple[pl.DataFrame, int]:
-    columns = [*_GPU_COLUMNS, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"]
+    columns = [*_ACTIVITY_COLUMNS, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"]
     frame, dropped = read_gpu_events(export, _MEMCPY, columns, noun="copies")
     graph = pl.col("graphNodeId").alias("graph")
     return _gpu_frame(frame, "memcpy", copy_names(frame), base_ns, pl.col("bytes"), graph), dropped
 
 
 def _memsets(export: NsightExport, base_ns: int) -> tuple[pl.DataFrame, int]:
-    columns = [*_GPU_COLUMNS, "bytes", "memKind", "graphNodeId"]
+    columns = [*_ACTIVITY_COLUMNS, "bytes", "memKind", "graphNodeId"]
     frame, dropped = read_gpu_events(export, _MEMSET, columns, noun="memsets")
     graph = pl.col("graphNodeId").alias("graph")
     return _gpu_frame(
@@ -83,7 +83,9 @@ def _memsets(export: NsightExport, base_ns: int) -> tuple[pl.DataFrame, int]:
 
 def _graphs(export: NsightExport, base_ns: int) -> tuple[pl.DataFrame, int]:
     """Read CUDA graph launches that were recorded whole, without their kernels."""
-    frame, dropped = read_gpu_events(export, _GRAPH, [*_GPU_COLUMNS, "graphId"], noun="CUDA graphs")
+    frame, dropped = read_gpu_events(
+        export, _GRAPH, [*_ACTIVITY_COLUMNS, "graphId"], noun="CUDA graphs"
+    )
     names = (
         frame.select(pl.format("CUDA graph {}", pl.col("graphId").fill_null(0)))
         .to_series()
@@ -137,7 +139,9 @@ def _calls(export: NsightExport, strings: Strings, base_ns: int) -> pl.DataFrame
 
 def _syncs(export: NsightExport, calls: pl.DataFrame, base_ns: int) -> pl.DataFrame:
     """Read synchronisations, named after the call that caused them: the recorded type can be wrong."""
-    frame = read_cpu_events(export, _SYNC, ["start", "end", "correlationId", "globalPid"]).select(
+    frame = read_cpu_events(
+        export, _SYNC_TABLE, ["start", "end", "correlationId", "globalPid"]
+    ).select(
         _kind("sync").alias("kind"),
         *_cpu_times(base_ns),
         pl.col("correlationId").alias("correlation"),

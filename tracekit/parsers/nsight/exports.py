@@ -34,7 +34,7 @@ from tracekit._util.arrow_sizes import MIN_BYTES_OF_A_VALUE, unpacked_bytes
 from tracekit._util.inflation import inflated_limit
 from tracekit._util.machine import available_memory
 from tracekit.errors import InputError, MachineError, Notice, NoticeValues
-from tracekit.parsers.nsight.tables import READ_TABLES, TEXT_COLUMNS
+from tracekit.parsers.nsight.tables import EXPORT_TEXT_COLUMNS, READ_TABLES
 
 _ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, pl.exceptions.PolarsError)
 """Errors of ``pyarrow`` on a damaged file, and of ``polars`` on types that it does not know."""
@@ -275,7 +275,7 @@ class SqliteExport:
             return pl.DataFrame()
         checked_query = f'SELECT {", ".join(map(_checked_value, columns))} FROM "{table}"'
         try:
-            self._check_texts(table, [name for name in columns if name in TEXT_COLUMNS])
+            self._check_texts(table, [name for name in columns if name in EXPORT_TEXT_COLUMNS])
         except _QueryError:
             return self._salvage(table, checked_query, columns)
         query = f'SELECT {", ".join(map(_value, columns))} FROM "{table}"'
@@ -283,7 +283,7 @@ class SqliteExport:
             with ThreadPoolExecutor(2) as pool:
                 queries = [query + where for where in self._rowid_ranges(table)]
                 halves = list(pool.map(self._query, queries))
-            numbers = [name for name in columns if name not in TEXT_COLUMNS]
+            numbers = [name for name in columns if name not in EXPORT_TEXT_COLUMNS]
             if all(_are_integers(half.select(numbers)) for half in halves):
                 return pl.concat(halves)
         except _QueryError:
@@ -348,7 +348,9 @@ class SqliteExport:
         """Read a damaged table from both ends up to the damage, in small batches."""
         values: NoticeValues = {"case": "in_part", "file": self.path.name, "table": table}
         self.notices.append(Notice("damaged-table", values=values))
-        schema = {name: pl.String() if name in TEXT_COLUMNS else pl.Int64() for name in columns}
+        schema = {
+            name: pl.String() if name in EXPORT_TEXT_COLUMNS else pl.Int64() for name in columns
+        }
         parts = [pl.DataFrame(schema=schema)]
         for order in (" ORDER BY rowid", " ORDER BY rowid DESC"):
             try:
@@ -422,7 +424,7 @@ def _value(name: str) -> str:
 
     Text is never null, so that the driver sees its type from the first row on.
     """
-    if name not in TEXT_COLUMNS:
+    if name not in EXPORT_TEXT_COLUMNS:
         return f'"{name}"'
     text = f"coalesce(CAST(\"{name}\" AS TEXT), '')"
     if name == "binaryData":
@@ -432,7 +434,7 @@ def _value(name: str) -> str:
 
 def _checked_value(name: str) -> str:
     """Return the SQL for a column in which a number can be a fraction, which is cut off, text, or bytes."""
-    if name in TEXT_COLUMNS:
+    if name in EXPORT_TEXT_COLUMNS:
         return _value(name)
     integer = f'CAST("{name}" AS INTEGER)'
     return (

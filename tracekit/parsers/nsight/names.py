@@ -15,7 +15,7 @@ COPY_KINDS: dict[int, list[str]] = {
     int(kind): words for kind, words in VOCABULARY["copy_kinds"].items()
 }
 """copyKind → direction, and the memory at both ends where srcKind and dstKind are missing."""
-MEMORY_KINDS: list[str] = VOCABULARY["memory_kinds"]
+NSIGHT_MEMORY_KINDS: list[str] = VOCABULARY["memory_kinds"]
 
 Rewrite = Sequence[tuple[str, str]]
 """Patterns and their replacements."""
@@ -172,7 +172,11 @@ def _copy_name(copy_kind: int | None, source_kind: int | None, target_kind: int 
 
 
 def _memory_name(kind: int | None) -> str | None:
-    return MEMORY_KINDS[kind] if kind is not None and 0 <= kind < len(MEMORY_KINDS) else None
+    return (
+        NSIGHT_MEMORY_KINDS[kind]
+        if kind is not None and 0 <= kind < len(NSIGHT_MEMORY_KINDS)
+        else None
+    )
 
 
 def memset_names(memory_kinds: pl.Series) -> pl.Series:
@@ -181,6 +185,6 @@ def memset_names(memory_kinds: pl.Series) -> pl.Series:
     >>> memset_names(pl.Series([2, None])).to_list()
     ['Memset (Device)', 'Memset (Unknown)']
     """
-    by_kind = {kind: f"Memset ({name})" for kind, name in enumerate(MEMORY_KINDS)}
+    by_kind = {kind: f"Memset ({name})" for kind, name in enumerate(NSIGHT_MEMORY_KINDS)}
     names = memory_kinds.replace_strict(by_kind, default="Memset (Unknown)", return_dtype=pl.String)
     return names.fill_null("Memset (Unknown)").cast(pl.Categorical)

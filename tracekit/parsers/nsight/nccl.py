@@ -50,9 +50,9 @@ _NUMPY_TYPES = {
 HEADER_BYTES = 32
 SCHEMA_ID = slice(8, 12)
 """Bytes of a payload's header that name its schema."""
-_NUMBERS = ("bytes", "peer", "ranks", "own_rank")
+_NUMBER_FIELDS = ("bytes", "peer", "ranks", "own_rank")
 _SCHEMA = pl.Schema(
-    {"_row": pl.UInt32(), "communicator": pl.String(), **dict.fromkeys(_NUMBERS, pl.Int64())}
+    {"_row": pl.UInt32(), "communicator": pl.String(), **dict.fromkeys(_NUMBER_FIELDS, pl.Int64())}
 )
 
 Layouts = dict[int, list[tuple[str, str, int]]]

@@ -18,8 +18,8 @@ _MARK = (34, 65)
 _PUSH_POP = (59, 70)
 _START_END = (60, 71)
 _DOMAIN = 75
-_THREAD_NAME = 39
-_COLUMNS = (
+_THREAD_NAME_EVENT = 39
+_NVTX_COLUMNS = (
     *("start", "end", "eventType", "text", "textId", "globalTid", "domainId"),
     *("jsonText", "jsonTextId", "binaryData"),
 )
@@ -48,13 +48,13 @@ def nvtx_events(
         Ranges and instants with ``process``, ``text``, ``domain``, ``domain_id`` and their payload,
         and the names that programs gave their threads (``process``, ``name``).
     """
-    frame = read_cpu_events(export, "NVTX_EVENTS", _COLUMNS, noun="NVTX ranges")
+    frame = read_cpu_events(export, "NVTX_EVENTS", _NVTX_COLUMNS, noun="NVTX ranges")
     frame = frame.with_columns(
         text=_resolve(frame, "text", "textId", strings),
         jsonText=_resolve(frame, "jsonText", "jsonTextId", strings),
         process=process_id("globalTid"),
     )
-    threads = frame.filter(pl.col("eventType") == _THREAD_NAME).select("process", name="text")
+    threads = frame.filter(pl.col("eventType") == _THREAD_NAME_EVENT).select("process", name="text")
     domains = _domain_names(frame)
     frame = frame.filter(pl.col("eventType").is_in([*_MARK, *_PUSH_POP, *_START_END]))
     is_instant = pl.col("eventType").is_in(_MARK)

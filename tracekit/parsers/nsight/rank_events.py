@@ -163,7 +163,7 @@ MAX_RANKS_PER_REPORT = 128
 """Ranks of a report, which is of one machine: more are damage. Each costs a fixed time to analyze,
 however few its events are."""
 _RANK_IN_FILE_NAME = re.compile(r"(?<![a-z])rank[-_.= ]?(\d{1,7})(?!\d)", re.IGNORECASE)
-PAIR = ["process", "device"]
+PROCESS_AND_DEVICE = ["process", "device"]
 Pair = tuple[int, int | None]
 
 
@@ -190,16 +190,18 @@ def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[Pair], dict[
         The GPU events of ranks, the pairs in order, and the number of events that were dropped, by
         reason.
     """
-    pairs = gpu.group_by(PAIR).agg(
+    pairs = gpu.group_by(PROCESS_AND_DEVICE).agg(
         events=pl.len(), runs_code=pl.col("kind").is_in(["kernel", "graph"]).any()
     )
     is_rank = pl.col("runs_code") | ~pl.col("runs_code").any().over("process")
-    pairs = pairs.with_columns(is_rank=is_rank).sort(PAIR, nulls_last=True)
-    ranks = pairs.filter("is_rank").select(PAIR)
+    pairs = pairs.with_columns(is_rank=is_rank).sort(PROCESS_AND_DEVICE, nulls_last=True)
+    ranks = pairs.filter("is_rank").select(PROCESS_AND_DEVICE)
     dropped = int(pairs.filter(~pl.col("is_rank"))["events"].sum())
     if not dropped:
         return gpu, ranks.rows(), {}
-    kept = gpu.join(ranks, on=PAIR, how="semi", nulls_equal=True, maintain_order="left")
+    kept = gpu.join(
+        ranks, on=PROCESS_AND_DEVICE, how="semi", nulls_equal=True, maintain_order="left"
+    )
     return kept, ranks.rows(), {"events on other devices": dropped}
 
 

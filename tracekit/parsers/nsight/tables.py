@@ -28,7 +28,7 @@ IDENTIFYING_TABLES = frozenset(VOCABULARY["identifying_tables"])
 """A file with any of these tables is an Nsight Systems export."""
 READ_TABLES = IDENTIFYING_TABLES.union(VOCABULARY["other_tables"])
 """All tables that are read."""
-TEXT_COLUMNS = frozenset({"text", "value", "name", "jsonText", "binaryData"})
+EXPORT_TEXT_COLUMNS = frozenset({"text", "value", "name", "jsonText", "binaryData"})
 """Columns that hold text; all other columns that are read hold integers."""
 MAX_TIME_NS = 1 << 61
 """Exclusive bound of plausible times, counted from the start of the session (73 years)."""
@@ -64,7 +64,7 @@ def read_table(export: NsightExport, table: str, columns: Sequence[str]) -> pl.D
 
 
 def _dtype(name: str) -> pl.DataType:
-    return pl.String() if name in TEXT_COLUMNS else pl.Int64()
+    return pl.String() if name in EXPORT_TEXT_COLUMNS else pl.Int64()
 
 
 def _as_dtype(frame: pl.DataFrame, name: str) -> pl.Expr:

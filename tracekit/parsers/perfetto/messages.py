@@ -9,7 +9,7 @@ from tracekit._util.text import counted
 MAX_FIELD = 1 << 11
 """Numbers of fields end before this one in all messages that are read. A packet of a million fields
 with numbers of their own is one of a few that count."""
-MAX_DEPTH = 32
+MAX_ARGUMENT_DEPTH = 32
 """Nested lists and objects in an argument that are followed; shapes of tensor lists have three
 levels."""
 
@@ -84,8 +84,8 @@ def argument_json(message: bytes, *, depth: int = 0) -> str:
     >>> argument_json(b"\x52\x01a\x62\x04\x62\x02\x20\x02\x62\x00")
     '[[2],[]]'
     """
-    if depth > MAX_DEPTH:
-        raise DamagedMessageError(f"an argument is nested more than {MAX_DEPTH} deep")
+    if depth > MAX_ARGUMENT_DEPTH:
+        raise DamagedMessageError(f"an argument is nested more than {MAX_ARGUMENT_DEPTH} deep")
     items: list[str] = []
     entries: list[str] = []
     for number, wire_type, value in fields(message):

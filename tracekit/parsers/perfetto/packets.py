@@ -18,14 +18,14 @@ from tracekit._loops.packet_scanner import (
 from tracekit._util.arrays import Ints
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.perfetto.messages import DamagedMessageError, argument_json
-from tracekit.parsers.perfetto.vocabulary import TARGETS
+from tracekit.parsers.perfetto.vocabulary import PACKET_TARGETS
 
 BLOCK_BYTES = 4 << 20
 MAX_PACKET_BYTES = 256 << 20
 """Longer packets are passed over without holding them. All names of a trace are in one packet: they
 take a tenth."""
-_ROWS = 1 << 13
-_FIRST_TEXTS = 1 << 12
+_ROWS_PER_SCAN = 1 << 13
+_FIRST_TEXT_COUNT = 1 << 12
 _FIRST_TEXT_BYTES = 1 << 20
 _EVENT_TYPES = 8
 
@@ -86,14 +86,16 @@ class _Scan:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._rows = np.empty((_ROWS, WIDTH), np.int64)
-        self._ends = np.empty((_ROWS, END_COLUMNS), np.int64)
-        self._state = np.empty((_ROWS, STATE_COLUMNS), np.int64)
+        self._rows = np.empty((_ROWS_PER_SCAN, WIDTH), np.int64)
+        self._ends = np.empty((_ROWS_PER_SCAN, END_COLUMNS), np.int64)
+        self._state = np.empty((_ROWS_PER_SCAN, STATE_COLUMNS), np.int64)
         self._packets = Packets()
-        keys = list(dict.fromkeys(chain.from_iterable(TARGETS[level] for level in PacketLevel)))
+        keys = list(
+            dict.fromkeys(chain.from_iterable(PACKET_TARGETS[level] for level in PacketLevel))
+        )
         targets = []
         for level in PacketLevel:
-            targets.append([TARGETS[level].get(key, NO_TARGET) for key in keys])
+            targets.append([PACKET_TARGETS[level].get(key, NO_TARGET) for key in keys])
         self._scanner = PacketScanner(
             np.array(targets, np.int32).data,
             self._rows.data,
@@ -104,7 +106,7 @@ class _Scan:
         self._starts = np.zeros(1, np.int64)
         self._heap = np.empty(0, np.uint8)
         self._is_message = np.empty(0, np.uint8)
-        self._resize_dictionary(_FIRST_TEXTS, _FIRST_TEXT_BYTES)
+        self._resize_dictionary(_FIRST_TEXT_COUNT, _FIRST_TEXT_BYTES)
         for key in keys:
             self._scanner.add_text(memoryview(key.encode()))
 

@@ -21,7 +21,7 @@ from tracekit.schema import DAMAGED, UNTIMED, RankEvents, Source
 
 UNKNOWN_PACKETS = "packets of other kinds"
 UNKNOWN_TYPES = "track events of other types"
-_DAMAGE_CODES = ("truncated", "bad-events", "bad-text", "unknown-names")
+_PERFETTO_DAMAGE_CODES = ("truncated", "bad-events", "bad-text", "unknown-names")
 
 
 def read(
@@ -60,7 +60,7 @@ def read(
         memory = build_memory([rows.part], rank=number, base_ns=base_ns)
         events = assign_steps(table.events)
         notices = _notices(stream, packets, state, rows, table)
-        damage = [notice for notice in notices if notice.code in _DAMAGE_CODES]
+        damage = [notice for notice in notices if notice.code in _PERFETTO_DAMAGE_CODES]
         if damage and not lenient:
             hint = "re-record this rank, or read leniently to use what is there"
             raise InputError(f"{stream.name}: is damaged", hint=hint, notice=damage[0])

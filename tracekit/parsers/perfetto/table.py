@@ -20,7 +20,7 @@ from tracekit.parsers.perfetto.messages import signed
 from tracekit.parsers.perfetto.packets import Packets
 from tracekit.parsers.perfetto.slices import NO_END, match_ends
 from tracekit.parsers.perfetto.state import BOOT_CLOCK, Names, TraceState
-from tracekit.parsers.perfetto.vocabulary import MEMORY_KINDS, STAGE_CATEGORIES
+from tracekit.parsers.perfetto.vocabulary import PERFETTO_MEMORY_KINDS, STAGE_CATEGORIES
 
 ALLOCATION = b"[memory]"
 """Name of the allocator's events."""
@@ -298,7 +298,7 @@ class RowResolver:
     def _memory_kind(self, code: int) -> str:
         """Return the kind of memory that a text names, as PyTorch spells it."""
         memory = decode_text(self._texts[code])
-        return MEMORY_KINDS.get(memory, memory)
+        return PERFETTO_MEMORY_KINDS.get(memory, memory)
 
     def _threads(self, track: Ints) -> tuple[Ints, Ints, dict[str, Bools]]:
         """Return process and thread of each row, and by the first word of process names which rows they have.

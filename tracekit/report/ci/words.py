@@ -266,7 +266,7 @@ def _cell_name(row: CellChange) -> str:
 
 MOVED = ("modules", "ranks", "kernels", "cells")
 """The tables of a diff after that of labels."""
-_TIMES = (
+_BEFORE_AND_AFTER = (
     Column("before", "figure", value=lambda row: value(row.before_ms, "ms")),
     Column("after", "figure", value=lambda row: value(row.after_ms, "ms")),
     Column("change per step", "change", value=milliseconds),
@@ -289,7 +289,7 @@ def label_table(result: DiffDocument) -> Table | None:
     """Return the labels of a diff, with their exposed time and overlap."""
     columns = (
         Column("label"),
-        *_TIMES,
+        *_BEFORE_AND_AFTER,
         Column("exposed", "figure", 1, EXPOSED_NOTE, value=exposed_levels),
         Column("overlap", "figure", 1, value=overlap_levels),
     )
@@ -300,7 +300,8 @@ def moved_table(key: str, changes: LargestChanges) -> Table | None:
     """Return the modules, ranks, kernels or cells that moved, the largest change first."""
     rows: Sequence[Moved] = getattr(changes, key)
     return make_table(
-        (Column(key.removesuffix("s"), "name", value=row_name), *_TIMES), visible_changes(rows)
+        (Column(key.removesuffix("s"), "name", value=row_name), *_BEFORE_AND_AFTER),
+        visible_changes(rows),
     )
 
 

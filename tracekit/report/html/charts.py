@@ -51,7 +51,7 @@ MAX_STRAGGLERS_ADDED = 3
 MAX_EVENTS = 2_400_000
 """Events on the page, about 20 MB; of more, the shortest of each rank are left out."""
 
-LANES: Mapping[str, Sequence[str]] = {
+TIMELINE_LANES: Mapping[str, Sequence[str]] = {
     "compute": label_intervals.COMPUTE_SET,
     "experts": ["ep_dispatch", "ep_combine"],
     "pipeline": ["pp_comm"],
@@ -164,7 +164,7 @@ def timeline_data(
     present = set(descriptions["label"].to_list())
     labels = [label for label in LABELS if label in present]
     lanes = []
-    for lane, lane_labels in LANES.items():
+    for lane, lane_labels in TIMELINE_LANES.items():
         lanes.append(documents.PageLane(lane, [label for label in lane_labels if label in present]))
     ranks = [
         _rank_data(analysis, clock, timeline, description_numbers, text_numbers)

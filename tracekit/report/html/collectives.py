@@ -10,7 +10,7 @@ from tracekit.report.text import capitalize, size
 from tracekit.whole_run.result import WholeRun
 from tracekit.whole_run.timeline import collective_bars
 
-WIDTH = 960
+PICTURE_WIDTH = 960
 """Width of the pictures about a whole run, in the units of their view box."""
 ROW_HEIGHT = 14
 LABEL_WIDTH = 60
@@ -31,9 +31,7 @@ OTHER_COLOUR = "#7a869a"
 
 def picture_attributes(height: int) -> str:
     """Return the attributes of a picture: its size, and text in the page's own colour."""
-    return (
-        f'viewBox="0 0 {WIDTH} {height}" width="100%" role="img" font-size="11" fill="currentColor"'
-    )
+    return f'viewBox="0 0 {PICTURE_WIDTH} {height}" width="100%" role="img" font-size="11" fill="currentColor"'
 
 
 def scrolled_picture(content: str, height: int, *, name: str = "") -> str:
@@ -63,7 +61,7 @@ def collective_timeline(run: WholeRun, *, level: int = 2) -> str:
         last=pl.max_horizontal(pl.col("called_ns", "end_ns").max()),
     )
     first_ns, last_ns = times.row(0)
-    per_ns = (WIDTH - LABEL_WIDTH) / max(last_ns - first_ns, 1)
+    per_ns = (PICTURE_WIDTH - LABEL_WIDTH) / max(last_ns - first_ns, 1)
     pieces = []
     for line, rank in enumerate(shown):
         top = line * BAR_ROW_HEIGHT
@@ -73,7 +71,7 @@ def collective_timeline(run: WholeRun, *, level: int = 2) -> str:
     height = len(shown) * BAR_ROW_HEIGHT + ROW_HEIGHT
     pieces.append(f'<text x="{LABEL_WIDTH}" y="{height - 3}">0</text>')
     pieces.append(
-        f'<text x="{WIDTH}" y="{height - 3}" text-anchor="end">{html(ms(last_ns - first_ns))}</text>'
+        f'<text x="{PICTURE_WIDTH}" y="{height - 3}" text-anchor="end">{html(ms(last_ns - first_ns))}</text>'
     )
     steps = sorted(bars["step"].drop_nulls().unique().to_list())
     title = f"Collectives of steps {steps[0]} to {steps[-1]}" if steps else "The last collectives"

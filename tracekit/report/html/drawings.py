@@ -20,7 +20,7 @@ from tracekit.report.html.templates import render_template
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours
 from tracekit.report.schedule.layout import RELOAD_COLOURS
 from tracekit.report.words import WORDS
-from tracekit.weight_updates.two_buffers import LANES
+from tracekit.weight_updates.two_buffers import BUFFER_LANES
 
 SIZES = {"rows": (760, 120), "rows narrow": (364, 110)}
 """Width of a drawing, and of the names at its left, by class: on a desk, and on a phone."""
@@ -145,7 +145,7 @@ def _ideal_cells(update: WeightUpdate) -> list[BucketCell]:
             role = None
             if op == "BROADCAST" and source is not None:
                 role = "source" if source == rank else "destination"
-            lane = LANES[0] if op == "H2D" else LANES[1 + bucket % 2]
+            lane = BUFFER_LANES[0] if op == "H2D" else BUFFER_LANES[1 + bucket % 2]
             free_ns = end if op == "H2D" else reload_end.get(bucket)
             cells.append(BucketCell(rank, lane, op, role, bucket, start, end, free_ns))
     return cells
@@ -154,7 +154,9 @@ def _ideal_cells(update: WeightUpdate) -> list[BucketCell]:
 def _draw_cells(cells: Sequence[BucketCell], origin_ns: int, duration_ns: int) -> Markup:
     """Return the buffers of every device over time."""
     rows = []
-    for rank, lane in product(sorted({cell.rank for cell in cells})[:MAX_RANKS_DRAWN], LANES):
+    for rank, lane in product(
+        sorted({cell.rank for cell in cells})[:MAX_RANKS_DRAWN], BUFFER_LANES
+    ):
         held_boxes = []
         op_boxes = []
         for cell in cells:
@@ -167,7 +169,7 @@ def _draw_cells(cells: Sequence[BucketCell], origin_ns: int, duration_ns: int) -
             op = RELOAD_COLOURS.get((cell.role or cell.op)[0].upper(), RELOAD_COLOURS["S"])
             tip = f"bucket {cell.bucket}: {op.name}, {ms(cell.end_ns - cell.start_ns)}"
             op_boxes.append(Box(cell.start_ns, cell.end_ns, op.colour, tip, text=str(cell.bucket)))
-        gap = GROUP_GAP if lane == LANES[0] else ROW_GAP
+        gap = GROUP_GAP if lane == BUFFER_LANES[0] else ROW_GAP
         # Operations are drawn over the time for which their buffers are held.
         rows.append(Row(f"rank {rank} · {lane}", [*held_boxes, *op_boxes], gap=gap))
     return _svg(rows, origin_ns, origin_ns + duration_ns, "Buffers of every device over time")

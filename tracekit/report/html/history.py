@@ -13,7 +13,7 @@ from urllib.parse import quote
 from tracekit._util.files import check_output_path
 from tracekit.analysis import Analysis
 from tracekit.documents.coding import decode
-from tracekit.documents.history import FORMAT, HistoryDocument, HistoryPoint
+from tracekit.documents.history import HISTORY_FORMAT, HistoryDocument, HistoryPoint
 from tracekit.errors import InputError, OptionError
 from tracekit.report.html.page import render_html
 from tracekit.report.html.templates import render_page
@@ -58,7 +58,7 @@ def add_to_history(path: Path, points: Sequence[HistoryPoint]) -> None:
         "history.html.j2",
         css=["page.css"],
         scripts=["chart.js", "tables.js", "history.js"],
-        data=HistoryDocument(FORMAT, ordered, LABEL_COLOURS),
+        data=HistoryDocument(HISTORY_FORMAT, ordered, LABEL_COLOURS),
         points=ordered,
     )
     write_file(path, page)

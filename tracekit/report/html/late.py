@@ -14,8 +14,8 @@ from tracekit._util.notebook import html
 from tracekit._util.text import ms
 from tracekit.report.html.collectives import (
     LABEL_WIDTH,
+    PICTURE_WIDTH,
     ROW_HEIGHT,
-    WIDTH,
     collective_timeline,
     scrolled_picture,
 )
@@ -123,7 +123,7 @@ def heat_map(run: WholeRun, *, level: int = 2) -> str:
         return ""
     ranks, steps, matrix = lateness_matrix(run, max_columns=MAX_COLUMNS)
     shown = np.sort(np.argsort(-matrix.sum(axis=1), kind="stable")[:MAX_LATENESS_ROWS])
-    width = (WIDTH - LABEL_WIDTH) / len(steps)
+    width = (PICTURE_WIDTH - LABEL_WIDTH) / len(steps)
     threshold = late_threshold(run.lateness)
     darkest = max(float(matrix.max()), threshold)
     cells = []
@@ -143,7 +143,7 @@ def heat_map(run: WholeRun, *, level: int = 2) -> str:
             )
     height = len(shown) * ROW_HEIGHT + 16
     ends = f'<text x="{LABEL_WIDTH}" y="{height - 3}">step {steps[0]}</text>'
-    ends += f'<text x="{WIDTH}" y="{height - 3}" text-anchor="end">step {int(run.lateness.steps[-1])}</text>'
+    ends += f'<text x="{PICTURE_WIDTH}" y="{height - 3}" text-anchor="end">step {int(run.lateness.steps[-1])}</text>'
     note = f"red: late by more than is usual in this run ({ms(threshold)} in a step); the stronger, the later"
     left_out = len(ranks) - len(shown)
     if left_out:
@@ -165,8 +165,8 @@ def transfer_lines(run: WholeRun, *, level: int = 2) -> str:
         if len(times) < 3:
             continue
         highest = float(times.max()) or 1.0
-        stride = max(1, len(times) // (2 * WIDTH))
-        step = (WIDTH - LABEL_WIDTH) / max(len(times) - 1, 1)
+        stride = max(1, len(times) // (2 * PICTURE_WIDTH))
+        step = (PICTURE_WIDTH - LABEL_WIDTH) / max(len(times) - 1, 1)
         points = []
         for i in range(0, len(times), stride):
             x = LABEL_WIDTH + i * step

@@ -11,7 +11,7 @@ from tracekit.documents.diff import DiffDocument, Waterfall
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
 from tracekit.report.ci import finding_words, words
 from tracekit.report.html.charts import (
-    LANES,
+    TIMELINE_LANES,
     PageClock,
     role_timelines,
     schedule_data,
@@ -108,7 +108,7 @@ def render_html(analysis: Analysis) -> str:
         left_out=left_out,
         clock=clock,
         iterations=iterations,
-        compute_labels=",".join(LANES["compute"]),
+        compute_labels=",".join(TIMELINE_LANES["compute"]),
         host_finds=_host_finds(view.instead),
         role_finds=[f'role:"={role.name}"' for role in analysis.role_results.roles],
         phase_drawing=phase_drawing(analysis),

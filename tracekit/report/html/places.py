@@ -20,7 +20,7 @@ from tracekit.report.view.top import Card
 
 MAX_RANKS_OF_FINDING = 3
 """Ranks of a finding up to which each of them stands out; more are not the exception."""
-MAX_PLACES = 5
+MAX_PLACES_PER_FINDING = 5
 """Places of one finding that the page leads to."""
 
 
@@ -81,7 +81,7 @@ def places_on_page(
         FindingPlaces(
             card.number,
             shorten_source_paths(card.finding.text),
-            _places(card.finding, clock, ranks, busiest)[:MAX_PLACES],
+            _places(card.finding, clock, ranks, busiest)[:MAX_PLACES_PER_FINDING],
         )
         for card in cards
     ]

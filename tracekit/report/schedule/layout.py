@@ -26,7 +26,7 @@ from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS, mix_colours
 from tracekit.schedules import Schedule, Simulation
 from tracekit.schema import PHASES
 from tracekit.weight_updates import WeightReload
-from tracekit.weight_updates.two_buffers import LANES
+from tracekit.weight_updates.two_buffers import BUFFER_LANES
 
 OP_NAMES = {"F": "forward", "B": "backward", "I": "backward for input", "W": "backward for weights"}
 RANK_COLUMNS = ("rank", "work", "outside cells", *PHASES, "peak chunks")
@@ -112,10 +112,10 @@ def layout_simulation(simulation: Simulation | WeightReload) -> ScheduleLayout:
 
 def _layout_reload(reload: WeightReload) -> ScheduleLayout:
     """Lay out a weight reload: one row per buffer of every device."""
-    lane_number = {lane: i for i, lane in enumerate(LANES)}
+    lane_number = {lane: i for i, lane in enumerate(BUFFER_LANES)}
     letter_number = {letter: i for i, letter in enumerate(RELOAD_COLOURS)}
     cells = reload.cells.with_columns(
-        row=pl.col("rank") * len(LANES)
+        row=pl.col("rank") * len(BUFFER_LANES)
         + pl.col("lane").replace_strict(lane_number, return_dtype=pl.Int64),
         name=pl.format("{} {}", "op", "bucket"),
     )
@@ -131,7 +131,7 @@ def _layout_reload(reload: WeightReload) -> ScheduleLayout:
     )
     rows = []
     for rank in range(reload.ranks):
-        rows += [f"device {rank} · {lane}" for lane in LANES]
+        rows += [f"device {rank} · {lane}" for lane in BUFFER_LANES]
     colours = list(RELOAD_COLOURS.values())
     return ScheduleLayout(rows, reload.makespan, cells, boxes, colours, RELOAD_COLOURS)
 

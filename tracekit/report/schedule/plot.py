@@ -19,7 +19,14 @@ from tracekit.report.schedule.layout import (
     simulation_facts,
 )
 from tracekit.schedules import Schedule, Simulation, simulate
-from tracekit.schedules.blocks import LANES, PHASES, Block, BlockTimes, block, block_times
+from tracekit.schedules.blocks import (
+    BLOCK_LANES,
+    KIND_OF_PHASE,
+    Block,
+    BlockTimes,
+    block,
+    block_times,
+)
 from tracekit.weight_updates import WeightReload
 
 MAX_LABELLED_BOXES = 2_500
@@ -185,14 +192,14 @@ def draw_phases(schedule: Schedule, times: BlockTimes | None = None) -> Figure:
     >>> [axes.get_title(loc="left") for axes in figure.axes][1]
     'steady: F and B overlapped, W beside PP'
     """
-    blocks = {phase: block(kind, times) for phase, kind in PHASES.items()}  # type: ignore[arg-type]
+    blocks = {phase: block(kind, times) for phase, kind in KIND_OF_PHASE.items()}  # type: ignore[arg-type]
     simulation = simulate(schedule, block_times(times))
     figure = Figure(figsize=(_PHASES_FIGURE_INCHES, 3.9 + 0.36 * schedule.pp), layout="constrained")
     rows = figure.add_gridspec(2, 1, height_ratios=[1.5, 0.36 * schedule.pp + 0.9], hspace=0.12)
     columns = rows[0].subgridspec(
-        1, 3, width_ratios=[blocks[phase].duration for phase in PHASES], wspace=0.03
+        1, 3, width_ratios=[blocks[phase].duration for phase in KIND_OF_PHASE], wspace=0.03
     )
-    for column, phase in enumerate(PHASES):
+    for column, phase in enumerate(KIND_OF_PHASE):
         axes = figure.add_subplot(columns[column])
         _draw_block(axes, blocks[phase], name_lanes=column == 0)
         axes.set_title(_PHASE_TITLES[phase], loc="left", fontsize=9, color=figures.INK)
@@ -220,10 +227,10 @@ def draw_phases(schedule: Schedule, times: BlockTimes | None = None) -> Figure:
 
 def _draw_block(axes: Axes, tasks: Block, *, name_lanes: bool) -> None:
     """Draw the tasks inside one block, each on its lane."""
-    for row in range(len(LANES)):
+    for row in range(len(BLOCK_LANES)):
         axes.barh(row, tasks.duration, height=0.86, color=IDLE_COLOUR, zorder=0)
     for lane, task, label, start, end in tasks.cells.iter_rows():
-        row = LANES.index(lane)
+        row = BLOCK_LANES.index(lane)
         colour = LABEL_COLOURS[label]
         axes.barh(
             row, end - start, left=start, height=0.86, color=colour, edgecolor="white", lw=0.8
@@ -239,7 +246,7 @@ def _draw_block(axes: Axes, tasks: Block, *, name_lanes: bool) -> None:
             color=figures.text_colour_on(colour),
         )
     axes.set_xlim(0, tasks.duration)
-    axes.set_ylim(len(LANES) - 0.5, -0.5)
-    axes.set_yticks(range(len(LANES)), LANES if name_lanes else [""] * len(LANES))
+    axes.set_ylim(len(BLOCK_LANES) - 0.5, -0.5)
+    axes.set_yticks(range(len(BLOCK_LANES)), BLOCK_LANES if name_lanes else [""] * len(BLOCK_LANES))
     figures.strip_axes(axes)
     axes.tick_params(length=0, labelsize=8)  # smaller names than a plot of ranks, no ticks

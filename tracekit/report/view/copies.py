@@ -13,7 +13,7 @@ from tracekit.documents.analysis import AllocatorMemory
 from tracekit.metrics.memory import MEMORY_PHASES
 from tracekit.report.table import Column, Table, make_table
 
-MAX_ROWS = 32
+MAX_COPY_ROWS = 32
 """Rows of a table with one or more rows per rank."""
 MIN_COPY_SHARE = 1 / 200
 """Share of the span below which the copies of a label have no row."""
@@ -29,7 +29,7 @@ HOST_TIME_NOTE = (
     "a range: allocated while two phases overlap"
 )
 
-_COLUMNS = (
+_COPY_COLUMNS = (
     Column("rank", "rank"),
     Column("label", "label"),
     Column("copies", "count", value="count"),
@@ -92,12 +92,14 @@ def copy_table(analysis: Analysis, *, by_rank: bool = False) -> Table | None:
             f"faster than that link, so that it is not the one they used, or sizes are wrong: {names}"
         )
     if not by_rank or of_ranks.is_empty() or len(analysis.rank_results) == 1:
-        return make_table(_COLUMNS[1:], _with_rates(totals), notes=notes)
-    if len(of_ranks) > MAX_ROWS:
-        notes.append(f"{counted(len(of_ranks) - MAX_ROWS, 'row')} with shorter stalls in the JSON")
-    shown = _with_rates(of_ranks.head(MAX_ROWS).sort("rank", "label", maintain_order=True))
+        return make_table(_COPY_COLUMNS[1:], _with_rates(totals), notes=notes)
+    if len(of_ranks) > MAX_COPY_ROWS:
+        notes.append(
+            f"{counted(len(of_ranks) - MAX_COPY_ROWS, 'row')} with shorter stalls in the JSON"
+        )
+    shown = _with_rates(of_ranks.head(MAX_COPY_ROWS).sort("rank", "label", maintain_order=True))
     rows = [*shown, *_with_rates(totals)]
-    return make_table(_COLUMNS, rows, notes=notes, totals=range(len(shown), len(rows)))
+    return make_table(_COPY_COLUMNS, rows, notes=notes, totals=range(len(shown), len(rows)))
 
 
 def _with_rates(table: pl.DataFrame) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ CAUSE_WORDS = {
     "waited_itself": "it waits for others in another group before",
 }
 MAX_STEPS_LISTED = 8
-MAX_ROWS = 12
+MAX_LATE_ROWS = 12
 
 
 def headline(run: LateDocument) -> str:
@@ -297,9 +297,9 @@ def rank_table(run: LateDocument) -> Table | None:
         ),
     )
     rows = sorted(run.distributions, key=lambda entry: -entry.caused_wait_ns)
-    more = len(rows) - MAX_ROWS
+    more = len(rows) - MAX_LATE_ROWS
     notes = (f"and {counted(more, 'rank')} more",) if more > 0 else ()
-    return make_table(columns, rows[:MAX_ROWS], notes=notes)
+    return make_table(columns, rows[:MAX_LATE_ROWS], notes=notes)
 
 
 def group_table(run: LateDocument) -> Table | None:
@@ -313,9 +313,9 @@ def group_table(run: LateDocument) -> Table | None:
         Column("collectives", "count", value="operations"),
         Column("waited", "ms", value="waited_ns"),
     )
-    more = len(run.groups) - MAX_ROWS
+    more = len(run.groups) - MAX_LATE_ROWS
     notes = (f"and {counted(more, 'group')} more",) if more > 0 else ()
-    return make_table(columns, run.groups[:MAX_ROWS], notes=notes)
+    return make_table(columns, run.groups[:MAX_LATE_ROWS], notes=notes)
 
 
 def transfer_table(run: LateDocument) -> Table | None:
@@ -340,7 +340,7 @@ def transfer_table(run: LateDocument) -> Table | None:
             ),
         ),
     )
-    return make_table(columns, run.transfers[:MAX_ROWS])
+    return make_table(columns, run.transfers[:MAX_LATE_ROWS])
 
 
 def fact_sentences(run: LateDocument, *, most: int | None = None) -> list[str]:

@@ -339,13 +339,13 @@ def changes_table(analysis: Analysis) -> Table | None:
         for row in rows:
             assumptions |= dict.fromkeys(row.rests_on)
         notes += assumptions
-    return make_table(_COLUMNS, rows, notes=notes)
+    return make_table(_CHANGE_COLUMNS, rows, notes=notes)
 
 
 def change_table(step: ChangedStep) -> Table | None:
     """Return one prediction as a table, or why there is none."""
     why_not = [f"{step.change}: not answered, because {step.why_not}"] if step.why_not else []
-    return make_table(_COLUMNS, [step], notes=[*why_not, *step.rests_on])
+    return make_table(_CHANGE_COLUMNS, [step], notes=[*why_not, *step.rests_on])
 
 
 def changed_lanes(analysis: Analysis) -> Iterator[tuple[str, dict[int, Lane], dict[int, Lane]]]:
@@ -392,7 +392,7 @@ def _predicted_range_ns(row: ChangedStep) -> tuple[int, int] | None:
     return max(row.free_ns - most_ns, 0), max(row.free_ns - least_ns, 0)
 
 
-_COLUMNS = (
+_CHANGE_COLUMNS = (
     Column("change", "name"),
     Column("predicted", "ms", terminal_heading="predicted ms", value=_predicted_ns),
     Column("between ms", "figure", 1, value=lambda row: describe_range(_predicted_range_ns(row))),

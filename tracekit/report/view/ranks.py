@@ -311,7 +311,7 @@ def _host_late(evidence: Evidence) -> str:
     return f"its host launches late ({empty})"
 
 
-_WORDS: Mapping[str, Callable[[Evidence], str]] = {
+_CAUSE_SENTENCES: Mapping[str, Callable[[Evidence], str]] = {
     "slow_gpu": _slow_gpu,
     "more_work": _tokens,
     "host_late": _host_late,
@@ -334,7 +334,7 @@ def why_late(row: Straggler) -> str:
     if not row.steps:
         return ""
     named = [part for part in row.why if part.cause != "unknown"] or row.why
-    return ", and ".join(_WORDS[part.cause](part.evidence) for part in named)
+    return ", and ".join(_CAUSE_SENTENCES[part.cause](part.evidence) for part in named)
 
 
 def when_late(row: Straggler, steps: int) -> str:
@@ -367,12 +367,12 @@ def why_pipeline_waits(stragglers: Stragglers, rank: int) -> str:
     if cause is None:
         return ""
     if cause.cause != "waited_itself":
-        return f": {_WORDS[cause.cause](cause.evidence)}"
+        return f": {_CAUSE_SENTENCES[cause.cause](cause.evidence)}"
     root = (cause.evidence.chain or [rank])[-1]
     root_cause = stragglers.pipeline_cause(root) if root != rank else None
     if root_cause is None or root_cause.cause == "waited_itself":
         return ""
-    return f", which waits for rank {root} itself: {_WORDS[root_cause.cause](root_cause.evidence)}"
+    return f", which waits for rank {root} itself: {_CAUSE_SENTENCES[root_cause.cause](root_cause.evidence)}"
 
 
 def _lateness_words(row: Straggler) -> str:

@@ -26,9 +26,9 @@ from tracekit.schema import COMPUTE_LABELS, Source
 
 MIN_UNEVEN_OVER_MEAN = 1.05
 """The expert table is shown if some rank receives at least this multiple of the mean."""
-MAX_ROWS = 8
+MAX_RATE_ROWS = 8
 """Kinds of products, kinds of operations and ranks shown, those that take longest."""
-MAX_PLACES = 40
+MAX_PLACE_ROWS = 40
 """Rows of places in the model that are shown; the JSON has all."""
 MAX_KERNELS_IN_TABLE = 20
 MAX_KERNEL_RANKS = 4
@@ -55,7 +55,7 @@ def products_table(analysis: Analysis) -> Table | None:
     )
     by_label = rates.by("label").rows(named=True)
     longest_kinds = (
-        rates.products.filter(pl.col("flop").is_not_null()).head(MAX_ROWS).rows(named=True)
+        rates.products.filter(pl.col("flop").is_not_null()).head(MAX_RATE_ROWS).rows(named=True)
     )
     return make_table(
         columns,
@@ -161,7 +161,7 @@ def communication_table(analysis: Analysis) -> Table | None:
     rates = analysis.rates
     if rates is None:
         return None
-    longest = rates.communication.sort("transfer_ns", descending=True).head(MAX_ROWS)
+    longest = rates.communication.sort("transfer_ns", descending=True).head(MAX_RATE_ROWS)
     # The bus bandwidth is what a link's peak and measurements are compared with: without either it is
     # less important.
     compared = ("share_of_link", "share_of_measured")
@@ -250,7 +250,7 @@ def experts_table(analysis: Analysis) -> Table | None:
     work = work.with_columns(
         work_over_mean=pl.col("expert_ns") / pl.mean("expert_ns").over("group")
     )
-    largest = rates.experts.head(MAX_ROWS).sort("rank")
+    largest = rates.experts.head(MAX_RATE_ROWS).sort("rank")
     table = largest.join(work, on=["rank", "group"], how="left", maintain_order="left")
     table = table.with_columns(most_in=pl.format("{} of {}", "largest", "exchanges"))
     return make_table(columns, table.rows(named=True), notes=_expert_notes(analysis, rates))
@@ -308,10 +308,10 @@ def by_table(analysis: Analysis) -> Table | None:
         ["times: means over the ranks that have the row"] if len(analysis.rank_results) > 1 else []
     )
     notes += by.notes
-    if len(places) > MAX_PLACES:
-        notes.append(f"{counted(len(places) - MAX_PLACES, 'row')} more in the JSON")
+    if len(places) > MAX_PLACE_ROWS:
+        notes.append(f"{counted(len(places) - MAX_PLACE_ROWS, 'row')} more in the JSON")
     notes.append("the rows add up to all time in which GPUs were busy")
-    return _places_table(by, places[:MAX_PLACES], remainders, notes)
+    return _places_table(by, places[:MAX_PLACE_ROWS], remainders, notes)
 
 
 def _places_table(

@@ -24,7 +24,7 @@ MAX_UPDATES_SHOWN = 3
 """Weight updates that a table shows one by one."""
 MIN_WAITING_SHARE_TO_NAME = 0.5
 """Share of a label from which waiting in it is what the label's time is about."""
-MAX_ROWS = 32
+MAX_ROLE_ROWS = 32
 """Iterations that a table lists."""
 MIN_RATIO_OF_UNEQUAL_ITERATIONS = 1.2
 """Longest over shortest iteration from which both are named beside the mean."""
@@ -39,7 +39,7 @@ def role_tables(analysis: Analysis) -> dict[str, tuple[str, Table]]:
     updates_between_processes = results.weight_updates and analysis.reload is None
     if not results.roles and not results.iterations and not updates_between_processes:
         return {}
-    iterations = results.iterations[:MAX_ROWS]
+    iterations = results.iterations[:MAX_ROLE_ROWS]
     updates = _updates_table(results.weight_updates)
     phases = "mean over GPUs, a shared one counted once; phases sum to the time"
     tables = {
