@@ -90,8 +90,8 @@ def test_the_host_is_named_with_what_it_launched(with_path):
 def test_of_host_time_only_what_the_gpu_is_idle_counts(with_path):
     """The GPU is idle for 10 of the host's 60 ms: the message of 40 ms is the longest piece."""
     pieces = ((0, "host", "aten::copy_", None, 60), (1, "message", "send", "pp_comm", 40))
-    assert blocking(with_path(*pieces, busy_ms=50)).piece["kind"] == "message"
-    assert blocking(with_path(*pieces, busy_ms=10)).piece["kind"] == "host"
+    assert blocking(with_path(*pieces, busy_ms=50)).piece.kind == "message"
+    assert blocking(with_path(*pieces, busy_ms=10)).piece.kind == "host"
 
 
 def test_host_time_in_which_the_gpu_works_is_not_the_longest_piece(samples):
@@ -103,8 +103,8 @@ def test_host_time_in_which_the_gpu_works_is_not_the_longest_piece(samples):
         .select((pl.col("end_ns") - pl.col("start_ns")).max())
         .item()
     )
-    assert (piece["kind"], piece["label"], piece["rank"]) == ("collective", "ep_combine", 6)
-    assert piece["end_ns"] - piece["start_ns"] < longest
+    assert (piece.kind, piece.label, piece.rank) == ("collective", "ep_combine", 6)
+    assert piece.end_ns - piece.start_ns < longest
 
 
 @pytest.mark.parametrize(
@@ -189,11 +189,11 @@ def test_the_link_opens_the_piece_that_is_named(look, pages, analysed, sample):
     page.locator("#details").wait_for(state="visible")
     topics, texts = (page.locator(f"#details {name}").all_inner_texts() for name in ("dt", "dd"))
     facts = dict(zip(topics, texts, strict=True))
-    assert facts["where"].startswith(f"rank {piece['rank']}")
+    assert facts["where"].startswith(f"rank {piece.rank}")
     from_ms, to_ms = (
         float(time) for time in re.match(r"([\d.]+) to ([\d.]+) ms", facts["when"]).groups()
     )
-    assert to_ms - from_ms == pytest.approx((piece["end_ns"] - piece["start_ns"]) / 1e6, rel=0.01)
-    assert facts.get("operators") == piece["chain"]
-    if piece["kind"] != "host":
-        assert facts["label"].startswith(piece["label"])
+    assert to_ms - from_ms == pytest.approx((piece.end_ns - piece.start_ns) / 1e6, rel=0.01)
+    assert facts.get("operators") == piece.chain
+    if piece.kind != "host":
+        assert facts["label"].startswith(piece.label)

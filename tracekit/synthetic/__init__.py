@@ -9,6 +9,6 @@
 
 from tracekit.synthetic.emit import rank_events
 from tracekit.synthetic.files import write_kineto, write_run
-from tracekit.synthetic.recipe import SYNTHETIC_EPOCH_NS, Recipe
+from tracekit.synthetic.recipe import EPOCH_NS, Recipe
 
-__all__ = ["SYNTHETIC_EPOCH_NS", "Recipe", "rank_events", "write_kineto", "write_run"]
+__all__ = ["EPOCH_NS", "Recipe", "rank_events", "write_kineto", "write_run"]

@@ -10,7 +10,7 @@ import polars as pl
 
 from tracekit.schedules import Op
 from tracekit.schema import EVENTS
-from tracekit.synthetic.recipe import SYNTHETIC_EPOCH_NS, Recipe
+from tracekit.synthetic.recipe import EPOCH_NS, Recipe
 
 MAIN = 100
 AUTOGRAD = 101
@@ -48,7 +48,7 @@ def rank_events(recipe: Recipe, rank: int) -> pl.DataFrame:
     writer = _Writer(recipe, rank, position, replica)
     period = int(recipe.simulation().makespan) + GAP_NS
     for step in range(recipe.steps):
-        writer.step(step, SYNTHETIC_EPOCH_NS + step * period + recipe.skew_ns.get(rank, 0))
+        writer.step(step, EPOCH_NS + step * period + recipe.skew_ns.get(rank, 0))
     rows = sorted(writer.rows, key=lambda row: row["start_ns"])
     return pl.DataFrame(
         [{"rank": rank, "id": i} | row for i, row in enumerate(rows)], schema=EVENTS

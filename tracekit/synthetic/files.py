@@ -9,7 +9,7 @@ from typing import Any
 
 from tracekit._util.files import atomic_write, output_folder
 from tracekit.synthetic.emit import rank_events
-from tracekit.synthetic.recipe import SYNTHETIC_EPOCH_NS, Recipe
+from tracekit.synthetic.recipe import EPOCH_NS, Recipe
 
 _CATEGORY = {
     "cpu_op": "cpu_op",
@@ -47,7 +47,7 @@ def write_kineto(recipe: Recipe, rank: int, path: str | os.PathLike[str]) -> Pat
     file = Path(path)
     data = {
         "schemaVersion": 1,
-        "baseTimeNanoseconds": SYNTHETIC_EPOCH_NS,
+        "baseTimeNanoseconds": EPOCH_NS,
         "record_shapes": int(recipe.shapes),
         "distributedInfo": {
             "backend": "nccl",
@@ -90,7 +90,7 @@ def _event(row: dict[str, Any]) -> dict[str, Any]:
         "name": row["name"],
         "pid": row["pid"],
         "tid": row["tid"],
-        "ts": (row["start_ns"] - SYNTHETIC_EPOCH_NS) / 1000,
+        "ts": (row["start_ns"] - EPOCH_NS) / 1000,
         "dur": (row["end_ns"] - row["start_ns"]) / 1000,
         "args": args,
     }

@@ -12,7 +12,7 @@ from tracekit._util.arrays import Ints
 from tracekit.errors import OptionError
 from tracekit.schedules import Schedule, Simulation, Times, simulate
 
-SYNTHETIC_EPOCH_NS = 1_790_000_000_000_000_000
+EPOCH_NS = 1_790_000_000_000_000_000
 """Start of a synthetic run, in nanoseconds since 1970."""
 
 

@@ -27,7 +27,7 @@ from tracekit.parsers.steps import assign_steps
 from tracekit.schema import DAMAGED, UNTIMED, RankEvents
 
 # September 2001: no PyTorch trace is older, so a smaller time counts from some other start.
-_EPOCH_NS = 10**18
+_MIN_TIME_SINCE_1970_NS = 10**18
 _DAMAGE_CODES = ("truncated", "bad-events", "bad-values", "bad-text")
 
 
@@ -172,7 +172,9 @@ def _notices(
         notices.append(
             Notice("truncated", values={"case": case, "cut_event": scanned.is_event_cut})
         )
-        has_no_epoch = events.height and not base_ns and events["start_ns"][0] < _EPOCH_NS
+        has_no_epoch = (
+            events.height and not base_ns and events["start_ns"][0] < _MIN_TIME_SINCE_1970_NS
+        )
         if has_no_epoch:
             notices.append(Notice("no-base-time", values={"case": "lost"}))
     if bad:

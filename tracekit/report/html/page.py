@@ -1,11 +1,12 @@
 """HTML pages of an analysis and of a diff: each is one file that opens offline, with charts from packed data."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
 
 from tracekit._util.text import counted
 from tracekit.analysis import Analysis
-from tracekit.analysis.combine.spread import FIGURES, Spread, by_rank
+from tracekit.analysis.combine.spread import FIGURES, Figure, Spread, by_rank
 from tracekit.documents.analysis import Figures
 from tracekit.documents.diff import DiffDocument, Waterfall
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
@@ -27,7 +28,7 @@ from tracekit.report.table import Table
 from tracekit.report.view import input_path, view_of
 from tracekit.report.view.path import changed_lanes
 from tracekit.report.view.pipeline import Rung, waterfall
-from tracekit.report.view.ranks import UNKNOWN_CAUSE
+from tracekit.report.view.ranks import UNKNOWN_CAUSE, StepMap
 from tracekit.report.view.top import NOTHING_TO_GAIN
 
 TIMELINE_SCRIPTS = tuple(
@@ -145,12 +146,8 @@ def _host_finds(table: Table | None) -> list[str]:
     return searches
 
 
-def step_heat_map(analysis: Analysis) -> dict[str, Any] | None:
-    """Return the busy time of ranks by step; None for one rank, one step or unnumbered steps.
-
-    Keys: ``steps``, ``rows`` (rank and its busy time in ns by step, None if unknown), ``least_ns``
-    and ``most_ns``, and ``more``, a sentence about what is left out.
-    """
+def step_heat_map(analysis: Analysis) -> StepMap | None:
+    """Return the busy time of ranks by step; None for one rank, one step or unnumbered steps."""
     ranks = analysis.rank_results[:MAX_HEAT_ROWS]
     busy_ns: dict[tuple[int, int | None], int] = {}  # by rank and step
     for rank in ranks:
@@ -168,13 +165,10 @@ def step_heat_map(analysis: Analysis) -> dict[str, Any] | None:
         left_out.append(counted(len(analysis.rank_results) - len(ranks), "more rank"))
     if len(steps) < len(all_steps):
         left_out.append(counted(len(all_steps) - len(steps), "more step"))
-    return {
-        "steps": steps,
-        "rows": rows,
-        "least_ns": min(busy_ns.values()),
-        "most_ns": max(busy_ns.values()),
-        "more": f"Not shown: {' and '.join(left_out)}." if left_out else "",
-    }
+    notes = [f"Not shown: {' and '.join(left_out)}."] if left_out else []
+    return StepMap(
+        steps, rows, least_ns=min(busy_ns.values()), most_ns=max(busy_ns.values()), notes=notes
+    )
 
 
 def _busy_without_waits_ns(scope: Figures) -> int:
@@ -185,14 +179,25 @@ def _busy_without_waits_ns(scope: Figures) -> int:
     return scope.budget.span_ns - scope.budget.idle_ns - wait_ns
 
 
-def heat_map(spread: Spread | None) -> dict[str, Any] | None:
+class MeshMap(msgspec.Struct, frozen=True):
+    """Heat map of the ranks of a mesh."""
+
+    bands: Sequence[tuple[range, Sequence[tuple[str, Sequence[int | None]]]]]
+    """Columns that stand side by side, and the name and ranks of each row."""
+    figure: Figure
+    """The figure that colours the cells: bubble or idle."""
+    figures: Mapping[int, Mapping[str, float | None]]
+    """All figures of each rank."""
+    column: str
+    """What a column is: replica or rank."""
+    different: Collection[int]
+    """Ranks that differ from those they should be like."""
+
+
+def heat_map(spread: Spread | None) -> MeshMap | None:
     """Return the heat map of the mesh.
 
     None for runs of few ranks, which have a bar each, and without such a figure.
-
-    Keys: ``bands`` (columns that stand side by side, and the name and ranks of each row),
-    ``figure`` (bubble or idle), ``figures`` (all figures of each rank), ``column`` (what a column
-    is: replica or rank), and ``different`` (ranks that differ from those they should be like).
     """
     if spread is None or spread.heat is None:
         return None
@@ -206,13 +211,13 @@ def heat_map(spread: Spread | None) -> dict[str, Any] | None:
             rows.append((name, cells))
             column_count = max(column_count, len(cells))
         bands.append((range(start, start + column_count), rows))
-    return {
-        "bands": bands,
-        "figure": spread.heat,
-        "figures": by_rank(spread),
-        "column": mesh.column,
-        "different": {row.rank for row in spread.different},
-    }
+    return MeshMap(
+        bands,
+        figure=spread.heat,
+        figures=by_rank(spread),
+        column=mesh.column,
+        different={row.rank for row in spread.different},
+    )
 
 
 def render_diff(result: DiffDocument, *, analyses: tuple[Analysis, Analysis] | None = None) -> str:

@@ -213,7 +213,7 @@ def critical(view: View, width: int) -> RenderableType | None:
             "came last",
             "figure",
             2,
-            value=lambda row: "" if row["peer"] is None else f"rank {row['peer']}",
+            value=lambda row: "" if row.peer is None else f"rank {row.peer}",
         ),
         Column("what", "name", value="name"),
     )
@@ -224,7 +224,7 @@ def step_times(view: View, width: int) -> RenderableType | None:
     """Show the longest steps and how much they differ; None if there is one step."""
     if view.steps is None:
         return None
-    steps = sorted(view.steps.rows, key=lambda row: -row["median_ns"])
+    steps = sorted(view.steps.rows, key=lambda row: -row.median_ns)
     over_ranks = "" if view.steps.one_rank else "; median, shortest and longest over ranks"
     columns = [
         Column("step", "figure"),
@@ -232,7 +232,7 @@ def step_times(view: View, width: int) -> RenderableType | None:
         *([] if view.steps.one_rank else [Column("shortest", "ms", value="least_ns")]),
         *([] if view.steps.one_rank else [Column("longest", "ms", value="most_ns")]),
         Column("slowest rank", "figure", value="slowest"),
-        Column("", value=lambda row: "partial" if row["partial"] else ""),
+        Column("", value=lambda row: "partial" if row.partial else ""),
     ]
     notes = (f"the longest of {counted(len(steps) + view.steps.more, 'step')}{over_ranks}",)
     return render_table(make_table(columns, steps[:WORST_RANKS_SHOWN], notes=notes), width)
@@ -328,7 +328,7 @@ def ranks_with_bars(view: View, *, short: bool) -> list[RankFigures]:
 
     named = {straggler.rank for straggler in view.stragglers[:1] if not straggler.uncertain}
     if view.blocking is not None and view.blocking.piece is not None:
-        named.add(view.blocking.piece["rank"])
+        named.add(view.blocking.piece.rank)
     chosen = sorted(ranks, key=lambda rank: (rank.rank not in named, -difference(rank)))[
         : min(all_fit, WORST_RANKS_SHOWN) if short else WORST_RANKS_SHOWN
     ]

@@ -1,7 +1,6 @@
 """The diagnosis of ``doctor`` in the terminal."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -9,10 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit._util.text import format_ranges, listing, ms, terminal
-from tracekit.documents.coding import to_plain
 from tracekit.documents.doctor import DoctorDocument, DoctorFinding
 from tracekit.report.notices import notice_sentence
 from tracekit.report.palette import BAD, GOOD, TO_TYPE, UNSURE
+from tracekit.schema import ProcessGroup
 
 TOOL_NAMES = {
     "kineto": "PyTorch profiler",
@@ -40,7 +39,7 @@ def render(
         roles: Names of the roles, where ranks have several processes.
         recipe: Code that makes a whole recording with the tool that was used.
     """
-    facts = _facts(diagnosis, to_plain(diagnosis), roles)
+    facts = _facts(diagnosis, roles)
     contents = _grid(
         ((name, Text(terminal(value))) for name, value in facts if value), style="dim", gap=2
     )
@@ -63,10 +62,9 @@ def render(
 
 def _extras(diagnosis: DoctorDocument) -> list[RenderableType]:
     """Return what could be recorded beyond what most answers need."""
-    extras = to_plain(diagnosis)["extras"]
-    if not extras:
+    if not diagnosis.extras:
         return []
-    rows = [("+", Text(f"{extra['adds']}\n{extra['how']}", style="dim")) for extra in extras]
+    rows = [("+", Text(f"{extra.adds}\n{extra.how}", style="dim")) for extra in diagnosis.extras]
     lines = _grid(rows, style="dim")
     return [
         Text(""),
@@ -87,17 +85,16 @@ def _grid(rows: Iterable[tuple[str, Text]], *, style: str, gap: int = 1) -> Tabl
 
 def _answers(diagnosis: DoctorDocument) -> list[RenderableType]:
     """Return what an Nsight recording answers as it is, and what another export of it would add."""
-    facts = to_plain(diagnosis)
-    if not facts["answers"]:
+    if not diagnosis.answers:
         return []
-    lines = Text("\n".join(f"✓ {answer}" for answer in facts["answers"]))
+    lines = Text("\n".join(f"✓ {answer}" for answer in diagnosis.answers))
     parts: list[RenderableType] = [
         Text("Answered as it is", style="bold"),
         Padding(lines, (0, 0, 1, 2)),
     ]
-    if export := facts["export_again"]:
-        advice = Text(f"{export['option']}: {export['gives']}\n")
-        advice.append(terminal(export["command"]), style=TO_TYPE)
+    if diagnosis.export_again is not None:
+        advice = Text(f"{diagnosis.export_again.option}: {diagnosis.export_again.gives}\n")
+        advice.append(terminal(diagnosis.export_again.command), style=TO_TYPE)
         parts += [
             Text("One option more at the export, without a new run", style="bold"),
             Padding(advice, (0, 0, 1, 2)),
@@ -105,44 +102,41 @@ def _answers(diagnosis: DoctorDocument) -> list[RenderableType]:
     return parts
 
 
-def _facts(
-    diagnosis: DoctorDocument, facts: dict[str, Any], roles: Iterable[str]
-) -> Iterable[tuple[str, str]]:
+def _facts(diagnosis: DoctorDocument, roles: Iterable[str]) -> Iterable[tuple[str, str]]:
     """Yield name and value of each fact about the files; the value is empty if it is not known."""
     rank_sources = listing(sorted({rank.rank_from for rank in diagnosis.by_rank}))
-    world_size = f"world size {facts['world_size'] or 'unknown'}"
-    groups = facts["groups"]
-    shown_groups = facts["groups"][:MAX_GROUPS]
+    world_size = f"world size {diagnosis.world_size or 'unknown'}"
+    groups = diagnosis.groups
     more_groups = f"; +{len(groups) - MAX_GROUPS} more" if len(groups) > MAX_GROUPS else ""
-    yield "tool", TOOL_NAMES.get(facts["reader"], facts["reader"])
-    versions = [f"{name.replace('_', ' ')} {value}" for name, value in facts["versions"].items()]
+    yield "tool", TOOL_NAMES.get(diagnosis.reader, diagnosis.reader)
+    versions = [f"{name.replace('_', ' ')} {value}" for name, value in diagnosis.versions.items()]
     yield "versions", ", ".join(versions)
     yield "roles", ", ".join(roles)
     yield (
         "ranks",
-        f"{format_ranges(sorted(set(facts['ranks'])))} (rank from {rank_sources}; {world_size})",
+        f"{format_ranges(sorted(set(diagnosis.ranks)))} (rank from {rank_sources}; {world_size})",
     )
-    yield "steps", format_ranges(facts["steps"])
-    yield "step time", "" if facts["step_time_ns"] is None else ms(facts["step_time_ns"])
-    yield "recorded time", ms(facts["span_ns"])
-    yield "GPUs", ", ".join(facts["devices"])
+    yield "steps", format_ranges(diagnosis.steps)
+    yield "step time", "" if diagnosis.step_time_ns is None else ms(diagnosis.step_time_ns)
+    yield "recorded time", ms(diagnosis.span_ns)
+    yield "GPUs", ", ".join(diagnosis.devices)
     yield (
         "streams",
         f"{listing((str(rank.streams) for rank in diagnosis.by_rank), most=16)} (by rank)",
     )
-    yield "groups", "; ".join(_group(group) for group in shown_groups) + more_groups
-    yield "events", ", ".join(f"{count:,} {kind}" for kind, count in facts["counts"].items())
+    yield "groups", "; ".join(_group(group) for group in groups[:MAX_GROUPS]) + more_groups
+    yield "events", ", ".join(f"{count:,} {kind}" for kind, count in diagnosis.counts.items())
     skipped = [
-        f"{count:,} {SKIPPED_KINDS.get(kind, kind)}" for kind, count in facts["skipped"].items()
+        f"{count:,} {SKIPPED_KINDS.get(kind, kind)}" for kind, count in diagnosis.skipped.items()
     ]
     yield "left out", ", ".join(skipped)
     for notice in diagnosis.warnings:
         yield "note", notice_sentence(notice)
 
 
-def _group(group: dict[str, Any]) -> str:
-    ranks = f" [{format_ranges(group['ranks'])}]" if group["ranks"] else ""
-    return f"{group['name']} “{group['description'] or 'no description'}”{ranks}"
+def _group(group: ProcessGroup) -> str:
+    ranks = f" [{format_ranges(group.ranks)}]" if group.ranks else ""
+    return f"{group.name} “{group.description or 'no description'}”{ranks}"
 
 
 def _finding(finding: DoctorFinding, total: int) -> Table:

@@ -1,7 +1,6 @@
 """The critical path: what blocks the step, the path of the slowest step, and predicted step times with changes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import polars as pl
@@ -10,7 +9,8 @@ from tracekit._util.text import counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.classify.messages import list_ranks
 from tracekit.critical_path.path import CriticalPath
-from tracekit.documents.analysis import ChangedStep
+from tracekit.documents.analysis import ChangedStep, PathSegment
+from tracekit.documents.coding import rows as table_rows
 from tracekit.report.notices import notice_sentence
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import bare_ms, shorten_distinct
@@ -48,13 +48,25 @@ MAX_PARTS_NAMED = 3
 """Parts of the new critical path that are named."""
 
 
+class LongestPiece(PathSegment, frozen=True, kw_only=True):
+    """The piece of the path that blocks longest."""
+
+    chain: str | None
+    """Operators around its launch, outermost first."""
+    launched: str | None
+    """GPU event that work of the host launched."""
+    ns: int
+    """Length of the piece."""
+    idle_gpu_ns: int
+    """Of the host's work, the time in which the GPU of its rank ran nothing; of other work all of it."""
+
+
 class Blocking(msgspec.Struct, frozen=True):
     """The sentence, and the piece of the path that it names."""
 
     sentence: str
-    piece: dict[str, Any] | None
-    """``step``, ``rank``, ``kind``, ``start_ns`` and ``end_ns`` on the common clock; None if no
-    piece is named."""
+    piece: LongestPiece | None
+    """The piece of the path that the sentence names; None if it names none."""
     clock_doubt: str = ""
     """What clocks leave open, as a sentence after a space; empty if nothing."""
 
@@ -147,46 +159,44 @@ def _ranks(analysis: Analysis, path: CriticalPath, blocking_pieces: pl.DataFrame
     return "" if numbers == ranks or not numbers else f", mostly on {ranks_named(numbers)}"
 
 
-def _longest_piece(pieces: pl.DataFrame) -> dict[str, Any] | None:
+def _longest_piece(pieces: pl.DataFrame) -> LongestPiece | None:
     """Return the piece that blocks longest.
 
-    None if its cause is unknown, or if it may lie on another rank.
-
-    Of the host's work only the time counts in which the GPU of its rank ran nothing:
-    ``idle_gpu_ns``.
+    None if its cause is unknown, or if it may lie on another rank. Of the host's work only the time
+    counts in which the GPU of its rank ran nothing.
     """
     is_host = pl.col("kind") == "host"
     counted_pieces = pieces.with_columns(
         idle_gpu_ns=pl.when(is_host).then("idle_ns").otherwise("ns")
     )
-    longest = counted_pieces.top_k(1, by="idle_gpu_ns").row(0, named=True)
+    (longest,) = table_rows(counted_pieces.top_k(1, by="idle_gpu_ns"), LongestPiece)
     # All members take part in a transfer.
-    is_open = longest["uncertain"] and longest["kind"] not in _TRANSFER_KINDS
-    return None if longest["kind"] == "unknown" or is_open else longest
+    is_open = longest.uncertain and longest.kind not in _TRANSFER_KINDS
+    return None if longest.kind == "unknown" or is_open else longest
 
 
-def _describe(pieces: pl.DataFrame, piece: dict[str, Any]) -> str:
+def _describe(pieces: pl.DataFrame, piece: LongestPiece) -> str:
     """Return one piece of the path in words: what ran, where, when, and what launched it."""
-    of_step = pieces.filter(pl.col("step").eq_missing(piece["step"]))
-    step = f"step {piece['step']}" if pieces["step"].n_unique() > 1 else "the step"
-    start_ns = piece["start_ns"] - int(of_step["start_ns"].to_numpy().min())
-    when = f"{ms(piece['ns'])} at {ms(start_ns) if start_ns else 'the start'} of {step}"
-    kernel = _kernel_name(piece["what"])
-    if piece["kind"] == "host":
-        target = _kernel_name(piece["launched"]) or "the next work"
-        busy_ns = piece["ns"] - piece["idle_gpu_ns"]
+    of_step = pieces.filter(pl.col("step").eq_missing(piece.step))
+    step = f"step {piece.step}" if pieces["step"].n_unique() > 1 else "the step"
+    start_ns = piece.start_ns - int(of_step["start_ns"].to_numpy().min())
+    when = f"{ms(piece.ns)} at {ms(start_ns) if start_ns else 'the start'} of {step}"
+    kernel = _kernel_name(piece.what)
+    if piece.kind == "host":
+        target = _kernel_name(piece.launched) or "the next work"
+        busy_ns = piece.ns - piece.idle_gpu_ns
         meanwhile = (
             f" (its GPU worked in {ms(busy_ns)} of that)"
-            if busy_ns > MIN_BUSY_SHARE * piece["ns"]
+            if busy_ns > MIN_BUSY_SHARE * piece.ns
             else ""
         )
-        text = f"the host of rank {piece['rank']}, {when}{meanwhile}"
-        if piece["launched"] is None:
+        text = f"the host of rank {piece.rank}, {when}{meanwhile}"
+        if piece.launched is None:
             return f"{text}, after the last GPU work of the step"
         return f"{text}, before it launched {target}{_operators(piece, ' in ')}"
-    is_kernel = piece["label"] in COMMUNICATION_LABELS or piece["kind"] == "copy"
-    name, mostly = (kernel, "") if is_kernel else (piece["label"], f", mostly {kernel}")
-    return f"{name} on rank {piece['rank']}, {when}{mostly}{_operators(piece, ', launched by ')}"
+    is_kernel = piece.label in COMMUNICATION_LABELS or piece.kind == "copy"
+    name, mostly = (kernel, "") if is_kernel else (piece.label, f", mostly {kernel}")
+    return f"{name} on rank {piece.rank}, {when}{mostly}{_operators(piece, ', launched by ')}"
 
 
 def _kernel_name(name: str | None) -> str:
@@ -197,9 +207,9 @@ def _kernel_name(name: str | None) -> str:
     return short
 
 
-def _operators(piece: dict[str, Any], before: str) -> str:
+def _operators(piece: LongestPiece, before: str) -> str:
     """Return the innermost operators around the launch; empty if none was recorded."""
-    names = innermost_operators(piece["chain"])
+    names = innermost_operators(piece.chain)
     return f"{before}{names}" if names else ""
 
 
@@ -242,14 +252,33 @@ def _clock_doubt(path: CriticalPath, path_ns: int) -> str:
     )
 
 
+class PathRow(PathSegment, frozen=True, kw_only=True):
+    """A segment of the critical path of one step."""
+
+    from_ns: int
+    """Start, from that of the step."""
+    ns: int
+    """Length."""
+    share: float
+    """Share of the step."""
+    chain: str | None
+    """Operators around its launch, outermost first."""
+
+    @property
+    def name(self) -> str:
+        """What ran; of work of the host, what it launched at its end."""
+        if self.kind not in ("host", "launch"):
+            return short_kernel(self.what or "")
+        launched = innermost_operators(self.chain) or self.what
+        return f"{'before' if self.kind == 'host' else 'of'} {launched}" if launched else ""
+
+
 class PathView(msgspec.Struct, frozen=True):
     """The critical path of the slowest step."""
 
     step: int | None
-    rows: tuple[dict[str, Any], ...]
-    """The longest segments, in order of time: ``from_ns`` after the step's start, ``ns`` and its
-    ``share`` of the step, ``rank``, ``kind``, ``label``, the ``peer`` that came last, and the
-    ``name`` of what ran (for work of the host, of what it came before)."""
+    rows: tuple[PathRow, ...]
+    """The longest segments, in order of time."""
     notes: tuple[str, ...]
     """The share that the rows cover, the whole path by label and by rank, and what is uncertain
     about it."""
@@ -269,7 +298,6 @@ def path_view(analysis: Analysis) -> PathView | None:
         share=length / max(span_ns, 1),
     )
     longest = segments.sort("ns", descending=True).head(MAX_SEGMENTS).sort("start_ns")
-    rows = [{**row, "name": _segment_name(row)} for row in longest.iter_rows(named=True)]
     of_step = ""
     in_steps = ""
     if len(steps) > 1:
@@ -295,15 +323,7 @@ def path_view(analysis: Analysis) -> PathView | None:
             "a cell is named by stage, op and micro-batch: 0F3 is stage 0's forward of micro-batch 3"
         )
     notes += [notice_sentence(notice) for notice in path.notices]
-    return PathView(step, tuple(rows), tuple(notes))
-
-
-def _segment_name(row: Mapping[str, Any]) -> str:
-    """Return what ran in a segment; of work of the host, what it launched at its end."""
-    if row["kind"] not in ("host", "launch"):
-        return short_kernel(row["what"] or "")
-    launched = innermost_operators(row["chain"]) or row["what"]
-    return f"{'before' if row['kind'] == 'host' else 'of'} {launched}" if launched else ""
+    return PathView(step, tuple(table_rows(longest, PathRow)), tuple(notes))
 
 
 def _shares(parts: Mapping[str, int]) -> str:

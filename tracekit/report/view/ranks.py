@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import polars as pl
@@ -11,6 +10,7 @@ from tracekit._util.text import counted, listing, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.stragglers import MIN_LATE_SHARE, Stragglers
 from tracekit.documents.analysis import Evidence, Figures, Phase, RankFigures, Straggler
+from tracekit.documents.coding import rows as table_rows
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import at_least, ms_range
 from tracekit.schema import IDLE_CAUSES, PHASES
@@ -95,13 +95,26 @@ def slowest_rank(times: Mapping[int, float]) -> int | None:
     return longest if beyond_noise(times[longest], second_ns) else None
 
 
+class StepSpread(msgspec.Struct, frozen=True):
+    """The time of one step over ranks."""
+
+    step: int | None
+    least_ns: int
+    median_ns: float
+    most_ns: int
+    longest: int
+    """A rank on which it took longest."""
+    slowest: int | None
+    """The same if it exceeds every other by more than noise."""
+    partial: bool
+    share: float
+    """Share of its median of the time of the longest step."""
+
+
 class Steps(msgspec.Struct, frozen=True):
     """The times of several steps."""
 
-    rows: Sequence[dict[str, Any]]
-    """Number (``step``), ``least_ns``, ``median_ns`` and ``most_ns`` over ranks, a rank on which it
-    took longest (``longest``; ``slowest`` if it exceeds every other by more than noise), whether
-    the step is ``partial``, and the ``share`` of its median of the time of the longest step."""
+    rows: Sequence[StepSpread]
     more: int
     """Steps that are not shown."""
     one_rank: bool
@@ -254,7 +267,7 @@ def steps_view(analysis: Analysis) -> Steps | None:
         share=pl.col("median_ns") / pl.col("most_ns").max(),
     )
     return Steps(
-        rows.head(MAX_STEPS_IN_TABLE).rows(named=True),
+        table_rows(rows.head(MAX_STEPS_IN_TABLE), StepSpread),
         max(0, len(rows) - MAX_STEPS_IN_TABLE),
         table["rank"].n_unique() == 1,
     )
@@ -480,14 +493,23 @@ def clock_note(analysis: Analysis) -> str:
     return sentence
 
 
-def lateness_map(analysis: Analysis) -> dict[str, Any] | None:
-    """Return how long the others waited for each rank in each step.
+class StepMap(msgspec.Struct, frozen=True):
+    """A time of each rank (rows) in each step (columns)."""
 
-    None if no rank is late in any step.
+    steps: Sequence[int | None]
+    rows: Sequence[tuple[int, Sequence[int | None]]]
+    """A rank, and its times in ns by step; None where one is not known."""
+    least_ns: int
+    most_ns: int
+    notes: Sequence[str]
+    """Sentences about what is counted and what is left out."""
 
-    Keys: ``steps``, ``rows`` (a rank and the waiting for it in ns by step, summed over ranks and
-    labels), ``notes`` and ``largest_ns``. Shown are the ranks that others wait for most. Where
-    clocks leave open which rank arrived last, each candidate counts, as in the list of stragglers.
+
+def lateness_map(analysis: Analysis) -> StepMap | None:
+    """Return how long the others waited for each rank in each step, summed over ranks and labels.
+
+    None if no rank is late in any step. Shown are the ranks that others wait for most. Where clocks
+    leave open which rank arrived last, each candidate counts, as in the list of stragglers.
     """
     table = analysis.stragglers.lateness
     if table.is_empty() or not late_rows(analysis) or not (table["share"] >= MIN_LATE_SHARE).any():
@@ -510,12 +532,8 @@ def lateness_map(analysis: Analysis) -> dict[str, Any] | None:
     if len(ranks) < len(all_ranks) or len(steps) < len(all_steps):
         shown = f"{len(ranks)} of {len(all_ranks)} ranks, the latest, and {len(steps)} of {len(all_steps)} steps"
         notes.append(f"shown are {shown}")
-    return {
-        "steps": steps,
-        "rows": rows,
-        "largest_ns": max(max(waits_ns) for _, waits_ns in rows),
-        "notes": notes,
-    }
+    most_ns = max(max(waits_of_rank[rank]) for rank in ranks)
+    return StepMap(steps, rows, least_ns=0, most_ns=most_ns, notes=notes)
 
 
 def _waits_by_rank_and_step(analysis: Analysis) -> Counter[tuple[int, int | None]]:

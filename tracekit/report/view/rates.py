@@ -3,10 +3,10 @@
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 import polars as pl
+from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from tracekit._util.shapes import parse_list
@@ -16,7 +16,7 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine.communication import RunRates, below_peak_ns
 from tracekit.analysis.measure.by import By
 from tracekit.classify.messages import list_ranks
-from tracekit.documents.analysis import Kernel
+from tracekit.documents.analysis import Bandwidth, ByRow, Kernel
 from tracekit.documents.coding import rows as table_rows
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 from tracekit.report.table import Column, Table, make_table
@@ -182,7 +182,7 @@ def communication_table(analysis: Analysis) -> Table | None:
         *_measured_elsewhere(rates.communication),
         *_implausible_bandwidths(analysis.sources, rates.communication),
     ]
-    return make_table(columns, longest.iter_rows(named=True), notes=notes)
+    return make_table(columns, table_rows(longest, Bandwidth), notes=notes)
 
 
 def _measured_elsewhere(communication: pl.DataFrame) -> list[str]:
@@ -209,21 +209,21 @@ def _implausible_bandwidths(sources: Sequence[Source], communication: pl.DataFra
     memory_gb_s = max((gpu.memory_gb_s or math.inf for gpu in gpus), default=math.inf)
     above_link = pl.col("share_of_link") > 1
     above_memory = pl.col("algorithm_gb_s") > memory_gb_s
-    rows = communication.filter(above_link.fill_null(False) | above_memory).rows(named=True)
+    rows = table_rows(communication.filter(above_link.fill_null(False) | above_memory), Bandwidth)
     if not rows:
         return []
-    names = listing(f"{_operation_name(row)} {row['algorithm_gb_s']:,.0f} GB/s" for row in rows)
+    names = listing(f"{_operation_name(row)} {row.algorithm_gb_s:,.0f} GB/s" for row in rows)
     return [
         f"not plausible, because no link or GPU memory is that fast: {names}; sizes or times are recorded wrongly there"
     ]
 
 
-def _operation_name(row: dict[str, Any]) -> str:
+def _operation_name(row: Bandwidth) -> str:
     """Return the name of an operation; its group and place tell it from other rows."""
-    group = f" (group {terminal(row['group'])})" if row["group"] else ""
-    where = f", {row['where']}" if row["where"] else ""
-    collective = "" if row["what"] == row["label"] else f" {row['what']}"
-    return f"{row['label']}{collective} × {row['ranks']}{group}{where}"
+    group = f" (group {terminal(row.group)})" if row.group else ""
+    where = f", {row.where}" if row.where else ""
+    collective = "" if row.what == row.label else f" {row.what}"
+    return f"{row.label}{collective} × {row.ranks}{group}{where}"
 
 
 def experts_table(analysis: Analysis) -> Table | None:
@@ -301,9 +301,9 @@ def by_table(analysis: Analysis) -> Table | None:
         return None
     if not by.placed:
         return Table((), (), tuple(by.notes))
-    rows = by.rows.to_dicts()
-    places = [row for row in rows if by.is_place(row["name"])]
-    remainders = [row for row in rows if not by.is_place(row["name"])]
+    rows = table_rows(by.rows, ByRow)
+    places = [row for row in rows if by.is_place(row.name)]
+    remainders = [row for row in rows if not by.is_place(row.name)]
     notes = (
         ["times: means over the ranks that have the row"] if len(analysis.rank_results) > 1 else []
     )
@@ -315,13 +315,13 @@ def by_table(analysis: Analysis) -> Table | None:
 
 
 def _places_table(
-    by: By, places: list[dict[str, Any]], remainders: list[dict[str, Any]], notes: list[str]
+    by: By, places: list[ByRow], remainders: list[ByRow], notes: list[str]
 ) -> Table | None:
     """Return the table: rows of places, then of the time that belongs to none."""
     rows = [*places, *remainders]
 
-    def name(row: dict[str, Any]) -> str:
-        return _place_name(row, by.kind) if by.is_place(row["name"]) else str(row["name"])
+    def name(row: ByRow) -> str:
+        return _place_name(row, by.kind) if by.is_place(row.name) else row.name
 
     columns = [
         Column(by.kind, "name", value=name),
@@ -329,11 +329,11 @@ def _places_table(
         Column("of busy", "share", expendable=2 if by.kind == "shape" else 0, value="share"),
         *_columns_of_kind(by),
     ]
-    if any(row["tflop_s"] is not None for row in rows):
+    if any(row.tflop_s is not None for row in rows):
         columns += _rate_columns(by)
-    evidence = {row["evidence"] for row in rows if row["evidence"]}
+    evidence = {row.evidence for row in rows if row.evidence}
     if len(evidence) > 1:
-        columns.append(Column("evidence", expendable=6, value=lambda row: row["evidence"] or ""))
+        columns.append(Column("evidence", expendable=6, value=lambda row: row.evidence or ""))
     elif evidence:
         notes = [f"evidence: {evidence.pop()}", *notes]
     return make_table(columns, rows, notes=notes, totals=range(len(places), len(rows)))
@@ -378,34 +378,30 @@ def _rate_columns(by: By) -> list[Column]:
 
 def _mean_per_rank_and_step(
     by: By, key: str, *, missing: float | None = None
-) -> Callable[[dict[str, Any]], float | None]:
+) -> Callable[[ByRow], float | None]:
     """Return the function that gives a row's sum *key* as its mean over steps and the ranks that have the row.
 
     It gives *missing* for a row without that sum.
     """
 
-    def mean(row: dict[str, Any]) -> float | None:
-        total: float | None = row.get(key)
-        if total is None:
+    def mean(row: ByRow) -> float | None:
+        total: float | UnsetType | None = getattr(row, key)
+        if total is None or total is UNSET:
             return missing
-        return total / max(len(row["ranks"]) * by.steps, 1)
+        return total / max(len(row.ranks) * by.steps, 1)
 
     return mean
 
 
-def _place_name(row: dict[str, Any], kind: str) -> str:
+def _place_name(row: ByRow, kind: str) -> str:
     if kind == "shape":
         # Neither shapes nor types contain a space.
-        op, shapes, dtype = str(row["name"]).rsplit(" ", 2)
+        op, shapes, dtype = str(row.name).rsplit(" ", 2)
         return terminal(f"{op} {shape_words(shapes)} {dtype}")
-    if row["stage"] is not None:
-        return f"stage {row['stage']}, {terminal(row['name'])}"
-    ranks = (
-        f"ranks {listing(map(str, row['ranks']))}: "
-        if row["apart"] and row["stage"] is None
-        else ""
-    )
-    return f"{ranks}{terminal(row['name'])}"
+    if row.stage is not None:
+        return f"stage {row.stage}, {terminal(row.name)}"
+    ranks = f"ranks {listing(map(str, row.ranks))}: " if row.apart and row.stage is None else ""
+    return f"{ranks}{terminal(row.name)}"
 
 
 class KernelReason(msgspec.Struct, frozen=True):
