@@ -143,7 +143,7 @@ def find_late_ranks(
             costly.append(late_rank)
     merged = _merge_ranks(costly, hosts)
     in_order = sorted(merged, key=lambda late: (-late.cost_ns, late.ranks))
-    return tuple(_with_share(late, duration) for late in in_order)
+    return tuple(replace(late, share=round(late.cost_ns / duration, 6)) for late in in_order)
 
 
 def lost_time(facts: Sequence[LateRanks], lateness: StepLateness) -> int | None:
@@ -413,7 +413,3 @@ def _as_one(group: Sequence[LateRanks], hosts: Mapping[int, str]) -> LateRanks:
         caused_wait_ns=caused_wait_ns,
         uncertain=all(entry.uncertain for entry in group),
     )
-
-
-def _with_share(late_ranks: LateRanks, duration_ns: float) -> LateRanks:
-    return replace(late_ranks, share=round(late_ranks.cost_ns / duration_ns, 6))

@@ -323,7 +323,7 @@ class View:
         update = None if "around_moving" in cases else update_summary(self.analysis)
         sentences_of_roles = (step_summary(self.analysis), update)
         return (
-            *sentences.kind_sentences(self.analysis.step_kinds),
+            *(sentences.kind_sentence(kind) for kind in self.analysis.step_kinds),
             *(sentence for sentence in sentences_of_roles if sentence),
         )
 

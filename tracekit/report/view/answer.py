@@ -71,16 +71,11 @@ def times_of_kinds(kinds: Sequence[StepKind]) -> str:
     return ", ".join(texts)
 
 
-def kind_sentences(kinds: Sequence[StepKind]) -> tuple[str, ...]:
-    """Return a sentence for each kind of step: GPU work, tail, busy share, tokens per second, growth."""
-    return tuple(_kind_sentence(kind) for kind in kinds)
-
-
-def _kind_sentence(kind: StepKind) -> str:
-    """Return what is known about one kind of step.
+def kind_sentence(kind: StepKind) -> str:
+    """Return what is known about one kind of step: GPU work, tail, busy share, tokens per second, growth.
 
     >>> decode = StepKind(kind="decode", steps=40, time_ns=9_800_000, interval_ns=12_100_000, gpu_busy=0.81)
-    >>> _kind_sentence(decode)
+    >>> kind_sentence(decode)
     'decode, 40 steps: 9.8 ms of GPU work; a step ends every 12.1 ms (GPU busy 81 %)'
     """
     work = f"{short_ms(kind.time_ns)} of GPU work"

@@ -165,17 +165,26 @@ def source_lines(contents: MemoryContents, *, rank: int | None) -> Table | None:
     return make_table(columns, contents.lines[:MAX_LINES_IN_TABLE], notes=notes)
 
 
+def category_shares(contents: MemoryContents, *, most: int, min_share: float = 0.0) -> list[str]:
+    """Return the purposes that take most of the peak, at most *most*, with their shares of it."""
+    largest = list(contents.by_category.items())[:most]
+    min_bytes = min_share * contents.peak.bytes
+    return [
+        f"{WORDS.memory_categories.get(name, name)} {percent(count, contents.peak.bytes, digits=0)}"
+        for name, count in largest
+        if count >= min_bytes
+    ]
+
+
 def memory_line(analysis: Analysis) -> str | None:
     """Return in one line how full the fullest rank is, where, and with what.
 
     None if that is not known.
     """
-    ranks = _filled(analysis)
-    if not ranks:
+    fullest = max(_filled(analysis), key=lambda rank: rank.peak_bytes, default=None)
+    if fullest is None or fullest.contents is None:
         return None
-    fullest = max(ranks, key=lambda rank: rank.peak_bytes)
     contents = fullest.contents
-    assert contents is not None, "only ranks with contents are looked at"
     whole = "" if fullest.capacity_bytes is None else f" of {size(fullest.capacity_bytes)}"
     where = []
     if len(analysis.rank_results) > 1:
@@ -183,10 +192,7 @@ def memory_line(analysis: Analysis) -> str | None:
     cell_or_phase = peak_place(contents.peak)
     if cell_or_phase:
         where.append(f"in {cell_or_phase}")
-    parts = []
-    for name, count in list(contents.by_category.items())[:MAX_CATEGORIES_IN_LINE]:
-        category = WORDS.memory_categories.get(name, name)
-        parts.append(f"{category} {percent(count, contents.peak.bytes, digits=0)}")
+    parts = category_shares(contents, most=MAX_CATEGORIES_IN_LINE)
     remark = f" ({', '.join(where)})" if where else ""
     return f"memory {size(contents.peak.bytes)}{whole}{remark}: {', '.join(parts)}"
 
@@ -196,23 +202,17 @@ def memory_sentence(analysis: Analysis) -> str | None:
 
     None if that is not known.
     """
-    ranks = _filled(analysis)
-    if not ranks:
+    fullest = max(_filled(analysis), key=lambda rank: rank.peak_bytes, default=None)
+    if fullest is None or fullest.contents is None:
         return None
-    fullest = max(ranks, key=lambda rank: rank.peak_bytes)
     contents = fullest.contents
-    assert contents is not None, "only ranks with contents are looked at"
     whole = "" if fullest.capacity_bytes is None else f" of {size(fullest.capacity_bytes)}"
     where = ""
     cell_or_phase = peak_place(contents.peak)
     if cell_or_phase:
         article = "" if contents.peak.op else "the "
         where = f", in {article}{cell_or_phase}"
-    parts = []
-    for name, count in list(contents.by_category.items())[:MAX_CATEGORIES_NAMED]:
-        if count >= MIN_SHARE_TO_NAME * contents.peak.bytes:
-            category = WORDS.memory_categories.get(name, name)
-            parts.append(f"{category} {percent(count, contents.peak.bytes, digits=0)}")
+    parts = category_shares(contents, most=MAX_CATEGORIES_NAMED, min_share=MIN_SHARE_TO_NAME)
     subject = f"Rank {fullest.rank} holds" if len(analysis.rank_results) > 1 else "The GPU holds"
     text = (
         f"{subject} {size(contents.peak.bytes)}{whole} at its peak{where}: {join_with_and(parts)}"

@@ -1,7 +1,7 @@
 """Roles of a run, its RL iterations and its weight updates: tables, sentences, and what to do about them."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import mean
 
 import polars as pl
@@ -357,15 +357,11 @@ def update_sentence(analysis: Analysis) -> str | None:
     text = f"{subject} moves {moved} in {ms(longest.measured_ns)} ({longest.gb_s:.2f} GB/s)"
     if longest.ideal_ns is None or longest.gap_ns is None:
         return f"{text}; reloads are not recorded, so that its ideal is unknown."
-    cause = _largest_cause(longest.gap_ns)
+    gap_ns = longest.gap_ns
+    cause = max(gap_ns, key=lambda name: gap_ns[name])
     text += f"; with two buffers and the same times for each bucket it would take {ms(longest.ideal_ns)}"
-    gap = ms(longest.gap_ns[cause])
+    gap = ms(gap_ns[cause])
     return f"{text}. The largest part of the difference, {gap}, is {_cause_words(longest, cause)}."
-
-
-def _largest_cause(gap_ns: Mapping[str, int]) -> str:
-    """Return the cause that explains most of a weight update's time above its ideal."""
-    return max(gap_ns, key=lambda cause: gap_ns[cause])
 
 
 def _cause_words(update: WeightUpdate, cause: str) -> str:

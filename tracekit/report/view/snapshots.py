@@ -14,7 +14,12 @@ from tracekit.documents.memory import (
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import size
 from tracekit.report.view.copies import gb
-from tracekit.report.view.memory import MAX_CATEGORIES_NAMED, NO_STACK, source_lines
+from tracekit.report.view.memory import (
+    MAX_CATEGORIES_NAMED,
+    NO_STACK,
+    category_shares,
+    source_lines,
+)
 from tracekit.report.words import WORDS
 
 MAX_STEPS_SHOWN = 12
@@ -32,10 +37,7 @@ def headline(snapshot: SnapshotMemory) -> str:
     """Return how full the GPU was, and with what."""
     contents = snapshot.contents
     of_rank = "The GPU" if snapshot.rank is None else f"Rank {snapshot.rank}"
-    parts = [
-        f"{WORDS.memory_categories[category]} {percent(count, contents.peak.bytes, digits=0)}"
-        for category, count in list(contents.by_category.items())[:MAX_CATEGORIES_NAMED]
-    ]
+    parts = category_shares(contents, most=MAX_CATEGORIES_NAMED)
     reserved = (
         ""
         if contents.peak.reserved_bytes is None
@@ -148,6 +150,17 @@ def change_headline(change: SnapshotChange) -> str:
     return f"{of_rank}{peak}; {end}"
 
 
+_MB_COLUMNS = (
+    Column("before MB", "figure", value=lambda row: f"{row.before_bytes / 1e6:,.1f}"),
+    Column("after MB", "figure", value=lambda row: f"{row.after_bytes / 1e6:,.1f}"),
+    Column(
+        "change MB",
+        "change",
+        value=lambda row: f"{(row.after_bytes - row.before_bytes) / 1e6:+,.1f}",
+    ),
+)
+
+
 def change_table(moment: MomentChange) -> Table | None:
     """Return the source lines that changed most; None if none did."""
     if not moment.lines:
@@ -157,13 +170,7 @@ def change_table(moment: MomentChange) -> Table | None:
         Column(
             "holds", value=lambda line: WORDS.memory_categories.get(line.category, line.category)
         ),
-        Column("before MB", "figure", value=lambda line: f"{line.before_bytes / 1e6:,.1f}"),
-        Column("after MB", "figure", value=lambda line: f"{line.after_bytes / 1e6:,.1f}"),
-        Column(
-            "change MB",
-            "change",
-            value=lambda line: f"{(line.after_bytes - line.before_bytes) / 1e6:+,.1f}",
-        ),
+        *_MB_COLUMNS,
     ]
     return make_table(columns, moment.lines)
 
@@ -175,12 +182,6 @@ def category_change_table(moment: MomentChange) -> Table | None:
         return None
     columns = [
         Column("holds", value=lambda row: WORDS.memory_categories.get(row.category, row.category)),
-        Column("before MB", "figure", value=lambda row: f"{row.before_bytes / 1e6:,.1f}"),
-        Column("after MB", "figure", value=lambda row: f"{row.after_bytes / 1e6:,.1f}"),
-        Column(
-            "change MB",
-            "change",
-            value=lambda row: f"{(row.after_bytes - row.before_bytes) / 1e6:+,.1f}",
-        ),
+        *_MB_COLUMNS,
     ]
     return make_table(columns, changed)
