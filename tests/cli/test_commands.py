@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tracekit.errors import OptionError
-from tracekit.parsers.source_refs import chosen_ranks
+from tracekit.parsers.rank_numbers import chosen_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 

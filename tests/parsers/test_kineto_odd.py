@@ -10,7 +10,7 @@ import tracekit
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
 from tracekit.parsers.kineto.table import LATEST_NS, UNTIMED_CPU
-from tracekit.parsers.source_refs import MAX_RANKS
+from tracekit.parsers.rank_numbers import MAX_RANKS
 from tracekit.report.notices import notice_sentence
 from tracekit.schema import DAMAGED, UNTIMED
 

@@ -33,7 +33,7 @@ from tracekit.documents.analysis import (
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.step_time import FreeStep, StepSummary, summarize_steps
-from tracekit.parsers.source_refs import unknown_rank_error
+from tracekit.parsers.rank_numbers import unknown_rank_error
 from tracekit.schema import Source
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from tracekit.metrics.host.time_by_activity import HOST_TIME
 from tracekit.metrics.label_intervals import TIMELINE
 from tracekit.metrics.operations import OPERATIONS
 from tracekit.metrics.overlap import HIDDEN
-from tracekit.parsers.source_refs import valid_rank
+from tracekit.parsers.rank_numbers import valid_rank
 from tracekit.schema import PYTORCH_READERS, Source, has_stacks
 
 MAX_KERNELS_IN_DOCUMENT = 200

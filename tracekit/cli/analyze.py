@@ -17,7 +17,7 @@ from tracekit.cli._console import (
 )
 from tracekit.cli._options import flag, value
 from tracekit.errors import InputError, OptionError, TracekitError
-from tracekit.parsers.source_refs import (
+from tracekit.parsers.rank_numbers import (
     MAX_DIGITS,
     MAX_SHOWN_OPTION_CHARS,
     chosen_ranks,

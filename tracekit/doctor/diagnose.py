@@ -34,7 +34,8 @@ from tracekit.metrics.completeness import (
 )
 from tracekit.metrics.host.events import find_calls
 from tracekit.metrics.step_time import summarize_steps, timed_steps
-from tracekit.parsers.source_refs import RankChoice, SourceRef, chosen_ranks
+from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.parsers.steps import find_inference_steps
 from tracekit.report.notices import notice_sentence, with_messages
 from tracekit.run.driver import check_run, find_sources, map_sources

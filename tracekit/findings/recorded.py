@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tracekit.parsers.source_refs import missing_ranks
+from tracekit.parsers.rank_numbers import missing_ranks
 from tracekit.schema import Source
 
 

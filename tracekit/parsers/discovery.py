@@ -30,13 +30,13 @@ from tracekit.parsers.file_type import (
     detect_file_type,
     unreadable_file,
 )
+from tracekit.parsers.one_run import check_single_run
+from tracekit.parsers.rank_numbers import unknown_rank_error
 from tracekit.parsers.source_refs import (
     MAX_FOLDER_DEPTH,
     SourceRef,
-    check_single_run,
     number_by_position,
     rank_in_name,
-    unknown_rank_error,
 )
 from tracekit.schema import PYTORCH_READERS
 

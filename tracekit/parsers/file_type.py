@@ -9,7 +9,7 @@ import msgspec
 
 from tracekit._util.inflation import GZIP
 from tracekit.parsers.plain_pickle import is_pickle
-from tracekit.parsers.source_refs import valid_rank
+from tracekit.parsers.rank_numbers import valid_rank
 
 HEAD_BYTES = 1 << 18
 TAIL_BYTES = 1 << 16

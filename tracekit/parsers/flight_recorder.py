@@ -29,7 +29,7 @@ from tracekit.parsers.collective_names import (
     valid_int64,
 )
 from tracekit.parsers.plain_pickle import is_pickle, load_plain_pickle
-from tracekit.parsers.source_refs import valid_rank
+from tracekit.parsers.rank_numbers import valid_rank
 from tracekit.schema import (
     COLLECTIVE_STATES,
     COLLECTIVES,

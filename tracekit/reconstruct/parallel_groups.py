@@ -17,7 +17,7 @@ from tracekit._util.arguments import checked_text
 from tracekit.align.peers import MESSAGES, PipelinePeers, along_pipelines, by_communicator
 from tracekit.classify.rules import builtin_rules
 from tracekit.errors import Notice, NoticeValues, OptionError
-from tracekit.parsers.source_refs import MAX_RANKS
+from tracekit.parsers.rank_numbers import MAX_RANKS
 from tracekit.reconstruct.rank_pipeline import RankPipeline
 from tracekit.schema import conform
 

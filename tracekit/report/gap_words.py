@@ -6,7 +6,7 @@ from tracekit._util.text import join_with_and, ms, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.notices import without_pipeline_notices
 from tracekit.errors import Notice
-from tracekit.parsers.source_refs import missing_ranks
+from tracekit.parsers.rank_numbers import missing_ranks
 from tracekit.report.text import signed_ms
 from tracekit.schema import GAP_CAUSES, LABEL_WORDS
 

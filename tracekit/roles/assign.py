@@ -23,13 +23,8 @@ from tracekit.errors import InputError, Notice, OptionError
 from tracekit.metrics.process_phases import find_decode_steps, find_stretches
 from tracekit.parsers.discovery import Discovery
 from tracekit.parsers.kineto.recording_window import recording_window
-from tracekit.parsers.source_refs import (
-    SourceRef,
-    check_single_run,
-    file_listing,
-    roles_by_name,
-    several_runs_error,
-)
+from tracekit.parsers.one_run import check_single_run, roles_by_name, several_runs_error
+from tracekit.parsers.source_refs import SourceRef, file_listing
 from tracekit.roles.processes import Process, kind_of_role, share_a_process
 from tracekit.schema import PYTORCH_READERS, RankEvents
 from tracekit.store.sources import (

@@ -11,7 +11,7 @@ from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.result import Role, RoleResults
 from tracekit.errors import InputError, Notice
 from tracekit.metrics.process_phases import TRAIN
-from tracekit.parsers.source_refs import several_runs_error
+from tracekit.parsers.one_run import several_runs_error
 from tracekit.roles.handovers import explain_by_handovers, find_handovers, step_windows
 from tracekit.roles.iterations import find_iterations
 from tracekit.roles.processes import (

@@ -21,7 +21,8 @@ from tracekit.classify import RuleBook
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.findings.host import asks_for_stacks
 from tracekit.metrics.peaks import check_gpu
-from tracekit.parsers.source_refs import RankChoice, SourceRef, chosen_ranks, unknown_rank_error
+from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks, unknown_rank_error
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.reconstruct.parallel_groups import split_layout
 from tracekit.results import AnalysisResult
 from tracekit.roles.combine import combine_roles, main_role

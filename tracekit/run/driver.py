@@ -17,7 +17,8 @@ from tracekit._util.text import terminal
 from tracekit._util.workers import ItemResult, MapFunction, map_items
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.discovery import Discovery
-from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
+from tracekit.parsers.rank_numbers import unknown_rank_error
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.roles.assign import find_roles
 from tracekit.roles.combine import check_roles
 from tracekit.schema import Source

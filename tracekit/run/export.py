@@ -7,12 +7,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tracekit.errors import Notice
-from tracekit.parsers.source_refs import (
-    RankChoice,
-    SourceRef,
-    chosen_ranks,
-    unknown_rank_error,
-)
+from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks, unknown_rank_error
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.report.perfetto.archive import no_rank_file_error
 from tracekit.report.perfetto.export import (
     ARCHIVE_EXTENSION,

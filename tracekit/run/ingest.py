@@ -27,8 +27,9 @@ from tracekit.classify.classify_events import classify_with_lost
 from tracekit.classify.graph_replays import join_replays
 from tracekit.documents.store_manifest import StoreEntry
 from tracekit.errors import InputError, Notice, OptionError
+from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
 from tracekit.parsers.recordings import Recordings
-from tracekit.parsers.source_refs import RankChoice, SourceRef, chosen_ranks
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.roles.assign import group_by_role
 from tracekit.run import driver
 from tracekit.run.recordings import find_recordings, has_recordings_alone

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from tracekit.analysis import Analysis
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.discovery import discover
-from tracekit.parsers.source_refs import RankChoice, SourceRef, check_single_run, chosen_ranks
+from tracekit.parsers.one_run import check_single_run
+from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.results import LateResult
 from tracekit.run.driver import map_sources
 from tracekit.run.recordings import find_recordings, read_found_recordings

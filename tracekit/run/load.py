@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
-from tracekit.parsers.source_refs import RankChoice, chosen_ranks
+from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
 from tracekit.report.notices import with_messages
 from tracekit.run.driver import check_on_damage, check_run, find_sources, map_sources
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref, span

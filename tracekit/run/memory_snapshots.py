@@ -15,7 +15,8 @@ from tracekit.parsers import remote
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.file_type import MEMORY_SNAPSHOT
 from tracekit.parsers.memory_snapshot import read_memory_snapshots
-from tracekit.parsers.source_refs import RankChoice, SourceRef, chosen_ranks
+from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.report.findings import with_sentences
 from tracekit.report.notices import with_messages
 from tracekit.results.memory import MemoryDiffResult, MemoryResult

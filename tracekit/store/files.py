@@ -38,7 +38,8 @@ from tracekit.documents.store_manifest import StoreEntry, StoreManifest
 from tracekit.errors import InputError, MachineError, Notice, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import STORE_MANIFEST
-from tracekit.parsers.source_refs import SourceRef, unknown_rank_error
+from tracekit.parsers.rank_numbers import unknown_rank_error
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import EVENTS, LABELLED, MEMORY, RankEvents, Source
 from tracekit.store.checks import check_table, read_table
 

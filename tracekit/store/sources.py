@@ -26,7 +26,9 @@ from tracekit.errors import (
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import Discovery, discover
 from tracekit.parsers.file_type import MEMORY_SNAPSHOT
-from tracekit.parsers.source_refs import SourceRef, check_single_run, missing_ranks
+from tracekit.parsers.one_run import check_single_run
+from tracekit.parsers.rank_numbers import missing_ranks
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import EVENTS, PYTORCH_READERS, GraphCapture, RankEvents, Source
 from tracekit.store.files import open_single_store, open_store
 from tracekit.store.recordings import holds_recordings

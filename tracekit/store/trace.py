@@ -13,7 +13,7 @@ from tracekit._util.notebook import html_table
 from tracekit._util.text import listing
 from tracekit.classify.classify_events import classify_rank
 from tracekit.errors import Notice, OptionError
-from tracekit.parsers.source_refs import unknown_rank_error
+from tracekit.parsers.rank_numbers import unknown_rank_error
 from tracekit.schema import EVENTS, GPU_KINDS, LABELLED, MEMORY, RankEvents, Source
 from tracekit.store.sources import span
 

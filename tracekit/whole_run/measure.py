@@ -24,7 +24,7 @@ from tracekit.documents.late import (
     RecordingEntry,
 )
 from tracekit.errors import InputError, Notice, NoticeValues
-from tracekit.parsers.source_refs import missing_ranks
+from tracekit.parsers.rank_numbers import missing_ranks
 from tracekit.schema import COLLECTIVES, RECORDERS, ProcessGroup, RankCollectives, Recording
 from tracekit.whole_run.arrivals import Arrivals, measure_arrivals
 from tracekit.whole_run.hangs import Dumps, find_hang

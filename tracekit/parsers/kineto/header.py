@@ -8,7 +8,7 @@ from typing import Any
 
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.stream import Stream
-from tracekit.parsers.source_refs import valid_rank
+from tracekit.parsers.rank_numbers import valid_rank
 from tracekit.schema import ProcessGroup, Source
 
 HEAD_LIMIT = 64 << 20
