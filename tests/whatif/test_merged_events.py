@@ -109,6 +109,19 @@ def test_host_work_moves_to_the_next_launch_that_is_left():
     assert work.rows() == [(0, "python", 1, 1, 0), (1, "python", 14, 8, 0)]
 
 
+def test_host_work_before_launches_that_no_launch_follows_is_before_none():
+    events = kernels(("pp_comm", 0, 20, {"id": 1}), ("forward", 20, 50), ("forward", 50, 60))
+    rows = {
+        "event": [0, 1, 2],
+        "code": ["python"] * 3,
+        "ns": [1, 2, 4],
+        "after_ns": [0, 0, 0],
+        "blocked_ns": [0, 0, 0],
+    }
+    work = merge_events(events, pl.DataFrame(rows, schema=HOST_WORK)).host_work
+    assert work.rows() == [(0, "python", 1, 0, 0), (1, "python", 2, 0, 0)]
+
+
 @pytest.mark.parametrize("name", ["h100-ddp", "1f1b", "compile"])
 def test_a_sample_replays_alike_with_joined_events(samples, name):
     ranks = []

@@ -93,6 +93,33 @@ def test_a_run_that_keeps_compute_and_messages_apart_says_nothing_of_their_costs
     )
 
 
+def test_the_costs_that_are_found_are_where_scatter_and_distance_from_the_expected_balance():
+    """No step leads to a smaller sum: as differences of it say, which know nothing of the fit's slopes."""
+    kind, took_ns, own, beside_message, computing = planted_ops(
+        slowdown=1.3, other_cost=0.2, compute_cost=0.1, own_share=0.45, count=12
+    )
+    shared = fit_shared_gpu(kind, took_ns, own, beside_message, computing, expected_slowdown=1.25)
+    found = np.array([1 - 1 / shared.own_slowdown, shared.other_cost, shared.compute_cost])
+    assert (found > 0).all()  # no bound holds any of them
+    expected = np.array([0.2, 0.1, 0.0])  # 1 - 1 / 1.25; half of it; nothing
+    is_first = kind == 0
+
+    def residuals(costs):
+        lost, other_cost, compute_cost = costs
+        others = other_cost * beside_message + compute_cost * computing
+        alone = np.log(took_ns * (1 - lost * own) / (1 + others))
+        return alone - np.where(is_first, alone[is_first].mean(), alone[~is_first].mean())
+
+    weight = np.mean(residuals(found) ** 2) / 0.1**2
+
+    def badness(costs):
+        return np.sum(residuals(costs) ** 2) + weight * np.sum((costs - expected) ** 2)
+
+    steps = 1e-4 * np.eye(3)
+    slopes = [badness(found + step) - badness(found - step) for step in steps]
+    assert slopes == pytest.approx([0.0] * 3, abs=1e-9)
+
+
 @pytest.mark.parametrize(("factor", "measured"), [(0.75, False), (1.33, True)])
 def test_the_share_beside_messages_decides_whether_costs_are_measured(factor, measured):
     share = factor * 0.2
