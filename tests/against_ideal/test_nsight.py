@@ -105,7 +105,7 @@ def test_the_bubble_of_the_plain_recording_is_about_half(samples):
     assert analysis.schedule.exact
 
 
-def test_a_bound_far_below_the_pipelines_own_table_says_so(samples, monkeypatch):
+def test_a_bound_far_below_the_pipelines_own_table_says_so(samples, monkeypatch, measured_once):
     """Where no layout of the ranks makes the two sides of messages meet, waiting stays unknown."""
     monkeypatch.setattr("tracekit.align.peers.MIN_MET_SHARE", 2.0)
     analysis = analyze(samples / "nsys-1f1b", workers=1)

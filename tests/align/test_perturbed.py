@@ -34,6 +34,11 @@ RUNS = [
 ]
 
 
+def spread_kernels(folder, ranks, count):
+    """Return *count* kernels of a recording; of the one that is tried with every change, one."""
+    return choose_kernels(ranks, 1 if folder.name == "straggler" else count)
+
+
 @cache
 def recorded(folder):
     if not folder.is_dir():
@@ -54,7 +59,7 @@ def statements(folder):
 @pytest.mark.parametrize("folder", RUNS, ids=lambda path: path.name)
 def test_without_one_kernel_all_other_waits_stay(folder):
     ranks = recorded(folder)
-    for kernel in choose_kernels(ranks, 3):
+    for kernel in spread_kernels(folder, ranks, 3):
         analysis = answer(remove_kernel(ranks, kernel))
         explained_ns = time_in_operation(complete(folder), kernel)
         assert find_changes(statements(folder), Statements.of(analysis), explained_ns) == []
@@ -70,7 +75,7 @@ def test_without_one_kernel_all_other_waits_stay(folder):
 def test_a_kernel_without_args_is_still_matched(folder):
     """What the host recorded tells which operation it was."""
     ranks = recorded(folder)
-    for kernel in choose_kernels(ranks, 2):
+    for kernel in spread_kernels(folder, ranks, 2):
         after = Statements.of(answer(drop_args(ranks, kernel)))
         assert find_changes(statements(folder), after, {}) == []
 

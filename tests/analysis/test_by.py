@@ -143,7 +143,8 @@ def test_the_slow_shape_is_on_top():
 
 
 def test_nothing_to_go_by_is_one_line_and_no_rows():
-    by = analysis_of(SAMPLES / "reload", by="layer", schedule="none").by
+    trace = SAMPLES / "reload" / "rank0.pt.trace.json.gz"
+    by = analysis_of(trace, by="layer", schedule="none").by
     assert by.to_document().rows is None
     assert by.to_document().total_ns > 0
     assert "with_stack=True" in by.notes[0]

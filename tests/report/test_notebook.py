@@ -54,9 +54,9 @@ def test_lateness_and_memory_show_what_the_terminal_shows(samples):
 
 @pytest.mark.slow
 def test_a_comparison_and_a_verdict_show_what_changed_and_why(samples):
-    steps = samples / "steps"
-    changes = tracekit.diff(steps / "a", steps / "straggler")
-    verdict = tracekit.gate(steps / "straggler", steps / "a")
+    before, after = (analysis_of(samples / "steps" / name) for name in ("a", "straggler"))
+    changes = tracekit.diff(before, after)
+    verdict = tracekit.gate(after, before)
     for result in (changes, verdict):
         assert "Rank 1's mlp forward grew by" in shown_text(result._repr_html_())
     assert verdict.verdict in shown_text(verdict._repr_html_())

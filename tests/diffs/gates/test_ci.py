@@ -14,6 +14,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tests.fake_forge import Forge, served
+from tests.kept import analysis_of
 
 pytestmark = pytest.mark.slow
 
@@ -130,7 +131,7 @@ def visible_text(comment):
 @pytest.mark.parametrize(
     ("candidate", "given", "code", "verdict", "seen"),
     [
-        ("straggler", {"expect": "1"}, 0, "regressed", "Rank 1's mlp forward grew by"),
+        ("recorded.json", {"expect": "1"}, 0, "regressed", "Rank 1's mlp forward grew by"),
         ("slow.json", {"require": "step_ms < +50%\nbubble_fraction < 0.9\n"}, 0, "pass", "+10.0 %"),
         pytest.param(
             "short.json", {}, 3, "inconclusive", "at least 5 are needed", marks=pytest.mark.nightly
@@ -144,10 +145,12 @@ def test_the_action_gates_comments_and_fails_with_the_gates_own_code(  # noqa: P
     save("same.json")
     save("slow.json", scaled(1.1))
     save("short.json", scaled(1.1)[:3])
-    is_real = (STEPS / candidate).is_dir()
+    if candidate == "recorded.json":
+        for run, name in (("straggler", "recorded.json"), ("a", "same.json")):
+            (tmp_path / name).write_text(analysis_of(STEPS / run).to_json(), encoding="utf-8")
     inputs = {
-        "candidate": str(STEPS / candidate) if is_real else candidate,
-        "baseline": str(STEPS / "a") if is_real else "same.json",
+        "candidate": candidate,
+        "baseline": "same.json",
         "name": "pretrain on H200",
         "version": "none",
         **given,
@@ -169,7 +172,7 @@ def test_the_action_gates_comments_and_fails_with_the_gates_own_code(  # noqa: P
     assert (folder / "gate.md").read_text() in summary
     assert PAGE in summary
     assert "comment created" in runner.said
-    if candidate == "straggler":
+    if candidate == "recorded.json":
         assert "::error title=regressed%3A label_ms.forward::" in runner.said
         assert "new, 2.62 ms" in text
 
