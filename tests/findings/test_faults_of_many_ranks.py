@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.faulty_runs import FAULTS, tables_of_faulty_run, write_faulty_run
-from tests.kept import analysis_of
+from tests.kept import analysis_of, measuring_once
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.errors import OptionError
 from tracekit.report.terminal.first_screen import certainty
@@ -56,7 +56,8 @@ def test_a_fault_is_found_where_not_all_ranks_are_replayed(tmp_path, monkeypatch
     """Four of ten ranks are replayed: the pair with the slow rank, and one of the usual pairs."""
     replay_at_most(monkeypatch, 4)
     traces = write_faulty_run(tmp_path / "traces", 10, FAULTS["slow_rank"])
-    analysis = analyze(traces, schedule="none", timeline=False)
+    with measuring_once():
+        analysis = analyze(traces, schedule="none", timeline=False)
     check_fault(analysis, "slow_rank")
     assert analysis.replay_graph.graph.ranks == (0, 1, 2, 3)
     (notice,) = (notice for notice in analysis.notices if notice.code == "replay-sampled")
@@ -66,7 +67,8 @@ def test_a_fault_is_found_where_not_all_ranks_are_replayed(tmp_path, monkeypatch
     assert "savings from a replay of 4 ranks, chosen of 10" in certainty(View(analysis))
     # A rank that nobody named is not there; one that a change names is.
     assert analysis.what_if("rank 8 like others").why_not is not None
-    named = analyze(traces, schedule="none", timeline=False, changes=["rank 8 like others"])
+    with measuring_once():
+        named = analyze(traces, schedule="none", timeline=False, changes=["rank 8 like others"])
     assert named.replay_graph.graph.ranks == (2, 3, 8, 9)
     assert named.changed_steps[0].saves_ns == 0
     with pytest.raises(OptionError, match="there is no rank 10 in this run"):
