@@ -191,7 +191,7 @@ def test_waiting_names_the_rank_that_is_waited_for(waited_for, words, look_at):
 @pytest.mark.parametrize(
     ("free_ns", "words"),
     [
-        (20_000_000, "free compute could hide 20.0 ms of it"),
+        (20_000_000, "compute could hide only 20.0 ms of it"),
         (1_000_000, "there is no compute to hide it"),
     ],
 )

@@ -377,7 +377,7 @@ def test_a_finding_names_only_those_before_it_that_it_shares_its_time_with():
     second = finding(0.4, saves_ns=40 * MS, shares_time_with=(1,), saves_after_ns=0)
     text = " ".join(line.plain for line in first_screen(view(findings=(first, second)), 200))
     assert text.count("shares its time with") == 1
-    assert "shares its time with 1: saves nothing more after it" in text
+    assert "shares its time with 1: nothing is left to save after it" in text
     assert [card.remarks != "" for card in cards([first, second], NOTHING)] == [False, True]
 
 
@@ -393,10 +393,10 @@ def test_a_saving_that_assumes_something_says_so_and_is_no_bound():
     )
     lines = [line.plain for line in first_screen(view(findings=(links,)), 200)]
     shown = next(line for line in lines if "20.0 ms" in line)
-    assert shown.split("  ")[-1] == "(if links were twice as fast) dp_comm is exposed"
+    assert shown.split("  ")[-1] == "with links twice as fast: dp_comm is exposed"
     assert not any("≤" in line for line in lines)
-    assert finding_line(links).endswith("(saves 20.0 ms per step; if links were twice as fast)")
-    assert "20.0 ms (20 %, if links were twice as fast)" in finding_in_a_log(links)
+    assert finding_line(links).endswith("(saves 20.0 ms per step with links twice as fast)")
+    assert "20.0 ms (20 %) with links twice as fast" in finding_in_a_log(links)
     assert figure_of(links) == "20.0 ms"
 
 

@@ -202,7 +202,7 @@ class FindingWords:
             return "compute could hide little of it"
         if free_ns < NO_COMPUTE_SHARE * exposed_ns:
             return "there is no compute to hide it"
-        return f"free compute could hide {short_ms(free_ns)} of it"
+        return f"compute could hide only {short_ms(free_ns)} of it"
 
     @property
     def late_rank(self) -> str:
@@ -230,9 +230,10 @@ class FindingWords:
     def because(self, relative: str, clause: str) -> str:
         """Return why ranks are waited for: a relative clause, or how much of the waiting is because of *clause*."""
         share = self.evidence.get("explained_share")
-        if not isinstance(share, float) or share >= NEARLY_ALL:
+        late_ns = self.evidence.get("late_ns")
+        if not isinstance(share, float) or share >= NEARLY_ALL or not isinstance(late_ns, int):
             return f", {relative}"
-        return f", {percent(share, digits=0)} of it because {clause}"
+        return f", {short_ms(share * late_ns)} of it because {clause}"
 
     @property
     def as_recorded(self) -> str:

@@ -1032,9 +1032,9 @@ def schedule_gap_host_under_graphs(words: FindingWords) -> FindingTexts:
 def schedule_gap_own_bubble(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"even without delays {words['schedule']} leaves each stage idle for "
-            f"{words['bubble_share']} of its time ({words.cost}), while the pipeline fills and "
-            "drains (its bubble, part of exposed pp_comm and idle)"
+            f"even without delays {words['schedule']} leaves each stage idle for {words.cost} "
+            f"({words['bubble_share']} of its ideal), while the pipeline fills and drains (its "
+            "bubble, part of exposed pp_comm and idle)"
         ),
         advice="more micro-batches, more chunks per rank, or another schedule (`--what-if`)",
     )

@@ -61,10 +61,10 @@ BEYOND_COST_FACTOR = 1.02
 NOTHING_MORE_SHARE = 0.02
 """Share of what a finding saves alone, below which it saves nothing more after others."""
 CONDITIONS = {
-    ("exposed_comm", "too_little_compute"): "if links were twice as fast",
-    ("schedule_gap", "p2p_transfer"): "if links were twice as fast",
+    ("exposed_comm", "too_little_compute"): "with links twice as fast",
+    ("schedule_gap", "p2p_transfer"): "with links twice as fast",
 }
-"""What is assumed where a finding's saving is not that of its advice, by code and case."""
+"""What a saving assumes that is not in the finding's own hands, by code and case."""
 MAX_EXPOSED_SHARE = 0.05
 """Share of the step up to which it is worth saying how little is exposed."""
 
@@ -165,10 +165,11 @@ def finding_line(finding: Finding) -> str:
     saves = ""
     if finding.saving_ns:
         how_much = "at most " if is_at_most(finding) else ""
-        remark = saving_remark(finding)
-        remarked = f"; {remark}" if remark else ""
+        assumed = f" {condition(finding)}" if condition(finding) else ""
+        shared = shared_time(finding)
+        shares_time = f"; {shared}" if shared else ""
         saved = f"{how_much}{short_ms(finding.saving_ns)}"
-        saves = f" (saves {saved} {per_words(finding)}{remarked})"
+        saves = f" (saves {saved} {per_words(finding)}{assumed}{shares_time})"
     return f"{finding.text}: {finding.advice}{saves}"
 
 
@@ -198,7 +199,7 @@ def condition(finding: Finding) -> str:
     """Return what a finding's saving assumes beyond its advice; empty if nothing.
 
     >>> condition(Finding(code="exposed_comm", case="too_little_compute", cost_ns=4, share=0.2, saves_ns=2))
-    'if links were twice as fast'
+    'with links twice as fast'
     """
     if finding.saving_ns is None:
         return ""
@@ -210,11 +211,6 @@ def is_at_most(finding: Finding) -> bool:
     return finding.is_bound and not condition(finding)
 
 
-def saving_remark(finding: Finding, number: int | None = None) -> str:
-    """Return what a finding's saving assumes, or with which findings it shares its time; empty if neither."""
-    return condition(finding) or shared_time(finding, number)
-
-
 def shared_time(finding: Finding, number: int | None = None) -> str:
     """Return with which findings it shares its time, and what it saves after those before it; empty if with none.
 
@@ -222,9 +218,9 @@ def shared_time(finding: Finding, number: int | None = None) -> str:
 
     >>> second = Finding(code="host_sync", cost_ns=4, share=0.2, shares_time_with=(1, 3), saves_after_ns=2_000_000)
     >>> shared_time(second)
-    'shares its time with 1 and 3: saves 2.00 ms after them'
+    'shares its time with 1 and 3: 2.00 ms are left to save after them'
     >>> shared_time(second, 2)
-    'shares its time with 1: saves 2.00 ms after it'
+    'shares its time with 1: 2.00 ms are left to save after it'
     """
     others = [other for other in finding.shares_time_with if number is None or other < number]
     if not others:
@@ -235,9 +231,9 @@ def shared_time(finding: Finding, number: int | None = None) -> str:
     if after_ns is None or after_ns == finding.saves_ns:
         return words
     saves_little = after_ns < NOTHING_MORE_SHARE * finding.effect_ns
-    left = "nothing more" if saves_little else short_ms(after_ns)
+    left = "nothing is" if saves_little else f"{short_ms(after_ns)} are"
     those = "it" if len(others) == 1 else "them"
-    return f"{words}: saves {left} after {those}"
+    return f"{words}: {left} left to save after {those}"
 
 
 def beyond_cost(finding: Finding, budget: Budget) -> str:
@@ -270,7 +266,7 @@ def remarks_on(finding: Finding, number: int, budget: Budget) -> str:
         budget: Parts of the step that it is of.
 
     """
-    return "; ".join(filter(None, (saving_remark(finding, number), beyond_cost(finding, budget))))
+    return "; ".join(filter(None, (beyond_cost(finding, budget), shared_time(finding, number))))
 
 
 def finding_in_a_log(finding: Finding) -> str:
@@ -287,8 +283,8 @@ def finding_in_a_log(finding: Finding) -> str:
     else:
         how_much = "at most " if is_at_most(finding) else ""
         share = percent(finding.effect_share, digits=0)
-        assumed = condition(finding)
-        effect = f"saves {how_much}{short_ms(finding.effect_ns)} ({share}{', ' if assumed else ''}{assumed})"
+        assumed = f" {condition(finding)}" if condition(finding) else ""
+        effect = f"saves {how_much}{short_ms(finding.effect_ns)} ({share}){assumed}"
     return f"{effect}: {finding.text} → {finding.advice}"
 
 

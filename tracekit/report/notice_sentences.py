@@ -622,7 +622,7 @@ def no_steps() -> str:
 
 @sentence("steps-by-optimizer")
 def steps_by_optimizer(steps: int) -> str:
-    return f"there are no step marks: {steps} steps are told apart by their optimizer"
+    return f"{steps} steps are told apart by their optimizer: there are no step marks"
 
 
 @sentence("outside-steps", "launched")

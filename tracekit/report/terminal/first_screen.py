@@ -21,12 +21,12 @@ from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
 from tracekit.metrics.process_phases import TRAIN, WEIGHT_SYNC
 from tracekit.report.findings import (
-    beyond_cost,
+    condition,
     finding_title,
     first_findings,
     is_at_most,
     is_of_one_iteration,
-    saving_remark,
+    remarks_on,
 )
 from tracekit.report.notices import telling_notices
 from tracekit.report.palette import (
@@ -135,8 +135,9 @@ def _findings_heading(findings: Sequence[tuple[int, Finding]], analysis: Analysi
     if analysis.role_results.iterations:
         per = "per iteration"
     bounds = " (≤: at most)" if any(is_at_most(finding) for _, finding in findings) else ""
-    order = ", largest first" if len(findings) > 1 and not analysis.role_results.iterations else ""
-    return f"What to do (→) and what it likely saves {per}{order}{bounds}:"
+    if len(findings) == 1:
+        return f"What to do (→), and what it saves {per}{bounds}:"
+    return f"What to do (→), best first; saved {per} by each alone{bounds}:"
 
 
 def _time_of_iterations(iterations: Sequence[Iteration]) -> str:
@@ -422,11 +423,11 @@ def finding_lines(
         same_as: Number of an earlier finding with the same advice, which is then not repeated.
 
     """
-    before = saving_remark(finding, number)
-    behind = beyond_cost(finding, budget)
-    sentence = f"({before}) {finding.text}" if before else finding.text
-    if behind:
-        sentence += f" ({behind})"
+    assumed = condition(finding)
+    remarks = remarks_on(finding, number, budget)
+    sentence = f"{assumed}: {finding.text}" if assumed else finding.text
+    if remarks:
+        sentence += f" ({remarks})"
     text = _wrapped(sentence, width, first=f"{number:>2} {saving(finding)}  ", rest=INDENT)
     advice = finding.advice if same_as is None else f"as for {same_as}"
     return [*text, *_wrapped(advice, width, first=f"{INDENT}→ ", rest=f"{INDENT}  ", style="dim")]

@@ -86,12 +86,12 @@ def _legend(ops: set[str]) -> str:
     """Return the meaning of the letters of *ops*.
 
     >>> _legend({"F", "FB"})
-    'F forward, X both at once; number: micro-batch; ─ still running, · nothing runs'
+    'F forward, X both at once; number: micro-batch, where it fits; ─ still running, · nothing runs'
     """
     meanings = [f"{op} {name}" for op, name in OP_NAMES.items() if op in ops]
     if "FB" in ops:
         meanings.append(f"{PAIR_LETTER} both at once")
-    return f"{', '.join(meanings)}; number: micro-batch; ─ still running, · nothing runs"
+    return f"{', '.join(meanings)}; number: micro-batch, where it fits; ─ still running, · nothing runs"
 
 
 def _line(cells: pl.DataFrame, end_ns: int, columns: int) -> Text:

@@ -248,14 +248,13 @@ def step_summary(analysis: Analysis) -> str | None:
     budget = step.budget
     exposed_ns = sum(budget.exposed_ns.values())
     longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default="")
-    parts = {"compute": budget.compute_ns, "exposed transfers": exposed_ns, "idle": budget.idle_ns}
-    shares = []
-    for name, ns in parts.items():
-        mostly = f" (mostly {longest})" if name == "exposed transfers" else ""
-        if ns:
-            shares.append(f"{name} {percent(ns, budget.span_ns, digits=0)}{mostly}")
-    role = f"{results.main_role}, " if results.main_role else ""
-    text = f"{role}{short_ms(step.time_ns)} from step to step: {', '.join(shares)}"
+    parts = {f"exposed transfers (mostly {longest})": exposed_ns, "idle": budget.idle_ns}
+    others = [f"{name} {percent(ns, budget.span_ns, digits=0)}" for name, ns in parts.items() if ns]
+    role = f"the {results.main_role}" if results.main_role else "the main role"
+    computes = f"computes for {percent(budget.compute_ns, budget.span_ns, digits=0)}"
+    text = f"{role} {computes} of the {short_ms(step.time_ns)} from step to step"
+    if others:
+        text += f": {', '.join(others)}"
     waiting = _waiting_summary(analysis, longest)
     return f"{text}; {waiting}" if waiting else text
 
