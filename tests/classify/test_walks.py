@@ -25,7 +25,8 @@ from tracekit._util.arrays import find_sorted, rank_pairs
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import ColumnReader
 from tracekit.classify.autograd import find_nodes, spread_flags
-from tracekit.classify.host_ranges import nearest_named_op
+from tracekit.classify.host_ranges import _sort_ranges, nearest_named_op
+from tracekit.schema import EVENTS, conform
 
 NAME_FLAGS = np.array(
     [
@@ -199,3 +200,25 @@ def test_a_column_filled_from_another(values):
     filled = [a if a is not None else b for a, b in zip(values, other.strings(), strict=True)]
     assert own.fill(other).strings() == filled
     assert len(set(own.fill(other).values)) == len(own.fill(other).values)
+
+
+def test_ranges_that_start_together_come_longest_first_then_ops_then_by_id():
+    rng = np.random.default_rng(3)
+    events = pl.DataFrame(
+        {
+            "id": rng.permutation(60),
+            "kind": rng.choice(["cpu_op", "annotation"], 60),
+            "start_ns": rng.integers(0, 6, 60),
+            "end_ns": rng.integers(6, 9, 60),
+        }
+    )
+    source = ColumnReader(conform(events, EVENTS), ("id", "kind", "start_ns", "end_ns"))
+    thread = rng.integers(0, 3, 60)
+    kinds = {"cpu_op": 0, "annotation": 1}
+
+    def key(row):
+        of_row = events.row(row, named=True)
+        times = (of_row["start_ns"], -of_row["end_ns"])
+        return (thread[row], *times, kinds[of_row["kind"]], of_row["id"])
+
+    assert _sort_ranges(source, np.arange(60), thread).tolist() == sorted(range(60), key=key)

@@ -19,16 +19,19 @@ from tracekit._util.arrays import (
     Bools,
     Int32s,
     Ints,
+    SortedGroups,
     as_flags,
     as_int32,
     as_int64,
+    group_rows,
     is_in_sorted,
     take_or_missing,
 )
 from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import to_int64
 from tracekit.classify.host_ranges import EVALUATE_NODE, Launches, Ranges
 from tracekit.classify.names import NODES, OPERATORS
-from tracekit.classify.row_order import mask_of_rows
+from tracekit.classify.row_order import mask_of_rows, number_values
 
 _Flags = npt.NDArray[np.uint8]
 
@@ -241,6 +244,10 @@ def _repeated_nodes(
     same nodes. Two runs are of the same node if name, sequence number and forward thread are equal.
     """
     rows = nodes[number[nodes] >= 0]
+    thread = to_int64(ranges.column("fwd_thread", rows))
+    if len(group_rows(names.codes[rows], number[rows], thread)[1]) == len(rows):  # none runs twice
+        never = np.zeros(len(number) + 1, np.bool_)
+        return never, never
     runs = node_table(ranges, rows, number).with_columns(name=names.take(rows).codes)
     start = pl.col("start")
     same_node = ("name", "sequence", "thread")
@@ -269,16 +276,17 @@ def _node_makers(ranges: Ranges, rows: Int32s) -> tuple[Bools, Bools]:
     it. A number was taken if a higher one occurs on the thread, even where the window ends before
     the backward.
     """
-    ops = pl.DataFrame(
-        {"thread": ranges.thread[rows], "sequence": ranges.sequence[rows], "end": ranges.end(rows)}
-    )
+    thread = ranges.thread[rows]
+    sequence = ranges.sequence[rows]
+    end_ns = ranges.end(rows)
     # Ops come by thread and start. One made the node if it ends no earlier than the last op of its
     # number: it is that op, or contains it.
-    makers = ops.select(
-        made_node=pl.col("end") >= pl.col("end").last().over("thread", "sequence"),
-        is_taken=pl.col("sequence") < pl.col("sequence").max().over("thread"),
-    )
-    return makers["made_node"].to_numpy(), makers["is_taken"].to_numpy()
+    same_number, first_rows = group_rows(thread, sequence)
+    last_end_ns = np.empty(len(first_rows), np.int64)
+    last_end_ns[same_number] = end_ns  # of several ops of a number the last remains
+    threads = SortedGroups.of(thread)
+    largest = np.maximum.reduceat(sequence, threads.first) if len(rows) else sequence
+    return end_ns >= last_end_ns[same_number], sequence < threads.spread(largest)
 
 
 def _rerun_ops(ranges: Ranges, names: CategoryColumn, nodes: Ints, walk: NodeWalk) -> Int32s:
@@ -297,6 +305,8 @@ def _rerun_ops(ranges: Ranges, names: CategoryColumn, nodes: Ints, walk: NodeWal
 
 def _own_node_runs_later(ranges: Ranges, names: CategoryColumn, nodes: Ints, rows: Int32s) -> Bools:
     """Return which functions (*rows*) have a node of their name and number that runs after them."""
+    if not len(rows):
+        return np.zeros(0, np.bool_)
     function = ranges.name.take(rows)
     own_node = function.replace([f"{name}Backward" for name in function.values]).series(
         "name", pl.String()
@@ -323,29 +333,36 @@ def _forward_ops(
     Of the *ops* with the node's number it is the last one whose name fits the node's, else the last
     one.
     """
-    nodes = np.unique(node_row[node_row >= 0])
+    nodes = np.flatnonzero(mask_of_rows(len(ranges), node_row[node_row >= 0]))
     nodes = nodes[number[nodes] >= 0]
-    numbered_ops = _with_common_words(ranges.name, ops, ranges.sequence)
-    last_ops = numbered_ops.group_by("sequence").agg(last_op=pl.col("row").last())
-    fitting_ops = numbered_ops.group_by("sequence", "word").agg(fitting_op=pl.col("row").last())
-    candidates = _with_common_words(names, nodes, number).join(
-        last_ops, on="sequence", how="left", maintain_order="left"
-    )
-    candidates = candidates.join(
-        fitting_ops, on=("sequence", "word"), how="left", maintain_order="left"
-    )
+    code_of_word: dict[str, int] = {}
+
+    def word_code(name: str) -> int:
+        return code_of_word.setdefault(_common_word(name), len(code_of_word))
+
+    # Ops and nodes without a name have no word in common.
+    op_words = number_values(ranges.name, word_code, missing=-1)[ops]
+    node_words = number_values(names, word_code, missing=-2)[nodes]
+    words = np.concatenate([op_words, node_words])
+    sequences = np.concatenate([ranges.sequence[ops], number[nodes]])
+    last_op = _last_rows(ops, group_rows(sequences)[0])
+    fitting_op = _last_rows(ops, group_rows(sequences, words)[0])
     forward_op = np.full(len(ranges) + 1, -1, np.int64)
-    forward_op[nodes] = candidates.select(
-        pl.coalesce("fitting_op", "last_op", pl.lit(-1)).cast(pl.Int64)
-    ).to_series()
+    forward_op[nodes] = np.where(fitting_op >= 0, fitting_op, last_op)
     return forward_op[node_row]
 
 
-def _with_common_words(names: CategoryColumn, rows: AnyInts, number: Ints) -> pl.DataFrame:
-    """Return a table of some ranges: row, sequence number, and the word that the names of ops and nodes share."""
-    name = names.take(rows)
-    word = name.replace([_common_word(value) for value in name.values]).series("word", pl.String())
-    return pl.DataFrame({"row": rows, "sequence": number[rows], "word": word})
+def _last_rows(rows: AnyInts, group: Ints) -> Ints:
+    """Return for all behind the first ``len(rows)`` elements of *group* the last of the *rows* of its group.
+
+    -1 where there is none.
+
+    >>> _last_rows(np.array([7, 8, 9]), np.array([0, 0, 1, 0, 2])).tolist()
+    [8, -1]
+    """
+    last_row = np.full(int(group.max(initial=-1)) + 1, -1, np.int64)
+    last_row[group[: len(rows)]] = rows  # of several rows of a group the last remains
+    return last_row[group[len(rows) :]]
 
 
 def _common_word(name: str) -> str:

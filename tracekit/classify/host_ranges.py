@@ -503,14 +503,26 @@ def _sort_ranges(source: ColumnReader, range_rows: Ints, thread_of_event: Ints) 
 
     Of equal times an op before an annotation.
     """
+    start_ns = source.int64("start_ns")[range_rows]
+    thread = thread_of_event[range_rows]
+    order = np.lexsort((start_ns, thread))
+    # Few ranges start together on a thread: only these are compared further.
+    start_ns = start_ns[order]
+    thread = thread[order]
+    starts_with_next = (start_ns[1:] == start_ns[:-1]) & (thread[1:] == thread[:-1])
+    is_tied = np.append(False, starts_with_next) | np.append(starts_with_next, False)
+    tied = np.flatnonzero(is_tied)
+    rows = range_rows[order[tied]]
     keys = (  # the last one is compared first
-        source.int64("id")[range_rows],
-        source.array("kind")[range_rows],
-        -source.int64("end_ns")[range_rows],
-        source.int64("start_ns")[range_rows],
-        thread_of_event[range_rows],
+        source.int64("id")[rows],
+        source.array("kind")[rows],
+        -source.int64("end_ns")[rows],
+        start_ns[tied],
+        thread[tied],
     )
-    return range_rows[np.lexsort(keys)]
+    sorted_rows = range_rows[order]
+    sorted_rows[tied] = rows[np.lexsort(keys)]
+    return sorted_rows
 
 
 def _find_main_thread(threads: Ints, names: CategoryColumn) -> int:
