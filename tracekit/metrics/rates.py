@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Ints, group_rows
+from tracekit._util.arrays import Bools, Ints, group_rows
 from tracekit._util.categories import CategoryColumn, CategoryColumns
 from tracekit._util.columns import to_int64
 from tracekit._util.shapes import is_shape, parse_list
+from tracekit.classify.row_order import mask_of_rows
 from tracekit.classify.rules import family_of, kernel_pattern
 from tracekit.intervals import union
 from tracekit.metrics.peaks import peak_tflop_s
@@ -157,13 +158,18 @@ def describe_products(labelled: pl.DataFrame) -> pl.DataFrame:
     [(True, 'aten::mm', '[[2,4],[4,8]]', 'bf16'), (False, None, None, None)]
     """
     kernels = _ProductKernels.find(labelled, CategoryColumns(labelled))
-    is_product = np.zeros(len(labelled), np.bool_)
-    is_product[kernels.rows] = True
     columns = {"op": kernels.op, "shapes": kernels.shapes, "dtype": kernels.dtype}
-    table = [pl.Series("product", is_product)]
+    table = [pl.Series("product", mask_of_rows(len(labelled), kernels.rows))]
     for name, text in columns.items():
         table.append(text.spread(kernels.rows, len(labelled)).series(name, pl.String()))
     return pl.DataFrame(table)
+
+
+def product_types(labelled: pl.DataFrame, texts: CategoryColumns) -> tuple[Bools, CategoryColumn]:
+    """Return which events are products, and of these the type of their inputs; *texts* are their text columns."""
+    kernels = _ProductKernels.find(labelled, texts)
+    is_product = mask_of_rows(len(labelled), kernels.rows)
+    return is_product, kernels.dtype.spread(kernels.rows, len(labelled))
 
 
 class _ProductKernels(msgspec.Struct, frozen=True, eq=False):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from tracekit._util.categories import CategoryColumns
 from tracekit.intervals import Intervals
 from tracekit.metrics.rates import CONVOLUTION_BACKWARD
 from tracekit.metrics.remedies.attention import attention_remedies, find_written_out, is_upcast
@@ -35,6 +36,7 @@ def find_remedies(
     multiprocessors: int | None,
     stalls: Intervals | None = None,
     on_new_shapes: Mapping[str, Intervals] | None = None,
+    texts: CategoryColumns | None = None,
 ) -> pl.Series:
     """Return the remedies of each GPU event as a list of ``REMEDY``; null where it has none.
 
@@ -44,8 +46,9 @@ def find_remedies(
         multiprocessors: Multiprocessors that the process may use; None if all, or unknown.
         stalls: When the host stood still (``metrics.host.stalls``).
         on_new_shapes: By operator, when it took longer because of new shapes (``new_shapes``).
+        texts: Text columns of *labelled*, if they were converted already.
     """
-    rank = rank_work(labelled, device=device, multiprocessors=multiprocessors)
+    rank = rank_work(labelled, device=device, multiprocessors=multiprocessors, texts=texts)
     written_out = list(find_written_out(rank))
     attention = list(attention_remedies(rank, written_out))
     in_attention: set[int] = set()
@@ -76,10 +79,14 @@ def find_remedies(
 
 
 def rank_work(
-    labelled: pl.DataFrame, *, device: str | None, multiprocessors: int | None
+    labelled: pl.DataFrame,
+    *,
+    device: str | None,
+    multiprocessors: int | None,
+    texts: CategoryColumns | None = None,
 ) -> RankWork:
     """Return the work of a rank's GPU events, and the speeds of its GPU."""
-    work = describe_work(labelled)
+    work = describe_work(labelled, texts=texts)
     op_id = pl.col("op_id")
     events = work.with_columns(
         *(labelled[name].alias("copied_bytes" if name == "bytes" else name) for name in _COLUMNS),

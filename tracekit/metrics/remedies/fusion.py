@@ -34,6 +34,8 @@ MIN_LOSS_COLUMNS = 1 << 10
 """Classes from which a loss is one over a vocabulary."""
 LOSS_BYTES = 2
 """Bytes of a logit outside of the loss."""
+_LINK_COLUMNS = ("row", "ns", "call", "kind", "op", "elements", "shapes", "dtypes")
+"""Columns of a chain's events that are read."""
 TRANSCENDENTAL = "^aten::(exp|log|pow|sin|cos|tanh|sigmoid|erf|rsqrt|sqrt|gelu|silu)"
 
 
@@ -54,9 +56,8 @@ def fusion_remedies(rank: RankWork, *, without: Collection[int]) -> Iterator[pl.
 
 def _loss_events(events: pl.DataFrame) -> pl.DataFrame:
     """Return the kernels of a loss over a large vocabulary, and others over tensors of its size."""
-    softmax = events.filter(
-        (pl.col("kind") == "loss")
-        & pl.col("op").str.contains("log_softmax|logsumexp")
+    softmax = events.filter(pl.col("kind") == "loss").filter(
+        pl.col("op").str.contains("log_softmax|logsumexp")
         & (pl.col("dims").list.get(-1, null_on_oob=True) >= MIN_LOSS_COLUMNS)
     )
     sizes = softmax.select("elements", columns=pl.col("dims").list.get(-1, null_on_oob=True))
@@ -96,24 +97,26 @@ def _fuse_chains(
         & pl.col("op").str.starts_with("aten::").fill_null(False)
     )
     # Few columns of all events, in their order on the stream; all columns of links alone.
+    section = ("stream", "part", "is_backward")
     ordered = events.select(
-        "stream",
+        *section,
         "start_ns",
-        "part",
-        "is_backward",
         "elements",
         index=pl.int_range(pl.len()),
         is_link=is_link,
     ).sort("stream", "start_ns")
+    in_section_before = [pl.col(name).eq_missing(pl.col(name).shift()) for name in section]
     chain = _number_chains(
         ordered["is_link"].to_numpy(),
         ordered["elements"].fill_null(0).to_numpy(),
-        ordered.select(pl.struct("stream", "part", "is_backward").rank("dense"))
-        .to_series()
-        .to_numpy(),
+        ordered.select(pl.all_horizontal(in_section_before)).to_series().to_numpy(),
     )
-    of_links = ordered.select("index", "is_link", group=pl.Series(chain)).filter("is_link")
-    links = events[of_links["index"]].with_columns(of_links["group"])
+    # Most chains have too few events; what is read of all others takes longer than all before.
+    is_long = np.bincount(chain)[chain] >= MIN_CHAIN_OPERATORS
+    of_links = ordered.select("index", "is_link", group=pl.Series(chain)).filter(
+        pl.col("is_link") & pl.Series(is_long)
+    )
+    links = events.select(_LINK_COLUMNS)[of_links["index"]].with_columns(of_links["group"])
     largest = pl.col("elements").max().over("group")
     # A norm in one kernel is fused already, and a copy or cast may be what its types need: they are
     # links, and no reason to fuse.
@@ -159,17 +162,17 @@ def _kinds_of_chains() -> pl.Expr:
     )
 
 
-def _number_chains(is_link: Bools, elements: Ints, section: Ints) -> Ints:
+def _number_chains(is_link: Bools, elements: Ints, in_section_before: Bools) -> Ints:
     """Return the number of each event's chain; events that are no link separate chains.
 
-    Neighbours are of one chain if one's elements are a multiple of the other's, in one *section*
-    (stream, part and pass).
+    Neighbours are of one chain if one's elements are a multiple of the other's, and the event is in the
+    section (stream, part and pass) of the one before.
     """
     before = np.concatenate([[0], elements[:-1]])
     larger = np.maximum(before, elements)
     smaller = np.maximum(np.minimum(before, elements), 1)
     continues = is_link & np.concatenate([[False], is_link[:-1]])
-    continues &= np.diff(section, prepend=-1) == 0
+    continues &= in_section_before
     continues &= (larger % smaller == 0) & (np.minimum(before, elements) > 0)
     return np.cumsum(~continues).astype(np.int64)
 

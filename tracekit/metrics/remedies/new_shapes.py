@@ -44,7 +44,8 @@ def find_new_shapes(events: pl.DataFrame, launching: Collection[str]) -> dict[st
     ns = pl.col("end_ns") - pl.col("start_ns")
     is_op = pl.col("kind") == "cpu_op"
     # Only the few operators that ever take long are compared with their usual time.
-    long_names = events.filter(is_op & (ns >= MIN_STALL_NS))["name"].unique().to_frame("name")
+    times = events.select("kind", "name", "start_ns", "end_ns")
+    long_names = times.filter(is_op & (ns >= MIN_STALL_NS))["name"].unique().to_frame("name")
     name = pl.col("name").cast(pl.String)
     eligible = name.is_in(list(launching)) & ~name.str.contains(HOST_ACTIVITIES["compile"])
     names = long_names.filter(eligible)["name"]

@@ -94,10 +94,9 @@ def _one_copy(rank: RankWork) -> pl.DataFrame:
 
     It is of pinned memory: the host waits for none of them.
     """
-    is_small = pl.col("name").str.contains("(?i)HtoD|HostToDevice") & (
-        pl.col("copied_bytes") <= MAX_SMALL_COPY_BYTES
-    )
-    copies = rank.events.filter(is_small).sort("start_ns")
+    small = rank.events.filter(pl.col("copied_bytes") <= MAX_SMALL_COPY_BYTES)
+    from_host = pl.col("name").str.contains("(?i)HtoD|HostToDevice")
+    copies = small.filter(from_host).sort("start_ns")
     many = copies.filter(pl.len().over("part") >= MIN_SMALL_COPIES)
     is_first = pl.int_range(pl.len()).over("part") == 0
     remains = new_durations(
@@ -115,11 +114,10 @@ def _fused_optimizer(rank: RankWork, *, without: Collection[int] = ()) -> Iterat
     """
     is_fused = pl.col("op").str.contains(PATTERNS["fused_optimizer"]).fill_null(False)
     updates_parameters = (pl.col("label") == "optimizer") & ~pl.col("row").is_in(list(without))
-    events = rank.events.filter(updates_parameters & ~is_fused)
+    events = rank.events.filter(updates_parameters).filter(~is_fused)
     is_foreach = pl.col("op").str.contains("_foreach_").fill_null(False)
-    has_fused = rank.events.select(is_fused.any()).item()
     foreach = events.filter(is_foreach)
-    if foreach.height and not has_fused:
+    if foreach.height and not rank.events.select(is_fused.any()).item():
         priced = foreach.with_columns(
             group="row",
             low_ns=pl.col("ns") * FOREACH_FACTORS.low,
@@ -164,14 +162,13 @@ def _find_clipping(rank: RankWork) -> pl.DataFrame:
     Behind the backward of their step come the norms, one for each gradient; behind these, and before
     the optimizer's first update, their scales.
     """
-    norms = rank.events.filter(
-        pl.col("op").str.contains(PATTERNS["gradient_norm"]) & pl.col("node").is_null()
-    )
+    outside_nodes = rank.events.filter(pl.col("node").is_null())
+    norms = outside_nodes.filter(pl.col("op").str.contains(PATTERNS["gradient_norm"]))
     if norms.height < MIN_OPTIMIZER_KERNELS:
         return norms.head(0).with_columns(passes=pl.lit(1))
     launch_ns = pl.col("launch_ns")
     backward = rank.events.drop_nulls("node").group_by("part").agg(backward_ns=launch_ns.max())
-    behind = rank.events.filter(pl.col("node").is_null()).join(backward, on="part", how="inner")
+    behind = outside_nodes.join(backward, on="part", how="inner")
     behind = behind.filter(launch_ns > pl.col("backward_ns"))
     norms = behind.filter(pl.col("op").str.contains(PATTERNS["gradient_norm"]))
     norms = norms.filter(pl.len().over("part") >= MIN_OPTIMIZER_KERNELS)
@@ -221,15 +218,15 @@ def _in_few_kernels(
 
 def _channels_last(rank: RankWork) -> Iterator[pl.DataFrame]:
     """Yield the remedies of convolutions and batch norms whose channels are not last."""
-    multiplies = pl.col("kind") == "convolution"
-    converts = multiplies & pl.col("name").str.contains(PATTERNS["layout_kernel"])
-    conversions = rank.events.filter(converts)
-    norms = rank.events.filter(
+    convolutions = rank.events.filter(pl.col("kind") == "convolution")
+    if convolutions.is_empty():
+        return
+    conversions = convolutions.filter(pl.col("name").str.contains(PATTERNS["layout_kernel"]))
+    norms = rank.events.filter(pl.col("dims").list.len() > 3).filter(
         pl.col("op").str.contains(PATTERNS["batch_norm"])
         & pl.col("name").str.contains(PATTERNS["channels_first_norm"])
-        & (pl.col("dims").list.len() > 3)
     )
-    if rank.events.filter(multiplies).is_empty() or (conversions.is_empty() and norms.is_empty()):
+    if conversions.is_empty() and norms.is_empty():
         return
     yield _disappears(conversions, "channels last", what="conversions")
     bandwidth = rank.speeds.bandwidth

@@ -15,13 +15,15 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from tracekit._util.arrays import group_rows
+from tracekit._util.categories import CategoryColumns
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.metrics.kernel_limits import ELEMENT_BYTES, MIN_LIST_ELEMENT_BYTES
 from tracekit.metrics.rates import (
     CONVOLUTION_BACKWARD,
     convolution_outputs,
-    describe_products,
     flop,
+    product_types,
 )
 
 PATTERNS: dict[str, str] = tomllib.loads(
@@ -73,8 +75,8 @@ class _Tensors(msgspec.Struct, frozen=True):
     is_masked: bool = False
 
 
-def describe_work(labelled: pl.DataFrame) -> pl.DataFrame:
-    """Return ``WORK`` of a rank's labelled GPU events.
+def describe_work(labelled: pl.DataFrame, *, texts: CategoryColumns | None = None) -> pl.DataFrame:
+    """Return ``WORK`` of a rank's labelled GPU events; *texts* are their text columns, if they were converted already.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> event = {"kind": "kernel", "name": "k", "op": "aten::mul", "op_id": 1,
@@ -82,25 +84,17 @@ def describe_work(labelled: pl.DataFrame) -> pl.DataFrame:
     >>> describe_work(conform(pl.DataFrame([event]), LABELLED)).select("kind", "elements", "bytes").row(0)
     ('elementwise', 32, 384)
     """
-    products = describe_products(labelled)
-    # Texts stay categorical here: comparing events by long names would copy them all.
-    keys = ["event_kind", "op", "name", "shapes", "dtypes", "product", "dtype"]
-    events = labelled.select(
-        pl.col("kind").alias("event_kind"),
-        pl.col("op", "name", "shapes", "dtypes"),
-        products["product"],
-        products["dtype"].cast(pl.Categorical()),
+    texts = texts or CategoryColumns(labelled)
+    is_product, dtype = product_types(labelled, texts)
+    columns = {name: texts[name] for name in ("kind", "op", "name", "shapes", "dtypes")}
+    columns["dtype"] = dtype
+    alike, first_rows = group_rows(is_product, *(column.codes for column in columns.values()))
+    distinct = pl.DataFrame(
+        [column.take(first_rows).series(name, pl.String()) for name, column in columns.items()]
     )
-    distinct_codes = events.unique(maintain_order=True)
-    alike = events.join(
-        distinct_codes.with_row_index("alike"),
-        on=keys,
-        how="left",
-        nulls_equal=True,
-        maintain_order="left",
-    )["alike"]
-    distinct = distinct_codes.cast({pl.Categorical(): pl.String, pl.Enum: pl.String})
-    del products, events, distinct_codes
+    distinct = distinct.rename({"kind": "event_kind"}).with_columns(
+        product=pl.Series(is_product[first_rows])
+    )
     backward = distinct.filter(pl.col("op") == CONVOLUTION_BACKWARD)["shapes"].drop_nulls()
     outputs = convolution_outputs(backward.unique().to_list())
     tensors: dict[tuple[str | None, str | None], _Tensors] = {}
