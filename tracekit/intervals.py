@@ -205,8 +205,8 @@ def union(
     start, end, code = _as_arrays(start_ns, end_ns, group)
     if not len(start):
         return EMPTY
-    groups = int(code.max()) + 1
-    if groups > len(code) + _MAX_EMPTY_GROUPS or code.min() < 0:
+    groups = 1 if group is None else int(code.max()) + 1
+    if groups > len(code) + _MAX_EMPTY_GROUPS or (group is not None and code.min() < 0):
         # The loop needs memory for every group from 0 on: number those that occur, and translate
         # the result back.
         occurring, dense = np.unique(code, return_inverse=True)

@@ -247,8 +247,5 @@ def name_next_events(table: pl.DataFrame, labelled: pl.DataFrame) -> pl.DataFram
     >>> name_next_events(gaps(events, Lanes.of(events)), events).select("ns", "next_name", "next_label").rows()
     [(6, 'b', 'dgrad')]
     """
-    next_events = labelled.select(
-        next_name=pl.col("name").cast(pl.String), next_label=pl.col("label").cast(pl.String)
-    )
-    names = next_events[table["next"].to_numpy()]
-    return table.drop("next").with_columns(names)
+    next_events = labelled.select(next_name="name", next_label="label")[table["next"].to_numpy()]
+    return table.drop("next").with_columns(next_events.cast(pl.String))

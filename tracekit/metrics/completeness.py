@@ -88,6 +88,10 @@ def count_missing_launches(calls: pl.DataFrame, gpu_events: pl.DataFrame) -> int
     1
     """
     is_launched = pl.col("correlation").is_in(calls["correlation"].drop_nulls().implode())
+    max_missing = MAX_MISSING_LAUNCH_SHARE * len(gpu_events)
+    without_call = gpu_events.select(is_launched.fill_null(False).not_().sum()).item()
+    if without_call <= max_missing:
+        return 0
     launched = gpu_events.select(
         "device", "stream", "start_ns", "graph", is_launched=is_launched.fill_null(False)
     ).sort("start_ns")
@@ -96,7 +100,7 @@ def count_missing_launches(calls: pl.DataFrame, gpu_events: pl.DataFrame) -> int
     is_node = (pl.col("graph") > 0).fill_null(False)
     is_missing = ~pl.col("is_launched") & (since_first | ~is_stream_launched) & ~is_node
     count = int(launched.select(is_missing.sum()).item())
-    return count if count > MAX_MISSING_LAUNCH_SHARE * len(gpu_events) else 0
+    return count if count > max_missing else 0
 
 
 def check_completeness(calls: NamedRows, labelled: pl.DataFrame) -> Completeness:
@@ -120,10 +124,18 @@ def _waits_for_earlier_work(calls: NamedRows, labelled: pl.DataFrame) -> Interva
         return EMPTY
     launched = labelled.select(_GPU_COLUMNS).drop_nulls(["launch_ns", "correlation"])
     first = launched.sort("start_ns").group_by("device", "stream", maintain_order=True).first()
-    returns = calls.rows.group_by("correlation").agg(returned_ns=pl.col("end_ns").max())
+    launched_first = pl.col("correlation").is_in(first["correlation"].implode())
+    returns = (
+        calls.rows.select("correlation", "end_ns")
+        .filter(launched_first)
+        .group_by("correlation")
+        .agg(returned_ns=pl.col("end_ns").max())
+    )
     waiting = first.join(returns, on="correlation").filter(
         pl.col("start_ns") - pl.col("returned_ns") >= MIN_WAIT_FOR_EARLIER_WORK_NS
     )
+    if waiting.is_empty():
+        return EMPTY
     busy = union(labelled["start_ns"].to_numpy(), labelled["end_ns"].to_numpy())
     idle = union(waiting["returned_ns"].to_numpy(), waiting["start_ns"].to_numpy()) - busy
     is_long = idle.end_ns - idle.start_ns >= MIN_WAIT_FOR_EARLIER_WORK_NS

@@ -192,16 +192,8 @@ def cut_chunks(rows: pl.DataFrame) -> tuple[pl.DataFrame, Ints, Ints]:
 
 def _summarize(rows: pl.DataFrame, kernels: Ints, chunk: Ints) -> pl.DataFrame:
     """Return for every chunk its times, the stage, micro-batch and block that its kernels name, and its layers."""
-    members = rows[kernels].select(
-        pl.Series("chunk", chunk),
-        "category",
-        "host_ns",
-        "start_ns",
-        "end_ns",
-        "stage",
-        "microbatch",
-        "block",
-    )
+    columns = ("category", "host_ns", "start_ns", "end_ns", "stage", "microbatch", "block")
+    members = rows.select(columns)[kernels].with_columns(pl.Series("chunk", chunk))
     needed_ns = pl.col("host_ns").filter(pl.col("category") != LOOSE_WGRAD)
     names = to_int64(rows["name"].to_physical())[kernels]
     duration_ns = (members["end_ns"] - members["start_ns"]).to_numpy()

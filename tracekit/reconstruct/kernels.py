@@ -115,6 +115,22 @@ def read_ranges(paths: CategoryColumn, *, backward: Bools) -> pl.DataFrame:
     return table[np.where(paths.present, 2 * paths.codes + backward, len(named))]
 
 
+KERNEL_COLUMNS = (
+    "category",
+    "host_ns",
+    "start_ns",
+    "end_ns",
+    "code",
+    "number",
+    "name",
+    "p2p",
+    "named_op",
+    "stage",
+    "microbatch",
+)
+"""Columns of ``prepare`` that ``Kernels`` reads."""
+
+
 class Kernels:
     """Columns of ``prepare`` for one step, as arrays. Numbers are -1 where there is none."""
 

@@ -40,9 +40,8 @@ def read_messages(rows: pl.DataFrame, chunks: pl.DataFrame) -> pl.DataFrame:
         chunks: Forwards and backwards of the rank (``CHUNKS``).
 
     """
-    compute_streams = rows.filter(pl.col("category").is_in((FORWARD, AUTOGRAD, LOOSE_WGRAD)))[
-        "stream"
-    ].unique()
+    computes = pl.col("category").is_in((FORWARD, AUTOGRAD, LOOSE_WGRAD))
+    compute_streams = rows.select("category", "stream").filter(computes)["stream"].unique()
     kernels = rows.filter(pl.col("category") == MESSAGE)
     message = pl.col("messages").struct
     table = (

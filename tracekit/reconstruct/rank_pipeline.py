@@ -161,7 +161,8 @@ def rank_pipeline(
     in_chunk[kernels] = True
     stalls = find_stalls(rows, in_chunk, all_events, chunks)
     chunks = measure_chunks(chunks, rows, stalls)
-    timed_kernels = rows[kernels].select(
+    times = rows.select("host_ns", "start_ns", "end_ns")[kernels]
+    timed_kernels = times.select(
         pl.Series("chunk", chunk), chunks["op"][chunk], "host_ns", "start_ns", "end_ns"
     )
     # With known communicator.

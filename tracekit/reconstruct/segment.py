@@ -17,7 +17,7 @@ import polars as pl
 
 from tracekit._util.arrays import Bools, Ints, as_int64
 from tracekit._util.values import first_that_holds
-from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, LOOSE_WGRAD, Kernels
+from tracekit.reconstruct.kernels import AUTOGRAD, FORWARD, KERNEL_COLUMNS, LOOSE_WGRAD, Kernels
 from tracekit.reconstruct.walks import find_walks
 
 CONFIDENCE_ANNOTATED = 1.0
@@ -127,7 +127,8 @@ def segment_steps(rows: pl.DataFrame) -> list[tuple[int, Ints, StepChunks]]:
         For each step, ascending: its number, the indices of its rows, and its chunks.
 
     """
-    numbered = rows.with_row_index("row").drop_nulls("step").sort("step", maintain_order=True)
+    of_kernels = rows.select("step", *KERNEL_COLUMNS).with_row_index("row")
+    numbered = of_kernels.drop_nulls("step").sort("step", maintain_order=True)
     steps = numbered.partition_by("step", maintain_order=True)
     chunks_of_steps = []
     for step in steps:

@@ -104,7 +104,8 @@ def _find_host_gaps(events: pl.DataFrame, covered: Intervals, windows: Intervals
     before, so that time is the host's as well. The usual delay is measured at such kernels: no
     kernel could have started earlier.
     """
-    launched = events.drop_nulls("launch_ns").sort("start_ns", maintain_order=True)
+    launched = events.select("start_ns", "launch_ns").drop_nulls("launch_ns")
+    launched = launched.sort("start_ns", maintain_order=True)
     if not len(covered) or not len(windows) or launched.is_empty():
         return EMPTY
     # Each gap ends where covered time begins; the first gap begins with the windows.

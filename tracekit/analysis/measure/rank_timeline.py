@@ -139,7 +139,9 @@ def _host_ranges(
 ) -> tuple[pl.DataFrame, int]:
     """Return the longest ranges of the host (``HOST_RANGES``), and how many there were."""
     columns = (pl.col("tid").cast(pl.Int64), pl.col("name").cast(pl.String), "start_ns", "end_ns")
-    ranges = events.filter(pl.col("kind").is_in(list(_RANGE_LANES)))
+    ranges = events.select("kind", "tid", "name", "start_ns", "end_ns").filter(
+        pl.col("kind").is_in(list(_RANGE_LANES))
+    )
     range_lane = pl.col("kind").cast(pl.String).replace_strict(_RANGE_LANES)
     of_lanes = [
         _longest(ranges).select(range_lane.alias("lane"), *columns),

@@ -28,7 +28,7 @@ from tracekit.classify.graph_replays import join_replays
 from tracekit.critical_path.pieces import PathTables, TableInMemory, find_path_pieces
 from tracekit.documents.analysis import Budget, TimedStep
 from tracekit.errors import Notice
-from tracekit.intervals import Intervals
+from tracekit.intervals import Intervals, union_of
 from tracekit.metrics.bandwidth import copies
 from tracekit.metrics.budget import (
     add_slow_launch_ends,
@@ -46,8 +46,8 @@ from tracekit.metrics.host.stalls import find_stalls
 from tracekit.metrics.host.time_by_activity import measure_host_time
 from tracekit.metrics.host.waiting_calls import (
     add_time_inside_launches,
-    find_full_queue_time,
     find_waiting_calls,
+    waits_for_queue,
 )
 from tracekit.metrics.kernel_limits import find_memory_bound
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
@@ -301,12 +301,15 @@ def measure_rank(
     )
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
     other_steps = labelled if len(labelled) > len(gpu_events) else None
+    in_full_queue = waits_for_queue(host.calls, gpu_events)
+    waiting_calls = find_waiting_calls(host.calls, gpu_events, in_full_queue=in_full_queue)
     tables = _measure_rank(
         rank,
         gpu_events,
         step_table,
         host,
         recording,
+        waiting_calls=waiting_calls,
         other_steps=other_steps,
         rules=labelled_rank.rules,
         by=by,
@@ -319,7 +322,7 @@ def measure_rank(
         events = rank_timeline(rank, gpu_events, find_waiting_calls(host.calls), frames)
     own_pipeline = None
     if pipeline:
-        full_queue = find_full_queue_time(host.calls, gpu_events)
+        full_queue = union_of(host.calls.rows.filter(pl.Series(in_full_queue)))
         own_pipeline = rank_pipeline(
             gpu_events, rank.source, around=labelled, lost=lost, full_queue=full_queue
         )
@@ -346,10 +349,9 @@ def measure_rank(
     )
 
 
-def _with_remedies(
-    graph_events: pl.DataFrame, gpu_events: pl.DataFrame, rank: RankEvents
-) -> pl.DataFrame:
+def _with_remedies(graph_events: pl.DataFrame, work: Rank, rank: RankEvents) -> pl.DataFrame:
     """Return the rank's events with what changes would make of each (``metrics.remedies``)."""
+    gpu_events = work.labelled
     launching = gpu_events["op"].unique().drop_nulls().cast(pl.String)
     remedies = find_remedies(
         gpu_events,
@@ -357,6 +359,7 @@ def _with_remedies(
         multiprocessors=rank.source.multiprocessors,
         stalls=find_stalls(rank.events, launching),
         on_new_shapes=find_new_shapes(rank.events, launching),
+        texts=work.texts,
     )
     return graph_events.with_columns(remedies=remedies)
 
@@ -383,6 +386,7 @@ def _measure_rank(
     host: HostEvents,
     recording: Completeness,
     *,
+    waiting_calls: pl.DataFrame,
     other_steps: pl.DataFrame | None,
     rules: RuleBook | None,
     by: str | None,
@@ -396,7 +400,7 @@ def _measure_rank(
     """
     device = next(iter(rank.source.devices), None)
     is_large = len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY
-    work = Rank.of(gpu_events, find_waiting_calls(host.calls, gpu_events))
+    work = Rank.of(gpu_events, waiting_calls)
     give_back_memory(worth=is_large)
 
     # The whole window.
@@ -459,7 +463,7 @@ def _measure_rank(
         with_cost = find_rank_events(work, cost)
         host_work = find_host_work(work, with_cost, host_stretches)
         give_back_memory(worth=is_large)
-        graph_events = _with_remedies(with_cost, gpu_events, rank)
+        graph_events = _with_remedies(with_cost, work, rank)
         give_back_memory(worth=is_large)
     return RankTables(
         source=rank.source,

@@ -357,7 +357,8 @@ def _long_stretches(intervals: Intervals, min_ns: int) -> Intervals:
 def _times_of_lead(gpu_events: pl.DataFrame) -> Ints:
     """Return the launches at which the host was ahead of the GPU, in order of time."""
     lead = pl.col("start_ns") - pl.col("launch_ns")
-    ahead = gpu_events.filter(lead >= MIN_LEAD_NS)["launch_ns"].drop_nulls()
+    times = gpu_events.select("start_ns", "launch_ns")
+    ahead = times.filter(lead >= MIN_LEAD_NS)["launch_ns"].drop_nulls()
     return np.sort(ahead.to_numpy())
 
 

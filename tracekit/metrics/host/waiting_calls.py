@@ -8,7 +8,6 @@ import polars as pl
 from tracekit._util.arrays import Bools
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify.names import HOST_CALLS
-from tracekit.intervals import Intervals, union_of
 from tracekit.metrics.host.events import BLOCKING_PATTERN, QUEUED_PATTERN, NamedRows
 
 MIN_SLOW_LAUNCH_NS = 100_000
@@ -32,13 +31,20 @@ WAITING_CALLS = pl.Schema(
 )
 
 
-def find_waiting_calls(calls: NamedRows, gpu_events: pl.DataFrame | None = None) -> pl.DataFrame:
+def find_waiting_calls(
+    calls: NamedRows,
+    gpu_events: pl.DataFrame | None = None,
+    *,
+    in_full_queue: Bools | None = None,
+) -> pl.DataFrame:
     """Return the calls that make a stream or the host wait (``WAITING_CALLS``), in order of start.
 
     Args:
         calls: The host's calls.
         gpu_events: GPU events of the rank, to see which asynchronous copies made the host wait;
             None: none did.
+        in_full_queue: Launch calls that waited for room in the queue; by default those that
+            ``waits_for_queue`` finds.
 
     >>> rows = pl.DataFrame({"kind": ["runtime"] * 3, "tid": [1] * 3, "start_ns": [0, 5, 9], "end_ns": [1, 6, 20],
     ...     "name": ["cudaLaunchKernel", "cudaStreamWaitEvent", "cudaStreamSynchronize"]})
@@ -48,7 +54,9 @@ def find_waiting_calls(calls: NamedRows, gpu_events: pl.DataFrame | None = None)
     columns = ("name", "tid", "start_ns", "end_ns")
     blocks = calls.named(BLOCKING_PATTERN)
     if gpu_events is not None:
-        blocks = blocks | _is_pageable_copy(calls, gpu_events) | _waits_for_queue(calls, gpu_events)
+        if in_full_queue is None:
+            in_full_queue = waits_for_queue(calls, gpu_events)
+        blocks = blocks | _is_pageable_copy(calls, gpu_events) | in_full_queue
     rows = np.flatnonzero(calls.named(HOST_CALLS["stream_wait"]) | blocks)
     rows = rows[np.argsort(calls.rows["start_ns"].to_numpy()[rows], kind="stable")]
     return calls.rows.select(columns)[rows].with_columns(
@@ -77,7 +85,7 @@ def _is_pageable_copy(calls: NamedRows, gpu_events: pl.DataFrame) -> Bools:
     return waited & calls.named(HOST_CALLS["async_copy"])
 
 
-def _waits_for_queue(calls: NamedRows, gpu_events: pl.DataFrame) -> Bools:
+def waits_for_queue(calls: NamedRows, gpu_events: pl.DataFrame) -> Bools:
     """Return the launch calls that stood still because the GPU's queue was full."""
     is_queued = calls.named(QUEUED_PATTERN)
     start_ns = calls.rows["start_ns"].to_numpy()
@@ -104,11 +112,6 @@ def _waits_for_queue(calls: NamedRows, gpu_events: pl.DataFrame) -> Bools:
     return waits
 
 
-def find_full_queue_time(calls: NamedRows, gpu_events: pl.DataFrame) -> Intervals:
-    """Return when the host was inside a launch call that waited for room in the GPU's queue."""
-    return union_of(calls.rows.filter(pl.Series(_waits_for_queue(calls, gpu_events))))
-
-
 def add_time_inside_launches(
     calls: NamedRows, labelled: pl.DataFrame, gaps: pl.DataFrame
 ) -> pl.DataFrame:
@@ -127,8 +130,10 @@ def add_time_inside_launches(
     if gaps.is_empty():
         return gaps.with_columns(inside_launch_ns=pl.lit(0, pl.Int64))
     ended_by = labelled["correlation"][gaps["next"].to_numpy()].to_frame()
-    launches = calls.rows.filter(pl.col("correlation") >= 0).join(
-        ended_by, on="correlation", how="semi"
+    launches = (
+        calls.rows.select("correlation", "end_ns")
+        .filter(pl.col("correlation") >= 0)
+        .join(ended_by, on="correlation", how="semi")
     )
     # A call inside another has the same correlation: the outer one returns last, and counts.
     returns = launches.group_by("correlation").agg(returned=pl.col("end_ns").max())
