@@ -295,6 +295,11 @@ def test_a_framework_is_one_that_the_trace_shows(seen, framework):
     row = {name: seen.get(name) for name in names}
     reasons = pl.DataFrame([row], schema=dict.fromkeys(names, pl.String))
     analysis = SimpleNamespace(
-        tables={"reasons": reasons}, step=SimpleNamespace(known_ns=1), changed_steps=()
+        tables={"reasons": reasons},
+        step=SimpleNamespace(known_ns=1),
+        changed_steps=(),
+        workload="training",
     )
     assert Context(analysis).framework == framework
+    analysis.workload = "inference"
+    assert Context(analysis).framework == (None if seen.keys() == {"pack"} else framework)

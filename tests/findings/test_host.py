@@ -461,7 +461,9 @@ def test_a_wait_belongs_to_the_operator_that_asks_for_a_value(findings_of):
     assert (evidence["name"], evidence["op"]) == ("cudaStreamSynchronize", "aten::item")
 
 
-@pytest.mark.parametrize("name", ["aten::detach", "aten::empty_strided", "aten::view"])
+@pytest.mark.parametrize(
+    "name", ["aten::detach", "aten::empty_strided", "aten::view", "aten::item"]
+)
 def test_bookkeeping_operators_are_launching_and_not_computing(findings_of, name):
     """Nodes of the engine that only make views, in 9.8 ms in which nothing is launched."""
 

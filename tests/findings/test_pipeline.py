@@ -32,7 +32,16 @@ def changed_step(saves_ns, *path, change=""):
     return SimpleNamespace(saves_ns=saves_ns, critical_path=parts, change=change)
 
 
-def context(gap_ns, *, ideal_bubble=0.0, exact=True, saves_ns=None, graphs=False, predictions=None):
+def context(
+    gap_ns,
+    *,
+    ideal_bubble=0.0,
+    exact=True,
+    saves_ns=None,
+    graphs=False,
+    predictions=None,
+    free_shares=(1.0, 1.0),
+):
     head = SimpleNamespace(
         match=SimpleNamespace(exact=exact),
         gap_ns=sum(gap_ns.values()),
@@ -48,7 +57,23 @@ def context(gap_ns, *, ideal_bubble=0.0, exact=True, saves_ns=None, graphs=False
         framework=None,
         predict=lambda *changes: (predictions or {}).get(changes, any_change),
         share=lambda ns: ns / 2_000,
+        step_ns=2_000,
+        free_exposed_share=lambda label: free_shares[0] if label == "pp_comm" else 1.0,
+        free_idle_share=free_shares[1],
     )
+
+
+def test_a_gap_costs_what_is_left_of_it_without_the_profiler():
+    """Half of the waiting for messages and a tenth of the late launches; unequal stages stay as they are."""
+    gap_ns = {"p2p": 300, "host": 6_000, "imbalance": 500}
+    findings = schedule_findings(context(gap_ns, saves_ns=10, free_shares=(0.5, 0.1)))
+    costs = {finding.case: (finding.cost_ns, finding.evidence["part_ns"]) for finding in findings}
+    assert costs == {"p2p": (150, 300), "host": (600, 6_000), "imbalance": (500, 500)}
+
+
+def test_a_gap_costs_no_more_than_the_step():
+    (finding,) = schedule_findings(context({"host": 6_000}, saves_ns=10))
+    assert (finding.cost_ns, finding.share) == (2_000, 1.0)
 
 
 def test_each_removable_part_of_the_gap_is_a_finding_that_saves_what_its_change_does():

@@ -21,7 +21,7 @@ from tracekit import diff
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.errors import InputError
 from tracekit.report.ci import words
-from tracekit.report.findings import finding_in_a_log, finding_line
+from tracekit.report.findings import condition, finding_in_a_log, finding_line
 from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.explain import explain_finding
@@ -111,6 +111,7 @@ def contradictions(analysis):
         *_prices(analysis),
         *_wording(analysis, view),
         *_outputs(analysis, view),
+        *_remarks(analysis, view),
         *_changes(analysis),
         *_order_of_ranks(view),
         *_savings(analysis),
@@ -209,23 +210,41 @@ def _outputs(analysis, view):
             list(finding.steps),
         ):
             yield f"finding {number} has other words, ranks or steps in the JSON"
-        # A hang is of no step; a part of a schedule's gap is of the step as recorded.
-        is_recorded_time = finding.evidence.get("is_recorded_time")
-        cost_share = finding.cost_ns / (step.time_ns or 1) if is_recorded_time else finding.share
-        if finding.code != "hang" and max(finding.effect_share, cost_share) > 1.0:
+        # A hang is of no step.
+        if finding.code != "hang" and max(finding.effect_share, finding.share) > 1.0:
             yield f"finding {number} ({finding.code}) is {finding.effect_share:.0%} of the step"
         if finding.effect_ns and short_ms(finding.effect_ns) not in card.figure:
             yield f"finding {number} has another figure on the page: {card.figure}"
-        if f"{number} {_plain(saving(finding))} {_plain(finding.text)}" in terminal_text:
+        assumed = condition(finding)
+        sentence = _plain(f"{assumed}: {finding.text}" if assumed else finding.text)
+        if f"{number} {_plain(saving(finding))} {sentence}" in terminal_text:
             shown = [line for line in terminal_text.split("→") if _plain(finding.text) in line]
             if len(shown) != 1:
                 yield f"finding {number} stands {len(shown)} times on the first screen"
         elif number == 1:
             yield "the first finding is not the first of the first screen"
+        explained = explain_finding(analysis, number)
         if _plain(capitalize(finding.text)) not in markdown_text:
             yield f"finding {number} has other words in Markdown"
-        if finding.text not in explain_finding(analysis, number):
+        if finding.text not in explained:
             yield f"finding {number} has other words in its explanation"
+
+
+def _remarks(analysis, view):
+    """Return findings whose saving, or what is to be known about it, not every output states."""
+    markdown_text = _plain(render_markdown(analysis))
+    for number, card in enumerate(view.cards, start=1):
+        finding = card.finding
+        explained = explain_finding(analysis, number)
+        saved = f"{short_ms(finding.saving_ns)} {condition(finding)}".rstrip()
+        if finding.saving_ns and saved not in explained:
+            yield f"finding {number} has another saving in its explanation"
+        remarks = _plain(card.remarks)
+        texts = (markdown_text, _plain(explained))
+        if finding.saving_ns and not all(remarks in text for text in texts):
+            yield f"finding {number} has a remark that not every output has: {remarks}"
+        if "of the step" in card.of_step and not analysis.step.is_marked:
+            yield f"finding {number} is a share of a step that is not marked"
 
 
 def _changes(analysis):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import tracekit.findings
@@ -20,10 +21,12 @@ from tracekit.report.finding_sentences import TEXTS
 from tracekit.report.findings import (
     finding_in_a_log,
     finding_line,
+    remarks_on,
     shown_findings,
     with_sentences,
 )
-from tracekit.report.terminal.first_screen import saving
+from tracekit.report.terminal.first_screen import finding_lines, saving
+from tracekit.report.text import short_ms
 from tracekit.report.view.top import cards
 from tracekit.schema import LABEL_WORDS
 
@@ -165,6 +168,119 @@ def test_a_bound_is_worded_alike_on_screen_in_lists_logs_and_cards(range_ns, wor
     assert f"saves {words}" in finding_in_a_log(finding)
     assert saving(finding).startswith("≤") == is_bound
     assert ("saved at most" in cards([finding], NOTHING)[0].of_step) == is_bound
+
+
+def test_a_line_shares_its_time_with_findings_before_it_alone():
+    """As on the first screen: what a finding saves after others is after those that stand before it."""
+    findings = []
+    for number, others in ((1, (2, 3)), (2, (1, 3)), (3, (1, 2))):
+        findings.append(
+            Finding(
+                code="host_sync",
+                cost_ns=9_000_000,
+                share=0.2,
+                text=f"finding {number}",
+                advice="mend it",
+                saves_ns=8_000_000,
+                saves_range_ns=(7_000_000, 9_000_000),
+                shares_time_with=others,
+                saves_after_ns=8_000_000 // number,
+            )
+        )
+    lines = [finding_line(each, remarks_on(each, i, NOTHING)) for i, each in enumerate(findings, 1)]
+    assert "shares" not in lines[0]
+    assert "shares its time with 1: 4.00 ms are left to save after it" in lines[1]
+    assert "shares its time with 1 and 2: 2.67 ms are left to save after them" in lines[2]
+
+
+@pytest.mark.parametrize("code", ["host_sync", "exposed_comm", "schedule_gap", "slow_rank"])
+def test_whatever_saves_more_than_its_sentence_states_says_so(code):
+    stated = Finding(
+        code=code, cost_ns=9_000_000, share=0.2, saves_ns=12_000_000, text="it costs 9.00 ms"
+    )
+    assert short_ms(stated.cost_ns) in stated.text
+    assert "saves more than it costs" in remarks_on(stated, 1, NOTHING)
+    evidence = {"work_ns": 9_000_000}  # words of its own say that launching is spared as well
+    assert remarks_on(msgspec.structs.replace(stated, evidence=evidence), 1, NOTHING) == ""
+
+
+def test_a_slow_steps_share_names_what_it_is_of():
+    evidence = {"step": 5, "time_ns": 175_000_000, "usual_ns": 17_400_000, "excess_ns": 157_600_000}
+    evidence |= {"recorded_steps": 4, "mean_ns": 56_800_000, "share_of": "mean step"}
+    slow = Finding(
+        code="slow_step", cost_ns=39_400_000, share=0.69, saves_ns=39_400_000, evidence=evidence
+    )
+    words = "spread over 4 steps of 56.8 ms on average"
+    assert remarks_on(slow, 1, NOTHING) == words
+    assert words in " ".join(line.plain for line in finding_lines(slow, 1, 200, budget=NOTHING))
+    assert cards([slow], NOTHING)[0].of_step == "saved, 69 % of the mean step"
+
+
+def test_without_marks_of_steps_a_count_is_of_the_recording():
+    evidence = {"kernels_per_step": 17, "steps_marked": False}
+    copies = Finding(code="small_copies", cost_ns=9_000_000, share=0.2, evidence=evidence)
+    assert with_sentences([copies])[0].text == "17 small copies from the host in all, one by one"
+    assert cards([copies], NOTHING)[0].of_step == "saved at most, 20 % of the recording"
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ("tp_comm", "of tp_comm is exposed (no compute beside it)"),
+        (
+            "ep_dispatch, ep_combine",
+            "of ep_dispatch and ep_combine are exposed (no compute beside them)",
+        ),
+    ],
+)
+def test_several_labels_are_exposed(labels, words):
+    evidence = {"labels": labels, "exposed_ns": 4_000_000, "given_ranks": 1, "world_size": 8}
+    finding = Finding(code="recording", case="ranks", cost_ns=1, share=0.1, evidence=evidence)
+    assert words in with_sentences([finding])[0].text
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"), [((21,), "late in step 21"), ((21, 24), "late in steps 21, 24")]
+)
+def test_several_late_steps_are_steps(steps, words):
+    evidence = {"late_ns": 30_000_000, "kind": "occasional"}
+    finding = Finding(
+        code="late_host",
+        case="whole_run",
+        cost_ns=1,
+        share=0.1,
+        ranks=(1,),
+        steps=steps,
+        evidence=evidence,
+    )
+    assert with_sentences([finding])[0].text.endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("recorded_ns", "words"),
+    [
+        (16_400_000, "wait 9.39 ms (16.4 ms as recorded) in dp_comm"),
+        (None, "wait 9.39 ms in dp_comm"),
+    ],
+)
+def test_waiting_without_the_profiler_has_the_recorded_one_beside_it(recorded_ns, words):
+    evidence = {"late_ns": 9_390_000, "recorded_late_ns": recorded_ns, "label": "dp_comm"}
+    finding = Finding(code="late_host", cost_ns=1, share=0.1, ranks=(3,), evidence=evidence)
+    assert words in with_sentences([finding])[0].text
+
+
+@pytest.mark.parametrize(
+    ("vendor", "words"),
+    [
+        ("amd", 'HIP graphs (`torch.compile(mode="reduce-overhead")`)'),
+        ("nvidia", 'CUDA graphs (`torch.compile(mode="reduce-overhead")`)'),
+        (None, "captured graphs, fused"),
+    ],
+)
+def test_graphs_have_their_vendors_name_or_none(vendor, words):
+    evidence = {"vendor": vendor, "events_per_step": 17_507, "mean_event_ns": 2_000}
+    finding = Finding(code="launch_bound", cost_ns=9, share=0.9, evidence=evidence)
+    assert words in with_sentences([finding])[0].advice
 
 
 EXPOSED = {"label": "dp_comm", "exposed_ns": 200_000_000, "cause": "peer_late", "wait_share": 0.7}

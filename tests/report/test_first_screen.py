@@ -230,12 +230,27 @@ def test_a_narrow_header_keeps_the_name_of_the_gpu_longer_than_what_the_reader_k
     assert headline(view(devices=(device,)), width).plain == line
 
 
+@pytest.mark.parametrize(
+    ("device", "model"),
+    [
+        ("Tesla V100-SXM2-32GB", "V100"),
+        ("AMD Instinct MI300X VF", "MI300X"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("AMD Radeon Graphics", ""),
+    ],
+)
+def test_a_long_name_of_a_gpu_is_cut_to_its_model_before_it_is_left_out(device, model):
+    ranks = "1 of 2 ranks (rank 0 missing)"
+    plain = headline(view(devices=(device,), ranks=ranks), 58).plain
+    assert plain == " · ".join(filter(None, (ranks, model, "100 ms a step")))
+
+
 def test_a_hang_is_no_share_of_a_step_in_any_output():
     """Three seconds of waiting beside a step of 100 ms."""
     hang = Finding(code="hang", case="missing", cost_ns=3_000 * MS, share=30.0)
     (card,) = cards([hang], NOTHING)
     assert saving(hang).split() == ["3.00", "s", "once"]
-    assert card.of_step == "waited at least"
+    assert (card.figure, card.of_step) == ("3.00 s", "waited at least")
     assert finding_in_a_log(hang).startswith("waited at least 3.00 s:")
 
 

@@ -82,4 +82,4 @@ def test_unequal_work_and_what_equal_work_saves_are_told_apart(slow_uneven):
     )
     line = next(line.text for line in view_of(slow_uneven).answer if line.topic == "Balance")
     assert f"{work_ns / 1e6:.1f} ms more than the mean" in line
-    assert f"equal work saves up to {balance.saves_ns / 1e6:.1f} ms of a step" in line
+    assert f"equal work saves at most {balance.saves_ns / 1e6:.1f} ms of a step" in line

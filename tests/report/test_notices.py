@@ -134,7 +134,7 @@ def test_ranks_with_other_numbers_are_named_behind_the_first():
     (merged,) = merge_notices(by_rank, ranks=3)
     assert (merged.ranks, merged.values, merged.varies) == ((2, 5, 6), {"graphs": 1}, True)
     assert notice_sentence(merged) == (
-        "rank 2: 1 CUDA graphs were recorded whole, without their kernels: they count as compute labelled other "
+        "rank 2: 1 captured graph was recorded whole, without its kernels: it counts as compute labelled other "
         "(ranks 5, 6 too, with other numbers)"
     )
 

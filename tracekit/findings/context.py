@@ -137,10 +137,15 @@ class Context:
 
     @cached_property
     def framework(self) -> str | None:
-        """The framework that the trace shows; the first of ``FRAMEWORK_PATTERNS`` that is seen."""
-        reasons = self.analysis.tables["reasons"].select(
-            "group_desc", "annotations", "chain", "pack"
-        )
+        """The framework that the trace shows; the first of ``FRAMEWORK_PATTERNS`` that is seen.
+
+        In inference a pack of rules is no sign of a framework of training: its rules may decide about
+        kernels that a server has as well.
+        """
+        columns = ["group_desc", "annotations", "chain"]
+        if not self.is_inference:
+            columns.append("pack")
+        reasons = self.analysis.tables["reasons"].select(columns)
         values: list[str] = []
         for column in reasons:
             values += column.drop_nulls().unique().to_list()

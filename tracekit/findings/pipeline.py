@@ -54,7 +54,7 @@ def schedule_findings(context: Context) -> Iterator[Finding]:
 
 def _gap_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> Finding:
     """Return the finding about one part of the gap other than messages."""
-    part_ns = gap_ns[cause]
+    cost_ns = _cost(context, gap_ns, cause)
     change = CHANGES.get(cause)
     predicted = context.predict(change) if change is not None else None
     saves_ns = None if predicted is None else _saving(predicted)
@@ -62,8 +62,8 @@ def _gap_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> Findin
     return Finding(
         code="schedule_gap",
         case="host_under_graphs" if is_host_under_graphs else cause,
-        cost_ns=part_ns,
-        share=context.share(part_ns),
+        cost_ns=cost_ns,
+        share=context.share(cost_ns),
         evidence=_evidence(context, gap_ns, cause),
         change=None if predicted is None else change,
         saves_ns=saves_ns,
@@ -78,16 +78,14 @@ def _messages(context: Context, gap_ns: Mapping[str, int]) -> Finding:
     Messages under compute save little where something else takes as long: the hosts, which must then
     be faster as well, or the messages themselves, for which there is too little compute.
     """
-    part_ns = gap_ns["p2p"]
-    host_ns = max(gap_ns.get("host", 0), 0)
     hidden = context.predict(HIDDEN_MESSAGES)
     remedy = Remedy()
     if hidden is not None:
         remedy = _remedy_of_messages(context, hidden)
-    cost_ns = part_ns
+    cost_ns = _cost(context, gap_ns, "p2p")
     evidence = _evidence(context, gap_ns, "p2p")
     if hidden is not None and remedy.case == "p2p_and_host":
-        cost_ns = part_ns + host_ns
+        cost_ns = _cost(context, gap_ns, "p2p", "host")
         evidence["messages_alone_ns"] = _saving(hidden)
     return Finding(
         code="schedule_gap",
@@ -144,6 +142,21 @@ def _longest_on_path(predicted: ChangedStep) -> str | None:
         label = part.label or "host"
         by_label[label] = by_label.get(label, 0) + part.ns
     return max(by_label, key=lambda label: by_label[label], default=None)
+
+
+def _cost(context: Context, gap_ns: Mapping[str, int], *causes: str) -> int:
+    """Return what parts of the gap cost in a step without the profiler.
+
+    The gap is of the recording: what the profiler adds is late launches and waiting for messages.
+    """
+    free_shares = {
+        "host": context.free_idle_share,
+        "p2p": context.free_exposed_share("pp_comm"),
+    }
+    cost_ns = 0.0
+    for cause in causes:
+        cost_ns += max(gap_ns.get(cause, 0), 0) * free_shares.get(cause, 1.0)
+    return min(round(cost_ns), context.step_ns)
 
 
 def _saving(predicted: ChangedStep) -> int:

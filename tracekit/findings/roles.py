@@ -28,7 +28,7 @@ def role_findings(context: Context) -> Iterator[Finding]:
         *_tails(analysis),
         *_late_starts(analysis),
         *_time_around_updates(analysis),
-        *_updates_above_ideal(analysis),
+        *_updates_above_ideal(analysis, context.step_ns),
         *_time_between_roles(analysis),
     ]
     findings.sort(key=lambda finding: (not finding.evidence["recurs"], -finding.share))
@@ -185,8 +185,11 @@ def _time_around_updates(analysis: Analysis) -> Iterator[Finding]:
     )
 
 
-def _updates_above_ideal(analysis: Analysis) -> Iterator[Finding]:
-    """Yield the largest part of what the longest weight update takes above its ideal."""
+def _updates_above_ideal(analysis: Analysis, step_ns: int) -> Iterator[Finding]:
+    """Yield the largest part of what the longest weight update takes above its ideal.
+
+    Its share is of all iterations; of a step or recording of *step_ns* where there are none.
+    """
     updates = analysis.role_results.weight_updates
     if not updates or analysis.reload is not None:
         return
@@ -200,7 +203,8 @@ def _updates_above_ideal(analysis: Analysis) -> Iterator[Finding]:
         "weight_sync",
         "above_ideal",
         cost_ns=cause_ns,
-        share=cause_ns / (total_ns(analysis.role_results.iterations) or update.measured_ns),
+        share=cause_ns
+        / (total_ns(analysis.role_results.iterations) or step_ns or update.measured_ns),
         rank=late_rank,
         ranks=() if late_rank is None else (late_rank,),
         where=Iteration(0, update.start_ns, update.end_ns, {}, (), None),
@@ -259,8 +263,8 @@ def _finding(
     # Places are on the rank's own clock, iterations on the common one.
     offsets = dict(analysis.clocks.table.select("rank", "offset_ns").iter_rows())
     offset_ns = offsets.get(shown_rank) or 0
-    share_of = "iterations" if analysis.role_results.iterations else "weight update"
     name = "weight update" if case == "above_ideal" else f"iteration {where.index}"
+    share_of = {"share_of": "iterations"} if analysis.role_results.iterations else {}
     location = Place(shown_rank, None, where.start_ns + offset_ns, where.end_ns + offset_ns, name)
     yield Finding(
         code=code,
@@ -269,7 +273,7 @@ def _finding(
         share=share,
         ranks=ranks,
         where=(location,),
-        evidence={**evidence, "recurs": recurs, "share_of": share_of},
+        evidence={**evidence, "recurs": recurs, **share_of},
         saves_range_ns=(0, cost_ns),
         certain="bounded",
     )

@@ -56,6 +56,8 @@ def step_findings(context: Context) -> Iterator[Finding]:
                 "usual_ns": usual_ns,
                 "excess_ns": excess_ns,
                 "recorded_steps": len(context.step.per_step),
+                "mean_ns": round(mean_ns),
+                "share_of": "mean step",
                 **evidence,
             },
             saves_ns=round(cost_ns),

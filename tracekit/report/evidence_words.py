@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tracekit._util.text import ms, percent, ranks_named
 from tracekit.documents.findings import Finding
 from tracekit.documents.memory import MemoryRemedy
 from tracekit.report.memory_words import remedies_sentence
-from tracekit.report.text import listed, short_ms, size
+from tracekit.report.text import listed, rounded, short_ms, size
 from tracekit.report.words import WORDS
 from tracekit.schema import LABEL_WORDS
 
@@ -95,6 +95,15 @@ def framework_options(framework: object, topic: str) -> str:
     return FRAMEWORK_OPTIONS.get(str(framework), {}).get(topic, "")
 
 
+def steps_named(steps: Sequence[int]) -> str:
+    """Return steps by their numbers, the first few of many.
+
+    >>> steps_named([21]), steps_named([21, 24])
+    ('step 21', 'steps 21, 24')
+    """
+    return f"{'step' if len(steps) == 1 else 'steps'} {listed(steps, most=MAX_FINDING_STEPS_NAMED)}"
+
+
 _PHASES_OF_REQUESTS = ("forward", "backward", "recompute", "optimizer")
 """Origins of a request that are named in a sentence."""
 
@@ -125,7 +134,7 @@ class FindingWords:
             return size(round(value))
         if name.startswith("share") or name.endswith("_share"):
             return percent(float(value), digits=0)
-        return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"
+        return rounded(value) if isinstance(value, float) else f"{value:,}"
 
     def switch(self, topic: str) -> str:
         """Return what to switch on: the framework's own option, else the vendor's, else PyTorch's."""
@@ -222,6 +231,14 @@ class FindingWords:
         return f"look in the timeline at what rank {rank} does before the others wait for it"
 
     @property
+    def lateness(self) -> str:
+        """Time that others wait for a rank; what was recorded too, where the profiler made it longer."""
+        late = self["late_ns"]
+        if self.evidence.get("recorded_late_ns") is None:
+            return late
+        return f"{late} ({self['recorded_late_ns']} as recorded)"
+
+    @property
     def in_label(self) -> str:
         """The communication in which others wait; empty if it is not known."""
         label = self.evidence.get("label")
@@ -282,6 +299,11 @@ class FindingWords:
         times = round(count)
         unit = "a step" if self.has_steps else "in the recording"
         return f"once {unit}" if times == 1 else f"{times:,} times {unit}"
+
+    @property
+    def per_step(self) -> str:
+        """What a count is of: a step, or the whole recording where it has no marks of steps."""
+        return "a step" if self.has_steps else "in all"
 
     @property
     def has_steps(self) -> bool:
@@ -359,8 +381,7 @@ class FindingWords:
         is_always_late = late_steps == self.evidence.get("recorded_steps")
         if is_always_late or not self.finding.steps:
             return " in every step"
-        word = "step" if len(self.finding.steps) == 1 else "steps"
-        return f" in {word} {listed(self.finding.steps, most=MAX_FINDING_STEPS_NAMED)}"
+        return f" in {steps_named(self.finding.steps)}"
 
     @property
     def in_some_steps(self) -> str:
@@ -375,13 +396,13 @@ class FindingWords:
         recorded = sorted({example.step for example in examples if example.step is not None})
         shown = ""
         if recorded:
-            steps = listed(recorded, most=MAX_FINDING_STEPS_NAMED)
-            shown = f" (steps {steps} are in the trace)"
+            steps = steps_named(recorded)
+            shown = f" ({steps} {'is' if len(recorded) == 1 else 'are'} in the trace)"
         period = self.evidence.get("period")
         if isinstance(period, int):
             return f" every {period} steps since step {self.evidence.get('since_step')}{shown}"
         if self.evidence.get("kind") == "occasional":
-            return f" in step {listed(self.finding.steps, most=MAX_FINDING_STEPS_NAMED)}{shown}"
+            return f" in {steps_named(self.finding.steps)}{shown}"
         return f" in nearly every step since step {self.evidence.get('since_step')}{shown}"
 
     @property

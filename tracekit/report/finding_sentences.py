@@ -8,6 +8,7 @@ are phrases made of several.
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tracekit._util.text import join_with_and
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.text import short_ms
 from tracekit.report.words import WORDS
@@ -67,9 +68,13 @@ def wait_for_messages(words: FindingWords) -> str:
 
 
 def waiting_unknown(words: FindingWords) -> str:
+    labels = words["labels"].split(", ")
+    is_exposed = "is exposed (no compute beside it)"
+    if len(labels) > 1:
+        is_exposed = "are exposed (no compute beside them)"
     return (
-        f"{words['exposed_ns']} of {words['labels']} is exposed (no compute beside it); how much of "
-        "that is waiting is not known"
+        f"{words['exposed_ns']} of {join_with_and(labels)} {is_exposed}; how much of that is waiting "
+        "is not known"
     )
 
 
@@ -182,7 +187,7 @@ def unused_parameters(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
             f"before each backward DDP searches the graph for unused parameters ({words['host_ns']} "
-            "of the CPU a step), and the ranks tell each other which they used"
+            f"of the CPU {words.per_step}), and the ranks tell each other which they used"
         ),
         advice=(
             "leave `find_unused_parameters=True` out if every parameter gets a gradient; if the "
@@ -383,7 +388,7 @@ def launch_bound(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
             f"{at_times}the CPU takes longer to start the GPU's work than the GPU takes to run it: "
-            f"{words['events_per_step']} kernels and copies {'a step' if words.has_steps else 'in all'}, "
+            f"{words['events_per_step']} kernels and copies {words.per_step}, "
             f"{words['mean_event_ns']} of GPU time each{words.on_new_shapes}"
         ),
         advice=f"{launch_less(words)}{words.keep_shapes}",
@@ -394,12 +399,14 @@ def launch_less(words: FindingWords) -> str:
     """Return how to launch less, without what is there already; a graph holds no wait for the GPU."""
     if not words.is_pytorch:
         return f"use {words.graphs}, or fewer and larger kernels"
-    graphs = f'{words.graphs} (`torch.compile(mode="reduce-overhead")`)'
+    switch = ' (`torch.compile(mode="reduce-overhead")`)' if words.evidence.get("vendor") else ""
+    graphs = f"{words.graphs}{switch}"
     fused = "" if words.evidence.get("has_fused_optimizer") else "fused optimizers, or "
     waits = words.evidence.get("waits_per_step")
     if isinstance(waits, int | float) and waits > MAX_WAITS_BESIDE_GRAPHS:
+        what = "step" if words.has_steps else "program"
         return (
-            f"use {fused}larger batches; {graphs} only once the step does not wait for the GPU "
+            f"use {fused}larger batches; {graphs} only once the {what} does not wait for the GPU "
             f"{round(waits)} times"
         )
     return f"use {graphs}, {fused or 'or '}larger batches"
@@ -408,7 +415,10 @@ def launch_less(words: FindingWords) -> str:
 @texts("launch_bound", "under_graphs")
 def launch_bound_under_graphs(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"the CPU starts work more slowly than the GPU runs it, although {words.graphs} are used",
+        text=(
+            "the CPU takes longer to start the GPU's work than the GPU takes to run it, although "
+            f"{words.graphs} are used"
+        ),
         advice="use fewer and larger graphs, and less Python between their launches",
     )
 
@@ -701,7 +711,7 @@ def exposed_copy(words: FindingWords) -> FindingTexts:
 def slow_rank(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words['late_ns']}{words.in_label}{words.in_some_steps} for rank {words.rank}: the same "
+            f"the others wait {words.lateness}{words.in_label}{words.in_some_steps} for rank {words.rank}: the same "
             f"kernels take {words['ratio']} times as long"
         ),
         advice="check that GPU's clocks, temperature and power limit, and what else runs on it",
@@ -712,7 +722,7 @@ def slow_rank(words: FindingWords) -> FindingTexts:
 def slow_rank_fewer_multiprocessors(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words['late_ns']}{words.in_label}{words.in_some_steps} for rank {words.rank}: the same "
+            f"the others wait {words.lateness}{words.in_label}{words.in_some_steps} for rank {words.rank}: the same "
             f"kernels take {words['ratio']} times as long ({words['multiprocessors']} SMs, others "
             f"{words['multiprocessors_of_others']})"
         ),
@@ -778,7 +788,7 @@ def uneven_work(words: FindingWords) -> FindingTexts:
     more_work = f"more work{words.tokens_words}"
     return FindingTexts(
         text=(
-            f"the others wait {words['late_ns']}{words.in_label}{words.in_some_steps} for rank {words.rank}"
+            f"the others wait {words.lateness}{words.in_label}{words.in_some_steps} for rank {words.rank}"
             f"{words.because(f'which has {more_work}', f'it has {more_work}')}"
         ),
         advice="give all ranks the same number of tokens (sort or pack by length), or move layers",
@@ -790,7 +800,7 @@ def uneven_work_together(words: FindingWords) -> FindingTexts:
     more_work = f"more work{words.tokens_words}"
     return FindingTexts(
         text=(
-            f"the others wait {words['late_ns']}{words.in_label}{words.in_some_steps} for {words.ranks_named}"
+            f"the others wait {words.lateness}{words.in_label}{words.in_some_steps} for {words.ranks_named}"
             f"{words.because(f'which have {more_work}', f'they have {more_work}')}"
         ),
         advice=(
@@ -804,7 +814,7 @@ def uneven_work_together(words: FindingWords) -> FindingTexts:
 def late_host(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the others wait {words['late_ns']}{words.in_label}{words.in_steps} for rank {words.rank}"
+            f"the others wait {words.lateness}{words.in_label}{words.in_steps} for rank {words.rank}"
             f"{words.because('whose process starts its work late', 'its process starts its work late')}"
         ),
         advice="see what that process does then: data loading, a checkpoint, garbage collection",
@@ -827,7 +837,7 @@ def late_host_together(words: FindingWords) -> FindingTexts:
     late = "start their work late together"
     return FindingTexts(
         text=(
-            f"the others wait {words['late_ns']}{words.in_label}{words.in_steps} for {words.ranks_named}"
+            f"the others wait {words.lateness}{words.in_label}{words.in_steps} for {words.ranks_named}"
             f"{words.because(f'whose processes {late}', f'their processes {late}')}"
         ),
         advice=(
@@ -1415,8 +1425,8 @@ def precision_fp64(words: FindingWords) -> FindingTexts:
 def attention_written_out(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"attention runs in separate kernels: {words['kernels_per_step']} kernels and copies a "
-            "step read or write "
+            f"attention runs in separate kernels: {words['kernels_per_step']} kernels and copies "
+            f"{words.per_step} read or write "
             f"a matrix of tokens × tokens ({words.work})"
         ),
         advice=f"use one fused kernel ({words.switch('attention')}), with `is_causal` instead of a causal mask",
@@ -1438,7 +1448,7 @@ def attention_efficient(words: FindingWords) -> FindingTexts:
 def unfused(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"{words['kernels_per_step']} kernels a step only move memory, each reading what the "
+            f"{words['kernels_per_step']} kernels {words.per_step} only move memory, each reading what the "
             f"last one wrote ({words['what']}; {words.work})"
         ),
         advice=f"fuse them: {words.switch('fuse')}",
@@ -1467,7 +1477,7 @@ def recompute(words: FindingWords) -> FindingTexts:
 @texts("small_copies")
 def small_copies(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{words['kernels_per_step']} small copies from the host a step, one by one",
+        text=f"{words['kernels_per_step']} small copies from the host {words.per_step}, one by one",
         advice="put them into one pinned tensor, copy it once with `non_blocking=True`, and split it on the GPU",
     )
 
@@ -1476,7 +1486,7 @@ def small_copies(words: FindingWords) -> FindingTexts:
 def optimizer_loop(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the optimizer goes parameter by parameter: {words['kernels_per_step']} kernels a step "
+            f"the optimizer goes parameter by parameter: {words['kernels_per_step']} kernels {words.per_step} "
             f"({words.work})"
         ),
         advice="let it update all parameters at once (`fused=True`, or `foreach=True` where there is no fused one)",
@@ -1495,7 +1505,7 @@ def optimizer_foreach(words: FindingWords) -> FindingTexts:
 def optimizer_clipping(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"gradients are clipped parameter by parameter: {words['kernels_per_step']} kernels a step "
+            f"gradients are clipped parameter by parameter: {words['kernels_per_step']} kernels {words.per_step} "
             f"({words.work})"
         ),
         advice="clip all at once: `clip_grad_norm_` with `foreach=True`, on gradients that are all on the GPU",
@@ -1539,7 +1549,7 @@ def busy_cpu(words: FindingWords) -> FindingTexts:
 def small_messages(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"gradients are reduced in {words['kernels_per_step']} messages a step, too small for the "
+            f"gradients are reduced in {words['kernels_per_step']} messages {words.per_step}, too small for the "
             f"link's bandwidth ({words['work_ns']})"
         ),
         advice=f"join them: {words.switch('messages')}",

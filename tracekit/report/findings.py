@@ -157,19 +157,18 @@ def per_words(finding: Finding) -> str:
         return "of the recording" if finding.evidence.get("steps_marked") is False else "per step"
     if finding.case == "above_ideal":
         return "of a weight update"
-    return "per iteration" if finding.evidence.get("recurs", True) else "in one iteration"
+    return "in one iteration" if is_of_one_iteration(finding) else "per iteration"
 
 
-def finding_line(finding: Finding) -> str:
-    """Return a finding in one sentence: what, why, what to do, and what that would save."""
+def finding_line(finding: Finding, remarks: str = "") -> str:
+    """Return a finding in one sentence: what, why, what to do, what that would save, and *remarks* on the saving."""
     saves = ""
     if finding.saving_ns:
         how_much = "at most " if is_at_most(finding) else ""
         assumed = f" {condition(finding)}" if condition(finding) else ""
-        shared = shared_time(finding)
-        shares_time = f"; {shared}" if shared else ""
         saved = f"{how_much}{short_ms(finding.saving_ns)}"
-        saves = f" (saves {saved} {per_words(finding)}{assumed}{shares_time})"
+        remarked = f"; {remarks}" if remarks else ""
+        saves = f" (saves {saved} {per_words(finding)}{assumed}{remarked})"
     return f"{finding.text}: {finding.advice}{saves}"
 
 
@@ -207,8 +206,11 @@ def condition(finding: Finding) -> str:
 
 
 def is_at_most(finding: Finding) -> bool:
-    """Return whether a finding's effect is shown as a bound: of one that states its condition it is not."""
-    return finding.is_bound and not condition(finding)
+    """Return whether a finding's effect is shown as a bound: of one that states its condition it is not.
+
+    What ranks waited in a hang is the least.
+    """
+    return finding.is_bound and finding.code != "hang" and not condition(finding)
 
 
 def shared_time(finding: Finding, number: int | None = None) -> str:
@@ -237,7 +239,7 @@ def shared_time(finding: Finding, number: int | None = None) -> str:
 
 
 def beyond_cost(finding: Finding, budget: Budget) -> str:
-    """Return why a faster host saves more than the GPU is idle, or than its sentence states; empty where it does not.
+    """Return why a finding saves more than the GPU is idle, or than its sentence states; empty where it does not.
 
     >>> late = Finding(code="launch_bound", cost_ns=7, share=0.2, saves_ns=12)
     >>> beyond_cost(late, Budget(span_ns=31, compute_ns=16, exposed_ns={"dp_comm": 6}, idle=9))
@@ -246,15 +248,28 @@ def beyond_cost(finding: Finding, budget: Budget) -> str:
     ''
     """
     saving_ns = finding.saving_ns or 0
-    if finding.code not in HOST_CODES:
-        return ""
     longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default=None)
-    if saving_ns > budget.idle_ns and longest is not None:
+    if finding.code in HOST_CODES and saving_ns > budget.idle_ns and longest is not None:
         return f"saves more than it costs: exposed {longest} gets shorter, too"
-    states_cost = short_ms(finding.cost_ns) in finding.text
+    states_cost = short_ms(finding.cost_ns) in finding.text and "work_ns" not in finding.evidence
     if states_cost and saving_ns > BEYOND_COST_FACTOR * finding.cost_ns:
         return "saves more than it costs: what follows starts earlier, too"
     return ""
+
+
+def spread_over(finding: Finding) -> str:
+    """Return over which steps the time of a single slow one is spread; empty for other findings.
+
+    >>> evidence = {"excess_ns": 80, "recorded_steps": 4, "mean_ns": 56_900_000}
+    >>> spread_over(Finding(code="slow_step", cost_ns=20, share=0.3, evidence=evidence))
+    'spread over 4 steps of 56.9 ms on average'
+    """
+    mean_ns = finding.evidence.get("mean_ns")
+    if finding.code != "slow_step" or not isinstance(mean_ns, int):
+        return ""
+    return (
+        f"spread over {finding.evidence['recorded_steps']} steps of {short_ms(mean_ns)} on average"
+    )
 
 
 def remarks_on(finding: Finding, number: int, budget: Budget) -> str:
@@ -266,7 +281,8 @@ def remarks_on(finding: Finding, number: int, budget: Budget) -> str:
         budget: Parts of the step that it is of.
 
     """
-    return "; ".join(filter(None, (beyond_cost(finding, budget), shared_time(finding, number))))
+    of_size = spread_over(finding) or beyond_cost(finding, budget)
+    return "; ".join(filter(None, (of_size, shared_time(finding, number))))
 
 
 def finding_in_a_log(finding: Finding) -> str:

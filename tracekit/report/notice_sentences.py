@@ -680,8 +680,8 @@ def steps_not_common(count: int, steps: Sequence[int]) -> str:
 @sentence("graphs-whole")
 def graphs_whole(graphs: int) -> str:
     return (
-        f"{graphs} CUDA graphs were recorded whole, without their kernels: they count as compute "
-        "labelled other"
+        f"{counted(graphs, 'captured graph')} {verb(graphs, 'was', 'were')} recorded whole, without "
+        f"{verb(graphs, 'its kernels: it counts', 'their kernels: they count')} as compute labelled other"
     )
 
 
@@ -751,7 +751,7 @@ def gpu_events_lost_many_launches(count: int, launches: int) -> str:
 @sentence("graph-captured")
 def graph_captured(launches: int) -> str:
     return (
-        f"{launches} launches recorded a CUDA graph (between the begin and the end of its "
+        f"{launches} launches recorded a graph (between the begin and the end of its "
         "capture): they ran nothing, and no kernel is missing for them"
     )
 
@@ -849,7 +849,7 @@ def capture_unused_several_graphs(captured: int, file: str, replays: int, replay
 @sentence("graphs-unseen")
 def graphs_unseen(count: int, launches: int) -> str:
     return (
-        f"{count} of {launches} CUDA graph launches left no GPU events in the file: what they "
+        f"{count} of {launches} launches of graphs left no GPU events in the file: what they "
         "ran is not known, so idle time and the bubble are null; record with graph node tracing"
     )
 
@@ -857,7 +857,7 @@ def graphs_unseen(count: int, launches: int) -> str:
 @sentence("graph-nodes-missing")
 def graph_nodes_missing(hole_ns: int, share: float) -> str:
     return (
-        f"CUDA graphs ran for {ms(hole_ns, 3)} ({percent(share)} of the recording) without a "
+        f"captured graphs ran for {ms(hole_ns, 3)} ({percent(share)} of the recording) without a "
         "kernel in the file: this time counts as not recorded, not as idle; record with graph "
         "node tracing"
     )

@@ -65,14 +65,13 @@ def program(words: FindingWords) -> str:
 
 @serving_texts("launch_bound")
 def launch_bound(words: FindingWords) -> FindingTexts:
-    per = "a step" if words.has_steps else "in all"
     advice = f"replay steps as {words.graphs}, fuse small kernels, or {run_more_at_once(words)}"
     if words.between_steps:
         advice = beside_the_gpu(words)
     return FindingTexts(
         text=(
             "the CPU takes longer to start the GPU's work than the GPU takes to run it: "
-            f"{words['events_per_step']} kernels and copies {per}, {words['mean_event_ns']} each on "
+            f"{words['events_per_step']} kernels and copies {words.per_step}, {words['mean_event_ns']} each on "
             f"average{words.between_steps}{words.on_new_shapes}"
         ),
         advice=f"{advice}{words.keep_shapes}",
@@ -83,8 +82,8 @@ def launch_bound(words: FindingWords) -> FindingTexts:
 def launch_bound_under_graphs(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"the CPU starts work more slowly than the GPU runs it, although {words.graphs} are "
-            f"used{words.between_steps}"
+            "the CPU takes longer to start the GPU's work than the GPU takes to run it, although "
+            f"{words.graphs} are used{words.between_steps}"
         ),
         advice=(
             "capture the batch sizes that still run without a graph, use whole graphs instead of "
@@ -108,7 +107,9 @@ def host_compute(words: FindingWords) -> FindingTexts:
 def python(words: FindingWords) -> FindingTexts:
     where = {
         "": "; record with `with_stack=True` to see the function",
-        "stacks_not_read": "; write a page (`-o page.html`) to see the function",
+        "stacks_not_read": (
+            "; write a page (`-o page.html`) or read the stacks (`analyze(..., stacks=True)`) to see the function"
+        ),
     }
     return FindingTexts(
         text=(

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Sequence
 
 from tracekit._util.text import BUILD_COMMAND, UNKNOWN, listing, ms, terminal, terminal_lines
 
+MIN_ROUNDED = 0.001
+"""Size from which a figure is told from nothing."""
+
 
 def capitalize(text: str) -> str:
     """Return text with a capital first letter, unless its first word is a label or code.
@@ -99,6 +102,17 @@ def short_ms(ns: float | None, digits: int = 3) -> str:
             whole_digits = len(f"{abs(value):.0f}") if abs(value) >= 1 else 0
             return f"{value:,.{min(max(digits - whole_digits, 0), 2)}f} {unit}".replace("-", "−")
     return f"{ns / 1e3:.0f} µs".replace("-", "−")
+
+
+def rounded(value: float) -> str:
+    """Return a figure with three significant digits, or all digits before the point; next to nothing as 0.
+
+    >>> rounded(1204.6), rounded(1.98), rounded(0.5), rounded(0.0004)
+    ('1,205', '1.98', '0.5', '0')
+    """
+    if abs(value) < MIN_ROUNDED:
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
 def bare_ms(ns: float | None, digits: int = 3) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit._util.text import ms, percent, terminal
+from tracekit._util.text import percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.classify import classify, explain, load_rules
 from tracekit.classify.graph_replays import events_with_captured_launches
@@ -13,9 +13,11 @@ from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
 from tracekit.findings.roles import CODES as ROLE_CODES
 from tracekit.metrics.step_time import StepSummary
-from tracekit.report.findings import is_at_most, per_words, remarks_on
+from tracekit.report.findings import condition, is_at_most, per_words, remarks_on
+from tracekit.report.text import rounded, short_ms
 from tracekit.report.view import view_of
-from tracekit.schema import LABELS, RankEvents
+from tracekit.report.words import WORDS
+from tracekit.schema import GAP_CAUSES, LABELS, RankEvents
 
 MAX_KERNELS_OF_LABEL = 12
 
@@ -34,28 +36,34 @@ def explain_finding(analysis: Analysis, number: int) -> str:
     finding = findings[number - 1]
     lines = [f"{number}. {finding.text}", f"   {finding.advice}", ""]
     per = "a step" if analysis.step.is_marked else "in all"
-    cost = f"{ms(finding.cost_ns)} of {_reference(analysis.step)} {per}"
+    cost = f"{short_ms(finding.cost_ns)} of {_reference(analysis.step)} {per}"
     if finding.code == "slow_step" and "excess_ns" in finding.evidence:
         steps = finding.evidence.get("recorded_steps")
-        cost = f"{ms(finding.cost_ns)} a step, spread over {steps} steps"
+        cost = f"{short_ms(finding.cost_ns)} a step, spread over {steps} steps"
     if finding.code == "hang":
-        cost = f"{ms(finding.cost_ns)} at least, of no step"
-    elif finding.evidence.get("is_recorded_time"):
-        cost = f"{ms(finding.cost_ns)} of {ms(analysis.step.time_ns)} {per}, both as recorded"
+        cost = f"{short_ms(finding.cost_ns)} at least, of no step"
     if finding.code in ROLE_CODES:
-        cost = f"{ms(finding.cost_ns)} {per_words(finding)}"
+        cost = f"{short_ms(finding.cost_ns)} {per_words(finding)}"
     lines.append(f"   costs {cost}")
     if finding.saving_ns is not None:
         how_much = "at most " if is_at_most(finding) else ""
         low_high = None if finding.is_bound else finding.saves_range_ns
-        between = "" if low_high is None else f", between {ms(low_high[0])} and {ms(low_high[1])}"
-        lines.append(f"   saves {how_much}{ms(finding.saving_ns)}{between}")
+        between = (
+            ""
+            if low_high is None
+            else f", between {short_ms(low_high[0])} and {short_ms(low_high[1])}"
+        )
+        assumed = f" {condition(finding)}" if condition(finding) else ""
+        saved = f"{how_much}{short_ms(finding.saving_ns)}{assumed}"
+        lines.append(f"   saves {saved}{between}")
     if remarks := remarks_on(finding, number, analysis.step.shown_budget):
         lines.append(f"   {remarks}")
     if finding.change is not None:
         lines.append(f"   predicted with {_change_options(finding.change)}")
     lines.append("   rests on:")
     for name, value in finding.evidence.items():
+        if name in UNEXPLAINED_EVIDENCE:
+            continue
         lines.append(f"     {_evidence_name(name):<30} {_evidence_value(name, value)}")
     if finding.where:
         lines.append("   where (ms after the first GPU work of the rank):")
@@ -65,7 +73,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
     for example in finding.where:
         step = "" if example.step is None else f" step {example.step}"
         source = f"  {terminal(example.source)}" if example.source else ""
-        length = ms(example.end_ns - example.start_ns)
+        length = short_ms(example.end_ns - example.start_ns)
         name = terminal(example.name or "")
         start = f"{(example.start_ns - starts.get(example.rank, 0)) / 1e6:,.1f}"
         lines.append(f"     rank {example.rank}{step}  {start}  {length:>10}  {name}{source}")
@@ -76,10 +84,10 @@ def _reference(step: StepSummary) -> str:
     """Return the time that a cost is a part of, and which it is where the first line states another one.
 
     >>> from tracekit.metrics.step_time import FreeStep
-    >>> _reference(StepSummary(102_000_000, free=FreeStep(99_500_000, (98, 101), "modelled")))
-    '99.5 ms (without the profiler)'
+    >>> _reference(StepSummary(102_000_000, free=FreeStep(98_500_000, (98, 99), "modelled")))
+    '98.5 ms (without the profiler)'
     """
-    reference = ms(step.known_ns)
+    reference = short_ms(step.known_ns)
     return (
         reference if step.shown_ns == step.reference_ns else f"{reference} (without the profiler)"
     )
@@ -100,22 +108,30 @@ def _change_options(change: str) -> str:
 def _evidence_value(name: str, value: EvidenceValue) -> str:
     """Return a figure of the evidence with its unit.
 
-    >>> _evidence_value("idle_ns", 1_500_000), _evidence_value("steps_marked", True)
-    ('1.5 ms', 'yes')
+    >>> _evidence_value("idle_ns", 1_500_000), _evidence_value("has_fused_optimizer", True)
+    ('1.50 ms', 'yes')
+    >>> _evidence_value("calls_per_step", 1204.6), _evidence_value("cause", "nothing_to_hide")
+    ('1,205', 'with no compute ready that could run beside it')
     """
     if value is None:
         return "unknown"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if name.endswith("_ns") and isinstance(value, int | float):
-        return ms(value)
+    if isinstance(value, str):
+        return WORDS_OF_VALUES.get(name, {}).get(value, terminal(value))
+    if name.endswith("_ns"):
+        return short_ms(value)
     if name.endswith("_share") or name.startswith("share") or name == "model_flop_utilisation":
-        return percent(float(value), digits=0) if isinstance(value, int | float) else str(value)
-    if isinstance(value, float):
-        return f"{value:,.3g}"
-    return f"{value:,}" if isinstance(value, int) else terminal(str(value))
+        return percent(float(value), digits=0)
+    return rounded(value) if isinstance(value, float) else f"{value:,}"
 
 
+WORDS_OF_VALUES = {"cause": WORDS.exposure_causes, "gap_part": GAP_CAUSES}
+"""Words of values that are words of the code, by the figure's name."""
+UNEXPLAINED_EVIDENCE = frozenset(
+    {"recurs", "share_of", "steps_marked", "workload", "is_pytorch", "generates"}
+)
+"""Figures that only choose words of other sentences."""
 EVIDENCE_NAMES = {
     "unhideable_ns": "transfer with no compute left",
     "free_compute_ns": "compute that hides nothing yet",
@@ -130,9 +146,7 @@ EVIDENCE_NAMES = {
     "op_ns": "time of this operator",
     "op_gain_ns": "of that saved at its limit",
     "operators": "slow operators",
-    "steps_marked": "steps are marked",
     "is_recorded_time": "time as recorded",
-    "generates": "generates tokens",
     "stacks_not_read": "stacks recorded and not read",
 }
 """Names of figures whose own name says too little."""

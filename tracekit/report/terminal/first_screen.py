@@ -62,6 +62,8 @@ MIN_MODULE_SHARE = 0.02
 """Share of compute from which a part of the model is named."""
 MAX_MODULES = 4
 """Parts of the model that are named, those with most time."""
+MODEL_OF_GPU = r"(?:RTX |GTX )?[A-Z]*[0-9]+[A-Za-z]*"
+"""Model in the name of a GPU, the shortest that says what it is."""
 MAX_RATIO_OF_ITERATIONS = 1.25
 """Longest over shortest iteration of an RL loop from which both are stated instead of the mean."""
 MAX_TITLES = 3
@@ -189,7 +191,7 @@ def headline(view: View, width: int) -> Text:
     if step.profiler_ns and not iterations:
         time = f"{time} without the profiler"
     if view.analysis.step_kinds:
-        time = times_of_kinds(view.analysis.step_kinds)
+        time = times_of_kinds(view.analysis.step_kinds, step)
     device = (
         view.devices[0].replace("NVIDIA ", "").replace("multiprocessors", "SMs")
         if view.devices
@@ -209,7 +211,9 @@ def headline(view: View, width: int) -> Text:
         "steps": "",
         "name": "",
     }
-    for name, text in (*shorter.items(), ("device", "")):
+    model = re.search(MODEL_OF_GPU, shorter["device"])
+    shortest_device = shorter["device"] if model is None else model[0]
+    for name, text in (*shorter.items(), ("device", shortest_device), ("device", "")):
         facts[name] = text
         line = " · ".join(fact for fact in facts.values() if fact)
         if len(line) <= width:

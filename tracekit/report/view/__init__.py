@@ -22,6 +22,7 @@ from tracekit.report.findings import (
     finding_line,
     findings_of,
     first_findings,
+    remarks_on,
     shown_findings,
 )
 from tracekit.report.gap_words import missing_ranks_named, relevant_notices
@@ -343,7 +344,12 @@ class View:
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
         """What to do next, the most important first."""
-        return tuple(Advice(capitalize(finding_line(finding))) for finding in self.findings)
+        budget = self.analysis.step.shown_budget
+        advice = []
+        for number, finding in enumerate(self.findings, start=1):
+            line = finding_line(finding, remarks_on(finding, number, budget))
+            advice.append(Advice(capitalize(line)))
+        return tuple(advice)
 
     @property
     def what_if_hint(self) -> Advice | None:

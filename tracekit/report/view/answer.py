@@ -52,22 +52,32 @@ class AnswerLine(msgspec.Struct, frozen=True):
     """Section of the page with the details."""
 
 
-def times_of_kinds(kinds: Sequence[StepKind]) -> str:
+def times_of_kinds(kinds: Sequence[StepKind], step: StepSummary) -> str:
     """Return how long each kind of step of an inference server takes, in few words.
 
+    A single step takes what the first screen's shares are of; of steps that do not follow each other
+    only the GPU's work is known.
+
     >>> decode = StepKind(kind="decode", steps=40, time_ns=9_800_000, interval_ns=12_100_000, requests=32)
-    >>> times_of_kinds([StepKind(kind="prefill", steps=1, time_ns=493_000_000, tokens=15360), decode])
-    'prefill 493 ms (15,360 tokens), decode 12.1 ms (32 sequences)'
+    >>> prefill = StepKind(kind="prefill", steps=1, time_ns=493_000_000, tokens=15360)
+    >>> times_of_kinds([prefill, decode], StepSummary(None))
+    'prefill 493 ms of GPU work (15,360 tokens), decode 12.1 ms (32 sequences)'
+    >>> times_of_kinds([prefill], StepSummary(590_000_000, per_step=(StepTime(0, 590_000_000),)))
+    'prefill 590 ms (15,360 tokens)'
     """
+    single_ns = None
+    if step.single and step.shown_ns is not None:
+        single_ns = step.shown_ns - step.shown_budget.unrecorded_ns
     texts = []
     for kind in kinds:
-        time_ns = kind.time_ns if kind.interval_ns is None else kind.interval_ns
+        known_ns = single_ns if kind.interval_ns is None else kind.interval_ns
+        time = f"{short_ms(kind.time_ns)} of GPU work" if known_ns is None else short_ms(known_ns)
         batch = ""
         if kind.kind == "decode" and kind.requests:
             batch = f" ({counted(kind.requests, 'sequence')})"
         elif kind.tokens:
             batch = f" ({counted(kind.tokens, 'token')})"
-        texts.append(f"{kind.kind} {short_ms(time_ns)}{batch}")
+        texts.append(f"{kind.kind} {time}{batch}")
     return ", ".join(texts)
 
 
@@ -101,7 +111,7 @@ def time_sentence(analysis: Analysis, step_pace: rank_tables.Pace) -> str:
     """Return the step time and its parts; of an inference server the time of each kind of step."""
     step = analysis.step
     if analysis.step_kinds:
-        return f"{capitalize(times_of_kinds(analysis.step_kinds))}: {join_with_and(_budget_parts(analysis))}."
+        return f"{capitalize(times_of_kinds(analysis.step_kinds, step))}: {join_with_and(_budget_parts(analysis))}."
     remarks = [
         step_pace.compared(),
         _other_pipeline(analysis, step_pace.slowest),

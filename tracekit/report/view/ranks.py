@@ -572,7 +572,7 @@ def imbalance_line(analysis: Analysis) -> str:
         if row.change == "balance":
             saves_ns = row.saves_ns
             break
-    saves = f"; equal work saves up to {ms(saves_ns)} of a step" if saves_ns else ""
+    saves = f"; equal work saves at most {ms(saves_ns)} of a step" if saves_ns else ""
     more = f"the rank with the most has {ms(mean_ns)} more than the mean in a step ({percent(share)} of it)"
     return f"Ranks have unequal work: {more}{saves}{tokens}."
 

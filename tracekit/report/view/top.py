@@ -200,6 +200,8 @@ def figure_of(finding: Finding) -> str:
     '≤ 4.00 ms'
     >>> figure_of(Finding(code="leak", cost_ns=0, cost_bytes=8_388_608, share=0.0))
     '8.4 MB'
+    >>> figure_of(Finding(code="hang", cost_ns=3_000_000_000, share=54.0))
+    '3.00 s'
     """
     if finding.cost_bytes and not finding.cost_ns:
         return size(finding.cost_bytes)
@@ -246,14 +248,15 @@ def _of_step(finding: Finding) -> str:
 
     >>> _of_step(Finding(code="x", cost_ns=4, share=0.2, saves_ns=3, saves_range_ns=(0, 3)))
     'saved at most, 15 % of the step'
-    >>> _of_step(Finding(code="x", cost_ns=4, share=0.2))
-    'saved at most, 20 % of the step'
+    >>> _of_step(Finding(code="x", cost_ns=4, share=0.2, evidence={"steps_marked": False}))
+    'saved at most, 20 % of the recording'
     """
     if finding.cost_bytes and not finding.cost_ns:
         return "of memory"
     if finding.code == "hang":
         return "waited at least"
-    whole = finding.evidence.get("share_of", "step")
+    default = "recording" if finding.evidence.get("steps_marked") is False else "step"
+    whole = finding.evidence.get("share_of", default)
     saved = "saved at most" if is_at_most(finding) else f"saved {condition(finding)}".rstrip()
     if is_of_one_iteration(finding):
         return f"{saved}, once"
