@@ -35,7 +35,8 @@ def test_why_waiting_is_not_known(run):
     ]
     assert message.startswith("60 of 60 sends and receives do not name their peer: ")
     assert message.endswith("; record the peers")
-    message = {n.code: notice_sentence(n) for n in run("1f1b", ranks=(0,)).notices}["wait-unknown"]
+    alone = run("1f1b", ranks=[0], schedule="none")
+    message = {n.code: notice_sentence(n) for n in alone.notices}["wait-unknown"]
     assert message.startswith("11 of 11 sends and receives have no peer in these traces: ")
     assert message.endswith("; add rank 1")
 

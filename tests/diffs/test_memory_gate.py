@@ -20,7 +20,7 @@ def test_bytes_can_be_limited(snapshots):
 
 
 def test_a_run_that_keeps_nothing_passes_a_limit_on_leaks(snapshots):
-    sound = analysis_of(snapshots / "zbv")
+    sound = analysis_of(snapshots / "fsdp")
     assert tracekit.gate(sound, require=["leaked_bytes < 1000"]).exit_code == 0
 
 

@@ -79,7 +79,7 @@ def test_every_launch_of_a_capture_is_known(tmp_path, launch):
 
 def test_chained_parents_are_each_looked_at_once():
     state = TraceState()
-    count = 200_000
+    count = 50_000
     state.tracks = {
         f"{number}": Track(parent=number - 1, name=f"{number}") for number in range(count)
     }
