@@ -14,6 +14,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -267,14 +268,10 @@ def _shared_clocks(bounds: list[ClockBounds]) -> dict[int, int]:
     Ranks that may have one clock are joined, those with the least doubt first, unless some bounds
     keep their clocks apart.
     """
-    clock: dict[int, int] = {}
-    members: dict[int, list[int]] = {}
-    apart: dict[int, set[int]] = {}
-    for link in bounds:
-        for rank in (link.low, link.high):
-            clock[rank] = rank
-            members[rank] = [rank]
-            apart[rank] = set()
+    linked_ranks = dict.fromkeys(chain.from_iterable((link.low, link.high) for link in bounds))
+    clock = {rank: rank for rank in linked_ranks}  # lowest rank of the clock of each rank
+    members = {rank: [rank] for rank in linked_ranks}  # ranks of each clock
+    apart: dict[int, set[int]] = {rank: set() for rank in linked_ranks}  # clocks it may not join
     for link in bounds:
         if not link.one_clock:
             apart[link.low].add(link.high)

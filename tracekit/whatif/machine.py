@@ -194,16 +194,15 @@ def _slowdown_by_kind(contention: Sequence[pl.DataFrame]) -> tuple[dict[str, Est
     A kind with too few kernels beside messages gets the slowdown of all kinds together.
     """
     sums_by_kind = {str(kind): sums for kind, *sums in contention_losses(contention).rows()}
-    pooled = (
-        _slowdown(*(sum(column) for column in zip(*sums_by_kind.values(), strict=True)))
-        if sums_by_kind
-        else None
-    )
+    slowdown_of_all = None
+    if sums_by_kind:
+        sums_of_all = [sum(column) for column in zip(*sums_by_kind.values(), strict=True)]
+        slowdown_of_all = _slowdown(*sums_of_all)
     slowdown = {}
     for kind in OP_KINDS:
         own = _slowdown(*sums_by_kind[kind]) if kind in sums_by_kind else None
-        slowdown[kind] = own or pooled or UNKNOWN_SLOWDOWN
-    return slowdown, pooled is not None
+        slowdown[kind] = own or slowdown_of_all or UNKNOWN_SLOWDOWN
+    return slowdown, slowdown_of_all is not None
 
 
 def _slowdown(kernels: int, beside_ns: int, lost_ns: int) -> Estimate | None:

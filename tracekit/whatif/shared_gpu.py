@@ -54,14 +54,17 @@ def count_computing_ranks(
     start = cells["start_ns"].to_numpy()
     end = cells["end_ns"].to_numpy()
     length_ns = np.maximum(end - start, 1).astype(np.float64)
-    beside_message, computing = np.zeros((2, len(start)))
+    computing = np.zeros(len(start))
+    computing_beside_message = np.zeros(len(start))
     for other, table in messages.items():
-        is_other = position == other
-        compute = union(start[is_other], end[is_other])
-        rest = ~is_other
-        for spans, count in ((compute & union_of(table), beside_message), (compute, computing)):
-            count[rest] += spans.covered_ns(start[rest], end[rest]) / length_ns[rest]
-    return beside_message, computing - beside_message
+        is_of_other = position == other
+        compute = union(start[is_of_other], end[is_of_other])
+        beside_message = compute & union_of(table)
+        rest = ~is_of_other
+        window = (start[rest], end[rest])
+        computing[rest] += compute.covered_ns(*window) / length_ns[rest]
+        computing_beside_message[rest] += beside_message.covered_ns(*window) / length_ns[rest]
+    return computing_beside_message, computing - computing_beside_message
 
 
 def fit_shared_gpu(

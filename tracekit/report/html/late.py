@@ -75,7 +75,7 @@ def render_late_page(run: WholeRun) -> str:
         table_of("Waiting by group", view.group_table(run.document)),
         table_of("Transfers", view.transfer_table(run.document)),
         "<h2>Recorded</h2>",
-        list_of_lines([*view.record_lines(run), *filter(None, [view.clock_words(run.document)])]),
+        list_of_lines(view.record_and_clock_lines(run)),
         list_of_lines(notices),
     ]
     body = "\n".join(part for part in parts if part)

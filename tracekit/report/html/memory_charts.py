@@ -186,25 +186,31 @@ def _places(lives: pl.DataFrame, segments: pl.DataFrame) -> tuple[np.ndarray, np
     if not segments.height or lives["address"].is_null().all():
         return none, none
     numbered = segments.with_row_index("segment", offset=1).sort("address", "made")
-    starts = numbered.select("address", "made", "bytes", "freed", pl.col("segment").cast(pl.Int64))
-    by_address = starts.select(pl.col("address").unique().sort())
-    indexed = lives.select("address", row="made").with_row_index("i")
-    based = (
-        indexed.drop_nulls("address")
-        .sort("address")
-        .join_asof(by_address.with_columns(base="address"), on="address", check_sortedness=False)
+    reservations = numbered.select(
+        pl.col("segment").cast(pl.Int64), "bytes", "freed", base="address", reserved_at="made"
     )
-    based = based.drop_nulls("base").sort("row")
-    joined = based.join_asof(
-        starts.rename({"address": "base", "made": "reserved_at"}).sort("reserved_at"),
-        left_on="row",
+    # First the nearest address at which a segment ever began, then the last segment that was
+    # reserved there before the allocation was made.
+    bases = reservations.select(pl.col("base").unique().sort()).with_columns(address="base")
+    with_bases = (
+        lives.select("address", "made")
+        .with_row_index("i")
+        .drop_nulls("address")
+        .sort("address")
+        .join_asof(bases, on="address", check_sortedness=False)
+        .drop_nulls("base")
+        .sort("made")
+    )
+    with_segments = with_bases.join_asof(
+        reservations.sort("reserved_at"),
+        left_on="made",
         right_on="reserved_at",
         by="base",
         check_sortedness=False,
     )
-    inside = joined.filter(
-        (pl.col("row") < pl.col("freed")) & (pl.col("address") < pl.col("base") + pl.col("bytes"))
-    )
+    is_reserved = pl.col("made") < pl.col("freed")
+    is_inside = pl.col("address") < pl.col("base") + pl.col("bytes")
+    inside = with_segments.filter(is_reserved & is_inside)
     segment = none.copy()
     offset = none.copy()
     rows = inside["i"].to_numpy()

@@ -33,9 +33,7 @@ def whole_run_section(analysis: Analysis, lanes: Collection[int]) -> Markup | No
     sentences = [view.headline(run.document)]
     if run.document.hang is not None:
         sentences += view.hang_details(run.document.hang)
-    sentences += [view.late_sentence(fact, run.document) for fact in run.document.late]
-    sentences += [view.link_sentence(link) for link in run.document.slow_links]
-    sentences += [view.pipeline_sentence(pipeline) for pipeline in run.document.pipelines]
+    sentences += view.fact_sentences(run.document)
     parts = [
         list_of_lines([capitalize(sentence) for sentence in dict.fromkeys(sentences)]),
         profiled_links(run, lanes),
@@ -45,7 +43,7 @@ def whole_run_section(analysis: Analysis, lanes: Collection[int]) -> Markup | No
         table_of("How each rank joins", view.rank_table(run.document), level=3),
         table_of("Waiting by group", view.group_table(run.document), level=3),
         table_of("Transfers", view.transfer_table(run.document), level=3),
-        f"<h3>Recorded</h3>{list_of_lines([*view.record_lines(run), *filter(None, [view.clock_words(run.document)])])}",
+        f"<h3>Recorded</h3>{list_of_lines(view.record_and_clock_lines(run))}",
     ]
     body = "\n".join(part for part in parts if part)
     return Markup(body)  # all texts in it are escaped where they are put in

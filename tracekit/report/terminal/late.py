@@ -34,10 +34,7 @@ def render(run: WholeRun, width: int) -> RenderableType:
         if rendered is not None:
             parts += [Text(""), Text(heading, style="bold"), rendered]
     parts += [Text(""), Text("Recorded", style="bold")]
-    parts += [Note(line) for line in view.record_lines(run)]
-    clocks = view.clock_words(run.document)
-    if clocks is not None:
-        parts.append(Note(clocks))
+    parts += [Note(line) for line in view.record_and_clock_lines(run)]
     return stack(*parts) or Text("")
 
 

@@ -278,6 +278,12 @@ def record_lines(run: WholeRun) -> list[str]:
     return lines
 
 
+def record_and_clock_lines(run: WholeRun) -> list[str]:
+    """Return what was recorded, and how far clocks are apart if anything rests on them."""
+    clocks = _clock_words(run.document)
+    return record_lines(run) if clocks is None else [*record_lines(run), clocks]
+
+
 def rank_table(run: LateDocument) -> Table | None:
     """Return how each rank joined, those that caused most waiting first."""
     columns = (
@@ -351,7 +357,7 @@ def fact_sentences(run: LateDocument, *, most: int | None = None) -> list[str]:
     return sentences
 
 
-def clock_words(run: LateDocument) -> str | None:
+def _clock_words(run: LateDocument) -> str | None:
     """Return how far clocks are apart and how sure that is; None if nothing rests on them."""
     offsets_ns = []
     uncertainties_ns = []

@@ -112,6 +112,7 @@ def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
 
 
 def _waits_table(iterations: Sequence[Iteration]) -> Table | None:
+    """Return what each role waited for in each iteration; None where every iteration has one role."""
     if all(len(iteration.roles) < 2 for iteration in iterations):
         return None
     outside = "time of the iteration outside the role's phases, in which a GPU is busy in part"
