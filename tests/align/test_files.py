@@ -9,7 +9,7 @@ import pytest
 from tracekit import analyze
 from tracekit.errors import InputError
 from tracekit.report.view import view_of
-from tracekit.report.view.ranks import name_straggler
+from tracekit.report.view.stragglers import name_straggler
 
 pytestmark = pytest.mark.usefixtures("measured_once")
 

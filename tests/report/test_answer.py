@@ -13,7 +13,8 @@ from tracekit.analysis.result import RoleResults, Tables
 from tracekit.documents.analysis import Budget, Straggler, WaitCause
 from tracekit.documents.analysis import Evidence as WaitEvidence
 from tracekit.report.view import view_of
-from tracekit.report.view.ranks import Pace, late_rank
+from tracekit.report.view.ranks import Pace
+from tracekit.report.view.stragglers import late_rank
 
 pytestmark = pytest.mark.slow
 

@@ -29,7 +29,7 @@ from tracekit.report.terminal.first_screen import first_screen, headline, saving
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.text import capitalize, short_ms
 from tracekit.report.view import view_of
-from tracekit.report.view.path import changes_table
+from tracekit.report.view.changed_steps import changes_table
 from tracekit.report.write import render_json
 from tracekit.run.analyze import analyze
 from tracekit.schema import EXPOSURE_CAUSES, GAP_CAUSES, IDLE_CAUSES, LABELS

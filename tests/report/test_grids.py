@@ -18,7 +18,7 @@ from tracekit.report.html.page import render_html
 from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.view import view_of
-from tracekit.report.view.ranks import host_activity_table
+from tracekit.report.view.idle import host_activity_table
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from tracekit.report.terminal.table import (
     render_table,
 )
 from tracekit.report.view.pipeline import WhatIfRow
-from tracekit.report.view.rates import by_table
+from tracekit.report.view.places import by_table
 from tracekit.report.words import short_kernel
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,8 @@ from tracekit.diffs.runs import Run
 from tracekit.errors import InputError
 from tracekit.report.findings import finding_in_a_log, shown_findings
 from tracekit.report.view.answer import free_step_words
-from tracekit.report.view.ranks import Pace, late_rank, late_rows
+from tracekit.report.view.ranks import Pace
+from tracekit.report.view.stragglers import late_rank, late_rows
 from tracekit.run.watch import WatchedRecording
 
 

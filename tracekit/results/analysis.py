@@ -19,7 +19,7 @@ from tracekit.report.notebook import NOTEBOOK_WIDTH, analysis_html, findings_htm
 from tracekit.report.notices import with_messages
 from tracekit.report.terminal.table import render_table
 from tracekit.report.view import View, view_of
-from tracekit.report.view.path import change_table
+from tracekit.report.view.changed_steps import change_table
 from tracekit.report.write import document_of, write
 from tracekit.results.late import LateResult
 

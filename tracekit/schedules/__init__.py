@@ -8,16 +8,15 @@
 
 from tracekit.schedules.blocks import BlockTimes, block, block_times
 from tracekit.schedules.ops import Op
+from tracekit.schedules.order_files import read_orders, write_orders
 from tracekit.schedules.registry import (
     Entry,
     Sizes,
     describe,
     generate,
     names,
-    read_orders,
     register,
     unregister,
-    write_orders,
 )
 from tracekit.schedules.schedule import Schedule
 from tracekit.schedules.simulation import Simulation, simulate

@@ -26,9 +26,9 @@ from tracekit.report.html.whole_run import whole_run_section
 from tracekit.report.sections import page_headings, page_tabs
 from tracekit.report.table import Table
 from tracekit.report.view import input_path, view_of
-from tracekit.report.view.path import changed_lanes
+from tracekit.report.view.changed_steps import changed_lanes
 from tracekit.report.view.pipeline import Rung, waterfall
-from tracekit.report.view.ranks import UNKNOWN_CAUSE, StepMap
+from tracekit.report.view.stragglers import UNKNOWN_CAUSE, StepMap
 from tracekit.report.view.top import NOTHING_TO_GAIN
 
 TIMELINE_SCRIPTS = tuple(

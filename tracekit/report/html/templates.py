@@ -16,7 +16,7 @@ from tracekit._util.text import counted, ms, percent, terminal_lines
 from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.text import at_least, capitalize, keep_units_together, signed_ms
-from tracekit.report.view.ranks import name_straggler, when_late, why_late
+from tracekit.report.view.stragglers import name_straggler, when_late, why_late
 from tracekit.report.words import WORDS, short_kernel
 
 ASSETS = Path(__file__).parent / "assets"

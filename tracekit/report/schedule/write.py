@@ -36,7 +36,7 @@ from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.table import render_table
 from tracekit.report.write import check_extension, write_file
 from tracekit.schedules import BlockTimes, Entry, Simulation
-from tracekit.schedules.registry import write_orders
+from tracekit.schedules.order_files import write_orders
 from tracekit.weight_updates import WeightReload
 
 MAX_RANKS_IN_PICTURE = 32

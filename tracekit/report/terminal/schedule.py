@@ -22,8 +22,8 @@ from tracekit.report.terminal.table import (
 )
 from tracekit.report.text import short_ms
 from tracekit.report.view import View
+from tracekit.report.view.changed_steps import describe_range
 from tracekit.report.view.copies import gb_range
-from tracekit.report.view.path import describe_range
 from tracekit.report.view.pipeline import Rung, ScheduleView, WhatIfRow
 from tracekit.schema import PHASES
 

@@ -30,8 +30,11 @@ from tracekit.report.notices import NoticeLine, shorten_notices, telling_notices
 from tracekit.report.table import Table
 from tracekit.report.text import capitalize
 from tracekit.report.view import answer as sentences
+from tracekit.report.view import idle as idle_tables
+from tracekit.report.view import kernels as kernel_tables
+from tracekit.report.view import places, rates, top
 from tracekit.report.view import ranks as rank_tables
-from tracekit.report.view import rates, top
+from tracekit.report.view import stragglers as straggler_tables
 from tracekit.report.view.budget import (
     BudgetView,
     LabelRow,
@@ -40,10 +43,11 @@ from tracekit.report.view.budget import (
     label_rows,
     matrix_table,
 )
+from tracekit.report.view.changed_steps import changes_table
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
 from tracekit.report.view.memory import contents_table, lines_table, memory_line, memory_sentence
 from tracekit.report.view.out_of_memory import account_table_of, remedies_table_of
-from tracekit.report.view.path import blocking, changes_table, path_view
+from tracekit.report.view.path import blocking, path_view
 from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
 from tracekit.report.view.roles import (
     iteration_sentence,
@@ -172,7 +176,7 @@ class View:
     """Compute labels that hide each label."""
     beside = computed(beside_table)
     """Compute that ran beside each label."""
-    idle = computed(rank_tables.idle_table)
+    idle = computed(idle_tables.idle_table)
     """Idle time of the ranks by cause, and their bubbles."""
     schedule = computed(
         lambda analysis: None if analysis.schedule is None else ScheduleView(analysis.schedule)
@@ -187,13 +191,13 @@ class View:
     """The critical path, if it was asked for."""
     changes = computed(changes_table)
     """Predicted step times with changes, if they were asked for."""
-    by = computed(rates.by_table)
+    by = computed(places.by_table)
     """The step by layer, module, annotation or shape, if it was asked for."""
     products = computed(rates.products_table)
     communication = computed(rates.communication_table)
     experts = computed(rates.experts_table)
     below_peak = computed(rates.below_peak)
-    instead = computed(rank_tables.host_activity_table)
+    instead = computed(idle_tables.host_activity_table)
     """Activities of the host while the GPU waited for its next launch."""
     hiding = computed(hiding_table)
     """Slowdown of compute that runs beside communication."""
@@ -208,10 +212,10 @@ class View:
     """Where the memory was when a request failed."""
     memory_remedies = computed(remedies_table_of)
     """What would have made the request fit."""
-    stragglers = computed(rank_tables.stragglers)
-    waited_for = computed(rank_tables.straggler_table)
+    stragglers = computed(straggler_tables.stragglers)
+    waited_for = computed(straggler_tables.straggler_table)
     """The stragglers as a table."""
-    lateness = computed(rank_tables.lateness_map)
+    lateness = computed(straggler_tables.lateness_map)
     imbalance = computed(rank_tables.imbalance_table)
     slowdown = computed(rank_tables.slowdown_table)
     steps = computed(rank_tables.steps_view)
@@ -399,14 +403,14 @@ class View:
         return tuple({**WORDS.definitions, **of_schedule}.items())
 
     @cached_property
-    def kernels(self) -> tuple[rates.KernelRow, ...]:
+    def kernels(self) -> tuple[kernel_tables.KernelRow, ...]:
         """The longest kernels, and the evidence for their labels."""
-        return rates.kernels(self.analysis, self.quoted_path)
+        return kernel_tables.kernels(self.analysis, self.quoted_path)
 
     @property
     def kernel_table(self) -> Table | None:
         """The longest kernels as a table; None if there are none."""
-        return rates.kernel_table(self.kernels)
+        return kernel_tables.kernel_table(self.kernels)
 
     @property
     def exposure(self) -> tuple[LabelRow, ...]:

@@ -17,6 +17,7 @@ from tracekit.report.gap_words import gap_basis, gap_words, is_wait_bound, of_th
 from tracekit.report.notices import notice_sentence
 from tracekit.report.text import at_least, capitalize, ms_range, short_ms
 from tracekit.report.view import ranks as rank_tables
+from tracekit.report.view import stragglers
 from tracekit.report.view.budget import LabelRow, kind_of
 from tracekit.report.view.pipeline import ScheduleView
 from tracekit.report.words import WORDS
@@ -380,7 +381,7 @@ def _waited_for(
 
     Empty if none is.
     """
-    explained = rank_tables.late_rows(analysis, label)
+    explained = stragglers.late_rows(analysis, label)
     # Where clocks leave open which of several ranks is waited for longest, all of them may be late
     # for a known reason.
     open_ranks: set[int] = set()
@@ -389,8 +390,7 @@ def _waited_for(
     if explained and open_ranks <= {row.rank for row in explained}:
         steps = max(len(analysis.step.per_step), 1)
         sentences = [
-            rank_tables.late_rank(row, steps, at_most=is_bound)
-            for row in explained[:MAX_LATE_RANKS]
+            stragglers.late_rank(row, steps, at_most=is_bound) for row in explained[:MAX_LATE_RANKS]
         ]
         return "; ".join(sentences) + _late_together(explained[0], late)
     latest = []
@@ -405,7 +405,7 @@ def _waited_for(
     if len(latest) <= MAX_LATE_RANKS:
         names = join_with_and(_late_rank(analysis, row) for row in latest)
         if len(latest) == 1 and label == "pp_comm":
-            names += rank_tables.why_pipeline_waits(analysis.stragglers, latest[0].rank)
+            names += stragglers.why_pipeline_waits(analysis.stragglers, latest[0].rank)
         return f"the others wait longest for {names}{_late_together(latest[0], latest)}"
     shortest = ms(latest[-1].caused_ns)
     longest = ms(latest[0].caused_ns)
@@ -452,7 +452,7 @@ def _doubtful_ranks(analysis: Analysis, row: Straggler, *, clock_reasons: bool) 
     )
     explained = []
     for rank in row.candidates:
-        words = rank_tables.why_pipeline_waits(analysis.stragglers, rank)
+        words = stragglers.why_pipeline_waits(analysis.stragglers, rank)
         if words and row.label == "pp_comm":
             explained.append(f"; rank {rank}{words}")
     cost = f"{_cost(row)}; {reason}" if clock_reasons else _cost(row)

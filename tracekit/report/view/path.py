@@ -1,23 +1,20 @@
-"""The critical path: what blocks the step, the path of the slowest step, and predicted step times with changes."""
+"""The critical path: what blocks the step, and the path of the slowest step."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 import polars as pl
 
-from tracekit._util.text import counted, join_with_and, ms, percent, ranks_named, signed
+from tracekit._util.text import counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.classify.messages import list_ranks
 from tracekit.critical_path.path import CriticalPath
-from tracekit.documents.analysis import ChangedStep, PathSegment
+from tracekit.documents.analysis import PathSegment
 from tracekit.documents.coding import rows as table_rows
 from tracekit.report.notices import notice_sentence
-from tracekit.report.table import Column, Table, make_table
-from tracekit.report.text import bare_ms, shorten_distinct
-from tracekit.report.view.copies import gb_range
+from tracekit.report.text import shorten_distinct
 from tracekit.report.words import WORDS, short_kernel
 from tracekit.schema import COMMUNICATION_LABELS, LABEL_WORDS
-from tracekit.whatif.changes import Lane
 
 MAX_HOLDERS = 2
 """Labels that are named; the second only if it holds the path at least half as long as the
@@ -42,10 +39,6 @@ MAX_PARTS = 6
 """Labels or ranks that are named in a sum."""
 MIN_PART_SHARE = 1 / 200
 """Share of the path from which a label or rank is named in a sum."""
-MAX_CHANGED_RANKS_DRAWN = 8
-"""Ranks whose lanes are drawn."""
-MAX_PARTS_NAMED = 3
-"""Parts of the new critical path that are named."""
 
 
 class LongestPiece(PathSegment, frozen=True, kw_only=True):
@@ -332,100 +325,3 @@ def _shares(parts: Mapping[str, int]) -> str:
     first = list(parts.items())[:MAX_PARTS]
     shares = [f"{name} {percent(ns, total)}" for name, ns in first if ns >= MIN_PART_SHARE * total]
     return ", ".join(shares)
-
-
-def changes_table(analysis: Analysis) -> Table | None:
-    """Return the predicted step times with changes that were asked for, or that would save most.
-
-    None without any.
-    """
-    rows = analysis.changed_steps
-    notes = [f"{row.change}: not answered, because {row.why_not}" for row in rows if row.why_not]
-    if len(notes) < len(rows):
-        step = f"{ms(rows[0].measured_ns)} as measured"
-        if rows[0].free_ns is not None and analysis.step.profiler_ns:
-            step = f"{ms(rows[0].free_ns)} without the profiler, {step}"
-        saves = "saves: an upper bound of what the change can give"
-        per_step = "time of the step"
-        if max(len(analysis.step.per_step), 1) > 1:
-            per_step = "time per step (all steps and the time between them / their number)"
-        notes.insert(0, f"{per_step}, {step}; {saves}")
-    for row in rows:
-        if row.peak_bytes is not None:
-            needs = f"{row.change}: the fullest rank needs {gb_range(*row.peak_bytes)} GB"
-            notes.append(f"{needs}, which does not fit" if row.fits is False else needs)
-    if analysis.graph is not None:  # asked for, not only listed
-        assumptions: dict[str, None] = {}
-        for row in rows:
-            assumptions |= dict.fromkeys(row.rests_on)
-        notes += assumptions
-    return make_table(_CHANGE_COLUMNS, rows, notes=notes)
-
-
-def change_table(step: ChangedStep) -> Table | None:
-    """Return one prediction as a table, or why there is none."""
-    why_not = [f"{step.change}: not answered, because {step.why_not}"] if step.why_not else []
-    return make_table(_CHANGE_COLUMNS, [step], notes=[*why_not, *step.rests_on])
-
-
-def changed_lanes(analysis: Analysis) -> Iterator[tuple[str, dict[int, Lane], dict[int, Lane]]]:
-    """Yield each change that can be drawn, with the lanes of ranks as measured and as predicted."""
-    for row in analysis.changed_steps:
-        if analysis.graph is not None and row.saves_ns is not None:
-            measured = analysis.graph.lanes((), max_ranks=MAX_CHANGED_RANKS_DRAWN)
-            predicted = analysis.graph.lanes(row.changes, max_ranks=MAX_CHANGED_RANKS_DRAWN)
-            yield row.change, measured, predicted
-
-
-def describe_range(range_ns: Sequence[int] | None) -> str:
-    """Return the shortest and the longest predicted time in ms; empty if there is no range.
-
-    >>> describe_range((1_200_000, 3_400_000))
-    '1.2 – 3.4'
-    """
-    return " – ".join(bare_ms(ns, 1) for ns in range_ns or ())
-
-
-def _longest_parts(row: ChangedStep) -> str:
-    """Return the longest parts of the critical path after a change."""
-    parts = []
-    for part in row.critical_path[:MAX_PARTS_NAMED]:
-        share = percent(part.ns, row.predicted_ns, digits=0)
-        parts.append(f"{part.label or 'host'} on rank {part.rank} {share}")
-    return ", ".join(parts)
-
-
-def _predicted_ns(row: ChangedStep) -> int | None:
-    """Return the predicted step, without the profiler where that is known: what is saved is of that step."""
-    return row.predicted_ns if row.free_predicted_ns is None else row.free_predicted_ns
-
-
-def _predicted_range_ns(row: ChangedStep) -> tuple[int, int] | None:
-    """Return the range of the predicted step.
-
-    >>> _predicted_range_ns(ChangedStep("a", ("a",), 100, free_ns=80, free_predicted_ns=60, saves_range_ns=(10, 30)))
-    (50, 70)
-    """
-    if row.free_predicted_ns is None or row.free_ns is None or row.saves_range_ns is None:
-        return row.predicted_range_ns
-    least_ns, most_ns = row.saves_range_ns
-    return max(row.free_ns - most_ns, 0), max(row.free_ns - least_ns, 0)
-
-
-_CHANGE_COLUMNS = (
-    Column("change", "name"),
-    Column("predicted", "ms", terminal_heading="predicted ms", value=_predicted_ns),
-    Column("between ms", "figure", 1, value=lambda row: describe_range(_predicted_range_ns(row))),
-    Column(
-        "saves ms",
-        "figure",
-        value=lambda row: "" if row.saves_ns is None else signed(row.saves_ns / 1e6),
-    ),
-    Column(
-        "of the step",
-        "share",
-        2,
-        value=lambda row: row.saves_ns and row.saves_ns / max(row.free_ns or row.measured_ns, 1),
-    ),
-    Column("then the longest", "word", 3, value=_longest_parts),
-)

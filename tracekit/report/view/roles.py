@@ -17,7 +17,7 @@ from tracekit.metrics.process_phases import TRAIN
 from tracekit.report.gap_words import is_wait_bound
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import at_least, short_ms
-from tracekit.report.view.ranks import late_rows, why_late
+from tracekit.report.view.stragglers import late_rows, why_late
 from tracekit.report.words import WORDS
 
 MAX_UPDATES_SHOWN = 3
