@@ -27,8 +27,14 @@ from tracekit.metrics.remedies.messages import _bytes_per_ns
 )
 def test_neighbours_of_a_multiple_of_the_elements_are_a_chain(elements, chains):
     links = np.array([True, True])
-    numbered = _number_chains(links, np.array(elements), np.zeros(2, np.int64))
+    numbered = _number_chains(links, np.array(elements), np.array([False, True]))
     assert numbered.tolist() == chains
+
+
+def test_a_change_of_stream_part_or_pass_ends_a_chain():
+    links = np.array([True, True, True])
+    numbered = _number_chains(links, np.array([8, 8, 8]), np.array([False, True, False]))
+    assert numbered.tolist() == [1, 1, 2]
 
 
 @pytest.mark.parametrize(("count", "bytes_per_ns"), [(4, 20.0), (3, 4_000 / 300)])
