@@ -36,12 +36,16 @@ class Cost(NamedTuple):
     code: str
     cost_ns: int
 
+    @property
+    def share(self):
+        return self.cost_ns / 1_000
+
 
 def costs(monkeypatch, means, *, idle_known=True, confirmed_ns=None):
     """What each finding costs; at most *confirmed_ns* of an activity are what the replay without it saves."""
     monkeypatch.setattr(host, "_StepMeans", lambda context: means)
     monkeypatch.setattr(
-        host, "_launch_bound", lambda context, means, ns: Cost("launch_bound", round(ns))
+        host, "_launch_bound", lambda context, means, ns, **_: Cost("launch_bound", round(ns))
     )
     unused_parameters = Cost("unused_parameters", 0)
     monkeypatch.setattr(host, "_unused_parameters", lambda context, means: unused_parameters)

@@ -95,6 +95,20 @@ def test_kernels_of_float64_tensors_are_found_and_double_scalars_are_not(finding
     assert "precision" not in findings_of(scalar, period=6.0)
 
 
+def test_weights_that_inference_casts_in_every_step_are_kept_in_sixteen_bits(findings_of):
+    """Eight casts of 0.2 ms each, before products by the same weight."""
+    weight = [4096, 4096]
+    calls = Calls()
+    for _ in range(8):
+        types = [BF16, "float", "Scalar"]
+        calls.add("aten::copy_", [weight, weight, []], types, 200_000)
+        calls.add("aten::mm", [[64, 4096], weight], [BF16, BF16], 100_000, name="nvjet_tst")
+    finding = findings_of(calls, period=4.0)["precision"]
+    assert (finding.case, finding.change) == ("fixed_weights", "cast once")
+    assert finding.saves_ns == pytest.approx(8 * 200_000, rel=0.08)
+    assert "8 times a step" in finding.text
+
+
 def written_out(scores=SCORES, *, head_size=64, softmax="aten::_softmax", mask=True):
     """Attention of one layer: product, scale, mask, softmax, product; 2 ms each."""
     batch, heads, queries, keys = scores

@@ -7,6 +7,7 @@ import pytest
 
 from tracekit.intervals import union
 from tracekit.metrics.remedies.attention import Scores, _flash_takes, _fuse, _head_size, _scores
+from tracekit.metrics.remedies.casts import cast_remedies
 from tracekit.metrics.remedies.padding import padded_share
 from tracekit.metrics.remedies.precision import _retyped
 from tracekit.metrics.remedies.removals import (
@@ -66,6 +67,74 @@ def test_scores_are_counted():
 )
 def test_a_product_of_128_queries_and_96_keys_tells_the_head_size(shapes, size):
     assert _head_size(shapes, Scores(8, 128, 96)) == size
+
+
+def event(row, op, shapes, dtypes, *, backward=False, part=0, **more):
+    values = {
+        "kind": "elementwise",
+        "label": "dgrad" if backward else "forward",
+        "node": None,
+        **more,
+    }
+    return {"row": row, "part": part, "op": op, "ns": 10, "is_backward": backward,
+            "shapes": shapes, "dtypes": dtypes, **values}  # fmt: skip
+
+
+def cast(row, shape, **more):
+    types = '["c10::BFloat16","float","Scalar"]'
+    return event(row, "aten::copy_", f"[{shape},{shape},[]]", types, **more)
+
+
+def cast_back(row, shape, **more):
+    types = '["float","c10::BFloat16","Scalar"]'
+    return event(row, "aten::copy_", f"[{shape},{shape},[]]", types, backward=True, **more)
+
+
+def added_up(row, shape):
+    types = '["float","float","Scalar"]'
+    shapes = f"[{shape},{shape},[]]"
+    return event(row, "aten::add_", shapes, types, backward=True, node="AccumulateGrad")
+
+
+WEIGHT = "[64, 32]"
+LINEAR = event(0, "aten::mm", "[[8,32],[32,64]]", None, kind="product")
+"""A product of eight tokens by the weight, transposed."""
+OTHER = (
+    event(50, "aten::mm", "[[8,16],[16,16]]", None, kind="product"),
+    cast(51, "[16, 16]"),
+    cast_back(52, "[16, 16]"),
+)
+"""A weight that is trained, and cast once."""
+
+
+@pytest.mark.parametrize(
+    ("events", "again", "what"),
+    [
+        # A program that trains nothing, and a weight beside others that are trained.
+        ([cast(1, WEIGHT), cast(2, WEIGHT, part=1)], [1, 2], "fixed_weights"),
+        ([cast(1, WEIGHT), *OTHER], [1], "fixed_weights"),
+        # Where no gradient is cast back it is not known what is trained.
+        ([cast(1, WEIGHT), event(2, "aten::mm", "[]", None, backward=True)], [], None),
+        ([cast(1, WEIGHT), cast_back(2, WEIGHT)], [], None),
+        # Two micro-batches: the second gradient is added to the first.
+        (
+            [cast(1, WEIGHT), cast_back(2, WEIGHT), cast(3, WEIGHT), cast_back(4, WEIGHT), added_up(5, WEIGHT)],
+            [3],
+            "trained_weights",
+        ),
+        # Two weights of one size, and gradients that are zeroed and then added to.
+        ([cast(1, WEIGHT), cast(2, WEIGHT), cast_back(3, WEIGHT), cast_back(4, WEIGHT)], [], None),
+        ([cast(1, WEIGHT), cast_back(2, WEIGHT), added_up(3, WEIGHT)], [], None),
+        # Recomputed forwards cast again: that goes with them. Activations change.
+        ([cast(1, WEIGHT), cast(2, WEIGHT, label="recompute"), cast_back(3, WEIGHT)], [], None),
+        ([cast(1, "[8, 32]"), cast(2, "[8, 32]", part=1)], [], None),
+    ],
+)  # fmt: skip
+def test_weights_are_cast_again_that_have_not_changed(events, again, what):
+    (*remedies,) = cast_remedies(rank_work(LINEAR, *events))
+    table = pl.concat(remedies) if remedies else pl.DataFrame({"row": [], "what": []})
+    assert table["row"].to_list() == again
+    assert table["what"].unique().to_list() == ([what] if what else [])
 
 
 @pytest.mark.parametrize(("head", "size"), [(256, 256), (257, None)])
@@ -213,6 +282,17 @@ def optimizer(op, count, *, first=0, elements=100):
         (optimizer("aten::add_", 10) + optimizer("aten::mul_", 54, first=10), 5 * 4000),
         (optimizer("aten::add_", 10) + optimizer("aten::lerp_", 54, first=10), 5 * 4000),
         (optimizer("aten::sub_", 10) + optimizer("aten::neg", 54, first=10), 3 * 4000),
+        # SGD with momentum adds twice for each parameter.
+        (optimizer("aten::add_", 40) + optimizer("aten::mul_", 24, first=40), 5 * 24 * 400),
+        # Adam without a fused last operation.
+        (optimizer("aten::sub_", 44) + optimizer("aten::sqrt", 20, first=44), 7 * 20 * 400),
+        # A stray kernel of the same size is none of the loop.
+        (
+            optimizer("aten::add_", 32)
+            + optimizer("aten::mul_", 31, first=32)
+            + optimizer("aten::neg", 1, first=63),
+            5 * 31 * 400,
+        ),
     ],
 )
 def test_a_loop_over_parameters_would_move_them_once_for_each_of_its_tensors(rows, moved):

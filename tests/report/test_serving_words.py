@@ -224,38 +224,47 @@ def test_no_report_of_a_public_inference_trace_speaks_of_training(corpus, name):
     assert training_words(analysis) == {}
 
 
+GRAPHS = 'CUDA graphs (`torch.compile(mode="reduce-overhead")`)'
+
+
 @pytest.mark.parametrize(
-    ("waits", "has_fused_optimizer", "advice"),
+    ("evidence", "advice"),
     [
+        ({"waits_per_step": 630.0}, f"use {GRAPHS}, fused optimizers, or larger batches"),
         (
-            4.0,
-            False,
-            "use CUDA graphs (`torch.compile(mode=\"reduce-overhead\")`), fused optimizers, or larger "
-            "batches",
+            {"waits_per_step": 4.0, "has_fused_optimizer": True},
+            f"use {GRAPHS}, or larger batches",
         ),
-        (4.0, True, "use CUDA graphs (`torch.compile(mode=\"reduce-overhead\")`), or larger batches"),
         (
-            4.25,
-            True,
-            "use larger batches; CUDA graphs (`torch.compile(mode=\"reduce-overhead\")`) only once the step does not "
-            "wait for the GPU 4 times",
+            {"stops_to_wait": True, "waits_per_step": 8.25, "has_fused_optimizer": True},
+            f"use larger batches; {GRAPHS} once the 8 waits a step for the GPU are gone",
+        ),
+        (
+            {"stops_to_wait": True, "waits_per_step": 1.0},
+            f"use fused optimizers, or larger batches; {GRAPHS} once the wait a step for the GPU is gone",
+        ),
+        (
+            {"stops_to_wait": True, "waits_per_step": 0.25, "has_fused_optimizer": True},
+            f"use larger batches; {GRAPHS} once the waits for the GPU are gone",
         ),
     ],
 )  # fmt: skip
-def test_launching_is_told_of_nothing_that_is_there_and_of_graphs_where_nothing_waits(
-    waits, has_fused_optimizer, advice
+def test_launching_is_told_of_nothing_that_is_there_and_of_graphs_once_no_wait_costs_time(
+    evidence, advice
 ):
-    evidence = {
-        "vendor": "nvidia",
-        "waits_per_step": waits,
-        "has_fused_optimizer": has_fused_optimizer,
-    }
-    finding = Finding(code="launch_bound", cost_ns=1, share=0.1, evidence=evidence)
+    finding = Finding(
+        code="launch_bound", cost_ns=1, share=0.1, evidence={"vendor": "nvidia", **evidence}
+    )
     assert finding_texts(finding).advice == advice
 
 
 @pytest.mark.parametrize("code", ["launch_bound", "pageable_copy", "allocator"])
 def test_a_program_without_pytorch_is_told_nothing_of_pytorch(code):
-    evidence = {"vendor": "nvidia", "is_pytorch": False, "waits_per_step": 9.0}
+    evidence = {
+        "vendor": "nvidia",
+        "is_pytorch": False,
+        "stops_to_wait": True,
+        "waits_per_step": 9.0,
+    }
     finding = Finding(code=code, cost_ns=1, share=0.1, evidence=evidence)
     assert not re.search("(?i)torch|pin_memory|optimizer|batch", finding_texts(finding).advice)

@@ -73,6 +73,7 @@ TRAINING_CASES = frozenset(
         ("memory_peak", "above_schedule"),
         ("memory_peak", "nearly_full"),  # a server fills the GPU with its cache on purpose
         ("memory_peak", "outlived"),
+        ("precision", "trained_weights"),
         ("slow_kernel", "optimizer"),
         ("slow_step", "checkpoint"),
         ("slow_step", "evaluation"),

@@ -142,6 +142,7 @@ def host_findings(context: Context) -> Iterator[Finding]:
     if excess_ns >= MIN_EXCESS_TO_BE_SLOW * means.launching_idle_ns:
         shared_ns = 0.0
     launch_cost_ns = means.launching_idle_ns - shared_ns
+    stops_to_wait = False
     for code in OFFENCES:
         idle_after_ns = (
             means.value(code, "idle_after_ns") / after_ns * shared_ns if after_ns else 0.0
@@ -160,9 +161,10 @@ def host_findings(context: Context) -> Iterator[Finding]:
         if finding is None and host_ns and code == "unused_parameters":
             finding = _unused_parameters(context, means)
         if finding is not None:
+            stops_to_wait |= code == "host_sync" and finding.share >= MIN_SHARE_TO_SHOW
             yield finding
     if launch_cost_ns > 0:
-        yield _launch_bound(context, means, launch_cost_ns)
+        yield _launch_bound(context, means, launch_cost_ns, stops_to_wait=stops_to_wait)
 
 
 def _offence(
@@ -272,8 +274,13 @@ def asks_for_stacks(finding: Finding) -> bool:
     return is_worth_it and bool(finding.evidence.get("stacks_not_read"))
 
 
-def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Finding:
-    """Return the finding that the host only launches, and is slower at it than the GPU works."""
+def _launch_bound(
+    context: Context, means: _StepMeans, cost_ns: float, *, stops_to_wait: bool
+) -> Finding:
+    """Return the finding that the host only launches, and is slower at it than the GPU works.
+
+    *stops_to_wait*: whether waits for the GPU are a finding of their own: no graph holds these.
+    """
     events = 0
     transfers = 0
     for result in context.analysis.rank_results:
@@ -300,6 +307,7 @@ def _launch_bound(context: Context, means: _StepMeans, cost_ns: float) -> Findin
             "steps_marked": context.step.is_marked,
             "mean_event_ns": round((means.compute_ns + means.copied_ns) / max(works_per_step, 1)),
             "waits_per_step": round(means.value("host_sync", "count"), 2),
+            "stops_to_wait": stops_to_wait,
             "has_fused_optimizer": runs_operator(context, PATTERNS["fused_optimizer"]),
             **_on_new_shapes(context),
         },

@@ -89,6 +89,7 @@ def _precision(context: Context) -> Iterator[Finding]:
     if not first and further is not None:
         yield from _finding(context, "precision", further.change, case="narrow")
     yield from _finding(context, "precision", "fp32", case="fp64")
+    yield from _finding(context, "precision", "cast once")
 
 
 def _finding(

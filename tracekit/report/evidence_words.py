@@ -301,6 +301,17 @@ class FindingWords:
         return f"once {unit}" if times == 1 else f"{times:,} times {unit}"
 
     @property
+    def waits_for_gpu(self) -> str:
+        """The waits for the GPU as a subject with its verb: the 8 waits a step for the GPU are."""
+        waits = self.evidence.get("waits_per_step")
+        count = round(waits) if isinstance(waits, int | float) else 0
+        if not count:
+            return "the waits for the GPU are"
+        if count == 1:
+            return f"the wait {self.per_step} for the GPU is"
+        return f"the {count:,} waits {self.per_step} for the GPU are"
+
+    @property
     def per_step(self) -> str:
         """What a count is of: a step, or the whole recording where it has no marks of steps."""
         return "a step" if self.has_steps else "in all"

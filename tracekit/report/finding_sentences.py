@@ -24,8 +24,6 @@ class FindingTexts(NamedTuple):
 
 
 MakeTexts = Callable[[FindingWords], FindingTexts]
-MAX_WAITS_BESIDE_GRAPHS = 4
-"""Waits of a step for the GPU up to which they may lie outside of what a graph holds: a loss, a norm."""
 MIN_SHARE_OF_LAUNCH_BOUND = 0.2
 """Share of the step that the GPU idles while the host launches, from which the whole step is said to be so."""
 TEXTS: dict[tuple[str, str], MakeTexts] = {}
@@ -402,13 +400,8 @@ def launch_less(words: FindingWords) -> str:
     switch = ' (`torch.compile(mode="reduce-overhead")`)' if words.evidence.get("vendor") else ""
     graphs = f"{words.graphs}{switch}"
     fused = "" if words.evidence.get("has_fused_optimizer") else "fused optimizers, or "
-    waits = words.evidence.get("waits_per_step")
-    if isinstance(waits, int | float) and waits > MAX_WAITS_BESIDE_GRAPHS:
-        what = "step" if words.has_steps else "program"
-        return (
-            f"use {fused}larger batches; {graphs} only once the {what} does not wait for the GPU "
-            f"{round(waits)} times"
-        )
+    if words.evidence.get("stops_to_wait"):
+        return f"use {fused}larger batches; {graphs} once {words.waits_for_gpu} gone"
     return f"use {graphs}, {fused or 'or '}larger batches"
 
 
@@ -1418,6 +1411,31 @@ def precision_fp64(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"kernels compute in float64, first {words['op']}: {words['work_ns']} of GPU time",
         advice="use float32: NumPy's arrays and `torch.from_numpy` are float64 unless a `dtype` is given",
+    )
+
+
+@texts("precision", "fixed_weights")
+def precision_fixed_weights(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"autocast casts weights to 16 bits {words['kernels_per_step']} times {words.per_step}, although they "
+            f"do not change ({words.work})"
+        ),
+        advice="keep them in 16 bits (`model.to(torch.bfloat16)`)",
+    )
+
+
+@texts("precision", "trained_weights")
+def precision_trained_weights(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"autocast casts weights to 16 bits {words['kernels_per_step']} times {words.per_step} more often than "
+            f"they change ({words.work})"
+        ),
+        advice=(
+            "use fewer and larger micro-batches, or keep the weights in 16 bits and a copy in float32 for the "
+            "optimizer"
+        ),
     )
 
 

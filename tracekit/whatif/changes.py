@@ -220,7 +220,7 @@ def parse_change(text: str) -> Edit:
 (a label, module, operator or kernel), links x2, rank N like others, links of rank N like others, no host delay, \
 no launch delay, no compilation, no data loading, no search for unused parameters, no pageable copies, \
 no allocations, no synchronisation, no host compute, no python, \
-hide LABEL, balance, microbatches N, tf32, bf16, fp16, fp32, fused attention, fuse, \
+hide LABEL, balance, microbatches N, tf32, bf16, fp16, fp32, cast once, fused attention, fuse, \
 fuse norm, fuse activation, fuse rotation, fuse elementwise, no recompute, one copy, fused optimizer, \
 clip together, channels last, large messages, reduce in backward, gather once, free cpu, \
 known shapes, pad sizes, fuse loss)

@@ -20,6 +20,7 @@ REMEDY_CHANGES = {
     "bf16": "products and attention of float32 run in bf16",
     "fp16": "products and attention of float32 run in fp16",
     "fp32": "what is in float64 runs in float32",
+    "cast once": "weights are cast to 16 bits once for each update, or kept in 16 bits",
     "fused attention": "attention is one kernel, forward and backward",
     FUSE: "chains of kernels that only move memory are one kernel each",
     "fuse norm": "the kernels of each norm are one",

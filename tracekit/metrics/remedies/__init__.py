@@ -14,6 +14,7 @@ from tracekit._util.categories import CategoryColumns
 from tracekit.intervals import Intervals
 from tracekit.metrics.rates import CONVOLUTION_BACKWARD
 from tracekit.metrics.remedies.attention import attention_remedies, find_written_out, is_upcast
+from tracekit.metrics.remedies.casts import cast_remedies
 from tracekit.metrics.remedies.fusion import fusion_remedies
 from tracekit.metrics.remedies.messages import message_remedies
 from tracekit.metrics.remedies.padding import padding_remedies, with_padding
@@ -60,6 +61,7 @@ def find_remedies(
             upcast.update(members["row"].to_list())
     frames = [
         *(without_rows(frame, upcast) for frame in precision_remedies(rank)),
+        *cast_remedies(rank),
         *attention,
         *fusion_remedies(rank, without=in_attention),
         *removal_remedies(rank),

@@ -31,6 +31,8 @@ FUSED_PASSES = 7
 and writes all but the gradients."""
 MOMENTUM_PASSES = 5
 PLAIN_PASSES = 3
+MAX_CALLS_PER_PARAMETER = 8
+"""Calls of one operation for each parameter, at most; operations that are rarer than that are no part of the loop."""
 FOREACH_FACTORS = Share(0.3, 0.4, 0.6)
 """Time of a fused optimizer over that of one with a kernel per operation for all parameters."""
 BATCH_NORM_PASSES = {False: 3, True: 5}
@@ -141,19 +143,37 @@ def _fused_optimizer(rank: RankWork, *, without: Collection[int] = ()) -> Iterat
     loop = loop.filter(pl.len().over("part") >= MIN_OPTIMIZER_KERNELS)
     if loop.is_empty() or rank.speeds.bandwidth is None:
         return
-    updates = loop.filter(pl.col("op").str.contains("addcdiv"))
-    passes = FUSED_PASSES
-    if updates.is_empty():
-        updates = loop.filter(pl.col("op").str.contains("aten::(add|sub)_$"))
-        has_states = loop["op"].str.contains("aten::mul_|lerp_").any()
-        passes = MOMENTUM_PASSES if has_states else PLAIN_PASSES
-    has_size = pl.col("elements").is_not_null() & pl.col("width").is_not_null()
-    parameters = updates.group_by("part").agg(
-        moved=pl.when(has_size.all()).then((pl.col("elements") * pl.col("width")).sum() * passes)
-    )
+    parameters = _moved_by_update(loop)
     yield from _in_few_kernels(
         rank, loop.join(parameters, on="part", how="inner"), "fused optimizer", what="loop"
     )
+
+
+def _moved_by_update(loop: pl.DataFrame) -> pl.DataFrame:
+    """Return what one fused update moves in each ``part`` as ``moved``; null if sizes are not known.
+
+    Parts in which nothing is added to a parameter are left out. Every operation of the *loop* runs
+    once or several times for each parameter: of each size, there are as many parameters as calls of
+    the rarest operation, stray ones apart.
+    """
+    sizes = ["part", "elements", "width"]
+    calls = loop.group_by(*sizes, "op").agg(calls=pl.len())
+    is_of_loop = pl.col("calls") * MAX_CALLS_PER_PARAMETER >= pl.col("calls").max().over(sizes)
+    counts = calls.filter(is_of_loop).group_by(sizes).agg(parameters=pl.col("calls").min())
+    op = pl.col("op")
+    updates = op.str.contains("addcdiv|aten::(add|sub)_$").any().over("part")
+    passes = (
+        pl.when(op.str.contains("addcdiv|sqrt").any())
+        .then(FUSED_PASSES)
+        .when(op.str.contains("aten::mul_|lerp_").any())
+        .then(MOMENTUM_PASSES)
+        .otherwise(PLAIN_PASSES)
+    )
+    passes_of_part = loop.filter(updates).group_by("part").agg(passes=passes)
+    joined = counts.join(passes_of_part, on="part", how="inner")
+    is_known = pl.col("elements").is_not_null() & pl.col("width").is_not_null()
+    moved = (pl.col("parameters") * pl.col("elements") * pl.col("width") * pl.col("passes")).sum()
+    return joined.group_by("part").agg(moved=pl.when(is_known.all()).then(moved))
 
 
 def _find_clipping(rank: RankWork) -> pl.DataFrame:
