@@ -204,9 +204,11 @@ def test_the_waiting_for_a_rank_is_that_without_the_profiler_with_the_recorded_o
 
 
 def test_a_cause_that_explains_a_part_of_the_waiting_says_which():
-    (finding,) = rank_findings(context(straggler(3, ("host_late", 20), ("unknown", 60))))
+    row = straggler(3, ("host_late", 20_000_000), ("unknown", 60_000_000))
+    row.late_ns = 100_000_000
+    (finding,) = rank_findings(context(row))
     assert with_sentences([finding])[0].text.endswith(
-        ", 25 % of it because its process starts its work late"
+        ", 25.0 ms of it because its process starts its work late"
     )
 
 

@@ -21,7 +21,7 @@ from tracekit import diff
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.errors import InputError
 from tracekit.report.ci import words
-from tracekit.report.findings import condition, finding_in_a_log, finding_line
+from tracekit.report.findings import finding_in_a_log, finding_line
 from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.explain import explain_finding
@@ -215,8 +215,7 @@ def _outputs(analysis, view):
             yield f"finding {number} ({finding.code}) is {finding.effect_share:.0%} of the step"
         if finding.effect_ns and short_ms(finding.effect_ns) not in card.figure:
             yield f"finding {number} has another figure on the page: {card.figure}"
-        assumed = condition(finding)
-        sentence = _plain(f"{assumed}: {finding.text}" if assumed else finding.text)
+        sentence = _plain(finding.text)
         if f"{number} {_plain(saving(finding))} {sentence}" in terminal_text:
             shown = [line for line in terminal_text.split("→") if _plain(finding.text) in line]
             if len(shown) != 1:
@@ -236,8 +235,7 @@ def _remarks(analysis, view):
     for number, card in enumerate(view.cards, start=1):
         finding = card.finding
         explained = explain_finding(analysis, number)
-        saved = f"{short_ms(finding.saving_ns)} {condition(finding)}".rstrip()
-        if finding.saving_ns and saved not in explained:
+        if finding.saving_ns and short_ms(finding.saving_ns) not in explained:
             yield f"finding {number} has another saving in its explanation"
         remarks = _plain(card.remarks)
         texts = (markdown_text, _plain(explained))

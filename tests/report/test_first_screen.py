@@ -14,7 +14,12 @@ from tracekit.documents.analysis import Budget, StepTime
 from tracekit.documents.findings import Finding
 from tracekit.metrics.step_time import FreeStep, StepSummary
 from tracekit.report.finding_sentences import TEXTS
-from tracekit.report.findings import finding_in_a_log, finding_line, first_findings
+from tracekit.report.findings import (
+    finding_in_a_log,
+    finding_line,
+    first_findings,
+    with_sentences,
+)
 from tracekit.report.notices import NoticeLine
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import (
@@ -349,7 +354,7 @@ def test_a_faster_host_may_save_more_than_idle_because_transfers_get_shorter():
     budget = Budget(
         span_ns=100 * MS, compute_ns=60 * MS, exposed_ns={"dp_comm": 30 * MS}, idle=10 * MS
     )
-    words = "saves more than it costs: exposed dp_comm gets shorter, too"
+    words = "more than the GPU is idle: exposed dp_comm gets shorter, too"
     for saves_ms, is_said in ((11, True), (10, False)):
         late = Finding(code="launch_bound", cost_ns=10 * MS, share=0.1, saves_ns=saves_ms * MS)
         shown = view(findings=(late,))
@@ -396,22 +401,22 @@ def test_a_finding_names_only_those_before_it_that_it_shares_its_time_with():
     assert [card.remarks != "" for card in cards([first, second], NOTHING)] == [False, True]
 
 
-def test_a_saving_that_assumes_something_says_so_and_is_no_bound():
+def test_what_faster_links_would_save_says_so_and_is_no_bound():
     links = Finding(
         code="exposed_comm",
         case="too_little_compute",
         cost_ns=40 * MS,
         share=0.4,
         saves_range_ns=(0, 20 * MS),
-        text="dp_comm is exposed",
-        advice="check links",
+        evidence={"label": "dp_comm", "exposed_ns": 40 * MS, "gb_per_s": 2.0},
     )
+    (links,) = with_sentences([links])
+    assert links.text.endswith("links twice as fast would save 20.0 ms")
     lines = [line.plain for line in first_screen(view(findings=(links,)), 200)]
-    shown = next(line for line in lines if "20.0 ms" in line)
-    assert shown.split("  ")[-1] == "with links twice as fast: dp_comm is exposed"
+    assert any("20.0 ms  20 %" in line for line in lines)
     assert not any("≤" in line for line in lines)
-    assert finding_line(links).endswith("(saves 20.0 ms per step with links twice as fast)")
-    assert "20.0 ms (20 %) with links twice as fast" in finding_in_a_log(links)
+    assert finding_line(links).endswith("(saves 20.0 ms per step)")
+    assert "at most" not in finding_in_a_log(links)
     assert figure_of(links) == "20.0 ms"
 
 

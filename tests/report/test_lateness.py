@@ -26,11 +26,11 @@ def slow_uneven():
 
 def test_the_map_has_a_row_for_each_rank_and_a_cell_for_each_step(slow_uneven):
     lateness = view_of(slow_uneven).lateness
-    assert lateness["steps"] == [4, 5, 6]
-    assert [row[0] for row in lateness["rows"]] == [0, 1, 2, 3]
-    latest = max(lateness["rows"], key=lambda row: max(row[1]))
+    assert lateness.steps == [4, 5, 6]
+    assert [row[0] for row in lateness.rows] == [0, 1, 2, 3]
+    latest = max(lateness.rows, key=lambda row: max(row[1]))
     assert latest[0] == 3
-    assert lateness["largest_ns"] == max(latest[1])
+    assert lateness.most_ns == max(latest[1])
 
 
 def test_the_page_draws_the_map_and_says_why(slow_uneven):
@@ -50,9 +50,7 @@ def test_the_map_sums_to_the_stragglers_and_counts_every_candidate():
         for rank in row.candidates if row.uncertain else [row.rank]:
             expected[rank] = expected.get(rank, 0) + row.caused_ns
     assert any(row.uncertain for row in analysis.stragglers.rows)
-    assert {
-        rank: sum(waits_ns) for rank, waits_ns in view_of(analysis).lateness["rows"]
-    } == expected
+    assert {rank: sum(waits_ns) for rank, waits_ns in view_of(analysis).lateness.rows} == expected
     page = render_html(analysis)
     assert "which of several ranks came last, each of them is counted" in page
     assert page.count("the cause is not known (one step was recorded") == 1

@@ -163,8 +163,9 @@ def test_a_kernel_is_called_by_what_tells_it_apart():
     assert short_kernel("nvjet_sm90_tst_128x256_NNN") == "nvjet_sm90_tst_128x256_NNN"
 
 
-LAYER = {"evidence": "annotation", "ns": 2e6, "share": 0.5, "communication_ns": 0, "tflop_s": None, "stage": None,
-         "apart": False, "ranks": [0]}  # fmt: skip
+LAYER = {"evidence": "annotation", "ns": 2_000_000, "share": 0.5, "count": 1, "compute_ns": 2_000_000,
+         "communication_ns": 0, "copy_ns": 0, "stage": None, "layer": None, "path": None, "calls": None, "flop": None,
+         "tflop_s": None, "share_of_peak": None, "below_peak_ns": None, "apart": False, "ranks": [0]}  # fmt: skip
 
 
 @pytest.mark.parametrize(("width", "split"), [(50, False), (80, True)])

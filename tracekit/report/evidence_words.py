@@ -200,7 +200,7 @@ class FindingWords:
     def rate(self) -> str:
         """Rate of the transfers; empty if it is not known."""
         rate = self.evidence.get("gb_per_s")
-        return f", at {rate:,.2g} GB/s" if isinstance(rate, float) else ""
+        return f" at {rate:,.2g} GB/s" if isinstance(rate, float) else ""
 
     @property
     def compute_to_hide_it(self) -> str:
@@ -211,7 +211,15 @@ class FindingWords:
             return "compute could hide little of it"
         if free_ns < NO_COMPUTE_SHARE * exposed_ns:
             return "there is no compute to hide it"
-        return f"compute could hide only {short_ms(free_ns)} of it"
+        return f"compute could hide {short_ms(free_ns)}"
+
+    @property
+    def faster_links(self) -> str:
+        """What links twice as fast would save; empty where no saving is predicted."""
+        saving_ns = self.finding.saving_ns
+        if saving_ns is None:
+            return ""
+        return f", links twice as fast would save {short_ms(saving_ns)}"
 
     @property
     def late_rank(self) -> str:

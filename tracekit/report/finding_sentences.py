@@ -130,7 +130,7 @@ def rollout_between_roles(words: FindingWords) -> FindingTexts:
 def weight_sync_around_moving(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         f"of the {words['sync_ns']} of a weight update only {words['moving_ns']} move weights",
-        "shorten the rest (collecting, registering and releasing buffers)",
+        "collect and register buffers once for all updates, or while weights move",
     )
 
 
@@ -597,7 +597,7 @@ def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
             f"{words['exposed_ns']} of {words.label_words} is exposed{words.rate}; "
-            f"{words.compute_to_hide_it}"
+            f"{words.compute_to_hide_it}{words.faster_links}"
         ),
         advice=(
             "check links and transport (`NCCL_DEBUG=INFO`), or send fewer bytes "
@@ -997,7 +997,10 @@ def schedule_gap_p2p_and_host(words: FindingWords) -> FindingTexts:
 @texts("schedule_gap", "p2p_transfer")
 def schedule_gap_p2p_transfer(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"{wait_for_messages(words)}, and there is too little compute to hide them",
+        text=(
+            f"{wait_for_messages(words)}, and there is too little compute to hide "
+            f"them{words.faster_links}"
+        ),
         advice=(
             "check links and transport (`NCCL_DEBUG=INFO`), or send fewer bytes (a narrower "
             "type, fewer chunks per rank)"
@@ -1394,7 +1397,7 @@ def precision_tf32(words: FindingWords) -> FindingTexts:
             further += ", because other kernels get faster, too"
     return FindingTexts(
         text=f"matrix products in float32 run without tensor cores: {words['work_ns']} of GPU time",
-        advice=f"let them use TF32 ({words.switch('tf32')}){further}",
+        advice=f"let them use TF32, slightly less precise ({words.switch('tf32')}){further}",
     )
 
 

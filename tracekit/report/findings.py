@@ -60,11 +60,10 @@ BEYOND_COST_FACTOR = 1.02
 """Saving over cost from which is said why it is more."""
 NOTHING_MORE_SHARE = 0.02
 """Share of what a finding saves alone, below which it saves nothing more after others."""
-CONDITIONS = {
-    ("exposed_comm", "too_little_compute"): "with links twice as fast",
-    ("schedule_gap", "p2p_transfer"): "with links twice as fast",
-}
-"""What a saving assumes that is not in the finding's own hands, by code and case."""
+WITH_FASTER_LINKS = frozenset(
+    {("exposed_comm", "too_little_compute"), ("schedule_gap", "p2p_transfer")}
+)
+"""Codes and cases whose text says what links twice as fast would save: no bound, but an assumption."""
 MAX_EXPOSED_SHARE = 0.05
 """Share of the step up to which it is worth saying how little is exposed."""
 
@@ -165,10 +164,9 @@ def finding_line(finding: Finding, remarks: str = "") -> str:
     saves = ""
     if finding.saving_ns:
         how_much = "at most " if is_at_most(finding) else ""
-        assumed = f" {condition(finding)}" if condition(finding) else ""
         saved = f"{how_much}{short_ms(finding.saving_ns)}"
         remarked = f"; {remarks}" if remarks else ""
-        saves = f" (saves {saved} {per_words(finding)}{assumed}{remarked})"
+        saves = f" (saves {saved} {per_words(finding)}{remarked})"
     return f"{finding.text}: {finding.advice}{saves}"
 
 
@@ -194,23 +192,18 @@ def finding_title(finding: Finding) -> str:
     return f"{title}{words.in_op}" if finding.code == "host_sync" else title.format(label=label)
 
 
-def condition(finding: Finding) -> str:
-    """Return what a finding's saving assumes beyond its advice; empty if nothing.
-
-    >>> condition(Finding(code="exposed_comm", case="too_little_compute", cost_ns=4, share=0.2, saves_ns=2))
-    'with links twice as fast'
-    """
-    if finding.saving_ns is None:
-        return ""
-    return CONDITIONS.get((finding.code, finding.case), "")
-
-
 def is_at_most(finding: Finding) -> bool:
-    """Return whether a finding's effect is shown as a bound: of one that states its condition it is not.
+    """Return whether a finding's effect is shown as a bound: what faster links would save is none.
 
     What ranks waited in a hang is the least.
+
+    >>> is_at_most(Finding(code="exposed_comm", case="too_little_compute", cost_ns=4, share=0.2, saves_ns=2))
+    False
     """
-    return finding.is_bound and finding.code != "hang" and not condition(finding)
+    assumes_links = (
+        finding.saving_ns is not None and (finding.code, finding.case) in WITH_FASTER_LINKS
+    )
+    return finding.is_bound and finding.code != "hang" and not assumes_links
 
 
 def shared_time(finding: Finding, number: int | None = None) -> str:
@@ -243,17 +236,18 @@ def beyond_cost(finding: Finding, budget: Budget) -> str:
 
     >>> late = Finding(code="launch_bound", cost_ns=7, share=0.2, saves_ns=12)
     >>> beyond_cost(late, Budget(span_ns=31, compute_ns=16, exposed_ns={"dp_comm": 6}, idle=9))
-    'saves more than it costs: exposed dp_comm gets shorter, too'
+    'more than the GPU is idle: exposed dp_comm gets shorter, too'
     >>> beyond_cost(late, Budget(span_ns=31, compute_ns=16, exposed_ns={}, idle=15))
     ''
     """
     saving_ns = finding.saving_ns or 0
     longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default=None)
     if finding.code in HOST_CODES and saving_ns > budget.idle_ns and longest is not None:
-        return f"saves more than it costs: exposed {longest} gets shorter, too"
-    states_cost = short_ms(finding.cost_ns) in finding.text and "work_ns" not in finding.evidence
+        return f"more than the GPU is idle: exposed {longest} gets shorter, too"
+    cost = short_ms(finding.cost_ns)
+    states_cost = cost in finding.text and "work_ns" not in finding.evidence
     if states_cost and saving_ns > BEYOND_COST_FACTOR * finding.cost_ns:
-        return "saves more than it costs: what follows starts earlier, too"
+        return f"more than the {cost}: what follows starts earlier, too"
     return ""
 
 
@@ -299,8 +293,7 @@ def finding_in_a_log(finding: Finding) -> str:
     else:
         how_much = "at most " if is_at_most(finding) else ""
         share = percent(finding.effect_share, digits=0)
-        assumed = f" {condition(finding)}" if condition(finding) else ""
-        effect = f"saves {how_much}{short_ms(finding.effect_ns)} ({share}){assumed}"
+        effect = f"saves {how_much}{short_ms(finding.effect_ns)} ({share})"
     return f"{effect}: {finding.text} → {finding.advice}"
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import msgspec
 
-from tracekit.documents.late import Hang, LateRanks
+from tracekit.documents.late import Hang, LateRanks, PipelineOrder
 from tracekit.errors import Notice
 from tracekit.report.notebook import NOTEBOOK_WIDTH, screen_html
 from tracekit.report.notices import with_messages
@@ -40,6 +40,11 @@ class LateResult(WholeRun):
     def hang(self) -> Hang | None:
         """The operation that did not complete, if there is one."""
         return self.document.hang
+
+    @property
+    def pipelines(self) -> tuple[PipelineOrder, ...]:
+        """Pipelines recognised from messages."""
+        return self.document.pipelines
 
     @property
     def notices(self) -> tuple[Notice, ...]:

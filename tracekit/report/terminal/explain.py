@@ -13,7 +13,7 @@ from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
 from tracekit.findings.roles import CODES as ROLE_CODES
 from tracekit.metrics.step_time import StepSummary
-from tracekit.report.findings import condition, is_at_most, per_words, remarks_on
+from tracekit.report.findings import is_at_most, per_words, remarks_on
 from tracekit.report.text import rounded, short_ms
 from tracekit.report.view import view_of
 from tracekit.report.words import WORDS
@@ -53,8 +53,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
             if low_high is None
             else f", between {short_ms(low_high[0])} and {short_ms(low_high[1])}"
         )
-        assumed = f" {condition(finding)}" if condition(finding) else ""
-        saved = f"{how_much}{short_ms(finding.saving_ns)}{assumed}"
+        saved = f"{how_much}{short_ms(finding.saving_ns)}"
         lines.append(f"   saves {saved}{between}")
     if remarks := remarks_on(finding, number, analysis.step.shown_budget):
         lines.append(f"   {remarks}")

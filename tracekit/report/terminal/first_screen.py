@@ -21,7 +21,6 @@ from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
 from tracekit.metrics.process_phases import TRAIN, WEIGHT_SYNC
 from tracekit.report.findings import (
-    condition,
     finding_title,
     first_findings,
     is_at_most,
@@ -427,9 +426,8 @@ def finding_lines(
         same_as: Number of an earlier finding with the same advice, which is then not repeated.
 
     """
-    assumed = condition(finding)
     remarks = remarks_on(finding, number, budget)
-    sentence = f"{assumed}: {finding.text}" if assumed else finding.text
+    sentence = finding.text
     if remarks:
         sentence += f" ({remarks})"
     text = _wrapped(sentence, width, first=f"{number:>2} {saving(finding)}  ", rest=INDENT)

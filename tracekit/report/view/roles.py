@@ -249,19 +249,20 @@ def step_summary(analysis: Analysis) -> str | None:
     budget = step.budget
     exposed_ns = sum(budget.exposed_ns.values())
     longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default="")
-    parts = {f"exposed transfers (mostly {longest})": exposed_ns, "idle": budget.idle_ns}
-    others = [f"{name} {percent(ns, budget.span_ns, digits=0)}" for name, ns in parts.items() if ns]
-    role = f"the {results.main_role}" if results.main_role else "the main role"
-    computes = f"computes for {percent(budget.compute_ns, budget.span_ns, digits=0)}"
-    text = f"{role} {computes} of the {short_ms(step.time_ns)} from step to step"
-    if others:
-        text += f": {', '.join(others)}"
     waiting = _waiting_summary(analysis, longest)
-    return f"{text}; {waiting}" if waiting else text
+    transfers = f"mostly {longest}, {waiting}" if waiting else f"mostly {longest}"
+    parts = [f"computes for {percent(budget.compute_ns, budget.span_ns, digits=0)}"]
+    if exposed_ns:
+        share = percent(exposed_ns, budget.span_ns, digits=0)
+        parts.append(f"has exposed transfers for {share} ({transfers})")
+    if budget.idle_ns:
+        parts.append(f"is idle for {percent(budget.idle_ns, budget.span_ns, digits=0)}")
+    role = f"the {results.main_role}" if results.main_role else "the main role"
+    return f"from step to step ({short_ms(step.time_ns)}) {role} {', '.join(parts)}"
 
 
 def _waiting_summary(analysis: Analysis, label: str) -> str:
-    """Return how much of a label is waiting, for which rank longest, and why that one is late.
+    """Return how much of a label's time is waiting, for which rank longest, and why that one is late.
 
     Empty unless most of it is waiting.
     """
@@ -274,7 +275,7 @@ def _waiting_summary(analysis: Analysis, label: str) -> str:
     why = why_late(late[0])
     bound = "at most " if is_wait_bound(analysis, label) else ""
     share = percent(waits_ns, label_ns, digits=0)
-    return f"{bound}{share} of {label} is waiting, longest for rank {late[0].rank}: {why}"
+    return f"{bound}{share} of it waiting, longest for rank {late[0].rank}: {why}"
 
 
 def update_summary(analysis: Analysis) -> str | None:

@@ -16,7 +16,7 @@ from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary
-from tracekit.report.findings import condition, is_at_most, is_of_one_iteration, remarks_on
+from tracekit.report.findings import is_at_most, is_of_one_iteration, remarks_on
 from tracekit.report.text import short_ms, size
 from tracekit.report.view.answer import origin_of_free_step, unusual_steps
 from tracekit.report.words import WORDS
@@ -257,7 +257,7 @@ def _of_step(finding: Finding) -> str:
         return "waited at least"
     default = "recording" if finding.evidence.get("steps_marked") is False else "step"
     whole = finding.evidence.get("share_of", default)
-    saved = "saved at most" if is_at_most(finding) else f"saved {condition(finding)}".rstrip()
+    saved = "saved at most" if is_at_most(finding) else "saved"
     if is_of_one_iteration(finding):
         return f"{saved}, once"
     return f"{saved}, {percent(finding.effect_share, digits=0)} of the {whole}"
