@@ -17,6 +17,7 @@ from tracekit.report.view import view_of
 from tracekit.report.view.answer import unusual_steps
 
 MS = 1_000_000
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 SLOW = 3
 """Number of the slow step among six."""
 
@@ -154,6 +155,36 @@ def test_the_parts_of_a_free_step_are_those_of_an_ordinary_one(tmp_path):
     recording.write(tmp_path)
     step = analyze(tmp_path).step
     assert step.free.budget.compute_ns == pytest.approx(10 * MS, rel=0.1)
+
+
+def test_steps_whose_gpu_work_overlaps_take_no_longer_together_than_the_recording(tmp_path):
+    """Each of three steps waits 19.5 ms for its batch while 5 ms of the step before still run.
+
+    The GPU's own marks of the steps overlap: a copy on another stream begins each.
+    """
+    recording = Recording()
+    for number in range(3):
+        start = 30.0 * number
+        recording.step(number, start, start + 30.0)
+        recording.copy(start + 0.1, start + 0.2, start + 0.2, start + 0.3, stream=20)
+        recording.op(LOADER, start + 0.5, start + 20.0)
+        work_end = train(recording, start, forward=15, backward=15, from_ms=20.1)
+        recording._add(
+            "gpu_user_annotation", f"ProfilerStep#{number}", start + 0.2, work_end, pid=0, tid=7
+        )
+    recording.write(tmp_path)
+    analysis = analyze(tmp_path)
+    steps = analysis.tables["steps"].sort("interval_start_ns")
+    ends, starts = steps["interval_end_ns"].to_list(), steps["interval_start_ns"].to_list()
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    assert steps["time_ns"].sum() <= work_end * MS
+    times_ns = [step.time_ns for step in analysis.step.per_step]
+    assert times_ns[1:] == pytest.approx([30 * MS, 35 * MS], rel=0.02)
+    # Of each wait the GPU is idle from the end of the work before it on.
+    loading = next(finding for finding in analysis.findings if finding.code == "data_loading")
+    assert loading.cost_ns <= 19.5 * MS
+    host_time = analysis.tables["host_time"].filter(pl.col("code") == "data_loading")
+    assert host_time["host_ns"].sum() <= 3 * 19.5 * MS
 
 
 @pytest.mark.parametrize(("length", "is_checkpoint"), [(2.5, True), (2.0, False)])

@@ -97,6 +97,14 @@ def test_the_first_step_of_a_gpu_that_stays_behind_takes_as_long_as_on_the_gpu()
     assert times_ms(steps) == [30, 30, 31]
 
 
+def test_a_gpu_that_catches_up_once_does_not_make_the_host_the_limit():
+    """Before step 5 the GPU is idle for 1 ms, before the others it still works: step 4 is not its host's 44."""
+    steps = bounds(
+        (4, 8, 44, 0, 44), (5, 45, 91, 44, 87), (6, 91, 134, 87, 123), (7, 134, 176, 123, 164)
+    )
+    assert times_ms(steps) == [36, 47, 43, 42]
+
+
 @pytest.mark.parametrize(("until", "time_ms"), [(40, 40), (5, 70), (60, 30)])
 def test_a_single_step_begins_when_the_gpu_has_ended_earlier_work(until, time_ms):
     """The host is in the step from 10 to 80; its GPU work runs from 50 to 80, and other work *until* then."""

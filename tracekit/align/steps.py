@@ -290,11 +290,13 @@ def step_intervals(
     work_end_before = _before(_highest_so_far(work_end, rows.first), rows)
 
     # A step that follows no recorded one: its GPU may still be behind with work launched before. If it
-    # has caught up, and is idle before the first work of the next step, the host is the limit, and the
-    # step begins with its mark; else with its first GPU work. A single step begins with its mark.
-    idle_before_next_ns = start[1:] - gpu_end[:-1]
-    has_caught_up = rows.is_same_rank & (idle_before_next_ns >= MIN_IDLE_OF_HOST_LIMIT_NS)
-    begins_by_mark = has_mark & (~is_followed | np.append(has_caught_up, False))
+    # has caught up, and is idle before the first work of the next step as before most others of the
+    # rank, the host is the limit, and the step begins with its mark; else with its first GPU work. A
+    # single step begins with its mark.
+    idle_before_next_ns = np.append(start[1:] - gpu_end[:-1], 0)
+    has_caught_up = is_followed & (idle_before_next_ns >= MIN_IDLE_OF_HOST_LIMIT_NS)
+    is_host_limited = _is_usual(has_caught_up, is_followed, rows.first)
+    begins_by_mark = has_mark & (~is_followed | (has_caught_up & is_host_limited))
     first_begin = np.where(begins_by_mark, np.minimum(start, mark), start)
     # Any other begins when its host has begun it and the GPU has ended the work before it.
     begin = np.where(has_mark, np.minimum(start, np.maximum(mark, gpu_end_before)), start)
@@ -302,6 +304,17 @@ def step_intervals(
     begin = _highest_so_far(begin, rows.first)
     next_begin = np.append(begin[1:], UNKNOWN_TIME)
     return begin, np.where(is_followed, next_begin, work_end)
+
+
+def _is_usual(holds: Bools, counts: Bools, first: Ints) -> Bools:
+    """Return for each row whether *holds* is true of half the rows of its rank or more that count.
+
+    >>> _is_usual(np.array([True, False, False, True]), np.array([True, True, True, True]), np.array([0, 3]))
+    array([False, False, False,  True])
+    """
+    held = np.add.reduceat(holds.astype(np.int64), first)
+    counted = np.add.reduceat(counts.astype(np.int64), first)
+    return np.repeat(2 * held >= counted, np.diff(first, append=len(holds)))
 
 
 def interval_columns(begin: Ints, end: Ints) -> pl.DataFrame:
