@@ -191,6 +191,11 @@ def test_late_launches_on_the_critical_path_widen_the_range():
     assert (low, high) == (round((50 - margin_ms) * MS), round((50 + margin_ms) * MS))
 
 
+def test_a_change_saves_at_most_the_step():
+    graph = graph_of([kernel("forward", 0, 10)], clock_error_ns=30 * MS)
+    assert graph.predict(["forward x0.5"]).saves_range_ns == (0, 10 * MS)
+
+
 def test_a_range_begins_at_no_less_than_nothing():
     graph = graph_of([kernel("forward", 0, 10)], clock_error_ns=30 * MS)
     low, high = graph.predict(["forward x0.5"]).predicted_range_ns

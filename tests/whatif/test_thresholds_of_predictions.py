@@ -33,9 +33,9 @@ def test_a_slowdown_of_more_than_four_is_an_outlier():
     assert below == pytest.approx(100 / 30)
 
 
-def margin_ns(replayed_ns=0, **path_ns):
-    """Half width of a range if all steps took equally long, with this time on the critical path by label."""
-    bounds = pl.DataFrame({"step": [1, 2, 3], "time_ns": [1_000, 1_000, 1_000]})
+def margin_ns(replayed_ns=0, *, times_ns=(1_000, 1_000, 1_000), **path_ns):
+    """Half width of a range of steps with these times, with this time on the critical path by label."""
+    bounds = pl.DataFrame({"step": range(len(times_ns)), "time_ns": times_ns})
     predicting = SimpleNamespace(graph=SimpleNamespace(measured_bounds=bounds), clock_error_ns=0)
     labels = [None if label == "host" else label for label in path_ns]
     parts = pl.DataFrame(
@@ -47,6 +47,11 @@ def margin_ns(replayed_ns=0, **path_ns):
 
 def test_a_prediction_is_uncertain_by_a_twentieth_at_least():
     assert margin_ns(1_000) == pytest.approx(50)
+
+
+def test_one_slow_step_among_four_does_not_widen_the_range_of_the_others():
+    assert margin_ns(1_000, times_ns=[1_000, 1_000, 1_000, 10_000]) == pytest.approx(50)
+    assert margin_ns(1_000, times_ns=[800, 900, 1_100, 1_200]) == pytest.approx(150)
 
 
 def test_transfers_vary_by_fifteen_percent_and_hosts_by_twenty():

@@ -752,7 +752,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             (most_ns - predicted_ns, predicted_ns - least_ns),
             margin_ns,
         )
-        saves_range_ns = (max(least_saved_ns, 0), max(most_saved_ns, 0))
+        step_ns = step.measured_ns if free_ns is None else free_ns
+        saves_range_ns = (max(least_saved_ns, 0), min(max(most_saved_ns, 0), step_ns))
         return msgspec.structs.replace(
             step,
             predicted_range_ns=(least_ns, most_ns),
@@ -833,10 +834,12 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """
         bounds = self.graph.measured_bounds.drop_nulls("time_ns")
         times_ns = bounds.group_by("step").agg(pl.col("time_ns").median())["time_ns"].to_numpy()
-        low, middle, high = (
-            np.quantile(times_ns, [0.25, 0.5, 0.75]) if len(times_ns) else (0.0, 0.0, 0.0)
-        )
-        step_share = max(MIN_VARIATION, float((high - low) / 2 / max(middle, 1.0)))
+        step_share = MIN_VARIATION
+        if len(times_ns):
+            middle_ns = np.median(times_ns)
+            # One slow step among four is no spread of the others.
+            deviation_ns = np.median(np.abs(times_ns - middle_ns))
+            step_share = max(MIN_VARIATION, float(deviation_ns / max(middle_ns, 1.0)))
         is_transfer = path_parts["label"].is_in(COMMUNICATION_LABELS).fill_null(False)
         transfer_ns = int(path_parts["ns"].filter(is_transfer).sum())
         host_ns = int(path_parts["ns"].filter(path_parts["label"].is_null()).sum())
