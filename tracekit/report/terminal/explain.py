@@ -146,6 +146,7 @@ EVIDENCE_NAMES = {
     "op_gain_ns": "of that saved at its limit",
     "operators": "slow operators",
     "is_recorded_time": "time as recorded",
+    "model_flop_utilisation": "model FLOP at each type's peak",
     "stacks_not_read": "stacks recorded and not read",
 }
 """Names of figures whose own name says too little."""

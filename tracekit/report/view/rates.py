@@ -13,6 +13,7 @@ from tracekit.analysis.combine.communication import RunRates, below_peak_ns
 from tracekit.documents.analysis import Bandwidth
 from tracekit.documents.coding import rows as table_rows
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
+from tracekit.metrics.rates import NOT_MODEL_LABELS
 from tracekit.report.table import Column, Table, make_table
 from tracekit.schema import Source
 
@@ -27,9 +28,11 @@ def products_table(analysis: Analysis) -> Table | None:
     rates = analysis.rates
     if rates is None or not rates.total.flop:
         return None
+    types_by_label = _types_by(rates, "label")
     columns = (
         Column("products", value=lambda row: f"{row['label']} {row.get('module') or ''}".rstrip()),
         Column("shape", value=lambda row: shape_words(row.get("shapes", "[]"))),
+        Column("type", value=lambda row: row.get("dtype") or types_by_label.get(row["label"], "")),
         Column("TFLOP/s", "rate", value="tflop_s"),
         Column("of peak", "share", value="share_of_peak"),
         Column("time", "ms", value="ns"),
@@ -50,9 +53,7 @@ def _product_notes(sources: Sequence[Source], rates: RunRates) -> list[str]:
     total = rates.total
     notes = peak_notes(sources, rates.products["dtype"].drop_nulls().unique().sort().to_list())
     if total.utilisation is not None:
-        notes.append(
-            f"model FLOP utilisation over the span: {percent(total.utilisation)} of each GPU's peak as above"
-        )
+        notes.append(f"model FLOP utilisation over the span: {_utilisation(sources, rates)}")
     if total.uncounted_ns:
         largest = rates.uncounted.row(0, named=True)
         name = largest["kernel"] or largest["op"] or "kernels without a name"
@@ -61,6 +62,41 @@ def _product_notes(sources: Sequence[Source], rates: RunRates) -> list[str]:
             f"{ms(total.uncounted_ns)} of products have no known FLOP (most: {name}){bound}"
         )
     return notes
+
+
+def _types_by(rates: RunRates, column: str) -> dict[str, str]:
+    """Return the types in which products with known FLOP compute, by label or another column."""
+    typed = rates.products.drop_nulls(["flop", "dtype"])
+    types = typed.group_by(column).agg(pl.col("dtype").unique().sort().str.join(", "))
+    return dict(types.iter_rows())
+
+
+def _utilisation(sources: Sequence[Source], rates: RunRates) -> str:
+    """Return the model FLOP utilisation, and the peak that it is a share of.
+
+    Where products compute in several types it is stated of the highest of their peaks, and with each
+    product against the peak of its own type.
+    """
+    total = rates.total
+    of_own_types = percent(total.utilisation)
+    model = rates.products.filter(~pl.col("label").is_in(NOT_MODEL_LABELS))
+    types = model.drop_nulls(["flop", "dtype"])["dtype"].unique().sort().to_list()
+    kinds = set()
+    for source in sources:
+        kinds |= {(device, source.multiprocessors) for device in source.devices}
+    if len(kinds) != 1:
+        return f"{of_own_types}, each product against the peak of its GPU and type as above"
+    device, usable = kinds.pop()
+    peaks = {dtype: peak_tflop_s(device, dtype, multiprocessors=usable) for dtype in types}
+    known_peaks = without_none(peaks)
+    highest = max(known_peaks, key=lambda dtype: known_peaks[dtype], default=None)
+    if highest is None or len(types) == 1:
+        return f"{of_own_types} of the GPU's peak{'' if highest is None else f' in {highest}'}"
+    of_highest = total.model_flop / (known_peaks[highest] * 1e3) / total.span_ns
+    return (
+        f"{percent(of_highest)} of the GPU's peak in {highest}; {of_own_types} with each product "
+        "against the peak of its own type"
+    )
 
 
 def peak_notes(sources: Sequence[Source], dtypes: Sequence[str]) -> list[str]:
