@@ -6,8 +6,9 @@ import pytest
 
 from tests.findings.conftest import Recording
 from tracekit import analyze
+from tracekit.documents.findings import Finding, Place
 from tracekit.metrics.host.time_by_activity import MAX_PLACES
-from tracekit.report.findings import finding_line, per_words
+from tracekit.report.findings import finding_line, finding_texts, per_words, with_sentences
 
 MS = 1_000_000
 ONE_PERCENT = 0.01
@@ -445,6 +446,38 @@ def test_the_call_that_waited_is_named_and_not_the_operators_that_hardly_did(fin
     evidence = findings_of(many_small_waits_and_a_long_one)["host_sync"].evidence
     assert (evidence["name"], evidence["op"]) == ("cudaDeviceSynchronize", None)
     assert evidence["calls_per_step"] == 1
+
+
+def test_a_wait_outside_any_operator_is_told_by_the_range_that_it_is_in(findings_of):
+    """A framework waits for an event in its own callback, and no operator is open."""
+
+    def fill(recording, start, _):
+        recording.op("loop", start + 0.001, start + 0.9)
+        recording.annotation("Framework::after_backward", start + 1.0, start + 9.5)
+        recording.call("cudaEventSynchronize", start + 1.2, start + 9.4)
+        launch_ten(recording, start)
+
+    finding = with_sentences([findings_of(fill)["host_sync"]])[0]
+    assert (finding.case, finding.where[0].source) == ("in_range", "Framework::after_backward")
+    assert "in cudaEventSynchronize, inside Framework::after_backward" in finding.text
+    assert "timers: use events" not in finding.advice
+
+
+def test_the_place_that_is_named_is_one_of_the_call_that_waited():
+    """The GPU is idle longest behind a value that is read, though the host waits longest elsewhere."""
+    places = [
+        Place(0, 1, 0, 9, "aten::item", "train.py(3): log"),
+        Place(0, 1, 10, 15, "cudaDeviceSynchronize", "train.py(7): step"),
+    ]
+    finding = Finding(
+        code="host_sync",
+        case="explicit",
+        cost_ns=1,
+        share=0.1,
+        where=tuple(places),
+        evidence={"name": "cudaDeviceSynchronize", "op": None, "calls_per_step": 1.0},
+    )
+    assert "cudaDeviceSynchronize, called from train.py(7): step" in finding_texts(finding).text
 
 
 def test_a_wait_belongs_to_the_operator_that_asks_for_a_value(findings_of):

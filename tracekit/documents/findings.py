@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -38,7 +39,18 @@ class Place(Struct, frozen=True):
     name: str | None
     """Event or call of the host."""
     source: str | None = None
-    """Function and line, where stacks were recorded."""
+    """Function and line, where stacks were recorded; else, of a wait, the annotated range around it."""
+
+    @property
+    def is_in_range(self) -> bool:
+        """Whether the source is an annotated range, and not a function with its file and line.
+
+        >>> Place(0, 4, 1, 9, "cudaEventSynchronize", "FSDP::root_post_backward_callback").is_in_range
+        True
+        >>> Place(0, 4, 1, 9, "cudaEventSynchronize", "train.py(12): step").is_in_range
+        False
+        """
+        return self.source is not None and re.search(r"\(\d+\): ", self.source) is None
 
 
 class Finding(Struct, frozen=True, kw_only=True):

@@ -204,7 +204,7 @@ def _offence(
     if not context.runs_pytorch:
         evidence["is_pytorch"] = False
     case = _case(context, code, row)
-    is_made_by_unknown = case == "explicit" and context.has_unread_stacks
+    is_made_by_unknown = case in ("explicit", "in_range") and context.has_unread_stacks
     if case == "stacks_not_read" or is_made_by_unknown:
         evidence["stacks_not_read"] = True
     return Finding(
@@ -245,7 +245,10 @@ def _case(context: Context, code: str, row: dict[str, object]) -> str:
     name = str(row["name"] or "")
     if code == "host_sync":
         op = None if row["op"] is None else str(row["op"])
-        return who_waits(context, op, name, float(str(row["count"])))
+        case = who_waits(context, op, name, float(str(row["count"])))
+        waits = [place for place in _places(context, code) if place.name == name]
+        is_in_range = bool(waits) and waits[0].is_in_range
+        return "in_range" if case == "explicit" and is_in_range else case
     if code == "allocator" and not context.step.is_marked:
         return "start_up"
     if code == "data_loading":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tracekit._util.text import ms, percent, ranks_named
-from tracekit.documents.findings import Finding
+from tracekit.documents.findings import Finding, Place
 from tracekit.documents.memory import MemoryRemedy
 from tracekit.report.memory_words import remedies_sentence
 from tracekit.report.text import listed, rounded, short_ms, size
@@ -170,13 +170,25 @@ class FindingWords:
     @property
     def source(self) -> str:
         """The first function and line that is known."""
-        sources = (example.source for example in self.finding.where)
-        return next((source for source in sources if source), "unknown")
+        place = self._place_with_source
+        return "unknown" if place is None or place.source is None else place.source
+
+    @property
+    def _place_with_source(self) -> Place | None:
+        """The first place whose source is known; of a wait one of the call or operator that is named."""
+        places = self.finding.where
+        if self.finding.code == "host_sync":
+            named = (self.evidence.get("name"), self.evidence.get("op"))
+            places = tuple(place for place in places if place.name in named)
+        return next((place for place in places if place.source), None)
 
     @property
     def called_from(self) -> str:
-        """The function that makes the first call that is known; empty if stacks do not tell."""
-        return "" if self.source == "unknown" else f", called from {self.source}"
+        """The function that makes the first call that is known, or the range that it is in; empty if neither is."""
+        place = self._place_with_source
+        if place is None:
+            return ""
+        return f", {'inside' if place.is_in_range else 'called from'} {place.source}"
 
     @property
     def label_words(self) -> str:

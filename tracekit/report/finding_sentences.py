@@ -314,6 +314,17 @@ def host_sync_explicit(words: FindingWords) -> FindingTexts:
     )
 
 
+@texts("host_sync", "in_range")
+def host_sync_in_range(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=host_sync_explicit(words).text,
+        advice=(
+            "see what it waits for there: copies to the CPU (offload less, or into pinned memory), or a "
+            "timer or check that can go"
+        ),
+    )
+
+
 @texts("host_compute")
 def host_compute(words: FindingWords) -> FindingTexts:
     return FindingTexts(

@@ -85,7 +85,7 @@ HOST_PLACES = pl.Schema(
         "end_ns": pl.Int64(),
         "idle_ns": pl.Int64(),
         "name": pl.String(),
-        "source": pl.String(),  # function and line, where Python's stacks were recorded
+        "source": pl.String(),  # function and line where Python's stacks were recorded, else the range around a wait
     }
 )
 
@@ -142,6 +142,7 @@ def measure_host_time(
     all_places = pl.concat(places) if places else HOST_PLACES.to_frame()
     threads = {thread for table in tables for thread in table.threads}
     with_lines = _with_lines(all_places, frames.on_threads(np.array([*threads])))
+    with_lines = _with_ranges(with_lines, host.ranges)
     all_times = pl.concat(times) if times else HOST_TIME.to_frame()
     stretches.pop("launch_bound", None)
     return all_times, with_lines, stretches
@@ -536,3 +537,20 @@ def _with_lines(places: pl.DataFrame, frames: NamedRows) -> pl.DataFrame:
             line = by_start.names.value(innermost)
         lines.append(line)
     return places.with_columns(source=pl.Series(lines, dtype=pl.String))
+
+
+def _with_ranges(places: pl.DataFrame, ranges: NamedRows) -> pl.DataFrame:
+    """Return the places; those of waits without a frame get the innermost annotated range around their start."""
+    is_open = (pl.col("code") == "host_sync") & pl.col("source").is_null()
+    waits = places.select(is_open.alias("is_open"), "start_ns")
+    if not len(ranges) or not waits["is_open"].any():
+        return places
+    by_start = NamedRows(ranges.rows.sort("start_ns", -pl.col("end_ns")))
+    end = by_start.rows["end_ns"].to_numpy()
+    behind = np.searchsorted(by_start.rows["start_ns"].to_numpy(), waits["start_ns"], side="right")
+    sources = places["source"].to_list()
+    for place, is_without_frame in enumerate(waits["is_open"].to_list()):
+        if is_without_frame:
+            around = np.flatnonzero(end[: behind[place]] > waits["start_ns"][place])
+            sources[place] = by_start.names.value(int(around[-1])) if len(around) else None
+    return places.with_columns(source=pl.Series(sources, dtype=pl.String))
