@@ -194,6 +194,19 @@ def test_of_two_bounds_about_the_same_time_the_one_with_the_higher_lower_end_com
     assert [finding.change for finding in ordered] == ["b", "a"]
 
 
+@pytest.mark.parametrize(
+    ("stalls_save_ns", "codes"),
+    [(150, ["busy_cpu", "launch_bound"]), (149, ["launch_bound", "busy_cpu"])],
+)
+def test_a_host_that_shares_its_cores_hears_that_before_what_it_therefore_does_slowly(
+    stalls_save_ns, codes
+):
+    launching = replace(saving_finding("a", 300, 0), code="launch_bound")
+    stalls = replace(saving_finding("b", stalls_save_ns, 0), code="busy_cpu")
+    ordered = _relate(Replays({"a": 300, "b": stalls_save_ns}), [launching, stalls])
+    assert [finding.code for finding in ordered] == codes
+
+
 def test_what_a_bound_might_do_as_well_keeps_its_place():
     """The first may save nothing: then the second saves all of its own."""
     first, second = saving_finding("a", 300, 0), saving_finding("b", 250, 0)

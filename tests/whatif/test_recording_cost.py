@@ -13,6 +13,7 @@ from msgspec import structs
 
 from tests.whatif.test_changes import MS, graph_of, kernel
 from tracekit import analyze
+from tracekit.intervals import union
 from tracekit.metrics.host.events import NamedRows, split_host_events
 from tracekit.schema import EVENTS, MEMORY, RankEvents, Source, conform
 from tracekit.whatif.recording_cost import find_recording_cost, measure_host_slowness
@@ -67,6 +68,22 @@ def test_the_work_of_a_graph_costs_the_call_that_launches_it():
     cost = find_recording_cost(rank, host, kernels)
     ns = cost.between(np.array([0, 100, 200]) * US, np.array([100, 200, 300]) * US)
     assert (ns / US).tolist() == pytest.approx([9.75 + 4 * 1.3, 9.75 + 6.5, 9.75], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("operators", "share"),
+    [(1, 60 * 9.75 / 910), (3, 0.85)],  # at most 85 % of any time are the profiler's
+)
+def test_a_host_that_stands_still_does_so_for_the_profiler_too(operators, share):
+    """60 launches in 5.91 ms, of which the host stood still for 5: 9.75 µs each are 64 % of the rest."""
+    rank = recorded_host(operators=operators)
+    host = split_host_events(rank.events)
+    stalls = union([20 * US], [5_020 * US])
+    cost = find_recording_cost(rank, host, stalls=stalls)
+    (ns,) = cost.between(np.array([30 * US]), np.array([50 * US]))
+    assert ns / US == pytest.approx(20 * share, rel=0.02)
+    (before_ns,) = cost.between(np.array([15 * US]), np.array([19 * US]))
+    assert before_ns == 0
 
 
 def test_python_frames_cost_evenly_over_the_time_of_the_recording():

@@ -98,6 +98,9 @@ MIN_LISTED_SHARE = 0.001
 rounding and the clocks' resolution make."""
 MIN_SHARE_OF_CERTAIN_SAVING = 0.05
 """Share of the step from which a saving stands before one that is only possible."""
+MIN_SHARE_OF_SLOWED_HOST = 0.5
+"""Saving of cores of its own over that of an activity of the host, from which the activity is mostly slow
+for want of them."""
 MIN_SHARED_SHARE = 0.1
 """Share of the smaller of two savings that both changes together must save less than their sum, for
 the findings to share time."""
@@ -316,13 +319,16 @@ def _stands_before(finding: Finding, other: Finding) -> bool:
 
     It saves more for certain, or saves enough where the other is only possible; or it is an activity
     of the host that leaves the GPU idle longer than launching does: launching is what else the host
-    does.
+    does; or other processes slow the host down, which then does all else more slowly.
     """
     is_surer = other.certain == "possible" and finding.certain != "possible"
     if is_surer and finding.effect_share >= MIN_SHARE_OF_CERTAIN_SAVING:
         return True
     is_longer_activity = other.code == "launch_bound" and finding.code in OFFENCES
     if is_longer_activity and finding.cost_ns > other.cost_ns:
+        return True
+    is_slowed_host = finding.code == "busy_cpu" and other.code in HOST_CODES
+    if is_slowed_host and likely_ns(finding) >= MIN_SHARE_OF_SLOWED_HOST * likely_ns(other):
         return True
     return _least_ns(finding) > _least_ns(other)
 

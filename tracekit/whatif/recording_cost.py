@@ -3,7 +3,9 @@
 Recording an operator, a call of the GPU's library or a Python frame delays the thread that runs it.
 Each recorded event gives its cost back where it was recorded; the replay of the run
 (``event_graph``) then tells what that is worth. The costs per event are measured
-(``constants``) on one CPU; how fast another one is shows in its launch calls.
+(``constants``) on one CPU; how fast another one is shows in its launch calls. A thread that has to
+share its core stands still more often the more it has to do: of that time, too, the recording has
+its share.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import polars as pl
 
 from tracekit._util.arrays import Floats, Ints, as_int64
 from tracekit.classify.names import HOST_CALLS
+from tracekit.intervals import EMPTY, Intervals
 from tracekit.metrics.host.events import HostEvents, NamedRows
 from tracekit.schema import RankEvents
 from tracekit.whatif.constants import (
@@ -22,6 +25,7 @@ from tracekit.whatif.constants import (
     HOST_SLOWNESS_EXPONENT,
     HOST_SLOWNESS_RANGE,
     LAUNCH_CALL_NS,
+    MIN_FREE_HOST_SHARE,
     MIN_LAUNCHES_TO_MEASURE_HOST,
     OPERATOR_COST_NS,
     PYTHON_FRAME_COST_NS,
@@ -44,17 +48,28 @@ class RecordingCost(msgspec.Struct, frozen=True, eq=False):
     """Cost of all events before each of them; one more than there are events."""
     per_ns: float
     """Cost per time of the host of events whose times were not read."""
+    stalls: Intervals
+    """When the host stood still."""
+    per_stalled_ns: float
+    """Cost per time in which it did."""
 
     def between(self, start_ns: Ints, end_ns: Ints) -> Ints:
         """Return the cost of the events that start from *start_ns* on and before *end_ns*."""
         first = np.searchsorted(self.time_ns, start_ns)
         last = np.maximum(np.searchsorted(self.time_ns, end_ns), first)
         cost_ns = self.until_ns[last] - self.until_ns[first]
-        return as_int64(cost_ns + self.per_ns * np.maximum(end_ns - start_ns, 0))
+        cost_ns = cost_ns + self.per_ns * np.maximum(end_ns - start_ns, 0)
+        if self.stalls.total_ns:
+            cost_ns = cost_ns + self.per_stalled_ns * self.stalls.covered_ns(start_ns, end_ns)
+        return as_int64(cost_ns)
 
 
 def find_recording_cost(
-    rank: RankEvents, host: HostEvents, correlation: pl.Series | None = None
+    rank: RankEvents,
+    host: HostEvents,
+    correlation: pl.Series | None = None,
+    *,
+    stalls: Intervals = EMPTY,
 ) -> RecordingCost | None:
     """Return what the recording cost the host of a rank; None if that is not known.
 
@@ -65,6 +80,7 @@ def find_recording_cost(
         rank: The rank.
         host: Its host events.
         correlation: That of its GPU events; those of a graph have one call in common.
+        stalls: When the host stood still (``metrics.host.stalls``).
     """
     if rank.source.reader == "nsight":
         return None
@@ -82,10 +98,14 @@ def find_recording_cost(
     time_ns = starts[order]
     span_ns = int(time_ns[-1] - time_ns[0])
     frames_ns = count_frames(rank) * PYTHON_FRAME_COST_NS * slowness
+    running_ns = max(span_ns - stalls.total_ns, 1)
+    cost_share = (float(cost_ns.sum()) + frames_ns) / running_ns
     return RecordingCost(
         time_ns=time_ns,
         until_ns=np.concatenate([[0.0], np.cumsum(cost_ns)]),
         per_ns=frames_ns / max(span_ns, 1),
+        stalls=stalls,
+        per_stalled_ns=min(cost_share, 1 - MIN_FREE_HOST_SHARE),
     )
 
 

@@ -349,7 +349,9 @@ def measure_rank(
     )
 
 
-def _with_remedies(graph_events: pl.DataFrame, work: Rank, rank: RankEvents) -> pl.DataFrame:
+def _with_remedies(
+    graph_events: pl.DataFrame, work: Rank, rank: RankEvents, *, stalls: Intervals
+) -> pl.DataFrame:
     """Return the rank's events with what changes would make of each (``metrics.remedies``)."""
     gpu_events = work.labelled
     launching = gpu_events["op"].unique().drop_nulls().cast(pl.String)
@@ -357,7 +359,7 @@ def _with_remedies(graph_events: pl.DataFrame, work: Rank, rank: RankEvents) -> 
         gpu_events,
         device=next(iter(rank.source.devices), None),
         multiprocessors=rank.source.multiprocessors,
-        stalls=find_stalls(rank.events, launching),
+        stalls=stalls,
         on_new_shapes=find_new_shapes(rank.events, launching),
         texts=work.texts,
     )
@@ -459,11 +461,13 @@ def _measure_rank(
     graph_events = None
     host_work = None
     if graph and len(gpu_events):
-        cost = find_recording_cost(rank, host, gpu_events["correlation"])
+        launching_ops = gpu_events["op"].unique().drop_nulls().cast(pl.String)
+        stalls = find_stalls(rank.events, launching_ops)
+        cost = find_recording_cost(rank, host, gpu_events["correlation"], stalls=stalls)
         with_cost = find_rank_events(work, cost)
         host_work = find_host_work(work, with_cost, host_stretches)
         give_back_memory(worth=is_large)
-        graph_events = _with_remedies(with_cost, work, rank)
+        graph_events = _with_remedies(with_cost, work, rank, stalls=stalls)
         give_back_memory(worth=is_large)
     return RankTables(
         source=rank.source,
