@@ -115,6 +115,8 @@ def contradictions(analysis):
         *_changes(analysis),
         *_order_of_ranks(view),
         *_savings(analysis),
+        *_ranges(analysis),
+        *_shares(json.loads(render_json(analysis)), "document"),
     ]
 
 
@@ -171,6 +173,42 @@ def _prices(analysis):
         predicted_ns = max(graph.predict([finding.change]).saves_ns or 0, 0)
         if finding.saves_ns != predicted_ns:
             yield f"{finding.code} saves {finding.saves_ns}, and '{finding.change}' {predicted_ns}"
+
+
+def _ranges(analysis):
+    """Return findings and predictions whose range is not around what they save, or is more than the longest step."""
+    step = analysis.step
+    step_ns = (step.reference_ns or 0) if step.free is None else step.free.range_ns[1]
+    rows = [(finding.code, finding) for finding in analysis.findings if finding.code != "slow_step"]
+    rows += [(row.change, row) for row in analysis.changed_steps]
+    for name, row in rows:
+        if row.saves_range_ns is None:
+            continue
+        least_ns, most_ns = row.saves_range_ns
+        if most_ns > step_ns and not analysis.role_results.iterations:
+            yield f"{name} saves up to {most_ns} ns of a step of {step_ns}"
+        if row.saves_ns is not None and not least_ns <= max(row.saves_ns, 0) <= most_ns:
+            yield f"{name} saves {row.saves_ns} ns, which is not between {least_ns} and {most_ns}"
+
+
+PLAIN_RATIOS = frozenset({"share_of_measured", "share_of_link"})
+"""Shares in the JSON that may be more than all: of what was measured elsewhere, or of a link's data sheet."""
+
+
+def _shares(value, path):
+    """Return shares and fractions anywhere in a document that are more than all of what they are of."""
+    if isinstance(value, list):
+        for i, each in enumerate(value):
+            yield from _shares(each, f"{path}[{i}]")
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            is_number = isinstance(each, int | float) and not isinstance(each, bool)
+            is_share = re.search(r"share|fraction|utilisation", key) and key not in PLAIN_RATIOS
+            # A hang and one slow step may take longer than the step.
+            is_of_step = value.get("code") not in ("hang", "slow_step")
+            if is_number and is_share and is_of_step and each > 1 + 1e-6:
+                yield f"{path}.{key} is {each}"
+            yield from _shares(each, f"{path}.{key}")
 
 
 def _wording(analysis, view):

@@ -317,11 +317,10 @@ def test_a_step_that_was_timed_is_no_estimate():
 
 
 def test_the_first_warning_is_named_in_a_line():
-    lines = NoticeLine("damaged", "rank 0: a warning"), NoticeLine("damaged", "w" * 90)
+    lines = NoticeLine("damaged", "rank 0: a warning"), NoticeLine("damaged", "another")
     for warnings, line in (
         (lines[:1], "  warning: rank 0: a warning"),
         (lines, "  2 warnings (--full), first: rank 0: a warning"),
-        (lines[1:], f"  warning: {'w' * 68}…"),
     ):
         shown = [each.plain for each in first_screen(view(warnings=warnings), 80)]
         assert [each for each in shown if "warning" in each] == [line]
@@ -447,6 +446,16 @@ def test_what_is_left_of_compute_is_named():
     kernels = pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")
     shown = view(tables={"kernels": kernels})
     assert compute_by_module(shown).endswith("mlp 60 %, attention 30 %, the rest 10 %")
+
+
+def test_a_warning_whose_first_clause_is_long_takes_two_lines_and_is_not_cut():
+    message = "captured graphs ran for 0.274 ms of the recording without a kernel in the file: not counted"
+    shown = [line.plain for line in first_screen(view(warnings=[NoticeLine("x", message)]), 60)]
+    begin = next(i for i, line in enumerate(shown) if "warning" in line)
+    assert " ".join(" ".join(shown[begin : begin + 2]).split()) == f"warning: {message}"
+    longer = NoticeLine("x", " ".join(["word"] * 90))
+    shown = [line.plain for line in first_screen(view(warnings=[longer]), 60)]
+    assert sum("word" in line for line in shown) == 2
 
 
 def test_a_long_warning_ends_with_a_clause():

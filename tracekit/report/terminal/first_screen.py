@@ -67,6 +67,8 @@ MAX_RATIO_OF_ITERATIONS = 1.25
 """Longest over shortest iteration of an RL loop from which both are stated instead of the mean."""
 MAX_TITLES = 3
 """Further findings up to which they are named by their titles."""
+CUT = "…"
+"""Stands where a text is cut."""
 INDENT = "    "
 """Spaces before the further lines of a finding."""
 MAX_END_DIFFERENCE_SHARE = 0.01
@@ -469,14 +471,17 @@ def certainty_lines(view: View, width: int) -> list[Text]:
 
 
 def warning_lines(view: View, width: int) -> list[Text]:
-    """Return the first warning in a line, and how many more there are."""
+    """Return the first warning in a line, or two where its first clause is longer, and how many more there are."""
     warnings = telling_notices(view.warnings)
     if not warnings:
         return []
     count = len(warnings)
     heading = "  warning: " if count == 1 else f"  {count} warnings (--full), first: "
-    message = first_clauses(warnings[0].message, width - len(heading))
-    return [Text(f"{heading}{message}", style="dim")]
+    beside = width - len(heading)
+    message = first_clauses(warnings[0].message, beside)
+    if message.endswith(CUT):
+        message = first_clauses(warnings[0].message, beside + width - 2 * len(INDENT))
+    return _wrapped(message, width, first=heading, rest=INDENT, style="dim")
 
 
 def hint_lines(
@@ -563,7 +568,7 @@ def cut_text(text: str, width: int) -> str:
     >>> cut_text("abcdef", 4)
     'abc…'
     """
-    return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
+    return text if len(text) <= width else f"{text[: max(width - 1, 0)]}{CUT}"
 
 
 def _wrapped(
