@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import msgspec
 import pytest
 
 import tracekit.findings
+from tests.findings.conftest import Recording
 from tests.kept import analysis_of
+from tracekit import analyze
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.findings.host import OFFENCES
@@ -25,7 +28,10 @@ from tracekit.report.findings import (
     shown_findings,
     with_sentences,
 )
+from tracekit.report.markdown import render_markdown
+from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import finding_lines, saving
+from tracekit.report.terminal.screen import Screen
 from tracekit.report.text import short_ms
 from tracekit.report.view.top import cards
 from tracekit.schema import LABEL_WORDS
@@ -281,6 +287,58 @@ def test_graphs_have_their_vendors_name_or_none(vendor, words):
     evidence = {"vendor": vendor, "events_per_step": 17_507, "mean_event_ns": 2_000}
     finding = Finding(code="launch_bound", cost_ns=9, share=0.9, evidence=evidence)
     assert words in with_sentences([finding])[0].advice
+
+
+OTHERS_WORDS = re.compile(r"CUDA|cuda|NCCL|cuDNN|Nsight|NVIDIA|HIP|ROCm")
+ADVISED = (
+    ("exposed_comm", "one_queue"), ("exposed_comm", "too_little_compute"), ("exposed_comm", "launched_late"),
+    ("launch_bound", ""), ("python", "no_operators"), ("schedule_gap", "p2p_transfer"), ("schedule_gap", "host"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "case"), ADVISED)
+def test_an_accelerator_of_an_unknown_vendor_hears_no_vendors_words(code, case):
+    evidence = {"label": "dp_comm", "schedule": "1f1b", "events_per_step": 9}
+    finding = Finding(code=code, case=case, cost_ns=1, share=0.1, evidence=evidence)
+    assert not OTHERS_WORDS.search(with_sentences([finding])[0].advice)
+
+
+def test_more_hardware_queues_are_asked_for_in_the_vendors_words():
+    def advice(vendor):
+        evidence = {"label": "dp_comm", "vendor": vendor}
+        return with_sentences(
+            [
+                Finding(
+                    code="exposed_comm", case="one_queue", cost_ns=1, share=0.1, evidence=evidence
+                )
+            ]
+        )[0].advice
+
+    assert "`GPU_MAX_HW_QUEUES`" in advice("amd")
+    assert "`CUDA_DEVICE_MAX_CONNECTIONS`" in advice("nvidia")
+
+
+def test_no_output_of_another_accelerators_recording_has_a_vendors_words(tmp_path):
+    """Kernels and requests of a DMA engine as MTIA's profiler names them; no operator and no GPU's name."""
+    recording = Recording()
+    del recording.head["deviceProperties"]
+    for number in range(3):
+        recording.step(number, number * 40.0, number * 40.0 + 40.0)
+        for i in range(200):
+            start = number * 40.0 + 0.1 + i * 0.15
+            ids = {"correlation": number * 200 + i + 1}
+            recording._add("mtia_runtime", "runFunction", start, start + 0.1, **ids)
+            name = "dma_request" if i % 3 == 0 else "fba_kernel"
+            on_device = {"device": 0, "stream": 7, **ids}
+            recording._add(
+                "mtia_ccp_events", name, start + 0.11, start + 0.14, pid=0, tid=7, **on_device
+            )
+    recording.write(tmp_path)
+    analysis = analyze(tmp_path)
+    assert analysis.step.budget.exposed_ns["memory"] == pytest.approx(67 * 30_000, rel=0.01)
+    out = io.StringIO()
+    render(analysis, Screen(file=out, width=100), full=True)
+    assert not OTHERS_WORDS.findall(out.getvalue() + render_markdown(analysis))
 
 
 EXPOSED = {"label": "dp_comm", "exposed_ns": 200_000_000, "cause": "peer_late", "wait_share": 0.7}

@@ -204,6 +204,8 @@ def _offence(
     if not context.runs_pytorch:
         evidence["is_pytorch"] = False
     case = _case(context, code, row)
+    if case == "no_operators":
+        evidence["vendor"] = context.vendor
     is_made_by_unknown = case in ("explicit", "in_range") and context.has_unread_stacks
     if case == "stacks_not_read" or is_made_by_unknown:
         evidence["stacks_not_read"] = True

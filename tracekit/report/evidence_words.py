@@ -24,6 +24,11 @@ NO_COMPUTE_SHARE = 0.01
 MOST_OF_IDLE = 0.5
 """Share of the idle time between two steps, from which a sentence says so."""
 GRAPHS_OF_VENDORS = {"amd": "HIP graphs", "nvidia": "CUDA graphs"}
+QUEUES_OF_VENDORS = {
+    "amd": "set `GPU_MAX_HW_QUEUES` to 8 or more",
+    "nvidia": "set `CUDA_DEVICE_MAX_CONNECTIONS` to 8 or more",
+}
+"""How to get more hardware queues."""
 ATTENTION_OF_VENDORS = {"amd": ("CK", "AITER"), "nvidia": ("FlashAttention 3", "cuDNN")}
 """Libraries with kernels of attention."""
 LIMIT_WORDS = {"peak": "GPU's peak rate", "bandwidth": "memory bandwidth"}
@@ -391,6 +396,24 @@ class FindingWords:
     def is_pytorch(self) -> bool:
         """Whether PyTorch's words fit the program."""
         return self.evidence.get("is_pytorch") is not False
+
+    @property
+    def communication_log(self) -> str:
+        """How NCCL and RCCL tell of links; empty where neither may be what communicates."""
+        return " (`NCCL_DEBUG=INFO`)" if self.evidence.get("vendor") else ""
+
+    @property
+    def recorders(self) -> str:
+        """What records the CPU's activities; the vendor's own recorder only where the GPU is known."""
+        if self.evidence.get("vendor") == "nvidia":
+            return "NVTX ranges or samples of its stacks in Nsight Systems, or PyTorch's profiler"
+        return "PyTorch's profiler with CPU activities and stacks"
+
+    @property
+    def more_queues(self) -> str:
+        """How to give the GPU more hardware queues, in the vendor's words where the GPU is known."""
+        unnamed = "give the device more hardware queues"
+        return QUEUES_OF_VENDORS.get(str(self.evidence.get("vendor")), unnamed)
 
     @property
     def graphs(self) -> str:

@@ -354,10 +354,7 @@ def python_no_operators(words: FindingWords) -> FindingTexts:
             f"the GPU is idle for {words.cost} because the CPU does something between its calls of "
             "the GPU's library that was not recorded"
         ),
-        advice=(
-            "record what the CPU does: NVTX ranges or samples of its stacks in Nsight Systems, or "
-            "PyTorch's profiler"
-        ),
+        advice=f"record what the CPU does: {words.recorders}",
     )
 
 
@@ -611,7 +608,7 @@ def exposed_comm_too_little_compute(words: FindingWords) -> FindingTexts:
             f"{words.compute_to_hide_it}{words.faster_links}"
         ),
         advice=(
-            "check links and transport (`NCCL_DEBUG=INFO`), or send fewer bytes "
+            f"check links and transport{words.communication_log}, or send fewer bytes "
             f"({words.fewer_bytes})"
         ),
     )
@@ -654,7 +651,7 @@ def exposed_comm_same_stream(words: FindingWords) -> FindingTexts:
 def exposed_comm_one_queue(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=exposed_because(words, "compute is queued behind it in the same hardware queue"),
-        advice="set CUDA_DEVICE_MAX_CONNECTIONS to 8 or more, or launch the compute first",
+        advice=f"{words.more_queues}, or launch the compute first",
     )
 
 
@@ -1013,7 +1010,7 @@ def schedule_gap_p2p_transfer(words: FindingWords) -> FindingTexts:
             f"them{words.faster_links}"
         ),
         advice=(
-            "check links and transport (`NCCL_DEBUG=INFO`), or send fewer bytes (a narrower "
+            f"check links and transport{words.communication_log}, or send fewer bytes (a narrower "
             "type, fewer chunks per rank)"
         ),
     )
