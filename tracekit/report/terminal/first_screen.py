@@ -67,7 +67,7 @@ MAX_RATIO_OF_ITERATIONS = 1.25
 """Longest over shortest iteration of an RL loop from which both are stated instead of the mean."""
 MAX_TITLES = 3
 """Further findings up to which they are named by their titles."""
-CUT = "…"
+CUT_MARK = "…"
 """Stands where a text is cut."""
 INDENT = "    "
 """Spaces before the further lines of a finding."""
@@ -479,7 +479,7 @@ def warning_lines(view: View, width: int) -> list[Text]:
     heading = "  warning: " if count == 1 else f"  {count} warnings (--full), first: "
     beside = width - len(heading)
     message = first_clauses(warnings[0].message, beside)
-    if message.endswith(CUT):
+    if message.endswith(CUT_MARK):
         message = first_clauses(warnings[0].message, beside + width - 2 * len(INDENT))
     return _wrapped(message, width, first=heading, rest=INDENT, style="dim")
 
@@ -568,7 +568,7 @@ def cut_text(text: str, width: int) -> str:
     >>> cut_text("abcdef", 4)
     'abc…'
     """
-    return text if len(text) <= width else f"{text[: max(width - 1, 0)]}{CUT}"
+    return text if len(text) <= width else f"{text[: max(width - 1, 0)]}{CUT_MARK}"
 
 
 def _wrapped(
