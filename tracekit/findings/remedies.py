@@ -15,6 +15,8 @@ import polars as pl
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import EvidenceValue, Finding
 from tracekit.findings.context import Context
+from tracekit.metrics.remedies.rows import HOST_ALONE
+from tracekit.whatif.event_graph import EventGraph
 from tracekit.whatif.remedies import FUSE, FUSE_LOSS, select_remedies
 
 MIN_SAVED_SHARE = 0.05
@@ -69,7 +71,7 @@ def operators_with_remedy(context: Context, findings: Collection[Finding]) -> se
     is_explained = np.zeros(events.height, np.bool_)
     for change in changes:
         if change is not None:
-            is_explained[select_remedies(graph.graph, change)["event"].to_numpy()] = True
+            is_explained[_changed_events(graph.graph, change)["event"].to_numpy()] = True
     ns = pl.col("end_ns") - pl.col("start_ns")
     times = events.select("op", ns=ns, explained_ns=ns * pl.Series(is_explained))
     by_op = times.group_by("op").agg(share=pl.col("explained_ns").sum() / pl.col("ns").sum())
@@ -150,7 +152,7 @@ def _changed_work(context: Context, change: str) -> _Changed:
     if graph is None:
         raise ValueError("the run's events were not kept")
     events = graph.graph.events
-    remedies = select_remedies(graph.graph, change)
+    remedies = _changed_events(graph.graph, change)
     rank_steps = max(graph.graph.measured_bounds.height, 1)
     described = remedies.select(
         "what", "ns", *(events[name].gather(remedies["event"]) for name in ("op", "module"))
@@ -164,6 +166,11 @@ def _changed_work(context: Context, change: str) -> _Changed:
         op=next(iter(_longest(described, "op")), None),
         module=next(iter(_longest(described, "module")), None),
     )
+
+
+def _changed_events(graph: EventGraph, change: str) -> pl.DataFrame:
+    """Return the remedies of a change but those that spare the host alone."""
+    return select_remedies(graph, change).filter(pl.col("what").ne_missing(HOST_ALONE))
 
 
 def _longest(described: pl.DataFrame, column: str) -> list[str]:

@@ -1498,7 +1498,7 @@ def unfused_loss(words: FindingWords) -> FindingTexts:
 @texts("recompute")
 def recompute(words: FindingWords) -> FindingTexts:
     return FindingTexts(
-        text=f"forwards are computed again in the backward: {words['work_ns']} of GPU time",
+        text=f"forwards are computed again in the backward: {words.work}",
         advice=f"keep the activations of more layers, as far as memory allows ({words.switch('recompute')})",
     )
 

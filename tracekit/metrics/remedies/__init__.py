@@ -19,6 +19,7 @@ from tracekit.metrics.remedies.fusion import fusion_remedies
 from tracekit.metrics.remedies.messages import message_remedies
 from tracekit.metrics.remedies.padding import padding_remedies, with_padding
 from tracekit.metrics.remedies.precision import precision_remedies
+from tracekit.metrics.remedies.recompute import recompute_remedies
 from tracekit.metrics.remedies.removals import removal_remedies, stall_remedies
 from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork, without_rows
 from tracekit.metrics.remedies.speeds import measure_speeds
@@ -64,6 +65,7 @@ def find_remedies(
         *cast_remedies(rank),
         *attention,
         *fusion_remedies(rank, without=in_attention),
+        *recompute_remedies(rank),
         *removal_remedies(rank),
         *(without_rows(padded, in_attention) for padded in padding_remedies(rank)),
         *stall_remedies(rank, stalls, "free cpu"),

@@ -1,4 +1,4 @@
-"""Remedies of work that could go: recomputed forwards, small copies one by one, optimizers parameter by parameter.
+"""Remedies of work that could go: small copies one by one, optimizers parameter by parameter.
 
 Layout conversions around convolutions belong here too: what they cost over the same work in a better
 shape.
@@ -45,7 +45,6 @@ MIN_HOST_SHARE = 1e-3
 
 def removal_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     """Yield the remedies of work that could go or be done in a better shape."""
-    yield _disappears(rank.events.filter(pl.col("label") == "recompute"), "no recompute")
     yield _one_copy(rank)
     clipping = _find_clipping(rank)
     yield from _clip_together(rank, clipping)

@@ -9,6 +9,8 @@ import polars as pl
 
 from tracekit.metrics.remedies.speeds import Speeds
 
+HOST_ALONE = "host"
+"""What is changed where an event keeps its duration, and only the host does less before its launch."""
 REMEDY = pl.Struct(
     {
         "change": pl.String(),  # as it is asked for: "bf16", "fused attention", …
