@@ -554,10 +554,16 @@ def first_clauses(text: str, width: int) -> str:
     '7 events ran between steps: not counted'
     >>> first_clauses("rank 0: seven events ran between steps", 20)
     'rank 0: seven event…'
+    >>> first_clauses("7 events have no launch; by name alone (rank 1 too, with other numbers)", 60)
+    '7 events have no launch'
     """
     if len(text) <= width:
         return text
-    ends = [match.start() for match in re.finditer(r"[:;,] ", text[: width + 1])]
+    ends = []
+    for match in re.finditer(r"[:;,] ", text[: width + 1]):
+        before = text[: match.start()]
+        if before.count("(") == before.count(")"):
+            ends.append(match.start())
     last = max(ends, default=0)
     return text[:last] if 3 * last >= width else cut_text(text, width)
 
