@@ -140,7 +140,7 @@ def test_a_rank_is_called_the_slowest_only_beyond_noise(small):
     assert Pace(slower(run, by=0.009)).slowest is None
     assert Pace(slower(run, by=0.012)).slowest == 1
     assert (
-        "(3 ranks, their own steps 1.00–1.01 ms, rank 1 the slowest"
+        "(3 ranks, their median steps 1.00–1.01 ms, rank 1 the slowest"
         in sentences_of(slower(run, by=0.012))["Time"]
     )
     assert Pace(slower(run, by=0.5, steps=[0])).slowest is None  # one odd step makes no rank slow

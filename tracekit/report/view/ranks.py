@@ -50,7 +50,9 @@ class Pace:
             return ""
         if self.spread <= NOISE_SHARE:
             return f"{counted(self.ranks, 'rank')} alike, within {percent(max(self.spread, 0.001))}"
-        ranks = f"{counted(self.ranks, 'rank')}, their own steps {ms_range(self._times.values())}"
+        # The run's step, a median over steps of all ranks, may lie outside of the ranks' own medians.
+        own = "median steps" if self.steps > 1 else "own steps"
+        ranks = f"{counted(self.ranks, 'rank')}, their {own} {ms_range(self._times.values())}"
         return ranks if self.slowest is None else f"{ranks}, rank {self.slowest} the slowest"
 
 

@@ -212,7 +212,7 @@ def straggler_table(analysis: Analysis) -> Table | None:
         Column("others waited", "ms", value="caused_ns"),
         Column("operations", "count"),
         Column("late", "word", 1, value=lambda row: when_late(row, steps)),
-        Column("why", "name", 2, value=why_late),
+        Column("why", "word", 2, value=why_late),
     )
     note = "the rank that starts a matched operation last; others' wait in it, summed over ranks"
     clocks = clock_note(analysis)
