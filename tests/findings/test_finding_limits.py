@@ -160,6 +160,7 @@ def advised(monkeypatch, code, change, *, events=16, **predicted):
     )
     work = remedies._Changed(ns=300.0, events=events, whats=("norm", "loss"), op="op", module=None)
     monkeypatch.setattr(remedies, "_changed_work", lambda context, change: work)
+    monkeypatch.setattr(remedies, "_places", lambda context, graph, change: ())
     context = SimpleNamespace(
         analysis=SimpleNamespace(replay_graph=SimpleNamespace(graph=None)),
         predict=lambda change: SimpleNamespace(**saving),

@@ -65,6 +65,20 @@ def test_products_of_float32_without_tensor_cores_take_their_flop_at_the_usual_r
     assert finding.evidence["further_ns"] > finding.saves_ns
 
 
+def test_places_are_the_longest_stretches_of_changed_work(findings_of):
+    """Three products in float32, one in bf16, two in float32, each of 3 ms, in each of four steps."""
+    calls = products("float", SIMT, count=3, ns=3_000_000)
+    shapes = [[4096, 4096], [4096, 4096]]
+    calls.add("aten::mm", shapes, [BF16, BF16], 3_000_000, name="nvjet_tst")
+    for _ in range(2):
+        calls.add("aten::mm", shapes, ["float", "float"], 3_000_000, name=SIMT)
+    places = findings_of(calls, period=22.0)["precision"].where
+    lengths_ms = [round((place.end_ns - place.start_ns) / 1e6) for place in places]
+    assert lengths_ms == [9, 9, 9, 9, 6]
+    assert len({place.step for place in places[:4]}) == 4
+    assert {place.name for place in places} == {"aten::mm"}
+
+
 def test_products_in_tf32_are_advised_to_use_sixteen_bits(findings_of):
     calls = products("float", "sm90_xmma_gemm_f32f32_tf32f32_f32_tn", ns=430_000)
     finding = findings_of(calls, period=6.0)["precision"]

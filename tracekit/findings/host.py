@@ -346,9 +346,20 @@ def _on_new_shapes(context: Context) -> dict[str, EvidenceValue]:
 
 
 def _places(context: Context, code: str) -> tuple[Place, ...]:
-    """Return the five places where the GPU is idle longest."""
+    """Return the five places where the GPU is idle longest, first those between recorded GPU work.
+
+    Before the first and after the last of it, work may be missing in the recording.
+    """
     table = context.analysis.tables["host_places"].filter(pl.col("code") == code)
-    rows = table.top_k(5, by="idle_ns").select(
-        "rank", "step", "start_ns", "end_ns", "name", "source"
+    recorded = (
+        context.analysis.tables["timeline"]
+        .group_by("rank")
+        .agg(first_ns=pl.col("start_ns").min(), last_ns=pl.col("end_ns").max())
     )
-    return places_of(rows)
+    is_inside = (pl.col("start_ns") >= pl.col("first_ns")) & (pl.col("end_ns") <= pl.col("last_ns"))
+    rows = (
+        table.top_k(5, by="idle_ns")
+        .join(recorded, on="rank", how="left", maintain_order="left")
+        .sort(is_inside.fill_null(False), "idle_ns", descending=True, maintain_order=True)
+    )
+    return places_of(rows.select("rank", "step", "start_ns", "end_ns", "name", "source"))

@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 
 from tracekit.documents.analysis import ChangedStep
-from tracekit.documents.findings import EvidenceValue, Finding
-from tracekit.findings.context import Context
+from tracekit.documents.findings import EvidenceValue, Finding, Place
+from tracekit.findings.context import Context, places_of
 from tracekit.metrics.remedies.rows import HOST_ALONE
 from tracekit.whatif.event_graph import EventGraph
 from tracekit.whatif.remedies import FUSE, FUSE_LOSS, select_remedies
@@ -26,6 +26,8 @@ MIN_FUSED_KERNELS = 16
 MIN_EXPLAINED_SHARE = 0.5
 """Share of an operator's time that has a remedy, above which its rate is no finding of its own."""
 NARROW = ("bf16", "fp16")
+MAX_PLACES = 5
+"""Places that show a finding."""
 
 
 class _Changed(msgspec.Struct, frozen=True):
@@ -122,6 +124,7 @@ def _finding(
         case=(work.whats[0] if work.whats else "") if case is None else case,
         cost_ns=round(work.ns),
         share=context.share(work.ns),
+        where=_places(context, graph.graph, change),
         evidence=evidence,
         change=change,
         saves_ns=predicted.saves_ns,
@@ -171,6 +174,36 @@ def _changed_work(context: Context, change: str) -> _Changed:
 def _changed_events(graph: EventGraph, change: str) -> pl.DataFrame:
     """Return the remedies of a change but those that spare the host alone."""
     return select_remedies(graph, change).filter(pl.col("what").ne_missing(HOST_ALONE))
+
+
+def _places(context: Context, graph: EventGraph, change: str) -> tuple[Place, ...]:
+    """Return the stretches of GPU work in a row that a change concerns, those with most work first.
+
+    They are named by the operator, or kernel, that takes longest in them.
+    """
+    remedies = _changed_events(graph, change).unique("event").sort("event")
+    facts = ("rank", "step", "start_ns", "end_ns", "name", "op")
+    changed = graph.events.select(facts)[remedies["event"]].with_columns(
+        remedies["ns"],
+        # Rows of a rank are in order of time: among rows in a row, the row less its place here is the same.
+        stretch=remedies["event"] - pl.int_range(remedies.height, eager=True),
+    )
+    longest_first = changed.sort("ns", descending=True, maintain_order=True)
+    stretches = longest_first.group_by("rank", "step", "stretch", maintain_order=True).agg(
+        pl.col("start_ns").min(),
+        pl.col("end_ns").max(),
+        pl.coalesce(pl.col("op", "name").cast(pl.String)).first().alias("what"),
+        pl.col("ns").sum(),
+    )
+    most = stretches.sort("ns", "start_ns", descending=[True, False]).head(MAX_PLACES)
+    clocks = context.analysis.clocks
+    recorded = {
+        name: clocks.to_recorded_each(most["rank"].to_numpy(), most[name].to_numpy())
+        for name in ("start_ns", "end_ns")
+    }
+    return places_of(
+        most.with_columns(**recorded).select("rank", "step", "start_ns", "end_ns", "what")
+    )
 
 
 def _longest(described: pl.DataFrame, column: str) -> list[str]:

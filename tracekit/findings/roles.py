@@ -9,12 +9,13 @@ import msgspec
 
 from tracekit.analysis import Analysis
 from tracekit.documents.findings import EvidenceValue, Finding, Place
-from tracekit.documents.roles import Iteration, RolloutTail
+from tracekit.documents.roles import Iteration, PhaseBand, RolloutTail, WeightUpdate
 from tracekit.findings.context import Context
-from tracekit.metrics.process_phases import ROLLOUT
+from tracekit.metrics.process_phases import ROLLOUT, WEIGHT_SYNC
 
 CODES = ("rollout", "weight_sync")
 """Codes of these findings."""
+PHASE_WORDS = {ROLLOUT: "rollout", WEIGHT_SYNC: "weight update"}
 MIN_SHARE = 0.01
 """Share of an iteration, or of a weight update, from which something is advised."""
 MIN_IDLE_SHARE = 0.05
@@ -123,9 +124,8 @@ def _tails(analysis: Analysis) -> Iterator[Finding]:
         "tail",
         cost_ns=round(tail_ns / len(tails)),
         share=tail_ns / total_ns(iterations),
-        rank=longest.rank,
         ranks=(longest.rank,) if is_always_the_same else (),
-        where=worst,
+        where=_phase_of(analysis, worst, ROLLOUT, rank=longest.rank),
         evidence={
             "longer_ns": round(tail_ns / len(tails)),
             "always_the_same_rank": is_always_the_same,
@@ -149,9 +149,8 @@ def _late_starts(analysis: Analysis) -> Iterator[Finding]:
         "late_start",
         cost_ns=start.late_ns,
         share=start.late_ns / total_ns(iterations),
-        rank=start.rank,
         ranks=(start.rank,),
-        where=iteration,
+        where=_phase_of(analysis, iteration, ROLLOUT, rank=start.rank),
         evidence={
             "late_ns": start.late_ns,
             "iteration": start.iteration,
@@ -170,13 +169,14 @@ def _time_around_updates(analysis: Analysis) -> Iterator[Finding]:
     moved_ns = sum(update.measured_ns for update in updates)
     if not moved_ns or sync_ns <= 2 * moved_ns:
         return
+    longest = max(iterations, key=lambda iteration: iteration.phase_ns["weight_sync"])
     yield from _finding(
         analysis,
         "weight_sync",
         "around_moving",
         cost_ns=round((sync_ns - moved_ns) / len(iterations)),
         share=(sync_ns - moved_ns) / total_ns(iterations),
-        where=max(iterations, key=lambda iteration: iteration.phase_ns["weight_sync"]),
+        where=_phase_of(analysis, longest, WEIGHT_SYNC),
         evidence={
             "sync_ns": round(sync_ns / len(iterations)),
             "moving_ns": round(moved_ns / len(updates)),
@@ -205,9 +205,8 @@ def _updates_above_ideal(analysis: Analysis, step_ns: int) -> Iterator[Finding]:
         cost_ns=cause_ns,
         share=cause_ns
         / (total_ns(analysis.role_results.iterations) or step_ns or update.measured_ns),
-        rank=late_rank,
         ranks=() if late_rank is None else (late_rank,),
-        where=Iteration(0, update.start_ns, update.end_ns, {}, (), None),
+        where=_place(analysis, late_rank, update, "weight update"),
         evidence={
             "cause": cause,
             "cause_ns": cause_ns,
@@ -233,7 +232,7 @@ def _time_between_roles(analysis: Analysis) -> Iterator[Finding]:
         "between_roles",
         cost_ns=round(idle_ns / len(iterations)),
         share=idle_ns / total_ns(iterations),
-        where=worst,
+        where=_place(analysis, None, worst, f"iteration {worst.index}"),
         evidence={
             "idle_share": idle_ns / total_ns(iterations),
             "longest_in_iteration": worst.index,
@@ -243,6 +242,38 @@ def _time_between_roles(analysis: Analysis) -> Iterator[Finding]:
     )
 
 
+def _phase_of(
+    analysis: Analysis, iteration: Iteration, phase: str, *, rank: int | None = None
+) -> Place:
+    """Return where a rank is longest in a phase of an iteration; the iteration if it is not in that phase.
+
+    Without a *rank* it is the rank that is in it longest.
+    """
+    bands = [
+        band
+        for band in analysis.role_results.bands
+        if (band.iteration, band.phase) == (iteration.index, phase) and rank in (None, band.rank)
+    ]
+    name = f"iteration {iteration.index}"
+    if not bands:
+        return _place(analysis, rank, iteration, name)
+    longest = max(bands, key=lambda band: band.end_ns - band.start_ns)
+    return _place(analysis, longest.rank, longest, f"{PHASE_WORDS[phase]} of {name}")
+
+
+def _place(
+    analysis: Analysis, rank: int | None, time: PhaseBand | Iteration | WeightUpdate, name: str
+) -> Place:
+    """Return a time of the common clock as a place of a rank, on its own clock.
+
+    Without a *rank* it is of the first one.
+    """
+    shown_rank = min(source.rank for source in analysis.sources) if rank is None else rank
+    offsets = dict(analysis.clocks.table.select("rank", "offset_ns").iter_rows())
+    offset_ns = offsets.get(shown_rank) or 0
+    return Place(shown_rank, None, time.start_ns + offset_ns, time.end_ns + offset_ns, name)
+
+
 def _finding(
     analysis: Analysis,
     code: str,
@@ -250,29 +281,22 @@ def _finding(
     *,
     cost_ns: int,
     share: float,
-    where: Iteration,
+    where: Place,
     evidence: Mapping[str, EvidenceValue],
-    rank: int | None = None,
     ranks: tuple[int, ...] = (),
     recurs: bool = True,
 ) -> Iterator[Finding]:
     """Yield a finding whose cost is the most that can be saved, if it is large enough to be advised about."""
     if share <= MIN_SHARE:
         return
-    shown_rank = min(source.rank for source in analysis.sources) if rank is None else rank
-    # Places are on the rank's own clock, iterations on the common one.
-    offsets = dict(analysis.clocks.table.select("rank", "offset_ns").iter_rows())
-    offset_ns = offsets.get(shown_rank) or 0
-    name = "weight update" if case == "above_ideal" else f"iteration {where.index}"
     share_of = {"share_of": "iterations"} if analysis.role_results.iterations else {}
-    location = Place(shown_rank, None, where.start_ns + offset_ns, where.end_ns + offset_ns, name)
     yield Finding(
         code=code,
         case=case,
         cost_ns=cost_ns,
         share=share,
         ranks=ranks,
-        where=(location,),
+        where=(where,),
         evidence={**evidence, "recurs": recurs, **share_of},
         saves_range_ns=(0, cost_ns),
         certain="bounded",
