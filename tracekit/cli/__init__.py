@@ -4,6 +4,7 @@ Commands import what they need when they run, so that ``tracekit --help`` answer
 ``main`` prints errors.
 """
 
+import gc
 import os
 import sys
 import traceback
@@ -41,6 +42,9 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 WRONG_USAGE = 2
 """Exit code if the command line cannot be parsed."""
+OBJECTS_BEFORE_COLLECTION = 100_000
+"""New objects after which Python looks for unreachable cycles. Commands make next to none; looking as often as
+Python does by default took 3 % of the time of ``analyze``."""
 
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "analyze": (analyze.run, "Show where a step's time went, and how far it is from its ideal."),
@@ -120,6 +124,7 @@ def _root(
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
+    gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
     prepare_streams()
     try:
         code = make_app()(standalone_mode=False)
@@ -142,6 +147,7 @@ def main() -> NoReturn:
             code = _print_error(as_tracekit_error(error))
     if code == INTERRUPTED:
         print_line("interrupted", err=True)
+    gc.freeze()  # the last collection, at the end of the process, would visit all objects: a fifth of a second
     sys.exit(code if isinstance(code, int) else 0)
 
 
