@@ -365,15 +365,17 @@ def _simulate_ideal(
             start[cells] = simulation.start[ops]
             end[cells] = simulation.end[ops]
     idle = match.schedule.table.idle_by_phase(simulation.start, simulation.end)
-    rank_of_position = dict(enumerate(pipeline.ranks))
-    ideal_cells = simulation.cells.with_columns(pl.col("rank").replace_strict(rank_of_position))
+    ideal_cells = None
+    if not match.exact:
+        rank_of_position = dict(enumerate(pipeline.ranks))
+        ideal_cells = simulation.cells.with_columns(pl.col("rank").replace_strict(rank_of_position))
     return _Ideal(
         int(simulation.makespan),
         simulation.bubble_fraction,
         start,
         end,
         idle,
-        cells=None if match.exact else ideal_cells,
+        cells=ideal_cells,
     )
 
 
