@@ -154,23 +154,22 @@ def _messages_without_launch(
     The launch of other work follows on the same thread, or no launch at all before the end of
     NCCL's group.
     """
-    kernels = on_gpu.select("correlation", for_messages=_has_name(on_gpu, MESSAGE_KERNEL_PATTERN))
-    launched = launches.join(
-        kernels.drop_nulls().unique("correlation"), on="correlation", how="left"
-    )
-    launched = launched.select(
-        "tid", "start_ns", "for_messages", next_launch="correlation", launch_ns="start_ns"
-    )
     is_message = (pl.col("kind") == "cpu_op") & pl.col("collective").cast(pl.String).str.contains(
         MESSAGE_PATTERN
     )
     messages = calls.filter(is_message).sort("start_ns")
+    if messages.is_empty():
+        return EVENTS.to_frame()
+    following = launches.select("tid", "start_ns", next_launch="correlation", launch_ns="start_ns")
     messages = messages.join_asof(
-        launched.sort("start_ns"),
-        on="start_ns",
-        by="tid",
-        strategy="forward",
-        check_sortedness=False,
+        following, on="start_ns", by="tid", strategy="forward", check_sortedness=False
+    )
+    # Only these few launches are looked up among the kernels.
+    is_next = pl.col("correlation").is_in(messages["next_launch"].drop_nulls().implode())
+    kernels = on_gpu.select("correlation", for_messages=_has_name(on_gpu, MESSAGE_KERNEL_PATTERN))
+    launched = kernels.filter(is_next).drop_nulls().unique("correlation")
+    messages = messages.join(
+        launched, left_on="next_launch", right_on="correlation", how="left", maintain_order="left"
     )
     messages = messages.join_asof(groups, on="start_ns", by="tid", check_sortedness=False)
     in_group = pl.col("group_end_ns") > pl.col("start_ns")

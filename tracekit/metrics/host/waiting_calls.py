@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools
+from tracekit._util.arrays import Bools, SortedGroups, find_sorted, take_or_missing
 from tracekit._util.categories import CategoryColumn
+from tracekit._util.columns import NULL_INT64, present, to_int64, with_nulls
 from tracekit.classify.names import HOST_CALLS
 from tracekit.metrics.host.events import BLOCKING_PATTERN, QUEUED_PATTERN, NamedRows
 
@@ -92,21 +93,20 @@ def waits_for_queue(calls: NamedRows, gpu_events: pl.DataFrame) -> Bools:
     is_slow: Bools = is_queued & (calls.rows["end_ns"].to_numpy() - start_ns > MIN_SLOW_LAUNCH_NS)
     if not is_slow.any():
         return is_slow
-    begins = (
-        gpu_events.select("correlation", begin_ns="start_ns")
-        .drop_nulls()
-        .group_by("correlation")
-        .min()
+    # When the work of each launch call began.
+    correlation = to_int64(gpu_events["correlation"], NULL_INT64)
+    by_correlation = np.argsort(correlation, kind="stable")
+    work = SortedGroups.of(correlation[by_correlation])
+    begin_ns = work.lowest(gpu_events["start_ns"].to_numpy()[by_correlation])
+    launches = np.flatnonzero(is_queued & present(calls.rows["correlation"]))
+    work_of_launch = find_sorted(
+        to_int64(calls.rows["correlation"])[launches], correlation[by_correlation][work.first]
     )
-    launches = (
-        calls.rows.select("correlation", "start_ns")
-        .filter(pl.Series(is_queued))
-        .join(begins, on="correlation")
-    )
+    has_work = work_of_launch >= 0
     # Launches of all streams before the call whose work had not begun: those launched less those
     # begun before it.
-    launched = np.searchsorted(launches["start_ns"].sort().to_numpy(), start_ns[is_slow])
-    begun = np.searchsorted(launches["begin_ns"].sort().to_numpy(), start_ns[is_slow])
+    launched = np.searchsorted(np.sort(start_ns[launches[has_work]]), start_ns[is_slow])
+    begun = np.searchsorted(np.sort(begin_ns[work_of_launch[has_work]]), start_ns[is_slow])
     waits = is_slow.copy()
     waits[is_slow] = launched - begun >= FULL_QUEUE_LAUNCHES
     return waits
@@ -129,17 +129,16 @@ def add_time_inside_launches(
     """
     if gaps.is_empty():
         return gaps.with_columns(inside_launch_ns=pl.lit(0, pl.Int64))
-    ended_by = labelled["correlation"][gaps["next"].to_numpy()].to_frame()
-    launches = (
-        calls.rows.select("correlation", "end_ns")
-        .filter(pl.col("correlation") >= 0)
-        .join(ended_by, on="correlation", how="semi")
-    )
-    # A call inside another has the same correlation: the outer one returns last, and counts.
-    returns = launches.group_by("correlation").agg(returned=pl.col("end_ns").max())
-    returned = ended_by.join(returns, on="correlation", how="left", maintain_order="left")[
-        "returned"
-    ]
+    # When the call of each launch returned. A call inside another has the same correlation: the
+    # outer one returns last, and counts.
+    correlation = to_int64(calls.rows["correlation"])
+    with_number = np.flatnonzero(correlation >= 0)
+    by_correlation = with_number[np.argsort(correlation[with_number], kind="stable")]
+    launches = SortedGroups.of(correlation[by_correlation])
+    return_ns = launches.highest(calls.rows["end_ns"].to_numpy()[by_correlation])
+    ended_by = to_int64(labelled["correlation"])[gaps["next"].to_numpy()]
+    launch = find_sorted(ended_by, correlation[by_correlation][launches.first])
+    returned = with_nulls(take_or_missing(return_ns, launch), launch >= 0).alias("returned")
     inside_ns = (
         pl.min_horizontal("returned", "end_ns") - pl.col("start_ns") - pl.col("launch_bound_ns")
     )
