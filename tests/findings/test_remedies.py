@@ -309,6 +309,27 @@ def test_an_optimizer_that_goes_parameter_by_parameter_is_one_pass_over_all(anal
     assert finding.saves_ns == pytest.approx(96 * 100_000 - fused_ns, rel=0.06)
 
 
+def test_an_update_of_ones_own_is_known_by_its_squared_gradients(analysis_of_steps):
+    """Adam for 32 parameters without an annotation, in nine operations of 10 µs each behind the backward."""
+    shape = [512, 1024]
+    ops = ("mul_", "add_", "mul_", "addcmul_", "mul", "sqrt", "add", "div", "sub_")
+
+    def fill(recording, start, _):
+        recording.op("autograd::engine::evaluate_function: MulBackward0", start + 0.1, start + 0.13)
+        launches = ["mul", *(op for _ in range(32) for op in ops)]
+        for number, op in enumerate(launches):
+            at = start + 0.11 + number * 0.03
+            name = "void at::native::vectorized_elementwise_kernel<4>"
+            args = {"Input Dims": [shape, shape], "Input type": ["float", "float"]}
+            recording.kernel(at, at + 0.015, at + 0.025, op=f"aten::{op}", name=name, args=args)
+
+    findings = analysis_of_steps(fill, period=10.0).findings
+    (finding,) = [finding for finding in findings if finding.code == "optimizer"]
+    assert finding.case == "loop"
+    # The first parameter's gradient is added behind the backward, and nothing follows the last update.
+    assert finding.evidence["kernels_per_step"] == pytest.approx(32 * 9, abs=9)
+
+
 @pytest.mark.parametrize(("gradients", "is_found"), [(80, True), (50, False)])
 def test_gradients_clipped_one_by_one_are_clipped_together(analysis_of_steps, gradients, is_found):
     """Norms and scales of 10 µs behind the backward; three passes of 1 MB for each take 52 µs for 80."""

@@ -1429,10 +1429,10 @@ def precision_fp64(words: FindingWords) -> FindingTexts:
 def precision_fixed_weights(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=(
-            f"autocast casts weights to 16 bits {words['kernels_per_step']} times {words.per_step}, although they "
-            f"do not change ({words.work})"
+            f"autocast casts to 16 bits {words['kernels_per_step']} times {words.per_step}, weights that do not "
+            f"change among them ({words.work})"
         ),
-        advice="keep them in 16 bits (`model.to(torch.bfloat16)`)",
+        advice="keep these weights in 16 bits (`model.to(torch.bfloat16)`)",
     )
 
 

@@ -16,6 +16,8 @@ from tracekit._util.shapes import is_shape, parse_list
 from tracekit.metrics.remedies.rows import REMEDIES, RankWork
 
 CAST_ONCE = "cast once"
+FIXED = "fixed_weights"
+TRAINED = "trained_weights"
 WIDE_TYPES = ("float", "Float")
 NARROW_TYPES = ("c10::BFloat16", "c10::Half", "BFloat16", "Half")
 MIN_NEEDLESS_SHARE = 0.5
@@ -25,7 +27,7 @@ _WRITTEN = pl.Schema({"row": pl.Int32, "part": pl.Int64, "size": pl.String})
 
 
 def cast_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
-    """Yield the remedies ``cast once``; *what* is ``trained_weights`` or ``fixed_weights``."""
+    """Yield the remedies ``cast once``; *what* is ``FIXED`` or ``TRAINED``."""
     events = rank.events.drop_nulls(["op", "shapes"])
     copies = events.filter(pl.col("op") == "aten::copy_")
     in_forward = copies.filter((pl.col("label") == "forward") & ~pl.col("is_backward"))
@@ -42,7 +44,10 @@ def cast_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
         counts = counts.join(_count(tensors, name), on="size", how="left")
     counts = counts.fill_null(0)
     trains = rank.events.select(pl.col("is_backward").any()).item()
-    if trains and not counts["cast_back"].sum():  # gradients are cast elsewhere
+    if not trains:  # a model in 16 bits casts no activations either
+        yield _disappear(_tensors(in_forward, to=NARROW_TYPES, of=WIDE_TYPES), FIXED)
+        return
+    if not counts["cast_back"].sum():  # gradients are cast elsewhere
         return
     updates = pl.col("cast_back") - pl.col("added_up")
     # Where gradients are kept and zeroed, all of them are added to one.
@@ -53,15 +58,17 @@ def cast_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     again = casts.join(counts.filter(needless), on="size", how="inner").filter(
         place * parts > pl.col("needed")
     )
-    what = (
-        pl.when(pl.col("cast_back") > 0)
-        .then(pl.lit("trained_weights"))
-        .otherwise(pl.lit("fixed_weights"))
-    )
-    yield again.select(
+    is_trained = pl.col("cast_back") > 0
+    yield _disappear(again.filter(is_trained), TRAINED)
+    yield _disappear(again.filter(~is_trained), FIXED)
+
+
+def _disappear(casts: pl.DataFrame, what: str) -> pl.DataFrame:
+    """Return the remedies of casts that are not needed."""
+    return casts.select(
         "row",
         change=pl.lit(CAST_ONCE),
-        what=what,
+        what=pl.lit(what),
         low_ns=pl.lit(0),
         likely_ns=pl.lit(0),
         high_ns=pl.lit(0),
@@ -96,7 +103,7 @@ def _count(tensors: pl.DataFrame, name: str) -> pl.DataFrame:
 
 
 def _sizes_of_weights(events: pl.DataFrame) -> list[str]:
-    """Return the sizes of weights: what products of the forward multiply by, and nothing that they multiply."""
+    """Return the sizes of weights: what products of the forward multiply by and add, and nothing that they multiply."""
     forward = events.filter(pl.col("kind").is_in(["product", "convolution"])).filter(
         (pl.col("label") == "forward") & ~pl.col("is_backward")
     )
@@ -107,8 +114,16 @@ def _sizes_of_weights(events: pl.DataFrame) -> list[str]:
         matrices = [shape for shape in tensors if len(shape) > 1]
         if len(matrices) < 2:
             continue
-        multiplied, weight = matrices[-2:] if kind == "product" else matrices[:2]
+        if kind == "convolution":
+            multiplied, weight = matrices[:2]
+            columns = weight[:1]
+            weights.add(str(weight))
+        else:
+            multiplied, weight = matrices[-2:]
+            columns = weight[-1:]
+            # A linear layer multiplies by its weight transposed.
+            weights |= {str(weight), str(weight[::-1])}
         inputs.add(str(multiplied))
-        # A linear layer multiplies by its weight transposed.
-        weights |= {str(weight), str(weight[::-1])} if kind == "product" else {str(weight)}
+        if columns in tensors:
+            weights.add(str(columns))  # a bias
     return sorted(weights - inputs)
