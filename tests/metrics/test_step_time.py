@@ -92,6 +92,16 @@ def test_the_first_step_of_a_gpu_that_catches_up_takes_as_long_as_on_the_host():
     assert times_ms(steps) == [50, 50, 50]
 
 
+@pytest.mark.parametrize(("over_ms", "first_ms"), [(1, 51), (2, 37)])
+def test_a_gpu_that_runs_over_the_mark_for_a_fiftieth_of_the_step_has_caught_up(over_ms, first_ms):
+    """The host needs 50 ms a step; the first kernel of step 4 waits until 15 behind work launched before."""
+    steps = bounds(
+        *((4 + i, 15 if i == 0 else 50 * i + over_ms, 50 * (i + 1) + over_ms, 50 * i, 50 * (i + 1))
+          for i in range(4))
+    )  # fmt: skip
+    assert times_ms(steps)[0] == first_ms
+
+
 def test_the_first_step_of_a_gpu_that_stays_behind_takes_as_long_as_on_the_gpu():
     steps = bounds((4, 15, 45, 0, 10), (5, 45, 75, 10, 20), (6, 75, 105, 20, 106))
     assert times_ms(steps) == [30, 30, 31]

@@ -18,6 +18,7 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit import diff
+from tracekit._util.text import ms
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.errors import InputError
 from tracekit.report.ci import words
@@ -237,6 +238,9 @@ def _outputs(analysis, view):
     is_plain = not analysis.role_results.iterations and not analysis.step_kinds
     if is_plain and step.shown_ns is not None and short_ms(step.shown_ns) not in headline_text:
         yield f"the first line states another step time: {headline_text}"
+    in_full = [line.text for line in view.answer if line.topic == "Time"]
+    if is_plain and in_full and step.shown_ns is not None and ms(step.shown_ns) not in in_full[0]:
+        yield f"--full states another step time: {in_full[0]}"
     terminal_text = _plain("\n".join(line.plain for line in first_screen(view, 400)))
     markdown_text = _plain(render_markdown(analysis))
     for number, card in enumerate(view.cards, start=1):
@@ -285,6 +289,11 @@ def _remarks(analysis, view):
 
 def _changes(analysis):
     """Return rows of what-if whose figures on the screen do not add up to the step that they are of."""
+    saved_by = {row.change: max(row.saves_ns or 0, 0) for row in analysis.changed_steps}
+    for finding in analysis.findings:
+        listed_ns = saved_by.get(finding.change, finding.saves_ns)
+        if finding.saves_ns != listed_ns:
+            yield f"{finding.code} saves {finding.saves_ns}, in the table of changes {listed_ns}"
     table = changes_table(analysis)
     rows = [] if table is None else analysis.changed_steps
     for number, row in enumerate(rows):

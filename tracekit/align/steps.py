@@ -53,6 +53,9 @@ STEP_HOST_RANGES = pl.Schema(
 MIN_IDLE_OF_HOST_LIMIT_NS = 20_000
 """Idle time of the GPU between two steps from which it waits for the host: a GPU with work in its queue
 goes from one kernel to the next in a few µs."""
+MAX_LAG_OF_HOST_LIMIT = 0.02
+"""Work that the GPU still has from a step when the host begins the next one, as a share of the host's time
+for the step, up to which the GPU has caught up: a kernel or two run over the mark."""
 UNKNOWN_TIME = np.iinfo(np.int64).min
 """Instead of a time that is not recorded: earlier than any."""
 NO_STEP = -2
@@ -290,11 +293,15 @@ def step_intervals(
     work_end_before = _before(_highest_so_far(work_end, rows.first), rows)
 
     # A step that follows no recorded one: its GPU may still be behind with work launched before. If it
-    # has caught up, and is idle before the first work of the next step as before most others of the
-    # rank, the host is the limit, and the step begins with its mark; else with its first GPU work. A
-    # single step begins with its mark.
-    idle_before_next_ns = np.append(start[1:] - gpu_end[:-1], 0)
-    has_caught_up = is_followed & (idle_before_next_ns >= MIN_IDLE_OF_HOST_LIMIT_NS)
+    # has caught up when the next step begins, as when most others of the rank do, the host is the limit,
+    # and the step begins with its mark; else with its first GPU work. A single step begins with its mark.
+    idle_before_next_ns = start[1:] - gpu_end[:-1]
+    has_both_marks = has_mark[1:] & has_mark[:-1]
+    host_ns = np.where(has_both_marks, mark[1:] - np.where(has_both_marks, mark[:-1], 0), 0)
+    lag_ns = gpu_end[:-1] - np.where(has_both_marks, mark[1:], 0)
+    is_up_to_host = has_both_marks & (lag_ns <= MAX_LAG_OF_HOST_LIMIT * host_ns)
+    is_caught_up = (idle_before_next_ns >= MIN_IDLE_OF_HOST_LIMIT_NS) | is_up_to_host
+    has_caught_up = is_followed & np.append(is_caught_up, False)
     is_host_limited = _is_usual(has_caught_up, is_followed, rows.first)
     begins_by_mark = has_mark & (~is_followed | (has_caught_up & is_host_limited))
     first_begin = np.where(begins_by_mark, np.minimum(start, mark), start)
