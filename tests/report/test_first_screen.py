@@ -235,6 +235,11 @@ def test_a_narrow_header_keeps_the_name_of_the_gpu_longer_than_what_the_reader_k
     assert headline(view(devices=(device,)), width).plain == line
 
 
+def test_a_name_that_is_too_long_for_the_header_takes_no_steps_with_it():
+    named = view(run_name="worker0.1623143089861.pt.trace.json.gz", devices=("NVIDIA H200",))
+    assert headline(named, 50).plain == "1 rank · 1 step · H200 · 100 ms a step"
+
+
 @pytest.mark.parametrize(
     ("device", "model"),
     [

@@ -205,18 +205,24 @@ def headline(view: View, width: int) -> Text:
         "device": terminal(device),
         "time": time,
     }
-    # The step time is never cut off: what matters least, or is known to who reads it, goes first.
-    shorter = {
-        "": "",
-        "device": terminal(device.partition(" (")[0]),
-        "steps": "",
-        "name": "",
-    }
-    model = re.search(MODEL_OF_GPU, shorter["device"])
-    shortest_device = shorter["device"] if model is None else model[0]
-    for name, text in (*shorter.items(), ("device", shortest_device), ("device", "")):
-        facts[name] = text
-        line = " · ".join(fact for fact in facts.values() if fact)
+    # The step time is never cut off: what matters least, or is known to who reads it, goes first. A name
+    # that is too long beside the least goes alone.
+    short_device = terminal(device.partition(" (")[0])
+    model = re.search(MODEL_OF_GPU, short_device)
+    shortest_device = short_device if model is None else model[0]
+    without_steps = {"device": short_device, "steps": ""}
+    without_name = {"device": short_device, "name": ""}
+    shorter: tuple[dict[str, str], ...] = (
+        {},
+        {"device": short_device},
+        without_steps,
+        without_name,
+        without_steps | without_name,
+        without_steps | without_name | {"device": shortest_device},
+        without_steps | without_name | {"device": ""},
+    )
+    for instead in shorter:
+        line = " · ".join(fact for fact in (facts | instead).values() if fact)
         if len(line) <= width:
             return Text(line, style="bold")
     return Text(
