@@ -251,6 +251,8 @@ def module_layers(frames: Frames, own_ns: Ints) -> Ints:
     >>> module_layers(Frames.of(pl.DataFrame(rows)), np.array([0, 1, 0, 8, 0, 8])).tolist()
     [-1, -1, 0, 0, 1, 1]
     """
+    if not len(frames):
+        return np.zeros(0, np.int64)
     layer_class = _layer_class(_module_classes(frames, own_ns), int(own_ns.sum()))
     if layer_class is None:
         return np.full(len(frames), -1, np.int64)

@@ -73,6 +73,8 @@ def bandwidth(
     [('4–16 MB', 8.0, 8.0, 500)]
 
     """
+    if members.is_empty():
+        return BANDWIDTH.to_frame()
     sized = members.filter(
         pl.col("bytes").is_not_null().all().over("match") & (pl.col("transfer_ns") > 0)
     )

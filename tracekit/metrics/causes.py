@@ -509,6 +509,8 @@ def with_peers(pieces: Mapping[int, pl.DataFrame], waited: pl.DataFrame) -> pl.D
     [('dp_comm', 'same_stream', 5), ('dp_comm', 'nothing_to_hide', 15), ('dp_comm', 'peer_late', 15)]
     """
     all_pieces = concat_ranks(pieces, PIECES)
+    if all_pieces.is_empty():
+        return all_pieces.select("rank", "part", "label", "cause", "ns")
     # Each rank counts its events from 0: an id of its own for every event of the run.
     ids = 1 + max(int(to_int64(table["id"]).max(initial=-1)) for table in (all_pieces, waited))
     id_in_run = pl.col("rank").cast(pl.Int64) * ids + pl.col("id")
@@ -529,6 +531,8 @@ def causes_by_event(pieces: pl.DataFrame, waited: pl.DataFrame) -> pl.DataFrame:
     >>> causes_by_event(pieces, waited).rows()
     [(4, 'nothing_to_hide', 15), (4, 'peer_late', 15), (5, 'same_stream', 5)]
     """
+    if pieces.is_empty():
+        return EVENT_CAUSES.to_frame()
     split = _split_waits(pieces, waited).with_columns(pl.col("id").fill_null(-1))
     return split.group_by("id", "cause").agg(pl.col("ns").sum()).sort("id", "cause")
 

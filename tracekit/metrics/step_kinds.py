@@ -77,7 +77,7 @@ def summarize_step_kinds(ranks: Sequence[pl.DataFrame]) -> tuple[StepKind, ...]:
     >>> [(kind.kind, kind.steps, kind.time_ns, kind.interval_ns) for kind in summarize_step_kinds([rank])]
     [('prefill', 1, 900, None), ('decode', 2, 100, 160)]
     """
-    if not ranks:
+    if all(rank.is_empty() for rank in ranks):
         return ()
     times = pl.col("gpu_ns", "interval_ns", "gap_ns").median()
     marks = pl.col("kind", "requests", "tokens").first()

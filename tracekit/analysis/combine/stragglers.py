@@ -111,6 +111,20 @@ WAITS_BY_STEP = pl.Schema(
         "wait_ns": pl.Int64(),  # charged to it, sum over all other ranks
     }
 )
+_KERNEL_SPEED = pl.Schema(
+    {
+        "rank": pl.Int32(),
+        "step": pl.Int64(),
+        "sum_ns": pl.Int64(),
+        "compared_ns": pl.Int64(),
+        "usual_ns": pl.Float64(),
+        "slower_ns": pl.Float64(),
+        "ratio": pl.Float64(),
+        "is_slow": pl.Boolean(),
+        "kernel_ratio": pl.Float64(),
+        "is_usual": pl.Boolean(),
+    }
+)
 _PAIR = ("last_rank", "rank", "step", "label", "channel")
 
 
@@ -233,16 +247,49 @@ def explain_stragglers(
     figures = _rank_steps(ranks, clocks, tokens)
     if not _numbered_alike(ranks, figures):
         reason = "without marks, the ranks' recordings begin in different steps, which cannot be compared"
-        rows = []
-        for fields in stragglers.to_dicts():
-            rows.append(Straggler(**fields, why=[_unknown(fields["caused_ns"], reason)]))
-        return Stragglers(tuple(rows))
+        unexplained = [
+            Straggler(**fields, why=[_unknown(fields["caused_ns"], reason)])
+            for fields in stragglers.to_dicts()
+        ]
+        return Stragglers(tuple(unexplained))
     pairs = _pair_waits(operations)
     # Ranks of a pipeline wait for each other by design: apart from the rest.
     is_message = pl.col("label") == "pp_comm"
-    lateness = _lateness(pairs.filter(~is_message), figures)
+    multiprocessors = {rank.source.rank: rank.source.multiprocessors for rank in ranks}
+    rows: list[Straggler] = []
+    if not stragglers.is_empty():
+        has_shapes = any(len(rank.lateness.kernels) for rank in ranks)
+        rows = _explain_rows(
+            stragglers, pairs, figures, operations, multiprocessors, has_shapes=has_shapes
+        )
+    has_compared_collectives = not operations.filter(
+        ~is_message & pl.col("wait_ns").is_not_null()
+    ).is_empty()
+    waits = pairs.group_by("label", "step", rank="last_rank").agg(pl.col("wait_ns").sum())
+    return Stragglers(
+        rows=tuple(rows),
+        lateness=_lateness(pairs.filter(~is_message), figures),
+        tokens=tokens,
+        imbalance=_imbalance(figures, operations),
+        has_compared_collectives=has_compared_collectives,
+        waits=conform(waits, WAITS_BY_STEP),
+        slow_gpus=_slow_gpus(figures, multiprocessors),
+    )
+
+
+def _explain_rows(
+    stragglers: pl.DataFrame,
+    pairs: pl.DataFrame,
+    figures: pl.DataFrame,
+    operations: pl.DataFrame,
+    multiprocessors: Mapping[int, int | None],
+    *,
+    has_shapes: bool,
+) -> list[Straggler]:
+    """Return *stragglers*, each with when and why it is late."""
     # Waiting for a rank in a step, in messages or in collectives, as the mean of the ranks that
     # waited.
+    is_message = pl.col("label") == "pp_comm"
     late_ns = _mean_lateness("rank").over("last_rank", "step", is_message)
     step_ns = figures.group_by("step").agg(step_ns=pl.col("span_ns").max())
     is_late = late_ns / pl.col("step_ns") >= MIN_LATE_SHARE
@@ -257,8 +304,6 @@ def explain_stragglers(
     ):
         with_figures = with_figures.join(table, on=key, how="left", maintain_order="left")
     waited_for = dict(_most_waited_for(operations).iter_rows())
-    has_shapes = any(len(rank.lateness.kernels) for rank in ranks)
-    multiprocessors = {rank.source.rank: rank.source.multiprocessors for rank in ranks}
     rows = []
     for row, figures_of_row in zip(stragglers.to_dicts(), with_figures.to_dicts(), strict=True):
         slow_gpu = _fewer_multiprocessors(row["rank"], multiprocessors)
@@ -267,19 +312,7 @@ def explain_stragglers(
                 **row | _explanation(figures_of_row, waited_for, slow_gpu, has_shapes=has_shapes)
             )
         )
-    has_compared_collectives = not operations.filter(
-        ~is_message & pl.col("wait_ns").is_not_null()
-    ).is_empty()
-    waits = pairs.group_by("label", "step", rank="last_rank").agg(pl.col("wait_ns").sum())
-    return Stragglers(
-        rows=tuple(rows),
-        lateness=lateness,
-        tokens=tokens,
-        imbalance=_imbalance(figures, operations),
-        has_compared_collectives=has_compared_collectives,
-        waits=conform(waits, WAITS_BY_STEP),
-        slow_gpus=_slow_gpus(figures, multiprocessors),
-    )
+    return rows
 
 
 def _slow_gpus(
@@ -354,6 +387,8 @@ def _kernel_speed(ranks: Sequence[RankTables]) -> pl.DataFrame:
     the same name: a library may choose other kernels on a GPU with fewer multiprocessors.
     """
     tables = _by_rank(ranks, "kernels", KERNEL_TIMES)
+    if tables.is_empty():
+        return _KERNEL_SPEED.to_frame()
     work = tables.group_by("rank", "step", "key").agg(
         pl.col("calls").sum().alias("count"), pl.col("ns").sum()
     )

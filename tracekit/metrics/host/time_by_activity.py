@@ -216,7 +216,7 @@ def _ranges_by_code(
 def _named_ranges(host: HostEvents, pattern: str) -> pl.DataFrame:
     """Return the operators and ranges whose name matches a pattern."""
     named = [table.select(table.named(pattern)).rows for table in (host.operators, host.ranges)]
-    return _as_ranges(pl.concat(named))
+    return _as_ranges(pl.concat(named)) if any(map(len, named)) else _NO_RANGES
 
 
 def _pageable_copies(host: HostEvents, gpu_events: pl.DataFrame) -> pl.DataFrame:
@@ -310,6 +310,8 @@ def _contains_any(ranges: NamedRows, points: NamedRows) -> Bools:
 
 def _with_operator(calls: NamedRows, host: HostEvents) -> pl.DataFrame:
     """Return calls as ``_ACTIVITY_RANGES``, with the innermost operator that is open when each begins."""
+    if not len(calls):
+        return _NO_RANGES
     operators = host.operators
     is_wrapper = operators.named(HOST_ACTIVITIES["wrapper"])
     around = _outer_first(operators.select(~is_wrapper & _contains_any(operators, calls)))
@@ -426,6 +428,8 @@ def _longest_name(ranges: pl.DataFrame, column: str) -> str | None:
 
     Operators of PyTorch before ranges around them, unless the operator takes less than half as long.
     """
+    if ranges.is_empty():
+        return None
     by_name = (
         ranges.drop_nulls(column)
         .group_by(column)

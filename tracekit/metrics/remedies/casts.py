@@ -30,6 +30,8 @@ def cast_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     """Yield the remedies ``cast once``; *what* is ``FIXED`` or ``TRAINED``."""
     events = rank.events.drop_nulls(["op", "shapes"])
     copies = events.filter(pl.col("op") == "aten::copy_")
+    if copies.is_empty():
+        return
     in_forward = copies.filter((pl.col("label") == "forward") & ~pl.col("is_backward"))
     casts = _tensors(in_forward, to=NARROW_TYPES, of=WIDE_TYPES).filter(
         pl.col("size").is_in(_sizes_of_weights(events))

@@ -74,6 +74,8 @@ def _loss_events(events: pl.DataFrame) -> pl.DataFrame:
 
 def _fuse_loss(rank: RankWork, loss: pl.DataFrame) -> Iterator[pl.DataFrame]:
     """Yield the remedies of a loss: its logits are read and written a few times in 16 bits, for each softmax."""
+    if loss.is_empty():
+        return
     is_forward = pl.col("op").str.contains("log_softmax$|logsumexp")
     calls = loss.filter(is_forward).group_by("part").agg(elements=pl.col("elements").sum())
     both = loss.join(calls.rename({"elements": "logits"}), on="part", how="inner")
@@ -116,6 +118,8 @@ def _fuse_chains(
     of_links = ordered.select("index", "is_link", group=pl.Series(chain)).filter(
         pl.col("is_link") & pl.Series(is_long)
     )
+    if of_links.is_empty():
+        return
     links = events.select(_LINK_COLUMNS)[of_links["index"]].with_columns(of_links["group"])
     largest = pl.col("elements").max().over("group")
     # A norm in one kernel is fused already, and a copy or cast may be what its types need: they are

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.metrics.kernel_limits import product_bytes
-from tracekit.metrics.remedies.rows import RankWork, new_durations
+from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations
 from tracekit.metrics.remedies.speeds import (
     MIN_KERNEL_NS,
     SLOWEST_RELATIVE,
@@ -77,6 +77,8 @@ def _retyped(rank: RankWork, calls: pl.DataFrame, dtype: str) -> pl.DataFrame:
     """Return the remedies of calls that compute in *dtype* instead."""
     speeds = rank.speeds
     countable = calls.drop_nulls("flop").filter(pl.col("used").is_in(list(speeds.peaks)))
+    if countable.is_empty():
+        return REMEDIES.to_frame()
     moved = [
         product_bytes(op, shapes, dtype, flop, 1) or 0.0
         for op, shapes, flop in countable.select("op", "shapes", "flop").iter_rows()

@@ -99,6 +99,8 @@ def _one_copy(rank: RankWork) -> pl.DataFrame:
     from_host = pl.col("name").str.contains("(?i)HtoD|HostToDevice")
     copies = small.filter(from_host).sort("start_ns")
     many = copies.filter(pl.len().over("part") >= MIN_SMALL_COPIES)
+    if many.is_empty():
+        return REMEDIES.to_frame()
     is_first = pl.int_range(pl.len()).over("part") == 0
     remains = new_durations(
         many.filter(is_first).with_columns(group="row", low_ns="ns", likely_ns="ns", high_ns="ns"),

@@ -60,6 +60,8 @@ def new_durations(
         what: What is changed.
         keeps_first: Whether only the first launch of each group remains; else all do.
     """
+    if events.is_empty():
+        return REMEDIES.to_frame()
     old_ns = pl.col("ns").sum().over("group").clip(lower_bound=1)
     share = pl.col("ns") / old_ns
     is_first = pl.col("row") == pl.col("row").min().over("group")
