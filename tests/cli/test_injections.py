@@ -206,9 +206,9 @@ def test_errors_are_one_line(run, tmp_path):
 
 
 @pytest.mark.parametrize(("encoding", "command"), [("cp1252", "gate"), ("ascii", "analyze")])
-def test_a_terminal_without_our_letters_gets_others(samples, saved, encoding, command):
+def test_a_terminal_without_our_letters_gets_others(samples, runs, saved, encoding, command):
     words = {
-        "analyze": ["sample_traces/reload", "--ranks", "0"],
+        "analyze": [runs[0]],
         "gate": [saved("steps/b"), "--baseline", saved("steps/a")],
     }[command]
     done = subprocess.run(

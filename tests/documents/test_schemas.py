@@ -114,10 +114,13 @@ def shortened(data):
 
 
 def changed(data, path, change):
-    """A copy of *data* in which *change* was applied to the container and key at the end of *path*."""
-    result = copy.deepcopy(data)
-    container = result
+    """A copy of *data* in which *change* was applied to the container and key at the end of *path*.
+
+    Only the containers on the path are copied.
+    """
+    result = container = copy.copy(data)
     for key in path[:-1]:
+        container[key] = copy.copy(container[key])
         container = container[key]
     change(container, path[-1])
     return result

@@ -145,14 +145,24 @@ forms = st.sampled_from(
 )
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(events, forms, st.integers(-(10**18), 10**18), st.booleans())
-def test_valid_json_equals_the_reference(tmp_path_factory, many, form, base, keys_first):
-    data = {"baseTimeNanoseconds": base, "traceEvents": many}
-    data = data if keys_first else dict(reversed(data.items()))
-    path = tmp_path_factory.mktemp("json") / "rank0.json"
-    path.write_text(json.dumps(data, **form), encoding="utf-8", errors="surrogatepass")
-    expected = reference.read(path, rank=0)
-    got = kineto.read(path, lenient=False).events
-    for column in EVENTS:
-        assert got[column].cast(pl.String).equals(expected[column].cast(pl.String)), column
+@pytest.mark.parametrize("examples", [15, pytest.param(200, marks=pytest.mark.nightly)])
+def test_valid_json_equals_the_reference(tmp_path, examples):
+    path = tmp_path / "rank0.json"
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
+    @given(events, forms, st.integers(-(10**18), 10**18), st.booleans())
+    def check(many, form, base, keys_first):
+        data = {"baseTimeNanoseconds": base, "traceEvents": many}
+        data = data if keys_first else dict(reversed(data.items()))
+        path.write_text(json.dumps(data, **form), encoding="utf-8", errors="surrogatepass")
+        expected = reference.read(path, rank=0)
+        got = kineto.read(path, lenient=False).events
+        for column in EVENTS:
+            assert got[column].cast(pl.String).equals(expected[column].cast(pl.String)), column
+
+    check()
