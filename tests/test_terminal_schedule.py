@@ -36,7 +36,7 @@ def drawn(comparison, width):
 def test_it_fits_and_says_all_of_it(comparison, width):
     text = drawn(comparison, width)
     assert max(len(line) for line in text.splitlines()) <= width
-    assert "1f1b, exactly · 4 ranks · 8 micro-batches" in text
+    assert "1f1b, same order · 4 ranks · 8 micro-batches" in text
     assert "measured" in text
     assert "27.3 %" in text  # outside cells in the ideal: 3/11
     assert "outside cells" in text

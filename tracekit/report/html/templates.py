@@ -97,14 +97,20 @@ def _fit_to_share(value: Any) -> Any:
 
 
 def markup_code(source: str) -> Markup:
-    """Return escaped text in which words between backticks are marked as code.
+    """Return escaped text with words between backticks as code; long names may break behind dots and underscores.
 
     >>> print(markup_code("`--explain other` lists <b>"))
     <code>--explain other</code> lists &lt;b&gt;
+    >>> print(markup_code("call `torch.compile`"))
+    call <code>torch.<wbr>compile</code>
     """
-    return Markup(
-        re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(shorten_source_paths(source))))
-    )
+    escaped = str(escape(shorten_source_paths(source)))
+    return Markup(re.sub("`([^`]*)`", _code_that_breaks, escaped))
+
+
+def _code_that_breaks(match: re.Match[str]) -> str:
+    breakable = re.sub(r"(?<=[a-z])([._])(?=[a-z])", r"\1<wbr>", match[1])
+    return f"<code>{breakable}</code>"
 
 
 def keep_figures_together(text: str) -> str:

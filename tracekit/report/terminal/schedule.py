@@ -179,7 +179,7 @@ def _headline(schedule: ScheduleView) -> RenderableType:
         facts.append(f"compared with {comparison.compared_with}: {elsewhere}")
     if schedule.which:
         facts.append(schedule.which)
-    name = f"{comparison.name}, exactly" if comparison.exact else comparison.name
+    name = f"{comparison.name}, same order" if comparison.exact else comparison.name
     line = Text(" · ".join([name, *facts]))
     line.stylize("bold", 0, len(comparison.name))
     for difference in schedule.differences[:3]:
