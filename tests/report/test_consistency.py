@@ -42,6 +42,7 @@ SAMPLES = ("1f1b", "1f1b-noshapes", "compile", "dualpipe", "interleaved", "layer
 FRAMEWORKS = ("cp-ring", "ds-pipe", "fp8-fsdp", "graph-trees", "hf-ddp-ckpt", "meg-moe-vpp", "meg-recompute",
               "nsys-meg-1f1b", "once-ddp", "slow-ddp", "titan-ac", "titan-fsdp", "varlen-ddp",
               "meg-moe-vpp/rank0.pt.trace.json.gz", "titan-ac/rank3.pt.trace.json.gz")  # fmt: skip
+TIME = re.compile(r"[\d,.]+ (?:s|ms|µs)")
 MAX_LINES = 60
 MAX_COMBINED = 3
 """Changes of a run's first findings that are replayed in pairs."""
@@ -112,6 +113,7 @@ def contradictions(analysis):
         *_prices(analysis),
         *_wording(analysis, view),
         *_outputs(analysis, view),
+        *_full_time(analysis, view),
         *_remarks(analysis, view),
         *_changes(analysis),
         *_order_of_ranks(view),
@@ -238,9 +240,6 @@ def _outputs(analysis, view):
     is_plain = not analysis.role_results.iterations and not analysis.step_kinds
     if is_plain and step.shown_ns is not None and short_ms(step.shown_ns) not in headline_text:
         yield f"the first line states another step time: {headline_text}"
-    in_full = [line.text for line in view.answer if line.topic == "Time"]
-    if is_plain and in_full and step.shown_ns is not None and ms(step.shown_ns) not in in_full[0]:
-        yield f"--full states another step time: {in_full[0]}"
     terminal_text = _plain("\n".join(line.plain for line in first_screen(view, 400)))
     markdown_text = _plain(render_markdown(analysis))
     for number, card in enumerate(view.cards, start=1):
@@ -269,6 +268,18 @@ def _outputs(analysis, view):
             yield f"finding {number} has other words in Markdown"
         if finding.text not in explained:
             yield f"finding {number} has other words in its explanation"
+
+
+def _full_time(analysis, view):
+    """Return the line of --full that states another step time than the first screen."""
+    step = analysis.step
+    is_plain = not analysis.role_results.iterations and not analysis.step_kinds
+    if not is_plain or step.shown_ns is None:
+        return
+    shown = {ms(step.shown_ns), short_ms(step.shown_ns)}
+    for line in view.answer:
+        if line.topic == "Time" and not shown & set(re.findall(TIME, line.text)):
+            yield f"--full states another step time: {line.text}"
 
 
 def _remarks(analysis, view):
