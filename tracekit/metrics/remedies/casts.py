@@ -23,19 +23,22 @@ NARROW_TYPES = ("c10::BFloat16", "c10::Half", "BFloat16", "Half")
 MIN_NEEDLESS_SHARE = 0.5
 """Share of the casts of weights of one size that nothing needs, from which they are: two micro-batches have as
 many, and a step whose backward was not recorded has fewer."""
+_READ = ("row", "part", "label", "node", "is_backward", "kind", "op", "shapes", "dtypes")
+"""Columns of a rank's events that are read: a frame of all is slow to filter."""
 _WRITTEN = pl.Schema({"row": pl.Int32, "part": pl.Int64, "size": pl.String})
 
 
 def cast_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     """Yield the remedies ``cast once``; *what* is ``FIXED`` or ``TRAINED``."""
-    events = rank.events.drop_nulls(["op", "shapes"])
+    events = rank.events.select(_READ).drop_nulls(["op", "shapes"])
     copies = events.filter(pl.col("op") == "aten::copy_")
     if copies.is_empty():
         return
     in_forward = copies.filter((pl.col("label") == "forward") & ~pl.col("is_backward"))
-    casts = _tensors(in_forward, to=NARROW_TYPES, of=WIDE_TYPES).filter(
-        pl.col("size").is_in(_sizes_of_weights(events))
-    )
+    all_casts = _tensors(in_forward, to=NARROW_TYPES, of=WIDE_TYPES)
+    if all_casts.is_empty():
+        return
+    casts = all_casts.filter(pl.col("size").is_in(_sizes_of_weights(events)))
     if casts.is_empty():
         return
     cast_back = _tensors(copies.filter("is_backward"), to=WIDE_TYPES, of=NARROW_TYPES)
@@ -47,7 +50,7 @@ def cast_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     counts = counts.fill_null(0)
     trains = rank.events.select(pl.col("is_backward").any()).item()
     if not trains:  # a model in 16 bits casts no activations either
-        yield _disappear(_tensors(in_forward, to=NARROW_TYPES, of=WIDE_TYPES), FIXED)
+        yield _disappear(all_casts, FIXED)
         return
     if not counts["cast_back"].sum():  # gradients are cast elsewhere
         return

@@ -17,6 +17,8 @@ from tracekit.metrics.remedies.rows import HOST_ALONE, REMEDIES, RankWork
 from tracekit.schema import COMMUNICATION_LABELS
 
 NO_RECOMPUTE = "no recompute"
+_READ = ("row", "part", "ns", "label", "call", "op", "name", "launch_ns", "is_backward")
+"""Columns of a rank's events that are read: a frame of all is slow to filter."""
 MIN_REPEATED_LAUNCHES = 3
 """Launches of a recomputed stretch from which it shows where the forward launched the same."""
 
@@ -24,14 +26,15 @@ MIN_REPEATED_LAUNCHES = 3
 def recompute_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     """Yield the remedies ``no recompute``."""
     recomputed = pl.col("label") == "recompute"
-    calls = rank.events.filter(recomputed)["call"].unique()
+    events = rank.events.select(_READ)
+    calls = events.filter(recomputed)["call"].unique()
     if calls.is_empty():
         return
     # A buffer that an operator clears before its kernel has a label of its own.
     goes = recomputed | ((pl.col("label") == "memory") & pl.col("call").is_in(calls.implode()))
-    yield _remedies(rank.events.filter(goes), pl.lit(0), host_share=pl.lit(0.0))
+    yield _remedies(events.filter(goes), pl.lit(0), host_share=pl.lit(0.0))
     launches = (
-        rank.events.drop_nulls("launch_ns")
+        events.drop_nulls("launch_ns")
         .sort("part", "launch_ns")
         .select(
             "row",
@@ -39,7 +42,7 @@ def recompute_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
             "ns",
             "is_backward",
             goes=goes,
-            kernel=pl.struct("op", "name").rank("dense"),
+            kernel=pl.concat_str("op", "name", separator=" ", ignore_nulls=True).rank("dense"),
             since_ns=pl.col("launch_ns").diff().over("part"),
             communicates=pl.col("label").is_in(COMMUNICATION_LABELS),
         )
