@@ -23,14 +23,24 @@ NARROW_TYPES = ("c10::BFloat16", "c10::Half", "BFloat16", "Half")
 MIN_NEEDLESS_SHARE = 0.5
 """Share of the casts of weights of one size that nothing needs, from which they are: two micro-batches have as
 many, and a step whose backward was not recorded has fewer."""
-_READ = ("row", "part", "label", "node", "is_backward", "kind", "op", "shapes", "dtypes")
+_COLUMNS_OF_CASTS = (
+    "row",
+    "part",
+    "label",
+    "node",
+    "is_backward",
+    "kind",
+    "op",
+    "shapes",
+    "dtypes",
+)
 """Columns of a rank's events that are read: a frame of all is slow to filter."""
 _WRITTEN = pl.Schema({"row": pl.Int32, "part": pl.Int64, "size": pl.String})
 
 
 def cast_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     """Yield the remedies ``cast once``; *what* is ``FIXED`` or ``TRAINED``."""
-    events = rank.events.select(_READ).drop_nulls(["op", "shapes"])
+    events = rank.events.select(_COLUMNS_OF_CASTS).drop_nulls(["op", "shapes"])
     copies = events.filter(pl.col("op") == "aten::copy_")
     if copies.is_empty():
         return

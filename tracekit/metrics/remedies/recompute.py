@@ -17,7 +17,17 @@ from tracekit.metrics.remedies.rows import HOST_ALONE, REMEDIES, RankWork
 from tracekit.schema import COMMUNICATION_LABELS
 
 NO_RECOMPUTE = "no recompute"
-_READ = ("row", "part", "ns", "label", "call", "op", "name", "launch_ns", "is_backward")
+_COLUMNS_OF_LAUNCHES = (
+    "row",
+    "part",
+    "ns",
+    "label",
+    "call",
+    "op",
+    "name",
+    "launch_ns",
+    "is_backward",
+)
 """Columns of a rank's events that are read: a frame of all is slow to filter."""
 MIN_REPEATED_LAUNCHES = 3
 """Launches of a recomputed stretch from which it shows where the forward launched the same."""
@@ -26,7 +36,7 @@ MIN_REPEATED_LAUNCHES = 3
 def recompute_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     """Yield the remedies ``no recompute``."""
     recomputed = pl.col("label") == "recompute"
-    events = rank.events.select(_READ)
+    events = rank.events.select(_COLUMNS_OF_LAUNCHES)
     calls = events.filter(recomputed)["call"].unique()
     if calls.is_empty():
         return
