@@ -37,7 +37,9 @@ MIN_EXCESS_TO_BE_SLOW = 0.5
 """Share of the idle time while launching by which the host alone is slower than the GPU, from which
 launching is the limit whatever else the host does."""
 
-
+MIN_NS_BETWEEN_WAITS = 1_000_000
+"""Time of the step for each wait for the GPU, from which graphs between them hold enough launches: a
+launch takes about 10 µs. By choice."""
 MIN_SHARE_ON_NEW_SHAPES = 0.05
 """Share of the step that an operator takes longer on new shapes, from which it is named."""
 
@@ -284,8 +286,11 @@ def _launch_bound(
 ) -> Finding:
     """Return the finding that the host only launches, and is slower at it than the GPU works.
 
-    *stops_to_wait*: whether waits for the GPU are a finding of their own: no graph holds these.
+    *stops_to_wait*: whether waits for the GPU cost time of their own. No graph holds these, nor is one
+    worth much between two that follow each other soon.
     """
+    waits = means.value("host_sync", "count")
+    stops_to_wait |= _follow_each_other_soon(waits, means.time_ns)
     events = 0
     transfers = 0
     for result in context.analysis.rank_results:
@@ -311,7 +316,7 @@ def _launch_bound(
             "events_per_step": round(events_per_step),
             "steps_marked": context.step.is_marked,
             "mean_event_ns": round((means.compute_ns + means.copied_ns) / max(works_per_step, 1)),
-            "waits_per_step": round(means.value("host_sync", "count"), 2),
+            "waits_per_step": round(waits, 2),
             "stops_to_wait": stops_to_wait,
             "has_fused_optimizer": runs_operator(context, PATTERNS["fused_optimizer"]),
             **_on_new_shapes(context),
@@ -321,6 +326,15 @@ def _launch_bound(
         saves_range_ns=(0, most_ns),
         certain="bounded",
     )
+
+
+def _follow_each_other_soon(waits: float, time_ns: float) -> bool:
+    """Return whether waits of a step leave no room for graphs between them; one alone may lie at its end.
+
+    >>> _follow_each_other_soon(630, 50e6), _follow_each_other_soon(8, 170e6), _follow_each_other_soon(1, 0.9e6)
+    (True, False, False)
+    """
+    return waits > 1 and time_ns < waits * MIN_NS_BETWEEN_WAITS
 
 
 def _on_new_shapes(context: Context) -> dict[str, EvidenceValue]:
