@@ -37,7 +37,9 @@ def with_padding(calls: pl.DataFrame) -> pl.DataFrame:
         padded_share(shapes, is_weight_gradient=is_weight_gradient)
         for shapes, is_weight_gradient in outlines.iter_rows()
     ]
-    odd = outlines.with_columns(padding=pl.Series(padding, dtype=pl.Float64))
+    odd = outlines.with_columns(padding=pl.Series(padding, dtype=pl.Float64)).drop_nulls("padding")
+    if odd.is_empty():
+        return calls.with_columns(padding=pl.lit(None, pl.Float64))
     joined = calls.join(odd, on=list(_OUTLINE), how="left", maintain_order="left")
     return joined.with_columns(padding=pl.when(is_narrow_product).then("padding"))
 
@@ -59,8 +61,8 @@ def padding_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
             call_ns="ns",
         )
         slow = priced.filter(pl.col("likely_ns") < MAX_PADDED_SHARE * pl.col("call_ns"))
-        events = rank.events.join(slow, on="call", how="inner").with_columns(group="call")
-        yield new_durations(events, "pad sizes")
+        events = rank.events.select("row", "ns", "call").join(slow, on="call", how="inner")
+        yield new_durations(events.with_columns(group="call"), "pad sizes")
 
 
 def padded_share(shapes: str, *, is_weight_gradient: bool = False) -> float | None:

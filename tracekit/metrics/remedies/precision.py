@@ -115,7 +115,7 @@ def _retyped(rank: RankWork, calls: pl.DataFrame, dtype: str) -> pl.DataFrame:
         likely_ns=pl.Series(new_ns[1]),
         high_ns=pl.Series(new_ns[2]),
     )
-    events = rank.events.join(priced, on="call", how="inner")
+    events = rank.events.select("row", "ns", "call").join(priced, on="call", how="inner")
     return new_durations(events.with_columns(group="call"), dtype)
 
 

@@ -183,15 +183,16 @@ def _find_clipping(rank: RankWork) -> pl.DataFrame:
     Behind the backward of their step come the norms, one for each gradient; behind these, and before
     the optimizer's first update, their scales.
     """
-    outside_nodes = rank.events.filter(pl.col("node").is_null())
-    norms = outside_nodes.filter(pl.col("op").str.contains(PATTERNS["gradient_norm"]))
-    if norms.height < MIN_OPTIMIZER_KERNELS:
-        return norms.head(0).with_columns(passes=pl.lit(1))
+    is_norm = pl.col("op").str.contains(PATTERNS["gradient_norm"])
+    is_outside_nodes = pl.col("node").is_null()
+    if rank.events.select((is_norm & is_outside_nodes).sum()).item() < MIN_OPTIMIZER_KERNELS:
+        return rank.events.head(0).with_columns(passes=pl.lit(1))
+    outside_nodes = rank.events.filter(is_outside_nodes)
     launch_ns = pl.col("launch_ns")
     backward = rank.events.drop_nulls("node").group_by("part").agg(backward_ns=launch_ns.max())
     behind = outside_nodes.join(backward, on="part", how="inner")
     behind = behind.filter(launch_ns > pl.col("backward_ns"))
-    norms = behind.filter(pl.col("op").str.contains(PATTERNS["gradient_norm"]))
+    norms = behind.filter(is_norm)
     norms = norms.filter(pl.len().over("part") >= MIN_OPTIMIZER_KERNELS)
     last_norms = norms.group_by("part").agg(norms_ns=launch_ns.max())
     later = behind.join(last_norms, on="part", how="inner").filter(launch_ns > pl.col("norms_ns"))

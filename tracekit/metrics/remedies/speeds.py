@@ -128,9 +128,9 @@ def _measured_bandwidth_share(work: pl.DataFrame, bandwidth: float | None) -> Sh
     """Return the share of the bandwidth that large elementwise kernels reach."""
     if bandwidth is None:
         return USUAL_BANDWIDTH_SHARE
-    large = work.filter(
-        pl.col("kind").is_in(["elementwise", "norm"]) & (pl.col("bytes") >= MIN_MEASURED_BYTES)
-    ).select("bytes", "ns")
+    is_large = pl.col("bytes") >= MIN_MEASURED_BYTES
+    moves_memory = pl.col("kind").is_in(["elementwise", "norm"])
+    large = work.select("kind", "bytes", "ns").filter(is_large & moves_memory)
     shares = (large["bytes"] / bandwidth / large["ns"].clip(lower_bound=1)).to_numpy()
     shares = shares[shares <= 1]
     if len(shares) < MIN_MEASURED_CALLS:
