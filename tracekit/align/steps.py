@@ -239,7 +239,7 @@ def add_step_intervals(steps: pl.DataFrame) -> pl.DataFrame:
     >>> steps = pl.DataFrame({"rank": [0, 0, 0], "step": [4, 5, 6], "start_ns": [10, 30, 50], "end_ns": [20, 40, 60],
     ...                       "host_start_ns": [5, 21, 45], "host_end_ns": [21, 45, 70]})
     >>> add_step_intervals(steps)["time_ns"].to_list()
-    [11, 24, 25]
+    [16, 24, 25]
     >>> add_step_intervals(steps.head(1))["time_ns"].to_list()
     [16]
     """
