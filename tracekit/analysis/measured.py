@@ -422,9 +422,7 @@ def _figures(
     *steps* are the numbers of its steps, or [None] for its window.
     """
     labels_by_part = _rows_by(measures.labels, "part", "label", "ns", "count", "hidden_ns")
-    hidden_by_part = _rows_by(
-        measures.hidden.filter(~pl.col("detail")), "part", "label", "by", "ns"
-    )
+    hidden_by_part = _rows_by(measures.hidden, "part", "label", "by", "ns", "detail")
     scopes = waits.scopes(rank_index)
     exposed_waits_ns = (
         waits.exposed_pp.section(scopes.start, scopes.stop).totals_ns(len(scopes)).tolist()
@@ -454,7 +452,10 @@ def _figures(
                 set_ns={name: label_ns[name] for name in LABEL_SETS if name in label_ns},
                 label_count=label_count,
                 hidden_ns=hidden_ns,
-                hidden_by_ns=_nested(_in_order(label_ns), hidden_by_part[part]),
+                hidden_by_ns=_nested(
+                    _in_order(label_ns),
+                    [row[:3] for row in hidden_by_part[part] if not row[3]],  # without details
+                ),
                 wait_ns=waits.by_label.get(scope, {}),
                 wait_open_ns=waits.open_ns.get(scope, {}),
                 weak_ns=measures.weak[part],

@@ -4,6 +4,7 @@ Commands import what they need when they run, so that ``tracekit --help`` answer
 ``main`` prints errors.
 """
 
+import atexit
 import gc
 import os
 import sys
@@ -125,6 +126,8 @@ def _root(
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
+    # The process ends behind it: looking for unused objects before would take 0.15 CPU s.
+    atexit.register(gc.freeze)
     prepare_streams()
     try:
         code = make_app()(standalone_mode=False)

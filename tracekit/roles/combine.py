@@ -61,8 +61,8 @@ def combine_roles(
     notices += update_notices
     # A band is a stretch of one phase (train, rollout, weight synchronisation, …) of one process.
     iterations, phase_bands = find_iterations(processes, kinds, updates)
-    explained: dict[str, Analysis] = {}
-    for role, analysis in analyses.items():
+    explained = dict(analyses)
+    for role, analysis in analyses.items() if has_several_roles else ():
         handovers = find_handovers(role, phase_bands, step_windows(tables[role], clocks[role]))
         stragglers = explain_by_handovers(analysis.stragglers, handovers)
         explained[role] = replace_fields(analysis, stragglers=stragglers)

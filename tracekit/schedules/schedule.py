@@ -115,24 +115,27 @@ class OpTable(msgspec.Struct, frozen=True, eq=False):
         makespan = end.max(initial=0)
         rank = self.rank
         is_backward = self.kind != F
-        is_forward = np.isin(self.kind, (F, FB))
+        is_forward = ~is_backward | (self.kind == FB)
         # Arrays with one value per rank.
         begin = np.zeros(len(self.offsets) - 1, end.dtype)
         steady = np.full_like(begin, makespan)
         cool_down = begin.copy()
         np.minimum.at(steady, rank[is_backward], start[is_backward])
         np.maximum.at(cool_down, rank[is_forward], end[is_forward])
+        # A row for each edge between phases, and a column for each rank.
+        edges = np.stack(
+            [begin, steady, np.maximum(steady, cool_down), np.full_like(begin, makespan)]
+        )
+        # Length of each phase, less the parts of ops inside it.
+        edges_of_ops = edges[:, rank]
+        inside = np.minimum(end, edges_of_ops[1:]) - np.maximum(start, edges_of_ops[:-1])
         has_ops = np.diff(self.offsets) > 0
-        idle = []
-        for low, high in pairwise(
-            (begin, steady, np.maximum(steady, cool_down), np.full_like(begin, makespan))
-        ):
-            # Length of each phase, less the parts of ops inside it.
-            inside = (np.minimum(end, high[rank]) - np.maximum(start, low[rank])).clip(0)
-            work = np.zeros_like(begin)
-            work[has_ops] = np.add.reduceat(inside, self.offsets[:-1][has_ops])
-            idle.append((high - low - work).clip(0).tolist())
-        return list(zip(*idle, strict=True))
+        work = np.zeros_like(edges[1:])
+        work[:, has_ops] = np.add.reduceat(
+            np.maximum(inside, 0), self.offsets[:-1][has_ops], axis=1
+        )
+        idle = np.maximum(np.diff(edges, axis=0) - work, 0)
+        return [(first, second, third) for first, second, third in idle.T.tolist()]
 
 
 @dataclass(frozen=True, repr=False)

@@ -24,10 +24,10 @@ from tracekit._util.arrays import Bools, Floats, Ints
 from tracekit._util.text import ranks_named
 from tracekit.documents.analysis import ChangedStep, PathPart
 from tracekit.errors import OptionError
-from tracekit.intervals import Intervals, union
+from tracekit.intervals import union
 from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.metrics.step_time import FreeStep
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, LABELS
 from tracekit.whatif.constants import (
     FREE_COST_RANGE,
     FREE_HOST_RANGE,
@@ -99,6 +99,11 @@ class ChangedGraph:
         """Time that each event itself takes with the changes made so far, hiding apart."""
         return self.graph.work_ns * self.factor
 
+    @cached_property
+    def _removed_host_work(self) -> tuple[Bools, Floats]:
+        """What removing activities does to launches: all changes are made before the first replay."""
+        return self.graph.without_host_work(self.removed)
+
     def hidden_ns(self) -> int:
         """Return the time per step that hidden labels take by themselves on the rank where they take longest."""
         graph = self.graph
@@ -115,13 +120,9 @@ class ChangedGraph:
         nothing. Compute that hides one label hides no other.
         """
         graph = self.graph
-        rank_step = graph.rank_index * len(graph.steps) + graph.step_index
+        rank_step = graph.rank_step
         count = len(graph.ranks) * len(graph.steps)
         transfer_start = graph.end - graph.work_ns
-
-        def ran(rows: Bools) -> Intervals:
-            """Return when *rows* ran on each rank in each step: of matched communication, its transfer."""
-            return union(transfer_start[rows], graph.end[rows], rank_step[rows])
 
         def scale(rows: Bools) -> Floats:
             """Return the time of *rows* with the changes over that without, by rank and step."""
@@ -129,15 +130,12 @@ class ChangedGraph:
             changed_ns = np.bincount(rank_step[rows], self.work_ns[rows], count)
             return changed_ns / np.maximum(before_ns, 1)
 
-        computes = graph.has_label(*COMPUTE_SET)
-        compute = ran(computes)
-        # Compute beside an operation that waits counts as hiding it, as in the budget.
-        others = graph.has_label(*COMMUNICATION_LABELS, *COPY_LABELS)
-        beside_others = union(graph.start[others], graph.end[others], rank_step[others])
-        free_ns = (compute - beside_others).totals_ns(count) * scale(computes)
+        compute = graph.compute_intervals
+        free_ns = graph.compute_alone_ns * scale(graph.has_label(*COMPUTE_SET))
         for label in self.hidden:
             events = graph.has_label(label)
-            exposed_ns = (ran(events) - compute).totals_ns(count) * scale(events)
+            ran = union(transfer_start[events], graph.end[events], rank_step[events])
+            exposed_ns = (ran - compute).totals_ns(count) * scale(events)
             hideable_share = np.minimum(1.0, free_ns / np.maximum(exposed_ns, 1))
             free_ns = free_ns - hideable_share * exposed_ns
             work_ns = graph.work_ns[events]
@@ -159,7 +157,7 @@ class ChangedGraph:
         host_factor = self.host_factor
         unwaited = self.unwaited
         if self.removed:
-            is_released, removed_share = graph.without_host_work(self.removed)
+            is_released, removed_share = self._removed_host_work
             unwaited = unwaited | is_released
             # The graph applies the free host's factor: what is removed is a share of the recorded
             # time. The sign of the factor says whether events wait for their launch at all.

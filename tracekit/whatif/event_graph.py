@@ -33,9 +33,10 @@ from tracekit.align.steps import (
 )
 from tracekit.critical_path.pieces import PathTables
 from tracekit.documents.analysis import Budget, StepTime
-from tracekit.metrics.label_intervals import Lanes
+from tracekit.intervals import Intervals, union
+from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes
 from tracekit.metrics.step_time import find_unusual, mean_budget, step_budgets
-from tracekit.schema import LABELS
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 from tracekit.whatif.constants import (
     MIN_FREE_HOST_SHARE,
     USUAL_KERNEL_GAP_NS,
@@ -518,6 +519,29 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         # figure than one.
         step_ns = [round(median(times_ns)) for times_ns in of_steps.values()]
         return round(median(step_ns)) if step_ns else 0
+
+    @cached_property
+    def rank_step(self) -> Int32s:
+        """Of each event: number of its step on its rank, counted over the steps of all ranks."""
+        return self.rank_index * len(self.steps) + self.step_index
+
+    @cached_property
+    def compute_intervals(self) -> Intervals:
+        """When each step of each rank (``rank_step``) computes."""
+        computes = self.has_label(*COMPUTE_SET)
+        start = self.end[computes] - self.work_ns[computes]
+        return union(start, self.end[computes], self.rank_step[computes])
+
+    @cached_property
+    def compute_alone_ns(self) -> Ints:
+        """Time that each step of each rank (``rank_step``) computes beside no communication and no copy.
+
+        Compute beside an operation that waits counts as hiding it, as in the budget.
+        """
+        others = self.has_label(*COMMUNICATION_LABELS, *COPY_LABELS)
+        beside_others = union(self.start[others], self.end[others], self.rank_step[others])
+        count = len(self.ranks) * len(self.steps)
+        return (self.compute_intervals - beside_others).totals_ns(count)
 
     def without_host_work(self, codes: Collection[str]) -> tuple[Bools, Floats]:
         """Return before which launches the host no longer waits, and the share of its time that is taken out.

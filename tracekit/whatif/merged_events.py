@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._loops.critical_path import NO_LIMIT
-from tracekit._util.arrays import Bools, Int32s, Ints
+from tracekit._util.arrays import Bools, Int32s, Ints, group_rows
 from tracekit._util.columns import to_int64
 from tracekit.metrics.start_constraints import MAX_BACK_TO_BACK_NS
 from tracekit.whatif.constants import MIN_FREE_HOST_SHARE
@@ -95,13 +95,10 @@ def _find_blocks(events: pl.DataFrame, chain: Ints) -> _Blocks:
     """Return the events that each chain becomes: one for each kind of event in it, in the order of their first."""
     count = events.height
     kind = np.zeros(count, np.int64)
-    for name in KIND:
-        code = to_int64(events[name].to_physical(), -1) + 1
+    for codes in events.select(pl.col(KIND).to_physical().cast(pl.Int64).fill_null(-1)):
+        code = codes.to_numpy() + 1
         kind = kind * (int(code.max(initial=0)) + 1) + code
-    _, kind = np.unique(kind, return_inverse=True)
-    _, first, block = np.unique(
-        chain * (int(kind.max(initial=0)) + 1) + kind, return_index=True, return_inverse=True
-    )
+    block, first = group_rows(chain, kind)
     # Time of each event with the gap before it, if it follows another of its chain.
     start = events["start_ns"].to_numpy()
     end = events["end_ns"].to_numpy()

@@ -6,6 +6,7 @@ from functools import cache, partial
 from statistics import median
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from tracekit._util.columns import concat_ranks
@@ -577,13 +578,19 @@ def _of_ranks(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
 
 def _with_steps(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
     """Return one of the tables of ``RankTables`` for all ranks, with the number of the step in place of its index."""
-    frames = []
-    for rank in ranks:
-        table: pl.DataFrame = getattr(rank, name)
-        step = rank.steps["step"].gather(table["part"])
-        number = pl.lit(rank.source.rank, pl.Int32)
-        frames.append(table.select(number.alias("rank"), step.alias("step"), pl.exclude("part")))
-    return pl.concat(frames)
+    tables: list[pl.DataFrame] = [getattr(rank, name) for rank in ranks]
+    heights = [table.height for table in tables]
+    numbers = np.repeat([rank.source.rank for rank in ranks], heights)
+    # ``part`` counts the steps of each rank from 0: here, those of all ranks.
+    step_counts = [rank.steps.height for rank in ranks]
+    first_steps = np.repeat(np.cumsum(step_counts) - step_counts, heights)
+    table = pl.concat(tables)
+    steps = pl.concat([rank.steps["step"] for rank in ranks])
+    return table.select(
+        pl.Series("rank", numbers, pl.Int32),
+        steps.gather(table["part"] + pl.Series(first_steps)).alias("step"),
+        pl.exclude("part"),
+    )
 
 
 def _window_and_steps(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
