@@ -98,15 +98,23 @@ class TableInFile(LoadableTable):
     parts: int
     """Number of steps, which its rows point to."""
 
-    def load(self) -> pl.DataFrame:
-        """Read the table; raise InputError if the file is unreadable or was written again since."""
+    def load(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """Read the table; raise InputError if the file is unreadable or was written again since.
+
+        Of a table that is stored as it is, only *columns* are read and checked, if some are named.
+        """
         try:
             if self.file.stat().st_mtime_ns != self.written_ns:
                 raise OSError("it was written again since")
             large_table = _LARGE_TABLES[self.name.partition(".")[0]]
             with zipfile.ZipFile(self.file) as archive:
-                table = large_table.unpack(_read_frame(archive, self.name))
-            large_table.check(table, parts=self.parts)
+                stream = _read_stream(archive, self.name)
+            if columns is None or large_table.unpack is not _as_it_is:
+                table = large_table.unpack(pl.read_ipc_stream(stream))
+                large_table.check(table, parts=self.parts)
+            else:
+                table = pl.read_ipc_stream(stream, columns=list(columns))
+                large_table.check(table, parts=self.parts, columns=columns)
             return table
         except _UNREADABLE as error:
             raise InputError(
@@ -127,7 +135,7 @@ class CompressedTable(LoadableTable):
         """Compress the table of a field of ``RankTables``."""
         return cls(name, _ipc_stream(_LARGE_TABLES[name].pack(table.load())))
 
-    def load(self) -> pl.DataFrame:
+    def load(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the table."""
         return _LARGE_TABLES[self.name].unpack(pl.read_ipc_stream(self.data))
 
@@ -316,11 +324,6 @@ def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> 
     # A stream begins with a mark, the size of its schema, and the schema.
     (schema_bytes,) = struct.unpack_from("<i", stream, 4)
     return StoredTables(tables, fields, stream[: 8 + schema_bytes])
-
-
-def _read_frame(archive: zipfile.ZipFile, name: str) -> pl.DataFrame:
-    """Read one Arrow stream of the zip as a table."""
-    return pl.read_ipc_stream(_read_stream(archive, name))
 
 
 def _read_stream(archive: zipfile.ZipFile, name: str) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
@@ -167,20 +167,24 @@ def _check_fields(stored: StoredTables) -> None:
             raise ValueError(f"{name} is not of {parts} steps")
 
 
-def check_path_pieces(pieces: pl.DataFrame, *, parts: int) -> None:
+def check_path_pieces(
+    pieces: pl.DataFrame, *, parts: int, columns: Collection[str] = tuple(PATH_PIECES)
+) -> None:
     """Raise ``ValueError`` if pieces of the critical path are not ones that tracekit wrote.
 
     Following each piece to the one before it must end: a circle would be followed for ever.
+    *columns* are those that were read.
 
     >>> check_path_pieces(pl.DataFrame({"before": [0]}), parts=1)
     Traceback (most recent call last):
     ValueError: the critical path has other columns than tracekit writes
     """
-    if pieces.schema != PATH_PIECES:
+    expected = pl.Schema({name: PATH_PIECES[name] for name in PATH_PIECES if name in columns})
+    if pieces.schema != expected:
         raise ValueError("the critical path has other columns than tracekit writes")
-    check_values(pieces, PATH_PIECES, name="the critical path", parts=parts)
-    required = pieces.select("kind", "part", "start_ns", "end_ns", "before", "first", "last")
-    if any(column.null_count() for column in required):
+    check_values(pieces, expected, name="the critical path", parts=parts)
+    required = ("kind", "part", "start_ns", "end_ns", "before", "first", "last")
+    if any(pieces.get_column(name).null_count() for name in required):
         raise ValueError("the critical path has rows without a value")
     before = pieces["before"].to_numpy()
     if not ((before >= -1) & (before < pieces.height)).all():
@@ -206,15 +210,17 @@ def check_graph_events(events: pl.DataFrame, *, parts: int) -> None:
     if events.schema != EVENTS_WITH_REMEDIES:
         raise ValueError(f"{name} have other columns than tracekit writes")
     check_values(events, EVENTS_WITH_REMEDIES, name=name, parts=parts)
-    required = events.select("label", "blocked_ns", "after_release_ns", *BEFORE)
-    if any(column.null_count() for column in required):
+    required = ("label", "blocked_ns", "after_release_ns", *BEFORE)
+    if any(events.get_column(column).null_count() for column in required):
         raise ValueError(f"{name} have rows without a value")
-    for column in events.select(BEFORE):
-        if not _is_within(column + 1, events.height + 1):
+    for column in BEFORE:
+        rows = events.get_column(column).to_numpy()
+        if rows.min(initial=-1) < -1 or rows.max(initial=-1) >= events.height:
             raise ValueError(f"{name} wait for a row that is not there")
+    if events.get_column("remedies").null_count() == events.height:
+        return
     remedies = events.select("remedies").drop_nulls().explode("remedies").unnest("remedies")
-    required = remedies.drop("what")
-    if any(column.null_count() for column in required):
+    if any(column.null_count() for column in remedies.drop("what")):
         raise ValueError(f"{name} have remedies without a value")
     if not set(remedies["change"].unique()) <= REMEDY_CHANGES.keys():
         raise ValueError(f"{name} have changes that tracekit does not know")

@@ -23,6 +23,8 @@ from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.critical_path.pieces import PIECE_KINDS, PathTables, is_followed
 
+_COLUMNS_OF_WALKS = ("kind", "part", "start_ns", "end_ns", "before", "id", "first", "last")
+"""Columns of pieces that walks need; the others tell what the pieces on the path are."""
 _COMMUNICATION_PIECE = PIECE_KINDS.index("communication")
 SEGMENT_KINDS = (*PIECE_KINDS, "message", "collective")
 """Kinds of a segment of the path; a communication is a message or a collective."""
@@ -73,7 +75,7 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         edges_of_steps: list[pl.DataFrame] = []
         first_pieces = [0]
         for part, (first_operation, end_of_operations) in zip(parts, edges, strict=True):
-            path = part.path.load()
+            path = part.path.load(_COLUMNS_OF_WALKS)
             if path.is_empty():
                 continue
             first_piece = first_pieces[-1]

@@ -8,7 +8,7 @@ from the launch call back to the last call in which the host waited for the GPU,
 the GPU event whose end released the host.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -131,8 +131,8 @@ def _with_idle_gpu(pieces: pl.DataFrame, steps: pl.DataFrame, busy: Intervals) -
 class LoadableTable:
     """A table that is loaded when it is needed: in memory (``TableInMemory``) or in a file of a store."""
 
-    def load(self) -> pl.DataFrame:
-        """Return the table."""
+    def load(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """Return the table, or at least some of its *columns*."""
         raise NotImplementedError
 
 
@@ -142,7 +142,7 @@ class TableInMemory(LoadableTable):
 
     frame: pl.DataFrame
 
-    def load(self) -> pl.DataFrame:
+    def load(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the table."""
         return self.frame
 

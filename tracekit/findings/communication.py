@@ -285,8 +285,11 @@ def longest_operations(context: Context, label: str, *, waits: bool = False) -> 
     A place is the part of an operation that is meant: it waits first and then transfers. Where the
     wait is not known, it is the whole operation.
     """
-    operations = context.analysis.tables["operations"].filter(
-        pl.col("label").cast(pl.String) == label
+    times = ("start_ns", "end_ns", "hidden_ns", "wait_ns", "transfer_ns")
+    operations = (
+        context.analysis.tables["operations"]
+        .select("rank", "step", "label", "what", *times)
+        .filter(pl.col("label").cast(pl.String) == label)
     )
     exposed_ns = pl.col("end_ns") - pl.col("start_ns") - pl.col("hidden_ns")
     shown_ns = pl.col("wait_ns") if waits else pl.col("transfer_ns").fill_null(exposed_ns)

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.classify.names import HOST_CALLS
@@ -39,7 +40,11 @@ MIN_STEPS_TO_COMPARE = 3
 
 
 def step_budgets(
-    steps: pl.DataFrame, lanes: Lanes, *, unrecorded: Intervals = EMPTY
+    steps: pl.DataFrame,
+    lanes: Lanes,
+    *,
+    unrecorded: Intervals = EMPTY,
+    part: npt.ArrayLike | None = None,
 ) -> list[Budget]:
     """Return the budget of each step's interval: its terms sum to the step time.
 
@@ -49,6 +54,7 @@ def step_budgets(
         steps: Steps of one rank with their intervals (``align.steps.STEPS``).
         lanes: Interval sets of all GPU work of the rank, in one part.
         unrecorded: Time in which work that is missing from the file may have run.
+        part: Part of *lanes* that each step is in, if steps and lanes are of several ranks.
 
     >>> events = pl.DataFrame({"label": ["forward", "pp_comm"], "start_ns": [0, 4], "end_ns": [6, 8]})
     >>> steps = pl.DataFrame({"interval_start_ns": [0], "interval_end_ns": [10], "time_ns": [10]})
@@ -57,10 +63,12 @@ def step_budgets(
     """
     start = steps["interval_start_ns"].to_numpy()
     end = np.maximum(steps["interval_end_ns"].to_numpy(), start)
-    compute_ns = lanes.compute.covered_ns(start, end)
-    busy_ns = lanes.busy.covered_ns(start, end)
-    unrecorded_ns = (unrecorded - lanes.busy).covered_ns(start, end)
-    exposed_ns = {label: exposed.covered_ns(start, end) for label, exposed in lanes.exposed.items()}
+    compute_ns = lanes.compute.covered_ns(start, end, part)
+    busy_ns = lanes.busy.covered_ns(start, end, part)
+    unrecorded_ns = (unrecorded - lanes.busy).covered_ns(start, end, part)
+    exposed_ns = {}
+    for label, exposed in lanes.exposed.items():
+        exposed_ns[label] = exposed.covered_ns(start, end, part)
     result = []
     for row, time_ns in enumerate((end - start).tolist()):
         exposed_of_step = {label: int(ns[row]) for label, ns in exposed_ns.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -319,18 +320,21 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         left.
         """
         has_launch = self.launch != NO_LIMIT
-        follows_work = (self.before[:2] >= 0).any(axis=0)
+        follows_work: Bools = np.logical_or(*(self.before[:2] >= 0))
         since_launch = self.start - np.where(has_launch, np.minimum(self.launch, self.start), 0)
         since_work = self.start - self.gpu_ready
         launched_last = has_launch & (~follows_work | (since_launch <= since_work))
         latency = since_launch.copy()
         gap = since_work.copy()
-        for index in range(len(self.ranks)):
-            on_rank = self.rank_index == index
-            held_by_launch = on_rank & launched_last
-            held_by_work = on_rank & follows_work & ~launched_last
+        for first, end in pairwise(
+            np.searchsorted(self.rank_index, np.arange(len(self.ranks) + 1))
+        ):
+            launched = launched_last[first:end]
+            follows = follows_work[first:end]
+            held_by_launch = first + np.flatnonzero(launched)
+            held_by_work = first + np.flatnonzero(follows & ~launched)
             # What follows no recorded work may have waited for work from before the recording.
-            shows_latency = held_by_launch & follows_work
+            shows_latency = first + np.flatnonzero(launched & follows)
             usual_latency = _lower_quartile(since_launch[shows_latency], USUAL_LATENCY_NS)
             usual_gap = _lower_quartile(since_work[held_by_work], USUAL_KERNEL_GAP_NS)
             gap[held_by_launch] = np.minimum(since_work[held_by_launch], usual_gap)
@@ -482,18 +486,17 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         ]
         unusual = [each.step for each in find_unusual(times)]
         bounds = bounds.filter(~pl.col("step_index").is_in(unusual))
-        budgets: list[Budget] = []
-        for index in range(len(self.ranks)):
-            rows = self.rank_index == index
-            events = pl.DataFrame(
-                {
-                    "label": self.events["label"].filter(pl.Series(rows)),
-                    "start_ns": start[rows],
-                    "end_ns": np.maximum(end[rows] - self.gaps_within_ns[rows], start[rows]),
-                }
-            )
-            is_timed = (pl.col("rank_index") == index) & pl.col("time_ns").is_not_null()
-            budgets += step_budgets(bounds.filter(is_timed), Lanes.of(events))
+        events = pl.DataFrame(
+            {
+                "label": self.events["label"],
+                "start_ns": start,
+                "end_ns": np.maximum(end - self.gaps_within_ns, start),
+                "rank_index": self.rank_index,
+            }
+        )
+        lanes = Lanes.of(events, parts=len(self.ranks), part="rank_index")
+        timed = bounds.drop_nulls("time_ns")
+        budgets = step_budgets(timed, lanes, part=timed["rank_index"].to_numpy())
         return mean_budget(budgets, time_ns)
 
     @cached_property
