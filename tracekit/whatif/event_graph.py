@@ -43,8 +43,11 @@ from tracekit.whatif.constants import (
     USUAL_KERNEL_GAP_NS,
     USUAL_LATENCY_NS,
 )
-from tracekit.whatif.merged_events import merge_events
+from tracekit.whatif.merged_events import MergedEvents, merge_events
 from tracekit.whatif.rank_events import BEFORE, GAPS_WITHIN, HOST_WORK
+
+RANKS_LOADED_TOGETHER = 8
+"""Ranks whose events are joined together: most of the time is that of calls, and each rank takes memory."""
 
 
 class EventReplay(msgspec.Struct, frozen=True, eq=False):
@@ -154,34 +157,18 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         frames: list[pl.DataFrame] = []
         host_work = [HOST_WORK.to_frame()]
         first = 0
-        for part in parts:
-            rank_events = None if part.graph_events is None else part.graph_events.load()
-            if rank_events is None or rank_events.is_empty():
+        for first_part in range(0, len(parts), RANKS_LOADED_TOGETHER):
+            batch = _load_events(parts[first_part : first_part + RANKS_LOADED_TOGETHER])
+            if batch is None:
                 continue
-            work = HOST_WORK.to_frame()
-            if part.graph_host_work is not None:
-                work = part.graph_host_work.load()
             if ranks_left_out:
-                rank_events, work = merge_events(rank_events, work)
-            step = part.steps["step"].gather(
-                rank_events["part"].clip(upper_bound=part.steps.height - 1)
-            )
-            # Rows of the rank's own table become rows of the table of all ranks.
-            before = pl.col(BEFORE)
-            events_of_rank = rank_events.with_columns(
-                *clocks.moved(part.source.rank, "start_ns", "end_ns", "launch_ns"),
-                pl.when(before >= 0).then(before + first).otherwise(-1),
-                step=step,
-                rank=pl.lit(part.source.rank, pl.Int32),
-            )
-            frames.append(events_of_rank)
-            # A store's tables are checked one by one, not whether they fit together.
-            of_events = pl.col("event") < rank_events.height
-            host_work.append(work.filter(of_events).with_columns(pl.col("event") + first))
-            first += rank_events.height
+                batch = merge_events(*batch, batch.events["rank"].to_numpy())
+            frames.append(batch.events.with_columns(_rows_behind(pl.lit(first, pl.Int32))))
+            host_work.append(batch.host_work.with_columns(pl.col("event") + first))
+            first += batch.events.height
         if not frames:
             return None
-        events = pl.concat(frames, rechunk=True)
+        events = clocks.align(pl.concat(frames, rechunk=True), "start_ns", "end_ns", "launch_ns")
         steps = events["step"].unique().sort(nulls_last=True)
         ranks = events["rank"].unique().sort()
         step_number = pl.col("step").rank("dense").cast(pl.Int32).fill_null(len(steps)) - 1
@@ -697,6 +684,51 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
         parts = parts.group_by("rank", "label").agg(pl.col("ns").sum()).filter(pl.col("ns") > 0)
         return parts.sort("ns", "rank", "label", descending=[True, False, False])
+
+
+def _load_events(parts: Sequence[PathTables]) -> MergedEvents | None:
+    """Return the events of some ranks with ``rank`` and ``step``, and what their hosts did before launches.
+
+    None if none of them has events.
+    """
+    frames: list[pl.DataFrame] = []
+    work = [HOST_WORK.to_frame()]
+    ranks: list[int] = []
+    steps: list[pl.Series] = []
+    first = 0
+    for part in parts:
+        events = None if part.graph_events is None else part.graph_events.load()
+        if events is None or events.is_empty():
+            continue
+        frames.append(events)
+        ranks.append(part.source.rank)
+        steps.append(part.steps["step"])
+        if part.graph_host_work is not None:
+            # A store's tables are checked one by one, not whether they fit together.
+            of_events = part.graph_host_work.load().filter(pl.col("event") < events.height)
+            work.append(of_events.with_columns(pl.col("event") + first))
+        first += events.height
+    if not frames:
+        return None
+    # Rows of a rank's own table become rows of the table of all, and its parts steps.
+    heights = [frame.height for frame in frames]
+    first_rows = np.repeat(np.cumsum(heights) - heights, heights)
+    step_counts = np.array([len(series) for series in steps])
+    first_steps = np.repeat(np.cumsum(step_counts) - step_counts, heights)
+    joined = pl.concat(frames)
+    part_of_rank = np.minimum(joined["part"].to_numpy(), np.repeat(step_counts - 1, heights))
+    events = joined.with_columns(
+        _rows_behind(pl.Series(first_rows.astype(np.int32))),
+        pl.Series("rank", np.repeat(ranks, heights), pl.Int32),
+        pl.concat(steps).gather(first_steps + part_of_rank).alias("step"),
+    )
+    return MergedEvents(events, pl.concat(work))
+
+
+def _rows_behind(first_row: pl.Expr | pl.Series) -> pl.Expr:
+    """Return ``BEFORE`` of events that stand behind *first_row* others."""
+    before = pl.col(BEFORE)
+    return pl.when(before >= 0).then(before + first_row).otherwise(-1)
 
 
 def _lower_quartile(times_ns: Ints, default_ns: int) -> int:

@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from tracekit._loops.critical_path import NO_LIMIT
-from tracekit._util.arrays import Bools, Int32s, Ints, group_rows
-from tracekit._util.columns import to_int64
+from tracekit._util.arrays import AnyInts, Bools, Int32s, Ints, group_rows
+from tracekit._util.columns import to_int64, with_nulls
 from tracekit.metrics.start_constraints import MAX_BACK_TO_BACK_NS
 from tracekit.whatif.constants import MIN_FREE_HOST_SHARE
 from tracekit.whatif.rank_events import BEFORE, GAPS_WITHIN, HOST_WORK
@@ -27,7 +27,7 @@ KIND = ("label", "name", "module", "op")
 
 
 class MergedEvents(NamedTuple):
-    """Events of one rank, and what its host did before the launch of each."""
+    """Events of some ranks, and what their hosts did before the launch of each."""
 
     events: pl.DataFrame
     """The columns of ``RANK_EVENTS`` and ``GAPS_WITHIN``, and ``remedies`` where they were there."""
@@ -52,15 +52,22 @@ class _Blocks(NamedTuple):
     """Of each block: the block before it in its chain; -1: none."""
 
 
-def merge_events(events: pl.DataFrame, host_work: pl.DataFrame) -> MergedEvents:
-    """Return the events of one rank, joined where one follows another without being held back.
+def merge_events(
+    events: pl.DataFrame, host_work: pl.DataFrame, rank: AnyInts | None = None
+) -> MergedEvents:
+    """Return the events of some ranks, joined where one follows another without being held back.
+
+    Those of several ranks are joined at once in half the time of one by one.
 
     Args:
-        events: ``RANK_EVENTS``, with or without remedies.
-        host_work: ``HOST_WORK`` of the same rank.
+        events: ``RANK_EVENTS`` with or without remedies, and any further columns; rank by rank.
+        host_work: ``HOST_WORK`` of the same ranks, whose ``event`` is a row of *events*.
+        rank: Rank of each event, ascending; None if all are of one rank.
     """
+    if rank is None:
+        rank = np.zeros(events.height, np.int64)
     chain = _first_of_chains(_joined_to(events))
-    blocks = _find_blocks(events, chain)
+    blocks = _find_blocks(events, chain, rank)
     # A chain is launched with its first event. What the host did before the others' launches lies
     # before the first launch that follows the chain.
     is_first = chain == np.arange(events.height)
@@ -81,7 +88,7 @@ def merge_events(events: pl.DataFrame, host_work: pl.DataFrame) -> MergedEvents:
     before["other_before"][is_inner] = -1
     launch_ns = events["launch_ns"][chain[blocks.first]]
     merged = kept.with_columns(
-        _recording_of_blocks(events, launched_next, len(blocks.first)),
+        _recording_of_blocks(events, launched_next, rank, rank[blocks.first]),
         start_ns=pl.Series(blocks.start_ns),
         end_ns=pl.Series(blocks.end_ns),
         launch_ns=launch_ns,
@@ -91,8 +98,11 @@ def merge_events(events: pl.DataFrame, host_work: pl.DataFrame) -> MergedEvents:
     return MergedEvents(merged, _moved_host_work(host_work, is_first, launched_next))
 
 
-def _find_blocks(events: pl.DataFrame, chain: Ints) -> _Blocks:
-    """Return the events that each chain becomes: one for each kind of event in it, in the order of their first."""
+def _find_blocks(events: pl.DataFrame, chain: Ints, rank: AnyInts) -> _Blocks:
+    """Return the events that each chain becomes: one for each kind of event in it, in the order of their first.
+
+    Blocks are rank by rank, those of a rank in the order of their starts.
+    """
     count = events.height
     kind = np.zeros(count, np.int64)
     for codes in events.select(pl.col(KIND).to_physical().cast(pl.Int64).fill_null(-1)):
@@ -114,7 +124,7 @@ def _find_blocks(events: pl.DataFrame, chain: Ints) -> _Blocks:
     since_first_ns = np.cumsum(duration_ns[by_chain]) - duration_ns[by_chain]
     leader = np.maximum.accumulate(np.where(leads, np.arange(len(first)), 0))
     start_ns = start[chain_of_block] + since_first_ns - since_first_ns[leader]
-    order = np.argsort(start_ns, kind="stable")
+    order = np.lexsort((start_ns, rank[chain_of_block]))
     number = np.empty(len(first), np.int32)  # of each block as ``np.unique`` numbers them
     number[by_chain[order]] = np.arange(len(first), dtype=np.int32)
     # The last block of each chain, by the row of the chain's first event.
@@ -136,23 +146,27 @@ def _find_blocks(events: pl.DataFrame, chain: Ints) -> _Blocks:
     )
 
 
-def _recording_of_blocks(events: pl.DataFrame, launched_next: Int32s, count: int) -> pl.Series:
-    """Return what the profiler added before each launch that is left; null if that is not known.
+def _recording_of_blocks(
+    events: pl.DataFrame, launched_next: Int32s, rank: AnyInts, rank_of_block: AnyInts
+) -> pl.Series:
+    """Return what the profiler added before each launch that is left; null if that is not known of its rank.
 
     Of each launch it counts as far as the replay without the profiler gives it back.
     """
-    recording_ns = events["recording_ns"]
-    if recording_ns.null_count():
-        return pl.Series("recording_ns", [None], pl.Int64).new_from_index(0, count)
+    recording_ns = to_int64(events["recording_ns"], 0)
+    unknown_ranks = rank[events["recording_ns"].is_null().to_numpy()]
     previous = events["launch_before"].to_numpy()
     launch = to_int64(events["launch_ns"], NO_LIMIT)
     since_previous_ns = launch - launch[np.maximum(previous, 0)]
     host_ns = np.maximum(since_previous_ns - events["blocked_ns"].to_numpy(), 0)
     most_ns = np.where(previous >= 0, (1 - MIN_FREE_HOST_SHARE) * host_ns, 0)
-    given_back_ns = np.minimum(recording_ns.to_numpy(), most_ns)
+    given_back_ns = np.minimum(recording_ns, most_ns)
     is_launched = launched_next >= 0
-    sums = np.bincount(launched_next[is_launched], given_back_ns[is_launched], count)
-    return pl.Series("recording_ns", sums.astype(np.int64))
+    sums = np.bincount(
+        launched_next[is_launched], given_back_ns[is_launched], len(rank_of_block)
+    ).astype(np.int64)
+    is_known = ~np.isin(rank_of_block, unknown_ranks)
+    return with_nulls(sums, is_known).alias("recording_ns")
 
 
 def _joined_to(events: pl.DataFrame) -> Ints:
