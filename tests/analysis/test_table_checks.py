@@ -16,7 +16,7 @@ from tracekit.analysis.measure.tables import rank_tables
 from tracekit.analysis.persistence import (
     FILE,
     _as_one_row,
-    _read_frame,
+    _read_stream,
     _table_of_row,
     read_tables,
     read_tables_of_ranks,
@@ -265,7 +265,7 @@ def test_a_table_that_unpacks_to_gigabytes_is_not_unpacked(run, tmp_path):
             is_first_table = name == names[1]
             forged_file.writestr(name, bomb.getvalue() if is_first_table else sound.read(name))
         with pytest.raises(ValueError, match="unpacks to 40,"):
-            _read_frame(forged_file, names[1].removesuffix(".arrows"))
+            _read_stream(forged_file, names[1].removesuffix(".arrows"))
     assert read_tables(tmp_path) is None
 
 
