@@ -40,14 +40,12 @@ from tracekit.metrics.step_time import find_unusual, mean_budget, step_budgets
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 from tracekit.whatif.constants import (
     MIN_FREE_HOST_SHARE,
+    RANKS_LOADED_TOGETHER,
     USUAL_KERNEL_GAP_NS,
     USUAL_LATENCY_NS,
 )
 from tracekit.whatif.merged_events import MergedEvents, merge_events
 from tracekit.whatif.rank_events import BEFORE, GAPS_WITHIN, HOST_WORK
-
-RANKS_LOADED_TOGETHER = 8
-"""Ranks whose events are joined together: most of the time is that of calls, and each rank takes memory."""
 
 
 class EventReplay(msgspec.Struct, frozen=True, eq=False):
