@@ -251,4 +251,5 @@ ROUNDING_SHARE = 1e-4
 """Share of the step by which two predictions of equal changes may differ, because times are rounded
 event by event. By choice, 2026-11-18."""
 RANKS_LOADED_TOGETHER = 8
-"""Ranks whose events are joined together: most of the time is that of calls, and each rank takes memory."""
+"""Ranks whose events are joined together: most of the time is that of calls, and each rank takes memory.
+By choice, 2026-11-19."""
