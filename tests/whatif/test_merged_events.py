@@ -94,6 +94,17 @@ def test_what_is_waited_for_ends_its_chain():
     assert merge_events(waiting, no_work()).events["end_ns"].to_list() == [50, 60, 80]
 
 
+def test_ranks_joined_at_once_are_joined_as_one_by_one():
+    first = kernels(("pp_comm", 0, 10, {"id": 7}), ("dgrad", 10, 30), ("wgrad", 30, 33))
+    second = kernels(("dgrad", 5, 25, {"recording_ns": None}), ("dgrad", 25, 40), ("wgrad", 40, 44))
+    before = pl.col(BEFORE)
+    behind = second.with_columns(pl.when(before >= 0).then(before + first.height).otherwise(-1))
+    at_once = merge_events(pl.concat([first, behind]), no_work(), np.repeat([0, 1], 3)).events
+    one, other = (merge_events(events, no_work()).events for events in (first, second))
+    other = other.with_columns(pl.when(before >= 0).then(before + one.height).otherwise(-1))
+    assert at_once.equals(pl.concat([one, other]))
+
+
 def test_host_work_moves_to_the_next_launch_that_is_left():
     events = kernels(
         ("forward", 0, 20), ("forward", 20, 50), ("forward", 50, 60), ("pp_comm", 60, 80, {"id": 1})
