@@ -2,10 +2,10 @@
 
 from types import SimpleNamespace
 
-import polars as pl
 import pytest
 
 from tests.kept import analysis_of
+from tracekit.align.clocks import Clocks
 from tracekit.analysis.result import RoleResults
 from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration, RolloutTail, WeightUpdate
@@ -16,10 +16,9 @@ MS = 1_000_000
 
 
 def findings_of(*, step_ns=0, **results):
-    table = pl.DataFrame({"rank": [0], "offset_ns": [0], "uncertainty_ns": [0]})
     analysis = SimpleNamespace(
         role_results=RoleResults(**results),
-        clocks=SimpleNamespace(table=table),
+        clocks=Clocks.recorded(range(4)),
         reload=None,
         sources=(SimpleNamespace(rank=0),),
     )

@@ -319,9 +319,9 @@ def _is_usual(holds: Bools, counts: Bools, first: Ints) -> Bools:
     >>> _is_usual(np.array([True, False, False, True]), np.array([True, True, True, True]), np.array([0, 3]))
     array([False, False, False,  True])
     """
-    held = np.add.reduceat(holds.astype(np.int64), first)
-    counted = np.add.reduceat(counts.astype(np.int64), first)
-    return np.repeat(2 * held >= counted, np.diff(first, append=len(holds)))
+    holding_rows = np.add.reduceat(holds.astype(np.int64), first)
+    counting_rows = np.add.reduceat(counts.astype(np.int64), first)
+    return np.repeat(2 * holding_rows >= counting_rows, np.diff(first, append=len(holds)))
 
 
 def interval_columns(begin: Ints, end: Ints) -> pl.DataFrame:

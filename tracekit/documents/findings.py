@@ -18,6 +18,8 @@ hour is not too much."""
 Cost = Annotated[int, Meta(ge=0)]
 
 
+MAX_PLACES_PER_FINDING = 5
+"""Places of the trace that show a finding."""
 MIN_SHARE_TO_SHOW = 0.01
 """Share of the step from which a finding is shown unless all are asked for."""
 CODES_WITHOUT_LEAST = frozenset({"launch_bound"})

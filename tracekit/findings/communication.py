@@ -10,7 +10,13 @@ import polars as pl
 
 from tracekit._util.values import without_none
 from tracekit.documents.analysis import ChangedStep
-from tracekit.documents.findings import Certainty, EvidenceValue, Finding, Place
+from tracekit.documents.findings import (
+    MAX_PLACES_PER_FINDING,
+    Certainty,
+    EvidenceValue,
+    Finding,
+    Place,
+)
 from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.host import exposed_pageable_share
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
@@ -296,7 +302,7 @@ def longest_operations(context: Context, label: str, *, waits: bool = False) -> 
     exposed = operations.with_columns(shown_ns=pl.min_horizontal(shown_ns, exposed_ns))
     wait_end_ns = pl.col("start_ns") + pl.col("wait_ns")
     transfer_start_ns = pl.col("end_ns") - pl.col("transfer_ns")
-    rows = exposed.top_k(5, by="shown_ns").select(
+    rows = exposed.top_k(MAX_PLACES_PER_FINDING, by="shown_ns").select(
         "rank",
         "step",
         "start_ns" if waits else transfer_start_ns.fill_null(pl.col("start_ns")).alias("start_ns"),

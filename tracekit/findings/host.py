@@ -13,7 +13,13 @@ from collections.abc import Iterator
 import polars as pl
 
 from tracekit.documents.analysis import Budget
-from tracekit.documents.findings import MIN_SHARE_TO_SHOW, EvidenceValue, Finding, Place
+from tracekit.documents.findings import (
+    MAX_PLACES_PER_FINDING,
+    MIN_SHARE_TO_SHOW,
+    EvidenceValue,
+    Finding,
+    Place,
+)
 from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.synchronisations import runs_operator, who_waits
 from tracekit.metrics.remedies.work import PATTERNS
@@ -250,7 +256,7 @@ def _case(context: Context, code: str, row: dict[str, object]) -> str:
     if code == "host_sync":
         op = None if row["op"] is None else str(row["op"])
         case = who_waits(context, op, name, float(str(row["count"])))
-        waits = [place for place in _places(context, code) if place.name == name]
+        waits = [wait for wait in _places(context, code) if wait.name == name]
         is_in_range = bool(waits) and waits[0].is_in_range
         return "in_range" if case == "explicit" and is_in_range else case
     if code == "allocator" and not context.step.is_marked:
@@ -360,7 +366,7 @@ def _on_new_shapes(context: Context) -> dict[str, EvidenceValue]:
 
 
 def _places(context: Context, code: str) -> tuple[Place, ...]:
-    """Return the five places where the GPU is idle longest, first those between recorded GPU work.
+    """Return the places where the GPU is idle longest, first those between recorded GPU work.
 
     Before the first and after the last of it, work may be missing in the recording.
     """
@@ -372,7 +378,7 @@ def _places(context: Context, code: str) -> tuple[Place, ...]:
     )
     is_inside = (pl.col("start_ns") >= pl.col("first_ns")) & (pl.col("end_ns") <= pl.col("last_ns"))
     rows = (
-        table.top_k(5, by="idle_ns")
+        table.top_k(MAX_PLACES_PER_FINDING, by="idle_ns")
         .join(recorded, on="rank", how="left", maintain_order="left")
         .sort(is_inside.fill_null(False), "idle_ns", descending=True, maintain_order=True)
     )

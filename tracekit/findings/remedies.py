@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.documents.analysis import ChangedStep
-from tracekit.documents.findings import EvidenceValue, Finding, Place
+from tracekit.documents.findings import MAX_PLACES_PER_FINDING, EvidenceValue, Finding, Place
 from tracekit.findings.context import Context, places_of
 from tracekit.metrics.remedies.rows import HOST_ALONE
 from tracekit.whatif.event_graph import EventGraph
@@ -26,8 +26,6 @@ MIN_FUSED_KERNELS = 16
 MIN_EXPLAINED_SHARE = 0.5
 """Share of an operator's time that has a remedy, above which its rate is no finding of its own."""
 NARROW = ("bf16", "fp16")
-MAX_PLACES = 5
-"""Places that show a finding."""
 
 
 class _Changed(msgspec.Struct, frozen=True):
@@ -195,7 +193,7 @@ def _places(context: Context, graph: EventGraph, change: str) -> tuple[Place, ..
         pl.coalesce(pl.col("op", "name").cast(pl.String)).first().alias("what"),
         pl.col("ns").sum(),
     )
-    most = stretches.sort("ns", "start_ns", descending=[True, False]).head(MAX_PLACES)
+    most = stretches.sort("ns", "start_ns", descending=[True, False]).head(MAX_PLACES_PER_FINDING)
     clocks = context.analysis.clocks
     recorded = {
         name: clocks.to_recorded_each(most["rank"].to_numpy(), most[name].to_numpy())

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 
 import msgspec
+import numpy as np
 
 from tracekit.analysis import Analysis
 from tracekit.documents.findings import EvidenceValue, Finding, Place
@@ -269,9 +270,10 @@ def _place(
     Without a *rank* it is of the first one.
     """
     shown_rank = min(source.rank for source in analysis.sources) if rank is None else rank
-    offsets = dict(analysis.clocks.table.select("rank", "offset_ns").iter_rows())
-    offset_ns = offsets.get(shown_rank) or 0
-    return Place(shown_rank, None, time.start_ns + offset_ns, time.end_ns + offset_ns, name)
+    times_ns = np.array([time.start_ns, time.end_ns])
+    ranks = np.full_like(times_ns, shown_rank)
+    start_ns, end_ns = analysis.clocks.to_recorded_each(ranks, times_ns).tolist()
+    return Place(shown_rank, None, start_ns, end_ns, name)
 
 
 def _finding(

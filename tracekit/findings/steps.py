@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from tracekit.documents.analysis import StepTime
-from tracekit.documents.findings import EvidenceValue, Finding, Place
+from tracekit.documents.findings import MAX_PLACES_PER_FINDING, EvidenceValue, Finding, Place
 from tracekit.findings.context import Context, places_of
 
 MIN_EXTRA_SHARE = 0.1
@@ -224,7 +224,7 @@ class _StepScope:
 def _places(context: Context, step: StepTime) -> tuple[Place, ...]:
     """Return the longest stretches of idle GPU in the step."""
     table = context.analysis.tables["host_places"].filter(pl.col("step").eq_missing(step.step))
-    rows = table.top_k(5, by="idle_ns").select(
+    rows = table.top_k(MAX_PLACES_PER_FINDING, by="idle_ns").select(
         "rank", "step", "start_ns", "end_ns", "name", "source"
     )
     return places_of(rows)

@@ -175,8 +175,8 @@ class FindingWords:
     @property
     def source(self) -> str:
         """The first function and line that is known."""
-        place = self._place_with_source
-        return "unknown" if place is None or place.source is None else place.source
+        known = self._place_with_source
+        return "unknown" if known is None or known.source is None else known.source
 
     @property
     def _place_with_source(self) -> Place | None:
@@ -184,16 +184,16 @@ class FindingWords:
         places = self.finding.where
         if self.finding.code == "host_sync":
             named = (self.evidence.get("name"), self.evidence.get("op"))
-            places = tuple(place for place in places if place.name in named)
-        return next((place for place in places if place.source), None)
+            places = tuple(shown for shown in places if shown.name in named)
+        return next((shown for shown in places if shown.source), None)
 
     @property
     def called_from(self) -> str:
         """The function that makes the first call that is known, or the range that it is in; empty if neither is."""
-        place = self._place_with_source
-        if place is None:
+        known = self._place_with_source
+        if known is None:
             return ""
-        return f", {'inside' if place.is_in_range else 'called from'} {place.source}"
+        return f", {'inside' if known.is_in_range else 'called from'} {known.source}"
 
     @property
     def label_words(self) -> str:

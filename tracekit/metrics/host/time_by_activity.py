@@ -553,8 +553,8 @@ def _with_ranges(places: pl.DataFrame, ranges: NamedRows) -> pl.DataFrame:
     end = by_start.rows["end_ns"].to_numpy()
     behind = np.searchsorted(by_start.rows["start_ns"].to_numpy(), waits["start_ns"], side="right")
     sources = places["source"].to_list()
-    for place, is_without_frame in enumerate(waits["is_open"].to_list()):
+    for row, is_without_frame in enumerate(waits["is_open"].to_list()):
         if is_without_frame:
-            around = np.flatnonzero(end[: behind[place]] > waits["start_ns"][place])
-            sources[place] = by_start.names.value(int(around[-1])) if len(around) else None
+            around = np.flatnonzero(end[: behind[row]] > waits["start_ns"][row])
+            sources[row] = by_start.names.value(int(around[-1])) if len(around) else None
     return places.with_columns(source=pl.Series(sources, dtype=pl.String))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
-from tracekit.metrics.remedies.rows import REMEDIES, RankWork
+from tracekit.metrics.remedies.rows import RankWork, without_events
 
 CAST_ONCE = "cast once"
 FIXED = "fixed_weights"
@@ -60,7 +60,7 @@ def cast_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     counts = counts.fill_null(0)
     trains = rank.events.select(pl.col("is_backward").any()).item()
     if not trains:  # a model in 16 bits casts no activations either
-        yield _disappear(all_casts, FIXED)
+        yield without_events(all_casts, CAST_ONCE, what=FIXED)
         return
     if not counts["cast_back"].sum():  # gradients are cast elsewhere
         return
@@ -69,27 +69,13 @@ def cast_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     counts = counts.with_columns(needed=pl.when(updates > 0).then(updates).otherwise("cast_back"))
     needless = pl.col("casts") - pl.col("needed") >= MIN_NEEDLESS_SHARE * pl.col("casts")
     parts = casts["part"].n_unique()
-    place = pl.col("row").rank("ordinal").over("part", "size")
+    casts_so_far = pl.col("row").rank("ordinal").over("part", "size")
     again = casts.join(counts.filter(needless), on="size", how="inner").filter(
-        place * parts > pl.col("needed")
+        casts_so_far * parts > pl.col("needed")
     )
     is_trained = pl.col("cast_back") > 0
-    yield _disappear(again.filter(is_trained), TRAINED)
-    yield _disappear(again.filter(~is_trained), FIXED)
-
-
-def _disappear(casts: pl.DataFrame, what: str) -> pl.DataFrame:
-    """Return the remedies of casts that are not needed."""
-    return casts.select(
-        "row",
-        change=pl.lit(CAST_ONCE),
-        what=pl.lit(what),
-        low_ns=pl.lit(0),
-        likely_ns=pl.lit(0),
-        high_ns=pl.lit(0),
-        host_share=pl.lit(0.0),
-        waits=pl.lit(value=True),
-    ).cast(REMEDIES)
+    yield without_events(again.filter(is_trained), CAST_ONCE, what=TRAINED)
+    yield without_events(again.filter(~is_trained), CAST_ONCE, what=FIXED)
 
 
 def _tensors(

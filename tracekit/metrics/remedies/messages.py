@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Floats, Ints
-from tracekit.metrics.remedies.rows import REMEDIES, RankWork
+from tracekit.metrics.remedies.rows import REMEDIES, RankWork, without_events
 from tracekit.metrics.remedies.speeds import Share
 
 MIN_MESSAGES = 8
@@ -145,16 +145,7 @@ def _gather_once(gathers: pl.DataFrame) -> pl.DataFrame:
     """Return the remedies of parameters that are gathered again for the backward."""
     in_forward = gathers.filter(~pl.col("is_backward")).select("part", "copied_bytes").unique()
     again = gathers.filter("is_backward").join(in_forward, on=["part", "copied_bytes"], how="semi")
-    return again.select(
-        "row",
-        change=pl.lit("gather once"),
-        what=pl.lit(None, pl.String()),
-        low_ns=pl.lit(0),
-        likely_ns=pl.lit(0),
-        high_ns=pl.lit(0),
-        host_share=pl.lit(0.0),
-        waits=pl.lit(True),
-    ).cast(REMEDIES)
+    return without_events(again, "gather once")
 
 
 def _shorter(

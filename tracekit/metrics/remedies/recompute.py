@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints
-from tracekit.metrics.remedies.rows import HOST_ALONE, REMEDIES, RankWork
+from tracekit.metrics.remedies.rows import HOST_ALONE, REMEDIES, RankWork, without_events
 from tracekit.schema import COMMUNICATION_LABELS
 
 NO_RECOMPUTE = "no recompute"
@@ -42,7 +42,7 @@ def recompute_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
         return
     # A buffer that an operator clears before its kernel has a label of its own.
     goes = recomputed | ((pl.col("label") == "memory") & pl.col("call").is_in(calls.implode()))
-    yield _remedies(events.filter(goes), pl.lit(0), host_share=pl.lit(0.0))
+    yield without_events(events.filter(goes), NO_RECOMPUTE)
     launches = (
         events.drop_nulls("launch_ns")
         .sort("part", "launch_ns")
@@ -88,7 +88,20 @@ def _host_around(launches: pl.DataFrame) -> Iterator[pl.DataFrame]:
     removed_ns = pl.min_horizontal("more_ns", pl.col("more_ns").median().over("place"))
     removed_share = removed_ns / pl.col("since_ns").clip(lower_bound=1)
     longer = around.with_columns(host_share=1 - removed_share).filter(pl.col("host_share") < 1)
-    yield _remedies(longer, pl.col("ns"), host_share=pl.col("host_share"), what=HOST_ALONE)
+    yield (
+        longer.select(
+            "row",
+            "host_share",
+            change=pl.lit(NO_RECOMPUTE),
+            what=pl.lit(HOST_ALONE),
+            low_ns="ns",
+            likely_ns="ns",
+            high_ns="ns",
+            waits=pl.lit(True),
+        )
+        .select(REMEDIES.names())
+        .cast(REMEDIES)
+    )
 
 
 def _first_runs(launches: pl.DataFrame) -> Bools:
@@ -129,19 +142,3 @@ def _find_sequence(kernels: Ints, sequence: Ints) -> int | None:
     starts = np.flatnonzero(windows[:, 0] == sequence[0])
     matches = starts[(windows[starts] == sequence).all(axis=1)]
     return int(matches[0]) if len(matches) else None
-
-
-def _remedies(
-    events: pl.DataFrame, ns: pl.Expr, *, host_share: pl.Expr, what: str | None = None
-) -> pl.DataFrame:
-    """Return remedies of events that take *ns* then."""
-    return events.select(
-        "row",
-        change=pl.lit(NO_RECOMPUTE),
-        what=pl.lit(what, pl.String()),
-        low_ns=ns,
-        likely_ns=ns,
-        high_ns=ns,
-        host_share=host_share,
-        waits=pl.lit(value=True),
-    ).cast(REMEDIES)

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.intervals import Intervals
-from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations
+from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations, without_events
 from tracekit.metrics.remedies.speeds import Share
 from tracekit.metrics.remedies.work import PATTERNS
 
@@ -76,20 +76,6 @@ def stall_remedies(
     yield remedies.filter(pl.Series(stalled_ns) > 0).cast(REMEDIES)
 
 
-def _disappears(events: pl.DataFrame, change: str, *, what: str | None = None) -> pl.DataFrame:
-    """Return the remedies of events that are not needed."""
-    return events.select(
-        "row",
-        change=pl.lit(change),
-        what=pl.lit(what, pl.String()),
-        low_ns=pl.lit(0),
-        likely_ns=pl.lit(0),
-        high_ns=pl.lit(0),
-        host_share=pl.lit(0.0),
-        waits=pl.lit(True),
-    ).cast(REMEDIES)
-
-
 def _one_copy(rank: RankWork) -> pl.DataFrame:
     """Return the remedies of small copies from the host: the first of each step remains, for all.
 
@@ -106,7 +92,7 @@ def _one_copy(rank: RankWork) -> pl.DataFrame:
         many.filter(is_first).with_columns(group="row", low_ns="ns", likely_ns="ns", high_ns="ns"),
         "one copy",
     )
-    disappear = _disappears(many.filter(~is_first), "one copy")
+    disappear = without_events(many.filter(~is_first), "one copy")
     return pl.concat([remains, disappear]).with_columns(waits=pl.lit(value=False))
 
 
@@ -250,7 +236,7 @@ def _channels_last(rank: RankWork) -> Iterator[pl.DataFrame]:
     )
     if conversions.is_empty() and norms.is_empty():
         return
-    yield _disappears(conversions, "channels last", what="conversions")
+    yield without_events(conversions, "channels last", what="conversions")
     bandwidth = rank.speeds.bandwidth
     if norms.is_empty() or bandwidth is None:
         return

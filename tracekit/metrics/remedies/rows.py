@@ -44,6 +44,20 @@ def without_rows(events: pl.DataFrame, rows: Collection[int]) -> pl.DataFrame:
     return events.filter(~pl.col("row").is_in(list(rows))) if rows else events
 
 
+def without_events(events: pl.DataFrame, change: str, *, what: str | None = None) -> pl.DataFrame:
+    """Return the remedies of events that are not needed: they and their launches disappear."""
+    return events.select(
+        "row",
+        change=pl.lit(change),
+        what=pl.lit(what, pl.String()),
+        low_ns=pl.lit(0),
+        likely_ns=pl.lit(0),
+        high_ns=pl.lit(0),
+        host_share=pl.lit(0.0),
+        waits=pl.lit(True),
+    ).cast(REMEDIES)
+
+
 def new_durations(
     events: pl.DataFrame,
     change: str,

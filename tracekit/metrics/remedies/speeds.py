@@ -97,7 +97,7 @@ def measure_speeds(
     bandwidth = memory_gb_s(device, multiprocessors=multiprocessors)
     long_calls = calls.filter(pl.col("ns") >= MIN_MEASURED_CALL_NS).drop_nulls(["flop", "dtype"])
     shares: dict[str, Share] = {}
-    for dtype, peak in peaks.items() if len(long_calls) else ():
+    for dtype, peak in peaks.items():
         products = long_calls.filter(
             (pl.col("kind") == "product") & (pl.col("dtype") == dtype) & pl.col("padding").is_null()
         )

@@ -12,7 +12,7 @@ import polars as pl
 from tracekit._util.text import format_ranges, ms, percent
 from tracekit.against_ideal import ScheduleComparison
 from tracekit.analysis.combine.spread import FIGURES, Different, Spread
-from tracekit.documents.findings import Finding
+from tracekit.documents.findings import MAX_PLACES_PER_FINDING, Finding
 from tracekit.documents.page import FindingPlaces, PlaceOnPage, RankRemark
 from tracekit.report.html.charts import PageClock
 from tracekit.report.html.source_paths import shorten_source_paths
@@ -20,8 +20,6 @@ from tracekit.report.view.top import Card
 
 MAX_RANKS_OF_FINDING = 3
 """Ranks of a finding up to which each of them stands out; more are not the exception."""
-MAX_PLACES_PER_FINDING = 5
-"""Places of one finding that the page leads to."""
 
 
 class BusiestRank(msgspec.Struct, frozen=True):
