@@ -41,6 +41,7 @@ from tracekit.parsers.source_refs import (
 from tracekit.schema import PYTORCH_READERS
 
 STORE_MANIFEST = "tracekit-store.json"
+_WHAT_IS_READ = "tracekit reads PyTorch profiler traces and Nsight Systems exports"
 _SUFFIX_OF_TRACES = re.compile(
     r"\.(json|json\.gz|sqlite|arrow|nsys-rep|parquetdir|arrowdir|pftrace|pftrace\.gz|perfetto-trace)$",
     re.IGNORECASE,
@@ -216,7 +217,7 @@ def _from_file(path: str, *, alone: bool) -> Discovery:
     if not alone and not _looks_like_trace(file):
         values: NoticeValues = {"case": "named", "file": file.name, "error": ref.why}
         return Discovery((), (Notice("not-a-trace", values=values),))
-    hint = "tracekit reads PyTorch profiler traces and Nsight Systems exports"
+    hint = ref.hint or _WHAT_IS_READ
     if ref.why.startswith("cannot be read"):
         hint = "check its permissions"
     raise InputError(f"{path}: {ref.why}", hint=hint)
@@ -275,17 +276,18 @@ def _discovery(path: str, files: Mapping[str, SourceRef | FileType]) -> Discover
     refs = [ref for ref in all_refs if ref.reader not in RECORDINGS]
     recordings = [ref for ref in all_refs if ref.reader in RECORDINGS]
     if not refs and not recordings:
-        named_like_traces = []
+        reasons = []
         for other, file_type in others.items():
             is_damaged = (
                 file_type.is_unreadable and _SUFFIX_OF_TRACES.search(other.name) is not None
             )
-            if is_damaged or _looks_like_trace(other):
-                named_like_traces.append(f"{other.name} {file_type.why}")
-        reasons = f": {listing(named_like_traces, most=2)}" if named_like_traces else ""
+            if is_damaged or file_type.hint or _looks_like_trace(other):
+                reasons.append(f"{other.name} {file_type.why}")
+        shown_reasons = f": {listing(reasons, most=2)}" if reasons else ""
+        hints = dict.fromkeys(file_type.hint for file_type in others.values() if file_type.hint)
         raise InputError(
-            f"{path}: holds no traces ({counted(len(others), 'other file')}{reasons})",
-            hint="name the traces' own folder",
+            f"{path}: holds no traces ({counted(len(others), 'other file')}{shown_reasons})",
+            hint=next(iter(hints), "name the traces' own folder"),
         )
     if len(refs) == 1 and refs[0].rank is None:
         # The only file may be in a folder named after a rank.
@@ -389,15 +391,16 @@ def _detect_type(path: Path, status: os.stat_result) -> FileType:
         return unreadable_file("is empty")
     if path.name == STORE_MANIFEST:
         return FileType("store")
-    if path.suffix == ".nsys-rep":
-        return FileType("nsight")
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         tail = b""
         if size > HEAD_BYTES and head[:1] in b"{[\xef \n":
             file.seek(max(HEAD_BYTES, size - TAIL_BYTES))
             tail = file.read()
-    return detect_file_type(head, tail)
+    file_type = detect_file_type(head, tail)
+    # The format of Nsight Systems' reports is not documented: these alone are told by their name.
+    is_report = path.suffix == ".nsys-rep" and file_type.reader is None and not file_type.hint
+    return FileType("nsight") if is_report else file_type
 
 
 def _make_reference(
@@ -428,7 +431,5 @@ def _expand_remote(url: str) -> Discovery:
     shown = remote.public_url(url)
     first, *others = files.values()
     if isinstance(first, FileType) and not others:
-        raise InputError(
-            f"{shown}: {first.why}", hint="tracekit reads PyTorch and Nsight Systems traces"
-        )
+        raise InputError(f"{shown}: {first.why}", hint=first.hint or _WHAT_IS_READ)
     return _discovery(shown, files)

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from tracekit._util.inflation import GZIP
+from tracekit.parsers.foreign_formats import SQLITE, find_foreign_format
 from tracekit.parsers.plain_pickle import is_pickle
 from tracekit.parsers.rank_numbers import valid_rank
 
 HEAD_BYTES = 1 << 18
 TAIL_BYTES = 1 << 16
 
-SQLITE = b"SQLite format 3\x00"
 ARROW = (b"\xff\xff\xff\xff", b"ARROW1")
 SIGNATURES = {SQLITE: "nsight", **dict.fromkeys(ARROW, "nsight")}
 """Reader by the first bytes of a file; a file with none of them is checked for being a PyTorch
@@ -79,6 +79,7 @@ class FileType(msgspec.Struct, frozen=True):
     rank: int | None = None
     world_size: int | None = None
     why: str = ""  # reason why the file is not a trace
+    hint: str = ""  # what to do, of a recording of another tool
     is_unreadable: bool = False  # nothing can be read of it: it may be what is left of a trace
 
 
@@ -115,6 +116,9 @@ def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:
         tail = b""
     if head[_TAR_MAGIC_START:].startswith(b"ustar"):
         return FileType(None, why="is an archive; unpack it and name the folder")
+    foreign = find_foreign_format(head, tail)
+    if foreign is not None:
+        return FileType(None, why=foreign.what, hint=foreign.hint)
     if is_pickle(head):
         return _detect_pickle(head)
     reader = next(

@@ -15,6 +15,7 @@ from pathlib import Path
 import polars as pl
 from msgspec.structs import replace
 
+from tracekit._util.text import listing
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers.nsight import nccl, tables
 from tracekit.parsers.nsight.cuda import api_events, gpu_events
@@ -70,8 +71,10 @@ def open_export(path: Path) -> NsightExport:
     """Open an export of any format; the error says why *path* is not one."""
     export = ArrowExport(path) if path.is_dir() else _open_file(path)
     if not export.tables & IDENTIFYING_TABLES:
-        hint = "give what `nsys export` wrote (sqlite, parquetdir, arrowdir or arrow)"
-        raise InputError(f"{path}: holds no Nsight Systems tables", hint=hint)
+        tables = listing(sorted(export.tables), most=4)
+        shown = f"; it has {tables}" if tables else ""
+        hint = "name a recording: what torch.profiler, `nsys export`, rocprofv3 or rpd wrote"
+        raise InputError(f"{path}: holds no table of a profiler{shown}", hint=hint)
     return export
 
 
