@@ -42,7 +42,7 @@ def test_a_store_can_be_ingested_again(samples, trace, tmp_path):
     store = tracekit.ingest(tmp_path / "one", tmp_path / "two", ranks=[0, 3])
     assert store.ranks == (0, 3)
     assert store.rank(3).events.equals(trace.rank(3).events)
-    store = tracekit.ingest(tmp_path / "one", tmp_path / "one", ranks=[1])
+    store = tracekit.ingest(tmp_path / "one", tmp_path / "one", ranks=[1], overwrite=True)
     assert tracekit.load(tmp_path / "one").ranks == (1,)
 
 

@@ -219,9 +219,12 @@ def test_the_store_of_another_run_is_replaced_only_when_asked(tmp_path, samples)
     with pytest.raises(OutputError, match=r"holds the store of another run .*compile.*--overwrite"):
         tracekit.ingest(second, target)
     assert "compile" in open_store(target).entries[0].source.path
-    tracekit.ingest(first, target)  # the same run again
     tracekit.ingest(target, tmp_path / "copy")
-    tracekit.ingest(target, tmp_path / "copy")  # the same run, read from a store
+    for source, store in ((first, target), (target, tmp_path / "copy")):
+        with pytest.raises(OutputError, match=r"holds a store already \(--resume .*--overwrite"):
+            tracekit.ingest(source, store)  # the same run again
+        tracekit.ingest(source, store, resume=True)
+        tracekit.ingest(source, store, overwrite=True)
     tracekit.ingest(second, target, overwrite=True)
     assert "recompute" in open_store(target).entries[0].source.path
 
@@ -230,7 +233,9 @@ def test_a_damaged_store_may_be_replaced(tmp_path, samples):
     target = tmp_path / "store"
     target.mkdir()
     (target / MANIFEST).write_text("{")
-    tracekit.ingest(samples / "compile", target)
+    with pytest.raises(OutputError, match="holds a store already"):
+        tracekit.ingest(samples / "compile", target)
+    tracekit.ingest(samples / "compile", target, overwrite=True)
     assert len(open_store(target).entries) == 1
 
 

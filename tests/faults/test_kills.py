@@ -289,7 +289,7 @@ def test_a_store_that_is_replaced_is_never_missing(traces, tmp_path):
     """The old store and the new one change places in one step."""
     tracekit.ingest(traces, tmp_path / "store", ranks=[0])
     before = (tmp_path / "store").stat().st_ino
-    tracekit.ingest(traces, tmp_path / "store", ranks=[0, 1])
+    tracekit.ingest(traces, tmp_path / "store", ranks=[0, 1], overwrite=True)
     assert (tmp_path / "store").stat().st_ino != before
     assert open_store(tmp_path / "store").ranks == (0, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]

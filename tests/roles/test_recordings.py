@@ -191,7 +191,7 @@ def test_a_store_has_a_folder_per_role_and_rank(tmp_path):
     sql = "select role, count(*) n from labelled where label = 'reload' group by 1"
     assert query(tmp_path / "store", sql).rows() == [("rollout", 2 * 2 * 38)]
     assert query(tmp_path / "store", "select count(*) from ranks").item() == 4
-    ingest(RL / "trainer", tmp_path / "store", ranks=[0])  # replaces all roles
+    ingest(RL / "trainer", tmp_path / "store", ranks=[0], overwrite=True)  # replaces all roles
     assert not (tmp_path / "store/role=rollout").exists()
 
 

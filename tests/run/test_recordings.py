@@ -120,7 +120,7 @@ def test_ingesting_again_replaces_the_dumps(dumps, tmp_path):
     store = ingest(dumps, tmp_path / "store").path
     (dumps / "nccl_trace_rank_3").unlink()
     for resume in (False, True):
-        ingest(dumps, store, resume=resume)
+        ingest(dumps, store, resume=resume, overwrite=not resume)
         assert read_stored_recordings(store).collectives["rank"].n_unique() == 3
 
 

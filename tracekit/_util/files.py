@@ -13,6 +13,7 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from tracekit._util.os_errors import write_error
 from tracekit.errors import OutputError
@@ -90,13 +91,30 @@ def lock_temporary(temporary: Path) -> Iterator[None]:
         os.close(handle)
 
 
+@contextlib.contextmanager
+def is_locked_by_another(folder: Path) -> Iterator[bool]:
+    """Yield whether another process has locked a folder; if not, keep it locked for the block.
+
+    False where folders cannot be opened or the file system knows no locks.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _try_lock(handle) == "held by another"
+    finally:
+        os.close(handle)
+
+
 def remove_abandoned(target: Path) -> None:
     """Remove the temporary files and folders for *target* whose process was killed."""
     for temporary in target.parent.glob(f"{glob.escape(temporary_prefix(target))}*"):
         with contextlib.suppress(OSError):
             handle = os.open(temporary, os.O_RDONLY)
             try:
-                if not _try_lock(handle):
+                if _try_lock(handle) != "taken":
                     continue
                 if temporary.is_dir():
                     shutil.rmtree(temporary, ignore_errors=True)
@@ -140,15 +158,14 @@ def check_output_path(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _try_lock(handle: int) -> bool:
-    """Take a lock that ends with the process.
-
-    Return False if another process has it, or locks are not supported.
-    """
+def _try_lock(handle: int) -> Literal["taken", "held by another", "not supported"]:
+    """Take a lock that ends with the process; return what became of it."""
     try:
         import fcntl
 
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "held by another"
     except (ImportError, OSError):
-        return False
-    return True
+        return "not supported"
+    return "taken"

@@ -81,7 +81,7 @@ Resume = Annotated[
     bool,
     flag("--resume", "Go on with the store: read only traces that are not in it or have changed."),
 ]
-Overwrite = Annotated[bool, flag("--overwrite", "Replace the store even if it holds another run.")]
+Overwrite = Annotated[bool, flag("--overwrite", "Replace the store that is there.")]
 Dask = Annotated[
     str | None,
     value(

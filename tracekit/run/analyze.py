@@ -92,7 +92,7 @@ def analyze(
             stacks were recorded. None reads them if a finding asks which function the CPU is in.
         store: Store to write the traces to, as ``ingest`` does, and to analyse.
         resume: Continue a store that was interrupted.
-        overwrite: Replace a store of another run.
+        overwrite: Replace the store that is there.
         workers: Number of worker processes, or of the executor's workers; by default as many as
             pay.
         executor: Any ``concurrent.futures`` executor to measure ranks on; it stays open.

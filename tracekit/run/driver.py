@@ -199,18 +199,31 @@ def check_run(
     absent = set(ranks or ()) - present
     if not failed and (absent or not present):
         raise unknown_rank_error(absent or ranks or (), present)
-    by_role: dict[str | None, list[Span]] = {}
-    for source_span in spans:
-        by_role.setdefault(source_span[0].role, []).append(source_span)
-    for of_role in by_role.values():
-        check_one_run(of_role)
-    check_roles(spans, named=named)
+    by_role = _spans_by_role(spans)
+    check_same_run(spans, named=named)
     missing: list[Notice] = []
     for role, of_role in by_role.items() if ranks is None else ():
         missing += missing_notice([source for source, _, _ in of_role], role=role)
     if strict:
         check_strict(missing)
     return (*merge_notices((source.rank, source.notices) for source in sources), *missing)
+
+
+def check_same_run(spans: Sequence[Span], *, named: bool = False) -> None:
+    """Raise if the ranks of a role are of different runs, or if the roles did not run at the same time.
+
+    *named* if the caller named the roles.
+    """
+    for of_role in _spans_by_role(spans).values():
+        check_one_run(of_role)
+    check_roles(spans, named=named)
+
+
+def _spans_by_role(spans: Sequence[Span]) -> dict[str | None, list[Span]]:
+    by_role: dict[str | None, list[Span]] = {}
+    for source_span in spans:
+        by_role.setdefault(source_span[0].role, []).append(source_span)
+    return by_role
 
 
 OnDamage = Literal["warn", "skip", "error"]

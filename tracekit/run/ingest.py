@@ -8,7 +8,7 @@ alone, become the store's table of collectives.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
@@ -43,8 +43,14 @@ from tracekit.store.files import (
     write_rank,
 )
 from tracekit.store.recordings import write_recordings
-from tracekit.store.sources import OneRole, PathList, Paths, failure_notices, read_ref
-from tracekit.store.writer import StoreWriter, check_same_run, store_folder
+from tracekit.store.sources import OneRole, PathList, Paths, failure_notices, read_ref, span
+from tracekit.store.stored_run import (
+    StoredRun,
+    check_recordings_of_store,
+    check_store_at,
+    may_replace_rank,
+)
+from tracekit.store.writer import StoreWriter, locked_target, store_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,8 @@ class RankIngest:
     ranks: frozenset[int] | None = None
     stacks: bool = False
     lenient: bool = True
+    stored_run: StoredRun | None = None
+    """The run in a store that is resumed: ranks of another run are not written."""
 
     def __call__(self, ref: SourceRef) -> list[StoreEntry]:
         """Read, label and measure a source.
@@ -70,6 +78,9 @@ class RankIngest:
         key = self.key(ref)
         rules = None if self.rules is None else load_rules(Path(self.rules))
         parts = read_ref(ref, ranks=self.ranks, stacks=self.stacks, lenient=self.lenient)
+        if self.stored_run is not None:
+            for part in parts:
+                self.stored_run.check(*span(part))
         source_ranks = [part.source.rank for part in parts]
         entries = []
         for part in parts:
@@ -85,6 +96,7 @@ class RankIngest:
                     key=key,
                     together=source_ranks,
                     beside=lambda folder, tables=tables: write_tables(tables, folder),  # type: ignore[misc]
+                    may_replace=None if self.stored_run is None else may_replace_rank,
                 )
             )
         return entries
@@ -114,8 +126,9 @@ def ingest(
     Return it, with the notices of writing it.
 
     A new store is written in place, so that an interruption leaves the ranks done so far. A store
-    of the same traces is replaced when the new one is complete, unless *resume* continues it; one
-    of another run only with *overwrite*.
+    that is there is continued with *resume*, if it is of the same run, and replaced with
+    *overwrite*, when the new one is complete; otherwise it is an error. A store never holds ranks
+    of two runs.
 
     Args:
         paths: Files, a folder, a glob, a URL or a store; for ranks with several processes also the
@@ -130,7 +143,7 @@ def ingest(
         stacks: Keep Python frames too.
         rules: Rules file to label with, before the built-in rules.
         resume: Read only traces that are not in the store or have changed since.
-        overwrite: Replace the store of another run.
+        overwrite: Replace the store that is there.
         on_damage: ``warn`` uses what can be read of damaged files and leaves out missing and
             unreadable ranks, with notices; ``skip`` leaves out damaged ranks as well; ``error``
             raises.
@@ -149,56 +162,53 @@ def ingest(
     target = checked_path(store, "store").absolute()
     # Dumps and logs are of no role: where roles are named, they are not looked for.
     paths_with_recordings = None if isinstance(paths, Mapping | OneRole) else paths
+    if resume and overwrite:
+        raise OptionError(
+            "a store is either continued or replaced", hint="leave out resume or overwrite"
+        )
     if paths_with_recordings is not None and has_recordings_alone(paths_with_recordings):
-        if not (resume or overwrite):
-            check_same_run(target, ())
-        return _ingest_recordings(paths_with_recordings, target, ranks=ranks, resume=resume)
+        return _ingest_recordings(
+            paths_with_recordings, target, ranks=ranks, resume=resume, overwrite=overwrite
+        )
     discovery = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     refs = tuple(with_absolute_path(ref) for ref in discovery.refs)
-    _check_target(target, refs, resume=resume, overwrite=overwrite)
-    work_in_folder = partial(
-        RankIngest,
-        rules=None if rules is None else str(Path(rules).absolute()),
-        ranks=None if ranks is None else frozenset(ranks),
-        stacks=stacks,
-        lenient=on_damage == "warn",
-    )
+    if resume and any(Path(ref.path) == target for ref in refs):
+        raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
     map_sources = partial(
         driver.map_sources, workers=workers, executor=executor, progress="ingesting", measures=True
     )
-    check_run = partial(
-        driver.check_run, ranks=ranks, strict=strict, named=isinstance(paths, Mapping)
-    )
-    run_so_far = _RunSoFar(check_run)
-    with store_folder(target, resume=resume) as folder:
-        resume_notices = _write_roles(
-            folder,
-            refs,
-            source_notices=discovery.notices,
-            work_in_folder=work_in_folder,
-            map_sources=map_sources,
-            run_so_far=run_so_far,
-            resume=resume,
-            strict=strict,
+    named = isinstance(paths, Mapping)
+    check_run = partial(driver.check_run, ranks=ranks, strict=strict, named=named)
+    run_so_far = _RunSoFar(check_run, named=named)
+    with locked_target(target):
+        stored_run = None if overwrite else check_store_at(target, refs, resume=resume)
+        work_in_folder = partial(
+            RankIngest,
+            rules=None if rules is None else str(Path(rules).absolute()),
+            ranks=None if ranks is None else frozenset(ranks),
+            stacks=stacks,
+            lenient=on_damage == "warn",
+            stored_run=stored_run,
         )
-        recording_notices = _store_recordings(
-            paths_with_recordings, folder, ranks=ranks, strict=strict
-        )
+        with store_folder(target, resume=resume) as folder:
+            resume_notices = _write_roles(
+                folder,
+                refs,
+                source_notices=discovery.notices,
+                work_in_folder=work_in_folder,
+                map_sources=map_sources,
+                run_so_far=run_so_far,
+                resume=resume,
+                strict=strict,
+            )
+            recording_notices = _store_recordings(
+                paths_with_recordings, folder, ranks=ranks, strict=strict
+            )
     # The manifest keeps the notices of finding and reading the sources (``opened.notices``). The
     # others are of this call alone, or found anew whenever the store is read.
     opened = open_store(target)
     all_notices = (*resume_notices, *opened.notices, *run_so_far.notices, *recording_notices)
     return replace_fields(opened, notices=all_notices)
-
-
-def _check_target(
-    target: Path, refs: Sequence[SourceRef], *, resume: bool, overwrite: bool
-) -> None:
-    """Raise if the sources may not be written to *target*: into themselves, or over another run."""
-    if resume and any(Path(ref.path) == target for ref in refs):
-        raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
-    if not (resume or overwrite):
-        check_same_run(target, refs)
 
 
 @dataclass(slots=True)
@@ -207,19 +217,27 @@ class _RunSoFar:
 
     check_run: Callable[..., tuple[Notice, ...]]
     """``driver.check_run`` with the options of this run."""
+    named: bool
+    """Whether the caller named the roles."""
     spans: list[driver.Span] = field(default_factory=list)
     """Source, start and end of every rank that was written."""
     any_failed: bool = False
     notices: tuple[Notice, ...] = ()
     """Notices of the last check; after the last role they are those of the whole run."""
 
-    def add(self, entries: Iterable[StoreEntry], *, failed: bool) -> None:
+    def add(self, writer: StoreWriter, *, failed: bool) -> None:
         """Add the ranks of a role, and check them together with those of the roles before it.
 
-        A mistake is found early that way: the check raises before the role's store is complete.
+        A mistake is found early that way: the check raises before the role's store is complete. If
+        the ranks are of several runs, those that were written are removed.
         """
-        for entry in entries:
+        for entry in writer.entries.values():
             self.spans.append((entry.source, entry.start_ns, entry.end_ns))
+        try:
+            driver.check_same_run(self.spans, named=self.named)
+        except InputError:
+            writer.remove_added()
+            raise
         self.any_failed = self.any_failed or failed
         self.notices = self.check_run(self.spans, failed=self.any_failed)
 
@@ -298,7 +316,8 @@ def _write_role(
         results = map_sources(work, pending, on_value=writer.add, stop_at_failure=strict)
         failures = failure_notices(results, strict=strict, already_stored=len(writer.unchanged))
         writer.notices += failures
-        run_so_far.add(writer.entries.values(), failed=bool(failures))
+        writer.remove_outdated()
+        run_so_far.add(writer, failed=bool(failures))
         writer.complete = True  # last: what raises above leaves the store incomplete
 
 
@@ -310,7 +329,12 @@ def with_absolute_path(ref: SourceRef) -> SourceRef:
 
 
 def _ingest_recordings(
-    paths: PathList, target: Path, *, ranks: Collection[int] | None, resume: bool
+    paths: PathList,
+    target: Path,
+    *,
+    ranks: Collection[int] | None,
+    resume: bool,
+    overwrite: bool,
 ) -> Store:
     """Write a store of dumps and logs alone; return it.
 
@@ -318,18 +342,22 @@ def _ingest_recordings(
     """
     recordings = find_recordings(paths)
     assert recordings is not None, "the caller has found some"
-    resumed = open_store(target) if resume and is_store(target) else None
-    with store_folder(target, resume=resume) as folder:
-        write_recordings(folder, _selected_recordings(recordings, ranks))
-        if resumed is None:
-            writer = StoreWriter(folder)
-        else:
-            writer = StoreWriter(folder, resumed.labelled_by, list(resumed.notices))
-        with writer:
-            if resumed is not None:
-                writer.keep_stored_ranks()
-            # Ranks whose writing was interrupted are still to be read.
-            writer.complete = resumed is None or resumed.complete
+    selected = _selected_recordings(recordings, ranks)
+    with locked_target(target):
+        if not overwrite:
+            check_recordings_of_store(target, selected.sources, resume=resume)
+        resumed = open_store(target) if resume and is_store(target) else None
+        with store_folder(target, resume=resume) as folder:
+            write_recordings(folder, selected)
+            if resumed is None:
+                writer = StoreWriter(folder)
+            else:
+                writer = StoreWriter(folder, resumed.labelled_by, list(resumed.notices))
+            with writer:
+                if resumed is not None:
+                    writer.keep_stored_ranks()
+                # Ranks whose writing was interrupted are still to be read.
+                writer.complete = resumed is None or resumed.complete
     return replace_fields(open_store(target), notices=recordings.notices)
 
 

@@ -284,10 +284,10 @@ def is_store(path: str | Path) -> bool:
     False
     """
     root = _root(Path(path))
-    return root.joinpath(MANIFEST).is_file() or bool(_role_folders(root))
+    return root.joinpath(MANIFEST).is_file() or bool(role_folders(root))
 
 
-def _role_folders(root: Path) -> list[Path]:
+def role_folders(root: Path) -> list[Path]:
     """Return the folders of a store's roles, ``role=NAME``, which are stores themselves."""
     return sorted(
         folder for folder in root.glob(f"{ROLE_PREFIX}*") if (folder / MANIFEST).is_file()
@@ -302,13 +302,13 @@ def open_store(path: str | Path) -> Store:
     tracekit.errors.InputError: sample_traces: ...
     """
     root = _root(checked_path(path, "store"))
-    role_folders = _role_folders(root)
-    if not role_folders:
+    folders = role_folders(root)
+    if not folders:
         return open_single_store(root)
     roles: dict[str, Store] = {}
     entries: list[StoreEntry] = []
     notices: dict[Notice, None] = {}  # those that several roles have once
-    for folder in role_folders:
+    for folder in folders:
         store = open_store(folder)
         roles[folder.name.removeprefix(ROLE_PREFIX)] = store
         entries += store.entries
@@ -369,6 +369,7 @@ def write_rank(
     key: str | None = None,
     together: Sequence[int] = (),
     beside: Callable[[Path], object] | None = None,
+    may_replace: Callable[[StoreEntry, StoreEntry], bool] | None = None,
 ) -> StoreEntry:
     """Write one rank into a store; return its entry for the manifest.
 
@@ -382,6 +383,8 @@ def write_rank(
             did the same work.
         together: All ranks that the same trace holds.
         beside: Writes further files into the rank's folder.
+        may_replace: Returns whether the rank that is there may be replaced by the new one, from
+            their entries; by default it may not.
 
     """
     number = rank.source.rank
@@ -410,7 +413,7 @@ def write_rank(
         )
         (temporary / ENTRY).write_text(encode(with_checksum(entry)), encoding="utf-8")
         temporary.chmod(0o755)
-        if not _move_to_target(temporary, target, key):
+        if not _move_to_target(temporary, target, entry, may_replace):
             raise InputError(f"rank {number} was found twice", hint="name one trace per rank")
     except (pl.exceptions.PolarsError, OSError) as error:
         raise write_error(error, target) from error
@@ -424,15 +427,29 @@ def write_table(frame: pl.DataFrame, file: Path, metadata: dict[str, str] | None
     frame.write_parquet(file, compression="zstd", compression_level=ZSTD_LEVEL, metadata=metadata)
 
 
-def _move_to_target(temporary: Path, target: Path, key: str | None) -> bool:
+def _move_to_target(
+    temporary: Path,
+    target: Path,
+    entry: StoreEntry,
+    may_replace: Callable[[StoreEntry, StoreEntry], bool] | None,
+) -> bool:
     """Rename a rank's folder to *target*; return False if a rank of another trace is there."""
     try:
         temporary.rename(target)
     except OSError:
         if not target.exists():
             raise
-        entry = read_entry(target)
-        return key is not None and entry is not None and entry.key == key
+    else:
+        return True
+    old = read_entry(target)
+    if old is None or may_replace is None or old.key == entry.key:
+        return old is not None and entry.key is not None and old.key == entry.key
+    if not may_replace(old, entry):
+        return False
+    aside = temporary.with_name(f"{temporary.name}.old")
+    target.rename(aside)
+    temporary.rename(target)
+    shutil.rmtree(aside, ignore_errors=True)
     return True
 
 

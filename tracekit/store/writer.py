@@ -14,14 +14,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tracekit._util.files import atomic_write, lock_temporary, remove_abandoned, temporary_prefix
+from tracekit._util.files import (
+    atomic_write,
+    is_locked_by_another,
+    lock_temporary,
+    remove_abandoned,
+    temporary_prefix,
+)
 from tracekit._util.os_errors import write_error
 from tracekit._version import __version__
 from tracekit.documents.coding import encode
 from tracekit.documents.store_manifest import STORE_FORMAT, StoreEntry, StoreManifest
-from tracekit.errors import InputError, Notice, OutputError
-from tracekit.parsers.source_refs import SourceRef, file_listing
-from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, with_checksum
+from tracekit.errors import Notice, OutputError
+from tracekit.parsers.source_refs import SourceRef
+from tracekit.store.files import (
+    MANIFEST,
+    is_store,
+    open_store,
+    rank_folder,
+    read_entry,
+    with_checksum,
+)
 from tracekit.store.recordings import holds_recordings
 
 MANIFEST_INTERVAL_S = 5.0
@@ -30,15 +43,42 @@ to a kill."""
 
 
 @contextlib.contextmanager
+def locked_target(target: Path) -> Iterator[None]:
+    """Keep *target* for this process while a store is written there; it is made if it does not exist.
+
+    Raise OutputError if another process writes a store there. A folder that is made and stays
+    empty is removed.
+    """
+    check_target(target)
+    is_new = not target.exists()
+    try:
+        target.mkdir(exist_ok=True)
+    except OSError as error:
+        raise write_error(error, target) from error
+    try:
+        with is_locked_by_another(target) as is_locked:
+            if is_locked:
+                raise OutputError(
+                    f"{target}: another process is writing a store there",
+                    hint="wait until it has ended",
+                )
+            yield
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # it holds a store now
+                target.rmdir()
+
+
+@contextlib.contextmanager
 def store_folder(target: Path, *, resume: bool) -> Iterator[Path]:
-    """Yield the folder to write ranks into: *target* itself, or one beside it if a store there is to be replaced."""
+    """Yield the folder to write ranks into: *target* itself, or one beside it if a store there is to be replaced.
+
+    *target* is an empty folder or a store (``locked_target``).
+    """
     if is_store(target) and not resume:
         with replace_store(target) as folder:
             yield folder
         return
-    check_target(target)
-    existed = target.exists()
-    target.mkdir(exist_ok=True)
     try:
         yield target
     finally:
@@ -46,9 +86,11 @@ def store_folder(target: Path, *, resume: bool) -> Iterator[Path]:
             open_store(target).entries or holds_recordings(target)
         )
         if is_empty:  # nothing was written: leave things as they were
-            shutil.rmtree(target, ignore_errors=True)
-            if existed:
-                target.mkdir()
+            for member in target.iterdir():
+                if member.is_dir():
+                    shutil.rmtree(member, ignore_errors=True)
+                else:
+                    member.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -82,33 +124,6 @@ def check_target(target: Path) -> None:
     if target.is_dir() and not is_store(target) and any(target.iterdir()):
         raise OutputError(
             f"{target}: holds other files and is not a store", hint="name a new or an empty folder"
-        )
-
-
-def check_same_run(target: Path, refs: Sequence[SourceRef]) -> None:
-    """Raise if the store at *target* holds another run: none of its ranks was read from any of the sources.
-
-    Args:
-        target: The folder to write; it may hold no store, or a damaged one, which may go.
-        refs: The sources of the new store.
-
-    """
-    if not is_store(target):
-        return
-    try:
-        stored = {entry.source.path for entry in open_store(target).entries}
-    except InputError:
-        return
-    source_paths: set[str] = set()
-    for ref in refs:
-        if ref.reader == "store":
-            source_paths.update(entry.source.path for entry in open_store(ref.path).entries)
-        else:
-            source_paths.add(ref.path)
-    if stored and not stored & source_paths:
-        problem = f"{target}: holds the store of another run{file_listing(stored, most=1)}"
-        raise OutputError(
-            problem, hint="choose another folder, or --overwrite (overwrite=True) to replace it"
         )
 
 
@@ -155,24 +170,37 @@ class StoreWriter:
     unchanged: list[SourceRef] = field(default_factory=list)
     """Sources that were in the store already and have not changed since."""
     complete: bool = False
+    outdated: dict[int, StoreEntry] = field(default_factory=dict)
+    """Ranks in the store whose source has changed since; each stays until it is read again."""
     written_s: float = 0.0
     """Time of the last write of the manifest, on the monotonic clock."""
+    _added: set[int] = field(default_factory=set)
+    _earlier_manifest: bytes | None = None
 
     def __enter__(self) -> StoreWriter:
+        with contextlib.suppress(FileNotFoundError):
+            self._earlier_manifest = (self.folder / MANIFEST).read_bytes()
         self.write()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.write()
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         for abandoned in self.folder.glob(".rank=*"):  # of workers that were killed
             shutil.rmtree(abandoned, ignore_errors=True)
+        if error_type is None:
+            self.write()
+        elif self._earlier_manifest is not None and not self._added:
+            with atomic_write(self.folder / MANIFEST) as temporary:  # as it was
+                temporary.write_bytes(self._earlier_manifest)
+        else:
+            self._keep_outdated()
+            self.write()
 
     def resume(self, refs: Sequence[SourceRef], key: Callable[[SourceRef], str]) -> list[SourceRef]:
         """Take over the ranks of sources that have not changed.
 
         Return the sources that must be read.
 
-        Ranks of changed sources are removed. Ranks of sources that are not among *refs* stay.
+        Ranks of changed sources are outdated. Ranks of sources that are not among *refs* stay.
 
         Args:
             refs: The sources of the store.
@@ -195,14 +223,34 @@ class StoreWriter:
         pending_paths = {ref.path for ref in pending}
         pending_ranks = {ref.rank for ref in pending}
         for folder, entry in entries_on_disk:
-            from_pending = entry is not None and (
-                entry.source.path in pending_paths or entry.rank in pending_ranks
-            )
-            if entry is None or (from_pending and entry.rank not in self.entries):
+            if entry is None:
                 shutil.rmtree(folder, ignore_errors=True)
+            elif entry.rank in self.entries:
+                continue
+            elif entry.source.path in pending_paths or entry.rank in pending_ranks:
+                self.outdated[entry.rank] = entry
             else:
-                self.entries.setdefault(entry.rank, entry)
+                self.entries[entry.rank] = entry
         return pending
+
+    def remove_outdated(self) -> None:
+        """Remove the ranks whose source has changed and could not be read again."""
+        for rank in self.outdated.keys() - self.entries.keys():
+            shutil.rmtree(rank_folder(self.folder, rank), ignore_errors=True)
+        self.outdated.clear()
+
+    def remove_added(self) -> None:
+        """Remove the ranks that were written since the store was opened."""
+        for rank in self._added:
+            self.entries.pop(rank, None)
+            shutil.rmtree(rank_folder(self.folder, rank), ignore_errors=True)
+        self._added.clear()
+
+    def _keep_outdated(self) -> None:
+        """List the outdated ranks that were not written again: the work was interrupted."""
+        for rank, entry in self.outdated.items():
+            if rank not in self.entries and read_entry(rank_folder(self.folder, rank)) == entry:
+                self.entries[rank] = entry
 
     def keep_stored_ranks(self) -> None:
         """Take over all ranks of the store, whatever became of their sources; remove unreadable ones."""
@@ -212,6 +260,7 @@ class StoreWriter:
         """Add ranks that were written."""
         for entry in entries:
             self.entries[entry.rank] = entry
+            self._added.add(entry.rank)
         if time.monotonic() - self.written_s > MANIFEST_INTERVAL_S:
             self.write()
 
