@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
 import pytest
 
-from tests.recorders import dump, entry, log_line, message, write_dumps, write_log
+from tests.recorders import batch_end, dump, entry, log_line, message, write_dumps, write_log
 from tracekit.errors import InputError
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.recordings import read_recordings
@@ -65,6 +66,36 @@ def test_a_dump_without_a_rank_is_named(tmp_path):
     (tmp_path / "dump.pickle").write_bytes(pickle.dumps(dump([entry(1)])))
     with pytest.raises(InputError, match=r"1 dump does not say the rank.*dump\.pickle"):
         read(tmp_path)
+
+
+def test_the_rank_is_the_last_number_of_a_name_with_a_host(tmp_path):
+    names = ("nccl_trace_rank_node02_5", "nccl_trace_rank_gpu-17.cluster_0", "comm_lib_12.json")
+    for number, name in enumerate(names):
+        content = dump([entry(1, at_ms=number)], ranks=range(16))
+        data = json.dumps(content).encode() if name.endswith("json") else pickle.dumps(content)
+        (tmp_path / name).write_bytes(data)
+    found = read(tmp_path)
+    assert [(source.rank, source.rank_from) for source in found.sources] == [
+        (0, "name"),
+        (5, "name"),
+        (12, "name"),
+    ]
+
+
+def test_two_hosts_that_each_count_from_0_are_told(tmp_path):
+    for number, host in enumerate(("node01", "node02")):
+        for rank in (0, 1):
+            content = dump([entry(1, at_ms=2 * number + rank)], ranks=range(4))
+            (tmp_path / f"nccl_trace_rank_{host}_{rank}").write_bytes(pickle.dumps(content))
+    with pytest.raises(InputError, match=r"rank 0 .* hosts that each count.*node01_0, .*node02_0"):
+        read(tmp_path)
+
+
+def test_what_messages_tell_is_believed_more_than_the_number_in_a_name(tmp_path):
+    content = dump([message(1, "send 1->0"), batch_end(2)])
+    (tmp_path / "dump_host7").write_bytes(pickle.dumps(content))
+    (source,) = read(tmp_path).sources
+    assert (source.rank, source.rank_from) == (1, "content")
 
 
 def test_a_message_tells_the_rank_of_a_dump_without_a_name(tmp_path):

@@ -22,6 +22,7 @@ from tracekit._util.text import counted, listing
 from tracekit.errors import InputError, Notice, NoticeValues, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.file_type import (
+    FLIGHT_RECORDER,
     HEAD_BYTES,
     NSIGHT_SUFFIXES,
     RECORDINGS,
@@ -35,6 +36,7 @@ from tracekit.parsers.rank_numbers import unknown_rank_error
 from tracekit.parsers.source_refs import (
     MAX_FOLDER_DEPTH,
     SourceRef,
+    last_number_in_name,
     number_by_position,
     rank_in_name,
 )
@@ -411,8 +413,13 @@ def _make_reference(
         return file_type
     rank = file_type.rank
     rank_from = "content"
-    if rank is None and (rank := rank_in_name(shown)) is not None:
-        rank_from = "name"
+    if rank is None:
+        rank = rank_in_name(shown)
+        if rank is None and file_type.reader == FLIGHT_RECORDER:
+            # PyTorch writes the rank last, behind a prefix and perhaps the name of the host.
+            rank = last_number_in_name(shown)
+        if rank is not None:
+            rank_from = "name"
     return SourceRef(path, file_type.reader, rank, rank_from, file_type.world_size, size, url=url)
 
 

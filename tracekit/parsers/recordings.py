@@ -19,7 +19,7 @@ from tracekit.errors import InputError, Notice, NoticeValues, TracekitError
 from tracekit.parsers import flight_recorder, nccl_inspector, remote
 from tracekit.parsers.file_type import FLIGHT_RECORDER, NCCL_INSPECTOR
 from tracekit.parsers.recording_checks import without_contradictions
-from tracekit.parsers.source_refs import SourceRef, file_listing
+from tracekit.parsers.source_refs import SourceRef, file_listing, name_before_number
 from tracekit.schema import COLLECTIVE_STATES, COLLECTIVES, ProcessGroup, RankCollectives, Recording
 
 RECORDING_READERS: Mapping[str, Callable[..., RankCollectives]] = {
@@ -126,7 +126,7 @@ def _merge_dumps(dumps: Sequence[RankCollectives]) -> list[RankCollectives]:
             by_rank[dump.source.rank].append(dump)
     if unknown:
         problem = f"{counted(len(unknown), 'dump')} {'does' if len(unknown) == 1 else 'do'} not say the rank"
-        hint = "put the rank into their names: nccl_trace_rank_0, nccl_trace_rank_1, …"
+        hint = "put the rank at the end of their names: nccl_trace_rank_0, nccl_trace_rank_1, …"
         raise InputError(f"{problem}{file_listing(unknown)}", hint=hint)
     return [_merge_rank(by_rank[rank]) for rank in sorted(by_rank)]
 
@@ -141,11 +141,7 @@ def _merge_rank(dumps: Sequence[RankCollectives]) -> RankCollectives:
     table = pl.concat([dump.collectives for dump in dumps])
     times_of_entry = table.group_by("id").agg(pl.col("enqueued_ns").n_unique())
     if (times_of_entry["enqueued_ns"] > 1).any():
-        source = dumps[0].source
-        problem = f"rank {source.rank} has dumps of several runs{file_listing([dump.source.path for dump in dumps])}"
-        raise InputError(
-            problem, hint=f"{_NAME_ONE_RUN}; of a run that was restarted, those of one start"
-        )
+        raise _different_dumps_error([dump.source for dump in dumps])
     progress_order = (
         pl.col("state")
         .cast(pl.String)
@@ -163,6 +159,17 @@ def _merge_rank(dumps: Sequence[RankCollectives]) -> RankCollectives:
     )
     latest = max(dumps, key=lambda dump: dump.collectives["id"].max() or 0)
     return RankCollectives(table, latest.source)
+
+
+def _different_dumps_error(sources: Sequence[Recording]) -> InputError:
+    """Return the error about dumps that differ and are of the same rank."""
+    origin = "several runs"
+    hint = f"{_NAME_ONE_RUN}; of a run that was restarted, those of one start"
+    if len({name_before_number(source.path) for source in sources}) > 1:
+        origin += ", or of hosts that each count from 0"
+        hint += "; of several hosts, put the rank of the run at the end of the names"
+    files = file_listing([source.path for source in sources])
+    return InputError(f"rank {sources[0].rank} has dumps of {origin}{files}", hint=hint)
 
 
 # Inspector logs

@@ -56,6 +56,30 @@ def rank_in_name(path: str) -> int | None:
     return None
 
 
+_LAST_NUMBER = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl|gz))*$", re.IGNORECASE)
+
+
+def last_number_in_name(path: str) -> int | None:
+    """Return the number that a file's name ends in, before its suffixes; None if it ends otherwise.
+
+    >>> last_number_in_name("dumps/nccl_trace_rank_node02_5"), last_number_in_name("node-7_12.json.gz")
+    (5, 12)
+    >>> last_number_in_name("run3/dump") is None
+    True
+    """
+    match = _LAST_NUMBER.search(path.replace("\\", "/").rpartition("/")[2])
+    return int(match[1]) if match else None
+
+
+def name_before_number(path: str) -> str:
+    """Return a file's name before the number that it ends in: what the dumps of one host have in common.
+
+    >>> name_before_number("dumps/nccl_trace_rank_node02_5.json")
+    'nccl_trace_rank_node02_'
+    """
+    return _LAST_NUMBER.sub("", path.replace("\\", "/").rpartition("/")[2])
+
+
 _POSITION_IN_NAME = re.compile(r"(?<![A-Za-z])(TP|DP|PP|EP)-(\d{1,6})(?!\d)")
 """Position of a server's process in each kind of parallelism, as in ``1716-TP-3-PP-0.trace.json.gz``."""
 
